@@ -165,7 +165,7 @@ func (e *env) replay(o replayOptions) error {
 	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
 	read := progress{what: "bytes read", of: size, begun: time.Now()}
-	if !e.outIsScreen || !e.json || o.summary { // else packets are shown there
+	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
 		read.to = e.screen
 	}
 	defer read.finish()

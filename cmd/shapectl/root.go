@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -44,9 +45,9 @@ type env struct {
 	getenv   func(string) string
 
 	// screen is err without escaping, for progress bars; nil if it is no terminal.
-	screen      io.Writer
-	outIsScreen bool // out is a terminal
-	columns     int  // width of that terminal; 0 if there is none
+	screen   io.Writer
+	terminal *os.File // out without escaping; nil if it is no terminal
+	columns  int      // width of that terminal; 0 if there is none
 
 	json    bool
 	netns   string // "" for that of the process
@@ -113,7 +114,9 @@ func (e *env) run(args []string) int {
 	if isTerminal(e.err) {
 		e.screen = e.err
 	}
-	e.outIsScreen, e.columns = isTerminal(e.out), e.columnsOf(e.out)
+	if e.columns = e.columnsOf(e.out); isTerminal(e.out) {
+		e.terminal = e.out.(*os.File)
+	}
 	out, told := plain.NewWriter(e.out), plain.NewWriter(e.err)
 	e.out, e.err = out, told
 	code := e.runPlain(args)
@@ -166,7 +169,7 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 // sentences writes a line for each rule, folded for a terminal.
 func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 	width := 0
-	if e.outIsScreen {
+	if e.terminal != nil {
 		width = e.columns
 	}
 	return func(w io.Writer) error { return rules.Sentences(w, width) }
@@ -248,7 +251,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}

@@ -22,17 +22,22 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question) {
 				}
 				continue
 			}
-			q.Address, q.Network = exampleOf(e.Prefix, func(a netip.Addr) netip.Prefix {
-				if route, err := netinfo.RouteTo(a); err == nil && route.Local {
-					return netip.PrefixFrom(a, a.BitLen()) // packets to this host itself pass no device
-				}
-				decides, _ := h.Set.Match(a)
-				return decides.Prefix
-			}), e.Prefix
+			q.Address, q.Network = Example(h, e.Prefix), e.Prefix
 			questions = append(questions, q)
 		}
 	}
 	return questions
+}
+
+// Example returns an address of the network of a rule.
+func Example(h *loader.Hook, network netip.Prefix) netip.Addr {
+	return exampleOf(network, func(a netip.Addr) netip.Prefix {
+		if route, err := netinfo.RouteTo(a); err == nil && route.Local {
+			return netip.PrefixFrom(a, a.BitLen()) // packets to this host itself pass no device
+		}
+		decides, _ := h.Set.Match(a)
+		return decides.Prefix
+	})
 }
 
 // exampleOf returns the first address of a network for hosts over which no narrower network

@@ -20,12 +20,12 @@ func Percent(p float64) string { return percentText(p) }
 // Wait is how long a packet would wait.
 func Wait(ns uint64) string { return about(ns) }
 
-// LevelPercent is how full the bucket that all packets of the rule share is; 0 if there is none.
-func (r *Rule) LevelPercent() float64 {
+// FullPercent is a level in percent of what a bucket of the rule and its queue hold; 0 if the rule has none.
+func (r *Rule) FullPercent(level uint64) float64 {
 	if r.CapacityBytes == nil {
 		return 0
 	}
-	return percentOf(r.LevelBytes, r.holds(*r.CapacityBytes))
+	return percentOf(level, r.holds(*r.CapacityBytes))
 }
 
 // IsShared reports whether one bucket has the rate, not one for each key.

@@ -38,8 +38,8 @@ func Presets() []Preset {
 		},
 		{
 			"ten-after-idle", "Fifteen after a long idle",
-			"An idle bucket is empty, and not more than empty: ten seconds without traffic save up no more than the burst of ten. The queue sends the ten one by one.",
-			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 10 * second, Packets: 15})},
+			"An idle bucket is empty, and not more than empty: however long nothing comes, no more than the burst of ten passes at once. The queue sends the ten one by one.",
+			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 3 * second, Packets: 15})},
 		},
 		{
 			"three-times", "Three times the rate",

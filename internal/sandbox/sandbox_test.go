@@ -262,8 +262,10 @@ func TestPresets(t *testing.T) {
 	for _, o := range run("five-a-second") {
 		says(o, "All 20 requests pass. The highest level is 1 of 10 requests.")
 	}
-	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 10 s. The highest level is 10 of 10 requests.")
+	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 3 s. The highest level is 10 of 10 requests.")
 	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms.")
+	says(run("three-times", "excess", "ecn")["gcra"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms. No sender allows ECN marks.")
+	says(run("three-times", "excess", "pass")["gcra"], "All 90 requests pass. 51 are excess and only counted.")
 	never := run("never-stops")["leaky"]
 	says(never, "14 of 90 requests pass; 76 are dropped")
 	if i := slices.Index(never.Packets.Verdict, "drop"); slices.Contains(never.Packets.Verdict[i:], "pass") {
@@ -329,7 +331,10 @@ func TestThinned(t *testing.T) {
 		Limit:   map[string]string{"rate": "1mbit", "capacity": "20kb", "excess": "ecn"},
 		Senders: []Sender{{Kind: "random", Bytes: 300, PacketsPerSecond: 1000, DurationNS: 5 * second, ECN: true}, {Kind: "on-off", Bytes: 900, PacketsPerSecond: 500, OnNS: 50 * millisecond, OffNS: second, DurationNS: 5 * second}},
 	}
-	for _, each := range []string{"all", "host"} {
+	for _, each := range []string{"all", "host", "host"} {
+		if r.Limit["each"] == "host" {
+			r.Limit["capacity"] = "1mb" // nothing is excess
+		}
 		r.Limit["each"] = each
 		for name, o := range answered(t, r) {
 			s, p, b := o.Summary, o.Packets, o.Bins

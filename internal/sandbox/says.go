@@ -41,6 +41,9 @@ func (r *Request) says(o *Outcome) string {
 	if s.DelayedPackets > 0 {
 		says = append(says, fmt.Sprintf("%s in the queue, for %s on average and %s at most.", wait(s.DelayedPackets), span(s.MeanDelayNS), span(s.LongestDelayNS)))
 	}
+	if o.rule.Excess == policy.ECN && s.ExcessPackets > 0 && !r.allowsMarks() {
+		says = append(says, "No sender allows ECN marks.")
+	}
 	if s.MarkedPackets > 0 {
 		says = append(says, fmt.Sprintf("%s marked by ECN.", are(s.MarkedPackets)))
 	}
@@ -61,6 +64,11 @@ func (r *Request) says(o *Outcome) string {
 		says = append(says, "By sender: "+strings.Join(parts, "; ")+".")
 	}
 	return strings.Join(says, " ")
+}
+
+// allowsMarks reports whether packets can be marked.
+func (r *Request) allowsMarks() bool {
+	return r.recorded != nil || slices.ContainsFunc(r.Senders, func(s Sender) bool { return s.ECN })
 }
 
 // level compares a level with the capacity, in requests if all have the same size.
@@ -114,15 +122,18 @@ func (r *Request) compare(all []Outcome) string {
 	if queue.Error != "" {
 		return says
 	}
-	switch g, q := gcra.Summary.DroppedPackets, queue.Summary.DroppedPackets; {
-	case q == 0 && g == 0:
+	g, q := &gcra.Summary, &queue.Summary
+	switch {
+	case g.OfferedPackets != q.OfferedPackets: // the senders react
+		says += fmt.Sprintf(" The queue passes %d instead of %d and drops %d instead of %d", q.PassedPackets, g.PassedPackets, q.DroppedPackets, g.DroppedPackets)
+	case q.DroppedPackets == 0 && g.DroppedPackets == 0:
 		says += " Nothing is dropped"
-	case q == g:
+	case q.DroppedPackets == g.DroppedPackets:
 		says += " The queue drops as many as GCRA"
 	default:
-		says += fmt.Sprintf(" The queue drops %d instead of %d", q, g)
+		says += fmt.Sprintf(" The queue drops %d instead of %d", q.DroppedPackets, g.DroppedPackets)
 	}
-	if longest := queue.Summary.LongestDelayNS; longest > 0 {
+	if longest := q.LongestDelayNS; longest > 0 {
 		return says + fmt.Sprintf(", and %ss wait in the queue for up to %s.", r.unit(), span(longest))
 	}
 	return says + "."

@@ -97,7 +97,7 @@ func (r *row) figures(full float64) {
 	r.use, r.dropped, r.lost = value(rule.UseBits), value(rule.DroppedBits), optional(rule.DroppedPercent)
 	r.percent, r.level = optional(rule.UsePercent), -1
 	if rule.RateBits != nil {
-		r.level = max(rule.LevelPercent(), full)
+		r.level = max(rule.FullPercent(rule.LevelBytes), full)
 	}
 }
 
@@ -223,7 +223,7 @@ func byTree(t *report.Top, sort, filter, root string) table {
 
 // byName are the names of rules, with the figures of both directions, and then the rules without one.
 func byName(t *report.Top, sort, filter string) table {
-	names, _ := t.Rules.ByName(t.Rules)
+	names, _ := report.Rules(t.Rules).ByName(t.Rules)
 	all := rowsOf(t)
 	index := make(map[string]int, len(names))
 	rows := make([]row, len(names), len(names)+8)

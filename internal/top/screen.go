@@ -2,6 +2,7 @@ package top
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -87,6 +88,14 @@ type column struct {
 	cell  func(*row) string
 	plot  bool
 	label bool // of the row, which knows how to be short
+}
+
+// text is the cell of a row.
+func (c *column) text(l look, r *row, width int) string {
+	if c.label {
+		return r.short(l, width)
+	}
+	return c.cell(r)
 }
 
 const (
@@ -277,12 +286,8 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 		if i > 0 {
 			b.WriteString(" ")
 		}
-		if c.label {
-			b.WriteString(m.look.fit(r.short(m.look, c.width), c.width, false))
-			continue
-		}
 		if !c.plot {
-			b.WriteString(m.look.fit(c.cell(r), c.width, !c.left))
+			b.WriteString(m.look.fit(c.text(m.look, r, c.width), c.width, !c.left))
 			continue
 		}
 		full := float64(0)
@@ -340,7 +345,7 @@ func (m *Model) Screen() string {
 // header is the lines above the table.
 func (m *Model) header() []string {
 	t := &m.top
-	parts := []string{m.look.styled(bold, "shapectl top"), plain.Line(m.host), t.Time.Format(time.TimeOnly)}
+	parts := []string{m.look.styled(bold, "shapectl top"), plain.Line(m.host), clock(t.Time)}
 	if m.interval() != time.Second {
 		parts = append(parts, "every "+m.interval().String())
 	}
@@ -352,7 +357,7 @@ func (m *Model) header() []string {
 		parts = append(parts, m.look.styled(waiting, "PAUSED"))
 	}
 	lines := []string{strings.Join(parts, "  ")}
-	pools, rules := t.Rules.Split()
+	pools, rules := report.Rules(t.Rules).Split()
 	says := plain.Count(len(rules), "rule")
 	if len(pools) > 0 {
 		says += ", " + plain.Count(len(pools), "pool")
@@ -392,6 +397,15 @@ func (m *Model) header() []string {
 	return lines
 }
 
+// clock is the time of day of a reading.
+func clock(text string) string {
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		return "" // there was no reading
+	}
+	return at.Format(time.TimeOnly)
+}
+
 // body is the table.
 func (m *Model) body(height int) []string {
 	f := m.frame()
@@ -403,18 +417,7 @@ func (m *Model) body(height int) []string {
 	if len(t.rows) == 0 {
 		return []string{"", "  " + m.none(f)}
 	}
-	head := strings.Repeat(" ", marks)
-	for i, c := range columns {
-		if i > 0 {
-			head += " "
-		}
-		title := c.head
-		if c.plot && c.width < len(title) {
-			title = strings.Replace(title, "LAST MINUTE", "LAST MIN", 1)
-		}
-		head += m.look.fit(title, c.width, !c.left)
-	}
-	lines := []string{m.look.styled(bold, head)}
+	lines := []string{m.look.styled(bold, m.head(columns))}
 	var buckets []string
 	if f.kind == allFrame {
 		buckets = m.preview(height)
@@ -434,6 +437,22 @@ func (m *Model) body(height int) []string {
 	return lines
 }
 
+// head is the line above the table.
+func (m *Model) head(columns []column) string {
+	head := strings.Repeat(" ", marks)
+	for i, c := range columns {
+		if i > 0 {
+			head += " "
+		}
+		title := c.head
+		if c.plot && c.width < len(title) {
+			title = strings.Replace(title, "LAST MINUTE", "LAST MIN", 1)
+		}
+		head += m.look.fit(title, c.width, !c.left)
+	}
+	return head
+}
+
 // Below the table are the fullest buckets, where there is room.
 const (
 	previewFrom = 16 // lines of the table
@@ -448,14 +467,7 @@ func (m *Model) preview(height int) []string {
 	}
 	t := ofBuckets(&m.top, "level", "")
 	columns := layout(m.columns(&frame{kind: bucketsFrame}), m.width-marks)
-	head := strings.Repeat(" ", marks)
-	for i, c := range columns {
-		if i > 0 {
-			head += " "
-		}
-		head += m.look.fit(c.head, c.width, !c.left)
-	}
-	lines := []string{m.look.styled(bold, head)}
+	lines := []string{m.look.styled(bold, m.head(columns))}
 	for i := range t.rows[:n] {
 		lines = append(lines, m.line(columns, &t.rows[i], false))
 	}
@@ -560,4 +572,46 @@ func (m *Model) keys() string {
 		text += "  " + key
 	}
 	return text
+}
+
+// Text writes a table of a reading without a screen, at most width columns wide; 0 is no limit.
+func Text(w io.Writer, t report.Top, o Options, width int) error {
+	m := New(nil, o)
+	m.width, m.look.utf8 = width, true
+	m.took(readingMsg{top: t})
+	var text strings.Builder
+	if len(t.Rules) == 0 {
+		text.WriteString("no rules\n")
+	}
+	m.writeRows(&text, m.columns(m.frame()), m.table.rows)
+	if buckets := ofBuckets(&m.top, Worst, "").rows; len(buckets) > 0 {
+		text.WriteString("\n")
+		m.writeRows(&text, m.columns(&frame{kind: bucketsFrame}), buckets)
+	}
+	if t.RevertsInNS != nil {
+		fmt.Fprintf(&text, "the last change is not confirmed: it reverts in %v\n", time.Duration(*t.RevertsInNS).Round(time.Second))
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// writeRows writes all rows, without a plot, which would have one point.
+func (m *Model) writeRows(text *strings.Builder, columns []column, rows []row) {
+	if len(rows) == 0 {
+		return
+	}
+	columns = slices.DeleteFunc(columns, func(c column) bool { return c.plot })
+	if m.width > 0 {
+		columns = layout(columns, m.width-marks)
+	} else {
+		for i := range columns {
+			for j := range rows {
+				columns[i].width = max(columns[i].width, ansi.StringWidth(columns[i].text(m.look, &rows[j], 1<<16)))
+			}
+		}
+	}
+	fmt.Fprintln(text, strings.TrimRight(m.head(columns), " "))
+	for i := range rows {
+		fmt.Fprintln(text, strings.TrimRight(m.line(columns, &rows[i], false), " "))
+	}
 }

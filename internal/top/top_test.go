@@ -318,7 +318,7 @@ func TestWorstFirst(t *testing.T) {
 	d.f.reading = func(second int) report.Top {
 		top := reading(t, second)
 		top.Rules = append(report.Rules{made{device: "eth9", prefix: "10.9.0.0/16", rate: 1e6, use: 1e6, dropped: 900e6}.rule(t, 1e9)}, top.Rules...)
-		return report.NewTop(top.Time, time.Second, top.Rules, top.Fullest, nil)
+		return report.NewTop(noon, time.Second, top.Rules, top.Fullest, nil)
 	}
 	d.read(1)
 	if !strings.HasPrefix(first(), " !eth9 egres") {

@@ -265,11 +265,11 @@ func (t *tab) key(key string, code int) {
 	}
 }
 
-// picture writes a picture of the whole page to a file.
+// picture writes a picture of the page to a file.
 func (t *tab) picture(path string) {
 	t.tb.Helper()
 	var got struct{ Data string }
-	t.call("Page.captureScreenshot", map[string]any{"format": "png", "captureBeyondViewport": true}, &got)
+	t.call("Page.captureScreenshot", map[string]any{"format": "png"}, &got)
 	png, err := base64.StdEncoding.DecodeString(got.Data)
 	testenv.Must(t.tb, err)
 	testenv.Must(t.tb, os.WriteFile(path, png, 0o644))

@@ -13,7 +13,6 @@ const orders = {
   worst: { of: worstFirst, down: true },
   name: { of: natural, down: false },
   use: { of: (a, b) => (b.passed || 0) - (a.passed || 0) || natural(a, b), down: true },
-  rate: { of: (a, b) => (b.r.rate_bits_per_second ?? Infinity) - (a.r.rate_bits_per_second ?? Infinity) || natural(a, b), down: true },
   refused: { of: (a, b) => (b.refused || 0) - (a.refused || 0) || natural(a, b), down: true },
   level: { of: (a, b) => (b.full ?? b.worst ?? 0) - (a.full ?? a.worst ?? 0) || natural(a, b), down: true },
 };
@@ -55,7 +54,7 @@ export class List {
     this.#table = h("table", { role: "table", "aria-label": tree ? "Pools with what is within them" : "Rules", tabindex: "-1" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
         head("name", tree ? "Pool or rule" : "Rule"), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
-        head("rate", "Rate", { class: "number col-rate" }), head("refused", "Refused now", { class: "number col-refused" }),
+        head("refused", "Refused now", { class: "number col-refused" }),
         h("th", { scope: "col", role: "columnheader", class: "col-spark" }, "Last minute"), head("level", "Bucket", { class: "col-level" }))),
       body);
     this.#found = h("span");
@@ -212,7 +211,6 @@ function makeRow(toggle) {
       h("span", { class: "place" })),
     h("td", { role: "cell", class: "col-state" }, h("span", { class: "pill" })),
     h("td", { role: "cell", class: "col-use" }, h("div", { class: "use-cell" }, h("div", { class: "figures" }, h("span"), h("span", { class: "muted small" })), h("span", { class: "bar", "aria-hidden": "true" }, h("span")))),
-    h("td", { role: "cell", class: "number col-rate" }),
     h("td", { role: "cell", class: "number col-refused" }, h("b"), h("span", { class: "share" })),
     h("td", { role: "cell", class: "col-spark" }, spark()),
     h("td", { role: "cell", class: "col-level" }, h("div", { class: "level-cell" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span")))));
@@ -230,7 +228,7 @@ export function rateText(r) {
 function updateRow(el, { row, depth, within, open }) {
   const r = row.r;
   setAttr(el, "class", `state-${row.state}`);
-  const [who, state, use, rateCell, refused, sparkCell, level] = el.children;
+  const [who, state, use, refused, sparkCell, level] = el.children;
   const link = who.querySelector("a");
   const title = visible(titleOf(r));
   if (link.dataset.title !== title) {
@@ -257,15 +255,14 @@ function updateRow(el, { row, depth, within, open }) {
   const [figures, bar] = use.firstChild.children;
   setText(figures.firstChild, bits(row.passed));
   const share = r.use_percent;
-  setText(figures.lastChild, share !== null && share !== undefined ? `${percent(share)} of rate` : row.worst !== null ? `fullest ${percent(row.worst * 100)}` : "");
+  setText(figures.lastChild, share !== null && share !== undefined ? `${percent(share)} of ${rateText(r)}` : rateText(r));
   fillBar(bar, row.ofRate, row.state);
-  setText(rateCell, rateText(r));
   setAttr(refused, "class", row.refused > 0 ? "number col-refused any" : "number col-refused");
   setText(refused.firstChild, row.refused > 0 ? bits(row.refused) : "");
   setText(refused.lastChild, row.refused > 0 ? (row.refusedPercent !== null ? `${percent(row.refusedPercent)} of packets` : "") : row.refused === 0 ? "0" : "–");
   drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("refused"), 60, row.isPool || r.use_percent === null ? 0 : (r.rate_bits_per_second ?? 0) / 4);
   const [text, levelBar] = level.firstChild.children;
-  setText(text, row.worst !== null ? percent(row.worst * 100) : row.full === null ? "" : r.level_bytes === 0 ? "empty" : percent(row.full * 100));
+  setText(text, row.worst !== null ? `fullest ${percent(row.worst * 100)}` : row.full === null ? "" : r.level_bytes === 0 ? "empty" : percent(row.full * 100));
   setAttr(text, "title", r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : null);
   fillBar(levelBar, row.worst ?? row.full, "level");
 }
@@ -287,7 +284,7 @@ class Tiles {
       return (part.el = h("div", { class: "tile" }, h("dt", null, label), part.figure, part.more, part.spark));
     };
     this.el = h("dl", { class: "tiles", "aria-label": "All rules together" },
-      tile("passed", "Passed now", true), tile("refused", "Refused now", true), tile("worst", "Rules that refuse"), tile("rules", "Rules in force"));
+      tile("passed", "Passed now", true), tile("refused", "Refused now", true), tile("worst", "Rules at their limit"), tile("rules", "Rules in force"));
   }
 
   update() {
@@ -303,7 +300,7 @@ class Tiles {
     figure(parts.passed.figure, bitsParts(passed.at(-1)));
     figure(parts.refused.figure, bitsParts(off));
     setText(parts.passed.more, "\u00a0");
-    setText(parts.refused.more, all > 0 ? `${percent((100 * off) / all)} of what is offered` : "\u00a0");
+    setText(parts.refused.more, all > 0 ? `${percent((100 * off) / all)} of offered` : "\u00a0");
     setAttr(parts.refused.el, "class", off > 0 ? "tile refusing" : "tile");
     drawSpark(parts.passed.spark, passed, null, 60);
     drawSpark(parts.refused.spark, passed.map(() => 0), refused, 60);
@@ -322,7 +319,7 @@ class Tiles {
     }
     const rules = this.#store.ruleCount;
     figure(parts.worst.figure, [grouped(refusing), ""]);
-    setText(parts.worst.more, near > 0 ? `${grouped(near)} more near their rate` : "none else near its rate");
+    setText(parts.worst.more, near > 0 ? `${grouped(near)} more near it` : "none else near it");
     figure(parts.rules.figure, [grouped(rules - out), ""]);
     setText(parts.rules.more, out > 0 ? `${grouped(out)} not in force` : pools > 0 ? plural(pools, "pool") : "no pools");
   }

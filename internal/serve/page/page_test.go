@@ -234,7 +234,7 @@ func TestPictures(t *testing.T) {
 	b := newBrowser(t)
 	for _, width := range []int{360, 820, 1440} {
 		for _, theme := range []string{"light", "dark"} {
-			b.size(width, 900, theme)
+			b.size(width, 1100, theme)
 			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events"} {
 				if only := os.Getenv("SHAPECTL_PICTURES_ONLY"); only != "" && !strings.Contains(fmt.Sprintf("%s-%d-%s", name, width, theme), only) {
 					continue

@@ -2,8 +2,8 @@
 // style.css, by their names without the dashes.
 import { h, s, setAttr, setText } from "./dom.js";
 
-const LEFT = 60;
-const RIGHT = 12;
+export const LEFT = 60; // of the axis, in pixels
+export const RIGHT = 12;
 const TOP = 12;
 const BOTTOM = 22;
 

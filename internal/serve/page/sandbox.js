@@ -1,7 +1,7 @@
 // The sandbox: fields make a request, the model of serve answers, and this draws the answer. It decides over no packet.
 import { byID, h, setAttr, setText, visible } from "./dom.js";
 import { get, post } from "./api.js";
-import { Plot } from "./plot.js";
+import { LEFT, Plot, RIGHT, ticks } from "./plot.js";
 import { bits, bytes, rate as rateText, grouped, percent } from "./units.js";
 
 const MS = 1e6;
@@ -170,7 +170,8 @@ function build() {
   buildLoad();
   byID("add").hidden = Boolean(asked.trace) || asked.senders.length >= catalogue.max_senders;
   byID("paste").hidden = Boolean(asked.trace);
-  setText(byID("why"), catalogue.presets.find((p) => p.name === presetName)?.why ?? "");
+  const preset = catalogue.presets.find((p) => p.name === presetName);
+  if (preset) setText(byID("why"), preset.why);
 }
 
 function buildLimit() {
@@ -179,7 +180,7 @@ function buildLimit() {
   const of = requestBytes();
   const perRequest = 8 * of;
   const rate = requests
-    ? slide({ label: "Rate, requests a second", text: "", lo: 1, hi: 1000, option: "rate", number: numberOf, write: String, onText: (t) => set("rate", numberOf(t) ? `${Math.round(numberOf(t) * perRequest)}bit` : t || "0") })
+    ? slide({ label: "Requests a second", text: "", lo: 1, hi: 1000, option: "rate", number: numberOf, write: String, onText: (t) => set("rate", numberOf(t) ? `${Math.round(numberOf(t) * perRequest)}bit` : t || "0") })
     : slide({ label: "Rate", text: l.rate ?? "", lo: 8e3, hi: 1e9, option: "rate", write: (v) => rateText(Math.round(v)), onText: (t) => set("rate", t) });
   const capacity = requests
     ? slide({ label: "Burst, requests", text: "", lo: 1, hi: 1000, option: "capacity", number: numberOf, write: (v) => String(Math.max(1, Math.round(v))), onText: (t) => set("capacity", numberOf(t) ? `${Math.round(numberOf(t) * of)}b` : t || "0") })
@@ -198,8 +199,8 @@ function buildLimit() {
   return h("fieldset", null, h("legend", null, "Limit"),
     rate.el, capacity.el,
     h("div", { class: "two" },
-      choice({ label: "Excess of the meters", option: "excess", value: l.excess ?? "drop", options: { drop: "dropped", ecn: "marked (ECN)", pass: "only counted" }, onValue: (v) => set("excess", v) }),
-      choice({ label: "Penalty (leaky)", option: "penalty", value: l.penalty ?? "none", options: { none: "none", fill: "fill", "100ms": "100 ms", "1s": "1 s", "10s": "10 s" }, onValue: (v) => set("penalty", v === "none" ? "" : v) }),
+      choice({ label: "Meters: excess is", option: "excess", value: l.excess ?? "drop", options: { drop: "dropped", ecn: "marked (ECN)", pass: "only counted" }, onValue: (v) => set("excess", v) }),
+      choice({ label: "Leaky: penalty", option: "penalty", value: l.penalty ?? "none", options: { none: "none", fill: "fill", "100ms": "100 ms", "1s": "1 s", "10s": "10 s" }, onValue: (v) => set("penalty", v === "none" ? "" : v) }),
       choice({ label: "A bucket for", option: "each", value: l.each ?? "all", options: { all: "all together", host: "each sender" }, onValue: (v) => set("each", v === "all" ? "" : v) }),
       choice({ label: "Fair shares", option: "share", value: l.share ?? "none", options: { none: "none", host: "of each sender" }, onValue: (v) => set("share", v === "none" ? "" : v) }),
     ));
@@ -217,7 +218,7 @@ function buildQueue() {
     choice({ label: "Algorithm", option: "algorithm", value: l.algorithm ?? "gcra", options: { gcra: "gcra: the burst leaves at once", leaky: "leaky: never faster than the rate" }, onValue: (v) => { set("algorithm", v); build(); } }),
     leaky ? h("p", { class: "small muted" }, "The burst is the length of the queue.") : length.el,
     h("div", { class: "two" },
-      entry({ label: "Mark beyond (ECN)", option: "ecn-above", value: l["ecn-above"] ?? "", placeholder: "half", onText: (t) => set("ecn-above", t) }),
+      entry({ label: "ECN mark beyond", option: "ecn-above", value: l["ecn-above"] ?? "", placeholder: "half", onText: (t) => set("ecn-above", t) }),
       !leaky && choice({ label: "Order", option: "order", value: l.order ?? "fifo", options: { fifo: "fifo", "sparse-first": "sparse first" }, onValue: (v) => set("order", v === "fifo" ? "" : v) }),
     ));
 }
@@ -299,7 +300,7 @@ const trim = (v) => String(Number(v.toPrecision(6)));
 
 function showExamples() {
   for (const b of byID("examples").querySelectorAll("button")) setAttr(b, "aria-pressed", String(b.dataset.name === presetName));
-  if (!presetName) setText(byID("why"), "");
+  if (!presetName) setText(byID("why"), "Your own case: its link has all values.");
 }
 
 function wrong(text) {
@@ -379,6 +380,9 @@ const time = (from, span) => (ns) => {
   return `${trim(Math.round(t) / 1e3)} µs`;
 };
 
+// fromBegin are round times since the begin of the load.
+const fromBegin = (lo, hi, n) => ticks(0, hi - lo, n + 2).map((t) => lo + t);
+
 // A Panel shows what one limit did.
 class Panel {
   constructor(name) {
@@ -447,17 +451,17 @@ class Panel {
       kind: o.levels.length > 1 ? "line" : "area", x: l.time_ns, y: l.level_bytes,
     }));
     const p = o.packets;
-    const pick = (name, color, keep, y) => {
+    const pick = (name, color, count, keep, y) => {
       const at = p.verdict.map((_, i) => i).filter(keep);
-      if (at.length) layers.push({ name, color, kind: "points", radius: 2.5, x: at.map((i) => p.time_ns[i]), y: at.map(y), text: (v, i) => `${grouped(p.bytes[at[i]])} bytes` });
+      if (at.length) layers.push({ name, color, kind: "points", radius: 2.5, x: at.map((i) => p.time_ns[i]), y: at.map(y), text: () => grouped(count) });
     };
     const bump = (i) => Math.min(p.level_before_bytes[i] + p.bytes[i], o.full_bytes * 1.06);
-    pick("marked", "delayed", (i) => p.verdict[i] === "mark", (i) => p.level_bytes[i]);
-    pick("dropped", "refused", (i) => p.verdict[i] === "drop", bump);
+    pick("marked", "delayed", o.summary.marked_packets, (i) => p.verdict[i] === "mark", (i) => p.level_bytes[i]);
+    pick("dropped", "refused", o.summary.dropped_packets, (i) => p.verdict[i] === "drop", bump);
     const marks = [{ name: o.name === "queue" ? "full" : "burst", color: "ceiling", y: o.full_bytes, dash: [6, 4] }];
     if (o.name === "queue" && o.burst_bytes > 0 && o.burst_bytes < o.full_bytes) marks.push({ name: "burst, then the queue", color: "muted", y: o.burst_bytes, dash: [2, 3] });
     const yMax = 1.08 * Math.max(o.full_bytes, o.summary.highest_level_bytes);
-    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
+    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
   }
 
   // showRates shows what passes over time, in parts with some packets each.
@@ -466,7 +470,7 @@ class Panel {
     this.ratesBox.hidden = !enough;
     if (!enough) return;
     const b = o.bins;
-    const each = Math.max(2, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
+    const each = Math.max(6, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
     const x = [];
     const offered = [];
     const passed = [];
@@ -478,7 +482,7 @@ class Panel {
       passed.push((sum(b.passed_bytes) * 8e9) / width);
     }
     this.rates.draw({
-      x0: this.from, x1: this.until, xText: time(this.from, this.until - this.from), yText: bits,
+      x0: this.from, x1: this.until, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: bits,
       layers: [{ name: "offered", color: "refused", kind: "line", x, y: offered }, { name: o.name === "queue" ? "leaves" : "passes", color: "passed", kind: "area", x, y: passed }],
       marks: [{ name: "rate", color: "ceiling", y: o.summary.rate_bits_per_second, dash: [6, 4], text: rateText(o.summary.rate_bits_per_second) }],
       says: `${percent((100 * o.summary.passed_bytes) / Math.max(1, o.summary.offered_bytes))} of the bytes pass.`,
@@ -500,8 +504,6 @@ class Panel {
     c.setTransform(dots, 0, 0, dots, 0, 0);
     c.font = `12px ${style.fontFamily}`;
     c.textBaseline = "middle";
-    const LEFT = 58;
-    const RIGHT = 12;
     const w = width - LEFT - RIGHT;
     const px = (ns) => LEFT + ((ns - this.from) / (this.until - this.from)) * w;
     const p = o.packets;
