@@ -260,8 +260,8 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
 		return
 	}
-	asText := c.name == "export" && strings.Contains(r.Header.Get("Accept"), "yaml")
-	if !asText {
+	kind := textFor(c, r.Header.Get("Accept"))
+	if kind == "" {
 		line = append([]string{"-j"}, line...)
 	}
 	told := new(messages)
@@ -290,8 +290,8 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 	w.WriteHeader(status(code, e.cause))
 	switch {
-	case w.Len() > 0 && asText:
-		h.Set("Content-Type", "application/yaml; charset=utf-8")
+	case w.Len() > 0 && kind != "":
+		h.Set("Content-Type", kind+"; charset=utf-8")
 	case w.Len() > 0 && c.lines != nil && c.lines(given):
 		h.Set("Content-Type", "application/x-ndjson")
 	case w.Len() == 0 && told.last == nil && e.cause != nil:
@@ -301,6 +301,17 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	case w.Len() == 0:
 		w.Write(told.last)
 	}
+}
+
+// textFor is the kind of text that a client wants instead of JSON; "" for JSON. An explanation is for people first.
+func textFor(c apiCommand, accept string) string {
+	switch {
+	case c.name == "export" && strings.Contains(accept, "yaml"):
+		return "application/yaml"
+	case c.name == "explain" && strings.HasPrefix(accept, "text/plain"):
+		return "text/plain"
+	}
+	return ""
 }
 
 // requested is the command line of a request, and keeps its contents.

@@ -95,7 +95,13 @@ func (e *env) newServer(o serveOptions) (*serve.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
+	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
+	a.addTo(s)
+	options, err := e.options()
+	if err != nil {
+		return nil, err
+	}
+	a.addPage(s, options)
 	return s, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv/browser"
 )
 
 // A fake answers as the API of serve does, about rules that do not exist.
@@ -231,10 +232,10 @@ func TestPictures(t *testing.T) {
 	rules, buckets := town()
 	f := newFake(t, rules)
 	f.buckets, f.events = buckets, happened
-	b := newBrowser(t)
+	b := browser.New(t)
 	for _, width := range []int{360, 820, 1440} {
 		for _, theme := range []string{"light", "dark"} {
-			b.size(width, 1100, theme)
+			b.Size(width, 1100, theme)
 			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events"} {
 				if only := os.Getenv("SHAPECTL_PICTURES_ONLY"); only != "" && !strings.Contains(fmt.Sprintf("%s-%d-%s", name, width, theme), only) {
 					continue
@@ -243,16 +244,16 @@ func TestPictures(t *testing.T) {
 				if name == "pools" || name == "rule" {
 					f.set(func() { f.reverts = new(uint64(47e9)) })
 				}
-				b.open(f.URL + "/?" + name + hash)
-				b.until("the view", "document.querySelector('.tile, .events')")
+				b.Open(f.URL + "/?" + name + hash)
+				b.Until("the view", "document.querySelector('.tile, .events')")
 				time.Sleep(4 * time.Second)
 				if name == "hosts" {
-					b.click(".ask button")
+					b.Click(".ask button")
 					time.Sleep(time.Second)
 				}
-				b.picture(filepath.Join(dir, fmt.Sprintf("page-%s-%d-%s.png", name, width, theme)))
+				b.Picture(filepath.Join(dir, fmt.Sprintf("page-%s-%d-%s.png", name, width, theme)))
 			}
 		}
 	}
-	b.harmless(f.URL)
+	b.Harmless(f.URL)
 }
