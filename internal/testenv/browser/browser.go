@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -264,8 +265,16 @@ func (t *Tab) Click(selector string) {
 // Key presses a key.
 func (t *Tab) Key(key string, code int) {
 	t.tb.Helper()
-	for _, kind := range []string{"rawKeyDown", "keyUp"} {
-		t.Call("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}, nil)
+	text := map[bool]string{true: key}[len(key) == 1]
+	if key == "Enter" {
+		text = "\r"
+	}
+	for _, kind := range []string{"keyDown", "keyUp"} {
+		event := map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
+		if kind == "keyDown" && text != "" {
+			event["text"] = text
+		}
+		t.Call("Input.dispatchKeyEvent", event, nil)
 	}
 }
 
@@ -279,7 +288,33 @@ func (t *Tab) Picture(path string) {
 	testenv.Must(t.tb, os.WriteFile(path, png, 0o644))
 }
 
-// Harmless ends the test if something went wrong in the page, or if it asked another host.
+// Roles are the lines "role name" of the accessibility tree.
+func (t *Tab) Roles() string {
+	t.tb.Helper()
+	var got struct {
+		Nodes []struct {
+			Ignored    bool
+			Role, Name struct{ Value any }
+		}
+	}
+	t.Call("Accessibility.getFullAXTree", nil, &got)
+	lines := "\n"
+	for _, n := range got.Nodes {
+		if !n.Ignored {
+			lines += fmt.Sprintln(n.Role.Value, n.Name.Value)
+		}
+	}
+	return lines
+}
+
+// Problems are what the console said.
+func (t *Tab) Problems() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.problems)
+}
+
+// Harmless fails the test if something went wrong in the page, or if it asked another host.
 func (t *Tab) Harmless(base string) {
 	t.tb.Helper()
 	t.mu.Lock()
