@@ -414,7 +414,7 @@ func TestStates(t *testing.T) {
 	b.Until("a rule that is not in force", "document.querySelector('.banner.bad')?.innerText.includes('not in force')")
 	f.Listener.Close()
 	f.CloseClientConnections()
-	b.Until("no server", "document.querySelector('.banner.bad')?.innerText.includes('does not answer since')")
+	b.Until("no server", "document.getElementById('notices').innerText.includes('does not answer since')")
 	b.Until("the state", "document.getElementById('live').innerText === 'no answer'")
 }
 

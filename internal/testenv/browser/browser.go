@@ -317,11 +317,17 @@ func (t *Tab) Problems() []string {
 // Harmless fails the test if something went wrong in the page, or if it asked another host.
 func (t *Tab) Harmless(base string) {
 	t.tb.Helper()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, p := range t.problems {
+	for _, p := range t.Problems() {
 		t.tb.Errorf("the console says: %s", p)
 	}
+	t.OnlyAsked(base)
+}
+
+// OnlyAsked fails the test if the page asked another host.
+func (t *Tab) OnlyAsked(base string) {
+	t.tb.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, url := range t.requested {
 		if !strings.HasPrefix(url, base) && url != "about:blank" {
 			t.tb.Errorf("the page asked for %s", url)
