@@ -211,6 +211,14 @@ type api struct {
 	say      func(string)
 }
 
+// getenv hides the service manager from commands: it hears of serve.
+func (a *api) getenv(name string) string {
+	if name == "NOTIFY_SOCKET" {
+		return ""
+	}
+	return a.env.getenv(name)
+}
+
 // addTo plugs the API into a server.
 func (a *api) addTo(s *serve.Server) {
 	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
@@ -251,7 +259,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		netns = other[0]
 		delete(given, "netns")
 	}
-	e := &env{in: strings.NewReader(""), getenv: a.env.getenv, contents: map[string][]byte{}}
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}}
 	if !c.changes {
 		e.ctx = r.Context()
 	}
@@ -260,11 +268,12 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
 		return
 	}
-	kind := textFor(c, r.Header.Get("Accept"))
-	if kind == "" {
+	accepted := r.Header.Get("Accept")
+	asText := strings.HasPrefix(accepted, "text/plain") || c.name == "export" && strings.Contains(accepted, "yaml")
+	told := &messages{text: asText}
+	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
-	told := new(messages)
 	e.out, e.err = w, told
 	code := exitKernel
 	err = loader.In(netns, func() error {
@@ -290,10 +299,14 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 	w.WriteHeader(status(code, e.cause))
 	switch {
-	case w.Len() > 0 && kind != "":
-		h.Set("Content-Type", kind+"; charset=utf-8")
+	case w.Len() > 0 && asText && c.name == "export":
+		h.Set("Content-Type", "application/yaml; charset=utf-8")
+	case w.Len() > 0 && asText:
+		h.Set("Content-Type", "text/plain; charset=utf-8")
 	case w.Len() > 0 && c.lines != nil && c.lines(given):
 		h.Set("Content-Type", "application/x-ndjson")
+	case w.Len() == 0 && told.line != "":
+		serve.Fail(w, status(code, e.cause), code, "%s", told.line)
 	case w.Len() == 0 && told.last == nil && e.cause != nil:
 		serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
 	case w.Len() == 0 && told.last == nil:
@@ -301,17 +314,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	case w.Len() == 0:
 		w.Write(told.last)
 	}
-}
-
-// textFor is the kind of text that a client wants instead of JSON; "" for JSON. An explanation is for people first.
-func textFor(c apiCommand, accept string) string {
-	switch {
-	case c.name == "export" && strings.Contains(accept, "yaml"):
-		return "application/yaml"
-	case c.name == "explain" && strings.HasPrefix(accept, "text/plain"):
-		return "text/plain"
-	}
-	return ""
 }
 
 // requested is the command line of a request, and keeps its contents.
@@ -339,8 +341,10 @@ func (e *env) requested(c apiCommand, given arguments) (line []string, err error
 	return append(strings.Fields(c.name), line...), err
 }
 
-// Messages are what a command writes on stderr with -j: an object on each line.
+// Messages are what a command writes on stderr: with -j, an object on each line.
 type messages struct {
+	text bool   // without -j
+	line string // the last one, then
 	last []byte // the last error
 	all  []json.RawMessage
 	size int
@@ -358,6 +362,10 @@ func (m *messages) Write(text []byte) (int, error) {
 			return len(text), nil
 		}
 		m.part = rest
+		if m.text {
+			m.line = string(bytes.TrimPrefix(line, []byte("shapectl: ")))
+			continue
+		}
 		var object struct{ Error string }
 		if json.Unmarshal(line, &object) != nil {
 			continue

@@ -346,7 +346,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
-		r, err := o.limit.tinyRule(p, in.L2Bytes())
+		r, err := o.limit.Tiny(p, in.L2Bytes())
 		if err != nil {
 			return l, err
 		}

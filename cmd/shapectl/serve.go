@@ -1,10 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -18,9 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/reconciler"
+	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
+	"github.com/shapectl/shapectl/internal/serve/page"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
@@ -90,19 +96,49 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 }
 
 // newServer makes the server with all its parts.
-func (e *env) newServer(o serveOptions) (*serve.Server, error) {
+func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, error) {
 	s, err := serve.New(o.Options)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
-	a.addTo(s)
-	options, err := e.options()
-	if err != nil {
-		return nil, err
-	}
-	a.addPage(s, options)
+	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
+	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
+	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("/", serve.Static, page.Handler())
 	return s, nil
+}
+
+const (
+	topInterval = time.Second
+	topFullest  = 20
+)
+
+// topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
+func (e *env) topHandler(options loader.Options) http.Handler {
+	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: topFullest}, topInterval)
+	var mu sync.Mutex
+	var last *measure.Reading
+	var text []byte
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		now, err := live.Latest(r.Context())
+		if now == nil {
+			err = fmt.Errorf("top: %w", e.advise(err))
+			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		mu.Lock()
+		if now != last {
+			var all bytes.Buffer
+			must(json.NewEncoder(&all).Encode(now.Top()))
+			last, text = now, all.Bytes()
+		}
+		answer := text
+		mu.Unlock()
+		w.Write(answer)
+	})
 }
 
 func (e *env) serve(o serveOptions) error {
@@ -128,7 +164,7 @@ func (e *env) serve(o serveOptions) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 
-	s, err := e.newServer(o)
+	s, err := e.newServer(o, options)
 	if err != nil {
 		return inputf("serve: %w", err)
 	}

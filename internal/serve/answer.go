@@ -167,7 +167,9 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 		return r, false
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or a long answer would seem to have lost its client
-	return r.WithContext(context.WithValue(r.Context(), bodyKey{}, text)), true
+	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
+	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that know nothing of Body
+	return r, true
 }
 
 // streamed calls a handler whose answer ends when the client leaves or the server stops.
