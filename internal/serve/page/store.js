@@ -109,7 +109,8 @@ export class Store {
   // add takes a reading. It returns false for one that it has already.
   add(top) {
     const at = Date.parse(top.time);
-    if (!Array.isArray(top.rules) || Number.isNaN(at)) throw new Error("the answer has no rules");
+    const rules = top.rules ?? [];
+    if (!Array.isArray(rules) || Number.isNaN(at)) throw new Error("this is no answer of shapectl");
     if (at === this.at) return false;
     const worst = new Map();
     this.buckets = top.fullest_buckets ?? [];
@@ -122,7 +123,7 @@ export class Store {
     this.children = new Map();
     let passed = 0;
     let refused = 0;
-    for (const r of top.rules) {
+    for (const r of rules) {
       const key = keyOf(r);
       const row = left.get(key) ?? new Row(key);
       row.watched = key === this.#watched;
