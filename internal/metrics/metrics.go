@@ -26,6 +26,11 @@ type Options struct {
 	OnError func(error) // is told of a reading that failed, unless the one before failed in the same way
 }
 
+// What is what an exporter needs of a reading, with the levels of so many of the fullest buckets.
+func What(buckets int) measure.What {
+	return measure.What{Fullest: buckets, Slots: true, Active: true}
+}
+
 // An Exporter answers scrapes.
 type Exporter struct {
 	o      Options
