@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -37,7 +38,8 @@ func newRig(t *testing.T, buckets int) *rig {
 	r := &rig{T: t, options: loader.Options{BPFFS: testenv.BPFFS(t)}}
 	testenv.Veth(t, "va", "vb")
 	r.sender = testenv.NewSender(t, "va")
-	reader := &measure.Reader{Options: r.options}
+	here := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()) // as scrapes come on other threads
+	reader := &measure.Reader{Options: r.options, Netns: here}
 	t.Cleanup(reader.Close)
 	r.exporter = metrics.New(metrics.Options{
 		Read:    func() (*measure.Reading, error) { return reader.Read(metrics.What(buckets)) },
