@@ -1,0 +1,197 @@
+package metrics
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	counter = dto.MetricType_COUNTER
+	gauge   = dto.MetricType_GAUGE
+)
+
+// A figure is a metric of things such as rules. It has no value for those for which that would mean nothing.
+type figure[T any] struct {
+	name  string // without the prefix
+	kind  dto.MetricType
+	help  string
+	value func(T) (v float64, ok bool)
+}
+
+const (
+	rulePrefix = "shapectl_rule_"
+	poolPrefix = "shapectl_pool_"
+)
+
+// Labels are in the order of their names.
+var (
+	ruleLabels = []string{"device", "direction", "network"}
+	poolLabels = []string{"pool"}
+)
+
+// These are counted by rules and pools alike.
+var counted = []figure[*report.Rule]{
+	count("passed_bytes_total", "Bytes that passed.", always, func(r *report.Rule) uint64 { return r.PassedBytes }),
+	count("passed_packets_total", "Packets that passed.", always, func(r *report.Rule) uint64 { return r.PassedPackets }),
+	count("excess_bytes_total", "Bytes of packets that did not conform, whatever happened to them then.", always, func(r *report.Rule) uint64 { return r.ExcessBytes }),
+	count("excess_packets_total", "Packets that did not conform, whatever happened to them then.", always, func(r *report.Rule) uint64 { return r.ExcessPackets }),
+	count("delayed_bytes_total", "Bytes of packets that were queued. Only where excess packets are delayed.", delays, func(r *report.Rule) uint64 { return r.DelayedBytes }),
+	count("delayed_packets_total", "Packets that were queued. Only where excess packets are delayed.", delays, func(r *report.Rule) uint64 { return r.DelayedPackets }),
+	count("marked_packets_total", "Packets that were marked by ECN. Only where packets may be marked.", marks, func(r *report.Rule) uint64 { return r.MarkedPackets }),
+	count("contended_packets_total", "Packets whose bucket could not be updated in time.", always, func(r *report.Rule) uint64 { return r.ContendedPackets }),
+	count("guaranteed_bytes_total", "Bytes, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(r *report.Rule) uint64 { return r.GuaranteedBytes }),
+	count("guaranteed_packets_total", "Packets, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(r *report.Rule) uint64 { return r.GuaranteedPackets }),
+}
+
+// These are the parameters of rules and pools, and what they are now.
+var known = []figure[*report.Rule]{
+	now("rate_bits_per_second", "The rate. Not of rules that are unlimited or have only the rate of their pool.", func(r *report.Rule) *uint64 { return r.RateBits }),
+	now("capacity_bytes", "The burst: how many bytes a bucket can hold.", func(r *report.Rule) *uint64 { return r.CapacityBytes }),
+	now("guarantee_bits_per_second", "The guarantee. Only of those that have one.", func(r *report.Rule) *uint64 { return r.GuaranteeBits }),
+	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(r *report.Rule) *uint64 {
+		like := policy.Rule{Within: policy.Within(r.Within), Label: policy.Label{Note: r.Note}}
+		g, waits := like.WaitingGuarantee()
+		if !waits || r.GuaranteeBits != nil {
+			return nil
+		}
+		return (*uint64)(&g)
+	}),
+	now("level_bytes", "Bytes in the shared bucket now; in the spill bucket where hosts, subnets or flows have buckets of their own.", func(r *report.Rule) *uint64 {
+		if r.CapacityBytes == nil {
+			return nil
+		}
+		return &r.LevelBytes
+	}),
+	now("active_sharers", "How many have a part of the fair shares now. Only where there are shares.", func(r *report.Rule) *uint64 { return r.ActiveSharers }),
+}
+
+var ofRules = slices.Concat(counted, []figure[*report.Rule]{
+	count("dropped_bytes_total", "Bytes of packets that were dropped, by the rule or by a pool above it.", always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
+	count("dropped_packets_total", "Packets that were dropped, by the rule or by a pool above it.", always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
+	count("exempt_packets_total", "Packets of IPv6 neighbour discovery, which no rule limits. Only of IPv6 rules.", ipv6, func(r *report.Rule) uint64 { return r.ExemptPackets }),
+	count("spilled_packets_total", "Packets that were charged to the spill bucket, as the bucket table had no room for their key. Only where hosts, subnets or flows have buckets of their own.", hasBuckets, func(r *report.Rule) uint64 { return r.SpilledPackets }),
+	count("shadow_seen_bytes_total", "Bytes that the shadow limit saw. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.SeenBytes }),
+	count("shadow_refused_bytes_total", "Bytes that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedBytes }),
+	count("shadow_refused_packets_total", "Packets that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedPackets }),
+	now("active_buckets", "Hosts, subnets or flows whose bucket is not empty. Only where they have buckets of their own.", func(r *report.Rule) *uint64 {
+		if !hasBuckets(r) {
+			return nil
+		}
+		return r.ActiveBuckets
+	}),
+}, known)
+
+var ofPools = slices.Concat(counted, []figure[*report.Rule]{
+	count("refused_bytes_total", "Bytes of packets that the pool itself refused.", always, func(r *report.Rule) uint64 { return r.RefusedBytes }),
+	count("refused_packets_total", "Packets that the pool itself refused.", always, func(r *report.Rule) uint64 { return r.RefusedPackets }),
+	count("dropped_bytes_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
+	count("dropped_packets_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
+}, known)
+
+const droppedOfPool = "What the rules within the pool lost, whoever dropped it, since serve was started."
+
+// count is a counter. A rule that cannot count it has none, unless it did when it had other parameters.
+func count(name, help string, can func(*report.Rule) bool, of func(*report.Rule) uint64) figure[*report.Rule] {
+	return figure[*report.Rule]{name, counter, help, func(r *report.Rule) (float64, bool) {
+		if can(r) {
+			return float64(of(r)), true
+		}
+		return 0, false
+	}}
+}
+
+// now is a gauge; nil is unknown.
+func now(name, help string, of func(*report.Rule) *uint64) figure[*report.Rule] {
+	return figure[*report.Rule]{name, gauge, help, func(r *report.Rule) (float64, bool) {
+		if v := of(r); v != nil {
+			return float64(*v), true
+		}
+		return 0, false
+	}}
+}
+
+func always(*report.Rule) bool   { return true }
+func delays(r *report.Rule) bool { return r.QueueBytes > 0 || r.DelayedPackets > 0 }
+func marks(r *report.Rule) bool {
+	return r.Excess == "ecn" || r.ECNAboveNS != nil || r.MarkedPackets > 0
+}
+func guarantees(r *report.Rule) bool { return r.GuaranteeBits != nil }
+func ipv6(r *report.Rule) bool       { return strings.Contains(r.CIDR, ":") }
+func hasBuckets(r *report.Rule) bool { return r.Each != "all" && !r.Unlimited || r.SpilledPackets > 0 }
+func hasShadow(r *report.Rule) bool  { return r.Shadow != nil }
+
+// These are of everything together.
+var whole = []figure[*scrape]{
+	one("up", gauge, "1 if all rules and pools could be read, else 0. Then only some of them, or none, have metrics.", func(s *scrape) float64 { return truth(s.err == nil) }),
+	one("rules", gauge, "Rules.", func(s *scrape) float64 { return float64(len(s.rules)) }),
+	one("pools", gauge, "Pools.", func(s *scrape) float64 { return float64(len(s.pools)) }),
+	one("change_pending", gauge, "1 while a change waits to be confirmed, else 0.", func(s *scrape) float64 { return truth(s.RevertsInNS != nil) }),
+	{"change_reverts_timestamp_seconds", gauge, "When the pending change reverts, in seconds since 1970. Only while one is pending.", func(s *scrape) (float64, bool) {
+		if s.RevertsInNS == nil {
+			return 0, false
+		}
+		return float64(s.Time.Add(time.Duration(*s.RevertsInNS)).UnixMilli()) / 1e3, true
+	}},
+	one("buckets_in_use", gauge, "Slots of the bucket table that are in use: by hosts, subnets, flows and sharers.", func(s *scrape) float64 { return float64(s.Slots.InUse) }),
+	one("buckets_size", gauge, "Slots of the bucket table. Until there is a rule that needs buckets, it has none.", func(s *scrape) float64 { return float64(s.Slots.All) }),
+	one("scrape_duration_seconds", gauge, "How long it took to read what was counted.", func(s *scrape) float64 { return s.took.Seconds() }),
+	one("scrape_errors_total", counter, "Readings that failed, at least in part.", func(s *scrape) float64 { return float64(s.errors) }),
+}
+
+func one(name string, kind dto.MetricType, help string, of func(*scrape) float64) figure[*scrape] {
+	return figure[*scrape]{name, kind, help, func(s *scrape) (float64, bool) { return of(s), true }}
+}
+
+func truth(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// A labelled metric has values with labels of its own.
+type labelled struct {
+	name, help string
+	labels     []string // in the order of their names
+}
+
+var (
+	buildInfo   = labelled{"shapectl_build_info", "1, with the version, the layout of its pins, and the Go release that it was built with.", []string{"goversion", "layout", "version"}}
+	attached    = labelled{"shapectl_attached", "1 if the rules of the device and direction are in force, else 0. Not where that takes a permission that serve lacks.", []string{"device", "direction"}}
+	bucketLevel = labelled{"shapectl_bucket_level_bytes", "Bytes in the fullest buckets; --metrics-buckets says how many.", []string{"device", "direction", "key", "network"}}
+	ruleInfo    = labelled{"shapectl_rule_info", "1, with what may change of a rule while its counters go on. pool is the pool that it is within.", []string{"algorithm", "device", "direction", "each", "excess", "name", "network", "plan", "pool"}}
+	poolInfo    = labelled{"shapectl_pool_info", "1, with what may change of a pool while its counters go on. within is the pool above it.", []string{"plan", "pool", "share", "within"}}
+)
+
+// A Metric is what the reference says of a metric.
+type Metric struct {
+	Name, Type string
+	Labels     []string
+	Help       string
+}
+
+// All are the metrics of shapectl. Those of the Go runtime and of the process come with client_golang.
+func All() (all []Metric) {
+	add := func(m labelled) { all = append(all, Metric{m.name, "gauge", m.labels, m.help}) }
+	add(buildInfo)
+	all = append(all, metricsOf("shapectl_", nil, whole)...)
+	add(attached)
+	add(bucketLevel)
+	add(ruleInfo)
+	all = append(all, metricsOf(rulePrefix, ruleLabels, ofRules)...)
+	add(poolInfo)
+	return append(all, metricsOf(poolPrefix, poolLabels, ofPools)...)
+}
+
+func metricsOf[T any](prefix string, labels []string, figures []figure[T]) (all []Metric) {
+	for _, f := range figures {
+		all = append(all, Metric{prefix + f.name, strings.ToLower(f.kind.String()), labels, f.help})
+	}
+	return all
+}
