@@ -662,6 +662,9 @@ func (m *Model) explain() tea.Cmd {
 	}
 }
 
+// mostSaid is how many lines of an answer are shown below the table, rather than on a page.
+const mostSaid = 3
+
 // done shows what a command said.
 func (m *Model) done(msg doneMsg) {
 	m.busy = ""
@@ -669,11 +672,11 @@ func (m *Model) done(msg doneMsg) {
 	if msg.err != nil {
 		text = strings.TrimSpace(text + "\n" + msg.err.Error())
 	}
-	if msg.long || msg.err != nil || strings.Contains(text, "\n") || len(text) > m.width {
+	if msg.long || msg.err != nil || strings.Count(text, "\n") > mostSaid {
 		m.show(text)
 		return
 	}
-	m.message = plain.Line(text)
+	m.message = plain.Line(strings.Join(strings.Split(text, "\n"), "; "))
 }
 
 // show shows a page.
