@@ -15,7 +15,7 @@
 
 #define NEXT TC_ACT_UNSPEC
 
-#define STAMPS 8 /* segments of a direction whose acknowledgement is awaited, a power of two */
+#define STAMPS 8 /* segments of a direction whose acknowledgement is awaited */
 #define STAMP_NS (10ULL * 1000 * 1000 * 1000) /* an acknowledgement that takes longer is none */
 #define SAMPLE_NS (10ULL * 1000 * 1000) /* between two samples of one direction of a flow */
 #define LIMITED_NS (1000ULL * 1000 * 1000) /* how long a rule counts as limiting since it last did */
@@ -538,24 +538,45 @@ __noinline int now_limited(const struct half *half, const struct flow_key *f, __
 	return 0;
 }
 
-static __always_inline struct stamp *stamp_at(struct half *half, __u32 end)
-{
-	/* Segments of equal size must not fall into few places. */
-	return &half->stamps[end * 0x9e3779b1U >> 29 & (STAMPS - 1)];
-}
-
-/* Awaits the acknowledgement of a segment, if its place is free. */
+/* Awaits the acknowledgement of a segment, if a place is free. */
 static __always_inline void put_stamp(struct half *half, __u32 end, __u32 tsval, __u64 now)
 {
-	struct stamp *stamp = stamp_at(half, end);
-	__u64 old = READ_ONCE(stamp->word);
+	struct stamp *stamp;
+	__u64 old;
 
-	if (old && is_before(half->acked, old >> 32) && now - stamp->time < STAMP_NS)
+#pragma unroll
+	for (int i = 0; i < STAMPS; i++) {
+		stamp = &half->stamps[i];
+		old = READ_ONCE(stamp->word);
+		if (old && is_before(half->acked, old >> 32) && now - stamp->time < STAMP_NS)
+			continue;
+		/* Another CPU may be reading: the time belongs to no word meanwhile. */
+		__sync_lock_test_and_set(&stamp->word, 0);
+		WRITE_ONCE(stamp->time, now);
+		__sync_lock_test_and_set(&stamp->word, (__u64)end << 32 | tsval);
 		return;
-	/* Another CPU may be reading: the time belongs to no word meanwhile. */
-	__sync_lock_test_and_set(&stamp->word, 0);
-	WRITE_ONCE(stamp->time, now);
-	__sync_lock_test_and_set(&stamp->word, (__u64)end << 32 | tsval);
+	}
+}
+
+/* The time of the segment that ends there, and its timestamp value; 0 if there is none. */
+static __always_inline __u64 take_stamp(struct half *half, __u32 end, __u32 *tsval)
+{
+	struct stamp *stamp;
+	__u64 word, time;
+
+#pragma unroll
+	for (int i = 0; i < STAMPS; i++) {
+		stamp = &half->stamps[i];
+		word = READ_ONCE(stamp->word);
+		if (word >> 32 != end || !word)
+			continue;
+		time = READ_ONCE(stamp->time);
+		if (__sync_val_compare_and_swap(&stamp->word, word, 0) != word)
+			return 0;
+		*tsval = word;
+		return time;
+	}
+	return 0;
 }
 
 static __always_inline void begin_half(struct half *half, const struct segment *s, __u32 end)
@@ -605,9 +626,8 @@ __noinline __u32 send_segment(struct half *half, const struct segment *s, __u64 
  */
 __noinline __u64 end_round(struct half *half, const struct segment *s, __u64 now)
 {
-	struct stamp *stamp;
-	__u64 word, time;
-	__u32 fresh;
+	__u32 fresh, tsval = 0;
+	__u64 time;
 
 	if (!half || !s || !(half->flags & HALF_SEEN) || !(s->flags & FLAG_ACK) || s->flags & FLAG_RST)
 		return 0;
@@ -615,17 +635,15 @@ __noinline __u64 end_round(struct half *half, const struct segment *s, __u64 now
 	if (!fresh || fresh > FAR_JUMP || is_before(half->highest, s->ack))
 		return 0;
 	half->acked = s->ack;
-	stamp = stamp_at(half, s->ack);
-	word = READ_ONCE(stamp->word);
-	time = READ_ONCE(stamp->time);
-	if (!word || word >> 32 != s->ack || __sync_val_compare_and_swap(&stamp->word, word, 0) != word)
+	time = take_stamp(half, s->ack, &tsval);
+	if (!time)
 		return 0;
 	if (!is_before(half->from, s->ack) || time >= now || now - time > STAMP_NS || now < half->next)
 		return 0;
 	if (s->ack != half->syn_end && fresh <= (half->segment > FULL_SEGMENT ? half->segment : FULL_SEGMENT))
 		return 0;
 	/* It echoes a later packet: an earlier acknowledgement was lost, or the segment was sent again. */
-	if (s->stamped && is_before((__u32)word, s->tsecr))
+	if (s->stamped && is_before(tsval, s->tsecr))
 		return 0;
 	half->next = now + SAMPLE_NS;
 	return now - time;
