@@ -112,6 +112,8 @@ struct half {
 	__u32 flags;
 	__u32 pending; /* the CPU plus one that saw a packet before the other programs, and not behind them */
 	__u32 ecn;     /* of that packet */
+	__u32 end;     /* sequence number after it */
+	__u32 left;    /* sequence number after all that came out behind the other programs */
 	__u32 pad;
 	__u64 departs; /* its skb->tstamp */
 	__u64 next;    /* ns: no sample before */
@@ -519,18 +521,12 @@ __noinline int is_limited(const struct half *half, const struct flow_key *f, __u
 	return s && READ_ONCE(s->limited_until) > now;
 }
 
-/* A packet of the half was delayed or marked, or with unseen did not come out behind the other programs. */
-__noinline int now_limited(const struct half *half, const struct flow_key *f, __u64 now, __u32 unseen)
+/* The rule has dropped, delayed or marked a packet of the half. */
+__noinline int now_limited(const struct half *half, const struct flow_key *f, __u64 now)
 {
-	const struct state *rule;
 	struct state *s;
-	__u32 id;
 
 	if (!half || !f || half->rule == NO_RULE)
-		return 0;
-	id = half->rule;
-	rule = bpf_map_lookup_elem(&rules, &id);
-	if (!rule || (unseen && rule->flags & STATE_UNSEEN))
 		return 0;
 	s = limiter_of(half, f);
 	if (s)
@@ -583,6 +579,7 @@ static __always_inline void begin_half(struct half *half, const struct segment *
 {
 	half->highest = end;
 	half->from = s->seq;
+	half->left = s->seq;
 	half->acked = s->seq;
 	half->segment = 0;
 	half->syn_end = s->flags & FLAG_SYN ? end : s->seq;
@@ -595,7 +592,7 @@ static __always_inline void begin_half(struct half *half, const struct segment *
 /* Follows what a packet sends. Returns how many of its bytes of payload were sent before. */
 __noinline __u32 send_segment(struct half *half, const struct segment *s, __u64 now)
 {
-	__u32 end, jump, again = 0;
+	__u32 end, jump, again = 0, tsval;
 
 	if (!half || !s)
 		return 0;
@@ -607,16 +604,22 @@ __noinline __u32 send_segment(struct half *half, const struct segment *s, __u64 
 		begin_half(half, s, end);
 	} else if (is_before(s->seq, half->highest)) {
 		again = is_before(half->highest, end) ? half->highest - s->seq : s->payload;
-		if (is_before(half->highest, end))
-			half->highest = end;
-		half->from = half->highest;
-		return again < s->payload ? again : s->payload;
+		if (again > s->payload)
+			again = s->payload;
+		/* What was dropped here and is sent again comes to the receiver for the first time. */
+		if (is_before(s->seq, half->left)) {
+			half->from = half->highest = is_before(half->highest, end) ? end : half->highest;
+			return again;
+		}
+		take_stamp(half, end, &tsval);
 	}
-	half->highest = end;
+	half->end = end;
+	if (is_before(half->highest, end))
+		half->highest = end;
 	if (s->largest > half->segment)
 		half->segment = s->largest;
 	put_stamp(half, end, s->tsval, now);
-	return 0;
+	return again;
 }
 
 /*
@@ -723,6 +726,14 @@ __noinline int put_sample(const struct half *sent, const struct half *answering,
 	return 0;
 }
 
+/* Whether the program behind sees the packets of a rule that pass. */
+static __always_inline bool is_seen(__u32 id)
+{
+	const struct state *rule = bpf_map_lookup_elem(&rules, &id);
+
+	return rule && !(rule->flags & STATE_UNSEEN);
+}
+
 static __always_inline struct half *own_half(struct flow *flow)
 {
 	return HOOK(ingress) ? &flow->half[1] : &flow->half[0];
@@ -740,6 +751,7 @@ __noinline int follow(struct __sk_buff *skb, const struct tcp_packet *p)
 	__u64 now = time_ns(skb), rtt;
 	struct flow *flow;
 	__u32 rule, again, cpu = bpf_get_smp_processor_id() + 1;
+	bool seen;
 
 	if (!p || load_segment(skb, p, &s))
 		return 0;
@@ -763,15 +775,18 @@ __noinline int follow(struct __sk_buff *skb, const struct tcp_packet *p)
 		half->flags |= HALF_BY_FAR;
 	else
 		half->flags &= ~HALF_BY_FAR;
-	if (rule != NO_RULE) {
+	seen = is_seen(rule);
+	if (seen) {
 		/* The last packet did not come out behind the other programs on this CPU. */
 		if (READ_ONCE(half->pending) == cpu)
-			now_limited(half, &p->flow, now, true);
+			now_limited(half, &p->flow, now);
 		WRITE_ONCE(half->pending, cpu);
 		half->ecn = ecn_of(skb, p->ip);
 		half->departs = skb->tstamp;
 	}
 	again = send_segment(half, &s, now);
+	if (!seen)
+		half->left = half->highest;
 	if (rule != NO_RULE)
 		count_segment(half, &p->flow, &s, again, now);
 	rtt = end_round(other, &s, now);
@@ -808,12 +823,14 @@ int rtt_behind(struct __sk_buff *skb)
 	if (READ_ONCE(half->pending) != bpf_get_smp_processor_id() + 1)
 		return NEXT;
 	WRITE_ONCE(half->pending, 0);
+	if (is_before(half->left, half->end))
+		half->left = half->end;
 	now = time_ns(skb);
 	/* A socket may have set a departure time, too. */
 	delayed = !HOOK(ingress) && !HOOK(virtual_clock) && skb->tstamp != half->departs && skb->tstamp > now + DELAY_NS;
 	marked = half->ecn && half->ecn != 3 && ecn_of(skb, p.ip) == 3;
 	if (delayed || marked)
-		now_limited(half, &p.flow, now, false);
+		now_limited(half, &p.flow, now);
 	return NEXT;
 }
 

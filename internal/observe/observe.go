@@ -90,6 +90,9 @@ func (p *Parts) part(limited bool) *Part {
 // A Key is a rule.
 type Key struct{ Device, Direction, CIDR string }
 
+// KeyOf is the key of a rule; of a pool it is none that is followed.
+func KeyOf(r *report.Rule) Key { return Key{r.Device, r.Direction, r.CIDR} }
+
 // A HostKey is a host that a rule matches.
 type HostKey struct {
 	Key
@@ -213,6 +216,14 @@ func (w *Observer) Follow(rules report.Rules) error {
 			return err
 		}
 		wanted[hookKey{r.Device, direction}] = match
+		// Acknowledgements come the other way.
+		for _, other := range []policy.Direction{policy.Egress, policy.Ingress} {
+			if at := (hookKey{r.Device, other}); other != direction {
+				if _, known := wanted[at]; !known {
+					wanted[at] = other.FarSide()
+				}
+			}
+		}
 		w.note(r, now)
 	}
 	for key, r := range w.rules {
@@ -225,7 +236,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 
 // note follows a rule, and notes whether it limited anything since the last time.
 func (w *Observer) note(r *report.Rule, now uint64) {
-	key := Key{r.Device, r.Direction, r.CIDR}
+	key := KeyOf(r)
 	limited := r.DroppedPackets + r.DelayedPackets + r.MarkedPackets
 	have := w.rules[key]
 	if have == nil {

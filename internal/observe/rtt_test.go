@@ -65,6 +65,7 @@ func TestRoundTrips(t *testing.T) {
 		steps            []step
 		receiver, sender time.Duration // 0 for none
 		again            uint64
+		limited          bool
 	}{
 		"two segments": {
 			steps:    []step{send(0, 100, full, 1), send(ms, 100+full, full, 2), answer(20*ms, 100+2*full, 1)},
@@ -95,6 +96,19 @@ func TestRoundTrips(t *testing.T) {
 				send(0, 100+2*full, full, 102), send(ms, 100+3*full, full, 103), answer(20*ms, 100+4*full, 101),
 			},
 			receiver: 20 * ms, again: 1,
+		},
+		"dropped here and sent again": {
+			steps: []step{
+				send(0, 100, full, 1), refused(send(0, 100+full, full, 1)), send(100*ms, 100+full, full, 101),
+				answer(20*ms, 100+2*full, 1),
+			},
+			receiver: 20 * ms, again: 1, limited: true,
+		},
+		"dropped here, and others were not": {
+			steps: []step{
+				refused(send(0, 100, full, 1)), send(0, 100+full, full, 1), send(100*ms, 100, full, 101), answer(20*ms, 100+2*full, 1),
+			},
+			again: 1, limited: true,
 		},
 		"a handshake": {steps: syns(nil), receiver: 30 * ms, sender: 2 * ms},
 		"a handshake with other options first": {
@@ -150,9 +164,10 @@ func TestRoundTrips(t *testing.T) {
 					r.talk(s)
 				}
 				got := r.parts("egress", cidr)
-				if got.Limited.any() {
+				if got.Limited.any() != c.limited {
 					t.Errorf("while limited: %+v", got.Limited)
 				}
+				got.Free.Add(got.Limited)
 				if got := got.Free.Receiver; !isOne(got, c.receiver) {
 					t.Errorf("of the receiver %+v, want %v", got, c.receiver)
 				}
