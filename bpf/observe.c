@@ -17,7 +17,7 @@
 
 #define STAMPS 8 /* segments of a direction whose acknowledgement is awaited */
 #define STAMP_NS (10ULL * 1000 * 1000 * 1000) /* an acknowledgement that takes longer is none */
-#define SAMPLE_NS (10ULL * 1000 * 1000) /* between two samples of one direction of a flow */
+#define SAMPLE_NS (1000ULL * 1000) /* between two samples of one direction of a flow */
 #define LIMITED_NS (1000ULL * 1000 * 1000) /* how long a rule counts as limiting since it last did */
 #define DELAY_NS (1000ULL * 1000) /* packets that are queued for less do not count as delayed */
 #define WINDOW_BITS 27 /* budgets are for 2^WINDOW_BITS ns */

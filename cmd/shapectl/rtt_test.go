@@ -53,7 +53,7 @@ func newTCPRig(t *testing.T) *tcpRig {
 	return &tcpRig{&rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, here, there, name}
 }
 
-// upload sends by TCP from va to vb until the test ends.
+// upload sends 33 Mbit/s by TCP from va to vb until the test ends, or what the limit lets through.
 func (r *tcpRig) upload() {
 	r.t.Helper()
 	var l net.Listener
@@ -72,7 +72,9 @@ func (r *tcpRig) upload() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for data := make([]byte, 16<<10); ; {
+		tick := time.NewTicker(4 * time.Millisecond)
+		defer tick.Stop()
+		for data := make([]byte, 16<<10); ; <-tick.C {
 			if _, err := c.Write(data); err != nil {
 				return
 			}
