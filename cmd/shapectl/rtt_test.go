@@ -141,6 +141,13 @@ func TestRTTKilled(t *testing.T) {
 	cmd := r.command("rtt", "--interval", "1h")
 	testenv.Must(t, cmd.Start())
 	testenv.Eventually(t, "programs before and behind", func() bool { return len(r.programs()) == 5 })
+	var found []report.Finding
+	testenv.Must(t, json.Unmarshal([]byte(r.run("doctor", "-j").out), &found))
+	for _, f := range found {
+		if f.Check == "chain" && f.Status != report.OK {
+			t.Errorf("doctor says of programs that only look: %+v", f)
+		}
+	}
 	testenv.Must(t, cmd.Process.Kill())
 	cmd.Wait()
 	testenv.Eventually(t, "their end", func() bool { return len(r.programs()) == 1 })

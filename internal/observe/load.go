@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -89,6 +90,8 @@ func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (p
 			delete(spec.Programs, name)
 		} else if err := program.WriteConstants(p.Instructions, hook); err != nil {
 			return pair{}, err
+		} else {
+			p.Name = netinfo.LookName
 		}
 	}
 	maps.DeleteFunc(spec.Variables, func(name string, _ *ebpf.VariableSpec) bool { return name != bpf.ObserveVarSettings })

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Bins follow each other without gaps, and each is at most 1/16 wide.
+// Bins follow each other without gaps, and each is at most 1/64 wide.
 func TestBins(t *testing.T) {
-	for i := range 400 {
+	for i := range uint32(1500) {
 		from, to := floor(i), floor(i+1)
-		if bin(from) != i || bin(to-1) != i || to <= from {
-			t.Fatalf("bin %d has %d to %d, in the bins %d and %d", i, from, to-1, bin(from), bin(to-1))
+		if binOf(from) != i || binOf(to-1) != i || to <= from {
+			t.Fatalf("bin %d has %d to %d, in the bins %d and %d", i, from, to-1, binOf(from), binOf(to-1))
 		}
-		if width := to - from; width > 1<<baseBits && width > from/16 {
+		if width := to - from; width > 1<<baseBits && width > from/64 {
 			t.Errorf("bin %d is %v wide from %v on", i, width, from)
 		}
 	}
@@ -38,7 +38,7 @@ func TestQuantiles(t *testing.T) {
 	for _, part := range []float64{0, 0.5, 0.95, 1} {
 		want := all[min(int(part*10000), 9999)]
 		for _, got := range []time.Duration{whole.Quantile(part), first.Quantile(part)} {
-			if diff := (got - want).Abs(); diff > want/16+2048 {
+			if diff := (got - want).Abs(); diff > want/64+2048 {
 				t.Errorf("quantile %v is %v, want %v", part, got, want)
 			}
 		}
