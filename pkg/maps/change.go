@@ -337,6 +337,7 @@ func (s *Store) Finish() {
 	c.Removed = c.Epoch // until now, packets have seen another view
 	store("forget a change", &c.Phase, phaseBefore)
 	store("let no change begin", &c.From, Never) // a wait before the next one
+	s.edited()
 }
 
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.
