@@ -235,6 +235,9 @@ func (p *progress) Begins() uint64 {
 	return 0
 }
 
+// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts.
+func (p *progress) Until() uint64 { return atomic.LoadUint64(&p.change.Until) }
+
 // End rules out a later Revert of a change that is not pending.
 func (p *progress) End() { store("say that a change lasts", &p.change.From, uint64(0)) }
 

@@ -1,11 +1,13 @@
 package maps
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
 	"net/netip"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // ErrListeners means that as many processes listen to events as can.
@@ -167,6 +170,25 @@ func (l *Listener) Next(deadline time.Time) (Event, error) {
 	}, nil
 }
 
+// Moves goes on with another store of the namespace, and reports whether packets of its hooks find the listener: whether
+// it shares the maps of listeners.
+func (l *Listener) Moves(to *Store) bool {
+	for _, name := range append(listenerMaps, changeMap) {
+		had, err1 := l.store.maps[name].Info()
+		has, err2 := to.maps[name].Info()
+		if err1 != nil || err2 != nil {
+			return false
+		}
+		was, ok1 := had.ID()
+		is, ok2 := has.ID()
+		if !ok1 || !ok2 || was != is {
+			return false
+		}
+	}
+	l.store = to
+	return true
+}
+
 // LeftOut is how many events this listener was not told of so far.
 func (l *Listener) LeftOut() uint64 { return atomic.LoadUint64(&l.told[0].LeftOut) }
 
@@ -244,6 +266,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 		return c, false
 	}
 	now := s.phase()
+	c.Rule.ID = e.Rule
 	c.Set = s.View(s.rule(e.Rule).View)
 	v := s.versionIn(e.Rule, now)
 	if e.Limit != e.Rule {
@@ -258,15 +281,38 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
 		if place := c.Set.findPrefix(p); place != nil && *place-1 == e.Rule {
-			c.Rule = s.entry(e.Rule, p, v, now)
+			c.Rule.Prefix = p
 			break
 		}
 	}
-	if c.From = far; c.Rule.Prefix.IsValid() {
+	c.Rule.Each = policy.Each{Kind: policy.EachKind(choice(eachFlags, v.Flags)), Bits: uint8(v.EachBits)}
+	if v.Flags&ruleLabel != 0 {
+		c.Rule.Label = s.labels.read(e.Rule, v.index)
+	}
+	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
 		c.Key = KeyName(c.Rule, c.Set.Side(), flow)
 	}
 	return c, true
 }
 
-// Each are the rules in force, in no order.
-func (s *Set) Each() iter.Seq[Entry] { return s.entries(byID(s.allPrefixes())) }
+// EveryRule are the rules in force of all sets, in no order. It reads the tables once.
+func (s *Store) EveryRule() iter.Seq2[*Set, policy.Rule] {
+	now := s.phase()
+	return func(yield func(*Set, policy.Rule) bool) {
+		s.names = map[uint32]string{}
+		defer func() { s.names = nil }()
+		var list []found
+		for f := range s.everyPrefix(nil) {
+			list = append(list, f)
+		}
+		slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) }) // see byID
+		for _, f := range list {
+			if v := s.versionIn(f.id, now); present(v) {
+				set := s.View(f.view)
+				if !yield(set, s.entry(f.id, set.prefix(f.key), v, now).Rule) {
+					return
+				}
+			}
+		}
+	}
+}
