@@ -73,7 +73,12 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 		case <-s.arrivals.More():
 			err = s.follow()
 		case <-look.C:
-			err = s.look()
+			if s.store == nil {
+				err = s.renew()
+			}
+			if err == nil {
+				err = s.look()
+			}
 		case <-renew.C:
 			err = s.renew()
 		}
@@ -105,20 +110,21 @@ type session struct {
 
 // begin takes what there is as known.
 func (s *session) begin() error {
-	generation, err := loader.CurrentGeneration(s.Loader)
-	if err == nil {
-		err = s.open(generation)
-	}
-	if err == nil || errors.Is(err, maps.ErrOtherLayout) {
-		err = errors.Join(s.follow(), s.report(err))
+	err := s.open(loader.Generation{}) // which refuses callers without the capabilities
+	if errors.Is(err, maps.ErrOtherLayout) {
+		s.generation, _ = loader.CurrentGeneration(s.Loader)
+		err = s.report(err)
 	}
 	if err != nil {
+		return err
+	}
+	if err := s.follow(); err != nil {
 		return err
 	}
 	if s.store != nil {
 		s.change.look(s.store, func(report.Event) {})
 	}
-	return s.report(s.lookAtRules())
+	return s.lookAtRules()
 }
 
 // open opens the maps of a generation, and listens to it.
@@ -129,7 +135,7 @@ func (s *session) open(generation loader.Generation) error {
 		s.generation = generation // and not again
 		return err
 	}
-	if s.listener != nil && s.listener.Moves(store) {
+	if store != nil && s.listener != nil && s.listener.Moves(store) {
 		s.store.Close()
 		s.store, s.generation = store, opened
 		return nil
@@ -324,7 +330,7 @@ func (s *session) look() error {
 	} else {
 		s.change = change{}
 	}
-	err := s.report(s.lookAtRules())
+	err := s.lookAtRules()
 	s.newcomers()
 	return err
 }

@@ -1,11 +1,14 @@
 package events
 
 import (
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/netip"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -72,6 +75,9 @@ func (s *session) lookAtRules() error {
 			r.read(store, s.nameOf, now)
 			return nil
 		})
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, maps.ErrOtherLayout) {
+			return nil // later
+		}
 		if err != nil {
 			return err
 		}
