@@ -51,39 +51,48 @@ enum memory {
 
 static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64 now, __u64 quiet)
 {
-	struct episode *line = &l->episodes[(tag >> 32 & (EPISODE_LINES - 1)) * LINE_EPISODES];
+	__u32 first = (tag >> 32 & (EPISODE_LINES - 1)) * LINE_EPISODES, at = LINE_EPISODES, random = tag >> 62, i;
+	struct episode *line = &l->episodes[first];
+	bool known = false;
 	__u64 last;
-	__u32 i;
 
 #pragma unroll
 	for (i = 0; i < LINE_EPISODES; i++) {
-		if (READ_ONCE(line[i].tag) != tag)
-			continue;
-		last = READ_ONCE(line[i].last);
-		if (last + REMEMBER_NS < now)
-			WRITE_ONCE(line[i].last, now);
-		return last + quiet <= now ? MEMORY_NEW : MEMORY_KNOWS;
+		if (READ_ONCE(line[i].tag) == tag) {
+			at = i;
+			known = true;
+		}
 	}
 #pragma unroll
 	for (i = 0; i < LINE_EPISODES; i++) {
 		last = READ_ONCE(line[i].last);
-		if (last && last + QUIET_NS > now)
-			continue;
-		WRITE_ONCE(line[i].tag, tag);
-		WRITE_ONCE(line[i].last, now);
-		return MEMORY_NEW;
+		if (!known && (!last || last + QUIET_NS <= now))
+			at = i;
 	}
-	return MEMORY_FULL;
+	if (at == LINE_EPISODES)
+		return MEMORY_FULL;
+	/* Without CAP_PERFMON, the verifier refuses an offset that it knows to depend on conditions. */
+	at = KEPT(at ^ random) ^ random;
+	line = &l->episodes[first + (at & (LINE_EPISODES - 1))];
+	last = known ? READ_ONCE(line->last) : 0;
+	if (!known)
+		WRITE_ONCE(line->tag, tag);
+	if (!known || last + REMEMBER_NS < now)
+		WRITE_ONCE(line->last, now);
+	return last + quiet <= now ? MEMORY_NEW : MEMORY_KNOWS;
 }
 
-/* Tells the listener in a slot of an event. Beyond its most in a tick, it only learns how many were left out. */
-static __noinline int tell_one(struct event *e, __u64 tag, __u64 quiet, __u32 slot)
+/*
+ * Tells the listener in a slot of an event. Beyond its most in a tick, it only learns how many were left out. Not static, so
+ * that the verifier checks it once for all slots.
+ */
+__noinline int tell_one(struct event *e, __u64 tag, __u64 quiet, __u32 slot)
 {
 	struct listener *l;
 	__u32 first = 0;
 	void *map;
 
-	if (slot >= LISTENERS || READ_ONCE(change.leases[slot]) <= e->time)
+	if (!e || slot >= LISTENERS || READ_ONCE(change.leases[slot]) <= e->time)
 		return 0;
 	map = bpf_map_lookup_elem(&listeners, &slot);
 	if (!map)
@@ -158,7 +167,7 @@ __noinline int is_within_guarantee(const struct key *key, __u32 id, __u32 bytes,
 /* What an excess packet of a rule means to listeners. at is the rule or pool that had too little room. */
 __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 verdict)
 {
-	__u64 now = time_ns(skb), until = READ_ONCE(change.listened_until), tag, handle = 0, quiet = QUIET_NS;
+	__u64 now = time_ns(skb), until = READ_ONCE(change.listened_until), tag, handle = 0, quiet = QUIET_NS, limit, burst;
 	struct event e = { .time = now, .limit = at, .kind = EVENT_OVERFLOW };
 	const struct params *params;
 	struct rule *rule;
@@ -203,7 +212,10 @@ __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 v
 	if (!rule)
 		return 0;
 	params = params_of(rule, version_in(rule, phase).index);
-	e.capacity = ((params->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? params->burst : params->limit) >> UNIT_BITS;
+	/* Reads both: see clock_of. */
+	limit = READ_ONCE(params->limit);
+	burst = READ_ONCE(params->burst);
+	e.capacity = ((params->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
 	tag += e.kind << 4 | e.fate;
 	for (slot = 0; slot < LISTENERS; slot++)
 		tell_one(&e, tag, quiet, slot);
