@@ -245,6 +245,9 @@ func (s *Store) Listeners() (n int) {
 	return n
 }
 
+// IsHeard reports whether excess packets look for listeners.
+func (s *Store) IsHeard() bool { return atomic.LoadUint64(&s.change.ListenedUntil) != 0 }
+
 // Edits is raised by each command that changed rules.
 func (s *Store) Edits() uint64 { return atomic.LoadUint64(&s.change.Edits) }
 
