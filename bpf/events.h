@@ -73,7 +73,8 @@ static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64
 		return MEMORY_FULL;
 	/* Without CAP_PERFMON, the verifier refuses an offset that it knows to depend on conditions. */
 	at = KEPT(at ^ random) ^ random;
-	line = &l->episodes[first + (at & (LINE_EPISODES - 1))];
+	at = KEPT(first + at) & (EPISODE_LINES * LINE_EPISODES - 1);
+	line = &l->episodes[at];
 	last = known ? READ_ONCE(line->last) : 0;
 	if (!known)
 		WRITE_ONCE(line->tag, tag);
