@@ -74,6 +74,7 @@ type Reading struct {
 type Interval struct {
 	Begin, End time.Time
 	Length     time.Duration // by the clock that nobody sets
+	Usual      time.Duration // length of an interval
 	Series     *Series       // as it was at the end
 	Counters                 // what was counted
 	Policy     string        // hash of the rules at the end

@@ -201,7 +201,7 @@ func (s *scan) segment(h *header, seg *segment) {
 			}
 		}
 		it := between(h.times[to-1], h.times[to])
-		it.Series, it.Counters, it.Policy = &seg.Series, fromColumns(v), h.policies[to]
+		it.Usual, it.Series, it.Counters, it.Policy = h.interval, &seg.Series, fromColumns(v), h.policies[to]
 		it.PassedError, it.DroppedError = seg.errors[0], seg.errors[1]
 		if it.Length > longest(h.interval) {
 			it.Gap = NoReading
@@ -221,7 +221,7 @@ func longest(interval time.Duration) time.Duration { return interval * 5 / 2 }
 func (s *scan) gap(h *header, seg *segment, before end) Interval {
 	begin := h.times[seg.first]
 	it := between(before.at, begin)
-	it.Series, it.Policy = &seg.Series, h.policies[seg.first]
+	it.Usual, it.Series, it.Policy = h.interval, &seg.Series, h.policies[seg.first]
 	reading := s.last // the one before the segment begins
 	if seg.first > 0 {
 		reading = h.times[seg.first-1]

@@ -46,7 +46,7 @@ const mostUnwritten = 6
 // begun. Notices say what an operator should know, such as that the disk is full.
 func Open(path string, limits Limits, notice func(string)) (*History, error) {
 	limits = limits.withDefaults()
-	h := &History{limits: limits, notice: notice, store: store{path: path, limit: limits.Bytes}}
+	h := &History{limits: limits, notice: notice, store: store{path: path}}
 	if path == "" {
 		fd, err := unix.MemfdCreate("shapectl-history", unix.MFD_CLOEXEC)
 		if err != nil {
@@ -54,6 +54,7 @@ func Open(path string, limits Limits, notice func(string)) (*History, error) {
 		}
 		h.file = os.NewFile(uintptr(fd), "")
 		h.store.path, h.store.memory = fmt.Sprintf("/proc/self/fd/%d", fd), true
+		h.limits.Bytes -= h.limits.Bytes / 8 // for the chunk that is not full
 	} else {
 		f, err := openFile(path)
 		if err != nil {
@@ -62,15 +63,8 @@ func Open(path string, limits Limits, notice func(string)) (*History, error) {
 		h.file = f
 	}
 	err := h.begin()
-	if errors.Is(err, errDamaged) && path != "" {
-		var aside string
-		if aside, err = setAside(path); err == nil {
-			notice(fmt.Sprintf("history: %s is damaged; it is kept as %s, and a new one begins", path, aside))
-			h.file.Close()
-			if h.file, err = openFile(path); err == nil {
-				err = h.begin()
-			}
-		}
+	if errors.Is(err, errDamaged) {
+		err = h.beginAnew(err)
 	}
 	if err != nil {
 		if h.file != nil {
@@ -79,6 +73,25 @@ func Open(path string, limits Limits, notice func(string)) (*History, error) {
 		return nil, fmt.Errorf("history: open %s: %w", cmp.Or(path, "memory"), err)
 	}
 	return h, nil
+}
+
+// beginAnew renames a damaged file, in place of one that was damaged before, and begins another.
+func (h *History) beginAnew(damage error) error {
+	if h.store.memory {
+		return damage
+	}
+	aside := h.store.path + ".damaged"
+	if err := os.Rename(h.store.path, aside); err != nil {
+		return errors.Join(damage, err)
+	}
+	h.notice(fmt.Sprintf("history: %s is damaged; it is kept as %s, and a new one begins", h.store.path, aside))
+	f, err := openFile(h.store.path)
+	if err != nil {
+		return err
+	}
+	h.file.Close()
+	h.file, h.before, h.rows, h.firstRow = f, nil, nil, 0
+	return h.begin()
 }
 
 func (l Limits) withDefaults() Limits {
@@ -155,7 +168,7 @@ func (h *History) Add(r Reading) {
 	if n := len(h.chunk.times); n > 0 && r.Mono < h.chunk.times[n-1].mono+uint64(h.limits.Interval)*19/20 {
 		return
 	}
-	if h.before == nil {
+	if h.before == nil { // the first reading
 		h.firstRow, h.rows = 0, [][]byte{compress(appendHead(nil, h.chunk))}
 	}
 	h.rows = append(h.rows, compress(appendRow(nil, &r, h.before)))
@@ -182,6 +195,9 @@ func (h *History) finish() {
 // write writes what is not written.
 func (h *History) write() {
 	err := h.tryWrite()
+	if errors.Is(err, errDamaged) {
+		err = h.beginAnew(err)
+	}
 	switch {
 	case err != nil && !h.failing:
 		h.notice(fmt.Sprintf("history: write %s: %v; up to an hour is kept in memory until that works", h.name(), err))

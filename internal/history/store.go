@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"time"
@@ -47,40 +48,43 @@ var (
 // A store is a database file. It is open only while it is read or written, as an open one is locked.
 type store struct {
 	path   string
-	limit  int64
 	memory bool
 }
 
 // with opens the database for f. Of a damaged one, the library panics, or touches pages that the file does not have.
 func (s store) with(write bool, f func(*bolt.DB) error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	var file *os.File
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("%w: %v", errDamaged, cause)
+			if file != nil {
+				// Close of the database would wait for the transaction. Its mapping keeps the lock.
+				unix.Flock(int(file.Fd()), unix.LOCK_UN)
+				file.Close()
+			}
 		}
 	}()
 	o := &bolt.Options{Timeout: readTimeout, ReadOnly: !write, FreelistType: bolt.FreelistMapType, NoSync: s.memory, NoStatistics: true}
 	if write {
 		o.Timeout = lockTimeout
 	}
-	db, err := bolt.Open(s.path, 0o600, o)
-	if err != nil {
-		return translated(err)
+	o.OpenFile = func(path string, flags int, mode os.FileMode) (f *os.File, err error) {
+		file, err = os.OpenFile(path, flags, mode)
+		return file, err
 	}
-	db.AllocSize = allocStep
-	err = translated(f(db))
-	return errors.Join(err, db.Close())
-}
-
-// translated are errors of the database in our words.
-func translated(err error) error {
-	switch {
-	case errors.Is(err, bolterrors.ErrTimeout):
+	db, err := bolt.Open(s.path, 0o600, o)
+	if errors.Is(err, bolterrors.ErrTimeout) {
 		return ErrInUse
-	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
+	}
+	if err != nil && !errors.As(err, new(unix.Errno)) { // not the system refuses it, but the library
 		return fmt.Errorf("%w: %w", errDamaged, err)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	db.AllocSize = allocStep
+	return errors.Join(f(db), db.Close())
 }
 
 // lock keeps other writers away until the file is closed. Readers do not mind: they use another kind of lock.
@@ -262,14 +266,11 @@ func readRows(tx *bolt.Tx) *chunk {
 	return c
 }
 
-// setAside renames a damaged file, in place of one that was damaged before.
-func setAside(path string) (string, error) {
-	aside := path + ".damaged"
-	return aside, os.Rename(path, aside)
-}
-
 // openFile opens the file of a history for writing, and locks it.
 func openFile(path string) (*os.File, error) {
+	if err := os.Mkdir(filepath.Dir(path), 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("open %s: %w", path, errors.New("it is a symbolic link; name the file itself"))
