@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/observe"
@@ -57,8 +58,9 @@ type env struct {
 
 	// contents are what files contain that come with a request; a command then opens no others. nil for a command line.
 	contents map[string][]byte
-	cause    error           // of the exit code
-	ctx      context.Context // ends what only reads; nil for never
+	cause    error            // of the exit code
+	ctx      context.Context  // ends what only reads; nil for never
+	history  *history.History // that this process records; nil if it does not
 
 	saidUnknown bool // that it is not known whether rules are in force
 }
@@ -252,7 +254,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), rttCommand(e), eventsCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// defaultHistory is the file that serve writes unless it is told another.
+const defaultHistory = "/var/lib/shapectl/history"
+
+type reportOptions struct {
+	rule, name, pool string
+	since, until     string
+	committed        policy.Rate
+	html, history    string
+}
+
+func reportCommand(e *env) *cobra.Command {
+	var o reportOptions
+	cmd := &cobra.Command{
+		Use:   "report --rule 'DEV DIR NET'|--name NAME|--pool NAME [flags]",
+		Short: "Report what a rule or pool delivered over time",
+		Long: `Report what a rule, all rules with a name, or a pool passed and refused over time, and whether the committed rate was
+delivered. The history is recorded by 'shapectl serve'.
+
+The committed rate is the guarantee. Without one it is the rate, unless the rule draws from a pool. --committed
+gives another. Rules whose hosts, subnets or flows have a rate each are not checked without it.
+
+An interval of 10s delivered the committed rate if nothing was refused in it, or if at least as much passed as the
+rate allows in that time, less one burst. Otherwise it counts as missed: its packets came in bursts, or a pool was
+full. Intervals without traffic are not counted. Times without readings are listed as gaps. They are in no rate and
+no check; what was counted meanwhile is in the sums.
+
+The 95th percentile is that of averages of five minutes, as it is billed, and that of intervals. --html writes a page
+with a picture into a file.
+
+--since and --until take a time ago such as 24h or 7d, or a time such as 2026-11-23, '2026-11-23 14:00' or 14:00.`,
+		Example: `  shapectl report --name alice --since 7d --html alice.html
+  shapectl report --rule 'eth0 egress 10.0.0.7' --since 24h
+  shapectl report --pool uplink --committed 400mbit -j`,
+		Args: args(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			set := cmd.Flags().Changed
+			given := 0
+			for _, name := range []string{"rule", "name", "pool"} {
+				if set(name) {
+					given++
+				}
+				if set(name) && cmd.Flag(name).Value.String() == "" {
+					return inputf("report: --%s is empty; say of what", name)
+				}
+			}
+			switch {
+			case given == 0:
+				return inputf("report: say of what: --rule 'DEV ingress|egress CIDR', --name NAME or --pool NAME")
+			case given > 1:
+				return inputf("report: give one of --rule, --name and --pool")
+			case e.json && o.html != "":
+				return inputf("report: -j and --html are two forms of the answer; give one of them")
+			case set("html") && o.html == "" || set("history") && o.history == "":
+				return inputf("report: --html and --history need the name of a file; leave them out to use none")
+			case set("committed") && o.committed == policy.Unlimited:
+				return inputf("report: --committed unlimited cannot be checked; write a rate such as 10mbit")
+			}
+			return e.report(o, time.Now())
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.rule, "rule", "", "the `rule`: device, direction and network, in quotes")
+	flags.StringVar(&o.name, "name", "", "all rules with this `name`, and the pool")
+	flags.StringVar(&o.pool, "pool", "", "the `pool`")
+	flags.StringVar(&o.since, "since", "24h", "from this `time` on")
+	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
+	once(flags, &o.committed, "committed", "check this rate instead of that of the rule or pool")
+	flags.Lookup("committed").DefValue = ""
+	flags.StringVar(&o.html, "html", "", "write a page into this `file`")
+	must(cmd.MarkFlagFilename("html", "html"))
+	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory)
+	must(cmd.MarkFlagFilename("history"))
+	return cmd
+}
+
+func (e *env) report(o reportOptions, now time.Time) error {
+	until, err := parseMoment(cmp.Or(o.until, "0s"), now)
+	if err != nil {
+		return inputf("report: --until: %w", err)
+	}
+	since, err := parseMoment(o.since, now)
+	if err != nil {
+		return inputf("report: --since: %w", err)
+	}
+	if until.After(now) {
+		until = now
+	}
+	if !since.Before(until) {
+		return inputf("report: --since %s is not before --until %s; give an earlier time", o.since, cmp.Or(o.until, "now"))
+	}
+	match, err := o.match()
+	if err != nil {
+		return inputf("report: %w", err)
+	}
+	deliverer := report.Deliverer{Since: since, Until: until, Committed: o.committed}
+	file := cmp.Or(o.history, defaultHistory)
+	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	found := deliverer.Deliveries()
+	if len(found) == 0 {
+		return inputf("report: %s has no readings of %s from %s to %s; it has those that 'shapectl serve' recorded",
+			file, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
+	}
+	if o.html != "" {
+		if err := writePage(o.html, found); err != nil {
+			return fmt.Errorf("report: write the page: %w", err)
+		}
+		_, err := fmt.Fprintf(e.out, "wrote %s, with %s\n", plain.Line(o.html), plain.Count(len(found), "rule or pool"))
+		return err
+	}
+	return e.print(found, found.Text)
+}
+
+// queryHistory reads the history of this process if it records one, else that in a file.
+func (e *env) queryHistory(file string, q history.Query, add func(history.Interval) error) error {
+	var tooMany error
+	visit := func(it history.Interval) {
+		if tooMany == nil {
+			tooMany = add(it)
+		}
+	}
+	query := func() error { return e.history.Query(q, visit) }
+	if e.history == nil {
+		r, err := history.NewReader(file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return inputf("%w; start 'shapectl serve --history FILE', and name that file by --history", err)
+		case errors.Is(err, fs.ErrPermission):
+			return err
+		case err != nil:
+			return inputError(err)
+		}
+		query = func() error { return r.Query(q, visit) }
+	}
+	if err := query(); err != nil {
+		return inputError(err)
+	}
+	if tooMany != nil {
+		return inputError(tooMany)
+	}
+	return nil
+}
+
+// match finds the rules or pools that are meant.
+func (o *reportOptions) match() (func(*history.Series) bool, error) {
+	switch {
+	case o.pool != "":
+		return func(s *history.Series) bool { return s.Pool == o.pool }, nil
+	case o.name != "":
+		return func(s *history.Series) bool { return s.Name == o.name || s.Pool == o.name }, nil
+	}
+	words := strings.Fields(o.rule)
+	if len(words) != 3 {
+		return nil, fmt.Errorf("--rule %q has not three words; write device, direction and network, such as 'eth0 egress 10.0.0.7'", o.rule)
+	}
+	direction, err := policy.ParseDirection(words[1])
+	if err != nil {
+		return nil, err
+	}
+	networks, err := policy.ParseNetworks(words[2])
+	if err != nil {
+		return nil, err
+	}
+	var keys []history.Key
+	for _, p := range networks {
+		keys = append(keys, history.Key{Device: words[0], Direction: direction.String(), Network: p.String()})
+	}
+	return func(s *history.Series) bool { return slices.Contains(keys, s.Key) }, nil
+}
+
+// what names what is meant.
+func (o *reportOptions) what() string {
+	switch {
+	case o.pool != "":
+		return "pool " + plain.Line(o.pool)
+	case o.name != "":
+		return "the name " + plain.Line(o.name)
+	}
+	return plain.Line(o.rule)
+}
+
+// parseMoment reads a time, or how long ago it was.
+func parseMoment(text string, now time.Time) (time.Time, error) {
+	if days, ok := strings.CutSuffix(text, "d"); ok {
+		const most = 36500
+		if n, err := strconv.ParseFloat(days, 64); err == nil && n >= 0 && n <= most {
+			return now.Add(-time.Duration(n * float64(24*time.Hour))), nil
+		}
+	}
+	if ago, err := time.ParseDuration(text); err == nil {
+		if ago < 0 {
+			return now, fmt.Errorf("%s is in the future", text)
+		}
+		return now.Add(-ago), nil
+	}
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			return t, nil
+		}
+	}
+	for _, layout := range []string{"15:04", time.TimeOnly} {
+		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
+			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+			if t.After(now) {
+				t = t.AddDate(0, 0, -1)
+			}
+			return t, nil
+		}
+	}
+	return now, fmt.Errorf("%.64q is no time; write how long ago, such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
+}
+
+// writePage writes a page as a whole or not at all.
+func writePage(path string, found report.Deliveries) error {
+	var page bytes.Buffer
+	if err := found.HTML(&page); err != nil {
+		return err
+	}
+	if path == "-" {
+		return errors.New("name a file, not -")
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // such as /dev/stdout
+		return os.WriteFile(path, page.Bytes(), 0o600)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), ".shapectl-report-*")
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, &page)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

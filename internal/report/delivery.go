@@ -1,0 +1,601 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Delivery is what a rule or a pool passed and refused over time, beside what it was to pass.
+type Delivery struct {
+	Kind      string `json:"kind"`
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	CIDR      string `json:"cidr"`
+	Name      string `json:"name"`
+	Plan      string `json:"plan"`
+	// Since and Until are the time of the report.
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"`
+	// IntervalNS is the usual time between two readings of the counters.
+	IntervalNS uint64 `json:"interval_ns"`
+	// MeasuredNS is the time with such readings, without gaps.
+	MeasuredNS uint64 `json:"measured_ns"`
+	// RateBits and what follows are those at the end of the time.
+	RateBits      *uint64 `json:"rate_bits_per_second"`
+	CapacityBytes *uint64 `json:"capacity_bytes"`
+	Each          string  `json:"each"`
+	Within        string  `json:"within"`
+	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"`
+	// CommittedBits is the rate that the report checks; null if none is committed.
+	CommittedBits *uint64 `json:"committed_bits_per_second"`
+	// CommittedBy says what it is: guarantee, rate or given; "" if none is committed.
+	CommittedBy  string `json:"committed_by"`
+	OfferedBytes uint64 `json:"offered_bytes"`
+	PassedBytes  uint64 `json:"passed_bytes"`
+	RefusedBytes uint64 `json:"refused_bytes"`
+	// OwnRefusedBytes are those that the pool refused itself; null for a rule.
+	OwnRefusedBytes *uint64 `json:"own_refused_bytes"`
+	// ErrorBytes is by how much each sum may be wrong, as values were rounded to be kept.
+	ErrorBytes uint64 `json:"error_bytes"`
+	// Offered and Passed are their rates.
+	Offered Rates `json:"offered"`
+	Passed  Rates `json:"passed"`
+	// FullNS is the time of the intervals in which bytes were refused, or passed at the rate.
+	FullNS uint64 `json:"full_ns"`
+	// LongestFull is the longest time of such intervals one after another; null if there are none.
+	LongestFull *Span `json:"longest_full"`
+	// Checked is the number of intervals with traffic in which a rate was committed.
+	Checked uint64 `json:"checked_intervals"`
+	// Delivered is the number of those in which it was delivered.
+	Delivered uint64 `json:"delivered_intervals"`
+	// Missed are the other ones, at most 100 of them, those with the least part of what was due first.
+	Missed  []Missed         `json:"missed"`
+	Gaps    []DeliveryGap    `json:"gaps"`
+	Changes []DeliveryChange `json:"changes"`
+	// Periods are averages of five minutes.
+	Periods []Period `json:"periods"`
+}
+
+// Rates are those of a report, in bits per second; null where nothing was measured.
+type Rates struct {
+	// P95 is the 95th percentile of averages of five minutes.
+	P95 *uint64 `json:"p95_5min_bits_per_second"`
+	// P95Interval is the same of intervals.
+	P95Interval *uint64 `json:"p95_interval_bits_per_second"`
+	// Largest is the most in an interval.
+	Largest *uint64 `json:"largest_bits_per_second"`
+	// LargestAt is when that interval began.
+	LargestAt *time.Time `json:"largest_at"`
+}
+
+// A Span is a part of the time.
+type Span struct {
+	Begin time.Time `json:"begin"`
+	End   time.Time `json:"end"`
+}
+
+// A Missed interval is one in which a committed rate was not delivered.
+type Missed struct {
+	Span
+	OfferedBytes uint64 `json:"offered_bytes"`
+	PassedBytes  uint64 `json:"passed_bytes"`
+	DueBytes     uint64 `json:"due_bytes"`
+}
+
+// A DeliveryGap is a time without readings, or without the rule.
+type DeliveryGap struct {
+	Span
+	Reason string `json:"reason"`
+	// OfferedBytes and PassedBytes are what was counted meanwhile; null if that is not known. The sums have them.
+	OfferedBytes *uint64 `json:"offered_bytes"`
+	PassedBytes  *uint64 `json:"passed_bytes"`
+}
+
+// A DeliveryChange is another policy, other parameters, or a step of the clock.
+type DeliveryChange struct {
+	Time time.Time `json:"time"`
+	What string    `json:"what"`
+}
+
+// A Period is five minutes of a report.
+type Period struct {
+	Begin time.Time `json:"begin"`
+	// MeasuredNS is the measured time in it.
+	MeasuredNS  uint64 `json:"measured_ns"`
+	OfferedBits uint64 `json:"offered_bits_per_second"`
+	PassedBits  uint64 `json:"passed_bits_per_second"`
+}
+
+const (
+	period     = 5 * time.Minute
+	mostMissed = 100
+	// leastMeasured is how much of a period must be measured for percentiles.
+	leastMeasured = period / 2
+)
+
+// Deliveries are what several rules and pools delivered.
+type Deliveries []*Delivery
+
+// A Deliverer makes Deliveries of intervals.
+type Deliverer struct {
+	Since, Until time.Time
+	Committed    policy.Rate // to check in place of that of the rule; 0 for that
+	of           map[history.Key]*delivering
+	order        []*delivering
+}
+
+// delivering is a Delivery that is being made.
+type delivering struct {
+	Delivery
+	series          *history.Series
+	policy          string
+	end             time.Time // of the last interval
+	full            Span      // the intervals at the limit until now
+	periods         map[int64]*counted
+	offered, passed []uint64 // rates of intervals
+	interval        time.Duration
+}
+
+type counted struct {
+	length          time.Duration
+	offered, passed float64 // bytes
+}
+
+// mostDeliveries is how many rules and pools one report can have.
+const mostDeliveries = 100
+
+// Add adds an interval. Those of one key come in the order of time.
+func (d *Deliverer) Add(it history.Interval) error {
+	to := d.of[it.Series.Key]
+	if to == nil {
+		if len(d.order) == mostDeliveries {
+			return fmt.Errorf("more than %d rules and pools match; name fewer", mostDeliveries)
+		}
+		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual}
+		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
+		to.Missed, to.Gaps, to.Changes, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []Period{}
+		if it.Series.Pool != "" {
+			to.OwnRefusedBytes = new(uint64)
+		}
+		if d.of == nil {
+			d.of = map[history.Key]*delivering{}
+		}
+		d.of[it.Series.Key] = to
+		d.order = append(d.order, to)
+		if it.Begin.Sub(d.Since) > 5*it.Usual/2 {
+			to.gap(Span{d.Since, it.Begin}, "no data", nil)
+		}
+	}
+	to.add(it, d.Committed)
+	return nil
+}
+
+func (d *delivering) gap(s Span, reason string, c *history.Counters) {
+	g := DeliveryGap{Span: s, Reason: reason}
+	if c != nil {
+		offered, passed := c.Offered(), c.Passed
+		g.OfferedBytes, g.PassedBytes = &offered, &passed
+	}
+	d.Gaps = append(d.Gaps, g)
+}
+
+func (d *delivering) change(at time.Time, what string) {
+	d.Changes = append(d.Changes, DeliveryChange{at, what})
+}
+
+func (d *delivering) add(it history.Interval, given policy.Rate) {
+	before := d.series
+	if before == nil {
+		before = it.Series
+	}
+	if it.ClockStep != 0 {
+		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
+	}
+	if it.Policy != d.policy {
+		d.change(it.End, "policy "+cmp.Or(it.Policy, "unknown"))
+	}
+	if what := changed(before, it.Series); what != "" {
+		d.change(it.End, what)
+	}
+	if d.series == nil && it.Series.Detached {
+		d.change(it.Begin, "not in force")
+	}
+	d.series, d.policy, d.end = it.Series, it.Policy, it.End
+	if it.Known {
+		d.OfferedBytes, d.PassedBytes, d.RefusedBytes = d.OfferedBytes+it.Offered(), d.PassedBytes+it.Counters.Passed, d.RefusedBytes+it.Dropped
+		if d.OwnRefusedBytes != nil {
+			*d.OwnRefusedBytes += it.Refused
+		}
+		if it.Loose {
+			d.ErrorBytes += uint64(math.Ceil(it.PassedError*float64(it.Counters.Passed) + it.DroppedError*float64(it.Dropped)))
+		}
+	}
+	if it.Gap != history.NoGap {
+		var counters *history.Counters
+		if it.Known {
+			counters = &it.Counters
+		}
+		d.gap(Span{it.Begin, it.End}, string(it.Gap), counters)
+		d.endFull()
+		return
+	}
+	if it.Length <= 0 {
+		return
+	}
+	d.measure(it)
+	d.check(it, before, given)
+}
+
+// measure adds an interval to the rates.
+func (d *delivering) measure(it history.Interval) {
+	d.MeasuredNS += uint64(it.Length)
+	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
+	offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
+	d.Offered.most(offered, it.Begin)
+	d.Passed.most(passed, it.Begin)
+	d.offered, d.passed = append(d.offered, offered), append(d.passed, passed)
+	for at := it.Begin; ; {
+		first := at.Truncate(period)
+		end := first.Add(period)
+		if end.After(it.End) {
+			end = it.End
+		}
+		part := 1.0
+		if all := it.End.Sub(it.Begin); all > 0 {
+			part = float64(end.Sub(at)) / float64(all)
+		}
+		c := d.periods[first.Unix()]
+		if c == nil {
+			c = &counted{}
+			d.periods[first.Unix()] = c
+		}
+		c.length += time.Duration(part * float64(it.Length))
+		c.offered, c.passed = c.offered+part*float64(it.Offered()), c.passed+part*float64(it.Counters.Passed)
+		if at = end; !at.Before(it.End) {
+			break
+		}
+	}
+	if d.isFull(it) {
+		d.FullNS += uint64(it.Length)
+		if d.full.Begin.IsZero() {
+			d.full.Begin = it.Begin
+		}
+		d.full.End = it.End
+	} else {
+		d.endFull()
+	}
+}
+
+func (r *Rates) most(bits uint64, at time.Time) {
+	if r.Largest == nil || bits > *r.Largest {
+		r.Largest, r.LargestAt = &bits, &at
+	}
+}
+
+// isFull reports whether an interval was at the limit.
+func (d *delivering) isFull(it history.Interval) bool {
+	s := it.Series
+	if it.Dropped > 0 {
+		return true
+	}
+	return s.Rate != 0 && s.Each == "" && it.Counters.Passed > 0 && it.Counters.Passed >= due(s.Rate, s.Capacity, it.Length)
+}
+
+func (d *delivering) endFull() {
+	if s := d.full; !s.Begin.IsZero() && (d.LongestFull == nil || s.End.Sub(s.Begin) > d.LongestFull.End.Sub(d.LongestFull.Begin)) {
+		d.LongestFull = &s
+	}
+	d.full = Span{}
+}
+
+// due is what a bucket of a rate passes at least in a time in which it is never empty: it may be full at the beginning, and
+// not at the end.
+func due(rate, capacity uint64, length time.Duration) uint64 {
+	bytes := float64(rate) / 8 * length.Seconds()
+	return uint64(max(0, bytes-float64(capacity)))
+}
+
+// committed is the rate that is committed to a series, its burst, and what it is.
+func committed(s *history.Series, given policy.Rate) (rate, burst uint64, by string) {
+	guarantee, _ := policy.Rule{Guarantee: policy.Guarantee(s.Guarantee)}.Guaranteed()
+	switch {
+	case given != 0:
+		guarantee, _ = policy.Rule{Guarantee: policy.Guarantee(given)}.Guaranteed()
+		return uint64(given), max(guarantee.Capacity, s.Capacity), "given"
+	case s.Detached || s.Each != "":
+	case s.Guarantee != 0:
+		return s.Guarantee, guarantee.Capacity, "guarantee"
+	case s.Within == "" && s.Rate != 0:
+		return s.Rate, s.Capacity, "rate"
+	}
+	return 0, 0, ""
+}
+
+// check checks whether the committed rate was delivered.
+func (d *delivering) check(it history.Interval, before *history.Series, given policy.Rate) {
+	rate, burst, _ := committed(it.Series, given)
+	if was, wasBurst, _ := committed(before, given); was < rate { // it changed in the interval
+		rate, burst = was, wasBurst
+	}
+	offered := it.Offered()
+	if rate == 0 || offered == 0 {
+		return
+	}
+	d.Checked++
+	passed := it.Counters.Passed
+	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
+	if want := due(rate, burst, it.Length); it.Dropped > 0 && least < want {
+		d.Missed = append(d.Missed, Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
+		return
+	}
+	d.Delivered++
+}
+
+// changed says in which parameters two series differ.
+func changed(a, b *history.Series) string {
+	var what []string
+	differ := func(name, a, b string) {
+		if a != b {
+			what = append(what, name+" "+cmp.Or(a, "none")+" -> "+cmp.Or(b, "none"))
+		}
+	}
+	rate := func(bits uint64, none string) string {
+		if bits == 0 {
+			return none
+		}
+		return policy.Rate(bits).String()
+	}
+	differ("rate", rate(a.Rate, "unlimited"), rate(b.Rate, "unlimited"))
+	differ("guarantee", rate(a.Guarantee, ""), rate(b.Guarantee, ""))
+	differ("capacity", bytesText(a.Capacity), bytesText(b.Capacity))
+	differ("pool", a.Within, b.Within)
+	differ("each", cmp.Or(a.Each, "all"), cmp.Or(b.Each, "all"))
+	differ("excess", a.Excess, b.Excess)
+	differ("name", a.Name, b.Name)
+	differ("plan", a.Plan, b.Plan)
+	switch {
+	case b.Detached && !a.Detached:
+		what = append(what, "not in force")
+	case a.Detached && !b.Detached:
+		what = append(what, "in force again")
+	}
+	return strings.Join(what, ", ")
+}
+
+// Deliveries are what was made of the intervals, in the order of the rules.
+func (d *Deliverer) Deliveries() Deliveries {
+	var all Deliveries
+	for _, to := range d.order {
+		to.endFull()
+		if d.Until.Sub(to.end) > 5*to.interval/2 {
+			to.gap(Span{to.end, d.Until}, "no data", nil)
+		}
+		s := to.series
+		to.Kind, to.Device, to.Direction, to.CIDR, to.Name = KindRule, s.Device, s.Direction, s.Network, s.Name
+		if s.Pool != "" {
+			to.Kind, to.Name = KindPool, s.Pool
+		}
+		to.Plan, to.Each, to.Within = s.Plan, cmp.Or(s.Each, "all"), s.Within
+		to.RateBits, to.CapacityBytes, to.GuaranteeBits = notZero(s.Rate), notZero(s.Capacity), notZero(s.Guarantee)
+		rate, _, by := committed(s, d.Committed)
+		to.CommittedBits, to.CommittedBy = notZero(rate), by
+		to.Offered.P95Interval, to.Passed.P95Interval = p95(to.offered), p95(to.passed)
+		var offered, passed []uint64
+		for begin, c := range to.periods {
+			if c.length <= 0 {
+				continue
+			}
+			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
+			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
+			to.Periods = append(to.Periods, p)
+			if c.length >= leastMeasured {
+				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)
+			}
+		}
+		to.Offered.P95, to.Passed.P95 = p95(offered), p95(passed)
+		slices.SortFunc(to.Periods, func(a, b Period) int { return a.Begin.Compare(b.Begin) })
+		slices.SortStableFunc(to.Missed, func(a, b Missed) int { return cmp.Compare(a.part(), b.part()) })
+		to.Missed = to.Missed[:min(mostMissed, len(to.Missed))]
+		all = append(all, &to.Delivery)
+	}
+	slices.SortStableFunc(all, func(a, b *Delivery) int {
+		return cmp.Or(strings.Compare(b.Kind, a.Kind), Natural(a.Device, b.Device), strings.Compare(a.Direction, b.Direction), Natural(a.CIDR, b.CIDR), Natural(a.Name, b.Name))
+	})
+	return all
+}
+
+func (m Missed) part() float64 { return float64(m.PassedBytes) / float64(max(m.DueBytes, 1)) }
+
+func notZero(v uint64) *uint64 {
+	if v == 0 {
+		return nil
+	}
+	return &v
+}
+
+// p95 is the value above which 5 % of the others are at most: the nearest rank.
+func p95(values []uint64) *uint64 {
+	if len(values) == 0 {
+		return nil
+	}
+	slices.Sort(values)
+	return &values[(len(values)*95+99)/100-1]
+}
+
+// Text writes the summary of each.
+func (all Deliveries) Text(w io.Writer) error {
+	var s strings.Builder
+	for i, d := range all {
+		if i > 0 {
+			s.WriteByte('\n')
+		}
+		s.WriteString(plain.Fold(plain.Line(d.title()), screenWidth, "", "    "))
+		for _, f := range d.facts() {
+			fact(&s, f[0], f[1])
+		}
+	}
+	_, err := io.WriteString(w, s.String())
+	return err
+}
+
+// title names the rule or pool.
+func (d *Delivery) title() string {
+	text := d.Device + " " + d.Direction + " " + d.CIDR
+	if d.Kind == KindPool {
+		text = fmt.Sprintf("pool %q", d.Name)
+	} else if d.Name != "" {
+		text += ", " + d.Name
+	}
+	if d.Plan != "" {
+		text += ", plan " + d.Plan
+	}
+	return text
+}
+
+const momentFormat = "2006-01-02 15:04:05"
+
+func moment(t time.Time) string { return t.Local().Format(momentFormat) }
+
+// fewest is how many gaps, changes and missed intervals the summary lists.
+const fewest = 5
+
+// facts are the lines of the summary: a label and a text each.
+func (d *Delivery) facts() (facts [][2]string) {
+	add := func(label, format string, args ...any) {
+		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
+	}
+	length := d.Until.Sub(d.Since)
+	add("time", "%s to %s (%s), %v", moment(d.Since), moment(d.Until), d.Until.Local().Format("MST -0700"), length.Round(time.Second))
+	measured := time.Duration(d.MeasuredNS)
+	add("measured", "%s of the time, every %v", percentText(100*float64(measured)/float64(max(length, 1))), time.Duration(d.IntervalNS))
+	add("committed", "%s", d.committedText())
+	sum := func(label string, bytes uint64, more string) {
+		add(label, "%s (%d bytes)%s", bytesText(bytes), bytes, more)
+	}
+	sum("offered", d.OfferedBytes, "")
+	sum("passed", d.PassedBytes, "")
+	refused := ""
+	if d.OfferedBytes > 0 {
+		refused = ", " + percentText(percentOf(d.RefusedBytes, d.OfferedBytes)) + " of the offered"
+	}
+	if own := d.OwnRefusedBytes; own != nil && *own != d.RefusedBytes {
+		refused += ", " + bytesText(*own) + " by this pool"
+	}
+	sum("refused", d.RefusedBytes, refused)
+	if d.ErrorBytes > 0 {
+		add("", "each exact to %s: the first and last ten minutes were rounded", bytesText(d.ErrorBytes))
+	}
+	if p := d.Passed; p.P95 != nil {
+		add("95th", "passed %s, offered %s (percentile of averages of 5 minutes)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+	}
+	if p := d.Passed; p.P95Interval != nil {
+		add("", "passed %s, offered %s (of %v)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
+		add("largest", "passed %s at %s, offered %s at %s (in %v)", bitsText(*p.Largest), moment(*p.LargestAt),
+			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
+	}
+	if d.LongestFull == nil {
+		add("full", "never")
+	} else {
+		add("full", "%s of the measured time; longest %v, from %s", percentText(100*float64(d.FullNS)/float64(max(d.MeasuredNS, 1))),
+			d.LongestFull.length(), moment(d.LongestFull.Begin))
+	}
+	add("delivered", "%s", d.verdict())
+	d.lists(fewest, add)
+	return facts
+}
+
+func (s Span) length() time.Duration { return s.End.Sub(s.Begin).Round(time.Second) }
+
+// lists adds what there may be many of, at most so many of each.
+func (d *Delivery) lists(most int, add func(label, format string, args ...any)) {
+	list := func(label string, n int, item func(i int) string) {
+		for i := range n {
+			if i == most {
+				add("", "and %d more; -j lists them", n-most)
+				break
+			}
+			add(label, "%s", item(i))
+			label = ""
+		}
+	}
+	list("missed", len(d.Missed), func(i int) string {
+		m := d.Missed[i]
+		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
+	})
+	list("gaps", len(d.Gaps), func(i int) string {
+		g := d.Gaps[i]
+		text := fmt.Sprintf("%s to %s (%v): %s", moment(g.Begin), moment(g.End), g.length(), g.Reason)
+		if g.PassedBytes != nil {
+			text += fmt.Sprintf("; %s passed of %s offered", bytesText(*g.PassedBytes), bytesText(*g.OfferedBytes))
+		}
+		return text
+	})
+	list("changes", len(d.Changes), func(i int) string { return moment(d.Changes[i].Time) + ": " + d.Changes[i].What })
+}
+
+// committedText says what is committed.
+func (d *Delivery) committedText() string {
+	text := "none"
+	switch d.CommittedBy {
+	case "guarantee":
+		text = rateText(d.CommittedBits) + ", the guarantee"
+	case "rate":
+		return rateText(d.CommittedBits) + ", the rate"
+	case "given":
+		text = rateText(d.CommittedBits) + ", as given"
+	default:
+		switch {
+		case d.Each != "all":
+			text = "none to all together: each " + d.Each + " has the rate"
+		case d.Within != "":
+			text = "none: within pool " + d.Within + " without a guarantee"
+		}
+	}
+	return text + "; the rate is " + rateText(d.RateBits)
+}
+
+// verdict says whether the committed rate was delivered.
+func (d *Delivery) verdict() string {
+	switch {
+	case d.CommittedBits == nil && d.Checked == 0:
+		return "not checked: no rate is committed"
+	case d.Checked == 0:
+		return "nothing was offered"
+	case d.Checked == d.Delivered:
+		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
+	}
+	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were refused although less passed than the committed rate: "+
+		"they came in bursts, or a pool was full", d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100)
+}
+
+// History is the rules and pools as a history keeps them.
+func (rules Rules) History() []history.Sample {
+	samples := make([]history.Sample, len(rules))
+	for i := range rules {
+		r, s := &rules[i], &samples[i]
+		s.Key = history.Key{Device: r.Device, Direction: r.Direction, Network: r.CIDR}
+		s.Name = r.Name
+		if r.IsPool() {
+			s.Key, s.Name = history.Key{Pool: r.Name}, ""
+		}
+		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.Excess
+		if r.RateBits != nil {
+			s.Rate, s.Capacity = *r.RateBits, r.holds(*r.CapacityBytes)
+		}
+		if r.GuaranteeBits != nil {
+			s.Guarantee = *r.GuaranteeBits
+		}
+		s.Detached = NotInForce(r.Attached)
+		s.Counters = history.Counters{Passed: r.PassedBytes, Dropped: r.DroppedBytes, Refused: r.RefusedBytes}
+	}
+	return samples
+}

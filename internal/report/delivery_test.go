@@ -1,0 +1,212 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// eightMbit passes 10 MB in 10 s, and has a burst of 300 kB.
+var eightMbit = history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.7/32"}, Rate: 8e6, Capacity: 300000}
+
+// interval is the i-th interval of ten seconds.
+func interval(i int, s history.Series, passed, refused uint64) history.Interval {
+	begin := noon.Add(time.Duration(i) * 10 * time.Second)
+	return history.Interval{Begin: begin, End: begin.Add(10 * time.Second), Length: 10 * time.Second, Usual: 10 * time.Second,
+		Series: &s, Counters: history.Counters{Passed: passed, Dropped: refused}, Known: true, Policy: "one"}
+}
+
+func deliver(t *testing.T, d Deliverer, intervals ...history.Interval) *Delivery {
+	t.Helper()
+	d.Since, d.Until = noon, intervals[len(intervals)-1].End
+	for _, it := range intervals {
+		if err := d.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := d.Deliveries()
+	if len(all) != 1 {
+		t.Fatalf("%d deliveries", len(all))
+	}
+	return all[0]
+}
+
+// The committed rate is delivered if nothing was refused, or if as much passed as the rate allows, less one burst.
+func TestDelivered(t *testing.T) {
+	with := func(change func(*history.Series)) history.Series {
+		s := eightMbit
+		change(&s)
+		return s
+	}
+	guaranteed := with(func(s *history.Series) { s.Within, s.Guarantee = "uplink", 4e6 }) // 5 MB in 10 s, burst 150 kB
+	for _, test := range []struct {
+		name             string
+		series           history.Series
+		given            policy.Rate
+		passed, refused  uint64
+		checked, deliver bool
+		by               string
+	}{
+		{"idle", eightMbit, 0, 0, 0, false, false, "rate"},
+		{"all passed", eightMbit, 0, 1000, 0, true, true, "rate"},
+		{"rate less a burst", eightMbit, 0, 9700000, 1, true, true, "rate"},
+		{"a byte less", eightMbit, 0, 9699999, 1, true, false, "rate"},
+		{"guarantee less its burst", guaranteed, 0, 4850000, 1, true, true, "guarantee"},
+		{"a byte less than that", guaranteed, 0, 4849999, 1, true, false, "guarantee"},
+		{"shared", with(func(s *history.Series) { s.Within = "uplink" }), 0, 1, 1, false, false, ""},
+		{"each", with(func(s *history.Series) { s.Each = "host" }), 0, 1, 1, false, false, ""},
+		{"not in force", with(func(s *history.Series) { s.Detached = true }), 0, 1, 1, false, false, ""},
+		{"unlimited", with(func(s *history.Series) { s.Rate = 0 }), 0, 1, 0, false, false, ""},
+		{"given", with(func(s *history.Series) { s.Within = "uplink" }), 1e6, 950000, 1, true, true, "given"},
+		{"a byte less than given", with(func(s *history.Series) { s.Within = "uplink" }), 1e6, 949999, 1, true, false, "given"},
+	} {
+		d := deliver(t, Deliverer{Committed: test.given}, interval(0, test.series, test.passed, test.refused))
+		if (d.Checked == 1) != test.checked || (d.Delivered == 1) != test.deliver || len(d.Missed) != int(d.Checked-d.Delivered) || d.CommittedBy != test.by {
+			t.Errorf("%s: checked %d, delivered %d, missed %v, committed by %q", test.name, d.Checked, d.Delivered, d.Missed, d.CommittedBy)
+		}
+	}
+	slow := eightMbit
+	slow.Rate = 4e6
+	changing := deliver(t, Deliverer{}, interval(0, slow, 1, 0), interval(1, eightMbit, 5e6, 1)) // the rate rose at some time in it
+	rounded := interval(0, eightMbit, 9700001, 1)
+	rounded.PassedError = 1e-3
+	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || d.Delivered != 0 {
+		t.Errorf("a change: %d delivered; rounding: %d", changing.Delivered, d.Delivered)
+	}
+}
+
+// Percentiles and the largest rates are without gaps, sums are with what is known of them.
+func TestRatesOfDelivery(t *testing.T) {
+	var all []history.Interval
+	for i := range 600 { // 20 periods of 30 intervals; the last has ten times the traffic
+		passed := uint64(1e6)
+		if i >= 570 {
+			passed *= 10
+		}
+		all = append(all, interval(i, eightMbit, passed, 0))
+	}
+	gap := interval(600, eightMbit, 7e9, 1)
+	gap.End, gap.Length, gap.Gap = gap.End.Add(time.Hour), time.Hour+10*time.Second, history.NoReading
+	unknown := interval(0, eightMbit, 0, 0)
+	unknown.Begin, unknown.End, unknown.Length, unknown.Gap, unknown.Known = gap.End, gap.End.Add(time.Hour), time.Hour, history.Restarted, false
+	d := deliver(t, Deliverer{}, append(all, gap, unknown)...)
+	if *d.Passed.P95 != 8e5 || *d.Passed.P95Interval != 8e5 || *d.Passed.Largest != 8e6 || !d.Passed.LargestAt.Equal(noon.Add(95*time.Minute)) {
+		t.Errorf("rates: %d, %d, %d at %v", *d.Passed.P95, *d.Passed.P95Interval, *d.Passed.Largest, d.Passed.LargestAt)
+	}
+	if d.PassedBytes != 570e6+300e6+7e9 || d.RefusedBytes != 1 || d.MeasuredNS != 6000e9 || len(d.Gaps) != 2 || *d.Gaps[0].PassedBytes != 7e9 || d.Gaps[1].PassedBytes != nil {
+		t.Errorf("passed %d, measured %d, gaps %v", d.PassedBytes, d.MeasuredNS, d.Gaps)
+	}
+	if d.FullNS != 300e9 || d.LongestFull.length() != 5*time.Minute || d.Checked != 600 || len(d.Periods) != 20 {
+		t.Errorf("full %d, longest %v, checked %d, %d periods", d.FullNS, d.LongestFull, d.Checked, len(d.Periods))
+	}
+}
+
+// hostile is a report whose names come from somebody who means ill.
+func hostile(t *testing.T) Deliveries {
+	s := eightMbit
+	s.Name, s.Plan, s.Within = "<img src=x onerror=alert(1)>\x1b[2J\u202e", `"'&amp;</svg><script>`, "</table>"
+	other := s
+	other.Rate, other.Guarantee, other.Name = 16e6, 2e6, "--><b>"
+	d := Deliverer{Since: noon.Add(-time.Hour), Until: noon.Add(time.Hour)}
+	for i := range 100 {
+		it := interval(i, s, uint64(i)*1e5, uint64(i%7)*1e5)
+		if i >= 50 {
+			it.Series, it.Policy = &other, "</title><script>"
+		}
+		if err := d.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d.Deliveries()
+}
+
+// The page is well-formed, has no element or attribute of somebody else's making, and shows what it got.
+func TestDeliveryHTML(t *testing.T) {
+	var page bytes.Buffer
+	if err := hostile(t).HTML(&page); err != nil {
+		t.Fatal(err)
+	}
+	text := page.String()
+	_, body, _ := strings.Cut(text, "</style>\n</head>\n")
+	body = strings.ReplaceAll(strings.TrimSuffix(body, "</html>\n"), "<br>", "<br/>")
+	known := " body main h1 h2 section svg rect path text title table tr th td br p "
+	decoder := xml.NewDecoder(strings.NewReader(body))
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e, ok := token.(xml.StartElement); ok {
+			if !strings.Contains(known, " "+e.Name.Local+" ") {
+				t.Errorf("element %s", e.Name.Local)
+			}
+			for _, a := range e.Attr {
+				if strings.HasPrefix(a.Name.Local, "on") || a.Name.Local == "href" || a.Name.Local == "src" {
+					t.Errorf("attribute %s", a.Name.Local)
+				}
+			}
+		}
+	}
+	for _, want := range []string{"&lt;b&gt;", "16mbit", "no data", "2mbit, the guarantee", `class="offered"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if strings.ContainsAny(text, "\x1b\u202e") {
+		t.Error("the page has hidden characters")
+	}
+}
+
+// The text is one for a terminal, and JSON comes back as it was.
+func TestDeliveryText(t *testing.T) {
+	all := hostile(t)
+	var text bytes.Buffer
+	if err := all.Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text.String()) {
+		if len([]rune(line)) > screenWidth+1 || strings.ContainsAny(line, "\x1b\u202e") {
+			t.Errorf("line %q", line)
+		}
+	}
+	b, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again Deliveries
+	if err := json.Unmarshal(b, &again); err != nil {
+		t.Fatal(err)
+	}
+	var one, two bytes.Buffer
+	if err := errors.Join(all.HTML(&one), again.HTML(&two)); err != nil || one.String() != two.String() {
+		t.Errorf("JSON lost something: %v", err)
+	}
+}
+
+// More rules than one report can have are refused.
+func TestTooManyDeliveries(t *testing.T) {
+	d := Deliverer{Since: noon, Until: noon.Add(time.Hour)}
+	var err error
+	for i := range mostDeliveries + 1 {
+		s := eightMbit
+		s.Network = fmt.Sprint(i)
+		err = d.Add(interval(0, s, 1, 1))
+		if (err != nil) != (i == mostDeliveries) {
+			t.Fatal(i, err)
+		}
+	}
+}
