@@ -93,7 +93,7 @@ func TestSandboxHostileLinks(t *testing.T) {
 	base := newSandbox(t)
 	tab := newBrowser(t)
 	for i, request := range []string{
-		`{"limit":{"rate":"1mbit","__proto__":"x"},"senders":[{"name":"<img src=x onerror=alert(1)>","kind":"burst","bytes":100,"packets":3},{"name":"‮evil","kind":"burst","bytes":100,"packets":1}]}`,
+		`{"limit":{"rate":"1mbit","__proto__":"x"},"senders":[{"name":"<img src=x onerror=alert(1)>","kind":"burst","bytes":100,"packets":3},{"name":"` + "\u202e" + `evil","kind":"burst","bytes":100,"packets":1}]}`,
 		`{"limit":{"rate":"1mbit","each":"<b>"},"senders":[{"kind":"steady","bytes":"9","packets_per_second":{}}]}`,
 		`{"limit":null,"senders":"x"}`,
 		`[[[]]]`,
