@@ -8,6 +8,7 @@ UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./inte
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
+BROWSER_NEEDS = chromium=chromium
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
 BENCH_OUT = docs
 # For packages, BIN may be for another architecture; NATIVE writes its completions.
@@ -38,7 +39,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) zsh=zsh fish=fish systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
@@ -59,7 +60,7 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 	@scripts/packages-test.sh
 
 race: ## the Go tests with the race detector, those in the kernel too (root)
-	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
+	@scripts/need.sh 'make race' $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short -timeout 20m $(TEST) ./pkg/loader ./...
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 

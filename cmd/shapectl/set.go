@@ -14,11 +14,12 @@ import (
 
 func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
+	var keep bool
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR|any --rate RATE | NAME [ingress|egress] [flags]",
 		Short: "Set a rule, or change it",
 		Long: `Set a rule, or change it. A flag that you leave out returns to its default; only --match, --name and --note
-stay. The rule no longer follows a plan.
+stay. The rule no longer follows a plan. With --keep, only what the flags say changes.
 
 NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
 flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
@@ -68,6 +69,12 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			if err != nil {
 				return err
 			}
+			if keep {
+				if !limit.any() {
+					return inputf("set: --keep changes only what other flags say; give one, such as --rate")
+				}
+				return e.setKept(rule, limit)
+			}
 			if !limit.given("rate") && limit.Within == "" {
 				return inputf("set: --rate is missing; say how much, such as --rate 10mbit, or --rate unlimited")
 			}
@@ -77,11 +84,51 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	limit.add(cmd.Flags(), "dst on egress, src on ingress")
 	limit.addLabel(cmd.Flags())
 	limit.addShadow(cmd.Flags())
+	cmd.Flags().BoolVar(&keep, "keep", false, "keep all options of the rule that no flag names")
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
 	return cmd
+}
+
+// setKept changes rules that are there in the options that were given.
+func (e *env) setKept(which filterRules, limit limitFlags) error {
+	doing := fmt.Sprintf("set %s on %s %s", which.networks, which.device, which.direction)
+	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
+		dev, err := device(which.device)
+		if err != nil {
+			return err
+		}
+		if err := e.checkWithin(n, limit); err != nil {
+			return err
+		}
+		h, err := n.Find(dev.Name, *which.direction)
+		if err != nil {
+			return err
+		}
+		none := inputf("there is no rule for %s whose options --keep could keep; leave --keep out for a new rule", which.networks)
+		if h == nil {
+			return none
+		}
+		defer h.Close()
+		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: h.Match()}
+		for _, p := range which.networks {
+			have, found := h.Set.Find(p)
+			if !found {
+				return none
+			}
+			rule, err := limit.over(&have.Rule, dev.L2Bytes)
+			if err != nil {
+				return inputError(err)
+			}
+			t.Rules = append(t.Rules, rule)
+		}
+		if limit.given("match") {
+			t.Match = limit.match
+		}
+		return e.put(n, t)
+	})
 }
 
 func (e *env) set(which filterRules, limit limitFlags) error {

@@ -350,41 +350,13 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 			return e.changePools(n, limit, pool)
 		})
 	default:
-		err = e.setRateOf(t.Rule, limit)
+		var direction policy.Direction
+		var prefix netip.Prefix
+		if direction, prefix, err = ruleAt(t.Rule); err == nil {
+			err = e.setKept(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit)
+		}
 	}
 	return text.String(), err
-}
-
-// setRateOf changes the rate of one rule.
-func (e *env) setRateOf(r *report.Rule, limit limitFlags) error {
-	direction, prefix, err := ruleAt(r)
-	if err != nil {
-		return err
-	}
-	doing := fmt.Sprintf("set %s on %s %s", prefix, plain.Line(r.Device), direction)
-	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		dev, err := device(r.Device)
-		if err != nil {
-			return err
-		}
-		h, err := n.Find(dev.Name, direction)
-		if err != nil {
-			return err
-		}
-		if h == nil {
-			return errRuleGone
-		}
-		defer h.Close()
-		have, found := h.Set.Find(prefix)
-		if !found {
-			return errRuleGone
-		}
-		rule, err := limit.over(&have.Rule, dev.L2Bytes)
-		if err != nil {
-			return inputError(err)
-		}
-		return e.put(n, policy.Table{Device: dev.Name, Direction: direction, Match: h.Match(), Rules: []policy.Rule{rule}})
-	})
 }
 
 // Confirm implements top.Source.

@@ -15,7 +15,7 @@ export class Refusal extends Error {
     this.status = status;
   }
   get wantsToken() {
-    return this.status === 401 || this.status === 403;
+    return this.status === 401;
   }
 }
 

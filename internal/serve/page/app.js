@@ -17,6 +17,7 @@ const store = new Store();
 const log = new Log(() => view?.isEvents || view?.hasEvents ? view.update() : undefined);
 let view = null;
 let lost = null; // the error of the last attempt
+let troubled = ""; // the error that is shown instead of a view
 let since = 0; // when it first failed
 let attempts = 0;
 let paused = false;
@@ -37,6 +38,7 @@ function route(moved) {
   const host = h("div", { class: "view", id: "view" });
   const [page, ...rest] = parts();
   const before = view;
+  troubled = "";
   view?.close?.();
   document.title = "shapectl";
   if (page === "rule" || page === "pool") {
@@ -60,8 +62,12 @@ function route(moved) {
 
 function show() {
   document.body.classList.toggle("stale", lost !== null && store.readings > 0);
+  if (store.readings > 0 && troubled) return route(false);
   if (store.readings > 0 || view.isEvents) view.update();
-  else if (lost) byID("view").replaceChildren(trouble(lost));
+  else if (lost && troubled !== `${lost.status} ${lost.message}`) {
+    troubled = `${lost.status} ${lost.message}`;
+    byID("view").replaceChildren(trouble(lost));
+  }
   notices();
   status();
 }

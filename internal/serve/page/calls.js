@@ -34,3 +34,9 @@ export function explain(r, address) {
   if (r.kind === "pool") return text("explain", { named: r.name });
   return text("explain", { device: r.device, direction: r.direction, address });
 }
+
+// roundTrips measures TCP round-trip times of a rule for some seconds.
+export async function roundTrips(r, seconds) {
+  const all = await get("rtt", { ...named(r), interval: `${seconds}s` });
+  return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
+}

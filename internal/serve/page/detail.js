@@ -10,13 +10,14 @@ import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plura
 
 const BUCKETS = 20;
 const MEMBERS = 20;
+const RTT_SECONDS = 3; // of a measurement of round-trip times
 const SHORTEST = 15_000; // the least time in a plot, in ms
 const LOOK = 3000; // how often buckets are read
 
 const ranges = { "1 min": 60, "5 min": 300, "15 min": 900 };
 
 export class Detail {
-  #store; #key; #host; #events; #parts = null; #range = 60; #looked = 0; #looking = false; #buckets = null; #facts = "";
+  #store; #key; #host; #events; #parts = null; #range = 60; #looked = 0; #looking = false; #closed = false; #facts = "";
 
   constructor(store, host, key, events) {
     this.#store = store;
@@ -27,6 +28,7 @@ export class Detail {
   }
 
   close() {
+    this.#closed = true;
     this.#store.watch("");
   }
 
@@ -68,19 +70,16 @@ export class Detail {
       } }, text)));
     const rates = h("div");
     const levels = h("div");
-    p.rtt = h("section", { class: "card", hidden: true, "aria-labelledby": "rtt-title" }, h("h2", { id: "rtt-title" }, "Round-trip time"), h("div"));
     p.main = h("div", { class: "main-col" },
       h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates),
-      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels),
-      p.rtt);
+      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels));
     p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
-    p.rttPlot = new Plot(p.rtt.lastChild, { label: "Round-trip time", height: 130 });
-    for (const plot of [p.ratePlot, p.levelPlot, p.rttPlot]) plot.linked = [p.ratePlot, p.levelPlot, p.rttPlot].filter((other) => other !== plot);
+    [p.ratePlot.linked, p.levelPlot.linked] = [[p.levelPlot], [p.ratePlot]];
 
     // Buckets of hosts and flows, or members of a pool.
     const body = h("tbody");
-    p.within = h("section", { class: "card", "aria-labelledby": "within-title" });
+    p.within = h("section", { class: "card within", "aria-labelledby": "within-title" });
     if (row.isPool) {
       p.members = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("a")), h("td", { class: "number" }), h("td", { class: "number" })), (el, m) => {
         const link = el.firstChild.firstChild;
@@ -107,7 +106,7 @@ export class Detail {
       p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
     } else p.within.hidden = true;
-    p.main.append(this.#why(row), p.within);
+    p.main.append(this.#why(row), ...(row.isPool ? [] : [this.#hurt(row)]), p.within);
 
     p.facts = h("dl", { class: "facts" });
     p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
@@ -174,6 +173,52 @@ export class Detail {
 
   #explain = () => {};
 
+  // #hurt measures round-trip times while somebody wants to see them, as that costs each packet something.
+  #hurt(row) {
+    const found = { t: [], limited: [], free: [] };
+    const host = h("div");
+    const said = h("p", { class: "muted small", role: "status" });
+    const hosts = h("tbody");
+    const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null,
+      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "RTT while limited"), h("th", { scope: "col", class: "number" }, "while not"), h("th", { scope: "col", class: "number" }, "Sent again"))), hosts));
+    const lines = new Rows(hosts, () => h("tr", null, h("th", { scope: "row", class: "key" }), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
+      [visible(one.host || "all"), duration(rtt(one.limited)), duration(rtt(one.not_limited)), again(one)].forEach((text, i) => setText(el.children[i], text));
+    });
+    let plot = null;
+    let on = false;
+    const button = h("button", { type: "button", "aria-pressed": "false", onclick: () => {
+      on = !on;
+      setAttr(button, "aria-pressed", String(on));
+      setText(button, on ? "Stop" : "Measure");
+      if (on) run();
+    } }, "Measure");
+    const run = async () => {
+      setText(said, "Measuring TCP round-trip times …");
+      while (on && !this.#closed && !document.hidden) {
+        try {
+          const one = await calls.roundTrips(row.r, RTT_SECONDS);
+          found.t.push(this.#store.at);
+          found.limited.push(rtt(one?.limited) ?? NaN);
+          found.free.push(rtt(one?.not_limited) ?? NaN);
+          setText(said, one ? "Median of TCP, between this device and who receives." : `No TCP with an answer in ${RTT_SECONDS} s.`);
+          plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
+          plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
+            layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "while not", color: "rtt", kind: "line", x: found.t, y: found.free }],
+            says: one ? `While limited ${duration(rtt(one.limited))}, while not ${duration(rtt(one.not_limited))}.` : "" });
+          table.hidden = !one;
+          if (one) lines.show([one, ...(one.hosts ?? []).slice(0, BUCKETS)], (o) => o.host);
+        } catch (err) {
+          setText(said, visible(err.message));
+          on = false;
+        }
+      }
+      on = false;
+      setAttr(button, "aria-pressed", "false");
+      setText(button, "Measure");
+    };
+    return h("section", { class: "card", "aria-labelledby": "hurt-title" }, h("div", { class: "card-head" }, h("h2", { id: "hurt-title" }, "Does the limit hurt?"), button), said, host, table);
+  }
+
   #show(row) {
     const p = this.#parts;
     const r = row.r;
@@ -232,13 +277,13 @@ export class Detail {
     const p = this.#parts;
     const r = row.r;
     const now = this.#store.at;
-    const all = row.series ?? { t: [], passed: [], refused: [], level: [], rtt: [] };
+    const all = row.series ?? { t: [], passed: [], refused: [], level: [] };
     // A page that was just opened begins with a short time, which grows.
     const x0 = Math.max(now - this.#range * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
-    const at = { passed: [], refused: [], level: [], rtt: [] };
+    const at = { passed: [], refused: [], level: [] };
     for (let i = from; i < all.t.length; i++) {
       // Nothing is known of a time in which the page was not shown.
       if (t.length && all.t[i] - t.at(-1) > 6000) {
@@ -270,8 +315,6 @@ export class Detail {
       yMax: capacity ? Math.max(capacity, r.queue_bytes ? capacity + r.queue_bytes : 0) * 1.1 : undefined,
       says: capacity ? `Now ${bytes(r.level_bytes)} of ${bytes(capacity)}.` : "There is no bucket.",
     });
-    p.rtt.hidden = !at.rtt.some((v) => v > 0);
-    if (!p.rtt.hidden) p.rttPlot.draw({ ...time, yText: duration, layers: [{ name: "RTT", color: "rtt", kind: "line", x: t, y: at.rtt }], says: `Now ${duration(at.rtt.at(-1))}.` });
   }
 
   #members(row) {
@@ -316,5 +359,13 @@ function firstOf(cidr) {
 
 // addressIn is the host of a bucket's key, which may be a flow.
 const addressIn = (key) => /^\[?([0-9a-f.:]*?)\]?(?:[/:]\d+)?(?:\s|$)/i.exec(key)?.[1] || key;
+
+// rtt is the median of a part of what was measured.
+const rtt = (part) => part?.receiver_rtt?.p50_ns ?? null;
+
+function again({ limited, not_limited: free }) {
+  const all = limited.payload_packets + free.payload_packets;
+  return all ? percent((100 * (limited.retransmitted_packets + free.retransmitted_packets)) / all) : "–";
+}
 
 const visibleLines = (text) => text.split("\n").map(visible).join("\n").trimEnd();

@@ -3,17 +3,21 @@ package page
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/internal/testenv/browser"
 )
 
 // A fake answers as the API of serve does, about rules that do not exist.
@@ -77,6 +81,18 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 	mux.HandleFunc("GET /api/v1/explain", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintf(w, "packets to %s go out by eth0\n  eth0 egress: 10.0.0.0/24 decides; they are dropped now; 62%% of all packets of 10.0.0.0/24 were dropped so far\n\nrule      each host in 10.0.0.0/24 gets 10mbit\nbucket    374600 of 375000 bytes (99.9 %% full)\nlater     conforms in 1.2 ms, if no others come\n", r.URL.Query().Get("address"))
+	})
+	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(500 * time.Millisecond)
+		part := func(ms float64, again int) map[string]any {
+			return map[string]any{"receiver_rtt": map[string]any{"p50_ns": ms * 1e6}, "payload_packets": 1000, "retransmitted_packets": again}
+		}
+		one := func(host string, ms float64) map[string]any {
+			return map[string]any{"device": "eth1", "direction": "ingress", "cidr": "10.0.0.0/24", "host": host, "limited": part(ms*9, 40), "not_limited": part(ms, 0)}
+		}
+		all := one("", 21.5)
+		all["hosts"] = []any{one("10.0.0.7", 20), one("<i>10.0.0.9</i>", 23)}
+		answer(w, map[string]any{"interval_ns": 3e9, "rules": []any{all}})
 	})
 	mux.HandleFunc("GET /api/v1/events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -222,7 +238,315 @@ var happened = []string{
 	`{"time":"2026-11-23T20:11:30Z","kind":"penalty","device":"eth1","direction":"ingress","network":"10.0.0.0/24","key":"10.0.0.10","sentence":"<b>10.0.0.10</b> is kept full for 10 s"}`,
 }
 
-// pictures writes the page at three widths, light and dark, where SHAPECTL_PICTURES says.
+const offender = "#/rule/eth0/egress/10.1.0.66%2F32"
+
+// open shows a fake with the town in a browser, and waits for the first figures.
+func open(t *testing.T, hash string) (*fake, *browser.Tab) {
+	t.Helper()
+	rules, buckets := town()
+	f := newFake(t, rules)
+	f.buckets, f.events = buckets, happened
+	b := browser.New(t)
+	b.Size(1440, 900, "light")
+	b.Open(f.URL + "/" + hash)
+	b.Until("the view", "document.querySelector('.tile, .events li')")
+	return f, b
+}
+
+const firstLine = "document.querySelector('.list tbody .who a').textContent"
+
+// The one that is refused most comes first, and no name does harm.
+func TestList(t *testing.T) {
+	f, b := open(t, "")
+	b.Until("the offender to be first", firstLine+" === 'mallory'")
+	text := b.Text(".list")
+	for _, want := range []string{`<img src=x onerror="document.title='hurt'">`, `a\u202eevil\u2066\u001b[31m\u000a'"`, "مشترك-٧", "very-long-name-very", "98% of 50mbit", "59% of packets", "2mbit/host", "0.0.0.0/0"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the list has no %s: %s", want, text)
+		}
+	}
+	b.Until("figures of all rules", "document.querySelector('.tiles').innerText.includes('79.0mbit')")
+	for _, hurt := range []string{"document.images.length > 0", "document.title !== 'shapectl'", "document.documentElement.scrollWidth > innerWidth"} {
+		var is bool
+		if b.Eval(hurt, &is); is {
+			t.Errorf("%s", hurt)
+		}
+	}
+
+	search := func(text string) {
+		t.Helper()
+		b.Eval(fmt.Sprintf("{ const s = document.getElementById('search'); s.value = %q; s.dispatchEvent(new Event('input')); }", text), nil)
+	}
+	for text, want := range map[string]string{"2001:db8:7::1": "alice", "10.9.0.77": "office", "home-25 bob": "bob", "wg0": "office", "ap-1 mall": "mallory"} {
+		search(text)
+		if text == "wg0" || text == "10.9.0.77" || text == "2001:db8:7::1" {
+			search(text + " " + want)
+		}
+		b.Until("the search for "+text, firstLine+" === '"+want+"'")
+	}
+	search("nobody")
+	b.Until("nothing to be found", "document.querySelector('.empty')?.innerText.includes('Nothing matches')")
+	search("")
+
+	b.Eval("[...document.querySelectorAll('.sorter')].find((s) => s.textContent === 'Rule').click()", nil)
+	b.Until("the order by name", "document.querySelector('[aria-sort=ascending]')?.innerText === 'Rule' && "+firstLine+" !== 'mallory'")
+	b.Harmless(f.URL)
+}
+
+// A tree of pools opens and closes, and a search opens the way to what it finds.
+func TestPools(t *testing.T) {
+	f, b := open(t, "#/pools")
+	names := "[...document.querySelectorAll('.list tbody .who a')].map((a) => a.textContent).join(' ')"
+	b.Until("the tree", names+".startsWith('uplink ap-1 mallory alice alice ap-2')")
+	b.Click(".list tbody tr:nth-child(2) .twig")
+	b.Until("a pool to close", names+".startsWith('uplink ap-1 ap-2')")
+	b.Eval("{ const s = document.getElementById('search'); s.value = 'mallory'; s.dispatchEvent(new Event('input')); }", nil)
+	b.Click(".list tbody tr:nth-child(2) .twig")
+	b.Until("only the way to a rule", names+" === 'uplink ap-1 mallory'")
+	b.Harmless(f.URL)
+}
+
+// The page of a rule survives a reload, draws, explains, and says what happens.
+func TestRule(t *testing.T) {
+	f, b := open(t, "#/rule/eth1/ingress/10.0.0.0%2F24")
+	b.Until("the title", "document.querySelector('h1').innerText.startsWith('dns')")
+	drawn := "document.querySelector('.plot canvas').toDataURL()"
+	var before string
+	b.Until("a plot", "document.querySelector('.legend')?.innerText.includes('5.00mbit')")
+	b.Eval(drawn, &before)
+	b.Until("the plot to move", fmt.Sprintf("%s !== %q", drawn, before))
+	b.Until("the text of the plot", "document.querySelector('.plot canvas').getAttribute('aria-label').includes('9.00mbit pass and 5.00mbit are refused')")
+	b.Until("buckets", "document.querySelectorAll('.within tbody tr').length === 12 && document.querySelector('.within tbody').innerText.startsWith('10.0.0.7')")
+	b.Click(".within tbody tr:nth-child(2) button")
+	b.Until("an explanation", "document.querySelector('.said pre')?.innerText.startsWith('packets to 10.0.0.10 go out by eth0')")
+	b.Eval("[...document.querySelectorAll('button')].find((b) => b.innerText === 'Measure').click()", nil)
+	b.Until("round-trip times", "[...document.querySelectorAll('.mini tbody')].some((b) => b.innerText.includes('all\\t194 ms\\t22 ms\\t2.0%') && b.innerText.includes('<i>10.0.0.9</i>'))")
+	b.Until("events", "document.querySelectorAll('.side .events li').length === 2 && document.querySelector('.side .events').innerText.includes('<b>10.0.0.10</b>')")
+	b.Eval("location.reload()", nil)
+	b.Until("the same rule", "document.querySelector('h1')?.innerText.startsWith('dns')")
+	b.Open(f.URL + "/#/rule/eth9/egress/10.0.0.0%2F8")
+	b.Until("a rule that is gone", "document.querySelector('.empty')?.innerText.includes('no such rule')")
+	b.Open(f.URL + "/#/rule/%E0%A4%A/x") // which is no valid address
+	b.Until("all rules", "document.querySelector('.list')")
+	b.Harmless(f.URL)
+}
+
+// A rate is changed with the token, after a look at before and after, and confirmed or rolled back.
+func TestChange(t *testing.T) {
+	f, b := open(t, offender)
+	f.set(func() { f.token = "let-me-change-this" })
+	asked := func(want ...string) {
+		t.Helper()
+		b.Until("the dialog to close", "!document.querySelector('dialog')")
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if fmt.Sprint(f.asked) != fmt.Sprint(want) {
+			t.Errorf("changes: %q, want %q", f.asked, want)
+		}
+	}
+	fill := func(id, text string) {
+		t.Helper()
+		b.Until(id, "document.getElementById('"+id+"')")
+		b.Eval(fmt.Sprintf("document.getElementById(%q).value = %q", id, text), nil)
+	}
+	fill("new-rate", "10parsecs")
+	b.Click(".rate-form button")
+	b.Until("before and after", "document.querySelector('dialog')?.innerText.includes('50mbit') && document.querySelector('dialog').innerText.includes('10parsecs')")
+	b.Click("dialog .primary")
+	fill("token", "wrong")
+	b.Click("dialog:last-of-type .primary")
+	b.Until("the token to be asked for again", "document.querySelectorAll('dialog').length === 2 && document.querySelector('dialog:last-of-type').innerText.includes('was refused')")
+	fill("token", "let-me-change-this")
+	b.Click("dialog:last-of-type .primary")
+	b.Until("the error", "document.querySelector('dialog .wrong')?.innerText.includes('unknown unit')")
+	b.Key("Escape", 27)
+	asked()
+
+	fill("new-rate", "10kbit")
+	b.Click(".rate-form button")
+	b.Until("a doubt", "document.querySelector('dialog')?.innerText.includes('100% less than now. Is the unit right?')")
+	b.Key("Escape", 27)
+	asked()
+	fill("new-rate", "25mbit")
+	b.Click(".rate-form button")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set eth0 egress 10.1.0.66/32 --keep --rate 25mbit --confirm 60s')")
+	b.Click("dialog .primary")
+	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","keep":true,"network":"10.1.0.66/32","rate":"25mbit"}`)
+	b.Until("what is pending", "document.querySelector('.banner .countdown')?.innerText.startsWith('0:')")
+	b.Click(".banner .primary")
+	b.Until("nothing to be pending", "!document.querySelector('.banner')")
+	f.set(func() { f.asked, f.reverts = f.asked[1:], new(uint64(20e9)) })
+	b.Until("what is pending", "document.querySelector('.banner .countdown')")
+	b.Eval("[...document.querySelectorAll('.banner button')].find((b) => b.innerText === 'Roll back').click()", nil)
+	b.Until("nothing to be pending", "!document.querySelector('.banner')")
+	asked("confirm {}", "rollback {}")
+
+	var kept string
+	if b.Eval("[localStorage.length, sessionStorage.getItem('shapectl-token'), document.cookie].join()", &kept); kept != "0,let-me-change-this," {
+		t.Errorf("kept: %s", kept)
+	}
+	b.Open(f.URL + "/?again#/pool/ap-1")
+	b.Until("a pool", "document.querySelector('h1')?.innerText.startsWith('ap-1')")
+	f.set(func() { f.asked = nil })
+	fill("new-rate", "120mbit")
+	b.Eval("document.getElementById('revert').value = ''", nil)
+	b.Click(".rate-form button")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl pool set ap-1 --rate 120mbit')")
+	b.Click("dialog .primary")
+	asked(`pool/set {"name":"ap-1","rate":"120mbit"}`)
+	var problems []string // the browser writes each refusal to the console
+	for _, p := range b.Problems() {
+		if !strings.Contains(p, "401") && !strings.Contains(p, "400") {
+			problems = append(problems, p)
+		}
+	}
+	if len(problems) > 0 {
+		t.Errorf("the console says: %s", problems)
+	}
+}
+
+// Without rules, without rights, without a server, and with another version of it, the page says so.
+func TestStates(t *testing.T) {
+	f := newFake(t, nil)
+	b := browser.New(t)
+	b.Open(f.URL)
+	b.Until("no rules", "document.querySelector('.empty')?.innerText.includes('No limits yet')")
+	f.set(func() { f.fails = http.StatusNotImplemented })
+	b.Until("an error", "document.querySelector('.banner.bad')?.innerText.includes('permission denied')")
+	f.set(func() { f.fails, f.version = 0, "2" })
+	b.Until("another version", "document.querySelector('.banner')?.innerText.includes('was updated')")
+	f.set(func() { f.fails = http.StatusNotImplemented })
+	b.Open(f.URL + "/?new")
+	b.Until("no rights", "document.querySelector('.empty')?.innerText.includes('group shapectl')")
+	f.set(func() { f.fails = http.StatusUnauthorized })
+	b.Until("the token for reading", "document.querySelector('.empty')?.innerText.includes('takes a token')")
+	rules, _ := town()
+	f.set(func() { f.fails, f.rules = 0, rules })
+	b.Until("rules", "document.querySelector('.list tbody tr')")
+	out := &rules[4]
+	f.set(func() { out.Attached, out.State = new(false), "detached" })
+	b.Until("a rule that is not in force", "document.querySelector('.banner.bad')?.innerText.includes('not in force')")
+	f.Listener.Close()
+	f.CloseClientConnections()
+	b.Until("no server", "document.getElementById('notices').innerText.includes('does not answer since')")
+	b.Until("the state", "document.getElementById('live').innerText === 'no answer'")
+}
+
+// Thousands of rules do not become thousands of lines.
+func TestManyRules(t *testing.T) {
+	rules := make(report.Rules, 5000)
+	for i := range rules {
+		rules[i] = rule("eth0", "egress", fmt.Sprintf("10.%d.%d.0/24", i/250, i%250), fmt.Sprintf("home-%d", i), 10*mbit, uint64(i)*1000, 0)
+	}
+	rules[4321] = rule("eth0", "egress", "10.17.71.0/24", "mallory", 10*mbit, 10*mbit, 50*mbit)
+	f := newFake(t, rules)
+	b := browser.New(t)
+	b.Open(f.URL)
+	b.Until("the offender", firstLine+" === 'mallory'")
+	b.Until("100 lines", "document.querySelectorAll('.list tbody tr').length === 100 && document.querySelector('.summary').innerText.includes('100 of 5\u202f000 rules')")
+	b.Click(".summary button")
+	b.Until("100 more", "document.querySelectorAll('.list tbody tr').length === 200")
+	b.Harmless(f.URL)
+}
+
+// It fits each width, in all views, and the keyboard and screen readers have all of it.
+func TestAccess(t *testing.T) {
+	f, b := open(t, "")
+	for _, width := range []int{360, 820, 1440} {
+		b.Size(width, 900, "dark")
+		for _, hash := range []string{"#/", "#/pools", offender, "#/rule/eth1/ingress/10.0.0.0%2F24", "#/events"} {
+			b.Eval("location.hash = '"+hash+"'", nil)
+			b.Until("the view", "document.querySelector('.tile, .events li')")
+			var wide []string
+			b.Eval("[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.hidden, .scroll, .who a, dialog')).map((e) => e.outerHTML.slice(0, 120))", &wide)
+			if len(wide) > 0 {
+				t.Errorf("%s at %d px: wider than the screen: %s", hash, width, wide)
+			}
+		}
+	}
+	b.Until("dark colours", "document.documentElement.dataset.theme === 'dark'")
+	b.Click("#theme")
+	b.Eval("location.reload()", nil)
+	b.Until("light colours", "document.documentElement?.dataset.theme === 'light' && document.getElementById('theme')?.title === 'Dark colours'")
+
+	b.Open(f.URL + "/?keys#/")
+	b.Until("the offender", firstLine+" === 'mallory'")
+	b.Key("Tab", 9)
+	b.Until("the skip link", "document.activeElement.id === 'skip' && document.activeElement.getBoundingClientRect().top >= 0")
+	b.Key("Enter", 13)
+	b.Until("the focus in the main part", "document.activeElement.id === 'main'")
+	b.Key("/", 191)
+	b.Until("the focus in the search", "document.activeElement.id === 'search'")
+	reached := func(what, expression string) {
+		t.Helper()
+		for range 40 {
+			var is bool
+			if b.Eval(expression, &is); is {
+				return
+			}
+			b.Key("Tab", 9)
+		}
+		t.Errorf("Tab does not reach %s", what)
+	}
+	reached("the first rule", "document.activeElement.matches('.who a')")
+	b.Key("Enter", 13)
+	b.Until("the rule", "document.activeElement.id === 'title'")
+	reached("the plot", "document.activeElement.matches('.plot-frame')")
+	b.Until("a second value", "document.querySelector('.legend')")
+	b.Key("ArrowLeft", 37)
+	b.Until("the value at the cursor", "document.querySelector('.plot output').textContent.includes('passed 49.0mbit')")
+	reached("the rate", "document.activeElement.id === 'new-rate'")
+
+	b.Open(f.URL + "/?roles#/")
+	b.Until("the offender", firstLine+" === 'mallory'")
+	for _, width := range []int{360, 1440} {
+		b.Size(width, 900, "light")
+		roles := b.Roles()
+		for _, want := range []string{"banner", "navigation Pages", "main", "search", "heading Rules, the worst now first", "table Rules", "columnheader Use now", "rowheader mallory", "link mallory", "searchbox Search", "button Pause", "button Dark colours", "status"} {
+			if !strings.Contains(roles, "\n"+want) {
+				t.Errorf("at %d px, no %q in the accessibility tree: %s", width, want, roles)
+			}
+		}
+	}
+	b.Harmless(f.URL)
+}
+
+// The files ask for nothing elsewhere, and have nothing inline.
+func TestFiles(t *testing.T) {
+	names, err := fs.Glob(files, "*")
+	testenv.Must(t, err)
+	elsewhere := regexp.MustCompile(`(?i)https?://[^"'\s]*|<script(>| [^>]*>[^<])|<style|style="|\son[a-z]+="|innerHTML|outerHTML|insertAdjacentHTML|\beval\(|document\.write`)
+	for _, name := range names {
+		content, err := files.ReadFile(name)
+		testenv.Must(t, err)
+		for _, found := range elsewhere.FindAllString(string(content), -1) {
+			if found != "http://www.w3.org/2000/svg" && found != "http://localhost" {
+				t.Errorf("%s has %s", name, found)
+			}
+		}
+	}
+	get := func(method, path, tag string) *http.Response {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(method, path, nil)
+		r.Header.Set("If-None-Match", tag)
+		Handler().ServeHTTP(w, r)
+		return w.Result()
+	}
+	page := get("GET", "/", "")
+	if page.StatusCode != 200 || page.Header.Get("Content-Type") != "text/html; charset=utf-8" || page.Header.Get("Content-Security-Policy") != Policy || page.Header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("the page: %d, %v", page.StatusCode, page.Header)
+	}
+	for what, want := range map[string]int{"GET /app.js": 200, "GET /index.html": 200, "GET /page.go": 404, "GET /../page.go": 404, "POST /": 405} {
+		method, path, _ := strings.Cut(what, " ")
+		if got := get(method, path, "").StatusCode; got != want {
+			t.Errorf("%s: %d, want %d", what, got, want)
+		}
+	}
+	if again := get("GET", "/", page.Header.Get("ETag")); again.StatusCode != http.StatusNotModified {
+		t.Errorf("with the tag: %d", again.StatusCode)
+	}
+}
+
+// TestPictures writes the page at three widths, light and dark, where SHAPECTL_PICTURES says.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("SHAPECTL_PICTURES")
 	if dir == "" {
@@ -231,11 +555,11 @@ func TestPictures(t *testing.T) {
 	rules, buckets := town()
 	f := newFake(t, rules)
 	f.buckets, f.events = buckets, happened
-	b := newBrowser(t)
+	b := browser.New(t)
 	for _, width := range []int{360, 820, 1440} {
 		for _, theme := range []string{"light", "dark"} {
-			b.size(width, 1100, theme)
-			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events"} {
+			b.Size(width, 1100, theme)
+			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events", "change": "#/rule/eth0/egress/10.2.0.9%2F32"} {
 				if only := os.Getenv("SHAPECTL_PICTURES_ONLY"); only != "" && !strings.Contains(fmt.Sprintf("%s-%d-%s", name, width, theme), only) {
 					continue
 				}
@@ -243,16 +567,20 @@ func TestPictures(t *testing.T) {
 				if name == "pools" || name == "rule" {
 					f.set(func() { f.reverts = new(uint64(47e9)) })
 				}
-				b.open(f.URL + "/?" + name + hash)
-				b.until("the view", "document.querySelector('.tile, .events')")
+				b.Open(f.URL + "/?" + name + hash)
+				b.Until("the view", "document.querySelector('.tile, .events')")
 				time.Sleep(4 * time.Second)
-				if name == "hosts" {
-					b.click(".ask button")
-					time.Sleep(time.Second)
+				switch name {
+				case "hosts":
+					b.Click(".ask button")
+					b.Eval("[...document.querySelectorAll('button')].find((b) => b.innerText === 'Measure').click()", nil)
+					time.Sleep(3 * time.Second)
+				case "change":
+					b.Eval("document.getElementById('new-rate').value = '500kbit'; document.querySelector('.rate-form button').click()", nil)
 				}
-				b.picture(filepath.Join(dir, fmt.Sprintf("page-%s-%d-%s.png", name, width, theme)))
+				b.Picture(filepath.Join(dir, fmt.Sprintf("page-%s-%d-%s.png", name, width, theme)))
 			}
 		}
 	}
-	b.harmless(f.URL)
+	b.Harmless(f.URL)
 }

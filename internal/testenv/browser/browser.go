@@ -1,4 +1,5 @@
-package page
+// Package browser drives a headless Chromium by the DevTools protocol. Only tests import it.
+package browser
 
 import (
 	"bufio"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +19,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A browser is a headless Chromium, driven by the DevTools protocol over pipes.
+// A browser is a Chromium and its pipes.
 type browser struct {
 	tb      testing.TB
 	to      io.Writer
@@ -34,8 +36,8 @@ type answer struct {
 	Error  *struct{ Message string }
 }
 
-// newBrowser starts Chromium in the namespace of the calling thread. It has one tab.
-func newBrowser(tb testing.TB) *tab {
+// New starts Chromium in the network namespace of the calling thread. It has one tab.
+func New(tb testing.TB) *Tab {
 	tb.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
@@ -69,9 +71,9 @@ func newBrowser(tb testing.TB) *tab {
 	b.call("", "Target.createTarget", map[string]any{"url": "about:blank"}, &target)
 	var session struct{ SessionID string }
 	b.call("", "Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &session)
-	t := &tab{b, session.SessionID}
+	t := &Tab{b, session.SessionID}
 	for _, domain := range []string{"Page", "Runtime", "Network", "Log", "Accessibility", "DOM"} {
-		t.call(domain+".enable", nil, nil)
+		t.Call(domain+".enable", nil, nil)
 	}
 	return t
 }
@@ -184,38 +186,40 @@ func (b *browser) try(session, method string, params, result any) error {
 	}
 }
 
-// A tab is a page in a browser.
-type tab struct {
+// A Tab is a page in a browser.
+type Tab struct {
 	*browser
 	session string
 }
 
-func (t *tab) call(method string, params, result any) {
+// Call calls a method of the protocol.
+func (t *Tab) Call(method string, params, result any) {
 	t.tb.Helper()
 	t.browser.call(t.session, method, params, result)
 }
 
-func (t *tab) open(url string) {
+// Open goes to an address.
+func (t *Tab) Open(url string) {
 	t.tb.Helper()
-	t.call("Page.navigate", map[string]any{"url": url}, nil)
+	t.Call("Page.navigate", map[string]any{"url": url}, nil)
 }
 
-// size makes the page so wide and high, dark or light.
-func (t *tab) size(width, height int, theme string) {
+// Size makes the page so wide and high, dark or light.
+func (t *Tab) Size(width, height int, theme string) {
 	t.tb.Helper()
-	t.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}, nil)
-	t.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
+	t.Call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}, nil)
+	t.Call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
 }
 
-// eval evaluates an expression, and waits for a promise. The value goes through JSON.
-func (t *tab) eval(expression string, value any) {
+// Eval evaluates an expression, and waits for a promise. The value goes through JSON.
+func (t *Tab) Eval(expression string, value any) {
 	t.tb.Helper()
 	if err := t.tryEval(expression, value); err != nil {
 		t.tb.Fatalf("browser: %s: %v", expression, err)
 	}
 }
 
-func (t *tab) tryEval(expression string, value any) error {
+func (t *Tab) tryEval(expression string, value any) error {
 	var got struct {
 		Result           struct{ Value json.RawMessage }
 		ExceptionDetails *struct {
@@ -236,15 +240,15 @@ func (t *tab) tryEval(expression string, value any) error {
 	return json.Unmarshal(got.Result.Value, value)
 }
 
-// text is the text that an element shows, and its tree below.
-func (t *tab) text(selector string) (text string) {
+// Text is the text that an element shows, and its tree below.
+func (t *Tab) Text(selector string) (text string) {
 	t.tb.Helper()
-	t.eval(fmt.Sprintf("document.querySelector(%q)?.innerText ?? ''", selector), &text)
+	t.Eval(fmt.Sprintf("document.querySelector(%q)?.innerText ?? ''", selector), &text)
 	return text
 }
 
-// until waits until an expression is true.
-func (t *tab) until(what, expression string) {
+// Until waits until an expression is true.
+func (t *Tab) Until(what, expression string) {
 	t.tb.Helper()
 	testenv.Eventually(t.tb, what, func() bool {
 		is := false
@@ -252,37 +256,78 @@ func (t *tab) until(what, expression string) {
 	})
 }
 
-func (t *tab) click(selector string) {
+// Click clicks on the first element of a selector.
+func (t *Tab) Click(selector string) {
 	t.tb.Helper()
-	t.eval(fmt.Sprintf("document.querySelector(%q).click()", selector), nil)
+	t.Eval(fmt.Sprintf("document.querySelector(%q).click()", selector), nil)
 }
 
-// key presses a key.
-func (t *tab) key(key string, code int) {
+// Key presses a key.
+func (t *Tab) Key(key string, code int) {
 	t.tb.Helper()
-	for _, kind := range []string{"rawKeyDown", "keyUp"} {
-		t.call("Input.dispatchKeyEvent", map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}, nil)
+	text := map[bool]string{true: key}[len(key) == 1]
+	if key == "Enter" {
+		text = "\r"
+	}
+	for _, kind := range []string{"keyDown", "keyUp"} {
+		event := map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
+		if kind == "keyDown" && text != "" {
+			event["text"] = text
+		}
+		t.Call("Input.dispatchKeyEvent", event, nil)
 	}
 }
 
-// picture writes a picture of the page to a file.
-func (t *tab) picture(path string) {
+// Picture writes a picture of the page to a file.
+func (t *Tab) Picture(path string) {
 	t.tb.Helper()
 	var got struct{ Data string }
-	t.call("Page.captureScreenshot", map[string]any{"format": "png"}, &got)
+	t.Call("Page.captureScreenshot", map[string]any{"format": "png"}, &got)
 	png, err := base64.StdEncoding.DecodeString(got.Data)
 	testenv.Must(t.tb, err)
 	testenv.Must(t.tb, os.WriteFile(path, png, 0o644))
 }
 
-// harmless ends the test if something went wrong in the page, or if it asked another host.
-func (t *tab) harmless(base string) {
+// Roles are the lines "role name" of the accessibility tree.
+func (t *Tab) Roles() string {
+	t.tb.Helper()
+	var got struct {
+		Nodes []struct {
+			Ignored    bool
+			Role, Name struct{ Value any }
+		}
+	}
+	t.Call("Accessibility.getFullAXTree", nil, &got)
+	lines := "\n"
+	for _, n := range got.Nodes {
+		if !n.Ignored {
+			lines += fmt.Sprintln(n.Role.Value, n.Name.Value)
+		}
+	}
+	return lines
+}
+
+// Problems are what the console said.
+func (t *Tab) Problems() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.problems)
+}
+
+// Harmless fails the test if something went wrong in the page, or if it asked another host.
+func (t *Tab) Harmless(base string) {
+	t.tb.Helper()
+	for _, p := range t.Problems() {
+		t.tb.Errorf("the console says: %s", p)
+	}
+	t.OnlyAsked(base)
+}
+
+// OnlyAsked fails the test if the page asked another host.
+func (t *Tab) OnlyAsked(base string) {
 	t.tb.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range t.problems {
-		t.tb.Errorf("the console says: %s", p)
-	}
 	for _, url := range t.requested {
 		if !strings.HasPrefix(url, base) && url != "about:blank" {
 			t.tb.Errorf("the page asked for %s", url)
