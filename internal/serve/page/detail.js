@@ -279,11 +279,12 @@ export class Detail {
     const p = this.#parts;
     const r = row.r;
     const now = this.#store.at;
-    if (this.#range.since) return this.#recorded(row);
-    setText(p.past, "");
+    const recorded = Boolean(this.#range.since);
+    if (recorded) this.#recorded(row);
+    else setText(p.past, "");
     const all = row.series ?? { t: [], passed: [], refused: [], level: [] };
     // A page that was just opened begins with a short time, which grows.
-    const x0 = Math.max(now - this.#range.seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
+    const x0 = Math.max(now - (recorded ? ranges["1 min"] : this.#range).seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
@@ -299,7 +300,7 @@ export class Detail {
     }
     const offered = at.passed.map((v, i) => v + at.refused[i]);
     const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
-    p.ratePlot.draw({
+    if (!recorded) p.ratePlot.draw({
       ...time, ...rateLayers(r, t, at.passed, offered),
       says: `Now ${bits(row.passed)} pass and ${bits(row.refused)} are refused, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
     });
@@ -336,7 +337,7 @@ export class Detail {
       const checked = found.checked_intervals;
       setText(p.past, [`Passed ${bytes(found.passed_bytes)}, refused ${bytes(found.refused_bytes)}.`,
         found.passed?.p95_5min_bits_per_second ? `95th percentile of 5 minutes: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
-        checked ? `The committed rate was delivered in ${percent((100 * found.delivered_intervals) / checked)} of the intervals.` : ""].filter(Boolean).join(" "));
+        checked ? `The committed rate was delivered in ${grouped(found.delivered_intervals)} of ${plural(checked, "interval")}.` : ""].filter(Boolean).join(" "));
     } catch (err) {
       if (past === this.#past) setText(p.past, `No history: ${visible(err.message)}`);
     }

@@ -337,7 +337,7 @@ func TestRule(t *testing.T) {
 	b.Click(".segments button:nth-child(3)")
 	b.Until("no history", "document.querySelector('.main-col').innerText.includes('No history: report: this server records nothing')")
 	b.Click(".segments button:nth-child(4)")
-	b.Until("a day", "document.querySelector('.main-col').innerText.includes('95th percentile of 5 minutes: 16.8mbit. The committed rate was delivered in 100% of the intervals.')")
+	b.Until("a day", "document.querySelector('.main-col').innerText.includes('95th percentile of 5 minutes: 16.8mbit. The committed rate was delivered in 8\u202f630 of 8\u202f640 intervals.')")
 	b.Eval("location.reload()", nil)
 	b.Until("the same rule", "document.querySelector('h1')?.innerText.startsWith('dns')")
 	b.Open(f.URL + "/#/rule/eth9/egress/10.0.0.0%2F8")
@@ -567,7 +567,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestPictures writes the page at three widths, light and dark, where SHAPECTL_PICTURES says.
+// TestPictures writes pictures of the page at three widths, light and dark, into the directory SHAPECTL_PICTURES, for
+// people to look at. SHAPECTL_PICTURES_ONLY is a part of their names. docs/page.webp is one of them.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("SHAPECTL_PICTURES")
 	if dir == "" {
@@ -577,6 +578,11 @@ func TestPictures(t *testing.T) {
 	f := newFake(t, rules)
 	f.buckets, f.events = buckets, happened
 	b := browser.New(t)
+	b.Size(1120, 640, "light")
+	b.Open(f.URL + "/?docs#/")
+	b.Until("the view", firstLine)
+	time.Sleep(20 * time.Second)
+	b.Picture(filepath.Join(dir, "page.webp"))
 	for _, width := range []int{360, 820, 1440} {
 		for _, theme := range []string{"light", "dark"} {
 			b.Size(width, 1100, theme)
