@@ -14,10 +14,11 @@ const RTT_SECONDS = 3; // of a measurement of round-trip times
 const SHORTEST = 15_000; // the least time in a plot, in ms
 const LOOK = 3000; // how often buckets are read
 
-const ranges = { "1 min": 60, "5 min": 300, "15 min": 900 };
+// The longer times come from the history of the server.
+const ranges = { "1 min": { seconds: 60 }, "5 min": { seconds: 300 }, "1 h": { seconds: 3600, since: "1h" }, "24 h": { seconds: 86400, since: "24h" } };
 
 export class Detail {
-  #store; #key; #host; #events; #parts = null; #range = 60; #looked = 0; #looking = false; #closed = false; #facts = "";
+  #store; #key; #host; #events; #parts = null; #range = ranges["1 min"]; #past = null; #looked = 0; #looking = false; #closed = false; #facts = "";
 
   constructor(store, host, key, events) {
     this.#store = store;
@@ -62,16 +63,17 @@ export class Detail {
     p.chips = h("div", { class: "chips" });
     p.pending = h("div");
 
-    p.ranges = h("div", { class: "segments", role: "group", "aria-label": "Time shown" }, Object.entries(ranges).map(([text, seconds]) =>
-      h("button", { type: "button", "aria-pressed": String(seconds === this.#range), onclick: (e) => {
-        this.#range = seconds;
+    p.ranges = h("div", { class: "segments", role: "group", "aria-label": "Time shown" }, Object.entries(ranges).map(([text, range]) =>
+      h("button", { type: "button", "aria-pressed": String(range === this.#range), onclick: (e) => {
+        this.#range = range;
+        this.#past = null;
         for (const b of p.ranges.children) setAttr(b, "aria-pressed", String(b === e.currentTarget));
         this.update();
       } }, text)));
     const rates = h("div");
     const levels = h("div");
     p.main = h("div", { class: "main-col" },
-      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates),
+      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates, (p.past = h("p", { class: "muted small", role: "status" }))),
       h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels));
     p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
@@ -277,9 +279,12 @@ export class Detail {
     const p = this.#parts;
     const r = row.r;
     const now = this.#store.at;
+    const recorded = Boolean(this.#range.since);
+    if (recorded) this.#recorded(row);
+    else setText(p.past, "");
     const all = row.series ?? { t: [], passed: [], refused: [], level: [] };
     // A page that was just opened begins with a short time, which grows.
-    const x0 = Math.max(now - this.#range * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
+    const x0 = Math.max(now - (recorded ? ranges["1 min"] : this.#range).seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
@@ -295,17 +300,8 @@ export class Detail {
     }
     const offered = at.passed.map((v, i) => v + at.refused[i]);
     const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
-    const each = isEach(r);
-    const marks = [];
-    if (r.rate_bits_per_second !== null && !each) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
-    if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
-    p.ratePlot.draw({
-      ...time, yText: bits, marks,
-      layers: [
-        { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: at.passed, text: (_, i) => bits(at.refused[i]) },
-        { name: "passed", color: "passed", kind: "area", x: t, y: at.passed },
-        { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
-      ],
+    if (!recorded) p.ratePlot.draw({
+      ...time, ...rateLayers(r, t, at.passed, offered),
       says: `Now ${bits(row.passed)} pass and ${bits(row.refused)} are refused, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
     });
     const capacity = r.capacity_bytes;
@@ -315,6 +311,36 @@ export class Detail {
       yMax: capacity ? Math.max(capacity, r.queue_bytes ? capacity + r.queue_bytes : 0) * 1.1 : undefined,
       says: capacity ? `Now ${bytes(r.level_bytes)} of ${bytes(capacity)}.` : "There is no bucket.",
     });
+  }
+
+  // #recorded draws what the server recorded, which it is asked for now and then.
+  async #recorded(row) {
+    const p = this.#parts;
+    const range = this.#range;
+    const past = (this.#past ??= { next: 0 });
+    if (performance.now() < past.next) return;
+    past.next = performance.now() + 10_000;
+    if (p.past.textContent === "") setText(p.past, "Reading the history …");
+    try {
+      const found = await calls.history(row.r, range.since);
+      if (this.#closed || past !== this.#past) return;
+      const t = [];
+      const passed = [];
+      const offered = [];
+      for (const one of found.periods ?? []) {
+        t.push(Date.parse(one.begin));
+        passed.push(one.measured_ns ? one.passed_bits_per_second : NaN);
+        offered.push(one.measured_ns ? one.offered_bits_per_second : NaN);
+      }
+      const x1 = Date.parse(found.until) || Date.now();
+      p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xTicks: timeTicks, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
+      const checked = found.checked_intervals;
+      setText(p.past, [`Passed ${bytes(found.passed_bytes)}, refused ${bytes(found.refused_bytes)}.`,
+        found.passed?.p95_5min_bits_per_second ? `95th percentile of 5 minutes: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
+        checked ? `The committed rate was delivered in ${grouped(found.delivered_intervals)} of ${plural(checked, "interval")}.` : ""].filter(Boolean).join(" "));
+    } catch (err) {
+      if (past === this.#past) setText(p.past, `No history: ${visible(err.message)}`);
+    }
   }
 
   #members(row) {
@@ -346,6 +372,21 @@ function describe(r) {
   if (r.kind === "pool") return `Pool with ${rateText(r)}${r.within ? `, within ${r.within}` : ""}`;
   const each = r.each && r.each !== "all" ? `each ${r.each} in ${r.cidr}` : `${r.cidr} as a whole`;
   return r.unlimited ? `${r.device} ${r.direction}: ${each} is limited only by ${r.within ? `pool ${r.within}` : "nothing"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
+}
+
+// rateLayers is a plot of what passed and, on top of that, was refused, with the limits of a rule.
+function rateLayers(r, t, passed, offered) {
+  const marks = [];
+  if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
+  if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
+  return {
+    yText: bits, marks,
+    layers: [
+      { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: passed, text: (v, i) => bits(v - passed[i]) },
+      { name: "passed", color: "passed", kind: "area", x: t, y: passed },
+      { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
+    ],
+  };
 }
 
 const burst = (r) => bytes(r.capacity_bytes) + (r.rate_bits_per_second ? ` (${duration((r.capacity_bytes * 8e9) / r.rate_bits_per_second)})` : "");

@@ -5,6 +5,7 @@ import { clock } from "./units.js";
 
 const KEPT = 500;
 const AGAIN = 5000; // until the page asks again after the stream ended
+const RARELY = 60_000; // the same where there is no stream
 
 // which colour the kinds have
 const tones = { overflow: "refusing", penalty: "refusing", guarantee: "refusing", "device-gone": "near", "change-begun": "near", "change-expired": "near", "change-reverted": "near", "left-out": "near" };
@@ -36,7 +37,8 @@ export class Log {
         const absent = err instanceof Refusal && err.status !== 0;
         this.#is(absent ? "absent" : "lost", absent ? err.message : "");
       }
-      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+      const wait = this.state === "absent" ? RARELY : AGAIN;
+      await new Promise((resolve) => setTimeout(resolve, wait));
     }
     if (this.#abort === abort) this.#abort = null;
   }
