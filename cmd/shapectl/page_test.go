@@ -119,7 +119,7 @@ func TestPage(t *testing.T) {
 	}
 
 	b.Open(base + "/?hosts#/rule/va/egress/10.0.0.0%2F24")
-	b.Until("a host", "document.querySelector('.mini tbody')?.innerText.includes('10.0.0.9')")
+	b.Until("a host", "document.querySelector('.within tbody')?.innerText.includes('10.0.0.9')")
 	b.Open(base + "/?tree#/pools")
 	b.Until("the tree", "document.querySelector('.list tbody')?.innerText.startsWith('uplink')")
 	for _, p := range b.Problems() {

@@ -17,7 +17,7 @@ import (
 
 const (
 	// MaxPackets is the number of packets after which a load is cut.
-	MaxPackets = 6_000
+	MaxPackets = 5_000
 	// MaxSenders is the number of senders of a load.
 	MaxSenders = 4
 

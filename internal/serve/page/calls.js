@@ -34,3 +34,14 @@ export function explain(r, address) {
   if (r.kind === "pool") return text("explain", { named: r.name });
   return text("explain", { device: r.device, direction: r.direction, address });
 }
+
+// roundTrips measures TCP round-trip times of a rule for some seconds.
+export async function roundTrips(r, seconds) {
+  const all = await get("rtt", { ...named(r), interval: `${seconds}s` });
+  return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
+}
+
+// history is what the server recorded of a rule or pool, over a time such as 24h.
+export function history(r, since) {
+  return get("report", { ...(r.kind === "pool" ? { pool: r.name } : { rule: `${r.device} ${r.direction} ${r.cidr}` }), since });
+}

@@ -10,13 +10,15 @@ import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plura
 
 const BUCKETS = 20;
 const MEMBERS = 20;
+const RTT_SECONDS = 3; // of a measurement of round-trip times
 const SHORTEST = 15_000; // the least time in a plot, in ms
 const LOOK = 3000; // how often buckets are read
 
-const ranges = { "1 min": 60, "5 min": 300, "15 min": 900 };
+// The longer times come from the history of the server.
+const ranges = { "1 min": { seconds: 60 }, "5 min": { seconds: 300 }, "1 h": { seconds: 3600, since: "1h" }, "24 h": { seconds: 86400, since: "24h" } };
 
 export class Detail {
-  #store; #key; #host; #events; #parts = null; #range = 60; #looked = 0; #looking = false; #buckets = null; #facts = "";
+  #store; #key; #host; #events; #parts = null; #range = ranges["1 min"]; #past = null; #looked = 0; #looking = false; #closed = false; #facts = "";
 
   constructor(store, host, key, events) {
     this.#store = store;
@@ -27,6 +29,7 @@ export class Detail {
   }
 
   close() {
+    this.#closed = true;
     this.#store.watch("");
   }
 
@@ -60,27 +63,25 @@ export class Detail {
     p.chips = h("div", { class: "chips" });
     p.pending = h("div");
 
-    p.ranges = h("div", { class: "segments", role: "group", "aria-label": "Time shown" }, Object.entries(ranges).map(([text, seconds]) =>
-      h("button", { type: "button", "aria-pressed": String(seconds === this.#range), onclick: (e) => {
-        this.#range = seconds;
+    p.ranges = h("div", { class: "segments", role: "group", "aria-label": "Time shown" }, Object.entries(ranges).map(([text, range]) =>
+      h("button", { type: "button", "aria-pressed": String(range === this.#range), onclick: (e) => {
+        this.#range = range;
+        this.#past = null;
         for (const b of p.ranges.children) setAttr(b, "aria-pressed", String(b === e.currentTarget));
         this.update();
       } }, text)));
     const rates = h("div");
     const levels = h("div");
-    p.rtt = h("section", { class: "card", hidden: true, "aria-labelledby": "rtt-title" }, h("h2", { id: "rtt-title" }, "Round-trip time"), h("div"));
     p.main = h("div", { class: "main-col" },
-      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates),
-      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels),
-      p.rtt);
+      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates, (p.past = h("p", { class: "muted small", role: "status" }))),
+      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels));
     p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
-    p.rttPlot = new Plot(p.rtt.lastChild, { label: "Round-trip time", height: 130 });
-    for (const plot of [p.ratePlot, p.levelPlot, p.rttPlot]) plot.linked = [p.ratePlot, p.levelPlot, p.rttPlot].filter((other) => other !== plot);
+    [p.ratePlot.linked, p.levelPlot.linked] = [[p.levelPlot], [p.ratePlot]];
 
     // Buckets of hosts and flows, or members of a pool.
     const body = h("tbody");
-    p.within = h("section", { class: "card", "aria-labelledby": "within-title" });
+    p.within = h("section", { class: "card within", "aria-labelledby": "within-title" });
     if (row.isPool) {
       p.members = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("a")), h("td", { class: "number" }), h("td", { class: "number" })), (el, m) => {
         const link = el.firstChild.firstChild;
@@ -107,7 +108,7 @@ export class Detail {
       p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
     } else p.within.hidden = true;
-    p.main.append(this.#why(row), p.within);
+    p.main.append(this.#why(row), ...(row.isPool ? [] : [this.#hurt(row)]), p.within);
 
     p.facts = h("dl", { class: "facts" });
     p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
@@ -174,6 +175,52 @@ export class Detail {
 
   #explain = () => {};
 
+  // #hurt measures round-trip times while somebody wants to see them, as that costs each packet something.
+  #hurt(row) {
+    const found = { t: [], limited: [], free: [] };
+    const host = h("div");
+    const said = h("p", { class: "muted small", role: "status" });
+    const hosts = h("tbody");
+    const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null,
+      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "RTT while limited"), h("th", { scope: "col", class: "number" }, "while not"), h("th", { scope: "col", class: "number" }, "Sent again"))), hosts));
+    const lines = new Rows(hosts, () => h("tr", null, h("th", { scope: "row", class: "key" }), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
+      [visible(one.host || "all"), duration(rtt(one.limited)), duration(rtt(one.not_limited)), again(one)].forEach((text, i) => setText(el.children[i], text));
+    });
+    let plot = null;
+    let on = false;
+    const button = h("button", { type: "button", "aria-pressed": "false", onclick: () => {
+      on = !on;
+      setAttr(button, "aria-pressed", String(on));
+      setText(button, on ? "Stop" : "Measure");
+      if (on) run();
+    } }, "Measure");
+    const run = async () => {
+      setText(said, "Measuring TCP round-trip times …");
+      while (on && !this.#closed && !document.hidden) {
+        try {
+          const one = await calls.roundTrips(row.r, RTT_SECONDS);
+          found.t.push(this.#store.at);
+          found.limited.push(rtt(one?.limited) ?? NaN);
+          found.free.push(rtt(one?.not_limited) ?? NaN);
+          setText(said, one ? "Median of TCP, between this device and who receives." : `No TCP with an answer in ${RTT_SECONDS} s.`);
+          plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
+          plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
+            layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "while not", color: "rtt", kind: "line", x: found.t, y: found.free }],
+            says: one ? `While limited ${duration(rtt(one.limited))}, while not ${duration(rtt(one.not_limited))}.` : "" });
+          table.hidden = !one;
+          if (one) lines.show([one, ...(one.hosts ?? []).slice(0, BUCKETS)], (o) => o.host);
+        } catch (err) {
+          setText(said, visible(err.message));
+          on = false;
+        }
+      }
+      on = false;
+      setAttr(button, "aria-pressed", "false");
+      setText(button, "Measure");
+    };
+    return h("section", { class: "card", "aria-labelledby": "hurt-title" }, h("div", { class: "card-head" }, h("h2", { id: "hurt-title" }, "Does the limit hurt?"), button), said, host, table);
+  }
+
   #show(row) {
     const p = this.#parts;
     const r = row.r;
@@ -232,13 +279,16 @@ export class Detail {
     const p = this.#parts;
     const r = row.r;
     const now = this.#store.at;
-    const all = row.series ?? { t: [], passed: [], refused: [], level: [], rtt: [] };
+    const recorded = Boolean(this.#range.since);
+    if (recorded) this.#recorded(row);
+    else setText(p.past, "");
+    const all = row.series ?? { t: [], passed: [], refused: [], level: [] };
     // A page that was just opened begins with a short time, which grows.
-    const x0 = Math.max(now - this.#range * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
+    const x0 = Math.max(now - (recorded ? ranges["1 min"] : this.#range).seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
-    const at = { passed: [], refused: [], level: [], rtt: [] };
+    const at = { passed: [], refused: [], level: [] };
     for (let i = from; i < all.t.length; i++) {
       // Nothing is known of a time in which the page was not shown.
       if (t.length && all.t[i] - t.at(-1) > 6000) {
@@ -250,17 +300,8 @@ export class Detail {
     }
     const offered = at.passed.map((v, i) => v + at.refused[i]);
     const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
-    const each = isEach(r);
-    const marks = [];
-    if (r.rate_bits_per_second !== null && !each) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
-    if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
-    p.ratePlot.draw({
-      ...time, yText: bits, marks,
-      layers: [
-        { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: at.passed, text: (_, i) => bits(at.refused[i]) },
-        { name: "passed", color: "passed", kind: "area", x: t, y: at.passed },
-        { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
-      ],
+    if (!recorded) p.ratePlot.draw({
+      ...time, ...rateLayers(r, t, at.passed, offered),
       says: `Now ${bits(row.passed)} pass and ${bits(row.refused)} are refused, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
     });
     const capacity = r.capacity_bytes;
@@ -270,8 +311,36 @@ export class Detail {
       yMax: capacity ? Math.max(capacity, r.queue_bytes ? capacity + r.queue_bytes : 0) * 1.1 : undefined,
       says: capacity ? `Now ${bytes(r.level_bytes)} of ${bytes(capacity)}.` : "There is no bucket.",
     });
-    p.rtt.hidden = !at.rtt.some((v) => v > 0);
-    if (!p.rtt.hidden) p.rttPlot.draw({ ...time, yText: duration, layers: [{ name: "RTT", color: "rtt", kind: "line", x: t, y: at.rtt }], says: `Now ${duration(at.rtt.at(-1))}.` });
+  }
+
+  // #recorded draws what the server recorded, which it is asked for now and then.
+  async #recorded(row) {
+    const p = this.#parts;
+    const range = this.#range;
+    const past = (this.#past ??= { next: 0 });
+    if (performance.now() < past.next) return;
+    past.next = performance.now() + 10_000;
+    if (p.past.textContent === "") setText(p.past, "Reading the history …");
+    try {
+      const found = await calls.history(row.r, range.since);
+      if (this.#closed || past !== this.#past) return;
+      const t = [];
+      const passed = [];
+      const offered = [];
+      for (const one of found.periods ?? []) {
+        t.push(Date.parse(one.begin));
+        passed.push(one.measured_ns ? one.passed_bits_per_second : NaN);
+        offered.push(one.measured_ns ? one.offered_bits_per_second : NaN);
+      }
+      const x1 = Date.parse(found.until) || Date.now();
+      p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xTicks: timeTicks, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
+      const checked = found.checked_intervals;
+      setText(p.past, [`Passed ${bytes(found.passed_bytes)}, refused ${bytes(found.refused_bytes)}.`,
+        found.passed?.p95_5min_bits_per_second ? `95th percentile of 5 minutes: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
+        checked ? `The committed rate was delivered in ${grouped(found.delivered_intervals)} of ${plural(checked, "interval")}.` : ""].filter(Boolean).join(" "));
+    } catch (err) {
+      if (past === this.#past) setText(p.past, `No history: ${visible(err.message)}`);
+    }
   }
 
   #members(row) {
@@ -305,6 +374,21 @@ function describe(r) {
   return r.unlimited ? `${r.device} ${r.direction}: ${each} is limited only by ${r.within ? `pool ${r.within}` : "nothing"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
 }
 
+// rateLayers is a plot of what passed and, on top of that, was refused, with the limits of a rule.
+function rateLayers(r, t, passed, offered) {
+  const marks = [];
+  if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
+  if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
+  return {
+    yText: bits, marks,
+    layers: [
+      { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: passed, text: (v, i) => bits(v - passed[i]) },
+      { name: "passed", color: "passed", kind: "area", x: t, y: passed },
+      { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
+    ],
+  };
+}
+
 const burst = (r) => bytes(r.capacity_bytes) + (r.rate_bits_per_second ? ` (${duration((r.capacity_bytes * 8e9) / r.rate_bits_per_second)})` : "");
 
 // firstOf is an address in a network, to begin with.
@@ -316,5 +400,13 @@ function firstOf(cidr) {
 
 // addressIn is the host of a bucket's key, which may be a flow.
 const addressIn = (key) => /^\[?([0-9a-f.:]*?)\]?(?:[/:]\d+)?(?:\s|$)/i.exec(key)?.[1] || key;
+
+// rtt is the median of a part of what was measured.
+const rtt = (part) => part?.receiver_rtt?.p50_ns ?? null;
+
+function again({ limited, not_limited: free }) {
+  const all = limited.payload_packets + free.payload_packets;
+  return all ? percent((100 * (limited.retransmitted_packets + free.retransmitted_packets)) / all) : "–";
+}
 
 const visibleLines = (text) => text.split("\n").map(visible).join("\n").trimEnd();

@@ -5,9 +5,10 @@ import { clock } from "./units.js";
 
 const KEPT = 500;
 const AGAIN = 5000; // until the page asks again after the stream ended
+const RARELY = 60_000; // the same where there is no stream
 
 // which colour the kinds have
-const tones = { overflow: "refusing", penalty: "refusing", guarantee: "refusing", "device gone": "near", "change begun": "near", "change expired": "near", "change reverted": "near" };
+const tones = { overflow: "refusing", penalty: "refusing", guarantee: "refusing", "device-gone": "near", "change-begun": "near", "change-expired": "near", "change-reverted": "near", "left-out": "near" };
 
 // A Log keeps the last events.
 export class Log {
@@ -36,7 +37,8 @@ export class Log {
         const absent = err instanceof Refusal && err.status !== 0;
         this.#is(absent ? "absent" : "lost", absent ? err.message : "");
       }
-      await new Promise((resolve) => setTimeout(resolve, AGAIN));
+      const wait = this.state === "absent" ? RARELY : AGAIN;
+      await new Promise((resolve) => setTimeout(resolve, wait));
     }
     if (this.#abort === abort) this.#abort = null;
   }
@@ -72,9 +74,9 @@ export function eventList(log, most) {
     const at = Date.parse(e.time);
     setText(time, clock(at));
     setAttr(time, "datetime", e.time);
-    setText(kind, visible(e.kind));
+    setText(kind, visible(e.kind.replaceAll("-", " ")));
     setAttr(kind, "class", `pill ${tones[e.kind] ?? ""}`);
-    setText(what, visible(e.sentence || [e.device, e.direction, e.network, e.key].filter(Boolean).join(" ")) + (e.left_out ? ` (and ${e.left_out} more that were left out)` : ""));
+    setText(what, visible(e.sentence || [e.device, e.direction, e.network, e.key].filter(Boolean).join(" ")) + (e.left_out && e.kind !== "left-out" ? ` (${e.left_out} before it were left out)` : ""));
   });
   return {
     el: h("div", null, list, none),
@@ -123,7 +125,7 @@ export class Events {
     if (kinds.join() !== this.#kinds) {
       this.#kinds = kinds.join();
       const was = this.#kind.value;
-      this.#kind.replaceChildren(h("option", { value: "" }, "All kinds"), ...kinds.map((k) => h("option", { value: k }, visible(k))));
+      this.#kind.replaceChildren(h("option", { value: "" }, "All kinds"), ...kinds.map((k) => h("option", { value: k }, visible(k.replaceAll("-", " ")))));
       this.#kind.value = kinds.includes(was) ? was : "";
     }
     const words = this.#search.value.toLowerCase().split(/\s+/).filter(Boolean);

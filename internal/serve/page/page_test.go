@@ -82,6 +82,30 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		fmt.Fprintf(w, "packets to %s go out by eth0\n  eth0 egress: 10.0.0.0/24 decides; they are dropped now; 62%% of all packets of 10.0.0.0/24 were dropped so far\n\nrule      each host in 10.0.0.0/24 gets 10mbit\nbucket    374600 of 375000 bytes (99.9 %% full)\nlater     conforms in 1.2 ms, if no others come\n", r.URL.Query().Get("address"))
 	})
+	mux.HandleFunc("GET /api/v1/report", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("since") == "1h" {
+			fail(w, http.StatusNotFound, "report: this server records nothing")
+			return
+		}
+		now, periods := time.Now(), []any{}
+		for i := range 288 {
+			passed := 9e6 + 8e6*math.Sin(float64(i)/20)
+			periods = append(periods, map[string]any{"begin": now.Add(time.Duration(i-288) * 5 * time.Minute), "measured_ns": 300e9, "passed_bits_per_second": passed, "offered_bits_per_second": max(passed, 1.4*passed-6e6)})
+		}
+		answer(w, map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "refused_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630})
+	})
+	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(500 * time.Millisecond)
+		part := func(ms float64, again int) map[string]any {
+			return map[string]any{"receiver_rtt": map[string]any{"p50_ns": ms * 1e6}, "payload_packets": 1000, "retransmitted_packets": again}
+		}
+		one := func(host string, ms float64) map[string]any {
+			return map[string]any{"device": "eth1", "direction": "ingress", "cidr": "10.0.0.0/24", "host": host, "limited": part(ms*9, 40), "not_limited": part(ms, 0)}
+		}
+		all := one("", 21.5)
+		all["hosts"] = []any{one("10.0.0.7", 20), one("<i>10.0.0.9</i>", 23)}
+		answer(w, map[string]any{"interval_ns": 3e9, "rules": []any{all}})
+	})
 	mux.HandleFunc("GET /api/v1/events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		f.mu.Lock()
@@ -304,17 +328,28 @@ func TestRule(t *testing.T) {
 	b.Eval(drawn, &before)
 	b.Until("the plot to move", fmt.Sprintf("%s !== %q", drawn, before))
 	b.Until("the text of the plot", "document.querySelector('.plot canvas').getAttribute('aria-label').includes('9.00mbit pass and 5.00mbit are refused')")
-	b.Until("buckets", "document.querySelectorAll('.mini tbody tr').length === 12 && document.querySelector('.mini tbody').innerText.startsWith('10.0.0.7')")
-	b.Click(".mini tbody tr:nth-child(2) button")
+	b.Until("buckets", "document.querySelectorAll('.within tbody tr').length === 12 && document.querySelector('.within tbody').innerText.startsWith('10.0.0.7')")
+	b.Click(".within tbody tr:nth-child(2) button")
 	b.Until("an explanation", "document.querySelector('.said pre')?.innerText.startsWith('packets to 10.0.0.10 go out by eth0')")
+	b.Eval("[...document.querySelectorAll('button')].find((b) => b.innerText === 'Measure').click()", nil)
+	b.Until("round-trip times", "[...document.querySelectorAll('.mini tbody')].some((b) => b.innerText.includes('all\\t194 ms\\t22 ms\\t2.0%') && b.innerText.includes('<i>10.0.0.9</i>'))")
 	b.Until("events", "document.querySelectorAll('.side .events li').length === 2 && document.querySelector('.side .events').innerText.includes('<b>10.0.0.10</b>')")
+	b.Click(".segments button:nth-child(3)")
+	b.Until("no history", "document.querySelector('.main-col').innerText.includes('No history: report: this server records nothing')")
+	b.Click(".segments button:nth-child(4)")
+	b.Until("a day", "document.querySelector('.main-col').innerText.includes('95th percentile of 5 minutes: 16.8mbit. The committed rate was delivered in 8\u202f630 of 8\u202f640 intervals.')")
 	b.Eval("location.reload()", nil)
 	b.Until("the same rule", "document.querySelector('h1')?.innerText.startsWith('dns')")
 	b.Open(f.URL + "/#/rule/eth9/egress/10.0.0.0%2F8")
 	b.Until("a rule that is gone", "document.querySelector('.empty')?.innerText.includes('no such rule')")
 	b.Open(f.URL + "/#/rule/%E0%A4%A/x") // which is no valid address
 	b.Until("all rules", "document.querySelector('.list')")
-	b.Harmless(f.URL)
+	for _, p := range b.Problems() {
+		if !strings.Contains(p, "/api/v1/report") { // which this server refused once
+			t.Errorf("the console says: %s", p)
+		}
+	}
+	b.OnlyAsked(f.URL)
 }
 
 // A rate is changed with the token, after a look at before and after, and confirmed or rolled back.
@@ -532,7 +567,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestPictures writes the page at three widths, light and dark, where SHAPECTL_PICTURES says.
+// TestPictures writes pictures of the page at three widths, light and dark, into the directory SHAPECTL_PICTURES, for
+// people to look at. SHAPECTL_PICTURES_ONLY is a part of their names. docs/page.webp is one of them.
 func TestPictures(t *testing.T) {
 	dir := os.Getenv("SHAPECTL_PICTURES")
 	if dir == "" {
@@ -542,10 +578,15 @@ func TestPictures(t *testing.T) {
 	f := newFake(t, rules)
 	f.buckets, f.events = buckets, happened
 	b := browser.New(t)
+	b.Size(1120, 640, "light")
+	b.Open(f.URL + "/?docs#/")
+	b.Until("the view", firstLine)
+	time.Sleep(20 * time.Second)
+	b.Picture(filepath.Join(dir, "page.webp"))
 	for _, width := range []int{360, 820, 1440} {
 		for _, theme := range []string{"light", "dark"} {
 			b.Size(width, 1100, theme)
-			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events"} {
+			for name, hash := range map[string]string{"list": "", "pools": "#/pools", "rule": "#/rule/eth0/egress/10.1.0.66%2F32", "hosts": "#/rule/eth1/ingress/10.0.0.0%2F24", "events": "#/events", "day": "#/rule/eth0/egress/10.2.0.9%2F32", "change": "#/rule/eth0/egress/10.2.0.9%2F32"} {
 				if only := os.Getenv("SHAPECTL_PICTURES_ONLY"); only != "" && !strings.Contains(fmt.Sprintf("%s-%d-%s", name, width, theme), only) {
 					continue
 				}
@@ -556,9 +597,16 @@ func TestPictures(t *testing.T) {
 				b.Open(f.URL + "/?" + name + hash)
 				b.Until("the view", "document.querySelector('.tile, .events')")
 				time.Sleep(4 * time.Second)
-				if name == "hosts" {
+				switch name {
+				case "hosts":
 					b.Click(".ask button")
+					b.Eval("[...document.querySelectorAll('button')].find((b) => b.innerText === 'Measure').click()", nil)
+					time.Sleep(3 * time.Second)
+				case "day":
+					b.Click(".segments button:nth-child(4)")
 					time.Sleep(time.Second)
+				case "change":
+					b.Eval("document.getElementById('new-rate').value = '500kbit'; document.querySelector('.rate-form button').click()", nil)
 				}
 				b.Picture(filepath.Join(dir, fmt.Sprintf("page-%s-%d-%s.png", name, width, theme)))
 			}

@@ -9,13 +9,13 @@ export const keyOf = (r) => (r.kind === "pool" ? poolKey(r.name) : `rule/${r.dev
 
 // A Series is the last values, in step with their times.
 class Series {
-  t = []; passed = []; refused = []; level = []; rtt = [];
+  t = []; passed = []; refused = []; level = [];
 
   add(at, values, keep) {
     this.t.push(at);
-    for (const name of ["passed", "refused", "level", "rtt"]) this[name].push(values[name] ?? NaN);
+    for (const name of ["passed", "refused", "level"]) this[name].push(values[name] ?? NaN);
     if (this.t.length > keep * 1.1) {
-      for (const name of ["t", "passed", "refused", "level", "rtt"]) this[name].splice(0, this.t.length - keep);
+      for (const name of ["t", "passed", "refused", "level"]) this[name].splice(0, this.t.length - keep);
     }
   }
 }
@@ -45,7 +45,7 @@ class Row {
     this.state = stateOf(this);
     if (this.series || this.passed || this.refused || r.level_bytes || this.watched) {
       this.series ??= new Series();
-      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes, rtt: rttOf(r) }, this.watched ? WATCHED : USUAL);
+      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes }, this.watched ? WATCHED : USUAL);
     }
   }
 
@@ -54,8 +54,6 @@ class Row {
     return this.series ? this.series[figure].slice(-MINUTE) : [];
   }
 }
-
-const rttOf = (r) => r.rtt?.limited_ns ?? r.rtt_ns ?? null;
 
 function perSecond(now, was, ms) {
   return now.refused_bytes >= was.refused_bytes && ms > 0 ? ((now.refused_bytes - was.refused_bytes) * 8000) / ms : null;

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -278,14 +279,15 @@ func (t *Tab) Key(key string, code int) {
 	}
 }
 
-// Picture writes a picture of the page to a file.
+// Picture writes a picture of the page to a file, whose name ends in .png or .webp.
 func (t *Tab) Picture(path string) {
 	t.tb.Helper()
 	var got struct{ Data string }
-	t.Call("Page.captureScreenshot", map[string]any{"format": "png"}, &got)
-	png, err := base64.StdEncoding.DecodeString(got.Data)
+	format := strings.TrimPrefix(filepath.Ext(path), ".")
+	t.Call("Page.captureScreenshot", map[string]any{"format": format, "quality": 80}, &got)
+	picture, err := base64.StdEncoding.DecodeString(got.Data)
 	testenv.Must(t.tb, err)
-	testenv.Must(t.tb, os.WriteFile(path, png, 0o644))
+	testenv.Must(t.tb, os.WriteFile(path, picture, 0o644))
 }
 
 // Roles are the lines "role name" of the accessibility tree.
