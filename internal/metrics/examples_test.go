@@ -232,15 +232,7 @@ func traffic(t *testing.T) http.Handler {
 			if r.Shadow != nil {
 				r.Shadow.RefusedBytes = n
 			}
-			if !r.IsPool() {
-				r.Within = "home"
-			}
 		}
-		waits := aRule("eth1", "10.1.0.0/16")
-		waits.Within, waits.Note = "home", "guarantee 2mbit waits for room in its pool"
-		empty := aPool("waits", "isp")
-		empty.Note = waits.Note
-		now.Rules = append(now.Rules, waits, empty)
 		return now, failing
 	}})
 }
