@@ -11,7 +11,7 @@ to=$(cd "$1" && pwd)
 
 cd "$root"
 find README.md CHANGELOG.md SECURITY.md LICENSE LICENSES docs examples -type f \
-	! -path 'docs/man/*' ! -path 'docs/bench/*' ! -name '*.json' -print0 |
+	! -path 'docs/man/*' ! -path 'docs/bench/*' -print0 |
 	while IFS= read -r -d '' file; do
 		install -D -m 644 "$file" "$to/$file"
 	done

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -30,6 +31,7 @@ func TestReference(t *testing.T) {
 	generated(t, "commands.md", commandReference(root))
 	generated(t, "policy.md", optionTable())
 	generated(t, "json.md", source.json(t))
+	generated(t, "metrics.md", metricsReference())
 	generated(t, "README.md", source.exitCodes()+source.environment(t))
 }
 
@@ -143,6 +145,19 @@ func optionTable() string {
 	for _, o := range policy.Options {
 		names := "`" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `") + "`"
 		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, "`"+o.Value(new(policy.Limit)).String()+"`"))
+	}
+	return s.String()
+}
+
+func metricsReference() string {
+	var s strings.Builder
+	s.WriteString("| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n")
+	for _, m := range metrics.All() {
+		labels := ""
+		if m.Labels != nil {
+			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&s, "| `%s` | %s | %s | %s |\n", m.Name, m.Type, labels, markdown(m.Help))
 	}
 	return s.String()
 }

@@ -35,6 +35,7 @@ type serveOptions struct {
 	file, lastGood string
 	listen         string
 	anyNetns       bool
+	buckets        int // of which /metrics tells the level
 	serve.Options
 }
 
@@ -69,6 +70,9 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
 				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
 			}
+			if o.buckets < 0 || o.buckets > mostBuckets {
+				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBuckets)
+			}
 			if o.listen != "none" {
 				o.Listen = o.listen
 			}
@@ -90,6 +94,7 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "the most `bytes` of a request's body, such as a policy")
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
+	f.IntVar(&o.buckets, "metrics-buckets", 20, "/metrics has the levels of the `N` fullest buckets; 0 for none")
 	e.addSetupFQ(f)
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
 	return cmd
@@ -101,10 +106,15 @@ func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, 
 	if err != nil {
 		return nil, err
 	}
+	exporter, err := e.exporter(o, options)
+	if err != nil {
+		return nil, err
+	}
 	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
 	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("GET /metrics", serve.Reads, exporter)
 	s.Handle("/", serve.Static, page.Handler())
 	return s, nil
 }

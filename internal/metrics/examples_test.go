@@ -1,15 +1,11 @@
 package metrics_test
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,7 +14,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"go.yaml.in/yaml/v4"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/metrics"
@@ -179,9 +174,6 @@ func TestAlerts(t *testing.T) {
 
 // Prometheus scrapes an exporter, and answers each query of the dashboard and of the alerts from what it got.
 func TestPrometheus(t *testing.T) {
-	if _, err := exec.LookPath("prometheus"); err != nil {
-		testenv.Skip(t, "needs Debian's package prometheus")
-	}
 	testenv.NewNetns(t)
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
 	listener, err := net.Listen("tcp", "127.0.0.1:9824")
@@ -190,27 +182,7 @@ func TestPrometheus(t *testing.T) {
 	go server.Serve(listener)
 	defer server.Close()
 
-	dir := t.TempDir()
-	config, err := os.ReadFile(examples + "prometheus/prometheus.yml")
-	testenv.Must(t, err)
-	here, err := filepath.Abs(examples + "prometheus/alerts.yaml")
-	testenv.Must(t, err)
-	faster := strings.NewReplacer("scrape_interval: 15s", "scrape_interval: 1s", "- alerts.yaml", "- "+here).Replace(string(config))
-	testenv.Must(t, os.WriteFile(dir+"/prometheus.yml", []byte("global: {evaluation_interval: 1s}\n"+faster), 0o644))
-	log, err := os.Create(dir + "/log")
-	testenv.Must(t, err)
-	defer log.Close()
-	cmd := exec.Command("prometheus", "--config.file="+dir+"/prometheus.yml", "--storage.tsdb.path="+dir+"/data", "--web.listen-address=127.0.0.1:9090")
-	cmd.Stdout, cmd.Stderr = log, log
-	testenv.Must(t, cmd.Start()) // in the namespace of this thread
-	defer func() {
-		cmd.Process.Kill()
-		cmd.Wait()
-		if said, _ := os.ReadFile(dir + "/log"); t.Failed() {
-			t.Logf("Prometheus says: %s", said)
-		}
-	}()
-
+	prometheus := testenv.StartPrometheus(t)
 	_, queries := readDashboard(t)
 	for i := range queries {
 		queries[i].expr = grafanas.Replace(queries[i].expr)
@@ -223,7 +195,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	left := queries
 	for deadline := time.Now().Add(time.Minute); len(left) > 0 && time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
-		left = slices.DeleteFunc(slices.Clone(left), func(q query) bool { return answers(t, q) })
+		left = slices.DeleteFunc(slices.Clone(left), func(q query) bool { return len(prometheus.Query(q.expr)) > 0 })
 	}
 	for _, q := range left {
 		t.Errorf("%s has no data: %s", q.where, q.expr)
@@ -235,7 +207,7 @@ func TestPrometheus(t *testing.T) {
 			}
 		}
 	}
-	get(t, "/api/v1/rules", &rules)
+	prometheus.Get("/api/v1/rules", &rules)
 	for _, r := range rules.Data.Groups[0].Rules {
 		if r.Health != "ok" {
 			t.Errorf("alert %s: %s %s", r.Name, r.Health, r.LastError)
@@ -260,52 +232,10 @@ func traffic(t *testing.T) http.Handler {
 			if r.Shadow != nil {
 				r.Shadow.RefusedBytes = n
 			}
-			if !r.IsPool() {
-				r.Within = "home"
-			}
 		}
-		waits := aRule("eth1", "10.1.0.0/16")
-		waits.Within, waits.Note = "home", "guarantee 2mbit waits for room in its pool"
-		empty := aPool("waits", "isp")
-		empty.Note = waits.Note
-		now.Rules = append(now.Rules, waits, empty)
 		return now, failing
 	}})
 }
 
 // grafanas replaces variables as Grafana does.
 var grafanas = strings.NewReplacer("$__rate_interval", "10s", "$instance", ".*", "$device", ".*", "$direction", ".*", "$name", ".*", "$pool", ".*")
-
-// get asks Prometheus. It leaves answer as it is until Prometheus has started.
-func get(t *testing.T, path string, answer any) {
-	t.Helper()
-	c, err := net.Dial("tcp", "127.0.0.1:9090") // not by http.Client, which dials on a thread in another namespace
-	if errors.Is(err, unix.ECONNREFUSED) {
-		return
-	}
-	testenv.Must(t, err)
-	defer c.Close()
-	request, err := http.NewRequest("GET", "http://127.0.0.1:9090"+path, nil)
-	testenv.Must(t, err)
-	testenv.Must(t, request.Write(c))
-	got, err := http.ReadResponse(bufio.NewReader(c), request)
-	testenv.Must(t, err)
-	defer got.Body.Close()
-	if got.StatusCode != http.StatusServiceUnavailable {
-		testenv.Must(t, json.NewDecoder(got.Body).Decode(answer))
-	}
-}
-
-// answers reports whether Prometheus has any value for a query. It ends the test if the query is wrong.
-func answers(t *testing.T, q query) bool {
-	t.Helper()
-	var answer struct {
-		Status, Error string
-		Data          struct{ Result []any }
-	}
-	get(t, "/api/v1/query?query="+url.QueryEscape(q.expr), &answer)
-	if answer.Status == "error" {
-		t.Fatalf("%s: %s: %s", q.where, q.expr, answer.Error)
-	}
-	return len(answer.Data.Result) > 0
-}

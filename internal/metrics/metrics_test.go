@@ -1,6 +1,9 @@
 package metrics_test
 
 import (
+	"compress/gzip"
+	"errors"
+	"io"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -10,6 +13,7 @@ import (
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -66,6 +70,9 @@ func aPool(name, within string) report.Rule {
 	}
 }
 
+// waiting is the note of a rule or pool whose guarantee waits.
+const waiting = "guarantee 2mbit waits for room in its pool"
+
 // everything is a reading in which every metric has a value.
 func everything() *measure.Reading {
 	host := aRule("eth0", "2001:db8::/32")
@@ -77,11 +84,12 @@ func everything() *measure.Reading {
 	host.Shadow = &report.Shadow{SeenBytes: 14, RefusedBytes: 15, RefusedPackets: 16}
 	queue := aRule("eth0", "10.0.0.0/8")
 	queue.Excess, queue.QueueBytes, queue.DelayedBytes, queue.DelayedPackets = "delay", 375e3, 17, 18
-	home, isp := aPool("home", "isp"), aPool("isp", "")
+	home, isp, full := aPool("home", "isp"), aPool("isp", ""), aPool("full", "isp")
+	queue.Within, queue.Note, full.Note = "home", waiting, waiting
 	home.GuaranteeBits, home.ActiveSharers, home.RefusedBytes, home.RefusedPackets = number(2e6), number(1), 19, 20
 	home.DelayedBytes, home.DelayedPackets, home.MarkedPackets = 21, 22, 23
 	return &measure.Reading{
-		Time: time.Unix(1700000000, 0), Rules: report.Rules{home, isp, queue, host}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
+		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
 		Fullest: []report.FullBucket{report.NewFullBucket(&host, report.Bucket{Key: "2001:db8::7", LevelBytes: 24}, 1)},
 	}
 }
@@ -100,6 +108,83 @@ func TestMetrics(t *testing.T) {
 	for _, m := range metrics.All() {
 		if !strings.Contains(text, "# TYPE "+m.Name+" "+m.Type+"\n") {
 			t.Errorf("no value of %s, a %s", m.Name, m.Type)
+		}
+	}
+}
+
+// A reading that fails is told of once, and the answer has what could be read.
+func TestReadingFails(t *testing.T) {
+	s := source{reading: everything(), err: errors.New("device 7 is gone")}
+	e := s.exporter()
+	for range 2 {
+		if text := scrape(t, e); !strings.Contains(text, "\nshapectl_up 0\n") || !strings.Contains(text, "\nshapectl_rules 2\n") {
+			t.Errorf("a reading of two rules that failed in part: %s", text)
+		}
+	}
+	s.reading = nil
+	text := scrape(t, e)
+	for _, want := range []string{"shapectl_up 0", "shapectl_rules 0", "shapectl_scrape_errors_total 3", "go_goroutines"} {
+		if !strings.Contains(text, "\n"+want) {
+			t.Errorf("without any reading there is no %s: %s", want, text)
+		}
+	}
+	if s.reading, s.err = everything(), nil; !strings.Contains(scrape(t, e), "\nshapectl_up 1\n") {
+		t.Error("shapectl_up stays 0")
+	}
+	if len(s.told) != 1 {
+		t.Errorf("told of %q", s.told)
+	}
+}
+
+// Names may hold anything, and a deleted device may have left rules under a name that another has now.
+func TestNames(t *testing.T) {
+	hostile := aRule("e\xff\"\\\n", "10.0.0.0/8")
+	hostile.Name = "\u202e<img onerror=1>\x1b[2J"
+	old, other := aRule("eth0", "10.0.0.0/8"), aRule("eth0", "10.0.0.0/8")
+	old.Attached, old.PassedBytes, other.PassedBytes = isTrue(false), 1, 2
+	s := source{reading: &measure.Reading{Rules: report.Rules{hostile, old, other}}}
+	text := scrape(t, s.exporter())
+	if said := lint(t, text); said != nil {
+		t.Errorf("promtool check metrics: %q", said)
+	}
+	for _, want := range []string{
+		`shapectl_rule_passed_bytes_total{device="e\\xff\"\\\\n",direction="egress",network="10.0.0.0/8"} 0`,
+		`shapectl_rule_passed_bytes_total{device="eth0",direction="egress",network="10.0.0.0/8"} 2`,
+		`shapectl_attached{device="eth0",direction="egress"} 1`, `name="\\u202e<img onerror=1>\\u001b[2J"`,
+	} {
+		if strings.Count(text, want) != 1 {
+			t.Errorf("there is no %s", want)
+		}
+	}
+	if strings.Count(text, "\nshapectl_rule_passed_bytes_total{") != 2 {
+		t.Error("a rule is there twice")
+	}
+}
+
+// Prometheus asks for other formats and compression; all say the same.
+func TestFormats(t *testing.T) {
+	s := source{reading: everything()}
+	e := s.exporter()
+	for accept, says := range map[string]string{"application/openmetrics-text;version=1.0.0": "# EOF\n", "text/plain;version=0.0.4": "go_goroutines"} {
+		for _, encoding := range []string{"", "gzip", "br;q=1.0, gzip;q=0.8", "gzip;q=0"} {
+			w, r := httptest.NewRecorder(), httptest.NewRequest("GET", "/metrics", nil)
+			r.Header.Set("Accept", accept)
+			r.Header.Set("Accept-Encoding", encoding)
+			e.ServeHTTP(w, r)
+			var body io.Reader = w.Body
+			if w.Header().Get("Content-Encoding") == "gzip" {
+				var err error
+				body, err = gzip.NewReader(body)
+				testenv.Must(t, err)
+			}
+			if wanted := strings.Contains(encoding, "gzip") && encoding != "gzip;q=0"; wanted != (body != w.Body) {
+				t.Errorf("Accept-Encoding %q is answered by %q", encoding, w.Header().Get("Content-Encoding"))
+			}
+			text, err := io.ReadAll(body)
+			testenv.Must(t, err)
+			if !strings.Contains(string(text), says) || !strings.Contains(string(text), `shapectl_rule_level_bytes{device="eth0"`) {
+				t.Errorf("%s, %q: %s", accept, encoding, text)
+			}
 		}
 	}
 }
