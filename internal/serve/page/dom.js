@@ -93,3 +93,9 @@ export function visible(text) {
 export function name(text, props) {
   return h("bdi", props, visible(text));
 }
+
+// searchField puts a magnifying glass before a field.
+export function searchField(input) {
+  return h("div", { class: "search" },
+    s("svg", { viewBox: "0 0 16 16", fill: "none", stroke: "currentColor", "stroke-width": 1.75, "stroke-linecap": "round", "aria-hidden": "true" }, s("circle", { cx: 7, cy: 7, r: 4.5 }), s("path", { d: "m10.5 10.5 3.5 3.5" })), input);
+}

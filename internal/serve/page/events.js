@@ -1,6 +1,6 @@
 // Events as they happen, and the lists of them.
 import { Refusal, stream } from "./api.js";
-import { Rows, h, setAttr, setText, visible } from "./dom.js";
+import { Rows, h, searchField, setAttr, setText, visible } from "./dom.js";
 import { clock } from "./units.js";
 
 const KEPT = 500;
@@ -116,7 +116,7 @@ export class Events {
     this.#count = h("span");
     host.replaceChildren(
       h("div", { class: "head" }, h("h1", null, "Events"), h("p", { class: "sentence" }, "The moment a bucket overflows, a penalty starts, a guarantee is refused, a change ends, or a device comes or goes.")),
-      h("div", { class: "toolbar", role: "search" }, h("div", { class: "search" }, this.#search), this.#kind),
+      h("div", { class: "toolbar", role: "search" }, searchField(this.#search), this.#kind),
       h("section", { class: "card", "aria-label": "Events, the newest first" }, this.#list.el, h("p", { class: "muted small" }, this.#count)));
   }
 

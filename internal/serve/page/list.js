@@ -1,5 +1,5 @@
 // The list of rules, worst first, and the tree of pools.
-import { Rows, byID, h, name, s, setAttr, setText, visible } from "./dom.js";
+import { Rows, h, name, s, searchField, setAttr, setText, visible } from "./dom.js";
 import { drawSpark, spark } from "./plot.js";
 import { matcher, natural, placeOf, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, grouped, percent, plural, rate } from "./units.js";
@@ -70,7 +70,7 @@ export class List {
       h("h1", { class: "hidden" }, tree ? "Pools" : "Rules, the worst now first"),
       this.#tiles.el,
       h("div", { class: "toolbar", role: "search" },
-        h("div", { class: "search" }, s("svg", { viewBox: "0 0 16 16", fill: "none", stroke: "currentColor", "stroke-width": 1.75, "stroke-linecap": "round", "aria-hidden": "true" }, s("circle", { cx: 7, cy: 7, r: 4.5 }), s("path", { d: "m10.5 10.5 3.5 3.5" })), this.#search),
+        searchField(this.#search),
         this.#show, tree ? null : this.#kind),
       h("section", { class: "card list", "aria-label": tree ? "Pools" : "Rules" }, this.#table, this.#empty,
         h("div", { class: "summary" }, this.#found, this.#holding, this.#more)));

@@ -308,8 +308,10 @@ export function spark() {
     ["refused", "passed"].flatMap((name) => [s("path", { class: `${name} fill` }), s("path", { class: `${name} line` })]));
 }
 
-// drawSpark draws the last n values; shorter ones begin later. top is the value of the upper edge, at least.
-export function drawSpark(svg, passed, refused, n, top = 0) {
+// drawSpark draws values, of which there will be full; the first few grow into their place. top is the value of the upper
+// edge, at least.
+export function drawSpark(svg, passed, refused, full, top = 0) {
+  const n = Math.max(full / 4, passed.length);
   let most = top;
   for (let i = 0; i < passed.length; i++) most = Math.max(most, (passed[i] || 0) + (refused?.[i] || 0));
   const x = (i) => ((100 * (n - passed.length + i)) / (n - 1)).toFixed(1);
