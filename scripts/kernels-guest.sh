@@ -144,8 +144,8 @@ queue)
 	# Packets that a program redirects to an ifb leave it again from Linux 6.4 on.
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"
-	[[ $hook != tcx ]] || tests cmd/shapectl TestRTTOfPath
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
+	[[ $hook != tcx ]] || tests cmd/shapectl TestRTTOfPath
 	;;
 refused)
 	# An unusable kernel is refused in one line, and nothing is left behind.
