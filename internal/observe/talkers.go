@@ -146,6 +146,7 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 
 // place attaches the programs where they are not, because the device was made or its rules were attached again.
 func (t *Talkers) place() error {
+	t.hooks.looked = time.Time{}
 	wanted := map[hookKey]policy.Match{{t.options.Device, t.options.Direction}: t.options.Match}
 	return t.hooks.place(wanted, func(_ hookKey, ifindex int) { t.match(ifindex) })
 }
