@@ -145,6 +145,11 @@ queue)
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
+	if [[ $hook == tcx ]]; then
+		tests cmd/shapectl TestRTTOfPath TestRTTOfQueue
+	else
+		tests cmd/shapectl TestRTTRefused
+	fi
 	;;
 refused)
 	# An unusable kernel is refused in one line, and nothing is left behind.

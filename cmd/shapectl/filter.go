@@ -18,6 +18,7 @@ import (
 
 // filterRules says which rules are meant.
 type filterRules struct {
+	command   string            // for errors; "" for show
 	device    string            // "" for any
 	pattern   bool              // device is a pattern: resolve decides
 	direction *policy.Direction // nil for both
@@ -45,6 +46,7 @@ func (n networks) String() string {
 
 // parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
 func parseFilter(cmd string, given []string) (want filterRules, err error) {
+	want.command = cmd
 	if len(given) > 0 {
 		want.device = given[0]
 	}

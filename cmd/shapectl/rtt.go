@@ -71,15 +71,18 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 	rules.SortByDevice()
 	seen := report.RTTs{Rules: []report.RTT{}}
 	if len(rules) > 0 {
-		o, err := e.options()
-		if err != nil {
-			return err
+		o, wrong := e.options()
+		if wrong != nil {
+			return wrong
 		}
 		reader := &measure.Reader{Options: o, Netns: e.netns}
 		defer reader.Close()
-		reading, err := e.observe(reader, rules, interval, oneIn)
-		if err != nil {
-			return fmt.Errorf("rtt: %w", e.advise(err))
+		reading, failed := e.observe(reader, rules, interval, oneIn)
+		switch {
+		case reading.Interval == 0:
+			return fmt.Errorf("rtt: %w", e.advise(failed))
+		case failed != nil:
+			err = errors.Join(err, e.degraded("rtt: %w", failed))
 		}
 		seen = reading.Report(rules)
 	}
@@ -97,7 +100,7 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 	return errors.Join(err, written)
 }
 
-// observe looks at the packets of rules for some time.
+// observe looks at the packets of rules for some time. With an error about some of the devices comes what was measured on others.
 func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
 	chosen := map[observe.Key]bool{}
 	for i := range rules {
@@ -109,9 +112,9 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
 	for end := time.Now().Add(interval); ; time.Sleep(min(rttStep, time.Until(end))) {
-		now, err := reader.Read(measure.What{})
-		if err != nil {
-			return out, err
+		now, unread := reader.Read(measure.What{})
+		if now == nil {
+			return out, unread
 		}
 		var follow report.Rules
 		for _, r := range now.Rules {
@@ -119,11 +122,10 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 				follow = append(follow, r)
 			}
 		}
-		if err := o.Follow(follow); err != nil {
-			return out, err
-		}
+		failed := o.Follow(follow)
 		if !time.Now().Before(end) {
-			return o.Read()
+			out, err = o.Read()
+			return out, errors.Join(err, failed)
 		}
 	}
 }

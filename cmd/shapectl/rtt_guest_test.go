@@ -42,3 +42,31 @@ func TestRTTOfPath(t *testing.T) {
 		})
 	}
 }
+
+// The wait in the queue of a rule is part of the round trip, and while packets wait the rule limits their host.
+func TestRTTOfQueue(t *testing.T) {
+	r := newTCPRig(t)
+	r.run(words("set va egress 10.0.0.0/24 --each host --rate 4mbit --algorithm leaky --capacity 60ms --excess delay --setup-fq")...)
+	r.upload()
+	var got report.RTTs
+	testenv.Eventually(t, "round trips while packets wait", func() bool {
+		got = r.rtt("--interval", "2s")
+		return len(got.Rules) == 1 && got.Rules[0].Limited.Receiver.Samples > 10
+	})
+	if p50 := time.Duration(*got.Rules[0].Limited.Receiver.P50NS); p50 < 20*time.Millisecond || p50 > 70*time.Millisecond {
+		t.Errorf("the median is %v, and the queue is 60ms long", p50)
+	}
+	if free := got.Rules[0].NotLimited; free.PayloadPackets > got.Rules[0].Limited.PayloadPackets/10 {
+		t.Errorf("the rule does not limit: %+v", got.Rules[0])
+	}
+}
+
+// Linux before 6.6 cannot run the programs.
+func TestRTTRefused(t *testing.T) {
+	if !testenv.OlderThan(t, 6, 6) {
+		t.Skip("this kernel has tcx")
+	}
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
+	r.refused(exitMissing, "this kernel has no tcx; Linux has it from 6.6 on", "rtt", "--interval", "20ms")
+}

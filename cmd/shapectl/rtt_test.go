@@ -128,10 +128,10 @@ func TestRTT(t *testing.T) {
 	if left := r.programs(); len(left) != 1 {
 		t.Errorf("programs %v are on the device, want only that of shapectl", left)
 	}
-	text := r.ok("rtt", "10.0.0.2", "--interval", "500ms")
-	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.HasPrefix(lines[2], "va egress  10.0.0.0/24  10.0.0.2") {
-		t.Errorf("prints %q", text)
-	}
+	testenv.Eventually(t, "a line for the rule and one for its host", func() bool {
+		lines := strings.Split(r.ok("rtt", "10.0.0.2", "--interval", "500ms"), "\n")
+		return len(lines) == 4 && strings.HasPrefix(lines[2], "va egress  10.0.0.0/24  10.0.0.2")
+	})
 }
 
 // The kernel detaches what a killed process has left.
@@ -160,8 +160,19 @@ func TestRTTWithoutTraffic(t *testing.T) {
 		t.Errorf("prints %q", out)
 	}
 	r.refused(exitInput, "is no power of two", "rtt", "--one-in", "3")
+	r.refused(exitInput, "rtt: ", "rtt", "nowhere")
 	r.refused(exitInput, "out of range", "rtt", "--interval", "1us")
 	if out := r.ok("rtt", "-j", "va", "ingress"); !strings.Contains(out, `"rules": []`) {
 		t.Errorf("without a rule: %s", out)
+	}
+}
+
+// A member of the group may read rules, but not attach programs.
+func TestRTTOfAReader(t *testing.T) {
+	r, program := newReadersRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
+	got := r.result(r.asNobody(program, nil, "rtt", "--interval", "20ms"))
+	if got.code != exitMissing || got.out != "" || !strings.Contains(got.err, "run as root") || strings.Contains(got.err, "6.6") {
+		t.Errorf("a reader gets %+v", got)
 	}
 }

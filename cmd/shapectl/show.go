@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -249,7 +250,7 @@ func (e *env) showNames(rules report.Rules, o showOptions) error {
 // rules are those of a filter, and the time at which they were read. With the error come
 // those that could be read, nil if there are none. The filter is resolved.
 func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules report.Rules, at uint64, err error) {
-	err = e.with(loader.Read, "show", func(n *loader.Namespace) error {
+	err = e.with(loader.Read, cmp.Or(want.command, "show"), func(n *loader.Namespace) error {
 		resolve := want.resolve
 		if search {
 			resolve = want.search

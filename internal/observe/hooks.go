@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -39,26 +40,49 @@ type hooks struct {
 	netns   string
 	objects *objects
 	at      map[hookKey]*hook
+	looked  time.Time // when place last looked at all of them
 }
 
+// lookAgain is how long the order of programs is taken for granted while the wanted hooks stay the same.
+const lookAgain = time.Second
+
 // place attaches programs to the wanted hooks and to no others. A program of shapectl may have come later, or
-// from elsewhere, so the order is looked at each time. moved is called for hooks on a device with another index.
+// from elsewhere, so the order is looked at again and again. moved is called for hooks on a device with another index.
 func (h *hooks) place(wanted map[hookKey]policy.Match, moved func(hookKey, int)) error {
+	changes := 0
+	for key := range h.at {
+		if _, still := wanted[key]; !still {
+			changes++
+		}
+	}
+	for key, match := range wanted {
+		if have := h.at[key]; have == nil || have.match != match {
+			changes++
+		}
+	}
+	if changes == 0 && time.Since(h.looked) < lookAgain {
+		return nil
+	}
+	h.looked = time.Now()
 	return loader.In(h.netns, func() error {
-		var failed []error
-		for key, have := range h.at {
-			if _, still := wanted[key]; !still {
-				delete(h.at, key)
-				have.close()
-			}
-		}
-		for key, match := range wanted {
-			if err := h.placeAt(key, match, moved); err != nil && !isGone(err) {
-				failed = append(failed, fmt.Errorf("look at packets of %s %s: %w", key.device, key.direction, err))
-			}
-		}
-		return errors.Join(failed...)
+		return loader.Hurry(changes, func() error { return h.placeAll(wanted, moved) })
 	})
+}
+
+func (h *hooks) placeAll(wanted map[hookKey]policy.Match, moved func(hookKey, int)) error {
+	var failed []error
+	for key, have := range h.at {
+		if _, still := wanted[key]; !still {
+			delete(h.at, key)
+			have.close()
+		}
+	}
+	for key, match := range wanted {
+		if err := h.placeAt(key, match, moved); err != nil && !isGone(err) {
+			failed = append(failed, fmt.Errorf("look at packets of %s %s: %w", key.device, key.direction, err))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // isGone reports whether an error is about a device that is not there any more.
@@ -156,10 +180,13 @@ func (h *hooks) index(of Key) int {
 	return 0
 }
 
-func (h *hooks) close() (err error) {
-	for _, have := range h.at {
-		err = errors.Join(err, have.close())
-	}
+func (h *hooks) close() error {
+	err := loader.Hurry(len(h.at), func() (err error) {
+		for _, have := range h.at {
+			err = errors.Join(err, have.close())
+		}
+		return err
+	})
 	clear(h.at)
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"runtime"
 	"unsafe"
@@ -134,6 +135,17 @@ func (o *objects) lost() (samples, flows uint64, err error) {
 		flows += cpu.LostFlows
 	}
 	return samples, flows, nil
+}
+
+// checkTCX says why no programs can run beside those of shapectl.
+func checkTCX() error {
+	if _, err := netinfo.TCXPrograms(1, policy.Egress); errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	if !netinfo.HasTCX() {
+		return ErrNoTCX
+	}
+	return nil
 }
 
 // ErrNoTCX means that the kernel cannot run programs beside those of shapectl.

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
@@ -146,8 +145,8 @@ type host struct {
 
 // Start begins to look. Nothing is attached before Follow.
 func Start(o Options) (*Observer, error) {
-	if !netinfo.HasTCX() {
-		return nil, fmt.Errorf("follow TCP flows: %w", ErrNoTCX)
+	if err := checkTCX(); err != nil {
+		return nil, fmt.Errorf("follow TCP flows: %w", err)
 	}
 	if o.OneIn == 0 {
 		o.OneIn = 1

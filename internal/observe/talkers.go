@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -117,8 +116,8 @@ type talker struct {
 
 // StartTalkers begins to count on a device. The device may go and come back.
 func StartTalkers(o TalkersOptions) (*Talkers, error) {
-	if !netinfo.HasTCX() {
-		return nil, fmt.Errorf("count who sends: %w", ErrNoTCX)
+	if err := checkTCX(); err != nil {
+		return nil, fmt.Errorf("count who sends: %w", err)
 	}
 	if len(o.Except) >= MaxRules {
 		return nil, fmt.Errorf("count who sends: %d rules are inside %v, too many to leave out", len(o.Except), o.Network)
@@ -146,6 +145,7 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 
 // place attaches the programs where they are not, because the device was made or its rules were attached again.
 func (t *Talkers) place() error {
+	t.hooks.looked = time.Time{}
 	wanted := map[hookKey]policy.Match{{t.options.Device, t.options.Direction}: t.options.Match}
 	return t.hooks.place(wanted, func(_ hookKey, ifindex int) { t.match(ifindex) })
 }

@@ -42,6 +42,9 @@ func (file haste) hurry(hooks int, f func() error) error {
 	return f()
 }
 
+// Hurry is hurry for programs that others attach.
+func Hurry(hooks int, f func() error) error { return haste(expedited).hurry(hooks, f) }
+
 // relax ends what hurry began, once no command of any namespace needs it. The check takes a
 // read lock on a file opened for writing, so a process that may not write cannot prevent it.
 func (file haste) relax() {
