@@ -73,10 +73,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 		case <-s.arrivals.More():
 			err = s.follow()
 		case <-look.C:
-			if s.store == nil {
-				err = s.renew()
-			}
-			if err == nil {
+			if err = s.followMaps(); err == nil {
 				err = s.look()
 			}
 		case <-renew.C:
@@ -208,7 +205,6 @@ func (s *session) close() {
 // report calls OnProblem for errors that may pass, and returns others.
 func (s *session) report(err error) error {
 	if err == nil {
-		s.problem = ""
 		return nil
 	}
 	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) ||
@@ -223,13 +219,20 @@ func (s *session) report(err error) error {
 	return nil
 }
 
-// renew goes on listening, to other maps if there are others.
-func (s *session) renew() error {
+// followMaps goes on with other maps, if there are others.
+func (s *session) followMaps() error {
 	generation, err := loader.CurrentGeneration(s.Loader)
+	if err == nil && generation != s.generation {
+		if err = s.open(generation); err == nil {
+			s.problem = ""
+		}
+	}
+	return s.report(err)
+}
+
+// renew goes on listening.
+func (s *session) renew() (err error) {
 	switch {
-	case err != nil:
-	case generation != s.generation:
-		err = s.open(generation)
 	case s.listener != nil:
 		if err = s.listener.Renew(); errors.Is(err, maps.ErrLost) { // the process was stopped for a while
 			s.closeListener()
@@ -290,11 +293,7 @@ func (s *session) packet(e maps.Event) error {
 	}
 	cause, ok := s.store.Cause(e)
 	if !ok { // the maps have just grown
-		generation, err := loader.CurrentGeneration(s.Loader)
-		if err == nil && generation != s.generation {
-			err = s.open(generation)
-		}
-		if err = s.report(err); err != nil || s.store == nil {
+		if err := s.followMaps(); err != nil || s.store == nil {
 			return err
 		}
 		if cause, ok = s.store.Cause(e); !ok {
