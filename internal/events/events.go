@@ -27,6 +27,7 @@ const (
 	lookEvery  = 100 * time.Millisecond // at changes and rules
 	renewEvery = time.Second            // the lease, see maps.Lease
 	leftAfter  = time.Second            // events that were left out are told of without another event
+	patience   = 50 * time.Millisecond  // with a command at work: the lease must be renewed meanwhile
 )
 
 // Options say what to listen to.
@@ -118,6 +119,7 @@ func (s *session) begin() error {
 	if err := s.follow(); err != nil {
 		return err
 	}
+	s.Loader.Patience = patience
 	if s.store != nil {
 		s.change.look(s.store, func(report.Event) {})
 	}
@@ -128,8 +130,10 @@ func (s *session) begin() error {
 func (s *session) open(generation loader.Generation) error {
 	store, opened, err := loader.Listen(s.Loader)
 	if err != nil {
-		s.closeStore()
-		s.generation = generation // and not again
+		if errors.Is(err, maps.ErrOtherLayout) {
+			s.closeStore()
+			s.generation = generation // there is nothing more to learn from it
+		}
 		return err
 	}
 	if store != nil && s.listener != nil && s.listener.Moves(store) {
@@ -207,8 +211,7 @@ func (s *session) report(err error) error {
 	if err == nil {
 		return nil
 	}
-	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) ||
-		errors.Is(err, maps.ErrListeners)
+	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrListeners)
 	if !passes {
 		return err
 	}
@@ -223,9 +226,10 @@ func (s *session) report(err error) error {
 func (s *session) followMaps() error {
 	generation, err := loader.CurrentGeneration(s.Loader)
 	if err == nil && generation != s.generation {
-		if err = s.open(generation); err == nil {
-			s.problem = ""
-		}
+		err = s.open(generation)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // another command is at work: soon
 	}
 	return s.report(err)
 }
