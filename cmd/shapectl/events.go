@@ -117,21 +117,22 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 		ctx, cancel = context.WithTimeout(ctx, o.during)
 		defer cancel()
 	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	told := 0
+	var failed error
 	on := func(event report.Event) {
-		if context.Cause(ctx) != nil && told > 0 && o.count == told || !only.Matches(event) {
+		if failed != nil || o.count > 0 && told == o.count || !only.Matches(event) {
 			return
 		}
 		for _, sink := range sinks {
-			if err := sink(event); err != nil {
-				end(err)
+			if failed = sink(event); failed != nil {
+				end()
 				return
 			}
 		}
 		if told++; told == o.count {
-			end(nil)
+			end()
 		}
 	}
 	err = loader.In(e.netns, func() error {
@@ -143,8 +144,8 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("events: %w", e.advise(err))
 	}
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
-		return exitError{fmt.Errorf("events: %w", cause), exitDegraded}
+	if failed != nil {
+		return exitError{fmt.Errorf("events: %w", failed), exitDegraded}
 	}
 	return nil
 }

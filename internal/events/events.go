@@ -27,6 +27,7 @@ const (
 	lookEvery  = 100 * time.Millisecond // at changes and rules
 	renewEvery = time.Second            // the lease, see maps.Lease
 	leftAfter  = time.Second            // events that were left out are told of without another event
+	patience   = 50 * time.Millisecond  // with a command at work: the lease must be renewed meanwhile
 )
 
 // Options say what to listen to.
@@ -73,10 +74,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 		case <-s.arrivals.More():
 			err = s.follow()
 		case <-look.C:
-			if s.store == nil {
-				err = s.renew()
-			}
-			if err == nil {
+			if err = s.followMaps(); err == nil {
 				err = s.look()
 			}
 		case <-renew.C:
@@ -121,6 +119,7 @@ func (s *session) begin() error {
 	if err := s.follow(); err != nil {
 		return err
 	}
+	s.Loader.Patience = patience
 	if s.store != nil {
 		s.change.look(s.store, func(report.Event) {})
 	}
@@ -131,8 +130,10 @@ func (s *session) begin() error {
 func (s *session) open(generation loader.Generation) error {
 	store, opened, err := loader.Listen(s.Loader)
 	if err != nil {
-		s.closeStore()
-		s.generation = generation // and not again
+		if errors.Is(err, maps.ErrOtherLayout) {
+			s.closeStore()
+			s.generation = generation // there is nothing more to learn from it
+		}
 		return err
 	}
 	if store != nil && s.listener != nil && s.listener.Moves(store) {
@@ -208,11 +209,9 @@ func (s *session) close() {
 // report calls OnProblem for errors that may pass, and returns others.
 func (s *session) report(err error) error {
 	if err == nil {
-		s.problem = ""
 		return nil
 	}
-	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) ||
-		errors.Is(err, maps.ErrListeners)
+	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrListeners)
 	if !passes {
 		return err
 	}
@@ -223,13 +222,21 @@ func (s *session) report(err error) error {
 	return nil
 }
 
-// renew goes on listening, to other maps if there are others.
-func (s *session) renew() error {
+// followMaps goes on with other maps, if there are others.
+func (s *session) followMaps() error {
 	generation, err := loader.CurrentGeneration(s.Loader)
-	switch {
-	case err != nil:
-	case generation != s.generation:
+	if err == nil && generation != s.generation {
 		err = s.open(generation)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // another command is at work: soon
+	}
+	return s.report(err)
+}
+
+// renew goes on listening.
+func (s *session) renew() (err error) {
+	switch {
 	case s.listener != nil:
 		if err = s.listener.Renew(); errors.Is(err, maps.ErrLost) { // the process was stopped for a while
 			s.closeListener()
@@ -290,11 +297,7 @@ func (s *session) packet(e maps.Event) error {
 	}
 	cause, ok := s.store.Cause(e)
 	if !ok { // the maps have just grown
-		generation, err := loader.CurrentGeneration(s.Loader)
-		if err == nil && generation != s.generation {
-			err = s.open(generation)
-		}
-		if err = s.report(err); err != nil || s.store == nil {
+		if err := s.followMaps(); err != nil || s.store == nil {
 			return err
 		}
 		if cause, ok = s.store.Cause(e); !ok {

@@ -14,7 +14,10 @@ import (
 const JournalSocket = "/run/systemd/journal/socket"
 
 // A Journal is a connection to journald.
-type Journal struct{ conn *net.UnixConn }
+type Journal struct {
+	path string
+	conn *net.UnixConn
+}
 
 // OpenJournal connects to the socket of journald.
 func OpenJournal(path string) (*Journal, error) {
@@ -22,7 +25,7 @@ func OpenJournal(path string) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the journal: %w", err)
 	}
-	return &Journal{conn}, nil
+	return &Journal{path, conn}, nil
 }
 
 // Close closes the connection.
@@ -36,7 +39,17 @@ func (j *Journal) Write(e report.Event) error {
 	for _, f := range fields(e) {
 		entry = journalField(entry, f.name, f.value)
 	}
-	if _, err := j.conn.Write(entry); err != nil {
+	_, err := j.conn.Write(entry)
+	if err == nil {
+		return nil
+	}
+	again, failed := OpenJournal(j.path) // journald may have been restarted
+	if failed != nil {
+		return failed
+	}
+	j.conn.Close()
+	*j = *again
+	if _, err = j.conn.Write(entry); err != nil {
 		return fmt.Errorf("write to the journal: %w", err)
 	}
 	return nil

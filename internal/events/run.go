@@ -34,8 +34,9 @@ type Runner struct {
 	leftOut  uint64 // since the last run
 	all      uint64
 	begun    []time.Time // of the runs of the last minute
-	minute   time.Duration
 	deadline time.Duration
+	ctx      context.Context
+	end      context.CancelFunc
 }
 
 // NewRunner finds the command, a program without arguments, and is ready to run it. What it prints goes to output.
@@ -44,8 +45,10 @@ func NewRunner(command string, output io.Writer, failed func(error)) (*Runner, e
 	if err != nil {
 		return nil, err
 	}
-	r := &Runner{command: path, output: output, failed: failed, events: make(chan report.Event, runQueue), done: make(chan struct{}),
-		minute: time.Minute, deadline: runFor}
+	r := &Runner{
+		command: path, output: output, failed: failed, events: make(chan report.Event, runQueue), done: make(chan struct{}), deadline: runFor,
+	}
+	r.ctx, r.end = context.WithCancel(context.Background())
 	go func() {
 		defer close(r.done)
 		for e := range r.events {
@@ -71,10 +74,14 @@ func (r *Runner) leave() {
 	r.all++
 }
 
-// Close waits for the command, and returns how many events were left out.
+// Close waits for the command to run for the events that wait, but not for longer than for one that hangs. It returns how
+// many events were left out.
 func (r *Runner) Close() uint64 {
 	close(r.events)
+	late := time.AfterFunc(r.deadline, r.end)
 	<-r.done
+	late.Stop()
+	r.end()
 	return r.all
 }
 
@@ -82,8 +89,8 @@ func (r *Runner) Close() uint64 {
 func (r *Runner) mayRun(now time.Time) (leftOut uint64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.begun = slices.DeleteFunc(r.begun, func(t time.Time) bool { return now.Sub(t) >= r.minute })
-	if len(r.begun) >= runsPerMinute {
+	r.begun = slices.DeleteFunc(r.begun, func(t time.Time) bool { return now.Sub(t) >= time.Minute })
+	if len(r.begun) >= runsPerMinute || r.ctx.Err() != nil {
 		r.leftOut++
 		r.all++
 		return 0, false
@@ -103,7 +110,7 @@ func (r *Runner) run(e report.Event) {
 		r.failed(err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), r.deadline)
+	ctx, cancel := context.WithTimeout(r.ctx, r.deadline)
 	defer cancel()
 	// No shell and no arguments: what senders choose is only data.
 	cmd := exec.CommandContext(ctx, r.command)

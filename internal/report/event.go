@@ -47,21 +47,20 @@ func KindsOf(name string) (kinds []string, err error) {
 
 // An Event is a moment that operators want to know of.
 type Event struct {
-	Time      time.Time `json:"time"` // RFC 3339, with ns
-	Kind      string    `json:"kind"`
-	Device    string    `json:"device"` // "" for pools and changes
-	Direction string    `json:"direction"`
-	Network   string    `json:"network"` // of the rule; "" if it is about none or several
-	Name      string    `json:"name"`    // of the rule
-	Key       string    `json:"key"`     // of the bucket; "" unless a packet caused the event
-	Address   string    `json:"address"` // that rules match, of that packet
-	Pool      string    `json:"pool"`    // that had too little room, or has no room for the guarantee; "" for none
-	Excess    string    `json:"excess"`  // what happened to that packet: dropped, marked, delayed or passed
-	// Of the bucket that had too little room; null unless a packet caused the event.
-	LevelBytes    *uint64 `json:"level_bytes"`
-	CapacityBytes *uint64 `json:"capacity_bytes"`
-	LeftOut       uint64  `json:"left_out"`
-	Sentence      string  `json:"sentence"`
+	Time          time.Time `json:"time"`
+	Kind          string    `json:"kind"`
+	Device        string    `json:"device"`
+	Direction     string    `json:"direction"`
+	Network       string    `json:"network"`
+	Name          string    `json:"name"`
+	Key           string    `json:"key"`
+	Address       string    `json:"address"`
+	Pool          string    `json:"pool"`
+	Excess        string    `json:"excess"`
+	LevelBytes    *uint64   `json:"level_bytes"`
+	CapacityBytes *uint64   `json:"capacity_bytes"`
+	LeftOut       uint64    `json:"left_out"`
+	Sentence      string    `json:"sentence"`
 }
 
 // Rule names the rule of an event, or its device.
