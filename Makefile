@@ -83,7 +83,7 @@ lint: lint-fast ## lint-fast, staticcheck and clang
 	@scripts/need.sh 'make lint' $(CLANG_NEEDS)
 	go run $(STATICCHECK) -tags guest ./...
 	go run -C bench $(STATICCHECK) ./...
-	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/shapectl.c
+	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/observe.c bpf/shapectl.c
 
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in 45 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
