@@ -13,14 +13,27 @@ import (
 //go:generate -command compile go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu"
 //go:generate compile -type rule -type params -type cold_params -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type view -type change -type phase -type label_key -type label -type affected_key -type affected -type hook -type share -type layout -type rule_flag Abi abi.c
 //go:generate compile -no-global-types Shapectl shapectl.c
+//go:generate compile -type watching -type prefix -type match -type state -type counts -type host -type round_trip -type spending -type talker -type traffic -type state_flag -type flow_key -no-global-types Observe observe.c
 
-var read = sync.OnceValues(LoadShapectl)
+var (
+	read        = sync.OnceValues(LoadShapectl)
+	readObserve = sync.OnceValues(LoadObserve)
+)
 
 // Spec returns the compiled program and its maps. The caller may change the result.
 func Spec() (*ebpf.CollectionSpec, error) {
 	spec, err := read()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in program: %w", err)
+	}
+	return spec.Copy(), nil
+}
+
+// ObserveSpec returns the programs that look at packets, and their maps. The caller may change the result.
+func ObserveSpec() (*ebpf.CollectionSpec, error) {
+	spec, err := readObserve()
+	if err != nil {
+		return nil, fmt.Errorf("read the built-in programs that look at packets: %w", err)
 	}
 	return spec.Copy(), nil
 }

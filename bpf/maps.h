@@ -5,38 +5,9 @@
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
-#include "abi.h"
-
-/* Keeps the compiler from computing the pointer again at each use. */
-#define KEPT(pointer)                                 \
-	({                                            \
-		typeof(pointer) kept = pointer;       \
-		asm volatile("" : "+r"(kept));        \
-		kept;                                 \
-	})
+#include "hook.h"
 
 const volatile struct hook hook;
-
-/*
- * A field of hook. The loader writes it into the instruction, as Linux does with
- * runtime constants. So it needs no load, and the verifier removes branches that
- * depend on it. See writeConstants in internal/program.
- */
-#define HOOK_CONSTANT(field) (0x5c000000 | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))
-#define HOOK(field)                                                         \
-	({                                                                  \
-		__u32 value;                                                \
-		asm("%0 = %1" : "=w"(value) : "i"(HOOK_CONSTANT(field)));   \
-		value;                                                      \
-	})
-
-/* number & HOOK(field) in one instruction. */
-#define MASKED(number, field)                                               \
-	({                                                                  \
-		__u32 masked = number;                                      \
-		asm("%0 &= %1" : "+w"(masked) : "i"(HOOK_CONSTANT(field))); \
-		masked;                                                     \
-	})
 
 /* Commands map these into memory, so values are page-aligned and lines are cache lines. */
 #define ARRAY(name, struct_name)                          \

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include "maps.h"
+#include "hook.h"
 
 #define VLAN_BYTES 4
 #define MAX_TAGS (1 << 13) /* 32 KiB of them */

@@ -17,6 +17,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/program"
@@ -154,7 +155,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, loader.ErrUntrusted, loader.ErrFewFiles,
+	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrFewFiles,
 }
 
 func exitCode(err error) int {
@@ -227,7 +228,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), rttCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), completionCommand(e), version}},
 	}

@@ -25,8 +25,11 @@ type ChainEntry struct {
 	Limits bool
 }
 
+// LookName is the kernel's name of programs of shapectl that only look at packets, for as long as a process lives.
+const LookName = "shapectl_look"
+
 // Chain returns the programs and filters of traffic control that packets of a direction
-// pass, in order. ours has the programs of the caller. Without CAP_NET_ADMIN the error
+// pass, in order, without those that only look. ours has the programs of the caller. Without CAP_NET_ADMIN the error
 // wraps fs.ErrPermission.
 func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
 	var chain []ChainEntry
@@ -35,7 +38,9 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 		return nil, err
 	}
 	for _, id := range ids {
-		chain = append(chain, ChainEntry{At: "tcx", ID: uint32(id), Name: ProgramName(id), Ours: slices.Contains(ours, id)})
+		if name := ProgramName(id); name != LookName {
+			chain = append(chain, ChainEntry{At: "tcx", ID: uint32(id), Name: name, Ours: slices.Contains(ours, id)})
+		}
 	}
 	filters, err := Filters(index, d)
 	if err != nil {

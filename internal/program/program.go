@@ -53,7 +53,7 @@ func load(spec *ebpf.CollectionSpec, store *maps.Store, kind bpf.AbiHook) (*ebpf
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
-	if err := writeConstants(spec.Programs[Name].Instructions, kind); err != nil {
+	if err := WriteConstants(spec.Programs[Name].Instructions, kind); err != nil {
 		return nil, err
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
@@ -71,9 +71,9 @@ func load(spec *ebpf.CollectionSpec, store *maps.Store, kind bpf.AbiHook) (*ebpf
 	return collection.DetachProgram(Name), nil
 }
 
-// writeConstants replaces the placeholders for fields of the hook's settings (HOOK of
+// WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of
 // bpf/maps.h) by their values.
-func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
+func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
 		ins := &instructions[i]

@@ -19,12 +19,13 @@ import (
 // screenWidth is how many columns text is folded to.
 const screenWidth = 80
 
-// A row is a rule or pool in a table, or a bucket of it; or a name of rules.
+// A row is a rule or pool in a table, or a bucket of it, or its round-trip times; or a name of rules.
 type row struct {
 	*Rule
 	depth  int // the number of pools above it, in a tree
 	bucket *Bucket
 	named  *Named
+	rtt    *RTT
 }
 
 func (rules Rules) rows() []row {

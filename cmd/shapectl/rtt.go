@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/observe"
+	"github.com/shapectl/shapectl/internal/report"
+)
+
+const (
+	usualRTTInterval = 5 * time.Second
+	// rttStep is how often rtt looks whether rules limit.
+	rttStep = 100 * time.Millisecond
+)
+
+func rttCommand(e *env) *cobra.Command {
+	interval, oneIn := usualRTTInterval, uint32(1)
+	cmd := &cobra.Command{
+		Use:   "rtt [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
+		Short: "Measure whether limits hurt: round-trip times and retransmissions of TCP",
+		Long: `Measure whether limits hurt: follow the TCP flows of rules for some seconds, and show round-trip times and
+retransmissions while a rule limits beside those at other times. A rule limits until a second after it last dropped,
+delayed or marked a packet; with a bucket for each host, this is told for each host.
+
+LIMITED and OTHERWISE are the median between the device and those who receive what the rule limits, with the wait in
+the rule's queue; P95 is the 95th percentile. SENDER is the median between the device and those who send. RESENT is the
+share of packets with payload that were sent again. For a single rule, its hosts follow.
+
+Nothing is measured before or after: the programs that look at packets are only there while this command runs. They
+need Linux 6.6. The arguments are those of 'shapectl show'.`,
+		Example: `  shapectl rtt
+  shapectl rtt eth0 egress --interval 30s
+  shapectl rtt 10.0.3.7
+  shapectl rtt eth0 egress 10.0.0.0/24 -j`,
+		Args:              args(0, 3),
+		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
+		RunE: func(cmd *cobra.Command, given []string) error {
+			if err := checkInterval(cmd, interval); err != nil {
+				return err
+			}
+			if oneIn == 0 || oneIn&(oneIn-1) != 0 || oneIn > 1<<16 {
+				return inputf("rtt: --one-in %d is no power of two up to 65536", oneIn)
+			}
+			if len(given) > 0 && given[0] == "" {
+				return inputf("rtt: the first argument is empty; leave it out for all rules")
+			}
+			want, err := parseFilter("rtt", given)
+			if err != nil {
+				return err
+			}
+			return e.rtt(want, len(given) == 1 || len(given) == 2, interval, oneIn)
+		},
+	}
+	cmd.Flags().Var(duration(&interval), "interval", "measure over this `time`; 5s unless it is given")
+	cmd.Flags().Uint32Var(&oneIn, "one-in", oneIn, "follow one flow in `N`, a power of two, where there is very much traffic")
+	return cmd
+}
+
+func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn uint32) error {
+	rules, _, err := e.rules(&want, search, measure.Details{})
+	if rules == nil {
+		return err
+	}
+	_, rules = rules.Split()
+	rules.SortByDevice()
+	seen := report.RTTs{Rules: []report.RTT{}}
+	if len(rules) > 0 {
+		o, err := e.options()
+		if err != nil {
+			return err
+		}
+		reader := &measure.Reader{Options: o, Netns: e.netns}
+		defer reader.Close()
+		reading, err := e.observe(reader, rules, interval, oneIn)
+		if err != nil {
+			return fmt.Errorf("rtt: %w", e.advise(err))
+		}
+		seen = reading.Report(rules)
+	}
+	written := e.print(seen, func(w io.Writer) error {
+		switch {
+		case len(rules) == 0:
+			_, err := fmt.Fprintln(w, want.none())
+			return err
+		case len(seen.Rules) == 0:
+			_, err := fmt.Fprintf(w, "no TCP packets with payload in %v\n", interval)
+			return err
+		}
+		return seen.Text(w, e.columns)
+	})
+	return errors.Join(err, written)
+}
+
+// observe looks at the packets of rules for some time.
+func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
+	chosen := map[observe.Key]bool{}
+	for i := range rules {
+		chosen[observe.KeyOf(&rules[i])] = true
+	}
+	o, err := observe.Start(observe.Options{Netns: e.netns, OneIn: oneIn})
+	if err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, o.Close()) }()
+	for end := time.Now().Add(interval); ; time.Sleep(min(rttStep, time.Until(end))) {
+		now, err := reader.Read(measure.What{})
+		if err != nil {
+			return out, err
+		}
+		var follow report.Rules
+		for _, r := range now.Rules {
+			if chosen[observe.KeyOf(&r)] {
+				follow = append(follow, r)
+			}
+		}
+		if err := o.Follow(follow); err != nil {
+			return out, err
+		}
+		if !time.Now().Before(end) {
+			return o.Read()
+		}
+	}
+}

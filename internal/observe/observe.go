@@ -1,0 +1,433 @@
+// Package observe looks at packets beside the limits: how long round trips of TCP take and
+// what is sent again, and which hosts or flows send how much. Its programs are attached
+// only while a process looks. They change no packet, and the kernel removes them with the
+// process. docs/rtt.md says what is measured.
+package observe
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Bounds of what is kept. Nothing that senders do makes it more.
+const (
+	MaxRules = 1 << 16
+	maxFlows = 1 << 14
+	maxHosts = 1 << 14
+	// A sample is 56 bytes with its header. The ring holds those of a second.
+	maxSamples  = 30_000 // a second
+	ringBytes   = 1 << 21
+	maxNewFlows = 20_000 // a second
+)
+
+// Options say how to look.
+type Options struct {
+	Netns string // as loader.In takes it
+	// OneIn is of how many flows one is followed, a power of two; 0 is 1.
+	OneIn uint32
+
+	virtual bool // for tests, see objects
+}
+
+// A Part is what was measured of a rule or host, while it limited or while it did not.
+type Part struct {
+	// Receiver are round trips between the device and those who receive what the rule
+	// limits, with the wait in its queue. Sender are those between the device and who sends.
+	Receiver, Sender Times
+	// Of packets with payload, as on the wire; Again were sent again.
+	Packets, Bytes, AgainPackets, AgainBytes uint64
+}
+
+// Add adds what was measured of another part.
+func (p *Part) Add(other Part) {
+	p.Receiver.Add(other.Receiver)
+	p.Sender.Add(other.Sender)
+	p.count(other.counts())
+}
+
+func (p Part) counts() bpf.ObserveCounts {
+	return bpf.ObserveCounts{Packets: p.Packets, Bytes: p.Bytes, AgainPackets: p.AgainPackets, AgainBytes: p.AgainBytes}
+}
+
+func (p *Part) count(c bpf.ObserveCounts) {
+	p.Packets += c.Packets
+	p.Bytes += c.Bytes
+	p.AgainPackets += c.AgainPackets
+	p.AgainBytes += c.AgainBytes
+}
+
+// Parts are while a rule limited, and while it did not: it limits until a second after it
+// last dropped, delayed or marked a packet.
+type Parts struct{ Limited, Free Part }
+
+// Add adds what was measured of other parts.
+func (p *Parts) Add(other Parts) {
+	p.Limited.Add(other.Limited)
+	p.Free.Add(other.Free)
+}
+
+func (p *Parts) part(limited bool) *Part {
+	if limited {
+		return &p.Limited
+	}
+	return &p.Free
+}
+
+// A Key is a rule.
+type Key struct{ Device, Direction, CIDR string }
+
+// KeyOf is the key of a rule; of a pool it is none that is followed.
+func KeyOf(r *report.Rule) Key { return Key{r.Device, r.Direction, r.CIDR} }
+
+// A HostKey is a host that a rule matches.
+type HostKey struct {
+	Key
+	Host netip.Addr
+}
+
+// A Reading is what was measured since the reading before.
+type Reading struct {
+	Interval time.Duration
+	// Rules and Hosts have those with anything measured. A round trip counts for the rules of both directions.
+	Rules map[Key]*Parts
+	Hosts map[HostKey]*Parts
+	// LostSamples, LostFlows and LostRules were left out, as there were too many.
+	LostSamples, LostFlows uint64
+	LostRules              int
+}
+
+// An Observer follows the TCP flows of rules. Its methods must not run at the same time.
+type Observer struct {
+	options Options
+	objects *objects
+	hooks   hooks
+	ring    *ringbuf.Reader
+	memory  []byte
+	states  []bpf.ObserveState // the same: the map rules
+	rules   map[Key]*rule
+	byPlace []*rule // nil where free
+	free    []uint32
+	over    int // rules without a place
+	hosts   map[bpf.ObserveHost]*host
+	samples map[HostKey]*Parts
+	round   uint64 // numbers the calls of Follow and Read
+	read    time.Time
+	lost    [2]uint64
+}
+
+type rule struct {
+	Key
+	place    uint32
+	prefixes []bpf.ObservePrefix
+	limited  uint64 // packets that it dropped, delayed or marked, up to the last Follow
+	round    uint64 // when it was last seen
+	counts   [2]bpf.ObserveCounts
+	parts    Parts
+}
+
+type host struct {
+	counts [2]bpf.ObserveCounts
+	round  uint64
+}
+
+// Start begins to look. Nothing is attached before Follow.
+func Start(o Options) (*Observer, error) {
+	if !netinfo.HasTCX() {
+		return nil, fmt.Errorf("follow TCP flows: %w", ErrNoTCX)
+	}
+	if o.OneIn == 0 {
+		o.OneIn = 1
+	}
+	if o.OneIn&(o.OneIn-1) != 0 {
+		return nil, fmt.Errorf("follow TCP flows: one of %d is no power of two", o.OneIn)
+	}
+	settings := bpf.ObserveWatching{SampleMask: o.OneIn - 1, Samples: budget(maxSamples), Flows: budget(maxNewFlows)}
+	objects, err := newObjects(rttPrograms, map[string]uint32{
+		bpf.ObserveMapPrefixes: 2 * MaxRules, bpf.ObserveMapRules: MaxRules, bpf.ObserveMapHosts: maxHosts,
+		bpf.ObserveMapFlows: maxFlows, bpf.ObserveMapBudget: 1, bpf.ObserveMapSamples: ringBytes,
+	}, settings)
+	if err != nil {
+		return nil, fmt.Errorf("follow TCP flows: %w", err)
+	}
+	objects.virtual = o.virtual
+	w := &Observer{
+		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}}, rules: map[Key]*rule{},
+		hosts: map[bpf.ObserveHost]*host{}, samples: map[HostKey]*Parts{}, read: time.Now(),
+	}
+	w.ring, err = ringbuf.NewReader(objects.maps[bpf.ObserveMapSamples])
+	if err == nil {
+		size := MaxRules * int(unsafe.Sizeof(bpf.ObserveState{}))
+		w.memory, err = unix.Mmap(objects.maps[bpf.ObserveMapRules].FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err == nil {
+		w.states = unsafe.Slice((*bpf.ObserveState)(unsafe.Pointer(&w.memory[0])), MaxRules)
+	}
+	if err != nil {
+		w.Close()
+		return nil, fmt.Errorf("follow TCP flows: %w", err)
+	}
+	return w, nil
+}
+
+// Close ends looking: nothing is left on the devices.
+func (w *Observer) Close() error {
+	err := w.hooks.close()
+	if w.ring != nil {
+		w.ring.Close()
+	}
+	if w.memory != nil {
+		unix.Munmap(w.memory)
+	}
+	w.objects.close()
+	return err
+}
+
+// Follow looks at the packets of these rules from now on, and at no others. It takes note of
+// what they limited since the last call, so call it several times a second, or with each
+// reading of the rules. The error is about devices where packets cannot be seen; a device
+// that is gone is none.
+func (w *Observer) Follow(rules report.Rules) error {
+	w.round++
+	now := shapemaps.Now()
+	w.over = 0
+	wanted := map[hookKey]policy.Match{}
+	for i := range rules {
+		r := &rules[i]
+		if r.Kind == "pool" {
+			continue
+		}
+		var match policy.Match
+		direction, err := policy.ParseDirection(r.Direction)
+		if err = errors.Join(err, match.Set(r.Match)); err != nil {
+			return err
+		}
+		wanted[hookKey{r.Device, direction}] = match
+		// Acknowledgements come the other way.
+		for _, other := range []policy.Direction{policy.Egress, policy.Ingress} {
+			if at := (hookKey{r.Device, other}); other != direction {
+				if _, known := wanted[at]; !known {
+					wanted[at] = other.FarSide()
+				}
+			}
+		}
+		w.note(r, now)
+	}
+	for key, r := range w.rules {
+		if r.round != w.round {
+			w.drop(key)
+		}
+	}
+	return w.hooks.place(wanted, w.moved)
+}
+
+// note follows a rule, and notes whether it limited anything since the last time.
+func (w *Observer) note(r *report.Rule, now uint64) {
+	key := KeyOf(r)
+	limited := r.DroppedPackets + r.DelayedPackets + r.MarkedPackets
+	have := w.rules[key]
+	if have == nil {
+		if have = w.add(key, limited); have == nil {
+			w.over++
+			return
+		}
+	}
+	have.round = w.round
+	state := &w.states[have.place]
+	state.Flags = flagsOf(r)
+	if limited > have.limited && state.Flags&uint32(bpf.ObserveStateFlagSTATE_BY_KEY) == 0 {
+		state.LimitedUntil = max(state.LimitedUntil, now+uint64(time.Second))
+	}
+	have.limited = limited
+}
+
+// flagsOf are the enum state_flag of a rule. A clsact filter runs behind all tcx programs,
+// and on ingress packets of rules that delay go another way.
+func flagsOf(r *report.Rule) (flags uint32) {
+	if r.Hook != string(loader.TCX) || r.Direction == policy.Ingress.String() && (r.Excess == policy.Delay.String() || r.Within != "") {
+		return uint32(bpf.ObserveStateFlagSTATE_UNSEEN)
+	}
+	if r.Each != "all" || r.Share != "" && r.Share != "none" {
+		flags |= uint32(bpf.ObserveStateFlagSTATE_BY_KEY)
+	}
+	return flags
+}
+
+// add gives a rule a place; nil if there is none left.
+func (w *Observer) add(key Key, limited uint64) *rule {
+	place := uint32(len(w.byPlace))
+	if n := len(w.free); n > 0 {
+		place, w.free = w.free[n-1], w.free[:n-1]
+	} else if place == MaxRules {
+		return nil
+	} else {
+		w.byPlace = append(w.byPlace, nil)
+	}
+	w.states[place] = bpf.ObserveState{}
+	r := &rule{Key: key, place: place, limited: limited}
+	w.rules[key], w.byPlace[place] = r, r
+	if index := w.hooks.index(key); index != 0 {
+		w.match(r, index)
+	}
+	return r
+}
+
+// match makes packets of a device find a rule; 0 for no device.
+func (w *Observer) match(r *rule, ifindex int) {
+	prefixes := w.objects.maps[bpf.ObserveMapPrefixes]
+	for _, p := range r.prefixes {
+		prefixes.Delete(p)
+	}
+	r.prefixes = nil
+	network, err := netip.ParsePrefix(r.CIDR)
+	if err != nil || ifindex == 0 {
+		return
+	}
+	p := prefixOf(ifindex, r.Direction == policy.Ingress.String(), network)
+	// A full map leaves the rule out, as if it were one too many.
+	if prefixes.Put(p, bpf.ObserveMatch{Rule: r.place}) == nil {
+		r.prefixes = append(r.prefixes, p)
+	} else {
+		w.over++
+	}
+}
+
+// moved makes packets of a device find its rules, after it got another index.
+func (w *Observer) moved(at hookKey, ifindex int) {
+	for _, r := range w.rules {
+		if r.Device == at.device && r.Direction == at.direction.String() {
+			w.match(r, ifindex)
+		}
+	}
+}
+
+func (w *Observer) drop(key Key) {
+	r := w.rules[key]
+	w.match(r, 0)
+	delete(w.rules, key)
+	w.byPlace[r.place] = nil
+	w.free = append(w.free, r.place)
+}
+
+// Read returns what was measured since the last Read, or since Start.
+func (w *Observer) Read() (Reading, error) {
+	w.round++
+	w.drain()
+	now := time.Now()
+	out := Reading{Interval: now.Sub(w.read), Rules: map[Key]*Parts{}, Hosts: w.samples, LostRules: w.over}
+	w.read, w.samples = now, map[HostKey]*Parts{}
+	for key, r := range w.rules {
+		counts := w.states[r.place].Counts
+		for limited, c := range counts {
+			r.parts.part(limited == 1).count(since(c, r.counts[limited]))
+		}
+		r.counts = counts
+		if p := r.parts; p.Limited.any() || p.Free.any() {
+			out.Rules[key] = &p
+			r.parts = Parts{}
+		}
+	}
+	if err := w.readHosts(out.Hosts); err != nil {
+		return out, err
+	}
+	samples, flows, err := w.objects.lost()
+	out.LostSamples, out.LostFlows = samples-w.lost[0], flows-w.lost[1]
+	w.lost = [2]uint64{samples, flows}
+	return out, err
+}
+
+func (p Part) any() bool { return p.Packets > 0 || p.Receiver.Samples > 0 || p.Sender.Samples > 0 }
+
+// since is what was counted since earlier; all, if counting began anew.
+func since(now, earlier bpf.ObserveCounts) bpf.ObserveCounts {
+	if now.Packets < earlier.Packets || now.Bytes < earlier.Bytes {
+		return now
+	}
+	now.Packets -= earlier.Packets
+	now.Bytes -= earlier.Bytes
+	now.AgainPackets -= min(earlier.AgainPackets, now.AgainPackets)
+	now.AgainBytes -= min(earlier.AgainBytes, now.AgainBytes)
+	return now
+}
+
+// readHosts adds what hosts sent since the last Read.
+func (w *Observer) readHosts(out map[HostKey]*Parts) error {
+	err := each(w.objects.maps[bpf.ObserveMapHosts], maxHosts, func(k bpf.ObserveHost, state bpf.ObserveState) {
+		if int(k.Rule) >= len(w.byPlace) || w.byPlace[k.Rule] == nil {
+			return
+		}
+		have := w.hosts[k]
+		if have == nil {
+			have = &host{}
+			w.hosts[k] = have
+		}
+		have.round = w.round
+		for limited, c := range state.Counts {
+			if fresh := since(c, have.counts[limited]); fresh.Packets > 0 {
+				w.hostParts(out, k).part(limited == 1).count(fresh)
+			}
+		}
+		have.counts = state.Counts
+	})
+	maps.DeleteFunc(w.hosts, func(_ bpf.ObserveHost, h *host) bool { return h.round != w.round })
+	return err
+}
+
+func (w *Observer) hostParts(out map[HostKey]*Parts, k bpf.ObserveHost) *Parts {
+	r := w.byPlace[k.Rule]
+	network, _ := netip.ParsePrefix(r.CIDR)
+	key := HostKey{r.Key, addrOf(k.Addr, network.Addr().Is4())}
+	if out[key] == nil {
+		out[key] = &Parts{}
+	}
+	return out[key]
+}
+
+// drain takes samples out of the ring.
+func (w *Observer) drain() {
+	w.ring.SetDeadline(time.Unix(1, 0)) // what is there, without waiting
+	var record ringbuf.Record
+	for {
+		if err := w.ring.ReadInto(&record); err != nil {
+			return
+		}
+		if len(record.RawSample) < int(unsafe.Sizeof(bpf.ObserveRoundTrip{})) {
+			continue
+		}
+		s := *(*bpf.ObserveRoundTrip)(unsafe.Pointer(&record.RawSample[0]))
+		for side, place := range s.Rule {
+			if int(place) >= len(w.byPlace) || w.byPlace[place] == nil {
+				continue
+			}
+			k := bpf.ObserveHost{Rule: place, Addr: s.Near}
+			if s.ByFar>>side&1 == 1 {
+				k.Addr = s.Far
+			}
+			limited := s.Limited>>side&1 == 1
+			parts := []*Part{w.byPlace[place].parts.part(limited)}
+			if len(w.samples) < maxHosts {
+				parts = append(parts, w.hostParts(w.samples, k).part(limited))
+			}
+			for _, p := range parts {
+				if side == 0 {
+					p.Receiver.add(time.Duration(s.Rtt))
+				} else {
+					p.Sender.add(time.Duration(s.Rtt))
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,201 @@
+package observe
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	near, far   = "10.0.0.1:1000", "10.0.1.2:80"
+	near6, far6 = "[2001:db8::1]:1000", "[2001:db8:1::2]:80"
+	ms          = time.Millisecond
+	full        = 1448
+	wrap        = 1<<32 - 2000
+)
+
+// A step of a conversation over the device: a packet that leaves or enters it some time after the last one.
+type step struct {
+	after time.Duration
+	tcp
+	enters  bool
+	refused bool
+}
+
+func send(after time.Duration, seq uint32, payload int, ts uint32) step {
+	return step{after: after, tcp: tcp{src: near, dst: far, seq: seq, flags: ack, payload: payload, tsval: ts}}
+}
+
+func answer(after time.Duration, number, echo uint32) step {
+	return step{after: after, enters: true, tcp: tcp{src: far, dst: near, seq: 1, ack: number, flags: ack, tsval: 7, tsecr: echo}}
+}
+
+func refused(s step) step {
+	s.refused = true
+	return s
+}
+
+func (r *rig) talk(steps ...step) {
+	r.Helper()
+	for _, s := range steps {
+		r.wait(s.after)
+		d := policy.Egress
+		if s.enters {
+			d = policy.Ingress
+		}
+		if s.refused {
+			r.refuse(d, s.tcp)
+		} else {
+			r.pass(d, s.tcp)
+		}
+	}
+}
+
+func TestRoundTrips(t *testing.T) {
+	syns := func(options []byte) []step {
+		return []step{
+			{tcp: tcp{src: near, dst: far, seq: 99, flags: syn, tsval: 1, options: options}},
+			{after: 30 * ms, enters: true, tcp: tcp{src: far, dst: near, seq: 499, ack: 100, flags: syn | ack, tsval: 5, tsecr: 1}},
+			{after: 2 * ms, tcp: tcp{src: near, dst: far, seq: 100, ack: 500, flags: ack, tsval: 33, tsecr: 5}},
+		}
+	}
+	for name, c := range map[string]struct {
+		steps            []step
+		receiver, sender time.Duration // 0 for none
+		again            uint64
+		limited          bool
+	}{
+		"two segments": {
+			steps:    []step{send(0, 100, full, 1), send(ms, 100+full, full, 2), answer(20*ms, 100+2*full, 1)},
+			receiver: 20 * ms,
+		},
+		"a lone segment, whose acknowledgement may be delayed": {
+			steps: []step{send(0, 100, full, 1), answer(20*ms, 100+full, 1)},
+		},
+		"two short ones": {
+			steps: []step{send(0, 100, 100, 1), send(0, 200, 100, 1), answer(20*ms, 300, 1)},
+		},
+		"an acknowledgement between segments": {
+			steps: []step{send(0, 100, full, 1), send(0, 100+full, full, 2), answer(20*ms, 100+full+7, 1)},
+		},
+		"sent again": {
+			steps: []step{
+				send(0, 100, full, 1), send(0, 100+full, full, 1), send(100*ms, 100, full, 101),
+				answer(20*ms, 100+2*full, 101),
+			},
+			again: 1,
+		},
+		"sent again, unseen": { // above the device
+			steps: []step{send(0, 100, full, 1), send(0, 100+full, full, 1), answer(120*ms, 100+2*full, 101)},
+		},
+		"sent again later": {
+			steps: []step{
+				send(0, 100, full, 1), send(0, 100+full, full, 1), send(100*ms, 100+full, full, 101),
+				send(0, 100+2*full, full, 102), send(ms, 100+3*full, full, 103), answer(20*ms, 100+4*full, 101),
+			},
+			receiver: 20 * ms, again: 1,
+		},
+		"dropped here and sent again": {
+			steps: []step{
+				send(0, 100, full, 1), refused(send(0, 100+full, full, 1)), send(100*ms, 100+full, full, 101),
+				answer(20*ms, 100+2*full, 1),
+			},
+			receiver: 20 * ms, again: 1, limited: true,
+		},
+		"dropped here, and others were not": {
+			steps: []step{
+				refused(send(0, 100, full, 1)), send(0, 100+full, full, 1), send(100*ms, 100, full, 101), answer(20*ms, 100+2*full, 1),
+			},
+			again: 1, limited: true,
+		},
+		"a handshake": {steps: syns(nil), receiver: 30 * ms, sender: 2 * ms},
+		"a handshake with other options first": {
+			steps: syns([]byte{2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7}), receiver: 30 * ms, sender: 2 * ms,
+		},
+		"a large packet": {
+			steps: []step{
+				{tcp: tcp{src: near, dst: far, seq: 100, flags: ack, payload: 2000, gso: 1000, tsval: 1}},
+				answer(20*ms, 2100, 1),
+			},
+			receiver: 20 * ms,
+		},
+		"numbers that wrap": {
+			steps:    []step{send(0, wrap, full, 1), send(0, wrap+full, full, 1), answer(20*ms, 896, 1)},
+			receiver: 20 * ms,
+		},
+		"an answer that took too long": {
+			steps: []step{send(0, 100, full, 1), send(0, 100+full, full, 2), answer(11*time.Second, 100+2*full, 1)},
+		},
+		"an acknowledgement of nothing": {
+			steps: []step{send(0, 100, full, 1), send(0, 100+full, full, 2), answer(20*ms, 100+3*full, 1), answer(ms, 50, 1)},
+		},
+		"a reset": {
+			steps: []step{send(0, 100, full, 1), send(0, 100+full, full, 2),
+				{after: ms, enters: true, tcp: tcp{src: far, dst: near, ack: 100 + 2*full, flags: ack | rst, noTS: true}}},
+		},
+		"a far jump": { // another connection with the same ports, whose SYN was not seen
+			steps: []step{
+				send(0, 100, full, 1), send(0, 1<<30, full, 1), send(0, 1<<30+full, full, 2), answer(20*ms, 1<<30+2*full, 2),
+			},
+			receiver: 20 * ms,
+		},
+	} {
+		for variant, change := range map[string]func(*tcp){
+			"":                  func(*tcp) {},
+			", no timestamps":   func(p *tcp) { p.noTS = true },
+			", two tags":        func(p *tcp) { p.tags = 2 },
+			", options":         func(p *tcp) { p.ipOptions = true },
+			", IPv6":            func(p *tcp) { to6(p) },
+			", IPv6 extensions": func(p *tcp) { to6(p); p.ipOptions = true },
+		} {
+			if name == "sent again, unseen" && variant == ", no timestamps" {
+				continue // nobody can tell
+			}
+			t.Run(name+variant, func(t *testing.T) {
+				cidr := "10.0.1.0/24"
+				if strings.Contains(variant, "IPv6") {
+					cidr = "2001:db8:1::/64"
+				}
+				r := newRig(t, Options{}, ruleOf("egress", cidr))
+				for _, s := range c.steps {
+					change(&s.tcp)
+					r.talk(s)
+				}
+				got := r.parts("egress", cidr)
+				if got.Limited.any() != c.limited {
+					t.Errorf("while limited: %+v", got.Limited)
+				}
+				got.Free.Add(got.Limited)
+				if got := got.Free.Receiver; !isOne(got, c.receiver) {
+					t.Errorf("of the receiver %+v, want %v", got, c.receiver)
+				}
+				if got := got.Free.Sender; !isOne(got, c.sender) {
+					t.Errorf("of the sender %+v, want %v", got, c.sender)
+				}
+				if got.Free.AgainPackets != c.again || got.Free.AgainBytes != c.again*full {
+					t.Errorf("%d packets of %d bytes were sent again, want %d", got.Free.AgainPackets, got.Free.AgainBytes, c.again)
+				}
+			})
+		}
+	}
+}
+
+// isOne reports whether the only sample is want, or that there is none if want is 0.
+func isOne(got Times, want time.Duration) bool {
+	if want == 0 {
+		return got.Samples == 0
+	}
+	return got.Samples == 1 && got.Min == want && got.Max == want && got.Mean() == want
+}
+
+func to6(p *tcp) {
+	for _, a := range []*string{&p.src, &p.dst} {
+		if *a == near {
+			*a = near6
+		} else {
+			*a = far6
+		}
+	}
+}

@@ -1,0 +1,262 @@
+package observe
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/report"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Bounds of what is kept of talkers. Those beyond them are only in the sum.
+const (
+	maxTalkers     = 1 << 14
+	maxNewTalkers  = 100_000 // a second
+	countsHere     = 0       // the place of a prefix whose packets count
+	countsNotAtAll = 1
+)
+
+// TalkersOptions say whose packets count.
+type TalkersOptions struct {
+	Netns     string // as loader.In takes it
+	Device    string
+	Direction policy.Direction
+	Match     policy.Match
+	Network   netip.Prefix
+	Except    []netip.Prefix // networks in it that have rules of their own
+	Framing   policy.Framing
+	ByFlow    bool // else by the address that rules match
+	// PassedUnknown says that packets may pass without being seen behind the rule.
+	PassedUnknown bool
+}
+
+// TalkersOf are the options for the packets of one of these rules.
+func TalkersOf(rules report.Rules, r *report.Rule) (o TalkersOptions, err error) {
+	if o.Direction, err = policy.ParseDirection(r.Direction); err != nil {
+		return o, err
+	}
+	if err = o.Match.Set(r.Match); err != nil {
+		return o, err
+	}
+	if o.Network, err = netip.ParsePrefix(r.CIDR); err != nil {
+		return o, err
+	}
+	o.Device, o.Framing = r.Device, policy.Framing{Overhead: r.OverheadBytes, MPU: r.MPUBytes}
+	o.PassedUnknown = flagsOf(r)&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0
+	for i := range rules {
+		if rules[i].Device != r.Device || rules[i].Direction != r.Direction {
+			continue
+		}
+		p, err := netip.ParsePrefix(rules[i].CIDR)
+		if err == nil && p.Bits() > o.Network.Bits() && o.Network.Contains(p.Addr()) {
+			o.Except = append(o.Except, p)
+		}
+	}
+	return o, nil
+}
+
+// Traffic is packets and bytes on the wire.
+type Traffic struct{ Packets, Bytes, PassedPackets, PassedBytes uint64 }
+
+func (t *Traffic) add(c bpf.ObserveTraffic) {
+	t.Packets += c.Packets
+	t.Bytes += c.Bytes
+	t.PassedPackets += c.PassedPackets
+	t.PassedBytes += c.PassedBytes
+}
+
+// A Talker is a host or flow that sent something since the last Read.
+type Talker struct {
+	Host netip.Addr     // the address that rules match; of a flow the same
+	Flow shapemaps.Flow // only by flow
+	Traffic
+}
+
+// Name is the host or flow as people read it.
+func (t Talker) Name(byFlow bool) string {
+	if byFlow {
+		return t.Flow.String()
+	}
+	return t.Host.String()
+}
+
+// A TalkersReading is what was sent since the last Read.
+type TalkersReading struct {
+	Interval time.Duration
+	Talkers  []Talker // those that sent most first
+	Total    Traffic
+	Others   Traffic // of those that there was no room for
+	// PassedUnknown: the passed packets and bytes say nothing.
+	PassedUnknown bool
+}
+
+// Talkers count who sends how much. Its methods must not run at the same time.
+type Talkers struct {
+	options TalkersOptions
+	objects *objects
+	hooks   hooks
+	placed  []bpf.ObservePrefix
+	last    map[bpf.ObserveTalker]*talker
+	total   bpf.ObserveTraffic
+	round   uint64
+	read    time.Time
+}
+
+type talker struct {
+	bpf.ObserveTraffic
+	round uint64
+}
+
+// StartTalkers begins to count on a device. The device may go and come back.
+func StartTalkers(o TalkersOptions) (*Talkers, error) {
+	if !netinfo.HasTCX() {
+		return nil, fmt.Errorf("count who sends: %w", ErrNoTCX)
+	}
+	if len(o.Except) >= MaxRules {
+		return nil, fmt.Errorf("count who sends: %d rules are inside %v, too many to leave out", len(o.Except), o.Network)
+	}
+	settings := bpf.ObserveWatching{Flows: budget(maxNewTalkers)}
+	if o.ByFlow {
+		settings.ByFlow = 1
+	}
+	objects, err := newObjects(talkersPrograms, map[string]uint32{
+		bpf.ObserveMapPrefixes: uint32(len(o.Except)) + 1, bpf.ObserveMapTalkers: maxTalkers, bpf.ObserveMapBudget: 1, bpf.ObserveMapTotal: 1,
+	}, settings)
+	if err != nil {
+		return nil, fmt.Errorf("count who sends: %w", err)
+	}
+	t := &Talkers{
+		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}},
+		last: map[bpf.ObserveTalker]*talker{}, read: time.Now(),
+	}
+	if err := t.place(); err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// place attaches the programs where they are not, because the device was made or its rules were attached again.
+func (t *Talkers) place() error {
+	wanted := map[hookKey]policy.Match{{t.options.Device, t.options.Direction}: t.options.Match}
+	return t.hooks.place(wanted, func(_ hookKey, ifindex int) { t.match(ifindex) })
+}
+
+// match makes packets of a device count; 0 for no device.
+func (t *Talkers) match(ifindex int) {
+	prefixes := t.objects.maps[bpf.ObserveMapPrefixes]
+	for _, p := range t.placed {
+		prefixes.Delete(p)
+	}
+	t.placed = nil
+	if ifindex == 0 {
+		return
+	}
+	f := t.options.Framing
+	put := func(network netip.Prefix, place uint32) {
+		p := prefixOf(ifindex, t.options.Direction == policy.Ingress, network)
+		if prefixes.Put(p, bpf.ObserveMatch{Rule: place, Overhead: f.Overhead, Mpu: f.MPU}) == nil {
+			t.placed = append(t.placed, p)
+		}
+	}
+	for _, network := range t.options.Except {
+		put(network, countsNotAtAll)
+	}
+	put(t.options.Network, countsHere)
+}
+
+// Close ends counting: nothing is left on the device.
+func (t *Talkers) Close() error {
+	err := t.hooks.close()
+	t.objects.close()
+	return err
+}
+
+// Read returns who sent how much since the last Read, or since StartTalkers. With an error
+// about the device comes what could be read.
+func (t *Talkers) Read() (TalkersReading, error) {
+	placed := t.place()
+	now := time.Now()
+	out := TalkersReading{Interval: now.Sub(t.read), PassedUnknown: t.options.PassedUnknown}
+	t.read = now
+	t.round++
+	var sum Traffic
+	err := each(t.objects.maps[bpf.ObserveMapTalkers], maxTalkers, func(k bpf.ObserveTalker, now bpf.ObserveTraffic) {
+		have := t.last[k]
+		if have == nil {
+			have = &talker{}
+			t.last[k] = have
+		}
+		if have.round == t.round {
+			return // it came twice
+		}
+		have.round = t.round
+		fresh := trafficSince(now, have.ObserveTraffic)
+		if have.ObserveTraffic = now; fresh == (bpf.ObserveTraffic{}) {
+			return
+		}
+		one := t.talker(k)
+		one.add(fresh)
+		sum.add(fresh)
+		out.Talkers = append(out.Talkers, one)
+	})
+	if err != nil {
+		return out, err
+	}
+	maps.DeleteFunc(t.last, func(_ bpf.ObserveTalker, v *talker) bool { return v.round != t.round })
+	var cpus []bpf.ObserveTraffic
+	if err := t.objects.maps[bpf.ObserveMapTotal].Lookup(uint32(0), &cpus); err != nil {
+		return out, fmt.Errorf("read the sum of all: %w", err)
+	}
+	var total Traffic
+	for _, c := range cpus {
+		total.add(c)
+	}
+	all := bpf.ObserveTraffic{Packets: total.Packets, Bytes: total.Bytes, PassedPackets: total.PassedPackets, PassedBytes: total.PassedBytes}
+	out.Total.add(trafficSince(all, t.total))
+	t.total = all
+	out.Others = Traffic{
+		less(out.Total.Packets, sum.Packets), less(out.Total.Bytes, sum.Bytes),
+		less(out.Total.PassedPackets, sum.PassedPackets), less(out.Total.PassedBytes, sum.PassedBytes),
+	}
+	slices.SortFunc(out.Talkers, func(a, b Talker) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(b.Packets, a.Packets), a.Host.Compare(b.Host), cmp.Compare(a.Flow.String(), b.Flow.String()))
+	})
+	return out, placed
+}
+
+// less is a - b, but not below 0: both were read while packets passed.
+func less(a, b uint64) uint64 { return a - min(a, b) }
+
+// trafficSince is what was counted since earlier; all, if counting began anew.
+func trafficSince(now, earlier bpf.ObserveTraffic) bpf.ObserveTraffic {
+	if now.Packets < earlier.Packets || now.Bytes < earlier.Bytes || now.PassedBytes < earlier.PassedBytes {
+		return now
+	}
+	now.Packets -= earlier.Packets
+	now.Bytes -= earlier.Bytes
+	now.PassedPackets -= earlier.PassedPackets
+	now.PassedBytes -= earlier.PassedBytes
+	return now
+}
+
+func (t *Talkers) talker(k bpf.ObserveTalker) (one Talker) {
+	is4 := k.Family == 4
+	if one.Host = addrOf(k.Src, is4); !t.options.ByFlow {
+		return one
+	}
+	port := func(networkOrder uint16) uint16 {
+		return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, networkOrder))
+	}
+	one.Flow = shapemaps.Flow{Src: addrOf(k.Src, is4), Dst: addrOf(k.Dst, is4), Proto: k.Proto, SrcPort: port(k.Sport), DstPort: port(k.Dport)}
+	one.Host = one.Flow.Far(t.options.Match)
+	return one
+}

@@ -1,0 +1,121 @@
+package report
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/plain"
+)
+
+// RTTs are what an observer measured over an interval.
+type RTTs struct {
+	IntervalNS uint64 `json:"interval_ns"`
+	Rules      []RTT  `json:"rules"` // those with anything measured
+	// What was left out, because there was too much of it.
+	LeftOutSamples uint64 `json:"left_out_samples"`
+	LeftOutFlows   uint64 `json:"left_out_flows"`
+	LeftOutRules   int    `json:"left_out_rules"`
+}
+
+// RTT is what was measured of the TCP flows of a rule, or of one host of it.
+type RTT struct {
+	Device     string  `json:"device"`
+	Direction  string  `json:"direction"`
+	CIDR       string  `json:"cidr"`
+	Name       string  `json:"name"`
+	Host       string  `json:"host"`
+	Limited    RTTPart `json:"limited"`     // while the rule limited: up to a second after it last dropped, delayed or marked a packet
+	NotLimited RTTPart `json:"not_limited"` // at all other times
+	Hosts      []RTT   `json:"hosts"`       // null for a host
+}
+
+// RTTPart is a part of an RTT.
+type RTTPart struct {
+	Receiver             RTTTimes `json:"receiver_rtt"` // between the device and who receives, with the wait in the queue of the rule
+	Sender               RTTTimes `json:"sender_rtt"`   // between the device and who sends
+	PayloadPackets       uint64   `json:"payload_packets"`
+	PayloadBytes         uint64   `json:"payload_bytes"`
+	RetransmittedPackets uint64   `json:"retransmitted_packets"`
+	RetransmittedBytes   uint64   `json:"retransmitted_bytes"`
+}
+
+// RTTTimes are round-trip times. All are null without samples.
+type RTTTimes struct {
+	Samples uint64  `json:"samples"`
+	MinNS   *uint64 `json:"min_ns"`
+	MeanNS  *uint64 `json:"mean_ns"`
+	P50NS   *uint64 `json:"p50_ns"`
+	P95NS   *uint64 `json:"p95_ns"`
+	MaxNS   *uint64 `json:"max_ns"`
+}
+
+func (p RTTPart) retransmitted() string {
+	if p.PayloadPackets == 0 {
+		return ""
+	}
+	return percentText(percentOf(p.RetransmittedPackets, p.PayloadPackets))
+}
+
+// shortTime is a time with three digits.
+func shortTime(ns uint64) string {
+	d := time.Duration(ns)
+	unit := time.Duration(1)
+	for d >= 1000*unit {
+		unit *= 10
+	}
+	return d.Round(unit).String()
+}
+
+// Text writes a line for each rule, and where it is the only one, for each of its hosts.
+func (all RTTs) Text(w io.Writer, width int) error {
+	text := bufio.NewWriter(w)
+	lines := slices.Clone(all.Rules)
+	if len(lines) == 1 {
+		lines = append(lines, lines[0].Hosts...)
+	}
+	slices.SortStableFunc(lines, func(a, b RTT) int { return cmp.Compare(min(len(a.Host), 1), min(len(b.Host), 1)) })
+	rows := make([]row, len(lines))
+	for i := range lines {
+		r := &lines[i]
+		rows[i] = row{Rule: &Rule{Kind: "rule", Device: r.Device, Direction: r.Direction, CIDR: r.CIDR, Name: r.Name}, rtt: r}
+	}
+	name := called(rows)
+	name.always = true
+	columns := []column{
+		{head: "DEVICE", cell: func(r *row) string { return r.where() }, always: true},
+		name,
+		{head: "HOST", cell: func(r *row) string { return r.rtt.Host }},
+	}
+	for _, side := range []struct {
+		head string
+		part func(*RTT) *RTTPart
+	}{
+		{"LIMITED", func(r *RTT) *RTTPart { return &r.Limited }}, {"OTHERWISE", func(r *RTT) *RTTPart { return &r.NotLimited }},
+	} {
+		figure := func(head string, drop int, always bool, cell func(p *RTTPart) string) {
+			columns = append(columns, column{head: head, right: true, drop: drop, always: always, cell: func(r *row) string { return cell(side.part(r.rtt)) }})
+		}
+		figure(side.head, 0, true, func(p *RTTPart) string { return optional(p.Receiver.P50NS, shortTime) })
+		figure("P95", 1, false, func(p *RTTPart) string { return optional(p.Receiver.P95NS, shortTime) })
+		figure("SENDER", 3, false, func(p *RTTPart) string { return optional(p.Sender.P50NS, shortTime) })
+		figure("RESENT", 0, true, func(p *RTTPart) string { return p.retransmitted() })
+		figure("SAMPLES", 2, false, func(p *RTTPart) string { return fmt.Sprint(p.Receiver.Samples + p.Sender.Samples) })
+	}
+	if err := writeTable(text, rows, columns, width); err != nil {
+		return err
+	}
+	if all.LeftOutRules > 0 {
+		fmt.Fprintf(text, "%s not looked at: there are too many\n", plain.Count(all.LeftOutRules, "rule"))
+	}
+	if all.LeftOutFlows > 0 {
+		fmt.Fprintf(text, "%s not followed: too many began at once\n", plain.Count(all.LeftOutFlows, "flow or host"))
+	}
+	if all.LeftOutSamples > 0 {
+		fmt.Fprintf(text, "%s left out: there were too many\n", plain.Count(all.LeftOutSamples, "sample"))
+	}
+	return text.Flush()
+}
