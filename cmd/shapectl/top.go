@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -192,6 +193,8 @@ type topSource struct {
 	chosen chosenRules
 	// unknown is what this process lacks to know whether rules are in force; "" for nothing.
 	unknown string
+	// all is the rules of the last reading, also those that are not chosen.
+	all atomic.Pointer[report.Rules]
 
 	// Which rules were chosen, when there were these.
 	shown map[ruleID]bool
@@ -214,6 +217,8 @@ func (s *topSource) Read() (report.Top, error) {
 		return report.Top{}, err
 	}
 	s.unknown = reading.Unknown
+	all := reading.Rules
+	s.all.Store(&all)
 	if s.chosen.some {
 		if chose := s.choose(reading.Rules); chose != nil {
 			return report.Top{}, chose
@@ -253,11 +258,6 @@ func (s *topSource) choose(rules report.Rules) error {
 func (e *env) inner() (*env, *bytes.Buffer) {
 	text := &bytes.Buffer{}
 	return &env{in: strings.NewReader(""), out: text, err: text, getenv: e.getenv, netns: e.netns}, text
-}
-
-// Look implements top.Source.
-func (s *topSource) Look(rule *report.Rule, host string) (top.Looker, error) {
-	return &bucketLooker{s: s, rule: rule, host: host}, nil
 }
 
 // Explain implements top.Source.
