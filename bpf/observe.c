@@ -273,8 +273,13 @@ struct tcp_packet {
 	__u32 l4; /* offset of the TCP header */
 };
 
-/* Without padding or options, as nearly all packets are. */
-static __always_inline bool load_plain(struct __sk_buff *skb, struct tcp_packet *p)
+enum plain {
+	PLAIN_TCP,
+	PLAIN_OTHER, /* not TCP */
+	NOT_PLAIN,   /* tagged, with options, or not in the linear part */
+};
+
+static __always_inline enum plain load_plain(struct __sk_buff *skb, struct tcp_packet *p)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
 	__u32 *near = HOOK(ingress) ? p->flow.far : p->flow.near, *far = HOOK(ingress) ? p->flow.near : p->flow.far;
@@ -285,7 +290,7 @@ static __always_inline bool load_plain(struct __sk_buff *skb, struct tcp_packet 
 	l3 = AT(data, 0);
 	if (HOOK(l2_bytes)) {
 		if (data + ETH_HLEN > data_end)
-			return false;
+			return NOT_PLAIN;
 		proto = *(__be16 *)AT(data, ETH_HLEN - sizeof(proto));
 		l3 = AT(data, ETH_HLEN);
 		p->ip = ETH_HLEN;
@@ -293,9 +298,12 @@ static __always_inline bool load_plain(struct __sk_buff *skb, struct tcp_packet 
 	if (proto == bpf_htons(ETH_P_IP)) {
 		const struct iphdr *ip = l3;
 
-		if (l3 + sizeof(*ip) + 4 > data_end || *(__u8 *)l3 != 0x45 || ip->protocol != IPPROTO_TCP ||
-		    ip->frag_off & bpf_htons(IP_OFFSET))
-			return false;
+		if (l3 + sizeof(*ip) + 4 > data_end)
+			return NOT_PLAIN;
+		if (ip->protocol != IPPROTO_TCP || ip->frag_off & bpf_htons(IP_OFFSET))
+			return PLAIN_OTHER;
+		if (*(__u8 *)l3 != 0x45)
+			return NOT_PLAIN;
 		near[0] = ip->saddr;
 		far[0] = ip->daddr;
 		p->flow.family = 4;
@@ -304,8 +312,12 @@ static __always_inline bool load_plain(struct __sk_buff *skb, struct tcp_packet 
 	} else if (proto == bpf_htons(ETH_P_IPV6)) {
 		const struct ipv6hdr *ip = l3;
 
-		if (l3 + sizeof(*ip) + 4 > data_end || *(__u8 *)l3 >> 4 != 6 || ip->nexthdr != IPPROTO_TCP)
-			return false;
+		if (l3 + sizeof(*ip) + 4 > data_end)
+			return NOT_PLAIN;
+		if (ip->nexthdr != IPPROTO_TCP && !is_extension(ip->nexthdr))
+			return PLAIN_OTHER;
+		if (*(__u8 *)l3 >> 4 != 6 || ip->nexthdr != IPPROTO_TCP)
+			return NOT_PLAIN;
 		__builtin_memcpy(near, &ip->saddr, 16);
 		__builtin_memcpy(far, &ip->daddr, 16);
 		p->flow.family = 6;
@@ -313,11 +325,11 @@ static __always_inline bool load_plain(struct __sk_buff *skb, struct tcp_packet 
 		p->l4 = p->ip + sizeof(*ip);
 		p->ip |= IS_IPV6;
 	} else {
-		return false;
+		return is_tag(proto) ? NOT_PLAIN : PLAIN_OTHER;
 	}
 	p->flow.near_port = ports[HOOK(ingress) ? 1 : 0];
 	p->flow.far_port = ports[HOOK(ingress) ? 0 : 1];
-	return true;
+	return PLAIN_TCP;
 }
 
 /* For all other packets. Returns 0 if it is a TCP packet with ports. */
@@ -371,13 +383,12 @@ static __always_inline bool is_followed(const struct flow_key *f)
 
 static __always_inline bool load_followed(struct __sk_buff *skb, struct tcp_packet *p)
 {
+	enum plain plain;
+
 	__builtin_memset(p, 0, sizeof(*p));
-	if (!load_plain(skb, p)) {
-		/* Most other packets are not TCP. */
-		__builtin_memset(p, 0, sizeof(*p));
-		if (load_any(skb, p))
-			return false;
-	}
+	plain = load_plain(skb, p);
+	if (plain == PLAIN_OTHER || (plain == NOT_PLAIN && load_any(skb, p)))
+		return false;
 	p->flow.ifindex = skb->ifindex;
 	return is_followed(&p->flow);
 }

@@ -145,6 +145,7 @@ queue)
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
+	[[ $hook != tcx ]] || tests cmd/shapectl TestRTTOfPath
 	;;
 refused)
 	# An unusable kernel is refused in one line, and nothing is left behind.

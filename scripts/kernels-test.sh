@@ -112,7 +112,7 @@ for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
 		run "$kernel" refused -i
 	else
-		run "$kernel" 'queue traffic' -i -M sch_fq -M 8021q -M ifb
+		run "$kernel" 'queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem
 	fi
 done
 while [[ $(jobs -p) ]]; do

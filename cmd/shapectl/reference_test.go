@@ -299,7 +299,7 @@ var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
 	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
-	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
+	"RTTs": "`rtt`", "Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
 

@@ -1,10 +1,13 @@
 package observe
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -197,5 +200,140 @@ func to6(p *tcp) {
 		} else {
 			*a = far6
 		}
+	}
+}
+
+// A rule limits until a second after it dropped a packet. With a bucket for each host, a host that is dropped says
+// nothing about another.
+func TestWhileLimited(t *testing.T) {
+	const other = "10.0.1.3:80"
+	pair := func(to string, seq uint32) []step {
+		steps := []step{send(0, seq, full, 1), send(0, seq+full, full, 2), answer(20*ms, seq+2*full, 1)}
+		for i := range steps {
+			for _, a := range []*string{&steps[i].src, &steps[i].dst} {
+				if *a == far {
+					*a = to
+				}
+			}
+		}
+		return steps
+	}
+	for each, others := range map[string]uint64{"all": 1, "host": 0} {
+		t.Run(each, func(t *testing.T) {
+			one := ruleOf("egress", "10.0.1.0/24")
+			one.Each = each
+			r := newRig(t, Options{}, one)
+			samples := func() (limited, free uint64) {
+				p := r.parts("egress", "10.0.1.0/24")
+				return p.Limited.Receiver.Samples, p.Free.Receiver.Samples
+			}
+			is := func(what string, wantLimited, wantFree uint64) {
+				t.Helper()
+				if limited, free := samples(); limited != wantLimited || free != wantFree {
+					t.Errorf("%s: %d samples while limited and %d otherwise, want %d and %d", what, limited, free, wantLimited, wantFree)
+				}
+			}
+			r.talk(pair(far, 100)...)
+			r.talk(pair(other, 100)...)
+			is("before", 0, 2)
+			r.talk(refused(send(0, 100+2*full, full, 3)), send(ms, 100+3*full, full, 3), send(ms, 100+2*full, full, 4))
+			r.wait(ms)
+			r.talk(pair(far, 100+4*full)...)
+			r.talk(pair(other, 100+2*full)...)
+			is("after a drop", 1+others, 1-others)
+			r.wait(time.Second)
+			r.talk(pair(far, 100+6*full)...)
+			is("a second later", 0, 1)
+		})
+	}
+}
+
+// The counters of a rule tell what the programs cannot see.
+func TestLimitedByCounters(t *testing.T) {
+	one := ruleOf("egress", "10.0.1.0/24")
+	one.Hook = "clsact"
+	r := newRig(t, Options{}, one)
+	r.talk(refused(send(0, 100, full, 1))) // nothing is seen behind
+	r.talk(refused(send(0, 100+full, full, 1)), answer(20*ms, 100+2*full, 1))
+	if p := r.parts("egress", "10.0.1.0/24"); p.Free.Receiver.Samples != 1 || p.Limited.any() {
+		t.Errorf("nothing was dropped: %+v", p)
+	}
+	one.DroppedPackets++
+	r.follow(one)
+	r.talk(refused(send(ms, 100+2*full, full, 1)), refused(send(0, 100+3*full, full, 1)), answer(20*ms, 100+4*full, 1))
+	if p := r.parts("egress", "10.0.1.0/24"); p.Limited.Receiver.Samples != 1 || p.Free.any() {
+		t.Errorf("the rule has dropped a packet: %+v", p)
+	}
+}
+
+// A round trip counts for the rules of both directions, and each host for itself.
+func TestRulesAndHosts(t *testing.T) {
+	r := newRig(t, Options{}, ruleOf("egress", "10.0.1.0/24"), ruleOf("ingress", "10.0.0.0/16"), ruleOf("egress", "10.0.1.3/32"))
+	r.talk(send(0, 100, full, 1), send(0, 100+full, full, 2), answer(20*ms, 100+2*full, 1))
+	got, err := r.Read()
+	testenv.Must(t, err)
+	if p := got.Rules[Key{device, "egress", "10.0.1.0/24"}]; p == nil || !isOne(p.Free.Receiver, 20*ms) || p.Free.Packets != 2 || p.Free.Bytes != 2*full {
+		t.Errorf("of egress: %+v", p)
+	}
+	if p := got.Rules[Key{device, "ingress", "10.0.0.0/16"}]; p == nil || !isOne(p.Free.Sender, 20*ms) || p.Free.Packets != 0 {
+		t.Errorf("of ingress: %+v", p)
+	}
+	if len(got.Rules) != 2 {
+		t.Errorf("rules are %+v", got.Rules)
+	}
+	for direction, cidr := range map[string]string{"egress": "10.0.1.0/24", "ingress": "10.0.0.0/16"} {
+		if p := got.Hosts[HostKey{Key{device, direction, cidr}, netip.MustParseAddr("10.0.1.2")}]; p == nil || !p.Free.any() {
+			t.Errorf("the host has nothing in %s: %+v", direction, got.Hosts)
+		}
+	}
+	// A rule that went leaves its place to another, which begins anew.
+	r.drop(Key{device, "egress", "10.0.1.0/24"})
+	r.follow(ruleOf("egress", "10.0.1.2/32"))
+	r.talk(send(ms, 100+2*full, full, 3))
+	if got := r.parts("egress", "10.0.1.2/32"); got.Free.Packets != 1 || got.Free.Receiver.Samples != 0 {
+		t.Errorf("the new rule has %+v", got)
+	}
+}
+
+// A flood of SYNs and flows grows nothing, and does not hide a flow that goes on.
+func TestFlood(t *testing.T) {
+	r := newRig(t, Options{}, ruleOf("egress", "10.0.0.0/8"))
+	seq := uint32(100)
+	const flood = 3 * maxFlows
+	for i := range flood {
+		s := step{tcp: tcp{src: near, dst: fmt.Sprintf("10.%d.%d.%d:80", 1+i>>14, i>>7&127, i&127), seq: 1, flags: syn, tsval: 1}}
+		if i%2 == 0 {
+			s.flags, s.payload = ack, 10
+		}
+		r.talk(s)
+		if i%(flood/8) == 0 {
+			r.wait(time.Second)
+			r.talk(send(0, seq, full, 1), send(0, seq+full, full, 2), answer(20*ms, seq+2*full, 1))
+			seq += 2 * full
+		}
+	}
+	got, err := r.Read()
+	testenv.Must(t, err)
+	host := got.Hosts[HostKey{Key{device, "egress", "10.0.0.0/8"}, netip.MustParseAddr("10.0.1.2")}]
+	if host == nil || host.Free.Receiver.Samples != 8 {
+		t.Errorf("of the flow that goes on %+v is known, want 8 samples", host)
+	}
+	if len(got.Hosts) > 2*maxHosts || got.LostFlows == 0 {
+		t.Errorf("%d hosts are kept, and %d flows were left out", len(got.Hosts), got.LostFlows)
+	}
+}
+
+// One flow in four is about a quarter of many, and both directions of a flow are followed, or none.
+func TestSampling(t *testing.T) {
+	r := newRig(t, Options{OneIn: 4}, ruleOf("egress", "10.0.0.0/8"))
+	const flows = 2000
+	for i := range flows {
+		src := fmt.Sprintf("10.0.0.1:%d", 1000+i)
+		r.wait(2 * ms)
+		r.talk(step{tcp: tcp{src: src, dst: far, seq: 99, flags: syn, tsval: 1}},
+			step{after: 5 * ms, enters: true, tcp: tcp{src: far, dst: src, seq: 499, ack: 100, flags: syn | ack, tsval: 5, tsecr: 1}})
+	}
+	if n := r.parts("egress", "10.0.0.0/8").Free.Receiver.Samples; n < flows/4-100 || n > flows/4+100 {
+		t.Errorf("%d of %d flows were followed", n, flows)
 	}
 }
