@@ -341,7 +341,11 @@ func TestTopOnATerminal(t *testing.T) {
 	term.start(cmd)
 	term.shows("alice egress 10.0.0.7")
 	tcx := !testenv.OlderThan(t, 6, 6)
-	flood := r.flood(frameTo("10.0.0.9", 1400), frameTo("10.0.0.9", 1400), frameTo("10.0.0.8", 200), frameTo("10.0.1.5", 1400), frameTo("10.0.1.5", 1400), frameTo("10.0.1.5", 1400))
+	flood := r.flood(frameTo("10.0.0.8", 200))
+	for range 9 { // three times as much as the others
+		flood.frames = append(flood.frames, frameTo("10.0.0.9", 1400))
+	}
+	flood.frames = append(flood.frames, frameTo("10.0.1.5", 1400), frameTo("10.0.1.5", 1400), frameTo("10.0.1.5", 1400))
 	began := time.Now()
 	term.until("mallory first", func(lines []string) bool {
 		flood.send()
