@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -287,7 +288,7 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 		err := e.with(loader.Read, "explain", func(n *loader.Namespace) error {
 			h, err := n.Find(t.Rule.Device, direction)
 			if err != nil || h == nil {
-				return cmpErr(err, errRuleGone)
+				return cmp.Or(err, errRuleGone)
 			}
 			defer h.Close()
 			q.Address = explain.Example(h, prefix)
@@ -302,13 +303,6 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 }
 
 var errRuleGone = inputf("the rule was just deleted")
-
-func cmpErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
-}
 
 // ruleAt is the direction and the network of a rule.
 func ruleAt(r *report.Rule) (policy.Direction, netip.Prefix, error) {

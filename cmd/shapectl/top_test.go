@@ -45,7 +45,7 @@ func newTerminal(t *testing.T, width, height int) *terminal {
 	testenv.Must(t, err)
 	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
 	testenv.Must(t, err)
-	term := &terminal{t: t, master: master, slave: slave, ended: make(chan struct{})}
+	term := &terminal{t: t, master: master, slave: slave}
 	term.resize(width, height)
 	t.Cleanup(func() { master.Close(); slave.Close() })
 	go term.read()
@@ -72,7 +72,6 @@ func (term *terminal) modes() unix.Termios {
 
 // read takes in what is written to the terminal.
 func (term *terminal) read() {
-	defer close(term.ended)
 	var rest []byte
 	buffer := make([]byte, 1<<16)
 	for {

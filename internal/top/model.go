@@ -152,8 +152,6 @@ func New(source Source, o Options) *Model {
 	}
 }
 
-func (m *Model) interval() time.Duration { return m.every }
-
 func (m *Model) frame() *frame { return m.frames[len(m.frames)-1] }
 
 // Messages of commands that ended.
@@ -639,7 +637,15 @@ func (m *Model) checkRate() {
 }
 
 // plainly is a duration without parts that are zero.
-func plainly(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
+func plainly(d time.Duration) string {
+	text := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
+}
 
 // askConfirm asks what to do about the change that is not confirmed.
 func (m *Model) askConfirm() {
