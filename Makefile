@@ -4,7 +4,7 @@ VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>
 # Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
 TEST = -count=1 -p 4 -timeout 20m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
+UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2

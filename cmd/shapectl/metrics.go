@@ -9,8 +9,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
-// mostBuckets is of how many buckets the levels may be told: Prometheus keeps each that it ever saw.
-const mostBuckets = 1000
+// mostBucketSeries is of how many buckets the levels may be told: Prometheus keeps each that it ever saw.
+const mostBucketSeries = 1000
 
 // exporter answers the scrapes of Prometheus.
 func (e *env) exporter(o serveOptions, options loader.Options) (*metrics.Exporter, error) {

@@ -433,10 +433,12 @@ func (s *source) exitCodes() string {
 // environmentMeaning says what the variables are for.
 var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
+	"NO_COLOR":       "if it is set, `top` shows no colours",
 	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
+	"TERM":           "the kind of terminal; `top` shows no screen on a `dumb` one",
 }
 
 func (s *source) environment(t *testing.T) string {

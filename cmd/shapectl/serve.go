@@ -70,8 +70,8 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
 				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
 			}
-			if o.buckets < 0 || o.buckets > mostBuckets {
-				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBuckets)
+			if o.buckets < 0 || o.buckets > mostBucketSeries {
+				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
 			}
 			if o.listen != "none" {
 				o.Listen = o.listen

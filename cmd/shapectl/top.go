@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -192,6 +194,8 @@ type topSource struct {
 	chosen chosenRules
 	// unknown is what this process lacks to know whether rules are in force; "" for nothing.
 	unknown string
+	// all is the rules of the last reading, also those that are not chosen.
+	all atomic.Pointer[report.Rules]
 
 	// Which rules were chosen, when there were these.
 	shown map[ruleID]bool
@@ -214,6 +218,8 @@ func (s *topSource) Read() (report.Top, error) {
 		return report.Top{}, err
 	}
 	s.unknown = reading.Unknown
+	all := reading.Rules
+	s.all.Store(&all)
 	if s.chosen.some {
 		if chose := s.choose(reading.Rules); chose != nil {
 			return report.Top{}, chose
@@ -255,11 +261,6 @@ func (e *env) inner() (*env, *bytes.Buffer) {
 	return &env{in: strings.NewReader(""), out: text, err: text, getenv: e.getenv, netns: e.netns}, text
 }
 
-// Look implements top.Source.
-func (s *topSource) Look(rule *report.Rule, host string) (top.Looker, error) {
-	return &bucketLooker{s: s, rule: rule, host: host}, nil
-}
-
 // Explain implements top.Source.
 func (s *topSource) Explain(t top.Target) (string, error) {
 	e, text := s.e.inner()
@@ -287,7 +288,7 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 		err := e.with(loader.Read, "explain", func(n *loader.Namespace) error {
 			h, err := n.Find(t.Rule.Device, direction)
 			if err != nil || h == nil {
-				return cmpErr(err, errRuleGone)
+				return cmp.Or(err, errRuleGone)
 			}
 			defer h.Close()
 			q.Address = explain.Example(h, prefix)
@@ -302,13 +303,6 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 }
 
 var errRuleGone = inputf("the rule was just deleted")
-
-func cmpErr(err, otherwise error) error {
-	if err != nil {
-		return err
-	}
-	return otherwise
-}
 
 // ruleAt is the direction and the network of a rule.
 func ruleAt(r *report.Rule) (policy.Direction, netip.Prefix, error) {

@@ -81,16 +81,16 @@ func (r *Rule) Matches(text string) bool {
 	})
 }
 
-// SideUse is what the rules with a name use in a direction, and their rate; empty for none.
-func (s *NamedSide) SideUse() (use, rate string, percent float64) {
+// SideUse is what the rules with a name use in a direction, as text and in percent of their rate: "" and -1 for none.
+func (s *NamedSide) SideUse() (use string, percent float64) {
 	if s == nil {
-		return "", "", -1
+		return "", -1
 	}
 	percent = -1
 	if s.RateBits != nil && s.UseBits != nil {
 		percent = percentOf(*s.UseBits, *s.RateBits)
 	}
-	return optional(s.UseBits, bitsText), s.rate, percent
+	return optional(s.UseBits, bitsText), percent
 }
 
 // Facts says in one line all that a row of a screen has no room for.

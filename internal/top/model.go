@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -42,6 +43,7 @@ type frame struct {
 	host    string
 	cursor  string // the id of the selected row in the table below; "" for the first one
 	looker  Looker
+	reading bool // looker reads now
 	talkers []Talker
 	note    string // about what looker sees
 }
@@ -60,6 +62,32 @@ func (f *frame) title() string {
 		return "hosts of " + (&row{rule: f.rule}).label()
 	}
 	return ""
+}
+
+// A guarded looker is not closed while it reads, and reads nothing after that.
+type guarded struct {
+	Looker
+	mutex  sync.Mutex
+	closed bool
+}
+
+func (g *guarded) Read() ([]Talker, string, error) {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	if g.closed {
+		return nil, "", nil
+	}
+	return g.Looker.Read()
+}
+
+func (g *guarded) Close() error {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	if g.closed {
+		return nil
+	}
+	g.closed = true
+	return g.Looker.Close()
 }
 
 // A mode is what keys are for.
@@ -124,8 +152,6 @@ func New(source Source, o Options) *Model {
 	}
 }
 
-func (m *Model) interval() time.Duration { return m.every }
-
 func (m *Model) frame() *frame { return m.frames[len(m.frames)-1] }
 
 // Messages of commands that ended.
@@ -186,12 +212,15 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 			}
 			return m, nil
 		}
-		msg.of.looker = msg.looker
+		if msg.looker != nil {
+			msg.of.looker = &guarded{Looker: msg.looker}
+		}
 		if msg.err != nil {
 			msg.of.note = oneLine(msg.err)
 		}
 		return m, m.watch()
 	case talkersMsg:
+		msg.of.reading = false
 		if msg.err != nil {
 			msg.note = oneLine(msg.err)
 		}
@@ -236,11 +265,13 @@ func (m *Model) took(msg readingMsg) {
 // watch has the looker of the frame read.
 func (m *Model) watch() tea.Cmd {
 	f := m.frame()
-	if f.looker == nil || m.paused {
+	if f.looker == nil || f.reading || m.paused {
 		return nil
 	}
+	f.reading = true
+	looker := f.looker
 	return func() tea.Msg {
-		talkers, note, err := f.looker.Read()
+		talkers, note, err := looker.Read()
 		return talkersMsg{f, talkers, note, err}
 	}
 }
@@ -606,7 +637,15 @@ func (m *Model) checkRate() {
 }
 
 // plainly is a duration without parts that are zero.
-func plainly(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
+func plainly(d time.Duration) string {
+	text := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return text
+}
 
 // askConfirm asks what to do about the change that is not confirmed.
 func (m *Model) askConfirm() {

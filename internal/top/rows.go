@@ -231,7 +231,7 @@ func byName(t *report.Top, sort, filter string) table {
 		rows[i] = row{named: &names[i], percent: -1, level: -1, lost: optional(names[i].DroppedPercent)}
 		index[names[i].Name] = i
 		for _, side := range []*report.NamedSide{names[i].Egress, names[i].Ingress} {
-			_, _, percent := side.SideUse()
+			_, percent := side.SideUse()
 			rows[i].percent = max(rows[i].percent, percent)
 		}
 	}

@@ -126,9 +126,8 @@ func (m *Model) columns(f *frame) []column {
 	lost := percent("LOST", 3, func(r *row) float64 { return r.lost })
 	level := percent("LEVEL", 2, func(r *row) float64 { return r.level })
 	plot := column{head: "LAST MINUTE", width: plotLeast, left: true, drop: 4, plot: true}
-	if interval := m.interval(); interval != time.Second {
-		span := strings.TrimSuffix((interval * samples).Round(time.Second).String(), "0s")
-		plot.head = "LAST " + strings.ToUpper(strings.TrimSuffix(span, "m")+map[bool]string{true: "m"}[strings.HasSuffix(span, "m")])
+	if span := m.every * samples; span != time.Minute {
+		plot.head = "LAST " + strings.ToUpper(plainly(span.Round(time.Second)))
 	}
 	what := column{left: true, width: whatLeast, label: true}
 	switch {
@@ -176,7 +175,7 @@ func (m *Model) columns(f *frame) []column {
 			percent("FULL", 1, func(r *row) float64 { return r.level }),
 		}
 	case f.kind == allFrame && m.view == "name":
-		side := func(head string, of func(*row) *report.NamedSide, figure func(*row) float64) []column {
+		side := func(head string, of func(*row) *report.NamedSide) []column {
 			direction := strings.ToLower(head)
 			return []column{
 				{head: head, width: 8, cell: func(r *row) string {
@@ -185,7 +184,7 @@ func (m *Model) columns(f *frame) []column {
 					} else if r.named == nil {
 						return ""
 					}
-					text, _, _ := of(r).SideUse()
+					text, _ := of(r).SideUse()
 					return text
 				}},
 				{head: "OF", width: 5, drop: 1, cell: func(r *row) string {
@@ -194,14 +193,14 @@ func (m *Model) columns(f *frame) []column {
 					} else if r.named == nil {
 						return ""
 					}
-					_, _, p := of(r).SideUse()
+					_, p := of(r).SideUse()
 					return percentCell(p)
 				}},
 			}
 		}
 		what.head = "NAME"
-		return slices.Concat([]column{what}, side("EGRESS", func(r *row) *report.NamedSide { return r.named.Egress }, nil),
-			side("INGRESS", func(r *row) *report.NamedSide { return r.named.Ingress }, nil), []column{dropped, lost, plot})
+		return slices.Concat([]column{what}, side("EGRESS", func(r *row) *report.NamedSide { return r.named.Egress }),
+			side("INGRESS", func(r *row) *report.NamedSide { return r.named.Ingress }), []column{dropped, lost, plot})
 	}
 	what.head = "POOL OR RULE"
 	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule.RateText() }}
@@ -248,8 +247,8 @@ func layout(columns []column, width int) []column {
 		widen(plot, 12)
 	}
 	widen(0, 40)
-	if second := 1; len(columns) > 1 && columns[1].head == "RULE" {
-		widen(second, 40)
+	if len(columns) > 1 && columns[1].head == "RULE" {
+		widen(1, 40)
 	}
 	if plot >= 0 {
 		widen(plot, samples)
@@ -346,8 +345,8 @@ func (m *Model) Screen() string {
 func (m *Model) header() []string {
 	t := &m.top
 	parts := []string{m.look.styled(bold, "shapectl top"), plain.Line(m.host), clock(t.Time)}
-	if m.interval() != time.Second {
-		parts = append(parts, "every "+m.interval().String())
+	if m.every != time.Second {
+		parts = append(parts, "every "+m.every.String())
 	}
 	parts = append(parts, "by "+m.view, m.sort+" first")
 	if m.sort == "name" {

@@ -14,7 +14,7 @@ const (
 	// above its rate is charged whenever a packet conforms, so it is among them unless its rate is tiny.
 	recentTicks = 8
 	// mostKeys bounds the keys that one call of Fullest.Find reads, each a cache miss.
-	mostKeys = 1 << 17
+	mostKeys = 1 << 15
 )
 
 // A Fullest finds the fullest buckets of a store, again and again. A call takes a few ms even if the table holds a
