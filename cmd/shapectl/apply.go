@@ -13,6 +13,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -288,7 +289,7 @@ func (e *env) apply(o applyOptions) error {
 		}
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: want.noRoom.Waiting(),
-			RevertsInNS: ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
+			RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		if e.sayNoRoom(want.noRoom); want.noRoom != nil && err == nil {
 			err = errDegraded
@@ -333,15 +334,6 @@ func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 		return f, inputError(err)
 	}
 	return f, nil
-}
-
-// ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.
-func ahead(at uint64) *uint64 {
-	if at == 0 {
-		return nil
-	}
-	left := at - min(at, maps.Now())
-	return &left
 }
 
 func hooksChanged(done []loader.Applied) []report.HookChange {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -67,7 +68,7 @@ func (e *env) delete(want filterRules) error {
 		for _, h := range hooks {
 			entries := want.entries(h.Set)
 			for _, entry := range entries {
-				deleted = append(deleted, describe(h, entry))
+				deleted = append(deleted, measure.Describe(h, entry))
 			}
 			if len(entries) > 0 {
 				having = append(having, h)
@@ -178,7 +179,7 @@ func (e *env) flushAll() error {
 
 func rulesOf(h *loader.Hook) (rules []report.Rule) {
 	for _, entry := range h.Set.Rules() {
-		rules = append(rules, describe(h, entry))
+		rules = append(rules, measure.Describe(h, entry))
 	}
 	return rules
 }

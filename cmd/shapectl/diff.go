@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -99,7 +100,7 @@ func (e *env) export(like string) error {
 	}
 	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		if e.json {
-			rules, err := e.findRules(n, filterRules{}, details{sentences: true})
+			rules, err := e.findRules(n, filterRules{}, measure.Details{Sentences: true})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
 		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/explain"
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -207,7 +208,7 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	rules, err := e.measured(&filterRules{}, false, interval, details{tree: true})
+	rules, err := e.measured(&filterRules{}, false, interval, measure.Details{Sharers: true})
 	if rules == nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -224,15 +225,8 @@ func (e *env) checkThere(want filterRules) error {
 	return inputf("%s; %s lists its rules", want.none(), e.suggest("show", want.device))
 }
 
-// A match is a rule that passes a filter.
-type match struct {
-	*maps.Entry
-	hook    *loader.Hook
-	decides *bool // whether it decides over the address that was searched for; nil for other searches
-}
-
 // matches are the rules of hooks that pass the filter.
-func (want filterRules) matches(hooks []*loader.Hook) []match {
+func (want filterRules) matches(hooks []*loader.Hook) []measure.Found {
 	found := want.best(hooks)
 	if want.network != nil && len(found) == 0 {
 		want.wider = true
@@ -245,7 +239,7 @@ func (want filterRules) matches(hooks []*loader.Hook) []match {
 }
 
 // withMembers adds all that is within the pools that were found.
-func withMembers(found []match, hooks []*loader.Hook) []match {
+func withMembers(found []measure.Found, hooks []*loader.Hook) []measure.Found {
 	pools, there := map[policy.Within]bool{}, map[uint32]bool{}
 	for _, m := range found {
 		if there[m.ID] = true; m.Pool {
@@ -260,7 +254,7 @@ func withMembers(found []match, hooks []*loader.Hook) []match {
 			if there[entry.ID] || !pools[entry.Within] {
 				continue
 			}
-			found, there[entry.ID] = append(found, match{Entry: &entry, hook: h}), true
+			found, there[entry.ID] = append(found, measure.Found{Entry: &entry, Hook: h}), true
 			if entry.Pool {
 				pools[policy.Within(entry.Label.Name)], added = true, true
 			}
@@ -275,7 +269,7 @@ func withMembers(found []match, hooks []*loader.Hook) []match {
 }
 
 // withPools adds the pools that those which were found draw from.
-func withPools(found []match, pools []*loader.Hook) []match {
+func withPools(found []measure.Found, pools []*loader.Hook) []measure.Found {
 	there := map[policy.Within]bool{}
 	for _, m := range found {
 		if m.Pool {
@@ -289,7 +283,7 @@ func withPools(found []match, pools []*loader.Hook) []match {
 		}
 		for _, h := range pools {
 			if entry, ok := h.Set.Find(policy.PoolKey(string(within))); ok {
-				found, there[within] = append(found, match{Entry: &entry, hook: h}), true
+				found, there[within] = append(found, measure.Found{Entry: &entry, Hook: h}), true
 			}
 		}
 	}
@@ -297,7 +291,7 @@ func withPools(found []match, pools []*loader.Hook) []match {
 }
 
 // best are the rules of hooks that pass the filter with the highest rank.
-func (want filterRules) best(hooks []*loader.Hook) (found []match) {
+func (want filterRules) best(hooks []*loader.Hook) (found []measure.Found) {
 	rank, best := want.ranks(), leastRank
 	for _, h := range hooks {
 		entries := want.entries(h.Set)
@@ -309,10 +303,10 @@ func (want filterRules) best(hooks []*loader.Hook) (found []match) {
 			if r < best {
 				continue
 			}
-			m := match{Entry: &entries[i], hook: h}
+			m := measure.Found{Entry: &entries[i], Hook: h}
 			if want.address.IsValid() {
 				decides := i == 0
-				m.decides = &decides
+				m.Decides = &decides
 			}
 			found = append(found, m)
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -391,7 +392,7 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 	set := report.Rules{}
 	for _, t := range tables {
 		for _, of := range filtersOf(t) {
-			found, err := e.findRules(n, of, details{sentences: true})
+			found, err := e.findRules(n, of, measure.Details{Sentences: true})
 			if err != nil {
 				return err
 			}
@@ -445,7 +446,7 @@ func (e *env) deleteNamed(of ruleName) error {
 		for _, h := range found.hooks {
 			hooks = append(hooks, h.Hook)
 			for _, entry := range h.rules {
-				deleted = append(deleted, describe(h.Hook, entry))
+				deleted = append(deleted, measure.Describe(h.Hook, entry))
 				networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -103,7 +104,7 @@ func (e *env) setPool(name string, limit limitFlags) error {
 func (e *env) noPattern(n *loader.Namespace, name string, limit limitFlags) error {
 	var commands []string
 	if policyfile.IsPattern(name) {
-		pools, err := e.findRules(n, filterRules{pools: true, pool: name}, details{})
+		pools, err := e.findRules(n, filterRules{pools: true, pool: name}, measure.Details{})
 		if err != nil {
 			return err
 		}
@@ -134,7 +135,7 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 // hintAtNew names the pools whose names go on after that of a new one, or else one that is spelt almost the same. Who
 // meant one of them would notice nothing otherwise.
 func (e *env) hintAtNew(n *loader.Namespace, name string) error {
-	pools, err := e.findRules(n, filterRules{pools: true}, details{})
+	pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
 	if _, found := findPool(n, name); found || name == "" {
 		return nil
 	}
-	pools, err := e.findRules(n, filterRules{pools: true}, details{})
+	pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
 	if err != nil {
 		return err
 	}
@@ -206,7 +207,7 @@ func poolDeleteCommand(e *env) *cobra.Command {
 
 func (e *env) deletePool(name string) error {
 	return e.with(loader.Write, "delete pool "+plain.Line(name), func(n *loader.Namespace) error {
-		pools, err := e.findRules(n, filterRules{pools: true}, details{sentences: true})
+		pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{Sentences: true})
 		if err != nil {
 			return err
 		}

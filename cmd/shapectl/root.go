@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -349,7 +350,7 @@ func (e *env) advise(err error) error {
 	case errors.As(err, new(policy.PoolError)):
 		return inputf("%w; nothing was changed", err)
 	case errors.As(err, &pending):
-		return inputf("%w, and %s; %s it or %s first", err, report.Reverts(*ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
+		return inputf("%w, and %s; %s it or %s first", err, report.Reverts(*measure.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	}

@@ -10,11 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 type showOptions struct {
@@ -146,8 +144,8 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
-	rules, err := e.measured(&want, search, o.interval, details{
-		sentences: e.json || o.sentences, buckets: o.buckets, active: o.wide || o.buckets, affected: e.json || o.shadows, tree: o.tree,
+	rules, err := e.measured(&want, search, o.interval, measure.Details{
+		Sentences: e.json || o.sentences, Buckets: o.buckets, Active: o.wide || o.buckets, Affected: e.json || o.shadows, Sharers: o.tree,
 	})
 	if rules == nil {
 		return err
@@ -203,15 +201,15 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 }
 
 // measured is rules, and what they did over an interval unless it is 0.
-func (e *env) measured(want *filterRules, search bool, interval time.Duration, read details) (report.Rules, error) {
+func (e *env) measured(want *filterRules, search bool, interval time.Duration, read measure.Details) (report.Rules, error) {
 	since := func(report.Rules, uint64) {}
 	if interval > 0 {
 		first := *want
-		rules, began, err := e.rules(&first, search, details{tree: read.tree})
+		rules, began, err := e.rules(&first, search, measure.Details{Sharers: read.Sharers})
 		if rules == nil {
 			return nil, err
 		}
-		since = sampled(rules, began)
+		since = measure.Sampled(rules, began)
 		time.Sleep(interval)
 	}
 	rules, at, err := e.rules(want, search, read)
@@ -221,7 +219,7 @@ func (e *env) measured(want *filterRules, search bool, interval time.Duration, r
 
 // showNames shows a line for each name of rules.
 func (e *env) showNames(rules report.Rules, o showOptions) error {
-	all, _, err := e.rules(&filterRules{}, false, details{})
+	all, _, err := e.rules(&filterRules{}, false, measure.Details{})
 	if all == nil {
 		return err
 	}
@@ -244,31 +242,9 @@ func (e *env) showNames(rules report.Rules, o showOptions) error {
 	})
 }
 
-// sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.
-func sampled(rules report.Rules, began uint64) (since func(now report.Rules, at uint64)) {
-	type key struct{ device, direction, cidr, pool string }
-	keyOf := func(r *report.Rule) key {
-		if r.IsPool() {
-			return key{pool: r.Name}
-		}
-		return key{device: r.Device, direction: r.Direction, cidr: r.CIDR}
-	}
-	samples := make(map[key]report.Sample, len(rules))
-	for i := range rules {
-		samples[keyOf(&rules[i])] = rules[i].Sample()
-	}
-	return func(now report.Rules, at uint64) {
-		for i := range now {
-			if sample, ok := samples[keyOf(&now[i])]; ok {
-				now[i].Since(sample, at-began)
-			}
-		}
-	}
-}
-
 // rules are those of a filter, and the time at which they were read. With the error come
 // those that could be read, nil if there are none. The filter is resolved.
-func (e *env) rules(want *filterRules, search bool, read details) (rules report.Rules, at uint64, err error) {
+func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules report.Rules, at uint64, err error) {
 	err = e.with(loader.Read, "show", func(n *loader.Namespace) error {
 		resolve := want.resolve
 		if search {
@@ -277,9 +253,9 @@ func (e *env) rules(want *filterRules, search bool, read details) (rules report.
 		if err := resolve(n); err != nil {
 			return err
 		}
-		read.sentences = read.sentences || want.isSingle()
-		read.active = read.active || want.isSingle() || want.pools
-		read.at = &at
+		read.Sentences = read.Sentences || want.isSingle()
+		read.Active = read.Active || want.isSingle() || want.pools
+		read.At = &at
 		found, unread := e.findRules(n, *want, read)
 		if len(found) == 0 && unread == nil {
 			unread = e.checkThere(*want)
@@ -295,148 +271,20 @@ func (e *env) rules(want *filterRules, search bool, read details) (rules report.
 	return rules, at, err
 }
 
-// details are what to read of rules beside parameters and counters.
-type details struct {
-	sentences bool
-	buckets   bool    // that are not empty
-	active    bool    // their number, and that of active sharers
-	affected  bool    // the hosts that shadows would have affected
-	tree      bool    // active sharers, and the pools that they draw from
-	at        *uint64 // becomes the time at which counters are read; nil for nobody to know
-}
-
 // findRules are the rules that pass a filter; never nil, as JSON would
 // show that. With the error come those that could be read.
-func (e *env) findRules(n *loader.Namespace, want filterRules, read details) (report.Rules, error) {
+func (e *env) findRules(n *loader.Namespace, want filterRules, read measure.Details) (report.Rules, error) {
 	hooks, unread := want.searched(n)
 	defer func() { loader.CloseHooks(hooks) }()
 	found := want.matches(hooks)
-	if read.tree {
+	if read.Sharers {
 		pools := poolsOf(n)
 		hooks, found = append(hooks, pools...), withPools(found, pools)
 	}
-	rules, err := read.rows(found)
+	rules, err := read.Rows(found)
 	confirm := e.suggest("confirm")
 	for i := range rules {
 		rules[i].Confirm = confirm
 	}
 	return rules, errors.Join(err, unread)
-}
-
-// rows are rules with these details. With the error come those that could be read.
-func (read details) rows(found []match) (report.Rules, error) {
-	rules := make(report.Rules, 0, len(found))
-	if read.at != nil {
-		*read.at = maps.Now()
-	}
-	var affected map[uint32][]maps.Affected
-	for i, m := range found {
-		if read.affected && (i == 0 || m.hook != found[i-1].hook) {
-			var err error
-			if affected, err = m.hook.Set.Affected(); err != nil {
-				return rules, err
-			}
-		}
-		r := row(m.hook, *m.Entry, affected[m.ID])
-		if read.sentences {
-			r.Sentence = m.Sentence(m.hook.Name(), m.hook.Direction, m.hook.Match())
-		}
-		r.Decides = m.decides
-		rules = append(rules, r)
-	}
-	if len(found) > 0 && (read.buckets || read.active) {
-		read.addBuckets(rules, found)
-	}
-	if i := slices.IndexFunc(found, func(m match) bool { return m.Pool }); i >= 0 {
-		losses := found[i].hook.Set.Losses()
-		for i, m := range found {
-			if m.Pool {
-				rules[i].Lost(losses[m.ID])
-			}
-		}
-	}
-	if read.active || read.tree {
-		addSharers(rules, found)
-	}
-	return rules, nil
-}
-
-// addSharers adds the number of active sharers to rules and pools with shares.
-func addSharers(rules report.Rules, found []match) {
-	var active map[uint32]int
-	for i, m := range found {
-		if m.Share.Kind == policy.ShareNone {
-			continue
-		}
-		if active == nil {
-			active = m.hook.Set.ActiveSharers() // of all hooks
-		}
-		sharers := uint64(active[m.ID])
-		rules[i].ActiveSharers = &sharers
-	}
-}
-
-// addBuckets adds buckets, or only their number, to the rules that were found.
-func (read details) addBuckets(rules report.Rules, found []match) {
-	add := func(i int, b maps.Bucket) {
-		if read.buckets {
-			rules[i].Buckets = append(rules[i].Buckets, bucketOf(found[i].hook, *found[i].Entry, b))
-		}
-	}
-	entries := make([]maps.Entry, len(found))
-	for i, m := range found {
-		entries[i] = *m.Entry
-		rules[i].ActiveBuckets = new(uint64)
-		if read.buckets {
-			rules[i].Buckets = []report.Bucket{}
-		}
-		if level := rules[i].LevelBytes; level > 0 && m.Each.Kind == policy.EachAll {
-			add(i, maps.Bucket{Subnet: m.Prefix, LevelBytes: level})
-		}
-	}
-	for i, b := range found[0].hook.Set.BucketsOf(entries, maps.Now()) { // all hooks share the table
-		*rules[i].ActiveBuckets++
-		add(i, b)
-	}
-}
-
-// describe is all that is known of a rule.
-func describe(h *loader.Hook, entry maps.Entry) report.Rule {
-	r := row(h, entry, nil)
-	r.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
-	return r
-}
-
-// row is a rule without its sentence; affected may be nil.
-func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
-	var guaranteed maps.Counters
-	if guarantee, ok := h.Set.Guarantee(entry); ok {
-		guaranteed = h.Set.Counters(guarantee.ID)
-	}
-	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
-	r.Guaranteed(guaranteed)
-	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
-	if change, until := h.Set.Change(); change == maps.Pending {
-		r.RevertsInNS = ahead(until)
-	}
-	if shadow, ok := h.Set.Shadow(entry); ok {
-		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), affected, h.Set.Size().Affected)
-	}
-	return r
-}
-
-func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
-	out := report.Bucket{Key: b.Flow.String(), LevelBytes: b.LevelBytes}
-	if entry.Pool {
-		out.Key = "pool"
-	} else if b.Subnet.IsValid() {
-		out.Key = report.SubnetName(b.Subnet)
-	}
-	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
-	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
-	if entry.Excess == policy.Delay && !o.Excess {
-		out.WaitNS = &o.Wait
-	}
-	return out
 }

@@ -91,6 +91,8 @@ type Rule struct {
 	IntervalNS *uint64 `json:"interval_ns"`
 	// UseBits is the rate of passed packets over the interval; null without one.
 	UseBits *uint64 `json:"use_bits_per_second"`
+	// DroppedBits is the rate of dropped packets over the interval, of a pool of those that its members lost; null without one.
+	DroppedBits *uint64 `json:"dropped_bits_per_second"`
 	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
 	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
 	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
@@ -232,12 +234,13 @@ func (r *Rule) excess() *float64 {
 // A Sample is the counters of a rule at one time.
 type Sample struct {
 	passedBytes, borrowedBytes        uint64
+	droppedBytes                      uint64
 	offered, dropped, refused, excess uint64 // packets
 }
 
 // Sample is the rule's counters.
 func (r *Rule) Sample() Sample {
-	return Sample{r.PassedBytes, r.BorrowedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
+	return Sample{r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
 }
 
 // counted is the packets over the interval, or else since the rule was set.
@@ -261,6 +264,7 @@ func (r *Rule) Since(s Sample, ns uint64) {
 		return &bits
 	}
 	r.UseBits = perSecond(now.passedBytes - s.passedBytes)
+	r.DroppedBits = perSecond(now.droppedBytes - min(now.droppedBytes, s.droppedBytes))
 	r.BorrowedBits = perSecond(now.borrowedBytes - min(now.borrowedBytes, s.borrowedBytes))
 	if r.RateBits != nil && r.scope == "" {
 		p := percentOf(*r.UseBits, *r.RateBits)

@@ -185,12 +185,16 @@ func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 		if !haveRules[set.Number()] {
 			continue
 		}
-		h, err := s.dir.openHook(set)
-		if err != nil {
-			unread = append(unread, err)
-		} else if h != nil {
-			hooks = append(hooks, h)
+		if !set.Attached() {
+			continue // a command was killed before that
 		}
+		h := s.dir.hookOf(set)
+		if err := s.kept.judge(h); err != nil {
+			h.Close()
+			unread = append(unread, err)
+			continue
+		}
+		hooks = append(hooks, h)
 	}
 	slices.SortFunc(hooks, func(a, b *Hook) int {
 		return cmp.Or(strings.Compare(a.Name(), b.Name()), strings.Compare(a.Direction.String(), b.Direction.String()))

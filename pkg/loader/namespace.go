@@ -144,10 +144,15 @@ func onThread(f func() error) error {
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs no
 // capability, but permission to read the pins: without that, the error wraps ErrMayNotRead.
 // Without CAP_NET_ADMIN the State of some hooks is Unknown.
-func Read(o Options) (*Namespace, error) {
-	n, err := open(o, false)
+func Read(o Options) (*Namespace, error) { return read(o, nil) }
+
+func read(o Options, kept *Kept) (*Namespace, error) {
+	n, err := open(o, false, kept)
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: %w", ErrMayNotRead, err)
+	}
+	if err == nil && n.pins.store == nil {
+		kept.Close() // there are no rules any more
 	}
 	return n, err
 }
@@ -155,7 +160,7 @@ func Read(o Options) (*Namespace, error) {
 // Write opens the calling thread's namespace for changes, and locks out other commands. It
 // removes leftovers of killed commands, and of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
-	n, err := open(o, true)
+	n, err := open(o, true, nil)
 	if err != nil {
 		return n, err
 	}
@@ -173,7 +178,8 @@ func Write(o Options) (*Namespace, error) {
 	return n, nil
 }
 
-func open(o Options, writing bool) (*Namespace, error) {
+// open opens a namespace. kept is nil unless it is read again and again.
+func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	have, err := program.Capabilities()
 	if err != nil {
 		return nil, err
@@ -196,7 +202,7 @@ func open(o Options, writing bool) (*Namespace, error) {
 		return nil, err
 	}
 	n.place = at
-	n.pins.writing, n.pins.haste = writing, haste(at.root+expedited)
+	n.pins.writing, n.pins.kept, n.pins.haste = writing, kept, haste(at.root+expedited)
 	n.pins.haste.relax() // after a command that was killed in hurry
 	mounted, err := isBPFFS(at.bpffs())
 	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {

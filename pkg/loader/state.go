@@ -46,6 +46,7 @@ type bpfState struct {
 	kinds   *ebpf.Map   // the programs, by kind
 	foreign error       // wraps maps.ErrOtherLayout if a build of another layout made the maps
 	others  []*OtherLayoutError
+	kept    *Kept // nil unless the namespace is read again and again
 }
 
 // open opens the pinned rules of the namespace, if there are any.
@@ -55,8 +56,11 @@ func (s *bpfState) open() error {
 		return err
 	}
 	// There are two if a command was killed while it made the newer one; their rules are the same.
-	newest := generations[len(generations)-1]
-	s.store, err = maps.Open(s.dir.pin(newest), s.writing)
+	newest := s.dir.pin(generations[len(generations)-1])
+	if s.store, err = s.kept.take(newest); s.store != nil || err != nil {
+		return err
+	}
+	s.store, err = maps.Open(newest, s.writing)
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, err
 		return nil
@@ -65,7 +69,7 @@ func (s *bpfState) open() error {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
 	if !s.writing {
-		return nil
+		return s.kept.put(newest, s.store)
 	}
 	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)

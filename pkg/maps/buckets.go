@@ -307,26 +307,36 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 			if !ok || before.TAT&tatBusy != 0 || k.Sharer != 0 {
 				continue
 			}
-			e, rule := &rules[i], bs.current(k.Id)
-			level := bs.levelOf(k.Id, rule, before, now)
-			places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
-			// Level and key belong together if no other key got the slot meanwhile.
-			is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
-			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
+			b, _ := bs.bucketIn(rules[i], slot, before, k, now)
+			if b.LevelBytes == 0 {
 				continue
-			}
-			b := Bucket{LevelBytes: model.Bytes(level)}
-			if e.Each.Kind == policy.EachFlow {
-				b.Flow = Flow{address(k.Src, k.Family), address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
-			} else {
-				far := address(k.Src, k.Family)
-				b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 			}
 			if !yield(i, b) {
 				return
 			}
 		}
 	}
+}
+
+// bucketIn is the bucket in a slot whose word and key were read, and its level in units; the zero Bucket if it is empty,
+// or not one of the rule.
+func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k bpf.AbiKey, now uint64) (b Bucket, level uint64) {
+	rule := bs.current(k.Id)
+	level = bs.levelOf(k.Id, rule, word, now)
+	places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
+	// Level and key belong together if no other key got the slot meanwhile.
+	is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
+	if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
+		return Bucket{}, 0
+	}
+	b.LevelBytes = model.Bytes(level)
+	if e.Each.Kind == policy.EachFlow {
+		b.Flow = Flow{address(k.Src, k.Family), address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
+	} else {
+		far := address(k.Src, k.Family)
+		b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
+	}
+	return b, level
 }
 
 // settleBy prepares a bucket for another clock. The bucket becomes as if charged just now,

@@ -68,6 +68,36 @@ func (l *labels) write(id, version uint32, label policy.Label) error {
 	return nil
 }
 
+// A knownLabel is a label that was read before, of a version of a rule with these properties. They tell it from any
+// later label of that id.
+type knownLabel struct {
+	policy.Label
+	version, retired, view uint32
+}
+
+// RememberLabels keeps labels once they are read. Each costs a system call at least, so a process that reads all rules
+// again and again needs this.
+func (rs *rules) RememberLabels() { rs.knownLabels = map[labelID]knownLabel{} }
+
+// A labelID names one of the two labels of a rule.
+type labelID struct{ id, index uint32 }
+
+// label is the label of a version of a rule.
+func (rs *rules) label(id, index uint32) policy.Label {
+	r := rs.rule(id)
+	known := knownLabel{version: atomic.LoadUint32(&r.Version), retired: r.Retired, view: r.View}
+	have, ok := rs.knownLabels[labelID{id, index}]
+	known.Label = have.Label
+	if ok && have == known {
+		return known.Label
+	}
+	known.Label = rs.labels.read(id, index)
+	if rs.knownLabels != nil {
+		rs.knownLabels[labelID{id, index}] = known
+	}
+	return known.Label
+}
+
 func (l *labels) read(id, version uint32) (label policy.Label) {
 	var text []byte
 	var part bpf.AbiLabel

@@ -31,6 +31,8 @@ type rules struct {
 	shares []bpf.AbiShare
 	names  map[uint32]string // of pools, while many rules are read; else nil
 	labels labels
+
+	knownLabels map[labelID]knownLabel // nil unless labels are remembered
 }
 
 // ruleSize is how many bytes a rule takes, with its counters for each CPU.
@@ -99,6 +101,21 @@ func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()
 func (s *Set) Rules() []Entry {
 	rules := s.byAddress()
 	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
+}
+
+// AllRules are the Rules of each set, by its number. It needs one pass for all sets.
+func (s *Store) AllRules() [][]Entry {
+	placedIn := make([][]placed, len(s.views))
+	for f := range s.everyPrefix(nil) {
+		set := s.View(f.view)
+		placedIn[f.view] = append(placedIn[f.view], placed{id: f.id, prefix: set.prefix(f.key)})
+	}
+	all := make([][]Entry, len(s.views))
+	for number, rules := range placedIn {
+		slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+		all[number] = slices.AppendSeq(make([]Entry, 0, len(rules)), s.View(uint32(number)).entries(rules))
+	}
+	return all
 }
 
 // Policy are Rules without ids.
@@ -195,7 +212,7 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
-		e.Label = rs.labels.read(id, v.index)
+		e.Label = rs.label(id, v.index)
 	}
 	return e
 }

@@ -431,3 +431,6 @@ func (s *Store) Close() error {
 	*s = Store{}
 	return err
 }
+
+// IsCopy reports whether the store is a copy of the maps as they were when it was opened.
+func (s *Store) IsCopy() bool { return s.copied }

@@ -1,0 +1,178 @@
+// Package measure reads rules and pools, once or again and again, and measures what they did in between.
+package measure
+
+import (
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.
+func Sampled(rules report.Rules, began uint64) (since func(now report.Rules, at uint64)) {
+	type key struct{ device, direction, cidr, pool string }
+	keyOf := func(r *report.Rule) key {
+		if r.IsPool() {
+			return key{pool: r.Name}
+		}
+		return key{device: r.Device, direction: r.Direction, cidr: r.CIDR}
+	}
+	samples := make(map[key]report.Sample, len(rules))
+	for i := range rules {
+		samples[keyOf(&rules[i])] = rules[i].Sample()
+	}
+	return func(now report.Rules, at uint64) {
+		for i := range now {
+			if sample, ok := samples[keyOf(&now[i])]; ok {
+				now[i].Since(sample, at-began)
+			}
+		}
+	}
+}
+
+// A Found is a rule or pool that is to be read.
+type Found struct {
+	*maps.Entry
+	Hook    *loader.Hook
+	Decides *bool // whether it decides over the address that was searched for; nil for other searches
+}
+
+// Details are what to read of rules beside parameters and counters.
+type Details struct {
+	Sentences bool
+	Buckets   bool    // that are not empty
+	Active    bool    // their number, and that of active sharers
+	Affected  bool    // the hosts that shadows would have affected
+	Sharers   bool    // the number of active sharers
+	At        *uint64 // becomes the time at which counters are read; nil for nobody to know
+}
+
+// Rows are rules with these details. With the error come those that could be read.
+func (read Details) Rows(found []Found) (report.Rules, error) {
+	rules := make(report.Rules, 0, len(found))
+	if read.At != nil {
+		*read.At = maps.Now()
+	}
+	var affected map[uint32][]maps.Affected
+	for i, m := range found {
+		if read.Affected && (i == 0 || m.Hook != found[i-1].Hook) {
+			var err error
+			if affected, err = m.Hook.Set.Affected(); err != nil {
+				return rules, err
+			}
+		}
+		r := row(m.Hook, *m.Entry, affected[m.ID])
+		if read.Sentences {
+			r.Sentence = m.Sentence(m.Hook.Name(), m.Hook.Direction, m.Hook.Match())
+		}
+		r.Decides = m.Decides
+		rules = append(rules, r)
+	}
+	if len(found) > 0 && (read.Buckets || read.Active) {
+		read.addBuckets(rules, found)
+	}
+	if i := slices.IndexFunc(found, func(m Found) bool { return m.Pool }); i >= 0 {
+		losses := found[i].Hook.Set.Losses()
+		for i, m := range found {
+			if m.Pool {
+				rules[i].Lost(losses[m.ID])
+			}
+		}
+	}
+	if read.Active || read.Sharers {
+		addSharers(rules, found)
+	}
+	return rules, nil
+}
+
+// addSharers adds the number of active sharers to rules and pools with shares.
+func addSharers(rules report.Rules, found []Found) {
+	var active map[uint32]int
+	for i, m := range found {
+		if m.Share.Kind == policy.ShareNone {
+			continue
+		}
+		if active == nil {
+			active = m.Hook.Set.ActiveSharers() // of all hooks
+		}
+		sharers := uint64(active[m.ID])
+		rules[i].ActiveSharers = &sharers
+	}
+}
+
+// addBuckets adds buckets, or only their number, to the rules that were found.
+func (read Details) addBuckets(rules report.Rules, found []Found) {
+	add := func(i int, b maps.Bucket) {
+		if read.Buckets {
+			rules[i].Buckets = append(rules[i].Buckets, bucketOf(found[i].Hook, *found[i].Entry, b))
+		}
+	}
+	entries := make([]maps.Entry, len(found))
+	for i, m := range found {
+		entries[i] = *m.Entry
+		rules[i].ActiveBuckets = new(uint64)
+		if read.Buckets {
+			rules[i].Buckets = []report.Bucket{}
+		}
+		if level := rules[i].LevelBytes; level > 0 && m.Each.Kind == policy.EachAll {
+			add(i, maps.Bucket{Subnet: m.Prefix, LevelBytes: level})
+		}
+	}
+	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now()) { // all hooks share the table
+		*rules[i].ActiveBuckets++
+		add(i, b)
+	}
+}
+
+// Describe is all that is known of a rule.
+func Describe(h *loader.Hook, entry maps.Entry) report.Rule {
+	r := row(h, entry, nil)
+	r.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
+	return r
+}
+
+// row is a rule without its sentence; affected may be nil.
+func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
+	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
+	var guaranteed maps.Counters
+	if guarantee, ok := h.Set.Guarantee(entry); ok {
+		guaranteed = h.Set.Counters(guarantee.ID)
+	}
+	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
+	r.Guaranteed(guaranteed)
+	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
+	if change, until := h.Set.Change(); change == maps.Pending {
+		r.RevertsInNS = Ahead(until)
+	}
+	if shadow, ok := h.Set.Shadow(entry); ok {
+		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), affected, h.Set.Size().Affected)
+	}
+	return r
+}
+
+func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
+	out := report.Bucket{Key: b.Flow.String(), LevelBytes: b.LevelBytes}
+	if entry.Pool {
+		out.Key = "pool"
+	} else if b.Subnet.IsValid() {
+		out.Key = report.SubnetName(b.Subnet)
+	}
+	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
+	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
+	if entry.Excess == policy.Delay && !o.Excess {
+		out.WaitNS = &o.Wait
+	}
+	return out
+}
+
+// Ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.
+func Ahead(at uint64) *uint64 {
+	if at == 0 {
+		return nil
+	}
+	left := at - min(at, maps.Now())
+	return &left
+}
