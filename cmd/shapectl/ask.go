@@ -115,7 +115,7 @@ func (e *env) onlyHook(n *loader.Namespace, where *filterRules, address netip.Ad
 	}
 	switch len(commands) {
 	case 0:
-		return inputf("no rule matches the address, so nothing limits it; %s lists all rules", e.suggest("show"))
+		return missingf("no rule matches the address, so nothing limits it; %s lists all rules", e.suggest("show"))
 	case 1:
 		return nil
 	}

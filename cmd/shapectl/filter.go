@@ -211,9 +211,9 @@ func (e *env) checkThere(want filterRules) error {
 		if err := policyfile.CheckPattern(want.label); err != nil {
 			return inputError(err)
 		}
-		return inputf("there is no device that matches %s, and no rule, plan or pool has such a name; %s lists all rules", name, e.suggest("show"))
+		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s lists all rules", name, e.suggest("show"))
 	case want.label != "":
-		return inputf("there is no device %s, and no rule, plan or pool has that name; %s lists all rules", name, e.suggest("show"))
+		return missingf("there is no device %s, and no rule, plan or pool has that name; %s lists all rules", name, e.suggest("show"))
 	case want.device == "" && want.plan != "":
 		return inputf("%s; %s lists all rules", want.none(), e.suggest("show"))
 	case want.device == "" || want.pattern:

@@ -86,7 +86,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 				return inputf("import libreqos: --network needs a file of its own; name LibreQoS's network.json")
 			}
 			found := ""
-			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" {
+			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" && e.contents == nil {
 				if _, err := os.Stat(beside); !errors.Is(err, fs.ErrNotExist) {
 					network, found = beside, beside
 				}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 
 	"github.com/spf13/pflag"
@@ -208,24 +207,4 @@ func (l *limitFlags) addShadow(f *pflag.FlagSet) {
 		return err
 	}}
 	once(f, shadow, "shadow", "limit that only counts, such as rate=5mbit")
-}
-
-// tinyRule is the rule of the limit for a network. Its capacity may be less than a full packet. The limit must have a rate.
-func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, error) {
-	r, err := l.Resolve(prefix, l2Bytes)
-	if err != nil {
-		return r, err
-	}
-	full := r
-	full.Capacity = max(r.Capacity, policy.MinCapacity)
-	if r.Excess == policy.Delay {
-		if err := r.ValidateWait(); err != nil {
-			return r, err
-		}
-		if r.Queue > 0 {
-			full.Queue = max(r.Queue, policy.MinCapacity)
-		}
-	}
-	r.Each = r.Each.Canonical(prefix)
-	return r, full.Validate()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
@@ -160,7 +162,7 @@ func (e *env) replay(o replayOptions) error {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
 	read := progress{what: "bytes read", of: size, begun: time.Now()}
 	if !e.outIsScreen || !e.json || o.summary { // else packets are shown there
@@ -299,6 +301,13 @@ func inputName(name string) string {
 
 // open opens an input. Its size is -1 if it is unknown.
 func (e *env) open(name string) (io.ReadCloser, int64, error) {
+	if e.contents != nil {
+		text, ok := e.contents[name]
+		if !ok {
+			return nil, 0, fmt.Errorf("the request has no %s", plain.Line(name))
+		}
+		return io.NopCloser(bytes.NewReader(text)), int64(len(text)), nil
+	}
 	if name == "-" {
 		return io.NopCloser(e.in), -1, nil
 	}
@@ -337,7 +346,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
-		r, err := o.limit.tinyRule(p, in.L2Bytes())
+		r, err := o.limit.Tiny(p, in.L2Bytes())
 		if err != nil {
 			return l, err
 		}

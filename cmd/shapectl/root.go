@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -54,8 +55,20 @@ type env struct {
 	confirm time.Duration // after which a change reverts; 0 for never
 
 	history *history.History // that this process records; nil if it does not
+	// contents are what files contain that come with a request; a command then opens no others. nil for a command line.
+	contents map[string][]byte
+	cause    error           // of the exit code
+	ctx      context.Context // ends what only reads; nil for never
 
 	saidUnknown bool // that it is not known whether rules are in force
+}
+
+// context is done when nobody waits for the answer any more.
+func (e *env) context() context.Context {
+	if e.ctx == nil {
+		return context.Background()
+	}
+	return e.ctx
 }
 
 // setNetns refuses an empty name: it is more likely a variable that was never set than a way to say "here".
@@ -88,6 +101,15 @@ func inputError(err error) error { return exitError{err, exitInput} }
 
 func inputf(format string, args ...any) error { return inputError(fmt.Errorf(format, args...)) }
 
+// A missingError says that what was asked for does not exist.
+type missingError struct{ error }
+
+func (e missingError) Unwrap() error { return e.error }
+
+func missingf(format string, args ...any) error {
+	return inputError(missingError{fmt.Errorf(format, args...)})
+}
+
 // run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
 	if isTerminal(e.err) {
@@ -113,6 +135,7 @@ func (e *env) runPlain(args []string) int {
 		return flagError(cmd, err)
 	})
 	cmd, err := root.ExecuteC()
+	e.cause = err
 	if err == nil {
 		return exitDone
 	}
@@ -229,7 +252,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), reportCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
-		{"Run:", []*cobra.Command{watchCommand(e), completionCommand(e), version}},
+		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {
@@ -383,7 +406,7 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
-		return inputf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
+		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
 	advice := "'ip link' lists the devices"
 	if devices, err := netinfo.Devices(); err == nil {
@@ -395,5 +418,5 @@ func noDevice(name string) error {
 			advice = "did you mean " + plain.Line(similar) + "?"
 		}
 	}
-	return inputf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
 }

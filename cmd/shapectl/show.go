@@ -210,7 +210,11 @@ func (e *env) measured(want *filterRules, search bool, interval time.Duration, r
 			return nil, err
 		}
 		since = measure.Sampled(rules, began)
-		time.Sleep(interval)
+		select {
+		case <-time.After(interval):
+		case <-e.context().Done():
+			return nil, e.context().Err()
+		}
 	}
 	rules, at, err := e.rules(want, search, read)
 	since(rules, at)

@@ -71,14 +71,13 @@ func (e *env) watch(file, lastGood string) error {
 	signal.Notify(reread, syscall.SIGHUP)
 	defer signal.Stop(reread)
 
-	r := &reconciler.Reconciler{Options: o, OnApply: e.reconciled, OnNotice: e.note}
-	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	r := e.reconciler(o)
 	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
 		return r.Run(ctx, reread, func() {
-			e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file))
+			e.note(watchesFor(r, file))
 			e.notify("READY=1")
 		})
 	})
@@ -87,6 +86,18 @@ func (e *env) watch(file, lastGood string) error {
 	}
 	e.notify("STOPPING=1")
 	return nil
+}
+
+// reconciler makes a reconciler that tells what it does.
+func (e *env) reconciler(o loader.Options) *reconciler.Reconciler {
+	r := &reconciler.Reconciler{Options: o, OnApply: e.reconciled, OnNotice: e.note}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	return r
+}
+
+// watchesFor says what a reconciler watches for.
+func watchesFor(r *reconciler.Reconciler, file string) string {
+	return fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file)
 }
 
 // reconciled writes a line about the rules that were applied.

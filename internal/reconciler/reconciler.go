@@ -45,9 +45,10 @@ var sweepEvery = time.Minute
 // A Reconciler applies a policy to the devices of a network namespace.
 type Reconciler struct {
 	Options   loader.Options
-	OnApply   func(Event)  // is called when rules were applied
-	OnNotice  func(string) // is called with messages about the policy
-	OnWarning func(error)  // is called for errors that do not end Run
+	OnApply   func(Event)   // is called when rules were applied
+	OnNotice  func(string)  // is called with messages about the policy
+	OnWarning func(error)   // is called for errors that do not end Run
+	Pings     chan struct{} // Run receives from it while it makes progress
 
 	file, lastGood string
 	policy         lastgood.Policy
@@ -80,6 +81,16 @@ func (e Event) String() string {
 type version struct {
 	inode, bytes     uint64
 	changed, written unix.Timespec
+}
+
+// LoadIfAny is Load, but there may be no file. Then devices that appear get no rules until there is one.
+func (r *Reconciler) LoadIfAny(file, lastGood string) error {
+	err := r.Load(file, lastGood)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	r.policy.File, err = policyfile.Parse(file, []byte("devices: {}"))
+	return err
 }
 
 // Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
@@ -167,6 +178,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-ctx.Done():
 		case <-reread:
 			r.reload(ctx)
+		case <-r.Pings:
 		case <-again:
 		case <-sweeps.C:
 			due = true

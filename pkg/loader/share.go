@@ -46,6 +46,15 @@ func readAccess(o Options) (access, error) {
 	return access{}, fmt.Errorf("look up the group %s: %w", o.Group, err)
 }
 
+// ReadersGroup is the number of the group whose members may read pins; negative if there is none.
+func ReadersGroup(o Options) (gid int, err error) {
+	to, err := readAccess(o)
+	if err != nil || !to.granted {
+		return -1, err
+	}
+	return int(to.gid), nil
+}
+
 // share makes all pins of the namespace readable for whoever has access, and for nobody else. If that fails,
 // for example because the caller may not change the group of files, the next command tries again.
 func (at place) share(to access) {

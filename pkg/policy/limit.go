@@ -96,6 +96,26 @@ func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 	return l.resolve(Rule{Prefix: prefix}, l2Bytes)
 }
 
+// Tiny is Rule for a replay: the capacity and the queue may be less than a full packet. The limit must have a rate.
+func (l *Limit) Tiny(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
+	r, err := l.Resolve(prefix, l2Bytes)
+	if err != nil {
+		return r, err
+	}
+	full := r
+	full.Capacity = max(r.Capacity, MinCapacity)
+	if r.Excess == Delay {
+		if err := r.ValidateWait(); err != nil {
+			return r, err
+		}
+		if r.Queue > 0 {
+			full.Queue = max(r.Queue, MinCapacity)
+		}
+	}
+	r.Each = r.Each.Canonical(prefix)
+	return r, full.Validate()
+}
+
 // resolve completes a rule that has a network, or a pool that has a key.
 func (l *Limit) resolve(r Rule, l2Bytes uint8) (_ Rule, err error) {
 	prefix := r.Prefix

@@ -1,0 +1,437 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/serve"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// longestRequest is how long a request may measure: it takes a place among a few.
+const longestRequest = 10 * time.Second
+
+//go:embed openapi.json
+var openAPI []byte
+
+// An apiCommand is a command of the API. A request becomes a command line: the API can do what the command can.
+type apiCommand struct {
+	name    string // of the command: "pool set"
+	changes bool
+	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
+	// left out. A name with ... is a list.
+	forms []string
+	// contents are the names of files whose contents come with the request: of an argument or a flag.
+	contents []string
+	without  []string                             // flags that requests may not have: engines of replay load programs, which takes root
+	lines    func(given map[string][]string) bool // the answer is an object on each line
+}
+
+// apiCommands are all commands but those that make no sense in a request.
+var apiCommands = []apiCommand{
+	{name: "set", changes: true, forms: []string{"device direction network", "named direction"}},
+	{name: "delete", changes: true, forms: []string{"device direction network", "named direction"}},
+	{name: "flush", changes: true, forms: []string{"device direction"}},
+	{name: "pool set", changes: true, forms: []string{"name"}},
+	{name: "pool delete", changes: true, forms: []string{"name"}},
+	{name: "pool show", forms: []string{"name"}},
+	{name: "apply", changes: true, forms: []string{"policy"}, contents: []string{"policy"}},
+	{name: "confirm", changes: true},
+	{name: "rollback", changes: true},
+	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
+	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
+	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
+	{name: "doctor", forms: []string{"device"}},
+	{name: "report"},
+	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
+	{name: "export", contents: []string{"like"}},
+	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, lines: func(given map[string][]string) bool {
+		return !slices.Equal(given["summary"], []string{"true"})
+	}},
+	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}},
+	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}},
+	{name: "import tc", forms: []string{"device..."}},
+	{name: "version"},
+}
+
+// inBase64 are the contents that are no text.
+var inBase64 = []string{"trace"}
+
+// path is that of a command in the API.
+func (c apiCommand) path() string { return "/api/v1/" + strings.ReplaceAll(c.name, " ", "/") }
+
+// methods are those of requests for a command. A GET has no body, so no contents.
+func (c apiCommand) methods() []string {
+	switch {
+	case c.changes, slices.ContainsFunc(c.contents, c.isArgument):
+		return []string{http.MethodPost}
+	case len(c.contents) > 0:
+		return []string{http.MethodGet, http.MethodPost}
+	}
+	return []string{http.MethodGet}
+}
+
+func (c apiCommand) access() serve.Access {
+	if c.changes {
+		return serve.Changes
+	}
+	return serve.Reads
+}
+
+// isArgument reports whether a name is of an argument, and no flag.
+func (c apiCommand) isArgument(name string) bool {
+	return slices.ContainsFunc(c.forms, func(form string) bool { return slices.Contains(argumentNames(form), name) })
+}
+
+func argumentNames(form string) []string { return strings.Fields(strings.ReplaceAll(form, "...", "")) }
+
+// flag finds a flag that requests may have: none that names a file of the server or something to run there.
+func (c apiCommand) flag(cmd *cobra.Command, name string) *pflag.Flag {
+	f := cmd.LocalNonPersistentFlags().Lookup(name)
+	if f == nil || f.Name == "help" || slices.Contains(c.without, f.Name) {
+		return nil
+	}
+	kind, _ := pflag.UnquoteUsage(f)
+	if slices.Contains([]string{"file", "command", "path"}, strings.ToLower(kind)) && !slices.Contains(c.contents, f.Name) {
+		return nil
+	}
+	return f
+}
+
+// arguments are the values of a request, by name.
+type arguments map[string][]string
+
+// commandLine is the command line of a request, without -j.
+func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []string, err error) {
+	var positional []string
+	for name, values := range given {
+		f := c.flag(cmd, name)
+		switch {
+		case c.isArgument(name):
+			positional = append(positional, name)
+			continue
+		case f == nil:
+			return nil, fmt.Errorf("unknown parameter %s", strconv.Quote(name))
+		}
+		for _, v := range values {
+			if slices.Contains(c.contents, name) {
+				v = name
+			}
+			line = append(line, "--"+f.Name+"="+v)
+		}
+	}
+	slices.Sort(line) // so that a request is always the same command line
+	if line = append(line, "--"); len(positional) == 0 {
+		return line, nil
+	}
+	for _, form := range c.forms {
+		names := argumentNames(form)
+		if len(names) < len(positional) || slices.ContainsFunc(positional, func(p string) bool { return !slices.Contains(names[:len(positional)], p) }) {
+			continue
+		}
+		for i, name := range names[:len(positional)] {
+			values := given[name]
+			if isList := strings.HasSuffix(strings.Fields(form)[i], "..."); len(values) != 1 && !isList {
+				return nil, fmt.Errorf("%s was given %d times", name, len(values))
+			}
+			if slices.Contains(c.contents, name) {
+				values = []string{name}
+			}
+			line = append(line, values...)
+		}
+		return line, nil
+	}
+	return nil, fmt.Errorf("these arguments do not go together; use %s", strings.Join(c.forms, ", or "))
+}
+
+// argumentsOf are the values of a request.
+func argumentsOf(r *http.Request) (arguments, error) {
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, errors.New("the query is not valid")
+	}
+	if r.Method != http.MethodPost {
+		return arguments(query), nil
+	}
+	if len(query) > 0 {
+		return nil, errors.New("a POST has its arguments in the body, and none in the query")
+	}
+	given := arguments{}
+	decoder := json.NewDecoder(bytes.NewReader(serve.Body(r)))
+	decoder.UseNumber()
+	var object map[string]any
+	if err := decoder.Decode(&object); err != nil || object == nil {
+		return nil, errors.New("the body is not a JSON object")
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return nil, errors.New("the body has more than one JSON object")
+	}
+	for name, value := range object {
+		list, isList := value.([]any)
+		if !isList {
+			list = []any{value}
+		}
+		for _, v := range list {
+			switch v := v.(type) {
+			case nil:
+			case string:
+				given[name] = append(given[name], v)
+			case bool:
+				given[name] = append(given[name], strconv.FormatBool(v))
+			case json.Number:
+				given[name] = append(given[name], v.String())
+			default:
+				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", strconv.Quote(name))
+			}
+		}
+	}
+	return given, nil
+}
+
+// An api answers requests by running commands.
+type api struct {
+	env      *env // whose variables and network namespace commands have
+	anyNetns bool // requests may name another network namespace
+	say      func(string)
+}
+
+// getenv hides the service manager from commands: it hears of serve.
+func (a *api) getenv(name string) string {
+	if name == "NOTIFY_SOCKET" {
+		return ""
+	}
+	return a.env.getenv(name)
+}
+
+// addTo plugs the API into a server.
+func (a *api) addTo(s *serve.Server) {
+	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
+	for _, c := range apiCommands {
+		paths[c.path()] = c.methods()
+		for _, method := range c.methods() {
+			s.Handle(method+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
+		}
+	}
+	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(openAPI)
+	}))
+	// All else has an answer in JSON, too.
+	s.Handle("/api/", serve.Static, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if methods := paths[r.URL.Path]; methods != nil {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			serve.Fail(w, http.StatusMethodNotAllowed, exitInput, "%s takes %s", r.URL.Path, strings.Join(methods, " or "))
+			return
+		}
+		serve.Fail(w, http.StatusNotFound, exitInput, "there is no %s; /api/v1/openapi.json lists what there is", plain.Line(r.URL.Path))
+	}))
+}
+
+// answer runs the command of a request. It ends also if the client leaves: no change is left half made.
+func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
+	given, err := argumentsOf(r)
+	if err != nil {
+		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
+		return
+	}
+	netns := a.env.netns
+	if other := given["netns"]; other != nil {
+		if !a.anyNetns || len(other) != 1 {
+			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
+			return
+		}
+		netns = other[0]
+		delete(given, "netns")
+	}
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}}
+	if !c.changes {
+		e.ctx = r.Context()
+	}
+	if netns == a.env.netns {
+		e.history = a.env.history
+	}
+	line, err := e.requested(c, given)
+	if err != nil {
+		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
+		return
+	}
+	accepted := r.Header.Get("Accept")
+	asText := strings.HasPrefix(accepted, "text/plain") || c.name == "export" && strings.Contains(accepted, "yaml")
+	told := &messages{text: asText}
+	if !asText {
+		line = append([]string{"-j"}, line...)
+	}
+	e.out, e.err = w, told
+	code := exitKernel
+	err = loader.In(netns, func() error {
+		defer func() {
+			if p := recover(); p != nil {
+				a.say(fmt.Sprintf("%s: panic: %v\n%s", c.name, p, debug.Stack()))
+				e.cause = errors.New("an error of the program itself; its log says more")
+				told.last = nil
+			}
+		}()
+		code = e.run(line)
+		return nil
+	})
+	if err != nil {
+		code, e.cause = exitInput, missingError{err}
+	}
+	h := w.Header()
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
+	h.Set("Shapectl-Exit-Code", strconv.Itoa(code))
+	if text := told.warnings(); text != "" {
+		h.Set("Shapectl-Warnings", text)
+	}
+	w.WriteHeader(status(code, e.cause))
+	switch {
+	case w.Len() > 0 && asText && c.name == "export":
+		h.Set("Content-Type", "application/yaml; charset=utf-8")
+	case w.Len() > 0 && asText:
+		h.Set("Content-Type", "text/plain; charset=utf-8")
+	case w.Len() > 0 && c.lines != nil && c.lines(given):
+		h.Set("Content-Type", "application/x-ndjson")
+	case w.Len() == 0 && told.line != "":
+		serve.Fail(w, status(code, e.cause), code, "%s", told.line)
+	case w.Len() == 0 && told.last == nil && e.cause != nil:
+		serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
+	case w.Len() == 0 && told.last == nil:
+		w.Write([]byte("{}\n"))
+	case w.Len() == 0:
+		w.Write(told.last)
+	}
+}
+
+// requested is the command line of a request, and keeps its contents.
+func (e *env) requested(c apiCommand, given arguments) (line []string, err error) {
+	for _, name := range c.contents {
+		text := given[name]
+		if len(text) == 0 {
+			continue
+		}
+		e.contents[name] = []byte(text[0])
+		if slices.Contains(inBase64, name) {
+			if e.contents[name], err = base64.StdEncoding.DecodeString(text[0]); err != nil {
+				return nil, fmt.Errorf("%s is not in base64", name)
+			}
+		}
+	}
+	if interval := given["interval"]; len(interval) > 0 {
+		if d, err := time.ParseDuration(interval[len(interval)-1]); err == nil && d > longestRequest {
+			return nil, fmt.Errorf("interval %v is too long for a request; use at most %v", d, longestRequest)
+		}
+	}
+	cmd, _, err := e.command().Find(strings.Fields(c.name))
+	must(err)
+	line, err = c.commandLine(cmd, given)
+	return append(strings.Fields(c.name), line...), err
+}
+
+// Messages are what a command writes on stderr: with -j, an object on each line.
+type messages struct {
+	text bool   // without -j
+	line string // the last one, then
+	last []byte // the last error
+	all  []json.RawMessage
+	size int
+	part []byte // of a line
+}
+
+// mostTold is how much of messages is kept: they are sent in a header.
+const mostTold = 4 << 10
+
+func (m *messages) Write(text []byte) (int, error) {
+	m.part = append(m.part, text...)
+	for {
+		line, rest, found := bytes.Cut(m.part, []byte("\n"))
+		if !found {
+			return len(text), nil
+		}
+		m.part = rest
+		if m.text {
+			m.line = string(bytes.TrimPrefix(line, []byte("shapectl: ")))
+			continue
+		}
+		var object struct{ Error string }
+		if json.Unmarshal(line, &object) != nil {
+			continue
+		}
+		if object.Error != "" {
+			m.last = append(bytes.Clone(line), '\n')
+		} else if m.size += len(line); m.size < mostTold {
+			m.all = append(m.all, bytes.Clone(line))
+		}
+	}
+}
+
+// warnings are all that are no errors, as a list in ASCII; "" for none.
+func (m *messages) warnings() string {
+	if m.all == nil {
+		return ""
+	}
+	text, err := json.Marshal(m.all)
+	must(err)
+	return ascii(text)
+}
+
+// ascii escapes other characters in JSON.
+func ascii(text []byte) string {
+	var s strings.Builder
+	for _, r := range string(text) {
+		switch {
+		case r < 0x7f:
+			s.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&s, `\u%04x`, r)
+		default:
+			r -= 0x10000
+			fmt.Fprintf(&s, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+		}
+	}
+	return s.String()
+}
+
+// status is the HTTP status of an exit code.
+func status(code int, cause error) int {
+	switch code {
+	case exitDone, exitDiffers:
+		return http.StatusOK
+	case exitInput:
+		switch {
+		case errors.Is(cause, loader.ErrPending), errors.Is(cause, loader.ErrPoolInUse), errors.Is(cause, loader.ErrTooLate):
+			return http.StatusConflict
+		case errors.As(cause, new(missingError)), errors.Is(cause, loader.ErrNoChange), errors.Is(cause, loader.ErrNoNamespace):
+			return http.StatusNotFound
+		}
+		return http.StatusBadRequest
+	case exitDegraded:
+		return http.StatusMultiStatus
+	case exitMissing:
+		if errors.Is(cause, fs.ErrPermission) {
+			return http.StatusForbidden
+		}
+		return http.StatusNotImplemented
+	}
+	if errors.Is(cause, loader.ErrBusy) {
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}

@@ -1,0 +1,366 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/reconciler"
+	"github.com/shapectl/shapectl/internal/sandbox"
+	"github.com/shapectl/shapectl/internal/serve"
+	"github.com/shapectl/shapectl/internal/serve/page"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// serveOptions are the flags of serve.
+type serveOptions struct {
+	file, lastGood string
+	listen         string
+	history        string // the file; "" for memory, none for none
+	anyNetns       bool
+	serve.Options
+}
+
+func serveCommand(e *env) *cobra.Command {
+	var o serveOptions
+	cmd := &cobra.Command{
+		Use:   "serve [FILE] [flags]",
+		Short: "Serve the limits over HTTP: an API for all commands",
+		Long: `Serve an API over HTTP for all that the commands do, until it is stopped. The rules stay in force.
+
+With FILE, it also does what 'shapectl watch' does. Use one of the two. While there is no FILE, it sets no rules.
+
+It listens on a Unix socket and on 127.0.0.1. Over the socket, root may do everything, and the group shapectl may read.
+Over 127.0.0.1, all users of this host may read, and whoever knows the token of --token-file may change limits. On an
+address that other hosts can reach, everything takes the token, and TLS: give --tls-cert, --tls-key and --token-file.
+
+It reads FILE, the token and the certificate again on SIGHUP.`,
+		Example: `  shapectl serve /etc/shapectl/policy.yaml
+  curl --unix-socket /run/shapectl/serve.sock 'http://localhost/api/v1/show?device=eth0'`,
+		Args:              args(0, 1),
+		ValidArgsFunction: completePolicy,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			if len(given) > 0 {
+				o.file = given[0]
+			}
+			switch set := cmd.Flags().Changed; {
+			case o.file == "" && (set("last-good") || set("setup-fq")):
+				return inputf("serve: --last-good and --setup-fq need FILE; name the policy, or leave them out")
+			case set("last-good") && o.lastGood == "":
+				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
+			}
+			if cmd.Flags().Changed("history") && o.history == "" {
+				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
+			}
+			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
+				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
+			}
+			if o.listen != "none" {
+				o.Listen = o.listen
+			}
+			if o.Socket == "none" {
+				o.Socket = ""
+			}
+			if o.Listen == "" && o.Socket == "" {
+				return inputf("serve: there is nothing to listen on; leave --listen or --socket out")
+			}
+			return e.serve(o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
+	f.StringVar(&o.Socket, "socket", "/run/shapectl/serve.sock", "listen on this Unix socket: a `path`, or none")
+	f.StringVar(&o.TokenFile, "token-file", "", "the token in this `file` permits changes over TCP")
+	f.StringVar(&o.Cert, "tls-cert", "", "use TLS, with the certificate in this `file`")
+	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
+	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
+	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "the most `bytes` of a request's body, such as a policy")
+	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
+	must(cmd.MarkFlagFilename("history"))
+	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
+	e.addSetupFQ(f)
+	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
+	return cmd
+}
+
+// newServer makes the server with all its parts.
+func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, error) {
+	s, err := serve.New(o.Options)
+	if err != nil {
+		return nil, err
+	}
+	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
+	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
+	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("/", serve.Static, page.Handler())
+	return s, nil
+}
+
+const (
+	topInterval = time.Second
+	topFullest  = 20
+)
+
+// topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
+func (e *env) topHandler(options loader.Options) http.Handler {
+	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: topFullest}, topInterval)
+	var mu sync.Mutex
+	var last *measure.Reading
+	var text []byte
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		now, err := live.Latest(r.Context())
+		if now == nil {
+			err = fmt.Errorf("top: %w", e.advise(err))
+			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		mu.Lock()
+		if now != last {
+			var all bytes.Buffer
+			must(json.NewEncoder(&all).Encode(now.Top()))
+			last, text = now, all.Bytes()
+		}
+		answer := text
+		mu.Unlock()
+		w.Write(answer)
+	})
+}
+
+func (e *env) serve(o serveOptions) error {
+	options, err := e.options()
+	if err == nil && o.file != "" {
+		options, err = options.Settled()
+	}
+	if err == nil {
+		o.SocketGID, err = loader.ReadersGroup(options)
+	}
+	if err != nil {
+		return fmt.Errorf("serve: %w", e.advise(err))
+	}
+	e.out, e.err = &lockedWriter{to: e.out}, &lockedWriter{to: e.err}
+	o.Say = func(text string) {
+		for line := range strings.Lines(text) {
+			e.say("shapectl: serve: %s", line)
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+
+	if o.history != "none" {
+		if e.history, err = history.Open(o.history, history.Limits{}, o.Say); err != nil {
+			return inputf("serve: %w", err)
+		}
+		defer e.history.Close()
+	}
+	s, err := e.newServer(o, options)
+	if err != nil {
+		return inputf("serve: %w", err)
+	}
+	d := &daemon{env: e, say: o.Say, server: s, reread: make(chan os.Signal, 1)}
+	d.add("HTTP", s.Run, s.Alive)
+	if e.history != nil {
+		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, alive: make(chan struct{})}
+		d.add("history", c.run, c.isAlive)
+	}
+	if o.file != "" {
+		r := e.reconciler(options)
+		r.Pings = make(chan struct{})
+		if err := r.LoadIfAny(o.file, o.lastGood); err != nil {
+			return inputf("serve: %w", err)
+		}
+		d.watches = func() string { return watchesFor(r, o.file) }
+		d.add("watch", func(ctx context.Context, ready func()) error { return e.reconcile(ctx, r, d, ready) }, func(ctx context.Context) error {
+			select {
+			case r.Pings <- struct{}{}:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}
+	if err := d.run(ctx, hangup); err != nil {
+		return fmt.Errorf("serve: %w", e.advise(err))
+	}
+	return nil
+}
+
+// reconcile runs a reconciler. An error of the program itself does not end the others; it begins anew.
+func (e *env) reconcile(ctx context.Context, r *reconciler.Reconciler, d *daemon, ready func()) error {
+	ready = sync.OnceFunc(ready)
+	for {
+		panicked := false
+		err := loader.In(e.netns, func() error {
+			defer func() {
+				if p := recover(); p != nil {
+					panicked = true
+					d.say(fmt.Sprintf("watch: panic: %v\n%s", p, debug.Stack()))
+				}
+			}()
+			return r.Run(ctx, d.reread, ready)
+		})
+		if !panicked {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// A daemon runs loops until one of them ends, and tells the service manager about them.
+type daemon struct {
+	env     *env
+	say     func(string)
+	server  *serve.Server
+	watches func() string  // nil without a policy
+	reread  chan os.Signal // tells the reconciler to read the policy again
+
+	loops []loop
+}
+
+// A loop calls ready once, and runs until ctx is done. alive returns nil if it makes progress now.
+type loop struct {
+	name  string
+	run   func(ctx context.Context, ready func()) error
+	alive func(ctx context.Context) error
+}
+
+func (d *daemon) add(name string, run func(context.Context, func()) error, alive func(context.Context) error) {
+	d.loops = append(d.loops, loop{name, run, alive})
+}
+
+func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
+	for _, l := range d.loops {
+		go func() { ended <- l.run(ctx, func() { ready <- struct{}{} }) }()
+	}
+	waits, running := len(d.loops), len(d.loops)
+	var dogs <-chan time.Time
+	var patience time.Duration
+	var failed error
+	done := ctx.Done()
+	for running > 0 {
+		select {
+		case <-ready:
+			if waits--; waits > 0 {
+				continue
+			}
+			d.started()
+			if patience = d.watchdog(); patience > 0 {
+				ticker := time.NewTicker(patience / 2)
+				defer ticker.Stop()
+				dogs = ticker.C
+			}
+		case <-dogs:
+			d.checkLoops(ctx, patience/2)
+		case <-hangup:
+			d.reload()
+		case err := <-ended:
+			running--
+			if failed == nil {
+				failed = err
+			}
+			stop()
+		case <-done:
+			done = nil
+			d.env.notify("STOPPING=1")
+		}
+	}
+	return failed
+}
+
+// started tells what there is.
+func (d *daemon) started() {
+	where := "listening on " + plain.List(d.server.Addresses())
+	d.say(where)
+	if d.watches != nil {
+		d.env.note(d.watches())
+		where += "; " + d.watches()
+	}
+	d.env.notify("READY=1\nSTATUS=" + where)
+}
+
+// reload reads all files again.
+func (d *daemon) reload() {
+	var now unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	d.env.notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
+	if err := d.server.Reload(); err != nil {
+		d.say(fmt.Sprintf("%v; still using the one that was read before", err))
+	}
+	select {
+	case d.reread <- syscall.SIGHUP:
+	default: // it will read it anyway
+	}
+	d.env.notify("READY=1")
+}
+
+// watchdog is how long the service manager waits for a sign of life; 0 for ever.
+func (d *daemon) watchdog() time.Duration {
+	if pid := d.env.getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
+		return 0
+	}
+	us, err := strconv.ParseUint(d.env.getenv("WATCHDOG_USEC"), 10, 50)
+	if err != nil {
+		return 0
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+// checkLoops tells the service manager that all loops make progress, if they do.
+func (d *daemon) checkLoops(ctx context.Context, patience time.Duration) {
+	asked, cancel := context.WithTimeout(ctx, patience)
+	go func() {
+		defer cancel()
+		for _, l := range d.loops {
+			if err := l.alive(asked); err != nil {
+				if !errors.Is(ctx.Err(), context.Canceled) {
+					d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
+				}
+				return
+			}
+		}
+		d.env.notify("WATCHDOG=1")
+	}()
+}
+
+// A lockedWriter is for several goroutines.
+type lockedWriter struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+func (w *lockedWriter) Write(text []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.to.Write(text)
+}

@@ -1,0 +1,223 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// The places of requests that are under way. Who reads over TCP takes none from those who read over the socket, and
+// readers take none from changes.
+const (
+	readingTCP = iota
+	readingSocket
+	changing
+	streaming
+	places
+)
+
+var (
+	// mostAtOnce are the places of each kind. Changes would wait for each other anyway.
+	mostAtOnce = [places]int{8, 8, 1, 32}
+	// waitForPlace is how long a request waits for a place, and a change for those before it.
+	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 15 * time.Second, 0}
+)
+
+// MaxAnswer is the size of the largest answer.
+const MaxAnswer = 64 << 20
+
+// An Answer is what a handler answers. It is sent when the handler has returned.
+type Answer struct {
+	header http.Header
+	status int
+	text   bytes.Buffer
+	// Over means that the text is too large. It is then not sent, but an error.
+	Over bool
+}
+
+func (a *Answer) Header() http.Header { return a.header }
+
+// WriteHeader sets the status; the last one counts.
+func (a *Answer) WriteHeader(status int) { a.status = status }
+
+func (a *Answer) Write(text []byte) (int, error) {
+	if a.Over = a.Over || a.text.Len()+len(text) > MaxAnswer; a.Over {
+		a.text.Reset()
+		return 0, errors.New("the answer is too large")
+	}
+	return a.text.Write(text)
+}
+
+// Len is the size of the text so far.
+func (a *Answer) Len() int { return a.text.Len() }
+
+type bodyKey struct{}
+
+// Body is the whole body of a request.
+func Body(r *http.Request) []byte {
+	text, _ := r.Context().Value(bodyKey{}).([]byte)
+	return text
+}
+
+// enter waits for a place. It answers and returns false if there is none in time.
+func (s *Server) enter(kind int, w http.ResponseWriter, r *http.Request) bool {
+	select {
+	case s.places[kind] <- struct{}{}:
+		return true
+	default:
+	}
+	late := time.NewTimer(waitForPlace[kind])
+	defer late.Stop()
+	select {
+	case s.places[kind] <- struct{}{}:
+		return true
+	case <-r.Context().Done():
+	case <-late.C:
+		w.Header().Set("Retry-After", "1")
+		Fail(w, http.StatusServiceUnavailable, exitKernel, "too many requests are under way; nothing was changed; try again")
+	}
+	return false
+}
+
+// bounded calls a handler if the client may, one of few at once.
+func (s *Server) bounded(who Access, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.permitted(who, w, r) {
+			return
+		}
+		r, ok := s.withBody(who, w, r)
+		if !ok {
+			return
+		}
+		kind := readingTCP
+		if peerOf(r).overSocket() {
+			kind = readingSocket
+		}
+		if who == Changes {
+			kind = changing
+			if wait := s.changes.take(); wait > 0 {
+				tooOften(w, wait, "there are too many changes; nothing was changed; wait")
+				return
+			}
+		}
+		if a := s.handle(kind, next, w, r); a != nil {
+			s.send(a, w, r)
+		}
+	})
+}
+
+// handle returns what a handler answers; nil if it was not called.
+func (s *Server) handle(kind int, next http.Handler, w http.ResponseWriter, r *http.Request) *Answer {
+	if !s.enter(kind, w, r) {
+		return nil
+	}
+	defer func() { <-s.places[kind] }()
+	defer s.clients.busy(peerOf(r).conn)()
+	if r.Context().Err() != nil {
+		return nil // it left while it waited
+	}
+	a := &Answer{header: w.Header(), status: http.StatusOK}
+	next.ServeHTTP(a, r)
+	return a
+}
+
+// send sends an answer. A client that takes it slowly keeps no place, and is the first to go if there are many.
+func (s *Server) send(a *Answer, w http.ResponseWriter, r *http.Request) {
+	if a.Over {
+		Fail(w, http.StatusBadRequest, exitInput, "the answer has more than %d MB; ask for less", MaxAnswer>>20)
+		return
+	}
+	defer s.clients.sending(peerOf(r).conn, a.text.Len())()
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime)) // tests have none
+	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
+		a.header.Set("Content-Length", strconv.Itoa(a.text.Len()))
+	}
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.text.Bytes()) // the client may have left
+}
+
+// withBody reads the body, before a request takes a place.
+func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
+	if who == Static {
+		return r, true // nobody looks at it
+	}
+	if r.Method == http.MethodGet || r.Method == http.MethodHead {
+		if r.ContentLength != 0 {
+			Fail(w, http.StatusBadRequest, exitInput, "a GET has no body; send a POST if there is one")
+			return r, false
+		}
+		return r, true
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		Fail(w, http.StatusUnsupportedMediaType, exitInput, "the body must be JSON: send 'Content-Type: application/json'")
+		return r, false
+	}
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.o.MaxBody))
+	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
+		Fail(w, http.StatusRequestEntityTooLarge, exitInput, "the body has more than %d bytes; start serve with another --max-body", s.o.MaxBody)
+		return r, false
+	case err != nil:
+		Fail(w, http.StatusBadRequest, exitInput, "the body did not come to its end")
+		return r, false
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or a long answer would seem to have lost its client
+	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
+	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that know nothing of Body
+	return r, true
+}
+
+// streamed calls a handler whose answer ends when the client leaves or the server stops.
+func (s *Server) streamed(who Access, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.permitted(who, w, r) {
+			return
+		}
+		r, ok := s.withBody(who, w, r)
+		if !ok {
+			return
+		}
+		if !s.enter(streaming, w, r) {
+			return
+		}
+		defer func() { <-s.places[streaming] }()
+		defer s.clients.busy(peerOf(r).conn)()
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		go func() {
+			select {
+			case <-s.stopping:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		control := http.NewResponseController(w)
+		_ = control.SetReadDeadline(time.Time{})
+		next.ServeHTTP(stream{w, control}, r.WithContext(ctx))
+	})
+}
+
+// A stream ends if the client does not take a part of it in time.
+type stream struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+func (d stream) Write(text []byte) (int, error) {
+	_ = d.control.SetWriteDeadline(time.Now().Add(writeTime))
+	return d.ResponseWriter.Write(text)
+}
+
+func (d stream) Flush() { _ = d.FlushError() }
+
+func (d stream) FlushError() error {
+	_ = d.control.SetWriteDeadline(time.Now().Add(writeTime))
+	return d.control.Flush()
+}
+
+func (d stream) Unwrap() http.ResponseWriter { return d.ResponseWriter }

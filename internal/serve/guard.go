@@ -1,0 +1,256 @@
+package serve
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bounds on requests.
+const (
+	changeEvery, changeBurst = 200 * time.Millisecond, 20
+	guessEvery, guessBurst   = time.Second, 10
+
+	messageEvery, messageBurst = time.Second, 20
+
+	leastToken = 16 // bytes
+	maxToken   = 1024
+)
+
+// A token permits changes to whoever knows it. It is kept as a hash, so that comparing takes the same time for all.
+type token [sha256.Size]byte
+
+func readToken(path string) (*token, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the token: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read the token: %w", err)
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("read the token: %s is not a regular file", path)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("read the token: others may read or write %s; run 'chmod 600' on it", path)
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
+	if err != nil {
+		return nil, fmt.Errorf("read the token: %w", err)
+	}
+	text = bytes.TrimSpace(text)
+	if len(text) < leastToken || len(text) > maxToken {
+		return nil, fmt.Errorf("read the token: %s has %d bytes; use %d to %d random ones", path, len(text), leastToken, maxToken)
+	}
+	if slices.ContainsFunc(text, func(b byte) bool { return b <= ' ' || b > '~' }) {
+		return nil, fmt.Errorf("read the token: %s has other characters than letters, digits and signs", path)
+	}
+	t := token(sha256.Sum256(text))
+	return &t, nil
+}
+
+func (t *token) is(given string) bool {
+	sum := sha256.Sum256([]byte(given))
+	return subtle.ConstantTimeCompare(t[:], sum[:]) == 1
+}
+
+// A pace bounds how often something happens: bursts of up to burst, and then once every.
+type pace struct {
+	every time.Duration
+	burst int
+
+	mu   sync.Mutex
+	full time.Time // when burst is available again
+}
+
+// take reports whether it may happen now. If not, it returns after which time.
+func (p *pace) take() (wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.full.Before(now) {
+		p.full = now
+	}
+	if wait = p.full.Sub(now) - time.Duration(p.burst-1)*p.every; wait > 0 {
+		return wait
+	}
+	p.full = p.full.Add(p.every)
+	return 0
+}
+
+// A peer is the other end of a connection.
+type peer struct {
+	conn *conn // nil only in tests
+}
+
+type peerKey struct{}
+
+func withPeer(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	own, _ := c.(*conn)
+	return context.WithValue(ctx, peerKey{}, peer{own})
+}
+
+func peerOf(r *http.Request) peer {
+	p, _ := r.Context().Value(peerKey{}).(peer)
+	return p
+}
+
+// overSocket reports whether the peer came over the Unix socket.
+func (p peer) overSocket() bool { return p.conn != nil && p.conn.unix }
+
+// isOwner reports whether the peer is root, or the user that the server runs as, over the socket.
+func (p peer) isOwner() bool {
+	return p.overSocket() && p.conn.known && (p.conn.uid == 0 || int(p.conn.uid) == os.Geteuid())
+}
+
+// isLocal reports whether the peer is on this host.
+func (p peer) isLocal() bool {
+	if p.conn == nil {
+		return false
+	}
+	if p.conn.unix {
+		return true
+	}
+	to, _ := p.conn.LocalAddr().(*net.TCPAddr)
+	from, _ := p.conn.RemoteAddr().(*net.TCPAddr)
+	return to != nil && from != nil && to.IP.IsLoopback() && from.IP.IsLoopback()
+}
+
+// forwarded reports whether the peer says that it asks for somebody else, who may be anywhere.
+func forwarded(r *http.Request) bool {
+	return slices.ContainsFunc([]string{"Forwarded", "X-Forwarded-For", "X-Real-Ip"}, func(name string) bool { return r.Header[name] != nil })
+}
+
+// Fail answers with an error as the commands print it with -j.
+func Fail(w http.ResponseWriter, status int, exitCode int, format string, args ...any) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(struct {
+		Error    string `json:"error"`
+		ExitCode int    `json:"exit_code"`
+	}{fmt.Sprintf(format, args...), exitCode})
+}
+
+const (
+	exitInput   = 1
+	exitKernel  = 2
+	exitMissing = 5
+)
+
+// checked does what all requests need.
+func (s *Server) checked(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if p := recover(); p != nil {
+				if p == http.ErrAbortHandler {
+					panic(p)
+				}
+				s.say(fmt.Sprintf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack()))
+				Fail(w, http.StatusInternalServerError, exitKernel, "an error of the program; its log says more")
+			}
+		}()
+		h := w.Header()
+		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Permissions-Policy", "camera=(), microphone=(), geolocation=()")
+		p := peerOf(r)
+		if !p.overSocket() && !s.isOurs(r, p) {
+			Fail(w, http.StatusMisdirectedRequest, exitInput, "this server is not %.100q; use its address, localhost, or a name given by --host", r.Host)
+			return
+		}
+		if err := s.origin.Check(r); err != nil {
+			Fail(w, http.StatusForbidden, exitMissing, "a page of another site may not do this")
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isOurs reports whether the Host of a request names this server. A page that makes its own name point here
+// (DNS rebinding) is told by that name.
+func (s *Server) isOurs(r *http.Request, p peer) bool {
+	name, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		name = strings.TrimSuffix(strings.TrimPrefix(r.Host, "["), "]")
+	}
+	if ip := net.ParseIP(name); ip != nil { // no name, so nobody else's
+		if p.conn == nil {
+			return ip.IsLoopback()
+		}
+		to, _ := p.conn.LocalAddr().(*net.TCPAddr)
+		return to != nil && to.IP.Equal(ip)
+	}
+	name = strings.ToLower(strings.TrimSuffix(name, "."))
+	return name == "localhost" || slices.ContainsFunc(s.o.Hosts, func(h string) bool { return strings.EqualFold(h, name) })
+}
+
+// permitted answers and returns false if the client may not send this request.
+func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) bool {
+	p := peerOf(r)
+	if who != Static && slices.Contains([]string{"cross-site", "same-site"}, r.Header.Get("Sec-Fetch-Site")) {
+		Fail(w, http.StatusForbidden, exitMissing, "a page of another site may not do this")
+		return false
+	}
+	if mayWithoutToken(who, p, forwarded(r)) {
+		return true
+	}
+	t := s.token.Load()
+	given, hasToken := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	switch {
+	case t == nil:
+		Fail(w, http.StatusForbidden, exitMissing, "only root may do this, over the Unix socket; start serve with --token-file to permit it here, too")
+		return false
+	case hasToken && t.is(given):
+		return true
+	}
+	status, text := http.StatusUnauthorized, "this needs the token: send it as 'Authorization: Bearer TOKEN'"
+	if hasToken {
+		text = "this is not the token"
+		if wait := s.guesses.take(); wait > 0 {
+			tooOften(w, wait, "there were too many wrong tokens; wait")
+			return false
+		}
+	}
+	w.Header().Set("WWW-Authenticate", `Bearer realm="shapectl"`)
+	Fail(w, status, exitMissing, "%s", text)
+	return false
+}
+
+func mayWithoutToken(who Access, p peer, forwarded bool) bool {
+	switch who {
+	case Static:
+		return true
+	case Reads:
+		return p.isLocal() && !forwarded
+	}
+	return p.isOwner() && !forwarded
+}
+
+func tooOften(w http.ResponseWriter, wait time.Duration, text string) {
+	w.Header().Set("Retry-After", fmt.Sprint(int(wait/time.Second)+1))
+	Fail(w, http.StatusTooManyRequests, exitInput, "%s", text)
+}

@@ -1,0 +1,36 @@
+// What the page asks of the API beyond the figures: each is a command line of shapectl (docs/serve.md).
+import { get, post, text } from "./api.js";
+
+const named = (r) => (r.kind === "pool" ? { named: r.name } : { device: r.device, direction: r.direction, network: r.cidr });
+
+export const version = () => get("version");
+
+export const confirmChange = () => post("confirm");
+
+export const rollback = () => post("rollback");
+
+// setRate changes a rate and nothing else. The change reverts after confirm (a duration) unless that is "".
+export function setRate(r, rate, confirm) {
+  const how = confirm ? { rate, confirm } : { rate };
+  return r.kind === "pool" ? post("pool/set", { name: r.name, ...how }) : post("set", { ...named(r), keep: true, ...how });
+}
+
+// command is the same as a command line, for people.
+export function command(r, rate, confirm) {
+  const how = `--rate ${rate}${confirm ? ` --confirm ${confirm}` : ""}`;
+  return r.kind === "pool" ? `shapectl pool set ${word(r.name)} ${how}` : `shapectl set ${word(r.device)} ${r.direction} ${r.cidr} --keep ${how}`;
+}
+
+const word = (s) => (/^[\w.,:@+/-]+$/.test(s) && !s.startsWith("-") ? s : `'${s.replaceAll("'", "'\\''")}'`);
+
+// buckets are the fullest buckets of a rule.
+export async function buckets(r, top) {
+  const rules = await get("show", { ...named(r), buckets: true, top });
+  return rules[0]?.buckets ?? [];
+}
+
+// explain says what limits packets of an address, or what limits a pool, as the command line does.
+export function explain(r, address) {
+  if (r.kind === "pool") return text("explain", { named: r.name });
+  return text("explain", { device: r.device, direction: r.direction, address });
+}

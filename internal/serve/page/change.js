@@ -1,0 +1,84 @@
+// Dialogs: a change of a rate, a token, and what was refused.
+import { Refusal, token } from "./api.js";
+import * as calls from "./calls.js";
+import { h, name, setText, visible } from "./dom.js";
+import { titleOf } from "./store.js";
+import { asRate, percent, rate } from "./units.js";
+
+// dialog shows a form, and resolves to the value of the button that ended it; "" for Escape.
+function dialog(title, content, buttons, onSubmit) {
+  return new Promise((resolve) => {
+    const heading = h("h2", { id: "dialog-title" }, title);
+    const wrong = h("p", { class: "wrong", role: "alert" });
+    const send = h("button", { type: "submit", class: "primary" }, buttons.submit);
+    const form = h("form", { method: "dialog" }, heading, content, wrong,
+      h("div", { class: "dialog-buttons" }, h("button", { type: "button", onclick: () => box.close() }, buttons.cancel ?? "Cancel"), send));
+    const box = h("dialog", { "aria-labelledby": "dialog-title" }, form);
+    let result = null;
+    form.addEventListener("submit", async (e) => {
+      e.preventDefault();
+      send.disabled = true;
+      setText(wrong, "");
+      try {
+        result = await onSubmit();
+        box.close();
+      } catch (err) {
+        setText(wrong, visible(err.message));
+        send.disabled = false;
+      }
+    });
+    box.addEventListener("close", () => {
+      box.remove();
+      resolve(result);
+    });
+    document.body.append(box);
+    box.showModal();
+  });
+}
+
+// askToken asks for the token that permits changes, and resolves to whether there is one now.
+export async function askToken(why) {
+  const field = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", value: token.get(), autofocus: true });
+  const done = await dialog("Token for changes", [
+    h("p", { class: "muted" }, why ?? "Reading needs no token on this host. Changes over TCP take the one in the file of ", why ? null : h("code", null, "--token-file"), why ? null : "."),
+    h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field, h("span", { class: "hint" }, "This tab keeps it until you close it. Empty: forget it.")),
+  ], { submit: "Keep" }, () => {
+    token.set(field.value.trim());
+    return true;
+  });
+  return done === true && token.get() !== "";
+}
+
+// change sends a change. Where it takes a token, it asks for one and tries again.
+export async function change(send) {
+  for (let asked = ""; ; ) {
+    try {
+      return await send();
+    } catch (err) {
+      if (!(err instanceof Refusal) || !err.wantsToken) throw err;
+      asked = token.get() === "" ? "Changes over TCP take the token in the file of --token-file of shapectl serve." : `The token was refused: ${visible(err.message)}.`;
+      if (!(await askToken(asked))) throw new Refusal("nothing was changed: that takes a token", err.status);
+    }
+  }
+}
+
+// tell shows an error that nothing else on the page has a place for.
+export const tell = (title, text) => dialog(title, h("p", null, visible(text)), { submit: "OK", cancel: "Close" }, () => true);
+
+// confirmRate shows what a change of a rate does, and makes it. It resolves to true if it was made.
+export function confirmRate(r, wanted, confirm) {
+  const before = r.rate_bits_per_second;
+  const now = asRate(wanted);
+  const factor = before && now ? now / before : NaN;
+  const how = !Number.isNaN(factor) && factor !== 1 ? (factor > 1 ? `${percent((factor - 1) * 100)} more than now` : `${percent((1 - factor) * 100)} less than now`) : "";
+  const far = factor >= 50 || factor <= 0.02;
+  return dialog("Change this rate?", [
+    h("p", null, r.kind === "pool" ? "Pool " : `${visible(`${r.device} ${r.direction}`)} `, h("strong", null, name(titleOf(r)))),
+    h("dl", { class: "change" },
+      h("div", null, h("dt", null, "now"), h("dd", null, rate(before))), h("span", { class: "arrow", "aria-hidden": "true" }, "→"),
+      h("div", null, h("dt", null, "then"), h("dd", null, visible(wanted)))),
+    far ? h("p", { class: "banner warn" }, h("strong", null, `${how}. Is the unit right?`)) : how ? h("p", { class: "muted" }, how, ". Buckets and counters stay.") : null,
+    h("p", null, confirm ? `It reverts after ${confirm} unless you confirm it, also if you lose the connection.` : "It stays. Nothing reverts it."),
+    h("code", { class: "command" }, calls.command(r, visible(wanted), confirm)),
+  ], { submit: confirm ? `Change for ${confirm}` : "Change" }, () => change(() => calls.setRate(r, wanted, confirm)));
+}

@@ -1,0 +1,320 @@
+// The page of one rule or pool.
+import * as calls from "./calls.js";
+import { confirmRate } from "./change.js";
+import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
+import { eventList } from "./events.js";
+import { fillBar, isEach, linkTo, rateText } from "./list.js";
+import { Plot, timeTicks } from "./plot.js";
+import { natural, stateText, titleOf, worstFirst } from "./store.js";
+import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
+
+const BUCKETS = 20;
+const MEMBERS = 20;
+const SHORTEST = 15_000; // the least time in a plot, in ms
+const LOOK = 3000; // how often buckets are read
+
+const ranges = { "1 min": 60, "5 min": 300, "15 min": 900 };
+
+export class Detail {
+  #store; #key; #host; #events; #parts = null; #range = 60; #looked = 0; #looking = false; #buckets = null; #facts = "";
+
+  constructor(store, host, key, events) {
+    this.#store = store;
+    this.#key = key;
+    this.#host = host;
+    this.#events = events;
+    store.watch(key);
+  }
+
+  close() {
+    this.#store.watch("");
+  }
+
+  update() {
+    const row = this.#store.rows.get(this.#key);
+    if (!row) {
+      this.#parts = null;
+      this.#host.replaceChildren(h("div", { class: "card empty" }, h("h1", null, "There is no such rule now"),
+        h("p", null, visible(this.#key.split("/").slice(1).join(" ")), " may have been removed, or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
+      return;
+    }
+    this.#parts ??= this.#build(row);
+    this.#show(row);
+    this.#plots(row);
+    this.#members(row);
+    this.#look(row);
+    this.#parts.events.update((e) => (row.isPool ? e.pool === row.r.name : e.device === row.r.device && e.direction === row.r.direction && (e.network === row.r.cidr || !e.network)));
+  }
+
+  #build(row) {
+    const p = { tiles: {} };
+    const r = row.r;
+    const tile = (id, label) => {
+      const t = { figure: h("dd", { class: "figure" }, h("span"), h("span", { class: "unit" })), more: h("dd", { class: "muted small" }), bar: h("dd", { class: "bar", "aria-hidden": "true" }, h("span")) };
+      p.tiles[id] = t;
+      return (t.el = h("div", { class: "tile" }, h("dt", null, label), t.figure, t.more, t.bar));
+    };
+    p.crumbs = h("nav", { class: "crumbs", "aria-label": "Where this is" });
+    p.title = h("h1", { tabindex: "-1", id: "title" }, h("span", null, r.name ? name(r.name) : h("span", null, r.cidr)), (p.pill = h("span", { class: "pill" })));
+    p.sentence = h("p", { class: "sentence" });
+    p.chips = h("div", { class: "chips" });
+    p.pending = h("div");
+
+    p.ranges = h("div", { class: "segments", role: "group", "aria-label": "Time shown" }, Object.entries(ranges).map(([text, seconds]) =>
+      h("button", { type: "button", "aria-pressed": String(seconds === this.#range), onclick: (e) => {
+        this.#range = seconds;
+        for (const b of p.ranges.children) setAttr(b, "aria-pressed", String(b === e.currentTarget));
+        this.update();
+      } }, text)));
+    const rates = h("div");
+    const levels = h("div");
+    p.rtt = h("section", { class: "card", hidden: true, "aria-labelledby": "rtt-title" }, h("h2", { id: "rtt-title" }, "Round-trip time"), h("div"));
+    p.main = h("div", { class: "main-col" },
+      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates),
+      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels),
+      p.rtt);
+    p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
+    p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
+    p.rttPlot = new Plot(p.rtt.lastChild, { label: "Round-trip time", height: 130 });
+    for (const plot of [p.ratePlot, p.levelPlot, p.rttPlot]) plot.linked = [p.ratePlot, p.levelPlot, p.rttPlot].filter((other) => other !== plot);
+
+    // Buckets of hosts and flows, or members of a pool.
+    const body = h("tbody");
+    p.within = h("section", { class: "card", "aria-labelledby": "within-title" });
+    if (row.isPool) {
+      p.members = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("a")), h("td", { class: "number" }), h("td", { class: "number" })), (el, m) => {
+        const link = el.firstChild.firstChild;
+        setText(link, visible([titleOf(m.r), !m.isPool && m.r.name ? m.r.cidr : "", m.isPool ? "" : m.r.direction].filter(Boolean).join(" ")));
+        setAttr(link, "href", linkTo(m.r));
+        setText(el.children[1], bits(m.passed));
+        setText(el.children[2], m.lost > 0 ? bits(m.lost) : "");
+      });
+      p.more = h("p", { class: "muted small" });
+      p.within.append(h("h2", { id: "within-title" }, "Within this pool"), h("div", { class: "scroll" }, h("table", { class: "mini" },
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Member"), h("th", { scope: "col", class: "number" }, "Use"), h("th", { scope: "col", class: "number" }, "Lost"))), body)), p.more);
+    } else if (isEach(r)) {
+      p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
+        setText(el.firstChild.firstChild, visible(b.key));
+        const full = this.#store.rows.get(this.#key)?.r.capacity_bytes;
+        setText(el.children[1].firstChild, full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes));
+        setAttr(el.children[1], "title", bytes(b.level_bytes));
+        fillBar(el.children[1].lastChild, full ? b.level_bytes / full : 0, "level");
+        const ask = el.children[2].firstChild;
+        setAttr(ask, "aria-label", `Explain ${visible(b.key)}`);
+        ask.onclick = () => this.#explain(addressIn(b.key));
+      });
+      p.more = h("p", { class: "muted small" });
+      p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
+    } else p.within.hidden = true;
+    p.main.append(this.#why(row), p.within);
+
+    p.facts = h("dl", { class: "facts" });
+    p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
+
+    p.events = eventList(this.#events, 8);
+    p.side = h("div", { class: "side" }, this.#form(row),
+      (p.eventCard = h("section", { class: "card", "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "What happened here"), p.events.el)));
+
+    this.#host.replaceChildren(
+      h("div", { class: "head" }, p.crumbs, p.title, p.sentence, p.chips),
+      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Refused now"), tile("share", "Rate"), tile("level", "Bucket")),
+      h("div", { class: "detail" }, p.main, p.side));
+    return p;
+  }
+
+  #form(row) {
+    const field = h("input", { id: "new-rate", inputmode: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: row.r.rate_bits_per_second === null ? "" : rate(row.r.rate_bits_per_second) });
+    const revert = h("select", { id: "revert" }, [["30s", "30 s"], ["60s", "1 min"], ["5m", "5 min"], ["30m", "30 min"]].map(([value, text]) => h("option", { value }, text)), h("option", { value: "" }, "never"));
+    revert.value = "60s";
+    const form = h("form", { class: "rate-form", onsubmit: async (e) => {
+      e.preventDefault();
+      const now = this.#store.rows.get(this.#key)?.r;
+      const wanted = field.value.trim();
+      if (!now || wanted === "" || (now.rate_bits_per_second !== null && wanted === rate(now.rate_bits_per_second))) {
+        field.focus();
+        return;
+      }
+      if (await confirmRate(now, wanted, revert.value)) this.#host.dispatchEvent(new CustomEvent("changed", { bubbles: true }));
+    } },
+      h("div", { class: "row" },
+        h("div", { class: "field" }, h("label", { for: "new-rate" }, "New rate"), field),
+        h("div", { class: "field" }, h("label", { for: "revert" }, "Reverts after"), revert)),
+      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", isEach(row.r) ? "Each bucket gets it. " : "", "Buckets and counters stay."),
+      h("button", { type: "submit" }, "Change …"));
+    return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, "Change the rate"), form);
+  }
+
+  #why(row) {
+    const r = row.r;
+    const said = h("div", { class: "said" });
+    const ask = h("button", { type: "submit" }, "Explain");
+    const field = row.isPool ? null : h("input", { id: "explain-address", autocomplete: "off", spellcheck: "false", value: firstOf(r.cidr) });
+    const run = async () => {
+      ask.disabled = true;
+      said.replaceChildren(h("p", { class: "muted", role: "status" }, "Counting packets for a second …"));
+      try {
+        said.replaceChildren(h("pre", { tabindex: "0", role: "region", "aria-label": "Explanation" }, visibleLines(await calls.explain(r, field?.value.trim()))));
+      } catch (err) {
+        said.replaceChildren(h("p", { role: "alert" }, visible(err.message)));
+      }
+      ask.disabled = false;
+    };
+    this.#explain = (address) => {
+      if (field) field.value = address;
+      said.scrollIntoView({ block: "nearest" });
+      run();
+    };
+    return h("section", { class: "card", "aria-labelledby": "why-title" }, h("h2", { id: "why-title" }, row.isPool ? "What limits it?" : "What limits an address?"),
+      h("form", { class: "ask", onsubmit: (e) => {
+        e.preventDefault();
+        run();
+      } }, field ? [h("label", { class: "hidden", for: "explain-address" }, "Address"), field] : null, ask), said);
+  }
+
+  #explain = () => {};
+
+  #show(row) {
+    const p = this.#parts;
+    const r = row.r;
+    setText(p.pill, stateText(row));
+    setAttr(p.pill, "class", `pill ${row.state}`);
+    setText(p.sentence, visible(r.sentence || describe(r)));
+    const figure = (id, [value, unit], more, share, state) => {
+      const t = p.tiles[id];
+      setText(t.figure.firstChild, value);
+      setText(t.figure.lastChild, unit);
+      setText(t.more, more || "\u00a0");
+      t.bar.hidden = share === undefined;
+      if (share !== undefined) fillBar(t.bar, share, state);
+    };
+    figure("passed", bitsParts(row.passed), r.guarantee_bits_per_second ? `${bits(r.borrowed_bits_per_second)} borrowed` : "");
+    const lost = row.isPool && row.lost > 0 ? `its packets lost ${bits(row.lost)} in all` : row.refusedPercent !== null && row.refused > 0 ? `${percent(row.refusedPercent)} of packets` : "";
+    figure("refused", bitsParts(row.refused), lost);
+    setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
+    const used = r.use_percent ?? null;
+    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : bitsParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
+    const full = row.worst ?? row.full;
+    figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "the fullest" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
+
+    const above = this.#store.above(row).reverse();
+    const path = above.map((a) => a.key).join() + r.name;
+    if (p.crumbs.dataset.path !== path) {
+      p.crumbs.dataset.path = path;
+      p.crumbs.replaceChildren(h("a", { href: row.isPool || above.length ? "#/pools" : "#/" }, row.isPool || above.length ? "Pools" : "All rules"),
+        ...above.flatMap((a) => [h("span", { class: "sep", "aria-hidden": "true" }), h("a", { href: linkTo(a.r) }, name(a.r.name))]));
+      document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
+    }
+    const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr, r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
+      r.share && r.share !== "none" && `shared by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
+    if (p.chips.dataset.is !== chips.join("\n")) {
+      p.chips.dataset.is = chips.join("\n");
+      p.chips.replaceChildren(...chips.map((text) => h("span", { class: "chip" }, name(text))));
+    }
+
+    const traffic = (packets, b) => (packets ? `${bytes(b)} in ${count(packets)} packets` : "nothing");
+    const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "lost within it" : "refused", traffic(r.dropped_packets, r.dropped_bytes)],
+      row.isPool && ["refused by it", traffic(r.refused_packets, r.refused_bytes)],
+      r.excess_packets && !row.isPool && r.excess_packets !== r.dropped_packets && ["excess", traffic(r.excess_packets, r.excess_bytes)], r.delayed_packets && ["queued", traffic(r.delayed_packets, r.delayed_bytes)],
+      r.marked_packets && ["marked", `${count(r.marked_packets)} packets`], r.guarantee_bits_per_second && ["guaranteed", traffic(r.guaranteed_packets, r.guaranteed_bytes)], r.guarantee_bits_per_second && ["borrowed", traffic(r.borrowed_packets, r.borrowed_bytes)],
+      r.capacity_bytes && ["burst", burst(r)], r.queue_bytes && ["queue", `${bytes(r.queue_bytes)}, at most ${duration(r.longest_wait_ns)}`],
+      r.contended_packets && ["contended", `${count(r.contended_packets)} packets`], r.spilled_packets && ["spilled", `${count(r.spilled_packets)} packets`], r.exempt_packets && ["exempt", `${count(r.exempt_packets)} packets`],
+      r.active_sharers !== null && r.active_sharers !== undefined && ["active sharers", grouped(r.active_sharers)], r.hook && ["in force by", r.hook]].filter(Boolean);
+    const text = facts.map((f) => f[0]).join();
+    if (this.#facts !== text || p.facts.children.length === 0) {
+      this.#facts = text;
+      p.facts.replaceChildren(...facts.map(([label]) => h("div", null, h("dt", null, label), h("dd"))));
+    }
+    facts.forEach(([, value], i) => setText(p.facts.children[i].lastChild, visible(value)));
+  }
+
+  #plots(row) {
+    const p = this.#parts;
+    const r = row.r;
+    const now = this.#store.at;
+    const all = row.series ?? { t: [], passed: [], refused: [], level: [], rtt: [] };
+    // A page that was just opened begins with a short time, which grows.
+    const x0 = Math.max(now - this.#range * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
+    let from = all.t.findIndex((t) => t >= x0 - 3000);
+    if (from < 0) from = all.t.length;
+    const t = [];
+    const at = { passed: [], refused: [], level: [], rtt: [] };
+    for (let i = from; i < all.t.length; i++) {
+      // Nothing is known of a time in which the page was not shown.
+      if (t.length && all.t[i] - t.at(-1) > 6000) {
+        t.push(t.at(-1) + 1);
+        for (const f of Object.values(at)) f.push(NaN);
+      }
+      t.push(all.t[i]);
+      for (const f of Object.keys(at)) at[f].push(all[f][i]);
+    }
+    const offered = at.passed.map((v, i) => v + at.refused[i]);
+    const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
+    const each = isEach(r);
+    const marks = [];
+    if (r.rate_bits_per_second !== null && !each) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
+    if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
+    p.ratePlot.draw({
+      ...time, yText: bits, marks,
+      layers: [
+        { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: at.passed, text: (_, i) => bits(at.refused[i]) },
+        { name: "passed", color: "passed", kind: "area", x: t, y: at.passed },
+        { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
+      ],
+      says: `Now ${bits(row.passed)} pass and ${bits(row.refused)} are refused, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
+    });
+    const capacity = r.capacity_bytes;
+    p.levelPlot.draw({
+      ...time, yText: bytes, marks: capacity ? [{ name: "capacity", color: "ceiling", y: capacity, dash: [6, 4] }] : [],
+      layers: [{ name: "level", color: "level", kind: "area", x: t, y: at.level }],
+      yMax: capacity ? Math.max(capacity, r.queue_bytes ? capacity + r.queue_bytes : 0) * 1.1 : undefined,
+      says: capacity ? `Now ${bytes(r.level_bytes)} of ${bytes(capacity)}.` : "There is no bucket.",
+    });
+    p.rtt.hidden = !at.rtt.some((v) => v > 0);
+    if (!p.rtt.hidden) p.rttPlot.draw({ ...time, yText: duration, layers: [{ name: "RTT", color: "rtt", kind: "line", x: t, y: at.rtt }], says: `Now ${duration(at.rtt.at(-1))}.` });
+  }
+
+  #members(row) {
+    const p = this.#parts;
+    if (!p.members) return;
+    const all = [...(this.#store.children.get(row.r.name) ?? [])].sort((a, b) => worstFirst(a, b) || natural(a, b));
+    p.members.show(all.slice(0, MEMBERS), (m) => m.key);
+    setText(p.more, all.length > MEMBERS ? `and ${grouped(all.length - MEMBERS)} more, with less or no use` : all.length === 0 ? "Nothing is within it." : "");
+  }
+
+  // #look reads the buckets of the rule now and then: a reading has only the fullest of all rules.
+  async #look(row) {
+    const p = this.#parts;
+    if (!p.bucketRows || this.#looking || performance.now() - this.#looked < LOOK) return;
+    this.#looking = true;
+    try {
+      const all = await calls.buckets(row.r, BUCKETS);
+      p.bucketRows.show(all, (b) => b.key);
+      setText(p.more, all.length === 0 ? "All buckets are empty." : all.length === BUCKETS ? `the fullest ${BUCKETS}` : plural(all.length, "bucket"));
+    } catch (err) {
+      setText(p.more, visible(err.message));
+    }
+    this.#looked = performance.now();
+    this.#looking = false;
+  }
+}
+
+function describe(r) {
+  if (r.kind === "pool") return `Pool with ${rateText(r)}${r.within ? `, within ${r.within}` : ""}`;
+  const each = r.each && r.each !== "all" ? `each ${r.each} in ${r.cidr}` : `${r.cidr} as a whole`;
+  return r.unlimited ? `${r.device} ${r.direction}: ${each} is limited only by ${r.within ? `pool ${r.within}` : "nothing"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
+}
+
+const burst = (r) => bytes(r.capacity_bytes) + (r.rate_bits_per_second ? ` (${duration((r.capacity_bytes * 8e9) / r.rate_bits_per_second)})` : "");
+
+// firstOf is an address in a network, to begin with.
+function firstOf(cidr) {
+  const [address, length] = cidr.split("/");
+  if (length === (address.includes(":") ? "128" : "32")) return address;
+  return address.includes(":") ? (address.endsWith("::") ? `${address}1` : address) : address.replace(/\.0$/, ".1");
+}
+
+// addressIn is the host of a bucket's key, which may be a flow.
+const addressIn = (key) => /^\[?([0-9a-f.:]*?)\]?(?:[/:]\d+)?(?:\s|$)/i.exec(key)?.[1] || key;
+
+const visibleLines = (text) => text.split("\n").map(visible).join("\n").trimEnd();

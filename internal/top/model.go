@@ -1,0 +1,740 @@
+package top
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Options are how a screen begins.
+type Options struct {
+	Host       string
+	Interval   time.Duration
+	View, Sort string
+	Colour     bool
+	UTF8       bool
+}
+
+// A frameKind is what the table is of.
+type frameKind int
+
+const (
+	allFrame     frameKind = iota
+	poolFrame              // a pool, with what is within it
+	nameFrame              // the rules with a name
+	bucketsFrame           // the fullest buckets
+	ruleFrame              // the hosts of a rule
+	hostFrame              // the flows of a host
+)
+
+// A frame is one of the tables that were opened out of one another.
+type frame struct {
+	kind    frameKind
+	name    string       // of the pool or the rules
+	rule    *report.Rule // of the hosts or flows
+	host    string
+	cursor  string // the id of the selected row in the table below; "" for the first one
+	looker  Looker
+	talkers []Talker
+	note    string // about what looker sees
+}
+
+func (f *frame) title() string {
+	switch f.kind {
+	case poolFrame:
+		return "pool " + plain.Line(f.name)
+	case nameFrame:
+		return "rules of " + plain.Line(f.name)
+	case bucketsFrame:
+		return "fullest buckets"
+	case hostFrame:
+		return "flows of " + plain.Line(f.host) + ", " + f.rule.Where() + " " + f.rule.Network()
+	case ruleFrame:
+		return "hosts of " + (&row{rule: f.rule}).label()
+	}
+	return ""
+}
+
+// A mode is what keys are for.
+type mode int
+
+const (
+	tableMode  mode = iota
+	filterMode      // they write the filter
+	rateMode        // a rate
+	askMode         // they answer a question
+	textMode        // they scroll a text
+)
+
+// A question is a change that is asked for.
+type question struct {
+	target   Target
+	rate     string
+	what     string // would change
+	question string // with the keys that answer it
+	confirms bool   // it is about the change that is not confirmed
+}
+
+// confirmAfter is when a change of a rate reverts, if that is what the answer says.
+const confirmAfter = time.Minute
+
+// Model is the state of the screen. It implements tea.Model.
+type Model struct {
+	source Source
+	host   string
+	every  time.Duration
+	look   look
+
+	width, height int
+	top           report.Top // what is shown
+	readings      int
+	failure       string // of the last reading
+	history       history
+	paused        bool
+
+	view, sort, filter string
+	frames             []*frame // those that were opened, below the last one; never empty
+	table              table    // of the last frame
+	cursor             string   // the id of the selected row; "" for the first one
+	at                 int      // where that row was
+	offset             int      // the first row that is shown
+
+	mode    mode
+	input   string
+	ask     question
+	text    []string
+	whole   string // text before it was folded
+	scroll  int
+	message string // until the next key
+	busy    string // what is done now; "" for nothing
+}
+
+// New makes a screen of a source.
+func New(source Source, o Options) *Model {
+	return &Model{
+		source: source, host: o.Host, every: o.Interval, look: look{o.Colour, o.UTF8}, view: o.View, sort: o.Sort, width: 80, height: 24,
+		frames: []*frame{{}},
+	}
+}
+
+func (m *Model) interval() time.Duration { return m.every }
+
+func (m *Model) frame() *frame { return m.frames[len(m.frames)-1] }
+
+// Messages of commands that ended.
+type (
+	readingMsg struct {
+		top report.Top
+		err error
+	}
+	tickMsg    struct{}
+	talkersMsg struct {
+		of      *frame
+		talkers []Talker
+		note    string
+		err     error
+	}
+	lookMsg struct {
+		of     *frame
+		looker Looker
+		err    error
+	}
+	doneMsg struct { // a command that the user asked for
+		text string
+		err  error
+		long bool // the text is a page
+	}
+)
+
+// Init implements tea.Model.
+func (m *Model) Init() tea.Cmd { return m.read }
+
+func (m *Model) read() tea.Msg {
+	t, err := m.source.Read()
+	return readingMsg{t, err}
+}
+
+// View implements tea.Model.
+func (m *Model) View() tea.View {
+	v := tea.NewView(m.Screen())
+	v.AltScreen = true
+	return v
+}
+
+// Update implements tea.Model.
+func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+		m.fold()
+	case tickMsg:
+		return m, m.read
+	case readingMsg:
+		m.took(msg)
+		return m, tea.Batch(m.tick(), m.watch())
+	case lookMsg:
+		if msg.of != m.frame() {
+			if msg.looker != nil { // the frame was left meanwhile
+				return m, func() tea.Msg { msg.looker.Close(); return nil }
+			}
+			return m, nil
+		}
+		msg.of.looker = msg.looker
+		if msg.err != nil {
+			msg.of.note = oneLine(msg.err)
+		}
+		return m, m.watch()
+	case talkersMsg:
+		if msg.err != nil {
+			msg.note = oneLine(msg.err)
+		}
+		msg.of.talkers, msg.of.note = msg.talkers, msg.note
+		m.rebuild()
+	case doneMsg:
+		m.done(msg)
+		return m, nil
+	case tea.PasteMsg:
+		if m.mode == filterMode || m.mode == rateMode {
+			m.write(msg.Content)
+		}
+	case tea.KeyPressMsg:
+		return m, m.press(msg)
+	}
+	return m, nil
+}
+
+// tick reads again at the next multiple of the interval, so that no time adds up.
+func (m *Model) tick() tea.Cmd {
+	return tea.Every(m.every, func(time.Time) tea.Msg { return tickMsg{} })
+}
+
+// took takes a reading in.
+func (m *Model) took(msg readingMsg) {
+	if m.paused {
+		return
+	}
+	m.failure = ""
+	if msg.err != nil {
+		m.failure = oneLine(msg.err)
+		if len(msg.top.Rules) == 0 && m.readings > 0 {
+			return // the last reading is better than nothing
+		}
+	}
+	m.top = msg.top
+	m.readings++
+	m.history.add(&m.top)
+	m.rebuild()
+}
+
+// watch has the looker of the frame read.
+func (m *Model) watch() tea.Cmd {
+	f := m.frame()
+	if f.looker == nil || m.paused {
+		return nil
+	}
+	return func() tea.Msg {
+		talkers, note, err := f.looker.Read()
+		return talkersMsg{f, talkers, note, err}
+	}
+}
+
+// rebuild makes the table of the last frame anew.
+func (m *Model) rebuild() {
+	f := m.frame()
+	switch {
+	case f.kind == poolFrame:
+		m.table = byTree(&m.top, m.sort, m.filter, f.name)
+	case f.kind == nameFrame:
+		m.table = ofName(&m.top, m.sort, m.filter, f.name)
+	case f.kind == bucketsFrame:
+		m.table = ofBuckets(&m.top, m.sort, m.filter)
+	case f.kind == ruleFrame || f.kind == hostFrame:
+		m.table = ofTalkers(f.talkers, m.sort, m.filter)
+	case m.view == "tree":
+		m.table = byTree(&m.top, m.sort, m.filter, "")
+	case m.view == "name":
+		m.table = byName(&m.top, m.sort, m.filter)
+	default:
+		m.table = byNetwork(&m.top, m.sort, m.filter)
+	}
+	if m.cursor != "" {
+		m.at = min(m.at, max(len(m.table.rows)-1, 0)) // stays in place if the row is gone
+		for i := range m.table.rows {
+			if m.table.rows[i].id() == m.cursor {
+				m.at = i
+				return
+			}
+		}
+		return
+	}
+	m.at = 0
+}
+
+func (m *Model) selected() int { return m.at }
+
+// move selects another row.
+func (m *Model) move(by int) {
+	if len(m.table.rows) == 0 {
+		return
+	}
+	m.at = min(max(m.at+by, 0), len(m.table.rows)-1)
+	m.cursor = m.table.rows[m.at].id()
+	if m.at == 0 {
+		m.cursor = "" // whoever is the first one
+	}
+}
+
+// open shows another table.
+func (m *Model) open(f *frame) {
+	f.cursor = m.cursor
+	m.frames = append(m.frames, f)
+	m.cursor, m.at, m.offset, m.filter = "", 0, 0, ""
+	m.rebuild()
+}
+
+// back returns to the table below.
+func (m *Model) back() tea.Cmd {
+	if len(m.frames) == 1 {
+		return nil
+	}
+	f := m.frame()
+	m.frames = m.frames[:len(m.frames)-1]
+	m.cursor, m.offset, m.filter = f.cursor, 0, ""
+	m.rebuild()
+	if f.looker == nil {
+		return nil
+	}
+	return func() tea.Msg { f.looker.Close(); return nil }
+}
+
+// enter looks into the selected row.
+func (m *Model) enter() tea.Cmd {
+	if m.at >= len(m.table.rows) {
+		return nil
+	}
+	r := &m.table.rows[m.at]
+	f := &frame{kind: ruleFrame, rule: r.rule}
+	switch here := m.frame(); {
+	case r.named != nil:
+		m.open(&frame{kind: nameFrame, name: r.named.Name})
+		return nil
+	case r.isPool() && here.kind == poolFrame && here.name == r.rule.Name:
+		return nil
+	case r.isPool():
+		m.open(&frame{kind: poolFrame, name: r.rule.Name})
+		return nil
+	case r.talker != nil && here.kind == ruleFrame:
+		f = &frame{kind: hostFrame, rule: here.rule, host: r.talker.Key}
+	case f.rule == nil || r.talker != nil:
+		return nil
+	}
+	m.open(f)
+	return func() tea.Msg {
+		looker, err := m.source.Look(f.rule, f.host)
+		return lookMsg{f, looker, err}
+	}
+}
+
+// target is what the selected row stands for.
+func (m *Model) target() (Target, bool) {
+	f := m.frame()
+	if f.kind == ruleFrame || f.kind == hostFrame {
+		t := Target{Rule: f.rule, Key: f.host}
+		if m.at < len(m.table.rows) && f.kind == ruleFrame {
+			t.Key = m.table.rows[m.at].talker.Key
+		}
+		return t, true
+	}
+	if m.at >= len(m.table.rows) {
+		return Target{}, false
+	}
+	r := &m.table.rows[m.at]
+	switch {
+	case r.named != nil:
+		return Target{Name: r.named.Name}, true
+	case r.rule == nil:
+		return Target{}, false
+	case r.bucket != nil:
+		return Target{Rule: r.rule, Key: r.bucket.Key}, true
+	}
+	return Target{Rule: r.rule}, true
+}
+
+// press handles a key.
+func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
+	name := key.String()
+	if name == "ctrl+c" {
+		return m.quit()
+	}
+	if m.mode != rateMode {
+		m.message = ""
+	}
+	switch m.mode {
+	case filterMode:
+		return m.pressFilter(name, key.Text)
+	case rateMode:
+		return m.pressRate(name, key.Text)
+	case askMode:
+		return m.answer(name)
+	case textMode:
+		m.pressText(name)
+		return nil
+	}
+	switch name {
+	case "q":
+		return m.quit()
+	case "up", "k":
+		m.move(-1)
+	case "down", "j":
+		m.move(1)
+	case "pgup":
+		m.move(-m.room())
+	case "pgdown":
+		m.move(m.room())
+	case "home", "g":
+		m.move(-len(m.table.rows))
+	case "end", "G":
+		m.move(len(m.table.rows))
+	case "s", "S":
+		m.sort = next(Sorts, m.sort, name == "S")
+		m.first()
+	case "v", "V", "tab", "shift+tab":
+		m.view = next(Views, m.view, name == "V" || name == "shift+tab")
+		m.first()
+	case "/":
+		m.mode, m.input = filterMode, m.filter
+	case "enter", "right", "l":
+		return m.enter()
+	case "esc", "left", "h", "backspace":
+		if m.filter != "" {
+			m.filter = ""
+			m.rebuild()
+			return nil
+		}
+		return m.back()
+	case "b":
+		if m.frame().kind != bucketsFrame {
+			m.open(&frame{kind: bucketsFrame})
+		}
+	case "p", "space":
+		m.paused = !m.paused
+	case "?", "f1":
+		m.show(help)
+	case "e":
+		return m.explain()
+	case "r":
+		m.askRate()
+	case "c":
+		m.askConfirm()
+	}
+	return nil
+}
+
+// first selects the first row of the table, which has another order now.
+func (m *Model) first() {
+	m.cursor, m.at, m.offset = "", 0, 0
+	m.rebuild()
+}
+
+func next(names []string, now string, back bool) string {
+	step := 1
+	if back {
+		step = len(names) - 1
+	}
+	return names[(slices.Index(names, now)+step)%len(names)]
+}
+
+// quit ends the program, and what looks into rules before.
+func (m *Model) quit() tea.Cmd {
+	m.Close()
+	return tea.Quit
+}
+
+// Close ends what looks into rules.
+func (m *Model) Close() {
+	for _, f := range m.frames {
+		if f.looker != nil {
+			f.looker.Close()
+			f.looker = nil
+		}
+	}
+}
+
+// mostInput is how much of a filter or rate one can write.
+const mostInput = 100
+
+// write adds to the line that is written.
+func (m *Model) write(text string) {
+	if len(m.input)+len(text) <= mostInput {
+		m.input += strings.Map(func(c rune) rune {
+			if c < ' ' {
+				return -1
+			}
+			return c
+		}, text)
+	}
+	if m.mode == filterMode {
+		m.filter = m.input
+		m.first()
+	}
+}
+
+// edit handles the keys that change the line that is written.
+func (m *Model) edit(name, text string) {
+	switch {
+	case name == "backspace":
+		runes := []rune(m.input)
+		m.input = string(runes[:max(len(runes)-1, 0)])
+		m.write("")
+	case name == "ctrl+u":
+		m.input = ""
+		m.write("")
+	case text != "":
+		m.write(text)
+	}
+}
+
+func (m *Model) pressFilter(name, text string) tea.Cmd {
+	switch name {
+	case "enter":
+		m.mode = tableMode
+	case "esc":
+		m.mode, m.filter = tableMode, ""
+		m.first()
+	case "up":
+		m.move(-1)
+	case "down":
+		m.move(1)
+	default:
+		m.edit(name, text)
+	}
+	return nil
+}
+
+// askRate begins to ask for another rate.
+func (m *Model) askRate() {
+	target, ok := m.target()
+	if !ok {
+		return
+	}
+	target.Key = "" // all keys have the rate of the rule
+	for r := target.Rule; r != nil && r.RateBits == nil && r.Within != ""; {
+		r = m.pool(r.Within) // whose rate it has
+		target.Rule = r
+	}
+	if target.Rule == nil && target.Name == "" {
+		m.message = "its pool is gone"
+		return
+	}
+	m.ask = question{target: target}
+	m.mode, m.input, m.message = rateMode, "", ""
+}
+
+func (m *Model) pool(name string) *report.Rule {
+	for i := range m.top.Rules {
+		if r := &m.top.Rules[i]; r.IsPool() && r.Name == name {
+			return r
+		}
+	}
+	return nil
+}
+
+// called is what the question is about.
+func (q *question) called() string {
+	switch {
+	case q.target.Rule == nil:
+		return plain.Line(q.target.Name)
+	case q.target.Rule.IsPool():
+		return "pool " + plain.Line(q.target.Rule.Name)
+	}
+	return (&row{rule: q.target.Rule}).label()
+}
+
+// prompt asks for the rate.
+func (q *question) prompt() string {
+	if q.target.Rule == nil {
+		return "[egress|ingress] rate of " + q.called()
+	}
+	return fmt.Sprintf("rate of %s, now %s", q.called(), q.target.Rule.RateText())
+}
+
+func (m *Model) pressRate(name, text string) tea.Cmd {
+	switch name {
+	case "enter":
+		m.checkRate()
+	case "esc":
+		m.mode, m.message = tableMode, ""
+	default:
+		m.message = ""
+		m.edit(name, text)
+	}
+	return nil
+}
+
+// checkRate asks whether to set the rate that was written.
+func (m *Model) checkRate() {
+	q := &m.ask
+	words := strings.Fields(m.input)
+	if q.target.Direction = ""; q.target.Rule == nil && len(words) == 2 {
+		d, err := policy.ParseDirection(words[0])
+		if err != nil {
+			m.message = oneLine(err)
+			return
+		}
+		q.target.Direction, words = d.String(), words[1:]
+	}
+	rate, err := policy.ParseRate(strings.Join(words, " "))
+	if err != nil {
+		m.message = oneLine(err)
+		return
+	}
+	q.rate = rate.String()
+	before := "the rate"
+	if q.target.Rule != nil {
+		before = q.target.Rule.RateText()
+	}
+	q.what = fmt.Sprintf("%s: %s -> %s", strings.TrimSpace(q.called()+" "+q.target.Direction), before, q.rate)
+	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n leave it", plainly(confirmAfter))
+	m.mode, m.message = askMode, ""
+}
+
+// plainly is a duration without parts that are zero.
+func plainly(d time.Duration) string { return strings.TrimSuffix(d.String(), "0s") }
+
+// askConfirm asks what to do about the change that is not confirmed.
+func (m *Model) askConfirm() {
+	if m.top.RevertsInNS == nil {
+		m.message = "no change is waiting to be confirmed"
+		return
+	}
+	m.ask = question{confirms: true, what: "the last change is not confirmed", question: "y confirm it  u undo it now  n leave it"}
+	m.mode = askMode
+}
+
+// answer handles the answer to a question.
+func (m *Model) answer(key string) tea.Cmd {
+	q := m.ask
+	m.mode = tableMode
+	do := func(says string, f func() (string, error)) tea.Cmd {
+		m.busy = says
+		return func() tea.Msg {
+			text, err := f()
+			return doneMsg{text: text, err: err}
+		}
+	}
+	set := func(confirm time.Duration) tea.Cmd {
+		return do("setting "+q.what, func() (string, error) { return m.source.SetRate(q.target, q.rate, confirm) })
+	}
+	switch {
+	case q.confirms && key == "y":
+		return do("confirming", m.source.Confirm)
+	case q.confirms && key == "u":
+		return do("undoing", m.source.Rollback)
+	case !q.confirms && key == "y":
+		return set(0)
+	case !q.confirms && key == "t":
+		return set(confirmAfter)
+	case key == "n" || key == "esc" || key == "q":
+		m.message = "nothing was changed"
+	default:
+		m.mode = askMode
+	}
+	return nil
+}
+
+// explain explains the selected row.
+func (m *Model) explain() tea.Cmd {
+	target, ok := m.target()
+	if !ok || m.busy != "" {
+		return nil
+	}
+	m.busy = "explaining; it counts packets for a second"
+	return func() tea.Msg {
+		text, err := m.source.Explain(target)
+		return doneMsg{text, err, true}
+	}
+}
+
+// done shows what a command said.
+func (m *Model) done(msg doneMsg) {
+	m.busy = ""
+	text := strings.TrimRight(msg.text, "\n")
+	if msg.err != nil {
+		text = strings.TrimSpace(text + "\n" + msg.err.Error())
+	}
+	if msg.long || msg.err != nil || strings.Contains(text, "\n") || len(text) > m.width {
+		m.show(text)
+		return
+	}
+	m.message = plain.Line(text)
+}
+
+// show shows a page.
+func (m *Model) show(text string) {
+	m.mode, m.whole, m.scroll = textMode, text, 0
+	m.fold()
+}
+
+// fold breaks the page into lines of the screen's width.
+func (m *Model) fold() {
+	m.text = nil
+	for line := range strings.Lines(m.whole) {
+		line = plain.Line(strings.TrimRight(line, "\n"))
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		folded := plain.Fold(strings.TrimLeft(line, " "), max(m.width, 20), indent, indent+"  ")
+		m.text = append(m.text, strings.Split(strings.TrimRight(folded, "\n"), "\n")...)
+	}
+}
+
+func (m *Model) pressText(name string) {
+	page := max(m.height-4, 1)
+	switch name {
+	case "up", "k":
+		m.scroll--
+	case "down", "j":
+		m.scroll++
+	case "pgup":
+		m.scroll -= page
+	case "pgdown", "space":
+		m.scroll += page
+	case "home", "g":
+		m.scroll = 0
+	case "end", "G":
+		m.scroll = len(m.text)
+	case "esc", "q", "enter", "left", "h", "backspace", "?":
+		m.mode = tableMode
+	}
+	m.scroll = max(min(m.scroll, len(m.text)-page), 0)
+}
+
+func oneLine(err error) string { return plain.Line(plain.OneLine(err)) }
+
+const help = `Rows with ! lose packets now; the one that loses most comes first, then those nearest to their rate. A pool comes
+behind the one of its members that loses most. X marks rules that are not in force.
+
+  USE       rate of packets that passed       OF     that in percent of the rate
+  DROPPED   rate of packets that were dropped  LOST   that in percent of all packets
+  LEVEL     how full the bucket is, or the fullest one
+  LAST MINUTE  use, where a full cell is the rate; without a shared rate, the highest use
+
+Keys
+
+  up, down, page up, page down, home, end   select a row (also k, j, g, G)
+  enter      look into it: a pool's members, a name's rules, a rule's hosts, a host's flows
+  esc        back; it also clears the filter
+  s, S       the next or previous order: worst, use, percent, dropped, level, name
+  v, V, tab  the next or previous view: by network, by tree of pools, by name
+  /          show only what contains a text: name, plan, note, pool, device, network
+  b          the fullest buckets
+  r          change the rate; it asks first, and buckets keep what they hold
+  c          confirm or undo a change that is not confirmed
+  e          explain what limits it
+  p, space   pause
+  q, ctrl-c  quit`
