@@ -57,6 +57,8 @@ type Delivery struct {
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
+	// Policy is the hash of the rules that were in force at the end: the SHA-256 of what export prints.
+	Policy string `json:"policy"`
 	// Missed are the other ones, at most 100 of them, those with the least part of what was due first.
 	Missed  []Missed         `json:"missed"`
 	Gaps    []DeliveryGap    `json:"gaps"`
@@ -137,7 +139,6 @@ type Deliverer struct {
 type delivering struct {
 	Delivery
 	series          *history.Series
-	policy          string
 	end             time.Time // of the last interval
 	full            Span      // the intervals at the limit until now
 	periods         map[int64]*counted
@@ -200,8 +201,8 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if it.ClockStep != 0 {
 		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
 	}
-	if it.Policy != d.policy {
-		d.change(it.End, "policy "+cmp.Or(it.Policy, "unknown"))
+	if it.Policy != d.Policy && d.series != nil {
+		d.change(it.End, "policy "+cmp.Or(d.Policy, "unknown")+" -> "+cmp.Or(it.Policy, "unknown"))
 	}
 	if what := changed(before, it.Series); what != "" {
 		d.change(it.End, what)
@@ -209,7 +210,7 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if d.series == nil && it.Series.Detached {
 		d.change(it.Begin, "not in force")
 	}
-	d.series, d.policy, d.end = it.Series, it.Policy, it.End
+	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
 		d.OfferedBytes, d.PassedBytes, d.RefusedBytes = d.OfferedBytes+it.Offered(), d.PassedBytes+it.Counters.Passed, d.RefusedBytes+it.Dropped
 		if d.OwnRefusedBytes != nil {
@@ -509,6 +510,7 @@ func (d *Delivery) facts() (facts [][2]string) {
 			d.LongestFull.length(), moment(d.LongestFull.Begin))
 	}
 	add("delivered", "%s", d.verdict())
+	add("policy", "%s", cmp.Or(d.Policy, "unknown"))
 	d.lists(fewest, add)
 	return facts
 }
