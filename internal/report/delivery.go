@@ -115,6 +115,9 @@ type Period struct {
 	MeasuredNS  uint64 `json:"measured_ns"`
 	OfferedBits uint64 `json:"offered_bits_per_second"`
 	PassedBits  uint64 `json:"passed_bits_per_second"`
+	// RateBits and CommittedBits are those at its end.
+	RateBits      *uint64 `json:"rate_bits_per_second"`
+	CommittedBits *uint64 `json:"committed_bits_per_second"`
 }
 
 const (
@@ -149,6 +152,7 @@ type delivering struct {
 type counted struct {
 	length          time.Duration
 	offered, passed float64 // bytes
+	rate, committed uint64
 }
 
 // mostDeliveries is how many rules and pools one report can have.
@@ -232,12 +236,12 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if it.Length <= 0 {
 		return
 	}
-	d.measure(it)
+	d.measure(it, given)
 	d.check(it, before, given)
 }
 
 // measure adds an interval to the rates.
-func (d *delivering) measure(it history.Interval) {
+func (d *delivering) measure(it history.Interval, given policy.Rate) {
 	d.MeasuredNS += uint64(it.Length)
 	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
 	offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
@@ -261,6 +265,8 @@ func (d *delivering) measure(it history.Interval) {
 		}
 		c.length += time.Duration(part * float64(it.Length))
 		c.offered, c.passed = c.offered+part*float64(it.Offered()), c.passed+part*float64(it.Counters.Passed)
+		c.rate = it.Series.Rate
+		c.committed, _, _ = committed(it.Series, given)
 		if at = end; !at.Before(it.End) {
 			break
 		}
@@ -396,7 +402,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 				continue
 			}
 			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
-			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
+			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed), notZero(c.rate), notZero(c.committed)}
 			to.Periods = append(to.Periods, p)
 			if c.length >= leastMeasured {
 				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)
@@ -440,7 +446,7 @@ func (all Deliveries) Text(w io.Writer) error {
 			s.WriteByte('\n')
 		}
 		s.WriteString(plain.Fold(plain.Line(d.title()), screenWidth, "", "    "))
-		for _, f := range d.facts() {
+		for _, f := range d.facts(fewest) {
 			fact(&s, f[0], f[1])
 		}
 	}
@@ -466,11 +472,11 @@ const momentFormat = "2006-01-02 15:04:05"
 
 func moment(t time.Time) string { return t.Local().Format(momentFormat) }
 
-// fewest is how many gaps, changes and missed intervals the summary lists.
+// fewest is how many gaps, changes and missed intervals the text lists.
 const fewest = 5
 
-// facts are the lines of the summary: a label and a text each.
-func (d *Delivery) facts() (facts [][2]string) {
+// facts are the lines of the summary: a label and a text each. They list at most so many gaps, changes and missed intervals.
+func (d *Delivery) facts(most int) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
 	}
@@ -511,7 +517,7 @@ func (d *Delivery) facts() (facts [][2]string) {
 	}
 	add("delivered", "%s", d.verdict())
 	add("policy", "%s", cmp.Or(d.Policy, "unknown"))
-	d.lists(fewest, add)
+	d.lists(most, add)
 	return facts
 }
 
