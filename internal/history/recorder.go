@@ -84,7 +84,7 @@ func (h *History) beginAnew(damage error) error {
 	if err := os.Rename(h.store.path, aside); err != nil {
 		return errors.Join(damage, err)
 	}
-	h.notice(fmt.Sprintf("history: %s is damaged; it is kept as %s, and a new one begins", h.store.path, aside))
+	h.notice(fmt.Sprintf("history: %s: %v; it is kept as %s, and a new one begins", h.store.path, damage, aside))
 	f, err := openFile(h.store.path)
 	if err != nil {
 		return err
@@ -215,7 +215,7 @@ func (h *History) tryWrite() error {
 	return h.store.with(true, func(db *bolt.DB) error {
 		for {
 			// Deleting what is oldest takes some pages, too.
-			db.MaxSize = int(h.limits.Bytes - min(1<<20, h.limits.Bytes/8))
+			db.MaxSize = int(h.limits.Bytes - max(128<<10, h.limits.Bytes/128))
 			err := h.update(db)
 			db.MaxSize = int(h.limits.Bytes)
 			if errors.Is(err, bolterrors.ErrMaxSizeReached) && len(h.kept) > 0 {

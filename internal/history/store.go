@@ -48,8 +48,9 @@ var (
 
 // A store is a database file. It is open only while it is read or written, as an open one is locked.
 type store struct {
-	path   string
-	memory bool
+	path     string
+	memory   bool
+	unsynced bool // do not wait for the disk
 }
 
 // with opens the database for f. Of a damaged one, the library panics, or touches pages that the file does not have.
@@ -66,7 +67,7 @@ func (s store) with(write bool, f func(*bolt.DB) error) (err error) {
 			}
 		}
 	}()
-	o := &bolt.Options{Timeout: readTimeout, ReadOnly: !write, FreelistType: bolt.FreelistMapType, NoSync: s.memory, NoStatistics: true}
+	o := &bolt.Options{Timeout: readTimeout, ReadOnly: !write, FreelistType: bolt.FreelistMapType, NoSync: s.memory || s.unsynced, NoStatistics: true}
 	if write {
 		o.Timeout = lockTimeout
 	}
