@@ -24,7 +24,7 @@ var apiAnswers = map[string][]string{
 	"pool show": {"list of Rule"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
-	"import nft": {"Imported"}, "import tc": {"Imported"}, "version": {"list of version"},
+	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
 }
 
 type object = map[string]any
@@ -212,7 +212,7 @@ func TestAPIHasAllCommands(t *testing.T) {
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			kind, _ := pflag.UnquoteUsage(f)
-			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view"}
+			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name"}
 			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") && !slices.Contains(apiCommands[i].contents, f.Name) {
 				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
 			}

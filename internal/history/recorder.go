@@ -284,8 +284,8 @@ func (h *History) outdated() bool {
 func (h *History) sayShort() {
 	if length := h.length(); length < fullDay && length < h.limits.Keep && !h.shortened {
 		h.shortened = true
-		h.notice(fmt.Sprintf("history: %s is full with %v: %d rules and pools need more than %d MB for a day; the oldest goes first",
-			h.name(), length.Round(time.Minute), len(h.before.Samples), h.limits.Bytes/1e6))
+		h.notice(fmt.Sprintf("history: %s is full with %v: a day of all rules and pools needs more than %d MB; the oldest goes first",
+			h.name(), length.Round(time.Minute), h.limits.Bytes/1e6))
 	}
 }
 
