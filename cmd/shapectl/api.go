@@ -59,6 +59,7 @@ var apiCommands = []apiCommand{
 	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
+	{name: "report"},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export", contents: []string{"like"}},
 	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, lines: func(given map[string][]string) bool {
@@ -132,6 +133,9 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 		for _, v := range values {
 			if slices.Contains(c.contents, name) {
 				v = name
+			}
+			if v == "" && f.NoOptDefVal != "" {
+				v = f.NoOptDefVal // as in ?wide
 			}
 			line = append(line, "--"+f.Name+"="+v)
 		}
@@ -262,6 +266,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}}
 	if !c.changes {
 		e.ctx = r.Context()
+	}
+	if netns == a.env.netns {
+		e.history = a.env.history
 	}
 	line, err := e.requested(c, given)
 	if err != nil {

@@ -315,8 +315,8 @@ func jsonType(of ast.Expr) string {
 var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
-	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
 	"RTTs": "`rtt`", "Event": "`events`: an object on each line",
+	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "watch": "`watch`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
@@ -435,6 +435,8 @@ var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
 	"NO_COLOR":       "if it is set, `top` shows no colours",
 	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
+	"WATCHDOG_PID":   "set by systemd: the process that `WATCHDOG_USEC` is for",
+	"WATCHDOG_USEC":  "set by systemd: how often `serve` must report that it makes progress",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",

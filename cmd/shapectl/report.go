@@ -3,10 +3,15 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,8 +27,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// defaultHistory is the file that serve writes unless it is told another.
-const defaultHistory = "/var/lib/shapectl/history"
+// Where a report looks for a history: what the unit of serve writes, then what serve keeps in memory.
+const (
+	defaultHistory = "/var/lib/shapectl/history"
+	serveSocket    = "/run/shapectl/serve.sock"
+)
 
 type reportOptions struct {
 	rule, name, pool string
@@ -92,7 +100,7 @@ with a picture into a file.
 	flags.Lookup("committed").DefValue = ""
 	flags.StringVar(&o.html, "html", "", "write a page into this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
-	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory)
+	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory+", else what a running serve has in memory")
 	must(cmd.MarkFlagFilename("history"))
 	return cmd
 }
@@ -118,10 +126,17 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	}
 	deliverer := report.Deliverer{Since: since, Until: until, Committed: o.committed}
 	file := cmp.Or(o.history, defaultHistory)
-	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); err != nil {
+	var found report.Deliveries
+	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); errors.Is(err, fs.ErrNotExist) && o.history == "" {
+		file = serveSocket
+		if found, err = askServe(serveSocket, o, since, until); err != nil {
+			return inputf("report: there is no %s, and %w; start 'shapectl serve', or name a file by --history", defaultHistory, err)
+		}
+	} else if err != nil {
 		return fmt.Errorf("report: %w", err)
+	} else {
+		found = deliverer.Deliveries()
 	}
-	found := deliverer.Deliveries()
 	if len(found) == 0 {
 		return inputf("report: %s has no readings of %s from %s to %s; it has those that 'shapectl serve' recorded",
 			file, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
@@ -136,7 +151,7 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	return e.print(found, found.Text)
 }
 
-// queryHistory reads the history of this process if it records one, else that in a file.
+// queryHistory reads a history: that of this process if it records one, else that in a file.
 func (e *env) queryHistory(file string, q history.Query, add func(history.Interval) error) error {
 	var tooMany error
 	visit := func(it history.Interval) {
@@ -144,26 +159,59 @@ func (e *env) queryHistory(file string, q history.Query, add func(history.Interv
 			tooMany = add(it)
 		}
 	}
-	query := func() error { return e.history.Query(q, visit) }
-	if e.history == nil {
-		r, err := history.NewReader(file)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			return inputf("%w; start 'shapectl serve --history FILE', and name that file by --history", err)
-		case errors.Is(err, fs.ErrPermission):
-			return err
-		case err != nil:
-			return inputError(err)
+	var err error
+	switch {
+	case e.history != nil:
+		err = e.history.Query(q, visit)
+	case e.contents != nil:
+		err = errors.New("this server keeps no history; start it without --history none, and ask it about its own namespace")
+	default:
+		var r *history.Reader
+		if r, err = history.NewReader(file); err == nil {
+			err = r.Query(q, visit)
 		}
-		query = func() error { return r.Query(q, visit) }
 	}
-	if err := query(); err != nil {
-		return inputError(err)
+	if err == nil {
+		err = tooMany
 	}
-	if tooMany != nil {
-		return inputError(tooMany)
+	if err == nil || errors.Is(err, fs.ErrPermission) {
+		return err
 	}
-	return nil
+	return inputError(err)
+}
+
+// askServe asks the server for a report, which may keep its history in memory.
+func askServe(socket string, o reportOptions, since, until time.Time) (found report.Deliveries, err error) {
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	query := url.Values{"since": {since.Format(time.RFC3339Nano)}, "until": {until.Format(time.RFC3339Nano)}}
+	for name, value := range map[string]string{"rule": o.rule, "name": o.name, "pool": o.pool} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	if o.committed != 0 {
+		query.Set("committed", o.committed.String())
+	}
+	answer, err := client.Get("http://localhost/api/v1/report?" + query.Encode())
+	if err != nil {
+		return nil, errors.Unwrap(err)
+	}
+	defer answer.Body.Close()
+	const most = 1 << 30
+	text, err := io.ReadAll(io.LimitReader(answer.Body, most))
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode != http.StatusOK {
+		var failure struct {
+			Error string
+		}
+		json.Unmarshal(text, &failure)
+		return nil, fmt.Errorf("serve says: %s", cmp.Or(failure.Error, answer.Status))
+	}
+	return found, json.Unmarshal(text, &found)
 }
 
 // match finds the rules or pools that are meant.

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -34,6 +35,7 @@ import (
 type serveOptions struct {
 	file, lastGood string
 	listen         string
+	history        string // the file; "" for memory, none for none
 	anyNetns       bool
 	buckets        int // of which /metrics tells the level
 	serve.Options
@@ -67,6 +69,9 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 			case set("last-good") && o.lastGood == "":
 				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
 			}
+			if cmd.Flags().Changed("history") && o.history == "" {
+				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
+			}
 			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
 				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
 			}
@@ -93,6 +98,8 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "the most `bytes` of a request's body, such as a policy")
+	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
+	must(cmd.MarkFlagFilename("history"))
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "/metrics has the levels of the `N` fullest buckets; 0 for none")
 	e.addSetupFQ(f)
@@ -174,12 +181,22 @@ func (e *env) serve(o serveOptions) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 
+	if o.history != "none" {
+		if e.history, err = history.Open(o.history, history.Limits{}, o.Say); err != nil {
+			return inputf("serve: %w", err)
+		}
+		defer e.history.Close()
+	}
 	s, err := e.newServer(o, options)
 	if err != nil {
 		return inputf("serve: %w", err)
 	}
 	d := &daemon{env: e, say: o.Say, server: s, reread: make(chan os.Signal, 1)}
 	d.add("HTTP", s.Run, s.Alive)
+	if e.history != nil {
+		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, alive: make(chan struct{})}
+		d.add("history", c.run, c.isAlive)
+	}
 	if o.file != "" {
 		r := e.reconciler(options)
 		r.Pings = make(chan struct{})

@@ -239,6 +239,14 @@ func TestChurn(t *testing.T) {
 	if len(r.notices) != 1 || !strings.Contains(r.notices[0], "the oldest goes first") || r.length() < time.Hour {
 		t.Errorf("notices %q, %v kept", r.notices, r.length())
 	}
+	for range 2 { // also where the chunk that was not full has no room
+		r.kill()
+		r.open()
+		r.after(tick, rule("a", 1, 1))
+	}
+	if text := strings.Join(r.notices, "\n"); strings.Contains(text, "damaged") || r.length() < time.Hour {
+		t.Errorf("notices %q, %v kept", text, r.length())
+	}
 }
 
 // What is older than wanted goes. Recorded time counts, whatever the clock of the wall says.

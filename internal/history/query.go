@@ -1,6 +1,7 @@
 package history
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -110,7 +111,7 @@ func (s *scan) chunk(key, sealedHeader []byte) error {
 		if !n.any {
 			continue
 		}
-		b, err := unsealed(s.tx.Bucket(valueBucket).Get(append(key[:len(key):len(key)], byte(i>>8), byte(i))))
+		b, err := get(s.tx.Bucket(valueBucket), valueKey(binary.BigEndian.Uint64(key), i))
 		if err != nil {
 			return err
 		}
@@ -141,7 +142,7 @@ func (s *scan) named(key hash) (*named, error) {
 	if n := s.names[key]; n != nil {
 		return n, nil
 	}
-	b, err := unsealed(s.tx.Bucket(nameBucket).Get(key[:]))
+	b, err := get(s.tx.Bucket(nameBucket), key[:])
 	if err == nil {
 		b, err = decompress(b)
 	}

@@ -84,7 +84,7 @@ func (h *History) beginAnew(damage error) error {
 	if err := os.Rename(h.store.path, aside); err != nil {
 		return errors.Join(damage, err)
 	}
-	h.notice(fmt.Sprintf("history: %s is damaged; it is kept as %s, and a new one begins", h.store.path, aside))
+	h.notice(fmt.Sprintf("history: %s: %v; it is kept as %s, and a new one begins", h.store.path, damage, aside))
 	f, err := openFile(h.store.path)
 	if err != nil {
 		return err
@@ -143,10 +143,7 @@ func (h *History) begin() error {
 // walk reads all, to find damage before something depends on it.
 func walk(buckets ...*bolt.Bucket) error {
 	for _, b := range buckets {
-		if err := b.ForEach(func(_, v []byte) error {
-			_, err := unsealed(v)
-			return err
-		}); err != nil {
+		if err := each(b, func(_, _ []byte) error { return nil }); err != nil {
 			return err
 		}
 	}
@@ -218,7 +215,7 @@ func (h *History) tryWrite() error {
 	return h.store.with(true, func(db *bolt.DB) error {
 		for {
 			// Deleting what is oldest takes some pages, too.
-			db.MaxSize = int(h.limits.Bytes - min(1<<20, h.limits.Bytes/8))
+			db.MaxSize = int(h.limits.Bytes - max(128<<10, h.limits.Bytes/128))
 			err := h.update(db)
 			db.MaxSize = int(h.limits.Bytes)
 			if errors.Is(err, bolterrors.ErrMaxSizeReached) && len(h.kept) > 0 {
@@ -287,8 +284,8 @@ func (h *History) outdated() bool {
 func (h *History) sayShort() {
 	if length := h.length(); length < fullDay && length < h.limits.Keep && !h.shortened {
 		h.shortened = true
-		h.notice(fmt.Sprintf("history: %s is full with %v: %d rules and pools need more than %d MB for a day; the oldest goes first",
-			h.name(), length.Round(time.Minute), len(h.before.Samples), h.limits.Bytes/1e6))
+		h.notice(fmt.Sprintf("history: %s is full with %v: a day of all rules and pools needs more than %d MB; the oldest goes first",
+			h.name(), length.Round(time.Minute), h.limits.Bytes/1e6))
 	}
 }
 

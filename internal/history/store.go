@@ -1,6 +1,7 @@
 package history
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -33,10 +34,10 @@ const format = 1
 var (
 	metaBucket  = []byte("shapectl history") // "format"
 	chunkBucket = []byte("chunks")           // number of the chunk: its header
-	valueBucket = []byte("values")           // numbers of the chunk and the block
-	nameBucket  = []byte("names")            // hash of the value
+	valueBucket = []byte("values")           // numbers of the chunk and the block, in pieces
+	nameBucket  = []byte("names")            // hash of the value, in pieces
 	useBucket   = []byte("uses")             // hash of names: in how many blocks they are used
-	rowBucket   = []byte("rows")             // number of the reading in the chunk that is not full
+	rowBucket   = []byte("rows")             // number of the reading in the chunk that is not full, in pieces
 	formatKey   = []byte("format")
 	dataBuckets = [][]byte{chunkBucket, valueBucket, nameBucket, useBucket, rowBucket}
 	castagnoli  = crc32.MakeTable(crc32.Castagnoli)
@@ -47,8 +48,9 @@ var (
 
 // A store is a database file. It is open only while it is read or written, as an open one is locked.
 type store struct {
-	path   string
-	memory bool
+	path     string
+	memory   bool
+	unsynced bool // do not wait for the disk
 }
 
 // with opens the database for f. Of a damaged one, the library panics, or touches pages that the file does not have.
@@ -65,7 +67,7 @@ func (s store) with(write bool, f func(*bolt.DB) error) (err error) {
 			}
 		}
 	}()
-	o := &bolt.Options{Timeout: readTimeout, ReadOnly: !write, FreelistType: bolt.FreelistMapType, NoSync: s.memory, NoStatistics: true}
+	o := &bolt.Options{Timeout: readTimeout, ReadOnly: !write, FreelistType: bolt.FreelistMapType, NoSync: s.memory || s.unsynced, NoStatistics: true}
 	if write {
 		o.Timeout = lockTimeout
 	}
@@ -171,6 +173,83 @@ func valueKey(number uint64, block int) []byte {
 	return binary.BigEndian.AppendUint16(chunkKey(number), uint16(block))
 }
 
+// pieceBytes is the length of the pieces that a value is put as, so that two fill a page. A longer value shares its pages with
+// its neighbour, and each is written again with the other; and it needs free pages side by side.
+const pieceBytes = 2000
+
+func pieceKey(key []byte, piece int) []byte {
+	return binary.BigEndian.AppendUint16(key[:len(key):len(key)], uint16(piece))
+}
+
+// put puts a value, with a checksum.
+func put(b *bolt.Bucket, key, value []byte) error {
+	b.FillPercent = 1 // nothing comes in between later
+	piece := 0
+	for part := range slices.Chunk(sealed(value), pieceBytes) {
+		if err := b.Put(pieceKey(key, piece), part); err != nil {
+			return err
+		}
+		piece++
+	}
+	return nil
+}
+
+// next is the value from where a cursor is, and its key; the key is nil at the end. The cursor is then at the next value.
+func next(c *bolt.Cursor, k, v []byte) (key, value, nextKey, nextPart []byte, err error) {
+	if k == nil {
+		return nil, nil, nil, nil, nil
+	}
+	n := len(k) - len(pieceKey(nil, 0))
+	if n < 0 {
+		return nil, nil, nil, nil, errDamaged
+	}
+	key = slices.Clone(k[:n])
+	for ; len(k) > n && bytes.Equal(k[:n], key); k, v = c.Next() {
+		value = append(value, v...)
+	}
+	value, err = unsealed(value)
+	return key, value, k, v, err
+}
+
+// get is the value of a key.
+func get(b *bolt.Bucket, key []byte) ([]byte, error) {
+	c := b.Cursor()
+	k, v := c.Seek(pieceKey(key, 0))
+	found, value, _, _, err := next(c, k, v)
+	if err == nil && !bytes.Equal(found, key) {
+		err = errDamaged
+	}
+	return value, err
+}
+
+// each calls f for all values, until an error.
+func each(b *bolt.Bucket, f func(key, value []byte) error) error {
+	c := b.Cursor()
+	k, v := c.First()
+	for k != nil {
+		var key, value []byte
+		var err error
+		if key, value, k, v, err = next(c, k, v); err == nil {
+			err = f(key, value)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove deletes all pieces whose keys begin with these bytes.
+func remove(b *bolt.Bucket, prefix []byte) error {
+	c := b.Cursor()
+	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Seek(prefix) {
+		if err := c.Delete(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // putChunk writes a chunk, and returns its number.
 func putChunk(tx *bolt.Tx, e encoded) (uint64, error) {
 	chunks, values, names, uses := tx.Bucket(chunkBucket), tx.Bucket(valueBucket), tx.Bucket(nameBucket), tx.Bucket(useBucket)
@@ -183,9 +262,9 @@ func putChunk(tx *bolt.Tx, e encoded) (uint64, error) {
 		key := hashOf(e.names[i])
 		n, _ := binary.Uvarint(uses.Get(key[:]))
 		if n == 0 {
-			err = errors.Join(err, names.Put(key[:], sealed(e.names[i])))
+			err = errors.Join(err, put(names, key[:], e.names[i]))
 		}
-		err = errors.Join(err, uses.Put(key[:], binary.AppendUvarint(nil, n+1)), values.Put(valueKey(number, i), sealed(e.values[i])))
+		err = errors.Join(err, uses.Put(key[:], binary.AppendUvarint(nil, n+1)), put(values, valueKey(number, i), e.values[i]))
 	}
 	return number, err
 }
@@ -204,17 +283,10 @@ func deleteChunk(tx *bolt.Tx, number uint64) error {
 		if n, _ := binary.Uvarint(uses.Get(key[:])); n > 1 {
 			err = errors.Join(err, uses.Put(key[:], binary.AppendUvarint(nil, n-1)))
 		} else {
-			err = errors.Join(err, uses.Delete(key[:]), names.Delete(key[:]))
+			err = errors.Join(err, uses.Delete(key[:]), remove(names, key[:]))
 		}
 	}
-	c := values.Cursor()
-	for k, _ := c.Seek(chunkKey(number)); len(k) > 8 && slices.Equal(k[:8], chunkKey(number)); k, _ = c.Seek(chunkKey(number)) {
-		err = errors.Join(err, c.Delete())
-		if err != nil {
-			return err
-		}
-	}
-	return err
+	return errors.Join(err, remove(values, chunkKey(number)))
 }
 
 // putRows writes rows from an index on. Those before stay, unless it is 0.
@@ -229,7 +301,7 @@ func putRows(tx *bolt.Tx, first int, rows [][]byte) error {
 	}
 	b := tx.Bucket(rowBucket)
 	for i, row := range rows {
-		if err := b.Put(binary.BigEndian.AppendUint32(nil, uint32(first+i)), sealed(row)); err != nil {
+		if err := put(b, binary.BigEndian.AppendUint32(nil, uint32(first+i)), row); err != nil {
 			return err
 		}
 	}
@@ -240,25 +312,20 @@ func putRows(tx *bolt.Tx, first int, rows [][]byte) error {
 func readRows(tx *bolt.Tx) *chunk {
 	var c *chunk
 	var before *Reading
-	at := tx.Bucket(rowBucket).Cursor()
-	for k, v := at.First(); k != nil; k, v = at.Next() {
-		b, err := unsealed(v)
-		if err == nil {
-			b, err = decompress(b)
-		}
-		if c == nil && err == nil {
-			if c, err = readHead(b); err == nil {
-				continue
-			}
-		}
-		if err == nil {
-			before, err = readRow(b, before)
-		}
+	each(tx.Bucket(rowBucket), func(_, b []byte) error {
+		b, err := decompress(b)
 		if err != nil {
-			break
+			return err
 		}
-		c.add(before)
-	}
+		if c == nil {
+			c, err = readHead(b)
+			return err
+		}
+		if before, err = readRow(b, before); err == nil {
+			c.add(before)
+		}
+		return err
+	}) // an error is damage, which ends it
 	if c == nil || len(c.times) == 0 {
 		return nil
 	}

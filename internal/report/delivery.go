@@ -57,6 +57,8 @@ type Delivery struct {
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
+	// Policy is the hash of the rules that were in force at the end: the SHA-256 of what export prints.
+	Policy string `json:"policy"`
 	// Missed are the other ones, at most 100 of them, those with the least part of what was due first.
 	Missed  []Missed         `json:"missed"`
 	Gaps    []DeliveryGap    `json:"gaps"`
@@ -113,6 +115,9 @@ type Period struct {
 	MeasuredNS  uint64 `json:"measured_ns"`
 	OfferedBits uint64 `json:"offered_bits_per_second"`
 	PassedBits  uint64 `json:"passed_bits_per_second"`
+	// RateBits and CommittedBits are those at its end.
+	RateBits      *uint64 `json:"rate_bits_per_second"`
+	CommittedBits *uint64 `json:"committed_bits_per_second"`
 }
 
 const (
@@ -137,7 +142,6 @@ type Deliverer struct {
 type delivering struct {
 	Delivery
 	series          *history.Series
-	policy          string
 	end             time.Time // of the last interval
 	full            Span      // the intervals at the limit until now
 	periods         map[int64]*counted
@@ -148,6 +152,7 @@ type delivering struct {
 type counted struct {
 	length          time.Duration
 	offered, passed float64 // bytes
+	rate, committed uint64
 }
 
 // mostDeliveries is how many rules and pools one report can have.
@@ -200,8 +205,8 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if it.ClockStep != 0 {
 		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
 	}
-	if it.Policy != d.policy {
-		d.change(it.End, "policy "+cmp.Or(it.Policy, "unknown"))
+	if it.Policy != d.Policy && d.series != nil {
+		d.change(it.End, "policy "+cmp.Or(d.Policy, "unknown")+" -> "+cmp.Or(it.Policy, "unknown"))
 	}
 	if what := changed(before, it.Series); what != "" {
 		d.change(it.End, what)
@@ -209,7 +214,7 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if d.series == nil && it.Series.Detached {
 		d.change(it.Begin, "not in force")
 	}
-	d.series, d.policy, d.end = it.Series, it.Policy, it.End
+	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
 		d.OfferedBytes, d.PassedBytes, d.RefusedBytes = d.OfferedBytes+it.Offered(), d.PassedBytes+it.Counters.Passed, d.RefusedBytes+it.Dropped
 		if d.OwnRefusedBytes != nil {
@@ -231,12 +236,12 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	if it.Length <= 0 {
 		return
 	}
-	d.measure(it)
+	d.measure(it, given)
 	d.check(it, before, given)
 }
 
 // measure adds an interval to the rates.
-func (d *delivering) measure(it history.Interval) {
+func (d *delivering) measure(it history.Interval, given policy.Rate) {
 	d.MeasuredNS += uint64(it.Length)
 	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
 	offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
@@ -260,6 +265,8 @@ func (d *delivering) measure(it history.Interval) {
 		}
 		c.length += time.Duration(part * float64(it.Length))
 		c.offered, c.passed = c.offered+part*float64(it.Offered()), c.passed+part*float64(it.Counters.Passed)
+		c.rate = it.Series.Rate
+		c.committed, _, _ = committed(it.Series, given)
 		if at = end; !at.Before(it.End) {
 			break
 		}
@@ -395,7 +402,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 				continue
 			}
 			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
-			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
+			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed), notZero(c.rate), notZero(c.committed)}
 			to.Periods = append(to.Periods, p)
 			if c.length >= leastMeasured {
 				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)
@@ -439,7 +446,7 @@ func (all Deliveries) Text(w io.Writer) error {
 			s.WriteByte('\n')
 		}
 		s.WriteString(plain.Fold(plain.Line(d.title()), screenWidth, "", "    "))
-		for _, f := range d.facts() {
+		for _, f := range d.facts(fewest) {
 			fact(&s, f[0], f[1])
 		}
 	}
@@ -465,11 +472,11 @@ const momentFormat = "2006-01-02 15:04:05"
 
 func moment(t time.Time) string { return t.Local().Format(momentFormat) }
 
-// fewest is how many gaps, changes and missed intervals the summary lists.
+// fewest is how many gaps, changes and missed intervals the text lists.
 const fewest = 5
 
-// facts are the lines of the summary: a label and a text each.
-func (d *Delivery) facts() (facts [][2]string) {
+// facts are the lines of the summary: a label and a text each. They list at most so many gaps, changes and missed intervals.
+func (d *Delivery) facts(most int) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
 	}
@@ -509,7 +516,8 @@ func (d *Delivery) facts() (facts [][2]string) {
 			d.LongestFull.length(), moment(d.LongestFull.Begin))
 	}
 	add("delivered", "%s", d.verdict())
-	d.lists(fewest, add)
+	add("policy", "%s", cmp.Or(d.Policy, "unknown"))
+	d.lists(most, add)
 	return facts
 }
 

@@ -19,7 +19,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 h1{font-size:1.4rem;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}p{color:var(--soft);margin:.3rem 0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}th{font-weight:600;white-space:nowrap;width:1%}
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
-.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-dasharray:6 3;fill:none}.rate{stroke-dasharray:2 3}.change{stroke:var(--soft)}`
+.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}`
 
 // HTML writes the reports as one page that needs no other file.
 func (all Deliveries) HTML(w io.Writer) error {
@@ -42,7 +42,7 @@ func (all Deliveries) HTML(w io.Writer) error {
 
 func (d *Delivery) rows(s *strings.Builder) {
 	label, open := "", false
-	for _, f := range d.facts() {
+	for _, f := range d.facts(mostMissed) {
 		switch {
 		case f[0] == "" && open:
 			fmt.Fprintf(s, "<br>%s", inHTML(f[1]))
@@ -70,11 +70,15 @@ const (
 	legendStep, legendTop = 120.0, 14.0
 )
 
+// limitClasses are the classes of lines for the rate and the committed rate.
+var limitClasses = [2]string{"limit rate", "limit"}
+
 // A bar is one or several periods of a picture.
 type bar struct {
 	begin, end      time.Time
 	measured        float64 // seconds
 	offered, passed float64 // bits
+	limits          [2]*uint64
 }
 
 // bars are the periods as a picture can show them.
@@ -94,6 +98,7 @@ func (d *Delivery) bars() (bars []bar) {
 		b := &bars[len(bars)-1]
 		seconds := float64(p.MeasuredNS) / 1e9
 		b.measured += seconds
+		b.limits = [2]*uint64{p.RateBits, p.CommittedBits}
 		b.offered, b.passed = b.offered+float64(p.OfferedBits)*seconds, b.passed+float64(p.PassedBits)*seconds
 	}
 	return bars
@@ -110,10 +115,12 @@ func (d *Delivery) svg(s *strings.Builder) {
 	for _, b := range bars {
 		top = max(top, b.offered/max(b.measured, 1))
 	}
-	limits := map[string]*uint64{"committed": d.CommittedBits, "rate": d.RateBits}
-	for _, bits := range limits {
-		if bits != nil && float64(*bits) < 20*top { // a far limit would hide the traffic
-			top = max(top, float64(*bits))
+	busiest := top
+	for _, b := range bars {
+		for _, bits := range b.limits {
+			if bits != nil && float64(*bits) < 20*busiest { // a far limit would hide the traffic
+				top = max(top, float64(*bits))
+			}
 		}
 	}
 	top = niceAbove(top * 1.05)
@@ -150,10 +157,16 @@ func (d *Delivery) svg(s *strings.Builder) {
 	for _, c := range d.Changes {
 		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%g\"><title>%s</title></path>\n", x(c.Time), svgTop, svgTop+8, inHTML(moment(c.Time)+": "+c.What))
 	}
-	for _, name := range []string{"rate", "committed"} {
-		if bits := limits[name]; bits != nil && float64(*bits) <= top {
-			fmt.Fprintf(s, "<path class=\"limit %s\" d=\"M%g %.1fH%g\"><title>%s %s</title></path>\n", name, svgLeft, y(float64(*bits)), svgWidth-svgRight, name, rateText(bits))
+	drawn := [2]bool{}
+	for i, class := range limitClasses {
+		var path strings.Builder
+		for _, b := range bars {
+			if bits := b.limits[i]; bits != nil && float64(*bits) <= top && (i > 0 || b.limits[1] == nil || *bits != *b.limits[1]) {
+				fmt.Fprintf(&path, "M%.1f %.1fH%.1f", x(b.begin), y(float64(*bits)), x(b.end))
+				drawn[i] = true
+			}
 		}
+		fmt.Fprintf(s, "<path class=\"%s\" d=\"%s\"/>\n", class, path.String())
 	}
 	for i := range svgTicks + 1 {
 		t := d.Since.Add(time.Duration(float64(i) / svgTicks * length * 1e9))
@@ -172,15 +185,11 @@ func (d *Delivery) svg(s *strings.Builder) {
 	legend("passed", "passed")
 	legend("offered", "refused")
 	legend("gap", "no data")
-	line := func(class, text string) {
-		fmt.Fprintf(s, "<path class=\"%s\" d=\"M%g %gh20\"/><text x=\"%g\" y=\"%g\">%s</text>\n", class, at, legendTop-4, at+25, legendTop, text)
-		at += legendStep
-	}
-	if d.CommittedBits != nil && float64(*d.CommittedBits) <= top {
-		line("limit", "committed")
-	}
-	if d.RateBits != nil && float64(*d.RateBits) <= top && (d.CommittedBits == nil || *d.CommittedBits != *d.RateBits) {
-		line("limit rate", "rate")
+	for i, text := range []string{"rate", "committed"} {
+		if drawn[i] {
+			fmt.Fprintf(s, "<path class=\"%s\" d=\"M%g %gh20\"/><text x=\"%g\" y=\"%g\">%s</text>\n", limitClasses[i], at, legendTop-4, at+25, legendTop, text)
+			at += legendStep
+		}
 	}
 	s.WriteString("</svg>\n")
 }

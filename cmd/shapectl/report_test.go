@@ -1,0 +1,142 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// recorded is a history of two hours: a rule and a pool at their rate in the second one. It is still being recorded.
+func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
+	t.Helper()
+	h, err := history.Open(path, history.Limits{Boot: "test"}, func(s string) { t.Error(s) })
+	testenv.Must(t, err)
+	t.Cleanup(func() { h.Close() })
+	begin = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	rule := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.7/32"}, Name: "alice", Rate: 8e6, Capacity: 300000}}
+	pool := history.Sample{Series: history.Series{Key: history.Key{Pool: "up"}, Rate: 80e6, Capacity: 3e6}}
+	for i := range 721 {
+		at := time.Duration(i) * history.DefaultInterval
+		if i > 360 {
+			rule.Passed, rule.Dropped = rule.Passed+10e6, rule.Dropped+2e6
+			pool.Passed += 10e6
+		}
+		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Policy: "sha256:00", Samples: []history.Sample{pool, rule}})
+	}
+	return h, begin
+}
+
+// A report is read from the file while it is recorded, as text, JSON and a page.
+func TestReport(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "history")
+	h, begin := recorded(t, path)
+	r := &rig{t, nil}
+	command := func(more ...string) []string {
+		return append([]string{"report", "--since", begin.Format(time.RFC3339), "--until", begin.Add(2 * time.Hour).Format(time.RFC3339), "--history", path}, more...)
+	}
+	text := r.ok(command("--rule", "eth0 egress 10.0.0.7")...)
+	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered", "50% of the measured time; longest 1h0m0s",
+		"yes, in all 360 intervals with traffic", "passed 8.00mbit, offered 9.60mbit", "sha256:00"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
+	}
+	var all report.Deliveries
+	testenv.Must(t, json.Unmarshal([]byte(r.ok(command("-j", "--name", "alice")...)), &all))
+	if len(all) != 1 || all[0].PassedBytes != 3600e6 || all[0].Delivered != 360 || len(all[0].Periods) != 24 || len(all[0].Gaps) != 0 {
+		t.Errorf("JSON: %+v", all)
+	}
+	page := filepath.Join(t.TempDir(), "page.html")
+	if got := r.ok(command("--pool", "up", "--committed", "8mbit", "--html", page)...); !strings.Contains(got, page) {
+		t.Error(got)
+	}
+	if b, err := os.ReadFile(page); err != nil || !strings.Contains(string(b), "8mbit, as given") {
+		t.Errorf("%v: %s", err, b)
+	}
+	r.refused(exitInput, "no readings of pool down", command("--pool", "down")...)
+	r.refused(exitInput, "give one of", command("--pool", "up", "--name", "up")...)
+	r.refused(exitInput, "has not three words", command("--rule", "eth0 egress")...)
+	r.refused(exitInput, "is no time", "report", "--pool", "up", "--since", "yesterday")
+	r.refused(exitInput, "is not before", "report", "--pool", "up", "--since", "1h", "--until", "2h")
+	r.refused(exitInput, "it is no history of shapectl", command("--pool", "up", "--history", page)...)
+	r.refused(exitInput, "no such file", command("--pool", "up", "--history", page+"-")...)
+
+	// A server that records answers from that, and opens no file for a request.
+	e := &env{history: h, contents: map[string][]byte{}}
+	n := 0
+	testenv.Must(t, e.queryHistory("/nonexistent", history.Query{From: begin, To: begin.Add(time.Hour), Match: func(*history.Series) bool { return true }},
+		func(history.Interval) error { n++; return nil }))
+	if n != 720 {
+		t.Errorf("%d intervals", n)
+	}
+	e.history = nil
+	if err := e.queryHistory(path, history.Query{}, nil); err == nil || !strings.Contains(err.Error(), "keeps no history") {
+		t.Errorf("a request read a file: %v", err)
+	}
+}
+
+func TestParseMoment(t *testing.T) {
+	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
+	for text, want := range map[string]string{
+		"24h": "2026-03-01 12:00:00", "7d": "2026-02-23 12:00:00", "0.5d": "2026-03-02 00:00:00", "90m": "2026-03-02 10:30:00", "11:59": "2026-03-02 11:59:00",
+		"12:01": "2026-03-01 12:01:00", "2026-01-31": "2026-01-31 00:00:00", "2026-01-31 14:00": "2026-01-31 14:00:00", "2026-01-31T14:00:01Z": "2026-01-31 14:00:01",
+	} {
+		if got, err := parseMoment(text, now); err != nil || got.Format(time.DateTime) != want {
+			t.Errorf("%s is %v, %v; want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "yesterday", "-1h", "-1d", "1e300d", "NaNd", "24"} {
+		if got, err := parseMoment(text, now); err == nil {
+			t.Errorf("%q is %v", text, got)
+		}
+	}
+}
+
+// What serve records is what the counters say, with the hash of what export prints.
+func TestRecorder(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "10mbit", "--name", "net")
+	r.ok("pool", "set", "up", "--rate", "20mbit")
+	var said []string
+	h, err := history.Open("", history.Limits{Interval: 1}, func(s string) { said = append(said, s) })
+	testenv.Must(t, err)
+	defer h.Close()
+	e := &env{getenv: func(name string) string { return r.env[name] }, history: h}
+	c := &recorder{env: e, reader: &measure.Reader{Options: loader.Options{BPFFS: r.bpffs()}}, say: func(s string) { said = append(said, s) }}
+	defer c.reader.Close()
+	c.record()
+	first := c.policy
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit", "--name", "net")
+	c.record()
+	c.record()
+	if first == c.policy || c.policy != fmt.Sprintf("sha256:%s", sha256Of(r.ok("export"))) {
+		t.Errorf("hashes %s and %s", first, c.policy)
+	}
+	var found []string
+	testenv.Must(t, h.Query(history.Query{From: time.Now().Add(-time.Hour), To: time.Now().Add(time.Hour), Match: func(*history.Series) bool { return true }}, func(it history.Interval) {
+		found = append(found, fmt.Sprintf("%v %q %v", it.Series.Key, it.Series.Name, policy.Rate(it.Series.Rate)))
+	}))
+	want := []string{`va egress 10.0.0.0/24 "net" 20mbit`, `va egress 10.0.0.0/24 "net" 20mbit`, `pool up "" 20mbit`, `pool up "" 20mbit`}
+	for _, w := range want {
+		if !strings.Contains(strings.Join(found, "\n"), w) || len(found) != len(want) {
+			t.Errorf("recorded %q", found)
+		}
+	}
+	if len(said) > 0 {
+		t.Error(said)
+	}
+}
+
+func sha256Of(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }
