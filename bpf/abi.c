@@ -20,6 +20,10 @@ struct abi {
 	struct affected affected;
 	struct hook hook;
 	struct share share;
+	struct event event;
+	struct listener listener;
+	enum event_kind event_kind;
+	enum fate fate;
 	enum layout layout;
 	enum rule_flag flag;
 	enum phase phase;

@@ -47,6 +47,9 @@ enum layout {
 	NO_LENGTH = 255, /* no prefix has it */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
+	LISTENERS = 8,	  /* processes that may listen to events at once */
+	EPISODE_LINES = 1024, /* a power of two */
+	LINE_EPISODES = 4,
 };
 
 /* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */
@@ -186,6 +189,9 @@ struct change {
 	__u32 removed; /* epoch when a prefix was last removed, or a change ended */
 	__u32 ids;     /* of rules and shadows: ids from here on were never used */
 	__u32 labels;  /* parts of labels in the map, or more after a command was killed */
+	__u64 edits;   /* raised by each command that changed rules */
+	__u64 listened_until; /* ns: the latest lease of a listener; the next excess packet sets it to 0 */
+	__u64 leases[LISTENERS]; /* ns: the listener of a slot renews it; 0 if the slot is free */
 };
 
 /*
@@ -258,6 +264,49 @@ struct key {
 	__u8 family; /* 4 or 6 */
 	__u8 sharer; /* the slot is that of a sharer; a member of a pool has its id in src */
 	__u8 pad[5]; /* an array map rounds up to 8 bytes */
+};
+
+enum event_kind {
+	EVENT_OVERFLOW = 1,  /* a bucket begins to have excess packets */
+	EVENT_PENALTY = 2,   /* and the rule has a penalty */
+	EVENT_GUARANTEE = 3, /* a pool refuses a packet of a key that is within its guarantee */
+};
+
+/* What happened to the packet. */
+enum fate {
+	FATE_DROPPED = 0,
+	FATE_MARKED = 1,
+	FATE_DELAYED = 2,
+	FATE_PASSED = 3,
+};
+
+/* The first excess packet of an episode. */
+struct event {
+	__u64 time;	/* ns */
+	__u64 level;	/* bytes, as are all others: of the bucket that had too little room, after the packet */
+	__u64 capacity;
+	__u64 left_out; /* events that this listener was not told of, so far */
+	__u32 limit;	/* the id of the rule or pool with that bucket */
+	struct key key; /* of the rule; if its bucket scope is not the flow, src is the whole far address; src is aligned */
+	__u16 kind;	/* enum event_kind */
+	__u16 fate;	/* enum fate */
+};
+
+/* Since last, the excess packets of a bucket are no event. */
+struct episode {
+	__u64 tag; /* a hash of what happens to which bucket */
+	__u64 last; /* ns */
+};
+
+/* What a process that listens wants, and what it was told. Its lease is in struct change. */
+struct listener {
+	__u32 kinds; /* a bit for each enum event_kind */
+	__u32 most;  /* events in a tick */
+	__u32 tick;
+	__u32 told; /* events in this tick */
+	__u64 left_out;
+	__u64 room[5];
+	struct episode episodes[EPISODE_LINES * LINE_EPISODES];
 };
 
 /*
@@ -339,6 +388,7 @@ _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");
 _Static_assert(sizeof(struct view) == 512, "a view is eight cache lines");
+_Static_assert(sizeof(struct event) == 88, "an event has no padding");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

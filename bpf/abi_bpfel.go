@@ -34,14 +34,17 @@ type AbiBucket struct {
 }
 
 type AbiChange struct {
-	_       structs.HostLayout
-	Phase   uint64
-	From    uint64
-	Until   uint64
-	Epoch   uint32
-	Removed uint32
-	Ids     uint32
-	Labels  uint32
+	_             structs.HostLayout
+	Phase         uint64
+	From          uint64
+	Until         uint64
+	Epoch         uint32
+	Removed       uint32
+	Ids           uint32
+	Labels        uint32
+	Edits         uint64
+	ListenedUntil uint64
+	Leases        [8]uint64
 }
 
 type AbiColdParams struct {
@@ -75,6 +78,35 @@ type AbiCounters struct {
 	MarkedPackets       uint64
 	ContendedPackets    uint64
 }
+
+type AbiEvent struct {
+	_        structs.HostLayout
+	Time     uint64
+	Level    uint64
+	Capacity uint64
+	LeftOut  uint64
+	Limit    uint32
+	Key      AbiKey
+	Kind     uint16
+	Fate     uint16
+}
+
+type AbiEventKind uint32
+
+const (
+	AbiEventKindEVENT_OVERFLOW  AbiEventKind = 1
+	AbiEventKindEVENT_PENALTY   AbiEventKind = 2
+	AbiEventKindEVENT_GUARANTEE AbiEventKind = 3
+)
+
+type AbiFate uint32
+
+const (
+	AbiFateFATE_DROPPED AbiFate = 0
+	AbiFateFATE_MARKED  AbiFate = 1
+	AbiFateFATE_DELAYED AbiFate = 2
+	AbiFateFATE_PASSED  AbiFate = 3
+)
 
 type AbiHook struct {
 	_             structs.HostLayout
@@ -150,11 +182,29 @@ const (
 	AbiLayoutNO_LENGTH      AbiLayout = 255
 	AbiLayoutRULE_MAPS      AbiLayout = 8
 	AbiLayoutLABEL_BYTES    AbiLayout = 40
+	AbiLayoutLISTENERS      AbiLayout = 8
+	AbiLayoutEPISODE_LINES  AbiLayout = 1024
+	AbiLayoutLINE_EPISODES  AbiLayout = 4
 )
 
 type AbiLine struct {
 	_    structs.HostLayout
 	Slot [4]AbiBucket
+}
+
+type AbiListener struct {
+	_        structs.HostLayout
+	Kinds    uint32
+	Most     uint32
+	Tick     uint32
+	Told     uint32
+	LeftOut  uint64
+	Room     [5]uint64
+	Episodes [4096]struct {
+		_    structs.HostLayout
+		Tag  uint64
+		Last uint64
+	}
 }
 
 type AbiParams struct {

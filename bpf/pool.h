@@ -210,11 +210,13 @@ struct climb {
 	__u8 level;
 	__u8 guaranteed; /* the level, or NOT_GUARANTEED */
 	__u32 marks;	 /* a bit for each level that marks the packet, */
-	__u32 lights;	 /* and for each whose sharer is light */
+	__u32 lights;  /* and for each whose sharer is light */
+	__u32 at;	 /* the rule or pool that had too little room; of several that mark or delay the packet the last */
 	__u8 delayed;	 /* the longest is the queue of a pool */
 	__u8 answer;	 /* of this level: enum climb_answer */
 	__u8 load;	 /* of the last sharer, see judge */
-	__u8 room[1];	 /* no padding: the verifier refuses arguments with unwritten bytes */
+	__u8 kept;	 /* the fair clocks are those of now */
+	__u32 late;	 /* a fair clock must be advanced first; no padding: the verifier refuses arguments with unwritten bytes */
 };
 
 #define NOT_GUARANTEED (MAX_DEPTH + 1)
@@ -326,8 +328,10 @@ __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct
 	count_extra(at.rule, p->wire.packets);
 	if (marks)
 		counters->marked_packets += p->wire.packets;
-	if (wait || marks)
+	if (wait || marks) {
 		count(&counters->passed_excess_packets, &counters->passed_excess_bytes, &p->wire);
+		c->at = c->id;
+	}
 	if (c->guaranteed <= c->level && at.params->flags & RULE_GUARANTEE)
 		charge_pool_guarantee(p, at.rule->cold[at.version.index & 1].guarantee);
 	return 0;

@@ -7,6 +7,7 @@
  * of its rule, so the fast path keeps no state for them.
  */
 #include <linux/pkt_cls.h>
+#include "events.h"
 #include "pool_fast.h"
 #include "prefix.h"
 #include "shadow.h"
@@ -14,11 +15,6 @@
 /* TCX_NEXT under tcx: later programs and filters still see the packet. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
-
-static __always_inline __u64 time_ns(struct __sk_buff *skb)
-{
-	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
-}
 
 /* Whether a packet passes by the verdict of its rule. */
 static __always_inline bool passes(enum verdict verdict, __u32 flags)
@@ -30,8 +26,9 @@ static __always_inline bool passes(enum verdict verdict, __u32 flags)
 	return verdict != VERDICT_REFUSED;
 }
 
+/* For an excess packet, at is the rule or pool that had too little room, and id the rule. */
 static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags,
-			       const struct size *wire, enum verdict verdict)
+			       const struct size *wire, enum verdict verdict, __u32 id, __u32 at)
 {
 	struct counters *c = counters_of(rule);
 	__u32 ifb;
@@ -44,10 +41,15 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		c->contended_packets += wire->packets;
 	if (!passes(verdict, flags)) {
 		count(&c->dropped_packets, &c->dropped_bytes, wire);
+		if (is_heard())
+			tell(skb, ip, id, at, verdict);
 		return DROP;
 	}
-	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
+	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY) {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, wire);
+		if (is_heard())
+			tell(skb, ip, id, at, verdict);
+	}
 	if (verdict == VERDICT_MARK)
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
@@ -154,8 +156,6 @@ struct climber {
 	struct climb c;
 	struct __sk_buff *skb;
 	const struct packet *p;
-	__u32 kept; /* the fair clocks are those of now */
-	__u32 late; /* a fair clock must be advanced first */
 };
 
 /* Tests the next pool of a packet's rule, up to one that refuses the packet or guarantees it. */
@@ -171,8 +171,8 @@ static long test_next(__u64 i, struct climber *by)
 	if (!(c->answer & CLIMB_SHARES))
 		c->load = HEAVY;
 	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
-		if (!by->kept && is_late(c->id, by->p->phase, by->p->now)) {
-			by->late = true;
+		if (!by->c.kept && is_late(c->id, by->p->phase, by->p->now)) {
+			by->c.late = true;
 			return 1;
 		}
 		share = test_share(by->skb, by->p, c);
@@ -207,7 +207,7 @@ enum attempt {
 /* Applies any rule to any packet. Returns LATE if a fair clock must be advanced first. */
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt)
 {
-	struct climber by = { .skb = skb, .p = p, .kept = attempt & ATTEMPT_KEPT, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
+	struct climber by = { .skb = skb, .p = p, .c.kept = !!(attempt & ATTEMPT_KEPT), .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
 	enum share_verdict share;
@@ -227,9 +227,9 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 	if (HOOK(pools))
 		pools = flags & (RULE_SHARES | RULE_WITHIN | RULE_GUARANTEE);
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
-	by.c.id = by.c.member = id;
+	by.c.id = by.c.member = by.c.at = id;
 	if (pools & RULE_SHARES) {
-		if (!by.kept && is_late(id, p->phase, p->now))
+		if (!by.c.kept && is_late(id, p->phase, p->now))
 			return LATE;
 		share = test_share(skb, p, &by.c);
 		if (share == BEYOND_MARK && flags & RULE_ECN && ecn_of(skb, p->ip))
@@ -244,16 +244,19 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		by.c.guaranteed = 0;
 	else if (pools & RULE_WITHIN)
 		bpf_loop(MAX_DEPTH, test_next, &by, 0);
-	if (by.late)
+	if (by.c.late)
 		return LATE;
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
+		by.c.at = by.c.id;
 		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id)) {
 			count_refused(p, by.c.id);
 			if (HOOK(shadows))
 				apply_pool_shadow(skb, p, by.c.id);
-		} else if (flags & RULE_PENALTY)
+		} else if (flags & RULE_PENALTY) {
 			verdict = charge_slow(skb, p);
+			by.c.at = id;
+		}
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
@@ -280,7 +283,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 	if (by.c.marks && verdict != VERDICT_CONTENDED)
 		verdict = VERDICT_MARK;
 done:
-	answer = act(skb, p->ip, rule, flags, &p->wire, verdict);
+	answer = act(skb, p->ip, rule, flags, &p->wire, verdict, id, by.c.at);
 	count_extra(rule, p->wire.packets);
 	return answer;
 }
@@ -350,7 +353,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (verdict == VERDICT_PASS && params->flags & RULE_DELAY)
 		verdict = queue_packet(skb, ip, params, &rule->cold[index & 1], now,
 				       units_before(params, wire.bytes, tat - v));
-	return act(skb, ip, rule, params->flags, &wire, verdict);
+	return act(skb, ip, rule, params->flags, &wire, verdict, id, id);
 }
 
 /*
@@ -365,6 +368,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	struct rule *rule = rule_at(&a.id);
 	struct sharer sharer;
 	const struct params *params;
+	struct counters *c;
 	bool guaranteed = false;
 	int verdict;
 
@@ -413,10 +417,14 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	if (guaranteed)
 		ask_guarantee(&a, cold_of(params)->guarantee, true);
 	wire.bytes = a.bytes;
-	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_PASS);
+	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_PASS, 0, 0);
 refused:
 	wire.bytes = a.bytes;
-	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_REFUSED);
+	c = counters_of(rule);
+	count(&c->dropped_packets, &c->dropped_bytes, &wire);
+	if (is_heard())
+		tell(skb, a.ip, a.id, a.member, VERDICT_REFUSED);
+	return DROP;
 }
 
 /* The fast path: a packet that is one packet on the wire, and an existing bucket without contention. */
@@ -477,6 +485,8 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (verdict == VERDICT_EXCESS) {
 		c->dropped_packets++;
 		c->dropped_bytes += skb->len;
+		if (is_heard())
+			tell(skb, READ_ONCE(p.ip), READ_ONCE(p.id), READ_ONCE(p.id), VERDICT_EXCESS);
 		return DROP;
 	}
 fast:

@@ -19,6 +19,8 @@ const (
 	ShapectlMapAffected  = "affected"
 	ShapectlMapKeys      = "keys"
 	ShapectlMapLabels    = "labels"
+	ShapectlMapListeners = "listeners"
+	ShapectlMapRings     = "rings"
 	ShapectlMapRules     = "rules"
 	ShapectlMapRules1    = "rules1"
 	ShapectlMapRules2    = "rules2"
@@ -87,18 +89,20 @@ type ShapectlProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlMapSpecs struct {
-	Affected *ebpf.MapSpec `ebpf:"affected"`
-	Keys     *ebpf.MapSpec `ebpf:"keys"`
-	Labels   *ebpf.MapSpec `ebpf:"labels"`
-	Rules    *ebpf.MapSpec `ebpf:"rules"`
-	Rules1   *ebpf.MapSpec `ebpf:"rules1"`
-	Rules2   *ebpf.MapSpec `ebpf:"rules2"`
-	Rules3   *ebpf.MapSpec `ebpf:"rules3"`
-	Rules4   *ebpf.MapSpec `ebpf:"rules4"`
-	Rules5   *ebpf.MapSpec `ebpf:"rules5"`
-	Rules6   *ebpf.MapSpec `ebpf:"rules6"`
-	Rules7   *ebpf.MapSpec `ebpf:"rules7"`
-	Shares   *ebpf.MapSpec `ebpf:"shares"`
+	Affected  *ebpf.MapSpec `ebpf:"affected"`
+	Keys      *ebpf.MapSpec `ebpf:"keys"`
+	Labels    *ebpf.MapSpec `ebpf:"labels"`
+	Listeners *ebpf.MapSpec `ebpf:"listeners"`
+	Rings     *ebpf.MapSpec `ebpf:"rings"`
+	Rules     *ebpf.MapSpec `ebpf:"rules"`
+	Rules1    *ebpf.MapSpec `ebpf:"rules1"`
+	Rules2    *ebpf.MapSpec `ebpf:"rules2"`
+	Rules3    *ebpf.MapSpec `ebpf:"rules3"`
+	Rules4    *ebpf.MapSpec `ebpf:"rules4"`
+	Rules5    *ebpf.MapSpec `ebpf:"rules5"`
+	Rules6    *ebpf.MapSpec `ebpf:"rules6"`
+	Rules7    *ebpf.MapSpec `ebpf:"rules7"`
+	Shares    *ebpf.MapSpec `ebpf:"shares"`
 }
 
 // ShapectlVariableSpecs contains global variables before they are loaded into the kernel.
@@ -134,18 +138,20 @@ func (o *ShapectlObjects) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlMaps struct {
-	Affected *ebpf.Map `ebpf:"affected"`
-	Keys     *ebpf.Map `ebpf:"keys"`
-	Labels   *ebpf.Map `ebpf:"labels"`
-	Rules    *ebpf.Map `ebpf:"rules"`
-	Rules1   *ebpf.Map `ebpf:"rules1"`
-	Rules2   *ebpf.Map `ebpf:"rules2"`
-	Rules3   *ebpf.Map `ebpf:"rules3"`
-	Rules4   *ebpf.Map `ebpf:"rules4"`
-	Rules5   *ebpf.Map `ebpf:"rules5"`
-	Rules6   *ebpf.Map `ebpf:"rules6"`
-	Rules7   *ebpf.Map `ebpf:"rules7"`
-	Shares   *ebpf.Map `ebpf:"shares"`
+	Affected  *ebpf.Map `ebpf:"affected"`
+	Keys      *ebpf.Map `ebpf:"keys"`
+	Labels    *ebpf.Map `ebpf:"labels"`
+	Listeners *ebpf.Map `ebpf:"listeners"`
+	Rings     *ebpf.Map `ebpf:"rings"`
+	Rules     *ebpf.Map `ebpf:"rules"`
+	Rules1    *ebpf.Map `ebpf:"rules1"`
+	Rules2    *ebpf.Map `ebpf:"rules2"`
+	Rules3    *ebpf.Map `ebpf:"rules3"`
+	Rules4    *ebpf.Map `ebpf:"rules4"`
+	Rules5    *ebpf.Map `ebpf:"rules5"`
+	Rules6    *ebpf.Map `ebpf:"rules6"`
+	Rules7    *ebpf.Map `ebpf:"rules7"`
+	Shares    *ebpf.Map `ebpf:"shares"`
 }
 
 func (m *ShapectlMaps) Close() error {
@@ -153,6 +159,8 @@ func (m *ShapectlMaps) Close() error {
 		m.Affected,
 		m.Keys,
 		m.Labels,
+		m.Listeners,
+		m.Rings,
 		m.Rules,
 		m.Rules1,
 		m.Rules2,

@@ -275,8 +275,8 @@ func (r *rig) state() (all []byte) {
 	slices.Sort(names)
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
-		if m.Type() == ebpf.Hash {
-			continue // labels, which no packet sees
+		if m.Type() == ebpf.Hash || m.Type() == ebpf.ArrayOfMaps {
+			continue // labels, which no packet sees; listeners
 		}
 		if m.Type() == ebpf.LRUHash {
 			var key bpf.AbiAffectedKey

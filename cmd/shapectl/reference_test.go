@@ -280,6 +280,8 @@ func jsonType(of ast.Expr) string {
 		return jsonType(of.X) + " or null"
 	case *ast.ArrayType:
 		return "list of " + jsonType(of.Elt)
+	case *ast.SelectorExpr: // time.Time
+		return "string"
 	case *ast.Ident:
 		switch {
 		case of.Name == "bool":
@@ -299,6 +301,7 @@ var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
 	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
+	"Event": "`events`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }

@@ -172,6 +172,9 @@ func Write(o Options) (*Namespace, error) {
 		}
 		n.collectDevices()
 	}
+	if n.pins.store != nil {
+		n.pins.store.DropListeners()
+	}
 	n.place.collectNamespaces()
 	return n, nil
 }

@@ -235,6 +235,9 @@ func (p *progress) Begins() uint64 {
 	return 0
 }
 
+// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts.
+func (p *progress) Until() uint64 { return atomic.LoadUint64(&p.change.Until) }
+
 // End rules out a later Revert of a change that is not pending.
 func (p *progress) End() { store("say that a change lasts", &p.change.From, uint64(0)) }
 
@@ -337,6 +340,7 @@ func (s *Store) Finish() {
 	c.Removed = c.Epoch // until now, packets have seen another view
 	store("forget a change", &c.Phase, phaseBefore)
 	store("let no change begin", &c.From, Never) // a wait before the next one
+	s.edited()
 }
 
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.

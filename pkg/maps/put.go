@@ -151,6 +151,7 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	}
 	s.expectLengths(steps)
 	defer func() {
+		s.edited()
 		if err != nil {
 			s.trimLengths(s)
 		}
@@ -364,6 +365,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	}
 	s.remove(p, *place-1)
 	s.trimLengths(s)
+	s.edited()
 	return true
 }
 
@@ -392,6 +394,7 @@ func (s *Set) Clear() {
 		s.remove(at.prefix, at.id)
 	}
 	s.data.Clearing = 0
+	s.edited()
 	if s.known != nil {
 		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
 	}

@@ -1,0 +1,331 @@
+package bpf_test
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var allEvents = []maps.EventKind{maps.Overflow, maps.PenaltyStarts, maps.GuaranteeFails}
+
+// listen listens at a virtual time.
+func (r *rig) listen(now uint64, most uint32, kinds ...maps.EventKind) *maps.Listener {
+	r.Helper()
+	r.at(now)
+	l, err := r.set.Listen(most, kinds...)
+	testenv.Must(r, err)
+	r.Cleanup(func() { l.Close() })
+	return l
+}
+
+// heard are the events that a listener was told of since the last call.
+func (r *rig) heard(l *maps.Listener) (all []maps.Event) {
+	r.Helper()
+	for {
+		e, err := l.Next(time.Unix(0, 1)) // of the past: it does not wait
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return all
+		}
+		testenv.Must(r, err)
+		all = append(all, e)
+	}
+}
+
+const ms = uint64(time.Millisecond)
+
+// start is a virtual time that is not close to 0.
+const start = uint64(100 * time.Second)
+
+func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		rule policy.Rule
+		key  string
+		kind maps.EventKind
+		fate maps.Fate
+	}{
+		{"shared bucket", policy.Rule{}, "10.1.0.0/16", maps.Overflow, maps.Dropped},
+		{"each host", policy.Rule{Each: policy.Each{Kind: policy.EachHost}}, "10.1.0.7", maps.Overflow, maps.Dropped},
+		{"each subnet", policy.Rule{Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, "10.1.0.0/24", maps.Overflow, maps.Dropped},
+		{"each flow", policy.Rule{Each: policy.Each{Kind: policy.EachFlow}}, "udp,10.9.9.9:1,10.1.0.7:53", maps.Overflow, maps.Dropped},
+		{"pass", policy.Rule{Excess: policy.Pass}, "10.1.0.0/16", maps.Overflow, maps.Passed},
+		{"framing", policy.Rule{Framing: policy.Framing{Overhead: 24}}, "10.1.0.0/16", maps.Overflow, maps.Dropped},
+		{"penalty", policy.Rule{Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyFill}}, "10.1.0.0/16", maps.PenaltyStarts, maps.Dropped},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, egress())
+			tt.rule.Prefix, tt.rule.Rate, tt.rule.Capacity = prefix("10.1.0.0/16"), 8_000, 1000
+			e := r.put(tt.rule, start)
+			l := r.listen(start, 100, allEvents...)
+			frame := udp(addr("10.9.9.9"), addr("10.1.0.7"), 100)
+			frame[34], frame[35] = 0, 1
+			now := start
+			offer := func(n int) {
+				for range n {
+					send(t, r.program(), frame, meta{now: now})
+					now += ms
+				}
+			}
+			offer(7) // 994 bytes, or with overhead more
+			all := r.heard(l)
+			offer(100)
+			all = append(all, r.heard(l)...)
+			if len(all) != 1 {
+				t.Fatalf("%d events of one episode: %+v", len(all), all)
+			}
+			cause, ok := r.set.Cause(all[0])
+			if !ok || cause.Rule.Prefix != e.Prefix || cause.Key != tt.key || cause.From != addr("10.1.0.7") || cause.Pool != "" ||
+				all[0].Kind != tt.kind || all[0].Fate != tt.fate || all[0].Capacity != 1000 || all[0].Level < 800 || all[0].Level > 1000 {
+				t.Fatalf("told %+v\nof %+v", all[0], cause)
+			}
+			now += 1100 * ms // a second without an excess packet; 1000 bytes have drained
+			r.at(now)
+			testenv.Must(t, l.Renew())
+			offer(100)
+			if all := r.heard(l); len(all) != 1 {
+				t.Fatalf("%d events of the second episode: %+v", len(all), all)
+			}
+		})
+	}
+}
+
+// told are the events with their causes: "pool up dropped 10.1.0.7".
+func (r *rig) told(l *maps.Listener) (all []string) {
+	r.Helper()
+	for _, e := range r.heard(l) {
+		c, ok := r.set.Cause(e)
+		if !ok {
+			r.Fatalf("the cause of %+v is not known", e)
+		}
+		at := c.Rule.Prefix.String()
+		if c.Pool != "" {
+			at = "pool " + c.Pool
+		}
+		all = append(all, fmt.Sprint(kindsOfEvents[e.Kind], " ", at, " ", fates[e.Fate], " ", c.Key))
+	}
+	return all
+}
+
+var (
+	kindsOfEvents = map[maps.EventKind]string{maps.Overflow: "overflow", maps.PenaltyStarts: "penalty", maps.GuaranteeFails: "guarantee"}
+	fates         = map[maps.Fate]string{maps.Dropped: "dropped", maps.Marked: "marked", maps.Delayed: "delayed", maps.Passed: "passed"}
+)
+
+func TestEventsOfPoolsQueuesAndMarks(t *testing.T) {
+	pool := func(r policy.Rule) policy.Rule {
+		r.Pool, r.Prefix, r.Label.Name, r.Rate, r.Capacity = true, policy.PoolKey("up"), "up", 8_000, 2000
+		return r
+	}
+	within := policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: policy.Unlimited, Within: "up"}
+	for _, tt := range []struct {
+		name       string
+		pool, rule policy.Rule
+		ect        bool
+		want       []string // in any order
+	}{
+		{"refused on the fast path", pool(policy.Rule{}), within, false, []string{"overflow pool up dropped 10.1.0.0/16"}},
+		{"refused on the slow path", pool(policy.Rule{}), with(within, func(r *policy.Rule) { r.Framing.Overhead = 4 }), false,
+			[]string{"overflow pool up dropped 10.1.0.0/16"}},
+		{"key of a refused packet", pool(policy.Rule{}), with(within, func(r *policy.Rule) {
+			r.Rate, r.Capacity, r.Each = 80_000_000, 100_000, policy.Each{Kind: policy.EachHost}
+		}), false, []string{"overflow pool up dropped 10.1.0.7"}},
+		{"marked by the pool", pool(policy.Rule{Excess: policy.ECN}), within, true,
+			[]string{"overflow pool up marked 10.1.0.0/16", "overflow pool up dropped 10.1.0.0/16"}},
+		{"delayed by the pool", pool(policy.Rule{Excess: policy.Delay, Queue: 1000}), within, false,
+			[]string{"overflow pool up delayed 10.1.0.0/16", "overflow pool up dropped 10.1.0.0/16"}},
+		{"the rule below a pool", pool(policy.Rule{}), with(within, func(r *policy.Rule) { r.Rate, r.Capacity = 8_000, 1000 }), false,
+			[]string{"overflow 10.1.0.0/16 dropped 10.1.0.0/16"}},
+		{"delayed by the rule", pool(policy.Rule{}), policy.Rule{Prefix: within.Prefix, Rate: 8_000, Capacity: 1000, Excess: policy.Delay, Queue: 1000}, false,
+			[]string{"overflow 10.1.0.0/16 delayed 10.1.0.0/16", "overflow 10.1.0.0/16 dropped 10.1.0.0/16"}},
+		{"marked by the rule", pool(policy.Rule{}), policy.Rule{Prefix: within.Prefix, Rate: 8_000, Capacity: 1000, Excess: policy.ECN}, true,
+			[]string{"overflow 10.1.0.0/16 marked 10.1.0.0/16", "overflow 10.1.0.0/16 dropped 10.1.0.0/16"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newForest(t, 64)
+			f.putIn(tt.pool, start)
+			f.putIn(tt.rule, start)
+			l := f.listen(start, 100, allEvents...)
+			f.at(start + 10*uint64(time.Second)) // by the clock of these tests, a delayed packet is told of when it leaves
+			testenv.Must(t, l.Renew())
+			for range 60 {
+				frame, m := sized(addr("10.1.0.7"), 100, 0, start)
+				if tt.ect {
+					frame[15] |= 2
+				}
+				send(t, f.program(), frame, m)
+			}
+			got := f.told(l)
+			slices.Sort(got)
+			slices.Sort(tt.want)
+			if !slices.Equal(got, tt.want) {
+				t.Fatalf("told %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// with returns a rule with a change.
+func with(r policy.Rule, change func(*policy.Rule)) policy.Rule {
+	change(&r)
+	return r
+}
+
+// Two hosts are guaranteed a rate for one. So the second is refused within its own guarantee.
+func TestGuaranteeThatIsRefusedIsAnEvent(t *testing.T) {
+	f := newForest(t, 64)
+	f.putIn(policy.Rule{Pool: true, Prefix: policy.PoolKey("up"), Label: policy.Label{Name: "up"}, Rate: 80_000, Capacity: 2000}, start)
+	f.putIn(policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: 800_000, Capacity: 100_000, Within: "up", Each: policy.Each{Kind: policy.EachHost},
+		Guarantee: 80_000, Members: 1}, start)
+	l := f.listen(start, 100, allEvents...)
+	offer := func(host string, n int) {
+		for range n {
+			frame, m := sized(addr(host), 1000, 0, start)
+			send(t, f.program(), frame, m)
+		}
+	}
+	offer("10.1.0.7", 50)
+	if got, want := f.told(l), []string{"overflow pool up dropped 10.1.0.7"}; !slices.Equal(got, want) {
+		t.Fatalf("told %q of a host beyond its guarantee, want %q", got, want)
+	}
+	offer("10.1.0.8", 1)
+	if got, want := f.told(l), []string{"guarantee pool up dropped 10.1.0.8"}; !slices.Equal(got, want) {
+		t.Fatalf("told %q of a host within its guarantee, want %q", got, want)
+	}
+}
+
+// flood sends packets of so many hosts, each one beyond its bucket.
+func (r *rig) flood(hosts int, now uint64) {
+	r.Helper()
+	for i := range hosts {
+		frame, m := sized(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 1000, 0, now)
+		send(r, r.program(), frame, m)
+		send(r, r.program(), frame, m)
+	}
+}
+
+func eachHost() policy.Rule {
+	return policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: 8_000, Capacity: 1000, Each: policy.Each{Kind: policy.EachHost}}
+}
+
+func TestEventsBeyondTheMostAreCounted(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 8, Buckets: 1 << 14}, bySource())
+	r.put(eachHost(), start)
+	const most, hosts = 10, 3000
+	few, all := r.listen(start, most, allEvents...), r.listen(start, hosts, allEvents...)
+	ring := 0 // a ring holds some hundred events
+	for i := 0; i < hosts; i += 100 {
+		for host := i; host < i+100; host++ {
+			frame, m := sized(netip.AddrFrom4([4]byte{10, 1, byte(host >> 8), byte(host)}), 1000, 0, start)
+			send(t, r.program(), frame, m)
+			send(t, r.program(), frame, m)
+		}
+		ring += len(r.heard(all))
+	}
+	if ring < hosts*8/10 || ring+int(all.LeftOut()) != hosts { // its memory is for 4096, and some have no place in it
+		t.Errorf("a listener that takes all was told of %d of %d events, and %d were left out", ring, hosts, all.LeftOut())
+	}
+	if told := r.heard(few); len(told) != most || few.LeftOut() != hosts-most {
+		t.Errorf("a listener that takes %d was told of %d, and %d were left out", most, len(told), few.LeftOut())
+	}
+	// In the next tick it is told again, and how many were left out.
+	later := start + 2<<30
+	r.at(later)
+	testenv.Must(t, few.Renew())
+	frame, m := sized(addr("10.1.250.1"), 1000, 0, later)
+	send(t, r.program(), frame, m)
+	send(t, r.program(), frame, m)
+	if told := r.heard(few); len(told) != 1 || told[0].LeftOut != hosts-most {
+		t.Errorf("after that it was told %+v, want one event with %d left out", told, hosts-most)
+	}
+}
+
+// Under a spray, whether a packet begins an episode is not known for all. These are left out, and none is told twice.
+func TestSprayIsToldOnce(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 8, Buckets: 1 << 16}, bySource())
+	r.put(eachHost(), start)
+	l := r.listen(start, 1<<20, allEvents...)
+	told := map[string]int{}
+	const hosts = 8000 // twice the memory of a listener
+	for range 2 {
+		for i := 0; i < hosts; i += 200 {
+			for host := i; host < i+200; host++ {
+				frame, m := sized(netip.AddrFrom4([4]byte{10, 1, byte(host >> 8), byte(host)}), 1000, 0, start)
+				send(t, r.program(), frame, m)
+				send(t, r.program(), frame, m)
+			}
+			for _, line := range r.told(l) {
+				told[line]++
+			}
+		}
+	}
+	for line, n := range told {
+		if n > 1 {
+			t.Errorf("told %d times: %s", n, line)
+		}
+	}
+	if len(told) < 2000 || len(told)+int(l.LeftOut()) < hosts {
+		t.Errorf("%d were told and %d left out, of %d hosts", len(told), l.LeftOut(), hosts)
+	}
+}
+
+func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 8, Buckets: 4096}, bySource())
+	r.put(eachHost(), start)
+	if r.flood(100, start); r.set.IsHeard() {
+		t.Fatal("packets look for listeners though there never was one")
+	}
+	const slots = 8
+	for range slots { // none of these is closed
+		_, err := r.set.Listen(100, allEvents...)
+		testenv.Must(t, err)
+	}
+	if _, err := r.set.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
+		t.Fatalf("a ninth listener: %v", err)
+	}
+	if n := r.set.Listeners(); n != slots {
+		t.Errorf("%d listen, want %d", n, slots)
+	}
+	now := start + uint64(maps.Lease) + ms
+	if r.at(now); !r.set.IsHeard() {
+		t.Fatal("no packet looks for listeners")
+	}
+	if r.flood(1, now); r.set.IsHeard() {
+		t.Error("packets still look for listeners after all leases have ended")
+	}
+	l := r.listen(now, 100, allEvents...)
+	if n := r.set.Listeners(); n != 1 {
+		t.Errorf("%d listen, want 1", n)
+	}
+	r.flood(1, now+uint64(2*time.Second))
+	if told := r.heard(l); len(told) != 1 {
+		t.Errorf("the new listener was told %+v", told)
+	}
+	testenv.Must(t, l.Close())
+	if r.flood(1, now+uint64(2*time.Second)); r.set.IsHeard() {
+		t.Error("packets look for listeners after the last one has ended")
+	}
+}
+
+func TestLostLease(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, bySource())
+	l := r.listen(start, 100, allEvents...)
+	r.at(start + uint64(maps.Lease) + ms)
+	r.set.DropListeners()
+	if err := l.Renew(); !errors.Is(err, maps.ErrLost) {
+		t.Errorf("renewed a slot that was freed: %v", err)
+	}
+	other := r.listen(start+uint64(maps.Lease)+ms, 100, allEvents...)
+	testenv.Must(t, l.Close())
+	if n := r.set.Listeners(); n != 1 {
+		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)
+	}
+	testenv.Must(t, other.Renew())
+}

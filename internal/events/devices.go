@@ -1,0 +1,77 @@
+package events
+
+import (
+	"maps"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/report"
+)
+
+// A device that appears gets rules a moment later, for instance from watch. Only then it is known to be of interest.
+const newFor = 5 * time.Second
+
+// devices are those of the namespace, by index.
+type devices struct {
+	names map[int]string
+	fresh []newcomer // not known to be of interest yet
+}
+
+type newcomer struct {
+	name string
+	at   time.Time
+}
+
+// follow tells of devices that came, went or were renamed. The first time it only takes note of them.
+func (s *session) follow() error {
+	fresh, gone, err := s.arrivals.Take()
+	if err != nil {
+		return err
+	}
+	now := map[int]string{}
+	if s.devices.names == nil || gone {
+		if fresh, err = netinfo.Devices(); err != nil {
+			return err
+		}
+	} else {
+		now = maps.Clone(s.devices.names)
+	}
+	for _, d := range fresh {
+		now[d.Index] = d.Name
+	}
+	was := s.devices.names
+	s.devices.names = now
+	if was == nil {
+		return nil
+	}
+	for index, name := range was {
+		if now[index] != name && s.isOfInterest(name) {
+			s.tell(report.Event{Kind: report.DeviceGone, Device: name, Sentence: "device " + name + " is gone"})
+		}
+	}
+	for index, name := range now {
+		if was[index] != name {
+			s.devices.fresh = append(s.devices.fresh, newcomer{name, time.Now()})
+		}
+	}
+	s.newcomers()
+	return nil
+}
+
+func (s *session) isOfInterest(device string) bool {
+	return s.rules.had[device] || s.Names != nil && s.Names(device)
+}
+
+// newcomers tells of devices that came and are of interest.
+func (s *session) newcomers() {
+	var wait []newcomer
+	for _, d := range s.devices.fresh {
+		switch {
+		case s.isOfInterest(d.name):
+			s.tell(report.Event{Kind: report.DeviceAppeared, Time: d.at, Device: d.name, Sentence: "device " + d.name + " appeared"})
+		case time.Since(d.at) < newFor:
+			wait = append(wait, d)
+		}
+	}
+	s.devices.fresh = wait
+}

@@ -1,0 +1,347 @@
+// Package events tells what happens in a network namespace, as it happens: buckets that overflow, penalties, guarantees
+// that are refused, changes of rules, and devices that come and go. Packets pay nothing while nobody listens.
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+const (
+	// DefaultMost is how many events of packets are told in a second.
+	DefaultMost = 100
+
+	lookEvery  = 100 * time.Millisecond // at changes and rules
+	renewEvery = time.Second            // the lease, see maps.Lease
+	leftAfter  = time.Second            // events that were left out are told of without another event
+	patience   = 50 * time.Millisecond  // with a command at work: the lease must be renewed meanwhile
+)
+
+// Options say what to listen to.
+type Options struct {
+	Loader loader.Options
+	// Kinds are kinds of report.EventKinds; nil for all.
+	Kinds []string
+	// Most is how many events of packets are told in a second; DefaultMost if 0.
+	Most uint32
+	// Names reports whether a policy names a device. It may be nil. Devices that have rules, or had, are told of anyway.
+	Names func(device string) bool
+	// OnProblem is called for what keeps events from being told for a while. It may be nil.
+	OnProblem func(error)
+}
+
+// Listen calls on for each event in the network namespace of the calling thread, until ctx is done. It calls ready, which
+// may be nil, when it listens. It goes on when rules are flushed, the maps grow, or another build of the same layout takes over.
+// The error wraps fs.ErrPermission without the capabilities to listen.
+func Listen(ctx context.Context, o Options, ready func(), on func(report.Event)) error {
+	if o.Most == 0 {
+		o.Most = DefaultMost
+	}
+	if o.OnProblem == nil {
+		o.OnProblem = func(error) {}
+	}
+	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event)}
+	defer s.close()
+	if err := s.begin(); err != nil {
+		return err
+	}
+	if ready != nil {
+		ready()
+	}
+	look, renew := time.NewTicker(lookEvery), time.NewTicker(renewEvery)
+	defer look.Stop()
+	defer renew.Stop()
+	for {
+		var err error
+		select {
+		case <-ctx.Done():
+			return s.look() // what happened last
+		case e := <-s.packets:
+			err = s.packet(e)
+		case <-s.arrivals.More():
+			err = s.follow()
+		case <-look.C:
+			if err = s.followMaps(); err == nil {
+				err = s.look()
+			}
+		case <-renew.C:
+			err = s.renew()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// A session is one call of Listen.
+type session struct {
+	Options
+	on       func(report.Event)
+	arrivals *netinfo.Arrivals
+	devices  devices
+
+	store      *maps.Store // nil where there are no rules, or those of another layout
+	generation loader.Generation
+	problem    string // that OnProblem was last called with
+	listener   *maps.Listener
+	stop       chan struct{} // ends the reader of listener
+	packets    chan maps.Event
+	leftOut    uint64    // of the listener, as far as told
+	leftSince  time.Time // when more were left out than told; zero for none
+
+	change change
+	rules  rules
+}
+
+// begin takes what there is as known.
+func (s *session) begin() error {
+	err := s.open(loader.Generation{}) // which refuses callers without the capabilities
+	if errors.Is(err, maps.ErrOtherLayout) {
+		s.generation, _ = loader.CurrentGeneration(s.Loader)
+		err = s.report(err)
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.follow(); err != nil {
+		return err
+	}
+	s.Loader.Patience = patience
+	if s.store != nil {
+		s.change.look(s.store, func(report.Event) {})
+	}
+	return s.lookAtRules()
+}
+
+// open opens the maps of a generation, and listens to it.
+func (s *session) open(generation loader.Generation) error {
+	store, opened, err := loader.Listen(s.Loader)
+	if err != nil {
+		if errors.Is(err, maps.ErrOtherLayout) {
+			s.closeStore()
+			s.generation = generation // there is nothing more to learn from it
+		}
+		return err
+	}
+	if store != nil && s.listener != nil && s.listener.Moves(store) {
+		s.store.Close()
+		s.store, s.generation = store, opened
+		return nil
+	}
+	s.closeStore()
+	s.store, s.generation = store, opened
+	if store == nil {
+		s.generation = generation
+		return nil
+	}
+	return s.listen()
+}
+
+// listen lets packets tell of the kinds that are asked for.
+func (s *session) listen() (err error) {
+	var kinds []maps.EventKind
+	for kind, name := range kindNames {
+		if s.wants(name) {
+			kinds = append(kinds, kind)
+		}
+	}
+	if kinds == nil {
+		return nil
+	}
+	if s.listener, err = s.store.Listen(s.Most, kinds...); err != nil {
+		return err
+	}
+	s.leftOut, s.leftSince, s.stop = 0, time.Time{}, make(chan struct{})
+	go func(l *maps.Listener, stop chan struct{}) {
+		for {
+			e, err := l.Next(time.Time{})
+			if errors.Is(err, os.ErrClosed) {
+				return
+			}
+			if err != nil {
+				time.Sleep(lookEvery)
+				continue
+			}
+			select {
+			case s.packets <- e:
+			case <-stop:
+				return
+			}
+		}
+	}(s.listener, s.stop)
+	return nil
+}
+
+func (s *session) closeListener() {
+	if s.listener != nil {
+		close(s.stop)
+		s.listener.Close()
+		s.listener = nil
+	}
+}
+
+func (s *session) closeStore() {
+	s.closeListener()
+	if s.store != nil {
+		s.store.Close()
+		s.store = nil
+	}
+}
+
+func (s *session) close() {
+	s.closeStore()
+	s.arrivals.Close()
+}
+
+// report calls OnProblem for errors that may pass, and returns others.
+func (s *session) report(err error) error {
+	if err == nil {
+		return nil
+	}
+	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrListeners)
+	if !passes {
+		return err
+	}
+	if text := err.Error(); text != s.problem {
+		s.problem = text
+		s.OnProblem(err)
+	}
+	return nil
+}
+
+// followMaps goes on with other maps, if there are others.
+func (s *session) followMaps() error {
+	generation, err := loader.CurrentGeneration(s.Loader)
+	if err == nil && generation != s.generation {
+		err = s.open(generation)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil // another command is at work: soon
+	}
+	return s.report(err)
+}
+
+// renew goes on listening.
+func (s *session) renew() (err error) {
+	switch {
+	case s.listener != nil:
+		if err = s.listener.Renew(); errors.Is(err, maps.ErrLost) { // the process was stopped for a while
+			s.closeListener()
+			err = s.listen()
+		}
+	case s.store != nil:
+		err = s.listen() // there was no room for another listener
+	}
+	s.tellLeftOut()
+	return s.report(err)
+}
+
+// tellLeftOut tells of events that were left out, if no other event does.
+func (s *session) tellLeftOut() {
+	if s.listener == nil {
+		return
+	}
+	all := s.listener.LeftOut()
+	switch {
+	case all == s.leftOut:
+		s.leftSince = time.Time{}
+	case s.leftSince.IsZero():
+		s.leftSince = time.Now()
+	case time.Since(s.leftSince) >= leftAfter:
+		n := all - s.leftOut
+		s.leftOut, s.leftSince = all, time.Time{}
+		s.tell(report.Event{Kind: report.LeftOut, LeftOut: n, Sentence: fmt.Sprintf("%s of packets left out", plain.Count(n, "event"))})
+	}
+}
+
+func (s *session) wants(kind string) bool { return s.Kinds == nil || slices.Contains(s.Kinds, kind) }
+
+// tell tells of an event, at once if it has no time yet.
+func (s *session) tell(e report.Event) {
+	if !s.wants(e.Kind) {
+		return
+	}
+	if e.Time.IsZero() {
+		e.Time = time.Now()
+	}
+	s.on(e)
+}
+
+// wallClock converts a time of maps.Now.
+func wallClock(at uint64) time.Time { return time.Now().Add(time.Duration(at - maps.Now())) }
+
+var (
+	kindNames = map[maps.EventKind]string{
+		maps.Overflow: report.Overflow, maps.PenaltyStarts: report.PenaltyStarts, maps.GuaranteeFails: report.GuaranteeFails,
+	}
+	fateNames = map[maps.Fate]string{maps.Dropped: "dropped", maps.Marked: "marked", maps.Delayed: "delayed", maps.Passed: "passed"}
+)
+
+// packet tells of an event of a packet.
+func (s *session) packet(e maps.Event) error {
+	if s.store == nil {
+		return nil
+	}
+	cause, ok := s.store.Cause(e)
+	if !ok { // the maps have just grown
+		if err := s.followMaps(); err != nil || s.store == nil {
+			return err
+		}
+		if cause, ok = s.store.Cause(e); !ok {
+			return nil
+		}
+	}
+	out := report.Event{
+		Time: wallClock(e.At), Kind: kindNames[e.Kind], Excess: fateNames[e.Fate], Key: cause.Key, Address: cause.From.String(),
+		Pool: cause.Pool, LevelBytes: &e.Level, CapacityBytes: &e.Capacity, Name: cause.Rule.Label.Name,
+		Device: s.nameOf(cause.Set), Direction: cause.Set.Direction().String(), LeftOut: e.LeftOut - min(e.LeftOut, s.leftOut),
+	}
+	if cause.Rule.Prefix.IsValid() {
+		out.Network = cause.Rule.Prefix.String()
+	}
+	s.leftOut = max(s.leftOut, e.LeftOut)
+	out.DescribePacket()
+	s.tell(out)
+	return nil
+}
+
+// nameOf is the name of the device of a set, as it is now if it is here.
+func (s *session) nameOf(set *maps.Set) string {
+	if name, here := s.devices.names[set.Ifindex()]; here {
+		return name
+	}
+	return set.Device()
+}
+
+// look compares changes and rules with what they were.
+func (s *session) look() error {
+	if s.store != nil {
+		s.change.look(s.store, s.tell)
+	} else {
+		s.change = change{}
+	}
+	err := s.lookAtRules()
+	s.newcomers()
+	return err
+}
+
+// directionOf is "" for pools.
+func directionOf(set *maps.Set) string {
+	if set.IsPools() {
+		return ""
+	}
+	return set.Direction().String()
+}

@@ -1,0 +1,243 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+// To read rules takes at most 1 / rest of the time, however often they change.
+const rest = 20
+
+// manyRules is the number of rules of a namespace beyond which only their number is told.
+const manyRules = 1 << 17
+
+// rules are those in force, as they were when they were last read.
+type rules struct {
+	seed  maphash.Seed
+	of    map[hook]*digest // nil if they were not read yet
+	had   map[string]bool  // devices that have rules, or had
+	stamp stamp            // when they were read
+	next  time.Time        // not before
+}
+
+// A hook is the rules of a direction of a device. Without a device it is the pools.
+type hook struct {
+	ifindex   int
+	direction string
+}
+
+// A digest is the rules of a hook.
+type digest struct {
+	device  string
+	rules   map[netip.Prefix]uint64 // a hash of each; nil if there are too many
+	sum     uint64                  // of all hashes
+	n       int
+	waiting map[netip.Prefix]bool // whose guarantee waits for room
+	names   map[netip.Prefix]string
+}
+
+// A stamp is another one after any change of rules.
+type stamp struct {
+	edits        uint64
+	state        maps.ChangeState
+	began, until uint64
+}
+
+func stampOf(store *maps.Store) stamp {
+	state, _ := store.Change()
+	return stamp{store.Edits(), state, store.Begins(), store.Until()}
+}
+
+// lookAtRules reads the rules again if they may have changed, and tells how.
+func (s *session) lookAtRules() error {
+	r := &s.rules
+	if r.had == nil {
+		r.seed, r.had = maphash.MakeSeed(), map[string]bool{}
+	}
+	now := map[hook]*digest{}
+	begun := time.Now()
+	if s.store != nil {
+		at := stampOf(s.store)
+		if r.of != nil && at == r.stamp || begun.Before(r.next) {
+			return nil
+		}
+		err := loader.Look(s.Loader, func(store *maps.Store) error {
+			r.read(store, s.nameOf, now)
+			return nil
+		})
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, maps.ErrOtherLayout) {
+			return nil // later
+		}
+		if err != nil {
+			return err
+		}
+		r.stamp = at
+		r.next = time.Now().Add(min(rest*time.Since(begun), 10*time.Second))
+	} else if r.stamp = (stamp{}); len(r.of) == 0 && r.of != nil {
+		return nil
+	}
+	was := r.of
+	r.of = now
+	if was == nil {
+		return nil
+	}
+	for at, d := range now {
+		s.compare(at, was[at], d)
+	}
+	for at, d := range was {
+		if now[at] == nil {
+			s.compare(at, d, nil)
+		}
+	}
+	return nil
+}
+
+// read reads all rules of a store, which may be nil.
+func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest) {
+	if store == nil {
+		return
+	}
+	var sets []*digest
+	total := 0
+	for set, rule := range store.EveryRule() {
+		number := int(set.Number())
+		for len(sets) <= number {
+			sets = append(sets, nil)
+		}
+		d := sets[number]
+		if d == nil {
+			d = &digest{rules: map[netip.Prefix]uint64{}, names: map[netip.Prefix]string{}}
+			at := hook{set.Ifindex(), directionOf(set)}
+			if set.IsPools() {
+				at.ifindex = 0
+			} else {
+				d.device = nameOf(set)
+				r.had[d.device] = true
+			}
+			sets[number], into[at] = d, d
+		}
+		hash := maphash.Comparable(r.seed, rule)
+		d.n++
+		d.sum += hash
+		if total++; total <= manyRules {
+			d.rules[rule.Prefix] = hash
+			if rule.Label.Name != "" {
+				d.names[rule.Prefix] = rule.Label.Name
+			}
+		}
+		if _, waits := rule.WaitingGuarantee(); waits {
+			if d.waiting == nil {
+				d.waiting = map[netip.Prefix]bool{}
+			}
+			d.waiting[rule.Prefix] = true
+		}
+	}
+	if total > manyRules {
+		for _, d := range into {
+			d.rules, d.names = nil, nil
+		}
+	}
+}
+
+// compare tells how the rules of a hook have changed. Either may be nil.
+func (s *session) compare(at hook, was, now *digest) {
+	if was == nil {
+		was = &digest{device: now.device, rules: map[netip.Prefix]uint64{}}
+	}
+	if now == nil {
+		now = &digest{device: was.device, rules: map[netip.Prefix]uint64{}}
+	}
+	for prefix := range now.waiting {
+		if !was.waiting[prefix] {
+			s.tell(now.event(at, report.GuaranteeFails, "the pool above has no room for its guarantee, which waits", prefix))
+		}
+	}
+	if was.n == now.n && was.sum == now.sum {
+		return
+	}
+	if was.n > 0 && was.rules == nil || now.n > 0 && now.rules == nil {
+		s.tell(now.event(at, report.RulesChanged, fmt.Sprintf("%d rules are in force, after %d", now.n, was.n)))
+		return
+	}
+	var d maps.Difference
+	var which []netip.Prefix
+	named := now
+	for prefix, hash := range now.rules {
+		switch before, had := was.rules[prefix]; {
+		case !had:
+			d.Added++
+		case before != hash:
+			d.Changed++
+		default:
+			continue
+		}
+		which = append(which, prefix)
+	}
+	for prefix := range was.rules {
+		if _, has := now.rules[prefix]; !has {
+			d.Removed++
+			named, which = was, append(which, prefix)
+		}
+	}
+	if len(which) > 1 {
+		which = nil
+	}
+	s.tell(named.event(at, report.RulesChanged, changed(d, at.ifindex == 0), which...))
+}
+
+// event is about one rule of the hook, or about several.
+func (d *digest) event(at hook, kind, says string, which ...netip.Prefix) report.Event {
+	e := report.Event{Kind: kind, Device: d.device, Direction: at.direction}
+	subject := ""
+	for _, prefix := range which {
+		e.Name = d.names[prefix]
+		if at.ifindex == 0 {
+			e.Pool = e.Name
+			subject = fmt.Sprintf("pool %q", e.Name)
+		} else {
+			e.Network = prefix.String()
+		}
+	}
+	if subject == "" {
+		subject = e.Rule()
+	}
+	if subject == "" {
+		subject = "pools"
+	}
+	e.Sentence = subject + ": " + says
+	return e
+}
+
+// changed says how many rules or pools were added, removed and changed: "1 rule added, 2 removed".
+func changed(d maps.Difference, pools bool) string {
+	thing := "rule"
+	if pools {
+		thing = "pool"
+	}
+	var parts []string
+	for _, part := range []struct {
+		n    int
+		verb string
+	}{{d.Added, "added"}, {d.Removed, "removed"}, {d.Changed, "changed"}} {
+		switch {
+		case part.n == 0:
+		case len(parts) > 0:
+			parts = append(parts, fmt.Sprint(part.n, " ", part.verb))
+		case part.n == 1:
+			parts = append(parts, fmt.Sprintf("1 %s %s", thing, part.verb))
+		default:
+			parts = append(parts, fmt.Sprintf("%d %ss %s", part.n, thing, part.verb))
+		}
+	}
+	return strings.Join(parts, ", ")
+}

@@ -1,0 +1,121 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/plain"
+)
+
+// Kinds of events.
+const (
+	Overflow        = "overflow"
+	PenaltyStarts   = "penalty"
+	GuaranteeFails  = "guarantee"
+	ChangeBegun     = "change-begun"
+	ChangeConfirmed = "change-confirmed"
+	ChangeReverted  = "change-reverted"
+	ChangeExpired   = "change-expired"
+	DeviceAppeared  = "device-appeared"
+	DeviceGone      = "device-gone"
+	RulesChanged    = "rules-changed"
+	LeftOut         = "left-out"
+)
+
+// EventKinds are all kinds of events.
+var EventKinds = []string{
+	Overflow, PenaltyStarts, GuaranteeFails, ChangeBegun, ChangeConfirmed, ChangeReverted, ChangeExpired,
+	DeviceAppeared, DeviceGone, RulesChanged, LeftOut,
+}
+
+// KindsOf are the kinds that a name stands for: itself, or all whose name begins with it ("change", "device", "rules").
+func KindsOf(name string) (kinds []string, err error) {
+	for _, kind := range EventKinds {
+		if kind == name || strings.HasPrefix(kind, name+"-") {
+			kinds = append(kinds, kind)
+		}
+	}
+	if kinds == nil {
+		return nil, fmt.Errorf("there is no kind of event %.50q; use %s, or the part before the hyphen", name, strings.Join(EventKinds, ", "))
+	}
+	return kinds, nil
+}
+
+// An Event is a moment that operators want to know of.
+type Event struct {
+	Time          time.Time `json:"time"`
+	Kind          string    `json:"kind"`
+	Device        string    `json:"device"`
+	Direction     string    `json:"direction"`
+	Network       string    `json:"network"`
+	Name          string    `json:"name"`
+	Key           string    `json:"key"`
+	Address       string    `json:"address"`
+	Pool          string    `json:"pool"`
+	Excess        string    `json:"excess"`
+	LevelBytes    *uint64   `json:"level_bytes"`
+	CapacityBytes *uint64   `json:"capacity_bytes"`
+	LeftOut       uint64    `json:"left_out"`
+	Sentence      string    `json:"sentence"`
+}
+
+// Rule names the rule of an event, or its device.
+func (e *Event) Rule() string {
+	return strings.Join(slices.DeleteFunc([]string{e.Device, e.Direction, e.Network}, func(s string) bool { return s == "" }), " ")
+}
+
+// whose says whose bucket it is.
+func (e *Event) whose() string {
+	if e.Key == "" || e.Key == e.Network {
+		return ""
+	}
+	return " of " + e.Key
+}
+
+func (e *Event) filled() string {
+	if e.LevelBytes == nil || e.CapacityBytes == nil {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of %s)", bytesText(*e.LevelBytes), bytesText(*e.CapacityBytes))
+}
+
+var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by ECN", "delayed": "queued", "passed": "passed and counted"}
+
+// DescribePacket sets the sentence of an event that a packet caused.
+func (e *Event) DescribePacket() {
+	pool := fmt.Sprintf("pool %q", e.Pool)
+	switch {
+	case e.Kind == GuaranteeFails:
+		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s, which is within its guarantee; more have one than there is room for", e.Rule(), pool, e.Key)
+	case e.Kind == PenaltyStarts:
+		e.Sentence = fmt.Sprintf("%s: a penalty starts for the bucket%s%s", e.Rule(), e.whose(), e.filled())
+	case e.Pool != "" && e.Excess == "dropped":
+		e.Sentence = fmt.Sprintf("%s: %s%s begins to refuse packets, first of %s", e.Rule(), pool, e.filled(), e.Address)
+	case e.Pool != "":
+		e.Sentence = fmt.Sprintf("%s: %s%s is over its burst; packets are %s, first of %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
+	case e.Excess == "delayed" || e.Excess == "marked":
+		e.Sentence = fmt.Sprintf("%s: the bucket%s is over its burst%s; packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
+	default:
+		e.Sentence = fmt.Sprintf("%s: the bucket%s is full%s; excess packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
+	}
+}
+
+// Line is an event for people: the time of day, the kind and the sentence.
+func (e *Event) Line() string {
+	line := fmt.Sprintf("%s %s: %s", e.Time.Local().Format("15:04:05.000"), e.Kind, plain.Line(e.Sentence))
+	if e.LeftOut > 0 && e.Kind != LeftOut {
+		line += fmt.Sprintf(" (%d events before it were left out)", e.LeftOut)
+	}
+	return line
+}
+
+// JSONLine is an event as one line.
+func (e *Event) JSONLine(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(e)
+}

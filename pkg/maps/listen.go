@@ -1,0 +1,321 @@
+package maps
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"iter"
+	"net/netip"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrListeners means that as many processes listen to events as can.
+var ErrListeners = errors.New("too many processes listen to events")
+
+// ErrLost means that a listener did not renew its lease in time, so its slot was freed.
+var ErrLost = errors.New("the listener's lease has ended")
+
+// Lease is how long a listener is told of events without Renew. A listener that was killed costs nothing after it.
+const Lease = 3 * time.Second
+
+// EventKind is what an event means.
+type EventKind uint16
+
+// Kinds of events that packets cause.
+const (
+	Overflow       = EventKind(bpf.AbiEventKindEVENT_OVERFLOW)  // a bucket begins to have excess packets
+	PenaltyStarts  = EventKind(bpf.AbiEventKindEVENT_PENALTY)   // and its rule has a penalty
+	GuaranteeFails = EventKind(bpf.AbiEventKindEVENT_GUARANTEE) // a pool refuses a packet within the guarantee of its key
+)
+
+// Fate is what happened to a packet.
+type Fate uint16
+
+// Fates of excess packets.
+const (
+	Dropped = Fate(bpf.AbiFateFATE_DROPPED)
+	Marked  = Fate(bpf.AbiFateFATE_MARKED)
+	Delayed = Fate(bpf.AbiFateFATE_DELAYED)
+	Passed  = Fate(bpf.AbiFateFATE_PASSED)
+)
+
+// An Event is the first excess packet of a bucket after a second without one.
+type Event struct {
+	At       uint64 // ns, see Now
+	Kind     EventKind
+	Fate     Fate
+	Level    uint64 // bytes in the bucket that had too little room
+	Capacity uint64 // its bytes
+	LeftOut  uint64 // events that this listener was not told of, so far
+	Rule     uint32 // id
+	Limit    uint32 // id of the rule or pool with that bucket
+	key      bpf.AbiKey
+}
+
+// A Listener has a slot of the data path, which tells it of events. It uses the memory of its store.
+type Listener struct {
+	memory // its ring and its own state
+	store  *Store
+	slot   uint32
+	lease  uint64 // ns: until when the slot is this listener's
+	ring   *ringbuf.Reader
+	told   []bpf.AbiListener
+}
+
+// listenerMaps are the maps of listeners. The ring comes first, as packets look for the other one first.
+var listenerMaps = []string{bpf.ShapectlMapRings, bpf.ShapectlMapListeners}
+
+// Listen lets packets tell of events: of these kinds, and at most so many in a second. The store must be open for writing.
+// The error may wrap ErrListeners.
+func (s *Store) Listen(most uint32, kinds ...EventKind) (_ *Listener, err error) {
+	s.DropListeners()
+	l := &Listener{store: s, memory: memory{maps: map[string]*ebpf.Map{}}}
+	if !l.claim() {
+		return nil, fmt.Errorf("%w: %d do", ErrListeners, len(s.change.Leases))
+	}
+	defer func() {
+		if err != nil {
+			l.Close()
+		}
+	}()
+	spec, err := bpf.Spec()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range listenerMaps {
+		if l.maps[name], err = ebpf.NewMap(spec.Maps[name].InnerMap); err != nil {
+			return nil, fmt.Errorf("make a map for events: %w", err)
+		}
+	}
+	if l.ring, err = ringbuf.NewReader(l.maps[bpf.ShapectlMapRings]); err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	if err := mapArray(&l.memory, bpf.ShapectlMapListeners, 1, &l.told); err != nil {
+		return nil, err
+	}
+	l.told[0].Most = most
+	for _, kind := range kinds {
+		l.told[0].Kinds |= 1 << kind
+	}
+	for _, name := range listenerMaps {
+		if err := step.Try("listen"); err != nil {
+			return nil, err
+		}
+		if err := s.maps[name].Put(l.slot, l.maps[name]); err != nil {
+			return nil, fmt.Errorf("listen to events: %w", err)
+		}
+	}
+	return l, l.Renew()
+}
+
+// claim takes a free slot.
+func (l *Listener) claim() bool {
+	s := l.store
+	now := s.now()
+	for slot := range s.change.Leases {
+		word := &s.change.Leases[slot]
+		if old := atomic.LoadUint64(word); old < now && atomic.CompareAndSwapUint64(word, old, now+uint64(Lease)) {
+			l.slot, l.lease = uint32(slot), now+uint64(Lease)
+			return true
+		}
+	}
+	return false
+}
+
+// Renew goes on listening. The error wraps ErrLost if that was not done for longer than Lease.
+func (l *Listener) Renew() error {
+	s := l.store
+	until := s.now() + uint64(Lease)
+	if !atomic.CompareAndSwapUint64(&s.change.Leases[l.slot], l.lease, until) {
+		return ErrLost
+	}
+	l.lease = until
+	for {
+		old := atomic.LoadUint64(&s.change.ListenedUntil)
+		if old >= until || atomic.CompareAndSwapUint64(&s.change.ListenedUntil, old, until) {
+			return nil
+		}
+	}
+}
+
+// Next waits for the next event, or until the deadline: the error then wraps os.ErrDeadlineExceeded.
+// After Close it wraps os.ErrClosed.
+func (l *Listener) Next(deadline time.Time) (Event, error) {
+	l.ring.SetDeadline(deadline)
+	record, err := l.ring.Read()
+	if errors.Is(err, ringbuf.ErrClosed) {
+		err = fmt.Errorf("%w: %w", os.ErrClosed, err)
+	}
+	if err != nil {
+		return Event{}, err
+	}
+	if len(record.RawSample) < int(unsafe.Sizeof(bpf.AbiEvent{})) {
+		return Event{}, fmt.Errorf("read events: %w", ErrOtherLayout)
+	}
+	e := *(*bpf.AbiEvent)(unsafe.Pointer(&record.RawSample[0]))
+	return Event{
+		At: e.Time, Kind: EventKind(e.Kind), Fate: Fate(e.Fate), Level: e.Level, Capacity: e.Capacity, LeftOut: e.LeftOut,
+		Rule: e.Key.Id, Limit: e.Limit, key: e.Key,
+	}, nil
+}
+
+// Moves goes on with another store of the namespace, and reports whether packets of its hooks find the listener: whether
+// it shares the maps of listeners.
+func (l *Listener) Moves(to *Store) bool {
+	for _, name := range append(listenerMaps, changeMap) {
+		had, err1 := l.store.maps[name].Info()
+		has, err2 := to.maps[name].Info()
+		if err1 != nil || err2 != nil {
+			return false
+		}
+		was, ok1 := had.ID()
+		is, ok2 := has.ID()
+		if !ok1 || !ok2 || was != is {
+			return false
+		}
+	}
+	l.store = to
+	return true
+}
+
+// LeftOut is how many events this listener was not told of so far.
+func (l *Listener) LeftOut() uint64 { return atomic.LoadUint64(&l.told[0].LeftOut) }
+
+// Close stops listening, and frees the slot.
+func (l *Listener) Close() error {
+	var errs []error
+	if l.Renew() == nil { // else the slot is another's
+		errs = append(errs, l.store.freeListener(l.slot, l.lease))
+	}
+	if l.ring != nil {
+		errs = append(errs, l.ring.Close())
+	}
+	return errors.Join(append(errs, l.memory.close())...)
+}
+
+// freeListener frees a slot that the caller has claimed until lease.
+func (s *Store) freeListener(slot uint32, lease uint64) (err error) {
+	for _, name := range listenerMaps {
+		if e := s.maps[name].Delete(slot); e != nil && !errors.Is(e, ebpf.ErrKeyNotExist) {
+			err = errors.Join(err, fmt.Errorf("stop listening to events: %w", e))
+		}
+	}
+	atomic.CompareAndSwapUint64(&s.change.Leases[slot], lease, 0)
+	old, until := atomic.LoadUint64(&s.change.ListenedUntil), uint64(0)
+	for i := range s.change.Leases {
+		until = max(until, atomic.LoadUint64(&s.change.Leases[i]))
+	}
+	if until < s.now() {
+		until = 0
+	}
+	atomic.CompareAndSwapUint64(&s.change.ListenedUntil, old, until) // if another has renewed its lease, the word is right
+	return err
+}
+
+// DropListeners frees the slots of listeners that were killed.
+func (s *Store) DropListeners() {
+	now := s.now()
+	for slot := range s.change.Leases {
+		word, claim := &s.change.Leases[slot], now+uint64(Lease)
+		if old := atomic.LoadUint64(word); old != 0 && old < now && atomic.CompareAndSwapUint64(word, old, claim) {
+			s.freeListener(uint32(slot), claim) // an error leaves it for the next one
+		}
+	}
+}
+
+// Listeners is how many processes listen.
+func (s *Store) Listeners() (n int) {
+	now := s.now()
+	for slot := range s.change.Leases {
+		if atomic.LoadUint64(&s.change.Leases[slot]) > now {
+			n++
+		}
+	}
+	return n
+}
+
+// IsHeard reports whether excess packets look for listeners.
+func (s *Store) IsHeard() bool { return atomic.LoadUint64(&s.change.ListenedUntil) != 0 }
+
+// Edits is raised by each command that changed rules.
+func (s *Store) Edits() uint64 { return atomic.LoadUint64(&s.change.Edits) }
+
+// edited raises Edits.
+func (s *Store) edited() { atomic.AddUint64(&s.change.Edits, 1) }
+
+// A Cause is what an event is about, in words of the policy.
+type Cause struct {
+	Set  *Set       // of the rule
+	Rule Entry      // without a prefix if the rule has gone since
+	Key  string     // of the bucket, as people read it
+	From netip.Addr // of the packet: the address that rules match
+	Pool string     // that had too little room; "" if that was the rule
+}
+
+// Cause explains an event. ok is false if the store is too old to know its rule.
+func (s *Store) Cause(e Event) (c Cause, ok bool) {
+	if e.Rule >= s.room() || e.Limit >= s.room() || s.rule(e.Rule).View >= uint32(len(s.views)) {
+		return c, false
+	}
+	now := s.phase()
+	c.Rule.ID = e.Rule
+	c.Set = s.View(s.rule(e.Rule).View)
+	v := s.versionIn(e.Rule, now)
+	if e.Limit != e.Rule {
+		c.Pool = s.poolName(e.Limit, now)
+	}
+	flow := Flow{Src: address(e.key.Src, e.key.Family), Dst: address(e.key.Dst, e.key.Family), Proto: e.key.Proto,
+		SrcPort: networkPort(e.key.Sport), DstPort: networkPort(e.key.Dport)}
+	if v.Flags&ruleFlow == 0 {
+		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
+	}
+	far := flow.Far(c.Set.Side())
+	for bits := far.BitLen(); bits >= 0; bits-- {
+		p, _ := far.Prefix(bits)
+		if place := c.Set.findPrefix(p); place != nil && *place-1 == e.Rule {
+			c.Rule.Prefix = p
+			break
+		}
+	}
+	c.Rule.Each = policy.Each{Kind: policy.EachKind(choice(eachFlags, v.Flags)), Bits: uint8(v.EachBits)}
+	if v.Flags&ruleLabel != 0 {
+		c.Rule.Label = s.labels.read(e.Rule, v.index)
+	}
+	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
+		c.Key = KeyName(c.Rule, c.Set.Side(), flow)
+	}
+	return c, true
+}
+
+// EveryRule are the rules in force of all sets, in no order. It reads the tables once.
+func (s *Store) EveryRule() iter.Seq2[*Set, policy.Rule] {
+	now := s.phase()
+	return func(yield func(*Set, policy.Rule) bool) {
+		s.names = map[uint32]string{}
+		defer func() { s.names = nil }()
+		var list []found
+		for f := range s.everyPrefix(nil) {
+			list = append(list, f)
+		}
+		slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) }) // see byID
+		for _, f := range list {
+			if v := s.versionIn(f.id, now); present(v) {
+				set := s.View(f.view)
+				if !yield(set, s.entry(f.id, set.prefix(f.key), v, now).Rule) {
+					return
+				}
+			}
+		}
+	}
+}
