@@ -39,8 +39,14 @@ type judgement struct {
 	at     time.Time
 }
 
+// Read is Read for a process that reads the namespace again and again.
+func (k *Kept) Read(o Options) (*Namespace, error) { return read(o, k) }
+
 // Close closes what was kept.
 func (k *Kept) Close() {
+	if k == nil {
+		return
+	}
 	if k.store != nil {
 		k.store.Close()
 	}
@@ -66,7 +72,7 @@ func (k *Kept) take(generation string) (*maps.Store, error) {
 
 // put keeps the maps of a generation, unless they are a copy.
 func (k *Kept) put(generation string, store *maps.Store) (err error) {
-	if store.IsCopy() {
+	if k == nil || store.IsCopy() {
 		return nil
 	}
 	if k.generation, err = identify(generation); err != nil {
@@ -87,17 +93,18 @@ func identify(generation string) (is unix.Stat_t, err error) {
 
 // judge finds the state of a hook, and its device.
 func (k *Kept) judge(h *Hook) error {
+	if k == nil {
+		return h.judge()
+	}
 	id := hookID{h.Set.Number(), h.Set.Ifindex(), h.Was, h.Direction}
-	if k != nil {
-		if was, ok := k.judged[id]; ok {
-			h.State, h.Mode, h.Device = was.state, was.mode, was.device
-			return nil
-		}
+	if was, ok := k.judged[id]; ok {
+		h.State, h.Mode, h.Device = was.state, was.mode, was.device
+		return nil
 	}
 	if err := h.judge(); err != nil {
 		return err
 	}
-	if k != nil && k.judged != nil {
+	if k.judged != nil { // they are not kept beside a copy of the maps
 		k.judged[id] = judgement{h.State, h.Mode, h.Device, time.Now()}
 	}
 	return nil

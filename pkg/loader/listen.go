@@ -50,7 +50,7 @@ func (dir home) generation() (Generation, error) {
 // Listen opens the maps of the calling thread's namespace for Store.Listen, and keeps them open without the lock. The
 // store is nil where there are no rules. What the caller may change in it are listeners.
 func Listen(o Options) (*maps.Store, Generation, error) {
-	n, err := open(o, nil)
+	n, err := open(o, true, nil)
 	if err != nil {
 		return nil, Generation{}, err
 	}

@@ -144,16 +144,15 @@ func onThread(f func() error) error {
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs no
 // capability, but permission to read the pins: without that, the error wraps ErrMayNotRead.
 // Without CAP_NET_ADMIN the State of some hooks is Unknown.
-func Read(o Options) (*Namespace, error) { return new(Kept).Read(o) }
+func Read(o Options) (*Namespace, error) { return read(o, nil) }
 
-// Read is Read for a process that reads the namespace again and again.
-func (k *Kept) Read(o Options) (*Namespace, error) {
-	n, err := open(o, k)
+func read(o Options, kept *Kept) (*Namespace, error) {
+	n, err := open(o, false, kept)
 	if errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w: %w", ErrMayNotRead, err)
 	}
 	if err == nil && n.pins.store == nil {
-		k.Close() // there are no rules any more
+		kept.Close() // there are no rules any more
 	}
 	return n, err
 }
@@ -161,7 +160,7 @@ func (k *Kept) Read(o Options) (*Namespace, error) {
 // Write opens the calling thread's namespace for changes, and locks out other commands. It
 // removes leftovers of killed commands, and of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
-	n, err := open(o, nil)
+	n, err := open(o, true, nil)
 	if err != nil {
 		return n, err
 	}
@@ -179,9 +178,8 @@ func Write(o Options) (*Namespace, error) {
 	return n, nil
 }
 
-// open opens a namespace: for reading, or for changes if nothing is kept.
-func open(o Options, kept *Kept) (*Namespace, error) {
-	writing := kept == nil
+// open opens a namespace. kept is nil unless it is read again and again.
+func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	have, err := program.Capabilities()
 	if err != nil {
 		return nil, err
