@@ -133,6 +133,9 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			if slices.Contains(c.contents, name) {
 				v = name
 			}
+			if v == "" && f.NoOptDefVal != "" {
+				v = f.NoOptDefVal // as in ?wide
+			}
 			line = append(line, "--"+f.Name+"="+v)
 		}
 	}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/serve"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// apiAnswers are the types of what commands print, as json.md has them.
+var apiAnswers = map[string][]string{
+	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"}, "pool set": {"list of Rule"}, "pool delete": {"list of Rule"},
+	"pool show": {"list of Rule"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
+	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
+	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
+	"import nft": {"Imported"}, "import tc": {"Imported"}, "version": {"list of version"},
+}
+
+type object = map[string]any
+
+// schema is a type of json.md as a JSON Schema.
+func (s *source) schema(kind string) object {
+	if inner, ok := strings.CutSuffix(kind, " or null"); ok {
+		return object{"anyOf": []any{s.schema(inner), object{"type": "null"}}}
+	}
+	if inner, ok := strings.CutPrefix(kind, "list of "); ok {
+		return object{"type": []string{"array", "null"}, "items": s.schema(inner)}
+	}
+	switch {
+	case kind == "boolean" || kind == "number" || kind == "string":
+		return object{"type": kind}
+	case s.keys[kind] != nil:
+		return object{"$ref": "#/components/schemas/" + kind}
+	}
+	return object{}
+}
+
+// schemas are all types of json.md.
+func (s *source) schemas(t *testing.T) object {
+	meanings, all := jsonMeanings(t), object{}
+	for _, name := range s.order {
+		properties := object{}
+		for _, k := range s.flat(name) {
+			property := s.schema(k.kind)
+			for _, meaning := range []string{meanings[name+"."+k.name], meanings[k.name], k.doc} {
+				if meaning != "" {
+					property["description"] = meaning
+					break
+				}
+			}
+			properties[k.name] = property
+		}
+		all[name] = object{"type": "object", "properties": properties, "additionalProperties": false}
+	}
+	return all
+}
+
+// requestSchema describes what a request may have.
+func requestSchema(c apiCommand, cmd *cobra.Command) object {
+	properties := object{}
+	for _, form := range c.forms {
+		for i, name := range argumentNames(form) {
+			of := object{"type": "string", "description": "argument of " + strings.ToUpper(strings.ReplaceAll(form, " ", " "))}
+			if strings.HasSuffix(strings.Fields(form)[i], "...") {
+				of = object{"type": []string{"array", "string"}, "items": object{"type": "string"}, "description": of["description"]}
+			}
+			properties[name] = of
+		}
+	}
+	cmd.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
+		if c.flag(cmd, f.Name) == nil || f.Hidden {
+			return
+		}
+		_, usage := pflag.UnquoteUsage(f)
+		of := object{"type": []string{"string", "number"}, "description": usage}
+		switch f.Value.Type() {
+		case "bool":
+			of["type"] = "boolean"
+		case "stringSlice", "stringArray":
+			of["type"], of["items"] = "array", object{"type": "string"}
+		}
+		properties[f.Name] = of
+	})
+	for _, name := range c.contents {
+		of := object{"type": "string", "description": "the text of the file " + strings.ToUpper(name)}
+		if slices.Contains(inBase64, name) {
+			of["contentEncoding"], of["description"] = "base64", "the file "+strings.ToUpper(name)+", in base64"
+		}
+		properties[name] = of
+	}
+	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}
+	return object{"type": "object", "properties": properties, "additionalProperties": false}
+}
+
+// apiDescription is the API in OpenAPI 3.1.
+func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
+	reference := func(name string) object { return object{"$ref": "#/components/responses/" + name} }
+	failures := object{}
+	for code, name := range map[string]string{
+		"400": "failure", "401": "failure", "403": "failure", "404": "failure", "409": "failure", "413": "failure", "415": "failure", "421": "failure",
+		"429": "failure", "500": "failure", "501": "failure", "503": "failure",
+	} {
+		failures[code] = reference(name)
+	}
+	answer := func(kinds []string, text string) object {
+		var any []object
+		for _, kind := range kinds {
+			any = append(any, s.schema(kind))
+		}
+		of := any[0]
+		if len(any) > 1 {
+			of = object{"anyOf": any}
+		}
+		return object{"description": text, "content": object{"application/json": object{"schema": of}}}
+	}
+	paths := object{}
+	for _, c := range apiCommands {
+		cmd, _, err := root.Find(strings.Fields(c.name))
+		testenv.Must(t, err)
+		if apiAnswers[c.name] == nil {
+			t.Errorf("%s: apiAnswers does not say what it answers", c.name)
+			continue
+		}
+		path := object{}
+		for _, method := range c.methods() {
+			responses := maps.Clone(failures)
+			responses["200"] = answer(apiAnswers[c.name], "done")
+			responses["207"] = answer(append(slices.Clone(apiAnswers[c.name]), "failure"), "partly done, or not all in force (exit code 4)")
+			operation := object{"operationId": strings.ReplaceAll(c.name, " ", "-") + "-" + strings.ToLower(method), "summary": cmd.Short, "responses": responses}
+			request := requestSchema(c, cmd)
+			if method == http.MethodPost {
+				operation["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": request}}}
+			} else {
+				var parameters []object
+				properties := request["properties"].(object)
+				for _, name := range slices.Sorted(maps.Keys(properties)) {
+					if slices.Contains(c.contents, name) {
+						continue
+					}
+					of := maps.Clone(properties[name].(object))
+					text := of["description"]
+					delete(of, "description")
+					parameters = append(parameters, object{"name": name, "in": "query", "description": text, "schema": of})
+				}
+				operation["parameters"] = parameters
+			}
+			if c.access() == serve.Changes {
+				operation["security"] = []object{{"token": []string{}}, {}}
+			}
+			path[strings.ToLower(method)] = operation
+		}
+		paths[c.path()] = path
+	}
+	responses := maps.Clone(failures)
+	responses["200"] = answer([]string{"Top"}, "done")
+	paths["/api/v1/top"] = object{"get": object{"operationId": "top-get", "summary": "What all rules and pools do now, measured over a second", "responses": responses}}
+	return object{
+		"openapi": "3.1.0",
+		"info":    object{"title": "shapectl serve", "version": "1", "description": "What the commands of shapectl do. The JSON is that of -j; the status follows from the exit code."},
+		"paths":   paths,
+		"components": object{
+			"schemas":         s.schemas(t),
+			"securitySchemes": object{"token": object{"type": "http", "scheme": "bearer"}},
+			"responses":       object{"failure": answer([]string{"failure"}, "the error, as commands print it with -j")},
+		},
+	}
+}
+
+// TestReferenceAPI holds the description of the API to what the code says. With -update it writes it.
+func TestReferenceAPI(t *testing.T) {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", " ")
+	testenv.Must(t, encoder.Encode(parseSource(t).apiDescription(t, (&env{}).command())))
+	for _, path := range []string{"openapi.json", "../../docs/reference/openapi.json"} {
+		have, _ := os.ReadFile(path)
+		if *update {
+			testenv.Must(t, os.WriteFile(path, text.Bytes(), 0o644))
+		} else if !bytes.Equal(have, text.Bytes()) {
+			t.Errorf("%s is not what the code says (go test -run TestReference -update writes it anew)", path)
+		}
+	}
+}
+
+// notInAPI are the commands that make no sense in a request, or have a handler of their own.
+var notInAPI = []string{"shapectl", "pool", "import", "completion", "help", "serve", "watch", "top"}
+
+// TestAPIHasAllCommands sees that a new command is in the API, or is left out on purpose, and that no request names a
+// file of the server or something to run there.
+func TestAPIHasAllCommands(t *testing.T) {
+	root := (&env{}).command()
+	for _, cmd := range allCommands(root) {
+		name := strings.TrimPrefix(cmd.CommandPath(), "shapectl ")
+		i := slices.IndexFunc(apiCommands, func(c apiCommand) bool { return c.name == name })
+		if (i < 0) != slices.Contains(notInAPI, name) && cmd.Runnable() {
+			t.Errorf("%s: is it in the API?", name)
+		}
+		if i < 0 {
+			continue
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			kind, _ := pflag.UnquoteUsage(f)
+			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view"}
+			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") && !slices.Contains(apiCommands[i].contents, f.Name) {
+				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
+			}
+		})
+	}
+}
+
+// An apiSchema checks requests and answers.
+type apiSchema struct {
+	t        *testing.T
+	compiler *jsonschema.Compiler
+}
+
+func newAPISchema(t *testing.T) *apiSchema {
+	t.Helper()
+	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(openAPI))
+	testenv.Must(t, err)
+	c := jsonschema.NewCompiler()
+	testenv.Must(t, c.AddResource("openapi.json", document))
+	return &apiSchema{t, c}
+}
+
+// check ends the test unless a text is what the description says at a JSON pointer.
+func (a *apiSchema) check(at string, text []byte) {
+	a.t.Helper()
+	schema, err := a.compiler.Compile("openapi.json#" + at)
+	testenv.Must(a.t, err)
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err == nil {
+		err = schema.Validate(value)
+	}
+	if err != nil {
+		a.t.Errorf("%s: %v: %.1000s", at, err, text)
+	}
+}

@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A served is a `shapectl serve` that runs.
+type served struct {
+	*watch
+	socket string
+	schema *apiSchema
+}
+
+// serve starts a serve and waits until it is ready.
+func (r *rig) serve(args ...string) *served {
+	r.t.Helper()
+	dir, err := os.MkdirTemp("", "serve")
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &served{socket: filepath.Join(dir, "s"), schema: newAPISchema(r.t)}
+	s.watch = r.startDaemon("serve", append([]string{"--socket", s.socket, "--listen", "none"}, args...)...)
+	s.isTold("READY=1")
+	return s
+}
+
+// isTold waits until the service manager is told something that begins so.
+func (s *served) isTold(want string) {
+	s.t.Helper()
+	message := make([]byte, 1000)
+	testenv.Must(s.t, s.manager.SetReadDeadline(time.Now().Add(20*time.Second)))
+	for {
+		n, err := s.manager.Read(message)
+		if err != nil {
+			s.t.Fatalf("the service manager is not told %q: %v; %s%s", want, err, &s.out, &s.err)
+		}
+		if strings.HasPrefix(string(message[:n]), want) {
+			return
+		}
+	}
+}
+
+// ask sends a request: a GET with a query, or a POST with a body, if it is an object. The request and the answer are
+// checked against the description of the API.
+func (s *served) ask(status int, command string, with any, says string) []byte {
+	s.t.Helper()
+	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", s.socket)
+	}}}
+	address, method := "http://localhost/api/v1/"+command, "get"
+	at := "/paths/" + strings.ReplaceAll("/api/v1/"+command, "/", "~1")
+	var answer *http.Response
+	var err error
+	if query, ok := with.(string); ok {
+		_, err = url.ParseQuery(query)
+		testenv.Must(s.t, err)
+		answer, err = client.Get(address + "?" + query)
+	} else {
+		body, _ := json.Marshal(with)
+		method = "post"
+		if status != http.StatusBadRequest {
+			s.schema.check(at+"/post/requestBody/content/application~1json/schema", body)
+		}
+		answer, err = client.Post(address, "application/json", bytes.NewReader(body))
+	}
+	testenv.Must(s.t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	testenv.Must(s.t, err)
+	if answer.StatusCode != status || !strings.Contains(string(text), says) {
+		s.t.Errorf("%s %v: %s, not %d and %q: %.500s", command, with, answer.Status, status, says, text)
+	} else if status >= 400 {
+		s.schema.check("/components/schemas/failure", text)
+	} else if answer.Header.Get("Content-Type") == "application/json" {
+		s.schema.check(at+"/"+method+"/responses/"+answer.Status[:3]+"/content/application~1json/schema", text)
+	}
+	return text
+}
+
+func TestServeAnswersAllCommands(t *testing.T) {
+	r := newRig(t)
+	s := r.serve()
+	type o = object
+	const policy = "pools:\n  up: 10mbit\ndevices:\n  va:\n    egress:\n      10.0.0.0/24: {rate: 1mbit, each: host, within: up}\n"
+	s.ask(200, "version", "", "layout")
+	s.ask(200, "show", "", "[]")
+	s.ask(200, "set", o{"device": "va", "direction": "egress", "network": "10.0.0.0/24", "rate": "10mbit", "each": "host", "name": "--alice"}, "10mbit")
+	s.ask(200, "set", o{"named": "--alice", "rate": "20mbit"}, "20mbit")
+	s.ask(200, "pool/set", o{"name": "home", "rate": "100mbit"}, "100mbit")
+	s.ask(200, "pool/show", "name=home", "100mbit")
+	s.ask(200, "pool/delete", o{"name": "home"}, "")
+	s.ask(200, "show", "device=va&direction=egress&network=10.0.0.0/24&sentences=true", "20mbit")
+	s.ask(200, "show", "names=true", "--alice")
+	s.ask(200, "show", "tree&interval=100ms", "interval_ns")
+	s.ask(200, "ask", "device=va&direction=egress&address=10.0.0.7&bytes=1000", `"pass"`)
+	s.ask(200, "explain", "address=10.0.0.7&device=va", "10.0.0.0/24")
+	s.ask(200, "export", "", "20mbit")
+	s.ask(200, "top", "", "fullest_buckets")
+	s.ask(200, "diff", o{"policy": policy}, "1mbit")
+	s.ask(200, "apply", o{"policy": policy, "confirm": "60s"}, "reverts_in_ns")
+	s.ask(409, "set", o{"device": "va", "direction": "egress", "network": "any", "rate": "1mbit"}, "confirm")
+	s.ask(200, "rollback", o{}, "undone_ago_ns")
+	s.ask(200, "apply", o{"policy": policy, "confirm": "60s"}, "")
+	s.ask(200, "confirm", o{}, "confirmed_ago_ns")
+	s.ask(207, "apply", o{"policy": policy + "  nodevice:\n    egress: {any: 1mbit}\n"}, "nodevice")
+	s.ask(200, "replay", o{"trace": base64.StdEncoding.EncodeToString([]byte("time_ns,bytes\n0,1000\n1000,1000\n")), "rate": "8kbit", "capacity": "1514b", "summary": true}, "dropped_packets")
+	s.ask(200, "import/tc", "device=va", "policy")
+	s.ask(200, "delete", o{"device": "va", "direction": "egress", "network": "10.0.0.0/24"}, "10.0.0.0/24")
+	s.ask(200, "flush", o{"all": true}, "")
+
+	for what, with := range map[string]any{"unknown parameter": "color=red", "do not go together": "address=10.0.0.1&device=va", "too long": "interval=1h", "2 times": "device=va&device=vb"} {
+		s.ask(400, "show", with, what)
+	}
+	s.ask(404, "show", "device=none", "none")
+	s.ask(400, "apply", o{"policy": "devices: [\n"}, "mistakes")
+	s.ask(400, "apply", o{"policy": policy, "last-good": "/etc/stolen"}, "unknown parameter")
+	s.ask(400, "replay", o{"trace": "AAAA", "rate": "1mbit", "plot": "/etc/plot.svg"}, "unknown parameter")
+	s.ask(400, "replay", o{"trace": "AAAA", "rate": "1mbit", "engine": "kernel"}, "unknown parameter")
+	s.ask(400, "apply", o{}, "argument")
+	s.ask(400, "apply", []string{"policy"}, "not a JSON object")
+	s.ask(400, "set", o{"device": o{"a": 1}}, "neither")
+	s.ask(403, "show", "netns=other", "network namespace")
+	s.ask(404, "nothing", "", "there is no")
+	s.ask(405, "set", "device=va", "takes POST")
+	s.endsWell(syscall.SIGTERM)
+}
+
+// endsWell tells it to end.
+func (s *served) endsWell(by os.Signal) {
+	s.t.Helper()
+	testenv.Must(s.t, s.cmd.Process.Signal(by))
+	s.isTold("STOPPING=1")
+	if err := s.cmd.Wait(); err != nil {
+		s.t.Errorf("told to end, it ends with %v: %s", err, &s.err)
+	}
+}
+
+// TestServeNamesNoFiles sees that no request reads a file of the server.
+func TestServeNamesNoFiles(t *testing.T) {
+	r := newRig(t)
+	s := r.serve()
+	secret := filepath.Join(t.TempDir(), "secret")
+	testenv.Must(t, os.WriteFile(secret, []byte("devices: {va: {egress: {any: 77mbit}}}\n"), 0o600))
+	for command, with := range map[string]object{
+		"apply": {"policy": secret}, "diff": {"policy": secret}, "export": {"like": secret}, "import/nft": {"ruleset": secret, "device": "va"},
+		"import/libreqos": {"devices": secret, "network": secret, "device": "va"}, "replay": {"trace": secret, "policy": secret, "device": "va", "direction": "egress"},
+	} {
+		if text := s.ask(400, command, with, ""); bytes.Contains(text, []byte("77")) {
+			t.Errorf("%s reads the file: %s", command, text)
+		}
+	}
+}
+
+func TestServeWatches(t *testing.T) {
+	r := newRig(t)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	write := func(rate string) {
+		testenv.Must(t, os.WriteFile(policy, []byte("devices:\n  v*:\n    egress: {10.0.0.0/24: "+rate+"}\n"), 0o600))
+	}
+	r.env["WATCHDOG_USEC"] = "2000000"
+	s := r.serve(policy) // there is no such file yet
+	s.isTold("WATCHDOG=1")
+	write("7mbit")
+	testenv.Must(t, s.cmd.Process.Signal(syscall.SIGHUP))
+	s.isTold("RELOADING=1\nMONOTONIC_USEC=")
+	s.isTold("READY=1")
+	s.says("was read again")
+	testenv.Veth(t, "vc", "vd")
+	testenv.Eventually(t, "the device that appears has a rule", func() bool { return len(r.show("vc")) == 1 })
+	s.endsWell(syscall.SIGTERM)
+	if rules := r.show("vc"); len(rules) != 1 || rules[0].Rate != 7e6 || !rules[0].Attached {
+		t.Errorf("after it ended, there is %v", rules)
+	}
+}
+
+// TestWatchdogNoticesALoopThatStands sees that the service manager hears nothing while a loop makes no progress.
+func TestWatchdogNoticesALoopThatStands(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "n")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	testenv.Must(t, err)
+	defer manager.Close()
+	said := make(chan string, 10)
+	d := &daemon{env: &env{err: io.Discard, getenv: func(string) string { return socket }}, say: func(text string) { said <- text }}
+	d.add("good", nil, func(context.Context) error { return nil })
+	d.checkLoops(t.Context(), time.Minute)
+	message := make([]byte, 100)
+	testenv.Must(t, manager.SetReadDeadline(time.Now().Add(10*time.Second)))
+	if n, err := manager.Read(message); string(message[:n]) != "WATCHDOG=1" {
+		t.Errorf("all loops are well, and it hears %q: %v", message[:n], err)
+	}
+	d.add("bad", nil, func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	d.checkLoops(t.Context(), time.Millisecond)
+	if text := <-said; !strings.Contains(text, "bad does not answer") {
+		t.Errorf("it says %q", text)
+	}
+	testenv.Must(t, manager.SetReadDeadline(time.Now()))
+	if n, err := manager.Read(message); err == nil {
+		t.Errorf("a loop stands, and it hears %q", message[:n])
+	}
+}
+
+func TestServeFlags(t *testing.T) {
+	r := &rig{t, map[string]string{}}
+	for says, args := range map[string]string{
+		"nothing to listen on": "--listen none --socket none", "needs TLS and a token": "--listen 0.0.0.0:0 --socket none", "need FILE": "--last-good x",
+		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
+	} {
+		r.refused(exitInput, says, append([]string{"serve"}, strings.Fields(args)...)...)
+	}
+}
+
+// FuzzRequestedLine sees that no request becomes a command line with other flags or commands than it may have.
+func FuzzRequestedLine(f *testing.F) {
+	f.Add("show", "device", "va", "direction", "--json")
+	f.Add("set", "named", "-n", "rate", "x --confirm=1s")
+	f.Add("replay", "plot", "/etc/x", "trace", "AA==")
+	f.Add("apply", "policy", "a\x00b", "last-good", "x")
+	f.Fuzz(func(t *testing.T, command, name1, value1, name2, value2 string) {
+		for _, c := range apiCommands {
+			if c.name != command {
+				continue
+			}
+			e := &env{out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }, contents: map[string][]byte{}}
+			line, err := e.requested(c, arguments{name1: {value1}, name2: {value2}})
+			if err != nil {
+				continue
+			}
+			root := e.command()
+			cmd, rest, err := root.Find(line)
+			if err != nil || strings.TrimPrefix(cmd.CommandPath(), "shapectl ") != command {
+				t.Fatalf("%q is another command: %v", line, err)
+			}
+			if cmd.ParseFlags(rest) != nil {
+				continue // refused
+			}
+			for _, name := range []string{"json", "netns", "help", "plot", "last-good", "engine"} {
+				if given := cmd.Flags().Lookup(name); given != nil && given.Changed {
+					t.Fatalf("%q sets --%s", line, name)
+				}
+			}
+		}
+	})
+}
