@@ -80,7 +80,7 @@ static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64
 		WRITE_ONCE(line->tag, tag);
 	if (!known || last + REMEMBER_NS < now)
 		WRITE_ONCE(line->last, now);
-	return last + quiet <= now ? MEMORY_NEW : MEMORY_KNOWS;
+	return !known || last + quiet <= now ? MEMORY_NEW : MEMORY_KNOWS;
 }
 
 /*
@@ -203,7 +203,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 v
 		e.kind = EVENT_PENALTY;
 		quiet = later(quiet, rule->cold[index & 1].penalty_ns);
 	}
-	if (verdict == VERDICT_REFUSED && flags & RULE_GUARANTEE &&
+	if (at != id && verdict == VERDICT_REFUSED && flags & RULE_GUARANTEE &&
 	    is_within_guarantee(&e.key, rule->cold[index & 1].guarantee, skb->len, phase, now))
 		e.kind = EVENT_GUARANTEE;
 	if (flags & RULE_SUBNET)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -328,4 +329,90 @@ func TestLostLease(t *testing.T) {
 		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)
 	}
 	testenv.Must(t, other.Renew())
+}
+
+// Ears compare the events of packets with those that the model predicts.
+type ears struct {
+	*maps.Listener
+	last map[string]uint64 // ns: of an episode, as the listener's memory has it
+}
+
+// listenAgain begins without a memory. Nobody listens where packets are delayed: their events have the time of departure if the
+// clock is virtual, and a memory needs times in order.
+func (f *forest) listenAgain(now uint64) {
+	f.Helper()
+	if f.ears != nil {
+		testenv.Must(f, f.ears.Close())
+		f.ears = nil
+	}
+	if slices.ContainsFunc(slices.Concat(f.rules, f.pools), func(s *mirroredStage) bool { return s.rule.Excess == policy.Delay }) {
+		return
+	}
+	f.at(now)
+	l, err := f.set.Listen(1<<20, allEvents...)
+	testenv.Must(f, err)
+	f.ears = &ears{l, map[string]uint64{}}
+}
+
+// renew renews the lease beyond the departure of a packet, which is the time of its event where the clock is virtual.
+func (e *ears) renew(f *forest, now uint64) {
+	f.Helper()
+	f.at(now + uint64(time.Hour))
+	testenv.Must(f, e.Renew())
+	f.at(now)
+}
+
+// hear compares what was told of a packet with what the model says of its stages.
+func (e *ears) hear(f *forest, stages []*mirroredStage, want model.Passage, host netip.Addr) {
+	f.Helper()
+	rule, at := stages[0].rule, max(want.Refuses, 0)
+	fate := maps.Dropped
+	if want.Verdict != model.Drop {
+		for i := range stages {
+			if want.Delays[i] || want.Marks[i] {
+				at = i
+			}
+		}
+		switch {
+		case want.Verdict == model.Mark:
+			fate = maps.Marked
+		case want.Verdict == model.Delay:
+			fate = maps.Delayed
+		default:
+			fate = maps.Passed
+		}
+	}
+	told := f.heard(e.Listener)
+	if fate == maps.Passed && !want.Excess {
+		if len(told) != 0 {
+			f.Fatalf("packet %d conforms, but told %+v", f.packets, told)
+		}
+		return
+	}
+	kind, quiet := maps.Overflow, uint64(time.Second)
+	if (fate == maps.Dropped || fate == maps.Passed) && at == 0 && rule.Penalty.Kind != policy.PenaltyNone {
+		kind, quiet = maps.PenaltyStarts, max(quiet, uint64(rule.Penalty.Duration))
+	}
+	if at > 0 && rule.Guarantee != 0 {
+		return // the frame is shorter than the packet that it stands for, so it may seem to be within its guarantee
+	}
+	episode := fmt.Sprint(stages[0].entry.ID, stages[at].entry.ID, fate)
+	if at == 0 {
+		episode += fmt.Sprint(keyOf(rule, host))
+	}
+	now := want.Departure
+	last, known := e.last[episode]
+	if !known || last+uint64(time.Second)>>4 < now {
+		e.last[episode] = now
+	}
+	if known && last+quiet > now {
+		if len(told) != 0 {
+			f.Fatalf("packet %d: told %+v of an episode that goes on", f.packets, told)
+		}
+		return
+	}
+	if len(told) != 1 || told[0].Kind != kind || told[0].Fate != fate || told[0].Rule != stages[0].entry.ID || told[0].Limit != stages[at].entry.ID {
+		f.Fatalf("packet %d of %v: told %+v, want kind %d, fate %d, rule %d, limit %d (stage %d)\n%+v\n%+v", f.packets, host, told, kind, fate,
+			stages[0].entry.ID, stages[at].entry.ID, at, want, rule)
+	}
 }

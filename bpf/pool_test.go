@@ -48,6 +48,7 @@ type forest struct {
 	*rig
 	rules, pools []*mirroredStage
 	packets      int
+	ears         *ears // nil if nobody listens
 }
 
 func newForest(tb testing.TB, buckets uint32) *forest {
@@ -148,9 +149,15 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 	if ect {
 		frame[15] |= 2
 	}
+	if f.ears != nil {
+		f.ears.renew(f, now)
+	}
 	verdict, _, departure := sendTimed(f, f.program(), frame, m)
 	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure {
 		f.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nmodel %+v\nrule %+v\nstages %+v", f.packets, n, now, verdict, departure, want, s.rule, at)
+	}
+	if f.ears != nil {
+		f.ears.hear(f, all, want, host)
 	}
 	*s.counts = sum(*s.counts, segments(m.packets(), countersOf(want.Outcome, n)))
 	for i, stage := range all {
@@ -328,6 +335,7 @@ func TestPools(t *testing.T) {
 			}
 			f.putIn(r, now)
 		}
+		f.listenAgain(now)
 		for range packets {
 			s := f.rules[roll(uint64(len(f.rules)))]
 			host := s.rule.Prefix.Addr().As4()

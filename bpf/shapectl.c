@@ -248,15 +248,13 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		return LATE;
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
-		by.c.at = by.c.id;
 		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id)) {
+			by.c.at = by.c.id;
 			count_refused(p, by.c.id);
 			if (HOOK(shadows))
 				apply_pool_shadow(skb, p, by.c.id);
-		} else if (flags & RULE_PENALTY) {
+		} else if (flags & RULE_PENALTY)
 			verdict = charge_slow(skb, p);
-			by.c.at = id;
-		}
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
@@ -407,11 +405,14 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 		verdict = decide_rule(&a);
 	if (verdict < 0)
 		return verdict;
-	if (verdict == VERDICT_REFUSED &&
-	    (params->flags & RULE_UNLIMITED || has_room(params, level_in(rule, params, &a), a.bytes)))
-		count_refused_one(a.member, a.bytes);
-	if (verdict != VERDICT_PASS)
+	if (verdict != VERDICT_PASS) {
+		if (verdict == VERDICT_REFUSED &&
+		    (params->flags & RULE_UNLIMITED || has_room(params, level_in(rule, params, &a), a.bytes)))
+			count_refused_one(a.member, a.bytes);
+		else
+			a.member = a.id;
 		goto refused;
+	}
 	if (sharer.bucket)
 		charge_tested_sharer(&a, params, &sharer);
 	if (guaranteed)

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,6 +42,7 @@ type apiCommand struct {
 	// contents are the names of files whose contents come with the request: of an argument or a flag.
 	contents []string
 	without  []string                             // flags that requests may not have: engines of replay load programs, which takes root
+	streams  bool                                 // the answer does not end
 	lines    func(given map[string][]string) bool // the answer is an object on each line
 }
 
@@ -67,6 +69,7 @@ var apiCommands = []apiCommand{
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}},
 	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}},
 	{name: "import tc", forms: []string{"device..."}},
+	{name: "events", forms: []string{"name..."}, without: []string{"run", "journal"}, streams: true},
 	{name: "version"},
 }
 
@@ -227,6 +230,10 @@ func (a *api) addTo(s *serve.Server) {
 	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
 	for _, c := range apiCommands {
 		paths[c.path()] = c.methods()
+		if c.streams {
+			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
+			continue
+		}
 		for _, method := range c.methods() {
 			s.Handle(method+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 		}
@@ -317,6 +324,108 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	case w.Len() == 0:
 		w.Write(told.last)
 	}
+}
+
+// stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.
+func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
+	given, err := argumentsOf(r)
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}, ctx: r.Context()}
+	var line []string
+	if err == nil {
+		line, err = e.requested(c, given)
+	}
+	if err != nil {
+		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
+		return
+	}
+	told := new(messages)
+	out := &streamWriter{w: w, events: strings.HasPrefix(r.Header.Get("Accept"), "text/event-stream")}
+	e.out, e.err = out, told
+	out.begins(2 * time.Second) // an error comes before, with its status
+	code := exitKernel
+	err = loader.In(a.env.netns, func() error {
+		defer func() {
+			if p := recover(); p != nil {
+				a.say(fmt.Sprintf("%s: panic: %v\n%s", c.name, p, debug.Stack()))
+			}
+		}()
+		code = e.run(append([]string{"-j"}, line...))
+		return nil
+	})
+	if out.ends() || code == exitDone && err == nil {
+		return
+	}
+	serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, errors.Join(err, e.cause))
+}
+
+// A streamWriter sends each line when it is written.
+type streamWriter struct {
+	w      http.ResponseWriter
+	events bool
+
+	mu    sync.Mutex
+	begun bool
+	ended bool
+	timer *time.Timer
+}
+
+// begins sends the header after a time, so that a client knows that it is heard also while nothing happens, and then
+// a sign of life from time to time, so that the server notices clients that are gone.
+func (s *streamWriter) begins(after time.Duration) {
+	const alive = 15 * time.Second
+	s.timer = time.AfterFunc(after, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.ended {
+			return
+		}
+		s.begin()
+		if s.events {
+			io.WriteString(s.w, ":\n\n")
+		} else {
+			io.WriteString(s.w, "\n")
+		}
+		s.w.(http.Flusher).Flush()
+		s.timer.Reset(alive)
+	})
+}
+
+func (s *streamWriter) begin() {
+	if s.begun {
+		return
+	}
+	s.begun = true
+	kind := "application/x-ndjson"
+	if s.events {
+		kind = "text/event-stream"
+	}
+	s.w.Header().Set("Content-Type", kind)
+	s.w.Header().Set("Cache-Control", "no-store")
+}
+
+// ends reports whether anything was sent. Nothing is from now on.
+func (s *streamWriter) ends() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	s.timer.Stop()
+	return s.begun
+}
+
+func (s *streamWriter) Write(text []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begin()
+	for line := range bytes.Lines(text) {
+		if s.events {
+			line = append(append([]byte("data: "), bytes.TrimSpace(line)...), "\n\n"...)
+		}
+		if _, err := s.w.Write(line); err != nil {
+			return 0, err
+		}
+	}
+	s.w.(http.Flusher).Flush()
+	return len(text), nil
 }
 
 // requested is the command line of a request, and keeps its contents.

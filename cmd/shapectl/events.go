@@ -110,7 +110,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 		return err
 	}
 	defer func() { done() }()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(e.context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if o.during > 0 {
 		var cancel context.CancelFunc

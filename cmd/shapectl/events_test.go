@@ -19,7 +19,7 @@ import (
 // events starts a `shapectl events -j` and waits until it listens.
 func (r *rig) events(args ...string) *watch {
 	r.t.Helper()
-	w := r.startDaemon("events", append([]string{"-j"}, args...)...)
+	w := r.startDaemon(append([]string{"events", "-j"}, args...)...)
 	w.notifies("READY=1")
 	return w
 }

@@ -418,7 +418,9 @@ func (s *source) exitCodes() string {
 // environmentMeaning says what the variables are for.
 var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
-	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
+	"NOTIFY_SOCKET":  "set by systemd: where `watch` and `serve` report that they are ready",
+	"WATCHDOG_PID":   "set by systemd: the process that it waits for",
+	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve`",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",

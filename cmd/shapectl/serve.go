@@ -101,9 +101,7 @@ func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, 
 	if err != nil {
 		return nil, err
 	}
-	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
-	a.addTo(s)
-	a.addEvents(s, options)
+	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
 	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())

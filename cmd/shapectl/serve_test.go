@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,7 +34,7 @@ func (r *rig) serve(args ...string) *served {
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &served{socket: filepath.Join(dir, "s"), schema: newAPISchema(r.t)}
-	s.watch = r.startDaemon("serve", append([]string{"--socket", s.socket, "--listen", "none"}, args...)...)
+	s.watch = r.startDaemon(append([]string{"serve", "--socket", s.socket, "--listen", "none"}, args...)...)
 	s.isTold("READY=1")
 	return s
 }
@@ -146,6 +147,49 @@ func (s *served) endsWell(by os.Signal) {
 	s.isTold("STOPPING=1")
 	if err := s.cmd.Wait(); err != nil {
 		s.t.Errorf("told to end, it ends with %v: %s", err, &s.err)
+	}
+}
+
+// TestServeEvents sees that events come as they happen, also as server-sent events.
+func TestServeEvents(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	s := r.serve()
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.socket) }}}
+	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://localhost/api/v1/events?kind=rules-changed", nil)
+	testenv.Must(t, err)
+	request.Header.Set("Accept", "text/event-stream")
+	answer, err := client.Do(request)
+	testenv.Must(t, err)
+	defer answer.Body.Close()
+	if kind := answer.Header.Get("Content-Type"); kind != "text/event-stream" {
+		t.Fatalf("the events are %s", kind)
+	}
+	done := make(chan string)
+	go func() {
+		text := make([]byte, 4096)
+		for said := ""; ; {
+			n, err := answer.Body.Read(text)
+			if said += string(text[:n]); err != nil || strings.Contains(said, "data: {") {
+				done <- said
+				return
+			}
+		}
+	}()
+	for rate := 2; ; rate++ {
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", strconv.Itoa(rate)+"mbit")
+		select {
+		case said := <-done:
+			if !strings.Contains(said, `data: {`) || !strings.Contains(said, "rules-changed") {
+				t.Errorf("the stream says %q", said)
+			}
+			s.endsWell(syscall.SIGTERM) // also with a stream open
+			return
+		case <-time.After(100 * time.Millisecond):
+			if rate > 200 {
+				t.Fatal("no event")
+			}
+		}
 	}
 }
 

@@ -50,15 +50,18 @@ type watch struct {
 }
 
 // startWatch starts a watch and does not wait for it.
-func (r *rig) startWatch(args ...string) *watch { return r.startDaemon("watch", args...) }
+func (r *rig) startWatch(args ...string) *watch {
+	r.t.Helper()
+	return r.startDaemon(append([]string{"watch"}, args...)...)
+}
 
-// startDaemon starts a command that goes on as watch does.
-func (r *rig) startDaemon(command string, args ...string) *watch {
+// startDaemon starts a command that goes on.
+func (r *rig) startDaemon(args ...string) *watch {
 	r.t.Helper()
 	dir, err := os.MkdirTemp("", "watch") // a socket's path may not be as long as t.TempDir's are
 	testenv.Must(r.t, err)
 	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
-	w := &watch{t: r.t, heard: map[string]int{}, cmd: r.command(append([]string{command}, args...)...)}
+	w := &watch{t: r.t, heard: map[string]int{}, cmd: r.command(args...)}
 	w.manager, err = net.ListenUnixgram(socket.Net, socket)
 	testenv.Must(r.t, err)
 	w.cmd.Env = append(w.cmd.Env, "NOTIFY_SOCKET="+socket.Name)

@@ -125,7 +125,7 @@ func (l *Listener) claim() bool {
 	now := s.now()
 	for slot := range s.change.Leases {
 		word := &s.change.Leases[slot]
-		if old := atomic.LoadUint64(word); old < now && atomic.CompareAndSwapUint64(word, old, now+uint64(Lease)) {
+		if old := atomic.LoadUint64(word); old <= now && atomic.CompareAndSwapUint64(word, old, now+uint64(Lease)) {
 			l.slot, l.lease = uint32(slot), now+uint64(Lease)
 			return true
 		}
