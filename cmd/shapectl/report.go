@@ -125,11 +125,17 @@ func (e *env) report(o reportOptions, now time.Time) error {
 		return inputf("report: %w", err)
 	}
 	deliverer := report.Deliverer{Since: since, Until: until, Committed: o.committed}
-	file := cmp.Or(o.history, defaultHistory)
+	file, from := cmp.Or(o.history, defaultHistory), "the history"
+	if e.history == nil {
+		from = file
+	}
 	var found report.Deliveries
 	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); errors.Is(err, fs.ErrNotExist) && o.history == "" {
-		file = serveSocket
-		if found, err = askServe(serveSocket, o, since, until); err != nil {
+		found, err = askServe(serveSocket, o, since, until)
+		if errors.As(err, new(exitError)) {
+			return err // of the server, in its words
+		}
+		if err != nil {
 			return inputf("report: there is no %s, and %w; start 'shapectl serve', or name a file by --history", defaultHistory, err)
 		}
 	} else if err != nil {
@@ -139,7 +145,7 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	}
 	if len(found) == 0 {
 		return inputf("report: %s has no readings of %s from %s to %s; it has those that 'shapectl serve' recorded",
-			file, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
+			from, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {
@@ -209,7 +215,7 @@ func askServe(socket string, o reportOptions, since, until time.Time) (found rep
 			Error string
 		}
 		json.Unmarshal(text, &failure)
-		return nil, fmt.Errorf("serve says: %s", cmp.Or(failure.Error, answer.Status))
+		return nil, inputf("%s", cmp.Or(failure.Error, "report: serve answers "+answer.Status))
 	}
 	return found, json.Unmarshal(text, &found)
 }
