@@ -49,8 +49,8 @@ func TestPage(t *testing.T) {
 	first := "document.querySelector('.list tbody .who a')?.textContent"
 	b.Until("figures", first)
 
-	// Three senders: one far above its rate, one below, and one host of many.
-	senders := map[string]int{"10.0.0.66": 40, "10.0.0.7": 4, "10.0.0.9": 2}
+	// Three senders: one far above its rate, one below, and one host of many whose bucket stays full.
+	senders := map[string]int{"10.0.0.66": 40, "10.0.0.7": 4, "10.0.0.9": 14}
 	var stop atomic.Bool
 	ended := make(chan struct{}, len(senders))
 	for to, packets := range senders {
