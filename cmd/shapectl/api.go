@@ -36,6 +36,7 @@ var openAPI []byte
 type apiCommand struct {
 	name    string // of the command: "pool set"
 	changes bool
+	costs   bool // it changes nothing, but slows packets down while it runs, so it takes the same rights
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
 	forms []string
@@ -60,6 +61,7 @@ var apiCommands = []apiCommand{
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
+	{name: "rtt", costs: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report"},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
@@ -92,7 +94,7 @@ func (c apiCommand) methods() []string {
 }
 
 func (c apiCommand) access() serve.Access {
-	if c.changes {
+	if c.changes || c.costs {
 		return serve.Changes
 	}
 	return serve.Reads

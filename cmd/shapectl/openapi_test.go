@@ -25,7 +25,7 @@ var apiAnswers = map[string][]string{
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
-	"events": {"Event", "value"},
+	"events": {"Event", "value"}, "rtt": {"RTTs"},
 }
 
 type object = map[string]any

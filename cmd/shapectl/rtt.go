@@ -111,7 +111,7 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 		return out, err
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
-	for end := time.Now().Add(interval); ; time.Sleep(min(rttStep, time.Until(end))) {
+	for end := time.Now().Add(interval); ; {
 		now, unread := reader.Read(measure.What{})
 		if now == nil {
 			return out, unread
@@ -126,6 +126,11 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 		if !time.Now().Before(end) {
 			out, err = o.Read()
 			return out, errors.Join(err, failed)
+		}
+		select {
+		case <-time.After(min(rttStep, time.Until(end))):
+		case <-e.context().Done():
+			return out, e.context().Err()
 		}
 	}
 }
