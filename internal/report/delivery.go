@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Delivery is what a rule or a pool passed and refused over time, beside what it was to pass.
+// A Delivery is what a rule or a pool passed and dropped over time, beside what it was to pass.
 type Delivery struct {
 	Kind      string `json:"kind"`
 	Device    string `json:"device"`
@@ -41,15 +41,15 @@ type Delivery struct {
 	CommittedBy  string `json:"committed_by"`
 	OfferedBytes uint64 `json:"offered_bytes"`
 	PassedBytes  uint64 `json:"passed_bytes"`
-	RefusedBytes uint64 `json:"refused_bytes"`
-	// OwnRefusedBytes are those that the pool refused itself; null for a rule.
-	OwnRefusedBytes *uint64 `json:"own_refused_bytes"`
+	DroppedBytes uint64 `json:"dropped_bytes"`
+	// RefusedBytes are those that the pool refused itself; null for a rule.
+	RefusedBytes *uint64 `json:"refused_bytes"`
 	// ErrorBytes is by how much each sum may be wrong, as values were rounded to be kept.
 	ErrorBytes uint64 `json:"error_bytes"`
 	// Offered and Passed are their rates.
 	Offered Rates `json:"offered"`
 	Passed  Rates `json:"passed"`
-	// FullNS is the time of the intervals in which bytes were refused, or passed at the rate.
+	// FullNS is the time of the intervals in which bytes were dropped, or passed at the rate.
 	FullNS uint64 `json:"full_ns"`
 	// LongestFull is the longest time of such intervals one after another; null if there are none.
 	LongestFull *Span `json:"longest_full"`
@@ -169,7 +169,7 @@ func (d *Deliverer) Add(it history.Interval) error {
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
 		to.Missed, to.Gaps, to.Changes, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []Period{}
 		if it.Series.Pool != "" {
-			to.OwnRefusedBytes = new(uint64)
+			to.RefusedBytes = new(uint64)
 		}
 		if d.of == nil {
 			d.of = map[history.Key]*delivering{}
@@ -216,9 +216,9 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	}
 	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
-		d.OfferedBytes, d.PassedBytes, d.RefusedBytes = d.OfferedBytes+it.Offered(), d.PassedBytes+it.Counters.Passed, d.RefusedBytes+it.Dropped
-		if d.OwnRefusedBytes != nil {
-			*d.OwnRefusedBytes += it.Refused
+		d.OfferedBytes, d.PassedBytes, d.DroppedBytes = d.OfferedBytes+it.Offered(), d.PassedBytes+it.Counters.Passed, d.DroppedBytes+it.Dropped
+		if d.RefusedBytes != nil {
+			*d.RefusedBytes += it.Refused
 		}
 		if it.Loose {
 			d.ErrorBytes += uint64(math.Ceil(it.PassedError*float64(it.Counters.Passed) + it.DroppedError*float64(it.Dropped)))
@@ -490,14 +490,14 @@ func (d *Delivery) facts(most int) (facts [][2]string) {
 	}
 	sum("offered", d.OfferedBytes, "")
 	sum("passed", d.PassedBytes, "")
-	refused := ""
+	dropped := ""
 	if d.OfferedBytes > 0 {
-		refused = ", " + percentText(percentOf(d.RefusedBytes, d.OfferedBytes)) + " of the offered"
+		dropped = ", " + percentText(percentOf(d.DroppedBytes, d.OfferedBytes)) + " of the offered"
 	}
-	if own := d.OwnRefusedBytes; own != nil && *own != d.RefusedBytes {
-		refused += ", " + bytesText(*own) + " by this pool"
+	if d.RefusedBytes != nil && *d.RefusedBytes != d.DroppedBytes {
+		dropped += "; this pool itself refused " + bytesText(*d.RefusedBytes)
 	}
-	sum("refused", d.RefusedBytes, refused)
+	sum("dropped", d.DroppedBytes, dropped)
 	if d.ErrorBytes > 0 {
 		add("", "each exact to %s: the first and last ten minutes were rounded", bytesText(d.ErrorBytes))
 	}
@@ -581,7 +581,7 @@ func (d *Delivery) verdict() string {
 	case d.Checked == d.Delivered:
 		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
 	}
-	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were refused although less passed than the committed rate: "+
+	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were dropped although less passed than the committed rate: "+
 		"they came in bursts, or a pool was full", d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100)
 }
 

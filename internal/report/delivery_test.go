@@ -104,7 +104,7 @@ func TestRatesOfDelivery(t *testing.T) {
 	if *d.Passed.P95 != 8e5 || *d.Passed.P95Interval != 8e5 || *d.Passed.Largest != 8e6 || !d.Passed.LargestAt.Equal(noon.Add(95*time.Minute)) {
 		t.Errorf("rates: %d, %d, %d at %v", *d.Passed.P95, *d.Passed.P95Interval, *d.Passed.Largest, d.Passed.LargestAt)
 	}
-	if d.PassedBytes != 570e6+300e6+7e9 || d.RefusedBytes != 1 || d.MeasuredNS != 6000e9 || len(d.Gaps) != 2 || *d.Gaps[0].PassedBytes != 7e9 || d.Gaps[1].PassedBytes != nil {
+	if d.PassedBytes != 570e6+300e6+7e9 || d.DroppedBytes != 1 || d.MeasuredNS != 6000e9 || len(d.Gaps) != 2 || *d.Gaps[0].PassedBytes != 7e9 || d.Gaps[1].PassedBytes != nil {
 		t.Errorf("passed %d, measured %d, gaps %v", d.PassedBytes, d.MeasuredNS, d.Gaps)
 	}
 	if d.FullNS != 300e9 || d.LongestFull.length() != 5*time.Minute || d.Checked != 600 || len(d.Periods) != 20 {

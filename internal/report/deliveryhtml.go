@@ -34,7 +34,7 @@ func (all Deliveries) HTML(w io.Writer) error {
 		d.rows(&s)
 		s.WriteString("</table>\n</section>\n")
 	}
-	s.WriteString("<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was refused in it, or if as much " +
+	s.WriteString("<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
 		"passed as the committed rate allows, less one burst. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
@@ -183,7 +183,7 @@ func (d *Delivery) svg(s *strings.Builder) {
 		at += legendStep
 	}
 	legend("passed", "passed")
-	legend("offered", "refused")
+	legend("offered", "dropped")
 	legend("gap", "no data")
 	for i, text := range []string{"rate", "committed"} {
 		if drawn[i] {

@@ -109,7 +109,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		return err
 	}
 	if all.LeftOutRules > 0 {
-		fmt.Fprintf(text, "%s not looked at: there are too many\n", plain.Count(all.LeftOutRules, "rule"))
+		fmt.Fprintf(text, "%s not measured: there are too many\n", plain.Count(all.LeftOutRules, "rule"))
 	}
 	if all.LeftOutFlows > 0 {
 		fmt.Fprintf(text, "%s not followed: too many began at once\n", plain.Count(all.LeftOutFlows, "flow or host"))

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// Worst is the order that shows first who is refused most now, and then who is nearest to his rate. It needs an interval.
+// Worst is the order of rules that drop most now, and then of those nearest to their rate. It needs an interval.
 const Worst = "worst"
 
 // worst compares by Worst. What a pool drops is in the counters of rules, too, so rules come before pools.
 func worst(a, b *Rule) int {
-	refused := func(r *Rule) float64 {
+	dropped := func(r *Rule) float64 {
 		if r.IsPool() {
 			return 0
 		}
 		return number(r.DroppedBits, 0)
 	}
 	return cmp.Or(
-		cmp.Compare(refused(b), refused(a)),
+		cmp.Compare(dropped(b), dropped(a)),
 		cmp.Compare(number(b.ExcessPercent, 0), number(a.ExcessPercent, 0)),
 		cmp.Compare(number(b.UsePercent, -1), number(a.UsePercent, -1)),
 		cmp.Compare(number(b.UseBits, -1), number(a.UseBits, -1)),

@@ -78,9 +78,9 @@ function trouble(err) {
   if (err.status === 0) {
     content.push(h("h1", null, "No answer from shapectl serve"), h("p", null, "Limits stay in force without it. This page goes on as soon as it answers."), h("code", { class: "command" }, "systemctl status shapectl-serve"));
   } else if (err.wantsToken) {
-    content.push(h("h1", null, "Reading takes a token here"), h("p", null, visible(err.message)), h("button", { type: "button", class: "primary", onclick: async () => (await askToken("This address takes the token of shapectl serve, also for reading.")) && poll() }, "Enter the token"));
+    content.push(h("h1", null, "Reading needs a token here"), h("p", null, visible(err.message)), h("button", { type: "button", class: "primary", onclick: async () => (await askToken("Over this address, reading needs the token of shapectl serve, too.")) && poll() }, "Enter the token"));
   } else {
-    content.push(h("h1", null, "shapectl cannot read the limits"), h("p", null, visible(err.message)), h("p", null, "To read them takes root, or the group shapectl. Limits stay in force."), h("code", { class: "command" }, "shapectl doctor"));
+    content.push(h("h1", null, "shapectl cannot read the limits"), h("p", null, visible(err.message)), h("p", null, "Only root and the group shapectl may read them. Limits stay in force."), h("code", { class: "command" }, "shapectl doctor"));
   }
   return h("div", { class: "card empty" }, s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" }, s("use", { href: "icon.svg#mark" })), content);
 }
@@ -106,9 +106,9 @@ const banner = (tone, text, ...buttons) => h("section", { class: `banner ${tone}
 
 function notices() {
   notice("lost", lost !== null && store.readings > 0, () => banner("bad", [h("strong", null, "No figures."), " ", h("span", { class: "why" })]), (el) => {
-    setText(el.querySelector(".why"), lost.status === 0 ? `shapectl serve does not answer since ${clock(since)}. Limits stay in force. These figures are old; trying again.` : `${visible(lost.message)} (since ${clock(since)})`);
+    setText(el.querySelector(".why"), lost.status === 0 ? `shapectl serve has not answered since ${clock(since)}. Limits stay in force. The page keeps trying.` : `${visible(lost.message)} (since ${clock(since)})`);
   });
-  notice("newer", newer, () => banner("", [h("strong", null, "shapectl was updated."), " This page is of the version before."], h("button", { type: "button", onclick: () => location.reload() }, "Reload")));
+  notice("newer", newer, () => banner("", [h("strong", null, "shapectl was updated."), " This page is from the earlier version."], h("button", { type: "button", onclick: () => location.reload() }, "Reload")));
   const left = store.pending && (store.pending.until - performance.now()) * 1e6;
   notice("pending", store.pending !== null && left > 0, () => banner("warn", [h("strong", null, "A change is not confirmed."), " It reverts in ", h("span", { class: "countdown", role: "timer" }), "."],
     h("button", { type: "button", class: "primary", onclick: (e) => decide(e.currentTarget, calls.confirmChange, "The change is confirmed.") }, "Confirm"),
@@ -130,7 +130,7 @@ async function decide(button, call, done) {
     say(done);
     await poll();
   } catch (err) {
-    tell("That did not work", err.message);
+    tell("The request failed", err.message);
   }
   button.disabled = false;
 }

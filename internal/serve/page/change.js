@@ -40,8 +40,8 @@ function dialog(title, content, buttons, onSubmit) {
 export async function askToken(why) {
   const field = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", value: token.get(), autofocus: true });
   const done = await dialog("Token for changes", [
-    h("p", { class: "muted" }, why ?? "Reading needs no token on this host. Changes over TCP take the one in the file of ", why ? null : h("code", null, "--token-file"), why ? null : "."),
-    h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field, h("span", { class: "hint" }, "This tab keeps it until you close it. Empty: forget it.")),
+    h("p", { class: "muted" }, why ?? "Reading needs no token on this host. Changes over TCP need the one that serve reads from ", why ? null : h("code", null, "--token-file"), why ? null : "."),
+    h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field, h("span", { class: "hint" }, "This tab keeps it until you close it. Leave the field empty to forget it.")),
   ], { submit: "Keep" }, () => {
     token.set(field.value.trim());
     return true;
@@ -56,8 +56,8 @@ export async function change(send) {
       return await send();
     } catch (err) {
       if (!(err instanceof Refusal) || !err.wantsToken) throw err;
-      asked = token.get() === "" ? "Changes over TCP take the token in the file of --token-file of shapectl serve." : `The token was refused: ${visible(err.message)}.`;
-      if (!(await askToken(asked))) throw new Refusal("nothing was changed: that takes a token", err.status);
+      asked = token.get() === "" ? "Changes over TCP need the token that shapectl serve reads from --token-file." : `The token was refused: ${visible(err.message)}.`;
+      if (!(await askToken(asked))) throw new Refusal("nothing was changed: this needs a token", err.status);
     }
   }
 }
@@ -76,9 +76,9 @@ export function confirmRate(r, wanted, confirm) {
     h("p", null, r.kind === "pool" ? "Pool " : `${visible(`${r.device} ${r.direction}`)} `, h("strong", null, name(titleOf(r)))),
     h("dl", { class: "change" },
       h("div", null, h("dt", null, "now"), h("dd", null, rate(before))), h("span", { class: "arrow", "aria-hidden": "true" }, "→"),
-      h("div", null, h("dt", null, "then"), h("dd", null, visible(wanted)))),
+      h("div", null, h("dt", null, "after"), h("dd", null, visible(wanted)))),
     far ? h("p", { class: "banner warn" }, h("strong", null, `${how}. Is the unit right?`)) : how ? h("p", { class: "muted" }, how, ". Buckets and counters stay.") : null,
-    h("p", null, confirm ? `It reverts after ${confirm} unless you confirm it, also if you lose the connection.` : "It stays. Nothing reverts it."),
+    h("p", null, confirm ? `It reverts after ${confirm} unless you confirm it, even if you lose the connection.` : "It stays. Nothing reverts it."),
     h("code", { class: "command" }, calls.command(r, visible(wanted), confirm)),
   ], { submit: confirm ? `Change for ${confirm}` : "Change" }, () => change(() => calls.setRate(r, wanted, confirm)));
 }

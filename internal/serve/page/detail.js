@@ -73,9 +73,9 @@ export class Detail {
     const rates = h("div");
     const levels = h("div");
     p.main = h("div", { class: "main-col" },
-      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates, (p.past = h("p", { class: "muted small", role: "status" }))),
+      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and dropped"), p.ranges), rates, (p.past = h("p", { class: "muted small", role: "status" }))),
       h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels));
-    p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
+    p.ratePlot = new Plot(rates, { label: "Offered, passed and dropped", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
     [p.ratePlot.linked, p.levelPlot.linked] = [[p.levelPlot], [p.ratePlot]];
 
@@ -88,11 +88,11 @@ export class Detail {
         setText(link, visible([titleOf(m.r), !m.isPool && m.r.name ? m.r.cidr : "", m.isPool ? "" : m.r.direction].filter(Boolean).join(" ")));
         setAttr(link, "href", linkTo(m.r));
         setText(el.children[1], bits(m.passed));
-        setText(el.children[2], m.lost > 0 ? bits(m.lost) : "");
+        setText(el.children[2], m.dropped > 0 ? bits(m.dropped) : "");
       });
       p.more = h("p", { class: "muted small" });
       p.within.append(h("h2", { id: "within-title" }, "Within this pool"), h("div", { class: "scroll" }, h("table", { class: "mini" },
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Member"), h("th", { scope: "col", class: "number" }, "Use"), h("th", { scope: "col", class: "number" }, "Lost"))), body)), p.more);
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, "Member"), h("th", { scope: "col", class: "number" }, "Use"), h("th", { scope: "col", class: "number" }, "Dropped"))), body)), p.more);
     } else if (isEach(r)) {
       p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
         setText(el.firstChild.firstChild, visible(b.key));
@@ -119,7 +119,7 @@ export class Detail {
 
     this.#host.replaceChildren(
       h("div", { class: "head" }, p.crumbs, p.title, p.sentence, p.chips),
-      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Refused now"), tile("share", "Rate"), tile("level", "Bucket")),
+      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Dropped now"), tile("share", "Rate"), tile("level", "Bucket")),
       h("div", { class: "detail" }, p.main, p.side));
     return p;
   }
@@ -182,7 +182,7 @@ export class Detail {
     const said = h("p", { class: "muted small", role: "status" });
     const hosts = h("tbody");
     const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null,
-      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "RTT while limited"), h("th", { scope: "col", class: "number" }, "while not"), h("th", { scope: "col", class: "number" }, "Sent again"))), hosts));
+      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "RTT while limited"), h("th", { scope: "col", class: "number" }, "RTT otherwise"), h("th", { scope: "col", class: "number" }, "Resent"))), hosts));
     const lines = new Rows(hosts, () => h("tr", null, h("th", { scope: "row", class: "key" }), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
       [visible(one.host || "all"), duration(rtt(one.limited)), duration(rtt(one.not_limited)), again(one)].forEach((text, i) => setText(el.children[i], text));
     });
@@ -202,11 +202,11 @@ export class Detail {
           found.t.push(this.#store.at);
           found.limited.push(rtt(one?.limited) ?? NaN);
           found.free.push(rtt(one?.not_limited) ?? NaN);
-          setText(said, one ? "Median of TCP, between this device and who receives." : `No TCP with an answer in ${RTT_SECONDS} s.`);
+          setText(said, one ? "Median TCP round-trip time between this device and the receivers." : `No TCP segment was acknowledged in ${RTT_SECONDS} s.`);
           plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
           plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
-            layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "while not", color: "rtt", kind: "line", x: found.t, y: found.free }],
-            says: one ? `While limited ${duration(rtt(one.limited))}, while not ${duration(rtt(one.not_limited))}.` : "" });
+            layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "otherwise", color: "rtt", kind: "line", x: found.t, y: found.free }],
+            says: one ? `While limited ${duration(rtt(one.limited))}, otherwise ${duration(rtt(one.not_limited))}.` : "" });
           table.hidden = !one;
           if (one) lines.show([one, ...(one.hosts ?? []).slice(0, BUCKETS)], (o) => o.host);
         } catch (err) {
@@ -236,8 +236,8 @@ export class Detail {
       if (share !== undefined) fillBar(t.bar, share, state);
     };
     figure("passed", bitsParts(row.passed), r.guarantee_bits_per_second ? `${bits(r.borrowed_bits_per_second)} borrowed` : "");
-    const lost = row.isPool && row.lost > 0 ? `its packets lost ${bits(row.lost)} in all` : row.refusedPercent !== null && row.refused > 0 ? `${percent(row.refusedPercent)} of packets` : "";
-    figure("refused", bitsParts(row.refused), lost);
+    const dropped = row.isPool ? (row.dropped > 0 ? `${bits(row.dropped)} dropped within it` : "") : row.droppedPercent !== null && row.dropped > 0 ? `${percent(row.droppedPercent)} of packets` : "";
+    figure("refused", bitsParts(row.refused), dropped);
     setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
     const used = r.use_percent ?? null;
     figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : bitsParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
@@ -260,7 +260,7 @@ export class Detail {
     }
 
     const traffic = (packets, b) => (packets ? `${bytes(b)} in ${count(packets)} packets` : "nothing");
-    const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "lost within it" : "refused", traffic(r.dropped_packets, r.dropped_bytes)],
+    const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "dropped within it" : "dropped", traffic(r.dropped_packets, r.dropped_bytes)],
       row.isPool && ["refused by it", traffic(r.refused_packets, r.refused_bytes)],
       r.excess_packets && !row.isPool && r.excess_packets !== r.dropped_packets && ["excess", traffic(r.excess_packets, r.excess_bytes)], r.delayed_packets && ["queued", traffic(r.delayed_packets, r.delayed_bytes)],
       r.marked_packets && ["marked", `${count(r.marked_packets)} packets`], r.guarantee_bits_per_second && ["guaranteed", traffic(r.guaranteed_packets, r.guaranteed_bytes)], r.guarantee_bits_per_second && ["borrowed", traffic(r.borrowed_packets, r.borrowed_bytes)],
@@ -282,13 +282,13 @@ export class Detail {
     const recorded = Boolean(this.#range.since);
     if (recorded) this.#recorded(row);
     else setText(p.past, "");
-    const all = row.series ?? { t: [], passed: [], refused: [], level: [] };
+    const all = row.series ?? { t: [], passed: [], dropped: [], level: [] };
     // A page that was just opened begins with a short time, which grows.
     const x0 = Math.max(now - (recorded ? ranges["1 min"] : this.#range).seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
-    const at = { passed: [], refused: [], level: [] };
+    const at = { passed: [], dropped: [], level: [] };
     for (let i = from; i < all.t.length; i++) {
       // Nothing is known of a time in which the page was not shown.
       if (t.length && all.t[i] - t.at(-1) > 6000) {
@@ -298,11 +298,11 @@ export class Detail {
       t.push(all.t[i]);
       for (const f of Object.keys(at)) at[f].push(all[f][i]);
     }
-    const offered = at.passed.map((v, i) => v + at.refused[i]);
+    const offered = at.passed.map((v, i) => v + at.dropped[i]);
     const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
     if (!recorded) p.ratePlot.draw({
       ...time, ...rateLayers(r, t, at.passed, offered),
-      says: `Now ${bits(row.passed)} pass and ${bits(row.refused)} are refused, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
+      says: `Now ${bits(row.passed)} pass and ${bits(row.dropped)} are dropped, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
     });
     const capacity = r.capacity_bytes;
     p.levelPlot.draw({
@@ -335,7 +335,7 @@ export class Detail {
       const x1 = Date.parse(found.until) || Date.now();
       p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xTicks: timeTicks, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
       const checked = found.checked_intervals;
-      setText(p.past, [`Passed ${bytes(found.passed_bytes)}, refused ${bytes(found.refused_bytes)}.`,
+      setText(p.past, [`Passed ${bytes(found.passed_bytes)}, dropped ${bytes(found.dropped_bytes)}.`,
         found.passed?.p95_5min_bits_per_second ? `95th percentile of 5 minutes: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
         checked ? `The committed rate was delivered in ${grouped(found.delivered_intervals)} of ${plural(checked, "interval")}.` : ""].filter(Boolean).join(" "));
     } catch (err) {
@@ -371,10 +371,10 @@ export class Detail {
 function describe(r) {
   if (r.kind === "pool") return `Pool with ${rateText(r)}${r.within ? `, within ${r.within}` : ""}`;
   const each = r.each && r.each !== "all" ? `each ${r.each} in ${r.cidr}` : `${r.cidr} as a whole`;
-  return r.unlimited ? `${r.device} ${r.direction}: ${each} is limited only by ${r.within ? `pool ${r.within}` : "nothing"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
+  return r.unlimited ? `${r.device} ${r.direction}: ${each} is ${r.within ? `limited only by pool ${r.within}` : "not limited"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
 }
 
-// rateLayers is a plot of what passed and, on top of that, was refused, with the limits of a rule.
+// rateLayers is a plot of what passed and, on top of that, was dropped, with the limits of a rule.
 function rateLayers(r, t, passed, offered) {
   const marks = [];
   if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
@@ -382,7 +382,7 @@ function rateLayers(r, t, passed, offered) {
   return {
     yText: bits, marks,
     layers: [
-      { name: "refused", color: "refused", kind: "area", x: t, y: offered, base: passed, text: (v, i) => bits(v - passed[i]) },
+      { name: "dropped", color: "refused", kind: "area", x: t, y: offered, base: passed, text: (v, i) => bits(v - passed[i]) },
       { name: "passed", color: "passed", kind: "area", x: t, y: passed },
       { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
     ],

@@ -101,7 +101,7 @@ function says(log) {
     case "connecting":
       return "Connecting …";
   }
-  return "Nothing since this page was opened.";
+  return "No events since this page was opened.";
 }
 
 // Events is the page of all events.
@@ -115,7 +115,7 @@ export class Events {
     this.#search = h("input", { type: "search", placeholder: "Device, network, host or pool", "aria-label": "Search", oninput: () => this.update() });
     this.#count = h("span");
     host.replaceChildren(
-      h("div", { class: "head" }, h("h1", null, "Events"), h("p", { class: "sentence" }, "The moment a bucket overflows, a penalty starts, a guarantee is refused, a change ends, or a device comes or goes.")),
+      h("div", { class: "head" }, h("h1", null, "Events"), h("p", { class: "sentence" }, "Overflows, penalties, refused guarantees, changes and devices, as they happen.")),
       h("div", { class: "toolbar", role: "search" }, searchField(this.#search), this.#kind),
       h("section", { class: "card", "aria-label": "Events, the newest first" }, this.#list.el, h("p", { class: "muted small" }, this.#count)));
   }
@@ -132,6 +132,6 @@ export class Events {
     const kind = this.#kind.value;
     const text = (e) => [e.device, e.direction, e.network, e.name, e.key, e.pool, e.sentence].join(" ").toLowerCase();
     this.#list.update((e) => (!kind || e.kind === kind) && (words.length === 0 || words.every((w) => text(e).includes(w))));
-    setText(this.#count, this.#log.leftOut > 0 ? `${this.#log.leftOut} events were left out, because too many came at a time` : "");
+    setText(this.#count, this.#log.leftOut > 0 ? `${this.#log.leftOut} events were left out: too many came at once` : "");
   }
 }

@@ -13,15 +13,15 @@ const orders = {
   worst: { of: worstFirst, down: true },
   name: { of: natural, down: false },
   use: { of: (a, b) => (b.passed || 0) - (a.passed || 0) || natural(a, b), down: true },
-  refused: { of: (a, b) => (b.refused || 0) - (a.refused || 0) || natural(a, b), down: true },
+  dropped: { of: (a, b) => (b.dropped || 0) - (a.dropped || 0) || natural(a, b), down: true },
   level: { of: (a, b) => (b.full ?? b.worst ?? 0) - (a.full ?? a.worst ?? 0) || natural(a, b), down: true },
 };
 
 const shows = {
   all: ["Everything", () => true],
-  refusing: ["Refusing now", (row) => row.refused > 0],
-  near: ["Near or at their rate", (row) => row.state === "near" || row.state === "queueing" || row.refused > 0],
-  busy: ["In use", (row) => row.passed > 0 || row.refused > 0],
+  dropping: ["Dropping now", (row) => row.dropped > 0],
+  near: ["Near or at their rate", (row) => row.state === "near" || row.state === "queueing" || row.dropped > 0],
+  busy: ["In use", (row) => row.passed > 0 || row.dropped > 0],
   idle: ["Idle", (row) => row.state === "idle"],
   out: ["Not in force", (row) => row.state === "out"],
 };
@@ -54,7 +54,7 @@ export class List {
     this.#table = h("table", { role: "table", "aria-label": tree ? "Pools with what is within them" : "Rules", tabindex: "-1" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
         head("name", tree ? "Pool or rule" : "Rule"), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
-        head("refused", "Refused now", { class: "number col-refused" }),
+        head("dropped", "Dropped now", { class: "number col-dropped" }),
         h("th", { scope: "col", role: "columnheader", class: "col-spark" }, "Last minute"), head("level", "Bucket", { class: "col-level" }))),
       body);
     this.#found = h("span");
@@ -191,14 +191,14 @@ function emptyOf(why) {
     case "":
       return [];
     case "not found":
-      return [h("div", { class: "empty" }, h("h2", null, "Nothing matches"), h("p", null, "No rule or pool has that now. Try fewer words, or an address: its networks are found."))];
+      return [h("div", { class: "empty" }, h("h2", null, "Nothing matches"), h("p", null, "Try fewer words. An address finds the networks that contain it."))];
     case "no pools":
       return [h("div", { class: "empty" }, h("h2", null, "No pools yet"), h("p", null, "A pool is one rate that several rules share, such as an uplink or a subscriber with IPv4 and IPv6."),
         h("code", { class: "command" }, "shapectl pool set uplink --rate 1gbit --share member"))];
   }
   return [h("div", { class: "empty" },
     s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" }, s("use", { href: "icon.svg#mark" })),
-    h("h2", null, "No limits yet"), h("p", null, "Nothing is limited in this network namespace. This gives each address in a network its own 10 mbit, and shows here at once:"),
+    h("h2", null, "No limits yet"), h("p", null, "Nothing is limited in this network namespace. This command gives each address in a network 10 mbit:"),
     h("code", { class: "command" }, "shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host"),
     h("p", null, "Try limits first in the ", h("a", { href: "sandbox" }, "sandbox"), "."))];
 }
@@ -211,7 +211,7 @@ function makeRow(toggle) {
       h("span", { class: "place" })),
     h("td", { role: "cell", class: "col-state" }, h("span", { class: "pill" })),
     h("td", { role: "cell", class: "col-use" }, h("div", { class: "use-cell" }, h("div", { class: "figures" }, h("span"), h("span", { class: "muted small" })), h("span", { class: "bar", "aria-hidden": "true" }, h("span")))),
-    h("td", { role: "cell", class: "number col-refused" }, h("b"), h("span", { class: "share" })),
+    h("td", { role: "cell", class: "number col-dropped" }, h("b"), h("span", { class: "share" })),
     h("td", { role: "cell", class: "col-spark" }, spark()),
     h("td", { role: "cell", class: "col-level" }, h("div", { class: "level-cell" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span")))));
   return el;
@@ -228,7 +228,7 @@ export function rateText(r) {
 function updateRow(el, { row, depth, within, open }) {
   const r = row.r;
   setAttr(el, "class", `state-${row.state}`);
-  const [who, state, use, refused, sparkCell, level] = el.children;
+  const [who, state, use, dropped, sparkCell, level] = el.children;
   const link = who.querySelector("a");
   const title = visible(titleOf(r));
   if (link.dataset.title !== title) {
@@ -257,10 +257,10 @@ function updateRow(el, { row, depth, within, open }) {
   const share = r.use_percent;
   setText(figures.lastChild, share !== null && share !== undefined ? `${percent(share)} of ${rateText(r)}` : rateText(r));
   fillBar(bar, row.ofRate, row.state);
-  setAttr(refused, "class", row.refused > 0 ? "number col-refused any" : "number col-refused");
-  setText(refused.firstChild, row.refused > 0 ? bits(row.refused) : "");
-  setText(refused.lastChild, row.refused > 0 ? (row.refusedPercent !== null ? `${percent(row.refusedPercent)} of packets` : "") : row.refused === 0 ? "0" : "–");
-  drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("refused"), 60, row.isPool || r.use_percent === null ? 0 : (r.rate_bits_per_second ?? 0) / 4);
+  setAttr(dropped, "class", row.dropped > 0 ? "number col-dropped any" : "number col-dropped");
+  setText(dropped.firstChild, row.dropped > 0 ? bits(row.dropped) : "");
+  setText(dropped.lastChild, row.dropped > 0 ? (row.droppedPercent !== null ? `${percent(row.droppedPercent)} of packets` : "") : row.dropped === 0 ? "0" : "–");
+  drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("dropped"), 60, row.isPool || r.use_percent === null ? 0 : (r.rate_bits_per_second ?? 0) / 4);
   const [text, levelBar] = level.firstChild.children;
   setText(text, row.worst !== null ? `fullest ${percent(row.worst * 100)}` : row.full === null ? "" : r.level_bytes === 0 ? "empty" : percent(row.full * 100));
   setAttr(text, "title", r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : null);
@@ -284,27 +284,27 @@ class Tiles {
       return (part.el = h("div", { class: "tile" }, h("dt", null, label), part.figure, part.more, part.spark));
     };
     this.el = h("dl", { class: "tiles", "aria-label": "All rules together" },
-      tile("passed", "Passed now", true), tile("refused", "Refused now", true), tile("worst", "Rules at their limit"), tile("rules", "Rules in force"));
+      tile("passed", "Passed now", true), tile("dropped", "Dropped now", true), tile("worst", "Rules at their limit"), tile("rules", "Rules in force"));
   }
 
   update() {
-    const { passed, refused } = this.#store.total;
+    const { passed, dropped } = this.#store.total;
     const parts = this.#parts;
     const figure = (el, [value, unit]) => {
       if (el.childNodes.length === 0) el.append(h("span"), h("span", { class: "unit" }));
       setText(el.firstChild, value);
       setText(el.lastChild, unit);
     };
-    const off = refused.at(-1) || 0;
+    const off = dropped.at(-1) || 0;
     const all = off + (passed.at(-1) || 0);
     figure(parts.passed.figure, bitsParts(passed.at(-1)));
-    figure(parts.refused.figure, bitsParts(off));
+    figure(parts.dropped.figure, bitsParts(off));
     setText(parts.passed.more, "\u00a0");
-    setText(parts.refused.more, all > 0 ? `${percent((100 * off) / all)} of offered` : "\u00a0");
-    setAttr(parts.refused.el, "class", off > 0 ? "tile refusing" : "tile");
+    setText(parts.dropped.more, all > 0 ? `${percent((100 * off) / all)} of offered` : "\u00a0");
+    setAttr(parts.dropped.el, "class", off > 0 ? "tile refusing" : "tile");
     drawSpark(parts.passed.spark, passed, null, 60);
-    drawSpark(parts.refused.spark, passed.map(() => 0), refused, 60);
-    let refusing = 0;
+    drawSpark(parts.dropped.spark, passed.map(() => 0), dropped, 60);
+    let dropping = 0;
     let near = 0;
     let pools = 0;
     let out = 0;
@@ -313,12 +313,12 @@ class Tiles {
         pools++;
         continue;
       }
-      if (row.refused > 0) refusing++;
+      if (row.dropped > 0) dropping++;
       else if (row.state === "near") near++;
       if (row.state === "out") out++;
     }
     const rules = this.#store.ruleCount;
-    figure(parts.worst.figure, [grouped(refusing), ""]);
+    figure(parts.worst.figure, [grouped(dropping), ""]);
     setText(parts.worst.more, near > 0 ? `${grouped(near)} more near it` : "none else near it");
     figure(parts.rules.figure, [grouped(rules - out), ""]);
     setText(parts.rules.more, out > 0 ? `${grouped(out)} not in force` : pools > 0 ? plural(pools, "pool") : "no pools");

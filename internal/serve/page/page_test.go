@@ -92,7 +92,7 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 			passed := 9e6 + 8e6*math.Sin(float64(i)/20)
 			periods = append(periods, map[string]any{"begin": now.Add(time.Duration(i-288) * 5 * time.Minute), "measured_ns": 300e9, "passed_bits_per_second": passed, "offered_bits_per_second": max(passed, 1.4*passed-6e6)})
 		}
-		answer(w, map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "refused_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630})
+		answer(w, map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "dropped_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630})
 	})
 	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
 		time.Sleep(500 * time.Millisecond)
@@ -267,7 +267,7 @@ func open(t *testing.T, hash string) (*fake, *browser.Tab) {
 
 const firstLine = "document.querySelector('.list tbody .who a').textContent"
 
-// The one that is refused most comes first, and no name does harm.
+// The rule that drops most comes first, and no name does harm.
 func TestList(t *testing.T) {
 	f, b := open(t, "")
 	b.Until("the offender to be first", firstLine+" === 'mallory'")
@@ -327,7 +327,7 @@ func TestRule(t *testing.T) {
 	b.Until("a plot", "document.querySelector('.legend')?.innerText.includes('5.00mbit')")
 	b.Eval(drawn, &before)
 	b.Until("the plot to move", fmt.Sprintf("%s !== %q", drawn, before))
-	b.Until("the text of the plot", "document.querySelector('.plot canvas').getAttribute('aria-label').includes('9.00mbit pass and 5.00mbit are refused')")
+	b.Until("the text of the plot", "document.querySelector('.plot canvas').getAttribute('aria-label').includes('9.00mbit pass and 5.00mbit are dropped')")
 	b.Until("buckets", "document.querySelectorAll('.within tbody tr').length === 12 && document.querySelector('.within tbody').innerText.startsWith('10.0.0.7')")
 	b.Click(".within tbody tr:nth-child(2) button")
 	b.Until("an explanation", "document.querySelector('.said pre')?.innerText.startsWith('packets to 10.0.0.10 go out by eth0')")

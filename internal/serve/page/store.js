@@ -9,13 +9,13 @@ export const keyOf = (r) => (r.kind === "pool" ? poolKey(r.name) : `rule/${r.dev
 
 // A Series is the last values, in step with their times.
 class Series {
-  t = []; passed = []; refused = []; level = [];
+  t = []; passed = []; dropped = []; level = [];
 
   add(at, values, keep) {
     this.t.push(at);
-    for (const name of ["passed", "refused", "level"]) this[name].push(values[name] ?? NaN);
+    for (const name of ["passed", "dropped", "level"]) this[name].push(values[name] ?? NaN);
     if (this.t.length > keep * 1.1) {
-      for (const name of ["t", "passed", "refused", "level"]) this[name].splice(0, this.t.length - keep);
+      for (const name of ["t", "passed", "dropped", "level"]) this[name].splice(0, this.t.length - keep);
     }
   }
 }
@@ -35,17 +35,17 @@ class Row {
     this.isPool = r.kind === "pool";
     const use = r.use_bits_per_second;
     this.passed = use ?? null;
-    this.lost = r.dropped_bits_per_second ?? null;
-    // What a pool itself refused is a part of what its members lost.
-    this.refused = !this.isPool ? this.lost : was && before ? perSecond(r, was, at - before) : r.refused_percent > 0 ? this.lost : null;
-    this.refusedPercent = (this.isPool ? r.refused_percent : r.dropped_percent) ?? null;
+    this.dropped = r.dropped_bits_per_second ?? null;
+    // What a pool itself refused is a part of what was dropped within it.
+    this.refused = !this.isPool ? this.dropped : was && before ? perSecond(r, was, at - before) : r.refused_percent > 0 ? this.dropped : null;
+    this.droppedPercent = r.dropped_percent ?? null;
     this.full = r.capacity_bytes ? r.level_bytes / (r.capacity_bytes + (r.queue_bytes || 0)) : null;
     this.worst = worst; // the fullest bucket of a host or flow
     this.ofRate = r.use_percent !== null && r.use_percent !== undefined ? r.use_percent / 100 : worst;
     this.state = stateOf(this);
-    if (this.series || this.passed || this.refused || r.level_bytes || this.watched) {
+    if (this.series || this.passed || this.dropped || r.level_bytes || this.watched) {
       this.series ??= new Series();
-      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes }, this.watched ? WATCHED : USUAL);
+      this.series.add(at, { passed: this.passed ?? NaN, dropped: this.dropped ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes }, this.watched ? WATCHED : USUAL);
     }
   }
 
@@ -68,17 +68,18 @@ function stateOf(row) {
   return row.passed > 0 ? "passing" : "idle";
 }
 
-const words = { out: "not in force", refusing: "refusing", near: "near its rate", passing: "passing", idle: "idle" };
+const words = { out: "not in force", near: "near its rate", passing: "passing", idle: "idle" };
 
 export function stateText(row) {
+  if (row.state === "refusing") return row.isPool ? "refusing" : "dropping";
   if (row.state !== "queueing") return words[row.state];
   const excess = row.r.excess ?? "";
   return excess.startsWith("delay") ? "queueing" : excess.startsWith("ecn") || excess.startsWith("mark") ? "marking" : "counting excess";
 }
 
-// worstFirst sorts by what was refused now, then by how near to the rate the use is.
+// worstFirst sorts by what a rule drops or a pool refuses now, then by how near to the rate the use is.
 export function worstFirst(a, b) {
-  return (b.refused || 0) - (a.refused || 0) || (b.lost || 0) - (a.lost || 0) || rank(b.ofRate) - rank(a.ofRate) || (b.passed || 0) - (a.passed || 0) || natural(a, b);
+  return (b.refused || 0) - (a.refused || 0) || (b.dropped || 0) - (a.dropped || 0) || rank(b.ofRate) - rank(a.ofRate) || (b.passed || 0) - (a.passed || 0) || natural(a, b);
 }
 
 const rank = (share) => Math.round((share || 0) * 100);
@@ -95,7 +96,7 @@ export class Store {
   buckets = [];
   at = 0; // of the last reading, in ms since 1970
   pending = null; // until when, by performance.now(), an unconfirmed change is in force
-  total = { passed: [], refused: [] };
+  total = { passed: [], dropped: [] };
   readings = 0;
   #watched = "";
 
@@ -120,7 +121,7 @@ export class Store {
     this.rows = new Map();
     this.children = new Map();
     let passed = 0;
-    let refused = 0;
+    let dropped = 0;
     for (const r of rules) {
       const key = keyOf(r);
       const row = left.get(key) ?? new Row(key);
@@ -132,11 +133,11 @@ export class Store {
       this.children.get(above).push(row);
       if (!row.isPool) {
         passed += row.passed || 0;
-        refused += row.refused || 0;
+        dropped += row.dropped || 0;
       }
     }
     push(this.total.passed, passed);
-    push(this.total.refused, refused);
+    push(this.total.dropped, dropped);
     this.at = at;
     this.readings++;
     this.pending = typeof top.reverts_in_ns === "number" ? { until: performance.now() + top.reverts_in_ns / 1e6 } : null;
