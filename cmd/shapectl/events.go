@@ -29,9 +29,9 @@ func eventsCommand(e *env) *cobra.Command {
 	var o eventsOptions
 	cmd := &cobra.Command{
 		Use:   "events [DEV|ADDRESS|CIDR|NAME]... [flags]",
-		Short: "Tell when buckets overflow, changes expire, and devices come and go",
-		Long: `Tell of events as they happen, a line for each, until it is stopped. With arguments, only of those of these devices,
-networks, rules or pools. DEV and NAME may be patterns. The kinds are:
+		Short: "Print events: buckets that overflow, changes, devices that come and go",
+		Long: `Print events as they happen, one a line, until it is stopped. Arguments choose devices, networks, rules or pools. DEV
+and NAME may be patterns. The kinds are:
 
   overflow          a bucket begins to drop, mark, queue or pass excess packets
   penalty           the same, and the rule has a penalty
@@ -43,15 +43,15 @@ networks, rules or pools. DEV and NAME may be patterns. The kinds are:
   device-appeared   a device that has rules, or had, was created or renamed,
   device-gone       or deleted
   rules-changed     rules or pools were added, removed or changed
-  left-out          events of packets were left out, and no later event says so
+  left-out          events of packets were left out, and no other event followed to count them
 
-An overflow begins with the first excess packet after a second without one. At most 100 events of packets are told in a
-second; left_out counts the others. Packets that pass never pay for events. While nobody listens, excess packets do not either.
-As many as eight processes may listen.
+An overflow begins with the first excess packet after a second without one. At most 100 events of packets are printed
+in a second; left_out counts the others. At most eight processes may listen. Packets that pass are not slowed down;
+excess packets are, while somebody listens.
 
 --run runs a program for each event, without arguments. It gets the event as JSON on stdin, and in its environment as
 SHAPECTL_KIND, SHAPECTL_DEVICE and so on. It runs for one event after another, at most 30 times a minute.
-SHAPECTL_RUNS_LEFT_OUT says for how many events it was not run before. A run of more than a minute is killed.`,
+SHAPECTL_RUNS_LEFT_OUT counts the events since the last run for which it was not run. A run is killed after a minute.`,
 		Example: `  shapectl events
   shapectl events eth0 --kind overflow --kind change -j
   shapectl events --journal
@@ -61,9 +61,9 @@ SHAPECTL_RUNS_LEFT_OUT says for how many events it was not run before. A run of 
 			set := cmd.Flags().Changed
 			switch {
 			case set("count") && o.count < 1:
-				return inputf("events: --count %d tells nothing; use 1 or more", o.count)
+				return inputf("events: --count %d is out of range; use 1 or more", o.count)
 			case set("for") && o.during <= 0:
-				return inputf("events: --for %v is over at once; use a longer time", o.during)
+				return inputf("events: --for %v is out of range; use a longer time", o.during)
 			case set("run") && o.run == "":
 				return inputf("events: --run names no program")
 			}

@@ -45,21 +45,21 @@ func reportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report --rule 'DEV DIR NET'|--name NAME|--pool NAME [flags]",
 		Short: "Report what a rule or pool delivered over time",
-		Long: `Report what a rule, all rules with a name, or a pool passed and refused over time, and whether the committed rate was
-delivered. The history is recorded by 'shapectl serve'.
+		Long: `Report what a rule, all rules with a name, or a pool passed and dropped over time, and whether the committed rate was
+delivered. 'shapectl serve' records the history.
 
-The committed rate is the guarantee. Without one it is the rate, unless the rule draws from a pool. --committed
-gives another. Rules whose hosts, subnets or flows have a rate each are not checked without it.
+The committed rate is the guarantee. Without one, it is the rate, unless the rule draws from a pool. --committed sets
+another. Rules that give each host, subnet or flow a rate are checked only with --committed.
 
-An interval of 10s delivered the committed rate if nothing was refused in it, or if at least as much passed as the
-rate allows in that time, less one burst. Otherwise it counts as missed: its packets came in bursts, or a pool was
-full. Intervals without traffic are not counted. Times without readings are listed as gaps. They are in no rate and
-no check; what was counted meanwhile is in the sums.
+An interval of 10s delivered the committed rate if nothing was dropped, or if at least as much passed as the rate
+allows in that time, less one burst. Otherwise it is missed: packets came in bursts, or a pool was full. Intervals
+without traffic do not count. Gaps are times without readings. They are in no rate and in no check, but the bytes
+counted meanwhile are in the sums.
 
-The 95th percentile is that of averages of five minutes, as it is billed, and that of intervals. --html writes a page
-with a picture into a file.
+The 95th percentile is of averages of five minutes, as for billing, and of intervals. --html writes a page with a
+picture to a file.
 
---since and --until take a time ago such as 24h or 7d, or a time such as 2026-11-23, '2026-11-23 14:00' or 14:00.`,
+--since and --until take an age such as 24h or 7d, or a time such as 2026-11-23, '2026-11-23 14:00' or 14:00.`,
 		Example: `  shapectl report --name alice --since 7d --html alice.html
   shapectl report --rule 'eth0 egress 10.0.0.7' --since 24h
   shapectl report --pool uplink --committed 400mbit -j`,
@@ -72,18 +72,18 @@ with a picture into a file.
 					given++
 				}
 				if set(name) && cmd.Flag(name).Value.String() == "" {
-					return inputf("report: --%s is empty; say of what", name)
+					return inputf("report: --%s is empty; name a rule or pool", name)
 				}
 			}
 			switch {
 			case given == 0:
-				return inputf("report: say of what: --rule 'DEV ingress|egress CIDR', --name NAME or --pool NAME")
+				return inputf("report: choose one of --rule 'DEV ingress|egress CIDR', --name NAME and --pool NAME")
 			case given > 1:
 				return inputf("report: give one of --rule, --name and --pool")
 			case e.json && o.html != "":
-				return inputf("report: -j and --html are two forms of the answer; give one of them")
+				return inputf("report: -j and --html exclude each other; give one of them")
 			case set("html") && o.html == "" || set("history") && o.history == "":
-				return inputf("report: --html and --history need the name of a file; leave them out to use none")
+				return inputf("report: --html and --history need the name of a file")
 			case set("committed") && o.committed == policy.Unlimited:
 				return inputf("report: --committed unlimited cannot be checked; write a rate such as 10mbit")
 			}
@@ -98,7 +98,7 @@ with a picture into a file.
 	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
 	once(flags, &o.committed, "committed", "check this rate instead of that of the rule or pool")
 	flags.Lookup("committed").DefValue = ""
-	flags.StringVar(&o.html, "html", "", "write a page into this `file`")
+	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
 	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory+", else what a running serve has in memory")
 	must(cmd.MarkFlagFilename("history"))
@@ -144,7 +144,7 @@ func (e *env) report(o reportOptions, now time.Time) error {
 		found = deliverer.Deliveries()
 	}
 	if len(found) == 0 {
-		return inputf("report: %s has no readings of %s from %s to %s; it has those that 'shapectl serve' recorded",
+		return inputf("report: %s has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
 			from, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {

@@ -70,7 +70,7 @@ func TestReport(t *testing.T) {
 	r.refused(exitInput, "has not three words", command("--rule", "eth0 egress")...)
 	r.refused(exitInput, "is no time", "report", "--pool", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "--pool", "up", "--since", "1h", "--until", "2h")
-	r.refused(exitInput, "it is no history of shapectl", command("--pool", "up", "--history", page)...)
+	r.refused(exitInput, "it is not a history of shapectl", command("--pool", "up", "--history", page)...)
 	r.refused(exitInput, "no such file", command("--pool", "up", "--history", page+"-")...)
 
 	// A server that records answers from that, and opens no file for a request.

@@ -23,17 +23,17 @@ func rttCommand(e *env) *cobra.Command {
 	interval, oneIn := usualRTTInterval, uint32(1)
 	cmd := &cobra.Command{
 		Use:   "rtt [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
-		Short: "Measure whether limits hurt: round-trip times and retransmissions of TCP",
-		Long: `Measure whether limits hurt: follow the TCP flows of rules for some seconds, and show round-trip times and
-retransmissions while a rule limits beside those at other times. A rule limits until a second after it last dropped,
-delayed or marked a packet; with a bucket for each host, this is told for each host.
+		Short: "Measure TCP round-trip times and retransmissions under limits",
+		Long: `Measure whether limits hurt. The command follows the TCP flows of rules for some seconds. It compares round-trip times
+and retransmissions while a rule limits with those at other times. A rule limits until a second after it last dropped,
+delayed or marked a packet. If each host has a bucket, this is decided for each host.
 
-LIMITED and OTHERWISE are the median between the device and those who receive what the rule limits, with the wait in
-the rule's queue; P95 is the 95th percentile. SENDER is the median between the device and those who send. RESENT is the
-share of packets with payload that were sent again. For a single rule, its hosts follow.
+LIMITED and OTHERWISE are median round-trip times between the device and the receivers, including the wait in the
+rule's queue; P95 is the 95th percentile. SENDER is the median between the device and the senders. RESENT is the share
+of packets with payload that were sent again. A single rule is followed by its hosts.
 
-Nothing is measured before or after: the programs that look at packets are only there while this command runs. They
-need Linux 6.6. The arguments are those of 'shapectl show'.`,
+The programs that measure are attached only while this command runs. They need Linux 6.6. The arguments are those of
+'shapectl show'.`,
 		Example: `  shapectl rtt
   shapectl rtt eth0 egress --interval 30s
   shapectl rtt 10.0.3.7
@@ -45,7 +45,7 @@ need Linux 6.6. The arguments are those of 'shapectl show'.`,
 				return err
 			}
 			if oneIn == 0 || oneIn&(oneIn-1) != 0 || oneIn > 1<<16 {
-				return inputf("rtt: --one-in %d is no power of two up to 65536", oneIn)
+				return inputf("rtt: --one-in %d is out of range; use a power of two up to 65536", oneIn)
 			}
 			if len(given) > 0 && given[0] == "" {
 				return inputf("rtt: the first argument is empty; leave it out for all rules")
@@ -57,8 +57,8 @@ need Linux 6.6. The arguments are those of 'shapectl show'.`,
 			return e.rtt(want, len(given) == 1 || len(given) == 2, interval, oneIn)
 		},
 	}
-	cmd.Flags().Var(duration(&interval), "interval", "measure over this `time`; 5s unless it is given")
-	cmd.Flags().Uint32Var(&oneIn, "one-in", oneIn, "follow one flow in `N`, a power of two, where there is very much traffic")
+	cmd.Flags().Var(duration(&interval), "interval", "measure over this `time` (default: 5s)")
+	cmd.Flags().Uint32Var(&oneIn, "one-in", oneIn, "follow one flow in `N`, a power of two; for busy devices")
 	return cmd
 }
 

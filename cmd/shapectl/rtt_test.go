@@ -159,7 +159,7 @@ func TestRTTWithoutTraffic(t *testing.T) {
 	if out := r.ok("rtt", "--interval", (20 * time.Millisecond).String()); out != "no TCP packets with payload in 20ms\n" {
 		t.Errorf("prints %q", out)
 	}
-	r.refused(exitInput, "is no power of two", "rtt", "--one-in", "3")
+	r.refused(exitInput, "use a power of two", "rtt", "--one-in", "3")
 	r.refused(exitInput, "rtt: ", "rtt", "nowhere")
 	r.refused(exitInput, "out of range", "rtt", "--interval", "1us")
 	if out := r.ok("rtt", "-j", "va", "ingress"); !strings.Contains(out, `"rules": []`) {

@@ -45,16 +45,18 @@ func serveCommand(e *env) *cobra.Command {
 	var o serveOptions
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
-		Short: "Serve the limits over HTTP: an API for all commands",
-		Long: `Serve an API over HTTP for all that the commands do, until it is stopped. The rules stay in force.
+		Short: "Serve a web page, an API and metrics over HTTP",
+		Long: `Serve a web page, an API for all commands, and metrics for Prometheus over HTTP, until it is stopped. Limits do not
+need it: they stay in force when it stops.
 
-With FILE, it also does what 'shapectl watch' does. Use one of the two. While there is no FILE, it sets no rules.
+With FILE, it also does the work of 'shapectl watch'; run one of the two. As long as FILE does not exist, it sets no
+rules.
 
 It listens on a Unix socket and on 127.0.0.1. Over the socket, root may do everything, and the group shapectl may read.
-Over 127.0.0.1, all users of this host may read, and whoever knows the token of --token-file may change limits. On an
-address that other hosts can reach, everything takes the token, and TLS: give --tls-cert, --tls-key and --token-file.
+Over 127.0.0.1, all users of this host may read, and changes need the token in --token-file. On an address that other
+hosts can reach, every request needs the token and TLS: give --tls-cert, --tls-key and --token-file.
 
-It reads FILE, the token and the certificate again on SIGHUP.`,
+SIGHUP makes it read FILE, the token and the certificate again.`,
 		Example: `  shapectl serve /etc/shapectl/policy.yaml
   curl --unix-socket /run/shapectl/serve.sock 'http://localhost/api/v1/show?device=eth0'`,
 		Args:              args(0, 1),

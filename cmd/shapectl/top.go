@@ -44,19 +44,19 @@ func topCommand(e *env) *cobra.Command {
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Watch what rules and pools use and drop now",
 		Long: `Watch what rules and pools use and drop now. The rule that drops most comes first, then those nearest to their
-rate. The arguments choose rules as with 'shapectl show', and their pools come along. Nothing is charged or changed
-unless you change a rate by the key r, which asks first.
+rate. The arguments choose rules as with 'shapectl show'; their pools are shown, too. Nothing changes unless you change a
+rate with the key r, which asks first.
 
 Keys: up and down select a row, enter looks into it (a pool's members, a name's rules, a rule's hosts, a host's flows),
-esc goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits it, c confirms
+esc goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits the row, c confirms
 a pending change, p pauses, q quits, and ? lists all keys.
 
-With --once, one table is printed after one interval. With -j, a line of JSON is printed for each interval, and one
-document with --once: its rules have the keys of 'shapectl show -j'. A screen takes a terminal: without one, and
-with TERM=dumb, use these. NO_COLOR turns colours off.
+--once prints one table after one interval. -j prints a line of JSON for each interval, or with --once one document;
+rules have the keys of 'shapectl show -j'. The screen needs a terminal: without one, or with TERM=dumb, use --once or
+-j. NO_COLOR turns colours off.
 
-Columns: USE is what passed, OF is that in percent of the rate. DROPPED is the rate of dropped packets, and LOST their
-share of all packets. LEVEL is how full the bucket is, or the fullest one of many.`,
+Columns: USE is the rate of packets that passed, OF is USE in percent of the rate. DROPPED is the rate of dropped packets, and
+LOST their share of all packets. LEVEL is how full the bucket is, or the fullest one of many.`,
 		Example: `  shapectl top
   shapectl top --by tree
   shapectl top eth0 egress --sort use
@@ -162,7 +162,7 @@ func (e *env) checkScreen() error {
 	const instead = "use --once for one table, or -j for lines of JSON"
 	switch kind := e.getenv("TERM"); {
 	case e.terminal == nil || !isTerminal(os.Stdin):
-		return inputf("top: a screen takes a terminal for input and output; %s", instead)
+		return inputf("top: the screen needs a terminal for input and output; %s", instead)
 	case kind == "dumb" || kind == "":
 		return inputf("top: this terminal (TERM=%s) cannot show a screen; %s", plain.Line(kind), instead)
 	}

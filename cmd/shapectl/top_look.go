@@ -78,9 +78,9 @@ func (l *ruleLooker) Read() ([]top.Talker, string, error) {
 		switch {
 		case err != nil:
 		case reading.Others.Bytes > 0:
-			note = "others, for whom there is no room here, offer " + report.Bits(*bits(reading.Others.Bytes))
+			note = "others, not listed for lack of room, offer " + report.Bits(*bits(reading.Others.Bytes))
 		case reading.PassedUnknown:
-			note = "what passes is not seen here, as the device may queue it"
+			note = "what passes is unknown here: the device may queue it"
 		}
 	}
 	if l.byFlow {

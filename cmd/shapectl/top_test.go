@@ -446,7 +446,7 @@ func TestTopOfReaders(t *testing.T) {
 
 func TestTopWithoutATerminal(t *testing.T) {
 	r := newTopRig(newRig(t))
-	r.refused(exitInput, "a screen takes a terminal for input and output; use --once", "top")
+	r.refused(exitInput, "the screen needs a terminal for input and output; use --once", "top")
 	r.refused(exitInput, "--sort \"size\" is unknown", "top", "--once", "--sort", "size")
 	r.refused(exitInput, "--by \"device\" is unknown", "top", "--once", "--by", "device")
 	r.refused(exitInput, "out of range", "top", "--once", "--interval", "1ms")

@@ -159,7 +159,7 @@ func (s *session) compare(at hook, was, now *digest) {
 	}
 	for prefix := range now.waiting {
 		if !was.waiting[prefix] {
-			s.tell(now.event(at, report.GuaranteeFails, "the pool above has no room for its guarantee, which waits", prefix))
+			s.tell(now.event(at, report.GuaranteeFails, "its guarantee waits, because the pool above has no room for it", prefix))
 		}
 	}
 	if was.n == now.n && was.sum == now.sum {

@@ -22,7 +22,7 @@ import (
 // Errors of files.
 var (
 	ErrNewer  = errors.New("a newer version of shapectl wrote it")
-	ErrOther  = errors.New("it is no history of shapectl")
+	ErrOther  = errors.New("it is not a history of shapectl")
 	ErrLocked = errors.New("another process writes it")
 	ErrInUse  = errors.New("another process holds it")
 )

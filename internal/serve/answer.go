@@ -101,7 +101,7 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 		if who == Changes {
 			kind = changing
 			if wait := s.changes.take(); wait > 0 {
-				tooOften(w, wait, "there are too many changes; nothing was changed; wait")
+				tooOften(w, wait, "too many changes; nothing was changed; wait")
 				return
 			}
 		}
@@ -160,10 +160,10 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.o.MaxBody))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):
-		Fail(w, http.StatusRequestEntityTooLarge, exitInput, "the body has more than %d bytes; start serve with another --max-body", s.o.MaxBody)
+		Fail(w, http.StatusRequestEntityTooLarge, exitInput, "the body has more than %d bytes; start serve with a larger --max-body", s.o.MaxBody)
 		return r, false
 	case err != nil:
-		Fail(w, http.StatusBadRequest, exitInput, "the body did not come to its end")
+		Fail(w, http.StatusBadRequest, exitInput, "the body is incomplete")
 		return r, false
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or a long answer would seem to have lost its client

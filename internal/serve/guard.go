@@ -57,7 +57,7 @@ func readToken(path string) (*token, error) {
 		return nil, fmt.Errorf("read the token: %s has %d bytes; use %d to %d random ones", path, len(text), leastToken, maxToken)
 	}
 	if slices.ContainsFunc(text, func(b byte) bool { return b <= ' ' || b > '~' }) {
-		return nil, fmt.Errorf("read the token: %s has other characters than letters, digits and signs", path)
+		return nil, fmt.Errorf("read the token: %s has characters other than letters, digits and punctuation", path)
 	}
 	t := token(sha256.Sum256(text))
 	return &t, nil
@@ -222,7 +222,7 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 	given, hasToken := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
 	case t == nil:
-		Fail(w, http.StatusForbidden, exitMissing, "only root may do this, over the Unix socket; start serve with --token-file to permit it here, too")
+		Fail(w, http.StatusForbidden, exitMissing, "only root may do this, over the Unix socket; to permit it here, start serve with --token-file")
 		return false
 	case hasToken && t.is(given):
 		return true
@@ -231,7 +231,7 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 	if hasToken {
 		text = "this is not the token"
 		if wait := s.guesses.take(); wait > 0 {
-			tooOften(w, wait, "there were too many wrong tokens; wait")
+			tooOften(w, wait, "too many wrong tokens; wait")
 			return false
 		}
 	}

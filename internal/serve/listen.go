@@ -77,10 +77,10 @@ func (s *Server) listenUnix() (net.Listener, error) {
 	if errors.Is(err, unix.EADDRINUSE) {
 		if c, dialed := net.Dial("unix", path); dialed == nil {
 			c.Close()
-			return nil, fmt.Errorf("listen on %s: another process does already; stop it, or give another --socket", path)
+			return nil, fmt.Errorf("listen on %s: another process listens there; stop it, or give another --socket", path)
 		}
 		if info, err := os.Lstat(path); err != nil || info.Mode()&fs.ModeSocket == 0 {
-			return nil, fmt.Errorf("listen on %s: it is another kind of file", path)
+			return nil, fmt.Errorf("listen on %s: the path exists and is not a socket", path)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("listen on %s: %w", path, err)
@@ -96,7 +96,7 @@ func (s *Server) listenUnix() (net.Listener, error) {
 			err = os.Chmod(path, 0o660)
 		}
 		if err != nil {
-			s.o.Say(fmt.Sprintf("%s: the group cannot be given: %v", path, err))
+			s.o.Say(fmt.Sprintf("%s: set the group: %v", path, err))
 		}
 	}
 	return l, nil

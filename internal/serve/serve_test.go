@@ -498,7 +498,7 @@ func TestSecondServer(t *testing.T) {
 	other := file(t, "file", "of somebody", 0o600)
 	s, err = New(Options{Socket: other, SocketGID: -1, Say: r.said.say})
 	testenv.Must(t, err)
-	if err := s.Run(t.Context(), func() {}); err == nil || !strings.Contains(err.Error(), "another kind of file") {
+	if err := s.Run(t.Context(), func() {}); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file in place of the socket: %v", err)
 	}
 	if text, _ := os.ReadFile(other); string(text) != "of somebody" {
