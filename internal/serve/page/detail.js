@@ -119,7 +119,7 @@ export class Detail {
 
     this.#host.replaceChildren(
       h("div", { class: "head" }, p.crumbs, p.title, p.sentence, p.chips),
-      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Dropped now"), tile("share", "Rate"), tile("level", "Bucket")),
+      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Dropped now"), tile("share", "Rate"), tile("level", "Level")),
       h("div", { class: "detail" }, p.main, p.side));
     return p;
   }

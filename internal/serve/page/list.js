@@ -55,7 +55,7 @@ export class List {
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
         head("name", tree ? "Pool or rule" : "Rule"), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
         head("dropped", "Dropped now", { class: "number col-dropped" }),
-        h("th", { scope: "col", role: "columnheader", class: "col-spark" }, "Last minute"), head("level", "Bucket", { class: "col-level" }))),
+        h("th", { scope: "col", role: "columnheader", class: "col-spark" }, "Last minute"), head("level", "Level", { class: "col-level" }))),
       body);
     this.#found = h("span");
     this.#holding = h("span");
@@ -284,7 +284,7 @@ class Tiles {
       return (part.el = h("div", { class: "tile" }, h("dt", null, label), part.figure, part.more, part.spark));
     };
     this.el = h("dl", { class: "tiles", "aria-label": "All rules together" },
-      tile("passed", "Passed now", true), tile("dropped", "Dropped now", true), tile("worst", "Rules at their limit"), tile("rules", "Rules in force"));
+      tile("passed", "Passed now", true), tile("dropped", "Dropped now", true), tile("worst", "Rules dropping"), tile("rules", "Rules in force"));
   }
 
   update() {
@@ -319,7 +319,7 @@ class Tiles {
     }
     const rules = this.#store.ruleCount;
     figure(parts.worst.figure, [grouped(dropping), ""]);
-    setText(parts.worst.more, near > 0 ? `${grouped(near)} more near it` : "none else near it");
+    setText(parts.worst.more, near > 0 ? `${grouped(near)} more near the rate` : "no other near the rate");
     figure(parts.rules.figure, [grouped(rules - out), ""]);
     setText(parts.rules.more, out > 0 ? `${grouped(out)} not in force` : pools > 0 ? plural(pools, "pool") : "no pools");
   }
