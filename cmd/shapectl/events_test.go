@@ -206,8 +206,8 @@ func TestEventsRunAProgram(t *testing.T) {
 func TestEventsRefusals(t *testing.T) {
 	r := newRig(t)
 	r.refused(exitInput, "there is no kind of event", "events", "--kind", "flood")
-	r.refused(exitInput, "tells nothing", "events", "--count", "0")
-	r.refused(exitInput, "over at once", "events", "--for", "0s")
+	r.refused(exitInput, "out of range", "events", "--count", "0")
+	r.refused(exitInput, "out of range", "events", "--for", "0s")
 	r.refused(exitInput, "executable file not found", "events", "--run", "no-such-program")
 	r.refused(exitInput, "names no program", "events", "--run", "")
 	r.refused(exitInput, "malformed pattern", "events", "[")
