@@ -100,6 +100,9 @@ func requestSchema(c apiCommand, cmd *cobra.Command) object {
 		}
 		properties[name] = of
 	}
+	if c.measures {
+		properties["running"] = object{"type": "boolean", "description": "answer with what serve --rtt measures anyway, and start nothing"}
+	}
 	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}
 	return object{"type": "object", "properties": properties, "additionalProperties": false}
 }
