@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -237,12 +238,14 @@ func (a *api) addTo(s *serve.Server) {
 			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
-		access := c.access()
-		if c.measures && a.env.rtts != nil {
-			access = serve.Reads
+		access := func(r *http.Request) serve.Access {
+			if c.measures && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
+				return serve.Reads
+			}
+			return c.access()
 		}
 		for _, method := range c.methods() {
-			s.Handle(method+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
+			s.HandleBy(method+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 		}
 	}
 	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -287,10 +290,16 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		e.history, e.rtts = a.env.history, a.env.rtts
 	}
 	if c.measures {
-		if err := e.mayMeasure(given); err != nil {
-			serve.Fail(w, status(exitInput, err), exitInput, "%s: %v", c.name, err)
+		switch only := onlyRunning(given); {
+		case e.rtts == nil && only:
+			w.Header().Set("Content-Type", "application/json")
+			must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
+			return
+		case e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil):
+			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve measures all the time, as --rtt says; leave interval and one-in out", c.name)
 			return
 		}
+		delete(given, "running")
 	}
 	line, err := e.requested(c, given)
 	if err != nil {
@@ -334,17 +343,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 }
 
-// mayMeasure refuses a request to measure that does not go with what serve measures. It takes "running" out of the request.
-func (e *env) mayMeasure(given arguments) error {
-	only := given["running"]
-	delete(given, "running")
-	switch {
-	case e.rtts == nil && len(only) > 0 && only[0] != "false":
-		return missingError{errors.New("serve measures no round-trip times by itself; start it with --rtt")}
-	case e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil):
-		return errors.New("serve measures all the time, as --rtt says; leave interval and one-in out")
-	}
-	return nil
+// onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
+func onlyRunning(given arguments) bool {
+	return len(given["running"]) > 0 && given["running"][0] == "true"
 }
 
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.

@@ -168,6 +168,18 @@ func (s *Server) Handle(pattern string, who Access, h http.Handler) {
 	s.mux.Handle(pattern, s.bounded(who, h))
 }
 
+// HandleBy plugs in a handler with the rights that a request takes: Reads or Changes.
+func (s *Server) HandleBy(pattern string, who func(*http.Request) Access, h http.Handler) {
+	reads, changes := s.bounded(Reads, h), s.bounded(Changes, h)
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if who(r) == Reads {
+			reads.ServeHTTP(w, r)
+		} else {
+			changes.ServeHTTP(w, r)
+		}
+	})
+}
+
 // HandleStream plugs in a handler whose answers do not end.
 func (s *Server) HandleStream(pattern string, who Access, h http.Handler) {
 	s.mux.Handle(pattern, s.streamed(who, h))

@@ -38,9 +38,10 @@ export function explain(r, address) {
 }
 
 // roundTrips are TCP round-trip times of a rule: those that the server measures anyway (running), or it measures now for a
-// few seconds.
+// few seconds. null is none, and undefined that the server measures nothing by itself.
 export async function roundTrips(r, running) {
   const all = await get("rtt", { ...named(r), ...(running ? { running } : { interval: `${RTT_SECONDS}s` }) });
+  if (running && all.interval_ns === 0) return undefined;
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 

@@ -193,9 +193,11 @@ export class Detail {
       on = !on;
       setAttr(button, "aria-pressed", String(on));
       setText(button, on ? "Stop" : "Measure");
-      if (on) run();
+      if (on && !busy) run();
     } }, "Measure");
+    let busy = false;
     const run = async () => {
+      busy = true;
       setText(said, "Measuring TCP round-trip times …");
       while ((on || running) && !this.#closed) {
         try {
@@ -205,6 +207,11 @@ export class Detail {
           }
           if (document.hidden) break;
           const one = await calls.roundTrips(row.r, running);
+          if (one === undefined) {
+            running = false;
+            if (!on) setText(said, "");
+            continue;
+          }
           button.hidden = running;
           found.t.push(this.#store.at);
           found.limited.push(rtt(one?.limited) ?? NaN);
@@ -218,15 +225,13 @@ export class Detail {
           if (one) lines.show([one, ...(one.hosts ?? []).slice(0, BUCKETS)], (o) => o.host);
           if (running) await sleep(RTT_AGAIN);
         } catch (err) {
-          setText(said, running && found.t.length === 0 ? "" : visible(err.message));
-          if (running && found.t.length > 0 && err.status === 0) {
-            await sleep(RTT_AGAIN); // the server may come back
-            continue;
-          }
-          on = running = false;
+          setText(said, visible(err.message));
+          if (running && found.t.length > 0 && err.status === 0) await sleep(RTT_AGAIN); // the server may come back
+          else if (running) running = false;
+          else on = false;
         }
       }
-      on = false;
+      on = busy = false;
       setAttr(button, "aria-pressed", "false");
       setText(button, "Measure");
       button.hidden = false;
