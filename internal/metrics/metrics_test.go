@@ -12,6 +12,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/metrics"
+	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -19,6 +20,7 @@ import (
 
 // A source is readings that a test makes up.
 type source struct {
+	rtts    func() observe.Sums
 	reading *measure.Reading
 	err     error
 	told    []string
@@ -26,6 +28,7 @@ type source struct {
 
 func (s *source) exporter() *metrics.Exporter {
 	return metrics.New(metrics.Options{
+		RTTs:    s.rtts,
 		Version: "v1.2.3", Layout: "00ff", OnError: func(err error) { s.told = append(s.told, err.Error()) },
 		Read: func() (*measure.Reading, error) { return s.reading, s.err },
 	})
@@ -97,7 +100,16 @@ func everything() *measure.Reading {
 // The whole answer for rules and pools that have everything.
 func TestMetrics(t *testing.T) {
 	s := source{reading: everything()}
-	text := scrape(t, s.exporter())
+	times := observe.SumOfTimes{Samples: 25, All: 26 * time.Second, Median: 27 * time.Millisecond}
+	s.rtts = func() observe.Sums {
+		sum := observe.Sum{Receiver: times, Sender: times, Packets: 28, Again: 29}
+		return observe.Sums{Rules: map[observe.Key][2]observe.Sum{{Device: "eth0", Direction: "egress", CIDR: "10.0.0.0/8"}: {sum, sum}}}
+	}
+	exporter := s.exporter()
+	events := metrics.NewEvents()
+	events.WithLabelValues("overflow").Add(30)
+	exporter.Register(events)
+	text := scrape(t, exporter)
 	lines := slices.DeleteFunc(series(text), func(line string) bool {
 		return strings.Contains(line, "_duration_") || strings.Contains(line, "goversion")
 	})
