@@ -102,9 +102,9 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 
 // observe looks at the packets of rules for some time. With an error about some of the devices comes what was measured on others.
 func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
-	chosen := map[observe.Key]bool{}
+	chosen := map[report.Key]bool{}
 	for i := range rules {
-		chosen[observe.KeyOf(&rules[i])] = true
+		chosen[rules[i].Key()] = true
 	}
 	o, err := observe.Start(observe.Options{Netns: e.netns, OneIn: oneIn})
 	if err != nil {
@@ -118,7 +118,7 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 		}
 		var follow report.Rules
 		for _, r := range now.Rules {
-			if chosen[observe.KeyOf(&r)] {
+			if chosen[r.Key()] {
 				follow = append(follow, r)
 			}
 		}

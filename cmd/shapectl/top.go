@@ -202,11 +202,13 @@ type topSource struct {
 	of    []ruleID
 }
 
-type ruleID struct{ device, direction, cidr, name string }
-
-func idOf(r *report.Rule) ruleID {
-	return ruleID{r.Device, r.Direction, r.CIDR, r.Name + "\x00" + r.Plan}
+// A ruleID is a rule or pool, and what arguments may choose it by.
+type ruleID struct {
+	report.Key
+	name, plan string
 }
+
+func idOf(r *report.Rule) ruleID { return ruleID{r.Key(), r.Name, r.Plan} }
 
 // fullestBuckets is how many of the fullest buckets a reading has.
 const fullestBuckets = 20
@@ -226,9 +228,7 @@ func (s *topSource) Read() (report.Top, error) {
 		}
 		reading.Rules = slices.DeleteFunc(slices.Clone(reading.Rules), func(r report.Rule) bool { return !s.shown[idOf(&r)] })
 		reading.Fullest = slices.DeleteFunc(reading.Fullest, func(b report.FullBucket) bool {
-			return !slices.ContainsFunc(reading.Rules, func(r report.Rule) bool {
-				return r.Device == b.Device && r.Direction == b.Direction && r.CIDR == b.CIDR
-			})
+			return !slices.ContainsFunc(reading.Rules, func(r report.Rule) bool { return r.Key() == b.RuleKey() })
 		})
 	}
 	return reading.Top(), err
