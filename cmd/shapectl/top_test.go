@@ -32,7 +32,6 @@ type terminal struct {
 	top, bottom int
 	inserts     bool // what is written moves the rest of the line
 	raw         strings.Builder
-	ended       chan struct{} // nobody has the terminal open any more
 	dumb        bool
 }
 

@@ -488,14 +488,3 @@ func spread(values []uint64, rest int64) float64 {
 	values[largest] += uint64(left)
 	return math.Abs(part)
 }
-
-// sum is what a segment counted.
-func (s *segment) sum() Counters {
-	var sum [columns]uint64
-	for c, values := range s.deltas {
-		for _, v := range values {
-			sum[c] += v
-		}
-	}
-	return fromColumns(sum)
-}
