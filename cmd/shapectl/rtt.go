@@ -47,14 +47,11 @@ need Linux 6.6. The arguments are those of 'shapectl show'.`,
 			if oneIn == 0 || oneIn&(oneIn-1) != 0 || oneIn > 1<<16 {
 				return inputf("rtt: --one-in %d is no power of two up to 65536", oneIn)
 			}
-			if len(given) > 0 && given[0] == "" {
-				return inputf("rtt: the first argument is empty; leave it out for all rules")
-			}
-			want, err := parseFilter("rtt", given)
+			want, search, err := parseSearch("rtt", given)
 			if err != nil {
 				return err
 			}
-			return e.rtt(want, len(given) == 1 || len(given) == 2, interval, oneIn)
+			return e.rtt(want, search, interval, oneIn)
 		},
 	}
 	cmd.Flags().Var(duration(&interval), "interval", "measure over this `time`; 5s unless it is given")
@@ -127,10 +124,8 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 			out, err = o.Read()
 			return out, errors.Join(err, failed)
 		}
-		select {
-		case <-time.After(min(rttStep, time.Until(end))):
-		case <-e.context().Done():
-			return out, e.context().Err()
+		if err := e.wait(min(rttStep, time.Until(end))); err != nil {
+			return out, err
 		}
 	}
 }

@@ -126,14 +126,9 @@ func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, 
 	return s, nil
 }
 
-const (
-	topInterval = time.Second
-	topFullest  = 20
-)
-
 // topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
 func (e *env) topHandler(options loader.Options) http.Handler {
-	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: topFullest}, topInterval)
+	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
 	var mu sync.Mutex
 	var last *measure.Reading
 	var text []byte

@@ -72,17 +72,15 @@ share of all packets. LEVEL is how full the bucket is, or the fullest one of man
 				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(top.Views, ", "))
 			case !slices.Contains(top.Sorts, o.sort):
 				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(top.Sorts, ", "))
-			case len(given) > 0 && given[0] == "":
-				return inputf("top: the first argument is empty; leave it out for all rules")
 			}
-			want, err := parseFilter("top", given)
+			want, search, err := parseSearch("top", given)
 			if err != nil {
 				return err
 			}
 			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
 				return inputf("top: --plan is empty; leave it out for all rules")
 			}
-			return e.top(chosenRules{want, len(given) > 0 || plan != "", len(given) == 1 || len(given) == 2}, o)
+			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
 		},
 	}
 	flags := cmd.Flags()
