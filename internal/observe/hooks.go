@@ -171,11 +171,8 @@ func isAround(ids []ebpf.ProgramID, ours [2]ebpf.ProgramID) bool {
 
 // index is that of a rule's device where packets are seen, else 0.
 func (h *hooks) index(of report.Key) int {
-	d := policy.Egress
-	if of.Direction == policy.Ingress.String() {
-		d = policy.Ingress
-	}
-	if have := h.at[hookKey{of.Device, d}]; have != nil {
+	d, err := policy.ParseDirection(of.Direction)
+	if have := h.at[hookKey{of.Device, d}]; err == nil && have != nil {
 		return have.index
 	}
 	return 0
