@@ -92,7 +92,7 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
-	f.StringVar(&o.Socket, "socket", "/run/shapectl/serve.sock", "listen on this Unix socket: a `path`, or none")
+	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
 	f.StringVar(&o.TokenFile, "token-file", "", "the token in this `file` permits changes over TCP")
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS, with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
