@@ -36,9 +36,6 @@ func synonyms(command string) []string {
 
 // unknownCommand is the error of a word in place of a command.
 func unknownCommand(parent *cobra.Command, word string) error {
-	if word == "top" && !parent.HasParent() {
-		return inputf("unknown command %q; did you mean '%s show --sort use --top 10'?", word, parent.CommandPath())
-	}
 	var words []string
 	commands := map[string]string{}
 	for _, cmd := range parent.Commands() {

@@ -123,7 +123,6 @@ func TestSuggestions(t *testing.T) {
 		"set va egress any --port 53":                       "set: unknown flag --port; rules match addresses only",
 		"set --plan gold --rate 1mbit":                      "set: unknown flag --plan; plans are in the policy file: change it there",
 		"show --port 53":                                    "did you mean --sort?",
-		"top":                                               "did you mean 'shapectl show --sort use --top 10'?",
 		"set va egress any --cri=1mbit":                     "did you mean --cir?",
 		"set va egress any -rate 1mbit":                     "unknown flag -rate; did you mean --rate?",
 		"import nft x --devcie y":                           "import nft: unknown flag --devcie; did you mean --device?",
