@@ -55,11 +55,7 @@ type Part struct {
 func (p *Part) Add(other Part) {
 	p.Receiver.Add(other.Receiver)
 	p.Sender.Add(other.Sender)
-	p.count(other.counts())
-}
-
-func (p Part) counts() bpf.ObserveCounts {
-	return bpf.ObserveCounts{Packets: p.Packets, Bytes: p.Bytes, AgainPackets: p.AgainPackets, AgainBytes: p.AgainBytes}
+	p.count(bpf.ObserveCounts{Packets: other.Packets, Bytes: other.Bytes, AgainPackets: other.AgainPackets, AgainBytes: other.AgainBytes})
 }
 
 func (p *Part) count(c bpf.ObserveCounts) {
@@ -72,12 +68,6 @@ func (p *Part) count(c bpf.ObserveCounts) {
 // Parts are while a rule limited, and while it did not: it limits until a second after it
 // last dropped, delayed or marked a packet.
 type Parts struct{ Limited, Free Part }
-
-// Add adds what was measured of other parts.
-func (p *Parts) Add(other Parts) {
-	p.Limited.Add(other.Limited)
-	p.Free.Add(other.Free)
-}
 
 func (p *Parts) part(limited bool) *Part {
 	if limited {
