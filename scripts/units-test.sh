@@ -167,6 +167,7 @@ use() {
 	[[ $(request /api/v1/show?device=tap4) == *'"rate_bits_per_second": 20000000'* ]] || die "the server answers $(request /api/v1/show?device=tap4)"
 	[[ $(stat -c '%a %g' /run/shapectl/serve.sock) == "660 $readers" ]] || die "the socket: $(stat /run/shapectl/serve.sock)"
 	systemctl reload shapectl-serve
+	[[ -f /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
 	systemctl stop shapectl-serve
 	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "the server does not end well: $(</run/said)"
 	limited tap4 20mbit || die 'stopping the server lifts the limit'

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -36,7 +36,8 @@ var openAPI []byte
 type apiCommand struct {
 	name    string // of the command: "pool set"
 	changes bool
-	costs   bool // it changes nothing, but slows packets down while it runs, so it takes the same rights
+	// It changes nothing, but slows packets down while it runs, so it takes the same rights, unless serve measures anyway.
+	measures bool
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
 	forms []string
@@ -61,7 +62,7 @@ var apiCommands = []apiCommand{
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
-	{name: "rtt", costs: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
+	{name: "rtt", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report"},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
@@ -94,7 +95,7 @@ func (c apiCommand) methods() []string {
 }
 
 func (c apiCommand) access() serve.Access {
-	if c.changes || c.costs {
+	if c.changes || c.measures {
 		return serve.Changes
 	}
 	return serve.Reads
@@ -237,8 +238,14 @@ func (a *api) addTo(s *serve.Server) {
 			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
+		access := func(r *http.Request) serve.Access {
+			if c.measures && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
+				return serve.Reads
+			}
+			return c.access()
+		}
 		for _, method := range c.methods() {
-			s.Handle(method+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
+			s.HandleBy(method+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 		}
 	}
 	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -269,15 +276,30 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
 			return
 		}
-		netns = other[0]
+		if netns = other[0]; c.measures && a.env.rtts != nil {
+			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: serve measures in its own network namespace, and in no other", c.name)
+			return
+		}
 		delete(given, "netns")
 	}
-	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}}
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, contents: map[string][]byte{}}
 	if !c.changes {
 		e.ctx = r.Context()
 	}
 	if netns == a.env.netns {
-		e.history = a.env.history
+		e.history, e.rtts = a.env.history, a.env.rtts
+	}
+	if c.measures {
+		switch only := onlyRunning(given); {
+		case e.rtts == nil && only:
+			w.Header().Set("Content-Type", "application/json")
+			must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
+			return
+		case e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil):
+			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve measures all the time, as --rtt says; leave interval and one-in out", c.name)
+			return
+		}
+		delete(given, "running")
 	}
 	line, err := e.requested(c, given)
 	if err != nil {
@@ -292,19 +314,8 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 	e.out, e.err = w, told
 	code := exitKernel
-	err = loader.In(netns, func() error {
-		defer func() {
-			if p := recover(); p != nil {
-				a.say(fmt.Sprintf("%s: panic: %v\n%s", c.name, p, debug.Stack()))
-				e.cause = errors.New("an error of the program itself; its log says more")
-				told.last = nil
-			}
-		}()
-		code = e.run(line)
-		return nil
-	})
-	if err != nil {
-		code, e.cause = exitInput, missingError{err}
+	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
+		e.cause, told.last = panicked, nil
 	}
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
@@ -332,10 +343,15 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 }
 
+// onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
+func onlyRunning(given arguments) bool {
+	return len(given["running"]) > 0 && given["running"][0] == "true"
+}
+
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.
 func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	given, err := argumentsOf(r)
-	e := &env{in: strings.NewReader(""), getenv: a.getenv, contents: map[string][]byte{}, ctx: r.Context()}
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns, contents: map[string][]byte{}, ctx: r.Context(), feed: a.env.feed}
 	var line []string
 	if err == nil {
 		line, err = e.requested(c, given)
@@ -349,19 +365,13 @@ func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	e.out, e.err = out, told
 	out.begins(2 * time.Second) // an error comes before, with its status
 	code := exitKernel
-	err = loader.In(a.env.netns, func() error {
-		defer func() {
-			if p := recover(); p != nil {
-				a.say(fmt.Sprintf("%s: panic: %v\n%s", c.name, p, debug.Stack()))
-			}
-		}()
-		code = e.run(append([]string{"-j"}, line...))
-		return nil
-	})
-	if out.ends() || code == exitDone && err == nil {
+	if panicked := guarded(c.name, a.say, func() { code = e.run(append([]string{"-j"}, line...)) }); panicked != nil {
+		e.cause = panicked
+	}
+	if out.ends() || code == exitDone {
 		return
 	}
-	serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, errors.Join(err, e.cause))
+	serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
 }
 
 // A streamWriter sends each line when it is written.

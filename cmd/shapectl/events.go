@@ -135,9 +135,12 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 			end()
 		}
 	}
-	err = loader.In(e.netns, func() error {
-		return events.Listen(ctx, listen, func() { e.notify("READY=1") }, on)
-	})
+	ready := func() { e.notify("READY=1") }
+	if e.feed != nil {
+		err = e.feed.Listen(ctx, listen.Kinds, ready, on)
+	} else {
+		err = loader.In(e.netns, func() error { return events.Listen(ctx, listen, ready, on) })
+	}
 	if errors.Is(err, maps.ErrListeners) {
 		err = fmt.Errorf("%w; end one of them", err)
 	}

@@ -100,6 +100,9 @@ func requestSchema(c apiCommand, cmd *cobra.Command) object {
 		}
 		properties[name] = of
 	}
+	if c.measures {
+		properties["running"] = object{"type": "boolean", "description": "answer with what serve --rtt measures anyway, with an interval of 0 if it does not, and start nothing"}
+	}
 	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}
 	return object{"type": "object", "properties": properties, "additionalProperties": false}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -61,6 +62,8 @@ type env struct {
 	cause    error            // of the exit code
 	ctx      context.Context  // ends what only reads; nil for never
 	history  *history.History // that this process records; nil if it does not
+	feed     *events.Feed     // of a serve, which many requests share
+	rtts     *observe.Live    // of a serve that measures round-trip times all the time
 
 	saidUnknown bool // that it is not known whether rules are in force
 }

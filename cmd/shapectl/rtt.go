@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -67,7 +68,18 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 	_, rules = rules.Split()
 	rules.SortByDevice()
 	seen := report.RTTs{Rules: []report.RTT{}}
-	if len(rules) > 0 {
+	switch {
+	case len(rules) == 0:
+	case e.rtts != nil:
+		reading, failed := e.rtts.Latest(e.context())
+		if reading.Interval == 0 {
+			return fmt.Errorf("rtt: %w", e.advise(cmp.Or(failed, errors.New("nothing was measured yet"))))
+		}
+		if failed != nil {
+			err = errors.Join(err, e.degraded("rtt: %w", failed))
+		}
+		seen = reading.Report(rules)
+	default:
 		o, wrong := e.options()
 		if wrong != nil {
 			return wrong

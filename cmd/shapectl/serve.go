@@ -20,11 +20,13 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/internal/reconciler"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
 	"github.com/shapectl/shapectl/internal/serve/page"
@@ -38,6 +40,9 @@ type serveOptions struct {
 	history        string // the file; "" for memory, none for none
 	anyNetns       bool
 	buckets        int // of which /metrics tells the level
+	events         bool
+	rtt            bool
+	rttOneIn       uint32
 	serve.Options
 }
 
@@ -78,6 +83,12 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 			if o.buckets < 0 || o.buckets > mostBucketSeries {
 				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
 			}
+			if o.rttOneIn == 0 || o.rttOneIn&(o.rttOneIn-1) != 0 || o.rttOneIn > 1<<16 {
+				return inputf("serve: --rtt-one-in %d is no power of two up to 65536", o.rttOneIn)
+			}
+			if cmd.Flags().Changed("rtt-one-in") && !o.rtt {
+				return inputf("serve: --rtt-one-in needs --rtt")
+			}
 			if o.listen != "none" {
 				o.Listen = o.listen
 			}
@@ -102,23 +113,22 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 	must(cmd.MarkFlagFilename("history"))
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "/metrics has the levels of the `N` fullest buckets; 0 for none")
+	f.BoolVar(&o.events, "events", false, "count events in /metrics; then excess packets pay for them all the time")
+	f.BoolVar(&o.rtt, "rtt", false, "measure round-trip times of TCP all the time, which all packets pay for")
+	f.Uint32Var(&o.rttOneIn, "rtt-one-in", 1, "follow one flow in `N` for that, a power of two")
 	e.addSetupFQ(f)
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
 	return cmd
 }
 
 // newServer makes the server with all its parts.
-func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, error) {
+func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Handler) (*serve.Server, error) {
 	s, err := serve.New(o.Options)
 	if err != nil {
 		return nil, err
 	}
-	exporter, err := e.exporter(o, options)
-	if err != nil {
-		return nil, err
-	}
 	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
-	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
+	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options, o.Say))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("GET /metrics", serve.Reads, exporter)
@@ -127,13 +137,17 @@ func (e *env) newServer(o serveOptions, options loader.Options) (*serve.Server, 
 }
 
 // topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
-func (e *env) topHandler(options loader.Options) http.Handler {
+func (e *env) topHandler(options loader.Options, say func(string)) http.Handler {
 	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
 	var mu sync.Mutex
 	var last *measure.Reading
 	var text []byte
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		now, err := live.Latest(r.Context())
+		var now *measure.Reading
+		var err error
+		if panicked := guarded("top", say, func() { now, err = live.Latest(r.Context()) }); panicked != nil {
+			err = panicked
+		}
 		if now == nil {
 			err = fmt.Errorf("top: %w", e.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
@@ -182,7 +196,31 @@ func (e *env) serve(o serveOptions) error {
 		}
 		defer e.history.Close()
 	}
-	s, err := e.newServer(o, options)
+	settled := options
+	if lasting, err := options.Settled(); err == nil && o.file == "" {
+		settled = lasting // whoever may not is refused when somebody listens
+	}
+	e.feed = events.NewFeed(e.netns, events.Options{Loader: settled, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
+	if o.rtt {
+		reader := &measure.Reader{Options: options, Netns: e.netns}
+		defer reader.Close()
+		e.rtts = observe.NewLive(observe.Options{Netns: e.netns, OneIn: o.rttOneIn}, func() (report.Rules, error) {
+			r, err := reader.Read(measure.What{})
+			if r == nil {
+				return nil, err
+			}
+			return r.Rules, err
+		}, func(text string) { o.Say("rtt: " + text) })
+	}
+	counted := newEventCounter()
+	exporter, err := e.exporter(o, options)
+	if err != nil {
+		return inputf("serve: %w", err)
+	}
+	if o.events {
+		exporter.Register(counted.total)
+	}
+	s, err := e.newServer(o, options, exporter)
 	if err != nil {
 		return inputf("serve: %w", err)
 	}
@@ -192,6 +230,12 @@ func (e *env) serve(o serveOptions) error {
 		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, alive: make(chan struct{})}
 		d.add("history", c.run, c.isAlive)
 	}
+	if e.rtts != nil {
+		d.add("rtt", e.rtts.Run, e.rtts.Alive)
+	}
+	if o.events {
+		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready, o.Say) }, func(context.Context) error { return nil })
+	}
 	if o.file != "" {
 		r := e.reconciler(options)
 		r.Pings = make(chan struct{})
@@ -199,7 +243,9 @@ func (e *env) serve(o serveOptions) error {
 			return inputf("serve: %w", err)
 		}
 		d.watches = func() string { return watchesFor(r, o.file) }
-		d.add("watch", func(ctx context.Context, ready func()) error { return e.reconcile(ctx, r, d, ready) }, func(ctx context.Context) error {
+		d.add("watch", func(ctx context.Context, ready func()) error {
+			return loader.In(e.netns, func() error { return r.Run(ctx, d.reread, ready) })
+		}, func(ctx context.Context) error {
 			select {
 			case r.Pings <- struct{}{}:
 				return nil
@@ -214,29 +260,16 @@ func (e *env) serve(o serveOptions) error {
 	return nil
 }
 
-// reconcile runs a reconciler. An error of the program itself does not end the others; it begins anew.
-func (e *env) reconcile(ctx context.Context, r *reconciler.Reconciler, d *daemon, ready func()) error {
-	ready = sync.OnceFunc(ready)
-	for {
-		panicked := false
-		err := loader.In(e.netns, func() error {
-			defer func() {
-				if p := recover(); p != nil {
-					panicked = true
-					d.say(fmt.Sprintf("watch: panic: %v\n%s", p, debug.Stack()))
-				}
-			}()
-			return r.Run(ctx, d.reread, ready)
-		})
-		if !panicked {
-			return err
+// guarded calls f. If it panics, it says why, and returns an error for those who wait for an answer.
+func guarded(what string, say func(string), f func()) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			say(fmt.Sprintf("%s: panic: %v\n%s", what, p, debug.Stack()))
+			err = errors.New("an error of the program itself; its log says more")
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
+	}()
+	f()
+	return nil
 }
 
 // A daemon runs loops until one of them ends, and tells the service manager about them.
@@ -266,7 +299,7 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 	defer stop()
 	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
 	for _, l := range d.loops {
-		go func() { ended <- l.run(ctx, func() { ready <- struct{}{} }) }()
+		go func() { ended <- d.keep(ctx, l, sync.OnceFunc(func() { ready <- struct{}{} })) }()
 	}
 	waits, running := len(d.loops), len(d.loops)
 	var dogs <-chan time.Time
@@ -301,6 +334,18 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 		}
 	}
 	return failed
+}
+
+// keep runs a loop. An error of the program itself does not end the others; the loop begins anew.
+func (d *daemon) keep(ctx context.Context, l loop, ready func()) (err error) {
+	for guarded(l.name, d.say, func() { err = l.run(ctx, ready) }) != nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+	return err
 }
 
 // started tells what there is.
@@ -346,15 +391,17 @@ func (d *daemon) checkLoops(ctx context.Context, patience time.Duration) {
 	asked, cancel := context.WithTimeout(ctx, patience)
 	go func() {
 		defer cancel()
-		for _, l := range d.loops {
-			if err := l.alive(asked); err != nil {
-				if !errors.Is(ctx.Err(), context.Canceled) {
-					d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
+		_ = guarded("watchdog", d.say, func() { // which then does not bark
+			for _, l := range d.loops {
+				if err := l.alive(asked); err != nil {
+					if !errors.Is(ctx.Err(), context.Canceled) {
+						d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
+					}
+					return
 				}
-				return
 			}
-		}
-		d.env.notify("WATCHDOG=1")
+			d.env.notify("WATCHDOG=1")
+		})
 	}()
 }
 

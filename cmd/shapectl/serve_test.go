@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -17,7 +18,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // A served is a `shapectl serve` that runs.
@@ -55,13 +58,19 @@ func (s *served) isTold(want string) {
 	}
 }
 
+// client is one that talks to the socket.
+func (s *served) client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
+		return net.Dial("unix", s.socket)
+	}}}
+}
+
 // ask sends a request: a GET with a query, or a POST with a body, if it is an object. The request and the answer are
 // checked against the description of the API.
 func (s *served) ask(status int, command string, with any, says string) []byte {
 	s.t.Helper()
-	client := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return net.Dial("unix", s.socket)
-	}}}
+	client := s.client()
+	client.Timeout = 20 * time.Second
 	address, method := "http://localhost/api/v1/"+command, "get"
 	at := "/paths/" + strings.ReplaceAll("/api/v1/"+command, "/", "~1")
 	var answer *http.Response
@@ -155,7 +164,7 @@ func TestServeEvents(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	s := r.serve()
-	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", s.socket) }}}
+	client := s.client()
 	request, err := http.NewRequestWithContext(t.Context(), "GET", "http://localhost/api/v1/events?kind=rules-changed", nil)
 	testenv.Must(t, err)
 	request.Header.Set("Accept", "text/event-stream")
@@ -190,6 +199,90 @@ func TestServeEvents(t *testing.T) {
 				t.Fatal("no event")
 			}
 		}
+	}
+}
+
+// TestServeSharesEvents sees that two clients cost one listener in the kernel, and that events are counted.
+func TestServeSharesEvents(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	s := r.serve("--events")
+	listeners := func() (n int) {
+		store, _, err := loader.Listen(loader.Options{BPFFS: r.bpffs()})
+		testenv.Must(t, err)
+		defer store.Close()
+		return store.Listeners()
+	}
+	testenv.Eventually(t, "serve listens", func() bool { return listeners() == 1 })
+	for range 2 {
+		answer, err := s.client().Get("http://localhost/api/v1/events?kind=overflow")
+		testenv.Must(t, err)
+		defer answer.Body.Close()
+	}
+	if n := listeners(); n != 1 {
+		t.Errorf("%d listen for two clients and the count", n)
+	}
+	s.endsWell(syscall.SIGTERM)
+}
+
+// TestServeMeasuresRoundTrips sees that whoever may read gets what --rtt measures, at once.
+func TestServeMeasuresRoundTrips(t *testing.T) {
+	r := newTCPRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit", "--capacity", "100kb")
+	off := r.serve()
+	off.ask(200, "rtt", "running=true", `"interval_ns":0`)
+	off.ask(200, "rtt", "interval=20ms", `"interval_ns": `)
+	off.endsWell(syscall.SIGTERM)
+	s := r.serve("--rtt")
+	s.ask(400, "rtt", "interval=1s", "leave interval")
+	r.upload()
+	testenv.Eventually(t, "round trips while limited", func() bool {
+		var got report.RTTs
+		testenv.Must(t, json.Unmarshal(s.ask(200, "rtt", "running=true", "interval_ns"), &got))
+		return len(got.Rules) == 1 && got.Rules[0].Limited.Receiver.Samples > 0 && len(got.Rules[0].Hosts) == 1
+	})
+	answer, err := s.client().Get("http://localhost/metrics")
+	testenv.Must(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	testenv.Must(t, err)
+	for _, want := range []string{"shapectl_rule_rtt_median_seconds", "shapectl_rule_rtt_samples_total"} {
+		if !strings.Contains(string(text), "\n"+want+`{device="va",direction="egress",limited="1",network="10.0.0.0/24",side="receiver"} `) {
+			t.Errorf("the metrics have no %s: %s", want, text)
+		}
+	}
+	s.endsWell(syscall.SIGTERM)
+	if left := r.programs(); len(left) != 1 {
+		t.Errorf("programs %v are left on the device", left)
+	}
+}
+
+// TestServeAdvisesForItsNamespace sees that an error names the network namespace in the commands that it advises.
+func TestServeAdvisesForItsNamespace(t *testing.T) {
+	r := newRig(t)
+	name, there := testenv.NewNamedNetns(t)
+	testenv.Must(t, there.Do(func() error { testenv.Veth(t, "vx", "vy"); return nil }))
+	s := r.serve("--any-netns")
+	s.ask(200, "apply", object{"netns": name, "policy": "devices: {vx: {egress: {any: 1mbit}}}", "confirm": "60s"}, "vx")
+	s.ask(409, "set", object{"netns": name, "device": "vx", "direction": "egress", "network": "any", "rate": "2mbit"}, "shapectl -n "+name+" confirm")
+	s.ask(404, "show", "netns=nowhere", "nowhere")
+	s.ask(200, "show", "", "[]")
+}
+
+// TestLoopsSurviveAPanic sees that an error of the program in one loop is told of, and ends no other.
+func TestLoopsSurviveAPanic(t *testing.T) {
+	var said []string
+	runs := 0
+	d := &daemon{say: func(text string) { said = append(said, text) }}
+	wrong := errors.New("wrong")
+	err := d.keep(t.Context(), loop{name: "history", run: func(context.Context, func()) error {
+		if runs++; runs == 1 {
+			return loader.In("/proc/self/ns/net", func() error { panic("broken") }) // on a thread of its own
+		}
+		return wrong
+	}}, func() {})
+	if runs != 2 || !errors.Is(err, wrong) || len(said) != 1 || !strings.Contains(said[0], "history: panic: broken") {
+		t.Errorf("after %d runs: %v, %q", runs, err, said)
 	}
 }
 

@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"runtime/debug"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -53,7 +53,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 	if o.OnProblem == nil {
 		o.OnProblem = func(error) {}
 	}
-	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event)}
+	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event), broken: make(chan string)}
 	defer s.close()
 	if err := s.begin(); err != nil {
 		return err
@@ -69,6 +69,8 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 		select {
 		case <-ctx.Done():
 			return s.look() // what happened last
+		case p := <-s.broken:
+			panic(p) // whoever called Listen may recover from it
 		case e := <-s.packets:
 			err = s.packet(e)
 		case <-s.arrivals.More():
@@ -99,8 +101,9 @@ type session struct {
 	listener   *maps.Listener
 	stop       chan struct{} // ends the reader of listener
 	packets    chan maps.Event
-	leftOut    uint64    // of the listener, as far as told
-	leftSince  time.Time // when more were left out than told; zero for none
+	broken     chan string // a panic of the reader
+	leftOut    uint64      // of the listener, as far as told
+	leftSince  time.Time   // when more were left out than told; zero for none
 
 	change change
 	rules  rules
@@ -166,6 +169,14 @@ func (s *session) listen() (err error) {
 	}
 	s.leftOut, s.leftSince, s.stop = 0, time.Time{}, make(chan struct{})
 	go func(l *maps.Listener, stop chan struct{}) {
+		defer func() {
+			if p := recover(); p != nil {
+				select {
+				case s.broken <- fmt.Sprintf("read the events of packets: %v\n%s", p, debug.Stack()):
+				case <-stop:
+				}
+			}
+		}()
 		for {
 			e, err := l.Next(time.Time{})
 			if errors.Is(err, os.ErrClosed) {
@@ -263,7 +274,7 @@ func (s *session) tellLeftOut() {
 	case time.Since(s.leftSince) >= leftAfter:
 		n := all - s.leftOut
 		s.leftOut, s.leftSince = all, time.Time{}
-		s.tell(report.Event{Kind: report.LeftOut, LeftOut: n, Sentence: fmt.Sprintf("%s of packets left out", plain.Count(n, "event"))})
+		s.tell(leftOut(n))
 	}
 }
 

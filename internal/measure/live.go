@@ -2,6 +2,8 @@ package measure
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -21,6 +23,7 @@ type Live struct {
 	next    chan struct{} // closed when there is another reading
 	reading *Reading
 	err     error
+	broken  string // a panic of the last reading; "" for none
 }
 
 // NewLive makes a Live of a reader, which it alone uses from now on.
@@ -28,17 +31,21 @@ func NewLive(reader *Reader, what What, interval time.Duration) *Live {
 	return &Live{reader: reader, what: what, interval: interval, next: make(chan struct{})}
 }
 
-// Latest is the latest reading that has measured an interval. The first who asks waits for that long.
+// Latest is the latest reading that has measured an interval. The first who asks waits for that long. A panic of a reading
+// is one of those who ask.
 func (l *Live) Latest(ctx context.Context) (*Reading, error) {
 	for {
 		l.mutex.Lock()
 		if l.asked.IsZero() {
-			l.reading, l.err = nil, nil
+			l.reading, l.err, l.broken = nil, nil, ""
 			go l.run()
 		}
 		l.asked = time.Now()
-		reading, err, next := l.reading, l.err, l.next
+		reading, err, next, broken := l.reading, l.err, l.next, l.broken
 		l.mutex.Unlock()
+		if broken != "" {
+			panic(broken)
+		}
 		if err != nil || reading != nil && reading.Interval > 0 {
 			return reading, err
 		}
@@ -56,12 +63,12 @@ func (l *Live) run() {
 	defer tick.Stop()
 	l.reader.forget()
 	for {
-		reading, err := l.reader.Read(l.what)
+		reading, broken, err := l.read()
 		l.mutex.Lock()
-		l.reading, l.err = reading, err
+		l.reading, l.err, l.broken = reading, err, broken
 		close(l.next)
 		l.next = make(chan struct{})
-		if time.Since(l.asked) > linger {
+		if time.Since(l.asked) > linger || broken != "" {
 			l.reader.Close()
 			l.asked = time.Time{}
 			l.mutex.Unlock()
@@ -70,4 +77,14 @@ func (l *Live) run() {
 		l.mutex.Unlock()
 		<-tick.C
 	}
+}
+
+func (l *Live) read() (reading *Reading, broken string, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
+		}
+	}()
+	reading, err = l.reader.Read(l.what)
+	return reading, "", err
 }

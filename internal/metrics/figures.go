@@ -186,7 +186,12 @@ func All() (all []Metric) {
 	add(ruleInfo)
 	all = append(all, metricsOf(rulePrefix, ruleLabels, ofRules)...)
 	add(poolInfo)
-	return append(all, metricsOf(poolPrefix, poolLabels, ofPools)...)
+	all = append(all, metricsOf(poolPrefix, poolLabels, ofPools)...)
+	all = append(all, Metric{events.name, "counter", events.labels, events.help})
+	for _, f := range ofRTTs {
+		all = append(all, Metric{f.name, strings.ToLower(f.kind.String()), f.labels, f.help})
+	}
+	return all
 }
 
 func metricsOf[T any](prefix string, labels []string, figures []figure[T]) (all []Metric) {

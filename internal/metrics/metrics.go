@@ -14,6 +14,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -22,7 +23,9 @@ import (
 type Options struct {
 	Version, Layout string
 	// Read reads rules, pools and the buckets to show. With the error comes what could be read, or nil.
-	Read    func() (*measure.Reading, error)
+	Read func() (*measure.Reading, error)
+	// RTTs are what is measured of round-trip times; nil if nothing is.
+	RTTs    func() observe.Sums
 	OnError func(error) // is told of a reading that failed, unless the one before failed in the same way
 }
 
@@ -160,6 +163,9 @@ func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to, done := answer(w, r)
 	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Fullest), 1))
 	s.write(p, e.o)
+	if e.o.RTTs != nil {
+		writeRTTs(p, e.o.RTTs())
+	}
 	for _, family := range others {
 		if p.err == nil {
 			p.err = to.Encode(family)

@@ -1,10 +1,13 @@
 package netinfo
 
 import (
+	"errors"
 	"fmt"
 	"maps"
+	"runtime/debug"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -25,6 +28,7 @@ type Arrivals struct {
 	names  map[int]string    // of all known devices, by index
 	fresh  map[int]Device    // for the next Take
 	gone   bool              // a device was deleted or moved away since the last Take
+	broken string            // a panic, for the next Take
 }
 
 // NewArrivals returns Arrivals that start with the first Take.
@@ -42,6 +46,10 @@ func (a *Arrivals) More() <-chan struct{} { return a.more }
 func (a *Arrivals) Take() (fresh []Device, gone bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if p := a.broken; p != "" {
+		a.broken = ""
+		panic(p)
+	}
 	if a.socket == nil {
 		if err := a.begin(); err != nil {
 			return nil, false, err
@@ -104,8 +112,7 @@ func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 			return
 		}
 		for i := 0; i < len(messages) && err == nil; i++ {
-			header := unix.NlMsghdr(messages[i].Header)
-			err = a.handle(&header, messages[i].Data)
+			err = a.guarded(&messages[i])
 		}
 		if err != nil {
 			socket.Close()
@@ -122,6 +129,18 @@ func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 			return
 		}
 	}
+}
+
+// guarded handles a message. A panic is one of whoever calls Take next, who may recover from it.
+func (a *Arrivals) guarded(m *syscall.NetlinkMessage) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			a.broken = fmt.Sprintf("follow the devices: %v\n%s", p, debug.Stack())
+			err = errors.New(a.broken)
+		}
+	}()
+	header := unix.NlMsghdr(m.Header)
+	return a.handle(&header, m.Data)
 }
 
 // handle handles a message about a device.

@@ -21,6 +21,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 )
@@ -167,6 +168,18 @@ func (s *Server) Handle(pattern string, who Access, h http.Handler) {
 	s.mux.Handle(pattern, s.bounded(who, h))
 }
 
+// HandleBy plugs in a handler with the rights that a request takes: Reads or Changes.
+func (s *Server) HandleBy(pattern string, who func(*http.Request) Access, h http.Handler) {
+	reads, changes := s.bounded(Reads, h), s.bounded(Changes, h)
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if who(r) == Reads {
+			reads.ServeHTTP(w, r)
+		} else {
+			changes.ServeHTTP(w, r)
+		}
+	})
+}
+
 // HandleStream plugs in a handler whose answers do not end.
 func (s *Server) HandleStream(pattern string, who Access, h http.Handler) {
 	s.mux.Handle(pattern, s.streamed(who, h))
@@ -186,7 +199,14 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.http.BaseContext = func(net.Listener) context.Context { return inner }
 	ended := make(chan error, len(listeners))
 	for _, l := range listeners {
-		go func() { ended <- s.http.Serve(l) }()
+		go func() {
+			defer func() {
+				if p := recover(); p != nil { // the service manager may start it again; the rules stay in force
+					ended <- fmt.Errorf("listen on %s: panic: %v\n%s", l.Addr(), p, debug.Stack())
+				}
+			}()
+			ended <- s.http.Serve(l)
+		}()
 	}
 	ready()
 	select {

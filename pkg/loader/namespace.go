@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -131,14 +132,25 @@ func openNetns(name string) (netns.NsHandle, error) {
 	return fd, err
 }
 
-// onThread runs f, which may enter other namespaces, on a thread that ends with it.
+// onThread runs f, which may enter other namespaces, on a thread that ends with it. A panic of f is one of the caller, who
+// may recover from it.
 func onThread(f func() error) error {
-	done := make(chan error)
+	done, panicked := make(chan error), make(chan string)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		defer func() {
+			if p := recover(); p != nil {
+				panicked <- fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
 		done <- f()
 	}()
-	return <-done
+	select {
+	case err := <-done:
+		return err
+	case p := <-panicked:
+		panic(p)
+	}
 }
 
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs no

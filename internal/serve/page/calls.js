@@ -1,6 +1,8 @@
 // What the page asks of the API beyond the figures: each is a command line of shapectl (docs/serve.md).
 import { get, post, text } from "./api.js";
 
+const RTT_SECONDS = 3; // of a measurement of round-trip times
+
 const named = (r) => (r.kind === "pool" ? { named: r.name } : { device: r.device, direction: r.direction, network: r.cidr });
 
 export const version = () => get("version");
@@ -35,9 +37,11 @@ export function explain(r, address) {
   return text("explain", { device: r.device, direction: r.direction, address });
 }
 
-// roundTrips measures TCP round-trip times of a rule for some seconds.
-export async function roundTrips(r, seconds) {
-  const all = await get("rtt", { ...named(r), interval: `${seconds}s` });
+// roundTrips are TCP round-trip times of a rule: those that the server measures anyway (running), or it measures now for a
+// few seconds. null is none, and undefined that the server measures nothing by itself.
+export async function roundTrips(r, running) {
+  const all = await get("rtt", { ...named(r), ...(running ? { running } : { interval: `${RTT_SECONDS}s` }) });
+  if (running && all.interval_ns === 0) return undefined;
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 

@@ -10,7 +10,7 @@ import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plura
 
 const BUCKETS = 20;
 const MEMBERS = 20;
-const RTT_SECONDS = 3; // of a measurement of round-trip times
+const RTT_AGAIN = 5000; // until the server has other round-trip times, if it measures all the time
 const SHORTEST = 15_000; // the least time in a plot, in ms
 const LOOK = 3000; // how often buckets are read
 
@@ -188,36 +188,55 @@ export class Detail {
     });
     let plot = null;
     let on = false;
+    let running = true; // the server measures all the time; unless it says otherwise
     const button = h("button", { type: "button", "aria-pressed": "false", onclick: () => {
       on = !on;
       setAttr(button, "aria-pressed", String(on));
       setText(button, on ? "Stop" : "Measure");
-      if (on) run();
+      if (on && !busy) run();
     } }, "Measure");
+    let busy = false;
     const run = async () => {
+      busy = true;
       setText(said, "Measuring TCP round-trip times …");
-      while (on && !this.#closed && !document.hidden) {
+      while ((on || running) && !this.#closed) {
         try {
-          const one = await calls.roundTrips(row.r, RTT_SECONDS);
+          if (running && document.hidden) {
+            await sleep(RTT_AGAIN);
+            continue;
+          }
+          if (document.hidden) break;
+          const one = await calls.roundTrips(row.r, running);
+          if (one === undefined) {
+            running = false;
+            if (!on) setText(said, "");
+            continue;
+          }
+          button.hidden = running;
           found.t.push(this.#store.at);
           found.limited.push(rtt(one?.limited) ?? NaN);
           found.free.push(rtt(one?.not_limited) ?? NaN);
-          setText(said, one ? "Median of TCP, between this device and who receives." : `No TCP with an answer in ${RTT_SECONDS} s.`);
+          setText(said, one ? "Median of TCP, between this device and who receives." : "No TCP with an answer in these seconds.");
           plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
           plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
             layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "while not", color: "rtt", kind: "line", x: found.t, y: found.free }],
             says: one ? `While limited ${duration(rtt(one.limited))}, while not ${duration(rtt(one.not_limited))}.` : "" });
           table.hidden = !one;
           if (one) lines.show([one, ...(one.hosts ?? []).slice(0, BUCKETS)], (o) => o.host);
+          if (running) await sleep(RTT_AGAIN);
         } catch (err) {
           setText(said, visible(err.message));
-          on = false;
+          if (running && found.t.length > 0 && err.status === 0) await sleep(RTT_AGAIN); // the server may come back
+          else if (running) running = false;
+          else on = false;
         }
       }
-      on = false;
+      on = busy = false;
       setAttr(button, "aria-pressed", "false");
       setText(button, "Measure");
+      button.hidden = false;
     };
+    run();
     return h("section", { class: "card", "aria-labelledby": "hurt-title" }, h("div", { class: "card-head" }, h("h2", { id: "hurt-title" }, "Does the limit hurt?"), button), said, host, table);
   }
 
@@ -400,6 +419,8 @@ function firstOf(cidr) {
 
 // addressIn is the host of a bucket's key, which may be a flow.
 const addressIn = (key) => /^\[?([0-9a-f.:]*?)\]?(?:[/:]\d+)?(?:\s|$)/i.exec(key)?.[1] || key;
+
+const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 // rtt is the median of a part of what was measured.
 const rtt = (part) => part?.receiver_rtt?.p50_ns ?? null;

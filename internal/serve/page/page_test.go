@@ -32,7 +32,9 @@ type fake struct {
 	version string
 	asked   []string // methods and paths with what was sent
 	events  []string // are sent to each listener
-	at      time.Time
+	// whether round-trip times are measured all the time
+	measures bool
+	at       time.Time
 }
 
 func newFake(t *testing.T, rules report.Rules) *fake {
@@ -95,6 +97,13 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 		answer(w, map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "refused_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630})
 	})
 	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		measures := f.measures
+		f.mu.Unlock()
+		if r.URL.Query().Has("running") && !measures {
+			answer(w, map[string]any{"interval_ns": 0, "rules": []any{}})
+			return
+		}
 		time.Sleep(500 * time.Millisecond)
 		part := func(ms float64, again int) map[string]any {
 			return map[string]any{"receiver_rtt": map[string]any{"p50_ns": ms * 1e6}, "payload_packets": 1000, "retransmitted_packets": again}
@@ -340,6 +349,9 @@ func TestRule(t *testing.T) {
 	b.Until("a day", "document.querySelector('.main-col').innerText.includes('95th percentile of 5 minutes: 16.8mbit. The committed rate was delivered in 8\u202f630 of 8\u202f640 intervals.')")
 	b.Eval("location.reload()", nil)
 	b.Until("the same rule", "document.querySelector('h1')?.innerText.startsWith('dns')")
+	f.set(func() { f.measures = true })
+	b.Eval("location.reload()", nil)
+	b.Until("round-trip times without a click", "document.querySelector('h1')?.innerText.startsWith('dns') && [...document.querySelectorAll('.mini tbody')].some((b) => b.innerText.includes('all\\t194 ms'))")
 	b.Open(f.URL + "/#/rule/eth9/egress/10.0.0.0%2F8")
 	b.Until("a rule that is gone", "document.querySelector('.empty')?.innerText.includes('no such rule')")
 	b.Open(f.URL + "/#/rule/%E0%A4%A/x") // which is no valid address
