@@ -12,6 +12,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/metrics"
+	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -22,12 +23,13 @@ type source struct {
 	reading *measure.Reading
 	err     error
 	told    []string
+	rtts    func() observe.Sums
 }
 
 func (s *source) exporter() *metrics.Exporter {
 	return metrics.New(metrics.Options{
 		Version: "v1.2.3", Layout: "00ff", OnError: func(err error) { s.told = append(s.told, err.Error()) },
-		Read: func() (*measure.Reading, error) { return s.reading, s.err },
+		Read: func() (*measure.Reading, error) { return s.reading, s.err }, RTTs: s.rtts,
 	})
 }
 
@@ -97,7 +99,15 @@ func everything() *measure.Reading {
 // The whole answer for rules and pools that have everything.
 func TestMetrics(t *testing.T) {
 	s := source{reading: everything()}
-	text := scrape(t, s.exporter())
+	side := observe.SumOfTimes{Samples: 25, All: 26 * time.Second, Median: 27 * time.Millisecond}
+	part := observe.Sum{Receiver: side, Sender: side, Packets: 28, Again: 29}
+	s.rtts = func() observe.Sums {
+		return observe.Sums{Rules: map[report.Key][2]observe.Sum{s.reading.Rules[4].Key(): {part, part}}}
+	}
+	e, events := s.exporter(), metrics.NewEvents()
+	events.WithLabelValues(report.Overflow).Add(30)
+	e.Register(events)
+	text := scrape(t, e)
 	lines := slices.DeleteFunc(series(text), func(line string) bool {
 		return strings.Contains(line, "_duration_") || strings.Contains(line, "goversion")
 	})
