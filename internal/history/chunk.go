@@ -5,8 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"math"
-	"math/bits"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 )
@@ -193,53 +193,39 @@ func readHead(b []byte) (*chunk, error) {
 	return c, r.err
 }
 
-// precision is the best one that makes values take at most so many bytes.
+// precision is the best one that makes values take at most so many bytes, or the last one.
 func (c *chunk) precision(budget int) [2]int {
-	for _, p := range precisions {
-		if p == precisions[len(precisions)-1] || c.estimate(p) <= budget {
-			return p
-		}
+	if c.estimate(precisions[0]) <= budget { // as usual
+		return precisions[0]
 	}
-	return precisions[0]
+	best := 1 + sort.Search(len(precisions)-2, func(i int) bool { return c.estimate(precisions[i+1]) <= budget })
+	return precisions[best]
 }
 
 // estimate is about how many bytes the values take.
 func (c *chunk) estimate(precision [2]int) int {
-	var counts [65]int
-	kept, overhead := 0, 0
+	var all column
+	overhead := 0
 	for _, s := range c.segments {
 		overhead += 3
 		for i, values := range s.deltas {
 			k := precision[min(i, 1)]
-			if values == nil {
-				continue
+			if all.add(values, k) != allZero && k != exact {
+				overhead += 4 // the rest of its sum
 			}
-			if k < exact {
-				overhead += 9 // the rest of its sum
-			}
-			plain, delta, before := 0, 0, uint64(0)
-			for _, v := range values {
-				now := code(rounded(v, k), k)
-				size := bits.Len64(v)
-				counts[size]++
-				plain += max(0, min(k, size-1))
-				delta += max(0, bits.Len64(zigzag(int64(now-before)))-1)
-				before = now
-			}
-			kept += min(plain, delta)
 		}
 	}
-	sum := 0
-	for _, n := range counts {
-		sum += n
+	var counts [65]int
+	for _, size := range all.sizes {
+		counts[size]++
 	}
 	entropy := 0.0
 	for _, n := range counts {
 		if n > 0 {
-			entropy -= float64(n) * math.Log2(float64(n)/float64(sum))
+			entropy -= float64(n) * math.Log2(float64(n)/float64(len(all.sizes)))
 		}
 	}
-	return overhead + (kept+int(entropy*1.02))/8
+	return overhead + len(all.rest.finish()) + int(entropy*1.02)/8
 }
 
 // appendSeries writes n series, column by column.

@@ -18,9 +18,10 @@ import (
 // exact is the precision of values that are not rounded.
 const exact = 63
 
-// precisions are how many bits after the first one are kept, of passed and of other bytes, the best first.
+// precisions are how many bits after the first one are kept, of passed and of other bytes, the best first. The last one is as
+// bad as evidence may be: rather than round more, the history keeps less than a day.
 var precisions = [][2]int{
-	{exact, exact}, {14, 12}, {12, 10}, {10, 8}, {9, 7}, {8, 6}, {8, 5}, {7, 5}, {7, 4}, {6, 4}, {6, 3}, {5, 3}, {5, 2}, {4, 2},
+	{exact, exact}, {14, 12}, {12, 10}, {10, 9}, {9, 8}, {8, 7}, {7, 7}, {7, 6}, {6, 6}, {6, 5}, {5, 5}, {5, 4}, {4, 4},
 }
 
 // relativeError is the largest error of a value that was rounded to this many bits after the first one.
@@ -83,22 +84,14 @@ type column struct {
 
 // add adds values, and returns how they are stored.
 func (c *column) add(values []uint64, precision int) (mode byte) {
-	plain, delta, before := 0, 0, uint64(0)
-	any := uint64(0)
-	for _, v := range values {
-		any |= v
-		now := code(rounded(v, precision), precision)
-		plain += max(0, min(precision, bits.Len64(v)-1))
-		delta += max(0, bits.Len64(zigzag(int64(now-before)))-1)
-		before = now
+	mode = layout(values, precision)
+	if mode == allZero {
+		return mode
 	}
-	if any == 0 {
-		return allZero
-	}
-	before = 0
+	before := uint64(0)
 	for _, v := range values {
 		v = rounded(v, precision)
-		if plain <= delta {
+		if mode == plainly {
 			size := bits.Len64(v)
 			kept := max(0, min(precision, size-1))
 			c.sizes = append(c.sizes, byte(size))
@@ -112,7 +105,24 @@ func (c *column) add(values []uint64, precision int) (mode byte) {
 		c.rest.write(z, max(0, size-1))
 		before = now
 	}
-	if plain <= delta {
+	return mode
+}
+
+// layout is how values are stored in the least room. Numbers of bits of differences compress worse, by about a bit.
+func layout(values []uint64, precision int) (mode byte) {
+	plain, delta, before := 0, 0, uint64(0)
+	any := uint64(0)
+	for _, v := range values {
+		any |= v
+		now := code(rounded(v, precision), precision)
+		plain += max(0, min(precision, bits.Len64(v)-1))
+		delta += max(0, bits.Len64(zigzag(int64(now-before)))-1)
+		before = now
+	}
+	switch {
+	case any == 0:
+		return allZero
+	case plain <= delta+len(values):
 		return plainly
 	}
 	return differences

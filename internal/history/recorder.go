@@ -54,7 +54,7 @@ func Open(path string, limits Limits, notice func(string)) (*History, error) {
 		}
 		h.file = os.NewFile(uintptr(fd), "")
 		h.store.path, h.store.memory = fmt.Sprintf("/proc/self/fd/%d", fd), true
-		h.limits.Bytes -= h.limits.Bytes / 8 // for the chunk that is not full
+		h.limits.Bytes -= h.limits.Bytes / 9 // for the chunk that is not full
 	} else {
 		f, err := openFile(path)
 		if err != nil {
@@ -135,7 +135,7 @@ func (h *History) begin() error {
 	if err != nil || unfinished == nil {
 		return err
 	}
-	h.full = append(h.full, unfinished.encode(h.budget(unfinished)))
+	h.full = append(h.full, unfinished.encode(h.limits.budget()))
 	h.write()
 	return nil
 }
@@ -150,11 +150,13 @@ func walk(buckets ...*bolt.Bucket) error {
 	return nil
 }
 
-// budget is how many bytes a chunk may take, so that a day fits.
-func (h *History) budget(c *chunk) int {
-	const rest = 0.93 // of the bytes: pages are not quite full, and there are rows
-	day := float64(fullDay / h.limits.Interval)
-	return int(rest * float64(h.limits.Bytes) / day * float64(len(c.times)-1))
+// room is up to how many bytes a file may grow. Deleting what is oldest takes some pages, too.
+func (l Limits) room() int64 { return l.Bytes - max(128<<10, l.Bytes/128) }
+
+// budget is how many bytes a chunk may take, so that a day fits. One that was cut short may take as many.
+func (l Limits) budget() int {
+	const part = 0.925 // pages are not quite full, and there are rows
+	return int(part * float64(l.room()-int64(allocStep)) / float64(fullDay) * float64(chunkReadings*l.Interval))
 }
 
 // Add adds a reading, unless it comes less than an interval after the one before it. What cannot be written is tried again
@@ -181,7 +183,7 @@ func (h *History) Add(r Reading) {
 func (h *History) finish() {
 	// While chunks wait to be written, the one before this may be lost.
 	h.chunk.bounded = h.chunk.bounded || h.failing
-	h.full = append(h.full, h.chunk.encode(h.budget(h.chunk)))
+	h.full = append(h.full, h.chunk.encode(h.limits.budget()))
 	if n := len(h.full) - mostUnwritten; n > 0 {
 		h.full = h.full[n:]
 	}
@@ -214,8 +216,7 @@ func (h *History) name() string {
 func (h *History) tryWrite() error {
 	return h.store.with(true, func(db *bolt.DB) error {
 		for {
-			// Deleting what is oldest takes some pages, too.
-			db.MaxSize = int(h.limits.Bytes - max(128<<10, h.limits.Bytes/128))
+			db.MaxSize = int(h.limits.room())
 			err := h.update(db)
 			db.MaxSize = int(h.limits.Bytes)
 			if errors.Is(err, bolterrors.ErrMaxSizeReached) && len(h.kept) > 0 {

@@ -86,7 +86,11 @@ func (s store) with(write bool, f func(*bolt.DB) error) (err error) {
 		return err
 	}
 	db.AllocSize = allocStep
-	return errors.Join(f(db), db.Close())
+	err = errors.Join(f(db), db.Close())
+	if errors.Is(err, unix.EFBIG) { // a free page is where no file has one
+		err = fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return err
 }
 
 // lock keeps other writers away until the file is closed. Readers do not mind: they use another kind of lock.
@@ -177,6 +181,9 @@ func valueKey(number uint64, block int) []byte {
 // its neighbour, and each is written again with the other; and it needs free pages side by side.
 const pieceBytes = 2000
 
+// longestKey is the length of the longest key of a value: a hash.
+const longestKey = len(hash{})
+
 func pieceKey(key []byte, piece int) []byte {
 	return binary.BigEndian.AppendUint16(key[:len(key):len(key)], uint16(piece))
 }
@@ -200,11 +207,14 @@ func next(c *bolt.Cursor, k, v []byte) (key, value, nextKey, nextPart []byte, er
 		return nil, nil, nil, nil, nil
 	}
 	n := len(k) - len(pieceKey(nil, 0))
-	if n < 0 {
+	if n < 0 || n > longestKey {
 		return nil, nil, nil, nil, errDamaged
 	}
 	key = slices.Clone(k[:n])
 	for ; len(k) > n && bytes.Equal(k[:n], key); k, v = c.Next() {
+		if len(v) > pieceBytes { // it may be as long as all memory
+			return nil, nil, nil, nil, errDamaged
+		}
 		value = append(value, v...)
 	}
 	value, err = unsealed(value)
