@@ -128,7 +128,7 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 		return nil, err
 	}
 	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
-	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options, o.Say))
+	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("GET /metrics", serve.Reads, exporter)
@@ -137,17 +137,13 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 }
 
 // topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
-func (e *env) topHandler(options loader.Options, say func(string)) http.Handler {
+func (e *env) topHandler(options loader.Options) http.Handler {
 	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
 	var mu sync.Mutex
 	var last *measure.Reading
 	var text []byte
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var now *measure.Reading
-		var err error
-		if panicked := guarded("top", say, func() { now, err = live.Latest(r.Context()) }); panicked != nil {
-			err = panicked
-		}
+		now, err := live.Latest(r.Context())
 		if now == nil {
 			err = fmt.Errorf("top: %w", e.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)

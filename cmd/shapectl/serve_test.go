@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -229,7 +231,19 @@ func TestServeSharesEvents(t *testing.T) {
 func TestServeMeasuresRoundTrips(t *testing.T) {
 	r := newTCPRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit", "--capacity", "100kb")
-	off := r.serve()
+	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
+	off := r.serve("--listen", "127.0.0.1:9824")
+	tcp := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(_ context.Context, network, address string) (c net.Conn, err error) {
+		err = r.here.Do(func() (err error) { c, err = net.Dial(network, address); return err })
+		return c, err
+	}}}
+	for query, want := range map[string]int{"": 403, "?running=false": 403, "?running=false&running=true": 403, "?running=true": 200, "?running=true&running=false": 200} {
+		answer, err := tcp.Get("http://127.0.0.1:9824/api/v1/rtt" + query)
+		testenv.Must(t, err)
+		if answer.Body.Close(); answer.StatusCode != want {
+			t.Errorf("without a token, %q gets %s, not %d", query, answer.Status, want)
+		}
+	}
 	off.ask(200, "rtt", "running=true", `"interval_ns":0`)
 	off.ask(200, "rtt", "interval=20ms", `"interval_ns": `)
 	off.endsWell(syscall.SIGTERM)

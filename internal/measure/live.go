@@ -17,6 +17,7 @@ type Live struct {
 	reader   *Reader
 	what     What
 	interval time.Duration
+	readAll  func(What) (*Reading, error) // of reader, but in tests
 
 	mutex   sync.Mutex
 	asked   time.Time     // the last time; zero while nothing is read
@@ -28,24 +29,25 @@ type Live struct {
 
 // NewLive makes a Live of a reader, which it alone uses from now on.
 func NewLive(reader *Reader, what What, interval time.Duration) *Live {
-	return &Live{reader: reader, what: what, interval: interval, next: make(chan struct{})}
+	return &Live{reader: reader, what: what, interval: interval, readAll: reader.Read, next: make(chan struct{})}
 }
 
 // Latest is the latest reading that has measured an interval. The first who asks waits for that long. A panic of a reading
 // is one of those who ask.
 func (l *Live) Latest(ctx context.Context) (*Reading, error) {
-	for {
+	for waited := false; ; waited = true {
 		l.mutex.Lock()
+		if broken := l.broken; waited && broken != "" {
+			l.mutex.Unlock()
+			panic(broken)
+		}
 		if l.asked.IsZero() {
 			l.reading, l.err, l.broken = nil, nil, ""
 			go l.run()
 		}
 		l.asked = time.Now()
-		reading, err, next, broken := l.reading, l.err, l.next, l.broken
+		reading, err, next := l.reading, l.err, l.next
 		l.mutex.Unlock()
-		if broken != "" {
-			panic(broken)
-		}
 		if err != nil || reading != nil && reading.Interval > 0 {
 			return reading, err
 		}
@@ -85,6 +87,6 @@ func (l *Live) read() (reading *Reading, broken string, err error) {
 			broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
 		}
 	}()
-	reading, err = l.reader.Read(l.what)
+	reading, err = l.readAll(l.what)
 	return reading, "", err
 }
