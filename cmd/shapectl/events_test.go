@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -67,10 +66,7 @@ func (w *watch) tellsKind(after int, kind string) int {
 // flood sends packets to a host through va, more than any rule of these tests lets pass.
 func (r *rig) flood(host string) {
 	r.t.Helper()
-	s := testenv.NewSender(r.t, "va")
-	for range 40 {
-		testenv.Must(r.t, s.Send(testenv.Frame(netip.MustParseAddr("10.9.9.9"), netip.MustParseAddr(host), 1000)))
-	}
+	r.send(host, 40, 1000)
 }
 
 func overflowOf(network, key string) func(report.Event) bool {

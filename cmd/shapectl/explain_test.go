@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -598,7 +597,7 @@ func TestExplainCountsSegments(t *testing.T) {
 	for offset, value := range map[int]uint32{160 /* wire_len */ : 2 * (headers + payload), 164 /* gso_segs */ : 2, 176 /* gso_size */ : payload} {
 		binary.NativeEndian.PutUint32(skb[offset:], value)
 	}
-	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7"), headers+2*payload)
+	frame := frameTo("10.0.0.7", headers+2*payload)
 	_, err = program.Run(&ebpf.RunOptions{Data: frame, Context: skb})
 	testenv.Must(t, err)
 	if rule := r.show()[0]; rule.PassedPackets != 2 || rule.SKBs != 1 || rule.PassedBytes != stop.Counted.Bytes || rule.PassedBytes != 2*(headers+payload+24) {

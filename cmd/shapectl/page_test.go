@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,7 +53,7 @@ func TestPage(t *testing.T) {
 	var stop atomic.Bool
 	ended := make(chan struct{}, len(senders))
 	for to, packets := range senders {
-		sender, frame := testenv.NewSender(t, "va"), testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), 1000)
+		sender, frame := testenv.NewSender(t, "va"), frameTo(to, 1000)
 		go func() {
 			defer func() { ended <- struct{}{} }()
 			for !stop.Load() {

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"strings"
 	"syscall"
@@ -131,7 +130,7 @@ func (r *rig) inForceInTree(senders map[string]*testenv.Sender) {
 		if row.Attached == nil || !*row.Attached {
 			r.t.Errorf("%s %s is not in force: %s", row.Device, row.CIDR, row.State)
 		}
-		frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(strings.TrimSuffix(row.CIDR, "0/24")+"7"), 200)
+		frame := frameTo(strings.TrimSuffix(row.CIDR, "0/24")+"7", 200)
 		for range 3 {
 			testenv.Must(r.t, senders[row.Device].Send(frame))
 		}

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -506,7 +505,7 @@ func TestExplainWatches(t *testing.T) {
 	r.ok("pool", "set", "home", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home")
 	sender := testenv.NewSender(t, "va")
-	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7"), 1000)
+	frame := frameTo("10.0.0.7", 1000)
 	stop, stopped := make(chan bool), make(chan error)
 	go func() {
 		for {

@@ -343,7 +343,7 @@ func TestReplayStreams(t *testing.T) {
 		out := bufio.NewWriterSize(into, 1<<16)
 		w := pcapgo.NewWriterNanos(out)
 		err := w.WriteFileHeader(captured, layers.LinkTypeEthernet)
-		frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.1"), 1000)
+		frame := frameTo("10.0.0.1", 1000)
 		var m runtime.MemStats
 		for i := 0; i < packets && err == nil; i++ {
 			frame[31], frame[32], frame[33] = byte(i>>16), byte(i>>8), byte(i)

@@ -240,9 +240,9 @@ func (o *reportOptions) match() (func(*history.Series) bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	var keys []history.Key
+	var keys []report.Key
 	for _, p := range networks {
-		keys = append(keys, history.Key{Device: words[0], Direction: direction.String(), Network: p.String()})
+		keys = append(keys, report.Key{Device: words[0], Direction: direction.String(), Network: p.String()})
 	}
 	return func(s *history.Series) bool { return slices.Contains(keys, s.Key) }, nil
 }

@@ -157,13 +157,16 @@ func (r *rig) show(args ...string) (rules []shownRule) {
 // send sends packets out of va that a rule for the address decides over.
 func (r *rig) send(to string, packets, bytes int) {
 	r.t.Helper()
-	sender := testenv.NewSender(r.t, "va")
-	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), bytes)
+	sender, frame := testenv.NewSender(r.t, "va"), frameTo(to, bytes)
 	for range packets {
 		if err := sender.Send(frame); err != nil {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+func frameTo(to string, bytes int) []byte {
+	return testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), bytes)
 }
 
 // pins are all files and directories in the bpffs but the one that is always there.

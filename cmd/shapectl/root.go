@@ -76,6 +76,16 @@ func (e *env) context() context.Context {
 	return e.ctx
 }
 
+// wait waits, unless nobody waits for the answer any more.
+func (e *env) wait(d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-e.context().Done():
+		return e.context().Err()
+	}
+}
+
 // setNetns refuses an empty name: it is more likely a variable that was never set than a way to say "here".
 func (e *env) setNetns(name string) error {
 	if name == "" {

@@ -48,14 +48,11 @@ The programs that measure are attached only while this command runs. They need L
 			if oneIn == 0 || oneIn&(oneIn-1) != 0 || oneIn > 1<<16 {
 				return inputf("rtt: --one-in %d is out of range; use a power of two up to 65536", oneIn)
 			}
-			if len(given) > 0 && given[0] == "" {
-				return inputf("rtt: the first argument is empty; leave it out for all rules")
-			}
-			want, err := parseFilter("rtt", given)
+			want, search, err := parseSearch("rtt", given)
 			if err != nil {
 				return err
 			}
-			return e.rtt(want, len(given) == 1 || len(given) == 2, interval, oneIn)
+			return e.rtt(want, search, interval, oneIn)
 		},
 	}
 	cmd.Flags().Var(duration(&interval), "interval", "measure over this `time` (default: 5s)")
@@ -114,9 +111,9 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 
 // observe looks at the packets of rules for some time. With an error about some of the devices comes what was measured on others.
 func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
-	chosen := map[observe.Key]bool{}
+	chosen := map[report.Key]bool{}
 	for i := range rules {
-		chosen[observe.KeyOf(&rules[i])] = true
+		chosen[rules[i].Key()] = true
 	}
 	o, err := observe.Start(observe.Options{Netns: e.netns, OneIn: oneIn})
 	if err != nil {
@@ -130,7 +127,7 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 		}
 		var follow report.Rules
 		for _, r := range now.Rules {
-			if chosen[observe.KeyOf(&r)] {
+			if chosen[r.Key()] {
 				follow = append(follow, r)
 			}
 		}
@@ -139,10 +136,8 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 			out, err = o.Read()
 			return out, errors.Join(err, failed)
 		}
-		select {
-		case <-time.After(min(rttStep, time.Until(end))):
-		case <-e.context().Done():
-			return out, e.context().Err()
+		if err := e.wait(min(rttStep, time.Until(end))); err != nil {
+			return out, err
 		}
 	}
 }

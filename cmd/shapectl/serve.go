@@ -105,7 +105,7 @@ SIGHUP makes it read FILE, the token and the certificate again.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
-	f.StringVar(&o.Socket, "socket", "/run/shapectl/serve.sock", "listen on this Unix socket: a `path`, or none")
+	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
 	f.StringVar(&o.TokenFile, "token-file", "", "the token in this `file` permits changes over TCP")
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS, with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
@@ -138,14 +138,9 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 	return s, nil
 }
 
-const (
-	topInterval = time.Second
-	topFullest  = 20
-)
-
 // topHandler answers with what all rules do now. All who ask share one reading a second, and its text.
 func (e *env) topHandler(options loader.Options) http.Handler {
-	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: topFullest}, topInterval)
+	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
 	var mu sync.Mutex
 	var last *measure.Reading
 	var text []byte

@@ -72,17 +72,14 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 			if err := o.check(cmd); err != nil {
 				return err
 			}
-			if len(given) > 0 && given[0] == "" {
-				return inputf("show: the first argument is empty; leave it out for all rules")
-			}
-			want, err := parseFilter("show", given)
+			want, search, err := parseSearch("show", given)
 			if err != nil {
 				return err
 			}
 			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
 				return inputf("show: --plan is empty; leave it out for all rules")
 			}
-			return e.show(want, len(given) == 1 || len(given) == 2, o)
+			return e.show(want, search, o)
 		},
 	}
 	flags := cmd.Flags()
@@ -211,10 +208,8 @@ func (e *env) measured(want *filterRules, search bool, interval time.Duration, r
 			return nil, err
 		}
 		since = measure.Sampled(rules, began)
-		select {
-		case <-time.After(interval):
-		case <-e.context().Done():
-			return nil, e.context().Err()
+		if err := e.wait(interval); err != nil {
+			return nil, err
 		}
 	}
 	rules, at, err := e.rules(want, search, read)

@@ -151,7 +151,7 @@ func TestShowInterval(t *testing.T) {
 	sender := testenv.NewSender(t, "va")
 	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		for _, to := range []string{"10.0.0.7", "10.0.1.7"} {
-			testenv.Must(t, sender.Send(testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), 1000)))
+			testenv.Must(t, sender.Send(frameTo(to, 1000)))
 		}
 		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
 	}

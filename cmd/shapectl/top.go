@@ -72,17 +72,15 @@ LOST their share of all packets. LEVEL is how full the bucket is, or the fullest
 				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(top.Views, ", "))
 			case !slices.Contains(top.Sorts, o.sort):
 				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(top.Sorts, ", "))
-			case len(given) > 0 && given[0] == "":
-				return inputf("top: the first argument is empty; leave it out for all rules")
 			}
-			want, err := parseFilter("top", given)
+			want, search, err := parseSearch("top", given)
 			if err != nil {
 				return err
 			}
 			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
 				return inputf("top: --plan is empty; leave it out for all rules")
 			}
-			return e.top(chosenRules{want, len(given) > 0 || plan != "", len(given) == 1 || len(given) == 2}, o)
+			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
 		},
 	}
 	flags := cmd.Flags()
@@ -202,11 +200,13 @@ type topSource struct {
 	of    []ruleID
 }
 
-type ruleID struct{ device, direction, cidr, name string }
-
-func idOf(r *report.Rule) ruleID {
-	return ruleID{r.Device, r.Direction, r.CIDR, r.Name + "\x00" + r.Plan}
+// A ruleID is a rule or pool, and what arguments may choose it by.
+type ruleID struct {
+	report.Key
+	name, plan string
 }
+
+func idOf(r *report.Rule) ruleID { return ruleID{r.Key(), r.Name, r.Plan} }
 
 // fullestBuckets is how many of the fullest buckets a reading has.
 const fullestBuckets = 20
@@ -226,9 +226,7 @@ func (s *topSource) Read() (report.Top, error) {
 		}
 		reading.Rules = slices.DeleteFunc(slices.Clone(reading.Rules), func(r report.Rule) bool { return !s.shown[idOf(&r)] })
 		reading.Fullest = slices.DeleteFunc(reading.Fullest, func(b report.FullBucket) bool {
-			return !slices.ContainsFunc(reading.Rules, func(r report.Rule) bool {
-				return r.Device == b.Device && r.Direction == b.Direction && r.CIDR == b.CIDR
-			})
+			return !slices.ContainsFunc(reading.Rules, func(r report.Rule) bool { return r.Key() == b.RuleKey() })
 		})
 	}
 	return reading.Top(), err

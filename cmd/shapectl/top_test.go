@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -315,10 +314,6 @@ func (f *flood) send() {
 	for _, frame := range f.frames {
 		f.sender.Send(frame)
 	}
-}
-
-func frameTo(to string, bytes int) []byte {
-	return testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), bytes)
 }
 
 // newTopRig has a rule that is refused nothing, one that is used a little, and the one of mallory.

@@ -2,7 +2,6 @@ package history
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -260,6 +259,3 @@ func between(a, b instant) Interval {
 func (c *Counters) add(d Counters) {
 	c.Passed, c.Dropped, c.Refused = c.Passed+d.Passed, c.Dropped+d.Dropped, c.Refused+d.Refused
 }
-
-// IsDamaged reports whether a history could not be read as its file is damaged.
-func IsDamaged(err error) bool { return errors.Is(err, errDamaged) }

@@ -79,10 +79,8 @@ func (r *Reader) read(n *loader.Namespace, what What) (*Reading, error) {
 	out := &Reading{Time: time.Now(), Unknown: n.Unknown(), Rules: report.Rules{}}
 	if len(hooks) == 0 {
 		out.At = maps.Now()
-	} else {
-		if err := out.fill(hooks, what, &r.fullest); err != nil {
-			return nil, err
-		}
+	} else if err := out.fill(hooks, what, &r.fullest); err != nil {
+		return nil, err
 	}
 	if r.at != 0 {
 		out.Interval = time.Duration(out.At - r.at)

@@ -13,20 +13,13 @@ import (
 
 // Sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.
 func Sampled(rules report.Rules, began uint64) (since func(now report.Rules, at uint64)) {
-	type key struct{ device, direction, cidr, pool string }
-	keyOf := func(r *report.Rule) key {
-		if r.IsPool() {
-			return key{pool: r.Name}
-		}
-		return key{device: r.Device, direction: r.Direction, cidr: r.CIDR}
-	}
-	samples := make(map[key]report.Sample, len(rules))
+	samples := make(map[report.Key]report.Sample, len(rules))
 	for i := range rules {
-		samples[keyOf(&rules[i])] = rules[i].Sample()
+		samples[rules[i].Key()] = rules[i].Sample()
 	}
 	return func(now report.Rules, at uint64) {
 		for i := range now {
-			if sample, ok := samples[keyOf(&now[i])]; ok {
+			if sample, ok := samples[now[i].Key()]; ok {
 				now[i].Since(sample, at-began)
 			}
 		}

@@ -88,7 +88,7 @@ func (e *Exporter) scrape() *scrape {
 // split are the rules and the pools, each once. A device that was deleted may have left rules beside those of a new
 // device with its name: these count.
 func split(all report.Rules) (rules, pools []*report.Rule) {
-	index := make(map[[3]string]int, len(all))
+	index := make(map[report.Key]int, len(all))
 	for i := range all {
 		r := &all[i]
 		if r.IsPool() {
@@ -96,10 +96,11 @@ func split(all report.Rules) (rules, pools []*report.Rule) {
 			pools = append(pools, &own)
 			continue
 		}
-		at, twice := index[keyOf(r)]
+		key := r.Key()
+		at, twice := index[key]
 		switch {
 		case !twice:
-			index[keyOf(r)] = len(rules)
+			index[key] = len(rules)
 			rules = append(rules, r)
 		case report.NotInForce(rules[at].Attached):
 			rules[at] = r
@@ -108,11 +109,9 @@ func split(all report.Rules) (rules, pools []*report.Rule) {
 	return rules, pools
 }
 
-func keyOf(r *report.Rule) [3]string { return [3]string{r.Device, r.Direction, r.CIDR} }
-
 // losses is what pools lost.
 type losses struct {
-	rules map[[3]string]loss // what was counted of each rule in the last reading
+	rules map[report.Key]loss // what was counted of each rule in the last reading
 	pools map[string]loss
 }
 
@@ -123,7 +122,7 @@ type loss struct{ packets, bytes uint64 }
 //
 // Unless the reading is complete, it is remembered of the other rules what was counted before.
 func (l *losses) count(rules, pools []*report.Rule, complete bool) {
-	above, sums, seen := make(map[string]string, len(pools)), make(map[string]loss, len(pools)), make(map[[3]string]loss)
+	above, sums, seen := make(map[string]string, len(pools)), make(map[string]loss, len(pools)), make(map[report.Key]loss)
 	if !complete {
 		maps.Copy(seen, l.rules)
 	}
@@ -134,7 +133,7 @@ func (l *losses) count(rules, pools []*report.Rule, complete bool) {
 		if r.Within == "" {
 			continue
 		}
-		key, now := keyOf(r), loss{r.DroppedPackets, r.DroppedBytes}
+		key, now := r.Key(), loss{r.DroppedPackets, r.DroppedBytes}
 		before, known := l.rules[key]
 		seen[key] = now
 		if !known || now.packets == before.packets {

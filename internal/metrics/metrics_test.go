@@ -20,17 +20,16 @@ import (
 
 // A source is readings that a test makes up.
 type source struct {
-	rtts    func() observe.Sums
 	reading *measure.Reading
 	err     error
 	told    []string
+	rtts    func() observe.Sums
 }
 
 func (s *source) exporter() *metrics.Exporter {
 	return metrics.New(metrics.Options{
-		RTTs:    s.rtts,
 		Version: "v1.2.3", Layout: "00ff", OnError: func(err error) { s.told = append(s.told, err.Error()) },
-		Read: func() (*measure.Reading, error) { return s.reading, s.err },
+		Read: func() (*measure.Reading, error) { return s.reading, s.err }, RTTs: s.rtts,
 	})
 }
 
@@ -100,16 +99,15 @@ func everything() *measure.Reading {
 // The whole answer for rules and pools that have everything.
 func TestMetrics(t *testing.T) {
 	s := source{reading: everything()}
-	times := observe.SumOfTimes{Samples: 25, All: 26 * time.Second, Median: 27 * time.Millisecond}
+	side := observe.SumOfTimes{Samples: 25, All: 26 * time.Second, Median: 27 * time.Millisecond}
+	part := observe.Sum{Receiver: side, Sender: side, Packets: 28, Again: 29}
 	s.rtts = func() observe.Sums {
-		sum := observe.Sum{Receiver: times, Sender: times, Packets: 28, Again: 29}
-		return observe.Sums{Rules: map[observe.Key][2]observe.Sum{{Device: "eth0", Direction: "egress", CIDR: "10.0.0.0/8"}: {sum, sum}}}
+		return observe.Sums{Rules: map[report.Key][2]observe.Sum{s.reading.Rules[4].Key(): {part, part}}}
 	}
-	exporter := s.exporter()
-	events := metrics.NewEvents()
-	events.WithLabelValues("overflow").Add(30)
-	exporter.Register(events)
-	text := scrape(t, exporter)
+	e, events := s.exporter(), metrics.NewEvents()
+	events.WithLabelValues(report.Overflow).Add(30)
+	e.Register(events)
+	text := scrape(t, e)
 	lines := slices.DeleteFunc(series(text), func(line string) bool {
 		return strings.Contains(line, "_duration_") || strings.Contains(line, "goversion")
 	})

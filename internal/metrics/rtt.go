@@ -10,6 +10,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/shapectl/shapectl/internal/observe"
+	"github.com/shapectl/shapectl/internal/report"
 )
 
 var events = labelled{"shapectl_events_total", "Events by kind, as shapectl events tells them. The kind left-out counts those that were left out. Only with serve --events.", []string{"kind"}}
@@ -59,7 +60,7 @@ var ofRTTs = []rttFigure{
 // writeRTTs writes what was measured of round-trip times.
 func writeRTTs(p *page, sums observe.Sums) {
 	type one struct {
-		observe.Key
+		report.Key
 		limited int
 		sum     observe.Sum
 	}
@@ -70,7 +71,7 @@ func writeRTTs(p *page, sums observe.Sums) {
 		}
 	}
 	slices.SortFunc(all, func(a, b one) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.CIDR, b.CIDR), cmp.Compare(a.limited, b.limited))
+		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction), cmp.Compare(a.Network, b.Network), cmp.Compare(a.limited, b.limited))
 	})
 	values := newPage(p.to, 2*len(all))
 	values.err = p.err
@@ -79,7 +80,7 @@ func writeRTTs(p *page, sums observe.Sums) {
 			for i := range all {
 				o := &all[i]
 				f.values(&o.sum, func(v float64, more ...string) {
-					add(labelPairs(f.labels, append([]string{o.Device, o.Direction, strconv.Itoa(o.limited), o.CIDR}, more...)...), v)
+					add(labelPairs(f.labels, append([]string{o.Device, o.Direction, strconv.Itoa(o.limited), o.Network}, more...)...), v)
 				})
 			}
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -169,12 +170,9 @@ func isAround(ids []ebpf.ProgramID, ours [2]ebpf.ProgramID) bool {
 }
 
 // index is that of a rule's device where packets are seen, else 0.
-func (h *hooks) index(of Key) int {
-	d := policy.Egress
-	if of.Direction == policy.Ingress.String() {
-		d = policy.Ingress
-	}
-	if have := h.at[hookKey{of.Device, d}]; have != nil {
+func (h *hooks) index(of report.Key) int {
+	d, err := policy.ParseDirection(of.Direction)
+	if have := h.at[hookKey{of.Device, d}]; err == nil && have != nil {
 		return have.index
 	}
 	return 0

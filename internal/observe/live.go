@@ -31,7 +31,7 @@ type Live struct {
 
 // Sums are what was measured since a Live began, of the rules that are there now.
 type Sums struct {
-	Rules map[Key][2]Sum // while the rule did not limit, and while it did
+	Rules map[report.Key][2]Sum // while the rule did not limit, and while it did
 	// These were left out.
 	LostSamples, LostFlows, LostRules uint64
 }
@@ -64,7 +64,7 @@ func (s *Sum) add(p Part) {
 
 // NewLive makes a Live, which reads rules by a function, and says what goes wrong.
 func NewLive(o Options, rules func() (report.Rules, error), say func(string)) *Live {
-	return &Live{options: o, rules: rules, say: say, alive: make(chan struct{}), first: make(chan struct{}), sums: Sums{Rules: map[Key][2]Sum{}}}
+	return &Live{options: o, rules: rules, say: say, alive: make(chan struct{}), first: make(chan struct{}), sums: Sums{Rules: map[report.Key][2]Sum{}}}
 }
 
 // Run looks until ctx is done. Without tcx it says so, and looks at nothing.
@@ -123,9 +123,9 @@ func (l *Live) note(r *Reading, rules report.Rules, err error) {
 
 // add adds a reading, and forgets rules that are gone.
 func (s *Sums) add(r *Reading, rules report.Rules) {
-	now := make(map[Key][2]Sum, len(s.Rules))
+	now := make(map[report.Key][2]Sum, len(s.Rules))
 	for i := range rules {
-		key := KeyOf(&rules[i])
+		key := rules[i].Key()
 		sums, known := s.Rules[key]
 		parts := r.Rules[key]
 		if parts == nil {

@@ -55,11 +55,7 @@ type Part struct {
 func (p *Part) Add(other Part) {
 	p.Receiver.Add(other.Receiver)
 	p.Sender.Add(other.Sender)
-	p.count(other.counts())
-}
-
-func (p Part) counts() bpf.ObserveCounts {
-	return bpf.ObserveCounts{Packets: p.Packets, Bytes: p.Bytes, AgainPackets: p.AgainPackets, AgainBytes: p.AgainBytes}
+	p.count(bpf.ObserveCounts{Packets: other.Packets, Bytes: other.Bytes, AgainPackets: other.AgainPackets, AgainBytes: other.AgainBytes})
 }
 
 func (p *Part) count(c bpf.ObserveCounts) {
@@ -73,12 +69,6 @@ func (p *Part) count(c bpf.ObserveCounts) {
 // last dropped, delayed or marked a packet.
 type Parts struct{ Limited, Free Part }
 
-// Add adds what was measured of other parts.
-func (p *Parts) Add(other Parts) {
-	p.Limited.Add(other.Limited)
-	p.Free.Add(other.Free)
-}
-
 func (p *Parts) part(limited bool) *Part {
 	if limited {
 		return &p.Limited
@@ -86,15 +76,9 @@ func (p *Parts) part(limited bool) *Part {
 	return &p.Free
 }
 
-// A Key is a rule.
-type Key struct{ Device, Direction, CIDR string }
-
-// KeyOf is the key of a rule; of a pool it is none that is followed.
-func KeyOf(r *report.Rule) Key { return Key{r.Device, r.Direction, r.CIDR} }
-
 // A HostKey is a host that a rule matches.
 type HostKey struct {
-	Key
+	report.Key
 	Host netip.Addr
 }
 
@@ -102,7 +86,7 @@ type HostKey struct {
 type Reading struct {
 	Interval time.Duration
 	// Rules and Hosts have those with anything measured. A round trip counts for the rules of both directions.
-	Rules map[Key]*Parts
+	Rules map[report.Key]*Parts
 	Hosts map[HostKey]*Parts
 	// LostSamples, LostFlows and LostRules were left out, as there were too many.
 	LostSamples, LostFlows uint64
@@ -117,7 +101,7 @@ type Observer struct {
 	ring    *ringbuf.Reader
 	memory  []byte
 	states  []bpf.ObserveState // the same: the map rules
-	rules   map[Key]*rule
+	rules   map[report.Key]*rule
 	byPlace []*rule // nil where free
 	free    []uint32
 	over    int // rules without a place
@@ -129,7 +113,7 @@ type Observer struct {
 }
 
 type rule struct {
-	Key
+	report.Key
 	place    uint32
 	prefixes []bpf.ObservePrefix
 	limited  uint64 // packets that it dropped, delayed or marked, up to the last Follow
@@ -164,7 +148,7 @@ func Start(o Options) (*Observer, error) {
 	}
 	objects.virtual = o.virtual
 	w := &Observer{
-		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}}, rules: map[Key]*rule{},
+		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}}, rules: map[report.Key]*rule{},
 		hosts: map[bpf.ObserveHost]*host{}, samples: map[HostKey]*Parts{}, read: time.Now(),
 	}
 	w.ring, err = ringbuf.NewReader(objects.maps[bpf.ObserveMapSamples])
@@ -206,7 +190,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 	wanted := map[hookKey]policy.Match{}
 	for i := range rules {
 		r := &rules[i]
-		if r.Kind == "pool" {
+		if r.IsPool() {
 			continue
 		}
 		var match policy.Match
@@ -235,7 +219,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 
 // note follows a rule, and notes whether it limited anything since the last time.
 func (w *Observer) note(r *report.Rule, now uint64) {
-	key := KeyOf(r)
+	key := r.Key()
 	limited := r.DroppedPackets + r.DelayedPackets + r.MarkedPackets
 	have := w.rules[key]
 	if have == nil {
@@ -266,7 +250,7 @@ func flagsOf(r *report.Rule) (flags uint32) {
 }
 
 // add gives a rule a place; nil if there is none left.
-func (w *Observer) add(key Key, limited uint64) *rule {
+func (w *Observer) add(key report.Key, limited uint64) *rule {
 	place := uint32(len(w.byPlace))
 	if n := len(w.free); n > 0 {
 		place, w.free = w.free[n-1], w.free[:n-1]
@@ -291,7 +275,7 @@ func (w *Observer) match(r *rule, ifindex int) {
 		prefixes.Delete(p)
 	}
 	r.prefixes = nil
-	network, err := netip.ParsePrefix(r.CIDR)
+	network, err := netip.ParsePrefix(r.Network)
 	if err != nil || ifindex == 0 {
 		return
 	}
@@ -313,7 +297,7 @@ func (w *Observer) moved(at hookKey, ifindex int) {
 	}
 }
 
-func (w *Observer) drop(key Key) {
+func (w *Observer) drop(key report.Key) {
 	r := w.rules[key]
 	w.match(r, 0)
 	delete(w.rules, key)
@@ -326,7 +310,7 @@ func (w *Observer) Read() (Reading, error) {
 	w.round++
 	w.drain()
 	now := time.Now()
-	out := Reading{Interval: now.Sub(w.read), Rules: map[Key]*Parts{}, Hosts: w.samples, LostRules: w.over}
+	out := Reading{Interval: now.Sub(w.read), Rules: map[report.Key]*Parts{}, Hosts: w.samples, LostRules: w.over}
 	w.read, w.samples = now, map[HostKey]*Parts{}
 	for key, r := range w.rules {
 		counts := w.states[r.place].Counts
@@ -387,7 +371,7 @@ func (w *Observer) readHosts(out map[HostKey]*Parts) error {
 
 func (w *Observer) hostParts(out map[HostKey]*Parts, k bpf.ObserveHost) *Parts {
 	r := w.byPlace[k.Rule]
-	network, _ := netip.ParsePrefix(r.CIDR)
+	network, _ := netip.ParsePrefix(r.Network)
 	key := HostKey{r.Key, addrOf(k.Addr, network.Addr().Is4())}
 	if out[key] == nil {
 		out[key] = &Parts{}

@@ -13,14 +13,14 @@ func (r Reading) Report(named report.Rules) report.RTTs {
 	out := report.RTTs{
 		IntervalNS: uint64(r.Interval), Rules: []report.RTT{}, LeftOutSamples: r.LostSamples, LeftOutFlows: r.LostFlows, LeftOutRules: r.LostRules,
 	}
-	hosts := map[Key][]report.RTT{}
+	hosts := map[report.Key][]report.RTT{}
 	for key, parts := range r.Hosts {
 		one := rttOf(key.Key, parts)
 		one.Host = key.Host.String()
 		hosts[key.Key] = append(hosts[key.Key], one)
 	}
 	for i := range named {
-		key := KeyOf(&named[i])
+		key := named[i].Key()
 		parts := r.Rules[key]
 		if parts == nil {
 			continue
@@ -37,9 +37,9 @@ func (r Reading) Report(named report.Rules) report.RTTs {
 
 func payload(r report.RTT) uint64 { return r.Limited.PayloadBytes + r.NotLimited.PayloadBytes }
 
-func rttOf(key Key, p *Parts) report.RTT {
+func rttOf(key report.Key, p *Parts) report.RTT {
 	return report.RTT{
-		Device: key.Device, Direction: key.Direction, CIDR: key.CIDR, Limited: partOf(p.Limited), NotLimited: partOf(p.Free),
+		Device: key.Device, Direction: key.Direction, CIDR: key.Network, Limited: partOf(p.Limited), NotLimited: partOf(p.Free),
 	}
 }
 

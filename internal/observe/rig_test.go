@@ -157,7 +157,7 @@ func (r *rig) pass(d policy.Direction, t tcp) {
 	r.run(r.pairs[d].behind, t)
 }
 
-// drop sends a packet that another program drops.
+// refuse sends a packet that another program drops.
 func (r *rig) refuse(d policy.Direction, t tcp) {
 	r.Helper()
 	r.run(r.pairs[d].before, t)
@@ -165,12 +165,16 @@ func (r *rig) refuse(d policy.Direction, t tcp) {
 
 func (r *rig) wait(d time.Duration) { r.now += d }
 
+func keyOf(device, direction, network string) report.Key {
+	return report.Key{Device: device, Direction: direction, Network: network}
+}
+
 // parts reads what was measured of a rule.
 func (r *rig) parts(direction, cidr string) Parts {
 	r.Helper()
 	got, err := r.Read()
 	testenv.Must(r, err)
-	if p := got.Rules[Key{device, direction, cidr}]; p != nil {
+	if p := got.Rules[keyOf(device, direction, cidr)]; p != nil {
 		return *p
 	}
 	return Parts{}

@@ -272,22 +272,22 @@ func TestRulesAndHosts(t *testing.T) {
 	r.talk(send(0, 100, full, 1), send(0, 100+full, full, 2), answer(20*ms, 100+2*full, 1))
 	got, err := r.Read()
 	testenv.Must(t, err)
-	if p := got.Rules[Key{device, "egress", "10.0.1.0/24"}]; p == nil || !isOne(p.Free.Receiver, 20*ms) || p.Free.Packets != 2 || p.Free.Bytes != 2*full {
+	if p := got.Rules[keyOf(device, "egress", "10.0.1.0/24")]; p == nil || !isOne(p.Free.Receiver, 20*ms) || p.Free.Packets != 2 || p.Free.Bytes != 2*full {
 		t.Errorf("of egress: %+v", p)
 	}
-	if p := got.Rules[Key{device, "ingress", "10.0.0.0/16"}]; p == nil || !isOne(p.Free.Sender, 20*ms) || p.Free.Packets != 0 {
+	if p := got.Rules[keyOf(device, "ingress", "10.0.0.0/16")]; p == nil || !isOne(p.Free.Sender, 20*ms) || p.Free.Packets != 0 {
 		t.Errorf("of ingress: %+v", p)
 	}
 	if len(got.Rules) != 2 {
 		t.Errorf("rules are %+v", got.Rules)
 	}
 	for direction, cidr := range map[string]string{"egress": "10.0.1.0/24", "ingress": "10.0.0.0/16"} {
-		if p := got.Hosts[HostKey{Key{device, direction, cidr}, netip.MustParseAddr("10.0.1.2")}]; p == nil || !p.Free.any() {
+		if p := got.Hosts[HostKey{keyOf(device, direction, cidr), netip.MustParseAddr("10.0.1.2")}]; p == nil || !p.Free.any() {
 			t.Errorf("the host has nothing in %s: %+v", direction, got.Hosts)
 		}
 	}
 	// A rule that went leaves its place to another, which begins anew.
-	r.drop(Key{device, "egress", "10.0.1.0/24"})
+	r.drop(keyOf(device, "egress", "10.0.1.0/24"))
 	r.follow(ruleOf("egress", "10.0.1.2/32"))
 	r.talk(send(ms, 100+2*full, full, 3))
 	if got := r.parts("egress", "10.0.1.2/32"); got.Free.Packets != 1 || got.Free.Receiver.Samples != 0 {
@@ -314,7 +314,7 @@ func TestFlood(t *testing.T) {
 	}
 	got, err := r.Read()
 	testenv.Must(t, err)
-	host := got.Hosts[HostKey{Key{device, "egress", "10.0.0.0/8"}, netip.MustParseAddr("10.0.1.2")}]
+	host := got.Hosts[HostKey{keyOf(device, "egress", "10.0.0.0/8"), netip.MustParseAddr("10.0.1.2")}]
 	if host == nil || host.Free.Receiver.Samples != 8 {
 		t.Errorf("of the flow that goes on %+v is known, want 8 samples", host)
 	}

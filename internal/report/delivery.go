@@ -134,7 +134,7 @@ type Deliveries []*Delivery
 type Deliverer struct {
 	Since, Until time.Time
 	Committed    policy.Rate // to check in place of that of the rule; 0 for that
-	of           map[history.Key]*delivering
+	of           map[Key]*delivering
 	order        []*delivering
 }
 
@@ -172,7 +172,7 @@ func (d *Deliverer) Add(it history.Interval) error {
 			to.RefusedBytes = new(uint64)
 		}
 		if d.of == nil {
-			d.of = map[history.Key]*delivering{}
+			d.of = map[Key]*delivering{}
 		}
 		d.of[it.Series.Key] = to
 		d.order = append(d.order, to)
@@ -590,10 +590,8 @@ func (rules Rules) History() []history.Sample {
 	samples := make([]history.Sample, len(rules))
 	for i := range rules {
 		r, s := &rules[i], &samples[i]
-		s.Key = history.Key{Device: r.Device, Direction: r.Direction, Network: r.CIDR}
-		s.Name = r.Name
-		if r.IsPool() {
-			s.Key, s.Name = history.Key{Pool: r.Name}, ""
+		if s.Key = r.Key(); s.Pool == "" {
+			s.Name = r.Name
 		}
 		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.Excess
 		if r.RateBits != nil {

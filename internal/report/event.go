@@ -1,7 +1,6 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -115,7 +114,5 @@ func (e *Event) Line() string {
 
 // JSONLine is an event as one line.
 func (e *Event) JSONLine(w io.Writer) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(e)
+	return encoder(w, "", "").Encode(e)
 }

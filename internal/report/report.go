@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -155,6 +156,17 @@ const (
 
 // IsPool reports whether this is a pool.
 func (r *Rule) IsPool() bool { return r.Kind == KindPool }
+
+// A Key tells a rule or pool from all others, now and later.
+type Key = history.Key
+
+// Key is the key of the rule.
+func (r *Rule) Key() Key {
+	if r.IsPool() {
+		return Key{Pool: r.Name}
+	}
+	return Key{Device: r.Device, Direction: r.Direction, Network: r.CIDR}
+}
 
 func optionalRate(g policy.Guarantee) *uint64 {
 	if g == 0 {

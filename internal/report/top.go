@@ -47,6 +47,11 @@ type FullBucket struct {
 	FullPercent float64 `json:"full_percent"` // the level in percent of what the bucket and its queue can hold
 }
 
+// RuleKey is the key of the rule.
+func (b *FullBucket) RuleKey() Key {
+	return Key{Device: b.Device, Direction: b.Direction, Network: b.CIDR}
+}
+
 // NewFullBucket is a bucket of a rule.
 func NewFullBucket(r *Rule, b Bucket, percent float64) FullBucket {
 	return FullBucket{r.Device, r.Direction, r.CIDR, r.Name, b, percent}

@@ -30,26 +30,16 @@ func (s *series) last(i int) point {
 	return s.points[(s.next-1-i+2*samples)%samples]
 }
 
-// A ruleKey tells rules and pools apart from one reading to the next.
-type ruleKey struct{ device, direction, what string }
-
-func keyOf(r *report.Rule) ruleKey {
-	if r.IsPool() {
-		return ruleKey{what: r.Name}
-	}
-	return ruleKey{r.Device, r.Direction, r.CIDR}
-}
-
 // history is what each rule did lately.
 type history struct {
-	of      map[ruleKey]*series
+	of      map[report.Key]*series
 	reading uint64
 }
 
 // add adds a reading, and forgets rules that are gone.
 func (h *history) add(t *report.Top) {
 	if h.of == nil {
-		h.of = map[ruleKey]*series{}
+		h.of = map[report.Key]*series{}
 	}
 	h.reading++
 	for i := range t.Rules {
@@ -57,7 +47,7 @@ func (h *history) add(t *report.Top) {
 		if r.IntervalNS == nil {
 			continue
 		}
-		key := keyOf(r)
+		key := r.Key()
 		s := h.of[key]
 		if s == nil {
 			s = &series{}
@@ -78,7 +68,7 @@ func (h *history) add(t *report.Top) {
 
 // plot draws the points of rules together in so many cells, the newest on the right. full is the rate of a full cell; 0
 // for the highest point. dropped says which cells have lost packets.
-func (h *history) plot(keys []ruleKey, cells int, full float64, blocks []rune) (text []rune, dropped []bool) {
+func (h *history) plot(keys []report.Key, cells int, full float64, blocks []rune) (text []rune, dropped []bool) {
 	each := max(samples/cells, 1)
 	heights := make([]float64, cells)
 	dropped = make([]bool, cells)

@@ -27,7 +27,7 @@ type row struct {
 	bucket *report.FullBucket
 	talker *Talker
 	depth  int
-	keys   []ruleKey // whose points its plot shows
+	keys   []report.Key // whose points its plot shows
 
 	use, dropped, percent, level float64 // bit/s, bit/s, and in percent: -1 where there is none
 	lost                         float64 // dropped packets in percent of all; -1 where there were none
@@ -43,8 +43,8 @@ func (r *row) id() string {
 	case r.talker != nil:
 		return "talker\x00" + r.talker.Key
 	}
-	key := keyOf(r.rule)
-	return strings.Join([]string{"rule", key.device, key.direction, key.what}, "\x00")
+	key := r.rule.Key()
+	return strings.Join([]string{"rule", key.Device, key.Direction, key.Network, key.Pool}, "\x00")
 }
 
 // label is what people call the row.
@@ -93,7 +93,7 @@ func optional(p *float64) float64 {
 // figures fills in what is known of a rule. full is the level of its fullest bucket that is known.
 func (r *row) figures(full float64) {
 	rule := r.rule
-	r.keys = []ruleKey{keyOf(rule)}
+	r.keys = []report.Key{rule.Key()}
 	r.use, r.dropped, r.lost = value(rule.UseBits), value(rule.DroppedBits), optional(rule.DroppedPercent)
 	r.percent, r.level = optional(rule.UsePercent), -1
 	if rule.RateBits != nil {
@@ -109,16 +109,16 @@ type table struct {
 
 // rowsOf are the rules and pools of a reading with their figures, in the order of the reading: the worst first.
 func rowsOf(t *report.Top) []row {
-	full := map[ruleKey]float64{}
+	full := map[report.Key]float64{}
 	for i := range t.Fullest {
 		b := &t.Fullest[i]
-		key := ruleKey{b.Device, b.Direction, b.CIDR}
+		key := b.RuleKey()
 		full[key] = max(full[key], b.FullPercent)
 	}
 	rows := make([]row, len(t.Rules))
 	for i := range t.Rules {
 		rows[i].rule = &t.Rules[i]
-		rows[i].figures(full[keyOf(&t.Rules[i])])
+		rows[i].figures(full[t.Rules[i].Key()])
 	}
 	return rows
 }
@@ -281,15 +281,14 @@ func ofName(t *report.Top, sort, filter, name string) table {
 
 // ofBuckets are the fullest buckets.
 func ofBuckets(t *report.Top, sort, filter string) table {
-	rules := map[ruleKey]*report.Rule{}
+	rules := map[report.Key]*report.Rule{}
 	for i := range t.Rules {
-		rules[keyOf(&t.Rules[i])] = &t.Rules[i]
+		rules[t.Rules[i].Key()] = &t.Rules[i]
 	}
 	rows := make([]row, 0, len(t.Fullest))
 	for i := range t.Fullest {
 		b := &t.Fullest[i]
-		key := ruleKey{b.Device, b.Direction, b.CIDR}
-		rows = append(rows, row{bucket: b, rule: rules[key], percent: -1, lost: -1, level: b.FullPercent})
+		rows = append(rows, row{bucket: b, rule: rules[b.RuleKey()], percent: -1, lost: -1, level: b.FullPercent})
 	}
 	of := len(rows)
 	rows = matching(rows, filter)

@@ -1,11 +1,8 @@
 package loader
 
 import (
-	"fmt"
 	libmaps "maps"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -18,7 +15,7 @@ const judgedFor = 10 * time.Second
 // A Kept is what stays open and known between two readings of a namespace: the maps in memory, the labels of rules,
 // and, for 10 s, the State of hooks. It holds no lock between the readings. The zero Kept keeps nothing yet.
 type Kept struct {
-	generation unix.Stat_t
+	generation Generation
 	store      *maps.Store
 	judged     map[hookID]judgement
 }
@@ -62,7 +59,7 @@ func (k *Kept) take(generation string) (*maps.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	if is.Dev != k.generation.Dev || is.Ino != k.generation.Ino || is.Ctim != k.generation.Ctim {
+	if is != k.generation {
 		k.Close()
 		return nil, nil
 	}
@@ -81,14 +78,6 @@ func (k *Kept) put(generation string, store *maps.Store) (err error) {
 	store.RememberLabels()
 	k.store, k.judged = store.Hold(), map[hookID]judgement{}
 	return nil
-}
-
-// identify returns what tells a generation from a later one of the same name.
-func identify(generation string) (is unix.Stat_t, err error) {
-	if err := unix.Lstat(generation, &is); err != nil {
-		return is, fmt.Errorf("look at the pins in %s: %w", generation, err)
-	}
-	return is, nil
 }
 
 // judge finds the state of a hook, and its device.

@@ -2,8 +2,8 @@ package loader
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,8 +14,17 @@ import (
 // A Generation identifies the maps of a namespace. Growth, another build, and the first rule after none make others. It
 // is the zero value where there are none.
 type Generation struct {
-	name  string
-	inode uint64 // of its directory
+	device, inode uint64        // of its directory
+	changed       unix.Timespec // tells it from a later one with the same inode
+}
+
+// identify identifies the generation in a directory.
+func identify(dir string) (Generation, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return Generation{}, fmt.Errorf("look at the pins in %s: %w", dir, err)
+	}
+	return Generation{st.Dev, st.Ino, st.Ctim}, nil
 }
 
 // CurrentGeneration is that of the calling thread's namespace.
@@ -36,14 +45,10 @@ func (dir home) generation() (Generation, error) {
 			}
 			return Generation{}, err
 		}
-		newest := names[len(names)-1]
-		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(string(dir), newest), &st); err == nil {
-			return Generation{newest, st.Ino}, nil
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return Generation{}, err
+		newest, err := identify(dir.pin(names[len(names)-1]))
+		if !errors.Is(err, fs.ErrNotExist) { // else a command has replaced it just now
+			return newest, err
 		}
-		// A command has replaced it just now.
 	}
 }
 

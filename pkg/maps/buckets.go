@@ -307,7 +307,7 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 			if !ok || before.TAT&tatBusy != 0 || k.Sharer != 0 {
 				continue
 			}
-			b, _ := bs.bucketIn(rules[i], slot, before, k, now)
+			b := bs.bucketIn(rules[i], slot, before, k, now)
 			if b.LevelBytes == 0 {
 				continue
 			}
@@ -318,16 +318,15 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 	}
 }
 
-// bucketIn is the bucket in a slot whose word and key were read, and its level in units; the zero Bucket if it is empty,
-// or not one of the rule.
-func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k bpf.AbiKey, now uint64) (b Bucket, level uint64) {
+// bucketIn is the bucket in a slot whose word and key were read; the zero Bucket if it is empty, or not one of the rule.
+func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k bpf.AbiKey, now uint64) (b Bucket) {
 	rule := bs.current(k.Id)
-	level = bs.levelOf(k.Id, rule, word, now)
+	level := bs.levelOf(k.Id, rule, word, now)
 	places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 	// Level and key belong together if no other key got the slot meanwhile.
 	is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
 	if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
-		return Bucket{}, 0
+		return Bucket{}
 	}
 	b.LevelBytes = model.Bytes(level)
 	if e.Each.Kind == policy.EachFlow {
@@ -336,7 +335,7 @@ func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k b
 		far := address(k.Src, k.Family)
 		b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 	}
-	return b, level
+	return b
 }
 
 // settleBy prepares a bucket for another clock. The bucket becomes as if charged just now,

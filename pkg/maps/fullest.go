@@ -49,15 +49,14 @@ func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry)
 			return
 		}
 		v := s.current(k.Id)
-		most := v.Limit
-		percent := float64(s.levelOf(k.Id, v, word, now)) / float64(max(most, 1)) * 100
+		percent := float64(s.levelOf(k.Id, v, word, now)) / float64(max(v.Limit, 1)) * 100
 		if percent == 0 || len(top) == n && percent <= top[n-1].Percent {
 			return
 		}
 		if slices.ContainsFunc(top, func(b FullBucket) bool { return b.slot == number }) {
 			return
 		}
-		b, _ := s.bucketIn(*e, slot, word, k, now)
+		b := s.bucketIn(*e, slot, word, k, now)
 		if b.LevelBytes == 0 {
 			return
 		}

@@ -290,7 +290,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	}
 	c.Rule.Each = policy.Each{Kind: policy.EachKind(choice(eachFlags, v.Flags)), Bits: uint8(v.EachBits)}
 	if v.Flags&ruleLabel != 0 {
-		c.Rule.Label = s.labels.read(e.Rule, v.index)
+		c.Rule.Label = s.label(e.Rule, v.index)
 	}
 	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
 		c.Key = KeyName(c.Rule, c.Set.Side(), flow)

@@ -216,7 +216,7 @@ export class Detail {
           found.t.push(this.#store.at);
           found.limited.push(rtt(one?.limited) ?? NaN);
           found.free.push(rtt(one?.not_limited) ?? NaN);
-          setText(said, one ? "Median TCP round-trip time between this device and the receivers." : `No TCP segment was acknowledged in ${RTT_SECONDS} s.`);
+          setText(said, one ? "Median TCP round-trip time between this device and the receivers." : "No TCP segment was acknowledged.");
           plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
           plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
             layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "otherwise", color: "rtt", kind: "line", x: found.t, y: found.free }],

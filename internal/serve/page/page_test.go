@@ -565,7 +565,7 @@ func TestFiles(t *testing.T) {
 		return w.Result()
 	}
 	page := get("GET", "/", "")
-	if page.StatusCode != 200 || page.Header.Get("Content-Type") != "text/html; charset=utf-8" || page.Header.Get("Content-Security-Policy") != Policy || page.Header.Get("X-Content-Type-Options") != "nosniff" {
+	if page.StatusCode != 200 || page.Header.Get("Content-Type") != "text/html; charset=utf-8" || page.Header.Get("Content-Security-Policy") != Policy {
 		t.Errorf("the page: %d, %v", page.StatusCode, page.Header)
 	}
 	for what, want := range map[string]int{"GET /app.js": 200, "GET /index.html": 200, "GET /page.go": 404, "GET /../page.go": 404, "POST /": 405} {

@@ -4,7 +4,7 @@ const USUAL = 90; // values kept of each that is not idle
 const WATCHED = 1800; // and of those that are looked at
 const MINUTE = 60;
 
-export const poolKey = (name) => `pool/${name}`;
+const poolKey = (name) => `pool/${name}`;
 export const keyOf = (r) => (r.kind === "pool" ? poolKey(r.name) : `rule/${r.device}/${r.direction}/${r.cidr}`);
 
 // A Series is the last values, in step with their times.
@@ -114,7 +114,7 @@ export class Store {
     const worst = new Map();
     this.buckets = top.fullest_buckets ?? [];
     for (const b of this.buckets) {
-      const key = `rule/${b.device}/${b.direction}/${b.cidr}`;
+      const key = keyOf(b);
       worst.set(key, Math.max(worst.get(key) ?? 0, (b.full_percent ?? 0) / 100));
     }
     const left = this.rows;
