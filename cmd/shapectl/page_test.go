@@ -71,7 +71,7 @@ func TestPage(t *testing.T) {
 			<-ended
 		}
 	})
-	b.Until("the offender to be first", first+".endsWith('>mallory') && document.querySelector('.list tbody .pill').innerText === 'refusing'")
+	b.Until("the offender to be first", first+".endsWith('>mallory') && document.querySelector('.list tbody .pill').innerText === 'dropping'")
 	t.Logf("the offender was the first line after %v", time.Since(began).Round(10*time.Millisecond))
 
 	b.Eval("document.querySelector('.list tbody .who a').click()", nil)

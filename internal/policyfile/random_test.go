@@ -471,7 +471,7 @@ func TestRandom(t *testing.T) {
 		}
 		examine(t, r, r.damaged(text))
 	}
-	if valid < 200 {
+	if valid < 100 { // with fewer valid files, the test tells little
 		t.Errorf("of 400 files only %d were valid", valid)
 	}
 }

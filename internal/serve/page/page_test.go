@@ -452,7 +452,7 @@ func TestStates(t *testing.T) {
 	b.Open(f.URL + "/?new")
 	b.Until("no rights", "document.querySelector('.empty')?.innerText.includes('group shapectl')")
 	f.set(func() { f.fails = http.StatusUnauthorized })
-	b.Until("the token for reading", "document.querySelector('.empty')?.innerText.includes('takes a token')")
+	b.Until("the token for reading", "document.querySelector('.empty')?.innerText.includes('needs a token')")
 	rules, _ := town()
 	f.set(func() { f.fails, f.rules = 0, rules })
 	b.Until("rules", "document.querySelector('.list tbody tr')")
@@ -461,7 +461,7 @@ func TestStates(t *testing.T) {
 	b.Until("a rule that is not in force", "document.querySelector('.banner.bad')?.innerText.includes('not in force')")
 	f.Listener.Close()
 	f.CloseClientConnections()
-	b.Until("no server", "document.getElementById('notices').innerText.includes('does not answer since')")
+	b.Until("no server", "document.getElementById('notices').innerText.includes('has not answered since')")
 	b.Until("the state", "document.getElementById('live').innerText === 'no answer'")
 }
 
