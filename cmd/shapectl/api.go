@@ -36,8 +36,9 @@ var openAPI []byte
 type apiCommand struct {
 	name    string // of the command: "pool set"
 	changes bool
-	// It changes nothing, but slows packets down while it runs, so it takes the same rights, unless serve measures anyway.
+	// It changes nothing, but slows packets down while it runs, so it takes the same rights.
 	measures bool
+	running  bool // and takes none if serve measures this anyway
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
 	forms []string
@@ -62,7 +63,8 @@ var apiCommands = []apiCommand{
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
-	{name: "rtt", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
+	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
+	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report"},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
@@ -239,7 +241,7 @@ func (a *api) addTo(s *serve.Server) {
 			continue
 		}
 		access := func(r *http.Request) serve.Access {
-			if c.measures && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
+			if c.running && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
 				return serve.Reads
 			}
 			return c.access()
@@ -276,7 +278,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
 			return
 		}
-		if netns = other[0]; c.measures && a.env.rtts != nil {
+		if netns = other[0]; c.running && a.env.rtts != nil {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: serve measures in its own network namespace, and in no other", c.name)
 			return
 		}
@@ -289,7 +291,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if netns == a.env.netns {
 		e.history, e.rtts = a.env.history, a.env.rtts
 	}
-	if c.measures {
+	if c.running {
 		switch only := onlyRunning(given); {
 		case e.rtts == nil && only:
 			w.Header().Set("Content-Type", "application/json")

@@ -25,7 +25,7 @@ var apiAnswers = map[string][]string{
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
-	"events": {"Event", "value"}, "rtt": {"RTTs"},
+	"events": {"Event", "value"}, "rtt": {"RTTs"}, "talkers": {"Talkers"},
 }
 
 type object = map[string]any
@@ -100,7 +100,7 @@ func requestSchema(c apiCommand, cmd *cobra.Command) object {
 		}
 		properties[name] = of
 	}
-	if c.measures {
+	if c.running {
 		properties["running"] = object{"type": "boolean", "description": "answer with what serve --rtt measures anyway, with an interval of 0 if it does not, and start nothing"}
 	}
 	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}

@@ -120,6 +120,10 @@ func TestPage(t *testing.T) {
 
 	b.Open(base + "/?hosts#/rule/va/egress/10.0.0.0%2F24")
 	b.Until("a host", "document.querySelector('.within tbody')?.innerText.includes('10.0.0.9')")
+	b.Click("[aria-labelledby=who-title] .card-head button:last-child")
+	b.Until("the host that offers most", "document.querySelector('[aria-labelledby=who-title] tbody button')?.innerText === '10.0.0.9'")
+	b.Click("[aria-labelledby=who-title] tbody button")
+	b.Until("its flow", "document.querySelector('[aria-labelledby=who-title] tbody')?.innerText.includes('10.0.0.9:')")
 	b.Open(base + "/?tree#/pools")
 	b.Until("the tree", "document.querySelector('.list tbody')?.innerText.startsWith('uplink')")
 	for _, p := range b.Problems() {

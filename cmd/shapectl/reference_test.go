@@ -315,7 +315,7 @@ func jsonType(of ast.Expr) string {
 var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
-	"RTTs": "`rtt`", "Event": "`events`: an object on each line",
+	"RTTs": "`rtt`", "Talkers": "`talkers`", "Event": "`events`: an object on each line",
 	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "watch": "`watch`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",

@@ -267,7 +267,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}

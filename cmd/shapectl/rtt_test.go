@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -132,6 +133,46 @@ func TestRTT(t *testing.T) {
 		lines := strings.Split(r.ok("rtt", "10.0.0.2", "--interval", "500ms"), "\n")
 		return len(lines) == 4 && strings.HasPrefix(lines[2], "va egress  10.0.0.0/24  10.0.0.2")
 	})
+}
+
+// Hosts and flows are measured by what they send, and nothing is left on the device.
+func TestTalkers(t *testing.T) {
+	r := newTCPRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--name", "alice", "--rate", "20mbit", "--capacity", "100kb")
+	r.ok("set", "va", "egress", "10.0.0.0/16", "--rate", "1gbit")
+	r.upload()
+	talkers := func(args ...string) (out report.Talkers) {
+		testenv.Must(t, json.Unmarshal([]byte(r.ok(append([]string{"talkers", "-j"}, args...)...)), &out))
+		return out
+	}
+	testenv.Eventually(t, "the host that sends", func() bool {
+		got := talkers("alice").Rules
+		return len(got) == 1 && got[0].Name == "alice" && len(got[0].Talkers) == 1 && got[0].Talkers[0].Key == "10.0.0.2" &&
+			*got[0].Talkers[0].PassedBits > 0 && *got[0].Talkers[0].OfferedBits >= *got[0].Talkers[0].PassedBits
+	})
+	testenv.Eventually(t, "its flow, in the rule that decides", func() bool {
+		got := talkers("10.0.0.2", "egress").Rules
+		return len(got) == 1 && got[0].CIDR == "10.0.0.0/24" && got[0].Host == "10.0.0.2" && len(got[0].Talkers) == 1 && strings.HasSuffix(got[0].Talkers[0].Key, ",10.0.0.2:5001")
+	})
+	for _, one := range talkers("va").Rules {
+		if one.CIDR == "10.0.0.0/16" && len(one.Talkers) > 0 {
+			t.Errorf("packets count for the rule around theirs: %+v", one)
+		}
+	}
+	if got := r.ok("talkers", "alice"); !strings.HasPrefix(got, "alice (va egress 10.0.0.0/24): ") || !strings.Contains(got, "\n10.0.0.2 ") {
+		t.Errorf("prints %q", got)
+	}
+	if left := r.programs(); len(left) != 1 {
+		t.Errorf("programs %v are on the device, want only that of shapectl", left)
+	}
+	r.refused(exitInput, "--top 0 shows nothing", "talkers", "alice", "--top", "0")
+	r.refused(exitInput, "talkers: ", "talkers", "nobody")
+	r.ok("pool", "set", "town", "--rate", "1gbit")
+	r.refused(exitInput, "town is a pool", "talkers", "town")
+	for i := range mostCounted {
+		r.ok("set", "va", "egress", "10.1."+strconv.Itoa(i)+".0/24", "--rate", "1mbit")
+	}
+	r.refused(exitInput, "12 rules match; name at most 10", "talkers", "va")
 }
 
 // The kernel detaches what a killed process has left.

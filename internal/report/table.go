@@ -26,6 +26,7 @@ type row struct {
 	bucket *Bucket
 	named  *Named
 	rtt    *RTT
+	talker *Talker
 }
 
 func (rules Rules) rows() []row {

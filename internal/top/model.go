@@ -44,7 +44,7 @@ type frame struct {
 	cursor  string // the id of the selected row in the table below; "" for the first one
 	looker  Looker
 	reading bool // looker reads now
-	talkers []Talker
+	talkers []report.Talker
 	note    string // about what looker sees
 }
 
@@ -71,11 +71,11 @@ type guarded struct {
 	closed bool
 }
 
-func (g *guarded) Read() ([]Talker, string, error) {
+func (g *guarded) Read() (report.RuleTalkers, error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	if g.closed {
-		return nil, "", nil
+		return report.RuleTalkers{}, nil
 	}
 	return g.Looker.Read()
 }
@@ -163,8 +163,7 @@ type (
 	tickMsg    struct{}
 	talkersMsg struct {
 		of      *frame
-		talkers []Talker
-		note    string
+		reading report.RuleTalkers
 		err     error
 	}
 	lookMsg struct {
@@ -222,9 +221,9 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case talkersMsg:
 		msg.of.reading = false
 		if msg.err != nil {
-			msg.note = oneLine(msg.err)
+			msg.reading.Note = oneLine(msg.err)
 		}
-		msg.of.talkers, msg.of.note = msg.talkers, msg.note
+		msg.of.talkers, msg.of.note = msg.reading.Talkers, msg.reading.Note
 		m.rebuild()
 	case doneMsg:
 		m.done(msg)
@@ -271,8 +270,8 @@ func (m *Model) watch() tea.Cmd {
 	f.reading = true
 	looker := f.looker
 	return func() tea.Msg {
-		talkers, note, err := looker.Read()
-		return talkersMsg{f, talkers, note, err}
+		reading, err := looker.Read()
+		return talkersMsg{f, reading, err}
 	}
 }
 

@@ -25,7 +25,7 @@ type row struct {
 	rule   *report.Rule
 	named  *report.Named
 	bucket *report.FullBucket
-	talker *Talker
+	talker *report.Talker
 	depth  int
 	keys   []report.Key // whose points its plot shows
 
@@ -299,7 +299,7 @@ func ofBuckets(t *report.Top, sort, filter string) table {
 }
 
 // ofTalkers are hosts or flows.
-func ofTalkers(talkers []Talker, sort, filter string) table {
+func ofTalkers(talkers []report.Talker, sort, filter string) table {
 	rows := make([]row, len(talkers))
 	for i := range talkers {
 		t := &talkers[i]

@@ -154,7 +154,7 @@ func (m *Model) columns(f *frame) []column {
 		return columns
 	case f.kind == ruleFrame || f.kind == hostFrame:
 		what.head = map[frameKind]string{ruleFrame: "HOST", hostFrame: "FLOW"}[f.kind]
-		known := func(cell func(*Talker) *uint64) func(*row) string {
+		known := func(cell func(*report.Talker) *uint64) func(*row) string {
 			return func(r *row) string {
 				if n := cell(r.talker); n != nil {
 					return report.Bits(*n)
@@ -163,8 +163,8 @@ func (m *Model) columns(f *frame) []column {
 			}
 		}
 		return []column{what,
-			{head: "OFFERED", width: 8, drop: 3, cell: known(func(t *Talker) *uint64 { return t.OfferedBits })},
-			{head: "PASSED", width: 8, cell: known(func(t *Talker) *uint64 { return t.PassedBits })},
+			{head: "OFFERED", width: 8, drop: 3, cell: known(func(t *report.Talker) *uint64 { return t.OfferedBits })},
+			{head: "PASSED", width: 8, cell: known(func(t *report.Talker) *uint64 { return t.PassedBits })},
 			dropped,
 			{head: "LEVEL", width: 8, drop: 2, cell: func(r *row) string {
 				if r.level < 0 && r.talker.LevelBytes == 0 {

@@ -31,16 +31,7 @@ type Target struct {
 
 // A Looker watches who uses a rule.
 type Looker interface {
-	// Read returns what each uses since the last Read, and a remark for people.
-	Read() ([]Talker, string, error)
+	// Read returns what each used since the last Read.
+	Read() (report.RuleTalkers, error)
 	Close() error
-}
-
-// A Talker is a host or a flow.
-type Talker struct {
-	Key         string
-	OfferedBits *uint64 // nil where this is not known
-	PassedBits  *uint64
-	LevelBytes  uint64
-	FullPercent *float64 // of its bucket; nil if it has none of its own
 }

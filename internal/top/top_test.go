@@ -167,16 +167,16 @@ type fakeLooker struct {
 	host string
 }
 
-func (l *fakeLooker) Read() ([]Talker, string, error) {
+func (l *fakeLooker) Read() (report.RuleTalkers, error) {
 	bits := func(n uint64) *uint64 { return &n }
 	if l.host != "" {
-		return []Talker{{Key: "tcp," + l.host + ":443,192.0.2.1:5000", OfferedBits: bits(3e6), PassedBits: bits(1e6)}}, "", nil
+		return report.RuleTalkers{Talkers: []report.Talker{{Key: "tcp," + l.host + ":443,192.0.2.1:5000", OfferedBits: bits(3e6), PassedBits: bits(1e6)}}}, nil
 	}
 	full := 93.3
-	return []Talker{
+	return report.RuleTalkers{Talkers: []report.Talker{
 		{Key: "10.0.1.2", OfferedBits: bits(1e6), PassedBits: bits(1e6)},
 		{Key: "10.0.1.1", OfferedBits: bits(5e6), PassedBits: bits(1e6), LevelBytes: 14000, FullPercent: &full},
-	}, "", nil
+	}}, nil
 }
 
 func (l *fakeLooker) Close() error { l.f.open--; return nil }

@@ -2,7 +2,7 @@
 // of the address after # names.
 import { get, token } from "./api.js";
 import * as calls from "./calls.js";
-import { askToken, change, tell } from "./change.js";
+import { askToken, permitted, tell } from "./change.js";
 import { Detail } from "./detail.js";
 import { byID, h, s, setAttr, setText, visible } from "./dom.js";
 import { Events, Log } from "./events.js";
@@ -126,7 +126,7 @@ function notices() {
 async function decide(button, call, done) {
   button.disabled = true;
   try {
-    await change(call);
+    await permitted(call);
     say(done);
     await poll();
   } catch (err) {

@@ -2,6 +2,7 @@
 import { get, post, text } from "./api.js";
 
 const RTT_SECONDS = 3; // of a measurement of round-trip times
+const COUNT_SECONDS = 2; // of counting who uses a rule
 
 const named = (r) => (r.kind === "pool" ? { named: r.name } : { device: r.device, direction: r.direction, network: r.cidr });
 
@@ -42,6 +43,13 @@ export function explain(r, address) {
 export async function roundTrips(r, running) {
   const all = await get("rtt", { ...named(r), ...(running ? { running } : { interval: `${RTT_SECONDS}s` }) });
   if (running && all.interval_ns === 0) return undefined;
+  return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
+}
+
+// talkers are the hosts that use a rule now, or the flows of one of them.
+export async function talkers(r, host, top) {
+  const of = host ? { address: host, direction: r.direction } : named(r);
+  const all = await get("talkers", { ...of, top, interval: `${COUNT_SECONDS}s` });
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 

@@ -49,15 +49,15 @@ export async function askToken(why) {
   return done === true && token.get() !== "";
 }
 
-// change sends a change. Where it takes a token, it asks for one and tries again.
-export async function change(send) {
+// permitted sends a change, or a request to measure. Where it takes a token, it asks for one and tries again.
+export async function permitted(send, what = "Changes need") {
   for (let asked = ""; ; ) {
     try {
       return await send();
     } catch (err) {
       if (!(err instanceof Refusal) || !err.wantsToken) throw err;
-      asked = token.get() === "" ? "Changes over TCP need the token that shapectl serve reads from --token-file." : `The token was refused: ${visible(err.message)}.`;
-      if (!(await askToken(asked))) throw new Refusal("nothing was changed: this needs a token", err.status);
+      asked = token.get() === "" ? `${what} the token that shapectl serve reads from --token-file, unless they come over the Unix socket.` : `The token was refused: ${visible(err.message)}.`;
+      if (!(await askToken(asked))) throw new Refusal("nothing was done: this needs the token", err.status);
     }
   }
 }
@@ -80,5 +80,5 @@ export function confirmRate(r, wanted, confirm) {
     far ? h("p", { class: "banner warn" }, h("strong", null, `${how}. Is the unit right?`)) : how ? h("p", { class: "muted" }, how, ". Buckets and counters stay.") : null,
     h("p", null, confirm ? `It reverts after ${confirm} unless you confirm it, even if you lose the connection.` : "It stays. Nothing reverts it."),
     h("code", { class: "command" }, calls.command(r, visible(wanted), confirm)),
-  ], { submit: confirm ? `Change for ${confirm}` : "Change" }, () => change(() => calls.setRate(r, wanted, confirm)));
+  ], { submit: confirm ? `Change for ${confirm}` : "Change" }, () => permitted(() => calls.setRate(r, wanted, confirm)));
 }

@@ -1,6 +1,6 @@
 // The page of one rule or pool.
 import * as calls from "./calls.js";
-import { confirmRate } from "./change.js";
+import { confirmRate, permitted } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
 import { fillBar, isEach, linkTo, rateText } from "./list.js";
@@ -9,9 +9,11 @@ import { natural, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
 
 const BUCKETS = 20;
+const TALKERS = 20;
 const MEMBERS = 20;
 const RTT_AGAIN = 5000; // until the server has other round-trip times, if it measures all the time
 const SHORTEST = 15_000; // the least time in a plot, in ms
+const MEASURING = "Measurements slow packets down a little, so they need";
 const LOOK = 3000; // how often buckets are read
 
 // The longer times come from the history of the server.
@@ -108,7 +110,7 @@ export class Detail {
       p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
     } else p.within.hidden = true;
-    p.main.append(this.#why(row), ...(row.isPool ? [] : [this.#hurt(row)]), p.within);
+    p.main.append(this.#why(row), ...(row.isPool ? [] : [this.#who(row), this.#hurt(row)]), p.within);
 
     p.facts = h("dl", { class: "facts" });
     p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
@@ -175,6 +177,67 @@ export class Detail {
 
   #explain = () => {};
 
+  // #who counts the packets of hosts, or of a host's flows, while somebody wants to see them: that costs each packet something.
+  #who(row) {
+    let host = ""; // whose flows are shown
+    let on = false;
+    let busy = false;
+    const said = h("p", { class: "muted small", role: "status" });
+    const back = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => choose("") }, "All hosts");
+    const head = h("th", { scope: "col" }, "Host");
+    const body = h("tbody");
+    const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null, head,
+      h("th", { scope: "col", class: "number" }, "Offered"), h("th", { scope: "col", class: "number" }, "Passed"), h("th", { scope: "col", class: "number" }, "Bucket"))), body));
+    const lines = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("span"), h("button", { type: "button", class: "quiet" })), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
+      const [text, link] = el.firstChild.children;
+      text.hidden = host === "";
+      link.hidden = host !== "";
+      setText(host === "" ? link : text, visible(one.key));
+      setAttr(link, "aria-label", `Flows of ${visible(one.key)}`);
+      link.onclick = () => choose(one.key);
+      [bits(one.offered_bits_per_second), bits(one.passed_bits_per_second), one.full_percent === null ? "–" : `${percent(one.full_percent)} full`].forEach((cell, i) => setText(el.children[i + 1], cell));
+    });
+    const choose = (one) => {
+      host = one;
+      back.hidden = host === "";
+      setText(head, host === "" ? "Host" : "Flow");
+      lines.show([], (o) => o.key);
+      table.hidden = true;
+      setText(said, host === "" ? "Counting packets …" : `Counting the packets of ${visible(host)} …`);
+      if (host !== "") back.focus();
+      if (!on) button.click();
+    };
+    const run = async () => {
+      busy = true;
+      if (table.hidden) setText(said, "Counting packets …");
+      while (on && !this.#closed && !document.hidden) {
+        const asked = host;
+        try {
+          const one = await permitted(() => calls.talkers(row.r, asked, TALKERS), MEASURING);
+          if (asked !== host) continue;
+          const all = one?.talkers ?? [];
+          lines.show(all, (o) => o.key);
+          table.hidden = all.length === 0;
+          const what = host === "" ? "hosts" : `flows of ${visible(host)}`;
+          setText(said, [all.length === 0 ? "Nobody sends now." : `The ${what} that offer most, of ${bits(one.offered_bits_per_second)} together.`, one?.left_out ? `${grouped(one.left_out)} more are not listed.` : "", visible(one?.note ?? "")].filter(Boolean).join(" "));
+        } catch (err) {
+          setText(said, visible(err.message));
+          on = false;
+        }
+      }
+      on = busy = false;
+      setAttr(button, "aria-pressed", "false");
+      setText(button, "Count");
+    };
+    const button = h("button", { type: "button", "aria-pressed": "false", onclick: () => {
+      on = !on;
+      setAttr(button, "aria-pressed", String(on));
+      setText(button, on ? "Stop" : "Count");
+      if (on && !busy) run();
+    } }, "Count");
+    return h("section", { class: "card", "aria-labelledby": "who-title" }, h("div", { class: "card-head" }, h("h2", { id: "who-title" }, "Who uses it now?"), h("div", null, back, button)), said, table);
+  }
+
   // #hurt measures round-trip times while somebody wants to see them, as that costs each packet something.
   #hurt(row) {
     const found = { t: [], limited: [], free: [] };
@@ -206,7 +269,7 @@ export class Detail {
             continue;
           }
           if (document.hidden) break;
-          const one = await calls.roundTrips(row.r, running);
+          const one = await (running ? calls.roundTrips(row.r, true) : permitted(() => calls.roundTrips(row.r, false), MEASURING));
           if (one === undefined) {
             running = false;
             if (!on) setText(said, "");
