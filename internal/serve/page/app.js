@@ -7,7 +7,7 @@ import { Detail } from "./detail.js";
 import { byID, h, s, setAttr, setText, visible } from "./dom.js";
 import { Events, Log } from "./events.js";
 import { List } from "./list.js";
-import { Store } from "./store.js";
+import { Store, networkOf } from "./store.js";
 import { clock, countdown, plural } from "./units.js";
 
 const EACH = 1000;
@@ -118,7 +118,7 @@ function notices() {
   notice("out", out.length > 0, () => banner("bad", [h("strong"), " ", h("span")]), (el) => {
     const text = el.firstChild;
     setText(text.firstChild, `${plural(out.length, "rule")} ${out.length === 1 ? "is" : "are"} not in force.`);
-    setText(text.lastChild, visible(`${out[0].r.device} ${out[0].r.direction} ${out[0].r.cidr}: ${out[0].r.state}`));
+    setText(text.lastChild, visible(`${out[0].r.device} ${out[0].r.direction} ${networkOf(out[0].r)}: ${out[0].r.state}`));
   });
 }
 

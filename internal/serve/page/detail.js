@@ -5,7 +5,7 @@ import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
 import { fillBar, isEach, linkTo, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
-import { natural, stateText, titleOf, worstFirst } from "./store.js";
+import { natural, networkOf, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
 
 const BUCKETS = 20;
@@ -60,7 +60,7 @@ export class Detail {
       return (t.el = h("div", { class: "tile" }, h("dt", null, label), t.figure, t.more, t.bar));
     };
     p.crumbs = h("nav", { class: "crumbs", "aria-label": "Where this is" });
-    p.title = h("h1", { tabindex: "-1", id: "title" }, h("span", null, r.name ? name(r.name) : h("span", null, r.cidr)), (p.pill = h("span", { class: "pill" })));
+    p.title = h("h1", { tabindex: "-1", id: "title" }, h("span", null, r.name ? name(r.name) : h("span", null, networkOf(r))), (p.pill = h("span", { class: "pill" })));
     p.sentence = h("p", { class: "sentence" });
     p.chips = h("div", { class: "chips" });
     p.pending = h("div");
@@ -87,7 +87,7 @@ export class Detail {
     if (row.isPool) {
       p.members = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("a")), h("td", { class: "number" }), h("td", { class: "number" })), (el, m) => {
         const link = el.firstChild.firstChild;
-        setText(link, visible([titleOf(m.r), !m.isPool && m.r.name ? m.r.cidr : "", m.isPool ? "" : m.r.direction].filter(Boolean).join(" ")));
+        setText(link, visible([titleOf(m.r), !m.isPool && m.r.name ? networkOf(m.r) : "", m.isPool ? "" : m.r.direction].filter(Boolean).join(" ")));
         setAttr(link, "href", linkTo(m.r));
         setText(el.children[1], bits(m.passed));
         setText(el.children[2], m.dropped > 0 ? bits(m.dropped) : "");
@@ -187,15 +187,15 @@ export class Detail {
     const head = h("th", { scope: "col" }, "Host");
     const body = h("tbody");
     const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null, head,
-      h("th", { scope: "col", class: "number" }, "Offered"), h("th", { scope: "col", class: "number" }, "Passed"), h("th", { scope: "col", class: "number" }, "Bucket"))), body));
-    const lines = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("span"), h("button", { type: "button", class: "quiet" })), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
+      h("th", { scope: "col", class: "number" }, "Offered"), h("th", { scope: "col", class: "number" }, "Passed"), h("th", { scope: "col", class: "number" }, "Full"))), body));
+    const lines = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, h("span"), h("button", { type: "button", class: "link" })), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
       const [text, link] = el.firstChild.children;
       text.hidden = host === "";
       link.hidden = host !== "";
       setText(host === "" ? link : text, visible(one.key));
       setAttr(link, "aria-label", `Flows of ${visible(one.key)}`);
       link.onclick = () => choose(one.key);
-      [bits(one.offered_bits_per_second), bits(one.passed_bits_per_second), one.full_percent === null ? "–" : `${percent(one.full_percent)} full`].forEach((cell, i) => setText(el.children[i + 1], cell));
+      [bits(one.offered_bits_per_second), bits(one.passed_bits_per_second), one.full_percent === null ? "–" : percent(one.full_percent)].forEach((cell, i) => setText(el.children[i + 1], cell));
     });
     const choose = (one) => {
       host = one;
@@ -334,7 +334,7 @@ export class Detail {
         ...above.flatMap((a) => [h("span", { class: "sep", "aria-hidden": "true" }), h("a", { href: linkTo(a.r) }, name(a.r.name))]));
       document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
     }
-    const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr, r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
+    const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr && networkOf(r), r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
       r.share && r.share !== "none" && `shared by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
     if (p.chips.dataset.is !== chips.join("\n")) {
       p.chips.dataset.is = chips.join("\n");
@@ -452,7 +452,7 @@ export class Detail {
 
 function describe(r) {
   if (r.kind === "pool") return `Pool with ${rateText(r)}${r.within ? `, within ${r.within}` : ""}`;
-  const each = r.each && r.each !== "all" ? `each ${r.each} in ${r.cidr}` : `${r.cidr} as a whole`;
+  const each = r.each && r.each !== "all" ? `each ${r.each} in ${networkOf(r)}` : `${networkOf(r)} as a whole`;
   return r.unlimited ? `${r.device} ${r.direction}: ${each} is ${r.within ? `limited only by pool ${r.within}` : "not limited"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
 }
 

@@ -87,8 +87,10 @@ const rank = (share) => Math.round((share || 0) * 100);
 const collator = new Intl.Collator("en", { numeric: true });
 export const natural = (a, b) => collator.compare(titleOf(a.r), titleOf(b.r)) || collator.compare(a.key, b.key);
 
-export const titleOf = (r) => r.name || r.cidr;
-export const placeOf = (r) => (r.kind === "pool" ? "pool" : `${r.device} ${r.direction}${r.name ? ` ${r.cidr}` : ""}`);
+// networkOf is the network of a rule; a single address has no length.
+export const networkOf = (r) => (r.cidr.endsWith(r.cidr.includes(":") ? "/128" : "/32") ? r.cidr.slice(0, r.cidr.lastIndexOf("/")) : r.cidr);
+export const titleOf = (r) => r.name || networkOf(r);
+export const placeOf = (r) => (r.kind === "pool" ? "pool" : `${r.device} ${r.direction}${r.name ? ` ${networkOf(r)}` : ""}`);
 
 export class Store {
   rows = new Map();
