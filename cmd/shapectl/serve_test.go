@@ -122,6 +122,17 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "explain", "address=10.0.0.7&device=va", "10.0.0.0/24")
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
+	for _, whole := range []bool{false, true} {
+		client := s.client()
+		client.Transport.(*http.Transport).DisableCompression = whole
+		answer, err := client.Get("http://localhost/api/v1/top")
+		testenv.Must(t, err)
+		var top report.Top
+		if err := json.NewDecoder(answer.Body).Decode(&top); err != nil || len(top.Rules) != 1 || answer.Uncompressed == whole {
+			t.Errorf("answers %v, %+v; compressed: %t", err, top, answer.Uncompressed)
+		}
+		answer.Body.Close()
+	}
 	s.ask(200, "diff", o{"policy": policy}, "1mbit")
 	s.ask(200, "apply", o{"policy": policy, "confirm": "60s"}, "reverts_in_ns")
 	s.ask(409, "set", o{"device": "va", "direction": "egress", "network": "any", "rate": "1mbit"}, "confirm")
@@ -237,8 +248,11 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 		err = r.here.Do(func() (err error) { c, err = net.Dial(network, address); return err })
 		return c, err
 	}}}
-	for query, want := range map[string]int{"": 403, "?running=false": 403, "?running=false&running=true": 403, "?running=true": 200, "?running=true&running=false": 200} {
-		answer, err := tcp.Get("http://127.0.0.1:9824/api/v1/rtt" + query)
+	for query, want := range map[string]int{
+		"rtt": 403, "rtt?running=false": 403, "rtt?running=false&running=true": 403, "rtt?running=true": 200, "rtt?running=true&running=false": 200,
+		"talkers": 403, "talkers?running=true": 403,
+	} {
+		answer, err := tcp.Get("http://127.0.0.1:9824/api/v1/" + query)
 		testenv.Must(t, err)
 		if answer.Body.Close(); answer.StatusCode != want {
 			t.Errorf("without a token, %q gets %s, not %d", query, answer.Status, want)
@@ -246,6 +260,8 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 	}
 	off.ask(200, "rtt", "running=true", `"interval_ns":0`)
 	off.ask(200, "rtt", "interval=20ms", `"interval_ns": `)
+	off.ask(200, "talkers", "device=va&direction=egress&network=10.0.0.0/24&interval=20ms", `"talkers": [`)
+	off.ask(200, "talkers", "address=10.0.0.2&interval=20ms", `"host": "10.0.0.2"`)
 	off.endsWell(syscall.SIGTERM)
 	s := r.serve("--rtt")
 	s.ask(400, "rtt", "interval=1s", "leave interval")
