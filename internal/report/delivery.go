@@ -63,6 +63,8 @@ type Delivery struct {
 	Missed  []Missed         `json:"missed"`
 	Gaps    []DeliveryGap    `json:"gaps"`
 	Changes []DeliveryChange `json:"changes"`
+	// Limits are the rates over time.
+	Limits []DeliveryLimit `json:"limits"`
 	// Periods are averages of five minutes.
 	Periods []Period `json:"periods"`
 }
@@ -108,6 +110,13 @@ type DeliveryChange struct {
 	What string    `json:"what"`
 }
 
+// A DeliveryLimit is the rates from a time on.
+type DeliveryLimit struct {
+	Time          time.Time `json:"time"`
+	RateBits      *uint64   `json:"rate_bits_per_second"`
+	CommittedBits *uint64   `json:"committed_bits_per_second"`
+}
+
 // A Period is five minutes of a report.
 type Period struct {
 	Begin time.Time `json:"begin"`
@@ -115,9 +124,6 @@ type Period struct {
 	MeasuredNS  uint64 `json:"measured_ns"`
 	OfferedBits uint64 `json:"offered_bits_per_second"`
 	PassedBits  uint64 `json:"passed_bits_per_second"`
-	// RateBits and CommittedBits are those at its end.
-	RateBits      *uint64 `json:"rate_bits_per_second"`
-	CommittedBits *uint64 `json:"committed_bits_per_second"`
 }
 
 const (
@@ -143,6 +149,7 @@ type delivering struct {
 	Delivery
 	series          *history.Series
 	end             time.Time // of the last interval
+	limits          [2]uint64 // the last of Limits
 	full            Span      // the intervals at the limit until now
 	periods         map[int64]*counted
 	offered, passed []uint64 // rates of intervals
@@ -152,7 +159,6 @@ type delivering struct {
 type counted struct {
 	length          time.Duration
 	offered, passed float64 // bytes
-	rate, committed uint64
 }
 
 // mostDeliveries is how many rules and pools one report can have.
@@ -167,7 +173,7 @@ func (d *Deliverer) Add(it history.Interval) error {
 		}
 		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual}
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
-		to.Missed, to.Gaps, to.Changes, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []Period{}
+		to.Missed, to.Gaps, to.Changes, to.Limits, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}, []Period{}
 		if it.Series.Pool != "" {
 			to.RefusedBytes = new(uint64)
 		}
@@ -197,11 +203,21 @@ func (d *delivering) change(at time.Time, what string) {
 	d.Changes = append(d.Changes, DeliveryChange{at, what})
 }
 
+// limit notes the rates that are in force from a time on.
+func (d *delivering) limit(at time.Time, s *history.Series, given policy.Rate) {
+	bits, _, _ := committed(s, given)
+	if now := [2]uint64{s.Rate, bits}; len(d.Limits) == 0 || now != d.limits {
+		d.Limits, d.limits = append(d.Limits, DeliveryLimit{at, notZero(s.Rate), notZero(bits)}), now
+	}
+}
+
 func (d *delivering) add(it history.Interval, given policy.Rate) {
 	before := d.series
 	if before == nil {
 		before = it.Series
+		d.limit(it.Begin, before, given)
 	}
+	d.limit(it.End, it.Series, given)
 	if it.ClockStep != 0 {
 		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
 	}
@@ -265,8 +281,6 @@ func (d *delivering) measure(it history.Interval, given policy.Rate) {
 		}
 		c.length += time.Duration(part * float64(it.Length))
 		c.offered, c.passed = c.offered+part*float64(it.Offered()), c.passed+part*float64(it.Counters.Passed)
-		c.rate = it.Series.Rate
-		c.committed, _, _ = committed(it.Series, given)
 		if at = end; !at.Before(it.End) {
 			break
 		}
@@ -402,7 +416,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 				continue
 			}
 			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
-			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed), notZero(c.rate), notZero(c.committed)}
+			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
 			to.Periods = append(to.Periods, p)
 			if c.length >= leastMeasured {
 				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)

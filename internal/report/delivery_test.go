@@ -171,6 +171,47 @@ func TestDeliveryHTML(t *testing.T) {
 	}
 }
 
+// The picture has each period at its place by the clock, grey over what was not measured, and a rate where it changed.
+func TestDeliveryPicture(t *testing.T) {
+	at := func(second int) time.Time { return noon.Add(time.Duration(second) * time.Second) }
+	d := Deliverer{Since: at(100), Until: at(920)} // as many seconds as the picture has columns
+	faster := eightMbit
+	faster.Rate = 16e6
+	for i := 29; i < 92; i++ {
+		it := interval(i, eightMbit, 10e6, 0)
+		if i >= 50 {
+			it.Series = &faster
+		}
+		if err := d.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var page bytes.Buffer
+	if err := d.Deliveries().HTML(&page); err != nil {
+		t.Fatal(err)
+	}
+	part := func(begin string) string {
+		_, rest, _ := strings.Cut(page.String(), begin)
+		text, _, _ := strings.Cut(rest, "\"")
+		return text
+	}
+	var bars []string
+	for _, bar := range strings.Split(strings.TrimSuffix(part(`<path class="passed" d="`), "Z"), "Z") {
+		var left, bottom, top, right float64
+		fmt.Sscanf(bar, "M%f %fV%fH%f", &left, &bottom, &top, &right)
+		bars = append(bars, fmt.Sprint(left, "-", right))
+	}
+	if got := strings.Join(bars, " "); got != "70-270 270-570 570-870 870-890" {
+		t.Errorf("bars: %s", got)
+	}
+	if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != "190.0" || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
+		t.Errorf("the grey part is %s wide, or below the bars", got)
+	}
+	if line := part(`<path class="limit" d="`); !strings.HasPrefix(line, "M260.0 ") || !strings.Contains(line, "H480.0M480.0 ") || !strings.HasSuffix(line, "H890.0") {
+		t.Errorf("line of the committed rate: %s", line)
+	}
+}
+
 // The text is one for a terminal, and JSON comes back as it was.
 func TestDeliveryText(t *testing.T) {
 	all := hostile(t)
