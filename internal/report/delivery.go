@@ -452,6 +452,35 @@ func p95(values []uint64) *uint64 {
 	return &values[(len(values)*95+99)/100-1]
 }
 
+// Count says how many rules and pools there are.
+func (all Deliveries) Count() string {
+	var counts []string
+	for _, kind := range []string{KindRule, KindPool} {
+		n := 0
+		for _, d := range all {
+			if d.Kind == kind {
+				n++
+			}
+		}
+		if n > 0 {
+			counts = append(counts, plain.Count(n, kind))
+		}
+	}
+	return strings.Join(counts, " and ")
+}
+
+// Names lists what --rule and --pool call the first few.
+func (all Deliveries) Names() string {
+	names := make([]string, len(all))
+	for i, d := range all {
+		names[i] = plain.Line("'" + d.Device + " " + d.Direction + " " + d.CIDR + "'")
+		if d.Kind == KindPool {
+			names[i] = plain.Line(d.title())
+		}
+	}
+	return plain.List(names)
+}
+
 // Text writes the summary of each.
 func (all Deliveries) Text(w io.Writer) error {
 	var s strings.Builder
