@@ -57,6 +57,10 @@ type Delivery struct {
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
+	// WithinBytes are the offered bytes of the checked intervals, of each at most what the committed rate allows in it.
+	WithinBytes uint64 `json:"offered_within_committed_bytes"`
+	// WithinPassedBytes are how many of those passed.
+	WithinPassedBytes uint64 `json:"passed_within_committed_bytes"`
 	// Policy is the hash of the rules that were in force at the end: the SHA-256 of what export prints.
 	Policy string `json:"policy"`
 	// Missed are the other ones, at most 100 of them, those with the least part of what was due first.
@@ -353,6 +357,8 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 	}
 	d.Checked++
 	passed := it.Counters.Passed
+	within := min(offered, due(rate, 0, it.Length))
+	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(passed, within)
 	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
 	if want := due(rate, burst, it.Length); it.Dropped > 0 && least < want {
 		d.Missed = append(d.Missed, Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
@@ -515,10 +521,10 @@ const momentFormat = "2006-01-02 15:04:05"
 
 func moment(t time.Time) string { return t.Local().Format(momentFormat) }
 
-// fewest is how many gaps, changes and missed intervals the text lists.
-const fewest = 5
+// fewest is how many missed intervals are listed, and how many gaps and changes in the text.
+const fewest = 10
 
-// facts are the lines of the summary: a label and a text each. They list at most so many gaps, changes and missed intervals.
+// facts are the lines of the summary: a label and a text each. They list at most so many gaps and changes.
 func (d *Delivery) facts(most int) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
@@ -578,10 +584,15 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 			label = ""
 		}
 	}
-	list("missed", len(d.Missed), func(i int) string {
-		m := d.Missed[i]
+	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
+	slices.SortFunc(missed, func(a, b Missed) int { return a.Begin.Compare(b.Begin) })
+	list("missed", len(missed), func(i int) string {
+		m := missed[i]
 		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
 	})
+	if all := d.Checked - d.Delivered; all > fewest {
+		add("", "these are the %d worst of %d; -j lists up to %d", fewest, all, mostMissed)
+	}
 	list("gaps", len(d.Gaps), func(i int) string {
 		g := d.Gaps[i]
 		text := fmt.Sprintf("%s to %s (%v): %s", moment(g.Begin), moment(g.End), g.length(), g.Reason)
@@ -625,7 +636,8 @@ func (d *Delivery) verdict() string {
 		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
 	}
 	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were dropped although less passed than the committed rate: "+
-		"they came in bursts, or a pool was full", d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100)
+		"they came in bursts, or a pool was full. Of what was offered up to the committed rate, %s passed",
+		d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
 }
 
 // History is the rules and pools as a history keeps them.

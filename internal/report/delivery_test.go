@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,33 @@ func TestDelivered(t *testing.T) {
 	rounded.PassedError = 1e-3
 	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || d.Delivered != 0 {
 		t.Errorf("a change: %d delivered; rounding: %d", changing.Delivered, d.Delivered)
+	}
+}
+
+// Of many missed intervals the ten worst are listed, by time, and how much passed on the whole is said.
+func TestMissed(t *testing.T) {
+	var all []history.Interval
+	for i := range 30 {
+		all = append(all, interval(i, eightMbit, 9e6+uint64(i%3)*1e5, 1e6)) // every third one is worst
+	}
+	d := deliver(t, Deliverer{}, all...)
+	var text bytes.Buffer
+	if err := (Deliveries{d}).Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	bare := strings.Join(strings.Fields(text.String()), " ")
+	_, missed, _ := strings.Cut(bare, " missed ")
+	var begins []string
+	for _, line := range strings.Split(missed, " due 9.70 MB")[:strings.Count(missed, " due ")] {
+		begins = append(begins, strings.Fields(line)[1])
+	}
+	if first := moment(noon)[11:] + ":"; len(begins) != fewest || begins[0] != first || !slices.IsSorted(begins) || strings.Contains(missed, "9.10 MB") {
+		t.Errorf("listed: %s", missed)
+	}
+	for _, want := range []string{"in 0 of 30 intervals", "Of what was offered up to the committed rate, 91% passed", "these are the 10 worst of 30; -j lists up to 100"} {
+		if !strings.Contains(bare, want) {
+			t.Errorf("the report lacks %q:\n%s", want, text.String())
+		}
 	}
 }
 
