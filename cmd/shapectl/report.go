@@ -295,7 +295,7 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 // writePage writes a page as a whole or not at all.
 func writePage(path string, found report.Deliveries) error {
 	var page bytes.Buffer
-	if err := found.HTML(&page); err != nil {
+	if err := found.HTML(&page, hostname()); err != nil {
 		return err
 	}
 	if path == "-" {

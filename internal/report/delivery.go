@@ -111,7 +111,10 @@ type DeliveryGap struct {
 // A DeliveryChange is another policy, other parameters, or a step of the clock.
 type DeliveryChange struct {
 	Time time.Time `json:"time"`
-	What string    `json:"what"`
+	// What changed; "" if only other rules and pools did.
+	What string `json:"what"`
+	// Policy is the hash of all rules from then on; "" if it is the one before.
+	Policy string `json:"policy"`
 }
 
 // A DeliveryLimit is the rates from a time on.
@@ -203,8 +206,8 @@ func (d *delivering) gap(s Span, reason string, c *history.Counters) {
 	d.Gaps = append(d.Gaps, g)
 }
 
-func (d *delivering) change(at time.Time, what string) {
-	d.Changes = append(d.Changes, DeliveryChange{at, what})
+func (d *delivering) change(at time.Time, what, policy string) {
+	d.Changes = append(d.Changes, DeliveryChange{at, what, policy})
 }
 
 // limit notes the rates that are in force from a time on.
@@ -223,16 +226,17 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	}
 	d.limit(it.End, it.Series, given)
 	if it.ClockStep != 0 {
-		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
+		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)), "")
 	}
-	if it.Policy != d.Policy && d.series != nil {
-		d.change(it.End, "policy "+cmp.Or(d.Policy, "unknown")+" -> "+cmp.Or(it.Policy, "unknown"))
+	policy := ""
+	if d.series != nil && it.Policy != d.Policy {
+		policy = cmp.Or(it.Policy, "unknown")
 	}
-	if what := changed(before, it.Series); what != "" {
-		d.change(it.End, what)
+	if what := changed(before, it.Series); what != "" || policy != "" {
+		d.change(it.End, what, policy)
 	}
 	if d.series == nil && it.Series.Detached {
-		d.change(it.Begin, "not in force")
+		d.change(it.Begin, "not in force", "")
 	}
 	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
@@ -458,6 +462,18 @@ func p95(values []uint64) *uint64 {
 	return &values[(len(values)*95+99)/100-1]
 }
 
+// called is what people call the rules and pools.
+func (all Deliveries) called() string {
+	var names []string
+	for _, d := range all {
+		name := cmp.Or(d.Name, d.title())
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return plain.List(names)
+}
+
 // Count says how many rules and pools there are.
 func (all Deliveries) Count() string {
 	var counts []string
@@ -601,7 +617,25 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 		}
 		return text
 	})
-	list("changes", len(d.Changes), func(i int) string { return moment(d.Changes[i].Time) + ": " + d.Changes[i].What })
+	changes := d.ownChanges()
+	list("changes", len(changes), func(i int) string {
+		c := changes[i]
+		text := moment(c.Time) + ": " + c.What
+		if c.Policy != "" {
+			text += fmt.Sprintf("; policy %.12s", strings.TrimPrefix(c.Policy, "sha256:"))
+		}
+		return text
+	})
+}
+
+// ownChanges are those that are not of other rules alone.
+func (d *Delivery) ownChanges() (own []DeliveryChange) {
+	for _, c := range d.Changes {
+		if c.What != "" {
+			own = append(own, c)
+		}
+	}
+	return own
 }
 
 // committedText says what is committed.

@@ -114,6 +114,26 @@ func TestMissed(t *testing.T) {
 	}
 }
 
+// A change of other rules is only in the JSON; one of this rule has the beginning of the hash.
+func TestDeliveryChanges(t *testing.T) {
+	other, own := interval(1, eightMbit, 1, 0), interval(2, eightMbit, 1, 0)
+	other.Policy, own.Policy = "sha256:1111111111111111", "sha256:2222222222222222"
+	own.Series.Rate = 9e6
+	d := deliver(t, Deliverer{}, interval(0, eightMbit, 1, 0), other, own)
+	var text, page bytes.Buffer
+	if err := errors.Join((Deliveries{d}).Text(&text), (Deliveries{d}).HTML(&page, "gw")); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), page.String()} {
+		if !strings.Contains(got, "rate 8mbit -&gt; 9mbit; policy 222222222222<") && !strings.Contains(got, "rate 8mbit -> 9mbit; policy 222222222222\n") || strings.Contains(got, "1111") {
+			t.Errorf("changes in %s", got)
+		}
+	}
+	if len(d.Changes) != 2 || d.Changes[0].What != "" || d.Changes[0].Policy != other.Policy || strings.Count(page.String(), `class="change"`) != 1 {
+		t.Errorf("changes: %+v", d.Changes)
+	}
+}
+
 // Percentiles and the largest rates are without gaps, sums are with what is known of them.
 func TestRatesOfDelivery(t *testing.T) {
 	var all []history.Interval
@@ -162,7 +182,7 @@ func hostile(t *testing.T) Deliveries {
 // The page is well-formed, has no element or attribute of somebody else's making, and shows what it got.
 func TestDeliveryHTML(t *testing.T) {
 	var page bytes.Buffer
-	if err := hostile(t).HTML(&page); err != nil {
+	if err := hostile(t).HTML(&page, "<gw>"); err != nil {
 		t.Fatal(err)
 	}
 	text := page.String()
@@ -189,7 +209,7 @@ func TestDeliveryHTML(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"&lt;b&gt;", "16mbit", "no data", "2mbit, the guarantee", `class="offered"`} {
+	for _, want := range []string{"<h1>Delivered rates of --&gt;&lt;b&gt; on &lt;gw&gt;</h1>", "The 95th percentile is", "16mbit", "no data", "2mbit, the guarantee", `class="offered"`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q", want)
 		}
@@ -215,7 +235,7 @@ func TestDeliveryPicture(t *testing.T) {
 		}
 	}
 	var page bytes.Buffer
-	if err := d.Deliveries().HTML(&page); err != nil {
+	if err := d.Deliveries().HTML(&page, "gw"); err != nil {
 		t.Fatal(err)
 	}
 	part := func(begin string) string {
@@ -261,7 +281,7 @@ func TestDeliveryText(t *testing.T) {
 		t.Fatal(err)
 	}
 	var one, two bytes.Buffer
-	if err := errors.Join(all.HTML(&one), again.HTML(&two)); err != nil || one.String() != two.String() {
+	if err := errors.Join(all.HTML(&one, "gw"), again.HTML(&two, "gw")); err != nil || one.String() != two.String() {
 		t.Errorf("JSON lost something: %v", err)
 	}
 }

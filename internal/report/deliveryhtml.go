@@ -21,12 +21,13 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,t
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 .grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}`
 
-// HTML writes the reports as one page that needs no other file.
-func (all Deliveries) HTML(w io.Writer) error {
+// HTML writes the reports as one page that needs no other file. host is where the rules are.
+func (all Deliveries) HTML(w io.Writer, host string) error {
+	title := inHTML("Delivered rates of " + all.called() + " on " + host)
 	var s strings.Builder
 	s.WriteString("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" +
 		"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n" +
-		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Delivered rates</title>\n<style>" + deliveryStyle + "</style>\n</head>\n<body>\n<main>\n<h1>Delivered rates</h1>\n")
+		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + title + "</title>\n<style>" + deliveryStyle + "</style>\n</head>\n<body>\n<main>\n<h1>" + title + "</h1>\n")
 	for _, d := range all {
 		fmt.Fprintf(&s, "<section>\n<h2>%s</h2>\n", inHTML(d.title()))
 		d.svg(&s)
@@ -34,7 +35,9 @@ func (all Deliveries) HTML(w io.Writer) error {
 		d.rows(&s)
 		s.WriteString("</table>\n</section>\n")
 	}
-	s.WriteString("<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
+	s.WriteString("<p>Offered is all traffic, passed is what was let through, and dropped is the rest. Committed is the rate that is checked. " +
+		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: no more than was offered, or than the committed rate " +
+		"allows less one burst.</p>\n<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
 		"passed as the committed rate allows, less one burst. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
@@ -150,7 +153,7 @@ func (d *Delivery) svg(s *strings.Builder) {
 			fmt.Fprintf(s, "<rect class=\"gap\" x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\"/>\n", left, svgTop, right-left, svgHeight-svgTop-svgBottom)
 		}
 	}
-	for _, c := range d.Changes {
+	for _, c := range d.ownChanges() {
 		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%g\"><title>%s</title></path>\n", x(c.Time), svgTop, svgTop+8, inHTML(moment(c.Time)+": "+c.What))
 	}
 	for i := range svgTicks + 1 {
