@@ -96,7 +96,7 @@ picture to a file.
 	flags.StringVar(&o.pool, "pool", "", "the `pool`")
 	flags.StringVar(&o.since, "since", "24h", "from this `time` on")
 	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
-	once(flags, &o.committed, "committed", "check this rate instead of that of the rule or pool")
+	once(flags, &o.committed, "committed", "check this rate instead of that of the one rule or pool")
 	flags.Lookup("committed").DefValue = ""
 	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
@@ -147,11 +147,14 @@ func (e *env) report(o reportOptions, now time.Time) error {
 		return inputf("report: %s has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
 			from, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
+	if o.committed != 0 && len(found) > 1 { // it is the rate of one of them
+		return inputf("report: --committed %s is the rate of one rule or pool, but %s match: %s; choose one by --rule or --pool", o.committed, found.Count(), found.Names())
+	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {
 			return fmt.Errorf("report: write the page: %w", err)
 		}
-		_, err := fmt.Fprintf(e.out, "wrote %s, with %s\n", plain.Line(o.html), plain.Count(len(found), "rule or pool"))
+		_, err := fmt.Fprintf(e.out, "wrote %s, with %s\n", plain.Line(o.html), found.Count())
 		return err
 	}
 	return e.print(found, found.Text)
@@ -292,7 +295,7 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 // writePage writes a page as a whole or not at all.
 func writePage(path string, found report.Deliveries) error {
 	var page bytes.Buffer
-	if err := found.HTML(&page); err != nil {
+	if err := found.HTML(&page, hostname()); err != nil {
 		return err
 	}
 	if path == "-" {

@@ -27,13 +27,14 @@ func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
 	begin = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	rule := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.7/32"}, Name: "alice", Rate: 8e6, Capacity: 300000}}
 	pool := history.Sample{Series: history.Series{Key: history.Key{Pool: "up"}, Rate: 80e6, Capacity: 3e6}}
+	other := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.8/32"}, Name: "up", Rate: 8e6, Capacity: 300000}}
 	for i := range 721 {
 		at := time.Duration(i) * history.DefaultInterval
 		if i > 360 {
 			rule.Passed, rule.Dropped = rule.Passed+10e6, rule.Dropped+2e6
 			pool.Passed += 10e6
 		}
-		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Policy: "sha256:00", Samples: []history.Sample{pool, rule}})
+		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Policy: "sha256:00", Samples: []history.Sample{pool, rule, other}})
 	}
 	return h, begin
 }
@@ -65,6 +66,10 @@ func TestReport(t *testing.T) {
 	if b, err := os.ReadFile(page); err != nil || !strings.Contains(string(b), "8mbit, as given") {
 		t.Errorf("%v: %s", err, b)
 	}
+	if got := r.ok(command("--name", "up", "--html", page)...); got != "wrote "+page+", with 1 rule and 1 pool\n" {
+		t.Error(got)
+	}
+	r.refused(exitInput, "one rule or pool, but 1 rule and 1 pool match: 'eth0 egress 10.0.0.8/32', pool \"up\"; choose one", command("--name", "up", "--committed", "1mbit")...)
 	r.refused(exitInput, "no readings of pool down", command("--pool", "down")...)
 	r.refused(exitInput, "give one of", command("--pool", "up", "--name", "up")...)
 	r.refused(exitInput, "has not three words", command("--rule", "eth0 egress")...)
@@ -78,7 +83,7 @@ func TestReport(t *testing.T) {
 	n := 0
 	testenv.Must(t, e.queryHistory("/nonexistent", history.Query{From: begin, To: begin.Add(time.Hour), Match: func(*history.Series) bool { return true }},
 		func(history.Interval) error { n++; return nil }))
-	if n != 720 {
+	if n != 3*360 {
 		t.Errorf("%d intervals", n)
 	}
 	e.history = nil

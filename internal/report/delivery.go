@@ -57,12 +57,18 @@ type Delivery struct {
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
+	// WithinBytes are the offered bytes of the checked intervals, of each at most what the committed rate allows in it.
+	WithinBytes uint64 `json:"offered_within_committed_bytes"`
+	// WithinPassedBytes are how many of those passed.
+	WithinPassedBytes uint64 `json:"passed_within_committed_bytes"`
 	// Policy is the hash of the rules that were in force at the end: the SHA-256 of what export prints.
 	Policy string `json:"policy"`
 	// Missed are the other ones, at most 100 of them, those with the least part of what was due first.
 	Missed  []Missed         `json:"missed"`
 	Gaps    []DeliveryGap    `json:"gaps"`
 	Changes []DeliveryChange `json:"changes"`
+	// Limits are the rates over time.
+	Limits []DeliveryLimit `json:"limits"`
 	// Periods are averages of five minutes.
 	Periods []Period `json:"periods"`
 }
@@ -105,7 +111,17 @@ type DeliveryGap struct {
 // A DeliveryChange is another policy, other parameters, or a step of the clock.
 type DeliveryChange struct {
 	Time time.Time `json:"time"`
-	What string    `json:"what"`
+	// What changed; "" if only other rules and pools did.
+	What string `json:"what"`
+	// Policy is the hash of all rules from then on; "" if it is the one before.
+	Policy string `json:"policy"`
+}
+
+// A DeliveryLimit is the rates from a time on.
+type DeliveryLimit struct {
+	Time          time.Time `json:"time"`
+	RateBits      *uint64   `json:"rate_bits_per_second"`
+	CommittedBits *uint64   `json:"committed_bits_per_second"`
 }
 
 // A Period is five minutes of a report.
@@ -115,9 +131,6 @@ type Period struct {
 	MeasuredNS  uint64 `json:"measured_ns"`
 	OfferedBits uint64 `json:"offered_bits_per_second"`
 	PassedBits  uint64 `json:"passed_bits_per_second"`
-	// RateBits and CommittedBits are those at its end.
-	RateBits      *uint64 `json:"rate_bits_per_second"`
-	CommittedBits *uint64 `json:"committed_bits_per_second"`
 }
 
 const (
@@ -143,6 +156,7 @@ type delivering struct {
 	Delivery
 	series          *history.Series
 	end             time.Time // of the last interval
+	limits          [2]uint64 // the last of Limits
 	full            Span      // the intervals at the limit until now
 	periods         map[int64]*counted
 	offered, passed []uint64 // rates of intervals
@@ -152,7 +166,6 @@ type delivering struct {
 type counted struct {
 	length          time.Duration
 	offered, passed float64 // bytes
-	rate, committed uint64
 }
 
 // mostDeliveries is how many rules and pools one report can have.
@@ -167,7 +180,7 @@ func (d *Deliverer) Add(it history.Interval) error {
 		}
 		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual}
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
-		to.Missed, to.Gaps, to.Changes, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []Period{}
+		to.Missed, to.Gaps, to.Changes, to.Limits, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}, []Period{}
 		if it.Series.Pool != "" {
 			to.RefusedBytes = new(uint64)
 		}
@@ -193,26 +206,37 @@ func (d *delivering) gap(s Span, reason string, c *history.Counters) {
 	d.Gaps = append(d.Gaps, g)
 }
 
-func (d *delivering) change(at time.Time, what string) {
-	d.Changes = append(d.Changes, DeliveryChange{at, what})
+func (d *delivering) change(at time.Time, what, policy string) {
+	d.Changes = append(d.Changes, DeliveryChange{at, what, policy})
+}
+
+// limit notes the rates that are in force from a time on.
+func (d *delivering) limit(at time.Time, s *history.Series, given policy.Rate) {
+	bits, _, _ := committed(s, given)
+	if now := [2]uint64{s.Rate, bits}; len(d.Limits) == 0 || now != d.limits {
+		d.Limits, d.limits = append(d.Limits, DeliveryLimit{at, notZero(s.Rate), notZero(bits)}), now
+	}
 }
 
 func (d *delivering) add(it history.Interval, given policy.Rate) {
 	before := d.series
 	if before == nil {
 		before = it.Series
+		d.limit(it.Begin, before, given)
 	}
+	d.limit(it.End, it.Series, given)
 	if it.ClockStep != 0 {
-		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)))
+		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)), "")
 	}
-	if it.Policy != d.Policy && d.series != nil {
-		d.change(it.End, "policy "+cmp.Or(d.Policy, "unknown")+" -> "+cmp.Or(it.Policy, "unknown"))
+	policy := ""
+	if d.series != nil && it.Policy != d.Policy {
+		policy = cmp.Or(it.Policy, "unknown")
 	}
-	if what := changed(before, it.Series); what != "" {
-		d.change(it.End, what)
+	if what := changed(before, it.Series); what != "" || policy != "" {
+		d.change(it.End, what, policy)
 	}
 	if d.series == nil && it.Series.Detached {
-		d.change(it.Begin, "not in force")
+		d.change(it.Begin, "not in force", "")
 	}
 	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
@@ -265,8 +289,6 @@ func (d *delivering) measure(it history.Interval, given policy.Rate) {
 		}
 		c.length += time.Duration(part * float64(it.Length))
 		c.offered, c.passed = c.offered+part*float64(it.Offered()), c.passed+part*float64(it.Counters.Passed)
-		c.rate = it.Series.Rate
-		c.committed, _, _ = committed(it.Series, given)
 		if at = end; !at.Before(it.End) {
 			break
 		}
@@ -339,6 +361,8 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 	}
 	d.Checked++
 	passed := it.Counters.Passed
+	within := min(offered, due(rate, 0, it.Length))
+	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(passed, within)
 	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
 	if want := due(rate, burst, it.Length); it.Dropped > 0 && least < want {
 		d.Missed = append(d.Missed, Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
@@ -402,7 +426,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 				continue
 			}
 			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
-			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed), notZero(c.rate), notZero(c.committed)}
+			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
 			to.Periods = append(to.Periods, p)
 			if c.length >= leastMeasured {
 				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)
@@ -436,6 +460,47 @@ func p95(values []uint64) *uint64 {
 	}
 	slices.Sort(values)
 	return &values[(len(values)*95+99)/100-1]
+}
+
+// called is what people call the rules and pools.
+func (all Deliveries) called() string {
+	var names []string
+	for _, d := range all {
+		name := cmp.Or(d.Name, d.title())
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return plain.List(names)
+}
+
+// Count says how many rules and pools there are.
+func (all Deliveries) Count() string {
+	var counts []string
+	for _, kind := range []string{KindRule, KindPool} {
+		n := 0
+		for _, d := range all {
+			if d.Kind == kind {
+				n++
+			}
+		}
+		if n > 0 {
+			counts = append(counts, plain.Count(n, kind))
+		}
+	}
+	return strings.Join(counts, " and ")
+}
+
+// Names lists what --rule and --pool call the first few.
+func (all Deliveries) Names() string {
+	names := make([]string, len(all))
+	for i, d := range all {
+		names[i] = plain.Line("'" + d.Device + " " + d.Direction + " " + d.CIDR + "'")
+		if d.Kind == KindPool {
+			names[i] = plain.Line(d.title())
+		}
+	}
+	return plain.List(names)
 }
 
 // Text writes the summary of each.
@@ -472,10 +537,10 @@ const momentFormat = "2006-01-02 15:04:05"
 
 func moment(t time.Time) string { return t.Local().Format(momentFormat) }
 
-// fewest is how many gaps, changes and missed intervals the text lists.
-const fewest = 5
+// fewest is how many missed intervals are listed, and how many gaps and changes in the text.
+const fewest = 10
 
-// facts are the lines of the summary: a label and a text each. They list at most so many gaps, changes and missed intervals.
+// facts are the lines of the summary: a label and a text each. They list at most so many gaps and changes.
 func (d *Delivery) facts(most int) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
@@ -535,10 +600,15 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 			label = ""
 		}
 	}
-	list("missed", len(d.Missed), func(i int) string {
-		m := d.Missed[i]
+	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
+	slices.SortFunc(missed, func(a, b Missed) int { return a.Begin.Compare(b.Begin) })
+	list("missed", len(missed), func(i int) string {
+		m := missed[i]
 		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
 	})
+	if all := d.Checked - d.Delivered; all > fewest {
+		add("", "these are the %d worst of %d; -j lists up to %d", fewest, all, mostMissed)
+	}
 	list("gaps", len(d.Gaps), func(i int) string {
 		g := d.Gaps[i]
 		text := fmt.Sprintf("%s to %s (%v): %s", moment(g.Begin), moment(g.End), g.length(), g.Reason)
@@ -547,7 +617,25 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 		}
 		return text
 	})
-	list("changes", len(d.Changes), func(i int) string { return moment(d.Changes[i].Time) + ": " + d.Changes[i].What })
+	changes := d.ownChanges()
+	list("changes", len(changes), func(i int) string {
+		c := changes[i]
+		text := moment(c.Time) + ": " + c.What
+		if c.Policy != "" {
+			text += fmt.Sprintf("; policy %.12s", strings.TrimPrefix(c.Policy, "sha256:"))
+		}
+		return text
+	})
+}
+
+// ownChanges are those that are not of other rules alone.
+func (d *Delivery) ownChanges() (own []DeliveryChange) {
+	for _, c := range d.Changes {
+		if c.What != "" {
+			own = append(own, c)
+		}
+	}
+	return own
 }
 
 // committedText says what is committed.
@@ -582,7 +670,8 @@ func (d *Delivery) verdict() string {
 		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
 	}
 	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were dropped although less passed than the committed rate: "+
-		"they came in bursts, or a pool was full", d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100)
+		"they came in bursts, or a pool was full. Of what was offered up to the committed rate, %s passed",
+		d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
 }
 
 // History is the rules and pools as a history keeps them.

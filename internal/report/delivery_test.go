@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,53 @@ func TestDelivered(t *testing.T) {
 	}
 }
 
+// Of many missed intervals the ten worst are listed, by time, and how much passed on the whole is said.
+func TestMissed(t *testing.T) {
+	var all []history.Interval
+	for i := range 30 {
+		all = append(all, interval(i, eightMbit, 9e6+uint64(i%3)*1e5, 1e6)) // every third one is worst
+	}
+	d := deliver(t, Deliverer{}, all...)
+	var text bytes.Buffer
+	if err := (Deliveries{d}).Text(&text); err != nil {
+		t.Fatal(err)
+	}
+	bare := strings.Join(strings.Fields(text.String()), " ")
+	_, missed, _ := strings.Cut(bare, " missed ")
+	var begins []string
+	for _, line := range strings.Split(missed, " due 9.70 MB")[:strings.Count(missed, " due ")] {
+		begins = append(begins, strings.Fields(line)[1])
+	}
+	if first := moment(noon)[11:] + ":"; len(begins) != fewest || begins[0] != first || !slices.IsSorted(begins) || strings.Contains(missed, "9.10 MB") {
+		t.Errorf("listed: %s", missed)
+	}
+	for _, want := range []string{"in 0 of 30 intervals", "Of what was offered up to the committed rate, 91% passed", "these are the 10 worst of 30; -j lists up to 100"} {
+		if !strings.Contains(bare, want) {
+			t.Errorf("the report lacks %q:\n%s", want, text.String())
+		}
+	}
+}
+
+// A change of other rules is only in the JSON; one of this rule has the beginning of the hash.
+func TestDeliveryChanges(t *testing.T) {
+	other, own := interval(1, eightMbit, 1, 0), interval(2, eightMbit, 1, 0)
+	other.Policy, own.Policy = "sha256:1111111111111111", "sha256:2222222222222222"
+	own.Series.Rate = 9e6
+	d := deliver(t, Deliverer{}, interval(0, eightMbit, 1, 0), other, own)
+	var text, page bytes.Buffer
+	if err := errors.Join((Deliveries{d}).Text(&text), (Deliveries{d}).HTML(&page, "gw")); err != nil {
+		t.Fatal(err)
+	}
+	for _, got := range []string{text.String(), page.String()} {
+		if !strings.Contains(got, "rate 8mbit -&gt; 9mbit; policy 222222222222<") && !strings.Contains(got, "rate 8mbit -> 9mbit; policy 222222222222\n") || strings.Contains(got, "1111") {
+			t.Errorf("changes in %s", got)
+		}
+	}
+	if len(d.Changes) != 2 || d.Changes[0].What != "" || d.Changes[0].Policy != other.Policy || strings.Count(page.String(), `class="change"`) != 1 {
+		t.Errorf("changes: %+v", d.Changes)
+	}
+}
+
 // Percentiles and the largest rates are without gaps, sums are with what is known of them.
 func TestRatesOfDelivery(t *testing.T) {
 	var all []history.Interval
@@ -134,7 +182,7 @@ func hostile(t *testing.T) Deliveries {
 // The page is well-formed, has no element or attribute of somebody else's making, and shows what it got.
 func TestDeliveryHTML(t *testing.T) {
 	var page bytes.Buffer
-	if err := hostile(t).HTML(&page); err != nil {
+	if err := hostile(t).HTML(&page, "<gw>"); err != nil {
 		t.Fatal(err)
 	}
 	text := page.String()
@@ -161,13 +209,54 @@ func TestDeliveryHTML(t *testing.T) {
 			}
 		}
 	}
-	for _, want := range []string{"&lt;b&gt;", "16mbit", "no data", "2mbit, the guarantee", `class="offered"`} {
+	for _, want := range []string{"<h1>Delivered rates of --&gt;&lt;b&gt; on &lt;gw&gt;</h1>", "The 95th percentile is", "16mbit", "no data", "2mbit, the guarantee", `class="offered"`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks %q", want)
 		}
 	}
 	if strings.ContainsAny(text, "\x1b\u202e") {
 		t.Error("the page has hidden characters")
+	}
+}
+
+// The picture has each period at its place by the clock, grey over what was not measured, and a rate where it changed.
+func TestDeliveryPicture(t *testing.T) {
+	at := func(second int) time.Time { return noon.Add(time.Duration(second) * time.Second) }
+	d := Deliverer{Since: at(100), Until: at(920)} // as many seconds as the picture has columns
+	faster := eightMbit
+	faster.Rate = 16e6
+	for i := 29; i < 92; i++ {
+		it := interval(i, eightMbit, 10e6, 0)
+		if i >= 50 {
+			it.Series = &faster
+		}
+		if err := d.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var page bytes.Buffer
+	if err := d.Deliveries().HTML(&page, "gw"); err != nil {
+		t.Fatal(err)
+	}
+	part := func(begin string) string {
+		_, rest, _ := strings.Cut(page.String(), begin)
+		text, _, _ := strings.Cut(rest, "\"")
+		return text
+	}
+	var bars []string
+	for _, bar := range strings.Split(strings.TrimSuffix(part(`<path class="passed" d="`), "Z"), "Z") {
+		var left, bottom, top, right float64
+		fmt.Sscanf(bar, "M%f %fV%fH%f", &left, &bottom, &top, &right)
+		bars = append(bars, fmt.Sprint(left, "-", right))
+	}
+	if got := strings.Join(bars, " "); got != "70-270 270-570 570-870 870-890" {
+		t.Errorf("bars: %s", got)
+	}
+	if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != "190.0" || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
+		t.Errorf("the grey part is %s wide, or below the bars", got)
+	}
+	if line := part(`<path class="limit" d="`); !strings.HasPrefix(line, "M260.0 ") || !strings.Contains(line, "H480.0M480.0 ") || !strings.HasSuffix(line, "H890.0") {
+		t.Errorf("line of the committed rate: %s", line)
 	}
 }
 
@@ -192,7 +281,7 @@ func TestDeliveryText(t *testing.T) {
 		t.Fatal(err)
 	}
 	var one, two bytes.Buffer
-	if err := errors.Join(all.HTML(&one), again.HTML(&two)); err != nil || one.String() != two.String() {
+	if err := errors.Join(all.HTML(&one, "gw"), again.HTML(&two, "gw")); err != nil || one.String() != two.String() {
 		t.Errorf("JSON lost something: %v", err)
 	}
 }

@@ -21,12 +21,13 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,t
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 .grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}`
 
-// HTML writes the reports as one page that needs no other file.
-func (all Deliveries) HTML(w io.Writer) error {
+// HTML writes the reports as one page that needs no other file. host is where the rules are.
+func (all Deliveries) HTML(w io.Writer, host string) error {
+	title := inHTML("Delivered rates of " + all.called() + " on " + host)
 	var s strings.Builder
 	s.WriteString("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" +
 		"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n" +
-		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Delivered rates</title>\n<style>" + deliveryStyle + "</style>\n</head>\n<body>\n<main>\n<h1>Delivered rates</h1>\n")
+		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" + title + "</title>\n<style>" + deliveryStyle + "</style>\n</head>\n<body>\n<main>\n<h1>" + title + "</h1>\n")
 	for _, d := range all {
 		fmt.Fprintf(&s, "<section>\n<h2>%s</h2>\n", inHTML(d.title()))
 		d.svg(&s)
@@ -34,7 +35,9 @@ func (all Deliveries) HTML(w io.Writer) error {
 		d.rows(&s)
 		s.WriteString("</table>\n</section>\n")
 	}
-	s.WriteString("<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
+	s.WriteString("<p>Offered is all traffic, passed is what was let through, and dropped is the rest. Committed is the rate that is checked. " +
+		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: no more than was offered, or than the committed rate " +
+		"allows less one burst.</p>\n<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
 		"passed as the committed rate allows, less one burst. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
@@ -78,7 +81,6 @@ type bar struct {
 	begin, end      time.Time
 	measured        float64 // seconds
 	offered, passed float64 // bits
-	limits          [2]*uint64
 }
 
 // bars are the periods as a picture can show them.
@@ -88,17 +90,13 @@ func (d *Delivery) bars() (bars []bar) {
 		width *= 2
 	}
 	for _, p := range d.Periods {
-		begin := d.Since.Add(p.Begin.Sub(d.Since).Truncate(width)) // by the time since the beginning, so that all are as wide
-		if p.Begin.Before(d.Since) {
-			begin = d.Since
-		}
+		begin := p.Begin.Truncate(width)
 		if n := len(bars); n == 0 || !bars[n-1].begin.Equal(begin) {
 			bars = append(bars, bar{begin: begin, end: begin.Add(width)})
 		}
 		b := &bars[len(bars)-1]
 		seconds := float64(p.MeasuredNS) / 1e9
 		b.measured += seconds
-		b.limits = [2]*uint64{p.RateBits, p.CommittedBits}
 		b.offered, b.passed = b.offered+float64(p.OfferedBits)*seconds, b.passed+float64(p.PassedBits)*seconds
 	}
 	return bars
@@ -116,8 +114,8 @@ func (d *Delivery) svg(s *strings.Builder) {
 		top = max(top, b.offered/max(b.measured, 1))
 	}
 	busiest := top
-	for _, b := range bars {
-		for _, bits := range b.limits {
+	for _, l := range d.Limits {
+		for _, bits := range l.both() {
 			if bits != nil && float64(*bits) < 20*busiest { // a far limit would hide the traffic
 				top = max(top, float64(*bits))
 			}
@@ -133,11 +131,6 @@ func (d *Delivery) svg(s *strings.Builder) {
 	}
 	description := fmt.Sprintf("From %s to %s, %s were offered and %s passed.", moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes))
 	fmt.Fprintf(s, "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n", svgWidth, svgHeight, inHTML(description))
-	for _, g := range d.Gaps {
-		if left, right := x(g.Begin), x(g.End); right > left {
-			fmt.Fprintf(s, "<rect class=\"gap\" x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\"/>\n", left, svgTop, right-left, svgHeight-svgTop-svgBottom)
-		}
-	}
 	for i := range svgTicks + 1 {
 		bits := top * float64(i) / svgTicks
 		fmt.Fprintf(s, "<path class=\"grid\" d=\"M%g %.1fH%g\"/><text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
@@ -154,19 +147,14 @@ func (d *Delivery) svg(s *strings.Builder) {
 	}
 	area("offered", func(b bar) float64 { return b.offered })
 	area("passed", func(b bar) float64 { return b.passed })
-	for _, c := range d.Changes {
-		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%g\"><title>%s</title></path>\n", x(c.Time), svgTop, svgTop+8, inHTML(moment(c.Time)+": "+c.What))
-	}
-	drawn := [2]bool{}
-	for i, class := range limitClasses {
-		var path strings.Builder
-		for _, b := range bars {
-			if bits := b.limits[i]; bits != nil && float64(*bits) <= top && (i > 0 || b.limits[1] == nil || *bits != *b.limits[1]) {
-				fmt.Fprintf(&path, "M%.1f %.1fH%.1f", x(b.begin), y(float64(*bits)), x(b.end))
-				drawn[i] = true
-			}
+	drawn := d.limitLines(s, x, y, top)
+	for _, g := range d.Gaps { // over what is drawn: a bar may reach into a gap
+		if left, right := x(g.Begin), x(g.End); right > left {
+			fmt.Fprintf(s, "<rect class=\"gap\" x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\"/>\n", left, svgTop, right-left, svgHeight-svgTop-svgBottom)
 		}
-		fmt.Fprintf(s, "<path class=\"%s\" d=\"%s\"/>\n", class, path.String())
+	}
+	for _, c := range d.ownChanges() {
+		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%g\"><title>%s</title></path>\n", x(c.Time), svgTop, svgTop+8, inHTML(moment(c.Time)+": "+c.What))
 	}
 	for i := range svgTicks + 1 {
 		t := d.Since.Add(time.Duration(float64(i) / svgTicks * length * 1e9))
@@ -192,6 +180,28 @@ func (d *Delivery) svg(s *strings.Builder) {
 		}
 	}
 	s.WriteString("</svg>\n")
+}
+
+func (l *DeliveryLimit) both() [2]*uint64 { return [2]*uint64{l.RateBits, l.CommittedBits} }
+
+// limitLines draws the rate and the committed rate up to top, and returns which of them it drew.
+func (d *Delivery) limitLines(s *strings.Builder, x func(time.Time) float64, y func(float64) float64, top float64) (drawn [2]bool) {
+	for i, class := range limitClasses {
+		fmt.Fprintf(s, "<path class=\"%s\" d=\"", class)
+		for j, l := range d.Limits {
+			end := d.Until
+			if j+1 < len(d.Limits) {
+				end = d.Limits[j+1].Time
+			}
+			bits := l.both()[i]
+			if bits != nil && float64(*bits) <= top && (i > 0 || l.CommittedBits == nil || *bits != *l.CommittedBits) {
+				fmt.Fprintf(s, "M%.1f %.1fH%.1f", x(l.Time), y(float64(*bits)), x(end))
+				drawn[i] = true
+			}
+		}
+		s.WriteString("\"/>\n")
+	}
+	return drawn
 }
 
 // niceAbove is a round number that is not less.
