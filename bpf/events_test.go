@@ -179,6 +179,58 @@ func with(r policy.Rule, change func(*policy.Rule)) policy.Rule {
 	return r
 }
 
+// A bucket that has room may refuse a packet for its fair shares. The event says whose share of what that is.
+func TestEventsOfFairShares(t *testing.T) {
+	pool := func(name string, share policy.ShareKind, within policy.Within) policy.Rule {
+		return policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Label: policy.Label{Name: name}, Rate: 8_000_000, Capacity: 100_000,
+			Share: policy.Share{Kind: share}, Within: within}
+	}
+	rule := policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: 80_000_000, Capacity: 1_000_000, Within: "up"}
+	shared := with(rule, func(r *policy.Rule) { r.Share.Kind = policy.ShareFlow })
+	large := func(r policy.Rule) policy.Rule { r.Rate, r.Capacity = 80_000_000, 1_000_000; return r }
+	for _, tt := range []struct {
+		name  string
+		rules []policy.Rule
+		want  string
+	}{
+		{"a rule below a full pool", []policy.Rule{pool("up", policy.ShareMember, ""), shared}, "pool up: 10.1.0.0/16"},
+		{"a flow of a rule alone", []policy.Rule{with(shared, func(r *policy.Rule) { r.Within, r.Rate, r.Capacity = "", 8_000_000, 100_000 })}, "pool : a flow of 10.1.0.7"},
+		{"a host of a pool", []policy.Rule{pool("up", policy.ShareHost, ""), rule}, "pool up: 10.1.0.7"},
+		{"a rule of a pool", []policy.Rule{pool("up", policy.ShareMember, ""), rule}, "pool up: 10.1.0.0/16"},
+		{"a pool below a full pool", []policy.Rule{pool("top", policy.ShareMember, ""), large(pool("up", policy.ShareFlow, "top")), rule}, "pool top: up"},
+		{"a full pool without shares", []policy.Rule{pool("up", policy.ShareNone, ""), shared}, "pool up: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newForest(t, 64)
+			for _, r := range tt.rules {
+				f.putIn(r, start)
+			}
+			l := f.listen(start, 100, allEvents...)
+			var all []maps.Event
+			for now := start; len(all) == 0 && now < start+2000*ms; now += ms / 4 { // 6 times the rate, and another host has a tenth of it
+				frame, m := sized(addr("10.1.0.7"), 1500, 0, now)
+				send(t, f.program(), frame, m)
+				if now%(20*ms) == 0 {
+					frame, m = sized(addr("10.1.0.8"), 250, 0, now)
+					send(t, f.program(), frame, m)
+				}
+				f.at(now)
+				all = f.heard(l)
+			}
+			if len(all) == 0 {
+				t.Fatal("no event")
+			}
+			c, ok := f.set.Cause(all[0])
+			if got := "pool " + c.Pool + ": " + c.Sharer; !ok || got != tt.want {
+				t.Errorf("%q is the cause, want %q: %+v, %+v", got, tt.want, all[0], c)
+			}
+			if c.Level < c.Capacity/4 || c.Sharer == "" && c.Level < c.Capacity*9/10 {
+				t.Errorf("the bucket has %d bytes of %d", c.Level, c.Capacity)
+			}
+		})
+	}
+}
+
 // Two hosts are guaranteed a rate for one. So the second is refused within its own guarantee.
 func TestGuaranteeThatIsRefusedIsAnEvent(t *testing.T) {
 	f := newForest(t, 64)

@@ -159,4 +159,17 @@ func TestSentences(t *testing.T) {
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7, which is within its guarantee; more have one than there is room for`)
 	e.Kind, e.Key = report.PenaltyStarts, e.Network
 	check("eth0 egress 10.0.0.0/24: a penalty starts for the bucket (900 B of 1.00 kB)")
+
+	e = overflow()
+	e.Name, e.Sharer = "alice", "a flow of 10.0.0.7"
+	check(`eth0 egress 10.0.0.0/24 ("alice"): a flow of 10.0.0.7 takes more than its share (900 B of 1.00 kB); excess packets are dropped`)
+	e.Pool, e.Sharer = "ap-1", "10.0.0.0/24"
+	check(`eth0 egress 10.0.0.0/24 ("alice") takes more than its share of pool "ap-1" (900 B of 1.00 kB); excess packets are dropped`)
+	e.Sharer = "home-7"
+	check(`eth0 egress 10.0.0.0/24 ("alice"): home-7 takes more than its share of pool "ap-1" (900 B of 1.00 kB); excess packets are dropped`)
+	e = overflow()
+	e.Network, e.Key = "10.0.0.7/32", "10.0.0.7/32"
+	check("eth0 egress 10.0.0.7: the bucket is full (900 B of 1.00 kB); excess packets are dropped")
+	e.Network, e.Key, e.Name = "2001:db8::/32", "2001:db8::7/128", "a\x1bb"
+	check(`eth0 egress 2001:db8::/32 ("a\x1bb"): the bucket of 2001:db8::7 is full (900 B of 1.00 kB); excess packets are dropped`)
 }

@@ -203,7 +203,7 @@ func (l *Level) isFull(m *model.Stage) bool {
 }
 
 func (l *Level) atRate(level, capacity uint64) bool {
-	return report.AtRate(level, capacity, l.Share.Kind != policy.ShareNone)
+	return model.AtRate(level, capacity, l.Share.Kind != policy.ShareNone)
 }
 
 // pools are the levels of the pools, given how each stage judges a packet.

@@ -336,3 +336,12 @@ func (s *Share) move(old, tat, weight uint64) {
 	}
 	*s.bin(tat) += uint32(weight)
 }
+
+// AtRate reports whether the level of a bucket is as high as it gets while more is offered than the rate. Fair shares keep
+// it about half full.
+func AtRate(level, capacity uint64, shares bool) bool {
+	if shares {
+		return level >= capacity/16*5
+	}
+	return level >= capacity/16*15
+}

@@ -55,6 +55,7 @@ type Event struct {
 	Key           string    `json:"key"`
 	Address       string    `json:"address"`
 	Pool          string    `json:"pool"`
+	Sharer        string    `json:"sharer"`
 	Excess        string    `json:"excess"`
 	LevelBytes    *uint64   `json:"level_bytes"`
 	CapacityBytes *uint64   `json:"capacity_bytes"`
@@ -64,7 +65,11 @@ type Event struct {
 
 // Rule names the rule of an event, or its device.
 func (e *Event) Rule() string {
-	return strings.Join(slices.DeleteFunc([]string{e.Device, e.Direction, e.Network}, func(s string) bool { return s == "" }), " ")
+	parts := []string{e.Device, e.Direction, addressOf(e.Network)}
+	if e.Network != "" && e.Name != "" {
+		parts = append(parts, fmt.Sprintf("(%q)", e.Name))
+	}
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " ")
 }
 
 // whose says whose bucket it is.
@@ -72,7 +77,7 @@ func (e *Event) whose() string {
 	if e.Key == "" || e.Key == e.Network {
 		return ""
 	}
-	return " of " + e.Key
+	return " of " + addressOf(e.Key)
 }
 
 func (e *Event) filled() string {
@@ -88,8 +93,10 @@ var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by E
 func (e *Event) DescribePacket() {
 	pool := fmt.Sprintf("pool %q", e.Pool)
 	switch {
+	case e.Sharer != "":
+		e.Sentence = e.beyondShare()
 	case e.Kind == GuaranteeFails:
-		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s, which is within its guarantee; more have one than there is room for", e.Rule(), pool, e.Key)
+		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s, which is within its guarantee; more have one than there is room for", e.Rule(), pool, addressOf(e.Key))
 	case e.Kind == PenaltyStarts:
 		e.Sentence = fmt.Sprintf("%s: a penalty starts for the bucket%s%s", e.Rule(), e.whose(), e.filled())
 	case e.Pool != "" && e.Excess == "dropped":
@@ -101,6 +108,19 @@ func (e *Event) DescribePacket() {
 	default:
 		e.Sentence = fmt.Sprintf("%s: the bucket%s is full%s; excess packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
 	}
+}
+
+// beyondShare says who took more than its fair share.
+func (e *Event) beyondShare() string {
+	who := e.Rule()
+	if e.Sharer != e.Network {
+		who += ": " + addressOf(e.Sharer)
+	}
+	what := "its share"
+	if e.Pool != "" {
+		what += fmt.Sprintf(" of pool %q", e.Pool)
+	}
+	return fmt.Sprintf("%s takes more than %s%s; excess packets are dropped", who, what, e.filled())
 }
 
 // Line is an event for people: the time of day, the kind and the sentence.

@@ -71,15 +71,6 @@ type PoolLevel struct {
 	RecentRefusals uint64  `json:"recent_refusals"`
 }
 
-// AtRate reports whether the level of a bucket is as high as it gets while more is offered than the rate. Fair shares keep
-// it about half full.
-func AtRate(level, capacity uint64, shares bool) bool {
-	if shares {
-		return level >= capacity/16*5
-	}
-	return level >= capacity/16*15
-}
-
 // A Load is what a rule or pool did while packets were counted.
 type Load struct {
 	Use, Rate uint64 // bits per second; a rate of 0 is none, or not one for all packets

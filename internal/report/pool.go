@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -47,7 +48,7 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 func (r *Rule) load(members []*Rule) Load {
 	l := Load{Use: uint64(number(r.UseBits, 0)), Rate: *r.RateBits, Refuses: number(r.ExcessPercent, 0) > 0}
 	l.Shares = r.Share != (policy.Share{}).String()
-	l.Full = AtRate(r.LevelBytes, *r.CapacityBytes, l.Shares)
+	l.Full = model.AtRate(r.LevelBytes, *r.CapacityBytes, l.Shares)
 	if r.Share != (policy.Share{Kind: policy.ShareMember}).String() {
 		return l
 	}

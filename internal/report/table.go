@@ -423,14 +423,16 @@ func (r *Rule) borrowed() string {
 	return bytesText(r.BorrowedBytes)
 }
 
-// network is the prefix; of a single address without its length.
-func (r *Rule) network() string {
+func (r *Rule) network() string { return addressOf(r.CIDR) }
+
+// addressOf is a network; of a single address without its length.
+func addressOf(network string) string {
 	for _, length := range []string{"/32", "/128"} {
-		if address, ok := strings.CutSuffix(r.CIDR, length); ok && strings.Contains(address, ":") == (length == "/128") {
+		if address, ok := strings.CutSuffix(network, length); ok && strings.Contains(address, ":") == (length == "/128") {
 			return address
 		}
 	}
-	return r.CIDR
+	return network
 }
 
 // calledBy is what people call the rule.

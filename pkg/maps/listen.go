@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -261,6 +262,11 @@ type Cause struct {
 	Key  string     // of the bucket, as people read it
 	From netip.Addr // of the packet: the address that rules match
 	Pool string     // that had too little room; "" if that was the rule
+	// Sharer took more than its fair share, of Pool or of the rule; "" if there was too little room. Fair shares refuse
+	// what a full pool above does not leave them: then Pool is that one.
+	Sharer   string
+	Level    uint64 // bytes in the bucket of Pool or the rule
+	Capacity uint64 // its bytes
 }
 
 // Cause explains an event. ok is false if the store is too old to know its rule.
@@ -269,7 +275,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 		return c, false
 	}
 	now := s.phase()
-	c.Rule.ID = e.Rule
+	c.Level, c.Capacity = e.Level, e.Capacity
 	c.Set = s.View(s.rule(e.Rule).View)
 	v := s.versionIn(e.Rule, now)
 	if e.Limit != e.Rule {
@@ -281,6 +287,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
 	}
 	far := flow.Far(c.Set.Side())
+	c.Rule = s.entry(e.Rule, netip.Prefix{}, v, now)
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
 		if place := c.Set.findPrefix(p); place != nil && *place-1 == e.Rule {
@@ -288,14 +295,40 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 			break
 		}
 	}
-	c.Rule.Each = policy.Each{Kind: policy.EachKind(choice(eachFlags, v.Flags)), Bits: uint8(v.EachBits)}
-	if v.Flags&ruleLabel != 0 {
-		c.Rule.Label = s.label(e.Rule, v.index)
-	}
 	if c.From = far; c.Rule.Prefix.IsValid() || c.Rule.Each.Kind != policy.EachAll {
 		c.Key = KeyName(c.Rule, c.Set.Side(), flow)
 	}
+	if e.Kind == Overflow && e.Fate == Dropped && e.Level+uint64(bpf.AbiLayoutSHARED_BYTES) <= e.Capacity {
+		s.findSharer(&c, e, flow)
+	}
 	return c, true
+}
+
+// findSharer completes the cause of an event of a bucket that had room: its fair shares refused the packet.
+func (s *Store) findSharer(c *Cause, e Event, flow Flow) {
+	entries, stages := s.Stages(c.Rule, c.Set.Side(), flow, s.now())
+	at := slices.IndexFunc(entries, func(l Entry) bool { return l.ID == e.Limit })
+	if at < 0 || entries[at].Share.Kind == policy.ShareNone {
+		return
+	}
+	// The clock of fair shares also goes by the next ones above, if those are of members: see keep_next in bpf/clock.h.
+	for i := at + 1; i < len(entries); i++ {
+		pool := entries[i].Rule
+		if pool.Share.Kind == policy.ShareNone && pool.Guarantee == 0 {
+			continue
+		}
+		if pool.Share.Kind != policy.ShareMember {
+			break
+		}
+		if level := model.Bytes(stages[i].State.Level); model.AtRate(level, pool.Capacity, true) {
+			at, c.Pool, c.Level, c.Capacity = i, pool.Label.Name, level, pool.Capacity
+			break
+		}
+	}
+	c.Sharer = SharerName(entries[at], entries[max(at-1, 0)], c.Set.Side(), flow)
+	if share := entries[at].Share.Kind; share == policy.ShareFlow && c.Rule.Each.Kind != policy.EachFlow {
+		c.Sharer = "a flow of " + c.From.String() // the event does not have which
+	}
 }
 
 // EveryRule are the rules in force of all sets, in no order. It reads the tables once.
