@@ -57,16 +57,24 @@ var inert = strings.NewReplacer(
 	"set -l args (commandline -opc)", "set -l args (commandline -opc)[1] (commandline -opc | string escape)[2..-1]",
 )
 
+// completes says how the value of a flag is completed. The library keeps such functions, with all that they refer to, until
+// the process ends. So only a process that completes a line has them: serve runs commands for weeks.
+func (e *env) completes(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
+	if e.completing {
+		must(cmd.RegisterFlagCompletionFunc(flag, f))
+	}
+}
+
 // completeChoices completes the flags of a command whose type is a choice of
 // words; of those, some stand for numbers.
-func completeChoices(cmd *cobra.Command) {
+func (e *env) completeChoices(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		words := strings.Split(f.Value.Type(), "|")
 		if len(words) == 1 {
 			return
 		}
 		words = slices.DeleteFunc(words, func(w string) bool { return w == "size" || w == "time" || w == "/N" })
-		must(cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)))
+		e.completes(cmd, f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 	})
 }
 

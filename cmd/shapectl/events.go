@@ -76,10 +76,10 @@ SHAPECTL_RUNS_LEFT_OUT counts the events since the last run for which it was not
 	flags.StringVar(&o.run, "run", "", "run this `program` for each event")
 	flags.IntVar(&o.count, "count", 0, "end after `N` events")
 	flags.Var(duration(&o.during), "for", "end after this `time`, such as 60s")
-	must(cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(report.EventKinds, cobra.ShellCompDirectiveNoFileComp)))
-	must(cmd.RegisterFlagCompletionFunc("run", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	e.completes(cmd, "kind", cobra.FixedCompletions(report.EventKinds, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "run", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		return nil, cobra.ShellCompDirectiveDefault
-	}))
+	})
 	return cmd
 }
 

@@ -126,8 +126,12 @@ func TestPage(t *testing.T) {
 	b.Until("its flow", "document.querySelector('[aria-labelledby=who-title] tbody')?.innerText.includes('10.0.0.9:')")
 	b.Open(base + "/?tree#/pools")
 	b.Until("the tree", "document.querySelector('.list tbody')?.innerText.startsWith('uplink')")
+	b.Open(base + "/?history#/pool/uplink")
+	b.Until("the times to choose from", "document.querySelector('.segments')")
+	b.Click(".segments button:nth-child(3)") // and again, until there are two readings
+	b.Until("what was recorded", "/Passed \\d/.test(document.querySelector('.main-col').innerText)")
 	for _, p := range b.Problems() {
-		if !strings.Contains(p, "401") { // the browser writes each refusal to the console
+		if !strings.Contains(p, "401") && !strings.Contains(p, "/api/v1/report") { // the browser writes each refusal to the console
 			t.Errorf("the console says: %s", p)
 		}
 	}

@@ -70,7 +70,7 @@ To change several pools at one moment, edit what 'shapectl export' prints, and r
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
-	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
+	e.completes(cmd, "within", e.completeWithin)
 	return cmd
 }
 
@@ -255,7 +255,7 @@ these rules, since these were set.`,
 			return e.show(want, false, o)
 		},
 	}
-	o.addFlags(cmd, "name", "show only the first `N` pools")
+	o.addFlags(e, cmd, "name", "show only the first `N` pools")
 	return cmd
 }
 

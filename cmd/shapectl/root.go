@@ -65,6 +65,7 @@ type env struct {
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
 
+	completing  bool // a line for a shell
 	saidUnknown bool // that it is not known whether rules are in force
 }
 
@@ -143,6 +144,7 @@ func (e *env) run(args []string) int {
 }
 
 func (e *env) runPlain(args []string) int {
+	e.completing = len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
 	root := e.command()
 	root.SetArgs(args)
 	root.SetOut(e.out)
@@ -241,7 +243,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	root.PersistentFlags().VarP(flagValue{"netns", "", e.setNetns}, "netns", "n", "work in this network namespace: a name, a path or a process id")
 	root.Flags().BoolVar(&wantsVersion, "version", false, "show the version")
 	must(root.Flags().MarkHidden("version")) // the command is listed
-	must(root.RegisterFlagCompletionFunc("netns", completeNetns))
+	e.completes(root, "netns", completeNetns)
 	root.SetHelpCommand(&cobra.Command{
 		Use:                   "help [COMMAND|TOPIC]",
 		Short:                 "Show the help of a command",
@@ -276,7 +278,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			for _, cmd := range append(cmd.Commands(), cmd) {
 				cmd.Flags().SortFlags = false
 				cmd.DisableFlagsInUseLine = true // Use says where there are any
-				completeChoices(cmd)
+				e.completeChoices(cmd)
 			}
 			if cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && !cmd.HasSubCommands() {
 				cmd.ValidArgsFunction = cobra.NoFileCompletions

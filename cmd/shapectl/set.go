@@ -88,7 +88,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
-	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
+	e.completes(cmd, "within", e.completeWithin)
 	return cmd
 }
 

@@ -83,7 +83,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 		},
 	}
 	flags := cmd.Flags()
-	o.addFlags(cmd, "device", "show only the first `N` rules, or buckets")
+	o.addFlags(e, cmd, "device", "show only the first `N` rules, or buckets")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
 	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")
@@ -92,18 +92,18 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
 	flags.BoolVar(&o.wide, "stats", false, "the same as --wide")
 	must(flags.MarkHidden("stats"))
-	must(cmd.RegisterFlagCompletionFunc("plan", e.completePlan))
+	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }
 
 // addFlags adds the flags that pools have, too.
-func (o *showOptions) addFlags(cmd *cobra.Command, sort, top string) {
+func (o *showOptions) addFlags(e *env, cmd *cobra.Command, sort, top string) {
 	flags := cmd.Flags()
 	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
 	flags.StringVar(&o.sort, "sort", sort, "`order`: "+strings.Join(report.Sorts, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, top)
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
-	must(cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp)))
+	e.completes(cmd, "sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // check reports options that are wrong or do not go together.

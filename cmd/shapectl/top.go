@@ -89,9 +89,9 @@ LOST their share of all packets. LEVEL is how full the bucket is, or the fullest
 	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s)")
 	flags.BoolVar(&o.once, "once", false, "print one table, and end")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
-	must(cmd.RegisterFlagCompletionFunc("by", cobra.FixedCompletions(top.Views, cobra.ShellCompDirectiveNoFileComp)))
-	must(cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(top.Sorts, cobra.ShellCompDirectiveNoFileComp)))
-	must(cmd.RegisterFlagCompletionFunc("plan", e.completePlan))
+	e.completes(cmd, "by", cobra.FixedCompletions(top.Views, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "sort", cobra.FixedCompletions(top.Sorts, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }
 

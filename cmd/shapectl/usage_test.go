@@ -3,7 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -326,4 +328,25 @@ func TestOpenFiles(t *testing.T) {
 	if err == nil || cmd.ProcessState.ExitCode() != exitMissing || !strings.Contains(errs.String(), "it is 12, and a command needs 256; raise it by 'ulimit -n 1024'") {
 		t.Errorf("%v: %s", err, errs.String())
 	}
+}
+
+// A process that runs commands for weeks keeps none of them, nor what it wrote.
+func TestCommandsAreForgotten(t *testing.T) {
+	gone := make(chan struct{})
+	func() {
+		e := &env{out: io.Discard, err: io.Discard, getenv: func(string) string { return "" }}
+		if code := e.run([]string{"version"}); code != exitDone {
+			t.Fatalf("exits with %d", code)
+		}
+		runtime.AddCleanup(e, func(gone chan struct{}) { close(gone) }, gone)
+	}()
+	testenv.Eventually(t, "the end of the command", func() bool {
+		runtime.GC()
+		select {
+		case <-gone:
+			return true
+		default:
+			return false
+		}
+	})
 }

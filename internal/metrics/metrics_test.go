@@ -152,13 +152,14 @@ func TestNames(t *testing.T) {
 	hostile.Name = "\u202e<img onerror=1>\x1b[2J"
 	old, other := aRule("eth0", "10.0.0.0/8"), aRule("eth0", "10.0.0.0/8")
 	old.Attached, old.PassedBytes, other.PassedBytes = isTrue(false), 1, 2
-	s := source{reading: &measure.Reading{Rules: report.Rules{hostile, old, other}}}
+	alike := aRule("e\\xff\"\\\\n", "10.0.0.0/8") // as the hostile one is written
+	s := source{reading: &measure.Reading{Rules: report.Rules{hostile, alike, old, other}}}
 	text := scrape(t, s.exporter())
 	if said := lint(t, text); said != nil {
 		t.Errorf("promtool check metrics: %q", said)
 	}
 	for _, want := range []string{
-		`shapectl_rule_passed_bytes_total{device="e\\xff\"\\\\n",direction="egress",network="10.0.0.0/8"} 0`,
+		`shapectl_rule_passed_bytes_total{device="e\\xff\"\\\\\\n",direction="egress",network="10.0.0.0/8"} 0`,
 		`shapectl_rule_passed_bytes_total{device="eth0",direction="egress",network="10.0.0.0/8"} 2`,
 		`shapectl_attached{device="eth0",direction="egress"} 1`, `name="\\u202e<img onerror=1>\\u001b[2J"`,
 	} {
@@ -166,7 +167,7 @@ func TestNames(t *testing.T) {
 			t.Errorf("there is no %s", want)
 		}
 	}
-	if strings.Count(text, "\nshapectl_rule_passed_bytes_total{") != 2 {
+	if strings.Count(text, "\nshapectl_rule_passed_bytes_total{") != 3 {
 		t.Error("a rule is there twice")
 	}
 }

@@ -65,11 +65,12 @@ func (p *page) values(m labelled, values func(add func(v float64, of ...string))
 	})
 }
 
-// labelPairs are labels with their values. Names of devices may hold any bytes; an answer is UTF-8.
+// labelPairs are labels with their values. Names of devices may hold any bytes; an answer is UTF-8. Two names never
+// become the same, as that would be the same series twice.
 func labelPairs(names []string, values ...string) []*dto.LabelPair {
 	pairs, labels := make([]dto.LabelPair, len(values)), make([]*dto.LabelPair, len(values))
 	for i := range values {
-		value := plain.Line(values[i])
+		value := plain.Line(strings.ReplaceAll(values[i], `\`, `\\`))
 		pairs[i].Name, pairs[i].Value = &names[i], &value
 		labels[i] = &pairs[i]
 	}

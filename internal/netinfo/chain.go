@@ -86,6 +86,9 @@ func polices(f netlink.Filter) bool {
 // Without CAP_NET_ADMIN the error wraps fs.ErrPermission.
 func TCXPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: TCXType(d)})
+	for errors.Is(err, unix.ENOSPC) { // one was attached between the library's question how many there are and which
+		result, err = link.QueryPrograms(link.QueryOptions{Target: index, Attach: TCXType(d)})
+	}
 	// ENOENT before a device's first program; EINVAL if the kernel has no tcx.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) && !HasTCX() {
 		return nil, nil

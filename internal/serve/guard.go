@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds on requests.
@@ -34,7 +36,7 @@ const (
 type token [sha256.Size]byte
 
 func readToken(path string) (*token, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO has nobody who writes
 	if err != nil {
 		return nil, fmt.Errorf("read the token: %w", err)
 	}
@@ -219,7 +221,8 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 		return true
 	}
 	t := s.token.Load()
-	given, hasToken := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	hasToken := strings.EqualFold(scheme, "Bearer")
 	switch {
 	case t == nil:
 		Fail(w, http.StatusForbidden, exitMissing, "only root may do this, over the Unix socket; to permit it here, start serve with --token-file")

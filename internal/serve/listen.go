@@ -69,7 +69,11 @@ func (s *Server) listen() (all []net.Listener, err error) {
 // listenUnix listens on the socket. One that no process listens on any more is replaced.
 func (s *Server) listenUnix() (net.Listener, error) {
 	path := s.o.Socket
-	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(filepath.Dir(path), 0o755)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("listen on %s: the folder above %s does not exist", path, filepath.Dir(path))
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	// A socket gets its name with the rights that it shall have: nobody connects before.

@@ -593,6 +593,7 @@ func TestOtherAddresses(t *testing.T) {
 	r.wants(401, r.overTCP(), request{method: "GET", path: "/read", headers: []string{host}})
 	r.wants(200, r.overTCP(), request{method: "GET", path: "/static", headers: []string{host}})
 	r.wants(200, r.overTCP(), request{method: "GET", path: "/read", headers: []string{host, "Authorization: Bearer " + aToken}})
+	r.wants(200, r.overTCP(), request{method: "GET", path: "/read", headers: []string{host, "Authorization: bearer " + aToken}})
 }
 
 // FuzzRequest sends bytes to the server. It must answer the next request, and make no change.

@@ -2,7 +2,6 @@ package top
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/signal"
 	"syscall"
@@ -16,14 +15,15 @@ const framesPerSecond = 20
 // Run shows the screen on a terminal until the user or a signal ends it. The terminal is then as it was.
 func Run(m *Model, in, out *os.File, environ []string) error {
 	defer m.Close()
-	// A terminal that goes away, or a kill, ends it as a key does.
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(environ), tea.WithFPS(framesPerSecond), tea.WithoutSignalHandler())
+	// A terminal that goes away, or a kill, ends it as a key does. The library's own way, a context, closes the input while
+	// it is read. A second signal ends a process whose terminal takes no output.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGHUP, syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	p := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(environ),
-		tea.WithFPS(framesPerSecond), tea.WithoutSignalHandler())
+	defer context.AfterFunc(ctx, func() {
+		stop()
+		p.Quit()
+	})()
 	_, err := p.Run()
-	if ctx.Err() != nil && errors.Is(err, tea.ErrProgramKilled) {
-		return nil
-	}
 	return err
 }

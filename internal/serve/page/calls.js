@@ -53,7 +53,8 @@ export async function talkers(r, host, top) {
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 
-// history is what the server recorded of a rule or pool, over a time such as 24h.
-export function history(r, since) {
-  return get("report", { ...(r.kind === "pool" ? { pool: r.name } : { rule: `${r.device} ${r.direction} ${r.cidr}` }), since });
+// history is what the server recorded of a rule or pool, over a time such as 24h; undefined for nothing.
+export async function history(r, since) {
+  const [found] = await get("report", { ...(r.kind === "pool" ? { pool: r.name } : { rule: `${r.device} ${r.direction} ${r.cidr}` }), since });
+  return found;
 }

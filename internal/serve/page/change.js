@@ -40,9 +40,9 @@ function dialog(title, content, buttons, onSubmit) {
 export async function askToken(why) {
   const field = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", value: token.get(), autofocus: true });
   const done = await dialog("Token for changes", [
-    h("p", { class: "muted" }, why ?? "Reading needs no token on this host. Changes over TCP need the one that serve reads from ", why ? null : h("code", null, "--token-file"), why ? null : "."),
+    h("p", { class: "muted" }, why ?? "Reading needs no token on this host. Changes over TCP need the one that serve reads from ", why ? null : h("code", { class: "whole" }, "--token-file"), why ? null : "."),
     h("div", { class: "field" }, h("label", { for: "token" }, "Token"), field, h("span", { class: "hint" }, "This tab keeps it until you close it. Leave the field empty to forget it.")),
-  ], { submit: "Keep" }, () => {
+  ], { submit: "Use" }, () => {
     token.set(field.value.trim());
     return true;
   });

@@ -127,12 +127,14 @@ export class Detail {
   }
 
   #form(row) {
-    const field = h("input", { id: "new-rate", inputmode: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: row.r.rate_bits_per_second === null ? "" : rate(row.r.rate_bits_per_second) });
+    const { r, isPool } = this.#store.limiting(row);
+    const field = h("input", { id: "new-rate", inputmode: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: r.rate_bits_per_second === null ? "" : rate(r.rate_bits_per_second) });
     const revert = h("select", { id: "revert" }, [["30s", "30 s"], ["60s", "1 min"], ["5m", "5 min"], ["30m", "30 min"]].map(([value, text]) => h("option", { value }, text)), h("option", { value: "" }, "never"));
     revert.value = "60s";
     const form = h("form", { class: "rate-form", onsubmit: async (e) => {
       e.preventDefault();
-      const now = this.#store.rows.get(this.#key)?.r;
+      const here = this.#store.rows.get(this.#key);
+      const now = here && this.#store.limiting(here).r;
       const wanted = field.value.trim();
       if (!now || wanted === "" || (now.rate_bits_per_second !== null && wanted === rate(now.rate_bits_per_second))) {
         field.focus();
@@ -143,9 +145,9 @@ export class Detail {
       h("div", { class: "row" },
         h("div", { class: "field" }, h("label", { for: "new-rate" }, "New rate"), field),
         h("div", { class: "field" }, h("label", { for: "revert" }, "Reverts after"), revert)),
-      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", isEach(row.r) ? "Each bucket gets it. " : "", "Buckets and counters stay."),
+      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", isEach(r) ? "Each bucket gets it. " : "", "Buckets and counters stay."),
       h("button", { type: "submit" }, "Change …"));
-    return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, "Change the rate"), form);
+    return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, isPool && !row.isPool ? ["Change the rate of pool ", name(r.name)] : "Change the rate"), form);
   }
 
   #why(row) {
@@ -406,6 +408,10 @@ export class Detail {
     try {
       const found = await calls.history(row.r, range.since);
       if (this.#closed || past !== this.#past) return;
+      if (!found) {
+        setText(p.past, "Nothing is recorded yet.");
+        return;
+      }
       const t = [];
       const passed = [];
       const offered = [];

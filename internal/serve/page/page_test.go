@@ -94,7 +94,7 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 			passed := 9e6 + 8e6*math.Sin(float64(i)/20)
 			periods = append(periods, map[string]any{"begin": now.Add(time.Duration(i-288) * 5 * time.Minute), "measured_ns": 300e9, "passed_bits_per_second": passed, "offered_bits_per_second": max(passed, 1.4*passed-6e6)})
 		}
-		answer(w, map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "dropped_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630})
+		answer(w, []any{map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "dropped_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630}})
 	})
 	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()

@@ -146,6 +146,11 @@ export class Store {
     return n;
   }
 
+  // limiting is what has the rate that limits a rule first: the rule, or else its pool.
+  limiting(row) {
+    return (row.r.unlimited && this.rows.get(poolKey(row.r.within))) || row;
+  }
+
   // above is the pools over a row, the nearest first.
   above(row) {
     const all = [];
