@@ -94,6 +94,8 @@ type Rule struct {
 	UseBits *uint64 `json:"use_bits_per_second"`
 	// DroppedBits is the rate of dropped packets over the interval, of a pool of those that its members lost; null without one.
 	DroppedBits *uint64 `json:"dropped_bits_per_second"`
+	// RefusedBits is the rate of packets that a pool itself refused; null for a rule, and without an interval.
+	RefusedBits *uint64 `json:"refused_bits_per_second"`
 	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
 	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
 	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
@@ -246,13 +248,13 @@ func (r *Rule) excess() *float64 {
 // A Sample is the counters of a rule at one time.
 type Sample struct {
 	passedBytes, borrowedBytes        uint64
-	droppedBytes                      uint64
+	droppedBytes, refusedBytes        uint64
 	offered, dropped, refused, excess uint64 // packets
 }
 
 // Sample is the rule's counters.
 func (r *Rule) Sample() Sample {
-	return Sample{r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
+	return Sample{r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.RefusedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
 }
 
 // counted is the packets over the interval, or else since the rule was set.
@@ -287,6 +289,7 @@ func (r *Rule) Since(s Sample, ns uint64) {
 	r.DroppedPercent, r.ExcessPercent = partOf(now.dropped-s.dropped, all), partOf(now.excess-s.excess, all)
 	if r.IsPool() {
 		r.RefusedPercent = partOf(now.refused-s.refused, all)
+		r.RefusedBits = perSecond(now.refusedBytes - min(now.refusedBytes, s.refusedBytes))
 	}
 }
 

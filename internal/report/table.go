@@ -577,8 +577,6 @@ func (rules Rules) Sort(by string, shadows bool) {
 		figure(func(r *Rule) float64 { return float64(r.PassedBytes) })
 	case "dropped":
 		figure(func(r *Rule) float64 { return number(r.dropped(), -1) })
-	case Worst:
-		rules.stable(worst)
 	case "excess":
 		figure(func(r *Rule) float64 { return number(r.excess(), -1) })
 	}

@@ -2,27 +2,45 @@ package report
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
 
-// Worst is the order of rules that drop most now, and then of those nearest to their rate. It needs an interval.
+// Worst is the order of rules that drop, and pools that refuse, most now. Then come those with the largest share of excess
+// packets, and then those nearest to their rate. docs/top.md says so.
 const Worst = "worst"
 
-// worst compares by Worst. What a pool drops is in the counters of rules, too, so rules come before pools.
-func worst(a, b *Rule) int {
-	dropped := func(r *Rule) float64 {
-		if r.IsPool() {
-			return 0
-		}
-		return number(r.DroppedBits, 0)
+// Refusing is the rate of packets that the rule drops or the pool itself refuses. What a pool lets through, rules within it
+// may still drop.
+func (r *Rule) Refusing() float64 {
+	if r.IsPool() {
+		return number(r.RefusedBits, 0)
 	}
-	return cmp.Or(
-		cmp.Compare(dropped(b), dropped(a)),
-		cmp.Compare(number(b.ExcessPercent, 0), number(a.ExcessPercent, 0)),
-		cmp.Compare(number(b.UsePercent, -1), number(a.UsePercent, -1)),
-		cmp.Compare(number(b.UseBits, -1), number(a.UseBits, -1)),
-	)
+	return number(r.DroppedBits, 0)
+}
+
+// sortWorst sorts by Worst. full is the level of the fullest bucket in percent, by rule.
+func (rules Rules) sortWorst(full map[Key]float64) {
+	rules.SortByDevice()
+	near := func(r *Rule) float64 { // in whole percent, so that the order is calm
+		return math.Round(number(r.UsePercent, full[r.Key()]))
+	}
+	rules.stable(func(a, b *Rule) int {
+		c := cmp.Compare(b.Refusing(), a.Refusing())
+		if c == 0 && a.Refusing() > 0 && a.IsPool() != b.IsPool() { // the same packets: the rule says whose they are
+			if a.IsPool() {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(
+			c,
+			cmp.Compare(number(b.ExcessPercent, 0), number(a.ExcessPercent, 0)),
+			cmp.Compare(near(b), near(a)),
+			cmp.Compare(number(b.UseBits, 0), number(a.UseBits, 0)),
+		)
+	})
 }
 
 // A Top is what all rules and pools do now.
@@ -60,7 +78,12 @@ func NewFullBucket(r *Rule, b Bucket, percent float64) FullBucket {
 // NewTop sorts a copy of rules.
 func NewTop(at time.Time, interval time.Duration, rules Rules, fullest []FullBucket, revertsInNS *uint64) Top {
 	sorted := slices.Clone(rules)
-	sorted.Sort(Worst, false)
+	full := map[Key]float64{}
+	for i := range fullest {
+		key := fullest[i].RuleKey()
+		full[key] = max(full[key], fullest[i].FullPercent)
+	}
+	sorted.sortWorst(full)
 	if fullest == nil {
 		fullest = []FullBucket{}
 	}

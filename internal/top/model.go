@@ -757,8 +757,8 @@ func (m *Model) pressText(name string) {
 
 func oneLine(err error) string { return plain.Line(plain.OneLine(err)) }
 
-const help = `Rows with ! lose packets now; the one that loses most comes first, then those nearest to their rate. A pool comes
-behind the one of its members that loses most. X marks rules that are not in force.
+const help = `Rows with ! drop packets now: rules, and pools that refuse packets themselves. The one that drops most comes first,
+then those nearest to their rate. X marks rules that are not in force.
 
   USE       rate of packets that passed       OF     that in percent of the rate
   DROPPED   rate of packets that were dropped  LOST   that in percent of all packets

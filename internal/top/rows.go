@@ -28,8 +28,10 @@ type row struct {
 	talker *report.Talker
 	depth  int
 	keys   []report.Key // whose points its plot shows
+	rank   int          // in the order of the reading, the worst first
 
 	use, dropped, percent, level float64 // bit/s, bit/s, and in percent: -1 where there is none
+	refused                      float64 // what it drops, or refuses if it is a pool, in bit/s
 	lost                         float64 // dropped packets in percent of all; -1 where there were none
 }
 
@@ -95,6 +97,7 @@ func (r *row) figures(full float64) {
 	rule := r.rule
 	r.keys = []report.Key{rule.Key()}
 	r.use, r.dropped, r.lost = value(rule.UseBits), value(rule.DroppedBits), optional(rule.DroppedPercent)
+	r.refused = rule.Refusing()
 	r.percent, r.level = optional(rule.UsePercent), -1
 	if rule.RateBits != nil {
 		r.level = max(rule.FullPercent(rule.LevelBytes), full)
@@ -117,7 +120,7 @@ func rowsOf(t *report.Top) []row {
 	}
 	rows := make([]row, len(t.Rules))
 	for i := range t.Rules {
-		rows[i].rule = &t.Rules[i]
+		rows[i].rule, rows[i].rank = &t.Rules[i], i
 		rows[i].figures(full[t.Rules[i].Key()])
 	}
 	return rows
@@ -137,7 +140,7 @@ func compare(by string, a, b *row) int {
 	case "name":
 		return report.Natural(a.label(), b.label())
 	}
-	return cmp.Or(cmp.Compare(b.dropped, a.dropped), cmp.Compare(max(b.percent, b.level), max(a.percent, a.level)), cmp.Compare(b.use, a.use))
+	return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(b.dropped, a.dropped), cmp.Compare(b.level, a.level), cmp.Compare(b.use, a.use))
 }
 
 func (r *row) isPool() bool { return r.rule != nil && r.rule.IsPool() }
@@ -178,16 +181,21 @@ func byNetwork(t *report.Top, sort, filter string) table {
 func byTree(t *report.Top, sort, filter, root string) table {
 	rows := rowsOf(t)
 	of := len(rows)
-	within, there := map[string][]*row{}, map[string]bool{}
+	within, pools := map[string][]*row{}, map[string]*row{}
 	for i := range rows {
 		if rows[i].rule.IsPool() {
-			there[rows[i].rule.Name] = true
+			pools[rows[i].rule.Name] = &rows[i]
+		}
+	}
+	for i := range rows { // a pool comes where the worst row within it does
+		for above := pools[rows[i].rule.Within]; above != nil && above.rank > rows[i].rank; above = pools[above.rule.Within] {
+			above.rank = rows[i].rank
 		}
 	}
 	sortRows(rows, sort)
 	for i := range rows {
 		above := rows[i].rule.Within
-		if !there[above] {
+		if pools[above] == nil {
 			above = ""
 		}
 		within[above] = append(within[above], &rows[i])
@@ -228,7 +236,7 @@ func byName(t *report.Top, sort, filter string) table {
 	index := make(map[string]int, len(names))
 	rows := make([]row, len(names), len(names)+8)
 	for i := range names {
-		rows[i] = row{named: &names[i], percent: -1, level: -1, lost: optional(names[i].DroppedPercent)}
+		rows[i] = row{named: &names[i], rank: len(all), percent: -1, level: -1, lost: optional(names[i].DroppedPercent)}
 		index[names[i].Name] = i
 		for _, side := range []*report.NamedSide{names[i].Egress, names[i].Ingress} {
 			_, percent := side.SideUse()
@@ -252,7 +260,9 @@ func byName(t *report.Top, sort, filter string) table {
 		}
 		n := index[r.rule.Name]
 		sum := &rows[n]
+		sum.rank = min(sum.rank, r.rank) // the worst of its rules says where it comes
 		sum.use, sum.dropped, sum.level = sum.use+r.use, sum.dropped+r.dropped, max(sum.level, r.level)
+		sum.refused = sum.dropped
 		sum.keys = append(sum.keys, r.keys...)
 		kept[n] = kept[n] || filter == "" || r.rule.Matches(strings.ToLower(filter))
 	}
@@ -304,7 +314,8 @@ func ofTalkers(talkers []report.Talker, sort, filter string) table {
 	for i := range talkers {
 		t := &talkers[i]
 		offered, passed := value(t.OfferedBits), value(t.PassedBits)
-		rows[i] = row{talker: t, use: passed, dropped: max(offered-passed, 0), percent: -1, level: optional(t.FullPercent), lost: -1}
+		dropped := max(offered-passed, 0)
+		rows[i] = row{talker: t, use: passed, dropped: dropped, refused: dropped, percent: -1, level: optional(t.FullPercent), lost: -1}
 	}
 	of := len(rows)
 	rows = matching(rows, filter)

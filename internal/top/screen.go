@@ -269,7 +269,7 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 	}
 	style := ansi.Style(nil)
 	switch {
-	case r.dropped > 0:
+	case r.refused > 0:
 		mark[1], style = "!", dropping
 	case r.percent >= nearRate || r.rule != nil && r.bucket == nil && r.rule.Unusual() != "":
 		style = near

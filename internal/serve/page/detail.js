@@ -5,7 +5,7 @@ import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
 import { fillBar, isEach, linkTo, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
-import { natural, networkOf, stateText, titleOf, worstFirst } from "./store.js";
+import { networkOf, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
 
 const BUCKETS = 20;
@@ -434,7 +434,7 @@ export class Detail {
   #members(row) {
     const p = this.#parts;
     if (!p.members) return;
-    const all = [...(this.#store.children.get(row.r.name) ?? [])].sort((a, b) => worstFirst(a, b) || natural(a, b));
+    const all = [...(this.#store.children.get(row.r.name) ?? [])].sort(worstFirst);
     p.members.show(all.slice(0, MEMBERS), (m) => m.key);
     setText(p.more, all.length > MEMBERS ? `and ${grouped(all.length - MEMBERS)} more, with less or no use` : all.length === 0 ? "Nothing is within it." : "");
   }

@@ -19,8 +19,8 @@ const orders = {
 
 const shows = {
   all: ["Everything", () => true],
-  dropping: ["Dropping now", (row) => row.dropped > 0],
-  near: ["Near or at their rate", (row) => row.state === "near" || row.state === "queueing" || row.dropped > 0],
+  dropping: ["Dropping now", (row) => row.refused > 0],
+  near: ["Near or at their rate", (row) => row.state === "near" || row.state === "queueing" || row.refused > 0],
   busy: ["In use", (row) => row.passed > 0 || row.dropped > 0],
   idle: ["Idle", (row) => row.state === "idle"],
   out: ["Not in force", (row) => row.state === "out"],
@@ -163,7 +163,7 @@ export class List {
       found.set(row.key, any);
       return any;
     };
-    const compare = this.#compare();
+    const compare = this.#order === "worst" ? (a, b) => a.foremost - b.foremost : this.#compare();
     const grow = (rows, depth, above) => {
       const left = (searched ? rows.filter((row) => has(row, above)) : [...rows]).sort((a, b) => b.isPool - a.isPool || compare(a, b));
       for (const row of left) {

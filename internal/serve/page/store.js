@@ -29,15 +29,16 @@ class Row {
     this.key = key;
   }
 
-  update(r, at, before, worst) {
-    const was = this.r;
+  update(r, at, order, worst) {
     this.r = r;
+    this.order = order; // of the reading: the worst first
+    this.foremost = order; // that of the worst row within it
     this.isPool = r.kind === "pool";
     const use = r.use_bits_per_second;
     this.passed = use ?? null;
     this.dropped = r.dropped_bits_per_second ?? null;
     // What a pool itself refused is a part of what was dropped within it.
-    this.refused = !this.isPool ? this.dropped : was && before ? perSecond(r, was, at - before) : r.refused_percent > 0 ? this.dropped : null;
+    this.refused = this.isPool ? r.refused_bits_per_second ?? null : this.dropped;
     this.droppedPercent = r.dropped_percent ?? null;
     this.full = r.capacity_bytes ? r.level_bytes / (r.capacity_bytes + (r.queue_bytes || 0)) : null;
     this.worst = worst; // the fullest bucket of a host or flow
@@ -53,10 +54,6 @@ class Row {
   minute(figure) {
     return this.series ? this.series[figure].slice(-MINUTE) : [];
   }
-}
-
-function perSecond(now, was, ms) {
-  return now.refused_bytes >= was.refused_bytes && ms > 0 ? ((now.refused_bytes - was.refused_bytes) * 8000) / ms : null;
 }
 
 function stateOf(row) {
@@ -77,12 +74,8 @@ export function stateText(row) {
   return excess.startsWith("delay") ? "queueing" : excess.startsWith("ecn") || excess.startsWith("mark") ? "marking" : "counting excess";
 }
 
-// worstFirst sorts by what a rule drops or a pool refuses now, then by how near to the rate the use is.
-export function worstFirst(a, b) {
-  return (b.refused || 0) - (a.refused || 0) || (b.dropped || 0) - (a.dropped || 0) || rank(b.ofRate) - rank(a.ofRate) || (b.passed || 0) - (a.passed || 0) || natural(a, b);
-}
-
-const rank = (share) => Math.round((share || 0) * 100);
+// worstFirst is the order of the readings: docs/top.md says what is worse.
+export const worstFirst = (a, b) => a.order - b.order;
 
 const collator = new Intl.Collator("en", { numeric: true });
 export const natural = (a, b) => collator.compare(titleOf(a.r), titleOf(b.r)) || collator.compare(a.key, b.key);
@@ -128,7 +121,7 @@ export class Store {
       const key = keyOf(r);
       const row = left.get(key) ?? new Row(key);
       row.watched = key === this.#watched;
-      row.update(r, at, this.at, worst.get(key) ?? null);
+      row.update(r, at, this.rows.size, worst.get(key) ?? null);
       this.rows.set(key, row);
       const above = r.within || "";
       if (!this.children.has(above)) this.children.set(above, []);
@@ -138,6 +131,7 @@ export class Store {
         dropped += row.dropped || 0;
       }
     }
+    for (const row of this.rows.values()) for (const pool of this.above(row)) pool.foremost = Math.min(pool.foremost, row.order);
     push(this.total.passed, passed);
     push(this.total.dropped, dropped);
     this.at = at;
