@@ -861,7 +861,8 @@ func TestChangeIsAtomicForPackets(t *testing.T) {
 				c := r.counters()[e.ID]
 				return c.ExcessPackets > 0 && c.PassedPackets > c.ExcessPackets+10_000
 			}
-			var begun, over atomic.Bool
+			var begun, over, failed atomic.Bool
+			var runs atomic.Int64
 			onEachCPU(t, func(cpu int) error {
 				if cpu == 0 {
 					defer over.Store(true)
@@ -874,15 +875,21 @@ func TestChangeIsAtomicForPackets(t *testing.T) {
 						if _, err := r.set.Put([]policy.Rule{lenient, roomy}[i%2]); err != nil {
 							return err
 						}
+						// Then the packets get the time that they lack: the second run from here began after the change.
+						for n := runs.Load(); i >= changes && runs.Load() < n+2 && !failed.Load(); {
+							runtime.Gosched()
+						}
 					}
 					return nil
 				}
 				for !over.Load() {
-					if _, err := p.Run(run); err != nil {
-						begun.Store(true)
+					_, err := p.Run(run)
+					failed.Store(err != nil)
+					begun.Store(true)
+					if err != nil {
 						return err
 					}
-					begun.Store(true)
+					runs.Add(1)
 				}
 				return nil
 			})
