@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,7 +46,7 @@ The programs that measure are attached only while this command runs. They need L
 			if err := checkInterval(cmd, interval); err != nil {
 				return err
 			}
-			if oneIn == 0 || oneIn&(oneIn-1) != 0 || oneIn > 1<<16 {
+			if !isOneIn(oneIn) {
 				return inputf("rtt: --one-in %d is out of range; use a power of two up to 65536", oneIn)
 			}
 			want, search, err := parseSearch("rtt", given)
@@ -59,6 +60,9 @@ The programs that measure are attached only while this command runs. They need L
 	cmd.Flags().Uint32Var(&oneIn, "one-in", oneIn, "follow one flow in `N`, a power of two; for busy devices")
 	return cmd
 }
+
+// isOneIn reports whether one flow in n can be followed: n is a power of two up to 65536.
+func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
 func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn uint32) error {
 	rules, _, err := e.rules(&want, search, measure.Details{})

@@ -86,7 +86,7 @@ SIGHUP makes it read FILE, the token and the certificate again.`,
 			if o.buckets < 0 || o.buckets > mostBucketSeries {
 				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
 			}
-			if o.rttOneIn == 0 || o.rttOneIn&(o.rttOneIn-1) != 0 || o.rttOneIn > 1<<16 {
+			if !isOneIn(o.rttOneIn) {
 				return inputf("serve: --rtt-one-in %d is no power of two up to 65536", o.rttOneIn)
 			}
 			if cmd.Flags().Changed("rtt-one-in") && !o.rtt {
