@@ -19,25 +19,27 @@ func TestFilter(t *testing.T) {
 	rules := report.Event{Kind: report.RulesChanged, Device: "tap8", Network: "10.1.0.0/16"}
 	change := report.Event{Kind: report.ChangeBegun}
 	leftOut := report.Event{Kind: report.LeftOut}
+	several := report.Event{Kind: report.RulesChanged, Device: "eth1", Changed: []report.ChangedRule{{Network: "192.0.2.0/24"}, {Network: "10.1.3.0/24", Name: "bob"}}}
 	for _, tt := range []struct {
 		args string
-		want []bool // of these four
+		want []bool // of these five
 	}{
-		{"", []bool{true, true, true, true}},
-		{"tap7", []bool{true, false, false, true}},
-		{"tap*", []bool{true, true, false, true}},
-		{"ap-1", []bool{true, false, false, true}},
-		{"al*", []bool{true, false, false, true}},
-		{"10.0.3.7", []bool{true, false, false, true}},
-		{"10.0.3.8", []bool{false, false, false, true}},
-		{"10.1.3.8", []bool{false, true, false, true}},
-		{"10.0.0.0/15", []bool{true, true, false, true}},
-		{"eth0 bob tap8", []bool{false, true, false, true}},
-		{"2001:db8::/32", []bool{false, false, false, true}},
+		{"", []bool{true, true, true, true, true}},
+		{"tap7", []bool{true, false, false, true, false}},
+		{"tap*", []bool{true, true, false, true, false}},
+		{"ap-1", []bool{true, false, false, true, false}},
+		{"al*", []bool{true, false, false, true, false}},
+		{"10.0.3.7", []bool{true, false, false, true, false}},
+		{"10.0.3.8", []bool{false, false, false, true, false}},
+		{"10.1.3.8", []bool{false, true, false, true, true}},
+		{"10.0.0.0/15", []bool{true, true, false, true, true}},
+		{"eth0 bob tap8", []bool{false, true, false, true, true}},
+		{"eth1", []bool{false, false, false, true, true}},
+		{"2001:db8::/32", []bool{false, false, false, true, false}},
 	} {
 		f, err := ParseFilter(strings.Fields(tt.args))
 		testenv.Must(t, err)
-		got := []bool{f.Matches(packet), f.Matches(rules), f.Matches(change), f.Matches(leftOut)}
+		got := []bool{f.Matches(packet), f.Matches(rules), f.Matches(change), f.Matches(leftOut), f.Matches(several)}
 		if !slices.Equal(got, tt.want) {
 			t.Errorf("%q lets %v through, want %v", tt.args, got, tt.want)
 		}

@@ -15,13 +15,14 @@ import (
 type source struct {
 	*Feed
 	tell    chan report.Event
+	idle    chan struct{} // takes once clients were sent all that was told
 	end     chan error
 	running atomic.Int32
 	kinds   atomic.Pointer[[]string] // of the last one that listened
 }
 
 func newSource() *source {
-	s := &source{Feed: NewFeed("", Options{}), tell: make(chan report.Event), end: make(chan error)}
+	s := &source{Feed: NewFeed("", Options{}), tell: make(chan report.Event), idle: make(chan struct{}), end: make(chan error)}
 	s.listen = func(ctx context.Context, o Options, ready func(), on func(report.Event)) error {
 		s.running.Add(1)
 		defer s.running.Add(-1)
@@ -38,6 +39,7 @@ func newSource() *source {
 				return err
 			case e := <-s.tell:
 				on(e)
+			case <-s.idle:
 			}
 		}
 	}
@@ -83,6 +85,7 @@ func TestFeed(t *testing.T) {
 		s.tell <- report.Event{Kind: report.Overflow}
 	}
 	s.tell <- report.Event{Kind: report.Overflow, LeftOut: 5}
+	s.idle <- struct{}{}
 	var told, lost uint64
 	for told < events+1 {
 		e := <-all

@@ -45,6 +45,11 @@ func (f Filter) Matches(e report.Event) bool {
 		if one.matches(e) {
 			return true
 		}
+		for _, rule := range e.Changed {
+			if one.matches(report.Event{Network: rule.Network, Name: rule.Name}) {
+				return true
+			}
+		}
 	}
 	return false
 }

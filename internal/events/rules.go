@@ -171,6 +171,14 @@ func (s *session) compare(at hook, was, now *digest) {
 	}
 	var d maps.Difference
 	var which []netip.Prefix
+	var rules []report.ChangedRule
+	note := func(of *digest, prefix netip.Prefix) {
+		rule := report.ChangedRule{Name: of.names[prefix]}
+		if at.ifindex != 0 {
+			rule.Network = prefix.String()
+		}
+		which, rules = append(which, prefix), append(rules, rule)
+	}
 	named := now
 	for prefix, hash := range now.rules {
 		switch before, had := was.rules[prefix]; {
@@ -181,18 +189,21 @@ func (s *session) compare(at hook, was, now *digest) {
 		default:
 			continue
 		}
-		which = append(which, prefix)
+		note(now, prefix)
 	}
 	for prefix := range was.rules {
 		if _, has := now.rules[prefix]; !has {
 			d.Removed++
-			named, which = was, append(which, prefix)
+			named = was
+			note(was, prefix)
 		}
 	}
 	if len(which) > 1 {
 		which = nil
 	}
-	s.tell(named.event(at, report.RulesChanged, changed(d, at.ifindex == 0), which...))
+	e := named.event(at, report.RulesChanged, changed(d, at.ifindex == 0), which...)
+	e.Changed = rules
+	s.tell(e)
 }
 
 // event is about one rule of the hook, or about several.

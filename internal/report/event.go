@@ -61,7 +61,13 @@ type Event struct {
 	CapacityBytes *uint64   `json:"capacity_bytes"`
 	LeftOut       uint64    `json:"left_out"`
 	Sentence      string    `json:"sentence"`
+
+	// Changed are the rules or pools that changed, for filters, where there are several: Network and Name are empty then.
+	Changed []ChangedRule `json:"-"`
 }
+
+// A ChangedRule is the network of a rule and its name, or the name of a pool.
+type ChangedRule struct{ Network, Name string }
 
 // Rule names the rule of an event, or its device.
 func (e *Event) Rule() string {
