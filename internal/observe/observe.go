@@ -187,7 +187,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 	w.round++
 	now := shapemaps.Now()
 	w.over = 0
-	wanted := map[hookKey]policy.Match{}
+	wanted, pools := map[hookKey]policy.Match{}, poolsOf(rules)
 	for i := range rules {
 		r := &rules[i]
 		if r.IsPool() {
@@ -207,7 +207,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 				}
 			}
 		}
-		w.note(r, now)
+		w.note(r, pools, now)
 	}
 	for key, r := range w.rules {
 		if r.round != w.round {
@@ -218,7 +218,7 @@ func (w *Observer) Follow(rules report.Rules) error {
 }
 
 // note follows a rule, and notes whether it limited anything since the last time.
-func (w *Observer) note(r *report.Rule, now uint64) {
+func (w *Observer) note(r *report.Rule, pools map[string]*report.Rule, now uint64) {
 	key := r.Key()
 	limited := r.DroppedPackets + r.DelayedPackets + r.MarkedPackets
 	have := w.rules[key]
@@ -230,7 +230,7 @@ func (w *Observer) note(r *report.Rule, now uint64) {
 	}
 	have.round = w.round
 	state := &w.states[have.place]
-	state.Flags = flagsOf(r)
+	state.Flags = flagsOf(r, pools)
 	if limited > have.limited && state.Flags&uint32(bpf.ObserveStateFlagSTATE_BY_KEY) == 0 {
 		state.LimitedUntil = max(state.LimitedUntil, now+uint64(time.Second))
 	}
@@ -238,15 +238,40 @@ func (w *Observer) note(r *report.Rule, now uint64) {
 }
 
 // flagsOf are the enum state_flag of a rule. A clsact filter runs behind all tcx programs,
-// and on ingress packets of rules that delay go another way.
-func flagsOf(r *report.Rule) (flags uint32) {
-	if r.Hook != string(loader.TCX) || r.Direction == policy.Ingress.String() && (r.Excess == policy.Delay.String() || r.Within != "") {
+// and on ingress packets of rules that queue go another way.
+func flagsOf(r *report.Rule, pools map[string]*report.Rule) (flags uint32) {
+	if r.Hook != string(loader.TCX) || r.Direction == policy.Ingress.String() && queues(r, pools) {
 		return uint32(bpf.ObserveStateFlagSTATE_UNSEEN)
 	}
 	if r.Each != "all" || r.Share != "" && r.Share != "none" {
 		flags |= uint32(bpf.ObserveStateFlagSTATE_BY_KEY)
 	}
 	return flags
+}
+
+// poolsOf are the pools among rules, by name.
+func poolsOf(rules report.Rules) map[string]*report.Rule {
+	pools := map[string]*report.Rule{}
+	for i := range rules {
+		if r := &rules[i]; r.IsPool() {
+			pools[r.Name] = r
+		}
+	}
+	return pools
+}
+
+// queues reports whether a rule or a pool above it may queue packets. A pool that is not among these may.
+func queues(r *report.Rule, pools map[string]*report.Rule) bool {
+	for range policy.MaxDepth + 1 {
+		if r == nil || r.Excess == policy.Delay.String() {
+			return true
+		}
+		if r.Within == "" {
+			return false
+		}
+		r = pools[r.Within]
+	}
+	return true
 }
 
 // add gives a rule a place; nil if there is none left.

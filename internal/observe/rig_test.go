@@ -47,7 +47,7 @@ func newRig(tb testing.TB, o Options, rules ...report.Rule) *rig {
 // follow is Follow at the time of the packets.
 func (r *rig) follow(rules ...report.Rule) {
 	for i := range rules {
-		r.note(&rules[i], uint64(r.now))
+		r.note(&rules[i], nil, uint64(r.now))
 	}
 }
 

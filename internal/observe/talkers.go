@@ -49,7 +49,7 @@ func TalkersOf(rules report.Rules, r *report.Rule) (o TalkersOptions, err error)
 		return o, err
 	}
 	o.Device, o.Framing = r.Device, policy.Framing{Overhead: r.OverheadBytes, MPU: r.MPUBytes}
-	o.PassedUnknown = flagsOf(r)&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0
+	o.PassedUnknown = flagsOf(r, poolsOf(rules))&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0
 	for i := range rules {
 		if rules[i].Device != r.Device || rules[i].Direction != r.Direction {
 			continue

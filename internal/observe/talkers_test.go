@@ -185,3 +185,34 @@ func deleteLink(t testing.TB, name string) {
 	t.Helper()
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, name)))
 }
+
+// Packets of a rule that queues what enters a device cannot be seen behind it. Those of others can, also in a pool.
+func TestPassedIsUnknown(t *testing.T) {
+	pools := report.Rules{
+		{Kind: report.KindPool, Name: "drops", Excess: "drop", Within: "top"}, {Kind: report.KindPool, Name: "top", Excess: "ecn"},
+		{Kind: report.KindPool, Name: "inner", Excess: "drop", Within: "queues"}, {Kind: report.KindPool, Name: "queues", Excess: "delay"},
+		{Kind: report.KindPool, Name: "loop", Excess: "drop", Within: "loop"},
+	}
+	for _, tt := range []struct {
+		direction, excess, within, hook string
+		want                            bool
+	}{
+		{"ingress", "drop", "", "tcx", false},
+		{"ingress", "delay", "", "tcx", true},
+		{"egress", "delay", "", "tcx", false},
+		{"egress", "drop", "", "clsact", true},
+		{"ingress", "drop", "drops", "tcx", false},
+		{"ingress", "drop", "inner", "tcx", true},
+		{"egress", "drop", "inner", "tcx", false},
+		{"ingress", "drop", "unknown", "tcx", true},
+		{"ingress", "drop", "loop", "tcx", true},
+	} {
+		r := vaRule
+		r.Direction, r.Excess, r.Within, r.Hook = tt.direction, tt.excess, tt.within, tt.hook
+		o, err := TalkersOf(pools, &r)
+		testenv.Must(t, err)
+		if o.PassedUnknown != tt.want {
+			t.Errorf("%+v: unknown is %v", tt, o.PassedUnknown)
+		}
+	}
+}

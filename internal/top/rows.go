@@ -313,9 +313,11 @@ func ofTalkers(talkers []report.Talker, sort, filter string) table {
 	rows := make([]row, len(talkers))
 	for i := range talkers {
 		t := &talkers[i]
-		offered, passed := value(t.OfferedBits), value(t.PassedBits)
-		dropped := max(offered-passed, 0)
-		rows[i] = row{talker: t, use: passed, dropped: dropped, refused: dropped, percent: -1, level: optional(t.FullPercent), lost: -1}
+		use, dropped := value(t.OfferedBits), 0.0
+		if t.PassedBits != nil {
+			use, dropped = value(t.PassedBits), max(use-value(t.PassedBits), 0)
+		}
+		rows[i] = row{talker: t, use: use, dropped: dropped, refused: dropped, percent: -1, level: optional(t.FullPercent), lost: -1}
 	}
 	of := len(rows)
 	rows = matching(rows, filter)

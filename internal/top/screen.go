@@ -165,7 +165,12 @@ func (m *Model) columns(f *frame) []column {
 		return []column{what,
 			{head: "OFFERED", width: 8, drop: 3, cell: known(func(t *report.Talker) *uint64 { return t.OfferedBits })},
 			{head: "PASSED", width: 8, cell: known(func(t *report.Talker) *uint64 { return t.PassedBits })},
-			dropped,
+			{head: "DROPPED", width: 8, cell: func(r *row) string {
+				if r.talker.OfferedBits != nil && r.talker.PassedBits == nil {
+					return ""
+				}
+				return bitsCell(r.dropped)
+			}},
 			{head: "LEVEL", width: 8, drop: 2, cell: func(r *row) string {
 				if r.level < 0 && r.talker.LevelBytes == 0 {
 					return ""

@@ -408,6 +408,21 @@ func TestLookInto(t *testing.T) {
 	}
 }
 
+// Where it is not known what passed, it is not known either what was dropped.
+func TestTalkersOfAQueue(t *testing.T) {
+	bits := func(n uint64) *uint64 { return &n }
+	rows := ofTalkers([]report.Talker{{Key: "10.0.1.2", OfferedBits: bits(1e6)}, {Key: "10.0.1.1", OfferedBits: bits(5e6)}}, Worst, "").rows
+	if rows[0].talker.Key != "10.0.1.1" || rows[0].dropped != 0 {
+		t.Errorf("first is %s, which lost %v", rows[0].talker.Key, rows[0].dropped)
+	}
+	m := drive(t, 80, 24, Options{}).Model
+	for _, c := range m.columns(&frame{kind: ruleFrame}) {
+		if text := c.text(look{}, &rows[0], c.width); c.head == "DROPPED" && text != "" {
+			t.Errorf("DROPPED says %q", text)
+		}
+	}
+}
+
 func TestSetRate(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
 	asked := func(want ...string) {
