@@ -81,7 +81,7 @@ guest() {
 	[[ $2 != refused ]] || local PATH=$tmp/slow:$PATH
 	# shellcheck disable=SC2016 # the guest's bash fills it in
 	# The guest ends if this script is killed.
-	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 1500 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
+	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 2400 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
 		-- bash -ec 'for part; do bash "$0" "$part"; done' /shapectl/repository/scripts/kernels-guest.sh "${parts[@]}" >"$out" 2>&1 || status=$?
 	if [[ $2 == refused && $status == 0 ]] && ! grep -q '^ok' "$out"; then
 		echo "the last output of the guest is lost" >>"$out"
@@ -104,9 +104,14 @@ run() {
 	done
 	guest "$@" &
 }
-# The longest parts come first, so that two guests run until the end.
+# The longest parts come first, so that two guests run until the end. The newest kernel verifies programs five times as
+# slowly as 6.12, so it gets fewer; `make test` has the meters under the host's kernel.
 for kernel in "${kernels[@]}"; do
-	[[ $kernel == 5.10 ]] || run "$kernel" 'tests delay' "${qdiscs[@]}" "${tunnels[@]}"
+	case $kernel in
+	5.10) ;;
+	newest) run "$kernel" 'tests delay' "${qdiscs[@]}" "${tunnels[@]}" ;;
+	*) run "$kernel" 'meters tests delay' "${qdiscs[@]}" "${tunnels[@]}" ;;
+	esac
 done
 for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
