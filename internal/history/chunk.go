@@ -455,22 +455,19 @@ func (h *header) readValues(b []byte, series []Series, want func(i int) bool) (s
 // spread adds what was rounded away of a sum to the values, in proportion. So the sum is exact. It returns by which part
 // that changes a value at most.
 func spread(values []uint64, rest int64) float64 {
-	sum, largest := uint64(0), 0
-	for i, v := range values {
+	sum := uint64(0)
+	for _, v := range values {
 		sum += v
-		if v > values[largest] {
-			largest = i
-		}
 	}
 	if rest == 0 || sum == 0 || sum+uint64(rest) == 0 {
 		return 0
 	}
-	part, left := float64(rest)/float64(sum), rest
+	until, spent := uint64(0), int64(0)
 	for i, v := range values {
-		share := int64(part * float64(v))
-		values[i] += uint64(share)
-		left -= share
+		until += v
+		now := int64(float64(rest) * (float64(until) / float64(sum)))
+		values[i] += uint64(now - spent)
+		spent = now
 	}
-	values[largest] += uint64(left)
-	return math.Abs(part)
+	return math.Abs(float64(rest) / float64(sum))
 }

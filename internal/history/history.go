@@ -72,7 +72,7 @@ type Reading struct {
 
 // An Interval is the time between two readings of a series.
 type Interval struct {
-	Begin, End time.Time
+	Begin, End time.Time     // if the wall clock was set meanwhile, both are by the new time
 	Length     time.Duration // by the clock that nobody sets
 	Usual      time.Duration // length of an interval
 	Series     *Series       // as it was at the end

@@ -227,7 +227,8 @@ func (s *scan) gap(h *header, seg *segment, before end) Interval {
 		reading = h.times[seg.first-1]
 	}
 	if before.boot != h.boot { // the clocks have nothing to do with each other
-		it.Length, it.ClockStep = it.End.Sub(it.Begin), 0
+		it.Begin, it.ClockStep = time.Unix(0, before.at.wall), 0
+		it.Length = it.End.Sub(it.Begin)
 	}
 	switch {
 	case reading != before.at:
@@ -247,11 +248,11 @@ func (s *scan) gap(h *header, seg *segment, before end) Interval {
 	return it
 }
 
-// between is the interval between two readings.
+// between is the interval between two readings. If the wall clock was set meanwhile, it begins by the new time.
 func between(a, b instant) Interval {
 	it := Interval{Begin: time.Unix(0, a.wall), End: time.Unix(0, b.wall), Length: time.Duration(b.mono - a.mono)}
 	if step := it.End.Sub(it.Begin) - it.Length; step > time.Second || step < -time.Second {
-		it.ClockStep = step
+		it.Begin, it.ClockStep = it.End.Add(-it.Length), step
 	}
 	return it
 }
