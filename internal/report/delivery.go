@@ -171,14 +171,18 @@ type counted struct {
 // mostDeliveries is how many rules and pools one report can have.
 const mostDeliveries = 100
 
-// Add adds an interval. Those of one key come in the order of time.
+// Add adds an interval. Those of one key come in the order of time. An interval counts where it ends, so that the sums of
+// reports one after another add up.
 func (d *Deliverer) Add(it history.Interval) error {
+	if it.Gap == history.NoGap && it.End.After(d.Until) {
+		return nil
+	}
 	to := d.of[it.Series.Key]
 	if to == nil {
 		if len(d.order) == mostDeliveries {
 			return fmt.Errorf("more than %d rules and pools match; name fewer", mostDeliveries)
 		}
-		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual}
+		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual, end: d.Since}
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
 		to.Missed, to.Gaps, to.Changes, to.Limits, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}, []Period{}
 		if it.Series.Pool != "" {
@@ -189,12 +193,34 @@ func (d *Deliverer) Add(it history.Interval) error {
 		}
 		d.of[it.Series.Key] = to
 		d.order = append(d.order, to)
-		if it.Begin.Sub(d.Since) > 5*it.Usual/2 {
-			to.gap(Span{d.Since, it.Begin}, "no data", nil)
-		}
+	}
+	if it.Gap != history.NoGap && (it.Begin.Before(d.Since) || it.End.After(d.Until)) { // nobody knows how much of it came when
+		it.Begin, it.End, it.Known = later(it.Begin, d.Since), earlier(it.End, d.Until), false
 	}
 	to.add(it, d.Committed)
 	return nil
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// until notes that there is no data from the last interval until a time.
+func (d *delivering) until(at time.Time) {
+	if at.Sub(d.end) > 5*d.interval/2 {
+		d.gap(Span{d.end, at}, "no data", nil)
+		d.endFull()
+	}
 }
 
 func (d *delivering) gap(s Span, reason string, c *history.Counters) {
@@ -219,6 +245,7 @@ func (d *delivering) limit(at time.Time, s *history.Series, given policy.Rate) {
 }
 
 func (d *delivering) add(it history.Interval, given policy.Rate) {
+	d.until(it.Begin)
 	before := d.series
 	if before == nil {
 		before = it.Series
@@ -226,6 +253,7 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 	}
 	d.limit(it.End, it.Series, given)
 	if it.ClockStep != 0 {
+		d.endFull()
 		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)), "")
 	}
 	policy := ""
@@ -312,8 +340,11 @@ func (r *Rates) most(bits uint64, at time.Time) {
 
 // isFull reports whether an interval was at the limit.
 func (d *delivering) isFull(it history.Interval) bool {
-	s := it.Series
-	if it.Dropped > 0 {
+	s, dropped := it.Series, it.Dropped
+	if s.Pool != "" {
+		dropped = it.Refused
+	}
+	if dropped > 0 {
 		return true
 	}
 	return s.Rate != 0 && s.Each == "" && it.Counters.Passed > 0 && it.Counters.Passed >= due(s.Rate, s.Capacity, it.Length)
@@ -352,19 +383,21 @@ func committed(s *history.Series, given policy.Rate) (rate, burst uint64, by str
 // check checks whether the committed rate was delivered.
 func (d *delivering) check(it history.Interval, before *history.Series, given policy.Rate) {
 	rate, burst, _ := committed(it.Series, given)
-	if was, wasBurst, _ := committed(before, given); was < rate { // it changed in the interval
-		rate, burst = was, wasBurst
+	was, wasBurst, _ := committed(before, given) // they may have changed in the interval
+	passed, dropped := it.Counters.Passed, it.Dropped
+	if it.Series.Pool != "" && it.Series.Within == "" { // rules within it drop by their own rates, too
+		dropped = it.Refused
 	}
-	offered := it.Offered()
-	if rate == 0 || offered == 0 {
+	offered := passed + dropped
+	if rate == 0 || was == 0 || offered == 0 {
 		return
 	}
 	d.Checked++
-	passed := it.Counters.Passed
-	within := min(offered, due(rate, 0, it.Length))
+	within := min(offered, due(min(rate, was), 0, it.Length))
 	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(passed, within)
 	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
-	if want := due(rate, burst, it.Length); it.Dropped > 0 && least < want {
+	want := min(due(rate, burst, it.Length), due(was, wasBurst, it.Length))
+	if dropped > 0 && least < want {
 		d.Missed = append(d.Missed, Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
 		return
 	}
@@ -406,10 +439,8 @@ func changed(a, b *history.Series) string {
 func (d *Deliverer) Deliveries() Deliveries {
 	var all Deliveries
 	for _, to := range d.order {
+		to.until(d.Until)
 		to.endFull()
-		if d.Until.Sub(to.end) > 5*to.interval/2 {
-			to.gap(Span{to.end, d.Until}, "no data", nil)
-		}
 		s := to.series
 		to.Kind, to.Device, to.Direction, to.CIDR, to.Name = KindRule, s.Device, s.Direction, s.Network, s.Name
 		if s.Pool != "" {
@@ -548,7 +579,8 @@ func (d *Delivery) facts(most int) (facts [][2]string) {
 	length := d.Until.Sub(d.Since)
 	add("time", "%s to %s (%s), %v", moment(d.Since), moment(d.Until), d.Until.Local().Format("MST -0700"), length.Round(time.Second))
 	measured := time.Duration(d.MeasuredNS)
-	add("measured", "%s of the time, every %v", percentText(100*float64(measured)/float64(max(length, 1))), time.Duration(d.IntervalNS))
+	// The first interval may begin before the report.
+	add("measured", "%s of the time, every %v", percentText(min(100, 100*float64(measured)/float64(max(length, 1)))), time.Duration(d.IntervalNS))
 	add("committed", "%s", d.committedText())
 	sum := func(label string, bytes uint64, more string) {
 		add(label, "%s (%d bytes)%s", bytesText(bytes), bytes, more)
@@ -670,8 +702,19 @@ func (d *Delivery) verdict() string {
 		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
 	}
 	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were dropped although less passed than the committed rate: "+
-		"they came in bursts, or a pool was full. Of what was offered up to the committed rate, %s passed",
-		d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
+		"%s. Of what was offered up to the committed rate, %s passed",
+		d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, d.reasons(), percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
+}
+
+// reasons are why packets may be dropped although less passes than the committed rate.
+func (d *Delivery) reasons() string {
+	switch {
+	case d.Kind == KindRule:
+		return "they came in bursts, a penalty lasted, or a pool was full"
+	case d.Within == "":
+		return "they came in bursts"
+	}
+	return "they came in bursts, a pool above was full, or rules within this one dropped them by their own rates"
 }
 
 // History is the rules and pools as a history keeps them.

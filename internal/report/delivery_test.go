@@ -80,10 +80,13 @@ func TestDelivered(t *testing.T) {
 	slow := eightMbit
 	slow.Rate = 4e6
 	changing := deliver(t, Deliverer{}, interval(0, slow, 1, 0), interval(1, eightMbit, 5e6, 1)) // the rate rose at some time in it
+	larger := eightMbit
+	larger.Capacity = 600000
+	smaller := deliver(t, Deliverer{}, interval(0, larger, 10e6, 1), interval(1, eightMbit, 9400000, 1)) // the burst fell
 	rounded := interval(0, eightMbit, 9700001, 1)
 	rounded.PassedError = 1e-3
-	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || d.Delivered != 0 {
-		t.Errorf("a change: %d delivered; rounding: %d", changing.Delivered, d.Delivered)
+	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || smaller.Delivered != 2 || d.Delivered != 0 {
+		t.Errorf("changes: %d and %d delivered; rounding: %d", changing.Delivered, smaller.Delivered, d.Delivered)
 	}
 }
 
@@ -157,6 +160,91 @@ func TestRatesOfDelivery(t *testing.T) {
 	}
 	if d.FullNS != 300e9 || d.LongestFull.length() != 5*time.Minute || d.Checked != 600 || len(d.Periods) != 20 {
 		t.Errorf("full %d, longest %v, checked %d, %d periods", d.FullNS, d.LongestFull, d.Checked, len(d.Periods))
+	}
+}
+
+// What a pool delivers does not depend on packets that rules within it drop by their own rates. Within another pool, nobody
+// knows which of them dropped a packet.
+func TestDeliveryOfPool(t *testing.T) {
+	pool := history.Series{Key: history.Key{Pool: "home"}, Rate: 8e6, Capacity: 300000}
+	own := interval(0, pool, 1e6, 5e6)
+	own.Refused = 0
+	full := interval(1, pool, 9.5e6, 5e6)
+	full.Refused = 1e6
+	d := deliver(t, Deliverer{}, own, full)
+	if d.Checked != 2 || d.Delivered != 1 || len(d.Missed) != 1 || d.Missed[0].OfferedBytes != 10.5e6 || d.WithinBytes != 11e6 || d.WithinPassedBytes != 10.5e6 {
+		t.Errorf("checked %d, delivered %d, missed %+v, %d of %d passed", d.Checked, d.Delivered, d.Missed, d.WithinPassedBytes, d.WithinBytes)
+	}
+	if d.OfferedBytes != 20.5e6 || d.DroppedBytes != 10e6 || *d.RefusedBytes != 1e6 || d.FullNS != 10e9 {
+		t.Errorf("offered %d, dropped %d, refused %d, full for %d ns", d.OfferedBytes, d.DroppedBytes, *d.RefusedBytes, d.FullNS)
+	}
+	pool.Within, pool.Guarantee = "isp", 4e6
+	if d := deliver(t, Deliverer{}, interval(0, pool, 1e6, 5e6)); d.Checked != 1 || d.Delivered != 0 {
+		t.Errorf("checked %d, delivered %d", d.Checked, d.Delivered)
+	}
+}
+
+// An interval counts in the report in which it ends, so that the sums of two months are those of both together. What passed
+// in a gap that reaches beyond the report is not known to have passed in it.
+func TestEdgesOfDelivery(t *testing.T) {
+	gap := func(from, until int) history.Interval {
+		it := interval(from, eightMbit, 7, 0)
+		it.End, it.Length = interval(until, eightMbit, 0, 0).Begin, time.Duration(until-from)*10*time.Second
+		it.Gap = history.NoReading
+		return it
+	}
+	all := []history.Interval{gap(-20, 10), interval(10, eightMbit, 1, 0), interval(11, eightMbit, 1, 0), gap(12, 20), interval(20, eightMbit, 1, 0), gap(21, 80)}
+	at := func(ticks float64) time.Time { return noon.Add(time.Duration(ticks * float64(10*time.Second))) }
+	sums := []uint64{}
+	for _, part := range [][2]float64{{0, 11.5}, {11.5, 40}, {0, 40}} {
+		d := Deliverer{Since: at(part[0]), Until: at(part[1])}
+		for _, it := range all {
+			if it.End.After(d.Since) && it.Begin.Before(d.Until) { // as a query of the history
+				if err := d.Add(it); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		got := d.Deliveries()[0]
+		sums = append(sums, got.PassedBytes)
+		for _, g := range got.Gaps {
+			if g.Begin.Before(d.Since) || g.End.After(d.Until) || (g.PassedBytes == nil) != (g.Begin.Equal(d.Since) || g.End.Equal(d.Until)) {
+				t.Errorf("%v: gap %+v", part, g)
+			}
+		}
+	}
+	if want := []uint64{1, 9, 10}; !slices.Equal(sums, want) {
+		t.Errorf("sums %d, want %d", sums, want)
+	}
+}
+
+// Time that the readings do not have is a gap: the host slept, or its clock was set. It ends a full time.
+func TestDeliveryWithoutTime(t *testing.T) {
+	var all []history.Interval
+	for i := range 20 {
+		it := interval(i, eightMbit, 10e6, 1)
+		if i >= 10 {
+			it.Begin, it.End = it.Begin.Add(time.Hour), it.End.Add(time.Hour)
+		}
+		if i == 10 {
+			it.ClockStep = time.Hour
+		}
+		all = append(all, it)
+	}
+	back := interval(21, eightMbit, 10e6, 1)
+	back.ClockStep = -time.Hour
+	of := Deliverer{Since: noon, Until: all[len(all)-1].End}
+	for _, it := range append(all, back) {
+		if err := of.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := of.Deliveries()[0]
+	if len(d.Gaps) != 2 || d.Gaps[0].Reason != "no data" || d.Gaps[0].length() != time.Hour || !d.Gaps[1].End.Equal(of.Until) || len(d.Changes) != 2 {
+		t.Errorf("gaps %+v, changes %+v", d.Gaps, d.Changes)
+	}
+	if d.LongestFull.length() != 100*time.Second || d.FullNS != 210e9 {
+		t.Errorf("full for %d ns, at most %v", d.FullNS, d.LongestFull.length())
 	}
 }
 

@@ -35,10 +35,10 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 		d.rows(&s)
 		s.WriteString("</table>\n</section>\n")
 	}
-	s.WriteString("<p>Offered is all traffic, passed is what was let through, and dropped is the rest. Committed is the rate that is checked. " +
+	s.WriteString("<p>Offered is all traffic, passed is what the limits let through, and dropped is the rest. What passed may still be lost later, on its way. Committed is the rate that is checked. " +
 		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: no more than was offered, or than the committed rate " +
 		"allows less one burst.</p>\n<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
-		"passed as the committed rate allows, less one burst. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
+		"passed as the committed rate allows, less one burst. Of a pool within no other, only packets count as dropped that the pool itself refused. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
 }
