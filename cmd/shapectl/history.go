@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
 )
 
 // A recorder reads all rules again and again for the history.
@@ -21,6 +22,7 @@ type recorder struct {
 	say    func(string)
 	alive  chan struct{}
 
+	lost    report.Losses
 	failing bool
 	before  []history.Series
 	policy  string
@@ -32,6 +34,7 @@ const policyAge = 10 * time.Minute
 
 func (c *recorder) run(ctx context.Context, ready func()) error {
 	defer c.reader.Close()
+	c.lost.Resume(c.env.history.Resumed())
 	ready()
 	ticker := time.NewTicker(history.DefaultInterval)
 	defer ticker.Stop()
@@ -71,11 +74,18 @@ func (c *recorder) record() {
 	if c.failing = err != nil; c.failing {
 		return
 	}
-	samples := r.Rules.History()
+	samples := c.samples(r.Rules)
 	if c.changed(samples) || time.Since(c.hashed) > policyAge {
 		c.policy, c.hashed = c.env.policyHash(), time.Now()
 	}
 	c.env.history.Add(history.Reading{Time: r.Time, Mono: r.At, Policy: c.policy, Samples: samples})
+}
+
+// samples are what the history is to keep of rules and pools.
+func (c *recorder) samples(all report.Rules) []history.Sample {
+	rules, pools := all.Once()
+	c.lost.Count(rules, pools, true)
+	return report.Samples(slices.Concat(pools, rules))
 }
 
 // changed reports whether other rules are there than before, or with other parameters.

@@ -144,4 +144,42 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
+// What a pool drops goes on when rules join and leave it, and when serve is started again. A rule has one series, also if
+// a deleted device with the same name left another one.
+func TestRecordedDropsOfPool(t *testing.T) {
+	all := func(within string, dropped ...uint64) report.Rules {
+		rules := report.Rules{{Kind: report.KindPool, Name: "up"}}
+		for i, bytes := range dropped {
+			rules = append(rules, report.Rule{Kind: report.KindRule, Device: "va", Direction: "egress", CIDR: fmt.Sprintf("10.0.0.%d/32", i), DroppedBytes: bytes, DroppedPackets: bytes / 1000})
+		}
+		rules[1].Within, rules[len(rules)-1].Within = "up", within
+		return rules
+	}
+	c := &recorder{}
+	dropped := uint64(0)
+	expect := func(rules report.Rules, grown uint64) []history.Sample {
+		t.Helper()
+		rules[0].DroppedBytes = 1e12 // the sum of the rules that are within it now
+		samples := c.samples(rules)
+		if samples[0].Pool != "up" || samples[0].Dropped != dropped+grown {
+			t.Errorf("%d bytes dropped; want %d more than %d", samples[0].Dropped, grown, dropped)
+		}
+		dropped = samples[0].Dropped
+		return samples
+	}
+	expect(all("", 50_000, 7_000_000), 0)
+	expect(all("up", 60_000, 8_000_000), 10_000) // the other one joins
+	last := expect(all("up", 60_000, 8_005_000), 5000)
+	c = &recorder{}
+	c.lost.Resume(last)
+	expect(all("up", 60_000, 8_006_000), 1000)
+	expect(all("", 61_000, 9_000_000), 1000) // it leaves
+	twice := all("", 62_000, 9_000_000)
+	deleted, no := twice[1], false
+	deleted.Attached, deleted.DroppedBytes = &no, 1
+	if samples := expect(append(report.Rules{twice[0], deleted}, twice[1:]...), 1000); len(samples) != 3 {
+		t.Errorf("%d series", len(samples))
+	}
+}
+
 func sha256Of(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text))) }

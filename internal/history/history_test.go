@@ -117,6 +117,9 @@ func TestKill(t *testing.T) {
 	r.kill()
 	r.open()
 	r.want(want)
+	if last := r.Resumed(); len(last) != 1 || last[0] != rule("a", 200, 7) || r.Resumed() != nil {
+		t.Errorf("the last reading is %+v", last)
+	}
 	r.after(time.Minute, rule("a", 900, 7))
 	r.after(tick, rule("a", 901, 7))
 	want += "12:00:20 a 1m0s 700/0 no readings\n12:01:20 a 10s 1/0\n"
@@ -124,6 +127,9 @@ func TestKill(t *testing.T) {
 	r.kill()
 	r.limits.Boot = "boot-2" // the counters have nothing to do with the former ones
 	r.open()
+	if r.Resumed() != nil {
+		t.Error("counters go on after a reboot")
+	}
 	r.now.Mono = 5e9
 	r.after(time.Minute, rule("a", 1000, 7))
 	r.want(want + "12:01:30 a 1m0s 0/0 counters restarted unknown\n")

@@ -24,6 +24,7 @@ type History struct {
 	notice func(string)
 
 	chunk     *chunk
+	resumed   []Sample  // see Resumed
 	before    *Reading  // the last one
 	firstRow  int       // index of rows[0]; 0 if the rows in the file are of another chunk
 	rows      [][]byte  // that are not written
@@ -90,7 +91,7 @@ func (h *History) beginAnew(damage error) error {
 		return err
 	}
 	h.file.Close()
-	h.file, h.before, h.rows, h.firstRow = f, nil, nil, 0
+	h.file, h.before, h.resumed, h.rows, h.firstRow = f, nil, nil, nil, 0
 	return h.begin()
 }
 
@@ -135,9 +136,21 @@ func (h *History) begin() error {
 	if err != nil || unfinished == nil {
 		return err
 	}
+	if unfinished.boot == h.limits.Boot {
+		h.resumed = unfinished.before
+	}
 	h.full = append(h.full, unfinished.encode(h.limits.budget()))
 	h.write()
 	return nil
+}
+
+// Resumed is the last reading in the file, if the counters go on from it. It is kept until it was asked for.
+func (h *History) Resumed() []Sample {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := h.resumed
+	h.resumed = nil
+	return last
 }
 
 // walk reads all, to find damage before something depends on it.

@@ -3,7 +3,6 @@
 package metrics
 
 import (
-	"maps"
 	"net/http"
 	"runtime"
 	"sync"
@@ -16,7 +15,6 @@ import (
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Options are what serve knows.
@@ -40,7 +38,7 @@ type Exporter struct {
 	others *prometheus.Registry
 
 	mutex  sync.Mutex // one reading at a time
-	lost   losses
+	lost   report.Losses
 	errors uint64
 	last   string // error; "" for none
 }
@@ -80,79 +78,9 @@ func (e *Exporter) scrape() *scrape {
 		}
 	}
 	s.errors, e.last = e.errors, said
-	s.rules, s.pools = split(reading.Rules)
-	e.lost.count(s.rules, s.pools, err == nil)
+	s.rules, s.pools = reading.Rules.Once()
+	e.lost.Count(s.rules, s.pools, err == nil)
 	return s
-}
-
-// split are the rules and the pools, each once. A device that was deleted may have left rules beside those of a new
-// device with its name: these count.
-func split(all report.Rules) (rules, pools []*report.Rule) {
-	index := make(map[report.Key]int, len(all))
-	for i := range all {
-		r := &all[i]
-		if r.IsPool() {
-			own := *r // for others may use the reading, too
-			pools = append(pools, &own)
-			continue
-		}
-		key := r.Key()
-		at, twice := index[key]
-		switch {
-		case !twice:
-			index[key] = len(rules)
-			rules = append(rules, r)
-		case report.NotInForce(rules[at].Attached):
-			rules[at] = r
-		}
-	}
-	return rules, pools
-}
-
-// losses is what pools lost.
-type losses struct {
-	rules map[report.Key]loss // what was counted of each rule in the last reading
-	pools map[string]loss
-}
-
-type loss struct{ packets, bytes uint64 }
-
-// count makes of the drops of pools a counter. What the rules within a pool lost so far is none: it would fall when a
-// rule leaves the pool or goes, and jump when one joins it. So only what a rule loses between two readings counts.
-//
-// Unless the reading is complete, it is remembered of the other rules what was counted before.
-func (l *losses) count(rules, pools []*report.Rule, complete bool) {
-	above, sums, seen := make(map[string]string, len(pools)), make(map[string]loss, len(pools)), make(map[report.Key]loss)
-	if !complete {
-		maps.Copy(seen, l.rules)
-	}
-	for _, p := range pools {
-		above[p.Name], sums[p.Name] = p.Within, l.pools[p.Name]
-	}
-	for _, r := range rules {
-		if r.Within == "" {
-			continue
-		}
-		key, now := r.Key(), loss{r.DroppedPackets, r.DroppedBytes}
-		before, known := l.rules[key]
-		seen[key] = now
-		if !known || now.packets == before.packets {
-			continue
-		}
-		if now.packets < before.packets || now.bytes < before.bytes {
-			before = loss{} // set anew
-		}
-		pool := r.Within
-		for depth := 0; pool != "" && depth < policy.MaxDepth; depth++ {
-			sum := sums[pool]
-			sums[pool] = loss{sum.packets + now.packets - before.packets, sum.bytes + now.bytes - before.bytes}
-			pool = above[pool]
-		}
-	}
-	for _, p := range pools {
-		p.DroppedPackets, p.DroppedBytes = sums[p.Name].packets, sums[p.Name].bytes
-	}
-	l.rules, l.pools = seen, sums
 }
 
 // ServeHTTP answers a scrape. If a reading fails, shapectl_up is 0, and the other metrics are what could be read: a

@@ -49,7 +49,7 @@ type Delivery struct {
 	// Offered and Passed are their rates.
 	Offered Rates `json:"offered"`
 	Passed  Rates `json:"passed"`
-	// FullNS is the time of the intervals in which bytes were dropped, or passed at the rate.
+	// FullNS is the time of the intervals in which bytes were dropped (of a pool: refused by it), or passed at the rate.
 	FullNS uint64 `json:"full_ns"`
 	// LongestFull is the longest time of such intervals one after another; null if there are none.
 	LongestFull *Span `json:"longest_full"`
@@ -103,7 +103,8 @@ type Missed struct {
 type DeliveryGap struct {
 	Span
 	Reason string `json:"reason"`
-	// OfferedBytes and PassedBytes are what was counted meanwhile; null if that is not known. The sums have them.
+	// OfferedBytes and PassedBytes are what was counted meanwhile; null if that is not known, also of the part of a longer gap.
+	// The sums have them.
 	OfferedBytes *uint64 `json:"offered_bytes"`
 	PassedBytes  *uint64 `json:"passed_bytes"`
 }
@@ -717,11 +718,11 @@ func (d *Delivery) reasons() string {
 	return "they came in bursts, a pool above was full, or rules within this one dropped them by their own rates"
 }
 
-// History is the rules and pools as a history keeps them.
-func (rules Rules) History() []history.Sample {
+// Samples are rules and pools as a history keeps them.
+func Samples(rules []*Rule) []history.Sample {
 	samples := make([]history.Sample, len(rules))
-	for i := range rules {
-		r, s := &rules[i], &samples[i]
+	for i, r := range rules {
+		s := &samples[i]
 		if s.Key = r.Key(); s.Pool == "" {
 			s.Name = r.Name
 		}
