@@ -37,9 +37,9 @@ func Presets() []Preset {
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 5, DurationNS: 4 * second})},
 		},
 		{
-			"ten-after-idle", "Fifteen after a long idle",
-			"An idle bucket is empty, and not more than empty: however long nothing comes, no more than the burst of ten passes at once. The queue sends the ten one by one.",
-			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 3 * second, Packets: 15})},
+			"ten-after-idle", "Ten after a long idle",
+			"An idle bucket is empty, however long nothing came. Ten requests at once fill it, so all pass. An eleventh would be dropped. The queue sends them one by one.",
+			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 3 * second, Packets: 10})},
 		},
 		{
 			"three-times", "Three times the rate",

@@ -262,7 +262,10 @@ func TestPresets(t *testing.T) {
 	for _, o := range run("five-a-second") {
 		says(o, "All 20 requests pass. The highest level is 1 of 10 requests.")
 	}
-	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 3 s. The highest level is 10 of 10 requests.")
+	says(run("ten-after-idle")["gcra"], "All 10 requests pass. The highest level is 10 of 10 requests.")
+	more := preset(t, "ten-after-idle")
+	more.Senders[0].Packets++
+	says(answered(t, more)["gcra"], "10 of 11 requests pass; 1 is dropped, the first at 3 s. The highest level is 10 of 10 requests.")
 	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms.")
 	says(run("three-times", "excess", "ecn")["gcra"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms. No sender allows ECN marks.")
 	says(run("three-times", "excess", "pass")["gcra"], "All 90 requests pass. 51 are excess and only counted.")
