@@ -492,6 +492,41 @@ func TestDamageWhileRecording(t *testing.T) {
 	}
 }
 
+// A file that is removed while it is recorded is made again. One that is replaced is left alone, and so is what a link names.
+func TestFileIsGone(t *testing.T) {
+	r := record(t, Limits{})
+	r.after(0, rule("a", 1, 0))
+	must(t, os.Remove(r.path))
+	r.after(tick, rule("a", 2, 0))
+	r.after(tick, rule("a", 3, 0))
+	r.want("12:00:10 a 10s 1/0\n")
+	if len(r.notices) != 1 || !strings.Contains(r.notices[0], "was removed") {
+		t.Errorf("notices %q", r.notices)
+	}
+	other, kept := filepath.Join(t.TempDir(), "other"), r.path+"-kept"
+	must(t, os.WriteFile(other, nil, 0o600))
+	must(t, os.Rename(r.path, kept))
+	must(t, os.Symlink(other, r.path))
+	r.after(tick, rule("a", 4, 0))
+	if info, err := os.Stat(other); err != nil || info.Size() > 0 || len(r.notices) != 2 || !strings.Contains(r.notices[1], "symbolic link") {
+		t.Errorf("notices %q; %v", r.notices, err)
+	}
+	must(t, os.Remove(r.path))
+	must(t, os.WriteFile(r.path, []byte("important"), 0o600))
+	r.after(tick, rule("a", 5, 0))
+	if b, err := os.ReadFile(r.path); err != nil || string(b) != "important" {
+		t.Errorf("%q, %v", b, err)
+	}
+	must(t, os.Rename(kept, r.path))
+	r.after(tick, rule("a", 6, 0))
+	r.want("12:00:10 a 10s 1/0\n12:00:20 a 10s 1/0\n12:00:30 a 10s 1/0\n12:00:40 a 10s 1/0\n")
+	must(t, os.Truncate(r.path, 0))
+	r.after(tick, rule("a", 7, 0))
+	if last := r.notices[len(r.notices)-1]; !strings.Contains(last, "damaged; it is kept as") {
+		t.Error(last)
+	}
+}
+
 // sameBeginning reports whether all lines of a text are in another one: a damaged row ends the rows.
 func sameBeginning(text, all string) bool {
 	for line := range strings.Lines(text) {

@@ -86,6 +86,11 @@ func (h *History) beginAnew(damage error) error {
 		return errors.Join(damage, err)
 	}
 	h.notice(fmt.Sprintf("history: %s: %v; it is kept as %s, and a new one begins", h.store.path, damage, aside))
+	return h.reopen()
+}
+
+// reopen opens the file that has the name now, or makes one.
+func (h *History) reopen() error {
 	f, err := openFile(h.store.path)
 	if err != nil {
 		return err
@@ -93,6 +98,25 @@ func (h *History) beginAnew(damage error) error {
 	h.file.Close()
 	h.file, h.before, h.resumed, h.rows, h.firstRow = f, nil, nil, nil, 0
 	return h.begin()
+}
+
+// find opens the file again if its name was removed, or is that of another file.
+func (h *History) find() error {
+	if h.store.memory {
+		return nil
+	}
+	was, err := h.file.Stat()
+	if err != nil {
+		return err
+	}
+	if now, err := os.Lstat(h.store.path); err == nil && os.SameFile(was, now) {
+		return nil
+	}
+	if err := h.reopen(); err != nil {
+		return err
+	}
+	h.notice(fmt.Sprintf("history: %s was removed or replaced; recording goes on in the file that is there now", h.store.path))
+	return nil
 }
 
 func (l Limits) withDefaults() Limits {
@@ -180,6 +204,7 @@ func (h *History) Add(r Reading) {
 	if n := len(h.chunk.times); n > 0 && r.Mono < h.chunk.times[n-1].mono+uint64(h.limits.Interval)*19/20 {
 		return
 	}
+	h.find()             // before there is something to write; an error is one of write
 	if h.before == nil { // the first reading
 		h.firstRow, h.rows = 0, [][]byte{compress(appendHead(nil, h.chunk))}
 	}
@@ -227,6 +252,9 @@ func (h *History) name() string {
 }
 
 func (h *History) tryWrite() error {
+	if err := h.find(); err != nil {
+		return err
+	}
 	return h.store.with(true, func(db *bolt.DB) error {
 		for {
 			db.MaxSize = int(h.limits.room())
@@ -250,6 +278,9 @@ func (h *History) tryWrite() error {
 func (h *History) update(db *bolt.DB) error {
 	var numbers []uint64
 	err := db.Update(func(tx *bolt.Tx) error {
+		if empty, err := checkFormat(tx); empty || err != nil {
+			return cmp.Or(err, errDamaged)
+		}
 		for _, e := range h.full {
 			number, err := putChunk(tx, e)
 			if err != nil {

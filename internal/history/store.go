@@ -72,6 +72,9 @@ func (s store) with(write bool, f func(*bolt.DB) error) (err error) {
 		o.Timeout = lockTimeout
 	}
 	o.OpenFile = func(path string, flags int, mode os.FileMode) (f *os.File, err error) {
+		if write && !s.memory { // it is there, and it is no link: openFile saw to that
+			flags = flags&^os.O_CREATE | unix.O_NOFOLLOW
+		}
 		file, err = os.OpenFile(path, flags, mode)
 		return file, err
 	}
