@@ -296,11 +296,13 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 // measure adds an interval to the rates.
 func (d *delivering) measure(it history.Interval, given policy.Rate) {
 	d.MeasuredNS += uint64(it.Length)
-	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
-	offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
-	d.Offered.most(offered, it.Begin)
-	d.Passed.most(passed, it.Begin)
-	d.offered, d.passed = append(d.offered, offered), append(d.passed, passed)
+	if it.Length > it.Usual/2 { // a burst in a shorter one is no average
+		perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
+		offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
+		d.Offered.most(offered, it.Begin)
+		d.Passed.most(passed, it.Begin)
+		d.offered, d.passed = append(d.offered, offered), append(d.passed, passed)
+	}
 	for at := it.Begin; ; {
 		first := at.Truncate(period)
 		end := first.Add(period)
@@ -599,11 +601,13 @@ func (d *Delivery) facts(most int) (facts [][2]string) {
 	if d.ErrorBytes > 0 {
 		add("", "each exact to %s: the first and last ten minutes were rounded", bytesText(d.ErrorBytes))
 	}
+	label := "95th"
 	if p := d.Passed; p.P95 != nil {
-		add("95th", "passed %s, offered %s (percentile of averages of 5 minutes)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+		add(label, "passed %s, offered %s (percentile of averages of 5 minutes)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+		label = ""
 	}
 	if p := d.Passed; p.P95Interval != nil {
-		add("", "passed %s, offered %s (of %v)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
+		add(label, "passed %s, offered %s (of %v)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
 		add("largest", "passed %s at %s, offered %s at %s (in %v)", bitsText(*p.Largest), moment(*p.LargestAt),
 			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}

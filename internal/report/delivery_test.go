@@ -218,6 +218,21 @@ func TestEdgesOfDelivery(t *testing.T) {
 	}
 }
 
+// An interval that a restart of serve cut short may have passed a burst at the speed of the device: that is no average of ten
+// seconds. Without five minutes of data, the line of the percentile still has its name.
+func TestShortIntervalOfDelivery(t *testing.T) {
+	short := interval(1, eightMbit, 300000, 0)
+	short.Begin, short.Length = short.End.Add(-time.Second), time.Second
+	d := deliver(t, Deliverer{}, interval(0, eightMbit, 1e6, 0), short)
+	if *d.Passed.Largest != 8e5 || *d.Passed.P95Interval != 8e5 || d.PassedBytes != 1300000 || d.MeasuredNS != 11e9 {
+		t.Errorf("largest %d, percentile %d, %d passed", *d.Passed.Largest, *d.Passed.P95Interval, d.PassedBytes)
+	}
+	var text bytes.Buffer
+	if err := (Deliveries{d}).Text(&text); err != nil || !strings.Contains(text.String(), "  95th       passed 800kbit, offered 800kbit (of 10s)\n") {
+		t.Errorf("%v:\n%s", err, text.String())
+	}
+}
+
 // Time that the readings do not have is a gap: the host slept, or its clock was set. It ends a full time.
 func TestDeliveryWithoutTime(t *testing.T) {
 	var all []history.Interval
