@@ -124,6 +124,9 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	if err != nil {
 		return inputf("report: %w", err)
 	}
+	if e.netns != "" && o.history == "" && e.contents == nil { // what is at the usual places is of another one
+		return inputf("report: the history of network namespace %s is elsewhere; name the file that its serve records by --history", plain.Line(e.netns))
+	}
 	deliverer := report.Deliverer{Since: since, Until: until, Committed: o.committed}
 	file, from := cmp.Or(o.history, defaultHistory), "the history"
 	if e.history == nil {

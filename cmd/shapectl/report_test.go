@@ -76,6 +76,8 @@ func TestReport(t *testing.T) {
 	r.refused(exitInput, "is no time", "report", "--pool", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "--pool", "up", "--since", "1h", "--until", "2h")
 	r.refused(exitInput, "it is not a history of shapectl", command("--pool", "up", "--history", page)...)
+	r.refused(exitInput, "name the file that its serve records by --history", "-n", "1", "report", "--pool", "up")
+	r.ok(append([]string{"-n", "1"}, command("--pool", "up")...)...)
 	r.refused(exitInput, "no such file", command("--pool", "up", "--history", page+"-")...)
 
 	// A server that records answers from that, and opens no file for a request.
