@@ -203,7 +203,7 @@ func (s *scan) segment(h *header, seg *segment) {
 		it := between(h.times[to-1], h.times[to])
 		it.Usual, it.Series, it.Counters, it.Policy = h.interval, &seg.Series, fromColumns(v), h.policies[to]
 		it.PassedError, it.DroppedError = seg.errors[0], seg.errors[1]
-		if it.Length > longest(h.interval) {
+		if it.Length > Longest(h.interval) {
 			it.Gap = NoReading
 		}
 		it.Known, it.Loose = true, h.loose && it.PassedError+it.DroppedError > 0
@@ -214,8 +214,8 @@ func (s *scan) segment(h *header, seg *segment) {
 	s.ends[seg.Key] = now
 }
 
-// longest is how long an interval may be that is no gap.
-func longest(interval time.Duration) time.Duration { return interval * 5 / 2 }
+// Longest is how long an interval may be that is no gap.
+func Longest(interval time.Duration) time.Duration { return interval * 5 / 2 }
 
 // gap is the interval from the end of a series to a segment that begins later.
 func (s *scan) gap(h *header, seg *segment, before end) Interval {
@@ -236,7 +236,7 @@ func (s *scan) gap(h *header, seg *segment, before end) Interval {
 	case before.boot == h.boot && seg.first == 0 && before.known && seg.hasAll:
 		if d, ok := seg.base.Since(before.counters); ok {
 			it.Gap, it.Counters, it.Known = NoReading, d, true
-			if it.Length <= longest(h.interval) {
+			if it.Length <= Longest(h.interval) {
 				it.Gap = NoGap
 			}
 			return it

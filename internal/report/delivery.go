@@ -218,7 +218,7 @@ func earlier(a, b time.Time) time.Time {
 
 // until notes that there is no data from the last interval until a time.
 func (d *delivering) until(at time.Time) {
-	if at.Sub(d.end) > 5*d.interval/2 {
+	if at.Sub(d.end) > history.Longest(d.interval) {
 		d.gap(Span{d.end, at}, "no data", nil)
 		d.endFull()
 	}
