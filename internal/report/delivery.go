@@ -57,6 +57,8 @@ type Delivery struct {
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
+	// Unchecked is the number of intervals with traffic in which none was committed.
+	Unchecked uint64 `json:"unchecked_intervals"`
 	// WithinBytes are the offered bytes of the checked intervals, of each at most what the committed rate allows in it.
 	WithinBytes uint64 `json:"offered_within_committed_bytes"`
 	// WithinPassedBytes are how many of those passed.
@@ -392,7 +394,11 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 		dropped = it.Refused
 	}
 	offered := passed + dropped
-	if rate == 0 || was == 0 || offered == 0 {
+	switch {
+	case offered == 0:
+		return
+	case rate == 0 || was == 0:
+		d.Unchecked++
 		return
 	}
 	d.Checked++
@@ -701,14 +707,21 @@ func (d *Delivery) verdict() string {
 	switch {
 	case d.CommittedBits == nil && d.Checked == 0:
 		return "not checked: no rate is committed"
+	case d.Checked == 0 && d.Unchecked > 0:
+		return "not checked: no rate was committed while there was traffic"
 	case d.Checked == 0:
 		return "nothing was offered"
-	case d.Checked == d.Delivered:
-		return fmt.Sprintf("yes, in all %d intervals with traffic", d.Checked)
 	}
-	return fmt.Sprintf("in %d of %d intervals with traffic (%.2f%%); in the others, packets were dropped although less passed than the committed rate: "+
+	traffic, others := "with traffic", ""
+	if d.Unchecked > 0 {
+		traffic, others = "with traffic and a committed rate", fmt.Sprintf("; none was committed in %d others with traffic", d.Unchecked)
+	}
+	if d.Checked == d.Delivered {
+		return fmt.Sprintf("yes, in all %d intervals %s%s", d.Checked, traffic, others)
+	}
+	return fmt.Sprintf("in %d of %d intervals %s (%.2f%%)%s; in the rest, packets were dropped although less passed than the committed rate: "+
 		"%s. Of what was offered up to the committed rate, %s passed",
-		d.Delivered, d.Checked, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, d.reasons(), percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
+		d.Delivered, d.Checked, traffic, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, others, d.reasons(), percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
 }
 
 // reasons are why packets may be dropped although less passes than the committed rate.

@@ -90,6 +90,22 @@ func TestDelivered(t *testing.T) {
 	}
 }
 
+// Intervals in which no rate was committed are not delivered ones.
+func TestUncheckedDelivery(t *testing.T) {
+	waiting := eightMbit
+	waiting.Within = "uplink"
+	guaranteed := waiting
+	guaranteed.Guarantee = 4e6
+	d := deliver(t, Deliverer{}, interval(0, guaranteed, 1, 0), interval(1, waiting, 1, 1), interval(2, waiting, 1, 1), interval(3, waiting, 0, 0), interval(4, guaranteed, 1, 1),
+		interval(5, guaranteed, 1, 0))
+	if want := "yes, in all 2 intervals with traffic and a committed rate; none was committed in 3 others with traffic"; d.verdict() != want {
+		t.Errorf("%s; want %s", d.verdict(), want)
+	}
+	if d := deliver(t, Deliverer{}, interval(0, waiting, 1, 1), interval(1, guaranteed, 1, 1), interval(2, guaranteed, 0, 0)); !strings.HasPrefix(d.verdict(), "not checked: no rate was committed while") {
+		t.Error(d.verdict())
+	}
+}
+
 // Of many missed intervals the ten worst are listed, by time, and how much passed on the whole is said.
 func TestMissed(t *testing.T) {
 	var all []history.Interval
