@@ -374,6 +374,9 @@ func TestDeliveryPicture(t *testing.T) {
 	if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != "190.0" || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
 		t.Errorf("the grey part is %s wide, or below the bars", got)
 	}
+	if label := ">" + at(305).Local().Format(time.TimeOnly) + "</text>"; !strings.Contains(page.String(), label) {
+		t.Errorf("the page lacks the label %s", label)
+	}
 	if line := part(`<path class="limit" d="`); !strings.HasPrefix(line, "M260.0 ") || !strings.Contains(line, "H480.0M480.0 ") || !strings.HasSuffix(line, "H890.0") {
 		t.Errorf("line of the committed rate: %s", line)
 	}

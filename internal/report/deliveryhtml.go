@@ -159,7 +159,10 @@ func (d *Delivery) svg(s *strings.Builder) {
 	for i := range svgTicks + 1 {
 		t := d.Since.Add(time.Duration(float64(i) / svgTicks * length * 1e9))
 		layout := "2006-01-02 15:04"
-		if length <= 36*3600 {
+		switch {
+		case length <= 3600:
+			layout = time.TimeOnly
+		case length <= 36*3600:
 			layout = "15:04"
 		}
 		anchor := []string{"start", "middle", "end"}[min(i, 1)+i/svgTicks]
