@@ -22,6 +22,7 @@
 #define DELAY_NS (1000ULL * 1000) /* packets that are queued for less do not count as delayed */
 #define WINDOW_BITS 27 /* budgets are for 2^WINDOW_BITS ns */
 #define FAR_JUMP (1 << 26) /* bytes: a sequence number so far from the others starts a new count */
+#define MAX_WINDOW (1 << 30) /* bytes that can await acknowledgement, RFC 7323, 2.3 */
 /*
  * The largest segment that most paths carry. A receiver acknowledges at once what is more
  * than a segment (RFC 9293, 3.8.6.3), but may delay the acknowledgement of less.
@@ -603,7 +604,7 @@ static __always_inline void begin_half(struct half *half, const struct segment *
 /* Follows what a packet sends. Returns how many of its bytes of payload were sent before. */
 __noinline __u32 send_segment(struct half *half, const struct segment *s, __u64 now)
 {
-	__u32 end, jump, again = 0, tsval;
+	__u32 end, jump, oldest, again = 0, tsval;
 
 	if (!half || !s)
 		return 0;
@@ -629,6 +630,15 @@ __noinline __u32 send_segment(struct half *half, const struct segment *s, __u64 
 		half->highest = end;
 	if (s->largest > half->segment)
 		half->segment = s->largest;
+	/*
+	 * Sequence numbers compare only within 2 GiB, and a flow may send more than that before it
+	 * sends something again, or while its acknowledgements go another way.
+	 */
+	oldest = half->highest - MAX_WINDOW;
+	if (is_before(half->from, oldest))
+		half->from = oldest;
+	if (is_before(half->acked, oldest))
+		half->acked = oldest;
 	put_stamp(half, end, s->tsval, now);
 	return again;
 }
@@ -645,9 +655,9 @@ __noinline __u64 end_round(struct half *half, const struct segment *s, __u64 now
 
 	if (!half || !s || !(half->flags & HALF_SEEN) || !(s->flags & FLAG_ACK) || s->flags & FLAG_RST)
 		return 0;
-	fresh = s->ack - half->acked;
-	if (!fresh || fresh > FAR_JUMP || is_before(half->highest, s->ack))
+	if (!is_before(half->acked, s->ack) || is_before(half->highest, s->ack))
 		return 0;
+	fresh = s->ack - half->acked;
 	half->acked = s->ack;
 	time = take_stamp(half, s->ack, &tsval);
 	if (!time)

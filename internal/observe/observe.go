@@ -104,7 +104,8 @@ type Observer struct {
 	rules   map[report.Key]*rule
 	byPlace []*rule // nil where free
 	free    []uint32
-	over    int // rules without a place
+	left    []uint32 // of deleted rules, until Read has forgotten what was measured of them
+	over    int      // rules without a place
 	hosts   map[bpf.ObserveHost]*host
 	samples map[HostKey]*Parts
 	round   uint64 // numbers the calls of Follow and Read
@@ -327,7 +328,7 @@ func (w *Observer) drop(key report.Key) {
 	w.match(r, 0)
 	delete(w.rules, key)
 	w.byPlace[r.place] = nil
-	w.free = append(w.free, r.place)
+	w.left = append(w.left, r.place)
 }
 
 // Read returns what was measured since the last Read, or since Start.
@@ -371,10 +372,13 @@ func since(now, earlier bpf.ObserveCounts) bpf.ObserveCounts {
 	return now
 }
 
-// readHosts adds what hosts sent since the last Read.
+// readHosts adds what hosts sent since the last Read, and forgets hosts of deleted rules.
 func (w *Observer) readHosts(out map[HostKey]*Parts) error {
-	err := each(w.objects.maps[bpf.ObserveMapHosts], maxHosts, func(k bpf.ObserveHost, state bpf.ObserveState) {
+	var gone []bpf.ObserveHost
+	known := w.objects.maps[bpf.ObserveMapHosts]
+	err := each(known, maxHosts, func(k bpf.ObserveHost, state bpf.ObserveState) {
 		if int(k.Rule) >= len(w.byPlace) || w.byPlace[k.Rule] == nil {
+			gone = append(gone, k)
 			return
 		}
 		have := w.hosts[k]
@@ -391,7 +395,14 @@ func (w *Observer) readHosts(out map[HostKey]*Parts) error {
 		have.counts = state.Counts
 	})
 	maps.DeleteFunc(w.hosts, func(_ bpf.ObserveHost, h *host) bool { return h.round != w.round })
-	return err
+	if err != nil {
+		return err
+	}
+	for _, k := range gone {
+		known.Delete(k) // if it is not there any more, so be it
+	}
+	w.free, w.left = append(w.free, w.left...), nil
+	return nil
 }
 
 func (w *Observer) hostParts(out map[HostKey]*Parts, k bpf.ObserveHost) *Parts {

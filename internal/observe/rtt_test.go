@@ -185,6 +185,35 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
+// Flows are measured for as long as they last, however often their sequence numbers wrap.
+func TestLongFlow(t *testing.T) {
+	r := newRig(t, Options{}, ruleOf("egress", "10.0.1.0/24"))
+	const step = 50 << 20
+	seq, rounds := uint32(100), uint64(3<<32/step)
+	for range rounds {
+		r.talk(send(0, seq, full, 1), send(0, seq+full, full, 2), answer(20*ms, seq+2*full, 1))
+		seq += step
+	}
+	if n := r.parts("egress", "10.0.1.0/24").Free.Receiver.Samples; n != rounds {
+		t.Errorf("%d of %d round trips were measured", n, rounds)
+	}
+}
+
+// Acknowledgements that went another way for a while do not end the measurement.
+func TestUnseenAcknowledgements(t *testing.T) {
+	r := newRig(t, Options{}, ruleOf("egress", "10.0.1.0/24"))
+	seq := uint32(100)
+	for range 4 {
+		r.talk(send(0, seq, full, 1))
+		seq += 50 << 20
+	}
+	r.talk(send(0, seq, full, 1), send(0, seq+full, full, 2), answer(20*ms, seq+2*full, 1))
+	r.talk(send(0, seq+2*full, full, 3), send(0, seq+3*full, full, 3), answer(20*ms, seq+4*full, 3))
+	if n := r.parts("egress", "10.0.1.0/24").Free.Receiver.Samples; n != 2 {
+		t.Errorf("%d of 2 round trips were measured", n)
+	}
+}
+
 // isOne reports whether the only sample is want, or that there is none if want is 0.
 func isOne(got Times, want time.Duration) bool {
 	if want == 0 {
@@ -292,6 +321,24 @@ func TestRulesAndHosts(t *testing.T) {
 	r.talk(send(ms, 100+2*full, full, 3))
 	if got := r.parts("egress", "10.0.1.2/32"); got.Free.Packets != 1 || got.Free.Receiver.Samples != 0 {
 		t.Errorf("the new rule has %+v", got)
+	}
+}
+
+// A rule does not inherit what the hosts of a deleted one sent.
+func TestRuleAfterRule(t *testing.T) {
+	r := newRig(t, Options{}, ruleOf("egress", "10.0.1.0/24"))
+	r.talk(send(0, 100, full, 1), send(0, 100+full, full, 2), answer(20*ms, 100+2*full, 1))
+	r.drop(keyOf(device, "egress", "10.0.1.0/24"))
+	for _, cidr := range []string{"10.0.2.0/24", "10.0.3.0/24"} {
+		r.follow(ruleOf("egress", cidr))
+		got, err := r.Read()
+		testenv.Must(t, err)
+		for key := range got.Hosts {
+			t.Errorf("a host of another rule counts: %+v", key)
+		}
+		if len(got.Rules) != 0 {
+			t.Errorf("the new rule has %+v", got.Rules)
+		}
 	}
 }
 
