@@ -88,7 +88,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	if err != nil {
 		return inputf("events: %w", err)
 	}
-	listen := events.Options{OnProblem: func(err error) { e.say("shapectl: events: %v", e.advise(err)) }}
+	listen := events.Options{Only: only, OnProblem: func(err error) { e.say("shapectl: events: %v", e.advise(err)) }}
 	for _, name := range o.kinds {
 		kinds, err := report.KindsOf(name)
 		if err != nil {
@@ -122,7 +122,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	told := 0
 	var failed error
 	on := func(event report.Event) {
-		if failed != nil || o.count > 0 && told == o.count || !only.Matches(event) {
+		if failed != nil || o.count > 0 && told == o.count {
 			return
 		}
 		for _, sink := range sinks {
@@ -137,7 +137,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	}
 	ready := func() { e.notify("READY=1") }
 	if e.feed != nil {
-		err = e.feed.Listen(ctx, listen.Kinds, ready, on)
+		err = e.feed.Listen(ctx, listen.Kinds, only, ready, on)
 	} else {
 		err = loader.In(e.netns, func() error { return events.Listen(ctx, listen, ready, on) })
 	}

@@ -51,7 +51,7 @@ func newEventCounter() eventCounter {
 func (c eventCounter) run(ctx context.Context, e *env, ready func(), say func(string)) error {
 	ready()
 	for said := ""; ctx.Err() == nil; {
-		err := e.feed.Listen(ctx, nil, nil, func(event report.Event) {
+		err := e.feed.Listen(ctx, nil, nil, nil, func(event report.Event) {
 			if event.Kind != report.LeftOut {
 				c.total.WithLabelValues(event.Kind).Inc()
 			}

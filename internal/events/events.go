@@ -35,6 +35,8 @@ type Options struct {
 	Loader loader.Options
 	// Kinds are kinds of report.EventKinds; nil for all.
 	Kinds []string
+	// Only lets events through. LeftOut of one that it lets through counts since the last such event.
+	Only Filter
 	// Most is how many events of packets are told in a second; DefaultMost if 0.
 	Most uint32
 	// Names reports whether a policy names a device. It may be nil. Devices that have rules, or had, are told of anyway.
@@ -282,7 +284,7 @@ func (s *session) wants(kind string) bool { return s.Kinds == nil || slices.Cont
 
 // tell tells of an event, at once if it has no time yet.
 func (s *session) tell(e report.Event) {
-	if !s.wants(e.Kind) {
+	if !s.wants(e.Kind) || !s.Only.Matches(e) {
 		return
 	}
 	if e.Time.IsZero() {
@@ -322,6 +324,9 @@ func (s *session) packet(e maps.Event) error {
 	}
 	if cause.Rule.Prefix.IsValid() {
 		out.Network = cause.Rule.Prefix.String()
+	}
+	if !s.Only.Matches(out) {
+		return nil // the next event counts what was left out
 	}
 	s.leftOut = max(s.leftOut, e.LeftOut)
 	out.DescribePacket()

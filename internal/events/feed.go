@@ -40,18 +40,19 @@ type hearing struct {
 
 type client struct {
 	kinds  []string
+	only   Filter
 	events chan report.Event
 	mutex  sync.Mutex
 	lost   uint64 // not told of yet
 }
 
-// NewFeed makes a Feed of a network namespace. Kinds of o are those of each client.
+// NewFeed makes a Feed of a network namespace. Kinds and Only of o are those of each client.
 func NewFeed(netns string, o Options) *Feed { return &Feed{netns: netns, options: o, listen: Listen} }
 
-// Listen calls on for each event of these kinds, nil for all, as the function Listen does. Events that come faster than on
-// takes them are left out, and counted.
-func (f *Feed) Listen(ctx context.Context, kinds []string, ready func(), on func(report.Event)) error {
-	c := &client{kinds: kinds, events: make(chan report.Event, waiting)}
+// Listen calls on for each event of these kinds, nil for all, that only lets through, as the function Listen does. Events
+// that come faster than on takes them are left out, and counted.
+func (f *Feed) Listen(ctx context.Context, kinds []string, only Filter, ready func(), on func(report.Event)) error {
+	c := &client{kinds: kinds, only: only, events: make(chan report.Event, waiting)}
 	h := f.join(c)
 	defer f.leave(h, c)
 	late := time.NewTicker(leftAfter)
@@ -167,7 +168,7 @@ func (c *client) send(e report.Event) {
 	switch {
 	case e.Kind == report.LeftOut: // is told with the next one
 		c.lose(e.LeftOut)
-	case c.kinds != nil && !slices.Contains(c.kinds, e.Kind):
+	case c.kinds != nil && !slices.Contains(c.kinds, e.Kind), !c.only.Matches(e):
 		c.lose(e.LeftOut)
 	default:
 		select {

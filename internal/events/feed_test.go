@@ -47,7 +47,7 @@ func newSource() *source {
 }
 
 // join listens until the test ends or leave is called.
-func (s *source) join(t *testing.T, kinds []string, on func(report.Event)) (leave func() error) {
+func (s *source) join(t *testing.T, kinds []string, only Filter, on func(report.Event)) (leave func() error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -56,7 +56,7 @@ func (s *source) join(t *testing.T, kinds []string, on func(report.Event)) (leav
 				ended <- errors.New("panic")
 			}
 		}()
-		ended <- s.Listen(ctx, kinds, func() { close(ready) }, on)
+		ended <- s.Listen(ctx, kinds, only, func() { close(ready) }, on)
 	}()
 	<-ready
 	return func() error {
@@ -67,13 +67,15 @@ func (s *source) join(t *testing.T, kinds []string, on func(report.Event)) (leav
 
 func TestFeed(t *testing.T) {
 	s := newSource()
-	all, slow, changes := make(chan report.Event, 2*waiting), make(chan report.Event), make(chan report.Event, 10)
-	leaveAll := s.join(t, nil, func(e report.Event) { all <- e })
-	leaveSlow := s.join(t, nil, func(e report.Event) { slow <- e })
+	all, slow, changes := make(chan report.Event), make(chan report.Event), make(chan report.Event, 10)
+	others := make(chan report.Event, 10)
+	leaveAll := s.join(t, nil, nil, func(e report.Event) { all <- e })
+	leaveOthers := s.join(t, nil, Filter{{name: "eth1"}}, func(e report.Event) { others <- e })
+	leaveSlow := s.join(t, nil, nil, func(e report.Event) { slow <- e })
 	if s.running.Load() != 1 {
-		t.Errorf("%d listen for two clients", s.running.Load())
+		t.Errorf("%d listen for three clients", s.running.Load())
 	}
-	leaveChanges := s.join(t, []string{report.ChangeBegun, report.LeftOut}, func(e report.Event) { changes <- e })
+	leaveChanges := s.join(t, []string{report.ChangeBegun, report.LeftOut}, nil, func(e report.Event) { changes <- e })
 	if kinds := *s.kinds.Load(); s.running.Load() != 2 || slices.ContainsFunc(kinds, ofPackets) {
 		t.Errorf("%d listen, to %v, for a client that wants nothing of packets", s.running.Load(), kinds)
 	}
@@ -81,20 +83,17 @@ func TestFeed(t *testing.T) {
 	testenv.Eventually(t, "nobody listens for the client that left", func() bool { return s.running.Load() == 1 })
 
 	const events = 3 * waiting / 2
-	for range events {
-		s.tell <- report.Event{Kind: report.Overflow}
+	for n := range uint64(events + 1) {
+		s.tell <- report.Event{Kind: report.Overflow, LeftOut: 5 * (n / events)}
+		if e := <-all; e.LeftOut != 5*(n/events) {
+			t.Errorf("a client that keeps up lost %d", e.LeftOut)
+		}
 	}
-	s.tell <- report.Event{Kind: report.Overflow, LeftOut: 5}
 	s.idle <- struct{}{}
+	if e := <-others; e.Kind != report.LeftOut || e.LeftOut != 5 {
+		t.Errorf("a client that asks for another device is told %+v, not that 5 were left out", e)
+	}
 	var told, lost uint64
-	for told < events+1 {
-		e := <-all
-		told, lost = told+1, lost+e.LeftOut
-	}
-	if lost != 5 {
-		t.Errorf("a client that is fast enough lost %d, not the 5 that the kernel left out", lost)
-	}
-	told, lost = 0, 0
 	for told+lost < events+1+5 {
 		e := <-slow
 		if lost += e.LeftOut; e.Kind != report.LeftOut {
@@ -106,19 +105,20 @@ func TestFeed(t *testing.T) {
 	}
 
 	testenv.Must(t, leaveAll())
+	testenv.Must(t, leaveOthers())
 	testenv.Must(t, leaveSlow())
 	testenv.Eventually(t, "nobody listens without clients", func() bool { return s.running.Load() == 0 })
 
-	leave := s.join(t, nil, func(report.Event) {})
+	leave := s.join(t, nil, nil, func(report.Event) {})
 	wrong := errors.New("wrong")
 	s.end <- wrong
 	if err := leave(); err != nil && !errors.Is(err, wrong) {
 		t.Errorf("a client hears %v", err)
 	}
-	testenv.Must(t, s.join(t, nil, func(report.Event) {})())
-	leave = s.join(t, []string{report.Overflow}, func(report.Event) {})
+	testenv.Must(t, s.join(t, nil, nil, func(report.Event) {})())
+	leave = s.join(t, []string{report.Overflow}, nil, func(report.Event) {})
 	s.end <- nil
 	testenv.Eventually(t, "a panic ends the hearing", func() bool { return s.running.Load() == 0 })
 	leave()
-	testenv.Must(t, s.join(t, nil, func(report.Event) {})())
+	testenv.Must(t, s.join(t, nil, nil, func(report.Event) {})())
 }
