@@ -2,6 +2,7 @@ package events
 
 import (
 	"encoding/binary"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -133,14 +134,22 @@ func TestRunner(t *testing.T) {
 
 func TestRunnerEndsWhatHangs(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "hook")
-	testenv.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700))
+	testenv.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), 0o700))
+	held, output, err := os.Pipe()
+	testenv.Must(t, err)
+	defer held.Close()
 	var failed error
-	r, err := NewRunner(script, os.Stderr, func(err error) { failed = err })
+	r, err := NewRunner(script, output, func(err error) { failed = err })
 	testenv.Must(t, err)
 	r.deadline = 50 * time.Millisecond
 	r.Run(overflow())
 	if r.Close(); failed == nil {
 		t.Error("a program that was killed is no error")
+	}
+	testenv.Must(t, output.Close())
+	testenv.Must(t, held.SetReadDeadline(time.Now().Add(10*time.Second)))
+	if _, err := io.ReadAll(held); err != nil {
+		t.Errorf("what the program has started goes on: %v", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
@@ -120,7 +121,10 @@ func (r *Runner) run(e report.Event) {
 	}
 	cmd.Env = append(cmd.Env, fmt.Sprintf("SHAPECTL_RUNS_LEFT_OUT=%d", leftOut))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = &text, r.output, r.output
-	cmd.WaitDelay = time.Second // for what the command has started
+	// A kill also ends what the command has started.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // for what left its process group
 	if err := cmd.Run(); err != nil {
 		r.failed(fmt.Errorf("run %s for an event: %w", r.command, err))
 	}
