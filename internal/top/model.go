@@ -205,7 +205,7 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		m.took(msg)
 		return m, tea.Batch(m.tick(), m.watch())
 	case lookMsg:
-		if msg.of != m.frame() {
+		if !slices.Contains(m.frames, msg.of) {
 			if msg.looker != nil { // the frame was left meanwhile
 				return m, func() tea.Msg { msg.looker.Close(); return nil }
 			}
@@ -400,8 +400,11 @@ func (m *Model) target() (Target, bool) {
 // press handles a key.
 func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	name := key.String()
-	if name == "ctrl+c" {
+	switch name {
+	case "ctrl+c":
 		return m.quit()
+	case "ctrl+z":
+		return tea.Suspend
 	}
 	if m.mode != rateMode {
 		m.message = ""
@@ -778,4 +781,4 @@ Keys
   c          confirm or undo a change that is not confirmed
   e          explain what limits it
   p, space   pause
-  q, ctrl-c  quit`
+  q, ctrl-c  quit; ctrl-z suspends`

@@ -423,6 +423,32 @@ func TestTalkersOfAQueue(t *testing.T) {
 	}
 }
 
+// A rule that takes long to look into is looked into even if another table is opened meanwhile.
+func TestLookIntoMeanwhile(t *testing.T) {
+	d := drive(t, 80, 24, Options{})
+	_, slow := d.Update(keys["enter"])
+	d.press("b")
+	d.send(slow())
+	d.press("esc")
+	d.read(1)
+	d.shows("hosts of bob", "10.0.1.2")
+	_, slow = d.Update(keys["enter"])
+	d.press("esc", "esc")
+	d.send(slow())
+	if d.f.open != 0 {
+		t.Errorf("%d lookers are left", d.f.open)
+	}
+}
+
+func TestSuspend(t *testing.T) {
+	d := drive(t, 80, 24, Options{})
+	d.press("/")
+	_, cmd := d.Update(tea.KeyPressMsg{Code: 'z', Mod: tea.ModCtrl})
+	if cmd == nil || cmd() != tea.Suspend() {
+		t.Error("ctrl-z does not suspend")
+	}
+}
+
 func TestSetRate(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
 	asked := func(want ...string) {
