@@ -134,12 +134,13 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 	}
 	t := &Talkers{
 		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}},
-		last: map[bpf.ObserveTalker]*talker{}, read: time.Now(),
+		last: map[bpf.ObserveTalker]*talker{},
 	}
 	if err := t.place(); err != nil {
 		t.Close()
 		return nil, err
 	}
+	t.read = time.Now()
 	return t, nil
 }
 
@@ -243,7 +244,7 @@ func trafficSince(now, earlier bpf.ObserveTraffic) bpf.ObserveTraffic {
 	}
 	now.Packets -= earlier.Packets
 	now.Bytes -= earlier.Bytes
-	now.PassedPackets -= earlier.PassedPackets
+	now.PassedPackets = less(now.PassedPackets, earlier.PassedPackets)
 	now.PassedBytes -= earlier.PassedBytes
 	return now
 }

@@ -96,6 +96,9 @@ func TestTalkers(t *testing.T) {
 	hosts := r.start(o)
 	o.ByFlow = true
 	flows := r.start(o)
+	if hosts.read.Before(hosts.hooks.looked) {
+		t.Error("the interval began before packets were counted")
+	}
 	r.send("10.0.0.1", 4)
 	r.send("10.7.0.1", 5) // of the longer rule
 	r.send("10.0.0.2", 30)

@@ -44,6 +44,7 @@ type frame struct {
 	cursor  string // the id of the selected row in the table below; "" for the first one
 	looker  Looker
 	reading bool // looker reads now
+	read    bool // it has read
 	talkers []report.Talker
 	note    string // about what looker sees
 }
@@ -217,9 +218,9 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if msg.err != nil {
 			msg.of.note = oneLine(msg.err)
 		}
-		return m, m.watch()
+		return m, nil // it has nothing to tell before the next tick
 	case talkersMsg:
-		msg.of.reading = false
+		msg.of.reading, msg.of.read = false, true
 		if msg.err != nil {
 			msg.reading.Note = oneLine(msg.err)
 		}

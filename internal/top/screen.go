@@ -501,6 +501,9 @@ func (m *Model) none(f *frame) string {
 		if f.note != "" {
 			return f.note
 		}
+		if !f.read {
+			return "measuring"
+		}
 		return "nobody uses it now"
 	case f.kind == allFrame:
 		return "no rules; 'shapectl set' makes one"

@@ -387,8 +387,11 @@ func TestLookInto(t *testing.T) {
 	d.press("esc", "v", "enter")
 	d.shows("rules of bob", "bob egress", "bob ingress")
 	d.press("esc", "v", "down", "down", "enter")
+	d.shows("measuring")
+	d.read(1)
 	d.shows("hosts of eth0 egress 10.0.1.0/24", ">!10.0.1.1", "5.00mbit", "1.00mbit", "4.00mbit", "14.0 kB", "93%", "10.0.1.2")
 	d.press("enter")
+	d.read(1)
 	d.shows("flows of 10.0.1.1", "tcp,10.0.1.1:443,192.0.2.1:5000")
 	if d.f.open != 2 {
 		t.Errorf("%d lookers are open", d.f.open)
