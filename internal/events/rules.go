@@ -81,6 +81,10 @@ func (s *session) lookAtRules() error {
 		if err != nil {
 			return err
 		}
+		// Who is told of rules relies on being told of their packets: these maps are listened to first.
+		if generation, err := loader.CurrentGeneration(s.Loader); err != nil || generation != s.generation {
+			return s.report(err)
+		}
 		r.stamp = at
 		r.next = time.Now().Add(min(rest*time.Since(begun), 10*time.Second))
 	} else if r.stamp = (stamp{}); len(r.of) == 0 && r.of != nil {
