@@ -308,8 +308,6 @@ func (m *Model) rebuild() {
 	m.at = 0
 }
 
-func (m *Model) selected() int { return m.at }
-
 // move selects another row.
 func (m *Model) move(by int) {
 	if len(m.table.rows) == 0 {

@@ -427,7 +427,7 @@ func (m *Model) body(height int) []string {
 		buckets = m.preview(height)
 	}
 	room := m.room()
-	at := m.selected()
+	at := m.at
 	m.offset = max(min(m.offset, at, len(t.rows)-room), at-room+1, 0)
 	for i := m.offset; i < min(m.offset+room, len(t.rows)); i++ {
 		lines = append(lines, m.line(columns, &t.rows[i], i == at))
@@ -514,7 +514,7 @@ func (m *Model) none(f *frame) string {
 // bottom is the lines below the table.
 func (m *Model) bottom() []string {
 	facts := ""
-	if at := m.selected(); m.mode != textMode && at < len(m.table.rows) {
+	if at := m.at; m.mode != textMode && at < len(m.table.rows) {
 		r := &m.table.rows[at]
 		switch {
 		case r.named != nil:
