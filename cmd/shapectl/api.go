@@ -97,8 +97,11 @@ func (c apiCommand) methods() []string {
 }
 
 func (c apiCommand) access() serve.Access {
-	if c.changes || c.measures {
+	switch {
+	case c.changes:
 		return serve.Changes
+	case c.measures:
+		return serve.Measures
 	}
 	return serve.Reads
 }

@@ -11,21 +11,23 @@ import (
 	"time"
 )
 
-// The places of requests that are under way. Who reads over TCP takes none from those who read over the socket, and
-// readers take none from changes.
+// The places of requests that are under way. Who reads over TCP takes none from those who read over the socket.
+// Readers and those who measure take none from changes: a change must be confirmed in time.
 const (
 	readingTCP = iota
 	readingSocket
+	streamingTCP
+	streamingSocket
+	measuring
 	changing
-	streaming
 	places
 )
 
 var (
 	// mostAtOnce are the places of each kind. Changes would wait for each other anyway.
-	mostAtOnce = [places]int{8, 8, 1, 32}
+	mostAtOnce = [places]int{8, 8, 32, 32, 4, 1}
 	// waitForPlace is how long a request waits for a place, and a change for those before it.
-	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 15 * time.Second, 0}
+	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 15 * time.Second}
 )
 
 // MaxAnswer is the size of the largest answer.
@@ -95,15 +97,17 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 			return
 		}
 		kind := readingTCP
-		if peerOf(r).overSocket() {
-			kind = readingSocket
-		}
-		if who == Changes {
+		switch {
+		case who == Measures:
+			kind = measuring
+		case who == Changes:
 			kind = changing
 			if wait := s.changes.take(); wait > 0 {
 				tooOften(w, wait, "too many changes; nothing was changed; wait")
 				return
 			}
+		case peerOf(r).overSocket():
+			kind = readingSocket
 		}
 		if a := s.handle(kind, next, w, r); a != nil {
 			s.send(a, w, r)
@@ -182,10 +186,14 @@ func (s *Server) streamed(who Access, next http.Handler) http.Handler {
 		if !ok {
 			return
 		}
-		if !s.enter(streaming, w, r) {
+		kind := streamingTCP
+		if peerOf(r).overSocket() {
+			kind = streamingSocket
+		}
+		if !s.enter(kind, w, r) {
 			return
 		}
-		defer func() { <-s.places[streaming] }()
+		defer func() { <-s.places[kind] }()
 		defer s.clients.busy(peerOf(r).conn)()
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()

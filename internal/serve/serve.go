@@ -43,9 +43,10 @@ type Options struct {
 type Access int
 
 const (
-	Static  Access = iota // everybody who can connect
-	Reads                 // over the socket, over the loopback device, or with the token
-	Changes               // root and the user of the server over the socket, or with the token
+	Static   Access = iota // everybody who can connect
+	Reads                  // over the socket, over the loopback device, or with the token
+	Measures               // as Changes: it changes nothing, but packets pay for it
+	Changes                // root and the user of the server over the socket, or with the token
 )
 
 // Bounds on what clients can take.
@@ -168,16 +169,9 @@ func (s *Server) Handle(pattern string, who Access, h http.Handler) {
 	s.mux.Handle(pattern, s.bounded(who, h))
 }
 
-// HandleBy plugs in a handler with the rights that a request takes: Reads or Changes.
+// HandleBy plugs in a handler with the rights that a request takes.
 func (s *Server) HandleBy(pattern string, who func(*http.Request) Access, h http.Handler) {
-	reads, changes := s.bounded(Reads, h), s.bounded(Changes, h)
-	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		if who(r) == Reads {
-			reads.ServeHTTP(w, r)
-		} else {
-			changes.ServeHTTP(w, r)
-		}
-	})
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.bounded(who(r), h).ServeHTTP(w, r) })
 }
 
 // HandleStream plugs in a handler whose answers do not end.

@@ -445,15 +445,18 @@ func TestPlaces(t *testing.T) {
 	free := func() { once.Do(func() { close(hold) }) }
 	defer free()
 	busy := make(chan struct{}, 100)
-	r.s.Handle("GET /hold", Reads, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		busy <- struct{}{}
 		<-hold
-	}))
+	})
+	r.s.Handle("GET /hold", Reads, handler)
+	r.s.Handle("GET /measure", Measures, handler)
 	var all sync.WaitGroup
 	for range mostAtOnce[readingTCP] {
 		all.Go(func() { r.do(r.overTCP(), request{method: "GET", path: "/hold"}) })
 	}
-	for range mostAtOnce[readingTCP] {
+	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/measure"}) })
+	for range mostAtOnce[readingTCP] + 1 {
 		<-busy
 	}
 	r.wants(200, r.overSocket(), request{method: "GET", path: "/read"})
@@ -463,6 +466,28 @@ func TestPlaces(t *testing.T) {
 	free()
 	all.Wait()
 	r.wants(200, r.overTCP(), request{method: "GET", path: "/read"})
+}
+
+// TestStreamsOverTCP sees that streams over TCP keep nobody from one over the socket.
+func TestStreamsOverTCP(t *testing.T) {
+	r := newRig(t, nil)
+	open := func(c *http.Client) int {
+		answer, err := c.Get("http://localhost/stream")
+		testenv.Must(t, err)
+		t.Cleanup(func() { answer.Body.Close() })
+		return answer.StatusCode
+	}
+	for range mostAtOnce[streamingTCP] {
+		if status := open(r.overTCP()); status != 200 {
+			t.Fatalf("a stream: %d", status)
+		}
+	}
+	if status := open(r.overTCP()); status != 503 {
+		t.Errorf("a stream too many: %d", status)
+	}
+	if status := open(r.overSocket()); status != 200 {
+		t.Errorf("a stream over the socket: %d", status)
+	}
 }
 
 func TestStreamsEndWithTheServer(t *testing.T) {
