@@ -170,7 +170,6 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 		Fail(w, http.StatusBadRequest, exitInput, "the body is incomplete")
 		return r, false
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or a long answer would seem to have lost its client
 	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
 	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that know nothing of Body
 	return r, true
@@ -204,9 +203,7 @@ func (s *Server) streamed(who Access, next http.Handler) http.Handler {
 			case <-ctx.Done():
 			}
 		}()
-		control := http.NewResponseController(w)
-		_ = control.SetReadDeadline(time.Time{})
-		next.ServeHTTP(stream{w, control}, r.WithContext(ctx))
+		next.ServeHTTP(stream{w, http.NewResponseController(w)}, r.WithContext(ctx))
 	})
 }
 
