@@ -187,36 +187,54 @@ func argumentsOf(r *http.Request) (arguments, error) {
 	if len(query) > 0 {
 		return nil, errors.New("a POST has its arguments in the body, and none in the query")
 	}
-	given := arguments{}
-	decoder := json.NewDecoder(bytes.NewReader(serve.Body(r)))
+	return argumentsIn(serve.Body(r))
+}
+
+// maxTokens is how many names, values and brackets of lists a body may have.
+const maxTokens = 10_000
+
+// argumentsIn are the values in a body, a JSON object. They are read one by one: a list of many short values would take
+// fifty times the memory of the body.
+func argumentsIn(body []byte) (arguments, error) {
+	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
-	var object map[string]any
-	if err := decoder.Decode(&object); err != nil || object == nil {
+	if begins, _ := decoder.Token(); begins != json.Delim('{') {
 		return nil, errors.New("the body is not a JSON object")
 	}
-	if _, err := decoder.Token(); err != io.EOF {
-		return nil, errors.New("the body has more than one JSON object")
-	}
-	for name, value := range object {
-		list, isList := value.([]any)
-		if !isList {
-			list = []any{value}
+	given := arguments{}
+	var name string
+	named, inList := false, false // a value comes next, and no name
+	for range maxTokens {
+		token, err := decoder.Token()
+		if err != nil {
+			return nil, errors.New("the body is not a JSON object")
 		}
-		for _, v := range list {
-			switch v := v.(type) {
-			case nil:
-			case string:
-				given[name] = append(given[name], v)
-			case bool:
-				given[name] = append(given[name], strconv.FormatBool(v))
-			case json.Number:
-				given[name] = append(given[name], v.String())
-			default:
+		switch v := token.(type) {
+		case string:
+			if !named {
+				name, named = v, true
+				continue
+			}
+			given[name] = append(given[name], v)
+		case bool:
+			given[name] = append(given[name], strconv.FormatBool(v))
+		case json.Number:
+			given[name] = append(given[name], v.String())
+		case json.Delim:
+			switch {
+			case v == '}':
+				if _, err := decoder.Token(); err != io.EOF {
+					return nil, errors.New("the body has more than one JSON object")
+				}
+				return given, nil
+			case v == '{' || v == '[' && inList:
 				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", strconv.Quote(name))
 			}
+			inList = v == '['
 		}
+		named = inList
 	}
-	return given, nil
+	return nil, fmt.Errorf("the body has more than %d names and values", maxTokens)
 }
 
 // An api answers requests by running commands.

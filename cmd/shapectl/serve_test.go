@@ -393,6 +393,27 @@ func TestServeFlags(t *testing.T) {
 	}
 }
 
+// TestArgumentsInABody sees which bodies are arguments, and that many short values are refused before they take memory.
+func TestArgumentsInABody(t *testing.T) {
+	for body, want := range map[string]string{
+		`{}`: `{}`, ` {"a": "b", "c": [1.50, true, "x"], "d": null, "e": [], "": ""} `: `{"":[""],"a":["b"],"c":["1.50","true","x"]}`,
+		`{"a": "1", "a": ["2"]}`: `{"a":["1","2"]}`,
+		`{"a": {"b": 1}}`:        "neither", `{"a": [["b"]]}`: "neither", `{"a": [{}]}`: "neither",
+		``: "not a JSON object", `null`: "not a JSON object", `["a"]`: "not a JSON object", `{"a"}`: "not a JSON object", `{"a": 1`: "not a JSON object",
+		`{1: 2}`: "not a JSON object", `{"a": [1 2]}`: "not a JSON object", `{} {}`: "more than one", `{}]`: "more than one",
+		`{"a": [` + strings.Repeat("1,", maxTokens) + `1]}`: "more than 10000 names and values",
+	} {
+		given, err := argumentsIn([]byte(body))
+		got, _ := json.Marshal(given)
+		if err != nil {
+			got = []byte(err.Error())
+		}
+		if err == nil && string(got) != want || err != nil && !strings.Contains(string(got), want) {
+			t.Errorf("%.60s gives %.100s, not %s", body, got, want)
+		}
+	}
+}
+
 // FuzzRequestedLine sees that no request becomes a command line with other flags or commands than it may have.
 func FuzzRequestedLine(f *testing.F) {
 	f.Add("show", "device", "va", "direction", "--json")
