@@ -92,6 +92,7 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 		if !s.permitted(who, w, r) {
 			return
 		}
+		defer s.clients.holds(peerOf(r).conn, s.bodySize(r))()
 		r, ok := s.withBody(who, w, r)
 		if !ok {
 			return
@@ -136,13 +137,21 @@ func (s *Server) send(a *Answer, w http.ResponseWriter, r *http.Request) {
 		Fail(w, http.StatusBadRequest, exitInput, "the answer has more than %d MB; ask for less", MaxAnswer>>20)
 		return
 	}
-	defer s.clients.sending(peerOf(r).conn, a.text.Len())()
+	defer s.clients.holds(peerOf(r).conn, a.text.Len())()
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(writeTime)) // tests have none
 	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
 		a.header.Set("Content-Length", strconv.Itoa(a.text.Len()))
 	}
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.text.Bytes()) // the client may have left
+}
+
+// bodySize is how many bytes the body of a request may have.
+func (s *Server) bodySize(r *http.Request) int {
+	if r.ContentLength < 0 {
+		return int(s.o.MaxBody)
+	}
+	return int(min(r.ContentLength, s.o.MaxBody))
 }
 
 // withBody reads the body, before a request takes a place.
@@ -161,7 +170,9 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 		Fail(w, http.StatusUnsupportedMediaType, exitInput, "the body must be JSON: send 'Content-Type: application/json'")
 		return r, false
 	}
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.o.MaxBody))
+	var text bytes.Buffer
+	text.Grow(s.bodySize(r) + bytes.MinRead) // or it would take a multiple, for a while
+	_, err := text.ReadFrom(http.MaxBytesReader(w, r.Body, s.o.MaxBody))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):
 		Fail(w, http.StatusRequestEntityTooLarge, exitInput, "the body has more than %d bytes; start serve with a larger --max-body", s.o.MaxBody)
@@ -170,8 +181,8 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 		Fail(w, http.StatusBadRequest, exitInput, "the body is incomplete")
 		return r, false
 	}
-	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
-	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that know nothing of Body
+	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text.Bytes()))
+	r.Body = io.NopCloser(&text) // for handlers that know nothing of Body
 	return r, true
 }
 

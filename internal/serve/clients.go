@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// maxSending is how much of answers waits to be taken by clients.
-const maxSending = 4 * MaxAnswer
+// maxHeld is how much memory the bodies and answers of clients take, over TCP and over the socket each.
+const maxHeld = 4 * MaxAnswer
 
 // Clients are the connections of all clients. There is always room for another: where there are too many, the one goes
 // that has been without an answer under way for longest. So clients that send or take bytes slowly, to keep others
 // away, only keep themselves away.
 type clients struct {
-	mu      sync.Mutex
-	idle    [2]*list.List // connections over TCP and over the socket that may go, the oldest first
-	count   [2]int        // also of those that may not
-	waiting int           // bytes to send
+	mu    sync.Mutex
+	idle  [2]*list.List // connections over TCP and over the socket that may go, the oldest first
+	count [2]int        // also of those that may not
+	held  [2]int        // bytes of bodies and answers
 }
 
 func newClients() *clients { return &clients{idle: [2]*list.List{list.New(), list.New()}} }
@@ -59,8 +59,7 @@ func (c *clients) forget(k *conn) {
 	}
 	k.gone = true
 	c.count[k.kind()]--
-	c.waiting -= k.waiting
-	k.waiting = 0
+	c.held[k.kind()] -= k.held
 	if k.place != nil {
 		c.idle[k.kind()].Remove(k.place)
 		k.place = nil
@@ -87,10 +86,10 @@ func (c *clients) busy(k *conn) (over func()) {
 	}
 }
 
-// sending counts the bytes that a client is to take, until the function that it returns is called. If that is too much
+// holds counts the bytes that a client sends or takes, until the function that it returns is called. If that is too much
 // for all, the clients go that have been at it for longest.
-func (c *clients) sending(k *conn, bytes int) (over func()) {
-	if k == nil {
+func (c *clients) holds(k *conn, bytes int) (over func()) {
+	if k == nil || bytes == 0 {
 		return func() {}
 	}
 	c.mu.Lock()
@@ -98,21 +97,25 @@ func (c *clients) sending(k *conn, bytes int) (over func()) {
 	if k.gone {
 		return func() {}
 	}
-	k.waiting = bytes
-	c.waiting += bytes
-	for _, l := range c.idle {
-		for e := l.Front(); e != nil && c.waiting > maxSending; {
-			other := e.Value.(*conn)
-			e = e.Next()
-			if other != k && other.waiting > 0 {
-				c.drop(other)
-			}
+	idle, held := c.idle[k.kind()], &c.held[k.kind()]
+	k.held += bytes
+	*held += bytes
+	if k.place != nil {
+		idle.MoveToBack(k.place)
+	}
+	for e := idle.Front(); e != nil && *held > maxHeld; {
+		other := e.Value.(*conn)
+		e = e.Next()
+		if other != k && other.held > 0 {
+			c.drop(other)
 		}
 	}
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.waiting -= k.waiting
-		k.waiting = 0
+		if !k.gone {
+			k.held -= bytes
+			*held -= bytes
+		}
 	}
 }

@@ -23,7 +23,7 @@ type conn struct {
 
 	clients *clients
 	place   *list.Element // among those that may go; nil for one that may not
-	waiting int           // bytes to send
+	held    int           // bytes of its body and answer
 	gone    bool
 }
 

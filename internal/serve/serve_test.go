@@ -12,6 +12,8 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -422,7 +424,7 @@ func TestSlowReaders(t *testing.T) {
 	}
 	var over []func()
 	for i, n := range k[:5] {
-		over = append(over, c.sending(n, MaxAnswer))
+		over = append(over, c.holds(n, MaxAnswer))
 		if want := i == 4; k[0].gone != want {
 			t.Errorf("with %d answers to take, the first client is gone: %v", i+1, k[0].gone)
 		}
@@ -433,9 +435,32 @@ func TestSlowReaders(t *testing.T) {
 	for _, f := range over {
 		f()
 	}
-	if c.waiting != 0 {
-		t.Errorf("%d bytes wait for nobody", c.waiting)
+	if c.held != [2]int{} {
+		t.Errorf("%v bytes are held for nobody", c.held)
 	}
+}
+
+// TestManyBodies sees that bodies that do not end take a bounded amount of memory, and keep nobody away.
+func TestManyBodies(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.MaxBody = maxHeld / 4 })
+	var first net.Conn
+	for i := range 5 {
+		c, err := net.Dial("tcp", r.tcp)
+		testenv.Must(t, err)
+		defer c.Close()
+		if first == nil {
+			first = c
+		}
+		fmt.Fprintf(c, "POST /ask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", r.s.o.MaxBody)
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || !strings.Contains(line, "100 Continue") {
+			t.Fatalf("body %d: %q, %v", i, line, err)
+		}
+	}
+	testenv.Must(t, first.SetReadDeadline(time.Now().Add(10*time.Second)))
+	if _, err := io.Copy(io.Discard, first); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the server waits for more bodies than it has memory for")
+	}
+	r.wants(200, r.overTCP(), request{method: "POST", path: "/ask", body: "{}"})
 }
 
 func TestPlaces(t *testing.T) {
