@@ -299,7 +299,11 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
 			return
 		}
-		if netns = other[0]; c.running && a.env.rtts != nil {
+		if netns = other[0]; netns == "" || strings.Contains(netns, "/") { // a path would open any file of the server
+			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: netns is the name of a network namespace, or the id of a process in it", c.name)
+			return
+		}
+		if c.running && a.env.rtts != nil {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: serve measures in its own network namespace, and in no other", c.name)
 			return
 		}

@@ -296,6 +296,9 @@ func TestServeAdvisesForItsNamespace(t *testing.T) {
 	s.ask(200, "apply", object{"netns": name, "policy": "devices: {vx: {egress: {any: 1mbit}}}", "confirm": "60s"}, "vx")
 	s.ask(409, "set", object{"netns": name, "device": "vx", "direction": "egress", "network": "any", "rate": "2mbit"}, "shapectl -n "+name+" confirm")
 	s.ask(404, "show", "netns=nowhere", "nowhere")
+	for _, path := range []string{"/run/netns/" + name, "/etc/shadow", "../../etc/shadow", ""} { // only whoever may see a path can open it
+		s.ask(400, "show", "netns="+path, "name of a network namespace")
+	}
 	s.ask(200, "show", "", "[]")
 }
 
