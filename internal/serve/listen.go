@@ -69,9 +69,13 @@ func (s *Server) listen() (all []net.Listener, err error) {
 // listenUnix listens on the socket. One that no process listens on any more is replaced.
 func (s *Server) listenUnix() (net.Listener, error) {
 	path := s.o.Socket
-	err := os.Mkdir(filepath.Dir(path), 0o755)
+	folder := filepath.Dir(path)
+	err := os.Mkdir(folder, 0o755)
+	if err == nil {
+		err = os.Chmod(folder, 0o755) // whatever the umask
+	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("listen on %s: the folder above %s does not exist", path, filepath.Dir(path))
+		return nil, fmt.Errorf("listen on %s: the folder above %s does not exist", path, folder)
 	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)

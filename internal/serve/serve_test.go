@@ -263,6 +263,21 @@ func TestWhoMayChange(t *testing.T) {
 	}
 }
 
+// TestNewFolder sees that the umask of whoever starts the server does not keep the group from the socket.
+func TestNewFolder(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	var folder string
+	newRig(t, func(o *Options) {
+		folder = filepath.Join(filepath.Dir(o.Socket), "new")
+		o.Socket = filepath.Join(folder, "s")
+	})
+	info, err := os.Stat(folder)
+	testenv.Must(t, err)
+	if info.Mode().Perm() != 0o755 {
+		t.Errorf("the folder of the socket: %v", info.Mode())
+	}
+}
+
 func TestOnlyTheOwnerConnects(t *testing.T) {
 	r := newRig(t, nil)
 	var st unix.Stat_t
