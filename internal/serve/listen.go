@@ -2,6 +2,7 @@ package serve
 
 import (
 	"container/list"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -51,6 +52,10 @@ func (s *Server) listen() (all []net.Listener, err error) {
 	}
 	if s.o.Listen != "" {
 		l, err := net.Listen("tcp", s.o.Listen)
+		if errors.Is(err, unix.EADDRNOTAVAIL) { // the service starts before the network
+			s.o.Say(fmt.Sprintf("listen on %s: no device has that address yet", s.o.Listen))
+			l, err = (&net.ListenConfig{Control: freebind}).Listen(context.Background(), "tcp", s.o.Listen)
+		}
 		if err != nil {
 			return all, fmt.Errorf("listen on %s: %w", s.o.Listen, err)
 		}
@@ -64,6 +69,18 @@ func (s *Server) listen() (all []net.Listener, err error) {
 		all = append(all, own)
 	}
 	return all, nil
+}
+
+// freebind lets a socket have an address that no device has yet.
+func freebind(network, _ string, c syscall.RawConn) (err error) {
+	failed := c.Control(func(fd uintptr) {
+		if network == "tcp6" {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1)
+		} else {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		}
+	})
+	return errors.Join(failed, err)
 }
 
 // listenUnix listens on the socket. One that no process listens on any more is replaced.

@@ -638,6 +638,12 @@ func TestOtherAddresses(t *testing.T) {
 			t.Errorf("%+v is taken", o)
 		}
 	}
+	for _, later := range []string{"192.0.2.1:0", "[2001:db8::1]:0"} { // a service starts before the network
+		r := newRig(t, func(o *Options) { o.Listen, o.TokenFile, o.Cert, o.Key = later, token, cert, key })
+		if !strings.Contains(r.said.String(), "no device has that address yet") {
+			t.Errorf("listen on %s: it says %q", later, r.said)
+		}
+	}
 	r := newRig(t, func(o *Options) { o.Listen, o.TokenFile, o.Cert, o.Key = "0.0.0.0:0", token, cert, key })
 	var own string // an address of this host that is not the loopback device's
 	addresses, err := net.InterfaceAddrs()
