@@ -104,7 +104,8 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 		case who == Changes:
 			kind = changing
 			if wait := s.changes.take(); wait > 0 {
-				tooOften(w, wait, "too many changes; nothing was changed; wait")
+				w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
+				Fail(w, http.StatusTooManyRequests, exitInput, "too many changes; nothing was changed; wait")
 				return
 			}
 		case peerOf(r).overSocket():

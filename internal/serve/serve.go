@@ -74,7 +74,6 @@ type Server struct {
 	places   [places]chan struct{} // have a value for each request that is under way
 	stopping chan struct{}         // is closed when the server stops
 	changes  pace                  // of changes
-	guesses  pace                  // of wrong tokens
 	messages pace                  // that clients cause
 }
 
@@ -83,8 +82,7 @@ func New(o Options) (*Server, error) {
 	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
 	s := &Server{
 		o: o, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(), clients: newClients(), stopping: make(chan struct{}),
-		changes: pace{every: changeEvery, burst: changeBurst}, guesses: pace{every: guessEvery, burst: guessBurst},
-		messages: pace{every: messageEvery, burst: messageBurst},
+		changes: pace{every: changeEvery, burst: changeBurst}, messages: pace{every: messageEvery, burst: messageBurst},
 	}
 	for i, most := range mostAtOnce {
 		s.places[i] = make(chan struct{}, most)
