@@ -252,6 +252,11 @@ func (a *api) getenv(name string) string {
 	return a.env.getenv(name)
 }
 
+// newEnv is for the command of a request.
+func (a *api) newEnv(netns string) *env {
+	return &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, settled: a.env.settled, contents: map[string][]byte{}}
+}
+
 // addTo plugs the API into a server.
 func (a *api) addTo(s *serve.Server) {
 	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
@@ -309,7 +314,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		}
 		delete(given, "netns")
 	}
-	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, contents: map[string][]byte{}}
+	e := a.newEnv(netns)
 	if !c.changes {
 		e.ctx = r.Context()
 	}
@@ -378,7 +383,8 @@ func onlyRunning(given arguments) bool {
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.
 func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	given, err := argumentsOf(r)
-	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns, contents: map[string][]byte{}, ctx: r.Context(), feed: a.env.feed}
+	e := a.newEnv(a.env.netns)
+	e.ctx, e.feed = r.Context(), a.env.feed
 	var line []string
 	if err == nil {
 		line, err = e.requested(c, given)

@@ -64,6 +64,7 @@ type env struct {
 	history  *history.History // that this process records; nil if it does not
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
+	settled  loader.Options   // of a serve, whose requests use the same bpffs
 
 	completing  bool // a line for a shell
 	saidUnknown bool // that it is not known whether rules are in force
@@ -300,7 +301,8 @@ func must(err error) {
 
 // options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
+	o := e.settled
+	o.BPFFS, o.Group, o.SetupFQ = e.getenv("SHAPECTL_BPFFS"), e.getenv("SHAPECTL_GROUP"), e.setupFQ
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)

@@ -186,8 +186,9 @@ func compressed(text []byte) []byte {
 
 func (e *env) serve(o serveOptions) error {
 	options, err := e.options()
-	if err == nil && o.file != "" {
+	if err == nil {
 		options, err = options.Settled()
+		e.settled = options
 	}
 	if err == nil {
 		o.SocketGID, err = loader.ReadersGroup(options)
@@ -213,11 +214,7 @@ func (e *env) serve(o serveOptions) error {
 		}
 		defer e.history.Close()
 	}
-	settled := options
-	if lasting, err := options.Settled(); err == nil && o.file == "" {
-		settled = lasting // whoever may not is refused when somebody listens
-	}
-	e.feed = events.NewFeed(e.netns, events.Options{Loader: settled, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
+	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
 	if o.rtt {
 		reader := &measure.Reader{Options: options, Netns: e.netns}
 		defer reader.Close()

@@ -104,8 +104,11 @@ func (at place) mount() error {
 }
 
 // Settled returns the options for a process that goes on: the bpffs stays the one that it is now. Otherwise it could
-// become another one when the parent of the process ends.
+// become another one when the parent of the process ends. Options that are settled already stay as they are.
 func (o Options) Settled() (Options, error) {
+	if o.view != nil {
+		return o, nil
+	}
 	v := lastingView()
 	o.view = &v
 	for path, flags := range map[*string]int{&v.root: unix.O_PATH, &v.mounts: unix.O_RDONLY} {
