@@ -197,15 +197,16 @@ func (s *Server) isOurs(r *http.Request, p peer) bool {
 	if err != nil {
 		name = strings.TrimSuffix(strings.TrimPrefix(r.Host, "["), "]")
 	}
-	if ip := net.ParseIP(name); ip != nil { // no name, so nobody else's
-		if p.conn == nil {
-			return ip.IsLoopback()
-		}
-		to, _ := p.conn.LocalAddr().(*net.TCPAddr)
-		return to != nil && to.IP.Equal(ip)
+	name = strings.TrimSuffix(name, ".")
+	if slices.ContainsFunc(append([]string{"localhost"}, s.o.Hosts...), func(h string) bool { return strings.EqualFold(h, name) }) {
+		return true
 	}
-	name = strings.ToLower(strings.TrimSuffix(name, "."))
-	return name == "localhost" || slices.ContainsFunc(s.o.Hosts, func(h string) bool { return strings.EqualFold(h, name) })
+	ip := net.ParseIP(name)
+	if p.conn == nil {
+		return ip.IsLoopback()
+	}
+	to, _ := p.conn.LocalAddr().(*net.TCPAddr)
+	return ip != nil && to != nil && to.IP.Equal(ip)
 }
 
 // permitted answers and returns false if the client may not send this request.

@@ -22,6 +22,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -31,7 +32,7 @@ type Options struct {
 	Socket    string   // path of the Unix socket; "" for none
 	SocketGID int      // of the group that may read over it; negative for none
 	Listen    string   // TCP address; "" for none
-	Hosts     []string // names that this server has, besides localhost
+	Hosts     []string // names and addresses in URLs of this server, besides localhost and the one that it listens on
 	TokenFile string   // has the token that permits changes; "" for none
 	Cert, Key string   // files for TLS; "" for none
 	MaxBody   int64    // bytes of the largest body; 0 for 1 MiB
@@ -124,6 +125,11 @@ func (say sayer) Write(line []byte) (int, error) {
 func (s *Server) check() error {
 	if (s.o.Cert == "") != (s.o.Key == "") {
 		return errors.New("TLS needs both a certificate and its key")
+	}
+	for _, h := range s.o.Hosts {
+		if h == "" || strings.HasSuffix(h, ".") || strings.ContainsAny(h, ":/[]") && net.ParseIP(h) == nil {
+			return fmt.Errorf("--host %.100q is not the name of a host; leave out the scheme, the port, and a dot at the end", h)
+		}
 	}
 	if s.o.Listen == "" {
 		return nil
