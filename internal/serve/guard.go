@@ -14,6 +14,7 @@ import (
 	"os"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -138,11 +139,13 @@ func forwarded(r *http.Request) bool {
 	return slices.ContainsFunc([]string{"Forwarded", "X-Forwarded-For", "X-Real-Ip"}, func(name string) bool { return r.Header[name] != nil })
 }
 
-// Fail answers with an error as the commands print it with -j.
+// Fail answers with an error as the commands print it with -j. A handler may have begun another answer before.
 func Fail(w http.ResponseWriter, status int, exitCode int, format string, args ...any) {
 	h := w.Header()
+	h.Del("Content-Encoding")
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
+	h.Set("Shapectl-Exit-Code", strconv.Itoa(exitCode))
 	w.WriteHeader(status)
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)

@@ -718,7 +718,12 @@ func TestPace(t *testing.T) {
 // TestFail sees that an error is what the commands print.
 func TestFail(t *testing.T) {
 	w := httptest.NewRecorder()
+	w.Header().Set("Content-Encoding", "gzip") // of the answer that it replaces
+	w.Header().Set("Shapectl-Exit-Code", "0")
 	Fail(w, 400, 1, "%s", "a <b>")
+	if h := w.Header(); h.Get("Content-Encoding") != "" || h.Get("Shapectl-Exit-Code") != "1" {
+		t.Errorf("the header is %v", h)
+	}
 	if got := strings.TrimSpace(w.Body.String()); got != `{"error":"a <b>","exit_code":1}` || w.Code != 400 {
 		t.Errorf("%d %s", w.Code, got)
 	}
