@@ -399,12 +399,12 @@ func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	out.begins(2 * time.Second) // an error comes before, with its status
 	code := exitKernel
 	if panicked := guarded(c.name, a.say, func() { code = e.run(append([]string{"-j"}, line...)) }); panicked != nil {
-		e.cause = panicked
+		e.cause = fmt.Errorf("%s: %w", c.name, panicked)
 	}
 	if out.ends() || code == exitDone {
 		return
 	}
-	serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
+	serve.Fail(w, status(code, e.cause), code, "%v", e.cause)
 }
 
 // A streamWriter sends each line when it is written.

@@ -157,6 +157,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(400, "apply", []string{"policy"}, "not a JSON object")
 	s.ask(400, "set", o{"device": o{"a": 1}}, "neither")
 	s.ask(403, "show", "netns=other", "network namespace")
+	s.ask(400, "events", "count=0", `"error":"events: --count`)
 	s.ask(404, "nothing", "", "there is no")
 	s.ask(405, "set", "device=va", "takes POST")
 	s.endsWell(syscall.SIGTERM)
