@@ -78,7 +78,7 @@ function trouble(err) {
   if (err.status === 0) {
     content.push(h("h1", null, "No answer from shapectl serve"), h("p", null, "Limits stay in force without it. This page goes on as soon as it answers."), h("code", { class: "command" }, "systemctl status shapectl-serve"));
   } else if (err.wantsToken) {
-    content.push(h("h1", null, "Reading needs a token here"), h("p", null, visible(err.message)), h("button", { type: "button", class: "primary", onclick: async () => (await askToken("Over this address, reading needs the token of shapectl serve, too.")) && poll() }, "Enter the token"));
+    content.push(h("h1", null, "Reading needs a token at this address"), h("p", null, visible(err.message)), h("button", { type: "button", class: "primary", onclick: async () => (await askToken("At this address, reading needs the token of shapectl serve, too.")) && poll() }, "Enter the token"));
   } else {
     content.push(h("h1", null, "shapectl cannot read the limits"), h("p", null, visible(err.message)), h("p", null, "Only root and the group shapectl may read them. Limits stay in force."), h("code", { class: "command" }, "shapectl doctor"));
   }
@@ -106,14 +106,17 @@ const banner = (tone, text, ...buttons) => h("section", { class: `banner ${tone}
 
 function notices() {
   notice("lost", lost !== null && store.readings > 0, () => banner("bad", [h("strong", null, "No figures."), " ", h("span", { class: "why" })]), (el) => {
-    setText(el.querySelector(".why"), lost.status === 0 ? `shapectl serve has not answered since ${clock(since)}. Limits stay in force. The page keeps trying.` : `${visible(lost.message)} (since ${clock(since)})`);
+    setText(el.querySelector(".why"), lost.status === 0 ? `shapectl serve has not answered since ${clock(since)}. Limits stay in force. This page keeps trying.` : `${visible(lost.message)} (since ${clock(since)})`);
   });
-  notice("newer", newer, () => banner("", [h("strong", null, "shapectl was updated."), " This page is from the earlier version."], h("button", { type: "button", onclick: () => location.reload() }, "Reload")));
+  notice("newer", newer, () => banner("", [h("strong", null, "shapectl was updated."), " This page is still the old version."], h("button", { type: "button", onclick: () => location.reload() }, "Reload")));
   const left = store.pending && (store.pending.until - performance.now()) * 1e6;
-  notice("pending", store.pending !== null && left > 0, () => banner("warn", [h("strong", null, "A change is not confirmed."), " It reverts in ", h("span", { class: "countdown", role: "timer" }), "."],
+  notice("pending", store.pending !== null && left > 0, () => banner("warn", [h("strong", null, "A change is not confirmed."), " It reverts in ", h("span", { class: "countdown", role: "timer" }), ". ", h("span", { class: "what" })],
     h("button", { type: "button", class: "primary", onclick: (e) => decide(e.currentTarget, calls.confirmChange, "The change is confirmed.") }, "Confirm"),
     h("button", { type: "button", onclick: (e) => decide(e.currentTarget, calls.rollback, "The change is rolled back.") }, "Roll back")),
-  (el) => setText(el.querySelector(".countdown"), countdown(left)));
+  (el) => {
+    setText(el.querySelector(".countdown"), countdown(left));
+    setText(el.querySelector(".what"), visible(log.changed()));
+  });
   const out = [...store.rows.values()].filter((row) => row.state === "out");
   notice("out", out.length > 0, () => banner("bad", [h("strong"), " ", h("span")]), (el) => {
     const text = el.firstChild;
@@ -181,7 +184,7 @@ async function pollOnce() {
     lost = err;
     attempts++;
   }
-  if (!lost && hadPending !== (store.pending !== null)) say(store.pending ? "A change is not confirmed. It will revert unless you confirm it." : "No change is pending.");
+  if (!lost && hadPending !== (store.pending !== null)) say(store.pending ? "A change is not confirmed. It reverts unless you confirm it." : "No change is pending.");
   show();
   const wait = lost ? Math.min(PATIENT, EACH * attempts) : Math.max(100, EACH - (performance.now() - began));
   if (!paused && !document.hidden) timer = setTimeout(poll, wait);

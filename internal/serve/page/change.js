@@ -1,7 +1,7 @@
 // Dialogs: a change of a rate, a token, and what was refused.
 import { Refusal, token } from "./api.js";
 import * as calls from "./calls.js";
-import { h, name, setText, visible } from "./dom.js";
+import { commandLine, h, name, setText, visible } from "./dom.js";
 import { titleOf } from "./store.js";
 import { asRate, percent, rate } from "./units.js";
 
@@ -51,12 +51,12 @@ export async function askToken(why) {
 
 // permitted sends a change, or a request to measure. Where it takes a token, it asks for one and tries again.
 export async function permitted(send, what = "Changes need") {
-  for (let asked = ""; ; ) {
+  for (;;) {
     try {
       return await send();
     } catch (err) {
       if (!(err instanceof Refusal) || !err.wantsToken) throw err;
-      asked = token.get() === "" ? `${what} the token that shapectl serve reads from --token-file, unless they come over the Unix socket.` : `The token was refused: ${visible(err.message)}.`;
+      const asked = token.get() === "" ? `${what} the token that shapectl serve reads from --token-file.` : `The token was refused: ${visible(err.message)}.`;
       if (!(await askToken(asked))) throw new Refusal("nothing was done: this needs the token", err.status);
     }
   }
@@ -64,6 +64,9 @@ export async function permitted(send, what = "Changes need") {
 
 // tell shows an error that nothing else on the page has a place for.
 export const tell = (title, text) => dialog(title, h("p", null, visible(text)), { submit: "OK", cancel: "Close" }, () => true);
+
+// reverts are the times after which an unconfirmed change reverts.
+export const reverts = { "30s": "30 s", "60s": "1 min", "5m": "5 min", "30m": "30 min" };
 
 // confirmRate shows what a change of a rate does, and makes it. It resolves to true if it was made.
 export function confirmRate(r, wanted, confirm) {
@@ -77,8 +80,8 @@ export function confirmRate(r, wanted, confirm) {
     h("dl", { class: "change" },
       h("div", null, h("dt", null, "now"), h("dd", null, rate(before))), h("span", { class: "arrow", "aria-hidden": "true" }, "→"),
       h("div", null, h("dt", null, "after"), h("dd", null, visible(wanted)))),
-    far ? h("p", { class: "banner warn" }, h("strong", null, `${how}. Is the unit right?`)) : how ? h("p", { class: "muted" }, how, ". Buckets and counters stay.") : null,
-    h("p", null, confirm ? `It reverts after ${confirm} unless you confirm it, even if you lose the connection.` : "It stays. Nothing reverts it."),
-    h("code", { class: "command" }, calls.command(r, visible(wanted), confirm)),
-  ], { submit: confirm ? `Change for ${confirm}` : "Change" }, () => permitted(() => calls.setRate(r, wanted, confirm)));
+    far ? h("p", { class: "banner warn" }, h("strong", null, `${how}. Is the unit right?`)) : how ? h("p", { class: "muted" }, how, ". Buckets and counters are kept.") : null,
+    h("p", null, confirm ? `The change reverts after ${reverts[confirm]} unless you confirm it, even if you lose the connection.` : "The change does not revert by itself."),
+    h("code", { class: "command" }, commandLine(calls.command(r, visible(wanted), confirm))),
+  ], { submit: confirm ? `Try for ${reverts[confirm]}` : "Change" }, () => permitted(() => calls.setRate(r, wanted, confirm)));
 }

@@ -1,19 +1,21 @@
 // The page of one rule or pool.
 import * as calls from "./calls.js";
-import { confirmRate, permitted } from "./change.js";
+import { confirmRate, permitted, reverts } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
 import { fillBar, isEach, linkTo, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
 import { networkOf, stateText, titleOf, worstFirst } from "./store.js";
-import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
+import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate, rateParts } from "./units.js";
 
 const BUCKETS = 20;
 const TALKERS = 20;
 const MEMBERS = 20;
 const RTT_AGAIN = 5000; // until the server has other round-trip times, if it measures all the time
 const SHORTEST = 15_000; // the least time in a plot, in ms
-const MEASURING = "Measurements slow packets down a little, so they need";
+const MEASURING = "Measuring slows packets down a little, so it needs";
+const COUNTS = "Counts packets while you look. That slows them down a little.";
+const MEASURES = "Measures TCP round-trip times while you look. That slows packets down a little.";
 const LOOK = 3000; // how often buckets are read
 
 // The longer times come from the history of the server.
@@ -40,7 +42,7 @@ export class Detail {
     if (!row) {
       this.#parts = null;
       this.#host.replaceChildren(h("div", { class: "card empty" }, h("h1", null, "There is no such rule now"),
-        h("p", null, visible(this.#key.split("/").slice(1).join(" ")), " may have been removed, or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
+        h("p", null, visible(this.#key.split("/").slice(1).join(" ")), " may have been removed or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
       return;
     }
     this.#parts ??= this.#build(row);
@@ -59,7 +61,7 @@ export class Detail {
       p.tiles[id] = t;
       return (t.el = h("div", { class: "tile" }, h("dt", null, label), t.figure, t.more, t.bar));
     };
-    p.crumbs = h("nav", { class: "crumbs", "aria-label": "Where this is" });
+    p.crumbs = h("nav", { class: "crumbs", "aria-label": "Breadcrumb" });
     p.title = h("h1", { tabindex: "-1", id: "title" }, h("span", null, r.name ? name(r.name) : h("span", null, networkOf(r))), (p.pill = h("span", { class: "pill" })));
     p.sentence = h("p", { class: "sentence" });
     p.chips = h("div", { class: "chips" });
@@ -74,9 +76,9 @@ export class Detail {
       } }, text)));
     const rates = h("div");
     const levels = h("div");
-    p.main = h("div", { class: "main-col" },
-      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and dropped"), p.ranges), rates, (p.past = h("p", { class: "muted small", role: "status" }))),
-      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels));
+    p.plots = h("div", { class: "col" },
+      h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and dropped"), p.ranges), rates, (p.past = h("p", { class: "muted small" }))),
+      (p.levels = h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels)));
     p.ratePlot = new Plot(rates, { label: "Offered, passed and dropped", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
     [p.ratePlot.linked, p.levelPlot.linked] = [[p.levelPlot], [p.ratePlot]];
@@ -93,7 +95,7 @@ export class Detail {
         setText(el.children[2], m.dropped > 0 ? bits(m.dropped) : "");
       });
       p.more = h("p", { class: "muted small" });
-      p.within.append(h("h2", { id: "within-title" }, "Within this pool"), h("div", { class: "scroll" }, h("table", { class: "mini" },
+      p.within.append(h("h2", { id: "within-title" }, "Members"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "Member"), h("th", { scope: "col", class: "number" }, "Use"), h("th", { scope: "col", class: "number" }, "Dropped"))), body)), p.more);
     } else if (isEach(r)) {
       p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
@@ -110,26 +112,24 @@ export class Detail {
       p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
     } else p.within.hidden = true;
-    p.main.append(this.#why(row), ...(row.isPool ? [] : [this.#who(row), this.#hurt(row)]), p.within);
-
     p.facts = h("dl", { class: "facts" });
-    p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
-
     p.events = eventList(this.#events, 8);
-    p.side = h("div", { class: "side" }, this.#form(row),
-      (p.eventCard = h("section", { class: "card", "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "What happened here"), p.events.el)));
+    const side = h("div", { class: "col side" }, this.#form(row),
+      h("section", { class: "card", "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Recent events"), p.events.el));
+    const more = h("div", { class: "col" }, this.#why(row), row.isPool ? null : [this.#who(row), this.#hurt(row)], p.within,
+      h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Totals since it was set"), p.facts));
 
     this.#host.replaceChildren(
       h("div", { class: "head" }, p.crumbs, p.title, p.sentence, p.chips),
-      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Dropped now"), tile("share", "Rate"), tile("level", "Level")),
-      h("div", { class: "detail" }, p.main, p.side));
+      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by this pool" : "Dropped now"), tile("share", "Rate"), tile("level", "Level")),
+      h("div", { class: "detail" }, p.plots, side, more));
     return p;
   }
 
   #form(row) {
     const { r, isPool } = this.#store.limiting(row);
     const field = h("input", { id: "new-rate", inputmode: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: r.rate_bits_per_second === null ? "" : rate(r.rate_bits_per_second) });
-    const revert = h("select", { id: "revert" }, [["30s", "30 s"], ["60s", "1 min"], ["5m", "5 min"], ["30m", "30 min"]].map(([value, text]) => h("option", { value }, text)), h("option", { value: "" }, "never"));
+    const revert = h("select", { id: "revert" }, Object.entries(reverts).map(([value, text]) => h("option", { value }, text)), h("option", { value: "" }, "never"));
     revert.value = "60s";
     const form = h("form", { class: "rate-form", onsubmit: async (e) => {
       e.preventDefault();
@@ -145,19 +145,19 @@ export class Detail {
       h("div", { class: "row" },
         h("div", { class: "field" }, h("label", { for: "new-rate" }, "New rate"), field),
         h("div", { class: "field" }, h("label", { for: "revert" }, "Reverts after"), revert)),
-      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", isEach(r) ? "Each bucket gets it. " : "", "Buckets and counters stay."),
+      h("span", { class: "hint muted small", id: "rate-hint" }, "For example 20mbit or 1500kbit. ", isEach(r) ? "Each bucket gets this rate. " : "", "Buckets and counters are kept."),
       h("button", { type: "submit" }, "Change …"));
     return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, isPool && !row.isPool ? ["Change the rate of pool ", name(r.name)] : "Change the rate"), form);
   }
 
   #why(row) {
     const r = row.r;
-    const said = h("div", { class: "said" });
+    const said = h("div", { class: "said", "aria-live": "polite" });
     const ask = h("button", { type: "submit" }, "Explain");
     const field = row.isPool ? null : h("input", { id: "explain-address", autocomplete: "off", spellcheck: "false", value: firstOf(r.cidr) });
     const run = async () => {
       ask.disabled = true;
-      said.replaceChildren(h("p", { class: "muted", role: "status" }, "Counting packets for a second …"));
+      said.replaceChildren(h("p", { class: "muted" }, "Counting packets for a second …"));
       try {
         said.replaceChildren(h("pre", { tabindex: "0", role: "region", "aria-label": "Explanation" }, visibleLines(await calls.explain(r, field?.value.trim()))));
       } catch (err) {
@@ -170,7 +170,7 @@ export class Detail {
       said.scrollIntoView({ block: "nearest" });
       run();
     };
-    return h("section", { class: "card", "aria-labelledby": "why-title" }, h("h2", { id: "why-title" }, row.isPool ? "What limits it?" : "What limits an address?"),
+    return h("section", { class: "card", "aria-labelledby": "why-title" }, h("h2", { id: "why-title" }, row.isPool ? "What limits this pool?" : "What limits an address?"),
       h("form", { class: "ask", onsubmit: (e) => {
         e.preventDefault();
         run();
@@ -184,7 +184,8 @@ export class Detail {
     let host = ""; // whose flows are shown
     let on = false;
     let busy = false;
-    const said = h("p", { class: "muted small", role: "status" });
+    const said = h("p", { class: "muted small", role: "status" }, COUNTS);
+    const sum = h("p", { class: "muted small" }); // changes too often to be read out
     const back = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => choose("") }, "All hosts");
     const head = h("th", { scope: "col" }, "Host");
     const body = h("tbody");
@@ -205,6 +206,7 @@ export class Detail {
       setText(head, host === "" ? "Host" : "Flow");
       lines.show([], (o) => o.key);
       table.hidden = true;
+      setText(sum, "");
       setText(said, host === "" ? "Counting packets …" : `Counting the packets of ${visible(host)} …`);
       if (host !== "") back.focus();
       if (!on) button.click();
@@ -221,7 +223,8 @@ export class Detail {
           lines.show(all, (o) => o.key);
           table.hidden = all.length === 0;
           const what = host === "" ? "hosts" : `flows of ${visible(host)}`;
-          setText(said, [all.length === 0 ? "Nobody sends now." : `The ${what} that offer most, of ${bits(one.offered_bits_per_second)} together.`, one?.left_out ? `${grouped(one.left_out)} more are not listed.` : "", visible(one?.note ?? "")].filter(Boolean).join(" "));
+          setText(said, [all.length === 0 ? "No traffic now." : `The busiest ${what}.`, visible(one?.note ?? "")].filter(Boolean).join(" "));
+          setText(sum, all.length === 0 ? "" : [`Offered in total: ${bits(one.offered_bits_per_second)}.`, one.left_out ? `${grouped(one.left_out)} more are not listed.` : ""].join(" "));
         } catch (err) {
           setText(said, visible(err.message));
           on = false;
@@ -237,7 +240,7 @@ export class Detail {
       setText(button, on ? "Stop" : "Count");
       if (on && !busy) run();
     } }, "Count");
-    return h("section", { class: "card", "aria-labelledby": "who-title" }, h("div", { class: "card-head" }, h("h2", { id: "who-title" }, "Who uses it now?"), h("div", null, back, button)), said, table);
+    return h("section", { class: "card", "aria-labelledby": "who-title" }, h("div", { class: "card-head" }, h("h2", { id: "who-title" }, "Who uses it now?"), h("div", { class: "buttons" }, back, button)), said, table, sum);
   }
 
   // #hurt measures round-trip times while somebody wants to see them, as that costs each packet something.
@@ -247,7 +250,7 @@ export class Detail {
     const said = h("p", { class: "muted small", role: "status" });
     const hosts = h("tbody");
     const table = h("div", { class: "scroll", hidden: true }, h("table", { class: "mini" }, h("thead", null, h("tr", null,
-      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "RTT while limited"), h("th", { scope: "col", class: "number" }, "RTT otherwise"), h("th", { scope: "col", class: "number" }, "Resent"))), hosts));
+      h("th", { scope: "col" }, "Host"), h("th", { scope: "col", class: "number" }, "While limited"), h("th", { scope: "col", class: "number" }, "Otherwise"), h("th", { scope: "col", class: "number" }, "Resent"))), hosts));
     const lines = new Rows(hosts, () => h("tr", null, h("th", { scope: "row", class: "key" }), h("td", { class: "number" }), h("td", { class: "number" }), h("td", { class: "number" })), (el, one) => {
       [visible(one.host || "all"), duration(rtt(one.limited)), duration(rtt(one.not_limited)), again(one)].forEach((text, i) => setText(el.children[i], text));
     });
@@ -274,16 +277,16 @@ export class Detail {
           const one = await (running ? calls.roundTrips(row.r, true) : permitted(() => calls.roundTrips(row.r, false), MEASURING));
           if (one === undefined) {
             running = false;
-            if (!on) setText(said, "");
+            if (!on) setText(said, MEASURES);
             continue;
           }
           button.hidden = running;
           found.t.push(this.#store.at);
           found.limited.push(rtt(one?.limited) ?? NaN);
           found.free.push(rtt(one?.not_limited) ?? NaN);
-          setText(said, one ? "Median TCP round-trip time between this device and the receivers." : "No TCP segment was acknowledged.");
-          plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
-          plot.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
+          setText(said, one ? "Median TCP round-trip time between this device and the receivers." : "No TCP round trips measured yet.");
+          if (one) plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
+          plot?.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
             layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "otherwise", color: "rtt", kind: "line", x: found.t, y: found.free }],
             says: one ? `While limited ${duration(rtt(one.limited))}, otherwise ${duration(rtt(one.not_limited))}.` : "" });
           table.hidden = !one;
@@ -310,7 +313,7 @@ export class Detail {
     const r = row.r;
     setText(p.pill, stateText(row));
     setAttr(p.pill, "class", `pill ${row.state}`);
-    setText(p.sentence, visible(r.sentence || describe(r)));
+    setText(p.sentence, visible(describe(r)));
     const figure = (id, [value, unit], more, share, state) => {
       const t = p.tiles[id];
       setText(t.figure.firstChild, value);
@@ -320,13 +323,13 @@ export class Detail {
       if (share !== undefined) fillBar(t.bar, share, state);
     };
     figure("passed", bitsParts(row.passed), r.guarantee_bits_per_second ? `${bits(r.borrowed_bits_per_second)} borrowed` : "");
-    const dropped = row.isPool ? (row.dropped > 0 ? `${bits(row.dropped)} dropped within it` : "") : row.droppedPercent !== null && row.dropped > 0 ? `${percent(row.droppedPercent)} of packets` : "";
+    const dropped = row.isPool ? (row.dropped > 0 ? `${bits(row.dropped)} dropped in total` : "") : row.droppedPercent !== null && row.dropped > 0 ? `${percent(row.droppedPercent)} of packets` : "";
     figure("refused", bitsParts(row.refused), dropped);
     setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
     const used = r.use_percent ?? null;
-    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : bitsParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
+    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : rateParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
     const full = row.worst ?? row.full;
-    figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "the fullest" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
+    figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "of the fullest bucket" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
 
     const above = this.#store.above(row).reverse();
     const path = above.map((a) => a.key).join() + r.name;
@@ -337,20 +340,20 @@ export class Detail {
       document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
     }
     const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr && networkOf(r), r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
-      r.share && r.share !== "none" && `shared by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
+      r.share && r.share !== "none" && `fair shares by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
     if (p.chips.dataset.is !== chips.join("\n")) {
       p.chips.dataset.is = chips.join("\n");
       p.chips.replaceChildren(...chips.map((text) => h("span", { class: "chip" }, name(text))));
     }
 
     const traffic = (packets, b) => (packets ? `${bytes(b)} in ${count(packets)} packets` : "nothing");
-    const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "dropped within it" : "dropped", traffic(r.dropped_packets, r.dropped_bytes)],
-      row.isPool && ["refused by it", traffic(r.refused_packets, r.refused_bytes)],
+    const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "dropped in total" : "dropped", traffic(r.dropped_packets, r.dropped_bytes)],
+      row.isPool && ["refused by this pool", traffic(r.refused_packets, r.refused_bytes)],
       r.excess_packets && !row.isPool && r.excess_packets !== r.dropped_packets && ["excess", traffic(r.excess_packets, r.excess_bytes)], r.delayed_packets && ["queued", traffic(r.delayed_packets, r.delayed_bytes)],
       r.marked_packets && ["marked", `${count(r.marked_packets)} packets`], r.guarantee_bits_per_second && ["guaranteed", traffic(r.guaranteed_packets, r.guaranteed_bytes)], r.guarantee_bits_per_second && ["borrowed", traffic(r.borrowed_packets, r.borrowed_bytes)],
       r.capacity_bytes && ["burst", burst(r)], r.queue_bytes && ["queue", `${bytes(r.queue_bytes)}, at most ${duration(r.longest_wait_ns)}`],
       r.contended_packets && ["contended", `${count(r.contended_packets)} packets`], r.spilled_packets && ["spilled", `${count(r.spilled_packets)} packets`], r.exempt_packets && ["exempt", `${count(r.exempt_packets)} packets`],
-      r.active_sharers !== null && r.active_sharers !== undefined && ["active sharers", grouped(r.active_sharers)], r.hook && ["in force by", r.hook]].filter(Boolean);
+      r.active_sharers !== null && r.active_sharers !== undefined && ["active sharers", grouped(r.active_sharers)], r.hook && ["hook", r.hook]].filter(Boolean);
     const text = facts.map((f) => f[0]).join();
     if (this.#facts !== text || p.facts.children.length === 0) {
       this.#facts = text;
@@ -389,11 +392,12 @@ export class Detail {
       says: `Now ${bits(row.passed)} pass and ${bits(row.dropped)} are dropped, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
     });
     const capacity = r.capacity_bytes;
-    p.levelPlot.draw({
-      ...time, yText: bytes, marks: capacity ? [{ name: "capacity", color: "ceiling", y: capacity, dash: [6, 4] }] : [],
+    p.levels.hidden = !capacity;
+    if (capacity) p.levelPlot.draw({
+      ...time, yText: bytes, marks: [{ name: "capacity", color: "ceiling", y: capacity, dash: [6, 4] }],
       layers: [{ name: "level", color: "level", kind: "area", x: t, y: at.level }],
-      yMax: capacity ? Math.max(capacity, r.queue_bytes ? capacity + r.queue_bytes : 0) * 1.1 : undefined,
-      says: capacity ? `Now ${bytes(r.level_bytes)} of ${bytes(capacity)}.` : "There is no bucket.",
+      yMax: 1.1 * Math.max(capacity + (r.queue_bytes || 0), ...at.level.filter((v) => v > 0)), // a penalty raises the level above the capacity
+      says: `Now ${bytes(at.level.at(-1))} of ${bytes(capacity)}.`,
     });
   }
 
@@ -423,8 +427,8 @@ export class Detail {
       const x1 = Date.parse(found.until) || Date.now();
       p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xTicks: timeTicks, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
       const checked = found.checked_intervals;
-      setText(p.past, [`Passed ${bytes(found.passed_bytes)}, dropped ${bytes(found.dropped_bytes)}.`,
-        found.passed?.p95_5min_bits_per_second ? `95th percentile of 5 minutes: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
+      setText(p.past, ["Averages over 5 minutes.", `Passed ${bytes(found.passed_bytes)}, dropped ${bytes(found.dropped_bytes)}.`,
+        found.passed?.p95_5min_bits_per_second ? `95th percentile: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
         checked ? `The committed rate was delivered in ${grouped(found.delivered_intervals)} of ${plural(checked, "interval")}.` : ""].filter(Boolean).join(" "));
     } catch (err) {
       if (past === this.#past) setText(p.past, `No history: ${visible(err.message)}`);
@@ -436,7 +440,7 @@ export class Detail {
     if (!p.members) return;
     const all = [...(this.#store.children.get(row.r.name) ?? [])].sort(worstFirst);
     p.members.show(all.slice(0, MEMBERS), (m) => m.key);
-    setText(p.more, all.length > MEMBERS ? `and ${grouped(all.length - MEMBERS)} more, with less or no use` : all.length === 0 ? "Nothing is within it." : "");
+    setText(p.more, all.length > MEMBERS ? `and ${grouped(all.length - MEMBERS)} more with less use` : all.length === 0 ? "This pool has no members." : "");
   }
 
   // #look reads the buckets of the rule now and then: a reading has only the fullest of all rules.
@@ -447,7 +451,7 @@ export class Detail {
     try {
       const all = await calls.buckets(row.r, BUCKETS);
       p.bucketRows.show(all, (b) => b.key);
-      setText(p.more, all.length === 0 ? "All buckets are empty." : all.length === BUCKETS ? `the fullest ${BUCKETS}` : plural(all.length, "bucket"));
+      setText(p.more, all.length === 0 ? "All buckets are empty." : all.length === BUCKETS ? `the ${BUCKETS} fullest` : plural(all.length, "bucket"));
     } catch (err) {
       setText(p.more, visible(err.message));
     }
@@ -457,9 +461,10 @@ export class Detail {
 }
 
 function describe(r) {
-  if (r.kind === "pool") return `Pool with ${rateText(r)}${r.within ? `, within ${r.within}` : ""}`;
-  const each = r.each && r.each !== "all" ? `each ${r.each} in ${networkOf(r)}` : `${networkOf(r)} as a whole`;
-  return r.unlimited ? `${r.device} ${r.direction}: ${each} is ${r.within ? `limited only by pool ${r.within}` : "not limited"}` : `${r.device} ${r.direction}: ${each} gets ${rateText(r)}`;
+  if (r.kind === "pool") return `Pool of ${rateText(r)}${r.within ? ` within ${r.within}` : ""}`;
+  const network = networkOf(r);
+  const who = isEach(r) ? `each ${r.each} in ${network}` : network.includes("/") ? `${network} as a whole` : network;
+  return `${r.device} ${r.direction}: ${who} ${!r.unlimited ? `gets ${rate(r.rate_bits_per_second)}` : r.within ? `is limited only by pool ${r.within}` : "is not limited"}`;
 }
 
 // rateLayers is a plot of what passed and, on top of that, was dropped, with the limits of a rule.

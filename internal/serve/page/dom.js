@@ -94,6 +94,9 @@ export function name(text, props) {
   return h("bdi", props, visible(text));
 }
 
+// commandLine is a command as text that may break before an option, not within one.
+export const commandLine = (text) => text.split(" --").flatMap((part, i) => (i ? [" ", h("span", { class: "nowrap" }, `--${part}`)] : [part]));
+
 // searchField puts a magnifying glass before a field.
 export function searchField(input) {
   return h("div", { class: "search" },

@@ -1,7 +1,7 @@
 // Events as they happen, and the lists of them.
 import { Refusal, stream } from "./api.js";
 import { Rows, h, searchField, setAttr, setText, visible } from "./dom.js";
-import { clock } from "./units.js";
+import { clock, grouped } from "./units.js";
 
 const KEPT = 500;
 const AGAIN = 5000; // until the page asks again after the stream ended
@@ -52,6 +52,12 @@ export class Log {
     this.state = state;
     this.problem = problem;
     this.#changed(null);
+  }
+
+  // changed says what the last change of rules changed, if that was seen.
+  changed() {
+    const begun = this.all.findIndex((e) => e.kind === "change-begun");
+    return this.all.slice(0, Math.max(begun, 0)).filter((e) => e.kind === "rules-changed").map((e) => `${e.sentence}.`).reverse().slice(0, 5).join(" ");
   }
 
   #add(e) {
@@ -132,6 +138,6 @@ export class Events {
     const kind = this.#kind.value;
     const text = (e) => [e.device, e.direction, e.network, e.name, e.key, e.pool, e.sentence].join(" ").toLowerCase();
     this.#list.update((e) => (!kind || e.kind === kind) && (words.length === 0 || words.every((w) => text(e).includes(w))));
-    setText(this.#count, this.#log.leftOut > 0 ? `${this.#log.leftOut} events were left out: too many came at once` : "");
+    setText(this.#count, this.#log.leftOut > 0 ? `${grouped(this.#log.leftOut)} events were left out because too many came at once.` : "");
   }
 }

@@ -20,7 +20,7 @@ const orders = {
 const shows = {
   all: ["Everything", () => true],
   dropping: ["Dropping now", (row) => row.refused > 0],
-  near: ["Near or at their rate", (row) => row.state === "near" || row.state === "queueing" || row.refused > 0],
+  near: ["At or near the rate", (row) => row.state === "near" || row.state === "queueing" || row.refused > 0],
   busy: ["In use", (row) => row.passed > 0 || row.dropped > 0],
   idle: ["Idle", (row) => row.state === "idle"],
   out: ["Not in force", (row) => row.state === "out"],
@@ -43,7 +43,7 @@ export class List {
       this.#held = 0;
       this.update();
     };
-    this.#search = h("input", { type: "search", id: "search", placeholder: tree ? "Name, plan, pool, device or address" : "Name, plan, device, network or address", "aria-label": "Search", autocomplete: "off", spellcheck: "false", oninput: again });
+    this.#search = h("input", { type: "search", id: "search", placeholder: "Name, plan, pool, device or address", "aria-label": "Search", autocomplete: "off", spellcheck: "false", oninput: again });
     this.#show = choice("Show", "show", Object.fromEntries(Object.entries(shows).map(([k, v]) => [k, v[0]])), again);
     this.#kind = choice("Rules or pools", "kind", kinds, again);
     const head = (id, text, props) => {
@@ -51,7 +51,7 @@ export class List {
       return (this.#heads[id] = h("th", { scope: "col", role: "columnheader", ...props }, button));
     };
     const body = h("tbody", { role: "rowgroup" });
-    this.#table = h("table", { role: "table", "aria-label": tree ? "Pools with what is within them" : "Rules", tabindex: "-1" },
+    this.#table = h("table", { role: "table", "aria-label": tree ? "Pools and their members" : "Rules", tabindex: "-1" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
         head("name", tree ? "Pool or rule" : "Rule"), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
         head("dropped", "Dropped now", { class: "number col-dropped" }),
@@ -67,7 +67,7 @@ export class List {
 
     this.#tiles = new Tiles(store);
     host.replaceChildren(
-      h("h1", { class: "hidden" }, tree ? "Pools" : "Rules, the worst now first"),
+      h("h1", { class: "hidden" }, tree ? "Pools" : "Rules, worst first"),
       this.#tiles.el,
       h("div", { class: "toolbar", role: "search" },
         searchField(this.#search),
@@ -127,7 +127,7 @@ export class List {
 
     const thing = this.#tree ? "lines" : kinds[this.#kind.value].toLowerCase();
     setText(this.#found, items.length === of && few.length === of ? `${grouped(of)} ${of === 1 ? thing.replace(/s$/, "") : thing}` : `${grouped(few.length)} of ${grouped(items.length)}${items.length === of ? "" : ` found, of ${grouped(of)}`} ${thing}`);
-    setText(this.#holding, performance.now() < this.#held && this.#order === "worst" ? "the order stays while you are in the list" : "");
+    setText(this.#holding, performance.now() < this.#held && this.#order === "worst" ? "order held while you use the list" : "");
     this.#more.hidden = few.length === items.length;
     setText(this.#more, `Show ${grouped(Math.min(FIRST, items.length - few.length))} more`);
     this.#table.hidden = items.length === 0;
@@ -147,7 +147,7 @@ export class List {
     return rows;
   }
 
-  // #branches are pools with what is within them below. A search leaves the ways to what it found.
+  // #branches are pools with what is within them below. A search keeps the pools above what it found.
   #branches(wanted, searched) {
     const store = this.#store;
     const items = [];
@@ -165,7 +165,7 @@ export class List {
     };
     const compare = this.#order === "worst" ? (a, b) => a.foremost - b.foremost : this.#compare();
     const grow = (rows, depth, above) => {
-      const left = (searched ? rows.filter((row) => has(row, above)) : [...rows]).sort((a, b) => b.isPool - a.isPool || compare(a, b));
+      const left = (searched ? rows.filter((row) => has(row, above)) : [...rows]).sort(compare);
       for (const row of left) {
         const within = row.isPool ? store.children.get(row.r.name) ?? [] : [];
         // Deep and wide trees begin closed, as nobody reads thousands of lines.
@@ -198,9 +198,9 @@ function emptyOf(why) {
   }
   return [h("div", { class: "empty" },
     s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" }, s("use", { href: "icon.svg#mark" })),
-    h("h2", null, "No limits yet"), h("p", null, "Nothing is limited in this network namespace. This command gives each address in a network 10 mbit:"),
+    h("h2", null, "No limits yet"), h("p", null, "Nothing is limited in this network namespace. This command limits each address in a network to 10mbit:"),
     h("code", { class: "command" }, "shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host"),
-    h("p", null, "Try limits first in the ", h("a", { href: "sandbox" }, "sandbox"), "."))];
+    h("p", null, "To try a limit first, use the ", h("a", { href: "sandbox" }, "sandbox"), "."))];
 }
 
 function makeRow(toggle) {
@@ -246,7 +246,7 @@ function updateRow(el, { row, depth, within, open }) {
     who.lastChild.style.marginLeft = `${depth * 1.25 + 2}rem`;
     setAttr(twig, "class", within ? "twig" : "twig none");
     setAttr(twig, "aria-expanded", within ? String(open) : null);
-    setAttr(twig, "aria-label", `${open ? "Hide" : "Show"} what is within ${title}: ${within}`);
+    setAttr(twig, "aria-label", `${title}: ${plural(within, "member")}`);
   }
   const pill = state.firstChild;
   setText(pill, stateText(row));
@@ -319,7 +319,7 @@ class Tiles {
     }
     const rules = this.#store.ruleCount;
     figure(parts.worst.figure, [grouped(dropping), ""]);
-    setText(parts.worst.more, near > 0 ? `${grouped(near)} more near the rate` : "no other near the rate");
+    setText(parts.worst.more, near > 0 ? `${grouped(near)} near ${near === 1 ? "its" : "their"} rate` : "none near its rate");
     figure(parts.rules.figure, [grouped(rules - out), ""]);
     setText(parts.rules.more, out > 0 ? `${grouped(out)} not in force` : pools > 0 ? plural(pools, "pool") : "no pools");
   }

@@ -204,7 +204,6 @@ func rule(device, direction, cidr, name string, rate, use, dropped uint64) repor
 		IntervalNS: new(uint64(1e9)), UseBits: &use, BorrowedBits: new(uint64), UsePercent: new(math.Round(1e4*float64(use)/float64(rate)) / 100), DroppedBits: &dropped,
 		DroppedPercent: new(100 * float64(dropped) / float64(max(use+dropped, 1))), ExcessPercent: new(100 * float64(dropped) / float64(max(use+dropped, 1))),
 		LevelBytes: uint64(float64(capacity) * min(1, float64(use)/float64(rate)) * 0.97), PassedBytes: use * 400, PassedPackets: use / 3, DroppedBytes: dropped * 300, DroppedPackets: dropped / 4,
-		Sentence: fmt.Sprintf("%s %s: %s as a whole gets %dmbit, burst %d kB (300 ms); excess is dropped (gcra)", device, direction, cidr, rate/1e6, capacity/1000),
 	}
 	if use+dropped == 0 {
 		r.DroppedPercent, r.ExcessPercent = nil, nil
@@ -216,7 +215,6 @@ func pool(name, within string, rate, use, refused uint64) report.Rule {
 	r := rule("", "", "", name, rate, use, refused)
 	r.Kind, r.Within, r.Attached, r.Match, r.Share = report.KindPool, within, nil, "", "member"
 	r.RefusedPercent = r.DroppedPercent
-	r.Sentence = fmt.Sprintf("pool %q gets %dmbit, shared fairly by its members; excess is dropped (gcra)", name, rate/1e6)
 	return r
 }
 
@@ -249,7 +247,6 @@ func town() (report.Rules, []report.FullBucket) {
 	)
 	dns := rule("eth1", "ingress", "10.0.0.0/24", "dns", 2*mbit, 9*mbit, 5*mbit)
 	dns.Each, dns.UsePercent, dns.LevelBytes = "host", nil, 0
-	dns.Sentence = "eth1 ingress: each host in 10.0.0.0/24 gets 2mbit (250 kB/s), burst 75 kB (300 ms); excess is dropped (gcra)"
 	all = append(all, dns)
 	for i := range 24 {
 		all = append(all, within(rule("eth0", "egress", fmt.Sprintf("10.3.0.%d/32", i), fmt.Sprintf("home-%d", i), 25*mbit, uint64(i%5)*mbit, 0), "ap-2", "home-25"))
@@ -265,6 +262,8 @@ func town() (report.Rules, []report.FullBucket) {
 var happened = []string{
 	`{"time":"2026-11-23T20:10:01.5Z","kind":"overflow","device":"eth0","direction":"egress","network":"10.1.0.66/32","name":"mallory","key":"10.1.0.66","pool":"ap-1","level_bytes":1875000,"sentence":"eth0 egress 10.1.0.66/32 mallory: pool ap-1 refuses packets of 10.1.0.66"}`,
 	`{"time":"2026-11-23T20:10:07.1Z","kind":"overflow","device":"eth1","direction":"ingress","network":"10.0.0.0/24","name":"dns","key":"10.0.0.7","level_bytes":75000,"left_out":12,"sentence":"eth1 ingress 10.0.0.0/24 dns: the bucket of 10.0.0.7 is full"}`,
+	`{"time":"2026-11-23T20:10:09Z","kind":"change-begun","sentence":"a change of rules began"}`,
+	`{"time":"2026-11-23T20:10:09.1Z","kind":"rules-changed","device":"eth0","direction":"egress","network":"10.1.0.66/32","name":"mallory","sentence":"eth0 egress 10.1.0.66 (\"mallory\"): 1 rule changed"}`,
 	`{"time":"2026-11-23T20:11:30Z","kind":"penalty","device":"eth1","direction":"ingress","network":"10.0.0.0/24","key":"10.0.0.10","sentence":"<b>10.0.0.10</b> is kept full for 10 s"}`,
 }
 
@@ -340,6 +339,9 @@ func TestPools(t *testing.T) {
 func TestRule(t *testing.T) {
 	f, b := open(t, "#/rule/eth1/ingress/10.0.0.0%2F24")
 	b.Until("the title", "document.querySelector('h1').innerText.startsWith('dns')")
+	if text := b.Text(".sentence"); text != "eth1 ingress: each host in 10.0.0.0/24 gets 2mbit" {
+		t.Errorf("the rule is described as %q", text)
+	}
 	drawn := "document.querySelector('.plot canvas').toDataURL()"
 	var before string
 	b.Until("a plot", "document.querySelector('.legend')?.innerText.includes('5.00mbit')")
@@ -353,9 +355,9 @@ func TestRule(t *testing.T) {
 	b.Until("round-trip times", "[...document.querySelectorAll('.mini tbody')].some((b) => b.innerText.includes('all\\t194 ms\\t22 ms\\t2.0%') && b.innerText.includes('<i>10.0.0.9</i>'))")
 	b.Until("events", "document.querySelectorAll('.side .events li').length === 2 && document.querySelector('.side .events').innerText.includes('<b>10.0.0.10</b>')")
 	b.Click(".segments button:nth-child(3)")
-	b.Until("no history", "document.querySelector('.main-col').innerText.includes('No history: report: this server records nothing')")
+	b.Until("no history", "document.querySelector('.detail').innerText.includes('No history: report: this server records nothing')")
 	b.Click(".segments button:nth-child(4)")
-	b.Until("a day", "document.querySelector('.main-col').innerText.includes('95th percentile of 5 minutes: 16.8mbit. The committed rate was delivered in 8\u202f630 of 8\u202f640 intervals.')")
+	b.Until("a day", "document.querySelector('.detail').innerText.includes('95th percentile: 16.8mbit. The committed rate was delivered in 8\u202f630 of 8\u202f640 intervals.')")
 	b.Eval("location.reload()", nil)
 	b.Until("the same rule", "document.querySelector('h1')?.innerText.startsWith('dns')")
 	f.set(func() { f.measures = true })
@@ -415,6 +417,7 @@ func TestChange(t *testing.T) {
 	b.Click("dialog .primary")
 	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","keep":true,"network":"10.1.0.66/32","rate":"25mbit"}`)
 	b.Until("what is pending", "document.querySelector('.banner .countdown')?.innerText.startsWith('0:')")
+	b.Until("what changed", `document.querySelector('.banner').innerText.includes('eth0 egress 10.1.0.66 ("mallory"): 1 rule changed.')`)
 	b.Click(".banner .primary")
 	b.Until("nothing to be pending", "!document.querySelector('.banner')")
 	f.set(func() { f.asked, f.reverts = f.asked[1:], new(uint64(20e9)) })
@@ -494,15 +497,15 @@ func TestManyRules(t *testing.T) {
 // It fits each width, in all views, and the keyboard and screen readers have all of it.
 func TestAccess(t *testing.T) {
 	f, b := open(t, "")
-	for _, width := range []int{360, 820, 1440} {
+	for _, width := range []int{360, 768, 1440} {
 		b.Size(width, 900, "dark")
 		for _, hash := range []string{"#/", "#/pools", offender, "#/rule/eth1/ingress/10.0.0.0%2F24", "#/events"} {
 			b.Eval("location.hash = '"+hash+"'", nil)
 			b.Until("the view", "document.querySelector('.tile, .events li')")
 			var wide []string
-			b.Eval("[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.hidden, .scroll, .who a, dialog')).map((e) => e.outerHTML.slice(0, 120))", &wide)
+			b.Eval("[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > (e.closest('.list')?.getBoundingClientRect().right ?? innerWidth) + 1 && !e.closest('.hidden, .scroll, .who a, dialog')).slice(0, 5).map((e) => e.outerHTML.slice(0, 120))", &wide)
 			if len(wide) > 0 {
-				t.Errorf("%s at %d px: wider than the screen: %s", hash, width, wide)
+				t.Errorf("%s at %d px: wider than its card or the screen: %s", hash, width, wide)
 			}
 		}
 	}
@@ -544,7 +547,7 @@ func TestAccess(t *testing.T) {
 	for _, width := range []int{360, 1440} {
 		b.Size(width, 900, "light")
 		roles := b.Roles()
-		for _, want := range []string{"banner", "navigation Pages", "main", "search", "heading Rules, the worst now first", "table Rules", "columnheader Use now", "rowheader mallory", "link mallory", "searchbox Search", "button Pause", "button Dark colours", "status"} {
+		for _, want := range []string{"banner", "navigation Pages", "main", "search", "heading Rules, worst first", "table Rules", "columnheader Use now", "rowheader mallory", "link mallory", "searchbox Search", "button Pause", "button Dark colours", "status"} {
 			if !strings.Contains(roles, "\n"+want) {
 				t.Errorf("at %d px, no %q in the accessibility tree: %s", width, want, roles)
 			}

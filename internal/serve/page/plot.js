@@ -282,7 +282,9 @@ function paintLayer(c, l, px, py, color) {
     }
     if (to - from === 1) {
       c.fillStyle = color(l.color);
-      c.fillRect(px(l.x[from]) - 1, py(l.y[from]) - 1, 2, 2);
+      c.beginPath();
+      c.arc(px(l.x[from]), py(l.y[from]), 2, 0, 7);
+      c.fill();
       continue;
     }
     c.beginPath();

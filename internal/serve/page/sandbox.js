@@ -1,5 +1,5 @@
 // The sandbox: fields make a request, the model of serve answers, and this draws the answer. It decides over no packet.
-import { byID, h, setAttr, setText, visible } from "./dom.js";
+import { byID, commandLine, h, setAttr, setText, visible } from "./dom.js";
 import { get, post } from "./api.js";
 import { LEFT, Plot, RIGHT, ticks } from "./plot.js";
 import { bits, bytes, rate as rateText, grouped, percent } from "./units.js";
@@ -300,7 +300,7 @@ const trim = (v) => String(Number(v.toPrecision(6)));
 
 function showExamples() {
   for (const b of byID("examples").querySelectorAll("button")) setAttr(b, "aria-pressed", String(b.dataset.name === presetName));
-  if (!presetName) setText(byID("why"), "Your own case: its link has all values.");
+  if (!presetName) setText(byID("why"), "Your own case. The link contains all values.");
 }
 
 function wrong(text) {
@@ -396,10 +396,10 @@ class Panel {
     const rates = h("div");
     this.level = new Plot(level, { label: `${title}: level`, height: 176 });
     this.rates = new Plot(rates, { label: `${title}: rate`, height: 176 });
-    this.ratesBox = h("div", null, h("h4", null, "Rate"), rates);
+    this.ratesBox = h("div", null, h("h3", null, "Rate"), rates);
     this.lanes = h("canvas", { class: "lanes", role: "img" });
     level.querySelector(".legend").before(this.lanes); // on the same axis
-    this.plots = h("div", { class: "plots" }, h("div", null, h("h4", null, "Level of the bucket"), level), this.ratesBox);
+    this.plots = h("div", { class: "plots" }, h("div", null, h("h3", null, "Level of the bucket"), level), this.ratesBox);
     this.command = h("code", { class: "command" });
     this.copy = h("button", { type: "button", "aria-label": `Copy the command for ${title}` }, "Copy");
     this.copy.addEventListener("click", () => copy(this.command.textContent, this.copy));
@@ -433,8 +433,7 @@ class Panel {
     setText(this.says, visible(o.says));
     setText(this.sentence, o.sentence);
     this.run.hidden = !o.command;
-    // A line may end between options, not within one.
-    if (this.command.textContent !== o.command) this.command.replaceChildren(...o.command.split(" --").flatMap((part, i) => (i ? [" ", h("span", { class: "nowrap" }, `--${part}`)] : [part])));
+    if (this.command.textContent !== o.command) this.command.replaceChildren(...commandLine(o.command));
     this.noCommand.hidden = Boolean(o.command);
     setText(this.noCommand, o.command ? "" : `No rule can have this limit: ${visible(o.no_command ?? "")}`);
     this.showLevel(o);

@@ -24,14 +24,15 @@ export const bytes = (v) => text(v, byteNames);
 export const count = (v) => text(v, countNames);
 export const bitsParts = (v) => (!known(v) || v < 0.5 ? [known(v) ? "0" : "–", known(v) ? "bit" : ""] : si(v, bitNames));
 
-export function rate(v) {
-  if (!known(v)) return "unlimited";
-  let name = "bit";
-  let size = 1;
-  [["kbit", 1e3], ["mbit", 1e6], ["gbit", 1e9], ["tbit", 1e12]].forEach(([n, s]) => {
-    if (v > 0 && v % s === 0) [name, size] = [n, s];
-  });
-  return v / size + name;
+export const rate = (v) => (known(v) ? rateParts(v).join("") : "unlimited");
+
+export function rateParts(v) {
+  let unit = 0;
+  while (v > 0 && v % 1000 === 0 && unit < bitNames.length - 1) {
+    v /= 1000;
+    unit++;
+  }
+  return [String(v), bitNames[unit]];
 }
 
 // asRate is a rate in bit/s of what somebody typed, for a comparison; NaN where only the command line can tell.
@@ -50,6 +51,7 @@ export function percent(p) {
 // duration is a time of some nanoseconds, with two or three digits.
 export function duration(ns) {
   if (!known(ns)) return "–";
+  if (ns === 0) return "0";
   if (ns < 1e3) return `${Math.round(ns)} ns`;
   if (ns < 1e6) return `${digits(ns / 1e3)} µs`;
   if (ns < 1e9) return `${digits(ns / 1e6)} ms`;
