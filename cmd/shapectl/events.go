@@ -29,29 +29,31 @@ func eventsCommand(e *env) *cobra.Command {
 	var o eventsOptions
 	cmd := &cobra.Command{
 		Use:   "events [DEV|ADDRESS|CIDR|NAME]... [flags]",
-		Short: "Print events: buckets that overflow, changes, devices that come and go",
-		Long: `Print events as they happen, one a line, until it is stopped. Arguments choose devices, networks, rules or pools. DEV
-and NAME may be patterns. The kinds are:
+		Short: "Print events: overflows, penalties, changes, devices",
+		Long: `Print events as they happen, one per line, until stopped. Arguments choose devices, networks, rules or pools. DEV
+and NAME may be patterns.
 
-  overflow          a bucket begins to drop, mark, queue or pass excess packets
-  penalty           the same, and the rule has a penalty
-  guarantee         packets within a guarantee are refused, or a guarantee has no room
-  change-begun      a change of many rules is in force;
-  change-confirmed  'shapectl confirm' keeps it,
-  change-reverted   'shapectl rollback' undid it,
-  change-expired    or nobody confirmed it in time
-  device-appeared   a device that has rules, or had, was created or renamed,
-  device-gone       or deleted
+Kinds of events:
+
+  overflow          a bucket starts to drop, mark, queue or count excess packets
+  penalty           the same for a rule with a penalty
+  guarantee         a pool refuses packets within a guarantee, or has no room for one
+  change-begun      'apply', or a command with --confirm, changed rules
+  change-confirmed  'shapectl confirm' kept the change
+  change-reverted   'shapectl rollback' undid the change
+  change-expired    nobody confirmed the change in time, so it reverted
+  device-appeared   a device with rules was created or renamed
+  device-gone       a device with rules was deleted or renamed
   rules-changed     rules or pools were added, removed or changed
-  left-out          events of packets were left out, and no other event followed to count them
+  left-out          events were left out, and no other event followed to count them
 
-An overflow begins with the first excess packet after a second without one. At most 100 events of packets are printed
-in a second; left_out counts the others. At most eight processes may listen. Packets that pass are not slowed down;
-excess packets are, while somebody listens.
+An overflow starts with the first excess packet after a second without one. Packets cause at most 100 events a second;
+left_out counts the rest. At most eight processes can listen. Packets that conform are never slowed down; excess packets
+are, while a process listens.
 
---run runs a program for each event, without arguments. It gets the event as JSON on stdin, and in its environment as
-SHAPECTL_KIND, SHAPECTL_DEVICE and so on. It runs for one event after another, at most 30 times a minute.
-SHAPECTL_RUNS_LEFT_OUT counts the events since the last run for which it was not run. A run is killed after a minute.`,
+--run runs a program for each event, without arguments. The program reads the event as JSON from stdin, or from
+SHAPECTL_KIND, SHAPECTL_DEVICE and so on in its environment. It runs for one event at a time, at most 30 times a minute,
+and is killed after a minute. SHAPECTL_RUNS_LEFT_OUT counts the events since its last run that it was not run for.`,
 		Example: `  shapectl events
   shapectl events eth0 --kind overflow --kind change -j
   shapectl events --journal
@@ -71,8 +73,8 @@ SHAPECTL_RUNS_LEFT_OUT counts the events since the last run for which it was not
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.kinds, "kind", nil, "only events of this `kind`, or of all kinds that begin with it (change, device); may be given again")
-	flags.BoolVar(&o.journal, "journal", false, "write to the journal of systemd, with fields, instead of to stdout")
+	flags.StringArrayVar(&o.kinds, "kind", nil, "only events of this `kind`, or of all kinds with this first word (change, device); repeatable")
+	flags.BoolVar(&o.journal, "journal", false, "write to the systemd journal, with fields, instead of stdout")
 	flags.StringVar(&o.run, "run", "", "run this `program` for each event")
 	flags.IntVar(&o.count, "count", 0, "end after `N` events")
 	flags.Var(duration(&o.during), "for", "end after this `time`, such as 60s")

@@ -129,7 +129,7 @@ func TestPage(t *testing.T) {
 	b.Open(base + "/?history#/pool/uplink")
 	b.Until("the times to choose from", "document.querySelector('.segments')")
 	b.Click(".segments button:nth-child(3)") // and again, until there are two readings
-	b.Until("what was recorded", "/Passed \\d/.test(document.querySelector('.main-col').innerText)")
+	b.Until("what was recorded", "/Passed \\d/.test(document.querySelector('.detail').innerText)")
 	for _, p := range b.Problems() {
 		if !strings.Contains(p, "401") && !strings.Contains(p, "/api/v1/report") { // the browser writes each refusal to the console
 			t.Errorf("the console says: %s", p)

@@ -49,7 +49,7 @@ func (r *rig) asOutsider(program string, args ...string) *exec.Cmd {
 }
 
 // unknown is what commands say once that cannot tell whether rules are in force.
-const unknown = "whether the rules are in force is not known: to see what is attached takes CAP_NET_ADMIN"
+const unknown = "cannot tell whether the rules are in force: seeing what is attached needs CAP_NET_ADMIN"
 
 // A member of the group reads what root does, but for what is attached by tcx: that takes CAP_NET_ADMIN.
 func TestReaders(t *testing.T) {

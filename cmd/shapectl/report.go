@@ -48,16 +48,16 @@ func reportCommand(e *env) *cobra.Command {
 		Long: `Report what a rule, all rules with a name, or a pool passed and dropped over time, and whether the committed rate was
 delivered. 'shapectl serve' records the history.
 
-The committed rate is the guarantee. Without one, it is the rate, unless the rule draws from a pool. --committed sets
-another. Rules that give each host, subnet or flow a rate are checked only with --committed.
+The committed rate is the guarantee. Without a guarantee, it is the rate, unless the rule draws from a pool.
+--committed checks another rate. Rules with a rate for each host, subnet or flow are checked only with --committed.
 
-An interval of 10s delivered the committed rate if nothing was dropped, or if at least as much passed as the rate
-allows in that time, less one burst. Otherwise it is missed: packets came in bursts, or a pool was full. Intervals
-without traffic do not count. Gaps are times without readings. They are in no rate and in no check, but the bytes
-counted meanwhile are in the sums.
+An interval of 10s delivered the committed rate if nothing was dropped in it, or if at least as much passed as the rate
+allows in that time, less one burst. Otherwise the interval is missed: packets came in bursts, or a pool was full.
+Intervals without traffic do not count. Gaps are times without readings. Rates and checks leave them out, but sums
+include the bytes counted meanwhile.
 
-The 95th percentile is of averages of five minutes, as for billing, and of intervals. --html writes a page with a
-picture to a file.
+The report has the 95th percentile of 5-minute averages, as used for billing, and of intervals. --html writes a page
+with a picture to a file.
 
 --since and --until take an age such as 24h or 7d, or a time such as 2026-11-23, '2026-11-23 14:00' or 14:00.`,
 		Example: `  shapectl report --name alice --since 7d --html alice.html
@@ -92,15 +92,15 @@ picture to a file.
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.rule, "rule", "", "the `rule`: device, direction and network, in quotes")
-	flags.StringVar(&o.name, "name", "", "all rules with this `name`, and the pool")
+	flags.StringVar(&o.name, "name", "", "all rules with this `name`, and the pool with this name")
 	flags.StringVar(&o.pool, "pool", "", "the `pool`")
 	flags.StringVar(&o.since, "since", "24h", "from this `time` on")
 	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
-	once(flags, &o.committed, "committed", "check this rate instead of that of the one rule or pool")
+	once(flags, &o.committed, "committed", "check this rate instead of the rule's or pool's own")
 	flags.Lookup("committed").DefValue = ""
 	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
-	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory+", else what a running serve has in memory")
+	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory+", or else the memory of a running serve")
 	must(cmd.MarkFlagFilename("history"))
 	return cmd
 }
@@ -236,7 +236,7 @@ func (o *reportOptions) match() (func(*history.Series) bool, error) {
 	}
 	words := strings.Fields(o.rule)
 	if len(words) != 3 {
-		return nil, fmt.Errorf("--rule %q has not three words; write device, direction and network, such as 'eth0 egress 10.0.0.7'", o.rule)
+		return nil, fmt.Errorf("--rule %q does not have three words; write device, direction and network, such as 'eth0 egress 10.0.0.7'", o.rule)
 	}
 	direction, err := policy.ParseDirection(words[1])
 	if err != nil {
@@ -292,7 +292,7 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return now, fmt.Errorf("%.64q is no time; write how long ago, such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
+	return now, fmt.Errorf("%.64q is not a time; write an age such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
 }
 
 // writePage writes a page as a whole or not at all.

@@ -48,7 +48,7 @@ func TestReport(t *testing.T) {
 		return append([]string{"report", "--since", begin.Format(time.RFC3339), "--until", begin.Add(2 * time.Hour).Format(time.RFC3339), "--history", path}, more...)
 	}
 	text := r.ok(command("--rule", "eth0 egress 10.0.0.7")...)
-	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered", "50% of the measured time; longest 1h0m0s",
+	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time; longest 1h0m0s",
 		"yes, in all 360 intervals with traffic", "passed 8.00mbit, offered 9.60mbit", "sha256:00"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
@@ -72,8 +72,8 @@ func TestReport(t *testing.T) {
 	r.refused(exitInput, "one rule or pool, but 1 rule and 1 pool match: 'eth0 egress 10.0.0.8/32', pool \"up\"; choose one", command("--name", "up", "--committed", "1mbit")...)
 	r.refused(exitInput, "no readings of pool down", command("--pool", "down")...)
 	r.refused(exitInput, "give one of", command("--pool", "up", "--name", "up")...)
-	r.refused(exitInput, "has not three words", command("--rule", "eth0 egress")...)
-	r.refused(exitInput, "is no time", "report", "--pool", "up", "--since", "yesterday")
+	r.refused(exitInput, "does not have three words", command("--rule", "eth0 egress")...)
+	r.refused(exitInput, "is not a time", "report", "--pool", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "--pool", "up", "--since", "1h", "--until", "2h")
 	r.refused(exitInput, "it is not a history of shapectl", command("--pool", "up", "--history", page)...)
 	r.refused(exitInput, "name the file that its serve records by --history", "-n", "1", "report", "--pool", "up")

@@ -333,7 +333,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		err = f(n)
 		if takes := n.Unknown(); takes != "" && !e.saidUnknown && (err == nil || wasTold(err)) {
 			e.saidUnknown = true
-			e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", takes)
+			e.say("shapectl: cannot tell whether the rules are in force: seeing what is attached needs %s", takes)
 		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))

@@ -26,15 +26,15 @@ func rttCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rtt [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Measure TCP round-trip times and retransmissions under limits",
-		Long: `Measure whether limits hurt. The command follows the TCP flows of rules for some seconds. It compares round-trip times
-and retransmissions while a rule limits with those at other times. A rule limits until a second after it last dropped,
-delayed or marked a packet. If each host has a bucket, this is decided for each host.
+		Long: `Measure whether limits slow TCP down. The command follows the TCP flows of rules for a few seconds. It compares
+round-trip times and retransmissions while a rule is limiting with those at other times. A rule is limiting until one
+second after it last dropped, delayed or marked a packet. If each host has its own bucket, this applies to each host.
 
-LIMITED and OTHERWISE are median round-trip times between the device and the receivers, including the wait in the
+LIMITED and OTHERWISE are median round-trip times between the device and the receivers, including the delay in the
 rule's queue; P95 is the 95th percentile. SENDER is the median between the device and the senders. RESENT is the share
-of packets with payload that were sent again. A single rule is followed by its hosts.
+of packets with payload that were sent again. For a single rule, its hosts are listed, too.
 
-The programs that measure are attached only while this command runs. They need Linux 6.6. The arguments are those of
+The measuring programs are attached only while this command runs. They need Linux 6.6. The arguments are those of
 'shapectl show'.`,
 		Example: `  shapectl rtt
   shapectl rtt eth0 egress --interval 30s

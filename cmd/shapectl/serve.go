@@ -52,17 +52,17 @@ func serveCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
 		Short: "Serve a web page, an API and metrics over HTTP",
-		Long: `Serve a web page, an API for all commands, and metrics for Prometheus over HTTP, until it is stopped. Limits do not
-need it: they stay in force when it stops.
+		Long: `Serve a web page, an API for all commands, and Prometheus metrics over HTTP, until stopped. Limits do not depend on
+it: they stay in force when it stops.
 
-With FILE, it also does the work of 'shapectl watch'; run one of the two. As long as FILE does not exist, it sets no
+With FILE, serve also does the work of 'shapectl watch': run one or the other. While FILE does not exist, it sets no
 rules.
 
-It listens on a Unix socket and on 127.0.0.1. Over the socket, root may do everything, and the group shapectl may read.
-Over 127.0.0.1, all users of this host may read, and changes need the token in --token-file. On an address that other
+serve listens on a Unix socket and on 127.0.0.1. Over the socket, root can do everything, and the group shapectl can
+read. Over 127.0.0.1, all users of this host can read; changes need the token in --token-file. On an address that other
 hosts can reach, every request needs the token and TLS: give --tls-cert, --tls-key and --token-file.
 
-SIGHUP makes it read FILE, the token and the certificate again.`,
+On SIGHUP, it reads FILE, the token and the certificate again.`,
 		Example: `  shapectl serve /etc/shapectl/policy.yaml
   curl --unix-socket /run/shapectl/serve.sock 'http://localhost/api/v1/show?device=eth0'`,
 		Args:              args(0, 1),
@@ -87,7 +87,7 @@ SIGHUP makes it read FILE, the token and the certificate again.`,
 				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
 			}
 			if !isOneIn(o.rttOneIn) {
-				return inputf("serve: --rtt-one-in %d is no power of two up to 65536", o.rttOneIn)
+				return inputf("serve: --rtt-one-in %d is not a power of two up to 65536", o.rttOneIn)
 			}
 			if cmd.Flags().Changed("rtt-one-in") && !o.rtt {
 				return inputf("serve: --rtt-one-in needs --rtt")
@@ -99,7 +99,7 @@ SIGHUP makes it read FILE, the token and the certificate again.`,
 				o.Socket = ""
 			}
 			if o.Listen == "" && o.Socket == "" {
-				return inputf("serve: there is nothing to listen on; leave --listen or --socket out")
+				return inputf("serve: there is nothing to listen on; remove --listen none or --socket none")
 			}
 			return e.serve(o)
 		},
@@ -107,17 +107,17 @@ SIGHUP makes it read FILE, the token and the certificate again.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
 	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
-	f.StringVar(&o.TokenFile, "token-file", "", "the token in this `file` permits changes over TCP")
-	f.StringVar(&o.Cert, "tls-cert", "", "use TLS, with the certificate in this `file`")
-	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
+	f.StringVar(&o.TokenFile, "token-file", "", "read the token for changes over TCP from this `file`")
+	f.StringVar(&o.Cert, "tls-cert", "", "use TLS with the certificate in this `file`")
+	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
-	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "the most `bytes` of a request's body, such as a policy")
+	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "largest request body in `bytes`, such as a policy")
 	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
 	must(cmd.MarkFlagFilename("history"))
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
-	f.IntVar(&o.buckets, "metrics-buckets", 20, "/metrics has the levels of the `N` fullest buckets; 0 for none")
-	f.BoolVar(&o.events, "events", false, "count events in /metrics; then excess packets pay for them all the time")
-	f.BoolVar(&o.rtt, "rtt", false, "measure round-trip times of TCP all the time, which all packets pay for")
+	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
+	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
+	f.BoolVar(&o.rtt, "rtt", false, "measure TCP round-trip times all the time, at a cost to each packet")
 	f.Uint32Var(&o.rttOneIn, "rtt-one-in", 1, "follow one flow in `N` for that, a power of two")
 	e.addSetupFQ(f)
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
@@ -279,7 +279,7 @@ func guarded(what string, say func(string), f func()) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			say(fmt.Sprintf("%s: panic: %v\n%s", what, p, debug.Stack()))
-			err = errors.New("an error of the program itself; its log says more")
+			err = errors.New("internal error; see the log of serve")
 		}
 	}()
 	f()

@@ -215,9 +215,9 @@ func (l *ruleLooker) Read() (report.RuleTalkers, error) {
 		case err != nil:
 			out.Note = plain.OneLine(err)
 		case reading.Others.Bytes > 0:
-			out.Note = "others, not listed for lack of room, offer " + report.Bits(*bits(reading.Others.Bytes))
+			out.Note = "others, for which there was no room to count, offer " + report.Bits(*bits(reading.Others.Bytes))
 		case reading.PassedUnknown:
-			out.Note = "what passes is unknown here: the device may queue it"
+			out.Note = "passed traffic is unknown here, because the device may queue it"
 		}
 	}
 	if l.host != "" {

@@ -43,15 +43,15 @@ func topCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Watch what rules and pools use and drop now",
-		Long: `Watch what rules and pools use and drop now. The rule that drops most comes first, then those nearest to their
-rate. The arguments choose rules as with 'shapectl show'; their pools are shown, too. Nothing changes unless you change a
-rate with the key r, which asks first.
+		Long: `Watch what rules and pools use and drop now. The rule that drops most comes first, then the rules nearest to their
+rate. Arguments choose rules as in 'shapectl show'; the pools of these rules are shown, too. Nothing changes unless you
+press r to change a rate, and r asks first.
 
-Keys: up and down select a row, enter looks into it (a pool's members, a name's rules, a rule's hosts, a host's flows),
-esc goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits the row, c confirms
-a pending change, p pauses, q quits, and ? lists all keys.
+Keys: up and down select a row, enter opens it (a pool's members, a name's rules, a rule's hosts, a host's flows), esc
+goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits the row, c confirms a
+pending change, p pauses, q quits, and ? lists all keys.
 
---once prints one table after one interval. -j prints a line of JSON for each interval, or with --once one document;
+--once prints one table after one interval. -j prints a line of JSON for each interval, or one document with --once;
 rules have the keys of 'shapectl show -j'. The screen needs a terminal: without one, or with TERM=dumb, use --once or
 -j. NO_COLOR turns colours off.
 
@@ -87,7 +87,7 @@ LOST their share of all packets. LEVEL is how full the bucket is, or the fullest
 	flags.StringVar(&o.by, "by", top.Views[0], "`view`: "+strings.Join(top.Views, ", "))
 	flags.StringVar(&o.sort, "sort", top.Sorts[0], "`order`: "+strings.Join(top.Sorts, ", "))
 	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s)")
-	flags.BoolVar(&o.once, "once", false, "print one table, and end")
+	flags.BoolVar(&o.once, "once", false, "print one table and exit")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	e.completes(cmd, "by", cobra.FixedCompletions(top.Views, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "sort", cobra.FixedCompletions(top.Sorts, cobra.ShellCompDirectiveNoFileComp))
@@ -119,7 +119,7 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		return fmt.Errorf("top: %w", e.advise(err))
 	}
 	if s.unknown != "" {
-		e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", s.unknown)
+		e.say("shapectl: cannot tell whether the rules are in force: seeing what is attached needs %s", s.unknown)
 	}
 	screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort}
 	if !o.once && !e.json {

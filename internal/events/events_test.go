@@ -165,9 +165,9 @@ func TestSentences(t *testing.T) {
 	e.Excess = "delayed"
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is over its burst (900 B of 1.00 kB); packets are queued")
 	e.Pool, e.Excess = "ap-1", "dropped"
-	check(`eth0 egress 10.0.0.0/24: pool "ap-1" (900 B of 1.00 kB) begins to refuse packets, first of 10.0.0.7`)
+	check(`eth0 egress 10.0.0.0/24: pool "ap-1" starts to refuse packets (900 B of 1.00 kB); first address: 10.0.0.7`)
 	e.Kind = report.GuaranteeFails
-	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7, which is within its guarantee; more have one than there is room for`)
+	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7 within its guarantee: it has no room for all guarantees`)
 	e.Kind, e.Key = report.PenaltyStarts, e.Network
 	check("eth0 egress 10.0.0.0/24: a penalty starts for the bucket (900 B of 1.00 kB)")
 

@@ -598,23 +598,23 @@ func (d *Delivery) facts(most int) (facts [][2]string) {
 	sum("passed", d.PassedBytes, "")
 	dropped := ""
 	if d.OfferedBytes > 0 {
-		dropped = ", " + percentText(percentOf(d.DroppedBytes, d.OfferedBytes)) + " of the offered"
+		dropped = ", " + percentText(percentOf(d.DroppedBytes, d.OfferedBytes)) + " of the offered bytes"
 	}
 	if d.RefusedBytes != nil && *d.RefusedBytes != d.DroppedBytes {
-		dropped += "; this pool itself refused " + bytesText(*d.RefusedBytes)
+		dropped += "; the pool itself refused " + bytesText(*d.RefusedBytes)
 	}
 	sum("dropped", d.DroppedBytes, dropped)
 	if d.ErrorBytes > 0 {
-		add("", "each exact to %s: the first and last ten minutes were rounded", bytesText(d.ErrorBytes))
+		add("", "each is exact to %s, because the first and last ten minutes were rounded", bytesText(d.ErrorBytes))
 	}
 	label := "95th"
 	if p := d.Passed; p.P95 != nil {
-		add(label, "passed %s, offered %s (percentile of averages of 5 minutes)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+		add(label, "passed %s, offered %s (percentile of 5-minute averages)", bitsText(*p.P95), bitsText(*d.Offered.P95))
 		label = ""
 	}
 	if p := d.Passed; p.P95Interval != nil {
-		add(label, "passed %s, offered %s (of %v)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
-		add("largest", "passed %s at %s, offered %s at %s (in %v)", bitsText(*p.Largest), moment(*p.LargestAt),
+		add(label, "passed %s, offered %s (percentile of %v averages)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
+		add("largest", "passed %s at %s, offered %s at %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
 			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}
 	if d.LongestFull == nil {
@@ -650,7 +650,7 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
 	})
 	if all := d.Checked - d.Delivered; all > fewest {
-		add("", "these are the %d worst of %d; -j lists up to %d", fewest, all, mostMissed)
+		add("", "the %d worst of %d; -j lists up to %d", fewest, all, mostMissed)
 	}
 	list("gaps", len(d.Gaps), func(i int) string {
 		g := d.Gaps[i]
@@ -694,7 +694,7 @@ func (d *Delivery) committedText() string {
 	default:
 		switch {
 		case d.Each != "all":
-			text = "none to all together: each " + d.Each + " has the rate"
+			text = "none for all together: each " + d.Each + " has the rate"
 		case d.Within != "":
 			text = "none: within pool " + d.Within + " without a guarantee"
 		}

@@ -126,7 +126,7 @@ func TestMissed(t *testing.T) {
 	if first := moment(noon)[11:] + ":"; len(begins) != fewest || begins[0] != first || !slices.IsSorted(begins) || strings.Contains(missed, "9.10 MB") {
 		t.Errorf("listed: %s", missed)
 	}
-	for _, want := range []string{"in 0 of 30 intervals", "Of what was offered up to the committed rate, 91% passed", "these are the 10 worst of 30; -j lists up to 100"} {
+	for _, want := range []string{"in 0 of 30 intervals", "Of what was offered up to the committed rate, 91% passed", "the 10 worst of 30; -j lists up to 100"} {
 		if !strings.Contains(bare, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text.String())
 		}
@@ -244,7 +244,7 @@ func TestShortIntervalOfDelivery(t *testing.T) {
 		t.Errorf("largest %d, percentile %d, %d passed", *d.Passed.Largest, *d.Passed.P95Interval, d.PassedBytes)
 	}
 	var text bytes.Buffer
-	if err := (Deliveries{d}).Text(&text); err != nil || !strings.Contains(text.String(), "  95th       passed 800kbit, offered 800kbit (of 10s)\n") {
+	if err := (Deliveries{d}).Text(&text); err != nil || !strings.Contains(text.String(), "  95th       passed 800kbit, offered 800kbit (percentile of 10s averages)\n") {
 		t.Errorf("%v:\n%s", err, text.String())
 	}
 }

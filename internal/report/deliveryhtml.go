@@ -19,7 +19,8 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 h1{font-size:1.4rem;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}p{color:var(--soft);margin:.3rem 0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}th{font-weight:600;white-space:nowrap;width:1%}
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
-.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}`
+.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}
+@media(max-width:40rem){section{overflow-x:auto}svg{min-width:36rem}svg text{font-size:15px}}`
 
 // HTML writes the reports as one page that needs no other file. host is where the rules are.
 func (all Deliveries) HTML(w io.Writer, host string) error {
@@ -35,10 +36,10 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 		d.rows(&s)
 		s.WriteString("</table>\n</section>\n")
 	}
-	s.WriteString("<p>Offered is all traffic, passed is what the limits let through, and dropped is the rest. What passed may still be lost later, on its way. Committed is the rate that is checked. " +
-		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: no more than was offered, or than the committed rate " +
-		"allows less one burst.</p>\n<p>Made by shapectl. Bytes count as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
-		"passed as the committed rate allows, less one burst. Of a pool within no other, only packets count as dropped that the pool itself refused. Gaps are in no rate and no check.</p>\n</main>\n</body>\n</html>\n")
+	s.WriteString("<p>Offered is all traffic. The limits passed a part of it and dropped the rest. Passed packets may still be lost later. Committed is the rate that is checked. " +
+		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: what was offered, or what the committed rate " +
+		"allows less one burst, if that is less.</p>\n<p>Made by shapectl. Bytes are counted as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
+		"passed as the committed rate allows, less one burst. For a pool within no other pool, only packets that the pool itself refused count as dropped. Rates and checks leave gaps out.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
 }

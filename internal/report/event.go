@@ -102,13 +102,13 @@ func (e *Event) DescribePacket() {
 	case e.Sharer != "":
 		e.Sentence = e.beyondShare()
 	case e.Kind == GuaranteeFails:
-		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s, which is within its guarantee; more have one than there is room for", e.Rule(), pool, addressOf(e.Key))
+		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s within its guarantee: it has no room for all guarantees", e.Rule(), pool, addressOf(e.Key))
 	case e.Kind == PenaltyStarts:
 		e.Sentence = fmt.Sprintf("%s: a penalty starts for the bucket%s%s", e.Rule(), e.whose(), e.filled())
 	case e.Pool != "" && e.Excess == "dropped":
-		e.Sentence = fmt.Sprintf("%s: %s%s begins to refuse packets, first of %s", e.Rule(), pool, e.filled(), e.Address)
+		e.Sentence = fmt.Sprintf("%s: %s starts to refuse packets%s; first address: %s", e.Rule(), pool, e.filled(), e.Address)
 	case e.Pool != "":
-		e.Sentence = fmt.Sprintf("%s: %s%s is over its burst; packets are %s, first of %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
+		e.Sentence = fmt.Sprintf("%s: %s is over its burst%s; packets are %s; first address: %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
 	case e.Excess == "delayed" || e.Excess == "marked":
 		e.Sentence = fmt.Sprintf("%s: the bucket%s is over its burst%s; packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
 	default:

@@ -33,27 +33,27 @@ func Presets() []Preset {
 	return []Preset{
 		{
 			"five-a-second", "Five a second",
-			"The bucket holds ten requests and leaks ten a second. Each request has left it before the next one comes, so all pass.",
+			"The bucket holds ten requests and leaks ten a second. Each request drains before the next one arrives, so all pass.",
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 5, DurationNS: 4 * second})},
 		},
 		{
 			"ten-after-idle", "Ten after a long idle",
-			"An idle bucket is empty, however long nothing came. Ten requests at once fill it, so all pass. An eleventh would be dropped. The queue sends them one by one.",
+			"After a long idle time, the bucket is empty. Ten requests at once fill it, so all pass; an eleventh would be dropped. The queue sends them one by one.",
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 3 * second, Packets: 10})},
 		},
 		{
 			"three-times", "Three times the rate",
-			"Thirty requests a second: the first ones fill the bucket; from then on, one of three passes.",
+			"Thirty requests a second: the first ones fill the bucket. From then on, one in three passes.",
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 30, DurationNS: 3 * second})},
 		},
 		{
 			"never-stops", "… with a penalty",
-			"With the penalty 'fill', each excess request fills the bucket of the leaky meter. A sender that does not slow down gets nothing more.",
+			"With the penalty 'fill', each excess request fills the bucket of the leaky meter. A sender that does not slow down gets nothing more through.",
 			Request{Unit: "request", Limit: ten("penalty", "fill"), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 30, DurationNS: 3 * second})},
 		},
 		{
 			"five-per-second", "Twenty in half a second",
-			"Five a second, room for ten: 12 pass. A calculation that forgets that the bucket leaks while it fills says 10.",
+			"Five a second, room for ten: 12 pass. Without counting the leak during the half second, you would expect 10.",
 			Request{
 				Unit: "request", Limit: map[string]string{"rate": "40kbit", "capacity": "10000b", "algorithm": "leaky"},
 				Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 40, DurationNS: second / 2}),
@@ -61,7 +61,7 @@ func Presets() []Preset {
 		},
 		{
 			"idle-then-burst", "Idle, then 200",
-			"200 requests within 100 ms, against a hundred a second with room for 200: all pass. The queue paces them over two seconds.",
+			"200 requests in 100 ms, at a rate of 100 a second with room for 200: all pass. The queue paces them over two seconds.",
 			Request{
 				Unit: "request", Limit: map[string]string{"rate": "800kbit", "capacity": "200000b", "algorithm": "leaky"},
 				Senders: requests(Sender{Kind: "burst", Packets: 1}, Sender{Kind: "steady", StartNS: 5 * second, PacketsPerSecond: 2000, DurationNS: second / 10}),

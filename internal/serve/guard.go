@@ -47,7 +47,7 @@ func readToken(path string) (*token, error) {
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("read the token: %s is not a regular file", path)
 	case info.Mode().Perm()&0o077 != 0:
-		return nil, fmt.Errorf("read the token: others may read or write %s; run 'chmod 600' on it", path)
+		return nil, fmt.Errorf("read the token: others can read or write %s; run 'chmod 600' on it", path)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Server) checked(next http.Handler) http.Handler {
 					panic(p)
 				}
 				s.say(fmt.Sprintf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack()))
-				Fail(w, http.StatusInternalServerError, exitKernel, "an error of the program; its log says more")
+				Fail(w, http.StatusInternalServerError, exitKernel, "internal error; see the log of serve")
 			}
 		}()
 		h := w.Header()
@@ -186,7 +186,7 @@ func (s *Server) checked(next http.Handler) http.Handler {
 			return
 		}
 		if err := s.origin.Check(r); err != nil {
-			Fail(w, http.StatusForbidden, exitMissing, "a page of another site may not do this")
+			Fail(w, http.StatusForbidden, exitMissing, "requests from pages of other sites are refused")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -216,7 +216,7 @@ func (s *Server) isOurs(r *http.Request, p peer) bool {
 func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) bool {
 	p := peerOf(r)
 	if who != Static && slices.Contains([]string{"cross-site", "same-site"}, r.Header.Get("Sec-Fetch-Site")) {
-		Fail(w, http.StatusForbidden, exitMissing, "a page of another site may not do this")
+		Fail(w, http.StatusForbidden, exitMissing, "requests from pages of other sites are refused")
 		return false
 	}
 	if mayWithoutToken(who, p, forwarded(r)) {
@@ -234,7 +234,7 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 	}
 	text := "this needs the token: send it as 'Authorization: Bearer TOKEN'"
 	if hasToken {
-		text = "this is not the token"
+		text = "wrong token"
 	}
 	w.Header().Set("WWW-Authenticate", `Bearer realm="shapectl"`)
 	Fail(w, http.StatusUnauthorized, exitMissing, "%s", text)

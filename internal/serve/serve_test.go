@@ -303,8 +303,8 @@ func TestToken(t *testing.T) {
 	testenv.Must(t, r.s.Reload())
 	r.wants(200, r.overTCP(), with(next))
 	testenv.Must(t, os.Chmod(path, 0o640))
-	if err := r.s.Reload(); err == nil || !strings.Contains(err.Error(), "others may read") {
-		t.Errorf("a token that others may read: %v", err)
+	if err := r.s.Reload(); err == nil || !strings.Contains(err.Error(), "others can read") {
+		t.Errorf("a token that others can read: %v", err)
 	}
 	r.wants(200, r.overTCP(), with(next))
 	for text, mode := range map[string]os.FileMode{"short": 0o600, "": 0o600, aToken + " " + aToken: 0o600, strings.Repeat("x", maxToken+1): 0o600, aToken: 0o604} {

@@ -633,7 +633,7 @@ func (m *Model) checkRate() {
 		before = q.target.Rule.RateText()
 	}
 	q.what = fmt.Sprintf("%s: %s -> %s", strings.TrimSpace(q.called()+" "+q.target.Direction), before, q.rate)
-	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n leave it", plainly(confirmAfter))
+	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n cancel", plainly(confirmAfter))
 	m.mode, m.message = askMode, ""
 }
 
@@ -651,10 +651,10 @@ func plainly(d time.Duration) string {
 // askConfirm asks what to do about the change that is not confirmed.
 func (m *Model) askConfirm() {
 	if m.top.RevertsInNS == nil {
-		m.message = "no change is waiting to be confirmed"
+		m.message = "no change is pending"
 		return
 	}
-	m.ask = question{confirms: true, what: "the last change is not confirmed", question: "y confirm it  u undo it now  n leave it"}
+	m.ask = question{confirms: true, what: "the last change is not confirmed", question: "y confirm it  u undo it now  n cancel"}
 	m.mode = askMode
 }
 
@@ -695,7 +695,7 @@ func (m *Model) explain() tea.Cmd {
 	if !ok || m.busy != "" {
 		return nil
 	}
-	m.busy = "explaining; it counts packets for a second"
+	m.busy = "counting packets for a second"
 	return func() tea.Msg {
 		text, err := m.source.Explain(target)
 		return doneMsg{text, err, true}
@@ -759,25 +759,25 @@ func (m *Model) pressText(name string) {
 
 func oneLine(err error) string { return plain.Line(plain.OneLine(err)) }
 
-const help = `Rows with ! drop packets now: rules, and pools that refuse packets themselves. The one that drops most comes first,
-then those nearest to their rate. X marks rules that are not in force.
+const help = `Rows with ! drop packets now: rules, and pools that refuse packets themselves. The row that drops most comes first,
+then the rows nearest to their rate. X marks rules that are not in force.
 
   USE       rate of packets that passed       OF     that in percent of the rate
   DROPPED   rate of packets that were dropped  LOST   that in percent of all packets
-  LEVEL     how full the bucket is, or the fullest one
+  LEVEL     how full the bucket, or the fullest of many, is
   LAST MINUTE  use, where a full cell is the rate; without a shared rate, the highest use
 
 Keys
 
   up, down, page up, page down, home, end   select a row (also k, j, g, G)
-  enter      look into it: a pool's members, a name's rules, a rule's hosts, a host's flows
-  esc        back; it also clears the filter
+  enter      open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
+  esc        go back; also clears the filter
   s, S       the next or previous order: worst, use, percent, dropped, level, name
   v, V, tab  the next or previous view: by network, by tree of pools, by name
-  /          show only what contains a text: name, plan, note, pool, device, network
+  /          show only rows that contain a text: name, plan, note, pool, device, network
   b          the fullest buckets
-  r          change the rate; it asks first, and buckets keep what they hold
-  c          confirm or undo a change that is not confirmed
-  e          explain what limits it
+  r          change the rate; asks first, and keeps buckets
+  c          confirm or undo a pending change
+  e          explain what limits the row
   p, space   pause
   q, ctrl-c  quit; ctrl-z suspends`

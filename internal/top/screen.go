@@ -355,7 +355,7 @@ func (m *Model) header() []string {
 	}
 	parts = append(parts, "by "+m.view, m.sort+" first")
 	if m.sort == "name" {
-		parts[len(parts)-1] = "in order of names"
+		parts[len(parts)-1] = "sorted by name"
 	}
 	if m.paused {
 		parts = append(parts, m.look.styled(waiting, "PAUSED"))
@@ -504,11 +504,11 @@ func (m *Model) none(f *frame) string {
 		if !f.read {
 			return "measuring"
 		}
-		return "nobody uses it now"
+		return "no traffic now"
 	case f.kind == allFrame:
-		return "no rules; 'shapectl set' makes one"
+		return "no rules; add one with 'shapectl set'"
 	}
-	return "it is gone"
+	return "it was removed"
 }
 
 // bottom is the lines below the table.
@@ -539,7 +539,7 @@ func (m *Model) bottom() []string {
 		if m.message != "" {
 			return append(m.folded(dropping, m.message), prompt)
 		}
-		return []string{m.look.styled(faint, "such as 20mbit; enter, or esc to leave it"), prompt}
+		return []string{m.look.styled(faint, "for example 20mbit; enter continues, esc cancels"), prompt}
 	case m.mode == askMode:
 		return append(m.folded(waiting, m.ask.what), m.look.styled(waiting, m.ask.question))
 	case m.busy != "":
@@ -564,9 +564,9 @@ func (m *Model) folded(s ansi.Style, text string) (lines []string) {
 
 // keys names the keys, the most important ones first.
 func (m *Model) keys() string {
-	keys := []string{"q quit", "? help", "s sort", "v view", "/ filter", "enter look into", "r rate", "e explain", "p pause", "b buckets"}
+	keys := []string{"q quit", "? help", "s sort", "v view", "/ filter", "enter open", "r rate", "e explain", "p pause", "b buckets"}
 	if m.frame().kind != allFrame {
-		keys = []string{"esc back", "q quit", "? help", "s sort", "/ filter", "enter look into", "e explain"}
+		keys = []string{"esc back", "q quit", "? help", "s sort", "/ filter", "enter open", "e explain"}
 	}
 	if m.filter != "" {
 		keys = slices.Insert(keys, 0, fmt.Sprintf("filter %s: %d of %d", plain.Line(m.filter), len(m.table.rows), m.table.of))

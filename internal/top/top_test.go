@@ -345,7 +345,7 @@ func TestOrdersAndViews(t *testing.T) {
 		}
 	}
 	d.press("S")
-	d.shows("in order of names")
+	d.shows("sorted by name")
 	d.press("v")
 	d.shows("by tree", "    bob egress")
 	d.press("v")
@@ -520,7 +520,7 @@ func TestSetRateOfPool(t *testing.T) {
 func TestPending(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
 	d.press("c")
-	d.shows("no change is waiting")
+	d.shows("no change is pending")
 	reverts := uint64(42e9)
 	d.f.reading = func(second int) report.Top {
 		top := reading(t, second)
@@ -554,7 +554,7 @@ func TestFailure(t *testing.T) {
 	d.shows(`permission\u001b[31m denied`, "bob egress")
 	d.f.err = nil
 	d.read(1)
-	d.shows("no rules; 'shapectl set' makes one")
+	d.shows("no rules; add one with 'shapectl set'")
 }
 
 // Whatever rules are called, the screen stays within its bounds and has no control characters.
