@@ -121,7 +121,12 @@ func TestChangeOfAlgorithmKeepsBucketAndCounters(t *testing.T) {
 // since began, less what may have drained since then.
 func (r *rig) wantLevel(h *Hook, rule policy.Rule, bytes, began uint64) {
 	r.t.Helper()
-	level := r.level(h, rule)
+	r.wantDrained(rule, r.level(h, rule), bytes, began)
+}
+
+// wantDrained checks the level of a bucket of a rule that was charged with these bytes since began.
+func (r *rig) wantDrained(rule policy.Rule, level, bytes, began uint64) {
+	r.t.Helper()
 	drained := (maps.Now()-began)/1e6*uint64(rule.Rate)/8000 + 1001 // sending takes less than a second
 	if level > bytes || level+drained < bytes {
 		r.t.Errorf("the level of %v is %d bytes, of %d with at most %d drained", rule.Prefix, level, bytes, drained)
