@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -162,7 +163,7 @@ type delivering struct {
 	limits          [2]uint64 // the last of Limits
 	full            Span      // the intervals at the limit until now
 	periods         map[int64]*counted
-	offered, passed []uint64 // rates of intervals
+	offered, passed highest // rates of intervals
 	interval        time.Duration
 }
 
@@ -187,6 +188,8 @@ func (d *Deliverer) Add(it history.Interval) error {
 		}
 		to = &delivering{periods: map[int64]*counted{}, interval: it.Usual, end: d.Since}
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
+		to.offered.most = int(d.Until.Sub(d.Since)/it.Usual) * 5 / 4 // a restart begins a new interval
+		to.passed.most = to.offered.most
 		to.Missed, to.Gaps, to.Changes, to.Limits, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}, []Period{}
 		if it.Series.Pool != "" {
 			to.RefusedBytes = new(uint64)
@@ -303,7 +306,8 @@ func (d *delivering) measure(it history.Interval, given policy.Rate) {
 		offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
 		d.Offered.most(offered, it.Begin)
 		d.Passed.most(passed, it.Begin)
-		d.offered, d.passed = append(d.offered, offered), append(d.passed, passed)
+		d.offered.add(offered)
+		d.passed.add(passed)
 	}
 	for at := it.Begin; ; {
 		first := at.Truncate(period)
@@ -407,10 +411,17 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
 	want := min(due(rate, burst, it.Length), due(was, wasBurst, it.Length))
 	if dropped > 0 && least < want {
-		d.Missed = append(d.Missed, Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
+		d.miss(Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
 		return
 	}
 	d.Delivered++
+}
+
+// miss keeps the worst intervals, the worst first.
+func (d *delivering) miss(m Missed) {
+	at := sort.Search(len(d.Missed), func(i int) bool { return d.Missed[i].part() > m.part() })
+	d.Missed = slices.Insert(d.Missed, at, m)
+	d.Missed = d.Missed[:min(mostMissed, len(d.Missed))]
 }
 
 // changed says in which parameters two series differ.
@@ -459,7 +470,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 		to.RateBits, to.CapacityBytes, to.GuaranteeBits = notZero(s.Rate), notZero(s.Capacity), notZero(s.Guarantee)
 		rate, _, by := committed(s, d.Committed)
 		to.CommittedBits, to.CommittedBy = notZero(rate), by
-		to.Offered.P95Interval, to.Passed.P95Interval = p95(to.offered), p95(to.passed)
+		to.Offered.P95Interval, to.Passed.P95Interval = to.offered.p95(), to.passed.p95()
 		var offered, passed []uint64
 		for begin, c := range to.periods {
 			if c.length <= 0 {
@@ -474,8 +485,6 @@ func (d *Deliverer) Deliveries() Deliveries {
 		}
 		to.Offered.P95, to.Passed.P95 = p95(offered), p95(passed)
 		slices.SortFunc(to.Periods, func(a, b Period) int { return a.Begin.Compare(b.Begin) })
-		slices.SortStableFunc(to.Missed, func(a, b Missed) int { return cmp.Compare(a.part(), b.part()) })
-		to.Missed = to.Missed[:min(mostMissed, len(to.Missed))]
 		all = append(all, &to.Delivery)
 	}
 	slices.SortStableFunc(all, func(a, b *Delivery) int {
@@ -495,11 +504,40 @@ func notZero(v uint64) *uint64 {
 
 // p95 is the value above which 5 % of the others are at most: the nearest rank.
 func p95(values []uint64) *uint64 {
-	if len(values) == 0 {
+	all := highest{most: len(values)}
+	for _, v := range values {
+		all.add(v)
+	}
+	return all.p95()
+}
+
+// highest keeps as many of the highest values as their 95th percentile takes.
+type highest struct {
+	most   int // values that are added; with more, p95 may be too high
+	n      int
+	values []uint64
+}
+
+func (h *highest) add(v uint64) {
+	h.n++
+	h.values = append(h.values, v)
+	if keep := h.most/20 + 1; len(h.values) > 2*keep {
+		h.sort()
+		h.values = h.values[:keep]
+	}
+}
+
+func (h *highest) sort() {
+	slices.SortFunc(h.values, func(a, b uint64) int { return cmp.Compare(b, a) })
+}
+
+func (h *highest) p95() *uint64 {
+	if h.n == 0 {
 		return nil
 	}
-	slices.Sort(values)
-	return &values[(len(values)*95+99)/100-1]
+	h.sort()
+	above := h.n - (h.n*95+99)/100
+	return &h.values[min(above, len(h.values)-1)]
 }
 
 // called is what people call the rules and pools.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -418,6 +419,29 @@ func TestTooManyDeliveries(t *testing.T) {
 		err = d.Add(interval(0, s, 1, 1))
 		if (err != nil) != (i == mostDeliveries) {
 			t.Fatal(i, err)
+		}
+	}
+}
+
+func TestHighest(t *testing.T) {
+	for n := range 500 {
+		all, few := make([]uint64, n), highest{most: n}
+		for i := range all {
+			all[i] = rand.Uint64N(uint64(n))
+			few.add(all[i])
+		}
+		if n == 0 {
+			if few.p95() != nil {
+				t.Error("there is a percentile of nothing")
+			}
+			continue
+		}
+		slices.Sort(all)
+		if got, want := *few.p95(), all[(n*95+99)/100-1]; got != want {
+			t.Fatalf("of %d values it is %d, want %d", n, got, want)
+		}
+		if len(few.values) > 2*(n/20+1) {
+			t.Fatalf("it keeps %d of %d values", len(few.values), n)
 		}
 	}
 }
