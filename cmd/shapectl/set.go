@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -92,8 +93,8 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	return cmd
 }
 
-// setKept changes rules that are there in the options that were given.
-func (e *env) setKept(which filterRules, limit limitFlags) error {
+// setOn calls set with the device and its hook, which is nil without rules.
+func (e *env) setOn(which filterRules, limit limitFlags, set func(*loader.Namespace, netinfo.Device, *loader.Hook) error) error {
 	doing := fmt.Sprintf("set %s on %s %s", which.networks, which.device, which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		dev, err := device(which.device)
@@ -107,11 +108,20 @@ func (e *env) setKept(which filterRules, limit limitFlags) error {
 		if err != nil {
 			return err
 		}
+		if h != nil {
+			defer h.Close()
+		}
+		return set(n, dev, h)
+	})
+}
+
+// setKept changes rules that are there in the options that were given.
+func (e *env) setKept(which filterRules, limit limitFlags) error {
+	return e.setOn(which, limit, func(n *loader.Namespace, dev netinfo.Device, h *loader.Hook) error {
 		none := inputf("there is no rule for %s whose options --keep could keep; leave --keep out for a new rule", which.networks)
 		if h == nil {
 			return none
 		}
-		defer h.Close()
 		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: h.Match()}
 		for _, p := range which.networks {
 			have, found := h.Set.Find(p)
@@ -132,22 +142,7 @@ func (e *env) setKept(which filterRules, limit limitFlags) error {
 }
 
 func (e *env) set(which filterRules, limit limitFlags) error {
-	doing := fmt.Sprintf("set %s on %s %s", which.networks, which.device, which.direction)
-	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		dev, err := device(which.device)
-		if err != nil {
-			return err
-		}
-		if err := e.checkWithin(n, limit); err != nil {
-			return err
-		}
-		h, err := n.Find(dev.Name, *which.direction)
-		if err != nil {
-			return err
-		}
-		if h != nil {
-			defer h.Close()
-		}
+	return e.setOn(which, limit, func(n *loader.Namespace, dev netinfo.Device, h *loader.Hook) error {
 		switch {
 		case limit.given("match"):
 		case h != nil && h.Set.InForce():
