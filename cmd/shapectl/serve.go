@@ -147,6 +147,10 @@ func (e *env) topHandler(options loader.Options) http.Handler {
 	var last *measure.Reading
 	var text, packed []byte
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "" {
+			serve.Fail(w, http.StatusBadRequest, exitInput, "top: it takes no parameters, and has all rules; use show to choose some")
+			return
+		}
 		now, err := live.Latest(r.Context())
 		if now == nil {
 			err = fmt.Errorf("top: %w", e.advise(err))

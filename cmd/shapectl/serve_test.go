@@ -122,6 +122,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "explain", "address=10.0.0.7&device=va", "10.0.0.0/24")
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
+	s.ask(400, "top", "device=va", "takes no parameters")
 	for _, whole := range []bool{false, true} {
 		client := s.client()
 		client.Transport.(*http.Transport).DisableCompression = whole

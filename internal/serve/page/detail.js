@@ -128,7 +128,7 @@ export class Detail {
 
   #form(row) {
     const { r, isPool } = this.#store.limiting(row);
-    const field = h("input", { id: "new-rate", inputmode: "text", autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: r.rate_bits_per_second === null ? "" : rate(r.rate_bits_per_second) });
+    const field = h("input", { id: "new-rate", inputmode: "text", onfocus: () => field.select(), autocomplete: "off", spellcheck: "false", "aria-describedby": "rate-hint", value: r.rate_bits_per_second === null ? "" : rate(r.rate_bits_per_second) });
     const revert = h("select", { id: "revert" }, Object.entries(reverts).map(([value, text]) => h("option", { value }, text)), h("option", { value: "" }, "never"));
     revert.value = "60s";
     const form = h("form", { class: "rate-form", onsubmit: async (e) => {

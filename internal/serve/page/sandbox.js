@@ -369,7 +369,7 @@ function show() {
   }
   if (!queue.error) placed.queue?.(queue);
   const share = (o) => percent((100 * o.summary.passed_packets) / Math.max(1, o.summary.offered_packets));
-  setText(byID("peek"), `Passed: ${ok.map((o) => `${o.name} ${share(o)}`).join(" · ")}  ↓`);
+  setText(byID("peek"), `Passed: ${ok.map((o) => `${o.name} ${bytes(o.summary.passed_bytes)} (${share(o)})`).join(" · ")}  ↓`); // TCP offers more, the more passes
 }
 
 // time writes a time on the clock of the load.
