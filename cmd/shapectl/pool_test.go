@@ -550,13 +550,13 @@ func TestExplainPool(t *testing.T) {
 		t.Errorf("it counted for %v ns", interval)
 	}
 	r.refused(exitInput, "explain: --interval 1ms is out of range; use 10ms to 1h0m0s", "explain", "ap-1", "--interval", "1ms")
-	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited nobody") {
+	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited none of its packets") {
 		t.Errorf("it says %s", got)
 	}
 	r.ok("pool", "set", "va", "--rate", "8mbit")
 	r.ok("pool", "set", "va ingress", "--rate", "1mbit", "--within", "va")
 	for _, test := range []struct{ question, want string }{
-		{"va", "pool va limited nobody|pool va ingress limited nobody"}, {"va ingress", "pool va ingress limited nobody"},
+		{"va", "pool va limited none of its packets|pool va ingress limited none of its packets"}, {"va ingress", "pool va ingress limited none of its packets"},
 	} {
 		got := r.ok(append([]string{"explain", "--interval", "10ms"}, strings.Fields(test.question)...)...)
 		for i, part := range strings.Split(got, "\n\n") {

@@ -467,7 +467,9 @@ func TestFullPool(t *testing.T) {
 func TestLimiter(t *testing.T) {
 	const rule = "10.0.0.0/24"
 	lately := func(of *Level, percent, refused uint64) {
-		of.Lately = maps.Counters{PassedPackets: 1, PassedBytes: 15_625_000 / 8 / 100 * percent, ExcessPackets: refused, DroppedPackets: refused}
+		of.Lately = maps.Counters{
+			PassedPackets: 20*percent + 1, PassedBytes: 15_625_000 / 8 / 100 * percent, ExcessPackets: refused, DroppedPackets: refused,
+		}
 	}
 	for _, test := range []struct {
 		name    string
@@ -490,6 +492,41 @@ func TestLimiter(t *testing.T) {
 			lately(rule, 195, 9)
 			lately(a, 20, 2)
 		}, rule, ""},
+		{"the rule, which spends its rate below a full pool that refuses more packets of others", func(s *Stages, rule, a, b *Level) {
+			b.Share.Kind = policy.ShareMember
+			s.fill(2, 2500)
+			lately(rule, 100, 9)
+			lately(a, 100, 0)
+			lately(b, 99, 500)
+		}, rule, "b"},
+		{"the rule, which spent less than its rate, and what was in its bucket", func(s *Stages, rule, a, b *Level) {
+			s.fill(0, 500)
+			s.fill(2, 0)
+			lately(rule, 100, 9)
+			rule.Lately.PassedBytes -= 4500
+			lately(b, 99, 500)
+		}, rule, "b"},
+		{"a full pool, above a rule whose bucket was empty at times", func(s *Stages, rule, a, b *Level) {
+			s.fill(2, 0)
+			lately(rule, 99, 9)
+			lately(b, 99, 500)
+		}, "b", "b"},
+		{"a full pool, above a rule whose bucket was empty at first", func(s *Stages, rule, a, b *Level) {
+			s.fill(2, 0)
+			lately(rule, 100, 9)
+			rule.Last = 4500
+			lately(b, 99, 500)
+		}, "b", "b"},
+		{"a full pool, which refused packets of others only", func(s *Stages, rule, a, b *Level) {
+			s.fill(2, 0)
+			lately(rule, 100, 0)
+			lately(b, 100, 500)
+		}, "", "b"},
+		{"a pool that was full for a moment", func(s *Stages, rule, a, b *Level) {
+			s.fill(2, 0)
+			lately(rule, 30, 0)
+			lately(b, 39, 0)
+		}, "", ""},
 		{"a pool above, which leaves the one below less than its rate", func(s *Stages, rule, a, b *Level) {
 			b.Share.Kind = policy.ShareMember
 			s.fill(2, 3000)
@@ -507,14 +544,14 @@ func TestLimiter(t *testing.T) {
 			lately(rule, 0, 2)
 			lately(a, 0, 1)
 		}, "a", "a"},
-		{"one flow that loses packets seldom", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 97, 0) }, "a", "a"},
+		{"one flow that loses packets seldom", func(s *Stages, rule, a, _ *Level) { s.fill(1, 10); lately(rule, 50, 1); lately(a, 97, 0) }, "a", "a"},
 		{"a pool with a small burst, below a busy one", func(_ *Stages, rule, a, b *Level) {
 			lately(rule, 40, 7)
 			lately(a, 50, 7)
 			lately(b, 92, 0)
 		}, "a", "a"},
-		{"a full pool in a moment without packets", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 88, 0) }, "a", "a"},
-		{"a pool that was full at the end", func(s *Stages, _, a, _ *Level) { a.Full = true; lately(a, 88, 0) }, "a", "a"},
+		{"a pool that was full at the start", func(s *Stages, rule, a, _ *Level) { s.fill(1, 10); lately(rule, 50, 1); lately(a, 88, 0) }, "a", "a"},
+		{"a pool that was full at the end", func(_ *Stages, rule, a, _ *Level) { a.Last = 5000; lately(rule, 50, 1); lately(a, 88, 0) }, "a", "a"},
 		{"shares that refuse what a busy pool above does not leave them", func(_ *Stages, rule, a, b *Level) {
 			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
 			lately(rule, 30, 7)
@@ -532,11 +569,13 @@ func TestLimiter(t *testing.T) {
 		{"shares that use their rate, below a full pool", func(s *Stages, rule, a, b *Level) {
 			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
 			s.fill(2, 0)
+			lately(rule, 97, 7)
 			lately(a, 97, 7)
 			lately(b, 99, 0)
 		}, "a", "ab"},
 		{"shares with a small burst", func(_ *Stages, rule, a, b *Level) {
 			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
+			lately(rule, 40, 7)
 			lately(a, 40, 7)
 			lately(b, 60, 0)
 		}, "a", "a"},
@@ -558,6 +597,9 @@ func TestLimiter(t *testing.T) {
 		}
 		if limiter != test.limiter || full != test.full {
 			t.Errorf("%s: %q limits, and %q is full; want %q and %q", test.name, limiter, full, test.limiter, test.full)
+		}
+		if want := s.Levels[0].Lately.PassedBytes * 8; v.UseBits == nil || *v.UseBits != want {
+			t.Errorf("%s: it uses %v, want %d", test.name, v.UseBits, want)
 		}
 	}
 }

@@ -26,7 +26,7 @@ type Level struct {
 	maps.Entry
 	Counters maps.Counters
 	Lately   maps.Counters // of these, what was counted while Stages were watched
-	Full     bool          // at the end of that
+	Last     uint64        // its level at the end of that, in bytes
 	Sharer   string        // of the packets; "" without shares, and where it is not known
 	Active   *int          // how many sharers share now; nil if that is not known
 }
@@ -90,7 +90,7 @@ func watch(n *loader.Namespace, facts []Facts, interval time.Duration) {
 		for i := range s.Levels {
 			l := &s.Levels[i]
 			l.Lately = pools.Set.Counters(l.ID).Since(l.Counters)
-			l.Full = l.atRate(model.Bytes(pools.Set.SharedLevel(l.Entry, maps.Now())), l.Capacity)
+			l.Last = model.Bytes(pools.Set.SharedLevel(l.Entry, s.Now+s.Watched))
 		}
 	}
 }
@@ -110,19 +110,45 @@ func (s Stages) refuses(level int) bool {
 	return s.Levels[0].Rate != policy.Unlimited && 20*excess > all
 }
 
+// spends reports whether the rule used all of its rate lately: its bucket was never empty. Such a bucket drains by the
+// rate all the time, so its level tells. A packet of each end may be in the counters, and not in the level.
+func (s Stages) spends() bool {
+	l := &s.Levels[0]
+	if l.rate() == 0 || l.Lately.PassedPackets == 0 {
+		return false
+	}
+	drained := float64(l.Lately.PassedBytes) + float64(model.Bytes(s.Model[0].State.Level)) - float64(l.Last)
+	packet := float64(l.Lately.PassedBytes) / float64(l.Lately.PassedPackets)
+	return drained+2*packet >= float64(l.Rate)/8*float64(s.Watched)/1e9
+}
+
 // limiter is the level that limits the packets by what was counted lately; report.NoLimiter if none does.
 func (s Stages) limiter() int {
+	if l := s.Levels[0].Lately; l.ExcessPackets+l.DelayedPackets == 0 {
+		return report.NoLimiter // the rule also counts what pools do to its packets
+	}
 	loads := make([]report.Load, len(s.Levels))
 	for i := range s.Levels {
-		l := &s.Levels[i]
-		loads[i] = report.Load{
-			Use: s.use(i), Refuses: s.refuses(i), Full: l.Full || l.isFull(&s.Model[i]), Shares: l.Share.Kind != policy.ShareNone,
-		}
-		if l.Rate != policy.Unlimited && (l.Pool || l.Each.Kind == policy.EachAll) {
-			loads[i].Rate = uint64(l.Rate)
-		}
+		loads[i] = s.load(i)
 	}
+	loads[0].Spends = s.spends()
 	return report.Limiter(loads)
+}
+
+func (s Stages) load(level int) report.Load {
+	l, m := &s.Levels[level], &s.Model[level]
+	return report.Load{
+		Use: s.use(level), Rate: l.rate(), Refuses: s.refuses(level), Shares: l.Share.Kind != policy.ShareNone,
+		Full: l.isFull(m) || l.atRate(l.Last, l.Capacity),
+	}
+}
+
+// rate is the rate for all packets together; 0 for none.
+func (l *Level) rate() uint64 {
+	if l.Rate == policy.Unlimited || !l.Pool && l.Each.Kind != policy.EachAll {
+		return 0
+	}
+	return uint64(l.Rate)
 }
 
 // use is the rate of the packets that a level passed lately.
@@ -193,6 +219,7 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 		v.LimitedBy = new(s.Levels[i].Name())
 	}
 	rule := s.Levels[0].Lately
+	v.UseBits = new(s.use(0))
 	v.RecentPackets, v.RecentDrops = rule.PassedPackets+rule.DroppedPackets, rule.DroppedPackets
 	return v
 }
@@ -212,8 +239,10 @@ func (s Stages) pools(bytes uint64, tests []model.Test) []report.PoolLevel {
 	for i := 1; i < len(s.Levels); i++ {
 		l, m := &s.Levels[i], &s.Model[i]
 		pool := report.NewPoolLevel(l.Rule, m.State.Level)
-		idle := l.Lately.PassedPackets == 0
-		pool.Full, pool.WaitNS = !tests[i].Conforms || i == limiter || idle && l.isFull(m), m.Wait(m.State.Level, bytes)
+		pool.Full, pool.WaitNS = !tests[i].Conforms || l.isFull(m), m.Wait(m.State.Level, bytes)
+		if l.Lately.PassedPackets > 0 { // its level at one moment says less
+			pool.Full = i == limiter || s.load(i).AtRate()
+		}
 		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].Conforms, tests[i].Guarantees, s.sharing(i, tests)
 		pool.PassedPackets, pool.RefusedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
 		if s.Watched > 0 {

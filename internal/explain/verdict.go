@@ -17,6 +17,9 @@ import (
 // judgeRule explains the rule that matches, and its verdict.
 func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	h, r := s.Hook, s.Rule
+	if r.Rate != policy.Unlimited && r.Each.Kind == policy.EachAll {
+		out.RateBits = new(uint64(r.Rate))
+	}
 	cidr := r.Prefix.String()
 	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
 	for _, wider := range r.Hides {

@@ -36,6 +36,8 @@ type Stop struct {
 	Attached *bool    `json:"attached"` // null where it is not known
 	State    string   `json:"state"`    // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
+	// RateBits is the rate of the rule for all its packets together; null for none.
+	RateBits *uint64 `json:"rate_bits_per_second"`
 	// Hides are the wider rules that match, too, the narrowest first.
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
@@ -274,11 +276,16 @@ func (p *Stop) answer() string {
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
 	says := *p.Rule + " decides; " + p.fate()
-	switch i := p.decider(); {
-	case i >= 0 && (p.RefusedBy != nil || p.RecentDrops > 0):
+	switch i := p.refuser(); {
+	case p.byRule():
+		says = *p.Rule + " is limited by its own rate; " + p.fate()
+	case i >= 0:
 		says = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides; " + p.fate()
 	case p.Bucket == nil && len(p.Pools) > 0:
 		says = *p.Rule + " matches; " + p.fate()
+	}
+	if p.WatchedNS > 0 && p.RecentPackets == 0 {
+		says += "; the rule uses nothing now"
 	}
 	if full := p.full(); full != "" {
 		says += "; " + full
@@ -346,14 +353,18 @@ func (p *Stop) fate() string {
 	return "they pass now"
 }
 
-// lately is what happened to the packets of the rule while they were counted.
+// lately is what the rule used while its packets were counted, and what happened to them.
 func (p *Stop) lately() string {
+	used := optional(p.UseBits, bitsText)
+	if p.RateBits != nil {
+		used = useText(p.UseBits, *p.RateBits)
+	}
 	packets := plain.Count(p.RecentPackets, "packet")
-	what := packets + " passed, and none was dropped"
+	what := "none of " + packets + " was dropped"
 	if p.RecentDrops > 0 {
 		what = percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + packets + " were dropped"
 	}
-	return fmt.Sprintf("in the last %.1f s, %s", float64(p.WatchedNS)/1e9, what)
+	return fmt.Sprintf("in the last %.1f s, the rule used %s, and %s", float64(p.WatchedNS)/1e9, used, what)
 }
 
 // text says why. Pools that were told of are only named.
@@ -376,7 +387,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 			fact(s, "counted", c.words())
 		}
 		p.counters(s)
-		decider := p.decider()
+		refuser := p.refuser()
 		for i := range p.Pools {
 			pool := &p.Pools[i]
 			if told[pool.Name] {
@@ -384,7 +395,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 				continue
 			}
 			told[pool.Name] = true
-			fact(s, "pool", pool.text(i == decider && p.RefusedBy != nil))
+			fact(s, "pool", pool.text(i == refuser))
 		}
 		if before != nil {
 			fact(s, "pools", "as above: "+strings.Join(before, ", "))

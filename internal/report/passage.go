@@ -27,6 +27,8 @@ type Passage struct {
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
 	// WatchedNS is for how long packets were counted before the answer; 0 if they were not.
 	WatchedNS uint64 `json:"watched_ns"`
+	// UseBits is the rate of the rule's packets that passed meanwhile; null if they were not counted.
+	UseBits *uint64 `json:"use_bits_per_second"`
 	// LimitedBy is the level that limited the packets meanwhile; null if none did.
 	LimitedBy     *string `json:"limited_by"`
 	RecentPackets uint64  `json:"recent_packets"` // of the rule meanwhile
@@ -77,6 +79,7 @@ type Load struct {
 	Refuses   bool   // packets, or marks or delays them
 	Full      bool
 	Shares    bool // it has fair shares
+	Spends    bool // it used all of its rate, as its bucket was never empty
 }
 
 // uses reports whether it used so many percent of its rate.
@@ -85,14 +88,17 @@ func (l Load) uses(percent uint64) bool { return l.Rate > 0 && l.Use >= l.Rate/1
 // A level may be the one that limits from so many percent of its rate.
 const near, busy = 85, 75
 
+// AtRate reports whether it is full, and not only for a moment.
+func (l Load) AtRate() bool { return l.Full && l.uses(near) }
+
 // NoLimiter stands for no level.
 const NoLimiter = -1
 
-// Limiter is which of some levels, the lowest first, limited the packets: the lowest one that is near its rate, and is
-// full or refuses packets. If none is, it is the lowest one that refuses packets. But fair shares also refuse what a
-// busy pool above does not leave them: then it is that pool.
+// Limiter is which of some levels, the lowest first, limited the packets: the lowest one that is near its rate, and
+// spends all of it, is full, or refuses packets. If none is, it is the lowest one that refuses packets. But fair shares
+// also refuse what a busy pool above does not leave them: then it is that pool.
 func Limiter(levels []Load) int {
-	if i := slices.IndexFunc(levels, func(l Load) bool { return (l.Refuses || l.Full) && l.uses(near) }); i >= 0 {
+	if i := slices.IndexFunc(levels, func(l Load) bool { return (l.Refuses || l.Full || l.Spends) && l.uses(near) }); i >= 0 {
 		return i
 	}
 	refusing := slices.IndexFunc(levels, func(l Load) bool { return l.Refuses })
@@ -159,26 +165,56 @@ func (p *Passage) excess() string {
 // decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
 // whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
 func (p *Passage) decider() int {
-	if p.LimitedBy != nil {
+	switch {
+	case p.LimitedBy != nil:
 		return p.pool(p.LimitedBy)
+	case p.RecentPackets > 0: // none limited these, whatever would become of one at a certain moment
+		return p.fullFrom(0)
+	case p.RefusedReason == Capacity:
+		return p.pool(p.RefusedBy)
 	}
 	refuses := p.pool(p.RefusedBy)
-	for i := max(refuses, 0); i < len(p.Pools) && p.RefusedReason != Capacity; i++ {
-		if p.Pools[i].Full {
-			return i
-		}
+	if i := p.fullFrom(max(refuses, 0)); i >= 0 {
+		return i
 	}
 	return refuses
 }
 
+// fullFrom is the lowest full pool from a number on; -1 for none.
+func (p *Passage) fullFrom(from int) int {
+	for i := from; i < len(p.Pools); i++ {
+		if p.Pools[i].Full {
+			return i
+		}
+	}
+	return -1
+}
+
+// refuser is the number of the pool that refuses packets; -1 for none.
+func (p *Passage) refuser() int {
+	if p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0) {
+		return -1
+	}
+	return p.decider()
+}
+
+// byRule reports whether the rule itself limited the packets while they were counted.
+func (p *Passage) byRule() bool { return p.LimitedBy != nil && p.pool(p.LimitedBy) < 0 }
+
 // full says that the pool that decides is full, and who has which part of it; "" if none is.
 func (p *Passage) full() string {
-	i := p.decider()
+	i, too := p.decider(), ""
+	if p.byRule() {
+		i, too = p.fullFrom(0), ", too"
+	}
 	if i < 0 || !p.Pools[i].Full {
 		return ""
 	}
 	pool := &p.Pools[i]
-	text := fullText(pool.Name, pool.UseBits, pool.RateBits, pool.sharers())
+	text := fullText(pool.Name, too, pool.UseBits, pool.RateBits, pool.sharers())
+	if too != "" {
+		return text
+	}
 	if own := &p.Pools[0]; i > 0 && number(pool.UseBits, 0) > 0 {
 		text = "pool " + own.Name + " gets " + useText(own.UseBits, own.RateBits) + "; " + text
 	}
@@ -192,9 +228,9 @@ func (p *Passage) full() string {
 	return text
 }
 
-// fullText says that a pool is full, and who shares it, if there are shares.
-func fullText(name string, use *uint64, rate uint64, sharers string) string {
-	text := "pool " + name + " is full"
+// fullText says that a pool is full, or full, too, and who shares it, if there are shares.
+func fullText(name, too string, use *uint64, rate uint64, sharers string) string {
+	text := "pool " + name + " is full" + too
 	if number(use, 0) == 0 {
 		use = nil // it is full of what came before
 	}

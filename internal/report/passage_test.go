@@ -32,14 +32,26 @@ func TestPassageText(t *testing.T) {
 			"they are beyond the fair share of 10.0.0.7, and dropped now", "is beyond the fair share of 10.0.0.7 in pool a: dropped"},
 		{Stop{Verdict: "pass", Passage: Passage{RefusedBy: new("10.0.0.0/24"), RefusedReason: Capacity}},
 			"they are excess, and pass", "is excess: counted, and passes"},
-		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, RecentPackets: 12}}, "in the last 0.2 s, 12 packets passed, and none was dropped", ""},
-		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, LimitedBy: new("a"), RecentPackets: 12, RecentDrops: 3}},
-			"pool a decides; in the last 0.2 s, 25% of 12 packets were dropped", ""},
-		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), LimitedBy: new("10.0.0.0/24"), WatchedNS: 2e8, RecentPackets: 2, RecentDrops: 1}},
-			"10.0.0.0/24 matches; in the last 0.2 s, 50% of 2 packets were dropped", ""},
+		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12}},
+			"10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped", ""},
+		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12}},
+			"10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped", ""},
+		{Stop{Verdict: "drop", Passage: Passage{
+			RefusedBy: new("b"), WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12,
+		}}, "10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped; pool b is full", ""},
+		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(0))}},
+			"they pass now; the rule uses nothing now", ""},
+		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(600_000)), LimitedBy: new("a"), RecentPackets: 12, RecentDrops: 3}},
+			"pool a decides; in the last 0.2 s, the rule used 600kbit, and 25% of 12 packets were dropped", ""},
+		{Stop{Verdict: "drop", RateBits: new(uint64(1_000_000)), Passage: Passage{
+			RefusedBy: new("a"), LimitedBy: new("10.0.0.0/24"), WatchedNS: 2e8, UseBits: new(uint64(990_000)), RecentPackets: 2, RecentDrops: 1,
+		}}, "10.0.0.0/24 is limited by its own rate; in the last 0.2 s, the rule used 990kbit of 1mbit, and 50% of 2 packets were dropped", ""},
 	} {
 		s := test.stop
 		s.Rule, s.Pools, s.Counted = new("10.0.0.0/24"), []PoolLevel{pool}, &Counted{PacketBytes: 1514, Bytes: 1514}
+		if s.RefusedBy != nil && *s.RefusedBy == "b" {
+			s.Pools = []PoolLevel{{Name: "b", Full: true}}
+		}
 		if got := s.answer(); !strings.HasSuffix(got, test.answer) {
 			t.Errorf("%+v: the answer is %q, want %q", test.stop, got, test.answer)
 		}
@@ -101,7 +113,11 @@ func TestPassageFull(t *testing.T) {
 			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
 		}, 0, "pool home is full"},
 		{"the rule limited them lately", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, p.LimitedBy = true, new("10.0.0.0/24")
+			ap.Full, p.LimitedBy, p.RecentDrops = true, new("10.0.0.0/24"), 1
+			ap.UseBits, ap.Sharing = new(uint64(7_900_000)), shares("member", "home", new(uint64(2)))
+		}, -1, "pool ap is full, too: 7.90mbit of 8mbit for 2 active members"},
+		{"nothing limited them lately", func(home, _ *PoolLevel, p *Passage) {
+			p.RefusedBy, p.RefusedReason, p.RecentPackets = new("home"), Capacity, 9
 		}, -1, ""},
 		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
 			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))

@@ -36,11 +36,18 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 	for i := range p.Levels {
 		loads[i] = p.Levels[i].load(f.within[p.Levels[i].Name])
 	}
-	if limiter := Limiter(loads); limiter != NoLimiter {
+	if limiter := Limiter(loads); limiter != NoLimiter && p.loses(limiter) {
 		p.LimitedBy = &p.Levels[limiter].Name
 		p.guarantees(f.within[*p.LimitedBy], limiter)
 	}
 	return p
+}
+
+// loses reports whether packets of the pool were dropped, so that one of its levels may have limited them. One that delays
+// or marks them drops none. Senders that got nothing through may have stopped, so a pool without packets counts, too.
+func (p *ExplainedPool) loses(limiter int) bool {
+	dropped := p.Levels[0].dropped()
+	return p.Levels[limiter].Excess != policy.Drop.String() || dropped == nil || *dropped > 0
 }
 
 // load is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
@@ -106,10 +113,10 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	var s strings.Builder
 	name := "pool " + p.Pool
 	own := &p.Levels[0]
-	says := name + " limited nobody, and neither did a pool above"
+	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Name == *p.LimitedBy })]
-		says = fullText(limiter.Name, limiter.UseBits, *limiter.RateBits, limiter.sharers())
+		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.RateBits, limiter.sharers())
 		if limiter != own {
 			says = name + " gets " + useText(own.UseBits, *own.RateBits) + "; " + says
 		}

@@ -13,7 +13,7 @@ func TestExplainSharedPool(t *testing.T) {
 	for _, test := range []struct {
 		use  uint64 // bytes of a member per second
 		want string
-	}{{400_000, "in the last 1.0 s, pool ap is full: "}, {950_000, "in the last 1.0 s, pool ap limited nobody, "}} {
+	}{{400_000, "in the last 1.0 s, pool ap is full: "}, {950_000, "in the last 1.0 s, pool ap limited none of its packets, "}} {
 		ap := policy.Rule{Pool: true, Prefix: policy.PoolKey("ap"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareMember}}
 		home := policy.Rule{Pool: true, Prefix: policy.PoolKey("home"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareFlow}, Within: "ap"}
 		ap.Label.Name, home.Label.Name = "ap", "home"
@@ -117,13 +117,20 @@ in the last 0.2 s, pool home gets 4.00mbit of 8mbit; pool ap is full: 7.90mbit
   pool       ap: 8mbit; 7.90mbit used now; its members
 `},
 		{"a rule within it", pool("home", "ap", none, 0, 4_000_000, 160, 50, 0), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
-in the last 0.2 s, pool home limited nobody, and neither did a pool above;
-    limits within it dropped 31% of its packets
+in the last 0.2 s, pool home limited none of its packets, and neither did a pool
+    above; limits within it dropped 31% of its packets
   pool       home: 8mbit; 4.00mbit used now
   pool       ap: 8mbit; 7.90mbit used now
 `},
+		{"nothing, though a pool above is full", pool("home", "ap", none, 0, 4_000_000, 160, 0, 0), pool("ap", "", none, 95_000, 7_900_000, 200, 60, 60), `
+in the last 0.2 s, pool home limited none of its packets, and neither did a pool
+    above
+  pool       home: 8mbit; 4.00mbit used now
+  pool       ap: 8mbit; 7.90mbit used now; 30% refused
+`},
 		{"nothing", pool("home", "ap", none, 0, 0, 0, 0, 0), pool("ap", "", none, 0, 0, 0, 0, 0), `
-in the last 0.2 s, pool home limited nobody, and neither did a pool above
+in the last 0.2 s, pool home limited none of its packets, and neither did a pool
+    above
   pool       home: 8mbit; 0 used now
   pool       ap: 8mbit; 0 used now
 `},
