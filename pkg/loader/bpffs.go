@@ -287,6 +287,13 @@ const readersPatience = time.Second
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
 	shared := patience > 0 && isShared(string(dir))
 	if !exclusive {
+		// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for
+		// good. Only root and members of the group may read, and members cannot open this lock.
+		if turn, err := lock(dir.pin(lockPin), false, patience); err == nil {
+			defer turn()
+		} else if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
+		}
 		unlock, err := lock(string(dir), false, patience)
 		if shared && errors.Is(err, unix.EWOULDBLOCK) {
 			return func() {}, nil
