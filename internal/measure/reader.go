@@ -123,7 +123,7 @@ func (out *Reading) fill(hooks []*loader.Hook, what What, fullest *maps.Fullest)
 			}
 			return found[index[id]-1].Entry
 		}
-		for _, b := range fullest.Find(store, what.Fullest, out.At, rule) {
+		for _, b := range fullest.Find(store, what.Fullest, maps.Now(), rule) {
 			i := index[b.ID] - 1
 			bucket := bucketOf(found[i].Hook, *found[i].Entry, b.Bucket)
 			out.Fullest = append(out.Fullest, report.NewFullBucket(&out.Rules[i], bucket, b.Percent))

@@ -114,7 +114,7 @@ func (read Details) addBuckets(rules report.Rules, found []Found) {
 			add(i, maps.Bucket{Subnet: m.Prefix, LevelBytes: level})
 		}
 	}
-	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now()) { // all hooks share the table
+	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now) { // all hooks share the table
 		*rules[i].ActiveBuckets++
 		add(i, b)
 	}

@@ -279,7 +279,7 @@ func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 // the words of sparse flows.
 func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	return func(yield func(Bucket) bool) {
-		for _, b := range bs.BucketsOf([]Entry{e}, now) {
+		for _, b := range bs.BucketsOf([]Entry{e}, func() uint64 { return now }) {
 			if !yield(b) {
 				return
 			}
@@ -287,9 +287,9 @@ func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	}
 }
 
-// BucketsOf are the Buckets of many rules, each with the index of its rule. It reads the
-// table once for all of them.
-func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
+// BucketsOf are the Buckets of many rules, each with the index of its rule. It reads the table once for all of them, which
+// takes a while: packets charge buckets meanwhile, so it asks for the time again.
+func (bs *buckets) BucketsOf(rules []Entry, now func() uint64) iter.Seq2[int, Bucket] {
 	index := map[uint32]int{}
 	for i, e := range rules {
 		if bs.rule(e.ID).HasSlots != 0 {
@@ -301,13 +301,18 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 		if len(index) == 0 {
 			return
 		}
+		at := now()
 		for slot, key := range bs.slots(has) {
 			before, k := load(slot), *key
 			i, ok := index[k.Id]
 			if !ok || before.TAT&tatBusy != 0 || k.Sharer != 0 {
 				continue
 			}
-			b := bs.bucketIn(rules[i], slot, before, k, now)
+			b := bs.bucketIn(rules[i], slot, before, k, at)
+			if b.LevelBytes > rules[i].Capacity {
+				at = now()
+				b = bs.bucketIn(rules[i], slot, before, k, at)
+			}
 			if b.LevelBytes == 0 {
 				continue
 			}

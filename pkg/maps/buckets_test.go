@@ -218,3 +218,28 @@ func TestStatePredictsVerdicts(t *testing.T) {
 		t.Errorf("%+v of %d slots", got, slots)
 	}
 }
+
+// A bucket that is charged while the table is read is not fuller than it can be.
+func TestLevelsWhileCharged(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 1, Buckets: 64})
+	hosts := rule("10.0.0.0/8", 8000, 1000)
+	hosts.Each.Kind = policy.EachHost
+	e := r.put(hosts)
+	before := r.now
+	r.now += 1e9
+	r.send(policy.GCRA, to("10.1.1.1"), 1000)
+	times := []uint64{before, r.now}
+	now := func() uint64 {
+		at := times[0]
+		times = times[1:]
+		return at
+	}
+	for _, b := range r.BucketsOf([]maps.Entry{e}, now) {
+		if b.LevelBytes != 1000 {
+			t.Errorf("the level is %d bytes of 1000", b.LevelBytes)
+		}
+	}
+	if len(times) > 0 {
+		t.Error("nobody asked for the time again")
+	}
+}
