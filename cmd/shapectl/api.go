@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -47,6 +48,7 @@ type apiCommand struct {
 	without  []string                             // flags that requests may not have: engines of replay load programs, which takes root
 	streams  bool                                 // the answer does not end
 	lines    func(given map[string][]string) bool // the answer is an object on each line
+	anywhere bool                                 // it is about no network namespace, so it refuses -n
 }
 
 // apiCommands are all commands but those that make no sense in a request.
@@ -69,11 +71,11 @@ var apiCommands = []apiCommand{
 	{name: "report"},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export", contents: []string{"like"}},
-	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, lines: func(given map[string][]string) bool {
+	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {
 		return !slices.Equal(given["summary"], []string{"true"})
 	}},
-	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}},
-	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}},
+	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
+	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
 	{name: "events", forms: []string{"name..."}, without: []string{"run", "journal"}, streams: true},
 	{name: "version"},
@@ -315,6 +317,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		delete(given, "netns")
 	}
 	e := a.newEnv(netns)
+	if c.anywhere {
+		e.netns = ""
+	}
 	if !c.changes {
 		e.ctx = r.Context()
 	}
@@ -587,7 +592,7 @@ func status(code int, cause error) int {
 		}
 		return http.StatusNotImplemented
 	}
-	if errors.Is(cause, loader.ErrBusy) {
+	if errors.Is(cause, loader.ErrBusy) || errors.Is(cause, unix.EWOULDBLOCK) { // the host, or other commands
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError

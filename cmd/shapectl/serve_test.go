@@ -318,6 +318,9 @@ func TestServeAdvisesForItsNamespace(t *testing.T) {
 		s.ask(400, "show", "netns="+path, "name of a network namespace")
 	}
 	s.ask(200, "show", "", "[]")
+	s.ask(200, "show", "names=true", "[]")
+	trace := base64.StdEncoding.EncodeToString([]byte("time_ns,bytes\n0,1000\n"))
+	s.ask(200, "replay", object{"netns": name, "trace": trace, "rate": "1mbit"}, "pass") // which is about no namespace
 }
 
 // TestLoopsSurviveAPanic sees that an error of the program in one loop is told of, and ends no other.

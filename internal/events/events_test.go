@@ -45,8 +45,10 @@ func TestFilter(t *testing.T) {
 			t.Errorf("%q lets %v through, want %v", tt.args, got, tt.want)
 		}
 	}
-	if _, err := ParseFilter([]string{"["}); err == nil {
-		t.Error("a malformed pattern is no error")
+	for _, wrong := range []string{"[", "10.0.0.0/99", "2001:db8::/x"} {
+		if _, err := ParseFilter([]string{wrong}); err == nil {
+			t.Errorf("%q is no error", wrong)
+		}
 	}
 }
 

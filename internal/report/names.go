@@ -111,6 +111,7 @@ type Names []Named
 // rules have no name.
 func (rules Rules) ByName(all Rules) (names Names, unnamed int) {
 	f, at := newForest(all), map[string]int{}
+	names = Names{} // in JSON a list, also of none
 	var offered, dropped []uint64
 	for i := range rules {
 		r := &rules[i]

@@ -112,7 +112,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		fmt.Fprintf(text, "%s not measured: there are too many\n", plain.Count(all.LeftOutRules, "rule"))
 	}
 	if all.LeftOutFlows > 0 {
-		fmt.Fprintf(text, "%s not followed: too many began at once\n", plain.Count(all.LeftOutFlows, "flow or host"))
+		fmt.Fprintf(text, "flows and hosts not followed, because too many began at once: %d\n", all.LeftOutFlows)
 	}
 	if all.LeftOutSamples > 0 {
 		fmt.Fprintf(text, "%s left out: there were too many\n", plain.Count(all.LeftOutSamples, "sample"))

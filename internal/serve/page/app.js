@@ -80,7 +80,7 @@ function trouble(err) {
   } else if (err.wantsToken) {
     content.push(h("h1", null, "Reading needs a token at this address"), h("p", null, visible(err.message)), h("button", { type: "button", class: "primary", onclick: async () => (await askToken("At this address, reading needs the token of shapectl serve, too.")) && poll() }, "Enter the token"));
   } else {
-    content.push(h("h1", null, "shapectl cannot read the limits"), h("p", null, visible(err.message)), h("p", null, "Only root and the group shapectl may read them. Limits stay in force."), h("code", { class: "command" }, "shapectl doctor"));
+    content.push(h("h1", null, "shapectl cannot read the limits"), h("p", null, visible(err.message)), h("p", null, "Limits stay in force."), h("code", { class: "command" }, "shapectl doctor"));
   }
   return h("div", { class: "card empty" }, s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" }, s("use", { href: "icon.svg#mark" })), content);
 }
