@@ -141,7 +141,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	if e.feed != nil {
 		err = e.feed.Listen(ctx, listen.Kinds, only, ready, on)
 	} else {
-		err = loader.In(e.netns, func() error { return events.Listen(ctx, listen, ready, on) })
+		err = loader.Stay(ctx, e.netns, func(ctx context.Context) error { return events.Listen(ctx, listen, ready, on) })
 	}
 	if errors.Is(err, maps.ErrListeners) {
 		err = fmt.Errorf("%w; end one of them", err)

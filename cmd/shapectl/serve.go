@@ -262,7 +262,7 @@ func (e *env) serve(o serveOptions) error {
 		}
 		d.watches = func() string { return watchesFor(r, o.file) }
 		d.add("watch", func(ctx context.Context, ready func()) error {
-			return loader.In(e.netns, func() error { return r.Run(ctx, d.reread, ready) })
+			return loader.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, d.reread, ready) })
 		}, func(ctx context.Context) error {
 			select {
 			case r.Pings <- struct{}{}:

@@ -75,7 +75,7 @@ func (e *env) watch(file, lastGood string) error {
 	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
-	err = loader.In(e.netns, func() error {
+	err = loader.Stay(ctx, e.netns, func(ctx context.Context) error {
 		return r.Run(ctx, reread, func() {
 			e.note(watchesFor(r, file))
 			e.notify("READY=1")

@@ -147,7 +147,7 @@ func (f *Feed) hear(ctx context.Context, h *hearing, o Options) {
 			h.broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
 		}
 	}()
-	h.err = loader.In(f.netns, func() error {
+	h.err = loader.Stay(ctx, f.netns, func(ctx context.Context) error {
 		return f.listen(ctx, o, func() { close(h.ready) }, func(e report.Event) { f.send(h, e) })
 	})
 	if h.err == nil && ctx.Err() == nil {

@@ -15,6 +15,7 @@ package loader
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -105,6 +106,52 @@ func In(name string, f func() error) error {
 
 // NetnsDir has the names that `ip netns` knows.
 const NetnsDir = "/run/netns"
+
+// Stay is In for an f that goes on until its context is done. It ends f, and returns an error that wraps ErrNoNamespace, once
+// a namespace with this name is gone, or another one has the name: limits in the old one serve nobody. A namespace that is
+// named by a process stays when the process ends.
+func Stay(ctx context.Context, name string, f func(context.Context) error) error {
+	if name == "" {
+		return In(name, func() error { return f(ctx) })
+	}
+	cookie := func() (c uint64, err error) {
+		err = In(name, func() error {
+			c, err = netnsCookie()
+			return err
+		})
+		return c, err
+	}
+	first, err := cookie()
+	if err != nil {
+		return err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	_, notPID := strconv.ParseUint(name, 10, 31)
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(stayEvery):
+			}
+			switch now, err := cookie(); {
+			case err == nil && now != first:
+				end(fmt.Errorf("%w: another one has the name %s now", ErrNoNamespace, name))
+			case errors.Is(err, ErrNoNamespace) && notPID != nil:
+				end(err)
+			}
+		}
+	}()
+	err = In(name, func() error { return f(ctx) })
+	if cause := context.Cause(ctx); err == nil && errors.Is(cause, ErrNoNamespace) {
+		return cause
+	}
+	return err
+}
+
+// stayEvery is how often Stay looks at a name.
+const stayEvery = time.Second
 
 func openNetns(name string) (netns.NsHandle, error) {
 	open := func(path string) (netns.NsHandle, error) {

@@ -1,8 +1,10 @@
 package loader
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -52,5 +54,28 @@ func TestNoNetns(t *testing.T) {
 		if !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want an error with %q", given, err, says)
 		}
+	}
+}
+
+// What goes on in a namespace ends when another one gets its name.
+func TestStay(t *testing.T) {
+	name, _ := testenv.NewNamedNetns(t)
+	other, _ := testenv.NewNamedNetns(t)
+	path := filepath.Join(t.TempDir(), "ns")
+	testenv.Must(t, os.Symlink(filepath.Join(NetnsDir, name), path))
+	testenv.Must(t, os.Symlink(filepath.Join(NetnsDir, other), path+"2"))
+	begun := make(chan bool)
+	ended := make(chan error)
+	go func() {
+		ended <- Stay(t.Context(), path, func(ctx context.Context) error {
+			close(begun)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	<-begun
+	testenv.Must(t, os.Rename(path+"2", path))
+	if err := <-ended; !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), "another one has the name") {
+		t.Errorf("it ends with %v", err)
 	}
 }
