@@ -150,8 +150,8 @@ func (e *env) report(o reportOptions, now time.Time) error {
 		return inputf("report: %s has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
 			from, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
-	if o.committed != 0 && len(found) > 1 { // it is the rate of one of them
-		return inputf("report: --committed %s is the rate of one rule or pool, but %s match: %s; choose one by --rule or --pool", o.committed, found.Count(), found.Names())
+	if o.committed != 0 && len(found) > 1 && !found.BothDirections() { // it is the rate of one of them
+		return inputf("report: --committed %s is the rate of one rule or pool, but %s match: %s; choose one by --rule 'DEV DIRECTION NETWORK' or --pool", o.committed, found.Count(), found.Names())
 	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {

@@ -28,13 +28,15 @@ func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
 	rule := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.7/32"}, Name: "alice", Rate: 8e6, Capacity: 300000}}
 	pool := history.Sample{Series: history.Series{Key: history.Key{Pool: "up"}, Rate: 80e6, Capacity: 3e6}}
 	other := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.8/32"}, Name: "up", Rate: 8e6, Capacity: 300000}}
+	up, down := rule, rule
+	up.Direction, up.Name, down.Name, down.Network = "ingress", "bob", "bob", "10.0.0.9/32"
 	for i := range 721 {
 		at := time.Duration(i) * history.DefaultInterval
 		if i > 360 {
 			rule.Passed, rule.Dropped = rule.Passed+10e6, rule.Dropped+2e6
 			pool.Passed += 10e6
 		}
-		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Policy: "sha256:00", Samples: []history.Sample{pool, rule, other}})
+		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Policy: "sha256:00", Samples: []history.Sample{pool, rule, other, up, down}})
 	}
 	return h, begin
 }
@@ -49,15 +51,19 @@ func TestReport(t *testing.T) {
 	}
 	text := r.ok(command("--rule", "eth0 egress 10.0.0.7")...)
 	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time; longest 1h0m0s",
-		"yes, in all 360 intervals with traffic", "passed 8.00mbit, offered 9.60mbit", "sha256:00"} {
+		"100% of what was offered up to the committed rate of", "all 360 intervals", "passed 8.00mbit, offered 9.60mbit", "sha256:00"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
 		}
 	}
 	var all report.Deliveries
 	testenv.Must(t, json.Unmarshal([]byte(r.ok(command("-j", "--name", "alice")...)), &all))
-	if len(all) != 1 || all[0].PassedBytes != 3600e6 || all[0].Delivered != 360 || len(all[0].Periods) != 24 || len(all[0].Gaps) != 0 {
+	if len(all) != 1 || all[0].PassedBytes != 3600e6 || all[0].Delivered != 360 || len(all[0].Periods) != 24 || len(all[0].Intervals) != 0 || len(all[0].Gaps) != 0 {
 		t.Errorf("JSON: %+v", all)
+	}
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("report", "-j", "--name", "alice", "--history", path, "--since", begin.Add(time.Hour).Format(time.RFC3339), "--until", begin.Add(62*time.Minute).Format(time.RFC3339))), &all))
+	if got := all[0].Intervals; len(got) != 12 || got[11].PassedBits != 8e6 || got[11].OfferedBits != 9.6e6 {
+		t.Errorf("intervals: %+v", got)
 	}
 	page := filepath.Join(t.TempDir(), "page.html")
 	if got := r.ok(command("--pool", "up", "--committed", "8mbit", "--html", page)...); !strings.Contains(got, page) {
@@ -69,7 +75,11 @@ func TestReport(t *testing.T) {
 	if got := r.ok(command("--name", "up", "--html", page)...); got != "wrote "+page+", with 1 rule and 1 pool\n" {
 		t.Error(got)
 	}
-	r.refused(exitInput, "one rule or pool, but 1 rule and 1 pool match: 'eth0 egress 10.0.0.8/32', pool \"up\"; choose one", command("--name", "up", "--committed", "1mbit")...)
+	testenv.Must(t, json.Unmarshal([]byte(r.ok(command("-j", "--name", "bob", "--committed", "1mbit")...)), &all))
+	if len(all) != 2 || *all[0].CommittedBits != 1e6 || *all[1].CommittedBits != 1e6 || all[0].Direction == all[1].Direction {
+		t.Errorf("JSON of both directions: %+v", all)
+	}
+	r.refused(exitInput, "one rule or pool, but 1 rule and 1 pool match: 'eth0 egress 10.0.0.8/32', pool \"up\"; choose one by --rule 'DEV DIRECTION NETWORK' or --pool", command("--name", "up", "--committed", "1mbit")...)
 	r.refused(exitInput, "no readings of pool down", command("--pool", "down")...)
 	r.refused(exitInput, "give one of", command("--pool", "up", "--name", "up")...)
 	r.refused(exitInput, "does not have three words", command("--rule", "eth0 egress")...)
@@ -85,7 +95,7 @@ func TestReport(t *testing.T) {
 	n := 0
 	testenv.Must(t, e.queryHistory("/nonexistent", history.Query{From: begin, To: begin.Add(time.Hour), Match: func(*history.Series) bool { return true }},
 		func(history.Interval) error { n++; return nil }))
-	if n != 3*360 {
+	if n != 5*360 {
 		t.Errorf("%d intervals", n)
 	}
 	e.history = nil

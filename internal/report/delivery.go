@@ -62,7 +62,7 @@ type Delivery struct {
 	Unchecked uint64 `json:"unchecked_intervals"`
 	// WithinBytes are the offered bytes of the checked intervals, of each at most what the committed rate allows in it.
 	WithinBytes uint64 `json:"offered_within_committed_bytes"`
-	// WithinPassedBytes are how many of those passed.
+	// WithinPassedBytes are how many of those passed, at least: less what rounding may have added.
 	WithinPassedBytes uint64 `json:"passed_within_committed_bytes"`
 	// Policy is the hash of the rules that were in force at the end: the SHA-256 of what export prints.
 	Policy string `json:"policy"`
@@ -74,6 +74,8 @@ type Delivery struct {
 	Limits []DeliveryLimit `json:"limits"`
 	// Periods are averages of five minutes.
 	Periods []Period `json:"periods"`
+	// Intervals are the averages of each interval, if the report is so short that a picture can show them; else there are none.
+	Intervals []Period `json:"intervals"`
 }
 
 // Rates are those of a report, in bits per second; null where nothing was measured.
@@ -114,6 +116,9 @@ type DeliveryGap struct {
 
 // A DeliveryChange is another policy, other parameters, or a step of the clock.
 type DeliveryChange struct {
+	// After is the last reading before the change; null if it was so at the first reading.
+	After *time.Time `json:"after"`
+	// Time is the first reading with it.
 	Time time.Time `json:"time"`
 	// What changed; "" if only other rules and pools did.
 	What string `json:"what"`
@@ -123,14 +128,16 @@ type DeliveryChange struct {
 
 // A DeliveryLimit is the rates from a time on.
 type DeliveryLimit struct {
-	Time          time.Time `json:"time"`
-	RateBits      *uint64   `json:"rate_bits_per_second"`
-	CommittedBits *uint64   `json:"committed_bits_per_second"`
+	// After is the last reading with the rates before; null if there are none. From then until Time, nobody knows which applied.
+	After         *time.Time `json:"after"`
+	Time          time.Time  `json:"time"`
+	RateBits      *uint64    `json:"rate_bits_per_second"`
+	CommittedBits *uint64    `json:"committed_bits_per_second"`
 }
 
-// A Period is five minutes of a report.
+// A Period is five minutes of a report, or an interval.
 type Period struct {
-	Begin time.Time `json:"begin"`
+	Span
 	// MeasuredNS is the measured time in it.
 	MeasuredNS  uint64 `json:"measured_ns"`
 	OfferedBits uint64 `json:"offered_bits_per_second"`
@@ -140,6 +147,8 @@ type Period struct {
 const (
 	period     = 5 * time.Minute
 	mostMissed = 100
+	// mostIntervals is how many intervals are kept one by one: as many as a picture can show.
+	mostIntervals = 450
 	// leastMeasured is how much of a period must be measured for percentiles.
 	leastMeasured = period / 2
 )
@@ -165,6 +174,7 @@ type delivering struct {
 	periods         map[int64]*counted
 	offered, passed highest // rates of intervals
 	interval        time.Duration
+	short           bool // keep each interval
 }
 
 type counted struct {
@@ -190,7 +200,9 @@ func (d *Deliverer) Add(it history.Interval) error {
 		to.Since, to.Until, to.IntervalNS = d.Since, d.Until, uint64(it.Usual)
 		to.offered.most = int(d.Until.Sub(d.Since)/it.Usual) * 5 / 4 // a restart begins a new interval
 		to.passed.most = to.offered.most
-		to.Missed, to.Gaps, to.Changes, to.Limits, to.Periods = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}, []Period{}
+		to.short = d.Until.Sub(d.Since) <= mostIntervals*it.Usual
+		to.Missed, to.Gaps, to.Changes, to.Limits = []Missed{}, []DeliveryGap{}, []DeliveryChange{}, []DeliveryLimit{}
+		to.Periods, to.Intervals = []Period{}, []Period{}
 		if it.Series.Pool != "" {
 			to.RefusedBytes = new(uint64)
 		}
@@ -200,10 +212,11 @@ func (d *Deliverer) Add(it history.Interval) error {
 		d.of[it.Series.Key] = to
 		d.order = append(d.order, to)
 	}
+	readings := Span{it.Begin, it.End}
 	if it.Gap != history.NoGap && (it.Begin.Before(d.Since) || it.End.After(d.Until)) { // nobody knows how much of it came when
 		it.Begin, it.End, it.Known = later(it.Begin, d.Since), earlier(it.End, d.Until), false
 	}
-	to.add(it, d.Committed)
+	to.add(it, readings, d.Committed)
 	return nil
 }
 
@@ -238,39 +251,41 @@ func (d *delivering) gap(s Span, reason string, c *history.Counters) {
 	d.Gaps = append(d.Gaps, g)
 }
 
-func (d *delivering) change(at time.Time, what, policy string) {
-	d.Changes = append(d.Changes, DeliveryChange{at, what, policy})
-}
-
 // limit notes the rates that are in force from a time on.
-func (d *delivering) limit(at time.Time, s *history.Series, given policy.Rate) {
+func (d *delivering) limit(after *time.Time, at time.Time, s *history.Series, given policy.Rate) {
 	bits, _, _ := committed(s, given)
 	if now := [2]uint64{s.Rate, bits}; len(d.Limits) == 0 || now != d.limits {
-		d.Limits, d.limits = append(d.Limits, DeliveryLimit{at, notZero(s.Rate), notZero(bits)}), now
+		d.Limits, d.limits = append(d.Limits, DeliveryLimit{after, at, notZero(s.Rate), notZero(bits)}), now
 	}
 }
 
-func (d *delivering) add(it history.Interval, given policy.Rate) {
+// add adds an interval, which the report may have only a part of. Its readings are the ones at its beginning and end.
+func (d *delivering) add(it history.Interval, readings Span, given policy.Rate) {
 	d.until(it.Begin)
-	before := d.series
+	before, after := d.series, readings.Begin
 	if before == nil {
 		before = it.Series
-		d.limit(it.Begin, before, given)
+		d.limit(nil, it.Begin, before, given)
+	} else {
+		after = earlier(after, d.end) // there may be a hole between two intervals
 	}
-	d.limit(it.End, it.Series, given)
+	change := func(what, policy string) {
+		d.Changes = append(d.Changes, DeliveryChange{&after, readings.End, what, policy})
+	}
+	d.limit(&after, readings.End, it.Series, given)
 	if it.ClockStep != 0 {
 		d.endFull()
-		d.change(it.End, fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)), "")
+		change(fmt.Sprintf("the clock was set by %v, or the machine slept", it.ClockStep.Round(time.Second)), "")
 	}
 	policy := ""
 	if d.series != nil && it.Policy != d.Policy {
 		policy = cmp.Or(it.Policy, "unknown")
 	}
 	if what := changed(before, it.Series); what != "" || policy != "" {
-		d.change(it.End, what, policy)
+		change(what, policy)
 	}
 	if d.series == nil && it.Series.Detached {
-		d.change(it.Begin, "not in force", "")
+		d.Changes = append(d.Changes, DeliveryChange{nil, readings.End, "not in force", ""})
 	}
 	d.series, d.Policy, d.end = it.Series, it.Policy, it.End
 	if it.Known {
@@ -301,9 +316,15 @@ func (d *delivering) add(it history.Interval, given policy.Rate) {
 // measure adds an interval to the rates.
 func (d *delivering) measure(it history.Interval, given policy.Rate) {
 	d.MeasuredNS += uint64(it.Length)
+	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
+	offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
+	if d.short {
+		d.Intervals = append(d.Intervals, Period{Span{it.Begin, it.End}, uint64(it.Length), offered, passed})
+	}
+	if len(d.Intervals) > mostIntervals*5/4 { // restarts made too many short ones
+		d.short, d.Intervals = false, []Period{}
+	}
 	if it.Length > it.Usual/2 { // a burst in a shorter one is no average
-		perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.Length))) }
-		offered, passed := perSecond(it.Offered()), perSecond(it.Counters.Passed)
 		d.Offered.most(offered, it.Begin)
 		d.Passed.most(passed, it.Begin)
 		d.offered.add(offered)
@@ -406,9 +427,12 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 		return
 	}
 	d.Checked++
+	least := passed
+	if dropped > 0 { // rounding does not make it delivered
+		least -= uint64(math.Ceil(float64(passed) * it.PassedError))
+	}
 	within := min(offered, due(min(rate, was), 0, it.Length))
-	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(passed, within)
-	least := passed - uint64(math.Ceil(float64(passed)*it.PassedError)) // rounding does not make it delivered
+	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(least, within)
 	want := min(due(rate, burst, it.Length), due(was, wasBurst, it.Length))
 	if dropped > 0 && least < want {
 		d.miss(Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
@@ -477,7 +501,8 @@ func (d *Deliverer) Deliveries() Deliveries {
 				continue
 			}
 			bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
-			p := Period{time.Unix(begin, 0).UTC(), uint64(c.length), bits(c.offered), bits(c.passed)}
+			at := time.Unix(begin, 0).UTC()
+			p := Period{Span{at, at.Add(period)}, uint64(c.length), bits(c.offered), bits(c.passed)}
 			to.Periods = append(to.Periods, p)
 			if c.length >= leastMeasured {
 				offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)
@@ -569,6 +594,11 @@ func (all Deliveries) Count() string {
 	return strings.Join(counts, " and ")
 }
 
+// BothDirections reports whether these are two rules with the same name, one for each direction.
+func (all Deliveries) BothDirections() bool {
+	return len(all) == 2 && all[0].Kind == KindRule && all[1].Kind == KindRule && all[0].Name == all[1].Name && all[0].Direction != all[1].Direction
+}
+
 // Names lists what --rule and --pool call the first few.
 func (all Deliveries) Names() string {
 	names := make([]string, len(all))
@@ -652,7 +682,7 @@ func (d *Delivery) facts(most int) (facts [][2]string) {
 	}
 	if p := d.Passed; p.P95Interval != nil {
 		add(label, "passed %s, offered %s (percentile of %v averages)", bitsText(*p.P95Interval), bitsText(*d.Offered.P95Interval), time.Duration(d.IntervalNS))
-		add("largest", "passed %s at %s, offered %s at %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
+		add("largest", "passed %s from %s, offered %s from %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
 			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}
 	if d.LongestFull == nil {
@@ -701,12 +731,24 @@ func (d *Delivery) lists(most int, add func(label, format string, args ...any)) 
 	changes := d.ownChanges()
 	list("changes", len(changes), func(i int) string {
 		c := changes[i]
-		text := moment(c.Time) + ": " + c.What
+		text := c.when() + ": " + c.What
 		if c.Policy != "" {
 			text += fmt.Sprintf("; policy %.12s", strings.TrimPrefix(c.Policy, "sha256:"))
 		}
 		return text
 	})
+}
+
+// when says between which readings a change came.
+func (c *DeliveryChange) when() string {
+	if c.After == nil {
+		return moment(c.Time)
+	}
+	layout := momentFormat
+	if c.After.Local().Format(time.DateOnly) == c.Time.Local().Format(time.DateOnly) {
+		layout = time.TimeOnly
+	}
+	return moment(*c.After) + " to " + c.Time.Local().Format(layout)
 }
 
 // ownChanges are those that are not of other rules alone.
@@ -750,16 +792,57 @@ func (d *Delivery) verdict() string {
 	case d.Checked == 0:
 		return "nothing was offered"
 	}
-	traffic, others := "with traffic", ""
+	what, of := d.checkedRate()
+	text := fmt.Sprintf("%s of what was offered up to %s%s passed; %s was delivered in ", wholePercent(d.WithinPassedBytes, d.WithinBytes), what, of, what)
+	traffic := "with traffic"
 	if d.Unchecked > 0 {
-		traffic, others = "with traffic and a committed rate", fmt.Sprintf("; none was committed in %d others with traffic", d.Unchecked)
+		traffic += " and a committed rate"
 	}
 	if d.Checked == d.Delivered {
-		return fmt.Sprintf("yes, in all %d intervals %s%s", d.Checked, traffic, others)
+		text += fmt.Sprintf("all %d intervals %s", d.Checked, traffic)
+	} else {
+		text += fmt.Sprintf("%d of %d intervals %s (%s). In the rest, packets were dropped although less passed than %s: %s",
+			d.Delivered, d.Checked, traffic, wholePercent(d.Delivered, d.Checked), what, d.reasons())
 	}
-	return fmt.Sprintf("in %d of %d intervals %s (%.2f%%)%s; in the rest, packets were dropped although less passed than the committed rate: "+
-		"%s. Of what was offered up to the committed rate, %s passed",
-		d.Delivered, d.Checked, traffic, math.Floor(1e4*float64(d.Delivered)/float64(d.Checked))/100, others, d.reasons(), percentText(percentOf(d.WithinPassedBytes, d.WithinBytes)))
+	if what == theGuarantee {
+		text += "; the rate above the guarantee is not checked"
+	}
+	if d.Unchecked > 0 {
+		text += fmt.Sprintf("; no rate was committed in %d others with traffic", d.Unchecked)
+	}
+	return text
+}
+
+// wholePercent is a part in percent, rounded down so that only all is 100%.
+func wholePercent(part, whole uint64) string {
+	if part >= whole {
+		return "100%"
+	}
+	return fmt.Sprintf("%.2f%%", math.Floor(1e4*float64(part)/float64(whole))/100)
+}
+
+const theGuarantee = "the guarantee"
+
+// checkedRate is what the checked rate is called, and how much it is, if that holds for the whole report.
+func (d *Delivery) checkedRate() (what, of string) {
+	what = "the committed rate"
+	if d.CommittedBy == "guarantee" {
+		what = theGuarantee
+	}
+	for _, l := range d.Limits {
+		if l.CommittedBits == nil {
+			continue
+		}
+		if amount := " of " + rateText(l.CommittedBits); of == "" {
+			of = amount
+		} else if of != amount {
+			return "the committed rate", ""
+		}
+		if l.RateBits != nil && *l.RateBits <= *l.CommittedBits { // it may be the rate that was committed
+			what = "the committed rate"
+		}
+	}
+	return what, of
 }
 
 // reasons are why packets may be dropped although less passes than the committed rate.

@@ -86,7 +86,7 @@ func TestDelivered(t *testing.T) {
 	smaller := deliver(t, Deliverer{}, interval(0, larger, 10e6, 1), interval(1, eightMbit, 9400000, 1)) // the burst fell
 	rounded := interval(0, eightMbit, 9700001, 1)
 	rounded.PassedError = 1e-3
-	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || smaller.Delivered != 2 || d.Delivered != 0 {
+	if d := deliver(t, Deliverer{}, rounded); changing.Delivered != 2 || smaller.Delivered != 2 || d.Delivered != 0 || d.WithinPassedBytes != 9690300 {
 		t.Errorf("changes: %d and %d delivered; rounding: %d", changing.Delivered, smaller.Delivered, d.Delivered)
 	}
 }
@@ -99,7 +99,8 @@ func TestUncheckedDelivery(t *testing.T) {
 	guaranteed.Guarantee = 4e6
 	d := deliver(t, Deliverer{}, interval(0, guaranteed, 1, 0), interval(1, waiting, 1, 1), interval(2, waiting, 1, 1), interval(3, waiting, 0, 0), interval(4, guaranteed, 1, 1),
 		interval(5, guaranteed, 1, 0))
-	if want := "yes, in all 2 intervals with traffic and a committed rate; none was committed in 3 others with traffic"; d.verdict() != want {
+	if want := "100% of what was offered up to the guarantee of 4mbit passed; the guarantee was delivered in all 2 intervals with traffic and a committed rate; " +
+		"the rate above the guarantee is not checked; no rate was committed in 3 others with traffic"; d.verdict() != want {
 		t.Errorf("%s; want %s", d.verdict(), want)
 	}
 	if d := deliver(t, Deliverer{}, interval(0, waiting, 1, 1), interval(1, guaranteed, 1, 1), interval(2, guaranteed, 0, 0)); !strings.HasPrefix(d.verdict(), "not checked: no rate was committed while") {
@@ -127,7 +128,7 @@ func TestMissed(t *testing.T) {
 	if first := moment(noon)[11:] + ":"; len(begins) != fewest || begins[0] != first || !slices.IsSorted(begins) || strings.Contains(missed, "9.10 MB") {
 		t.Errorf("listed: %s", missed)
 	}
-	for _, want := range []string{"in 0 of 30 intervals", "Of what was offered up to the committed rate, 91% passed", "the 10 worst of 30; -j lists up to 100"} {
+	for _, want := range []string{" delivered 91.00% of what was offered up to the committed rate of 8mbit passed; the committed rate was delivered in 0 of 30 intervals", "the 10 worst of 30; -j lists up to 100"} {
 		if !strings.Contains(bare, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text.String())
 		}
@@ -144,13 +145,69 @@ func TestDeliveryChanges(t *testing.T) {
 	if err := errors.Join((Deliveries{d}).Text(&text), (Deliveries{d}).HTML(&page, "gw")); err != nil {
 		t.Fatal(err)
 	}
-	for _, got := range []string{text.String(), page.String()} {
-		if !strings.Contains(got, "rate 8mbit -&gt; 9mbit; policy 222222222222<") && !strings.Contains(got, "rate 8mbit -> 9mbit; policy 222222222222\n") || strings.Contains(got, "1111") {
+	when := moment(own.Begin) + " to " + own.End.Local().Format(time.TimeOnly)
+	for _, got := range []string{strings.Join(strings.Fields(text.String()), " ") + "<", strings.ReplaceAll(page.String(), "-&gt;", "->")} {
+		if !strings.Contains(got, when+": rate 8mbit -> 9mbit; policy 222222222222<") || strings.Contains(got, "1111") {
 			t.Errorf("changes in %s", got)
 		}
 	}
+	if c := d.Changes; len(c) == 2 && (!c[1].After.Equal(own.Begin) || !c[1].Time.Equal(own.End)) {
+		t.Errorf("a change from %v to %v", c[1].After, c[1].Time)
+	}
 	if len(d.Changes) != 2 || d.Changes[0].What != "" || d.Changes[0].Policy != other.Policy || strings.Count(page.String(), `class="change"`) != 1 {
 		t.Errorf("changes: %+v", d.Changes)
+	}
+}
+
+// A change came between the last reading that is known without it and the first with it, also if one is not in the report. What
+// the first reading found has no beginning.
+func TestTimesOfDeliveryChange(t *testing.T) {
+	faster, off := eightMbit, eightMbit
+	faster.Rate, off.Detached = 9e6, true
+	hole := interval(5, faster, 1, 0)
+	beyond := interval(6, off, 1, 0)
+	beyond.End, beyond.Gap = noon.Add(time.Hour), history.NoReading
+	d := Deliverer{Since: noon, Until: noon.Add(2 * time.Minute)}
+	for _, it := range []history.Interval{interval(0, eightMbit, 1, 0), hole, beyond} {
+		if err := d.Add(it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := d.Deliveries()[0].Changes
+	if len(c) != 2 || !c[0].After.Equal(noon.Add(10*time.Second)) || !c[0].Time.Equal(hole.End) || !c[1].After.Equal(beyond.Begin) || !c[1].Time.Equal(beyond.End) {
+		t.Errorf("changes: %+v", c)
+	}
+	first := deliver(t, Deliverer{}, interval(0, off, 1, 0)).Changes
+	if len(first) != 1 || first[0].After != nil || first[0].when() != moment(first[0].Time) || !first[0].Time.Equal(noon.Add(10*time.Second)) {
+		t.Errorf("changes: %+v", first)
+	}
+}
+
+// The summary calls a guarantee one only if nothing else was checked, and names an amount only if no other one was. Only all is 100%.
+func TestVerdict(t *testing.T) {
+	guaranteed := eightMbit
+	guaranteed.Within, guaranteed.Guarantee = "uplink", 4e6
+	more, all, alone := guaranteed, guaranteed, eightMbit
+	more.Guarantee, all.Guarantee, alone.Rate = 5e6, 8e6, 4e6
+	for _, test := range []struct {
+		want   string
+		series []history.Series
+	}{
+		{"100% of what was offered up to the guarantee of 4mbit passed; the guarantee was", []history.Series{guaranteed, guaranteed}},
+		{"100% of what was offered up to the committed rate passed; the committed rate was", []history.Series{guaranteed, more}},
+		{"100% of what was offered up to the committed rate of 4mbit passed; the committed rate was", []history.Series{alone, guaranteed}},
+		{"100% of what was offered up to the committed rate of 8mbit passed; the committed rate was", []history.Series{all}},
+	} {
+		var intervals []history.Interval
+		for i, s := range test.series {
+			intervals = append(intervals, interval(i, s, 1000, 0))
+		}
+		if d := deliver(t, Deliverer{}, intervals...); !strings.HasPrefix(d.verdict(), test.want) {
+			t.Errorf("%s; want %s", d.verdict(), test.want)
+		}
+	}
+	if d := deliver(t, Deliverer{}, interval(0, eightMbit, 10e6-1, 1e6)); !strings.HasPrefix(d.verdict(), "99.99% of what") {
+		t.Error(d.verdict())
 	}
 }
 
@@ -339,47 +396,93 @@ func TestDeliveryHTML(t *testing.T) {
 	}
 }
 
-// The picture has each period at its place by the clock, grey over what was not measured, and a rate where it changed.
+// The picture has each interval of a short report and each period of a long one at its place by the clock, grey over what was
+// not measured, and the rates where they are known.
 func TestDeliveryPicture(t *testing.T) {
-	at := func(second int) time.Time { return noon.Add(time.Duration(second) * time.Second) }
-	d := Deliverer{Since: at(100), Until: at(920)} // as many seconds as the picture has columns
 	faster := eightMbit
 	faster.Rate = 16e6
-	for i := 29; i < 92; i++ {
-		it := interval(i, eightMbit, 10e6, 0)
-		if i >= 50 {
-			it.Series = &faster
+	for _, test := range []struct {
+		length    time.Duration // of the report, and of the part in which nothing was measured
+		unknown   time.Duration
+		n         int
+		step      string
+		first     float64 // left and width of bars
+		width     float64
+		line, gap string
+	}{
+		// Each second, and then each ten seconds, has one of the 820 columns.
+		{820 * time.Second, 200 * time.Second, 62, "10s", 270, 10, "M270.0 151.2H470.0M480.0 66.4H890.0", "200.0"},
+		{8200 * time.Second, 2000 * time.Second, 620, "5m0s", 250, 30, "M270.0 151.2H470.0M471.0 66.4H890.0", "200.0"},
+	} {
+		d := Deliverer{Since: noon, Until: noon.Add(test.length)}
+		begin := int(test.unknown / (10 * time.Second))
+		for i := begin; i < begin+test.n; i++ {
+			it := interval(i, eightMbit, 10e6, 0)
+			if i >= int(test.length/(10*time.Second))*40/82 {
+				it.Series = &faster
+			}
+			if err := d.Add(it); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := d.Add(it); err != nil {
+		all := d.Deliveries()
+		var page bytes.Buffer
+		if err := all.HTML(&page, "gw"); err != nil {
 			t.Fatal(err)
 		}
+		part := func(begin string) string {
+			_, rest, _ := strings.Cut(page.String(), begin)
+			text, _, _ := strings.Cut(rest, "\"")
+			return text
+		}
+		at := test.first
+		for _, bar := range strings.Split(strings.TrimSuffix(part(`<path class="passed" d="`), "Z"), "Z") {
+			var left, bottom, top, right float64
+			fmt.Sscanf(bar, "M%f %fV%fH%f", &left, &bottom, &top, &right)
+			if left != at || right != min(890, at+test.width) {
+				t.Errorf("%v: a bar from %v to %v, want it at %v", test.length, left, right, at)
+			}
+			at = right
+		}
+		if at != 890 {
+			t.Errorf("%v: the bars end at %v", test.length, at)
+		}
+		if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != test.gap || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
+			t.Errorf("%v: the grey part is %s wide, or below the bars", test.length, got)
+		}
+		for _, want := range []string{">each step: " + test.step + "</text>", "Each step is an average of " + test.step + "."} {
+			if !strings.Contains(page.String(), want) {
+				t.Errorf("the page lacks %q", want)
+			}
+		}
+		if line := part(`<path class="limit" d="`); line != test.line {
+			t.Errorf("%v: line of the committed rate: %s", test.length, line)
+		}
 	}
-	var page bytes.Buffer
-	if err := d.Deliveries().HTML(&page, "gw"); err != nil {
-		t.Fatal(err)
-	}
-	part := func(begin string) string {
-		_, rest, _ := strings.Cut(page.String(), begin)
-		text, _, _ := strings.Cut(rest, "\"")
-		return text
-	}
-	var bars []string
-	for _, bar := range strings.Split(strings.TrimSuffix(part(`<path class="passed" d="`), "Z"), "Z") {
-		var left, bottom, top, right float64
-		fmt.Sscanf(bar, "M%f %fV%fH%f", &left, &bottom, &top, &right)
-		bars = append(bars, fmt.Sprint(left, "-", right))
-	}
-	if got := strings.Join(bars, " "); got != "70-270 270-570 570-870 870-890" {
-		t.Errorf("bars: %s", got)
-	}
-	if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != "190.0" || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
-		t.Errorf("the grey part is %s wide, or below the bars", got)
-	}
-	if label := ">" + at(305).Local().Format(time.TimeOnly) + "</text>"; !strings.Contains(page.String(), label) {
-		t.Errorf("the page lacks the label %s", label)
-	}
-	if line := part(`<path class="limit" d="`); !strings.HasPrefix(line, "M260.0 ") || !strings.Contains(line, "H480.0M480.0 ") || !strings.HasSuffix(line, "H890.0") {
-		t.Errorf("line of the committed rate: %s", line)
+}
+
+// Intervals are kept one by one if a picture can show them, and never too many.
+func TestIntervalsOfDelivery(t *testing.T) {
+	for _, test := range []struct{ length, every, want int }{
+		{mostIntervals, 1, mostIntervals}, {mostIntervals + 1, 1, 0}, {mostIntervals, 2, 0}, // restarts cut each into two
+	} {
+		d := Deliverer{Since: noon, Until: noon.Add(time.Duration(test.length) * 10 * time.Second)}
+		for i := range test.length * test.every {
+			it := interval(0, eightMbit, 1e6, 1e6)
+			it.Length /= time.Duration(test.every)
+			it.Begin = noon.Add(time.Duration(i) * it.Length)
+			it.End = it.Begin.Add(it.Length)
+			if err := d.Add(it); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := d.Deliveries()[0].Intervals
+		if len(got) != test.want {
+			t.Errorf("%d intervals, want %d", len(got), test.want)
+		}
+		if last := (Period{Span{d.Until.Add(-10 * time.Second), d.Until}, 10e9, 1.6e6, 8e5}); test.want > 0 && got[mostIntervals-1] != last {
+			t.Errorf("the last one is %+v, want %+v", got[mostIntervals-1], last)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"io"
@@ -19,7 +20,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)
 h1{font-size:1.4rem;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}p{color:var(--soft);margin:.3rem 0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}th{font-weight:600;white-space:nowrap;width:1%}
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
-.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft)}
+.grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft);fill:var(--soft)}
 @media(max-width:40rem){section{overflow-x:auto}svg{min-width:36rem}svg text{font-size:15px}}`
 
 // HTML writes the reports as one page that needs no other file. host is where the rules are.
@@ -37,6 +38,7 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 		s.WriteString("</table>\n</section>\n")
 	}
 	s.WriteString("<p>Offered is all traffic. The limits passed a part of it and dropped the rest. Passed packets may still be lost later. Committed is the rate that is checked. " +
+		"A step of the picture is an average over the time that it names. A change came between two readings: the picture marks that time, and has no line of the rate in it. " +
 		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: what was offered, or what the committed rate " +
 		"allows less one burst, if that is less.</p>\n<p>Made by shapectl. Bytes are counted as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
 		"passed as the committed rate allows, less one burst. For a pool within no other pool, only packets that the pool itself refused count as dropped. Rates and checks leave gaps out.</p>\n</main>\n</body>\n</html>\n")
@@ -69,7 +71,7 @@ const (
 	svgWidth, svgHeight   = 900.0, 260.0
 	svgLeft, svgRight     = 70.0, 10.0
 	svgTop, svgBottom     = 24.0, 24.0
-	mostColumns           = 450 // of the picture: periods are joined until there are no more
+	mostColumns           = mostIntervals // of the picture: periods are joined until there are no more
 	svgTicks              = 4
 	legendStep, legendTop = 120.0, 14.0
 )
@@ -77,16 +79,23 @@ const (
 // limitClasses are the classes of lines for the rate and the committed rate.
 var limitClasses = [2]string{"limit rate", "limit"}
 
-// A bar is one or several periods of a picture.
+// A bar is an interval, or one or several periods of a picture.
 type bar struct {
 	begin, end      time.Time
 	measured        float64 // seconds
 	offered, passed float64 // bits
 }
 
-// bars are the periods as a picture can show them.
-func (d *Delivery) bars() (bars []bar) {
-	width := period
+// bars are the intervals or periods as a picture can show them, and how long each is.
+func (d *Delivery) bars() (bars []bar, width time.Duration) {
+	for _, p := range d.Intervals {
+		seconds := float64(p.MeasuredNS) / 1e9
+		bars = append(bars, bar{p.Begin, p.End, seconds, float64(p.OfferedBits) * seconds, float64(p.PassedBits) * seconds})
+	}
+	if len(bars) > 0 {
+		return bars, time.Duration(d.IntervalNS)
+	}
+	width = period
 	for d.Until.Sub(d.Since)/width > mostColumns {
 		width *= 2
 	}
@@ -100,12 +109,12 @@ func (d *Delivery) bars() (bars []bar) {
 		b.measured += seconds
 		b.offered, b.passed = b.offered+float64(p.OfferedBits)*seconds, b.passed+float64(p.PassedBits)*seconds
 	}
-	return bars
+	return bars, width
 }
 
 // svg draws what was offered and passed over time, beside the committed rate and the rate.
 func (d *Delivery) svg(s *strings.Builder) {
-	bars := d.bars()
+	bars, width := d.bars()
 	length := d.Until.Sub(d.Since).Seconds()
 	if length <= 0 {
 		return
@@ -130,7 +139,8 @@ func (d *Delivery) svg(s *strings.Builder) {
 	y := func(bits float64) float64 {
 		return svgHeight - svgBottom - min(1, bits/top)*(svgHeight-svgTop-svgBottom)
 	}
-	description := fmt.Sprintf("From %s to %s, %s were offered and %s passed.", moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes))
+	description := fmt.Sprintf("From %s to %s, %s were offered and %s passed. Each step is an average of %v.",
+		moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes), width)
 	fmt.Fprintf(s, "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n", svgWidth, svgHeight, inHTML(description))
 	for i := range svgTicks + 1 {
 		bits := top * float64(i) / svgTicks
@@ -155,7 +165,8 @@ func (d *Delivery) svg(s *strings.Builder) {
 		}
 	}
 	for _, c := range d.ownChanges() {
-		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%g\"><title>%s</title></path>\n", x(c.Time), svgTop, svgTop+8, inHTML(moment(c.Time)+": "+c.What))
+		left, right := x(*cmp.Or(c.After, &c.Time)), x(c.Time)
+		fmt.Fprintf(s, "<path class=\"change\" d=\"M%.1f %gV%gH%.1fV%gZ\"><title>%s</title></path>\n", left, svgTop, svgTop+8, right, svgTop, inHTML(c.when()+": "+c.What))
 	}
 	for i := range svgTicks + 1 {
 		t := d.Since.Add(time.Duration(float64(i) / svgTicks * length * 1e9))
@@ -183,6 +194,7 @@ func (d *Delivery) svg(s *strings.Builder) {
 			at += legendStep
 		}
 	}
+	fmt.Fprintf(s, "<text x=\"%g\" y=\"%g\" text-anchor=\"end\">each step: %v</text>\n", svgWidth-svgRight, legendTop, width)
 	s.WriteString("</svg>\n")
 }
 
@@ -195,7 +207,7 @@ func (d *Delivery) limitLines(s *strings.Builder, x func(time.Time) float64, y f
 		for j, l := range d.Limits {
 			end := d.Until
 			if j+1 < len(d.Limits) {
-				end = d.Limits[j+1].Time
+				end = *cmp.Or(d.Limits[j+1].After, &d.Limits[j+1].Time)
 			}
 			bits := l.both()[i]
 			if bits != nil && float64(*bits) <= top && (i > 0 || l.CommittedBits == nil || *bits != *l.CommittedBits) {
