@@ -450,10 +450,8 @@ func TestDeliveryPicture(t *testing.T) {
 		if got := part(`<rect class="gap" x="70.0" y="24" width="`); got != test.gap || strings.Index(page.String(), `class="gap"`) < strings.Index(page.String(), `class="passed"`) {
 			t.Errorf("%v: the grey part is %s wide, or below the bars", test.length, got)
 		}
-		for _, want := range []string{">each step: " + test.step + "</text>", "Each step is an average of " + test.step + "."} {
-			if !strings.Contains(page.String(), want) {
-				t.Errorf("the page lacks %q", want)
-			}
+		if want := "<p>Each step of the picture is an average over " + test.step + ".</p>"; !strings.Contains(page.String(), want) {
+			t.Errorf("the page lacks %q", want)
 		}
 		if line := part(`<path class="limit" d="`); line != test.line {
 			t.Errorf("%v: line of the committed rate: %s", test.length, line)

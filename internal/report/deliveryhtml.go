@@ -38,7 +38,7 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 		s.WriteString("</table>\n</section>\n")
 	}
 	s.WriteString("<p>Offered is all traffic. The limits passed a part of it and dropped the rest. Passed packets may still be lost later. Committed is the rate that is checked. " +
-		"A step of the picture is an average over the time that it names. A change came between two readings: the picture marks that time, and has no line of the rate in it. " +
+		"A change came between two readings: the picture marks that time, and has no line of the rate in it. " +
 		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: what was offered, or what the committed rate " +
 		"allows less one burst, if that is less.</p>\n<p>Made by shapectl. Bytes are counted as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
 		"passed as the committed rate allows, less one burst. For a pool within no other pool, only packets that the pool itself refused count as dropped. Rates and checks leave gaps out.</p>\n</main>\n</body>\n</html>\n")
@@ -139,8 +139,7 @@ func (d *Delivery) svg(s *strings.Builder) {
 	y := func(bits float64) float64 {
 		return svgHeight - svgBottom - min(1, bits/top)*(svgHeight-svgTop-svgBottom)
 	}
-	description := fmt.Sprintf("From %s to %s, %s were offered and %s passed. Each step is an average of %v.",
-		moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes), width)
+	description := fmt.Sprintf("From %s to %s, %s were offered and %s passed.", moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes))
 	fmt.Fprintf(s, "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n", svgWidth, svgHeight, inHTML(description))
 	for i := range svgTicks + 1 {
 		bits := top * float64(i) / svgTicks
@@ -194,8 +193,7 @@ func (d *Delivery) svg(s *strings.Builder) {
 			at += legendStep
 		}
 	}
-	fmt.Fprintf(s, "<text x=\"%g\" y=\"%g\" text-anchor=\"end\">each step: %v</text>\n", svgWidth-svgRight, legendTop, width)
-	s.WriteString("</svg>\n")
+	fmt.Fprintf(s, "</svg>\n<p>Each step of the picture is an average over %v.</p>\n", width)
 }
 
 func (l *DeliveryLimit) both() [2]*uint64 { return [2]*uint64{l.RateBits, l.CommittedBits} }
