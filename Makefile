@@ -63,13 +63,13 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 # comes of that.
 NO_CHECKPTR = -gcflags=go.etcd.io/bbolt/...=-d=checkptr=0
 
-# Packages that start goroutines or guard data from others, and the commands that do.
+# Packages that start goroutines or guard data from others, and the commands that do. internal/wire is for guests.
 RACE = $(addprefix ./,$(sort $(dir $(shell grep -rlE 'go func|"sync' --include=*.go bpf internal pkg))))
 RACE_COMMANDS = 'Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short $(TEST) $(NO_CHECKPTR) ./pkg/loader $(filter-out ./pkg/loader/,$(RACE))
+	CGO_ENABLED=1 go test -race -short $(TEST) $(NO_CHECKPTR) ./pkg/loader $(filter-out ./pkg/loader/ ./internal/wire/,$(RACE))
 	CGO_ENABLED=1 go test -race -short $(TEST) $(NO_CHECKPTR) -run $(RACE_COMMANDS) ./cmd/shapectl
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 
