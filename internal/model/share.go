@@ -277,6 +277,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	case ahead*weight <= 2*may:
 		return BeyondMark
 	}
+	*load = Heavy // its rule may pass it all the same
 	return BeyondShare
 }
 

@@ -227,3 +227,20 @@ func crowd(random *rand.Rand, n int, rate, window float64) (all senders) {
 	all[0].rate += rate
 	return all
 }
+
+// A packet beyond the share of its rule, which may pass it all the same, has no claim in the pool above.
+func TestLoadBeyondShare(t *testing.T) {
+	limit := NewLimit(policy.Rule{Rate: 8_000_000, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareHost}})
+	m := limit.Meter
+	s := &Share{ShareParams: limit.ShareParams()}
+	s.Ahead, s.Credit = 1<<40, 1
+	var b Sharer
+	s.Charge(&b, 1, 100)
+	load := Heavy
+	if got := s.Judge(m, &b, 1, 100, 0, &load); got != WithinShare || load != Light {
+		t.Fatalf("in an empty bucket it is %v, with load %v", got, load)
+	}
+	if got := s.Judge(m, &b, 1, 100, m.Capacity, &load); got != BeyondShare || load != Heavy {
+		t.Errorf("in a full bucket it is %v, with load %v", got, load)
+	}
+}
