@@ -26,10 +26,11 @@ type commandGroup struct {
 const flagGroup = "group"
 
 const (
-	limitFlagsTitle = "Limit (the first choice is the default)"
-	queueFlagsTitle = "Queue, for --excess delay"
-	poolFlagsTitle  = "Pool and fair shares"
-	otherFlagsTitle = "Other"
+	limitFlagsTitle   = "Limit (the first choice is the default)"
+	queueFlagsTitle   = "Queue, for --excess delay"
+	poolFlagsTitle    = "Pool and fair shares"
+	clusterFlagsTitle = "One rate over many hosts"
+	otherFlagsTitle   = "Other"
 )
 
 // groupFlags puts flags under a title in help.

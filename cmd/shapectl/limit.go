@@ -114,7 +114,7 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	for _, o := range policy.Options {
 		beside := policy.Rule{
 			Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
-			Within: limit.Within, Guarantee: limit.Guarantee,
+			Within: limit.Within, Guarantee: limit.Guarantee, Cluster: limit.Cluster,
 		}
 		if !l.has(o) && (!o.Useful(&beside) || unlimited && o.LimitedOnly) {
 			o.Reset(&limit)
@@ -156,7 +156,7 @@ func (l *limitFlags) label(given, have policy.Label) policy.Label {
 
 // add adds the flags. side describes the default of --match.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
-	l.addOptions(f, func(o *policy.Option) bool { return !o.Label })
+	l.addOptions(f, func(o *policy.Option) bool { return !o.Label && !o.PoolOnly })
 	once(f, &l.match, "match", "address to match (default "+side+")")
 	f.Lookup("match").DefValue = "" // its usage has the default
 }
@@ -174,9 +174,10 @@ func (l *limitFlags) addPool(f *pflag.FlagSet) {
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
 var optionGroups = map[string][]string{
-	limitFlagsTitle: {"rate", "capacity", "algorithm", "each", "excess", "penalty"},
-	queueFlagsTitle: {"queue", "ecn-above", "order"},
-	poolFlagsTitle:  {"within", "guarantee", "members", "weight", "share"},
+	limitFlagsTitle:   {"rate", "capacity", "algorithm", "each", "excess", "penalty"},
+	queueFlagsTitle:   {"queue", "ecn-above", "order"},
+	clusterFlagsTitle: {"cluster", "cluster-weight", "cluster-floor", "cluster-share", "cluster-safe"},
+	poolFlagsTitle:    {"within", "guarantee", "members", "weight", "share"},
 }
 
 func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool) {

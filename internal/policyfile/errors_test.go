@@ -436,6 +436,10 @@ func TestErrors(t *testing.T) {
 				"\n8:40: weight 2 has no use with no pool to draw from; name one with within, or leave it out" +
 				"\n9:24: each host has no use in a rule that has only its pools; give it a rate, or leave this out" +
 				"\n10:28: capacity has no use in a rule that has only its pools; give it a rate, or leave this out"},
+		{"pools: {a: {rate: 1gbit, cluster-floor: 1mbit}, b: {rate: 1mbit, cluster: x, cluster-safe: 2mbit}}\n" + below + "      10.0.0.1: {rate: 1mbit, cluster: x}\n",
+			`1:41: cluster-floor 1mbit has no use with no cluster; name one with cluster, or leave it out
+1:92: cluster-safe 2mbit is above the rate 1mbit of all hosts together; lower it, or raise the rate
+5:31: a rule cannot have cluster; write it in a pool`},
 		{below + strings.Repeat("      10.0.0.1: x\n", 30),
 			strings.Join(many(20, `%d:17: "x" is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited`), "\n") + "\nand 10 more"},
 	} {

@@ -179,6 +179,8 @@ pools:
   both: 50mbit
   uplink: {rate: 1gbit, share: member}
   ap-1: {rate: 100mbit, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
+  site: {rate: 1gbit, cluster: "site: 7", cluster-weight: 3, cluster-floor: 2mbit, cluster-safe: 8kbit}
+  fixed: {rate: 1gbit, cluster: fixed, cluster-share: 2mbit}
   "null": {rate: 1mbit, within: "Müller & Söhne: #1"}
   'yes': 1mbit
   "Müller & Söhne: #1": {rate: 10mbit, excess: delay, capacity: 64kb}
@@ -209,7 +211,9 @@ pools:
   "Müller & Söhne: #1": {rate: 10mbit, capacity: 64kb, excess: delay}
   ap-1: {rate: 100mbit, excess: ecn, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
   both: {rate: 50mbit, excess: ecn}
+  fixed: {rate: 1gbit, excess: ecn, cluster: fixed, cluster-share: 2mbit}
   "null": {rate: 1mbit, excess: ecn, within: "Müller & Söhne: #1"}
+  site: {rate: 1gbit, excess: ecn, cluster: "site: 7", cluster-weight: 3, cluster-floor: 2mbit, cluster-safe: 8kbit}
   uplink: {rate: 1gbit, excess: ecn, share: member}
   yes: {rate: 1mbit, excess: ecn}
 devices:

@@ -13,7 +13,7 @@ import (
 
 var (
 	shadowKeys   = keys(func(o *policy.Option) bool { return o.Shadow })
-	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label }, "shadow")
+	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label && !o.PoolOnly }, "shadow")
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
 	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }, "shadow")
@@ -35,7 +35,7 @@ func keys(of func(*policy.Option) bool, others ...string) (names []string) {
 // noShadow removes the shadow of defaults or a plan.
 const noShadow = "none"
 
-// noPool takes a rule out of the pool of defaults or a plan.
+// noPool takes a rule out of the pool of defaults or a plan, and a pool out of its cluster.
 const noPool = "none"
 
 // A part is an option, or the shadow, with its value in a file.
@@ -49,9 +49,9 @@ type part struct {
 // value returns the value in YAML.
 func (p part) value() string {
 	switch {
-	case p.key == "within" && p.text == "":
+	case (p.key == "within" || p.key == "cluster") && p.text == "":
 		return noPool
-	case p.key == "plan" || p.key == "within" || slices.Contains(labelKeys, p.key):
+	case p.key == "plan" || p.key == "within" || p.key == "cluster" || slices.Contains(labelKeys, p.key):
 		return word(p.text)
 	}
 	return p.text
@@ -334,6 +334,8 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 		r.errorf(key, "match applies to a whole direction; write it next to the networks")
 	case slices.Contains(ruleKeys, key.text):
 		r.errorf(key, "%s cannot have %s; remove it", what, policy.LimitKey(key.text))
+	case slices.Contains(poolKeys, key.text):
+		r.errorf(key, "%s cannot have %s; write it in a pool", what, key.text)
 	default:
 		r.errorf(key, "unknown key %q; %s", shorten(key.text), didYouMean(key.text, allowed))
 	}

@@ -75,7 +75,9 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	p.usual = usualOfPools(defaults)
 	p.usual.Within = within
 	limit := over(p.usual, slices.Concat(ofPlan, said.parts))
-	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within})
+	dropIdle(&limit, &policy.Rule{
+		Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within, Cluster: limit.Cluster,
+	})
 	var err error
 	if p.rule, err = over(limit, p.parts).Pool(name); err != nil {
 		r.blame(err, e.key.start, said, defaults)

@@ -47,35 +47,37 @@ type Rule struct {
 	MPUBytes      uint16 `json:"mpu_bytes"`
 	Within        string `json:"within"` // the pool that it draws from; "" for none
 	// GuaranteeBits is null for no guarantee.
-	GuaranteeBits     *uint64 `json:"guarantee_bits_per_second"`
-	Members           uint32  `json:"members"`  // buckets that have the guarantee each, at most; 0 unless it has several
-	Weight            uint16  `json:"weight"`   // in the shares of its pool
-	Share             string  `json:"share"`    // who gets a fair share of the bucket
-	Attached          *bool   `json:"attached"` // null where it is not known
-	State             string  `json:"state"`
-	Hook              string  `json:"hook"`
-	LevelBytes        uint64  `json:"level_bytes"`
-	PassedPackets     uint64  `json:"passed_packets"`
-	PassedBytes       uint64  `json:"passed_bytes"`
-	ExcessPackets     uint64  `json:"excess_packets"`
-	ExcessBytes       uint64  `json:"excess_bytes"`
-	DroppedPackets    uint64  `json:"dropped_packets"`
-	DroppedBytes      uint64  `json:"dropped_bytes"`
-	RefusedPackets    uint64  `json:"refused_packets"` // of a pool: those of the dropped ones that it refused itself
-	RefusedBytes      uint64  `json:"refused_bytes"`
-	DelayedPackets    uint64  `json:"delayed_packets"`
-	DelayedBytes      uint64  `json:"delayed_bytes"`
-	MarkedPackets     uint64  `json:"marked_packets"`
-	GuaranteedPackets uint64  `json:"guaranteed_packets"` // of the passed ones: those that the guarantee covered
-	GuaranteedBytes   uint64  `json:"guaranteed_bytes"`
-	BorrowedPackets   uint64  `json:"borrowed_packets"` // the other passed ones of what is within a pool
-	BorrowedBytes     uint64  `json:"borrowed_bytes"`
-	ContendedPackets  uint64  `json:"contended_packets"`
-	UnsurePackets     uint64  `json:"unsure_packets"` // the same by its former name, for one release
-	ExemptPackets     uint64  `json:"exempt_packets"`
-	SKBs              uint64  `json:"skbs"`            // passed and dropped, where packets are those on the wire
-	SpilledPackets    uint64  `json:"spilled_packets"` // of all that matched: charged to the spill bucket
-	Sentence          string  `json:"sentence"`
+	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"`
+	Members       uint32  `json:"members"` // buckets that have the guarantee each, at most; 0 unless it has several
+	Weight        uint16  `json:"weight"`  // in the shares of its pool
+	Share         string  `json:"share"`   // who gets a fair share of the bucket
+	// Cluster is null for a rule, and for a pool of this host alone.
+	Cluster           *Cluster `json:"cluster"`
+	Attached          *bool    `json:"attached"` // null where it is not known
+	State             string   `json:"state"`
+	Hook              string   `json:"hook"`
+	LevelBytes        uint64   `json:"level_bytes"`
+	PassedPackets     uint64   `json:"passed_packets"`
+	PassedBytes       uint64   `json:"passed_bytes"`
+	ExcessPackets     uint64   `json:"excess_packets"`
+	ExcessBytes       uint64   `json:"excess_bytes"`
+	DroppedPackets    uint64   `json:"dropped_packets"`
+	DroppedBytes      uint64   `json:"dropped_bytes"`
+	RefusedPackets    uint64   `json:"refused_packets"` // of a pool: those of the dropped ones that it refused itself
+	RefusedBytes      uint64   `json:"refused_bytes"`
+	DelayedPackets    uint64   `json:"delayed_packets"`
+	DelayedBytes      uint64   `json:"delayed_bytes"`
+	MarkedPackets     uint64   `json:"marked_packets"`
+	GuaranteedPackets uint64   `json:"guaranteed_packets"` // of the passed ones: those that the guarantee covered
+	GuaranteedBytes   uint64   `json:"guaranteed_bytes"`
+	BorrowedPackets   uint64   `json:"borrowed_packets"` // the other passed ones of what is within a pool
+	BorrowedBytes     uint64   `json:"borrowed_bytes"`
+	ContendedPackets  uint64   `json:"contended_packets"`
+	UnsurePackets     uint64   `json:"unsure_packets"` // the same by its former name, for one release
+	ExemptPackets     uint64   `json:"exempt_packets"`
+	SKBs              uint64   `json:"skbs"`            // passed and dropped, where packets are those on the wire
+	SpilledPackets    uint64   `json:"spilled_packets"` // of all that matched: charged to the spill bucket
+	Sentence          string   `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Confirm is the command that confirms that change.
@@ -131,7 +133,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	out := Rule{
 		Kind: KindRule, Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), Members: uint32(r.Members), Weight: r.Weight.Value(),
-		Share: r.Share.String(), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
+		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
@@ -148,6 +150,28 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		out.Kind, out.Device, out.Direction, out.CIDR, out.Match, out.prefix = KindPool, "", "", "", "", netip.Prefix{}
 	}
 	return out
+}
+
+// A Cluster is how a pool shares its rate with other hosts.
+type Cluster struct {
+	Name   string `json:"name"`
+	Weight uint16 `json:"weight"` // of this host
+	// FloorBits is null for none.
+	FloorBits *uint64 `json:"floor_bits_per_second"`
+	// ShareBits is null unless the lease is fixed.
+	ShareBits *uint64 `json:"share_bits_per_second"`
+	// SafeBits is null if the rate without a lease is an equal part.
+	SafeBits *uint64 `json:"safe_bits_per_second"`
+}
+
+func newCluster(c policy.Cluster) *Cluster {
+	if c.Name == "" {
+		return nil
+	}
+	return &Cluster{
+		Name: string(c.Name), Weight: c.Weight.Value(), FloorBits: optionalRate(policy.Guarantee(c.Floor)),
+		ShareBits: optionalRate(policy.Guarantee(c.Share)), SafeBits: optionalRate(policy.Guarantee(c.Safe)),
+	}
 }
 
 // Kinds of a Rule.

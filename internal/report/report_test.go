@@ -122,8 +122,12 @@ func TestOptionsAreTold(t *testing.T) {
 		for _, l := range []policy.Limit{
 			{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}, {Rate: 8e7, Within: "uplink"},
 			{Rate: 8e7, Within: "uplink", Each: policy.Each{Kind: policy.EachHost}, Guarantee: 1e6, Members: 9},
+			{Rate: 8e7, Cluster: policy.Cluster{Name: "gold"}},
 		} {
 			without, err := l.Rule(prefix, 14)
+			if l.Cluster.Name != "" {
+				without, err = l.Pool("pool")
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -132,6 +136,9 @@ func TestOptionsAreTold(t *testing.T) {
 					continue
 				}
 				r, err := l.Rule(prefix, 14)
+				if o.PoolOnly {
+					r, err = l.Pool("pool")
+				}
 				if err != nil || o.Same(&without, &r) {
 					continue
 				}

@@ -1,9 +1,11 @@
 package maps
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -17,7 +19,7 @@ import (
 const (
 	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
 	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
-	labelBreak = "\n" // between plan, name and note, none of which contains one
+	labelBreak = "\n" // between plan, name, note and cluster, none of which contains one
 )
 
 // labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
@@ -27,12 +29,21 @@ type labels struct {
 	parts *uint32 // an upper bound of the parts in the map
 }
 
+// hasTexts reports whether a rule has texts in labels: its label and its cluster.
+func hasTexts(r policy.Rule) bool {
+	return r.Label != (policy.Label{}) || r.Cluster != (policy.Cluster{})
+}
+
 // labelParts is a text that ends with a zero byte, because a killed command may have left parts of a longer one.
-func labelParts(l policy.Label) (parts []bpf.AbiLabel) {
-	if l == (policy.Label{}) {
+func labelParts(r policy.Rule) (parts []bpf.AbiLabel) {
+	if !hasTexts(r) {
 		return nil
 	}
-	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note}, labelBreak), labelBreak) + "\x00"
+	l, cluster := r.Label, ""
+	if c := r.Cluster; c != (policy.Cluster{}) {
+		cluster = fmt.Sprint(uint16(c.Weight), uint64(c.Floor), uint64(c.Share), uint64(c.Safe)) + " " + string(c.Name)
+	}
+	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster}, labelBreak), labelBreak) + "\x00"
 	for chunk := range slices.Chunk([]byte(text), labelBytes) {
 		var part bpf.AbiLabel
 		copy(part.Text[:], chunk)
@@ -45,7 +56,7 @@ func labelParts(l policy.Label) (parts []bpf.AbiLabel) {
 func LabelParts(steps ...policy.Difference) (parts uint32) {
 	for _, d := range steps {
 		if d.Want != nil {
-			parts += uint32(len(labelParts(d.Want.Label)))
+			parts += uint32(len(labelParts(*d.Want)))
 		}
 	}
 	return parts
@@ -54,9 +65,9 @@ func LabelParts(steps ...policy.Difference) (parts uint32) {
 // LabelParts is how many parts of labels the store holds, or more after a command was killed.
 func (rs *rules) LabelParts() uint32 { return atomic.LoadUint32(rs.labels.parts) }
 
-// write stores the label of a version that has none.
-func (l *labels) write(id, version uint32, label policy.Label) error {
-	for n, part := range labelParts(label) {
+// write stores the label and the cluster of a rule for a version that has none.
+func (l *labels) write(id, version uint32, r policy.Rule) error {
+	for n, part := range labelParts(r) {
 		atomic.AddUint32(l.parts, 1)
 		if err := step.Try("store a label"); err != nil {
 			return err
@@ -71,7 +82,8 @@ func (l *labels) write(id, version uint32, label policy.Label) error {
 // A knownLabel is a label that was read before, of a version of a rule with these properties. They tell it from any
 // later label of that id.
 type knownLabel struct {
-	policy.Label
+	label                  policy.Label
+	cluster                policy.Cluster
 	version, retired, view uint32
 }
 
@@ -82,23 +94,23 @@ func (rs *rules) RememberLabels() { rs.knownLabels = map[labelID]knownLabel{} }
 // A labelID names one of the two labels of a rule.
 type labelID struct{ id, index uint32 }
 
-// label is the label of a version of a rule.
-func (rs *rules) label(id, index uint32) policy.Label {
+// label is the label of a version of a rule, and its cluster.
+func (rs *rules) label(id, index uint32) (policy.Label, policy.Cluster) {
 	r := rs.rule(id)
 	known := knownLabel{version: atomic.LoadUint32(&r.Version), retired: r.Retired, view: r.View}
 	have, ok := rs.knownLabels[labelID{id, index}]
-	known.Label = have.Label
+	known.label, known.cluster = have.label, have.cluster
 	if ok && have == known {
-		return known.Label
+		return known.label, known.cluster
 	}
-	known.Label = rs.labels.read(id, index)
+	known.label, known.cluster = rs.labels.read(id, index)
 	if rs.knownLabels != nil {
 		rs.knownLabels[labelID{id, index}] = known
 	}
-	return known.Label
+	return known.label, known.cluster
 }
 
-func (l *labels) read(id, version uint32) (label policy.Label) {
+func (l *labels) read(id, version uint32) (label policy.Label, cluster policy.Cluster) {
 	var text []byte
 	var part bpf.AbiLabel
 	for n := 0; l.texts.Lookup(labelKey(id, version, n), &part) == nil; n++ {
@@ -107,9 +119,19 @@ func (l *labels) read(id, version uint32) (label policy.Label) {
 			break
 		}
 	}
-	plan, rest, _ := strings.Cut(strings.TrimRight(string(text), "\x00"), labelBreak)
-	name, note, _ := strings.Cut(rest, labelBreak)
-	return policy.Label{Plan: plan, Name: name, Note: note}
+	text, _, _ = bytes.Cut(text, []byte{0})
+	texts := append(strings.Split(string(text), labelBreak), "", "", "", "")
+	if of := strings.SplitN(texts[3], " ", 5); len(of) == 5 {
+		var numbers [4]uint64
+		for i := range numbers {
+			numbers[i], _ = strconv.ParseUint(of[i], 10, 64)
+		}
+		cluster = policy.Cluster{
+			Name: policy.ClusterName(of[4]), Weight: policy.Weight(numbers[0]),
+			Floor: policy.Rate(numbers[1]), Share: policy.Rate(numbers[2]), Safe: policy.Rate(numbers[3]),
+		}
+	}
+	return policy.Label{Plan: texts[0], Name: texts[1], Note: texts[2]}, cluster
 }
 
 // discard deletes the label of a version, if it has one.

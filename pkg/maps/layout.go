@@ -157,5 +157,8 @@ func writeSamples(w io.Writer) {
 		}
 	}
 	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
-	write(labelParts(policy.Label{Plan: "plan", Name: "name", Note: "note"}))
+	write(labelParts(policy.Rule{
+		Label:   policy.Label{Plan: "plan", Name: "name", Note: "note"},
+		Cluster: policy.Cluster{Name: "cluster", Weight: 2, Floor: 3, Share: 4, Safe: 5},
+	}))
 }

@@ -225,7 +225,7 @@ func (s *Set) add(rule policy.Rule, at when) error {
 	}
 	id := s.allocate()
 	version := s.writeNew(id, rule, s.setCompanions(policy.Rule{}, rule, companionIDs{}, at), at)
-	if err := s.labels.write(id, version, rule.Label); err != nil {
+	if err := s.labels.write(id, version, rule); err != nil {
 		return err
 	}
 	if err := step.Try("place a prefix"); err != nil {
@@ -307,7 +307,7 @@ func (s *Set) alter(have, rule policy.Rule, at when) error {
 	old := s.current(id)
 	next := s.version(id, nextVersion(s.rule(id), 1))
 	s.labels.discard(id, next)
-	if err := s.labels.write(id, next.index, rule.Label); err != nil {
+	if err := s.labels.write(id, next.index, rule); err != nil {
 		return err
 	}
 	s.rewriteParams(id, placed{id, false, rule.Prefix}, rule, s.setCompanions(have, rule, idsOf(old), at), at)

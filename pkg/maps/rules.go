@@ -212,7 +212,7 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
-		e.Label = rs.label(id, v.index)
+		e.Label, e.Cluster = rs.label(id, v.index)
 	}
 	return e
 }
@@ -314,7 +314,7 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	if r.Framing != (policy.Framing{}) {
 		t.Flags |= ruleFraming
 	}
-	if r.Label != (policy.Label{}) {
+	if hasTexts(r) {
 		t.Flags |= ruleLabel
 	}
 	if r.Penalty.Kind != policy.PenaltyNone {
@@ -332,7 +332,7 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	*to.AbiParams, *to.AbiColdParams = t, d
 }
 
-// decode is the inverse of encode, but for labels. The shadow is that of the same phase.
+// decode is the inverse of encode, but for labels and clusters. The shadow is that of the same phase.
 func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,

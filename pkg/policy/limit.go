@@ -28,6 +28,7 @@ type Limit struct {
 	Members   Members
 	Weight    Weight
 	Share     Share
+	Cluster   Cluster
 	Name      Name
 	Note      Note
 	Shadow    *Limit // with options whose Option.Shadow is true; nil for none

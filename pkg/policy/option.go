@@ -28,6 +28,7 @@ type Option struct {
 	Shadow      bool // a shadow can have it
 	LimitedOnly bool // an unlimited rule cannot have it
 	RuleOnly    bool // a pool cannot have it
+	PoolOnly    bool // a rule cannot have it
 
 	notInPool string // with RuleOnly: what to do instead
 
@@ -218,13 +219,41 @@ var Options = []*Option{
 		Name: "weight", Help: "part of the pool's shares: 1 to 256",
 		Doc:   "the part that the rule or pool gets of the shares of its pool, relative to the others: 1 to 256",
 		needs: []need{needsPool},
-		valid: checkWeight,
+		valid: func(r *Rule) error { return checkWeight("weight", r.Weight) },
 	}),
 	same(func(l *Limit) *Share { return &l.Share }, func(r *Rule) *Share { return &r.Share }, Option{
 		Name: "share", LimitedOnly: true, Help: "who gets a fair share of the bucket",
 		Doc:   "who gets a fair share of the bucket: each `host`, each subnet `/N`, or each `flow`; in a pool also each `member`; with `none`, first come, first served",
 		needs: []need{needsOneBucket, needsNoPenalty},
 		valid: checkShare,
+	}),
+	same(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, Option{
+		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
+		Doc:        "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
+		DocDefault: "none",
+		valid:      checkCluster,
+	}),
+	same(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Option{
+		Name: "cluster-weight", PoolOnly: true, Help: "part that this host gets: 1 to 256",
+		Doc:   "of a pool with a cluster: the part that this host gets of the rate, relative to the other hosts: 1 to 256",
+		needs: []need{needsCluster, needsNoClusterShare},
+		valid: func(r *Rule) error { return checkWeight("cluster-weight", r.Cluster.Weight) },
+	}),
+	clusterRate(func(c *Cluster) *Rate { return &c.Floor }, Option{
+		Name: "cluster-floor", Help: "rate that a lease of this host has at least",
+		Doc:   "of a pool with a cluster: the rate that this host has at least while it has a lease",
+		needs: []need{needsCluster, needsNoClusterShare},
+	}),
+	clusterRate(func(c *Cluster) *Rate { return &c.Share }, Option{
+		Name: "cluster-share", Help: "fixed rate of this host, not by demand",
+		Doc:   "of a pool with a cluster: a fixed rate for this host, instead of one by demand",
+		needs: []need{needsCluster},
+	}),
+	clusterRate(func(c *Cluster) *Rate { return &c.Safe }, Option{
+		Name: "cluster-safe", HelpDefault: "an equal part", Help: "rate of this host without a lease",
+		Doc:        "of a pool with a cluster: the rate of this host while it has no lease",
+		DocDefault: "the rate divided by the hosts that were known at the last lease; before the first one 8 kbit/s",
+		needs:      []need{needsCluster},
 	}),
 	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
 		Name: "name", Label: true,

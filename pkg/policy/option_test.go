@@ -27,8 +27,15 @@ var samples = map[string][]string{
 	"members":   {"50", "within=uplink", "guarantee=1mbit", "each=host"},
 	"weight":    {"256", "within=uplink"},
 	"share":     {"flow"},
-	"name":      {"Müller & Söhne"},
-	"note":      {"pays in May"},
+
+	"cluster":        {"10 gbit: gold"},
+	"cluster-weight": {"256", "cluster=gold"},
+	"cluster-floor":  {"1mbit", "cluster=gold"},
+	"cluster-share":  {"2mbit", "cluster=gold"},
+	"cluster-safe":   {"500kbit", "cluster=gold"},
+
+	"name": {"Müller & Söhne"},
+	"note": {"pays in May"},
 }
 
 // limitOf is a limit of 8mbit and of options such as excess=delay.
@@ -110,6 +117,12 @@ func TestOptions(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := l.Rule(prefix, 14)
+		if o.PoolOnly {
+			if err == nil || !strings.Contains(err.Error(), "cluster") {
+				t.Errorf("%s of a rule: %v", o.Name, err)
+			}
+			r, err = l.Pool("pool")
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,7 +141,7 @@ func TestOptions(t *testing.T) {
 			unlimited.Within = "uplink"
 		}
 		_, err = unlimited.Rule(prefix, 14)
-		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members"
+		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members" || o.PoolOnly
 		if (err == nil) == refused {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
 		}

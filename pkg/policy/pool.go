@@ -143,9 +143,9 @@ func (w *Weight) Set(s string) error {
 func (w Weight) Value() uint16 { return max(uint16(w), 1) }
 
 func (w Weight) String() string { return strconv.Itoa(int(w.Value())) }
-func checkWeight(r *Rule) error {
-	if r.Weight == 1 || r.Weight > MaxWeight {
-		return fmt.Errorf("weight has the value %d; use 2 to %d, or 0 for 1", uint16(r.Weight), MaxWeight)
+func checkWeight(what string, w Weight) error {
+	if w == 1 || w > MaxWeight {
+		return fmt.Errorf("%s has the value %d; use 2 to %d, or 0 for 1", what, uint16(w), MaxWeight)
 	}
 	return nil
 }
@@ -156,14 +156,7 @@ func (w Weight) Type() string { return "number" }
 type Guarantee Rate
 
 func (g *Guarantee) Set(s string) error {
-	if s == none {
-		*g = 0
-		return nil
-	}
-	r, err := ParseRate(s)
-	if err == nil && r == Unlimited {
-		err = errors.New("it must be a rate such as 5mbit")
-	}
+	r, err := parsePart(s)
 	if err != nil {
 		return fmt.Errorf("guarantee: %w", err)
 	}

@@ -56,6 +56,14 @@ func TestPoolRefuses(t *testing.T) {
 		{func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 1} }, "shadow: capacity"},
 		{func(r *Rule) { r.Label.Plan = "gold" }, "plan has no use in a pool"},
 		{func(r *Rule) { r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool to draw from"},
+		{func(r *Rule) { r.Cluster.Floor = 5e6 }, "cluster-floor 5mbit has no use with no cluster; name one with cluster"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Weight: 1} }, "cluster-weight has the value 1"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Floor: 20e6} }, "cluster-floor 20mbit is above the rate 10mbit of all hosts together"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Share: 20e6} }, "cluster-share 20mbit is above the rate"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Safe: 7} }, "rate 7bit is below 8kbit"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Share: 1e6, Floor: 1e6} }, "cluster-floor 1mbit has no use with cluster-share, which is fixed"},
+		{func(r *Rule) { r.Cluster = Cluster{Name: "gold", Share: 1e6, Weight: 2} }, "cluster-weight 2 has no use with cluster-share"},
+		{func(r *Rule) { r.Cluster.Name = "none" }, `cluster "none" is no name of a cluster`},
 		{func(r *Rule) { r.Share = Share{ShareSubnet, 129} }, "share /129 is not a prefix length"},
 	} {
 		r := poolOf("uplink", test.edit)
@@ -67,6 +75,21 @@ func TestPoolRefuses(t *testing.T) {
 	}
 	_, err := Limit{Within: "uplink"}.Pool("a")
 	wantError(t, err, "rate is missing; say how much, such as 1gbit")
+}
+
+// TestPart checks that the parts of a pool add up to it, but for the least capacity.
+func TestPart(t *testing.T) {
+	pool := poolOf("uplink", delay(GCRA), func(r *Rule) { r.Queue = 50_001 })
+	for _, test := range []struct {
+		rate            Rate
+		capacity, queue uint64
+	}{{10e6, 125_000, 50_001}, {20e6, 125_000, 50_001}, {5e6, 62_500, 25_000}, {MinRate, MinCapacity, MinCapacity}} {
+		got, want := pool.Part(test.rate), pool
+		want.Rate, want.Capacity, want.Queue = min(test.rate, pool.Rate), test.capacity, test.queue
+		if got != want || got.Validate() != nil {
+			t.Errorf("%v: %v, %+v; want %+v", test.rate, got.Validate(), got, want)
+		}
+	}
 }
 
 // TestGuaranteed checks that small guarantees hold some packets.

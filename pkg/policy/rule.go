@@ -30,6 +30,7 @@ type Rule struct {
 	Members   Members
 	Weight    Weight
 	Share     Share
+	Cluster   Cluster // only of a pool
 	Shadow    Shadow
 	Label     Label
 }

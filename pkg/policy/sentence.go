@@ -44,7 +44,7 @@ func (r Rule) Says(match Match) string {
 
 // Gets describes the limit of r, which is not unlimited, without its network.
 func (r Rule) Gets() string {
-	says := r.gets()
+	says := r.gets() + r.Cluster.says()
 	if by := r.Share.by(); by != "" {
 		says += ", shared fairly by its " + by
 	}

@@ -103,6 +103,11 @@ func TestSentence(t *testing.T) {
 			"pool \"uplink\"" + gets + ", shared fairly by its members; excess is dropped (gcra)"},
 		{poolOf("a \"b\"", func(r *Rule) { r.Within, r.Share.Kind, r.Excess = "uplink", ShareHost, ECN }), Ingress, MatchDst,
 			"pool \"a \\\"b\\\"\"" + gets + ", shared fairly by its hosts, within pool \"uplink\"; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+		{poolOf("uplink", func(r *Rule) { r.Cluster = Cluster{Name: "gold", Weight: 3, Floor: 1e6, Safe: 5e5}; r.Within = "all" }), Ingress, MatchDst,
+			"pool \"uplink\"" + gets + " for all hosts of cluster \"gold\" together, weight 3 on this one, at least 1mbit on this one, " +
+				"500kbit on this one without a lease, within pool \"all\"; excess is dropped (gcra)"},
+		{poolOf("uplink", func(r *Rule) { r.Cluster = Cluster{Name: "gold", Share: 1e6} }), Ingress, MatchDst,
+			"pool \"uplink\"" + gets + " for all hosts of cluster \"gold\" together, 1mbit on this one; excess is dropped (gcra)"},
 		// Not a valid rule, but it must still print.
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate = 0 }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 0 (0 B/s), burst 125 kB (never drains); excess is dropped (gcra)"},

@@ -89,6 +89,7 @@ func (t *Tree) Add(table *Table, r *Rule) {
 		return
 	}
 	n.Rules = append(n.Rules, Member{table, r})
+	t.checkCluster(n, Member{table, r})
 	n.promise(r)
 }
 
@@ -113,6 +114,7 @@ func (t *Tree) addPools(pools []Rule) {
 		}
 	}
 	t.cutCycles()
+	t.checkClusters()
 	var order []*Node // pools before those within them
 	slices.SortFunc(t.Nodes, func(a, b *Node) int { return cmp.Compare(a.Pool.Label.Name, b.Pool.Label.Name) })
 	for _, n := range t.Nodes {
@@ -121,6 +123,7 @@ func (t *Tree) addPools(pools []Rule) {
 		} else {
 			n.Above.Below = append(n.Above.Below, n)
 			n.Above.promise(n.Pool)
+			t.checkCluster(n.Above, Member{Rule: n.Pool})
 		}
 	}
 	for i := 0; i < len(order); i++ {
@@ -132,6 +135,31 @@ func (t *Tree) addPools(pools []Rule) {
 		if n.Depth == MaxDepth {
 			t.problem(Member{Rule: n.Pool}, "within %q makes a chain of %d pools, and at most %d are allowed; leave some of them out",
 				n.Pool.Within, MaxDepth+1, MaxDepth)
+		}
+	}
+}
+
+// checkClusters reports clusters that have two pools on this host.
+func (t *Tree) checkClusters() {
+	pools := map[ClusterName]*Rule{}
+	for _, n := range t.Nodes {
+		name := n.Pool.Cluster.Name
+		if other := pools[name]; other != nil {
+			t.problem(Member{Rule: n.Pool}, "cluster %q is that of pool %s, too, and has one pool on each host; put one of them within the other",
+				string(name), quoteIfNeeded(other.Label.Name))
+		} else if name != "" {
+			pools[name] = n.Pool
+		}
+	}
+}
+
+// checkCluster reports a guarantee of a member of n that would pass the lease of a pool.
+func (t *Tree) checkCluster(n *Node, m Member) {
+	for ; n != nil && m.Rule.Guarantee != 0; n = n.Above {
+		if n.Pool.Cluster.Name != "" {
+			t.problem(m, "guarantee %v is within pool %s, whose rate depends on other hosts; leave it out, or give the pool no cluster",
+				m.Rule.Guarantee, quoteIfNeeded(n.Pool.Label.Name))
+			return
 		}
 	}
 }

@@ -92,6 +92,13 @@ func TestCheckPools(t *testing.T) {
 		{[]string{"a:", "b: within=a guarantee=2mbit", "c: within=a", "10.0.0.1: within=b guarantee=3mbit", "10.0.0.2: within=c guarantee=7mbit"}, []string{
 			`pool "a": rate 8mbit is less than the guarantees within the pool, which add up to 9mbit; raise it, or lower them`,
 			`pool "b": guarantee 2mbit is less than the guarantees within the pool, which add up to 3mbit; raise it, or lower them`}},
+		// A guarantee would pass the lease. That of a pool with a cluster does not.
+		{[]string{"up:", "a: within=up cluster=gold guarantee=1mbit", "b: within=a cluster=silver", "10.0.0.1: within=b"}, nil},
+		{[]string{"a: cluster=gold", "b: within=a guarantee=1mbit", "c: within=a", "10.0.0.1: within=c guarantee=2mbit"}, []string{
+			`pool "b": guarantee 1mbit is within pool a, whose rate depends on other hosts; leave it out, or give the pool no cluster`,
+			`eth0 egress 10.0.0.1/32: guarantee 2mbit is within pool a, whose rate depends on other hosts; leave it out, or give the pool no cluster`}},
+		{[]string{"b: cluster=gold", "a b: cluster=gold"}, []string{
+			`pool "b": cluster "gold" is that of pool "a b", too, and has one pool on each host; put one of them within the other`}},
 		{[]string{"a: rate=400gbit", "0.0.0.0/0: rate=400gbit within=a guarantee=400gbit each=host members=4294967295", "::/0: rate=400gbit within=a guarantee=400gbit each=host members=4294967295"}, []string{
 			`pool "a": rate 400gbit is less than the guarantees within the pool, which add up to ` + most + `; raise it, or lower them`}},
 		{[]string{"a: rate=400gbit", "0.0.0.0/0: rate=400gbit within=a guarantee=10gbit each=host members=1800000000", "::/0: rate=400gbit within=a guarantee=10gbit each=host members=1800000000"}, []string{

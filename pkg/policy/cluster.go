@@ -1,0 +1,131 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+)
+
+// A Cluster is what a pool has of a rate that many hosts share. The rate, capacity and queue of the pool are those
+// of all hosts together; each host has a lease on a part of them.
+type Cluster struct {
+	Name   ClusterName // all pools with the name share one rate; "" for no cluster
+	Weight Weight      // of this host
+	Floor  Rate        // a lease of this host is never below this; 0 for none
+	Share  Rate        // a fixed lease for this host; 0 for one by demand
+	Safe   Rate        // the rate without a lease; 0 for the rate divided by the hosts that were known when the last lease was granted
+}
+
+// ClusterName is the name of a cluster; "" for none.
+type ClusterName string
+
+func (c *ClusterName) Set(s string) error {
+	if s == none {
+		s = ""
+	}
+	return setText(c, "cluster", s, MaxName)
+}
+
+func (c ClusterName) String() string { return string(c) }
+func (c ClusterName) Type() string   { return "name" }
+
+// A partRate is a part of a rate; 0 for none.
+type partRate Rate
+
+func (p *partRate) Set(s string) error {
+	r, err := parsePart(s)
+	if err == nil {
+		*p = partRate(r)
+	}
+	return err
+}
+
+func (p partRate) String() string { return Guarantee(p).String() }
+func (p partRate) Type() string   { return Guarantee(p).Type() }
+
+// parsePart parses a rate that is not unlimited, or none.
+func parsePart(s string) (Rate, error) {
+	if s == none {
+		return 0, nil
+	}
+	r, err := ParseRate(s)
+	if err == nil && r == Unlimited {
+		err = errors.New("it must be a rate such as 5mbit")
+	}
+	return r, err
+}
+
+// clusterRate is an option of a cluster that is a part of the rate of its pool.
+func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
+	o.PoolOnly = true
+	part := func(r *Rule) Rate { return *of(&r.Cluster) }
+	o.valid = func(r *Rule) error {
+		if part(r) == 0 {
+			return nil
+		}
+		return checkRate(part(r).String, part(r))
+	}
+	o.check = func(r *Rule) error {
+		if part(r) <= r.Rate {
+			return nil
+		}
+		return fmt.Errorf("%s %v is above the rate %v of all hosts together; lower it, or raise the rate", o.Name, part(r), r.Rate)
+	}
+	return same(func(l *Limit) *partRate { return (*partRate)(of(&l.Cluster)) }, func(r *Rule) *partRate { return (*partRate)(of(&r.Cluster)) }, o)
+}
+
+var (
+	needsCluster = need{
+		"cluster",
+		func(r *Rule) bool { return r.Cluster.Name != "" },
+		func(*Rule) string { return "no cluster; name one with cluster, or leave it out" },
+	}
+	needsNoClusterShare = need{
+		"cluster-share",
+		func(r *Rule) bool { return r.Cluster.Share == 0 },
+		func(*Rule) string { return "cluster-share, which is fixed; leave one of them out" },
+	}
+)
+
+func checkCluster(r *Rule) error {
+	switch name := r.Cluster.Name; {
+	case name == none:
+		return fmt.Errorf("cluster %q is no name of a cluster; leave it out", none)
+	case name != "" && !r.Pool:
+		return errors.New("cluster has no use in a rule; give it to a pool, and put the rule within that")
+	}
+	return checkText("cluster", string(r.Cluster.Name), MaxName)
+}
+
+// Part returns a pool with a part of its rate, and as much of its capacity and queue.
+func (r Rule) Part(rate Rate) Rule {
+	part := func(of uint64) uint64 {
+		high, low := bits.Mul64(of, uint64(rate))
+		bytes, _ := bits.Div64(high, low, uint64(r.Rate))
+		return max(bytes, min(of, MinCapacity))
+	}
+	if rate < r.Rate {
+		r.Rate, r.Capacity, r.Queue = rate, part(r.Capacity), part(r.Queue)
+	}
+	return r
+}
+
+// says describes how a pool shares its rate with other hosts.
+func (c Cluster) says() (says string) {
+	if c.Name == "" {
+		return ""
+	}
+	says = fmt.Sprintf(" for all hosts of cluster %q together", string(c.Name))
+	if c.Weight != 0 {
+		says += fmt.Sprintf(", weight %v on this one", c.Weight)
+	}
+	for _, part := range []struct {
+		rate Rate
+		text string
+	}{{c.Floor, ", at least %v on this one"}, {c.Share, ", %v on this one"}, {c.Safe, ", %v on this one without a lease"}} {
+		if part.rate != 0 {
+			says += fmt.Sprintf(part.text, part.rate)
+		}
+	}
+	return says
+}
