@@ -1,0 +1,186 @@
+package cluster
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// A Lease is what a host may use of a cluster's rate: Rate until Until, Safe from then on.
+type Lease struct {
+	Rate, Safe uint64 // bits per second
+	Until      uint64 // ns on the monotonic clock; 0 if there never was a lease
+	Known      uint64 // bits per second: the sum of the safe shares of all hosts, when the lease was granted
+}
+
+// At is the rate in force at a time.
+func (l Lease) At(now uint64) uint64 {
+	if now < l.Until {
+		return l.Rate
+	}
+	return l.Safe
+}
+
+// A Pool is a pool of this host that belongs to a cluster. Rates are in bits per second.
+type Pool struct {
+	Name, Cluster   string
+	Rate            uint64 // of the cluster
+	Weight          uint64
+	Floor           uint64 // 0 for the default
+	Share           uint64 // a fixed lease; 0 for one by demand
+	Wants           uint64 // the safe share by the policy; 0 for an equal part
+	Lease           Lease
+	Passed, Refused uint64 // bytes since the pool exists
+}
+
+// An Agent asks for the leases of a host's pools. It keeps no lease itself: what is in force is in the pools.
+type Agent struct {
+	host     string
+	boot     uint64
+	sessions map[session]*state
+}
+
+// A session is what an agent has with the store for one pool.
+type session struct{ cluster, pool string }
+
+// A state is that of a session. Times are in ns on the monotonic clock.
+type state struct {
+	turn, seq, epoch    float64
+	known               float64 // 0 if only the lease says it
+	sent                uint64  // when the last request was
+	heard               uint64  // when the last answer came; 0 if there was none,
+	answered            float64
+	due                 uint64
+	waits               bool // for an answer
+	pool                Pool // as it was last seen
+	demand              demand
+	status              Status
+	members, rate, goal float64
+}
+
+// New returns the agent of a host, which has a name that no other host of its clusters has. boot is another number after
+// each boot, below 2^53.
+func New(host string, boot uint64) *Agent {
+	return &Agent{host: host, boot: boot, sessions: map[session]*state{}}
+}
+
+// A Call is a request for one pool.
+type Call struct {
+	Cluster, Member string
+	Request         Request
+	session         session
+}
+
+// slack is by how much a request may come early, to be sent together with others.
+const slack = uint64(50 * time.Millisecond)
+
+// Ask returns the requests that are due, given all pools that belong to clusters. A pool that is no longer among them
+// leaves its cluster. Each Call must be followed by Hear or Lost, before which there is no other one for its pool.
+func (a *Agent) Ask(now uint64, pools []Pool) (calls []Call) {
+	gone := maps.Clone(a.sessions)
+	for _, p := range pools {
+		id := session{p.Cluster, p.Name}
+		delete(gone, id)
+		s := a.sessions[id]
+		if s == nil {
+			s = &state{}
+			a.sessions[id] = s
+		}
+		s.pool = p
+		if s.isDue(now) {
+			s.demand.measure(now, p)
+			calls = append(calls, a.call(now, id, s))
+		}
+	}
+	for id, s := range gone {
+		s.pool = Pool{}
+		if s.turn == 0 {
+			delete(a.sessions, id) // the store never knew of it
+		} else if s.isDue(now) {
+			calls = append(calls, a.call(now, id, s))
+		}
+	}
+	slices.SortFunc(calls, func(a, b Call) int { return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Member, b.Member)) })
+	return calls
+}
+
+func (s *state) isDue(now uint64) bool { return !s.waits && now+slack >= s.due }
+
+const nsPerUs = 1000
+
+func (a *Agent) call(now uint64, id session, s *state) Call {
+	s.seq++
+	s.sent, s.waits = now, true
+	p := s.pool
+	q := Request{
+		Speaks: Version, Boot: float64(a.boot), Turn: s.turn, Seq: s.seq, Epoch: s.epoch, Sent: float64(now / nsPerUs),
+		Heard: float64((s.heard + nsPerUs - 1) / nsPerUs), Answered: s.answered,
+		Has: float64(p.Lease.At(now)), Safe: float64(p.Lease.Safe), Known: max(s.known, float64(p.Lease.Known)),
+		Rate: float64(p.Rate), Weight: float64(p.Weight), Floor: float64(p.Floor), Share: float64(p.Share), Wants: float64(p.Wants),
+		Demand: float64(s.demand.wanted()), Use: float64(s.demand.use),
+	}
+	if p.Lease.Until != 0 {
+		q.Granted = 1
+	}
+	return Call{Cluster: id.cluster, Member: Member(a.host, id.pool), Request: q, session: id}
+}
+
+// Hear takes the answer to a call. It returns the lease to put in force, if there is a new one.
+func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Lease, ok bool) {
+	s := a.sessions[c.session]
+	if s == nil || !s.waits || s.seq != c.Request.Seq {
+		return "", Lease{}, false
+	}
+	if now > s.sent+uint64(Timeout) {
+		a.Lost(now, c)
+		return "", Lease{}, false
+	}
+	s.waits, s.status = false, answer.Status
+	s.due = now + uint64(answer.Again)*nsPerUs
+	switch answer.Status {
+	case Replaced:
+		s.turn, s.heard, s.answered = 0, 0, 0
+		return "", Lease{}, false
+	case Old, Newer:
+		return "", Lease{}, false
+	}
+	if s.pool.Rate == 0 {
+		delete(a.sessions, c.session)
+		return "", Lease{}, false
+	}
+	s.turn, s.epoch = answer.Turn, answer.Epoch
+	s.heard, s.answered = now, c.Request.Seq
+	s.members, s.rate, s.goal = answer.Members, answer.Rate, answer.Goal
+	if answer.Status == Quiet {
+		s.known = max(s.known, answer.Known)
+		return "", Lease{}, false
+	}
+	s.known = 0
+	lease = Lease{Rate: max(uint64(answer.Lease), leastRate), Safe: max(uint64(answer.Safe), leastRate), Known: uint64(answer.Known)}
+	lease.Until = s.sent + uint64(Length-Length/drift)
+	if lease.Rate < lease.Safe {
+		lease.Until = now + uint64(rise)
+	}
+	return c.session.pool, lease, true
+}
+
+// Lost takes note that there is no answer to a call.
+func (a *Agent) Lost(now uint64, c Call) {
+	if s := a.sessions[c.session]; s != nil && s.seq == c.Request.Seq {
+		s.waits, s.due = false, now+uint64(retry)
+	}
+}
+
+// Next is when the next request is due; false if there is none.
+func (a *Agent) Next() (at uint64, ok bool) {
+	for _, s := range a.sessions {
+		if !s.waits && (!ok || s.due < at) {
+			at, ok = s.due, true
+		}
+	}
+	return at, ok
+}
+
+// leastRate is the smallest rate of a pool, and what a member without any lease has.
+const leastRate = 8000

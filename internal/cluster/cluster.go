@@ -1,0 +1,109 @@
+// Package cluster divides one rate among many hosts. Each host has an Agent, which asks the store for leases; the store
+// decides over each request in one atomic step. The agent does no I/O and reads no clock, so that tests run it in virtual
+// time. Redis is the store; store.lua is what it does with a request.
+package cluster
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+)
+
+const (
+	// Version is that of the records in the store which this build reads and writes.
+	Version = 1
+	// Length is how long a lease lasts from when it was asked for.
+	Length = 2 * time.Second
+	// Interval is how often a lease is renewed while nothing changes.
+	Interval = time.Second
+	// Timeout is how long an answer may take. A later one is of no use.
+	Timeout = 400 * time.Millisecond
+	// retry is when to ask again after there was no answer.
+	retry = 250 * time.Millisecond
+
+	// drift is by how much monotonic clocks of two hosts may differ in speed, as 1/drift. Linux changes the speed of a
+	// clock by at most 1/2000.
+	drift = 100
+	// rise is how long after the last answer a host that has less than its safe share begins to use it. By then the store
+	// counts on it, and the leases that others got before have ended: see RISE in store.lua.
+	rise = 3 * Length
+)
+
+// A Request is what a member tells the store, and asks for. Rates are in bits per second, times in us. All numbers are
+// whole and below 2^53, so they are exact as floating-point numbers, which are all that Lua has.
+type Request struct {
+	Speaks   float64 // the Version of the agent
+	Boot     float64 // tells boots of the host apart, as each has a monotonic clock of its own
+	Turn     float64 // the number of this process, which the store gave it; 0 in the first request
+	Seq      float64 // raised with each request of this process
+	Epoch    float64 // of the store, as this process last knew it; 0 if it does not
+	Sent     float64 // when the request was sent
+	Heard    float64 // when the last answer came, all by the monotonic clock of the host,
+	Answered float64 // and the Seq of its request; 0 if there was none
+	Has      float64 // the rate in force
+	Safe     float64 // the rate after the lease
+	Granted  float64 // 1 if the store has granted that
+	Known    float64 // the sum of the safe shares of all members when it was granted
+	Rate     float64 // of the cluster, by the policy of this host; 0 if the member leaves
+	Weight   float64
+	Floor    float64 // 0 for the default
+	Share    float64 // a fixed lease; 0 for one by demand
+	Wants    float64 // the safe share that the policy asks for; 0 for an equal part
+	Demand   float64
+	Use      float64
+}
+
+// A Status says what became of a request.
+type Status float64
+
+const (
+	OK       Status = iota
+	Old             // a later request of the process came before this one
+	Replaced        // another process acts for this member
+	Newer           // records are of a version that this build does not know
+	Quiet           // the store was emptied or may have lost writes: no leases until those from before have ended
+)
+
+// An Answer is what the store says to a Request.
+type Answer struct {
+	Status  Status
+	Turn    float64
+	Epoch   float64
+	Lease   float64 // bits per second from now on
+	Safe    float64 // bits per second after the lease
+	Again   float64 // us: when to ask again
+	Known   float64 // the sum of all safe shares
+	Members float64
+	Rate    float64 // the smallest that a member's policy has
+	Goal    float64 // the lease that the member will have when others have less
+}
+
+// encode appends the numbers of a Request or Answer in their order.
+func encode(v any) []byte {
+	b, err := binary.Append(nil, binary.BigEndian, v)
+	if err != nil {
+		panic(err) // all fields are numbers
+	}
+	return b
+}
+
+func decode(b string, v any) error {
+	if size := binary.Size(v); len(b) < size {
+		return fmt.Errorf("a record of %d bytes; %d were expected", len(b), size)
+	}
+	return binary.Read(bytes.NewReader([]byte(b)), binary.BigEndian, v)
+}
+
+// memberSeparator cannot be in the name of a host or pool.
+const memberSeparator = "\t"
+
+// Member is the name of a host's pool in the store.
+func Member(host, pool string) string { return host + memberSeparator + pool }
+
+// splitMember is the inverse of Member.
+func splitMember(member string) (host, pool string) {
+	host, pool, _ = strings.Cut(member, memberSeparator)
+	return host, pool
+}

@@ -1,0 +1,148 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+//go:embed store.lua
+var storeScript string
+
+// Options say how to reach the store.
+type Options struct {
+	// URL is that of Redis or Valkey: redis://, rediss:// for TLS, or unix://. With the parameters master_name and addr it
+	// is that of Sentinels.
+	URL string
+	// Password replaces that of the URL, if it is not empty.
+	Password string
+	// CA, Cert and Key are files in PEM; "" for the system's authorities, and for no certificate of the client.
+	CA, Cert, Key string
+	// Prefix begins all keys.
+	Prefix string
+}
+
+// A Store is Redis or Valkey.
+type Store struct {
+	client *redis.Client
+	prefix string
+	script *redis.Script
+}
+
+// Open returns the store, without connecting to it.
+func Open(o Options) (*Store, error) {
+	client, err := o.client()
+	if err != nil {
+		return nil, err
+	}
+	return &Store{client: client, prefix: o.Prefix, script: redis.NewScript(storeScript)}, nil
+}
+
+func (o Options) client() (*redis.Client, error) {
+	if strings.Contains(o.URL, "master_name=") {
+		f, err := redis.ParseFailoverURL(o.URL)
+		if err != nil {
+			return nil, badURL(err)
+		}
+		if o.Password != "" {
+			f.Password = o.Password
+		}
+		f.DialTimeout, f.ReadTimeout, f.WriteTimeout, f.MaxRetries = Timeout, Timeout, Timeout, -1
+		if f.TLSConfig, err = o.tls(f.TLSConfig); err != nil {
+			return nil, err
+		}
+		return redis.NewFailoverClient(f), nil
+	}
+	c, err := redis.ParseURL(o.URL)
+	if err != nil {
+		return nil, badURL(err)
+	}
+	if o.Password != "" {
+		c.Password = o.Password
+	}
+	c.DialTimeout, c.ReadTimeout, c.WriteTimeout, c.MaxRetries = Timeout, Timeout, Timeout, -1
+	if c.TLSConfig, err = o.tls(c.TLSConfig); err != nil {
+		return nil, err
+	}
+	return redis.NewClient(c), nil
+}
+
+// badURL is the error for a URL that is not valid. It does not repeat the URL, which may have a password.
+func badURL(err error) error {
+	return fmt.Errorf("the URL of the store is not valid (%s); write one such as redis://HOST:6379, rediss://HOST:6379 for TLS, or unix:///run/redis.sock",
+		strings.TrimPrefix(err.Error(), "redis: "))
+}
+
+func (o Options) tls(c *tls.Config) (*tls.Config, error) {
+	if o.CA == "" && o.Cert == "" && o.Key == "" {
+		return c, nil
+	}
+	if c == nil {
+		return nil, errors.New("a certificate is only used with TLS; write rediss:// in the URL of the store")
+	}
+	if o.CA != "" {
+		pem, err := os.ReadFile(o.CA)
+		if err != nil {
+			return nil, err
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s has no certificate in PEM", o.CA)
+		}
+	}
+	if o.Cert != "" || o.Key != "" {
+		pair, err := tls.LoadX509KeyPair(o.Cert, o.Key)
+		if err != nil {
+			return nil, fmt.Errorf("the client's certificate: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+// Close ends all connections.
+func (s *Store) Close() error { return s.client.Close() }
+
+// Address is that of the store, without its password.
+func (s *Store) Address() string { return s.client.Options().Addr }
+
+// key is that of a cluster. Redis Cluster has all keys of a prefix on one server, because of the braces.
+func (s *Store) key(cluster string) string { return "{" + s.prefix + "}:" + cluster }
+
+// batch is how many requests one run of the function takes at most. Others wait for so long.
+const batch = 50
+
+// Renew sends requests and returns their answers, in the same order.
+func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	answers := make([]Answer, 0, len(calls))
+	for len(calls) > 0 {
+		n := min(len(calls), batch)
+		keys, args := make([]string, n), make([]any, 0, 2*n)
+		for i, c := range calls[:n] {
+			keys[i] = s.key(c.Cluster)
+			args = append(args, c.Member, encode(c.Request))
+		}
+		got, err := s.script.Run(ctx, s.client, keys, args...).StringSlice()
+		if err != nil {
+			return nil, err
+		}
+		for _, text := range got {
+			var a Answer
+			if err := decode(text, &a); err != nil {
+				return nil, err
+			}
+			answers = append(answers, a)
+		}
+		calls = calls[n:]
+	}
+	return answers, nil
+}

@@ -1,0 +1,131 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A View is what the store knows of a cluster. Rates are in bits per second.
+type View struct {
+	Name    string
+	Version int    // of its records
+	Epoch   uint64 // raised when the store was emptied or may have lost writes
+	Quiet   bool   // since then, leases from before may last
+	Rate    uint64
+	Leased  uint64 // the sum of what members may use
+	Missing uint64 // reserved for the safe shares of hosts that have not come back since the store was emptied
+	Members []MemberView
+}
+
+// A MemberView is what the store knows of one host's pool.
+type MemberView struct {
+	Host, Pool          string
+	Silent              bool // its lease has ended; its safe share stays reserved
+	Age                 time.Duration
+	Rate                uint64 // of the cluster, by the policy of this host
+	Weight              uint64
+	Demand, Use         uint64
+	Lease, Safe, Claims uint64 // what it was granted, and what it may be using
+}
+
+// A record is a member in store.lua, and stateRecord the state of a cluster, in the order of their fields.
+type record struct {
+	Version, Order, Proven, Claim, Safe, Rate, Weight, Floor, Share, Wants, Demand, Speaks float64
+	Boot, Turn, Seq, Sent, Counted, Lost, Lease, Use, Has, HasSafe, Clock                  float64
+}
+
+type stateRecord struct {
+	Version, Epoch, Order, Lapsed, Early, Silent, Scanned, ScannedLapsed, ScannedSilent float64
+	Oldest, OldestProven, Asked, Changed, Members, Rate, Claims, Safes                  float64
+	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen                            float64
+}
+
+// Clusters are the names of all clusters in the store.
+func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
+	prefix := s.key("")
+	keys := s.client.Scan(ctx, 0, escapeGlob(prefix)+"*", 1000).Iterator()
+	for keys.Next(ctx) {
+		names = append(names, strings.TrimPrefix(keys.Val(), prefix))
+	}
+	slices.Sort(names)
+	return slices.Compact(names), keys.Err()
+}
+
+// escapeGlob escapes what is special in a pattern of Redis.
+func escapeGlob(s string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(s)
+}
+
+// View reads a cluster; nil if the store does not know it.
+func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
+	var fields *redis.MapStringStringCmd
+	var clock *redis.TimeCmd
+	if _, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+		fields, clock = p.HGetAll(ctx, s.key(cluster)), p.Time(ctx)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	state, known := fields.Val()[""]
+	if !known {
+		return nil, nil
+	}
+	var c stateRecord
+	if err := decode(state, &c); err != nil {
+		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
+	}
+	if c.Version > Version {
+		return nil, fmt.Errorf("cluster %q has records of version %.0f, and this build knows up to %d; install a newer build", cluster, c.Version, Version)
+	}
+	v := &View{
+		Name: cluster, Version: int(c.Version), Epoch: uint64(c.Epoch), Quiet: c.Lapsed == 0, Rate: uint64(c.Rate),
+		Missing: uint64(max(0, c.Known-c.Seen)),
+	}
+	for name, text := range fields.Val() {
+		if name == "" {
+			continue
+		}
+		var r record
+		if err := decode(text, &r); err != nil {
+			return nil, fmt.Errorf("cluster %q, member %q: %w", cluster, name, err)
+		}
+		m := MemberView{
+			Silent: r.Order <= c.Lapsed, Age: max(0, clock.Val().Sub(time.Unix(int64(r.Clock), 0)).Truncate(time.Second)),
+			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Demand: uint64(r.Demand), Use: uint64(r.Use),
+			Lease: uint64(max(0, r.Lease)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
+		}
+		if m.Silent {
+			m.Claims = m.Safe
+		}
+		m.Host, m.Pool = splitMember(name)
+		v.Leased += m.Claims
+		v.Members = append(v.Members, m)
+	}
+	slices.SortFunc(v.Members, func(a, b MemberView) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Pool, b.Pool)) })
+	return v, nil
+}
+
+// Forget removes a member that will not come back, so that its safe share goes to the others. It reports whether there was
+// one.
+func (s *Store) Forget(ctx context.Context, cluster, host, pool string) (bool, error) {
+	member := Member(host, pool)
+	known, err := s.client.HExists(ctx, s.key(cluster), member).Result()
+	if err != nil || !known {
+		return false, err
+	}
+	_, err = s.Renew(ctx, []Call{{Cluster: cluster, Member: member}})
+	return err == nil, err
+}
+
+// ForgetMissing frees what is reserved for hosts that have not come back since the store was emptied. missing is how much
+// that is, as View said.
+func (s *Store) ForgetMissing(ctx context.Context, cluster string, missing uint64) error {
+	_, err := s.Renew(ctx, []Call{{Cluster: cluster, Member: Member("", ""), Request: Request{Safe: float64(missing)}}})
+	return err
+}
