@@ -118,7 +118,7 @@ func (a *Agent) call(now uint64, id session, s *state) Call {
 		Heard: float64((s.heard + nsPerUs - 1) / nsPerUs), Answered: s.answered,
 		Has: float64(p.Lease.At(now)), Safe: float64(p.Lease.Safe), Known: max(s.known, float64(p.Lease.Known)),
 		Rate: float64(p.Rate), Weight: float64(p.Weight), Floor: float64(p.Floor), Share: float64(p.Share), Wants: float64(p.Wants),
-		Demand: float64(s.demand.wanted()), Use: float64(s.demand.use),
+		Demand: float64(s.demand.wanted), Use: float64(s.demand.use),
 	}
 	if p.Lease.Until != 0 {
 		q.Granted = 1
@@ -168,7 +168,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 // Lost takes note that there is no answer to a call.
 func (a *Agent) Lost(now uint64, c Call) {
 	if s := a.sessions[c.session]; s != nil && s.seq == c.Request.Seq {
-		s.waits, s.due = false, now+uint64(retry)
+		s.waits, s.due = false, now+uint64(soon)
 	}
 }
 

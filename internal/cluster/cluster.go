@@ -20,8 +20,8 @@ const (
 	Interval = time.Second
 	// Timeout is how long an answer may take. A later one is of no use.
 	Timeout = 400 * time.Millisecond
-	// retry is when to ask again after there was no answer.
-	retry = 250 * time.Millisecond
+	// soon is when to ask again after there was no answer, or while the demand changes.
+	soon = 200 * time.Millisecond
 
 	// drift is by how much monotonic clocks of two hosts may differ in speed, as 1/drift. Linux changes the speed of a
 	// clock by at most 1/2000.

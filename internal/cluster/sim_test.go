@@ -2,12 +2,18 @@ package cluster
 
 import (
 	"container/heap"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
+)
+
+var (
+	histories = flag.Int("histories", 2000, "how many random `histories` TestSumOfLeases has")
+	clusters  = flag.Int("clusters", 4, "how many `clusters` of a thousand hosts TestThousandHosts has")
 )
 
 // A world runs agents and a store in virtual time. What is slow, lost or stopped in it is decided by chance.
@@ -21,9 +27,10 @@ type world struct {
 	compare          func(c Call, a Answer) // with a store that is not simulated and loses all when this one is replaced; may be nil
 	stops            uint64                 // when the store goes on
 	hosts            []*simHost
-	rates            map[string]uint64 // of the clusters
-	granted, unknown map[string]bool   // since then: it has granted leases, without knowing of all safe shares
-	lost             map[string]uint64 // the safe shares of all hosts when the store was last lost
+	pools            map[string][]*simPool // of each cluster
+	rates            map[string]uint64     // of the clusters
+	granted, unknown map[string]bool       // since then: it has granted leases, without knowing of all safe shares
+	lost             map[string]uint64     // the safe shares of all hosts when the store was last lost
 	faults           faults
 	story            []string // what happened, for failures
 	most             float64  // the largest sum of rates in force, as a part of the rate
@@ -72,6 +79,7 @@ type simHost struct {
 
 type simPool struct {
 	Pool
+	host            *simHost
 	ends            uint64  // local time when the lease does; it may have less than the safe share for longer
 	demand          float64 // bits per second that senders offer; they do not care for drops
 	counted         uint64  // local time up to which Passed and Refused are
@@ -80,7 +88,7 @@ type simPool struct {
 
 func newWorld(t testing.TB, seed uint64, f faults) *world {
 	return &world{
-		Rand: rand.New(rand.NewPCG(seed, 1)), t: t, faults: f, rates: map[string]uint64{}, lost: map[string]uint64{},
+		Rand: rand.New(rand.NewPCG(seed, 1)), t: t, faults: f, rates: map[string]uint64{}, pools: map[string][]*simPool{}, lost: map[string]uint64{},
 		granted: map[string]bool{}, unknown: map[string]bool{},
 		store: &simStore{server: "first", clusters: map[string]*simCluster{}},
 	}
@@ -134,8 +142,9 @@ func (w *world) addHost(name string) *simHost {
 }
 
 func (h *simHost) addPool(cluster string, weight uint64) *simPool {
-	p := &simPool{Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: Lease{Safe: leastRate}}, counted: h.local()}
+	p := &simPool{host: h, Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: Lease{Safe: leastRate}}, counted: h.local()}
 	h.pools = append(h.pools, p)
+	h.w.pools[cluster] = append(h.w.pools[cluster], p)
 	return p
 }
 
@@ -246,13 +255,20 @@ func (h *simHost) send(c Call) {
 }
 
 func (h *simHost) apply(cluster, pool string, lease Lease) {
+	w := h.w
 	for _, p := range h.pools {
-		if p.Cluster == cluster && p.Name == pool {
-			p.count(h.local())
-			p.Lease, p.ends = lease, min(lease.Until, h.local()+uint64(Length))
-			h.w.check(cluster)
+		if p.Cluster != cluster || p.Name != pool {
+			continue
+		}
+		p.count(h.local())
+		before := p.Lease
+		p.Lease, p.ends = lease, min(lease.Until, h.local()+uint64(Length))
+		if lease.Rate > before.At(h.local()) {
+			w.check(cluster)
+		}
+		if lease.Safe > lease.Rate {
 			until := lease.Until - min(lease.Until, h.local())
-			h.w.after(time.Duration(float64(until)/h.speed)+1, func() { h.w.check(cluster) })
+			w.after(time.Duration(float64(until)/h.speed)+1, func() { w.check(cluster) })
 		}
 	}
 }
@@ -261,17 +277,14 @@ func (h *simHost) apply(cluster, pool string, lease Lease) {
 // Neither are safe shares after the store was lost, and nobody who knew of all of them had come back when it granted leases.
 func (w *world) check(cluster string) {
 	var leases, safes, rate uint64
-	for _, h := range w.hosts {
-		for _, p := range h.pools {
-			if p.Cluster != cluster {
-				continue
-			}
-			rate = p.Rate
-			if now := h.local(); now < p.ends {
-				leases += max(p.Lease.At(now), leastRate) - leastRate
-			} else {
-				safes += max(p.Lease.At(now), leastRate) - leastRate
-			}
+	for _, p := range w.pools[cluster] {
+		rate = p.Rate
+		now := p.host.local()
+		use := max(p.Lease.At(now), leastRate) - leastRate
+		if now < p.ends {
+			leases += use
+		} else {
+			safes += use
 		}
 	}
 	w.most = max(w.most, float64(leases)/float64(rate))
@@ -292,10 +305,10 @@ func (w *world) lose(by *simStore) {
 	w.store = by
 	clear(w.lost)
 	clear(w.granted)
-	for _, h := range w.hosts {
-		for _, p := range h.pools {
+	for cluster, pools := range w.pools {
+		for _, p := range pools {
 			if p.Lease.Until != 0 {
-				w.lost[p.Cluster] += p.Lease.Safe
+				w.lost[cluster] += p.Lease.Safe
 			}
 		}
 	}
@@ -318,24 +331,25 @@ func (w *world) fail(format string, a ...any) {
 	w.t.FailNow()
 }
 
+// asks is the demand with the headroom, or the floor.
+func (p *simPool) asks(w *world) float64 {
+	return max(p.demand*(1+1./headroom), float64(p.Rate)/float64(len(w.pools[p.Cluster]))/floors, leastRate)
+}
+
 // exact is the weighted max-min fair part of each pool of a cluster.
 func (w *world) exact(cluster string) map[*simPool]float64 {
 	parts := map[*simPool]float64{}
 	var open []*simPool
 	free, weights := float64(w.rates[cluster]), 0.0
-	for _, h := range w.hosts {
-		for _, p := range h.pools {
-			if p.Cluster == cluster {
-				open = append(open, p)
-				weights += float64(p.Weight)
-			}
-		}
+	for _, p := range w.pools[cluster] {
+		open = append(open, p)
+		weights += float64(p.Weight)
 	}
 	slices.SortFunc(open, func(a, b *simPool) int {
-		return int(math.Copysign(1, a.demand/float64(a.Weight)-b.demand/float64(b.Weight)))
+		return int(math.Copysign(1, a.asks(w)/float64(a.Weight)-b.asks(w)/float64(b.Weight)))
 	})
 	for _, p := range open {
-		parts[p] = min(p.demand, free*float64(p.Weight)/weights)
+		parts[p] = min(p.asks(w), free*float64(p.Weight)/weights)
 		free -= parts[p]
 		weights -= float64(p.Weight)
 	}
@@ -344,17 +358,16 @@ func (w *world) exact(cluster string) map[*simPool]float64 {
 
 // TestSumOfLeases lets things go wrong in random histories.
 func TestSumOfLeases(t *testing.T) {
-	histories := 10000
 	var most float64
 	unknown := 0
-	for seed := range uint64(histories) {
+	for seed := range uint64(*histories) {
 		w := randomHistory(t, seed, nil)
 		most = max(most, w.most)
 		if w.unknown[theCluster] {
 			unknown++
 		}
 	}
-	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", histories, most, unknown)
+	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", *histories, most, unknown)
 }
 
 const theCluster = "c"
@@ -452,4 +465,48 @@ func (s *simStore) copy() *simStore {
 		other.clusters[name] = &d
 	}
 	return other
+}
+
+// leave takes a host out of its clusters.
+func (h *simHost) leave() {
+	for _, p := range h.pools {
+		all := h.w.pools[p.Cluster]
+		h.w.pools[p.Cluster] = slices.DeleteFunc(all, func(other *simPool) bool { return other == p })
+	}
+	h.pools = nil
+}
+
+// TestThousandHosts has clusters whose hosts are cut off, stopped and killed, and whose store is lost.
+func TestThousandHosts(t *testing.T) {
+	const hosts = 1000
+	w := newWorld(t, 1, faults{delay: 10 * time.Millisecond, lost: 1e-3, late: 1e-3, drift: 5e-4})
+	for i := range hosts {
+		h := w.addHost(fmt.Sprint("h", i))
+		for c := range *clusters {
+			cluster := fmt.Sprint("c", c)
+			w.rates[cluster] = 10e9
+			h.addPool(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)
+		}
+		w.after(time.Duration(w.Float64()*1e9), h.startAgent)
+	}
+	w.run(5 * time.Second)
+	for i := range 50 {
+		h := w.hosts[w.IntN(hosts)]
+		switch until := w.now + uint64(w.Float64()*5e9); {
+		case i < 10 && h.agent != nil:
+			h.agent = nil
+			h.life++
+		case i < 30:
+			h.resumes = until
+		default:
+			h.cut = until
+		}
+	}
+	w.run(2 * time.Second)
+	w.lose(&simStore{clusters: map[string]*simCluster{}})
+	w.run(5 * time.Second)
+	t.Logf("at most %.4f of a rate was in leases", w.most)
+	if w.most < 0.99 {
+		t.Fail()
+	}
 }

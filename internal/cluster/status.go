@@ -43,7 +43,7 @@ type record struct {
 type stateRecord struct {
 	Version, Epoch, Order, Lapsed, Early, Silent, Scanned, ScannedLapsed, ScannedSilent float64
 	Oldest, OldestProven, Asked, Changed, Members, Rate, Claims, Safes                  float64
-	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen                            float64
+	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen, Moved                     float64
 }
 
 // Clusters are the names of all clusters in the store.

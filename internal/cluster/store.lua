@@ -26,11 +26,12 @@
 local VERSION = 1
 local LEASE, SILENT = 2000000, 3500000 -- us: how long a lease lasts; see above. RISE is in cluster.go
 local EARLY = 500000 -- us: by how much the others make room before a member's lease has ended
-local ANCHORS, SPACING = 6, 600000 -- how many a member has, and us between two of them
-local SLOW, FAST = 1000000, 250000 -- us between two requests, and while rates are still changing
+local ANCHORS, SPACING = 6, 1000000 -- how many a member has, and us between two of them, or one interval
+local SLOW, FAST = 1000000, 200000 -- us between two requests, and while rates are still changing
 local NONE = 2 ^ 53
 local LEAST = 8000 -- bits per second: every member has this much
-local FLOORS = 20 -- a member's default floor is this part of an equal share
+local STIR = 3 -- for so many requests of each member all ask again soon when the level has changed
+local FLOORS = 100 -- a member's default floor is this part of an equal share
 
 local OK, OLD, REPLACED, NEWER, QUIET = 0, 1, 2, 3, 4
 
@@ -50,9 +51,10 @@ local M = {version = 1, order = 2, proven = 3, claim = 4, safe = 5, rate = 6, we
 -- The state of a cluster. The identity of the server follows.
 local S = {version = 1, epoch = 2, order = 3, lapsed = 4, early = 5, silent = 6, scanned = 7, scannedLapsed = 8,
 	scannedSilent = 9, oldest = 10, oldestProven = 11, asked = 12, changed = 13, members = 14, rate = 15, claims = 16,
-	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25}
-local STATE = '>' .. string.rep('d', 25)
-local STATE_BYTES = 25 * 8
+	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25,
+	moved = 26}
+local STATE = '>' .. string.rep('d', 26)
+local STATE_BYTES = 26 * 8
 
 local floor, min, max = math.floor, math.min, math.max
 
@@ -104,6 +106,8 @@ local function find_level(list, free, weights)
 	return low
 end
 
+local function differs(a, b, by) return a > b * by or b > a * by end
+
 -- Looks at all members but the asking one, whose claims are left out of the sums, and finds the level.
 local function scan(key, s, name, own)
 	local stored, others, lapsed, silent = redis.call('HGETALL', key), {}, s[S.lapsed], s[S.silent]
@@ -149,7 +153,8 @@ local function scan(key, s, name, own)
 	s[S.fixed] = fixed > free and free / fixed or 1
 	free = max(0, free - floor(fixed * s[S.fixed]))
 	s[S.pressed] = least > free and free / least or 1
-	s[S.level], s[S.spare] = -1, 0
+	local level = s[S.level]
+	s[S.level], s[S.spare] = NONE, 0
 	if least > free then
 		s[S.level] = 0
 	elseif demand > free then
@@ -157,6 +162,7 @@ local function scan(key, s, name, own)
 	elseif weights > 0 then
 		s[S.spare] = (free - demand) / weights
 	end
+	if differs(s[S.level], level, 1.02) then s[S.moved] = s[S.order] end
 	s[S.wanted] = wants > all and all / wants or 1
 	s[S.equal] = wanting < s[S.members] and floor(max(0, all - wants) / (s[S.members] - wanting)) or 0
 	s[S.scanned], s[S.scannedLapsed], s[S.scannedSilent] = s[S.order], lapsed, silent
@@ -168,18 +174,16 @@ local function goal_of(m, s)
 	if m[M.share] > 0 then return floor(m[M.share] * s[S.fixed]) end
 	local least = least_of(m, s) * s[S.pressed]
 	local demand = max(m[M.demand], least)
-	if s[S.level] < 0 then return floor(demand + m[M.weight] * s[S.spare]) end
+	if s[S.level] == NONE then return floor(demand + m[M.weight] * s[S.spare]) end
 	return floor(max(least, min(demand, m[M.weight] * s[S.level])))
 end
-
-local function differs(a, b) return a > b * 1.02 or b > a * 1.02 end
 
 local function has_changed(m, before)
 	if not before then return true end
 	for _, field in ipairs({M.rate, M.weight, M.floor, M.share, M.wants, M.speaks}) do
 		if m[field] ~= before[field] then return true end
 	end
-	return differs(m[M.demand], before[M.demand])
+	return differs(m[M.demand], before[M.demand], 1.02)
 end
 
 local function answer(status, turn, epoch, lease, safe, again, known, members, rate, goal)
@@ -238,7 +242,7 @@ local function renew(key, name, q, here, clock)
 				if lost > 0 then s[S.seen], lost = s[S.seen] + q[A.safe], 0 end
 				if before[M.lease] >= 0 then proven = before[M.order] end
 				local n = #anchors
-				if n == 0 or before[M.sent] - anchors[n - 1] >= SPACING then
+				if n == 0 or q[A.sent] - anchors[n - 1] >= SPACING then
 					if n == 3 * ANCHORS then
 						for _ = 1, 3 do table.remove(anchors, 1) end
 						n = n - 3
@@ -272,7 +276,7 @@ local function renew(key, name, q, here, clock)
 	s[S.asked] = s[S.asked] + 1
 	if has_changed(m, before) then s[S.changed] = s[S.changed] + 1 end
 	if s[S.rate] == 0 or s[S.lapsed] >= s[S.oldest] or s[S.silent] >= s[S.oldestProven] or
-		s[S.oldestProven] < horizon and horizon < NONE and s[S.lapsed] > 0 or s[S.changed] > 0 and s[S.asked] * 4 >= s[S.members] then
+		s[S.oldestProven] < horizon and horizon < NONE and s[S.lapsed] > 0 or s[S.changed] > 0 and s[S.asked] * 8 >= s[S.members] then
 		scan(key, s, name, m)
 	end
 	local all = max(0, s[S.rate] - missing(s))
@@ -291,7 +295,9 @@ local function renew(key, name, q, here, clock)
 		end
 		if s[S.oldestProven] < horizon then lease = min(lease, granted) end
 		lease = max(0, min(lease, all - s[S.claims]))
-		if lease < has and differs(lease, has) or differs(lease, goal) or granted < safe then again = FAST end
+		if lease < has and differs(lease, has, 1.02) or differs(lease, goal, 1.02) or granted < safe or
+			before and differs(m[M.demand], before[M.demand], 1.125) or
+			s[S.order] - s[S.moved] < STIR * s[S.members] then again = FAST end
 		m[M.lease], m[M.claim] = lease, max(has, lease)
 		safe, m[M.safe] = granted, max(safe, granted)
 	end

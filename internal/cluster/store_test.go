@@ -19,7 +19,7 @@ type simCluster struct {
 	oldest, oldestProven, asked, changed, count, rate float64
 	claims, safes                                     float64
 	level, spare, fixed, pressed, equal, wanted       float64
-	known, seen                                       float64
+	known, seen, moved                                float64
 	members                                           map[string]simMember
 }
 
@@ -33,10 +33,11 @@ type simAnchor struct{ order, sent, heard float64 }
 
 const (
 	leaseUs, silentUs, earlyUs = 2e6, 3.5e6, 5e5
-	anchors, spacingUs         = 6, 6e5
-	slowUs, fastUs             = 1e6, 250e3
+	anchors, spacingUs         = 6, 1e6
+	slowUs, fastUs             = 1e6, 200e3
 	never                      = 1 << 53
-	floors                     = 20
+	floors                     = 100
+	stir                       = 3
 )
 
 func (m *simMember) counts(lapsed, silent float64) float64 {
@@ -144,7 +145,8 @@ func (c *simCluster) scan(name string, own *simMember) {
 	if least > free {
 		c.pressed = free / least
 	}
-	c.level, c.spare = -1, 0
+	level := c.level
+	c.level, c.spare = never, 0
 	switch {
 	case least > free:
 		c.level = 0
@@ -152,6 +154,9 @@ func (c *simCluster) scan(name string, own *simMember) {
 		c.level = findLevel(list, free, weights)
 	case weights > 0:
 		c.spare = (free - demand) / weights
+	}
+	if differs(c.level, level, 1.02) {
+		c.moved = c.order
 	}
 	c.wanted = 1
 	if wants > all {
@@ -170,17 +175,17 @@ func (c *simCluster) goalOf(m *simMember) float64 {
 	}
 	least := c.leastOf(m) * c.pressed
 	demand := max(m.demand, least)
-	if c.level < 0 {
+	if c.level == never {
 		return math.Floor(demand + float64(m.weight*c.spare))
 	}
 	return math.Floor(max(least, min(demand, m.weight*c.level)))
 }
 
-func differs(a, b float64) bool { return a > float64(b*1.02) || b > float64(a*1.02) }
+func differs(a, b, by float64) bool { return a > float64(b*by) || b > float64(a*by) }
 
 func (m *simMember) hasChanged(before simMember, known bool) bool {
 	return !known || m.rate != before.rate || m.weight != before.weight || m.floor != before.floor || m.share != before.share ||
-		m.wants != before.wants || m.speaks != before.speaks || differs(m.demand, before.demand)
+		m.wants != before.wants || m.speaks != before.speaks || differs(m.demand, before.demand, 1.02)
 }
 
 func (c *simCluster) lookBack(anchors []simAnchor, sent float64) (horizon float64) {
@@ -248,7 +253,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 				if before.lease >= 0 {
 					proven = before.order
 				}
-				if n := len(list); n == 0 || before.sent-list[n-1].sent >= spacingUs {
+				if n := len(list); n == 0 || q.Sent-list[n-1].sent >= spacingUs {
 					if n == anchors {
 						list = slices.Delete(list, 0, 1)
 					}
@@ -288,7 +293,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		c.changed++
 	}
 	if c.rate == 0 || c.lapsed >= c.oldest || c.silent >= c.oldestProven ||
-		c.oldestProven < horizon && horizon < never && c.lapsed > 0 || c.changed > 0 && c.asked*4 >= c.count {
+		c.oldestProven < horizon && horizon < never && c.lapsed > 0 || c.changed > 0 && c.asked*8 >= c.count {
 		c.scan(name, &m)
 	}
 	all := max(0, c.rate-c.missing())
@@ -314,7 +319,8 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			out.Lease = min(out.Lease, granted)
 		}
 		out.Lease = max(0, min(out.Lease, all-c.claims))
-		if out.Lease < has && differs(out.Lease, has) || differs(out.Lease, out.Goal) || granted < safe {
+		if out.Lease < has && differs(out.Lease, has, 1.02) || differs(out.Lease, out.Goal, 1.02) || granted < safe || known && differs(m.demand, before.demand, 1.125) ||
+			c.order-c.moved < stir*c.count {
 			out.Again = fastUs
 		}
 		m.lease, m.claim = out.Lease, max(has, out.Lease)

@@ -1,0 +1,89 @@
+package cluster
+
+import (
+	"testing"
+	"time"
+)
+
+const testTime = uint64(1e12)
+
+// ask returns the only call of an agent for one pool.
+func ask(t *testing.T, a *Agent, now uint64, p Pool) Call {
+	t.Helper()
+	calls := a.Ask(now, []Pool{p})
+	if len(calls) != 1 {
+		t.Fatalf("%d calls", len(calls))
+	}
+	return calls[0]
+}
+
+var testPool = Pool{Name: "p", Cluster: "c", Rate: 1e9, Weight: 1, Lease: Lease{Safe: leastRate}}
+
+func TestLeaseEndsFromSending(t *testing.T) {
+	a := New("h", 1)
+	c := ask(t, a, testTime, testPool)
+	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 5e8, Safe: 1e8, Again: slowUs, Known: 1e9})
+	if want := (Lease{5e8, 1e8, testTime + uint64(1980*time.Millisecond), 1e9}); !ok || lease != want {
+		t.Errorf("%+v, not %+v", lease, want)
+	}
+}
+
+func TestSmallLeaseLastsLonger(t *testing.T) {
+	a := New("h", 1)
+	c := ask(t, a, testTime, testPool)
+	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 1e7, Safe: 1e8, Again: slowUs, Known: 1e9})
+	if want := (Lease{1e7, 1e8, testTime + uint64(6300*time.Millisecond), 1e9}); !ok || lease != want {
+		t.Errorf("%+v, not %+v", lease, want)
+	}
+}
+
+// TestNoUseOfAnswer has answers from which no lease follows.
+func TestNoUseOfAnswer(t *testing.T) {
+	grant := Answer{Turn: 1, Epoch: 1, Lease: 5e8, Safe: 1e8, Again: slowUs}
+	for name, test := range map[string]struct {
+		after  time.Duration
+		answer Answer
+	}{
+		"late":     {Timeout + 1, grant},
+		"replaced": {0, Answer{Status: Replaced}},
+		"old":      {0, Answer{Status: Old}},
+		"newer":    {0, Answer{Status: Newer}},
+		"quiet":    {0, Answer{Status: Quiet, Turn: 1, Epoch: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := New("h", 1)
+			c := ask(t, a, testTime, testPool)
+			if _, lease, ok := a.Hear(testTime+uint64(test.after), c, test.answer); ok {
+				t.Errorf("%+v", lease)
+			}
+		})
+	}
+	a := New("h", 1)
+	c := ask(t, a, testTime, testPool)
+	a.Lost(testTime+uint64(Timeout), c)
+	ask(t, a, testTime+uint64(time.Second), testPool)
+	if _, lease, ok := a.Hear(testTime+uint64(time.Second), c, grant); ok {
+		t.Errorf("the answer to an earlier request: %+v", lease)
+	}
+}
+
+// TestPoolThatIsGone leaves its cluster, until the store has heard it.
+func TestPoolThatIsGone(t *testing.T) {
+	a := New("h", 1)
+	c := ask(t, a, testTime, testPool)
+	a.Hear(testTime, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
+	now := testTime + uint64(time.Second)
+	for range 2 {
+		calls := a.Ask(now, nil)
+		if len(calls) != 1 || calls[0].Request.Rate != 0 || calls[0].Request.Turn != 7 {
+			t.Fatalf("%+v", calls)
+		}
+		a.Lost(now, calls[0])
+		now += uint64(time.Second)
+	}
+	c = a.Ask(now, nil)[0]
+	a.Hear(now, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
+	if calls := a.Ask(now+uint64(time.Minute), nil); len(calls) > 0 {
+		t.Errorf("it left, and still asks: %+v", calls)
+	}
+}
