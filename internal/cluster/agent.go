@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -37,7 +38,7 @@ type Pool struct {
 // An Agent asks for the leases of a host's pools. It keeps no lease itself: what is in force is in the pools.
 type Agent struct {
 	host     string
-	boot     uint64
+	random   *rand.Rand
 	sessions map[session]*state
 }
 
@@ -49,20 +50,20 @@ type state struct {
 	turn, seq, epoch    float64
 	known               float64 // 0 if only the lease says it
 	sent                uint64  // when the last request was
-	heard               uint64  // when the last answer came; 0 if there was none,
+	answers             []past  // of this epoch, not much older than silence
 	answered            float64
 	due                 uint64
 	waits               bool // for an answer
+	fails               int  // requests without an answer since the last one that had one
 	pool                Pool // as it was last seen
 	demand              demand
 	status              Status
 	members, rate, goal float64
 }
 
-// New returns the agent of a host, which has a name that no other host of its clusters has. boot is another number after
-// each boot, below 2^53.
-func New(host string, boot uint64) *Agent {
-	return &Agent{host: host, boot: boot, sessions: map[session]*state{}}
+// New returns the agent of a host, which has a name that no other host of its clusters has. seed is a random number.
+func New(host string, seed uint64) *Agent {
+	return &Agent{host: host, random: rand.New(rand.NewPCG(seed, 0)), sessions: map[session]*state{}}
 }
 
 // A Call is a request for one pool.
@@ -109,13 +110,40 @@ func (s *state) isDue(now uint64) bool { return !s.waits && now+slack >= s.due }
 
 const nsPerUs = 1000
 
+// A past request has an order in the store. It was sent and its answer heard at these times.
+type past struct {
+	order       float64
+	sent, heard uint64
+}
+
+// lookBack tells what the past requests say of the age of all requests, at a time when another one is sent.
+func (q *Request) lookBack(now uint64, answers []past) {
+	q.Horizon = none
+	for _, p := range answers {
+		if now-p.heard >= uint64(Length) {
+			q.Lapsed = max(q.Lapsed, p.order)
+		}
+		if now-p.heard >= uint64(Length-early) {
+			q.Early = max(q.Early, p.order)
+		}
+		if now-p.sent <= uint64(silence) {
+			q.Horizon = min(q.Horizon, p.order)
+		}
+	}
+	if len(answers) > 0 && now-answers[0].sent > uint64(silence) && q.Horizon < none {
+		q.Silent = q.Horizon - 1
+	}
+}
+
+// none is the horizon if there is no past request in sight.
+const none = 1 << 53
+
 func (a *Agent) call(now uint64, id session, s *state) Call {
 	s.seq++
 	s.sent, s.waits = now, true
 	p := s.pool
 	q := Request{
-		Speaks: Version, Boot: float64(a.boot), Turn: s.turn, Seq: s.seq, Epoch: s.epoch, Sent: float64(now / nsPerUs),
-		Heard: float64((s.heard + nsPerUs - 1) / nsPerUs), Answered: s.answered,
+		Speaks: Version, Turn: s.turn, Seq: s.seq, Epoch: s.epoch, Answered: s.answered,
 		Has: float64(p.Lease.At(now)), Safe: float64(p.Lease.Safe), Known: max(s.known, float64(p.Lease.Known)),
 		Rate: float64(p.Rate), Weight: float64(p.Weight), Floor: float64(p.Floor), Share: float64(p.Share), Wants: float64(p.Wants),
 		Demand: float64(s.demand.wanted), Use: float64(s.demand.use),
@@ -123,6 +151,8 @@ func (a *Agent) call(now uint64, id session, s *state) Call {
 	if p.Lease.Until != 0 {
 		q.Granted = 1
 	}
+	q.lookBack(now, s.answers)
+	q.New = float64(1 + a.random.Uint64N(none-1))
 	return Call{Cluster: id.cluster, Member: Member(a.host, id.pool), Request: q, session: id}
 }
 
@@ -136,11 +166,11 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		a.Lost(now, c)
 		return "", Lease{}, false
 	}
-	s.waits, s.status = false, answer.Status
+	s.waits, s.status, s.fails = false, answer.Status, 0
 	s.due = now + uint64(answer.Again)*nsPerUs
 	switch answer.Status {
 	case Replaced:
-		s.turn, s.heard, s.answered = 0, 0, 0
+		s.turn, s.answered, s.answers = 0, 0, nil
 		return "", Lease{}, false
 	case Old, Newer:
 		return "", Lease{}, false
@@ -149,8 +179,15 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		delete(a.sessions, c.session)
 		return "", Lease{}, false
 	}
-	s.turn, s.epoch = answer.Turn, answer.Epoch
-	s.heard, s.answered = now, c.Request.Seq
+	if s.epoch != answer.Epoch {
+		s.answers = nil
+	}
+	s.turn, s.epoch, s.answered = answer.Turn, answer.Epoch, c.Request.Seq
+	// One that is older than silence stays, to tell that all before it are.
+	for len(s.answers) > 1 && now-s.answers[1].sent > uint64(silence+Interval) {
+		s.answers = s.answers[1:]
+	}
+	s.answers = append(s.answers, past{answer.Order, s.sent, now})
 	s.members, s.rate, s.goal = answer.Members, answer.Rate, answer.Goal
 	if answer.Status == Quiet {
 		s.known = max(s.known, answer.Known)
@@ -168,7 +205,8 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 // Lost takes note that there is no answer to a call.
 func (a *Agent) Lost(now uint64, c Call) {
 	if s := a.sessions[c.session]; s != nil && s.seq == c.Request.Seq {
-		s.waits, s.due = false, now+uint64(soon)
+		s.waits, s.due = false, now+uint64(soon)<<min(s.fails, maxFails)
+		s.fails++
 	}
 }
 

@@ -20,28 +20,36 @@ const (
 	Interval = time.Second
 	// Timeout is how long an answer may take. A later one is of no use.
 	Timeout = 400 * time.Millisecond
-	// soon is when to ask again after there was no answer, or while the demand changes.
-	soon = 200 * time.Millisecond
+	// soon is when to ask again after there was no answer. After several it is longer, 2^maxFails times at most: a store that
+	// has too much to do gets less.
+	soon     = 200 * time.Millisecond
+	maxFails = 3
 
 	// drift is by how much monotonic clocks of two hosts may differ in speed, as 1/drift. Linux changes the speed of a
 	// clock by at most 1/2000.
 	drift = 100
 	// rise is how long after the last answer a host that has less than its safe share begins to use it. By then the store
-	// counts on it, and the leases that others got before have ended: see RISE in store.lua.
+	// counts on it, and the leases that others got before have ended.
 	rise = 3 * Length
+	// silence is SILENT in store.lua. With one lease length it is shorter than rise. It must be longer than two intervals, as
+	// an answer is acknowledged by the next request.
+	silence = 3500 * time.Millisecond
+	// early is by how much the others begin to make room before a member's lease has ended.
+	early = Length / 4
 )
 
-// A Request is what a member tells the store, and asks for. Rates are in bits per second, times in us. All numbers are
-// whole and below 2^53, so they are exact as floating-point numbers, which are all that Lua has.
+// A Request is what a member tells the store, and asks for. Rates are in bits per second. All numbers are whole and at most
+// 2^53, so they are exact as floating-point numbers, which are all that Lua has.
 type Request struct {
 	Speaks   float64 // the Version of the agent
-	Boot     float64 // tells boots of the host apart, as each has a monotonic clock of its own
 	Turn     float64 // the number of this process, which the store gave it; 0 in the first request
 	Seq      float64 // raised with each request of this process
 	Epoch    float64 // of the store, as this process last knew it; 0 if it does not
-	Sent     float64 // when the request was sent
-	Heard    float64 // when the last answer came, all by the monotonic clock of the host,
-	Answered float64 // and the Seq of its request; 0 if there was none
+	Answered float64 // the Seq of the last request that was answered; 0 if there was none
+	Lapsed   float64 // see store.lua, as the next three
+	Early    float64
+	Silent   float64
+	Horizon  float64
 	Has      float64 // the rate in force
 	Safe     float64 // the rate after the lease
 	Granted  float64 // 1 if the store has granted that
@@ -53,6 +61,7 @@ type Request struct {
 	Wants    float64 // the safe share that the policy asks for; 0 for an equal part
 	Demand   float64
 	Use      float64
+	New      float64 // the Epoch that begins if the store is empty: a number that was not used before
 }
 
 // A Status says what became of a request.
@@ -71,6 +80,7 @@ type Answer struct {
 	Status  Status
 	Turn    float64
 	Epoch   float64
+	Order   float64 // the number of the request
 	Lease   float64 // bits per second from now on
 	Safe    float64 // bits per second after the lease
 	Again   float64 // us: when to ask again
@@ -89,11 +99,14 @@ func encode(v any) []byte {
 	return b
 }
 
+// decode reads the numbers. Those that an older build did not write are 0.
 func decode(b string, v any) error {
-	if size := binary.Size(v); len(b) < size {
-		return fmt.Errorf("a record of %d bytes; %d were expected", len(b), size)
+	if len(b)%8 != 0 || len(b) == 0 {
+		return fmt.Errorf("a record of %d bytes, which are no numbers", len(b))
 	}
-	return binary.Read(bytes.NewReader([]byte(b)), binary.BigEndian, v)
+	padded := make([]byte, max(len(b), binary.Size(v)))
+	copy(padded, b)
+	return binary.Read(bytes.NewReader(padded), binary.BigEndian, v)
 }
 
 // memberSeparator cannot be in the name of a host or pool.

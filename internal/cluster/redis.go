@@ -45,7 +45,16 @@ func Open(o Options) (*Store, error) {
 	return &Store{client: client, prefix: o.Prefix, script: redis.NewScript(storeScript)}, nil
 }
 
+// connections are as many as a host has to the store at most: a thousand hosts share it.
+const connections = 2
+
+// A silent logger drops what the client of Redis would print beside the errors that it returns.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
 func (o Options) client() (*redis.Client, error) {
+	redis.SetLogger(silent{})
 	if strings.Contains(o.URL, "master_name=") {
 		f, err := redis.ParseFailoverURL(o.URL)
 		if err != nil {
@@ -54,7 +63,8 @@ func (o Options) client() (*redis.Client, error) {
 		if o.Password != "" {
 			f.Password = o.Password
 		}
-		f.DialTimeout, f.ReadTimeout, f.WriteTimeout, f.MaxRetries = Timeout, Timeout, Timeout, -1
+		f.DialTimeout, f.ReadTimeout, f.WriteTimeout, f.MaxRetries, f.DialerRetries = Timeout, Timeout, Timeout, -1, 1
+		f.Protocol, f.DisableIdentity, f.PoolSize = 2, true, connections
 		if f.TLSConfig, err = o.tls(f.TLSConfig); err != nil {
 			return nil, err
 		}
@@ -67,7 +77,8 @@ func (o Options) client() (*redis.Client, error) {
 	if o.Password != "" {
 		c.Password = o.Password
 	}
-	c.DialTimeout, c.ReadTimeout, c.WriteTimeout, c.MaxRetries = Timeout, Timeout, Timeout, -1
+	c.DialTimeout, c.ReadTimeout, c.WriteTimeout, c.MaxRetries, c.DialerRetries = Timeout, Timeout, Timeout, -1, 1
+	c.Protocol, c.DisableIdentity, c.PoolSize = 2, true, connections
 	if c.TLSConfig, err = o.tls(c.TLSConfig); err != nil {
 		return nil, err
 	}

@@ -2,10 +2,21 @@ package cluster
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // startRedis starts a Redis that keeps nothing on disk, and returns its URL.
@@ -64,4 +75,206 @@ func TestStoreAsInLua(t *testing.T) {
 		})
 	}
 	t.Logf("%d answers", compared)
+}
+
+// TestStoreWithoutItsWrites restarts Redis with what it had saved before, and lets a replica take over: both may lack the
+// last writes, so leases of the past must end first.
+func TestStoreWithoutItsWrites(t *testing.T) {
+	url := startRedis(t)
+	first := openRedis(t, Options{URL: url, Prefix: "t"})
+	grant(t, first)
+	socket := strings.TrimPrefix(url, "unix://")
+	t.Run("failover", func(t *testing.T) {
+		port := freePort(t)
+		if err := first.client.ConfigSet(context.Background(), "port", port).Err(); err != nil {
+			t.Fatal(err)
+		}
+		second := openRedis(t, Options{URL: startRedis(t, "--replicaof", "127.0.0.1", port), Prefix: "t"})
+		for deadline := time.Now().Add(20 * time.Second); ; {
+			if v, err := second.View(context.Background(), "c"); err == nil && v != nil && !v.Quiet {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the replica does not get the state")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if err := second.client.SlaveOf(context.Background(), "NO", "ONE").Err(); err != nil {
+			t.Fatal(err)
+		}
+		isQuiet(t, second)
+	})
+	t.Run("restart", func(t *testing.T) {
+		dir := filepath.Dir(socket)
+		if err := first.client.Save(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		again := openRedis(t, Options{URL: startRedis(t, "--dir", dir), Prefix: "t"})
+		isQuiet(t, again)
+	})
+}
+
+// renew sends one request of a host, in virtual time.
+func renew(t *testing.T, s *Store, a *Agent, now uint64, p Pool) Answer {
+	t.Helper()
+	c := ask(t, a, now, p)
+	answers, err := s.Renew(context.Background(), []Call{c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Hear(now, c, answers[0])
+	return answers[0]
+}
+
+// grant asks until there is a lease.
+func grant(t *testing.T, s *Store) {
+	t.Helper()
+	a, now := New("h", 1), testTime
+	for ; renew(t, s, a, now, testPool).Status == Quiet; now += uint64(time.Second) {
+		if now > testTime+uint64(Length+Interval) {
+			t.Fatal("no lease after one lease length")
+		}
+	}
+}
+
+func isQuiet(t *testing.T, s *Store) {
+	t.Helper()
+	if a := renew(t, s, New("h", 1), testTime, testPool); a.Status != Quiet {
+		t.Errorf("%+v", a)
+	}
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+// TestTLSAndUser uses a Redis that wants a certificate, and a user with no more rights than docs/cluster.md gives him.
+func TestTLSAndUser(t *testing.T) {
+	dir := t.TempDir()
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	writeCertificate(t, cert, key)
+	port := freePort(t)
+	unix := startRedis(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert,
+		"--user", "shapectl", "on", ">secret", "~{prod}:*", "resetchannels", "+evalsha", "+eval", "+hmget", "+hgetall", "+hset", "+hdel",
+		"+hexists", "+del", "+info", "+time", "+scan", "+ping")
+	openRedis(t, Options{URL: unix, Prefix: "prod"})
+	o := Options{URL: "rediss://shapectl@127.0.0.1:" + port, Password: "secret", CA: cert, Cert: cert, Key: key, Prefix: "prod"}
+	s := openRedis(t, o)
+	grant(t, s)
+	ctx := context.Background()
+	if names, err := s.Clusters(ctx); err != nil || len(names) != 1 || names[0] != "c" {
+		t.Errorf("%q %v", names, err)
+	}
+	if v, err := s.View(ctx, "c"); err != nil || len(v.Members) != 1 || v.Members[0].Host != "h" || v.Rate != 1e9 {
+		t.Errorf("%+v %v", v, err)
+	}
+	if found, err := s.Forget(ctx, "c", "h", "p"); !found || err != nil {
+		t.Errorf("%v %v", found, err)
+	}
+	for name, change := range map[string]func(*Options){
+		"another password": func(o *Options) { o.Password = "guess" },
+		"another prefix":   func(o *Options) { o.Prefix = "other" },
+		"no certificate":   func(o *Options) { o.Cert, o.Key = "", "" },
+		"no authority":     func(o *Options) { o.CA = "" },
+	} {
+		bad := o
+		change(&bad)
+		s, err := Open(bad)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Renew(ctx, []Call{ask(t, New("h", 1), testTime, testPool)}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+		s.Close()
+	}
+}
+
+func writeCertificate(t *testing.T, cert, key string) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &template, &template, &private.PublicKey, private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalECPrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: raw}} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRollingUpgrade has hosts with two builds. The newer one knows one more field and another version of the records, which
+// come into use when the last old host is gone. An old host that comes back then is told so.
+func TestRollingUpgrade(t *testing.T) {
+	old := openRedis(t, Options{URL: startRedis(t), Prefix: "t"})
+	script := storeScript
+	for _, change := range [][2]string{
+		{"local VERSION = 1\n", "local VERSION = 2\n"},
+		{"local MEMBER = '>' .. string.rep('d', 21)", "local MEMBER = '>' .. string.rep('d', 22)"},
+		{"\t\tclock}\n", "\t\tclock, 42}\n"},
+		{"string.rep('d', 26)", "string.rep('d', 27)"},
+		{"moved = 26}", "moved = 26, added = 27}"},
+	} {
+		if strings.Count(script, change[0]) != 1 {
+			t.Fatalf("%q is not in the script once", change[0])
+		}
+		script = strings.ReplaceAll(script, change[0], change[1])
+	}
+	newer := &Store{client: old.client, prefix: old.prefix, script: redis.NewScript(script)}
+	hosts := map[string]*Agent{}
+	now := testTime
+	ask := func(s *Store, host string, speaks float64) Answer {
+		t.Helper()
+		a := hosts[host]
+		if a == nil {
+			a = New(host, 1)
+			hosts[host] = a
+		}
+		c := ask(t, a, now, testPool)
+		c.Request.Speaks = speaks
+		answers, err := s.Renew(context.Background(), []Call{c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Hear(now, c, answers[0])
+		return answers[0]
+	}
+	for range 10 {
+		now += uint64(time.Second)
+		if a, b := ask(old, "old", 1), ask(newer, "new", 2); a.Status == Newer || b.Status == Newer {
+			t.Fatalf("%v %v", a, b)
+		}
+	}
+	if a, b := ask(old, "old2", 1), ask(newer, "new2", 2); a.Members != 3 || b.Members != 4 {
+		t.Fatalf("%v %v", a, b)
+	}
+	for range 10 { // without the old hosts
+		now += uint64(time.Second)
+		if a := ask(newer, "new", 2); a.Status != OK || a.Lease == 0 {
+			t.Fatalf("%+v", a)
+		}
+	}
+	if a := ask(old, "old", 1); a.Status != Newer {
+		t.Errorf("%+v", a)
+	}
+	if _, err := old.View(context.Background(), "c"); err == nil || !strings.Contains(err.Error(), "install a newer build") {
+		t.Error(err)
+	}
 }

@@ -70,7 +70,6 @@ type simHost struct {
 	start   float64
 	pools   []*simPool
 	agent   *Agent // nil if killed
-	boot    uint64
 	life    int    // raised when the agent is killed
 	resumes uint64 // when the agent goes on
 	cut     uint64 // until when nothing passes between it and the store
@@ -136,7 +135,7 @@ func (h *simHost) unlessStopped(life int, do func()) {
 }
 
 func (w *world) addHost(name string) *simHost {
-	h := &simHost{w: w, name: name, boot: w.Uint64N(1 << 53), speed: 1 + w.faults.drift*(2*w.Float64()-1), start: 1e9 * (1 + 1e6*w.Float64())}
+	h := &simHost{w: w, name: name, speed: 1 + w.faults.drift*(2*w.Float64()-1), start: 1e9 * (1 + 1e6*w.Float64())}
 	w.hosts = append(w.hosts, h)
 	return h
 }
@@ -149,7 +148,7 @@ func (h *simHost) addPool(cluster string, weight uint64) *simPool {
 }
 
 func (h *simHost) startAgent() {
-	h.agent = New(h.name, h.boot)
+	h.agent = New(h.name, h.w.Uint64())
 	h.life++
 	h.wake()
 }
@@ -301,17 +300,21 @@ func (w *world) lose(by *simStore) {
 	if w.compare != nil {
 		by = &simStore{clusters: map[string]*simCluster{}}
 	}
-	by.server = fmt.Sprint("server ", w.count, w.now)
-	w.store = by
-	clear(w.lost)
-	clear(w.granted)
 	for cluster, pools := range w.pools {
+		var safes uint64
 		for _, p := range pools {
 			if p.Lease.Until != 0 {
-				w.lost[cluster] += p.Lease.Safe
+				safes += p.Lease.Safe
 			}
 		}
+		if c := w.store.clusters[cluster]; c != nil {
+			safes = max(safes, uint64(c.safes)) // with answers on their way
+		}
+		w.lost[cluster] = safes
 	}
+	clear(w.granted)
+	by.server = fmt.Sprint("server ", w.count, w.now)
+	w.store = by
 }
 
 func (w *world) fail(format string, a ...any) {

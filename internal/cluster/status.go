@@ -14,9 +14,8 @@ import (
 // A View is what the store knows of a cluster. Rates are in bits per second.
 type View struct {
 	Name    string
-	Version int    // of its records
-	Epoch   uint64 // raised when the store was emptied or may have lost writes
-	Quiet   bool   // since then, leases from before may last
+	Version int  // of its records
+	Quiet   bool // the store was emptied or may have lost writes, and leases from before may last
 	Rate    uint64
 	Leased  uint64 // the sum of what members may use
 	Missing uint64 // reserved for the safe shares of hosts that have not come back since the store was emptied
@@ -37,7 +36,7 @@ type MemberView struct {
 // A record is a member in store.lua, and stateRecord the state of a cluster, in the order of their fields.
 type record struct {
 	Version, Order, Proven, Claim, Safe, Rate, Weight, Floor, Share, Wants, Demand, Speaks float64
-	Boot, Turn, Seq, Sent, Counted, Lost, Lease, Use, Has, HasSafe, Clock                  float64
+	Turn, Seq, Counted, Lost, Lease, Use, Has, HasSafe, Clock                              float64
 }
 
 type stateRecord struct {
@@ -72,10 +71,11 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 	}); err != nil {
 		return nil, err
 	}
-	state, known := fields.Val()[""]
+	text, known := fields.Val()[""]
 	if !known {
 		return nil, nil
 	}
+	_, state, _ := strings.Cut(text, "\x00")
 	var c stateRecord
 	if err := decode(state, &c); err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
@@ -84,7 +84,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		return nil, fmt.Errorf("cluster %q has records of version %.0f, and this build knows up to %d; install a newer build", cluster, c.Version, Version)
 	}
 	v := &View{
-		Name: cluster, Version: int(c.Version), Epoch: uint64(c.Epoch), Quiet: c.Lapsed == 0, Rate: uint64(c.Rate),
+		Name: cluster, Version: int(c.Version), Quiet: c.Lapsed == 0, Rate: uint64(c.Rate),
 		Missing: uint64(max(0, c.Known-c.Seen)),
 	}
 	for name, text := range fields.Val() {

@@ -1,9 +1,6 @@
 package cluster
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // A simStore is store.lua in Go, for simulations. TestStoreAsInLua compares them.
 type simStore struct {
@@ -25,19 +22,15 @@ type simCluster struct {
 
 type simMember struct {
 	order, proven, claim, safe, rate, weight, floor, share, wants, demand, speaks float64
-	boot, turn, seq, sent, counted, lost, lease                                   float64
-	anchors                                                                       []simAnchor
+	turn, seq, counted, lost, lease                                               float64
 }
 
-type simAnchor struct{ order, sent, heard float64 }
-
 const (
-	leaseUs, silentUs, earlyUs = 2e6, 3.5e6, 5e5
-	anchors, spacingUs         = 6, 1e6
-	slowUs, fastUs             = 1e6, 200e3
-	never                      = 1 << 53
-	floors                     = 100
-	stir                       = 3
+	slowUs, fastUs = 1e6, 200e3
+	many           = 100
+	never          = 1 << 53
+	floors         = 100
+	stir           = 3
 )
 
 func (m *simMember) counts(lapsed, silent float64) float64 {
@@ -52,6 +45,15 @@ func (c *simCluster) leastOf(m *simMember) float64 {
 		return m.floor
 	}
 	return max(leastRate, math.Floor(c.rate/c.count/floors))
+}
+
+func (c *simCluster) soon() float64 { return min(slowUs, math.Floor(fastUs*max(1, c.count/many))) }
+
+func (c *simCluster) scans() float64 {
+	if c.count > many {
+		return 2
+	}
+	return 8
 }
 
 func (c *simCluster) missing() float64 { return max(0, c.known-c.seen) }
@@ -188,44 +190,20 @@ func (m *simMember) hasChanged(before simMember, known bool) bool {
 		m.wants != before.wants || m.speaks != before.speaks || differs(m.demand, before.demand, 1.02)
 }
 
-func (c *simCluster) lookBack(anchors []simAnchor, sent float64) (horizon float64) {
-	horizon, spans := never, false
-	for _, a := range anchors {
-		if sent-a.heard >= leaseUs {
-			c.lapsed = max(c.lapsed, a.order)
-		}
-		if sent-a.heard >= leaseUs-earlyUs {
-			c.early = max(c.early, a.order)
-		}
-		if sent-a.sent > silentUs {
-			spans = true
-		} else {
-			horizon = min(horizon, a.order)
-		}
-	}
-	if spans && horizon < never {
-		c.silent = max(c.silent, horizon-1)
-	}
-	return horizon
-}
-
 func (s *simStore) renew(key, name string, q Request) Answer {
 	c := s.clusters[key]
-	refuse := func(status Status) Answer { return Answer{Status: status, Epoch: c.epoch, Again: slowUs} }
+	refuse := func(status Status) Answer {
+		return Answer{Status: status, Epoch: c.epoch, Order: c.order, Members: c.count, Rate: c.rate, Again: slowUs}
+	}
 	if c != nil && c.version > Version {
 		return refuse(Newer)
 	}
-	if c == nil || c.server != s.server || q.Epoch > c.epoch {
-		epoch := q.Epoch
-		if c != nil {
-			epoch = max(epoch, c.epoch)
-		}
-		c = &simCluster{server: s.server, epoch: epoch + 1, members: map[string]simMember{}}
+	if c == nil || c.server != s.server {
+		c = &simCluster{server: s.server, epoch: q.New, members: map[string]simMember{}}
 		s.clusters[key] = c
 	}
 	before, known := c.members[name]
-	turn, has, safe, proven, lost := q.Turn, q.Has, q.Safe, 0.0, 0.0
-	var list []simAnchor
+	turn, has, safe, proven, lost, horizon := q.Turn, q.Has, q.Safe, 0.0, 0.0, float64(never)
 	if known {
 		same := turn == before.turn
 		if turn != 0 && !same {
@@ -233,9 +211,6 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		}
 		if same && q.Seq <= before.seq {
 			return refuse(Old)
-		}
-		if q.Boot == before.boot {
-			list = slices.Clone(before.anchors)
 		}
 		counted := before.counted
 		if before.order <= c.scanned {
@@ -253,12 +228,6 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 				if before.lease >= 0 {
 					proven = before.order
 				}
-				if n := len(list); n == 0 || q.Sent-list[n-1].sent >= spacingUs {
-					if n == anchors {
-						list = slices.Delete(list, 0, 1)
-					}
-					list = append(list, simAnchor{before.order, before.sent, q.Heard})
-				}
 			}
 		} else {
 			turn = before.turn + 1
@@ -273,7 +242,10 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		c.count++
 	}
 	c.order++
-	horizon := c.lookBack(list, q.Sent)
+	if q.Epoch == c.epoch {
+		c.lapsed, c.early, c.silent = max(c.lapsed, q.Lapsed), max(c.early, q.Early), max(c.silent, q.Silent)
+		horizon = q.Horizon
+	}
 	if q.Rate == 0 {
 		delete(c.members, name)
 		if !known {
@@ -281,25 +253,24 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		}
 		c.count--
 		c.changed++
-		return Answer{Status: OK, Turn: turn, Epoch: c.epoch, Again: slowUs, Members: c.count, Rate: c.rate}
+		return Answer{Status: OK, Turn: turn, Epoch: c.epoch, Order: c.order, Again: slowUs, Members: c.count, Rate: c.rate}
 	}
 	m := simMember{
 		order: c.order, proven: proven, claim: has, safe: safe, rate: q.Rate, weight: q.Weight, floor: q.Floor, share: q.Share,
-		wants: q.Wants, demand: q.Demand, speaks: q.Speaks, boot: q.Boot, turn: turn, seq: q.Seq, sent: q.Sent, lost: lost, lease: -1,
-		anchors: list,
+		wants: q.Wants, demand: q.Demand, speaks: q.Speaks, turn: turn, seq: q.Seq, lost: lost, lease: -1,
 	}
 	c.asked++
 	if m.hasChanged(before, known) {
 		c.changed++
 	}
 	if c.rate == 0 || c.lapsed >= c.oldest || c.silent >= c.oldestProven ||
-		c.oldestProven < horizon && horizon < never && c.lapsed > 0 || c.changed > 0 && c.asked*8 >= c.count {
+		c.oldestProven < horizon && horizon < never && c.lapsed > 0 || c.changed > 0 && c.asked*c.scans() >= c.count {
 		c.scan(name, &m)
 	}
 	all := max(0, c.rate-c.missing())
-	out := Answer{Status: OK, Turn: turn, Epoch: c.epoch, Again: slowUs, Goal: c.goalOf(&m)}
+	out := Answer{Status: OK, Turn: turn, Epoch: c.epoch, Order: c.order, Again: slowUs, Goal: c.goalOf(&m)}
 	if c.lapsed == 0 {
-		out.Status, out.Again = Quiet, fastUs
+		out.Status, out.Again = Quiet, c.soon()
 	} else {
 		granted := c.equal
 		if q.Wants > 0 {
@@ -321,7 +292,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		out.Lease = max(0, min(out.Lease, all-c.claims))
 		if out.Lease < has && differs(out.Lease, has, 1.02) || differs(out.Lease, out.Goal, 1.02) || granted < safe || known && differs(m.demand, before.demand, 1.125) ||
 			c.order-c.moved < stir*c.count {
-			out.Again = fastUs
+			out.Again = c.soon()
 		}
 		m.lease, m.claim = out.Lease, max(has, out.Lease)
 		m.safe = max(safe, granted)
