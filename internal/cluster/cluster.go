@@ -92,7 +92,7 @@ type Answer struct {
 
 // encode appends the numbers of a Request or Answer in their order.
 func encode(v any) []byte {
-	b, err := binary.Append(nil, binary.BigEndian, v)
+	b, err := binary.Append(nil, binary.LittleEndian, v)
 	if err != nil {
 		panic(err) // all fields are numbers
 	}
@@ -106,7 +106,7 @@ func decode(b string, v any) error {
 	}
 	padded := make([]byte, max(len(b), binary.Size(v)))
 	copy(padded, b)
-	return binary.Read(bytes.NewReader(padded), binary.BigEndian, v)
+	return binary.Read(bytes.NewReader(padded), binary.LittleEndian, v)
 }
 
 // memberSeparator cannot be in the name of a host or pool.

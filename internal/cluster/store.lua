@@ -33,14 +33,14 @@ local FLOORS = 100 -- a member's default floor is this part of an equal share
 local OK, OLD, REPLACED, NEWER, QUIET = 0, 1, 2, 3, 4
 
 -- A request. cluster.go says what each field means.
-local ASK = '>' .. string.rep('d', 21)
+local ASK = '<' .. string.rep('d', 21)
 local A = {speaks = 1, turn = 2, seq = 3, epoch = 4, answered = 5, lapsed = 6, early = 7, silent = 8, horizon = 9,
 	has = 10, safe = 11, granted = 12, known = 13, rate = 14, weight = 15, floor = 16, share = 17, wants = 18,
 	demand = 19, use = 20, new = 21}
 
 -- A member. A scan reads the first fields only.
-local SCANNED = '>' .. string.rep('d', 12)
-local MEMBER = '>' .. string.rep('d', 21)
+local SCANNED = '<' .. string.rep('d', 12)
+local MEMBER = '<' .. string.rep('d', 21)
 local M = {version = 1, order = 2, proven = 3, claim = 4, safe = 5, rate = 6, weight = 7, floor = 8, share = 9,
 	wants = 10, demand = 11, speaks = 12, turn = 13, seq = 14, counted = 15, lost = 16, lease = 17, use = 18, has = 19,
 	hasSafe = 20, clock = 21}
@@ -50,7 +50,7 @@ local S = {version = 1, epoch = 2, order = 3, lapsed = 4, early = 5, silent = 6,
 	scannedSilent = 9, oldest = 10, oldestProven = 11, asked = 12, changed = 13, members = 14, rate = 15, claims = 16,
 	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25,
 	moved = 26}
-local STATE = '>' .. string.rep('d', 26)
+local STATE = '<' .. string.rep('d', 26)
 
 local floor, min, max = math.floor, math.min, math.max
 
@@ -190,7 +190,7 @@ local function has_changed(m, before)
 end
 
 local function answer(status, turn, s, lease, safe, again, known, goal)
-	return struct.pack('>ddddddddddd', status, turn, s[S.epoch], s[S.order], lease, safe, again, known, s[S.members],
+	return struct.pack('<ddddddddddd', status, turn, s[S.epoch], s[S.order], lease, safe, again, known, s[S.members],
 		s[S.rate], goal)
 end
 
