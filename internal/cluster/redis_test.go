@@ -227,7 +227,7 @@ func TestRollingUpgrade(t *testing.T) {
 	script := storeScript
 	for _, change := range [][2]string{
 		{"local VERSION = 1\n", "local VERSION = 2\n"},
-		{"local MEMBER = '>' .. string.rep('d', 21)", "local MEMBER = '>' .. string.rep('d', 22)"},
+		{"local MEMBER = '<' .. string.rep('d', 21)", "local MEMBER = '<' .. string.rep('d', 22)"},
 		{"\t\tclock}\n", "\t\tclock, 42}\n"},
 		{"string.rep('d', 26)", "string.rep('d', 27)"},
 		{"moved = 26}", "moved = 26, added = 27}"},
