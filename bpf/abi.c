@@ -20,6 +20,7 @@ struct abi {
 	struct affected affected;
 	struct hook hook;
 	struct share share;
+	struct lease lease;
 	struct event event;
 	struct listener listener;
 	enum event_kind event_kind;

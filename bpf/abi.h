@@ -82,6 +82,7 @@ enum rule_flag {
 	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
 	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
 	RULE_TOGETHER = 1 << 22, /* a guarantee of each key: in the shared bucket, all together count one of members */
+	RULE_LEASED = 1 << 23, /* the rate of a pool, and what follows from it, is that of a lease */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -99,13 +100,13 @@ struct params {
 	__u64 base;	/* units */
 	__u64 limit;   /* units: packets conform up to this level; the capacity and the queue */
 	__u64 burst;   /* units, with RULE_DELAY: packets are not delayed up to this level */
-	__u64 penalty; /* units, with RULE_PENALTY: the level after an excess packet */
+	__u64 penalty; /* units, with RULE_PENALTY: the level after an excess packet; of a lease the least TAT, see struct lease */
 	__u32 idle;	/* ticks after which any bucket is empty */
 	__u32 salt;	/* makes this rule's keys differ from those of other rules */
 	__s16 overhead; /* bytes a segment */
 	__u16 mpu;	/* bytes a segment */
 	__u32 flags;	/* enum rule_flag */
-	__u32 each_bits; /* with RULE_SUBNET: its prefix length, 0 to 128 */
+	__u32 each_bits; /* with RULE_SUBNET: its prefix length, 0 to 128; of a lease the last tick in which the least TAT matters */
 	__u32 within;	/* with RULE_WITHIN: the id of the pool */
 };
 
@@ -127,6 +128,7 @@ struct cold_params {
 	__u16 free_factor; /* is 2^26 for a bucket that is empty */
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
+	__u32 lease;	   /* the number of the lease plus one, also while the other parameters have none */
 };
 
 /* Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. */
@@ -166,6 +168,31 @@ struct rule {
 
 /* In rule.version: the rule is part of the change. */
 #define VERSION_CHANGES (1U << 31)
+
+/*
+ * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease, in each phase of a change. Bit 0 of
+ * version says which of two is in force. A new one is written to the other, then version is raised. The first parameters of
+ * a lease are in force until its end, then the second ones with the safe share are. Both begin with the room that was left
+ * in the bucket:
+ *
+ *	V'(t) = V(t) + limit - limit'	at the time t of the switch
+ *
+ * So no bucket is written, and leases add no room, however often they change. With a larger limit, a bucket that was empty
+ * would have more room at once. So V(t) is the least TAT of the bucket.
+ */
+struct lease {
+	__u32 version;
+	/* For user space. */
+	__u32 owner;   /* the id of the pool plus one, or 0 */
+	__u32 retired; /* change.epoch when it was freed, 0 for never */
+	__u32 replaced; /* change.epoch when the one that is not in force was replaced */
+	__u64 until[2]; /* ns */
+	__u64 room[4];
+	struct {
+		struct params params[2];
+		struct cold_params cold[2];
+	} set[2];
+};
 
 /* The phase of a change of many rules. Each packet uses one phase throughout. */
 enum phase {
@@ -384,6 +411,7 @@ _Static_assert(sizeof(struct params) == 64, "the parameters are one cache line")
 _Static_assert(sizeof(struct cold_params) == 64, "the other parameters are one cache line");
 _Static_assert(__builtin_offsetof(struct rule, counters) == 320, "a rule is five cache lines, and one per CPU");
 _Static_assert(__builtin_offsetof(struct rule, params) == 64, "fields that packets write have their own cache line");
+_Static_assert(sizeof(struct lease) == 64 + 2 * 256, "the offset of parameters is the sum of two bits");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");

@@ -64,7 +64,7 @@ type AbiColdParams struct {
 	FreeFactor  uint16
 	Share       uint32
 	Step        uint32
-	_           [4]byte
+	Lease       uint32
 }
 
 type AbiCounters struct {
@@ -187,6 +187,21 @@ const (
 	AbiLayoutLINE_EPISODES  AbiLayout = 4
 )
 
+type AbiLease struct {
+	_        structs.HostLayout
+	Version  uint32
+	Owner    uint32
+	Retired  uint32
+	Replaced uint32
+	Until    [2]uint64
+	Room     [4]uint64
+	Set      [2]struct {
+		_      structs.HostLayout
+		Params [2]AbiParams
+		Cold   [2]AbiColdParams
+	}
+}
+
 type AbiLine struct {
 	_    structs.HostLayout
 	Slot [4]AbiBucket
@@ -289,6 +304,7 @@ const (
 	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
 	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
 	AbiRuleFlagRULE_TOGETHER     AbiRuleFlag = 4194304
+	AbiRuleFlagRULE_LEASED       AbiRuleFlag = 8388608
 )
 
 type AbiShare struct {

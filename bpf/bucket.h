@@ -34,6 +34,14 @@ static __always_inline __u64 level_at(const struct params *params, __u64 v, __u6
 	return is_idle(params, now, charged) ? 0 : later(tat, v) - v;
 }
 
+/* The least level of a bucket by a lease. Its clock may have wrapped since the least TAT. */
+static __always_inline __u64 least_level(const struct params *lease, __u64 v, __u64 now)
+{
+	__u64 level = lease->penalty - v;
+
+	return level <= lease->limit && (__s32)(tick(now) - lease->each_bits) <= 0 ? level : 0;
+}
+
 /*
  * Whether b may be charged, given its TAT that was read before: no CPU is
  * allocating or moving it, and it still has the fingerprint. A shared bucket has
@@ -140,6 +148,52 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 	}
 	/* An empty bucket gets a TAT in the distant past, for CPUs with a slower clock. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
+		return 0;
+	WRITE_ONCE(b->tick, tick(until) + 1);
+	return 1;
+}
+
+/* Whether a pool has a lease before a change or after it. */
+static __always_inline bool has_lease(const struct rule *rule)
+{
+	return (rule->params[0].flags | rule->params[1].flags) & RULE_LEASED;
+}
+
+/*
+ * The same for a pool that had a lease and has none any more, or the other way round. It keeps the room in its bucket. The
+ * lease itself goes on, whatever else of the pool is as before.
+ */
+static __noinline int revert_leased(__u32 id, __u32 phase)
+{
+	const struct params *params, *then;
+	struct rule *rule = rule_of(id);
+	__u64 until = change.until, tat, v, level;
+	struct version version;
+	struct bucket *b;
+	__u32 was_leased;
+
+	if (!rule)
+		return 0;
+	version = version_in(rule, phase);
+	params = params_of(rule, version.index);
+	then = params_of(rule, version.index ^ 1);
+	b = &rule->shared;
+	if (!version.reverted || !((params->flags ^ then->flags) & RULE_LEASED) || !is_from_before(READ_ONCE(b->tick)))
+		return 1;
+	tat = READ_ONCE(b->tat);
+	was_leased = then->flags & RULE_LEASED;
+	if (was_leased)
+		then = find_lease(then, until);
+	else
+		params = find_lease(params, until);
+	if (!then || !params)
+		return 0;
+	v = byte_clock(then, then->base, until);
+	level = level_at(then, v, until, tat, READ_ONCE(b->tick));
+	if (was_leased)
+		level = later(level, least_level(then, v, until));
+	v = byte_clock(params, params->base, until);
+	if (__sync_val_compare_and_swap(&b->tat, tat, v + later(level + params->limit - then->limit, 0)) != tat)
 		return 0;
 	WRITE_ONCE(b->tick, tick(until) + 1);
 	return 1;

@@ -62,18 +62,18 @@ __noinline int look_above(struct bound *b)
 	b->weight = weight;
 	b->v = READ_ONCE(s->v);
 	/* If nobody is active there, the clock stands still. */
-	b->units = (__s32)READ_ONCE(s->weight) > 0 ? 0 : fair_units(at.params, b->passed);
+	b->units = (__s32)READ_ONCE(s->weight) > 0 ? 0 : fair_units(at.rated, b->passed);
 	may = may_be_ahead(s, weight) * weight;
 	if (may < (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS)
 		may = (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS;
 	b->may = may;
-	b->credit = most_credit(at.params);
+	b->credit = most_credit(at.rated);
 	if (b->credit > may / 2)
 		b->credit = may / 2;
 	handle = find_handle(hash4(~at.params->salt, 0, 0, b->member, 0));
 	if (handle)
 		ahead = ahead_of(s, cold, READ_ONCE(bucket_of(handle)->tat)) * weight;
-	b->room = free_part(at.params, cold, level_of(&at, &at.rule->shared));
+	b->room = free_part(at.params, cold, whole_level(at.params, at.rated->limit, level_of(&at, &at.rule->shared)));
 	may = (may >> FREE_BITS) * b->room;
 	ahead = ahead < may ? ((may - ahead) << FREE_BITS) / may : 0;
 	if (b->room > ahead)
@@ -119,7 +119,7 @@ __noinline int keep_clock(struct bound *b)
 	look_above(b);
 	if (b->weight && at.params->flags & RULE_GUARANTEE)
 		add_guarantee(b, cold->guarantee);
-	advance_clock(s, at.params, cold, level_of(&at, &at.rule->shared), b);
+	advance_clock(s, at.rated, cold, at.params, level_of(&at, &at.rule->shared), b);
 	__sync_lock_test_and_set(&s->lock, 0);
 	return 0;
 }

@@ -145,6 +145,14 @@ __noinline __u64 level_now(__u32 id, __u32 phase, __u64 now, __u64 handle)
 	return level_at(params_of(rule, version.index), v, version.reverted ? now + (1ULL << TICK_BITS) : now, tat, charged);
 }
 
+/* The same for a pool with a lease. */
+__noinline __u64 leased_level_now(__u32 id, __u32 phase, __u64 now)
+{
+	struct limit_at at;
+
+	return limit_in(id, phase, now, &at) ? level_of(&at, &at.rule->shared) : 0;
+}
+
 /*
  * Whether a key has room in its guarantee, and not only for this packet: it was refused just before, and some room may
  * be there since. A key without a slot has all room.
@@ -208,15 +216,17 @@ __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 v
 		e.kind = EVENT_GUARANTEE;
 	if (flags & RULE_SUBNET)
 		far_address(skb, ip, (struct address *)e.key.src);
-	e.level = level_now(at, phase, now, handle) >> UNIT_BITS;
 	rule = rule_of(at);
 	if (!rule)
 		return 0;
 	params = params_of(rule, version_in(rule, phase).index);
+	flags = params->flags;
+	e.level = (flags & RULE_LEASED ? leased_level_now(at, phase, now) : level_now(at, phase, now, handle)) >> UNIT_BITS;
+	params = rated(params, now);
 	/* Reads both: see clock_of. */
 	limit = READ_ONCE(params->limit);
 	burst = READ_ONCE(params->burst);
-	e.capacity = ((params->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
+	e.capacity = ((flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
 	tag += e.kind << 4 | e.fate;
 	for (slot = 0; slot < LISTENERS; slot++)
 		tell_one(&e, tag, quiet, slot);

@@ -346,7 +346,7 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	if n := r.set.Listeners(); n != slots {
 		t.Errorf("%d listen, want %d", n, slots)
 	}
-	now := start + uint64(maps.Lease) + ms
+	now := start + uint64(maps.ListenerLease) + ms
 	if r.at(now); !r.set.IsHeard() {
 		t.Fatal("no packet looks for listeners")
 	}
@@ -370,12 +370,12 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 func TestLostLease(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, bySource())
 	l := r.listen(start, 100, allEvents...)
-	r.at(start + uint64(maps.Lease) + ms)
+	r.at(start + uint64(maps.ListenerLease) + ms)
 	r.set.DropListeners()
 	if err := l.Renew(); !errors.Is(err, maps.ErrLost) {
 		t.Errorf("renewed a slot that was freed: %v", err)
 	}
-	other := r.listen(start+uint64(maps.Lease)+ms, 100, allEvents...)
+	other := r.listen(start+uint64(maps.ListenerLease)+ms, 100, allEvents...)
 	testenv.Must(t, l.Close())
 	if n := r.set.Listeners(); n != 1 {
 		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)

@@ -28,6 +28,7 @@ ARRAY(rules5, rule);
 ARRAY(rules6, rule);
 ARRAY(rules7, rule);
 ARRAY(shares, share);
+ARRAY(leases, lease);
 ARRAY(keys, key); /* by slot: line * LINE_SLOTS + slot in the line */
 
 struct {

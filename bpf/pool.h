@@ -28,7 +28,9 @@
 struct limit_at {
 	struct rule *rule;
 	const struct params *params;
+	const struct params *rated; /* those with the rate, see rated */
 	struct version version;
+	__u64 least; /* units: the least level of the shared bucket */
 	__u64 ticks; /* ns: the time for ticks, see tick_time */
 	__u64 v;
 };
@@ -42,16 +44,26 @@ static __always_inline bool limit_in(__u32 id, __u32 phase, __u64 now, struct li
 	at->version = version_in(at->rule, phase);
 	at->params = params_of(at->rule, at->version.index);
 	at->ticks = at->version.reverted ? now + (1ULL << TICK_BITS) : now;
-	if (at->version.reverted && !revert_bucket(at->rule, at->version.index, &at->rule->shared))
+	at->rated = at->params;
+	at->least = 0;
+	if (at->version.reverted && !has_lease(at->rule) && !revert_bucket(at->rule, at->version.index, &at->rule->shared))
 		return false;
-	at->v = clock_of(at->rule, at->version.index, at->version.reverted, now);
+	if (at->params->flags & RULE_LEASED) {
+		at->rated = lease_of(at->params, now);
+		if (!at->rated)
+			return false;
+		at->v = byte_clock(at->rated, at->rated->base, now);
+		at->least = least_level(at->rated, at->v, now);
+	} else {
+		at->v = clock_of(at->rule, at->version.index, at->version.reverted, now);
+	}
 	/* Else v may be of two changes, and an empty bucket would get it as its TAT. */
 	return is_current(at->rule, at->version.seen);
 }
 
 static __always_inline __u64 level_of(const struct limit_at *at, const struct bucket *b)
 {
-	return level_at(at->params, at->v, at->ticks, READ_ONCE(b->tat), READ_ONCE(b->tick));
+	return later(level_at(at->rated, at->v, at->ticks, READ_ONCE(b->tat), READ_ONCE(b->tick)), at->least);
 }
 
 /* Charges units to the shared bucket whatever its level is. Returns the level before. */
@@ -61,10 +73,11 @@ static __always_inline __u64 charge_anyway(const struct limit_at *at, __u64 cost
 	struct bucket *b = &at->rule->shared;
 
 	old = READ_ONCE(b->tat);
-	level = level_at(at->params, at->v, at->ticks, old, READ_ONCE(b->tick));
+	level = later(level_at(at->rated, at->v, at->ticks, old, READ_ONCE(b->tick)), at->least);
 	raise_tick(b, tick(at->ticks)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
-	if (level > MAX_DEBT || (!level && __sync_val_compare_and_swap(&b->tat, old, at->v + cost) == old))
+	if (level > MAX_DEBT ||
+	    (at->v + level != old && __sync_val_compare_and_swap(&b->tat, old, at->v + level + cost) == old))
 		return level;
 	__sync_fetch_and_add(&b->tat, cost);
 	return level;
@@ -96,7 +109,7 @@ static __noinline int conforms_in(const struct packet *p, __u32 id, __u32 slot)
 	if (at.version.reverted)
 		revert_bucket(at.rule, at.version.index, b);
 	level = level_of(&at, b);
-	return !level || level + least <= at.params->limit;
+	return !level || level + least <= at.rated->limit;
 }
 
 /*
@@ -261,7 +274,7 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
-	if (!limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
+	if (!revert_leased(c->id, p->phase) || !limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
 	cold = &at.rule->cold[at.version.index & 1];
 	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;
@@ -270,8 +283,8 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 		c->answer |= CLIMB_SHARES;
 	if (at.params->flags & RULE_ECN && ecn_of(skb, p->ip))
 		c->answer |= CLIMB_MARKS;
-	if (level + (least << UNIT_BITS) > at.params->limit) {
-		if (c->answer & CLIMB_MARKS && level + ((__u64)p->wire.bytes << UNIT_BITS) <= 2 * at.params->limit)
+	if (level + (least << UNIT_BITS) > at.rated->limit) {
+		if (c->answer & CLIMB_MARKS && level + ((__u64)p->wire.bytes << UNIT_BITS) <= 2 * at.rated->limit)
 			c->marks |= 1 << (c->level & 31);
 		else
 			c->answer |= CLIMB_REFUSES;
@@ -306,12 +319,12 @@ __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
-	if (!limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
+	if (!revert_leased(c->id, p->phase) || !limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
 	level = charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	if (at.params->flags & RULE_DELAY)
-		wait = drain_ns(at.params->rate_units,
-				units_before(at.params, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS)));
+		wait = drain_ns(at.rated->rate_units,
+				units_before(at.rated, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS)));
 	if (wait > c->longest) {
 		c->longest = wait;
 		c->delayed = true;
@@ -367,6 +380,7 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 	struct limit_at at;
 	struct bucket *b;
 	struct share *s;
+	__u64 level;
 
 	if (!limit_in(id, p->phase, p->now, &at))
 		return WITHIN_SHARE;
@@ -375,8 +389,8 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 	if (!s)
 		return WITHIN_SHARE;
 	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
-	return judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, READ_ONCE(b->tat),
-		     READ_ONCE(b->tick), load);
+	level = whole_level(at.params, at.rated->limit, level_of(&at, &at.rule->shared));
+	return judge(s, at.params, cold, level, p->wire.bytes, weight, READ_ONCE(b->tat), READ_ONCE(b->tick), load);
 }
 
 /*

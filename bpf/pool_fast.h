@@ -64,27 +64,46 @@ static __always_inline __u64 level_in(struct rule *rule, const struct params *pa
 struct stage {
 	struct rule *rule;
 	const struct params *params;
-	__u64 level;
+	__u64 level; /* with a lease as for the whole limit, see whole_level */
 	__u64 tat;
 	__u64 start; /* the same, or the byte clock if the bucket is empty */
 };
 
-/* Returns false if there is no such pool, or if it changes just now. */
-static __always_inline bool look_at(const struct ascent *a, const __u32 *id, struct stage *at)
+enum look {
+	LOOK_UNDONE, /* there is no such pool, or it changes just now */
+	LOOK_FULL,   /* it has no room for the packet */
+	LOOK_ROOM,
+};
+
+static __always_inline enum look look_at(const struct ascent *a, const __u32 *id, struct stage *at, bool may_lease)
 {
+	const struct params *rated;
+	enum look look;
 	__u32 seen;
 	__u64 v;
 
 	at->rule = rule_at(id);
 	if (!at->rule)
-		return false;
+		return LOOK_UNDONE;
 	seen = READ_ONCE(at->rule->version);
-	at->params = params_of(at->rule, index_at(seen, a->phase));
-	v = byte_clock(at->params, at->params->base, a->now);
+	rated = at->params = params_of(at->rule, index_at(seen, a->phase));
+	if (may_lease && unlikely(at->params->flags & RULE_LEASED)) {
+		rated = lease_of(at->params, a->now);
+		if (!rated)
+			return LOOK_UNDONE;
+	}
+	v = byte_clock(rated, rated->base, a->now);
 	at->tat = READ_ONCE(at->rule->shared.tat);
-	at->level = level_at(at->params, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
+	at->level = level_at(rated, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
+	if (may_lease && unlikely(at->params->flags & RULE_LEASED))
+		at->level = later(at->level, least_level(rated, v, a->now));
 	at->start = KEPT(v + at->level);
-	return is_current(at->rule, seen);
+	if (!is_current(at->rule, seen))
+		return LOOK_UNDONE;
+	look = at->level + a->least > rated->limit ? LOOK_FULL : LOOK_ROOM;
+	if (may_lease && unlikely(at->params->flags & RULE_LEASED))
+		at->level = whole_level(at->params, rated->limit, at->level);
+	return look;
 }
 
 /* Charges a bucket whatever its level is by now. Others can only have raised it since it was looked at. */
@@ -113,7 +132,7 @@ __noinline int ask_guarantee(const struct ascent *a, __u32 id, __u32 charge)
 {
 	struct stage at;
 
-	if (!a || !look_at(a, &id, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH) || at.level > MAX_DEBT)
+	if (!a || !look_at(a, &id, &at, false) || at.params->flags & (RULE_UNLIMITED | RULE_EACH) || at.level > MAX_DEBT)
 		return UNDONE;
 	if (charge)
 		charge_seen(&at, a);
@@ -224,15 +243,19 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 {
 	struct sharer sharer;
 	struct stage at;
+	enum look look;
 	__u32 extra;
 	int answer;
 
 	sharer.weight = weight;
 	sharer.bucket = NULL;
-	if (!a || !look_at(a, &id, &at) || at.params->flags & POOL_SLOW)
+	if (!a)
+		goto undone;
+	look = look_at(a, &id, &at, true);
+	if (look == LOOK_UNDONE || at.params->flags & POOL_SLOW)
 		goto undone;
 	extra = KEPT(at.params->flags & (RULE_SHARES | RULE_GUARANTEE));
-	if (at.level + a->least > at.params->limit) {
+	if (look == LOOK_FULL) {
 		if (!guaranteed)
 			goto refused;
 		if (at.level > MAX_DEBT)

@@ -28,6 +28,24 @@ type mirroredStage struct {
 	sharers   map[string]*model.Sharer
 }
 
+// renew gives a pool a random lease.
+func (f *forest) renew(s *mirroredStage, now uint64, roll dice) {
+	f.Helper()
+	some := func() policy.Rate { return max(policy.Rate(roll(uint64(s.rule.Rate))), policy.MinRate) }
+	f.at(now)
+	testenv.Must(f, f.set.Pools().Renew(s.rule.Prefix, maps.Lease{Rate: some(), Safe: some(), Until: now + roll(1<<(1+roll(34)))}))
+}
+
+// lease sets the model of a pool with a cluster to its lease. TestLeases checks the clock of that.
+func (f *forest) lease(s *mirroredStage, now uint64) {
+	f.at(now)
+	for ; s != nil; s = s.above {
+		if s.rule.Cluster.Name != "" {
+			s.limit.Meter = f.set.Meter(s.entry)
+		}
+	}
+}
+
 // sharer is that of a packet of a host, which is of a member of the pool.
 func (s *mirroredStage) sharer(host netip.Addr, member *mirroredStage) *model.Sharer {
 	key := host.String() // each host has one flow
@@ -52,7 +70,7 @@ type forest struct {
 }
 
 func newForest(tb testing.TB, buckets uint32) *forest {
-	return &forest{rig: newRig(tb, maps.Size{Views: 2, Rules: 64, Buckets: buckets, Labels: 256, Shares: 64, Affected: 64, Pools: true}, bySource())}
+	return &forest{rig: newRig(tb, maps.Size{Views: 2, Rules: 64, Buckets: buckets, Labels: 256, Shares: 64, Leases: 64, Affected: 64, Pools: true}, bySource())}
 }
 
 // putIn sets a rule or pool at a virtual time.
@@ -84,6 +102,9 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 		if pool.rule.Label.Name == string(r.Within) {
 			s.above = pool
 		}
+	}
+	if f.lease(s, now); r.Cluster.Name != "" {
+		*s.bucket(bucketKey{}) = s.limit.WithLevel(0, now)
 	}
 	*list = append(*list, s)
 	return s
@@ -139,6 +160,7 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 	f.Helper()
 	f.packets++
 	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
+	f.lease(s, now)
 	all, at := s.stages(host, now)
 	asked := f.asked(s.entry, host, packet)
 	want := model.Climb(at, packet)
@@ -295,6 +317,9 @@ func TestPools(t *testing.T) {
 				p.Queue, p.ECNAbove = 1514+roll(rate/8+1), policy.ECNAbove(1+roll(1e9))
 			}
 			guarantee(&p)
+			if roll(3) == 0 {
+				p.Cluster = policy.Cluster{Name: policy.ClusterName(p.Label.Name), Safe: min(some(), p.Rate)}
+			}
 			some := func() policy.Share {
 				return []policy.Share{{}, {Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 31}, {Kind: policy.ShareFlow}, {Kind: policy.ShareMember}}[roll(5)]
 			}
@@ -340,6 +365,9 @@ func TestPools(t *testing.T) {
 			s := f.rules[roll(uint64(len(f.rules)))]
 			host := s.rule.Prefix.Addr().As4()
 			host[3] = byte(roll(3))
+			if pool := f.pools[roll(uint64(len(f.pools)))]; pool.rule.Cluster.Name != "" && roll(10) == 0 {
+				f.renew(pool, now, roll)
+			}
 			n := randomSize(roll, overhead, 1514)
 			if fast {
 				n = max(n, 60)

@@ -99,6 +99,43 @@ static __always_inline struct counters *counters_of(struct rule *rule)
 	return &rule->counters[MASKED(bpf_get_smp_processor_id(), cpu_mask)];
 }
 
+/*
+ * The parameters of the lease in force that have the rate of a pool with RULE_LEASED. A lease is overwritten only after all
+ * packets that may see it.
+ */
+static __always_inline const struct params *find_lease(const struct params *params, __u64 now)
+{
+	__u32 number = cold_of(params)->lease - 1, set, at;
+	const struct lease *lease = bpf_map_lookup_elem(&leases, &number);
+	__u64 until, before;
+
+	if (!lease)
+		return NULL;
+	set = READ_ONCE(lease->version) & 1;
+	until = READ_ONCE(lease->until[set]);
+	/* now < until, without a branch: without CAP_PERFMON the verifier accepts one range of an offset only. */
+	before = KEPT((~now & until) | (~(now ^ until) & (now - until))) >> 63;
+	at = set * sizeof(lease->set[0]) + (before ^ 1) * sizeof(struct params);
+	return (const void *)&lease->set[0].params[0] + KEPT(at);
+}
+
+/* The same, for functions that have little room on the stack or in registers. */
+static __noinline const struct params *lease_of(const struct params *params, __u64 now)
+{
+	return find_lease(params, now);
+}
+
+/* The parameters that have the rate of a rule or pool, and all that follows from it. */
+static __always_inline const struct params *rated(const struct params *params, __u64 now)
+{
+	const struct params *lease;
+
+	if (!(params->flags & RULE_LEASED))
+		return params;
+	lease = lease_of(params, now);
+	return lease ? lease : params;
+}
+
 /* The byte clock of a rule. */
 static __always_inline __u64 clock_of(const struct rule *rule, __u32 index, bool reverted, __u64 now)
 {

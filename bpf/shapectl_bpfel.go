@@ -19,6 +19,7 @@ const (
 	ShapectlMapAffected  = "affected"
 	ShapectlMapKeys      = "keys"
 	ShapectlMapLabels    = "labels"
+	ShapectlMapLeases    = "leases"
 	ShapectlMapListeners = "listeners"
 	ShapectlMapRings     = "rings"
 	ShapectlMapRules     = "rules"
@@ -92,6 +93,7 @@ type ShapectlMapSpecs struct {
 	Affected  *ebpf.MapSpec `ebpf:"affected"`
 	Keys      *ebpf.MapSpec `ebpf:"keys"`
 	Labels    *ebpf.MapSpec `ebpf:"labels"`
+	Leases    *ebpf.MapSpec `ebpf:"leases"`
 	Listeners *ebpf.MapSpec `ebpf:"listeners"`
 	Rings     *ebpf.MapSpec `ebpf:"rings"`
 	Rules     *ebpf.MapSpec `ebpf:"rules"`
@@ -141,6 +143,7 @@ type ShapectlMaps struct {
 	Affected  *ebpf.Map `ebpf:"affected"`
 	Keys      *ebpf.Map `ebpf:"keys"`
 	Labels    *ebpf.Map `ebpf:"labels"`
+	Leases    *ebpf.Map `ebpf:"leases"`
 	Listeners *ebpf.Map `ebpf:"listeners"`
 	Rings     *ebpf.Map `ebpf:"rings"`
 	Rules     *ebpf.Map `ebpf:"rules"`
@@ -159,6 +162,7 @@ func (m *ShapectlMaps) Close() error {
 		m.Affected,
 		m.Keys,
 		m.Labels,
+		m.Leases,
 		m.Listeners,
 		m.Rings,
 		m.Rules,

@@ -189,6 +189,15 @@ struct bound {
 	__u32 id;     /* whose clock is advanced */
 };
 
+/*
+ * The level of a bucket with a lease of which the same part would be free if it had the whole limit. Fair shares have the
+ * parameters for that.
+ */
+static __always_inline __u64 whole_level(const struct params *params, __u64 limit, __u64 level)
+{
+	return params->flags & RULE_LEASED ? level / (limit >> 10) * (params->limit >> 10) : level;
+}
+
 /* The part of a bucket that is free, of 1 << FREE_BITS for a quarter of it. */
 static __always_inline __u64 free_part(const struct params *params, const struct cold_params *cold, __u64 level)
 {
@@ -210,9 +219,9 @@ static __always_inline __u64 units_within(const struct share *s, const struct bo
 	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS) >> ROOM_SLOWEST) >> FREE_BITS;
 }
 
-/* Advances the clock by what the rate, and the pool above, allow. The caller has the lock. */
+/* Advances the clock by what the rate in params, and the pool above, allow. The caller has the lock. */
 static __always_inline void advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
-					  __u64 level, const struct bound *b)
+					  const struct params *pool, __u64 level, const struct bound *b)
 {
 	__u64 passed = b->now - s->last, units, half, skip, speed;
 	struct advance a = { .s = s, .cold = cold, .v = s->v };
@@ -227,7 +236,7 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 	} else {
 		units = fair_units(params, passed);
 		speed = clock_speed(params, level);
-		if (!(params->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
+		if (!(pool->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
 			speed = 1 << (SPEED_BITS + RUSH);
 		skip = READ_ONCE(s->skip);
 		if (skip > units)

@@ -25,7 +25,7 @@ const (
 	DefaultMost = 100
 
 	lookEvery  = 100 * time.Millisecond // at changes and rules
-	renewEvery = time.Second            // the lease, see maps.Lease
+	renewEvery = time.Second            // the lease, see maps.ListenerLease
 	leftAfter  = time.Second            // events that were left out are told of without another event
 	patience   = 50 * time.Millisecond  // with a command at work: the lease must be renewed meanwhile
 )

@@ -40,6 +40,10 @@ type Meter struct {
 	Pool      bool   // a pool or its guarantee: guarantees below may raise the level beyond the capacity
 	Idle      uint32 // ticks after which any bucket is empty
 	Shared    bool   // packets larger than SharedBytes conform as one of that size
+	// Of a lease. A bucket that was empty when it began would have all room of a larger capacity at once.
+	Least     uint64 // the least TAT of a bucket,
+	LeastTick uint32 // which matters up to this tick
+	Whole     uint64 // units: the capacity of the pool; not 0 for a lease
 }
 
 // A Limit decides the verdicts for the packets of a rule.
@@ -326,9 +330,29 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
 	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+ticksAhead-b.Tick > m.Idle {
+		level = 0
+	}
+	return max(level, m.leastLevel(now))
+}
+
+// leastLevel returns the least level of a bucket at now (ns): least_level of bpf/bucket.h.
+func (m Meter) leastLevel(now uint64) uint64 {
+	level := m.Least - m.Clock(now)
+	if m.Whole == 0 || level > m.Capacity || int32(Tick(now)-m.LeastTick) > 0 {
 		return 0
 	}
 	return level
+}
+
+// Succeed sets the clock such that at now (ns) every bucket has the room that it had with old. What is empty then has all
+// room of old and no more; a lease keeps to that by itself.
+func (m *Meter) Succeed(old Meter, now uint64) {
+	m.Base = 0
+	m.Base = old.Clock(now) + old.Capacity - m.Capacity - m.Clock(now)
+	if m.Whole != 0 {
+		m.Least = old.Clock(now) + old.leastLevel(now)
+		m.LeastTick = Tick(now) + uint32(min(m.drain(m.Capacity)>>TickBits, 1<<30)) + 1
+	}
 }
 
 // Bytes rounds a level up to whole bytes.

@@ -81,6 +81,7 @@ type Share struct {
 	Credit               int64  // fair units times weight: what light sharers may still send
 	Weight               int32
 	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
+	Shifts               [2]uint8             // FineShift and CoarseShift for which the bins are
 }
 
 // A Sharer is the state of a sharer: its TAT on the fair clock, and the size in bytes of its largest packet since it became
@@ -157,8 +158,12 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 	}
 	passed, together := now-s.Last, m.together()
 	s.Last = now
-	if s.Ahead == 0 || passed > restNS { // nobody is active
-		*s = Share{ShareParams: s.ShareParams, ByMember: s.ByMember, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now, Credit: math.MaxInt64}
+	if shifts := [2]uint8{s.FineShift, s.CoarseShift}; s.Shifts != shifts || passed > restNS { // nobody is active
+		shift := max(s.Shifts[1], s.CoarseShift)
+		*s = Share{
+			ShareParams: s.ShareParams, ByMember: s.ByMember, V: (s.V + 2*FairBins<<shift) &^ (1<<shift - 1), Last: now,
+			Credit: math.MaxInt64, Shifts: shifts,
+		}
 	} else {
 		units, speed := m.fairUnits(passed), m.speed(level)
 		if !s.ByMember && s.Weight > manySharers {
@@ -288,6 +293,10 @@ func (s *Share) mayBeAhead(weight uint64) uint64 {
 
 // free returns which part of a bucket is free, of 1 << freeBits for a quarter of it.
 func (s *Share) free(m Meter, level uint64) uint64 {
+	if m.Whole != 0 { // the parameters are for the whole capacity
+		level = level / (m.Capacity >> 10) * (m.Whole >> 10)
+		m.Capacity = m.Whole
+	}
 	if level >= m.Capacity {
 		return 0
 	}

@@ -70,6 +70,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 		size.Rules += maps.IDs(step)
 		size.Labels += maps.LabelParts(step)
 		size.Shares += maps.Shares(step)
+		size.Leases += maps.Leases(step)
 		size.Pools = size.Pools || maps.NeedsPools(r)
 		if maps.HasSlots(r) {
 			size.Buckets = slots

@@ -143,18 +143,19 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var ids, labels, shares, views uint32
+	var ids, labels, shares, leases, views uint32
 	for _, o := range all {
 		ids += maps.IDs(o.steps...)
 		labels += maps.LabelParts(o.steps...)
 		shares += maps.Shares(o.steps...)
+		leases += maps.Leases(o.steps...)
 		if o.Set == nil && !o.isPools() {
 			views++
 		}
 	}
 	if s.store == nil {
 		// The spare rules delay the first growth.
-		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels, Shares: shares}
+		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels, Shares: shares, Leases: leases}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
@@ -170,6 +171,9 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	}
 	if lacks := s.store.LacksShares(shares); lacks > 0 {
 		size.Shares = 2 * (size.Shares + lacks)
+	}
+	if lacks := s.store.LacksLeases(leases); lacks > 0 {
+		size.Leases = 2 * (size.Leases + lacks)
 	}
 	for views += uint32(len(s.sets())) + 1; size.Views < views; { // one is that of the pools
 		size.Views *= 2

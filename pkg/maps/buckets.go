@@ -217,7 +217,7 @@ func KeyName(e Entry, match policy.Match, flow Flow) string {
 }
 
 // Meter is the meter of a rule by the parameters in force.
-func (rs *rules) Meter(e Entry) model.Meter { return meter(rs.current(e.ID)) }
+func (rs *rules) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID), rs.now()) }
 
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
@@ -346,7 +346,13 @@ func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k b
 // settleBy prepares a bucket for another clock. The bucket becomes as if charged just now,
 // because only the old clock can tell how long it was idle.
 func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
-	return func(b model.Bucket) (model.Bucket, bool) { return m.WithLevel(m.Level(b, now), now), true }
+	return func(b model.Bucket) (model.Bucket, bool) {
+		level := m.Level(b, now)
+		if level == 0 && m.Whole != 0 { // the bucket keeps its room and gets no more
+			return model.Bucket{TAT: m.Clock(now), Tick: model.Tick(now)}, true
+		}
+		return m.WithLevel(level, now), true
+	}
 }
 
 // clampTo limits the level of a bucket to the capacity. It reads the clock for each bucket,

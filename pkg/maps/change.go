@@ -185,7 +185,7 @@ func (s *Store) Settle() {
 	step.Store("settle buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		if v := s.versionIn(id, on); limited(v) {
-			rewriteBucket(b, settleBy(meter(v), now))
+			rewriteBucket(b, settleBy(s.meterAt(v, now), now))
 		}
 	})
 }
@@ -215,7 +215,7 @@ func (s *Store) TimeRevert(at uint64) {
 // rebase has the byte clock of old, once reverted, read at a time (ns) what that of next reads.
 func rebase(old, next version, at uint64) {
 	back := meter(old)
-	if limited(old) && limited(next) {
+	if limited(old) && limited(next) && (old.Flags|next.Flags)&ruleLeased == 0 {
 		back.Continue(meter(next), at)
 	}
 	old.Rebase = back.Base
@@ -267,7 +267,7 @@ func (s *Store) Commit() {
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		old, next := s.bothPhases(id)
 		before, after := meter(old), meter(next)
-		if !limited(old) || !limited(next) || !after.Shrinks(before) {
+		if !shrinks(old, next) {
 			return
 		}
 		clamp := clampTo(before, after, s.now)
@@ -309,7 +309,7 @@ func (s *Store) Finish() {
 	if on == phaseReverted {
 		s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 			if old, next := s.bothPhases(id); limited(old) {
-				rewriteBucket(b, revertBy(old, next, c.Until))
+				rewriteBucket(b, s.revertBy(old, next, c.Until))
 			}
 		})
 	}
@@ -358,18 +358,24 @@ func (s *Set) TakesPart() bool {
 
 // revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did
 // so first: revert_bucket of bpf/bucket.h.
-func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
+func (rs *rules) revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
 	old.reverted = true
-	m := meter(old)
+	m := rs.meterAt(old, until)
 	then := m
 	if limited(next) {
-		then = meter(next)
+		then = rs.meterAt(next, until)
 	}
 	return func(b model.Bucket) (model.Bucket, bool) {
-		if int32(b.Tick-model.Tick(until)) > 0 {
+		if int32(b.Tick-model.Tick(until)) > 0 || m.Whole != 0 && then.Whole != 0 {
 			return b, false
 		}
-		back := m.WithLevel(m.Clamped(then.Level(b, until), then), until)
+		level := then.Level(b, until)
+		if m.Whole != 0 || then.Whole != 0 {
+			level = max(level+m.Capacity, then.Capacity) - then.Capacity
+		} else {
+			level = m.Clamped(level, then)
+		}
+		back := m.WithLevel(level, until)
 		back.Tick++
 		return back, true
 	}
@@ -379,9 +385,9 @@ func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket,
 func (rs *rules) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
 		old, next := rs.bothPhases(id)
-		b, _ = revertBy(old, next, rs.change.Until)(b)
+		b, _ = rs.revertBy(old, next, rs.change.Until)(b)
 	}
-	return meter(v).Level(b, now)
+	return rs.meterAt(v, now).Level(b, now)
 }
 
 // rewriteTaking changes the buckets of the rules that take part, one by one: to collect

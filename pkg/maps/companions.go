@@ -76,7 +76,7 @@ func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) c
 	return ids
 }
 
-// freeUnused frees the companions and the share of the parameters that are not in force, if the others do not use them.
+// freeUnused frees the companions, the share and the lease of the parameters that are not in force, if the others do not use them.
 func (s *Store) freeUnused(id uint32) {
 	v, other := s.bothPhases(id)
 	for i := range companions {
@@ -89,5 +89,8 @@ func (s *Store) freeUnused(id uint32) {
 	}
 	if v.Flags&ruleShares == 0 || !present(v) {
 		s.freeShare(id)
+	}
+	if v.Flags&ruleLeased == 0 || !present(v) {
+		s.freeLease(id)
 	}
 }

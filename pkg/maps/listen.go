@@ -27,8 +27,8 @@ var ErrListeners = errors.New("too many processes listen to events")
 // ErrLost means that a listener did not renew its lease in time, so its slot was freed.
 var ErrLost = errors.New("the listener's lease has ended")
 
-// Lease is how long a listener is told of events without Renew. A listener that was killed costs nothing after it.
-const Lease = 3 * time.Second
+// ListenerLease is how long a listener is told of events without Renew. A listener that was killed costs nothing after it.
+const ListenerLease = 3 * time.Second
 
 // EventKind is what an event means.
 type EventKind uint16
@@ -126,18 +126,18 @@ func (l *Listener) claim() bool {
 	now := s.now()
 	for slot := range s.change.Leases {
 		word := &s.change.Leases[slot]
-		if old := atomic.LoadUint64(word); old <= now && atomic.CompareAndSwapUint64(word, old, now+uint64(Lease)) {
-			l.slot, l.lease = uint32(slot), now+uint64(Lease)
+		if old := atomic.LoadUint64(word); old <= now && atomic.CompareAndSwapUint64(word, old, now+uint64(ListenerLease)) {
+			l.slot, l.lease = uint32(slot), now+uint64(ListenerLease)
 			return true
 		}
 	}
 	return false
 }
 
-// Renew goes on listening. The error wraps ErrLost if that was not done for longer than Lease.
+// Renew goes on listening. The error wraps ErrLost if that was not done for longer than ListenerLease.
 func (l *Listener) Renew() error {
 	s := l.store
-	until := s.now() + uint64(Lease)
+	until := s.now() + uint64(ListenerLease)
 	if !atomic.CompareAndSwapUint64(&s.change.Leases[l.slot], l.lease, until) {
 		return ErrLost
 	}
@@ -228,7 +228,7 @@ func (s *Store) freeListener(slot uint32, lease uint64) (err error) {
 func (s *Store) DropListeners() {
 	now := s.now()
 	for slot := range s.change.Leases {
-		word, claim := &s.change.Leases[slot], now+uint64(Lease)
+		word, claim := &s.change.Leases[slot], now+uint64(ListenerLease)
 		if old := atomic.LoadUint64(word); old != 0 && old < now && atomic.CompareAndSwapUint64(word, old, claim) {
 			s.freeListener(uint32(slot), claim) // an error leaves it for the next one
 		}

@@ -65,6 +65,7 @@ func (s *Store) gather() *known {
 		}
 	}
 	s.freeLostShares(used)
+	s.freeLostLeases(used)
 	s.prefixes.refilter(rules)
 	s.known = k
 	return k
@@ -212,6 +213,7 @@ func (s *Set) allocate() uint32 {
 func (s *Store) free(id uint32) {
 	s.discardLabels(id)
 	s.freeShare(id)
+	s.freeLease(id)
 	s.rule(id).Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
@@ -242,7 +244,8 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (
 	}
 	markSlots(r, rule)
 	s.encodeIn(v, id, rule, rand.Uint32()|1, its) // the salt makes its keys differ from those of other rules
-	empty(&r.Shared, meter(v), s.now())
+	s.setLease(version{}, v, rule, at)
+	empty(&r.Shared, s.meterAt(v, s.now()), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
 		s.takesPart(placed{id, true, rule.Prefix})
@@ -269,8 +272,19 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
-	before, after := meter(old), meter(next)
-	after.Continue(before, at)
+	before, after := rs.meterAt(old, at), meter(next)
+	switch {
+	case old.Flags&next.Flags&ruleLeased != 0: // the lease goes on
+		return
+	case next.Flags&ruleLeased != 0:
+		l, set := rs.leaseOf(next)
+		startLease(l, set, before, at)
+		return
+	case old.Flags&ruleLeased != 0:
+		after.Succeed(before, at)
+	default:
+		after.Continue(before, at)
+	}
 	next.Base, next.Rebase = after.Base, after.Base
 	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
 	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
@@ -283,6 +297,12 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 
 func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
+}
+
+// shrinks reports whether levels have to be clamped after a change of the parameters. A lease keeps the room of a bucket,
+// and not its level.
+func shrinks(old, next version) bool {
+	return limited(old) && limited(next) && (old.Flags|next.Flags)&ruleLeased == 0 && meter(next).Shrinks(meter(old))
 }
 
 // empty sets the level of a bucket to 0.
@@ -324,6 +344,7 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 	next := s.version(id, number)
 	markSlots(r, rule)
 	s.encodeIn(next, id, rule, old.Salt, its)
+	s.setLease(old, next, rule, at)
 	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
 	next.Salt ^= scope(old) ^ scope(next)
 	if limited(next) && !limited(old) {
@@ -336,12 +357,12 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 	}
 	continues := limited(old) && limited(next)
 	if continues {
-		s.rewrite(id, settleBy(meter(old), s.now()))
+		s.rewrite(id, settleBy(s.meterAt(old, s.now()), s.now()))
 		s.continueClock(id, old, next, s.now())
 	}
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
-	if before, after := meter(old), meter(next); continues && after.Shrinks(before) {
+	if before, after := meter(old), meter(next); continues && shrinks(old, next) {
 		s.rewrite(id, clampTo(before, after, s.now))
 	}
 }

@@ -29,6 +29,7 @@ type rules struct {
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
 	shares []bpf.AbiShare
+	leases []bpf.AbiLease
 	names  map[uint32]string // of pools, while many rules are read; else nil
 	labels labels
 
@@ -278,9 +279,9 @@ func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its co
 	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
 		pool, _ = s.poolID(string(r.Within))
 	}
-	share := s.setShare(id, r)
+	share, lease := s.setShare(id, r), s.allocateLease(id, r)
 	encode(to, r, salt, pool, its)
-	to.Share = share
+	to.Share, to.Lease = share, lease
 }
 
 // encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
@@ -304,6 +305,9 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	}
 	if r.Pool {
 		t.Flags |= rulePool
+	}
+	if r.Cluster.Name != "" {
+		t.Flags |= ruleLeased
 	}
 	if r.Members != 0 && r.Guarantee == 0 { // a guarantee, and not the rule that has it
 		t.Flags |= ruleTogether

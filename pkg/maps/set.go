@@ -33,6 +33,7 @@ type Size struct {
 	Affected uint32 // hosts that shadows would have affected
 	Labels   uint32 // parts of labels, see LabelParts
 	Shares   uint32 // rules and pools with fair shares
+	Leases   uint32 // pools with a cluster
 	Pools    bool   // there may be pools, and rules with shares
 }
 
@@ -58,7 +59,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
@@ -96,6 +97,9 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	copy(derived.views, s.views)
 	if size.Shares > have.Shares {
 		copy(derived.shares, s.shares) // what packets change meanwhile is lost, and affects nobody's share for long
+	}
+	if size.Leases > have.Leases {
+		copy(derived.leases, s.leases)
 	}
 	if size.Labels > have.Labels {
 		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
@@ -153,6 +157,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
 	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
 	spec.Maps[bpf.ShapectlMapShares].MaxEntries = max(size.Shares, 1)
+	spec.Maps[bpf.ShapectlMapLeases].MaxEntries = max(size.Leases, 1)
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
@@ -271,6 +276,7 @@ func (s *Store) attach() (err error) {
 	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
 	return errors.Join(
 		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
+		mapArray(&s.memory, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
 		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
 		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
 		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
@@ -412,7 +418,7 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
-		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Pools: s.hook.Pools != 0,
+		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
 	}
 }
 

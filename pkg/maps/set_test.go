@@ -158,7 +158,7 @@ func TestSize(t *testing.T) {
 	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
 		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
 		testenv.Must(t, err)
-		if got := set.Size(); got != (maps.Size{Views: 2, Rules: 3, Buckets: c.got, Labels: 1, Shares: 1}) {
+		if got := set.Size(); got != (maps.Size{Views: 2, Rules: 3, Buckets: c.got, Labels: 1, Shares: 1, Leases: 1}) {
 			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
 		}
 		set.Close()

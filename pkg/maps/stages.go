@@ -46,6 +46,9 @@ func (rs *rules) pool(id uint32, in phase) Entry {
 // stage is the limit of a version of a rule or pool, with the states of its guarantee and its share.
 func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now uint64) model.Stage {
 	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
+	if v.Flags&ruleLeased != 0 {
+		s.Meter = bs.meterAt(v, now)
+	}
 	if guarantee, has := bs.Guarantee(e); has {
 		s.Guarantee = model.NewLimit(guarantee.Rule)
 		s.GuaranteeLevel = bs.SharedLevel(guarantee, now)
@@ -94,10 +97,7 @@ func (bs *buckets) shareFor(v version, now uint64) *model.Share {
 	if v.Flags&ruleShares == 0 || v.Share == 0 {
 		return nil
 	}
-	s, of := bs.shareIn(v), &bs.shares[v.Share-1]
-	if now-s.Last >= uint64(s.Step) && (of.FineShift != uint16(v.FineShift) || of.CoarseShift != uint16(v.CoarseShift)) {
-		s.Ahead = 0 // the wheels are for other parameters: the packet restarts the clock
-	}
+	s := bs.shareIn(v)
 	return &s
 }
 

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -109,6 +110,9 @@ func (r Rule) Part(rate Rate) Rule {
 	}
 	return r
 }
+
+// SafeRate returns the rate of a pool with a cluster before its first lease.
+func (r *Rule) SafeRate() Rate { return min(cmp.Or(r.Cluster.Safe, MinRate), r.Rate) }
 
 // says describes how a pool shares its rate with other hosts.
 func (c Cluster) says() (says string) {

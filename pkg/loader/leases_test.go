@@ -1,0 +1,44 @@
+package loader
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Leases outlive the command that renewed them, and the growth of the store by further clusters.
+func TestLeasesStay(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	leased := func(i int) policy.Rule {
+		return pool(fmt.Sprint("pool ", i), func(p *policy.Rule) {
+			p.Cluster = policy.Cluster{Name: policy.ClusterName(p.Label.Name), Safe: policy.MinRate * 2}
+		})
+	}
+	first := leased(0)
+	want := maps.Lease{Rate: policy.MinRate * 3, Safe: policy.MinRate * 2, Until: maps.Now() + 1e12}
+	for i := range 9 {
+		r.write(func(n *Namespace) error { return putPools(n, leased(i)) })
+		if i == 0 {
+			r.write(func(n *Namespace) error {
+				h := n.Pools()
+				defer h.Close()
+				return h.Set.Renew(first.Prefix, want)
+			})
+		}
+		r.write(func(n *Namespace) error {
+			h := n.Pools()
+			defer h.Close()
+			got, ok := h.Set.Lease(first.Prefix)
+			if !ok || got != want {
+				t.Errorf("with %d clusters, the lease is %+v %v", i+1, got, ok)
+			}
+			last, ok := h.Set.Lease(leased(i).Prefix)
+			if fresh := (maps.Lease{Rate: policy.MinRate * 2, Safe: policy.MinRate * 2}); i > 0 && (!ok || last != fresh) {
+				t.Errorf("a new lease is %+v %v", last, ok)
+			}
+			return nil
+		})
+	}
+}

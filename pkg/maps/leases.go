@@ -1,0 +1,242 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const ruleLeased = uint32(bpf.AbiRuleFlagRULE_LEASED)
+
+// ErrBeginning means that a change of many rules begins within MaxLead, with which a pool gets or loses its cluster.
+var ErrBeginning = errors.New("a change of the pool begins in a moment; try again then")
+
+// A Lease is the part of its cluster's rate that a pool has on this host.
+type Lease struct {
+	Rate  policy.Rate // until Until
+	Safe  policy.Rate // from then on
+	Until uint64      // ns on the monotonic clock; 0 if no lease was ever granted
+}
+
+// Lease is the last lease of a pool; false if the pool has no cluster.
+func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
+	if _, v, ok := s.leased(pool); ok {
+		return leaseIn(s.leaseOf(v)), true
+	}
+	return Lease{}, false
+}
+
+func leaseIn(l *bpf.AbiLease, set uint32) Lease {
+	of := &l.Set[set]
+	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set]}
+}
+
+// Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
+// many rules is pending. A rate above that of the pool is lowered to it. The error may wrap ErrBeginning.
+func (s *Set) Renew(pool netip.Prefix, l Lease) error {
+	id, v, ok := s.leased(pool)
+	if !ok {
+		return errors.New("the pool has no cluster; nothing was changed")
+	}
+	if state, _ := s.Change(); state == Armed && s.rule(id).Version&versionChanges != 0 {
+		if _, next := s.bothPhases(id); present(next) && next.Flags&ruleLeased == 0 {
+			return fmt.Errorf("renew a lease: %w", ErrBeginning)
+		}
+	}
+	if v.reverted { // else the bucket would be reverted by the clock of another lease
+		old, next := s.bothPhases(id)
+		rewriteBucket(&s.rule(id).Shared, s.revertBy(old, next, s.change.Until))
+	}
+	s.renew(v, s.entry(id, pool, v, s.phase()).Rule, l)
+	return nil
+}
+
+// leased is a pool that has a cluster, by its current version.
+func (s *Set) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
+	place := s.findPrefix(pool)
+	if place == nil {
+		return 0, v, false
+	}
+	id = *place - 1
+	v = s.current(id)
+	return id, v, present(v) && v.Flags&ruleLeased != 0
+}
+
+// leaseOf is the lease of a version, and which of its two sets is in force.
+func (rs *rules) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
+	l = &rs.leases[v.Lease-1]
+	return l, atomic.LoadUint32(&l.Version) & 1
+}
+
+// leasedAt are the parameters of a lease at a time (ns): find_lease of bpf/rule.h.
+func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
+	if now >= atomic.LoadUint64(&l.Until[set]) {
+		return leaseVersion(l, set, 1)
+	}
+	return leaseVersion(l, set, 0)
+}
+
+// leaseVersion are the parameters of a lease until its end, with part 0, or after it, with part 1.
+func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
+	return version{&l.Set[set].Params[part], &l.Set[set].Cold[part], part, false}
+}
+
+// rated are the parameters that have the rate of a version at a time (ns): rated of bpf/rule.h.
+func (rs *rules) rated(v version, now uint64) version {
+	if v.Flags&ruleLeased == 0 {
+		return v
+	}
+	l, set := rs.leaseOf(v)
+	return leasedAt(l, set, now)
+}
+
+// meterAt is the meter of a version at a time (ns).
+func (rs *rules) meterAt(v version, now uint64) model.Meter {
+	if v.Flags&ruleLeased == 0 {
+		return meter(v)
+	}
+	for {
+		l, set := rs.leaseOf(v)
+		seen := atomic.LoadUint32(&l.Version)
+		if m := leaseMeter(leasedAt(l, set, now), v.Limit); seen&1 == set && atomic.LoadUint32(&l.Version) == seen {
+			return m
+		}
+	}
+}
+
+// leaseMeter is the meter of a lease of a pool that has that limit.
+func leaseMeter(v version, whole uint64) model.Meter {
+	m := meter(v)
+	m.Whole, m.Penalty, m.Least, m.LeastTick = whole, 0, v.Penalty, v.EachBits
+	return m
+}
+
+// renew writes the lease that is not in force, and switches to it.
+func (s *Set) renew(v version, pool policy.Rule, to Lease) {
+	l, set := s.leaseOf(v)
+	s.waitSince(l.Replaced) // for packets that may still see it
+	for {
+		now := s.now()
+		writeLease(l, set^1, pool, to, s.meterAt(v, now), now)
+		if s.now()-now < uint64(notice) { // else the clock of a higher rate would have run ahead meanwhile
+			break
+		}
+	}
+	l.Replaced = s.change.Epoch
+	step.Store("switch a lease")
+	atomic.AddUint32(&l.Version, 1)
+}
+
+// writeLease writes one of the leases of a pool. It begins at a time (ns) with the room that a meter left.
+func writeLease(l *bpf.AbiLease, set uint32, pool policy.Rule, to Lease, before model.Meter, now uint64) {
+	for part, rate := range [2]policy.Rate{to.Rate, to.Safe} {
+		step.Store("write a part of a lease")
+		encode(leaseVersion(l, set, uint32(part)), pool.Part(min(rate, pool.Rate)), 0, 0, companionIDs{})
+	}
+	l.Until[set] = to.Until
+	step.Store("start the clock of a lease")
+	startLease(l, set, before, now)
+}
+
+// startLease lets a lease begin at a time (ns) with the room that a meter left. After its end the bucket keeps its room, too.
+func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
+	for part := range uint32(2) {
+		v := leaseVersion(l, set, part)
+		m := leaseMeter(v, v.Limit) // the whole is for fair shares alone
+		m.Succeed(before, now)
+		v.Base, v.Penalty, v.EachBits = m.Base, m.Least, m.LeastTick
+		if l.Until[set] > now {
+			before, now = m, l.Until[set]
+		}
+	}
+}
+
+// setLease gives a pool that gets a cluster a lease on its safe share. It adapts the lease of a pool that has one: it is not
+// above the rate of the pool, and a new safe share takes effect unless a lease was granted.
+func (s *Set) setLease(old, next version, want policy.Rule, at when) {
+	if want.Cluster.Name == "" {
+		return
+	}
+	safe := want.SafeRate()
+	l, set := s.leaseOf(next)
+	if old.AbiParams == nil || old.Flags&ruleLeased == 0 {
+		all := model.Meter{Capacity: 1 << 61} // leaves all room; a pool that exists continues its own clock instead
+		writeLease(l, set, want, Lease{safe, safe, 0}, all, s.now())
+		return
+	}
+	have := leaseIn(l, set)
+	to := have
+	if have.Until == 0 {
+		to.Rate, to.Safe = safe, safe
+	}
+	if at == atOnce || max(have.Rate, have.Safe) > want.Rate {
+		s.renew(old, want, to)
+	}
+}
+
+// Leases is how many pools get a cluster by steps.
+func Leases(steps ...policy.Difference) (leases uint32) {
+	for _, d := range steps {
+		if d.Want != nil && d.Want.Cluster.Name != "" && (d.Have == nil || d.Have.Cluster.Name == "") {
+			leases++
+		}
+	}
+	return leases
+}
+
+// LacksLeases is how many leases are missing for so many new ones.
+func (s *Store) LacksLeases(leases uint32) uint32 {
+	for i := range s.leases {
+		if leases > 0 && s.leases[i].Owner == 0 {
+			leases--
+		}
+	}
+	return leases
+}
+
+// lease is the number of the lease of a pool plus one, or 0.
+func (rs *rules) lease(id uint32) uint32 {
+	r := rs.rule(id)
+	return max(r.Cold[0].Lease, r.Cold[1].Lease)
+}
+
+// allocateLease returns the number of the lease of a pool plus one. It allocates one, of which packets know nothing yet, if
+// the pool needs it and has none. There is room.
+func (s *Store) allocateLease(id uint32, pool policy.Rule) uint32 {
+	number := s.lease(id)
+	if pool.Cluster.Name == "" || number != 0 {
+		return number
+	}
+	for i := range s.leases {
+		if l := &s.leases[i]; l.Owner == 0 {
+			s.waitSince(l.Retired)
+			*l = bpf.AbiLease{Owner: id + 1, Retired: l.Retired}
+			return uint32(i) + 1
+		}
+	}
+	return 0
+}
+
+// freeLease frees the lease of a pool that does not exist any more, or has no cluster in any phase.
+func (s *Store) freeLease(id uint32) {
+	if number := s.lease(id); number != 0 {
+		s.leases[number-1].Owner, s.leases[number-1].Retired = 0, s.change.Epoch
+		s.rule(id).Cold[0].Lease, s.rule(id).Cold[1].Lease = 0, 0
+	}
+}
+
+// freeLostLeases frees the leases that a killed command allocated and no pool has.
+func (s *Store) freeLostLeases(used []bool) {
+	for i := range s.leases {
+		l := &s.leases[i]
+		if id := l.Owner - 1; l.Owner != 0 && (int(id) >= len(used) || !used[id] || s.lease(id) != uint32(i)+1) {
+			l.Owner, l.Retired = 0, s.change.Epoch
+		}
+	}
+}
