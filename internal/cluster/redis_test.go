@@ -84,6 +84,14 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 	first := openRedis(t, Options{URL: url, Prefix: "t"})
 	grant(t, first)
 	socket := strings.TrimPrefix(url, "unix://")
+	t.Run("restart", func(t *testing.T) {
+		dir := filepath.Dir(socket)
+		if err := first.client.Save(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		again := openRedis(t, Options{URL: startRedis(t, "--dir", dir), Prefix: "t"})
+		isQuiet(t, again)
+	})
 	t.Run("failover", func(t *testing.T) {
 		port := freePort(t)
 		if err := first.client.ConfigSet(context.Background(), "port", port).Err(); err != nil {
@@ -103,14 +111,6 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		isQuiet(t, second)
-	})
-	t.Run("restart", func(t *testing.T) {
-		dir := filepath.Dir(socket)
-		if err := first.client.Save(context.Background()).Err(); err != nil {
-			t.Fatal(err)
-		}
-		again := openRedis(t, Options{URL: startRedis(t, "--dir", dir), Prefix: "t"})
-		isQuiet(t, again)
 	})
 }
 
@@ -176,6 +176,9 @@ func TestTLSAndUser(t *testing.T) {
 	}
 	if found, err := s.Forget(ctx, "c", "h", "p"); !found || err != nil {
 		t.Errorf("%v %v", found, err)
+	}
+	if names, err := s.Clusters(ctx); err != nil || len(names) != 0 {
+		t.Errorf("the last member was forgotten: %q %v", names, err)
 	}
 	for name, change := range map[string]func(*Options){
 		"another password": func(o *Options) { o.Password = "guess" },

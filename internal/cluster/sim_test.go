@@ -233,7 +233,7 @@ func (h *simHost) send(c Call) {
 		}
 		if answer.Status == OK && !w.granted[c.Cluster] {
 			w.granted[c.Cluster] = true
-			w.unknown[c.Cluster] = w.unknown[c.Cluster] || w.store.clusters[c.Cluster].known < float64(w.lost[c.Cluster])
+			w.unknown[c.Cluster] = w.unknown[c.Cluster] || w.knows(c.Cluster) < w.lost[c.Cluster]
 		}
 		if h.lost() {
 			return
@@ -251,6 +251,14 @@ func (h *simHost) send(c Call) {
 		})
 	}
 	w.after(h.delay(), arrive)
+}
+
+// knows is what the store was told of the safe shares that it lost.
+func (w *world) knows(cluster string) uint64 {
+	if c := w.store.clusters[cluster]; c != nil {
+		return uint64(c.known)
+	}
+	return 0
 }
 
 func (h *simHost) apply(cluster, pool string, lease Lease) {
@@ -285,6 +293,9 @@ func (w *world) check(cluster string) {
 		} else {
 			safes += use
 		}
+	}
+	if rate == 0 {
+		return // all have left
 	}
 	w.most = max(w.most, float64(leases)/float64(rate))
 	if !w.unknown[cluster] {
@@ -417,7 +428,7 @@ func (w *world) someDemand(cluster string) float64 {
 func (w *world) something(cluster string) {
 	h := w.hosts[w.IntN(len(w.hosts))]
 	d := time.Duration(w.ExpFloat64() * 3e9)
-	switch w.IntN(10) {
+	switch w.IntN(11) {
 	case 0:
 		if h.agent != nil {
 			w.tell("%s: agent killed", h.name)
@@ -448,6 +459,14 @@ func (w *world) something(cluster string) {
 		w.tell("store fails over in %v, with the writes until now", d)
 		kept := w.store.copy()
 		w.after(d, func() { w.lose(kept) })
+	case 7:
+		if len(h.pools) == 0 {
+			w.tell("%s: gets its pool again", h.name)
+			h.addPool(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)
+		} else if w.IntN(4) == 0 {
+			w.tell("%s: its pool is gone", h.name)
+			h.leave()
+		}
 	default:
 		for _, p := range h.pools {
 			p.count(h.local())

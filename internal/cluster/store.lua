@@ -248,7 +248,11 @@ local function renew(key, name, q, here, clock)
 		redis.call('HDEL', key, name)
 		if not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
 		s[S.members], s[S.changed] = s[S.members] - 1, s[S.changed] + 1
-		redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE, unpack(s)))
+		if s[S.members] == 0 and missing(s) == 0 then
+			redis.call('DEL', key)
+		else
+			redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE, unpack(s)))
+		end
 		return answer(OK, turn, s, 0, 0, SLOW, 0, 0)
 	end
 	local m = {VERSION, s[S.order], proven, has, safe, q[A.rate], q[A.weight], q[A.floor], q[A.share], q[A.wants],

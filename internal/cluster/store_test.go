@@ -253,6 +253,9 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		}
 		c.count--
 		c.changed++
+		if c.count == 0 && c.missing() == 0 {
+			delete(s.clusters, key)
+		}
 		return Answer{Status: OK, Turn: turn, Epoch: c.epoch, Order: c.order, Again: slowUs, Members: c.count, Rate: c.rate}
 	}
 	m := simMember{
