@@ -105,9 +105,9 @@ static __always_inline struct counters *counters_of(struct rule *rule)
  */
 static __always_inline const struct params *find_lease(const struct params *params, __u64 now)
 {
-	__u32 number = cold_of(params)->lease - 1, set, at;
+	__u32 number = cold_of(params)->lease - 1;
 	const struct lease *lease = bpf_map_lookup_elem(&leases, &number);
-	__u64 until, before;
+	__u64 set, until, before, at; /* and the mask below: Linux 6.1 loses ranges otherwise */
 
 	if (!lease)
 		return NULL;
@@ -116,7 +116,7 @@ static __always_inline const struct params *find_lease(const struct params *para
 	/* now < until, without a branch: without CAP_PERFMON the verifier accepts one range of an offset only. */
 	before = KEPT((~now & until) | (~(now ^ until) & (now - until))) >> 63;
 	at = set * sizeof(lease->set[0]) + (before ^ 1) * sizeof(struct params);
-	return (const void *)&lease->set[0].params[0] + KEPT(at);
+	return (const void *)&lease->set[0].params[0] + (KEPT(at) & (sizeof(lease->set[0]) | sizeof(struct params)));
 }
 
 /* The same, for functions that have little room on the stack or in registers. */
