@@ -23,7 +23,7 @@ const (
 	// soon is when to ask again after there was no answer. After several it is longer, 2^maxFails times at most: a store that
 	// has too much to do gets less.
 	soon     = 200 * time.Millisecond
-	maxFails = 3
+	maxFails = 2
 
 	// drift is by how much monotonic clocks of two hosts may differ in speed, as 1/drift. Linux changes the speed of a
 	// clock by at most 1/2000.
@@ -61,7 +61,7 @@ type Request struct {
 	Wants    float64 // the safe share that the policy asks for; 0 for an equal part
 	Demand   float64
 	Use      float64
-	New      float64 // the Epoch that begins if the store is empty: a number that was not used before
+	New      float64 // a random number, for the Turn of a new process, and the Epoch of an empty store
 }
 
 // A Status says what became of a request.

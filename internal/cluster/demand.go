@@ -8,7 +8,7 @@ type demand struct {
 	passed, refused uint64 // bytes by then
 	use, offered    uint64 // bits per second since the sample before
 	rate            uint64 // in force then
-	limited         bool   // senders were, by that
+	limited         uint64 // when senders last were, by that
 	wanted          uint64
 }
 
@@ -17,10 +17,17 @@ const (
 	shortest = uint64(100 * time.Millisecond)
 	// headroom is how much more than its demand a pool asks for, as 1/headroom.
 	headroom = 64
+	// few drops are less than 1/few of what passes.
+	few   = 512
+	greed = 4
+	// remembered is for how long a pool that was limited asks for nearly its rate: TCP sends less for some round-trip times
+	// after each loss, and its lease must not follow that.
+	remembered = uint64(time.Second)
 )
 
 // measure takes another sample. Whoever sends without regard for drops offers what he wants. TCP offers hardly more than
-// passes, however much it could use. So a pool that is in use to its limit, with few drops, asks for twice its rate.
+// passes, however much it could use, and with a small burst much less than the rate. So where few packets are dropped, the
+// pool asks for several times its rate: max-min fairness bounds what it gets.
 func (d *demand) measure(now uint64, p Pool) {
 	elapsed := now - d.at
 	if d.at == 0 || p.Passed < d.passed || p.Refused < d.refused {
@@ -34,16 +41,20 @@ func (d *demand) measure(now uint64, p Pool) {
 	use, refused, rate := rateOf(p.Passed-d.passed), rateOf(p.Refused-d.refused), p.Lease.At(now)
 	offered := use + refused
 	want := offered + offered/headroom
-	limited := use > rate-rate/(2*headroom) || refused > use/512 && use > rate/2
-	// With a higher rate, TCP offers more. Who does not, or was not limited before, offers what he wants.
-	elastic := refused < use/4 && (offered > above(d.offered) || d.limited && rate <= above(d.rate))
-	if limited && elastic {
-		want = max(want, 2*rate)
+	switch overload := refused > use/4 && offered > rate+rate/4; {
+	case overload:
+		d.limited = now
+	case refused > use/few || use > rate-rate/(2*headroom):
+		// Who offers no more than with a lower rate, or when he was not limited, may have what he wants.
+		want = max(want, rate)
+		if offered > d.offered+d.offered/16 || d.limited == d.at && rate <= d.rate+d.rate/16 {
+			want = max(want, greed*rate)
+		}
+		d.limited = now
+	case now-d.limited < remembered:
+		want = max(want, min(rate-rate/8, offered+offered/4))
 	}
 	d.at, d.passed, d.refused = now, p.Passed, p.Refused
-	d.use, d.offered, d.rate, d.limited = use, offered, rate, limited
+	d.use, d.offered, d.rate = use, offered, rate
 	d.wanted = min(want, p.Rate)
 }
-
-// above is a rate that is higher by more than chance.
-func above(rate uint64) uint64 { return rate + rate/16 }

@@ -230,11 +230,11 @@ local function renew(key, name, q, here, clock)
 			end
 		else
 			-- A new process of the member. A late request of the one before must not lower its claims.
-			turn = before[M.turn] + 1
+			turn = q[A.new]
 			has, safe = max(has, counted), max(safe, before[M.safe])
 		end
 	else
-		turn = max(turn, 1)
+		if turn == 0 then turn = q[A.new] end
 		s[S.known] = max(s[S.known], q[A.known])
 		if q[A.epoch] ~= s[S.epoch] then lost = q[A.granted] end
 		s[S.members] = s[S.members] + 1
@@ -271,7 +271,7 @@ local function renew(key, name, q, here, clock)
 	else
 		local granted = q[A.wants] > 0 and floor(q[A.wants] * s[S.wanted]) or s[S.equal]
 		granted = max(0, min(granted, all - s[S.safes]))
-		if lost > 0 then granted = min(granted, safe) end
+		if lost > 0 then granted = safe end -- it is still reserved
 		lease = goal
 		if lease > has then
 			lease = min(lease, max(2 * has, safe, least_of(m, s)))

@@ -230,11 +230,13 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 				}
 			}
 		} else {
-			turn = before.turn + 1
+			turn = q.New
 			has, safe = max(has, counted), max(safe, before.safe)
 		}
 	} else {
-		turn = max(turn, 1)
+		if turn == 0 {
+			turn = q.New
+		}
 		c.known = max(c.known, q.Known)
 		if q.Epoch != c.epoch {
 			lost = q.Granted
@@ -281,7 +283,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		}
 		granted = max(0, min(granted, all-c.safes))
 		if lost > 0 {
-			granted = min(granted, safe)
+			granted = safe
 		}
 		out.Lease = out.Goal
 		if out.Lease > has {
