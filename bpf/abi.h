@@ -187,7 +187,8 @@ struct lease {
 	__u32 retired; /* change.epoch when it was freed, 0 for never */
 	__u32 replaced; /* change.epoch when the one that is not in force was replaced */
 	__u64 until[2]; /* ns */
-	__u64 room[4];
+	__u64 known[2]; /* for user space: bits per second, of all hosts together without a lease */
+	__u64 room[2];
 	struct {
 		struct params params[2];
 		struct cold_params cold[2];

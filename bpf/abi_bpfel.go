@@ -194,7 +194,8 @@ type AbiLease struct {
 	Retired  uint32
 	Replaced uint32
 	Until    [2]uint64
-	Room     [4]uint64
+	Known    [2]uint64
+	Room     [2]uint64
 	Set      [2]struct {
 		_      structs.HostLayout
 		Params [2]AbiParams

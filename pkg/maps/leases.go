@@ -22,6 +22,7 @@ type Lease struct {
 	Rate  policy.Rate // until Until
 	Safe  policy.Rate // from then on
 	Until uint64      // ns on the monotonic clock; 0 if no lease was ever granted
+	Known uint64      // bits per second: the sum of the safe shares of all hosts, as the store knew it
 }
 
 // Lease is the last lease of a pool; false if the pool has no cluster.
@@ -34,7 +35,7 @@ func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
 
 func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 	of := &l.Set[set]
-	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set]}
+	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set], l.Known[set]}
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
@@ -139,7 +140,7 @@ func writeLease(l *bpf.AbiLease, set uint32, pool policy.Rule, to Lease, before 
 		step.Store("write a part of a lease")
 		encode(leaseVersion(l, set, uint32(part)), pool.Part(min(rate, pool.Rate)), 0, 0, companionIDs{})
 	}
-	l.Until[set] = to.Until
+	l.Until[set], l.Known[set] = to.Until, to.Known
 	step.Store("start the clock of a lease")
 	startLease(l, set, before, now)
 }
@@ -167,7 +168,7 @@ func (s *Set) setLease(old, next version, want policy.Rule, at when) {
 	l, set := s.leaseOf(next)
 	if old.AbiParams == nil || old.Flags&ruleLeased == 0 {
 		all := model.Meter{Capacity: 1 << 61} // leaves all room; a pool that exists continues its own clock instead
-		writeLease(l, set, want, Lease{safe, safe, 0}, all, s.now())
+		writeLease(l, set, want, Lease{safe, safe, 0, 0}, all, s.now())
 		return
 	}
 	have := leaseIn(l, set)
