@@ -324,6 +324,15 @@ func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err
 // lock locks a directory until the process ends. The error wraps EWOULDBLOCK if other commands held the lock for too
 // long, and fs.ErrNotExist if the directory was removed.
 func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
+	f, err := lockFile(dir, exclusive, patience)
+	if err != nil {
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// lockFile is lock for who is to close the directory.
+func lockFile(dir string, exclusive bool, patience time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -348,7 +357,7 @@ func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), er
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", dir, fs.ErrNotExist)
 	}
-	return func() { f.Close() }, nil
+	return f, nil
 }
 
 // readDir lists the pins in a directory; none if it does not exist.

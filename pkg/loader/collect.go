@@ -58,15 +58,21 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
-// remove removes a home that has no pins but its mark and its lock.
+// ownPins are those of a home without rules.
+var ownPins = []string{alivePin, lesseePin, lockPin}
+
+// remove removes a home that has no other pins than its own.
 func (dir home) remove() {
 	entries, err := os.ReadDir(string(dir))
-	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != alivePin && e.Name() != lockPin }) {
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return !slices.Contains(ownPins, e.Name()) }) {
 		return
 	}
-	if unlink(dir.pin(alivePin)) == nil && unlink(dir.pin(lockPin)) == nil {
-		unlink(string(dir)) // refused unless empty
+	for _, name := range ownPins {
+		if unlink(dir.pin(name)) != nil {
+			return
+		}
 	}
+	unlink(string(dir)) // refused unless empty
 }
 
 // collectDevices removes the hooks of devices that no longer exist. It skips a hook that

@@ -17,6 +17,7 @@ const judgedFor = 10 * time.Second
 type Kept struct {
 	generation Generation
 	store      *maps.Store
+	writing    bool // the maps are open for changes
 	judged     map[hookID]judgement
 }
 
@@ -47,7 +48,7 @@ func (k *Kept) Close() {
 	if k.store != nil {
 		k.store.Close()
 	}
-	*k = Kept{}
+	*k = Kept{writing: k.writing}
 }
 
 // take returns the kept maps if they are those of a generation, nil if they are not.

@@ -93,7 +93,7 @@ func (to access) contents(dir home) error {
 	}
 	for _, e := range entries {
 		path := dir.pin(e.Name())
-		if e.Name() == lockPin {
+		if e.Name() == lockPin || e.Name() == lesseePin {
 			continue
 		}
 		if !e.IsDir() {

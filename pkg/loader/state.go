@@ -60,7 +60,7 @@ func (s *bpfState) open() error {
 	if s.store, err = s.kept.take(newest); s.store != nil || err != nil {
 		return err
 	}
-	s.store, err = maps.Open(newest, s.writing)
+	s.store, err = maps.Open(newest, s.writing || s.kept != nil && s.kept.writing)
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, err
 		return nil
@@ -68,7 +68,7 @@ func (s *bpfState) open() error {
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
-	if !s.writing {
+	if s.kept != nil || !s.writing {
 		return s.kept.put(newest, s.store)
 	}
 	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {

@@ -1,0 +1,108 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+// ErrLessee means that another process renews the leases of the network namespace.
+var ErrLessee = errors.New("another process renews the leases of this network namespace")
+
+// lesseePin is a directory that the process locks which renews leases. Like lockPin, only the owner of pins can open it.
+const lesseePin = "lessee"
+
+// leasePatience is short: a lease that comes late is of no use, and the next one comes soon.
+const leasePatience = 300 * time.Millisecond
+
+// A Lessee is the process that renews the leases of a network namespace's pools. It keeps the maps open for changes, and
+// holds no lock on them between two calls.
+type Lessee struct {
+	kept    Kept
+	claimed *os.File
+}
+
+// NewLessee returns the Lessee of a process.
+func NewLessee() *Lessee { return &Lessee{kept: Kept{writing: true}} }
+
+// Close lets another process renew the leases.
+func (l *Lessee) Close() {
+	l.kept.Close()
+	l.release()
+}
+
+func (l *Lessee) release() {
+	if l.claimed != nil {
+		l.claimed.Close()
+		l.claimed = nil
+	}
+}
+
+// Pools calls f with the pools of the calling thread's namespace, unless there are neither rules nor pools. No command
+// changes them meanwhile. The error wraps ErrLessee if there is another Lessee, and unix.EWOULDBLOCK if a command is at work.
+func (l *Lessee) Pools(o Options, f func(pools *maps.Set)) error {
+	have, err := program.Capabilities()
+	if err == nil {
+		err = mayWrite(have)
+	}
+	if err != nil {
+		return err
+	}
+	o.Patience = leasePatience
+	n, err := l.kept.Read(o)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	if n.pins.store == nil {
+		return n.pins.noState(n.pins.foreign)
+	}
+	if err := l.claim(n.pins.dir); err != nil {
+		return err
+	}
+	f(n.pins.store.Pools())
+	return nil
+}
+
+// claim makes this process the one that renews the leases. A home may be removed and made anew meanwhile.
+func (l *Lessee) claim(dir home) error {
+	path := dir.pin(lesseePin)
+	if l.claimed != nil {
+		held, err1 := l.claimed.Stat()
+		there, err2 := os.Stat(path)
+		if err1 == nil && err2 == nil && os.SameFile(held, there) {
+			return nil
+		}
+		l.release()
+	}
+	if err := makeDir(path); err != nil {
+		return err
+	}
+	var err error
+	if l.claimed, err = lockFile(path, true, 0); errors.Is(err, unix.EWOULDBLOCK) {
+		return ErrLessee
+	}
+	return err
+}
+
+// Renew calls f with the pools that Pools had, as far as they still exist, while no other command is at work. f may renew
+// leases, and must change nothing else. The error wraps unix.EWOULDBLOCK if a command is at work.
+func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
+	o.Patience = leasePatience
+	n, err := open(o, true, &l.kept)
+	if err != nil {
+		return fmt.Errorf("renew leases: %w", err)
+	}
+	defer n.unlock()
+	defer n.pins.close()
+	if n.pins.store != nil {
+		f(n.pins.store.Pools())
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package loader
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// One process renews leases. It follows the maps when they are replaced, and does not wait for commands.
+func TestLessee(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	pool := func(name string) policy.Rule {
+		p, err := policy.Limit{Rate: 1_000_000, Cluster: policy.Cluster{Name: policy.ClusterName(name)}}.Pool(name)
+		testenv.Must(t, err)
+		return p
+	}
+	put := func(rules ...policy.Rule) {
+		t.Helper()
+		r.write(func(n *Namespace) error {
+			_, err := n.PutTogether(0, policy.Table{Rules: rules})
+			return err
+		})
+	}
+	l, other := NewLessee(), NewLessee()
+	defer l.Close()
+	defer other.Close()
+	names := func(l *Lessee) (names []string, err error) {
+		err = l.Pools(r.options, func(pools *maps.Set) {
+			for _, e := range pools.Rules() {
+				names = append(names, e.Label.Name)
+			}
+		})
+		return names, err
+	}
+	has := func(want int) {
+		t.Helper()
+		if got, err := names(l); err != nil || len(got) != want {
+			t.Errorf("the pools are %v, %v", got, err)
+		}
+	}
+	renews := func(name string, rate policy.Rate) {
+		t.Helper()
+		testenv.Must(t, l.Renew(r.options, func(pools *maps.Set) {
+			lease := maps.Lease{Rate: rate, Safe: 8_000, Until: maps.Now() + 1e9, Known: 24_000}
+			testenv.Must(t, pools.Renew(policy.PoolKey(name), lease))
+		}))
+		r.write(func(n *Namespace) error {
+			h := n.Pools()
+			defer h.Close()
+			if lease, ok := h.Set.Lease(policy.PoolKey(name)); !ok || lease.Rate != rate || lease.Known != 24_000 {
+				t.Errorf("the lease of %s is %+v", name, lease)
+			}
+			return nil
+		})
+	}
+	has(0) // there are no maps
+	put(pool("a"))
+	has(1)
+	renews("a", 500_000)
+	if _, err := names(other); !errors.Is(err, ErrLessee) {
+		t.Errorf("a second one: %v", err)
+	}
+	r.write(func(n *Namespace) error {
+		if err := l.Renew(r.options, func(*maps.Set) { t.Error("beside another command") }); !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Errorf("with a command at work: %v", err)
+		}
+		return nil
+	})
+
+	before, err := CurrentGeneration(r.options)
+	testenv.Must(t, err)
+	put(pool("b"), pool("c"), pool("d")) // for whose names there is no room
+	if after, err := CurrentGeneration(r.options); err != nil || after == before {
+		t.Errorf("the maps were not replaced: %v", err)
+	}
+	has(4)
+	renews("b", 400_000)
+
+	r.write(func(n *Namespace) error {
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if _, err := n.DeletePool(name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if pins := testenv.Pins(t, r.options.BPFFS); len(pins) != 0 {
+		t.Errorf("without rules there are pins: %v", pins)
+	}
+	has(0)
+	put(pool("a"))
+	has(1)
+	renews("a", 300_000)
+	if _, err := names(other); !errors.Is(err, ErrLessee) {
+		t.Errorf("a second one, after all rules were deleted: %v", err)
+	}
+	l.Close()
+	if got, err := names(other); err != nil || len(got) != 1 {
+		t.Errorf("once the first one is gone: %v, %v", got, err)
+	}
+}
