@@ -45,6 +45,8 @@ Kinds of events:
   device-appeared   a device with rules was created or renamed
   device-gone       a device with rules was deleted or renamed
   rules-changed     rules or pools were added, removed or changed
+  lease-begun       a pool with a cluster got a lease on a part of the cluster's rate
+  lease-ended       the lease was not renewed; the safe share is in force
   left-out          events were left out, and no other event followed to count them
 
 An overflow starts with the first excess packet after a second without one. Packets cause at most 100 events a second;
@@ -73,7 +75,7 @@ and is killed after a minute. SHAPECTL_RUNS_LEFT_OUT counts the events since its
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.kinds, "kind", nil, "only events of this `kind`, or of all kinds with this first word (change, device); repeatable")
+	flags.StringArrayVar(&o.kinds, "kind", nil, "only events of this `kind`, or of all kinds with this first word (change, device, lease); repeatable")
 	flags.BoolVar(&o.journal, "journal", false, "write to the systemd journal, with fields, instead of stdout")
 	flags.StringVar(&o.run, "run", "", "run this `program` for each event")
 	flags.IntVar(&o.count, "count", 0, "end after `N` events")

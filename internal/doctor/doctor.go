@@ -91,7 +91,9 @@ type Limits struct {
 type Rule struct {
 	policy.Rule
 	Counters maps.Counters
-	Sharers  int // that are active; of a rule or pool with fair shares
+	Sharers  int        // that are active; of a rule or pool with fair shares
+	Lease    maps.Lease // of a pool with a cluster
+	Leased   bool       // it has not ended
 }
 
 // Unread is what could not be read.

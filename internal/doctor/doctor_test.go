@@ -615,6 +615,16 @@ func TestJudge(t *testing.T) {
 			f.Pools[0].Rate, f.Pools[1].Guarantee, f.Pools[2].Guarantee = 5_000_000, 2_000_000, 3_000_000
 			f.Pools[1].Rule = f.Pools[1].WithoutGuarantee()
 		}, []string{"note pools", "warning guarantees"}, []string{`there is room now for the guarantee of pool "b" (2mbit), but it is not in force`, "gives it within seconds; or apply"}},
+		{"pools without a lease", func(f *Facts) {
+			for i, name := range []string{"a", "b", "c"} {
+				p := f.pool(name)
+				p.Cluster.Name, p.Lease, p.Leased = "customer", maps.Lease{Safe: 8000, Until: uint64(i)}, i == 2
+			}
+			f.Pools[0].Within, f.Pools[1].Within, f.Netns = "c", "c", "blue"
+			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
+			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
+		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue agent' runs"}},
+		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
 			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514

@@ -102,7 +102,12 @@ func (f *Facts) pools(n *loader.Namespace) {
 	}
 	f.sharers = h.Set.ActiveSharers()
 	for _, e := range h.Set.Rules() {
-		f.Pools = append(f.Pools, f.ruleFacts(h.Set, e))
+		r := f.ruleFacts(h.Set, e)
+		if e.Cluster.Name != "" {
+			r.Lease, _ = h.Set.Lease(e.Prefix)
+			r.Leased = maps.Now() < r.Lease.Until
+		}
+		f.Pools = append(f.Pools, r)
 	}
 }
 

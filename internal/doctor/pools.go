@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -40,7 +41,7 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded, checkLeases}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {
@@ -55,6 +56,33 @@ func checkUnused(f Facts) []report.Finding {
 	}
 	return systemFinding(report.Note, "pools", "no rule or pool is within "+plain.List(unused),
 		"if that is not intended, set rules --within it, or delete it: "+plain.Suggest(f.Netns, "pool delete", unused[0]))
+}
+
+// checkLeases finds pools that have only their safe share of a cluster's rate.
+func checkLeases(f Facts) []report.Finding {
+	var never, ended []string
+	for _, p := range f.Pools {
+		text := fmt.Sprintf("%s (%v)", plain.Line(p.Label.Name), p.Lease.Safe)
+		switch {
+		case p.Cluster.Name == "" || p.Leased:
+		case p.Lease.Until == 0:
+			never = append(never, text)
+		default:
+			ended = append(ended, text)
+		}
+	}
+	var says []string
+	if never != nil {
+		says = append(says, "no lease was ever granted to "+plain.List(never))
+	}
+	if ended != nil {
+		says = append(says, "the lease ended of "+plain.List(ended))
+	}
+	if says == nil {
+		return nil
+	}
+	return systemFinding(report.Warning, "leases", strings.Join(says, "; ")+": the safe share is in force",
+		"see that "+plain.Suggest(f.Netns, "agent")+" runs, and what it says about the store: systemctl status shapectl-agent")
 }
 
 // holds is the most that a bucket and its queue hold.

@@ -109,6 +109,7 @@ type session struct {
 
 	change change
 	rules  rules
+	leased map[string]bool // whether a pool with a cluster has a lease
 }
 
 // begin takes what there is as known.
@@ -128,7 +129,11 @@ func (s *session) begin() error {
 	if s.store != nil {
 		s.change.look(s.store, func(report.Event) {})
 	}
-	return s.lookAtRules()
+	if err := s.lookAtRules(); err != nil {
+		return err
+	}
+	s.lookAtLeases()
+	return nil
 }
 
 // open opens the maps of a generation, and listens to it.
@@ -350,6 +355,7 @@ func (s *session) look() error {
 		s.change = change{}
 	}
 	err := s.lookAtRules()
+	s.lookAtLeases()
 	s.newcomers()
 	return err
 }

@@ -23,11 +23,12 @@ const manyRules = 1 << 17
 
 // rules are those in force, as they were when they were last read.
 type rules struct {
-	seed  maphash.Seed
-	of    map[hook]*digest // nil if they were not read yet
-	had   map[string]bool  // devices that have rules, or had
-	stamp stamp            // when they were read
-	next  time.Time        // not before
+	seed      maphash.Seed
+	of        map[hook]*digest        // nil if they were not read yet
+	had       map[string]bool         // devices that have rules, or had
+	clustered map[netip.Prefix]string // pools with a cluster
+	stamp     stamp                   // when they were read
+	next      time.Time               // not before
 }
 
 // A hook is the rules of a direction of a device. Without a device it is the pools.
@@ -64,7 +65,7 @@ func (s *session) lookAtRules() error {
 	if r.had == nil {
 		r.seed, r.had = maphash.MakeSeed(), map[string]bool{}
 	}
-	now := map[hook]*digest{}
+	now, clustered := map[hook]*digest{}, map[netip.Prefix]string{}
 	begun := time.Now()
 	if s.store != nil {
 		at := stampOf(s.store)
@@ -72,7 +73,7 @@ func (s *session) lookAtRules() error {
 			return nil
 		}
 		err := loader.Look(s.Loader, func(store *maps.Store) error {
-			r.read(store, s.nameOf, now)
+			r.read(store, s.nameOf, now, clustered)
 			return nil
 		})
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, maps.ErrOtherLayout) {
@@ -91,7 +92,7 @@ func (s *session) lookAtRules() error {
 		return nil
 	}
 	was := r.of
-	r.of = now
+	r.of, r.clustered = now, clustered
 	if was == nil {
 		return nil
 	}
@@ -107,7 +108,7 @@ func (s *session) lookAtRules() error {
 }
 
 // read reads all rules of a store, which may be nil.
-func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest) {
+func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest, clustered map[netip.Prefix]string) {
 	if store == nil {
 		return
 	}
@@ -129,6 +130,9 @@ func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[
 				r.had[d.device] = true
 			}
 			sets[number], into[at] = d, d
+		}
+		if rule.Cluster.Name != "" {
+			clustered[rule.Prefix] = rule.Label.Name
 		}
 		hash := maphash.Comparable(r.seed, rule)
 		d.n++

@@ -136,6 +136,11 @@ func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule
 	}
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
 	r.Guaranteed(guaranteed)
+	if entry.Cluster.Name != "" {
+		if lease, ok := h.Set.Lease(entry.Prefix); ok {
+			r.SetLease(entry.Rule, lease, maps.Now())
+		}
+	}
 	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = Ahead(until)

@@ -92,7 +92,17 @@ var ofPools = slices.Concat(counted, []figure[*report.Rule]{
 	count("refused_packets_total", "Packets that the pool itself refused.", always, func(r *report.Rule) uint64 { return r.RefusedPackets }),
 	count("dropped_bytes_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
 	count("dropped_packets_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
-}, known)
+}, known, []figure[*report.Rule]{
+	now("leased", "1 if the pool has a lease on a part of its cluster's rate, 0 if its safe share is in force. Only of pools with a cluster.", func(r *report.Rule) *uint64 {
+		if r.Leased == nil {
+			return nil
+		}
+		leased := uint64(truth(*r.Leased))
+		return &leased
+	}),
+	now("lease_bits_per_second", "The lease. Only of pools that have one.", func(r *report.Rule) *uint64 { return r.LeaseBits }),
+	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster.", func(r *report.Rule) *uint64 { return r.SafeBits }),
+})
 
 const droppedOfPool = "What the rules within the pool lost, whoever dropped it, since serve was started."
 

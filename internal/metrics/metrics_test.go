@@ -90,6 +90,8 @@ func everything() *measure.Reading {
 	queue.Within, queue.Note, full.Note = "home", waiting, waiting
 	home.GuaranteeBits, home.ActiveSharers, home.RefusedBytes, home.RefusedPackets = number(2e6), number(1), 19, 20
 	home.DelayedBytes, home.DelayedPackets, home.MarkedPackets = 21, 22, 23
+	home.Leased, home.LeaseBits, home.SafeBits = isTrue(true), number(31e6), number(32e5)
+	full.Leased, full.SafeBits = isTrue(false), number(33e5)
 	return &measure.Reading{
 		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
 		Fullest: []report.FullBucket{report.NewFullBucket(&host, report.Bucket{Key: "2001:db8::7", LevelBytes: 24}, 1)},

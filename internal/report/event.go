@@ -22,13 +22,15 @@ const (
 	DeviceAppeared  = "device-appeared"
 	DeviceGone      = "device-gone"
 	RulesChanged    = "rules-changed"
+	LeaseBegun      = "lease-begun"
+	LeaseEnded      = "lease-ended"
 	LeftOut         = "left-out"
 )
 
 // EventKinds are all kinds of events.
 var EventKinds = []string{
 	Overflow, PenaltyStarts, GuaranteeFails, ChangeBegun, ChangeConfirmed, ChangeReverted, ChangeExpired,
-	DeviceAppeared, DeviceGone, RulesChanged, LeftOut,
+	DeviceAppeared, DeviceGone, RulesChanged, LeaseBegun, LeaseEnded, LeftOut,
 }
 
 // KindsOf are the kinds that a name stands for: itself, or all whose name begins with it ("change", "device", "rules").

@@ -53,9 +53,10 @@ func (p *ExplainedPool) loses(limiter int) bool {
 // load is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
 // leave them. If none of those that refuse packets is below its own rate, the pool limits none of them.
 func (r *Rule) load(members []*Rule) Load {
-	l := Load{Use: uint64(number(r.UseBits, 0)), Rate: *r.RateBits, Refuses: number(r.ExcessPercent, 0) > 0}
+	rate, capacity := r.inForce()
+	l := Load{Use: uint64(number(r.UseBits, 0)), Rate: *rate, Refuses: number(r.ExcessPercent, 0) > 0}
 	l.Shares = r.Share != (policy.Share{}).String()
-	l.Full = model.AtRate(r.LevelBytes, *r.CapacityBytes, l.Shares)
+	l.Full = model.AtRate(r.LevelBytes, *capacity, l.Shares)
 	if r.Share != (policy.Share{Kind: policy.ShareMember}).String() {
 		return l
 	}
@@ -116,9 +117,9 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Name == *p.LimitedBy })]
-		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.RateBits, limiter.sharers())
+		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.RateNow(), limiter.sharers())
 		if limiter != own {
-			says = name + " gets " + useText(own.UseBits, *own.RateBits) + "; " + says
+			says = name + " gets " + useText(own.UseBits, *own.RateNow()) + "; " + says
 		}
 	}
 	switch dropped := own.dropped(); {
@@ -165,7 +166,10 @@ func (r *Rule) sharers() string {
 
 // poolText describes a pool as it was measured.
 func (r *Rule) poolText() string {
-	text := r.Name + ": " + rateText(r.RateBits)
+	text := r.Name + ": " + rateText(r.RateNow())
+	if r.Leased != nil {
+		text += " of its cluster's " + rateText(r.RateBits)
+	}
 	if r.GuaranteeBits != nil {
 		text += ", " + rateText(r.GuaranteeBits) + " guaranteed"
 	}

@@ -52,32 +52,40 @@ type Rule struct {
 	Weight        uint16  `json:"weight"`  // in the shares of its pool
 	Share         string  `json:"share"`   // who gets a fair share of the bucket
 	// Cluster is null for a rule, and for a pool of this host alone.
-	Cluster           *Cluster `json:"cluster"`
-	Attached          *bool    `json:"attached"` // null where it is not known
-	State             string   `json:"state"`
-	Hook              string   `json:"hook"`
-	LevelBytes        uint64   `json:"level_bytes"`
-	PassedPackets     uint64   `json:"passed_packets"`
-	PassedBytes       uint64   `json:"passed_bytes"`
-	ExcessPackets     uint64   `json:"excess_packets"`
-	ExcessBytes       uint64   `json:"excess_bytes"`
-	DroppedPackets    uint64   `json:"dropped_packets"`
-	DroppedBytes      uint64   `json:"dropped_bytes"`
-	RefusedPackets    uint64   `json:"refused_packets"` // of a pool: those of the dropped ones that it refused itself
-	RefusedBytes      uint64   `json:"refused_bytes"`
-	DelayedPackets    uint64   `json:"delayed_packets"`
-	DelayedBytes      uint64   `json:"delayed_bytes"`
-	MarkedPackets     uint64   `json:"marked_packets"`
-	GuaranteedPackets uint64   `json:"guaranteed_packets"` // of the passed ones: those that the guarantee covered
-	GuaranteedBytes   uint64   `json:"guaranteed_bytes"`
-	BorrowedPackets   uint64   `json:"borrowed_packets"` // the other passed ones of what is within a pool
-	BorrowedBytes     uint64   `json:"borrowed_bytes"`
-	ContendedPackets  uint64   `json:"contended_packets"`
-	UnsurePackets     uint64   `json:"unsure_packets"` // the same by its former name, for one release
-	ExemptPackets     uint64   `json:"exempt_packets"`
-	SKBs              uint64   `json:"skbs"`            // passed and dropped, where packets are those on the wire
-	SpilledPackets    uint64   `json:"spilled_packets"` // of all that matched: charged to the spill bucket
-	Sentence          string   `json:"sentence"`
+	Cluster *Cluster `json:"cluster"`
+	// Leased is whether the pool has a lease on a part of its cluster's rate now; null without a cluster.
+	Leased *bool `json:"leased"`
+	// LeaseBits is the rate of the lease; null without one.
+	LeaseBits *uint64 `json:"lease_bits_per_second"`
+	// LeaseEndsInNS is when the lease ends unless it is renewed; null without one.
+	LeaseEndsInNS *uint64 `json:"lease_ends_in_ns"`
+	// SafeBits is the rate without a lease, after this one if there is one; null without a cluster.
+	SafeBits          *uint64 `json:"safe_bits_per_second"`
+	Attached          *bool   `json:"attached"` // null where it is not known
+	State             string  `json:"state"`
+	Hook              string  `json:"hook"`
+	LevelBytes        uint64  `json:"level_bytes"`
+	PassedPackets     uint64  `json:"passed_packets"`
+	PassedBytes       uint64  `json:"passed_bytes"`
+	ExcessPackets     uint64  `json:"excess_packets"`
+	ExcessBytes       uint64  `json:"excess_bytes"`
+	DroppedPackets    uint64  `json:"dropped_packets"`
+	DroppedBytes      uint64  `json:"dropped_bytes"`
+	RefusedPackets    uint64  `json:"refused_packets"` // of a pool: those of the dropped ones that it refused itself
+	RefusedBytes      uint64  `json:"refused_bytes"`
+	DelayedPackets    uint64  `json:"delayed_packets"`
+	DelayedBytes      uint64  `json:"delayed_bytes"`
+	MarkedPackets     uint64  `json:"marked_packets"`
+	GuaranteedPackets uint64  `json:"guaranteed_packets"` // of the passed ones: those that the guarantee covered
+	GuaranteedBytes   uint64  `json:"guaranteed_bytes"`
+	BorrowedPackets   uint64  `json:"borrowed_packets"` // the other passed ones of what is within a pool
+	BorrowedBytes     uint64  `json:"borrowed_bytes"`
+	ContendedPackets  uint64  `json:"contended_packets"`
+	UnsurePackets     uint64  `json:"unsure_packets"` // the same by its former name, for one release
+	ExemptPackets     uint64  `json:"exempt_packets"`
+	SKBs              uint64  `json:"skbs"`            // passed and dropped, where packets are those on the wire
+	SpilledPackets    uint64  `json:"spilled_packets"` // of all that matched: charged to the spill bucket
+	Sentence          string  `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Confirm is the command that confirms that change.
@@ -100,7 +108,7 @@ type Rule struct {
 	RefusedBits *uint64 `json:"refused_bits_per_second"`
 	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
 	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
-	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
+	// UsePercent is UseBits in percent of the rate, of a pool with a cluster in percent of what it may use now; null without an interval, and where several keys have that rate each.
 	UsePercent *float64 `json:"use_percent"`
 	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
 	// where none matched.
@@ -112,10 +120,11 @@ type Rule struct {
 	// Decides says whether the rule decides about the address that was searched for; null for other searches.
 	Decides *bool `json:"decides"`
 
-	prefix  netip.Prefix
-	scope   string // who has the rate; "" for all together
-	matched uint64 // packets of the rules within a pool
-	lately  Sample // what was counted over the interval
+	prefix               netip.Prefix
+	rateNow, capacityNow *uint64 // of a pool with a cluster; else nil
+	scope                string  // who has the rate; "" for all together
+	matched              uint64  // packets of the rules within a pool
+	lately               Sample  // what was counted over the interval
 }
 
 // A Bucket is a bucket of a rule that is not empty.
@@ -304,8 +313,8 @@ func (r *Rule) Since(s Sample, ns uint64) {
 	r.UseBits = perSecond(now.passedBytes - s.passedBytes)
 	r.DroppedBits = perSecond(now.droppedBytes - min(now.droppedBytes, s.droppedBytes))
 	r.BorrowedBits = perSecond(now.borrowedBytes - min(now.borrowedBytes, s.borrowedBytes))
-	if r.RateBits != nil && r.scope == "" {
-		p := percentOf(*r.UseBits, *r.RateBits)
+	if rate := r.RateNow(); rate != nil && r.scope == "" {
+		p := percentOf(*r.UseBits, *rate)
 		r.UsePercent = &p
 	}
 	all := now.offered - s.offered
@@ -452,7 +461,7 @@ func (r Rule) Detail(w io.Writer) error {
 		pool += fmt.Sprintf(", %s guaranteed, %s borrowed", bytesText(r.GuaranteedBytes), bytesText(r.BorrowedBytes))
 	}
 	for _, f := range []struct{ label, text string }{
-		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"use", r.use()},
+		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"lease", r.lease()}, {"use", r.use()},
 		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"of pool", pool}, {"dropped", dropped}, {"excess", excess},
 		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
 		{"spilled", packets(r.SpilledPackets)}, {"exempt", packets(r.ExemptPackets)}, {"level", r.level()},
@@ -481,6 +490,9 @@ func (r *Rule) use() string {
 	text := cmp.Or(bitsText(*r.UseBits), "nothing")
 	if r.UsePercent != nil {
 		text += ", " + percentText(*r.UsePercent) + " of the rate"
+		if r.Leased != nil {
+			text += " in force"
+		}
 	}
 	text += fmt.Sprintf(", over %v", time.Duration(*r.IntervalNS).Round(time.Millisecond))
 	if r.DroppedPercent != nil && *r.DroppedPercent > 0 {
@@ -491,14 +503,15 @@ func (r *Rule) use() string {
 
 // level is how full the shared bucket is.
 func (r *Rule) level() string {
-	if r.LevelBytes == 0 || r.CapacityBytes == nil {
+	_, capacity := r.inForce()
+	if r.LevelBytes == 0 || capacity == nil {
 		return ""
 	}
 	whose := "the bucket"
 	if r.scope != "" {
 		whose = "the spill bucket"
 	}
-	full := r.holds(*r.CapacityBytes)
+	full := r.holds(*capacity)
 	return fmt.Sprintf("%s of %s, %s of %s", bytesText(r.LevelBytes), bytesText(full), percentText(percentOf(r.LevelBytes, full)), whose)
 }
 
@@ -508,6 +521,9 @@ func NotInForce(attached *bool) bool { return attached != nil && !*attached }
 func remark(r Rule) string {
 	if text := state(r); text != "" {
 		return " [" + text + "]"
+	}
+	if text := r.lease(); text != "" {
+		return " [lease: " + text + "]"
 	}
 	return ""
 }

@@ -22,10 +22,11 @@ func Wait(ns uint64) string { return about(ns) }
 
 // FullPercent is a level in percent of what a bucket of the rule and its queue hold; 0 if the rule has none.
 func (r *Rule) FullPercent(level uint64) float64 {
-	if r.CapacityBytes == nil {
+	_, capacity := r.inForce()
+	if capacity == nil {
 		return 0
 	}
-	return percentOf(level, r.holds(*r.CapacityBytes))
+	return percentOf(level, r.holds(*capacity))
 }
 
 // IsShared reports whether one bucket has the rate, not one for each key.
@@ -61,6 +62,7 @@ func (r *Rule) Facts() string {
 	add("plan %s", plain.Line(r.Plan))
 	add("within %s", plain.Line(r.Within))
 	add("%s", r.rate())
+	add("lease %s", r.lease())
 	add("%s guaranteed", optional(r.GuaranteeBits, func(bits uint64) string { return rateText(&bits) }))
 	add("burst %s", optional(r.CapacityBytes, bytesText))
 	if r.RateBits != nil {

@@ -325,6 +325,7 @@ func (t Table) columns(rows []row) []column {
 	}
 	within := column{head: "WITHIN", cell: func(r *row) string { return plain.Line(r.Within) }, cut: always, least: leastPool}
 	columns := []column{name, place, text("NETWORK", (*row).network), plan, text("BY", (*row).matchedBy), within, rate,
+		figure("LEASE", true, (*row).leaseCell),
 		figure("GUARANTEE", true, func(r *row) string {
 			return optional(r.GuaranteeBits, func(bits uint64) string { return policy.Rate(bits).String() })
 		}),

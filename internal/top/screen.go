@@ -296,7 +296,7 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 		}
 		full := float64(0)
 		if r.rule != nil && r.rule.RateBits != nil && r.rule.IsShared() {
-			full = float64(*r.rule.RateBits)
+			full = float64(*r.rule.RateNow())
 		}
 		text, dropped := m.history.plot(r.keys, c.width, full, m.look.blocks())
 		for i, cell := range text {
