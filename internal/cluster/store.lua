@@ -14,13 +14,13 @@
 -- A member knows the order of its own earlier requests, and when it sent them and heard the answers by its monotonic
 -- clock. So it tells how old requests are, its own and all that came before them:
 --
---	lapsed	requests up to this one are older than LEASE; so are leases that they got
---	horizon	this one and later ones came at most SILENT before the member sent what it asks now
+--	lapsed	requests up to this one are older than a lease can be; so are leases that they got
+--	horizon	this one and later ones came at most `silence` before the member sent what it asks now
 --
--- A member whose lease is smaller than its safe share begins to use that `rise` (see cluster.go) after the answer that granted it. So the
--- member that asks counts only on those that have proven, from the horizon on, that they got such an answer. Its own
--- lease ends at most SILENT + LEASE after these answers, and `rise` is longer. An old request, which was held up on its
--- way, proves nothing.
+-- (Length, silence and rise are in cluster.go.) A member whose lease is smaller than its safe share begins to use that
+-- `rise` after the answer that granted it. So the member that asks counts only on those that have proven, from the horizon
+-- on, that they got such an answer. Its own lease ends at most silence + Length after these answers, and rise is longer.
+-- An old request, which was held up on its way, proves nothing.
 
 local VERSION = 1
 local SLOW, FAST = 1000000, 200000 -- us between two requests, and while rates are still changing
