@@ -107,7 +107,7 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if err := second.client.SlaveOf(context.Background(), "NO", "ONE").Err(); err != nil {
+		if err := second.client.ReplicaOf(context.Background(), "NO", "ONE").Err(); err != nil {
 			t.Fatal(err)
 		}
 		isQuiet(t, second)

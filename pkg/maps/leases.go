@@ -88,15 +88,6 @@ func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
 	return version{&l.Set[set].Params[part], &l.Set[set].Cold[part], part, false}
 }
 
-// rated are the parameters that have the rate of a version at a time (ns): rated of bpf/rule.h.
-func (rs *rules) rated(v version, now uint64) version {
-	if v.Flags&ruleLeased == 0 {
-		return v
-	}
-	l, set := rs.leaseOf(v)
-	return leasedAt(l, set, now)
-}
-
 // meterAt is the meter of a version at a time (ns).
 func (rs *rules) meterAt(v version, now uint64) model.Meter {
 	if v.Flags&ruleLeased == 0 {
