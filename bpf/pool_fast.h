@@ -75,35 +75,40 @@ enum look {
 	LOOK_ROOM,
 };
 
-static __always_inline enum look look_at(const struct ascent *a, const __u32 *id, struct stage *at, bool may_lease)
+/* Looks at the bucket by the parameters with the rate. */
+static __always_inline enum look look_by(const struct ascent *a, struct stage *at, const struct params *rated, __u32 seen, bool leased)
 {
-	const struct params *rated;
+	__u64 v = byte_clock(rated, rated->base, a->now);
 	enum look look;
-	__u32 seen;
-	__u64 v;
 
-	at->rule = rule_at(id);
-	if (!at->rule)
-		return LOOK_UNDONE;
-	seen = READ_ONCE(at->rule->version);
-	rated = at->params = params_of(at->rule, index_at(seen, a->phase));
-	if (may_lease && unlikely(at->params->flags & RULE_LEASED)) {
-		rated = lease_of(at->params, a->now);
-		if (!rated)
-			return LOOK_UNDONE;
-	}
-	v = byte_clock(rated, rated->base, a->now);
 	at->tat = READ_ONCE(at->rule->shared.tat);
 	at->level = level_at(rated, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
-	if (may_lease && unlikely(at->params->flags & RULE_LEASED))
+	if (leased)
 		at->level = later(at->level, least_level(rated, v, a->now));
 	at->start = KEPT(v + at->level);
 	if (!is_current(at->rule, seen))
 		return LOOK_UNDONE;
 	look = at->level + a->least > rated->limit ? LOOK_FULL : LOOK_ROOM;
-	if (may_lease && unlikely(at->params->flags & RULE_LEASED))
+	if (leased)
 		at->level = whole_level(at->params, rated->limit, at->level);
 	return look;
+}
+
+static __always_inline enum look look_at(const struct ascent *a, const __u32 *id, struct stage *at, bool may_lease)
+{
+	const struct params *rated;
+	__u32 seen;
+
+	at->rule = rule_at(id);
+	if (!at->rule)
+		return LOOK_UNDONE;
+	seen = READ_ONCE(at->rule->version);
+	at->params = params_of(at->rule, index_at(seen, a->phase));
+	if (may_lease && unlikely(at->params->flags & RULE_LEASED)) {
+		rated = lease_of(at->params, a->now);
+		return rated ? look_by(a, at, rated, seen, true) : LOOK_UNDONE;
+	}
+	return look_by(a, at, at->params, seen, false);
 }
 
 /* Charges a bucket whatever its level is by now. Others can only have raised it since it was looked at. */
