@@ -434,11 +434,12 @@ func (s *source) exitCodes() string {
 var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
 	"NO_COLOR":       "if it is set, `top` shows no colours",
-	"NOTIFY_SOCKET":  "set by systemd: where `watch` and `serve` report that they are ready",
+	"NOTIFY_SOCKET":  "set by systemd: where `watch`, `serve` and `agent` report that they are ready",
 	"WATCHDOG_PID":   "set by systemd: the process that it waits for",
-	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve`",
+	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve` or `agent`",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
+	"SHAPECTL_STORE": "the URL of the store for `agent` and `cluster`, which `--store` overrides",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
 	"TERM":           "the kind of terminal; `top` shows no screen on a `dumb` one",
 }

@@ -270,9 +270,9 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
-		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
+		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), agentCommand(e), completionCommand(e), version}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {
@@ -378,6 +378,7 @@ var advices = []advice{
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
+	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
 	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
 	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON", nil},

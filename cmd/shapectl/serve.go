@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -44,6 +45,8 @@ type serveOptions struct {
 	events         bool
 	rtt            bool
 	rttOneIn       uint32
+	cluster        storeFlags
+	host           string // in clusters; "" for the usual one
 	serve.Options
 }
 
@@ -56,7 +59,7 @@ func serveCommand(e *env) *cobra.Command {
 it: they stay in force when it stops.
 
 With FILE, serve also does the work of 'shapectl watch': run one or the other. While FILE does not exist, it sets no
-rules.
+rules. With --cluster-store, serve does the work of 'shapectl agent' in the same way.
 
 serve listens on a Unix socket and on 127.0.0.1. Over the socket, root can do everything, and the group shapectl can
 read. Over 127.0.0.1, all users of this host can read; changes need the token in --token-file. On an address that other
@@ -71,13 +74,14 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 			if len(given) > 0 {
 				o.file = given[0]
 			}
-			switch set := cmd.Flags().Changed; {
+			set := cmd.Flags().Changed
+			switch {
 			case o.file == "" && (set("last-good") || set("setup-fq")):
 				return inputf("serve: --last-good and --setup-fq need FILE; name the policy, or leave them out")
 			case set("last-good") && o.lastGood == "":
 				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
 			}
-			if cmd.Flags().Changed("history") && o.history == "" {
+			if set("history") && o.history == "" {
 				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
 			}
 			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
@@ -86,10 +90,15 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 			if o.buckets < 0 || o.buckets > mostBucketSeries {
 				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
 			}
+			if o.cluster.URL == "" {
+				if at := slices.IndexFunc(o.cluster.flags, set); at >= 0 {
+					return inputf("serve: --%s needs --%s", o.cluster.flags[at], o.cluster.flags[0])
+				}
+			}
 			if !isOneIn(o.rttOneIn) {
 				return inputf("serve: --rtt-one-in %d is not a power of two up to 65536", o.rttOneIn)
 			}
-			if cmd.Flags().Changed("rtt-one-in") && !o.rtt {
+			if set("rtt-one-in") && !o.rtt {
 				return inputf("serve: --rtt-one-in needs --rtt")
 			}
 			if o.listen != "none" {
@@ -119,6 +128,10 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
 	f.BoolVar(&o.rtt, "rtt", false, "measure TCP round-trip times all the time, at a cost to each packet")
 	f.Uint32Var(&o.rttOneIn, "rtt-one-in", 1, "follow one flow in `N` for that, a power of two")
+	o.cluster.add(f, "cluster-")
+	addHost(f, &o.host, "cluster-")
+	o.cluster.flags = append(o.cluster.flags, "cluster-host")
+	groupFlags(f, clusterFlagsTitle, o.cluster.flags...)
 	e.addSetupFQ(f)
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
 	return cmd
@@ -242,7 +255,22 @@ func (e *env) serve(o serveOptions) error {
 	if err != nil {
 		return inputf("serve: %w", err)
 	}
-	d := &daemon{env: e, say: o.Say, server: s, reread: make(chan os.Signal, 1)}
+	reread := make(chan os.Signal, 1)
+	d := &daemon{env: e, say: o.Say}
+	d.started = func() string {
+		where := "listening on " + plain.List(s.Addresses())
+		o.Say(where)
+		return where
+	}
+	d.reload = func() {
+		if err := s.Reload(); err != nil {
+			o.Say(fmt.Sprintf("%v; still using the one that was read before", err))
+		}
+		select {
+		case reread <- syscall.SIGHUP:
+		default: // it will read it anyway
+		}
+	}
 	d.add("HTTP", s.Run, s.Alive)
 	if e.history != nil {
 		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, alive: make(chan struct{})}
@@ -254,15 +282,27 @@ func (e *env) serve(o serveOptions) error {
 	if o.events {
 		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready, o.Say) }, func(context.Context) error { return nil })
 	}
+	if o.cluster.URL != "" {
+		r, err := e.renewer(&o.cluster, o.host, func(text string) { o.Say("cluster: " + text) })
+		if err != nil {
+			return prefixed("serve", err)
+		}
+		defer r.store.Close()
+		d.alsoStarts(r.started)
+		d.add("leases", r.run, r.isAlive)
+	}
 	if o.file != "" {
 		r := e.reconciler(options)
 		r.Pings = make(chan struct{})
 		if err := r.LoadIfAny(o.file, o.lastGood); err != nil {
 			return inputf("serve: %w", err)
 		}
-		d.watches = func() string { return watchesFor(r, o.file) }
+		d.alsoStarts(func() string {
+			e.note(watchesFor(r, o.file))
+			return watchesFor(r, o.file)
+		})
 		d.add("watch", func(ctx context.Context, ready func()) error {
-			return loader.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, d.reread, ready) })
+			return loader.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
 		}, func(ctx context.Context) error {
 			select {
 			case r.Pings <- struct{}{}:
@@ -294,9 +334,8 @@ func guarded(what string, say func(string), f func()) (err error) {
 type daemon struct {
 	env     *env
 	say     func(string)
-	server  *serve.Server
-	watches func() string  // nil without a policy
-	reread  chan os.Signal // tells the reconciler to read the policy again
+	started func() (status string) // is called when all loops are ready
+	reload  func()                 // reads all files again
 
 	loops []loop
 }
@@ -310,6 +349,12 @@ type loop struct {
 
 func (d *daemon) add(name string, run func(context.Context, func()) error, alive func(context.Context) error) {
 	d.loops = append(d.loops, loop{name, run, alive})
+}
+
+// alsoStarts adds to what started does.
+func (d *daemon) alsoStarts(another func() (status string)) {
+	before := d.started
+	d.started = func() string { return before() + "; " + another() }
 }
 
 func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
@@ -330,7 +375,7 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 			if waits--; waits > 0 {
 				continue
 			}
-			d.started()
+			d.env.notify("READY=1\nSTATUS=" + d.started())
 			if patience = d.watchdog(); patience > 0 {
 				ticker := time.NewTicker(patience / 2)
 				defer ticker.Stop()
@@ -339,7 +384,7 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 		case <-dogs:
 			d.checkLoops(ctx, patience/2)
 		case <-hangup:
-			d.reload()
+			d.reloads()
 		case err := <-ended:
 			running--
 			if failed == nil {
@@ -366,29 +411,12 @@ func (d *daemon) keep(ctx context.Context, l loop, ready func()) (err error) {
 	return err
 }
 
-// started tells what there is.
-func (d *daemon) started() {
-	where := "listening on " + plain.List(d.server.Addresses())
-	d.say(where)
-	if d.watches != nil {
-		d.env.note(d.watches())
-		where += "; " + d.watches()
-	}
-	d.env.notify("READY=1\nSTATUS=" + where)
-}
-
-// reload reads all files again.
-func (d *daemon) reload() {
+// reloads reloads, and tells the service manager so.
+func (d *daemon) reloads() {
 	var now unix.Timespec
 	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 	d.env.notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
-	if err := d.server.Reload(); err != nil {
-		d.say(fmt.Sprintf("%v; still using the one that was read before", err))
-	}
-	select {
-	case d.reread <- syscall.SIGHUP:
-	default: // it will read it anyway
-	}
+	d.reload()
 	d.env.notify("READY=1")
 }
 

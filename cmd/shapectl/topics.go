@@ -66,8 +66,9 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 		{
 			Use:   "environment",
 			Short: "Environment variables",
-			Long: `These variables are for tests and for unusual hosts.
+			Long: `SHAPECTL_STORE is set where several hosts share rates. The others are for tests and for unusual hosts.
 
+  SHAPECTL_STORE   the URL of the store for agent and cluster
   SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
   SHAPECTL_BPFFS   the bpffs for pins (default ` + loader.DefaultBPFFS + `, as init sees it)
   SHAPECTL_GROUP   the group whose members may read rules (default ` + loader.DefaultGroup + `)`,

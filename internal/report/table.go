@@ -19,7 +19,7 @@ import (
 // screenWidth is how many columns text is folded to.
 const screenWidth = 80
 
-// A row is a rule or pool in a table, or a bucket of it, or its round-trip times; or a name of rules.
+// A row is a rule or pool in a table, or a bucket of it, or its round-trip times; a name of rules; or a member of a cluster.
 type row struct {
 	*Rule
 	depth  int // the number of pools above it, in a tree
@@ -27,6 +27,7 @@ type row struct {
 	named  *Named
 	rtt    *RTT
 	talker *Talker
+	member *ClusterMember
 }
 
 func (rules Rules) rows() []row {

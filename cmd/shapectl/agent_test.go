@@ -1,0 +1,309 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// agent starts an agent and waits until it is ready.
+func (r *rig) agent(args ...string) *served {
+	r.t.Helper()
+	s := &served{watch: r.startDaemon(append([]string{"agent"}, args...)...)}
+	s.isTold("READY=1")
+	return s
+}
+
+// lease is that of a pool now.
+func (r *rig) lease(pool string) (l maps.Lease) {
+	r.t.Helper()
+	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(r.t, err)
+	defer n.Close()
+	h := n.Pools()
+	defer h.Close()
+	l, ok := h.Set.Lease(policy.PoolKey(pool))
+	if !ok {
+		r.t.Fatalf("pool %s has no cluster", pool)
+	}
+	return l
+}
+
+// freeze stops the agent's process at a moment when it does not hold the lock of the namespace, which tests need.
+func (s *served) freeze(r *rig) {
+	s.t.Helper()
+	testenv.Eventually(s.t, "to be stopped without the lock", func() bool {
+		testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGSTOP))
+		err := loader.Look(loader.Options{BPFFS: r.bpffs()}, func(*maps.Store) error { return nil })
+		if err != nil {
+			testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGCONT))
+		}
+		return err == nil
+	})
+}
+
+func isOver(l maps.Lease) bool { return maps.Now() >= l.Until }
+
+// Leases come and go with the store and the agent, which tells of each change once.
+func TestAgent(t *testing.T) {
+	r, store := newRig(t), testenv.NewRedis(t)
+	r.env["SHAPECTL_STORE"] = store.URL
+	a := r.agent("--host", "h1")
+	a.says("no pool has a cluster; waiting for one")
+	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	if l := r.lease("up"); l.Until != 0 || l.Safe != policy.MinRate {
+		t.Errorf("before the first lease: %+v", l)
+	}
+	a.says("pool up: a lease is in force")
+	testenv.Eventually(t, "the only host gets the whole rate", func() bool { return r.lease("up").Rate == 100_000_000 })
+	if got := r.result(r.command("agent")); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
+		t.Errorf("a second agent: %+v", got)
+	}
+
+	store.Kill()
+	a.says("does not answer")
+	a.says("pool up: the lease ended, and the safe share is in force")
+	time.Sleep(time.Second) // for messages that repeat
+	store.Start()
+	a.says("answers again")
+	a.says("the store was emptied or may have lost writes; leases for cluster customer come again")
+	a.says("pool up: a lease is in force")
+
+	r.ok("pool", "set", "up", "--cluster", "none")
+	a.says("no pool has a cluster; waiting for one")
+	r.ok("pool", "set", "up", "--cluster", "customer")
+	a.says("pool up: a lease is in force")
+	a.endsWell(syscall.SIGTERM)
+	a.says("stopped; leases end within 2s")
+	for what, times := range a.heard {
+		if n := strings.Count(a.err.String(), what); n != times {
+			t.Errorf("it says %q %d times, and not %d: %s", what, n, times, &a.err)
+		}
+	}
+}
+
+// Without the agent, the kernel ends the lease.
+func TestAgentStands(t *testing.T) {
+	r, store := newRig(t), testenv.NewRedis(t)
+	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	a := r.agent("--store", store.URL)
+	a.says("pool up: a lease is in force")
+	a.freeze(r)
+	testenv.Eventually(t, "the lease ends", func() bool { return isOver(r.lease("up")) })
+	testenv.Must(t, a.cmd.Process.Signal(syscall.SIGCONT))
+	testenv.Eventually(t, "there is another lease", func() bool { return !isOver(r.lease("up")) })
+}
+
+// A leasedPool is what show says of a pool with a cluster.
+type leasedPool struct {
+	Rate   uint64  `json:"rate_bits_per_second"`
+	Leased *bool   `json:"leased"`
+	Lease  *uint64 `json:"lease_bits_per_second"`
+	EndsIn *uint64 `json:"lease_ends_in_ns"`
+	Safe   *uint64 `json:"safe_bits_per_second"`
+}
+
+// Commands show what a pool may use now.
+func TestLeasesAreShown(t *testing.T) {
+	r, store := newRig(t), testenv.NewRedis(t)
+	r.ok("pool", "set", "alone", "--rate", "1mbit")
+	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+	shown := func(pool string) leasedPool {
+		t.Helper()
+		var all []leasedPool
+		testenv.Must(t, json.Unmarshal([]byte(r.ok("pool", "show", pool, "-j")), &all))
+		return all[0]
+	}
+	says := func(want string, command ...string) {
+		t.Helper()
+		if got := r.run(command...); !strings.Contains(bare(got.out), want) {
+			t.Errorf("%v does not say %q: %+v", command, want, got)
+		}
+	}
+	metric := func(name, value string) {
+		t.Helper()
+		s := r.serve("--history", "none")
+		answer, err := s.client().Get("http://localhost/metrics")
+		testenv.Must(t, err)
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		testenv.Must(t, err)
+		if want := "\nshapectl_pool_" + name + "{pool=\"up\"} " + value + "\n"; !strings.Contains(string(text), want) || strings.Contains(string(text), name+"{pool=\"alone\"}") {
+			t.Errorf("metrics have no %q", want)
+		}
+		s.endsWell(syscall.SIGTERM)
+	}
+	if p := shown("alone"); p.Leased != nil || p.Lease != nil || p.EndsIn != nil || p.Safe != nil {
+		t.Errorf("without a cluster: %+v", p)
+	}
+	if p := shown("up"); p.Leased == nil || *p.Leased || p.Lease != nil || p.EndsIn != nil || *p.Safe != 10_000_000 || p.Rate != 100_000_000 {
+		t.Errorf("before the first lease: %+v", p)
+	}
+	says("lease none; its safe share of 10mbit is in force", "pool", "show", "up")
+	says("[lease: none; its safe share of 10mbit is in force]", "show", "--sentences")
+	says("up 100mbit safe 10mbit", "show", "--tree")
+	says("no lease was ever granted to up (10mbit): the safe share is in force", "doctor")
+	metric("leased", "0")
+	metric("safe_bits_per_second", "1e+07")
+
+	told := r.events("--kind", "lease")
+	a := r.agent("--store", store.URL)
+	told.tells(0, "a lease", func(e report.Event) bool { return e.Kind == report.LeaseBegun && e.Pool == "up" })
+	testenv.Eventually(t, "all of the rate", func() bool { return r.lease("up").Rate == 100_000_000 })
+	if p := shown("up"); !*p.Leased || *p.Lease != 100_000_000 || *p.EndsIn == 0 || *p.EndsIn > 2e9 || *p.Safe != 10_000_000 {
+		t.Errorf("with a lease: %+v", p)
+	}
+	says("lease 100mbit of 100mbit for ", "pool", "show", "up")
+	says("up 100mbit 100mbit", "show", "--tree")
+	metric("leased", "1")
+	metric("lease_bits_per_second", "1e+08")
+	if got := r.run("doctor"); strings.Contains(got.out, "lease") {
+		t.Errorf("doctor: %s", got.out)
+	}
+	a.endsWell(syscall.SIGTERM)
+	told.tells(1, "its end", func(e report.Event) bool { return e.Kind == report.LeaseEnded && e.Pool == "up" })
+	says("the lease ended of up (", "doctor")
+	told.stops(syscall.SIGTERM)
+}
+
+// Two hosts share a rate. When one is gone for good, the other gets what the first cannot use.
+func TestAgentsShare(t *testing.T) {
+	store := testenv.NewRedis(t)
+	var rigs []*rig
+	var netns []*testenv.Netns
+	for range 2 {
+		r := &rig{t, map[string]string{"SHAPECTL_STORE": store.URL}}
+		netns = append(netns, testenv.NewNetns(t))
+		r.env["SHAPECTL_BPFFS"] = testenv.BPFFS(t)
+		r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+		rigs = append(rigs, r)
+	}
+	sum := func() (sum policy.Rate) {
+		for i, r := range rigs {
+			testenv.Must(t, netns[i].Do(func() error {
+				if l := r.lease("up"); isOver(l) {
+					sum += l.Safe
+				} else {
+					sum += l.Rate
+				}
+				return nil
+			}))
+		}
+		return sum
+	}
+	var agents []*served
+	for i, r := range rigs {
+		testenv.Must(t, netns[i].Do(func() error {
+			agents = append(agents, r.agent("--host", fmt.Sprint("h", i)))
+			return nil
+		}))
+	}
+	testenv.Eventually(t, "both have an equal part", func() bool {
+		if sum := sum(); sum > 100_000_000 {
+			t.Fatalf("together they have %v", sum)
+		}
+		l := rigs[1].lease("up")
+		return !isOver(l) && l.Rate == 50_000_000
+	})
+	testenv.Must(t, agents[0].cmd.Process.Kill())
+	testenv.Eventually(t, "the other one has all but the safe share", func() bool { return rigs[1].lease("up").Rate == 90_000_000 })
+}
+
+// Two hosts of one name are told so.
+func TestAgentsOfOneName(t *testing.T) {
+	store := testenv.NewRedis(t)
+	var agents []*served
+	for range 2 {
+		r := newRig(t)
+		r.env["SHAPECTL_STORE"] = store.URL
+		r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+		agents = append(agents, r.agent("--host", "twin"))
+	}
+	for _, a := range agents {
+		a.says("another agent acts for host twin in cluster customer; give each host a name of its own")
+	}
+}
+
+// TestAgentBesideCommands holds the lock of the namespace: the agent neither waits nor ends.
+func TestAgentBesideCommands(t *testing.T) {
+	r, store := newRig(t), testenv.NewRedis(t)
+	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	a := r.agent("--store", store.URL)
+	a.says("pool up: a lease is in force")
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(t, err)
+	h := n.Pools()
+	testenv.Eventually(t, "the lease ends", func() bool {
+		l, _ := h.Set.Lease(policy.PoolKey("up"))
+		return isOver(l)
+	})
+	h.Close()
+	n.Close()
+	a.says("pool up: a lease is in force")
+}
+
+// Where the pools are is one network namespace, and where the store is another.
+func TestAgentElsewhere(t *testing.T) {
+	name, _ := testenv.NewNamedNetns(t)
+	testenv.NewNetns(t)
+	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
+	r.ok("-n", name, "pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	a := r.agent("-n", name, "--store", store.URL)
+	a.says("/" + name + " in the store")
+	a.says("pool up: a lease is in force")
+	a.endsWell(syscall.SIGINT)
+}
+
+// serve does the work of an agent.
+func TestServeRenewsLeases(t *testing.T) {
+	r, store := newRig(t), testenv.NewRedis(t)
+	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
+	s := r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
+	s.says("renewing the leases of host h1")
+	s.says("cluster: pool up: a lease is in force")
+	if got := r.result(r.command("agent", "--store", store.URL)); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
+		t.Errorf("an agent beside it: %+v", got)
+	}
+	s.endsWell(syscall.SIGTERM)
+}
+
+// BenchmarkAgentStep renews the leases of 100 pools.
+func BenchmarkAgentStep(b *testing.B) {
+	testenv.NewNetns(b)
+	bpffs, store := testenv.BPFFS(b), testenv.NewRedis(b)
+	e := &env{out: io.Discard, err: os.Stderr, getenv: func(name string) string { return map[string]string{"SHAPECTL_BPFFS": bpffs}[name] }}
+	var policy strings.Builder
+	policy.WriteString("devices: {}\npools:\n")
+	for i := range 100 {
+		fmt.Fprintf(&policy, "  p%d: {rate: 100mbit, cluster: c%d}\n", i, i)
+	}
+	file := filepath.Join(b.TempDir(), "policy.yaml")
+	testenv.Must(b, os.WriteFile(file, []byte(policy.String()), 0o600))
+	if code := e.run([]string{"apply", file}); code != exitDone {
+		b.Fatalf("apply: exit %d", code)
+	}
+	r, err := e.renewer(&storeFlags{Options: cluster.Options{URL: store.URL, Prefix: "b"}}, "h", func(string) {})
+	testenv.Must(b, err)
+	r.begin()
+	for b.Loop() {
+		wait, err := r.step(b.Context())
+		testenv.Must(b, err)
+		b.StopTimer()
+		time.Sleep(wait)
+		b.StartTimer()
+	}
+}

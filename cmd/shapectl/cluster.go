@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+)
+
+func clusterCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cluster status|forget ...",
+		Short: "See how hosts share the rate of a cluster",
+		Long: `See how hosts share the rate of a cluster, and remove hosts that will not come back.
+
+A pool with --cluster NAME shares its rate with the pools of other hosts that have the same cluster. 'shapectl agent' on
+each host gets its part from the store.`,
+		Example: `  shapectl cluster status --store redis://redis.example.net:6379
+  shapectl cluster forget customer-7 gateway-3`,
+		Args: func(cmd *cobra.Command, given []string) error {
+			if len(given) > 0 {
+				return unknownCommand(cmd, given[0])
+			}
+			return nil
+		},
+		RunE: func(*cobra.Command, []string) error {
+			return inputf("cluster: what to do is missing; use status or forget")
+		},
+	}
+	cmd.AddCommand(clusterStatusCommand(e), clusterForgetCommand(e))
+	return cmd
+}
+
+func clusterStatusCommand(e *env) *cobra.Command {
+	var store storeFlags
+	cmd := &cobra.Command{
+		Use:   "status [NAME] [flags]",
+		Short: "Show each host's demand, use and lease",
+		Long: `Show each host's demand, use and lease, as the store knows them; of one cluster, or of all.
+
+LEASE is what the host has now, and SAFE what it has without a lease. AGE is the time since its last request. A host is
+silent when its lease has ended. Its safe share stays reserved, because it may still use that.`,
+		Example: `  shapectl cluster status
+  shapectl cluster status customer-7 -j`,
+		Args: args(0, 1),
+		RunE: func(_ *cobra.Command, given []string) error {
+			return e.withStore(&store, "cluster status", func(ctx context.Context, s *cluster.Store) error {
+				return e.clusterStatus(ctx, s, given)
+			})
+		},
+	}
+	store.add(cmd.Flags(), "")
+	return cmd
+}
+
+func clusterForgetCommand(e *env) *cobra.Command {
+	var store storeFlags
+	var missing bool
+	cmd := &cobra.Command{
+		Use:   "forget NAME HOST [POOL] | NAME --missing [flags]",
+		Short: "Free what is reserved for a host that will not come back",
+		Long: `Free what is reserved for a host that will not come back, so that the other hosts get it. forget refuses while the
+host is live. If the host still runs with its safe share, all hosts together can exceed the rate by that.
+
+--missing frees what is reserved for hosts that have not come back since the store was emptied.`,
+		Example: `  shapectl cluster forget customer-7 gateway-3
+  shapectl cluster forget customer-7 --missing`,
+		Args: args(1, 3),
+		RunE: func(_ *cobra.Command, given []string) error {
+			if missing != (len(given) == 1) {
+				return inputf("cluster forget: give either a host or --missing")
+			}
+			return e.withStore(&store, "cluster forget", func(ctx context.Context, s *cluster.Store) error {
+				if missing {
+					return e.forgetMissing(ctx, s, given[0])
+				}
+				return e.forgetHost(ctx, s, given[0], given[1], given[2:])
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&missing, "missing", false, "hosts that the store does not know any more")
+	store.add(cmd.Flags(), "")
+	return cmd
+}
+
+// storePatience is how long a command waits for the store.
+const storePatience = 5 * time.Second
+
+// withStore runs f on the store. Errors begin with doing.
+func (e *env) withStore(from *storeFlags, doing string, f func(context.Context, *cluster.Store) error) error {
+	err := from.fromEnvironment(e)
+	if err != nil {
+		return prefixed(doing, err)
+	}
+	s, err := from.open()
+	if err != nil {
+		return prefixed(doing, err)
+	}
+	defer s.Close()
+	ctx, cancel := context.WithTimeout(e.context(), storePatience)
+	defer cancel()
+	return prefixed(doing, f(ctx, s))
+}
+
+func (e *env) clusterStatus(ctx context.Context, s *cluster.Store, names []string) (err error) {
+	if len(names) == 0 {
+		if names, err = s.Clusters(ctx); err != nil {
+			return fromStore(s, err)
+		}
+	} else if _, err := viewOf(ctx, s, names[0]); err != nil {
+		return err
+	}
+	all := report.Clusters{}
+	for _, name := range names {
+		v, err := s.View(ctx, name)
+		if err != nil {
+			return fromStore(s, err)
+		}
+		if v != nil { // else its last host has left just now
+			all = append(all, e.statusOf(v))
+		}
+	}
+	return e.print(all, func(w io.Writer) error { return all.Text(w, e.columns) })
+}
+
+// viewOf is what the store knows of a cluster, or an error if it knows nothing.
+func viewOf(ctx context.Context, s *cluster.Store, name string) (*cluster.View, error) {
+	v, err := s.View(ctx, name)
+	if err != nil {
+		return nil, fromStore(s, err)
+	}
+	if v != nil {
+		return v, nil
+	}
+	if names, err := s.Clusters(ctx); err == nil {
+		if similar := plain.SimilarName(name, names); similar != "" {
+			return nil, missingf("the store at %s has no cluster %s; did you mean %s?", s.Address(), plain.Line(name), plain.Line(similar))
+		}
+	}
+	return nil, missingf("the store at %s has no cluster %s; its hosts may have another store or another --prefix", s.Address(), plain.Line(name))
+}
+
+func fromStore(s *cluster.Store, err error) error {
+	return fmt.Errorf("ask the store at %s: %w", s.Address(), err)
+}
+
+func (e *env) statusOf(v *cluster.View) report.ClusterStatus {
+	c := report.ClusterStatus{
+		Cluster: v.Name, Version: v.Version, Quiet: v.Quiet, RateBits: v.Rate, LeasedBits: v.Leased, MissingBits: v.Missing,
+		Members: []report.ClusterMember{}, ForgetHost: e.suggest("cluster forget", v.Name, "HOST"), ForgetLost: e.suggest("cluster forget --missing", v.Name),
+	}
+	for _, m := range v.Members {
+		state := report.Live
+		if m.Silent {
+			state = report.Silent
+		} else {
+			c.UseBits += m.Use
+		}
+		c.Members = append(c.Members, report.ClusterMember{
+			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, RateBits: m.Rate,
+			DemandBits: m.Demand, UseBits: m.Use, LeaseBits: m.Lease, SafeBits: m.Safe, ClaimBits: m.Claims,
+		})
+	}
+	return c
+}
+
+// A forgotten is a host that was forgotten, or all missing ones.
+type forgotten struct {
+	Cluster   string `json:"cluster"`               // its name
+	Host      string `json:"host"`                  // "" for missing hosts
+	Pool      string `json:"pool"`                  // the name of its pool; "" for missing hosts
+	FreedBits uint64 `json:"freed_bits_per_second"` // what the other hosts can have now
+}
+
+func (e *env) forgetMissing(ctx context.Context, s *cluster.Store, name string) error {
+	v, err := viewOf(ctx, s, name)
+	if err != nil {
+		return err
+	}
+	if v.Missing == 0 {
+		return e.forgot(nil, "nothing is reserved for missing hosts")
+	}
+	if err := s.ForgetMissing(ctx, name, v.Missing); err != nil {
+		return fromStore(s, err)
+	}
+	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.Missing}}, "")
+}
+
+func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host string, pool []string) error {
+	v, err := viewOf(ctx, s, name)
+	if err != nil {
+		return err
+	}
+	var found []cluster.MemberView
+	var hosts []string
+	for _, m := range v.Members {
+		hosts = append(hosts, m.Host)
+		if m.Host == host && (len(pool) == 0 || m.Pool == pool[0]) {
+			found = append(found, m)
+		}
+	}
+	if len(found) == 0 {
+		none := fmt.Sprintf("nothing to forget: cluster %s has no such host", plain.Line(name))
+		if similar := plain.SimilarName(host, hosts); similar != "" && similar != host {
+			none += fmt.Sprintf("; did you mean %s?", plain.Line(similar))
+		}
+		return e.forgot(nil, none)
+	}
+	for _, m := range found {
+		if !m.Silent {
+			return inputf("host %s is live: it asked for a lease %v ago; nothing was changed; end its agent first, or take its pool %s out of the cluster by --cluster none",
+				plain.Line(host), m.Age, plain.Line(m.Pool))
+		}
+	}
+	var all []forgotten
+	for _, m := range found {
+		if _, err := s.Forget(ctx, name, host, m.Pool); err != nil {
+			return fromStore(s, err)
+		}
+		all = append(all, forgotten{name, host, m.Pool, m.Safe})
+	}
+	return e.forgot(all, "")
+}
+
+// forgot writes the answer. none says that there was nothing to forget.
+func (e *env) forgot(all []forgotten, none string) error {
+	if all == nil {
+		all = []forgotten{}
+	}
+	return e.print(all, func(w io.Writer) error {
+		if len(all) == 0 {
+			fmt.Fprintln(w, none)
+		}
+		for _, f := range all {
+			who := "missing hosts"
+			if f.Host != "" {
+				who = "host " + plain.Line(f.Host)
+			}
+			fmt.Fprintf(w, "forgot %s of cluster %s; %s are free for the others\n", who, plain.Line(f.Cluster), report.Bits(f.FreedBits))
+		}
+		return nil
+	})
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/plain"
+)
+
+// leaseNews tells what becomes of leases: of each change once.
+type leaseNews struct {
+	say      func(string)
+	idle     bool                      // there are no pools with a cluster
+	leased   map[string]bool           // whether a pool has a lease
+	lostAt   uint64                    // ns: when the store ceased to answer; 0 if it answers
+	problem  string                    // why pools cannot be read; "" if they can
+	statuses map[string]cluster.Status // of the last answer for a pool
+	replaced uint64                    // ns: when another agent last acted for this host
+}
+
+func newLeaseNews(say func(string)) *leaseNews {
+	return &leaseNews{say: say, leased: map[string]bool{}, statuses: map[string]cluster.Status{}}
+}
+
+func (n *leaseNews) tell(format string, args ...any) { n.say(fmt.Sprintf(format, args...)) }
+
+// listed is what a word names: one or several.
+func listed(word string, names []string) string {
+	if len(names) > 1 {
+		word += "s"
+	}
+	return word + " " + plain.List(lines(names))
+}
+
+// seen takes note of the pools with a cluster, as they are now.
+func (n *leaseNews) seen(now uint64, pools []cluster.Pool) {
+	n.problem = ""
+	if idle := len(pools) == 0; idle != n.idle {
+		if n.idle = idle; idle {
+			n.tell("no pool has a cluster; waiting for one")
+		}
+	}
+	was := n.leased
+	n.leased = make(map[string]bool, len(pools))
+	var got, lost []string
+	for _, p := range pools {
+		has := now < p.Lease.Until
+		n.leased[p.Name] = has
+		switch {
+		case has && !was[p.Name]:
+			got = append(got, p.Name)
+		case !has && was[p.Name]:
+			lost = append(lost, p.Name)
+		}
+	}
+	if lost != nil {
+		n.tell("%s: the lease ended, and the safe share is in force", listed("pool", lost))
+	}
+	if got != nil {
+		n.tell("%s: a lease is in force", listed("pool", got))
+	}
+}
+
+// failed tells why pools cannot be read.
+func (n *leaseNews) failed(err error) {
+	if text := plain.OneLine(err); text != n.problem {
+		n.problem = text
+		n.tell("cannot renew leases: %s", text)
+	}
+}
+
+// reached takes note of whether the store answers.
+func (n *leaseNews) reached(now uint64, store string, err error) {
+	switch {
+	case err != nil && n.lostAt == 0:
+		n.lostAt = now
+		n.tell("the store at %s does not answer: %s; leases end within %v, and then the safe shares are in force", store, plain.OneLine(err), cluster.Length)
+	case err == nil && n.lostAt != 0:
+		n.tell("the store at %s answers again, after %v", store, time.Duration(now-n.lostAt).Round(time.Second))
+		n.lostAt = 0
+	}
+}
+
+// takeTurns is for how long another agent is of interest after it acted for this host: two of them take turns.
+const takeTurns = uint64(time.Minute)
+
+// heard takes note of what the store answered.
+func (n *leaseNews) heard(now uint64, host string, calls []cluster.Call, answers []cluster.Answer) {
+	changed := map[cluster.Status][]string{}
+	for i, c := range calls {
+		id, status := c.Cluster+"\n"+c.Member, answers[i].Status
+		was := n.statuses[id]
+		if status == cluster.Replaced {
+			n.replaced = now
+		}
+		if status == cluster.Old || was == cluster.Replaced && now < n.replaced+takeTurns {
+			continue
+		}
+		if c.Request.Rate == 0 {
+			delete(n.statuses, id)
+			continue
+		}
+		if n.statuses[id] = status; status != was && (status != cluster.Quiet || c.Request.Granted == 1) {
+			changed[status] = append(changed[status], c.Cluster)
+		}
+	}
+	clusters := func(s cluster.Status) string {
+		return listed("cluster", slices.Compact(slices.Sorted(slices.Values(changed[s]))))
+	}
+	if changed[cluster.Replaced] != nil {
+		n.tell("another agent acts for host %s in %s; give each host a name of its own with --host", plain.Line(host), clusters(cluster.Replaced))
+	}
+	if changed[cluster.Newer] != nil {
+		n.tell("the store has records of a newer version for %s; install a newer build here", clusters(cluster.Newer))
+	}
+	if changed[cluster.Quiet] != nil {
+		n.tell("the store was emptied or may have lost writes; leases for %s come again when those from before have ended", clusters(cluster.Quiet))
+	}
+}
+
+// stops tells what becomes of leases without the renewer.
+func (n *leaseNews) stops() {
+	for _, has := range n.leased {
+		if has {
+			n.tell("stopped; leases end within %v, and then the safe shares are in force", cluster.Length)
+			return
+		}
+	}
+}

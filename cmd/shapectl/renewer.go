@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A renewer renews the leases of those pools of a network namespace that have a cluster.
+type renewer struct {
+	env     *env
+	options loader.Options
+	store   *cluster.Store
+	host    string
+	say     func(string)
+	alive   chan struct{}
+
+	lessee *loader.Lessee
+	agent  *cluster.Agent
+	pools  clustered
+	news   *leaseNews
+}
+
+const (
+	// lookEvery is how often a renewer looks for pools that are new.
+	lookEvery = time.Second
+	// againAfter is when it tries again while another command is at work.
+	againAfter = 250 * time.Millisecond
+	// notSooner keeps it from asking in a tight loop, whatever happens.
+	notSooner = 10 * time.Millisecond
+)
+
+// started tells what the renewer does.
+func (r *renewer) started() (status string) {
+	status = fmt.Sprintf("renewing the leases of host %s in the store at %s", plain.Line(r.host), r.store.Address())
+	r.say(status)
+	return status
+}
+
+func (r *renewer) run(ctx context.Context, ready func()) error {
+	r.begin()
+	defer r.lessee.Close()
+	return loader.Stay(ctx, r.env.netns, func(ctx context.Context) error {
+		for {
+			wait, err := r.step(ctx)
+			if err != nil {
+				return err
+			}
+			ready()
+			timer := time.NewTimer(wait)
+			for waits := true; waits; {
+				select {
+				case <-ctx.Done():
+					timer.Stop()
+					r.news.stops()
+					return nil
+				case <-r.alive:
+				case <-timer.C:
+					waits = false
+				}
+			}
+		}
+	})
+}
+
+// begin begins anew, like another process.
+func (r *renewer) begin() {
+	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(), cluster.New(r.host, rand.Uint64()), clustered{}, newLeaseNews(r.say)
+}
+
+// isAlive returns nil once the loop goes round.
+func (r *renewer) isAlive(ctx context.Context) error {
+	select {
+	case r.alive <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// step renews the leases that are due, and returns how long to wait for the next.
+func (r *renewer) step(ctx context.Context) (wait time.Duration, err error) {
+	var pools []cluster.Pool
+	if err := r.lessee.Pools(r.options, func(set *maps.Set) { pools = r.pools.read(set) }); err != nil {
+		return againAfter, r.unlessPassing(err)
+	}
+	now := maps.Now()
+	r.news.seen(now, pools)
+	if calls := r.agent.Ask(now, pools); len(calls) > 0 {
+		answers, err := r.ask(ctx, calls)
+		if ctx.Err() != nil {
+			return 0, nil
+		}
+		if err := r.unlessPassing(r.take(calls, answers, err)); err != nil {
+			return 0, err
+		}
+	}
+	wait = lookEvery
+	if due, some := r.agent.Next(); some {
+		wait = min(wait, max(notSooner, time.Duration(due)-time.Duration(maps.Now())))
+	}
+	return wait, nil
+}
+
+// ask sends calls to the store, not from the network namespace of -n but from that of the process.
+func (r *renewer) ask(ctx context.Context, calls []cluster.Call) (answers []cluster.Answer, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if failed := guarded("store", r.say, func() { answers, err = r.store.Renew(ctx, calls) }); failed != nil {
+			err = failed
+		}
+	}()
+	<-done
+	return answers, err
+}
+
+// take takes the answers to calls, and puts new leases in force.
+func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error) error {
+	now := maps.Now()
+	r.news.reached(now, r.store.Address(), err)
+	if err != nil {
+		for _, c := range calls {
+			r.agent.Lost(now, c)
+		}
+		return nil
+	}
+	type granted struct {
+		cluster policy.ClusterName
+		lease   maps.Lease
+	}
+	leases := map[string]granted{}
+	for i, c := range calls {
+		if pool, l, ok := r.agent.Hear(now, c, answers[i]); ok {
+			leases[pool] = granted{policy.ClusterName(c.Cluster), maps.Lease{
+				Rate: policy.Rate(l.Rate), Safe: policy.Rate(l.Safe), Until: l.Until, Known: l.Known,
+			}}
+		}
+	}
+	r.news.heard(now, r.host, calls, answers)
+	if len(leases) == 0 {
+		return nil
+	}
+	return r.lessee.Renew(r.options, func(pools *maps.Set) {
+		for name, its := range leases {
+			key := policy.PoolKey(name)
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster {
+				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
+			}
+		}
+	})
+}
+
+// unlessPassing returns an error unless it passes, or another command has to end it.
+func (r *renewer) unlessPassing(err error) error {
+	passes := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrOtherLayout)
+	switch {
+	case !passes:
+		return err
+	case errors.Is(err, maps.ErrOtherLayout):
+		r.news.failed(r.env.advise(err))
+	}
+	return nil
+}
+
+// clustered are the pools that have a cluster, as they were when rules were last changed: to find them, all rules are read.
+type clustered struct {
+	keys  []netip.Prefix
+	stamp clusteredStamp
+}
+
+// A clusteredStamp is another one after any change of rules.
+type clusteredStamp struct {
+	edits, begins, until uint64
+	state                maps.ChangeState
+}
+
+// read returns the pools that have a cluster.
+func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
+	now := clusteredStamp{edits: pools.Edits(), begins: pools.Begins(), until: pools.Until()}
+	now.state, _ = pools.Change()
+	if now != c.stamp {
+		c.keys, c.stamp = nil, now
+		for _, e := range pools.Rules() {
+			if e.Cluster.Name != "" {
+				c.keys = append(c.keys, e.Prefix)
+			}
+		}
+	}
+	for _, key := range c.keys {
+		e, found := pools.Find(key)
+		l, ok := pools.Lease(key)
+		if !found || !ok {
+			continue
+		}
+		of, counted := e.Cluster, pools.Counters(e.ID)
+		all = append(all, cluster.Pool{
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
+			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
+			Lease:  cluster.Lease{Rate: uint64(l.Rate), Safe: uint64(l.Safe), Until: l.Until, Known: l.Known},
+			Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
+		})
+	}
+	return all
+}

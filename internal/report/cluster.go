@@ -1,0 +1,132 @@
+package report
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/plain"
+)
+
+// Clusters are rates that hosts share.
+type Clusters []ClusterStatus
+
+// A ClusterStatus is what the store knows of a cluster.
+type ClusterStatus struct {
+	Cluster    string `json:"cluster"`                // its name
+	Version    int    `json:"version"`                // of the records in the store
+	Quiet      bool   `json:"quiet"`                  // no leases are granted until those from before have ended
+	RateBits   uint64 `json:"rate_bits_per_second"`   // the least that a host's policy has
+	LeasedBits uint64 `json:"leased_bits_per_second"` // what all members together may use
+	UseBits    uint64 `json:"use_bits_per_second"`    // of all live members
+	// MissingBits is kept for the safe shares of hosts that have not come back since the store was emptied.
+	MissingBits uint64          `json:"missing_bits_per_second"`
+	Members     []ClusterMember `json:"members"`
+	ForgetHost  string          `json:"-"` // the command that frees the share of a silent member, but for its host
+	ForgetLost  string          `json:"-"` // the command that frees MissingBits
+}
+
+// A ClusterMember is a pool of a host in a cluster.
+type ClusterMember struct {
+	Host       string `json:"host"`   // the name of the host
+	Pool       string `json:"pool"`   // the name of its pool
+	State      string `json:"state"`  // live, or silent: the lease ended
+	AgeNS      uint64 `json:"age_ns"` // since its last request
+	Weight     uint64 `json:"weight"`
+	RateBits   uint64 `json:"rate_bits_per_second"`   // of the cluster, by the policy of this host
+	DemandBits uint64 `json:"demand_bits_per_second"` // what it would use without a limit, as far as can be told
+	UseBits    uint64 `json:"use_bits_per_second"`    // what it used lately
+	LeaseBits  uint64 `json:"lease_bits_per_second"`  // what it was granted
+	SafeBits   uint64 `json:"safe_bits_per_second"`   // what it has without a lease
+	ClaimBits  uint64 `json:"claim_bits_per_second"`  // the most that it may be using
+}
+
+// States of a ClusterMember.
+const (
+	Live   = "live"
+	Silent = "silent"
+)
+
+// Text writes a table for each cluster.
+func (all Clusters) Text(w io.Writer, width int) error {
+	text := bufio.NewWriter(w)
+	if len(all) == 0 {
+		fmt.Fprintln(text, "no clusters")
+	}
+	for i := range all {
+		if i > 0 {
+			fmt.Fprintln(text)
+		}
+		if err := all[i].text(text, width); err != nil {
+			return err
+		}
+	}
+	return text.Flush()
+}
+
+func (c *ClusterStatus) text(w io.Writer, width int) error {
+	silent := 0
+	for _, m := range c.Members {
+		if m.State == Silent {
+			silent++
+		}
+	}
+	hosts := plain.Count(len(c.Members), "host")
+	if silent > 0 {
+		hosts += fmt.Sprintf(" (%d silent)", silent)
+	}
+	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased\n", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, bitsText(c.UseBits), bitsText(c.LeasedBits))
+	rows := make([]row, len(c.Members))
+	for i := range c.Members {
+		rows[i].member = &c.Members[i]
+	}
+	if len(rows) > 0 {
+		if err := writeTable(w, rows, c.columns(), width); err != nil {
+			return err
+		}
+	}
+	note := func(text string) { io.WriteString(w, plain.Fold(text, screenWidth, "", "    ")) }
+	if c.Quiet {
+		note("The store was emptied or may have lost writes: no leases until those from before have ended.")
+	}
+	if slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
+		note(fmt.Sprintf("The policies of the hosts differ in the rate; %s, the least, is in force.", rateText(&c.RateBits)))
+	}
+	if silent > 0 {
+		note("The safe shares of silent hosts stay reserved. If a host will not come back: " + c.ForgetHost)
+	}
+	if c.MissingBits > 0 {
+		note(fmt.Sprintf("%s are reserved for hosts that have not come back since the store was emptied. If they will not: %s", bitsText(c.MissingBits), c.ForgetLost))
+	}
+	return nil
+}
+
+func (c *ClusterStatus) columns() []column {
+	columns := []column{
+		{head: "HOST", always: true, cell: func(r *row) string { return plain.Line(r.member.Host) }, cut: func(*row) bool { return true }},
+		{head: "POOL", drop: 3, cell: func(r *row) string {
+			if r.member.Pool == c.Cluster {
+				return ""
+			}
+			return plain.Line(r.member.Pool)
+		}},
+	}
+	add := func(head string, drop int, of func(*ClusterMember) uint64) {
+		columns = append(columns, column{head: head, right: true, always: true, drop: drop, cell: func(r *row) string {
+			if r.member.State == Silent && head != "SAFE" {
+				return "-"
+			}
+			return bitsText(of(r.member))
+		}})
+	}
+	add("DEMAND", 1, func(m *ClusterMember) uint64 { return m.DemandBits })
+	add("USE", 0, func(m *ClusterMember) uint64 { return m.UseBits })
+	add("LEASE", 0, func(m *ClusterMember) uint64 { return m.LeaseBits })
+	add("SAFE", 2, func(m *ClusterMember) uint64 { return m.SafeBits })
+	return append(columns,
+		column{head: "AGE", right: true, always: true, cell: func(r *row) string { return time.Duration(r.member.AgeNS).String() }},
+		column{head: "STATE", always: true, cell: func(r *row) string { return r.member.State }},
+	)
+}
