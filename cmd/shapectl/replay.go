@@ -373,7 +373,8 @@ func (p policyFlags) check(given *pflag.FlagSet, networks []netip.Prefix) error 
 	return other
 }
 
-// policyLimits are the rules of a policy file for the link of the trace, without their shadows.
+// policyLimits are the rules of a policy file for the link of the trace, without their shadows, and their pools, without
+// clusters: a trace has no leases.
 func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, err error) {
 	f, err := e.readPolicy(p.file)
 	if err != nil {
@@ -404,6 +405,9 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
 	l.Pools = poolsAbove(l.Rules, policy.Table{Rules: append(f.Pools().Rules, own...)})
+	for i := range l.Pools {
+		l.Pools[i].Cluster = policy.Cluster{}
+	}
 	return l, nil
 }
 
