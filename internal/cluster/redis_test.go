@@ -54,7 +54,7 @@ func openRedis(t testing.TB, o Options) *Store {
 func TestStoreAsInLua(t *testing.T) {
 	s := openRedis(t, Options{URL: startRedis(t), Prefix: "t"})
 	ctx, compared := context.Background(), 0
-	for seed := range uint64(30) {
+	for seed := range uint64(short(30)) {
 		randomHistory(t, seed, func(w *world) {
 			server := ""
 			w.compare = func(c Call, want Answer) {

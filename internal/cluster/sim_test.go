@@ -16,6 +16,14 @@ var (
 	clusters  = flag.Int("clusters", 4, "how many `clusters` of a thousand hosts TestThousandHosts has")
 )
 
+// short makes a number of repetitions smaller with -short, which the race detector has.
+func short(n int) int {
+	if testing.Short() {
+		return (n + 19) / 20
+	}
+	return n
+}
+
 // A world runs agents and a store in virtual time. What is slow, lost or stopped in it is decided by chance.
 type world struct {
 	*rand.Rand
@@ -374,14 +382,14 @@ func (w *world) exact(cluster string) map[*simPool]float64 {
 func TestSumOfLeases(t *testing.T) {
 	var most float64
 	unknown := 0
-	for seed := range uint64(*histories) {
+	for seed := range uint64(short(*histories)) {
 		w := randomHistory(t, seed, nil)
 		most = max(most, w.most)
 		if w.unknown[theCluster] {
 			unknown++
 		}
 	}
-	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", *histories, most, unknown)
+	t.Logf("%d histories; at most %.4f of the rate was in leases; in %d, safe shares were forgotten", short(*histories), most, unknown)
 }
 
 const theCluster = "c"
@@ -504,7 +512,7 @@ func TestThousandHosts(t *testing.T) {
 	w := newWorld(t, 1, faults{delay: 10 * time.Millisecond, lost: 1e-3, late: 1e-3, drift: 5e-4})
 	for i := range hosts {
 		h := w.addHost(fmt.Sprint("h", i))
-		for c := range *clusters {
+		for c := range short(*clusters) {
 			cluster := fmt.Sprint("c", c)
 			w.rates[cluster] = 10e9
 			h.addPool(cluster, 1+w.Uint64N(4)).demand = w.someDemand(cluster)
