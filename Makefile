@@ -7,6 +7,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+STORE_NEEDS = redis-server=redis-server
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
 BROWSER_NEEDS = chromium=chromium
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
@@ -39,7 +40,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(STORE_NEEDS) $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
@@ -64,10 +65,10 @@ RACE_SKIP = '^TestDamage'
 
 # Packages that start goroutines or guard data from others, and the commands that do. internal/wire is for guests.
 RACE = $(addprefix ./,$(sort $(dir $(shell grep -rlE 'go func|"sync' --include=*.go bpf internal pkg))))
-RACE_COMMANDS = 'Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
+RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
-	@scripts/need.sh 'make race' $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
+	@scripts/need.sh 'make race' $(STORE_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short $(TEST) -skip $(RACE_SKIP) ./pkg/loader $(filter-out ./pkg/loader/ ./internal/wire/,$(RACE))
 	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...

@@ -10,6 +10,7 @@ manager=/lib/systemd/systemd
 # The highest exposure allowed, in tenths of systemd's points of 0 to 10.
 exposure=19
 served=22 # of shapectl-serve, which needs Internet sockets
+renewed=24 # of shapectl-agent, which talks to other hosts
 group='' # of processes, to end them all
 readers=64999 # the number of the group whose members may read rules
 
@@ -27,13 +28,14 @@ check() {
 	for unit in "${units[@]}"; do
 		most=$exposure
 		[[ $unit != *-serve.service ]] || most=$served
+		[[ $unit != *-agent.service ]] || most=$renewed
 		systemd-analyze security --offline=true --threshold="$most" --no-pager "$unit" >"$tmp/security" ||
 			die "systemd-analyze security: expected at most $((most / 10)).$((most % 10)): $(<"$tmp/security")"
 		grep -o 'Overall exposure level.*: [0-9.]*' "$tmp/security"
 	done
 	systemctl --root="$tmp" --quiet enable shapectl
 	for unit in "${units[@]}"; do
-		[[ $unit == *-serve.service ]] && continue # it takes the place of shapectl-watch if somebody wants it
+		[[ $unit == *-serve.service || $unit == *-agent.service ]] && continue # these are for who wants them
 		[[ -L $tmp/etc/systemd/system/multi-user.target.wants/${unit##*/} ]] || die "${unit##*/} is not enabled by 'systemctl enable shapectl'"
 	done
 }
@@ -48,22 +50,28 @@ boot() {
 	mount --bind "$tmp/usr/local" /usr/local
 	mount -t tmpfs -o mode=755 tmpfs /run
 	mount -t tmpfs -o mode=755 tmpfs /var/lib
+	mkdir /run/own
+	mount --bind "$tmp" /run/own
+	mount -t tmpfs tmpfs /tmp
+	mkdir -p "$tmp"
+	mount --move /run/own "$tmp"
 	mkdir /run/changed /run/work
 	mount -t overlay -o lowerdir=/etc,upperdir=/run/changed,workdir=/run/work overlay /etc
 	mkdir /etc/shapectl
 	echo "shapectl:x:$readers:" >>/etc/group
 
-	# The units that they come after are missing here. That does not stop them.
-	mkdir -p /run/units/shapectl{,-watch,-serve}.service.d
-	# This one would empty /tmp, which is that of the machine.
-	ln -s /dev/null /run/units/systemd-tmpfiles-setup.service
+	# The units that they come after are missing here. That does not stop them. What sysinit.target wants would set up the
+	# devices and directories of this machine.
+	mkdir -p /run/units
+	ln -s /dev/null /run/units/sysinit.target
+	mkdir -p /run/units/shapectl{,-watch,-serve,-agent}.service.d
 	cat >/run/units/test.target <<-'END'
 		[Unit]
 		DefaultDependencies=no
 		Wants=network-pre.target shapectl.service shapectl-watch.service
 		After=network-pre.target
 	END
-	tee /run/units/shapectl{,-watch,-serve}.service.d/test.conf >/dev/null <<-'END'
+	tee /run/units/shapectl{,-watch,-serve,-agent}.service.d/test.conf >/dev/null <<-'END'
 		[Service]
 		RestartSec=0
 		StandardOutput=append:/run/said
@@ -96,9 +104,18 @@ eventually() {
 	die "timed out: $what; rules: $(shapectl show 2>&1); output: $(cat /run/said 2>&1)"
 }
 
+not() {
+	! "$@"
+}
+
 # limited DEVICE RATE: succeeds if the rule is in force.
 limited() {
 	[[ $(shapectl show --sentences "$1" 2>/dev/null) == "$1 egress: each host in 10.0.0.0/24 gets $2 "* ]]
+}
+
+# leased POOL: succeeds if the pool has a lease.
+leased() {
+	[[ $(shapectl pool show "$1" -j 2>/dev/null) == *'"leased": true'* ]]
 }
 
 # request PATH: prints what the server answers.
@@ -174,6 +191,23 @@ use() {
 	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "the server does not end well: $(</run/said)"
 	limited tap4 20mbit || die 'stopping the server lifts the limit'
 	shapectl flush --all >/dev/null
+
+	# The agent renews leases.
+	redis-server --bind 127.0.0.1 --save '' --dir /run --daemonize yes >/dev/null
+	shapectl pool set up --rate 100mbit --cluster customer >/dev/null
+	systemctl start shapectl-agent
+	! systemctl --quiet is-active shapectl-agent || die 'without a store, the agent runs'
+	echo 'SHAPECTL_STORE=redis://127.0.0.1' >/etc/shapectl/agent.env
+	chmod 600 /etc/shapectl/agent.env
+	systemctl start shapectl-agent || die "the agent does not start: $(</run/said)"
+	eventually 'the pool gets a lease' leased up
+	systemctl kill --kill-whom=main --signal=KILL shapectl-agent
+	eventually 'the agent restarts' systemctl --quiet is-active shapectl-agent
+	eventually 'the agent that was restarted gets a lease' leased up
+	systemctl stop shapectl-agent
+	[[ $(systemctl show --property=Result --value shapectl-agent) == success ]] || die "the agent does not end well: $(</run/said)"
+	eventually 'the lease ends when the agent is stopped' not leased up
+	shapectl flush --all >/dev/null
 	echo 'ok   the units work and keep limits in force'
 }
 
@@ -205,7 +239,7 @@ check | boot | use)
 esac
 
 [[ $EUID -eq 0 ]] || die 'making namespaces needs root: run it with sudo'
-"$here/need.sh" "${0##*/}" systemd-analyze=systemd "$manager=systemd" unshare=util-linux ip=iproute2
+"$here/need.sh" "${0##*/}" systemd-analyze=systemd "$manager=systemd" unshare=util-linux ip=iproute2 redis-server=redis-server
 tmp=$(mktemp -d)
 trap stop EXIT
 trap 'exit 129' HUP
