@@ -188,7 +188,7 @@ struct lease {
 	__u32 replaced; /* change.epoch when the one that is not in force was replaced */
 	__u64 until[2]; /* ns */
 	__u64 known[2]; /* for user space: bits per second, of all hosts together without a lease */
-	__u64 room[2];
+	__u64 epoch[2]; /* for user space: of the store */
 	struct {
 		struct params params[2];
 		struct cold_params cold[2];

@@ -195,7 +195,7 @@ type AbiLease struct {
 	Replaced uint32
 	Until    [2]uint64
 	Known    [2]uint64
-	Room     [2]uint64
+	Epoch    [2]uint64
 	Set      [2]struct {
 		_      structs.HostLayout
 		Params [2]AbiParams

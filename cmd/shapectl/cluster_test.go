@@ -91,7 +91,7 @@ func TestClusterForgetMissing(t *testing.T) {
 	store.Start()
 	testenv.Eventually(t, "a lease beside the reserved share", func() bool {
 		all := r.clusters()
-		return len(all) == 1 && all[0].MissingBits == 10_000_000 && len(all[0].Members) == 1 && all[0].Members[0].LeaseBits >= 80_000_000
+		return len(all) == 1 && all[0].MissingBits == 10_000_000 && len(all[0].Members) == 1 && all[0].Members[0].LeaseBits == 90_000_000
 	})
 	if l := r.lease("up"); l.Rate > 90_000_000 {
 		t.Errorf("the lease is %+v", l)

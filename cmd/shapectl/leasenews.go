@@ -115,6 +115,9 @@ func (n *leaseNews) heard(now uint64, host string, calls []cluster.Call, answers
 	if changed[cluster.Newer] != nil {
 		n.tell("the store has records of a newer version for %s; install a newer build here", clusters(cluster.Newer))
 	}
+	if changed[cluster.Broken] != nil {
+		n.tell("the key of %s in the store holds something else; delete it there, or use another --prefix", clusters(cluster.Broken))
+	}
 	if changed[cluster.Quiet] != nil {
 		n.tell("the store was emptied or may have lost writes; leases for %s come again when those from before have ended", clusters(cluster.Quiet))
 	}

@@ -13,6 +13,7 @@ type Lease struct {
 	Rate, Safe uint64 // bits per second
 	Until      uint64 // ns on the monotonic clock; 0 if there never was a lease
 	Known      uint64 // bits per second: the sum of the safe shares of all hosts, when the lease was granted
+	Epoch      uint64 // of the store then
 }
 
 // At is the rate in force at a time.
@@ -141,9 +142,12 @@ const none = 1 << 53
 func (a *Agent) call(now uint64, id session, s *state) Call {
 	s.seq++
 	s.sent, s.waits = now, true
-	p := s.pool
+	p, epoch := s.pool, s.epoch
+	if epoch == 0 {
+		epoch = float64(p.Lease.Epoch) // of an earlier process
+	}
 	q := Request{
-		Speaks: Version, Turn: s.turn, Seq: s.seq, Epoch: s.epoch, Answered: s.answered,
+		Speaks: Version, Turn: s.turn, Seq: s.seq, Epoch: epoch, Answered: s.answered,
 		Has: float64(p.Lease.At(now)), Safe: float64(p.Lease.Safe), Known: max(s.known, float64(p.Lease.Known)),
 		Rate: float64(p.Rate), Weight: float64(p.Weight), Floor: float64(p.Floor), Share: float64(p.Share), Wants: float64(p.Wants),
 		Demand: float64(s.demand.wanted), Use: float64(s.demand.use),
@@ -170,9 +174,12 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	s.due = now + uint64(answer.Again)*nsPerUs
 	switch answer.Status {
 	case Replaced:
+		// If that process is on another host, both use the share of one.
 		s.turn, s.answered, s.answers = 0, 0, nil
-		return "", Lease{}, false
-	case Old, Newer:
+		lease = s.pool.Lease
+		lease.Rate, lease.Until = leastRate, now+uint64(rise)
+		return c.session.pool, lease, true
+	case Old, Newer, Broken:
 		return "", Lease{}, false
 	}
 	if s.pool.Rate == 0 {
@@ -194,7 +201,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		return "", Lease{}, false
 	}
 	s.known = 0
-	lease = Lease{Rate: max(uint64(answer.Lease), leastRate), Safe: max(uint64(answer.Safe), leastRate), Known: uint64(answer.Known)}
+	lease = Lease{Rate: max(uint64(answer.Lease), leastRate), Safe: max(uint64(answer.Safe), leastRate), Known: uint64(answer.Known), Epoch: uint64(answer.Epoch)}
 	lease.Until = s.sent + uint64(Length-Length/drift)
 	if lease.Rate < lease.Safe {
 		lease.Until = now + uint64(rise)

@@ -23,7 +23,7 @@ func TestLeaseEndsFromSending(t *testing.T) {
 	a := New("h", 1)
 	c := ask(t, a, testTime, testPool)
 	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 5e8, Safe: 1e8, Again: slowUs, Known: 1e9})
-	if want := (Lease{5e8, 1e8, testTime + uint64(1980*time.Millisecond), 1e9}); !ok || lease != want {
+	if want := (Lease{5e8, 1e8, testTime + uint64(1980*time.Millisecond), 1e9, 1}); !ok || lease != want {
 		t.Errorf("%+v, not %+v", lease, want)
 	}
 }
@@ -32,7 +32,7 @@ func TestSmallLeaseLastsLonger(t *testing.T) {
 	a := New("h", 1)
 	c := ask(t, a, testTime, testPool)
 	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 1e7, Safe: 1e8, Again: slowUs, Known: 1e9})
-	if want := (Lease{1e7, 1e8, testTime + uint64(6300*time.Millisecond), 1e9}); !ok || lease != want {
+	if want := (Lease{1e7, 1e8, testTime + uint64(6300*time.Millisecond), 1e9, 1}); !ok || lease != want {
 		t.Errorf("%+v, not %+v", lease, want)
 	}
 }
@@ -44,11 +44,11 @@ func TestNoUseOfAnswer(t *testing.T) {
 		after  time.Duration
 		answer Answer
 	}{
-		"late":     {Timeout + 1, grant},
-		"replaced": {0, Answer{Status: Replaced}},
-		"old":      {0, Answer{Status: Old}},
-		"newer":    {0, Answer{Status: Newer}},
-		"quiet":    {0, Answer{Status: Quiet, Turn: 1, Epoch: 1}},
+		"late":   {Timeout + 1, grant},
+		"broken": {0, Answer{Status: Broken}},
+		"old":    {0, Answer{Status: Old}},
+		"newer":  {0, Answer{Status: Newer}},
+		"quiet":  {0, Answer{Status: Quiet, Turn: 1, Epoch: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := New("h", 1)
@@ -85,5 +85,17 @@ func TestPoolThatIsGone(t *testing.T) {
 	a.Hear(now, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
 	if calls := a.Ask(now+uint64(time.Minute), nil); len(calls) > 0 {
 		t.Errorf("it left, and still asks: %+v", calls)
+	}
+}
+
+// TestReplaced has the agent of a host that another one acts for: both must not use the same share.
+func TestReplaced(t *testing.T) {
+	a := New("h", 1)
+	p := testPool
+	p.Lease = Lease{Rate: 5e8, Safe: 1e8, Until: testTime + uint64(time.Second)}
+	c := ask(t, a, testTime, p)
+	_, lease, ok := a.Hear(testTime, c, Answer{Status: Replaced, Again: slowUs})
+	if !ok || lease.Rate != leastRate || lease.Until != testTime+uint64(rise) {
+		t.Errorf("%+v %v", lease, ok)
 	}
 }

@@ -73,6 +73,7 @@ const (
 	Replaced        // another process acts for this member
 	Newer           // records are of a version that this build does not know
 	Quiet           // the store was emptied or may have lost writes: no leases until those from before have ended
+	Broken          // the key of the cluster holds something else
 )
 
 // An Answer is what the store says to a Request.

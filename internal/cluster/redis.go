@@ -58,7 +58,7 @@ func (o Options) client() (*redis.Client, error) {
 	if strings.Contains(o.URL, "master_name=") {
 		f, err := redis.ParseFailoverURL(o.URL)
 		if err != nil {
-			return nil, badURL(err)
+			return nil, errURL
 		}
 		if o.Password != "" {
 			f.Password = o.Password
@@ -72,7 +72,7 @@ func (o Options) client() (*redis.Client, error) {
 	}
 	c, err := redis.ParseURL(o.URL)
 	if err != nil {
-		return nil, badURL(err)
+		return nil, errURL
 	}
 	if o.Password != "" {
 		c.Password = o.Password
@@ -85,11 +85,8 @@ func (o Options) client() (*redis.Client, error) {
 	return redis.NewClient(c), nil
 }
 
-// badURL is the error for a URL that is not valid. It does not repeat the URL, which may have a password.
-func badURL(err error) error {
-	return fmt.Errorf("the URL of the store is not valid (%s); write one such as redis://HOST:6379, rediss://HOST:6379 for TLS, or unix:///run/redis.sock",
-		strings.TrimPrefix(err.Error(), "redis: "))
-}
+// errURL does not say what is wrong: the URL may have a password.
+var errURL = errors.New("the URL of the store is not valid; write one such as redis://HOST:6379, rediss://HOST:6379 for TLS, or unix:///run/redis.sock, and put the password into a file")
 
 func (o Options) tls(c *tls.Config) (*tls.Config, error) {
 	if o.CA == "" && o.Cert == "" && o.Key == "" {

@@ -281,3 +281,66 @@ func TestRollingUpgrade(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestForgottenHostReturns has a host that an operator has forgotten. It must not make the store believe that others are
+// missing.
+func TestForgottenHostReturns(t *testing.T) {
+	s := openRedis(t, Options{URL: startRedis(t), Prefix: "t"})
+	pools := map[string]Pool{"a": testPool, "b": testPool}
+	agents := map[string]*Agent{"a": New("a", 1), "b": New("b", 2)}
+	now := testTime
+	step := func(host string) {
+		t.Helper()
+		c := ask(t, agents[host], now, pools[host])
+		answers, err := s.Renew(context.Background(), []Call{c})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, l, ok := agents[host].Hear(now, c, answers[0]); ok {
+			p := pools[host]
+			p.Lease = l
+			pools[host] = p
+		}
+	}
+	for range 8 {
+		now += uint64(time.Second)
+		step("a")
+		step("b")
+	}
+	if _, err := s.Forget(context.Background(), "c", "b", "p"); err != nil {
+		t.Fatal(err)
+	}
+	agents["b"] = New("b", 3) // another process
+	for range 4 {
+		now += uint64(time.Second)
+		step("a")
+		step("b")
+	}
+	if v, err := s.View(context.Background(), "c"); err != nil || v.Missing != 0 || len(v.Members) != 2 {
+		t.Errorf("%+v %v", v, err)
+	}
+}
+
+// TestForeignKey has something else where a cluster should be: other clusters keep their leases.
+func TestForeignKey(t *testing.T) {
+	s := openRedis(t, Options{URL: startRedis(t), Prefix: "t"})
+	ctx := context.Background()
+	if err := s.client.Set(ctx, s.key("other"), "boo", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	other := testPool
+	other.Cluster = "other"
+	answers, err := s.Renew(ctx, append(New("h", 1).Ask(testTime, []Pool{other}), ask(t, New("h", 2), testTime, testPool)))
+	if err != nil || answers[0].Status != Broken || answers[1].Status != Quiet {
+		t.Errorf("%+v %v", answers, err)
+	}
+}
+
+// TestBadURL sees that no password is printed.
+func TestBadURL(t *testing.T) {
+	for _, url := range []string{"redis://u:s3cr/et@h:6379", "redis://:s3cret%zz@h:1", "redis://:s3 cret@h:1", "redis://h?master_name=x&addr=:s3cr@h:p"} {
+		if _, err := Open(Options{URL: url}); err == nil || strings.Contains(err.Error(), "s3") {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+}

@@ -30,7 +30,7 @@ local LEAST = 8000 -- bits per second: every member has this much
 local STIR = 3 -- for so many requests of each member all ask again soon when the level has changed
 local FLOORS = 100 -- a member's default floor is this part of an equal share
 
-local OK, OLD, REPLACED, NEWER, QUIET = 0, 1, 2, 3, 4
+local OK, OLD, REPLACED, NEWER, QUIET, BROKEN = 0, 1, 2, 3, 4, 5
 
 -- A request. cluster.go says what each field means.
 local ASK = '<' .. string.rep('d', 21)
@@ -225,7 +225,7 @@ local function renew(key, name, q, here, clock)
 		if same then
 			proven, lost = before[M.proven], before[M.lost]
 			if q[A.answered] == before[M.seq] then
-				if lost > 0 then s[S.seen], lost = s[S.seen] + q[A.safe], 0 end
+				if lost > 0 then s[S.seen], s[S.changed], lost = s[S.seen] + q[A.safe], s[S.changed] + 1, 0 end
 				if before[M.lease] >= 0 then proven = before[M.order] end
 			end
 		else
@@ -235,8 +235,9 @@ local function renew(key, name, q, here, clock)
 		end
 	else
 		if turn == 0 then turn = q[A.new] end
-		s[S.known] = max(s[S.known], q[A.known])
-		if q[A.epoch] ~= s[S.epoch] then lost = q[A.granted] end
+		if q[A.epoch] ~= s[S.epoch] then -- else an operator has forgotten it
+			s[S.known], lost = max(s[S.known], q[A.known]), q[A.granted]
+		end
 		s[S.members] = s[S.members] + 1
 	end
 	s[S.order] = s[S.order] + 1
@@ -295,6 +296,8 @@ end
 
 local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- for people only
 for i, key in ipairs(KEYS) do
-	answers[i] = renew(key, ARGV[2 * i - 1], numbers(ASK, ARGV[2 * i], 1), here, clock)
+	local done, result = pcall(renew, key, ARGV[2 * i - 1], numbers(ASK, ARGV[2 * i], 1), here, clock)
+	-- What somebody else has put there must not cost other clusters their leases.
+	answers[i] = done and result or struct.pack('<ddddddddddd', BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0)
 end
 return answers

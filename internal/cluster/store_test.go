@@ -223,6 +223,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			if q.Answered == before.seq {
 				if lost > 0 {
 					c.seen += q.Safe
+					c.changed++
 					lost = 0
 				}
 				if before.lease >= 0 {
@@ -237,9 +238,8 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		if turn == 0 {
 			turn = q.New
 		}
-		c.known = max(c.known, q.Known)
 		if q.Epoch != c.epoch {
-			lost = q.Granted
+			c.known, lost = max(c.known, q.Known), q.Granted
 		}
 		c.count++
 	}

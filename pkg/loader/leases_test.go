@@ -42,3 +42,30 @@ func TestLeasesStay(t *testing.T) {
 		})
 	}
 }
+
+// TestLeaseOfAnotherCluster gives a pool with a lease another cluster, which has
+// granted nothing.
+func TestLeaseOfAnotherCluster(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	of := func(cluster policy.ClusterName) policy.Rule {
+		return pool("p", func(p *policy.Rule) { p.Cluster.Name = cluster })
+	}
+	key := of("a").Prefix
+	r.write(func(n *Namespace) error { return putPools(n, of("a")) })
+	for _, cluster := range []policy.ClusterName{"b", "c"} {
+		r.write(func(n *Namespace) error {
+			h := n.Pools()
+			defer h.Close()
+			return h.Set.Renew(key, maps.Lease{Rate: policy.MinRate * 9, Safe: policy.MinRate * 8, Until: maps.Now() + 1e12, Known: 1e9, Epoch: 1})
+		})
+		r.write(func(n *Namespace) error { return putPools(n, of(cluster)) })
+		r.write(func(n *Namespace) error {
+			h := n.Pools()
+			defer h.Close()
+			if got, ok := h.Set.Lease(key); !ok || got != (maps.Lease{Rate: policy.MinRate, Safe: policy.MinRate}) {
+				t.Errorf("in cluster %s: %+v %v", cluster, got, ok)
+			}
+			return nil
+		})
+	}
+}

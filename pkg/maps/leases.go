@@ -23,6 +23,7 @@ type Lease struct {
 	Safe  policy.Rate // from then on
 	Until uint64      // ns on the monotonic clock; 0 if no lease was ever granted
 	Known uint64      // bits per second: the sum of the safe shares of all hosts, as the store knew it
+	Epoch uint64      // of the store
 }
 
 // Lease is the last lease of a pool; false if the pool has no cluster.
@@ -35,7 +36,7 @@ func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
 
 func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 	of := &l.Set[set]
-	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set], l.Known[set]}
+	return Lease{policy.Rate(of.Cold[0].RateBits), policy.Rate(of.Cold[1].RateBits), l.Until[set], l.Known[set], l.Epoch[set]}
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
@@ -131,7 +132,7 @@ func writeLease(l *bpf.AbiLease, set uint32, pool policy.Rule, to Lease, before 
 		step.Store("write a part of a lease")
 		encode(leaseVersion(l, set, uint32(part)), pool.Part(min(rate, pool.Rate)), 0, 0, companionIDs{})
 	}
-	l.Until[set], l.Known[set] = to.Until, to.Known
+	l.Until[set], l.Known[set], l.Epoch[set] = to.Until, to.Known, to.Epoch
 	step.Store("start the clock of a lease")
 	startLease(l, set, before, now)
 }
@@ -151,7 +152,7 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 
 // setLease gives a pool that gets a cluster a lease on its safe share. It adapts the lease of a pool that has one: it is not
 // above the rate of the pool, and a new safe share takes effect unless a lease was granted.
-func (s *Set) setLease(old, next version, want policy.Rule, at when) {
+func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) {
 	if want.Cluster.Name == "" {
 		return
 	}
@@ -159,15 +160,16 @@ func (s *Set) setLease(old, next version, want policy.Rule, at when) {
 	l, set := s.leaseOf(next)
 	if old.AbiParams == nil || old.Flags&ruleLeased == 0 {
 		all := model.Meter{Capacity: 1 << 61} // leaves all room; a pool that exists continues its own clock instead
-		writeLease(l, set, want, Lease{safe, safe, 0, 0}, all, s.now())
+		writeLease(l, set, want, Lease{Rate: safe, Safe: safe}, all, s.now())
 		return
 	}
-	have := leaseIn(l, set)
-	to := have
-	if have.Until == 0 {
-		to.Rate, to.Safe = safe, safe
+	to := leaseIn(l, set)
+	have := s.entry(it.id, it.prefix, old, s.phase()).Cluster.Name
+	another := have != want.Cluster.Name // which has granted nothing
+	if another || to.Until == 0 {
+		to = Lease{Rate: safe, Safe: safe}
 	}
-	if at == atOnce || max(have.Rate, have.Safe) > want.Rate {
+	if at == atOnce || another || max(to.Rate, to.Safe) > want.Rate {
 		s.renew(old, want, to)
 	}
 }

@@ -244,7 +244,7 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (
 	}
 	markSlots(r, rule)
 	s.encodeIn(v, id, rule, rand.Uint32()|1, its) // the salt makes its keys differ from those of other rules
-	s.setLease(version{}, v, rule, at)
+	s.setLease(placed{}, version{}, v, rule, at)
 	empty(&r.Shared, s.meterAt(v, s.now()), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
@@ -344,7 +344,7 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 	next := s.version(id, number)
 	markSlots(r, rule)
 	s.encodeIn(next, id, rule, old.Salt, its)
-	s.setLease(old, next, rule, at)
+	s.setLease(it, old, next, rule, at)
 	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
 	next.Salt ^= scope(old) ^ scope(next)
 	if limited(next) && !limited(old) {
