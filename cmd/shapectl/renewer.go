@@ -144,9 +144,7 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 	leases := map[string]granted{}
 	for i, c := range calls {
 		if pool, l, ok := r.agent.Hear(now, c, answers[i]); ok {
-			leases[pool] = granted{policy.ClusterName(c.Cluster), maps.Lease{
-				Rate: policy.Rate(l.Rate), Safe: policy.Rate(l.Safe), Until: l.Until, Known: l.Known, Epoch: l.Epoch,
-			}}
+			leases[pool] = granted{policy.ClusterName(c.Cluster), maps.Lease(l)}
 		}
 	}
 	r.news.heard(now, r.host, calls, answers)
@@ -209,8 +207,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		all = append(all, cluster.Pool{
 			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
-			Lease:  cluster.Lease{Rate: uint64(l.Rate), Safe: uint64(l.Safe), Until: l.Until, Known: l.Known, Epoch: l.Epoch},
-			Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
+			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})
 	}
 	return all

@@ -6,22 +6,24 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Lease is what a host may use of a cluster's rate: Rate until Until, Safe from then on.
+// A Lease is what a host may use of a cluster's rate: Rate until Until, Safe from then on. It is as pkg/maps has it.
 type Lease struct {
-	Rate, Safe uint64 // bits per second
+	Rate, Safe policy.Rate
 	Until      uint64 // ns on the monotonic clock; 0 if there never was a lease
 	Known      uint64 // bits per second: the sum of the safe shares of all hosts, when the lease was granted
 	Epoch      uint64 // of the store then
 }
 
-// At is the rate in force at a time.
+// At is the rate in force at a time, in bits per second.
 func (l Lease) At(now uint64) uint64 {
 	if now < l.Until {
-		return l.Rate
+		return uint64(l.Rate)
 	}
-	return l.Safe
+	return uint64(l.Safe)
 }
 
 // A Pool is a pool of this host that belongs to a cluster. Rates are in bits per second.
@@ -48,18 +50,16 @@ type session struct{ cluster, pool string }
 
 // A state is that of a session. Times are in ns on the monotonic clock.
 type state struct {
-	turn, seq, epoch    float64
-	known               float64 // 0 if only the lease says it
-	sent                uint64  // when the last request was
-	answers             []past  // of this epoch, not much older than silence
-	answered            float64
-	due                 uint64
-	waits               bool // for an answer
-	fails               int  // requests without an answer since the last one that had one
-	pool                Pool // as it was last seen
-	demand              demand
-	status              Status
-	members, rate, goal float64
+	turn, seq, epoch float64
+	known            float64 // 0 if only the lease says it
+	sent             uint64  // when the last request was
+	answers          []past  // of this epoch, not much older than silence
+	answered         float64
+	due              uint64
+	waits            bool // for an answer
+	fails            int  // requests without an answer since the last one that had one
+	pool             Pool // as it was last seen
+	demand           demand
 }
 
 // New returns the agent of a host, which has a name that no other host of its clusters has. seed is a random number.
@@ -170,14 +170,14 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		a.Lost(now, c)
 		return "", Lease{}, false
 	}
-	s.waits, s.status, s.fails = false, answer.Status, 0
+	s.waits, s.fails = false, 0
 	s.due = now + uint64(answer.Again)*nsPerUs
 	switch answer.Status {
 	case Replaced:
 		// If that process is on another host, both use the share of one.
 		s.turn, s.answered, s.answers = 0, 0, nil
 		lease = s.pool.Lease
-		lease.Rate, lease.Until = leastRate, now+uint64(rise)
+		lease.Rate, lease.Until = policy.MinRate, now+uint64(rise)
 		return c.session.pool, lease, true
 	case Old, Newer, Broken:
 		return "", Lease{}, false
@@ -195,13 +195,15 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		s.answers = s.answers[1:]
 	}
 	s.answers = append(s.answers, past{answer.Order, s.sent, now})
-	s.members, s.rate, s.goal = answer.Members, answer.Rate, answer.Goal
 	if answer.Status == Quiet {
 		s.known = max(s.known, answer.Known)
 		return "", Lease{}, false
 	}
 	s.known = 0
-	lease = Lease{Rate: max(uint64(answer.Lease), leastRate), Safe: max(uint64(answer.Safe), leastRate), Known: uint64(answer.Known), Epoch: uint64(answer.Epoch)}
+	lease = Lease{
+		Rate: max(policy.Rate(answer.Lease), policy.MinRate), Safe: max(policy.Rate(answer.Safe), policy.MinRate),
+		Known: uint64(answer.Known), Epoch: uint64(answer.Epoch),
+	}
 	lease.Until = s.sent + uint64(Length-Length/drift)
 	if lease.Rate < lease.Safe {
 		lease.Until = now + uint64(rise)
@@ -226,6 +228,3 @@ func (a *Agent) Next() (at uint64, ok bool) {
 	}
 	return at, ok
 }
-
-// leastRate is the smallest rate of a pool, and what a member without any lease has.
-const leastRate = 8000

@@ -31,8 +31,8 @@ const (
 	// rise is how long after the last answer a host that has less than its safe share begins to use it. By then the store
 	// counts on it, and the leases that others got before have ended.
 	rise = 3 * Length
-	// silence is how old what a host counts on may be. With one lease length it is shorter than rise. It must be longer than two intervals, as
-	// an answer is acknowledged by the next request.
+	// silence is how old what a host counts on may be. With one lease length it is shorter than rise. It must be longer than
+	// two intervals, as an answer is acknowledged by the next request.
 	silence = 3500 * time.Millisecond
 	// early is by how much the others begin to make room before a member's lease has ended.
 	early = Length / 4

@@ -12,14 +12,7 @@ import (
 func TestFairAfterChange(t *testing.T) {
 	var parts, late int
 	for seed := range uint64(short(500)) {
-		w := newWorld(t, seed, faults{delay: 20 * time.Millisecond, drift: 5e-4})
-		w.rates[theCluster] = 1e6 * (1 + w.Uint64N(1e5))
-		for i := range 2 + w.IntN(40) {
-			h := w.addHost(fmt.Sprint("h", i))
-			h.addPool(theCluster, 1+w.Uint64N(4)).demand = w.someDemand(theCluster)
-			w.after(time.Duration(w.Float64()*1e9), h.startAgent)
-		}
-		w.run(15 * time.Second)
+		w := settled(t, seed)
 		for range 5 {
 			for range 1 + w.IntN(len(w.hosts)) {
 				h := w.hosts[w.IntN(len(w.hosts))]
@@ -73,14 +66,7 @@ func (w *world) unfair() map[*simPool]float64 {
 // TestCalm lets nothing change and nothing go wrong: no lease must be lowered for long.
 func TestCalm(t *testing.T) {
 	for seed := range uint64(short(100)) {
-		w := newWorld(t, seed, faults{delay: 20 * time.Millisecond, drift: 5e-4})
-		w.rates[theCluster] = 1e6 * (1 + w.Uint64N(1e5))
-		for i := range 2 + w.IntN(40) {
-			h := w.addHost(fmt.Sprint("h", i))
-			h.addPool(theCluster, 1+w.Uint64N(4)).demand = w.someDemand(theCluster)
-			w.after(time.Duration(w.Float64()*1e9), h.startAgent)
-		}
-		w.run(15 * time.Second)
+		w := settled(t, seed)
 		for range 300 {
 			w.run(time.Second / 10)
 			for p, want := range w.unfair() {
@@ -88,4 +74,17 @@ func TestCalm(t *testing.T) {
 			}
 		}
 	}
+}
+
+// settled is a world in which nothing goes wrong, some time after all agents started.
+func settled(t *testing.T, seed uint64) *world {
+	w := newWorld(t, seed, faults{delay: 20 * time.Millisecond, drift: 5e-4})
+	w.rates[theCluster] = 1e6 * (1 + w.Uint64N(1e5))
+	for i := range 2 + w.IntN(40) {
+		h := w.addHost(fmt.Sprint("h", i))
+		h.addPool(theCluster, 1+w.Uint64N(4)).demand = w.someDemand(theCluster)
+		w.after(time.Duration(w.Float64()*1e9), h.startAgent)
+	}
+	w.run(15 * time.Second)
+	return w
 }

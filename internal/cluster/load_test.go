@@ -13,6 +13,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
 )
 
 var loadHosts = flag.Int("hosts", 1000, "how many `hosts` BenchmarkThousandHosts has")
@@ -32,7 +34,7 @@ func BenchmarkThousandHosts(b *testing.B) {
 func runLoad(b *testing.B, changing float64) {
 	const clusters, warmUp, measured = 100, 12, 20
 	hosts := *loadHosts
-	s := openRedis(b, Options{URL: startRedis(b, "--tcp-backlog", "4096"), Prefix: "t"})
+	s := openRedis(b, Options{URL: testenv.NewRedis(b, "--tcp-backlog", "4096").URL, Prefix: "t"})
 	options := *s.client.Options()
 	options.PoolSize = hosts // each agent has a connection of its own
 	s = &Store{client: redis.NewClient(&options), prefix: s.prefix, script: s.script}

@@ -278,7 +278,7 @@ func (h *simHost) apply(cluster, pool string, lease Lease) {
 		p.count(h.local())
 		before := p.Lease
 		p.Lease, p.ends = lease, min(lease.Until, h.local()+uint64(Length))
-		if lease.Rate > before.At(h.local()) {
+		if uint64(lease.Rate) > before.At(h.local()) {
 			w.check(cluster)
 		}
 		if lease.Safe > lease.Rate {
@@ -323,7 +323,7 @@ func (w *world) lose(by *simStore) {
 		var safes uint64
 		for _, p := range pools {
 			if p.Lease.Until != 0 {
-				safes += p.Lease.Safe
+				safes += uint64(p.Lease.Safe)
 			}
 		}
 		if c := w.store.clusters[cluster]; c != nil {

@@ -36,7 +36,7 @@ type MemberView struct {
 // A record is a member in store.lua, and stateRecord the state of a cluster, in the order of their fields.
 type record struct {
 	Version, Order, Proven, Claim, Safe, Rate, Weight, Floor, Share, Wants, Demand, Speaks float64
-	Turn, Seq, Counted, Lost, Lease, Use, Has, HasSafe, Clock                              float64
+	Turn, Seq, Counted, Lost, Lease, Use, Clock                                            float64
 }
 
 type stateRecord struct {

@@ -32,35 +32,39 @@ local FLOORS = 100 -- a member's default floor is this part of an equal share
 
 local OK, OLD, REPLACED, NEWER, QUIET, BROKEN = 0, 1, 2, 3, 4, 5
 
+-- The format of so many numbers, and its size.
+local function fields(n) return {format = '<' .. string.rep('d', n), bytes = 8 * n} end
+
 -- A request. cluster.go says what each field means.
-local ASK = '<' .. string.rep('d', 21)
+local ASK = fields(21)
 local A = {speaks = 1, turn = 2, seq = 3, epoch = 4, answered = 5, lapsed = 6, early = 7, silent = 8, horizon = 9,
 	has = 10, safe = 11, granted = 12, known = 13, rate = 14, weight = 15, floor = 16, share = 17, wants = 18,
 	demand = 19, use = 20, new = 21}
 
 -- A member. A scan reads the first fields only.
-local SCANNED = '<' .. string.rep('d', 12)
-local MEMBER = '<' .. string.rep('d', 21)
+local SCANNED = fields(12)
+local MEMBER = fields(19)
 local M = {version = 1, order = 2, proven = 3, claim = 4, safe = 5, rate = 6, weight = 7, floor = 8, share = 9,
-	wants = 10, demand = 11, speaks = 12, turn = 13, seq = 14, counted = 15, lost = 16, lease = 17, use = 18, has = 19,
-	hasSafe = 20, clock = 21}
+	wants = 10, demand = 11, speaks = 12, turn = 13, seq = 14, counted = 15, lost = 16, lease = 17, use = 18, clock = 19}
+
+local ANSWER = fields(11)
 
 -- The state of a cluster. Before it are the identity of the server and a zero byte.
 local S = {version = 1, epoch = 2, order = 3, lapsed = 4, early = 5, silent = 6, scanned = 7, scannedLapsed = 8,
 	scannedSilent = 9, oldest = 10, oldestProven = 11, asked = 12, changed = 13, members = 14, rate = 15, claims = 16,
 	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25,
 	moved = 26}
-local STATE = '<' .. string.rep('d', 26)
+local STATE = fields(26)
 
 local floor, min, max = math.floor, math.min, math.max
 
 -- Fields are only ever added at the end, and a build writes none that it does not know. So records may be shorter than
 -- they should be; what is missing is 0. If a field gets another meaning, VERSION is raised: builds write records of the
 -- highest version that all live members speak.
-local function numbers(format, record, at)
-	local missing = struct.size(format) - (#record - at + 1)
+local function numbers(of, record, at)
+	local missing = of.bytes - (#record - at + 1)
 	if missing > 0 then record = record .. string.rep('\0', missing) end
-	return {struct.unpack(format, record, at)}
+	return {struct.unpack(of.format, record, at)}
 end
 
 -- Which process of Redis this is, and as whose primary: after a restart or failover, writes may be lost.
@@ -190,7 +194,7 @@ local function has_changed(m, before)
 end
 
 local function answer(status, turn, s, lease, safe, again, known, goal)
-	return struct.pack('<ddddddddddd', status, turn, s[S.epoch], s[S.order], lease, safe, again, known, s[S.members],
+	return struct.pack(ANSWER.format, status, turn, s[S.epoch], s[S.order], lease, safe, again, known, s[S.members],
 		s[S.rate], goal)
 end
 
@@ -252,17 +256,18 @@ local function renew(key, name, q, here, clock)
 		if s[S.members] == 0 and missing(s) == 0 then
 			redis.call('DEL', key)
 		else
-			redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE, unpack(s)))
+			redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)))
 		end
 		return answer(OK, turn, s, 0, 0, SLOW, 0, 0)
 	end
 	local m = {VERSION, s[S.order], proven, has, safe, q[A.rate], q[A.weight], q[A.floor], q[A.share], q[A.wants],
-		q[A.demand], q[A.speaks], turn, q[A.seq], 0, lost, -1, q[A.use], q[A.has], q[A.safe],
-		clock}
+		q[A.demand], q[A.speaks], turn, q[A.seq], 0, lost, -1, q[A.use], clock}
 	s[S.asked] = s[S.asked] + 1
 	if has_changed(m, before) then s[S.changed] = s[S.changed] + 1 end
+	local scans = s[S.members] > MANY and 2 or 8 -- in the time in which each member asks once
 	if s[S.rate] == 0 or s[S.lapsed] >= s[S.oldest] or s[S.silent] >= s[S.oldestProven] or
-		s[S.oldestProven] < horizon and horizon < NONE and s[S.lapsed] > 0 or s[S.changed] > 0 and s[S.asked] * (s[S.members] > MANY and 2 or 8) >= s[S.members] then
+		s[S.oldestProven] < horizon and horizon < NONE and s[S.lapsed] > 0 or
+		s[S.changed] > 0 and s[S.asked] * scans >= s[S.members] then
 		scan(key, s, name, m)
 	end
 	local all = max(0, s[S.rate] - missing(s))
@@ -290,7 +295,7 @@ local function renew(key, name, q, here, clock)
 	m[M.counted] = counts(m, s[S.lapsed], s[S.silent])
 	s[S.claims], s[S.safes] = s[S.claims] + m[M.counted], s[S.safes] + m[M.safe]
 	if m[M.counted] < m[M.safe] then s[S.oldestProven] = min(s[S.oldestProven], proven) end
-	redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE, unpack(s)), name, struct.pack(MEMBER, unpack(m)))
+	redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)), name, struct.pack(MEMBER.format, unpack(m)))
 	return answer(status, turn, s, lease, safe, again, s[S.safes] + missing(s), goal)
 end
 
@@ -298,6 +303,6 @@ local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- fo
 for i, key in ipairs(KEYS) do
 	local done, result = pcall(renew, key, ARGV[2 * i - 1], numbers(ASK, ARGV[2 * i], 1), here, clock)
 	-- What somebody else has put there must not cost other clusters their leases.
-	answers[i] = done and result or struct.pack('<ddddddddddd', BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0)
+	answers[i] = done and result or struct.pack(ANSWER.format, BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0)
 end
 return answers

@@ -30,6 +30,7 @@ const (
 	many           = 100
 	never          = 1 << 53
 	floors         = 100
+	leastRate      = 8000
 	stir           = 3
 )
 
