@@ -176,22 +176,12 @@ func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) 
 
 // Leases is how many pools get a cluster by steps.
 func Leases(steps ...policy.Difference) (leases uint32) {
-	for _, d := range steps {
-		if d.Want != nil && d.Want.Cluster.Name != "" && (d.Have == nil || d.Have.Cluster.Name == "") {
-			leases++
-		}
-	}
-	return leases
+	return gained(steps, func(r *policy.Rule) bool { return r.Cluster.Name != "" })
 }
 
 // LacksLeases is how many leases are missing for so many new ones.
 func (s *Store) LacksLeases(leases uint32) uint32 {
-	for i := range s.leases {
-		if leases > 0 && s.leases[i].Owner == 0 {
-			leases--
-		}
-	}
-	return leases
+	return lacks(leases, s.leases, func(l *bpf.AbiLease) uint32 { return l.Owner })
 }
 
 // lease is the number of the lease of a pool plus one, or 0.
