@@ -113,7 +113,6 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		return err
 	}
 	s := &topSource{e: e, reader: &measure.Reader{Options: options, Netns: e.netns}, chosen: chosen}
-	defer s.reader.Close()
 	first, err := s.Read() // before there is a screen: an error is a line
 	if err != nil && len(first.Rules) == 0 {
 		return fmt.Errorf("top: %w", e.advise(err))
@@ -124,12 +123,14 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort}
 	if !o.once && !e.json {
 		screen.Colour, screen.UTF8 = e.getenv("NO_COLOR") == "", e.isUTF8()
+		// A reading may outlast the screen. So nothing closes the reader here but the end of the process.
 		err := top.Run(top.New(s, screen), os.Stdin, e.terminal, os.Environ())
 		if err != nil {
 			return fmt.Errorf("top: %w", err)
 		}
 		return nil
 	}
+	defer s.reader.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	tick := time.NewTicker(o.interval)
