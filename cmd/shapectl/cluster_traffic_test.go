@@ -304,8 +304,10 @@ func (h *clusterHost) sendTCP(all *sync.WaitGroup, stop <-chan struct{}) {
 				case c == nil:
 					// Without a lease there is hardly room for a handshake.
 					_ = h.netns.Do(func() (err error) {
-						c, err = net.DialTimeout("tcp", h.address(1)+":9", 2*time.Second)
-						return err
+						if c, err = net.DialTimeout("tcp", h.address(1)+":9", 2*time.Second); err != nil {
+							return err
+						}
+						return c.(*net.TCPConn).SetWriteBuffer(64 << 10) // so that the demand ends soon after the test says so
 					})
 				default:
 					c.SetWriteDeadline(time.Now().Add(time.Second / 2))

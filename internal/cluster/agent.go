@@ -43,6 +43,7 @@ type Agent struct {
 	host     string
 	random   *rand.Rand
 	sessions map[session]*state
+	looked   uint64 // when it last saw the pools, in ns on the monotonic clock
 }
 
 // A session is what an agent has with the store for one pool.
@@ -60,6 +61,7 @@ type state struct {
 	fails            int  // requests without an answer since the last one that had one
 	pool             Pool // as it was last seen
 	demand           demand
+	told             uint64 // the demand in the last request
 }
 
 // New returns the agent of a host, which has a name that no other host of its clusters has. seed is a random number.
@@ -74,12 +76,16 @@ type Call struct {
 	session         session
 }
 
+// A demand that is so many times the one that the store knows, or so small a part of it, is told at once.
+const news = 2
+
 // slack is by how much a request may come early, to be sent together with others.
 const slack = uint64(50 * time.Millisecond)
 
 // Ask returns the requests that are due, given all pools that belong to clusters. A pool that is no longer among them
 // leaves its cluster. Each Call must be followed by Hear or Lost, before which there is no other one for its pool.
 func (a *Agent) Ask(now uint64, pools []Pool) (calls []Call) {
+	a.looked = now
 	gone := maps.Clone(a.sessions)
 	for _, p := range pools {
 		id := session{p.Cluster, p.Name}
@@ -90,8 +96,8 @@ func (a *Agent) Ask(now uint64, pools []Pool) (calls []Call) {
 			a.sessions[id] = s
 		}
 		s.pool = p
-		if s.isDue(now) {
-			s.demand.measure(now, p)
+		s.demand.measure(now, p)
+		if s.isDue(now) || s.hasNews() {
 			calls = append(calls, a.call(now, id, s))
 		}
 	}
@@ -105,6 +111,13 @@ func (a *Agent) Ask(now uint64, pools []Pool) (calls []Call) {
 	}
 	slices.SortFunc(calls, func(a, b Call) int { return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.Member, b.Member)) })
 	return calls
+}
+
+// hasNews reports whether the store should hear of the demand before the next request is due.
+func (s *state) hasNews() bool {
+	d := &s.demand
+	needs, frees := d.limited == d.at && d.wanted > s.told*news, d.wanted < min(s.told, d.rate)/news
+	return (needs || frees) && !s.waits && s.fails == 0 && s.epoch != 0
 }
 
 func (s *state) isDue(now uint64) bool { return !s.waits && now+slack >= s.due }
@@ -141,7 +154,7 @@ const none = 1 << 53
 
 func (a *Agent) call(now uint64, id session, s *state) Call {
 	s.seq++
-	s.sent, s.waits = now, true
+	s.sent, s.waits, s.told = now, true, s.demand.wanted
 	p, epoch := s.pool, s.epoch
 	if epoch == 0 {
 		epoch = float64(p.Lease.Epoch) // of an earlier process
@@ -150,7 +163,7 @@ func (a *Agent) call(now uint64, id session, s *state) Call {
 		Speaks: Version, Turn: s.turn, Seq: s.seq, Epoch: epoch, Answered: s.answered,
 		Has: float64(p.Lease.At(now)), Safe: float64(p.Lease.Safe), Known: max(s.known, float64(p.Lease.Known)),
 		Rate: float64(p.Rate), Weight: float64(p.Weight), Floor: float64(p.Floor), Share: float64(p.Share), Wants: float64(p.Wants),
-		Demand: float64(s.demand.wanted), Use: float64(s.demand.use),
+		Demand: float64(s.demand.wanted), Keeps: float64(s.demand.keeps), Use: float64(s.demand.use),
 	}
 	if p.Lease.Until != 0 {
 		q.Granted = 1
@@ -219,11 +232,12 @@ func (a *Agent) Lost(now uint64, c Call) {
 	}
 }
 
-// Next is when the next request is due; false if there is none.
+// Next is when to call Ask again; false if there are no pools.
 func (a *Agent) Next() (at uint64, ok bool) {
+	at, ok = a.looked+uint64(look), len(a.sessions) > 0
 	for _, s := range a.sessions {
-		if !s.waits && (!ok || s.due < at) {
-			at, ok = s.due, true
+		if !s.waits {
+			at = min(at, s.due)
 		}
 	}
 	return at, ok

@@ -67,6 +67,42 @@ func TestNoUseOfAnswer(t *testing.T) {
 	}
 }
 
+// TestNews has senders that begin and end, of which the store must hear before the next request is due.
+func TestNews(t *testing.T) {
+	a, now, p := New("h", 1), testTime, testPool
+	p.Lease = Lease{Rate: 1e6, Safe: 1e8, Until: now + uint64(time.Hour)}
+	answer := Answer{Turn: 1, Epoch: 1, Lease: 1e6, Safe: 1e8, Again: slowUs}
+	send := func(passed, refused uint64) (asked []Request) {
+		now += uint64(look)
+		p.Passed, p.Refused = p.Passed+passed, p.Refused+refused
+		for _, c := range a.Ask(now, []Pool{p}) {
+			a.Hear(now, c, answer)
+			asked = append(asked, c.Request)
+		}
+		return asked
+	}
+	send(0, 0)
+	if asked := send(1000, 0); len(asked) > 0 {
+		t.Errorf("it has enough, and asked: %+v", asked)
+	}
+	if asked := send(25_000, 25_000); len(asked) != 1 || asked[0].Demand < 1e8 {
+		t.Errorf("it needs more, and asked: %+v", asked)
+	}
+	p.Lease.Rate = 1e8
+	if asked := send(2_500_000, 25_000); len(asked) != 1 || asked[0].Keeps != 5e7 {
+		t.Errorf("it needs still more, and asked: %+v", asked)
+	}
+	var frees bool
+	for range 4 { // less than an interval
+		for _, q := range send(0, 0) {
+			frees = frees || q.Demand < 5e7
+		}
+	}
+	if !frees {
+		t.Error("it did not say that it needs less")
+	}
+}
+
 // TestPoolThatIsGone leaves its cluster, until the store has heard it.
 func TestPoolThatIsGone(t *testing.T) {
 	a := New("h", 1)

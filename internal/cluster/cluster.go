@@ -18,6 +18,8 @@ const (
 	Length = 2 * time.Second
 	// Interval is how often a lease is renewed while nothing changes.
 	Interval = time.Second
+	// look is how often an agent looks at its pools: their demand may have changed.
+	look = 200 * time.Millisecond
 	// Timeout is how long an answer may take. A later one is of no use.
 	Timeout = 400 * time.Millisecond
 	// soon is when to ask again after there was no answer. After several it is longer, 2^maxFails times at most: a store that
@@ -60,6 +62,7 @@ type Request struct {
 	Share    float64 // a fixed lease; 0 for one by demand
 	Wants    float64 // the safe share that the policy asks for; 0 for an equal part
 	Demand   float64
+	Keeps    float64 // the least that TCP, which needs some round-trip times to follow, must be left now
 	Use      float64
 	New      float64 // a random number, for the Turn of a new process, and the Epoch of an empty store
 }

@@ -9,7 +9,7 @@ type demand struct {
 	use, offered    uint64 // bits per second since the sample before
 	rate            uint64 // in force then
 	limited         uint64 // when senders last were, by that
-	wanted          uint64
+	wanted, keeps   uint64 // see Request
 }
 
 const (
@@ -21,13 +21,13 @@ const (
 	few   = 512
 	greed = 4
 	// remembered is for how long a pool that was limited asks for nearly its rate: TCP sends less for some round-trip times
-	// after each loss, and its lease must not follow that.
+	// after each loss, and nothing until it sends again. Its lease must not follow that.
 	remembered = uint64(time.Second)
 )
 
-// measure takes another sample. Whoever sends without regard for drops offers what he wants. TCP offers hardly more than
-// passes, however much it could use, and with a small burst much less than the rate. So where few packets are dropped, the
-// pool asks for several times its rate: max-min fairness bounds what it gets.
+// measure takes another sample. Whoever sends without regard for drops goes on to offer what he wants. TCP offers hardly
+// more than passes, however much it could use, and with a small burst much less than the rate. So the pool asks for several
+// times its rate where few packets are dropped, and also where senders have only begun: max-min fairness bounds what it gets.
 func (d *demand) measure(now uint64, p Pool) {
 	elapsed := now - d.at
 	if d.at == 0 || p.Passed < d.passed || p.Refused < d.refused {
@@ -41,8 +41,12 @@ func (d *demand) measure(now uint64, p Pool) {
 	use, refused, rate := rateOf(p.Passed-d.passed), rateOf(p.Refused-d.refused), p.Lease.At(now)
 	offered := use + refused
 	want := offered + offered/headroom
+	steady := offered < d.offered+d.offered/4 && d.offered < offered+offered/4
 	switch overload := refused > use/4 && offered > rate+rate/4; {
 	case overload:
+		if !steady {
+			want = max(want, greed*rate, uint64(p.Lease.Safe))
+		}
 		d.limited = now
 	case refused > use/few || use > rate-rate/(2*headroom):
 		// Who offers no more than with a lower rate, or when he was not limited, may have what he wants.
@@ -52,9 +56,13 @@ func (d *demand) measure(now uint64, p Pool) {
 		}
 		d.limited = now
 	case now-d.limited < remembered:
-		want = max(want, min(rate-rate/8, offered+offered/4))
+		most := max(offered, d.offered)
+		want = max(want, min(rate-rate/8, most+most/4))
 	}
 	d.at, d.passed, d.refused = now, p.Passed, p.Refused
 	d.use, d.offered, d.rate = use, offered, rate
-	d.wanted = min(want, p.Rate)
+	d.wanted, d.keeps = min(want, p.Rate), 0
+	if use > rate/2 {
+		d.keeps = rate / 2
+	}
 }

@@ -24,6 +24,7 @@
 
 local VERSION = 1
 local SLOW, FAST = 1000000, 200000 -- us between two requests, and while rates are still changing
+local ACK = 20000 -- us until a member tells that it uses less
 local MANY = 100 -- with more members than that, changes are noticed later, so that the store has less to do
 local NONE = 2 ^ 53
 local LEAST = 8000 -- bits per second: every member has this much
@@ -36,10 +37,10 @@ local OK, OLD, REPLACED, NEWER, QUIET, BROKEN = 0, 1, 2, 3, 4, 5
 local function fields(n) return {format = '<' .. string.rep('d', n), bytes = 8 * n} end
 
 -- A request. cluster.go says what each field means.
-local ASK = fields(21)
+local ASK = fields(22)
 local A = {speaks = 1, turn = 2, seq = 3, epoch = 4, answered = 5, lapsed = 6, early = 7, silent = 8, horizon = 9,
 	has = 10, safe = 11, granted = 12, known = 13, rate = 14, weight = 15, floor = 16, share = 17, wants = 18,
-	demand = 19, use = 20, new = 21}
+	demand = 19, keeps = 20, use = 21, new = 22}
 
 -- A member. A scan reads the first fields only.
 local SCANNED = fields(12)
@@ -278,17 +279,13 @@ local function renew(key, name, q, here, clock)
 		local granted = q[A.wants] > 0 and floor(q[A.wants] * s[S.wanted]) or s[S.equal]
 		granted = max(0, min(granted, all - s[S.safes]))
 		if lost > 0 then granted = safe end -- it is still reserved
-		lease = goal
-		if lease > has then
-			lease = min(lease, max(2 * has, safe, least_of(m, s)))
-		elseif q[A.use] > has / 2 then -- TCP needs some round-trip times to follow
-			lease = max(lease, floor(has / 2))
-		end
+		lease = max(goal, min(has, q[A.keeps]))
 		if s[S.oldestProven] < horizon then lease = min(lease, granted) end
 		lease = max(0, min(lease, all - s[S.claims]))
 		if lease < has and differs(lease, has, 1.02) or differs(lease, goal, 1.02) or granted < safe or
 			before and differs(m[M.demand], before[M.demand], 1.125) or
 			s[S.order] - s[S.moved] < STIR * s[S.members] then again = soon(s) end
+		if lease < has and differs(lease, has, 1.02) then again = ACK end
 		m[M.lease], m[M.claim] = lease, max(has, lease)
 		safe, m[M.safe] = granted, max(safe, granted)
 	end

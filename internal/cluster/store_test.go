@@ -26,12 +26,12 @@ type simMember struct {
 }
 
 const (
-	slowUs, fastUs = 1e6, 200e3
-	many           = 100
-	never          = 1 << 53
-	floors         = 100
-	leastRate      = 8000
-	stir           = 3
+	slowUs, fastUs, ackUs = 1e6, 200e3, 20e3
+	many                  = 100
+	never                 = 1 << 53
+	floors                = 100
+	leastRate             = 8000
+	stir                  = 3
 )
 
 func (m *simMember) counts(lapsed, silent float64) float64 {
@@ -286,12 +286,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		if lost > 0 {
 			granted = safe
 		}
-		out.Lease = out.Goal
-		if out.Lease > has {
-			out.Lease = min(out.Lease, max(2*has, safe, c.leastOf(&m)))
-		} else if q.Use > has/2 {
-			out.Lease = max(out.Lease, math.Floor(has/2))
-		}
+		out.Lease = max(out.Goal, min(has, q.Keeps))
 		if c.oldestProven < horizon {
 			out.Lease = min(out.Lease, granted)
 		}
@@ -299,6 +294,9 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		if out.Lease < has && differs(out.Lease, has, 1.02) || differs(out.Lease, out.Goal, 1.02) || granted < safe || known && differs(m.demand, before.demand, 1.125) ||
 			c.order-c.moved < stir*c.count {
 			out.Again = c.soon()
+		}
+		if out.Lease < has && differs(out.Lease, has, 1.02) {
+			out.Again = ackUs
 		}
 		m.lease, m.claim = out.Lease, max(has, out.Lease)
 		m.safe = max(safe, granted)
