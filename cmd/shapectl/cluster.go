@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
@@ -117,16 +118,20 @@ func (e *env) clusterStatus(ctx context.Context, s *cluster.Store, names []strin
 		return err
 	}
 	all := report.Clusters{}
+	var unread []error
 	for _, name := range names {
 		v, err := s.View(ctx, name)
 		if err != nil {
-			return fromStore(s, err)
-		}
-		if v != nil { // else its last host has left just now
+			unread = append(unread, err)
+		} else if v != nil { // else its last host has left just now
 			all = append(all, e.statusOf(v))
 		}
 	}
-	return e.print(all, func(w io.Writer) error { return all.Text(w, e.columns) })
+	err = e.print(all, func(w io.Writer) error { return all.Text(w, e.columns) })
+	if err == nil && unread != nil {
+		return e.degraded("cluster status: %w", fromStore(s, errors.Join(unread...)))
+	}
+	return err
 }
 
 // viewOf is what the store knows of a cluster, or an error if it knows nothing.
@@ -212,16 +217,20 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 		}
 		return e.forgot(nil, none)
 	}
-	for _, m := range found {
-		if !m.Silent {
-			return inputf("host %s is live: it asked for a lease %v ago; nothing was changed; end its agent first, or take its pool %s out of the cluster by --cluster none",
-				plain.Line(host), m.Age, plain.Line(m.Pool))
-		}
-	}
 	var all []forgotten
 	for _, m := range found {
-		if _, err := s.Forget(ctx, name, host, m.Pool); err != nil {
-			return fromStore(s, err)
+		err := s.Forget(ctx, name, host, m.Pool)
+		if errors.Is(err, cluster.ErrLive) {
+			err = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or take its pool %s out of the cluster by --cluster none",
+				plain.Line(host), m.Age, plain.Line(m.Pool))
+		} else if err != nil {
+			err = fromStore(s, err)
+		}
+		if err != nil && all != nil {
+			err = errors.Join(e.forgot(all, ""), err)
+		}
+		if err != nil {
+			return err
 		}
 		all = append(all, forgotten{name, host, m.Pool, m.Safe})
 	}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -38,6 +40,14 @@ func TestClusterStatus(t *testing.T) {
 	if want := "customer-7: 100mbit for 1 host; 0 used, 100mbit leased HOST POOL DEMAND USE LEASE SAFE AGE STATE gate-1 up"; !strings.HasPrefix(text, want) {
 		t.Errorf("status: %s", text)
 	}
+	broken := redis.NewClient(&redis.Options{Addr: strings.TrimPrefix(store.URL, "unix://")})
+	defer broken.Close()
+	testenv.Must(t, broken.Set(t.Context(), "{shapectl}:broken", "x", 0).Err())
+	got := r.run("cluster", "status")
+	if got.code != exitDegraded || !strings.Contains(got.out, "customer-7: 100mbit for 1 host") || !strings.Contains(got.err, `cluster "broken": WRONGTYPE`) {
+		t.Errorf("with a broken one: %+v", got)
+	}
+	testenv.Must(t, broken.Del(t.Context(), "{shapectl}:broken").Err())
 	r.refused(exitInput, "did you mean customer-7?", "cluster", "status", "customer-8")
 	r.refused(exitInput, "another --prefix", "cluster", "status", "customer-7", "--prefix", "other")
 
@@ -66,7 +76,7 @@ func TestClusterStatus(t *testing.T) {
 	testenv.Eventually(t, "the other host has all", func() bool { return other.lease("up").Rate == 100_000_000 })
 
 	store.Kill()
-	got := r.run("cluster", "status")
+	got = r.run("cluster", "status")
 	if got.code != exitKernel || !strings.Contains(got.err, "cluster status: ask the store at ") {
 		t.Errorf("without the store: %+v", got)
 	}

@@ -195,6 +195,9 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	case Old, Newer, Broken:
 		return "", Lease{}, false
 	}
+	if !answer.plausible() {
+		return "", Lease{}, false // a store that somebody has written into must not open a limit
+	}
 	if s.pool.Rate == 0 {
 		delete(a.sessions, c.session)
 		return "", Lease{}, false
@@ -214,7 +217,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	}
 	s.known = 0
 	lease = Lease{
-		Rate: max(policy.Rate(answer.Lease), policy.MinRate), Safe: max(policy.Rate(answer.Safe), policy.MinRate),
+		Rate: s.pool.within(answer.Lease), Safe: s.pool.within(answer.Safe),
 		Known: uint64(answer.Known), Epoch: uint64(answer.Epoch),
 	}
 	lease.Until = s.sent + uint64(Length-Length/drift)
@@ -222,6 +225,21 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		lease.Until = now + uint64(rise)
 	}
 	return c.session.pool, lease, true
+}
+
+// plausible reports whether rates are numbers in the range of policy.Rate.
+func (a *Answer) plausible() bool {
+	for _, rate := range []float64{a.Lease, a.Safe, a.Known} {
+		if !(rate >= 0 && rate <= none) {
+			return false
+		}
+	}
+	return true
+}
+
+// within is a rate that the store has granted, which may be older than the pool's.
+func (p *Pool) within(granted float64) policy.Rate {
+	return max(min(policy.Rate(granted), policy.Rate(p.Rate)), policy.MinRate)
 }
 
 // Lost takes note that there is no answer to a call.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -49,6 +50,7 @@ func TestNoUseOfAnswer(t *testing.T) {
 		"old":    {0, Answer{Status: Old}},
 		"newer":  {0, Answer{Status: Newer}},
 		"quiet":  {0, Answer{Status: Quiet, Turn: 1, Epoch: 1}},
+		"absurd": {0, Answer{Turn: 1, Epoch: 1, Lease: math.NaN(), Safe: 1e8}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := New("h", 1)

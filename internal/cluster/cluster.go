@@ -77,6 +77,7 @@ const (
 	Newer           // records are of a version that this build does not know
 	Quiet           // the store was emptied or may have lost writes: no leases until those from before have ended
 	Broken          // the key of the cluster holds something else
+	Live            // a member that is live cannot be forgotten
 )
 
 // An Answer is what the store says to a Request.

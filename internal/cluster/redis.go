@@ -31,18 +31,19 @@ type Options struct {
 
 // A Store is Redis or Valkey.
 type Store struct {
-	client *redis.Client
-	prefix string
-	script *redis.Script
+	client  *redis.Client
+	address string
+	prefix  string
+	script  *redis.Script
 }
 
 // Open returns the store, without connecting to it.
 func Open(o Options) (*Store, error) {
-	client, err := o.client()
-	if err != nil {
+	s := &Store{prefix: o.Prefix, script: redis.NewScript(storeScript)}
+	if err := s.connect(o); err != nil {
 		return nil, err
 	}
-	return &Store{client: client, prefix: o.Prefix, script: redis.NewScript(storeScript)}, nil
+	return s, nil
 }
 
 // connections are as many as a host has to the store at most: a thousand hosts share it.
@@ -53,36 +54,42 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-func (o Options) client() (*redis.Client, error) {
+// connect makes the client, and says where the store is.
+func (s *Store) connect(o Options) error {
 	redis.SetLogger(silent{})
+	u := redis.UniversalOptions{
+		DialTimeout: Timeout, ReadTimeout: Timeout, WriteTimeout: Timeout, MaxRetries: -1, DialerRetries: 1,
+		Protocol: 2, DisableIdentity: true, PoolSize: connections,
+	}
 	if strings.Contains(o.URL, "master_name=") {
 		f, err := redis.ParseFailoverURL(o.URL)
 		if err != nil {
-			return nil, errURL
+			return errURL
 		}
-		if o.Password != "" {
-			f.Password = o.Password
+		u.MasterName, u.Addrs, u.SentinelUsername, u.SentinelPassword = f.MasterName, f.SentinelAddrs, f.SentinelUsername, f.SentinelPassword
+		u.Username, u.Password, u.DB, u.TLSConfig = f.Username, f.Password, f.DB, f.TLSConfig
+		s.address = fmt.Sprintf("%s, as Sentinel names it for %s", strings.Join(u.Addrs, ","), u.MasterName)
+	} else {
+		c, err := redis.ParseURL(o.URL)
+		if err != nil {
+			return errURL
 		}
-		f.DialTimeout, f.ReadTimeout, f.WriteTimeout, f.MaxRetries, f.DialerRetries = Timeout, Timeout, Timeout, -1, 1
-		f.Protocol, f.DisableIdentity, f.PoolSize = 2, true, connections
-		if f.TLSConfig, err = o.tls(f.TLSConfig); err != nil {
-			return nil, err
-		}
-		return redis.NewFailoverClient(f), nil
-	}
-	c, err := redis.ParseURL(o.URL)
-	if err != nil {
-		return nil, errURL
+		u.Addrs, u.Username, u.Password, u.DB, u.TLSConfig = []string{c.Addr}, c.Username, c.Password, c.DB, c.TLSConfig
+		s.address = c.Addr
 	}
 	if o.Password != "" {
-		c.Password = o.Password
+		u.Password = o.Password
 	}
-	c.DialTimeout, c.ReadTimeout, c.WriteTimeout, c.MaxRetries, c.DialerRetries = Timeout, Timeout, Timeout, -1, 1
-	c.Protocol, c.DisableIdentity, c.PoolSize = 2, true, connections
-	if c.TLSConfig, err = o.tls(c.TLSConfig); err != nil {
-		return nil, err
+	var err error
+	if u.TLSConfig, err = o.tls(u.TLSConfig); err != nil {
+		return err
 	}
-	return redis.NewClient(c), nil
+	if u.MasterName != "" {
+		s.client = redis.NewFailoverClient(u.Failover())
+	} else {
+		s.client = redis.NewClient(u.Simple())
+	}
+	return nil
 }
 
 // errURL does not say what is wrong: the URL may have a password.
@@ -118,8 +125,8 @@ func (o Options) tls(c *tls.Config) (*tls.Config, error) {
 // Close ends all connections.
 func (s *Store) Close() error { return s.client.Close() }
 
-// Address is that of the store, without its password.
-func (s *Store) Address() string { return s.client.Options().Addr }
+// Address is that of the store, or of its Sentinels, without a password.
+func (s *Store) Address() string { return s.address }
 
 // key is that of a cluster. Redis Cluster has all keys of a prefix on one server, because of the braces.
 func (s *Store) key(cluster string) string { return "{" + s.prefix + "}:" + cluster }

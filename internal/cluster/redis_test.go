@@ -7,9 +7,13 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
+	"fmt"
+	"math"
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -99,6 +103,46 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 	})
 }
 
+// TestSentinel loses the primary. Sentinel names another one, which grants nothing at first.
+func TestSentinel(t *testing.T) {
+	primary, replica, sentinel := freePort(t), freePort(t), freePort(t)
+	start := func(args ...string) *exec.Cmd {
+		cmd := exec.Command("redis-server", append(args, "--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir(), "--repl-diskless-sync-delay", "0")...)
+		testenv.Must(t, cmd.Start())
+		t.Cleanup(func() {
+			cmd.Process.Kill()
+			cmd.Wait()
+		})
+		return cmd
+	}
+	first := start("--port", primary)
+	start("--port", replica, "--replicaof", "127.0.0.1", primary)
+	second := openRedis(t, Options{URL: "redis://127.0.0.1:" + replica}) // Sentinel looks for it every 10 s only
+	testenv.Eventually(t, "the replica has all", func() bool {
+		info, err := second.client.Info(t.Context(), "replication").Result()
+		return err == nil && strings.Contains(info, "master_link_status:up")
+	})
+	conf := filepath.Join(t.TempDir(), "sentinel.conf")
+	testenv.Must(t, os.WriteFile(conf, []byte("sentinel monitor m 127.0.0.1 "+primary+" 1\nsentinel down-after-milliseconds m 500\n"), 0o600))
+	start(conf, "--port", sentinel, "--sentinel")
+	s := openRedis(t, Options{URL: "redis://127.0.0.1:" + sentinel + "?master_name=m", Prefix: "t"})
+	if want := "127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
+		t.Errorf("the address is %s", s.Address())
+	}
+	grant(t, s)
+	watch := redis.NewSentinelClient(&redis.Options{Addr: "127.0.0.1:" + sentinel})
+	defer watch.Close()
+	testenv.Eventually(t, "Sentinel knows the replica", func() bool {
+		replicas, err := watch.Replicas(t.Context(), "m").Result()
+		return err == nil && len(replicas) == 1 && replicas[0]["master-link-status"] == "ok"
+	})
+	testenv.Must(t, first.Process.Kill())
+	testenv.Eventually(t, "the replica has taken over", func() bool {
+		answers, err := s.Renew(t.Context(), []Call{ask(t, New("h", 1), testTime, testPool)})
+		return err == nil && answers[0].Status == Quiet
+	})
+}
+
 // renew sends one request of a host, in virtual time.
 func renew(t *testing.T, s *Store, a *Agent, now uint64, p Pool) Answer {
 	t.Helper()
@@ -147,7 +191,7 @@ func TestTLSAndUser(t *testing.T) {
 	port := freePort(t)
 	unix := testenv.NewRedis(t, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert,
 		"--user", "shapectl", "on", ">secret", "~{prod}:*", "resetchannels", "+evalsha", "+eval", "+hmget", "+hgetall", "+hset", "+hdel",
-		"+hexists", "+del", "+info", "+time", "+scan", "+ping").URL
+		"+del", "+info", "+time", "+scan", "+ping").URL
 	openRedis(t, Options{URL: unix, Prefix: "prod"})
 	o := Options{URL: "rediss://shapectl@127.0.0.1:" + port, Password: "secret", CA: cert, Cert: cert, Key: key, Prefix: "prod"}
 	s := openRedis(t, o)
@@ -159,11 +203,8 @@ func TestTLSAndUser(t *testing.T) {
 	if v, err := s.View(ctx, "c"); err != nil || len(v.Members) != 1 || v.Members[0].Host != "h" || v.Rate != 1e9 {
 		t.Errorf("%+v %v", v, err)
 	}
-	if found, err := s.Forget(ctx, "c", "h", "p"); !found || err != nil {
-		t.Errorf("%v %v", found, err)
-	}
-	if names, err := s.Clusters(ctx); err != nil || len(names) != 0 {
-		t.Errorf("the last member was forgotten: %q %v", names, err)
+	if err := s.Forget(ctx, "c", "h", "p"); !errors.Is(err, ErrLive) {
+		t.Error(err)
 	}
 	for name, change := range map[string]func(*Options){
 		"another password": func(o *Options) { o.Password = "guess" },
@@ -292,7 +333,14 @@ func TestForgottenHostReturns(t *testing.T) {
 		step("a")
 		step("b")
 	}
-	if _, err := s.Forget(context.Background(), "c", "b", "p"); err != nil {
+	if err := s.Forget(context.Background(), "c", "b", "p"); !errors.Is(err, ErrLive) {
+		t.Fatal(err)
+	}
+	for range 4 {
+		now += uint64(time.Second)
+		step("a")
+	}
+	if err := s.Forget(context.Background(), "c", "b", "p"); err != nil {
 		t.Fatal(err)
 	}
 	agents["b"] = New("b", 3) // another process
@@ -303,6 +351,14 @@ func TestForgottenHostReturns(t *testing.T) {
 	}
 	if v, err := s.View(context.Background(), "c"); err != nil || v.Missing != 0 || len(v.Members) != 2 {
 		t.Errorf("%+v %v", v, err)
+	}
+	for _, a := range agents {
+		if _, err := s.Renew(context.Background(), a.Ask(now+uint64(time.Second), nil)); err != nil {
+			t.Error(err)
+		}
+	}
+	if names, err := s.Clusters(context.Background()); err != nil || len(names) != 0 {
+		t.Errorf("all have left: %q %v", names, err)
 	}
 }
 
@@ -318,6 +374,40 @@ func TestForeignKey(t *testing.T) {
 	answers, err := s.Renew(ctx, append(New("h", 1).Ask(testTime, []Pool{other}), ask(t, New("h", 2), testTime, testPool)))
 	if err != nil || answers[0].Status != Broken || answers[1].Status != Quiet {
 		t.Errorf("%+v %v", answers, err)
+	}
+}
+
+// TestBrokenRecords has records that somebody else has written: no lease may come of them.
+func TestBrokenRecords(t *testing.T) {
+	s := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
+	ctx := context.Background()
+	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1e300, 1e300} {
+		a, p, now := New("h", 1), testPool, testTime
+		p.Cluster = fmt.Sprint(bad)
+		for i := range 8 {
+			now += uint64(time.Second)
+			if i == 4 {
+				if err := s.client.HSet(ctx, s.key(p.Cluster), "other\tp", string(encode(record{Claim: bad, Safe: bad, Rate: bad, Order: 1000, Demand: bad}))).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c := ask(t, a, now, p)
+			c.Request.Rate += float64(i) // a change, for which the store looks at all members
+			answers, err := s.Renew(ctx, []Call{c})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, l, ok := a.Hear(now, c, answers[0])
+			if finite := bad-bad == 0; i > 4 && (!finite && answers[0].Status != Broken || bad > 0 && ok && l.Rate > leastRate) {
+				t.Errorf("%v: the answer is %+v, and the lease %+v", bad, answers[0], l)
+			}
+			if ok {
+				p.Lease = l
+			}
+			if uint64(p.Lease.Rate) > p.Rate || uint64(p.Lease.Safe) > p.Rate {
+				t.Errorf("%v: the lease is %+v", bad, p.Lease)
+			}
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -45,6 +46,9 @@ type stateRecord struct {
 	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen, Moved                     float64
 }
 
+// forgettable is the age at which a member counts as silent, even if no other one has said so. store.lua has the same.
+const forgettable = time.Minute
+
 // Clusters are the names of all clusters in the store.
 func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
 	prefix := s.key("")
@@ -69,7 +73,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		fields, clock = p.HGetAll(ctx, s.key(cluster)), p.Time(ctx)
 		return nil
 	}); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
 	}
 	text, known := fields.Val()[""]
 	if !known {
@@ -96,11 +100,11 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 			return nil, fmt.Errorf("cluster %q, member %q: %w", cluster, name, err)
 		}
 		m := MemberView{
-			Silent: r.Order <= c.Lapsed, Age: max(0, clock.Val().Sub(time.Unix(int64(r.Clock), 0)).Truncate(time.Second)),
+			Age:  max(0, clock.Val().Sub(time.Unix(int64(r.Clock), 0)).Truncate(time.Second)),
 			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Demand: uint64(r.Demand), Use: uint64(r.Use),
 			Lease: uint64(max(0, r.Lease)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
 		}
-		if m.Silent {
+		if m.Silent = r.Order <= c.Lapsed || m.Age >= forgettable; m.Silent {
 			m.Claims = m.Safe
 		}
 		m.Host, m.Pool = splitMember(name)
@@ -111,21 +115,32 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 	return v, nil
 }
 
-// Forget removes a member that will not come back, so that its safe share goes to the others. It reports whether there was
-// one.
-func (s *Store) Forget(ctx context.Context, cluster, host, pool string) (bool, error) {
-	member := Member(host, pool)
-	known, err := s.client.HExists(ctx, s.key(cluster), member).Result()
-	if err != nil || !known {
-		return false, err
-	}
-	_, err = s.Renew(ctx, []Call{{Cluster: cluster, Member: member}})
-	return err == nil, err
+// ErrLive means that a host was not forgotten, because it is live.
+var ErrLive = errors.New("the host is live")
+
+// Forget removes a member that will not come back, so that its safe share goes to the others. The error may wrap ErrLive.
+func (s *Store) Forget(ctx context.Context, cluster, host, pool string) error {
+	return s.leave(ctx, cluster, Member(host, pool), 0)
 }
 
 // ForgetMissing frees what is reserved for hosts that have not come back since the store was emptied. missing is how much
 // that is, as View said.
 func (s *Store) ForgetMissing(ctx context.Context, cluster string, missing uint64) error {
-	_, err := s.Renew(ctx, []Call{{Cluster: cluster, Member: Member("", ""), Request: Request{Safe: float64(missing)}}})
-	return err
+	return s.leave(ctx, cluster, Member("", ""), missing)
 }
+
+// leave makes a member leave its cluster, which had a safe share that the store does not know.
+func (s *Store) leave(ctx context.Context, cluster, member string, safe uint64) error {
+	answers, err := s.Renew(ctx, []Call{{Cluster: cluster, Member: member, Request: Request{Safe: float64(safe)}}})
+	switch {
+	case err != nil:
+		return err
+	case answers[0].Status == Live:
+		return ErrLive
+	case answers[0].Status != OK:
+		return errRecords
+	}
+	return nil
+}
+
+var errRecords = errors.New("its records in the store are broken, or of a newer version")

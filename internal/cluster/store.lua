@@ -29,9 +29,10 @@ local MANY = 100 -- with more members than that, changes are noticed later, so t
 local NONE = 2 ^ 53
 local LEAST = 8000 -- bits per second: every member has this much
 local STIR = 3 -- for so many requests of each member all ask again soon when the level has changed
+local FORGET = 60 -- seconds by the store's clock after which an operator may forget any member: perhaps all have ended
 local FLOORS = 100 -- a member's default floor is this part of an equal share
 
-local OK, OLD, REPLACED, NEWER, QUIET, BROKEN = 0, 1, 2, 3, 4, 5
+local OK, OLD, REPLACED, NEWER, QUIET, BROKEN, LIVE = 0, 1, 2, 3, 4, 5, 6
 
 -- The format of so many numbers, and its size.
 local function fields(n) return {format = '<' .. string.rep('d', n), bytes = 8 * n} end
@@ -223,6 +224,9 @@ local function renew(key, name, q, here, clock)
 	if before then
 		local same = turn == before[M.turn]
 		if turn ~= 0 and not same then return refuse(REPLACED, s) end
+		if turn == 0 and q[A.rate] == 0 and before[M.order] > s[S.lapsed] and clock - before[M.clock] < FORGET then
+			return refuse(LIVE, s)
+		end
 		if same and q[A.seq] <= before[M.seq] then return refuse(OLD, s) end
 		local counted = before[M.counted]
 		if before[M.order] <= s[S.scanned] then counted = counts(before, s[S.scannedLapsed], s[S.scannedSilent]) end
@@ -250,7 +254,7 @@ local function renew(key, name, q, here, clock)
 		s[S.lapsed], s[S.early] = max(s[S.lapsed], q[A.lapsed]), max(s[S.early], q[A.early])
 		s[S.silent], horizon = max(s[S.silent], q[A.silent]), q[A.horizon]
 	end
-	if q[A.rate] == 0 then -- it leaves
+	if q[A.rate] == 0 then -- it leaves, or an operator forgets it, who does not know its turn
 		redis.call('HDEL', key, name)
 		if not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
 		s[S.members], s[S.changed] = s[S.members] - 1, s[S.changed] + 1
@@ -292,6 +296,8 @@ local function renew(key, name, q, here, clock)
 	m[M.counted] = counts(m, s[S.lapsed], s[S.silent])
 	s[S.claims], s[S.safes] = s[S.claims] + m[M.counted], s[S.safes] + m[M.safe]
 	if m[M.counted] < m[M.safe] then s[S.oldestProven] = min(s[S.oldestProven], proven) end
+	local sum = lease + safe + goal + s[S.claims] + s[S.safes]
+	if sum - sum ~= 0 then error() end -- somebody else has written records
 	redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)), name, struct.pack(MEMBER.format, unpack(m)))
 	return answer(status, turn, s, lease, safe, again, s[S.safes] + missing(s), goal)
 end
