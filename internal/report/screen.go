@@ -35,6 +35,14 @@ func (r *Rule) IsShared() bool { return r.scope == "" }
 // RateText is the rate, and who has it.
 func (r *Rule) RateText() string { return r.rate() }
 
+// RateNowText is RateText, but of a pool with a cluster what packets meet: the lease or the safe share.
+func (r *Rule) RateNowText() string {
+	if r.Leased != nil {
+		return rateText(r.RateNow())
+	}
+	return r.rate()
+}
+
 // Network is the prefix; of a single address without its length.
 func (r *Rule) Network() string { return r.network() }
 

@@ -208,7 +208,7 @@ func (m *Model) columns(f *frame) []column {
 			side("INGRESS", func(r *row) *report.NamedSide { return r.named.Ingress }), []column{dropped, lost, plot})
 	}
 	what.head = "POOL OR RULE"
-	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule.RateText() }}
+	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule.RateNowText() }}
 	if m.width >= 100 {
 		rate.width = 12
 	}

@@ -3,7 +3,7 @@ import * as calls from "./calls.js";
 import { confirmRate, permitted, reverts } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
-import { fillBar, isEach, linkTo, rateText } from "./list.js";
+import { fillBar, isEach, linkTo, rateNow, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
 import { networkOf, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate, rateParts } from "./units.js";
@@ -327,7 +327,7 @@ export class Detail {
     figure("refused", bitsParts(row.refused), dropped);
     setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
     const used = r.use_percent ?? null;
-    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : rateParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
+    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : rateParts(rateNow(r)), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
     const full = row.worst ?? row.full;
     figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "of the fullest bucket" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
 
@@ -461,7 +461,8 @@ export class Detail {
 }
 
 function describe(r) {
-  if (r.kind === "pool") return `Pool of ${rateText(r)}${r.within ? ` within ${r.within}` : ""}`;
+  const shared = r.leased === null ? "" : r.leased ? `, its lease on ${rate(r.rate_bits_per_second)}` : `, its safe share of ${rate(r.rate_bits_per_second)}`;
+  if (r.kind === "pool") return `Pool of ${rateText(r)}${shared}${r.within ? ` within ${r.within}` : ""}`;
   const network = networkOf(r);
   const who = isEach(r) ? `each ${r.each} in ${network}` : network.includes("/") ? `${network} as a whole` : network;
   return `${r.device} ${r.direction}: ${who} ${!r.unlimited ? `gets ${rate(r.rate_bits_per_second)}` : r.within ? `is limited only by pool ${r.within}` : "is not limited"}`;
@@ -470,7 +471,7 @@ function describe(r) {
 // rateLayers is a plot of what passed and, on top of that, was dropped, with the limits of a rule.
 function rateLayers(r, t, passed, offered) {
   const marks = [];
-  if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
+  if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: rateNow(r), dash: [6, 4], text: rate(rateNow(r)) });
   if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
   return {
     yText: bits, marks,

@@ -219,10 +219,13 @@ function makeRow(toggle) {
 
 export const isEach = (r) => r.kind !== "pool" && !r.unlimited && Boolean(r.each) && r.each !== "all";
 
-// rateText is the rate and who has it, as the table of the command line says it.
+// rateNow is the rate that packets meet: of a pool with a cluster, the lease or the safe share.
+export const rateNow = (r) => r.lease_bits_per_second ?? r.safe_bits_per_second ?? r.rate_bits_per_second;
+
+// rateText is that rate and who has it, as the table of the command line says it.
 export function rateText(r) {
   if (r.rate_bits_per_second === null) return r.within ? "as pool" : "unlimited";
-  return rate(r.rate_bits_per_second) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
+  return rate(rateNow(r)) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
 }
 
 function updateRow(el, { row, depth, within, open }) {
@@ -260,7 +263,7 @@ function updateRow(el, { row, depth, within, open }) {
   setAttr(dropped, "class", row.dropped > 0 ? "number col-dropped any" : "number col-dropped");
   setText(dropped.firstChild, row.dropped > 0 ? bits(row.dropped) : "");
   setText(dropped.lastChild, row.dropped > 0 ? (row.droppedPercent !== null ? `${percent(row.droppedPercent)} of packets` : "") : row.dropped === 0 ? "0" : "–");
-  drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("dropped"), 60, row.isPool || r.use_percent === null ? 0 : (r.rate_bits_per_second ?? 0) / 4);
+  drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("dropped"), 60, row.isPool || r.use_percent === null ? 0 : (rateNow(r) ?? 0) / 4);
   const [text, levelBar] = level.firstChild.children;
   setText(text, row.worst !== null ? `fullest ${percent(row.worst * 100)}` : row.full === null ? "" : r.level_bytes === 0 ? "empty" : percent(row.full * 100));
   setAttr(text, "title", r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : null);
