@@ -131,12 +131,10 @@ func (r *renewer) ask(ctx context.Context, calls []cluster.Call) (answers []clus
 func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error) error {
 	now := maps.Now()
 	r.news.reached(now, r.store.Address(), err)
-	if err != nil {
-		for _, c := range calls {
-			r.agent.Lost(now, c)
-		}
-		return nil
+	for _, c := range calls[len(answers):] {
+		r.agent.Lost(now, c)
 	}
+	calls = calls[:len(answers)]
 	type granted struct {
 		cluster policy.ClusterName
 		lease   maps.Lease

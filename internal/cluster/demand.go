@@ -9,6 +9,7 @@ type demand struct {
 	use, offered    uint64 // bits per second since the sample before
 	rate            uint64 // in force then
 	limited         uint64 // when senders last were, by that
+	starved         bool   // it was limited by so little that TCP could not show what it wants
 	wanted, keeps   uint64 // see Request
 }
 
@@ -44,7 +45,7 @@ func (d *demand) measure(now uint64, p Pool) {
 	steady := offered < d.offered+d.offered/4 && d.offered < offered+offered/4
 	switch overload := refused > use/4 && offered > rate+rate/4; {
 	case overload:
-		if !steady {
+		if d.starved = !steady; d.starved {
 			want = max(want, greed*rate, uint64(p.Lease.Safe))
 		}
 		d.limited = now
@@ -58,6 +59,11 @@ func (d *demand) measure(now uint64, p Pool) {
 	case now-d.limited < remembered:
 		most := max(offered, d.offered)
 		want = max(want, min(rate-rate/8, most+most/4))
+		if d.starved && now-d.limited < remembered/2 {
+			want = max(want, uint64(p.Lease.Safe))
+		}
+	default:
+		d.starved = false
 	}
 	d.at, d.passed, d.refused = now, p.Passed, p.Refused
 	d.use, d.offered, d.rate = use, offered, rate

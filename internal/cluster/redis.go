@@ -134,7 +134,7 @@ func (s *Store) key(cluster string) string { return "{" + s.prefix + "}:" + clus
 // batch is how many requests one run of the function takes at most. Others wait for so long.
 const batch = 50
 
-// Renew sends requests and returns their answers, in the same order.
+// Renew sends requests and returns their answers, in the same order. With an error come the answers to the first ones.
 func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -148,12 +148,12 @@ func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
 		}
 		got, err := s.script.Run(ctx, s.client, keys, args...).StringSlice()
 		if err != nil {
-			return nil, err
+			return answers, err
 		}
 		for _, text := range got {
 			var a Answer
 			if err := decode(text, &a); err != nil {
-				return nil, err
+				return answers, err
 			}
 			answers = append(answers, a)
 		}
