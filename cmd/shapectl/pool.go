@@ -126,6 +126,10 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 		if err != nil {
 			return inputError(err)
 		}
+		if of := pools[i].Cluster.Name; of != "" && pool.Cluster.Name == "" && !limit.given("rate") {
+			return inputf("pool %s has %v together with the other hosts of cluster %s, and would have it for itself; give its own --rate, or remove the pool; nothing was changed",
+				plain.Line(pool.Label.Name), pool.Rate, plain.Line(string(of)))
+		}
 		pools[i] = pool
 	}
 	policy.SortRules(pools)
