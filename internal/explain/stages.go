@@ -21,7 +21,7 @@ type Stages struct {
 	Watched uint64
 }
 
-// A Level is a rule or pool among Stages.
+// A Level is a rule or pool among Stages. Of a pool with a cluster it has the part of the rate that is in force on this host.
 type Level struct {
 	maps.Entry
 	Counters maps.Counters
@@ -43,6 +43,9 @@ func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, 
 	s.Model[0].FIFO = s.Model[0].FIFO || !given
 	for i, entry := range entries {
 		l := Level{Entry: entry, Counters: set.Counters(entry.ID)}
+		if lease, ok := set.Pools().Lease(entry.Prefix); entry.Pool && ok {
+			l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
+		}
 		switch {
 		case s.Model[i].Share == nil:
 		case !known(entry.Share):

@@ -9,13 +9,13 @@ import (
 
 // SetLease says what a pool has of the rate of its cluster now (ns).
 func (r *Rule) SetLease(pool policy.Rule, l maps.Lease, now uint64) {
-	leased, safe, rate := now < l.Until, uint64(l.Safe), l.Safe
+	leased, safe := now < l.Until, uint64(l.Safe)
 	r.Leased, r.SafeBits = &leased, &safe
 	if leased {
 		lease, ends := uint64(l.Rate), l.Until-now
-		r.LeaseBits, r.LeaseEndsInNS, rate = &lease, &ends, l.Rate
+		r.LeaseBits, r.LeaseEndsInNS = &lease, &ends
 	}
-	r.rateNow, r.capacityNow = limit(pool.Part(rate))
+	r.rateNow, r.capacityNow = limit(pool.Part(l.At(now)))
 }
 
 // inForce is the rate and capacity that packets meet: those of the lease, or else of the safe share, where a pool has a
@@ -39,9 +39,9 @@ func (r *Rule) lease() string {
 	case r.Leased == nil:
 		return ""
 	case !*r.Leased:
-		return fmt.Sprintf("none; its safe share of %s is in force", rateText(r.SafeBits))
+		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(*r.SafeBits))
 	}
-	return fmt.Sprintf("%s of %s for %s unless renewed, then %s", rateText(r.LeaseBits), rateText(r.RateBits), about(*r.LeaseEndsInNS), rateText(r.SafeBits))
+	return fmt.Sprintf("%s of %s for %s unless renewed, then %s", bitsText(*r.LeaseBits), rateText(r.RateBits), about(*r.LeaseEndsInNS), bitsText(*r.SafeBits))
 }
 
 // leaseCell is lease in a table.
@@ -50,7 +50,7 @@ func (r *row) leaseCell() string {
 	case r.Leased == nil:
 		return ""
 	case !*r.Leased:
-		return "safe " + rateText(r.SafeBits)
+		return "safe " + bitsText(*r.SafeBits)
 	}
-	return rateText(r.LeaseBits)
+	return bitsText(*r.LeaseBits)
 }

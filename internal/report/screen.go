@@ -38,7 +38,7 @@ func (r *Rule) RateText() string { return r.rate() }
 // RateNowText is RateText, but of a pool with a cluster what packets meet: the lease or the safe share.
 func (r *Rule) RateNowText() string {
 	if r.Leased != nil {
-		return rateText(r.RateNow())
+		return bitsText(*r.RateNow())
 	}
 	return r.rate()
 }

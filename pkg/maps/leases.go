@@ -26,6 +26,14 @@ type Lease struct {
 	Epoch uint64      // of the store
 }
 
+// At is the rate in force at a time in ns.
+func (l Lease) At(now uint64) policy.Rate {
+	if now < l.Until {
+		return l.Rate
+	}
+	return l.Safe
+}
+
 // Lease is the last lease of a pool; false if the pool has no cluster.
 func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
 	if _, v, ok := s.leased(pool); ok {
