@@ -74,15 +74,16 @@ func TestAgent(t *testing.T) {
 	}
 
 	store.Kill()
-	a.says("does not answer")
+	a.says("cannot get leases from the store at")
 	a.says("pool up: the lease ended, and the safe share is in force")
 	time.Sleep(time.Second) // for messages that repeat
 	store.Start()
-	a.says("answers again")
+	a.says("gives leases again")
 	a.says("the store was emptied or may have lost writes; leases for cluster customer come again")
 	a.says("pool up: a lease is in force")
 
-	r.ok("pool", "set", "up", "--cluster", "none")
+	r.refused(exitInput, "would have it for itself; give its own --rate", "pool", "set", "up", "--cluster", "none")
+	r.ok("pool", "set", "up", "--cluster", "none", "--rate", "1mbit")
 	a.says("no pool has a cluster; waiting for one")
 	r.ok("pool", "set", "up", "--cluster", "customer")
 	a.says("pool up: a lease is in force")
@@ -152,12 +153,17 @@ func TestLeasesAreShown(t *testing.T) {
 	if p := shown("up"); p.Leased == nil || *p.Leased || p.Lease != nil || p.EndsIn != nil || *p.Safe != 10_000_000 || p.Rate != 100_000_000 {
 		t.Errorf("before the first lease: %+v", p)
 	}
-	says("lease none; its safe share of 10mbit is in force", "pool", "show", "up")
-	says("[lease: none; its safe share of 10mbit is in force]", "show", "--sentences")
-	says("up 100mbit safe 10mbit", "show", "--tree")
+	says("lease none; its safe share of 10.0mbit is in force", "pool", "show", "up")
+	says("[lease: none; its safe share of 10.0mbit is in force]", "show", "--sentences")
+	says("up 100mbit safe 10.0mbit", "show", "--tree")
 	says("no lease was ever granted to up (10mbit): the safe share is in force", "doctor")
 	metric("leased", "0")
 	metric("safe_bits_per_second", "1e+07")
+
+	// What packets meet on this host is what answers are about.
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--within", "up")
+	says("bucket of pool up: 0 of 375000 bytes", "ask", "va", "egress", "10.0.0.7")
+	r.ok("delete", "va", "egress", "10.0.0.0/24")
 
 	told := r.events("--kind", "lease")
 	a := r.agent("--store", store.URL)
@@ -273,7 +279,7 @@ func TestServeRenewsLeases(t *testing.T) {
 	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
 	s := r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
-	s.says("renewing the leases of host h1")
+	s.says("asks for leases for host h1")
 	s.says("cluster: pool up: a lease is in force")
 	if got := r.result(r.command("agent", "--store", store.URL)); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
 		t.Errorf("an agent beside it: %+v", got)

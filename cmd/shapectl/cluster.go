@@ -67,7 +67,8 @@ func clusterForgetCommand(e *env) *cobra.Command {
 		Use:   "forget NAME HOST [POOL] | NAME --missing [flags]",
 		Short: "Free what is reserved for a host that will not come back",
 		Long: `Free what is reserved for a host that will not come back, so that the other hosts get it. forget refuses while the
-host is live. If the host still runs with its safe share, all hosts together can exceed the rate by that.
+host is live. If the host still runs with its safe share, all hosts together can exceed the rate by that. With POOL, only
+what is reserved for this pool of the host is freed.
 
 --missing frees what is reserved for hosts that have not come back since the store was emptied.`,
 		Example: `  shapectl cluster forget customer-7 gateway-3
@@ -168,11 +169,18 @@ func (e *env) statusOf(v *cluster.View) report.ClusterStatus {
 			c.UseBits += m.Use
 		}
 		c.Members = append(c.Members, report.ClusterMember{
-			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, RateBits: m.Rate,
+			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, FloorBits: unlessZero(m.Floor), ShareBits: unlessZero(m.Share), RateBits: m.Rate,
 			DemandBits: m.Demand, UseBits: m.Use, LeaseBits: m.Lease, SafeBits: m.Safe, ClaimBits: m.Claims,
 		})
 	}
 	return c
+}
+
+func unlessZero(bits uint64) *uint64 {
+	if bits == 0 {
+		return nil
+	}
+	return &bits
 }
 
 // A forgotten is a host that was forgotten, or all missing ones.
@@ -203,25 +211,25 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 		return err
 	}
 	var found []cluster.MemberView
-	var hosts []string
+	known := false
 	for _, m := range v.Members {
-		hosts = append(hosts, m.Host)
+		known = known || m.Host == host
 		if m.Host == host && (len(pool) == 0 || m.Pool == pool[0]) {
 			found = append(found, m)
 		}
 	}
 	if len(found) == 0 {
-		none := fmt.Sprintf("nothing to forget: cluster %s has no such host", plain.Line(name))
-		if similar := plain.SimilarName(host, hosts); similar != "" && similar != host {
-			none += fmt.Sprintf("; did you mean %s?", plain.Line(similar))
+		what := "host"
+		if known {
+			what = "pool of that host"
 		}
-		return e.forgot(nil, none)
+		return e.forgot(nil, fmt.Sprintf("nothing to forget: cluster %s has no such %s; %s lists all", plain.Line(name), what, e.suggest("cluster status", name)))
 	}
 	var all []forgotten
 	for _, m := range found {
 		err := s.Forget(ctx, name, host, m.Pool)
 		if errors.Is(err, cluster.ErrLive) {
-			err = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or take its pool %s out of the cluster by --cluster none",
+			err = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or remove its pool %s",
 				plain.Line(host), m.Age, plain.Line(m.Pool))
 		} else if err != nil {
 			err = fromStore(s, err)

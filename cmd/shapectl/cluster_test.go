@@ -52,7 +52,7 @@ func TestClusterStatus(t *testing.T) {
 	r.refused(exitInput, "another --prefix", "cluster", "status", "customer-7", "--prefix", "other")
 
 	r.refused(exitInput, "host gate-1 is live", "cluster", "forget", "customer-7", "gate-1")
-	if out := r.ok("cluster", "forget", "customer-7", "gate-2"); out != "nothing to forget: cluster customer-7 has no such host; did you mean gate-1?\n" {
+	if out := r.ok("cluster", "forget", "customer-7", "gate-2"); out != "nothing to forget: cluster customer-7 has no such host; 'shapectl cluster status customer-7' lists all\n" {
 		t.Errorf("forget another host: %q", out)
 	}
 	r.prints("nothing is reserved for missing hosts\n", "cluster", "forget", "customer-7", "--missing")

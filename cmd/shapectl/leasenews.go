@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/cluster"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // leaseNews tells what becomes of leases: of each change once.
@@ -18,10 +19,12 @@ type leaseNews struct {
 	problem  string                    // why pools cannot be read; "" if they can
 	statuses map[string]cluster.Status // of the last answer for a pool
 	replaced uint64                    // ns: when another agent last acted for this host
+	told     uint64                    // ns: when that was last told
+	limits   map[string]string         // how the policies of other hosts limit a pool; "" for not at all
 }
 
 func newLeaseNews(say func(string)) *leaseNews {
-	return &leaseNews{say: say, leased: map[string]bool{}, statuses: map[string]cluster.Status{}}
+	return &leaseNews{say: say, leased: map[string]bool{}, statuses: map[string]cluster.Status{}, limits: map[string]string{}}
 }
 
 func (n *leaseNews) tell(format string, args ...any) { n.say(fmt.Sprintf(format, args...)) }
@@ -71,14 +74,17 @@ func (n *leaseNews) failed(err error) {
 	}
 }
 
+// leasesEnd says what happens without the store or the agent.
+var leasesEnd = fmt.Sprintf("leases end within %v, those below the safe share within %v; then the safe shares are in force", cluster.Length, cluster.Rise)
+
 // reached takes note of whether the store answers.
 func (n *leaseNews) reached(now uint64, store string, err error) {
 	switch {
 	case err != nil && n.lostAt == 0:
 		n.lostAt = now
-		n.tell("the store at %s does not answer: %s; leases end within %v, and then the safe shares are in force", store, plain.OneLine(err), cluster.Length)
+		n.tell("cannot get leases from the store at %s: %s; %s", store, plain.OneLine(err), leasesEnd)
 	case err == nil && n.lostAt != 0:
-		n.tell("the store at %s answers again, after %v", store, time.Duration(now-n.lostAt).Round(time.Second))
+		n.tell("the store at %s gives leases again, after %v", store, time.Duration(now-n.lostAt).Round(time.Second))
 		n.lostAt = 0
 	}
 }
@@ -89,18 +95,27 @@ const takeTurns = uint64(time.Minute)
 // heard takes note of what the store answered.
 func (n *leaseNews) heard(now uint64, host string, calls []cluster.Call, answers []cluster.Answer) {
 	changed := map[cluster.Status][]string{}
+	remind := n.told == 0 || now >= n.told+takeTurns
 	for i, c := range calls {
 		id, status := c.Cluster+"\n"+c.Member, answers[i].Status
 		was := n.statuses[id]
 		if status == cluster.Replaced {
-			n.replaced = now
+			if n.replaced = now; remind {
+				n.told = now
+				changed[status] = append(changed[status], c.Cluster)
+			}
+			continue
 		}
-		if status == cluster.Old || was == cluster.Replaced && now < n.replaced+takeTurns {
+		if status == cluster.Old || n.replaced != 0 && now < n.replaced+takeTurns {
 			continue
 		}
 		if c.Request.Rate == 0 {
 			delete(n.statuses, id)
+			delete(n.limits, id)
 			continue
+		}
+		if status == cluster.OK {
+			n.answered(id, c, answers[i])
 		}
 		if n.statuses[id] = status; status != was && (status != cluster.Quiet || c.Request.Granted == 1) {
 			changed[status] = append(changed[status], c.Cluster)
@@ -123,11 +138,26 @@ func (n *leaseNews) heard(now uint64, host string, calls []cluster.Call, answers
 	}
 }
 
+// answered takes note of what a pool does not get because of the policies of other hosts.
+func (n *leaseNews) answered(id string, c cluster.Call, a cluster.Answer) {
+	var why string
+	switch q := &c.Request; {
+	case a.Rate < q.Rate:
+		why = fmt.Sprintf("the policy of another host has a rate of %v, and that is in force for all", policy.Rate(a.Rate))
+	case a.Goal < 0.99*max(q.Floor, q.Share):
+		why = "floors and fixed shares of all hosts together are more than the rate, so this host gets less than its own"
+	}
+	if why != "" && why != n.limits[id] {
+		n.tell("cluster %s: %s", plain.Line(c.Cluster), why)
+	}
+	n.limits[id] = why
+}
+
 // stops tells what becomes of leases without the renewer.
 func (n *leaseNews) stops() {
 	for _, has := range n.leased {
 		if has {
-			n.tell("stopped; leases end within %v, and then the safe shares are in force", cluster.Length)
+			n.tell("stopped; %s", leasesEnd)
 			return
 		}
 	}

@@ -44,7 +44,7 @@ const (
 
 // started tells what the renewer does.
 func (r *renewer) started() (status string) {
-	status = fmt.Sprintf("renewing the leases of host %s in the store at %s", plain.Line(r.host), r.store.Address())
+	status = fmt.Sprintf("asks for leases for host %s in the store at %s", plain.Line(r.host), r.store.Address())
 	r.say(status)
 	return status
 }

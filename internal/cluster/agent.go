@@ -190,7 +190,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		// If that process is on another host, both use the share of one.
 		s.turn, s.answered, s.answers = 0, 0, nil
 		lease = s.pool.Lease
-		lease.Rate, lease.Until = policy.MinRate, now+uint64(rise)
+		lease.Rate, lease.Until = policy.MinRate, now+uint64(Rise)
 		return c.session.pool, lease, true
 	case Old, Newer, Broken:
 		return "", Lease{}, false
@@ -222,7 +222,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	}
 	lease.Until = s.sent + uint64(Length-Length/drift)
 	if lease.Rate < lease.Safe {
-		lease.Until = now + uint64(rise)
+		lease.Until = now + uint64(Rise)
 	}
 	return c.session.pool, lease, true
 }

@@ -133,7 +133,7 @@ func TestReplaced(t *testing.T) {
 	p.Lease = Lease{Rate: 5e8, Safe: 1e8, Until: testTime + uint64(time.Second)}
 	c := ask(t, a, testTime, p)
 	_, lease, ok := a.Hear(testTime, c, Answer{Status: Replaced, Again: slowUs})
-	if !ok || lease.Rate != leastRate || lease.Until != testTime+uint64(rise) {
+	if !ok || lease.Rate != leastRate || lease.Until != testTime+uint64(Rise) {
 		t.Errorf("%+v %v", lease, ok)
 	}
 }

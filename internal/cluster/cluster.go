@@ -30,10 +30,10 @@ const (
 	// drift is by how much monotonic clocks of two hosts may differ in speed, as 1/drift. Linux changes the speed of a
 	// clock by at most 1/2000.
 	drift = 100
-	// rise is how long after the last answer a host that has less than its safe share begins to use it. By then the store
+	// Rise is how long after the last answer a host that has less than its safe share begins to use it. By then the store
 	// counts on it, and the leases that others got before have ended.
-	rise = 3 * Length
-	// silence is how old what a host counts on may be. With one lease length it is shorter than rise. It must be longer than
+	Rise = 3 * Length
+	// silence is how old what a host counts on may be. With one lease length it is shorter than Rise. It must be longer than
 	// two intervals, as an answer is acknowledged by the next request.
 	silence = 3500 * time.Millisecond
 	// early is by how much the others begin to make room before a member's lease has ended.

@@ -122,6 +122,31 @@ func (o Options) tls(c *tls.Config) (*tls.Config, error) {
 	return c, nil
 }
 
+// explain says what an error of Redis means, and what to do.
+func (s *Store) explain(err error) error {
+	var says string
+	switch text := err.Error(); {
+	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
+		says = "it refuses the user or the password"
+	case redis.HasErrorPrefix(err, "NOPERM"):
+		says = "the user lacks a right; docs/cluster.md lists all"
+	case redis.HasErrorPrefix(err, "OOM"):
+		says = "it has no memory left; raise its maxmemory"
+	case redis.HasErrorPrefix(err, "READONLY"):
+		says = "it is a replica; name the primary, or Sentinels"
+	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err), strings.Contains(text, "EOF"):
+		says = fmt.Sprintf("no answer within %v", Timeout)
+		if s.client.Options().TLSConfig != nil {
+			says += "; perhaps it does not speak TLS, then write redis://"
+		} else {
+			says += "; perhaps it speaks only TLS, then write rediss://"
+		}
+	default:
+		return err
+	}
+	return fmt.Errorf("%s (%w)", says, err)
+}
+
 // Close ends all connections.
 func (s *Store) Close() error { return s.client.Close() }
 
@@ -148,7 +173,7 @@ func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
 		}
 		got, err := s.script.Run(ctx, s.client, keys, args...).StringSlice()
 		if err != nil {
-			return answers, err
+			return answers, s.explain(err)
 		}
 		for _, text := range got {
 			var a Answer

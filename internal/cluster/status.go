@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A View is what the store knows of a cluster. Rates are in bits per second.
@@ -30,6 +32,7 @@ type MemberView struct {
 	Age                 time.Duration
 	Rate                uint64 // of the cluster, by the policy of this host
 	Weight              uint64
+	Floor, Share        uint64 // by the policy of this host; 0 for none
 	Demand, Use         uint64
 	Lease, Safe, Claims uint64 // what it was granted, and what it may be using
 }
@@ -56,8 +59,11 @@ func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
 	for keys.Next(ctx) {
 		names = append(names, strings.TrimPrefix(keys.Val(), prefix))
 	}
+	if err := keys.Err(); err != nil {
+		return nil, s.explain(err)
+	}
 	slices.Sort(names)
-	return slices.Compact(names), keys.Err()
+	return slices.Compact(names), nil
 }
 
 // escapeGlob escapes what is special in a pattern of Redis.
@@ -73,7 +79,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		fields, clock = p.HGetAll(ctx, s.key(cluster)), p.Time(ctx)
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
+		return nil, fmt.Errorf("cluster %q: %w", cluster, s.explain(err))
 	}
 	text, known := fields.Val()[""]
 	if !known {
@@ -101,8 +107,8 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		}
 		m := MemberView{
 			Age:  max(0, clock.Val().Sub(time.Unix(int64(r.Clock), 0)).Truncate(time.Second)),
-			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Demand: uint64(r.Demand), Use: uint64(r.Use),
-			Lease: uint64(max(0, r.Lease)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
+			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Floor: uint64(r.Floor), Share: uint64(r.Share), Demand: uint64(r.Demand), Use: uint64(r.Use),
+			Lease: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
 		}
 		if m.Silent = r.Order <= c.Lapsed || m.Age >= forgettable; m.Silent {
 			m.Claims = m.Safe

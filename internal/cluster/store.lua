@@ -17,9 +17,9 @@
 --	lapsed	requests up to this one are older than a lease can be; so are leases that they got
 --	horizon	this one and later ones came at most `silence` before the member sent what it asks now
 --
--- (Length, silence and rise are in cluster.go.) A member whose lease is smaller than its safe share begins to use that
--- `rise` after the answer that granted it. So the member that asks counts only on those that have proven, from the horizon
--- on, that they got such an answer. Its own lease ends at most silence + Length after these answers, and rise is longer.
+-- (Length, silence and Rise are in cluster.go.) A member whose lease is smaller than its safe share begins to use that
+-- `Rise` after the answer that granted it. So the member that asks counts only on those that have proven, from the horizon
+-- on, that they got such an answer. Its own lease ends at most silence + Length after these answers, and Rise is longer.
 -- An old request, which was held up on its way, proves nothing.
 
 local VERSION = 1

@@ -21,7 +21,7 @@ type ClusterStatus struct {
 	RateBits   uint64 `json:"rate_bits_per_second"`   // the least that a host's policy has
 	LeasedBits uint64 `json:"leased_bits_per_second"` // what all members together may use
 	UseBits    uint64 `json:"use_bits_per_second"`    // of all live members
-	// MissingBits is kept for the safe shares of hosts that have not come back since the store was emptied.
+	// MissingBits is reserved for the safe shares of hosts that have not come back since the store was emptied.
 	MissingBits uint64          `json:"missing_bits_per_second"`
 	Members     []ClusterMember `json:"members"`
 	ForgetHost  string          `json:"-"` // the command that frees the share of a silent member, but for its host
@@ -30,17 +30,21 @@ type ClusterStatus struct {
 
 // A ClusterMember is a pool of a host in a cluster.
 type ClusterMember struct {
-	Host       string `json:"host"`   // the name of the host
-	Pool       string `json:"pool"`   // the name of its pool
-	State      string `json:"state"`  // live, or silent: the lease ended
-	AgeNS      uint64 `json:"age_ns"` // since its last request
-	Weight     uint64 `json:"weight"`
-	RateBits   uint64 `json:"rate_bits_per_second"`   // of the cluster, by the policy of this host
-	DemandBits uint64 `json:"demand_bits_per_second"` // what it would use without a limit, as far as can be told
-	UseBits    uint64 `json:"use_bits_per_second"`    // what it used lately
-	LeaseBits  uint64 `json:"lease_bits_per_second"`  // what it was granted
-	SafeBits   uint64 `json:"safe_bits_per_second"`   // what it has without a lease
-	ClaimBits  uint64 `json:"claim_bits_per_second"`  // the most that it may be using
+	Host   string `json:"host"`   // the name of the host
+	Pool   string `json:"pool"`   // the name of its pool
+	State  string `json:"state"`  // live, or silent: the lease ended
+	AgeNS  uint64 `json:"age_ns"` // since its last request
+	Weight uint64 `json:"weight"`
+	// FloorBits is null for the default.
+	FloorBits *uint64 `json:"floor_bits_per_second"`
+	// ShareBits is null unless the lease is fixed.
+	ShareBits  *uint64 `json:"share_bits_per_second"`
+	RateBits   uint64  `json:"rate_bits_per_second"`   // of the cluster, by the policy of this host
+	DemandBits uint64  `json:"demand_bits_per_second"` // what it would use without a limit, as far as can be told
+	UseBits    uint64  `json:"use_bits_per_second"`    // what it used lately
+	LeaseBits  uint64  `json:"lease_bits_per_second"`  // what it was granted
+	SafeBits   uint64  `json:"safe_bits_per_second"`   // what it has without a lease
+	ClaimBits  uint64  `json:"claim_bits_per_second"`  // the most that it may be using
 }
 
 // States of a ClusterMember.
@@ -91,13 +95,29 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	if c.Quiet {
 		note("The store was emptied or may have lost writes: no leases until those from before have ended.")
 	}
-	if slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
-		note(fmt.Sprintf("The policies of the hosts differ in the rate; %s, the least, is in force.", rateText(&c.RateBits)))
+	var least []string
+	var fixed uint64
+	for _, m := range c.Members {
+		if m.State == Live && m.RateBits == c.RateBits {
+			least = append(least, m.Host)
+		}
+		switch {
+		case m.ShareBits != nil:
+			fixed += *m.ShareBits
+		case m.FloorBits != nil:
+			fixed += *m.FloorBits
+		}
+	}
+	if len(least) > 0 && slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
+		note(fmt.Sprintf("The policies of the hosts differ in the rate; the least, %s, is in force. It is from %s.", rateText(&c.RateBits), plain.List(least)))
+	}
+	if fixed > c.RateBits {
+		note(fmt.Sprintf("Floors and fixed shares are %s together, which is more than the rate: fixed shares come first, and what does not fit is lowered for all.", bitsText(fixed)))
 	}
 	if silent > 0 {
 		note("The safe shares of silent hosts stay reserved. If a host will not come back: " + c.ForgetHost)
 	}
-	if c.MissingBits > 0 {
+	if c.MissingBits > 0 && !c.Quiet { // else they may come back in a moment
 		note(fmt.Sprintf("%s are reserved for hosts that have not come back since the store was emptied. If they will not: %s", bitsText(c.MissingBits), c.ForgetLost))
 	}
 	return nil
@@ -121,6 +141,17 @@ func (c *ClusterStatus) columns() []column {
 			return bitsText(of(r.member))
 		}})
 	}
+	option := func(head string, of func(*ClusterMember) string) {
+		columns = append(columns, column{head: head, right: true, drop: 4, cell: func(r *row) string { return of(r.member) }})
+	}
+	option("WEIGHT", func(m *ClusterMember) string {
+		if m.Weight == 1 {
+			return ""
+		}
+		return fmt.Sprint(m.Weight)
+	})
+	option("FLOOR", func(m *ClusterMember) string { return optional(m.FloorBits, bitsText) })
+	option("SHARE", func(m *ClusterMember) string { return optional(m.ShareBits, bitsText) })
 	add("DEMAND", 1, func(m *ClusterMember) uint64 { return m.DemandBits })
 	add("USE", 0, func(m *ClusterMember) uint64 { return m.UseBits })
 	add("LEASE", 0, func(m *ClusterMember) uint64 { return m.LeaseBits })
