@@ -68,6 +68,24 @@ func TestCalm(t *testing.T) {
 	}
 }
 
+// TestEmptiedAgain empties the store before it has granted leases again. Hosts that are back must not be reserved for.
+func TestEmptiedAgain(t *testing.T) {
+	for seed := range uint64(short(100)) {
+		w := settled(t, seed)
+		for range 1 + w.IntN(5) {
+			w.lose(&simStore{clusters: map[string]*simCluster{}})
+			w.run(time.Duration(w.Float64() * 4e9))
+		}
+		w.run(Rise + Length)
+		if c := w.store.clusters[theCluster]; c.missing() > 0 {
+			w.fail("%.0f is reserved for hosts that are not missing", c.missing())
+		}
+		for p, want := range w.unfair() {
+			w.fail("a lease of %d: %.0f would be fair", p.Lease.Rate, want)
+		}
+	}
+}
+
 // settled is a world in which nothing goes wrong, some time after all agents started.
 func settled(t *testing.T, seed uint64) *world {
 	w := newWorld(t, seed, faults{delay: 20 * time.Millisecond, drift: 5e-4})

@@ -128,10 +128,12 @@ func (s *Store) explain(err error) error {
 	switch text := err.Error(); {
 	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
 		says = "it refuses the user or the password"
-	case redis.HasErrorPrefix(err, "NOPERM"):
+	case redis.HasErrorPrefix(err, "NOPERM"), strings.Contains(text, "can't run this command"):
 		says = "the user lacks a right; docs/cluster.md lists all"
 	case redis.HasErrorPrefix(err, "OOM"):
 		says = "it has no memory left; raise its maxmemory"
+	case redis.HasErrorPrefix(err, "NOREPLICAS"):
+		says = "it has too few replicas that answer"
 	case redis.HasErrorPrefix(err, "READONLY"):
 		says = "it is a replica; name the primary, or Sentinels"
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err), strings.Contains(text, "EOF"):

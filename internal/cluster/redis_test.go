@@ -258,8 +258,8 @@ func TestRollingUpgrade(t *testing.T) {
 		{"local VERSION = 1\n", "local VERSION = 2\n"},
 		{"local MEMBER = fields(19)", "local MEMBER = fields(20)"},
 		{"q[A.use], clock}\n", "q[A.use], clock, 42}\n"},
-		{"fields(26)", "fields(27)"},
-		{"moved = 26}", "moved = 26, added = 27}"},
+		{"fields(27)", "fields(28)"},
+		{"unseen = 27}", "unseen = 27, added = 28}"},
 	} {
 		if strings.Count(script, change[0]) != 1 {
 			t.Fatalf("%q is not in the script once", change[0])
@@ -375,6 +375,28 @@ func TestForeignKey(t *testing.T) {
 	if err != nil || answers[0].Status != Broken || answers[1].Status != Quiet {
 		t.Errorf("%+v %v", answers, err)
 	}
+}
+
+// TestRefusals has a Redis that refuses to write. That is no fault of the records.
+func TestRefusals(t *testing.T) {
+	s := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
+	grant(t, s)
+	ctx := context.Background()
+	refused := func(want string) {
+		t.Helper()
+		_, err := s.Renew(ctx, []Call{ask(t, New("h", 1), testTime, testPool)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
+	}
+	testenv.Must(t, s.client.ConfigSet(ctx, "maxmemory", "1").Err())
+	refused("it has no memory left; raise its maxmemory (OOM")
+	testenv.Must(t, s.client.ConfigSet(ctx, "maxmemory", "0").Err())
+	testenv.Must(t, s.client.ReplicaOf(ctx, "127.0.0.1", "1").Err())
+	refused("it is a replica; name the primary, or Sentinels (READONLY")
+	testenv.Must(t, s.client.ReplicaOf(ctx, "NO", "ONE").Err())
+	testenv.Must(t, s.client.ACLSetUser(ctx, "default", "-hset").Err())
+	refused("the user lacks a right; docs/cluster.md lists all (")
 }
 
 // TestBrokenRecords has records that somebody else has written: no lease may come of them.

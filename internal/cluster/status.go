@@ -46,7 +46,7 @@ type record struct {
 type stateRecord struct {
 	Version, Epoch, Order, Lapsed, Early, Silent, Scanned, ScannedLapsed, ScannedSilent float64
 	Oldest, OldestProven, Asked, Changed, Members, Rate, Claims, Safes                  float64
-	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen, Moved                     float64
+	Level, Spare, Fixed, Pressed, Equal, Wanted, Known, Seen, Moved, Unseen             float64
 }
 
 // forgettable is the age at which a member counts as silent, even if no other one has said so. store.lua has the same.

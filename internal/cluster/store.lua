@@ -34,6 +34,9 @@ local FLOORS = 100 -- a member's default floor is this part of an equal share
 
 local OK, OLD, REPLACED, NEWER, QUIET, BROKEN, LIVE = 0, 1, 2, 3, 4, 5, 6
 
+-- Parts of the errors with which Redis refuses commands: no memory, a replica, and rights that a user lacks.
+local REFUSALS = {'OOM', 'READONLY', 'NOREPLICAS', 'NOPERM', "can't run this command"}
+
 -- The format of so many numbers, and its size.
 local function fields(n) return {format = '<' .. string.rep('d', n), bytes = 8 * n} end
 
@@ -55,8 +58,8 @@ local ANSWER = fields(11)
 local S = {version = 1, epoch = 2, order = 3, lapsed = 4, early = 5, silent = 6, scanned = 7, scannedLapsed = 8,
 	scannedSilent = 9, oldest = 10, oldestProven = 11, asked = 12, changed = 13, members = 14, rate = 15, claims = 16,
 	safes = 17, level = 18, spare = 19, fixed = 20, pressed = 21, equal = 22, wanted = 23, known = 24, seen = 25,
-	moved = 26}
-local STATE = fields(26)
+	moved = 26, unseen = 27}
+local STATE = fields(27)
 
 local floor, min, max = math.floor, math.min, math.max
 
@@ -234,7 +237,9 @@ local function renew(key, name, q, here, clock)
 		if same then
 			proven, lost = before[M.proven], before[M.lost]
 			if q[A.answered] == before[M.seq] then
-				if lost > 0 then s[S.seen], s[S.changed], lost = s[S.seen] + q[A.safe], s[S.changed] + 1, 0 end
+				if lost > 0 then
+					s[S.seen], s[S.unseen], s[S.changed], lost = s[S.seen] + q[A.safe], s[S.unseen] - lost, s[S.changed] + 1, 0
+				end
 				if before[M.lease] >= 0 then proven = before[M.order] end
 			end
 		else
@@ -245,7 +250,8 @@ local function renew(key, name, q, here, clock)
 	else
 		if turn == 0 then turn = q[A.new] end
 		if q[A.epoch] ~= s[S.epoch] then -- else an operator has forgotten it
-			s[S.known], lost = max(s[S.known], q[A.known]), q[A.granted]
+			s[S.known] = max(s[S.known], q[A.known])
+			if q[A.granted] > 0 then s[S.unseen], lost = s[S.unseen] + safe, safe end
 		end
 		s[S.members] = s[S.members] + 1
 	end
@@ -257,6 +263,7 @@ local function renew(key, name, q, here, clock)
 	if q[A.rate] == 0 then -- it leaves, or an operator forgets it, who does not know its turn
 		redis.call('HDEL', key, name)
 		if not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
+		s[S.unseen] = s[S.unseen] - lost
 		s[S.members], s[S.changed] = s[S.members] - 1, s[S.changed] + 1
 		if s[S.members] == 0 and missing(s) == 0 then
 			redis.call('DEL', key)
@@ -299,13 +306,19 @@ local function renew(key, name, q, here, clock)
 	local sum = lease + safe + goal + s[S.claims] + s[S.safes]
 	if sum - sum ~= 0 then error() end -- somebody else has written records
 	redis.call('HSET', key, '', here .. '\0' .. struct.pack(STATE.format, unpack(s)), name, struct.pack(MEMBER.format, unpack(m)))
-	return answer(status, turn, s, lease, safe, again, s[S.safes] + missing(s), goal)
+	-- What is missing has the safe shares of members that have not yet got an answer, which are also among the others.
+	local known = s[S.safes] + max(0, missing(s) - s[S.unseen])
+	return answer(status, turn, s, lease, safe, again, known, goal)
 end
 
 local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- for people only
 for i, key in ipairs(KEYS) do
 	local done, result = pcall(renew, key, ARGV[2 * i - 1], numbers(ASK, ARGV[2 * i], 1), here, clock)
-	-- What somebody else has put there must not cost other clusters their leases.
+	-- What somebody else has put there must not cost other clusters their leases. Redis itself refuses all of them alike.
+	local why = not done and (type(result) == 'table' and result.err or tostring(result)) or ''
+	for _, refusal in ipairs(REFUSALS) do
+		if string.find(why, refusal, 1, true) then return redis.error_reply(refusal .. ': ' .. why) end
+	end
 	answers[i] = done and result or struct.pack(ANSWER.format, BROKEN, 0, 0, 0, 0, 0, SLOW, 0, 0, 0, 0)
 end
 return answers

@@ -16,7 +16,7 @@ type simCluster struct {
 	oldest, oldestProven, asked, changed, count, rate float64
 	claims, safes                                     float64
 	level, spare, fixed, pressed, equal, wanted       float64
-	known, seen, moved                                float64
+	known, seen, moved, unseen                        float64
 	members                                           map[string]simMember
 }
 
@@ -224,6 +224,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			if q.Answered == before.seq {
 				if lost > 0 {
 					c.seen += q.Safe
+					c.unseen -= lost
 					c.changed++
 					lost = 0
 				}
@@ -240,7 +241,10 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			turn = q.New
 		}
 		if q.Epoch != c.epoch {
-			c.known, lost = max(c.known, q.Known), q.Granted
+			c.known = max(c.known, q.Known)
+			if q.Granted > 0 {
+				c.unseen, lost = c.unseen+safe, safe
+			}
 		}
 		c.count++
 	}
@@ -254,6 +258,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		if !known {
 			c.seen += q.Safe
 		}
+		c.unseen -= lost
 		c.count--
 		c.changed++
 		if c.count == 0 && c.missing() == 0 {
@@ -310,6 +315,6 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		c.oldestProven = min(c.oldestProven, proven)
 	}
 	c.members[name] = m
-	out.Known, out.Members, out.Rate = c.safes+c.missing(), c.count, c.rate
+	out.Known, out.Members, out.Rate = c.safes+max(0, c.missing()-c.unseen), c.count, c.rate
 	return out
 }
