@@ -313,3 +313,71 @@ func BenchmarkAgentStep(b *testing.B) {
 		b.StartTimer()
 	}
 }
+
+// A revert brings back a pool's cluster, but no lease that the cluster has given to others meanwhile, and none of another one.
+func TestLeaseAfterRevert(t *testing.T) {
+	const before = "pools: {c: {rate: 10mbit, cluster: C}}\ndevices: {}\n"
+	for name, after := range map[string]string{
+		"another cluster": "pools: {c: {rate: 10mbit, cluster: D}}\ndevices: {}\n",
+		"no cluster":      "pools: {c: {rate: 10mbit}}\ndevices: {}\n",
+		"no pool":         "devices: {}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
+			members := func(name string) int {
+				for _, c := range r.clusters() {
+					if c.Cluster == name {
+						return len(c.Members)
+					}
+				}
+				return 0
+			}
+			leased := func() bool {
+				return strings.Contains(strings.ReplaceAll(r.ok("-j", "pool", "show"), " ", ""), `"lease_bits_per_second":10000000,`)
+			}
+			r.ok("apply", r.policy(before))
+			a := r.agent("--host", "h1")
+			testenv.Eventually(t, "a lease", leased)
+
+			r.ok("apply", r.policy(after), "--confirm", "3s", "--allow-empty")
+			time.Sleep(1500 * time.Millisecond)
+			if members("C") != 1 {
+				t.Error("it left its cluster before the change was confirmed")
+			}
+			testenv.Eventually(t, "a lease after the revert", leased)
+
+			r.ok("apply", r.policy(after), "--allow-empty")
+			testenv.Eventually(t, "it leaves", func() bool { return members("C") == 0 })
+			if name == "another cluster" {
+				testenv.Eventually(t, "a lease of the other cluster", leased)
+			}
+			testenv.Must(t, a.cmd.Process.Kill())
+			r.ok("rollback")
+			if l := r.lease("c"); l.At(maps.Now()) != policy.MinRate || l.Safe != policy.MinRate {
+				t.Errorf("the lease is %+v", l)
+			}
+		})
+	}
+}
+
+// A lower rate lowers what each host has, with or without an agent: together they must fit into it.
+func TestLowerRateOfCluster(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
+	r.ok("pool", "set", "c", "--rate", "20mbit", "--cluster", "C")
+	a := r.agent("--host", "h1")
+	testenv.Eventually(t, "a lease", func() bool { return r.lease("c").Safe == 20_000_000 })
+	testenv.Must(t, a.cmd.Process.Kill())
+	a.cmd.Wait()
+	for _, rate := range []string{"10mbit", "5mbit"} {
+		r.ok("pool", "set", "c", "--rate", rate)
+	}
+	if l := r.lease("c"); l.Safe != 5_000_000 || l.Rate != 5_000_000 {
+		t.Errorf("the lease is %+v", l)
+	}
+	r.ok("pool", "set", "c", "--rate", "20mbit")
+	if l := r.lease("c"); l.Safe != 5_000_000 {
+		t.Errorf("with a higher rate: %+v", l)
+	}
+}

@@ -98,7 +98,7 @@ func (r *renewer) step(ctx context.Context) (wait time.Duration, err error) {
 	}
 	now := maps.Now()
 	r.news.seen(now, pools)
-	if calls := r.agent.Ask(now, pools); len(calls) > 0 {
+	if calls := r.agent.Ask(now, pools, r.pools.pending()); len(calls) > 0 {
 		answers, err := r.ask(ctx, calls)
 		if ctx.Err() != nil {
 			return 0, nil
@@ -181,6 +181,11 @@ type clustered struct {
 type clusteredStamp struct {
 	edits, begins, until uint64
 	state                maps.ChangeState
+}
+
+// pending reports whether a revert may bring back pools that are not among those.
+func (c *clustered) pending() bool {
+	return c.stamp.state == maps.Pending || c.stamp.state == maps.Armed
 }
 
 // read returns the pools that have a cluster.

@@ -11,7 +11,7 @@ const testTime = uint64(1e12)
 // ask returns the only call of an agent for one pool.
 func ask(t *testing.T, a *Agent, now uint64, p Pool) Call {
 	t.Helper()
-	calls := a.Ask(now, []Pool{p})
+	calls := a.Ask(now, []Pool{p}, false)
 	if len(calls) != 1 {
 		t.Fatalf("%d calls", len(calls))
 	}
@@ -77,7 +77,7 @@ func TestNews(t *testing.T) {
 	send := func(passed, refused uint64) (asked []Request) {
 		now += uint64(look)
 		p.Passed, p.Refused = p.Passed+passed, p.Refused+refused
-		for _, c := range a.Ask(now, []Pool{p}) {
+		for _, c := range a.Ask(now, []Pool{p}, false) {
 			a.Hear(now, c, answer)
 			asked = append(asked, c.Request)
 		}
@@ -112,17 +112,35 @@ func TestPoolThatIsGone(t *testing.T) {
 	a.Hear(testTime, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
 	now := testTime + uint64(time.Second)
 	for range 2 {
-		calls := a.Ask(now, nil)
+		calls := a.Ask(now, nil, false)
 		if len(calls) != 1 || calls[0].Request.Rate != 0 || calls[0].Request.Turn != 7 {
 			t.Fatalf("%+v", calls)
 		}
 		a.Lost(now, calls[0])
 		now += uint64(time.Second)
 	}
-	c = a.Ask(now, nil)[0]
+	c = a.Ask(now, nil, false)[0]
 	a.Hear(now, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
-	if calls := a.Ask(now+uint64(time.Minute), nil); len(calls) > 0 {
+	if calls := a.Ask(now+uint64(time.Minute), nil, false); len(calls) > 0 {
 		t.Errorf("it left, and still asks: %+v", calls)
+	}
+}
+
+// TestPoolThatMayComeBack stays a member, without asking, while the change that removed it may be reverted.
+func TestPoolThatMayComeBack(t *testing.T) {
+	a := New("h", 1)
+	c := ask(t, a, testTime, testPool)
+	a.Hear(testTime, c, Answer{Turn: 7, Epoch: 1, Again: slowUs})
+	now := testTime + uint64(time.Minute)
+	if calls := a.Ask(now, nil, true); len(calls) > 0 {
+		t.Errorf("it left: %+v", calls)
+	}
+	if next, _ := a.Next(); next <= now {
+		t.Error("it would ask in a loop")
+	}
+	now += uint64(time.Minute)
+	if c := ask(t, a, now, testPool); c.Request.Turn != 7 || c.Request.Rate == 0 {
+		t.Errorf("it came back, and asked %+v", c.Request)
 	}
 }
 

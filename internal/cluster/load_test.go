@@ -74,7 +74,7 @@ func runLoad(b *testing.B, changing float64) {
 					}
 				}
 				last = now - 1e12
-				asked := agent.Ask(now, pools)
+				asked := agent.Ask(now, pools, false)
 				answers, _ := s.Renew(ctx, asked)
 				heard := 1e12 + uint64(time.Since(start))
 				for i, c := range asked {

@@ -353,7 +353,7 @@ func TestForgottenHostReturns(t *testing.T) {
 		t.Errorf("%+v %v", v, err)
 	}
 	for _, a := range agents {
-		if _, err := s.Renew(context.Background(), a.Ask(now+uint64(time.Second), nil)); err != nil {
+		if _, err := s.Renew(context.Background(), a.Ask(now+uint64(time.Second), nil, false)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -371,7 +371,7 @@ func TestForeignKey(t *testing.T) {
 	}
 	other := testPool
 	other.Cluster = "other"
-	answers, err := s.Renew(ctx, append(New("h", 1).Ask(testTime, []Pool{other}), ask(t, New("h", 2), testTime, testPool)))
+	answers, err := s.Renew(ctx, append(New("h", 1).Ask(testTime, []Pool{other}, false), ask(t, New("h", 2), testTime, testPool)))
 	if err != nil || answers[0].Status != Broken || answers[1].Status != Quiet {
 		t.Errorf("%+v %v", answers, err)
 	}
@@ -425,6 +425,11 @@ func TestBrokenRecords(t *testing.T) {
 			}
 			if ok {
 				p.Lease = l
+			}
+			if i > 4 {
+				if v, err := s.View(ctx, p.Cluster); err == nil {
+					t.Errorf("%v: it is shown as %+v", bad, v)
+				}
 			}
 			if uint64(p.Lease.Rate) > p.Rate || uint64(p.Lease.Safe) > p.Rate {
 				t.Errorf("%v: the lease is %+v", bad, p.Lease)

@@ -168,7 +168,7 @@ func (h *simHost) wake() {
 		p.count(now)
 		pools[i] = p.Pool
 	}
-	for _, c := range h.agent.Ask(now, pools) {
+	for _, c := range h.agent.Ask(now, pools, false) {
 		h.send(c)
 	}
 	h.sleep()

@@ -3,8 +3,10 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -66,6 +68,16 @@ func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
+// decodeRecord is decode for a record, whose numbers store.lua keeps within bounds.
+func decodeRecord(b string, v any) error {
+	for i := 0; i+8 <= len(b); i += 8 {
+		if n := math.Float64frombits(binary.LittleEndian.Uint64([]byte(b[i:]))); !(n >= -1 && n <= none) {
+			return errors.New("a record with numbers that shapectl does not write; delete it in the store")
+		}
+	}
+	return decode(b, v)
+}
+
 // escapeGlob escapes what is special in a pattern of Redis.
 func escapeGlob(s string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(s)
@@ -87,7 +99,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 	}
 	_, state, _ := strings.Cut(text, "\x00")
 	var c stateRecord
-	if err := decode(state, &c); err != nil {
+	if err := decodeRecord(state, &c); err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", cluster, err)
 	}
 	if c.Version > Version {
@@ -102,7 +114,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 			continue
 		}
 		var r record
-		if err := decode(text, &r); err != nil {
+		if err := decodeRecord(text, &r); err != nil {
 			return nil, fmt.Errorf("cluster %q, member %q: %w", cluster, name, err)
 		}
 		m := MemberView{

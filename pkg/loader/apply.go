@@ -246,6 +246,9 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, err
 	}
 	err = n.pins.changing(func() error {
+		if until == maps.Never {
+			n.pins.store.Pools().StartLeases()
+		}
 		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}

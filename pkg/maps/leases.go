@@ -17,6 +17,10 @@ const ruleLeased = uint32(bpf.AbiRuleFlagRULE_LEASED)
 // ErrBeginning means that a change of many rules begins within MaxLead, with which a pool gets or loses its cluster.
 var ErrBeginning = errors.New("a change of the pool begins in a moment; try again then")
 
+// ErrBetween means that a change which may still be reverted takes the pool into another cluster: a revert must not bring
+// back a lease of that.
+var ErrBetween = errors.New("the change of its cluster is not confirmed")
+
 // A Lease is the part of its cluster's rate that a pool has on this host.
 type Lease struct {
 	Rate  policy.Rate // until Until
@@ -48,15 +52,19 @@ func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
-// many rules is pending. A rate above that of the pool is lowered to it. The error may wrap ErrBeginning.
+// many rules is pending. A rate above that of the pool is lowered to it. The error may wrap ErrBeginning or ErrBetween.
 func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	id, v, ok := s.leased(pool)
 	if !ok {
 		return errors.New("the pool has no cluster; nothing was changed")
 	}
-	if state, _ := s.Change(); state == Armed && s.rule(id).Version&versionChanges != 0 {
-		if _, next := s.bothPhases(id); present(next) && next.Flags&ruleLeased == 0 {
+	if state, _ := s.Change(); (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0 {
+		old, next := s.bothPhases(id)
+		switch {
+		case state == Armed && present(next) && next.Flags&ruleLeased == 0:
 			return fmt.Errorf("renew a lease: %w", ErrBeginning)
+		case s.clusterOf(id, pool, old) != "" && s.clusterOf(id, pool, next) != "" && s.clusterOf(id, pool, old) != s.clusterOf(id, pool, next):
+			return fmt.Errorf("renew a lease: %w", ErrBetween)
 		}
 	}
 	if v.reverted { // else the bucket would be reverted by the clock of another lease
@@ -65,6 +73,30 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	}
 	s.renew(v, s.entry(id, pool, v, s.phase()).Rule, l)
 	return nil
+}
+
+// clusterOf is the cluster that a version of a pool has; "" for none.
+func (s *Set) clusterOf(id uint32, pool netip.Prefix, v version) policy.ClusterName {
+	if !present(v) || v.Flags&ruleLeased == 0 {
+		return ""
+	}
+	return s.entry(id, pool, v, s.phase()).Cluster.Name
+}
+
+// StartLeases is called before a revert of a change that was confirmed. Pools to which that gives back their cluster begin
+// with the safe share of a new member: the cluster may have given to others what they had there.
+func (s *Set) StartLeases() {
+	for _, it := range byID(s.allPrefixes()) {
+		if s.rule(it.id).Version&versionChanges == 0 {
+			continue
+		}
+		old, next := s.bothPhases(it.id)
+		if was := s.clusterOf(it.id, it.prefix, old); was == "" || was == s.clusterOf(it.id, it.prefix, next) {
+			continue
+		}
+		pool := s.entry(it.id, it.prefix, old, s.phase()).Rule
+		s.renew(old, pool, Lease{Rate: pool.SafeRate(), Safe: pool.SafeRate()})
+	}
 }
 
 // leased is a pool that has a cluster, by its current version.
@@ -158,8 +190,8 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 	}
 }
 
-// setLease gives a pool that gets a cluster a lease on its safe share. It adapts the lease of a pool that has one: it is not
-// above the rate of the pool, and a new safe share takes effect unless a lease was granted.
+// setLease gives a pool that gets a cluster a lease on its safe share. It adapts the lease of a pool that has one: it is
+// lowered with the rate of the pool, and a new safe share takes effect unless a lease was granted.
 func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) {
 	if want.Cluster.Name == "" {
 		return
@@ -172,12 +204,16 @@ func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) 
 		return
 	}
 	to := leaseIn(l, set)
-	have := s.entry(it.id, it.prefix, old, s.phase()).Cluster.Name
-	another := have != want.Cluster.Name // which has granted nothing
-	if another || to.Until == 0 {
+	have := s.entry(it.id, it.prefix, old, s.phase()).Rule
+	another := have.Cluster.Name != want.Cluster.Name // which has granted nothing
+	lower := want.Rate < have.Rate                    // perhaps on all hosts, whose parts of it must fit at once
+	switch {
+	case another || to.Until == 0:
 		to = Lease{Rate: safe, Safe: safe}
+	case lower:
+		to.Rate, to.Safe = to.Rate.Scaled(want.Rate, have.Rate), to.Safe.Scaled(want.Rate, have.Rate)
 	}
-	if at == atOnce || another || max(to.Rate, to.Safe) > want.Rate {
+	if at == atOnce || another || lower {
 		s.renew(old, want, to)
 	}
 }
