@@ -35,7 +35,7 @@ import (
 const (
 	exitDone     = 0
 	exitInput    = 1 // bad usage or input; nothing was changed
-	exitKernel   = 2 // the kernel refused
+	exitKernel   = 2 // the kernel refused, or the store of leases
 	exitDiffers  = 3 // diff found differences
 	exitDegraded = 4 // partly done, or not all in force
 	exitMissing  = 5 // a permission or kernel feature is missing
