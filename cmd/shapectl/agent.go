@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -122,7 +123,7 @@ func (e *env) hostIn(given string) (string, error) {
 			name += "/" + e.netns
 		}
 	}
-	if len(name) > longestHost || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }) {
+	if len(name) > longestHost || !utf8.ValidString(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		return "", inputf("--host %s: use at most %d printable characters", plain.Line(strconv.Quote(name)), longestHost)
 	}
 	return name, nil

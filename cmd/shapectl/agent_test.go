@@ -361,6 +361,14 @@ func TestLeaseAfterRevert(t *testing.T) {
 	}
 }
 
+// A name that a terminal or Redis could misread is refused.
+func TestNameOfHost(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"a\tb", "a\nb", "\x1b[31m", "\xff\xfe", strings.Repeat("x", 256)} {
+		r.refused(exitInput, "use at most 255 printable characters", "agent", "--store", "redis://127.0.0.1:1", "--host", name)
+	}
+}
+
 // A lower rate lowers what each host has, with or without an agent: together they must fit into it.
 func TestLowerRateOfCluster(t *testing.T) {
 	r := newRig(t)

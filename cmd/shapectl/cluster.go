@@ -45,8 +45,9 @@ func clusterStatusCommand(e *env) *cobra.Command {
 		Short: "Show each host's demand, use and lease",
 		Long: `Show each host's demand, use and lease, as the store knows them; of one cluster, or of all.
 
-LEASE is what the host has now, and SAFE what it has without a lease. AGE is the time since its last request. A host is
-silent when its lease has ended. Its safe share stays reserved, because it may still use that.`,
+DEMAND is what senders would use without a limit, at most the whole rate. LEASE is what the host has now, and SAFE what it
+has without a lease. AGE is the time since its last request. A host is silent when its lease has ended. Its safe share stays
+reserved, because it may still use that.`,
 		Example: `  shapectl cluster status
   shapectl cluster status customer-7 -j`,
 		Args: args(0, 1),

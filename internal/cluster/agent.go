@@ -83,7 +83,8 @@ const news = 2
 const slack = uint64(50 * time.Millisecond)
 
 // Ask returns the requests that are due, given all pools that belong to clusters. A pool that is no longer among them
-// leaves its cluster, or stays a silent member if it may come back: pending says so. Each Call must be followed by Hear or Lost, before which there is no other one for its pool.
+// leaves its cluster, or stays a silent member if it may come back: pending says so. Each Call must be followed by Hear or
+// Lost, before which there is no other one for its pool.
 func (a *Agent) Ask(now uint64, pools []Pool, pending bool) (calls []Call) {
 	a.looked = now
 	gone := maps.Clone(a.sessions)

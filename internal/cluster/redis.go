@@ -7,6 +7,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -136,12 +137,12 @@ func (s *Store) explain(err error) error {
 		says = "it has too few replicas that answer"
 	case redis.HasErrorPrefix(err, "READONLY"):
 		says = "it is a replica; name the primary, or Sentinels"
-	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err), strings.Contains(text, "EOF"):
+	case errors.Is(err, io.EOF):
+		says = "it closed the connection; if it speaks only TLS, write rediss://"
+	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
 		says = fmt.Sprintf("no answer within %v", Timeout)
 		if s.client.Options().TLSConfig != nil {
-			says += "; perhaps it does not speak TLS, then write redis://"
-		} else {
-			says += "; perhaps it speaks only TLS, then write rediss://"
+			says += "; if it does not speak TLS, write redis://"
 		}
 	default:
 		return err
