@@ -361,6 +361,34 @@ func TestLeaseAfterRevert(t *testing.T) {
 	}
 }
 
+// A lease on a raised rate must not outlast the raise.
+func TestRaiseOfClusterIsReverted(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
+	policyOf := func(rate string) string {
+		return r.policy("pools: {c: {rate: " + rate + ", cluster: C}}\ndevices: {}\n")
+	}
+	r.ok("apply", policyOf("10mbit"))
+	a := r.agent("--host", "h1")
+	leased := func(rate policy.Rate) func() bool {
+		return func() bool { l := r.lease("c"); return l.At(maps.Now()) == rate && l.Safe == rate }
+	}
+	testenv.Eventually(t, "a lease", leased(10_000_000))
+
+	r.ok("apply", policyOf("80mbit"), "--confirm", "10s")
+	time.Sleep(2500 * time.Millisecond) // two renewals
+	if l := r.lease("c"); l.Rate > 10_000_000 || l.Safe > 10_000_000 {
+		t.Errorf("before it is confirmed, the lease is %+v", l)
+	}
+	r.ok("confirm")
+	testenv.Eventually(t, "a lease on the raised rate", leased(80_000_000))
+	testenv.Must(t, a.cmd.Process.Kill())
+	r.ok("rollback")
+	if l := r.lease("c"); l.Rate != 10_000_000 || l.Safe != 10_000_000 {
+		t.Errorf("after the rollback, the lease is %+v", l)
+	}
+}
+
 // A name that a terminal or Redis could misread is refused.
 func TestNameOfHost(t *testing.T) {
 	r := newRig(t)

@@ -106,13 +106,13 @@ func (n *leaseNews) heard(now uint64, host string, calls []cluster.Call, answers
 			}
 			continue
 		}
-		if status == cluster.Old || n.replaced != 0 && now < n.replaced+takeTurns {
-			continue
-		}
 		if c.Request.Rate == 0 {
 			delete(n.statuses, id)
 			delete(n.limits, id)
 			continue
+		}
+		if status == cluster.Old || n.replaced != 0 && now < n.replaced+takeTurns && status == cluster.Quiet {
+			continue // two agents with one name take their leases from each other
 		}
 		if status == cluster.OK {
 			n.answered(id, c, answers[i])
@@ -145,7 +145,7 @@ func (n *leaseNews) answered(id string, c cluster.Call, a cluster.Answer) {
 	case a.Rate < q.Rate:
 		why = fmt.Sprintf("the policy of another host has a rate of %v, and that is in force for all", policy.Rate(a.Rate))
 	case a.Goal < 0.99*max(q.Floor, q.Share):
-		why = "floors and fixed shares of all hosts together are more than the rate, so this host gets less than its own"
+		why = "floors and fixed shares of all hosts, and what is reserved for silent ones, are together more than the rate, so this host gets less than its own"
 	}
 	if why != "" && why != n.limits[id] {
 		n.tell("cluster %s: %s", plain.Line(c.Cluster), why)

@@ -137,12 +137,13 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 	calls = calls[:len(answers)]
 	type granted struct {
 		cluster policy.ClusterName
+		rate    policy.Rate
 		lease   maps.Lease
 	}
 	leases := map[string]granted{}
 	for i, c := range calls {
 		if pool, l, ok := r.agent.Hear(now, c, answers[i]); ok {
-			leases[pool] = granted{policy.ClusterName(c.Cluster), maps.Lease(l)}
+			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), maps.Lease(l)}
 		}
 	}
 	r.news.heard(now, r.host, calls, answers)
@@ -152,7 +153,8 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 	return r.lessee.Renew(r.options, func(pools *maps.Set) {
 		for name, its := range leases {
 			key := policy.PoolKey(name)
-			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster {
+			// The pool may have changed since it asked.
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.ClusterRate(key) == its.rate {
 				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
 			}
 		}
@@ -208,7 +210,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		}
 		of, counted := e.Cluster, pools.Counters(e.ID)
 		all = append(all, cluster.Pool{
-			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.ClusterRate(key)), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
 			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})

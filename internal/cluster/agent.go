@@ -76,9 +76,6 @@ type Call struct {
 	session         session
 }
 
-// A demand that is so many times the one that the store knows, or so small a part of it, is told at once.
-const news = 2
-
 // slack is by how much a request may come early, to be sent together with others.
 const slack = uint64(50 * time.Millisecond)
 
@@ -103,7 +100,7 @@ func (a *Agent) Ask(now uint64, pools []Pool, pending bool) (calls []Call) {
 		}
 	}
 	for id, s := range gone {
-		s.pool = Pool{}
+		s.pool.Rate = 0
 		if s.turn == 0 {
 			delete(a.sessions, id) // the store never knew of it
 		} else if pending {
@@ -116,10 +113,11 @@ func (a *Agent) Ask(now uint64, pools []Pool, pending bool) (calls []Call) {
 	return calls
 }
 
-// hasNews reports whether the store should hear of the demand before the next request is due.
+// hasNews reports whether the store should hear of the demand before the next request is due: if it is half as much again as
+// the one that the store knows, or the other way round.
 func (s *state) hasNews() bool {
 	d := &s.demand
-	needs, frees := d.limited == d.at && d.wanted > s.told*news, d.wanted < min(s.told, d.rate)/news
+	needs, frees := d.limited == d.at && d.wanted > s.told+s.told/2, d.wanted+d.wanted/2 < min(s.told, d.rate)
 	return (needs || frees) && !s.waits && s.fails == 0 && s.epoch != 0
 }
 
@@ -182,7 +180,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	if s == nil || !s.waits || s.seq != c.Request.Seq {
 		return "", Lease{}, false
 	}
-	if now > s.sent+uint64(Timeout) {
+	if now > s.sent+2*uint64(Timeout) { // of several answers the first ones may have waited for the last
 		a.Lost(now, c)
 		return "", Lease{}, false
 	}
@@ -190,6 +188,10 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	s.due = now + uint64(answer.Again)*nsPerUs
 	switch answer.Status {
 	case Replaced:
+		if s.pool.Rate == 0 {
+			delete(a.sessions, c.session)
+			return "", Lease{}, false
+		}
 		// If that process is on another host, both use the share of one.
 		s.turn, s.answered, s.answers = 0, 0, nil
 		lease = s.pool.Lease

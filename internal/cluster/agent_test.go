@@ -45,7 +45,7 @@ func TestNoUseOfAnswer(t *testing.T) {
 		after  time.Duration
 		answer Answer
 	}{
-		"late":   {Timeout + 1, grant},
+		"late":   {2*Timeout + 1, grant},
 		"broken": {0, Answer{Status: Broken}},
 		"old":    {0, Answer{Status: Old}},
 		"newer":  {0, Answer{Status: Newer}},
@@ -83,7 +83,10 @@ func TestNews(t *testing.T) {
 		}
 		return asked
 	}
-	send(0, 0)
+	if asked := send(0, 0); asked[0].Demand != 1e6 || asked[0].Keeps != 1e6 {
+		t.Errorf("it knows nothing yet, and asked: %+v", asked)
+	}
+	send(1000, 0)
 	if asked := send(1000, 0); len(asked) > 0 {
 		t.Errorf("it has enough, and asked: %+v", asked)
 	}

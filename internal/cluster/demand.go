@@ -33,6 +33,9 @@ func (d *demand) measure(now uint64, p Pool) {
 	elapsed := now - d.at
 	if d.at == 0 || p.Passed < d.passed || p.Refused < d.refused {
 		*d = demand{at: now, passed: p.Passed, refused: p.Refused}
+		if p.Lease.Until != 0 { // until more is known, it wants what another process got for it
+			d.wanted, d.keeps = p.Lease.At(now), p.Lease.At(now)
+		}
 		return
 	}
 	if elapsed < shortest {

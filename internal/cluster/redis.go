@@ -138,7 +138,10 @@ func (s *Store) explain(err error) error {
 	case redis.HasErrorPrefix(err, "READONLY"):
 		says = "it is a replica; name the primary, or Sentinels"
 	case errors.Is(err, io.EOF):
-		says = "it closed the connection; if it speaks only TLS, write rediss://"
+		says = "it closed the connection"
+		if o := s.client.Options(); o.TLSConfig == nil && o.Network != "unix" {
+			says += "; if it speaks only TLS, write rediss://"
+		}
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
 		says = fmt.Sprintf("no answer within %v", Timeout)
 		if s.client.Options().TLSConfig != nil {
@@ -177,6 +180,9 @@ func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
 		got, err := s.script.Run(ctx, s.client, keys, args...).StringSlice()
 		if err != nil {
 			return answers, s.explain(err)
+		}
+		if len(got) != n {
+			return answers, fmt.Errorf("%d answers to %d requests", len(got), n)
 		}
 		for _, text := range got {
 			var a Answer

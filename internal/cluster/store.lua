@@ -10,7 +10,7 @@
 -- rate, and neither is that of the safe claims. So a member gets more only after others have told that they use less,
 -- or after their leases have ended.
 --
--- No clock of the store is used: it may be set, and this process may be stopped. Requests are numbered instead: `order`.
+-- No lease depends on a clock of the store: it may be set, and this process may be stopped. Requests are numbered instead: `order`.
 -- A member knows the order of its own earlier requests, and when it sent them and heard the answers by its monotonic
 -- clock. So it tells how old requests are, its own and all that came before them:
 --
@@ -28,7 +28,7 @@ local ACK = 20000 -- us until a member tells that it uses less
 local MANY = 100 -- with more members than that, changes are noticed later, so that the store has less to do
 local NONE = 2 ^ 53
 local LEAST = 8000 -- bits per second: every member has this much
-local STIR = 3 -- for so many requests of each member all ask again soon when the level has changed
+local STIR = 4 -- for so many requests of each member all ask again soon when the level has changed
 local FORGET = 60 -- seconds by the store's clock after which an operator may forget any member: perhaps all have ended
 local FLOORS = 100 -- a member's default floor is this part of an equal share
 
@@ -234,8 +234,9 @@ local function renew(key, name, q, here, clock)
 		local counted = before[M.counted]
 		if before[M.order] <= s[S.scanned] then counted = counts(before, s[S.scannedLapsed], s[S.scannedSilent]) end
 		s[S.claims], s[S.safes] = s[S.claims] - counted, s[S.safes] - before[M.safe]
+		lost = before[M.lost]
 		if same then
-			proven, lost = before[M.proven], before[M.lost]
+			proven = before[M.proven]
 			if q[A.answered] == before[M.seq] then
 				if lost > 0 then
 					s[S.seen], s[S.unseen], s[S.changed], lost = s[S.seen] + q[A.safe], s[S.unseen] - lost, s[S.changed] + 1, 0
@@ -262,7 +263,7 @@ local function renew(key, name, q, here, clock)
 	end
 	if q[A.rate] == 0 then -- it leaves, or an operator forgets it, who does not know its turn
 		redis.call('HDEL', key, name)
-		if not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
+		if q[A.seq] == 0 and not before then s[S.seen] = s[S.seen] + q[A.safe] end -- an operator says that what is missing is gone
 		s[S.unseen] = s[S.unseen] - lost
 		s[S.members], s[S.changed] = s[S.members] - 1, s[S.changed] + 1
 		if s[S.members] == 0 and missing(s) == 0 then
@@ -289,14 +290,15 @@ local function renew(key, name, q, here, clock)
 	else
 		local granted = q[A.wants] > 0 and floor(q[A.wants] * s[S.wanted]) or s[S.equal]
 		granted = max(0, min(granted, all - s[S.safes]))
-		if lost > 0 then granted = safe end -- it is still reserved
+		if lost > 0 then granted = q[A.safe] end -- it is still reserved
 		lease = max(goal, min(has, q[A.keeps]))
 		if s[S.oldestProven] < horizon then lease = min(lease, granted) end
 		lease = max(0, min(lease, all - s[S.claims]))
 		if lease < has and differs(lease, has, 1.02) or differs(lease, goal, 1.02) or granted < safe or
 			before and differs(m[M.demand], before[M.demand], 1.125) or
 			s[S.order] - s[S.moved] < STIR * s[S.members] then again = soon(s) end
-		if lease < has and differs(lease, has, 1.02) then again = ACK end
+		-- It tells when it has less. If it does not, it cannot: perhaps it has LEAST already.
+		if max(lease, LEAST) < has and differs(lease, has, 1.02) and not (before and before[M.lease] == lease) then again = ACK end
 		m[M.lease], m[M.claim] = lease, max(has, lease)
 		safe, m[M.safe] = granted, max(safe, granted)
 	end
@@ -311,7 +313,7 @@ local function renew(key, name, q, here, clock)
 	return answer(status, turn, s, lease, safe, again, known, goal)
 end
 
-local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- for people only
+local answers, here, clock = {}, server(), tonumber(redis.call('TIME')[1]) -- for what people see and forget only
 for i, key in ipairs(KEYS) do
 	local done, result = pcall(renew, key, ARGV[2 * i - 1], numbers(ASK, ARGV[2 * i], 1), here, clock)
 	-- What somebody else has put there must not cost other clusters their leases. Redis itself refuses all of them alike.

@@ -31,7 +31,7 @@ const (
 	never                 = 1 << 53
 	floors                = 100
 	leastRate             = 8000
-	stir                  = 3
+	stir                  = 4
 )
 
 func (m *simMember) counts(lapsed, silent float64) float64 {
@@ -207,6 +207,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 	turn, has, safe, proven, lost, horizon := q.Turn, q.Has, q.Safe, 0.0, 0.0, float64(never)
 	if known {
 		same := turn == before.turn
+		lost = before.lost
 		if turn != 0 && !same {
 			return refuse(Replaced)
 		}
@@ -220,7 +221,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		c.claims -= counted
 		c.safes -= before.safe
 		if same {
-			proven, lost = before.proven, before.lost
+			proven = before.proven
 			if q.Answered == before.seq {
 				if lost > 0 {
 					c.seen += q.Safe
@@ -255,9 +256,6 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 	}
 	if q.Rate == 0 {
 		delete(c.members, name)
-		if !known {
-			c.seen += q.Safe
-		}
 		c.unseen -= lost
 		c.count--
 		c.changed++
@@ -289,7 +287,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 		}
 		granted = max(0, min(granted, all-c.safes))
 		if lost > 0 {
-			granted = safe
+			granted = q.Safe
 		}
 		out.Lease = max(out.Goal, min(has, q.Keeps))
 		if c.oldestProven < horizon {
@@ -300,7 +298,7 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			c.order-c.moved < stir*c.count {
 			out.Again = c.soon()
 		}
-		if out.Lease < has && differs(out.Lease, has, 1.02) {
+		if max(out.Lease, leastRate) < has && differs(out.Lease, has, 1.02) && !(known && before.lease == out.Lease) {
 			out.Again = ackUs
 		}
 		m.lease, m.claim = out.Lease, max(has, out.Lease)

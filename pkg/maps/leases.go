@@ -30,6 +30,12 @@ type Lease struct {
 	Epoch uint64      // of the store
 }
 
+// scaled is the lease of a cluster whose rate was lowered.
+func (l Lease) scaled(to, from policy.Rate) Lease {
+	l.Rate, l.Safe, l.Known = l.Rate.Scaled(to, from), l.Safe.Scaled(to, from), uint64(policy.Rate(l.Known).Scaled(to, from))
+	return l
+}
+
 // At is the rate in force at a time in ns.
 func (l Lease) At(now uint64) policy.Rate {
 	if now < l.Until {
@@ -52,7 +58,7 @@ func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
-// many rules is pending. A rate above that of the pool is lowered to it. The error may wrap ErrBeginning or ErrBetween.
+// many rules is pending. A rate above ClusterRate is lowered to that. The error may wrap ErrBeginning or ErrBetween.
 func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	id, v, ok := s.leased(pool)
 	if !ok {
@@ -71,8 +77,33 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 		old, next := s.bothPhases(id)
 		rewriteBucket(&s.rule(id).Shared, s.revertBy(old, next, s.change.Until))
 	}
+	most := s.clusterRate(id, pool, v)
+	l.Rate, l.Safe = min(l.Rate, most), min(l.Safe, most)
 	s.renew(v, s.entry(id, pool, v, s.phase()).Rule, l)
 	return nil
+}
+
+// ClusterRate is the rate that a pool which has a cluster tells to that: its own, or the one that a revert would bring back
+// if that is lower, as the lease stays. It is 0 without a cluster.
+func (s *Set) ClusterRate(pool netip.Prefix) policy.Rate {
+	id, v, ok := s.leased(pool)
+	if !ok {
+		return 0
+	}
+	return s.clusterRate(id, pool, v)
+}
+
+func (s *Set) clusterRate(id uint32, pool netip.Prefix, v version) policy.Rate {
+	rate := s.entry(id, pool, v, s.phase()).Rate
+	if state, _ := s.Change(); (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0 {
+		old, next := s.bothPhases(id)
+		for _, v := range []version{old, next} {
+			if s.clusterOf(id, pool, v) != "" {
+				rate = min(rate, s.entry(id, pool, v, s.phase()).Rate)
+			}
+		}
+	}
+	return rate
 }
 
 // clusterOf is the cluster that a version of a pool has; "" for none.
@@ -84,18 +115,32 @@ func (s *Set) clusterOf(id uint32, pool netip.Prefix, v version) policy.ClusterN
 }
 
 // StartLeases is called before a revert of a change that was confirmed. Pools to which that gives back their cluster begin
-// with the safe share of a new member: the cluster may have given to others what they had there.
+// with the safe share of a new member: the cluster may have given to others what they had there. Those that get back a lower
+// rate have as much less of it.
 func (s *Set) StartLeases() {
 	for _, it := range byID(s.allPrefixes()) {
 		if s.rule(it.id).Version&versionChanges == 0 {
 			continue
 		}
 		old, next := s.bothPhases(it.id)
-		if was := s.clusterOf(it.id, it.prefix, old); was == "" || was == s.clusterOf(it.id, it.prefix, next) {
-			continue
-		}
+		was, is := s.clusterOf(it.id, it.prefix, old), s.clusterOf(it.id, it.prefix, next)
 		pool := s.entry(it.id, it.prefix, old, s.phase()).Rule
-		s.renew(old, pool, Lease{Rate: pool.SafeRate(), Safe: pool.SafeRate()})
+		to := Lease{Rate: pool.SafeRate(), Safe: pool.SafeRate()}
+		switch {
+		case was == "":
+			continue
+		case is != "":
+			now := s.entry(it.id, it.prefix, next, s.phase()).Rule
+			if was != is {
+				to.Rate, to.Safe = min(to.Rate, now.SafeRate()), min(to.Safe, now.SafeRate())
+				break
+			}
+			if pool.Rate >= now.Rate {
+				continue
+			}
+			to = leaseIn(s.leaseOf(old)).scaled(pool.Rate, now.Rate)
+		}
+		s.renew(old, pool, to)
 	}
 }
 
@@ -208,10 +253,13 @@ func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) 
 	another := have.Cluster.Name != want.Cluster.Name // which has granted nothing
 	lower := want.Rate < have.Rate                    // perhaps on all hosts, whose parts of it must fit at once
 	switch {
-	case another || to.Until == 0:
+	case another: // and a revert brings back the first one
+		safe = min(safe, have.SafeRate())
+		to = Lease{Rate: safe, Safe: safe}
+	case to.Until == 0:
 		to = Lease{Rate: safe, Safe: safe}
 	case lower:
-		to.Rate, to.Safe = to.Rate.Scaled(want.Rate, have.Rate), to.Safe.Scaled(want.Rate, have.Rate)
+		to = to.scaled(want.Rate, have.Rate)
 	}
 	if at == atOnce || another || lower {
 		s.renew(old, want, to)
