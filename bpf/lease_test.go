@@ -3,6 +3,7 @@ package bpf_test
 import (
 	"errors"
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"testing"
 
@@ -20,6 +21,7 @@ type leasedPool struct {
 	lease         maps.Lease
 	numbers       model.Meter // those in force: only the rate and the capacity are used
 	granted, safe model.Meter // those of the lease
+	reverts       policy.Rate // the rate that a revert would bring back; 0 for none
 	room          int64       // units
 	at            uint64      // ns: of the room
 	passed        uint64      // bytes
@@ -28,8 +30,14 @@ type leasedPool struct {
 
 func meterOf(r policy.Rule) model.Meter { return model.NewLimit(r).Meter }
 
-// leaked is what the rate in force allows up to a time.
+// much is more units than any bucket holds.
+const much = 1 << 61
+
+// leaked is what the rate in force allows up to a time, or much.
 func (p *leasedPool) leaked(to uint64) int64 {
+	if float64(p.numbers.RateUnits)*float64(to-p.at) > much<<32 {
+		return much
+	}
 	clock := model.Meter{RateUnits: p.numbers.RateUnits}
 	return int64(clock.Clock(to) - clock.Clock(p.at))
 }
@@ -45,7 +53,7 @@ func (p *leasedPool) advance(to uint64) {
 
 func (p *leasedPool) fill(to uint64) {
 	leaked := p.leaked(to)
-	p.allowed += leaked
+	p.allowed = min(p.allowed, much) + leaked
 	p.room, p.at = min(p.room+leaked, int64(p.numbers.Capacity)), to
 }
 
@@ -57,7 +65,7 @@ func (p *leasedPool) use(m model.Meter) {
 
 // become is a change of the pool at the present.
 func (p *leasedPool) become(rule policy.Rule) {
-	had := p.rule.Cluster.Name != ""
+	had, before := p.rule.Cluster.Name != "", p.rule.Rate
 	p.rule = rule
 	switch {
 	case rule.Cluster.Name == "":
@@ -65,12 +73,29 @@ func (p *leasedPool) become(rule policy.Rule) {
 	case !had:
 		p.first(rule)
 	default:
-		p.renewed(maps.Lease{Rate: min(p.lease.Rate, rule.Rate), Safe: min(p.lease.Safe, rule.Rate), Until: p.lease.Until})
+		p.renewed(p.lowered(rule.Rate, before))
 	}
 }
 
+// lowered is the lease after a change of the pool's rate.
+func (p *leasedPool) lowered(to, from policy.Rate) maps.Lease {
+	l := p.lease
+	if to < from {
+		part := func(of policy.Rate) policy.Rate {
+			product := new(big.Int).Mul(big.NewInt(int64(of)), big.NewInt(int64(to)))
+			return max(policy.Rate(product.Div(product, big.NewInt(int64(from))).Int64()), policy.MinRate)
+		}
+		l.Rate, l.Safe = part(l.Rate), part(l.Safe)
+	}
+	return l
+}
+
 func (p *leasedPool) renewed(l maps.Lease) {
-	l.Rate, l.Safe = min(l.Rate, p.rule.Rate), min(l.Safe, p.rule.Rate)
+	most := p.rule.Rate
+	if p.reverts != 0 {
+		most = min(most, p.reverts)
+	}
+	l.Rate, l.Safe = min(l.Rate, most), min(l.Safe, most)
 	p.lease, p.granted, p.safe = l, meterOf(p.rule.Part(l.Rate)), meterOf(p.rule.Part(l.Safe))
 	p.useLease()
 }
@@ -241,9 +266,9 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	have := policy.Table{Rules: p.set.Pools().Policy()}
 	testenv.Must(p, p.set.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
 	before := p.rule
-	if leased && willBe && max(p.lease.Rate, p.lease.Safe) > rule.Rate {
-		lower := maps.Lease{Rate: min(p.lease.Rate, rule.Rate), Safe: min(p.lease.Safe, rule.Rate), Until: p.lease.Until}
-		p.rule = rule // a lease is never above the new rate, and is as large a part of the new capacity
+	if leased && willBe && rule.Rate < before.Rate {
+		lower := p.lowered(rule.Rate, before.Rate)
+		p.rule = rule // the lease is as large a part of the new rate, and of the new capacity
 		if lower.Until == 0 {
 			p.first(rule)
 		} else {
@@ -279,6 +304,9 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.rig.at(from)
 	p.set.Commit()
 	p.check(from)
+	if leased && willBe && until != maps.Never {
+		p.reverts = before.Rate
+	}
 	for range roll(4) {
 		if *now >= until {
 			break
@@ -293,7 +321,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	}
 	*now = until
 	p.advance(until)
-	p.rule = before
+	p.rule, p.reverts = before, 0
 	switch {
 	case leased && !willBe: // the lease went on meanwhile
 		p.useLease()

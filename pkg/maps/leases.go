@@ -32,7 +32,8 @@ type Lease struct {
 
 // scaled is the lease of a cluster whose rate was lowered.
 func (l Lease) scaled(to, from policy.Rate) Lease {
-	l.Rate, l.Safe, l.Known = l.Rate.Scaled(to, from), l.Safe.Scaled(to, from), uint64(policy.Rate(l.Known).Scaled(to, from))
+	l.Rate, l.Safe = max(l.Rate.Scaled(to, from), policy.MinRate), max(l.Safe.Scaled(to, from), policy.MinRate)
+	l.Known = uint64(policy.Rate(l.Known).Scaled(to, from))
 	return l
 }
 

@@ -98,11 +98,11 @@ func checkCluster(r *Rule) error {
 	return checkText("cluster", string(r.Cluster.Name), MaxName)
 }
 
-// Scaled is the same part of a rate as r is of another one, which is not lower. It is at least MinRate.
+// Scaled is the same part of a rate as r is of another one. It is all of that if r is more than the other one.
 func (r Rate) Scaled(to, of Rate) Rate {
 	high, low := bits.Mul64(uint64(min(r, of)), uint64(to))
 	part, _ := bits.Div64(high, low, uint64(of))
-	return max(Rate(part), MinRate)
+	return Rate(part)
 }
 
 // Part returns a pool with a part of its rate, and as much of its capacity and queue.
