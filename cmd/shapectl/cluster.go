@@ -170,18 +170,11 @@ func (e *env) statusOf(v *cluster.View) report.ClusterStatus {
 			c.UseBits += m.Use
 		}
 		c.Members = append(c.Members, report.ClusterMember{
-			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, FloorBits: unlessZero(m.Floor), ShareBits: unlessZero(m.Share), RateBits: m.Rate,
+			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, FloorBits: report.NotZero(m.Floor), ShareBits: report.NotZero(m.Share), RateBits: m.Rate,
 			DemandBits: m.Demand, UseBits: m.Use, LeaseBits: m.Lease, SafeBits: m.Safe, ClaimBits: m.Claims,
 		})
 	}
 	return c
-}
-
-func unlessZero(bits uint64) *uint64 {
-	if bits == 0 {
-		return nil
-	}
-	return &bits
 }
 
 // A forgotten is a host that was forgotten, or all missing ones.
@@ -228,18 +221,16 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 	}
 	var all []forgotten
 	for _, m := range found {
-		err := s.Forget(ctx, name, host, m.Pool)
-		if errors.Is(err, cluster.ErrLive) {
-			err = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or remove its pool %s",
-				plain.Line(host), m.Age, plain.Line(m.Pool))
-		} else if err != nil {
-			err = fromStore(s, err)
-		}
-		if err != nil && all != nil {
-			err = errors.Join(e.forgot(all, ""), err)
-		}
-		if err != nil {
-			return err
+		if err := s.Forget(ctx, name, host, m.Pool); err != nil {
+			why := fromStore(s, err)
+			if errors.Is(err, cluster.ErrLive) {
+				why = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or remove its pool %s",
+					plain.Line(host), m.Age, plain.Line(m.Pool))
+			}
+			if all != nil {
+				why = errors.Join(e.forgot(all, ""), why)
+			}
+			return why
 		}
 		all = append(all, forgotten{name, host, m.Pool, m.Safe})
 	}

@@ -154,7 +154,7 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 		for name, its := range leases {
 			key := policy.PoolKey(name)
 			// The pool may have changed since it asked.
-			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.ClusterRate(key) == its.rate {
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.ClusterRate(have) == its.rate {
 				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
 			}
 		}
@@ -210,7 +210,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		}
 		of, counted := e.Cluster, pools.Counters(e.ID)
 		all = append(all, cluster.Pool{
-			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.ClusterRate(key)), Weight: uint64(of.Weight.Value()),
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.ClusterRate(e)), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
 			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})

@@ -10,8 +10,8 @@
 -- rate, and neither is that of the safe claims. So a member gets more only after others have told that they use less,
 -- or after their leases have ended.
 --
--- No lease depends on a clock of the store: it may be set, and this process may be stopped. Requests are numbered instead: `order`.
--- A member knows the order of its own earlier requests, and when it sent them and heard the answers by its monotonic
+-- No lease depends on a clock of the store: it may be set, and this process may be stopped. Requests are numbered instead:
+-- `order`. A member knows the order of its own earlier requests, and when it sent them and heard the answers by its monotonic
 -- clock. So it tells how old requests are, its own and all that came before them:
 --
 --	lapsed	requests up to this one are older than a lease can be; so are leases that they got
@@ -294,11 +294,14 @@ local function renew(key, name, q, here, clock)
 		lease = max(goal, min(has, q[A.keeps]))
 		if s[S.oldestProven] < horizon then lease = min(lease, granted) end
 		lease = max(0, min(lease, all - s[S.claims]))
-		if lease < has and differs(lease, has, 1.02) or differs(lease, goal, 1.02) or granted < safe or
+		local lowered = lease < has and differs(lease, has, 1.02)
+		if lowered and max(lease, LEAST) < has and not (before and before[M.lease] == lease) then
+			again = ACK -- else it cannot have less: perhaps it has LEAST already
+		elseif lowered or differs(lease, goal, 1.02) or granted < safe or
 			before and differs(m[M.demand], before[M.demand], 1.125) or
-			s[S.order] - s[S.moved] < STIR * s[S.members] then again = soon(s) end
-		-- It tells when it has less. If it does not, it cannot: perhaps it has LEAST already.
-		if max(lease, LEAST) < has and differs(lease, has, 1.02) and not (before and before[M.lease] == lease) then again = ACK end
+			s[S.order] - s[S.moved] < STIR * s[S.members] then
+			again = soon(s)
+		end
 		m[M.lease], m[M.claim] = lease, max(has, lease)
 		safe, m[M.safe] = granted, max(safe, granted)
 	end

@@ -294,12 +294,12 @@ func (s *simStore) renew(key, name string, q Request) Answer {
 			out.Lease = min(out.Lease, granted)
 		}
 		out.Lease = max(0, min(out.Lease, all-c.claims))
-		if out.Lease < has && differs(out.Lease, has, 1.02) || differs(out.Lease, out.Goal, 1.02) || granted < safe || known && differs(m.demand, before.demand, 1.125) ||
-			c.order-c.moved < stir*c.count {
-			out.Again = c.soon()
-		}
-		if max(out.Lease, leastRate) < has && differs(out.Lease, has, 1.02) && !(known && before.lease == out.Lease) {
+		switch lowered := out.Lease < has && differs(out.Lease, has, 1.02); {
+		case lowered && max(out.Lease, leastRate) < has && !(known && before.lease == out.Lease):
 			out.Again = ackUs
+		case lowered, differs(out.Lease, out.Goal, 1.02), granted < safe, known && differs(m.demand, before.demand, 1.125),
+			c.order-c.moved < stir*c.count:
+			out.Again = c.soon()
 		}
 		m.lease, m.claim = out.Lease, max(has, out.Lease)
 		m.safe = max(safe, granted)

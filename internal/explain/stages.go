@@ -43,8 +43,10 @@ func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, 
 	s.Model[0].FIFO = s.Model[0].FIFO || !given
 	for i, entry := range entries {
 		l := Level{Entry: entry, Counters: set.Counters(entry.ID)}
-		if lease, ok := set.Pools().Lease(entry.Prefix); entry.Pool && ok {
-			l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
+		if entry.Pool {
+			if lease, ok := set.Pools().Lease(entry.Prefix); ok {
+				l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
+			}
 		}
 		switch {
 		case s.Model[i].Share == nil:

@@ -255,7 +255,7 @@ func (d *delivering) gap(s Span, reason string, c *history.Counters) {
 func (d *delivering) limit(after *time.Time, at time.Time, s *history.Series, given policy.Rate) {
 	bits, _, _ := committed(s, given)
 	if now := [2]uint64{s.Rate, bits}; len(d.Limits) == 0 || now != d.limits {
-		d.Limits, d.limits = append(d.Limits, DeliveryLimit{after, at, notZero(s.Rate), notZero(bits)}), now
+		d.Limits, d.limits = append(d.Limits, DeliveryLimit{after, at, NotZero(s.Rate), NotZero(bits)}), now
 	}
 }
 
@@ -491,9 +491,9 @@ func (d *Deliverer) Deliveries() Deliveries {
 			to.Kind, to.Name = KindPool, s.Pool
 		}
 		to.Plan, to.Each, to.Within = s.Plan, cmp.Or(s.Each, "all"), s.Within
-		to.RateBits, to.CapacityBytes, to.GuaranteeBits = notZero(s.Rate), notZero(s.Capacity), notZero(s.Guarantee)
+		to.RateBits, to.CapacityBytes, to.GuaranteeBits = NotZero(s.Rate), NotZero(s.Capacity), NotZero(s.Guarantee)
 		rate, _, by := committed(s, d.Committed)
-		to.CommittedBits, to.CommittedBy = notZero(rate), by
+		to.CommittedBits, to.CommittedBy = NotZero(rate), by
 		to.Offered.P95Interval, to.Passed.P95Interval = to.offered.p95(), to.passed.p95()
 		var offered, passed []uint64
 		for begin, c := range to.periods {
@@ -520,7 +520,8 @@ func (d *Deliverer) Deliveries() Deliveries {
 
 func (m Missed) part() float64 { return float64(m.PassedBytes) / float64(max(m.DueBytes, 1)) }
 
-func notZero(v uint64) *uint64 {
+// NotZero is a figure that is null in JSON where it is 0.
+func NotZero(v uint64) *uint64 {
 	if v == 0 {
 		return nil
 	}

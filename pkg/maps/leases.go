@@ -65,12 +65,13 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	if !ok {
 		return errors.New("the pool has no cluster; nothing was changed")
 	}
-	if state, _ := s.Change(); (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0 {
+	if s.isUndecided(id) {
 		old, next := s.bothPhases(id)
-		switch {
-		case state == Armed && present(next) && next.Flags&ruleLeased == 0:
+		was, willBe := s.clusterOf(id, pool, old), s.clusterOf(id, pool, next)
+		switch state, _ := s.Change(); {
+		case state == Armed && present(next) && willBe == "":
 			return fmt.Errorf("renew a lease: %w", ErrBeginning)
-		case s.clusterOf(id, pool, old) != "" && s.clusterOf(id, pool, next) != "" && s.clusterOf(id, pool, old) != s.clusterOf(id, pool, next):
+		case was != "" && willBe != "" && was != willBe:
 			return fmt.Errorf("renew a lease: %w", ErrBetween)
 		}
 	}
@@ -78,29 +79,28 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 		old, next := s.bothPhases(id)
 		rewriteBucket(&s.rule(id).Shared, s.revertBy(old, next, s.change.Until))
 	}
-	most := s.clusterRate(id, pool, v)
+	e := s.entry(id, pool, v, s.phase())
+	most := s.ClusterRate(e)
 	l.Rate, l.Safe = min(l.Rate, most), min(l.Safe, most)
-	s.renew(v, s.entry(id, pool, v, s.phase()).Rule, l)
+	s.renew(v, e.Rule, l)
 	return nil
 }
 
-// ClusterRate is the rate that a pool which has a cluster tells to that: its own, or the one that a revert would bring back
-// if that is lower, as the lease stays. It is 0 without a cluster.
-func (s *Set) ClusterRate(pool netip.Prefix) policy.Rate {
-	id, v, ok := s.leased(pool)
-	if !ok {
-		return 0
-	}
-	return s.clusterRate(id, pool, v)
+// isUndecided reports whether a change of a pool is about to begin, or may be reverted.
+func (s *Set) isUndecided(id uint32) bool {
+	state, _ := s.Change()
+	return (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0
 }
 
-func (s *Set) clusterRate(id uint32, pool netip.Prefix, v version) policy.Rate {
-	rate := s.entry(id, pool, v, s.phase()).Rate
-	if state, _ := s.Change(); (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0 {
-		old, next := s.bothPhases(id)
+// ClusterRate is the rate that a pool which has a cluster tells to that: its own, or the one that a revert would bring back
+// if that is lower, as the lease stays.
+func (s *Set) ClusterRate(e Entry) policy.Rate {
+	rate := e.Rate
+	if s.isUndecided(e.ID) {
+		old, next := s.bothPhases(e.ID)
 		for _, v := range []version{old, next} {
-			if s.clusterOf(id, pool, v) != "" {
-				rate = min(rate, s.entry(id, pool, v, s.phase()).Rate)
+			if s.clusterOf(e.ID, e.Prefix, v) != "" {
+				rate = min(rate, s.entry(e.ID, e.Prefix, v, s.phase()).Rate)
 			}
 		}
 	}

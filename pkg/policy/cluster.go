@@ -100,18 +100,20 @@ func checkCluster(r *Rule) error {
 
 // Scaled is the same part of a rate as r is of another one. It is all of that if r is more than the other one.
 func (r Rate) Scaled(to, of Rate) Rate {
-	high, low := bits.Mul64(uint64(min(r, of)), uint64(to))
+	return Rate(scaled(uint64(min(r, of)), to, of))
+}
+
+// scaled is v * to / of, which must not be above 2^64.
+func scaled(v uint64, to, of Rate) uint64 {
+	high, low := bits.Mul64(v, uint64(to))
 	part, _ := bits.Div64(high, low, uint64(of))
-	return Rate(part)
+	return part
 }
 
 // Part returns a pool with a part of its rate, and as much of its capacity and queue.
 func (r Rule) Part(rate Rate) Rule {
-	part := func(of uint64) uint64 {
-		high, low := bits.Mul64(of, uint64(rate))
-		bytes, _ := bits.Div64(high, low, uint64(r.Rate))
-		return max(bytes, min(of, MinCapacity))
-	}
+	whole := r.Rate
+	part := func(of uint64) uint64 { return max(scaled(of, rate, whole), min(of, MinCapacity)) }
 	if rate < r.Rate {
 		r.Rate, r.Capacity, r.Queue = rate, part(r.Capacity), part(r.Queue)
 	}

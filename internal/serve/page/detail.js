@@ -461,7 +461,7 @@ export class Detail {
 }
 
 function describe(r) {
-  const shared = r.leased === null ? "" : r.leased ? `, its lease on ${rate(r.rate_bits_per_second)}` : `, its safe share of ${rate(r.rate_bits_per_second)}`;
+  const shared = r.leased === null ? "" : `, its ${r.leased ? "lease on" : "safe share of"} ${rate(r.rate_bits_per_second)}`;
   if (r.kind === "pool") return `Pool of ${rateText(r)}${shared}${r.within ? ` within ${r.within}` : ""}`;
   const network = networkOf(r);
   const who = isEach(r) ? `each ${r.each} in ${network}` : network.includes("/") ? `${network} as a whole` : network;
