@@ -62,7 +62,7 @@ var values = []struct {
 }
 
 func BenchmarkMillion(b *testing.B) {
-	device := Device{"eth0", 14}
+	device := Device{Name: "eth0", L2Bytes: 14}
 	for _, value := range values {
 		text := million(value.braces, value.text)
 		var f *File

@@ -36,7 +36,7 @@ func TestErrors(t *testing.T) {
 		{"device: {}\n",
 			`1:1: unknown key "device"; did you mean devices?`},
 		{"eth0: {egress: {10.0.0.0/24: 10mbit}}\n",
-			`1:1: unknown key "eth0"; use defaults, plans, pools or devices`},
+			`1:1: unknown key "eth0"; use defaults, plans, pools, colours or devices`},
 		{"devices: {}\n---\ndevices: {}\n",
 			"2:1: a second document begins here; a policy is one document, so remove the --- or move the rest to another file"},
 		{"devices: {}\n...\nx\n",
@@ -218,7 +218,7 @@ func TestErrors(t *testing.T) {
 		{"defaults: {excess: delay, queue: 10s}\n" + below + "      10.0.0.0/24: 10mbit\n",
 			`5:7: queue of 12500000 bytes at 10mbit delays packets for up to 10 s, and 9s is the longest delay; use 9s or less (from defaults, line 1)`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, algorithm: htb}\n",
-			`4:46: algorithm "htb" is unknown; use gcra or leaky`},
+			`4:46: algorithm "htb" is unknown; use gcra, leaky, srtcm, trtcm or rfc4115`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, fail: close}\n",
 			`4:41: fail "close" is unknown; use open or closed`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, match: src}\n",
@@ -334,7 +334,7 @@ func TestErrors(t *testing.T) {
 		{"a: &a [x,x]\nb: &b [*a,*a]\ndevices: *b\n",
 			"1:4: &a is an anchor in YAML, which policies cannot use; use a plan instead\n2:4: &b is an anchor in YAML, which policies cannot use; use a plan instead\n3:10: *b is an alias in YAML, which policies cannot use; use a plan, or put quotes around a pattern"},
 		{"defaults: {algorithm: leeky}\n" + below + "      defaults: {each: host}\n      10.0.0.0/24: {rate: 1mbit, penalty: 3s}\n",
-			`1:23: algorithm "leeky" is unknown; use gcra or leaky`},
+			`1:23: algorithm "leeky" is unknown; use gcra, leaky, srtcm, trtcm or rfc4115`},
 		{below + "      10.0.0.0/16: {rate: 1mbit, each: /24}\n      10.1.0.0/25: {rate: 1mbit, each: /24}\n",
 			"5:40: each /24 does not divide 10.1.0.0/25; use /25 to /32"},
 		{below + "      {\n      10.0.0.0/24: 1mbit\n      10.0.0.1: 2mbit\n      10.0.0.2: 3mbit\n      }\n",
@@ -440,6 +440,32 @@ func TestErrors(t *testing.T) {
 			`1:41: cluster-floor 1mbit has no use with no cluster; name one with cluster, or leave it out
 1:92: cluster-safe 2mbit is above the rate 1mbit of all hosts together; lower it, or raise the rate
 5:31: a rule cannot have cluster; write it in a pool`},
+		{"colours: {AF12: yellow, AF14: red, 12: red, CS1: blue, CS2: [red]}\n" + below +
+			"      10.0.0.1: {rate: 1mbit, algorithm: srtcm, colours: {AF11: green}, colour-aware: yes}\n",
+			`1:25: dscp "AF14" is unknown; use CS0 to CS7, AF11 to AF43, EF, VA, LE, DF, or a number from 0 to 63
+1:36: DSCP AF12 appears twice, first in line 1; remove one of them
+1:50: colour "blue" is unknown; use green, yellow or red
+1:61: a colour cannot be a list; write green, yellow or red
+5:58: colours has neither yellow nor red, so it has no use; add some such as AF12=yellow, or leave it out
+5:87: value "yes" is neither true nor false; write one of them`},
+		{"colours: {}\n" + below + "      10.0.0.1: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: red}\n",
+			`1:10: colours has neither yellow nor red, so it has no use; add some such as AF12=yellow, or leave it out
+5:78: colours "red": write them like AF12=yellow,AF13=red`},
+		{"colours: {CS1: red}\npools: {uplink: {rate: 1gbit, algorithm: srtcm}, b: {rate: 1gbit, pir: 2gbit}, c: 1gbit}\n" +
+			"defaults: {within: c, pir: 2mbit}\n" + below +
+			"      10.0.0.1: {rate: 1mbit, algorithm: trtcm}\n      10.0.0.2: {rate: 1mbit, within: none, algorithm: rfc4115}\n" +
+			"      10.0.0.3: {rate: 1mbit, colours: {CS1: red}}\n      10.0.0.4: {rate: 3mbit, within: none, algorithm: trtcm}\n" +
+			"      10.0.0.5: {rate: 1mbit, within: none, algorithm: srtcm, excess: ecn, pir: 3mbit}\n" +
+			"      3c:22:fb:12:34:56: {rate: 5mbit, algorithm: trtcm}\n      3c:22:fb:12:34:57: {rate: 5mbit, pir: 9mbit}\n",
+			`2:42: algorithm srtcm has no use in a pool, which gives packets no colours; use gcra or leaky
+2:67: pir has no use in a pool; a pool gives packets no colours, so leave it out
+7:7: within "c": the algorithm trtcm draws from no pool; use within none, or another algorithm (from defaults, line 3)
+8:7: eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0
+9:40: colours has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out
+10:7: pir 2mbit is below the rate 3mbit; raise it, or lower the rate (from defaults, line 3)
+11:71: excess ecn has no use with the algorithm srtcm; say what happens to packets with green, yellow and red
+12:51: algorithm trtcm has no use in a pool, which gives packets no colours; use gcra or leaky
+13:45: pir has no use in a pool; a pool gives packets no colours, so leave it out`},
 		{below + strings.Repeat("      10.0.0.1: x\n", 30),
 			strings.Join(many(20, `%d:17: "x" is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited`), "\n") + "\nand 10 more"},
 	} {

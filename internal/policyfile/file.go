@@ -15,8 +15,13 @@
 // without a note; a rule with an empty note has none. A device and a direction may have a name
 // and a note, for their rules without one. Defaults have neither. Those of the file apply to pools, too, except what notOfPools lists.
 //
+// The key colours of a file is a default for colour-aware rules: the colours of DSCPs.
+//
 // A device and a direction may have a pool of their own, which their rules are within. It has the name of the device, or
 // that of the direction, such as "tap0 egress". In the section of a pattern, each device has such a pool.
+//
+// The key of a rule may be a MAC address instead of a network. Such a host has a pool, such as "tap0 egress alice", and a
+// rule within it for each address that a neighbour of the device has.
 package policyfile
 
 import (
@@ -74,6 +79,7 @@ type table struct {
 	match     policy.Match
 	matchSpan span   // of the key match, if it is there
 	rules     []rule // in the order of policy.ComparePrefix
+	hosts     []*host
 }
 
 type rule struct {
@@ -103,6 +109,8 @@ func (r *rule) on(d Device) policy.Rule {
 type Device struct {
 	Name    string
 	L2Bytes uint8 // length of the link header that each frame counts, 14 or 0
+	// Neighbours are the addresses of its neighbours that File.MACs has, without an order.
+	Neighbours map[policy.MAC][]netip.Addr
 }
 
 // Warnings lists small rates without a unit, and rules that never apply, because longer networks of the same direction
@@ -192,15 +200,14 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 	}
 	var tables []policy.Table
 	for _, t := range s.tables {
-		if len(t.rules) == 0 {
-			continue
-		}
 		rules := make([]policy.Rule, len(t.rules))
 		for i := range t.rules {
 			rules[i] = t.rules[i].on(d)
 			rules[i].Within = s.poolOn(rules[i].Within, d.Name)
 		}
-		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
+		if rules = s.addHosts(rules, &t, d); len(rules) > 0 {
+			tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
+		}
 	}
 	policy.SortTables(tables)
 	return tables, nil

@@ -90,7 +90,7 @@ devices:
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 38, mpu: 84, shadow: {rate: 500mbit, each: host}}
       ::/0: silver
-`, []Device{{"tapwg", 0}, {"lo", 0}, {"tap0", 14}}},
+`, []Device{{Name: "tapwg", L2Bytes: 0}, {Name: "lo", L2Bytes: 0}, {Name: "tap0", L2Bytes: 14}}},
 
 		{"the narrowest decides", `
 defaults: {rate: 1mbit, capacity: 64kb, each: host, excess: ecn, fail: closed, shadow: 512kbit, algorithm: leaky}
@@ -121,7 +121,7 @@ devices:
     egress:
       10.0.0.0/24: {plan: p, rate: 1mbit, excess: ecn, shadow: {rate: 512kbit}}
       10.0.1.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed, shadow: {rate: 256kbit, capacity: 3200b}}
-`, []Device{{"eth0", 14}, {"eth1", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}, {Name: "eth1", L2Bytes: 14}}},
 
 		{"queue options of rules that do not delay", `
 defaults: {excess: delay, queue: 40ms, ecn-above: never, order: sparse-first}
@@ -168,7 +168,7 @@ devices:
     ingress:
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
-`, []Device{{"eth0", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
 
 		{"pools", `
 defaults: {each: host, excess: ecn}
@@ -234,7 +234,7 @@ devices:
       10.0.0.1: {within: both, guarantee: 10kbit, weight: 2}
       10.0.0.2: {within: both, guarantee: 10kbit, weight: 2}
       10.0.0.3: unlimited
-`, []Device{{"eth0", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
 
 		{"names and notes", `
 plans:
@@ -268,7 +268,7 @@ devices:
       10.0.0.6: {plan: silver, name: "alice "}
       10.0.0.7: {rate: 1mbit, name: Müller}
       ::/0: {rate: 1gbit, name: line, note: "\u200d"}
-`, []Device{{"eth0", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
 
 		{"names of devices and directions", `
 plans:
@@ -297,7 +297,7 @@ devices:
       ::/0: {plan: silver, name: alice}
     ingress:
       10.0.0.1: {rate: 1mbit, fail: closed, name: "alice, up"}
-`, []Device{{"eth0", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
 
 		{"a device name overrides patterns", `
 devices:
@@ -315,7 +315,7 @@ devices:
   tap1:
     ingress:
       0.0.0.0/0: 2mbit
-`, []Device{{"tap2", 14}, {"ab", 14}, {"tap1", 14}, {"a*", 14}}},
+`, []Device{{Name: "tap2", L2Bytes: 14}, {Name: "ab", L2Bytes: 14}, {Name: "tap1", L2Bytes: 14}, {Name: "a*", L2Bytes: 14}}},
 
 		{"numbers are bits per second and bytes", `
 devices: {eth0: {egress: {10.0.0.0/24: 1000000, 10.0.1.0/24: {rate: 8000000, capacity: 250000, overhead: -4, mpu: 64}}}}
@@ -324,9 +324,41 @@ devices: {eth0: {egress: {10.0.0.0/24: 1000000, 10.0.1.0/24: {rate: 8000000, cap
     egress:
       10.0.0.0/24: 1mbit
       10.0.1.0/24: {rate: 8mbit, capacity: 250000b, overhead: -4, mpu: 64}
-`, []Device{{"eth0", 14}}},
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
 
-		{"nothing", "devices: {eth0: {egress: {match: src}, defaults: {each: host}}}", "devices: {}\n", []Device{{"eth0", 14}}},
+		{"colours", `
+colours: {AF12: yellow, cs1: red, 63: red}
+pools: {uplink: {rate: 1gbit, share: host}}
+defaults: {algorithm: trtcm, pir: 20mbit, excess: ecn, colour-aware: true, yellow: dscp:AF12}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: 10mbit
+      10.0.0.2: {cir: 10mbit, cbs: 300ms, pbs: 100ms, pir: 30mbit, green: ecn, red: pass, shadow: {rate: 5mbit}}
+      10.0.0.3: {rate: 10mbit, colours: {BE: yellow}, each: host, yellow: dscp:0, shadow: {rate: 5mbit, pir: 9mbit, pbs: 64kb}}
+      10.0.0.4: {rate: 10mbit, colours: "AF13=red", algorithm: srtcm, ebs: 64kb}
+      10.0.0.5: {rate: 10mbit, colour-aware: false, algorithm: rfc4115, eir: 1mbit, yellow: pass}
+      10.0.0.6: unlimited
+      10.0.0.7: {rate: 10mbit, algorithm: gcra, within: uplink}
+      10.0.0.8: {within: uplink}
+      3c:22:fb:12:34:56: {rate: 5mbit, name: tablet}
+`, `pools:
+  uplink: {rate: 1gbit, excess: ecn, share: host}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 10mbit, algorithm: trtcm, pir: 20mbit, colour-aware: true, colours: {CS1: red, AF12: yellow, 63: red}, yellow: dscp:AF12}
+      10.0.0.2: {rate: 10mbit, algorithm: trtcm, pir: 30mbit, pbs: 375000b, colour-aware: true, colours: {CS1: red, AF12: yellow, 63: red}, green: ecn, yellow: dscp:AF12, red: pass, shadow: {rate: 5mbit}}
+      10.0.0.3: {rate: 10mbit, algorithm: trtcm, each: host, pir: 20mbit, colour-aware: true, colours: {CS0: yellow}, yellow: dscp:CS0, shadow: {rate: 5mbit, pir: 9mbit, pbs: 64kb}}
+      10.0.0.4: {rate: 10mbit, algorithm: srtcm, ebs: 64kb, colour-aware: true, colours: {AF13: red}, yellow: dscp:AF12}
+      10.0.0.5: {rate: 10mbit, algorithm: rfc4115, eir: 1mbit}
+      10.0.0.6: unlimited
+      10.0.0.7: {rate: 10mbit, excess: ecn, within: uplink}
+      10.0.0.8: {within: uplink}
+      3c:22:fb:12:34:56: {rate: 5mbit, excess: ecn, name: tablet}
+`, []Device{{Name: "eth0", L2Bytes: 14}}},
+
+		{"nothing", "devices: {eth0: {egress: {match: src}, defaults: {each: host}}}", "devices: {}\n", []Device{{Name: "eth0", L2Bytes: 14}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tables := mustTables(t, mustParse(t, test.text), test.devices...)
@@ -339,11 +371,11 @@ devices: {eth0: {egress: {10.0.0.0/24: 1000000, 10.0.1.0/24: {rate: 8000000, cap
 
 func TestAbsent(t *testing.T) {
 	f := mustParse(t, `devices: {eth1: {}, 'x\*y': {}, tap*: {}, eth0: {egress: {0.0.0.0/0: 1mbit}}}`)
-	tables, absent, err := f.Tables([]Device{{"lo", 0}})
+	tables, absent, err := f.Tables([]Device{{Name: "lo", L2Bytes: 0}})
 	if want := []string{"eth1", "x*y", "eth0"}; len(tables) > 0 || !slices.Equal(absent, want) || err != nil {
 		t.Errorf("got %v, %v, %v; want %v to be absent", tables, absent, err, want)
 	}
-	if tables, err := f.For(Device{"eth0", 14}); len(tables) != 1 || tables[0].Device != "eth0" || err != nil {
+	if tables, err := f.For(Device{Name: "eth0", L2Bytes: 14}); len(tables) != 1 || tables[0].Device != "eth0" || err != nil {
 		t.Errorf("got %v, %v", tables, err)
 	}
 }
@@ -351,11 +383,11 @@ func TestAbsent(t *testing.T) {
 func TestDeviceThatTwoPatternsMatch(t *testing.T) {
 	f := mustParse(t, "devices:\n  tap*: {egress: {0.0.0.0/0: 1mbit}}\n  '*[1-3]': {}\n  tap2: {}\n")
 	want := `p.yaml:3:3: device tap1 matches *[1-3] here and tap* in line 2; narrow one of the patterns, or give the device its own section`
-	_, _, err := f.Tables([]Device{{"tap1", 14}, {"tap2", 14}, {"tap4", 14}, {"x3", 14}})
+	_, _, err := f.Tables([]Device{{Name: "tap1", L2Bytes: 14}, {Name: "tap2", L2Bytes: 14}, {Name: "tap4", L2Bytes: 14}, {Name: "x3", L2Bytes: 14}})
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
-	if _, err := f.For(Device{"tap1", 14}); err == nil || err.Error() != want {
+	if _, err := f.For(Device{Name: "tap1", L2Bytes: 14}); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -402,7 +434,7 @@ func TestWriteDeviceNames(t *testing.T) {
 			{Prefix: netip.MustParsePrefix("2001:db8::/128"), Rate: policy.Unlimited},
 			{Prefix: netip.MustParsePrefix("2001:db8::1/128"), Rate: policy.Unlimited},
 		}})
-		devices = append(devices, Device{name, 14})
+		devices = append(devices, Device{Name: name, L2Bytes: 14})
 	}
 	policy.SortTables(tables)
 	text := written(t, tables)
@@ -417,7 +449,7 @@ func TestWriteDeviceNames(t *testing.T) {
 }
 
 func TestWriteComments(t *testing.T) {
-	tables := mustTables(t, mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit, 10.0.0.1: unlimited, 10.0.1.0/24: 2mbit}}}"), Device{"eth0", 14})
+	tables := mustTables(t, mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit, 10.0.0.1: unlimited, 10.0.1.0/24: 2mbit}}}"), Device{Name: "eth0", L2Bytes: 14})
 	var out strings.Builder
 	if err := Write(&out, tables, func(device string, d policy.Direction, p netip.Prefix) string {
 		switch p.String() {
@@ -449,7 +481,7 @@ func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
 
 func TestWriteErrors(t *testing.T) {
 	f := mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}")
-	good := mustTables(t, f, Device{"eth0", 14})
+	good := mustTables(t, f, Device{Name: "eth0", L2Bytes: 14})
 	bad := func(change func(*policy.Table)) []policy.Table {
 		tables := []policy.Table{good[0]}
 		tables[0].Rules = slices.Clone(good[0].Rules)
@@ -464,7 +496,7 @@ func TestWriteErrors(t *testing.T) {
 		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
 		}
-		if err := Merge(new(bytes.Buffer), f, []Device{{"eth0", 14}, {"e\xff", 14}}, tables); err == nil || err.Error() != want {
+		if err := Merge(new(bytes.Buffer), f, []Device{{Name: "eth0", L2Bytes: 14}, {Name: "e\xff", L2Bytes: 14}}, tables); err == nil || err.Error() != want {
 			t.Errorf("Merge: got %v, want %s", err, want)
 		}
 	}
@@ -492,25 +524,25 @@ func TestWriteErrors(t *testing.T) {
 		if err := Write(io.Discard, tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
 		}
-		if err := Merge(io.Discard, f, []Device{{"eth0", 14}}, tables); err == nil || err.Error() != want {
+		if err := Merge(io.Discard, f, []Device{{Name: "eth0", L2Bytes: 14}}, tables); err == nil || err.Error() != want {
 			t.Errorf("Merge: got %v, want %s", err, want)
 		}
 	}
 	// All other devices are written, with the plans that they use. A rule that a pattern has needs no name.
 	plans := mustParse(t, "plans: {gold: 1mbit, silver: 2mbit}\ndevices: {eth0: {egress: {10.0.0.0/24: gold}}, x: {egress: {10.0.0.0/24: silver}}}")
-	some := mustTables(t, plans, Device{"eth0", 14}, Device{"x", 14})
+	some := mustTables(t, plans, Device{Name: "eth0", L2Bytes: 14}, Device{Name: "x", L2Bytes: 14})
 	some[1].Device = "e\xff"
 	var out bytes.Buffer
 	if err := Write(&out, some, nil); !errors.As(err, new(LeftOutError)) || out.String() != "plans:\n  gold: 1mbit\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: gold\n" {
 		t.Errorf("Write: %v, got %s", err, &out)
 	}
 	out.Reset()
-	if err := Merge(&out, f, []Device{{"e\xff", 14}, {"eth0", 14}}, some); !errors.As(err, new(LeftOutError)) || !strings.Contains(out.String(), "gold") || strings.Contains(out.String(), "silver") {
+	if err := Merge(&out, f, []Device{{Name: "e\xff", L2Bytes: 14}, {Name: "eth0", L2Bytes: 14}}, some); !errors.As(err, new(LeftOutError)) || !strings.Contains(out.String(), "gold") || strings.Contains(out.String(), "silver") {
 		t.Errorf("Merge: %v, got %s", err, &out)
 	}
 	out.Reset()
 	pattern := mustParse(t, "devices: {'e*': {egress: {10.0.0.0/24: 1mbit}}}")
-	if err := Merge(&out, pattern, []Device{{"e\xff", 14}}, mustTables(t, pattern, Device{"e\xff", 14})); err != nil || out.String() != string(pattern.text) {
+	if err := Merge(&out, pattern, []Device{{Name: "e\xff", L2Bytes: 14}}, mustTables(t, pattern, Device{Name: "e\xff", L2Bytes: 14})); err != nil || out.String() != string(pattern.text) {
 		t.Errorf("Merge: %v, got %s", err, &out)
 	}
 	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules but does not exist" {
@@ -519,7 +551,7 @@ func TestWriteErrors(t *testing.T) {
 	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
 		t.Errorf("Write: got %v", err)
 	}
-	if err := Merge(full{}, f, []Device{{"eth0", 14}}, good); err == nil || err.Error() != "write a policy: no room" {
+	if err := Merge(full{}, f, []Device{{Name: "eth0", L2Bytes: 14}}, good); err == nil || err.Error() != "write a policy: no room" {
 		t.Errorf("Merge: got %v", err)
 	}
 }
@@ -529,7 +561,7 @@ func TestSameText(t *testing.T) {
 	const text = "devices:\n  eth0:\n    egress:\n" +
 		"      10.0.0.0/16: {rate: 8mbit, each: /24}\n      10.0.1.0/24: {rate: 8mbit, each: /24}\n      10.0.2.0/24: {rate: 8mbit, each: /24}\n" +
 		"      2001::/16: {rate: 8mbit, each: /24}\n"
-	tables, _, err := mustParse(t, text).Tables([]Device{{"eth0", 14}})
+	tables, _, err := mustParse(t, text).Tables([]Device{{Name: "eth0", L2Bytes: 14}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -600,7 +632,7 @@ devices:
 	if text != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
 	}
-	if got := mustTables(t, mustParse(t, text), Device{"eth0", 14}); !reflect.DeepEqual(got, tables) {
+	if got := mustTables(t, mustParse(t, text), Device{Name: "eth0", L2Bytes: 14}); !reflect.DeepEqual(got, tables) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -617,7 +649,7 @@ devices:
 `)
 	rules := f.exactly["eth0"].tables[0].rules
 	for i, want := range []policy.Label{{Plan: "gold", Name: "alice", Note: "x"}, {Plan: "gold", Name: "bob", Note: "x"}, {Plan: "gold", Name: "carl"}} {
-		if got := rules[i].on(Device{"eth0", 14}).Label; got != want {
+		if got := rules[i].on(Device{Name: "eth0", L2Bytes: 14}).Label; got != want {
 			t.Errorf("label %+v, want %+v", got, want)
 		}
 	}

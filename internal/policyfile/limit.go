@@ -53,9 +53,14 @@ func (p part) value() string {
 		return noPool
 	case p.key == "plan" || p.key == "within" || p.key == "cluster" || slices.Contains(labelKeys, p.key):
 		return word(p.text)
+	case p.key == "colours":
+		return "{" + colourEntries.Replace(p.text) + "}"
 	}
 	return p.text
 }
+
+// colourEntries turns policy.ColourMap.String into the entries of a mapping.
+var colourEntries = strings.NewReplacer("=", ": ", ",", ", ")
 
 func (p part) set(l *policy.Limit) error {
 	if p.key == "shadow" {
@@ -148,7 +153,7 @@ func (l *limits) of(p parcel, prefix netip.Prefix) policy.Limit {
 	}
 	dropIdle(&limit, &policy.Rule{
 		Prefix: prefix, Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
-		Within: limit.Within, Guarantee: limit.Guarantee,
+		Within: limit.Within, Guarantee: limit.Guarantee, Colours: policy.Colours{Aware: bool(limit.Colours.Aware)},
 	})
 	// A rule that overrides the plan's treatment of excess does not want its queue, and
 	// one that overrides its pool does not want its guarantee.
@@ -343,8 +348,11 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 
 // part reads one part. It returns none if the value is not valid in any rule.
 func (r *reader) part(name string, n *node) []part {
-	if name == "shadow" {
+	switch {
+	case name == "shadow":
 		return r.shadow(n)
+	case name == "colours" && n.kind == mapping:
+		return r.colours(n)
 	}
 	example := "one word"
 	if slices.Contains(labelKeys, name) {
@@ -360,10 +368,46 @@ func (r *reader) part(name string, n *node) []part {
 		r.errorf(n, "%w", err)
 		return nil
 	}
-	if note := policy.BareRate(text); note != "" && (name == "rate" || name == "guarantee") {
+	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, name) {
 		r.warned = append(r.warned, problem{n.start, name + " " + note})
 	}
 	if l.Within != "" && !r.knowsPool(n, string(l.Within)) {
+		return nil
+	}
+	return []part{p}
+}
+
+// colours reads a mapping from DSCPs to colours.
+func (r *reader) colours(n *node) []part {
+	faults := r.faults
+	var all policy.ColourMap
+	given := map[uint8]*node{}
+	entries := r.entries(n, "colours", "{AF12: yellow, AF13: red}")
+	for i := range entries {
+		key, value := &entries[i].key, &entries[i].value
+		dscp, err := policy.ParseDSCP(key.text)
+		if err != nil {
+			r.errorf(key, "%w", err)
+			continue
+		}
+		if first := given[dscp]; first != nil {
+			r.errorf(key, "DSCP %s appears twice, first in line %d; remove one of them", policy.DSCPName(dscp), r.line(first.start))
+		}
+		given[dscp] = key
+		var c policy.Colour
+		if text, ok := r.scalar(value, "a colour", "green, yellow or red"); ok {
+			if err := c.Set(text); err != nil {
+				r.errorf(value, "%w", err)
+			}
+		}
+		all.Add(dscp, c)
+	}
+	p := part{key: "colours", text: all.String(), at: n.start}
+	if r.faults > faults {
+		return nil
+	}
+	if err := p.set(new(policy.Limit)); err != nil {
+		r.errorf(n, "%w", err)
 		return nil
 	}
 	return []part{p}

@@ -36,6 +36,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 		delete(absent, d.Name)
 		exists[d.Name] = true
 	}
+	pools, hosts := foldHosts(pools, live, func(device string) bool { return exists[device] })
 	for name := range absent {
 		return fmt.Errorf("write a policy: device %s has rules but does not exist", name)
 	}
@@ -46,7 +47,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 		}
 	}
 	m := merger{
-		editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, pools: pools, users: usersOf(pools, live),
+		editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, pools: pools, hosts: hosts, users: usersOf(pools, live),
 		own: map[string]bool{}, used: map[string]*plan{}, gone: map[uint32]bool{},
 	}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
@@ -62,6 +63,13 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 		return fmt.Errorf("write a policy: %w", err)
 	}
 	m.keepPools(elsewhere)
+	for _, of := range hosts {
+		for _, h := range of {
+			if h.pool != nil {
+				own = append(own, *h.pool)
+			}
+		}
+	}
 	tree := policy.NewTree(append([]policy.Table{{Rules: slices.Concat(m.pools, own)}}, slices.DeleteFunc(slices.Clone(tables), policy.Table.IsPools)...))
 	like.addTo(tree, elsewhere)
 	for _, problem := range tree.Problems() {
@@ -103,6 +111,7 @@ type merger struct {
 	like    *File
 	live    map[string][]policy.Table // by device, in the order of policy.SortTables
 	pools   []policy.Rule             // by name
+	hosts   map[side][]liveHost
 	users   map[policy.Within]map[user]bool
 	own     map[string]bool  // pools of devices that sections go on to define, and whether they are live
 	made    map[string]*plan // plans for the live rules, by how they are shown; nil until one is needed
@@ -154,7 +163,12 @@ func (m *merger) devices(devices []Device) (left LeftOutError) {
 	sorted := slices.Clone(devices)
 	sort.Slice(sorted, func(i, j int) bool { return sorted[i].Name < sorted[j].Name })
 	for _, d := range sorted {
-		pools, _ := m.like.OwnPools(d)
+		d.Neighbours = nil // which hosts are in force is known from their pools and rules
+		matching, _ := m.like.section(d.Name)
+		var pools []policy.Rule
+		if matching != nil {
+			pools, _ = m.like.poolsOn(matching, d, matching.own)
+		}
 		lent := m.lent(pools, d.Name)
 		if s := m.like.exactly[d.Name]; s != nil && lent {
 			c.gone[s.span.key], m.gone[s.span.key] = true, true
@@ -165,13 +179,14 @@ func (m *merger) devices(devices []Device) (left LeftOutError) {
 			continue
 		}
 		live := m.live[d.Name]
-		if said, err := m.like.For(d); err == nil && slices.EqualFunc(said, live, sameTable) && m.areLive(pools) && !lent {
+		rules := slices.DeleteFunc(slices.Clone(live), func(t policy.Table) bool { return len(t.Rules) == 0 })
+		if said, err := m.like.For(d); err == nil && slices.EqualFunc(said, rules, sameTable) && m.areLive(pools) && m.hostsAreLive(matching, d) && !lent {
 			for _, p := range pools {
 				m.own[p.Label.Name] = true
 			}
 			continue
 		}
-		key, err := deviceKey(d.Name)
+		key, err := DeviceKey(d.Name)
 		if err != nil {
 			left = append(left, err.Error())
 			continue
@@ -199,6 +214,10 @@ func (m *merger) freshTable(usual policy.Limit, t policy.Table, d Device) fresh 
 	for i := range t.Rules {
 		f.inner = append(f.inner, freshRule(spell, &t.Rules[i]))
 	}
+	its := side{d.Name, t.Direction}
+	for _, h := range m.hosts[its] {
+		f.inner = append(f.inner, freshHost(usual, h, its, d.L2Bytes))
+	}
 	return f
 }
 
@@ -218,7 +237,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 	live := m.live[d.Name]
 	isLive := func(p *pool) bool { return m.livePool(p.rule.Label.Name) != nil }
 	if len(live) == 0 && !m.like.pattern(d.Name) && !slices.ContainsFunc(s.own, isLive) {
-		return len(s.own) > 0 || slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules) > 0 })
+		return len(s.own) > 0 || slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules)+t.pooledHosts() > 0 })
 	}
 	c := change{place: s.place, key: s.span.key, inside: m.like.braces, entries: slices.Clone(s.spans), gone: map[uint32]bool{}}
 	m.current = s
@@ -233,7 +252,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 		switch {
 		case l != nil:
 			m.table(s, t, *l, d, s.braces)
-		case len(t.rules) > 0 && m.livePool(d.Name+" "+t.direction.String()) == nil:
+		case len(t.rules)+len(t.hosts) > 0 && t.pooledHosts() == len(t.hosts) && m.livePool(d.Name+" "+t.direction.String()) == nil:
 			c.gone[t.span.key], m.gone[t.span.key] = true, true
 		default:
 			m.table(s, t, policy.Table{Direction: t.direction, Match: t.match}, d, s.braces)
@@ -282,6 +301,7 @@ func (m *merger) table(s *section, t *table, live policy.Table, d Device, inside
 			m.rule(spell, r.span, live, d, t.braces)
 		}
 	}
+	m.changeHosts(&c, s, t, live, d)
 	m.apply(c)
 }
 
@@ -363,8 +383,8 @@ func (m *merger) limit(s *speller, r *reader, e *entry, live *policy.Rule, insid
 			c.gone[one.key.start] = true
 			continue
 		case name == "shadow" && one.value.kind == mapping && wanted[at].text != noShadow:
-			shadow, _ := proposed(live)
-			m.limit(newSpeller(policy.Limit{}, s.l2Bytes, nil), r, one, &shadow, e.value.braces)
+			shadow, _ := live.Proposed()
+			m.limit(newSpeller(policy.Limit{}.Inherit(live), s.l2Bytes, nil), r, one, &shadow, e.value.braces)
 		default:
 			m.replace(int(one.value.start), int(one.value.end), wanted[at].value())
 		}
@@ -385,8 +405,8 @@ func (r *reader) unchanged(entries []entry, usual policy.Limit, live *policy.Rul
 			ofFraming = append(ofFraming, r.part(key, value)...)
 		case "shadow":
 			parts := r.part(key, value)
-			s, ok := proposed(live)
-			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, &s, l2Bytes) {
+			_, ok := live.Proposed()
+			if l := parts[0].shadow; !ok && l == nil || sameShadow(l, live, l2Bytes) {
 				kept = append(kept, parts...)
 			}
 		default:

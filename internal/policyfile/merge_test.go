@@ -7,7 +7,7 @@ import (
 
 // TestMerge merges the rules of one file into another.
 func TestMerge(t *testing.T) {
-	devices := []Device{{"eth0", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}}
+	devices := []Device{{Name: "eth0", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}, {Name: "tap1", L2Bytes: 14}, {Name: "wg0", L2Bytes: 0}}
 	for _, test := range []struct{ name, like, live, want string }{
 		{"lines", `# Limits of the gateway; see the wiki.
 defaults:
@@ -520,6 +520,69 @@ devices:
       10.0.0.4: {rate: 1mbit, within: none}
       10.0.0.5: {within: "a #", name: new}
   lo*: {egress: {any: {within: "ap: 4"}}}
+`},
+
+		{"colours", `
+colours: # of the carrier
+  AF12: yellow
+  CS1: red # scavengers
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 1mbit, algorithm: srtcm, colour-aware: true} # stays
+      10.0.0.2: {rate: 1mbit, algorithm: srtcm, colour-aware: true}
+      10.0.0.3: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: {CS1: yellow}}
+      10.0.0.4: {rate: 1mbit, algorithm: trtcm, pir: 2mbit, shadow: {rate: 1mbit, pir: 3mbit}} # shadow
+      10.0.0.5: {rate: 1mbit, excess: ecn}
+      10.0.0.6: {rate: 1mbit, algorithm: srtcm, ebs: 64kb, red: ecn}
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: "CS1=red,AF12=yellow"}
+      10.0.0.2: {rate: 1mbit, algorithm: srtcm, colour-aware: true}
+      10.0.0.3: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: {CS1: red, AF12: yellow}}
+      10.0.0.4: {rate: 1mbit, algorithm: trtcm, pir: 2mbit, shadow: {rate: 1mbit, pir: 4mbit}}
+      10.0.0.5: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: {CS1: red, AF12: yellow}}
+      10.0.0.6: 1mbit
+`, `
+colours: # of the carrier
+  AF12: yellow
+  CS1: red # scavengers
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 1mbit, algorithm: srtcm, colour-aware: true} # stays
+      10.0.0.2: {rate: 1mbit, algorithm: srtcm, colour-aware: true, colours: {AF12: yellow, AF13: red, AF22: yellow, AF23: red, AF32: yellow, AF33: red, AF42: yellow, AF43: red}}
+      10.0.0.3: {rate: 1mbit, algorithm: srtcm, colour-aware: true}
+      10.0.0.4: {rate: 1mbit, algorithm: trtcm, pir: 2mbit, shadow: {rate: 1mbit, pir: 4mbit}} # shadow
+      10.0.0.5: {rate: 1mbit, algorithm: srtcm, colour-aware: true}
+      10.0.0.6: {rate: 1mbit}
+`},
+
+		{"a host beside coloured defaults", `
+defaults: {algorithm: trtcm, pir: 20mbit, excess: ecn}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: 1mbit
+      3c:22:fb:12:34:56: {rate: 5mbit, name: tablet}
+      3c:22:fb:12:34:57: 6mbit
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 2mbit, algorithm: trtcm, pir: 20mbit}
+      3c:22:fb:12:34:56: {rate: 7mbit, excess: ecn, name: tablet}
+      3c:22:fb:12:34:57: {rate: 6mbit, excess: ecn}
+`, `
+defaults: {algorithm: trtcm, pir: 20mbit, excess: ecn}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: 2mbit
+      3c:22:fb:12:34:56: {rate: 7mbit, name: tablet}
+      3c:22:fb:12:34:57: 6mbit
 `},
 
 		{"new pools", "devices:\n  eth0: {}\n", "pools: {a: 1mbit, b: {rate: 1mbit, within: a}}\nplans: {gold: 2mbit}\ndevices: {eth0: {egress: {any: {within: b}, 10.0.0.1: gold}}}\n",

@@ -23,14 +23,10 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 			}
 		}
 	}
-	name, above := s.key, policy.Within("")
-	if !s.pattern {
-		name = s.name()
+	name, above := s.poolName(direction), policy.Within("")
+	if ofDevice := s.poolName(""); direction != "" && len(s.own) > 0 && s.own[0].rule.Label.Name == ofDevice {
+		above = policy.Within(ofDevice)
 	}
-	if direction != "" && len(s.own) > 0 && s.own[0].rule.Label.Name == name {
-		above = policy.Within(name)
-	}
-	name = strings.TrimSuffix(name+" "+direction, " ")
 	if other := r.pools[name]; other != nil {
 		r.errorf(&e.key, "pool %q of the device is also among the pools; rename that one", name)
 		return parcel{bad: true}.within(defaults)
@@ -51,11 +47,19 @@ func (s *section) owns(name string) bool {
 // poolOn returns the name that a pool has on a device of the section: own pools are named after the device.
 func (s *section) poolOn(name policy.Within, device string) policy.Within {
 	for _, p := range s.own {
-		if s.pattern && string(name) == p.rule.Label.Name {
-			return policy.Within(device + strings.TrimPrefix(string(name), s.key))
+		if string(name) == p.rule.Label.Name {
+			return policy.Within(s.onDevice(string(name), device))
 		}
 	}
 	return name
+}
+
+// onDevice returns the name that a pool which the section defines has on a device.
+func (s *section) onDevice(pool, device string) string {
+	if !s.pattern {
+		return pool
+	}
+	return device + strings.TrimPrefix(pool, s.key)
 }
 
 // DeviceOfPool returns the device that a pool belongs to, if it belongs to any: its name begins with that of the device.
@@ -64,16 +68,31 @@ func DeviceOfPool(name string) string {
 	return device
 }
 
+// SideOfHost returns the device and direction whose host has the limit that is in a pool; false for other pools.
+func SideOfHost(p *policy.Rule) (device string, d policy.Direction, ok bool) {
+	_, _, ok = p.Follows()
+	words := strings.SplitN(p.Label.Name, " ", 3)
+	return words[0], d, ok && len(words) == 3 && d.Set(words[1]) == nil
+}
+
+// NameOfHost returns the name of the host that has a pool, which SideOfHost must be true for.
+func NameOfHost(p *policy.Rule) string { return strings.SplitN(p.Label.Name, " ", 3)[2] }
+
 // OwnPools returns the pools that the file defines for one device, which have its name: that of the device, and those of
-// its directions. The error is for a device that several patterns match, or a name that a pool cannot have.
+// its directions and hosts. The error is for a device that several patterns match, or a name that a pool cannot have.
 func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
 	s, err := f.section(d.Name)
 	if s == nil || err != nil {
 		return nil, err
 	}
-	for _, p := range s.own {
+	return f.poolsOn(s, d, append(slices.Clone(s.own), s.hostPools()...))
+}
+
+// poolsOn returns pools that the section defines as they are on a device.
+func (f *File) poolsOn(s *section, d Device, own []*pool) (pools []policy.Rule, err error) {
+	for _, p := range own {
 		pool := p.rule
-		name := string(s.poolOn(policy.Within(p.rule.Label.Name), d.Name))
+		name := s.onDevice(p.rule.Label.Name, d.Name)
 		if err := policy.CheckPoolName(name); err != nil {
 			return nil, f.errorAt(p.key, err.Error())
 		}
@@ -93,8 +112,8 @@ func (f *File) named(pool string) *pool {
 	}
 	device := DeviceOfPool(pool)
 	if s, _ := f.section(device); s != nil {
-		for _, p := range s.own {
-			if string(s.poolOn(policy.Within(p.rule.Label.Name), device)) == pool {
+		for _, p := range append(slices.Clone(s.own), s.hostPools()...) {
+			if s.onDevice(p.rule.Label.Name, device) == pool {
 				return p
 			}
 		}

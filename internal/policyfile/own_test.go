@@ -48,17 +48,17 @@ devices:
       10.0.0.1: {rate: unlimited, within: uplink}
       ::/0: {rate: 250mbit, within: tap0}
 `
-	got := strings.ReplaceAll(written(t, mustTables(t, f, Device{"tap0", 14}, Device{"eth0", 14})), ": {within: ", ": {rate: unlimited, within: ")
+	got := strings.ReplaceAll(written(t, mustTables(t, f, Device{Name: "tap0", L2Bytes: 14}, Device{Name: "eth0", L2Bytes: 14})), ": {within: ", ": {rate: unlimited, within: ")
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	// A second device has pools of its own.
-	if tables := mustTables(t, f, Device{"tap0", 14}, Device{"tap1", 14}); len(tables[0].Rules) != 5 {
+	if tables := mustTables(t, f, Device{Name: "tap0", L2Bytes: 14}, Device{Name: "tap1", L2Bytes: 14}); len(tables[0].Rules) != 5 {
 		t.Errorf("got %+v", tables[0])
 	}
 	// A rule can be within the pool of its device though its plan names another one.
 	f = mustParse(t, "pools: {up: 1gbit}\nplans: {gold: {within: up}}\ndevices:\n  eth1: {pool: {rate: 1mbit, share: flow}, egress: {10.0.0.1: {plan: gold, within: eth1}, 10.0.0.2: gold}}\n")
-	if tables := mustTables(t, f, Device{"eth1", 14}); tables[1].Rules[0].Within != "eth1" || tables[1].Rules[1].Within != "up" {
+	if tables := mustTables(t, f, Device{Name: "eth1", L2Bytes: 14}); tables[1].Rules[0].Within != "eth1" || tables[1].Rules[1].Within != "up" {
 		t.Errorf("got %+v", tables)
 	}
 }
@@ -87,7 +87,7 @@ func TestOwnPoolErrors(t *testing.T) {
 		{"pools: {up: 1mbit}\ndevices: {tap*: {pool: {rate: 2mbit, within: up, guarantee: 1001kbit}}}\n", "tap0", `p.yaml:1:13: pool "up": rate 1mbit is less than the guarantees`},
 		{"devices: {tap*: {pool: {rate: 2mbit}, egress: {any: {rate: 2mbit, guarantee: 1500kbit}}}}\n", "tap0", `p.yaml:1:31: pool "tap0": rate 2mbit is less than the guarantees`},
 	} {
-		_, _, err := mustParse(t, test.text).Tables([]Device{{test.device, 14}})
+		_, _, err := mustParse(t, test.text).Tables([]Device{{Name: test.device, L2Bytes: 14}})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %s", test.text, err, test.want)
 		}
@@ -107,7 +107,7 @@ devices: {tap*: {defaults: {excess: delay, queue: 30kb}, pool: {rate: 1mbit, wit
   tap0 egress: {rate: 1mbit, capacity: 20kb, within: tap0}
 devices: {}
 `
-	if got := written(t, mustTables(t, f, Device{"tap0", 14})); got != want {
+	if got := written(t, mustTables(t, f, Device{Name: "tap0", L2Bytes: 14})); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	_, err := Parse("p.yaml", []byte("defaults: {excess: pass}\npools: {a: 1mbit}\ndevices: {}\n"))
@@ -145,7 +145,7 @@ func TestMergeOwnPools(t *testing.T) {
 		},
 		"nothing": {named, "devices: {}\n", "devices: {}\n"},
 	} {
-		devices := []Device{{"eth0", 14}, {"tap0", 14}}
+		devices := []Device{{Name: "eth0", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}}
 		live := mustTables(t, mustParse(t, test.live), devices...)
 		if strings.Contains(name, "is gone") {
 			devices = devices[:1]

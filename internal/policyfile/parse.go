@@ -17,7 +17,7 @@ import (
 const maxDevice = 127
 
 var (
-	fileKeys      = []string{"defaults", "plans", "pools", "devices"}
+	fileKeys      = []string{"defaults", "plans", "pools", "colours", "devices"}
 	deviceKeys    = append([]string{"defaults", "pool", "egress", "ingress"}, labelKeys...)
 	directionKeys = append([]string{"match", "defaults", "pool"}, labelKeys...)
 )
@@ -103,7 +103,12 @@ func (r *reader) policy(root *node) {
 	if e := given["pools"]; e != nil {
 		r.namePools(&e.value)
 	}
-	defaults := r.defaults(parcel{}, given["defaults"])
+	var ofFile parcel
+	if e := given["colours"]; e != nil {
+		ofFile.parts = r.part("colours", &e.value)
+		r.root.spans = append(r.root.spans, e.span())
+	}
+	defaults := r.defaults(ofFile, given["defaults"])
 	r.usualOfPools = usualOfPools(defaults)
 	if e := given["plans"]; e != nil {
 		r.plansKey, r.plansPlace = e.key.start, e.value.place()
@@ -248,20 +253,23 @@ func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel
 		if slices.Contains(directionKeys, e.key.text) {
 			continue
 		}
-		t.rules = r.rules(t.rules, limits, e)
+		r.entry(s, &t, limits, e)
 		if n.braces {
 			continue
 		}
 		for _, p := range r.pieces[e.key.start] {
 			more := r.piece(p)
 			for i := range more {
-				t.rules = r.rules(t.rules, limits, &more[i])
+				r.entry(s, &t, limits, &more[i])
 			}
 		}
 		delete(r.pieces, e.key.start)
 	}
 	for _, rule := range t.rules {
 		t.reach(rule.end)
+	}
+	for _, h := range t.hosts {
+		t.reach(h.end)
 	}
 	t.span.end = t.place.end
 	slices.SortFunc(t.rules, func(a, b rule) int {
@@ -278,6 +286,15 @@ func (r *reader) piece(p piece) []entry {
 		return nil // the file is parsed as a whole
 	}
 	return r.entries(root, "a direction", "10.0.0.0/24: 10mbit")
+}
+
+// entry adds the rules or the host of an entry to a direction.
+func (r *reader) entry(s *section, t *table, limits *limits, e *entry) {
+	if isNetwork(e.key.text) || !policy.IsMAC(e.key.text) {
+		t.rules = r.rules(t.rules, limits, e)
+	} else if h := r.host(s, t, limits, e); h != nil {
+		t.hosts = append(t.hosts, h)
+	}
 }
 
 // rules appends the rule of an entry if it is valid. The key any has a rule for each
@@ -354,7 +371,7 @@ func together(s string) (key, value string, ok bool) {
 		return "", "", false
 	}
 	key, value = strings.TrimRight(s[:at], ": "), s[at+1:]
-	return key, value, isNetwork(key) || slices.Contains(ruleKeys, key)
+	return key, value, isNetwork(key) || policy.IsMAC(key) || slices.Contains(ruleKeys, key)
 }
 
 func (r *reader) says(e *entry, what string) bool {
@@ -399,6 +416,8 @@ func (r *reader) keys(n *node, what, example string, words []string) map[string]
 			r.give(given, e)
 		case isNetwork(e.key.text):
 			r.errorf(&e.key, "network %s is not in a direction; write it below egress or ingress of a device", e.key.text)
+		case policy.IsMAC(e.key.text):
+			r.errorf(&e.key, "host %s is not in a direction; write it below egress or ingress of a device", shorten(e.key.text))
 		default:
 			r.errorf(&e.key, "unknown key %q; %s", shorten(e.key.text), didYouMean(e.key.text, words))
 		}

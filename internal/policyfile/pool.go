@@ -58,9 +58,17 @@ var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
 
 // usualOfPools returns the limit of the defaults that apply to pools.
 func usualOfPools(defaults parcel) policy.Limit {
-	return over(policy.Limit{}, slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
+	return withoutColours(over(policy.Limit{}, slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
 		return slices.Contains(notOfPools, p.key) || !slices.Contains(poolKeys, p.key)
-	}))
+	})))
+}
+
+// withoutColours returns a limit with another algorithm if its own gives packets colours, which pools cannot do.
+func withoutColours(l policy.Limit) policy.Limit {
+	if l.Algorithm.HasColours() {
+		l.Algorithm = policy.GCRA
+	}
+	return l
 }
 
 // pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
@@ -76,7 +84,7 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	p.usual.Within = within
 	limit := over(p.usual, slices.Concat(ofPlan, said.parts))
 	dropIdle(&limit, &policy.Rule{
-		Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within, Cluster: limit.Cluster,
+		Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within, Cluster: limit.Cluster, Adapt: limit.Adapt,
 	})
 	var err error
 	if p.rule, err = over(limit, p.parts).Pool(name); err != nil {
@@ -133,7 +141,7 @@ func (r *reader) checkPools() {
 	}
 	pools := r.Pools()
 	for _, s := range r.exactly {
-		for _, p := range s.own {
+		for _, p := range append(slices.Clone(s.own), s.hostPools()...) {
 			pools.Rules = append(pools.Rules, p.rule)
 		}
 	}
@@ -243,6 +251,13 @@ func (m *merger) keepPools(elsewhere func(*section) bool) {
 				continue
 			}
 			keep(t.usual.Within)
+			for _, h := range t.hosts {
+				if h.pool == nil {
+					keep(h.rules[0].Within)
+				} else if elsewhere(s) {
+					keep(h.pool.rule.Within)
+				}
+			}
 			for j := 0; j < len(t.rules) && len(gone) > 0 && elsewhere(s); j++ {
 				keep(t.rules[j].rules[0].Within)
 			}

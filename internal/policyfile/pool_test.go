@@ -10,11 +10,11 @@ import (
 // TestPatternGuarantees checks that the guarantees of a pattern count once for each device.
 func TestPatternGuarantees(t *testing.T) {
 	f := mustParse(t, "pools: {all: 10mbit, other: 1mbit}\ndevices:\n  tap*: {egress: {10.0.0.1: {within: all, guarantee: 4mbit}}}\n  eth0: {egress: {10.0.0.1: {within: all, guarantee: 7mbit}}}\n")
-	tables := mustTables(t, f, Device{"eth0", 14})
+	tables := mustTables(t, f, Device{Name: "eth0", L2Bytes: 14})
 	if len(tables) != 2 || !tables[0].IsPools() || len(tables[0].Rules) != 2 {
 		t.Errorf("got %+v", tables)
 	}
-	_, _, err := f.Tables([]Device{{"eth0", 14}, {"tap0", 14}})
+	_, _, err := f.Tables([]Device{{Name: "eth0", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}})
 	if want := `p.yaml:1:14: pool "all": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit; raise it, or lower them`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -26,18 +26,18 @@ func TestPatternGuarantees(t *testing.T) {
 // TestMergeAbsentGuarantees has a device that does not exist, and so none of the rules in force.
 func TestMergeAbsentGuarantees(t *testing.T) {
 	f := mustParse(t, "pools: {all: 10mbit}\ndevices:\n  gone0: {egress: {10.0.0.1: {within: all, guarantee: 4mbit}}}\n  eth0: {egress: {10.0.0.1: {within: all, guarantee: 6mbit}}}\n")
-	tables, _, err := f.Tables([]Device{{"eth0", 14}})
+	tables, _, err := f.Tables([]Device{{Name: "eth0", L2Bytes: 14}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	tables[1].Rules[0].Guarantee = 6_000_001
 	var out bytes.Buffer
-	err = Merge(&out, f, []Device{{"eth0", 14}}, tables)
+	err = Merge(&out, f, []Device{{Name: "eth0", L2Bytes: 14}}, tables)
 	if want := `write a policy: pool "all": rate 10mbit is less than the guarantees within the pool, which add up to 10000001bit; raise it, or lower them`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	// The rules of gone0 stay, so their pool does.
-	if err := Merge(&out, f, []Device{{"eth0", 14}}, nil); err != nil || !strings.Contains(out.String(), "{all: 10mbit}") || strings.Contains(out.String(), "eth0") {
+	if err := Merge(&out, f, []Device{{Name: "eth0", L2Bytes: 14}}, nil); err != nil || !strings.Contains(out.String(), "{all: 10mbit}") || strings.Contains(out.String(), "eth0") {
 		t.Errorf("%v, got\n%s", err, &out)
 	}
 }
@@ -72,7 +72,7 @@ func TestMergeKeepsPools(t *testing.T) {
 		"pools: {a: 1mbit}\nplans: {gold: {within: a}}\ndevices: {}\n",
 	} {
 		var out bytes.Buffer
-		if err := Merge(&out, mustParse(t, text), []Device{{"eth0", 14}}, nil); err != nil || out.String() != text {
+		if err := Merge(&out, mustParse(t, text), []Device{{Name: "eth0", L2Bytes: 14}}, nil); err != nil || out.String() != text {
 			t.Errorf("%v: %s became %s", err, text, &out)
 		}
 	}
@@ -81,9 +81,9 @@ func TestMergeKeepsPools(t *testing.T) {
 // TestMergeDropsPools has pools that only defaults of what goes name.
 func TestMergeDropsPools(t *testing.T) {
 	f := mustParse(t, "pools: {a: 1mbit, b: 1mbit}\ndevices: {eth0: {defaults: {within: a}, egress: {any: 1mbit}}, eth1: {egress: {defaults: {within: b}, any: 1mbit}, ingress: {any: 1mbit}}}\n")
-	live := mustTables(t, mustParse(t, "devices: {eth1: {ingress: {any: 1mbit}}}"), Device{"eth1", 14})
+	live := mustTables(t, mustParse(t, "devices: {eth1: {ingress: {any: 1mbit}}}"), Device{Name: "eth1", L2Bytes: 14})
 	var out bytes.Buffer
-	err := Merge(&out, f, []Device{{"eth0", 14}, {"eth1", 14}}, live)
+	err := Merge(&out, f, []Device{{Name: "eth0", L2Bytes: 14}, {Name: "eth1", L2Bytes: 14}}, live)
 	if want := "pools: {}\ndevices: {eth1: {ingress: {any: 1mbit}}}\n"; err != nil || out.String() != want {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, &out, want)
 	}
@@ -103,7 +103,7 @@ devices:
   eth0: {egress: {10.0.0.1: {within: home-1}}}
   tap*: {pool: {plan: gold, weight: 2}, egress: {any: {}}}
 `
-	devices := []Device{{"eth0", 14}, {"tap0", 14}}
+	devices := []Device{{Name: "eth0", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}}
 	tables := mustTables(t, mustParse(t, text), devices...)
 	pools := &tables[0]
 	want := `  home-1: {rate: 50mbit, within: uplink, guarantee: 5mbit, share: flow, note: sold}

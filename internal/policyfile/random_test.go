@@ -29,7 +29,7 @@ var poolNames = []string{"uplink", "null", "Müller & Söhne", "12: #", "yes"}
 func (r random) one(of ...string) string { return of[r.IntN(len(of))] }
 func (r random) chance(percent int) bool { return r.IntN(100) < percent }
 
-var somewhere = []Device{{"eth0", 14}, {"eth1", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}, {"x*y", 14}}
+var somewhere = []Device{{Name: "eth0", L2Bytes: 14}, {Name: "eth1", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}, {Name: "tap1", L2Bytes: 14}, {Name: "wg0", L2Bytes: 0}, {Name: "x*y", L2Bytes: 14}}
 
 // prefix returns one of few networks, so that files and changes overlap.
 func (r random) prefix() string {
@@ -115,14 +115,53 @@ func (r random) parts(key string) (parts []string) {
 	} else if !strings.Contains(own, "each: ") && !strings.Contains(own, "penalty: ") && !strings.Contains(own, "rate: unlimited") {
 		may(20, "share: "+r.one("host", "flow", "none"))
 	}
+	if own := strings.Join(parts, ", "); !strings.Contains(own, "rate: unlimited") && !strings.Contains(own, "within: ") && r.chance(30) {
+		parts = r.coloured(parts)
+	}
 	may(10, "fail: closed")
 	may(20, "overhead: "+r.one("ethernet", "38", "-4", "38/84", "'pppoe-ptm,ether-vlan'"))
 	may(10, "mpu: "+r.one("0", "64"))
 	if key != "defaults" {
 		parts = append(parts, r.label(20)...)
 	}
-	may(20, "shadow: "+r.one("none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"))
+	shadows := []string{"none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"}
+	if slices.Contains(parts, "algorithm: trtcm") {
+		shadows = []string{"none", "5mbit", "{rate: 2mbit, pir: 5mbit, pbs: 64kb}"}
+	}
+	may(20, "shadow: "+r.one(shadows...))
 	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+	return parts
+}
+
+// coloured returns parts without those that a rule with colours cannot have, and with colours.
+func (r random) coloured(parts []string) []string {
+	parts = slices.DeleteFunc(parts, func(part string) bool {
+		key, _, _ := strings.Cut(part, ":")
+		return slices.Contains([]string{"algorithm", "excess", "penalty", "ecn-above", "queue", "order", "share"}, key)
+	})
+	may := func(percent int, part string) {
+		if r.chance(percent) {
+			parts = append(parts, part)
+		}
+	}
+	switch parts = append(parts, "algorithm: "+r.one("srtcm", "trtcm", "trtcm", "rfc4115")); parts[len(parts)-1] {
+	case "algorithm: trtcm":
+		parts = append(parts, "pir: "+r.one("1gbit", "2gbit"))
+		may(40, "pbs: "+r.one("300ms", "64kb", "300000"))
+	case "algorithm: rfc4115":
+		parts = append(parts, "eir: "+r.one("8kbit", "1gbit"))
+		may(40, "ebs: "+r.one("300ms", "64kb", "300000", "0"))
+	default:
+		may(40, "ebs: "+r.one("300ms", "64kb", "300000", "0"))
+	}
+	may(60, "colour-aware: "+r.one("true", "true", "false"))
+	if slices.Contains(parts, "colour-aware: true") {
+		may(50, "colours: "+r.one("{AF12: yellow, 63: red}", "{be: red}", "'AF12=yellow,CS1=red'"))
+	}
+	may(80, "within: none") // pools of devices would be in the way
+	for _, colour := range []string{"green", "yellow", "red"} {
+		may(30, colour+": "+r.one("pass", "drop", "ecn", "dscp:AF12", "dscp:0"))
+	}
 	return parts
 }
 
@@ -245,6 +284,9 @@ func (r random) file() []byte {
 	if len(pools) > 0 {
 		s += "pools:" + r.lines(indent, pools) + "\n"
 	}
+	if r.chance(20) {
+		s += "colours: {" + r.one("AF12: yellow", "CS1: red, 63: yellow") + "}" + r.comment() + "\n"
+	}
 	if r.chance(30) {
 		s += "defaults:" + r.value(0, r.parts("defaults")) + "\n"
 	}
@@ -316,12 +358,18 @@ func (r random) limit(parts []string) (l policy.Limit) {
 		if value = strings.Trim(value, `"'`); key == "name" {
 			value, _, _ = strings.Cut(value, "  #")
 		}
+		if inner, ok := strings.CutPrefix(value, "{"); ok && key == "colours" {
+			value = strings.NewReplacer(": ", "=", ", ", ",", "}", "").Replace(inner)
+		}
 		if key != "shadow" {
 			if err := l.Set(key, value); err != nil {
 				panic(err)
 			}
 		} else if value != noShadow {
 			l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: policy.Overhead(r.one("", "7"))}
+			if slices.Contains(parts, "algorithm: trtcm") && r.chance(50) {
+				l.Shadow.Colours.PIR = 3_000_000
+			}
 		}
 	}
 	return l

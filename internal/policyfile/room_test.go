@@ -21,12 +21,12 @@ devices:
     egress: {any: {guarantee: 10mbit, note: sold}}
   veth*: {egress: {10.0.0.0/24: {within: small, guarantee: 20mbit}}}
 `)
-	devices := []Device{{"eth0", 14}}
+	devices := []Device{{Name: "eth0", L2Bytes: 14}}
 	for i := range 25 {
-		devices = append(devices, Device{fmt.Sprint("tap", i), 14})
+		devices = append(devices, Device{Name: fmt.Sprint("tap", i), L2Bytes: 14})
 	}
 	for i := range 3 {
-		devices = append(devices, Device{fmt.Sprint("veth", i), 14})
+		devices = append(devices, Device{Name: fmt.Sprint("veth", i), L2Bytes: 14})
 	}
 	live := func() []policy.Table {
 		return []policy.Table{
@@ -76,7 +76,7 @@ func TestGuaranteeThatNeverFits(t *testing.T) {
 	f := mustParse(t, `pools: {up: 10mbit}
 devices: {"v*": {pool: {rate: 20mbit, within: up, guarantee: 11mbit}, egress: {any: {}}}}
 `)
-	_, _, err := f.TablesWithRoom([]Device{{"v0", 14}, {"v1", 14}}, func() []policy.Table { return nil })
+	_, _, err := f.TablesWithRoom([]Device{{Name: "v0", L2Bytes: 14}, {Name: "v1", L2Bytes: 14}}, func() []policy.Table { return nil })
 	if err == nil || !strings.Contains(err.Error(), `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit`) {
 		t.Error(err)
 	}

@@ -33,10 +33,11 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	if err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
+	pools, hosts := foldHosts(pools, of, func(string) bool { return true })
 	var left LeftOutError
 	keys := map[string]string{}
 	for _, device := range slices.Sorted(maps.Keys(of)) {
-		if keys[device], err = deviceKey(device); err != nil {
+		if keys[device], err = DeviceKey(device); err != nil {
 			left = append(left, err.Error())
 			delete(of, device)
 		}
@@ -79,6 +80,11 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 					}
 				}
 				out.WriteByte('\n')
+			}
+			its := side{device, t.Direction}
+			for _, h := range hosts[its] {
+				f := freshHost(policy.Limit{}, h, its, 0)
+				fmt.Fprintf(out, "      %s: %s\n", f.key, f.value)
 			}
 		}
 	}
@@ -129,8 +135,8 @@ func byDevice(tables []policy.Table) (pools []policy.Rule, of map[string][]polic
 	return pools, of, nil
 }
 
-// deviceKey returns the key of a section for exactly this device, in lines or braces.
-func deviceKey(device string) (string, error) {
+// DeviceKey returns the key of a section for exactly this device, in lines or braces.
+func DeviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
 		return "", fmt.Errorf("the name of device %q is not UTF-8, which a policy file must be; rename it", device)
 	}
@@ -267,8 +273,8 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 	for _, key := range decide {
 		o := policy.FindOption(key)
 		said := func(p part) bool { return p.key == key }
-		depends := func(p part) bool { return depends(p.key, key) }
-		if slices.ContainsFunc(of.parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, depends) {
+		idle := func(p part) bool { return depends(p.key, key) && !policy.FindOption(p.key).Useful(r) }
+		if slices.ContainsFunc(of.parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, idle) {
 			continue
 		}
 		if text := o.Text(r); r.Rate != policy.Unlimited || !o.LimitedOnly {
@@ -292,9 +298,9 @@ func word(s string) string {
 // needed returns the parts that r needs beside the options of a limit.
 func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
-	switch s, ok := proposed(r); {
-	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
-		own := differing(policy.Limit{}, &s, l2Bytes)
+	switch s, ok := r.Proposed(); {
+	case ok && !sameShadow(usual.Shadow, r, l2Bytes):
+		own := differing(policy.Limit{}.Inherit(r), &s, l2Bytes)
 		limit := over(policy.Limit{}, own)
 		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(own)) + "}", shadow: &limit})
 	case !ok && usual.Shadow != nil:
@@ -303,17 +309,15 @@ func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	return parts
 }
 
-// proposed returns the rule that r's shadow proposes, without the algorithm, which a shadow
-// cannot set.
-func proposed(r *policy.Rule) (policy.Rule, bool) {
-	s, ok := r.Proposed()
-	s.Algorithm = policy.GCRA
-	return s, ok
-}
-
-// sameShadow reports whether the shadow of a limit, nil for none, makes the proposed rule.
-func sameShadow(l *policy.Limit, proposed *policy.Rule, l2Bytes uint8) bool {
-	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
+// sameShadow reports whether the shadow of a limit, nil for none, makes the shadow of r.
+func sameShadow(l *policy.Limit, r *policy.Rule, l2Bytes uint8) bool {
+	if l == nil {
+		return false
+	}
+	whole := l.Inherit(r)
+	made, err := whole.Resolve(r.Prefix, l2Bytes)
+	made.Each = made.Each.Canonical(r.Prefix)
+	return err == nil && policy.NewShadow(made) == r.Shadow
 }
 
 // decide lists the options on which the defaults and the use of others depend.
@@ -330,7 +334,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		same, decides := o.Same(&made, r), slices.Contains(decide, o.Name)
 		switch {
 		case decides:
-			same = o.Same(&said, r)
+			same = o.Same(&said, r) || !o.Useful(r)
 		case o.Name == "overhead" && l.Overhead != "": // a keyword can include an MPU
 			same = made.Framing == r.Framing
 		}
@@ -354,7 +358,7 @@ func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
 	dropIdle(&l, r)
 	made, err := l.Resolve(r.Prefix, l2Bytes)
 	if err != nil { // a value is too large at this rate
-		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
+		made.Capacity, made.Queue, made.ECNAbove, made.Colours.PBS = 0, 0, 0, 0
 	}
 	return made
 }

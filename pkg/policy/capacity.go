@@ -193,9 +193,13 @@ func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
 }
 
 func checkCapacity(r *Rule) error {
-	if r.Capacity < MinCapacity {
-		return fmt.Errorf("capacity of %d bytes (%s at %v) is less than one full packet; use %d or more",
-			r.Capacity, drainTime(r.Capacity, r.Rate), r.Rate, MinCapacity)
+	return checkBurst("capacity", r.Capacity, r.Rate)
+}
+
+func checkBurst(what string, bytes uint64, r Rate) error {
+	if bytes < MinCapacity {
+		return fmt.Errorf("%s of %d bytes (%s at %v) is less than one full packet; use %d or more",
+			what, bytes, drainTime(bytes, r), r, MinCapacity)
 	}
-	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity)
+	return checkMaxCapacity(what, func() string { return fmt.Sprintf("of %d bytes", bytes) }, bytes)
 }

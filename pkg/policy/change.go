@@ -42,9 +42,15 @@ func Changes(have, want *Rule) (changes []Change) {
 
 // isDefault reports whether r has the value that the option has where nothing sets it.
 func (o *Option) isDefault(r *Rule) bool {
-	without, l := *r, Limit{Rate: r.Rate, Algorithm: r.Algorithm, Excess: r.Excess, Within: r.Within}
-	without.Framing = Framing{} // of which a limit without an overhead sets nothing
+	l := Limit{Rate: r.Rate, Algorithm: r.Algorithm, Excess: r.Excess, Within: r.Within}
 	o.Reset(&l)
+	return o.isDefaultIn(r, l)
+}
+
+// isDefaultIn reports whether r has the value that the option has where only l sets it.
+func (o *Option) isDefaultIn(r *Rule, l Limit) bool {
+	without := *r
+	without.Framing = Framing{} // of which a limit without an overhead sets nothing
 	err := o.resolve(&l, &without, 0)
 	return err == nil && o.Same(&without, r)
 }
@@ -55,9 +61,10 @@ func (r *Rule) shadowText() string {
 	if !ok {
 		return ""
 	}
+	inherited := Limit{}.Inherit(r)
 	var parts []string
 	for _, o := range Options {
-		if o.Shadow && !o.isDefault(&proposed) {
+		if o.Shadow && !o.isDefaultIn(&proposed, inherited) {
 			parts = append(parts, o.Name+"="+o.Text(&proposed))
 		}
 	}

@@ -26,8 +26,11 @@ const (
 type Algorithm uint8
 
 const (
-	GCRA  Algorithm = iota // one theoretical arrival time per bucket
-	Leaky                  // the leaky bucket, which also has penalties
+	GCRA    Algorithm = iota // one theoretical arrival time per bucket
+	Leaky                    // the leaky bucket, which also has penalties
+	SRTCM                    // single rate three color marker (RFC 2697)
+	TRTCM                    // two rate three color marker (RFC 2698)
+	RFC4115                  // two independent rates, three colours (RFC 4115)
 )
 
 // Excess is what happens to excess packets.
@@ -59,7 +62,7 @@ const (
 var (
 	directionNames = []string{"ingress", "egress"}
 	matchNames     = []string{"dst", "src"}
-	algorithmNames = []string{"gcra", "leaky"}
+	algorithmNames = []string{"gcra", "leaky", "srtcm", "trtcm", "rfc4115"}
 	excessNames    = []string{"drop", "ecn", "pass", "delay"}
 	orderNames     = []string{"fifo", "sparse-first"}
 	failNames      = []string{"open", "closed"}
@@ -90,10 +93,14 @@ func (f Fail) String() string      { return nameOf(f, failNames) }
 // Set parses one of the names.
 func (d *Direction) Set(s string) error { return setName(d, "direction", s, directionNames) }
 func (m *Match) Set(s string) error     { return setName(m, "match", s, matchNames) }
-func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algorithmNames) }
 func (e *Excess) Set(s string) error    { return setName(e, "excess", s, excessNames) }
 func (o *Order) Set(s string) error     { return setName(o, "order", s, orderNames) }
 func (f *Fail) Set(s string) error      { return setName(f, "fail", s, failNames) }
+
+// Set parses one of the names in any case: RFCs write srTCM.
+func (a *Algorithm) Set(s string) error {
+	return setName(a, "algorithm", strings.ToLower(s), algorithmNames)
+}
 
 // Type lists the names.
 func (d Direction) Type() string { return strings.Join(directionNames, "|") }
@@ -129,5 +136,8 @@ func checkName[T ~uint8](v T, what string, names []string) error {
 // oneOf lists names in a sentence: "drop, ecn or pass".
 func oneOf(names []string) string {
 	last := len(names) - 1
+	if last == 0 {
+		return names[0]
+	}
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }

@@ -120,8 +120,13 @@ func (r Rule) Part(rate Rate) Rule {
 	return r
 }
 
-// SafeRate returns the rate of a pool with a cluster before its first lease.
-func (r *Rule) SafeRate() Rate { return min(cmp.Or(r.Cluster.Safe, MinRate), r.Rate) }
+// SafeRate returns the rate of a pool with leases before its first one.
+func (r *Rule) SafeRate() Rate {
+	if r.Adapt.Min != 0 {
+		return r.Rate
+	}
+	return min(cmp.Or(r.Cluster.Safe, MinRate), r.Rate)
+}
 
 // says describes how a pool shares its rate with other hosts.
 func (c Cluster) says() (says string) {

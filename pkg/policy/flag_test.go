@@ -30,9 +30,43 @@ func TestSet(t *testing.T) {
 			map[string]string{"dst": "dst", "src": "src"},
 			map[string]string{"both": "use dst or src"},
 		}, {
-			func() flagValue { return new(Algorithm) }, "gcra|leaky",
-			map[string]string{"gcra": "gcra", "leaky": "leaky"},
-			map[string]string{"tbf": "use gcra or leaky"},
+			func() flagValue { return new(Algorithm) }, "gcra|leaky|srtcm|trtcm|rfc4115",
+			map[string]string{"gcra": "gcra", "leaky": "leaky", "srTCM": "srtcm", "TRTCM": "trtcm", "rfc4115": "rfc4115"},
+			map[string]string{"tbf": "use gcra, leaky, srtcm, trtcm or rfc4115"},
+		}, {
+			func() flagValue { return new(PBS) }, "size|time",
+			map[string]string{"64K": "64kb", "0.1s": "100ms"},
+			map[string]string{"0": "pbs \"0\" is zero"},
+		}, {
+			func() flagValue { return new(EBS) }, "size|time",
+			map[string]string{"64K": "64kb", "0.1s": "100ms", "0": "0"},
+			map[string]string{"0ms": "ebs \"0ms\" is zero"},
+		}, {
+			func() flagValue { return new(Switch) }, "bool",
+			map[string]string{"true": "true", "false": "false"},
+			map[string]string{"yes": `"yes" is neither true nor false`},
+		}, {
+			func() flagValue { return new(GivenAction) }, "pass|drop|ecn|dscp:NAME",
+			map[string]string{
+				"pass": "pass", "drop": "drop", "ecn": "ecn", "dscp:AF12": "dscp:AF12", "dscp:0": "dscp:CS0", "dscp:be": "dscp:CS0",
+				"dscp:DF": "dscp:CS0", "dscp:63": "dscp:63", "dscp:46": "dscp:EF", "dscp:le": "dscp:LE", "dscp:va": "dscp:VA",
+			},
+			map[string]string{
+				"": "use pass, drop, ecn, or a DSCP such as dscp:AF12", "AF12": `action "AF12" is unknown`, "dscp:": "dscp \"\" is unknown",
+				"dscp:64": "from 0 to 63", "dscp:AF14": `dscp "AF14" is unknown; use CS0 to CS7, AF11 to AF43, EF, VA, LE, DF, or a number`,
+			},
+		}, {
+			func() flagValue { return new(ColourMap) }, "dscp=colour,...",
+			map[string]string{
+				"AF12=yellow,AF13=red": "AF12=yellow,AF13=red", "63=red,cs1=yellow": "CS1=yellow,63=red", "10=green,af12=red": "AF12=red",
+				"BE=red": "CS0=red",
+			},
+			map[string]string{
+				"": "colours has neither yellow nor red", "AF12": "write them like AF12=yellow,AF13=red", "AF12=yellow,": "write them like",
+				"AF12=blue": `colours: colour "blue" is unknown; use green, yellow or red`, "AF14=red": `colours: dscp "AF14" is unknown`,
+				"AF12=red,12=red": "AF12 is given twice", "AF12=green,12=red": "AF12 is given twice",
+				"AF11=green": "colours has neither yellow nor red, so it has no use; add some",
+			},
 		}, {
 			func() flagValue { return new(Excess) }, "drop|ecn|pass|delay",
 			map[string]string{"drop": "drop", "ecn": "ecn", "pass": "pass", "delay": "delay"},
@@ -121,6 +155,8 @@ func TestFarSide(t *testing.T) {
 func TestStringOfUnknown(t *testing.T) {
 	for got, want := range map[string]string{
 		Excess(9).String():                             "unknown(9)",
+		Colour(9).String():                             "unknown(9)",
+		Action(73).String():                            "unknown(9)",
 		Share{Kind: 9}.String():                        "unknown(9)",
 		Each{Kind: 9}.String():                         "unknown(9)",
 		Penalty{Kind: 9, Duration: time.Hour}.String(): "unknown(9)",

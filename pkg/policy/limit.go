@@ -20,6 +20,7 @@ type Limit struct {
 	ECNAbove  ECNAbove // 0 for the default
 	Order     Order
 	Penalty   Penalty
+	Colours   ColourOptions
 	Fail      Fail
 	Overhead  Overhead // "" for none
 	MPU       MPU
@@ -29,6 +30,7 @@ type Limit struct {
 	Weight    Weight
 	Share     Share
 	Cluster   Cluster
+	Adapt     Adapt
 	Name      Name
 	Note      Note
 	Shadow    *Limit // with options whose Option.Shadow is true; nil for none
@@ -105,6 +107,11 @@ func (l *Limit) Tiny(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 	}
 	full := r
 	full.Capacity = max(r.Capacity, MinCapacity)
+	for _, burst := range []*uint64{&full.Colours.PBS, &full.Colours.EBS} {
+		if *burst > 0 {
+			*burst = max(*burst, MinCapacity)
+		}
+	}
 	if r.Excess == Delay {
 		if err := r.ValidateWait(); err != nil {
 			return r, err
@@ -133,7 +140,8 @@ func (l *Limit) resolve(r Rule, l2Bytes uint8) (_ Rule, err error) {
 	if l.Shadow == nil || err != nil {
 		return r, err
 	}
-	proposed, err := l.Shadow.Resolve(prefix, l2Bytes)
+	shadow := l.Shadow.Inherit(&r)
+	proposed, err := shadow.Resolve(prefix, l2Bytes)
 	if err != nil {
 		return r, fmt.Errorf("shadow: %w", err)
 	}

@@ -30,6 +30,9 @@ type Option struct {
 	RuleOnly    bool // a pool cannot have it
 	PoolOnly    bool // a rule cannot have it
 
+	PoolChoices string // the words of a pool, as Value.Type has them, if it cannot have all of a rule; else ""
+	PoolHelp    string // Help of a pool, if it is another one
+
 	notInPool string // with RuleOnly: what to do instead
 
 	// Value returns the option's field of a limit.
@@ -59,7 +62,8 @@ type need struct {
 }
 
 var (
-	needsDelay = need{
+	needsNoWait = needsNoColours(", which queues nothing; leave it out")
+	needsDelay  = need{
 		"excess",
 		func(r *Rule) bool { return r.Excess == Delay },
 		func(r *Rule) string { return fmt.Sprintf("excess %v; leave it out, or use excess delay", r.Excess) },
@@ -124,10 +128,11 @@ var Options = []*Option{
 		DocDefault: "300 ms of the rate, at least 128 KiB; for `leaky` with `--excess delay` as `--queue`",
 		resolve:    resolveCapacity, check: checkCapacity,
 	}),
-	same(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Option{
-		Name: "algorithm", Help: "meter; only leaky has penalties",
-		Doc:   "`gcra` or `leaky`: both give the same verdicts; only `leaky` has penalties",
-		valid: func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
+	option(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Algorithm.String, Option{
+		Name: "algorithm", Help: "`meter`: gcra, leaky; srtcm, trtcm, rfc4115",
+		PoolChoices: "gcra|leaky", PoolHelp: "meter",
+		Doc:     "`gcra` or `leaky`: both give the same verdicts; only `leaky` has penalties. `srtcm`, `trtcm` and `rfc4115` give packets [colours](#colours)",
+		resolve: resolveAlgorithm, valid: checkAlgorithm,
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
 		Name: "each", Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
@@ -137,15 +142,17 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", LimitedOnly: true, Help: "what happens to excess packets",
-		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
-		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
+		PoolChoices: "drop|ecn|delay",
+		Doc:         "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
+		needs:       []need{needsNoColours("; say what happens to packets with green, yellow and red")},
+		valid:       func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,
 		Help:       "length of the queue: 64kb or 50ms (gcra)",
 		Doc:        "with `gcra` and `--excess delay`: the length of the queue, as a size or a time at the rate",
 		DocDefault: "50 ms of the rate, at least 16 KiB; below 29 kbit 4.5 s of the rate",
-		needs:      []need{needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
+		needs:      []need{needsNoWait, needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
 		resolve:    resolveQueue, check: checkQueue,
 	}),
 	option(func(l *Limit) *ECNAbove { return &l.ECNAbove }, func(r *Rule) *ECNAbove { return &r.ECNAbove }, ECNAbove.String, Option{
@@ -153,15 +160,14 @@ var Options = []*Option{
 		Help:       "mark packets that would wait longer (ECN)",
 		Doc:        "with `--excess delay`: mark packets by ECN that are delayed longer than this; or `never`",
 		DocDefault: "half of the longest delay",
-		needs:      []need{needsDelay},
+		needs:      []need{needsNoWait, needsDelay},
 		resolve:    resolveECNAbove, check: checkECNAbove,
 	}),
 	same(func(l *Limit) *Order { return &l.Order }, func(r *Rule) *Order { return &r.Order }, Option{
 		Name: "order", LimitedOnly: true,
-		RuleOnly: true, notInPool: "use share flow",
 		Help:  "sparse-first: small flows skip the queue (gcra)",
 		Doc:   "with `gcra` and `--excess delay`: the order of the queue, `fifo`, or `sparse-first`: flows that send little go first",
-		needs: []need{needsDelay, needsGCRA("whose output never exceeds the rate; use the algorithm gcra"), needsSharedBucket},
+		needs: []need{needsNoWait, needsDelay, needsGCRA("whose output never exceeds the rate; use the algorithm gcra"), needsSharedBucket},
 		valid: func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
@@ -171,6 +177,76 @@ var Options = []*Option{
 		Doc:   "with `leaky`: `fill`: each excess packet fills the bucket; `30s`: each excess packet keeps the bucket full for that long",
 		valid: func(r *Rule) error { return r.Penalty.validate() },
 		check: checkPenalty,
+	}),
+	same(func(l *Limit) *partRate { return (*partRate)(&l.Colours.PIR) }, func(r *Rule) *partRate { return (*partRate)(&r.Colours.PIR) }, Option{
+		Name: "pir", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		Help:       "peak rate (trtcm)",
+		Doc:        "with `trtcm`: the peak information rate, at least the rate: packets beyond it are red",
+		DocDefault: "must be given then",
+		needs:      []need{needsAlgorithm(TRTCM)},
+		check:      checkPIR,
+	}),
+	option(func(l *Limit) *PBS { return &l.Colours.PBS }, func(r *Rule) *uint64 { return &r.Colours.PBS }, sizeText, Option{
+		Name: "pbs", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		Help:       "peak burst (trtcm)",
+		Doc:        "with `trtcm`: the peak burst size, as a size or a time at `pir`",
+		DocDefault: "300 ms of `pir`, at least 128 KiB",
+		needs:      []need{needsAlgorithm(TRTCM)},
+		resolve:    resolvePBS,
+		check: func(r *Rule) error {
+			if r.Algorithm != TRTCM {
+				return nil
+			}
+			return checkBurst("pbs", r.Colours.PBS, r.Colours.PIR)
+		},
+	}),
+	same(func(l *Limit) *partRate { return (*partRate)(&l.Colours.EIR) }, func(r *Rule) *partRate { return (*partRate)(&r.Colours.EIR) }, Option{
+		Name: "eir", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		Help:       "excess rate (rfc4115)",
+		Doc:        "with `rfc4115`: the excess information rate, that of yellow packets; it comes on top of the rate",
+		DocDefault: "must be given then",
+		needs:      []need{needsAlgorithm(RFC4115)},
+		check:      checkEIR,
+	}),
+	ebsOption(Option{
+		Name: "ebs", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		Help:       "excess burst (srtcm, rfc4115)",
+		Doc:        "with `srtcm` and `rfc4115`: the excess burst size, that of yellow packets, as a size or a time at the rate or `eir`; with `0` no packet is yellow",
+		DocDefault: "300 ms of the rate (`srtcm`) or of `eir`, at least 128 KiB",
+		needs:      []need{needsAlgorithm(SRTCM, RFC4115)},
+		resolve:    resolveEBS,
+		check:      checkEBS,
+	}),
+	same(func(l *Limit) *Switch { return &l.Colours.Aware }, func(r *Rule) *Switch { return (*Switch)(&r.Colours.Aware) }, Option{
+		Name: "colour-aware", LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		Help:  "packets come in with a colour, by DSCP",
+		Doc:   "`true`: packets come in with the colour that their DSCP has in `colours`, and never get a better one; `false`: all come in green",
+		needs: []need{needsAlgorithm(coloured...)},
+	}),
+	option(func(l *Limit) *ColourMap { return &l.Colours.In }, func(r *Rule) *ColourMap { return &r.Colours.In }, ColourMap.String, Option{
+		Name: "colours", LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
+		HelpDefault: "AFx2 yellow, AFx3 red", Help: "AF12=yellow,CS1=red; others are green",
+		Doc:        "with `colour-aware`: DSCPs and their colours, `{AF12: yellow, CS1: red}`, as a flag `AF12=yellow,CS1=red`; others are green",
+		DocDefault: "`colours` of the file, else AFx2 yellow and AFx3 red",
+		needs:      []need{needsAlgorithm(coloured...), needsAware},
+		resolve:    resolveIn,
+		check:      checkIn,
+	}),
+	actionOption(ActionPass, func(c *ColourOptions) *GivenAction { return &c.Green }, func(c *Colours) *Action { return &c.Green }, Option{
+		Name: "green", Help: "what happens to green packets",
+		Doc:        "what happens to green packets: `pass`, `drop`, `ecn` (marks packets that allow it, and drops the others), or `dscp:AF11` (sets the DSCP)",
+		DocDefault: "`pass`",
+	}),
+	actionOption(ActionPass, func(c *ColourOptions) *GivenAction { return &c.Yellow }, func(c *Colours) *Action { return &c.Yellow }, Option{
+		Name: "yellow", Help: "what happens to yellow packets",
+		Doc:        "the same for yellow packets",
+		DocDefault: "`pass`",
+	}),
+	actionOption(ActionDrop, func(c *ColourOptions) *GivenAction { return &c.Red }, func(c *Colours) *Action { return &c.Red }, Option{
+		Name: "red", Help: "what happens to red packets",
+		HelpDefault: "drop",
+		Doc:         "the same for red packets",
+		DocDefault:  "`drop`",
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
 		Name: "fail", Help: "pass or drop if a bucket cannot be updated",
@@ -199,7 +275,7 @@ var Options = []*Option{
 		Doc:        "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
 		DocDefault: "none",
 		resolve:    resolveWithin,
-		valid:      checkWithin,
+		valid:      checkWithin, check: checkNoColoursWithin,
 	}),
 	same(func(l *Limit) *Guarantee { return &l.Guarantee }, func(r *Rule) *Guarantee { return &r.Guarantee }, Option{
 		Name:  "guarantee",
@@ -224,7 +300,7 @@ var Options = []*Option{
 	same(func(l *Limit) *Share { return &l.Share }, func(r *Rule) *Share { return &r.Share }, Option{
 		Name: "share", LimitedOnly: true, Help: "who gets a fair share of the bucket",
 		Doc:   "who gets a fair share of the bucket: each `host`, each subnet `/N`, or each `flow`; in a pool also each `member`; with `none`, first come, first served",
-		needs: []need{needsOneBucket, needsNoPenalty},
+		needs: []need{needsNoColours(", which has no shares; leave it out"), needsOneBucket, needsNoPenalty},
 		valid: checkShare,
 	}),
 	same(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, Option{
@@ -254,6 +330,25 @@ var Options = []*Option{
 		Doc:        "of a pool with a cluster: the rate of this host while it has no lease",
 		DocDefault: "the rate divided by the hosts that were known at the last lease; before the first one 8 kbit/s",
 		needs:      []need{needsCluster},
+	}),
+	same(func(l *Limit) *partRate { return (*partRate)(&l.Adapt.Min) }, func(r *Rule) *partRate { return (*partRate)(&r.Adapt.Min) }, Option{
+		Name: "adapt-min", PoolOnly: true, Help: "adapt to the line's latency, down to this",
+		Doc:        "of a pool: the lowest rate to which [the latency of the line](../adapt.md) may lower the rate",
+		DocDefault: "none: the rate does not adapt",
+		valid:      checkAdaptMin,
+	}),
+	same(func(l *Limit) *AdaptAbove { return &l.Adapt.Above }, func(r *Rule) *AdaptAbove { return &r.Adapt.Above }, Option{
+		Name: "adapt-above", PoolOnly: true, Help: "lower the rate if pings take so much more",
+		Doc:   "of a pool that adapts: how far the latency may rise above the usual one",
+		needs: []need{needsAdapt},
+		valid: checkAdaptAbove,
+	}),
+	same(func(l *Limit) *Reflectors { return &l.Adapt.To }, func(r *Rule) *Reflectors { return &r.Adapt.To }, Option{
+		Name: "adapt-to", PoolOnly: true, HelpDefault: "large DNS services", Help: "ping these IP addresses",
+		Doc:        "of a pool that adapts: up to 8 IP addresses to ping, with commas between them; or `default`",
+		DocDefault: "Cloudflare, Quad9 and Google DNS, by IPv4 and IPv6",
+		needs:      []need{needsAdapt},
+		valid:      checkAdaptTo,
 	}),
 	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
 		Name: "name", Label: true,

@@ -19,6 +19,17 @@ var samples = map[string][]string{
 	"ecn-above": {"3ms", "excess=delay"},
 	"order":     {"sparse-first", "excess=delay"},
 	"penalty":   {"30s", "algorithm=leaky"},
+
+	"pir":          {"20mbit", "algorithm=trtcm"},
+	"pbs":          {"123456b", "algorithm=trtcm", "pir=8mbit"},
+	"eir":          {"5mbit", "algorithm=rfc4115"},
+	"ebs":          {"123456b", "algorithm=srtcm"},
+	"colour-aware": {"true", "algorithm=srtcm"},
+	"colours":      {"CS0=red,AF12=yellow", "algorithm=srtcm", "colour-aware=true"},
+	"green":        {"dscp:CS0", "algorithm=srtcm"},
+	"yellow":       {"dscp:AF12", "algorithm=srtcm"},
+	"red":          {"ecn", "algorithm=srtcm"},
+
 	"fail":      {"closed"},
 	"overhead":  {"-4"},
 	"mpu":       {"64"},
@@ -33,6 +44,10 @@ var samples = map[string][]string{
 	"cluster-floor":  {"1mbit", "cluster=gold"},
 	"cluster-share":  {"2mbit", "cluster=gold"},
 	"cluster-safe":   {"500kbit", "cluster=gold"},
+
+	"adapt-min":   {"2mbit"},
+	"adapt-above": {"15ms", "adapt-min=2mbit"},
+	"adapt-to":    {"192.0.2.1,2001:db8::1", "adapt-min=2mbit"},
 
 	"name": {"Müller & Söhne"},
 	"note": {"pays in May"},
@@ -59,6 +74,9 @@ func TestRuleLimit(t *testing.T) {
 		{"excess=delay", "ecn-above=never", "order=sparse-first", "queue=20ms"}, {"excess=delay", "algorithm=leaky"},
 		{"algorithm=leaky", "penalty=30s", "excess=ecn"}, {"overhead=ethernet"}, {"overhead=-4", "mpu=64"},
 		{"within=uplink", "guarantee=1mbit", "weight=3", "share=/30"}, {"rate=unlimited", "within=uplink", "guarantee=1mbit"},
+		{"algorithm=srtcm"}, {"algorithm=trtcm", "pir=20mbit", "pbs=100ms", "yellow=dscp:AF12", "red=pass", "each=host", "fail=closed"},
+		{"algorithm=rfc4115", "eir=1mbit", "ebs=64kb", "colour-aware=true", "green=dscp:0"},
+		{"algorithm=srtcm", "colour-aware=true", "colours=CS1=red", "overhead=ethernet"}, {"rate=unlimited", "algorithm=trtcm"},
 		{"within=uplink", "guarantee=1mbit", "each=host", "members=50"}, {"within=uplink", "each=/24", "share=host"},
 	} {
 		for _, shadow := range []string{"none", "rate=5mbit", "rate=1mbit,capacity=64kb,each=host,overhead=docsis"} {
@@ -118,7 +136,7 @@ func TestOptions(t *testing.T) {
 		}
 		r, err := l.Rule(prefix, 14)
 		if o.PoolOnly {
-			if err == nil || !strings.Contains(err.Error(), "cluster") {
+			if err == nil || !(strings.Contains(err.Error(), "cluster") || strings.Contains(err.Error(), "adapt-min")) {
 				t.Errorf("%s of a rule: %v", o.Name, err)
 			}
 			r, err = l.Pool("pool")
@@ -131,6 +149,15 @@ func TestOptions(t *testing.T) {
 		}
 		if o.Reset(&l); o.Name != "rate" && l != plain {
 			t.Errorf("%s: %+v is left", o.Name, l)
+		}
+		for _, other := range with[1:] { // the other options of a rule say what it needs
+			if key, _, _ := strings.Cut(other, "="); key == "algorithm" {
+				alone := Limit{Rate: 8e6}
+				alone.Set(o.Name, value)
+				if _, err := alone.Rule(prefix, 14); err == nil || !strings.HasPrefix(err.Error(), o.Name+" ") {
+					t.Errorf("%s without %s: %v", o.Name, other, err)
+				}
+			}
 		}
 		if _, err := ParseShadow(o.Name + "=" + value); (err == nil) != o.Shadow {
 			t.Errorf("%s in a shadow: %v", o.Name, err)

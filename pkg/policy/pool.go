@@ -74,6 +74,9 @@ func (r *Rule) validatePool() error {
 	if r.Rate == Unlimited {
 		return errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
 	}
+	if r.Algorithm.HasColours() {
+		return fmt.Errorf("algorithm %v has no use in a pool, which gives packets no colours; use gcra or leaky", r.Algorithm)
+	}
 	if err := checkPoolOptions(r); err != nil {
 		return err
 	}
@@ -122,6 +125,13 @@ func checkWithin(r *Rule) error {
 		return fmt.Errorf("within %q is no name of a pool; leave it out", none)
 	}
 	return checkText("within", string(r.Within), MaxName)
+}
+
+func checkNoColoursWithin(r *Rule) error {
+	if r.Within != "" && r.Algorithm.HasColours() {
+		return fmt.Errorf("within %q: the algorithm %v draws from no pool; use within none, or another algorithm", string(r.Within), r.Algorithm)
+	}
+	return nil
 }
 
 // Weight is the part that a rule or pool gets of the shares of its pool, relative to the others there: 2 to

@@ -23,6 +23,7 @@ type Rule struct {
 	ECNAbove  ECNAbove // above 0 if Excess is Delay; else 0
 	Order     Order    // FIFO, unless Excess is Delay and Algorithm GCRA
 	Penalty   Penalty
+	Colours   Colours // zero unless the algorithm gives packets colours
 	Fail      Fail
 	Framing   Framing
 	Within    Within
@@ -31,6 +32,7 @@ type Rule struct {
 	Weight    Weight
 	Share     Share
 	Cluster   Cluster // only of a pool
+	Adapt     Adapt   // only of a pool
 	Shadow    Shadow
 	Label     Label
 }

@@ -59,6 +59,11 @@ func TestValidate(t *testing.T) {
 			r.Within, r.Guarantee, r.Weight, r.Fail, r.Framing.MPU = "a", Guarantee(MaxRate), 2, Closed, 64
 		}),
 		"exception":       ruleOn("10.0.0.5/32", unlimited),
+		"srtcm":           ruleOn("10.0.0.0/24", colours(SRTCM)),
+		"trtcm":           ruleOn("10.0.0.0/24", colours(TRTCM), func(r *Rule) { r.Colours.PIR = r.Rate }),
+		"no EBS":          ruleOn("10.0.0.0/24", colours(SRTCM), func(r *Rule) { r.Colours.EBS = 0 }),
+		"no EBS, rfc4115": ruleOn("10.0.0.0/24", colours(RFC4115), func(r *Rule) { r.Colours.EBS = 0 }),
+		"rfc4115":         ruleOn("10.0.0.0/24", colours(RFC4115), func(r *Rule) { r.Colours.EIR, r.Colours.EBS = MinRate, MaxCapacity }),
 		"leaky exception": ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
 	} {
 		if err := r.Validate(); err != nil {
@@ -82,7 +87,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Capacity = 0 }, "less than one full packet"},
 		{func(r *Rule) { r.Capacity = MinCapacity - 1 }, "capacity of 1513 bytes (1.21 ms at 10mbit) is less than one full packet; use 1514 or more"},
 		{func(r *Rule) { r.Capacity = MaxCapacity + 1 }, "above 1024gb"},
-		{func(r *Rule) { r.Algorithm = 2 }, "algorithm has the unknown value 2"},
+		{func(r *Rule) { r.Algorithm = 5 }, "algorithm has the unknown value 5"},
 		{func(r *Rule) { r.Excess = 4 }, "excess has the unknown value 4"},
 		{func(r *Rule) { r.Fail = 2 }, "fail has the unknown value 2"},
 		{func(r *Rule) { r.Each.Kind = 4 }, "each has the unknown value 4"},
@@ -140,6 +145,37 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Share.Kind, r.Algorithm, r.Penalty = ShareHost, Leaky, fill }, "share host has no use with a penalty"},
 		{func(r *Rule) { unlimited(r); r.Share.Kind = ShareHost }, "share host has no use in an unlimited rule; leave it out"},
 		{func(r *Rule) { unlimited(r); r.Within, r.Each.Kind = "a", EachHost }, "each host has no use in a rule that has only its pools; give it a rate, or leave this out"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 0 }, "pir is missing; say the peak rate, from the rate 10mbit up"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 9_999_000 }, "pir 9999kbit is below the rate 10mbit; raise it, or lower the rate"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = MaxRate + 1 }, "pir: rate 400000000001bit is above 400gbit"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PBS-- }, "pbs of 1513 bytes (605.2 us at 20mbit) is less than one full packet"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PBS = MaxCapacity + 1 }, "pbs of 1099511627777 bytes is above 1024gb"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.EIR = 1e6 }, "eir 1mbit has no use with the algorithm trtcm; use rfc4115, or leave it out"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.EBS = 2000 }, "ebs has no use with the algorithm trtcm; use srtcm or rfc4115, or leave it out"},
+		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EIR = 0 }, "eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0"},
+		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EIR = 7999 }, "eir: rate 7999bit is below 8kbit"},
+		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EBS-- }, "ebs of 1513 bytes (605.2 us at 20mbit) is less than one full packet"},
+		{func(r *Rule) { colours(RFC4115)(r); r.Colours.PIR = 20e6 }, "pir 20mbit has no use with the algorithm rfc4115; use trtcm, or leave it out"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.EBS = 1 }, "ebs of 1 bytes (800 ns at 10mbit) is less than one full packet"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.PBS = 2000 }, "pbs has no use with the algorithm srtcm; use trtcm, or leave it out"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In = ColourMap{} }, "colours has neither yellow nor red"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In.Red |= 1 << 12 }, "colours has a DSCP that is both yellow and red"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Aware = false }, "colours has no use with packets that all come in green; add colour-aware, or leave it out"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Green = ActionECN + 1 }, "green has the unknown value 67; use pass, drop, ecn or a DSCP"},
+		{func(r *Rule) { r.Colours.Aware = true }, "colour-aware true has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out"},
+		{func(r *Rule) { r.Colours.In = DefaultColours }, "colours has no use with the algorithm gcra"},
+		{func(r *Rule) { r.Algorithm, r.Colours.Yellow = Leaky, ActionPass }, "yellow has no use with the algorithm leaky"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Excess = ECN }, "excess ecn has no use with the algorithm srtcm; say what happens to packets with green, yellow and red"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Queue = 5000 }, "queue has no use with the algorithm srtcm, which queues nothing; leave it out"},
+		{func(r *Rule) { colours(SRTCM)(r); r.ECNAbove = 1 }, "ecn-above has no use with the algorithm srtcm, which queues nothing"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Order = SparseFirst }, "order sparse-first has no use with the algorithm srtcm, which queues nothing"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Penalty = fill }, "penalty fill needs the algorithm leaky, not srtcm; change one of them"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Share.Kind = ShareHost }, "share host has no use with the algorithm srtcm, which has no shares; leave it out"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Within = "a" }, `within "a": the algorithm srtcm draws from no pool; use within none, or another algorithm`},
+		{func(r *Rule) { colours(SRTCM)(r); r.Guarantee = 1e6 }, "guarantee 1mbit has no use with no pool"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Members = 5 }, "members has no use with no pool"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Weight = 2 }, "weight 2 has no use with no pool"},
+		{func(r *Rule) { unlimited(r); colours(TRTCM)(r); r.Colours.PIR = 20e6 }, "algorithm trtcm has no use in an unlimited rule"},
 		{func(r *Rule) { r.Rate = Unlimited }, "capacity has no use in an unlimited rule"},
 		{func(r *Rule) { unlimited(r); r.Each.Kind = EachHost }, "each host has no use in an unlimited rule"},
 		{func(r *Rule) { unlimited(r); r.Excess = ECN }, "excess ecn has no use in an unlimited rule"},
@@ -147,6 +183,21 @@ func TestValidateRefuses(t *testing.T) {
 	} {
 		r := ruleOn("10.0.0.0/24", test.edit)
 		wantError(t, r.Validate(), test.part)
+	}
+}
+
+// colours gives a rule an algorithm with colours.
+func colours(a Algorithm) func(*Rule) {
+	return func(r *Rule) {
+		r.Algorithm, r.Colours = a, Colours{Aware: true, In: DefaultColours, Green: ActionPass, Yellow: 12, Red: ActionDrop}
+		switch a {
+		case SRTCM:
+			r.Colours.EBS = MinCapacity
+		case TRTCM:
+			r.Colours.PIR, r.Colours.PBS = 2*r.Rate, MinCapacity
+		case RFC4115:
+			r.Colours.EIR, r.Colours.EBS = 2*r.Rate, MinCapacity
+		}
 	}
 }
 

@@ -44,12 +44,15 @@ func (r Rule) Says(match Match) string {
 
 // Gets describes the limit of r, which is not unlimited, without its network.
 func (r Rule) Gets() string {
-	says := r.gets() + r.Cluster.says()
+	says := r.gets() + r.Cluster.says() + r.Adapt.says(r.Rate)
 	if by := r.Share.by(); by != "" {
 		says += ", shared fairly by its " + by
 	}
 	if r.Within != "" {
 		says += fmt.Sprintf(", within pool %q", string(r.Within)) + r.part()
+	}
+	if r.Algorithm.HasColours() {
+		return fmt.Sprintf("%s; %s (%v%s)%s", says, r.Colours.actions(), r.Algorithm, r.Colours.comesIn(), r.counts())
 	}
 	return fmt.Sprintf("%s; excess is %s%s (%v)%s", says, r.verdict(), r.Penalty.effect(), r.Algorithm, r.counts())
 }
@@ -94,6 +97,9 @@ func (s Share) by() string {
 }
 
 func (r Rule) gets() string {
+	if r.Algorithm.HasColours() {
+		return r.Colours.rates(&r)
+	}
 	says := fmt.Sprintf("%v (%s)", r.Rate, r.Rate.Bytes())
 	if r.Excess != Delay || r.Algorithm != Leaky {
 		says += ", burst " + sizeAndTime(r.Capacity, r.Rate)

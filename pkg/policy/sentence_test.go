@@ -108,6 +108,20 @@ func TestSentence(t *testing.T) {
 				"500kbit on this one without a lease, within pool \"all\"; excess is dropped (gcra)"},
 		{poolOf("uplink", func(r *Rule) { r.Cluster = Cluster{Name: "gold", Share: 1e6} }), Ingress, MatchDst,
 			"pool \"uplink\"" + gets + " for all hosts of cluster \"gold\" together, 1mbit on this one; excess is dropped (gcra)"},
+		{poolOf("uplink", func(r *Rule) { r.Adapt = Adapt{Min: 2e6} }), Ingress, MatchDst,
+			"pool \"uplink\"" + gets + ", between 2mbit and 10mbit as the line's latency allows; excess is dropped (gcra)"},
+		{poolOf("uplink", func(r *Rule) { r.Adapt = Adapt{Min: 2e6, Above: 5e6, To: "192.0.2.1,2001:db8::1"} }), Ingress, MatchDst,
+			"pool \"uplink\"" + gets + ", between 2mbit and 10mbit as the line's latency allows, 5ms above the usual, to 192.0.2.1 and 2001:db8::1; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", colours(TRTCM), func(r *Rule) { r.Capacity, r.Colours.PBS, r.Colours.Aware = 375_000, 750_000, false }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.0/24 as a whole gets CIR 10mbit (1.25 MB/s), CBS 375 kB; PIR 20mbit, PBS 750 kB; yellow packets get AF12, red packets are dropped (trtcm)"},
+		{ruleOn("10.0.0.0/24", host, colours(SRTCM), func(r *Rule) { r.Fail = Closed }), Egress, MatchDst,
+			"eth0 egress: each host in 10.0.0.0/24 gets CIR 10mbit (1.25 MB/s), CBS 125 kB, EBS 1.514 kB; yellow packets get AF12, red packets are dropped (srtcm, colour-aware); what cannot be metered is dropped"},
+		{ruleOn("10.0.0.5/32", colours(RFC4115), func(r *Rule) {
+			r.Colours.In, r.Colours.Green, r.Colours.Yellow, r.Colours.Red = ColourMap{1 << 8, 1 | 1<<63}, 46, ActionPass, ActionECN
+		}), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets CIR 10mbit (1.25 MB/s), CBS 125 kB; EIR 20mbit, EBS 1.514 kB; green packets get EF, yellow packets pass, red packets are marked by ECN if they allow it, else dropped (rfc4115, colour-aware with CS0=red CS1=yellow 63=red)"},
+		{ruleOn("10.0.0.5/32", colours(TRTCM), func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000, PIR: 2e6, PBS: 250_000} }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets CIR 10mbit (1.25 MB/s), CBS 125 kB; PIR 20mbit, PBS 1.514 kB; yellow packets get AF12, red packets are dropped (trtcm, colour-aware); shadow: 10.0.0.5 gets CIR 1mbit (125 kB/s), CBS 125 kB; PIR 2mbit, PBS 250 kB"},
 		// Not a valid rule, but it must still print.
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate = 0 }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 0 (0 B/s), burst 125 kB (never drains); excess is dropped (gcra)"},

@@ -7,13 +7,16 @@ import (
 )
 
 // Shadow is a proposed limit of a rule or pool. It counts the packets that it would have refused,
-// in its own buckets and by the rule's algorithm. The zero Shadow is none.
+// in its own buckets and by the rule's algorithm, with the rule's colours and actions. The zero Shadow is none.
 type Shadow struct {
 	Rate     Rate   // not Unlimited
 	Capacity uint64 // bytes, MinCapacity to MaxCapacity
 	Each     Each
 	Penalty  Penalty
 	Framing  Framing
+
+	PIR, EIR Rate   // as in Colours
+	PBS, EBS uint64 // as in Colours
 }
 
 // NewShadow returns the shadow that proposes a rule.
@@ -21,15 +24,17 @@ func NewShadow(proposed Rule) Shadow {
 	return Shadow{
 		Rate: proposed.Rate, Capacity: proposed.Capacity, Each: proposed.Each,
 		Penalty: proposed.Penalty, Framing: proposed.Framing,
+		PIR: proposed.Colours.PIR, EIR: proposed.Colours.EIR, PBS: proposed.Colours.PBS, EBS: proposed.Colours.EBS,
 	}
 }
 
 // Proposed returns the rule that r's shadow proposes; false if r has no shadow.
 func (r Rule) Proposed() (proposed Rule, ok bool) {
-	s := r.Shadow
+	s, colours := r.Shadow, r.Colours
+	colours.PIR, colours.EIR, colours.PBS, colours.EBS = s.PIR, s.EIR, s.PBS, s.EBS
 	return Rule{
 		Prefix: r.Prefix, Rate: s.Rate, Capacity: s.Capacity, Algorithm: r.Algorithm,
-		Each: s.Each, Penalty: s.Penalty, Framing: s.Framing,
+		Each: s.Each, Penalty: s.Penalty, Colours: colours, Framing: s.Framing,
 	}, s != Shadow{}
 }
 

@@ -213,6 +213,9 @@ func (t *Tree) Problems() []PoolError {
 		if n.Pool.Guarantee != 0 {
 			what, most = "guarantee", Rate(n.Pool.Guarantee)
 		}
+		if lowest := n.Pool.Adapt.Min; lowest != 0 && lowest < most {
+			what, most = "adapt-min", lowest
+		}
 		sum := n.Members.String()
 		if n.Members == mostPromised {
 			sum = "more than " + sum

@@ -1,0 +1,255 @@
+package policyfile
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// MaxAddresses is how many addresses of a host have rules in one direction: as many as the kernel's table of neighbours
+// has by default.
+const MaxAddresses = 1024
+
+// A host is an entry of a direction by a MAC address: a limit for all addresses that neighbours with it have.
+type host struct {
+	span
+	mac   policy.MAC
+	pool  *pool          // has the limit; nil if there is none. It is named as the own pools of the section are
+	rules [2]policy.Rule // of an address, on devices without a link header, and with one
+}
+
+// single stands for each address of a host: limits depend on the length of a prefix, not on the family.
+var single = netip.MustParsePrefix("0.0.0.0/32")
+
+// host reads the entry of a host. It is nil if it is not valid.
+func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
+	mac, err := policy.ParseMAC(e.key.text)
+	if err != nil {
+		r.errorf(&e.key, "%w", err)
+		return nil
+	}
+	for _, other := range t.hosts {
+		if other.mac == mac {
+			r.errorf(&e.key, "host %v appears twice, first in line %d; remove one of them", mac, r.line(other.key))
+			return nil
+		}
+	}
+	if t.match != t.direction.FarSide() {
+		r.errorf(&e.key, "host %v is at the far side, but this direction matches %v; move the host to another direction, or remove match in line %d",
+			mac, t.match, r.line(t.matchSpan.key))
+		return nil
+	}
+	faults := r.faults
+	p := r.planned(&e.value, "a host", ruleKeys)
+	if r.faults > faults || limits.defaults.bad {
+		return nil
+	}
+	h := &host{span: e.span(), mac: mac}
+	ofPools := *limits
+	ofPools.usual = withoutColours(limits.usual)
+	limit := ofPools.of(p, single)
+	called := mac.String()
+	if i := slices.IndexFunc(p.parts, func(p part) bool { return p.key == "name" && p.text != "" }); i >= 0 {
+		called = p.parts[i].text
+	}
+	limit.Name = policy.Name(called)
+	if limit.Note, err = mac.Following(limit.Note); err != nil {
+		r.blame(err, e.key.start, p, limits.defaults)
+		return nil
+	}
+	ofRules := limit
+	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
+		if h.pool = r.poolOfHost(s, t, e, p, limits, limit, called); h.pool == nil {
+			return nil
+		}
+		ofRules = policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: limit.Name, Note: limit.Note}
+		for _, o := range policy.Options {
+			if ofAddress(o) {
+				o.Copy(&ofRules, &limit)
+			}
+		}
+	} else if err = onlyWithRate(&ofRules, p); err != nil {
+		r.blame(err, e.key.start, p, limits.defaults)
+		return nil
+	}
+	for i, l2Bytes := range []uint8{0, 14} {
+		if h.rules[i], err = ofRules.Rule(single, l2Bytes); err != nil {
+			r.blame(err, e.key.start, p, limits.defaults)
+			return nil
+		}
+	}
+	return h
+}
+
+// ofAddress reports whether an option of a host that has a rate goes to the rules of its addresses, not to its pool.
+func ofAddress(o *policy.Option) bool {
+	return o.RuleOnly && !o.LimitedOnly && !o.DependsOn("guarantee")
+}
+
+// ofPoolOnly are the options that a host without a rate cannot have: they would be for each of its addresses.
+var ofPoolOnly = []string{"guarantee", "members", "weight"}
+
+// onlyWithRate removes these options, which the defaults of a host without a rate have. It is an error if the host or its
+// plan has one of them.
+func onlyWithRate(l *policy.Limit, p parcel) error {
+	for _, key := range ofPoolOnly {
+		if p.has(key) {
+			return fmt.Errorf("%s is for all addresses of a host together, which have a pool only with a rate; give the host a rate, or leave this out", key)
+		}
+		policy.FindOption(key).Reset(l)
+	}
+	return nil
+}
+
+// has reports whether a rule has an option of its own or of its plan.
+func (p parcel) has(key string) bool {
+	named := func(p part) bool { return p.key == key }
+	return slices.ContainsFunc(p.parts, named) || p.plan != nil && slices.ContainsFunc(p.plan.parts, named)
+}
+
+// poolOfHost makes the pool of a host with a rate.
+func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits *limits, limit policy.Limit, called string) *pool {
+	name := s.poolName(t.direction.String() + " " + called)
+	if r.pools[name] != nil {
+		r.errorf(&e.key, "pool %q of the host is also among the pools; rename that one", name)
+		return nil
+	}
+	for _, other := range t.hosts {
+		if other.pool != nil && other.pool.rule.Label.Name == name {
+			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", called, r.line(other.key))
+			return nil
+		}
+	}
+	limit.Name = ""
+	for _, o := range policy.Options {
+		if !o.RuleOnly {
+			continue
+		}
+		// What defaults say is for rules. A bucket for each host is what a host has anyway.
+		isHost := o.Name == "each" && (limit.Each.Kind == policy.EachHost || limit.Each.Kind == policy.EachAll)
+		if said.has(o.Name) && !ofAddress(o) && !isHost {
+			r.blame(policy.NotInPool(o.Name), e.key.start, said, limits.defaults)
+			return nil
+		}
+		o.Reset(&limit)
+	}
+	if limit.Share.Kind == policy.ShareMember && said.has("share") {
+		r.blame(fmt.Errorf("share member would divide the rate among the addresses of one host; use flow"), e.key.start, said, limits.defaults)
+		return nil
+	}
+	if shadow := limit.Shadow; shadow != nil && shadow.Each.Kind == policy.EachHost {
+		own := *shadow
+		own.Each, limit.Shadow = policy.Each{}, &own
+	}
+	p := &pool{span: e.span(), parts: said.parts}
+	var err error
+	if p.rule, err = limit.Pool(name); err != nil {
+		r.blame(err, e.key.start, said, limits.defaults)
+		return nil
+	}
+	return p
+}
+
+// poolName is the name of a pool that the section defines. In the section of a pattern, it has the pattern in place of the
+// device.
+func (s *section) poolName(of string) string {
+	name := s.key
+	if !s.pattern {
+		name = s.name()
+	}
+	return strings.TrimSuffix(name+" "+of, " ")
+}
+
+// hostPools are the pools of the hosts of the section.
+func (s *section) hostPools() (pools []*pool) {
+	for i := range s.tables {
+		for _, h := range s.tables[i].hosts {
+			if h.pool != nil {
+				pools = append(pools, h.pool)
+			}
+		}
+	}
+	return pools
+}
+
+// on is the rule of an address of a host on a device.
+func (h *host) on(s *section, d Device) policy.Rule {
+	out := h.rules[0]
+	if d.L2Bytes > 0 {
+		out = h.rules[1]
+	}
+	if h.pool != nil {
+		out.Within = policy.Within(s.onDevice(h.pool.rule.Label.Name, d.Name))
+	} else {
+		out.Within = s.poolOn(out.Within, d.Name)
+	}
+	return out
+}
+
+// A Host is what a direction of a device has for the neighbours with a MAC address.
+type Host struct {
+	MAC       policy.MAC
+	Pool      string        // "" for none
+	Rules     []policy.Rule // of the addresses that are known
+	Direction policy.Direction
+}
+
+// HostsOf returns what the file has for the neighbours of a device by their MAC addresses. Two directions may have the same
+// one. The error is for a device that several patterns match.
+func (f *File) HostsOf(d Device) (hosts []Host, err error) {
+	s, err := f.section(d.Name)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	for i := range s.tables {
+		for _, h := range s.tables[i].hosts {
+			hosts = append(hosts, h.of(s, &s.tables[i], d))
+		}
+	}
+	return hosts, nil
+}
+
+func (h *host) of(s *section, t *table, d Device) Host {
+	out := Host{MAC: h.mac, Direction: t.direction}
+	rule := h.on(s, d)
+	if h.pool != nil {
+		out.Pool = string(rule.Within)
+	}
+	for _, a := range d.Neighbours[h.mac] {
+		rule.Prefix = netip.PrefixFrom(a, a.BitLen())
+		out.Rules = append(out.Rules, rule)
+	}
+	policy.SortRules(out.Rules)
+	return out
+}
+
+// MACs are the MAC addresses of all hosts of the file.
+func (f *File) MACs() map[policy.MAC]bool {
+	macs := map[policy.MAC]bool{}
+	for i := range f.devices {
+		for _, t := range f.devices[i].tables {
+			for _, h := range t.hosts {
+				macs[h.mac] = true
+			}
+		}
+	}
+	return macs
+}
+
+// addHosts adds the rules of hosts to the sorted rules of a direction, but not for addresses that have one there.
+func (s *section) addHosts(rules []policy.Rule, t *table, d Device) []policy.Rule {
+	explicit := len(rules)
+	for _, h := range t.hosts {
+		of := h.of(s, t, d).Rules
+		for _, r := range of[:min(len(of), MaxAddresses)] {
+			if _, found := slices.BinarySearchFunc(rules[:explicit], r, func(a, b policy.Rule) int { return policy.ComparePrefix(a.Prefix, b.Prefix) }); !found {
+				rules = append(rules, r)
+			}
+		}
+	}
+	policy.SortRules(rules)
+	return rules
+}

@@ -1,0 +1,65 @@
+package policy
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+var tablet = MAC{0x3c, 0x22, 0xfb, 0x12, 0x34, 0x56}
+
+func TestParseMAC(t *testing.T) {
+	for _, s := range []string{"3c:22:fb:12:34:56", "3C-22-FB-12-34-56", "3c22.fb12.3456"} {
+		if m, err := ParseMAC(s); err != nil || m != tablet || !IsMAC(s) {
+			t.Errorf("%s: %v, %v", s, m, err)
+		}
+	}
+	for s, want := range map[string]string{
+		"3c:22:fb:12:34":          "does not have six bytes",
+		"3c:22:fb:12:34:56:78:9a": "does not have six bytes",
+		"00:00:00:00:00:00":       "that no host has",
+		"01:00:5e:00:00:01":       "one of a group",
+		"FF-FF-FF-FF-FF-FF":       "one of a group",
+	} {
+		if _, err := ParseMAC(s); err == nil || !strings.Contains(err.Error(), want) || !IsMAC(s) {
+			t.Errorf("%s: %v, want %s", s, err, want)
+		}
+	}
+	for _, s := range []string{"", "any", "10.0.0.1", "2001:db8::1", "face-book", "a-b", "3c:22:fb:12:34:5g"} {
+		if IsMAC(s) {
+			t.Errorf("%q is taken for a MAC address", s)
+		}
+	}
+	if _, err := ParsePrefix("3c:22:fb:12:34:56"); err == nil || !strings.Contains(err.Error(), "is a MAC address; a policy can limit") {
+		t.Error(err)
+	}
+}
+
+func TestFollows(t *testing.T) {
+	for _, own := range []Note{"", "sold; until 2024", Note(strings.Repeat("x", MaxNote-27))} {
+		note, err := tablet.Following(own)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := Rule{Prefix: netip.MustParsePrefix("10.0.0.1/32"), Rate: 1e6, Within: "up", Label: Label{Note: string(note)}}
+		if m, back, ok := r.Follows(); !ok || m != tablet || back != string(own) {
+			t.Errorf("%q: %v %q %v", note, m, back, ok)
+		}
+		if len(own) > 100 {
+			continue
+		}
+		r.Guarantee = Guarantee(1e5)
+		waits := r.WithoutGuarantee()
+		if m, back, ok := waits.Follows(); !ok || m != tablet || back != string(own) {
+			t.Errorf("%q: %v %q %v", waits.Label.Note, m, back, ok)
+		}
+	}
+	if _, err := tablet.Following(Note(strings.Repeat("x", MaxNote-26))); err == nil || !strings.Contains(err.Error(), "at most 229") {
+		t.Error(err)
+	}
+	for _, note := range []string{"", "follows", "follows alice", "follows 3C:22:FB:12:34:56", "follows 3c:22:fb:12:34:56; ", "follows 3c:22:fb:12:34:56, sold"} {
+		if m, _, ok := (&Rule{Label: Label{Note: note}}).Follows(); ok {
+			t.Errorf("%q follows %v", note, m)
+		}
+	}
+}
