@@ -265,11 +265,15 @@ func Packet(src, dst netip.Addr, bytes int) []byte {
 	return b
 }
 
-// Eventually waits up to ten seconds for an asynchronous event, such as a packet's
-// arrival, and ends the test if it does not happen.
+// Patience is how long a test waits for what has to happen before it fails. In an
+// emulated machine, the kernel may verify the programs for 20 s.
+const Patience = 2 * time.Minute
+
+// Eventually waits for an asynchronous event, such as a packet's arrival, and ends the
+// test if it does not happen.
 func Eventually(tb testing.TB, what string, happened func() bool) {
 	tb.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !happened(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(Patience); !happened(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			tb.Fatalf("timeout waiting for %s", what)
 		}

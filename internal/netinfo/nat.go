@@ -1,0 +1,61 @@
+package netinfo
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netmsg"
+)
+
+// changesSources reports whether the network namespace has a chain in which sources of packets may be changed (SNAT): of
+// nftables, or of iptables, which uses nftables or has its own table "nat".
+func changesSources() (bool, error) {
+	// The file is there only if the kernel has these tables.
+	tables, err := os.ReadFile("/proc/thread-self/net/ip_tables_names")
+	if err == nil && slices.ContainsFunc(bytes.Fields(tables), func(name []byte) bool { return string(name) == "nat" }) {
+		return true, nil
+	}
+	chains, err := netmsg.List(func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
+		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
+		return request.Execute(unix.NETLINK_NETFILTER, 0)
+	})
+	if err == unix.EINVAL || err == unix.EPROTONOSUPPORT {
+		return false, nil // the kernel has no nftables
+	}
+	if err != nil {
+		return false, fmt.Errorf("list the chains of nftables: %w", err)
+	}
+	for _, c := range chains {
+		if changes, err := isSourceNAT(c[nl.SizeofNfgenmsg:]); changes || err != nil {
+			return changes, err
+		}
+	}
+	return false, nil
+}
+
+// isSourceNAT reports whether a chain of nftables, by its attributes, is one of type nat for packets that leave.
+func isSourceNAT(attributes []byte) (bool, error) {
+	var isNAT, leave bool
+	err := netmsg.Each(attributes, func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_CHAIN_TYPE:
+			isNAT = unix.ByteSliceToString(value) == "nat"
+		case unix.NFTA_CHAIN_HOOK:
+			return netmsg.Each(value, func(kind uint16, value []byte) error {
+				if kind == unix.NFTA_HOOK_HOOKNUM && len(value) == 4 {
+					leave = binary.BigEndian.Uint32(value) == unix.NF_INET_POST_ROUTING
+				}
+				return nil
+			})
+		}
+		return nil
+	})
+	return isNAT && leave, err
+}
