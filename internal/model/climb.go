@@ -29,7 +29,8 @@ type Passage struct {
 	Refuses    int      // the stage that refuses the packet, or NoStage
 	Guaranteed int      // the stage above which the packet is guaranteed, or NoStage
 	Beyond     bool     // the stage that refuses the packet does so because of its fair share
-	Levels     []uint64 // units: of the bucket of each stage after the packet
+	Levels     []uint64 // units: of the bucket of each stage after the packet,
+	Flows      []uint64 // and of the bucket of its flow there, with sparse-first
 	Delays     []bool   // by stage: a pool that passes the packet delays it
 	Marks      []bool   // by stage: a pool that passes the packet marks it
 }
@@ -66,12 +67,12 @@ func Climb(stages []Stage, p Packet) Passage {
 		to.Refuses, to.Beyond = 0, share == BeyondShare
 	}
 	for i := range stages {
-		to.Levels = append(to.Levels, stages[i].State.Level)
+		to.Levels, to.Flows = append(to.Levels, stages[i].State.Level), append(to.Flows, stages[i].State.Flow)
 	}
-	to.Levels[0] = to.Outcome.Level
+	to.Levels[0], to.Flows[0] = to.Outcome.Level, to.Outcome.Flow
 	switch {
 	case to.Refuses > 0: // nothing is charged
-		to.Levels[0] = rule.State.Level
+		to.Levels[0], to.Flows[0] = rule.State.Level, rule.State.Flow
 		to.Outcome = Outcome{
 			Verdict: Drop, Excess: true, Departure: p.Time, Level: rule.State.Level, Flow: rule.State.Flow,
 			Wait: stages[to.Refuses].Wait(stages[to.Refuses].State.Level, p.Bytes),
@@ -153,7 +154,8 @@ func (s *Stage) guarantees(p Packet) bool {
 // together returns the units that a packet of n bytes counts in the bucket of all keys of a guarantee together. It rounds up.
 func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 
-// judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share.
+// judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share, and
+// only sparse-first lets those of sparse flows pass.
 func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	s := &stages[i]
 	if s.Share == nil {
@@ -165,10 +167,18 @@ func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	}
 	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level, load)
 	s.light = *load == Light
-	if verdict == BeyondMark && (s.Excess != policy.ECN || !p.ECT) {
-		return BeyondShare
+	switch {
+	case verdict == WithinShare, verdict == BeyondMark && p.ECT && s.marksExcess():
+		return verdict
+	case verdict <= BeyondSparse && s.Order == policy.SparseFirst && s.isSparse(s.State, p.Bytes):
+		return WithinShare
 	}
-	return verdict
+	return BeyondShare
+}
+
+// marksExcess reports whether packets a little beyond a fair share are marked.
+func (s *Stage) marksExcess() bool {
+	return s.Excess == policy.ECN || s.Excess == policy.Delay && s.ECNAbove != policy.Never
 }
 
 // keepTimes advances the clocks of all stages that are late, from the top down. Packets that are refused do not get to the
@@ -211,7 +221,8 @@ func (to *Passage) delay(pool *Stage, i int, p Packet) {
 	if pool.Excess != policy.Delay {
 		return
 	}
-	queued := pool.queue(Outcome{Departure: p.Time}, State{Level: pool.State.Level}, p)
+	queued := pool.queue(Outcome{Departure: p.Time, Flow: pool.State.Flow}, pool.State, p)
+	to.Flows[i] = queued.Flow
 	to.Delays[i], to.Marks[i] = queued.Wait > 0, to.Marks[i] || queued.Verdict == Mark
 	if queued.Wait > to.Wait {
 		to.Wait, to.Departure = queued.Wait, queued.Departure

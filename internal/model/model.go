@@ -21,8 +21,10 @@ const (
 	SharedBytes = 1514
 	// MaxPacket is the largest size of a packet in bytes.
 	MaxPacket = 1<<PacketBits - 1
-	// SparseBits: a sparse flow sends at most 2^SparseBits bytes while a full queue drains.
-	SparseBits = 11
+	// While a full queue drains, a sparse flow sends at most a part of sparseParts of it, but at least 2^SparseBits bytes, and
+	// at most 2^sparseMore times as many.
+	SparseBits              = 11
+	sparseParts, sparseMore = 16, 3
 
 	ticksAhead = 2 // TICKS_AHEAD of bpf/abi.h
 	busy       = 1 // TAT_BUSY of bpf/abi.h
@@ -192,16 +194,24 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 
 // flowLevel returns the level of a flow's bucket, in units, after a packet of n bytes
 // with the units before queued ahead of it. The packet is not delayed if its flow is
-// sparse (RFC 8290: a flow that builds no queue): 2^SparseBits bytes fill the
-// bucket, which is as big as the queue. A queued packet raises the level above that
+// sparse (RFC 8290: a flow that builds no queue): the most that a sparse flow sends
+// fills the bucket, which is as big as the queue. A queued packet raises the level above that
 // until it has left, so that no packet overtakes one of the same flow.
 func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	queue := m.Capacity - m.Burst
-	level = s.Flow + queue>>UnitBits*n<<(UnitBits-SparseBits)
+	parts := queue >> UnitBits
+	parts = max(parts>>sparseMore, min(parts, sparseParts<<SparseBits))
+	level = s.Flow + parts*n<<(UnitBits-SparseBits)
 	if n <= 1<<SparseBits && !s.FIFO && level <= queue {
 		return level, true
 	}
 	return before + queue, false
+}
+
+// isSparse reports whether a packet of n bytes is of a sparse flow.
+func (m Meter) isSparse(s State, n uint64) bool {
+	_, ahead := m.flowLevel(s, n, 0)
+	return ahead
 }
 
 // Offer decides the outcome for a packet, and charges its bucket and that of its flow,
@@ -333,6 +343,12 @@ func (m Meter) Level(b Bucket, now uint64) uint64 {
 		level = 0
 	}
 	return max(level, m.leastLevel(now))
+}
+
+// Flows returns the meter of the buckets of flows, which have no least level.
+func (m Meter) Flows() Meter {
+	m.Whole = 0
+	return m
 }
 
 // leastLevel returns the least level of a bucket at now (ns): least_level of bpf/bucket.h.

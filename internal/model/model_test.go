@@ -114,15 +114,20 @@ func size(roll dice, capacity uint64) uint64 {
 	}
 }
 
+// advance returns the time after a gap. It stays where it is instead of going around the end of the clock, or backwards
+// before its start or by more than a tick.
+func advance(now, gap uint64) uint64 {
+	next := now + gap
+	if int64(gap) >= 0 && next < now || int64(gap) < 0 && (next > now || -gap > 1<<20) {
+		return now
+	}
+	return next
+}
+
 // play offers a trace of packets to both buckets. The clock stays within its range.
 func play(tb testing.TB, roll dice, p *pair, now uint64, packets int, ecn, changes bool) {
 	for range packets {
-		next := now + gap(roll, p.m, p.b, now)
-		// Around the end of the clock, or backwards before its start or by more than a tick.
-		if forward := next - now; int64(forward) >= 0 && next < now || int64(forward) < 0 && (next > now || -forward > 1<<20) {
-			next = now
-		}
-		now = next
+		now = advance(now, gap(roll, p.m, p.b, now))
 		// After 146 years a bucket is one tick old again, but no machine runs for so long.
 		if changes && roll(32) == 0 {
 			rate := 8 + roll(1<<(3+roll(37)))

@@ -113,6 +113,9 @@ func (m Meter) speed(level uint64) uint64 {
 	}
 	x := free << 16 * octaves / capacity
 	x = (1<<16 + x&(1<<16-1)) << (x >> 16) >> (16 + slowest - speedBits)
+	if m.Burst > 0 { // a queue
+		x /= 2
+	}
 	if free > capacity-capacity/16 {
 		x <<= more
 	}
@@ -226,8 +229,9 @@ func (s *Share) advance(units uint64) {
 type ShareVerdict uint8
 
 const (
-	WithinShare ShareVerdict = iota
-	BeyondMark               // so little beyond that a packet may be marked instead of refused
+	WithinShare  ShareVerdict = iota
+	BeyondMark                // so little beyond that a packet may be marked instead of refused
+	BeyondSparse              // so little beyond that a packet of a sparse flow passes, unless the bucket is nearly full
 	BeyondShare
 )
 
@@ -265,10 +269,13 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	less := forgiven * (may + uint64(b.Largest)<<FairBits/weight)
 	own := n
 	may *= weight
+	most := may + may/4
 	if below == Modest {
 		may, own = 2*may, max(n, 2*SharedBytes)
 	}
-	may = max(may, own*ownPackets<<FairBits) >> freeBits * s.free(m, level)
+	may = max(may, own*ownPackets<<FairBits)
+	free := s.free(m, level)
+	may = may >> freeBits * free
 	if *load == Modest && ahead*weight > may/2 {
 		*load = Heavy
 	}
@@ -283,6 +290,9 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 		return BeyondMark
 	}
 	*load = Heavy // its rule may pass it all the same
+	if ahead*weight <= most && free >= 1<<freeBits/2 {
+		return BeyondSparse
+	}
 	return BeyondShare
 }
 
