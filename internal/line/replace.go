@@ -1,0 +1,217 @@
+package line
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Split is the tables of a namespace, divided into those of the line of a device and all others. Both are sorted.
+type Split struct {
+	Line, Others []policy.Table
+
+	netns, device string
+}
+
+// Divide finds what a line has made: the pools with its note, what is within those of hosts, and the rules for all
+// addresses within those of the device, which may have had another name then. netns is that of the tables, for commands that errors suggest.
+func Divide(netns, device string, tables []policy.Table) Split {
+	s := Split{netns: netns, device: device}
+	device = formerName(device, tables)
+	const ofHost, ofLine = 1, 2
+	pools := map[policy.Within]int{}
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			own := r.Label.Note
+			if _, rest, follows := r.Follows(); follows {
+				own = rest
+			}
+			if !r.Pool || own != note(device) {
+				continue
+			}
+			name := r.Label.Name
+			pools[policy.Within(name)] = ofHost
+			if name == poolName(device, policy.Egress) || name == poolName(device, policy.Ingress) {
+				pools[policy.Within(name)] = ofLine
+			}
+		}
+	}
+	for _, t := range tables {
+		own, others := t, t
+		own.Rules, others.Rules = nil, nil
+		for _, r := range t.Rules {
+			kind := pools[r.Within]
+			if r.Pool {
+				kind = min(pools[policy.Within(r.Label.Name)], ofHost)
+			}
+			if kind == ofHost || kind == ofLine && slices.Contains(policy.Everything[:], r.Prefix) {
+				own.Rules = append(own.Rules, r)
+			} else {
+				others.Rules = append(others.Rules, r)
+			}
+		}
+		if len(own.Rules) > 0 {
+			s.Line = append(s.Line, own)
+		}
+		if len(others.Rules) > 0 {
+			s.Others = append(s.Others, others)
+		}
+	}
+	return s
+}
+
+// Devices are those on which the line has rules.
+func (s Split) Devices() (names []string) {
+	for _, t := range s.Line {
+		if !t.IsPools() && !slices.Contains(names, t.Device) {
+			names = append(names, t.Device)
+		}
+	}
+	return names
+}
+
+// formerName is the name that a device had when a line was made on it.
+func formerName(device string, tables []policy.Table) string {
+	pools := map[policy.Within]string{}
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			if was, noted := strings.CutPrefix(r.Label.Note, note("")); noted && r.Pool {
+				pools[policy.Within(r.Label.Name)] = was
+			}
+		}
+	}
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			was := pools[r.Within]
+			if t.Device == device && was != "" && slices.Contains(policy.Everything[:], r.Prefix) && string(r.Within) == poolName(was, t.Direction) {
+				return was
+			}
+		}
+	}
+	return device
+}
+
+// Limits reports whether the line limits a direction of its device.
+func (s Split) Limits(d policy.Direction) bool {
+	return slices.ContainsFunc(s.Line, func(t policy.Table) bool { return t.Device == s.device && t.Direction == d })
+}
+
+// Hosts are the hosts of the line, by name.
+func (s Split) Hosts() map[string]policy.MAC {
+	hosts := map[string]policy.MAC{}
+	for _, t := range s.Line {
+		for _, r := range t.Rules {
+			if _, _, ok := policyfile.SideOfHost(&r); ok && t.IsPools() {
+				hosts[policyfile.NameOfHost(&r)], _, _ = r.Follows()
+			}
+		}
+	}
+	return hosts
+}
+
+// Match is the address of packets that other rules of a direction of the device match; the far side's if there are none.
+func (s Split) Match(d policy.Direction) policy.Match {
+	for _, t := range s.Others {
+		if t.Device == s.device && t.Direction == d {
+			return t.Match
+		}
+	}
+	return d.FarSide()
+}
+
+// CheckHosts returns an error if other rules of a device do not match the address of its hosts, which are at the far side.
+func (s Split) CheckHosts(device string) error {
+	for _, t := range s.Others {
+		if t.Device == device && t.Match != t.Direction.FarSide() {
+			return fmt.Errorf("the rules of %s %v, such as that for %v, match the %v address of packets, and those of hosts must match the other one; delete them first",
+				plain.Line(t.Device), t.Direction, t.Rules[0].Prefix, t.Match)
+		}
+	}
+	return nil
+}
+
+// With returns the other tables together with those of a line, sorted. The error says why both cannot be in force; it
+// is for users, who can correct that.
+func (s Split) With(line []policy.Table) ([]policy.Table, error) {
+	all := slices.Clone(s.Others)
+	for _, t := range line {
+		same := func(o policy.Table) bool { return o.Device == t.Device && o.Direction == t.Direction }
+		if i := slices.IndexFunc(s.Line, same); i >= 0 && s.Line[i].Match != t.Match {
+			return nil, fmt.Errorf("the line on %s is shared in the other way, by host or by flow; to change that, remove it first: %s",
+				plain.Line(s.device), s.suggest("line", s.device, "off"))
+		}
+		i := slices.IndexFunc(all, same)
+		if i < 0 {
+			all = append(all, t)
+			continue
+		}
+		if err := s.checkBeside(all[i], t); err != nil {
+			return nil, err
+		}
+		all[i].Rules = slices.Concat(all[i].Rules, t.Rules)
+		policy.SortRules(all[i].Rules)
+	}
+	policy.SortTables(all)
+	return all, s.checkPools(line)
+}
+
+// checkBeside returns an error if the rules of a line cannot be beside others.
+func (s Split) checkBeside(others, line policy.Table) error {
+	for have, want := range policy.Pairs(others.Rules, line.Rules, func(a, b policy.Rule) int { return policy.ComparePrefix(a.Prefix, b.Prefix) }) {
+		if have == nil || want == nil {
+			continue
+		}
+		if have.Pool {
+			return fmt.Errorf("there is a pool %q that this line did not make; delete it, or give it another name: %s",
+				have.Label.Name, s.suggest("pool delete", have.Label.Name))
+		}
+		return fmt.Errorf("%s %v has a rule for %v that this line did not make; delete it first: %s", plain.Line(others.Device), others.Direction, have.Prefix,
+			s.suggest("delete", others.Device, others.Direction.String(), have.Prefix.String()))
+	}
+	if !line.IsPools() && others.Match != line.Match {
+		return fmt.Errorf("the rules of %s %v, such as that for %v, match the %v address of packets, and those of a line that is shared by host must match the other one; delete them first, or give --fair flow",
+			plain.Line(others.Device), others.Direction, others.Rules[0].Prefix, others.Match)
+	}
+	return nil
+}
+
+// checkPools returns an error if something else is within a pool that the line has and that it shall not have any more.
+func (s Split) checkPools(line []policy.Table) error {
+	gone := map[policy.Within]bool{}
+	for _, t := range s.Line {
+		for _, r := range t.Rules {
+			if r.Pool {
+				gone[policy.Within(r.Label.Name)] = true
+			}
+		}
+	}
+	for _, t := range line {
+		for _, r := range t.Rules {
+			if r.Pool {
+				delete(gone, policy.Within(r.Label.Name))
+			}
+		}
+	}
+	for _, t := range s.Others {
+		for _, r := range t.Rules {
+			switch {
+			case !gone[r.Within]:
+			case r.Pool:
+				return fmt.Errorf("pool %q is within pool %q, which would go; move it first: %s", r.Label.Name, r.Within,
+					s.suggest("pool set --within none", r.Label.Name))
+			default:
+				return fmt.Errorf("the rule for %v on %s %v is within pool %q, which would go; delete it first: %s", r.Prefix, plain.Line(t.Device), t.Direction, r.Within,
+					s.suggest("delete", t.Device, t.Direction.String(), r.Prefix.String()))
+			}
+		}
+	}
+	return nil
+}
+
+func (s Split) suggest(verb string, args ...string) string {
+	return plain.Suggest(s.netns, verb, args...)
+}

@@ -1,0 +1,174 @@
+package line
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const others = `
+pools:
+  uplink: 1gbit
+  eth1 egress: {rate: 5mbit, note: line eth1}
+devices:
+  eth0:
+    egress: {match: src, 192.168.1.20: {rate: unlimited, name: server}, 192.168.1.30: {rate: 1mbit, within: uplink}}
+  eth1:
+    egress: {any: {within: eth1 egress}}
+  br-lan:
+    egress: {192.168.1.0/24: {rate: 5mbit, each: host}}
+`
+
+// What a line makes is found again among other rules and pools, which stay as they are.
+func TestDivide(t *testing.T) {
+	l := docsis()
+	text, err := l.Policy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := tables(t, []byte(others), "eth0", "eth1", "br-lan")
+	s := Divide("", "eth0", rest)
+	if s.Line != nil || !reflect.DeepEqual(s.Others, rest) {
+		t.Errorf("before there is a line, it is %+v; others: %+v", s.Line, s.Others)
+	}
+	own := tables(t, text, "eth0")
+	all, err := s.With(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = Divide("", "eth0", all)
+	if !reflect.DeepEqual(s.Line, own) || !reflect.DeepEqual(s.Others, rest) {
+		t.Errorf("the line is %+v, want %+v; others: %+v, want %+v", s.Line, own, s.Others, rest)
+	}
+	if again, err := s.With(own); err != nil || !reflect.DeepEqual(again, all) {
+		t.Errorf("once more: %+v, %v", again, err)
+	}
+	if without, err := s.With(nil); err != nil || !reflect.DeepEqual(without, rest) {
+		t.Errorf("off: %+v, %v", without, err)
+	}
+	if m := s.Match(policy.Egress); m != policy.MatchSrc {
+		t.Errorf("match is %v", m)
+	}
+	if m := Divide("", "eth2", all).Match(policy.Ingress); m != policy.MatchSrc {
+		t.Errorf("without rules, match is %v", m)
+	}
+	if devices := s.Devices(); !reflect.DeepEqual(devices, []string{"eth0"}) {
+		t.Errorf("devices are %v", devices)
+	}
+}
+
+// A line is found by the old name of its device and by the new one.
+func TestDivideRenamed(t *testing.T) {
+	text, err := docsis().Policy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := tables(t, text, "eth0")
+	for i := range own {
+		if !own[i].IsPools() {
+			own[i].Device = "wan0"
+		}
+	}
+	for _, device := range []string{"eth0", "wan0"} {
+		if s := Divide("", device, own); !reflect.DeepEqual(s.Line, own) || len(s.Others) > 0 {
+			t.Errorf("by the name %s, the line is %+v; others: %+v", device, s.Line, s.Others)
+		}
+	}
+	if s := Divide("", "eth1", own); s.Line != nil {
+		t.Errorf("another device has the line %+v", s.Line)
+	}
+}
+
+// The pools of hosts have the note of the line, and all within them is of the line.
+func TestDivideHosts(t *testing.T) {
+	all := tables(t, []byte(`
+pools:
+  br-lan egress tablet: {rate: 5mbit, note: "follows 3c:22:fb:12:34:56; line eth0"}
+  br-lan egress tv: {rate: 5mbit, note: line eth1}
+devices:
+  br-lan:
+    egress: {192.168.1.7: {within: br-lan egress tablet}, 192.168.1.8: {within: br-lan egress tv}, 192.168.1.0/24: 10mbit}
+`), "br-lan")
+	s := Divide("", "eth0", all)
+	var names []string
+	for _, table := range s.Line {
+		for _, r := range table.Rules {
+			names = append(names, table.Device+" "+r.Label.Name+" "+string(r.Within))
+		}
+	}
+	if want := []string{" br-lan egress tablet ", "br-lan  br-lan egress tablet"}; !reflect.DeepEqual(names, want) {
+		t.Errorf("the line has %q, want %q", names, want)
+	}
+	if devices := s.Devices(); !reflect.DeepEqual(devices, []string{"br-lan"}) {
+		t.Errorf("devices are %v", devices)
+	}
+}
+
+func TestConflicts(t *testing.T) {
+	text, err := docsis().Policy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := tables(t, text, "eth0")
+	up := docsis()
+	up.Down = Direction{}
+	text, err = up.Policy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	onlyUp := tables(t, text, "eth0")
+	flows := docsis()
+	flows.Share, flows.Up.Match, flows.Down.Match = policy.ShareFlow, policy.MatchDst, policy.MatchSrc
+	if text, err = flows.Policy(); err != nil {
+		t.Fatal(err)
+	}
+	otherMatch := tables(t, text, "eth0")
+	for _, c := range []struct {
+		name, have string
+		want       []policy.Table
+		says       string
+	}{
+		{"a rule for all IPv4", "devices: {eth0: {egress: {match: src, 0.0.0.0/0: 1mbit}}}", own,
+			"eth0 egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl -n x delete eth0 egress 0.0.0.0/0'"},
+		{"a rule for all IPv6 in a pool", "pools: {p: 1mbit}\ndevices: {eth0: {ingress: {match: dst, '::/0': {within: p}}}}", own,
+			"eth0 ingress has a rule for ::/0 that this line did not make"},
+		{"a pool with that name", "devices: {eth0: {egress: {pool: 1mbit}}}", own,
+			`there is a pool "eth0 egress" that this line did not make`},
+		{"a pool of another line's name", "pools: {eth0 ingress: {rate: 1mbit, note: line eth1}}\ndevices: {}", own,
+			`there is a pool "eth0 ingress" that this line did not make`},
+		{"the other address", "devices: {eth0: {egress: {192.0.2.1: unlimited}}}", own, "match the dst address of packets"},
+		{"the other address, and flows", "devices: {eth0: {egress: {192.0.2.1: unlimited}}}", otherMatch, ""},
+		{"a rule for all in the other direction", "devices: {eth0: {ingress: {any: 1mbit}}}", onlyUp, ""},
+		{"a rule for one host", "devices: {eth0: {egress: {match: src, 192.0.2.1: unlimited}}}", own, ""},
+		{"another device", "devices: {eth1: {egress: {any: 1mbit}}}", own, ""},
+		{"of the line, but with the other match", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {any: {within: eth0 egress}}}}", own,
+			"the line on eth0 is shared in the other way, by host or by flow; to change that, remove it first: 'shapectl -n x line eth0 off'"},
+		{"a rule within a pool that goes", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", nil,
+			`the rule for 192.0.2.1/32 on eth0 egress is within pool "eth0 egress", which would go; delete it first: 'shapectl -n x delete eth0 egress 192.0.2.1/32'`},
+		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},
+		{"a pool within a pool that goes", "pools: {eth0 ingress: {rate: 1mbit, note: line eth0}, p: {rate: 1mbit, within: eth0 ingress}}\ndevices: {}", onlyUp,
+			`pool "p" is within pool "eth0 ingress", which would go; move it first: 'shapectl -n x pool set --within none p'`},
+	} {
+		s := Divide("x", "eth0", tables(t, []byte(c.have), devicesIn(c.have)...))
+		all, err := s.With(c.want)
+		switch {
+		case c.says == "" && err != nil:
+			t.Errorf("%s: %v", c.name, err)
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s: %v, want %q", c.name, err, c.says)
+		case err == nil && policy.CheckPools(all) != nil:
+			t.Errorf("%s: %v", c.name, policy.CheckPools(all))
+		}
+	}
+}
+
+func devicesIn(text string) (names []string) {
+	for _, name := range []string{"eth0", "eth1"} {
+		if _, devices, _ := strings.Cut(text, "devices:"); strings.Contains(devices, name+":") {
+			names = append(names, name)
+		}
+	}
+	return names
+}
