@@ -7,6 +7,8 @@
 struct abi {
 	struct params params;
 	struct cold_params cold;
+	struct first_params first;
+	struct second_params second;
 	struct line line;
 	struct key key;
 	struct counters counters;
@@ -25,6 +27,8 @@ struct abi {
 	struct listener listener;
 	enum event_kind event_kind;
 	enum fate fate;
+	enum colour colour;
+	enum action action;
 	enum layout layout;
 	enum rule_flag flag;
 	enum phase phase;

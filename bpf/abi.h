@@ -37,7 +37,10 @@ enum layout {
 	SHARE_FLAGS = 10, /* from the flag of a bucket scope to that of a share */
 	FAIR_BINS = 64,
 	MAX_WAIT_S = 9, /* the longest time for which a packet is queued */
-	SPARSE_BITS = 11, /* a sparse flow sends at most 2^SPARSE_BITS bytes while a full queue drains */
+	/* While a full queue drains, a sparse flow sends at most a part of SPARSE_PARTS of it, */
+	SPARSE_PARTS = 16,
+	SPARSE_BITS = 11, /* but at least 2^SPARSE_BITS bytes, */
+	SPARSE_MORE = 3,  /* and at most 2^SPARSE_MORE times as many */
 	SECRET_WORDS = 12,
 	LINE_PREFIXES4 = 5,
 	LINE_PREFIXES6 = 3,
@@ -45,12 +48,15 @@ enum layout {
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
+	KINDS = 8,	/* of hooks; in programs, those of rules with colours follow theirs */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
 	EPISODE_LINES = 1024, /* a power of two */
 	LINE_EPISODES = 4,
 };
+
+#define NEVER_NS (~0ULL >> 1) /* policy.Never */
 
 /* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */
 #define TAT_BUSY 1ULL
@@ -83,9 +89,15 @@ enum rule_flag {
 	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
 	RULE_TOGETHER = 1 << 22, /* a guarantee of each key: in the shared bucket, all together count one of members */
 	RULE_LEASED = 1 << 23, /* the rate of a pool, and what follows from it, is that of a lease */
+	RULE_SRTCM = 1 << 24,  /* packets have colours, by RFC 2697, */
+	RULE_TRTCM = 1 << 25,  /* by RFC 2698, */
+	RULE_RFC4115 = 1 << 26,
+	RULE_AWARE = 1 << 27,  /* they come with colours, by DSCP */
+	RULE_TOTAL = 1 << 28,  /* the second limit of a rule with RULE_SRTCM: its level is the sum of both buckets' */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
+#define RULE_COLOURS (RULE_SRTCM | RULE_TRTCM | RULE_RFC4115)
 #define RULE_SHARES (RULE_SHARE_HOST | RULE_SHARE_SUBNET | RULE_SHARE_FLOW | RULE_SHARE_MEMBER)
 
 struct bucket {
@@ -107,7 +119,7 @@ struct params {
 	__u16 mpu;	/* bytes a segment */
 	__u32 flags;	/* enum rule_flag */
 	__u32 each_bits; /* with RULE_SUBNET: its prefix length, 0 to 128; of a lease the last tick in which the least TAT matters */
-	__u32 within;	/* with RULE_WITHIN: the id of the pool */
+	__u32 within;	/* with RULE_WITHIN: the id of the pool; with RULE_COLOURS: an action for each enum colour, a byte each */
 };
 
 /* Parameters that few packets need, or that are only shown: one cache line. */
@@ -115,9 +127,9 @@ struct cold_params {
 	__u64 rebase; /* units: base in PHASE_REVERTED */
 	__u64 rate_bits; /* per second, as configured */
 	__u64 penalty_ns; /* as configured */
-	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked */
+	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked; NEVER_NS for none */
 	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
-	__u32 guarantee; /* with RULE_GUARANTEE: the id of the limit whose conforming packets are guaranteed */
+	__u32 second;	 /* with RULE_GUARANTEE: the id of the limit whose conforming packets are guaranteed; with RULE_COLOURS: of the second limit */
 	__u32 members;	 /* with RULE_TOGETHER; of other rules as configured */
 	__u16 weight;	 /* with RULE_WITHIN: in the shares of the pool */
 	__u8 share_bits; /* with RULE_SHARE_SUBNET: its prefix length, 0 to 128 */
@@ -128,10 +140,48 @@ struct cold_params {
 	__u16 free_factor; /* is 2^26 for a bucket that is empty */
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
-	__u32 lease;	   /* the number of the lease plus one, also while the other parameters have none */
+	__u32 lease;	   /* with RULE_LEASED: the number of the lease plus one */
 };
 
-/* Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. */
+/* The cold parameters of a rule with RULE_COLOURS, with what the fast path needs of its second limit. */
+struct first_params {
+	__u64 rebase;
+	__u64 rate_bits;
+	__u64 second_rate; /* struct params of the second limit: its rate_units, */
+	__u64 second_base; /* and so on */
+	__u32 shadow;
+	__u32 second;
+	__u64 second_limit;
+	__u32 second_idle;
+	__u32 room[3];
+};
+
+/* The cold parameters of the second limit. */
+struct second_params {
+	__u64 rebase;
+	__u64 rate_bits;
+	__u64 yellow; /* with RULE_AWARE: bit n is set if packets with DSCP n are yellow */
+	__u64 red;
+	__u64 room[4];
+};
+
+enum colour {
+	GREEN = 0,
+	YELLOW = 1,
+	RED = 2,
+};
+
+/* What happens to the packets of a colour. Below ACTION_PASS, they get this DSCP. */
+enum action {
+	ACTION_PASS = 64,
+	ACTION_DROP = 65,
+	ACTION_ECN = 66,
+};
+
+/*
+ * Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. A second limit passes
+ * yellow packets and drops red ones, whatever happens to them; its excess packets are those of the rule without a colour.
+ */
 struct counters {
 	__u64 passed_packets;
 	__u64 passed_bytes;
@@ -170,10 +220,11 @@ struct rule {
 #define VERSION_CHANGES (1U << 31)
 
 /*
- * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease, in each phase of a change. Bit 0 of
- * version says which of two is in force. A new one is written to the other, then version is raised. The first parameters of
- * a lease are in force until its end, then the second ones with the safe share are. Both begin with the room that was left
- * in the bucket:
+ * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease. Two sets of parameters that both have a
+ * cluster have the same lease, so that it is one in each phase of a change; others have one each. Bit 0 of version says
+ * which of two is in force. A new one is written to the other, then version is raised. The first parameters of a lease are
+ * in force until its end, then the second ones with the safe share are. Both begin with the room that was left in the
+ * bucket:
  *
  *	V'(t) = V(t) + limit - limit'	at the time t of the switch
  *
@@ -291,7 +342,8 @@ struct key {
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
 	__u8 sharer; /* the slot is that of a sharer; a member of a pool has its id in src */
-	__u8 pad[5]; /* an array map rounds up to 8 bytes */
+	__u8 paired; /* the slot has a second bucket */
+	__u32 second; /* the id of its limit; an array map rounds up to 8 bytes */
 };
 
 enum event_kind {
@@ -394,12 +446,15 @@ struct hook {
 	__u32 rule_maps;     /* number of maps of rules */
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
+	__u32 colours;	     /* there may be rules with colours */
+	__u32 seconds_mask;  /* lines in seconds - 1 */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 view_mask; /* views - 1 */
+	__u32 kind;	 /* of the hook: the index of its program in programs */
 	__u32 reorders;	 /* the CPU may reorder loads */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever its headers say */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can choose colliding keys or prefixes */
@@ -412,6 +467,10 @@ _Static_assert(sizeof(struct params) == 64, "the parameters are one cache line")
 _Static_assert(sizeof(struct cold_params) == 64, "the other parameters are one cache line");
 _Static_assert(__builtin_offsetof(struct rule, counters) == 320, "a rule is five cache lines, and one per CPU");
 _Static_assert(__builtin_offsetof(struct rule, params) == 64, "fields that packets write have their own cache line");
+_Static_assert(sizeof(struct second_params) == sizeof(struct cold_params), "they are in the same place");
+_Static_assert(sizeof(struct first_params) == sizeof(struct cold_params), "they are in the same place");
+_Static_assert(__builtin_offsetof(struct first_params, second) == __builtin_offsetof(struct cold_params, second), "both have it");
+_Static_assert(__builtin_offsetof(struct first_params, room) <= __builtin_offsetof(struct cold_params, share), "a share may stay");
 _Static_assert(sizeof(struct lease) == 64 + 2 * 256, "the offset of parameters is the sum of two bits");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");

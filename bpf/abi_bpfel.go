@@ -13,6 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type AbiAction uint32
+
+const (
+	AbiActionACTION_PASS AbiAction = 64
+	AbiActionACTION_DROP AbiAction = 65
+	AbiActionACTION_ECN  AbiAction = 66
+)
+
 type AbiAffected struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -54,7 +62,7 @@ type AbiColdParams struct {
 	PenaltyNs   uint64
 	EcnAboveNs  uint64
 	Shadow      uint32
-	Guarantee   uint32
+	Second      uint32
 	Members     uint32
 	Weight      uint16
 	ShareBits   uint8
@@ -66,6 +74,14 @@ type AbiColdParams struct {
 	Step        uint32
 	Lease       uint32
 }
+
+type AbiColour uint32
+
+const (
+	AbiColourGREEN  AbiColour = 0
+	AbiColourYELLOW AbiColour = 1
+	AbiColourRED    AbiColour = 2
+)
 
 type AbiCounters struct {
 	_                   structs.HostLayout
@@ -108,6 +124,19 @@ const (
 	AbiFateFATE_PASSED  AbiFate = 3
 )
 
+type AbiFirstParams struct {
+	_           structs.HostLayout
+	Rebase      uint64
+	RateBits    uint64
+	SecondRate  uint64
+	SecondBase  uint64
+	Shadow      uint32
+	Second      uint32
+	SecondLimit uint64
+	SecondIdle  uint32
+	Room        [3]uint32
+}
+
 type AbiHook struct {
 	_             structs.HostLayout
 	Layout        uint64
@@ -119,15 +148,19 @@ type AbiHook struct {
 	RuleMaps      uint32
 	Shadows       uint32
 	Pools         uint32
+	Colours       uint32
+	SecondsMask   uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
 	MatchSrc      uint8
 	VirtualClock  uint8
 	ViewMask      uint32
+	Kind          uint32
 	Reorders      uint32
 	Replay        uint32
 	Secret        [12]uint32
+	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -143,7 +176,8 @@ type AbiKey struct {
 	Proto  uint8
 	Family uint8
 	Sharer uint8
-	Pad    [5]uint8
+	Paired uint8
+	Second uint32
 }
 
 type AbiLabel struct {
@@ -172,7 +206,9 @@ const (
 	AbiLayoutSHARE_FLAGS    AbiLayout = 10
 	AbiLayoutFAIR_BINS      AbiLayout = 64
 	AbiLayoutMAX_WAIT_S     AbiLayout = 9
+	AbiLayoutSPARSE_PARTS   AbiLayout = 16
 	AbiLayoutSPARSE_BITS    AbiLayout = 11
+	AbiLayoutSPARSE_MORE    AbiLayout = 3
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
 	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
 	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
@@ -180,6 +216,7 @@ const (
 	AbiLayoutLENGTHS4       AbiLayout = 33
 	AbiLayoutLENGTHS6       AbiLayout = 129
 	AbiLayoutNO_LENGTH      AbiLayout = 255
+	AbiLayoutKINDS          AbiLayout = 8
 	AbiLayoutRULE_MAPS      AbiLayout = 8
 	AbiLayoutLABEL_BYTES    AbiLayout = 40
 	AbiLayoutLISTENERS      AbiLayout = 8
@@ -306,7 +343,21 @@ const (
 	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
 	AbiRuleFlagRULE_TOGETHER     AbiRuleFlag = 4194304
 	AbiRuleFlagRULE_LEASED       AbiRuleFlag = 8388608
+	AbiRuleFlagRULE_SRTCM        AbiRuleFlag = 16777216
+	AbiRuleFlagRULE_TRTCM        AbiRuleFlag = 33554432
+	AbiRuleFlagRULE_RFC4115      AbiRuleFlag = 67108864
+	AbiRuleFlagRULE_AWARE        AbiRuleFlag = 134217728
+	AbiRuleFlagRULE_TOTAL        AbiRuleFlag = 268435456
 )
+
+type AbiSecondParams struct {
+	_        structs.HostLayout
+	Rebase   uint64
+	RateBits uint64
+	Yellow   uint64
+	Red      uint64
+	Room     [4]uint64
+}
 
 type AbiShare struct {
 	_           structs.HostLayout

@@ -65,17 +65,23 @@ static __always_inline bool raise_tick(struct bucket *b, __u32 to)
 	return likely(charged - to <= TICKS_AHEAD) || __sync_val_compare_and_swap(&b->tick, charged, to) == charged;
 }
 
+/* Sets the TAT of a bucket. Returns false if another CPU has changed the bucket meanwhile. */
+static __always_inline bool set_tat(struct bucket *b, __u64 old, __u64 tat, __u64 now)
+{
+	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
+	if (unlikely(!raise_tick(b, tick(now))))
+		return false;
+	/* KEPT keeps the compiler from computing the comparison as a value. */
+	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old;
+}
+
 /* Sets the TAT of a bucket and returns verdict, unless the bucket or its rule has changed meanwhile. */
 static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen, struct bucket *b, __u64 old,
 					    __u64 tat, __u64 now, enum verdict verdict)
 {
-	if (unlikely(!is_current(rule, seen)))
+	if (unlikely(!is_current(rule, seen)) || !set_tat(b, old, tat, now))
 		return VERDICT_AGAIN;
-	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
-	if (unlikely(!raise_tick(b, tick(now))))
-		return VERDICT_AGAIN;
-	/* KEPT keeps the compiler from computing the comparison as a value. */
-	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? verdict : VERDICT_AGAIN;
+	return verdict;
 }
 
 /* What may happen to an excess packet and its bucket. */
@@ -120,6 +126,27 @@ static __always_inline bool is_from_before(__u32 charged)
 	return (__s32)(charged - tick(change.until)) <= 0;
 }
 
+/* The level of a bucket when the change reverted, on the clock that is in force since, and that clock's time then. */
+static __always_inline __u64 level_at_revert(const struct rule *rule, __u32 index, __u64 tat, __u32 charged, __u64 *v)
+{
+	const struct params *params = params_of(rule, index), *then = params_of(rule, index ^ 1);
+
+	if (then->flags & (RULE_UNLIMITED | RULE_ABSENT))
+		then = params;
+	*v = byte_clock(params, rule->cold[index & 1].rebase, change.until);
+	return level_at(then, *v, change.until, tat, charged);
+}
+
+/* Sets the level of a bucket when the change reverted. Returns false if another CPU changed the bucket meanwhile. */
+static __always_inline int put_at_revert(struct bucket *b, __u64 tat, __u64 v, __u64 level)
+{
+	/* An empty bucket gets a TAT in the distant past, for CPUs with a slower clock. */
+	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
+		return 0;
+	WRITE_ONCE(b->tick, tick(change.until) + 1);
+	return 1;
+}
+
 /*
  * Adapts b to the parameters that are in force again since the change reverted. It
  * keeps its level of that moment, limited to what it can now hold, and its debt to guarantees. Does nothing
@@ -129,16 +156,14 @@ static __always_inline bool is_from_before(__u32 charged)
 static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct bucket *b)
 {
 	const struct params *params = params_of(rule, index), *then = params_of(rule, index ^ 1);
-	__u64 rebase = rule->cold[index & 1].rebase;
-	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level, most;
+	__u64 tat = READ_ONCE(b->tat), v, level, most;
 	__u32 charged = READ_ONCE(b->tick);
 
 	if (tat & TAT_BUSY || !is_from_before(charged))
 		return 1;
 	if (then->flags & (RULE_UNLIMITED | RULE_ABSENT))
 		then = params;
-	v = byte_clock(params, rebase, until);
-	level = level_at(then, v, until, tat, charged);
+	level = level_at_revert(rule, index, tat, charged, &v);
 	if (params->limit < then->limit || params->penalty < then->penalty) {
 		most = params->limit > params->penalty ? params->limit : params->penalty;
 		if (params->flags & RULE_POOL && level > then->limit)
@@ -146,11 +171,7 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 		if (level > most)
 			level = most;
 	}
-	/* An empty bucket gets a TAT in the distant past, for CPUs with a slower clock. */
-	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
-		return 0;
-	WRITE_ONCE(b->tick, tick(until) + 1);
-	return 1;
+	return put_at_revert(b, tat, v, level);
 }
 
 /* Whether a pool has a lease before a change or after it. */
@@ -160,8 +181,8 @@ static __always_inline bool has_lease(const struct rule *rule)
 }
 
 /*
- * The same for a pool that had a lease and has none any more, or the other way round. It keeps the room in its bucket. The
- * lease itself goes on, whatever else of the pool is as before.
+ * The same for a pool that had a lease and has none any more, or the other way round, or had another one. It keeps the room
+ * in its bucket. A lease that stays goes on, whatever else of the pool is as before.
  */
 static __noinline int revert_leased(__u32 id, __u32 phase)
 {
@@ -170,7 +191,7 @@ static __noinline int revert_leased(__u32 id, __u32 phase)
 	__u64 until = change.until, tat, v, level;
 	struct version version;
 	struct bucket *b;
-	__u32 was_leased;
+	bool was_leased, is_leased;
 
 	if (!rule)
 		return 0;
@@ -178,13 +199,15 @@ static __noinline int revert_leased(__u32 id, __u32 phase)
 	params = params_of(rule, version.index);
 	then = params_of(rule, version.index ^ 1);
 	b = &rule->shared;
-	if (!version.reverted || !((params->flags ^ then->flags) & RULE_LEASED) || !is_from_before(READ_ONCE(b->tick)))
+	was_leased = then->flags & RULE_LEASED;
+	is_leased = params->flags & RULE_LEASED;
+	if (!version.reverted || !is_from_before(READ_ONCE(b->tick)) ||
+	    (was_leased == is_leased && (!is_leased || cold_of(params)->lease == cold_of(then)->lease)))
 		return 1;
 	tat = READ_ONCE(b->tat);
-	was_leased = then->flags & RULE_LEASED;
 	if (was_leased)
 		then = find_lease(then, until);
-	else
+	if (is_leased)
 		params = find_lease(params, until);
 	if (!then || !params)
 		return 0;

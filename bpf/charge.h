@@ -101,6 +101,7 @@ __noinline __u64 count_slots(struct charge *c, __u32 idle)
 /* The rule's byte clock, or that of its shares, or STALE_CLOCK if the rule has changed meanwhile. */
 __noinline __u64 charge_clock(struct charge *c)
 {
+	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
 	__u32 id;
@@ -117,7 +118,7 @@ __noinline __u64 charge_clock(struct charge *c)
 		/* In a bin that v has left: a new sharer has no weight on the wheels yet. */
 		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << rule->cold[c->version.index & 1].fine_shift)) : STALE_CLOCK;
 	}
-	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
+	v = rated_clock(rule, &c->version, c->now, &params);
 	return is_current(rule, c->version.seen) ? v : STALE_CLOCK;
 }
 
@@ -153,6 +154,8 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 	if (!lock_slot(slot, b, c->now))
 		return VERDICT_AGAIN;
 	*owner = c->key;
+	if (HOOK(colours) && c->key.paired)
+		clear_second(slot, fingerprint_in(c, i), owner, c->now);
 	/*
 	 * A full barrier between the store and the count: if two CPUs allocate two
 	 * slots to one key, at least one of them sees both and frees its slot.
@@ -166,6 +169,8 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 	WRITE_ONCE(b->tick, tick(tick_time(c)));
 	if (!c->before)
 		tat = c->tat = tat + ((__u64)c->bytes << UNIT_BITS);
+	else if (HOOK(colours) && c->key.paired)
+		tat -= 1ULL << 61; /* empty for packets with an earlier time, too, as in clear_second */
 	__sync_lock_test_and_set(&b->tat, tat);
 	return c->before ? VERDICT_AGAIN : VERDICT_PASS;
 }
@@ -195,6 +200,23 @@ __noinline __u32 lock_next(struct charge *c, __u32 i)
 		return NO_SLOT;
 	number = number * LINE_SLOTS + spare;
 	return lock_slot(number, &line->slot[spare], c->now) ? number : NO_SLOT;
+}
+
+/* Moves the second bucket of a locked slot to another locked slot, where it has this fingerprint. Returns whether it did. */
+static __always_inline bool move_second(__u32 from, __u32 to, __u32 fingerprint)
+{
+	struct bucket *b = second_of(from), *next = second_of(to);
+	__u64 tat = READ_ONCE(b->tat);
+
+	/* A CPU that finds it locked finds it in its new place when it tries again. */
+	if (tat & TAT_BUSY || __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
+		return false;
+	WRITE_ONCE(next->tick, READ_ONCE(b->tick));
+	__sync_lock_test_and_set(&next->fingerprint, fingerprint);
+	__sync_lock_test_and_set(&next->tat, tat);
+	WRITE_ONCE(b->fingerprint, 0);
+	__sync_lock_test_and_set(&b->tat, 0);
+	return true;
 }
 
 /*
@@ -231,6 +253,8 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 	if (fingerprint & 1 && second_line(number, fingerprint) == to / LINE_SLOTS && !(tat & TAT_BUSY) &&
 	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat) {
 		moved = READ_ONCE(b->fingerprint) == fingerprint;
+		if (HOOK(colours) && moved && owner->paired)
+			moved = move_second(i, to, second_bucket_print(second_fingerprint(fingerprint), owner->second));
 		if (moved) {
 			*next_owner = *owner;
 			WRITE_ONCE(next->tick, READ_ONCE(b->tick));
@@ -267,7 +291,7 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 	struct rule *rule;
 	struct line *line;
 	__u32 id, number, fingerprint = 0;
-	__u64 v, tat, level;
+	__u64 v;
 
 	if (!c)
 		return VERDICT_CONTENDED;
@@ -286,17 +310,41 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 	if (c->version.reverted && !revert_bucket(rule, c->version.index, b))
 		return VERDICT_AGAIN;
 	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
-	if (c->before) {
-		tat = READ_ONCE(b->tat);
-		if (!is_still(b, fingerprint, tat))
-			return VERDICT_AGAIN;
-		level = flow_level(params, c->before, c->bytes, c->fifo,
-				   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
-		verdict = put_tat(rule, c->version.seen, b, tat, v + level, tick_time(c), verdict);
-	} else {
-		verdict = charge_bucket(rule, c->version.seen, params, v, b, fingerprint, tick_time(c), c->bytes,
-					tested_bytes(params, c->bytes), c->excess, &c->tat);
-	}
+	/* KEPT saves stack, of which Linux 6.1 has just enough. */
+	verdict = charge_bucket(rule, c->version.seen, params, KEPT(v), b, fingerprint, tick_time(c), c->bytes,
+				tested_bytes(params, c->bytes), c->excess, &c->tat);
+	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
+}
+
+/* charge_once for a flow of a sparse-first queue, when the units before are queued there. */
+__noinline enum verdict charge_flow(struct charge *c, __u32 slot)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct bucket *b;
+	struct rule *rule;
+	struct line *line;
+	__u64 v, tat, level;
+	__u32 id, number;
+
+	if (!c)
+		return VERDICT_CONTENDED;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_CONTENDED;
+	number = line_with(c, slot);
+	line = line_at(number);
+	b = &line->slot[slot & (LINE_SLOTS - 1)];
+	if (c->version.reverted && !has_lease(rule) && !revert_bucket(rule, c->version.index, b))
+		return VERDICT_AGAIN;
+	v = rated_clock(rule, &c->version, c->now, &params);
+	tat = READ_ONCE(b->tat);
+	if (!is_still(b, fingerprint_in(c, slot), tat))
+		return VERDICT_AGAIN;
+	level = flow_level(params, c->before, c->bytes, c->fifo,
+			   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
+	verdict = put_tat(rule, c->version.seen, b, tat, v + level, tick_time(c), verdict);
 	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
 }
 
@@ -358,7 +406,10 @@ static long try_slot(__u64 i, struct charge *c)
 
 	(void)i;
 	if (slot < KEY_SLOTS) {
-		c->verdict = HOOK(pools) && c->key.sharer ? charge_sharer(c, slot) : charge_once(c, slot);
+		if (HOOK(pools) && c->key.sharer)
+			c->verdict = charge_sharer(c, slot);
+		else
+			c->verdict = c->before ? charge_flow(c, slot) : charge_once(c, slot);
 		return c->verdict != VERDICT_AGAIN;
 	}
 	slot = slot_for_key(c);
@@ -383,9 +434,22 @@ static long try_shared(__u64 i, struct charge *c)
 	return c->verdict != VERDICT_AGAIN;
 }
 
+/* Whether packets may be queued that came while the pool still had another rate, by a lease that has ended. */
+static __always_inline bool lease_ended(const struct params *params, __u64 now)
+{
+	const struct params *then, *is;
+
+	if (!(params->flags & RULE_LEASED))
+		return false;
+	then = lease_of(params, now > MAX_WAIT_NS ? now - MAX_WAIT_NS : 0);
+	is = lease_of(params, now);
+	return then && is && then->rate_units != is->rate_units;
+}
+
 /* Makes the bucket key of a packet for the bucket scope in flags, and finds its lines. Not static, like charge_once. */
 __noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct charge *c)
 {
+	const struct params *params;
 	const struct rule *rule;
 	__u64 hash;
 	__u32 id;
@@ -396,36 +460,56 @@ __noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct c
 	rule = rule_of(id);
 	if (!rule)
 		return 0;
-	make_key(skb, ip, params_of(rule, c->version.index)->each_bits, flags, &c->key);
-	hash = hash_key(&c->key, params_of(rule, c->version.index)->salt);
+	params = params_of(rule, c->version.index);
+	make_key(skb, ip, params->each_bits, flags, &c->key);
+	hash = hash_key(&c->key, params->salt);
 	c->line = line_of(hash);
 	c->fingerprint = fingerprint_of(hash);
-	c->fifo = is_fifo(rule, c->version.reverted, c->now);
+	c->fifo = is_fifo(rule, c->version.reverted, c->now) || (HOOK(pools) && lease_ended(params, c->now));
 	return 0;
 }
 
-/*
- * queue_packet for a charge. If the flow has no slot, its packet is queued, and so
- * are the packets of all sparse flows until it has left. Otherwise a later packet
- * of the flow could get a slot and overtake this one.
- */
-__noinline enum verdict queue_charge(struct __sk_buff *skb, __u32 ip, const struct charge *c)
+/* Queues the packets of all flows until one has left whose flow has no slot. */
+__noinline int queue_all(const struct charge *c)
 {
-	const struct params *params;
 	struct rule *rule;
 	__u32 id;
 
 	if (!c)
-		return VERDICT_CONTENDED;
+		return 0;
 	id = c->key.id;
+	rule = rule_of(id);
+	if (rule)
+		keep_fifo(rule, c->now + drain_ns(rated(params_of(rule, c->version.index), c->now)->rate_units, c->before));
+	return 0;
+}
+
+/*
+ * Whether a packet skips a queue that delays it, because its flow is sparse. The charge says how many units are before it.
+ * If the flow has no slot, a later packet of it could get one and overtake this one.
+ */
+static __always_inline bool skips_queue(struct __sk_buff *skb, __u32 ip, struct charge *c)
+{
+	find_lines(skb, ip, RULE_FLOW, c);
+	bpf_loop(TRIES, try_slot, c, 0);
+	if (c->verdict != VERDICT_PASS && c->verdict != VERDICT_DELAY)
+		queue_all(c);
+	return c->verdict == VERDICT_PASS;
+}
+
+/* queue_packet for the slow path. */
+__noinline enum verdict queue_slow(struct __sk_buff *skb, const struct packet *p, __u64 before)
+{
+	struct rule *rule;
+	__u32 id;
+
+	if (!p)
+		return VERDICT_CONTENDED;
+	id = p->id;
 	rule = rule_of(id);
 	if (!rule)
 		return VERDICT_CONTENDED;
-	params = params_of(rule, c->version.index);
-	if (c->verdict != VERDICT_PASS && c->verdict != VERDICT_DELAY)
-		keep_fifo(rule, c->now + drain_ns(params->rate_units, c->before));
-	return queue_packet(skb, ip, params, &rule->cold[c->version.index & 1], c->now,
-			    c->verdict == VERDICT_PASS ? 0 : c->before);
+	return queue_packet(skb, p->ip, params_of(rule, p->version.index), &rule->cold[p->version.index & 1], p->now, before);
 }
 
 /*
@@ -464,13 +548,9 @@ __noinline enum verdict charge_slow(struct __sk_buff *skb, const struct packet *
 charged:
 	if (c.verdict == VERDICT_PASS && params->flags & RULE_DELAY) {
 		c.before = units_before(params, p->wire.bytes, c.tat - clock_of(rule, p->version.index, p->version.reverted, p->now));
-		if (c.before && params->flags & RULE_SPARSE) {
-			find_lines(skb, p->ip, RULE_FLOW, &c);
-			bpf_loop(TRIES, try_slot, &c, 0);
-		} else if (c.before) {
-			c.verdict = VERDICT_DELAY;
-		}
-		return queue_charge(skb, p->ip, &c);
+		if (c.before && params->flags & RULE_SPARSE && skips_queue(skb, p->ip, &c))
+			c.before = 0;
+		return queue_slow(skb, p, c.before);
 	}
 	return c.verdict == VERDICT_AGAIN ? VERDICT_CONTENDED : c.verdict;
 }

@@ -9,35 +9,6 @@
 
 #include "pool.h"
 
-/* A slot of the table and its fingerprint, in one word; never 0. */
-static __always_inline __u64 slot_handle(__u32 slot, __u32 fingerprint)
-{
-	return (__u64)slot << 32 | fingerprint;
-}
-
-static __always_inline struct bucket *bucket_of(__u64 handle)
-{
-	__u32 slot = handle >> 32;
-
-	return KEPT(&line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)]);
-}
-
-/* The handle of a key's slot, or 0. */
-static __always_inline __u64 find_handle(__u64 hash)
-{
-	__u32 number = line_of(hash), fingerprint = fingerprint_of(hash), slot = home_of(fingerprint);
-	struct line *line = line_at(number);
-
-	if (READ_ONCE(line->slot[slot].fingerprint) != fingerprint)
-		slot = slot_of(line, fingerprint);
-	if (slot == LINE_SLOTS) {
-		number = second_line(number, fingerprint);
-		fingerprint = second_fingerprint(fingerprint);
-		slot = slot_of(line_at(number), fingerprint);
-	}
-	return slot < LINE_SLOTS ? slot_handle(number * LINE_SLOTS + slot, fingerprint) : 0;
-}
-
 /* Finds what the pool above leaves to a member. */
 __noinline int look_above(struct bound *b)
 {
@@ -118,7 +89,7 @@ __noinline int keep_clock(struct bound *b)
 		b->passed = 4ULL * REST_NS;
 	look_above(b);
 	if (b->weight && at.params->flags & RULE_GUARANTEE)
-		add_guarantee(b, cold->guarantee);
+		add_guarantee(b, cold->second);
 	advance_clock(s, at.rated, cold, at.params, level_of(&at, &at.rule->shared), b);
 	__sync_lock_test_and_set(&s->lock, 0);
 	return 0;

@@ -122,8 +122,9 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 					e := r.put(rule, 0)
 					send(t, r.program(), frame, meta{}) // allocates the bucket
 					before := r.counters()[e.ID]
+					count := uint64(packets(500_000, 50_000))
 					took := onEachCPU(t, func(int) error {
-						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(500_000, 50_000))})
+						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(count)})
 						return err
 					})
 					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
@@ -136,8 +137,63 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 					if c.PassedBytes < rule.Capacity-size {
 						t.Errorf("only %d bytes passed, which is less than the capacity", c.PassedBytes)
 					}
-					if c.PassedPackets*size != c.PassedBytes || c.ExcessPackets != c.DroppedPackets {
+					if c.PassedPackets*size != c.PassedBytes || c.ExcessPackets != c.DroppedPackets || c.PassedPackets+c.DroppedPackets != 2*count {
 						t.Errorf("counters contradict each other: %+v", c)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Nor do they with two buckets, in any colour.
+func TestTwoCPUsTwoBuckets(t *testing.T) {
+	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	size := uint64(len(frame))
+	for _, each := range scopes[:2] {
+		for _, rate := range []policy.Rate{1_000_000, 10_000_000_000} {
+			rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: 10 * size, Each: policy.Each{Kind: each}, Fail: policy.Closed}
+			rule.Colours.Green, rule.Colours.Yellow, rule.Colours.Red = policy.ActionPass, policy.ActionPass, policy.ActionDrop
+			srtcm, trtcm, rfc4115 := rule, rule, rule
+			srtcm.Algorithm, srtcm.Colours.EBS = policy.SRTCM, 20*size
+			trtcm.Algorithm, trtcm.Colours.PIR, trtcm.Colours.PBS = policy.TRTCM, 2*rate, 30*size
+			rfc4115.Algorithm, rfc4115.Colours.EIR, rfc4115.Colours.EBS = policy.RFC4115, 2*rate, 20*size
+			for _, rule := range []policy.Rule{srtcm, trtcm, rfc4115} {
+				t.Run(fmt.Sprintf("%v/%v/%v", rule.Algorithm, rule.Each, rate), func(t *testing.T) {
+					r := newRig(t, maps.Size{Rules: 2, Buckets: 64, Colours: true}, live())
+					e := r.put(rule, 0)
+					send(t, r.program(), frame, meta{}) // allocates the buckets
+					before := r.counters()[e.ID]
+					count := uint64(packets(500_000, 50_000))
+					took := onEachCPU(t, func(int) error {
+						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(count)})
+						return err
+					})
+					after := r.counters()[e.ID]
+					green, yellow := after.GreenBytes-before.GreenBytes, after.YellowBytes-before.YellowBytes
+					both := rule.Capacity + rule.Colours.EBS + leaked(rate, took)
+					switch rule.Algorithm {
+					case policy.TRTCM:
+						both = rule.Colours.PBS + leaked(rule.Colours.PIR, took)
+					case policy.RFC4115:
+						both += leaked(rule.Colours.EIR, took)
+					}
+					bound := rule.Capacity + leaked(rate, took)
+					if each != policy.EachAll && r.spillWasUsed() {
+						bound, both = 2*bound, 2*both // for packets that found the buckets contended
+					}
+					if green > bound || green+yellow > both {
+						t.Errorf("%d green bytes and %d yellow ones passed in %d ns, want at most %d, and together %d", green, yellow, took, bound, both)
+					}
+					if least := 30 * size; green+yellow < least-2*size || green < rule.Capacity-size {
+						t.Errorf("only %d green bytes and %d yellow ones passed", green, yellow)
+					}
+					c := since(before, after)
+					if c.PassedBytes != c.PassedPackets*size || c.PassedPackets+c.DroppedPackets != 2*count {
+						t.Errorf("counters contradict each other: %+v", c)
+					}
+					if c.ContendedPackets == 0 && c.PassedBytes != green+yellow {
+						t.Errorf("%d bytes passed, but %d have a colour that does", c.PassedBytes, green+yellow)
 					}
 				})
 			}

@@ -200,7 +200,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 v
 		e.fate = FATE_MARKED;
 	else if (verdict == VERDICT_DELAY)
 		e.fate = FATE_DELAYED;
-	else if (verdict == VERDICT_EXCESS && flags & RULE_PASS)
+	else if (verdict == VERDICT_PASS || (verdict == VERDICT_EXCESS && flags & RULE_PASS))
 		e.fate = FATE_PASSED;
 	tag = mix(at == id ? params->salt : (__u64)at << 32 | id);
 	if (at == id && flags & RULE_EACH) {
@@ -212,7 +212,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 v
 		quiet = later(quiet, rule->cold[index & 1].penalty_ns);
 	}
 	if (at != id && verdict == VERDICT_REFUSED && flags & RULE_GUARANTEE &&
-	    is_within_guarantee(&e.key, rule->cold[index & 1].guarantee, skb->len, phase, now))
+	    is_within_guarantee(&e.key, rule->cold[index & 1].second, skb->len, phase, now))
 		e.kind = EVENT_GUARANTEE;
 	if (flags & RULE_SUBNET)
 		far_address(skb, ip, (struct address *)e.key.src);

@@ -44,7 +44,7 @@ func (p *leasedPool) leaked(to uint64) int64 {
 
 // advance adds the room that comes up to a time. A lease ends meanwhile.
 func (p *leasedPool) advance(to uint64) {
-	if end := p.lease.Until; p.rule.Cluster.Name != "" && p.at < end && end <= to {
+	if end := p.lease.Until; p.rule.HasLeases() && p.at < end && end <= to {
 		p.fill(end)
 		p.use(p.safe)
 	}
@@ -65,16 +65,29 @@ func (p *leasedPool) use(m model.Meter) {
 
 // become is a change of the pool at the present.
 func (p *leasedPool) become(rule policy.Rule) {
-	had, before := p.rule.Cluster.Name != "", p.rule.Rate
+	had := p.rule
 	p.rule = rule
 	switch {
-	case rule.Cluster.Name == "":
+	case !rule.HasLeases():
 		p.use(meterOf(rule))
-	case !had:
-		p.first(rule)
+	case !sameLease(had, rule):
+		p.another(had, rule)
 	default:
-		p.renewed(p.lowered(rule.Rate, before))
+		p.renewed(p.lowered(rule.Rate, had.Rate))
 	}
+}
+
+// sameLease reports whether a lease stays when one pool becomes another.
+func sameLease(a, b policy.Rule) bool { return a.Cluster.Name != "" && b.Cluster.Name != "" }
+
+// another is the lease of a pool's own: on its rate, or on what the line allowed before.
+func (p *leasedPool) another(had, rule policy.Rule) {
+	l := maps.Lease{Rate: rule.SafeRate(), Safe: rule.SafeRate()}
+	if had.Adapt.Min != 0 && rule.Adapt.Min != 0 {
+		l.Rate, l.Until = min(l.Rate, p.lease.Rate), p.lease.Until
+	}
+	p.rule = rule
+	p.renewed(l)
 }
 
 // lowered is the lease after a change of the pool's rate.
@@ -125,7 +138,7 @@ func (p *leasedPool) check(now uint64) {
 		p.Fatalf("at %d ns the bucket has room for %d units of %d at %d, want %d of %d at %d\nlease %+v of %+v",
 			now, room, m.Capacity, m.RateUnits, p.room, p.numbers.Capacity, p.numbers.RateUnits, p.lease, p.rule)
 	}
-	if l, ok := p.set.Pools().Lease(p.rule.Prefix); ok != (p.rule.Cluster.Name != "") || ok && l != p.lease {
+	if l, ok := p.set.Pools().Lease(p.rule.Prefix); ok != p.rule.HasLeases() || ok && l != p.lease {
 		p.Fatalf("at %d ns the lease is %+v %v, want %+v", now, l, ok, p.lease)
 	}
 }
@@ -171,11 +184,14 @@ func TestLeases(t *testing.T) {
 			some := func() policy.Rate { return policy.MinRate + policy.Rate(roll(uint64(rate))) }
 			next := func() policy.Rule {
 				r := pool("gold", policy.Rule{Rate: max(some(), policy.MinRate), Capacity: 1514 + roll(1<<(8+roll(12)))})
-				if roll(3) > 0 {
+				switch roll(5) {
+				case 0, 1:
 					r.Cluster.Name = "gold"
 					if roll(2) == 0 {
 						r.Cluster.Safe = min(some(), r.Rate)
 					}
+				case 2, 3:
+					r.Adapt.Min = min(some(), r.Rate)
 				}
 				return r
 			}
@@ -187,7 +203,7 @@ func TestLeases(t *testing.T) {
 			p.put(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "gold"}, now)
 			p.rule, p.at = first, now
 			p.numbers = meterOf(first)
-			if first.Cluster.Name != "" {
+			if first.HasLeases() {
 				p.first(first)
 			}
 			p.room = int64(p.numbers.Capacity)
@@ -205,7 +221,7 @@ func TestLeases(t *testing.T) {
 			}
 			soon := func() uint64 { return now + 1 + roll(1<<(1+roll(30))) }
 			renew := func() {
-				if p.rule.Cluster.Name == "" {
+				if !p.rule.HasLeases() {
 					return
 				}
 				l := maps.Lease{Rate: some(), Safe: some(), Until: now - min(now, 5) + roll(1<<(1+roll(34)))}
@@ -219,7 +235,7 @@ func TestLeases(t *testing.T) {
 				switch roll(12) {
 				case 0: // a change at once
 					rule := next()
-					if rule.Cluster.Name == "" && p.rule.Cluster.Name == "" {
+					if !rule.HasLeases() && !p.rule.HasLeases() {
 						continue // keeps the level, and not the room
 					}
 					p.rig.at(now)
@@ -247,7 +263,7 @@ func TestLeases(t *testing.T) {
 
 // changed is become for a change at once, after which a lease that was never granted is the new safe share.
 func (p *leasedPool) changed(rule policy.Rule) {
-	if p.rule.Cluster.Name != "" && rule.Cluster.Name != "" && p.lease.Until == 0 {
+	if sameLease(p.rule, rule) && p.lease.Until == 0 {
 		p.first(rule)
 	} else {
 		p.become(rule)
@@ -257,7 +273,8 @@ func (p *leasedPool) changed(rule policy.Rule) {
 // change makes a change of many rules that lasts, or reverts.
 func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func() uint64, traffic func(uint64), renew func()) {
 	p.Helper()
-	leased, willBe := p.rule.Cluster.Name != "", rule.Cluster.Name != ""
+	leased, willBe := p.rule.HasLeases(), rule.HasLeases()
+	same, lease, granted, safe := sameLease(p.rule, rule), p.lease, p.granted, p.safe
 	if !leased && !willBe {
 		return
 	}
@@ -266,7 +283,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	have := policy.Table{Rules: p.set.Pools().Policy()}
 	testenv.Must(p, p.set.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
 	before := p.rule
-	if leased && willBe && rule.Rate < before.Rate {
+	if same && rule.Rate < before.Rate {
 		lower := p.lowered(rule.Rate, before.Rate)
 		p.rule = rule // the lease is as large a part of the new rate, and of the new capacity
 		if lower.Until == 0 {
@@ -296,15 +313,15 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.advance(from)
 	p.rule = rule
 	switch {
-	case willBe && !leased:
-		p.first(rule)
+	case willBe && !same:
+		p.another(before, rule)
 	case !willBe:
 		p.use(meterOf(rule))
 	}
 	p.rig.at(from)
 	p.set.Commit()
 	p.check(from)
-	if leased && willBe && until != maps.Never {
+	if same && until != maps.Never {
 		p.reverts = before.Rate
 	}
 	for range roll(4) {
@@ -323,7 +340,8 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.advance(until)
 	p.rule, p.reverts = before, 0
 	switch {
-	case leased && !willBe: // the lease went on meanwhile
+	case leased && !same: // the lease went on meanwhile
+		p.lease, p.granted, p.safe = lease, granted, safe
 		p.useLease()
 		p.rig.at(until)
 		e, _ := p.set.Pools().Find(before.Prefix)

@@ -530,41 +530,48 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 	return 0;
 }
 
-/* The byte with the ECN bits (RFC 3168): bits 0 and 1 in IPv4, bits 4 and 5 in IPv6. */
-static __always_inline int load_tos(struct __sk_buff *skb, __u32 ip, __u8 *tos)
+/* The traffic class: DSCP (RFC 2474), and in the two low bits ECN (RFC 3168). Negative if it cannot be read. */
+static __always_inline int traffic_class(struct __sk_buff *skb, __u32 ip)
 {
-	return bpf_skb_load_bytes(skb, l3_of(ip) + 1, tos, sizeof(*tos));
+	__u8 first[2];
+
+	if (bpf_skb_load_bytes(skb, l3_of(ip), first, sizeof(first)))
+		return -1;
+	return ip & IS_IPV6 ? (first[0] & 0xf) << 4 | first[1] >> 4 : first[1];
 }
 
 __noinline int ecn_of(struct __sk_buff *skb, __u32 ip)
 {
-	__u8 tos;
+	int class = traffic_class(skb, ip);
 
-	if (load_tos(skb, ip, &tos))
-		return 0;
-	return (ip & IS_IPV6 ? tos >> 4 : tos) & 3;
+	return class < 0 ? 0 : class & 3;
 }
 
-/* Marks an ECN-capable packet CE. Returns 0 or an error. */
-__noinline int mark_ce(struct __sk_buff *skb, __u32 ip)
+/* Replaces the bits of the traffic class that are not in keep. Returns 0 or an error. */
+__noinline int set_class(struct __sk_buff *skb, __u32 ip, __u32 keep, __u32 bits)
 {
-	__u32 l3 = l3_of(ip);
-	__u8 tos;
-	int err;
+	__u8 first[2];
+	int err, old, class;
 
-	err = load_tos(skb, ip, &tos);
+	err = bpf_skb_load_bytes(skb, l3_of(ip), first, sizeof(first));
 	if (err)
 		return err;
 	if (ip & IS_IPV6) {
-		tos |= 0x30;
-		return bpf_skb_store_bytes(skb, l3 + 1, &tos, sizeof(tos), BPF_F_RECOMPUTE_CSUM);
+		class = ((first[0] & 0xf) << 4 | first[1] >> 4);
+		class = (class & keep) | bits;
+		first[0] = (first[0] & 0xf0) | class >> 4;
+		first[1] = (first[1] & 0xf) | class << 4;
+		return bpf_skb_store_bytes(skb, l3_of(ip), first, sizeof(first), BPF_F_RECOMPUTE_CSUM);
 	}
-	err = bpf_l3_csum_replace(skb, l3 + __builtin_offsetof(struct iphdr, check), bpf_htons(tos),
-				  bpf_htons(tos | 3), sizeof(__u16));
+	old = first[1];
+	first[1] = (first[1] & keep) | bits;
+	err = bpf_l3_csum_replace(skb, l3_of(ip) + __builtin_offsetof(struct iphdr, check), bpf_htons(old), bpf_htons(first[1]),
+				  sizeof(__u16));
 	if (err)
 		return err;
-	tos |= 3;
-	return bpf_skb_store_bytes(skb, l3 + 1, &tos, sizeof(tos), 0);
+	return bpf_skb_store_bytes(skb, l3_of(ip) + 1, &first[1], 1, 0);
 }
+
+#define CE 3
 
 #endif

@@ -105,7 +105,7 @@ static __noinline int conforms_in(const struct packet *p, __u32 id, __u32 slot)
 	least = (__u64)tested_bytes(at.params, p->wire.bytes) << UNIT_BITS;
 	if (slot == NO_SLOT && at.params->flags & RULE_TOGETHER)
 		least = part_of(&at, p->wire.bytes);
-	b = slot == NO_SLOT ? &at.rule->shared : &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	b = slot == NO_SLOT ? &at.rule->shared : slot_at(slot);
 	if (at.version.reverted)
 		revert_bucket(at.rule, at.version.index, b);
 	level = level_of(&at, b);
@@ -211,12 +211,19 @@ __noinline int find_sharer(struct __sk_buff *skb, __u32 ip, __u32 member, struct
 	return 0;
 }
 
+/* How to apply a rule. */
+enum attempt {
+	ATTEMPT_AGAIN = 1 << 0, /* return UNDONE if the rule has changed meanwhile */
+	ATTEMPT_KEPT = 1 << 1,	/* the fair clocks are those of now: do not return LATE */
+};
+
 /*
  * A packet on its way up through the pools of its rule, which is at level 0. Above the level that guarantees the
  * packet, pools are not asked.
  */
 struct climb {
 	__u64 longest;	 /* ns: for which a queue delays the packet */
+	__u64 before;	 /* units that leave before the packet from the queue of this level */
 	__u32 id;	 /* of the rule or pool at this level, */
 	__u32 member;	 /* and of that below, */
 	__u16 weight;	 /* which has this weight */
@@ -228,7 +235,7 @@ struct climb {
 	__u8 delayed;	 /* the longest is the queue of a pool */
 	__u8 answer;	 /* of this level: enum climb_answer */
 	__u8 load;	 /* of the last sharer, see judge */
-	__u8 kept;	 /* the fair clocks are those of now */
+	__u8 attempt;	 /* enum attempt */
 	__u32 late;	 /* a fair clock must be advanced first; no padding: the verifier refuses arguments with unwritten bytes */
 };
 
@@ -238,6 +245,8 @@ enum climb_answer {
 	CLIMB_REFUSES = 1 << 0,
 	CLIMB_SHARES = 1 << 1,
 	CLIMB_MARKS = 1 << 2, /* an excess packet may be marked */
+	CLIMB_SPARSE = 1 << 3, /* sparse flows go first */
+	CLIMB_CHARGED = 1 << 4,
 };
 
 /* Goes to the next pool, if there is one. */
@@ -281,15 +290,17 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 	level = level_of(&at, &at.rule->shared);
 	if (at.params->flags & RULE_SHARES)
 		c->answer |= CLIMB_SHARES;
-	if (at.params->flags & RULE_ECN && ecn_of(skb, p->ip))
+	if (at.params->flags & RULE_SPARSE)
+		c->answer |= CLIMB_SPARSE;
+	if (marks_excess(at.params, cold) && ecn_of(skb, p->ip))
 		c->answer |= CLIMB_MARKS;
 	if (level + (least << UNIT_BITS) > at.rated->limit) {
-		if (c->answer & CLIMB_MARKS && level + ((__u64)p->wire.bytes << UNIT_BITS) <= 2 * at.rated->limit)
+		if (at.params->flags & RULE_ECN && c->answer & CLIMB_MARKS && level + ((__u64)p->wire.bytes << UNIT_BITS) <= 2 * at.rated->limit)
 			c->marks |= 1 << (c->level & 31);
 		else
 			c->answer |= CLIMB_REFUSES;
 	}
-	if (at.params->flags & RULE_GUARANTEE && conforms_in(p, cold->guarantee, NO_SLOT))
+	if (at.params->flags & RULE_GUARANTEE && conforms_in(p, cold->second, NO_SLOT))
 		c->guaranteed = c->level;
 	return 0;
 }
@@ -309,44 +320,120 @@ __noinline int charge_pool_guarantee(const struct packet *p, __u32 id)
 }
 
 /* Charges a packet to a pool. */
-__noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct climb *c)
+__noinline int charge_pool(const struct packet *p, struct climb *c)
 {
-	struct counters *counters;
-	__u64 level, wait = 0;
 	struct limit_at at;
-	bool marks;
+	__u64 level;
 
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
+	c->before = 0;
 	if (!revert_leased(c->id, p->phase) || !limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
+	c->answer = CLIMB_CHARGED;
 	level = charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	if (at.params->flags & RULE_DELAY)
-		wait = drain_ns(at.rated->rate_units,
-				units_before(at.rated, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS)));
+		c->before = units_before(at.rated, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS));
+	if (c->before && at.params->flags & RULE_SPARSE)
+		c->answer |= CLIMB_SPARSE;
+	if (at.params->flags & RULE_SHARES && c->guaranteed >= c->level)
+		c->answer |= CLIMB_SHARES;
+	else if (at.params->flags & RULE_SHARES)
+		skip_sharers(&at.rule->cold[at.version.index & 1], p->wire.bytes);
+	return 0;
+}
+
+/* Lets a packet skip the queue of a pool to which it was charged, if its flow is sparse. */
+__noinline int skip_queue(struct __sk_buff *skb, const struct packet *p, struct climb *to)
+{
+	struct charge c = { .verdict = VERDICT_AGAIN };
+	struct rule *rule;
+
+	if (!p || !to)
+		return 0;
+	c.key.id = to->id;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return 0;
+	c.now = p->now;
+	c.bytes = p->wire.bytes;
+	c.before = to->before;
+	c.version = version_in(rule, p->phase);
+	if (skips_queue(skb, p->ip, &c))
+		to->before = 0;
+	return 0;
+}
+
+/* Whether the flow of a packet is sparse in a queue of a rule or pool, as far as that is known before it is charged. */
+__noinline int is_sparse(struct __sk_buff *skb, const struct packet *p, __u32 id)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct charge c = {};
+	struct bucket *b;
+	struct rule *rule;
+	__u64 v, level = 0;
+	__u32 slot;
+
+	if (!p)
+		return false;
+	c.key.id = id;
+	c.now = p->now;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return false;
+	c.version = version_in(rule, p->phase);
+	find_lines(skb, p->ip, RULE_FLOW, &c);
+	slot = slot_of_key(&c);
+	v = rated_clock(rule, &c.version, c.now, &params);
+	if (slot < KEY_SLOTS) {
+		b = slot_at(number_of(&c, slot));
+		level = level_at(params, v, c.now, READ_ONCE(b->tat), READ_ONCE(b->tick));
+	}
+	flow_level(params, 0, p->wire.bytes, c.fifo, level, &verdict);
+	return verdict == VERDICT_PASS;
+}
+
+/* Counts a packet that was charged to a pool, and charges its guarantee. */
+__noinline int count_passed(struct __sk_buff *skb, const struct packet *p, struct climb *c)
+{
+	const struct cold_params *cold;
+	const struct params *params;
+	struct counters *counters;
+	struct rule *rule;
+	__u32 id, index;
+	__u64 wait;
+	bool marks;
+
+	if (!p || !c)
+		return 0;
+	id = c->id;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	index = version_in(rule, p->phase).index;
+	params = params_of(rule, index);
+	cold = &rule->cold[index & 1];
+	wait = drain_ns(rated(params, p->now)->rate_units, c->before);
 	if (wait > c->longest) {
 		c->longest = wait;
 		c->delayed = true;
 	}
-	if (at.params->flags & RULE_SHARES && c->guaranteed >= c->level)
-		c->answer = CLIMB_SHARES;
-	else if (at.params->flags & RULE_SHARES)
-		skip_sharers(&at.rule->cold[at.version.index & 1], p->wire.bytes);
-	if (wait > at.rule->cold[at.version.index & 1].ecn_above_ns && ecn_of(skb, p->ip))
+	if (wait > cold->ecn_above_ns && ecn_of(skb, p->ip))
 		c->marks |= 1 << (c->level & 31);
 	marks = c->marks >> (c->level & 31) & 1;
-	counters = counters_of(at.rule);
+	counters = counters_of(rule);
 	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
-	count_extra(at.rule, p->wire.packets);
+	count_extra(rule, p->wire.packets);
 	if (marks)
 		counters->marked_packets += p->wire.packets;
 	if (wait || marks) {
 		count(&counters->passed_excess_packets, &counters->passed_excess_bytes, &p->wire);
 		c->at = c->id;
 	}
-	if (c->guaranteed <= c->level && at.params->flags & RULE_GUARANTEE)
-		charge_pool_guarantee(p, at.rule->cold[at.version.index & 1].guarantee);
+	if (c->guaranteed <= c->level && params->flags & RULE_GUARANTEE)
+		charge_pool_guarantee(p, cold->second);
 	return 0;
 }
 
@@ -374,7 +461,7 @@ static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const s
 }
 
 /* Judges a packet of a sharer in a slot of the table. */
-static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, enum load load, __u32 slot)
+static __noinline enum share_verdict judge_share(const struct packet *p, const struct climb *c, __u32 slot)
 {
 	const struct cold_params *cold;
 	struct limit_at at;
@@ -382,15 +469,33 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 	struct share *s;
 	__u64 level;
 
-	if (!limit_in(id, p->phase, p->now, &at))
+	if (!limit_in(c->id, p->phase, p->now, &at))
 		return WITHIN_SHARE;
 	cold = &at.rule->cold[at.version.index & 1];
 	s = share_of(cold);
 	if (!s)
 		return WITHIN_SHARE;
-	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	b = slot_at(slot);
 	level = whole_level(at.params, at.rated->limit, level_of(&at, &at.rule->shared));
-	return judge(s, at.params, cold, level, p->wire.bytes, weight, READ_ONCE(b->tat), READ_ONCE(b->tick), load);
+	return judge(s, at.params, cold, level, p->wire.bytes, c->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), c->load);
+}
+
+/* is_near_share for that sharer, if sparse flows go first. Not in judge_share: the verifier would look at both together. */
+static __noinline bool is_near(const struct packet *p, const struct climb *c, __u32 slot)
+{
+	const struct cold_params *cold;
+	struct limit_at at;
+	struct share *s;
+	__u64 level;
+
+	if (!limit_in(c->id, p->phase, p->now, &at) || !(at.params->flags & RULE_SPARSE))
+		return false;
+	cold = &at.rule->cold[at.version.index & 1];
+	s = share_of(cold);
+	if (!s)
+		return false;
+	level = whole_level(at.params, at.rated->limit, level_of(&at, &at.rule->shared));
+	return is_near_share(s, at.params, cold, level, c->weight, READ_ONCE(slot_at(slot)->tat));
 }
 
 /*
@@ -399,7 +504,7 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
  */
 static __noinline void forgive_debt(const struct cold_params *cold, __u32 weight, __u32 slot)
 {
-	struct bucket *b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	struct bucket *b = slot_at(slot);
 	struct share *s = share_of(cold);
 	__u64 tat = READ_ONCE(b->tat), less;
 
@@ -430,12 +535,14 @@ __noinline enum share_verdict test_share(struct __sk_buff *skb, const struct pac
 	slot = slot_of_key(&c);
 	s = share_of(&rule->cold[c.version.index & 1]);
 	if (slot < KEY_SLOTS)
-		verdict = judge_share(p, at->id, at->weight, at->load, number_of(&c, slot));
+		verdict = judge_share(p, at, number_of(&c, slot));
 	else if (s)
 		verdict += load_of_new(s, p->wire.bytes) * SHARE_VERDICTS;
 	if (verdict == BEYOND_DEBT) {
 		forgive_debt(&rule->cold[c.version.index & 1], at->weight, number_of(&c, slot));
 		verdict = BEYOND_SHARE;
+	} else if (verdict == BEYOND_SHARE && is_near(p, at, number_of(&c, slot))) {
+		verdict = BEYOND_SPARSE;
 	}
 	at->load = verdict / SHARE_VERDICTS;
 	if (at->load == LIGHT)

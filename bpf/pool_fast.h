@@ -15,6 +15,20 @@
 /* and by those that need keep_times to be called first. */
 #define LATE -3
 
+/* Which parameters of a rule are in force, or UNDONE if that depends on the time. */
+static __always_inline int timeless_index(__u32 seen)
+{
+	__u64 phase;
+
+	if (seen & VERSION_CHANGES) {
+		phase = READ_ONCE(change.phase);
+		if (phase == PHASE_BY_TIME)
+			return UNDONE;
+		seen ^= phase;
+	}
+	return seen & 1;
+}
+
 static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 {
 	return (seen & VERSION_CHANGES ? seen ^ phase : seen) & 1;
@@ -275,7 +289,7 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 				return answer;
 		}
 		if (extra & RULE_GUARANTEE) {
-			answer = ask_guarantee(a, cold_of(at.params)->guarantee, false);
+			answer = ask_guarantee(a, cold_of(at.params)->second, false);
 			if (answer == UNDONE)
 				goto undone;
 			guaranteed = answer == VERDICT_PASS;
@@ -298,7 +312,7 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 		else if (extra & RULE_SHARES)
 			skip_sharers(cold_of(at.params), a->bytes);
 		if (guaranteed && extra & RULE_GUARANTEE)
-			ask_guarantee(a, cold_of(at.params)->guarantee, true);
+			ask_guarantee(a, cold_of(at.params)->second, true);
 	}
 	return KEPT(VERDICT_PASS);
 refused:

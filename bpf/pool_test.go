@@ -40,7 +40,7 @@ func (f *forest) renew(s *mirroredStage, now uint64, roll dice) {
 func (f *forest) lease(s *mirroredStage, now uint64) {
 	f.at(now)
 	for ; s != nil; s = s.above {
-		if s.rule.Cluster.Name != "" {
+		if s.rule.HasLeases() {
 			s.limit.Meter = f.set.Meter(s.entry)
 		}
 	}
@@ -103,7 +103,7 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 			s.above = pool
 		}
 	}
-	if f.lease(s, now); r.Cluster.Name != "" {
+	if f.lease(s, now); r.HasLeases() {
 		*s.bucket(bucketKey{}) = s.limit.WithLevel(0, now)
 	}
 	*list = append(*list, s)
@@ -121,7 +121,7 @@ func (f *forest) share(e maps.Entry) model.Share {
 }
 
 // stages are the rule, and the pools above it.
-func (s *mirroredStage) stages(host netip.Addr, now uint64) (all []*mirroredStage, at []model.Stage) {
+func (f *forest) stages(s *mirroredStage, host netip.Addr, now uint64) (all []*mirroredStage, at []model.Stage) {
 	var member *mirroredStage
 	for ; s != nil; s = s.above {
 		stage := model.Stage{Limit: s.limit, Share: s.share, Weight: 1}
@@ -134,6 +134,11 @@ func (s *mirroredStage) stages(host netip.Addr, now uint64) (all []*mirroredStag
 		member = s
 		if s.limited() {
 			stage.State.Level = s.limit.Level(*s.bucket(keyOf(s.rule, host)), now)
+		}
+		if s.rule.Order == policy.SparseFirst {
+			stage.State.Flow = s.limit.Flows().Level(*s.bucket(bucketKey{host: host, flow: true}), now)
+			flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
+			stage.State.FIFO = f.set.State(s.entry, policy.MatchSrc, flow, now).FIFO // TestSparseOrderOverLeases checks that
 		}
 		if s.guarantee != nil {
 			if s.rule.Each.Kind != policy.EachAll {
@@ -161,7 +166,7 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 	f.packets++
 	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
 	f.lease(s, now)
-	all, at := s.stages(host, now)
+	all, at := f.stages(s, host, now)
 	asked := f.asked(s.entry, host, packet)
 	want := model.Climb(at, packet)
 	if !reflect.DeepEqual(asked, want) {
@@ -203,6 +208,9 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 		}
 		if stage.limited() && want.Levels[i] != at[i].Level {
 			*stage.bucket(key) = stage.limit.WithLevel(want.Levels[i], now)
+		}
+		if stage.rule.Order == policy.SparseFirst && want.Flows[i] != at[i].State.Flow {
+			*stage.bucket(bucketKey{host: host, flow: true}) = stage.limit.WithLevel(want.Flows[i], now)
 		}
 		want.ChargeSharer(at, i, n)
 		if stage.share != nil {
@@ -315,10 +323,14 @@ func TestPools(t *testing.T) {
 			}
 			if p.Excess == policy.Delay {
 				p.Queue, p.ECNAbove = 1514+roll(rate/8+1), policy.ECNAbove(1+roll(1e9))
+				p.Order = policy.Order(roll(2))
 			}
 			guarantee(&p)
-			if roll(3) == 0 {
+			switch roll(5) {
+			case 0:
 				p.Cluster = policy.Cluster{Name: policy.ClusterName(p.Label.Name), Safe: min(some(), p.Rate)}
+			case 1:
+				p.Adapt = policy.Adapt{Min: min(some(), p.Rate), To: "192.0.2.1,2001:db8::1", Above: policy.AdaptAbove(roll(2) * 5e6)}
 			}
 			some := func() policy.Share {
 				return []policy.Share{{}, {Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 31}, {Kind: policy.ShareFlow}, {Kind: policy.ShareMember}}[roll(5)]
@@ -345,6 +357,9 @@ func TestPools(t *testing.T) {
 					r.Capacity, r.Queue = 1514+roll(rate/8+1), 0
 					if r.Algorithm == policy.GCRA {
 						r.Queue = 1514 + roll(rate/8+1)
+						if r.Each.Kind != policy.EachFlow {
+							r.Order = policy.Order(roll(2))
+						}
 					}
 				}
 			}
@@ -365,7 +380,7 @@ func TestPools(t *testing.T) {
 			s := f.rules[roll(uint64(len(f.rules)))]
 			host := s.rule.Prefix.Addr().As4()
 			host[3] = byte(roll(3))
-			if pool := f.pools[roll(uint64(len(f.pools)))]; pool.rule.Cluster.Name != "" && roll(10) == 0 {
+			if pool := f.pools[roll(uint64(len(f.pools)))]; pool.rule.HasLeases() && roll(10) == 0 {
 				f.renew(pool, now, roll)
 			}
 			n := randomSize(roll, overhead, 1514)

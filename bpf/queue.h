@@ -60,30 +60,37 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 /*
  * The new level of a flow's bucket, for a packet with the units before queued ahead
  * of it. A packet of a sparse flow (RFC 8290: a flow that builds no queue) is not
- * delayed. Its charge is scaled, so that 2^SPARSE_BITS bytes fill a bucket as big as
- * the queue. Any other packet raises the level above that until it has left, so no
+ * delayed. Its charge is scaled, so that the most that a sparse flow sends fills a bucket as
+ * big as the queue. Any other packet raises the level above that until it has left, so no
  * packet overtakes one of the same flow.
  */
 static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level,
 					enum verdict *verdict)
 {
-	__u64 queue = params->limit - params->burst, next;
+	__u64 queue = params->limit - params->burst, parts = queue >> UNIT_BITS, most;
 
+	most = parts >> SPARSE_MORE;
+	if (parts > SPARSE_PARTS << SPARSE_BITS)
+		parts = SPARSE_PARTS << SPARSE_BITS;
+	if (parts < most)
+		parts = most;
 	if (bytes <= 1 << SPARSE_BITS && !fifo) {
-		next = level + ((queue >> UNIT_BITS) * bytes << (UNIT_BITS - SPARSE_BITS));
-		if (next <= queue) {
+		level += parts * bytes << (UNIT_BITS - SPARSE_BITS);
+		if (level <= queue) {
 			*verdict = VERDICT_PASS;
-			return next;
+			return level;
 		}
 	}
 	*verdict = VERDICT_DELAY;
 	return before + queue;
 }
 
+#define MAX_WAIT_NS (MAX_WAIT_S * 1000000000ULL)
+
 /* Whether some queued packets of a rule cannot be attributed to a flow. */
 static __always_inline bool is_fifo(const struct rule *rule, bool reverted, __u64 now)
 {
-	return now < READ_ONCE(rule->fifo_until) || (reverted && now < change.until + MAX_WAIT_S * 1000000000ULL);
+	return now < READ_ONCE(rule->fifo_until) || (reverted && now < change.until + MAX_WAIT_NS);
 }
 
 static __always_inline void keep_fifo(struct rule *rule, __u64 until)

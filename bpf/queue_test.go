@@ -2,6 +2,7 @@ package bpf_test
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"math/big"
 	"math/rand/v2"
@@ -253,13 +254,14 @@ func TestSparseFirst(t *testing.T) {
 				return at - now, true
 			}
 			// A flow that sends little: half of the limit of a sparse flow.
+			sparse := min(max(rule.Queue/16, 2048), 16384)
 			next := now
 			for range 3000 {
 				if now >= next {
 					if delay, passes := offer("10.0.0.1", small); passes && delay > 0 {
 						t.Fatalf("a sparse flow is delayed by %d ns", delay)
 					}
-					next = now + full(rule.Queue)*small*2>>model.SparseBits + 1
+					next = now + full(rule.Queue)*small*2/sparse + 1
 				}
 				n := 40 + roll.Uint64N(largest-39)
 				if delay, _ := offer(fmt.Sprintf("10.0.0.%d", 2+roll.IntN(4)), n); delay > 0 {
@@ -349,15 +351,26 @@ func TestDepartureTimeOfSender(t *testing.T) {
 // A flow without a slot is delayed, and its next packet does not overtake it when it
 // has a slot.
 func TestFlowWithoutSlot(t *testing.T) {
-	hook := egress()
-	hook.MatchSrc = 1
-	r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, hook) // one line
+	t.Run("in a rule", func(t *testing.T) { testFlowWithoutSlot(t, false) })
+	t.Run("in a pool", func(t *testing.T) { testFlowWithoutSlot(t, true) })
+}
+
+func testFlowWithoutSlot(t *testing.T, inPool bool) {
+	r := newRig(t, maps.Size{Views: 2, Rules: 8, Buckets: 4, Labels: 8, Pools: true}, bySource()) // one line
 	rule := queue(policy.GCRA, 8_000_000, 2000, 8_000_000)
 	rule.Order = policy.SparseFirst
 	slow := queue(policy.GCRA, 8_000, 2000, 2000)
 	slow.Prefix, slow.Each.Kind, slow.Excess, slow.Queue, slow.ECNAbove = prefix("192.168.0.0/16"), policy.EachHost, policy.Drop, 0, 0
 	now := uint64(1e9)
-	newTwin(r, rule, now)
+	if inPool {
+		r.at(now)
+		within := policy.Rule{Prefix: rule.Prefix, Rate: policy.Unlimited, Framing: rule.Framing, Within: "queue"}
+		rule.Framing = policy.Framing{}
+		_, err := r.set.Pools().Put(pool("queue", rule))
+		testenv.Must(t, err)
+		rule = within
+	}
+	r.put(rule, now)
 	r.put(slow, now)
 	leaves := func(host string, n uint64) uint64 {
 		frame, m := sized(addr(host), n, shrink, now)
@@ -387,6 +400,151 @@ func TestFlowWithoutSlot(t *testing.T) {
 	}
 	if at := leaves("10.0.0.3", 100); at != now {
 		t.Errorf("after the first has left, another flow is delayed by %d ns", at-now)
+	}
+}
+
+// A packet of a sparse flow does not overtake a queued packet of its flow when a lease raises the rate, or ends.
+func TestSparseOrderOverLeases(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		for probe := uint64(0); probe < 90e6; probe += 10e6 { // a packet that waits resets the state of its flow, so each run has one
+			f := newForest(t, 1<<16)
+			now := uint64(1e9)
+			p := pool("line", policy.Rule{
+				Rate: 8_000_000, Capacity: 3028, Excess: policy.Delay, Queue: 100_000, Order: policy.SparseFirst, ECNAbove: policy.Never,
+				Adapt: policy.Adapt{Min: 100_000},
+			})
+			f.putIn(p, now)
+			f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "line"}, now)
+			renew := func(rate policy.Rate, length uint64) {
+				f.at(now)
+				testenv.Must(t, f.set.Pools().Renew(p.Prefix, maps.Lease{Rate: rate, Safe: p.Rate, Until: now + length}))
+			}
+			leaves := func(host string, n uint64) uint64 {
+				frame, m := sized(addr(host), n, 0, now)
+				verdict, _, at := sendTimed(t, f.program(), frame, m)
+				if verdict == drop {
+					t.Fatalf("a packet of %s is dropped", host)
+				}
+				return at
+			}
+			renew(2_000_000, 5e6)
+			for range 14 {
+				leaves("10.0.0.1", 1500)
+			}
+			first := leaves("10.0.0.2", 2500)
+			if first < now+70e6 {
+				t.Fatalf("the first packet waits for %d ns only", first-now)
+			}
+			if now += 4e6; !ends {
+				renew(8_000_000, 10e9)
+			}
+			if now += 2e6 + probe; now >= first {
+				break
+			}
+			if second := leaves("10.0.0.2", 60); second < first {
+				t.Errorf("lease ends %v: after %d ms, a packet leaves %d ns before the first one of its flow", ends, (2e6+probe)/1e6, first-second)
+			}
+			now += 10e9
+			for range 40 {
+				leaves("10.0.0.1", 1500)
+			}
+			if at := leaves("10.0.0.3", 60); at != now {
+				t.Errorf("when all have left, a sparse flow is delayed by %d ns", at-now)
+			}
+		}
+	}
+}
+
+// In a pool with fair shares, a host that floods it loses no packet of its sparse flow, nor is that delayed. If it spreads its
+// flood over so many flows that all are sparse, then another host still has its half of the rate.
+func TestSparseFlowsOfHosts(t *testing.T) {
+	const rate, packets = 8_000_000, 20_000
+	for _, spread := range []bool{false, true} {
+		t.Run(fmt.Sprintf("spread %v", spread), func(t *testing.T) {
+			f := newForest(t, 1<<16)
+			f.putIn(pool("line", policy.Rule{
+				Rate: rate, Capacity: 3028, Excess: policy.Delay, Queue: 50_000, Order: policy.SparseFirst, ECNAbove: policy.Never,
+				Share: policy.Share{Kind: policy.ShareHost},
+			}), 0)
+			f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "line"}, 0)
+			now, passed := uint64(1e9), map[string]uint64{}
+			send := func(host string, port uint16, n uint64) (delay uint64, passes bool) {
+				frame, m := sized(addr(host), n, 0, now)
+				binary.BigEndian.PutUint16(frame[34:], port)
+				verdict, _, leaves := sendTimed(t, f.program(), frame, m)
+				if verdict == drop {
+					return 0, false
+				}
+				passed[host] += n
+				return leaves - now, true
+			}
+			for i := range packets {
+				now += 1e9 * 1500 * 8 / rate / 3 // the flood is three times the rate
+				port := uint16(1)
+				if spread {
+					port = uint16(i)
+				}
+				send("10.0.0.1", port, 1500)
+				if i%3 == 0 {
+					send("10.0.0.2", 1, 750) // half of the rate
+				}
+				if i%100 != 99 || spread {
+					continue
+				}
+				if delay, passes := send("10.0.0.1", 2, 100); !passes || delay > 0 {
+					t.Fatalf("packet %d of a sparse flow is delayed by %d ns, or it is dropped", i, delay)
+				}
+			}
+			most := uint64(packets/3) * 750
+			if got := passed["10.0.0.2"]; got < most*95/100 {
+				t.Errorf("of the host that sends half of the rate, %d of %d bytes pass", got, most)
+			}
+		})
+	}
+}
+
+// A host that floods a pool again and again, by small packets of many flows, takes no packet from hosts that send little.
+func TestSparseFloods(t *testing.T) {
+	const rate, period, end = 9_500_000, uint64(300e6), uint64(4e9)
+	f := newForest(t, 1<<16)
+	f.putIn(pool("line", policy.Rule{
+		Rate: rate, Capacity: 3028, Excess: policy.Delay, Queue: rate / 8 * 30 / 1000, Order: policy.SparseFirst, ECNAbove: policy.Never,
+		Share: policy.Share{Kind: policy.ShareHost},
+	}), 0)
+	f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "line"}, 0)
+	type sender struct {
+		host              string
+		bytes, flows, gap uint64
+		next, sent, lost  uint64
+	}
+	gap := func(bytes uint64, percent uint64) uint64 { return bytes * 8e9 / rate * 100 / percent }
+	flood := &sender{host: "10.0.0.1", bytes: 60, flows: 100, gap: gap(60, 300)}
+	pings := &sender{host: "10.0.0.2", bytes: 98, flows: 1, gap: 20e6}
+	steady := &sender{host: "10.0.0.3", bytes: 1514, flows: 1, gap: gap(1514, 10)}
+	for start := uint64(1e9); ; {
+		s := slices.MinFunc([]*sender{flood, pings, steady}, func(a, b *sender) int { return cmp.Compare(a.next, b.next) })
+		if s.next > end {
+			break
+		}
+		if s == flood && s.next/period%2 == 1 {
+			s.next += period // it rests
+			continue
+		}
+		frame, m := sized(addr(s.host), s.bytes, 0, start+s.next)
+		binary.BigEndian.PutUint16(frame[34:], uint16(s.sent%s.flows))
+		if verdict, _ := send(t, f.program(), frame, m); verdict == drop {
+			s.lost++
+		}
+		s.sent++
+		s.next += s.gap
+	}
+	for _, s := range []*sender{pings, steady} {
+		if s.lost > 0 {
+			t.Errorf("%s lost %d of %d packets", s.host, s.lost, s.sent)
+		}
+	}
+	if flood.lost < flood.sent/3 {
+		t.Errorf("the flood lost only %d of %d packets", flood.lost, flood.sent)
 	}
 }
 

@@ -146,4 +146,27 @@ static __always_inline __u64 clock_of(const struct rule *rule, __u32 index, bool
 	return byte_clock(params, reverted ? rebase : base, now);
 }
 
+/* Whether packets a little beyond a fair share are marked, if they allow it. */
+static __always_inline bool marks_excess(const struct params *params, const struct cold_params *cold)
+{
+	return params->flags & RULE_ECN || (params->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS);
+}
+
+/* The byte clock of a rule or pool, and the parameters that it follows: those of a lease, if there is one. */
+static __always_inline __u64 rated_clock(const struct rule *rule, const struct version *version, __u64 now,
+					 const struct params **by)
+{
+	const struct params *lease;
+
+	*by = params_of(rule, version->index);
+	if (HOOK(pools) && (*by)->flags & RULE_LEASED) {
+		lease = find_lease(*by, now);
+		if (lease) {
+			*by = lease;
+			return byte_clock(lease, lease->base, now);
+		}
+	}
+	return clock_of(rule, version->index, version->reverted, now);
+}
+
 #endif

@@ -6,12 +6,12 @@
 #include "pool.h"
 
 /* Records a host or subnet that a shadow would have affected. */
-static __noinline int note_affected(struct __sk_buff *skb, const struct packet *p, const struct params *params)
+static __noinline int note_affected(struct __sk_buff *skb, __u32 ip, const struct size *wire, const struct params *params)
 {
-	struct affected first = { .packets = p->wire.packets, .bytes = p->wire.bytes }, *value;
-	struct affected_key key = { .salt = params->salt, .family = p->ip & IS_IPV6 ? 6 : 4 };
+	struct affected first = { .packets = wire->packets, .bytes = wire->bytes }, *value;
+	struct affected_key key = { .salt = params->salt, .family = ip & IS_IPV6 ? 6 : 4 };
 
-	far_address(skb, p->ip, (struct address *)key.addr);
+	far_address(skb, ip, (struct address *)key.addr);
 	if (params->flags & RULE_SUBNET)
 		mask_address((struct address *)key.addr, params->each_bits);
 	value = bpf_map_lookup_elem(&affected, &key);
@@ -63,7 +63,7 @@ __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p, __u32 again
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
-		note_affected(skb, p, params);
+		note_affected(skb, p->ip, &p->wire, params);
 	}
 	if (verdict == VERDICT_CONTENDED || verdict == VERDICT_STALE)
 		c->contended_packets += p->wire.packets;
@@ -98,7 +98,7 @@ __noinline int apply_pool_shadow(struct __sk_buff *skb, const struct packet *p, 
 		charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	} else {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
-		note_affected(skb, p, at.params);
+		note_affected(skb, p->ip, &p->wire, at.params);
 	}
 	count(&c->passed_packets, &c->passed_bytes, &p->wire);
 	count_extra(at.rule, p->wire.packets);

@@ -7,14 +7,10 @@
  * of its rule, so the fast path keeps no state for them.
  */
 #include <linux/pkt_cls.h>
-#include "events.h"
+#include "colours.h"
 #include "pool_fast.h"
 #include "prefix.h"
 #include "shadow.h"
-
-/* TCX_NEXT under tcx: later programs and filters still see the packet. */
-#define NEXT TC_ACT_UNSPEC
-#define DROP TC_ACT_SHOT
 
 /* Whether a packet passes by the verdict of its rule. */
 static __always_inline bool passes(enum verdict verdict, __u32 flags)
@@ -33,7 +29,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 	struct counters *c = counters_of(rule);
 	__u32 ifb;
 
-	if (verdict == VERDICT_MARK && mark_ce(skb, ip))
+	if (verdict == VERDICT_MARK && set_class(skb, ip, ~0, CE))
 		verdict = VERDICT_CONTENDED;
 	if (verdict == VERDICT_STALE)
 		verdict = VERDICT_CONTENDED;
@@ -115,6 +111,9 @@ static __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 pha
 	return p.id;
 }
 
+/* decide found a rule with colours: another program applies it. */
+#define HAS_COLOURS 2
+
 /*
  * Selects the rule and parameters for a packet in the phase of the change at its
  * time, given the rule of the longest prefix. Returns false if no rule matches.
@@ -122,7 +121,7 @@ static __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 pha
 __noinline int decide(struct __sk_buff *skb, struct packet *p)
 {
 	struct rule *rule;
-	__u32 id;
+	__u32 id, flags;
 
 	if (!p)
 		return false;
@@ -132,15 +131,17 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 		return false;
 	p->phase = phase_at(p->now);
 	p->version = version_in(rule, p->phase);
-	if (!(params_of(rule, p->version.index)->flags & RULE_ABSENT))
-		return true;
+	flags = params_of(rule, p->version.index)->flags;
+	if (!(flags & RULE_ABSENT))
+		return flags & RULE_COLOURS ? HAS_COLOURS : true;
 	id = match_present(skb, p->ip, p->phase) - 1;
 	rule = rule_of(id);
 	if (!rule)
 		return false;
 	p->id = id;
 	p->version = version_in(rule, p->phase);
-	return true;
+	flags = params_of(rule, p->version.index)->flags;
+	return flags & RULE_COLOURS ? HAS_COLOURS : true;
 }
 
 /* Attempts to apply a rule that keeps changing. A CPU may be preempted for as long as several changes take. */
@@ -148,7 +149,7 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 
 static __always_inline __u32 guarantee_of(const struct rule *rule, const struct packet *p)
 {
-	return rule->cold[p->version.index & 1].guarantee;
+	return rule->cold[p->version.index & 1].second;
 }
 
 /* A climb with its packet. */
@@ -171,14 +172,15 @@ static long test_next(__u64 i, struct climber *by)
 	if (!(c->answer & CLIMB_SHARES))
 		c->load = HEAVY;
 	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
-		if (!by->c.kept && is_late(c->id, by->p->phase, by->p->now)) {
+		if (!(by->c.attempt & ATTEMPT_KEPT) && is_late(c->id, by->p->phase, by->p->now)) {
 			by->c.late = true;
 			return 1;
 		}
 		share = test_share(by->skb, by->p, c);
 		if (share == BEYOND_MARK && c->answer & CLIMB_MARKS)
 			c->marks |= 1 << (c->level & 31);
-		else if (share != WITHIN_SHARE)
+		else if (share != WITHIN_SHARE &&
+			 !(share <= BEYOND_SPARSE && c->answer & CLIMB_SPARSE && is_sparse(by->skb, by->p, c->id)))
 			c->answer |= CLIMB_REFUSES;
 	}
 	return c->answer & CLIMB_REFUSES || c->guaranteed != NOT_GUARANTEED;
@@ -190,7 +192,11 @@ static long charge_next(__u64 i, struct climber *by)
 	(void)i;
 	if (!climb_up(by->p, &by->c))
 		return 1;
-	charge_pool(by->skb, by->p, &by->c);
+	charge_pool(by->p, &by->c);
+	if (by->c.answer & CLIMB_SPARSE)
+		skip_queue(by->skb, by->p, &by->c);
+	if (by->c.answer & CLIMB_CHARGED)
+		count_passed(by->skb, by->p, &by->c);
 	if (HOOK(shadows))
 		apply_pool_shadow(by->skb, by->p, by->c.id);
 	if (by->c.answer & CLIMB_SHARES)
@@ -198,27 +204,20 @@ static long charge_next(__u64 i, struct climber *by)
 	return 0;
 }
 
-/* How to apply a rule. */
-enum attempt {
-	ATTEMPT_AGAIN = 1 << 0, /* return UNDONE if the rule has changed meanwhile */
-	ATTEMPT_KEPT = 1 << 1,	/* do not return LATE */
-};
-
 /* Applies any rule to any packet. Returns LATE if a fair clock must be advanced first. */
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt)
 {
-	struct climber by = { .skb = skb, .p = p, .c.kept = !!(attempt & ATTEMPT_KEPT), .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
+	struct climber by = { .skb = skb, .p = p, .c.attempt = attempt, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
 	enum share_verdict share;
 	struct rule *rule;
-	__u32 flags, pools = 0, id;
+	__u32 flags, pools = 0;
 	int answer;
 
 	if (!p)
 		return NEXT;
-	id = p->id;
-	rule = rule_of(id);
+	rule = rule_of(p->id);
 	if (!rule)
 		return NEXT;
 	params = params_of(rule, p->version.index);
@@ -227,14 +226,14 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 	if (HOOK(pools))
 		pools = flags & (RULE_SHARES | RULE_WITHIN | RULE_GUARANTEE);
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
-	by.c.id = by.c.member = by.c.at = id;
+	by.c.id = by.c.member = by.c.at = p->id;
 	if (pools & RULE_SHARES) {
-		if (!by.c.kept && is_late(id, p->phase, p->now))
+		if (!(by.c.attempt & ATTEMPT_KEPT) && is_late(p->id, p->phase, p->now))
 			return LATE;
 		share = test_share(skb, p, &by.c);
-		if (share == BEYOND_MARK && flags & RULE_ECN && ecn_of(skb, p->ip))
+		if (share == BEYOND_MARK && marks_excess(params, cold_of(params)) && ecn_of(skb, p->ip))
 			by.c.marks = 1;
-		else if (share != WITHIN_SHARE)
+		else if (share != WITHIN_SHARE && !(share <= BEYOND_SPARSE && flags & RULE_SPARSE && is_sparse(skb, p, p->id)))
 			verdict = VERDICT_EXCESS;
 	}
 	/* No pool needs to be asked. */
@@ -248,7 +247,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		return LATE;
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
-		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id)) {
+		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, p->id)) {
 			by.c.at = by.c.id;
 			count_refused(p, by.c.id);
 			if (HOOK(shadows))
@@ -258,7 +257,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
-	if (verdict == VERDICT_STALE && attempt & ATTEMPT_AGAIN)
+	if (verdict == VERDICT_STALE && by.c.attempt & ATTEMPT_AGAIN)
 		return UNDONE;
 	if (!pools || !passes(verdict, flags))
 		goto done;
@@ -268,7 +267,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		charge_guarantee(skb, p, guarantee_of(rule, p));
 		charge_together(p, guarantee_of(rule, p));
 	}
-	by.c.id = by.c.member = id;
+	by.c.id = by.c.member = p->id;
 	by.c.weight = 1;
 	by.c.level = 0;
 	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS)
@@ -281,7 +280,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 	if (by.c.marks && verdict != VERDICT_CONTENDED)
 		verdict = VERDICT_MARK;
 done:
-	answer = act(skb, p->ip, rule, flags, &p->wire, verdict, id, by.c.at);
+	answer = act(skb, p->ip, rule, flags, &p->wire, verdict, p->id, by.c.at);
 	count_extra(rule, p->wire.packets);
 	return answer;
 }
@@ -289,7 +288,7 @@ done:
 /* Flags that the fast path does not handle. */
 #define RULE_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE | \
-	 RULE_WITHIN | RULE_SHARES)
+	 RULE_WITHIN | RULE_SHARES | RULE_COLOURS)
 
 /*
  * The bucket and fingerprint of a packet's key, if its headers are plain and the key
@@ -301,20 +300,6 @@ static __always_inline struct bucket *existing_bucket(struct __sk_buff *skb, __u
 	__u64 hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 
 	return hash ? find_bucket(hash, second, fingerprint) : NULL;
-}
-
-/* Which parameters of a rule are in force, or UNDONE if that depends on the time. */
-static __always_inline int timeless_index(__u32 seen)
-{
-	__u64 phase;
-
-	if (seen & VERSION_CHANGES) {
-		phase = READ_ONCE(change.phase);
-		if (phase == PHASE_BY_TIME)
-			return UNDONE;
-		seen ^= phase;
-	}
-	return seen & 1;
 }
 
 /* Applies rules with a delay or penalty, and keys in their second line. Returns UNDONE for others. */
@@ -394,7 +379,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 			return verdict;
 	}
 	if (params->flags & RULE_GUARANTEE) {
-		verdict = ask_guarantee(&a, cold_of(params)->guarantee, false);
+		verdict = ask_guarantee(&a, cold_of(params)->second, false);
 		if (verdict == UNDONE)
 			return UNDONE;
 		guaranteed = verdict == VERDICT_PASS;
@@ -416,7 +401,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	if (sharer.bucket)
 		charge_tested_sharer(&a, params, &sharer);
 	if (guaranteed)
-		ask_guarantee(&a, cold_of(params)->guarantee, true);
+		ask_guarantee(&a, cold_of(params)->second, true);
 	wire.bytes = a.bytes;
 	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_PASS, 0, 0);
 refused:
@@ -455,6 +440,8 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		goto slow;
 	params = params_of(rule, index);
 	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY))) {
+		if (HOOK(colours) && params->flags & RULE_COLOURS)
+			goto colours;
 		if (HOOK(pools) && params->flags & (RULE_WITHIN | RULE_SHARES))
 			goto pools;
 		goto fast;
@@ -490,6 +477,27 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 			tell(skb, READ_ONCE(p.ip), READ_ONCE(p.id), READ_ONCE(p.id), VERDICT_EXCESS);
 		return DROP;
 	}
+	goto fast;
+colours:
+	if (params->flags & (RULE_AWARE | RULE_FRAMING | RULE_SHADOW))
+		answer = colour_aware(skb, READ_ONCE(p.ip), rule, params, seen);
+	else if (params->flags & RULE_EACH)
+		answer = colour_each(skb, READ_ONCE(p.ip), rule, params, seen);
+	else
+		answer = colour_all(skb, rule, params, seen);
+	if (likely(answer == GREEN && (__u8)params->within == ACTION_PASS)) {
+		c = counters_of(rule);
+		c->passed_packets++;
+		c->passed_bytes += skb->len;
+		return NEXT;
+	}
+	if (answer < 0) {
+		p.phase = phase_at(time_ns(skb));
+		goto colours_slow;
+	}
+	p.wire = (struct size){ .bytes = skb->len, .packets = 1 };
+	answer = act_by_colour(skb, rule, params, &p, answer);
+	return tell_colour(skb, READ_ONCE(p.ip), READ_ONCE(p.id), answer);
 fast:
 	answer = apply_fast(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
 	if (answer != UNDONE)
@@ -508,8 +516,13 @@ slow:
 	p = (struct packet){ .ip = READ_ONCE(p.ip), .id = READ_ONCE(p.id), .now = time_ns(skb) };
 #pragma unroll
 	for (index = 1; index <= DECISIONS; index++) {
-		if (!decide(skb, &p))
+		answer = decide(skb, &p);
+		if (!answer)
 			return NEXT;
+		if (HOOK(colours) && answer == HAS_COLOURS) {
+			answer = SLOW;
+			goto colours_slow;
+		}
 		answer = apply_slow(skb, &p, index < DECISIONS ? ATTEMPT_AGAIN : 0);
 		if (answer == LATE) {
 			keep_times(p.id, p.phase, p.now);
@@ -521,6 +534,13 @@ slow:
 	if (HOOK(shadows) && !apply_shadow(skb, &p, true))
 		apply_shadow(skb, &p, false);
 	return answer;
+colours_slow:
+	skb->cb[IP_CB] = p.ip;
+	skb->cb[RULE_CB] = p.id;
+	skb->cb[PHASE_CB] = p.phase;
+	skb->cb[PAID_CB] = answer == SLOW_PAID;
+	bpf_tail_call(skb, &programs, KINDS + HOOK(kind));
+	return NEXT;
 }
 
 /* Passes neighbour discovery, and counts it for the matching rule. */
@@ -609,6 +629,21 @@ int shapectl(struct __sk_buff *skb)
 		return NEXT;
 	}
 	return id ? apply(skb, ip, id - 1) : NEXT;
+}
+
+/*
+ * The slow path of packets whose rule gives them colours. It is a program of its own, because the verifier bounds what one
+ * program does. If the rule has changed meanwhile, the hook's program decides again.
+ */
+SEC("tc")
+int shapectl_colour(struct __sk_buff *skb)
+{
+	int answer = apply_colours_slow(skb, skb->cb[IP_CB], skb->cb[RULE_CB], skb->cb[PHASE_CB], skb->cb[PAID_CB]);
+
+	if (answer != UNDONE)
+		return tell_colour(skb, skb->cb[IP_CB], skb->cb[RULE_CB], answer);
+	bpf_tail_call(skb, &programs, HOOK(kind));
+	return NEXT;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -16,29 +16,32 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ShapectlMapAffected  = "affected"
-	ShapectlMapKeys      = "keys"
-	ShapectlMapLabels    = "labels"
-	ShapectlMapLeases    = "leases"
-	ShapectlMapListeners = "listeners"
-	ShapectlMapRings     = "rings"
-	ShapectlMapRules     = "rules"
-	ShapectlMapRules1    = "rules1"
-	ShapectlMapRules2    = "rules2"
-	ShapectlMapRules3    = "rules3"
-	ShapectlMapRules4    = "rules4"
-	ShapectlMapRules5    = "rules5"
-	ShapectlMapRules6    = "rules6"
-	ShapectlMapRules7    = "rules7"
-	ShapectlMapShares    = "shares"
-	ShapectlProgShapectl = "shapectl"
-	ShapectlVarChange    = "change"
-	ShapectlVarFilter    = "filter"
-	ShapectlVarHook      = "hook"
-	ShapectlVarPrefixes4 = "prefixes4"
-	ShapectlVarPrefixes6 = "prefixes6"
-	ShapectlVarTable     = "table"
-	ShapectlVarViews     = "views"
+	ShapectlMapAffected        = "affected"
+	ShapectlMapKeys            = "keys"
+	ShapectlMapLabels          = "labels"
+	ShapectlMapLeases          = "leases"
+	ShapectlMapListeners       = "listeners"
+	ShapectlMapPrograms        = "programs"
+	ShapectlMapRings           = "rings"
+	ShapectlMapRules           = "rules"
+	ShapectlMapRules1          = "rules1"
+	ShapectlMapRules2          = "rules2"
+	ShapectlMapRules3          = "rules3"
+	ShapectlMapRules4          = "rules4"
+	ShapectlMapRules5          = "rules5"
+	ShapectlMapRules6          = "rules6"
+	ShapectlMapRules7          = "rules7"
+	ShapectlMapShares          = "shares"
+	ShapectlProgShapectl       = "shapectl"
+	ShapectlProgShapectlColour = "shapectl_colour"
+	ShapectlVarChange          = "change"
+	ShapectlVarFilter          = "filter"
+	ShapectlVarHook            = "hook"
+	ShapectlVarPrefixes4       = "prefixes4"
+	ShapectlVarPrefixes6       = "prefixes6"
+	ShapectlVarSeconds         = "seconds"
+	ShapectlVarTable           = "table"
+	ShapectlVarViews           = "views"
 )
 
 // LoadShapectl returns the embedded CollectionSpec for Shapectl.
@@ -83,7 +86,8 @@ type ShapectlSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlProgramSpecs struct {
-	Shapectl *ebpf.ProgramSpec `ebpf:"shapectl"`
+	Shapectl       *ebpf.ProgramSpec `ebpf:"shapectl"`
+	ShapectlColour *ebpf.ProgramSpec `ebpf:"shapectl_colour"`
 }
 
 // ShapectlMapSpecs contains maps before they are loaded into the kernel.
@@ -95,6 +99,7 @@ type ShapectlMapSpecs struct {
 	Labels    *ebpf.MapSpec `ebpf:"labels"`
 	Leases    *ebpf.MapSpec `ebpf:"leases"`
 	Listeners *ebpf.MapSpec `ebpf:"listeners"`
+	Programs  *ebpf.MapSpec `ebpf:"programs"`
 	Rings     *ebpf.MapSpec `ebpf:"rings"`
 	Rules     *ebpf.MapSpec `ebpf:"rules"`
 	Rules1    *ebpf.MapSpec `ebpf:"rules1"`
@@ -116,6 +121,7 @@ type ShapectlVariableSpecs struct {
 	Hook      *ebpf.VariableSpec `ebpf:"hook"`
 	Prefixes4 *ebpf.VariableSpec `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.VariableSpec `ebpf:"prefixes6"`
+	Seconds   *ebpf.VariableSpec `ebpf:"seconds"`
 	Table     *ebpf.VariableSpec `ebpf:"table"`
 	Views     *ebpf.VariableSpec `ebpf:"views"`
 }
@@ -145,6 +151,7 @@ type ShapectlMaps struct {
 	Labels    *ebpf.Map `ebpf:"labels"`
 	Leases    *ebpf.Map `ebpf:"leases"`
 	Listeners *ebpf.Map `ebpf:"listeners"`
+	Programs  *ebpf.Map `ebpf:"programs"`
 	Rings     *ebpf.Map `ebpf:"rings"`
 	Rules     *ebpf.Map `ebpf:"rules"`
 	Rules1    *ebpf.Map `ebpf:"rules1"`
@@ -164,6 +171,7 @@ func (m *ShapectlMaps) Close() error {
 		m.Labels,
 		m.Leases,
 		m.Listeners,
+		m.Programs,
 		m.Rings,
 		m.Rules,
 		m.Rules1,
@@ -186,6 +194,7 @@ type ShapectlVariables struct {
 	Hook      *ebpf.Variable `ebpf:"hook"`
 	Prefixes4 *ebpf.Variable `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.Variable `ebpf:"prefixes6"`
+	Seconds   *ebpf.Variable `ebpf:"seconds"`
 	Table     *ebpf.Variable `ebpf:"table"`
 	Views     *ebpf.Variable `ebpf:"views"`
 }
@@ -194,12 +203,14 @@ type ShapectlVariables struct {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlPrograms struct {
-	Shapectl *ebpf.Program `ebpf:"shapectl"`
+	Shapectl       *ebpf.Program `ebpf:"shapectl"`
+	ShapectlColour *ebpf.Program `ebpf:"shapectl_colour"`
 }
 
 func (p *ShapectlPrograms) Close() error {
 	return _ShapectlClose(
 		p.Shapectl,
+		p.ShapectlColour,
 	)
 }
 

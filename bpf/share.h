@@ -81,7 +81,8 @@ static __always_inline void restart_clock(struct share *s, const struct cold_par
 
 /*
  * How fast the clock runs, with SPEED_BITS fraction bits: 2^(OCTAVES * free / capacity - SLOWEST) times the rate. So it keeps
- * half of the bucket free, for bursts. 2^x is approximated by straight lines.
+ * half of the bucket free, for bursts; of a queue three quarters, so that packets wait less. 2^x is approximated by
+ * straight lines.
  */
 static __always_inline __u64 clock_speed(const struct params *params, __u64 level)
 {
@@ -91,6 +92,8 @@ static __always_inline __u64 clock_speed(const struct params *params, __u64 leve
 	/* Octaves above the slowest speed, with 16 fraction bits. */
 	x = (free << 16) * OCTAVES / capacity;
 	x = (0x10000 + (x & 0xffff)) << (x >> 16) >> (16 + SLOWEST - SPEED_BITS);
+	/* Behind a burst, half of it; without a branch, see bin_at. */
+	x >>= KEPT(params->burst | -params->burst) >> 63;
 	return free > capacity - capacity / 16 ? x << MORE : x;
 }
 
@@ -319,6 +322,7 @@ static __always_inline __u64 most_debt(__u64 may, __u32 weight, __u64 largest)
 enum share_verdict {
 	WITHIN_SHARE,
 	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
+	BEYOND_SPARSE, /* so little beyond that a packet of a sparse flow passes all the same, see is_near_share */
 	BEYOND_SHARE,
 	BEYOND_DEBT, /* so far beyond that debt is forgiven */
 	SHARE_VERDICTS, /* besides, times this, the load */
@@ -379,6 +383,19 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 	if (ahead > most_debt(part, weight, largest))
 		return BEYOND_DEBT;
 	return ahead * weight <= 2 * may ? BEYOND_MARK + load * SHARE_VERDICTS : BEYOND_SHARE;
+}
+
+/*
+ * Whether a sharer is so little beyond its share that packets of sparse flows pass all the same, by its TAT. The bucket
+ * must not be nearly full: others find room there.
+ */
+static __always_inline bool is_near_share(const struct share *s, const struct params *params, const struct cold_params *cold,
+					  __u64 level, __u32 weight, __u64 tat)
+{
+	__u64 may = may_be_ahead(s, weight) * weight;
+
+	/* The coarse wheel is little longer. */
+	return ahead_of(s, cold, tat) * weight <= may + may / 4 && free_part(params, cold, level) >= 1 << (FREE_BITS - 1);
 }
 
 static __always_inline void spend_credit(struct share *s, __u32 bytes)

@@ -64,6 +64,12 @@ static __always_inline struct line *line_at(__u32 number)
 	return &table[MASKED(number, line_mask)];
 }
 
+/* The bucket in a slot of the table, by its number. */
+static __always_inline struct bucket *slot_at(__u32 number)
+{
+	return &line_at(number / LINE_SLOTS)->slot[number & (LINE_SLOTS - 1)];
+}
+
 static __always_inline __u32 line_of(__u64 hash)
 {
 	return MASKED(hash, line_mask);
@@ -95,38 +101,64 @@ static __always_inline __u32 home_of(__u32 fingerprint)
 	return fingerprint >> 1 & (LINE_SLOTS - 1);
 }
 
+static __always_inline struct bucket *second_of(__u32 slot)
+{
+	return KEPT(&seconds[MASKED(slot / LINE_SLOTS, seconds_mask)].slot[slot & (LINE_SLOTS - 1)]);
+}
+
+/* is_empty for the second bucket of a slot. If the rule has no colours any more, its id may be that of another rule by now. */
+static __always_inline bool is_second_empty(__u32 slot, const struct key *key, __u64 now)
+{
+	const struct bucket *b = second_of(slot);
+	__u32 charged = READ_ONCE(b->tick);
+	const struct rule *rule = rule_at(&key->second);
+	struct version version;
+
+	if (!rule)
+		return true;
+	version = version_in(rule, phase_at(now));
+	if (version.reverted && is_from_before(charged))
+		charged = tick(change.until);
+	return !level_at(params_of(rule, version.index), clock_of(rule, version.index, version.reverted, now), now, READ_ONCE(b->tat),
+			 charged);
+}
+
 /*
  * Whether the slot may be allocated: its bucket is empty by the clock of the key's
  * rule, and has been for long enough that CPUs with a slower clock agree.
  */
-static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
+__noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 {
-	__u32 charged = READ_ONCE(b->tick);
 	const struct cold_params *cold;
 	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
 	const struct key *key;
 	struct version version;
+	__u32 charged;
+	__u64 v;
 
 	key = bpf_map_lookup_elem(&keys, &slot);
 	if (!key)
 		return 0;
-	rule = rule_of(key->id);
+	now = now < SKEW_NS ? 0 : now - SKEW_NS;
+	if (HOOK(colours) && key->paired && !is_second_empty(slot, key, now))
+		return 0;
+	rule = rule_at(&key->id);
 	if (!rule)
 		return 0;
-	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	version = version_in(rule, phase_at(now));
 	if (HOOK(pools) && key->sharer) {
 		cold = &rule->cold[version.index & 1];
 		share = share_of(cold);
 		return !share || !ahead_of(share, cold, tat);
 	}
-	params = params_of(rule, version.index);
+	charged = READ_ONCE(slot_at(slot)->tick);
 	/* Its level may exceed the capacity of the reverted rule, but drains as if charged at that time. */
 	if (version.reverted && is_from_before(charged))
 		charged = tick(change.until);
-	return !level_at(params, clock_of(rule, version.index, version.reverted, now), now, tat, charged);
+	v = rated_clock(rule, &version, now, &params);
+	return !level_at(params, v, now, tat, charged);
 }
 
 /* Whether no key has the slot, and no CPU is allocating it. */
@@ -157,7 +189,7 @@ __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 	for (i = 0; i < LINE_SLOTS; i++) {
 		slot = (i + home_of(fingerprint)) & (LINE_SLOTS - 1);
 		tat = READ_ONCE(line->slot[slot].tat);
-		if (is_empty(number * LINE_SLOTS + slot, &line->slot[slot], tat, now))
+		if (is_empty(number * LINE_SLOTS + slot, tat, now))
 			return slot;
 	}
 	return LINE_SLOTS;
@@ -168,7 +200,7 @@ static __always_inline bool lock_slot(__u32 slot, struct bucket *b, __u64 now)
 {
 	__u64 tat = READ_ONCE(b->tat);
 
-	return !(tat & TAT_BUSY) && (is_free(b) || is_empty(slot, b, tat, now)) &&
+	return !(tat & TAT_BUSY) && (is_free(b) || is_empty(slot, tat, now)) &&
 	       __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat;
 }
 
@@ -228,6 +260,57 @@ static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32
 	line = line_at(second_line(hash, *fingerprint));
 	*fingerprint = second_fingerprint(*fingerprint);
 	return find_slot(line, *fingerprint);
+}
+
+/* A slot of the table and its fingerprint, in one word; never 0. */
+static __always_inline __u64 slot_handle(__u32 slot, __u32 fingerprint)
+{
+	return (__u64)slot << 32 | fingerprint;
+}
+
+static __always_inline struct bucket *bucket_of(__u64 handle)
+{
+	return KEPT(slot_at(handle >> 32));
+}
+
+/* The handle of a key's slot, or 0. */
+static __always_inline __u64 find_handle(__u64 hash)
+{
+	__u32 number = line_of(hash), fingerprint = fingerprint_of(hash), slot = home_of(fingerprint);
+	struct line *line = line_at(number);
+
+	if (READ_ONCE(line->slot[slot].fingerprint) != fingerprint)
+		slot = slot_of(line, fingerprint);
+	if (slot == LINE_SLOTS) {
+		number = second_line(number, fingerprint);
+		fingerprint = second_fingerprint(fingerprint);
+		slot = slot_of(line_at(number), fingerprint);
+	}
+	return slot < LINE_SLOTS ? slot_handle(number * LINE_SLOTS + slot, fingerprint) : 0;
+}
+
+/* The fingerprint of a second bucket, by that of the key and the id of the second limit. */
+static __always_inline __u32 second_bucket_print(__u32 fingerprint, __u32 id)
+{
+	return fingerprint ? fingerprint ^ id << 1 : 0;
+}
+
+/* Empties the second bucket of a key in a slot that is locked. */
+static __noinline void clear_second(__u32 slot, __u32 fingerprint, const struct key *key, __u64 now)
+{
+	struct bucket *b = second_of(slot);
+	const struct rule *rule = rule_at(&key->second);
+	struct version version;
+	__u64 v;
+
+	if (!rule)
+		return;
+	version = version_in(rule, phase_at(now));
+	v = clock_of(rule, version.index, version.reverted, now);
+	WRITE_ONCE(b->fingerprint, second_bucket_print(fingerprint, key->second));
+	/* A TAT in the past, for CPUs with a slower clock. After a revert, there is nothing to revert. */
+	WRITE_ONCE(b->tick, tick(now) + version.reverted);
+	__sync_lock_test_and_set(&b->tat, v - (1ULL << 61));
 }
 
 /* Whether a slot of a line is being allocated or moved. */

@@ -175,5 +175,5 @@ func (e *env) renewer(from *storeFlags, host string, say func(string)) (*renewer
 	if err != nil {
 		return nil, err
 	}
-	return &renewer{env: e, options: o, store: store, host: host, say: say, alive: make(chan struct{})}, nil
+	return &renewer{env: e, options: o, store: store, host: host, say: say, pulse: make(pulse)}, nil
 }

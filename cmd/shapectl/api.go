@@ -59,6 +59,7 @@ var apiCommands = []apiCommand{
 	{name: "pool set", changes: true, forms: []string{"name"}},
 	{name: "pool delete", changes: true, forms: []string{"name"}},
 	{name: "pool show", forms: []string{"name"}},
+	{name: "line", changes: true, forms: []string{"device state"}},
 	{name: "apply", changes: true, forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "confirm", changes: true},
 	{name: "rollback", changes: true},
@@ -427,6 +428,8 @@ type streamWriter struct {
 // a sign of life from time to time, so that the server notices clients that are gone.
 func (s *streamWriter) begins(after time.Duration) {
 	const alive = 15 * time.Second
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(after, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"slices"
 	"sort"
 	"time"
@@ -184,7 +185,7 @@ type goal struct {
 }
 
 func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
-	devices, err := policyDevices()
+	devices, err := policyDevices(f)
 	if err != nil {
 		return g, err
 	}
@@ -245,11 +246,15 @@ func (e *env) warn(f *policyfile.File) {
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
-func policyDevices() ([]policyfile.Device, error) {
+func policyDevices(f *policyfile.File) ([]policyfile.Device, error) {
 	all, err := netinfo.Devices()
+	var neighbours map[int]map[policy.MAC][]netip.Addr
+	if macs := f.MACs(); len(macs) > 0 && err == nil {
+		neighbours, err = netinfo.ListNeighbours(macs)
+	}
 	devices := make([]policyfile.Device, len(all))
 	for i, d := range all {
-		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes}
+		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes, Neighbours: neighbours[d.Index]}
 	}
 	return devices, err
 }
@@ -283,7 +288,7 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		devices, err := policyDevices() // some may have come or gone
+		devices, err := policyDevices(f.File) // some may have come or gone
 		if err != nil {
 			return err
 		}

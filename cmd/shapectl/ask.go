@@ -31,6 +31,9 @@ Nothing is charged or changed.
 Without DEV, rules must match the address on one device and in one direction only; else the error lists what to ask.
 So it is with NAME, the exact name of rules: one of them must be for a single address, or for the flow.
 
+Of a rule with colours, the answer has the colour that the packet would get, what happens to it, and both buckets. If
+the rule is colour-aware, say by --dscp with which DSCP the packet comes.
+
 Give --flow where each flow has a bucket or a share. With --order sparse-first, the answer without --flow is about a
 flow that already has packets in the queue.`,
 		Example: `  shapectl ask 10.0.0.7 egress
@@ -64,7 +67,7 @@ flow that already has packets in the queue.`,
 		},
 	}
 	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length at layer 2 (default: a full packet of the device)")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `flow`: protocol,source:port,destination:port")
+	p.add(cmd, "the packet's")
 	return cmd
 }
 
@@ -73,11 +76,23 @@ type packetFlags struct {
 	bytes uint64 // 0 if not given
 	text  string // of the flow
 	flow  *maps.Flow
+	class string // DSCP as it is given
+	dscp  uint8
+}
+
+// add adds the flags that do not depend on the command. whose is the packet or packets.
+func (p *packetFlags) add(cmd *cobra.Command, whose string) {
+	cmd.Flags().StringVar(&p.text, "flow", "", whose+" `flow`: protocol,source:port,destination:port")
+	cmd.Flags().StringVar(&p.class, "dscp", policy.DSCPName(0), whose+" DSCP: `name` or number, for rules that are colour-aware")
 }
 
 func (p *packetFlags) parse(cmd *cobra.Command) error {
 	if p.bytes > model.MaxPacket || cmd.Flags().Changed("bytes") && p.bytes == 0 {
 		return inputf("%s: a packet of %d bytes is out of range; use 1 to %d", cmd.Name(), p.bytes, model.MaxPacket)
+	}
+	var err error
+	if p.dscp, err = policy.ParseDSCP(p.class); err != nil {
+		return inputf("%s: %w", cmd.Name(), err)
 	}
 	if p.text == "" {
 		return nil
@@ -205,6 +220,17 @@ func (e *env) ask(where filterRules, address netip.Addr, p packetFlags) error {
 		answer.Rule, answer.Attached = &cidr, h.State.InForce()
 		answer.Sentence, answer.Share = entry.Sentence(h.Name(), h.Direction, h.Match()), entry.Share.String()
 		if entry.Rate == policy.Unlimited && entry.Within == "" {
+			return e.print(answer, answer.Text)
+		}
+		if entry.Algorithm.HasColours() {
+			answer.Bytes = model.Counted(answer.Bytes, entry.Framing)
+			l, verdict := explain.ColoursFor(h.Set, entry, h.Match(), flow).Judge(answer.Bytes, p.dscp, 0)
+			answer.Key, answer.Spilled, answer.LevelBytes, answer.CapacityBytes = l.Key, l.Spilled, l.LevelBytes, &entry.Capacity
+			answer.Colouring, answer.Conforms, answer.Verdict, answer.WaitNS = l.Colouring, l.Conforms, verdict.String(), l.WaitNS
+			answer.Queue = l.Queue
+			if l.Colour == policy.Red.String() {
+				answer.RefusedBy, answer.RefusedReason = &cidr, report.Capacity
+			}
 			return e.print(answer, answer.Text)
 		}
 		stages := explain.StagesFor(h.Set, entry, h.Match(), flow, p.flow != nil)

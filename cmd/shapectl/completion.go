@@ -73,7 +73,7 @@ func (e *env) completeChoices(cmd *cobra.Command) {
 		if len(words) == 1 {
 			return
 		}
-		words = slices.DeleteFunc(words, func(w string) bool { return w == "size" || w == "time" || w == "/N" })
+		words = slices.DeleteFunc(words, func(w string) bool { return w == "size" || w == "time" || w == "/N" || w == "dscp:NAME" })
 		e.completes(cmd, f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 	})
 }

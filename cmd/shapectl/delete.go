@@ -10,6 +10,7 @@ import (
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -118,11 +119,12 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices. It says which pools have no rule any more.
+set, and rules that deleted network namespaces left on these devices. It deletes the pools of hosts that a policy
+limits by their MAC addresses there, and says which other pools have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
-flush also restores the qdisc that --setup-fq replaced; no other command does. Packets queued there, or in the ifb
-device of ingress, have 1s to leave. The others are lost.`,
+flush also restores the qdisc that --setup-fq replaced; no other command does, but 'shapectl line DEV off'. Packets queued
+there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
 		Example: `  shapectl flush eth0
   shapectl flush 'tap*' egress
   shapectl flush --all`,
@@ -202,6 +204,9 @@ func (e *env) flush(want filterRules) error {
 		if err := n.Flush(hooks...); err != nil {
 			return err
 		}
+		if err := dropHosts(n, want); err != nil {
+			return err
+		}
 		discarded, err := n.Discard(others...)
 		if err != nil && len(discarded) > 0 {
 			return errors.Join(e.deleted(gone, discarded...), err)
@@ -237,6 +242,25 @@ func (e *env) flush(want filterRules) error {
 		_, err = fmt.Fprintln(e.out, want.none())
 		return err
 	})
+}
+
+// dropHosts deletes the pools of hosts in the directions of a filter, so that watch does not limit the hosts there again.
+func dropHosts(n *loader.Namespace, want filterRules) error {
+	pools := n.Pools()
+	defer pools.Close()
+	if pools.Set == nil {
+		return nil
+	}
+	for _, p := range pools.Set.Policy() {
+		device, d, ok := policyfile.SideOfHost(&p)
+		if !ok || !want.matchesHook(device, d) {
+			continue
+		}
+		if _, err := n.DeletePool(p.Label.Name); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
+			return err
+		}
+	}
+	return nil
 }
 
 // sayUnused says which pools of deleted rules have no rule any more.

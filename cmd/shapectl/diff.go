@@ -109,7 +109,7 @@ func (e *env) export(like string) error {
 		}
 		text := new(pages) // so that an error prints no part of a policy
 		if f != nil {
-			devices, unread := policyDevices()
+			devices, unread := policyDevices(f)
 			if unread != nil {
 				return unread
 			}

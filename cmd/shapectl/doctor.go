@@ -47,28 +47,33 @@ feature is missing.`,
 }
 
 func (e *env) doctor(name string, verbose bool) error {
-	o, err := e.options()
-	if err != nil {
-		return err
-	}
-	var facts doctor.Facts
-	err = loader.In(e.netns, func() error {
-		facts, err = doctor.Gather(o, name)
-		return err
-	})
+	facts, err := e.facts(name)
 	if errors.Is(err, netinfo.ErrNoDevice) {
 		return inputf("doctor: %w", noDevice(name))
 	}
 	if err != nil {
 		return fmt.Errorf("doctor: %w", e.advise(err))
 	}
-	facts.Netns = e.netns
 	findings := doctor.Judge(facts)
 	text := findings.Problems
 	if verbose {
 		text = findings.Text
 	}
 	return errors.Join(e.print(findings, text), verdict(findings))
+}
+
+// facts are what doctor judges: of a device, or of all that have rules.
+func (e *env) facts(name string) (facts doctor.Facts, err error) {
+	o, err := e.options()
+	if err != nil {
+		return facts, err
+	}
+	err = loader.In(e.netns, func() error {
+		facts, err = doctor.Gather(o, name)
+		return err
+	})
+	facts.Netns = e.netns
+	return facts, err
 }
 
 // verdict is an error with the exit code of findings.

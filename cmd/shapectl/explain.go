@@ -56,7 +56,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			q.Bytes, q.Flow, q.Netns = p.bytes, p.flow, e.netns
+			q.Bytes, q.Flow, q.DSCP, q.Netns = p.bytes, p.flow, p.dscp, e.netns
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
 	q.Interval = usualInterval
 	cmd.Flags().Var(duration(&q.Interval), "interval", "count packets in pools over this `time` (default: 1s)")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
+	p.add(cmd, "the packets'")
 	return cmd
 }
 

@@ -82,6 +82,8 @@ func slow(rule policy.Rule) policy.Rule {
 		rule.Rate /= 1000
 	}
 	rule.Guarantee /= 1000
+	rule.Colours.PIR /= 1000
+	rule.Colours.EIR /= 1000
 	if rule.ECNAbove < policy.ECNAbove(policy.MaxWait) { // else it is never
 		rule.ECNAbove *= 1000
 	}

@@ -119,6 +119,25 @@ func TestTranscripts(t *testing.T) {
 			"flush -j va",
 			"flush -j va",
 		},
+		"colours": {
+			"set va egress 10.0.0.0/24 --rate 10mbit --algorithm trtcm --pir 20mbit",
+			"set va egress 10.0.1.0/24 --rate 400gbit --algorithm rfc4115 --eir 5mbit --ebs 0 --colour-aware --red dscp:LE --shadow rate=5mbit --each host",
+			"set va egress 10.0.2.0/24 --rate 10mbit --algorithm srtcm --yellow ecn",
+			"set va egress 10.0.3.0/24 --rate 10mbit",
+			"# send 10.0.1.7 3 1000",
+			"show",
+			"show --wide",
+			"show --sentences",
+			"show --shadow",
+			"show va egress 10.0.1.0/24",
+			"ask va egress 10.0.0.7",
+			"ask va egress 10.0.2.7 --bytes 400000",
+			"ask va egress 10.0.1.8 --dscp AF13",
+			"ask -j va egress 10.0.1.8 --dscp af12",
+			"ask va egress 10.0.1.8 --dscp AF14",
+			"show -j va egress 10.0.1.0/24",
+			"flush va",
+		},
 		"pools": {
 			"pool show",
 			"pool set uplink --rate 1gbit --share member",
@@ -194,6 +213,9 @@ func TestCompletion(t *testing.T) {
 		{[]string{"__complete", "set", ""}, "va\n"},
 		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
 		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
+		{[]string{"__complete", "set", "--algorithm", ""}, "gcra\nleaky\nsrtcm\ntrtcm\nrfc4115\n:4"},
+		{[]string{"__complete", "pool", "set", "--algorithm", ""}, "gcra\nleaky\n:4"},
+		{[]string{"__complete", "pool", "set", "--excess", ""}, "drop\necn\ndelay\n:4"},
 		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},
 		{[]string{"__complete", "set", "--queue", ""}, ":4"},
 		{[]string{"__complete", "set", "--each", ""}, "all\nhost\nflow\n:4"},
@@ -275,8 +297,8 @@ func (r *rig) state() (all []byte) {
 	slices.Sort(names)
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
-		if m.Type() == ebpf.Hash || m.Type() == ebpf.ArrayOfMaps {
-			continue // labels, which no packet sees; listeners
+		if m.Type() == ebpf.Hash || m.Type() == ebpf.ArrayOfMaps || m.Type() == ebpf.ProgramArray {
+			continue // labels, which no packet sees; listeners; programs
 		}
 		if m.Type() == ebpf.LRUHash {
 			var key bpf.AbiAffectedKey

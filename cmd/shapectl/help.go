@@ -28,8 +28,10 @@ const flagGroup = "group"
 const (
 	limitFlagsTitle   = "Limit (the first choice is the default)"
 	queueFlagsTitle   = "Queue, for --excess delay"
+	colourFlagsTitle  = "Colours, for --algorithm srtcm, trtcm, rfc4115"
 	poolFlagsTitle    = "Pool and fair shares"
 	clusterFlagsTitle = "One rate over many hosts"
+	adaptFlagsTitle   = "A rate that adapts to a line"
 	otherFlagsTitle   = "Other"
 )
 

@@ -20,7 +20,7 @@ type recorder struct {
 	env    *env
 	reader *measure.Reader
 	say    func(string)
-	alive  chan struct{}
+	pulse
 
 	lost    report.Losses
 	failing bool
@@ -40,25 +40,9 @@ func (c *recorder) run(ctx context.Context, ready func()) error {
 	defer ticker.Stop()
 	for {
 		c.record()
-		for waits := true; waits; {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-c.alive:
-			case <-ticker.C:
-				waits = false
-			}
+		if !c.wait(ctx, ticker.C) {
+			return nil
 		}
-	}
-}
-
-// isAlive returns nil once the loop goes round.
-func (c *recorder) isAlive(ctx context.Context) error {
-	select {
-	case c.alive <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

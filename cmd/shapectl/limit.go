@@ -51,12 +51,29 @@ func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
 		if !o.Label {
 			value = cmp.Or(value, "none")
 		}
-		flags += " --" + o.Name + " " + plain.Word(value)
+		flags += flagText(o.Name, value)
 	}
 	if l.given("shadow") {
 		flags += " --shadow " + plain.Word(l.shadow)
 	}
 	return flags
+}
+
+// flagText returns a flag with its value, after a space.
+func flagText(name, value string) string {
+	switch {
+	case !isSwitch(name):
+		return " --" + name + " " + plain.Word(value)
+	case value == "true":
+		return " --" + name
+	}
+	return " --" + name + "=" + value
+}
+
+// isSwitch reports whether the flag of an option needs no value.
+func isSwitch(name string) bool {
+	o := policy.FindOption(name)
+	return o != nil && o.Value(new(policy.Limit)).Type() == "bool"
 }
 
 // all returns all flags of limits that were given, each after a space.
@@ -86,14 +103,15 @@ func (l *limitFlags) exactly(have *policy.Rule, l2Bytes uint8) (string, error) {
 	flags := " --rate " + want.Rate.String()
 	for _, c := range policy.Changes(&bare, &want) {
 		if o := policy.FindOption(c.Option); c.Option == "shadow" || o != nil && (!o.Label || l.has(o)) {
-			flags += " --" + c.Option + " " + plain.Word(c.Want)
+			flags += flagText(c.Option, c.Want)
 		}
 	}
 	return flags + l.matchFlag(), nil
 }
 
 // over returns a rule with the options that were given. It keeps the others, but for those that
-// have no use beside these. A burst and a queue last as long at another rate.
+// have no use beside these. A burst and a queue last as long at another rate, but with colours, burst sizes are those of a
+// contract.
 func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error) {
 	limit, err := have.Limit()
 	if err != nil {
@@ -104,7 +122,7 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 			o.Copy(&limit, &l.Limit)
 		}
 	}
-	if !l.given("capacity") {
+	if !l.given("capacity") && !limit.Algorithm.HasColours() {
 		limit.Capacity = limit.Capacity.Rescaled(have.Rate, limit.Rate)
 	}
 	if !l.given("queue") {
@@ -114,7 +132,8 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	for _, o := range policy.Options {
 		beside := policy.Rule{
 			Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
-			Within: limit.Within, Guarantee: limit.Guarantee, Cluster: limit.Cluster,
+			Within: limit.Within, Guarantee: limit.Guarantee, Cluster: limit.Cluster, Adapt: limit.Adapt,
+			Colours: policy.Colours{Aware: bool(limit.Colours.Aware)},
 		}
 		if !l.has(o) && (!o.Useful(&beside) || unlimited && o.LimitedOnly) {
 			o.Reset(&limit)
@@ -131,10 +150,11 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	return rule, err
 }
 
-// others are the changes from one rule to another that no flag asks for.
-func (l *limitFlags) others(have, want *policy.Rule) (changes []string) {
+// others adds the changes from one rule to another that no flag asks for, and that are not among the changes yet. Those of
+// options that follow others do not count.
+func (l *limitFlags) others(have, want *policy.Rule, changes []string, follow ...string) []string {
 	for _, c := range policy.Changes(have, want) {
-		if !l.given(c.Option) {
+		if !l.given(c.Option) && !slices.Contains(follow, c.Option) && !slices.Contains(changes, c.String()) { // as with any, which sets two rules
 			changes = append(changes, c.String())
 		}
 	}
@@ -169,14 +189,34 @@ func (l *limitFlags) addLabel(f *pflag.FlagSet) {
 // addPool adds the flags of a pool, whose name is an argument.
 func (l *limitFlags) addPool(f *pflag.FlagSet) {
 	l.addOptions(f, func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
+	for _, o := range policy.Options {
+		of := f.Lookup(o.Name)
+		if of == nil || o.PoolChoices == "" {
+			continue
+		}
+		of.Value = &choice{of.Value, o.PoolChoices}
+		if o.PoolHelp != "" {
+			of.Usage = o.PoolHelp
+		}
+	}
 	l.addShadow(f)
 }
+
+// A choice is a flag with other words than its value has.
+type choice struct {
+	pflag.Value
+	words string
+}
+
+func (c *choice) Type() string { return c.words }
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
 var optionGroups = map[string][]string{
 	limitFlagsTitle:   {"rate", "capacity", "algorithm", "each", "excess", "penalty"},
 	queueFlagsTitle:   {"queue", "ecn-above", "order"},
 	clusterFlagsTitle: {"cluster", "cluster-weight", "cluster-floor", "cluster-share", "cluster-safe"},
+	adaptFlagsTitle:   {"adapt-min", "adapt-above", "adapt-to"},
+	colourFlagsTitle:  {"pir", "pbs", "eir", "ebs", "colour-aware", "colours", "green", "yellow", "red"},
 	poolFlagsTitle:    {"within", "guarantee", "members", "weight", "share"},
 }
 
@@ -186,6 +226,9 @@ func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool
 			continue
 		}
 		once(f, o.Value(&l.Limit), o.Name, o.Help)
+		if isSwitch(o.Name) {
+			f.Lookup(o.Name).NoOptDefVal = "true"
+		}
 		if o.HelpDefault != "" {
 			f.Lookup(o.Name).DefValue = o.HelpDefault
 		}

@@ -21,7 +21,7 @@ import (
 // apiAnswers are the types of what commands print, as json.md has them.
 var apiAnswers = map[string][]string{
 	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"}, "pool set": {"list of Rule"}, "pool delete": {"list of Rule"},
-	"pool show": {"list of Rule"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
+	"pool show": {"list of Rule"}, "line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
@@ -216,7 +216,7 @@ func TestAPIHasAllCommands(t *testing.T) {
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			kind, _ := pflag.UnquoteUsage(f)
-			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name"}
+			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "meter", "dscp=colour,..."}
 			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") && !slices.Contains(apiCommands[i].contents, f.Name) {
 				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
 			}

@@ -42,6 +42,39 @@ func names(rows []report.Rule) string {
 	return strings.Join(all, ", ")
 }
 
+// TestShowPoolRate sees the rate of the lowest pool in each flat table, also where the pool is not in it, and not in a tree.
+func TestShowPoolRate(t *testing.T) {
+	r := newPoolRig(t)
+	for args, rate := range map[string]string{
+		"show": "100mbit/pool", "show va": "100mbit/pool", "show ap-1": "100mbit/pool", "show va egress 2001:db8:7::/48 --wide": "100mbit/pool",
+		"show --tree": "as pool",
+	} {
+		line := ""
+		for _, l := range strings.Split(r.ok(strings.Fields(args)...), "\n") {
+			if strings.Contains(l, "2001:db8:7::/48") {
+				line = l
+			}
+		}
+		if !strings.Contains(line+" ", "  "+rate+" ") {
+			t.Errorf("%s: %q, want %s in it", args, line, rate)
+		}
+	}
+	r.ok("set", "va", "egress", "10.0.0.9", "--rate", "200mbit")
+	var order []string
+	for _, row := range r.rows("show", "va", "--sort", "rate") {
+		order = append(order, row.CIDR)
+	}
+	if got := strings.Join(order, " "); got != "10.0.0.9/32 2001:db8:7::/48 10.0.0.7/32 10.0.0.7/32" {
+		t.Errorf("by rate: %s", got)
+	}
+	// In force is the lease of a pool, or its safe share.
+	r.ok("pool", "set", "customer", "--rate", "100mbit", "--cluster", "c")
+	r.ok("set", "vb", "egress", "10.0.0.7", "--within", "customer")
+	if out := r.ok("show", "vb"); !strings.Contains(out, " 8.00kbit/pool\n") {
+		t.Errorf("without a lease: %s", out)
+	}
+}
+
 // A new pool whose name begins like those of others may be a mistake.
 func TestNewPoolBesideOthers(t *testing.T) {
 	r := newRig(t)

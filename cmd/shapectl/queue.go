@@ -77,7 +77,7 @@ func (e *env) restored(device string, o fq.Outcome) bool {
 	case o.Restored && o.Differs:
 		e.say("%s: its qdisc is %s again, but differs from the one before --setup-fq: %s%s", device, o.Kind, o.Was, lost)
 	case o.Restored:
-		e.say("%s: its qdisc is %s again, as before --setup-fq%s", device, o.Kind, lost)
+		e.say("%s: its qdisc is %s again, as before%s", device, o.Kind, lost)
 	}
 	return o.Replaced || o.Restored
 }

@@ -111,7 +111,7 @@ func TestSetupFQ(t *testing.T) {
 			if now := r.qdisc(); now != with {
 				t.Errorf("only flush puts a qdisc back: was %s, is %s", with, now)
 			}
-			r.says(exitDone, "va: its qdisc is "+name+" again, as before --setup-fq\n", words("flush va egress")...)
+			r.says(exitDone, "va: its qdisc is "+name+" again, as before\n", words("flush va egress")...)
 			if after := r.qdisc(); after != before {
 				t.Errorf("was %s, is %s", before, after)
 			}
@@ -133,7 +133,7 @@ func TestPatternsRestoreQdiscs(t *testing.T) {
 	if now := r.qdisc(); now != with {
 		t.Errorf("was %s, is %s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is noqueue again, as before --setup-fq\n", words("flush v*")...)
+	r.says(exitDone, "va: its qdisc is noqueue again, as before\n", words("flush v*")...)
 	if now := r.qdisc(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -443,7 +443,7 @@ func TestKilledHalfWay(t *testing.T) {
 	if now := show(); now != with {
 		t.Errorf("set up again it is %s, and was %s", now, with)
 	}
-	r.says(exitDone, "again, as before --setup-fq", words("flush q0")...)
+	r.says(exitDone, "again, as before", words("flush q0")...)
 	if now := show(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}

@@ -106,8 +106,8 @@ func TestAskSparseFirst(t *testing.T) {
 
 func TestRestoredSaysWhatIsLost(t *testing.T) {
 	for outcome, want := range map[fq.Outcome]string{
-		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before --setup-fq\n",
-		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before --setup-fq; queued packets lost: 3\n",
+		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before\n",
+		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before; queued packets lost: 3\n",
 		{Restored: true, Differs: true, Was: "a", Kind: "mq", Lost: 70}: "va: its qdisc is mq again, but differs from the one before --setup-fq: a; queued packets lost: 70\n",
 	} {
 		var told strings.Builder

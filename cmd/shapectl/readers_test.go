@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // readersGroup is a group of Debian's, with the number of nobody.
@@ -98,10 +100,15 @@ func TestReaders(t *testing.T) {
 			}
 			r.readsRules(read(saysJSON, nil, "show", "-j"), hook == "clsact", hook)
 			r.readsRules(read("", []uintptr{unix.CAP_NET_ADMIN}, "show", "-j"), true, hook)
+			r.ok("pool", "set", "up", "--rate", "2mbit", "--adapt-min", "1mbit")
+			l := loader.NewLessee(loader.LineLeases)
+			testenv.Must(t, l.Pools(loader.Options{BPFFS: r.bpffs()}, func(*maps.Set) bool { return true }))
+			l.Close() // the lock stays, and a member cannot open it
 			doctor := r.result(r.asNobody(program, nil, "doctor", "-v"))
 			if doctor.code != exitDone || !strings.Contains(doctor.out, "this process may read the rules") || strings.Contains(doctor.out, "nothing else is attached") {
 				t.Errorf("doctor: %+v", doctor)
 			}
+			r.ok("pool", "delete", "up")
 
 			// Something else takes the program off.
 			if hook == "clsact" {

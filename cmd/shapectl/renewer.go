@@ -25,7 +25,7 @@ type renewer struct {
 	store   *cluster.Store
 	host    string
 	say     func(string)
-	alive   chan struct{}
+	pulse
 
 	lessee *loader.Lessee
 	agent  *cluster.Agent
@@ -59,17 +59,9 @@ func (r *renewer) run(ctx context.Context, ready func()) error {
 				return err
 			}
 			ready()
-			timer := time.NewTimer(wait)
-			for waits := true; waits; {
-				select {
-				case <-ctx.Done():
-					timer.Stop()
-					r.news.stops()
-					return nil
-				case <-r.alive:
-				case <-timer.C:
-					waits = false
-				}
+			if !r.wait(ctx, time.After(wait)) {
+				r.news.stops()
+				return nil
 			}
 		}
 	})
@@ -77,23 +69,17 @@ func (r *renewer) run(ctx context.Context, ready func()) error {
 
 // begin begins anew, like another process.
 func (r *renewer) begin() {
-	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(), cluster.New(r.host, rand.Uint64()), clustered{}, newLeaseNews(r.say)
-}
-
-// isAlive returns nil once the loop goes round.
-func (r *renewer) isAlive(ctx context.Context) error {
-	select {
-	case r.alive <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.host, rand.Uint64()), clustered{}, newLeaseNews(r.say)
 }
 
 // step renews the leases that are due, and returns how long to wait for the next.
 func (r *renewer) step(ctx context.Context) (wait time.Duration, err error) {
 	var pools []cluster.Pool
-	if err := r.lessee.Pools(r.options, func(set *maps.Set) { pools = r.pools.read(set) }); err != nil {
+	read := func(set *maps.Set) (renews bool) {
+		pools = r.pools.read(set)
+		return true // also before there is any: a second agent would be a mistake
+	}
+	if err := r.lessee.Pools(r.options, read); err != nil {
 		return againAfter, r.unlessPassing(err)
 	}
 	now := maps.Now()
@@ -154,7 +140,7 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 		for name, its := range leases {
 			key := policy.PoolKey(name)
 			// The pool may have changed since it asked.
-			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.ClusterRate(have) == its.rate {
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.LeaseLimit(have) == its.rate {
 				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
 			}
 		}
@@ -173,17 +159,36 @@ func (r *renewer) unlessPassing(err error) error {
 	return nil
 }
 
-// clustered are the pools that have a cluster, as they were when rules were last changed: to find them, all rules are read.
-type clustered struct {
+// leasing are the pools that have leases of a kind, as they were when rules were last changed: to find them, all rules are
+// read.
+type leasing struct {
 	keys  []netip.Prefix
-	stamp clusteredStamp
+	stamp leasingStamp
 }
 
-// A clusteredStamp is another one after any change of rules.
-type clusteredStamp struct {
+// A leasingStamp is another one after any change of rules.
+type leasingStamp struct {
 	edits, begins, until uint64
 	state                maps.ChangeState
 }
+
+// find returns the keys of the pools that has selects.
+func (l *leasing) find(pools *maps.Set, has func(*policy.Rule) bool) []netip.Prefix {
+	now := leasingStamp{edits: pools.Edits(), begins: pools.Begins(), until: pools.Until()}
+	now.state, _ = pools.Change()
+	if now != l.stamp {
+		l.keys, l.stamp = nil, now
+		for _, e := range pools.Rules() {
+			if has(&e.Rule) {
+				l.keys = append(l.keys, e.Prefix)
+			}
+		}
+	}
+	return l.keys
+}
+
+// clustered are the pools that have a cluster.
+type clustered struct{ leasing }
 
 // pending reports whether a revert may bring back pools that are not among those.
 func (c *clustered) pending() bool {
@@ -192,17 +197,7 @@ func (c *clustered) pending() bool {
 
 // read returns the pools that have a cluster.
 func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
-	now := clusteredStamp{edits: pools.Edits(), begins: pools.Begins(), until: pools.Until()}
-	now.state, _ = pools.Change()
-	if now != c.stamp {
-		c.keys, c.stamp = nil, now
-		for _, e := range pools.Rules() {
-			if e.Cluster.Name != "" {
-				c.keys = append(c.keys, e.Prefix)
-			}
-		}
-	}
-	for _, key := range c.keys {
+	for _, key := range c.find(pools, func(r *policy.Rule) bool { return r.Cluster.Name != "" }) {
 		e, found := pools.Find(key)
 		l, ok := pools.Lease(key)
 		if !found || !ok {
@@ -210,7 +205,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		}
 		of, counted := e.Cluster, pools.Counters(e.ID)
 		all = append(all, cluster.Pool{
-			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.ClusterRate(e)), Weight: uint64(of.Weight.Value()),
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.LeaseLimit(e)), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
 			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})

@@ -59,8 +59,9 @@ func replayCommand(e *env) *cobra.Command {
 
 TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
 CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
-Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. Packets
-count with their length on the wire, even if the capture stored only their first bytes.
+Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. If the
+header of a CSV has a column dscp, that is the DSCP of each packet, such as AF12 or 12. Packets count with their length
+on the wire, even if the capture stored only their first bytes.
 
 With --policy, rules draw from the pools of the file. Packets of other devices and directions are not in the trace,
 so they do not use the pools.
@@ -70,8 +71,10 @@ the trace, and needs the same permissions as set. --engine both checks that the 
 
 With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
 (null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key. With
-fair shares a packet has its sharer, and with pools the rule or pool that refused it (refused_by) and the one whose
-guarantee let it pass (guaranteed_by).
+an algorithm with colours a packet has its colour (green, yellow or red; only green ones conform), second_level_bytes
+(of the bucket of the EBS or PBS) and dscp_out (after the action for its colour; null if dropped). With fair shares
+a packet has its sharer, and with pools the rule or pool that refused it (refused_by) and the one whose guarantee let
+it pass (guaranteed_by).
 With --summary, one object describes the whole trace.`,
 		Example: `  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host
   shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress
@@ -342,6 +345,8 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		networks, _ = policy.ParseNetworks("any")
 	case !in.Addressed() && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
+	case bool(o.limit.Colours.Aware) && !in.HasDSCPs():
+		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
 	case !in.Addressed():
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
@@ -392,6 +397,13 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if err != nil {
 		return l, err
 	}
+	hosts, err := f.HostsOf(device)
+	if err != nil {
+		return l, err
+	}
+	if slices.ContainsFunc(hosts, func(h policyfile.Host) bool { return h.Direction == p.direction }) {
+		e.say("shapectl: replay: hosts with a MAC address are left out: which addresses they had then is not known")
+	}
 	for _, t := range tables {
 		if t.Direction == p.direction {
 			l.Match = t.Match
@@ -406,7 +418,7 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	}
 	l.Pools = poolsAbove(l.Rules, policy.Table{Rules: append(f.Pools().Rules, own...)})
 	for i := range l.Pools {
-		l.Pools[i].Cluster = policy.Cluster{}
+		l.Pools[i].Cluster, l.Pools[i].Adapt = policy.Cluster{}, policy.Adapt{}
 	}
 	return l, nil
 }

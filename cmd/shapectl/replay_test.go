@@ -28,8 +28,10 @@ import (
 
 // Traces of these tests: see TestReplayTraces.
 const (
-	csvTrace  = "testdata/traces/burst.csv"
-	pcapTrace = "testdata/traces/hosts.pcap"
+	csvTrace     = "testdata/traces/burst.csv"
+	pcapTrace    = "testdata/traces/hosts.pcap"
+	dscpTrace    = "testdata/traces/dscps.csv"
+	colouredPcap = "testdata/traces/colours.pcap"
 )
 
 // What replay prints, as a manual would show it.
@@ -59,6 +61,13 @@ func TestReplayTranscripts(t *testing.T) {
 		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 4000 --share host --engine both",
 		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both",
 		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both -j",
+		"replay "+csvTrace+" --cir 8mbit --cbs 2000 --algorithm srtcm --ebs 1500 --engine both -j",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm rfc4115 --eir 4mbit --ebs 1500 --colour-aware --yellow dscp:AF12 --red ecn --engine both -j",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm trtcm --pir 9mbit --pbs 3000 --colour-aware --engine both",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 1 --algorithm trtcm --pir 9mbit --pbs 600 --engine both -j --summary",
+		"replay "+colouredPcap+" 10.0.0.0/24 --cir 16kbit --cbs 2000 --algorithm srtcm --ebs 3000 --each host --colour-aware --engine both",
+		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine both",
+		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine both -j",
 		"replay testdata/traces/nothing.csv --rate 64kbit",
 		"replay testdata/traces/cut.pcap --rate 64kbit --capacity 2000",
 	))
@@ -66,14 +75,18 @@ func TestReplayTranscripts(t *testing.T) {
 
 // The traces are what they are said to be: made anew, they are the same bytes.
 func TestReplayTraces(t *testing.T) {
-	var csv strings.Builder
+	var csv, dscps strings.Builder
 	csv.WriteString("# 10 packets at once, then one each millisecond\ntime_ns,bytes\n")
+	dscps.WriteString("# packets of burst.csv that come in green, yellow, green and red\ntime_ns,bytes,dscp\n")
 	for i := range 16 {
-		fmt.Fprintf(&csv, "%d,%d\n", 1_000_000*max(0, i-9), 600+100*(i%2))
+		packet := fmt.Sprintf("%d,%d", 1_000_000*max(0, i-9), 600+100*(i%2))
+		fmt.Fprintln(&csv, packet)
+		fmt.Fprintln(&dscps, packet+[...]string{",AF11", ",AF12", ",0", ",AF33"}[i%4])
 	}
 	capture := hostsCapture(t)
 	for name, data := range map[string]string{
-		"burst.csv": csv.String(), "nothing.csv": "time_ns,bytes\n", "hosts.pcap": string(capture), "cut.pcap": string(capture[:len(capture)-300]),
+		"burst.csv": csv.String(), "dscps.csv": dscps.String(), "nothing.csv": "time_ns,bytes\n",
+		"hosts.pcap": string(capture), "cut.pcap": string(capture[:len(capture)-300]), "colours.pcap": string(coloursCapture(t)),
 	} {
 		golden(t, filepath.Join("traces", name), data)
 	}
@@ -103,6 +116,27 @@ func hostsCapture(t *testing.T) []byte {
 		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{
 			Timestamp: time.Unix(1_700_000_000, int64(i)*20_000_001), CaptureLength: min(len(frame), 96), Length: len(frame),
 		}, frame[:min(len(frame), 96)]))
+	}
+	return b.Bytes()
+}
+
+// coloursCapture has packets of three hosts, and for each host of three DSCPs. Some allow ECN.
+func coloursCapture(t *testing.T) []byte {
+	var b bytes.Buffer
+	w := pcapgo.NewWriterNanos(&b)
+	testenv.Must(t, w.WriteFileHeader(96, layers.LinkTypeEthernet))
+	for i := range 36 {
+		frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", 1+i%3)), 900)
+		class := []byte{10, 12, 40}[i/3%3]<<2 | byte(i%2) // AF11, AF12, CS5; ECT(1)
+		if i%4 == 3 {
+			toIPv6(frame)
+			frame[14], frame[15] = frame[14]|class>>4, class<<4
+		} else {
+			frame[15] = class
+		}
+		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{
+			Timestamp: time.Unix(1_700_000_000, int64(i)*20_000_001), CaptureLength: 96, Length: len(frame),
+		}, frame[:96]))
 	}
 	return b.Bytes()
 }
@@ -153,6 +187,8 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},
 		{pcapTrace + " --rate 1mbit --within uplink", "--within needs the pools of a policy"},
 		{csvTrace + " --rate 1mbit --match src", "no addresses"},
+		{csvTrace + " --rate 1mbit --algorithm srtcm --colour-aware", "only with a column dscp"},
+		{csvTrace + " --rate 1mbit --algorithm trtcm", "pir is missing"},
 		{pcapTrace + " 10.0.0.1/8 --rate 1mbit", "did you mean 10.0.0.0/8"},
 		{pcapTrace + " 10.0.0.0/8 10.0.0.0/8 --rate 1mbit", "10.0.0.0/8 is given twice"},
 		{pcapTrace + " 10.0.0.0/24 --each /64 --rate 1mbit", "/64 does not divide 10.0.0.0/24"},

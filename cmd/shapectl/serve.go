@@ -273,7 +273,7 @@ func (e *env) serve(o serveOptions) error {
 	}
 	d.add("HTTP", s.Run, s.Alive)
 	if e.history != nil {
-		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, alive: make(chan struct{})}
+		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, pulse: make(pulse)}
 		d.add("history", c.run, c.isAlive)
 	}
 	if e.rtts != nil {
@@ -311,6 +311,8 @@ func (e *env) serve(o serveOptions) error {
 				return ctx.Err()
 			}
 		})
+		a := e.adapter(options, e.note)
+		d.add("adapt", a.run, a.isAlive)
 	}
 	if err := d.run(ctx, hangup); err != nil {
 		return fmt.Errorf("serve: %w", e.advise(err))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -23,9 +22,9 @@ func setCommand(e *env) *cobra.Command {
 stay. The rule no longer follows a plan. With --keep, only what the flags say changes.
 
 NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
-flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
-long as before. If these rules have no rate of their own, and nothing else is within their pools, then --rate and all
-other flags that a pool can have change these pools.
+flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as long as before; with
+colours, burst sizes other than the default stay. If these rules have no rate of their own, and nothing else is within
+their pools, then --rate and all other flags that a pool can have change these pools.
 
 Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The
 error lists their rates, and the commands.
@@ -79,6 +78,9 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			if !limit.given("rate") && limit.Within == "" {
 				return inputf("set: --rate is missing; say how much, such as --rate 10mbit, or --rate unlimited")
 			}
+			if limit.given("algorithm") && limit.Algorithm.HasColours() && (limit.Rate == policy.Unlimited || !limit.given("rate")) {
+				return inputf("set: --algorithm %v has no use without a rate; add one, such as --rate 10mbit, or leave it out", limit.Algorithm)
+			}
 			return e.set(rule, limit)
 		},
 	}
@@ -123,6 +125,7 @@ func (e *env) setKept(which filterRules, limit limitFlags) error {
 			return none
 		}
 		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: h.Match()}
+		var others []string
 		for _, p := range which.networks {
 			have, found := h.Set.Find(p)
 			if !found {
@@ -133,12 +136,24 @@ func (e *env) setKept(which filterRules, limit limitFlags) error {
 				return inputError(err)
 			}
 			t.Rules = append(t.Rules, rule)
+			others = limit.others(&have.Rule, &rule, others, "capacity", "queue", "pbs", "ebs")
 		}
 		if limit.given("match") {
 			t.Match = limit.match
 		}
-		return e.put(n, t)
+		if err := e.put(n, t); err != nil {
+			return err
+		}
+		e.sayOthers(dev, which, others)
+		return nil
 	})
+}
+
+// sayOthers tells of changes that no flag asks for.
+func (e *env) sayOthers(dev netinfo.Device, which filterRules, changes []string) {
+	if changes != nil {
+		e.say("%s %s: also changed, as no flag keeps it: %s", plain.Line(dev.Name), which.direction, strings.Join(changes, ", "))
+	}
 }
 
 func (e *env) set(which filterRules, limit limitFlags) error {
@@ -163,16 +178,15 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 				ofPool, _ := limit.split()
 				switch {
 				case !found:
+				case have.Within != "" && !limit.given("within") && limit.Algorithm.HasColours():
+					return inputf("this rule draws from pool %s, and a rule with colours draws from none; nothing was changed; add --within none",
+						plain.Line(string(have.Within)))
 				case have.Within != "" && !limit.given("within"):
 					return inputf("this rule draws from pool %s, and no flag says that it stays there; nothing was changed; add --within %s to keep it there, "+
 						"or --within none; or set the rate of the pool: %s",
 						plain.Line(string(have.Within)), plain.Word(string(have.Within)), e.suggest("pool set"+ofPool+e.how(), string(have.Within)))
 				default:
-					for _, change := range limit.others(&have.Rule, &rule) {
-						if !slices.Contains(others, change) { // as with any, which sets two rules
-							others = append(others, change)
-						}
-					}
+					others = limit.others(&have.Rule, &rule, others)
 				}
 			}
 			rules = append(rules, rule)
@@ -180,9 +194,7 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if err := e.put(n, policy.Table{Device: dev.Name, Direction: *which.direction, Match: limit.match, Rules: rules}); err != nil {
 			return err
 		}
-		if others != nil {
-			e.say("%s %s: also changed, as no flag keeps it: %s", plain.Line(dev.Name), which.direction, strings.Join(others, ", "))
-		}
+		e.sayOthers(dev, which, others)
 		return nil
 	})
 }

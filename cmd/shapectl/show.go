@@ -48,7 +48,8 @@ full. Instead of a device, write an address, a network, or a name:
 
 PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are measured over that time. OF RATE
 is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. With --sort excess, EXCESS
-is the share of packets that were excess or delayed. With --shadow, use, dropped and excess all sort by WOULD DROP.
+is the share of packets that were excess or delayed. A RATE such as 5mbit/pool is that of the pool: all that is within
+the pool shares it. With --shadow, use, dropped and excess all sort by WOULD DROP.
 With --names, each name of rules has a line with both directions, summed up. A rate there is the most that its rules
 and the pools that only it has let through; POOL is the one above, which it shares with others. Orders are name, rate,
 use, passed and dropped. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
@@ -144,6 +145,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	}
 	rules, err := e.measured(&want, search, o.interval, measure.Details{
 		Sentences: e.json || o.sentences, Buckets: o.buckets, Active: o.wide || o.buckets, Affected: e.json || o.shadows, Sharers: o.tree,
+		PoolRates: !o.tree && !o.names,
 	})
 	if rules == nil {
 		return err

@@ -21,9 +21,9 @@ the queue: a size, or a time such as 50ms.
 Packets that find the queue full are dropped. Packets that would wait longer than --ecn-above are marked, if they
 allow ECN. No packet waits longer than 9s.
 
-With --order sparse-first, flows that send little go ahead of others. Such a flow has no packet queued, and sends at
-most 2 KiB in the time that a full queue takes to drain. In addition to the rate, as many bytes as capacity and
-queue hold may then leave.
+With --order sparse-first, flows that send little go ahead of others. Such a flow has no packet queued, and in the
+time that a full queue takes to drain, it sends at most a sixteenth of that, but at least 2 KiB and at most 16 KiB.
+In addition to the rate, as many bytes as capacity and queue hold may then leave.
 
 The device needs the fq qdisc. --setup-fq sets it up, and 'shapectl flush' restores the former qdisc. If fq is
 removed later, packets are dropped, and the rate still holds. On ingress, packets are queued on an ifb device, which

@@ -25,6 +25,7 @@ func synonyms(command string) []string {
 		"explain":  {"trace", "why"},
 		"export":   {"dump", "save"},
 		"flush":    {"clear", "reset"},
+		"line":     {"bufferbloat", "cake", "sqm"},
 		"pool":     {"class", "group", "pools"},
 		"replay":   {"simulate", "test"},
 		"rollback": {"revert", "undo"},
@@ -219,7 +220,7 @@ func byteCount(bytes *uint64) flagValue {
 // noteRates notes rates among the flags that have no unit.
 func (e *env) noteRates(cmd *cobra.Command) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if v, is := f.Value.(*onceValue); is && (f.Name == "rate" || f.Name == "guarantee") {
+		if v, is := f.Value.(*onceValue); is && slices.Contains([]string{"rate", "pir", "eir", "guarantee", "down", "up", "min"}, f.Name) {
 			if note := policy.BareRate(v.text); note != "" {
 				e.say("note: --%s %s", f.Name, note)
 			}

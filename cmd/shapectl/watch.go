@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -26,19 +27,22 @@ func watchCommand(e *env) *cobra.Command {
 		Long: `Apply the rules of a policy to devices as they appear, until it is stopped. The rules stay in force.
 
 A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
-watch changes no direction that already has rules; 'shapectl apply' does. watch adds pools that the rules need, and
-changes none. If the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and
-sets no rules there.
+watch changes no direction that already has rules; 'shapectl apply' does. Only the rules of hosts with a MAC address
+follow the neighbours of the device: watch adds and deletes them, with a message for each address, while the pool of
+the host is in force. Then rollback is no longer possible. watch adds pools that the rules need, and changes none. If
+the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and sets no rules there.
 
 If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
 and 'shapectl doctor' says so. When there is room, watch gives them, to the oldest device first. Then, and when it
 removes the pool of a deleted device, rollback is no longer possible.
 
-While a change is pending, watch sets no rules. It does so when the change is confirmed or has reverted.
+While a change is pending, watch sets and deletes no rules. It does so when the change is confirmed or has reverted.
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
 in time, watch also uses the copy, until FILE is written again. While there is no FILE, watch sets no rules.
+
+watch also adapts the rates of pools with --adapt-min to the latency of the line, whatever set them.
 
 watch also removes the state of deleted devices and network namespaces. An hour after a change that left devices or
 directions without rules, it frees their state, and rollback is no longer possible.`,
@@ -71,14 +75,24 @@ func (e *env) watch(file, lastGood string) error {
 	signal.Notify(reread, syscall.SIGHUP)
 	defer signal.Stop(reread)
 
+	e.out, e.err = &lockedWriter{to: e.out}, &lockedWriter{to: e.err}
 	r := e.reconciler(o)
 	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
+	a := e.adapter(o, e.note)
+	var adapts sync.WaitGroup
+	ctx, end := context.WithCancel(ctx)
+	defer adapts.Wait()
+	defer end()
 	err = loader.Stay(ctx, e.netns, func(ctx context.Context) error {
 		return r.Run(ctx, reread, func() {
 			e.note(watchesFor(r, file))
 			e.notify("READY=1")
+			adapts.Go(func() {
+				// It fails only with the namespace, as r does.
+				_ = guarded("adapt", e.note, func() { _ = a.run(ctx, func() {}) })
+			})
 		})
 	})
 	if err != nil {

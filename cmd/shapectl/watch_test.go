@@ -88,7 +88,7 @@ func (r *rig) watch(args ...string) *watch {
 func (w *watch) notifies(want string) {
 	w.t.Helper()
 	message := make([]byte, 100)
-	testenv.Must(w.t, w.manager.SetReadDeadline(time.Now().Add(10*time.Second)))
+	testenv.Must(w.t, w.manager.SetReadDeadline(time.Now().Add(testenv.Patience)))
 	n, err := w.manager.Read(message)
 	if have := string(message[:n]); err != nil || have != want {
 		w.t.Fatalf("the service manager is told %q, not %q: %v; %s%s", have, want, err, &w.out, &w.err)
@@ -118,7 +118,7 @@ func withoutStart(said string) string {
 func (w *watch) says(what string) {
 	w.t.Helper()
 	w.heard[what]++
-	for deadline := time.Now().Add(30 * time.Second); strings.Count(w.out.String()+w.err.String(), what) < w.heard[what]; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testenv.Patience); strings.Count(w.out.String()+w.err.String(), what) < w.heard[what]; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("it does not say %q: %s%s", what, &w.out, &w.err)
 		}

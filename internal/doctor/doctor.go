@@ -5,6 +5,7 @@ package doctor
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -23,6 +24,10 @@ type Facts struct {
 	Pools   []Rule   // all of the namespace
 	PPPoE   []string // the devices that carry PPPoE sessions
 	Unread  []Unread
+	// Neighbours are the addresses of the hosts that rules and pools follow, by the index of the device.
+	Neighbours map[int]map[policy.MAC][]netip.Addr
+	// Unadapted: no process adapts the rates of pools to their line; false if that is not known.
+	Unadapted bool
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
@@ -118,6 +123,7 @@ func Judge(f Facts) report.Findings {
 	for _, check := range poolChecks {
 		findings = append(findings, check(f)...)
 	}
+	findings = append(findings, checkHosts(f)...)
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
@@ -150,7 +156,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }

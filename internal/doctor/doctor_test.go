@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -61,6 +62,20 @@ func (f *Facts) slow() {
 	f.rule().Capacity = policy.DefaultCapacity(f.rule().Rate)
 }
 
+// colours makes the rule one with colours: twice its rate in all with trtcm, and half more with rfc4115.
+func (f *Facts) colours(kind policy.Algorithm) {
+	r := f.rule()
+	r.Algorithm = kind
+	switch kind {
+	case policy.TRTCM:
+		r.Colours.PIR, r.Colours.PBS = 2*r.Rate, 2*r.Capacity
+	case policy.RFC4115:
+		r.Colours.EIR, r.Colours.EBS = r.Rate/2, r.Capacity/2
+	default:
+		r.Colours.EBS = r.Capacity
+	}
+}
+
 // line makes the rules some for all traffic.
 func (f *Facts) line(cidrs ...string) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, cidrs...) }
 
@@ -94,6 +109,35 @@ func (f *Facts) pool(name string) *Rule {
 	f.Pools = append(f.Pools, p)
 	f.rule().Within = policy.Within(name)
 	return &f.Pools[len(f.Pools)-1]
+}
+
+var tablet = policy.MAC{0x3c, 0x22, 0xfb, 0x12, 0x34, 0x56}
+
+// follow makes the rules those of addresses of the tablet.
+func (f *Facts) follow(addresses ...string) {
+	var networks []string
+	for _, a := range addresses {
+		networks = append(networks, a+"/32")
+	}
+	f.line(networks...)
+	for i := range f.Hooks[0].Limits.Rules {
+		f.Hooks[0].Limits.Rules[i].Label = policy.Label{Name: "tablet", Note: "follows 3c:22:fb:12:34:56; of Ann"}
+	}
+}
+
+// hostPool adds a pool of the tablet that no rule is within.
+func (f *Facts) hostPool(name string) {
+	within := f.rule().Within
+	f.pool(name).Label.Note = "follows 3c:22:fb:12:34:56"
+	f.rule().Within = within
+}
+
+// neighbour makes these the addresses of the tablet on a device.
+func (f *Facts) neighbour(device int, addresses ...string) {
+	f.Neighbours = map[int]map[policy.MAC][]netip.Addr{device: {}}
+	for _, a := range addresses {
+		f.Neighbours[device][tablet] = append(f.Neighbours[device][tablet], netip.MustParseAddr(a))
+	}
 }
 
 // forwards adds a rule for what enters eth1, whose packets are forwarded, within a pool that the other rule is within.
@@ -309,6 +353,31 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
 			[]string{"warning eth0 egress capacity"}, []string{"5.243ms of 100mbit"}},
+		{"colours", func(f *Facts) { f.colours(policy.TRTCM) }, nil, nil},
+		{"CBS below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.colours(policy.SRTCM); f.rule().Capacity = 9013 },
+			[]string{"warning eth0 egress capacity"}, []string{"the CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 65536"}},
+		{"EBS below a packet", func(f *Facts) { f.colours(policy.RFC4115); f.rule().Colours.EBS = 65535 },
+			[]string{"warning eth0 egress capacity"}, []string{"the EBS of 65535 bytes is less than the largest packet (65536), as TCP sends large packets", "is metered as a whole, and is never yellow",
+				"raise --ebs to 65536, or: ip link set dev eth0 gso_max_size 4096"}},
+		{"no EBS", func(f *Facts) { f.colours(policy.SRTCM); f.rule().Colours.EBS = 0 }, nil, nil},
+		{"PBS below a packet", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Capacity, f.rule().Colours.PBS = 60000, 60000 },
+			[]string{"warning eth0 egress capacity", "warning eth0 egress capacity"}, []string{"the PBS of 60000 bytes", "always red", "the CBS of 60000 bytes", "never green"}},
+		{"PBS of less than 10 ms", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PBS = 66_000 },
+			[]string{"warning eth0 egress capacity", "note eth0 egress capacity"}, []string{"the PBS of 66000 bytes is only 2.64ms of 200mbit", "a burst has red packets while C has room"}},
+		{"PIR is CIR", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PIR = f.rule().Rate },
+			[]string{"note eth0 egress capacity"}, []string{"yellow only in bursts"}},
+		{"PIR and PBS are those of CIR", func(f *Facts) {
+			f.colours(policy.TRTCM)
+			f.rule().Colours.PIR, f.rule().Colours.PBS = f.rule().Rate, f.rule().Capacity
+		},
+			[]string{"note eth0 egress capacity"}, []string{"green or red, and not yellow"}},
+		{"alike colours", func(f *Facts) {
+			f.colours(policy.SRTCM)
+			f.rule().Colours.EBS = 2000
+			second := *f.rule()
+			second.Prefix = netip.MustParsePrefix("10.0.1.0/24")
+			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, second)
+		}, []string{"warning eth0 egress capacity"}, []string{"(alike: 10.0.1.0/24)"}},
 		{"capacity of 10 ms", func(f *Facts) { f.rule().Capacity = 125_000 }, nil, nil},
 		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
@@ -361,6 +430,10 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
 		{"IPv4 unlimited", func(f *Facts) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "2001:db8::/32") },
 			[]string{"warning eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
+		{"a host by its MAC address", func(f *Facts) {
+			f.Devices[0].IPv6 = true
+			f.rule().Label.Note = "follows 3c:22:fb:12:34:56"
+		}, nil, nil},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
 			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
@@ -651,6 +724,81 @@ func TestJudge(t *testing.T) {
 			f.pool("a")
 			f.rule().Rate, f.Devices[0].IPv6 = policy.Unlimited, true
 		}, []string{"warning eth0 egress families"}, []string{"put both in a pool"}},
+		{"pools that nobody adapts", func(f *Facts) {
+			f.pool("a").Adapt.Min = 1_000_000
+			f.Unadapted, f.Netns = true, "blue"
+		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue watch' runs, and none does; start it`}},
+		{"several pools that nobody adapts", func(f *Facts) {
+			f.pool("a").Adapt.Min = 1_000_000
+			f.pool("b").Adapt.Min = 1_000_000
+			f.Pools[0].Within = "b"
+			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule())
+			f.rule().Within = "a"
+			f.Unadapted = true
+		}, []string{"warning adapt"}, []string{`pools "a", "b" adapt to their line only`}},
+		{"a pool that adapts", func(f *Facts) { f.pool("a").Adapt.Min = 1_000_000 }, nil, nil},
+		{"nothing to adapt", func(f *Facts) { f.pool("a"); f.Unadapted = true }, nil, nil},
+
+		{"addresses of a host without rules", func(f *Facts) {
+			f.follow("10.0.0.7")
+			f.neighbour(1, "2001:db8::9", "10.0.0.7", "10.0.0.8", "2001:db8::8")
+			f.Netns = "blue"
+		}, []string{"warning eth0 egress hosts"},
+			[]string{"tablet (3c:22:fb:12:34:56) has no rule for its address 10.0.0.8 and 2 more; run 'shapectl -n blue watch FILE', which follows"}},
+		{"an address of a host that has a rule of its own", func(f *Facts) {
+			f.follow("10.0.0.7")
+			f.line("10.0.0.0/24", "10.0.0.8/32")
+			f.neighbour(1, "10.0.0.8")
+			f.hostPool("eth0 egress tablet")
+		}, []string{"note pools"}, nil},
+		{"an address of a host that was another's", func(f *Facts) {
+			f.follow("10.0.0.7", "10.0.0.8")
+			r := &f.Hooks[0].Limits.Rules[1]
+			r.Label.Note = "follows 3c:22:fb:00:00:01"
+			f.neighbour(1, "10.0.0.7", "10.0.0.8")
+		}, []string{"warning eth0 egress hosts"}, []string{"has no rule for its address 10.0.0.8; "}},
+		{"a host without a name", func(f *Facts) {
+			f.follow("10.0.0.7")
+			f.rule().Label.Name = ""
+			f.neighbour(1, "10.0.0.8")
+		}, []string{"warning eth0 egress hosts"}, []string{"3c:22:fb:12:34:56 has no rule for its address 10.0.0.8; "}},
+		{"a pool of a host without rules", func(f *Facts) {
+			f.hostPool("eth1 ingress tablet")
+			f.neighbour(2, "2001:db8::7")
+		}, []string{"note pools", "warning eth1 ingress hosts"}, []string{"tablet (3c:22:fb:12:34:56) has no rule for its address 2001:db8::7; "}},
+		{"a pool of a host whose rules cannot be read", func(f *Facts) {
+			f.hostPool("eth1 ingress tablet")
+			f.neighbour(2, "2001:db8::7")
+			f.Unread = []Unread{{Device: "eth1", Direction: "ingress", Err: errors.New("no")}}
+		}, []string{"warning eth1 ingress access"}, nil},
+		{"a pool of a host on a device that is gone", func(f *Facts) {
+			f.hostPool("eth7 ingress tablet")
+			f.neighbour(0, "2001:db8::7")
+		}, []string{"note pools"}, nil},
+		{"a host on a device that was not asked about", func(f *Facts) {
+			f.hostPool("eth1 ingress tablet")
+			f.neighbour(2, "2001:db8::7")
+			f.Only = "eth0"
+		}, []string{"note pools"}, nil},
+		{"a neighbour on another device", func(f *Facts) { f.follow("10.0.0.7"); f.neighbour(2, "10.0.0.8") }, nil, nil},
+		{"a host whose rules are not in force", func(f *Facts) {
+			f.follow("10.0.0.7")
+			f.neighbour(1, "10.0.0.8")
+			f.Hooks[0].Limits.State = loader.Detached
+		}, []string{"failed eth0 egress state"}, nil},
+		{"a host where rules match the near side", func(f *Facts) {
+			f.follow("10.0.0.7")
+			f.neighbour(1, "10.0.0.8")
+			f.Hooks[0].Limits.Match = policy.MatchSrc
+		}, nil, nil},
+		{"a host with too many addresses", func(f *Facts) {
+			var all []string
+			for a := netip.MustParseAddr("10.0.0.1"); len(all) < policyfile.MaxAddresses; a = a.Next() {
+				all = append(all, a.String())
+			}
+			f.follow(all...)
+			f.neighbour(1, "10.9.0.1")
+		}, []string{"warning eth0 egress hosts"}, []string{"address 10.9.0.1; only 1024 addresses of a host are limited"}},
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"

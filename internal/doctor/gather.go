@@ -63,6 +63,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
+	f.watched(n)
 	f.findPools()
 	for i := range f.Hooks {
 		f.attached(n, &f.Hooks[i])
@@ -232,4 +233,26 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 		return
 	}
 	s.Queue = &q
+}
+
+// watched adds what tells whether a watch is at work where one is needed.
+func (f *Facts) watched(n *loader.Namespace) {
+	if slices.ContainsFunc(f.Pools, Rule.adapts) {
+		adapted, err := n.HasLessee(loader.LineLeases)
+		f.Unadapted = !adapted && err == nil
+		if err != nil && !errors.Is(err, fs.ErrPermission) { // only the owner of pins may know
+			f.unread("", "", err)
+		}
+	}
+	macs := map[policy.MAC]bool{}
+	for h := range f.hosts() {
+		macs[h.mac] = true
+	}
+	if len(macs) == 0 {
+		return
+	}
+	var err error
+	if f.Neighbours, err = netinfo.ListNeighbours(macs); err != nil {
+		f.unread("", "", err)
+	}
 }

@@ -41,7 +41,7 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded, checkLeases}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded, checkLeases, checkAdapting}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {

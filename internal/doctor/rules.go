@@ -72,10 +72,13 @@ func checkCapacity(f Facts, s Hook, d *Device) []report.Finding {
 	p := f.biggest(s, d)
 	alike := map[string][]Rule{}
 	for _, r := range s.Limits.limited() {
+		if r.Algorithm.HasColours() {
+			continue // checkColours has them
+		}
 		kind, _, _ := tooSmall(p, d, r)
 		alike[kind] = append(alike[kind], r)
 	}
-	for _, kind := range []string{"frame", "packet", "rate"} {
+	for _, kind := range kinds {
 		if rules := alike[kind]; len(rules) > 0 {
 			_, finding, advice := tooSmall(p, d, rules[0])
 			if len(rules) > 1 {
@@ -178,7 +181,10 @@ func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 
 // checkFamilies finds directions whose rules are all for one family.
 func checkFamilies(f Facts, s Hook, d *Device) []report.Finding {
-	limited := s.Limits.metered()
+	limited := slices.DeleteFunc(s.Limits.metered(), func(r Rule) bool {
+		_, _, follows := r.Follows() // a host by its MAC address, whose other addresses get rules as they become known
+		return follows
+	})
 	if d == nil || len(limited) == 0 {
 		return nil
 	}

@@ -330,6 +330,9 @@ func (s *session) packet(e maps.Event) error {
 	if cause.Rule.Prefix.IsValid() {
 		out.Network = cause.Rule.Prefix.String()
 	}
+	if cause.Rule.Algorithm.HasColours() {
+		out.Colours = &cause.Rule.Colours
+	}
 	if !s.Only.Matches(out) {
 		return nil // the next event counts what was left out
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func TestFilter(t *testing.T) {
@@ -164,7 +165,11 @@ func TestSentences(t *testing.T) {
 		}
 	}
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (900 B of 1.00 kB); excess packets are dropped")
-	e.Excess = "delayed"
+	e.Colours = &policy.Colours{Green: policy.ActionPass, Yellow: policy.ActionECN, Red: policy.ActionDrop}
+	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are yellow or red, and are dropped")
+	e.Colours.Red, e.Excess = 12, "passed"
+	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are red, and get AF12, and pass")
+	e.Colours, e.Excess = nil, "delayed"
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is over its burst (900 B of 1.00 kB); packets are queued")
 	e.Pool, e.Excess = "ap-1", "dropped"
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" starts to refuse packets (900 B of 1.00 kB); first address: 10.0.0.7`)

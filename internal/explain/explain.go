@@ -30,6 +30,7 @@ type Question struct {
 	Network   netip.Prefix      // its network, which has the address
 	Routes    bool              // explain all of the path if the routes have Device
 	Flow      *maps.Flow        // nil for any
+	DSCP      uint8             // of the packets
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
 	Netns     string            // network namespace of suggested commands; "" for that of the caller
@@ -92,6 +93,7 @@ type Facts struct {
 type Packets struct {
 	Src, Dst netip.Addr // the zero Addr for any
 	Flow     *maps.Flow // nil for any between them
+	DSCP     uint8
 	Segments uint16
 	Name     string       // see Question
 	Network  netip.Prefix // see Question
@@ -141,7 +143,8 @@ type Rule struct {
 	Bucket    *Bucket       // nil for an unlimited rule, and where it depends on the flow
 	SpeedBits uint64        // of the device; 0 if not known
 	Shadow    *Shadow       // nil where there is none, and where its bucket depends on the flow
-	Stages    Stages        // of the rule, and the pools above; none for a rule without a limit
+	Stages    Stages        // of the rule, and the pools above; none for a rule without a limit, and for one with colours
+	Colours   *Colours      // of a rule with colours that has a Bucket; else nil
 }
 
 // A Bucket is the one that a packet is charged to.
@@ -155,6 +158,7 @@ type Bucket struct {
 type Shadow struct {
 	policy.Rule
 	Bucket
+	Colours *Colours // nil without colours
 }
 
 // Elsewhere is a limit for packets on a hook that they may not pass.

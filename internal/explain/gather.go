@@ -18,7 +18,7 @@ import (
 
 // packets are those in question, with the ends left out.
 func (q *Question) packets() Packets {
-	return Packets{Flow: q.Flow, Segments: q.Segments, Name: q.Name, Network: q.Network}
+	return Packets{Flow: q.Flow, DSCP: q.DSCP, Segments: q.Segments, Name: q.Name, Network: q.Network}
 }
 
 func (q *Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
@@ -418,7 +418,7 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 	}
 	if shadow, ok := h.Set.Shadow(e); ok {
 		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
-			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b}
+			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b, Colours: coloursFor(h, shadow, address, p.Flow)}
 		}
 	}
 	if e.Rate != policy.Unlimited {
@@ -427,7 +427,11 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 	if r.Bucket != nil {
 		r.SpeedBits = h.Device.Speed()
 	}
-	if e.Rate != policy.Unlimited || e.Within != "" {
+	switch {
+	case e.Algorithm.HasColours() && r.Bucket != nil:
+		r.Colours = coloursFor(h, e, address, p.Flow)
+	case e.Algorithm.HasColours():
+	case e.Rate != policy.Unlimited || e.Within != "":
 		flow := flowTo(address)
 		if p.Flow != nil {
 			flow = *p.Flow
@@ -453,4 +457,16 @@ func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flo
 	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
 	b.FIFO = b.FIFO || given == nil
 	return b
+}
+
+// coloursFor is ColoursFor for packets whose flow may not be known; nil for a rule without colours.
+func coloursFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Colours {
+	if !e.Algorithm.HasColours() {
+		return nil
+	}
+	flow := flowTo(address)
+	if given != nil {
+		flow = *given
+	}
+	return ColoursFor(h.Set, e, h.Match(), flow)
 }

@@ -36,9 +36,13 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	}
 	if b := r.Shadow; b != nil {
 		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
-		o := model.NewLimit(b.Rule).Decide(b.State, model.Packet{Bytes: bytes})
-		out.Proposed = &report.Proposed{
-			Key: b.Key, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity, Conforms: !o.Excess,
+		out.Proposed = &report.Proposed{Key: b.Key, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity}
+		if b.Colours != nil {
+			l, _ := b.Colours.Judge(bytes, p.DSCP, 0)
+			out.Proposed.LevelBytes, out.Proposed.Conforms, out.Proposed.Colour = l.LevelBytes, l.Conforms, l.Colour
+			out.Proposed.SecondLevelBytes, out.Proposed.SecondCapacityBytes = l.SecondLevelBytes, l.SecondCapacityBytes
+		} else {
+			out.Proposed.Conforms = !model.NewLimit(b.Rule).Decide(b.State, model.Packet{Bytes: bytes}).Excess
 		}
 	}
 	inForce := !report.NotInForce(out.Attached)
@@ -49,6 +53,17 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		if inForce {
 			out.Verdict = "unknown"
 			out.Note = fmt.Sprintf("each %s has a bucket; try --flow %s", r.Each, p.anyFlow())
+		}
+		return
+	}
+	if r.Colours != nil {
+		level, verdict := r.Colours.Judge(counted.Bytes, p.DSCP, r.SpeedBits)
+		out.Bucket, out.WaitNS = &level, level.WaitNS
+		if inForce {
+			out.Verdict = verdict.String()
+		}
+		if level.Colour == policy.Red.String() && inForce {
+			out.RefusedBy, out.RefusedReason = &cidr, report.Capacity
 		}
 		return
 	}
@@ -116,6 +131,14 @@ func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) repo
 	return c
 }
 
+// fullIn is how many ns it takes to fill so much room at the speed of a device; nil for never.
+func fullIn(roomBytes, rateBits, speedBits uint64) *uint64 {
+	if speedBits <= rateBits {
+		return nil
+	}
+	return new(uint64(float64(roomBytes) * 8 / (float64(speedBits-rateBits) / 1e9)))
+}
+
 // OfWhichFlow is a note that says for which flow a verdict holds, if none was given and
 // the verdict is not the same for all; else "".
 func OfWhichFlow(r policy.Rule, given *maps.Flow, v model.Verdict) string {
@@ -156,12 +179,7 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 		}
 	}
 	if speedBits > 0 {
-		l.SpeedBits = &speedBits
-		if speedBits > uint64(r.Rate) {
-			bitsPerNS := float64(speedBits-uint64(r.Rate)) / 1e9
-			full := uint64(float64(l.RoomBytes) * 8 / bitsPerNS)
-			l.FullNS = &full
-		}
+		l.SpeedBits, l.FullNS = &speedBits, fullIn(l.RoomBytes, uint64(r.Rate), speedBits)
 	}
 	if r.Penalty.Kind == policy.PenaltyHold {
 		l.HeldNS = m.Wait(b.Level, 0) // a packet of 0 bytes waits until the level is at the capacity

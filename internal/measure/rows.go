@@ -40,6 +40,7 @@ type Details struct {
 	Active    bool    // their number, and that of active sharers
 	Affected  bool    // the hosts that shadows would have affected
 	Sharers   bool    // the number of active sharers
+	PoolRates bool    // the rates of the pools of rules that have no other
 	At        *uint64 // becomes the time at which counters are read; nil for nobody to know
 }
 
@@ -78,7 +79,31 @@ func (read Details) Rows(found []Found) (report.Rules, error) {
 	if read.Active || read.Sharers {
 		addSharers(rules, found)
 	}
+	if read.PoolRates {
+		addPoolRates(rules, found)
+	}
 	return rules, nil
+}
+
+// addPoolRates adds the rates of their pools to rules that have only these.
+func addPoolRates(rules report.Rules, found []Found) {
+	rates := map[policy.Within]report.PoolRate{}
+	for i, m := range found {
+		if m.Within == "" || m.Rate != policy.Unlimited {
+			continue
+		}
+		rate, known := rates[m.Within]
+		if !known {
+			pools := m.Hook.Set.Pools()
+			if entry, ok := pools.Find(policy.PoolKey(string(m.Within))); ok {
+				pool := report.NewRule("", 0, 0, entry.Rule, maps.Counters{}, 0)
+				addLease(&pool, pools, entry)
+				rate = pool.PoolRate()
+			}
+			rates[m.Within] = rate
+		}
+		rules[i].SetPoolRate(rate)
+	}
 }
 
 // addSharers adds the number of active sharers to rules and pools with shares.
@@ -110,8 +135,12 @@ func (read Details) addBuckets(rules report.Rules, found []Found) {
 		if read.Buckets {
 			rules[i].Buckets = []report.Bucket{}
 		}
-		if level := rules[i].LevelBytes; level > 0 && m.Each.Kind == policy.EachAll {
-			add(i, maps.Bucket{Subnet: m.Prefix, LevelBytes: level})
+		b := maps.Bucket{Subnet: m.Prefix, LevelBytes: rules[i].LevelBytes}
+		if second := rules[i].SecondLevelBytes; second != nil {
+			b.SecondBytes = *second
+		}
+		if b.LevelBytes|b.SecondBytes > 0 && m.Each.Kind == policy.EachAll {
+			add(i, b)
 		}
 	}
 	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now) { // all hooks share the table
@@ -136,11 +165,11 @@ func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule
 	}
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
 	r.Guaranteed(guaranteed)
-	if entry.Cluster.Name != "" {
-		if lease, ok := h.Set.Lease(entry.Prefix); ok {
-			r.SetLease(entry.Rule, lease, maps.Now())
-		}
+	if entry.Algorithm.HasColours() {
+		levels := h.Set.SharedLevels(entry, maps.Now())
+		r.LevelBytes, r.SecondLevelBytes = model.Bytes(levels.First), new(model.Bytes(model.NewColoured(entry.Rule).E(levels)))
 	}
+	addLease(&r, h.Set, entry)
 	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = Ahead(until)
@@ -151,12 +180,25 @@ func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule
 	return r
 }
 
+// addLease adds the lease of a pool that has one.
+func addLease(r *report.Rule, set *maps.Set, entry maps.Entry) {
+	if entry.HasLeases() {
+		if lease, ok := set.Lease(entry.Prefix); ok {
+			r.SetLease(entry.Rule, lease, maps.Now())
+		}
+	}
+}
+
 func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
 	out := report.Bucket{Key: b.Flow.String(), LevelBytes: b.LevelBytes}
 	if entry.Pool {
 		out.Key = "pool"
 	} else if b.Subnet.IsValid() {
 		out.Key = report.SubnetName(b.Subnet)
+	}
+	if entry.Algorithm.HasColours() {
+		out.SecondLevelBytes = &b.SecondBytes
+		return out
 	}
 	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
 	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)

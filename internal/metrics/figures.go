@@ -76,6 +76,16 @@ var ofRules = slices.Concat(counted, []figure[*report.Rule]{
 	count("dropped_packets_total", "Packets that were dropped, by the rule or by a pool above it.", always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
 	count("exempt_packets_total", "Packets of IPv6 neighbour discovery, which no rule limits. Only of IPv6 rules.", ipv6, func(r *report.Rule) uint64 { return r.ExemptPackets }),
 	count("spilled_packets_total", "Packets that were charged to the spill bucket, as the bucket table had no room for their key. Only where hosts, subnets or flows have buckets of their own.", hasBuckets, func(r *report.Rule) uint64 { return r.SpilledPackets }),
+	count("green_bytes_total", "Bytes of green packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.GreenBytes }),
+	count("green_packets_total", "Green packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.GreenPackets }),
+	count("yellow_bytes_total", "Bytes of yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.YellowBytes }),
+	count("yellow_packets_total", "Yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.YellowPackets }),
+	count("red_bytes_total", "Bytes of red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.RedBytes }),
+	count("red_packets_total", "Red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.RedPackets }),
+	now("peak_bits_per_second", "The peak rate (PIR). Only with trtcm.", func(r *report.Rule) *uint64 { return r.PIRBits }),
+	now("excess_bits_per_second", "The excess rate (EIR). Only with rfc4115.", func(r *report.Rule) *uint64 { return r.EIRBits }),
+	now("second_capacity_bytes", "How many bytes the second bucket can hold: the peak or excess burst size (PBS, EBS)."+onlyColours, func(r *report.Rule) *uint64 { return r.SecondBytes() }),
+	now("second_level_bytes", "Bytes in the second shared bucket, P or E, now; in the spill bucket where hosts, subnets or flows have buckets of their own."+onlyColours, func(r *report.Rule) *uint64 { return r.SecondLevelBytes }),
 	count("shadow_seen_bytes_total", "Bytes that the shadow limit saw. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.SeenBytes }),
 	count("shadow_refused_bytes_total", "Bytes that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedBytes }),
 	count("shadow_refused_packets_total", "Packets that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedPackets }),
@@ -93,7 +103,7 @@ var ofPools = slices.Concat(counted, []figure[*report.Rule]{
 	count("dropped_bytes_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
 	count("dropped_packets_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
 }, known, []figure[*report.Rule]{
-	now("leased", "1 if the pool has a lease on a part of its cluster's rate, 0 if its safe share is in force. Only of pools with a cluster.", func(r *report.Rule) *uint64 {
+	now("leased", "1 if the pool has a lease on a part of its cluster's rate, or its line allows only a part of its rate; 0 if its safe share or all of its rate is in force. Only of pools with a cluster or --adapt-min.", func(r *report.Rule) *uint64 {
 		if r.Leased == nil {
 			return nil
 		}
@@ -101,8 +111,10 @@ var ofPools = slices.Concat(counted, []figure[*report.Rule]{
 		return &leased
 	}),
 	now("lease_bits_per_second", "The lease. Only of pools that have one.", func(r *report.Rule) *uint64 { return r.LeaseBits }),
-	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster.", func(r *report.Rule) *uint64 { return r.SafeBits }),
+	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster or --adapt-min.", func(r *report.Rule) *uint64 { return r.SafeBits }),
 })
+
+const onlyColours = " Only of rules with colours."
 
 const droppedOfPool = "What the rules within the pool lost, whoever dropped it, since serve was started."
 
@@ -129,9 +141,10 @@ func now(name, help string, of func(*report.Rule) *uint64) figure[*report.Rule] 
 func always(*report.Rule) bool   { return true }
 func delays(r *report.Rule) bool { return r.QueueBytes > 0 || r.DelayedPackets > 0 }
 func marks(r *report.Rule) bool {
-	return r.Excess == "ecn" || r.ECNAboveNS != nil || r.MarkedPackets > 0
+	return r.Excess == "ecn" || r.HasColours() && slices.Contains([]string{*r.Green, *r.Yellow, *r.Red}, "ecn") || r.ECNAboveNS != nil || r.MarkedPackets > 0
 }
 func guarantees(r *report.Rule) bool { return r.GuaranteeBits != nil }
+func hasColours(r *report.Rule) bool { return r.HasColours() }
 func ipv6(r *report.Rule) bool       { return strings.Contains(r.CIDR, ":") }
 func hasBuckets(r *report.Rule) bool { return r.Each != "all" && !r.Unlimited || r.SpilledPackets > 0 }
 func hasShadow(r *report.Rule) bool  { return r.Shadow != nil }

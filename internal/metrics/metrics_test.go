@@ -16,6 +16,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A source is readings that a test makes up.
@@ -92,8 +93,17 @@ func everything() *measure.Reading {
 	home.DelayedBytes, home.DelayedPackets, home.MarkedPackets = 21, 22, 23
 	home.Leased, home.LeaseBits, home.SafeBits = isTrue(true), number(31e6), number(32e5)
 	full.Leased, full.SafeBits = isTrue(false), number(33e5)
+	peak, excess := aRule("eth0", "10.0.1.0/24"), aRule("eth0", "10.0.2.0/24")
+	peak.Algorithm, peak.ColourOptions = "trtcm", report.NewColourOptions(policy.Rule{Algorithm: policy.TRTCM, Colours: policy.Colours{
+		PIR: 20e6, PBS: 750e3, Yellow: policy.ActionECN,
+	}})
+	excess.Algorithm, excess.ColourOptions = "rfc4115", report.NewColourOptions(policy.Rule{Algorithm: policy.RFC4115, Colours: policy.Colours{
+		EIR: 5e6, EBS: 0, Red: policy.ActionDrop,
+	}})
+	peak.Excess, peak.SecondLevelBytes, excess.Excess, excess.SecondLevelBytes = "", number(34), "", number(0)
+	peak.ColourCounters = report.ColourCounters{GreenPackets: 35, GreenBytes: 36, YellowPackets: 37, YellowBytes: 38, RedPackets: 39, RedBytes: 40}
 	return &measure.Reading{
-		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
+		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host, peak, excess}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
 		Fullest: []report.FullBucket{report.NewFullBucket(&host, report.Bucket{Key: "2001:db8::7", LevelBytes: 24}, 1)},
 	}
 }
@@ -124,13 +134,35 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// A counter of green packets does not fall while packets are counted, and begins anew with the rule.
+func TestGreenPackets(t *testing.T) {
+	r := aRule("eth0", "10.0.0.0/24")
+	r.ColourOptions = report.NewColourOptions(policy.Rule{Algorithm: policy.SRTCM})
+	s := source{reading: &measure.Reading{Rules: report.Rules{r}}}
+	e := s.exporter()
+	for _, test := range []struct {
+		green, red uint64
+		want       string
+	}{{10, 10, "10"}, {9, 20, "10"}, {11, 20, "11"}, {9, 3, "9"}} {
+		now := &s.reading.Rules[0]
+		now.GreenPackets, now.RedPackets, now.PassedPackets, now.DroppedPackets = test.green, test.red, test.green+1, test.red
+		text := scrape(t, e)
+		if want := `shapectl_rule_green_packets_total{device="eth0",direction="egress",network="10.0.0.0/24"} ` + test.want + "\n"; !strings.Contains(text, want) {
+			t.Errorf("%+v: want %s in %s", test, want, text)
+		}
+		if now.GreenPackets != test.green {
+			t.Error("the reading, which others may use, was changed")
+		}
+	}
+}
+
 // A reading that fails is told of once, and the answer has what could be read.
 func TestReadingFails(t *testing.T) {
 	s := source{reading: everything(), err: errors.New("device 7 is gone")}
 	e := s.exporter()
 	for range 2 {
-		if text := scrape(t, e); !strings.Contains(text, "\nshapectl_up 0\n") || !strings.Contains(text, "\nshapectl_rules 2\n") {
-			t.Errorf("a reading of two rules that failed in part: %s", text)
+		if text := scrape(t, e); !strings.Contains(text, "\nshapectl_up 0\n") || !strings.Contains(text, "\nshapectl_rules 4\n") {
+			t.Errorf("a reading of four rules that failed in part: %s", text)
 		}
 	}
 	s.reading = nil

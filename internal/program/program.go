@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -36,8 +38,8 @@ const hookConstant = 0x5c
 var ErrPerfmon = errors.New("this kernel's verifier also requires CAP_PERFMON")
 
 // Load loads the program with the maps of a store, for hooks with the constants in kind:
-// link header, direction and matched address. The error wraps ErrPerfmon if
-// CAP_PERFMON may help.
+// link header, direction and matched address. If there may be rules with colours, it also loads their program. The error
+// wraps ErrPerfmon if CAP_PERFMON may help.
 func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
@@ -46,14 +48,30 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return load(spec, store, kind)
+	p, err := load(spec, Name, store, kind)
+	if err != nil || kind.Colours == 0 {
+		return p, err
+	}
+	colours, err := load(spec, bpf.ShapectlProgShapectlColour, store, kind)
+	if err == nil {
+		err = store.PutPrograms(kind.Kind, p, colours)
+		colours.Close()
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
 }
 
-func load(spec *ebpf.CollectionSpec, store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
+// load loads one of the programs of the object.
+func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
+	spec = spec.Copy()
+	spec.Programs = map[string]*ebpf.ProgramSpec{name: spec.Programs[name]}
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
-	if err := WriteConstants(spec.Programs[Name].Instructions, kind); err != nil {
+	if err := specialise(spec.Programs[name], kind); err != nil {
 		return nil, err
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
@@ -68,7 +86,61 @@ func load(spec *ebpf.CollectionSpec, store *maps.Store, kind bpf.AbiHook) (*ebpf
 		return nil, fmt.Errorf("load the program: %w", err)
 	}
 	defer collection.Close()
-	return collection.DetachProgram(Name), nil
+	return collection.DetachProgram(name), nil
+}
+
+// specialise makes a program that of a kind of hook, with what the settings need.
+func specialise(p *ebpf.ProgramSpec, kind bpf.AbiHook) error {
+	if kind.Pools == 0 {
+		p.Instructions = without(p.Instructions, "apply_in_pools")
+	}
+	if kind.Colours == 0 {
+		p.Instructions = without(p.Instructions, "colour_all", "colour_each", "colour_aware")
+	}
+	return WriteConstants(p.Instructions, kind)
+}
+
+// undone is UNDONE of bpf/pool_fast.h.
+const undone = -2
+
+// without removes functions from a program, with all that only they call. Calls to them return UNDONE. What does not run would
+// pass the verifier, too, but without CAP_PERFMON the verifier also looks at what a CPU runs by speculation.
+func without(instructions asm.Instructions, removed ...string) asm.Instructions {
+	functions, name := map[string]asm.Instructions{}, ""
+	var order []string
+	for _, ins := range instructions {
+		if btf.FuncMetadata(&ins) != nil {
+			name = ins.Symbol()
+			order = append(order, name)
+		}
+		if ins.IsFunctionCall() && slices.Contains(removed, ins.Reference()) {
+			returns := asm.Mov.Imm(asm.R0, undone)
+			returns.Metadata = ins.Metadata
+			ins = returns.WithReference("")
+		}
+		functions[name] = append(functions[name], ins)
+	}
+	used := map[string]bool{}
+	var use func(name string)
+	use = func(name string) {
+		if used[name] {
+			return
+		}
+		used[name] = true
+		for _, ins := range functions[name] {
+			if ins.IsFunctionReference() {
+				use(ins.Reference())
+			}
+		}
+	}
+	use(order[0])
+	var out asm.Instructions
+	for _, name := range order {
+		if used[name] {
+			out = append(out, functions[name]...)
+		}
+	}
+	return out
 }
 
 // WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of
@@ -101,8 +173,10 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 		return id, err
 	}
 	hash := sha256.New()
-	if err := spec.Programs[Name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
-		return id, fmt.Errorf("read the built-in program: %w", err)
+	for _, name := range []string{Name, bpf.ShapectlProgShapectlColour} {
+		if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+			return id, fmt.Errorf("read the built-in program: %w", err)
+		}
 	}
 	copy(id[:], hash.Sum(nil))
 	return id, nil
@@ -130,7 +204,7 @@ const (
 	ingress Kind = 1 << iota
 	matchSrc
 	noLinkHeader
-	Kinds // the number of kinds
+	Kinds // the number of kinds: KINDS of abi.h
 )
 
 // KindOf returns the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
@@ -149,7 +223,7 @@ func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
 
 // Settings returns the settings of a store with the constants of a kind.
 func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
-	of.L2Bytes, of.Ingress, of.MatchSrc = netinfo.EthernetBytes, 0, 0
+	of.Kind, of.L2Bytes, of.Ingress, of.MatchSrc = uint32(k), netinfo.EthernetBytes, 0, 0
 	if k&ingress != 0 {
 		of.Ingress = 1
 	}

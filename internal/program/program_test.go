@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -54,7 +55,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 			}
 			change[0].Metadata, code[at].Metadata = code[at].Metadata, change[0].Metadata // the function begins here now
 			spec.Programs[Name].Instructions = slices.Insert(code, at, change...)
-			p, err := load(spec, store, store.Hook())
+			p, err := load(spec, Name, store, store.Hook())
 			testenv.Must(t, err)
 			t.Cleanup(func() { p.Close() })
 			_, err = p.Run(&ebpf.RunOptions{Data: c.frame})
@@ -67,5 +68,37 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 				t.Errorf("the rule for %v passed %d packets, want 1", c.wide, passed)
 			}
 		})
+	}
+}
+
+// A program has only the functions that its settings need, and all that these call.
+func TestFunctionsBySettings(t *testing.T) {
+	for _, c := range []struct {
+		settings      bpf.AbiHook
+		pools, colour bool
+	}{{}, {bpf.AbiHook{Pools: 1}, true, false}, {bpf.AbiHook{Colours: 1}, false, true}, {bpf.AbiHook{Pools: 1, Colours: 1}, true, true}} {
+		spec, err := bpf.Spec()
+		testenv.Must(t, err)
+		p := spec.Programs[Name]
+		testenv.Must(t, specialise(p, c.settings))
+		has, undefined := map[string]bool{}, map[string]bool{}
+		for _, ins := range p.Instructions {
+			if btf.FuncMetadata(&ins) != nil {
+				has[ins.Symbol()] = true
+			}
+		}
+		for _, ins := range p.Instructions {
+			if ins.IsFunctionReference() && !has[ins.Reference()] {
+				undefined[ins.Reference()] = true
+			}
+		}
+		if len(undefined) > 0 {
+			t.Errorf("%+v: calls of %v, which are not there", c.settings, undefined)
+		}
+		for name, want := range map[string]bool{"apply_in_pools": c.pools, "level_1": c.pools, "colour_all": c.colour, "colour_each": c.colour, "apply_slow": true} {
+			if has[name] != want {
+				t.Errorf("%+v: has %s: %v, want %v", c.settings, name, has[name], want)
+			}
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -26,7 +27,7 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.
 	for _, target := range targets {
 		tables, pools.Rules = append(tables, target.tables...), append(pools.Rules, target.pools...)
 	}
-	if len(tables) == 0 {
+	if len(tables) == 0 && !slices.ContainsFunc(pools.Rules, isOfHost) {
 		return
 	}
 	err := r.applyNew(n, tables, pools, from.Path)
@@ -63,6 +64,12 @@ func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools 
 		}
 	}
 	return err
+}
+
+// isOfHost reports whether a pool is of a host. There is one also while no address of the host is known.
+func isOfHost(p policy.Rule) bool {
+	_, _, ok := policyfile.SideOfHost(&p)
+	return ok
 }
 
 func isNoRoom(err error) bool {

@@ -1,6 +1,6 @@
 // Package reconciler applies a policy's rules to devices as they appear, and removes
-// leftovers of deleted devices and namespaces. It does not change a direction of a
-// device that has rules in force.
+// leftovers of deleted devices and namespaces. In a direction of a device that has rules
+// in force, it changes only those for addresses of hosts, which it follows.
 package reconciler
 
 import (
@@ -58,6 +58,7 @@ type Reconciler struct {
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
+	hosts  followed
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -136,6 +137,8 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
+	r.hosts = newFollowed()
+	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
@@ -148,6 +151,9 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		waiting = append(waiting, fresh...)
 		if len(waiting) > 0 && versionOf(r.file) != r.read {
 			r.reload(ctx)
+		}
+		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
+			return err
 		}
 		if deleted || due {
 			if err := r.sweep(ctx); err != nil {
@@ -163,12 +169,17 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if waiting, err = r.serve(ctx, waiting); err != nil {
 			return err
 		}
+		if err := r.followHosts(); err != nil {
+			return err
+		}
 		if ready != nil {
 			ready()
 			ready = nil
 		}
 		var again <-chan time.Time
 		switch {
+		case r.hosts.moved():
+			again = time.After(r.hosts.wait())
 		case len(waiting) > 0:
 			again = time.After(retry)
 		case len(r.full) > 0:
@@ -183,6 +194,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-sweeps.C:
 			due = true
 		case <-arrivals.More():
+			sleep(ctx, settle)
+		case <-r.hosts.More():
 			sleep(ctx, settle)
 		}
 	}
@@ -297,6 +310,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			lost[h.Name()] = append(lost[h.Name()], h)
 		}
 	}
+	known := r.hosts.Of()
 	var targets []target
 	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(targets) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
@@ -304,13 +318,17 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		if len(has) == 2 || !exists(dev) {
 			continue
 		}
-		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]})
 		tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
 		var own []policy.Rule
 		if err == nil {
 			own, err = from.OwnPools(policyfile.Device{Name: dev.Name})
+			own = slices.DeleteFunc(own, func(p policy.Rule) bool {
+				_, direction, ok := policyfile.SideOfHost(&p)
+				return ok && slices.Contains(has, direction)
+			})
 		}
-		if err == nil && len(tables) > 0 {
+		if err == nil && (len(tables) > 0 || slices.ContainsFunc(own, isOfHost)) {
 			if err = n.Flush(lost[dev.Name]...); err == nil {
 				targets = append(targets, target{dev, tables, own})
 			}

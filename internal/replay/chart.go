@@ -28,8 +28,9 @@ type Chart struct {
 }
 
 type bin struct {
-	offered, passed uint64 // bytes, by arrival time and by departure time
-	level           uint64 // units: the highest level of any bucket
+	offered, passed uint64    // bytes, by arrival time and by departure time
+	level, second   uint64    // units: the highest level of any bucket, and of any second one
+	colours         [3]uint64 // bytes of packets with colours, by arrival time
 }
 
 // NewChart returns a chart without packets.
@@ -46,7 +47,10 @@ func (c *Chart) Add(r Result) {
 	}
 	b := c.bin(r.Time)
 	b.offered += r.Bytes
-	b.level = max(b.level, r.Level)
+	b.level, b.second = max(b.level, r.Level), max(b.second, r.Second)
+	if c.limits.Rules[r.Rule].Algorithm.HasColours() {
+		b.colours[r.Colour] += r.Bytes
+	}
 	if r.Verdict != model.Drop {
 		c.bin(r.Departure()).passed += r.Bytes
 	}
@@ -69,7 +73,11 @@ func (c *Chart) join() {
 	for pair := range slices.Chunk(c.bins, 2) {
 		b := pair[0]
 		for _, other := range pair[1:] {
-			b = bin{b.offered + other.offered, b.passed + other.passed, max(b.level, other.level)}
+			b.offered, b.passed = b.offered+other.offered, b.passed+other.passed
+			b.level, b.second = max(b.level, other.level), max(b.second, other.second)
+			for i, bytes := range other.colours {
+				b.colours[i] += bytes
+			}
 		}
 		joined = append(joined, b)
 	}

@@ -86,6 +86,9 @@ func TestChartOfQueue(t *testing.T) {
 func TestChartFiles(t *testing.T) {
 	one, each := everything(8_000_000, 20000), everything(8_000_000, 20000)
 	each.Each.Kind = policy.EachHost
+	trtcm, srtcm := one, each
+	colour(&trtcm, policy.TRTCM, 16_000_000, 30000)
+	colour(&srtcm, policy.SRTCM, 0, 30000)
 	queue := one
 	queue.Excess, queue.Queue, queue.ECNAbove = policy.Delay, 5000, policy.Never
 	for _, c := range []struct {
@@ -96,6 +99,8 @@ func TestChartFiles(t *testing.T) {
 		{one, []string{"a title", "rate (Mbit/s)", "level (kB)", "offered", "passed", "the limit&#39;s rate", "level of the bucket", "capacity", "time since the first packet (ms)"}, false},
 		{each, []string{"level of the fullest bucket"}, false},
 		{queue, []string{"passed, by departure time", "capacity", "capacity and queue"}, false},
+		{trtcm, []string{"offered", "green", "yellow", "red", "CIR", "PIR", "level of C", "level of P", "CBS", "PBS"}, false},
+		{srtcm, []string{"green", "highest level of C", "highest level of E", "CBS", "EBS"}, false},
 		{one, []string{"rate (Mbit/s)"}, true},
 	} {
 		l := Limits{Rules: []policy.Rule{c.rule}}

@@ -73,6 +73,7 @@ var (
 	gray      = color.NRGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff}
 	blue      = color.NRGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}
 	green     = color.NRGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}
+	orange    = color.NRGBA{R: 0xe6, G: 0x9f, B: 0x00, A: 0xff}
 	vermilion = color.NRGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}
 )
 
@@ -144,17 +145,33 @@ func (c *Chart) draw(title string) *drawing {
 }
 
 func (c *Chart) rates() panel {
-	var offered, passed []float64
-	for _, b := range c.bins {
-		offered = append(offered, float64(b.offered)*8e9/float64(c.width))
-		passed = append(passed, float64(b.passed)*8e9/float64(c.width))
+	rate := func(name string, of func(*bin) uint64, drawn color.NRGBA) series {
+		var values []float64
+		for i := range c.bins {
+			values = append(values, float64(of(&c.bins[i]))*8e9/float64(c.width))
+		}
+		return series{name, values, drawn}
 	}
 	rule, one := c.limit()
+	offered := rate("offered", func(b *bin) uint64 { return b.offered }, gray)
+	if second, ok := rule.Second(); ok {
+		p := panel{name: "rate", scales: rateScales, areas: []series{offered}}
+		for i, drawn := range []color.NRGBA{green, orange, vermilion} {
+			p.areas = append(p.areas, rate(policy.Colour(i).String(), func(b *bin) uint64 { return b.colours[i] }, drawn))
+		}
+		if one {
+			p.marks = []mark{{"CIR", float64(rule.Rate), longDash}}
+			if rule.Algorithm == policy.TRTCM {
+				p.marks = append(p.marks, mark{"PIR", float64(second.Rate), shortDash})
+			}
+		}
+		return p
+	}
 	name := "passed"
 	if rule.Excess == policy.Delay {
 		name = "passed, by departure time"
 	}
-	p := panel{name: "rate", scales: rateScales, areas: []series{{"offered", offered, gray}, {name, passed, blue}}}
+	p := panel{name: "rate", scales: rateScales, areas: []series{offered, rate(name, func(b *bin) uint64 { return b.passed }, blue)}}
 	if one {
 		p.marks = []mark{{"the limit's rate", float64(rule.Rate), longDash}}
 	}
@@ -163,15 +180,33 @@ func (c *Chart) rates() panel {
 
 func (c *Chart) levels() panel {
 	rule, one := c.limit()
-	leak := 0.0 // bytes that leave a bucket during a bin
-	if rule.Rate != policy.Unlimited {
-		leak = float64(rule.Rate) / 8e9 * float64(c.width)
+	leak := func(r policy.Rate) float64 { // bytes that leave a bucket during a bin
+		if r == policy.Unlimited {
+			return 0
+		}
+		return float64(r) / 8e9 * float64(c.width)
 	}
-	var levels []float64
-	level := 0.0
+	second, coloured := rule.Second()
+	var levels, seconds []float64
+	level, level2 := 0.0, 0.0
 	for _, b := range c.bins {
-		level = max(float64(b.level)/(1<<model.UnitBits), level-leak, 0)
-		levels = append(levels, level)
+		leak2 := leak(second.Rate)
+		if rule.Algorithm == policy.SRTCM { // C comes first
+			leak2 = max(leak2-level, 0)
+		}
+		level2 = max(float64(b.second)/(1<<model.UnitBits), level2-leak2, 0)
+		level = max(float64(b.level)/(1<<model.UnitBits), level-leak(rule.Rate), 0)
+		levels, seconds = append(levels, level), append(seconds, level2)
+	}
+	if coloured {
+		name, highest := SecondBucket(rule.Algorithm), ""
+		if !one {
+			highest = "highest "
+		}
+		return panel{name: "level", scales: bytesScales,
+			areas: []series{{highest + "level of C", levels, green}, {highest + "level of " + name, seconds, orange}},
+			marks: []mark{{"CBS", float64(rule.Capacity), longDash}, {name + "BS", float64(rule.Colours.Burst()), shortDash}},
+		}
 	}
 	name := "level of the bucket"
 	if !one {

@@ -25,7 +25,8 @@ type era struct {
 func newEra(l Limits) (e era) {
 	for _, r := range l.all() {
 		guaranteed, _ := r.Guaranteed()
-		for _, limit := range []policy.Rule{r, guaranteed} {
+		second, _ := r.Second()
+		for _, limit := range []policy.Rule{r, guaranteed, second} {
 			if limit.Rate != policy.Unlimited && limit.Rate != 0 {
 				e.idle = max(e.idle, (uint64(model.NewLimit(limit).Idle)+1)<<model.TickBits)
 			}

@@ -48,6 +48,7 @@ type Kernel struct {
 	era     era
 	begun   bool
 	frame   []byte
+	after   []byte // the frame of the last packet after the program
 	context [192]byte
 }
 
@@ -72,6 +73,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 		size.Shares += maps.Shares(step)
 		size.Leases += maps.Leases(step)
 		size.Pools = size.Pools || maps.NeedsPools(r)
+		size.Colours = size.Colours || r.Algorithm.HasColours()
 		if maps.HasSlots(r) {
 			size.Buckets = slots
 		}
@@ -82,7 +84,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 	}
 	k := &Kernel{
 		compiled: compile(l), entries: make([]entry, len(l.Rules)), pools: make([]entry, len(l.Pools)), slots: slots, era: newEra(l),
-		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders),
+		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders), after: make([]byte, linkHeader+trace.MaxHeaders),
 	}
 	for i := range hook.Secret { // without a secret, a flow and its replies share a bucket
 		hook.Secret[i] = rand.Uint32()
@@ -202,7 +204,11 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
 	binary.NativeEndian.PutUint32(k.context[176:], 1)
 	var after [len(k.context)]byte
-	verdict, err := k.program.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
+	run := ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]}
+	if i != NoRule && k.Rules[i].Algorithm.HasColours() {
+		run.DataOut = k.after[:len(k.frame)]
+	}
+	verdict, err := k.program.Run(&run)
 	if err != nil {
 		return r, fmt.Errorf("run the program on a packet of %d bytes: %w", len(k.frame), err)
 	}
@@ -248,13 +254,33 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	}
 	r.key, r.sharer = k.key(r.Rule, p), k.sharer(r.Rule, p)
 	k.climb(r, e)
-	if e.Rate == policy.Unlimited {
+	switch {
+	case e.Rate == policy.Unlimited:
+		return
+	case e.Algorithm.HasColours():
+		k.colour(r, p, e, before)
 		return
 	}
 	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
 		r.Level = k.set.SharedLevel(e.Entry, r.Time)
 	}
+}
+
+// colour fills in what a rule with colours decides.
+func (k *Kernel) colour(r *Result, p packet, e *entry, before maps.Counters) {
+	switch now := e.seen; {
+	case now.RedPackets > before.RedPackets:
+		r.Colour = policy.Red
+	case now.YellowPackets > before.YellowPackets:
+		r.Colour = policy.Yellow
+	}
+	if r.Verdict != model.Drop {
+		r.DSCP = read(&trace.Packet{EtherType: binary.BigEndian.Uint16(k.frame[12:]), Network: k.after[linkHeader:len(k.frame)]}).dscp
+	}
+	levels := k.set.ColourLevels(e.Entry, k.Match, p.flow, r.Time) // of the spill buckets for a key without a slot
+	r.Level, r.Second = levels.First, model.NewColoured(e.Rule).E(levels)
+	r.Spilled = e.seen.SpilledPackets > before.SpilledPackets
 }
 
 // climb tells from the counters of a rule and the pools above it which of them refused or guaranteed a packet.

@@ -13,6 +13,7 @@ type Model struct {
 	stages     []*stage // rules, then pools
 	buckets    table[model.Bucket]
 	guarantees table[model.Bucket]
+	pairs      table[model.Pair] // of rules with colours
 	era        era
 
 	// Of a packet: its rule and the pools above.
@@ -28,10 +29,12 @@ type stage struct {
 	together  model.Bucket // of all keys of the guarantee
 	share     *model.Share // nil for none
 	sharers   table[model.Sharer]
-	shared    model.Bucket // if all its packets share one
+	shared    model.Bucket    // if all its packets share one
+	coloured  *model.Coloured // nil without colours
+	pair      model.Pair      // if all its packets share one
 
 	// Of a packet.
-	bucket, guaranteed *model.Bucket
+	bucket, guaranteed, flow *model.Bucket
 }
 
 func newStage(r policy.Rule) *stage {
@@ -42,6 +45,9 @@ func newStage(r policy.Rule) *stage {
 	}
 	if r.Share.Kind != policy.ShareNone {
 		s.share, s.sharers = &model.Share{ShareParams: s.limit.ShareParams(), ByMember: r.Share.Kind == policy.ShareMember}, newTable[model.Sharer]()
+	}
+	if r.Algorithm.HasColours() {
+		s.coloured = model.NewColoured(r)
 	}
 	return s
 }
@@ -55,7 +61,7 @@ func NewModel(l Limits) *Model {
 
 // empty empties all buckets.
 func (m *Model) empty() {
-	m.stages, m.buckets, m.guarantees = nil, newTable[model.Bucket](), newTable[model.Bucket]()
+	m.stages, m.buckets, m.guarantees, m.pairs = nil, newTable[model.Bucket](), newTable[model.Bucket](), newTable[model.Pair]()
 	for _, r := range m.rules {
 		m.stages = append(m.stages, newStage(r))
 	}
@@ -78,20 +84,20 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	s := m.stages[r.Rule]
 	r.Bytes = model.Counted(t.Bytes, s.rule.Framing)
 	r.key, r.sharer = m.key(r.Rule, p), m.sharer(r.Rule, p)
+	if s.coloured != nil {
+		m.colour(&r, p)
+		return r, nil
+	}
 	m.buckets.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.stages[k.rule].limit, *b, t.Time) })
 	if s.rule.Each.Kind != policy.EachAll {
 		s.bucket = m.buckets.get(r.key)
 	}
-	flow := (*model.Bucket)(nil)
-	if s.rule.Order == policy.SparseFirst {
-		flow = m.buckets.get(bucketKey{r.Rule, p.flow})
-	}
 	offered := model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect}
 	if s.rule.Within != "" || s.share != nil {
-		m.climb(&r, p, flow, offered)
+		m.climb(&r, p, offered)
 		return r, nil
 	}
-	o := s.limit.Offer(s.bucket, flow, false, offered)
+	o := s.limit.Offer(s.bucket, m.flow(r.Rule, p), false, offered)
 	r.Verdict, r.Excess, r.Level, r.Wait = o.Verdict, o.Excess, o.Level, o.Departure-t.Time
 	if r.Verdict == model.Drop {
 		r.RefusedBy = m.names[r.Rule]
@@ -99,8 +105,40 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	return r, nil
 }
 
+// colour offers a packet to its rule, which has colours.
+func (m *Model) colour(r *Result, p packet) {
+	m.pairs.sweep(func(k bucketKey, pair *model.Pair) bool {
+		return m.stages[k.rule].coloured.Levels(*pair, r.Time-min(r.Time, slack)) == model.Levels{}
+	})
+	s := m.stages[r.Rule]
+	pair, c := &s.pair, &s.rule.Colours
+	if s.rule.Each.Kind != policy.EachAll {
+		pair = m.pairs.get(r.key)
+	}
+	r.Colour = s.coloured.Offer(pair, r.Time, r.Bytes, c.In.Of(p.dscp))
+	levels := s.coloured.Levels(*pair, r.Time)
+	r.Level, r.Second = levels.First, s.coloured.E(levels)
+	r.Excess, r.DSCP = r.Colour != policy.Green, p.dscp
+	switch action := c.Action(r.Colour); {
+	case action == policy.ActionDrop, action == policy.ActionECN && !p.ect:
+		r.Verdict, r.DSCP, r.RefusedBy = model.Drop, 0, m.names[r.Rule]
+	case action == policy.ActionECN:
+		r.Verdict = model.Mark
+	case action < policy.ActionPass:
+		r.DSCP = uint8(action)
+	}
+}
+
+// flow is the bucket of a packet's flow in a rule or pool; nil unless sparse flows go first there.
+func (m *Model) flow(number int, p packet) *model.Bucket {
+	if m.stages[number].rule.Order != policy.SparseFirst {
+		return nil
+	}
+	return m.buckets.get(bucketKey{number, p.flow})
+}
+
 // climb offers a packet to its rule and the pools above.
-func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Packet) {
+func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 	m.guarantees.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.stages[k.rule].guarantee, *b, r.Time) })
 	m.climbed, m.states = m.climbed[:0], m.states[:0]
 	chain, weight := m.chains[r.Rule], uint64(1)
@@ -112,6 +150,9 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		at := model.Stage{Limit: s.limit, Guarantee: s.guarantee, Share: s.share, Weight: weight}
 		if s.rule.Rate != policy.Unlimited {
 			at.State.Level = s.limit.Level(*s.bucket, r.Time)
+		}
+		if s.flow = m.flow(number, p); s.flow != nil {
+			at.State.Flow = s.limit.Level(*s.flow, r.Time)
 		}
 		if s.guarantee != nil {
 			s.guaranteed = m.guarantees.get(key)
@@ -133,9 +174,6 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		m.climbed, m.states = append(m.climbed, s), append(m.states, at)
 		weight = uint64(s.rule.Weight.Value())
 	}
-	if flow != nil {
-		m.states[0].State.Flow = m.climbed[0].limit.Level(*flow, r.Time)
-	}
 	to := model.Climb(m.states, offered)
 	for i, s := range m.climbed {
 		at := &m.states[i]
@@ -145,6 +183,9 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 			s.limit.Charge(s.bucket, r.Time, r.Bytes)
 		case to.Levels[i] != at.State.Level: // marked, or a penalty
 			*s.bucket = s.limit.WithLevel(to.Levels[i], r.Time)
+		}
+		if s.flow != nil && to.Flows[i] != at.State.Flow {
+			*s.flow = s.limit.WithLevel(to.Flows[i], r.Time)
 		}
 		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
@@ -156,9 +197,6 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		if i > 0 {
 			r.Pools[i-1] = to.Levels[i]
 		}
-	}
-	if flow != nil && to.Flow != m.states[0].State.Flow {
-		*flow = m.climbed[0].limit.WithLevel(to.Flow, r.Time)
 	}
 	r.Verdict, r.Level, r.Wait = to.Verdict, to.Levels[0], to.Departure-r.Time
 	// A packet that a pool marks is excess, like one that its rule marks.

@@ -34,6 +34,7 @@ type packet struct {
 	ip   bool // with complete addresses
 	nd   bool // genuine neighbour discovery: never limited
 	ect  bool // ECN-capable
+	dscp uint8
 	flow maps.Flow
 }
 
@@ -55,7 +56,7 @@ func read(t *trace.Packet) (p packet) {
 }
 
 func (p *packet) readIPv4(b []byte) {
-	p.ip, p.ect = true, b[1]&3 != 0
+	p.ip, p.ect, p.dscp = true, b[1]&3 != 0, b[1]>>2
 	p.flow = maps.Flow{Src: netip.AddrFrom4([4]byte(b[12:])), Dst: netip.AddrFrom4([4]byte(b[16:])), Proto: b[9]}
 	header := int(b[0]&15) * 4
 	if header >= ipv4Header && binary.BigEndian.Uint16(b[6:])&0x1fff == 0 {
@@ -64,7 +65,7 @@ func (p *packet) readIPv4(b []byte) {
 }
 
 func (p *packet) readIPv6(b []byte) {
-	p.ip, p.ect = true, b[1]>>4&3 != 0
+	p.ip, p.ect, p.dscp = true, b[1]>>4&3 != 0, (b[0]<<4|b[1]>>4)>>2
 	p.flow = maps.Flow{Src: netip.AddrFrom16([16]byte(b[8:])), Dst: netip.AddrFrom16([16]byte(b[24:])), Proto: b[6]}
 	at := ipv6Header
 	for i := 0; i < extensions && isExtension(p.flow.Proto) && at+4 <= len(b); i++ {

@@ -34,9 +34,15 @@ type Limits struct {
 // all returns the rules, then the pools. Chains and names number them so.
 func (l Limits) all() []policy.Rule { return slices.Concat(l.Rules, l.Pools) }
 
-// Alone reports whether the bucket of a packet alone decides: no rule has fair shares or is within a pool.
+// Alone reports whether one bucket decides about a packet: no rule has fair shares or colours, or is within a pool.
 func (l Limits) Alone() bool {
-	return len(l.Pools) == 0 && !slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Share.Kind != policy.ShareNone })
+	return len(l.Pools) == 0 && !l.HasColours() &&
+		!slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Share.Kind != policy.ShareNone })
+}
+
+// HasColours reports whether some rules give packets colours.
+func (l Limits) HasColours() bool {
+	return slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Algorithm.HasColours() })
 }
 
 // chains are, for each rule, its number and those of the pools above it, the lowest first.
@@ -71,6 +77,8 @@ type Result struct {
 	Wait    uint64 // ns that it is queued
 	Level   uint64 // of the bucket afterwards, in units of 2^-20 byte
 
+	Colours // of a packet whose rule has colours; else zero
+
 	// The rule or pool that refused the packet, and the lowest one whose guarantee let it pass: a network or the name of
 	// a pool, or "" for none.
 	RefusedBy, GuaranteedBy string
@@ -84,11 +92,29 @@ type Result struct {
 	sharer maps.Flow // of a rule with fair shares: as in a bucketKey
 }
 
+// Colours are the result of a meter with colours. Excess packets are those that are not green.
+type Colours struct {
+	Colour policy.Colour
+	Second uint64 // of the second bucket afterwards, in units: of E, or with trtcm of P
+	DSCP   uint8  // of a packet that passes, afterwards
+}
+
+// SecondBucket is the name of the second bucket of an algorithm with colours.
+func SecondBucket(a policy.Algorithm) string {
+	if a == policy.TRTCM {
+		return "P"
+	}
+	return "E"
+}
+
 // Departure is the departure time of a packet that is not dropped, in ns.
 func (r Result) Departure() uint64 { return r.Time + r.Wait }
 
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
+
+// SecondBytes is the level of the second bucket in bytes, rounded up.
+func (r Result) SecondBytes() uint64 { return model.Bytes(r.Second) }
 
 // A bucketKey identifies the bucket that a packet is charged to.
 type bucketKey struct {
@@ -225,6 +251,9 @@ func (d *Disagreement) say(r Result) string {
 			fmt.Fprintf(&s, ", queued for %d ns", r.Wait)
 		}
 		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
+		if d.limits.Rules[r.Rule].Algorithm.HasColours() {
+			fmt.Fprintf(&s, ", second level %d, %v with DSCP %d", r.Second, r.Colour, r.DSCP)
+		}
 		if d.limits.Rules[r.Rule].Within != "" {
 			fmt.Fprintf(&s, ", of its pools %d", r.Pools)
 		}

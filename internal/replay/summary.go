@@ -27,6 +27,8 @@ type Summary struct {
 	// Only by the kernel engine: packets whose bucket could not be updated in time, and
 	// packets that were charged to a spill bucket.
 	Contended, Spilled Count
+	// Of rules with colours, passed or dropped. Yellow and red packets are excess.
+	Green, Yellow, Red Count
 	// Of the passed packets of rules within pools: those that a guarantee let pass, and the others.
 	Guaranteed, Borrowed Count
 	Pools                []PoolCount // as Limits.Pools
@@ -42,6 +44,7 @@ type Summary struct {
 	limits   compiled
 	waited   float64        // ns, the sum of all delays
 	highest  uint64         // units: the highest level
+	second   uint64         // units: the highest level of a second bucket
 	free     []*model.Limit // by rule: its rate, with the largest bucket
 	needed   uint64         // units: the lossless capacity
 	beyond   bool           // the largest bucket is not enough
@@ -112,8 +115,11 @@ func (s *Summary) Add(r Result) {
 	if r.Spilled {
 		s.Spilled.add(r.Bytes)
 	}
-	s.highest = max(s.highest, r.Level)
+	s.highest, s.second = max(s.highest, r.Level), max(s.second, r.Second)
 	rule := &s.limits.Rules[r.Rule]
+	if rule.Algorithm.HasColours() {
+		[...]*Count{&s.Green, &s.Yellow, &s.Red}[r.Colour].add(r.Bytes)
+	}
 	if rule.Rate == policy.Unlimited && rule.Within == "" {
 		return
 	}
@@ -204,6 +210,9 @@ func (s *Summary) need(a *account, r Result) {
 // HighestLevelBytes is the highest level of any bucket, rounded up.
 func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 
+// HighestSecondBytes is the highest level of any second bucket (of E, or with trtcm of P), rounded up.
+func (s *Summary) HighestSecondBytes() uint64 { return model.Bytes(s.second) }
+
 // MeanDelay is the mean delay of delayed packets in ns.
 func (s *Summary) MeanDelay() uint64 {
 	return uint64(math.Round(s.waited / float64(max(1, s.Delayed.Packets))))
@@ -212,7 +221,7 @@ func (s *Summary) MeanDelay() uint64 {
 // LosslessCapacity is the smallest capacity in bytes, burst and queue together, with which
 // no packet would have been excess: the highest level of a bucket that drops nothing. It is
 // 0 if each packet found an empty bucket, so that every capacity is enough. It is unknown
-// if it exceeds the largest capacity of a rule, or if fair shares or pools may refuse packets, too.
+// if it exceeds the largest capacity of a rule, if fair shares or pools may refuse packets, too, and with colours.
 func (s *Summary) LosslessCapacity() (bytes uint64, known bool) {
 	return model.Bytes(s.needed), !s.beyond && s.limits.Alone()
 }

@@ -240,7 +240,7 @@ func shortLimit(r *policy.Rule) string {
 	rate, _ := limit(*r)
 	var parts []string
 	if rate != nil || r.Within == "" {
-		parts = append(parts, (&Rule{RateBits: rate, scope: scope(*r)}).rate())
+		parts = append(parts, (&Rule{RateBits: rate, scope: scope(*r), ColourOptions: NewColourOptions(*r)}).rate())
 	}
 	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
 	if r.Rate != policy.Unlimited {

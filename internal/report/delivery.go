@@ -40,6 +40,7 @@ type Delivery struct {
 	CommittedBits *uint64 `json:"committed_bits_per_second"`
 	// CommittedBy says what it is: guarantee, rate or given; "" if none is committed.
 	CommittedBy  string `json:"committed_by"`
+	aware        bool   // packets come in with colours
 	OfferedBytes uint64 `json:"offered_bytes"`
 	PassedBytes  uint64 `json:"passed_bytes"`
 	DroppedBytes uint64 `json:"dropped_bytes"`
@@ -377,7 +378,8 @@ func (d *delivering) isFull(it history.Interval) bool {
 	if dropped > 0 {
 		return true
 	}
-	return s.Rate != 0 && s.Each == "" && it.Counters.Passed > 0 && it.Counters.Passed >= due(s.Rate, s.Capacity, it.Length)
+	colours := strings.Contains(s.Excess, policy.Red.String()) // then more than the rate may pass
+	return s.Rate != 0 && s.Each == "" && !colours && it.Counters.Passed > 0 && it.Counters.Passed >= due(s.Rate, s.Capacity, it.Length)
 }
 
 func (d *delivering) endFull() {
@@ -401,7 +403,7 @@ func committed(s *history.Series, given policy.Rate) (rate, burst uint64, by str
 	case given != 0:
 		guarantee, _ = policy.Rule{Guarantee: policy.Guarantee(given)}.Guaranteed()
 		return uint64(given), max(guarantee.Capacity, s.Capacity), "given"
-	case s.Detached || s.Each != "":
+	case s.Detached || s.Each != "" || strings.Contains(s.Excess, aware): // only what comes in green has the rate
 	case s.Guarantee != 0:
 		return s.Guarantee, guarantee.Capacity, "guarantee"
 	case s.Within == "" && s.Rate != 0:
@@ -491,6 +493,7 @@ func (d *Deliverer) Deliveries() Deliveries {
 			to.Kind, to.Name = KindPool, s.Pool
 		}
 		to.Plan, to.Each, to.Within = s.Plan, cmp.Or(s.Each, "all"), s.Within
+		to.aware = strings.Contains(s.Excess, aware)
 		to.RateBits, to.CapacityBytes, to.GuaranteeBits = NotZero(s.Rate), NotZero(s.Capacity), NotZero(s.Guarantee)
 		rate, _, by := committed(s, d.Committed)
 		to.CommittedBits, to.CommittedBy = NotZero(rate), by
@@ -776,6 +779,8 @@ func (d *Delivery) committedText() string {
 		switch {
 		case d.Each != "all":
 			text = "none for all together: each " + d.Each + " has the rate"
+		case d.aware:
+			text = "none that can be checked: packets come in with colours"
 		case d.Within != "":
 			text = "none: within pool " + d.Within + " without a guarantee"
 		}
@@ -865,7 +870,7 @@ func Samples(rules []*Rule) []history.Sample {
 		if s.Key = r.Key(); s.Pool == "" {
 			s.Name = r.Name
 		}
-		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.Excess
+		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.onExcess()+r.aware()
 		if r.RateBits != nil {
 			s.Rate, s.Capacity = *r.RateBits, r.holds(*r.CapacityBytes)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Kinds of events.
@@ -64,6 +65,9 @@ type Event struct {
 	LeftOut       uint64    `json:"left_out"`
 	Sentence      string    `json:"sentence"`
 
+	// Colours says what happens to packets by colour; nil for a rule without colours.
+	Colours *policy.Colours `json:"-"`
+
 	// Changed are the rules or pools that changed, for filters, where there are several: Network and Name are empty then.
 	Changed []ChangedRule `json:"-"`
 }
@@ -97,10 +101,27 @@ func (e *Event) filled() string {
 
 var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by ECN", "delayed": "queued", "passed": "passed and counted"}
 
+// coloured is the colour of the packet, and what happened to it.
+func (e *Event) coloured() string {
+	if e.Excess != "dropped" {
+		red := Colouring{Action: e.Colours.Red.String()}
+		return "red, and " + red.become()
+	}
+	var colours []string
+	for colour := policy.Green; colour <= policy.Red; colour++ {
+		if a := e.Colours.Action(colour); a == policy.ActionDrop || a == policy.ActionECN {
+			colours = append(colours, colour.String())
+		}
+	}
+	return strings.Join(colours, " or ") + ", and are dropped"
+}
+
 // DescribePacket sets the sentence of an event that a packet caused.
 func (e *Event) DescribePacket() {
 	pool := fmt.Sprintf("pool %q", e.Pool)
 	switch {
+	case e.Colours != nil:
+		e.Sentence = fmt.Sprintf("%s: packets%s are %s", e.Rule(), e.whose(), e.coloured())
 	case e.Sharer != "":
 		e.Sentence = e.beyondShare()
 	case e.Kind == GuaranteeFails:

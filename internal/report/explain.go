@@ -68,6 +68,10 @@ type Proposed struct {
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Conforms      bool   `json:"conforms"`
+	Colour        string `json:"colour"` // "" without colours
+	// The second bucket is P or E; both are null without colours.
+	SecondLevelBytes    *uint64 `json:"second_level_bytes"`
+	SecondCapacityBytes *uint64 `json:"second_capacity_bytes"`
 }
 
 // Attached is a program, filter, chain, ifb or qdisc that packets pass.
@@ -87,25 +91,34 @@ type Brief struct {
 	Each     string  `json:"each"`
 	Within   string  `json:"within"` // "" for no pool
 	Sentence string  `json:"sentence"`
+	rates    string  // of a rule with colours; else ""
 }
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
 	rate, _ := limit(r)
-	return Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Within: string(r.Within), Sentence: r.Sentence(device, d, match)}
+	b := Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Within: string(r.Within), Sentence: r.Sentence(device, d, match)}
+	if r.Algorithm.HasColours() {
+		options := NewColourOptions(r)
+		b.rates = options.rate(rateText(rate))
+	}
+	return b
 }
 
 func (b Brief) String() string {
-	all := policy.Each{}
+	all, rate := policy.Each{}, b.rates
+	if b.RateBits != nil && rate == "" {
+		rate = rateText(b.RateBits)
+	}
 	switch {
 	case b.RateBits == nil && b.Within != "":
 		return b.Rule + " (limited by pool " + b.Within + ")"
 	case b.RateBits == nil:
 		return b.Rule + " (not limited)"
 	case b.Each == all.String():
-		return fmt.Sprintf("%s (%s)", b.Rule, policy.Rate(*b.RateBits))
+		return fmt.Sprintf("%s (%s)", b.Rule, rate)
 	}
-	return fmt.Sprintf("%s (%s for each %s)", b.Rule, policy.Rate(*b.RateBits), b.Each)
+	return fmt.Sprintf("%s (%s for each %s)", b.Rule, rate, b.Each)
 }
 
 // Elsewhere is a rule of a hook that packets do not pass, or only some.
@@ -147,6 +160,7 @@ type Level struct {
 	Penalty       string  `json:"penalty"`
 	HeldNS        uint64  `json:"held_ns"`            // how long a penalty still keeps it full
 	HeldUntil     uint64  `json:"held_until_unix_ns"` // 0 without such a penalty
+	Colouring
 }
 
 const (
@@ -337,6 +351,8 @@ func (p *Stop) fate() string {
 		return "they " + p.become()
 	case b == nil:
 		return "they pass, without a limit"
+	case b.Colour != "":
+		return "they are " + b.Colour + " now, and " + b.become()
 	case p.Verdict == "drop":
 		return "they are dropped now"
 	case p.Verdict == "mark" && b.Conforms:
@@ -421,12 +437,16 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "wider", wider(p.Hides))
 	}
 	if p.Proposed != nil {
-		would := "would pass"
-		if !p.Proposed.Conforms {
+		would, second := "would pass", ""
+		switch {
+		case p.Proposed.Colour != "":
+			would = "would be " + p.Proposed.Colour
+			second = fmt.Sprintf(", and %d of %d in the second one", *p.Proposed.SecondLevelBytes, *p.Proposed.SecondCapacityBytes)
+		case !p.Proposed.Conforms:
 			would = "would be refused"
 		}
-		fact(s, "shadow", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
-			would, p.Proposed.Key, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
+		fact(s, "shadow", fmt.Sprintf("%s: bucket of %s with %d of %d bytes%s",
+			would, p.Proposed.Key, p.Proposed.LevelBytes, p.Proposed.CapacityBytes, second))
 	}
 }
 
@@ -438,7 +458,11 @@ func (p *Stop) counters(s *strings.Builder) {
 	}
 	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
 	if p.ExcessPackets != p.DroppedPackets {
-		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
+		what := "excess"
+		if p.Bucket != nil && p.Bucket.Colour != "" {
+			what = "yellow or red"
+		}
+		text += fmt.Sprintf(", %d %s", p.ExcessPackets, what)
 	}
 	fact(s, "so far", text)
 }
@@ -499,6 +523,8 @@ func (p *Stop) now(s *strings.Builder) {
 	case !p.plain():
 		p.throughPools(s)
 	case b == nil:
+	case b.Colour != "":
+		p.coloured(s)
 	case b.delays():
 		p.queued(s)
 	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
@@ -552,6 +578,10 @@ func (p *Stop) queued(s *strings.Builder) {
 }
 
 func (b *Level) text(s *strings.Builder) {
+	if b.Colour != "" {
+		fact(s, "buckets", fmt.Sprintf("of %s; all empty in %s if no more come", b.levels(b.Key, b.LevelBytes, b.CapacityBytes), about(b.EmptyNS)))
+		return
+	}
 	label, full, _ := strings.Cut(b.filled(b.Key, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
 	case b.LevelBytes == 0:

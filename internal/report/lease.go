@@ -7,7 +7,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// SetLease says what a pool has of the rate of its cluster now (ns).
+// SetLease says what a pool has of the rate of its cluster, or of what its line could allow, now (ns).
 func (r *Rule) SetLease(pool policy.Rule, l maps.Lease, now uint64) {
 	leased, safe := now < l.Until, uint64(l.Safe)
 	r.Leased, r.SafeBits = &leased, &safe
@@ -18,11 +18,14 @@ func (r *Rule) SetLease(pool policy.Rule, l maps.Lease, now uint64) {
 	r.rateNow, r.capacityNow = limit(pool.Part(l.At(now)))
 }
 
-// inForce is the rate and capacity that packets meet: those of the lease, or else of the safe share, where a pool has a
-// cluster; nil for no limit.
+// inForce is the rate and capacity that packets meet: those of the lease, or else of the safe share, where a pool has
+// leases; with colours, the rate of all packets that are not red; nil for no limit.
 func (r *Rule) inForce() (rate, capacity *uint64) {
-	if r.rateNow != nil {
+	switch {
+	case r.rateNow != nil:
 		return r.rateNow, r.capacityNow
+	case r.HasColours():
+		return new(r.most(*r.RateBits)), r.CapacityBytes
 	}
 	return r.RateBits, r.CapacityBytes
 }
@@ -33,10 +36,22 @@ func (r *Rule) RateNow() *uint64 {
 	return rate
 }
 
-// lease says what a pool has of its cluster's rate; "" for one without a cluster.
+// A PoolRate is the rate of a pool that is in force.
+type PoolRate struct {
+	bits *uint64
+	text string // "" where the rate is not known
+}
+
+// PoolRate is the rate of the pool.
+func (r *Rule) PoolRate() PoolRate { return PoolRate{r.RateNow(), r.RateNowText()} }
+
+// SetPoolRate gives a rule without a rate that of its pool, for tables that do not show the pool above it.
+func (r *Rule) SetPoolRate(rate PoolRate) { r.poolRate = rate }
+
+// lease says what a pool has of its cluster's rate, or what its line allows; "" for one that has all of its rate.
 func (r *Rule) lease() string {
 	switch {
-	case r.Leased == nil:
+	case r.Leased == nil, r.Adapt != nil && !*r.Leased:
 		return ""
 	case !*r.Leased:
 		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(*r.SafeBits))
@@ -47,7 +62,7 @@ func (r *Rule) lease() string {
 // leaseCell is lease in a table.
 func (r *row) leaseCell() string {
 	switch {
-	case r.Leased == nil:
+	case r.Leased == nil, r.Adapt != nil && !*r.Leased:
 		return ""
 	case !*r.Leased:
 		return "safe " + bitsText(*r.SafeBits)

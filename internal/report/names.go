@@ -90,6 +90,9 @@ func (f *forest) most(r *Rule, direction string) uint64 {
 	limit := uint64(noLimit)
 	if r.RateBits != nil && r.scope == "" {
 		limit = *r.RateBits
+		if r.HasColours() {
+			limit = r.most(limit)
+		}
 	}
 	if !r.IsPool() && r.Direction != direction {
 		return 0

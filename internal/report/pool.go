@@ -167,7 +167,10 @@ func (r *Rule) sharers() string {
 // poolText describes a pool as it was measured.
 func (r *Rule) poolText() string {
 	text := r.Name + ": " + rateText(r.RateNow())
-	if r.Leased != nil {
+	switch {
+	case r.Adapt != nil:
+		text += " of " + rateText(r.RateBits)
+	case r.Leased != nil:
 		text += " of its cluster's " + rateText(r.RateBits)
 	}
 	if r.GuaranteeBits != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // AppendReplayed appends a line of JSON with the result of a packet. Packets with addresses
-// have a rule and a bucket key. With pools, a packet has the rule or pool that refused it and the one that guaranteed it.
+// have a rule and a bucket key. Packets of rules with colours have a colour. With pools, a packet has the rule or pool that refused it and the one that guaranteed it.
 func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) []byte {
 	b = strconv.AppendUint(append(b, `{"time_ns":`...), r.Time, 10)
 	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
@@ -30,6 +30,16 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 	}
 	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
 	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
+	if r.Rule != replay.NoRule && l.Rules[r.Rule].Algorithm.HasColours() {
+		b = append(append(b, `,"colour":"`...), r.Colour.String()...)
+		b = strconv.AppendUint(append(b, `","second_level_bytes":`...), r.SecondBytes(), 10)
+		b = append(b, `,"dscp_out":`...)
+		if r.Verdict == model.Drop {
+			b = append(b, "null"...)
+		} else {
+			b = strconv.AppendUint(b, uint64(r.DSCP), 10)
+		}
+	}
 	switch {
 	case addressed && r.Rule == replay.NoRule:
 		b = append(b, `,"rule":null,"key":null`...)
@@ -98,6 +108,14 @@ type Replay struct {
 	ContendedPackets uint64 `json:"contended_packets"`
 	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their bucket key
 
+	// Of rules with colours, passed or dropped; else 0. Yellow and red packets are excess.
+	GreenPackets  uint64 `json:"green_packets"`
+	GreenBytes    uint64 `json:"green_bytes"`
+	YellowPackets uint64 `json:"yellow_packets"`
+	YellowBytes   uint64 `json:"yellow_bytes"`
+	RedPackets    uint64 `json:"red_packets"`
+	RedBytes      uint64 `json:"red_bytes"`
+
 	GuaranteedPackets uint64         `json:"guaranteed_packets"`
 	GuaranteedBytes   uint64         `json:"guaranteed_bytes"`
 	BorrowedPackets   uint64         `json:"borrowed_packets"`
@@ -109,9 +127,13 @@ type Replay struct {
 	LongestGapNS      uint64 `json:"longest_gap_ns"`
 	LongestGapFromNS  uint64 `json:"longest_gap_from_ns"`
 	HighestLevelBytes uint64 `json:"highest_level_bytes"`
-	// LosslessCapacityBytes is null if no capacity is large enough, and with fair shares or pools.
+	// HighestSecondLevelBytes is the level of E, or with trtcm of P; 0 without colours.
+	HighestSecondLevelBytes uint64 `json:"highest_second_level_bytes"`
+	// LosslessCapacityBytes is null if no capacity is large enough, and with fair shares, pools or colours.
 	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
-	alone                 bool
+	alone, colours        bool
+	second                string // the name of the second bucket of the first rule; "" without colours
+	burst                 uint64 // its size in bytes
 
 	// MostExcess are the bucket keys and sharers with the most excess bytes; null if all packets share one bucket
 	// without fair shares.
@@ -157,7 +179,9 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		ContendedPackets: s.Contended.Packets, SpilledPackets: s.Spilled.Packets,
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestGapNS: s.LongestGap.NS, LongestGapFromNS: s.LongestGap.From,
-		HighestLevelBytes: s.HighestLevelBytes(),
+		HighestLevelBytes: s.HighestLevelBytes(), HighestSecondLevelBytes: s.HighestSecondBytes(),
+		GreenPackets: s.Green.Packets, GreenBytes: s.Green.Bytes, YellowPackets: s.Yellow.Packets, YellowBytes: s.Yellow.Bytes,
+		RedPackets: s.Red.Packets, RedBytes: s.Red.Bytes,
 		GuaranteedPackets: s.Guaranteed.Packets, GuaranteedBytes: s.Guaranteed.Bytes,
 		BorrowedPackets: s.Borrowed.Packets, BorrowedBytes: s.Borrowed.Bytes,
 		Pools: []ReplayedPool{},
@@ -167,7 +191,10 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 			l.Pools[i].Label.Name, c.Passed.Packets, c.Passed.Bytes, c.Refused.Packets, c.Refused.Bytes, c.Guaranteed.Packets, c.Guaranteed.Bytes,
 		})
 	}
-	r.alone = l.Alone()
+	r.alone, r.colours = l.Alone(), l.HasColours()
+	if rule.Algorithm.HasColours() {
+		r.second, r.burst = replay.SecondBucket(rule.Algorithm), rule.Colours.Burst()
+	}
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
 		r.Mixed = r.Mixed || other != rule
@@ -225,6 +252,9 @@ func (r *Replay) table(w io.Writer) {
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
 		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
+		{"green", r.GreenPackets, r.GreenBytes, r.colours},
+		{"yellow", r.YellowPackets, r.YellowBytes, r.colours},
+		{"red", r.RedPackets, r.RedBytes, r.colours},
 		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes, r.GuaranteedPackets > 0},
 		{"borrowed", r.BorrowedPackets, r.BorrowedBytes, r.GuaranteedPackets > 0},
 	}
@@ -275,10 +305,22 @@ func (r *Replay) facts(w io.Writer) {
 		fact("longest delay", "%s; the mean of delayed packets is %s", about(r.LongestDelayNS), about(r.MeanDelayNS))
 	}
 	holds := r.holds(r.CapacityBytes)
-	if r.Mixed {
-		fact("highest level", "%d bytes", r.HighestLevelBytes)
-	} else {
-		fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, holds, percent(r.HighestLevelBytes, holds))
+	level := func(name string, most, holds uint64) {
+		if r.Mixed {
+			fact(name, "%d bytes", most)
+		} else {
+			fact(name, "%d of %d bytes (%s)", most, holds, percent(most, holds))
+		}
+	}
+	switch {
+	case !r.colours:
+		level("highest level", r.HighestLevelBytes, holds)
+	case r.Mixed:
+		level("highest level", r.HighestLevelBytes, holds)
+		level("second buckets", r.HighestSecondLevelBytes, 0)
+	default:
+		level("highest level of C", r.HighestLevelBytes, holds)
+		level("highest level of "+r.second, r.HighestSecondLevelBytes, r.burst)
 	}
 	switch least := r.LosslessCapacityBytes; {
 	case r.OfferedPackets == 0 || !r.alone:

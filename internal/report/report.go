@@ -42,6 +42,7 @@ type Rule struct {
 	RateBits      *uint64 `json:"rate_bits_per_second"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
+	ColourOptions
 	Unlimited     bool   `json:"unlimited"`
 	OverheadBytes int16  `json:"overhead_bytes"`
 	MPUBytes      uint16 `json:"mpu_bytes"`
@@ -53,18 +54,21 @@ type Rule struct {
 	Share         string  `json:"share"`   // who gets a fair share of the bucket
 	// Cluster is null for a rule, and for a pool of this host alone.
 	Cluster *Cluster `json:"cluster"`
-	// Leased is whether the pool has a lease on a part of its cluster's rate now; null without a cluster.
+	// Adapt is null for a rule, and for a pool whose rate does not adapt to a line.
+	Adapt *Adapt `json:"adapt"`
+	// Leased is whether the pool has a lease on a part of its cluster's rate now, or on a part of its rate that its line allows; null without a cluster and if it does not adapt.
 	Leased *bool `json:"leased"`
 	// LeaseBits is the rate of the lease; null without one.
 	LeaseBits *uint64 `json:"lease_bits_per_second"`
 	// LeaseEndsInNS is when the lease ends unless it is renewed; null without one.
 	LeaseEndsInNS *uint64 `json:"lease_ends_in_ns"`
-	// SafeBits is the rate without a lease, after this one if there is one; null without a cluster.
+	// SafeBits is the rate without a lease, after this one if there is one; null if there never is one.
 	SafeBits          *uint64 `json:"safe_bits_per_second"`
 	Attached          *bool   `json:"attached"` // null where it is not known
 	State             string  `json:"state"`
 	Hook              string  `json:"hook"`
-	LevelBytes        uint64  `json:"level_bytes"`
+	LevelBytes        uint64  `json:"level_bytes"`        // with colours, of C
+	SecondLevelBytes  *uint64 `json:"second_level_bytes"` // of P or E; null without colours
 	PassedPackets     uint64  `json:"passed_packets"`
 	PassedBytes       uint64  `json:"passed_bytes"`
 	ExcessPackets     uint64  `json:"excess_packets"`
@@ -85,7 +89,8 @@ type Rule struct {
 	ExemptPackets     uint64  `json:"exempt_packets"`
 	SKBs              uint64  `json:"skbs"`            // passed and dropped, where packets are those on the wire
 	SpilledPackets    uint64  `json:"spilled_packets"` // of all that matched: charged to the spill bucket
-	Sentence          string  `json:"sentence"`
+	ColourCounters
+	Sentence string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Confirm is the command that confirms that change.
@@ -108,7 +113,7 @@ type Rule struct {
 	RefusedBits *uint64 `json:"refused_bits_per_second"`
 	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
 	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
-	// UsePercent is UseBits in percent of the rate, of a pool with a cluster in percent of what it may use now; null without an interval, and where several keys have that rate each.
+	// UsePercent is UseBits in percent of the rate, of a pool with leases in percent of what it may use now, with colours in percent of what green and yellow packets may use together; null without an interval, and where several keys have that rate each.
 	UsePercent *float64 `json:"use_percent"`
 	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
 	// where none matched.
@@ -121,16 +126,18 @@ type Rule struct {
 	Decides *bool `json:"decides"`
 
 	prefix               netip.Prefix
-	rateNow, capacityNow *uint64 // of a pool with a cluster; else nil
-	scope                string  // who has the rate; "" for all together
-	matched              uint64  // packets of the rules within a pool
-	lately               Sample  // what was counted over the interval
+	rateNow, capacityNow *uint64 // of a pool with leases; else nil
+	poolRate             PoolRate
+	scope                string // who has the rate; "" for all together
+	matched              uint64 // packets of the rules within a pool
+	lately               Sample // what was counted over the interval
 }
 
 // A Bucket is a bucket of a rule that is not empty.
 type Bucket struct {
-	Key        string `json:"key"` // the host, subnet or flow
-	LevelBytes uint64 `json:"level_bytes"`
+	Key              string  `json:"key"` // the host, subnet or flow
+	LevelBytes       uint64  `json:"level_bytes"`
+	SecondLevelBytes *uint64 `json:"second_level_bytes"` // of P or E; null without colours
 	// WaitNS is how long a full packet that came now would wait; null where it
 	// would be dropped, and where the rule delays no packets.
 	WaitNS *uint64 `json:"wait_ns"`
@@ -142,7 +149,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	out := Rule{
 		Kind: KindRule, Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), Members: uint32(r.Members), Weight: r.Weight.Value(),
-		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
+		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Adapt: newAdapt(r.Adapt), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
@@ -153,6 +160,10 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
+		ColourOptions: NewColourOptions(r), ColourCounters: newColourCounters(c),
+	}
+	if out.HasColours() {
+		out.Excess = "" // what happens depends on the colour
 	}
 	if r.Pool {
 		out.RefusedPackets, out.RefusedBytes, out.DroppedPackets, out.DroppedBytes = c.DroppedPackets, c.DroppedBytes, 0, 0
@@ -181,6 +192,24 @@ func newCluster(c policy.Cluster) *Cluster {
 		Name: string(c.Name), Weight: c.Weight.Value(), FloorBits: optionalRate(policy.Guarantee(c.Floor)),
 		ShareBits: optionalRate(policy.Guarantee(c.Share)), SafeBits: optionalRate(policy.Guarantee(c.Safe)),
 	}
+}
+
+// An Adapt is how a pool adapts its rate to the latency of its line.
+type Adapt struct {
+	MinBits uint64   `json:"min_bits_per_second"` // the lowest rate
+	AboveNS uint64   `json:"above_ns"`            // how far the latency may rise above the usual one
+	To      []string `json:"to"`                  // the addresses that are pinged
+}
+
+func newAdapt(a policy.Adapt) *Adapt {
+	if a.Min == 0 {
+		return nil
+	}
+	out := &Adapt{MinBits: uint64(a.Min), AboveNS: uint64(a.Above.Value())}
+	for _, addr := range a.To.Addrs() {
+		out.To = append(out.To, addr.String())
+	}
+	return out
 }
 
 // Kinds of a Rule.
@@ -444,7 +473,7 @@ func (r Rule) Detail(w io.Writer) error {
 		}
 	}
 	excess := ""
-	if r.ExcessPackets != refused {
+	if r.ExcessPackets != refused && !r.HasColours() {
 		excess = traffic(r.ExcessPackets, r.ExcessBytes)
 	}
 	packets := func(n uint64) string {
@@ -463,6 +492,7 @@ func (r Rule) Detail(w io.Writer) error {
 	for _, f := range []struct{ label, text string }{
 		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"lease", r.lease()}, {"use", r.use()},
 		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"of pool", pool}, {"dropped", dropped}, {"excess", excess},
+		{"green", traffic(r.GreenPackets, r.GreenBytes)}, {"yellow", traffic(r.YellowPackets, r.YellowBytes)}, {"red", traffic(r.RedPackets, r.RedBytes)},
 		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
 		{"spilled", packets(r.SpilledPackets)}, {"exempt", packets(r.ExemptPackets)}, {"level", r.level()},
 		{"buckets", optional(r.ActiveBuckets, func(n uint64) string {
@@ -489,9 +519,14 @@ func (r *Rule) use() string {
 	}
 	text := cmp.Or(bitsText(*r.UseBits), "nothing")
 	if r.UsePercent != nil {
-		text += ", " + percentText(*r.UsePercent) + " of the rate"
-		if r.Leased != nil {
-			text += " in force"
+		text += ", " + percentText(*r.UsePercent) + " of "
+		switch {
+		case r.HasColours():
+			text += rateText(r.RateNow())
+		case r.Leased != nil:
+			text += "the rate in force"
+		default:
+			text += "the rate"
 		}
 	}
 	text += fmt.Sprintf(", over %v", time.Duration(*r.IntervalNS).Round(time.Millisecond))
@@ -504,15 +539,27 @@ func (r *Rule) use() string {
 // level is how full the shared bucket is.
 func (r *Rule) level() string {
 	_, capacity := r.inForce()
-	if r.LevelBytes == 0 || capacity == nil {
+	if capacity == nil {
 		return ""
 	}
 	whose := "the bucket"
 	if r.scope != "" {
 		whose = "the spill bucket"
 	}
-	full := r.holds(*capacity)
-	return fmt.Sprintf("%s of %s, %s of %s", bytesText(r.LevelBytes), bytesText(full), percentText(percentOf(r.LevelBytes, full)), whose)
+	fill := func(level, full uint64, whose string) string {
+		return fmt.Sprintf("%s of %s, %s of %s", bytesText(level), bytesText(full), percentText(percentOf(level, full)), whose)
+	}
+	switch second := r.SecondLevelBytes; {
+	case second != nil && r.LevelBytes+*second > 0:
+		spill := ""
+		if r.scope != "" {
+			spill = "the spill buckets, "
+		}
+		return spill + fill(r.LevelBytes, *capacity, "C") + "; " + fill(*second, *r.SecondBytes(), r.secondName())
+	case r.LevelBytes > 0:
+		return fill(r.LevelBytes, r.holds(*capacity), whose)
+	}
+	return ""
 }
 
 // NotInForce reports whether a rule is known not to be in force, by its key attached.
@@ -562,6 +609,7 @@ type Answer struct {
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
+	Colouring
 	Passage
 	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
 	WaitNS   uint64 `json:"wait_ns"`
@@ -580,6 +628,11 @@ func (a *Answer) Text(w io.Writer) error {
 		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	case a.CapacityBytes == nil:
 		fmt.Fprintf(text, "%s\n%d bytes %s\n", a.Sentence, a.Bytes, a.fate())
+	case a.Colour != "":
+		fmt.Fprintf(text, "%s\nbuckets of %s\n%s\n", a.Sentence, a.levels(a.Key, a.LevelBytes, *a.CapacityBytes), a.coloured())
+		if a.Spilled {
+			text.WriteString(noRoom(a.Key) + "\n")
+		}
 	default:
 		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Key, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
 		if a.Spilled {
@@ -628,6 +681,9 @@ func noRoom(key string) string {
 }
 
 func percent(part, whole uint64) string {
+	if whole == 0 {
+		return "no room"
+	}
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
 }
 

@@ -14,7 +14,7 @@ import (
 // TestJSONOfLists writes lists of any length as the standard library would.
 func TestJSONOfLists(t *testing.T) {
 	rate := uint64(1e6)
-	rule := Rule{Device: "eth0", CIDR: "10.0.0.0/24", RateBits: &rate, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil}, {"10.0.0.2", 8, &rate}}}
+	rule := Rule{Device: "eth0", CIDR: "10.0.0.0/24", RateBits: &rate, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil, nil}, {"10.0.0.2", 8, &rate, &rate}}}
 	for _, v := range []any{
 		[]Rule{}, []Rule{rule}, []Rule{rule, {}, rule}, []any{1, "two", nil, []int{}}, Differences{{CIDR: "::/0"}}, rule, nil,
 	} {
@@ -123,15 +123,19 @@ func TestOptionsAreTold(t *testing.T) {
 			{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}, {Rate: 8e7, Within: "uplink"},
 			{Rate: 8e7, Within: "uplink", Each: policy.Each{Kind: policy.EachHost}, Guarantee: 1e6, Members: 9},
 			{Rate: 8e7, Cluster: policy.Cluster{Name: "gold"}},
+			{Rate: 8e7, Adapt: policy.Adapt{Min: 1e6}},
+			{Rate: 8e6, Algorithm: policy.SRTCM},
+			{Rate: 8e6, Algorithm: policy.TRTCM, Colours: policy.ColourOptions{PIR: 16e6, Aware: true}},
+			{Rate: 8e6, Algorithm: policy.RFC4115, Colours: policy.ColourOptions{EIR: 1e6}},
 		} {
 			without, err := l.Rule(prefix, 14)
-			if l.Cluster.Name != "" {
+			if l.Cluster.Name != "" || l.Adapt.Min != 0 {
 				without, err = l.Pool("pool")
 			}
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64"} {
+			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11"} {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}

@@ -35,7 +35,7 @@ func (r *Rule) IsShared() bool { return r.scope == "" }
 // RateText is the rate, and who has it.
 func (r *Rule) RateText() string { return r.rate() }
 
-// RateNowText is RateText, but of a pool with a cluster what packets meet: the lease or the safe share.
+// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
 func (r *Rule) RateNowText() string {
 	if r.Leased != nil {
 		return bitsText(*r.RateNow())
@@ -73,7 +73,12 @@ func (r *Rule) Facts() string {
 	add("lease %s", r.lease())
 	add("%s guaranteed", optional(r.GuaranteeBits, func(bits uint64) string { return rateText(&bits) }))
 	add("burst %s", optional(r.CapacityBytes, bytesText))
-	if r.RateBits != nil {
+	switch {
+	case r.HasColours():
+		add("burst of yellow packets %s", bytesText(*r.SecondBytes()))
+		add("%s", r.actions())
+		add("%s", r.byColour())
+	case r.RateBits != nil:
 		add("excess %s", r.Excess)
 	}
 	if refused := r.refused(); number(refused, 0) > 0 {

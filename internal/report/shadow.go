@@ -15,12 +15,14 @@ import (
 
 // Shadow is what a proposed limit would have done to the packets of its rule.
 type Shadow struct {
-	RateBits       uint64     `json:"rate_bits_per_second"`
-	CapacityBytes  uint64     `json:"capacity_bytes"`
-	Each           string     `json:"each"`
-	Penalty        string     `json:"penalty"`
-	OverheadBytes  int16      `json:"overhead_bytes"`
-	MPUBytes       uint16     `json:"mpu_bytes"`
+	RateBits      uint64 `json:"rate_bits_per_second"`
+	CapacityBytes uint64 `json:"capacity_bytes"`
+	Each          string `json:"each"`
+	Penalty       string `json:"penalty"`
+	OverheadBytes int16  `json:"overhead_bytes"`
+	MPUBytes      uint16 `json:"mpu_bytes"`
+	ColourOptions
+	ColourCounters
 	SeenPackets    uint64     `json:"seen_packets"`
 	SeenBytes      uint64     `json:"seen_bytes"`
 	RefusedPackets uint64     `json:"refused_packets"`
@@ -44,6 +46,18 @@ func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, 
 		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
 		SeenPackets: c.PassedPackets, SeenBytes: c.PassedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
 		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
+		ColourOptions: NewColourOptions(proposed), ColourCounters: newColourCounters(c),
+	}
+	if s.HasColours() {
+		s.RefusedPackets, s.RefusedBytes = 0, 0
+		for _, of := range []struct {
+			colour         policy.Colour
+			packets, bytes uint64
+		}{{policy.Green, c.GreenPackets, c.GreenBytes}, {policy.Yellow, c.YellowPackets, c.YellowBytes}, {policy.Red, c.RedPackets, c.RedBytes}} {
+			if proposed.Colours.Action(of.colour) == policy.ActionDrop {
+				s.RefusedPackets, s.RefusedBytes = s.RefusedPackets+of.packets, s.RefusedBytes+of.bytes
+			}
+		}
 	}
 	for _, h := range affected {
 		s.Affected = append(s.Affected, Affected{SubnetName(h.Subnet), h.Packets, h.Bytes})
@@ -78,6 +92,7 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 		{head: "SEEN", always: true, right: true, cell: func(r *row) string { return bytesText(r.Shadow.SeenBytes) }},
 		{head: "WOULD DROP", always: true, right: true, cell: func(r *row) string { return percentText(r.Shadow.refused()) }},
 		{head: "HOSTS", right: true, cell: func(r *row) string { return r.Shadow.hosts() }},
+		{head: "COLOURS", drop: 2, cell: func(r *row) string { return r.Shadow.byColour() }},
 		{head: "MOST AFFECTED", drop: 1, cell: func(r *row) string {
 			if len(r.Shadow.Affected) == 0 {
 				return ""
@@ -105,7 +120,7 @@ func (s *Shadow) refused() float64 { return percentOf(s.RefusedBytes, s.SeenByte
 
 // proposed is the rate of the shadow, and who has it.
 func (r *Rule) proposed() string {
-	as := Rule{RateBits: &r.Shadow.RateBits}
+	as := Rule{RateBits: &r.Shadow.RateBits, ColourOptions: r.Shadow.ColourOptions}
 	if r.Shadow.Each != "all" {
 		as.scope = r.Shadow.Each
 	}

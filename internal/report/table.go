@@ -318,7 +318,7 @@ func (t Table) columns(rows []row) []column {
 		return column{head: head, right: true, cell: cell}
 	}
 	text := func(head string, of func(*row) string) column { return column{head: head, cell: of} }
-	rate := figure("RATE", true, (*row).rate)
+	rate := figure("RATE", true, (*row).rateCell)
 	rate.always = true
 	if pools {
 		name.head = "POOL"
@@ -333,8 +333,8 @@ func (t Table) columns(rows []row) []column {
 	}
 	if t.Wide {
 		columns = append(columns, text("ALGORITHM", func(r *row) string { return r.Algorithm }),
-			text("ON EXCESS", func(r *row) string { return r.Excess }),
-			figure("BURST", true, func(r *row) string { return optional(r.CapacityBytes, bytesText) }),
+			text("ON EXCESS", (*row).onExcess),
+			figure("BURST", true, (*row).bursts),
 			figure("QUEUE", true, func(r *row) string { return bytesText(r.QueueBytes) }),
 			text("SHARE", (*row).sharedBy),
 			figure("WEIGHT", true, (*row).weight))
@@ -355,13 +355,15 @@ func (t Table) columns(rows []row) []column {
 			of   func(*row) uint64
 		}{
 			{"PACKETS", func(r *row) uint64 { return r.PassedPackets }}, {"EXCESS", func(r *row) uint64 { return r.ExcessPackets }},
+			{"GREEN", func(r *row) uint64 { return r.GreenPackets }}, {"YELLOW", func(r *row) uint64 { return r.YellowPackets }},
+			{"RED", func(r *row) uint64 { return r.RedPackets }},
 			{"DROPS", func(r *row) uint64 { return r.DroppedPackets }}, {"DELAYED", func(r *row) uint64 { return r.DelayedPackets }},
 			{"MARKED", func(r *row) uint64 { return r.MarkedPackets }}, {"CONTENDED", func(r *row) uint64 { return r.ContendedPackets }},
 			{"SPILLED", func(r *row) uint64 { return r.SpilledPackets }}, {"EXEMPT", func(r *row) uint64 { return r.ExemptPackets }},
 		} {
 			columns = append(columns, figure(c.head, true, func(r *row) string { return countText(c.of(r)) }))
 		}
-		columns = append(columns, figure("LEVEL", true, func(r *row) string { return bytesText(r.LevelBytes) }),
+		columns = append(columns, figure("LEVEL", true, (*row).levels),
 			figure("BUCKETS", true, func(r *row) string { return optional(r.ActiveBuckets, countText) }),
 			text("NOTE", func(r *row) string { return plain.Line(r.Note) }))
 	}
@@ -459,16 +461,24 @@ func (r *Rule) matchedBy() string {
 
 // rate is the rate, and who has it.
 func (r *Rule) rate() string {
-	switch text := rateText(r.RateBits); {
+	switch text := r.ColourOptions.rate(rateText(r.RateBits)); {
 	case r.RateBits == nil && r.Within != "":
 		return "as pool"
 	case r.scope == "":
 		return text
-	case strings.HasPrefix(r.scope, "/"):
+	case strings.HasPrefix(r.scope, "/"), strings.ContainsAny(text, "/+"):
 		return text + " per " + r.scope
 	default:
 		return text + "/" + r.scope
 	}
+}
+
+// rateCell is rate in a table: of a rule that has only a pool the rate of that, where it is known.
+func (r *row) rateCell() string {
+	if r.poolRate.text != "" {
+		return r.poolRate.text + "/pool"
+	}
+	return r.rate()
 }
 
 // remarks say what is unusual about the rule: above all that it is not in force.
@@ -529,10 +539,15 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 			}
 			return r.bucket.Key
 		}},
-		{head: "LEVEL", right: true, cell: func(r *row) string { return bytesText(r.bucket.LevelBytes) }},
+		{head: "LEVEL", always: true, right: true, cell: func(r *row) string { return bytesText(r.bucket.LevelBytes) }},
 		{head: "FULL", right: true, cell: func(r *row) string {
 			return optional(r.CapacityBytes, func(capacity uint64) string {
 				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))
+			})
+		}},
+		{head: "E OR P", right: true, cell: func(r *row) string {
+			return optional(r.bucket.SecondLevelBytes, func(level uint64) string {
+				return bytesText(level) + " " + percentText(percentOf(level, *r.SecondBytes()))
 			})
 		}},
 		{head: "WAIT", right: true, cell: func(r *row) string {
@@ -572,7 +587,7 @@ func (rules Rules) Sort(by string, shadows bool) {
 	case "plan":
 		rules.stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Plan, b.Plan), Natural(a.Plan, b.Plan)) })
 	case "rate":
-		figure(func(r *Rule) float64 { return number(r.RateBits, math.Inf(1)) })
+		figure(func(r *Rule) float64 { return number(cmp.Or(r.RateBits, r.poolRate.bits), math.Inf(1)) })
 	case "use":
 		figure(func(r *Rule) float64 { return number(r.UseBits, -1) })
 	case "passed":

@@ -273,9 +273,9 @@ func TestBuckets(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
 	delaying := NewRule("eth0", policy.Ingress, policy.MatchSrc, leaky, maps.Counters{}, 0)
-	delaying.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
+	delaying.Buckets = []Bucket{{"10.0.0.1", 2500, nil, &wait}, {"10.0.0.2", 9999, nil, nil}}
 	hosts := shown("eth0", policy.Egress, "10.0.1.0/24", 1e6, eachHost)
-	hosts.Buckets = []Bucket{{"10.0.1.9", 13_107, nil}}
+	hosts.Buckets = []Bucket{{"10.0.1.9", 13_107, nil, nil}}
 	empty := shown("eth0", policy.Egress, "10.0.2.0/24", 1e6, eachHost)
 	empty.Buckets = []Bucket{}
 	rules := Rules{delaying, hosts, empty}
@@ -296,7 +296,7 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 2 of 3 buckets
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)
-	pool.Buckets, *pool.CapacityBytes = []Bucket{{"pool", 1000, nil}}, 10_000
+	pool.Buckets, *pool.CapacityBytes = []Bucket{{"pool", 1000, nil, nil}}, 10_000
 	pooled := Rules{pool, hosts}
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
 POOL OR RULE  DEVICE       KEY         LEVEL  FULL

@@ -99,6 +99,8 @@ func (r *Request) limit() (l policy.Limit, err error) {
 		return l, errors.New("rate is missing; say how much, such as 10mbit")
 	case l.Rate == policy.Unlimited:
 		return l, errors.New("rate unlimited would pass everything; write a rate such as 10mbit")
+	case l.Algorithm.HasColours():
+		return l, fmt.Errorf("a sandbox compares gcra, leaky and the queue, so algorithm %v has no use; see its colours with 'shapectl replay'", l.Algorithm)
 	case l.Excess == policy.Delay:
 		return l, errors.New("excess delay is the queue, which is always shown; use drop, ecn or pass for the meters")
 	case l.Each.Kind == policy.EachSubnet || l.Share.Kind == policy.ShareSubnet || l.Share.Kind == policy.ShareMember:

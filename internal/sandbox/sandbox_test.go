@@ -383,6 +383,7 @@ func TestRefusals(t *testing.T) {
 		`{"limit":{"rate":"unlimited"},` + sender + `}`:                                                            "unlimited would pass everything",
 		`{"limit":{"rate":"1mbit","within":"x"},` + sender + `}`:                                                   "no option of a sandbox",
 		`{"limit":{"rate":"1mbit","excess":"delay"},` + sender + `}`:                                               "always shown",
+		`{"limit":{"rate":"1mbit","algorithm":"srtcm"},` + sender + `}`:                                            "see its colours with 'shapectl replay'",
 		`{"limit":{"rate":"1mbit","each":"/28"},` + sender + `}`:                                                   "no subnets",
 		`{"limit":{"rate":"1mbit"}}`:                                                                               "the load is missing",
 		`{"limit":{"rate":"1mbit"},"trace":"0,1",` + sender + `}`:                                                  "the load is missing",

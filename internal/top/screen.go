@@ -212,6 +212,9 @@ func (m *Model) columns(f *frame) []column {
 	if m.width >= 100 {
 		rate.width = 12
 	}
+	if slices.ContainsFunc(m.table.rows, func(r row) bool { return r.rule != nil && r.rule.HasColours() }) {
+		rate.width += 4 // for two rates
+	}
 	columns := []column{what, rate, use, of, dropped, lost, level, plot}
 	if m.width >= 110 {
 		plan := column{head: "PLAN", width: 10, left: true, drop: 6, cell: func(r *row) string { return plain.Line(r.rule.Plan) }}

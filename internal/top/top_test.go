@@ -557,6 +557,19 @@ func TestFailure(t *testing.T) {
 	d.shows("no rules; add one with 'shapectl set'")
 }
 
+// A rule with colours shows both rates, and its use in percent of what may pass.
+func TestColours(t *testing.T) {
+	r := made{device: "eth0", prefix: "10.0.0.7/32", rate: 10e6, use: 15e6}.rule(t, 1e9)
+	r.ColourOptions = report.NewColourOptions(policy.Rule{Algorithm: policy.TRTCM, Rate: 10e6, Colours: policy.Colours{
+		PIR: 20e6, PBS: 750e3, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop,
+	}})
+	r.Since(report.Sample{}, 1e9)
+	d := drive(t, 80, 24, Options{})
+	d.f.reading = func(int) report.Top { return report.NewTop(noon, time.Second, report.Rules{r}, nil, nil) }
+	d.read(1)
+	d.shows("10mbit/20mbit", "75%")
+}
+
 // Whatever rules are called, the screen stays within its bounds and has no control characters.
 func TestHostileNames(t *testing.T) {
 	names := []string{

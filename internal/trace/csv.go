@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // anonymous is the network header of packets without addresses: IPv4 without addresses,
@@ -20,16 +22,17 @@ const etherTypeIPv4, etherTypeIPv6 = 0x0800, 0x86dd
 
 type table struct {
 	*csv.Reader
-	time, bytes int // columns
-	fields      int
-	pending     []string // the first record, unless it is a header
+	time, bytes, dscp int // columns; without DSCPs the last is -1
+	fields            int
+	pending           []string // the first record, unless it is a header
+	header            []byte   // anonymous, with the DSCP of the last packet
 }
 
 func openCSV(b *bufio.Reader) (*Reader, error) {
 	if start, _ := b.Peek(len(byteOrderMark)); string(start) == byteOrderMark {
 		b.Discard(len(byteOrderMark))
 	}
-	t := &table{Reader: csv.NewReader(&lines{from: b}), bytes: 1, fields: 2}
+	t := &table{Reader: csv.NewReader(&lines{from: b}), bytes: 1, dscp: -1, fields: 2, header: slices.Clone(anonymous)}
 	t.Comment, t.ReuseRecord, t.TrimLeadingSpace, t.FieldsPerRecord = '#', true, true, -1
 	first, err := t.read()
 	if err != nil && err != io.EOF {
@@ -37,13 +40,14 @@ func openCSV(b *bufio.Reader) (*Reader, error) {
 	}
 	if err == nil && strings.ContainsAny(first[0], "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") {
 		t.time, t.bytes, t.fields = slices.Index(first, "time_ns"), slices.Index(first, "bytes"), len(first)
+		t.dscp = slices.Index(first, "dscp")
 		if t.time < 0 || t.bytes < 0 {
 			return nil, fmt.Errorf("%s: the columns are %.100q; two of them must be time_ns and bytes", t.line(), strings.Join(first, ","))
 		}
 	} else {
 		t.pending = slices.Clone(first)
 	}
-	return &Reader{next: t.next, l2Bytes: 14}, nil
+	return &Reader{next: t.next, l2Bytes: 14, classed: t.dscp >= 0}, nil
 }
 
 // maxLine is more bytes than any line of a trace has.
@@ -90,7 +94,14 @@ func (t *table) next(p *Packet) error {
 	if p.Bytes == 0 || p.Bytes > MaxBytes {
 		return fmt.Errorf("%s: a packet of %d bytes; one has 1 to %d", t.line(), p.Bytes, MaxBytes)
 	}
-	p.EtherType, p.Network = etherTypeIPv4, anonymous
+	if t.dscp >= 0 {
+		dscp, err := policy.ParseDSCP(record[t.dscp])
+		if err != nil {
+			return fmt.Errorf("%s: %w", t.line(), err)
+		}
+		t.header[1] = dscp<<2 | anonymous[1]
+	}
+	p.EtherType, p.Network = etherTypeIPv4, t.header
 	return nil
 }
 

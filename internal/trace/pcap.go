@@ -99,7 +99,7 @@ func exact(t time.Time, unit pcapgo.NgResolution) (time.Time, error) {
 }
 
 func captured(c *capture) *Reader {
-	r := &Reader{addressed: true, l2Bytes: ethernetHeader}
+	r := &Reader{addressed: true, classed: true, l2Bytes: ethernetHeader}
 	r.next = func(p *Packet) error {
 		err := c.next(p)
 		if c.count == 1 {

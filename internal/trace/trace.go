@@ -1,5 +1,5 @@
 // Package trace reads recorded traffic, one packet at a time and in constant
-// memory: a CSV of times and sizes, a pcap or a pcapng, each of them perhaps
+// memory: a CSV of times, sizes and perhaps DSCPs, a pcap or a pcapng, each of them perhaps
 // compressed with gzip. All formats and link types yield the same Packet.
 // The formats of captures are parsed by gopacket.
 package trace
@@ -34,6 +34,7 @@ type Packet struct {
 type Reader struct {
 	next      func(*Packet) error
 	addressed bool
+	classed   bool
 	l2Bytes   uint8
 	first     Packet
 	state     error // from reading the first packet
@@ -109,6 +110,9 @@ func isText(start []byte) bool {
 
 // Addressed reports whether packets have addresses. Packets of a CSV have none.
 func (r *Reader) Addressed() bool { return r.addressed }
+
+// HasDSCPs reports whether packets have DSCPs. Packets of a CSV have them in the column dscp, if there is one.
+func (r *Reader) HasDSCPs() bool { return r.classed }
 
 // L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is
 // that of the first packet, because a pcapng can mix links.

@@ -80,6 +80,23 @@ func TestCSV(t *testing.T) {
 	}
 }
 
+// A column dscp has names or numbers. Packets stay ECN-capable.
+func TestCSVWithDSCPs(t *testing.T) {
+	r, err := Open(strings.NewReader("dscp,time_ns,bytes\nAF12,0,1\n63,0,1\n0,0,1\nef,0,1\n"))
+	if err != nil || !r.HasDSCPs() {
+		t.Fatalf("%v, %+v", err, r)
+	}
+	var p Packet
+	for _, dscp := range []byte{12, 63, 0, 46} {
+		if err := r.Next(&p); err != nil || p.Network[1] != dscp<<2|2 {
+			t.Errorf("DSCP %d: %v, %x", dscp, err, p.Network)
+		}
+	}
+	if r, err := Open(strings.NewReader("time_ns,bytes\n0,1\n")); err != nil || r.HasDSCPs() {
+		t.Errorf("without the column: %v, %+v", err, r)
+	}
+}
+
 func TestBadTraces(t *testing.T) {
 	valid := pcap(t, layers.LinkTypeEthernet, packet{1, ethernet(8), 22})
 	for name, c := range map[string]struct{ data, says string }{
@@ -95,6 +112,8 @@ func TestBadTraces(t *testing.T) {
 		"three columns":          {"0,1\n0,1,2\n", "line 2: 3 columns"},
 		"a header in the middle": {"0,1\ntime_ns,bytes\n", "line 2: time_ns"},
 		"another header":         {"time,size\n0,1\n", "line 1: the columns are"},
+		"a DSCP of 7 bits":       {"time_ns,bytes,dscp\n0,1,0\n0,1,64\n", `line 3: dscp "64" is unknown`},
+		"no DSCP":                {"time_ns,bytes,dscp\n0,1,\n", `line 2: dscp "" is unknown`},
 		"a quote":                {"0,1\n0,\"1\n", "line 2: "},
 		"prose":                  {"Hello, world\n", "line 1: the columns are"},
 		"binary":                 {"\x7fELF\x02\x01", "begins with 7f 45 4c 46"},

@@ -34,6 +34,10 @@ const (
 type ApplyOptions struct {
 	// Confirm is the time after which the change reverts unless it is confirmed; 0 for never.
 	Confirm time.Duration
+	// Final: the change cannot be rolled back, so what only that would need is removed at once. Not with Confirm.
+	Final bool
+	// Devices are those whose rules the tables replace; nil for all. Others keep their rules, whatever the tables say.
+	Devices []string
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 }
@@ -78,9 +82,10 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // device that is here, with valid rules in the order of policy.SortRules. All hooks and pools switch
 // at one moment: a packet meets the old rules or the new ones. Rules that stay keep
 // buckets and counters. On failure nothing is changed, but for devices that were deleted
-// meanwhile: these get no rules, and the others do.
+// meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
+// needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	plan := func() (orders, error) { return n.plan(tables) }
+	plan := func() (orders, error) { return n.plan(tables, o.Devices) }
 	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
 	if err != nil || !orders.haveWork() {
@@ -89,7 +94,19 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	if orders, err = n.endBefore(orders, plan, nil); err != nil {
 		return nil, err
 	}
-	if err := n.pins.changing(func() error { return orders.apply(&n.pins, n.options, o) }); err != nil {
+	err = n.pins.changing(func() error {
+		err := orders.apply(&n.pins, n.options, o)
+		if err == nil && o.Final {
+			err = n.pins.finish()
+		}
+		for _, one := range orders {
+			if err == nil && o.Final && one.gone == nil && len(one.want.Rules) > 0 && !one.isPools() {
+				err = n.pins.trimIfb(one.Set)
+			}
+		}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	for _, o := range orders {
@@ -104,7 +121,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 
 // CheckApply is the error with which Apply would refuse tables, as far as that is known before anything is changed.
 func (n *Namespace) CheckApply(tables []policy.Table) error {
-	orders, err := n.plan(tables)
+	orders, err := n.plan(tables, nil)
 	defer orders.close()
 	if err != nil || !orders.haveWork() {
 		return err

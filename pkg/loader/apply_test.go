@@ -533,7 +533,7 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		orders, err := n.plan(tables)
+		orders, err := n.plan(tables, nil)
 		if err != nil {
 			return err
 		}
@@ -806,5 +806,66 @@ func TestShadowAfterRollback(t *testing.T) {
 		}
 		r.flush()
 		r.nothingLeft()
+	})
+}
+
+// Apply for some devices changes no others, but checks what these draw from pools. A final change cannot be rolled back,
+// and leaves nothing behind.
+func TestApplyToSomeDevices(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		testenv.Veth(t, "xa", "xb")
+		limit := func(prefix string, within policy.Within) policy.Rule {
+			rule, err := policy.Limit{Rate: 1_000_000, Within: within}.Rule(netip.MustParsePrefix(prefix), 14)
+			testenv.Must(t, err)
+			return rule
+		}
+		pool, err := policy.Limit{Rate: 2_000_000}.Pool("p")
+		testenv.Must(t, err)
+		pools := policy.Table{Rules: []policy.Rule{pool}}
+		other := r.table(limit("10.0.0.0/24", "p"))
+		other.Device = "xa"
+		is := func(want ...policy.Table) {
+			t.Helper()
+			r.write(func(n *Namespace) error {
+				have, err := n.Tables(Attached)
+				policy.SortTables(want)
+				if len(want) > 0 && len(policy.Diff(have, want)) > 0 || len(have) != len(want) {
+					t.Errorf("there is %+v, want %+v", have, want)
+				}
+				return err
+			})
+		}
+		r.apply(ApplyOptions{}, pools, r.table(limit("10.0.1.0/24", "")), other)
+
+		mine := r.table(limit("10.0.2.0/24", "p"))
+		ignored := other
+		ignored.Rules = []policy.Rule{limit("10.0.3.0/24", "")}
+		done := r.apply(ApplyOptions{Devices: []string{"va"}}, pools, mine, ignored)
+		if len(done) != 1 || done[0].Device != "va" || done[0].Rules != (maps.Difference{Added: 1, Removed: 1}) {
+			t.Errorf("done: %+v", done)
+		}
+		is(pools, mine, other)
+
+		r.write(func(n *Namespace) error {
+			if _, err := n.Apply(nil, ApplyOptions{Devices: []string{"va"}}); !errors.As(err, new(policy.PoolError)) {
+				t.Errorf("a pool that is in use goes: %v", err)
+			}
+			return nil
+		})
+		is(pools, mine, other)
+
+		r.apply(ApplyOptions{Devices: []string{"va"}, Final: true}, pools)
+		is(pools, other)
+		r.write(func(n *Namespace) error {
+			if _, err := n.Rollback(); !errors.Is(err, ErrNoChange) {
+				t.Errorf("rollback of a final change: %v", err)
+			}
+			return nil
+		})
+		r.apply(ApplyOptions{Final: true})
+		is()
+		if pins := testenv.Pins(t, r.options.BPFFS); len(pins) != 0 {
+			t.Errorf("left behind: %v", pins)
+		}
 	})
 }

@@ -279,8 +279,8 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 	return gone, err
 }
 
-// ApplyNew brings tables into force on hooks without rules, and adds those of their pools that do not exist. Each hook
-// has all its rules from the moment on that it is attached. The last change of other hooks can still be reverted,
+// ApplyNew brings tables into force on hooks without rules, and adds those of their pools and of the pools of hosts that
+// do not exist. Each hook has all its rules from the moment on that it is attached. The last change of other hooks can still be reverted,
 // unless it changed pools. ApplyNew returns what was done to hooks, also with an error; nothing is done to a device
 // that was deleted meanwhile.
 func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) {

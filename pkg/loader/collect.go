@@ -58,8 +58,11 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
+// closedPins are directories that processes lock, and that only the owner of pins can open.
+var closedPins = []string{string(ClusterLeases), string(LineLeases), lockPin}
+
 // ownPins are those of a home without rules.
-var ownPins = []string{alivePin, lesseePin, lockPin}
+var ownPins = append([]string{alivePin}, closedPins...)
 
 // remove removes a home that has no other pins than its own.
 func (dir home) remove() {

@@ -146,7 +146,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		testenv.Eventually(t, "60 packets", func() bool { return r.counters(h, all).PassedPackets == 60 })
 		r.put(hosts)
 		h = r.inForce(all, hosts)
-		if size := h.Set.Size(); size.Buckets != tableBuckets {
+		if size := h.Set.Size(); size.Buckets != tableBuckets(memory()) {
 			t.Errorf("room for %d buckets", size.Buckets)
 		}
 		if c := r.counters(h, all); c.PassedPackets != 60 || c.PassedBytes != 60000 {
@@ -403,4 +403,15 @@ func addTerminalU32(t *testing.T, l netlink.Link, to string, priority uint16) {
 			Nkeys: 1,
 		},
 	}))
+}
+
+// The table of buckets takes at most a part of the memory.
+func TestTableBuckets(t *testing.T) {
+	for memory, want := range map[uint64]uint32{
+		0: 1 << 12, 64 << 20: 1 << 15, 256 << 20: 1 << 17, 1000 << 20: 1 << 18, 2 << 30: 1 << 20, 1 << 40: 1 << 20,
+	} {
+		if got := tableBuckets(memory); got != want {
+			t.Errorf("with %d bytes of memory: %d slots, want %d", memory, got, want)
+		}
+	}
 }

@@ -69,3 +69,39 @@ func TestLeaseOfAnotherCluster(t *testing.T) {
 		})
 	}
 }
+
+// A pool that adapts has a lease for each side of a change. Those of earlier changes are free again.
+func TestLeasesOfAdapting(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	adapting := func(rate policy.Rate) policy.Rule {
+		return pool("p", func(p *policy.Rule) { p.Rate, p.Adapt.Min = rate, policy.MinRate })
+	}
+	key, leases := adapting(1e6).Prefix, uint32(0)
+	for i := range policy.Rate(20) {
+		rate := 1e6 + i*1e5
+		r.write(func(n *Namespace) error { return putPools(n, adapting(rate)) })
+		r.write(func(n *Namespace) error {
+			h := n.Pools()
+			defer h.Close()
+			if got, ok := h.Set.Lease(key); !ok || got.At(maps.Now()) != rate || got.Safe != rate {
+				t.Errorf("change %v: %+v %v", i, got, ok)
+			}
+			if i == 2 {
+				leases = h.Set.Size().Leases
+			}
+			if got := h.Set.Size().Leases; i > 2 && got != leases {
+				t.Errorf("change %v: room for %d leases, after %d", i, got, leases)
+			}
+			return nil
+		})
+	}
+	r.write(func(n *Namespace) error { return putPools(n, pool("p", func(*policy.Rule) {})) })
+	r.write(func(n *Namespace) error {
+		h := n.Pools()
+		defer h.Close()
+		if got, ok := h.Set.Lease(key); ok {
+			t.Errorf("without adaptation: %+v", got)
+		}
+		return nil
+	})
+}

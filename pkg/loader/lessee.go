@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
@@ -12,24 +13,34 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
-// ErrLessee means that another process renews the leases of the network namespace.
+// ErrLessee means that another process renews these leases of the network namespace.
 var ErrLessee = errors.New("another process renews the leases of this network namespace")
 
-// lesseePin is a directory that the process locks which renews leases. Like lockPin, only the owner of pins can open it.
-const lesseePin = "lessee"
+// A LeaseKind tells who grants leases. It is the name of a directory that the process locks which renews them. Like lockPin,
+// only the owner of pins can open it.
+type LeaseKind string
+
+const (
+	ClusterLeases LeaseKind = "lessee"
+	LineLeases    LeaseKind = "lessee-line"
+)
 
 // leasePatience is short: a lease that comes late is of no use, and the next one comes soon.
 const leasePatience = 300 * time.Millisecond
 
-// A Lessee is the process that renews the leases of a network namespace's pools. It keeps the maps open for changes, and
+// claimPatience is enough for a second try, as HasLessee may have the lock for a moment.
+const claimPatience = time.Millisecond
+
+// A Lessee is the process that renews the leases of a kind of a network namespace's pools. It keeps the maps open for changes, and
 // holds no lock on them between two calls.
 type Lessee struct {
+	kind    LeaseKind
 	kept    Kept
 	claimed *os.File
 }
 
 // NewLessee returns the Lessee of a process.
-func NewLessee() *Lessee { return &Lessee{kept: Kept{writing: true}} }
+func NewLessee(kind LeaseKind) *Lessee { return &Lessee{kind: kind, kept: Kept{writing: true}} }
 
 // Close lets another process renew the leases.
 func (l *Lessee) Close() {
@@ -45,8 +56,9 @@ func (l *Lessee) release() {
 }
 
 // Pools calls f with the pools of the calling thread's namespace, unless there are neither rules nor pools. No command
-// changes them meanwhile. The error wraps ErrLessee if there is another Lessee, and unix.EWOULDBLOCK if a command is at work.
-func (l *Lessee) Pools(o Options, f func(pools *maps.Set)) error {
+// changes them meanwhile. If f returns true, there are leases to renew. Then the error wraps ErrLessee if there is another
+// Lessee of that kind. It wraps unix.EWOULDBLOCK if a command is at work.
+func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
 	have, err := program.Capabilities()
 	if err == nil {
 		err = mayWrite(have)
@@ -63,16 +75,16 @@ func (l *Lessee) Pools(o Options, f func(pools *maps.Set)) error {
 	if n.pins.store == nil {
 		return n.pins.noState(n.pins.foreign)
 	}
-	if err := l.claim(n.pins.dir); err != nil {
-		return err
+	if !f(n.pins.store.Pools()) {
+		l.release()
+		return nil
 	}
-	f(n.pins.store.Pools())
-	return nil
+	return l.claim(n.pins.dir)
 }
 
 // claim makes this process the one that renews the leases. A home may be removed and made anew meanwhile.
 func (l *Lessee) claim(dir home) error {
-	path := dir.pin(lesseePin)
+	path := dir.pin(string(l.kind))
 	if l.claimed != nil {
 		held, err1 := l.claimed.Stat()
 		there, err2 := os.Stat(path)
@@ -85,7 +97,7 @@ func (l *Lessee) claim(dir home) error {
 		return err
 	}
 	var err error
-	if l.claimed, err = lockFile(path, true, 0); errors.Is(err, unix.EWOULDBLOCK) {
+	if l.claimed, err = lockFile(path, true, claimPatience); errors.Is(err, unix.EWOULDBLOCK) {
 		return ErrLessee
 	}
 	return err
@@ -105,4 +117,24 @@ func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
 		f(n.pins.store.Pools())
 	}
 	return nil
+}
+
+// HasLessee reports whether a process renews the leases of a kind of the namespace's pools. The error wraps fs.ErrPermission
+// if this process may not know, see LeaseKind. HasLessee tries the lock, because /proc/locks does not show the locks of
+// other PID namespaces.
+func (n *Namespace) HasLessee(kind LeaseKind) (bool, error) {
+	if n.pins.store == nil {
+		return false, nil
+	}
+	unlock, err := lock(n.pins.dir.pin(string(kind)), false, 0)
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return true, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("find out whether a process renews leases: %w", err)
+	}
+	unlock()
+	return false, nil
 }

@@ -26,14 +26,15 @@ func TestLessee(t *testing.T) {
 			return err
 		})
 	}
-	l, other := NewLessee(), NewLessee()
+	l, other := NewLessee(ClusterLeases), NewLessee(ClusterLeases)
 	defer l.Close()
 	defer other.Close()
 	names := func(l *Lessee) (names []string, err error) {
-		err = l.Pools(r.options, func(pools *maps.Set) {
+		err = l.Pools(r.options, func(pools *maps.Set) bool {
 			for _, e := range pools.Rules() {
 				names = append(names, e.Label.Name)
 			}
+			return true
 		})
 		return names, err
 	}
@@ -58,12 +59,37 @@ func TestLessee(t *testing.T) {
 			return nil
 		})
 	}
+	held := func(want bool) {
+		t.Helper()
+		n, err := Read(r.options)
+		testenv.Must(t, err)
+		defer n.Close()
+		for range 2 { // it lets go of the lock
+			if got, err := n.HasLessee(ClusterLeases); err != nil || got != want {
+				t.Errorf("a process that renews leases: %v, %v", got, err)
+			}
+		}
+		if got, err := n.HasLessee(LineLeases); err != nil || got {
+			t.Errorf("a process that renews leases of another kind: %v, %v", got, err)
+		}
+	}
+	held(false)
 	has(0) // there are no maps
 	put(pool("a"))
+	held(false)
 	has(1)
+	held(true)
 	renews("a", 500_000)
 	if _, err := names(other); !errors.Is(err, ErrLessee) {
 		t.Errorf("a second one: %v", err)
+	}
+	line, none := NewLessee(LineLeases), NewLessee(ClusterLeases)
+	defer line.Close()
+	if got, err := names(line); err != nil || len(got) != 1 {
+		t.Errorf("one for leases of another kind: %v, %v", got, err)
+	}
+	if err := none.Pools(r.options, func(*maps.Set) bool { return false }); err != nil {
+		t.Errorf("one that renews nothing: %v", err)
 	}
 	r.write(func(n *Namespace) error {
 		if err := l.Renew(r.options, func(*maps.Set) { t.Error("beside another command") }); !errors.Is(err, unix.EWOULDBLOCK) {
@@ -100,6 +126,7 @@ func TestLessee(t *testing.T) {
 		t.Errorf("a second one, after all rules were deleted: %v", err)
 	}
 	l.Close()
+	held(false)
 	if got, err := names(other); err != nil || len(got) != 1 {
 		t.Errorf("once the first one is gone: %v, %v", got, err)
 	}

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -23,6 +24,7 @@ type order struct {
 	want  policy.Table
 	steps []policy.Difference
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
+	newFQ bool   // it was set up, and replaced a qdisc that was not ours
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
 	gone  error // the device was deleted meanwhile, and this failed
@@ -68,8 +70,14 @@ func (all orders) close() {
 
 func (all orders) haveWork() bool { return slices.ContainsFunc(all, (*order).hasWork) }
 
-// apply prepares hooks, and changes all their rules at one moment.
-func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
+// apply prepares hooks, and changes all their rules at one moment. If it fails before, it restores qdiscs.
+func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
+	began := false
+	defer func() {
+		if err != nil && !began {
+			err = errors.Join(err, all.restoreQdiscs(p))
+		}
+	}()
 	if err := all.prepare(p, options); err != nil {
 		return err
 	}
@@ -92,8 +100,20 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 			return err
 		}
 	}
+	began = true
 	all.sweepGone(p)
 	return nil
+}
+
+// restoreQdiscs restores those that claim has replaced.
+func (all orders) restoreQdiscs(p *pins) (err error) {
+	for _, o := range all {
+		if o.newFQ {
+			_, failed := p.dir.restoreQdisc(o.dev)
+			err = errors.Join(err, failed)
+		}
+	}
+	return err
 }
 
 // prepare makes room for the rules of hooks, and attaches the hooks that need it, with
@@ -115,6 +135,7 @@ func (all orders) claim(p *pins) error {
 		}
 		if o.fq > 0 {
 			var err error
+			o.newFQ = !exists(p.dir.qdiscPin(o.dev.Index))
 			o.done.Hook.Replaced, err = p.dir.setupFQ(o.dev, o.fq)
 			if err := o.failed(err); err != nil {
 				return err

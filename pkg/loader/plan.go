@@ -18,8 +18,9 @@ type side struct {
 	direction policy.Direction
 }
 
-// plan makes the orders that bring a policy into force. It changes nothing.
-func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
+// plan makes the orders that bring a policy into force on devices, or on all for nil. It changes nothing.
+func (n *Namespace) plan(tables []policy.Table, devices []string) (all orders, err error) {
+	other := func(device string) bool { return devices != nil && !slices.Contains(devices, device) }
 	hooks, err := n.Hooks()
 	all = orders{n.poolsOrder(nil)}
 	moved := map[side]bool{}
@@ -27,7 +28,7 @@ func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 		if h.State == Moved {
 			moved[side{h.Name(), h.Direction}] = true
 		}
-		if h.Device.Name == "" {
+		if h.Device.Name == "" || other(h.Device.Name) {
 			h.Close()
 			continue
 		}
@@ -37,7 +38,18 @@ func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 	if err != nil {
 		return all, err
 	}
-	return n.planTables(all, moved, tables, onlyThese)
+	if devices == nil {
+		return n.planTables(all, moved, tables, onlyThese)
+	}
+	tables = slices.DeleteFunc(slices.Clone(tables), func(t policy.Table) bool { return !t.IsPools() && other(t.Device) })
+	if all, err = n.planTables(all, moved, tables, onlyThese); err != nil {
+		return all, err
+	}
+	pools, err := n.poolsAfter(all, onlyThese)
+	if err != nil {
+		return all, err
+	}
+	return n.planDrawing(all, pools)
 }
 
 // planTables adds tables to the orders of the pools and of existing hooks, and orders for new hooks.

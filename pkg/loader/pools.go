@@ -165,11 +165,16 @@ func drawnFrom(rules, pools []policy.Rule) (drawn []policy.Rule) {
 	return drawn
 }
 
-// missing are those of pools that rules of tables draw from and that do not exist, sorted.
+// missing are those of pools that rules of tables draw from, or that follow a host, and that do not exist, sorted.
 func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
 	for _, t := range tables {
 		missing = append(missing, drawnFrom(t.Rules, pools)...)
 	}
+	follow := slices.DeleteFunc(slices.Clone(pools), func(p policy.Rule) bool {
+		_, _, follows := p.Follows()
+		return !follows
+	})
+	missing = slices.Concat(missing, follow, drawnFrom(follow, pools))
 	policy.SortRules(missing)
 	missing = slices.Compact(missing) // tables may draw from the same pool
 	if n.pins.store == nil {

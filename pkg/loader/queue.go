@@ -121,7 +121,11 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 	if n.pins.dir == "" {
 		return o, nil
 	}
-	pin := n.pins.dir.qdiscPin(dev.Index)
+	return n.pins.dir.restoreQdisc(dev)
+}
+
+func (dir home) restoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
+	pin := dir.qdiscPin(dev.Index)
 	record, err := readRecord(pin)
 	if record == nil || err != nil {
 		return o, err
@@ -133,6 +137,27 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 		return o, err
 	}
 	return o, unlink(pin)
+}
+
+// Queues reports whether rules of a direction of a device, or pools that they draw from, delay packets.
+func (n *Namespace) Queues(device string, d policy.Direction) (bool, error) {
+	tables, err := n.Tables(Attached, Unknown, Detached)
+	if err != nil {
+		return false, err
+	}
+	var pools []policy.Rule
+	for _, t := range tables {
+		if t.IsPools() {
+			pools = t.Rules
+		}
+	}
+	for _, t := range tables {
+		if t.Device == device && t.Direction == d {
+			packets, _ := Waiting(append(drawnFrom(t.Rules, pools), t.Rules...))
+			return packets > 0, nil
+		}
+	}
+	return false, nil
 }
 
 // HasOurFQ reports whether setupFQ has replaced the qdiscs of a device.

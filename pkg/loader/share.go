@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -93,7 +94,7 @@ func (to access) contents(dir home) error {
 	}
 	for _, e := range entries {
 		path := dir.pin(e.Name())
-		if e.Name() == lockPin || e.Name() == lesseePin {
+		if slices.Contains(closedPins, e.Name()) {
 			continue
 		}
 		if !e.IsDir() {

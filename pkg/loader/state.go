@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -25,9 +26,11 @@ const (
 	manyRules = 1 << 18
 	// leastViews is the initial room for hooks. It grows.
 	leastViews = 64
-	// tableBuckets is how many hosts, subnets and flows of a namespace can have a bucket
+	// mostBuckets is how many hosts, subnets and flows of a namespace can have a bucket
 	// that is not empty: 16 MiB of slots and 48 MiB of keys.
-	tableBuckets = 1 << 20
+	mostBuckets = 1 << 20
+	// bucketBytes is the memory of one, of which all may take 1/tablePart of the machine's.
+	bucketBytes, tablePart = 64, 32
 	// noBuckets is for a namespace whose rules have shared buckets only.
 	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
 	// affectedHosts is how many affected hosts and subnets of shadows are remembered: 8 MiB.
@@ -201,12 +204,13 @@ func roomFor(all orders, size maps.Size) maps.Size {
 		for i := range o.want.Rules {
 			r := &o.want.Rules[i]
 			size.Pools = size.Pools || maps.NeedsPools(*r)
+			size.Colours = size.Colours || r.Algorithm.HasColours()
 			proposed, ok := r.Proposed()
 			if ok {
 				size.Affected = max(size.Affected, affectedHosts)
 			}
 			if size.Buckets == noBuckets && (maps.HasSlots(*r) || maps.HasSlots(proposed)) {
-				size.Buckets = tableBuckets
+				size.Buckets = tableBuckets(memory())
 			}
 		}
 	}
@@ -416,4 +420,22 @@ func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
 		}
 	}
 	return nil
+}
+
+// tableBuckets is the number of slots of a new table on a machine with so many bytes of memory: a power of two.
+func tableBuckets(memory uint64) uint32 {
+	n := uint64(mostBuckets)
+	for n > 1<<12 && n*bucketBytes > memory/tablePart {
+		n /= 2
+	}
+	return uint32(n)
+}
+
+// memory is that of the machine, in bytes; 0 if it is not known.
+func memory() uint64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	return uint64(info.Totalram) * uint64(info.Unit)
 }

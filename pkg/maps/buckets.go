@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -91,9 +92,10 @@ func (f Flow) String() string {
 
 // A Bucket is a bucket of a rule, with its key.
 type Bucket struct {
-	Subnet     netip.Prefix // of a host or subnet; invalid for a flow
-	Flow       Flow
-	LevelBytes uint64
+	Subnet      netip.Prefix // of a host or subnet; invalid for a flow
+	Flow        Flow
+	LevelBytes  uint64
+	SecondBytes uint64 // of a rule with colours: the level of E, or with trtcm of P
 }
 
 func load(b *bpf.AbiBucket) model.Bucket {
@@ -104,8 +106,9 @@ func load(b *bpf.AbiBucket) model.Bucket {
 // the table.
 type buckets struct {
 	rules
-	lines []bpf.AbiLine
-	keys  []bpf.AbiKey
+	lines   []bpf.AbiLine
+	seconds []bpf.AbiLine // the second buckets of slots
+	keys    []bpf.AbiKey
 }
 
 // State is the state that a packet of flow would meet now. With Spilled, the table has no
@@ -119,13 +122,20 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 			state.Spilled = true
 		}
 	}
-	if e.Order == policy.SparseFirst {
-		level, ok := bs.slotLevel(e.ID, makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), now)
-		state.Flow = level
-		state.FIFO = !ok || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) ||
-			bs.current(e.ID).reverted && now < bs.change.Until+uint64(policy.MaxWait)
-	}
+	bs.addFlow(&state, e, match, flow, now)
 	return state
+}
+
+// addFlow adds the state of the flow in the queue of a rule or pool, if sparse flows go first there.
+func (bs *buckets) addFlow(state *model.State, e Entry, match policy.Match, flow Flow, now uint64) {
+	if e.Order != policy.SparseFirst {
+		return
+	}
+	level, ok := bs.slotLevel(e.ID, makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), now)
+	state.Flow = level
+	v := bs.current(e.ID)
+	state.FIFO = !ok || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) || bs.leaseEnded(v, now) ||
+		v.reverted && now < bs.change.Until+uint64(policy.MaxWait)
 }
 
 // slotLevel is the level of a key's slot, in units, or 0 if the key has no slot. ok is false
@@ -133,7 +143,7 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
 	rule := bs.current(id)
 	if slot := bs.slotOf(key, rule.Salt); slot != nil {
-		return bs.levelOf(id, rule, load(slot), now), true
+		return bs.levelBy(bs.meterAt(rule, now).Flows(), id, rule, load(slot), now), true
 	}
 	places := bs.places(key, rule.Salt)
 	if bs.emptySlots(places[0].line, now)+bs.emptySlots(places[1].line, now) > 0 {
@@ -199,7 +209,41 @@ func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 	if key.Sharer != 0 && id < bs.room() {
 		return b.TAT&tatBusy == 0 && !bs.isActive(slot, key)
 	}
-	return b.TAT&tatBusy == 0 && id < bs.room() && bs.levelOf(id, bs.current(id), b, now-min(now, skew)) == 0
+	if b.TAT&tatBusy != 0 || id >= bs.room() {
+		return false
+	}
+	v, now := bs.current(id), now-min(now, skew)
+	if bs.levelOf(id, v, b, now) != 0 {
+		return false
+	}
+	limit, second := bs.secondOf(slot)
+	return second == nil || bs.secondLevel(limit, second, now) == 0
+}
+
+// secondLevel is the level of a second bucket by the limit with that id, in units.
+func (bs *buckets) secondLevel(id uint32, b *bpf.AbiBucket, now uint64) uint64 {
+	return bs.levelOf(id, bs.current(id), load(b), now)
+}
+
+// ColourLevels are the levels that a packet of flow would meet now under a rule with colours.
+func (bs *buckets) ColourLevels(e Entry, match policy.Match, flow Flow, now uint64) (l model.Levels) {
+	second, _ := bs.Second(e)
+	l = bs.SharedLevels(e, now)
+	if e.Each.Kind == policy.EachAll {
+		return l
+	}
+	key := makeKey(e.ID, e.Each, match, flow)
+	first, ok := bs.slotLevel(e.ID, key, now)
+	if !ok {
+		return l // of the spill buckets
+	}
+	l = model.Levels{First: first}
+	if slot := bs.slotOf(key, bs.current(e.ID).Salt); slot != nil {
+		if id, b := bs.secondOf(slot); b != nil && id == second.ID {
+			l.Second = bs.secondLevel(second.ID, b, now)
+		}
+	}
+	return l
 }
 
 // KeyName is the bucket key of a packet of flow, as people read it.
@@ -223,6 +267,12 @@ func (rs *rules) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID)
 // spill bucket.
 func (bs *buckets) SharedLevel(e Entry, now uint64) uint64 {
 	return bs.levelOf(e.ID, bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
+}
+
+// SharedLevels are the levels of both shared buckets of a rule with colours.
+func (bs *buckets) SharedLevels(e Entry, now uint64) model.Levels {
+	second, _ := bs.Second(e)
+	return model.Levels{First: bs.SharedLevel(e, now), Second: bs.SharedLevel(second, now)}
 }
 
 // slotsIn are the slots in use in some lines: those in the first line of their key, or those
@@ -262,17 +312,34 @@ func (bs *buckets) slots(of func(id uint32) bool) iter.Seq2[*bpf.AbiBucket, *bpf
 	}
 }
 
-// eachSlot calls f for each slot with a bucket, but not for those of sharers, with the id of its rule, on all CPUs.
+// eachSlot calls f for each slot with a bucket, but not for those of sharers, with the id of its rule, on all CPUs. For a second
+// bucket the id is that of the second limit.
 func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	for _, first := range []bool{true, false} {
 		inParts(len(bs.lines), func(from, to int) {
 			for slot, key := range bs.slotsIn(from, to, first) {
-				if key.Sharer == 0 {
-					f(atomic.LoadUint32(&key.Id), slot)
+				if key.Sharer != 0 {
+					continue
+				}
+				f(atomic.LoadUint32(&key.Id), slot)
+				if id, second := bs.secondOf(slot); second != nil {
+					f(id, second)
 				}
 			}
 		})
 	}
+}
+
+// secondOf is the second bucket of a slot and the id of its limit, or nil if it has none.
+func (bs *buckets) secondOf(slot *bpf.AbiBucket) (id uint32, b *bpf.AbiBucket) {
+	if len(bs.seconds) < len(bs.lines) {
+		return 0, nil
+	}
+	n := (uintptr(unsafe.Pointer(slot)) - uintptr(unsafe.Pointer(&bs.lines[0]))) / unsafe.Sizeof(*slot)
+	if bs.keys[n].Paired == 0 {
+		return 0, nil
+	}
+	return atomic.LoadUint32(&bs.keys[n].Second), &bs.seconds[n/uintptr(lineSlots)].Slot[n%uintptr(lineSlots)]
 }
 
 // Buckets are the buckets of a rule that are not empty now, without the shared bucket and
@@ -313,7 +380,7 @@ func (bs *buckets) BucketsOf(rules []Entry, now func() uint64) iter.Seq2[int, Bu
 				at = now()
 				b = bs.bucketIn(rules[i], slot, before, k, at)
 			}
-			if b.LevelBytes == 0 {
+			if b.LevelBytes|b.SecondBytes == 0 {
 				continue
 			}
 			if !yield(i, b) {
@@ -330,7 +397,11 @@ func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k b
 	places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 	// Level and key belong together if no other key got the slot meanwhile.
 	is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
-	if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
+	if id, second := bs.secondOf(slot); second != nil && e.Algorithm.HasColours() && id == bs.current(e.ID).Second {
+		levels := model.Levels{First: level, Second: bs.secondLevel(id, second, now)}
+		b.SecondBytes = model.Bytes(model.NewColoured(e.Rule).E(levels))
+	}
+	if level == 0 && b.SecondBytes == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 		return Bucket{}
 	}
 	b.LevelBytes = model.Bytes(level)
@@ -368,11 +439,16 @@ func clampTo(before, after model.Meter, clock func() uint64) func(model.Bucket) 
 
 // rewrite changes buckets of a rule, while packets charge them.
 func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	rewriteBucket(&bs.rule(id).Shared, change)
+	bs.eachBucket(id, func(b *bpf.AbiBucket) { rewriteBucket(b, change) })
+}
+
+// eachBucket calls f for each bucket of a limit, on all CPUs.
+func (bs *buckets) eachBucket(id uint32, f func(b *bpf.AbiBucket)) {
+	f(&bs.rule(id).Shared)
 	if bs.rule(id).HasSlots != 0 {
 		bs.eachSlot(func(of uint32, slot *bpf.AbiBucket) {
 			if of == id {
-				rewriteBucket(slot, change)
+				f(slot)
 			}
 		})
 	}
@@ -406,11 +482,19 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 	}
 }
 
-// freeSlots frees all slots of a rule that is not in force: by the clock of another rule
-// they might not be empty.
+// freeSlots frees all slots of a rule that is not in force, and second buckets of its limit: by the clock of another
+// one they might not be empty.
 func (bs *buckets) freeSlots(id uint32) {
 	if bs.rule(id).HasSlots == 0 {
 		return
+	}
+	if bs.hook.Colours != 0 {
+		for i := range bs.keys {
+			if key := &bs.keys[i]; key.Paired != 0 && atomic.LoadUint32(&key.Second) == id {
+				key.Paired = 0
+				atomic.StoreUint32(&bs.seconds[i/int(lineSlots)].Slot[i%int(lineSlots)].Fingerprint, 0)
+			}
+		}
 	}
 	for slot := range bs.slots(func(of uint32) bool { return of == id }) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)

@@ -199,6 +199,12 @@ func (s *Store) Time(from, until uint64) {
 		s.continueClock(id, old, next, from)
 		rebase(old, next, until)
 	})
+	if s.hook.Colours != 0 {
+		s.eachTaking(func(id uint32) {
+			_, next := s.bothPhases(id)
+			s.copySecond(next, phaseAfter)
+		})
+	}
 	store("say when a change begins", &s.change.From, from)
 	store("say when a change reverts", &s.change.Until, until)
 }
@@ -264,9 +270,18 @@ func (s *Store) Commit() {
 		store("commit a change", &s.change.Phase, phaseAfter)
 	}
 	step.Store("clamp buckets")
+	if s.hook.Colours != 0 {
+		s.eachTaking(func(id uint32) {
+			old, next := s.bothPhases(id)
+			s.countColours(id, old, next)
+		})
+	}
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		old, next := s.bothPhases(id)
 		before, after := meter(old), meter(next)
+		if shrinksPairs(old, next) {
+			s.clampPair(id, b)
+		}
 		if !shrinks(old, next) {
 			return
 		}
@@ -308,7 +323,11 @@ func (s *Store) Finish() {
 	on := s.phase()
 	if on == phaseReverted {
 		s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-			if old, next := s.bothPhases(id); limited(old) {
+			old, next := s.bothPhases(id)
+			if hasTotals(old, next) {
+				s.revertPair(id, old, next, b, c.Until)
+			}
+			if limited(old) && old.Flags&ruleTotal == 0 {
 				rewriteBucket(b, s.revertBy(old, next, c.Until))
 			}
 		})
@@ -320,6 +339,7 @@ func (s *Store) Finish() {
 		v := s.versionIn(t.id, on)
 		if on == phaseReverted {
 			v.Base = v.Rebase
+			s.copySecond(v, on) // companions come first
 			if v.Flags&ruleSparse != 0 {
 				keepOrderUntil(r, c.Until+uint64(policy.MaxWait)) // as packets did by themselves
 			}
@@ -366,7 +386,7 @@ func (rs *rules) revertBy(old, next version, until uint64) func(model.Bucket) (m
 		then = rs.meterAt(next, until)
 	}
 	return func(b model.Bucket) (model.Bucket, bool) {
-		if int32(b.Tick-model.Tick(until)) > 0 || m.Whole != 0 && then.Whole != 0 {
+		if int32(b.Tick-model.Tick(until)) > 0 || sameLease(old, next) {
 			return b, false
 		}
 		level := then.Level(b, until)
@@ -383,11 +403,16 @@ func (rs *rules) revertBy(old, next version, until uint64) func(model.Bucket) (m
 
 // levelOf is the level of a bucket, in units, by a version of its rule.
 func (rs *rules) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
+	return rs.levelBy(rs.meterAt(v, now), id, v, b, now)
+}
+
+// levelBy is levelOf by another meter than that of the version.
+func (rs *rules) levelBy(m model.Meter, id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
 		old, next := rs.bothPhases(id)
 		b, _ = rs.revertBy(old, next, rs.change.Until)(b)
 	}
-	return rs.meterAt(v, now).Level(b, now)
+	return m.Level(b, now)
 }
 
 // rewriteTaking changes the buckets of the rules that take part, one by one: to collect

@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"iter"
 	"net/netip"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -10,7 +11,7 @@ import (
 // A companion is a limit that belongs to a rule and has an id of its own, but no prefix: packets find it by
 // its rule.
 type companion struct {
-	flag  uint32                                 // of rules that have one
+	flags uint32                                 // of rules that have one
 	limit func(policy.Rule) (policy.Rule, bool)  // of a rule
 	id    func(*bpf.AbiColdParams) *uint32       // in a version of the rule
 	stays func(have, want policy.Rule) (is bool) // a limit keeps id, counters and buckets when it changes so
@@ -18,22 +19,41 @@ type companion struct {
 
 var companions = [...]companion{
 	{
-		flag:  ruleShadow,
+		flags: ruleShadow,
 		limit: policy.Rule.Proposed,
 		id:    func(c *bpf.AbiColdParams) *uint32 { return &c.Shadow },
 		stays: func(have, want policy.Rule) bool { return have == want }, // others begin with new counters
 	},
 	{
-		flag:  ruleGuarantee,
-		limit: policy.Rule.Guaranteed,
-		id:    func(c *bpf.AbiColdParams) *uint32 { return &c.Guarantee },
-		stays: func(policy.Rule, policy.Rule) bool { return true },
+		flags: ruleGuarantee | ruleColours,
+		limit: func(r policy.Rule) (policy.Rule, bool) {
+			if r.Algorithm.HasColours() {
+				return r.Second()
+			}
+			return r.Guaranteed()
+		},
+		id:    func(c *bpf.AbiColdParams) *uint32 { return &c.Second },
+		stays: func(have, want policy.Rule) bool { return kindOf(have) == kindOf(want) },
 	},
+}
+
+// kindOf is the algorithm of the rule of whose colours a limit is the second one, or GCRA if it is not such a limit. With
+// another algorithm, the level of the second bucket means something else. So that gets a new limit.
+func kindOf(r policy.Rule) policy.Algorithm {
+	switch c := r.Colours; {
+	case r.Algorithm.HasColours() || c == policy.Colours{}:
+		return policy.GCRA
+	case c.PIR != 0:
+		return policy.TRTCM
+	case c.EIR != 0:
+		return policy.RFC4115
+	}
+	return policy.SRTCM
 }
 
 // of returns the id of a version's companion, if the version has one.
 func (c *companion) of(v version) (id uint32, ok bool) {
-	return *c.id(v.AbiColdParams), present(v) && v.Flags&c.flag != 0
+	return *c.id(v.AbiColdParams), present(v) && v.Flags&c.flags != 0
 }
 
 // both returns the limits of a rule before and after a change.
@@ -44,10 +64,15 @@ func (c *companion) both(have, want policy.Rule) (before, after policy.Rule, had
 	return before, after, had, has
 }
 
-// isNew reports whether a change gives a rule a companion with an id of its own.
-func (c *companion) isNew(have, want policy.Rule) bool {
-	before, after, had, has := c.both(have, want)
-	return has && !(had && c.stays(before, after))
+// newCompanions counts the ids that a change gives to companions of a rule, and to theirs.
+func newCompanions(have, want policy.Rule) (ids uint32) {
+	for i := range companions {
+		c := &companions[i]
+		if before, after, had, has := c.both(have, want); has && !(had && c.stays(before, after)) {
+			ids += 1 + newCompanions(policy.Rule{}, after)
+		}
+	}
+	return ids
 }
 
 // companionIDs are the ids of the companions of a rule.
@@ -66,9 +91,9 @@ func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) c
 		c := &companions[i]
 		before, after, had, has := c.both(have, want)
 		switch {
-		case c.isNew(have, want):
+		case has && !(had && c.stays(before, after)):
 			ids[i] = s.allocate()
-			s.writeNew(ids[i], after, companionIDs{}, at)
+			s.writeNew(ids[i], after, s.setCompanions(policy.Rule{}, after, companionIDs{}, at), at)
 		case had && has && before != after:
 			s.rewriteParams(ids[i], placed{id: ids[i]}, after, companionIDs{}, at)
 		}
@@ -83,14 +108,45 @@ func (s *Store) freeUnused(id uint32) {
 		c := &companions[i]
 		used, has := c.of(v)
 		// Absent parameters have companions, too: they are a copy.
-		if unused := *c.id(other.AbiColdParams); other.Flags&c.flag != 0 && !(has && used == unused) {
-			s.free(unused)
+		if unused := *c.id(other.AbiColdParams); other.Flags&c.flags != 0 && !(has && used == unused) {
+			s.freeWith(unused)
 		}
 	}
 	if v.Flags&ruleShares == 0 || !present(v) {
 		s.freeShare(id)
 	}
-	if v.Flags&ruleLeased == 0 || !present(v) {
-		s.freeLease(id)
+	s.freeLeases(id, leaseNumber(v))
+}
+
+// freeWith frees an id with those of its companions.
+func (s *Store) freeWith(id uint32) {
+	v := s.version(id, s.rule(id).Version)
+	for i := range companions {
+		if its, has := companions[i].of(v); has {
+			s.freeWith(its)
+		}
+	}
+	s.free(id)
+}
+
+// companionsOf are the companions of a rule in all phases of a change, and theirs. One may appear twice.
+func (rs *rules) companionsOf(id uint32) iter.Seq[uint32] {
+	return func(yield func(uint32) bool) {
+		for v := range rs.versions(id) {
+			for i := range companions {
+				if v.Flags&companions[i].flags == 0 {
+					continue
+				}
+				its := *companions[i].id(v.AbiColdParams)
+				if !yield(its) {
+					return
+				}
+				for next := range rs.companionsOf(its) {
+					if !yield(next) {
+						return
+					}
+				}
+			}
+		}
 	}
 }

@@ -28,6 +28,10 @@ type Counters struct {
 	// SpilledPackets are passed and dropped packets that were charged to the spill bucket,
 	// as the table had no room for their key.
 	SpilledPackets uint64
+	// Of a rule with colours: passed and dropped packets by colour. Yellow and red ones are excess packets.
+	GreenPackets, GreenBytes   uint64
+	YellowPackets, YellowBytes uint64
+	RedPackets, RedBytes       uint64
 }
 
 // SKBs is how many skbs were passed or dropped.
@@ -50,6 +54,23 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 
 // Counters are the counters of the rule with that id.
 func (rs *rules) Counters(id uint32) (sum Counters) {
+	if rs.current(id).Flags&ruleColours == 0 {
+		return rs.count(id)
+	}
+	const tries = 4 // while packets are counted, yellow and red ones may be among all packets or not
+	second := rs.current(id).AbiColdParams.Second
+	for range tries {
+		before := rs.count(second)
+		if sum = rs.count(id); before == rs.count(second) {
+			break
+		}
+	}
+	sum.addColours(rs.count(second))
+	return sum
+}
+
+// count is Counters without colours.
+func (rs *rules) count(id uint32) (sum Counters) {
 	r := rs.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
@@ -80,7 +101,20 @@ func (rs *rules) Shadow(e Entry) (Entry, bool) { return rs.companion(&companions
 
 // Guarantee is the limit of a rule's guarantee, which has its own buckets and counters. It passes the packets
 // that are guaranteed. False if the rule has no guarantee.
-func (rs *rules) Guarantee(e Entry) (Entry, bool) { return rs.companion(&companions[1], e) }
+func (rs *rules) Guarantee(e Entry) (Entry, bool) {
+	if e.Algorithm.HasColours() {
+		return Entry{}, false
+	}
+	return rs.companion(&companions[1], e)
+}
+
+// Second is the second limit of a rule with colours, which has its own buckets. False if the rule has no colours.
+func (rs *rules) Second(e Entry) (Entry, bool) {
+	if !e.Algorithm.HasColours() {
+		return Entry{}, false
+	}
+	return rs.companion(&companions[1], e)
+}
 
 func (rs *rules) companion(c *companion, e Entry) (Entry, bool) {
 	id, ok := c.of(rs.current(e.ID))

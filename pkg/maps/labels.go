@@ -19,7 +19,7 @@ import (
 const (
 	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
 	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
-	labelBreak = "\n" // between plan, name, note and cluster, none of which contains one
+	labelBreak = "\n" // between plan, name, note, cluster and adaptation, none of which contains one
 )
 
 // labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
@@ -29,21 +29,30 @@ type labels struct {
 	parts *uint32 // an upper bound of the parts in the map
 }
 
-// hasTexts reports whether a rule has texts in labels: its label and its cluster.
-func hasTexts(r policy.Rule) bool {
-	return r.Label != (policy.Label{}) || r.Cluster != (policy.Cluster{})
+// texts are what a rule has in labels.
+type texts struct {
+	policy.Label
+	policy.Cluster
+	policy.Adapt
 }
+
+func textsOf(r policy.Rule) texts { return texts{r.Label, r.Cluster, r.Adapt} }
+
+func hasTexts(r policy.Rule) bool { return textsOf(r) != texts{} }
 
 // labelParts is a text that ends with a zero byte, because a killed command may have left parts of a longer one.
 func labelParts(r policy.Rule) (parts []bpf.AbiLabel) {
 	if !hasTexts(r) {
 		return nil
 	}
-	l, cluster := r.Label, ""
+	l, cluster, adapt := r.Label, "", ""
 	if c := r.Cluster; c != (policy.Cluster{}) {
 		cluster = fmt.Sprint(uint16(c.Weight), uint64(c.Floor), uint64(c.Share), uint64(c.Safe)) + " " + string(c.Name)
 	}
-	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster}, labelBreak), labelBreak) + "\x00"
+	if a := r.Adapt; a != (policy.Adapt{}) {
+		adapt = fmt.Sprint(uint64(a.Min), int64(a.Above)) + " " + string(a.To)
+	}
+	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster, adapt}, labelBreak), labelBreak) + "\x00"
 	for chunk := range slices.Chunk([]byte(text), labelBytes) {
 		var part bpf.AbiLabel
 		copy(part.Text[:], chunk)
@@ -65,7 +74,7 @@ func LabelParts(steps ...policy.Difference) (parts uint32) {
 // LabelParts is how many parts of labels the store holds, or more after a command was killed.
 func (rs *rules) LabelParts() uint32 { return atomic.LoadUint32(rs.labels.parts) }
 
-// write stores the label and the cluster of a rule for a version that has none.
+// write stores the texts of a rule for a version that has none.
 func (l *labels) write(id, version uint32, r policy.Rule) error {
 	for n, part := range labelParts(r) {
 		atomic.AddUint32(l.parts, 1)
@@ -82,8 +91,7 @@ func (l *labels) write(id, version uint32, r policy.Rule) error {
 // A knownLabel is a label that was read before, of a version of a rule with these properties. They tell it from any
 // later label of that id.
 type knownLabel struct {
-	label                  policy.Label
-	cluster                policy.Cluster
+	texts                  texts
 	version, retired, view uint32
 }
 
@@ -94,23 +102,23 @@ func (rs *rules) RememberLabels() { rs.knownLabels = map[labelID]knownLabel{} }
 // A labelID names one of the two labels of a rule.
 type labelID struct{ id, index uint32 }
 
-// label is the label of a version of a rule, and its cluster.
-func (rs *rules) label(id, index uint32) (policy.Label, policy.Cluster) {
+// label is what a version of a rule has in labels.
+func (rs *rules) label(id, index uint32) texts {
 	r := rs.rule(id)
 	known := knownLabel{version: atomic.LoadUint32(&r.Version), retired: r.Retired, view: r.View}
 	have, ok := rs.knownLabels[labelID{id, index}]
-	known.label, known.cluster = have.label, have.cluster
+	known.texts = have.texts
 	if ok && have == known {
-		return known.label, known.cluster
+		return known.texts
 	}
-	known.label, known.cluster = rs.labels.read(id, index)
+	known.texts = rs.labels.read(id, index)
 	if rs.knownLabels != nil {
 		rs.knownLabels[labelID{id, index}] = known
 	}
-	return known.label, known.cluster
+	return known.texts
 }
 
-func (l *labels) read(id, version uint32) (label policy.Label, cluster policy.Cluster) {
+func (l *labels) read(id, version uint32) (t texts) {
 	var text []byte
 	var part bpf.AbiLabel
 	for n := 0; l.texts.Lookup(labelKey(id, version, n), &part) == nil; n++ {
@@ -120,18 +128,24 @@ func (l *labels) read(id, version uint32) (label policy.Label, cluster policy.Cl
 		}
 	}
 	text, _, _ = bytes.Cut(text, []byte{0})
-	texts := append(strings.Split(string(text), labelBreak), "", "", "", "")
-	if of := strings.SplitN(texts[3], " ", 5); len(of) == 5 {
+	lines := append(strings.Split(string(text), labelBreak), "", "", "", "", "")
+	t.Label = policy.Label{Plan: lines[0], Name: lines[1], Note: lines[2]}
+	if of := strings.SplitN(lines[3], " ", 5); len(of) == 5 {
 		var numbers [4]uint64
 		for i := range numbers {
 			numbers[i], _ = strconv.ParseUint(of[i], 10, 64)
 		}
-		cluster = policy.Cluster{
+		t.Cluster = policy.Cluster{
 			Name: policy.ClusterName(of[4]), Weight: policy.Weight(numbers[0]),
 			Floor: policy.Rate(numbers[1]), Share: policy.Rate(numbers[2]), Safe: policy.Rate(numbers[3]),
 		}
 	}
-	return policy.Label{Plan: texts[0], Name: texts[1], Note: texts[2]}, cluster
+	if of := strings.SplitN(lines[4], " ", 3); len(of) == 3 {
+		lowest, _ := strconv.ParseUint(of[0], 10, 64)
+		above, _ := strconv.ParseInt(of[1], 10, 64)
+		t.Adapt = policy.Adapt{Min: policy.Rate(lowest), Above: policy.AdaptAbove(above), To: policy.Reflectors(of[2])}
+	}
+	return t
 }
 
 // discard deletes the label of a version, if it has one.

@@ -160,5 +160,6 @@ func writeSamples(w io.Writer) {
 	write(labelParts(policy.Rule{
 		Label:   policy.Label{Plan: "plan", Name: "name", Note: "note"},
 		Cluster: policy.Cluster{Name: "cluster", Weight: 2, Floor: 3, Share: 4, Safe: 5},
+		Adapt:   policy.Adapt{Min: 6, Above: 7, To: "192.0.2.1"},
 	}))
 }

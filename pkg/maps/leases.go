@@ -14,14 +14,14 @@ import (
 
 const ruleLeased = uint32(bpf.AbiRuleFlagRULE_LEASED)
 
-// ErrBeginning means that a change of many rules begins within MaxLead, with which a pool gets or loses its cluster.
+// ErrBeginning means that a change of many rules begins within MaxLead, with which a pool gets or loses its lease.
 var ErrBeginning = errors.New("a change of the pool begins in a moment; try again then")
 
 // ErrBetween means that a change which may still be reverted takes the pool into another cluster: a revert must not bring
 // back a lease of that.
 var ErrBetween = errors.New("the change of its cluster is not confirmed")
 
-// A Lease is the part of its cluster's rate that a pool has on this host.
+// A Lease is the part of its rate that a pool has for a time: of its cluster's rate on this host, or what its line allows.
 type Lease struct {
 	Rate  policy.Rate // until Until
 	Safe  policy.Rate // from then on
@@ -45,7 +45,7 @@ func (l Lease) At(now uint64) policy.Rate {
 	return l.Safe
 }
 
-// Lease is the last lease of a pool; false if the pool has no cluster.
+// Lease is the last lease of a pool; false if the pool has none.
 func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
 	if _, v, ok := s.leased(pool); ok {
 		return leaseIn(s.leaseOf(v)), true
@@ -59,19 +59,18 @@ func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 }
 
 // Renew gives a pool another lease, which is in force from one store on. It changes no rule, and works while a change of
-// many rules is pending. A rate above ClusterRate is lowered to that. The error may wrap ErrBeginning or ErrBetween.
+// many rules is pending. A rate above LeaseLimit is lowered to that. The error may wrap ErrBeginning or ErrBetween.
 func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	id, v, ok := s.leased(pool)
 	if !ok {
-		return errors.New("the pool has no cluster; nothing was changed")
+		return errors.New("the pool has no cluster and adapts to no line; nothing was changed")
 	}
 	if s.isUndecided(id) {
 		old, next := s.bothPhases(id)
-		was, willBe := s.clusterOf(id, pool, old), s.clusterOf(id, pool, next)
 		switch state, _ := s.Change(); {
-		case state == Armed && present(next) && willBe == "":
+		case state == Armed && present(next) && !sameLease(old, next):
 			return fmt.Errorf("renew a lease: %w", ErrBeginning)
-		case was != "" && willBe != "" && was != willBe:
+		case sameLease(old, next) && s.clusterOf(id, pool, old) != s.clusterOf(id, pool, next):
 			return fmt.Errorf("renew a lease: %w", ErrBetween)
 		}
 	}
@@ -80,9 +79,9 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 		rewriteBucket(&s.rule(id).Shared, s.revertBy(old, next, s.change.Until))
 	}
 	e := s.entry(id, pool, v, s.phase())
-	most := s.ClusterRate(e)
+	most := s.LeaseLimit(e)
 	l.Rate, l.Safe = min(l.Rate, most), min(l.Safe, most)
-	s.renew(v, e.Rule, l)
+	s.renew(id, v, e.Rule, l)
 	return nil
 }
 
@@ -92,14 +91,14 @@ func (s *Set) isUndecided(id uint32) bool {
 	return (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0
 }
 
-// ClusterRate is the rate that a pool which has a cluster tells to that: its own, or the one that a revert would bring back
-// if that is lower, as the lease stays.
-func (s *Set) ClusterRate(e Entry) policy.Rate {
+// LeaseLimit is the highest rate of a lease, which a pool tells to its cluster: its own, or the one that a revert would bring
+// back if that is lower and the lease stays.
+func (s *Set) LeaseLimit(e Entry) policy.Rate {
 	rate := e.Rate
 	if s.isUndecided(e.ID) {
 		old, next := s.bothPhases(e.ID)
-		for _, v := range []version{old, next} {
-			if s.clusterOf(e.ID, e.Prefix, v) != "" {
+		if sameLease(old, next) {
+			for _, v := range []version{old, next} {
 				rate = min(rate, s.entry(e.ID, e.Prefix, v, s.phase()).Rate)
 			}
 		}
@@ -109,7 +108,7 @@ func (s *Set) ClusterRate(e Entry) policy.Rate {
 
 // clusterOf is the cluster that a version of a pool has; "" for none.
 func (s *Set) clusterOf(id uint32, pool netip.Prefix, v version) policy.ClusterName {
-	if !present(v) || v.Flags&ruleLeased == 0 {
+	if leaseNumber(v) == 0 {
 		return ""
 	}
 	return s.entry(id, pool, v, s.phase()).Cluster.Name
@@ -141,11 +140,11 @@ func (s *Set) StartLeases() {
 			}
 			to = leaseIn(s.leaseOf(old)).scaled(pool.Rate, now.Rate)
 		}
-		s.renew(old, pool, to)
+		s.renew(it.id, old, pool, to)
 	}
 }
 
-// leased is a pool that has a cluster, by its current version.
+// leased is a pool that has leases, by its current version.
 func (s *Set) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
 	place := s.findPrefix(pool)
 	if place == nil {
@@ -153,8 +152,24 @@ func (s *Set) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
 	}
 	id = *place - 1
 	v = s.current(id)
-	return id, v, present(v) && v.Flags&ruleLeased != 0
+	return id, v, leaseNumber(v) != 0
 }
+
+// leaseNumber is the number of the lease of a version plus one; 0 if it has none.
+func leaseNumber(v version) uint32 {
+	if v.AbiParams == nil || !present(v) || v.Flags&ruleLeased == 0 {
+		return 0
+	}
+	return v.AbiColdParams.Lease
+}
+
+// sameLease reports whether two versions have one lease. Else the second one begins its own with the room that the first one
+// leaves.
+func sameLease(a, b version) bool { return leaseNumber(a) != 0 && leaseNumber(a) == leaseNumber(b) }
+
+// shareLease reports whether two sets of parameters of a pool have one lease. Those of a pool that adapts to its line do
+// not: so each has its rate again when a change reverts, whoever runs then. What a cluster granted is for all of them.
+func shareLease(a, b policy.Rule) bool { return a.Cluster.Name != "" && b.Cluster.Name != "" }
 
 // leaseOf is the lease of a version, and which of its two sets is in force.
 func (rs *rules) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
@@ -177,7 +192,7 @@ func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
 
 // meterAt is the meter of a version at a time (ns).
 func (rs *rules) meterAt(v version, now uint64) model.Meter {
-	if v.Flags&ruleLeased == 0 {
+	if v.Flags&ruleLeased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
 		return meter(v)
 	}
 	for {
@@ -189,6 +204,16 @@ func (rs *rules) meterAt(v version, now uint64) model.Meter {
 	}
 }
 
+// leaseEnded reports whether packets may be queued that came while a version of a pool still had another rate, by a lease that
+// has ended: lease_ended of bpf/charge.h.
+func (rs *rules) leaseEnded(v version, now uint64) bool {
+	if leaseNumber(v) == 0 {
+		return false
+	}
+	l, set := rs.leaseOf(v)
+	return leasedAt(l, set, now-min(now, uint64(policy.MaxWait))).RateUnits != leasedAt(l, set, now).RateUnits
+}
+
 // leaseMeter is the meter of a lease of a pool that has that limit.
 func leaseMeter(v version, whole uint64) model.Meter {
 	m := meter(v)
@@ -196,14 +221,18 @@ func leaseMeter(v version, whole uint64) model.Meter {
 	return m
 }
 
-// renew writes the lease that is not in force, and switches to it.
-func (s *Set) renew(v version, pool policy.Rule, to Lease) {
+// renew writes the lease of a version of a pool that is not in force, and switches to it.
+func (s *Set) renew(id uint32, v version, pool policy.Rule, to Lease) {
 	l, set := s.leaseOf(v)
 	s.waitSince(l.Replaced) // for packets that may still see it
 	for {
 		now := s.now()
-		writeLease(l, set^1, pool, to, s.meterAt(v, now), now)
+		before := s.meterAt(v, now)
+		writeLease(l, set^1, pool, to, before, now)
 		if s.now()-now < uint64(notice) { // else the clock of a higher rate would have run ahead meanwhile
+			if v.Flags&ruleSparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
+				keepOrderUntil(s.rule(id), now+before.LongestWait())
+			}
 			break
 		}
 	}
@@ -236,21 +265,28 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 	}
 }
 
-// setLease gives a pool that gets a cluster a lease on its safe share. It adapts the lease of a pool that has one: it is
-// lowered with the rate of the pool, and a new safe share takes effect unless a lease was granted.
+// setLease gives a pool that gets a lease one on its safe share, or on what its line allowed so far. It lowers the lease of a
+// pool that keeps it with the rate of the pool, and a new safe share takes effect unless a lease was granted.
 func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) {
-	if want.Cluster.Name == "" {
+	if !want.HasLeases() {
 		return
 	}
 	safe := want.SafeRate()
 	l, set := s.leaseOf(next)
-	if old.AbiParams == nil || old.Flags&ruleLeased == 0 {
+	to, have := Lease{Rate: safe, Safe: safe}, policy.Rule{}
+	if leaseNumber(old) != 0 {
+		have = s.entry(it.id, it.prefix, old, s.phase()).Rule
+	}
+	if !sameLease(old, next) {
+		if was := want.Lessor(); was.Line && was == have.Lessor() {
+			granted := leaseIn(s.leaseOf(old))
+			to.Rate, to.Until = min(granted.Rate, safe), granted.Until
+		}
 		all := model.Meter{Capacity: 1 << 61} // leaves all room; a pool that exists continues its own clock instead
-		writeLease(l, set, want, Lease{Rate: safe, Safe: safe}, all, s.now())
+		writeLease(l, set, want, to, all, s.now())
 		return
 	}
-	to := leaseIn(l, set)
-	have := s.entry(it.id, it.prefix, old, s.phase()).Rule
+	to = leaseIn(l, set)
 	another := have.Cluster.Name != want.Cluster.Name // which has granted nothing
 	lower := want.Rate < have.Rate                    // perhaps on all hosts, whose parts of it must fit at once
 	switch {
@@ -263,13 +299,18 @@ func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) 
 		to = to.scaled(want.Rate, have.Rate)
 	}
 	if at == atOnce || another || lower {
-		s.renew(old, want, to)
+		s.renew(it.id, old, want, to)
 	}
 }
 
-// Leases is how many pools get a cluster by steps.
+// Leases is how many leases steps need.
 func Leases(steps ...policy.Difference) (leases uint32) {
-	return gained(steps, func(r *policy.Rule) bool { return r.Cluster.Name != "" })
+	for _, d := range steps {
+		if d.Want != nil && d.Want.HasLeases() && (d.Have == nil || !shareLease(*d.Have, *d.Want)) {
+			leases++
+		}
+	}
+	return leases
 }
 
 // LacksLeases is how many leases are missing for so many new ones.
@@ -277,17 +318,14 @@ func (s *Store) LacksLeases(leases uint32) uint32 {
 	return lacks(leases, s.leases, func(l *bpf.AbiLease) uint32 { return l.Owner })
 }
 
-// lease is the number of the lease of a pool plus one, or 0.
-func (rs *rules) lease(id uint32) uint32 {
-	r := rs.rule(id)
-	return max(r.Cold[0].Lease, r.Cold[1].Lease)
-}
-
-// allocateLease returns the number of the lease of a pool plus one. It allocates one, of which packets know nothing yet, if
-// the pool needs it and has none. There is room.
-func (s *Store) allocateLease(id uint32, pool policy.Rule) uint32 {
-	number := s.lease(id)
-	if pool.Cluster.Name == "" || number != 0 {
+// allocateLease returns the number plus one of the lease of a pool by parameters that are to be written. It allocates one, of
+// which packets know nothing yet, unless the parameters in force have it. There is room.
+func (s *Store) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
+	other := s.version(id, to.index^1)
+	if s.freeLeases(id, leaseNumber(other)); !pool.HasLeases() {
+		return 0
+	}
+	if number := leaseNumber(other); number != 0 && shareLease(s.entry(id, pool.Prefix, other, s.phase()).Rule, pool) {
 		return number
 	}
 	for i := range s.leases {
@@ -300,11 +338,15 @@ func (s *Store) allocateLease(id uint32, pool policy.Rule) uint32 {
 	return 0
 }
 
-// freeLease frees the lease of a pool that does not exist any more, or has no cluster in any phase.
-func (s *Store) freeLease(id uint32) {
-	if number := s.lease(id); number != 0 {
-		s.leases[number-1].Owner, s.leases[number-1].Retired = 0, s.change.Epoch
-		s.rule(id).Cold[0].Lease, s.rule(id).Cold[1].Lease = 0, 0
+// freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0.
+func (s *Store) freeLeases(id, used uint32) {
+	for i := range s.rule(id).Cold {
+		cold := &s.rule(id).Cold[i]
+		if cold.Lease != 0 && cold.Lease != used {
+			l := &s.leases[cold.Lease-1]
+			l.Owner, l.Retired = 0, s.change.Epoch
+			cold.Lease = 0
+		}
 	}
 }
 
@@ -312,7 +354,8 @@ func (s *Store) freeLease(id uint32) {
 func (s *Store) freeLostLeases(used []bool) {
 	for i := range s.leases {
 		l := &s.leases[i]
-		if id := l.Owner - 1; l.Owner != 0 && (int(id) >= len(used) || !used[id] || s.lease(id) != uint32(i)+1) {
+		id, number := l.Owner-1, uint32(i)+1
+		if l.Owner != 0 && (int(id) >= len(used) || !used[id] || s.rule(id).Cold[0].Lease != number && s.rule(id).Cold[1].Lease != number) {
 			l.Owner, l.Retired = 0, s.change.Epoch
 		}
 	}

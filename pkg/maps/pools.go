@@ -81,8 +81,7 @@ func (rs *rules) poolName(id uint32, in phase) string {
 	if v.Flags&ruleLabel == 0 {
 		v = rs.version(id, v.index^1) // it does not exist in this phase
 	}
-	label, _ := rs.label(id, v.index)
-	name := label.Name
+	name := rs.label(id, v.index).Label.Name
 	if rs.names != nil {
 		rs.names[id] = name
 	}

@@ -42,18 +42,12 @@ func (s *Store) gather() *known {
 	for _, f := range rules {
 		takes := s.rule(f.id).Version&versionChanges != 0
 		before, _ := s.bothPhases(f.id)
-		for v := range s.versions(f.id) {
-			for i := range companions {
-				if v.Flags&companions[i].flag == 0 {
-					continue
-				}
-				id := *companions[i].id(v.AbiColdParams)
-				if !used[id] && s.rule(id).Version&versionChanges != 0 {
-					old, _ := s.bothPhases(id)
-					k.taking = append(k.taking, placed{id: id, isNew: !present(old)})
-				}
-				used[id] = true
+		for id := range s.companionsOf(f.id) {
+			if !used[id] && s.rule(id).Version&versionChanges != 0 {
+				old, _ := s.bothPhases(id)
+				k.taking = append(k.taking, placed{id: id, isNew: !present(old)})
 			}
+			used[id] = true
 		}
 		if takes {
 			k.taking = append(k.taking, placed{f.id, !present(before), s.View(f.view).prefix(f.key)})
@@ -115,11 +109,7 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 		} else {
 			have = *d.Have
 		}
-		for i := range companions {
-			if companions[i].isNew(have, *d.Want) {
-				ids++
-			}
-		}
+		ids += newCompanions(have, *d.Want)
 	}
 	return ids
 }
@@ -213,7 +203,7 @@ func (s *Set) allocate() uint32 {
 func (s *Store) free(id uint32) {
 	s.discardLabels(id)
 	s.freeShare(id)
-	s.freeLease(id)
+	s.freeLeases(id, 0)
 	s.rule(id).Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
@@ -273,8 +263,14 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 		return
 	}
 	before, after := rs.meterAt(old, at), meter(next)
+	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
+	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
+	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
+		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || !sameQueue(before, after)) {
+		keepOrderUntil(rs.rule(id), at+before.LongestWait())
+	}
 	switch {
-	case old.Flags&next.Flags&ruleLeased != 0: // the lease goes on
+	case sameLease(old, next): // it goes on
 		return
 	case next.Flags&ruleLeased != 0:
 		l, set := rs.leaseOf(next)
@@ -286,13 +282,11 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 		after.Continue(before, at)
 	}
 	next.Base, next.Rebase = after.Base, after.Base
-	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
-	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
-	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) ||
-			before.RateUnits != after.RateUnits || before.Capacity != after.Capacity || before.Burst != after.Burst) {
-		keepOrderUntil(rs.rule(id), at+before.LongestWait())
-	}
+}
+
+// sameQueue reports whether packets wait as long with one meter as with another.
+func sameQueue(a, b model.Meter) bool {
+	return a.RateUnits == b.RateUnits && a.Capacity == b.Capacity && a.Burst == b.Burst
 }
 
 func keepOrderUntil(r *bpf.AbiRule, until uint64) {
@@ -300,9 +294,9 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 }
 
 // shrinks reports whether levels have to be clamped after a change of the parameters. A lease keeps the room of a bucket,
-// and not its level.
+// and not its level. clampPair clamps a total.
 func shrinks(old, next version) bool {
-	return limited(old) && limited(next) && (old.Flags|next.Flags)&ruleLeased == 0 && meter(next).Shrinks(meter(old))
+	return limited(old) && limited(next) && (old.Flags|next.Flags)&(ruleLeased|ruleTotal) == 0 && meter(next).Shrinks(meter(old))
 }
 
 // empty sets the level of a bucket to 0.
@@ -360,8 +354,12 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 		s.rewrite(id, settleBy(s.meterAt(old, s.now()), s.now()))
 		s.continueClock(id, old, next, s.now())
 	}
+	s.countColours(id, old, next)
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
+	if shrinksPairs(old, next) {
+		s.eachBucket(id, func(b *bpf.AbiBucket) { s.clampPair(id, b) })
+	}
 	if before, after := meter(old), meter(next); continues && shrinks(old, next) {
 		s.rewrite(id, clampTo(before, after, s.now))
 	}
@@ -397,13 +395,7 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
 	}
-	v := s.version(id, s.rule(id).Version)
-	for i := range companions {
-		if its, has := companions[i].of(v); has {
-			s.free(its)
-		}
-	}
-	s.free(id)
+	s.freeWith(id)
 }
 
 // Clear removes all rules in one step. The last change goes on without them.

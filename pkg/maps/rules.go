@@ -213,7 +213,8 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
-		e.Label, e.Cluster = rs.label(id, v.index)
+		t := rs.label(id, v.index)
+		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e
 }
@@ -238,14 +239,21 @@ const (
 	ruleWithin    = uint32(bpf.AbiRuleFlagRULE_WITHIN)
 	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
 	rulePool      = uint32(bpf.AbiRuleFlagRULE_POOL)
+	ruleAware     = uint32(bpf.AbiRuleFlagRULE_AWARE)
 	ruleTogether  = uint32(bpf.AbiRuleFlagRULE_TOGETHER)
 
-	ruleEach = ruleHost | ruleSubnet | ruleFlow
+	ruleEach    = ruleHost | ruleSubnet | ruleFlow
+	ruleColours = ruleSRTCM | ruleTRTCM | ruleRFC4115
+
+	ruleSRTCM   = uint32(bpf.AbiRuleFlagRULE_SRTCM)
+	ruleTRTCM   = uint32(bpf.AbiRuleFlagRULE_TRTCM)
+	ruleRFC4115 = uint32(bpf.AbiRuleFlagRULE_RFC4115)
+	ruleTotal   = uint32(bpf.AbiRuleFlagRULE_TOTAL)
 )
 
 // The flag for each choice; one choice of each kind has none.
 var (
-	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky}
+	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky, policy.SRTCM: ruleSRTCM, policy.TRTCM: ruleTRTCM, policy.RFC4115: ruleRFC4115}
 	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
 	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
 	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: ruleSparse}
@@ -279,9 +287,10 @@ func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its co
 	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
 		pool, _ = s.poolID(string(r.Within))
 	}
-	share, lease := s.setShare(id, r), s.allocateLease(id, r)
+	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
 	encode(to, r, salt, pool, its)
 	to.Share, to.Lease = share, lease
+	s.copySecond(to, phaseAfter)
 }
 
 // encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
@@ -296,9 +305,12 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	}
 	for i := range companions {
 		*companions[i].id(&d) = its[i]
-		if _, has := companions[i].limit(r); has {
-			t.Flags |= companions[i].flag
-		}
+	}
+	if r.Shadow != (policy.Shadow{}) {
+		t.Flags |= ruleShadow
+	}
+	if r.Guarantee != 0 {
+		t.Flags |= ruleGuarantee
 	}
 	if r.Within != "" {
 		t.Flags |= ruleWithin
@@ -306,7 +318,7 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	if r.Pool {
 		t.Flags |= rulePool
 	}
-	if r.Cluster.Name != "" {
+	if r.HasLeases() {
 		t.Flags |= ruleLeased
 	}
 	if r.Members != 0 && r.Guarantee == 0 { // a guarantee, and not the rule that has it
@@ -331,12 +343,15 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 		m := model.NewLimit(r)
 		t.RateUnits, t.Limit, t.Burst, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
 		d.EcnAboveNs = uint64(r.ECNAbove)
-		encodeShare(&d, m.Meter)
+		if kindOf(r) == policy.GCRA { // a second limit has no shares, and may have a capacity of 0
+			encodeShare(&d, m.Meter)
+		}
 	}
+	encodeColours(&t, &d, r)
 	*to.AbiParams, *to.AbiColdParams = t, d
 }
 
-// decode is the inverse of encode, but for labels and clusters. The shadow is that of the same phase.
+// decode is the inverse of encode, but for what labels have. The shadow is that of the same phase.
 func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
@@ -371,7 +386,10 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
 	}
 	if r.Flags&ruleGuarantee != 0 {
-		out.Guarantee = policy.Guarantee(rs.versionIn(r.Guarantee, in).RateBits)
+		out.Guarantee = policy.Guarantee(rs.versionIn(r.Second, in).RateBits)
+	}
+	if r.Flags&ruleColours != 0 && r.Flags&ruleUnlimited == 0 {
+		rs.decodeColours(&out, r, rs.versionIn(r.Second, in))
 	}
 	return out
 }

@@ -35,6 +35,7 @@ type Size struct {
 	Shares   uint32 // rules and pools with fair shares
 	Leases   uint32 // pools with a cluster
 	Pools    bool   // there may be pools, and rules with shares
+	Colours  bool   // there may be rules with colours
 }
 
 const (
@@ -45,6 +46,7 @@ const (
 	prefixes6Map = ".data.prefixes6"
 	filterMap    = ".data.filter"
 	tableMap     = ".data.table"
+	secondsMap   = ".data.seconds"
 	lineSlots    = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
 
@@ -59,7 +61,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
@@ -153,6 +155,10 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if size.Pools {
 		hook.Pools = 1
 	}
+	hook.Colours, hook.SecondsMask = 0, 0
+	if size.Colours {
+		hook.Colours, hook.SecondsMask = 1, lines-1
+	}
 	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
 	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
 	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
@@ -167,20 +173,20 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].Value = nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines,
+		viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines, secondsMap: hook.SecondsMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Value, m.Contents = nil, nil
 		m.ValueSize *= count // the object has room for one
 	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap} {
+	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap, secondsMap} {
 		spec.Maps[name].Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
 	}
 	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
-		if m != nil && name != hookMap && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
+		if m != nil && name != hookMap && name != bpf.ShapectlMapPrograms && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
 			m, err = m.Clone()
 		} else if err = step.Try("make a map"); err == nil {
 			m, err = ebpf.NewMap(want)
@@ -231,6 +237,9 @@ func Open(dir string, writing bool) (*Store, error) {
 	}
 	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}, readOnly: !writing}}
 	for name, pin := range pinned {
+		if s.readOnly && name == bpf.ShapectlMapPrograms {
+			continue // those who may only read cannot open it
+		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if s.readOnly && errors.Is(err, fs.ErrPermission) {
 			s.copied = true
@@ -282,6 +291,7 @@ func (s *Store) attach() (err error) {
 		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
 		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
 		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
+		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
 		s.mapKeys(),
 	)
 }
@@ -419,6 +429,7 @@ func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
+		Colours: s.hook.Colours != 0,
 	}
 }
 

@@ -27,6 +27,7 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
 		pool := bs.stage(e, v, match, flow, now)
 		pool.State.Level = bs.levelOf(e.ID, v, load(&bs.rule(e.ID).Shared), now)
+		bs.addFlow(&pool.State, e, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
 			pool.Sharer = bs.sharer(v, bpf.AbiKey{Id: e.ID, Src: [4]uint32{member.ID}, Sharer: 1})

@@ -3,7 +3,7 @@ import * as calls from "./calls.js";
 import { confirmRate, permitted, reverts } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
-import { fillBar, isEach, linkTo, rateNow, rateText } from "./list.js";
+import { fillBar, isEach, linkTo, rateNow, ratesOf, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
 import { networkOf, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate, rateParts } from "./units.js";
@@ -327,7 +327,7 @@ export class Detail {
     figure("refused", bitsParts(row.refused), dropped);
     setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
     const used = r.use_percent ?? null;
-    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : rateParts(rateNow(r)), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
+    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : r.red ? [ratesOf(r), ""] : rateParts(rateNow(r)), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
     const full = row.worst ?? row.full;
     figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "of the fullest bucket" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
 
@@ -340,7 +340,7 @@ export class Detail {
       document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
     }
     const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr && networkOf(r), r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
-      r.share && r.share !== "none" && `fair shares by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
+      r.share && r.share !== "none" && `fair shares by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.red && `green: ${r.green}, yellow: ${r.yellow}, red: ${r.red}`, r.algorithm].filter(Boolean);
     if (p.chips.dataset.is !== chips.join("\n")) {
       p.chips.dataset.is = chips.join("\n");
       p.chips.replaceChildren(...chips.map((text) => h("span", { class: "chip" }, name(text))));
@@ -349,9 +349,10 @@ export class Detail {
     const traffic = (packets, b) => (packets ? `${bytes(b)} in ${count(packets)} packets` : "nothing");
     const facts = [["passed", traffic(r.passed_packets, r.passed_bytes)], [row.isPool ? "dropped in total" : "dropped", traffic(r.dropped_packets, r.dropped_bytes)],
       row.isPool && ["refused by this pool", traffic(r.refused_packets, r.refused_bytes)],
-      r.excess_packets && !row.isPool && r.excess_packets !== r.dropped_packets && ["excess", traffic(r.excess_packets, r.excess_bytes)], r.delayed_packets && ["queued", traffic(r.delayed_packets, r.delayed_bytes)],
+      ...["green", "yellow", "red"].map((c) => r.red && [c, traffic(r[`${c}_packets`], r[`${c}_bytes`])]),
+      r.excess_packets && !row.isPool && !r.red && r.excess_packets !== r.dropped_packets && ["excess", traffic(r.excess_packets, r.excess_bytes)], r.delayed_packets && ["queued", traffic(r.delayed_packets, r.delayed_bytes)],
       r.marked_packets && ["marked", `${count(r.marked_packets)} packets`], r.guarantee_bits_per_second && ["guaranteed", traffic(r.guaranteed_packets, r.guaranteed_bytes)], r.guarantee_bits_per_second && ["borrowed", traffic(r.borrowed_packets, r.borrowed_bytes)],
-      r.capacity_bytes && ["burst", burst(r)], r.queue_bytes && ["queue", `${bytes(r.queue_bytes)}, at most ${duration(r.longest_wait_ns)}`],
+      r.capacity_bytes && ["burst", burst(r)], r.pbs_bytes && ["peak burst", bytes(r.pbs_bytes)], r.ebs_bytes && ["excess burst", bytes(r.ebs_bytes)], r.queue_bytes && ["queue", `${bytes(r.queue_bytes)}, at most ${duration(r.longest_wait_ns)}`],
       r.contended_packets && ["contended", `${count(r.contended_packets)} packets`], r.spilled_packets && ["spilled", `${count(r.spilled_packets)} packets`], r.exempt_packets && ["exempt", `${count(r.exempt_packets)} packets`],
       r.active_sharers !== null && r.active_sharers !== undefined && ["active sharers", grouped(r.active_sharers)], r.hook && ["hook", r.hook]].filter(Boolean);
     const text = facts.map((f) => f[0]).join();
@@ -461,17 +462,19 @@ export class Detail {
 }
 
 function describe(r) {
-  const shared = r.leased === null ? "" : `, its ${r.leased ? "lease on" : "safe share of"} ${rate(r.rate_bits_per_second)}`;
+  const shared = r.leased === null || r.adapt && !r.leased ? "" : r.adapt ? `, of ${rate(r.rate_bits_per_second)} as its line allows` : `, its ${r.leased ? "lease on" : "safe share of"} ${rate(r.rate_bits_per_second)}`;
   if (r.kind === "pool") return `Pool of ${rateText(r)}${shared}${r.within ? ` within ${r.within}` : ""}`;
   const network = networkOf(r);
   const who = isEach(r) ? `each ${r.each} in ${network}` : network.includes("/") ? `${network} as a whole` : network;
-  return `${r.device} ${r.direction}: ${who} ${!r.unlimited ? `gets ${rate(r.rate_bits_per_second)}` : r.within ? `is limited only by pool ${r.within}` : "is not limited"}`;
+  return `${r.device} ${r.direction}: ${who} ${!r.unlimited ? `gets ${ratesOf(r)}` : r.within ? `is limited only by pool ${r.within}` : "is not limited"}`;
 }
 
 // rateLayers is a plot of what passed and, on top of that, was dropped, with the limits of a rule.
 function rateLayers(r, t, passed, offered) {
   const marks = [];
   if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: rateNow(r), dash: [6, 4], text: rate(rateNow(r)) });
+  const most = r.pir_bits_per_second ?? (r.eir_bits_per_second && r.eir_bits_per_second + r.rate_bits_per_second);
+  if (most && !isEach(r)) marks.push({ name: "yellow up to", color: "ceiling", y: most, dash: [2, 3], text: rate(most) });
   if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });
   return {
     yText: bits, marks,

@@ -222,10 +222,13 @@ export const isEach = (r) => r.kind !== "pool" && !r.unlimited && Boolean(r.each
 // rateNow is the rate that packets meet: of a pool with a cluster, the lease or the safe share.
 export const rateNow = (r) => r.lease_bits_per_second ?? r.safe_bits_per_second ?? r.rate_bits_per_second;
 
-// rateText is that rate and who has it, as the table of the command line says it.
+// ratesOf is that rate; with colours also the peak rate, or the excess rate that comes on top.
+export const ratesOf = (r) => rate(rateNow(r)) + (r.pir_bits_per_second ? `/${rate(r.pir_bits_per_second)}` : r.eir_bits_per_second ? `+${rate(r.eir_bits_per_second)}` : "");
+
+// rateText is that rate and who has it, as 'show --tree' says it.
 export function rateText(r) {
   if (r.rate_bits_per_second === null) return r.within ? "as pool" : "unlimited";
-  return rate(rateNow(r)) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
+  return ratesOf(r) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
 }
 
 function updateRow(el, { row, depth, within, open }) {

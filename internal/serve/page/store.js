@@ -70,6 +70,7 @@ const words = { out: "not in force", near: "near its rate", passing: "passing", 
 export function stateText(row) {
   if (row.state === "refusing") return row.isPool ? "refusing" : "dropping";
   if (row.state !== "queueing") return words[row.state];
+  if (row.r.red) return "yellow or red packets";
   const excess = row.r.excess ?? "";
   return excess.startsWith("delay") ? "queueing" : excess.startsWith("ecn") || excess.startsWith("mark") ? "marking" : "counting excess";
 }

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/adapt"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/ping"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// An adapter adapts the rates of those pools of a network namespace that adapt to a line. It pings only while there are any.
+type adapter struct {
+	env     *env
+	options loader.Options
+	say     func(string)
+	pulse
+
+	lessee     *loader.Lessee
+	controller *adapt.Controller
+	pinger     *ping.Pinger // nil while no pool adapts
+	pools      leasing
+	problem    string // why it cannot adapt; "" if it can
+	unheard    error  // why the last ping was not sent
+	silent     bool   // no reflector answers
+}
+
+func (e *env) adapter(o loader.Options, say func(string)) *adapter {
+	return &adapter{env: e, options: o, say: say, pulse: make(pulse)}
+}
+
+func (a *adapter) run(ctx context.Context, ready func()) error {
+	a.lessee, a.controller, a.pools = loader.NewLessee(loader.LineLeases), adapt.New(), leasing{}
+	defer a.lessee.Close()
+	defer a.rest()
+	return loader.Stay(ctx, a.env.netns, func(ctx context.Context) error {
+		for {
+			next := time.After(a.step())
+			ready()
+			if !a.wait(ctx, next) {
+				return nil
+			}
+		}
+	})
+}
+
+// step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end watch.
+func (a *adapter) step() (wait time.Duration) {
+	var pools []adapt.Pool
+	err := a.lessee.Pools(a.options, func(set *maps.Set) (renews bool) {
+		pools = a.read(set)
+		return len(pools) > 0
+	})
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return againAfter
+	case errors.Is(err, fs.ErrNotExist):
+		a.rest()
+		return lookEvery
+	case errors.Is(err, loader.ErrLessee):
+		a.fails(errors.New("another process adapts the rates of pools in this network namespace; this one does not"))
+		a.rest()
+		return lookEvery
+	case err != nil:
+		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.env.advise(err)))
+		a.rest()
+		return lookEvery
+	case len(pools) == 0:
+		a.problem = ""
+		a.rest()
+		return lookEvery
+	}
+	if a.pinger == nil {
+		a.pinger = ping.New(maps.Now)
+	}
+	for _, answer := range a.pinger.Heard() {
+		a.controller.Heard(answer.At, answer.From, answer.Sent)
+	}
+	now := maps.Now()
+	if leases := a.controller.Decide(now, pools); len(leases) > 0 {
+		a.renew(pools, leases)
+	}
+	a.tellSilence(now)
+	if to, ok := a.controller.Next(maps.Now()); ok {
+		if err := a.pinger.Send(to); err != nil {
+			a.unheard = err
+		}
+	}
+	return adapt.Every
+}
+
+// rest sends no pings until a pool adapts again.
+func (a *adapter) rest() {
+	if a.pinger != nil {
+		a.pinger.Close()
+		a.pinger, a.controller, a.silent, a.unheard = nil, adapt.New(), false, nil
+	}
+}
+
+// fails tells a problem once.
+func (a *adapter) fails(err error) {
+	if text := plain.OneLine(err); text != a.problem {
+		a.problem = text
+		a.say(text)
+	}
+}
+
+// tellSilence tells when no reflector answers any more, and when one does again.
+func (a *adapter) tellSilence(now uint64) {
+	silent := a.controller.Silent(now)
+	if silent == a.silent {
+		return
+	}
+	if a.silent = silent; !silent {
+		a.say("pings are answered again, and rates adapt")
+		return
+	}
+	var all []string
+	for _, addr := range a.controller.Reflectors() {
+		all = append(all, addr.String())
+	}
+	text := fmt.Sprintf("none of %s answers pings, so rates stay as they are", plain.List(all))
+	if a.unheard != nil {
+		text += ": " + plain.OneLine(a.unheard)
+	}
+	a.say(text)
+}
+
+// read returns the pools that adapt.
+func (a *adapter) read(set *maps.Set) (all []adapt.Pool) {
+	now := maps.Now()
+	for _, key := range a.pools.find(set, func(r *policy.Rule) bool { return r.Adapt.Min != 0 }) {
+		e, found := set.Find(key)
+		l, ok := set.Lease(key)
+		if !found || !ok || e.Adapt.Min == 0 {
+			continue
+		}
+		p := adapt.Pool{
+			Name: e.Label.Name, Rate: e.Rate, Min: e.Adapt.Min, Above: e.Adapt.Above.Value(), To: e.Adapt.To.Addrs(),
+			InForce: l.At(now), Passed: set.Counters(e.ID).PassedBytes,
+		}
+		if e.Excess == policy.Delay {
+			if level, m := set.SharedLevel(e, now), set.Meter(e); level > m.Burst {
+				p.Waits = time.Duration(float64(model.Bytes(level-m.Burst)) * 8e9 / float64(p.InForce))
+			}
+		}
+		all = append(all, p)
+	}
+	return all
+}
+
+// renew puts leases in force, and tells of changes.
+func (a *adapter) renew(pools []adapt.Pool, leases []adapt.Lease) {
+	highest := map[string]policy.Rate{}
+	for _, p := range pools {
+		highest[p.Name] = p.Rate
+	}
+	err := a.lessee.Renew(a.options, func(set *maps.Set) {
+		until := maps.Now() + uint64(adapt.LeaseFor)
+		for _, l := range leases {
+			key := policy.PoolKey(l.Pool)
+			have, found := set.Find(key)
+			// The pool may have changed since it was read. Then it is read again at once.
+			if !found || have.Adapt.Min == 0 || have.Rate != highest[l.Pool] || l.Rate < have.Adapt.Min {
+				continue
+			}
+			if err := set.Renew(key, maps.Lease{Rate: l.Rate, Safe: have.Rate, Until: until}); err == nil && l.Why != "" {
+				a.say(fmt.Sprintf("pool %q now gets %v of %v: %s", l.Pool, l.Rate, have.Rate, l.Why))
+			}
+		}
+	})
+	switch {
+	case err == nil:
+		a.problem = ""
+	case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist):
+		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.env.advise(err)))
+	}
+}

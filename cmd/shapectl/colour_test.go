@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// withFlags are the flags of a command line, which may have quotes around words.
+func withFlags(t *testing.T, line string) *limitFlags {
+	t.Helper()
+	l := new(limitFlags)
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	l.add(f, "dst")
+	l.addShadow(f)
+	l.given = f.Changed
+	testenv.Must(t, f.Parse(strings.Fields(strings.ReplaceAll(line, "'", ""))))
+	return l
+}
+
+// Colours are flags, which suggested commands repeat.
+func TestColourFlags(t *testing.T) {
+	prefix := netip.MustParsePrefix("10.0.0.0/24")
+	for _, line := range []string{
+		" --rate 10mbit --algorithm trtcm --pir 20mbit --pbs 64kb --colour-aware --colours 'CS1=red,AF12=yellow' --green ecn --yellow dscp:AF12 --red pass",
+		" --rate 10mbit --algorithm rfc4115 --eir 20mbit --ebs 64kb --colour-aware",
+		" --rate 10mbit --algorithm srtcm --ebs 64kb",
+		" --rate 10mbit --algorithm srtcm --ebs 0",
+	} {
+		l := withFlags(t, line)
+		rule, err := l.Rule(prefix, 14)
+		if got := l.all(); got != line || err != nil {
+			t.Errorf("%v: got%s, want%s", err, got, line)
+		}
+		plain := policy.Rule{Prefix: prefix, Rate: 10e6, Capacity: 375_000}
+		exactly, err := l.exactly(&plain, 14)
+		again, errAgain := withFlags(t, exactly).Rule(prefix, 14)
+		if err != nil || errAgain != nil || again != rule {
+			t.Errorf("%v, %v:%s makes %+v, want %+v", err, errAgain, exactly, again, rule)
+		}
+	}
+	if got := withFlags(t, "--colour-aware=false").all(); got != " --colour-aware=false" {
+		t.Errorf("got%s", got)
+	}
+}
+
+// Flags change a rule with colours and keep the rest, unless it has no use any more.
+func TestColoursOver(t *testing.T) {
+	const trtcm = "--rate 10mbit --algorithm trtcm --pir 20mbit --pbs 1000000 --colour-aware --colours CS1=red"
+	for _, test := range []struct{ have, flags, want string }{
+		{trtcm, "--pir 40mbit", "--rate 10mbit --algorithm trtcm --pir 40mbit --pbs 1000000 --colour-aware --colours CS1=red"},
+		{trtcm, "--colour-aware=false", "--rate 10mbit --algorithm trtcm --pir 20mbit --pbs 1000000"},
+		{trtcm, "--algorithm rfc4115 --eir 1mbit", "--rate 10mbit --algorithm rfc4115 --eir 1mbit --colour-aware --colours CS1=red"},
+		{trtcm, "--algorithm gcra", "--rate 10mbit"},
+		{trtcm, "--rate unlimited", "--rate unlimited --algorithm trtcm"},
+		{"--rate 10mbit --excess ecn --share host", "--algorithm srtcm --ebs 1mb", "--rate 10mbit --algorithm srtcm --ebs 1mb"},
+		{"--rate 10mbit --algorithm srtcm --ebs 1000000", "--rate 20mbit", "--rate 20mbit --algorithm srtcm --ebs 1000000"},
+		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--rate 20mbit", "--rate 20mbit --algorithm rfc4115 --eir 1mbit --ebs 100000"},
+		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--eir 2mbit", "--rate 10mbit --algorithm rfc4115 --eir 2mbit --ebs 100000"},
+	} {
+		prefix := netip.MustParsePrefix("10.0.0.0/24")
+		have, err := withFlags(t, test.have).Rule(prefix, 14)
+		testenv.Must(t, err)
+		want, err := withFlags(t, test.want).Rule(prefix, 14)
+		testenv.Must(t, err)
+		if got, err := withFlags(t, test.flags).over(&have, 14); err != nil || got != want {
+			t.Errorf("%s, then %s: %v, %+v, want %+v", test.have, test.flags, err, got, want)
+		}
+	}
+}
+
+// reported is the only rule, as show -j has it.
+func (r *rig) reported(flags ...string) report.Rule {
+	r.t.Helper()
+	var rules []report.Rule
+	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append([]string{"show", "-j"}, flags...)...)), &rules))
+	return rules[0]
+}
+
+// sendDSCP sends a packet to 10.0.0.7 with a DSCP.
+func (r *rig) sendDSCP(dscp uint8, bytes int) {
+	r.t.Helper()
+	frame := frameTo("10.0.0.7", bytes)
+	frame[15] = dscp << 2
+	testenv.Must(r.t, testenv.NewSender(r.t, "va").Send(frame))
+}
+
+// near reports whether two levels are those of one bucket, which drains by a byte or two in a second.
+func near(a, b uint64) bool { return max(a, b)-min(a, b) < 100 }
+
+// What ask and explain say of the next packet is what becomes of it, and show counts it so.
+func TestColoursAgreeWithPackets(t *testing.T) {
+	for _, meter := range []string{
+		"--algorithm srtcm --ebs 2500", "--algorithm srtcm --ebs 0", "--algorithm trtcm --pir 16kbit --pbs 6500",
+		"--algorithm rfc4115 --eir 8kbit --ebs 2500 --red dscp:LE", "--algorithm rfc4115 --eir 8kbit --ebs 0", "--algorithm srtcm --ebs 2500 --colour-aware",
+		"--algorithm trtcm --pir 16kbit --pbs 6500 --colour-aware --yellow drop", "--algorithm srtcm --ebs 2500 --overhead 24",
+	} {
+		for _, each := range []string{"all", "host"} {
+			t.Run(meter+" "+each, func(t *testing.T) {
+				r := newRig(t)
+				r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 " + meter + " --each " + each)
+				for packet := range 11 {
+					dscp := []string{"CS0", "AF12", "AF13"}[packet%3]
+					class, err := policy.ParseDSCP(dscp)
+					testenv.Must(t, err)
+					var a report.Answer
+					testenv.Must(t, json.Unmarshal([]byte(r.ok("ask", "-j", "va", "egress", "10.0.0.7", "--bytes", "1000", "--dscp", dscp)), &a))
+					stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1000", "--dscp", dscp).Hooks[0]
+					if stop.Bucket.Colour != a.Colour || stop.Verdict != a.Verdict || a.Conforms != (a.Colour == "green") {
+						t.Errorf("packet %d: explain says %+v, and ask %+v", packet, stop, a)
+					}
+					before := r.reported()
+					r.sendDSCP(class, 1000)
+					after := r.reported()
+					want := map[string]uint64{a.Colour: 1}
+					for colour, n := range map[string]uint64{
+						"green": after.GreenPackets - before.GreenPackets, "yellow": after.YellowPackets - before.YellowPackets, "red": after.RedPackets - before.RedPackets,
+					} {
+						if n != want[colour] {
+							t.Errorf("packet %d, %s: %d are %s, and it was to be %s", packet, dscp, n, colour, a.Colour)
+						}
+					}
+					if dropped := after.DroppedPackets > before.DroppedPackets; dropped != (a.Verdict == "drop") {
+						t.Errorf("packet %d: %s is expected, and it was dropped: %v", packet, a.Verdict, dropped)
+					}
+				}
+				all := r.reported()
+				if all.GreenPackets == 0 || all.RedPackets == 0 || (all.YellowPackets == 0) != strings.Contains(meter, "--ebs 0") {
+					t.Errorf("too few colours to test with: %+v", all.ColourCounters)
+				}
+				buckets := r.reported("--buckets")
+				var a report.Answer
+				testenv.Must(t, json.Unmarshal([]byte(r.ok("ask", "-j", "va", "egress", "10.0.0.7")), &a))
+				if of := buckets.Buckets; len(of) != 1 || !near(of[0].LevelBytes, a.LevelBytes) || !near(*of[0].SecondLevelBytes, *a.SecondLevelBytes) {
+					t.Errorf("buckets are %+v, and ask says %d and %d", of, a.LevelBytes, *a.SecondLevelBytes)
+				}
+				if each == "all" && !near(*buckets.SecondLevelBytes, *a.SecondLevelBytes) {
+					t.Errorf("the shared bucket is at %d, and ask says %d", *buckets.SecondLevelBytes, *a.SecondLevelBytes)
+				}
+			})
+		}
+	}
+}
+
+// A bucket of which only the second one has a level is told of, too.
+func TestSecondBucketAlone(t *testing.T) {
+	r := newRig(t)
+	r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 --algorithm rfc4115 --eir 8kbit --ebs 4000 --colour-aware --each host")
+	r.sendDSCP(12, 1000) // comes in yellow
+	if text := r.ok("show", "--buckets"); !strings.Contains(text, "10.0.0.7      0  1.00 kB 25%") {
+		t.Error(text)
+	}
+	if text := r.ok("show", "va", "egress", "10.0.0.0/24"); !strings.Contains(text, "yellow     1.00 kB in 1 packets") {
+		t.Error(text)
+	}
+}

@@ -1,0 +1,598 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/line"
+	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// lineOptions are the flags of line.
+type lineOptions struct {
+	down, up, min  policy.Rate
+	link           policy.Overhead
+	fair           policy.ShareKind
+	hosts          []line.Host
+	inside         string
+	adapt, noQueue bool
+	reflectors     []string
+	dryRun         bool
+}
+
+func lineCommand(e *env) *cobra.Command {
+	var o lineOptions
+	cmd := &cobra.Command{
+		Use:   "line DEV [off] [flags]",
+		Short: "Limit a home or office line, so that it has no bufferbloat",
+		Long: `Limit a line to 95 % of its rates, so that packets queue here and not in the modem. While the line is full, each
+host gets an equal part of it, or each connection if hosts cannot be told apart (NAT). Excess packets wait in the fq
+qdisc, which line sets up, for 30 ms at most. DEV is the device of the line: downloads enter it, and uploads leave it. On
+a PPPoE line, it is the ppp device.
+
+To change something, give the whole command again, with all flags. Counters and queued packets stay. A direction without
+a rate is not limited. line makes the pools "DEV egress" and "DEV ingress", and changes no other rules and pools.
+
+off removes all that line has made for DEV, and restores the qdisc.
+
+With --host, a host has limits of its own, too, by its hardware address. They are on the device where it is a neighbour,
+or on that of --inside.
+
+With --adapt, 'shapectl watch' lowers the rates while round-trip times are long, and raises them again.
+
+With --dry-run, line prints the policy that it would bring into force. Keep it for the next boot, or change and apply it.`,
+		Example: `  shapectl line eth0 --down 50mbit --up 10mbit --link docsis
+  shapectl line eth0 --down 50mbit --up 10mbit --dry-run >policy.yaml
+  shapectl line eth0 off`,
+		Args:              args(1, 2),
+		ValidArgsFunction: e.completeLine,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			if given[0] == "" {
+				return inputf("line: the name of the device is empty; write that of the line, such as eth0")
+			}
+			if len(given) == 2 {
+				if given[1] != "off" {
+					return inputf("line: %.64q is unknown; write off to remove the limits of %s, and rates as flags, such as --down 50mbit", given[1], plain.Line(given[0]))
+				}
+				var extra string
+				cmd.Flags().Visit(func(f *pflag.Flag) {
+					if cmd.InheritedFlags().Lookup(f.Name) == nil {
+						extra = f.Name
+					}
+				})
+				if extra != "" {
+					return inputf("line: off takes no --%s; leave it out", extra)
+				}
+				return e.lineOff(given[0])
+			}
+			set := cmd.Flags().Changed
+			switch {
+			case o.down == 0 && o.up == 0:
+				return inputf("line: the rates are missing; give those of a speed test, such as --down 50mbit --up 10mbit; off removes the limits")
+			case o.min != 0 && !o.adapt:
+				return inputf("line: --min is for a line that adapts; give --adapt, too")
+			case o.reflectors != nil && !o.adapt:
+				return inputf("line: --reflector is for a line that adapts; give --adapt, too")
+			case set("inside") && o.hosts == nil:
+				return inputf("line: --inside is the device of hosts; give --host, too")
+			case o.dryRun && e.confirm > 0:
+				return inputf("line: --dry-run changes nothing that --confirm could revert; leave one of them out")
+			}
+			if o.reflectors != nil {
+				var to policy.Reflectors
+				if err := to.Set(strings.Join(o.reflectors, ",")); err != nil {
+					return inputf("line: --reflector: %w", err)
+				}
+			}
+			if o.up > o.down && o.down != 0 {
+				e.say("%s: uploads are faster than downloads; if the rates are swapped, give --down %v --up %v", plain.Line(given[0]), o.up, o.down)
+			}
+			e.noteRates(cmd)
+			return e.line(given[0], o)
+		},
+	}
+	f := cmd.Flags()
+	once(f, lineRate(&o.down), "down", "the line's rate of downloads, from a speed test")
+	once(f, lineRate(&o.up), "up", "the line's rate of uploads")
+	once(f, flagValue{"bytes", "", o.link.Set}, "link", "`bytes` that the line adds; or docsis, ethernet, pppoe-ptm")
+	once(f, flagValue{"host|flow", "", o.setFair}, "fair", "who has an equal part of a full line")
+	f.Var(flagValue{"host", "", o.addHost}, "host", "limit this host, too: NAME=MAC,RATE[,UPRATE]")
+	f.StringVar(&o.inside, "inside", "", "the `device` of these hosts")
+	f.BoolVar(&o.adapt, "adapt", false, "lower the rates while the line is slow")
+	once(f, lineRate(&o.min), "min", "with --adapt: the lowest rate; a fifth of the rate by default")
+	f.Var(flagValue{"address", "", o.addReflector}, "reflector", "with --adapt: whose round-trip times tell that the line is slow")
+	f.BoolVar(&o.noQueue, "no-queue", false, "mark or drop excess packets, without the fq qdisc")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print the policy, and change nothing")
+	e.addConfirm(f)
+	e.completes(cmd, "link", cobra.FixedCompletions([]string{"docsis", "ethernet", "pppoe-ptm", "bridged-ptm"}, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "inside", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return e.completeDevice(cmd, nil, typed)
+	})
+	return cmd
+}
+
+// completeLine completes DEV [off].
+func (e *env) completeLine(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(given) == 1 {
+		return []string{"off"}, cobra.ShellCompDirectiveNoFileComp
+	}
+	return e.completeDevice(cmd, given, typed)
+}
+
+func lineRate(r *policy.Rate) flagValue {
+	return flagValue{"rate", "", func(s string) error {
+		rate, err := policy.ParseRate(s)
+		if err == nil && rate == policy.Unlimited {
+			err = errors.New("rate unlimited is no rate of a line; leave the flag out for a direction without a limit")
+		}
+		*r = rate
+		return err
+	}}
+}
+
+func (o *lineOptions) setFair(s string) error {
+	var share policy.Share
+	if err := share.Set(s); err != nil || share.Kind != policy.ShareHost && share.Kind != policy.ShareFlow {
+		return fmt.Errorf("%.64q is unknown; use host or flow", s)
+	}
+	o.fair = share.Kind
+	return nil
+}
+
+func (o *lineOptions) addHost(s string) error {
+	h, err := line.ParseHost(s)
+	if err != nil {
+		return err
+	}
+	for _, other := range o.hosts {
+		if other.Name == h.Name || other.MAC == h.MAC {
+			return fmt.Errorf("host %.64q has the name or address of another one; give each host once", s)
+		}
+	}
+	o.hosts = append(o.hosts, h)
+	return nil
+}
+
+func (o *lineOptions) addReflector(s string) error {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" {
+		return fmt.Errorf("%.64q is not an IP address; write one such as 9.9.9.9", s)
+	}
+	o.reflectors = append(o.reflectors, a.String())
+	return nil
+}
+
+// said is the command line that asks for this line, without what concerns only how it is brought into force.
+func (o lineOptions) said(e *env, device string) string {
+	flags := ""
+	add := func(name, value string) {
+		if value != "" {
+			flags += " --" + name + " " + plain.Word(value)
+		}
+	}
+	rate := func(name string, r policy.Rate) {
+		if r != 0 {
+			add(name, r.String())
+		}
+	}
+	rate("down", o.down)
+	rate("up", o.up)
+	add("link", string(o.link))
+	if o.fair != policy.ShareNone {
+		add("fair", policy.Share{Kind: o.fair}.String())
+	}
+	for _, h := range o.hosts {
+		add("host", fmt.Sprintf("%s=%v,%v,%v", h.Name, h.MAC, h.Down, h.Up))
+	}
+	add("inside", o.inside)
+	if o.adapt {
+		flags += " --adapt"
+	}
+	rate("min", o.min)
+	for _, a := range o.reflectors {
+		add("reflector", a)
+	}
+	if o.noQueue {
+		flags += " --no-queue"
+	}
+	if strings.HasPrefix(device, "-") {
+		return plain.Command(e.netns, "line"+flags, device)
+	}
+	return plain.Command(e.netns, "line", device) + flags
+}
+
+// line limits a line.
+func (e *env) line(name string, o lineOptions) error {
+	open, limited := loader.Write, ""
+	if o.dryRun {
+		open = loader.Read
+	}
+	e.setupFQ = !o.noQueue
+	err := e.with(open, "line "+plain.Line(name), func(n *loader.Namespace) error {
+		dev, err := device(name)
+		if err != nil {
+			return err
+		}
+		tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+		if err != nil {
+			return err
+		}
+		if dev.Loopback {
+			return inputf("%s is the loopback device, which leads nowhere; give the device of the line, see 'ip route show default'", plain.Line(dev.Name))
+		}
+		have := line.Divide(e.netns, dev.Name, tables)
+		l, err := e.lineOf(dev, have, o)
+		if err != nil {
+			return err
+		}
+		text, err := l.Policy()
+		if err != nil {
+			return inputError(err)
+		}
+		answer := report.Line{Device: dev.Name, Directions: directionsOf(l), Hosts: hostsOf(l), Policy: string(text)}
+		if o.dryRun {
+			return e.print(answer, answer.Text)
+		}
+		var degraded error
+		if answer.Applied, degraded, err = e.applyLine(n, l, have, text); err != nil {
+			return err
+		}
+		limited = dev.Name
+		if err := e.print(answer, answer.Text); err != nil {
+			return err
+		}
+		e.sayLost(l, have)
+		e.sayWatch(l)
+		return degraded
+	})
+	if limited != "" && (err == nil || wasTold(err)) {
+		return errors.Join(err, e.warnOfLine(limited))
+	}
+	return err
+}
+
+// lineOf is the line that the flags ask for on a device.
+func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line.Line, err error) {
+	l = line.Line{
+		Device: dev.Name, Link: string(o.link), Share: o.fair, Adapt: o.adapt, Reflectors: o.reflectors, Hosts: slices.Clone(o.hosts),
+		Up:      line.Direction{Rate: o.up, Drops: o.noQueue, Min: o.min},
+		Down:    line.Direction{Rate: o.down, Drops: o.noQueue, Min: o.min},
+		Command: o.said(e, dev.Name),
+	}
+	for _, d := range []line.Direction{l.Up, l.Down} {
+		if d.Rate != 0 && d.Min > d.PoolRate() {
+			return l, inputf("--min %v is above %v, which is what a line of %v gets; lower it", d.Min, d.PoolRate(), d.Rate)
+		}
+	}
+	behind, err := dev.Behind()
+	if err != nil {
+		return l, err
+	}
+	if behind.Line != "" {
+		e.say("%s: the default route leaves by %s; if that is the line, give its name instead", plain.Line(dev.Name), plain.Line(behind.Line))
+	}
+	switch {
+	case o.fair != policy.ShareNone:
+	case behind.NAT.IsValid():
+		l.Share = policy.ShareFlow
+		l.Why = fmt.Sprintf("The hosts of %v on %s most likely have one address on the line (NAT), so they cannot be told apart", behind.NAT, plain.Line(behind.Via))
+		e.say("%s: the hosts of %v on %s seem to have one address here (NAT), so each connection gets an equal part, not each host; if there is no NAT, give --fair host",
+			plain.Line(dev.Name), behind.NAT, plain.Line(behind.Via))
+	case behind.Hosts:
+		l.Share = policy.ShareHost
+	default:
+		l.Share = policy.ShareFlow
+	}
+	// Hosts are told apart by the address of the near side. Otherwise the rules match what others of the device match.
+	l.Up.Match, l.Down.Match = have.Match(policy.Egress), have.Match(policy.Ingress)
+	if l.Share == policy.ShareHost {
+		l.Up.Match, l.Down.Match = policy.Ingress.FarSide(), policy.Egress.FarSide()
+	}
+	if why := unqueued(dev); o.down != 0 && !l.Down.Drops && why != nil {
+		l.Down.Drops, l.Down.Why = true, "Excess packets cannot be queued: "+why.Error()
+		e.say("%s ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: %w", plain.Line(dev.Name), why)
+	}
+	for i := range l.Hosts {
+		if l.Hosts[i].Device, err = insideOf(l.Hosts[i], dev, o.inside); err != nil {
+			return l, err
+		}
+		if err := have.CheckHosts(l.Hosts[i].Device); err != nil {
+			return l, inputf("host %s: %w; nothing was changed", plain.Line(l.Hosts[i].Name), err)
+		}
+	}
+	return l, nil
+}
+
+// unqueued is why packets that enter a device cannot be queued, though the kernel may have fq.
+func unqueued(dev netinfo.Device) error {
+	if dev.L2Bytes == 0 {
+		return fmt.Errorf("%s has no Ethernet header", plain.Line(dev.Name))
+	}
+	if err := fq.CheckIfb(); errors.Is(err, fq.ErrOldIfb) {
+		return err
+	}
+	return nil
+}
+
+// insideOf is the device on which a host is limited.
+func insideOf(h line.Host, dev netinfo.Device, given string) (string, error) {
+	names := []string{given}
+	if given == "" {
+		var err error
+		if names, err = netinfo.NeighbourDevices(h.MAC); err != nil {
+			return "", err
+		}
+	} else if inside, err := device(given); err != nil {
+		return "", err
+	} else {
+		names[0] = inside.Name // given may be an alternative one
+	}
+	switch {
+	case len(names) == 0:
+		return "", inputf("host %s: %v is no neighbour now; say on which device it is, such as --inside br-lan", plain.Line(h.Name), h.MAC)
+	case len(names) > 1:
+		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(lines(names)))
+	case names[0] == dev.Name:
+		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
+	}
+	return names[0], nil
+}
+
+// directionsOf says what a line is limited to.
+func directionsOf(l line.Line) []report.LineDirection {
+	all := []report.LineDirection{}
+	for _, of := range []struct {
+		line.Direction
+		is   policy.Direction
+		what string
+	}{{l.Up, policy.Egress, "uploads"}, {l.Down, policy.Ingress, "downloads"}} {
+		if of.Rate == 0 {
+			continue
+		}
+		slow := ""
+		if l.Adapt {
+			slow = fmt.Sprintf(", or down to %v while the line is slow", of.LeastRate())
+		}
+		who, excess, then := "connections", policy.Delay, "wait in a queue of "+of.Queue()
+		if l.Share == policy.ShareHost {
+			who = "hosts"
+		}
+		if of.Drops {
+			excess, then = policy.ECN, "are marked by ECN if they allow it, else dropped"
+		}
+		all = append(all, report.LineDirection{
+			Direction: of.is.String(), LineRate: uint64(of.Rate), Rate: uint64(of.PoolRate()), Share: policy.Share{Kind: l.Share}.String(), Excess: excess.String(),
+			Sentence: fmt.Sprintf("%s %v: %s get %v, %d %% of %v%s, in equal parts for all %s; excess packets %s",
+				plain.Line(l.Device), of.is, of.what, of.PoolRate(), line.Percent, of.Rate, slow, who, then),
+		})
+	}
+	return all
+}
+
+// hostsOf says what hosts of a line are limited to.
+func hostsOf(l line.Line) []report.LineHost {
+	all := []report.LineHost{}
+	for _, h := range l.Hosts {
+		all = append(all, report.LineHost{
+			Name: h.Name, MAC: h.MAC.String(), Device: h.Device, Down: uint64(h.Down), Up: uint64(h.Up),
+			Sentence: fmt.Sprintf("%s: host %s (%v) gets at most %v, and sends at most %v", plain.Line(h.Device), plain.Line(h.Name), h.MAC, h.Down, h.Up),
+		})
+	}
+	return all
+}
+
+// sayWatch says what of a line takes a running watch.
+func (e *env) sayWatch(l line.Line) {
+	var what []string
+	if l.Adapt {
+		what = append(what, "its rates adapt")
+	}
+	if len(l.Hosts) > 0 {
+		what = append(what, "hosts are limited at new addresses")
+	}
+	if what != nil {
+		e.say("%s: %s only while %s runs, with the policy that --dry-run prints", plain.Line(l.Device), strings.Join(what, " and "), e.suggest("watch", "FILE"))
+	}
+}
+
+// applyLine brings the policy of a line into force beside all that no line has made.
+func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, text []byte) (_ *report.Applied, degraded, err error) {
+	f, err := policyfile.Parse("the policy of the line", text)
+	if err != nil {
+		return nil, nil, err
+	}
+	devices, err := policyDevices(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	tables, _, err := f.Tables(devices)
+	if err != nil {
+		return nil, nil, err
+	}
+	want, err := have.With(tables)
+	if err != nil {
+		return nil, nil, inputf("%w; nothing was changed", err)
+	}
+	queues := func(d line.Direction) bool { return d.Rate != 0 && !d.Drops }
+	if queues(l.Up) || queues(l.Down) {
+		if err := fq.Check(); errors.Is(err, fq.ErrNoFQ) {
+			return nil, nil, exitError{fmt.Errorf("%w; load that module, use a kernel that has it, or give --no-queue", err), exitMissing}
+		}
+	}
+	concerned := have.Devices() // some of which may have no part in the line any more
+	for _, t := range tables {
+		concerned = append(concerned, t.Device)
+	}
+	done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Devices: concerned})
+	if errors.Is(err, fq.ErrNoIfb) {
+		return nil, nil, exitError{fmt.Errorf("%w; load that module, use a kernel that has it, or give --no-queue", err), exitMissing}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	e.sayHosts(l, tables)
+	return e.lineApplied(n, l.Device, done)
+}
+
+// sayHosts tells which hosts have no address yet that could be limited.
+func (e *env) sayHosts(l line.Line, tables []policy.Table) {
+	for _, h := range l.Hosts {
+		follows := func(r policy.Rule) bool {
+			mac, _, ok := r.Follows()
+			return ok && mac == h.MAC
+		}
+		if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() && slices.ContainsFunc(t.Rules, follows) }) {
+			e.say("%s: host %s (%v) has no address here now; it is limited when %s sees one", plain.Line(h.Device), plain.Line(h.Name), h.MAC, e.suggest("watch", "FILE"))
+		}
+	}
+}
+
+// sayLost tells what an earlier command limited and this one does not.
+func (e *env) sayLost(l line.Line, have line.Split) {
+	for _, of := range []struct {
+		is   policy.Direction
+		what string
+		rate policy.Rate
+	}{{policy.Egress, "uploads", l.Up.Rate}, {policy.Ingress, "downloads", l.Down.Rate}} {
+		if of.rate == 0 && have.Limits(of.is) {
+			e.say("%s: %s are not limited any more; to limit them, give both --down and --up", plain.Line(l.Device), of.what)
+		}
+	}
+	hosts := have.Hosts()
+	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+		mac := hosts[name]
+		if !slices.ContainsFunc(l.Hosts, func(h line.Host) bool { return h.MAC == mac }) {
+			e.say("%s: host %s (%v) is not limited any more; to limit it, give --host again", plain.Line(l.Device), plain.Line(name), mac)
+		}
+	}
+}
+
+// lineApplied says what was done for a line. What is degraded is in force all the same.
+func (e *env) lineApplied(n *loader.Namespace, device string, done []loader.Applied) (_ *report.Applied, degraded, err error) {
+	pending, err := e.pending(n, "line", done)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range done {
+		if was := d.Hook.Replaced; was != "" && d.Device == device {
+			e.say("%s: its qdisc is now fq; %s restores %s", plain.Line(d.Device), e.suggest("line", device, "off"), was)
+			d.Hook.Replaced = ""
+		}
+		degraded = errors.Join(degraded, e.queued(n, d.Device, d.Hook))
+	}
+	return &report.Applied{
+		Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: []string{}, Unmatched: []string{}, Waiting: []string{},
+		RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Confirm: e.suggest("confirm"),
+	}, degraded, nil
+}
+
+// warnOfLine writes what doctor finds on the device of a line.
+func (e *env) warnOfLine(name string) error {
+	facts, err := e.facts(name)
+	if err != nil {
+		return fmt.Errorf("line %s: it is limited, but: %w", plain.Line(name), err)
+	}
+	for _, f := range doctor.Judge(facts) {
+		if f.Device == name && (f.Status == report.Warning || f.Status == report.Failed) {
+			e.say("%s %s: %s; %s", plain.Line(f.Device), f.Direction, f.Finding, f.Advice)
+		}
+	}
+	return nil
+}
+
+// lineOff removes what line has made for a device.
+func (e *env) lineOff(name string) error {
+	return e.with(loader.Write, "line "+plain.Line(name)+" off", func(n *loader.Namespace) error {
+		if dev, err := netinfo.DeviceByName(name); err == nil {
+			name = dev.Name // which may be given by an alternative one
+		}
+		tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+		if err != nil {
+			return err
+		}
+		have := line.Divide(e.netns, name, tables)
+		if have.Line == nil {
+			return e.noLine(n, name)
+		}
+		rest, err := have.With(nil)
+		if err != nil {
+			return inputf("%w; nothing was changed", err)
+		}
+		done, err := n.Apply(rest, loader.ApplyOptions{Final: true, Devices: append(have.Devices(), name)})
+		if err != nil {
+			return err
+		}
+		if err := e.restoreIdle(n, append(have.Devices(), name)); err != nil {
+			return err
+		}
+		answer, degraded, err := e.lineApplied(n, name, done)
+		if err != nil {
+			return err
+		}
+		return errors.Join(e.print(answer, answer.Text), degraded)
+	})
+}
+
+// noLine answers that there is no line to remove. It removes what is left of one whose command was killed, or that has
+// reverted.
+func (e *env) noLine(n *loader.Namespace, name string) error {
+	dev, err := device(name)
+	if err != nil {
+		return err
+	}
+	if n.HasOurFQ(dev.Index) {
+		if _, err := n.EndOldChange(0); err != nil {
+			return err
+		}
+		if err := e.restoreIdle(n, []string{name}); err != nil {
+			return err
+		}
+	}
+	if e.json {
+		return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
+	}
+	_, err = fmt.Fprintf(e.out, "nothing to remove: there is no line on %s\n", plain.Line(name))
+	return err
+}
+
+// restoreIdle restores the qdiscs that were replaced, of devices on which nothing is queued any more.
+func (e *env) restoreIdle(n *loader.Namespace, names []string) error {
+	for _, name := range names {
+		dev, err := netinfo.DeviceByName(name)
+		if errors.Is(err, netinfo.ErrNoDevice) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if !n.HasOurFQ(dev.Index) {
+			continue
+		}
+		if queues, err := n.Queues(name, policy.Egress); err != nil {
+			return err
+		} else if queues {
+			continue
+		}
+		outcome, err := n.RestoreQdisc(dev)
+		if err != nil {
+			return err
+		}
+		e.restored(name, outcome)
+	}
+	return nil
+}

@@ -1,0 +1,431 @@
+package main
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/line"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// homeLine is a line that needs no fq, so that tests of all but queues run under any kernel.
+const homeLine = "line va --down 50mbit --up 10mbit --link docsis --no-queue"
+
+// fields are the words of a command line.
+func fields(line string) []string { return strings.Fields(line) }
+
+// in runs a command line that must succeed, whatever it warns of.
+func (r *rig) in(line string) string {
+	r.t.Helper()
+	got := r.run(fields(line)...)
+	if got.code != exitDone {
+		r.t.Fatalf("shapectl %s: exit %d, %s", line, got.code, got.err)
+	}
+	return got.out
+}
+
+// passedBytes are the bytes that passed the rules of va in a direction.
+func (r *rig) passedBytes(direction string) (bytes uint64) {
+	r.t.Helper()
+	for _, rule := range r.show("va", direction) {
+		bytes += rule.PassedBytes
+	}
+	return bytes
+}
+
+// A line is there after one command, and goes after another. All else stays.
+func TestLine(t *testing.T) {
+	for _, hook := range []string{"tcx", "clsact"} {
+		t.Run(hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			testenv.Veth(t, "xa", "xb")
+			r.ok(fields("pool set uplink --rate 1gbit")...)
+			r.ok(fields("set xa egress 10.0.0.0/24 --rate 5mbit --within uplink")...)
+			r.ok(fields("set va egress 192.168.100.1 --rate unlimited")...)
+			before := r.ok("export")
+			want := "va egress: uploads get 9500kbit, 95 % of 10mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n" +
+				"va ingress: downloads get 47500kbit, 95 % of 50mbit, in equal parts for all connections; excess packets are marked by ECN if they allow it, else dropped\n"
+			if got := r.ok(fields(homeLine)...); got != want+"4 rules added on 1 device\n2 pools added\n" {
+				t.Errorf("it says %s", got)
+			}
+			if got := r.ok(fields(homeLine)...); got != want+"nothing to change\n" {
+				t.Errorf("once more, it says %s", got)
+			}
+			with := r.ok("export")
+			for _, line := range []string{
+				"va egress: {rate: 9500kbit, capacity: 59375b, excess: ecn, share: flow, note: line va}",
+				"va ingress: {rate: 47500kbit, capacity: 296875b, excess: ecn, share: flow, note: line va}",
+				"uplink: 1gbit", "192.168.100.1: unlimited", "10.0.0.0/24: {rate: 5mbit, within: uplink}",
+			} {
+				if !strings.Contains(with, line+"\n") {
+					t.Errorf("not in force: %s; there is\n%s", line, with)
+				}
+			}
+
+			r.send("10.0.0.7", 5, 1000)
+			passed := r.passedBytes("egress")
+			if passed == 0 {
+				t.Fatal("no packet met the rules")
+			}
+			if got := r.ok(fields("line va --down 50mbit --up 20mbit --link docsis --no-queue")...); !strings.HasSuffix(got, "\n1 pool changed\n") {
+				t.Errorf("with another rate, it says %s", got)
+			}
+			if now := r.passedBytes("egress"); now != passed || !strings.Contains(r.ok("export"), "va egress: {rate: 19mbit") {
+				t.Errorf("after a change of the rate, the counters have %d bytes, and had %d: %s", now, passed, r.ok("export"))
+			}
+
+			if got := r.in("line va --up 10mbit --no-queue"); !strings.HasSuffix(got, "2 rules changed, 2 removed on 1 device\n1 pool changed, 1 removed\n") {
+				t.Errorf("without downloads, it says %s", got)
+			}
+			if left := r.show("va", "ingress"); len(left) != 0 || len(r.show("va", "egress")) != 3 {
+				t.Errorf("left of downloads: %+v", left)
+			}
+			if got := r.ok(fields("line va off")...); got != "2 rules removed on 1 device\n1 pool removed\n" {
+				t.Errorf("off says %s", got)
+			}
+			if after := r.ok("export"); after != before {
+				t.Errorf("before there was\n%sand after\n%s", before, after)
+			}
+			if got := r.ok(fields("line va off")...); got != "nothing to remove: there is no line on va\n" {
+				t.Errorf("off once more says %s", got)
+			}
+			r.ok("flush", "--all")
+			r.ok(fields(homeLine)...)
+			r.ok(fields("line va off")...)
+			if pins := r.pins(); len(pins) != 0 {
+				t.Errorf("left behind: %v", pins)
+			}
+		})
+	}
+}
+
+// What --dry-run prints is the policy that is in force without it. It changes nothing.
+func TestLineDryRun(t *testing.T) {
+	r := newRig(t)
+	text := r.in(homeLine + " --dry-run")
+	if pins := r.pins(); len(pins) != 0 {
+		t.Errorf("it left behind %v", pins)
+	}
+	if !strings.HasPrefix(text, "# The line on va, made by:\n#\n#     shapectl "+homeLine+"\n#\n") {
+		t.Errorf("it begins with other lines: %s", text)
+	}
+	file := r.policy(text)
+	r.ok("apply", file)
+	if got := r.ok(fields(homeLine)...); !strings.HasSuffix(got, "\nnothing to change\n") {
+		t.Errorf("after apply, line says %s", got)
+	}
+	r.ok("flush", "--all")
+	r.ok(fields(homeLine)...)
+	r.ok("diff", file)
+	if got := r.ok("apply", file); got != "nothing to change\n" {
+		t.Errorf("after line, apply says %s", got)
+	}
+	if again := r.in(homeLine + " --dry-run"); again != text {
+		t.Errorf("with the line in force, it prints %s", again)
+	}
+	if got := r.run(fields("line va --up 50000 --dry-run")...); !strings.Contains(got.err, "note: --up 50000 without a unit is 50000 bit/s") {
+		t.Errorf("of a rate without a unit, it says %q", got.err)
+	}
+	// The policy of a line that queues is valid, too, though this kernel may lack fq.
+	file = r.policy(r.in("line va --down 50mbit --up 10mbit --dry-run"))
+	if got := r.run("diff", file); got.code != exitDiffers || !strings.Contains(got.out, "delay") {
+		t.Errorf("diff: exit %d, %s%s", got.code, got.out, got.err)
+	}
+}
+
+func TestLineConfirm(t *testing.T) {
+	r := newRig(t)
+	r.ok(fields(homeLine)...)
+	before := r.ok("export")
+	if got := r.ok(fields("line va --down 100mbit --up 10mbit --no-queue --confirm 60s")...); !strings.Contains(got, "not confirmed: reverts in ") {
+		t.Errorf("it says %s", got)
+	}
+	for _, line := range []string{homeLine, "line va off"} {
+		r.refused(exitInput, "the last change is not confirmed yet", fields(line)...)
+	}
+	r.ok("rollback")
+	if after := r.ok("export"); after != before {
+		t.Errorf("before there was\n%sand after\n%s", before, after)
+	}
+	if got := r.ok(fields(homeLine + " --confirm 60s")...); !strings.HasSuffix(got, "nothing reverts\n") {
+		t.Errorf("without a change, it says %s", got)
+	}
+}
+
+func TestLineJSON(t *testing.T) {
+	r := newRig(t)
+	var l report.Line
+	testenv.Must(t, json.Unmarshal([]byte(r.in(homeLine+" -j")), &l))
+	if l.Device != "va" || len(l.Directions) != 2 || l.Directions[0].Rate != 9_500_000 || l.Directions[1].LineRate != 50_000_000 || l.Applied == nil || l.Applied.Pools.Added != 2 {
+		t.Errorf("it is %+v", l)
+	}
+	text := r.in(homeLine + " --dry-run")
+	testenv.Must(t, json.Unmarshal([]byte(r.in(homeLine+" --dry-run -j")), &l))
+	if l.Applied != nil || l.Policy != text {
+		t.Errorf("with --dry-run it is %+v", l)
+	}
+	var a report.Applied
+	testenv.Must(t, json.Unmarshal([]byte(r.in("line va off -j")), &a))
+	if a.Pools.Removed != 2 {
+		t.Errorf("off: %+v", a)
+	}
+	testenv.Must(t, json.Unmarshal([]byte(r.in("line va off -j")), &a))
+	if a.Pools.Removed != 0 || len(a.Hooks) != 0 {
+		t.Errorf("off once more: %+v", a)
+	}
+}
+
+// What cannot be is refused, and nothing is changed.
+func TestLineRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		before string // commands
+		line   string
+		says   string
+	}{
+		"no rates":             {"", "line va", "the rates are missing; give those of a speed test"},
+		"no device":            {"", "line vx --up 1mbit", "there is no device vx"},
+		"no device to free":    {"", "line vx off", "there is no device vx"},
+		"a rate as a word":     {"", "line va 50mbit --up 1mbit", `"50mbit" is unknown; write off`},
+		"off with a flag":      {"", "line va off --up 1mbit", "off takes no --up"},
+		"unlimited":            {"", "line va --up unlimited", "leave the flag out for a direction without a limit"},
+		"no unit":              {"", "line va --up 1mb", "ambiguous"},
+		"a link of cells":      {"", "line va --up 1mbit --link atm", "counts ATM cells, which is not supported"},
+		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use host or flow"},
+		"a rate twice":         {"", "line va --up 1mbit --up 2mbit", "it was given already"},
+		"min without adapt":    {"", "line va --up 1mbit --min 100kbit", "give --adapt, too"},
+		"reflector, no adapt":  {"", "line va --up 1mbit --reflector 9.9.9.9", "give --adapt, too"},
+		"a name as reflector":  {"", "line va --up 1mbit --adapt --reflector dns.example", "is not an IP address"},
+		"inside, no host":      {"", "line va --up 1mbit --inside vb", "give --host, too"},
+		"min above the rate":   {"", "line va --up 1mbit --adapt --min 1mbit", "--min 1mbit is above 950kbit, which is what a line of 1mbit gets"},
+		"dry run with confirm": {"", "line va --up 1mbit --dry-run --confirm 9s", "leave one of them out"},
+		"a host without MAC":   {"", "line va --up 1mbit --host tablet=192.168.1.5,1mbit", "does not have six bytes"},
+		"a host twice":         {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --host b=3c:22:fb:12:34:56,2mbit", "give each host once"},
+		"a host nowhere":       {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit", "say on which device it is, such as --inside br-lan"},
+		"a host on the line":   {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside va", "va is the line itself"},
+		"inside is no device":  {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside vx", "there is no device vx"},
+		"a rule for all":       {"set va egress any --rate 1mbit", homeLine, "va egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl delete va egress 0.0.0.0/0'; nothing was changed"},
+		"such a pool":          {"pool set va\u00a0egress --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
+		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
+		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
+		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared in the other way"},
+		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `the rule for 10.0.0.1/32 on va egress is within pool "va egress", which would go; delete it first`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			nbsp := func(line string) []string {
+				words := fields(strings.ReplaceAll(line, "\u00a0", "\\"))
+				for i := range words {
+					words[i] = strings.ReplaceAll(words[i], "\\", " ")
+				}
+				return words
+			}
+			for _, line := range strings.Split(c.before, ";") {
+				if line != "" {
+					r.ok(nbsp(line)...)
+				}
+			}
+			before := r.ok("export")
+			r.refused(exitInput, c.says, nbsp(c.line)...)
+			if after := r.ok("export"); after != before {
+				t.Errorf("before there was\n%sand after\n%s", before, after)
+			}
+		})
+	}
+	r := newRig(t)
+	r.refused(exitInput, "the name of the device is empty", "line", "", "--up", "1mbit")
+	if fq.Check() != nil {
+		r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
+			fields("line va --up 1mbit")...)
+		if pins := r.pins(); len(pins) != 0 {
+			t.Errorf("left behind: %v", pins)
+		}
+	}
+}
+
+// Hosts have equal parts where they have their own addresses on the line.
+func TestLineFair(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "lan", "host")
+	forward := func(value string) {
+		testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte(value), 0))
+	}
+	address := func(device, a string) {
+		addr, err := netlink.ParseAddr(a)
+		testenv.Must(t, err)
+		testenv.Must(t, netlink.AddrAdd(testenv.Link(t, device), addr))
+	}
+	is := func(flags, share, warns string) {
+		t.Helper()
+		got := r.run(fields(homeLine + " --dry-run" + flags)...)
+		match := strings.Contains(got.out, "match: src") && strings.Contains(got.out, "match: dst")
+		if got.code != exitDone || strings.Count(got.out, "share: "+share) != 2 || match != (share == "host") {
+			t.Errorf("%s: exit %d, not shared by %s: %s%s", flags, got.code, share, got.out, got.err)
+		}
+		if !strings.Contains(got.err, warns) || warns == "" && got.err != "" {
+			t.Errorf("%s: it warns %q, want %q", flags, got.err, warns)
+		}
+	}
+	address("va", "203.0.113.5/24")
+	address("lan", "192.168.1.1/24")
+	forward("0")
+	is("", "flow", "")
+	is(" --fair host", "host", "")
+	forward("1")
+	is("", "host", "")
+	if out, err := exec.Command("nft", "add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }").CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	is("", "flow", "va: the hosts of 192.168.1.0/24 on lan seem to have one address here (NAT), so each connection gets an equal part")
+	is(" --fair flow", "flow", "")
+	is(" --fair host", "host", "")
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "lan")))
+	testenv.Veth(t, "lan", "host")
+	address("lan", "198.51.100.1/24")
+	is("", "host", "")
+
+	r.in(homeLine)
+	for _, rule := range r.show("va") {
+		if want := map[string]string{"egress": "src", "ingress": "dst"}[rule.Direction]; rule.Match != want {
+			t.Errorf("%s matches %s", rule.Direction, rule.Match)
+		}
+	}
+	// What somebody else set keeps its match, where no line needs the other one.
+	r.ok("flush", "--all")
+	r.ok(fields("set va egress 10.0.0.1 --rate unlimited --match src")...)
+	if text := r.in(homeLine + " --fair flow --dry-run"); strings.Count(text, "match:") != 1 || !strings.Contains(text, "match: src") {
+		t.Errorf("beside a rule that matches src: %s", text)
+	}
+	r.in(homeLine + " --fair flow")
+
+	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "lan").Attrs().Index, Gw: net.IPv4(198, 51, 100, 2)}))
+	if got := r.run(fields(homeLine + " --fair flow --dry-run")...); !strings.Contains(got.err, "va: the default route leaves by lan; if that is the line, give its name instead") {
+		t.Errorf("it warns %q", got.err)
+	}
+}
+
+// Where packets that enter cannot be queued, downloads are marked or dropped.
+func TestLineWithoutLinkHeader(t *testing.T) {
+	r := newRig(t)
+	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "ppp0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
+	got := r.run(fields("line ppp0 --down 50mbit --up 10mbit --dry-run")...)
+	if !strings.Contains(got.err, "ppp0 ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: ppp0 has no Ethernet header") {
+		t.Errorf("it warns %q", got.err)
+	}
+	_, down, _ := strings.Cut(got.out, "ingress:")
+	if strings.Count(got.out, "excess: delay") != 1 || strings.Count(down, "excess: ecn") != 1 {
+		t.Errorf("the policy is %s", got.out)
+	}
+	if got := r.run(fields("line ppp0 --down 50mbit --up 10mbit --dry-run --no-queue")...); got.err != "" {
+		t.Errorf("with --no-queue it warns %q", got.err)
+	}
+}
+
+// A host is limited on the device at which it is a neighbour.
+func TestLineHost(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "lan", "host")
+	mac := []byte{0x3c, 0x22, 0xfb, 0x12, 0x34, 0x56}
+	neighbour := func(device, a string) {
+		addr, err := netlink.ParseAddr(a + "/24")
+		testenv.Must(t, err)
+		testenv.Must(t, netlink.NeighAdd(&netlink.Neigh{LinkIndex: testenv.Link(t, device).Attrs().Index, State: netlink.NUD_PERMANENT, IP: addr.IP, HardwareAddr: mac}))
+	}
+	neighbour("lan", "192.168.1.7")
+	const tablet = " --host tablet=3c:22:fb:12:34:56,5mbit,1mbit"
+	want := `  lan:
+    egress:     # to the hosts
+      "3c:22:fb:12:34:56": {rate: 5mbit, name: "tablet", note: "line va"}
+    ingress:    # from the hosts
+      "3c:22:fb:12:34:56": {rate: 1mbit, name: "tablet", note: "line va"}
+`
+	if text := r.in(homeLine + tablet + " --dry-run"); !strings.HasSuffix(text, want) {
+		t.Errorf("the policy is %s", text)
+	}
+	neighbour("vb", "192.168.2.7")
+	r.refused(exitInput, "3c:22:fb:12:34:56 is a neighbour on lan, vb; say with --inside on which one it is limited", fields(homeLine+tablet)...)
+	if text := r.in(homeLine + tablet + " --inside lan --dry-run"); !strings.HasSuffix(text, want) {
+		t.Errorf("the policy is %s", text)
+	}
+	testenv.Must(t, netlink.LinkAddAltName(testenv.Link(t, "lan"), "guests"))
+	if text := r.in(homeLine + tablet + " --inside guests --dry-run"); !strings.HasSuffix(text, want) {
+		t.Errorf("by an alternative name of the device, the policy is %s", text)
+	}
+	limits := func() (n int) {
+		for _, row := range r.rows("show", "lan") {
+			if row.Name == "tablet" && row.CIDR == "192.168.1.7/32" && strings.HasSuffix(row.Within, " tablet") {
+				n++
+			}
+		}
+		return n
+	}
+	if r.in(homeLine + tablet + " --inside lan"); limits() != 2 {
+		t.Errorf("the host is limited in %d directions", limits())
+	}
+	if got := r.run(fields(homeLine)...); limits() != 0 || !strings.Contains(got.err, "host tablet (3c:22:fb:12:34:56) is not limited any more") {
+		t.Errorf("without --host, the host is still limited in %d directions; %s", limits(), got.err)
+	}
+	if got := r.run(fields(homeLine + " --inside lan --host tv=3c:22:fb:00:00:01,5mbit")...); !strings.Contains(got.err, "lan: host tv (3c:22:fb:00:00:01) has no address here now") {
+		t.Errorf("of a host without an address it says %s", got.err)
+	}
+	if got := r.run(fields("line va --down 5mbit --up 10mbit --no-queue")...); !strings.Contains(got.err, "va: uploads are faster than downloads; if the rates are swapped, give --down 10mbit --up 5mbit") {
+		t.Errorf("of swapped rates it says %s", got.err)
+	}
+	if got := r.run(fields("line va --up 10mbit --no-queue")...); !strings.Contains(got.err, "va: downloads are not limited any more") {
+		t.Errorf("without --down it says %s", got.err)
+	}
+}
+
+// A line that adapts says down to which rate.
+func TestLineAdapt(t *testing.T) {
+	r := newRig(t)
+	text := r.in(homeLine + " --dry-run --adapt --reflector 9.9.9.9 --reflector 2620:fe::fe")
+	for _, option := range []string{"adapt-min: 1900kbit ", "adapt-min: 9500kbit "} {
+		if !strings.Contains(text, option) {
+			t.Errorf("it lacks %q: %s", option, text)
+		}
+	}
+	if strings.Count(text, `adapt-to: "9.9.9.9,2620:fe::fe"`) != 2 {
+		t.Errorf("it does not name both reflectors in both pools: %s", text)
+	}
+	if text := r.in(homeLine + " --dry-run -j --adapt"); !strings.Contains(text, "uploads get 9500kbit, 95 % of 10mbit, or down to 1900kbit while the line is slow, in equal parts") {
+		t.Errorf("it says %s", text)
+	}
+	if text := r.in(homeLine + " --dry-run --adapt --min 800kbit"); strings.Count(text, "adapt-min: 800kbit ") != 2 || strings.Contains(text, "adapt-to") {
+		t.Errorf("with --min: %s", text)
+	}
+}
+
+func TestCompleteLine(t *testing.T) {
+	r := newRig(t)
+	for line, want := range map[string]string{"line v": "va", "line va ": "off", "line va --link ": "docsis", "line va --fair ": "host", "line va --inside v": "vb", "line va --d": "--down"} {
+		words := strings.Split(r.run(append([]string{"__complete"}, strings.Split(line, " ")...)...).out, "\n")
+		if !slices.ContainsFunc(words, func(w string) bool { return w == want || strings.HasPrefix(w, want+"\t") }) {
+			t.Errorf("%s: %q, want %s", line, words, want)
+		}
+	}
+}
+
+// The pages show what line says with fq, which the kernel that tests them may lack.
+func TestLinePages(t *testing.T) {
+	l := line.Line{Device: "eth0", Share: policy.ShareHost, Up: line.Direction{Rate: 10_000_000}, Down: line.Direction{Rate: 50_000_000}}
+	for _, page := range []string{"../../README.md", "../../docs/for/line.md"} {
+		text, err := os.ReadFile(page)
+		testenv.Must(t, err)
+		for _, d := range directionsOf(l) {
+			if !strings.Contains(string(text), "\n"+d.Sentence+"\n") {
+				t.Errorf("%s lacks: %s", page, d.Sentence)
+			}
+		}
+	}
+}

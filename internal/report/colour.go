@@ -1,0 +1,344 @@
+package report
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ColourOptions are what a rule with colours has beside its rate and capacity, which are its CIR and CBS. What a rule does
+// not have is null: all of it without colours, the PIR except with trtcm, and so on.
+type ColourOptions struct {
+	PIRBits  *uint64 `json:"pir_bits_per_second"`
+	PBSBytes *uint64 `json:"pbs_bytes"`
+	EIRBits  *uint64 `json:"eir_bits_per_second"`
+	EBSBytes *uint64 `json:"ebs_bytes"`
+	Aware    *bool   `json:"colour_aware"`
+	In       *string `json:"colours"` // as the flag; null unless packets come in with colours
+	Green    *string `json:"green"`   // what happens to such packets
+	Yellow   *string `json:"yellow"`
+	Red      *string `json:"red"`
+}
+
+// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
+type ColourCounters struct {
+	GreenPackets  uint64 `json:"green_packets"`
+	GreenBytes    uint64 `json:"green_bytes"`
+	YellowPackets uint64 `json:"yellow_packets"`
+	YellowBytes   uint64 `json:"yellow_bytes"`
+	RedPackets    uint64 `json:"red_packets"`
+	RedBytes      uint64 `json:"red_bytes"`
+}
+
+// NewColourOptions is what a rule has.
+func NewColourOptions(r policy.Rule) (o ColourOptions) {
+	if !r.Algorithm.HasColours() {
+		return o
+	}
+	c := &r.Colours
+	switch r.Algorithm {
+	case policy.TRTCM:
+		o.PIRBits, o.PBSBytes = (*uint64)(&c.PIR), &c.PBS
+	case policy.RFC4115:
+		o.EIRBits = (*uint64)(&c.EIR)
+		fallthrough
+	default:
+		o.EBSBytes = &c.EBS
+	}
+	if o.Aware = &c.Aware; c.Aware {
+		o.In = new(c.In.String())
+	}
+	o.Green, o.Yellow, o.Red = new(c.Green.String()), new(c.Yellow.String()), new(c.Red.String())
+	return o
+}
+
+func newColourCounters(c maps.Counters) ColourCounters {
+	return ColourCounters{c.GreenPackets, c.GreenBytes, c.YellowPackets, c.YellowBytes, c.RedPackets, c.RedBytes}
+}
+
+// HasColours reports whether packets get colours.
+func (o *ColourOptions) HasColours() bool { return o.Red != nil }
+
+// SecondBytes is the size of the second bucket in bytes: PBS or EBS; nil without colours.
+func (o *ColourOptions) SecondBytes() *uint64 {
+	if o.PBSBytes != nil {
+		return o.PBSBytes
+	}
+	return o.EBSBytes
+}
+
+// secondName is what RFCs call the second bucket.
+func (o *ColourOptions) secondName() string {
+	if o.PBSBytes != nil {
+		return "P"
+	}
+	return "E"
+}
+
+// rate is a CIR, and the PIR or EIR beside it.
+func (o *ColourOptions) rate(cir string) string {
+	switch {
+	case o.PIRBits != nil:
+		return cir + "/" + rateText(o.PIRBits)
+	case o.EIRBits != nil:
+		return cir + "+" + rateText(o.EIRBits) // which comes on top
+	}
+	return cir
+}
+
+// most is the rate of all packets that are not red, or if yellow ones are dropped, of green ones. It is given the CIR.
+func (o *ColourOptions) most(cir uint64) uint64 {
+	switch {
+	case *o.Yellow == policy.ActionDrop.String():
+		return cir
+	case o.PIRBits != nil:
+		return *o.PIRBits
+	case o.EIRBits != nil:
+		return cir + *o.EIRBits
+	}
+	return cir
+}
+
+// actions is what happens to packets by colour; that green ones pass goes without saying.
+func (o *ColourOptions) actions() string {
+	text := fmt.Sprintf("yellow %s, red %s", *o.Yellow, *o.Red)
+	if *o.Green != policy.ActionPass.String() {
+		text = fmt.Sprintf("green %s, %s", *o.Green, text)
+	}
+	return text
+}
+
+// onExcess is what happens to excess packets.
+func (r *Rule) onExcess() string {
+	if r.HasColours() {
+		return r.actions()
+	}
+	return r.Excess
+}
+
+// aware is how a series tells that its packets come in with colours.
+const aware = ", colour-aware"
+
+func (o *ColourOptions) aware() string {
+	if o.Aware != nil && *o.Aware {
+		return aware
+	}
+	return ""
+}
+
+// byColour is the packets of a rule by colour; "" for none.
+func (c *ColourCounters) byColour() string {
+	all := c.GreenPackets + c.YellowPackets + c.RedPackets
+	if all == 0 {
+		return ""
+	}
+	var parts []string
+	for _, of := range []struct {
+		packets uint64
+		colour  policy.Colour
+	}{{c.GreenPackets, policy.Green}, {c.YellowPackets, policy.Yellow}, {c.RedPackets, policy.Red}} {
+		if of.packets > 0 {
+			parts = append(parts, percentText(percentOf(of.packets, all))+" "+of.colour.String())
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// bursts are the sizes of the buckets of a rule.
+func (r *row) bursts() string {
+	text := optional(r.CapacityBytes, bytesText)
+	if r.HasColours() {
+		text += " " + r.secondName() + " " + bytesText(*r.SecondBytes())
+	}
+	return text
+}
+
+// levels are the levels of the shared buckets of a rule.
+func (r *row) levels() string {
+	text := bytesText(r.LevelBytes)
+	if second := number(r.SecondLevelBytes, 0); second > 0 {
+		text += " " + r.secondName() + " " + bytesText(*r.SecondLevelBytes)
+	}
+	return text
+}
+
+// Colouring is the colour that a packet gets from a rule with colours, and what follows. Without colours, texts are empty,
+// and all else is null.
+type Colouring struct {
+	Colour   string `json:"colour"`
+	ColourIn string `json:"incoming_colour"` // green, unless the rule is colour-aware
+	DSCP     string `json:"dscp"`            // by which the packet comes in with that colour; "" unless the rule is colour-aware
+	Action   string `json:"action"`          // what happens to packets of the colour
+	// The second bucket is E, or with trtcm P.
+	SecondLevelBytes    *uint64 `json:"second_level_bytes"`
+	SecondCapacityBytes *uint64 `json:"second_capacity_bytes"`
+	SecondRoomPackets   *uint64 `json:"second_room_packets"` // how many such packets it has room for now
+	GreenInNS           *uint64 `json:"green_in_ns"`         // until the packet would be green, if no others come; null for never
+	YellowInNS          *uint64 `json:"yellow_in_ns"`        // until it would be yellow or green; null for never
+
+	Peak     bool `json:"-"` // the second bucket is P
+	RedFirst bool `json:"-"` // at the speed of the device, P is full before C
+}
+
+// second is what RFCs call the second bucket, and its size.
+func (c *Colouring) second() (bucket, size string) {
+	if c.Peak {
+		return "P", "PBS"
+	}
+	return "E", "EBS"
+}
+
+// levels says how full both buckets of a key are.
+func (c *Colouring) levels(key string, level, capacity uint64) string {
+	second, _ := c.second()
+	fill := func(level, of uint64) string {
+		if of == 0 {
+			return "0 bytes"
+		}
+		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
+	}
+	return fmt.Sprintf("%s: C %s, %s %s", key, fill(level, capacity), second, fill(*c.SecondLevelBytes, *c.SecondCapacityBytes))
+}
+
+// comesIn is the incoming colour if that matters.
+func (c *Colouring) comesIn() string {
+	if c.DSCP == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s (%s)", c.ColourIn, c.DSCP)
+}
+
+// become is what happens to packets of the colour.
+func (c *Colouring) become() string {
+	switch c.Action {
+	case policy.ActionPass.String():
+		return "pass"
+	case policy.ActionDrop.String():
+		return "are dropped"
+	case policy.ActionECN.String():
+		return "are marked by ECN if they allow it, else dropped"
+	}
+	return "get " + strings.TrimPrefix(c.Action, "dscp:") + ", and pass"
+}
+
+// becomes is the same for one packet.
+func (c *Colouring) becomes() string {
+	return strings.NewReplacer("pass", "passes", "get ", "gets ", "are ", "is ", "they allow", "it allows").Replace(c.become())
+}
+
+func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colour.String() }
+
+// why says which bucket decided over a packet of so many bytes; "" if none did.
+func (c *Colouring) why(bytes, cbs uint64) string {
+	second, size := c.second()
+	notFirst, notSecond := "C has no room for it", second+" has no room for it"
+	switch {
+	case !c.isIn(policy.Green):
+		notFirst = "it comes in " + c.comesIn()
+	case bytes > cbs:
+		notFirst = "it is larger than CBS"
+	}
+	switch {
+	case *c.SecondCapacityBytes == 0:
+		notSecond = size + " is 0"
+	case bytes > *c.SecondCapacityBytes:
+		notSecond = "it is larger than " + size
+	}
+	room := fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
+	switch {
+	case c.isIn(policy.Red):
+		return ""
+	case c.Colour == policy.Yellow.String() && c.Colour == c.ColourIn:
+		return room
+	case c.Colour == policy.Yellow.String():
+		return notFirst + ", and " + room
+	case c.Peak:
+		return notSecond
+	case c.isIn(policy.Green) && bytes <= min(cbs, *c.SecondCapacityBytes):
+		return "neither C nor E has room for it"
+	}
+	return notFirst + ", and " + notSecond
+}
+
+// better says when a packet of so many bytes would get a better colour; "" for a green one.
+func (c *Colouring) better(bytes, cbs uint64) string {
+	if c.Colour == policy.Green.String() {
+		return ""
+	}
+	_, size := c.second()
+	var parts []string
+	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
+		parts = append(parts, "yellow in "+about(*c.YellowInNS))
+	}
+	if c.GreenInNS != nil {
+		parts = append(parts, "green in "+about(*c.GreenInNS))
+	}
+	never := ""
+	if c.GreenInNS == nil {
+		switch {
+		case !c.isIn(policy.Green):
+			never = "it comes in " + c.comesIn()
+		case bytes > cbs:
+			never = "it is larger than CBS"
+		default:
+			never = "it is larger than " + size
+		}
+		never = "never green, as " + never
+	}
+	text := strings.Join(parts, ", ")
+	if text == "" {
+		return never
+	}
+	if text += ", if no others come"; never != "" {
+		text += "; " + never
+	}
+	return text
+}
+
+// coloured is the verdict of a rule with colours, and when there will be another one.
+func (p *Stop) coloured(s *strings.Builder) {
+	b, bytes := p.Bucket, p.Counted.Bytes
+	text := p.packet()
+	if in := b.comesIn(); in != "" {
+		text += " that comes in " + in
+	}
+	if b.Colour != policy.Green.String() {
+		is := "is"
+		if b.Colour == b.ColourIn {
+			is = "stays"
+		}
+		why := b.why(bytes, b.CapacityBytes)
+		if why != "" {
+			why = ": " + why
+		}
+		fact(s, "now", fmt.Sprintf("%s %s %s%s; it %s", text, is, b.Colour, why, b.becomes()))
+		fact(s, "later", b.better(bytes, b.CapacityBytes))
+		return
+	}
+	fact(s, "now", fmt.Sprintf("%s is green, and %s; room for %s", text, b.becomes(), plain.Count(b.RoomPackets, "such packet")))
+	switch {
+	case b.SpeedBits == nil:
+	case b.FullNS == nil:
+		fact(s, "later", fmt.Sprintf("green: the device's %s cannot fill C", policy.Rate(*b.SpeedBits)))
+	case b.RedFirst || bytes > *b.SecondCapacityBytes:
+		b.later(s, policy.Red.String())
+	default:
+		b.later(s, policy.Yellow.String())
+	}
+}
+
+// coloured is the colour of the packet, what happens to it, and when it would have a better one.
+func (a *Answer) coloured() string {
+	text := fmt.Sprintf("%d bytes", a.Bytes)
+	if in := a.comesIn(); in != "" {
+		text += " that come in " + in
+	}
+	text += " are " + a.Colour + " now, and " + a.become()
+	if later := a.better(a.Bytes, *a.CapacityBytes); later != "" {
+		text += "; " + later
+	}
+	return text
+}

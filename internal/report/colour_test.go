@@ -1,0 +1,159 @@
+package report
+
+import (
+	"encoding/json"
+	"io"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// coloured are rules with colours, one of each algorithm, and one without.
+func coloured(t *testing.T) (srtcm, trtcm, rfc4115, plain policy.Rule) {
+	t.Helper()
+	rule := func(cidr string, l policy.Limit) policy.Rule {
+		r, err := l.Rule(netip.MustParsePrefix(cidr), 14)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	shadow := policy.Limit{Rate: 2e6}
+	srtcm = rule("10.0.0.0/24", policy.Limit{Rate: 1e6, Algorithm: policy.SRTCM})
+	trtcm = rule("10.0.1.0/24", policy.Limit{
+		Rate: 1e6, Algorithm: policy.TRTCM, Each: policy.Each{Kind: policy.EachHost}, Shadow: &shadow,
+		Colours: policy.ColourOptions{PIR: 2e6, Aware: true},
+	})
+	rfc4115 = rule("10.0.2.0/24", policy.Limit{Rate: 1e6, Algorithm: policy.RFC4115, Colours: policy.ColourOptions{EIR: 500e3}})
+	return srtcm, trtcm, rfc4115, rule("10.0.3.0/24", policy.Limit{Rate: 1e6})
+}
+
+// byColours are 60 % green, 30 % yellow and 10 % red packets.
+var byColours = maps.Counters{
+	PassedPackets: 90, PassedBytes: 90_000, DroppedPackets: 10, DroppedBytes: 10_000, ExcessPackets: 40, ExcessBytes: 40_000,
+	GreenPackets: 60, GreenBytes: 60_000, YellowPackets: 30, YellowBytes: 30_000, RedPackets: 10, RedBytes: 10_000,
+}
+
+func TestColoursInJSON(t *testing.T) {
+	srtcm, trtcm, rfc4115, plain := coloured(t)
+	for _, test := range []struct {
+		rule policy.Rule
+		want string
+	}{
+		{srtcm, `"pir_bits_per_second":null,"pbs_bytes":null,"eir_bits_per_second":null,"ebs_bytes":131072,"colour_aware":false,"colours":null,"green":"pass","yellow":"pass","red":"drop"`},
+		{trtcm, `"pir_bits_per_second":2000000,"pbs_bytes":131072,"eir_bits_per_second":null,"ebs_bytes":null,"colour_aware":true,"colours":"AF12=yellow,AF13=red,AF22=yellow,AF23=red,AF32=yellow,AF33=red,AF42=yellow,AF43=red"`},
+		{rfc4115, `"pir_bits_per_second":null,"pbs_bytes":null,"eir_bits_per_second":500000,"ebs_bytes":131072,"colour_aware":false`},
+		{plain, `"pir_bits_per_second":null,"pbs_bytes":null,"eir_bits_per_second":null,"ebs_bytes":null,"colour_aware":null,"colours":null,"green":null,"yellow":null,"red":null`},
+	} {
+		b, err := json.Marshal(NewRule("eth0", policy.Egress, policy.MatchDst, test.rule, byColours, 0))
+		counted := `"green_packets":60,"green_bytes":60000,"yellow_packets":30,"yellow_bytes":30000,"red_packets":10,"red_bytes":10000`
+		if got := string(b); err != nil || !strings.Contains(got, test.want) || !strings.Contains(got, counted) {
+			t.Errorf("%v: %s, want %s and %s", err, got, test.want, counted)
+		}
+	}
+	proposed, _ := trtcm.Proposed()
+	shadow := NewShadow(proposed, byColours, nil, 0)
+	if shadow.RefusedPackets != 10 || shadow.YellowPackets != 30 || *shadow.PIRBits != 2e6 || *shadow.PBSBytes != 131072 {
+		t.Errorf("the shadow is %+v", shadow)
+	}
+	out := NewRule("eth0", policy.Egress, policy.MatchDst, trtcm, byColours, 0)
+	out.Shadow = NewShadow(proposed, byColours, nil, 100)
+	same(t, "shadows", text(t, func(w io.Writer) error { return Rules{out}.Shadows(w, 1, 100) }), `
+RULE         DEVICE            SHADOW     SEEN  WOULD DROP  COLOURS
+10.0.1.0/24  eth0 egress  2mbit/2mbit  90.0 kB         11%  60% green, 30% yellow, 10% red
+`)
+}
+
+func TestColoursInTables(t *testing.T) {
+	srtcm, trtcm, rfc4115, plain := coloured(t)
+	var rules Rules
+	for _, r := range []policy.Rule{srtcm, trtcm, rfc4115, plain} {
+		out := NewRule("eth0", policy.Egress, policy.MatchDst, r, byColours, 1000)
+		if out.Attached, out.State = new(true), "attached"; out.HasColours() {
+			out.SecondLevelBytes = new(uint64(65536))
+			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: out.SecondLevelBytes}}
+		} else {
+			out.ColourCounters = ColourCounters{}
+		}
+		rules = append(rules, out)
+	}
+	table := func(wide bool) string {
+		return text(t, Table{Rules: rules, Of: len(rules), Wide: wide}.Text)
+	}
+	same(t, "table", table(false), `
+DEVICE       NETWORK                      RATE   PASSED  DROPPED
+eth0 egress  10.0.0.0/24                 1mbit  90.0 kB      10%
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  90.0 kB      10%
+eth0 egress  10.0.2.0/24         1mbit+500kbit  90.0 kB      10%
+eth0 egress  10.0.3.0/24                 1mbit  90.0 kB      10%
+`)
+	same(t, "wide", table(true), `
+DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS                        BURST   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS              LEVEL
+eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB P 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB P 65.5 kB
+eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB
+eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                            131 kB  90.0 kB      10%       90      40      0       0    0     10            1.00 kB
+`)
+	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, 2, 80) }), `
+RULE         DEVICE       KEY         LEVEL  FULL       E OR P
+10.0.0.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
+10.0.1.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
+`)
+	rules[2].Sentence = "says"
+	same(t, "detail", text(t, rules[2].Detail), `
+says
+  state      in force, by 
+  passed     90.0 kB in 90 packets
+  dropped    10.0 kB in 10 packets, 10% of packets
+  green      60.0 kB in 60 packets
+  yellow     30.0 kB in 30 packets
+  red        10.0 kB in 10 packets
+  level      1.00 kB of 131 kB, 0.8% of C; 65.5 kB of 131 kB, 50% of E
+`)
+	if got, want := rules[2].Facts(), "eth0 egress 10.0.2.0/24, 1mbit+500kbit, burst 131 kB, burst of yellow packets 131 kB, yellow pass, red drop, 60% green, 30% yellow, 10% red"; got != want {
+		t.Errorf("facts: %s, want %s", got, want)
+	}
+}
+
+// What is used is compared with the rate of all packets that pass by their colour.
+func TestUseOfColours(t *testing.T) {
+	srtcm, trtcm, rfc4115, _ := coloured(t)
+	trtcm.Each = policy.Each{}
+	dropsYellow := rfc4115
+	dropsYellow.Colours.Yellow = policy.ActionDrop
+	for _, test := range []struct {
+		rule policy.Rule
+		want float64
+	}{{srtcm, 100}, {trtcm, 50}, {rfc4115, 66.67}, {dropsYellow, 100}} {
+		r := NewRule("eth0", policy.Egress, policy.MatchDst, test.rule, maps.Counters{PassedBytes: 125_000, PassedPackets: 100}, 0)
+		if r.Since(Sample{}, 1e9); *r.UsePercent != test.want {
+			t.Errorf("%v: %v %%, want %v", test.rule.Algorithm, *r.UsePercent, test.want)
+		}
+	}
+}
+
+// A rule with colours is at its limit while it drops, not as soon as it passes its CIR. That is the rate that is committed.
+func TestDeliveryOfColours(t *testing.T) {
+	srtcm, _, _, _ := coloured(t)
+	r := NewRule("eth0", policy.Egress, policy.MatchDst, srtcm, maps.Counters{}, 0)
+	s := Samples([]*Rule{&r})[0]
+	if s.Rate != 1e6 || s.Excess != "yellow pass, red drop" {
+		t.Errorf("the series is %+v", s.Series)
+	}
+	const cir = 1_250_000 // bytes in 10 s
+	for _, test := range []struct {
+		excess          string
+		passed, dropped uint64
+		full, delivered uint64
+	}{{s.Excess, 2 * cir, 0, 0, 1}, {s.Excess, 2 * cir, 1, 1, 1}, {s.Excess, cir / 2, 1, 1, 0}, {"drop", 2 * cir, 0, 1, 1}} {
+		series := s.Series
+		series.Excess = test.excess
+		d := deliver(t, Deliverer{}, interval(0, series, test.passed, test.dropped))
+		if d.FullNS != test.full*10e9 || d.Delivered != test.delivered || *d.CommittedBits != 1e6 {
+			t.Errorf("%+v: full for %d ns, %d delivered of %d", test, d.FullNS, d.Delivered, *d.CommittedBits)
+		}
+	}
+}
