@@ -18,7 +18,13 @@ import (
 
 // instructionSubjects are the subjects, in the order in which they are reported.
 func instructionSubjects() []competitor {
-	return slices.Concat([]competitor{emptyTCX, clockTCX}, shapectlModes(), []competitor{
+	var coloured []competitor
+	for _, a := range []policy.Algorithm{policy.SRTCM, policy.TRTCM, policy.RFC4115} {
+		for _, e := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+			coloured = append(coloured, shapectl(a, e, loader.TCX))
+		}
+	}
+	return slices.Concat([]competitor{emptyTCX, clockTCX}, shapectlModes(), coloured, []competitor{
 		shapectl(policy.GCRA, policy.EachAll, loader.Clsact),
 		police, tbf, htb, cake, nftOneLimit, nftSet, hashlimitAll, hashlimitHost,
 	})

@@ -43,8 +43,25 @@ func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode
 	}
 	return competitor{name: name, set: func(_ context.Context, a *arena, l limit) error {
 		rule := policy.Rule{Rate: l.rate, Capacity: l.capacity, Algorithm: algorithm, Each: policy.Each{Kind: each}}
+		if algorithm.HasColours() {
+			rule.Colours = coloursOf(rule)
+		}
 		return a.putRules(mode, rule, everything, everything6)
 	}}
+}
+
+// coloursOf gives packets of a rule with colours as much beyond the CIR.
+func coloursOf(r policy.Rule) policy.Colours {
+	c := policy.Colours{Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop}
+	switch r.Algorithm {
+	case policy.TRTCM:
+		c.PIR, c.PBS = 2*r.Rate, r.Capacity
+	case policy.RFC4115:
+		c.EIR, c.EBS = r.Rate, r.Capacity
+	default:
+		c.EBS = r.Capacity
+	}
+	return c
 }
 
 // emptyTCX has the cost of any tcx program, and clockTCX that of any meter.

@@ -22,7 +22,7 @@ tests() {
 	shift
 	run=$(IFS='|'; echo "$*")
 	cd "$tree/$package"
-	if ! ./package.test -test.short -test.v -test.timeout 900s -test.run "$run" >"$said" 2>&1; then
+	if ! ./package.test -test.short -test.v -test.timeout 1800s -test.run "$run" >"$said" 2>&1; then
 		grep -vE '^ *(=== |--- PASS)' "$said" || cat "$said"
 		die "the tests of ./$package failed"
 	fi
@@ -115,7 +115,7 @@ tests)
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestRateChangeKeepsLevels/flow TestReuseOfIDs/host TestClear
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/${hook}_egress" "TestTableIsMadeBesideRulesInForce/${hook}_egress" \
-		"TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
+		"TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestColoursOnTheWire/${hook}_egress" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
 		"TestShadowAfterRollback/$hook" TestWireBytesThroughTunnels TestForwardedDiscoveryIsLimited \
 		TestDiscoveryUnderFullLimit
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
@@ -128,10 +128,10 @@ delay)
 	tests pkg/fq TestDeviceWithoutFQ TestUnrestorableQdiscs TestRefusedSetupChangesNothing TestSetupAndRestore TestCommandEqualsSetup \
 		TestKilledSetup TestFailedSetup TestRestoreAfterReplacement TestRestoreWithOtherDefault TestSetupKeepsFilters TestStateCounts TestIfb TestReleases
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
-	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
+	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween TestLineOffBesideOthers TestLineQueues)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
 	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
-		TestWatchSetsUpFQ TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
+		TestWatchSetsUpFQ TestLineRestoresQdiscs TestLineLeavesOtherDevices TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
 	;;
 traffic)
 	make_pair kernels
