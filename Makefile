@@ -8,6 +8,7 @@ UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./inte
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 STORE_NEEDS = redis-server=redis-server
+DPDK_NEEDS = gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/dpdk/rte_meter.h=libdpdk-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
 BROWSER_NEEDS = chromium=chromium
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
@@ -40,7 +41,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(STORE_NEEDS) $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
