@@ -181,6 +181,7 @@ enum action {
 /*
  * Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. A second limit passes
  * yellow packets and drops red ones, whatever happens to them; its excess packets are those of the rule without a colour.
+ * User space counts further ones of these in the last two.
  */
 struct counters {
 	__u64 passed_packets;

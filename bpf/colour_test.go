@@ -376,6 +376,21 @@ func TestColouredShadow(t *testing.T) {
 	}
 }
 
+// What a shadow would have dropped is what its colours say, also of packets that do not allow marks.
+func TestColouredShadowDrops(t *testing.T) {
+	now := uint64(time.Hour)
+	r := newRig(t, maps.Size{Rules: 8, Colours: true, Affected: 16}, egress())
+	rule := byColour(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8e6, Capacity: 2000}, 8e6, 1000)
+	rule.Colours.Yellow, rule.Colours.Red = policy.ActionECN, policy.ActionPass
+	rule.Shadow = policy.Shadow{Rate: rule.Rate, Capacity: rule.Capacity, EIR: rule.Colours.EIR, EBS: 3000}
+	e := r.put(rule, now)
+	r.paint(e, addr("10.1.1.1"), 7, now)
+	shadow, _ := r.set.Shadow(e)
+	if c := r.set.Counters(shadow.ID); c.PassedPackets != 4 || c.DroppedPackets != 3 || c.ExcessPackets != 5 || c.GreenPackets != 2 {
+		t.Errorf("2 green packets pass, 3 yellow ones allow no mark, and 2 red ones pass: %+v", c)
+	}
+}
+
 // A second limit that gets the id of an earlier one finds none of its buckets. In the smaller store, that id is 0.
 func TestSecondLimitsBeginAnew(t *testing.T) {
 	for _, rules := range []uint32{2, 4} {
@@ -421,6 +436,68 @@ func TestCountersBeginWithColours(t *testing.T) {
 	}
 	if c := r.set.Counters(e.ID); c.GreenPackets != 3 || c.PassedPackets != 8 || c.DroppedPackets != 12 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// Packets that a rule counts while it has other colours, or none, have no colour after a revert, and excess packets stay so.
+func TestCountersThroughReverts(t *testing.T) {
+	plain := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 3000}
+	start, unlimited, srtcm := byColour(plain, 8000, 2000), plain, plain
+	unlimited.Rate, unlimited.Capacity = policy.Unlimited, 0
+	srtcm.Algorithm, srtcm.Colours.EBS = policy.SRTCM, 4000
+	for name, middle := range map[string]policy.Rule{"gcra": plain, "unlimited": unlimited, "srtcm": inColours(srtcm)} {
+		for _, end := range []string{"reverts", "is rolled back", "is rolled back once confirmed"} {
+			t.Run(name+" "+end, func(t *testing.T) {
+				now := uint64(time.Hour)
+				r := newRig(t, maps.Size{Rules: 4, Colours: true}, egress())
+				e := r.put(start, now)
+				var excess uint64
+				send := func() {
+					t.Helper()
+					r.paint(e, addr("10.1.1.1"), 10, now)
+					c := r.set.Counters(e.ID)
+					if c.ExcessPackets < excess || c.ExcessPackets > c.PassedPackets+c.DroppedPackets {
+						t.Errorf("%d excess packets after %d", c.ExcessPackets, excess)
+					}
+					excess = c.ExcessPackets
+				}
+				send()
+				r.at(now)
+				r.prepare(middle)
+				r.set.Settle()
+				from, until := now+uint64(5*time.Millisecond), uint64(maps.Never)
+				if end != "is rolled back" {
+					until = from + uint64(time.Second)
+				}
+				r.set.Time(from, until)
+				testenv.Must(t, r.set.Arm())
+				now = from
+				r.at(now)
+				r.set.Commit()
+				send()
+				if end == "is rolled back once confirmed" {
+					testenv.Must(t, r.set.Confirm())
+					until = maps.Never
+					send()
+				}
+				if until == maps.Never {
+					until = now + uint64(5*time.Millisecond)
+					r.set.Settle()
+					r.set.TimeRevert(until)
+					testenv.Must(t, r.set.Revert(until))
+					send()
+				}
+				now = until + uint64(10*time.Second)
+				r.at(now)
+				send()
+				for _, when := range []string{"reverted", "finished"} {
+					if c := r.set.Counters(e.ID); c.GreenPackets != 6 || c.YellowPackets != 4 || c.RedPackets != 10 || c.GreenBytes != 6000 {
+						t.Errorf("once it is %s: %+v", when, c)
+					}
+					r.set.Finish()
+				}
+			})
+		}
 	}
 }
 

@@ -356,6 +356,32 @@ static __always_inline void count_colour(struct rule *second, int colour, const 
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, wire);
 }
 
+/*
+ * While a change may revert by itself, counts a packet that its rule treated as after the change, in the second limit that
+ * the rule had before, if it has another one now or none: there, the packet has no colour.
+ */
+static __noinline int count_between(const struct packet *p)
+{
+	__u32 id = p->id, seen = p->version.seen;
+	const struct params *old, *params;
+	struct rule *rule;
+
+	if (!(seen & VERSION_CHANGES) || p->version.index == (seen & 1) || READ_ONCE(change.phase) != PHASE_BY_TIME)
+		return 0;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	old = params_of(rule, seen);
+	params = params_of(rule, p->version.index);
+	if (!(old->flags & RULE_COLOURS) || (params->flags & RULE_COLOURS && cold_of(params)->second == cold_of(old)->second))
+		return 0;
+	id = cold_of(old)->second;
+	rule = rule_of(id);
+	if (rule)
+		count_colour(rule, -1, &p->wire);
+	return 0;
+}
+
 /* Returned for packets of which listeners are told, where there is stack left for it: red ones, and dropped ones. */
 #define TOLD_DROP (-6)
 #define TOLD_PASS (-7)
@@ -401,6 +427,8 @@ static __noinline int act_by_colour(struct __sk_buff *skb, struct rule *rule, co
 		c->contended_packets += p->wire.packets;
 	}
 	count(&c->passed_packets, &c->passed_bytes, &p->wire);
+	if (colour != GREEN)
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
 	if (colour != RED)
 		return NEXT;
 	return action == ACTION_ECN ? TOLD_MARK : TOLD_PASS;
@@ -412,6 +440,7 @@ static __always_inline bool colour_by_shadow(struct __sk_buff *skb, struct colou
 	const struct params *params;
 	struct rule *rule, *second;
 	struct counters *c;
+	__u32 action;
 	int colour;
 
 	k->j.paid = false;
@@ -425,11 +454,17 @@ static __always_inline bool colour_by_shadow(struct __sk_buff *skb, struct colou
 	second = rule_of(id);
 	if (colour != GREEN && second)
 		count_colour(second, colour, &k->wire);
-	if (colour >= 0 && action_of(params, colour) == ACTION_DROP)
-		note_affected(skb, k->ip, &k->wire, params);
+	action = colour < 0 ? ACTION_PASS : action_of(params, colour);
 	if (colour < 0)
 		c->contended_packets += k->wire.packets;
-	count(&c->passed_packets, &c->passed_bytes, &k->wire);
+	if (action == ACTION_DROP || (action == ACTION_ECN && !ecn_of(skb, k->ip))) {
+		note_affected(skb, k->ip, &k->wire, params);
+		count(&c->dropped_packets, &c->dropped_bytes, &k->wire);
+	} else {
+		count(&c->passed_packets, &c->passed_bytes, &k->wire);
+		if (colour == YELLOW || colour == RED)
+			count(&c->passed_excess_packets, &c->passed_excess_bytes, &k->wire);
+	}
 	count_extra(rule, k->wire.packets);
 	return true;
 }
@@ -451,9 +486,10 @@ __noinline int apply_colours_slow(struct __sk_buff *skb, __u32 ip, __u32 id, __u
 		return UNDONE;
 	params = params_of(rule, k.c.version.index);
 	if (colour >= 0) {
-		struct packet p = { .ip = ip, .id = id, .wire = k.wire };
+		struct packet p = { .ip = ip, .id = id, .version = k.c.version, .wire = k.wire };
 
 		answer = act_by_colour(skb, rule, params, &p, colour);
+		count_between(&p);
 	} else {
 		c = counters_of(rule);
 		c->contended_packets += k.wire.packets;
@@ -554,7 +590,7 @@ static __noinline int colour_each(struct __sk_buff *skb, __u32 ip, struct rule *
 	return colour_fast(skb, ip, rule, params, seen, true, false);
 }
 
-static __noinline int colour_aware(struct __sk_buff *skb, __u32 ip, struct rule *rule, const struct params *params, __u32 seen)
+static __noinline int colour_any(struct __sk_buff *skb, __u32 ip, struct rule *rule, const struct params *params, __u32 seen)
 {
 	if (params->flags & (RULE_FRAMING | RULE_SHADOW))
 		return SLOW;

@@ -290,6 +290,9 @@ done:
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE | \
 	 RULE_WITHIN | RULE_SHARES | RULE_COLOURS)
 
+/* A rule that the fast path does not handle has colours if it has none of these, and colour_all handles it. */
+#define RULE_NOT_COLOUR_ALL ((RULE_SLOW & ~RULE_COLOURS) | RULE_DELAY | RULE_PENALTY | RULE_EACH | RULE_AWARE)
+
 /*
  * The bucket and fingerprint of a packet's key, if its headers are plain and the key
  * has a slot. Searches the second line only if second is set.
@@ -440,6 +443,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		goto slow;
 	params = params_of(rule, index);
 	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY))) {
+		/* One test finds the most common case of colours. */
+		if (HOOK(colours) && !(params->flags & RULE_NOT_COLOUR_ALL)) {
+			answer = colour_all(skb, rule, params, seen);
+			goto coloured;
+		}
 		if (HOOK(colours) && params->flags & RULE_COLOURS)
 			goto colours;
 		if (HOOK(pools) && params->flags & (RULE_WITHIN | RULE_SHARES))
@@ -479,12 +487,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	}
 	goto fast;
 colours:
-	if (params->flags & (RULE_AWARE | RULE_FRAMING | RULE_SHADOW))
-		answer = colour_aware(skb, READ_ONCE(p.ip), rule, params, seen);
-	else if (params->flags & RULE_EACH)
+	if (params->flags & RULE_EACH && !(params->flags & (RULE_AWARE | RULE_FRAMING | RULE_SHADOW)))
 		answer = colour_each(skb, READ_ONCE(p.ip), rule, params, seen);
 	else
-		answer = colour_all(skb, rule, params, seen);
+		answer = colour_any(skb, READ_ONCE(p.ip), rule, params, seen);
+coloured:
 	if (likely(answer == GREEN && (__u8)params->within == ACTION_PASS)) {
 		c = counters_of(rule);
 		c->passed_packets++;
@@ -531,6 +538,8 @@ slow:
 		if (answer != UNDONE)
 			break;
 	}
+	if (HOOK(colours))
+		count_between(&p);
 	if (HOOK(shadows) && !apply_shadow(skb, &p, true))
 		apply_shadow(skb, &p, false);
 	return answer;

@@ -79,7 +79,7 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
 			if have, _ := Capabilities(); have&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) == 0 {
-				return nil, fmt.Errorf("load the program: %w: %w", ErrPerfmon, err)
+				return nil, fmt.Errorf("load the program%s: %w: %w", purpose(kind), ErrPerfmon, err)
 			}
 			return nil, fmt.Errorf("load the program: the kernel's verifier refused it: %w", err)
 		}
@@ -89,13 +89,26 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	return collection.DetachProgram(name), nil
 }
 
+// purpose says for what a larger program is needed than for rules alone.
+func purpose(kind bpf.AbiHook) string {
+	switch {
+	case kind.Colours != 0 && kind.Pools != 0:
+		return " for colours and pools"
+	case kind.Colours != 0:
+		return " for colours"
+	case kind.Pools != 0:
+		return " for pools"
+	}
+	return ""
+}
+
 // specialise makes a program that of a kind of hook, with what the settings need.
 func specialise(p *ebpf.ProgramSpec, kind bpf.AbiHook) error {
 	if kind.Pools == 0 {
 		p.Instructions = without(p.Instructions, "apply_in_pools")
 	}
 	if kind.Colours == 0 {
-		p.Instructions = without(p.Instructions, "colour_all", "colour_each", "colour_aware")
+		p.Instructions = without(p.Instructions, "colour_all", "colour_each", "colour_any")
 	}
 	return WriteConstants(p.Instructions, kind)
 }

@@ -275,6 +275,7 @@ func (k *Kernel) colour(r *Result, p packet, e *entry, before maps.Counters) {
 	case now.YellowPackets > before.YellowPackets:
 		r.Colour = policy.Yellow
 	}
+	r.Excess = r.Colour != policy.Green // and not a green packet that is dropped
 	if r.Verdict != model.Drop {
 		r.DSCP = read(&trace.Packet{EtherType: binary.BigEndian.Uint16(k.frame[12:]), Network: k.after[linkHeader:len(k.frame)]}).dscp
 	}

@@ -56,14 +56,14 @@ func TestColoursInJSON(t *testing.T) {
 	}
 	proposed, _ := trtcm.Proposed()
 	shadow := NewShadow(proposed, byColours, nil, 0)
-	if shadow.RefusedPackets != 10 || shadow.YellowPackets != 30 || *shadow.PIRBits != 2e6 || *shadow.PBSBytes != 131072 {
+	if shadow.RefusedPackets != 10 || shadow.SeenPackets != 100 || shadow.YellowPackets != 30 || *shadow.PIRBits != 2e6 || *shadow.PBSBytes != 131072 {
 		t.Errorf("the shadow is %+v", shadow)
 	}
 	out := NewRule("eth0", policy.Egress, policy.MatchDst, trtcm, byColours, 0)
 	out.Shadow = NewShadow(proposed, byColours, nil, 100)
 	same(t, "shadows", text(t, func(w io.Writer) error { return Rules{out}.Shadows(w, 1, 100) }), `
-RULE         DEVICE            SHADOW     SEEN  WOULD DROP  COLOURS
-10.0.1.0/24  eth0 egress  2mbit/2mbit  90.0 kB         11%  60% green, 30% yellow, 10% red
+RULE         DEVICE            SHADOW    SEEN  WOULD DROP  COLOURS
+10.0.1.0/24  eth0 egress  2mbit/2mbit  100 kB         10%  60% green, 30% yellow, 10% red
 `)
 }
 

@@ -48,16 +48,9 @@ func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, 
 		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
 		ColourOptions: NewColourOptions(proposed), ColourCounters: newColourCounters(c),
 	}
-	if s.HasColours() {
-		s.RefusedPackets, s.RefusedBytes = 0, 0
-		for _, of := range []struct {
-			colour         policy.Colour
-			packets, bytes uint64
-		}{{policy.Green, c.GreenPackets, c.GreenBytes}, {policy.Yellow, c.YellowPackets, c.YellowBytes}, {policy.Red, c.RedPackets, c.RedBytes}} {
-			if proposed.Colours.Action(of.colour) == policy.ActionDrop {
-				s.RefusedPackets, s.RefusedBytes = s.RefusedPackets+of.packets, s.RefusedBytes+of.bytes
-			}
-		}
+	if s.HasColours() { // these drop packets, though all pass
+		s.SeenPackets, s.SeenBytes = c.PassedPackets+c.DroppedPackets, c.PassedBytes+c.DroppedBytes
+		s.RefusedPackets, s.RefusedBytes = c.DroppedPackets, c.DroppedBytes
 	}
 	for _, h := range affected {
 		s.Affected = append(s.Affected, Affected{SubnetName(h.Subnet), h.Packets, h.Bytes})

@@ -252,22 +252,12 @@ func (p *progress) Arm() error {
 	return p.before(p.change.From, "arm a change", p.change.Until, phaseByTime)
 }
 
-// Confirm lets a pending change last. The error may wrap ErrLate.
-func (p *progress) Confirm() error {
-	return p.before(p.change.Until, "confirm a change", Never, phaseAfter)
-}
-
-// Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
-// error may wrap ErrLate.
-func (p *progress) Revert(at uint64) error {
-	return p.before(at, "revert a change", at, phaseByTime)
-}
-
 // Commit follows the beginning of a change. A change without an end is in force for good
 // then. Levels are clamped to the new capacities.
 func (s *Store) Commit() {
 	if atomic.LoadUint64(&s.change.Until) == Never {
 		store("commit a change", &s.change.Phase, phaseAfter)
+		s.countAfter(minus)
 	}
 	step.Store("clamp buckets")
 	if s.hook.Colours != 0 {

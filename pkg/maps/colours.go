@@ -141,20 +141,63 @@ func (s *Store) countColours(id uint32, old, next version) {
 	if next.Flags&ruleColours == 0 || old.Flags&ruleColours != 0 && old.AbiColdParams.Second == next.AbiColdParams.Second {
 		return
 	}
-	so, of := s.count(id), &s.countersOf(next.AbiColdParams.Second)[0]
-	atomic.StoreUint64(&of.PassedExcessPackets, so.PassedPackets+so.DroppedPackets)
-	atomic.StoreUint64(&of.PassedExcessBytes, so.PassedBytes+so.DroppedBytes)
+	s.addUncoloured(id, next, 1)
+}
+
+// addUncoloured has packets that a rule counted so far be of no colour for its second limit in a version, or with -1 no more.
+func (s *Store) addUncoloured(id uint32, v version, factor uint64) {
+	so, of := s.count(id), &s.countersOf(v.AbiColdParams.Second)[0]
+	atomic.AddUint64(&of.MarkedPackets, factor*(so.PassedPackets+so.DroppedPackets))
+	atomic.AddUint64(&of.ContendedPackets, factor*(so.PassedBytes+so.DroppedBytes))
+}
+
+// countAfter has packets that rules count while a change is in force be of no colour once it is reverted, from now on or, with
+// 1, until now. Only while a change may revert by itself do the programs count them.
+func (s *Store) countAfter(factor uint64) {
+	if s.hook.Colours == 0 {
+		return
+	}
+	s.eachTaking(func(id uint32) {
+		old, next := s.bothPhases(id)
+		if old.Flags&ruleColours != 0 && !(next.Flags&ruleColours != 0 && old.AbiColdParams.Second == next.AbiColdParams.Second) {
+			s.addUncoloured(id, old, factor)
+		}
+	})
+}
+
+const minus = ^uint64(0) // as a factor
+
+// Confirm lets a pending change last. The error may wrap ErrLate.
+func (s *Store) Confirm() error {
+	err := s.before(s.change.Until, "confirm a change", Never, phaseAfter)
+	if err == nil {
+		s.countAfter(minus)
+	}
+	return err
+}
+
+// Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
+// error may wrap ErrLate.
+func (s *Store) Revert(at uint64) error {
+	lasts := s.Until() == Never
+	if lasts {
+		s.countAfter(1)
+	}
+	err := s.before(at, "revert a change", at, phaseByTime)
+	if err != nil && lasts {
+		s.countAfter(minus)
+	}
+	return err
 }
 
 // addColours completes the counters of a rule with colours by those of its second limit, which passes yellow packets, drops
-// red ones, and has those without a colour as further excess. Green packets are all others: a few too few, or none, where
+// red ones, and has those without a colour as further excess and as marked. Green packets are all others: a few too few, or none, where
 // packets of other colours were counted after all.
 func (c *Counters) addColours(second Counters) {
 	c.YellowPackets, c.YellowBytes, c.RedPackets, c.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
-	c.ExcessPackets, c.ExcessBytes = c.YellowPackets+c.RedPackets, c.YellowBytes+c.RedBytes
 	packets, bytes := c.PassedPackets+c.DroppedPackets, c.PassedBytes+c.DroppedBytes
-	c.GreenPackets = packets - min(packets, c.YellowPackets+second.ExcessPackets)
-	c.GreenBytes = bytes - min(bytes, c.YellowBytes+second.ExcessBytes)
+	c.GreenPackets = packets - min(packets, c.YellowPackets+second.ExcessPackets+second.MarkedPackets)
+	c.GreenBytes = bytes - min(bytes, c.YellowBytes+second.ExcessBytes+second.ContendedPackets)
 }
 
 // PutPrograms makes the programs of a kind of hook call each other: that of all rules, and that of rules with colours.
