@@ -82,6 +82,26 @@ func TestChartOfQueue(t *testing.T) {
 	}
 }
 
+// Colours stand on one another, so the top one is at what was offered.
+func TestChartOfColours(t *testing.T) {
+	rule := everything(8_000_000, 20000)
+	colour(&rule, policy.TRTCM, 16_000_000, 30000)
+	c := NewChart(Limits{Rules: []policy.Rule{rule}})
+	for i, of := range []policy.Colour{policy.Green, policy.Yellow, policy.Yellow, policy.Red, policy.Red, policy.Red} {
+		r := Result{Time: uint64(i), Bytes: 1000}
+		r.Colour = of
+		c.Add(r)
+	}
+	rates := c.rates()
+	sums := sumsOf(rates.stack)
+	offered := rates.areas[0].values[0]
+	for i, want := range []float64{offered / 6, offered / 2, offered} {
+		if got := sums[i][0]; math.Abs(got-want) > offered/1e9 {
+			t.Errorf("the top of %s is at %v of %v, want %v", rates.stack[i].name, got, offered, want)
+		}
+	}
+}
+
 // A chart has the format of its name, and labels for everything in it.
 func TestChartFiles(t *testing.T) {
 	one, each := everything(8_000_000, 20000), everything(8_000_000, 20000)

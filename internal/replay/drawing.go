@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"image/color"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -105,6 +106,7 @@ type panel struct {
 	name   string
 	scales []scale
 	areas  []series
+	stack  []series // each stands on those before it; in front of the areas
 	marks  []mark
 }
 
@@ -157,7 +159,7 @@ func (c *Chart) rates() panel {
 	if second, ok := rule.Second(); ok {
 		p := panel{name: "rate", scales: rateScales, areas: []series{offered}}
 		for i, drawn := range []color.NRGBA{green, orange, vermilion} {
-			p.areas = append(p.areas, rate(policy.Colour(i).String(), func(b *bin) uint64 { return b.colours[i] }, drawn))
+			p.stack = append(p.stack, rate(policy.Colour(i).String(), func(b *bin) uint64 { return b.colours[i] }, drawn))
 		}
 		if one {
 			p.marks = []mark{{"CIR", float64(rule.Rate), longDash}}
@@ -228,6 +230,12 @@ func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 			most = max(most, v)
 		}
 	}
+	sums := sumsOf(p.stack)
+	for _, s := range sums {
+		for _, v := range s {
+			most = max(most, v)
+		}
+	}
 	for _, m := range p.marks {
 		most = max(most, m.value)
 	}
@@ -266,20 +274,29 @@ func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 		legend += 24 + charWidth*float64(len(name)) + 20
 		return at
 	}
-	for _, s := range p.areas {
-		a := area{ys: make([]float64, len(s.values)), base: base, stroke: s.color, fill: s.color}
-		a.fill.A = 0x48
-		highest := 0.0
-		for i, v := range s.values {
+	fill := func(values []float64, stroke, fill color.NRGBA) {
+		a := area{ys: make([]float64, len(values)), base: base, stroke: stroke, fill: fill}
+		for i, v := range values {
 			a.xs, a.ys[i] = append(a.xs, x(float64(i)*float64(c.width))), y(v)
-			highest = max(highest, v)
 		}
-		if len(s.values) > 0 {
+		if len(values) > 0 {
 			a.xs = append(a.xs, right)
 			d.areas = append(d.areas, a)
 		}
+	}
+	for _, s := range p.areas {
+		fill(s.values, s.color, faint(s.color))
+	}
+	for i, s := range slices.Backward(p.stack) {
+		fill(sums[i], s.color, tint(s.color))
+	}
+	for _, s := range slices.Concat(p.areas, p.stack) {
+		highest := 0.0
+		for _, v := range s.values {
+			highest = max(highest, v)
+		}
 		at := entry(s.name, highest, "at most ")
-		d.areas = append(d.areas, area{[]float64{at, at + 18}, []float64{head - 7}, head + 1, a.stroke, a.fill})
+		d.areas = append(d.areas, area{[]float64{at, at + 18}, []float64{head - 7}, head + 1, s.color, faint(s.color)})
 	}
 	for _, m := range p.marks {
 		d.marks = append(d.marks, line{left, y(m.value), right, y(m.value), vermilion, m.dash})
@@ -287,6 +304,34 @@ func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 		d.marks = append(d.marks, line{at, head - 3, at + 18, head - 3, vermilion, m.dash})
 	}
 	d.description += " " + strings.ToUpper(says[:1]) + strings.TrimSuffix(says[1:], ";") + "."
+}
+
+// sumsOf returns for each series the sums of its values and those of the series before it.
+func sumsOf(stack []series) [][]float64 {
+	var sums [][]float64
+	for i, s := range stack {
+		sums = append(sums, slices.Clone(s.values))
+		if i > 0 {
+			for bin, below := range sums[i-1] {
+				sums[i][bin] += below
+			}
+		}
+	}
+	return sums
+}
+
+const faintness = 0x48 // of 255
+
+// faint lets what is behind an area show through.
+func faint(c color.NRGBA) color.NRGBA {
+	c.A = faintness
+	return c
+}
+
+// tint looks like faint on white, but hides what is behind.
+func tint(c color.NRGBA) color.NRGBA {
+	mix := func(part uint8) uint8 { return 255 - uint8((255-int(part))*faintness/255) }
+	return color.NRGBA{R: mix(c.R), G: mix(c.G), B: mix(c.B), A: c.A}
 }
 
 // ticks returns at most nine round numbers from 0 to a value: multiples of 1, 2 or 5 times a power of ten.
