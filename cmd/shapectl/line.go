@@ -244,12 +244,16 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return inputError(err)
 		}
+		want, tables, err := planLine(have, text)
+		if err != nil {
+			return err
+		}
 		answer := report.Line{Device: dev.Name, Directions: directionsOf(l), Hosts: hostsOf(l), Policy: string(text)}
 		if o.dryRun {
 			return e.print(answer, answer.Text)
 		}
 		var degraded error
-		if answer.Applied, degraded, err = e.applyLine(n, l, have, text); err != nil {
+		if answer.Applied, degraded, err = e.applyLine(n, l, have, want, tables); err != nil {
 			return err
 		}
 		limited = dev.Name
@@ -311,6 +315,9 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 		if l.Hosts[i].Device, err = insideOf(l.Hosts[i], dev, o.inside); err != nil {
 			return l, err
 		}
+		if err := l.Hosts[i].CheckName(); err != nil {
+			return l, inputError(err)
+		}
 		if err := have.CheckHosts(l.Hosts[i].Device); err != nil {
 			return l, inputf("host %s: %w; nothing was changed", plain.Line(l.Hosts[i].Name), err)
 		}
@@ -331,22 +338,27 @@ func unqueued(dev netinfo.Device) error {
 
 // insideOf is the device on which a host is limited.
 func insideOf(h line.Host, dev netinfo.Device, given string) (string, error) {
-	names := []string{given}
+	var inside netinfo.Device
+	var names []string
+	var err error
 	if given == "" {
-		var err error
-		if names, err = netinfo.NeighbourDevices(h.MAC); err != nil {
-			return "", err
-		}
-	} else if inside, err := device(given); err != nil {
+		names, err = netinfo.NeighbourDevices(h.MAC)
+	} else if inside, err = device(given); err == nil {
+		names = []string{inside.Name} // given may be an alternative one
+	}
+	if err != nil {
 		return "", err
-	} else {
-		names[0] = inside.Name // given may be an alternative one
 	}
 	switch {
 	case len(names) == 0:
 		return "", inputf("host %s: %v is no neighbour now; say on which device it is, such as --inside br-lan", plain.Line(h.Name), h.MAC)
 	case len(names) > 1:
 		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(lines(names)))
+	case given != "" && inside.Master != 0:
+		if bridge, here, err := netinfo.DeviceByIndex(inside.Master); err == nil && here && bridge.Kind == "bridge" {
+			return "", inputf("host %s: %s is a port of the bridge %s, which has the neighbours; give --inside %s",
+				plain.Line(h.Name), plain.Line(names[0]), plain.Line(bridge.Name), plain.Word(bridge.Name))
+		}
 	case names[0] == dev.Name:
 		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
 	}
@@ -390,7 +402,7 @@ func hostsOf(l line.Line) []report.LineHost {
 	for _, h := range l.Hosts {
 		all = append(all, report.LineHost{
 			Name: h.Name, MAC: h.MAC.String(), Device: h.Device, Down: uint64(h.Down), Up: uint64(h.Up),
-			Sentence: fmt.Sprintf("%s: host %s (%v) gets at most %v, and sends at most %v", plain.Line(h.Device), plain.Line(h.Name), h.MAC, h.Down, h.Up),
+			Sentence: fmt.Sprintf("%s: host %s (%v) gets at most %v, and sends at most %v; what is beyond that is dropped", plain.Line(h.Device), plain.Line(h.Name), h.MAC, h.Down, h.Up),
 		})
 	}
 	return all
@@ -410,8 +422,8 @@ func (e *env) sayWatch(l line.Line) {
 	}
 }
 
-// applyLine brings the policy of a line into force beside all that no line has made.
-func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, text []byte) (_ *report.Applied, degraded, err error) {
+// planLine returns the tables of the policy of a line, and with them all that no line has made.
+func planLine(have line.Split, text []byte) (want, tables []policy.Table, err error) {
 	f, err := policyfile.Parse("the policy of the line", text)
 	if err != nil {
 		return nil, nil, err
@@ -420,14 +432,17 @@ func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, text 
 	if err != nil {
 		return nil, nil, err
 	}
-	tables, _, err := f.Tables(devices)
-	if err != nil {
+	if tables, _, err = f.Tables(devices); err != nil {
 		return nil, nil, err
 	}
-	want, err := have.With(tables)
-	if err != nil {
+	if want, err = have.With(tables); err != nil {
 		return nil, nil, inputf("%w; nothing was changed", err)
 	}
+	return want, tables, nil
+}
+
+// applyLine brings into force what planLine returned.
+func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, want, tables []policy.Table) (_ *report.Applied, degraded, err error) {
 	queues := func(d line.Direction) bool { return d.Rate != 0 && !d.Drops }
 	if queues(l.Up) || queues(l.Down) {
 		if err := fq.Check(); errors.Is(err, fq.ErrNoFQ) {

@@ -215,6 +215,8 @@ func TestLineRefused(t *testing.T) {
 		"a host on the line":   {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside va", "va is the line itself"},
 		"inside is no device":  {"", "line va --up 1mbit --host a=3c:22:fb:12:34:56,1mbit --inside vx", "there is no device vx"},
 		"a rule for all":       {"set va egress any --rate 1mbit", homeLine, "va egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl delete va egress 0.0.0.0/0'; nothing was changed"},
+		"the same, dry run":    {"set va egress any --rate 1mbit", homeLine + " --dry-run", "va egress has a rule for 0.0.0.0/0 that this line did not make"},
+		"a long name":          {"", homeLine + " --host " + strings.Repeat("x", 60) + "=3c:22:fb:12:34:56,1mbit --inside vb", "the name is too long for a pool on vb by 7 bytes; shorten it"},
 		"such a pool":          {"pool set va\u00a0egress --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
@@ -283,9 +285,16 @@ func TestLineFair(t *testing.T) {
 	is(" --fair host", "host", "")
 	forward("1")
 	is("", "host", "")
-	if out, err := exec.Command("nft", "add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }").CombinedOutput(); err != nil {
-		t.Fatalf("nft: %v: %s", err, out)
+	hide := func(family string) {
+		t.Helper()
+		chain := strings.ReplaceAll("add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }", " ip ", " "+family+" ")
+		if out, err := exec.Command("nft", chain).CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
 	}
+	hide("ip6")
+	is("", "host", "")
+	hide("ip")
 	is("", "flow", "va: the hosts of 192.168.1.0/24 on lan seem to have one address here (NAT), so each connection gets an equal part")
 	is(" --fair flow", "flow", "")
 	is(" --fair host", "host", "")
@@ -357,6 +366,9 @@ func TestLineHost(t *testing.T) {
 	if text := r.in(homeLine + tablet + " --inside lan --dry-run"); !strings.HasSuffix(text, want) {
 		t.Errorf("the policy is %s", text)
 	}
+	testenv.Must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}))
+	testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, "host"), testenv.Link(t, "br")))
+	r.refused(exitInput, "host is a port of the bridge br, which has the neighbours; give --inside br", fields(homeLine+tablet+" --inside host")...)
 	testenv.Must(t, netlink.LinkAddAltName(testenv.Link(t, "lan"), "guests"))
 	if text := r.in(homeLine + tablet + " --inside guests --dry-run"); !strings.HasSuffix(text, want) {
 		t.Errorf("by an alternative name of the device, the policy is %s", text)

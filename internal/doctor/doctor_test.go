@@ -364,6 +364,8 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity", "warning eth0 egress capacity"}, []string{"the PBS of 60000 bytes", "always red", "the CBS of 60000 bytes", "never green"}},
 		{"PBS of less than 10 ms", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PBS = 66_000 },
 			[]string{"warning eth0 egress capacity", "note eth0 egress capacity"}, []string{"the PBS of 66000 bytes is only 2.64ms of 200mbit", "a burst has red packets while C has room"}},
+		{"red packets are marked", func(f *Facts) { f.colours(policy.SRTCM); f.rule().Colours.Red = policy.ActionECN },
+			[]string{"note eth0 egress capacity"}, []string{"no rate holds for a sender that ignores marks", "drop red ones"}},
 		{"PIR is CIR", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PIR = f.rule().Rate },
 			[]string{"note eth0 egress capacity"}, []string{"yellow only in bursts"}},
 		{"PIR and PBS are those of CIR", func(f *Facts) {
@@ -798,7 +800,7 @@ func TestJudge(t *testing.T) {
 			}
 			f.follow(all...)
 			f.neighbour(1, "10.9.0.1")
-		}, []string{"warning eth0 egress hosts"}, []string{"address 10.9.0.1; only 1024 addresses of a host are limited"}},
+		}, []string{"warning eth0 egress hosts"}, []string{"address 10.9.0.1; only 2048 addresses of a host are limited"}},
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -44,6 +45,15 @@ func ParseHost(s string) (h Host, err error) {
 		}
 	}
 	return h, nil
+}
+
+// CheckName reports a name that is too long for the pool of a host on its device.
+func (h Host) CheckName() error {
+	pool := poolName(h.Device, policy.Ingress) + " " + h.Name
+	if long := len(pool) - policy.MaxName; long > 0 {
+		return fmt.Errorf("host %s: the name is too long for a pool on %s by %d bytes; shorten it", plain.Line(h.Name), plain.Line(h.Device), long)
+	}
+	return nil
 }
 
 func hostRate(s string) (policy.Rate, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netmsg"
 )
 
-// changesSources reports whether the network namespace has a chain in which sources of packets may be changed (SNAT): of
+// changesSources reports whether the network namespace has a chain in which sources of IPv4 packets may be changed (SNAT): of
 // nftables, or of iptables, which uses nftables or has its own table "nat".
 func changesSources() (bool, error) {
 	// The file is there only if the kernel has these tables.
@@ -33,6 +33,9 @@ func changesSources() (bool, error) {
 		return false, fmt.Errorf("list the chains of nftables: %w", err)
 	}
 	for _, c := range chains {
+		if family := c[0]; family != unix.NFPROTO_IPV4 && family != unix.NFPROTO_INET {
+			continue
+		}
 		if changes, err := isSourceNAT(c[nl.SizeofNfgenmsg:]); changes || err != nil {
 			return changes, err
 		}

@@ -9,9 +9,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// MaxAddresses is how many addresses of a host have rules in one direction: as many as the kernel's table of neighbours
-// has by default.
-const MaxAddresses = 1024
+// MaxAddresses is how many addresses of a host have rules in one direction: as many as the kernel's tables of neighbours
+// of both families have by default.
+const MaxAddresses = 2048
 
 // A host is an entry of a direction by a MAC address: a limit for all addresses that neighbours with it have.
 type host struct {
