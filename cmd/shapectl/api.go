@@ -25,6 +25,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // longestRequest is how long a request may measure: it takes a place among a few.
@@ -142,6 +143,9 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			positional = append(positional, name)
 			continue
 		case f == nil:
+			if o := policy.FindOption(name); o != nil && o.Name != name && c.flag(cmd, o.Name) != nil {
+				return nil, fmt.Errorf("unknown parameter %q; use %s", name, o.Name)
+			}
 			return nil, fmt.Errorf("unknown parameter %s", strconv.Quote(name))
 		}
 		for _, v := range values {

@@ -168,7 +168,7 @@ func TestSetOfWhatIsSo(t *testing.T) {
 func TestSetTellsOtherChanges(t *testing.T) {
 	r := newRig(t)
 	r.ok("apply", r.policy("plans: {gold: {rate: 10mbit, excess: ecn}}\ndevices: {va: {egress: {10.0.0.0/24: {plan: gold, name: alice}}}}\n"))
-	for _, want := range []string{"va egress: also changed, as no flag keeps it: excess ecn -> drop, plan gold -> none\n", ""} {
+	for _, want := range []string{"va egress: also changed, as no flag keeps it: excess ecn -> drop, plan gold -> none; with --keep, what no flag names stays\n", ""} {
 		if got := r.run("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit"); got.code != exitDone || got.err != want {
 			t.Errorf("set: %+v, want %q", got, want)
 		}

@@ -151,6 +151,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	}
 	s.ask(404, "show", "device=none", "none")
 	s.ask(400, "apply", o{"policy": "devices: [\n"}, "mistakes")
+	s.ask(400, "set", o{"named": "alice", "cir": "1mbit"}, `unknown parameter \"cir\"; use rate`)
 	s.ask(400, "apply", o{"policy": policy, "last-good": "/etc/stolen"}, "unknown parameter")
 	s.ask(400, "replay", o{"trace": "AAAA", "rate": "1mbit", "plot": "/etc/plot.svg"}, "unknown parameter")
 	s.ask(400, "replay", o{"trace": "AAAA", "rate": "1mbit", "engine": "kernel"}, "unknown parameter")

@@ -144,15 +144,15 @@ func (e *env) setKept(which filterRules, limit limitFlags) error {
 		if err := e.put(n, t); err != nil {
 			return err
 		}
-		e.sayOthers(dev, which, others)
+		e.sayOthers(dev, which, others, "")
 		return nil
 	})
 }
 
 // sayOthers tells of changes that no flag asks for.
-func (e *env) sayOthers(dev netinfo.Device, which filterRules, changes []string) {
+func (e *env) sayOthers(dev netinfo.Device, which filterRules, changes []string, advice string) {
 	if changes != nil {
-		e.say("%s %s: also changed, as no flag keeps it: %s", plain.Line(dev.Name), which.direction, strings.Join(changes, ", "))
+		e.say("%s %s: also changed, as no flag keeps it: %s%s", plain.Line(dev.Name), which.direction, strings.Join(changes, ", "), advice)
 	}
 }
 
@@ -194,7 +194,7 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if err := e.put(n, policy.Table{Device: dev.Name, Direction: *which.direction, Match: limit.match, Rules: rules}); err != nil {
 			return err
 		}
-		e.sayOthers(dev, which, others)
+		e.sayOthers(dev, which, others, "; with --keep, what no flag names stays")
 		return nil
 	})
 }

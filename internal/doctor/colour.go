@@ -67,6 +67,10 @@ func checkColours(f Facts, s Hook, d *Device) []report.Finding {
 					spell(drain(b.bytes, b.rate)), b.rate), raise(max(policy.DefaultCapacity(b.rate), p.bytes)))
 			}
 		}
+		if r.Colours.Red == policy.ActionECN {
+			find("red", "", r, report.Note, "red packets are marked by ECN and take no tokens: no rate holds for a sender that ignores marks",
+				"if that is not intended, use ecn for yellow packets, and drop red ones")
+		}
 		switch c := r.Colours; {
 		case r.Algorithm != policy.TRTCM:
 		case c.PBS < r.Capacity:
@@ -91,4 +95,4 @@ func checkColours(f Facts, s Hook, d *Device) []report.Finding {
 	return findings
 }
 
-var kinds = []string{"frame", "packet", "rate", "peak"}
+var kinds = []string{"frame", "packet", "rate", "peak", "red"}

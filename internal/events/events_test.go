@@ -167,6 +167,9 @@ func TestSentences(t *testing.T) {
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (900 B of 1.00 kB); excess packets are dropped")
 	e.Colours = &policy.Colours{Green: policy.ActionPass, Yellow: policy.ActionECN, Red: policy.ActionDrop}
 	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are yellow or red, and are dropped")
+	if e.Colour != "yellow or red" {
+		t.Errorf("the colour is %q", e.Colour)
+	}
 	e.Colours.Red, e.Excess = 12, "passed"
 	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are red, and get AF12, and pass")
 	e.Colours, e.Excess = nil, "delayed"

@@ -127,7 +127,7 @@ func (r *Reconciler) reload(ctx context.Context) {
 	case err != nil:
 		r.OnNotice(fmt.Sprintf("%v\nstill using the policy that was read before from %s", err, r.policy.Path))
 	case r.policy.Problem == nil:
-		r.OnNotice(r.file + " was read again; it applies to devices that appear from now on")
+		r.OnNotice(r.file + " was read again; it applies to devices that appear from now on; for those that are there, run 'shapectl apply " + plain.Word(r.file) + "'")
 	}
 }
 

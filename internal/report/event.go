@@ -60,6 +60,7 @@ type Event struct {
 	Pool          string    `json:"pool"`
 	Sharer        string    `json:"sharer"`
 	Excess        string    `json:"excess"`
+	Colour        string    `json:"colour"`
 	LevelBytes    *uint64   `json:"level_bytes"`
 	CapacityBytes *uint64   `json:"capacity_bytes"`
 	LeftOut       uint64    `json:"left_out"`
@@ -101,11 +102,10 @@ func (e *Event) filled() string {
 
 var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by ECN", "delayed": "queued", "passed": "passed and counted"}
 
-// coloured is the colour of the packet, and what happened to it.
-func (e *Event) coloured() string {
+// colours are those that the packet may have: listeners hear only of red packets and of those that are dropped.
+func (e *Event) colours() string {
 	if e.Excess != "dropped" {
-		red := Colouring{Action: e.Colours.Red.String()}
-		return "red, and " + red.become()
+		return policy.Red.String()
 	}
 	var colours []string
 	for colour := policy.Green; colour <= policy.Red; colour++ {
@@ -113,7 +113,16 @@ func (e *Event) coloured() string {
 			colours = append(colours, colour.String())
 		}
 	}
-	return strings.Join(colours, " or ") + ", and are dropped"
+	return strings.Join(colours, " or ")
+}
+
+// fate is what happened to a packet with a colour.
+func (e *Event) fate() string {
+	if e.Excess == "dropped" {
+		return "are dropped"
+	}
+	red := Colouring{Action: e.Colours.Red.String()}
+	return red.become()
 }
 
 // DescribePacket sets the sentence of an event that a packet caused.
@@ -121,7 +130,8 @@ func (e *Event) DescribePacket() {
 	pool := fmt.Sprintf("pool %q", e.Pool)
 	switch {
 	case e.Colours != nil:
-		e.Sentence = fmt.Sprintf("%s: packets%s are %s", e.Rule(), e.whose(), e.coloured())
+		e.Colour = e.colours()
+		e.Sentence = fmt.Sprintf("%s: packets%s are %s, and %s", e.Rule(), e.whose(), e.Colour, e.fate())
 	case e.Sharer != "":
 		e.Sentence = e.beyondShare()
 	case e.Kind == GuaranteeFails:

@@ -317,7 +317,7 @@ func (r *Replay) facts(w io.Writer) {
 		level("highest level", r.HighestLevelBytes, holds)
 	case r.Mixed:
 		level("highest level", r.HighestLevelBytes, holds)
-		level("second buckets", r.HighestSecondLevelBytes, 0)
+		level("highest P or E", r.HighestSecondLevelBytes, 0)
 	default:
 		level("highest level of C", r.HighestLevelBytes, holds)
 		level("highest level of "+r.second, r.HighestSecondLevelBytes, r.burst)

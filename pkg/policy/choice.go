@@ -97,9 +97,15 @@ func (e *Excess) Set(s string) error    { return setName(e, "excess", s, excessN
 func (o *Order) Set(s string) error     { return setName(o, "order", s, orderNames) }
 func (f *Fail) Set(s string) error      { return setName(f, "fail", s, failNames) }
 
-// Set parses one of the names in any case: RFCs write srTCM.
+// Set parses one of the names in any case, as RFCs write srTCM, or the number of its RFC.
 func (a *Algorithm) Set(s string) error {
-	return setName(a, "algorithm", strings.ToLower(s), algorithmNames)
+	switch s = strings.ToLower(s); s {
+	case "rfc2697":
+		s = SRTCM.String()
+	case "rfc2698":
+		s = TRTCM.String()
+	}
+	return setName(a, "algorithm", s, algorithmNames)
 }
 
 // Type lists the names.

@@ -345,6 +345,8 @@ func checkPIR(r *Rule) error {
 	switch pir := r.Colours.PIR; {
 	case r.Algorithm != TRTCM:
 		return nil
+	case pir == 0 && r.Colours.EIR != 0:
+		return errors.New("pir is missing; trtcm has a peak rate (pir) for all packets; for a committed and an excess rate (eir) use rfc4115")
 	case pir == 0:
 		return fmt.Errorf("pir is missing; say the peak rate, from the rate %v up", r.Rate)
 	case pir < r.Rate:

@@ -31,7 +31,7 @@ func TestSet(t *testing.T) {
 			map[string]string{"both": "use dst or src"},
 		}, {
 			func() flagValue { return new(Algorithm) }, "gcra|leaky|srtcm|trtcm|rfc4115",
-			map[string]string{"gcra": "gcra", "leaky": "leaky", "srTCM": "srtcm", "TRTCM": "trtcm", "rfc4115": "rfc4115"},
+			map[string]string{"gcra": "gcra", "leaky": "leaky", "srTCM": "srtcm", "TRTCM": "trtcm", "rfc4115": "rfc4115", "RFC2697": "srtcm", "rfc2698": "trtcm"},
 			map[string]string{"tbf": "use gcra, leaky, srtcm, trtcm or rfc4115"},
 		}, {
 			func() flagValue { return new(PBS) }, "size|time",

@@ -123,7 +123,7 @@ var Options = []*Option{
 	}),
 	option(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, sizeText, Option{
 		Name: "capacity", Aliases: []string{"burst", "cbs"}, Shadow: true, LimitedOnly: true,
-		Help:       "burst: 64kb, or 100ms (--burst, --cbs)",
+		Help:       "burst: 64kb (65536 bytes) or 100ms (--burst, --cbs)",
 		Doc:        "the burst that a bucket holds: `64kb` (binary, as in tc), or a time at the rate: `100ms`",
 		DocDefault: "300 ms of the rate, at least 128 KiB; for `leaky` with `--excess delay` as `--queue`",
 		resolve:    resolveCapacity, check: checkCapacity,

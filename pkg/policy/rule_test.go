@@ -146,6 +146,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { unlimited(r); r.Share.Kind = ShareHost }, "share host has no use in an unlimited rule; leave it out"},
 		{func(r *Rule) { unlimited(r); r.Within, r.Each.Kind = "a", EachHost }, "each host has no use in a rule that has only its pools; give it a rate, or leave this out"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 0 }, "pir is missing; say the peak rate, from the rate 10mbit up"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR, r.Colours.EIR = 0, 5e6 }, "for a committed and an excess rate (eir) use rfc4115"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 9_999_000 }, "pir 9999kbit is below the rate 10mbit; raise it, or lower the rate"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = MaxRate + 1 }, "pir: rate 400000000001bit is above 400gbit"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PBS-- }, "pbs of 1513 bytes (605.2 us at 20mbit) is less than one full packet"},
