@@ -3,6 +3,7 @@ package report
 import (
 	"encoding/json"
 	"io"
+	"slices"
 	"net/netip"
 	"strings"
 	"testing"
@@ -89,6 +90,18 @@ eth0 egress  10.0.0.0/24                 1mbit  90.0 kB      10%
 eth0 egress  10.0.1.0/24  1mbit/2mbit per host  90.0 kB      10%
 eth0 egress  10.0.2.0/24         1mbit+500kbit  90.0 kB      10%
 eth0 egress  10.0.3.0/24                 1mbit  90.0 kB      10%
+`)
+	before := Sample{passedBytes: 30_000, droppedBytes: 5000, offered: 35, dropped: 5, excess: 10, green: 20_000, yellow: 10_000, red: 5000}
+	measured := slices.Clone(rules)
+	for i := range measured {
+		measured[i].Since(before, 1e9)
+	}
+	same(t, "measured", text(t, Table{Rules: measured, Of: len(rules)}.Text), `
+DEVICE       NETWORK                      RATE      USE  OF RATE    GREEN   YELLOW       RED  DROPPED
+eth0 egress  10.0.0.0/24                 1mbit  480kbit      48%  320kbit  160kbit  40.0kbit     7.7%
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  480kbit           320kbit  160kbit  40.0kbit     7.7%
+eth0 egress  10.0.2.0/24         1mbit+500kbit  480kbit      32%  320kbit  160kbit  40.0kbit     7.7%
+eth0 egress  10.0.3.0/24                 1mbit  480kbit      48%                                 7.7%
 `)
 	same(t, "wide", table(true), `
 DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS                        BURST   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS              LEVEL

@@ -113,6 +113,10 @@ type Rule struct {
 	RefusedBits *uint64 `json:"refused_bits_per_second"`
 	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
 	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
+	// GreenBits, YellowBits and RedBits are the rates of packets of each colour; null without colours, and without an interval.
+	GreenBits  *uint64 `json:"green_bits_per_second"`
+	YellowBits *uint64 `json:"yellow_bits_per_second"`
+	RedBits    *uint64 `json:"red_bits_per_second"`
 	// UsePercent is UseBits in percent of the rate, of a pool with leases in percent of what it may use now, with colours in percent of what green and yellow packets may use together; null without an interval, and where several keys have that rate each.
 	UsePercent *float64 `json:"use_percent"`
 	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
@@ -312,11 +316,16 @@ type Sample struct {
 	passedBytes, borrowedBytes        uint64
 	droppedBytes, refusedBytes        uint64
 	offered, dropped, refused, excess uint64 // packets
+	green, yellow, red                uint64 // bytes
 }
 
 // Sample is the rule's counters.
 func (r *Rule) Sample() Sample {
-	return Sample{r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.RefusedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
+	return Sample{
+		r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.RefusedBytes,
+		r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets,
+		r.GreenBytes, r.YellowBytes, r.RedBytes,
+	}
 }
 
 // counted is the packets over the interval, or else since the rule was set.
@@ -342,6 +351,11 @@ func (r *Rule) Since(s Sample, ns uint64) {
 	r.UseBits = perSecond(now.passedBytes - s.passedBytes)
 	r.DroppedBits = perSecond(now.droppedBytes - min(now.droppedBytes, s.droppedBytes))
 	r.BorrowedBits = perSecond(now.borrowedBytes - min(now.borrowedBytes, s.borrowedBytes))
+	if r.HasColours() {
+		r.GreenBits = perSecond(now.green - min(now.green, s.green))
+		r.YellowBits = perSecond(now.yellow - min(now.yellow, s.yellow))
+		r.RedBits = perSecond(now.red - min(now.red, s.red))
+	}
 	if rate := r.RateNow(); rate != nil && r.scope == "" {
 		p := percentOf(*r.UseBits, *rate)
 		r.UsePercent = &p

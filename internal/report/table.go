@@ -343,6 +343,9 @@ func (t Table) columns(rows []row) []column {
 	use.always = measured
 	columns = append(columns, use,
 		figure("OF RATE", measured, func(r *row) string { return optional(r.UsePercent, percentText) }),
+		figure("GREEN", !t.Wide, func(r *row) string { return optional(r.GreenBits, bitsText) }),
+		figure("YELLOW", !t.Wide, func(r *row) string { return optional(r.YellowBits, bitsText) }),
+		figure("RED", !t.Wide, func(r *row) string { return optional(r.RedBits, bitsText) }),
 		figure("PASSED", t.Wide || !measured, func(r *row) string { return bytesText(r.PassedBytes) }),
 		figure("BORROWED", pools || t.Wide, (*row).borrowed),
 		figure("DROPPED", true, func(r *row) string { return optional(r.dropped(), percentText) }),
@@ -378,7 +381,7 @@ func (t Table) columns(rows []row) []column {
 }
 
 // dropped are the columns of a table that are left out where the screen is narrow, the last one first.
-var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
+var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GREEN", "YELLOW", "RED", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
 
 // namesSayMore reports whether rules can be told apart without their devices.
 func namesSayMore(rows []row) bool {
