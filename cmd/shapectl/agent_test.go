@@ -323,6 +323,7 @@ func TestLeaseAfterRevert(t *testing.T) {
 		"no pool":         "devices: {}\n",
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 			members := func(name string) int {

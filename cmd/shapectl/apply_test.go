@@ -95,6 +95,7 @@ func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 // A change that is confirmed in time lasts, and can be taken back once.
 func TestConfirmInTime(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
+		t.Parallel()
 		a, b := r.policy(policyA), r.policy(policyB)
 		r.ok("apply", a)
 		if did := r.applied("apply", b, "--confirm", "5s"); did.RevertsInNS == nil || *did.RevertsInNS > 5e9 {
@@ -164,6 +165,7 @@ func TestConfirmTooLate(t *testing.T) {
 		},
 	} {
 		t.Run(next, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			a, b := r.policy(policyA), r.policy(policyB)
 			r.ok("apply", a)

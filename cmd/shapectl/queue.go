@@ -29,7 +29,7 @@ func (e *env) adviseFQ(u *loader.UnqueuedError) string {
 	case u.Fixed == nil:
 		return fmt.Sprintf("--setup-fq sets it up until %s restores what is there now; or set it up yourself: %s", e.suggest("flush", u.Device), command)
 	}
-	return fmt.Sprintf("--setup-fq does not replace it, as %v; to replace it for good: %s", u.Fixed, command)
+	return fmt.Sprintf("it stays, as %v; to replace it for good: %s", u.Fixed, command)
 }
 
 // queued warns of what a change of rules did to a device's fq. The error is errDegraded

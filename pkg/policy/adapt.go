@@ -60,7 +60,7 @@ func parseReflectors(s string) (all []netip.Addr, err error) {
 		switch a = a.Unmap(); {
 		case err != nil:
 			return nil, fmt.Errorf("adapt-to: %.64q is not an IP address; list some, such as 1.1.1.1,9.9.9.9", text)
-		case a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback():
+		case a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast():
 			return nil, fmt.Errorf("adapt-to: %v cannot be pinged through a line; use an address on the internet", a)
 		case slices.Contains(all, a):
 			return nil, fmt.Errorf("adapt-to: %v is given twice; remove one of them", a)

@@ -20,6 +20,7 @@ func TestReflectors(t *testing.T) {
 		"192.0.2.1,":                 `"" is not an IP address`,
 		"192.0.2.1,::ffff:192.0.2.1": "192.0.2.1 is given twice",
 		"fe80::1%eth0":               "fe80::1%eth0 cannot be pinged through a line",
+		"169.254.1.1":                "169.254.1.1 cannot be pinged through a line",
 		"127.0.0.1":                  "127.0.0.1 cannot be pinged through a line",
 		"0.0.0.0":                    "0.0.0.0 cannot be pinged",
 		"ff02::1":                    "ff02::1 cannot be pinged",
