@@ -354,13 +354,13 @@ func insideOf(h line.Host, dev netinfo.Device, given string) (string, error) {
 		return "", inputf("host %s: %v is no neighbour now; say on which device it is, such as --inside br-lan", plain.Line(h.Name), h.MAC)
 	case len(names) > 1:
 		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(lines(names)))
+	case names[0] == dev.Name:
+		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
 	case given != "" && inside.Master != 0:
 		if bridge, here, err := netinfo.DeviceByIndex(inside.Master); err == nil && here && bridge.Kind == "bridge" {
 			return "", inputf("host %s: %s is a port of the bridge %s, which has the neighbours; give --inside %s",
 				plain.Line(h.Name), plain.Line(names[0]), plain.Line(bridge.Name), plain.Word(bridge.Name))
 		}
-	case names[0] == dev.Name:
-		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
 	}
 	return names[0], nil
 }
