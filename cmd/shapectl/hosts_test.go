@@ -290,7 +290,7 @@ func TestWatchHostWithManyAddresses(t *testing.T) {
 	h.forgets("va", "192.168.1.7")
 	w.says("va: removed 192.168.1.7 of tablet")
 	got := w.ends(syscall.SIGTERM)
-	if lines := strings.Count(got.err, "\n"); lines > 100 || strings.Count(got.err, "and only 1024") != 1 {
+	if lines := strings.Count(got.err, "\n"); lines > 100 || strings.Count(got.err, fmt.Sprintf("and only %d ", policyfile.MaxAddresses)) != 1 {
 		t.Errorf("%d lines: %s", lines, got.err)
 	}
 	t.Logf("watch used %v", w.cmd.ProcessState.UserTime()+w.cmd.ProcessState.SystemTime())
