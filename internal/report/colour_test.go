@@ -3,8 +3,8 @@ package report
 import (
 	"encoding/json"
 	"io"
-	"slices"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
