@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh meters|tests|delay|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
+# kernels-guest.sh meters|tests|delay|lines|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
 # the test binaries beside their packages, and the scripts. It covers only what depends on the kernel; `make test`
 # covers everything.
 set -euo pipefail
@@ -128,10 +128,17 @@ delay)
 	tests pkg/fq TestDeviceWithoutFQ TestUnrestorableQdiscs TestRefusedSetupChangesNothing TestSetupAndRestore TestCommandEqualsSetup \
 		TestKilledSetup TestFailedSetup TestRestoreAfterReplacement TestRestoreWithOtherDefault TestSetupKeepsFilters TestStateCounts TestIfb TestReleases
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
-	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween TestLineOffBesideOthers TestLineQueues)
+	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween TestLineQueues)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
 	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
-		TestWatchSetsUpFQ TestLineRestoresQdiscs TestLineLeavesOtherDevices TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
+		TestWatchSetsUpFQ TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
+	;;
+lines)
+	# Pools need a larger program, twice for a line.
+	export SHAPECTL_NO_SKIP=1
+	beside=(TestLineOffBesideOthers)
+	[[ $hook == tcx ]] || beside=()
+	tests cmd/shapectl TestLineRestoresQdiscs TestLineLeavesOtherDevices "${beside[@]}"
 	;;
 traffic)
 	make_pair kernels
