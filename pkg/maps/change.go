@@ -252,6 +252,29 @@ func (p *progress) Arm() error {
 	return p.before(p.change.From, "arm a change", p.change.Until, phaseByTime)
 }
 
+// Confirm lets a pending change last. The error may wrap ErrLate.
+func (s *Store) Confirm() error {
+	err := s.before(s.change.Until, "confirm a change", Never, phaseAfter)
+	if err == nil {
+		s.countAfter(minus)
+	}
+	return err
+}
+
+// Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
+// error may wrap ErrLate.
+func (s *Store) Revert(at uint64) error {
+	lasts := s.Until() == Never
+	if lasts {
+		s.countAfter(1)
+	}
+	err := s.before(at, "revert a change", at, phaseByTime)
+	if err != nil && lasts {
+		s.countAfter(minus)
+	}
+	return err
+}
+
 // Commit follows the beginning of a change. A change without an end is in force for good
 // then. Levels are clamped to the new capacities.
 func (s *Store) Commit() {

@@ -136,12 +136,16 @@ func shrinksPairs(old, next version) bool {
 	return hasTotals(old, next) && (next.Limit < old.Limit || ebsOf(next) < ebsOf(old))
 }
 
+// shareSecond reports whether a rule has colours and the same second limit in two versions.
+func shareSecond(a, b version) bool {
+	return a.Flags&ruleColours != 0 && b.Flags&ruleColours != 0 && a.AbiColdParams.Second == b.AbiColdParams.Second
+}
+
 // countColours has packets that a rule counted so far be of no colour, if it gets colours.
 func (s *Store) countColours(id uint32, old, next version) {
-	if next.Flags&ruleColours == 0 || old.Flags&ruleColours != 0 && old.AbiColdParams.Second == next.AbiColdParams.Second {
-		return
+	if next.Flags&ruleColours != 0 && !shareSecond(old, next) {
+		s.addUncoloured(id, next, 1)
 	}
-	s.addUncoloured(id, next, 1)
 }
 
 // addUncoloured has packets that a rule counted so far be of no colour for its second limit in a version, or with -1 no more.
@@ -159,36 +163,13 @@ func (s *Store) countAfter(factor uint64) {
 	}
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
-		if old.Flags&ruleColours != 0 && !(next.Flags&ruleColours != 0 && old.AbiColdParams.Second == next.AbiColdParams.Second) {
+		if old.Flags&ruleColours != 0 && !shareSecond(old, next) {
 			s.addUncoloured(id, old, factor)
 		}
 	})
 }
 
 const minus = ^uint64(0) // as a factor
-
-// Confirm lets a pending change last. The error may wrap ErrLate.
-func (s *Store) Confirm() error {
-	err := s.before(s.change.Until, "confirm a change", Never, phaseAfter)
-	if err == nil {
-		s.countAfter(minus)
-	}
-	return err
-}
-
-// Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
-// error may wrap ErrLate.
-func (s *Store) Revert(at uint64) error {
-	lasts := s.Until() == Never
-	if lasts {
-		s.countAfter(1)
-	}
-	err := s.before(at, "revert a change", at, phaseByTime)
-	if err != nil && lasts {
-		s.countAfter(minus)
-	}
-	return err
-}
 
 // addColours completes the counters of a rule with colours by those of its second limit, which passes yellow packets, drops
 // red ones, and has those without a colour as further excess and as marked. Green packets are all others: a few too few, or none, where
