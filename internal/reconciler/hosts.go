@@ -1,15 +1,12 @@
 package reconciler
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -94,11 +91,8 @@ func (r *Reconciler) followHosts() error {
 	if !r.hosts.moved() || r.missing || time.Since(r.hosts.last) < followEvery {
 		return nil
 	}
-	n, err := loader.Write(r.Options)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
+	n, err := r.write()
+	if err != nil || n == nil {
 		return err
 	}
 	defer n.Close()

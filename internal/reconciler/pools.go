@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -89,11 +87,8 @@ func (r *Reconciler) guarantee() error {
 	if r.missing || !r.policy.HasGuarantees() {
 		return nil
 	}
-	n, err := loader.Write(r.Options)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil {
+	n, err := r.write()
+	if err != nil || n == nil {
 		return err
 	}
 	defer n.Close()

@@ -202,15 +202,21 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	return nil
 }
 
+// write opens the namespace for changes. It returns nil without an error if another command has the lock.
+func (r *Reconciler) write() (*loader.Namespace, error) {
+	n, err := loader.Write(r.Options)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, nil
+	}
+	return n, err
+}
+
 // sweep opens the namespace for changes, which removes leftovers, and ends changes that
 // are older than rollbackFor. If another command has the lock, the next sweep does it.
 func (r *Reconciler) sweep(ctx context.Context) error {
 	for more := true; more && ctx.Err() == nil; {
-		n, err := loader.Write(r.Options)
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil
-		}
-		if err != nil {
+		n, err := r.write()
+		if err != nil || n == nil {
 			return err
 		}
 		more, err = n.EndOldChange(rollbackFor)
