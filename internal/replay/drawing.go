@@ -226,15 +226,11 @@ func (c *Chart) levels() panel {
 func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 	most := 0.0
 	for _, s := range p.areas {
-		for _, v := range s.values {
-			most = max(most, v)
-		}
+		most = max(most, highest(s.values))
 	}
 	sums := sumsOf(p.stack)
 	for _, s := range sums {
-		for _, v := range s {
-			most = max(most, v)
-		}
+		most = max(most, highest(s))
 	}
 	for _, m := range p.marks {
 		most = max(most, m.value)
@@ -291,11 +287,7 @@ func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 		fill(sums[i], s.color, tint(s.color))
 	}
 	for _, s := range slices.Concat(p.areas, p.stack) {
-		highest := 0.0
-		for _, v := range s.values {
-			highest = max(highest, v)
-		}
-		at := entry(s.name, highest, "at most ")
+		at := entry(s.name, highest(s.values), "at most ")
 		d.areas = append(d.areas, area{[]float64{at, at + 18}, []float64{head - 7}, head + 1, s.color, faint(s.color)})
 	}
 	for _, m := range p.marks {
@@ -304,6 +296,14 @@ func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
 		d.marks = append(d.marks, line{at, head - 3, at + 18, head - 3, vermilion, m.dash})
 	}
 	d.description += " " + strings.ToUpper(says[:1]) + strings.TrimSuffix(says[1:], ";") + "."
+}
+
+// highest is the largest of values that are not negative; 0 if there are none.
+func highest(values []float64) (most float64) {
+	for _, v := range values {
+		most = max(most, v)
+	}
+	return most
 }
 
 // sumsOf returns for each series the sums of its values and those of the series before it.

@@ -108,13 +108,7 @@ type Replay struct {
 	ContendedPackets uint64 `json:"contended_packets"`
 	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their bucket key
 
-	// Of rules with colours, passed or dropped; else 0. Yellow and red packets are excess.
-	GreenPackets  uint64 `json:"green_packets"`
-	GreenBytes    uint64 `json:"green_bytes"`
-	YellowPackets uint64 `json:"yellow_packets"`
-	YellowBytes   uint64 `json:"yellow_bytes"`
-	RedPackets    uint64 `json:"red_packets"`
-	RedBytes      uint64 `json:"red_bytes"`
+	ColourCounters // of rules with colours; yellow and red packets are excess
 
 	GuaranteedPackets uint64         `json:"guaranteed_packets"`
 	GuaranteedBytes   uint64         `json:"guaranteed_bytes"`
@@ -180,8 +174,7 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestGapNS: s.LongestGap.NS, LongestGapFromNS: s.LongestGap.From,
 		HighestLevelBytes: s.HighestLevelBytes(), HighestSecondLevelBytes: s.HighestSecondBytes(),
-		GreenPackets: s.Green.Packets, GreenBytes: s.Green.Bytes, YellowPackets: s.Yellow.Packets, YellowBytes: s.Yellow.Bytes,
-		RedPackets: s.Red.Packets, RedBytes: s.Red.Bytes,
+		ColourCounters:    ColourCounters{s.Green.Packets, s.Green.Bytes, s.Yellow.Packets, s.Yellow.Bytes, s.Red.Packets, s.Red.Bytes},
 		GuaranteedPackets: s.Guaranteed.Packets, GuaranteedBytes: s.Guaranteed.Bytes,
 		BorrowedPackets: s.Borrowed.Packets, BorrowedBytes: s.Borrowed.Bytes,
 		Pools: []ReplayedPool{},

@@ -44,12 +44,11 @@ func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, 
 	s := &Shadow{
 		RateBits: uint64(proposed.Rate), CapacityBytes: proposed.Capacity, Each: proposed.Each.String(),
 		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
-		SeenPackets: c.PassedPackets, SeenBytes: c.PassedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
+		SeenPackets: c.PassedPackets + c.DroppedPackets, SeenBytes: c.PassedBytes + c.DroppedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
 		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
 		ColourOptions: NewColourOptions(proposed), ColourCounters: newColourCounters(c),
 	}
-	if s.HasColours() { // these drop packets, though all pass
-		s.SeenPackets, s.SeenBytes = c.PassedPackets+c.DroppedPackets, c.PassedBytes+c.DroppedBytes
+	if s.HasColours() { // some excess packets would pass
 		s.RefusedPackets, s.RefusedBytes = c.DroppedPackets, c.DroppedBytes
 	}
 	for _, h := range affected {
