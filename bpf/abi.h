@@ -433,7 +433,10 @@ struct view {
 		__u8 list4[LENGTHS4];
 		__u8 list6[LENGTHS6];
 	} use[2];
-	__u8 room[112];
+	__u8 room[96];
+	/* Programs count frames here that no rule limits, because they are neither IP nor ARP. */
+	__u64 other_frames;
+	__u64 other_bytes;
 };
 
 /* Constants of a loaded program: for all hooks of a namespace, and for its kind of hook. */

@@ -400,7 +400,9 @@ type AbiView struct {
 		List4  [33]uint8
 		List6  [129]uint8
 	}
-	Room [112]uint8
+	Room        [96]uint8
+	OtherFrames uint64
+	OtherBytes  uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -77,7 +77,7 @@ struct {
 #define PHASE_CB 2
 #define PAID_CB 3
 
-static __always_inline const struct view *view_of(struct __sk_buff *skb)
+static __always_inline struct view *view_of(struct __sk_buff *skb)
 {
 	return KEPT(&views[MASKED(skb->cb[VIEW_CB], view_mask)]);
 }

@@ -581,13 +581,27 @@ struct match {
 	__u32 id;
 };
 
+/* Counts a frame that no rule limits, because it is not IP. PPPoE carries IP so. */
+__noinline int count_other(struct __sk_buff *skb)
+{
+	struct view *view = view_of(skb);
+
+	if (skb->protocol != bpf_htons(ETH_P_ARP)) {
+		__sync_fetch_and_add(&view->other_frames, 1);
+		__sync_fetch_and_add(&view->other_bytes, skb->len);
+	}
+	return NEXT;
+}
+
 /* For packets with VLAN tags, or with headers outside the linear part. */
 __noinline int match_slow(struct __sk_buff *skb, struct match *m)
 {
 	struct address far = {};
 	int ip = find_ip(skb);
 
-	if (!m || ip < 0 || far_address(skb, ip, &far))
+	if (ip < 0)
+		return count_other(skb);
+	if (!m || far_address(skb, ip, &far))
 		return 0;
 	m->ip = ip;
 	if (!(ip & IS_IPV6))
@@ -635,7 +649,7 @@ int shapectl(struct __sk_buff *skb)
 		ip = found.ip;
 		id = found.id;
 	} else {
-		return NEXT;
+		return count_other(skb);
 	}
 	return id ? apply(skb, ip, id - 1) : NEXT;
 }

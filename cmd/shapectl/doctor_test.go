@@ -288,3 +288,28 @@ func TestDoctorWithPools(t *testing.T) {
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vb")))
 	c.expect(exitDegraded, nil, "note   pools", "failed vb egress state", "warning vb egress guarantees")
 }
+
+// Frames that are not IP pass any limit. doctor counts them, once they are more than those of a link's protocols.
+func TestDoctorCountsFramesThatAreNotIP(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		r.ok("set", "va", "egress", "any", "--rate", "1mbit")
+		frame := frameTo("10.0.0.7", 1000)
+		frame[12], frame[13] = 0x88, 0x64 // a PPPoE session
+		sender := testenv.NewSender(t, "va")
+		for range 999 {
+			testenv.Must(t, sender.Send(frame))
+		}
+		if got := r.run("doctor"); strings.Contains(got.out, "not IP") {
+			t.Errorf("after 999 frames: %s", got.out)
+		}
+		testenv.Must(t, sender.Send(frame))
+		if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(got.out, "1000 frames with 1.00 MB were not IP") {
+			t.Errorf("after 1000 frames: exit code %d, %s", got.code, got.out)
+		}
+		r.ok("flush", "va")
+		r.ok("set", "va", "egress", "any", "--rate", "1mbit")
+		if got := r.run("doctor"); strings.Contains(got.out, "not IP") {
+			t.Errorf("after a new rule: %s", got.out)
+		}
+	})
+}

@@ -90,6 +90,9 @@ type Limits struct {
 	Change     maps.ChangeState // of the last change of many rules
 	Until      uint64           // ns until a pending one reverts
 	Slots      maps.Slots       // of the bucket table; only known if a rule has spilled packets
+
+	// Frames that no rule limits, because they are neither IP nor ARP.
+	OtherFrames, OtherBytes uint64
 }
 
 // A Rule is a rule with its counters.
@@ -155,7 +158,7 @@ var systemChecks = []func(System) []report.Finding{
 
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
-	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkChain, checkXDP, checkHardware, checkMerged,
+	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 

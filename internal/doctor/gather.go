@@ -138,6 +138,7 @@ func (f *Facts) allHooks(n *loader.Namespace) error {
 func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
+	l.OtherFrames, l.OtherBytes = h.Set.Others()
 	l.Change, l.Until = h.Set.Change()
 	l.Until -= min(l.Until, maps.Now())
 	if l.Change == maps.Committed && h.Set.Begins() == 0 {

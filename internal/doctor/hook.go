@@ -112,6 +112,23 @@ func checkPPPoE(f Facts, s Hook, d *Device) []report.Finding {
 		"set the rules on "+plain.List(sessions))
 }
 
+// checkNotIP finds traffic that rules cannot see. A few frames, as of LLDP and spanning trees, are on many links.
+func checkNotIP(_ Facts, s Hook, _ *Device) []report.Finding {
+	const few, percent = 1e6, 1
+	if s.Limits == nil {
+		return nil
+	}
+	seen := s.Limits.OtherBytes
+	for _, r := range s.Limits.Rules {
+		seen += r.Counters.PassedBytes
+	}
+	if s.Limits.OtherBytes < few || s.Limits.OtherBytes*100 < seen*percent {
+		return nil
+	}
+	return s.finding(report.Warning, "not-ip", fmt.Sprintf("%d frames with %s were not IP, and passed unlimited: no rule can match them, for example PPPoE",
+		s.Limits.OtherFrames, report.Bytes(s.Limits.OtherBytes)), "limit PPPoE sessions where they end, on their PPP devices; tcpdump -i "+plain.Word(s.Name)+" 'not ip and not ip6 and not arp' shows the frames")
+}
+
 // passes reports whether packets of the device called name pass d: it is d, or on top of it.
 func (f Facts) passes(name string, d *Device) bool {
 	i := slices.IndexFunc(f.Devices, func(o Device) bool { return o.Name == name })

@@ -47,7 +47,7 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 		}
 		v := set.data
 		s.waitSince(v.Retired) // for packets of the hook that had it before
-		v.Ingress, v.MatchSrc, v.Attached, v.Ifb = 0, 0, 0, 0
+		v.Ingress, v.MatchSrc, v.Attached, v.Ifb, v.OtherFrames, v.OtherBytes = 0, 0, 0, 0, 0, 0
 		if d == policy.Ingress {
 			v.Ingress = 1
 		}
@@ -112,6 +112,11 @@ func (v *view) Ifb() int { return int(atomic.LoadUint32(&v.data.Ifb)) }
 func (v *view) SetIfb(index int) {
 	step.Store("send to an ifb")
 	atomic.StoreUint32(&v.data.Ifb, uint32(index))
+}
+
+// Others are the frames and bytes that passed the hook and that no rule limits, because they are neither IP nor ARP.
+func (v *view) Others() (frames, bytes uint64) {
+	return atomic.LoadUint64(&v.data.OtherFrames), atomic.LoadUint64(&v.data.OtherBytes)
 }
 
 // prepare initialises a view that was never used.
