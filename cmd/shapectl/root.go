@@ -196,7 +196,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
-	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
+	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
 	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrFewFiles,
 }
 
@@ -378,6 +378,7 @@ var advices = []advice{
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
+	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
 	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},

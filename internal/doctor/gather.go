@@ -90,6 +90,9 @@ func system(o loader.Options) (System, error) {
 		return s, err
 	}
 	s.Hook, s.HookErr = loader.HookMode(o)
+	if s.Hook == loader.Clsact && len(s.missing()) == 0 {
+		s.HookErr = loader.TryClsact()
+	}
 	s.JIT, s.Probe = loader.Probe()
 	return s, nil
 }

@@ -133,7 +133,27 @@ func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the filters of %s %s: %w", l.Attrs().Name, d, err)
 	}
+	if d == policy.Egress && len(filters) > 0 {
+		// An ingress qdisc has one list of filters, which the kernel returns for both directions.
+		if qdisc, err := FilterQdisc(l); qdisc != "clsact" || err != nil {
+			return nil, err
+		}
+	}
 	return filters, nil
+}
+
+// FilterQdisc is the kind of a device's qdisc for filters on both hooks: clsact, ingress, or "" for none.
+func FilterQdisc(l netlink.Link) (string, error) {
+	qdiscs, err := netmsg.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(l) })
+	if err != nil {
+		return "", fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
+	}
+	for _, q := range qdiscs {
+		if q.Attrs().Parent == netlink.HANDLE_CLSACT { // of both kinds
+			return q.Type(), nil
+		}
+	}
+	return "", nil
 }
 
 // FilterParent returns the parent of clsact filters for a direction.

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
@@ -27,6 +26,9 @@ var ErrNoTCX = errors.New("this kernel has no tcx (Linux 6.6 does)")
 
 // ErrNoClsact means that neither tcx nor the qdisc that stands in for it is there.
 var ErrNoClsact = errors.New("this kernel has neither tcx nor a clsact qdisc")
+
+// ErrNoClsBPF means that neither tcx nor the filter that runs programs in a clsact qdisc is there.
+var ErrNoClsBPF = errors.New("this kernel has neither tcx nor cls_bpf filters")
 
 type filter = *netlink.BpfFilter
 
@@ -43,6 +45,8 @@ type attachment struct {
 const (
 	linkPin    = "link"
 	programPin = "program"
+	// clsactMark is a directory where shapectl added the qdisc of the hook's filter, and removes it.
+	clsactMark = "clsact"
 )
 
 // A record is pinned for readers who may not open links and programs. Early builds, which had maps for each
@@ -331,19 +335,23 @@ func (a *attachment) putFilter(p *ebpf.Program) error {
 	return nil
 }
 
-// addFilter adds a direct-action filter for a program, at the first free priority. The
-// clsact qdisc is never removed: others may use it, and an empty one does nothing.
+// addFilter adds a direct-action filter for a program, at the first free priority.
 func (a *attachment) addFilter(p *ebpf.Program) error {
-	l, err := netlink.LinkByIndex(a.index)
-	if err != nil {
-		return fmt.Errorf("look up device %d: %w", a.index, err)
-	}
-	if err := ensureClsact(l, a.direction); err != nil {
+	if err := a.ensureClsact(); err != nil {
 		return err
 	}
-	all, err := netinfo.Filters(a.index, a.direction)
+	f, err := addFilter(a.index, a.direction, p)
 	if err != nil {
-		return err
+		return errors.Join(err, a.dropClsact())
+	}
+	a.filters = []filter{f}
+	return nil
+}
+
+func addFilter(index int, d policy.Direction, p *ebpf.Program) (filter, error) {
+	all, err := netinfo.Filters(index, d)
+	if err != nil {
+		return nil, err
 	}
 	priority := uint16(1)
 	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
@@ -351,19 +359,19 @@ func (a *attachment) addFilter(p *ebpf.Program) error {
 	}
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: a.index, Parent: netinfo.FilterParent(a.direction), Handle: 1,
-			Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: p.FD(), Name: program.Name, DirectAction: true,
 	}
 	if err := step.Try("add a filter"); err != nil {
-		return err
+		return nil, err
 	}
-	if err := netlink.FilterAdd(f); err != nil {
-		return fmt.Errorf("add a filter to clsact: %w", err)
+	if err := netlink.FilterAdd(f); errors.Is(err, unix.ENOENT) { // of a device that has gone: ENODEV
+		return nil, ErrNoClsBPF
+	} else if err != nil {
+		return nil, fmt.Errorf("add a filter to clsact: %w", err)
 	}
-	a.filters = []filter{f}
-	return nil
+	return f, nil
 }
 
 // remove detaches all programs of the hook from its device, and removes the hook's pins.
@@ -374,6 +382,11 @@ func (a *attachment) remove() error {
 		}
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("delete a filter: %w", err)
+		}
+	}
+	if len(a.filters) > 0 {
+		if err := a.dropClsact(); err != nil {
+			return err
 		}
 	}
 	a.filters = nil
@@ -491,34 +504,71 @@ func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error
 	return l, nil
 }
 
-func ensureClsact(l netlink.Link, d policy.Direction) error {
-	qdiscs, err := netmsg.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(l) })
+// ensureClsact adds a clsact qdisc to the device of a hook, or finds that it has one.
+func (a *attachment) ensureClsact() error {
+	l, err := netlink.LinkByIndex(a.index)
 	if err != nil {
-		return fmt.Errorf("list the qdiscs: %w", err)
+		return fmt.Errorf("look up device %d: %w", a.index, err)
 	}
-	for _, q := range qdiscs {
-		switch q.Type() {
-		case "clsact":
-			return nil
-		case "ingress":
-			if d == policy.Ingress {
-				return nil
-			}
-			return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
-				"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
-		}
+	qdisc, err := netinfo.FilterQdisc(l)
+	switch {
+	case err != nil:
+		return err
+	case qdisc == "ingress" && a.direction == policy.Egress:
+		return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
+			"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
+	case qdisc == "" || exists(a.opposite().clsactMark()): // shapectl added it for the other direction
+		err = makeDir(a.clsactMark())
+	}
+	if err != nil || qdisc != "" {
+		return err
 	}
 	if err := step.Try("add a clsact qdisc"); err != nil {
 		return err
 	}
-	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
-	}})
+	return addClsact(a.index)
+}
+
+func (at hookDir) clsactMark() string { return filepath.Join(at.dir, clsactMark) }
+
+// opposite is the hook of the other direction of the device.
+func (at hookDir) opposite() hookDir {
+	return home(filepath.Dir(at.dir)).hookDir(at.index, policy.Egress+policy.Ingress-at.direction)
+}
+
+func addClsact(index int) error {
+	err := netlink.QdiscAdd(clsact(index))
 	if errors.Is(err, unix.ENOENT) {
 		return ErrNoClsact
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+func clsact(index int) *netlink.Clsact {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}}
+}
+
+// dropClsact deletes the clsact qdisc that shapectl added, unless it has filters. Beside it, no other tool could add an
+// ingress qdisc.
+func (a *attachment) dropClsact() error {
+	if !exists(a.clsactMark()) {
+		return nil
+	}
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		if all, err := netinfo.Filters(a.index, d); len(all) > 0 || err != nil {
+			return err
+		}
+	}
+	if err := step.Try("delete a clsact qdisc"); err != nil {
+		return err
+	}
+	if err := netlink.QdiscDel(clsact(a.index)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("delete a clsact qdisc: %w", err)
 	}
 	return nil
 }

@@ -388,7 +388,7 @@ func attachForeign(t *testing.T, device string, d policy.Direction, where link.A
 func addForeignFilter(t *testing.T, f *foreign, device string, d policy.Direction, priority uint16) {
 	t.Helper()
 	l := testenv.Link(t, device)
-	testenv.Must(t, ensureClsact(l, d))
+	testenv.Must(t, addClsact(l.Attrs().Index))
 	testenv.Must(t, netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: l.Attrs().Index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
