@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# need.sh WHY WANTED=PACKAGE...: makes sure that each WANTED, a command or an absolute path, is there. It lists all that
-# are not, with the command that installs their Debian packages. It runs that command itself if somebody at a terminal
-# agrees, or if SHAPECTL_INSTALL=yes.
+# need.sh WHY WANTED=PACKAGE...: makes sure that each WANTED, a command or an absolute path, is there. For root it
+# installs the Debian packages of those that are not, unless SHAPECTL_INSTALL=no.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin # `su` leaves these out, and ip and tc live there
@@ -32,18 +31,15 @@ if [[ ! $(type -P apt-get) ]]; then
 	exit 1
 fi
 command="apt-get install --no-install-recommends ${packages[*]}"
-echo "$why needs ${absent[*]}. To install:  $([[ $EUID -eq 0 ]] || echo 'sudo ')$command" >&2
 if [[ $EUID -ne 0 ]]; then
+	echo "$why needs ${absent[*]}, and only root can install them: run  sudo $command" >&2
 	exit 1
 fi
-if [[ ${SHAPECTL_INSTALL-} != yes ]]; then
-	if [[ ! -t 0 || ! -t 2 ]]; then
-		echo "Nothing was installed: run that command, or set SHAPECTL_INSTALL=yes." >&2
-		exit 1
-	fi
-	read -rp 'Run this command now? [y/N] ' answer
-	[[ $answer == [yY]* ]] || exit 1
+if [[ ${SHAPECTL_INSTALL-} == no ]]; then
+	echo "$why needs ${absent[*]}, and SHAPECTL_INSTALL=no forbids to install them: run  $command" >&2
+	exit 1
 fi
+echo "$why needs ${absent[*]}; installing with  $command" >&2
 
 # noninteractive: the package iperf3 would ask whether to start a server, and wait for the answer.
 export DEBIAN_FRONTEND=noninteractive
