@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"encoding/binary"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/gopacket/gopacket"
@@ -21,6 +21,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
+
+var update = flag.Bool("update", false, "write captures of the specimens into testenv")
 
 // The program reads any packet as gopacket does: whether it is matched, its flow and
 // its size.
@@ -485,15 +487,28 @@ func specimens() [][]byte {
 // Captures and specimens, also truncated and with changed bytes.
 func TestPacketsAsGopacketReadsThem(t *testing.T) {
 	readers := readers(t)
-	frames := slices.Concat(specimens(), captured(t))
-	matched, sound := 0, 0
-	for i, frame := range frames {
-		t.Run(fmt.Sprintf("%d", i), func(t *testing.T) {
-			for n := 14; n <= min(len(frame), 100) && i < len(specimens()); n++ {
+	t.Run("specimens", func(t *testing.T) {
+		for _, frame := range specimens() {
+			for n := 14; n <= min(len(frame), 100); n++ {
 				see(t, readers[:1], specimen{frame: frame[:n]})
 			}
-			see(t, readers, specimen{frame: frame, tagged: i%2 == 0, segment: uint16(i % 50)})
-		})
+		}
+		seeAll(t, readers, specimens())
+	})
+	t.Run("captures", func(t *testing.T) {
+		frames := captured(t)
+		if len(frames) == 0 {
+			t.Skip("needs captures, in ../shared/pcaps")
+		}
+		seeAll(t, readers, frames)
+	})
+}
+
+// seeAll shows frames to all readers, then some with changed bytes to one each.
+func seeAll(t *testing.T, readers []*reader, frames [][]byte) {
+	matched, sound := 0, 0
+	for i, frame := range frames {
+		see(t, readers, specimen{frame: frame, tagged: i%2 == 0, segment: uint16(i % 50)})
 		if len(frame) >= 14 {
 			if readPacket(frame, true).matched {
 				matched++
@@ -505,28 +520,50 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 	}
 	t.Logf("%d packets, %d of IP, %d of which gopacket had nothing against", len(frames), matched, sound)
 	seed := testenv.Seed(t)
-	t.Run("changed", func(t *testing.T) {
-		for i := range 6000 {
-			roll := rand.New(rand.NewPCG(seed, uint64(i)))
-			frame := slices.Clone(frames[roll.IntN(len(frames))])
-			if len(frame) < 14 {
-				continue
-			}
-			for range 1 + roll.IntN(3) {
-				// Among the headers.
-				at := 12 + roll.IntN(max(1, min(len(frame), 100)-12))
-				switch roll.IntN(3) {
-				case 0:
-					frame[at] = byte(roll.Uint32())
-				case 1:
-					frame[at] ^= 1 << roll.IntN(8)
-				case 2:
-					frame = frame[:max(at, 14)]
-				}
-			}
-			see(t, readers[i%len(readers):][:1], specimen{frame, roll.IntN(4) == 0, uint16(roll.IntN(3) * roll.IntN(1500))})
+	for i := range 3000 {
+		roll := rand.New(rand.NewPCG(seed, uint64(i)))
+		frame := slices.Clone(frames[roll.IntN(len(frames))])
+		if len(frame) < 14 {
+			continue
 		}
-	})
+		for range 1 + roll.IntN(3) {
+			// Among the headers.
+			at := 12 + roll.IntN(max(1, min(len(frame), 100)-12))
+			switch roll.IntN(3) {
+			case 0:
+				frame[at] = byte(roll.Uint32())
+			case 1:
+				frame[at] ^= 1 << roll.IntN(8)
+			case 2:
+				frame = frame[:max(at, 14)]
+			}
+		}
+		see(t, readers[i%len(readers):][:1], specimen{frame, roll.IntN(4) == 0, uint16(roll.IntN(3) * roll.IntN(1500))})
+	}
+}
+
+// The captures of testenv have the specimens, for the tests of other packages.
+func TestCapturesHaveSpecimens(t *testing.T) {
+	var ethernet, raw bytes.Buffer
+	w := pcapgo.NewWriter(&ethernet)
+	testenv.Must(t, w.WriteFileHeader(1<<16, layers.LinkTypeEthernet))
+	ng, err := pcapgo.NewNgWriterInterface(&raw, pcapgo.NgInterface{LinkType: layers.LinkTypeRaw, TimestampResolution: 9}, pcapgo.NgWriterOptions{})
+	testenv.Must(t, err)
+	for i, frame := range specimens() {
+		at := time.Unix(1, int64(i)*1_000_000).UTC()
+		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{Timestamp: at, CaptureLength: len(frame), Length: len(frame)}, frame))
+		if kind := binary.BigEndian.Uint16(frame[12:]); kind == typeIPv4 || kind == typeIPv6 {
+			testenv.Must(t, ng.WritePacket(gopacket.CaptureInfo{Timestamp: at, CaptureLength: len(frame) - 14, Length: len(frame) - 14}, frame[14:]))
+		}
+	}
+	testenv.Must(t, ng.Flush())
+	for name, want := range map[string][]byte{"ethernet.pcap": ethernet.Bytes(), "raw.pcapng": raw.Bytes()} {
+		if *update {
+			testenv.Must(t, os.WriteFile("../internal/testenv/testdata/captures/"+name, want, 0o644))
+		} else if !bytes.Equal(testenv.Captures(t)[name], want) {
+			t.Errorf("%s is not what the specimens give: write it by 'go test ./bpf -run %s -update'", name, t.Name())
+		}
+	}
 }
 
 // FuzzPacket runs the program on a fuzzer's packets.

@@ -102,11 +102,9 @@ case $part in
 meters)
 	# What the programs decide. Verifying them again and again takes most of the time.
 	export SHAPECTL_NO_SKIP=1
-	vectors=()
-	[[ ! -d ${tree%/*}/shared/vectors ]] || vectors=(TestVectors/exact-fit TestVectors/five-per-second)
 	tests bpf TestPackets$/egress/gcra TestPackets$/ingress/leaky TestFlowKeys TestTagInMetadata \
 		TestWireBytes$/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all \
-		"${vectors[@]}" TestChangeOfAlgorithm TestChangeIsModel \
+		TestVectors/exact-fit TestVectors/five-per-second TestChangeOfAlgorithm TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	;;
 tests)

@@ -46,11 +46,6 @@ cp "$SHAPECTL" "$tree/bin/shapectl"
 mkdir "$tree/scripts"
 cp scripts/*.sh "$tree/scripts/"
 files=(-f "$tree:/shapectl/repository")
-if [[ -d ../shared/vectors ]]; then
-	files+=(-f ../shared/vectors:/shapectl/shared/vectors)
-elif [[ ${SHAPECTL_NO_SKIP-} == 1 ]]; then
-	die "../shared/vectors is not there, and SHAPECTL_NO_SKIP is set"
-fi
 # The qdiscs that queue packets, and others that a device may have instead.
 qdiscs=()
 for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf tun; do

@@ -1,10 +1,27 @@
 package testenv
 
 import (
+	"embed"
 	"os"
 	"path/filepath"
 	"testing"
 )
+
+//go:embed testdata/captures
+var captures embed.FS
+
+// Captures returns captures of our own by their names: the packets of all kinds that bpf's tests make.
+func Captures(tb testing.TB) map[string][]byte {
+	tb.Helper()
+	all := map[string][]byte{}
+	files, err := captures.ReadDir("testdata/captures")
+	Must(tb, err)
+	for _, f := range files {
+		all[f.Name()], err = captures.ReadFile("testdata/captures/" + f.Name())
+		Must(tb, err)
+	}
+	return all
+}
 
 // Shared returns the files in ../shared, beside the repository, that match a pattern. If
 // there are none, the caller skips or goes on without them; with NoSkip the test fails.

@@ -1,10 +1,14 @@
 package testenv
 
 import (
+	"embed"
 	"encoding/json"
-	"os"
+	"io/fs"
 	"testing"
 )
+
+//go:embed testdata/vectors
+var vectors embed.FS
 
 // A Trace is a sequence of packets to one bucket, with their exact verdicts.
 type Trace struct {
@@ -24,13 +28,14 @@ type Step struct {
 	Departs    bool   // whether the trace has a departure
 }
 
-// Vectors returns the traces beside the repository. There may be none, because tests also
-// make traces.
+// Vectors returns traces whose verdicts were found by rational arithmetic.
 func Vectors(tb testing.TB) []Trace {
 	tb.Helper()
 	var traces []Trace
-	for _, name := range Shared(tb, "vectors/*.json") {
-		data, err := os.ReadFile(name)
+	names, err := fs.Glob(vectors, "testdata/vectors/*.json")
+	Must(tb, err)
+	for _, name := range names {
+		data, err := vectors.ReadFile(name)
 		Must(tb, err)
 		var t Trace
 		if err := json.Unmarshal(data, &t); err != nil {
