@@ -5,7 +5,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 left_over() {
 	ip netns list | grep '^demo-' || true
-	find /sys/fs/bpf -path '*shapectl*' -type f || true
+	comm -13 <(echo "$pins") <(find /sys/fs/bpf -type f | sort)
 	# The demo leads a process group of its own.
 	if kill -0 -- "-$demo" 2>/dev/null; then echo "processes of group $demo"; fi
 }
@@ -40,6 +40,7 @@ try() {
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0
+pins=$(find /sys/fs/bpf -type f | sort) # of this machine
 
 try 0 0 0
 cat "$log"

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-PATH=$PATH:/usr/sbin:/sbin # `su` leaves these out, and ip lives there
+PATH=/usr/local/bin:$PATH:/usr/sbin:/sbin # the tested program comes first; `su` leaves out the last two, and ip lives there
 manager=/lib/systemd/systemd
 
 # The highest exposure allowed, in tenths of systemd's points of 0 to 10.
@@ -21,6 +21,7 @@ die() {
 # check: has systemd check the units in their final place.
 check() {
 	mount --bind "$tmp/usr/local" /usr/local
+	export SYSTEMD_UNIT_PATH=/usr/local/lib/systemd/system:/lib/systemd/system # without what this machine has in /etc
 	local units=(/usr/local/lib/systemd/system/*.service)
 	systemd-analyze verify "${units[@]}" || die 'systemd-analyze verify: see above'
 	local unit most
@@ -55,7 +56,9 @@ boot() {
 	mount --move /run/own "$tmp"
 	mkdir /run/changed /run/work
 	mount -t overlay -o lowerdir=/etc,upperdir=/run/changed,workdir=/run/work overlay /etc
+	rm -rf /etc/shapectl # of a package that is installed
 	mkdir /etc/shapectl
+	sed -i /^shapectl:/d /etc/group
 	echo "shapectl:x:$readers:" >>/etc/group
 
 	# The units that they come after are missing here. That does not stop them. What sysinit.target wants would set up the
