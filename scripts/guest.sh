@@ -224,11 +224,11 @@ copying=$!
 # of toggling kernel.sched_schedstats under 7.2). Without no_timer_check, Linux panics at boot with "IO-APIC + timer
 # doesn't work" if the host is too busy to deliver the first ticks in time.
 # Nobody attacks the guest, and it needs a third less time without kernel page-table isolation. mitigations=off is too
-# much: the verifier would accept more programs.
+# much: the verifier would accept more programs. Expedited grace periods end at once, and each device waits for several.
 setpriv --pdeathsig TERM timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg,thread=single \
 	"${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
 	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd /dev/fd/7 \
-	-append 'console=ttyS0 quiet panic=-1 oops=panic no_timer_check pti=off spectre_v2=off' \
+	-append 'console=ttyS0 quiet panic=-1 oops=panic no_timer_check pti=off spectre_v2=off rcupdate.rcu_expedited=1' \
 	-serial "file:$tmp/console" -serial stdio -serial "file:$tmp/status" </dev/null >&8 2>"$tmp/qemu" 8>&- &
 qemu=$!
 exec 8>&-

@@ -10,7 +10,7 @@ cd "${here%/*}"
 
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(newest 6.12 6.1 5.10)
-packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
+packages=(bpf internal/program pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
@@ -99,13 +99,12 @@ run() {
 	done
 	guest "$@" &
 }
-# The longest parts come first, so that two guests run until the end. The newest kernel verifies programs five times as
-# slowly as 6.12, so it gets fewer; `make test` has the meters under the host's kernel, and a line is queued in `delay`, too.
+# The longest parts come first, so that two guests run until the end.
 for kernel in "${kernels[@]}"; do
 	case $kernel in
 	5.10) ;;
-	newest) run "$kernel" 'tests delay' "${qdiscs[@]}" "${tunnels[@]}" ;;
-	*) run "$kernel" 'meters tests delay lines' "${qdiscs[@]}" "${tunnels[@]}" ;;
+	6.12) run "$kernel" 'kinds queues' "${qdiscs[@]}" "${tunnels[@]}" ;;
+	*) run "$kernel" kinds "${qdiscs[@]}" "${tunnels[@]}" ;;
 	esac
 done
 for kernel in "${kernels[@]}"; do

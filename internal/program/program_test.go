@@ -71,6 +71,28 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 	}
 }
 
+// The verifier accepts the programs for each kind of hook, with pools, with colours, and with both.
+func TestVerifierAcceptsAll(t *testing.T) {
+	testenv.Root(t)
+	kinds := Kinds
+	if testing.Short() {
+		kinds = 1 // the others differ in constants
+	}
+	for _, size := range []maps.Size{{}, {Pools: true}, {Colours: true}, {Pools: true, Colours: true}} {
+		size.Rules, size.Buckets = 256, 1<<16
+		store, err := maps.New(size, bpf.AbiHook{})
+		testenv.Must(t, err)
+		defer store.Close()
+		for k := range kinds {
+			p, err := Load(store, k.Settings(store.Hook()))
+			if err != nil {
+				t.Fatalf("kind %d, %+v: %+v", k, size, err)
+			}
+			p.Close()
+		}
+	}
+}
+
 // A program has only the functions that its settings need, and all that these call.
 func TestFunctionsBySettings(t *testing.T) {
 	for _, c := range []struct {
