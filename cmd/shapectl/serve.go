@@ -226,10 +226,9 @@ func (e *env) serve(o serveOptions) error {
 	defer signal.Stop(hangup)
 
 	if o.history != "none" {
-		if e.history, err = history.Open(o.history, history.Limits{}, o.Say); err != nil {
-			return inputf("serve: %w", err)
+		if e.history = openHistory(o.history, o.Say); e.history != nil {
+			defer e.history.Close()
 		}
-		defer e.history.Close()
 	}
 	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
 	if o.rtt {
@@ -318,6 +317,21 @@ func (e *env) serve(o serveOptions) error {
 		return fmt.Errorf("serve: %w", e.advise(err))
 	}
 	return nil
+}
+
+// openHistory opens the history in a file. Limits do not depend on it: without the file it is in memory, and without memory
+// there is none.
+func openHistory(path string, say func(string)) *history.History {
+	h, err := history.Open(path, history.Limits{}, say)
+	if err != nil && path != "" {
+		say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
+		h, err = history.Open("", history.Limits{}, say)
+	}
+	if err != nil {
+		say(fmt.Sprintf("%v; there is no history", err))
+		return nil
+	}
+	return h
 }
 
 // guarded calls f. If it panics, it says why, and returns an error for those who wait for an answer.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -377,6 +378,39 @@ func TestServeWatches(t *testing.T) {
 	if rules := r.show("vc"); len(rules) != 1 || rules[0].Rate != 7e6 || !rules[0].Attached {
 		t.Errorf("after it ended, there is %v", rules)
 	}
+}
+
+// TestServeWithoutItsHistory sees that devices have their rules whatever becomes of the file with the history: the disk is full
+// from the beginning, the file is no history, or the disk fills up later.
+func TestServeWithoutItsHistory(t *testing.T) {
+	r := newRig(t)
+	disk := t.TempDir()
+	testenv.Must(t, unix.Mount("none", disk, "tmpfs", 0, "size=600k"))
+	defer unix.Unmount(disk, unix.MNT_DETACH)
+	file, filler := filepath.Join(disk, "history"), filepath.Join(disk, "filler")
+	policy := r.policy("devices:\n  v*:\n    egress: {10.0.0.0/24: 7mbit}\n")
+	serves := func(says string, later func()) {
+		t.Helper()
+		s := r.serve(policy, "--history", file)
+		later()
+		s.says(says)
+		if rules := r.show("va"); len(rules) != 1 || !rules[0].Attached {
+			t.Errorf("there is %v", rules)
+		}
+		s.endsWell(syscall.SIGTERM)
+		r.ok("flush", "--all")
+	}
+	fill := func() { _ = os.WriteFile(filler, make([]byte, 600<<10), 0o600) }
+	fill()
+	serves("no space left on device; the history is in memory until", func() {})
+	testenv.Must(t, os.Remove(filler))
+	testenv.Must(t, os.WriteFile(file, []byte("notes"), 0o600))
+	serves("it is not a history of shapectl; the history is in memory until", func() {})
+	if text, err := os.ReadFile(file); string(text) != "notes" {
+		t.Errorf("the file is now %q, %v", text, err)
+	}
+	testenv.Must(t, os.Remove(file))
+	serves("no space left on device; up to an hour is kept in memory", fill)
 }
 
 // TestWatchdogNoticesALoopThatStands sees that the service manager hears nothing while a loop makes no progress.
