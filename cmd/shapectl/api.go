@@ -40,6 +40,7 @@ type apiCommand struct {
 	changes bool
 	// It changes nothing, but slows packets down while it runs, so it takes the same rights.
 	measures bool
+	computes bool // it takes much memory or time
 	running  bool // and takes none if serve measures this anyway
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
@@ -70,7 +71,7 @@ var apiCommands = []apiCommand{
 	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
-	{name: "report"},
+	{name: "report", computes: true},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export", contents: []string{"like"}},
 	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {
@@ -100,12 +101,15 @@ func (c apiCommand) methods() []string {
 	return []string{http.MethodGet}
 }
 
-func (c apiCommand) access() serve.Access {
+// access is what a request takes. What has a body takes as much memory and time as the client wants.
+func (c apiCommand) access(method string) serve.Access {
 	switch {
 	case c.changes:
 		return serve.Changes
 	case c.measures:
 		return serve.Measures
+	case c.computes || method == http.MethodPost:
+		return serve.Computes
 	}
 	return serve.Reads
 }
@@ -270,14 +274,14 @@ func (a *api) addTo(s *serve.Server) {
 	for _, c := range apiCommands {
 		paths[c.path()] = c.methods()
 		if c.streams {
-			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
+			s.HandleStream("GET "+c.path(), c.access(http.MethodGet), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
 		access := func(r *http.Request) serve.Access {
 			if c.running && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
 				return serve.Reads
 			}
-			return c.access()
+			return c.access(r.Method)
 		}
 		for _, method := range c.methods() {
 			s.HandleBy(method+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
@@ -358,6 +362,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	code := exitKernel
 	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
 		e.cause, told.last = panicked, nil
+	}
+	if code == exitInput {
+		w.Discard() // or nobody hears of the error
 	}
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")

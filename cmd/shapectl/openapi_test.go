@@ -159,7 +159,7 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 				}
 				operation["parameters"] = parameters
 			}
-			if c.access() != serve.Reads {
+			if c.access(http.MethodGet) != serve.Reads {
 				operation["security"] = []object{{"token": []string{}}, {}}
 			}
 			path[strings.ToLower(method)] = operation

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -31,6 +32,15 @@ import (
 
 // engines are the choices of --engine.
 const engines = "kernel|model|both"
+
+// Bounds on the replay of a request, which takes memory and time of serve. It also takes at most longestRequest.
+const (
+	mostUnpacked = 32 << 20 // bytes of the trace
+	mostPackets  = 1_000_000
+	mostKeys     = 100_000 // buckets and sharers
+)
+
+var errTooMuch = errors.New("there are too many packets, buckets or sharers")
 
 // policyFlags select the rules of a policy file.
 type policyFlags struct {
@@ -167,12 +177,18 @@ func (e *env) replay(o replayOptions) error {
 	defer file.Close()
 	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
+	unpacked := int64(math.MaxInt64)
+	if e.contents != nil {
+		ctx, stop = context.WithTimeout(ctx, longestRequest)
+		defer stop()
+		unpacked = mostUnpacked
+	}
 	read := progress{what: "bytes read", of: size, begun: time.Now()}
 	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
 		read.to = e.screen
 	}
 	defer read.finish()
-	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), &read))
+	in, err := trace.OpenUpTo(io.TeeReader(interruptible(ctx, file), &read), unpacked)
 	if ctx.Err() != nil {
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
@@ -206,6 +222,10 @@ func (e *env) replay(o replayOptions) error {
 
 // replayed reports a run that ended, also early.
 func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
+	if errors.Is(ended, errTooMuch) || errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.DeadlineExceeded) {
+		return inputf("replay %s: %w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
+			inputName(o.trace), ended, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
+	}
 	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) ||
 		errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
@@ -265,6 +285,9 @@ func (r *replayRun) all(ctx context.Context) error {
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if n%1024 == 0 && r.env.contents != nil && (n > mostPackets || r.engine.(*replay.Model).Keys() > mostKeys) {
+			return errTooMuch
 		}
 		if err := r.in.Next(&p); err != nil {
 			if err == io.EOF {

@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -18,6 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -378,6 +384,47 @@ func TestServeWatches(t *testing.T) {
 	if rules := r.show("vc"); len(rules) != 1 || rules[0].Rate != 7e6 || !rules[0].Attached {
 		t.Errorf("after it ended, there is %v", rules)
 	}
+}
+
+// packedCapture is a capture of raw IPv4 packets, each from another source, with so many captured bytes of each; packed.
+func packedCapture(t *testing.T, packets, bytes int) string {
+	t.Helper()
+	var packed strings.Builder
+	to := base64.NewEncoder(base64.StdEncoding, &packed)
+	z := gzip.NewWriter(to)
+	w := pcapgo.NewWriter(z)
+	testenv.Must(t, w.WriteFileHeader(1<<16, layers.LinkTypeRaw))
+	packet := make([]byte, bytes)
+	packet[0], packet[9] = 0x45, 17
+	for i := range packets {
+		binary.BigEndian.PutUint32(packet[12:], uint32(i))
+		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, int64(i)*1000), CaptureLength: bytes, Length: bytes}, packet))
+	}
+	testenv.Must(t, errors.Join(z.Close(), to.Close()))
+	return packed.String()
+}
+
+// nestedPools is a policy with a rule within so many pools, one in another, each with fair shares.
+func nestedPools(depth int) string {
+	policy := "pools:\n  p0: {rate: 1gbit, share: host}\n"
+	for i := 1; i < depth; i++ {
+		policy += fmt.Sprintf("  p%d: {rate: 1gbit, share: host, within: p%d}\n", i, i-1)
+	}
+	return policy + fmt.Sprintf("devices:\n  va:\n    ingress:\n      any: {rate: 1gbit, each: host, within: p%d, shadow: 1mbit}\n", depth-1)
+}
+
+// TestServeBoundsReplays sees that a request for a replay takes a bounded part of the memory of serve, whatever its trace
+// unpacks to, and that smaller ones are answered.
+func TestServeBoundsReplays(t *testing.T) {
+	s := newRig(t).serve()
+	replay := func(status, packets, bytes int, says string) {
+		t.Helper()
+		s.ask(status, "replay", object{"trace": packedCapture(t, packets, bytes), "policy": nestedPools(14), "device": "va", "direction": "ingress", "summary": true}, says)
+	}
+	replay(200, 1000, 20, `"offered_packets": 1000`)
+	replay(400, 20_000, 20, "too many packets, buckets or sharers")
+	replay(400, 600, 64_000, "it unpacks to too many bytes")
+	s.endsWell(syscall.SIGTERM)
 }
 
 // TestServeWithoutItsHistory sees that devices have their rules whatever becomes of the file with the history: the disk is full

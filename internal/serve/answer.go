@@ -19,15 +19,16 @@ const (
 	streamingTCP
 	streamingSocket
 	measuring
+	computing
 	changing
 	places
 )
 
 var (
 	// mostAtOnce are the places of each kind. Changes would wait for each other anyway.
-	mostAtOnce = [places]int{8, 8, 32, 32, 4, 1}
+	mostAtOnce = [places]int{8, 8, 32, 32, 4, 1, 1}
 	// waitForPlace is how long a request waits for a place, and a change for those before it.
-	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 15 * time.Second}
+	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 5 * time.Second, 15 * time.Second}
 )
 
 // MaxAnswer is the size of the largest answer.
@@ -54,6 +55,9 @@ func (a *Answer) Write(text []byte) (int, error) {
 	}
 	return a.text.Write(text)
 }
+
+// Discard forgets the text so far.
+func (a *Answer) Discard() { a.text.Reset() }
 
 // Len is the size of the text so far.
 func (a *Answer) Len() int { return a.text.Len() }
@@ -101,6 +105,8 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 		switch {
 		case who == Measures:
 			kind = measuring
+		case who == Computes:
+			kind = computing
 		case who == Changes:
 			kind = changing
 			if wait := s.changes.take(); wait > 0 {

@@ -245,7 +245,7 @@ func mayWithoutToken(who Access, p peer, forwarded bool) bool {
 	switch who {
 	case Static:
 		return true
-	case Reads:
+	case Reads, Computes:
 		return p.isLocal() && !forwarded
 	}
 	return p.isOwner() && !forwarded

@@ -491,18 +491,23 @@ func TestPlaces(t *testing.T) {
 	})
 	r.s.Handle("GET /hold", Reads, handler)
 	r.s.Handle("GET /measure", Measures, handler)
+	r.s.Handle("GET /compute", Computes, handler)
 	var all sync.WaitGroup
 	for range mostAtOnce[readingTCP] {
 		all.Go(func() { r.do(r.overTCP(), request{method: "GET", path: "/hold"}) })
 	}
 	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/measure"}) })
-	for range mostAtOnce[readingTCP] + 1 {
+	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/compute"}) })
+	for range mostAtOnce[readingTCP] + 2 {
 		<-busy
 	}
+	var late sync.WaitGroup
+	late.Go(func() { r.wants(503, r.overSocket(), request{method: "GET", path: "/compute"}) })
 	r.wants(200, r.overSocket(), request{method: "GET", path: "/read"})
 	r.wants(200, r.overSocket(), request{method: "POST", path: "/change", body: "{}"})
 	testenv.Must(t, r.s.Alive(t.Context()))
 	r.wants(503, r.overTCP(), request{method: "GET", path: "/read"})
+	late.Wait()
 	free()
 	all.Wait()
 	r.wants(200, r.overTCP(), request{method: "GET", path: "/read"})
