@@ -76,12 +76,14 @@ func (r *Reader) read(n *loader.Namespace, what What) (*Reading, error) {
 		hooks = append([]*loader.Hook{pools}, hooks...)
 	}
 	defer func() { loader.CloseHooks(hooks) }()
-	out := &Reading{Time: time.Now(), Unknown: n.Unknown(), Rules: report.Rules{}}
+	out := &Reading{Unknown: n.Unknown(), Rules: report.Rules{}}
 	if len(hooks) == 0 {
 		out.At = maps.Now()
 	} else if err := out.fill(hooks, what, &r.fullest); err != nil {
 		return nil, err
 	}
+	wall, now := maps.Clocks() // of one instant: else a slow reading would look like a clock that was set
+	out.Time = wall.Add(-time.Duration(now - out.At))
 	if r.at != 0 {
 		out.Interval = time.Duration(out.At - r.at)
 		Sampled(r.last, r.at)(out.Rules, out.At)

@@ -16,6 +16,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -138,6 +139,24 @@ func TestReadingsFollowRules(t *testing.T) {
 }
 
 // The fullest buckets are first, and one that fills up later is found.
+// TestReadingHasOneTime sees that both clocks of a reading are of one instant, however long the reading takes: else a report
+// would say that the wall clock was set.
+func TestReadingHasOneTime(t *testing.T) {
+	r := newRig(t)
+	rules := make([]policy.Rule, 50_000)
+	for i := range rules {
+		rules[i] = rule(fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&255, i&255), "")
+	}
+	r.put("va", rules...)
+	ahead := func(wall time.Time, now uint64) time.Duration { return time.Duration(wall.UnixNano() - int64(now)) }
+	for range 3 {
+		now := r.read(measure.What{})
+		if off := ahead(now.Time, now.At) - ahead(maps.Clocks()); off.Abs() > 5*time.Millisecond {
+			t.Errorf("a reading of %d rules has times that are %v apart", len(now.Rules), off)
+		}
+	}
+}
+
 func TestFullest(t *testing.T) {
 	r := newRig(t)
 	each := rule("10.0.0.0/16", "")

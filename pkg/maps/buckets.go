@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,17 @@ func Now() uint64 {
 	var ts unix.Timespec
 	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // fails only for a clock that does not exist
 	return uint64(ts.Nano())
+}
+
+// Clocks are the time of the wall clock and that of Now, at the same instant.
+func Clocks() (wall time.Time, now uint64) {
+	for { // again if this process was made to wait in between
+		before := Now()
+		wall, now = time.Now(), Now()
+		if now-before < uint64(time.Millisecond) {
+			return wall, now
+		}
+	}
 }
 
 // A Flow is a packet's 5-tuple; ports are 0 where a protocol has none.
