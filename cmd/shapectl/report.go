@@ -52,7 +52,8 @@ The committed rate is the guarantee. Without a guarantee, it is the rate, unless
 --committed checks another rate. Rules with a rate for each host, subnet or flow are checked only with --committed.
 
 An interval of 10s delivered the committed rate if nothing was dropped in it, or if at least as much passed as the rate
-allows in that time, less one burst. Otherwise the interval is missed: packets came in bursts, or a pool was full.
+allows in that time, less one burst. Otherwise the interval is missed if that rate was offered in it and in the intervals
+before and after it: packets came in bursts, or a pool was full. If less was offered, nobody can judge.
 Intervals without traffic do not count. Gaps are times without readings. Rates and checks leave them out, but sums
 include the bytes counted meanwhile.
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -104,6 +105,34 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestReportJudges sees that an interval is missed only if as much as is committed was offered all the time: not where traffic
+// begins, ends or is too little.
+func TestReportJudges(t *testing.T) {
+	h, err := history.Open("", history.Limits{Boot: "test"}, func(s string) { t.Error(s) })
+	testenv.Must(t, err)
+	defer h.Close()
+	s := history.Sample{Series: history.Series{Key: history.Key{Device: "eth0", Direction: "egress", Network: "10.0.0.7/32"}, Rate: 8e6, Capacity: 300000}}
+	begin := time.Now().Add(-time.Hour).Truncate(time.Second)
+	const mb = 1_000_000
+	for i, c := range [][2]uint64{ // what passes and is dropped; 10 MB are committed in 10 s
+		{}, {}, {4 * mb, 9 * mb}, {10 * mb, 10 * mb}, {10 * mb, 10 * mb}, {3 * mb, 17 * mb}, {10 * mb, 10 * mb}, {6 * mb, 6 * mb}, {}, {7 * mb, 2 * mb}, {7 * mb, 2 * mb}, {7 * mb, 2 * mb}, {},
+	} {
+		s.Passed, s.Dropped = s.Passed+c[0], s.Dropped+c[1]
+		at := time.Duration(i) * history.DefaultInterval
+		h.Add(history.Reading{Time: begin.Add(at), Mono: uint64(at) + 1e9, Samples: []history.Sample{s}})
+	}
+	var out bytes.Buffer
+	e := &env{out: &out, err: &out, getenv: os.Getenv, history: h}
+	if code := e.run([]string{"report", "-j", "--rule", "eth0 egress 10.0.0.7"}); code != exitDone {
+		t.Fatalf("exit %d: %s", code, &out)
+	}
+	var all report.Deliveries
+	testenv.Must(t, json.Unmarshal(out.Bytes(), &all))
+	if d := all[0]; d.Checked != 4 || d.Delivered != 3 || d.Undecided != 5 || len(d.Missed) != 1 || d.Missed[0].PassedBytes != 3*mb {
+		t.Errorf("checked %d, delivered %d, undecided %d, missed %+v", d.Checked, d.Delivered, d.Undecided, d.Missed)
+	}
+}
+
 func TestParseMoment(t *testing.T) {
 	now := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
 	for text, want := range map[string]string{
@@ -153,6 +182,33 @@ func TestRecorder(t *testing.T) {
 	}
 	if len(said) > 0 {
 		t.Error(said)
+	}
+}
+
+// TestReportOfColoursAndPools sees that a report knows what colours and pools commit, by what serve records.
+func TestReportOfColoursAndPools(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "isp", "--rate", "20mbit")
+	r.ok("pool", "set", "home", "--rate", "50mbit", "--within", "isp")
+	r.ok("set", "va", "egress", "10.0.0.1", "--rate", "unlimited", "--within", "home", "--name", "alice")
+	r.ok("set", "va", "egress", "10.0.0.2", "--rate", "1mbit", "--algorithm", "srtcm", "--colour-aware", "--name", "bob")
+	h, err := history.Open("", history.Limits{Interval: 1}, func(s string) { t.Error(s) })
+	testenv.Must(t, err)
+	defer h.Close()
+	var out bytes.Buffer
+	e := &env{out: &out, err: &out, getenv: func(name string) string { return r.env[name] }, history: h}
+	c := &recorder{env: e, reader: &measure.Reader{Options: loader.Options{BPFFS: r.bpffs()}}, say: func(s string) { t.Error(s) }}
+	defer c.reader.Close()
+	c.record()
+	c.record()
+	for name, want := range map[string]string{
+		"alice": "none: within pool home without a guarantee; the rate is 20mbit, of its pools",
+		"bob":   "none that can be checked: packets come in with colours; the rate is 1mbit",
+	} {
+		out.Reset()
+		if code := e.run([]string{"report", "--name", name}); code != exitDone || !strings.Contains(bare(out.String()), want) {
+			t.Errorf("exit %d, not %q: %s", code, want, &out)
+		}
 	}
 }
 

@@ -242,11 +242,13 @@ func appendSeries(b []byte, n int, at func(int) *Series) []byte {
 		}
 	}
 	for i := range n {
-		detached := byte(0)
-		if at(i).Detached {
-			detached = 1
+		flags := byte(0)
+		for bit, flag := range seriesFlags {
+			if *flag(at(i)) {
+				flags |= 1 << bit
+			}
 		}
-		b = append(b, detached)
+		b = append(b, flags)
 	}
 	return b
 }
@@ -261,6 +263,11 @@ var seriesTexts = []func(*Series) *string{
 
 var seriesNumbers = []func(*Series) *uint64{
 	func(s *Series) *uint64 { return &s.Rate }, func(s *Series) *uint64 { return &s.Capacity }, func(s *Series) *uint64 { return &s.Guarantee },
+	func(s *Series) *uint64 { return &s.PoolRate },
+}
+
+var seriesFlags = []func(*Series) *bool{
+	func(s *Series) *bool { return &s.Detached }, func(s *Series) *bool { return &s.Coloured }, func(s *Series) *bool { return &s.Aware },
 }
 
 // series is the inverse of appendSeries. Equal texts of neighbours are one.
@@ -285,7 +292,9 @@ func (r *reader) series() []Series {
 		return nil
 	}
 	for i := range series {
-		series[i].Detached = r.b[i] != 0
+		for bit, flag := range seriesFlags {
+			*flag(&series[i]) = r.b[i]>>bit&1 != 0
+		}
 	}
 	r.b = r.b[len(series):]
 	return series

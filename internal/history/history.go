@@ -35,10 +35,13 @@ type Series struct {
 	Name, Plan string // of a pool, its name is in the Key
 	Within     string // the pool that it draws from; "" for none
 	Each       string // who has the rate; "" for all together
-	Excess     string // what becomes of excess packets
+	Excess     string // what becomes of excess packets, for people
+	Coloured   bool   // packets get colours: more than the rate may pass
+	Aware      bool   // and come in with them: only green ones have the rate
 	Rate       uint64 // bits per second; 0 for unlimited
 	Capacity   uint64 // bytes
 	Guarantee  uint64 // bits per second; 0 for none
+	PoolRate   uint64 // bits per second: the least of the pools above; 0 for unlimited
 	Detached   bool   // it is not in force
 }
 

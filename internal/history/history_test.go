@@ -356,6 +356,7 @@ func TestFiles(t *testing.T) {
 	}
 	for name, change := range map[error]func(tx *bolt.Tx) error{
 		ErrNewer: func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte{format + 1}) },
+		ErrOlder: func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte{format - 1}) },
 		ErrOther: func(tx *bolt.Tx) error { return tx.DeleteBucket(metaBucket) },
 	} {
 		path := filepath.Join(t.TempDir(), "changed")
@@ -413,7 +414,7 @@ func TestDamage(t *testing.T) {
 			}
 		}
 		h, err := Open(path, r.limits, func(string) { set++ })
-		if err != nil && !errors.Is(err, ErrOther) && !errors.Is(err, ErrNewer) {
+		if err != nil && !errors.Is(err, ErrOther) && !errors.Is(err, ErrNewer) && !errors.Is(err, ErrOlder) {
 			t.Fatal(err)
 		}
 		if err == nil {

@@ -22,13 +22,14 @@ import (
 // Errors of files.
 var (
 	ErrNewer  = errors.New("a newer version of shapectl wrote it")
+	ErrOlder  = errors.New("an older version of shapectl wrote it; move it away to begin a new one, and read it with that version")
 	ErrOther  = errors.New("it is not a history of shapectl")
 	ErrLocked = errors.New("another process writes it")
 	ErrInUse  = errors.New("another process holds it")
 )
 
-// format is the number of the file format. A file of a higher one is left alone.
-const format = 1
+// format is the number of the file format. A file of another one is left alone.
+const format = 2
 
 // Buckets of the database, and what their keys are.
 var (
@@ -136,8 +137,11 @@ func checkFormat(tx *bolt.Tx) (empty bool, err error) {
 		}
 		return true, nil
 	}
-	if v := meta.Get(formatKey); len(v) != 1 || v[0] > format {
+	switch v := meta.Get(formatKey); {
+	case len(v) != 1 || v[0] > format:
 		return false, ErrNewer
+	case v[0] < format:
+		return false, ErrOlder
 	}
 	for _, name := range dataBuckets {
 		if tx.Bucket(name) == nil {

@@ -119,15 +119,8 @@ func (r *Rule) onExcess() string {
 	return r.Excess
 }
 
-// aware is how a series tells that its packets come in with colours.
-const aware = ", colour-aware"
-
-func (o *ColourOptions) aware() string {
-	if o.Aware != nil && *o.Aware {
-		return aware
-	}
-	return ""
-}
+// isAware reports whether packets come in with colours.
+func (o *ColourOptions) isAware() bool { return o.Aware != nil && *o.Aware }
 
 // byColour is the packets of a rule by colour; "" for none.
 func (c *ColourCounters) byColour() string {

@@ -36,11 +36,14 @@ type Delivery struct {
 	Each          string  `json:"each"`
 	Within        string  `json:"within"`
 	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"`
+	// PoolRateBits is the least rate of the pools above; null for unlimited.
+	PoolRateBits *uint64 `json:"pool_rate_bits_per_second"`
+	// Aware is whether packets come in with colours.
+	Aware bool `json:"colour_aware"`
 	// CommittedBits is the rate that the report checks; null if none is committed.
 	CommittedBits *uint64 `json:"committed_bits_per_second"`
 	// CommittedBy says what it is: guarantee, rate or given; "" if none is committed.
 	CommittedBy  string `json:"committed_by"`
-	aware        bool   // packets come in with colours
 	OfferedBytes uint64 `json:"offered_bytes"`
 	PassedBytes  uint64 `json:"passed_bytes"`
 	DroppedBytes uint64 `json:"dropped_bytes"`
@@ -55,12 +58,15 @@ type Delivery struct {
 	FullNS uint64 `json:"full_ns"`
 	// LongestFull is the longest time of such intervals one after another; null if there are none.
 	LongestFull *Span `json:"longest_full"`
-	// Checked is the number of intervals with traffic in which a rate was committed.
+	// Checked is the number of intervals with traffic in which a rate was committed, without the undecided ones.
 	Checked uint64 `json:"checked_intervals"`
 	// Delivered is the number of those in which it was delivered.
 	Delivered uint64 `json:"delivered_intervals"`
 	// Unchecked is the number of intervals with traffic in which none was committed.
 	Unchecked uint64 `json:"unchecked_intervals"`
+	// Undecided is the number of intervals in which bytes were dropped and less passed than was committed, but in which nobody
+	// knows whether as much was offered all the time.
+	Undecided uint64 `json:"undecided_intervals"`
 	// WithinBytes are the offered bytes of the checked intervals, of each at most what the committed rate allows in it.
 	WithinBytes uint64 `json:"offered_within_committed_bytes"`
 	// WithinPassedBytes are how many of those passed, at least: less what rounding may have added.
@@ -176,6 +182,8 @@ type delivering struct {
 	offered, passed highest // rates of intervals
 	interval        time.Duration
 	short           bool // keep each interval
+	enough          bool // as much as was committed was offered in the interval before
+	waiting         *due // the interval before, which is missed if the next one has enough, too
 }
 
 type counted struct {
@@ -239,7 +247,7 @@ func earlier(a, b time.Time) time.Time {
 func (d *delivering) until(at time.Time) {
 	if at.Sub(d.end) > history.Longest(d.interval) {
 		d.gap(Span{d.end, at}, "no data", nil)
-		d.endFull()
+		d.interrupt()
 	}
 }
 
@@ -304,7 +312,7 @@ func (d *delivering) add(it history.Interval, readings Span, given policy.Rate) 
 			counters = &it.Counters
 		}
 		d.gap(Span{it.Begin, it.End}, string(it.Gap), counters)
-		d.endFull()
+		d.interrupt()
 		return
 	}
 	if it.Length <= 0 {
@@ -378,8 +386,7 @@ func (d *delivering) isFull(it history.Interval) bool {
 	if dropped > 0 {
 		return true
 	}
-	colours := strings.Contains(s.Excess, policy.Red.String()) // then more than the rate may pass
-	return s.Rate != 0 && s.Each == "" && !colours && it.Counters.Passed > 0 && it.Counters.Passed >= due(s.Rate, s.Capacity, it.Length)
+	return s.Rate != 0 && s.Each == "" && !s.Coloured && it.Counters.Passed > 0 && it.Counters.Passed >= dueBytes(s.Rate, s.Capacity, it.Length)
 }
 
 func (d *delivering) endFull() {
@@ -389,9 +396,15 @@ func (d *delivering) endFull() {
 	d.full = Span{}
 }
 
-// due is what a bucket of a rate passes at least in a time in which it is never empty: it may be full at the beginning, and
+// interrupt ends what goes on from one interval to the next.
+func (d *delivering) interrupt() {
+	d.endFull()
+	d.settle(false)
+}
+
+// dueBytes is what a bucket of a rate passes at least in a time in which it is never empty: it may be full at the beginning, and
 // not at the end.
-func due(rate, capacity uint64, length time.Duration) uint64 {
+func dueBytes(rate, capacity uint64, length time.Duration) uint64 {
 	bytes := float64(rate) / 8 * length.Seconds()
 	return uint64(max(0, bytes-float64(capacity)))
 }
@@ -403,7 +416,7 @@ func committed(s *history.Series, given policy.Rate) (rate, burst uint64, by str
 	case given != 0:
 		guarantee, _ = policy.Rule{Guarantee: policy.Guarantee(given)}.Guaranteed()
 		return uint64(given), max(guarantee.Capacity, s.Capacity), "given"
-	case s.Detached || s.Each != "" || strings.Contains(s.Excess, aware): // only what comes in green has the rate
+	case s.Detached || s.Each != "" || s.Aware: // only what comes in green has the rate
 	case s.Guarantee != 0:
 		return s.Guarantee, guarantee.Capacity, "guarantee"
 	case s.Within == "" && s.Rate != 0:
@@ -423,24 +436,56 @@ func (d *delivering) check(it history.Interval, before *history.Series, given po
 	offered := passed + dropped
 	switch {
 	case offered == 0:
+		d.settle(false)
 		return
 	case rate == 0 || was == 0:
+		d.settle(false)
 		d.Unchecked++
 		return
 	}
-	d.Checked++
 	least := passed
 	if dropped > 0 { // rounding does not make it delivered
 		least -= uint64(math.Ceil(float64(passed) * it.PassedError))
 	}
-	within := min(offered, due(min(rate, was), 0, it.Length))
-	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+within, d.WithinPassedBytes+min(least, within)
-	want := min(due(rate, burst, it.Length), due(was, wasBurst, it.Length))
-	if dropped > 0 && least < want {
-		d.miss(Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)})
-		return
+	all := dueBytes(min(rate, was), 0, it.Length)
+	within := min(offered, all)
+	want := min(dueBytes(rate, burst, it.Length), dueBytes(was, wasBurst, it.Length))
+	now := &due{Missed{Span{it.Begin, it.End}, offered, passed, min(offered, want)}, within, min(least, within)}
+	had := d.enough
+	d.settle(offered >= all)
+	switch {
+	case dropped == 0 || least >= want:
+		d.Delivered++
+		d.count(now)
+	case had && d.enough:
+		d.waiting = now
+	default:
+		d.Undecided++
 	}
-	d.Delivered++
+}
+
+// A due is an interval in which a rate was committed, and what was offered and passed up to that rate.
+type due struct {
+	Missed
+	within, passed uint64
+}
+
+func (d *delivering) count(of *due) {
+	d.Checked++
+	d.WithinBytes, d.WithinPassedBytes = d.WithinBytes+of.within, d.WithinPassedBytes+of.passed
+}
+
+// settle decides about the interval before: traffic did not begin or end in it if as much as was committed was offered before
+// and after it, too.
+func (d *delivering) settle(enough bool) {
+	switch {
+	case d.waiting != nil && enough:
+		d.count(d.waiting)
+		d.miss(d.waiting.Missed)
+	case d.waiting != nil:
+		d.Undecided++
+	}
+	d.waiting, d.enough = nil, enough
 }
 
 // miss keeps the worst intervals, the worst first.
@@ -468,6 +513,7 @@ func changed(a, b *history.Series) string {
 	differ("guarantee", rate(a.Guarantee, ""), rate(b.Guarantee, ""))
 	differ("capacity", bytesText(a.Capacity), bytesText(b.Capacity))
 	differ("pool", a.Within, b.Within)
+	differ("rate of its pools", rate(a.PoolRate, "unlimited"), rate(b.PoolRate, "unlimited"))
 	differ("each", cmp.Or(a.Each, "all"), cmp.Or(b.Each, "all"))
 	differ("excess", a.Excess, b.Excess)
 	differ("name", a.Name, b.Name)
@@ -486,14 +532,14 @@ func (d *Deliverer) Deliveries() Deliveries {
 	var all Deliveries
 	for _, to := range d.order {
 		to.until(d.Until)
-		to.endFull()
+		to.interrupt()
 		s := to.series
 		to.Kind, to.Device, to.Direction, to.CIDR, to.Name = KindRule, s.Device, s.Direction, s.Network, s.Name
 		if s.Pool != "" {
 			to.Kind, to.Name = KindPool, s.Pool
 		}
 		to.Plan, to.Each, to.Within = s.Plan, cmp.Or(s.Each, "all"), s.Within
-		to.aware = strings.Contains(s.Excess, aware)
+		to.PoolRateBits, to.Aware = NotZero(s.PoolRate), s.Aware
 		to.RateBits, to.CapacityBytes, to.GuaranteeBits = NotZero(s.Rate), NotZero(s.Capacity), NotZero(s.Guarantee)
 		rate, _, by := committed(s, d.Committed)
 		to.CommittedBits, to.CommittedBy = NotZero(rate), by
@@ -779,11 +825,14 @@ func (d *Delivery) committedText() string {
 		switch {
 		case d.Each != "all":
 			text = "none for all together: each " + d.Each + " has the rate"
-		case d.aware:
+		case d.Aware:
 			text = "none that can be checked: packets come in with colours"
 		case d.Within != "":
 			text = "none: within pool " + d.Within + " without a guarantee"
 		}
+	}
+	if d.PoolRateBits != nil && (d.RateBits == nil || *d.RateBits > *d.PoolRateBits) {
+		return text + "; the rate is " + rateText(d.PoolRateBits) + ", of its pools"
 	}
 	return text + "; the rate is " + rateText(d.RateBits)
 }
@@ -793,6 +842,8 @@ func (d *Delivery) verdict() string {
 	switch {
 	case d.CommittedBits == nil && d.Checked == 0:
 		return "not checked: no rate is committed"
+	case d.Checked == 0 && d.Undecided > 0:
+		return d.undecided()
 	case d.Checked == 0 && d.Unchecked > 0:
 		return "not checked: no rate was committed while there was traffic"
 	case d.Checked == 0:
@@ -813,10 +864,19 @@ func (d *Delivery) verdict() string {
 	if what == theGuarantee {
 		text += "; the rate above the guarantee is not checked"
 	}
+	if d.Undecided > 0 {
+		text += "; " + d.undecided()
+	}
 	if d.Unchecked > 0 {
 		text += fmt.Sprintf("; no rate was committed in %d others with traffic", d.Unchecked)
 	}
 	return text
+}
+
+// undecided says how many intervals are, and why.
+func (d *Delivery) undecided() string {
+	return plain.Count(d.Undecided, "interval") + " with traffic cannot be judged: packets were dropped and less passed than the committed rate allows, " +
+		"but traffic began or ended, or less than that rate was offered"
 }
 
 // wholePercent is a part in percent, rounded down so that only all is 100%.
@@ -865,12 +925,24 @@ func (d *Delivery) reasons() string {
 // Samples are rules and pools as a history keeps them.
 func Samples(rules []*Rule) []history.Sample {
 	samples := make([]history.Sample, len(rules))
+	pools := map[string]*Rule{}
+	for _, r := range rules {
+		if r.Kind == KindPool {
+			pools[r.Name] = r
+		}
+	}
 	for i, r := range rules {
 		s := &samples[i]
 		if s.Key = r.Key(); s.Pool == "" {
 			s.Name = r.Name
 		}
-		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.onExcess()+r.aware()
+		s.Plan, s.Within, s.Each, s.Excess = r.Plan, r.Within, r.scope, r.onExcess()
+		s.Coloured, s.Aware = r.HasColours(), r.isAware()
+		for pool := pools[r.Within]; pool != nil; pool = pools[pool.Within] {
+			if rate := pool.RateBits; rate != nil && (s.PoolRate == 0 || *rate < s.PoolRate) {
+				s.PoolRate = *rate
+			}
+		}
 		if r.RateBits != nil {
 			s.Rate, s.Capacity = *r.RateBits, r.holds(*r.CapacityBytes)
 		}

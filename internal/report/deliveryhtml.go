@@ -41,7 +41,7 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 		"A change came between two readings: the picture marks that time, and has no line of the rate in it. " +
 		"The 95th percentile is the rate that 95 % of the averages do not exceed. Due is what had to pass: what was offered, or what the committed rate " +
 		"allows less one burst, if that is less.</p>\n<p>Made by shapectl. Bytes are counted as on the wire. An interval delivered the committed rate if nothing was dropped in it, or if as much " +
-		"passed as the committed rate allows, less one burst. For a pool within no other pool, only packets that the pool itself refused count as dropped. Rates and checks leave gaps out.</p>\n</main>\n</body>\n</html>\n")
+		"passed as the committed rate allows, less one burst. If it did not, and the committed rate was not offered in it, before it and after it, it cannot be judged. For a pool within no other pool, only packets that the pool itself refused count as dropped. Rates and checks leave gaps out.</p>\n</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
 	return err
 }
