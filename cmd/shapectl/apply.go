@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"sort"
 	"time"
@@ -167,6 +168,11 @@ func (e *env) readAll(name string) ([]byte, error) {
 		return nil, inputf("%w", err)
 	}
 	defer file.Close()
+	if f, ok := file.(*os.File); ok {
+		if err := input.Trusted(f); err != nil {
+			return nil, inputf("read %s: %w", inputName(name), err)
+		}
+	}
 	text, err := input.All(file)
 	switch {
 	case errors.As(err, new(*fs.PathError)): // which names it

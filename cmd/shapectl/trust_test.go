@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,5 +117,53 @@ func (r *rig) nothingPinned() {
 	r.t.Helper()
 	if _, err := os.Stat(filepath.Join(r.bpffs(), "shapectl")); err == nil {
 		r.t.Error("pins were made")
+	}
+}
+
+// TestFilesOfOthers sees that root takes no policy and no token from a file that another user owns or can write to, unless
+// that user called sudo.
+func TestFilesOfOthers(t *testing.T) {
+	r := newRig(t)
+	policy, token := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n"), filepath.Join(t.TempDir(), "token")
+	testenv.Must(t, os.WriteFile(token, []byte("0123456789abcdef0123456789abcdef"), 0o600))
+	refused := func(says string) {
+		t.Helper()
+		for _, command := range []string{"apply", "diff", "watch", "serve --listen none --socket s"} {
+			r.refused(exitInput, says, append(strings.Fields(command), policy)...)
+		}
+	}
+	testenv.Must(t, errors.Join(os.Chown(policy, nobody, 0), os.Chown(token, nobody, 0)))
+	refused("it belongs to user 65534, who could change it at any time; run 'chown root' on it")
+	r.refused(exitInput, "it belongs to user 65534", "serve", "--listen", "none", "--socket", "s", "--token-file", token)
+	testenv.Must(t, errors.Join(os.Chown(policy, 0, 0), os.Chmod(policy, 0o620)))
+	refused("other users can write to it; run 'chmod go-w' on it")
+	if rules := r.show(); len(rules) != 0 {
+		t.Errorf("there is %v", rules)
+	}
+	testenv.Must(t, errors.Join(os.Chown(policy, nobody, nobody), os.Chmod(policy, 0o644)))
+	t.Setenv("SUDO_UID", "65534")
+	r.ok("apply", policy)
+}
+
+// TestProgramsWithoutPins sees that show and doctor tell of programs whose pins are in no bpffs that they see: it was
+// unmounted, or it is mounted elsewhere.
+func TestProgramsWithoutPins(t *testing.T) {
+	for _, hook := range []string{"clsact", "tcx"} {
+		t.Run(hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+			if hook == "tcx" { // its links end with their last pin
+				elsewhere := t.TempDir()
+				testenv.Must(t, unix.Mount(r.bpffs(), elsewhere, "", unix.MS_BIND, ""))
+				defer testenv.Unmount(t, elsewhere)
+			}
+			testenv.Must(t, unix.Unmount(r.bpffs(), unix.MNT_DETACH))
+			testenv.Must(t, unix.Mount("bpf", r.bpffs(), "bpf", 0, "mode=0700"))
+			r.refused(exitDegraded, "va egress: limits of shapectl are already on the device", "show")
+			if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(bare(got.out), "failed va egress") {
+				t.Errorf("doctor: exit %d: %s%s", got.code, got.out, got.err)
+			}
+		})
 	}
 }

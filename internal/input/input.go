@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"syscall"
 )
 
@@ -34,7 +35,26 @@ func all(from io.Reader, most int64) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// File reads a regular file, and refuses others, which could block. The error names the file.
+// Trusted returns an error if root would do what another user wrote: if somebody else than root and the user who called sudo
+// owns the open file, or others may write to it. Those who can write to a terminal are there.
+func Trusted(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid
+	switch {
+	case os.Geteuid() != 0 || info.Mode()&os.ModeCharDevice != 0:
+		return nil
+	case owner != 0 && strconv.FormatUint(uint64(owner), 10) != os.Getenv("SUDO_UID"):
+		return fmt.Errorf("it belongs to user %d, who could change it at any time; run 'chown root' on it", owner)
+	case info.Mode().Perm()&0o022 != 0:
+		return errors.New("other users can write to it; run 'chmod go-w' on it")
+	}
+	return nil
+}
+
+// File reads a regular file, and refuses others, which could block, and those that are not Trusted. The error names the file.
 func File(name string) ([]byte, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK, because opening a FIFO waits for a writer
 	if err != nil {
@@ -44,6 +64,9 @@ func File(name string) ([]byte, error) {
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = errors.New("it is not a regular file")
+	}
+	if err == nil {
+		err = Trusted(f)
 	}
 	var text []byte
 	if err == nil {

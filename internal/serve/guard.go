@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/input"
 )
 
 // Bounds on requests.
@@ -48,6 +50,9 @@ func readToken(path string) (*token, error) {
 		return nil, fmt.Errorf("read the token: %s is not a regular file", path)
 	case info.Mode().Perm()&0o077 != 0:
 		return nil, fmt.Errorf("read the token: others can read or write %s; run 'chmod 600' on it", path)
+	}
+	if err := input.Trusted(f); err != nil {
+		return nil, fmt.Errorf("read the token: %s: %w", path, err)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxToken+1))
 	if err != nil {
