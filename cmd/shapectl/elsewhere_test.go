@@ -14,7 +14,7 @@ func TestElsewhere(t *testing.T) {
 		other.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 		const says = "limits of shapectl are already on the device, set from another network namespace or another bpffs"
 		for line, code := range map[string]int{
-			"show": exitDone, "show va": exitDone, "show --tree": exitDone, "show -j": exitDone,
+			"show": exitDegraded, "show va": exitDegraded, "show --tree": exitDegraded, "show -j": exitDegraded,
 			"flush --all": exitDegraded, "flush va": exitDegraded, "flush va egress": exitDegraded, "flush -j va": exitDegraded,
 		} {
 			got := r.run(strings.Fields(line)...)

@@ -24,6 +24,7 @@ type filterRules struct {
 	direction *policy.Direction // nil for both
 	networks  networks          // exactly these; nil for all
 	pools     bool              // pools, and no rules
+	lost      bool              // there are limits whose pins are not here; found by rules
 	pool      string            // with pools: exactly this one, else those that match it; "" for all
 
 	// What show searches for; each only if set.

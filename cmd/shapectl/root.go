@@ -375,7 +375,7 @@ var advices = []advice{
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
-	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
+	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},

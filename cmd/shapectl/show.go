@@ -151,6 +151,9 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		return err
 	}
 	found := len(rules)
+	if want.lost && !e.json {
+		return errDegraded // there may be rules
+	}
 	if o.shadows {
 		rules = rules.WithShadow()
 	}
@@ -196,6 +199,9 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	})
 	if written != nil {
 		return e.degraded("show: done, but the answer could not be written: %w", written)
+	}
+	if want.lost {
+		return errDegraded
 	}
 	return err
 }
@@ -263,7 +269,7 @@ func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules
 			unread = e.checkThere(*want)
 		}
 		if len(found) == 0 && unread == nil && !want.pools {
-			e.sayElsewhere(n, *want)
+			want.lost = e.sayElsewhere(n, *want) && !n.KnowsOthers()
 		}
 		if len(found) > 0 || unread == nil {
 			rules = found

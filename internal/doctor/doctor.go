@@ -31,9 +31,12 @@ type Facts struct {
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
-	Left  []loader.Leftover
-	Only  string // the device that was asked about, "" for all that have rules
-	Netns string // the name of the network namespace in commands, "" for the one this is
+	Left []loader.Leftover
+	// Elsewhere are the directions of devices with programs of shapectl that have no pins here.
+	Elsewhere   []string
+	KnowsOthers bool   // the programs may be of other namespaces, which have pins
+	Only        string // the device that was asked about, "" for all that have rules
+	Netns       string // the name of the network namespace in commands, "" for the one this is
 
 	byIndex map[int]*Device                 // of Devices, for Judge
 	tree    *policy.Tree                    // of Pools
@@ -123,6 +126,7 @@ func Judge(f Facts) report.Findings {
 	}
 	findings = append(findings, checkKept(f)...)
 	findings = append(findings, checkLeft(f)...)
+	findings = append(findings, checkElsewhere(f)...)
 	for _, check := range poolChecks {
 		findings = append(findings, check(f)...)
 	}

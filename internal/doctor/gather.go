@@ -38,6 +38,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
+		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.KnowsOthers()
 	}
 	devices, err := netinfo.Devices()
 	if err != nil {

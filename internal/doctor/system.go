@@ -117,6 +117,22 @@ func checkKept(f Facts) []report.Finding {
 		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "watch")+" after an hour")
 }
 
+// checkElsewhere finds programs without pins.
+func checkElsewhere(f Facts) (findings []report.Finding) {
+	if f.KnowsOthers {
+		return nil // devices move
+	}
+	for _, at := range f.Elsewhere {
+		device, direction, _ := strings.Cut(at, " ")
+		findings = append(findings, report.Finding{
+			Status: report.Failed, Check: "bpffs", Device: device, Direction: direction,
+			Finding: "programs of shapectl have no pins in this bpffs: it was unmounted, or it is another one. Their rules cannot be shown or changed, and may be in force",
+			Advice:  "flush them where that bpffs is still mounted; else remove them with 'tc filter del' or 'bpftool link detach', and set the rules again",
+		})
+	}
+	return findings
+}
+
 // checkLeft finds pins of other network namespaces.
 func checkLeft(f Facts) (findings []report.Finding) {
 	var dead, unmarked []string

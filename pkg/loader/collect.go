@@ -184,6 +184,9 @@ type Orphan struct {
 	at hookDir
 }
 
+// KnowsOthers reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
+func (n *Namespace) KnowsOthers() bool { return len(n.place.others()) > 0 }
+
 // Leftovers are all leftovers. With an error they are those that could be read.
 func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	var failed []error
