@@ -101,7 +101,7 @@ func (i Imported) Lines() (lines []string) {
 type collector struct {
 	Imported
 	tables map[tableKey]*policy.Table
-	cut    map[string]bool // names and notes that were reported as too long
+	left   map[Left]bool
 }
 
 // An origin is where a rule comes from.
@@ -113,11 +113,16 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[string]bool{}}
+	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
 }
 
+// leave lists a thing once.
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	c.Left = append(c.Left, Left{r, where, clean(fmt.Sprintf(format, args...))})
+	l := Left{r, where, clean(fmt.Sprintf(format, args...))}
+	if !c.left[l] {
+		c.left[l] = true
+		c.Left = append(c.Left, l)
+	}
 }
 
 // note adds a note once.
@@ -241,8 +246,7 @@ func (c *collector) label(where, name string) policy.Label {
 // fit cuts a text of the source that is too long, and lists it.
 func (c *collector) fit(where, text string, most int, r reason) string {
 	text = oneLine(text)
-	if key := r.Kind + where + text; len(text) > most && !c.cut[key] {
-		c.cut[key] = true
+	if len(text) > most {
 		c.leave(r, where, "%.60q", text)
 	}
 	return cut(text, most)

@@ -26,7 +26,8 @@ var (
 		"no rule was made; write one by hand in a section such as tap*"}
 	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
 	nftRounded = reason{other, "fractional rate", "rates are whole bits per second", "it was rounded down"}
-	nftForeign = reason{other, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
+	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", "no rule was made; write one by hand if it limits packets"}
+	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
 // conditions are those that packets of a rule of nft must meet.
@@ -118,10 +119,12 @@ type nftWalk struct {
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
 	// Limits that accept conforming packets, and whose excess no rule has dropped yet.
-	open  []openLimit
-	depth int
-	at    *nftRule // the current rule
-	rules int      // the number of rules that were read
+	open   []openLimit
+	depth  int
+	at     *nftRule          // the current rule
+	limits map[any]*limit    // by what has them: each has one bucket, however often rules lead there
+	read   map[*nftRule]bool // rules that packets reach
+	rules  int               // the number of rules that were read
 }
 
 // An openLimit is entries that accept conforming packets.
@@ -432,8 +435,12 @@ var (
 
 // newLimit converts a limit of nft. Its bucket holds the burst, and the bytes of one unit of
 // time at the rate.
-func (w *nftWalk) newLimit(of *nftLimit, where string) (*limit, error) {
+func (w *nftWalk) newLimit(key any, of *nftLimit, where string) (*limit, error) {
+	if l := w.limits[key]; l != nil {
+		return l, nil
+	}
 	l := &limit{over: of.Inv, where: where}
+	w.limits[key] = l
 	if of.RateUnit == "" || of.RateUnit == "packets" {
 		l.packets = true
 		return l, nil

@@ -19,12 +19,11 @@ import (
 
 // nftRuleset is the objects of a ruleset that limits need.
 type nftRuleset struct {
-	chains  []*nftChain // chains of a hook are in the order in which packets traverse them
-	named   map[nftName]*nftChain
-	sets    map[nftName]*nftSet
-	limits  map[nftName]*nftLimit
-	foreign []*nftRule // rules that iptables made
-	rules   int
+	chains []*nftChain // chains of a hook are in the order in which packets traverse them
+	named  map[nftName]*nftChain
+	sets   map[nftName]*nftSet
+	limits map[nftName]*nftLimit
+	rules  int
 }
 
 // Objects that nft prints.
@@ -61,7 +60,6 @@ type (
 		RateUnit    string `json:"rate_unit"`
 		BurstUnit   string `json:"burst_unit"`
 		Inv         bool
-		made        *limit // shared by the rules that use it
 	}
 
 	// A statement of a rule: its name, and the rest.
@@ -170,13 +168,14 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	if err != nil {
 		return wrong(at, fmt.Errorf("%w; use the output of 'nft -j list ruleset'", err))
 	}
-	w := &nftWalk{ruleset: &ruleset{collector: newCollector()}, nft: rules, device: device}
-	for _, r := range rules.foreign {
-		w.leave(nftForeign, r.where(), "a rule")
+	w := &nftWalk{
+		ruleset: &ruleset{collector: newCollector()}, nft: rules, device: device, limits: map[any]*limit{}, read: map[*nftRule]bool{},
 	}
+	w.leaveForeign()
 	if err := w.walk(); err != nil {
 		return wrong(w.at.at, fmt.Errorf("%s: %w", w.at.where(), err))
 	}
+	w.leaveUnread()
 	w.make()
 	if len(w.tables) > 0 {
 		w.note("nft counts packets without the Ethernet header, and shapectl with it: set overhead: -14 on Ethernet devices to count like nft")
@@ -241,11 +240,6 @@ func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 		o.Rule.at = at
 		c.rules = append(c.rules, o.Rule)
 		n.rules++
-		for _, s := range o.Rule.Expr {
-			if s.kind == "xt" {
-				n.foreign = append(n.foreign, o.Rule)
-			}
-		}
 	case o.Set != nil, o.Map != nil:
 		s := cmp.Or(o.Set, o.Map)
 		n.sets[s.nftName] = s
@@ -274,10 +268,44 @@ func (n *nftRuleset) drops(c *nftChain) bool {
 // afterLimit describes statements after a limit that are conditions, too.
 var afterLimit = map[string]string{"match": "a match after the limit", "limit": "a second limit"}
 
+// unconditional lists statements after which all packets go on.
+var unconditional = []string{"comment", "counter", "ct helper", "ct timeout", "dup", "flow", "last", "log", "mangle", "notrack", "secmark", "tproxy"}
+
+// conditional reports whether a statement keeps some packets.
+func conditional(all []statement) bool {
+	return slices.ContainsFunc(all, func(s statement) bool { return !slices.Contains(unconditional, s.kind) })
+}
+
+// leaveForeign reports parts of rules that iptables made.
+func (w *nftWalk) leaveForeign() {
+	for _, c := range w.nft.chains {
+		for _, r := range c.rules {
+			for _, s := range r.Expr {
+				if s.kind == "xt" {
+					w.leave(nftForeign, r.where(), "%s", compact(s.body))
+				}
+			}
+		}
+	}
+}
+
+// leaveUnread reports limits of rules that were not read.
+func (w *nftWalk) leaveUnread() {
+	for _, c := range w.nft.chains {
+		for _, r := range c.rules {
+			if !w.read[r] && slices.ContainsFunc(r.Expr, func(s statement) bool { return bytes.Contains(s.body, []byte(`"rate"`)) }) {
+				w.leave(nftUnread, r.where(), "chain %s", c.Name)
+			}
+		}
+	}
+}
+
 // rule applies a rule to the packets that reach it.
 func (w *nftWalk) rule(r *nftRule, a conditions) error {
 	var limits []held
-	for _, s := range r.Expr {
+	w.read[r] = true
+	for n := range r.Expr {
+		s := &r.Expr[n]
 		if what := afterLimit[s.kind]; limits != nil && what != "" {
 			for i := range limits {
 				limits[i].restrict(what)
@@ -292,11 +320,13 @@ func (w *nftWalk) rule(r *nftRule, a conditions) error {
 		case "match":
 			a, limits, err = w.match(b, a, r)
 		case "limit":
-			limits, err = w.limited(b, a, r)
+			limits, err = w.limited(s, b, a, r)
 		case "set", "meter":
 			var dynamic []held
-			if dynamic, err = w.dynamic(s.kind, b, a, r); dynamic != nil {
+			if dynamic, err = w.dynamic(s, b, a, r); dynamic != nil {
 				limits = dynamic
+			} else if conditional(b.Stmt) {
+				a.restrict("conditions of a set")
 			}
 		case "vmap":
 			return w.pairs(b.Key, b.Data, a, r, func(a conditions, value expr) error {
@@ -317,6 +347,10 @@ func (w *nftWalk) rule(r *nftRule, a conditions) error {
 			a.restrict("a quota")
 		case "xt":
 			a.restrict("an extension of iptables")
+		default:
+			if !slices.Contains(unconditional, s.kind) {
+				a.restrict(s.kind)
+			}
 		}
 		if err != nil {
 			return err
@@ -478,10 +512,10 @@ func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*li
 		return nil, nil, false, err
 	}
 	own, err := limitOf(set.Stmt)
-	if err != nil {
+	if err != nil || conditional(set.Stmt) && own == nil {
 		return nil, nil, false, err
 	}
-	for _, raw := range set.Elem {
+	for n, raw := range set.Elem {
 		var e expr
 		if err := json.Unmarshal(raw, &e); err != nil {
 			return nil, nil, false, err
@@ -492,7 +526,7 @@ func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*li
 		}
 		var made *limit
 		if l = cmp.Or(l, own); l != nil {
-			if made, err = w.newLimit(l, r.where()); err != nil {
+			if made, err = w.newLimit(&set.Elem[n], l, r.where()); err != nil {
 				return nil, nil, false, err
 			}
 		}
@@ -533,7 +567,7 @@ func (e expr) networks() (all []netip.Prefix, l *nftLimit, ok bool) {
 
 // limited returns the limits of a limit statement: its own, a named one, or one for each key
 // of a map.
-func (w *nftWalk) limited(b body, a conditions, r *nftRule) (all []held, err error) {
+func (w *nftWalk) limited(s *statement, b body, a conditions, r *nftRule) (all []held, err error) {
 	if b.Map != nil {
 		err = w.pairs(b.Map.Key, b.Map.Data, a, r, func(a conditions, value expr) error {
 			l, err := w.namedLimit(value.text, r)
@@ -546,21 +580,18 @@ func (w *nftWalk) limited(b body, a conditions, r *nftRule) (all []held, err err
 	if b.reference != "" {
 		l, err = w.namedLimit(b.reference, r)
 	} else {
-		l, err = w.newLimit(&b.nftLimit, r.where())
+		l, err = w.newLimit(s, &b.nftLimit, r.where())
 	}
 	return []held{{a, l}}, err
 }
 
 // namedLimit returns a limit that rules share.
-func (w *nftWalk) namedLimit(name string, r *nftRule) (_ *limit, err error) {
+func (w *nftWalk) namedLimit(name string, r *nftRule) (*limit, error) {
 	l := w.nft.limits[r.named(name)]
 	if l == nil {
 		return nil, fmt.Errorf("there is no limit %q", name)
 	}
-	if l.made == nil {
-		l.made, err = w.newLimit(l, fmt.Sprintf("table %s %s limit %s", r.Family, r.Table, name))
-	}
-	return l.made, err
+	return w.newLimit(l, l, fmt.Sprintf("table %s %s limit %s", r.Family, r.Table, name))
 }
 
 // pairs calls do for each value of a map, with the conditions of its key.
@@ -603,17 +634,17 @@ func limitOf(all []statement) (*nftLimit, error) {
 }
 
 // dynamic returns the limit of a set or meter to which packets add elements; nil for none.
-func (w *nftWalk) dynamic(kind string, b body, a conditions, r *nftRule) ([]held, error) {
+func (w *nftWalk) dynamic(s *statement, b body, a conditions, r *nftRule) ([]held, error) {
 	l, err := limitOf(b.Stmt)
 	if l == nil || err != nil {
 		return nil, err
 	}
-	made, err := w.newLimit(l, r.where())
+	made, err := w.newLimit(s, l, r.where())
 	if err != nil {
 		return nil, err
 	}
 	key := b.Elem
-	if kind == "meter" {
+	if s.kind == "meter" {
 		key = b.Key
 	}
 	return []held{{key.each(a, made), made}}, nil

@@ -1,11 +1,11 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"sort"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -77,15 +77,41 @@ type entry struct {
 type limit struct {
 	policy.Rule // without a network
 
-	in *limit // of htb: the class above; nil for none
+	// The limit that packets must conform to, too; nil for none. Of htb, it is the class above, and make finds the others.
+	in *limit
 
 	packets bool // of nft: it counts packets, not bytes
 	over    bool // of nft: its verdict is for excess packets, not for conforming ones
 	where   string
 
-	added bool          // its pool was added
-	pool  policy.Within // the name of its pool
+	order int           // among limits of rules
+	users []entry       // those of rules
+	pool  policy.Within // the name of its pool, once it was added
 }
+
+// depth is the number of limits above.
+func (l *limit) depth() (n int) {
+	for ; l.in != nil; l = l.in {
+		n++
+	}
+	return n
+}
+
+// poolable reports whether a pool can have the limit.
+func (l *limit) poolable() bool { return l.Each.Kind == policy.EachAll && l.Excess != policy.Pass }
+
+func (l *limit) scoped() bool { return !l.poolable() }
+
+// divides reports whether none of the limit's buckets for a network is for part of a network within it.
+func (l *limit) divides(whole, part netip.Prefix) bool {
+	return whole == part || l.Each.Kind != policy.EachSubnet || int(l.Each.Bits) > part.Bits()
+}
+
+// pooled reports whether the limit becomes a pool because several networks have it.
+func (l *limit) pooled() bool { return len(l.users) > 1 && l.poolable() }
+
+// possible reports whether a rule can have its rate.
+func (l *limit) possible() bool { return l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate }
 
 var (
 	shared = reason{loosens, "shared rate", "a pool cannot let excess packets pass, so each network has its own rule with the full rate",
@@ -94,12 +120,13 @@ var (
 		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
 	unreached = reason{other, "limit without packets", "earlier entries decide all of its packets",
 		"no rule was made, because it had no effect"}
-	stacked = reason{other, "stacked limits", "packets had to conform to both limits, and only the rule with the longest prefix decides",
-		"lower the narrower limit, or set the wider one on another device"}
+	stacked = reason{loosens, "stacked limits", "packets had to conform to both limits, and no pool can express that",
+		"lower the rate of the rule, or set the other limit on another device"}
+	excess = reason{other, "limit for the excess of another", "a rule drops or marks its excess packets, and leaves them to no other limit",
+		"raise the rate of the rule if it is too low"}
 	otherHook = reason{other, "limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
 		"check whether the rules should limit all packets"}
-	sameNetwork = reason{other, "second limit of a network", "a network of a device and direction has one rule", "the lower rate was kept"}
-	exceptions  = reason{other, "exception", "these packets skipped later limits, and the rules limit them",
+	exceptions = reason{other, "exception", "these packets skipped later limits, and the rules limit them",
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
@@ -114,8 +141,7 @@ func also(asks, what string) string {
 // ruleset converts entries to rules.
 type ruleset struct {
 	*collector
-	entries  []entry
-	reported map[string]bool // exceptions, which several tables may have
+	entries []entry
 }
 
 // enter adds an entry for each network, and returns their indices.
@@ -127,7 +153,8 @@ func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 	return added
 }
 
-// make converts all entries. Each device and direction has its own order. A limit of several networks becomes a pool.
+// make converts all entries. Each device and direction has its own order. A limit becomes a pool if several networks
+// have it, or if other limits are within it.
 func (s *ruleset) make() {
 	var keys []tableKey
 	for _, e := range s.entries {
@@ -135,40 +162,47 @@ func (s *ruleset) make() {
 			keys = append(keys, e.key)
 		}
 	}
-	users := map[*limit][]entry{}
 	var limits []*limit
 	var rules []ruled
 	for _, key := range keys {
 		for _, r := range s.table(key) {
-			rules = append(rules, r)
-			l := r.limit
-			if l == nil {
+			if r.limits = s.possible(r); len(r.limits) == 0 && r.limit != nil {
 				continue
 			}
-			if users[l] == nil {
-				limits = append(limits, l)
+			rules = append(rules, r)
+			for _, l := range r.limits {
+				if l.users == nil {
+					l.order = len(limits)
+					limits = append(limits, l)
+				}
+				l.users = append(l.users, r.entry)
 			}
-			users[l] = append(users[l], r.entry)
 		}
 	}
 	for _, l := range limits {
-		if len(users[l]) > 1 && l.Each.Kind == policy.EachAll && l.Excess == policy.Pass {
-			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(users[l]))
+		if len(l.users) > 1 && l.Each.Kind == policy.EachAll && l.Excess == policy.Pass {
+			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(l.users))
 		}
 	}
+	s.nest(rules)
 	for _, r := range rules {
-		l, of := r.limit, policy.Rule{Prefix: r.prefix, Rate: policy.Unlimited, Label: r.label}
-		switch {
-		case l == nil:
-		case len(users[l]) > 1 && l.poolable():
-			if of.Within, of.Framing = s.within(l), l.Framing; of.Within == "" {
-				continue
+		of := policy.Rule{Rate: policy.Unlimited}
+		if len(r.limits) > 0 {
+			l := r.limits[0]
+			switch of = l.Rule; {
+			case l.pooled():
+				of = policy.Rule{Rate: policy.Unlimited, Within: s.within(l), Framing: l.Framing}
+			case len(r.limits) > 1:
+				of.Within = s.within(r.limits[1])
 			}
-		default:
-			of = s.below(l)
-			of.Prefix, of.Each, of.Label = r.prefix, l.Each.Canonical(r.prefix), r.label
+			if of.Within == "" {
+				of.Guarantee, of.Weight = 0, 0
+			}
+			of.Each = l.Each.Canonical(r.prefix)
 		}
-		s.add(r.key, r.match, of, r.where, r.comment)
+		if of.Prefix, of.Label = r.prefix, r.label; of.Rate != policy.Unlimited || of.Within != "" || len(r.limits) == 0 {
+			s.add(r.key, r.match, of, r.where, r.comment)
+		}
 	}
 	for key, t := range s.tables {
 		if key != pools { // pools have the order of the source
@@ -177,37 +211,84 @@ func (s *ruleset) make() {
 	}
 }
 
-// poolable reports whether the limit can be that of a pool.
-func (l *limit) poolable() bool {
-	return l.Each.Kind == policy.EachAll && l.Excess != policy.Pass && l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate
+// compare orders false before true.
+func compare(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
 
-// within returns the name of a limit's pool, which it adds at first; for a limit that no pool can have, that of the one above.
-func (s *ruleset) within(l *limit) policy.Within {
-	switch {
-	case l == nil:
-		return ""
-	case !l.poolable():
-		if !l.added {
-			l.added = true
-			s.leave(outside, l.where, "%d bit/s", uint64(l.Rate))
+// possible returns the limits whose rates a rule can have, and reports the others.
+func (s *ruleset) possible(r ruled) []*limit {
+	return slices.DeleteFunc(r.limits, func(l *limit) bool {
+		for l.in != nil && !l.in.possible() {
+			l.in = l.in.in
 		}
-		return s.within(l.in)
-	case !l.added:
-		r := s.below(l)
+		if !l.possible() {
+			of := ""
+			if l == r.limit {
+				of = " for " + name(r.prefix)
+			}
+			s.leave(outside, l.where, "%d bit/s%s", uint64(l.Rate), of)
+		}
+		return !l.possible()
+	})
+}
+
+// nest orders the limits of each rule, those of fewer networks first, which become pools within the next ones. A pool
+// is in one other pool, so limits that have different ones above them in different rules have none, which it reports.
+func (s *ruleset) nest(rules []ruled) {
+	above, split := map[*limit]*limit{}, map[*limit]bool{}
+	for _, r := range rules {
+		slices.SortFunc(r.limits, func(a, b *limit) int {
+			return cmp.Or(compare(a.poolable(), b.poolable()), len(a.users)-len(b.users), b.depth()-a.depth(), a.order-b.order)
+		})
+		for i, l := range r.limits {
+			var next *limit
+			if i+1 < min(len(r.limits), policy.MaxDepth) {
+				next = r.limits[i+1]
+			}
+			if before, found := above[l]; i > 0 || l.pooled() {
+				split[l] = split[l] || found && before != next
+				above[l] = next
+			}
+		}
+	}
+	for l, next := range above {
+		if l.in == nil && !split[l] {
+			l.in = next
+		}
+	}
+	for i := range rules {
+		r := &rules[i]
+		for k := 1; k < len(r.limits); k++ {
+			if l, last := r.limits[k], r.limits[k-1]; (k > 1 || last.pooled()) && last.in != l {
+				s.leave(stacked, r.where, "%v for %s, and %v of %s", r.limits[0].Rate, name(r.prefix), l.Rate, l.where)
+				r.limits = slices.Delete(r.limits, k, k+1)
+				k--
+			}
+		}
+	}
+}
+
+// within returns the name of a limit's pool, which it adds at first.
+func (s *ruleset) within(l *limit) policy.Within {
+	if l != nil && l.pool == "" {
+		r := l.Rule
 		r.Framing = policy.Framing{}
-		l.added, l.pool = true, s.addPool(l.where, "", "", r, l.where)
+		if r.Within = s.within(l.in); r.Within == "" {
+			r.Guarantee, r.Weight = 0, 0
+		}
+		l.pool = s.addPool(l.where, "", "", r, l.where)
+	}
+	if l == nil {
+		return ""
 	}
 	return l.pool
-}
-
-// below returns the rule of a limit within the pool of the one above.
-func (s *ruleset) below(l *limit) policy.Rule {
-	r := l.Rule
-	if r.Within = s.within(l.in); r.Within == "" {
-		r.Guarantee, r.Weight = 0, 0
-	}
-	return r
 }
 
 // sharers lists the networks that share a limit.
@@ -226,8 +307,9 @@ func sharers(entries []entry) string {
 // A ruled entry becomes a rule.
 type ruled struct {
 	entry
-	key   tableKey
-	match policy.Match
+	key    tableKey
+	match  policy.Match
+	limits []*limit // to all of which its packets must conform
 }
 
 // A table converts the entries of one device and direction.
@@ -236,15 +318,15 @@ type table struct {
 	key     tableKey
 	match   policy.Match
 	indices []int
-	final   map[netip.Prefix]int // by network, the entry that skips the most entries
-	rules   map[netip.Prefix]int // entries that become rules: limits, and exceptions from them
-	holes   []int                // exceptions
-	some    []int                // exceptions that no rule can express
+	final   map[netip.Prefix][]int // by network, the entries that skip others
+	limits  map[netip.Prefix][]int // by network
+	holes   map[netip.Prefix]int   // by network, the first exception
+	some    []int                  // exceptions that no rule can express
 }
 
 // table returns the entries that become rules of one device and direction.
 func (s *ruleset) table(key tableKey) (made []ruled) {
-	t := &table{ruleset: s, key: key, final: map[netip.Prefix]int{}, rules: map[netip.Prefix]int{}}
+	t := &table{ruleset: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
 		if e.key == key || e.key == (tableKey{}) && e.prefix.IsValid() {
 			t.indices = append(t.indices, i)
@@ -254,16 +336,28 @@ func (s *ruleset) table(key tableKey) (made []ruled) {
 	for _, i := range t.indices {
 		t.add(i)
 	}
-	limits := slices.Sorted(maps.Values(t.rules))
-	t.stacked(limits)
-	t.excepted(limits)
-	t.exempt()
-	for _, i := range slices.Sorted(maps.Values(t.rules)) {
-		e := s.entries[i]
-		if wider, found := t.enclosing(e.prefix); found && e.limit != nil && s.entries[wider].limit == e.limit {
-			continue // the wider rule has the same bucket
+	t.excepted()
+	firsts := maps.Clone(t.holes)
+	for p, all := range t.limits {
+		slices.SortStableFunc(all, func(a, b int) int { return cmp.Compare(t.entries[a].limit.Rate, t.entries[b].limit.Rate) })
+		firsts[p] = all[0]
+	}
+	rules := map[netip.Prefix]ruled{}
+	for _, i := range slices.Sorted(maps.Values(firsts)) {
+		rules[s.entries[i].prefix] = t.rule(s.entries[i])
+	}
+	for _, i := range slices.Sorted(maps.Values(firsts)) {
+		r := rules[s.entries[i].prefix]
+		var wider []*limit
+		for bits := r.prefix.Bits() - 1; bits >= 0; bits-- {
+			if w, found := rules[netip.PrefixFrom(r.prefix.Addr(), bits).Masked()]; found {
+				wider = w.limits
+				break
+			}
 		}
-		made = append(made, ruled{e, key, t.match})
+		if !slices.Equal(r.limits, wider) { // else the wider rule has the same buckets
+			made = append(made, r)
+		}
 	}
 	return made
 }
@@ -304,12 +398,13 @@ func (t *table) add(i int) {
 		}
 		partial = true
 	}
-	if before, covered := t.ended(e.prefix, i); covered {
+	if before, covered := t.skipped(e.prefix, i, false); covered {
 		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
 			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, name(e.prefix), t.entries[before].where)
 		}
 		return
 	}
+	_, found := t.holes[e.prefix]
 	switch {
 	case partial && !e.drops:
 		t.some = append(t.some, i)
@@ -317,74 +412,69 @@ func (t *table) add(i int) {
 	case partial:
 		return
 	case e.limit != nil:
-		t.keep(i)
-	case !e.drops:
-		t.holes = append(t.holes, i)
+		t.limits[e.prefix] = append(t.limits[e.prefix], i)
+	case !e.drops && !found:
+		t.holes[e.prefix] = i
 	}
-	if old, found := t.final[e.prefix]; e.until > i && (!found || t.entries[old].until < e.until) {
-		t.final[e.prefix] = i
+	if e.until > i {
+		t.final[e.prefix] = append(t.final[e.prefix], i)
 	}
 }
 
-// ended reports whether packets of p never reach entry i, and which entry prevents it.
-func (t *table) ended(p netip.Prefix, i int) (int, bool) {
-	return around(t.final, p, p.Bits(), func(f int) bool { return t.entries[f].until > i })
+// skipped reports whether packets of p skip entry i, and which entry sends them on: all of them, or conforming ones only.
+func (t *table) skipped(p netip.Prefix, i int, conforming bool) (int, bool) {
+	return around(t.final, p, func(f int) bool {
+		return f < i && t.entries[f].until > i && (conforming || t.entries[f].excessUntil <= i)
+	})
 }
 
-// around returns the wanted entry of the longest network that contains p, up to a length.
-func around(in map[netip.Prefix]int, p netip.Prefix, bits int, wanted func(i int) bool) (int, bool) {
-	for ; bits >= 0; bits-- {
-		if i, found := in[netip.PrefixFrom(p.Addr(), bits).Masked()]; found && wanted(i) {
-			return i, true
+// around returns the first wanted entry of the longest network that contains p.
+func around(in map[netip.Prefix][]int, p netip.Prefix, wanted func(i int) bool) (int, bool) {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		for _, i := range in[netip.PrefixFrom(p.Addr(), bits).Masked()] {
+			if wanted(i) {
+				return i, true
+			}
 		}
 	}
 	return 0, false
 }
 
-// keep makes an entry a rule, unless its network has a stricter one.
-func (t *table) keep(i int) {
-	e := t.entries[i]
-	before, found := t.rules[e.prefix]
-	if !found {
-		t.rules[e.prefix] = i
-		return
-	}
-	stricter, other := t.entries[before], e
-	if e.limit == stricter.limit {
-		return
-	}
-	if e.limit.Rate < stricter.limit.Rate {
-		stricter, other = other, stricter
-		t.rules[e.prefix] = i
-	}
-	t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.Rate, name(e.prefix), stricter.limit.Rate)
-}
-
 // apart has hooks of which a packet passes at most one in a direction.
 var apart = map[string]bool{"forward": true, "input": true, "output": true}
 
-// stacked reports limits that applied to the same packets.
-func (t *table) stacked(limits []int) {
-	for _, i := range limits {
+// rule returns the rule of an entry's network, with all limits that its packets must conform to.
+func (t *table) rule(of entry) ruled {
+	r := ruled{entry: of, key: t.key, match: t.match}
+	around(t.limits, of.prefix, func(i int) bool {
 		e := t.entries[i]
-		wider, found := around(t.rules, e.prefix, e.prefix.Bits()-1, func(w int) bool {
-			first, second := t.entries[min(i, w)], max(i, w)
-			return t.entries[w].limit != e.limit && (first.until <= second || first.excessUntil > second)
-		})
-		if found {
-			w := t.entries[wider]
-			why := stacked
-			if e.hook != w.hook && apart[e.hook] && apart[w.hook] {
-				why = otherHook
+		_, skipped := t.skipped(of.prefix, i, false)
+		_, spared := t.skipped(of.prefix, i, true)
+		why := stacked
+		switch {
+		case skipped || slices.Contains(r.limits, e.limit):
+			return false
+		case spared:
+			why = excess
+		case e.hook != r.hook && apart[e.hook] && apart[r.hook]:
+			why = otherHook
+		case e.limit.poolable() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
+			r.hook = e.hook
+			for l := e.limit; l != nil && !slices.Contains(r.limits, l); l = l.in {
+				r.limits = append(r.limits, l)
 			}
-			t.leave(why, e.where, "%v for %s, and %v for %s", e.limit.Rate, name(e.prefix), w.limit.Rate, name(w.prefix))
+			return false
 		}
-	}
+		t.leave(why, r.where, "%v for %s, beside the rule of %s", e.limit.Rate, name(e.prefix), name(of.prefix))
+		return false
+	})
+	return r
 }
 
 // excepted reports packets that skipped limits because of other conditions than the address
 // that is matched.
-func (t *table) excepted(limits []int) {
+func (t *table) excepted() {
+	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {
 		e := t.entries[i]
 		what, sided := name(e.prefix), e.side == either || e.side.match() == t.match
@@ -401,54 +491,9 @@ func (t *table) excepted(limits []int) {
 			what += " with " + asks
 		}
 		if slices.ContainsFunc(limits, func(l int) bool {
-			return l > i && l < e.until && (!sided || t.entries[l].prefix.Overlaps(e.prefix))
+			return l > i && l < e.until && t.entries[l].limit != e.limit && (!sided || t.entries[l].prefix.Overlaps(e.prefix))
 		}) {
-			t.except(e.where, what)
+			t.leave(exceptions, e.where, "%s", what)
 		}
-	}
-}
-
-// exempt adds exceptions within the network of a limit as rules, the widest first.
-func (t *table) exempt() {
-	sort.SliceStable(t.holes, func(i, j int) bool {
-		return t.entries[t.holes[i]].prefix.Bits() < t.entries[t.holes[j]].prefix.Bits()
-	})
-	for _, i := range t.holes {
-		e := t.entries[i]
-		limit := func(from, until int) bool {
-			_, found := around(t.rules, e.prefix, e.prefix.Bits(), func(l int) bool {
-				return t.entries[l].limit != nil && l >= from && l < until
-			})
-			return found
-		}
-		at, taken := t.rules[e.prefix]
-		wider, found := t.enclosing(e.prefix)
-		switch {
-		case taken && t.entries[at].limit != nil || limit(0, i):
-			// An earlier limit applies to the exception, so no rule can express it.
-			if limit(i, e.until) {
-				t.except(e.where, name(e.prefix)+" before another limit")
-			}
-		case found && wider < e.until && !taken:
-			t.rules[e.prefix] = i
-		}
-	}
-}
-
-// enclosing returns the limit of the next wider rule; false if that is an exception, or if
-// there is none.
-func (t *table) enclosing(p netip.Prefix) (int, bool) {
-	w, found := around(t.rules, p, p.Bits()-1, func(int) bool { return true })
-	return w, found && t.entries[w].limit != nil
-}
-
-// except reports an exception, once for all tables.
-func (s *ruleset) except(where, what string) {
-	if s.reported == nil {
-		s.reported = map[string]bool{}
-	}
-	if at := where + what; !s.reported[at] {
-		s.reported[at] = true
-		s.leave(exceptions, where, "%s", what)
 	}
 }

@@ -10,40 +10,64 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// TestOrder checks that rules give each address the limit of its first entry, for random
-// entries.
+// TestOrder checks that rules and pools give each address all limits of its entries, up to the first that is final, for
+// random entries. It has no other limits, and lacks some only if that is reported.
 func TestOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	key := tableKey{"eth0", policy.Egress}
-	for range 2000 {
+	exact := 0
+	const rulesets = 2000
+	for range rulesets {
 		s := &ruleset{collector: newCollector()}
-		for range 1 + r.IntN(8) {
-			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry, where: "here"}
+		for n := range 1 + r.IntN(8) {
+			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry * r.IntN(2), where: "here"}
 			switch r.IntN(5) {
 			case 0: // an exception
 			case 1:
-				if n := len(s.entries); n > 0 && s.entries[n-1].limit != nil {
+				if n > 0 && s.entries[n-1].limit != nil {
 					e.limit = s.entries[n-1].limit
 					break
 				}
 				fallthrough
 			default:
-				e.limit = &limit{Rule: policy.Rule{Rate: policy.Rate(10_000 * (1 + r.IntN(1000))), Capacity: policy.MinCapacity}, where: "here"}
+				e.limit = &limit{Rule: policy.Rule{Rate: policy.Rate(10_000 + n), Capacity: policy.MinCapacity}, where: "here"}
 			}
 			s.entries = append(s.entries, e)
 		}
 		s.make()
-		rules := s.imported().Tables
+		i := s.imported()
+		testenv.Must(t, policy.CheckPools(i.Tables))
+		reported := slices.ContainsFunc(i.Left, func(l Left) bool { return l.reason == stacked })
+		if !reported {
+			exact++
+		}
 		for host := range 16 {
 			address := netip.AddrFrom4([4]byte{10, 0, 0, byte(host)})
-			want := policy.Unlimited
-			if i := slices.IndexFunc(s.entries, func(e entry) bool { return e.prefix.Contains(address) }); i >= 0 && s.entries[i].limit != nil {
-				want = s.entries[i].limit.Rate
+			want := map[policy.Rate]bool{}
+			for _, e := range s.entries {
+				if !e.prefix.Contains(address) {
+					continue
+				}
+				if e.limit != nil {
+					want[e.limit.Rate] = true
+				}
+				if e.until > 0 {
+					break
+				}
 			}
-			if got := rateOf(rules, address); got != want {
-				t.Fatalf("%v has %v, not %v: %+v of %+v", address, got, want, rules, s.entries)
+			got := ratesOf(i.Tables, address)
+			for _, rate := range got {
+				if !want[rate] {
+					t.Fatalf("%v has %v, not %v: %+v of %+v", address, got, want, i.Tables, s.entries)
+				}
+			}
+			if len(got) != len(want) && !reported {
+				t.Fatalf("%v has %v, not all of %v: %+v of %+v", address, got, want, i.Tables, s.entries)
 			}
 		}
+	}
+	if exact < rulesets*9/10 {
+		t.Errorf("%d of %d rulesets were expressed", exact, rulesets)
 	}
 }
 
@@ -52,27 +76,34 @@ func smallPrefix(r *rand.Rand) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(16))}), 28+r.IntN(5)).Masked()
 }
 
-// rateOf returns the rate of the longest prefix or its pool; unlimited if there is none.
-func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
-	rate, length := policy.Unlimited, -1
+// ratesOf returns the rates of the longest prefix and its pools.
+func ratesOf(tables []policy.Table, address netip.Addr) (rates []policy.Rate) {
+	var rule policy.Rule
+	length := -1
 	pools := policy.NewTree(tables)
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			if !r.Prefix.Contains(address) || r.Prefix.Bits() <= length {
-				continue
-			}
-			if rate, length = r.Rate, r.Prefix.Bits(); r.Within != "" {
-				rate = pools.Find(r.Within.String()).Pool.Rate
+			if !r.Pool && r.Prefix.Contains(address) && r.Prefix.Bits() > length {
+				rule, length = r, r.Prefix.Bits()
 			}
 		}
 	}
-	return rate
+	if length >= 0 && rule.Rate != policy.Unlimited {
+		rates = append(rates, rule.Rate)
+	}
+	for within := rule.Within; within != ""; {
+		pool := pools.Find(within.String()).Pool
+		rates, within = append(rates, pool.Rate), pool.Within
+	}
+	return rates
 }
 
-// TestOrderLeaves checks what is reported where rules cannot express the order of entries.
+// TestOrderLeaves checks rules and pools of ordered entries, and what is reported where they cannot express the order.
 func TestOrderLeaves(t *testing.T) {
 	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
 	counts := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Excess: policy.Pass}, where: "c"}
+	hosts := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, where: "d"}
+	subnets := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, where: "e"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
 	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
@@ -84,31 +115,46 @@ func TestOrderLeaves(t *testing.T) {
 	}{
 		{"a narrower one after a wider one that lets go on", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: b},
-		}, []reason{stacked}, []policy.Rate{10_000, 30_000}},
+		}, nil, []policy.Rate{10_000, policy.Unlimited, 30_000}},
 		{"a wider one after a narrower one that lets go on", []entry{
 			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
+		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
 		{"excess that goes on", []entry{
 			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
+		}, []reason{excess}, []policy.Rate{30_000, 10_000}},
 		{"excess that is dropped in between", []entry{
 			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, 10_000}},
 		{"a chain that ends in between", []entry{
 			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
+		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
 		{"hooks that never see the same packet", []entry{
 			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "output"},
 		}, []reason{otherHook}, []policy.Rate{30_000, 10_000}},
 		{"hooks that see the same packets", []entry{
 			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "postrouting"},
+		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
+		{"a total of hosts", []entry{
+			{prefix: narrow, limit: hosts}, {prefix: wide, limit: b},
+		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
+		{"hosts of a total", []entry{
+			{prefix: narrow, limit: b}, {prefix: wide, limit: hosts},
+		}, nil, []policy.Rate{30_000, 10_000, 10_000}},
+		{"two limits of each host", []entry{
+			{prefix: narrow, limit: hosts}, {prefix: wide, limit: counts},
 		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
+		{"subnets of another total", []entry{
+			{prefix: inside, limit: b}, {prefix: wide, limit: subnets},
+		}, []reason{stacked}, []policy.Rate{10_000, 30_000}},
+		{"totals that overlap", []entry{
+			{prefix: narrow, limit: a}, {prefix: other, limit: a}, {prefix: narrow, limit: b}, {prefix: p("10.0.2.0/24"), limit: b},
+		}, []reason{stacked}, []policy.Rate{10_000, 30_000, policy.Unlimited, policy.Unlimited, policy.Unlimited}},
 		{"one after the other for a network", []entry{
 			{prefix: narrow, limit: b}, {prefix: narrow, limit: a},
-		}, []reason{sameNetwork}, []policy.Rate{10_000}},
+		}, nil, []policy.Rate{30_000, 10_000}},
 		{"a higher one after the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{sameNetwork}, []policy.Rate{10_000}},
+		}, nil, []policy.Rate{30_000, 10_000}},
 		{"never reached", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
 		}, []reason{unreached}, []policy.Rate{10_000}},
@@ -126,7 +172,7 @@ func TestOrderLeaves(t *testing.T) {
 		}, nil, []policy.Rate{30_000, 10_000}},
 		{"an exception from a later limit only", []entry{
 			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{stacked, exceptions}, []policy.Rate{10_000, 30_000}},
+		}, nil, []policy.Rate{10_000, policy.Unlimited, 30_000, policy.Unlimited}},
 		{"an exception after all limits", []entry{
 			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry},
 		}, nil, []policy.Rate{10_000}},
@@ -169,9 +215,17 @@ func TestOrderLeaves(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
+			copies := map[*limit]*limit{}
 			for _, e := range test.entries {
 				if e.where = "here"; e.devices.describe() == nil {
 					e.key = egress
+				}
+				if of := e.limit; of != nil {
+					if copies[of] == nil {
+						l := *of
+						copies[of] = &l
+					}
+					e.limit = copies[of]
 				}
 				s.entries = append(s.entries, e)
 			}
