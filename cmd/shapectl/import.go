@@ -132,7 +132,11 @@ meters with a limit for each address. A rule with iifname is for ingress, one wi
 neither is for --device: packets to an address leave it, packets from an address enter it.
 Comments of nft rules become names.
 
-Listed, but not imported: limits in packets, limits on more than an address, and limits on top of each other.`,
+If packets must conform to several limits, such as one for each host and one for all, the limit of more networks
+becomes a pool, and the rules of the others are within it.
+
+Listed, but not imported: limits in packets, limits on more than an address, quotas, matches of iptables, and limits
+in chains for NAT.`,
 		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -154,17 +158,23 @@ func importTCCommand(e *env) *cobra.Command {
 		Short: "Convert limits of tc to a policy",
 		Long: `Print a policy that has the limits that tc set on devices, as the kernel has them now.
 
-Policers of filters by address (u32, also with hash tables, flower, matchall) on clsact, ingress and root qdiscs
-are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf delay
-packets; these rules drop them, so they get at least the default capacity. Handles of classes become notes.
+Policers of filters by address (u32, also with hash tables, flower, matchall, basic) on clsact, ingress and root
+qdiscs are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf
+delay packets; these rules drop them. So they have the burst of tc as capacity, but at least the default. With
+'excess: delay', set queue to the limit of tbf. Handles of classes become notes.
+
+Limits of an ifb device become ingress rules of the device that redirects its packets there, or egress rules if it
+redirects what leaves. Name both devices. If several devices redirect to it, they share its limits as pools.
 
 A class becomes a rule, or a pool if it has classes below it or filters for several networks. ceil is its rate, rate
 its guarantee in the pool of its parent class, and its weight there follows from quantum. A class without a parent
 has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered in
 proportion; htb would exceed that rate.
 
-Listed, but not imported: priorities of classes, filters by firewall mark or by more than an address, and other
-qdiscs. tc keeps its limits: until you remove them, both limit.`,
+Everything else that may limit packets is listed, but not imported: priorities of classes, filters by firewall mark
+or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate', and other qdiscs. For
+cake, the report has the 'shapectl line' command that does the same. tc keeps its limits: until you remove them, both
+limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -197,7 +207,7 @@ qdiscs. tc keeps its limits: until you remove them, both limit.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", e.advise(err))
 			}
-			imported, err := importer.TC(dumps)
+			imported, err := importer.TC(dumps, e.netns)
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}

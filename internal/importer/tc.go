@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 
+	"github.com/shapectl/shapectl/internal/line"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -18,13 +20,19 @@ var (
 		"no rule was made; the rules of other filters count its packets"}
 	byMark = reason{loosens, "filter by firewall mark", "a rule matches addresses, not marks",
 		"no rule was made; write one for the addresses that are marked"}
-	unreadable = reason{other, "filter of another kind", "its conditions cannot be read",
+	unreadable = reason{loosens, "filter of another kind", "its conditions cannot be read",
 		"no rule was made; write one by hand if it limits anything"}
 	lost = reason{other, "filter without packets", "no path through the hash tables leads there, or its condition belongs to another bucket",
 		"no rule was made, because it had no effect; check whether it is in the wrong place"}
-	redirects = reason{other, "redirection", "its packets are limited on another device, if at all",
-		"import that device too; its rules can be set here instead"}
-	bans = reason{other, "policer that is not a limit", "it does not pass a rate and act on excess packets",
+	redirects = reason{loosens, "redirection", "its packets are limited on another device, if at all",
+		"if that is an ifb device, name it too; its limits become rules here"}
+	unfed = reason{loosens, "limits on an ifb device", "they end when nothing redirects packets to it any more",
+		"name the device whose packets are redirected, too; the limits become its rules"}
+	unknownAction = reason{loosens, "action of another kind", "what it does cannot be read", "no rule was made; write one by hand if it limits anything"}
+	perFlow       = reason{loosens, "rate of each flow", "fq delays the packets of each socket, and the import cannot",
+		"no rule was made; write one with 'each: flow' if you need one"}
+	cakes = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
+	bans  = reason{other, "policer that is not a limit", "it does not pass a rate and act on excess packets",
 		"no rule was made; write one by hand if you need one"}
 	chains = reason{other, "jump to another chain", "the import does not follow jumps",
 		"no rule was made; write one for the limits of that chain"}
@@ -41,21 +49,40 @@ var (
 		"the rule has none"}
 	priority  = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
 	noNetwork = reason{loosens, "class without an address", "a rule needs a network", "no rule was made; write one if its packets have their own addresses"}
-	inside    = reason{loosens, "limit inside a queue", "a rule matches addresses, not the queue of a packet", "no rule was made; write one by hand"}
-	otherKind = reason{other, "queueing discipline of another kind", "only htb and tbf can be read",
+	inside    = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", "no rule was made; write one by hand"}
+	otherKind = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read",
 		"no rule was made; write one for any if it limits the device"}
 )
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
-// filters by address select, and tbf. The error is for a kernel message that cannot be read.
-func TC(dumps []Dump) (Imported, error) {
+// filters by address select, and tbf. Limits of an ifb device are for the devices that feed it.
+// Commands that it names are for a network namespace; "" for the current one. The error is for
+// a kernel message that cannot be read.
+func TC(dumps []Dump, netns string) (Imported, error) {
 	s := &ruleset{collector: newCollector()}
+	all, policers := map[string]*device{}, map[uint32]*limit{}
 	for _, d := range dumps {
 		c, err := parse(d)
-		if err == nil {
-			err = (&device{control: c, ruleset: s, buckets: map[any]*limit{}, reported: map[uint32]bool{}}).read()
-		}
 		if err != nil {
+			return Imported{}, err
+		}
+		all[d.Device] = &device{control: c, ruleset: s, all: all, policers: policers, buckets: map[uint32]*limit{}, reported: map[uint32]bool{}}
+	}
+	for _, ifbs := range []bool{false, true} {
+		for _, dump := range dumps {
+			if d := all[dump.Device]; d.IFB == ifbs && d.feeder == nil {
+				before := len(s.entries)
+				if err := d.read(); err != nil {
+					return Imported{}, err
+				}
+				if d.IFB && len(s.entries) > before {
+					s.leave(unfed, d.Device, "no given device redirects packets to it")
+				}
+			}
+		}
+	}
+	for _, dump := range dumps {
+		if err := all[dump.Device].rest(netns); err != nil {
 			return Imported{}, err
 		}
 	}
@@ -67,39 +94,99 @@ func TC(dumps []Dump) (Imported, error) {
 type device struct {
 	control
 	*ruleset
-	buckets  map[any]*limit  // of policers and classes
-	reported map[uint32]bool // classes with a rule, or reported as left
+	all      map[string]*device
+	policers map[uint32]*limit // by index
+	buckets  map[uint32]*limit // of classes, by handle
+	reported map[uint32]bool   // classes with a rule, or reported as left
+	tree     *htb
+	cakes    [2]cake // by direction
+
+	// Of an ifb device: the device that feeds it, in which direction, and with which packets.
+	feeder *device
+	fed    policy.Direction
+	outer  term
 }
 
-// limited lists the kinds of qdisc with a rate that cannot be read.
-var limited = []string{"cake", "cbq", "cbs", "hfsc", "netem"}
+// A cake is a qdisc of that kind, of a device or of an ifb device that it feeds.
+type cake struct {
+	options attributes
+	where   string
+}
+
+// unlimited lists the kinds of qdisc that have no rate.
+var unlimited = []string{"bfifo", "choke", "codel", "drr", "dualpi2", "ets", "fq_codel", "fq_pie", "gred", "hhf", "mq", "multiq", "noqueue",
+	"pfifo", "pfifo_fast", "pfifo_head_drop", "pie", "prio", "qfq", "red", "sfb", "sfq", "skbprio"}
 
 func (d *device) read() error {
+	if d.feeder == nil {
+		d.outer.prefixes = everything
+	}
+	// Packets leave through clsact first.
+	slices.SortStableFunc(d.qdiscs, func(a, b object) int { return compare(a.kind != "clsact", b.kind != "clsact") })
 	for _, q := range d.qdiscs {
-		var err error
-		switch {
-		case q.kind == "clsact":
-			if err = d.filters(atIngress, policy.Ingress); err == nil {
-				err = d.filters(atEgress, policy.Egress)
-			}
-		case q.kind == "ingress":
-			err = d.filters(q.handle, policy.Ingress)
-		case q.kind == "htb" && q.parent == atRoot:
-			err = d.htb(q)
-		case q.kind == "tbf" && q.parent == atRoot:
-			d.tbf(q)
-		case q.kind == "htb" || q.kind == "tbf":
-			d.leave(inside, d.of("qdisc", q), "%s below class %s", q.kind, handle(q.parent))
-		case slices.Contains(limited, q.kind):
-			d.leave(otherKind, d.of("qdisc", q), "%s", q.kind)
-		case q.parent == atRoot && q.handle != 0:
-			err = d.filters(q.handle, policy.Egress)
-		}
-		if err != nil {
+		first := len(d.entries)
+		if err := d.qdisc(q); err != nil {
 			return err
 		}
+		for i := range d.entries[first:] {
+			if e := &d.entries[first+i]; e.until == everyEntry && !e.drops {
+				e.until = len(d.entries)
+			}
+		}
 	}
-	d.leaveUnmet()
+	return nil
+}
+
+// rest reports what is left of a device after all devices were read.
+func (d *device) rest(netns string) error {
+	if d.tree != nil {
+		d.tree.rest()
+	}
+	d.leaveCake(netns)
+	return d.leaveFilters()
+}
+
+func (d *device) qdisc(q object) error {
+	where := d.of("qdisc", q)
+	atTop := q.parent == atRoot
+	switch {
+	case q.kind == "clsact" && d.feeder == nil:
+		if err := d.filters(atIngress, policy.Ingress); err != nil {
+			return err
+		}
+		return d.filters(atEgress, policy.Egress)
+	case q.kind == "clsact":
+		return d.filters(atEgress, policy.Egress)
+	case q.kind == "ingress":
+		if d.feeder == nil {
+			return d.filters(q.handle, policy.Ingress)
+		}
+		return nil
+	case q.kind == "htb" && atTop:
+		return d.htb(q)
+	case q.kind == "tbf" && atTop:
+		d.tbf(q)
+		return nil
+	case q.kind == "cake" && q.options[cakeRate64].u64(0) == 0:
+	case q.kind == "cake" && atTop && d.outer.partial == "":
+		of, dir := d, policy.Egress
+		if d.feeder != nil {
+			of, dir = d.feeder, d.fed
+		}
+		of.cakes[dir] = cake{q.options, where}
+	case q.kind == "fq":
+		if rate := q.options[nl.TCA_FQ_FLOW_MAX_RATE].u32(0); rate != 0 && rate != math.MaxUint32 {
+			d.leave(perFlow, where, "%v", bitRate(uint64(rate)))
+		}
+	case slices.Contains(unlimited, q.kind):
+	case atTop:
+		d.leave(otherKind, where, "%s", q.kind)
+	default:
+		d.leave(inside, where, "%s below class %s", q.kind, handle(q.parent))
+	}
+	if atTop && q.handle != 0 {
+		return d.filters(q.handle, policy.Egress)
+	}
 	return nil
 }
 
@@ -113,6 +200,9 @@ const everyEntry = math.MaxInt
 // enter adds an entry for each network of a term.
 func (d *device) enter(dir policy.Direction, t term, e entry) {
 	e.key, e.side, e.partial, e.where = tableKey{d.Device, dir}, t.side, t.partial, t.where
+	if d.feeder != nil {
+		e.key = tableKey{d.feeder.Device, d.fed}
+	}
 	d.ruleset.enter(e, t.prefixes)
 }
 
@@ -123,9 +213,18 @@ func (d *device) filters(at uint32, dir policy.Direction) error {
 		return err
 	}
 	for _, t := range terms {
+		t, possible := d.outer.and(t)
+		if !possible {
+			continue
+		}
 		v := d.verdict(t, dir)
 		switch {
 		case v.left:
+		case v.to != nil:
+			if err := v.to.feed(d, dir, t); err != nil {
+				return err
+			}
+			d.enter(dir, t, entry{until: everyEntry})
 		case t.partial != "" && v.limit != nil:
 			d.leavePartial(t, v.limit.Rate)
 		case v.limit != nil || v.until > 0:
@@ -138,8 +237,21 @@ func (d *device) filters(at uint32, dir policy.Direction) error {
 // A verdict is the effect of a filter's actions.
 type verdict struct {
 	entry
-	left bool // it cannot be carried over, which was reported
+	left bool    // it cannot be carried over, which was reported
+	to   *device // an ifb device to which the packets go
 }
+
+// feed reads an ifb device for packets of a term of another device.
+func (d *device) feed(from *device, dir policy.Direction, t term) error {
+	if d.feeder != nil && d.feeder != from {
+		d.note(fmt.Sprintf("%s limited the packets of several devices together, and so do these pools", d.Device))
+	}
+	d.feeder, d.fed, d.outer = from, dir, t
+	return d.read()
+}
+
+// harmless lists the kinds of action that limit nothing.
+var harmless = []string{"connmark", "csum", "ct", "ctinfo", "mpls", "nat", "pedit", "sample", "simple", "skbedit", "skbmod", "tunnel_key", "vlan"}
 
 // nothing reports what is left, and returns the verdict for it.
 func (d *device) nothing(r reason, where, format string, args ...any) verdict {
@@ -162,6 +274,9 @@ const (
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var p *policer
 	conforming, exceeding := int32(controlPipe), int32(controlPipe)
+	if t.unknown {
+		return d.nothing(unreadable, t.where, "it may limit packets")
+	}
 	for _, a := range t.actions {
 		if conforming != controlPipe && (p == nil || exceeding != controlPipe) {
 			break
@@ -180,9 +295,15 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 				}
 			}
 		case a.kind == "mirred" && a.steals:
+			to := d.all[d.name(a.to)]
+			if to != nil && to.IFB && p == nil && d.feeder == nil {
+				return verdict{to: to}
+			}
 			return d.nothing(redirects, t.where, "to %s", d.name(a.to))
 		case a.kind == "gact":
 			return d.nothing(bans, t.where, "gact by chance")
+		case a.kind != "mirred" && !slices.Contains(harmless, a.kind):
+			return d.nothing(unknownAction, t.where, "%s", a.kind)
 		}
 	}
 	if p == nil {
@@ -225,18 +346,16 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 		return d.nothing(average, t.where, "policer %d", p.index)
 	case p.rate.bytes == 0 || conforming == controlShot || conforming == controlReclassify:
 		return d.nothing(bans, t.where, "policer %d", p.index)
-	case exceeding == controlNext:
+	case exceeding == controlNext || exceeding>>controlShift == controlChain:
 		return d.nothing(goesOn, t.where, "%v", bitRate(p.rate.bytes))
 	case exceeding == controlShot:
 		excess = policy.Drop
 	}
-	type index struct{ policer, direction uint32 }
-	at := index{p.index, uint32(dir)}
-	l := d.buckets[at]
+	l := d.policers[p.index] // several devices may have it
 	if l == nil {
 		where := fmt.Sprintf("%s police index %d", d.Device, p.index)
 		l = &limit{Rule: policy.Rule{Rate: bitRate(p.rate.bytes), Capacity: burst(p.burst, p.rate.bytes), Excess: excess}, where: where}
-		d.buckets[at] = l
+		d.policers[p.index] = l
 		d.frame(l, p.rate, stab{}, where, dir)
 		if p.peak {
 			d.leave(peakRate, where, "with the rate %v", l.Rate)
@@ -334,7 +453,9 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 // queues notes the differences from a limit that delayed excess packets.
 func (d *device) queues() {
 	d.note("htb and tbf delay excess packets, and these rules drop them: a rule has at least the default capacity for its rate")
-	d.note("rules with 'excess: delay' and a capacity of a few packets delay them, too, if the device has the fq qdisc in place of htb or tbf")
+	if d.feeder == nil {
+		d.note("rules with 'excess: delay' and a capacity of a few packets delay them, too, if the device has the fq qdisc in place of htb or tbf")
+	}
 }
 
 // A class is one of htb.
@@ -350,12 +471,32 @@ type class struct {
 
 // htb adds the classes of a qdisc.
 func (d *device) htb(q object) error {
+	h, err := d.tree, error(nil)
+	if h == nil {
+		if h, err = d.parseHTB(q); err != nil {
+			return err
+		}
+		d.tree = h
+	}
+	if err := h.classify(q.handle, d.outer, 0); err != nil {
+		return err
+	}
+	first := len(d.entries)
+	t, _ := d.outer.and(term{prefixes: everything, where: d.of("qdisc", q) + " default"})
+	h.lead(h.fallback, t)
+	for i := range d.entries[first:] {
+		d.entries[first+i].fallback = true
+	}
+	return nil
+}
+
+// parseHTB reads the classes of a qdisc.
+func (d *device) parseHTB(q object) (*htb, error) {
 	h := &htb{device: d, classes: map[uint32]*class{}, root: q.handle, fallback: q.handle&^0xffff | q.options[nl.TCA_HTB_INIT].u32(8)&0xffff}
 	var err error
 	if h.stab, err = parseStab(q); err != nil {
-		return fmt.Errorf("read %s: %w", d.of("qdisc", q), err)
+		return nil, fmt.Errorf("read %s: %w", d.of("qdisc", q), err)
 	}
-	var order []*class
 	for _, o := range d.classes {
 		if o.kind != "htb" || o.handle>>16 != q.handle>>16 {
 			continue
@@ -367,34 +508,26 @@ func (d *device) htb(q object) error {
 			burst: parms.u32(24), ceilBurst: parms.u32(28), quantum: parms.u32(32), priority: parms.u32(40), leaf: !d.inner[o.handle],
 		}
 		h.classes[o.handle] = c
-		order = append(order, c)
+		h.order = append(h.order, c)
 	}
-	for _, c := range order {
+	for _, c := range h.order {
 		levels := 1
 		for above := h.classes[c.parent]; above != nil; above = h.classes[above.parent] {
 			if levels++; levels > policy.MaxDepth {
-				return fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
+				return nil, fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
 					d.of("class", c.object), policy.MaxDepth)
 			}
 		}
 	}
-	weigh(order)
-	if err := h.classify(q.handle, term{prefixes: everything}, 0); err != nil {
-		return err
-	}
-	first := len(d.entries)
-	h.lead(h.fallback, term{prefixes: everything, where: d.of("qdisc", q) + " default"})
-	for i := range d.entries[first:] {
-		d.entries[first+i].fallback = true
-	}
-	h.rest(order)
-	return nil
+	weigh(h.order)
+	return h, nil
 }
 
 // htb converts a tree of classes.
 type htb struct {
 	*device
 	classes  map[uint32]*class
+	order    []*class
 	root     uint32 // the qdisc
 	fallback uint32 // the default class
 	stab     stab
@@ -418,7 +551,12 @@ func (h *htb) classify(at uint32, outer term, depth int) error {
 		c := h.classes[t.class]
 		switch {
 		case v.left:
-		case t.partial != "" && c != nil:
+		case v.to != nil:
+			if err := v.to.feed(h.device, policy.Egress, t); err != nil {
+				return err
+			}
+			h.enter(policy.Egress, t, entry{until: everyEntry})
+		case t.partial != "" && c != nil && c.handle != h.fallback:
 			h.reported[c.handle] = true
 			h.leavePartial(t, bitRate(c.ceil.bytes))
 		case t.partial != "" && v.limit != nil:
@@ -532,9 +670,9 @@ func divisor(a, b uint32) uint32 {
 }
 
 // rest reports what rules cannot express of the classes.
-func (h *htb) rest(order []*class) {
+func (h *htb) rest() {
 	var leaf *class
-	for _, c := range order {
+	for _, c := range h.order {
 		switch {
 		case !c.leaf:
 		case !h.reported[c.handle]:
@@ -557,19 +695,61 @@ func (d *device) tbf(q object) {
 		d.leave(unreadable, where, "its size table")
 	}
 	l := &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes)}, where: where}
-	// tbf queues packets up to its limit instead of dropping them.
-	l.Capacity = max(burst(parms.u32(28), rate.bytes)+uint64(parms.u32(24)), policy.DefaultCapacity(l.Rate))
+	// As much leaves at once. Packets up to tbf's limit queue, which a rule cannot if it drops excess packets.
+	l.Capacity = max(burst(parms.u32(28), rate.bytes), policy.DefaultCapacity(l.Rate))
 	d.queues()
 	d.frame(l, rate, s, where, policy.Egress)
 	if parms.u32(20) != 0 {
 		d.leave(peakRate, where, "with the rate %v", l.Rate)
 	}
-	d.enter(policy.Egress, term{prefixes: everything, where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+	t, _ := d.outer.and(term{prefixes: everything, where: where})
+	if t.partial != "" {
+		d.leavePartial(t, l.Rate)
+		return
+	}
+	d.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+}
+
+// leaveCake reports the cake qdiscs of a device, with the command that does the same.
+func (d *device) leaveCake(netns string) {
+	var link, how string
+	var where, rates []string
+	command := "line"
+	for dir, flag := range []string{policy.Ingress: " --down ", policy.Egress: " --up "} {
+		q := d.cakes[dir]
+		if q.where == "" {
+			continue
+		}
+		rate := bitRate(q.options[cakeRate64].u64(0))
+		where, rates = append(where, q.where), append(rates, rate.String())
+		const kilobit = 1000
+		command += flag + ((rate*100/line.Percent + kilobit - 1) / kilobit * kilobit).String()
+		overhead, mpu := int(int32(q.options[cakeOverhead].u32(0))), q.options[cakeMPU].u32(0)
+		if len(q.options[cakeRaw]) == 0 {
+			overhead -= int(d.L2Bytes) // cake adds it to the IP packet
+		}
+		if overhead != 0 || mpu != 0 {
+			link = fmt.Sprintf(" --link %d/%d", overhead, mpu)
+		}
+		if q.options[cakeCells].u32(0) == cakeATM {
+			d.leave(cells, q.where, "%v", rate)
+		}
+		if q.options[cakeMode].u32(0) == cakeFlows {
+			how = " --fair flow"
+		}
+	}
+	if where == nil {
+		return
+	}
+	r := cakes
+	r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command+link+how, d.Device), line.Percent)
+	d.leave(r, list(where), "%s", list(rates))
 }
 
 // and returns the inner term with the conditions of both; false if no packet meets them.
 func (t term) and(inner term) (term, bool) {
 	inner.partial = cmp.Or(inner.partial, t.partial)
+	inner.kind = cmp.Or(inner.kind, t.kind)
 	if t.side != either && inner.side != either && t.side != inner.side {
 		inner.restrict(fmt.Sprintf("%v %s", t.side, names(t.prefixes)))
 		return inner, true

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -24,13 +26,17 @@ var (
 
 // live lists the set-ups that need only htb, tbf and u32. testdata/tc/capture.sh captures the
 // other ones on a kernel that has all.
-var live = []string{"htb", "tree", "borrow", "hash", "tbf"}
+var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb"}
 
-// setUp makes two devices and runs tc commands.
+// captured lists the set-ups of which testdata has a dump.
+var captured = append([]string{"police", "hosts", "unread", "cake"}, live...)
+
+// setUp makes two devices and an ifb device, and runs tc commands.
 func setUp(t *testing.T, name string) []Dump {
 	t.Helper()
 	testenv.NewNetns(t)
 	testenv.Veth(t, "va", "vb")
+	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: netlink.LinkAttrs{Name: "ifb0"}})
 	commands, err := os.ReadFile(filepath.Join("testdata", "tc", name+".tc"))
 	testenv.Must(t, err)
 	tc := exec.Command("tc", "-batch", "-")
@@ -39,7 +45,7 @@ func setUp(t *testing.T, name string) []Dump {
 		t.Fatalf("tc: %v: %s", err, out)
 	}
 	var dumps []Dump
-	for _, device := range []string{"va", "vb"} {
+	for _, device := range []string{"va", "vb", "ifb0"} {
 		d, err := ReadTC(device, testenv.Link(t, device).Attrs().Index, 14)
 		testenv.Must(t, err)
 		dumps = append(dumps, d)
@@ -112,13 +118,13 @@ func TestCapture(t *testing.T) {
 
 // TestTCDumps imports dumps of Debian's kernel.
 func TestTCDumps(t *testing.T) {
-	for _, name := range append(live, "police") {
+	for _, name := range captured {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))
 			testenv.Must(t, err)
 			var dumps []Dump
 			testenv.Must(t, json.Unmarshal(text, &dumps))
-			imported, err := TC(dumps)
+			imported, err := TC(dumps, "")
 			testenv.Must(t, err)
 			golden(t, "tc/"+name+".golden", transcript(t, imported))
 		})
@@ -129,9 +135,28 @@ func TestTCDumps(t *testing.T) {
 func TestTCLive(t *testing.T) {
 	for _, name := range live {
 		t.Run(name, func(t *testing.T) {
-			imported, err := TC(setUp(t, name))
+			imported, err := TC(setUp(t, name), "")
 			testenv.Must(t, err)
 			golden(t, "tc/"+name+".golden", transcript(t, imported))
 		})
+	}
+}
+
+// TestTCCake names the command that does the same as cake.
+func TestTCCake(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "tc", "cake.json"))
+	testenv.Must(t, err)
+	var dumps []Dump
+	testenv.Must(t, json.Unmarshal(text, &dumps))
+	imported, err := TC(dumps, "lab")
+	testenv.Must(t, err)
+	all := strings.Join(imported.Lines(), "\n")
+	for _, command := range []string{
+		"'shapectl -n lab line --down 26316kbit --up 39474kbit --link 30/84 va'",
+		"'shapectl -n lab line --up 1053kbit --fair flow vb'",
+	} {
+		if !strings.Contains(all, command) {
+			t.Errorf("%s is not in: %s", command, all)
+		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 type Dump struct {
 	Device  string
 	L2Bytes uint8 // length of the link header that shapectl counts: 14, or 0 for none
+	IFB     bool  // it is an ifb device
 	Qdiscs  [][]byte
 	Classes [][]byte
 	Filters map[uint32][][]byte // by qdisc, class or hook
@@ -48,6 +49,7 @@ func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	}
 	for _, l := range links {
 		d.Devices[uint32(l.Attrs().Index)] = l.Attrs().Name
+		d.IFB = d.IFB || l.Attrs().Index == index && l.Type() == "ifb"
 	}
 	if d.Qdiscs, err = dump(unix.RTM_GETQDISC, unix.RTM_NEWQDISC, index, 0); err != nil {
 		return d, fmt.Errorf("list the qdiscs of %s: %w", device, err)

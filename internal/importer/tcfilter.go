@@ -20,10 +20,12 @@ type term struct {
 	class    uint32
 	actions  []action
 	where    string
+	unknown  bool // what it does is not known
 }
 
 // terms returns the terms of a place in the order in which packets meet them.
 func (c control) terms(at uint32) (all []term, err error) {
+	c.seen[at] = true
 	var before object
 	for i, o := range c.filters[at] {
 		sameList := i > 0 && o.priority() == before.priority() && o.chain() == before.chain()
@@ -88,32 +90,46 @@ func (c control) plainTerms(at uint32, o object) ([]term, error) {
 	if own || len(o.attributes[nl.TCA_OPTIONS]) == 0 {
 		return nil, nil
 	}
-	t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: shown(o.protocol())}
+	t := term{kind: o.kind, where: c.where(at, o, o.id()), prefixes: shown(o.protocol())}
 	if t.prefixes == nil {
 		t.prefixes = everything
 		t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
 	}
-	var acts, police uint16
+	kind, known := filterKinds[o.kind]
+	t.class = o.options[kind.class].u32(0)
 	switch o.kind {
 	case "matchall":
-		acts, t.class = nl.TCA_MATCHALL_ACT, o.options[nl.TCA_MATCHALL_CLASSID].u32(0)
 		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
 			t.restrict("an unknown attribute")
 		}
 	case "flower":
-		acts, t.class = nl.TCA_FLOWER_ACT, o.options[nl.TCA_FLOWER_CLASSID].u32(0)
 		t.flower(o.options)
 	case "fw":
-		acts, police, t.class = nl.TCA_FW_ACT, nl.TCA_FW_POLICE, o.options[nl.TCA_FW_CLASSID].u32(0)
 		if len(o.options) == 0 {
 			t.class = o.handle // a filter without options: the mark is the class
 		}
 		t.restrict(fmt.Sprintf("mark %#x", o.handle))
+	case "basic":
+		conditions, err := o.options.nested(basicEmatches)
+		if err != nil || conditions[ematchHeader].u16(0) > 0 {
+			t.restrict("conditions of basic")
+		}
 	default:
 		t.restrict("conditions of " + o.kind)
+		t.unknown = !known || o.options[nl.TCA_BPF_FLAGS].u32(0)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
 	}
-	err := t.act(o.options[acts], o.options[police])
+	err := t.act(o.options[kind.actions], o.options[kind.police])
 	return []term{t}, err
+}
+
+// filterKinds has the attributes of the kinds of filters whose actions can be read; 0 for none.
+var filterKinds = map[string]struct{ class, actions, police uint16 }{
+	"u32":      {nl.TCA_U32_CLASSID, nl.TCA_U32_ACT, nl.TCA_U32_POLICE},
+	"matchall": {nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, 0},
+	"flower":   {nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, 0},
+	"fw":       {nl.TCA_FW_CLASSID, nl.TCA_FW_ACT, nl.TCA_FW_POLICE},
+	"basic":    {basicClass, basicActions, basicPolice},
+	"bpf":      {nl.TCA_BPF_CLASSID, nl.TCA_BPF_ACT, nl.TCA_BPF_POLICE},
 }
 
 // act reads the actions of a term's filter.
@@ -267,22 +283,60 @@ func (c control) u32Terms(at uint32, first object) ([]term, error) {
 	return f.terms, err
 }
 
-// leaveUnmet reports u32 filters that no packet can reach and match.
-func (d *device) leaveUnmet() {
+// leaveFilters reports filters that limit packets at places that were not read, and u32 filters that no packet can
+// reach and match. Each place of a qdisc lists the u32 filters of all places.
+func (d *device) leaveFilters() error {
+	unread := map[uint32]bool{} // qdiscs
+	for at, filters := range d.control.filters {
+		unread[at>>16] = unread[at>>16] || len(filters) > 0 && !d.seen[at]
+	}
 	for _, at := range d.places() {
 		for _, o := range d.control.filters[at] {
-			f := u32Filter{at >> 16, o.handle}
-			if o.kind != "u32" || o.handle&u32Node == 0 || d.met[f] {
-				continue
+			if o.kind == "u32" {
+				f := u32Filter{at >> 16, o.handle}
+				if o.handle&u32Node == 0 || d.met[f] {
+					continue
+				}
+				d.met[f] = true // report it once
 			}
-			d.met[f] = true // report it once
-			to := "it has no class"
-			if class := o.options[nl.TCA_U32_CLASSID].u32(0); class != 0 {
-				to = "class " + handle(class)
+			switch {
+			case !d.seen[at]:
+				if err := d.leaveFilter(at, o); err != nil {
+					return err
+				}
+			case o.kind == "u32" && !unread[at>>16]:
+				to := "it has no class"
+				if class := o.options[nl.TCA_U32_CLASSID].u32(0); class != 0 {
+					to = "class " + handle(class)
+				}
+				d.leave(lost, d.where(at, o, o.id()), "%s", to)
 			}
-			d.leave(lost, d.where(at, o, u32Handle(o.handle)), "%s", to)
 		}
 	}
+	return nil
+}
+
+// leaveFilter reports a filter if it may limit packets.
+func (d *device) leaveFilter(at uint32, o object) error {
+	terms, err := d.plainTerms(at, o)
+	for _, t := range terms {
+		switch {
+		case t.unknown:
+			d.leave(unreadable, t.where, "it may limit packets")
+		case len(t.actions) > 0:
+			d.leave(inside, t.where, "%s", also(t.does(), d.rates(t.actions)))
+		}
+	}
+	return err
+}
+
+// does lists the actions of a filter.
+func (t term) does() string {
+	var words []string
+	for _, a := range t.actions {
+		words = append(words, a.kind)
+	}
+	return list(words)
 }
 
 // A u32Filter identifies a u32 filter. Handles are unique in a qdisc.
@@ -376,20 +430,23 @@ func (f *u32Filters) hash(table uint32, s selector, h header, partial string, de
 }
 
 func (f *u32Filters) terminal(o object, h header, partial string) error {
-	t := term{kind: o.kind, where: f.where(f.at, o, u32Handle(o.handle)), partial: partial, class: o.options[nl.TCA_U32_CLASSID].u32(0)}
+	t := term{kind: o.kind, where: f.where(f.at, o, o.id()), partial: partial, class: o.options[nl.TCA_U32_CLASSID].u32(0)}
 	t.addresses(h, f.protocol)
 	err := t.act(o.options[nl.TCA_U32_ACT], o.options[nl.TCA_U32_POLICE])
 	f.terms = append(f.terms, t)
 	return err
 }
 
-// u32Handle formats the handle of a u32 filter like tc.
-func u32Handle(h uint32) string {
+// id formats the handle of a filter like tc.
+func (o object) id() string {
+	if o.kind != "u32" {
+		return fmt.Sprintf("%#x", o.handle)
+	}
 	bucket := ""
-	if b := h & u32Bucket >> 12; b != 0 {
+	if b := o.handle & u32Bucket >> 12; b != 0 {
 		bucket = fmt.Sprintf("%x", b)
 	}
-	return fmt.Sprintf("%x:%s:%x", h>>20, bucket, h&u32Node)
+	return fmt.Sprintf("%x:%s:%x", o.handle>>20, bucket, o.handle&u32Node)
 }
 
 // Offsets of addresses in headers.

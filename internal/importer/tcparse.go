@@ -20,7 +20,14 @@ const (
 	u32Pad        = 12
 	matchAllCount = 4
 
+	basicClass, basicEmatches, basicActions, basicPolice = 1, 2, 3, 4
+	ematchHeader                                         = 1
+
 	stabBase = 1
+
+	cakeRate64, cakeCells, cakeMode, cakeOverhead, cakeRaw, cakeMPU = 2, 4, 5, 6, 12, 14
+	cakeATM                                                         = 1 // of cakeCells
+	cakeFlows                                                       = 4 // of cakeMode
 
 	sizeofTcmsg = 20
 )
@@ -97,7 +104,7 @@ func parseObject(m []byte) (o object, err error) {
 	}
 	o.kind = o.attributes.text(nl.TCA_KIND)
 	switch o.kind {
-	case "htb", "tbf", "u32", "flower", "matchall", "fw", "bpf":
+	case "htb", "tbf", "fq", "cake", "u32", "flower", "matchall", "fw", "basic", "bpf":
 		// The options of other kinds may be a structure without attributes.
 		o.options, err = o.attributes.nested(nl.TCA_OPTIONS)
 	}
@@ -120,11 +127,12 @@ type control struct {
 	qdiscs, classes []object
 	filters         map[uint32][]object
 	inner           map[uint32]bool    // classes with children
+	seen            map[uint32]bool    // places whose filters were read
 	met             map[u32Filter]bool // filters that packets can reach
 }
 
 func parse(d Dump) (c control, err error) {
-	c = control{Dump: d, filters: map[uint32][]object{}, inner: map[uint32]bool{}, met: map[u32Filter]bool{}}
+	c = control{Dump: d, filters: map[uint32][]object{}, inner: map[uint32]bool{}, seen: map[uint32]bool{}, met: map[u32Filter]bool{}}
 	if c.qdiscs, err = d.objects("a qdisc", d.Qdiscs); err != nil {
 		return c, err
 	}
@@ -132,7 +140,7 @@ func parse(d Dump) (c control, err error) {
 		return c, err
 	}
 	for _, class := range c.classes {
-		if class.kind == "htb" {
+		if class.parent>>16 == class.handle>>16 {
 			c.inner[class.parent] = true
 		}
 	}
@@ -155,13 +163,13 @@ func (d Dump) objects(what string, messages [][]byte) (all []object, err error) 
 	return all, nil
 }
 
-// places returns the places of filters that decide about packets.
+// places returns the places where filters can be.
 func (c control) places() (at []uint32) {
 	for _, q := range c.qdiscs {
 		switch {
 		case q.kind == "clsact":
 			at = append(at, atIngress, atEgress)
-		case q.handle != 0 && (q.kind == "ingress" || q.parent == atRoot):
+		case q.handle != 0:
 			at = append(at, q.handle)
 		}
 	}

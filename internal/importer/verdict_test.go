@@ -66,7 +66,7 @@ func TestVerdict(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
-			d := &device{control: control{Dump: Dump{Device: "eth0"}}, ruleset: s, buckets: map[any]*limit{}}
+			d := &device{control: control{Dump: Dump{Device: "eth0"}}, ruleset: s, policers: map[uint32]*limit{}}
 			v := d.verdict(term{where: "here", actions: test.actions}, policy.Egress)
 			left := ""
 			for _, l := range s.Left {
@@ -210,8 +210,8 @@ func TestClassDepth(t *testing.T) {
 		{"deeper", chain(policy.MaxDepth + 1), true},
 		{"its own parent", []object{{kind: "htb", handle: 1<<16 | 1, parent: 1<<16 | 1}}, true},
 	} {
-		c := control{Dump: Dump{Device: "eth0"}, classes: test.classes, inner: map[uint32]bool{}, met: map[u32Filter]bool{}}
-		d := &device{control: c, ruleset: &ruleset{collector: newCollector()}, buckets: map[any]*limit{}, reported: map[uint32]bool{}}
+		c := control{Dump: Dump{Device: "eth0"}, classes: test.classes, inner: map[uint32]bool{}, seen: map[uint32]bool{}, met: map[u32Filter]bool{}}
+		d := &device{control: c, ruleset: &ruleset{collector: newCollector()}, buckets: map[uint32]*limit{}, reported: map[uint32]bool{}}
 		if err := d.htb(object{kind: "htb", handle: 1 << 16}); (err != nil) != test.refused {
 			t.Errorf("%s: %v", test.name, err)
 		}
@@ -243,7 +243,7 @@ func TestWeigh(t *testing.T) {
 
 // Messages that are cut off or wrong give an error, or are read as far as possible.
 func FuzzTC(f *testing.F) {
-	for _, name := range append(live, "police") {
+	for _, name := range captured {
 		text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))
 		testenv.Must(f, err)
 		var dumps []Dump
@@ -266,7 +266,7 @@ func FuzzTC(f *testing.F) {
 			Device: "eth0", L2Bytes: 14, Qdiscs: all, Classes: all, Filters: map[uint32][][]byte{at: all, atEgress: all},
 			Roots: []Root{{At: at, Info: head.u32(16), Table: head.u32(8) & u32Table}},
 		}
-		imported, err := TC([]Dump{d})
+		imported, err := TC([]Dump{d}, "")
 		if err == nil {
 			transcript(t, imported)
 		}
