@@ -321,7 +321,7 @@ struct share {
 	/* For user space. */
 	__u32 owner;   /* the id of the rule or pool plus one, or 0 */
 	__u32 retired; /* change.epoch when it was freed, 0 for never */
-	__u32 pad;
+	__u32 most;   /* bytes by which any sharer may be ahead */
 	__u64 credit; /* fair units times weight: what light sharers may still send, see judge; signed */
 	__u64 seen;   /* v of the pool above when this one was last advanced */
 	__u64 skip;   /* fair units that passed without a charge to a sharer, and that v has not skipped yet */

@@ -371,7 +371,7 @@ type AbiShare struct {
 	CoarseShift uint16
 	Owner       uint32
 	Retired     uint32
-	Pad         uint32
+	Most        uint32
 	Credit      uint64
 	Seen        uint64
 	Skip        uint64

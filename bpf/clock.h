@@ -34,7 +34,7 @@ __noinline int look_above(struct bound *b)
 	b->v = READ_ONCE(s->v);
 	/* If nobody is active there, the clock stands still. */
 	b->units = (__s32)READ_ONCE(s->weight) > 0 ? 0 : fair_units(at.rated, b->passed);
-	may = may_be_ahead(s, weight) * weight;
+	may = may_be_ahead(s, weight);
 	if (may < (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS)
 		may = (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS;
 	b->may = may;

@@ -510,7 +510,7 @@ static __noinline void forgive_debt(const struct cold_params *cold, __u32 weight
 
 	if (!s)
 		return;
-	less = on_wheel(cold, READ_ONCE(s->v), most_debt(may_be_ahead(s, weight), weight, READ_ONCE(b->tick)));
+	less = on_wheel(cold, READ_ONCE(s->v), most_debt(may_be_ahead(s, weight), READ_ONCE(b->tick)) / weight);
 	if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
 		move_weight(s, cold, tat, less, weight);
 }

@@ -19,9 +19,9 @@ enum {
 	SLOWEST = 2,	   /* octaves by which the clock is slower than the rate where the bucket is full */
 	OCTAVES = 4,	   /* by which it is faster where the bucket is empty, */
 	MORE = 3,	   /* and by so many more if it nearly is */
-	LEAST_MS = 100,	   /* all sharers together may be ahead by half of the bucket, but at least this time at the rate, */
-	MOST_MS = 150,	   /* and at most this */
-	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
+	MOST_MS = 150,	   /* all sharers together may be ahead by half of the bucket, but at most this time at the rate */
+	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more, */
+	SMALL = 64 << 10,  /* but in a bucket of up to so many bytes by three eighths of it: a burst of another one needs room */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
 	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
 	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
@@ -161,13 +161,24 @@ static long leave_next(__u64 i, struct advance *a)
 	return 0;
 }
 
-/* What a sharer may be ahead, in fair units. */
+/* What a sharer may be ahead, in fair units times weight. */
 static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 {
-	__u64 ahead = READ_ONCE(s->ahead);
+	__u64 ahead = READ_ONCE(s->ahead) * weight, most = (__u64)READ_ONCE(s->most) << FAIR_BITS;
 	__s32 all = READ_ONCE(s->weight);
 
-	return ahead + (all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE);
+	ahead += all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE;
+	return ahead < most ? ahead : most;
+}
+
+/* What any sharer may be ahead, in bytes. */
+static __always_inline __u32 most_ahead(const struct params *params)
+{
+	__u64 capacity = params->limit >> UNIT_BITS, most = capacity / 8 * 3;
+
+	if (capacity > SMALL)
+		most += 2 * (capacity - SMALL);
+	return most < ~0U ? most : ~0U;
 }
 
 /* By how much light sharers may be ahead together, in fair units times weight. */
@@ -264,15 +275,13 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 	half = params->limit >> (UNIT_BITS - FAIR_BITS + 1);
 	if (units > half)
 		units = half;
-	half = fair_units(params, LEAST_MS * 1000000);
-	if (units < half)
-		units = half;
 	if (b->weight) {
 		s->seen = b->v;
 		if (units > b->may)
 			units = b->may;
 	}
 	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
+	WRITE_ONCE(s->most, most_ahead(params));
 	units = most_credit(params);
 	if (b->weight && units > b->credit)
 		units = b->credit;
@@ -312,10 +321,13 @@ static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, _
 	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_of */
 }
 
-/* The debt of a sharer in fair units, beyond which it is forgiven. It may be ahead by so many; its largest packet is in bytes. */
-static __always_inline __u64 most_debt(__u64 may, __u32 weight, __u64 largest)
+/*
+ * The debt of a sharer in fair units times weight, beyond which it is forgiven. It may be ahead by so many; its largest
+ * packet is in bytes.
+ */
+static __always_inline __u64 most_debt(__u64 may, __u64 largest)
 {
-	return FORGIVEN * (may + (largest << FAIR_BITS) / weight);
+	return FORGIVEN * (may + (largest << FAIR_BITS));
 }
 
 /* How far a sharer is from its fair share. */
@@ -364,8 +376,7 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 		return WITHIN_SHARE + load_of_new(s, bytes) * SHARE_VERDICTS;
 	if (below == LIGHT && params->flags & RULE_SHARE_MEMBER)
 		return WITHIN_SHARE + load_if(s, true) * SHARE_VERDICTS;
-	part = may_be_ahead(s, weight);
-	may = part * weight;
+	part = may = may_be_ahead(s, weight);
 	load = load_if(s, ahead * weight + (bytes << FAIR_BITS) <= may / 8);
 	if (below != HEAVY) {
 		may *= 2;
@@ -380,7 +391,7 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 		load = HEAVY;
 	if (ahead * weight <= may)
 		return WITHIN_SHARE + load * SHARE_VERDICTS;
-	if (ahead > most_debt(part, weight, largest))
+	if (ahead * weight > most_debt(part, largest))
 		return BEYOND_DEBT;
 	return ahead * weight <= 2 * may ? BEYOND_MARK + load * SHARE_VERDICTS : BEYOND_SHARE;
 }
@@ -392,7 +403,7 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 static __always_inline bool is_near_share(const struct share *s, const struct params *params, const struct cold_params *cold,
 					  __u64 level, __u32 weight, __u64 tat)
 {
-	__u64 may = may_be_ahead(s, weight) * weight;
+	__u64 may = may_be_ahead(s, weight);
 
 	/* The coarse wheel is little longer. */
 	return ahead_of(s, cold, tat) * weight <= may + may / 4 && free_part(params, cold, level) >= 1 << (FREE_BITS - 1);

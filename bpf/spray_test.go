@@ -118,3 +118,30 @@ func TestSprayBesideAnotherPool(t *testing.T) {
 		}
 	}
 }
+
+// In a small bucket, a host that sends two packets at once at 80 % of its part loses nothing to a flood.
+func TestSharesInSmallBuckets(t *testing.T) {
+	const rate = policy.Rate(2e6)
+	for _, share := range []policy.ShareKind{policy.ShareHost, policy.ShareMember} {
+		t.Run(fmt.Sprintf("share %v", policy.Share{Kind: share}), func(t *testing.T) {
+			f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 8, Buckets: 64, Labels: 8, Shares: 1, Pools: true}, egress())}
+			r := policy.Rule{Rate: rate, Capacity: 12_500, Share: policy.Share{Kind: share}}
+			if share == policy.ShareMember {
+				f.putIn(pool("uplink", r), 0)
+				f.putIn(policy.Rule{Prefix: prefix("10.0.0.1/32"), Rate: policy.Unlimited, Within: "uplink"}, 0)
+				r = policy.Rule{Rate: policy.Unlimited, Within: "uplink"}
+			}
+			r.Prefix = prefix("10.0.0.0/24")
+			f.putIn(r, 0)
+			light := newTalker("10.0.0.1", 1514, 0.4*float64(rate)/2, false)
+			twin, flood := *light, newTalker("10.0.0.2", 1514, 5*float64(rate), false)
+			f.talk([]*talker{light, &twin, flood}, 0, 20e9, 0)
+			if light.got+twin.got < light.sent+twin.sent {
+				t.Errorf("it lost %.1f %%", 100-100*(light.got+twin.got)/(light.sent+twin.sent))
+			}
+			if all := light.got + twin.got + flood.got; all < 0.99*float64(rate)/8*20 {
+				t.Errorf("%.0f bytes passed", all)
+			}
+		})
+	}
+}

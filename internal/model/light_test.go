@@ -182,3 +182,70 @@ func TestLightFlowsTakeNoMore(t *testing.T) {
 		})
 	}
 }
+
+// volleys makes a rule send so many packets at once.
+func (p *party) volleys(n int) {
+	pace, sent, wait := p.pace, 0, 0.0
+	p.pace = func(passes bool) (gap float64) {
+		wait += pace(passes)
+		if sent++; sent%n == 0 {
+			gap, wait = wait, 0
+		}
+		return gap
+	}
+}
+
+// Where a bucket has four packets for each sharer, one that offers up to 89 % of its part loses nothing, also in bursts of
+// a quarter of its part of the bucket, of which 64 KiB and 300 ms count. Floods beside it use the rest of the rate.
+func TestSharesInSmallBuckets(t *testing.T) {
+	const size = 1514
+	for _, rate := range []policy.Rate{2e6, 10e6} {
+		for _, capacity := range []uint64{8 * size, 16 * size, 41 * size, 82 * size} {
+			for _, n := range []int{2, 3, 8} {
+				if capacity < uint64(4*n*size) {
+					continue
+				}
+				t.Run(fmt.Sprintf("%v/%d bytes/%d sharers", rate, capacity, n), func(t *testing.T) {
+					t.Parallel()
+					part := float64(rate) / 8 / float64(n)
+					burst := min(float64(capacity), 64<<10, float64(rate)/8*0.3) / 4 / float64(n)
+					for _, on := range []float64{0, 1e7, 5e7, 1.5e8} { // ns; 0 for a constant rate
+						for _, bytes := range []float64{200, size} { // of a packet
+							for _, load := range []float64{0.2, 0.89} {
+								random := rand.New(rand.NewPCG(30, 0))
+								p := poolParty(rate, 0)
+								p.Capacity = capacity
+								send := func(size, rate float64) *party {
+									m := p.add(&party{Rule: policy.Rule{Rate: 1e9, Capacity: 100 << 20}})
+									m.constant(random, size, rate)
+									return m
+								}
+								light := send(bytes, load*part)
+								light.volleys(int(burst / bytes))
+								for range n - 1 {
+									if flood := send(size, 8*part); on > 0 {
+										flood.bursts(on)
+									}
+								}
+								p.start()
+								const end = 3e9
+								p.exchange(random, end)
+								var got uint64
+								for _, m := range p.members {
+									got += m.got
+								}
+								what := fmt.Sprintf("%v of its part in packets of %v bytes, floods for %v ns", load, bytes, on)
+								if light.got < light.sent {
+									t.Errorf("%s: lost %.2f %%", what, 100*float64(light.sent-light.got)/float64(light.sent))
+								}
+								if least := 0.98 * float64(rate) / 8e9 * (end - 1e8); on == 0 && float64(got) < least {
+									t.Errorf("%s: %d bytes passed in all, want %.0f", what, got, least)
+								}
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}

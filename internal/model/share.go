@@ -18,9 +18,9 @@ const (
 	slowest    = 2 // octaves
 	octaves    = 4
 	more       = 3
-	leastNS    = 100_000_000
 	mostNS     = 150_000_000
 	alone      = 2
+	small      = 64 << 10
 	ownPackets = 2
 	forgiven   = 6
 	restNS     = 4 << 30
@@ -65,7 +65,14 @@ func (m Meter) ShareParams() (p ShareParams) {
 
 // together is what all sharers together may be ahead, in fair units.
 func (m Meter) together() uint64 {
-	return max(min(m.fairUnits(mostNS), m.Capacity>>(UnitBits-FairBits+1)), m.fairUnits(leastNS))
+	return min(m.fairUnits(mostNS), m.Capacity>>(UnitBits-FairBits+1))
+}
+
+// most is what a sharer that is alone may be ahead, in bytes: of a small bucket less than half, so that a burst of another
+// sharer finds room at once.
+func (m Meter) most() uint32 {
+	capacity := m.Capacity >> UnitBits
+	return uint32(min(capacity/8*3+2*(max(capacity, small)-small), math.MaxUint32))
 }
 
 // credit is by how much light sharers may be ahead together, in fair units times weight.
@@ -79,6 +86,7 @@ type Share struct {
 	Seen                 uint64 // the clock of the share above when this one was last advanced
 	Skip                 uint64 // fair units that passed without a charge to a sharer, and that the clock has not skipped yet
 	Credit               int64  // fair units times weight: what light sharers may still send
+	Most                 uint32 // bytes by which any sharer may be ahead
 	Weight               int32
 	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
 	Shifts               [2]uint8             // FineShift and CoarseShift for which the bins are
@@ -142,7 +150,7 @@ type bound struct {
 // leaves returns what the share of a pool leaves to a member. The level of its bucket is in units.
 func (s *Share) leaves(m Meter, b Sharer, weight, level uint64) bound {
 	free := s.free(m, level)
-	to := bound{v: s.V, weight: weight, may: max(s.mayBeAhead(weight)*weight, SharedBytes*ownPackets<<FairBits)}
+	to := bound{v: s.V, weight: weight, may: max(s.mayBeAhead(weight), SharedBytes*ownPackets<<FairBits)}
 	to.credit = min(to.may/2, m.credit())
 	may, ahead := to.may>>freeBits*free, s.AheadOf(b)*weight
 	if ahead < may {
@@ -192,6 +200,7 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 	}
 	s.Credit = min(s.Credit, int64(credit))
 	s.Ahead = together / uint64(max(s.Weight, 1))
+	s.Most = m.most()
 }
 
 // advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so
@@ -255,7 +264,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	if below == Light && !s.ByMember {
 		below = Modest
 	}
-	light := below == Light || ahead*weight+n<<FairBits <= may*weight/8
+	light := below == Light || ahead*weight+n<<FairBits <= may/8
 	if ahead == 0 {
 		light = n <= 2*SharedBytes
 	}
@@ -266,9 +275,8 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	if ahead == 0 || below == Light {
 		return WithinShare
 	}
-	less := forgiven * (may + uint64(b.Largest)<<FairBits/weight)
+	less := forgiven * (may + uint64(b.Largest)<<FairBits)
 	own := n
-	may *= weight
 	most := may + may/4
 	if below == Modest {
 		may, own = 2*may, max(n, 2*SharedBytes)
@@ -282,9 +290,9 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	switch {
 	case ahead*weight <= may:
 		return WithinShare
-	case ahead > less:
+	case ahead*weight > less:
 		old := *b
-		b.TAT = s.onWheel(old.tat()-ahead, less)
+		b.TAT = s.onWheel(old.tat()-ahead, less/weight)
 		s.move(old.TAT, b.TAT, weight)
 	case ahead*weight <= 2*may:
 		return BeyondMark
@@ -296,9 +304,10 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 	return BeyondShare
 }
 
-// mayBeAhead returns by how many fair units a sharer may be ahead.
+// mayBeAhead returns by how many fair units times weight a sharer may be ahead.
 func (s *Share) mayBeAhead(weight uint64) uint64 {
-	return s.Ahead + s.Ahead*alone*weight/max(uint64(max(s.Weight, 0)), weight)
+	part := s.Ahead * weight
+	return min(part+part*alone*weight/max(uint64(max(s.Weight, 0)), weight), uint64(s.Most)<<FairBits)
 }
 
 // free returns which part of a bucket is free, of 1 << freeBits for a quarter of it.

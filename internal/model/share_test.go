@@ -233,7 +233,7 @@ func TestLoadBeyondShare(t *testing.T) {
 	limit := NewLimit(policy.Rule{Rate: 8_000_000, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareHost}})
 	m := limit.Meter
 	s := &Share{ShareParams: limit.ShareParams()}
-	s.Ahead, s.Credit = 1<<40, 1
+	s.Ahead, s.Most, s.Credit = 1<<40, math.MaxUint32, 1
 	var b Sharer
 	s.Charge(&b, 1, 100)
 	load := Heavy
