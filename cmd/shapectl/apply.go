@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/measure"
@@ -132,9 +133,7 @@ func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) 
 var patience = time.Minute
 
 // readPolicy reads a policy file, or for "-" standard input, which may take any time.
-func (e *env) readPolicy(name string) (*policyfile.File, error) {
-	var text []byte
-	var err error
+func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		text, err = e.readAll(name)
@@ -147,16 +146,15 @@ func (e *env) readPolicy(name string) (*policyfile.File, error) {
 	select {
 	case <-done:
 	case <-late:
-		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+		return nil, nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	f, err := policyfile.Parse(inputName(name), text)
-	if err != nil {
-		return nil, inputError(err)
+	if f, err = policyfile.Parse(inputName(name), text); err != nil {
+		return nil, nil, inputError(err)
 	}
-	return f, nil
+	return f, text, nil
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
@@ -290,6 +288,7 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
+		unrecorded := inforce.Keep(n, f.File, f.Path, f.Text, done != nil)
 		pending, err := e.pending(n, "apply "+f.Path, done)
 		if err != nil {
 			return err
@@ -309,6 +308,9 @@ func (e *env) apply(o applyOptions) error {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
 			}
+		}
+		if unrecorded != nil && err == nil {
+			err = e.degraded("apply %s: the policy is in force, but %w", f.Path, unrecorded)
 		}
 		return err
 	})
@@ -334,8 +336,8 @@ func (e *env) apply(o applyOptions) error {
 // policyToApply is the policy of the file, or the last good one.
 func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 	if o.lastGood == "" {
-		f, err := e.readPolicy(o.file)
-		return lastgood.Policy{File: f, Path: o.file}, err
+		f, text, err := e.readPolicy(o.file)
+		return lastgood.Policy{File: f, Path: o.file, Text: text}, err
 	}
 	f, err := lastgood.Load(o.file, o.lastGood)
 	switch {

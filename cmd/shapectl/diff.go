@@ -35,7 +35,7 @@ Exit codes: 0 nothing would change; 3 something would change.`,
 }
 
 func (e *env) diff(name string) error {
-	f, err := e.readPolicy(name)
+	f, _, err := e.readPolicy(name)
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}
@@ -94,7 +94,7 @@ func (e *env) export(like string) error {
 	var f *policyfile.File
 	if like != "" {
 		var err error
-		if f, err = e.readPolicy(like); err != nil {
+		if f, _, err = e.readPolicy(like); err != nil {
 			return fmt.Errorf("export: %w", err)
 		}
 	}

@@ -404,7 +404,7 @@ func (p policyFlags) check(given *pflag.FlagSet, networks []netip.Prefix) error 
 // policyLimits are the rules of a policy file for the link of the trace, without their shadows, and their pools, without
 // clusters: a trace has no leases.
 func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, err error) {
-	f, err := e.readPolicy(p.file)
+	f, _, err := e.readPolicy(p.file)
 	if err != nil {
 		return l, err
 	}

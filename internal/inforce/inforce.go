@@ -1,0 +1,141 @@
+// Package inforce finds rules that should be in force and are not: of the policy in force, which is the one that was
+// applied last, or that watch follows; and those that something else has detached.
+package inforce
+
+import (
+	"bytes"
+	"net/netip"
+	"path/filepath"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Keep records a policy as the one in force. Of a change, it lasts as long as that.
+func Keep(n *loader.Namespace, f *policyfile.File, path string, text []byte, byChange bool) error {
+	if len(f.Devices()) == 0 {
+		return n.KeepPolicy(nil, byChange)
+	}
+	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
+		path = absolute
+	}
+	return n.KeepPolicy(loader.PackPolicy(path, text), byChange)
+}
+
+// A Lack is a direction of a device without some of its rules.
+type Lack struct {
+	Device    string
+	Direction policy.Direction
+	Missing   []netip.Prefix // of the policy; all, if they are detached
+	Of        int            // how many rules it should have
+	Detached  bool           // the rules are there, and something else has detached shapectl's program
+}
+
+// Networks are those of the missing rules, the first few by name.
+func (l Lack) Networks() string {
+	var names []string
+	for _, p := range l.Missing {
+		names = append(names, p.String())
+	}
+	return plain.List(names)
+}
+
+// A Reader finds what is lacking again and again. It parses a policy once.
+type Reader struct {
+	packed loader.PackedPolicy
+	file   *policyfile.File
+	Path   string // of the policy in force; "" if none is known
+}
+
+// Lacks are the lacks of the calling thread's namespace, by device and direction. Addresses of hosts do not count: they come
+// and go.
+func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
+	if err := r.read(n); err != nil {
+		return nil, err
+	}
+	devices, err := netinfo.Devices()
+	if err != nil {
+		return nil, err
+	}
+	hooks, err := n.Hooks()
+	defer loader.CloseHooks(hooks)
+	if err != nil {
+		return nil, err
+	}
+	type side struct {
+		device    int
+		direction policy.Direction
+	}
+	at := map[side]*loader.Hook{}
+	for _, h := range hooks {
+		at[side{h.Device.Index, h.Direction}] = h
+		if h.State == loader.Detached {
+			l := Lack{Device: h.Device.Name, Direction: h.Direction, Detached: true}
+			for _, rule := range h.Set.Policy() {
+				l.Missing = append(l.Missing, rule.Prefix)
+			}
+			if l.Of = len(l.Missing); l.Of > 0 {
+				lacks = append(lacks, l)
+			}
+		}
+	}
+	for _, d := range devices {
+		for _, t := range r.tables(d) {
+			h := at[side{d.Index, t.Direction}]
+			if h != nil && h.State == loader.Detached {
+				continue
+			}
+			l := Lack{Device: d.Name, Direction: t.Direction, Of: len(t.Rules)}
+			for _, rule := range t.Rules {
+				if h != nil {
+					if _, has := h.Set.Find(rule.Prefix); has {
+						continue
+					}
+				}
+				l.Missing = append(l.Missing, rule.Prefix)
+			}
+			if l.Missing != nil {
+				lacks = append(lacks, l)
+			}
+		}
+	}
+	return lacks, nil
+}
+
+// read parses the policy in force, if it is another one than before.
+func (r *Reader) read(n *loader.Namespace) error {
+	packed, err := n.Policy()
+	if err != nil || bytes.Equal(packed, r.packed) {
+		return err
+	}
+	*r = Reader{}
+	if len(packed) == 0 {
+		return nil
+	}
+	path, text, err := packed.Unpack()
+	if err != nil {
+		return err
+	}
+	f, err := policyfile.Parse(path, text)
+	if err != nil {
+		return err
+	}
+	*r = Reader{slices.Clone(packed), f, path}
+	return nil
+}
+
+// tables are what the policy has for a device.
+func (r *Reader) tables(d netinfo.Device) []policy.Table {
+	if r.file == nil {
+		return nil
+	}
+	tables, err := r.file.For(policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes})
+	if err != nil {
+		return nil // several patterns match it, so no command gives it rules
+	}
+	return tables
+}
