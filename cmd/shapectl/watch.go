@@ -42,6 +42,8 @@ watch reads FILE again on SIGHUP, and when a device appears after the file was c
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
 in time, watch also uses the copy, until FILE is written again. While there is no FILE, watch sets no rules.
 
+watch also attaches programs again that something else has detached, within ten seconds.
+
 watch also adapts the rates of pools with --adapt-min to the latency of the line, whatever set them.
 
 watch also removes the state of deleted devices and network namespaces. An hour after a change that left devices or

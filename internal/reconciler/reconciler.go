@@ -40,7 +40,8 @@ const (
 )
 
 // sweepEvery is the interval of searches for leftovers of network namespaces, whose end is no event here.
-var sweepEvery = time.Minute
+// Rules that something else has detached limit nothing until then.
+var sweepEvery = 10 * time.Second
 
 // A Reconciler applies a policy to the devices of a network namespace.
 type Reconciler struct {
@@ -54,6 +55,7 @@ type Reconciler struct {
 	policy         lastgood.Policy
 	read           version // of file when it was read
 	missing        bool    // there was no file when it was read
+	recorded       bool    // the policy is recorded as the one in force
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
@@ -104,7 +106,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy = p
+	r.policy, r.recorded = p, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -165,10 +167,15 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 				return err
 			}
 		}
-		due = false
 		if waiting, err = r.serve(ctx, waiting); err != nil {
 			return err
 		}
+		if due {
+			if err := r.reattach(); err != nil {
+				return err
+			}
+		}
+		due = false
 		if err := r.followHosts(); err != nil {
 			return err
 		}
@@ -343,6 +350,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			r.warn(dev, err)
 		}
 	}
+	r.record(n, from)
 	r.apply(n, targets, from)
 	return done, nil
 }
