@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -28,6 +29,9 @@ type Facts struct {
 	Neighbours map[int]map[policy.MAC][]netip.Addr
 	// Unadapted: no process adapts the rates of pools to their line; false if that is not known.
 	Unadapted bool
+	// Lacks are rules that should be in force and are not, of the policy in Policy: "" if none is known.
+	Lacks  []inforce.Lack
+	Policy string
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
@@ -65,6 +69,7 @@ type Device struct {
 	// The rest is known of the devices of Hooks only.
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs cannot read its packets
+	Unfed      bool  // it is an ifb, and nothing redirects packets to it
 }
 
 // A Hook is a direction of a device.
@@ -131,6 +136,7 @@ func Judge(f Facts) report.Findings {
 		findings = append(findings, check(f)...)
 	}
 	findings = append(findings, checkHosts(f)...)
+	findings = append(findings, checkPolicy(f)...)
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
@@ -163,7 +169,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkIfb, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }

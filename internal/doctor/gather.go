@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -57,6 +58,8 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
 		f.unread("", "", err)
+	} else {
+		f.lacks(n)
 	}
 	if name != "" {
 		if err := f.ask(n, name); err != nil {
@@ -163,6 +166,16 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	return s, nil
 }
 
+// lacks adds what the policy in force lacks.
+func (f *Facts) lacks(n *loader.Namespace) {
+	var r inforce.Reader
+	var err error
+	if f.Lacks, err = r.Lacks(n); err != nil {
+		f.unread("", "", err)
+	}
+	f.Policy = r.Path
+}
+
 // ask adds both directions of a device, and leaves the others for comparison only.
 func (f *Facts) ask(n *loader.Namespace, name string) error {
 	d, err := netinfo.DeviceByName(name)
@@ -203,6 +216,13 @@ func (f *Facts) details() {
 		d.Unreadable = d.CheckReadable()
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
+		}
+		if d.Kind == "ifb" && d.Index < fq.IfbIndex(0) { // shapectl's own are fed by its programs
+			redirected, err := netinfo.MayRedirectTo(d.Index)
+			if err != nil {
+				f.unread(d.Name, "", err)
+			}
+			d.Unfed = err == nil && !redirected
 		}
 	}
 }

@@ -149,19 +149,37 @@ func unseen(f Facts, s Hook, d *Device) []report.Finding {
 	return findings
 }
 
-// ofPort notes what passes the other ports of a bond.
+// ofPort says that rules on the port of a bond are for that port alone.
 func ofPort(f Facts, s Hook, d *Device) []report.Finding {
 	master := f.byIndex[d.Master]
 	if master == nil || master.Kind != "bond" && master.Kind != "team" {
 		return nil
 	}
+	bond := master.Kind + " " + master.Name
+	advice := "set the rule on " + master.Name + " to limit all ports together"
 	others := f.names(func(o *Device) bool { return isPort(o, master) && o.Index != d.Index })
 	if len(others) == 0 {
+		return s.finding(report.Note, "path", d.Name+" is the only port of "+bond+" now: packets on ports that are added are not limited here", advice)
+	}
+	status := report.Warning
+	if s.Limits == nil {
+		status = report.Note
+	}
+	return s.finding(status, "path",
+		fmt.Sprintf("%s is one port of %s: the limit is for this port alone; packets of the bond also pass, and are not limited here: %s", d.Name, bond, plain.List(others)), advice)
+}
+
+// checkIfb finds rules on an ifb device that gets no packets.
+func checkIfb(_ Facts, s Hook, d *Device) []report.Finding {
+	if d == nil || !d.Unfed {
 		return nil
 	}
-	return s.finding(report.Note, "path",
-		fmt.Sprintf("%s is one port of %s %s: packets on the others are not limited: %s", d.Name, master.Kind, master.Name, plain.List(others)),
-		"set the rule on "+master.Name+" to limit all ports together")
+	status := report.Warning
+	if s.Limits == nil {
+		status = report.Note
+	}
+	return s.finding(status, "path", "no filter redirects packets to this ifb device, so rules here limit nothing",
+		"set the rules on ingress of the device that the packets enter; or redirect them here with tc's action mirred")
 }
 
 func (f Facts) names(is func(*Device) bool) []string {

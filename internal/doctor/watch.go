@@ -128,6 +128,36 @@ func checkHosts(f Facts) (findings []report.Finding) {
 	return findings
 }
 
+// checkPolicy finds directions of devices that lack rules of the policy in force. Of rules that are there and not attached,
+// checkState tells.
+func checkPolicy(f Facts) (findings []report.Finding) {
+	for _, l := range f.Lacks {
+		lost := func(s Hook) bool {
+			return s.Name == l.Device && s.Direction == l.Direction && s.Limits != nil && !s.inForce()
+		}
+		if l.Detached || !f.judged(l.Device) || slices.ContainsFunc(f.Hooks, lost) {
+			continue
+		}
+		policy, advice := f.Policy, "run "+plain.Suggest(f.Netns, "apply", f.Policy)
+		if f.Policy == "-" {
+			policy, advice = "from standard input", "apply it again"
+		} else {
+			advice += "; 'shapectl serve' or 'shapectl watch' with this file does so for each device that appears"
+		}
+		finding := fmt.Sprintf(" of the policy in force, %s, missing: packets pass without these limits", policy)
+		status := report.Failed
+		if len(l.Missing) < l.Of {
+			status = report.Warning
+			finding = fmt.Sprintf(" of the %d that the policy in force, %s, has here missing: %s", l.Of, policy, l.Networks())
+			advice += "; if they are not wanted, take them out of the policy"
+		}
+		at := Hook{Name: l.Device, Direction: l.Direction}.finding(status, "policy", plain.Count(len(l.Missing), "rule")+finding, advice)
+		at[0].Rules = len(l.Missing)
+		findings = append(findings, at...)
+	}
+	return findings
+}
+
 // mayHide reports whether a device may have rules that could not be read.
 func (f Facts) mayHide(device string) bool {
 	return slices.ContainsFunc(f.Unread, func(u Unread) bool { return u.Device == "" || u.Device == device })
