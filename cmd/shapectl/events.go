@@ -45,6 +45,8 @@ Kinds of events:
   device-appeared   a device with rules was created or renamed
   device-gone       a device with rules was deleted or renamed
   rules-changed     rules or pools were added, removed or changed
+  rules-missing     a device lacks rules of the policy in force, or something else detached its rules
+  rules-restored    it has them again, or they were attached again
   lease-begun       a pool with a cluster got a lease on a part of the cluster's rate
   lease-ended       the lease was not renewed; the safe share is in force
   left-out          events were left out, and no other event followed to count them

@@ -82,7 +82,9 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 				err = s.look()
 			}
 		case <-renew.C:
-			err = s.renew()
+			if err = s.renew(); err == nil {
+				err = s.lookAtLacks()
+			}
 		}
 		if err != nil {
 			return err
@@ -109,6 +111,7 @@ type session struct {
 
 	change change
 	rules  rules
+	lacks  lacks
 	leased map[string]bool // whether a pool with a cluster has a lease
 }
 
@@ -133,7 +136,7 @@ func (s *session) begin() error {
 		return err
 	}
 	s.lookAtLeases()
-	return nil
+	return s.lookAtLacks()
 }
 
 // open opens the maps of a generation, and listens to it.

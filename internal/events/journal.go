@@ -58,7 +58,7 @@ func (j *Journal) Write(e report.Event) error {
 // priority is that of syslog: 4 is a warning, 5 a notice.
 func priority(kind string) string {
 	switch kind {
-	case report.ChangeBegun, report.ChangeConfirmed, report.DeviceAppeared, report.DeviceGone, report.RulesChanged, report.LeaseBegun:
+	case report.ChangeBegun, report.ChangeConfirmed, report.DeviceAppeared, report.DeviceGone, report.RulesChanged, report.RulesRestored, report.LeaseBegun:
 		return "5"
 	}
 	return "4"

@@ -3,6 +3,7 @@ package measure
 import (
 	"time"
 
+	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -16,6 +17,7 @@ type Reader struct {
 
 	kept    loader.Kept
 	fullest maps.Fullest
+	inforce inforce.Reader
 	last    report.Rules
 	at      uint64 // when last was read, by maps.Now
 }
@@ -33,6 +35,8 @@ type Reading struct {
 	RevertsInNS *uint64
 	// Slots is how full the table of buckets is; zero unless it was asked for.
 	Slots maps.Slots
+	// Lacks are rules that should be in force and are not; nil unless they were asked for.
+	Lacks []inforce.Lack
 	// Unknown is what this process lacks to know whether rules are in force; "" for nothing.
 	Unknown string
 }
@@ -47,6 +51,7 @@ type What struct {
 	Fullest   int  // so many of the fullest buckets of hosts, subnets and flows
 	Slots     bool // how full the table is: a pass over all keys
 	Active    bool // the number of buckets and sharers of each rule: a pass over all keys
+	Lacks     bool // rules that should be in force
 	Sentences bool
 }
 
@@ -89,6 +94,9 @@ func (r *Reader) read(n *loader.Namespace, what What) (*Reading, error) {
 		Sampled(r.last, r.at)(out.Rules, out.At)
 	}
 	r.last, r.at = out.Rules, out.At
+	if what.Lacks && unread == nil {
+		out.Lacks, unread = r.inforce.Lacks(n)
+	}
 	return out, unread
 }
 

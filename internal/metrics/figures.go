@@ -161,6 +161,13 @@ var whole = []figure[*scrape]{
 		}
 		return float64(s.Time.Add(time.Duration(*s.RevertsInNS)).UnixMilli()) / 1e3, true
 	}},
+	one("devices_without_rules", gauge, "Devices that lack rules which should be in force: of the policy in force, or detached by something else.", func(s *scrape) float64 {
+		devices := map[string]bool{}
+		for _, l := range s.Lacks {
+			devices[l.Device] = true
+		}
+		return float64(len(devices))
+	}),
 	one("buckets_in_use", gauge, "Slots of the bucket table that are in use: by hosts, subnets, flows and sharers.", func(s *scrape) float64 { return float64(s.Slots.InUse) }),
 	one("buckets_size", gauge, "Slots of the bucket table. Until there is a rule that needs buckets, it has none.", func(s *scrape) float64 { return float64(s.Slots.All) }),
 	one("scrape_duration_seconds", gauge, "How long it took to read what was counted.", func(s *scrape) float64 { return s.took.Seconds() }),
@@ -185,11 +192,12 @@ type labelled struct {
 }
 
 var (
-	buildInfo   = labelled{"shapectl_build_info", "1, with the version, the layout of its pins, and the Go release that it was built with.", []string{"goversion", "layout", "version"}}
-	attached    = labelled{"shapectl_attached", "1 if the rules of the device and direction are in force, else 0. Not where that takes a permission that serve lacks.", []string{"device", "direction"}}
-	bucketLevel = labelled{"shapectl_bucket_level_bytes", "Bytes in the fullest buckets; --metrics-buckets says how many.", []string{"device", "direction", "key", "network"}}
-	ruleInfo    = labelled{"shapectl_rule_info", "1, with what may change of a rule while its counters go on. pool is the pool that it is within.", []string{"algorithm", "device", "direction", "each", "excess", "name", "network", "plan", "pool"}}
-	poolInfo    = labelled{"shapectl_pool_info", "1, with what may change of a pool while its counters go on. within is the pool above it.", []string{"plan", "pool", "share", "within"}}
+	buildInfo    = labelled{"shapectl_build_info", "1, with the version, the layout of its pins, and the Go release that it was built with.", []string{"goversion", "layout", "version"}}
+	attached     = labelled{"shapectl_attached", "1 if the rules of the device and direction are in force, else 0. Not where that takes a permission that serve lacks.", []string{"device", "direction"}}
+	missingRules = labelled{"shapectl_missing_rules", "How many rules of the policy in force a device and direction lack, or how many rules are detached. Only where some are.", []string{"device", "direction"}}
+	bucketLevel  = labelled{"shapectl_bucket_level_bytes", "Bytes in the fullest buckets; --metrics-buckets says how many.", []string{"device", "direction", "key", "network"}}
+	ruleInfo     = labelled{"shapectl_rule_info", "1, with what may change of a rule while its counters go on. pool is the pool that it is within.", []string{"algorithm", "device", "direction", "each", "excess", "name", "network", "plan", "pool"}}
+	poolInfo     = labelled{"shapectl_pool_info", "1, with what may change of a pool while its counters go on. within is the pool above it.", []string{"plan", "pool", "share", "within"}}
 )
 
 // A Metric is what the reference says of a metric.
@@ -205,6 +213,7 @@ func All() (all []Metric) {
 	add(buildInfo)
 	all = append(all, metricsOf("shapectl_", nil, whole)...)
 	add(attached)
+	add(missingRules)
 	add(bucketLevel)
 	add(ruleInfo)
 	all = append(all, metricsOf(rulePrefix, ruleLabels, ofRules)...)

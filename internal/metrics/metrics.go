@@ -29,7 +29,7 @@ type Options struct {
 
 // What is what an exporter needs of a reading, with the levels of so many of the fullest buckets.
 func What(buckets int) measure.What {
-	return measure.What{Fullest: buckets, Slots: true, Active: true}
+	return measure.What{Fullest: buckets, Slots: true, Active: true, Lacks: true}
 }
 
 // An Exporter answers scrapes.
@@ -110,7 +110,7 @@ func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := e.scrape()
 	others, _ := e.others.Gather() // what can be had of them
 	to, done := answer(w, r)
-	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Fullest), 1))
+	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Fullest), len(s.Lacks), 1))
 	s.write(p, e.o)
 	if e.o.RTTs != nil {
 		writeRTTs(p, e.o.RTTs())
@@ -135,6 +135,11 @@ func (s *scrape) write(p *page, o Options) {
 				told[hook] = true
 				add(truth(*r.Attached), r.Device, r.Direction)
 			}
+		}
+	})
+	p.values(missingRules, func(add func(float64, ...string)) {
+		for _, l := range s.Lacks {
+			add(float64(len(l.Missing)), l.Device, l.Direction.String())
 		}
 	})
 	p.values(bucketLevel, func(add func(float64, ...string)) {

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/observe"
@@ -104,6 +106,7 @@ func everything() *measure.Reading {
 	peak.ColourCounters = report.ColourCounters{GreenPackets: 35, GreenBytes: 36, YellowPackets: 37, YellowBytes: 38, RedPackets: 39, RedBytes: 40}
 	return &measure.Reading{
 		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host, peak, excess}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
+		Lacks:   []inforce.Lack{{Device: "tap9", Direction: policy.Ingress, Missing: make([]netip.Prefix, 2), Of: 3}},
 		Fullest: []report.FullBucket{report.NewFullBucket(&host, report.Bucket{Key: "2001:db8::7", LevelBytes: 24}, 1)},
 	}
 }

@@ -23,6 +23,8 @@ const (
 	DeviceAppeared  = "device-appeared"
 	DeviceGone      = "device-gone"
 	RulesChanged    = "rules-changed"
+	RulesMissing    = "rules-missing"
+	RulesRestored   = "rules-restored"
 	LeaseBegun      = "lease-begun"
 	LeaseEnded      = "lease-ended"
 	LeftOut         = "left-out"
@@ -31,7 +33,7 @@ const (
 // EventKinds are all kinds of events.
 var EventKinds = []string{
 	Overflow, PenaltyStarts, GuaranteeFails, ChangeBegun, ChangeConfirmed, ChangeReverted, ChangeExpired,
-	DeviceAppeared, DeviceGone, RulesChanged, LeaseBegun, LeaseEnded, LeftOut,
+	DeviceAppeared, DeviceGone, RulesChanged, RulesMissing, RulesRestored, LeaseBegun, LeaseEnded, LeftOut,
 }
 
 // KindsOf are the kinds that a name stands for: itself, or all whose name begins with it ("change", "device", "rules").
