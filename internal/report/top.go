@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Worst is the order of rules that drop, and pools that refuse, most now. Then come those with the largest share of excess
-// packets, and then those nearest to their rate. docs/top.md says so.
+// Worst is the order of rules that are not in force first. Then come those that drop, and pools that refuse, most now, those
+// with the largest share of excess packets, and those nearest to their rate. docs/top.md says so.
 const Worst = "worst"
 
 // Refusing is the rate of packets that the rule drops or the pool itself refuses. What a pool lets through, rules within it
@@ -20,6 +20,9 @@ func (r *Rule) Refusing() float64 {
 	return number(r.DroppedBits, 0)
 }
 
+// idle reports whether the rule is not in force, as far as it is known.
+func (r *Rule) idle() bool { return r.Attached != nil && !*r.Attached }
+
 // sortWorst sorts by Worst. full is the level of the fullest bucket in percent, by rule.
 func (rules Rules) sortWorst(full map[Key]float64) {
 	rules.SortByDevice()
@@ -27,6 +30,12 @@ func (rules Rules) sortWorst(full map[Key]float64) {
 		return math.Round(number(r.UsePercent, full[r.Key()]))
 	}
 	rules.stable(func(a, b *Rule) int {
+		if a.idle() != b.idle() {
+			if a.idle() {
+				return -1
+			}
+			return 1
+		}
 		c := cmp.Compare(b.Refusing(), a.Refusing())
 		if c == 0 && a.Refusing() > 0 && a.IsPool() != b.IsPool() { // the same packets: the rule says whose they are
 			if a.IsPool() {

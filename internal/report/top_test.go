@@ -33,11 +33,13 @@ func TestWorst(t *testing.T) {
 	add("near", false, 990000, 0, 0)
 	add("less", false, 100, 10, 0)
 	add("drops", false, 100, 9000, 0)
+	add("detached", false, 0, 0, 0)
+	rules[len(rules)-1].Attached = new(false)
 	var names []string
 	for _, r := range NewTop(time.Now(), time.Second, rules, nil, nil).Rules {
 		names = append(names, r.Name)
 	}
-	if got := strings.Join(names, " "); got != "drops refuses less near around idle" {
+	if got := strings.Join(names, " "); got != "detached drops refuses less near around idle" {
 		t.Errorf("the order is %s", got)
 	}
 }
