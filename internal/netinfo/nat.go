@@ -3,7 +3,9 @@ package netinfo
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 
@@ -21,6 +23,9 @@ func changesSources() (bool, error) {
 	if err == nil && slices.ContainsFunc(bytes.Fields(tables), func(name []byte) bool { return string(name) == "nat" }) {
 		return true, nil
 	}
+	if !hasNFTables() {
+		return false, nil
+	}
 	chains, err := netmsg.List(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 		request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})
@@ -33,6 +38,9 @@ func changesSources() (bool, error) {
 		return false, fmt.Errorf("list the chains of nftables: %w", err)
 	}
 	for _, c := range chains {
+		if len(c) < nl.SizeofNfgenmsg {
+			return false, errors.New("list the chains of nftables: the kernel's answer is too short")
+		}
 		if family := c[0]; family != unix.NFPROTO_IPV4 && family != unix.NFPROTO_INET {
 			continue
 		}
@@ -41,6 +49,23 @@ func changesSources() (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// hasNFTables reports whether nftables is in the kernel now. A request would load its module, without which there are no
+// chains.
+func hasNFTables() bool {
+	if _, err := os.Stat("/proc/modules"); errors.Is(err, fs.ErrNotExist) {
+		return true // this kernel loads no modules
+	}
+	if _, err := os.Stat("/sys/module/nf_tables"); err == nil {
+		return true
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return false
+	}
+	builtin, _ := os.ReadFile("/lib/modules/" + unix.ByteSliceToString(name.Release[:]) + "/modules.builtin")
+	return bytes.Contains(builtin, []byte("/nf_tables.ko"))
 }
 
 // isSourceNAT reports whether a chain of nftables, by its attributes, is one of type nat for packets that leave.
