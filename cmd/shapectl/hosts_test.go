@@ -196,6 +196,24 @@ func TestWatchFollowsHost(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
+// A host stays one, whatever note a person gives it: its rule goes with its address.
+func TestNoteOfHost(t *testing.T) {
+	h := newHome(t)
+	h.gets("192.168.1.7/24")
+	file := h.policy(tabletLimit)
+	h.ok("apply", file)
+	h.ok("set", "tablet", "--note", "of Ann")
+	for _, r := range h.rows("show", "va", "egress") {
+		if r.Note != "follows "+tabletMAC+"; of Ann" {
+			t.Errorf("the note is %q", r.Note)
+		}
+	}
+	w := h.watch(file)
+	h.loses("192.168.1.7/24")
+	w.says("va: removed 192.168.1.7 of tablet")
+	w.ends(syscall.SIGTERM)
+}
+
 // doctor tells of addresses of a host that have no rules, as no watch follows it.
 func TestDoctorOfHost(t *testing.T) {
 	h := newHome(t)
@@ -327,7 +345,7 @@ func TestWatchHostsWhilePending(t *testing.T) {
 	file := h.policy(tabletLimit)
 	h.ok("apply", file)
 	w := h.watch(file)
-	h.ok("pool", "set", "other", "--rate", "1mbit", "--confirm", "1h")
+	h.ok("pool", "set", "other", "--new", "--rate", "1mbit", "--confirm", "1h")
 	h.gets("192.168.1.7/24")
 	w.says("watch: cannot follow the addresses of hosts yet: the last change is not confirmed yet")
 	h.ok("confirm")

@@ -142,6 +142,9 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	if l.given("shadow") || unlimited {
 		limit.Shadow = l.Shadow
 	}
+	if l.given("note") {
+		limit.Note = policy.Note(have.Label.Noted(limit.Note).Note)
+	}
 	if have.Pool {
 		return limit.Pool(have.Label.Name)
 	}
@@ -161,16 +164,18 @@ func (l *limitFlags) others(have, want *policy.Rule, changes []string, follow ..
 	return changes
 }
 
-// label is the label of a rule that has one already: it keeps the name and the note that are not given.
+// label is the label of a rule that has one already: it keeps the name and the note that are not given, and what
+// shapectl keeps in the note.
 // What is set by hand follows no plan.
 func (l *limitFlags) label(given, have policy.Label) policy.Label {
 	given.Plan = ""
 	if !l.given("name") {
 		given.Name = have.Name
 	}
-	if !l.given("note") {
-		given.Note = have.Note
+	if l.given("note") {
+		have = have.Noted(policy.Note(given.Note))
 	}
+	given.Note = have.Note
 	return given
 }
 

@@ -30,7 +30,7 @@ func Divide(netns, device string, tables []policy.Table) Split {
 			if _, rest, follows := r.Follows(); follows {
 				own = rest
 			}
-			if !r.Pool || own != note(device) {
+			if !r.Pool || !isNote(own, device) {
 				continue
 			}
 			name := r.Label.Name
@@ -64,6 +64,12 @@ func Divide(netns, device string, tables []policy.Table) Split {
 	return s
 }
 
+// isNote reports whether a note is that of the line of a device. One of a person may follow.
+func isNote(s, device string) bool {
+	first, _, _ := strings.Cut(s, "; ")
+	return first == note(device)
+}
+
 // Devices are those on which the line has rules.
 func (s Split) Devices() (names []string) {
 	for _, t := range s.Line {
@@ -80,7 +86,7 @@ func formerName(device string, tables []policy.Table) string {
 	for _, t := range tables {
 		for _, r := range t.Rules {
 			if was, noted := strings.CutPrefix(r.Label.Note, note("")); noted && r.Pool {
-				pools[policy.Within(r.Label.Name)] = was
+				pools[policy.Within(r.Label.Name)], _, _ = strings.Cut(was, "; ")
 			}
 		}
 	}

@@ -56,10 +56,7 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 		called = p.parts[i].text
 	}
 	limit.Name = policy.Name(called)
-	if limit.Note, err = mac.Following(limit.Note); err != nil {
-		r.blame(err, e.key.start, p, limits.defaults)
-		return nil
-	}
+	limit.Note = mac.Following(limit.Note)
 	ofRules := limit
 	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
 		if h.pool = r.poolOfHost(s, t, e, p, limits, limit, called); h.pool == nil {

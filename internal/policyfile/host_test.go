@@ -174,7 +174,7 @@ func TestHostErrors(t *testing.T) {
 		{mac + ": {rate: 1mbit, cluster: x}", "a host cannot have cluster; write it in a pool"},
 		{mac + ": {rate: 1mbit, name: taken}", `pool "br0 egress taken" of the host is also among the pools`},
 		{mac + ": {rate: 1mbit, name: a}, 10.0.0.1: {within: br0 egress a}", `pool "br0 egress a" is unknown`},
-		{mac + ": {rate: 1mbit, note: " + strings.Repeat("x", 230) + "}", "at most 229 are allowed for a host"},
+		{mac + ": {rate: 1mbit, note: " + strings.Repeat("x", 257) + "}", "at most 256 are allowed"},
 		{mac + ": {rate: 1mbit, name: " + strings.Repeat("x", 60) + "}", "has 71 bytes, and at most 64 are allowed"},
 		{mac + ": routed", "plan routed"},
 	} {

@@ -29,7 +29,7 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table, exists func(de
 		p := &pools[i]
 		device, d, ok := SideOfHost(p)
 		mac, own, _ := p.Follows()
-		note, _ := mac.Following(policy.Note(own))
+		note := mac.Following(policy.Note(own))
 		if ok && exists(device) && p.Label.Note == string(note) && !usedElsewhere(users[policy.Within(p.Label.Name)], device, d) {
 			pooled[p.Label.Name] = p
 		}
@@ -121,7 +121,7 @@ func usedElsewhere(users map[user]bool, device string, d policy.Direction) bool 
 // isOfHost reports whether the entry of a host, with a pool or without, would make the rule of an address.
 func isOfHost(r, pool *policy.Rule) bool {
 	mac, own, _ := r.Follows()
-	note, _ := mac.Following(policy.Note(own))
+	note := mac.Following(policy.Note(own))
 	want := policy.Rule{
 		Prefix: r.Prefix, Rate: policy.Unlimited, Fail: r.Fail, Framing: r.Framing, Within: r.Within,
 		Label: policy.Label{Name: r.Label.Name, Note: string(note)},

@@ -49,29 +49,26 @@ func (m MAC) Called(name string) string {
 	return fmt.Sprintf("%s (%v)", name, m)
 }
 
-// follows begins the note of what is there for the host with a MAC address.
-const follows = "follows "
+// followsMAC begins the note of what is there for the host with a MAC address.
+const followsMAC = "follows "
 
 // Following returns the note of what is there for the host with a MAC address, and that has the note own.
-func (m MAC) Following(own Note) (Note, error) {
-	note := follows + m.String()
+func (m MAC) Following(own Note) Note {
+	note := followsMAC + m.String()
 	if own != "" {
-		note += "; " + string(own)
+		note += noteBreak + string(own)
 	}
-	if most := MaxNote - (len(note) - len(own)); len(own) > most {
-		return "", fmt.Errorf("note %.32q... has %d bytes, and at most %d are allowed for a host; shorten it", own, len(own), most)
-	}
-	return Note(note), nil
+	return Note(note)
 }
 
 // Follows returns the MAC address of the host that a rule or pool is there for, and its note without what says that.
 func (r *Rule) Follows() (m MAC, own string, ok bool) {
 	note := r.Label.Note
 	if _, waits := r.WaitingGuarantee(); waits {
-		_, note, _ = strings.Cut(note, waitsForRoom+"; ")
+		_, note, _ = strings.Cut(note, waitsForRoom+noteBreak)
 	}
-	text, begins := strings.CutPrefix(note, follows)
-	text, own, more := strings.Cut(text, "; ")
+	text, begins := strings.CutPrefix(note, followsMAC)
+	text, own, more := strings.Cut(text, noteBreak)
 	m, err := ParseMAC(text)
 	return m, own, begins && err == nil && m.String() == text && more == (own != "")
 }

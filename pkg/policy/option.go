@@ -364,7 +364,7 @@ var Options = []*Option{
 		Doc:        "a remark about the rule, at most 256 bytes",
 		DocDefault: "none",
 		resolve:    resolveNote,
-		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, MaxNote) },
+		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, maxNote(r.Label.Note)) },
 	}),
 }
 

@@ -298,8 +298,8 @@ func (r Rule) WithoutGuarantee() Rule {
 		return r
 	}
 	note := "guarantee " + r.Guarantee.String() + waitsForRoom
-	if own := r.Label.Note; own != "" && len(note)+len("; ")+len(own) <= MaxNote {
-		note += "; " + own
+	if own := r.Label.Note; own != "" {
+		note += noteBreak + own
 	}
 	r.Guarantee, r.Members, r.Label.Note = 0, 0, note
 	return r

@@ -128,8 +128,8 @@ func TestWithoutGuarantee(t *testing.T) {
 		t.Errorf("%v of it waits, %v", g, ok)
 	}
 	r.Label.Note = strings.Repeat("n", MaxNote)
-	if got := r.WithoutGuarantee(); got.Validate() != nil {
-		t.Error(got.Validate())
+	if got := r.WithoutGuarantee(); got.Validate() != nil || !strings.HasSuffix(got.Label.Note, "; "+r.Label.Note) {
+		t.Error(got.Label.Note, got.Validate())
 	}
 	if _, ok := r.WaitingGuarantee(); ok || got.WithoutGuarantee() != got {
 		t.Error("a guarantee waits twice, or though the rule has it")
