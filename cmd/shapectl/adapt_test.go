@@ -133,7 +133,7 @@ devices:
 	}
 
 	// A change of the pool has a lease of its own, and so has the pool after it reverts.
-	r.ok("pool", "set", "up", "--rate", "15mbit", "--confirm", "60s")
+	r.ok("pool", "set", "up", "--new", "--rate", "15mbit", "--confirm", "60s")
 	if got := r.rateNow("up"); got > 15e6 {
 		t.Errorf("after the change the rate is %v", got)
 	}
@@ -160,8 +160,8 @@ devices:
 func TestAdaptBesideAgent(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.line()
-	r.ok("pool", "set", "up", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")
-	r.ok("pool", "set", "c", "--rate", "10mbit", "--cluster", "c")
+	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")
+	r.ok("pool", "set", "c", "--new", "--rate", "10mbit", "--cluster", "c")
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {vx: {egress: {any: 1mbit}}}\n"), 0o600))
 	a := r.agent("--store", store.URL)
@@ -181,7 +181,7 @@ func TestAdaptBesideAgent(t *testing.T) {
 // doctor tells of pools that adapt while no watch does it.
 func TestDoctorOfAdapting(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "up", "--rate", "20mbit", "--adapt-min", "2mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
 	const warning = `pool "up" adapts to its line only while 'shapectl watch' runs, and none does`
 	if got := r.warnings("adapt"); !slices.Equal(got, []string{warning}) {
 		t.Errorf("without a watch: %q", got)
@@ -216,7 +216,7 @@ func (r *rig) warnings(check string) (found []string) {
 // A pool that adapts keeps its rate in each phase of a change, also if nobody runs that adapts it.
 func TestChangeOfAdapting(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "up", "--rate", "20mbit", "--adapt-min", "2mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
 	renew := func(rate policy.Rate) {
 		t.Helper()
 		l := loader.NewLessee(loader.LineLeases)

@@ -63,7 +63,7 @@ func TestAgent(t *testing.T) {
 	r.env["SHAPECTL_STORE"] = store.URL
 	a := r.agent("--host", "h1")
 	a.says("no pool has a cluster; waiting for one")
-	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	if l := r.lease("up"); l.Until != 0 || l.Safe != policy.MinRate {
 		t.Errorf("before the first lease: %+v", l)
 	}
@@ -99,7 +99,7 @@ func TestAgent(t *testing.T) {
 // Without the agent, the kernel ends the lease.
 func TestAgentStands(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("--store", store.URL)
 	a.says("pool up: a lease is in force")
 	a.freeze(r)
@@ -120,8 +120,8 @@ type leasedPool struct {
 // Commands show what a pool may use now.
 func TestLeasesAreShown(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "alone", "--rate", "1mbit")
-	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+	r.ok("pool", "set", "alone", "--new", "--rate", "1mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
 	shown := func(pool string) leasedPool {
 		t.Helper()
 		var all []leasedPool
@@ -194,7 +194,7 @@ func TestAgentsShare(t *testing.T) {
 		r := &rig{t, map[string]string{"SHAPECTL_STORE": store.URL}}
 		netns = append(netns, testenv.NewNetns(t))
 		r.env["SHAPECTL_BPFFS"] = testenv.BPFFS(t)
-		r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+		r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
 		rigs = append(rigs, r)
 	}
 	sum := func() (sum policy.Rate) {
@@ -235,7 +235,7 @@ func TestAgentsOfOneName(t *testing.T) {
 	for range 2 {
 		r := newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL
-		r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+		r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 		agents = append(agents, r.agent("--host", "twin"))
 	}
 	for _, a := range agents {
@@ -246,7 +246,7 @@ func TestAgentsOfOneName(t *testing.T) {
 // TestAgentBesideCommands holds the lock of the namespace: the agent neither waits nor ends.
 func TestAgentBesideCommands(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("--store", store.URL)
 	a.says("pool up: a lease is in force")
 	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
@@ -266,7 +266,7 @@ func TestAgentElsewhere(t *testing.T) {
 	name, _ := testenv.NewNamedNetns(t)
 	testenv.NewNetns(t)
 	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
-	r.ok("-n", name, "pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("-n", name, "pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("-n", name, "--store", store.URL)
 	a.says("/" + name + " in the store")
 	a.says("pool up: a lease is in force")
@@ -276,7 +276,7 @@ func TestAgentElsewhere(t *testing.T) {
 // serve does the work of an agent.
 func TestServeRenewsLeases(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
 	s := r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
 	s.says("asks for leases for host h1")
@@ -402,7 +402,7 @@ func TestNameOfHost(t *testing.T) {
 func TestLowerRateOfCluster(t *testing.T) {
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
-	r.ok("pool", "set", "c", "--rate", "20mbit", "--cluster", "C")
+	r.ok("pool", "set", "c", "--new", "--rate", "20mbit", "--cluster", "C")
 	a := r.agent("--host", "h1")
 	testenv.Eventually(t, "a lease", func() bool { return r.lease("c").Safe == 20_000_000 })
 	testenv.Must(t, a.cmd.Process.Kill())

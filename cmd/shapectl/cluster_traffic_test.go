@@ -64,7 +64,7 @@ func TestClusterTraffic(t *testing.T) {
 	t.Cleanup(all.Wait)
 	t.Cleanup(func() { close(stop) })
 	for _, h := range hosts {
-		r.ok("-n", h.name, "pool", "set", "c", "--rate", fmt.Sprint(clusterRate), "--capacity", fmt.Sprint(clusterBurst, "b"), "--cluster", "c")
+		r.ok("-n", h.name, "pool", "set", "c", "--new", "--rate", fmt.Sprint(clusterRate), "--capacity", fmt.Sprint(clusterBurst, "b"), "--cluster", "c")
 		r.ok("-n", h.name, "set", "va", "egress", "0.0.0.0/0", "--within", "c")
 		h.start(r, redis.URL)
 		h.capture(&all, stop)

@@ -140,8 +140,8 @@ func TestTranscripts(t *testing.T) {
 		},
 		"pools": {
 			"pool show",
-			"pool set uplink --rate 1gbit --share member",
-			"pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit",
+			"pool set uplink --new --rate 1gbit --share member",
+			"pool set ap-1 --new --rate 100mbit --within uplink --guarantee 20mbit",
 			"pool set ap-1 --rate 150mbit",
 			"set va egress 10.0.0.7 --rate 20mbit --within ap-1 --guarantee 5mbit --name alice",
 			"set va egress 2001:db8:7::/48 --within ap-1",

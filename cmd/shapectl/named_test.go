@@ -320,7 +320,7 @@ func TestExplainNamedFlow(t *testing.T) {
 			t.Errorf("explain %s: %v, want %s", args, got, want)
 		}
 	}
-	r.ok("pool", "set", "ap-1", "--rate", "1mbit")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "1mbit")
 	r.refused(exitInput, "leave --flow out", "explain", "ap-1", "--flow", "udp,192.0.2.1:443,10.0.0.7:53")
 }
 

@@ -3,8 +3,6 @@ package main
 import (
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -23,7 +21,7 @@ func poolCommand(e *env) *cobra.Command {
 
 A packet passes if its rule and all pools above have room. It is then charged to all of them; if one refuses it, to
 none. Pools may be within other pools.`,
-		Example: `  shapectl pool set uplink --rate 1gbit --share member
+		Example: `  shapectl pool set uplink --new --rate 1gbit --share member
   shapectl set eth0 egress 10.0.0.7 --rate 200mbit --within uplink --guarantee 20mbit
   shapectl show --tree`,
 		Args: func(cmd *cobra.Command, given []string) error {
@@ -42,15 +40,19 @@ none. Pools may be within other pools.`,
 
 func poolSetCommand(e *env) *cobra.Command {
 	var limit limitFlags
+	var isNew bool
 	cmd := &cobra.Command{
 		Use:   "set NAME [flags]",
-		Short: "Make a pool, or change it",
-		Long: `Make a pool, or change it. A new pool needs a rate. Of a pool that exists, only what the flags say changes. At a new
-rate, a burst or queue lasts as long as before. The answer says whether the pool is new. NAME is no pattern.
+		Short: "Change a pool, or make one with --new",
+		Long: `Change a pool: only what the flags say changes. At a new rate, a burst or queue lasts as long as before. NAME is no
+pattern.
+
+With --new, make a pool, which needs a rate. If it exists already with what the flags say, that is a success; if it differs,
+nothing is changed. Without --new, a name that does not exist is an error, so a typo makes no pool.
 
 To change several pools at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 60s' with it.`,
-		Example: `  shapectl pool set uplink --rate 1gbit --share member
-  shapectl pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit
+		Example: `  shapectl pool set uplink --new --rate 1gbit --share member
+  shapectl pool set ap-1 --new --rate 100mbit --within uplink --guarantee 20mbit
   shapectl pool set ap-1 --rate 150mbit`,
 		Args:              args(1, 1),
 		ValidArgsFunction: e.completePool,
@@ -63,10 +65,11 @@ To change several pools at one moment, edit what 'shapectl export' prints, and r
 			if err := policy.CheckPoolName(given[0]); err != nil {
 				return inputf("pool set: %w", err)
 			}
-			return e.setPool(given[0], limit)
+			return e.setPool(given[0], limit, isNew)
 		},
 	}
 	limit.addPool(cmd.Flags())
+	cmd.Flags().BoolVar(&isNew, "new", false, "make the pool")
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
@@ -74,17 +77,23 @@ To change several pools at one moment, edit what 'shapectl export' prints, and r
 	return cmd
 }
 
-func (e *env) setPool(name string, limit limitFlags) error {
+func (e *env) setPool(name string, limit limitFlags, isNew bool) error {
 	return e.with(loader.Write, "set pool "+plain.Line(name), func(n *loader.Namespace) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
 		have, found := findPool(n, name)
 		if found {
+			if want, err := limit.over(&have, 0); isNew && err == nil && want != have {
+				return inputf("there already is a pool %s with other values; nothing was changed; to change it, leave --new out", plain.Line(name))
+			}
 			return e.changePools(n, limit, have)
 		}
 		if strings.ContainsAny(name, "*?[") {
 			return e.noPattern(n, name, limit)
+		}
+		if !isNew {
+			return e.noPool(n, name)
 		}
 		pool, err := limit.Pool(name)
 		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
@@ -93,10 +102,7 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		if err != nil {
 			return inputError(err)
 		}
-		if err := e.put(n, policy.Table{Rules: []policy.Rule{pool}}); err != nil {
-			return err
-		}
-		return e.hintAtNew(n, name)
+		return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
 	})
 }
 
@@ -136,40 +142,18 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 	return e.put(n, policy.Table{Rules: pools})
 }
 
-// hintAtNew names the pools whose names go on after that of a new one, or else one that is spelt almost the same. Who
-// meant one of them would notice nothing otherwise.
-func (e *env) hintAtNew(n *loader.Namespace, name string) error {
+// noPool is the error for a pool to be changed that does not exist.
+func (e *env) noPool(n *loader.Namespace, name string) error {
 	pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
 	if err != nil {
 		return err
 	}
-	var longer []string
-	for _, other := range pools.Names() {
-		rest, found := strings.CutPrefix(strings.ToLower(other), strings.ToLower(name))
-		if next, _ := utf8.DecodeRuneInString(rest); found && rest != "" && !unicode.IsLetter(next) && !unicode.IsDigit(next) {
-			longer = append(longer, other)
-		}
+	meant := ""
+	if similar := plain.SimilarName(name, pools.Names()); similar != "" {
+		meant = "did you mean " + plain.Line(similar) + "? "
 	}
-	slices.Sort(longer)
-	_, notDirection := policy.ParseDirection(lastWord(name))
-	others := slices.DeleteFunc(pools.Names(), func(other string) bool {
-		return other == name || notDirection == nil && lastWord(other) != lastWord(name) // ingress is similar to egress
-	})
-	similar := plain.Misspelt(name, others)
-	switch {
-	case longer != nil:
-		e.say("shapectl: this pool is new, and nothing is within it; there already is %s", plain.List(lines(longer)))
-	case similar != "":
-		remove := e.suggest("pool delete", name)
-		if e.confirm > 0 {
-			remove = e.suggest("rollback") // until it is confirmed, nothing else can be done
-		}
-		e.say("shapectl: pool %s is new; if you meant %s, then %s removes the new one", plain.Line(name), plain.Line(similar), remove)
-	}
-	return nil
+	return inputf("there is no pool %s; %sto make it, give --new; nothing was changed", plain.Line(name), meant)
 }
-
-func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
 // checkWithin returns an error if a pool that --within names does not exist.
 func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
@@ -184,7 +168,7 @@ func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
 	if similar := plain.SimilarName(name, pools.Names()); similar != "" {
 		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Line(similar))
 	}
-	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("pool set --rate RATE", name))
+	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("pool set --new --rate RATE", name))
 }
 
 func findPool(n *loader.Namespace, name string) (policy.Rule, bool) {

@@ -15,8 +15,8 @@ import (
 func newPoolRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "1gbit", "--share", "member")
-	r.ok("pool", "set", "ap-1", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit", "--share", "member")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "20mbit", "--within", "ap-1", "--guarantee", "5mbit", "--name", "alice")
 	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "ap-1")
 	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit")
@@ -68,24 +68,10 @@ func TestShowPoolRate(t *testing.T) {
 		t.Errorf("by rate: %s", got)
 	}
 	// In force is the lease of a pool, or its safe share.
-	r.ok("pool", "set", "customer", "--rate", "100mbit", "--cluster", "c")
+	r.ok("pool", "set", "customer", "--new", "--rate", "100mbit", "--cluster", "c")
 	r.ok("set", "vb", "egress", "10.0.0.7", "--within", "customer")
 	if out := r.ok("show", "vb"); !strings.Contains(out, " 8.00kbit/pool\n") {
 		t.Errorf("without a lease: %s", out)
-	}
-}
-
-// A new pool whose name begins like those of others may be a mistake.
-func TestNewPoolBesideOthers(t *testing.T) {
-	r := newRig(t)
-	for _, name := range []string{"school down", "school up", "schoolyard", "oak", "school down"} {
-		if got := r.run("pool", "set", name, "--rate", "1mbit"); got.code != 0 || got.err != "" {
-			t.Errorf("pool set %s: exit %d: %s", name, got.code, got.err)
-		}
-	}
-	got := r.run("pool", "set", "School", "--rate", "1mbit")
-	if want := "shapectl: this pool is new, and nothing is within it; there already is school down, school up\n"; got.code != 0 || got.err != want {
-		t.Errorf("exit %d: %s", got.code, got.err)
 	}
 }
 
@@ -93,10 +79,10 @@ func TestNewPoolBesideOthers(t *testing.T) {
 func TestNewPoolLikePattern(t *testing.T) {
 	r := newRig(t)
 	const no = "a new pool cannot have *, ? or [ in its name; nothing was changed; write "
-	r.ok("pool", "set", "tap30", "--rate", "1mbit")
+	r.ok("pool", "set", "tap30", "--new", "--rate", "1mbit")
 	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30'", "pool", "set", "tap3*", "--rate", "3mbit")
 	for _, name := range []string{"tap31", "tap32", "tap33", "tap4"} {
-		r.ok("pool", "set", name, "--rate", "1mbit")
+		r.ok("pool", "set", name, "--new", "--rate", "1mbit")
 	}
 	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30' or 'shapectl pool set --rate 3mbit tap31' or 'shapectl pool set --rate 3mbit tap32', and so on",
 		"pool", "set", "tap3*", "--rate", "3mbit")
@@ -107,23 +93,16 @@ func TestNewPoolLikePattern(t *testing.T) {
 	r.ok("pool", "set", "tap*", "--rate", "2mbit") // which exists
 }
 
-// A pool that is new only because of a typo says so, and how to remove it.
+// A typo makes no pool, and a new one that is repeated is a success.
 func TestMisspeltPool(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "1gbit")
-	for name, says := range map[string]string{
-		"uplnik":              "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl pool delete uplnik' removes the new one\n",
-		"uplnik --confirm 1h": "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl rollback' removes the new one\n",
-		"home-8":              "",
-	} {
-		got := r.run(append([]string{"pool", "set", "--rate", "1mbit"}, strings.Fields(name)...)...)
-		if got.code != exitDone || got.err != says || !strings.HasPrefix(got.out, `new pool "`) {
-			t.Errorf("pool set %s: %+v", name, got)
-		}
-		if strings.Contains(name, "confirm") {
-			r.ok("rollback")
-		}
-		r.run("pool", "delete", strings.Fields(name)[0])
+	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
+	before := r.ok("export")
+	r.refused(exitInput, "there is no pool uplnik; did you mean uplink? to make it, give --new; nothing was changed", "pool", "set", "uplnik", "--rate", "2gbit")
+	r.refused(exitInput, "there already is a pool uplink with other values; nothing was changed; to change it, leave --new out", "pool", "set", "uplink", "--new", "--rate", "2gbit")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
+	if after := r.ok("export"); after != before {
+		t.Errorf("the pools were changed:\n%s", after)
 	}
 }
 
@@ -131,8 +110,8 @@ func TestMisspeltPool(t *testing.T) {
 func TestPoolSet(t *testing.T) {
 	r := newRig(t)
 	r.prints("new pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
-		"pool", "set", "uplink", "--rate", "100mbit", "--burst", "80ms")
-	r.ok("pool", "set", "ap-1", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
+		"pool", "set", "uplink", "--new", "--rate", "100mbit", "--burst", "80ms")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
 	r.prints("pool \"uplink\" now gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
 		"pool", "set", "uplink", "--rate", "200mbit", "--share", "member")
 	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
@@ -141,18 +120,18 @@ func TestPoolSet(t *testing.T) {
 		"pool", "set", "ap-1", "--guarantee", "6mbit")
 	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
 	for args, says := range map[string]string{
-		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
-		"pool set new":                                "what to set is missing",
-		"pool set new --share member":                 "rate is missing",
-		"pool set new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
-		"pool set ap-1 --rate unlimited":              "a pool always has a rate",
-		"pool set ap-1 --rate none":                   "a pool always has a rate",
-		"pool set none --rate 1mbit":                  "cannot be called none",
-		"pool set new --rate 1mbit --within ap-2":     "there is no pool ap-2; did you mean ap-1?",
-		"pool set new --rate 1mbit --within z":        "there is no pool z; make it first: 'shapectl pool set --rate RATE z'",
-		"pool set uplink --within uplink":             "is the pool itself",
-		"pool set new --rate 1mbit --each host":       "unknown flag --each",
-		"pool set new --rate 1mbit --guarantee 1kbit": "",
+		"pool set":                                          "takes 'shapectl pool set NAME [flags]'",
+		"pool set new":                                      "what to set is missing",
+		"pool set new --new --share member":                 "rate is missing",
+		"pool set new --new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
+		"pool set ap-1 --rate unlimited":                    "a pool always has a rate",
+		"pool set ap-1 --rate none":                         "a pool always has a rate",
+		"pool set none --new --rate 1mbit":                  "cannot be called none",
+		"pool set new --rate 1mbit --within ap-2":           "there is no pool ap-2; did you mean ap-1?",
+		"pool set new --rate 1mbit --within z":              "there is no pool z; make it first: 'shapectl pool set --new --rate RATE z'",
+		"pool set uplink --within uplink":                   "is the pool itself",
+		"pool set new --rate 1mbit --each host":             "unknown flag --each",
+		"pool set new --new --rate 1mbit --guarantee 1kbit": "",
 		"pool":          "what to do is missing; use set, delete or show",
 		"pool lst":      "did you mean 'shapectl pool show'?",
 		"pool remove a": "did you mean 'shapectl pool delete'?",
@@ -168,7 +147,7 @@ func TestPoolSet(t *testing.T) {
 func TestPoolShadow(t *testing.T) {
 	r := newRig(t)
 	const of = `; shadow: pool "up" gets 5mbit (625 kB/s), burst 187.5 kB (300 ms)`
-	r.ok("pool", "set", "up", "--rate", "50mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "50mbit")
 	if got := r.ok("pool", "set", "up", "--shadow", "rate=5mbit"); !strings.Contains(got, of) {
 		t.Errorf("pool set says\n%s, want %q in it", got, of)
 	}
@@ -215,7 +194,7 @@ func TestPoolDelete(t *testing.T) {
 func TestFlushAllDeletesPools(t *testing.T) {
 	r := newPoolRig(t)
 	for i := range 5 {
-		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--rate", "1gbit")
+		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--new", "--rate", "1gbit")
 	}
 	out := r.ok("flush", "--all")
 	if strings.Count(out, "deleted: pool") != 7 || strings.Count(out, "deleted: va") != 3 {
@@ -289,8 +268,8 @@ func TestShowPools(t *testing.T) {
 		}
 	}
 	r.ok("set", "va", "ingress", "10.0.0.8", "--rate", "1mbit", "--name", "upper") // similar to the name of the next pool
-	r.ok("pool", "set", "up", "--rate", "1mbit")
-	r.ok("pool", "set", "vb", "--rate", "1mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "1mbit")
+	r.ok("pool", "set", "vb", "--new", "--rate", "1mbit")
 	for args, says := range map[string]string{
 		"pool show ap-2":        "there is no pool ap-2; 'shapectl pool show' lists the pools",
 		"pool show home-*":      "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
@@ -312,11 +291,11 @@ func TestShowPools(t *testing.T) {
 // What a pool above refuses is lost to the pool of its sender, and a pool says apart what it refused itself.
 func TestShowWhoLoses(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "ap", "--rate", "8kbit", "--capacity", "20000", "--share", "member")
+	r.ok("pool", "set", "ap", "--new", "--rate", "8kbit", "--capacity", "20000", "--share", "member")
 	for _, name := range []string{"flooder", "quiet"} {
-		r.ok("pool", "set", name, "--rate", "1gbit", "--within", "ap")
+		r.ok("pool", "set", name, "--new", "--rate", "1gbit", "--within", "ap")
 	}
-	r.ok("pool", "set", "elsewhere", "--rate", "1gbit")
+	r.ok("pool", "set", "elsewhere", "--new", "--rate", "1gbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "flooder")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--burst", "2000b", "--within", "flooder")
 	r.ok("set", "va", "egress", "10.0.0.8", "--within", "quiet")
@@ -357,7 +336,7 @@ func TestShowWhoLoses(t *testing.T) {
 // What passed is divided into what the guarantee covered and what was borrowed.
 func TestShowBorrowed(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "100mbit")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "100mbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "50mbit", "--within", "uplink", "--guarantee", "8kbit")
 	r.send("10.0.0.7", 100, 1000)
 	rows := r.rows("show")
@@ -470,7 +449,7 @@ func TestSetNamedWithin(t *testing.T) {
 // watch adds the pools that the rules of a new device need, and leaves those that exist.
 func TestWatchAddsPools(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "2gbit")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "2gbit")
 	r.watch(r.policy(`pools: {uplink: 1gbit, ap-1: {rate: 10mbit, within: uplink}, ap-2: 20mbit}
 devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
 `))
@@ -484,7 +463,7 @@ devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
 // Who has a part of the shares now is counted.
 func TestShowSharers(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
 	for _, host := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9"} {
 		r.ok("set", "va", "egress", host, "--within", "uplink")
 	}
@@ -506,8 +485,8 @@ func (r *rig) asked(args string) (a report.Answer) {
 
 func TestAskPools(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "60000")
-	r.ok("pool", "set", "ap-1", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
 	r.ok("pool", "set", "uplink", "--share", "member") // the store grows: setSlow needs room for more labels
 	r.setSlow("va egress 10.0.0.7 --rate 8kbit --within ap-1 --guarantee 8kbit", "va egress 2001:db8:7::/48 --within ap-1")
 	r.send("10.0.0.7", 4, 1000)
@@ -534,8 +513,8 @@ func TestAskPools(t *testing.T) {
 // explain watches packets for a while, and finds the pool that refuses them.
 func TestExplainWatches(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "ap", "--rate", "10gbit", "--share", "member")
-	r.ok("pool", "set", "home", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
+	r.ok("pool", "set", "ap", "--new", "--rate", "10gbit", "--share", "member")
+	r.ok("pool", "set", "home", "--new", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home")
 	sender := testenv.NewSender(t, "va")
 	frame := frameTo("10.0.0.7", 1000)
@@ -586,8 +565,8 @@ func TestExplainPool(t *testing.T) {
 	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited none of its packets") {
 		t.Errorf("it says %s", got)
 	}
-	r.ok("pool", "set", "va", "--rate", "8mbit")
-	r.ok("pool", "set", "va ingress", "--rate", "1mbit", "--within", "va")
+	r.ok("pool", "set", "va", "--new", "--rate", "8mbit")
+	r.ok("pool", "set", "va ingress", "--new", "--rate", "1mbit", "--within", "va")
 	for _, test := range []struct{ question, want string }{
 		{"va", "pool va limited none of its packets|pool va ingress limited none of its packets"}, {"va ingress", "pool va ingress limited none of its packets"},
 	} {
@@ -598,7 +577,7 @@ func TestExplainPool(t *testing.T) {
 			}
 		}
 	}
-	r.ok("pool", "set", "alice", "--rate", "1mbit")
+	r.ok("pool", "set", "alice", "--new", "--rate", "1mbit")
 	if got := r.ok("explain", "alice"); !strings.Contains(got, "10.0.0.7/32 decides") {
 		t.Errorf("of the name of rules and of a pool, it says %s", got)
 	}
@@ -609,9 +588,9 @@ func TestExplainPool(t *testing.T) {
 // Of a chain of pools, the one that is full is named, with the wait for room there.
 func TestAskPoolInTheMiddle(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "60000")
-	r.ok("pool", "set", "ap-1", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
-	r.ok("pool", "set", "home-7", "--rate", "16kbit", "--capacity", "60000", "--within", "ap-1")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("pool", "set", "home-7", "--new", "--rate", "16kbit", "--capacity", "60000", "--within", "ap-1")
 	r.setSlow("va egress 10.0.0.7 --within home-7")
 	r.send("10.0.0.7", 4, 1000)
 	a := r.asked("va egress 10.0.0.7 --bytes 1500")
@@ -632,7 +611,7 @@ func TestAskPoolInTheMiddle(t *testing.T) {
 // Which flow shares a pool must be known.
 func TestAskPoolSharedByFlow(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--rate", "1mbit", "--share", "flow")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "1mbit", "--share", "flow")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "uplink")
 	const flow = "udp,192.0.2.1:5000,10.0.0.7:53"
 	r.refused(exitInput, "uplink is shared by flow; give --flow, such as --flow "+flow, "ask", "va", "egress", "10.0.0.7")
@@ -650,9 +629,9 @@ func TestAskPoolSharedByFlow(t *testing.T) {
 func newSubscriberRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
-	r.ok("pool", "set", "ap-1", "--rate", "100mbit")
-	r.ok("pool", "set", "ap-2", "--rate", "100mbit")
-	r.ok("pool", "set", "home", "--rate", "50mbit", "--within", "ap-1")
+	r.ok("pool", "set", "ap-1", "--new", "--rate", "100mbit")
+	r.ok("pool", "set", "ap-2", "--new", "--rate", "100mbit")
+	r.ok("pool", "set", "home", "--new", "--rate", "50mbit", "--within", "ap-1")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "home", "--name", "alice")
 	return r
@@ -695,7 +674,7 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 func TestSetNamedWithOwnPools(t *testing.T) {
 	r := newRig(t)
 	for _, direction := range []string{"egress", "ingress"} {
-		r.ok("pool", "set", "tap "+direction, "--rate", "50mbit")
+		r.ok("pool", "set", "tap "+direction, "--new", "--rate", "50mbit")
 		for _, network := range []string{"0.0.0.0/0", "::/0"} {
 			r.ok("set", "va", direction, network, "--within", "tap "+direction, "--name", "bigco")
 		}
@@ -721,10 +700,10 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 	r := newRig(t)
 	for device, pool := range map[string]string{"va": "oak down", "vb": "oak up"} {
-		r.ok("pool", "set", pool, "--rate", "50mbit")
+		r.ok("pool", "set", pool, "--new", "--rate", "50mbit")
 		r.ok("set", device, "egress", "10.0.0.7", "--within", pool, "--name", "oak")
 	}
-	r.ok("pool", "set", "oak up", "--rate", "5mbit")
+	r.ok("pool", "set", "oak up", "--new", "--rate", "5mbit")
 	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
 		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
 			"write shapectl pool set --rate 80mbit 'oak down' or shapectl pool set --rate 80mbit 'oak up'",
@@ -735,7 +714,7 @@ func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 // The first rule or pool of a namespace leaves nothing if it is reverted.
 func TestFirstSetConfirm(t *testing.T) {
 	r := newRig(t)
-	for _, args := range []string{"pool set ap-1 --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
+	for _, args := range []string{"pool set ap-1 --new --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
 		r.ok(append(strings.Fields(args), "--confirm", "1h")...)
 		r.ok("rollback")
 		if pins := r.pins(); len(pins) > 0 {
@@ -749,7 +728,7 @@ func TestSetConfirm(t *testing.T) {
 	r := newSubscriberRig(t)
 	before := r.ok("export")
 	for _, args := range []string{"set alice --rate 60mbit", "set alice --fail closed", "set va egress 10.0.0.9 --rate 1mbit", "set vb ingress any --rate 1mbit",
-		"pool set ap-1 --rate 200mbit", "pool set ap-3 --rate 1mbit"} {
+		"pool set ap-1 --rate 200mbit", "pool set ap-3 --new --rate 1mbit"} {
 		out := r.ok(append(strings.Fields(args), "--confirm", "1h")...)
 		if !strings.Contains(out, "not confirmed: reverts in ") || r.ok("export") == before {
 			t.Errorf("%s: %s", args, out)

@@ -100,7 +100,7 @@ func TestReaders(t *testing.T) {
 			}
 			r.readsRules(read(saysJSON, nil, "show", "-j"), hook == "clsact", hook)
 			r.readsRules(read("", []uintptr{unix.CAP_NET_ADMIN}, "show", "-j"), true, hook)
-			r.ok("pool", "set", "up", "--rate", "2mbit", "--adapt-min", "1mbit")
+			r.ok("pool", "set", "up", "--new", "--rate", "2mbit", "--adapt-min", "1mbit")
 			l := loader.NewLessee(loader.LineLeases)
 			testenv.Must(t, l.Pools(loader.Options{BPFFS: r.bpffs()}, func(*maps.Set) bool { return true }))
 			l.Close() // the lock stays, and a member cannot open it

@@ -154,7 +154,7 @@ func TestParseMoment(t *testing.T) {
 func TestRecorder(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "10mbit", "--name", "net")
-	r.ok("pool", "set", "up", "--rate", "20mbit")
+	r.ok("pool", "set", "up", "--new", "--rate", "20mbit")
 	var said []string
 	h, err := history.Open("", history.Limits{Interval: 1}, func(s string) { said = append(said, s) })
 	testenv.Must(t, err)

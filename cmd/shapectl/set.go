@@ -31,7 +31,7 @@ error lists their rates, and the commands.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
-With --within, packets are charged to a pool, too, which 'shapectl pool set' makes. Rules within one pool share its
+With --within, packets are charged to a pool, too, which 'shapectl pool set --new' makes. Rules within one pool share its
 rate, on any device and in both directions. A rule within a pool needs no rate of its own. It leaves its pool only if
 you say so: with --within and another pool, or none.
 

@@ -86,7 +86,7 @@ devices:
 	}
 
 	w := r.watch(file) // which did not set these rules
-	r.ok("pool", "set", "uplink", "--rate", "12mbit")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "12mbit")
 	r.remove("vb") // so that watch looks
 	w.says("tap0 has its guarantees now")
 	w.ends(syscall.SIGTERM)
@@ -190,7 +190,7 @@ devices:
 func TestWatchWarnsOfPools(t *testing.T) {
 	r := newRig(t)
 	r.taps(1)
-	r.ok("pool", "set", "uplink", "--rate", "500mbit")
+	r.ok("pool", "set", "uplink", "--new", "--rate", "500mbit")
 	file := r.policy("pools: {uplink: {rate: 10mbit, share: member}}\ndevices:\n  tap*: {egress: {10.0.0.0/24: {within: uplink}}}\n")
 	w := r.watch(file)
 	w.says(`pool "uplink" is not as in ` + file + ", and watch does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")

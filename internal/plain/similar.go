@@ -59,22 +59,6 @@ func SimilarName(name string, names []string) string {
 	return Similar(name, names)
 }
 
-// Misspelt is the name for which a new one is probably a slip: it has the same digits, and differs in one letter, or in
-// two if it is long. It is "" if there is none.
-func Misspelt(name string, names []string) string {
-	const shortest = 4
-	best, least := "", min(2, len(name)/3)+1
-	for _, n := range names {
-		if min(len(name), len(n)) < shortest || max(len(name), len(n)) > longest || digitsOf(n) != digitsOf(name) {
-			continue
-		}
-		if d := distance([]rune(strings.ToLower(name)), []rune(strings.ToLower(n))); d < least {
-			best, least = n, d
-		}
-	}
-	return best
-}
-
 func digitsOf(s string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsDigit(c) {

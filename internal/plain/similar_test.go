@@ -30,15 +30,3 @@ func TestSimilarName(t *testing.T) {
 		}
 	}
 }
-
-func TestMisspelt(t *testing.T) {
-	names := []string{"uplink", "home-17", "home-18", "east", "ap", "alice down"}
-	for name, want := range map[string]string{
-		"uplnik": "uplink", "uplinks": "uplink", "UPLINK": "uplink", "uplonk2": "", "uplo": "", "downlink": "",
-		"home-19": "", "hmoe-17": "home-17", "west": "", "eats": "east", "aq": "", "alice up": "", "alise dwn": "alice down",
-	} {
-		if got := Misspelt(name, names); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
-	}
-}
