@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +40,7 @@ type applyOptions struct {
 	absentOK   bool
 	allowEmpty bool
 	verbose    bool
+	maxRemove  string // "" for any number
 }
 
 func applyCommand(e *env) *cobra.Command {
@@ -59,6 +62,9 @@ with --absent-ok. 'shapectl watch' sets their rules when they appear.
 If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
 guarantees, and the exit code is 4. These get what the other guarantees leave, at worst nothing. A device that has its
 guarantees keeps them. 'shapectl watch' gives the others theirs when there is room.
+
+With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
+a policy changes nothing.
 
 If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
 'devices: {}' deletes all rules.
@@ -91,6 +97,11 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
 	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists")
+	cmd.Flags().Var(flagValue{"N|N%", "", func(s string) error {
+		o.maxRemove = s
+		_, err := atMost(s, 0)
+		return err
+	}}, "max-remove", "refuse to remove more rules and pools than this, or than this part of all")
 	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list the devices that changed")
 	return cmd
 }
@@ -235,6 +246,40 @@ func removesAll(n *loader.Namespace, want []policy.Table, missing []string) erro
 		plain.Count(rules, "rule"), plain.List(devices), plain.List(lines(missing)))
 }
 
+// atMost is the number that --max-remove stands for if there are this many rules and pools.
+func atMost(s string, all int) (int, error) {
+	number, percent := strings.CutSuffix(s, "%")
+	most, err := strconv.ParseUint(number, 10, 31)
+	if err != nil || percent && most > 100 {
+		return 0, fmt.Errorf("max-remove %.64q is no number; write one such as 100, or a part of all such as 10%%", s)
+	}
+	if percent {
+		most = most * uint64(all) / 100
+	}
+	return int(most), nil
+}
+
+// checkRemoved returns an error if tables would remove more rules and pools than --max-remove allows.
+func (o *applyOptions) checkRemoved(n *loader.Namespace, want []policy.Table) error {
+	if o.maxRemove == "" {
+		return nil
+	}
+	have, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+	if err != nil {
+		return err
+	}
+	all := 0
+	for _, t := range have {
+		all += len(t.Rules)
+	}
+	removed := maps.Count(policy.Diff(have, want)).Removed
+	if most, err := atMost(o.maxRemove, all); err != nil || removed <= most {
+		return err
+	}
+	return inputf("it would remove %d of %d rules and pools, more than --max-remove %s; nothing was changed; if the policy is complete, give a larger --max-remove, or leave it out",
+		removed, all, o.maxRemove)
+}
+
 // lines are names, each in one line.
 func lines(names []string) []string {
 	out := make([]string, len(names))
@@ -278,6 +323,9 @@ func (e *env) apply(o applyOptions) error {
 			if err := removesAll(n, want.tables, append(want.absent, want.unmatched...)); err != nil {
 				return err
 			}
+		}
+		if err := o.checkRemoved(n, want.tables); err != nil {
+			return err
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
 		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {

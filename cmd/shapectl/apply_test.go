@@ -93,6 +93,24 @@ func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 }
 
 // A change that is confirmed in time lasts, and can be taken back once.
+// With --max-remove, a policy that lost its second half changes nothing.
+func TestMaxRemove(t *testing.T) {
+	r := newRig(t)
+	const half = "devices: {va: {egress: {10.0.0.1: 1mbit, 10.0.0.2: 1mbit"
+	r.ok("apply", r.policy(half+", 10.0.0.3: 1mbit, 10.0.0.4: 1mbit}}}\n"))
+	before, torn := r.ok("export"), r.policy(half+"}}}\n")
+	for _, most := range []string{"1", "49%"} {
+		r.refused(exitInput, "it would remove 2 of 4 rules and pools, more than --max-remove "+most+"; nothing was changed", "apply", torn, "--max-remove", most)
+	}
+	if after := r.ok("export"); after != before {
+		t.Errorf("it changed the rules to\n%s", after)
+	}
+	for _, wrong := range []string{"x", "-1", "101%", ""} {
+		r.refused(exitInput, "max-remove", "apply", torn, "--max-remove", wrong)
+	}
+	r.ok("apply", torn, "--max-remove", "50%")
+}
+
 func TestConfirmInTime(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		t.Parallel()
