@@ -214,14 +214,21 @@ func TestNoteOfHost(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
+// doctor tells of a host without a known address, and does not advise to delete its pool.
+func TestDoctorOfUnknownHost(t *testing.T) {
+	h := newHome(t)
+	h.ok("apply", h.policy(tabletLimit))
+	got := h.run("doctor")
+	if !strings.Contains(bare(got.out), "no address of tablet (3c:22:fb:12:34:56) has a rule, so it is not limited") || strings.Contains(got.out, "pool delete") {
+		t.Errorf("%+v", got)
+	}
+}
+
 // doctor tells of addresses of a host that have no rules, as no watch follows it.
 func TestDoctorOfHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
 	h.ok("apply", file)
-	if got := h.warnings("hosts"); len(got) != 0 {
-		t.Errorf("before the host has an address: %q", got)
-	}
 	lacks := func(address string) {
 		t.Helper()
 		const text = "tablet (3c:22:fb:12:34:56) has no rule for its address "

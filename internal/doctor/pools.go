@@ -8,6 +8,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -41,13 +42,14 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded, checkLeases, checkAdapting}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkUnknownHosts, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded, checkLeases, checkAdapting}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {
 	var unused []string
 	for _, n := range f.tree.Nodes {
-		if len(n.Below)+len(n.Rules) == 0 {
+		device, _, host := policyfile.SideOfHost(n.Pool)
+		if len(n.Below)+len(n.Rules) == 0 && !(host && f.index(device) != 0) {
 			unused = append(unused, n.Pool.Label.Name)
 		}
 	}
@@ -56,6 +58,32 @@ func checkUnused(f Facts) []report.Finding {
 	}
 	return systemFinding(report.Note, "pools", "no rule or pool is within "+plain.List(unused),
 		"if that is not intended, set rules --within it, or delete it: "+plain.Suggest(f.Netns, "pool delete", unused[0]))
+}
+
+// checkUnknownHosts finds hosts whose limit is in a pool, and of which no address is known.
+func checkUnknownHosts(f Facts) (findings []report.Finding) {
+	for _, n := range f.tree.Nodes {
+		device, d, host := policyfile.SideOfHost(n.Pool)
+		mac, _, _ := n.Pool.Follows()
+		index := f.index(device)
+		known := len(f.Neighbours[index][mac]) > 0 // checkHosts tells of those
+		if host && index != 0 && !known && f.judged(device) && len(n.Below)+len(n.Rules) == 0 && len(f.Unread) == 0 {
+			findings = append(findings, Hook{Name: device, Direction: d}.finding(report.Warning, "hosts",
+				"no address of "+mac.Called(policyfile.NameOfHost(n.Pool))+" has a rule, so it is not limited",
+				"run "+plain.Suggest(f.Netns, "watch FILE")+", which limits it once "+plain.Line(device)+" knows an address of it")...)
+		}
+	}
+	return findings
+}
+
+// index is the index of a device, 0 if it does not exist.
+func (f Facts) index(device string) int {
+	for _, d := range f.Devices {
+		if d.Name == device {
+			return d.Index
+		}
+	}
+	return 0
 }
 
 // checkLeases finds pools that have only their safe share of a cluster's rate.
