@@ -22,19 +22,24 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	if h.Set == nil {
 		return nil
 	}
+	devices, err := netinfo.Devices()
+	if err != nil {
+		return err
+	}
+	here := map[string]bool{}
+	for _, dev := range devices {
+		here[dev.Name] = true
+	}
 	var gone []string
 	for _, p := range h.Set.Policy() {
-		name := p.Label.Name
-		if _, err := netinfo.DeviceByName(policyfile.DeviceOfPool(name)); errors.Is(err, netinfo.ErrNoDevice) && find(r.ownPools(name), p) != nil {
+		if name := p.Label.Name; !here[policyfile.DeviceOfPool(name)] && find(r.ownPools(name), p) != nil {
 			gone = append(gone, name)
 		}
 	}
 	slices.Sort(gone)
-	for _, name := range slices.Backward(gone) { // the pool of a direction is within that of its device
-		_, err := n.DeletePool(name)
-		if err != nil && !errors.Is(err, loader.ErrPoolInUse) && !errors.Is(err, loader.ErrPending) {
-			return err
-		}
+	slices.Reverse(gone) // the pool of a direction is within that of its device
+	if err := n.DeleteUnusedPools(gone); !errors.Is(err, loader.ErrPending) {
+		return err
 	}
 	return nil
 }

@@ -144,7 +144,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
-	due := true // devices may have gone while no process watched
+	due, more := true, false // devices may have gone while no process watched; a sweep has left some
 	for ctx.Err() == nil {
 		fresh, deleted, err := arrivals.Take()
 		if err != nil {
@@ -157,18 +157,19 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
 			return err
 		}
-		if deleted || due {
-			if err := r.sweep(ctx); err != nil {
+		if waiting, err = r.serve(ctx, waiting); err != nil { // first, because new devices have no limit yet
+			return err
+		}
+		swept := deleted || due || more
+		if swept {
+			if more, err = r.sweep(); err != nil {
 				return err
 			}
 		}
-		if deleted || due || r.mayHaveRoom() { // before newer devices take the room
+		if swept || r.mayHaveRoom() {
 			if err := r.guarantee(); err != nil {
 				return err
 			}
-		}
-		if waiting, err = r.serve(ctx, waiting); err != nil {
-			return err
 		}
 		if due {
 			if err := r.reattach(); err != nil {
@@ -185,6 +186,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 		var again <-chan time.Time
 		switch {
+		case more:
+			again = time.After(pause)
 		case r.hosts.moved():
 			again = time.After(r.hosts.wait())
 		case len(waiting) > 0:
@@ -218,29 +221,21 @@ func (r *Reconciler) write() (*loader.Namespace, error) {
 	return n, err
 }
 
-// sweep opens the namespace for changes, which removes leftovers, and ends changes that
-// are older than rollbackFor. If another command has the lock, the next sweep does it.
-func (r *Reconciler) sweep(ctx context.Context) error {
-	for more := true; more && ctx.Err() == nil; {
-		n, err := r.write()
-		if err != nil || n == nil {
-			return err
-		}
-		more, err = n.EndOldChange(rollbackFor)
-		dropped := r.dropPools(n)
-		n.Close()
-		if dropped != nil {
-			r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", dropped))
-		}
-		if err != nil {
-			r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
-			return nil
-		}
-		if more {
-			sleep(ctx, pause)
-		}
+// sweep opens the namespace for changes, which removes leftovers, and ends changes that are older than rollbackFor. It
+// reports whether it left some for later. If another command has the lock, the next sweep does it.
+func (r *Reconciler) sweep() (more bool, err error) {
+	n, err := r.write()
+	if err != nil || n == nil {
+		return false, err
 	}
-	return nil
+	defer n.Close()
+	if more, err = n.EndOldChange(rollbackFor); err != nil {
+		r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
+	}
+	if err := r.dropPools(n); err != nil {
+		r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", err))
+	}
+	return more, nil
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -291,7 +286,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	if r.missing {
 		return len(devices), nil
 	}
-	n, err := loader.Write(r.Options)
+	n, err := loader.WriteFirst(r.Options)
 	if err != nil {
 		return 0, err
 	}
@@ -315,11 +310,11 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	}
 	defer loader.CloseHooks(hooks)
 	limited := map[int][]policy.Direction{} // by index: directions with rules in force
-	lost := map[string][]*loader.Hook{}     // by name: hooks with rules that are not in force
+	lost := map[string][]*loader.Hook{}     // by name: hooks with rules that are not in force; those of deleted devices can wait
 	for _, h := range hooks {
 		if h.InForce() {
 			limited[h.Device.Index] = append(limited[h.Device.Index], h.Direction)
-		} else {
+		} else if h.State != loader.Gone {
 			lost[h.Name()] = append(lost[h.Name()], h)
 		}
 	}

@@ -103,24 +103,45 @@ func (n *Namespace) collectDevices() {
 	for _, other := range discarded {
 		n.collected = append(n.collected, other.Name())
 	}
-	if n.pins.store != nil {
-		defer n.pins.store.Hold().Close() // for as long as there are sets to look at
-	}
-	for _, set := range n.pins.sets() {
-		if names[set.Ifindex()] == set.Device() {
-			continue
-		}
-		h, err := n.pins.dir.openHook(set)
-		if err != nil || h == nil {
-			continue
-		}
-		h.Close()
-		if h.State == Gone && n.pins.changing(func() error { return n.pins.sweepOne(set) }) == nil {
-			n.collected = append(n.collected, h.Was)
-		}
-	}
+	n.collected = append(n.collected, n.pins.removeGone(names)...)
 	slices.Sort(n.collected)
 	n.collected = slices.Compact(n.collected)
+}
+
+// removeGone removes the hooks of devices that are not among names, and returns what these were called.
+func (p *pins) removeGone(names map[int]string) (removed []string) {
+	if p.store == nil {
+		return nil
+	}
+	defer p.store.Hold().Close() // for as long as there are sets to look at
+	haveRules := p.store.HaveRules()
+	var gone []*maps.Set
+	for _, set := range p.sets() {
+		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
+			continue
+		}
+		h := p.dir.hookOf(set)
+		if h.judge() == nil && h.State == Gone {
+			gone = append(gone, set)
+		}
+		h.Close()
+	}
+	if len(gone) == 0 {
+		return nil
+	}
+	p.changing(func() error {
+		p.store.ClearSets(gone...)
+		return forEach(p, gone, func(set *maps.Set) error {
+			h := p.dir.hookOf(set)
+			defer h.Close()
+			err := p.removeHook(h)
+			if err == nil {
+				removed = append(removed, h.Was)
+			}
+			return err
+		})
+	})
+	return removed
 }
 
 // collectNamespaces removes the homes of namespaces that no longer exist, but for

@@ -219,12 +219,12 @@ func read(o Options, kept *Kept) (*Namespace, error) {
 // Write opens the calling thread's namespace for changes, and locks out other commands. It
 // removes leftovers of killed commands, and of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
-	n, err := open(o, true, nil)
+	n, err := WriteFirst(o)
 	if err != nil {
-		return n, err
+		return nil, err
 	}
 	if n.pins.dir != "" {
-		if err := n.pins.heal(); err != nil {
+		if err := n.pins.sweep(); err != nil { // an earlier command may have had no time for all hooks
 			n.Close()
 			return nil, err
 		}
@@ -234,6 +234,20 @@ func Write(o Options) (*Namespace, error) {
 		n.pins.store.DropListeners()
 	}
 	n.place.collectNamespaces()
+	return n, nil
+}
+
+// WriteFirst is Write for what cannot wait: it leaves the leftovers of deleted devices and namespaces to the next Write.
+func WriteFirst(o Options) (*Namespace, error) {
+	n, err := open(o, true, nil)
+	if err == nil && n.pins.dir != "" {
+		if err = n.pins.heal(); err != nil {
+			n.Close()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
 	return n, nil
 }
 

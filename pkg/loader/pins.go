@@ -246,13 +246,13 @@ func (p *pins) heal() error {
 	if err := p.dir.healQueues(); err != nil {
 		return err
 	}
-	if exists(p.dir.pin(busyPin)) {
-		if err := p.complete(); err != nil {
-			return err
-		}
-		return unlink(p.dir.pin(busyPin))
+	if !exists(p.dir.pin(busyPin)) {
+		return nil
 	}
-	return p.sweep() // an earlier command may have had no time for all hooks
+	if err := p.complete(); err != nil {
+		return err
+	}
+	return unlink(p.dir.pin(busyPin))
 }
 
 // endChange ends the last change for good, so that another can begin, or h can be changed;

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sort"
 
@@ -66,15 +67,38 @@ func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
 	return deleted, err
 }
 
+// DeleteUnusedPools removes the pools that nothing is within, or only others of these that come before. The error wraps
+// ErrPending if there are any and a change is pending.
+func (n *Namespace) DeleteUnusedPools(names []string) error {
+	if n.pins.store == nil || len(names) == 0 {
+		return nil
+	}
+	var keys []netip.Prefix
+	for _, name := range names {
+		keys = append(keys, policy.PoolKey(name))
+	}
+	unused := n.pins.store.Unused(keys)
+	if len(unused) == 0 {
+		return nil
+	}
+	if err := n.pins.endChange(nil); err != nil {
+		return err
+	}
+	return n.pins.changing(func() error {
+		n.pins.store.Pools().Delete(unused...)
+		return n.pins.bpfState.drop()
+	})
+}
+
 // Within names all that is directly within a pool.
 func (n *Namespace) Within(pool string) (users []string) {
-	for _, set := range n.pins.allSets() {
-		for _, r := range set.Policy() {
+	for number, rules := range n.pins.store.AllRules() {
+		for _, r := range rules {
 			if string(r.Within) != pool {
 				continue
 			}
 			name := r.Label.Name
-			if !r.Pool {
+			if set := n.pins.store.View(uint32(number)); !r.Pool {
 				name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
 			}
 			users = append(users, plain.Line(name))

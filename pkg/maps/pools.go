@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -29,6 +30,27 @@ func (s *Store) poolID(name string) (id uint32, found bool) {
 		return 0, false
 	}
 	return *place - 1, true
+}
+
+// Unused are those of pools that exist and that nothing is within, or only others of these that come before. It needs one
+// pass for all.
+func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
+	now, users := s.phase(), map[uint32]int{}
+	count := func(id uint32, by int) {
+		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
+			users[v.Within] += by
+		}
+	}
+	for f := range s.everyPrefix(nil) {
+		count(f.id, 1)
+	}
+	for _, p := range pools {
+		if place := s.Pools().findPrefix(p); place != nil && users[*place-1] == 0 {
+			unused = append(unused, p)
+			count(*place-1, -1)
+		}
+	}
+	return unused
 }
 
 func (s *Set) checkWithin(r policy.Rule) error {

@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -375,17 +376,20 @@ func (s *Set) drop(p netip.Prefix) {
 	s.takesPart(placed{id, false, p})
 }
 
-// Delete removes a rule, and reports whether there was one.
-func (s *Set) Delete(p netip.Prefix) bool {
+// Delete removes the rules of networks, each in one step, and reports whether there was one.
+func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 	s.finishUnlessPending()
-	place := s.findPrefix(p)
-	if place == nil {
-		return false
+	for _, p := range networks {
+		if place := s.findPrefix(p); place != nil {
+			s.remove(p, *place-1)
+			deleted = true
+		}
 	}
-	s.remove(p, *place-1)
-	s.trimLengths(s)
-	s.edited()
-	return true
+	if deleted {
+		s.trimLengths(s)
+		s.edited()
+	}
+	return deleted
 }
 
 // remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
@@ -399,17 +403,35 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 }
 
 // Clear removes all rules in one step. The last change goes on without them.
-func (s *Set) Clear() {
-	rules := byID(s.allPrefixes())
-	s.data.Clearing = 1
-	s.lookFor(lengthSet{}) // from here on packets find none
-	for _, at := range rules {
-		s.remove(at.prefix, at.id)
+func (s *Set) Clear() { s.ClearSets(s) }
+
+// ClearSets is Clear for each of several sets. It needs one pass for all.
+func (s *Store) ClearSets(sets ...*Set) {
+	clears := make([]bool, len(s.views))
+	for _, set := range sets {
+		clears[set.number] = true
 	}
-	s.data.Clearing = 0
+	var rules []found
+	for f := range s.everyPrefix(nil) {
+		if clears[f.view] {
+			rules = append(rules, f)
+		}
+	}
+	slices.SortFunc(rules, func(a, b found) int { return cmp.Compare(a.id, b.id) })
+	for _, set := range sets {
+		set.data.Clearing = 1
+		set.lookFor(lengthSet{}) // from here on packets find none
+	}
+	for _, f := range rules {
+		set := s.View(f.view)
+		set.remove(set.prefix(f.key), f.id)
+	}
+	for _, set := range sets {
+		set.data.Clearing = 0
+	}
 	s.edited()
 	if s.known != nil {
-		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
+		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return clears[s.rule(t.id).View] })
 	}
 }
 
