@@ -26,6 +26,9 @@ import (
 const (
 	// settle is the time to wait for more devices that appear together.
 	settle = 20 * time.Millisecond
+	// sweepAfter is how long leftovers of a deleted device may stay, so that many that leave together cost one sweep, which
+	// holds up none that appear meanwhile.
+	sweepAfter = 500 * time.Millisecond
 	// Other commands wait up to ten seconds for the lock, so it is released every turnTime.
 	turnTime, pause = 500 * time.Millisecond, 50 * time.Millisecond
 	// turnDevices is the maximum number of devices whose rules are applied under one lock.
@@ -144,7 +147,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
-	due, more := true, false // devices may have gone while no process watched; a sweep has left some
+	due := true           // devices may have gone while no process watched
+	sweepAt := time.Now() // zero if nothing has gone
 	for ctx.Err() == nil {
 		fresh, deleted, err := arrivals.Take()
 		if err != nil {
@@ -160,10 +164,19 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if waiting, err = r.serve(ctx, waiting); err != nil { // first, because new devices have no limit yet
 			return err
 		}
-		swept := deleted || due || more
+		if due {
+			sweepAt = time.Now()
+		} else if deleted && sweepAt.IsZero() {
+			sweepAt = time.Now().Add(sweepAfter)
+		}
+		swept := !sweepAt.IsZero() && !time.Now().Before(sweepAt)
 		if swept {
-			if more, err = r.sweep(); err != nil {
+			more, err := r.sweep()
+			if err != nil {
 				return err
+			}
+			if sweepAt = (time.Time{}); more {
+				sweepAt = time.Now().Add(pause)
 			}
 		}
 		if swept || r.mayHaveRoom() {
@@ -184,16 +197,9 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			ready()
 			ready = nil
 		}
-		var again <-chan time.Time
-		switch {
-		case more:
-			again = time.After(pause)
-		case r.hosts.moved():
-			again = time.After(r.hosts.wait())
-		case len(waiting) > 0:
-			again = time.After(retry)
-		case len(r.full) > 0:
-			again = time.After(lookEvery)
+		again := make(<-chan time.Time)
+		if wait := r.wait(len(waiting) > 0, sweepAt); wait < sweepEvery {
+			again = time.After(wait)
 		}
 		select {
 		case <-ctx.Done():
@@ -210,6 +216,24 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 	}
 	return nil
+}
+
+// wait is how long Run may wait for news.
+func (r *Reconciler) wait(devices bool, sweepAt time.Time) time.Duration {
+	wait := sweepEvery
+	if !sweepAt.IsZero() {
+		wait = time.Until(sweepAt)
+	}
+	if r.hosts.moved() {
+		wait = min(wait, r.hosts.wait())
+	}
+	if devices {
+		wait = min(wait, retry)
+	}
+	if len(r.full) > 0 {
+		wait = min(wait, lookEvery)
+	}
+	return wait
 }
 
 // write opens the namespace for changes. It returns nil without an error if another command has the lock.

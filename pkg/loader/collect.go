@@ -302,12 +302,16 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 		return false, nil
 	}
 	sets := n.pins.sets() // none if there are only pools
-	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !set.InForce() }) {
+	haveRules := n.pins.store.HaveRulesInForce()
+	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !haveRules[set.Number()] }) {
 		return false, nil
 	}
 	if err := n.pins.endChange(nil); err != nil {
 		return false, err
 	}
-	err = n.pins.sweep()
-	return err == nil && slices.ContainsFunc(n.pins.sets(), isUnused), err
+	if err = n.pins.sweep(); err != nil || n.pins.store == nil {
+		return false, err
+	}
+	haveRules = n.pins.store.HaveRules()
+	return slices.ContainsFunc(n.pins.sets(), func(set *maps.Set) bool { return !haveRules[set.Number()] || !set.Attached() }), nil
 }

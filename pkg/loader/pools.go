@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"sort"
@@ -92,13 +93,13 @@ func (n *Namespace) DeleteUnusedPools(names []string) error {
 
 // Within names all that is directly within a pool.
 func (n *Namespace) Within(pool string) (users []string) {
-	for number, rules := range n.pins.store.AllRules() {
+	for set, rules := range n.pins.allRules() {
 		for _, r := range rules {
 			if string(r.Within) != pool {
 				continue
 			}
 			name := r.Label.Name
-			if set := n.pins.store.View(uint32(number)); !r.Pool {
+			if !r.Pool {
 				name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
 			}
 			users = append(users, plain.Line(name))
@@ -135,9 +136,13 @@ func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
 		}
 		tables = append(tables, t)
 	}
-	for _, set := range n.pins.allSets() {
+	for set, rules := range n.pins.allRules() {
 		if !changing[set.Number()] && (concern || set.IsPools()) {
-			tables = append(tables, policy.Table{Device: set.Device(), Direction: set.Direction(), Rules: set.Policy()})
+			t := policy.Table{Device: set.Device(), Direction: set.Direction()}
+			for i := range rules {
+				t.Rules = append(t.Rules, rules[i].Rule)
+			}
+			tables = append(tables, t)
 		}
 	}
 	policy.SortTables(tables)
@@ -259,4 +264,19 @@ func (s *bpfState) allSets() []*maps.Set {
 		return nil
 	}
 	return append(s.sets(), s.store.Pools())
+}
+
+// allRules are the rules of all sets. It needs one pass for all.
+func (s *bpfState) allRules() iter.Seq2[*maps.Set, []maps.Entry] {
+	return func(yield func(*maps.Set, []maps.Entry) bool) {
+		if s.store == nil {
+			return
+		}
+		rules := s.store.AllRules()
+		for _, set := range s.allSets() {
+			if !yield(set, rules[set.Number()]) {
+				return
+			}
+		}
+	}
 }

@@ -238,7 +238,16 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 }
 
 // HaveRules reports for each set, by number, whether it has rules. It needs one pass for all sets.
-func (s *Store) HaveRules() []bool {
+func (s *Store) HaveRules() []bool { return s.haveRules(func(uint32) bool { return true }) }
+
+// HaveRulesInForce is HaveRules for those that are in force.
+func (s *Store) HaveRulesInForce() []bool {
+	now := s.phase()
+	return s.haveRules(func(id uint32) bool { return present(s.versionIn(id, now)) })
+}
+
+// haveRules is HaveRules for the rules that count, by id.
+func (s *Store) haveRules(counts func(id uint32) bool) []bool {
 	have, left := make([]bool, len(s.views)), 0
 	for number := range s.views {
 		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
@@ -249,7 +258,7 @@ func (s *Store) HaveRules() []bool {
 		if left == 0 {
 			break
 		}
-		if !have[f.view] {
+		if !have[f.view] && counts(f.id) {
 			have[f.view] = true
 			left--
 		}

@@ -81,6 +81,38 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 // does not end the last change; rules that take part in that must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
 
+// LoadPending is Load while a change is pending, for the rules that are in force until it reverts, and those afterwards.
+// No packet may see the rules yet.
+func (s *Set) LoadPending(now, reverted []policy.Rule) error {
+	k := s.gather()
+	before := len(k.taking)
+	if err := s.Load(reverted); err != nil {
+		return err
+	}
+	if err := s.do(policy.Table{Rules: reverted}.Diff(policy.Table{Rules: now}), later, nil); err != nil {
+		return err
+	}
+	for _, t := range k.taking[before:] {
+		if t.isNew {
+			continue
+		}
+		old, next := s.bothPhases(t.id)
+		s.continueClock(t.id, old, next, s.now())
+		rebase(old, next, s.Until())
+		s.copySecond(next, phaseAfter)
+		s.countColours(t.id, old, next)
+	}
+	s.edited()
+	return nil
+}
+
+// InReverted reports whether there is a rule for a network after the pending change reverts, and whether there is one in
+// any phase.
+func (s *Set) InReverted(p netip.Prefix) (reverted, ever bool) {
+	place := s.findPrefix(p)
+	return place != nil && present(s.versionIn(*place-1, phaseReverted)), place != nil
+}
+
 // steps are the differences between the set and rules that shall be in force.
 func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	steps := make([]policy.Difference, 0, len(rules))
