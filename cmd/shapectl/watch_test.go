@@ -442,29 +442,83 @@ func TestWatchExpiredChange(t *testing.T) {
 	r.writeFile(file, policy("2mbit"))
 	r.ok("apply", file, "--confirm", "1s")
 	sleepUntil(r.pending())
-	appears("va0", good)
+	appears("va0", "the policy in force")
 	w.ends(syscall.SIGTERM)
 	w = start()
-	appears("va1", good)
+	appears("va1", "the policy in force")
 	r.writeFile(file, policy("3mbit"))
 	appears("va2", file)
 	w.ends(syscall.SIGTERM)
 	w = start()
 	appears("va3", file)
 
-	// A device waits for the end of the change, and the file is edited meanwhile.
-	r.writeFile(file, policy("4mbit"))
-	r.ok("apply", file, "--confirm", "1s")
-	testenv.Veth(t, "va4", "peerva4")
-	w.says("cannot apply rules")
-	r.writeFile(file, policy("5mbit"))
-	w.says("va4 egress: 1 rule of " + file)
-	var want []string
-	for device, mbit := range map[string]int{"va": 1, "va0": 1, "va1": 1, "va2": 3, "va3": 3, "va4": 5} {
-		want = append(want, fmt.Sprintf("%s egress 10.0.0.0/24 %d000000", device, mbit))
-	}
-	r.has(want...)
 	w.ends(syscall.SIGTERM)
+}
+
+// A device that appears while a change is pending has the rules that are in force: those of the change, until it reverts.
+func TestWatchWhileAChangeIsPending(t *testing.T) {
+	for _, end := range []string{"expires", "rollback", "confirm"} {
+		for _, another := range []bool{false, true} { // file is applied, and not the one that is watched
+			t.Run(fmt.Sprint(end, another), func(t *testing.T) {
+				r := newRig(t)
+				policy := func(rate, more string) string {
+					return "devices: {tap*: {egress: {pool: " + rate + ", 10.0.0.0/24: " + rate + more + "}}}\n"
+				}
+				file := r.policy(policy("1mbit", ", 10.0.1.0/24: 1mbit"))
+				testenv.Veth(t, "tap0", "x0")
+				r.ok("apply", file)
+				w := r.watch(file)
+				changed := file
+				if another {
+					changed = r.policy("")
+				}
+				r.writeFile(changed, policy("2mbit", ", 10.0.2.0/24: 2mbit"))
+				confirm := "20s"
+				if end == "expires" {
+					confirm = "3s"
+				}
+				r.ok("apply", changed, "--confirm", confirm)
+				until := r.pending()
+				testenv.Veth(t, "tap1", "x1")
+				w.says("tap1 egress")
+				rules := func(mbit, other int, devices ...string) (all []string) {
+					for _, dev := range devices {
+						all = append(all, fmt.Sprintf("   %d000000", mbit)) // its pool
+						for _, network := range []int{0, other} {
+							all = append(all, fmt.Sprintf("%s egress 10.0.%d.0/24 %d000000", dev, network, mbit))
+						}
+					}
+					return all
+				}
+				r.has(rules(2, 2, "tap0", "tap1")...)
+				switch end {
+				case "expires":
+					sleepUntil(until)
+				default:
+					r.ok(end)
+				}
+				mbit := 1
+				if end == "confirm" {
+					mbit = 2
+				}
+				r.has(rules(mbit, mbit, "tap0", "tap1")...)
+				r.ok("set", "tap0", "egress", "10.0.9.0/24", "--rate", "9mbit") // ends the change for good
+				if mbit = 1; end == "confirm" && !another {
+					mbit = 2
+				}
+				testenv.Veth(t, "tap2", "x2")
+				w.says("tap2 egress")
+				all := rules(mbit, mbit, "tap2")
+				if end == "confirm" {
+					mbit = 2
+				}
+				r.has(append(append(all, "tap0 egress 10.0.9.0/24 9000000"), rules(mbit, mbit, "tap0", "tap1")...)...)
+				if said := w.ends(syscall.SIGTERM); strings.Contains(said.err, "cannot apply") {
+					t.Errorf("it said %s", said.err)
+				}
+			})
+		}
+	}
 }
 
 // However many appear at once, and whatever becomes of the others.

@@ -108,7 +108,8 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 
 // read parses the policy in force, if it is another one than before.
 func (r *Reader) read(n *loader.Namespace) error {
-	packed, err := n.Policy()
+	policies, err := n.Policies()
+	packed := policies.Now
 	if err != nil || bytes.Equal(packed, r.packed) {
 		return err
 	}

@@ -12,51 +12,89 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A target is a device, the rules to apply, in directions that have none, and the pools that the policy defines for it.
-type target struct {
-	dev    netinfo.Device
+// wants are the rules of a policy for directions of a device that have none, and the pools that the policy defines for it.
+type wants struct {
 	tables []policy.Table
 	pools  []policy.Rule
 }
 
+// empty reports whether there is nothing to apply.
+func (w wants) empty() bool { return len(w.tables) == 0 && !slices.ContainsFunc(w.pools, isOfHost) }
+
+// wantedOn is what a policy wants in those directions of a device that have no rules.
+func wantedOn(dev policyfile.Device, from lastgood.Policy, has []policy.Direction) (w wants, err error) {
+	if w.tables, err = from.For(dev); err == nil {
+		w.pools, err = from.OwnPools(policyfile.Device{Name: dev.Name})
+	}
+	w.tables = slices.DeleteFunc(w.tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
+	w.pools = slices.DeleteFunc(w.pools, func(p policy.Rule) bool {
+		_, direction, ok := policyfile.SideOfHost(&p)
+		return ok && slices.Contains(has, direction)
+	})
+	return w, err
+}
+
+// A target is a device, what to apply, and what that shall be once the pending change has reverted.
+type target struct {
+	dev netinfo.Device
+	wants
+	reverted wants
+}
+
+// together are the tables of targets, and all pools of the policy.
+func together(targets []target, of func(target) wants, from lastgood.Policy) (tables []policy.Table, pools policy.Table) {
+	pools = from.Pools()
+	for _, t := range targets {
+		tables, pools.Rules = append(tables, of(t).tables...), append(pools.Rules, of(t).pools...)
+	}
+	return tables, pools
+}
+
 // apply applies the rules of all targets together, with the pools that these need. If that fails, it applies the
-// remaining rules target by target. A target whose guarantees have no room in a pool gets its rules without them.
-func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.Policy) {
-	var tables []policy.Table
-	pools := from.Pools()
-	for _, target := range targets {
-		tables, pools.Rules = append(tables, target.tables...), append(pools.Rules, target.pools...)
+// remaining rules target by target. A target whose guarantees have no room in a pool gets its rules without them. It
+// reports whether it did what it could: it can do nothing where a pending change rules that out.
+func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) (done bool) {
+	if !slices.ContainsFunc(targets, func(t target) bool { return !t.wants.empty() || !t.reverted.empty() }) {
+		return true
 	}
-	if len(tables) == 0 && !slices.ContainsFunc(pools.Rules, isOfHost) {
-		return
-	}
-	err := r.applyNew(n, tables, pools, from.Path)
+	tables, pools := together(targets, func(t target) wants { return t.wants }, from)
+	tablesThen, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
+	then := append(tablesThen, poolsThen)
+	err := r.applyNew(n, tables, pools, then, from.Path)
 	switch {
 	case err == nil:
+	case errors.Is(err, loader.ErrPending):
+		return false
 	case len(targets) > 1:
+		done = true
 		for _, next := range targets {
-			r.apply(n, []target{next}, from)
+			done = r.apply(n, []target{next}, from, reverted) && done
 		}
+		return done
 	case isNoRoom(err):
 		problem, _ := errors.AsType[policy.PoolError](err)
 		for i := range tables {
 			tables[i] = withoutGuarantees(tables[i])
 		}
-		if err := r.applyNew(n, tables, withoutGuarantees(pools), from.Path); err != nil {
+		for i := range then {
+			then[i] = withoutGuarantees(then[i])
+		}
+		if err := r.applyNew(n, tables, withoutGuarantees(pools), then, from.Path); err != nil {
 			r.warn(targets[0].dev, err)
-			return
+			return true
 		}
 		r.keepFull(n, err)
 		r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", targets[0].dev.Name, problem))
 	default:
 		r.warn(targets[0].dev, err)
 	}
+	return true
 }
 
 // applyNew applies tables to directions that have no rules, and reports those that are done.
-func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, from string) error {
+func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, reverted []policy.Table, from string) error {
 	r.comparePools(n, pools, from)
-	done, err := n.ApplyNew(append(slices.Clone(tables), pools))
+	done, err := n.ApplyNew(append(slices.Clone(tables), pools), reverted)
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
 		if i >= 0 {

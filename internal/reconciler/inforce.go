@@ -1,11 +1,13 @@
 package reconciler
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
@@ -35,4 +37,41 @@ func (r *Reconciler) reattach() error {
 		r.OnWarning(fmt.Errorf("attach programs again: %w", err))
 	}
 	return nil
+}
+
+// inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted. It
+// is that of the file, unless the change that brought that one is pending or was reverted.
+func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
+	last, err := n.Policies()
+	if err != nil {
+		r.OnWarning(err)
+	}
+	if until, _, _ := n.PendingChange(); until != 0 {
+		now, reverted = r.parsed(last.Now), r.parsed(last.Reverted)
+		if now.File == r.policy.File || reverted.File == r.policy.File {
+			return now, reverted
+		}
+	}
+	if last.Undone != nil && last.Now != nil && r.parsed(last.Undone).File == r.policy.File {
+		now = r.parsed(last.Now)
+		return now, now
+	}
+	return r.policy, r.policy
+}
+
+// parsed is a policy that was recorded. Another build may have applied one that this one cannot read.
+func (r *Reconciler) parsed(packed loader.PackedPolicy) lastgood.Policy {
+	path, text, err := packed.Unpack()
+	if err != nil || bytes.Equal(text, r.policy.Text) {
+		return r.policy
+	}
+	if last, found := r.applied[string(text)]; found {
+		return last
+	}
+	f, err := policyfile.Parse(path, text)
+	if err != nil {
+		return r.policy
+	}
+	r.applied = map[string]lastgood.Policy{string(text): {File: f, Path: path, Text: text}}
+	return r.applied[string(text)]
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +18,6 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -64,6 +62,8 @@ type Reconciler struct {
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
 	hosts  followed
+
+	applied map[string]lastgood.Policy // the last one of parsed
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -269,11 +269,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// wallClock converts a past time of maps.Now. Times of files are of the wall clock.
-func wallClock(at uint64) time.Time {
-	return time.Now().Add(-time.Duration(maps.Now() - at))
-}
-
 // versionOf returns the zero version if stat fails.
 func versionOf(path string) version {
 	var st unix.Stat_t
@@ -315,19 +310,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		return 0, err
 	}
 	defer n.Close()
-	until, expired, err := n.PendingChange()
-	if err != nil {
-		r.OnWarning(err)
-	}
-	if until != 0 {
-		return 0, &loader.PendingError{Until: until} // it is not known yet which policy stays
-	}
-	from := r.policy
-	if expired != 0 && r.lastGood != "" && time.Unix(r.read.changed.Unix()).Before(wallClock(expired)) {
-		if last, err := lastgood.Load(r.lastGood, ""); err == nil {
-			from = last // file still has the change that was not confirmed
-		}
-	}
+	from, reverted := r.inForce(n)
 	hooks, err := n.Hooks()
 	if err != nil {
 		r.OnWarning(err)
@@ -350,19 +333,15 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		if len(has) == 2 || !exists(dev) {
 			continue
 		}
-		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]})
-		tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
-		var own []policy.Rule
+		next := target{dev: dev}
+		its := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
+		next.wants, err = wantedOn(its, from, has)
 		if err == nil {
-			own, err = from.OwnPools(policyfile.Device{Name: dev.Name})
-			own = slices.DeleteFunc(own, func(p policy.Rule) bool {
-				_, direction, ok := policyfile.SideOfHost(&p)
-				return ok && slices.Contains(has, direction)
-			})
+			next.reverted, err = wantedOn(its, reverted, has)
 		}
-		if err == nil && (len(tables) > 0 || slices.ContainsFunc(own, isOfHost)) {
+		if err == nil && !(next.wants.empty() && next.reverted.empty()) {
 			if err = n.Flush(lost[dev.Name]...); err == nil {
-				targets = append(targets, target{dev, tables, own})
+				targets = append(targets, next)
 			}
 		}
 		if err != nil {
@@ -370,7 +349,10 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	r.record(n, from)
-	r.apply(n, targets, from)
+	if !r.apply(n, targets, from, reverted) {
+		until, _, _ := n.PendingChange()
+		return 0, &loader.PendingError{Until: until}
+	}
 	return done, nil
 }
 

@@ -283,14 +283,20 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 // do not exist. Each hook has all its rules from the moment on that it is attached. The last change of other hooks can still be reverted,
 // unless it changed pools. ApplyNew returns what was done to hooks, also with an error; nothing is done to a device
 // that was deleted meanwhile.
-func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) {
-	plan := func() (orders, error) { return n.planNew(tables) }
+//
+// reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
+// ErrPending if pools in the change rule that out.
+func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, err error) {
+	if n.pins.state() != maps.Pending {
+		reverted = nil
+	}
+	plan := func() (orders, error) { return n.planNew(tables, reverted) }
 	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
 	if err != nil || !orders.haveWork() {
 		return nil, err
 	}
-	if pools := orders[0].Set; pools != nil && pools.TakesPart() && orders.concernPools() {
+	if pools := orders[0].Set; reverted == nil && pools != nil && pools.TakesPart() && orders.concernPools() {
 		if orders, err = n.endBefore(orders, plan, nil); err != nil {
 			return nil, err
 		}
@@ -300,14 +306,7 @@ func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) 
 			return err
 		}
 		for _, o := range orders {
-			rules := o.want.Rules
-			if o.isPools() {
-				rules = nil
-				for _, d := range o.steps {
-					rules = append(rules, *d.Want)
-				}
-			}
-			if err := o.Set.Load(rules); err != nil {
+			if err := o.load(); err != nil {
 				return fmt.Errorf("%s: %w", tableName(o.want), err)
 			}
 		}
@@ -320,8 +319,30 @@ func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) 
 	for _, o := range orders {
 		if o.State == Attached && !o.isPools() {
 			o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
+			if o.then != nil {
+				o.done.Rules = maps.Difference{Added: len(o.then.now)}
+			}
 			done = append(done, o.done)
 		}
 	}
 	return done, err
+}
+
+// load sets the rules of a new hook, or new pools.
+func (o *order) load() error {
+	steps := func(from, to []policy.Rule) []policy.Difference {
+		steps := policy.Table{Rules: from}.Diff(policy.Table{Rules: to})
+		parentsFirst(steps)
+		return steps
+	}
+	wanted := func(steps []policy.Difference) (rules []policy.Rule) {
+		for _, d := range steps {
+			rules = append(rules, *d.Want)
+		}
+		return rules
+	}
+	if o.then != nil {
+		return o.Set.LoadPending(wanted(steps(nil, o.then.reverted)), steps(o.then.reverted, o.then.now))
+	}
+	return o.Set.Load(wanted(o.steps))
 }

@@ -141,7 +141,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
 		"apply new": func(n *Namespace) error {
-			done, err := n.ApplyNew(tables)
+			done, err := n.ApplyNew(tables, nil)
 			if wrong := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); wrong || len(done) < 4 {
 				t.Errorf("rules were applied to %v, want va, w1 and maybe w0", done)
 			}
@@ -576,7 +576,7 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
-		done, err := n.ApplyNew([]policy.Table{r.table(two)})
+		done, err := n.ApplyNew([]policy.Table{r.table(two)}, nil)
 		if len(done) > 0 {
 			t.Errorf("rules were applied to %v", done)
 		}
@@ -623,7 +623,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 			_, err = n.Delete([]netip.Prefix{one.Prefix}, h)
 			return err
 		},
-		"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
+		"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
 		"apply":     func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
 		"confirm":   confirm,
 		"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },

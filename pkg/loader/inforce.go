@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -14,7 +15,10 @@ import (
 )
 
 // policyPin keeps the policy in force as it was applied, because its file may change.
-const policyPin = "policy"
+const (
+	policyPin  = "policy"
+	mostPolicy = 4<<20 - 16 // bytes: Linux refuses larger values of a map, and nothing is known then
+)
 
 // A PackedPolicy is the text of a policy, and the path of its file; nil for none.
 type PackedPolicy []byte
@@ -40,11 +44,21 @@ func (p PackedPolicy) Unpack() (path string, text []byte, err error) {
 	return string(name), text, err
 }
 
+// Policies are those that were applied; nil for one that is not known. Single rules may have been changed since.
+type Policies struct {
+	Now      PackedPolicy // in force
+	Reverted PackedPolicy // in force once the pending change has reverted
+	Undone   PackedPolicy // the last one, if its change has reverted
+}
+
 // A policyRecord is what policyPin has.
 type policyRecord struct {
-	now, before PackedPolicy
-	began       uint64 // the change that replaced before, in ns of maps.Now; 0 for none
+	now, other PackedPolicy
+	began      uint64 // the change that replaced other by now, in ns of maps.Now; or undone, or 0
 }
+
+// undone says that the change that brought the other policy has reverted.
+const undone = math.MaxUint64
 
 // KeepPolicy records the policy that is in force from now on. If the last change brought it into force, the policy
 // before it is in force again when that change reverts.
@@ -57,61 +71,88 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 			return err
 		}
 	}
-	record, _, err := n.pins.policies()
-	if err != nil || bytes.Equal(p, record.now) {
+	record, err := n.pins.dir.policies()
+	if err != nil {
 		return err
 	}
-	if byChange && n.pins.store != nil {
-		record.before, record.began = record.now, n.pins.store.Begins()
+	now := n.pins.followPolicy(record).Now
+	switch {
+	case bytes.Equal(p, now):
+		return nil
+	case byChange && n.pins.store != nil:
+		record.other, record.began = now, n.pins.store.Begins()
 	}
 	record.now = p
 	return n.pins.dir.keepPolicies(record)
 }
 
-// Policy is the policy in force, nil if none is known.
-func (n *Namespace) Policy() (PackedPolicy, error) {
+// Policies returns the policy in force, and what a revert would change or has changed.
+func (n *Namespace) Policies() (Policies, error) {
 	if n.pins.dir == "" {
-		return nil, nil
+		return Policies{}, nil
 	}
-	record, _, err := n.pins.policies()
-	return record.now, err
+	record, err := n.pins.dir.policies()
+	return n.pins.followPolicy(record), err
 }
 
-// policies is the record, without the change that it names if that has reverted.
-func (s *bpfState) policies() (p policyRecord, reverted bool, err error) {
-	record, err := readRecord(s.dir.pin(policyPin))
-	if err != nil || len(record) < 16 {
-		return p, false, err
+// followPolicy applies the state of the last change to a record.
+func (s *bpfState) followPolicy(p policyRecord) Policies {
+	state := s.state()
+	isLast := s.store != nil && p.began == s.store.Begins()
+	switch {
+	case p.began == undone:
+		return Policies{p.now, p.now, p.other}
+	case isLast && state == maps.Expired:
+		return Policies{p.other, p.other, p.now}
+	case isLast && state == maps.Pending:
+		return Policies{p.now, p.other, nil}
 	}
-	p.began = binary.NativeEndian.Uint64(record)
-	length := min(binary.NativeEndian.Uint64(record[8:]), uint64(len(record)-16))
-	p.now, p.before = record[16:16+length], record[16+length:]
-	if s.store != nil && p.began != 0 && s.store.Begins() == p.began {
-		if state, _ := s.store.Change(); state == maps.Expired {
-			return policyRecord{now: p.before}, true, nil
-		}
+	return Policies{p.now, p.now, nil}
+}
+
+// state is that of the last change.
+func (s *bpfState) state() maps.ChangeState {
+	if s.store == nil {
+		return maps.NoChange
 	}
-	return p, false, nil
+	state, _ := s.store.Change()
+	return state
 }
 
 // settlePolicy records the policy that is in force, before a change that has reverted is forgotten.
 func (s *bpfState) settlePolicy() error {
-	p, reverted, err := s.policies()
-	if err != nil || !reverted {
+	record, err := s.dir.policies()
+	if err != nil {
 		return err
 	}
-	return s.dir.keepPolicies(p)
+	p := s.followPolicy(record)
+	if p.Undone == nil || record.began == undone {
+		return nil
+	}
+	return s.dir.keepPolicies(policyRecord{p.Now, p.Undone, undone})
+}
+
+// policies reads the record.
+func (dir home) policies() (p policyRecord, err error) {
+	record, err := readRecord(dir.pin(policyPin))
+	if err != nil || len(record) < 16 {
+		return p, err
+	}
+	p.began = binary.NativeEndian.Uint64(record)
+	length := min(binary.NativeEndian.Uint64(record[8:]), uint64(len(record)-16))
+	p.now, p.other = record[16:16+length], record[16+length:]
+	return p, nil
 }
 
 // keepPolicies replaces the record.
 func (dir home) keepPolicies(p policyRecord) error {
-	if len(p.now)+len(p.before) == 0 {
+	if size := len(p.now) + len(p.other); size == 0 || size > mostPolicy {
 		return unlink(dir.pin(policyPin))
 	}
 	var record []byte
 	record = binary.NativeEndian.AppendUint64(record, p.began)
 	record = binary.NativeEndian.AppendUint64(record, uint64(len(p.now)))
-	record = append(append(record, p.now...), p.before...)
+	record = append(append(record, p.now...), p.other...)
 	spec := &ebpf.MapSpec{Name: "shapectl_policy", Type: ebpf.Array, ValueSize: uint32(len(record))}
 	if err := dir.replaceRecord(policyPin, spec, record); err != nil {
 		return fmt.Errorf("record the policy in force: %w", err)

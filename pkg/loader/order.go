@@ -27,8 +27,12 @@ type order struct {
 	newFQ bool   // it was set up, and replaced a qdisc that was not ours
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
-	gone  error // the device was deleted meanwhile, and this failed
+	then  *afterRevert // nil unless a change is pending
+	gone  error        // the device was deleted meanwhile, and this failed
 }
+
+// afterRevert is the rules of a new hook while a change is pending, and after it has reverted.
+type afterRevert struct{ now, reverted []policy.Rule }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}

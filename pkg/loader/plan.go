@@ -208,12 +208,72 @@ func (n *Namespace) planBeside(want policy.Table) (*order, error) {
 }
 
 // planNew is plan for hooks without rules, and for those of their pools that do not exist.
-func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
+func (n *Namespace) planNew(tables, reverted []policy.Table) (orders, error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
 	}
-	var without []policy.Table
-	var pools []policy.Rule
+	now, pools, err := n.withoutRules(tables)
+	if err != nil {
+		return nil, err
+	}
+	if reverted == nil {
+		return n.planTables(orders{n.poolsOrder(n.missing(pools, now))}, nil, now, besideOthers)
+	}
+	then, poolsThen, err := n.withoutRules(reverted)
+	if err != nil {
+		return nil, err
+	}
+	return n.planPending(append(now, policy.Table{Rules: n.missing(pools, now)}), append(then, policy.Table{Rules: n.missingThen(poolsThen, then)}))
+}
+
+// planPending is planNew for tables while a change is pending, and for those after it has reverted.
+func (n *Namespace) planPending(now, then []policy.Table) (all orders, err error) {
+	at := map[side]*afterRevert{}
+	var tables []policy.Table // with the rules of both, for which there must be room
+	for i, t := range append(now, then...) {
+		its := side{t.Device, t.Direction}
+		if at[its] == nil {
+			at[its] = &afterRevert{}
+			tables = append(tables, t)
+		}
+		if i < len(now) {
+			at[its].now = t.Rules
+		} else {
+			at[its].reverted = t.Rules
+		}
+		one := slices.IndexFunc(tables, func(o policy.Table) bool { return o.Device == t.Device && o.Direction == t.Direction })
+		if tables[one].Match != t.Match {
+			return nil, &PendingError{n.pins.store.Until()}
+		}
+		tables[one].Rules = beside(t.Rules, tables[one].Rules)
+	}
+	for _, p := range append(slices.Clone(at[side{}].now), at[side{}].reverted...) {
+		if _, ever := n.pins.store.Pools().InReverted(p.Prefix); ever { // in the other phase only
+			return nil, &PendingError{n.pins.store.Until()}
+		}
+	}
+	pools := slices.IndexFunc(tables, policy.Table.IsPools)
+	all = orders{n.poolsOrder(tables[pools].Rules)}
+	all, err = n.planTables(all, nil, slices.Delete(tables, pools, pools+1), besideOthers)
+	for _, o := range all {
+		o.then = at[side{o.want.Device, o.want.Direction}]
+		for i := range o.then.reverted { // companions of both need room
+			o.steps = append(o.steps, policy.Difference{Want: &o.then.reverted[i]})
+		}
+	}
+	return all, err
+}
+
+// missingThen is missing after the pending change has reverted.
+func (n *Namespace) missingThen(pools []policy.Rule, tables []policy.Table) []policy.Rule {
+	return slices.DeleteFunc(drawnFromAll(pools, tables), func(p policy.Rule) bool {
+		reverted, _ := n.pins.store.Pools().InReverted(p.Prefix)
+		return reverted
+	})
+}
+
+// withoutRules are the tables of hooks without rules, and the pools.
+func (n *Namespace) withoutRules(tables []policy.Table) (without []policy.Table, pools []policy.Rule, err error) {
 	for _, t := range tables {
 		if t.IsPools() {
 			pools = t.Rules
@@ -231,9 +291,9 @@ func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 			}
 			err = ErrMoved
 		}
-		return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		return nil, nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 	}
-	return n.planTables(orders{n.poolsOrder(n.missing(pools, without))}, nil, without, besideOthers)
+	return without, pools, nil
 }
 
 // planned carries out a plan function. Before the first thing is pinned, it makes a place

@@ -194,8 +194,8 @@ func drawnFrom(rules, pools []policy.Rule) (drawn []policy.Rule) {
 	return drawn
 }
 
-// missing are those of pools that rules of tables draw from, or that follow a host, and that do not exist, sorted.
-func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+// drawnFromAll are those of pools that rules of tables draw from, or that follow a host, sorted.
+func drawnFromAll(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
 	for _, t := range tables {
 		missing = append(missing, drawnFrom(t.Rules, pools)...)
 	}
@@ -205,7 +205,12 @@ func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing
 	})
 	missing = slices.Concat(missing, follow, drawnFrom(follow, pools))
 	policy.SortRules(missing)
-	missing = slices.Compact(missing) // tables may draw from the same pool
+	return slices.Compact(missing) // tables may draw from the same pool
+}
+
+// missing are those of drawnFromAll that do not exist.
+func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+	missing = drawnFromAll(pools, tables)
 	if n.pins.store == nil {
 		return missing
 	}

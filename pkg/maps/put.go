@@ -81,15 +81,15 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 // does not end the last change; rules that take part in that must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
 
-// LoadPending is Load while a change is pending, for the rules that are in force until it reverts, and those afterwards.
-// No packet may see the rules yet.
-func (s *Set) LoadPending(now, reverted []policy.Rule) error {
+// LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
+// those that are in force now. No packet may see them yet.
+func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error {
 	k := s.gather()
 	before := len(k.taking)
 	if err := s.Load(reverted); err != nil {
 		return err
 	}
-	if err := s.do(policy.Table{Rules: reverted}.Diff(policy.Table{Rules: now}), later, nil); err != nil {
+	if err := s.do(now, later, nil); err != nil {
 		return err
 	}
 	for _, t := range k.taking[before:] {
