@@ -36,6 +36,7 @@ const (
 
 type applyOptions struct {
 	file       string
+	device     string
 	lastGood   string
 	absentOK   bool
 	allowEmpty bool
@@ -69,6 +70,10 @@ a policy changes nothing.
 If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
 'devices: {}' deletes all rules.
 
+With --device, apply sets the rules that the policy has for one device, and adds the pools that these need. Everything
+else stays. A device without rules gets them also while a change is pending, so hooks of libvirt and the like can call
+it.
+
 With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy
 instead, with exit code 4. If there is no FILE, apply fails and changes nothing.`,
 		Example: `  shapectl apply policy.yaml
@@ -84,6 +89,14 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			case set("last-good") && (o.lastGood == "" || o.file == "-"):
 				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
 			}
+			if cmd.Flags().Changed("device") {
+				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty"} {
+					if cmd.Flags().Changed(other) {
+						return inputf("apply: --device gives one device its rules; leave --%s out", other)
+					}
+				}
+				return e.applyToDevice(o)
+			}
 			if o.lastGood != "" {
 				if err := lastgood.Check(o.lastGood); err != nil {
 					return inputf("apply: --last-good: %w", err)
@@ -92,6 +105,7 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			return e.apply(o)
 		},
 	}
+	cmd.Flags().StringVar(&o.device, "device", "", "set the rules of this `device` only, and leave everything else as it is")
 	e.addConfirm(cmd.Flags())
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())

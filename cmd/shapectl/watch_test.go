@@ -656,3 +656,36 @@ func TestWatchTellsOfTheOneThatFails(t *testing.T) {
 		t.Errorf("it said %s%s", said.out, said.err)
 	}
 }
+
+// apply --device gives one device its rules, also while a change is pending, and leaves the rest as it is.
+func TestApplyToDevice(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"tap0", "tap1", "tap2"} {
+		testenv.Veth(t, name, name+"p")
+	}
+	file := r.policy("devices: {'tap?': {egress: {pool: 2mbit, 10.0.0.0/24: 2mbit}}}\n")
+	r.ok("set", "tap0", "egress", "10.0.9.0/24", "--rate", "9mbit")
+	rules := func(devices ...string) (all []string) {
+		for _, dev := range devices {
+			all = append(all, "   2000000", dev+" egress 10.0.0.0/24 2000000")
+		}
+		return all
+	}
+	r.ok("apply", file, "--device", "tap1")
+	r.has(append(rules("tap1"), "tap0 egress 10.0.9.0/24 9000000")...)
+	if said := r.ok("apply", file, "--device", "tap1"); said != "nothing to change\n" {
+		t.Errorf("a second time, it said %s", said)
+	}
+	r.ok("set", "tap0", "egress", "10.0.9.0/24", "--rate", "8mbit", "--confirm", "60s")
+	r.ok("apply", file, "--device", "tap2")
+	r.has(append(rules("tap1", "tap2"), "tap0 egress 10.0.9.0/24 8000000")...)
+	r.ok("rollback")
+	r.has(append(rules("tap1", "tap2"), "tap0 egress 10.0.9.0/24 9000000")...)
+
+	r.ok("apply", file, "--device", "tap0") // which has others
+	r.has(rules("tap0", "tap1", "tap2")...)
+	r.refused(exitInput, "did you mean tap2?", "apply", file, "--device", "tapp2")
+	r.refused(exitInput, "the policy has no rules for va, only for tap?", "apply", file, "--device", "va")
+	r.refused(exitInput, "leave --confirm out", "apply", file, "--device", "tap0", "--confirm", "5s")
+	r.has(rules("tap0", "tap1", "tap2")...)
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// applyToDevice gives one device its rules of a policy, and leaves everything else as it is.
+func (e *env) applyToDevice(o applyOptions) error {
+	f, err := e.policyToApply(o)
+	if err != nil {
+		return prefixed("apply", err)
+	}
+	return e.with(loader.WriteFirst, "apply "+f.Path+" to "+plain.Line(o.device), func(n *loader.Namespace) error {
+		dev, err := device(o.device)
+		if err != nil {
+			return err
+		}
+		want, err := tablesOn(dev, f.File)
+		if err != nil {
+			return err
+		}
+		done, err := n.ApplyNew(want, want)
+		problem, noRoom := errors.AsType[policy.PoolError](err)
+		if noRoom = noRoom && problem.NoRoom; noRoom {
+			for _, t := range want {
+				for i := range t.Rules {
+					t.Rules[i] = t.Rules[i].WithoutGuarantee()
+				}
+			}
+			done, err = n.ApplyNew(want, want)
+		}
+		if err != nil {
+			return err
+		}
+		changed, err := replaceRules(n, dev, want)
+		if err != nil {
+			return err
+		}
+		done = append(done, changed...)
+		if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: o.verbose}, true); err != nil || !noRoom {
+			return err
+		}
+		return e.degraded("apply %s to %s: without its guarantees, which have no room: %v", f.Path, plain.Line(dev.Name), problem)
+	})
+}
+
+// tablesOn are the rules that a policy has for a device, and all its pools, the device's own included.
+func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, err error) {
+	devices, err := policyDevices(f)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(devices, func(d policyfile.Device) bool { return d.Name == dev.Name })
+	if at < 0 {
+		return nil, noDevice(dev.Name) // it has just gone
+	}
+	if tables, err = f.For(devices[at]); err != nil {
+		return nil, inputError(err)
+	}
+	own, err := f.OwnPools(devices[at])
+	if err != nil {
+		return nil, inputError(err)
+	}
+	if len(tables)+len(own) == 0 {
+		return nil, inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
+			plain.Line(dev.Name), plain.List(lines(f.Devices())))
+	}
+	pools := f.Pools()
+	pools.Rules = append(pools.Rules, own...)
+	policy.SortRules(pools.Rules)
+	return append(tables, pools), nil
+}
+
+// replaceRules replaces the rules of a device that had others than it should.
+func replaceRules(n *loader.Namespace, dev netinfo.Device, want []policy.Table) ([]loader.Applied, error) {
+	have, err := n.Tables(loader.Attached, loader.Unknown)
+	if err != nil {
+		return nil, err
+	}
+	same, pools := true, policy.Table{}
+	for _, t := range have {
+		if t.IsPools() {
+			pools = t
+		}
+		if t.Device != dev.Name {
+			continue
+		}
+		at := slices.IndexFunc(want, func(w policy.Table) bool { return w.Device == t.Device && w.Direction == t.Direction })
+		same = same && at >= 0 && slices.Equal(t.Rules, want[at].Rules)
+	}
+	wanted := want[len(want)-1]
+	for _, p := range wanted.Rules {
+		at := slices.IndexFunc(pools.Rules, func(have policy.Rule) bool { return have.Prefix == p.Prefix })
+		switch {
+		case at < 0 && draws(want, p):
+			pools.Rules = append(pools.Rules, p)
+		case at >= 0 && policyfile.DeviceOfPool(p.Label.Name) == dev.Name && pools.Rules[at].WithoutGuarantee() != p.WithoutGuarantee():
+			pools.Rules[at], same = p, false
+		}
+	}
+	if same {
+		return nil, nil
+	}
+	policy.SortRules(pools.Rules)
+	return n.Apply(append(slices.Clone(want[:len(want)-1]), pools), loader.ApplyOptions{Devices: []string{dev.Name}})
+}
+
+// draws reports whether rules of tables draw from a pool, perhaps through other ones.
+func draws(tables []policy.Table, from policy.Rule) bool {
+	for _, t := range tables {
+		for i := range t.Rules {
+			if string(t.Rules[i].Within) != from.Label.Name {
+				continue
+			}
+			if !t.IsPools() || draws(tables, t.Rules[i]) {
+				return true
+			}
+		}
+	}
+	return false
+}
