@@ -133,7 +133,7 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 	o.cluster.flags = append(o.cluster.flags, "cluster-host")
 	groupFlags(f, clusterFlagsTitle, o.cluster.flags...)
 	e.addSetupFQ(f)
-	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
+	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
 	return cmd
 }
 

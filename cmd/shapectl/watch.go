@@ -36,11 +36,13 @@ If a pool has no room for the guarantees of a device, the device gets its rules 
 and 'shapectl doctor' says so. When there is room, watch gives them, to the oldest device first. Then, and when it
 removes the pool of a deleted device, rollback is no longer possible.
 
-While a change is pending, watch sets and deletes no rules. It does so when the change is confirmed or has reverted.
+While a change of 'shapectl apply' is pending, a device that appears has the rules of the new policy, and after a
+revert those of the old one. watch deletes nothing until the change is confirmed or has reverted.
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
-in time, watch also uses the copy, until FILE is written again. While there is no FILE, watch sets no rules.
+or was rolled back, watch uses the policy from before it, until FILE is written again. While there is no FILE, watch
+sets no rules.
 
 watch also attaches programs again that something else has detached, within ten seconds.
 
@@ -59,7 +61,7 @@ directions without rules, it frees their state, and rollback is no longer possib
 		},
 	}
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
+	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
 	return cmd
 }
 
