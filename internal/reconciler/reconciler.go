@@ -215,6 +215,10 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			sleep(ctx, settle)
 		}
 	}
+	if !sweepAt.IsZero() {
+		_, err := r.sweep()
+		return err
+	}
 	return nil
 }
 
