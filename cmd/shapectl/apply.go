@@ -90,7 +90,7 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
 			}
 			if cmd.Flags().Changed("device") {
-				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty"} {
+				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty", "max-remove"} {
 					if cmd.Flags().Changed(other) {
 						return inputf("apply: --device gives one device its rules; leave --%s out", other)
 					}
