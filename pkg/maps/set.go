@@ -98,7 +98,9 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	}
 	copy(derived.views, s.views)
 	if size.Shares > have.Shares {
-		copy(derived.shares, s.shares) // what packets change meanwhile is lost, and affects nobody's share for long
+		for i := range s.shares {
+			derived.shares[i] = renewed(&s.shares[i])
+		}
 	}
 	if size.Leases > have.Leases {
 		copy(derived.leases, s.leases)

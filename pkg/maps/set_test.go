@@ -279,6 +279,47 @@ func TestGrowthToTheLastMap(t *testing.T) {
 	}
 }
 
+// While a store that grows is copied, a CPU may be advancing a fair clock. The clock of the copy goes on all the same: a flood
+// has what another host leaves, and that host loses nothing.
+func TestGrowthKeepsFairClocks(t *testing.T) {
+	const bytesPerSecond = 1e6
+	r := newRig(t, maps.Size{Rules: 1, Buckets: 64, Shares: 1, Pools: true})
+	shared := rule("10.0.0.0/24", 8*bytesPerSecond, 200_000)
+	shared.Share.Kind = policy.ShareHost
+	r.put(shared)
+	traffic := func(seconds int) (flood, steady int) {
+		for range seconds * 1000 {
+			r.now += 1e6
+			for range 3 {
+				if r.send(policy.GCRA, to("10.0.0.7"), 1000) {
+					flood++
+				}
+			}
+			if r.now/1e6%4 == 0 && r.send(policy.GCRA, to("10.0.0.8"), 1000) {
+				steady++
+			}
+		}
+		return flood, steady
+	}
+	traffic(2)
+	shares, share := r.Replacements()[bpf.ShapectlMapShares], bpf.AbiShare{}
+	testenv.Must(t, shares.Lookup(uint32(0), &share))
+	share.Lock = 1
+	share.Weight += 3 // a sharer has no bin at this moment
+	testenv.Must(t, shares.Put(uint32(0), &share))
+	size := r.Size()
+	size.Shares++
+	grown, err := r.Derive(size, r.Hook())
+	testenv.Must(t, err)
+	defer grown.Close()
+	r.loaded, err = program.Load(grown, grown.Hook())
+	testenv.Must(t, err)
+	defer r.loaded.Close()
+	if flood, steady := traffic(4); steady != 1000 || flood < 2800 || flood > 3200 {
+		t.Errorf("in 4 s, %d packets of the flood passed, want about 3000, and %d of the other host, want 1000", flood, steady)
+	}
+}
+
 // Sharers count as active until their part has been sent, or no packet has come for a while: only packets advance the clock.
 func TestActiveSharers(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4, Shares: 1, Pools: true})

@@ -59,11 +59,18 @@ func (s *Store) setShare(id uint32, rule policy.Rule) uint32 {
 	for i := range s.shares {
 		if share := &s.shares[i]; share.Owner == 0 {
 			s.waitSince(share.Retired)
-			*share = bpf.AbiShare{V: share.V, Owner: id + 1, Retired: share.Retired} // slots of former sharers stay in the past
+			*share = renewed(share)
+			share.Owner = id + 1
 			return uint32(i) + 1
 		}
 	}
 	return 0
+}
+
+// renewed is a share that begins anew with the next packet, while slots of former sharers stay in the past. All else may be halfway
+// through a packet: the weight and the bins may contradict each other, and the lock may be held.
+func renewed(s *bpf.AbiShare) bpf.AbiShare {
+	return bpf.AbiShare{V: atomic.LoadUint64(&s.V), Owner: s.Owner, Retired: s.Retired}
 }
 
 // freeShare frees the share of a rule that does not exist any more, or has none in any phase.
