@@ -71,89 +71,54 @@ __noinline int add_guarantee(struct bound *b, __u32 id)
 	return 0;
 }
 
-/* Advances the fair clock of a rule or pool, if that was long ago and no other CPU does it. */
-__noinline int keep_clock(struct bound *b)
+/*
+ * The next rule or pool from the top down: advances its fair clock, if that was long ago and no other CPU does it. b has the pool
+ * that bounds it, and then itself.
+ */
+__noinline int keep_clock(struct bound *b, __u32 id)
 {
 	const struct cold_params *cold;
 	struct limit_at at;
 	struct share *s;
 
-	if (!b || !limit_in(b->id, b->phase, b->now, &at))
+	if (!b)
 		return 0;
+	if (b->member == NO_MEMBER)
+		b->member = id;
+	if (!limit_in(id, b->phase, b->now, &at))
+		return 0;
+	if (!(at.params->flags & RULE_SHARES)) {
+		if (at.params->flags & RULE_GUARANTEE)
+			b->pool = 0; /* its packets pass the pools above */
+		return 0;
+	}
 	cold = &at.rule->cold[at.version.index & 1];
 	s = share_of(cold);
-	if (!s || b->now - READ_ONCE(s->last) < cold->step || __sync_lock_test_and_set(&s->lock, 1))
-		return 0;
-	b->passed = b->now - s->last;
-	if (b->passed > 4ULL * REST_NS)
-		b->passed = 4ULL * REST_NS;
-	look_above(b);
-	if (b->weight && at.params->flags & RULE_GUARANTEE)
-		add_guarantee(b, cold->second);
-	advance_clock(s, at.rated, cold, at.params, level_of(&at, &at.rule->shared), b);
-	__sync_lock_test_and_set(&s->lock, 0);
+	if (s && b->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
+		b->passed = b->now - s->last;
+		if (b->passed > 4ULL * REST_NS)
+			b->passed = 4ULL * REST_NS;
+		look_above(b);
+		if (b->weight && at.params->flags & RULE_GUARANTEE)
+			add_guarantee(b, cold->second);
+		advance_clock(s, at.rated, cold, at.params, level_of(&at, &at.rule->shared), b);
+		__sync_lock_test_and_set(&s->lock, 0);
+	}
+	b->pool = id + 1;
+	b->member = NO_MEMBER;
 	return 0;
 }
 
-/* The clocks of a rule or pool and of those above. */
-struct clocks {
-	struct bound b;
-	__u32 first;  /* where it begins */
-	__u32 at;     /* where it is */
-	__u32 height; /* the number of pools above the first */
-	__u32 below;  /* the next one below is directly within the pool that bounds it */
-};
-
-static __always_inline const struct params *params_at(__u32 id, __u32 phase)
+/* The id plus one of the pool directly above a rule or pool, or 0. */
+__noinline __u32 pool_above(__u32 id, __u32 phase)
 {
 	const struct rule *rule = rule_of(id);
-
-	return rule ? params_of(rule, version_in(rule, phase).index) : NULL;
-}
-
-static long walk_up(__u64 i, struct clocks *w)
-{
-	const struct params *params = params_at(w->at, w->b.phase);
-
-	(void)i;
-	if (!params || !(params->flags & RULE_WITHIN))
-		return 1;
-	w->at = params->within;
-	return 0;
-}
-
-static long count_up(__u64 i, struct clocks *w)
-{
-	if (walk_up(i, w))
-		return 1;
-	w->height = i + 1;
-	return 0;
-}
-
-/* Keeps the clock of the next one from the top down. */
-static long keep_next(__u64 i, struct clocks *w)
-{
 	const struct params *params;
 
-	if (i > w->height)
-		return 1;
-	w->at = w->first;
-	bpf_loop(w->height - i, walk_up, w, 0);
-	params = params_at(w->at, w->b.phase);
-	if (!params)
-		return 1;
-	if (w->below)
-		w->b.member = w->at;
-	w->below = false;
-	if (params->flags & RULE_SHARES) {
-		w->b.id = w->at;
-		keep_clock(&w->b);
-		w->b.pool = w->at + 1;
-		w->below = true;
-	} else if (params->flags & RULE_GUARANTEE) {
-		w->b.pool = 0; /* its packets pass the pools above */
-	}
-	return 0;
+	if (!rule)
+		return 0;
+	params = params_of(rule, version_in(rule, phase).index);
+	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
 }
 
 /* Whether the fair clock of a rule or pool must be advanced. */
@@ -176,10 +141,23 @@ __noinline int is_late(__u32 id, __u32 phase, __u64 now)
  */
 __noinline int keep_times(__u32 id, __u32 phase, __u64 now)
 {
-	struct clocks c = { .b.now = now, .b.phase = phase, .first = id, .at = id };
+	struct bound b = { .now = now, .phase = phase };
+	volatile __u32 path[MAX_DEPTH] = {}; /* the ids plus one of those above; volatile, as it takes more stack otherwise */
+	__u32 i;
 
-	bpf_loop(MAX_DEPTH, count_up, &c, 0);
-	bpf_loop(MAX_DEPTH + 1, keep_next, &c, 0);
+	/* Without CAP_PERFMON, the verifier accepts constant offsets in the stack only. */
+#pragma unroll
+	for (i = 0; i < MAX_DEPTH; i++) {
+		path[i] = pool_above(i ? path[i - 1] - 1 : id, phase);
+		if (!path[i])
+			break;
+	}
+#pragma unroll
+	for (i = MAX_DEPTH; i > 0; i--) {
+		if (path[i - 1])
+			keep_clock(&b, path[i - 1] - 1);
+	}
+	keep_clock(&b, id);
 	return 0;
 }
 

@@ -187,6 +187,8 @@ static __always_inline __u64 most_credit(const struct params *params)
 	return params->limit >> (UNIT_BITS - FAIR_BITS + CREDIT_BITS);
 }
 
+#define NO_MEMBER (~0U)
+
 /* What the pool above leaves to a member that has fair shares itself. */
 struct bound {
 	__u64 now;
@@ -197,10 +199,9 @@ struct bound {
 	__u64 credit; /* and by which light ones may */
 	__u64 room;   /* of 1 << FREE_BITS: what is left of that */
 	__u64 passed; /* ns since the clock was advanced */
-	__u32 phase;
+	__u64 phase;
 	__u32 pool;   /* the id of that above, */
-	__u32 member; /* and of what is directly within it */
-	__u32 id;     /* whose clock is advanced */
+	__u32 member; /* and of what is directly within it, or NO_MEMBER: the next one */
 };
 
 /*
