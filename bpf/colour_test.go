@@ -4,6 +4,7 @@ package bpf_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -11,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/testenv/rtemeter"
@@ -552,5 +556,56 @@ func TestEventsOfColours(t *testing.T) {
 		if got := r.told(l); !slices.Equal(got, want) {
 			t.Errorf("yellow %v, red %v, %d packets: told %q, want %q", c.yellow, c.red, c.packets, got, want)
 		}
+	}
+}
+
+// Where a program cannot call the next one, a packet has the verdict of --fail, and counts as contended. A rule that loses its
+// colours between two programs is applied without them.
+func TestFailedTailCall(t *testing.T) {
+	for _, fail := range []policy.Fail{policy.Open, policy.Closed} {
+		t.Run(fmt.Sprint(fail), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 4, Colours: true}, egress())
+			plain := policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: 8000, Capacity: 2000, Fail: fail}
+			with := plain
+			with.Prefix, with.Algorithm, with.Colours.EBS = prefix("10.0.0.0/16"), policy.SRTCM, 2000
+			coloured, plainly := r.put(inColours(with), 1e9), r.put(plain, 1e9)
+			programs, p, id := r.set.Replacements()[bpf.ShapectlMapPrograms], r.program(), ebpf.ProgramID(0)
+			testenv.Must(t, programs.Lookup(uint32(bpf.AbiLayoutKINDS), &id))
+			colours, err := ebpf.NewProgramFromID(id)
+			testenv.Must(t, err)
+			defer colours.Close()
+			slow := meta{now: 1e9, segs: 2, segSize: 500}
+			context := slow.context()
+			binary.NativeEndian.PutUint32(context[48:], 14) // the IP header
+			binary.NativeEndian.PutUint32(context[52:], plainly.ID)
+			frame := ether(typeIPv4, ip4{proto: protoUDP, dst: "10.0.0.1"}.with(udpHeader(1, 2), zeros(958)))
+			back := func() uint32 {
+				verdict, err := colours.Run(&ebpf.RunOptions{Data: ether(typeIPv4, ip4{proto: protoUDP, dst: "10.1.0.1"}.with(udpHeader(1, 2), zeros(958))), Context: context})
+				testenv.Must(t, err)
+				return verdict
+			}
+			if first, second := back(), back(); first != next || second != drop {
+				t.Errorf("without colours: verdicts %#x and %#x", first, second)
+			}
+			for i := range 2 * uint32(bpf.AbiLayoutKINDS) {
+				programs.Delete(i)
+			}
+			want, at := next, func(c maps.Counters) uint64 { return c.PassedPackets }
+			if fail == policy.Closed {
+				want, at = drop, func(c maps.Counters) uint64 { return c.DroppedPackets }
+			}
+			before := r.counters()
+			if verdict, _ := send(t, p, frame, slow); verdict != want {
+				t.Errorf("with colours: verdict %#x", verdict)
+			}
+			if verdict := back(); verdict != want {
+				t.Errorf("with colours no more: verdict %#x", verdict)
+			}
+			for _, e := range []maps.Entry{coloured, plainly} {
+				if c := since(before[e.ID], r.counters()[e.ID]); at(c) != 2 || c.ContendedPackets != 2 {
+					t.Errorf("%v: counted %+v", e.Prefix, c)
+				}
+			}
+		})
 	}
 }

@@ -321,6 +321,8 @@ static __noinline int colour_slow(struct __sk_buff *skb, struct colouring *k, __
 	k->c.verdict = VERDICT_AGAIN;
 	k->c.version = version_in(rule, k->phase);
 	params = params_of(rule, k->c.version.index);
+	if (!(params->flags & RULE_COLOURS))
+		return -VERDICT_STALE;
 	k->c.key = (struct key){ .id = id, .second = cold_of(params)->second, .paired = true };
 	measure(skb, k->ip, params->overhead, params->mpu, &k->wire);
 	k->c.bytes = k->wire.bytes;
@@ -469,13 +471,47 @@ static __always_inline bool colour_by_shadow(struct __sk_buff *skb, struct colou
 	return true;
 }
 
+/* Gives a packet without a colour the verdict of --fail, and counts it. */
+static __always_inline int fail(struct rule *rule, const struct params *params, const struct size *wire)
+{
+	struct counters *c = counters_of(rule);
+	struct rule *second;
+
+	c->contended_packets += wire->packets;
+	if (params->flags & RULE_COLOURS) {
+		second = rule_at(&cold_of(params)->second);
+		if (second)
+			count_colour(second, -1, wire);
+	}
+	if (params->flags & RULE_FAIL_CLOSED) {
+		count(&c->dropped_packets, &c->dropped_bytes, wire);
+		return DROP;
+	}
+	count(&c->passed_packets, &c->passed_bytes, wire);
+	return NEXT;
+}
+
+/* The same if the next program could not be called. */
+static __noinline int fail_call(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase)
+{
+	struct rule *rule = rule_of(id);
+	const struct params *params;
+	struct size wire;
+
+	if (!rule)
+		return NEXT;
+	params = params_of(rule, version_in(rule, phase).index);
+	measure(skb, ip, params->overhead, params->mpu, &wire);
+	count_extra(rule, wire.packets);
+	return fail(rule, params, &wire);
+}
+
 /* Applies a rule with colours to any packet. Returns UNDONE if the rule has changed meanwhile. */
 __noinline int apply_colours_slow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase, __u32 paid)
 {
 	struct colouring k = { .c.now = time_ns(skb), .c.before = 1, .phase = phase, .ip = ip, .j.paid = paid };
 	const struct params *params;
-	struct rule *rule, *second;
-	struct counters *c;
+	struct rule *rule;
 	int answer, colour;
 
 	colour = traffic_class(skb, ip);
@@ -491,16 +527,7 @@ __noinline int apply_colours_slow(struct __sk_buff *skb, __u32 ip, __u32 id, __u
 		answer = act_by_colour(skb, rule, params, &p, colour);
 		count_between(&p);
 	} else {
-		c = counters_of(rule);
-		c->contended_packets += k.wire.packets;
-		second = rule_at(&cold_of(params)->second);
-		if (second)
-			count_colour(second, colour, &k.wire);
-		answer = params->flags & RULE_FAIL_CLOSED ? DROP : NEXT;
-		if (answer == DROP)
-			count(&c->dropped_packets, &c->dropped_bytes, &k.wire);
-		else
-			count(&c->passed_packets, &c->passed_bytes, &k.wire);
+		answer = fail(rule, params, &k.wire);
 	}
 	count_extra(rule, k.wire.packets);
 	if (HOOK(shadows) && params->flags & RULE_SHADOW) {

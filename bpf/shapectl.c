@@ -549,7 +549,7 @@ colours_slow:
 	skb->cb[PHASE_CB] = p.phase;
 	skb->cb[PAID_CB] = answer == SLOW_PAID;
 	bpf_tail_call(skb, &programs, KINDS + HOOK(kind));
-	return NEXT;
+	return fail_call(skb, p.ip, p.id, p.phase);
 }
 
 /* Passes neighbour discovery, and counts it for the matching rule. */
@@ -666,7 +666,7 @@ int shapectl_colour(struct __sk_buff *skb)
 	if (answer != UNDONE)
 		return tell_colour(skb, skb->cb[IP_CB], skb->cb[RULE_CB], answer);
 	bpf_tail_call(skb, &programs, HOOK(kind));
-	return NEXT;
+	return fail_call(skb, skb->cb[IP_CB], skb->cb[RULE_CB], skb->cb[PHASE_CB]);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
