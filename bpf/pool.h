@@ -399,7 +399,7 @@ __noinline int is_sparse(struct __sk_buff *skb, const struct packet *p, __u32 id
 __noinline int count_passed(struct __sk_buff *skb, const struct packet *p, struct climb *c)
 {
 	const struct cold_params *cold;
-	const struct params *params;
+	const struct params *params, *by;
 	struct counters *counters;
 	struct rule *rule;
 	__u32 id, index;
@@ -415,11 +415,14 @@ __noinline int count_passed(struct __sk_buff *skb, const struct packet *p, struc
 	index = version_in(rule, p->phase).index;
 	params = params_of(rule, index);
 	cold = &rule->cold[index & 1];
-	wait = drain_ns(rated(params, p->now)->rate_units, c->before);
+	by = rated(params, p->now);
+	wait = drain_ns(by->rate_units, c->before);
 	if (wait > c->longest) {
 		c->longest = wait;
 		c->delayed = true;
 	}
+	if (params->flags & RULE_DELAY)
+		keep_later(skb, by, p->now, p->now + c->longest);
 	if (wait > cold->ecn_above_ns && ecn_of(skb, p->ip))
 		c->marks |= 1 << (c->level & 31);
 	marks = c->marks >> (c->level & 31) & 1;
@@ -454,10 +457,12 @@ __noinline int count_refused(const struct packet *p, __u32 id)
 	return 0;
 }
 
-/* Lets the queue of a pool delay a packet, which it does for longer than other queues. */
+/* Lets the queue of a pool delay a packet, which it does for longer than other queues. The sender may request a later time. */
 static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const struct packet *p, const struct climb *c)
 {
-	return p && c && set_departure(skb, p->now + c->longest) ? VERDICT_DELAY : VERDICT_CONTENDED;
+	__u64 departure = p->now + c->longest;
+
+	return asks_later(skb, departure) || set_departure(skb, departure) ? VERDICT_DELAY : VERDICT_CONTENDED;
 }
 
 /* Judges a packet of a sharer in a slot of the table. */

@@ -32,26 +32,39 @@ static __always_inline __u64 units_before(const struct params *params, __u64 byt
 	return level > free ? level - free : 0;
 }
 
+/* Whether the sender of a packet requests a later departure time. */
+static __always_inline bool asks_later(const struct __sk_buff *skb, __u64 departure)
+{
+	return !HOOK(ingress) && skb->tstamp > departure && skb->tstamp - departure <= MAX_SENDER_DELAY_NS;
+}
+
+/*
+ * Keeps that time, limited to the length of the queue: otherwise packets that were charged over a longer time could leave
+ * together. Returns whether there is one.
+ */
+static __always_inline bool keep_later(struct __sk_buff *skb, const struct params *params, __u64 now, __u64 departure)
+{
+	__u64 end;
+
+	if (!asks_later(skb, departure))
+		return false;
+	end = later(departure, now + drain_ns(params->rate_units, params->limit - params->burst));
+	set_departure(skb, skb->tstamp < end ? skb->tstamp : end);
+	return true;
+}
+
 /*
  * Sets the departure time of a packet to the time when the units before it have
- * left. A sender may request a later time, limited to the length of the queue:
- * otherwise packets that were charged over a longer time could leave together. A
- * packet within the burst is not delayed; nor is a larger one if the bucket is
- * empty.
+ * left, or to a later one that its sender requests. A packet within the burst is not
+ * delayed; nor is a larger one if the bucket is empty.
  */
 static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip, const struct params *params,
 						 const struct cold_params *cold, __u64 now, __u64 before)
 {
-	__u64 asked = skb->tstamp, wait = drain_ns(params->rate_units, before), departure = now + wait;
+	__u64 wait = drain_ns(params->rate_units, before);
 
-	if (!HOOK(ingress) && asked > departure && asked - departure <= MAX_SENDER_DELAY_NS) {
-		departure = now + drain_ns(params->rate_units, params->limit - params->burst);
-		if (asked < departure)
-			departure = asked;
-		set_departure(skb, departure);
-	} else if (wait && !set_departure(skb, departure)) {
+	if (!keep_later(skb, params, now, now + wait) && wait && !set_departure(skb, now + wait))
 		return VERDICT_CONTENDED;
-	}
 	if (!wait)
 		return VERDICT_PASS;
 	return wait > cold->ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;

@@ -291,23 +291,37 @@ func TestSparseFirst(t *testing.T) {
 // otherwise packets that it spreads over time could leave together. A time that is
 // too late to be valid, or by another clock, is ignored.
 func TestDepartureTimeOfSender(t *testing.T) {
-	hook := egress()
-	hook.VirtualClock = 0
-	r := newRig(t, maps.Size{Rules: 1}, hook)
+	for _, inPool := range []bool{false, true} {
+		t.Run(fmt.Sprintf("in a pool %v", inPool), func(t *testing.T) { departureTimeOfSender(t, inPool) })
+	}
+}
+
+func departureTimeOfSender(t *testing.T, inPool bool) {
+	r := newRig(t, maps.Size{Views: 2, Rules: 2, Labels: 4, Pools: inPool}, live())
 	rule := queue(policy.Leaky, 8_000_000, 0, 2_000_000) // a byte per us
 	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
+	put := func(now uint64) {
+		if !inPool {
+			r.put(rule, now)
+			return
+		}
+		r.at(now)
+		_, err := r.set.Pools().Put(pool("up", rule))
+		testenv.Must(t, err)
+		r.put(policy.Rule{Prefix: rule.Prefix, Rate: policy.Unlimited, Within: "up"}, now)
+	}
 	clock := func() uint64 {
 		var now unix.Timespec
 		testenv.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 		return uint64(now.Nano())
 	}
-	now := clock()
-	r.put(rule, now)
+	put(clock())
 	frame := append(udp(addr("192.0.2.1"), addr("10.0.0.7"), 0), make([]byte, 958)...) // 1000 bytes: a ms
 	program := r.program()
 	for range 500 {
 		send(t, program, frame, meta{})
 	}
+	now := clock()
 	const second, turn, longest = uint64(time.Second), uint64(time.Second / 2), 2 * uint64(time.Second)
 	const its, asked, end = "its turn", "the time that the sender asked for", "the end of the queue"
 	cases := map[string]struct {
@@ -339,7 +353,7 @@ func TestDepartureTimeOfSender(t *testing.T) {
 	}
 	// The time of a packet without delay is only limited to the length of the queue.
 	rule.Rate = 1_000_000_000_000
-	r.put(rule, now)
+	put(now)
 	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
 		t.Errorf("without a delay the time is %d", leaves)
 	}

@@ -83,9 +83,21 @@ func Climb(stages []Stage, p Packet) Passage {
 	case to.Excess:
 		to.Wait = 0 // the rule marks or passes it without a delay
 	}
+	turn := p.Time
+	if rule.Excess == policy.Delay {
+		p.Departure = to.Departure // so far, the queue of the rule keeps the sender's time
+	}
+	if to.Wait > 0 {
+		turn = to.Departure
+	}
 	for i := 1; i < len(stages); i++ {
 		to.Levels[i] = indebted(to.Levels[i], p.Bytes<<UnitBits)
-		to.delay(&stages[i], i, p)
+		if stages[i].Excess == policy.Delay {
+			queued := to.delay(&stages[i], i, p)
+			turn = max(turn, p.Time+queued.Wait)
+			p.Departure = min(p.Departure, max(turn, queued.Departure))
+			to.Departure = max(turn, p.Departure)
+		}
 	}
 	if slices.Contains(to.Marks, true) || share == BeyondMark {
 		to.Verdict = Mark
@@ -217,19 +229,17 @@ func (s *Stage) bound(above *Stage, now uint64) *bound {
 }
 
 // delay extends the delay of a packet to that of a pool's queue. i is the pool's index.
-func (to *Passage) delay(pool *Stage, i int, p Packet) {
-	if pool.Excess != policy.Delay {
-		return
-	}
-	queued := pool.queue(Outcome{Departure: p.Time, Flow: pool.State.Flow}, pool.State, p)
+func (to *Passage) delay(pool *Stage, i int, p Packet) (queued Outcome) {
+	queued = pool.queue(Outcome{Departure: p.Time, Flow: pool.State.Flow}, pool.State, p)
 	to.Flows[i] = queued.Flow
 	to.Delays[i], to.Marks[i] = queued.Wait > 0, to.Marks[i] || queued.Verdict == Mark
 	if queued.Wait > to.Wait {
-		to.Wait, to.Departure = queued.Wait, queued.Departure
+		to.Wait = queued.Wait
 		if to.Verdict == Pass {
 			to.Verdict = Delay
 		}
 	}
+	return queued
 }
 
 // maxDebt is more than guarantees can reach: levels must stay below 2^62 units.
