@@ -89,6 +89,7 @@ enum excess {
 	EXCESS_MARKS = 1 << 0,	   /* the packet may be marked and charged */
 	EXCESS_PENALISES = 1 << 1, /* the rule's penalty applies */
 	EXCESS_CHARGES = 1 << 2,   /* it is charged all the same */
+	EXCESS_ALONE = 1 << 3,	   /* a conforming packet is not charged */
 };
 
 /*
@@ -109,6 +110,8 @@ static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32
 		tat = v;
 	if (params->flags & RULE_LEAKY ? leaky(params, v, cost, least, &tat) : gcra(params, v, cost, least, &tat)) {
 		*charged = tat;
+		if (excess & EXCESS_ALONE)
+			return VERDICT_PASS;
 		return put_tat(rule, seen, b, old, tat, now, VERDICT_PASS);
 	}
 	if (excess & EXCESS_CHARGES)

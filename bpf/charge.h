@@ -512,6 +512,34 @@ __noinline enum verdict queue_slow(struct __sk_buff *skb, const struct packet *p
 	return queue_packet(skb, p->ip, params_of(rule, p->version.index), &rule->cold[p->version.index & 1], p->now, before);
 }
 
+/* Charges the penalty for an excess packet that a pool refuses, too. A key without a slot has none. */
+__noinline int penalise(struct __sk_buff *skb, const struct packet *p)
+{
+	struct charge c = { .excess = EXCESS_PENALISES | EXCESS_ALONE };
+	const struct params *params;
+	struct rule *rule;
+	__u32 slot = KEY_SLOTS;
+
+	if (!p)
+		return 0;
+	c.key.id = p->id;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return 0;
+	c.now = p->now;
+	c.bytes = p->wire.bytes;
+	c.version = p->version;
+	params = params_of(rule, p->version.index);
+	if (params->flags & RULE_EACH) {
+		find_lines(skb, p->ip, params->flags, &c);
+		slot = slot_of_key(&c);
+		if (slot == KEY_SLOTS)
+			return 0;
+	}
+	charge_once(&c, slot);
+	return 0;
+}
+
 /*
  * Charges a packet to the bucket of its key, or to the spill bucket if the key
  * cannot get a slot. Unrelated keys share the spill bucket, so it has no penalty

@@ -247,6 +247,7 @@ enum climb_answer {
 	CLIMB_MARKS = 1 << 2, /* an excess packet may be marked */
 	CLIMB_SPARSE = 1 << 3, /* sparse flows go first */
 	CLIMB_CHARGED = 1 << 4,
+	CLIMB_CHANGES = 1 << 5, /* just now */
 };
 
 /* Goes to the next pool, if there is one. */
@@ -283,7 +284,11 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
-	if (!revert_leased(c->id, p->phase) || !limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
+	if (!revert_leased(c->id, p->phase) || !limit_in(c->id, p->phase, p->now, &at)) {
+		c->answer = CLIMB_CHANGES;
+		return 0;
+	}
+	if (at.params->flags & RULE_ABSENT)
 		return 0;
 	cold = &at.rule->cold[at.version.index & 1];
 	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;

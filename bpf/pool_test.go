@@ -394,6 +394,77 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// Pools in random trees pass no more than their limits, over any window, whatever their rules do with excess packets, and with
+// keys that find no slot. What a pool refuses does not pass by a penalty, and is not charged.
+func TestPoolsBoundAllRules(t *testing.T) {
+	const trees, packets = 60, 400
+	f, random := newForest(t, 4), rand.New(rand.NewPCG(testenv.Seed(t), 30))
+	roll := func(n uint64) uint64 { return random.Uint64N(n) }
+	for tree := range trees {
+		f.rules, f.pools = nil, nil
+		f.set.Clear()
+		f.set.Pools().Clear()
+		now, rate := uint64(1e12), uint64(64_000)<<roll(12)
+		for i := range 1 + roll(4) {
+			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: policy.Rate(rate), Capacity: 1514 + roll(10_000), Share: policy.Share{Kind: policy.ShareKind(roll(5))}})
+			if p.Excess = []policy.Excess{policy.Drop, policy.Drop, policy.ECN, policy.Delay}[roll(4)]; p.Excess == policy.Delay {
+				p.Queue, p.ECNAbove = 1514+roll(rate/8), policy.Never
+			}
+			if p.Share.Kind == policy.ShareSubnet {
+				p.Share.Bits = 31
+			}
+			if i > 0 {
+				p.Within = policy.Within(f.pools[i-1].rule.Label.Name)
+			}
+			f.putIn(p, now)
+		}
+		for i := range 1 + roll(4) {
+			r := randomRule(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16), roll, 0)
+			r.Within, r.Fail = policy.Within(f.pools[roll(uint64(len(f.pools)))].rule.Label.Name), policy.Fail(roll(2))
+			if r.Rate != policy.Unlimited && r.Excess != policy.Delay {
+				r.Rate, r.Capacity = policy.Rate(rate<<roll(8)), 1514+roll(3000)
+				if roll(2) == 0 {
+					r.Algorithm, r.Excess, r.Each = policy.Leaky, policy.Drop, policy.Each{Kind: policy.EachHost}
+					r.Penalty = policy.Penalty{Kind: policy.PenaltyFill}
+				}
+				r.Penalty = possiblePenalty(r)
+			}
+			f.putIn(r, now)
+		}
+		windows := make([]testenv.Windows, len(f.pools))
+		for range packets {
+			s, n := f.rules[roll(uint64(len(f.rules)))], 60+roll(1455>>(4*roll(2)))
+			host := s.rule.Prefix.Addr().As4()
+			host[3] = byte(roll(12))
+			frame, m := sized(netip.AddrFrom4(host), n, 0, now)
+			frame[15] |= byte(roll(2)) * 2
+			verdict, _ := send(f, f.program(), frame, m)
+			for i, p := range f.pools {
+				passed, bound := uint64(0), p.rule.Capacity+p.rule.Queue
+				for up := s; up != nil && verdict == next; up = up.above {
+					if up == p {
+						passed = n
+					}
+				}
+				if p.rule.Excess == policy.ECN {
+					bound *= 2
+				}
+				if most, _ := windows[i].Packet(passed); passed > 0 && most > int64(bound)*1e6+10 {
+					t.Fatalf("tree %d: %d millionths of a byte more passed %+v than its rate allows, by %+v", tree, most, p.rule, s.rule)
+				}
+			}
+			gap := roll(n*8e9/rate) >> 6
+			if roll(16) == 0 {
+				gap <<= 6 + roll(6)
+			}
+			for i, p := range f.pools {
+				windows[i].Leak(uint64(p.rule.Rate), int64(gap))
+			}
+			now += gap
+		}
+	}
+}
+
 // Two CPUs charge a tree of pools from different rules. Pools pass no more than their rates and capacities, but for a
 // packet of the other CPU, and each packet is charged to all levels or to none.
 func TestPoolOnTwoCPUs(t *testing.T) {

@@ -183,7 +183,7 @@ static long test_next(__u64 i, struct climber *by)
 			 !(share <= BEYOND_SPARSE && c->answer & CLIMB_SPARSE && is_sparse(by->skb, by->p, c->id)))
 			c->answer |= CLIMB_REFUSES;
 	}
-	return c->answer & CLIMB_REFUSES || c->guaranteed != NOT_GUARANTEED;
+	return c->answer & (CLIMB_REFUSES | CLIMB_CHANGES) || c->guaranteed != NOT_GUARANTEED;
 }
 
 /* Charges a packet to the next pool of its rule, from the climb that tested them. */
@@ -245,15 +245,19 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		bpf_loop(MAX_DEPTH, test_next, &by, 0);
 	if (by.c.late)
 		return LATE;
-	if (by.c.answer & CLIMB_REFUSES) {
+	if (by.c.answer & CLIMB_CHANGES) {
+		verdict = VERDICT_STALE;
+	} else if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
 		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, p->id)) {
 			by.c.at = by.c.id;
 			count_refused(p, by.c.id);
 			if (HOOK(shadows))
 				apply_pool_shadow(skb, p, by.c.id);
-		} else if (flags & RULE_PENALTY)
-			verdict = charge_slow(skb, p);
+		} else if (flags & RULE_PENALTY) {
+			penalise(skb, p);
+			verdict = VERDICT_EXCESS;
+		}
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
