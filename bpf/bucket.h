@@ -25,13 +25,26 @@ enum verdict {
  */
 static __always_inline bool is_idle(const struct params *params, __u64 now, __u32 charged)
 {
-	return (__u32)(tick(now) + TICKS_AHEAD - charged) > params->idle;
+	return (__s32)(tick(now) + TICKS_AHEAD - charged) > (__s32)params->idle;
 }
 
 /* The level in units. */
 static __always_inline __u64 level_at(const struct params *params, __u64 v, __u64 now, __u64 tat, __u32 charged)
 {
 	return is_idle(params, now, charged) ? 0 : later(tat, v) - v;
+}
+
+/* The TAT and the tick of a bucket. A tick that another CPU raises meanwhile is that of a later TAT. */
+static __always_inline __u64 read_tat(const struct bucket *b, __u32 *charged)
+{
+	__u64 tat;
+
+	*charged = READ_ONCE(b->tick);
+	tat = READ_ONCE(b->tat);
+	if (likely(READ_ONCE(b->tick) == *charged))
+		return tat;
+	*charged = READ_ONCE(b->tick);
+	return READ_ONCE(b->tat);
 }
 
 /* The least level of a bucket by a lease. Its clock may have wrapped since the least TAT. */
@@ -54,22 +67,30 @@ static __always_inline bool is_still(const struct bucket *b, __u32 fingerprint, 
 }
 
 /*
- * Raises the tick of a bucket. A packet that read its time before a change reverted does not
- * lower it: without the mark of revert_bucket, the bucket would be reverted again, and what was
- * charged since would be lost. Returns false if another CPU changed the tick meanwhile.
+ * Raises the tick of a bucket, before its TAT is set from old to tat. A packet that read its time before a change reverted does
+ * not lower it: without the mark of revert_bucket, the bucket would be reverted again, and what was charged since would be lost.
+ * By the new tick, an old TAT that has wrapped would be in the future, so it first becomes empty. Returns false if another CPU
+ * changed the bucket meanwhile.
  */
-static __always_inline bool raise_tick(struct bucket *b, __u32 to)
+static __always_inline bool raise_tick(struct bucket *b, __u64 *old, __u64 tat, __u64 empty, __u32 to)
 {
 	__u32 charged = READ_ONCE(b->tick);
 
-	return likely(charged - to <= TICKS_AHEAD) || __sync_val_compare_and_swap(&b->tick, charged, to) == charged;
+	if (likely((__s32)(charged - to) >= 0))
+		return true;
+	if ((__s64)(*old - tat) > 0) {
+		if (__sync_val_compare_and_swap(&b->tat, *old, empty) != *old)
+			return false;
+		*old = empty;
+	}
+	return __sync_val_compare_and_swap(&b->tick, charged, to) == charged;
 }
 
 /* Sets the TAT of a bucket. Returns false if another CPU has changed the bucket meanwhile. */
 static __always_inline bool set_tat(struct bucket *b, __u64 old, __u64 tat, __u64 now)
 {
 	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
-	if (unlikely(!raise_tick(b, tick(now))))
+	if (unlikely(!raise_tick(b, &old, tat, tat - (1ULL << 61), tick(now))))
 		return false;
 	/* KEPT keeps the compiler from computing the comparison as a value. */
 	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old;
@@ -95,18 +116,21 @@ enum excess {
 /*
  * Charges a packet to b, which must have the fingerprint, when the rule's byte
  * clock is v. One CAS decides, so two CPUs never admit more than one would. An
- * excess packet without a mark or penalty writes nothing. The packet conforms if
+ * excess packet without a mark or penalty writes nothing. It is excess even if another
+ * CPU changes the bucket before its penalty is written. The packet conforms if
  * one of the tested bytes would. Stores the new TAT in charged.
  */
 static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32 seen, const struct params *params,
 						  __u64 v, struct bucket *b, __u32 fingerprint, __u64 now,
 						  __u64 bytes, __u64 tested, __u32 excess, __u64 *charged)
 {
-	__u64 cost = bytes << UNIT_BITS, least = tested << UNIT_BITS, old = READ_ONCE(b->tat), tat = old;
+	__u64 cost = bytes << UNIT_BITS, least = tested << UNIT_BITS, old, tat;
+	__u32 last;
 
+	tat = old = read_tat(b, &last);
 	if (!is_still(b, fingerprint, old))
 		return VERDICT_AGAIN;
-	if (is_idle(params, now, READ_ONCE(b->tick)))
+	if (is_idle(params, now, last))
 		tat = v;
 	if (params->flags & RULE_LEAKY ? leaky(params, v, cost, least, &tat) : gcra(params, v, cost, least, &tat)) {
 		*charged = tat;
@@ -118,9 +142,11 @@ static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32
 		return put_tat(rule, seen, b, old, tat + cost, now, VERDICT_PASS);
 	if (excess & EXCESS_MARKS && tat - v + cost <= 2 * params->limit)
 		return put_tat(rule, seen, b, old, tat + cost, now, VERDICT_MARK);
+	if (unlikely(!is_current(rule, seen)))
+		return VERDICT_AGAIN;
 	if (excess & EXCESS_PENALISES && params->flags & RULE_PENALTY && leaky_penalty(params, v, tat) != tat)
-		return put_tat(rule, seen, b, old, leaky_penalty(params, v, tat), now, VERDICT_EXCESS);
-	return is_current(rule, seen) ? VERDICT_EXCESS : VERDICT_AGAIN;
+		set_tat(b, old, leaky_penalty(params, v, tat), now);
+	return VERDICT_EXCESS;
 }
 
 /* Whether the last charge was before the change reverted. Later charges have a tick that is one ahead. */

@@ -325,7 +325,7 @@ __noinline enum verdict charge_flow(struct charge *c, __u32 slot)
 	struct rule *rule;
 	struct line *line;
 	__u64 v, tat, level;
-	__u32 id, number;
+	__u32 id, number, charged;
 
 	if (!c)
 		return VERDICT_CONTENDED;
@@ -339,11 +339,10 @@ __noinline enum verdict charge_flow(struct charge *c, __u32 slot)
 	if (c->version.reverted && !has_lease(rule) && !revert_bucket(rule, c->version.index, b))
 		return VERDICT_AGAIN;
 	v = rated_clock(rule, &c->version, c->now, &params);
-	tat = READ_ONCE(b->tat);
+	tat = read_tat(b, &charged);
 	if (!is_still(b, fingerprint_in(c, slot), tat))
 		return VERDICT_AGAIN;
-	level = flow_level(params, c->before, c->bytes, c->fifo,
-			   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
+	level = flow_level(params, c->before, c->bytes, c->fifo, level_at(params, v, tick_time(c), tat, charged), &verdict);
 	verdict = put_tat(rule, c->version.seen, b, tat, v + level, tick_time(c), verdict);
 	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
 }

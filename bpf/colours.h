@@ -37,10 +37,12 @@ struct half {
 /* Reads the level of a bucket if it has the fingerprint. Returns false if another CPU is changing it. */
 static __always_inline bool read_half(struct half *h, __u64 now)
 {
-	h->tat = READ_ONCE(h->bucket->tat);
+	__u32 charged;
+
+	h->tat = read_tat(h->bucket, &charged);
 	if (!is_still(h->bucket, h->fingerprint, h->tat))
 		return false;
-	h->level = level_at(h->params, h->v, now, h->tat, READ_ONCE(h->bucket->tick));
+	h->level = level_at(h->params, h->v, now, h->tat, charged);
 	return true;
 }
 

@@ -3,7 +3,9 @@ package bpf_test
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -286,10 +288,14 @@ func TestSlotReallocation(t *testing.T) {
 // inStep returns programs for two CPUs that both send a packet at the same virtual
 // time, repeatedly. Between two times any bucket drains. A CPU that waits too long for
 // the other one skips a time. done returns the number of times with at least one
-// packet.
-func inStep(t *testing.T, next *ebpf.Program, gap uint) (programs [2]*ebpf.Program, done func() uint64) {
+// packet. Unless the slower CPU catches up, it skips the times that the other one has skipped.
+func inStep(t *testing.T, next *ebpf.Program, gap uint, catchUp bool) (programs [2]*ebpf.Program, done func() uint64) {
 	t.Helper()
 	const apart = 64 // bytes: two cache lines
+	ahead := int32(1)
+	if catchUp {
+		ahead = math.MaxInt32
+	}
 	rounds, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 2 * apart, MaxEntries: 1})
 	testenv.Must(t, err)
 	t.Cleanup(func() { rounds.Close() })
@@ -305,9 +311,11 @@ func inStep(t *testing.T, next *ebpf.Program, gap uint) (programs [2]*ebpf.Progr
 			asm.JGE.Reg(asm.R1, asm.R9, "send"),
 			asm.Sub.Imm(asm.R7, 1),
 			asm.JNE.Imm(asm.R7, 0, "wait"),
-			asm.Mov.Imm(asm.R0, -1),
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("skip"),
 			asm.Return(),
-			asm.LSh.Imm(asm.R9, int32(gap)).WithSymbol("send"),
+			asm.Sub.Reg(asm.R1, asm.R9).WithSymbol("send"),
+			asm.JGT.Imm(asm.R1, ahead, "skip"),
+			asm.LSh.Imm(asm.R9, int32(gap)),
 			asm.StoreMem(asm.R6, 152, asm.R9, asm.DWord), // tstamp
 		)
 	}
@@ -334,7 +342,7 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 				if idle := r.set.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
 					t.Fatalf("buckets are empty only after %d ticks", idle)
 				}
-				programs, done := inStep(t, r.program(), gap)
+				programs, done := inStep(t, r.program(), gap, true)
 				// Until the CPUs have met often enough.
 				for r.set.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
 					onEachCPU(t, func(cpu int) error {
@@ -347,6 +355,104 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// disturbed sends n times m packets while another CPU changes a rule or pool in memory all the time, as many CPUs do in a flood.
+func (r *rig) disturbed(e maps.Entry, change func(*bpf.AbiRule), frame []byte) {
+	r.Helper()
+	m, p := r.set.Replacements()[bpf.ShapectlMapRules], r.program()
+	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize()*m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	testenv.Must(r, err)
+	rule, over := (*bpf.AbiRule)(unsafe.Pointer(&memory[e.ID*m.ValueSize()])), make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			for range 1000 {
+				change(rule)
+			}
+		}
+	})
+	for range packets(100, 20) {
+		if _, err = p.Run(&ebpf.RunOptions{Data: frame, Repeat: 10_000}); err != nil {
+			break
+		}
+	}
+	close(over)
+	done.Wait()
+	testenv.Must(r, errors.Join(err, unix.Munmap(memory)))
+}
+
+// In a flood of excess packets on many CPUs, each packet is excess, whether or not its penalty could be written.
+func TestPenaltyInAFlood(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 1}, live())
+	e := r.put(policy.Rule{
+		Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 3000, Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Second},
+	}, 0)
+	frame := toHost(1, 1000)
+	for range 4 {
+		send(t, r.program(), frame, meta{})
+	}
+	before := r.set.Counters(e.ID)
+	r.disturbed(e, func(rule *bpf.AbiRule) { rule.Shared.Tat ^= 2 }, frame)
+	if c := since(before, r.set.Counters(e.ID)); c.PassedPackets != 0 || c.ContendedPackets != 0 || c.DroppedPackets == 0 {
+		t.Errorf("counted %+v, want dropped packets alone", c)
+	}
+}
+
+// A pool whose limit changes whenever a packet looks at it is not skipped: the packet has the verdict of --fail.
+func TestPoolThatAlwaysChanges(t *testing.T) {
+	for _, fail := range []policy.Fail{policy.Open, policy.Closed} {
+		f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 8, Buckets: 4, Labels: 16, Shares: 2, Pools: true}, live())}
+		up := f.putIn(pool("up", policy.Rule{Rate: 80, Capacity: 3000}), 0)
+		rule := f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "up", Fail: fail}, 0)
+		frame := toHost(1, 1000)
+		for range 4 {
+			send(t, f.program(), frame, meta{})
+		}
+		before := f.set.Counters(rule.entry.ID)
+		f.disturbed(up.entry, func(rule *bpf.AbiRule) { rule.Version ^= 2 }, frame)
+		c := since(before, f.set.Counters(rule.entry.ID))
+		if uncounted := c.PassedPackets - min(c.PassedPackets, c.ContendedPackets); uncounted > 0 || fail == policy.Closed && c.PassedPackets > 0 {
+			t.Errorf("fail %v: counted %+v", fail, c)
+		}
+	}
+}
+
+// After so long that the clock has wrapped, two CPUs send a packet at the same time to an empty bucket with room for both. None
+// of them takes the old charge for one in the future, by the tick of the other one.
+func TestWrappedBucketOnTwoCPUs(t *testing.T) {
+	const gap = 38 // 2^gap ns are three quarters of the clock's period at this rate
+	frame := toHost(1, 1000)
+	limit := policy.Rule{Rate: 400_000_000_000, Capacity: 3000}
+	for name, rules := range map[string][]policy.Rule{
+		"shared": {limit}, "host": {{Rate: limit.Rate, Capacity: limit.Capacity, Each: policy.Each{Kind: policy.EachHost}}},
+		"pool": {{Rate: policy.Unlimited, Within: "up"}, pool("up", limit)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 4, Buckets: 4, Labels: 16, Pools: len(rules) > 1}, egress())}
+			for _, r := range slices.Backward(rules) {
+				if !r.Pool {
+					r.Prefix, r.Fail = prefix("10.0.0.0/8"), policy.Closed
+				}
+				f.putIn(r, 0)
+			}
+			programs, _ := inStep(t, f.program(), gap, false)
+			for range packets(6, 3) {
+				onEachCPU(t, func(cpu int) error {
+					_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
+					return err
+				})
+			}
+			if c := f.set.Counters(f.rules[0].entry.ID); c.DroppedPackets != 0 || c.PassedPackets == 0 {
+				t.Errorf("%d packets were dropped, and %d passed", c.DroppedPackets, c.PassedPackets)
+			}
+		})
 	}
 }
 
@@ -686,6 +792,58 @@ func TestSkewedClocks(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// A CPU that was stopped after it had read the time, for however long, finds a full bucket full, and leaves it so.
+func TestStalledCPU(t *testing.T) {
+	const now = uint64(1e12)
+	frame := toHost(1, 1000)
+	limit := policy.Rule{Rate: 80_000, Capacity: 30_000}
+	for name, rules := range map[string][]policy.Rule{
+		"shared": {limit}, "leaky": {{Rate: limit.Rate, Capacity: limit.Capacity, Algorithm: policy.Leaky}},
+		"host": {{Rate: limit.Rate, Capacity: limit.Capacity, Each: policy.Each{Kind: policy.EachHost}}},
+		"pool": {{Rate: policy.Unlimited, Within: "up"}, pool("up", limit)}, "pool above": {{Rate: policy.Unlimited, Within: "in"}, pool("in", policy.Rule{Rate: 1e9, Capacity: 1e6, Within: "up"}), pool("up", limit)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 4, Buckets: 4, Labels: 16, Pools: len(rules) > 1}, egress())}
+			for _, r := range slices.Backward(rules) {
+				if !r.Pool {
+					r.Prefix = prefix("10.0.0.0/8")
+				}
+				f.putIn(r, now-1e11)
+			}
+			passed := 0
+			for _, back := range []uint64{0, 1e9, 3e9, 4e9, 10e9, 60e9, 0} {
+				for range 40 {
+					if verdict, _ := send(t, f.program(), frame, meta{now: now - back}); verdict == next {
+						passed++
+					}
+				}
+			}
+			if passed != 30 {
+				t.Errorf("%d packets passed, want 30", passed)
+			}
+		})
+	}
+}
+
+// Nor does it restart a fair clock: a host that is far beyond its share stays there.
+func TestStalledCPUInShares(t *testing.T) {
+	const now = uint64(1e12)
+	f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 4, Buckets: 4, Labels: 16, Shares: 2, Pools: true}, egress())}
+	f.putIn(pool("up", policy.Rule{Rate: 8_000_000, Capacity: 1e6, Share: policy.Share{Kind: policy.ShareHost}}), now-1e11)
+	f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "up"}, now-1e11)
+	passes := func(at uint64) bool {
+		verdict, _ := send(t, f.program(), toHost(1, 1000), meta{now: at})
+		return verdict == next
+	}
+	sent := 0
+	for passes(now) {
+		sent++
+	}
+	if passes(now-3e9) || passes(now) || sent > 900 {
+		t.Errorf("after %d packets, a host that was beyond its share is within it", sent)
 	}
 }
 

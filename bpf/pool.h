@@ -63,21 +63,27 @@ static __always_inline bool limit_in(__u32 id, __u32 phase, __u64 now, struct li
 
 static __always_inline __u64 level_of(const struct limit_at *at, const struct bucket *b)
 {
-	return later(level_at(at->rated, at->v, at->ticks, READ_ONCE(b->tat), READ_ONCE(b->tick)), at->least);
+	__u32 charged;
+	__u64 tat = read_tat(b, &charged);
+
+	return later(level_at(at->rated, at->v, at->ticks, tat, charged), at->least);
 }
 
 /* Charges units to the shared bucket whatever its level is. Returns the level before. */
 static __always_inline __u64 charge_anyway(const struct limit_at *at, __u64 cost)
 {
-	__u64 old, level;
 	struct bucket *b = &at->rule->shared;
+	__u64 old, level, start;
+	__u32 charged;
 
-	old = READ_ONCE(b->tat);
-	level = later(level_at(at->rated, at->v, at->ticks, old, READ_ONCE(b->tick)), at->least);
-	raise_tick(b, tick(at->ticks)); /* or another CPU does */
+	old = read_tat(b, &charged);
+	level = later(level_at(at->rated, at->v, at->ticks, old, charged), at->least);
+	if (level > MAX_DEBT)
+		return level;
+	start = at->v + level;
+	raise_tick(b, &old, start, start, tick(at->ticks)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
-	if (level > MAX_DEBT ||
-	    (at->v + level != old && __sync_val_compare_and_swap(&b->tat, old, at->v + level + cost) == old))
+	if (start != old && __sync_val_compare_and_swap(&b->tat, old, start + cost) == old)
 		return level;
 	__sync_fetch_and_add(&b->tat, cost);
 	return level;

@@ -69,9 +69,10 @@ static __always_inline struct bucket *bucket_in(struct rule *rule, const struct 
 /* Its level. */
 static __always_inline __u64 level_in(struct rule *rule, const struct params *params, const struct ascent *a)
 {
-	const struct bucket *b = bucket_in(rule, a);
+	__u32 charged;
+	__u64 tat = read_tat(bucket_in(rule, a), &charged);
 
-	return level_at(params, a->v, a->now, READ_ONCE(b->tat), READ_ONCE(b->tick));
+	return level_at(params, a->v, a->now, tat, charged);
 }
 
 /* A pool or guarantee, and what was seen of its bucket. */
@@ -94,9 +95,10 @@ static __always_inline enum look look_by(const struct ascent *a, struct stage *a
 {
 	__u64 v = byte_clock(rated, rated->base, a->now);
 	enum look look;
+	__u32 charged;
 
-	at->tat = READ_ONCE(at->rule->shared.tat);
-	at->level = level_at(rated, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
+	at->tat = read_tat(&at->rule->shared, &charged);
+	at->level = level_at(rated, v, a->now, at->tat, charged);
 	if (leased)
 		at->level = later(at->level, least_level(rated, v, a->now));
 	at->start = KEPT(v + at->level);
@@ -129,12 +131,12 @@ static __always_inline enum look look_at(const struct ascent *a, const __u32 *id
 static __always_inline void charge_seen(const struct stage *at, const struct ascent *a)
 {
 	struct counters *c = &at->rule->counters[MASKED(a->cpu, cpu_mask)];
-	__u64 cost = (__u64)a->bytes << UNIT_BITS;
+	__u64 cost = (__u64)a->bytes << UNIT_BITS, old = at->tat;
 	struct bucket *b = &at->rule->shared;
 
-	raise_tick(b, tick(a->now)); /* or another CPU does */
+	raise_tick(b, &old, at->start, at->start, tick(a->now)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
-	if (at->start == at->tat || KEPT(__sync_val_compare_and_swap(&b->tat, at->tat, at->start + cost)) != at->tat)
+	if (at->start == old || KEPT(__sync_val_compare_and_swap(&b->tat, old, at->start + cost)) != old)
 		__sync_fetch_and_add(&b->tat, cost);
 	c->passed_packets++;
 	c->passed_bytes += a->bytes;

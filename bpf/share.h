@@ -33,6 +33,9 @@ enum {
 	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
 };
 
+/* A CPU that read its time before another one is slower by less than this. */
+#define STALL_NS (1ULL << 40)
+
 static __always_inline struct share *share_of(const struct cold_params *cold)
 {
 	__u32 number = cold->share - 1;
@@ -243,7 +246,7 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 	__s32 weight;
 
 	/* Another CPU, which had a later time, was faster. */
-	if (s->last - b->now < REST_NS)
+	if (s->last - b->now < STALL_NS)
 		return;
 	s->last = b->now;
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {

@@ -5,6 +5,7 @@
 package model
 
 import (
+	"math"
 	"math/bits"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -78,7 +79,7 @@ func NewLimit(r policy.Rule) *Limit {
 		most += maxDebt
 	}
 	// Two ticks for rounding, and those that the bucket's tick may be ahead.
-	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, 1<<31))
+	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, math.MaxInt32))
 	return l
 }
 
@@ -339,7 +340,7 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level returns the level of the bucket at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+ticksAhead-b.Tick > m.Idle {
+	if int64(level) <= 0 || b == (Bucket{}) || int32(Tick(now)+ticksAhead-b.Tick) > int32(m.Idle) {
 		level = 0
 	}
 	return max(level, m.leastLevel(now))
@@ -388,7 +389,7 @@ func (m Meter) WithLevel(units, now uint64) Bucket {
 // lower the tick.
 func (m Meter) raise(b *Bucket, units, now uint64) {
 	tick := Tick(now)
-	if b.Tick-tick <= ticksAhead && *b != (Bucket{}) {
+	if int32(b.Tick-tick) >= 0 && *b != (Bucket{}) {
 		tick = b.Tick
 	}
 	*b = Bucket{TAT: m.Clock(now) + units, Tick: tick}

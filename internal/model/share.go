@@ -24,7 +24,7 @@ const (
 	ownPackets = 2
 	forgiven   = 6
 	restNS     = 4 << 30
-	stepBackNS = 1 << 30
+	stepBackNS = 1 << 40
 	freeScale  = 1 << 26
 
 	roomOctaves = 5 // the clock is faster by so many octaves where the pool above leaves all room than where it leaves none,
