@@ -29,6 +29,7 @@ enum layout {
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
 	TICKS_AHEAD = 2, /* of a packet's tick a bucket's may be: one as CPUs' clocks differ, one as a change reverted */
+	TICKS_LATE = 1 << 20, /* and if a CPU stands still between reading its time and the charge: 13 days */
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
 	MAX_DEPTH = 16, /* the largest number of pools above a rule */

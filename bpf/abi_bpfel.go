@@ -198,6 +198,7 @@ const (
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutTICKS_AHEAD    AbiLayout = 2
+	AbiLayoutTICKS_LATE     AbiLayout = 1048576
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
 	AbiLayoutMAX_DEPTH      AbiLayout = 16

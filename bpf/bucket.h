@@ -25,7 +25,7 @@ enum verdict {
  */
 static __always_inline bool is_idle(const struct params *params, __u64 now, __u32 charged)
 {
-	return (__s32)(tick(now) + TICKS_AHEAD - charged) > (__s32)params->idle;
+	return (__u32)(tick(now) + TICKS_AHEAD + TICKS_LATE - charged) > params->idle + TICKS_LATE;
 }
 
 /* The level in units. */
@@ -76,7 +76,7 @@ static __always_inline bool raise_tick(struct bucket *b, __u64 *old, __u64 tat, 
 {
 	__u32 charged = READ_ONCE(b->tick);
 
-	if (likely((__s32)(charged - to) >= 0))
+	if (likely(charged - to <= TICKS_LATE))
 		return true;
 	if ((__s64)(*old - tat) > 0) {
 		if (__sync_val_compare_and_swap(&b->tat, *old, empty) != *old)

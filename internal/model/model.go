@@ -5,7 +5,6 @@
 package model
 
 import (
-	"math"
 	"math/bits"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -27,8 +26,9 @@ const (
 	SparseBits              = 11
 	sparseParts, sparseMore = 16, 3
 
-	ticksAhead = 2 // TICKS_AHEAD of bpf/abi.h
-	busy       = 1 // TAT_BUSY of bpf/abi.h
+	ticksAhead = 2       // TICKS_AHEAD of bpf/abi.h
+	ticksLate  = 1 << 20 // TICKS_LATE of bpf/abi.h
+	busy       = 1       // TAT_BUSY of bpf/abi.h
 	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
 	maxSenderDelayNS = 1 << 35
 )
@@ -79,7 +79,7 @@ func NewLimit(r policy.Rule) *Limit {
 		most += maxDebt
 	}
 	// Two ticks for rounding, and those that the bucket's tick may be ahead.
-	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, math.MaxInt32))
+	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, 1<<31))
 	return l
 }
 
@@ -340,7 +340,7 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level returns the level of the bucket at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b == (Bucket{}) || int32(Tick(now)+ticksAhead-b.Tick) > int32(m.Idle) {
+	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+ticksAhead+ticksLate-b.Tick > m.Idle+ticksLate {
 		level = 0
 	}
 	return max(level, m.leastLevel(now))
@@ -389,7 +389,7 @@ func (m Meter) WithLevel(units, now uint64) Bucket {
 // lower the tick.
 func (m Meter) raise(b *Bucket, units, now uint64) {
 	tick := Tick(now)
-	if int32(b.Tick-tick) >= 0 && *b != (Bucket{}) {
+	if b.Tick-tick <= ticksLate && *b != (Bucket{}) {
 		tick = b.Tick
 	}
 	*b = Bucket{TAT: m.Clock(now) + units, Tick: tick}
