@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/user"
 	"slices"
 	"sort"
 	"strconv"
@@ -145,8 +146,25 @@ func (e *env) how() (flags string) {
 	return flags
 }
 
+// author is the user of this process, or of sudo, and the command.
+func (e *env) author() string {
+	name := e.getenv("SUDO_USER")
+	if name == "" {
+		name = "the user " + strconv.Itoa(os.Getuid())
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+	}
+	return name + "\x00" + e.typed
+}
+
 // pending is when the change that was made now reverts; 0 for never.
 func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) (until uint64, err error) {
+	if e.confirm > 0 && done != nil {
+		if err := n.KeepAuthor(e.author()); err != nil {
+			e.say("shapectl: could not record who made this change: %w", err)
+		}
+	}
 	until, expired, err := n.PendingChange()
 	if err == nil && e.confirm > 0 && done != nil && expired != 0 {
 		err = e.degraded("%s: the change was reverted: it took longer than the %v of --confirm", doing, e.confirm)

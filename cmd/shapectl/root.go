@@ -66,8 +66,9 @@ type env struct {
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
 	settled  loader.Options   // of a serve, whose requests use the same bpffs
 
-	completing  bool // a line for a shell
-	saidUnknown bool // that it is not known whether rules are in force
+	typed       string // the arguments, as one writes them in a shell
+	completing  bool   // a line for a shell
+	saidUnknown bool   // that it is not known whether rules are in force
 }
 
 // context is done when nobody waits for the answer any more.
@@ -146,6 +147,11 @@ func (e *env) run(args []string) int {
 
 func (e *env) runPlain(args []string) int {
 	e.completing = len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
+	words := make([]string, len(args))
+	for i, arg := range args {
+		words[i] = plain.Word(arg)
+	}
+	e.typed = strings.Join(words, " ")
 	root := e.command()
 	root.SetArgs(args)
 	root.SetOut(e.out)
@@ -399,7 +405,11 @@ func (e *env) advise(err error) error {
 	case errors.As(err, new(policy.PoolError)):
 		return inputf("%w; nothing was changed", err)
 	case errors.As(err, &pending):
-		return inputf("%w, and %s; %s it or %s first", err, report.Reverts(*measure.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
+		by := measure.MadeBy(pending.Author)
+		if by != "" {
+			by = " (" + by + ")"
+		}
+		return inputf("%w%s, and %s; %s it or %s first", err, by, report.Reverts(*measure.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	}

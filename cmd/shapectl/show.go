@@ -290,9 +290,9 @@ func (e *env) findRules(n *loader.Namespace, want filterRules, read measure.Deta
 		hooks, found = append(hooks, pools...), withPools(found, pools)
 	}
 	rules, err := read.Rows(found)
-	confirm := e.suggest("confirm")
+	confirm, by := e.suggest("confirm"), measure.MadeBy(n.Author())
 	for i := range rules {
-		rules[i].Confirm = confirm
+		rules[i].Confirm, rules[i].MadeBy = confirm, by
 	}
 	return rules, errors.Join(err, unread)
 }

@@ -2,9 +2,13 @@
 package measure
 
 import (
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -206,6 +210,16 @@ func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
 		out.WaitNS = &o.Wait
 	}
 	return out
+}
+
+// MadeBy says who made a change; "" if that is not known.
+func MadeBy(a loader.Author) string {
+	user, command, known := strings.Cut(a.Who, "\x00")
+	if !known {
+		return ""
+	}
+	began := time.Now().Add(-time.Duration(maps.Now() - min(a.Began, maps.Now())))
+	return fmt.Sprintf("%s made it with %s at %s", plain.Line(user), plain.Quoted(plain.Line(command)), began.Format(time.TimeOnly))
 }
 
 // Ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.

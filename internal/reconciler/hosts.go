@@ -104,7 +104,7 @@ func (r *Reconciler) followHosts() error {
 	if until, _, err := n.PendingChange(); err == nil && until != 0 && len(moves) > 0 {
 		if !r.pending {
 			r.pending = true
-			r.OnWarning(fmt.Errorf("cannot follow the addresses of hosts yet: %w", &loader.PendingError{Until: until}))
+			r.OnWarning(fmt.Errorf("cannot follow the addresses of hosts yet: %w", &loader.PendingError{Until: until, Author: n.Author()}))
 		}
 		return nil
 	}

@@ -355,7 +355,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	r.record(n, from)
 	if !r.apply(n, targets, from, reverted) {
 		until, _, _ := n.PendingChange()
-		return 0, &loader.PendingError{Until: until}
+		return 0, &loader.PendingError{Until: until, Author: n.Author()}
 	}
 	return done, nil
 }

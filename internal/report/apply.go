@@ -167,8 +167,16 @@ func Reverts(ns uint64) string {
 func notConfirmed(ns uint64) string { return "not confirmed: " + Reverts(ns) + ", unless confirmed" }
 
 // lastReverts says it of a change that another command made.
-func lastReverts(ns uint64) string {
-	return "the last change is not confirmed: it " + Reverts(ns) + ", unless confirmed"
+func lastReverts(ns uint64, madeBy string) string {
+	return LastNotConfirmed(madeBy) + Reverts(ns) + ", unless confirmed"
+}
+
+// LastNotConfirmed begins a sentence, up to "it", on a change that somebody made; "" if that is not known.
+func LastNotConfirmed(madeBy string) string {
+	if madeBy != "" {
+		madeBy += "; "
+	}
+	return "the last change is not confirmed: " + madeBy + "it "
 }
 
 // Differences are what apply would change.

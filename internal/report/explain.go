@@ -424,7 +424,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
-		fact(s, "note", lastReverts(*p.RevertsInNS))
+		fact(s, "note", lastReverts(*p.RevertsInNS, ""))
 	}
 	var chain []string
 	for _, a := range p.Chain {

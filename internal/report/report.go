@@ -93,6 +93,8 @@ type Rule struct {
 	Sentence string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// MadeBy says who made that change; "" if that is not known.
+	MadeBy string `json:"-"`
 	// Confirm is the command that confirms that change.
 	Confirm string `json:"-"`
 	// Shadow is null for a rule without one.
@@ -416,14 +418,14 @@ func (rules Rules) Sentences(w io.Writer, width int) error {
 	for _, r := range rules {
 		text.WriteString(plain.Fold(plain.Line(r.Sentence+remark(r)), cmp.Or(width, math.MaxInt), "", "    "))
 	}
-	rules.pending(text, notConfirmed)
+	rules.pending(text, func(ns uint64, _ string) string { return notConfirmed(ns) })
 	return text.Flush()
 }
 
 // pending writes until when a change waits to be confirmed, if one does.
-func (rules Rules) pending(w io.Writer, says func(ns uint64) string) {
+func (rules Rules) pending(w io.Writer, says func(ns uint64, madeBy string) string) {
 	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
-		fmt.Fprintf(w, "%s by %s\n", says(*rules[i].RevertsInNS), rules[i].Confirm)
+		fmt.Fprintf(w, "%s by %s\n", says(*rules[i].RevertsInNS, rules[i].MadeBy), rules[i].Confirm)
 	}
 }
 
@@ -516,7 +518,7 @@ func (r Rule) Detail(w io.Writer) error {
 			return countText(n) + " in use"
 		})},
 		{"sharers", optional(r.ActiveSharers, countText)},
-		{"pending", optional(r.RevertsInNS, lastReverts)},
+		{"pending", optional(r.RevertsInNS, func(ns uint64) string { return lastReverts(ns, r.MadeBy) })},
 	} {
 		if f.text != "" {
 			fact(&text, f.label, f.text)

@@ -128,7 +128,7 @@ func (n *Namespace) CheckApply(tables []policy.Table) error {
 	}
 	until, _, _ := n.PendingChange() // without a store, there is none
 	if until != 0 {
-		return &PendingError{until}
+		return &PendingError{until, n.Author()}
 	}
 	return nil
 }

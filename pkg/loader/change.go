@@ -30,7 +30,10 @@ var ErrMatch = errors.New("other rules of this device and direction match the ot
 var ErrPending = errors.New("the last change is not confirmed yet")
 
 // A PendingError is an ErrPending that says when the change reverts.
-type PendingError struct{ Until uint64 } // in ns of maps.Now
+type PendingError struct {
+	Until  uint64 // in ns of maps.Now
+	Author Author
+}
 
 func (*PendingError) Error() string { return ErrPending.Error() }
 func (*PendingError) Unwrap() error { return ErrPending }

@@ -265,7 +265,7 @@ func (p *pins) endChange(h *Hook) error {
 	state, at := p.store.Change()
 	switch {
 	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
-		return &PendingError{at}
+		return &PendingError{at, p.author()}
 	case state == maps.Pending, state == maps.NoChange:
 		return nil
 	}

@@ -243,13 +243,13 @@ func (n *Namespace) planPending(now, then []policy.Table) (all orders, err error
 		}
 		one := slices.IndexFunc(tables, func(o policy.Table) bool { return o.Device == t.Device && o.Direction == t.Direction })
 		if tables[one].Match != t.Match {
-			return nil, &PendingError{n.pins.store.Until()}
+			return nil, &PendingError{n.pins.store.Until(), n.Author()}
 		}
 		tables[one].Rules = beside(t.Rules, tables[one].Rules)
 	}
 	for _, p := range append(slices.Clone(at[side{}].now), at[side{}].reverted...) {
 		if _, ever := n.pins.store.Pools().InReverted(p.Prefix); ever { // in the other phase only
-			return nil, &PendingError{n.pins.store.Until()}
+			return nil, &PendingError{n.pins.store.Until(), n.Author()}
 		}
 	}
 	pools := slices.IndexFunc(tables, policy.Table.IsPools)
