@@ -53,14 +53,21 @@ $`
 func TestConfirmSays(t *testing.T) {
 	r := newRig(t)
 	r.ok("apply", r.policy(policyA))
+	r.env["SUDO_USER"] = "al\nice" // whoever else sees the change is told who made it
 	r.ok("apply", r.policy(policyB), "--confirm", "1h")
-	at := `, and reverts in \S+, at \d\d:\d\d:\d\d; 'shapectl confirm' it or 'shapectl rollback' first`
+	delete(r.env, "SUDO_USER")
+	by := `al\\+nice made it with 'apply \S+ --confirm 1h' at \d\d:\d\d:\d\d`
+	pending := regexp.MustCompile(`"the last change is not confirmed: ` + by + `; it reverts in \S+"`)
+	if out := r.run("doctor", "-j").out; len(pending.FindAllString(out, -1)) != 1 {
+		t.Errorf("doctor: %s", out)
+	}
+	at := ` \(` + by + `\), and reverts in \S+, at \d\d:\d\d:\d\d; 'shapectl confirm' it or 'shapectl rollback' first`
 	for _, args := range []string{"set va egress 10.0.0.9 --rate 1mbit", "flush --all"} {
 		if got := r.run(strings.Fields(args)...); !regexp.MustCompile("the last change is not confirmed yet" + at + "\n$").MatchString(got.err) {
 			t.Errorf("%s: %s", args, got.err)
 		}
 	}
-	if out := r.ok("show"); !regexp.MustCompile(`\nthe last change is not confirmed: it reverts in \S+, at \d\d:\d\d:\d\d, unless confirmed by 'shapectl confirm'\n$`).MatchString(out) {
+	if out := r.ok("show"); !regexp.MustCompile(`\nthe last change is not confirmed: ` + by + `; it reverts in \S+, at \d\d:\d\d:\d\d, unless confirmed by 'shapectl confirm'\n$`).MatchString(out) {
 		t.Errorf("show: %s", out)
 	}
 	want := `^confirmed the change of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, [0-9.]+m?s ago, which stays

@@ -25,6 +25,10 @@ type Facts struct {
 	Pools   []Rule   // all of the namespace
 	PPPoE   []string // the devices that carry PPPoE sessions
 	Unread  []Unread
+	// Change is the state of the last change of many rules.
+	Change maps.ChangeState
+	Until  uint64 // ns until a pending one reverts
+	MadeBy string // who made the pending one; "" if that is not known
 	// Neighbours are the addresses of the hosts that rules and pools follow, by the index of the device.
 	Neighbours map[int]map[policy.MAC][]netip.Addr
 	// Unadapted: no process adapts the rates of pools to their line; false if that is not known.
@@ -95,9 +99,7 @@ type Limits struct {
 	OtherBuild bool
 	Match      policy.Match
 	Rules      []Rule
-	Change     maps.ChangeState // of the last change of many rules
-	Until      uint64           // ns until a pending one reverts
-	Slots      maps.Slots       // of the bucket table; only known if a rule has spilled packets
+	Slots      maps.Slots // of the bucket table; only known if a rule has spilled packets
 
 	// Frames that no rule limits, because they are neither IP nor ARP.
 	OtherFrames, OtherBytes uint64
@@ -129,6 +131,7 @@ func Judge(f Facts) report.Findings {
 	for _, check := range systemChecks {
 		findings = append(findings, check(f.System)...)
 	}
+	findings = append(findings, checkChange(f)...)
 	findings = append(findings, checkKept(f)...)
 	findings = append(findings, checkLeft(f)...)
 	findings = append(findings, checkElsewhere(f)...)
@@ -168,7 +171,7 @@ var systemChecks = []func(System) []report.Finding{
 
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
-	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
+	checkState, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkIfb, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 

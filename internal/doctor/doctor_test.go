@@ -677,8 +677,8 @@ func TestJudge(t *testing.T) {
 			f.Hooks[0].Limits.State = loader.Detached
 		}, []string{"failed eth0 egress state"}, nil},
 		{"a pending change", func(f *Facts) {
-			f.Hooks[0].Limits.Change, f.Hooks[0].Limits.Until = maps.Pending, 5e9
-		}, []string{"note eth0 egress change"}, []string{"it reverts in 5s; until then, 'shapectl watch' sets no rules on devices that appear"}},
+			f.Change, f.Until, f.MadeBy = maps.Pending, 5e9, "alice made it with 'apply p' at 14:02:11"
+		}, []string{"note change"}, []string{"not confirmed: alice made it with 'apply p' at 14:02:11; it reverts in 5s"}},
 		{"guarantees that wait for room", func(f *Facts) {
 			f.pool("a")
 			f.pool("b").Within = "a"

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -53,6 +54,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
 		f.unread("", "", err)
 	}
+	f.MadeBy = measure.MadeBy(n.Author())
 	f.pools(n)
 	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
@@ -108,6 +110,7 @@ func (f *Facts) pools(n *loader.Namespace) {
 	if h.Set == nil {
 		return
 	}
+	f.changeOf(h.Set)
 	f.sharers = h.Set.ActiveSharers()
 	for _, e := range h.Set.Rules() {
 		r := f.ruleFacts(h.Set, e)
@@ -116,6 +119,15 @@ func (f *Facts) pools(n *loader.Namespace) {
 			r.Leased = maps.Now() < r.Lease.Until
 		}
 		f.Pools = append(f.Pools, r)
+	}
+}
+
+// changeOf adds the last change, which all sets of a namespace share.
+func (f *Facts) changeOf(set *maps.Set) {
+	f.Change, f.Until = set.Change()
+	f.Until -= min(f.Until, maps.Now())
+	if f.Change == maps.Committed && set.Begins() == 0 {
+		f.Change = maps.NoChange // it cannot be rolled back any more
 	}
 }
 
@@ -146,11 +158,7 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
 	l.OtherFrames, l.OtherBytes = h.Set.Others()
-	l.Change, l.Until = h.Set.Change()
-	l.Until -= min(l.Until, maps.Now())
-	if l.Change == maps.Committed && h.Set.Begins() == 0 {
-		l.Change = maps.NoChange // it cannot be rolled back any more
-	}
+	f.changeOf(h.Set)
 	var err error
 	if l.OtherBuild, err = h.OtherBuild(); err != nil {
 		return s, err

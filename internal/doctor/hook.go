@@ -62,20 +62,16 @@ func (s Hook) state(status report.Status, finding, advice string) []report.Findi
 	return findings
 }
 
-func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
-	if s.Limits == nil {
-		return nil
-	}
-	switch s.Limits.Change {
+func checkChange(f Facts) []report.Finding {
+	switch f.Change {
 	case maps.Pending:
-		return s.finding(report.Note, report.Change,
-			fmt.Sprintf("the last change is not confirmed: it reverts in %v; until then, %s sets no rules on devices that appear",
-				time.Duration(s.Limits.Until).Round(time.Second), plain.Suggest(f.Netns, "watch")),
+		return systemFinding(report.Note, report.Change,
+			fmt.Sprintf("%sreverts in %v", report.LastNotConfirmed(f.MadeBy), time.Duration(f.Until).Round(time.Second)),
 			plain.Suggest(f.Netns, "confirm")+" if all is well, else "+plain.Suggest(f.Netns, "rollback"))
 	case maps.Expired:
-		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")
+		return systemFinding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")
 	case maps.Committed:
-		return s.finding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would undo the last change", "")
+		return systemFinding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would undo the last change", "")
 	}
 	return nil
 }
