@@ -173,6 +173,7 @@ devices:
 	}
 	w.ends(syscall.SIGTERM)
 
+	r.ok("pool", "set", "tap7", "--new", "--rate", "3mbit") // made by hand: it is not the policy's
 	r.remove("tap0")
 	w = r.watch(file) // which knows nothing of the other one
 	w.says("tap2 has its guarantees now")
@@ -181,7 +182,7 @@ devices:
 	}
 	r.remove("tap1")
 	testenv.Eventually(t, "the pools of tap1 to go", func() bool {
-		return names(r.rows("pool", "show")) == "pool tap2, pool tap2 ingress, pool uplink"
+		return names(r.rows("pool", "show")) == "pool tap2, pool tap2 ingress, pool tap7, pool uplink"
 	})
 	w.ends(syscall.SIGTERM)
 }

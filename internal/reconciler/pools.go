@@ -15,7 +15,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// dropPools deletes the pools that the policy defines for devices that are gone.
+// dropPools deletes the pools that the policy defines for devices that are gone. One that is not as in the policy is
+// somebody else's.
 func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	h := n.Pools()
 	defer h.Close()
@@ -32,7 +33,11 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	}
 	var gone []string
 	for _, p := range h.Set.Policy() {
-		if name := p.Label.Name; !here[policyfile.DeviceOfPool(name)] && find(r.ownPools(name), p) != nil {
+		name := p.Label.Name
+		if here[policyfile.DeviceOfPool(name)] {
+			continue
+		}
+		if want := find(r.ownPools(name), p); want != nil && (p == *want || p == want.WithoutGuarantee()) {
 			gone = append(gone, name)
 		}
 	}
