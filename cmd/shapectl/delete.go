@@ -81,9 +81,6 @@ func (e *env) delete(want filterRules) error {
 		if _, err := n.Delete(want.networks, having...); err != nil {
 			return err
 		}
-		if err := n.ForgetPolicy(); err != nil {
-			return err
-		}
 		return e.deleted(deleted)
 	})
 }
@@ -208,9 +205,6 @@ func (e *env) flush(want filterRules) error {
 			return err
 		}
 		if err := dropHosts(n, want); err != nil {
-			return err
-		}
-		if err := n.ForgetPolicy(); err != nil {
 			return err
 		}
 		discarded, err := n.Discard(others...)

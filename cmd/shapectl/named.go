@@ -453,9 +453,6 @@ func (e *env) deleteNamed(of ruleName) error {
 		if _, err := n.DeleteTogether(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
 			return err
 		}
-		if err := n.ForgetPolicy(); err != nil {
-			return err
-		}
 		return e.deleted(deleted)
 	})
 }

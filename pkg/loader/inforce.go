@@ -86,14 +86,6 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 	return n.pins.dir.keepPolicies(record)
 }
 
-// ForgetPolicy forgets the policy in force where somebody has deleted all rules and pools.
-func (n *Namespace) ForgetPolicy() error {
-	if n.pins.dir == "" || n.pins.store != nil {
-		return nil
-	}
-	return unlink(n.pins.dir.pin(policyPin))
-}
-
 // Policies returns the policy in force, and what a revert would change or has changed.
 func (n *Namespace) Policies() (Policies, error) {
 	if n.pins.dir == "" {
