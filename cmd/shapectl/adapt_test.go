@@ -133,7 +133,7 @@ devices:
 	}
 
 	// A change of the pool has a lease of its own, and so has the pool after it reverts.
-	r.ok("pool", "set", "up", "--new", "--rate", "15mbit", "--confirm", "60s")
+	r.ok("pool", "set", "up", "--rate", "15mbit", "--confirm", "60s")
 	if got := r.rateNow("up"); got > 15e6 {
 		t.Errorf("after the change the rate is %v", got)
 	}

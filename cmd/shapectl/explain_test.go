@@ -291,8 +291,8 @@ func TestExplain(t *testing.T) {
 		},
 		"twice": func(r *rig) string {
 			r.router()
-			r.ok("pool", "set", "uplink", "--rate", "1gbit")
-			r.ok("pool", "set", "home", "--rate", "1mbit", "--within", "uplink")
+			r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
+			r.ok("pool", "set", "home", "--new", "--rate", "1mbit", "--within", "uplink")
 			r.setRules("va egress 10.0.0.0/24 --within home", "wan ingress any --within uplink")
 			return r.explained("explain 10.0.0.7", "explain --flow udp,192.0.2.7:53,10.0.0.7:5000")
 		},

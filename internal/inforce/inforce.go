@@ -17,13 +17,18 @@ import (
 
 // Keep records a policy as the one in force. Of a change, it lasts as long as that.
 func Keep(n *loader.Namespace, f *policyfile.File, path string, text []byte, byChange bool) error {
+	return n.KeepPolicy(Pack(f, path, text), byChange)
+}
+
+// Pack packs a policy for its record; nil if it names no device.
+func Pack(f *policyfile.File, path string, text []byte) loader.PackedPolicy {
 	if len(f.Devices()) == 0 {
-		return n.KeepPolicy(nil, byChange)
+		return nil
 	}
 	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
 		path = absolute
 	}
-	return n.KeepPolicy(loader.PackPolicy(path, text), byChange)
+	return loader.PackPolicy(path, text)
 }
 
 // A Lack is a direction of a device without some of its rules.

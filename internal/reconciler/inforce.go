@@ -11,15 +11,20 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-// record records the policy as the one in force, once.
+// record records the policy as the one in force.
 func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
-	if r.recorded {
-		return
+	if r.packed.File != from.File {
+		r.packed = packedPolicy{from.File, inforce.Pack(from.File, from.Path, from.Text)}
 	}
-	if err := inforce.Keep(n, from.File, from.Path, from.Text, false); err != nil {
+	if err := n.KeepPolicy(r.packed.PackedPolicy, false); err != nil {
 		r.OnWarning(err)
 	}
-	r.recorded = true
+}
+
+// A packedPolicy is a policy as it is recorded.
+type packedPolicy struct {
+	*policyfile.File
+	loader.PackedPolicy
 }
 
 // reattach attaches programs that something else has detached. If another command has the lock, the next sweep does it.

@@ -54,10 +54,10 @@ type Reconciler struct {
 
 	file, lastGood string
 	policy         lastgood.Policy
-	read           version // of file when it was read
-	missing        bool    // there was no file when it was read
-	recorded       bool    // the policy is recorded as the one in force
-	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
+	read           version      // of file when it was read
+	missing        bool         // there was no file when it was read
+	packed         packedPolicy // the last one that was recorded
+	pending        bool         // devices wait for the end of a pending change, and OnWarning was called
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
@@ -109,7 +109,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.recorded = p, false
+	r.policy = p
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}

@@ -260,7 +260,7 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 			}
 			return n.pins.discardForeign()
 		})
-		return errors.Join(append(failed, err, pooled, unlink(n.pins.dir.pin(policyPin)), n.pins.complete())...)
+		return errors.Join(append(failed, err, pooled, n.pins.complete())...)
 	})
 }
 

@@ -62,7 +62,7 @@ func (dir home) isDead() (bool, error) {
 var closedPins = []string{string(ClusterLeases), string(LineLeases), lockPin}
 
 // ownPins are those of a home without rules.
-var ownPins = append([]string{alivePin, reattachedPin, authorPin}, closedPins...)
+var ownPins = append([]string{alivePin, reattachedPin, authorPin, policyPin}, closedPins...)
 
 // remove removes a home that has no other pins than its own.
 func (dir home) remove() {
