@@ -50,9 +50,9 @@ static __always_inline __u64 read_tat(const struct bucket *b, __u32 *charged)
 /* The least level of a bucket by a lease. Its clock may have wrapped since the least TAT. */
 static __always_inline __u64 least_level(const struct params *lease, __u64 v, __u64 now)
 {
-	__u64 level = lease->penalty - v;
+	__u64 level = lease->penalty - v, last = KEPT((__u64)lease->each_bits); /* 64 bits, or its place on the stack is refused */
 
-	return level <= lease->limit && (__s32)(tick(now) - lease->each_bits) <= 0 ? level : 0;
+	return level <= lease->limit && (__s32)(tick(now) - (__u32)last) <= 0 ? level : 0;
 }
 
 /*

@@ -41,7 +41,9 @@ __noinline int look_above(struct bound *b)
 	b->credit = most_credit(at.rated);
 	if (b->credit > may / 2)
 		b->credit = may / 2;
-	handle = find_handle(hash4(~at.params->salt, 0, 0, b->member, 0));
+	/* From memory, or without CAP_PERFMON the verifier knows it on some paths and refuses it as an index. */
+	WRITE_ONCE(b->room, find_handle(hash4(~at.params->salt, 0, 0, b->member, 0)));
+	handle = READ_ONCE(b->room);
 	if (handle)
 		ahead = ahead_of(s, cold, READ_ONCE(bucket_of(handle)->tat)) * weight;
 	b->room = free_part(at.params, cold, whole_level(at.params, at.rated->limit, level_of(&at, &at.rule->shared)));
