@@ -438,6 +438,7 @@ var environmentMeaning = map[string]string{
 	"WATCHDOG_PID":   "set by systemd: the process that it waits for",
 	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve` or `agent`",
 	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",
+	"SUDO_USER":      "set by sudo: who made a change that is not confirmed",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
 	"SHAPECTL_STORE": "the URL of the store for `agent` and `cluster`, which `--store` overrides",

@@ -119,7 +119,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "show", "", "[]")
 	s.ask(200, "set", o{"device": "va", "direction": "egress", "network": "10.0.0.0/24", "rate": "10mbit", "each": "host", "name": "--alice"}, "10mbit")
 	s.ask(200, "set", o{"named": "--alice", "rate": "20mbit"}, "20mbit")
-	s.ask(200, "pool/set", o{"name": "home", "rate": "100mbit"}, "100mbit")
+	s.ask(200, "pool/set", o{"name": "home", "new": true, "rate": "100mbit"}, "100mbit")
 	s.ask(200, "pool/show", "name=home", "100mbit")
 	s.ask(200, "pool/delete", o{"name": "home"}, "")
 	s.ask(200, "show", "device=va&direction=egress&network=10.0.0.0/24&sentences=true", "20mbit")

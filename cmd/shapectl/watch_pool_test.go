@@ -86,7 +86,7 @@ devices:
 	}
 
 	w := r.watch(file) // which did not set these rules
-	r.ok("pool", "set", "uplink", "--new", "--rate", "12mbit")
+	r.ok("pool", "set", "uplink", "--rate", "12mbit")
 	r.remove("vb") // so that watch looks
 	w.says("tap0 has its guarantees now")
 	w.ends(syscall.SIGTERM)
