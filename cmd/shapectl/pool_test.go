@@ -416,7 +416,7 @@ va egress
 func TestCompletionOfPools(t *testing.T) {
 	r := newPoolRig(t)
 	for args, want := range map[string]string{
-		"pool ":                            "delete\tDelete a pool\nset\tMake a pool, or change it\nshow\tShow pools and what happened to their packets\n:4\n",
+		"pool ":                            "delete\tDelete a pool\nset\tChange a pool, or make one with --new\nshow\tShow pools and what happened to their packets\n:4\n",
 		"pool show ":                       "ap-1\nuplink\n:4\n",
 		"pool set u":                       "uplink\n:4\n",
 		"pool delete a":                    "ap-1\n:4\n",
@@ -703,7 +703,7 @@ func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 		r.ok("pool", "set", pool, "--new", "--rate", "50mbit")
 		r.ok("set", device, "egress", "10.0.0.7", "--within", pool, "--name", "oak")
 	}
-	r.ok("pool", "set", "oak up", "--new", "--rate", "5mbit")
+	r.ok("pool", "set", "oak up", "--rate", "5mbit")
 	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
 		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
 			"write shapectl pool set --rate 80mbit 'oak down' or shapectl pool set --rate 80mbit 'oak up'",
