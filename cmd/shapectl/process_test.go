@@ -220,9 +220,6 @@ func (r *rig) nothingLeft() {
 	if pins := r.pins(); len(pins) > 0 {
 		r.t.Errorf("pins are left: %v", pins)
 	}
-	if kind := r.filterQdisc(); kind != "" {
-		r.t.Errorf("a qdisc is left: %s", kind)
-	}
 	// Seen from another bpffs, programs of ours would be somebody else's.
 	other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
 	if got := other.run("set", "va", "egress", "10.9.0.0/24", "--rate", "1mbit"); got.code != exitDone {
