@@ -40,7 +40,7 @@ func (e *env) applyToDevice(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		changed, err := replaceRules(n, dev, want)
+		changed, err := n.ApplyTo(dev, want)
 		if err != nil {
 			return err
 		}
@@ -77,53 +77,4 @@ func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, er
 	pools.Rules = append(pools.Rules, own...)
 	policy.SortRules(pools.Rules)
 	return append(tables, pools), nil
-}
-
-// replaceRules replaces the rules of a device that had others than it should.
-func replaceRules(n *loader.Namespace, dev netinfo.Device, want []policy.Table) ([]loader.Applied, error) {
-	have, err := n.Tables(loader.Attached, loader.Unknown)
-	if err != nil {
-		return nil, err
-	}
-	same, pools := true, policy.Table{}
-	for _, t := range have {
-		if t.IsPools() {
-			pools = t
-		}
-		if t.Device != dev.Name {
-			continue
-		}
-		at := slices.IndexFunc(want, func(w policy.Table) bool { return w.Device == t.Device && w.Direction == t.Direction })
-		same = same && at >= 0 && slices.Equal(t.Rules, want[at].Rules)
-	}
-	wanted := want[len(want)-1]
-	for _, p := range wanted.Rules {
-		at := slices.IndexFunc(pools.Rules, func(have policy.Rule) bool { return have.Prefix == p.Prefix })
-		switch {
-		case at < 0 && draws(want, p):
-			pools.Rules = append(pools.Rules, p)
-		case at >= 0 && policyfile.DeviceOfPool(p.Label.Name) == dev.Name && pools.Rules[at].WithoutGuarantee() != p.WithoutGuarantee():
-			pools.Rules[at], same = p, false
-		}
-	}
-	if same {
-		return nil, nil
-	}
-	policy.SortRules(pools.Rules)
-	return n.Apply(append(slices.Clone(want[:len(want)-1]), pools), loader.ApplyOptions{Devices: []string{dev.Name}})
-}
-
-// draws reports whether rules of tables draw from a pool, perhaps through other ones.
-func draws(tables []policy.Table, from policy.Rule) bool {
-	for _, t := range tables {
-		for i := range t.Rules {
-			if string(t.Rules[i].Within) != from.Label.Name {
-				continue
-			}
-			if !t.IsPools() || draws(tables, t.Rules[i]) {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -192,6 +192,9 @@ func (f *File) Devices() (keys []string) {
 	return keys
 }
 
+// Names reports whether the policy has a section for just that device.
+func (f *File) Names(device string) bool { return f.exactly[device] != nil }
+
 // For returns the tables of one device, without those of pools. The error is for a device that several patterns match.
 func (f *File) For(d Device) ([]policy.Table, error) {
 	s, err := f.section(d.Name)

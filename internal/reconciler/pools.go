@@ -59,7 +59,7 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 	for _, want := range pools.Rules {
 		have, found := h.Set.Find(want.Prefix)
 		name := want.Label.Name
-		if !found || have.Rule == want || have.Rule == want.WithoutGuarantee() || r.differ[name] == have.Rule {
+		if !found || have.WithoutGuarantee() == want.WithoutGuarantee() || r.differ[name] == have.Rule {
 			continue
 		}
 		if r.differ == nil {

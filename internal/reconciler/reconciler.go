@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -242,7 +243,7 @@ func (r *Reconciler) wait(devices bool, sweepAt time.Time) time.Duration {
 
 // write opens the namespace for changes. It returns nil without an error if another command has the lock.
 func (r *Reconciler) write() (*loader.Namespace, error) {
-	n, err := loader.Write(r.Options)
+	n, err := loader.WriteFirst(r.Options)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, nil
 	}
@@ -257,6 +258,9 @@ func (r *Reconciler) sweep() (more bool, err error) {
 		return false, err
 	}
 	defer n.Close()
+	if err := n.Collect(r.policy.Names); err != nil {
+		return false, err
+	}
 	if more, err = n.EndOldChange(rollbackFor); err != nil {
 		r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
 	}
@@ -330,7 +334,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	known := r.hosts.Of()
-	var targets []target
+	var targets, returned []target
 	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(targets) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
 		has := limited[dev.Index]
@@ -342,6 +346,13 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		next.wants, err = wantedOn(its, from, has)
 		if err == nil {
 			next.reverted, err = wantedOn(its, reverted, has)
+		}
+		if err == nil && from.Names(dev.Name) && len(has) == 0 {
+			var directions []policy.Direction
+			if directions, err = n.Return(dev, next.tables); err == nil && len(directions) > 0 {
+				returned = append(returned, next)
+				continue
+			}
 		}
 		if err == nil && !(next.wants.empty() && next.reverted.empty()) {
 			if err = n.Flush(lost[dev.Name]...); err == nil {
@@ -357,7 +368,28 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		until, _, _ := n.PendingChange()
 		return 0, &loader.PendingError{Until: until, Author: n.Author()}
 	}
+	for _, t := range returned {
+		r.compare(n, t, from)
+	}
 	return done, nil
+}
+
+// compare makes the rules of a device that has returned those of the policy, if it has others. While a change is pending,
+// they are those of both phases already.
+func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy) {
+	pools := from.Pools()
+	pools.Rules = append(pools.Rules, t.pools...)
+	done, err := n.ApplyTo(t.dev, append(slices.Clone(t.tables), pools))
+	if err != nil && !errors.Is(err, loader.ErrPending) {
+		r.warn(t.dev, err)
+	}
+	for _, table := range t.tables {
+		event := Event{Device: table.Device, Direction: table.Direction, Rules: len(table.Rules), Policy: from.Path}
+		if i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == table.Device && d.Direction == table.Direction }); i >= 0 {
+			event.Change = done[i].Hook
+		}
+		r.OnApply(event)
+	}
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or

@@ -80,7 +80,7 @@ func (dir home) remove() {
 
 // collectDevices removes the hooks of devices that no longer exist. It skips a hook that
 // cannot be judged or removed, because the command must not fail for that.
-func (n *Namespace) collectDevices() {
+func (n *Namespace) collectDevices(keep func(device string) bool) {
 	if n.pins.store == nil && len(n.pins.others) == 0 {
 		return
 	}
@@ -103,17 +103,21 @@ func (n *Namespace) collectDevices() {
 	for _, other := range discarded {
 		n.collected = append(n.collected, other.Name())
 	}
-	n.collected = append(n.collected, n.pins.removeGone(names)...)
+	n.collected = append(n.collected, n.pins.removeGone(names, keep)...)
 	slices.Sort(n.collected)
 	n.collected = slices.Compact(n.collected)
 }
 
-// removeGone removes the hooks of devices that are not among names, and returns what these were called.
-func (p *pins) removeGone(names map[int]string) (removed []string) {
+// removeGone removes the hooks of devices that are not among names and that nobody keeps, and returns what these were called.
+func (p *pins) removeGone(names map[int]string, keep func(device string) bool) (removed []string) {
 	if p.store == nil {
 		return nil
 	}
 	defer p.store.Hold().Close() // for as long as there are sets to look at
+	here := map[string]bool{}    // then the device has other rules
+	for _, name := range names {
+		here[name] = true
+	}
 	haveRules := p.store.HaveRules()
 	var gone []*maps.Set
 	for _, set := range p.sets() {
@@ -121,7 +125,7 @@ func (p *pins) removeGone(names map[int]string) (removed []string) {
 			continue
 		}
 		h := p.dir.hookOf(set)
-		if h.judge() == nil && h.State == Gone {
+		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) {
 			gone = append(gone, set)
 		}
 		h.Close()

@@ -220,24 +220,34 @@ func read(o Options, kept *Kept) (*Namespace, error) {
 // removes leftovers of killed commands, and of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
 	n, err := WriteFirst(o)
+	if err == nil {
+		if err = n.Collect(nil); err != nil {
+			n.Close()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
+	return n, nil
+}
+
+// Collect removes leftovers of deleted devices and namespaces. If keep is not nil, it tells of which deleted devices the
+// rules stay, for Return.
+func (n *Namespace) Collect(keep func(device string) bool) error {
 	if n.pins.dir != "" {
 		if err := n.pins.sweep(); err != nil { // an earlier command may have had no time for all hooks
-			n.Close()
-			return nil, err
+			return err
 		}
-		n.collectDevices()
+		n.collectDevices(keep)
 	}
 	if n.pins.store != nil {
 		n.pins.store.DropListeners()
 	}
 	n.place.collectNamespaces()
-	return n, nil
+	return nil
 }
 
-// WriteFirst is Write for what cannot wait: it leaves the leftovers of deleted devices and namespaces to the next Write.
+// WriteFirst is Write for what cannot wait: it leaves the leftovers of deleted devices and namespaces to Collect.
 func WriteFirst(o Options) (*Namespace, error) {
 	n, err := open(o, true, nil)
 	if err == nil && n.pins.dir != "" {

@@ -467,6 +467,13 @@ func (s *Store) ClearSets(sets ...*Set) {
 	}
 }
 
+// ClearCounters has all counters begin at 0. No packet may use the rules.
+func (s *Set) ClearCounters() {
+	for _, at := range byID(s.allPrefixes()) {
+		clear(s.countersOf(at.id))
+	}
+}
+
 // Empty reports whether the set has no rule, in any phase of a change.
 func (s *Set) Empty() bool {
 	for range s.allPrefixes() {
