@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -41,6 +44,56 @@ func TestSweep(t *testing.T) {
 	testenv.Eventually(t, "all pins to be removed", func() bool { return len(testenv.Pins(t, options.BPFFS)) == 0 })
 	stop()
 	testenv.Must(t, <-ended)
+}
+
+// What appears is limited before anything is removed of what has gone.
+func TestNewDevicesFirst(t *testing.T) {
+	options := loader.Options{BPFFS: testenv.BPFFS(t)}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	testenv.Must(t, os.WriteFile(file, []byte("devices: {'tap?': {egress: {pool: 2mbit, any: {}}}}\n"), 0o600))
+	var mu sync.Mutex
+	var steps []string // since the first device was limited
+	did := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		steps = append(steps, what)
+	}
+	step.Hook = func(what string, _ bool) error { did(what); return nil }
+	defer func() { step.Hook = nil }()
+	applied := make(chan string, 10)
+	r := &Reconciler{Options: options, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}, OnWarning: func(err error) { t.Error(err) }}
+	testenv.Must(t, r.Load(file, ""))
+	watched := testenv.NewNetns(t)
+	testenv.Veth(t, "tap0", "x0")
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, nil) }) }()
+	<-applied
+
+	n, err := loader.Write(options) // so that the device has gone and another one is there when the reconciler can go on
+	testenv.Must(t, err)
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "tap0")))
+	testenv.Veth(t, "tap1", "x1")
+	mu.Lock()
+	steps = nil
+	mu.Unlock()
+	n.Close()
+	<-applied
+	pools := func() int {
+		n, err := loader.Read(options)
+		testenv.Must(t, err)
+		defer n.Close()
+		pools := n.Pools()
+		defer pools.Close()
+		return len(pools.Set.Policy())
+	}
+	testenv.Eventually(t, "the pool of the deleted device to be removed", func() bool { return pools() == 1 })
+	stop()
+	testenv.Must(t, <-ended)
+	attached, removed := slices.Index(steps, "say that a hook is attached"), slices.Index(steps, "remove a prefix")
+	if attached < 0 || removed < attached {
+		t.Errorf("the new device was limited in step %d, and rules were removed in step %d of %q", attached, removed, steps)
+	}
 }
 
 // limit sets a rule on a device.
