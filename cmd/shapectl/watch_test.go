@@ -442,16 +442,30 @@ func TestWatchExpiredChange(t *testing.T) {
 	r.writeFile(file, policy("2mbit"))
 	r.ok("apply", file, "--confirm", "1s")
 	sleepUntil(r.pending())
-	appears("va0", "the policy in force")
+	appears("va0", file)
 	w.ends(syscall.SIGTERM)
 	w = start()
-	appears("va1", "the policy in force")
+	appears("va1", file)
 	r.writeFile(file, policy("3mbit"))
 	appears("va2", file)
 	w.ends(syscall.SIGTERM)
 	w = start()
 	appears("va3", file)
 
+	// A device appears while a change is pending, and another one after it reverted, but the file was edited meanwhile.
+	r.writeFile(file, policy("4mbit"))
+	r.ok("apply", file, "--confirm", "3s")
+	until := r.pending()
+	appears("va4", file)
+	r.writeFile(file, policy("5mbit"))
+	appears("va5", file)
+	sleepUntil(until)
+	appears("va6", file)
+	var want []string
+	for device, mbit := range map[string]int{"va": 1, "va0": 1, "va1": 1, "va2": 3, "va3": 3, "va4": 3, "va5": 5, "va6": 5} {
+		want = append(want, fmt.Sprintf("%s egress 10.0.0.0/24 %d000000", device, mbit))
+	}
+	r.has(want...)
 	w.ends(syscall.SIGTERM)
 }
 

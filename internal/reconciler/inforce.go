@@ -11,8 +11,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-// record records the policy as the one in force.
+// record records the policy as the one in force, unless a change is pending, which has a record of its own.
 func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
+	if until, _, _ := n.PendingChange(); until != 0 {
+		return
+	}
 	if r.packed.File != from.File {
 		r.packed = packedPolicy{from.File, inforce.Pack(from.File, from.Path, from.Text)}
 	}

@@ -78,12 +78,14 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 	if err != nil {
 		return err
 	}
-	now := n.pins.followPolicy(record).Now
+	last := n.pins.followPolicy(record)
 	switch {
-	case bytes.Equal(p, now):
+	case bytes.Equal(p, last.Now):
 		return nil
 	case byChange && n.pins.store != nil:
-		record.other, record.began = now, n.pins.store.Begins()
+		record.other, record.began = last.Now, n.pins.store.Begins()
+	case last.Undone != nil:
+		record.other, record.began = last.Undone, undone
 	}
 	record.now = p
 	return n.pins.dir.keepPolicies(record)
