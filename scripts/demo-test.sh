@@ -3,9 +3,14 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
+# The kernel has files of its own at the top of a bpffs, which the demo may be the first to mount.
+list_pins() {
+	find /sys/fs/bpf -mindepth 2 -type f | sort
+}
+
 left_over() {
 	ip netns list | grep '^demo-' || true
-	comm -13 <(echo "$pins") <(find /sys/fs/bpf -type f | sort)
+	comm -13 <(echo "$pins") <(list_pins)
 	# The demo leads a process group of its own.
 	if kill -0 -- "-$demo" 2>/dev/null; then echo "processes of group $demo"; fi
 }
@@ -40,7 +45,7 @@ try() {
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0 failed=0
-pins=$(find /sys/fs/bpf -type f | sort) # of this machine
+pins=$(list_pins) # of this machine
 
 try 0 0 0
 cat "$log"
