@@ -187,7 +187,7 @@ func TestConfirmTooLate(t *testing.T) {
 			r := newRig(t)
 			a, b := r.policy(policyA), r.policy(policyB)
 			r.ok("apply", a)
-			r.ok("apply", b, "--confirm", "1s")
+			r.ok("apply", b, "--confirm", "3s")
 			until := r.pending()
 			r.has(rulesB...)
 			sleepUntil(until)
