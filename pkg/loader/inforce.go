@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 
 	"github.com/cilium/ebpf"
 
@@ -163,50 +162,4 @@ func (dir home) keepPolicies(p policyRecord) error {
 		return fmt.Errorf("record the policy in force: %w", err)
 	}
 	return nil
-}
-
-// authorPin keeps who made a change that is to be confirmed.
-const authorPin = "author"
-
-// An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.
-type Author struct {
-	Who   string // a user, a zero byte, and the command
-	Began uint64
-}
-
-// KeepAuthor records who made the change that is pending, unless that is recorded already.
-func (n *Namespace) KeepAuthor(who string) error {
-	if n.pins.state() != maps.Pending || n.Author() != (Author{}) {
-		return nil
-	}
-	record := append(binary.NativeEndian.AppendUint64(nil, n.pins.store.Begins()), who...)
-	spec := &ebpf.MapSpec{Name: "shapectl_author", Type: ebpf.Array, ValueSize: uint32(len(record))}
-	return n.pins.dir.replaceRecord(authorPin, spec, record)
-}
-
-// Author is that of the pending change.
-func (n *Namespace) Author() Author { return n.pins.author() }
-
-func (s *bpfState) author() Author {
-	if s.state() != maps.Pending {
-		return Author{}
-	}
-	record, err := readRecord(s.dir.pin(authorPin))
-	if err != nil || len(record) < 8 || binary.NativeEndian.Uint64(record) != s.store.Begins() {
-		return Author{} // of an earlier change
-	}
-	return Author{string(record[8:]), s.store.Begins()}
-}
-
-// replaceRecord pins a record in the place of the last one. A killed command leaves one of the two.
-func (dir home) replaceRecord(pin string, spec *ebpf.MapSpec, record []byte) error {
-	aside := dir.pin(asideName)
-	err := removeAll(aside)
-	if err == nil {
-		err = pinValue(aside, spec, record)
-	}
-	if err == nil {
-		err = os.Rename(aside, dir.pin(pin))
-	}
-	return err
 }

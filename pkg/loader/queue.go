@@ -1,9 +1,7 @@
 package loader
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"strconv"
 	"strings"
@@ -167,23 +165,6 @@ func (n *Namespace) HasOurFQ(device int) bool {
 
 func (dir home) qdiscPin(index int) string {
 	return dir.pin(qdiscPrefix + strconv.Itoa(index))
-}
-
-// readRecord is what is recorded at a pin, nil if nothing is.
-func readRecord(pin string) ([]byte, error) {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer m.Close()
-	record, err := m.LookupBytes(uint32(0))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", pin, err)
-	}
-	return record, nil
 }
 
 // keepRecord keeps a record in a map: like the qdiscs, that lasts until the next boot.
