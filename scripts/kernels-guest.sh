@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh kinds|queues|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
+# kernels-guest.sh kinds|life|queues|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
 # the test binaries beside their packages, and the scripts. It covers only what depends on the kernel; `make test`
 # covers everything.
 set -euo pipefail
@@ -105,11 +105,16 @@ kinds)
 	tests internal/program TestVerifierAcceptsAll
 	tests bpf TestWithoutLinkHeader TestKernelIsModel TestVectors/exact-fit TestVectors/five-per-second TestWireBytes$/./38/84/TCP$
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestReuseOfIDs/host
-	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/${hook}_egress" "TestTableIsMadeBesideRulesInForce/${hook}_egress" \
-		"TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestColoursOnTheWire/${hook}_egress" \
-		"TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" TestWireBytesThroughTunnels
-	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestFirstRuleMounts "TestUnconfirmed/$hook" "TestReaders/$hook"
+	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/${hook}_egress" "TestTableIsMadeBesideRulesInForce/${hook}_egress"
+	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestFirstRuleMounts
 	tests pkg/fq TestSetupAndRestore TestRestoreWithOtherDefault TestIfb TestReleases
+	;;
+life)
+	# What happens to limits in force. These tests load many programs, and the newest kernel takes minutes for each of them.
+	export SHAPECTL_NO_SKIP=1
+	tests pkg/loader "TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestColoursOnTheWire/${hook}_egress" \
+		"TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" TestWireBytesThroughTunnels
+	tests cmd/shapectl "TestUnconfirmed/$hook" "TestReaders/$hook"
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
 	ingress=(TestIngressThroughIfb TestLineQueues)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)

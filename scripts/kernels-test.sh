@@ -103,8 +103,9 @@ run() {
 for kernel in "${kernels[@]}"; do
 	case $kernel in
 	5.10) ;;
-	6.12) run "$kernel" 'kinds queues' "${qdiscs[@]}" "${tunnels[@]}" ;;
-	*) run "$kernel" kinds "${qdiscs[@]}" "${tunnels[@]}" ;;
+	6.12) run "$kernel" 'kinds life queues' "${qdiscs[@]}" "${tunnels[@]}" ;;
+	newest) run "$kernel" kinds "${qdiscs[@]}" "${tunnels[@]}" ;;
+	*) run "$kernel" 'kinds life' "${qdiscs[@]}" "${tunnels[@]}" ;;
 	esac
 done
 for kernel in "${kernels[@]}"; do
