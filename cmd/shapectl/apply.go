@@ -255,6 +255,24 @@ func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
 	}
 }
 
+// sayUnseen tells which hosts are not limited yet, as no address of them is known.
+func (e *env) sayUnseen(f *policyfile.File, devices ...policyfile.Device) {
+	var hosts []string
+	for _, d := range devices {
+		of, _ := f.HostsOf(d) // an error was told before
+		for _, h := range of {
+			says := h.MAC.Called(plain.Line(h.Name)) + " on " + plain.Line(d.Name)
+			if h.Limited && len(h.Rules) == 0 && !slices.Contains(hosts, says) { // once for both directions
+				hosts = append(hosts, says)
+			}
+		}
+	}
+	if hosts != nil {
+		e.say("no address is known of %s: not limited until the kernel's neighbour table has one ('ip neigh'), and %s adds its rule",
+			plain.List(hosts), e.suggest("watch", "FILE"))
+	}
+}
+
 // removesAll reports as an error that a policy would remove all rules only because none of its
 // devices exist: more likely than not its patterns are misspelt.
 func removesAll(n *loader.Namespace, want []policy.Table, missing []string) error {
@@ -381,6 +399,7 @@ func (e *env) apply(o applyOptions) error {
 			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: want.noRoom.Waiting(),
 			RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
+		e.sayUnseen(f.File, devices...)
 		if e.sayNoRoom(want.noRoom); want.noRoom != nil && err == nil {
 			err = errDegraded
 		}

@@ -23,7 +23,7 @@ func (e *env) applyToDevice(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		want, err := tablesOn(dev, f.File)
+		want, on, err := tablesOn(dev, f.File)
 		if err != nil {
 			return err
 		}
@@ -45,6 +45,7 @@ func (e *env) applyToDevice(o applyOptions) error {
 			return err
 		}
 		done = append(done, changed...)
+		e.sayUnseen(f.File, on)
 		if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: o.verbose}, true); err != nil || !noRoom {
 			return err
 		}
@@ -53,28 +54,29 @@ func (e *env) applyToDevice(o applyOptions) error {
 }
 
 // tablesOn are the rules that a policy has for a device, and all its pools, the device's own included.
-func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, err error) {
+func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, on policyfile.Device, err error) {
 	devices, err := policyDevices(f)
 	if err != nil {
-		return nil, err
+		return nil, on, err
 	}
 	at := slices.IndexFunc(devices, func(d policyfile.Device) bool { return d.Name == dev.Name })
 	if at < 0 {
-		return nil, noDevice(dev.Name) // it has just gone
+		return nil, on, noDevice(dev.Name) // it has just gone
 	}
-	if tables, err = f.For(devices[at]); err != nil {
-		return nil, inputError(err)
+	on = devices[at]
+	if tables, err = f.For(on); err != nil {
+		return nil, on, inputError(err)
 	}
-	own, err := f.OwnPools(devices[at])
+	own, err := f.OwnPools(on)
 	if err != nil {
-		return nil, inputError(err)
+		return nil, on, inputError(err)
 	}
 	if len(tables)+len(own) == 0 {
-		return nil, inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
+		return nil, on, inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
 			plain.Line(dev.Name), plain.List(lines(f.Devices())))
 	}
 	pools := f.Pools()
 	pools.Rules = append(pools.Rules, own...)
 	policy.SortRules(pools.Rules)
-	return append(tables, pools), nil
+	return append(tables, pools), on, nil
 }

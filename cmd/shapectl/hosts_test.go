@@ -163,7 +163,7 @@ const tabletLimit = `devices:
 func TestWatchFollowsHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
-	h.ok("apply", file)
+	h.unseen(file)
 	h.has("pool va egress tablet", "pool va ingress tablet")
 	w := h.watch(file)
 	h.gets("192.168.1.7/24")
@@ -214,10 +214,32 @@ func TestNoteOfHost(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
+// unseen applies a policy, which tells once that hosts are not limited.
+func (h *home) unseen(file string, flags ...string) string {
+	h.t.Helper()
+	got := h.run(append([]string{"apply", file}, flags...)...)
+	if got.code != exitDone || !strings.HasPrefix(got.err, "no address is known of ") || !strings.Contains(got.err, " on va: not limited until ") || strings.Count(got.err, "\n") != 1 {
+		h.t.Errorf("apply: %+v", got)
+	}
+	return got.out
+}
+
+// apply tells at once that a host is not limited, as no address of it is known.
+func TestApplyToUnknownHost(t *testing.T) {
+	h := newHome(t)
+	file := h.policy(tabletLimit)
+	h.unseen(file)
+	h.unseen(file, "--device", "va")
+	h.gets("192.168.1.7/24")
+	if got := h.run("apply", file); got.code != exitDone || got.err != "" {
+		t.Errorf("with an address: %+v", got)
+	}
+}
+
 // doctor tells of a host without a known address, and does not advise to delete its pool.
 func TestDoctorOfUnknownHost(t *testing.T) {
 	h := newHome(t)
-	h.ok("apply", h.policy(tabletLimit))
+	h.unseen(h.policy(tabletLimit))
 	got := h.run("doctor")
 	if !strings.Contains(bare(got.out), "no address of tablet (3c:22:fb:12:34:56) has a rule, so it is not limited") || strings.Contains(got.out, "pool delete") {
 		t.Errorf("%+v", got)
@@ -228,7 +250,7 @@ func TestDoctorOfUnknownHost(t *testing.T) {
 func TestDoctorOfHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
-	h.ok("apply", file)
+	h.unseen(file)
 	lacks := func(address string) {
 		t.Helper()
 		const text = "tablet (3c:22:fb:12:34:56) has no rule for its address "
@@ -331,7 +353,7 @@ devices:
     egress: {3c:22:fb:12:34:56: {within: kids}}
     ingress: {3c:22:fb:12:34:56: unlimited}
 `)
-	h.ok("apply", file)
+	h.unseen(file)
 	w := h.watch(file)
 	h.gets("192.168.1.7/24")
 	w.says("va: added 192.168.1.7 of 3c:22:fb:12:34:56, egress and ingress")
@@ -350,7 +372,7 @@ devices:
 func TestWatchHostsWhilePending(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
-	h.ok("apply", file)
+	h.unseen(file)
 	w := h.watch(file)
 	h.ok("pool", "set", "other", "--new", "--rate", "1mbit", "--confirm", "1h")
 	h.gets("192.168.1.7/24")
@@ -365,7 +387,7 @@ func TestExportHosts(t *testing.T) {
 	h := newHome(t)
 	h.gets("192.168.1.7/24")
 	h.gets("2001:db8::7/64")
-	h.ok("apply", h.policy(`pools: {up: 1mbit}
+	h.unseen(h.policy(`pools: {up: 1mbit}
 devices:
   va:
     egress:
@@ -389,7 +411,7 @@ devices:
 	if exported != want {
 		t.Errorf("exported\n%s\nand ought to be\n%s", exported, want)
 	}
-	if got := h.ok("apply", h.policy(exported)); got != "nothing to change\n" {
+	if got := h.unseen(h.policy(exported)); got != "nothing to change\n" {
 		t.Error(got)
 	}
 }

@@ -28,7 +28,10 @@ What a policy cannot express is listed on stderr and at the top of the policy, w
 is, where, why, and what to do about it. With -j, one object has the policy, its rules and everything of each kind.
 
 Exit codes: 0 all was imported; 1 the input cannot be read, and there is no policy; 4 there is a policy, and something
-was left out or changed: read the report before you apply it.`,
+was left out or changed: read the report before you apply it.
+
+A file that ends within a row or an object is refused. If it ends after a row, nothing shows that others are missing:
+use 'shapectl apply --max-remove' for the policy.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,

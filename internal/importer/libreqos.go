@@ -181,6 +181,9 @@ func LibreQoS(devices, network File, device, upload string) (Imported, error) {
 	if len(s.rows) == 0 {
 		return Imported{}, s.wrong(header, 1, "no row follows the header; is the file cut off?")
 	}
+	if s.text[len(s.text)-1] != '\n' {
+		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
+	}
 	s.distinguish()
 	for _, r := range s.rows {
 		if full := r.title + r.suffix; len(full) > policy.MaxName {

@@ -385,6 +385,29 @@ func TestLibreQoSRefuses(t *testing.T) {
 	}
 }
 
+// A source that is cut off anywhere is refused, or has the rules of whole rows; or a note says that the last row may be cut.
+func TestCutOffAnywhere(t *testing.T) {
+	csv := "IPv4,Comment,Download Max,Upload Max\n10.0.0.1,\"a, b\",20,100\n10.0.0.2,,30,200\n"
+	tree := `{"Mast": {"downloadBandwidthMbps": 20, "children": {"Tower": {"uploadBandwidthMbps": 100}}}}`
+	ruleset := document(chainObject, ruleObject(toHost, `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes"}}`, `{"accept": null}`))
+	for n := range csv {
+		i, err := fromCSV(csv[:n])
+		if noted := strings.Contains(strings.Join(i.Notes, "\n"), "if the file is cut off"); err == nil && noted == (csv[n-1] == '\n') {
+			t.Errorf("of %q, %d rules are imported with the notes %q", csv[:n], i.Rules(), i.Notes)
+		}
+	}
+	for n := range tree {
+		if i, err := LibreQoS(File{"f", strings.NewReader(csv)}, File{"n", strings.NewReader(tree[:n])}, "eth0", ""); err == nil {
+			t.Errorf("with the tree %q, %d pools are imported", tree[:n], i.Pools())
+		}
+	}
+	for n := range ruleset {
+		if i, err := NFT("f", strings.NewReader(ruleset[:n]), "eth0"); err == nil {
+			t.Errorf("of %q, %d rules are imported", ruleset[:n], i.Rules())
+		}
+	}
+}
+
 // TestLibreQoSLines imports 10 000 subscribers. The report must have few lines, first what loosens limits.
 func TestLibreQoSLines(t *testing.T) {
 	var text strings.Builder

@@ -694,7 +694,12 @@ func (d *device) tbf(q object) {
 	if err != nil {
 		d.leave(unreadable, where, "its size table")
 	}
-	l := &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes)}, where: where}
+	l := d.buckets[q.handle] // several filters may redirect to it
+	if l == nil {
+		l = &limit{where: where}
+		d.buckets[q.handle] = l
+	}
+	l.Rate = bitRate(rate.bytes)
 	// As much leaves at once. Packets up to tbf's limit queue, which a rule cannot if it drops excess packets.
 	l.Capacity = max(burst(parms.u32(28), rate.bytes), policy.DefaultCapacity(l.Rate))
 	d.queues()

@@ -26,7 +26,7 @@ var (
 
 // live lists the set-ups that need only htb, tbf and u32. testdata/tc/capture.sh captures the
 // other ones on a kernel that has all.
-var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb"}
+var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb", "block"}
 
 // captured lists the set-ups of which testdata has a dump.
 var captured = append([]string{"police", "hosts", "unread", "cake"}, live...)

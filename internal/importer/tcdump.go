@@ -84,14 +84,18 @@ func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
 		return err
 	}
 	known := map[Root]bool{}
-	for _, o := range objects {
+	for i, o := range objects {
 		r := Root{At: parent, Info: o.info, Chain: o.chain()}
 		if o.kind != "u32" || known[r] {
 			continue
 		}
 		known[r] = true
 		q := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, 0)
-		q.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: u32Root, Parent: parent, Info: o.info})
+		request := &nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: u32Root, Parent: parent, Info: o.info}
+		if of := int32(fields(filters[i]).u32(4)); of != int32(index) {
+			request.Ifindex, request.Parent = of, o.parent // a shared block
+		}
+		q.AddData(request)
 		q.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(o.kind)))
 		q.AddData(nl.NewRtAttr(nl.TCA_CHAIN, nl.Uint32Attr(r.Chain)))
 		answer, err := q.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWTFILTER)

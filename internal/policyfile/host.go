@@ -189,6 +189,8 @@ func (h *host) on(s *section, d Device) policy.Rule {
 // A Host is what a direction of a device has for the neighbours with a MAC address.
 type Host struct {
 	MAC       policy.MAC
+	Name      string
+	Limited   bool          // by a rate of its own or a pool
 	Pool      string        // "" for none
 	Rules     []policy.Rule // of the addresses that are known
 	Direction policy.Direction
@@ -210,8 +212,8 @@ func (f *File) HostsOf(d Device) (hosts []Host, err error) {
 }
 
 func (h *host) of(s *section, t *table, d Device) Host {
-	out := Host{MAC: h.mac, Direction: t.direction}
 	rule := h.on(s, d)
+	out := Host{MAC: h.mac, Name: rule.Label.Name, Limited: rule.Within != "", Direction: t.direction}
 	if h.pool != nil {
 		out.Pool = string(rule.Within)
 	}
