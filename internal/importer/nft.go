@@ -20,6 +20,8 @@ var (
 		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
 		"use --device, or add iifname or oifname to the ruleset"}
+	nftLostDevice = reason{loosens, "limit at the hook of a device", "this version of nft does not print which device that is",
+		"use a newer nft, or set the limit by hand"}
 	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device",
 		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
 	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
@@ -351,12 +353,15 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	if len(devices) == 0 {
 		devices = []string{w.device}
 		switch {
+		case hook == "egress" || hook == "ingress":
+			w.leave(nftLostDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+			return nil
 		case w.device == "":
 			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 			return nil
-		case hook == "output" || hook == "egress":
+		case hook == "output":
 			d = policy.Egress
-		case hook == "input" || hook == "ingress":
+		case hook == "input":
 		case s == either:
 			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 			return nil
