@@ -55,11 +55,13 @@ func onEachCPU(t *testing.T, work func(cpu int) error) uint64 {
 	for i, cpu := range cpus {
 		ready.Add(1)
 		done.Go(func() {
-			// The thread ends with the goroutine, so its affinity does not outlive the test.
+			// The thread ends with the goroutine, so its affinity and signals do not outlive the test.
 			runtime.LockOSThread()
 			var one unix.CPUSet
 			one.Set(cpu)
-			errs[i] = unix.SchedSetaffinity(0, &one)
+			// A signal would end a test run early, and the library would begin it again.
+			urgent := unix.Sigset_t{Val: [16]uint64{1 << (unix.SIGURG - 1)}}
+			errs[i] = errors.Join(unix.SchedSetaffinity(0, &one), unix.PthreadSigmask(unix.SIG_BLOCK, &urgent, nil))
 			ready.Done()
 			<-start
 			if errs[i] == nil {
