@@ -26,7 +26,8 @@ func (r *rig) filterQdisc() string {
 }
 
 func ingressQdisc(l netlink.Link) netlink.Qdisc {
-	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_INGRESS}}
+	// With the handle that tc gives it, the kernel does not replace a clsact qdisc by it.
+	return &netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS}}
 }
 
 // With the last rule, shapectl removes the qdisc that it added, so that other tools can add theirs.

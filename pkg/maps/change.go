@@ -385,9 +385,13 @@ func (s *Store) finishUnlessPending() {
 
 // TakesPart reports whether any rule of the set takes part in a change.
 func (s *Set) TakesPart() bool {
-	takesPart := func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 }
-	return slices.ContainsFunc(byID(s.allPrefixes()), takesPart)
+	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.changes(at.id) })
 }
+
+// Changes reports whether a rule takes part in a change.
+func (s *Set) Changes(e Entry) bool { return s.changes(e.ID) }
+
+func (s *Set) changes(id uint32) bool { return s.rule(id).Version&versionChanges != 0 }
 
 // revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did
 // so first: revert_bucket of bpf/bucket.h.
