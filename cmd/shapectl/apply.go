@@ -37,7 +37,7 @@ const (
 
 type applyOptions struct {
 	file       string
-	device     string
+	devices    []string
 	lastGood   string
 	absentOK   bool
 	allowEmpty bool
@@ -68,12 +68,13 @@ guarantees keeps them. 'shapectl watch' gives the others theirs when there is ro
 With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
 a policy changes nothing.
 
-If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
-'devices: {}' deletes all rules.
+If none of the devices exists, or has rules in the policy, all rules would be deleted. apply refuses that without
+--allow-empty. The policy 'devices: {}' deletes all rules.
 
 With --device, apply sets the rules that the policy has for one device, and adds the pools that these need. Everything
 else stays. A device without rules gets them also while a change is pending, so hooks of libvirt and the like can call
-it.
+it. If the change that brought this policy is pending, they revert with it. If it has reverted, the device gets the rules
+of the policy that is in force instead.
 
 With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy
 instead, with exit code 4. If there is no FILE, apply fails and changes nothing.`,
@@ -96,7 +97,7 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 						return inputf("apply: --device gives one device its rules; leave --%s out", other)
 					}
 				}
-				return e.applyToDevice(o)
+				return e.applyToDevices(o)
 			}
 			if o.lastGood != "" {
 				if err := lastgood.Check(o.lastGood); err != nil {
@@ -106,12 +107,12 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().StringVar(&o.device, "device", "", "set the rules of this `device` only, and leave everything else as it is")
+	cmd.Flags().StringArrayVar(&o.devices, "device", nil, "set the rules of this `device` only, and leave everything else as it is; may be repeated")
 	e.addConfirm(cmd.Flags())
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
-	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists")
+	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists or has rules")
 	cmd.Flags().Var(flagValue{"N|N%", "", func(s string) error {
 		o.maxRemove = s
 		_, err := atMost(s, 0)
@@ -273,10 +274,10 @@ func (e *env) sayUnseen(f *policyfile.File, devices ...policyfile.Device) {
 	}
 }
 
-// removesAll reports as an error that a policy would remove all rules only because none of its
-// devices exist: more likely than not its patterns are misspelt.
-func removesAll(n *loader.Namespace, want []policy.Table, missing []string) error {
-	if want = slices.DeleteFunc(slices.Clone(want), policy.Table.IsPools); len(want) > 0 || len(missing) == 0 {
+// removesAll reports as an error that a policy with devices would remove all rules, because none of these exist or because
+// they have no rules: more likely than not its patterns are misspelt, or it is cut off.
+func removesAll(n *loader.Namespace, f *policyfile.File, want goal) error {
+	if slices.ContainsFunc(want.tables, func(t policy.Table) bool { return !t.IsPools() && len(t.Rules) > 0 }) || len(f.Devices()) == 0 {
 		return nil
 	}
 	have, err := n.Tables(loader.Attached)
@@ -292,8 +293,11 @@ func removesAll(n *loader.Namespace, want []policy.Table, missing []string) erro
 			devices = append(devices, name)
 		}
 	}
-	return inputf("it would remove all %s of %s, as no device is %s; correct the names, or give --allow-empty; nothing was changed",
-		plain.Count(rules, "rule"), plain.List(devices), plain.List(lines(missing)))
+	why := "the policy has no rule for any device; complete it"
+	if missing := append(want.absent, want.unmatched...); len(missing) > 0 {
+		why = "no device is " + plain.List(lines(missing)) + "; correct the names"
+	}
+	return inputf("it would remove all %s of %s, as %s, or give --allow-empty; nothing was changed", plain.Count(rules, "rule"), plain.List(devices), why)
 }
 
 // atMost is the number that --max-remove stands for if there are this many rules and pools.
@@ -370,7 +374,7 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		if !o.allowEmpty {
-			if err := removesAll(n, want.tables, append(want.absent, want.unmatched...)); err != nil {
+			if err := removesAll(n, f.File, want); err != nil {
 				return err
 			}
 		}

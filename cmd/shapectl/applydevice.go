@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -12,49 +14,82 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// applyToDevice gives one device its rules of a policy, and leaves everything else as it is.
-func (e *env) applyToDevice(o applyOptions) error {
+// applyToDevices gives devices their rules of a policy, and leaves everything else as it is.
+func (e *env) applyToDevices(o applyOptions) error {
 	f, err := e.policyToApply(o)
 	if err != nil {
 		return prefixed("apply", err)
 	}
-	return e.with(loader.WriteFirst, "apply "+f.Path+" to "+plain.Line(o.device), func(n *loader.Namespace) error {
-		dev, err := device(o.device)
-		if err != nil {
-			return err
+	var failed []error
+	for _, name := range o.devices {
+		failed = append(failed, e.with(loader.WriteFirst, "apply "+f.Path+" to "+plain.Line(name), func(n *loader.Namespace) error {
+			return e.applyToDevice(n, f, name, o.verbose)
+		}))
+	}
+	return errors.Join(failed...)
+}
+
+// applyToDevice gives a device the rules of the policy, or of the one that is in force instead, as of a device that appears.
+func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string, verbose bool) error {
+	dev, err := device(name)
+	if err != nil {
+		return err
+	}
+	now, reverted, err := inforce.Phases(n, f, func(p loader.PackedPolicy) lastgood.Policy { return inforce.Parsed(p, f) })
+	if err != nil {
+		return err
+	}
+	want, on, err := tablesOn(dev, now.File)
+	if err != nil {
+		return err
+	}
+	then, _, err := tablesOn(dev, reverted.File)
+	if err != nil {
+		return err
+	}
+	if len(want) == 0 && len(then) == 0 {
+		if now.File == nil {
+			return inputf("this policy was not confirmed, and reverted; apply it again, or correct it; nothing was changed")
 		}
-		want, on, err := tablesOn(dev, f.File)
-		if err != nil {
-			return err
-		}
-		done, err := n.ApplyNew(want, want)
-		problem, noRoom := errors.AsType[policy.PoolError](err)
-		if noRoom = noRoom && problem.NoRoom; noRoom {
-			for _, t := range want {
-				for i := range t.Rules {
-					t.Rules[i] = t.Rules[i].WithoutGuarantee()
-				}
+		return inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
+			plain.Line(name), plain.List(lines(now.Devices())))
+	}
+	if now.File != f.File && reverted.File != f.File {
+		e.say("%s was not confirmed, and reverted: %s gets the rules of the policy in force, %s", f.Path, plain.Line(name), now.Path)
+	}
+	done, err := n.ApplyNew(want, then)
+	problem, noRoom := errors.AsType[policy.PoolError](err)
+	if noRoom = noRoom && problem.NoRoom; noRoom {
+		for _, t := range append(slices.Clone(want), then...) {
+			for i := range t.Rules {
+				t.Rules[i] = t.Rules[i].WithoutGuarantee()
 			}
-			done, err = n.ApplyNew(want, want)
 		}
-		if err != nil {
-			return err
-		}
+		done, err = n.ApplyNew(want, then)
+	}
+	if err != nil {
+		return err
+	}
+	if len(want) > 0 {
 		changed, err := n.ApplyTo(dev, want)
 		if err != nil {
 			return err
 		}
 		done = append(done, changed...)
-		e.sayUnseen(f.File, on)
-		if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: o.verbose}, true); err != nil || !noRoom {
-			return err
-		}
-		return e.degraded("apply %s to %s: without its guarantees, which have no room: %v", f.Path, plain.Line(dev.Name), problem)
-	})
+		e.sayUnseen(now.File, on)
+	}
+	if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: verbose}, true); err != nil || !noRoom {
+		return err
+	}
+	return e.degraded("apply %s to %s: without its guarantees, which have no room: %v", f.Path, plain.Line(name), problem)
 }
 
-// tablesOn are the rules that a policy has for a device, and all its pools, the device's own included.
+// tablesOn are the rules that a policy has for a device, and all its pools, the device's own included; nil if it has none
+// for it.
 func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, on policyfile.Device, err error) {
+	if f == nil {
+		return nil, on, nil
+	}
 	devices, err := policyDevices(f)
 	if err != nil {
 		return nil, on, err
@@ -72,8 +107,7 @@ func tablesOn(dev netinfo.Device, f *policyfile.File) (tables []policy.Table, on
 		return nil, on, inputError(err)
 	}
 	if len(tables)+len(own) == 0 {
-		return nil, on, inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
-			plain.Line(dev.Name), plain.List(lines(f.Devices())))
+		return nil, on, nil
 	}
 	pools := f.Pools()
 	pools.Rules = append(pools.Rules, own...)

@@ -51,7 +51,7 @@ func (e *env) diff(name string) error {
 		if err != nil {
 			return err
 		}
-		refused := removesAll(n, want.tables, append(want.absent, want.unmatched...))
+		refused := removesAll(n, f, want)
 		if refused == nil {
 			refused = n.CheckApply(want.tables)
 		}

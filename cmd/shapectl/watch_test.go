@@ -702,4 +702,22 @@ func TestApplyToDevice(t *testing.T) {
 	r.refused(exitInput, "the policy has no rules for va, only for tap?", "apply", file, "--device", "va")
 	r.refused(exitInput, "leave --confirm out", "apply", file, "--device", "tap0", "--confirm", "5s")
 	r.has(rules("tap0", "tap1", "tap2")...)
+
+	// Rules of a policy that is not confirmed revert with it, and later devices do not get them.
+	r.ok("apply", file)
+	faster := r.policy("devices: {'tap?': {egress: {10.0.0.0/24: 4mbit}}}\n")
+	r.ok("apply", faster, "--confirm", "60s")
+	testenv.Veth(t, "tap3", "tap3p")
+	testenv.Veth(t, "tap4", "tap4p")
+	r.ok("apply", faster, "--device", "tap3")
+	if got := r.show("tap3"); len(got) != 1 || got[0].Rate != 4e6 {
+		t.Errorf("while the change is pending: %+v", got)
+	}
+	r.ok("rollback")
+	r.has(rules("tap0", "tap1", "tap2", "tap3")...)
+	got := r.run("apply", faster, "--device", "tap3", "--device", "tap4")
+	if got.code != exitDone || !strings.Contains(got.err, "was not confirmed, and reverted: tap4 gets the rules of the policy in force, "+file) {
+		t.Errorf("after a rollback: %+v", got)
+	}
+	r.has(rules("tap0", "tap1", "tap2", "tap3", "tap4")...)
 }

@@ -1,0 +1,46 @@
+package inforce
+
+import (
+	"bytes"
+
+	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// Phases are the policies that a device gets which appears: the one in force, and the one that is in force once the
+// pending change has reverted. Both are mine, unless the change that brought it is pending or has reverted. If no other
+// policy was in force before that change, the File is nil. parsed is Parsed, or remembers what that returned.
+func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(loader.PackedPolicy) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
+	last, err := n.Policies()
+	of := func(p loader.PackedPolicy) lastgood.Policy {
+		if p == nil {
+			return lastgood.Policy{}
+		}
+		return parsed(p)
+	}
+	if until, _, _ := n.PendingChange(); until != 0 {
+		now, reverted = of(last.Now), of(last.Reverted)
+		if now.File == mine.File || reverted.File == mine.File {
+			return now, reverted, err
+		}
+	}
+	if of(last.Undone).File == mine.File {
+		now = of(last.Now)
+		return now, now, err
+	}
+	return mine, mine, err
+}
+
+// Parsed is a policy that was recorded: mine if it is that, or if this build cannot read it.
+func Parsed(packed loader.PackedPolicy, mine lastgood.Policy) lastgood.Policy {
+	path, text, err := packed.Unpack()
+	if err != nil || bytes.Equal(text, mine.Text) {
+		return mine
+	}
+	f, err := policyfile.Parse(path, text)
+	if err != nil {
+		return mine
+	}
+	return lastgood.Policy{File: f, Path: path, Text: text}
+}
