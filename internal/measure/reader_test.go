@@ -202,8 +202,9 @@ func TestWorstIsFirst(t *testing.T) {
 func TestLive(t *testing.T) {
 	r := newRig(t)
 	r.put("va", rule("10.0.0.0/24", ""))
-	r.reader.Netns = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-	live := measure.NewLive(r.reader, measure.What{}, 200*time.Millisecond)
+	// Live reads on after the test, so the reader is its own.
+	reader := &measure.Reader{Options: r.reader.Options, Netns: fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())}
+	live := measure.NewLive(reader, measure.What{}, 200*time.Millisecond)
 	var readings [8]*measure.Reading
 	var all sync.WaitGroup
 	for i := range readings {
