@@ -430,6 +430,7 @@ func TestServeBoundsReplays(t *testing.T) {
 // TestServeWithoutItsHistory sees that devices have their rules whatever becomes of the file with the history: the disk is full
 // from the beginning, the file is no history, or the disk fills up later.
 func TestServeWithoutItsHistory(t *testing.T) {
+	t.Parallel() // it waits for a minute
 	r := newRig(t)
 	disk := t.TempDir()
 	testenv.Must(t, unix.Mount("none", disk, "tmpfs", 0, "size=600k"))
