@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh kinds|life|queues|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
+# kernels-guest.sh kinds|life|queues|pace|queue|traffic|refused: kernels-test.sh runs this in a guest, in a tree with the program,
 # the test binaries beside their packages, and the scripts. It covers only what depends on the kernel; `make test`
 # covers everything.
 set -euo pipefail
@@ -139,9 +139,12 @@ traffic)
 	tcp egress leaky
 	tcp ingress gcra
 	;;
+pace)
+	# Time is virtual, here and in the next part, so the host's load changes no result.
+	tests internal/wire TestRate TestBurst TestTimestamps/egress
+	;;
 queue)
-	# Time is virtual, so the host's load changes no result.
-	cases=(TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps/egress TestTCP$ TestTCPSparseFirst)
+	cases=(TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTCP$ TestTCPSparseFirst)
 	# Packets that a program redirects to an ifb leave it again from Linux 6.4 on.
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"

@@ -109,11 +109,11 @@ for kernel in "${kernels[@]}"; do
 	esac
 done
 for kernel in "${kernels[@]}"; do
-	if [[ $kernel == 5.10 ]]; then
-		run "$kernel" refused -i
-	else
-		run "$kernel" 'queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem
-	fi
+	case $kernel in
+	5.10) run "$kernel" refused -i ;;
+	newest) run "$kernel" 'pace traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	*) run "$kernel" 'pace queue traffic' -i -M sch_fq -M 8021q -M ifb -M sch_netem ;;
+	esac
 done
 while [[ $(jobs -p) ]]; do
 	wait -n || failed=1
