@@ -535,6 +535,54 @@ func TestWatchWhileAChangeIsPending(t *testing.T) {
 	}
 }
 
+// The change may take away the pool that the old rules are within, and bring another one.
+func TestWatchWhileAChangeOfPoolsIsPending(t *testing.T) {
+	const (
+		within = "pools: {POOL: {rate: 1gbit}}\ndevices: {tap*: {pool: {rate: RATE, capacity: 5kb, within: POOL}, egress: {any: {}}}}\n"
+		alone  = "devices: {tap*: {egress: {any: {rate: RATE, capacity: 5kb}}}}\n"
+	)
+	text := func(policy, pool, rate string) string {
+		return strings.NewReplacer("POOL", pool, "RATE", rate).Replace(policy)
+	}
+	for name, c := range map[string]struct{ before, now string }{
+		"taken away": {text(within, "old", "1mbit"), text(alone, "", "2mbit")},
+		"brought":    {text(alone, "", "1mbit"), text(within, "new", "2mbit")},
+		"replaced":   {text(within, "old", "1mbit"), text(within, "new", "2mbit")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			file := r.policy(c.before)
+			w := r.watch(file)
+			appears := func(name string) {
+				t.Helper()
+				testenv.Veth(t, name, "x"+name)
+				w.says(name + " egress")
+			}
+			likeFirst := func() {
+				t.Helper()
+				rows := map[string][]string{}
+				for _, rule := range r.show() {
+					for _, dev := range []string{"tap1", "tap2"} {
+						if rule.Device == dev || rule.Name == dev {
+							rows[dev] = append(rows[dev], fmt.Sprint(rule.Device != "", rule.CIDR, rule.Rate))
+						}
+					}
+				}
+				if !slices.Equal(rows["tap1"], rows["tap2"]) || len(rows["tap1"]) == 0 {
+					t.Errorf("not alike: %v", rows)
+				}
+			}
+			appears("tap1")
+			r.writeFile(file, c.now)
+			r.ok("apply", file, "--confirm", "60s")
+			appears("tap2")
+			likeFirst()
+			r.ok("rollback")
+			likeFirst()
+		})
+	}
+}
+
 // However many appear at once, and whatever becomes of the others.
 func TestWatchManyAtOnce(t *testing.T) {
 	r := newRig(t)

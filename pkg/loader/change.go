@@ -299,7 +299,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 	if err != nil || !orders.haveWork() {
 		return nil, err
 	}
-	if pools := orders[0].Set; reverted == nil && pools != nil && pools.TakesPart() && orders.concernPools() {
+	if pools := orders[0].Set; reverted == nil && pools != nil && pools.TakesPart() && orders.drawFromPools() {
 		if orders, err = n.endBefore(orders, plan, nil); err != nil {
 			return nil, err
 		}

@@ -52,8 +52,21 @@ func (n *Namespace) plan(tables []policy.Table, devices []string) (all orders, e
 	return n.planDrawing(all, pools)
 }
 
-// planTables adds tables to the orders of the pools and of existing hooks, and orders for new hooks.
+// planTables adds tables to orders, and plans their steps.
 func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.Table, which scope) (orders, error) {
+	all, err := all.add(moved, tables)
+	if err != nil {
+		return all, err
+	}
+	pools, err := n.poolsAfter(all, which)
+	if err != nil {
+		return all, err
+	}
+	return all, n.checkAll(all, which, func(o *order) []policy.Rule { return drawnFrom(o.want.Rules, pools) })
+}
+
+// add adds tables to the orders of the pools and of existing hooks, and orders for new hooks.
+func (all orders) add(moved map[side]bool, tables []policy.Table) (orders, error) {
 	at := map[side]*order{}
 	for _, o := range all {
 		at[side{o.dev.Name, o.Direction}] = o
@@ -79,25 +92,26 @@ func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.
 		}
 		all = append(all, newOrder(newHook(dev, t.Direction), dev, t))
 	}
-	pools, err := n.poolsAfter(all, which)
-	if err != nil {
-		return all, err
-	}
+	return all, nil
+}
+
+// checkAll checks hooks, whose rules draw from pools, and plans the steps of all orders.
+func (n *Namespace) checkAll(all orders, which scope, drawn func(*order) []policy.Rule) error {
 	for _, o := range all {
 		if !o.isPools() {
-			if err := o.failed(o.check(n.pins.dir, pools, n.options.SetupFQ)); err != nil {
-				return all, err
+			if err := o.failed(o.check(n.pins.dir, drawn(o), n.options.SetupFQ)); err != nil {
+				return err
 			}
 		}
 		if o.gone == nil {
 			o.planSteps(which)
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // check finds out why a hook cannot have its rules.
-func (o *order) check(dir home, pools []policy.Rule, setupFQ bool) error {
+func (o *order) check(dir home, drawn []policy.Rule, setupFQ bool) error {
 	if o.Set == nil {
 		if err := dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
@@ -106,7 +120,7 @@ func (o *order) check(dir home, pools []policy.Rule, setupFQ bool) error {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	if err := o.planQueue(o.want.Rules, drawnFrom(o.want.Rules, pools), setupFQ); err != nil {
+	if err := o.planQueue(o.want.Rules, drawn, setupFQ); err != nil {
 		return err
 	}
 	// Without a rule in force, a hook is kept only for a rollback. It goes when the last change ends.
@@ -212,22 +226,38 @@ func (n *Namespace) planNew(tables, reverted []policy.Table) (orders, error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
 	}
-	now, pools, err := n.withoutRules(tables)
+	now, pools, err := n.newIn(n.pins.store, tables)
 	if err != nil {
 		return nil, err
 	}
-	if reverted == nil {
-		return n.planTables(orders{n.poolsOrder(n.missing(pools, now))}, nil, now, besideOthers)
+	if reverted != nil {
+		then, poolsThen, err := n.newIn(n.pins.store.Reverted(), reverted)
+		if err != nil {
+			return nil, err
+		}
+		return n.planPending(now, then, pools, poolsThen)
 	}
-	then, poolsThen, err := n.withoutRules(reverted)
+	all, err := orders{n.poolsOrder(nil)}.add(nil, now)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
-	return n.planPending(append(now, policy.Table{Rules: n.missing(pools, now)}), append(then, policy.Table{Rules: n.missingThen(poolsThen, then)}))
+	return all, n.checkAll(all, besideOthers, func(o *order) []policy.Rule { return drawnFrom(o.want.Rules, pools) })
 }
 
-// planPending is planNew for tables while a change is pending, and for those after it has reverted.
-func (n *Namespace) planPending(now, then []policy.Table) (all orders, err error) {
+// newIn are the tables of hooks without rules, and last those of their pools that do not exist, in a phase of a change.
+// drawn are all pools that they draw from.
+func (n *Namespace) newIn(store *maps.Store, tables []policy.Table) (without []policy.Table, drawn []policy.Rule, err error) {
+	without, pools, err := n.withoutRules(tables)
+	if err != nil {
+		return nil, nil, err
+	}
+	without = append(without, policy.Table{Rules: missing(store, pools, without)})
+	drawn, err = checkNew(store, without)
+	return without, drawn, err
+}
+
+// planPending is planNew for tables while a change is pending, and for those after it has reverted, which draw from pools.
+func (n *Namespace) planPending(now, then []policy.Table, pools, poolsThen []policy.Rule) (all orders, err error) {
 	at := map[side]*afterRevert{}
 	var tables []policy.Table // with the rules of both, for which there must be room
 	for i, t := range append(now, then...) {
@@ -247,29 +277,28 @@ func (n *Namespace) planPending(now, then []policy.Table) (all orders, err error
 		}
 		tables[one].Rules = beside(t.Rules, tables[one].Rules)
 	}
-	for _, p := range append(slices.Clone(at[side{}].now), at[side{}].reverted...) {
-		if _, ever := n.pins.store.Pools().InReverted(p.Prefix); ever { // in the other phase only
-			return nil, &PendingError{n.pins.store.Until(), n.Author()}
+	for _, store := range []*maps.Store{n.pins.store, n.pins.store.Reverted()} {
+		for _, p := range append(slices.Clone(at[side{}].now), at[side{}].reverted...) {
+			if _, found := store.Pools().Find(p.Prefix); found { // in the other phase only
+				return nil, &PendingError{n.pins.store.Until(), n.Author()}
+			}
 		}
 	}
-	pools := slices.IndexFunc(tables, policy.Table.IsPools)
-	all = orders{n.poolsOrder(tables[pools].Rules)}
-	all, err = n.planTables(all, nil, slices.Delete(tables, pools, pools+1), besideOthers)
+	if all, err = (orders{n.poolsOrder(nil)}).add(nil, tables); err != nil {
+		return all, err
+	}
 	for _, o := range all {
 		o.then = at[side{o.want.Device, o.want.Direction}]
+	}
+	err = n.checkAll(all, besideOthers, func(o *order) []policy.Rule {
+		return append(drawnFrom(o.then.now, pools), drawnFrom(o.then.reverted, poolsThen)...)
+	})
+	for _, o := range all {
 		for i := range o.then.reverted { // companions of both need room
 			o.steps = append(o.steps, policy.Difference{Want: &o.then.reverted[i]})
 		}
 	}
 	return all, err
-}
-
-// missingThen is missing after the pending change has reverted.
-func (n *Namespace) missingThen(pools []policy.Rule, tables []policy.Table) []policy.Rule {
-	return slices.DeleteFunc(drawnFromAll(pools, tables), func(p policy.Rule) bool {
-		reverted, _ := n.pins.store.Pools().InReverted(p.Prefix)
-		return reverted
-	})
 }
 
 // withoutRules are the tables of hooks without rules, and the pools.

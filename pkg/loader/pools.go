@@ -138,11 +138,7 @@ func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
 	}
 	for set, rules := range n.pins.allRules() {
 		if !changing[set.Number()] && (concern || set.IsPools()) {
-			t := policy.Table{Device: set.Device(), Direction: set.Direction()}
-			for i := range rules {
-				t.Rules = append(t.Rules, rules[i].Rule)
-			}
-			tables = append(tables, t)
+			tables = append(tables, tableOf(set, rules))
 		}
 	}
 	policy.SortTables(tables)
@@ -158,11 +154,57 @@ func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
 	return pools, nil
 }
 
+func tableOf(set *maps.Set, rules []maps.Entry) policy.Table {
+	t := policy.Table{Device: set.Device(), Direction: set.Direction()}
+	for i := range rules {
+		t.Rules = append(t.Rules, rules[i].Rule)
+	}
+	return t
+}
+
+// checkNew is policy.CheckPools for the tables of new hooks, and last for new pools, in a store. It returns the pools that
+// they draw from.
+func checkNew(s *maps.Store, tables []policy.Table) (drawn []policy.Rule, err error) {
+	last := len(tables) - 1
+	drawn = slices.Clone(tables[last].Rules)
+	known := map[policy.Within]bool{}
+	for _, p := range drawn {
+		known[policy.Within(p.Label.Name)] = true
+	}
+	shared := false // what there is counts, too
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			shared = shared || r.Guarantee != 0 || r.Cluster.Name != ""
+			for within := r.Within; within != "" && !known[within] && s != nil; {
+				known[within] = true
+				if p, found := s.Pools().Find(policy.PoolKey(string(within))); found {
+					drawn, within = append(drawn, p.Rule), p.Within
+				}
+			}
+		}
+	}
+	pools, all := policy.Table{Rules: drawn}, slices.Clone(tables[:last])
+	if shared {
+		for set, rules := range (&bpfState{store: s}).allRules() {
+			if t := tableOf(set, rules); t.IsPools() {
+				pools.Rules = append(t.Rules, tables[last].Rules...)
+			} else {
+				all = append(all, t)
+			}
+		}
+	}
+	return drawn, policy.CheckPools(append(all, pools))
+}
+
 // concernPools reports whether orders change pools, or set rules that are within one.
 func (all orders) concernPools() bool {
+	return all.drawFromPools() || slices.ContainsFunc(all, func(o *order) bool { return o.isPools() && o.Set != nil && !o.Set.Empty() })
+}
+
+// drawFromPools reports whether orders set pools, or rules that are within one.
+func (all orders) drawFromPools() bool {
 	return slices.ContainsFunc(all, func(o *order) bool {
-		return o.isPools() && (len(o.want.Rules) > 0 || o.Set != nil && !o.Set.Empty()) ||
-			slices.ContainsFunc(o.want.Rules, func(r policy.Rule) bool { return r.Within != "" })
+		return len(o.want.Rules) > 0 && o.isPools() || slices.ContainsFunc(o.want.Rules, func(r policy.Rule) bool { return r.Within != "" })
 	})
 }
 
@@ -209,13 +251,13 @@ func drawnFromAll(pools []policy.Rule, tables []policy.Table) (missing []policy.
 }
 
 // missing are those of drawnFromAll that do not exist.
-func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+func missing(s *maps.Store, pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
 	missing = drawnFromAll(pools, tables)
-	if n.pins.store == nil {
+	if s == nil {
 		return missing
 	}
 	return slices.DeleteFunc(missing, func(p policy.Rule) bool {
-		_, found := n.pins.store.Pools().Find(p.Prefix)
+		_, found := s.Pools().Find(p.Prefix)
 		return found
 	})
 }

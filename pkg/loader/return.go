@@ -82,7 +82,7 @@ func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applie
 	if same {
 		return nil, nil
 	}
-	pools.Rules = append(pools.Rules, n.missing(wanted, rules)...)
+	pools.Rules = append(pools.Rules, missing(n.pins.store, wanted, rules)...)
 	policy.SortRules(pools.Rules)
 	return n.Apply(append(slices.Clone(rules), pools), ApplyOptions{Devices: []string{dev.Name}})
 }

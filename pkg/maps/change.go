@@ -49,10 +49,14 @@ type progress struct {
 	pinned  *ebpf.Map // that holds the change
 	now     func() uint64
 	virtual bool // see UseClock
+	after   bool // see Store.Reverted
 }
 
 // phase is the one that packets see now. It reads the clock only where it must, as that takes a while.
 func (p *progress) phase() phase {
+	if p.after {
+		return phaseReverted
+	}
 	if at := phase(atomic.LoadUint64(&p.change.Phase)); at != phaseByTime {
 		return at
 	}

@@ -106,13 +106,6 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	return nil
 }
 
-// InReverted reports whether there is a rule for a network after the pending change reverts, and whether there is one in
-// any phase.
-func (s *Set) InReverted(p netip.Prefix) (reverted, ever bool) {
-	place := s.findPrefix(p)
-	return place != nil && present(s.versionIn(*place-1, phaseReverted)), place != nil
-}
-
 // steps are the differences between the set and rules that shall be in force.
 func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	steps := make([]policy.Difference, 0, len(rules))

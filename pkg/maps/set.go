@@ -435,6 +435,13 @@ func (s *Store) Size() Size {
 	}
 }
 
+// Reverted is the store as it will be once the pending change has reverted, only to read it.
+func (s *Store) Reverted() *Store {
+	reverted := *s
+	reverted.after = true
+	return &reverted
+}
+
 // Hold keeps the maps open until Close is called one more time.
 func (s *Store) Hold() *Store {
 	s.holders++
