@@ -583,6 +583,30 @@ func TestWatchWhileAChangeOfPoolsIsPending(t *testing.T) {
 	}
 }
 
+// Only a device that cannot have the rules of both sides of a change waits for its end.
+func TestWatchWhileAChangeOfMatchIsPending(t *testing.T) {
+	r := newRig(t)
+	policy := func(match, rate string) string {
+		return "devices: {tap*: {ingress: {" + match + "10.0.0.0/24: " + rate + "}}, vn*: {egress: {10.0.0.0/24: " + rate + "}}}\n"
+	}
+	file := r.policy(policy("match: dst, ", "1mbit"))
+	testenv.Veth(t, "vn1", "x1")
+	w := r.watch(file)
+	r.writeFile(file, policy("", "2mbit"))
+	r.run("apply", file, "--confirm", "60s") // says that there is no tap*
+	testenv.Veth(t, "tap2", "x2")
+	w.says("cannot apply rules to 1 device yet")
+	testenv.Veth(t, "vn3", "x3")
+	w.says("vn3 egress")
+	r.has("vn1 egress 10.0.0.0/24 2000000", "vn3 egress 10.0.0.0/24 2000000")
+	r.ok("rollback")
+	w.says("tap2 ingress")
+	r.has("vn1 egress 10.0.0.0/24 1000000", "vn3 egress 10.0.0.0/24 1000000", "tap2 ingress 10.0.0.0/24 1000000")
+	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "cannot apply") != 1 {
+		t.Errorf("it said %s", said.err)
+	}
+}
+
 // However many appear at once, and whatever becomes of the others.
 func TestWatchManyAtOnce(t *testing.T) {
 	r := newRig(t)

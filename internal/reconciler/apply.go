@@ -52,10 +52,10 @@ func together(targets []target, of func(target) wants, from lastgood.Policy) (ta
 
 // apply applies the rules of all targets together, with the pools that these need. If that fails, it applies the
 // remaining rules target by target. A target whose guarantees have no room in a pool gets its rules without them. It
-// reports whether it did what it could: it can do nothing where a pending change rules that out.
-func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) (done bool) {
+// returns the devices that must wait for the end of a pending change.
+func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) (wait []netinfo.Device) {
 	if !slices.ContainsFunc(targets, func(t target) bool { return !t.wants.empty() || !t.reverted.empty() }) {
-		return true
+		return nil
 	}
 	tables, pools := together(targets, func(t target) wants { return t.wants }, from)
 	tablesThen, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
@@ -63,14 +63,12 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 	err := r.applyNew(n, tables, pools, then, from.Path)
 	switch {
 	case err == nil:
-	case errors.Is(err, loader.ErrPending):
-		return false
 	case len(targets) > 1:
-		done = true
 		for _, next := range targets {
-			done = r.apply(n, []target{next}, from, reverted) && done
+			wait = append(wait, r.apply(n, []target{next}, from, reverted)...)
 		}
-		return done
+	case errors.Is(err, loader.ErrPending):
+		return []netinfo.Device{targets[0].dev}
 	case isNoRoom(err):
 		problem, _ := errors.AsType[policy.PoolError](err)
 		for i := range tables {
@@ -81,14 +79,14 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 		}
 		if err := r.applyNew(n, tables, withoutGuarantees(pools), then, from.Path); err != nil {
 			r.warn(targets[0].dev, err)
-			return true
+			return nil
 		}
 		r.keepFull(n, err)
 		r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", targets[0].dev.Name, problem))
 	default:
 		r.warn(targets[0].dev, err)
 	}
-	return true
+	return wait
 }
 
 // applyNew applies tables to directions that have no rules, and reports those that are done.
@@ -123,9 +121,35 @@ func withoutGuarantees(t policy.Table) policy.Table {
 	return t
 }
 
-// warn reports an error of a device, unless the device was deleted meanwhile.
+// A failure is a device whose rules could not be applied, and why.
+type failure struct {
+	dev   netinfo.Device
+	error string
+	again bool // it is tried again
+}
+
+// warn reports an error of a device once, unless the device was deleted meanwhile. The next sweep tries the device again.
 func (r *Reconciler) warn(dev netinfo.Device, err error) {
-	if exists(dev) {
-		r.OnWarning(fmt.Errorf("apply rules to %s: %w", dev.Name, err))
+	if !exists(dev) {
+		return
 	}
+	err = fmt.Errorf("apply rules to %s: %w", dev.Name, err)
+	if r.failed[dev.Index].error != err.Error() {
+		r.OnWarning(err)
+	}
+	r.failed[dev.Index] = failure{dev, err.Error(), false}
+}
+
+// failedBefore returns the devices to try again, and forgets those that are gone.
+func (r *Reconciler) failedBefore() (devices []netinfo.Device) {
+	for index, f := range r.failed {
+		if !exists(f.dev) {
+			delete(r.failed, index)
+			continue
+		}
+		f.again = true
+		r.failed[index] = f
+		devices = append(devices, f.dev)
+	}
+	return devices
 }

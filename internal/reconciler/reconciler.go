@@ -60,6 +60,8 @@ type Reconciler struct {
 	packed         packedPolicy // the last one that was recorded
 	pending        bool         // devices wait for the end of a pending change, and OnWarning was called
 
+	failed map[int]failure // by index
+
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
 	hosts  followed
@@ -143,6 +145,7 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
+	r.failed = map[int]failure{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
@@ -156,6 +159,9 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			return err
 		}
 		waiting = append(waiting, fresh...)
+		if due {
+			waiting = append(waiting, r.failedBefore()...)
+		}
 		if len(waiting) > 0 && versionOf(r.file) != r.read {
 			r.reload(ctx)
 		}
@@ -287,35 +293,42 @@ func versionOf(path string) version {
 }
 
 // serve applies the policy to devices, and returns those that remain for a retry.
-func (r *Reconciler) serve(ctx context.Context, devices []netinfo.Device) ([]netinfo.Device, error) {
+func (r *Reconciler) serve(ctx context.Context, devices []netinfo.Device) (wait []netinfo.Device, err error) {
+	warn := func(devices []netinfo.Device, err error) {
+		r.OnWarning(fmt.Errorf("cannot apply rules to %s yet: %w", plain.Count(len(devices), "device"), err))
+	}
+	var pending error
 	for len(devices) > 0 && ctx.Err() == nil {
-		done, err := r.serveSome(ctx, devices)
-		devices = devices[done:]
-		pending, busy := errors.Is(err, loader.ErrPending), errors.Is(err, unix.EWOULDBLOCK)
-		if busy || pending && !r.pending {
-			r.OnWarning(fmt.Errorf("cannot apply rules to %s yet: %w", plain.Count(len(devices), "device"), err))
-		}
-		if r.pending = pending; pending || busy {
+		done, some, err := r.serveSome(ctx, devices)
+		devices, wait = devices[done:], append(wait, some...)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			warn(devices, err)
 			break
 		}
-		if err != nil {
-			return devices, err
+		if errors.Is(err, loader.ErrPending) {
+			pending = err
+		} else if err != nil {
+			return append(wait, devices...), err
 		}
 		if len(devices) > 0 {
 			sleep(ctx, pause)
 		}
 	}
-	return devices, nil
+	if pending != nil && !r.pending {
+		warn(wait, pending)
+	}
+	r.pending = pending != nil
+	return append(wait, devices...), nil
 }
 
-// serveSome handles as many devices as it can in turnTime under one lock.
-func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (done int, err error) {
+// serveSome handles as many devices as it can in turnTime under one lock. With ErrPending, it returns those that must wait.
+func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (done int, wait []netinfo.Device, err error) {
 	if r.missing {
-		return len(devices), nil
+		return len(devices), nil, nil
 	}
 	n, err := loader.WriteFirst(r.Options)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	defer n.Close()
 	from, reverted := r.inForce(n)
@@ -364,14 +377,20 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	r.record(n, from)
-	if !r.apply(n, targets, from, reverted) {
-		until, _, _ := n.PendingChange()
-		return 0, &loader.PendingError{Until: until, Author: n.Author()}
-	}
+	wait = r.apply(n, targets, from, reverted)
 	for _, t := range returned {
 		r.compare(n, t, from)
 	}
-	return done, nil
+	for _, dev := range devices[:done] {
+		if r.failed[dev.Index].again {
+			delete(r.failed, dev.Index)
+		}
+	}
+	if len(wait) > 0 {
+		until, _, _ := n.PendingChange()
+		return done, wait, &loader.PendingError{Until: until, Author: n.Author()}
+	}
+	return done, nil, nil
 }
 
 // compare makes the rules of a device that has returned those of the policy, if it has others. While a change is pending,

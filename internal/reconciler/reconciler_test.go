@@ -46,6 +46,38 @@ func TestSweep(t *testing.T) {
 	testenv.Must(t, <-ended)
 }
 
+// A device whose rules could not be applied gets them when they can be. One error is told of once.
+func TestFailedDeviceIsTriedAgain(t *testing.T) {
+	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
+	sweepEvery = 10 * time.Millisecond
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	write := func(devices string) {
+		testenv.Must(t, os.WriteFile(file+".part", []byte("devices: {"+devices+"}\n"), 0o600))
+		testenv.Must(t, os.Rename(file+".part", file))
+	}
+	write("tap*: {egress: {any: 1mbit}}, '*0': {egress: {any: 1mbit}}")
+	applied, warnings := make(chan string, 10), make(chan error, 100)
+	r := &Reconciler{Options: loader.Options{BPFFS: testenv.BPFFS(t)}, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}}
+	r.OnWarning = func(err error) { warnings <- err }
+	testenv.Must(t, r.Load(file, ""))
+	watched := testenv.NewNetns(t)
+	testenv.Veth(t, "tap0", "x")
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, nil) }) }()
+	<-warnings
+	time.Sleep(10 * sweepEvery) // for it to try again; if it does later, only the count of warnings is not tested
+	write("tap*: {egress: {any: 1mbit}}")
+	if device := <-applied; device != "tap0" {
+		t.Errorf("rules of %s", device)
+	}
+	stop()
+	testenv.Must(t, <-ended)
+	if len(warnings) > 0 {
+		t.Errorf("it also warned: %v", <-warnings)
+	}
+}
+
 // What appears is limited before anything is removed of what has gone.
 func TestNewDevicesFirst(t *testing.T) {
 	options := loader.Options{BPFFS: testenv.BPFFS(t)}
