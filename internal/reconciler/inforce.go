@@ -13,9 +13,10 @@ import (
 
 // record records the policy as the one in force, unless a change is pending, which has a record of its own.
 func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
-	if until, _, _ := n.PendingChange(); until != 0 {
+	if until, _, _ := n.PendingChange(); until != 0 || from.Text == nil {
 		return
 	}
+	r.unrecorded = false
 	if r.packed.File != from.File {
 		r.packed = packedPolicy{from.File, inforce.Pack(from.File, from.Path, from.Text)}
 	}
@@ -56,15 +57,26 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 	}
 	if until, _, _ := n.PendingChange(); until != 0 {
 		now, reverted = r.parsed(last.Now), r.parsed(last.Reverted)
+		if len(last.Now) > 0 && len(last.Reverted) == 0 {
+			reverted = r.nothing()
+		}
 		if now.File == r.policy.File || reverted.File == r.policy.File {
 			return now, reverted
 		}
 	}
-	if last.Undone != nil && last.Now != nil && r.parsed(last.Undone).File == r.policy.File {
+	if len(last.Undone) == 0 || r.parsed(last.Undone).File != r.policy.File {
+		return r.policy, r.policy
+	}
+	if len(last.Now) > 0 {
 		now = r.parsed(last.Now)
 		return now, now
 	}
-	return r.policy, r.policy
+	if !r.undone {
+		r.undone = true
+		r.OnNotice("the change to " + r.policy.Path + " was reverted, and there was no policy before; devices that appear get no rules until the file is written again")
+	}
+	now = r.nothing()
+	return now, now
 }
 
 // parsed is a policy that was recorded. Another build may have applied one that this one cannot read.

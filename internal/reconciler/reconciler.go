@@ -58,6 +58,8 @@ type Reconciler struct {
 	read           version      // of file when it was read
 	missing        bool         // there was no file when it was read
 	packed         packedPolicy // the last one that was recorded
+	unrecorded     bool         // it was read, and is to be recorded
+	undone         bool         // it was reverted, there is no other, and OnNotice was called
 	pending        bool         // devices wait for the end of a pending change, and OnWarning was called
 
 	failed map[int]failure // by index
@@ -98,8 +100,17 @@ func (r *Reconciler) LoadIfAny(file, lastGood string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	r.policy.File, err = policyfile.Parse(file, []byte("devices: {}"))
-	return err
+	r.policy = r.nothing()
+	return nil
+}
+
+// nothing is a policy without rules.
+func (r *Reconciler) nothing() lastgood.Policy {
+	f, err := policyfile.Parse(r.file, []byte("devices: {}"))
+	if err != nil {
+		panic(err)
+	}
+	return lastgood.Policy{File: f}
 }
 
 // Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
@@ -112,7 +123,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy = p
+	r.policy, r.unrecorded, r.undone = p, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -212,6 +223,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-ctx.Done():
 		case <-reread:
 			r.reload(ctx)
+			sweepAt = time.Now()
 		case <-r.Pings:
 		case <-again:
 		case <-sweeps.C:
@@ -256,7 +268,7 @@ func (r *Reconciler) write() (*loader.Namespace, error) {
 	return n, err
 }
 
-// sweep opens the namespace for changes, which removes leftovers, and ends changes that are older than rollbackFor. It
+// sweep records the policy, and opens the namespace for changes, which removes leftovers, and ends changes that are older than rollbackFor. It
 // reports whether it left some for later. If another command has the lock, the next sweep does it.
 func (r *Reconciler) sweep() (more bool, err error) {
 	n, err := r.write()
@@ -264,6 +276,10 @@ func (r *Reconciler) sweep() (more bool, err error) {
 		return false, err
 	}
 	defer n.Close()
+	if r.unrecorded && !r.missing {
+		from, _ := r.inForce(n)
+		r.record(n, from)
+	}
 	if err := n.Collect(r.policy.Names); err != nil {
 		return false, err
 	}
