@@ -27,6 +27,22 @@ func (f *File) Pools() policy.Table {
 	return t
 }
 
+// Above returns the pools of the file that rules of tables are within, and those above these.
+func (f *File) Above(tables ...policy.Table) (pools []policy.Rule) {
+	found := map[policy.Within]bool{}
+	for _, t := range tables {
+		for i := range t.Rules {
+			for within := t.Rules[i].Within; f.pools[string(within)] != nil && !found[within]; {
+				found[within] = true
+				p := f.pools[string(within)].rule
+				pools, within = append(pools, p), p.Within
+			}
+		}
+	}
+	policy.SortRules(pools)
+	return pools
+}
+
 // namePools reads the names of the pools before all that may be within them.
 func (r *reader) namePools(n *node) {
 	r.pools = map[string]*pool{}

@@ -41,12 +41,12 @@ type target struct {
 	reverted wants
 }
 
-// together are the tables of targets, and all pools of the policy.
+// together are the tables of targets, and the pools that they draw from.
 func together(targets []target, of func(target) wants, from lastgood.Policy) (tables []policy.Table, pools policy.Table) {
-	pools = from.Pools()
 	for _, t := range targets {
 		tables, pools.Rules = append(tables, of(t).tables...), append(pools.Rules, of(t).pools...)
 	}
+	pools.Rules = append(pools.Rules, from.Above(append(tables, pools)...)...)
 	return tables, pools
 }
 
@@ -91,7 +91,6 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 
 // applyNew applies tables to directions that have no rules, and reports those that are done.
 func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, reverted []policy.Table, from string) error {
-	r.comparePools(n, pools, from)
 	done, err := n.ApplyNew(append(slices.Clone(tables), pools), reverted)
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
@@ -99,6 +98,7 @@ func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools 
 			r.OnApply(Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from, Change: done[i].Hook})
 		}
 	}
+	r.comparePools(n, pools, from)
 	return err
 }
 

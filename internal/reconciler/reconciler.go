@@ -106,10 +106,7 @@ func (r *Reconciler) LoadIfAny(file, lastGood string) error {
 
 // nothing is a policy without rules.
 func (r *Reconciler) nothing() lastgood.Policy {
-	f, err := policyfile.Parse(r.file, []byte("devices: {}"))
-	if err != nil {
-		panic(err)
-	}
+	f, _ := policyfile.Parse(r.file, []byte("devices: {}")) // which is valid
 	return lastgood.Policy{File: f}
 }
 
@@ -268,8 +265,9 @@ func (r *Reconciler) write() (*loader.Namespace, error) {
 	return n, err
 }
 
-// sweep records the policy, and opens the namespace for changes, which removes leftovers, and ends changes that are older than rollbackFor. It
-// reports whether it left some for later. If another command has the lock, the next sweep does it.
+// sweep opens the namespace for changes, which removes leftovers, ends changes that are older than rollbackFor, and records
+// the policy if it was read again. It reports whether it left some for later. If another command has the lock, the next
+// sweep does it.
 func (r *Reconciler) sweep() (more bool, err error) {
 	n, err := r.write()
 	if err != nil || n == nil {
@@ -412,9 +410,8 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 // compare makes the rules of a device that has returned those of the policy, if it has others. While a change is pending,
 // they are those of both phases already.
 func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy) {
-	pools := from.Pools()
-	pools.Rules = append(pools.Rules, t.pools...)
-	done, err := n.ApplyTo(t.dev, append(slices.Clone(t.tables), pools))
+	tables, pools := together([]target{t}, func(t target) wants { return t.wants }, from)
+	done, err := n.ApplyTo(t.dev, append(tables, pools))
 	if err != nil && !errors.Is(err, loader.ErrPending) {
 		r.warn(t.dev, err)
 	}

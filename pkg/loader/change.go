@@ -283,9 +283,9 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 }
 
 // ApplyNew brings tables into force on hooks without rules, and adds those of their pools and of the pools of hosts that
-// do not exist. Each hook has all its rules from the moment on that it is attached. The last change of other hooks can still be reverted,
-// unless it changed pools. ApplyNew returns what was done to hooks, also with an error; nothing is done to a device
-// that was deleted meanwhile.
+// do not exist. Each hook has all its rules from the moment on that it is attached. The last change of other hooks can
+// still be reverted, unless it changed pools and these tables draw from some. ApplyNew returns what was done to hooks, also
+// with an error; nothing is done to a device that was deleted meanwhile.
 //
 // reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
 // ErrPending if pools in the change rule that out.

@@ -280,6 +280,22 @@ func TestRollbackOfPools(t *testing.T) {
 	}
 }
 
+// Rules of devices that appeared since and that draw from no pool do not stand in its way.
+func TestRollbackOfPoolsUnderOtherRules(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	readyPools(ApplyOptions{})(r)
+	before := r.pools()
+	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
+	r.write(func(n *Namespace) error {
+		_, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil)
+		return err
+	})
+	r.write(func(n *Namespace) error { _, err := n.Rollback(); return err })
+	if now := r.pools(); now != before {
+		t.Errorf("the pools are %s, want %s", now, before)
+	}
+}
+
 // A device whose rules draw from a pool that delays is looked at as if they delayed themselves.
 func TestPoolsThatDelay(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
