@@ -31,6 +31,7 @@ watch changes no direction that already has rules; 'shapectl apply' does. Only t
 follow the neighbours of the device: watch adds and deletes them, with a message for each address, while the pool of
 the host is in force. Then rollback is no longer possible. watch adds pools that the rules need, and changes none. If
 the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and sets no rules there.
+Devices whose rules could not be set are tried again within ten seconds.
 
 If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
 and 'shapectl doctor' says so. When there is room, watch gives them, to the oldest device first. Then, and when it
@@ -41,7 +42,7 @@ revert those of the old one. watch deletes nothing until the change is confirmed
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
-or was rolled back, watch uses the policy from before it, until FILE is written again. While there is no FILE, watch
+or was rolled back, watch uses the policy from before it, or none if there was none, until FILE is written again. While there is no FILE, watch
 sets no rules.
 
 watch also attaches programs again that something else has detached, within ten seconds.

@@ -14,7 +14,7 @@ import (
 func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(loader.PackedPolicy) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
 	last, err := n.Policies()
 	of := func(p loader.PackedPolicy) lastgood.Policy {
-		if p == nil {
+		if len(p) == 0 {
 			return lastgood.Policy{}
 		}
 		return parsed(p)

@@ -1,7 +1,6 @@
 package reconciler
 
 import (
-	"bytes"
 	"fmt"
 
 	"github.com/shapectl/shapectl/internal/inforce"
@@ -48,50 +47,32 @@ func (r *Reconciler) reattach() error {
 	return nil
 }
 
-// inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted. It
-// is that of the file, unless the change that brought that one is pending or was reverted.
+// inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted.
 func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
-	last, err := n.Policies()
+	now, reverted, err := inforce.Phases(n, r.policy, r.parsed)
 	if err != nil {
 		r.OnWarning(err)
 	}
-	if until, _, _ := n.PendingChange(); until != 0 {
-		now, reverted = r.parsed(last.Now), r.parsed(last.Reverted)
-		if len(last.Now) > 0 && len(last.Reverted) == 0 {
-			reverted = r.nothing()
-		}
-		if now.File == r.policy.File || reverted.File == r.policy.File {
-			return now, reverted
-		}
-	}
-	if len(last.Undone) == 0 || r.parsed(last.Undone).File != r.policy.File {
-		return r.policy, r.policy
-	}
-	if len(last.Now) > 0 {
-		now = r.parsed(last.Now)
-		return now, now
-	}
-	if !r.undone {
+	if now.File == nil && reverted.File == nil && !r.undone {
 		r.undone = true
 		r.OnNotice("the change to " + r.policy.Path + " was reverted, and there was no policy before; devices that appear get no rules until the file is written again")
 	}
-	now = r.nothing()
-	return now, now
+	for _, p := range []*lastgood.Policy{&now, &reverted} {
+		if p.File == nil {
+			*p = r.nothing()
+		}
+	}
+	return now, reverted
 }
 
-// parsed is a policy that was recorded. Another build may have applied one that this one cannot read.
+// parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.
 func (r *Reconciler) parsed(packed loader.PackedPolicy) lastgood.Policy {
-	path, text, err := packed.Unpack()
-	if err != nil || bytes.Equal(text, r.policy.Text) {
-		return r.policy
-	}
-	if last, found := r.applied[string(text)]; found {
+	if last, found := r.applied[string(packed)]; found {
 		return last
 	}
-	f, err := policyfile.Parse(path, text)
-	if err != nil {
-		return r.policy
+	p := inforce.Parsed(packed, r.policy)
+	if p.File != r.policy.File {
+		r.applied = map[string]lastgood.Policy{string(packed): p}
 	}
-	r.applied = map[string]lastgood.Policy{string(text): {File: f, Path: path, Text: text}}
-	return r.applied[string(text)]
+	return p
 }

@@ -120,7 +120,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.unrecorded, r.undone = p, true, false
+	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
