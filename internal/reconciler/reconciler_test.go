@@ -98,9 +98,10 @@ func TestNewDevicesFirst(t *testing.T) {
 	watched := testenv.NewNetns(t)
 	testenv.Veth(t, "tap0", "x0")
 	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, nil) }) }()
+	ended, ready := make(chan error), make(chan bool)
+	go func() { ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) }) }()
 	<-applied
+	<-ready // the first sweep is over
 
 	n, err := loader.Write(options) // so that the device has gone and another one is there when the reconciler can go on
 	testenv.Must(t, err)
