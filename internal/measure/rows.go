@@ -175,7 +175,7 @@ func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule
 	}
 	addLease(&r, h.Set, entry)
 	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
-	if change, until := h.Set.Change(); change == maps.Pending && h.Set.Changes(entry) {
+	if change, until := h.Set.Change(); change == maps.Pending && h.Set.Changes(entry.ID) {
 		r.RevertsInNS = Ahead(until)
 	}
 	if shadow, ok := h.Set.Shadow(entry); ok {

@@ -28,17 +28,17 @@ func (f *File) Pools() policy.Table {
 }
 
 // Above returns the pools of the file that rules of tables are within, and those above these.
-func (f *File) Above(tables ...policy.Table) (pools []policy.Rule) {
-	found := map[policy.Within]bool{}
+func (f *File) Above(tables ...policy.Table) []policy.Rule {
+	var rules []policy.Rule
 	for _, t := range tables {
-		for i := range t.Rules {
-			for within := t.Rules[i].Within; f.pools[string(within)] != nil && !found[within]; {
-				found[within] = true
-				p := f.pools[string(within)].rule
-				pools, within = append(pools, p), p.Within
-			}
-		}
+		rules = append(rules, t.Rules...)
 	}
+	pools := policy.Above(rules, func(name policy.Within) (policy.Rule, bool) {
+		if p := f.pools[string(name)]; p != nil {
+			return p.rule, true
+		}
+		return policy.Rule{}, false
+	})
 	policy.SortRules(pools)
 	return pools
 }

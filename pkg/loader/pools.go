@@ -167,22 +167,18 @@ func tableOf(set *maps.Set, rules []maps.Entry) policy.Table {
 func checkNew(s *maps.Store, tables []policy.Table) (drawn []policy.Rule, err error) {
 	last := len(tables) - 1
 	drawn = slices.Clone(tables[last].Rules)
-	known := map[policy.Within]bool{}
-	for _, p := range drawn {
-		known[policy.Within(p.Label.Name)] = true
-	}
-	shared := false // what there is counts, too
-	for _, t := range tables {
-		for _, r := range t.Rules {
-			shared = shared || r.Guarantee != 0 || r.Cluster.Name != ""
-			for within := r.Within; within != "" && !known[within] && s != nil; {
-				known[within] = true
-				if p, found := s.Pools().Find(policy.PoolKey(string(within))); found {
-					drawn, within = append(drawn, p.Rule), p.Within
-				}
-			}
+	if s != nil {
+		var rules []policy.Rule
+		for _, t := range tables {
+			rules = append(rules, t.Rules...)
 		}
+		drawn = append(drawn, policy.Above(rules, func(name policy.Within) (policy.Rule, bool) { // no new pool exists there
+			p, found := s.Pools().Find(policy.PoolKey(string(name)))
+			return p.Rule, found
+		})...)
 	}
+	counts := func(r policy.Rule) bool { return r.Guarantee != 0 || r.Cluster.Name != "" }
+	shared := slices.ContainsFunc(tables, func(t policy.Table) bool { return slices.ContainsFunc(t.Rules, counts) }) // what there is counts, too
 	pools, all := policy.Table{Rules: drawn}, slices.Clone(tables[:last])
 	if shared {
 		for set, rules := range (&bpfState{store: s}).allRules() {
@@ -217,23 +213,18 @@ func beside(rules, others []policy.Rule) (all []policy.Rule) {
 }
 
 // drawnFrom returns the pools that rules draw from.
-func drawnFrom(rules, pools []policy.Rule) (drawn []policy.Rule) {
+func drawnFrom(rules, pools []policy.Rule) []policy.Rule {
 	if len(pools) == 0 {
 		return nil
 	}
-	left := map[policy.Within]policy.Rule{}
+	named := map[policy.Within]policy.Rule{}
 	for _, p := range pools {
-		left[policy.Within(p.Label.Name)] = p
+		named[policy.Within(p.Label.Name)] = p
 	}
-	for i := range rules {
-		within := rules[i].Within
-		for p, ok := left[within]; ok; p, ok = left[within] {
-			drawn = append(drawn, p)
-			delete(left, within)
-			within = p.Within
-		}
-	}
-	return drawn
+	return policy.Above(rules, func(name policy.Within) (policy.Rule, bool) {
+		p, found := named[name]
+		return p, found
+	})
 }
 
 // drawnFromAll are those of pools that rules of tables draw from, or that follow a host, sorted.

@@ -389,13 +389,11 @@ func (s *Store) finishUnlessPending() {
 
 // TakesPart reports whether any rule of the set takes part in a change.
 func (s *Set) TakesPart() bool {
-	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.changes(at.id) })
+	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.Changes(at.id) })
 }
 
-// Changes reports whether a rule takes part in a change.
-func (s *Set) Changes(e Entry) bool { return s.changes(e.ID) }
-
-func (s *Set) changes(id uint32) bool { return s.rule(id).Version&versionChanges != 0 }
+// Changes reports whether the rule with this ID takes part in a change.
+func (s *Set) Changes(id uint32) bool { return s.rule(id).Version&versionChanges != 0 }
 
 // revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did
 // so first: revert_bucket of bpf/bucket.h.

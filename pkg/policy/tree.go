@@ -48,6 +48,22 @@ func (e PoolError) Error() string {
 	return who + ": " + e.Message
 }
 
+// Above returns the pools that rules are within, and those above these, each once. find finds a pool by its name.
+func Above(rules []Rule, find func(Within) (Rule, bool)) (pools []Rule) {
+	found := map[Within]bool{}
+	for i := range rules {
+		for within := rules[i].Within; within != "" && !found[within]; {
+			p, ok := find(within)
+			if !ok {
+				break
+			}
+			found[within] = true
+			pools, within = append(pools, p), p.Within
+		}
+	}
+	return pools
+}
+
 // CheckPools returns the first problem of the pools of tables, which are all tables of a namespace.
 func CheckPools(tables []Table) error {
 	if problems := NewTree(tables).Problems(); len(problems) > 0 {
