@@ -43,9 +43,11 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	if err != nil {
 		return err
 	}
-	then, _, err := tablesOn(dev, reverted.File)
-	if err != nil {
-		return err
+	then := want
+	if reverted.File != now.File {
+		if then, _, err = tablesOn(dev, reverted.File); err != nil {
+			return err
+		}
 	}
 	if len(want) == 0 && len(then) == 0 {
 		if now.File == nil {
@@ -60,10 +62,11 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	done, err := n.ApplyNew(want, then)
 	problem, noRoom := errors.AsType[policy.PoolError](err)
 	if noRoom = noRoom && problem.NoRoom; noRoom {
-		for _, t := range append(slices.Clone(want), then...) {
-			for i := range t.Rules {
-				t.Rules[i] = t.Rules[i].WithoutGuarantee()
-			}
+		for i := range want {
+			want[i] = want[i].WithoutGuarantees()
+		}
+		for i := range then { // perhaps the same
+			then[i] = then[i].WithoutGuarantees()
 		}
 		done, err = n.ApplyNew(want, then)
 	}

@@ -72,12 +72,12 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 	case isNoRoom(err):
 		problem, _ := errors.AsType[policy.PoolError](err)
 		for i := range tables {
-			tables[i] = withoutGuarantees(tables[i])
+			tables[i] = tables[i].WithoutGuarantees()
 		}
 		for i := range then {
-			then[i] = withoutGuarantees(then[i])
+			then[i] = then[i].WithoutGuarantees()
 		}
-		if err := r.applyNew(n, tables, withoutGuarantees(pools), then, from.Path); err != nil {
+		if err := r.applyNew(n, tables, pools.WithoutGuarantees(), then, from.Path); err != nil {
 			r.warn(targets[0].dev, err)
 			return nil
 		}
@@ -111,14 +111,6 @@ func isOfHost(p policy.Rule) bool {
 func isNoRoom(err error) bool {
 	problem, ok := errors.AsType[policy.PoolError](err)
 	return ok && problem.NoRoom
-}
-
-func withoutGuarantees(t policy.Table) policy.Table {
-	t.Rules = slices.Clone(t.Rules)
-	for i := range t.Rules {
-		t.Rules[i] = t.Rules[i].WithoutGuarantee()
-	}
-	return t
 }
 
 // A failure is a device whose rules could not be applied, and why.

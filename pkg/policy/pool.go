@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -290,6 +291,15 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 
 // waitsForRoom is in the note of a rule or pool whose guarantee waits, between its guarantee and its own note.
 const waitsForRoom = " waits for room in its pool"
+
+// WithoutGuarantees returns the table with WithoutGuarantee of each rule.
+func (t Table) WithoutGuarantees() Table {
+	t.Rules = slices.Clone(t.Rules)
+	for i := range t.Rules {
+		t.Rules[i] = t.Rules[i].WithoutGuarantee()
+	}
+	return t
+}
 
 // WithoutGuarantee returns the rule or pool without its guarantee. Its note says that the guarantee waits for room in
 // the pool above.
