@@ -25,7 +25,7 @@ bare() {
 	umount -l /host
 	# shellcheck disable=SC2016 # the new system's bash fills it in
 	exec env -i HOME=/root PATH=/usr/local/go/bin:/usr/sbin:/usr/bin:/sbin:/bin GOPROXY="$GOPROXY" GOSUMDB="$GOSUMDB" \
-		bash -ec 'cd /root/shapectl; for target; do make "$target"; done' bare "$@" </dev/null
+		bash -ec 'cd /srv/shapectl; for target; do make "$target"; done' bare "$@" </dev/null
 }
 
 if [[ ${1-} == bare ]]; then
@@ -39,6 +39,7 @@ mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin:
 [[ $mirror ]] || { echo "${0##*/}: apt knows no Debian mirror: run apt-get update" >&2; exit 1; }
 tmp=$(mktemp -d)
 trap 'rm -rf --one-file-system "$tmp"' EXIT
-debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$tmp/root" "$mirror" >"$tmp/log" || { cat "$tmp/log" >&2; exit 1; }
-git clone -q "${here%/*}" "$tmp/root/root/shapectl"
-GOPROXY=$(go env GOPROXY) GOSUMDB=$(go env GOSUMDB) unshare --mount --pid --fork --kill-child bash "$0" bare "$tmp/root" "$@"
+system=$tmp/debian
+debootstrap --variant=minbase --include=git,make,ca-certificates bookworm "$system" "$mirror" >"$tmp/log" || { cat "$tmp/log" >&2; exit 1; }
+git clone -q "${here%/*}" "$system/srv/shapectl"
+GOPROXY=$(go env GOPROXY) GOSUMDB=$(go env GOSUMDB) unshare --mount --pid --fork --kill-child bash "$0" bare "$system" "$@"
