@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# kernels-guest.sh kinds|life|queues|pace|queue|traffic|refused: kernels-test.sh runs this in a guest, in a tree with the program,
-# the test binaries beside their packages, and the scripts. It covers only what depends on the kernel; `make test`
-# covers everything.
+# kernels-guest.sh kinds|life|queues|pace|queue|traffic|refused: kernels-test.sh runs this in a guest, in a tree with the
+# program, the test binaries beside their packages, and the scripts. It covers only what depends on the kernel;
+# `make test` covers everything.
 set -euo pipefail
 export LC_ALL=C
 part=$1

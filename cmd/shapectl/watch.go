@@ -42,8 +42,8 @@ revert those of the old one. watch deletes nothing until the change is confirmed
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
-or was rolled back, watch uses the policy from before it, or none if there was none, until FILE is written again. While there is no FILE, watch
-sets no rules.
+or was rolled back, watch uses the policy from before it, or none if there was none, until FILE is written again. While
+there is no FILE, watch sets no rules.
 
 watch also attaches programs again that something else has detached, within ten seconds.
 

@@ -85,12 +85,12 @@ func TestNewDevicesFirst(t *testing.T) {
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {'tap?': {egress: {pool: 2mbit, any: {}}}}\n"), 0o600))
 	var mu sync.Mutex
 	var steps []string // since the first device was limited
-	did := func(what string) {
+	step.Hook = func(what string, _ bool) error {
 		mu.Lock()
 		defer mu.Unlock()
 		steps = append(steps, what)
+		return nil
 	}
-	step.Hook = func(what string, _ bool) error { did(what); return nil }
 	defer func() { step.Hook = nil }()
 	applied := make(chan string, 10)
 	r := &Reconciler{Options: options, OnApply: func(e Event) { applied <- e.Device }, OnNotice: func(string) {}, OnWarning: func(err error) { t.Error(err) }}
