@@ -66,13 +66,16 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 # bbolt follows pointers of damaged files. internal/history catches what comes of that, but not in the detector's own code.
 RACE_SKIP = '^TestDamage'
 
-# Packages whose code starts goroutines or locks, and the commands that do. bpf only reads its files once.
-RACE = $(filter-out ./bpf/,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go bpf internal pkg)))))
+# The packages that start goroutines or lock. bpf, program and testenv only do something once. Loading programs takes long
+# under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
+RACE = $(filter-out ./bpf/ ./internal/program/ ./internal/testenv/% ./pkg/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go bpf internal pkg)))))
+RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
 RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -skip $(RACE_SKIP) ./pkg/loader $(filter-out ./pkg/loader/,$(RACE))
+	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -skip $(RACE_SKIP) $(RACE)
+	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
 	CGO_ENABLED=1 go test -C bench -race -short -vet=off $(TEST) ./...
 
