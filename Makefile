@@ -2,7 +2,7 @@ PREFIX ?= /usr/local
 # A source tarball has no .git: the program then has the version in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 # Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
-TEST = -count=1 -p 4 -timeout 20m
+TEST = -count=1 -p 4 -timeout 40m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
@@ -10,8 +10,9 @@ CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpe
 STORE_NEEDS = redis-server=redis-server
 DPDK_NEEDS = gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/dpdk/rte_meter.h=libdpdk-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
+NFT_NEEDS = nft=nftables
 BROWSER_NEEDS = chromium=chromium
-BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
+BENCH_NEEDS = tc=iproute2 $(NFT_NEEDS) iptables-legacy=iptables
 BENCH_OUT = docs
 # For packages, BIN may be for another architecture; NATIVE writes its completions.
 BIN = bin/shapectl
@@ -43,7 +44,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(NFT_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
@@ -73,7 +74,7 @@ RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
 RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
-	@scripts/need.sh 'make race' $(STORE_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
+	@scripts/need.sh 'make race' $(STORE_NEEDS) $(NFT_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -skip $(RACE_SKIP) $(RACE)
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
