@@ -10,9 +10,9 @@ CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpe
 STORE_NEEDS = redis-server=redis-server
 DPDK_NEEDS = gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/dpdk/rte_meter.h=libdpdk-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
-NFT_NEEDS = nft=nftables
+FILTER_NEEDS = nft=nftables iptables-legacy=iptables
 BROWSER_NEEDS = chromium=chromium
-BENCH_NEEDS = tc=iproute2 $(NFT_NEEDS) iptables-legacy=iptables
+BENCH_NEEDS = tc=iproute2 $(FILTER_NEEDS)
 BENCH_OUT = docs
 # For packages, BIN may be for another architecture; NATIVE writes its completions.
 BIN = bin/shapectl
@@ -44,7 +44,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(NFT_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
@@ -74,7 +74,7 @@ RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
 RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
-	@scripts/need.sh 'make race' $(STORE_NEEDS) $(NFT_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
+	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -skip $(RACE_SKIP) $(RACE)
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
 	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
