@@ -35,7 +35,7 @@ tests() {
 	echo "ok   ./$package: $count tests and subtests ($((SECONDS - began)) s)"
 }
 
-# flood sends three times the rate. From the first packet on, at most capacity + rate * time may pass; once the bucket is
+# flood: sends three times the rate. From the first packet on, at most capacity + rate * time may pass; once the bucket is
 # full, exactly rate * time. The guest's clock counts instructions, so the host's load changes nothing.
 flood() {
 	local rate=4000000 capacity=65536 frame=1514 case="udp egress gcra $hook" begin first second bytes most expected

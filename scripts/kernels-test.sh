@@ -10,7 +10,7 @@ cd "${here%/*}"
 
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(newest 6.12 6.1 5.10)
-packages=(bpf internal/program pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
+packages=(bpf internal/program pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
