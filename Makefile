@@ -67,9 +67,9 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 # bbolt follows pointers of damaged files. internal/history catches what comes of that, but not in the detector's own code.
 RACE_SKIP = '^TestDamage'
 
-# The packages that start goroutines or lock. bpf, program and testenv only do something once. Loading programs takes long
-# under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
-RACE = $(filter-out ./bpf/ ./internal/program/ ./internal/testenv/% ./pkg/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go bpf internal pkg)))))
+# The internal packages that start goroutines or lock; program and testenv only do something once. Loading programs takes
+# long under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
+RACE = $(filter-out ./internal/program/ ./internal/testenv/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go internal)))))
 RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
 RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
