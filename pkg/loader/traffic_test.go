@@ -451,7 +451,7 @@ func (x *traffic) bounds(s *stream, now uint64) (least, most float64) {
 // check ends the test unless each stream got its rate until now.
 func (x *traffic) check(streams []*stream, now uint64) {
 	x.t.Helper()
-	lowest, highest := math.Inf(1), math.Inf(-1)
+	lowest, highest, starved := math.Inf(1), math.Inf(-1), uint64(0)
 	for _, s := range streams {
 		got := float64(x.receiver.got(s.flows...))
 		least, most := x.bounds(s, now)
@@ -459,10 +459,13 @@ func (x *traffic) check(streams []*stream, now uint64) {
 			x.t.Errorf("%v got %.0f bytes, want %.0f to %.0f", s.flows[0], got, least, most)
 		}
 		want := float64(x.rule.Capacity) + x.lets(s.due-s.began)
-		lowest, highest = min(lowest, 100*(got/want-1)), max(highest, 100*(got/want-1))
+		lowest, highest, starved = min(lowest, 100*(got/want-1)), max(highest, 100*(got/want-1)), max(starved, s.starved)
 	}
 	x.t.Logf("%d streams got %+.3f %% to %+.3f %% more than rate x time + capacity, in %.3f s; %d packets sent, %d received",
 		len(streams), lowest, highest, float64(now-streams[0].began)/1e9, x.sent.Load(), x.receiver.packets.Load())
+	if starved > 0 {
+		x.t.Logf("the sender of a stream paused for %.0f ms", float64(starved)/1e6)
+	}
 }
 
 // offerAndCheck tests a rule in force.
