@@ -6,8 +6,8 @@
 
 struct abi {
 	struct params params;
+	struct clock clock;
 	struct cold_params cold;
-	struct first_params first;
 	struct second_params second;
 	struct line line;
 	struct key key;
@@ -23,6 +23,7 @@ struct abi {
 	struct hook hook;
 	struct share share;
 	struct lease lease;
+	struct work work;
 	struct event event;
 	struct listener listener;
 	enum event_kind event_kind;

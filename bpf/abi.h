@@ -11,8 +11,7 @@
  * A bucket is one word, its theoretical arrival time (TAT) on that clock: the
  * value of V at which the bucket is empty. Its level is TAT - V(t). A packet
  * adds its size, which is exact at any rate. Rounding errors do not accumulate,
- * because V is always computed from t. A new rate changes rate_units, and base
- * such that V does not jump: no bucket is written, and every level is preserved.
+ * because V is always computed from t. An edit begins another clock, and writes no bucket: see struct clock.
  *
  * The clock wraps (after six minutes at 400 Gbit/s, 160 days at 10 Mbit/s). A
  * bucket therefore also stores the time of its last charge, in ticks of
@@ -28,8 +27,8 @@
 enum layout {
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
-	TICKS_AHEAD = 2, /* of a packet's tick a bucket's may be: one as CPUs' clocks differ, one as a change reverted */
-	TICKS_LATE = 1 << 20, /* and if a CPU stands still between reading its time and the charge: 13 days */
+	TICKS_AHEAD = 1, /* by which the tick of a bucket may be ahead of a packet, because the clocks of CPUs differ, */
+	TICKS_LATE = 1 << 20, /* or because a CPU stood still between reading the time and the charge: 13 days */
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
 	MAX_DEPTH = 16, /* the largest number of pools above a rule */
@@ -37,19 +36,28 @@ enum layout {
 	FAIR_BITS = 8,
 	SHARE_FLAGS = 10, /* from the flag of a bucket scope to that of a share */
 	FAIR_BINS = 64,
+	FREE_WHOLE_BITS = 42,
 	MAX_WAIT_S = 9, /* the longest time for which a packet is queued */
 	/* While a full queue drains, a sparse flow sends at most a part of SPARSE_PARTS of it, */
 	SPARSE_PARTS = 16,
 	SPARSE_BITS = 11, /* but at least 2^SPARSE_BITS bytes, */
 	SPARSE_MORE = 3,  /* and at most 2^SPARSE_MORE times as many */
+	STAGES = 32, /* a rule and the pools above it, then */
+	STAGE_SECOND = 17, /* a second limit, or a guarantee, */
+	STAGE_SHADOW = 18, /* and a shadow */
 	SECRET_WORDS = 12,
+	/* In skb->cb, for climb: where the IP header is, the id of the rule, and the time in two words. */
+	IP_CB = 0,
+	RULE_CB = 1,
+	NOW_CB = 2,
+	VIEW_CB = 4, /* the number of the view, from the small program of a hook (LoadCaller in internal/program) */
 	LINE_PREFIXES4 = 5,
 	LINE_PREFIXES6 = 3,
 	SPILL_LINES = 32, /* consecutive lines that may have a prefix; a million IPv6 prefixes need more with probability 10^-18 */
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
-	KINDS = 8,	/* of hooks; in programs, those of rules with colours follow theirs */
+	KINDS = 8,	/* of hooks */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
@@ -64,7 +72,7 @@ enum layout {
 /* The next bit, of a TAT on a fair clock: it is in the coarse wheel. */
 #define TAT_COARSE 2ULL
 
-/* The options of a rule, in one word so that the fast path tests few bits. */
+/* The options of a rule, in one word: one test finds all that shapectl leaves to climb. */
 enum rule_flag {
 	RULE_LEAKY = 1 << 0, /* else GCRA */
 	RULE_UNLIMITED = 1 << 1,
@@ -88,13 +96,13 @@ enum rule_flag {
 	RULE_SHARE_FLOW = RULE_FLOW << SHARE_FLAGS,
 	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
 	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
-	RULE_TOGETHER = 1 << 22, /* a guarantee of each key: in the shared bucket, all together count one of members */
 	RULE_LEASED = 1 << 23, /* the rate of a pool, and what follows from it, is that of a lease */
 	RULE_SRTCM = 1 << 24,  /* packets have colours, by RFC 2697, */
 	RULE_TRTCM = 1 << 25,  /* by RFC 2698, */
 	RULE_RFC4115 = 1 << 26,
 	RULE_AWARE = 1 << 27,  /* they come with colours, by DSCP */
-	RULE_TOTAL = 1 << 28,  /* the second limit of a rule with RULE_SRTCM: its level is the sum of both buckets' */
+	RULE_EDITED = 1 << 28, /* buckets from before an edit may need the floor of the clock, and its fresh */
+	RULE_RELEASED = 1 << 29, /* once the change has reverted, the other set of the lease is in force */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -104,66 +112,64 @@ enum rule_flag {
 struct bucket {
 	__u64 tat;   /* units on the rule's byte clock */
 	__u32 tick;  /* when it was last charged; of a sharer the bytes of its largest packet since it became active */
-	__u32 fingerprint; /* of the key: odd in its first line, even in its second; 0 in a free slot */
+	__u32 fingerprint; /* of the key: odd in its first line, even in its second, 0 if free; of a member its pool's salt */
 };
 
-/* The parameters of a rule that packets need: one cache line. */
+/*
+ * The clock of a limit. An edit writes no bucket. It begins another clock at a time t, by which every bucket has the
+ * room that it had:
+ *
+ *	V'(t) = V(t) + free - free'	with the limit, or of a queue its burst, as what may be free
+ *
+ * Where that grew, a bucket that was idle would have more room at once. So V(t) becomes the floor, below which no TAT
+ * counts. The axis of TATs is never rewritten, so one floor serves any number of edits, reverts and leases.
+ */
+struct clock {
+	__u64 base;  /* units */
+	__u64 floor; /* units: the least TAT, */
+	__u32 until; /* up to this tick */
+	__u32 fresh; /* a bucket that was last charged before this tick was empty at the edit */
+};
+
+/* The parameters of a limit that packets need: one cache line. No packet uses them while they are written. */
 struct params {
 	__u64 rate_units; /* units per ns, 32.32 fixed point */
-	__u64 base;	/* units */
 	__u64 limit;   /* units: packets conform up to this level; the capacity and the queue */
 	__u64 burst;   /* units, with RULE_DELAY: packets are not delayed up to this level */
-	__u64 penalty; /* units, with RULE_PENALTY: the level after an excess packet; of a lease the least TAT, see struct lease */
+	struct clock clock;
 	__u32 idle;	/* ticks after which any bucket is empty */
 	__u32 salt;	/* makes this rule's keys differ from those of other rules */
-	__s16 overhead; /* bytes a segment */
-	__u16 mpu;	/* bytes a segment */
 	__u32 flags;	/* enum rule_flag */
-	__u32 each_bits; /* with RULE_SUBNET: its prefix length, 0 to 128; of a lease the last tick in which the least TAT matters */
-	__u32 within;	/* with RULE_WITHIN: the id of the pool; with RULE_COLOURS: an action for each enum colour, a byte each */
+	__u32 within;	/* with RULE_WITHIN: the id of the pool; with RULE_COLOURS: a byte for each colour, its action */
 };
 
 /* Parameters that few packets need, or that are only shown: one cache line. */
 struct cold_params {
-	__u64 rebase; /* units: base in PHASE_REVERTED */
 	__u64 rate_bits; /* per second, as configured */
+	__u64 penalty; /* units, with RULE_PENALTY: the level after an excess packet */
 	__u64 penalty_ns; /* as configured */
 	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked; NEVER_NS for none */
 	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
-	__u32 second;	 /* with RULE_GUARANTEE: the id of the limit whose conforming packets are guaranteed; with RULE_COLOURS: of the second limit */
-	__u32 members;	 /* with RULE_TOGETHER; of other rules as configured */
-	__u16 weight;	 /* with RULE_WITHIN: in the shares of the pool */
-	__u8 share_bits; /* with RULE_SHARE_SUBNET: its prefix length, 0 to 128 */
-	/* With RULE_SHARES: */
-	__u8 fine_shift;   /* a bin of the share's fine wheel has 2^fine_shift fair units, */
-	__u8 coarse_shift; /* and of the coarse one 2^coarse_shift */
-	__u8 free_shift;   /* free space of the bucket in units, shifted right and multiplied by free_factor, */
-	__u16 free_factor; /* is 2^26 for a bucket that is empty */
+	__u32 second;	 /* the id of the guarantee, or with RULE_COLOURS of the second limit */
+	__u32 members;	 /* of a guarantee of each key: all together count one of so many; of others as configured */
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
 	__u32 lease;	   /* with RULE_LEASED: the number of the lease plus one */
+	__s16 overhead; /* bytes a segment */
+	__u16 mpu;	/* bytes a segment */
+	__u8 each_bits;	   /* the prefix length of a RULE_SUBNET or RULE_SHARE_SUBNET, 0 to 128 */
+	__u8 weight_less_1; /* with RULE_WITHIN: in the shares of the pool */
+	/* With RULE_SHARES: */
+	__u8 fine_shift;   /* a bin of the share's fine wheel has 2^fine_shift fair units, */
+	__u8 coarse_shift; /* and of the coarse one 2^coarse_shift */
 };
 
-/* The cold parameters of a rule with RULE_COLOURS, with what the fast path needs of its second limit. */
-struct first_params {
-	__u64 rebase;
-	__u64 rate_bits;
-	__u64 second_rate; /* struct params of the second limit: its rate_units, */
-	__u64 second_base; /* and so on */
-	__u32 shadow;
-	__u32 second;
-	__u64 second_limit;
-	__u32 second_idle;
-	__u32 room[3];
-};
-
-/* The cold parameters of the second limit. */
+/* The cold parameters of the second limit of a rule with RULE_COLOURS. */
 struct second_params {
-	__u64 rebase;
 	__u64 rate_bits;
 	__u64 yellow; /* with RULE_AWARE: bit n is set if packets with DSCP n are yellow */
 	__u64 red;
-	__u64 room[4];
+	__u64 room[5];
 };
 
 enum colour {
@@ -181,8 +187,7 @@ enum action {
 
 /*
  * Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. A second limit passes
- * yellow packets and drops red ones, whatever happens to them; its excess packets are those of the rule without a colour.
- * User space counts further ones of these in the last two.
+ * yellow packets, drops red ones, and has green ones as passed excess, whatever happens to them.
  */
 struct counters {
 	__u64 passed_packets;
@@ -196,23 +201,26 @@ struct counters {
 };
 
 /*
- * A rule has two sets of parameters. A change is written to the set that is not
- * in force, then version is raised. A packet checks version again before it
- * charges a bucket. So it uses the old parameters or the new ones and never a
- * mix, however fast changes follow each other. When many rules change together,
+ * A rule, a pool, or another limit that one of them has. It has two sets of parameters. A change is written to the set that
+ * is not in force, once no packet uses that any more. Then version selects it. When many rules change together,
  * VERSION_CHANGES is set, and the phase of the change selects the set.
  */
 struct rule {
 	struct bucket shared; /* the shared bucket; with RULE_EACH the spill bucket */
+	struct bucket fair;   /* with RULE_WITHIN: its word as a sharer of the pool */
+	__u64 departs;	      /* ns: when the last packet departs that is queued in the shared bucket */
 	__u64 fifo_until;     /* ns: until then sparse flows are queued, too, because some queued packets have no flow */
 	__u32 version;	      /* bit 0: which parameters are in force, or with VERSION_CHANGES were before the change */
+	__u32 replaced;	      /* change.epoch when the other parameters were last in force, 0 for never */
 	__u32 retired;	      /* change.epoch when the rule was removed; 0 for never */
 	__u32 view;	      /* the rule's view */
-	__u32 has_slots;      /* keys of the rule may have slots of the table */
-	/* Several CPUs write these. Fields written for each packet share no cache line with read-only ones. */
+	struct clock reverted; /* that of the parameters before the change, once it has reverted */
+	/* Several CPUs write these. */
 	__u64 extra_packets;   /* on the wire, not counting the first of each skb */
 	__u64 exempt_packets;  /* neighbour discovery that matched this rule */
 	__u64 spilled_packets; /* with RULE_EACH: charged to the spill bucket, because their key had no slot */
+	__u32 has_slots;      /* keys of the rule may have slots of the table */
+	__u32 room[3];
 	struct params params[2];
 	struct cold_params cold[2];
 	struct counters counters[]; /* one per CPU; their number is rounded up to a power of two */
@@ -223,15 +231,9 @@ struct rule {
 
 /*
  * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease. Two sets of parameters that both have a
- * cluster have the same lease, so that it is one in each phase of a change; others have one each. Bit 0 of version says
- * which of two is in force. A new one is written to the other, then version is raised. The first parameters of a lease are
- * in force until its end, then the second ones with the safe share are. Both begin with the room that was left in the
- * bucket:
- *
- *	V'(t) = V(t) + limit - limit'	at the time t of the switch
- *
- * So no bucket is written, and leases add no room, however often they change. With a larger limit, a bucket that was empty
- * would have more room at once. So V(t) is the least TAT of the bucket.
+ * cluster have one lease, in each phase of a change; other sets have one each. A lease has two versions, and bit 0 of version
+ * selects one. A new lease is written to the other one, then version is raised. The first parameters of a lease are in force
+ * until its end, then the second ones with the safe share are. Each of these switches is an edit: see struct clock.
  */
 struct lease {
 	__u32 version;
@@ -252,7 +254,7 @@ struct lease {
 enum phase {
 	PHASE_BEFORE = 0,
 	PHASE_AFTER = 1,
-	PHASE_REVERTED = 2, /* as before, because the change was not confirmed in time; byte clocks start from rebase */
+	PHASE_REVERTED = 2, /* as before, because the change was not confirmed in time, but for the clocks */
 	PHASE_BY_TIME = 3,  /* the times of the change select one of the others */
 };
 
@@ -281,7 +283,7 @@ struct change {
  */
 struct label_key {
 	__u32 id;
-	__u16 version; /* even or odd, as in rule.version: 0 or 1 */
+	__u16 version; /* which set of parameters: 0 or 1 */
 	__u16 part;
 };
 
@@ -325,6 +327,7 @@ struct share {
 	__u32 most;   /* bytes by which any sharer may be ahead */
 	__u64 credit; /* fair units times weight: what light sharers may still send, see judge; signed */
 	__u64 seen;   /* v of the pool above when this one was last advanced */
+	__u64 free_factor; /* times the free bytes of the bucket is 2^FREE_WHOLE_BITS if it is empty */
 	__u64 skip;   /* fair units that passed without a charge to a sharer, and that v has not skipped yet */
 	__u32 bin[2 * FAIR_BINS]; /* first those of the fine wheel */
 };
@@ -343,9 +346,25 @@ struct key {
 	__u16 dport;
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
-	__u8 sharer; /* the slot is that of a sharer; a member of a pool has its id in src */
+	__u8 sharer; /* the slot is that of a sharer */
 	__u8 paired; /* the slot has a second bucket */
-	__u32 second; /* the id of its limit; an array map rounds up to 8 bytes */
+	__u32 second; /* the id of its limit */
+	__u64 departs; /* ns: when the last queued packet of the key departs */
+};
+
+/* What a packet saw of a limit: one cache line. */
+struct stage {
+	__u64 start; /* where a charge begins: the TAT, or the time of the byte clock if the bucket is empty */
+	__u64 tat;   /* what the bucket's word was */
+	__u64 level;
+	__u64 limit;
+	__u64 slot;  /* of the bucket, or of a sharer, with its fingerprint; 0 for none */
+	__u32 id;
+	__u32 set;   /* of its parameters, see set_in */
+	__u32 flags;
+	__u32 below; /* the id of what draws from this pool, */
+	__u32 weight; /* and its weight there */
+	__u32 light; /* the sharer is light, see judge */
 };
 
 enum event_kind {
@@ -369,9 +388,52 @@ struct event {
 	__u64 capacity;
 	__u64 left_out; /* events that this listener was not told of, so far */
 	__u32 limit;	/* the id of the rule or pool with that bucket */
-	struct key key; /* of the rule; if its bucket scope is not the flow, src is the whole far address; src is aligned */
 	__u16 kind;	/* enum event_kind */
 	__u16 fate;	/* enum fate */
+	struct key key; /* of the rule; if its bucket scope is not the flow, src is the whole far address */
+};
+
+/* What the pool above leaves to a member that has fair shares itself. */
+struct bound {
+	__u64 v;      /* the fair clock above, */
+	__u64 weight; /* and the weight of the member there, or 0 for no bound */
+	__u64 units;  /* fair units that pass without moving that clock */
+	__u64 may;    /* fair units by which all sharers of the member may be ahead together */
+	__u64 credit; /* fair units by which its light sharers may */
+	__u64 room;   /* the part of may that is left, of 1 << FREE_BITS */
+};
+
+/* A packet, on the CPU that handles it. */
+struct work {
+	__u64 now;
+	__u64 cost;    /* units */
+	__u64 opening; /* units that are charged with the allocation of a slot; 0 if the bucket is charged later */
+	__u64 longest; /* ns: the longest delay of its queues */
+	__u64 latest;  /* ns: the latest departure that its sender may ask for */
+	__u64 before;  /* units that leave before it from a queue */
+	__u64 hash;    /* of the key that is sought in the table */
+	__u32 ip;      /* see packet.h */
+	__u32 id;      /* of the rule that it matched */
+	__u32 phase;
+	__u32 bytes, packets; /* on the wire */
+	__u32 busy;    /* another packet on this CPU has these */
+	__u32 top;     /* the last stage */
+	__u32 within;  /* the id plus one of the next pool, or 0, */
+	__u32 below;   /* and of what is within it */
+	__u32 guaranteed; /* the first stage that guarantees the packet, or NOT_GUARANTEED */
+	__u32 at;      /* the id of the limit that had too little room, or last marked or delayed it */
+	__u32 marks;   /* a bit for each stage that marks the packet */
+	__u32 load;    /* of the last sharer, see judge */
+	__u32 kept;    /* the fair clocks are those of now */
+	__u32 parsed;  /* flow is that of the packet */
+	__u32 ect;     /* with RULE_ECN: it may be marked */
+	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
+	__u32 paid;    /* its second bucket was charged, also by a former attempt */
+	struct bound bound;
+	struct key flow; /* all of its 5-tuple */
+	struct key key;  /* that is sought, for a slot of its own */
+	struct event event;
+	struct stage stage[STAGES] __attribute__((aligned(64)));
 };
 
 /* Since last, the excess packets of a bucket are no event. */
@@ -412,7 +474,7 @@ struct prefixes6 {
 
 /*
  * A hook's part of the tables. A hook is one direction of one device. The prefix
- * lengths in use are listed longest first, in two versions: one is in force.
+ * lengths in use are listed longest first for each family, in two versions: one is in force.
  */
 struct view {
 	__u64 mix4;    /* number of the view << 40, which makes its prefixes differ from those of other views */
@@ -431,8 +493,7 @@ struct view {
 	__u8 clearing; /* unused prefixes are being removed; still set if a command was killed meanwhile */
 	struct {
 		__u8 count4, count6;
-		__u8 list4[LENGTHS4];
-		__u8 list6[LENGTHS6];
+		__u8 list[LENGTHS6 + LENGTHS4]; /* those of IPv4 from LENGTHS6 on */
 	} use[2];
 	__u8 room[96];
 	/* Programs count frames here that no rule limits, because they are neither IP nor ARP. */
@@ -460,7 +521,6 @@ struct hook {
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 view_mask; /* views - 1 */
 	__u32 kind;	 /* of the hook: the index of its program in programs */
-	__u32 reorders;	 /* the CPU may reorder loads */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever its headers say */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can choose colliding keys or prefixes */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */
@@ -470,18 +530,16 @@ struct hook {
 
 _Static_assert(sizeof(struct params) == 64, "the parameters are one cache line");
 _Static_assert(sizeof(struct cold_params) == 64, "the other parameters are one cache line");
-_Static_assert(__builtin_offsetof(struct rule, counters) == 320, "a rule is five cache lines, and one per CPU");
-_Static_assert(__builtin_offsetof(struct rule, params) == 64, "fields that packets write have their own cache line");
+_Static_assert(__builtin_offsetof(struct rule, params) == 128, "fields that packets write have their own cache lines");
+_Static_assert(__builtin_offsetof(struct rule, counters) == 384, "a rule is six cache lines, and one per CPU");
 _Static_assert(sizeof(struct second_params) == sizeof(struct cold_params), "they are in the same place");
-_Static_assert(sizeof(struct first_params) == sizeof(struct cold_params), "they are in the same place");
-_Static_assert(__builtin_offsetof(struct first_params, second) == __builtin_offsetof(struct cold_params, second), "both have it");
-_Static_assert(__builtin_offsetof(struct first_params, room) <= __builtin_offsetof(struct cold_params, share), "a share may stay");
 _Static_assert(sizeof(struct lease) == 64 + 2 * 256, "the offset of parameters is the sum of two bits");
+_Static_assert(sizeof(struct stage) == 64, "a stage is a cache line");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");
 _Static_assert(sizeof(struct view) == 512, "a view is eight cache lines");
-_Static_assert(sizeof(struct event) == 88, "an event has no padding");
+_Static_assert(sizeof(struct event) == 96, "an event has no padding");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

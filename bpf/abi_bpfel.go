@@ -55,24 +55,32 @@ type AbiChange struct {
 	Leases        [8]uint64
 }
 
+type AbiClock struct {
+	_     structs.HostLayout
+	Base  uint64
+	Floor uint64
+	Until uint32
+	Fresh uint32
+}
+
 type AbiColdParams struct {
 	_           structs.HostLayout
-	Rebase      uint64
 	RateBits    uint64
+	Penalty     uint64
 	PenaltyNs   uint64
 	EcnAboveNs  uint64
 	Shadow      uint32
 	Second      uint32
 	Members     uint32
-	Weight      uint16
-	ShareBits   uint8
-	FineShift   uint8
-	CoarseShift uint8
-	FreeShift   uint8
-	FreeFactor  uint16
 	Share       uint32
 	Step        uint32
 	Lease       uint32
+	Overhead    int16
+	Mpu         uint16
+	EachBits    uint8
+	WeightLess1 uint8
+	FineShift   uint8
+	CoarseShift uint8
 }
 
 type AbiColour uint32
@@ -102,9 +110,9 @@ type AbiEvent struct {
 	Capacity uint64
 	LeftOut  uint64
 	Limit    uint32
-	Key      AbiKey
 	Kind     uint16
 	Fate     uint16
+	Key      AbiKey
 }
 
 type AbiEventKind uint32
@@ -123,19 +131,6 @@ const (
 	AbiFateFATE_DELAYED AbiFate = 2
 	AbiFateFATE_PASSED  AbiFate = 3
 )
-
-type AbiFirstParams struct {
-	_           structs.HostLayout
-	Rebase      uint64
-	RateBits    uint64
-	SecondRate  uint64
-	SecondBase  uint64
-	Shadow      uint32
-	Second      uint32
-	SecondLimit uint64
-	SecondIdle  uint32
-	Room        [3]uint32
-}
 
 type AbiHook struct {
 	_             structs.HostLayout
@@ -157,27 +152,26 @@ type AbiHook struct {
 	VirtualClock  uint8
 	ViewMask      uint32
 	Kind          uint32
-	Reorders      uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
 }
 
 type AbiKey struct {
-	_      structs.HostLayout
-	Id     uint32
-	Src    [4]uint32
-	Dst    [4]uint32
-	Sport  uint16
-	Dport  uint16
-	Proto  uint8
-	Family uint8
-	Sharer uint8
-	Paired uint8
-	Second uint32
+	_       structs.HostLayout
+	Id      uint32
+	Src     [4]uint32
+	Dst     [4]uint32
+	Sport   uint16
+	Dport   uint16
+	Proto   uint8
+	Family  uint8
+	Sharer  uint8
+	Paired  uint8
+	Second  uint32
+	Departs uint64
 }
 
 type AbiLabel struct {
@@ -195,34 +189,42 @@ type AbiLabelKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutUNIT_BITS      AbiLayout = 20
-	AbiLayoutTICK_BITS      AbiLayout = 30
-	AbiLayoutTICKS_AHEAD    AbiLayout = 2
-	AbiLayoutTICKS_LATE     AbiLayout = 1048576
-	AbiLayoutLINE_SLOTS     AbiLayout = 4
-	AbiLayoutPACKET_BITS    AbiLayout = 24
-	AbiLayoutMAX_DEPTH      AbiLayout = 16
-	AbiLayoutSHARED_BYTES   AbiLayout = 1514
-	AbiLayoutFAIR_BITS      AbiLayout = 8
-	AbiLayoutSHARE_FLAGS    AbiLayout = 10
-	AbiLayoutFAIR_BINS      AbiLayout = 64
-	AbiLayoutMAX_WAIT_S     AbiLayout = 9
-	AbiLayoutSPARSE_PARTS   AbiLayout = 16
-	AbiLayoutSPARSE_BITS    AbiLayout = 11
-	AbiLayoutSPARSE_MORE    AbiLayout = 3
-	AbiLayoutSECRET_WORDS   AbiLayout = 12
-	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
-	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
-	AbiLayoutSPILL_LINES    AbiLayout = 32
-	AbiLayoutLENGTHS4       AbiLayout = 33
-	AbiLayoutLENGTHS6       AbiLayout = 129
-	AbiLayoutNO_LENGTH      AbiLayout = 255
-	AbiLayoutKINDS          AbiLayout = 8
-	AbiLayoutRULE_MAPS      AbiLayout = 8
-	AbiLayoutLABEL_BYTES    AbiLayout = 40
-	AbiLayoutLISTENERS      AbiLayout = 8
-	AbiLayoutEPISODE_LINES  AbiLayout = 1024
-	AbiLayoutLINE_EPISODES  AbiLayout = 4
+	AbiLayoutUNIT_BITS       AbiLayout = 20
+	AbiLayoutTICK_BITS       AbiLayout = 30
+	AbiLayoutTICKS_AHEAD     AbiLayout = 1
+	AbiLayoutTICKS_LATE      AbiLayout = 1048576
+	AbiLayoutLINE_SLOTS      AbiLayout = 4
+	AbiLayoutPACKET_BITS     AbiLayout = 24
+	AbiLayoutMAX_DEPTH       AbiLayout = 16
+	AbiLayoutSHARED_BYTES    AbiLayout = 1514
+	AbiLayoutFAIR_BITS       AbiLayout = 8
+	AbiLayoutSHARE_FLAGS     AbiLayout = 10
+	AbiLayoutFAIR_BINS       AbiLayout = 64
+	AbiLayoutFREE_WHOLE_BITS AbiLayout = 42
+	AbiLayoutMAX_WAIT_S      AbiLayout = 9
+	AbiLayoutSPARSE_PARTS    AbiLayout = 16
+	AbiLayoutSPARSE_BITS     AbiLayout = 11
+	AbiLayoutSPARSE_MORE     AbiLayout = 3
+	AbiLayoutSTAGES          AbiLayout = 32
+	AbiLayoutSTAGE_SECOND    AbiLayout = 17
+	AbiLayoutSTAGE_SHADOW    AbiLayout = 18
+	AbiLayoutSECRET_WORDS    AbiLayout = 12
+	AbiLayoutIP_CB           AbiLayout = 0
+	AbiLayoutRULE_CB         AbiLayout = 1
+	AbiLayoutNOW_CB          AbiLayout = 2
+	AbiLayoutVIEW_CB         AbiLayout = 4
+	AbiLayoutLINE_PREFIXES4  AbiLayout = 5
+	AbiLayoutLINE_PREFIXES6  AbiLayout = 3
+	AbiLayoutSPILL_LINES     AbiLayout = 32
+	AbiLayoutLENGTHS4        AbiLayout = 33
+	AbiLayoutLENGTHS6        AbiLayout = 129
+	AbiLayoutNO_LENGTH       AbiLayout = 255
+	AbiLayoutKINDS           AbiLayout = 8
+	AbiLayoutRULE_MAPS       AbiLayout = 8
+	AbiLayoutLABEL_BYTES     AbiLayout = 40
+	AbiLayoutLISTENERS       AbiLayout = 8
+	AbiLayoutEPISODE_LINES   AbiLayout = 1024
+	AbiLayoutLINE_EPISODES   AbiLayout = 4
 )
 
 type AbiLease struct {
@@ -264,16 +266,12 @@ type AbiListener struct {
 type AbiParams struct {
 	_         structs.HostLayout
 	RateUnits uint64
-	Base      uint64
 	Limit     uint64
 	Burst     uint64
-	Penalty   uint64
+	Clock     AbiClock
 	Idle      uint32
 	Salt      uint32
-	Overhead  int16
-	Mpu       uint16
 	Flags     uint32
-	EachBits  uint32
 	Within    uint32
 }
 
@@ -304,14 +302,19 @@ type AbiPrefixes6 struct {
 type AbiRule struct {
 	_              structs.HostLayout
 	Shared         AbiBucket
+	Fair           AbiBucket
+	Departs        uint64
 	FifoUntil      uint64
 	Version        uint32
+	Replaced       uint32
 	Retired        uint32
 	View           uint32
-	HasSlots       uint32
+	Reverted       AbiClock
 	ExtraPackets   uint64
 	ExemptPackets  uint64
 	SpilledPackets uint64
+	HasSlots       uint32
+	Room           [3]uint32
 	Params         [2]AbiParams
 	Cold           [2]AbiColdParams
 	Counters       [0]AbiCounters
@@ -342,22 +345,21 @@ const (
 	AbiRuleFlagRULE_SHARE_FLOW   AbiRuleFlag = 524288
 	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
 	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
-	AbiRuleFlagRULE_TOGETHER     AbiRuleFlag = 4194304
 	AbiRuleFlagRULE_LEASED       AbiRuleFlag = 8388608
 	AbiRuleFlagRULE_SRTCM        AbiRuleFlag = 16777216
 	AbiRuleFlagRULE_TRTCM        AbiRuleFlag = 33554432
 	AbiRuleFlagRULE_RFC4115      AbiRuleFlag = 67108864
 	AbiRuleFlagRULE_AWARE        AbiRuleFlag = 134217728
-	AbiRuleFlagRULE_TOTAL        AbiRuleFlag = 268435456
+	AbiRuleFlagRULE_EDITED       AbiRuleFlag = 268435456
+	AbiRuleFlagRULE_RELEASED     AbiRuleFlag = 536870912
 )
 
 type AbiSecondParams struct {
 	_        structs.HostLayout
-	Rebase   uint64
 	RateBits uint64
 	Yellow   uint64
 	Red      uint64
-	Room     [4]uint64
+	Room     [5]uint64
 }
 
 type AbiShare struct {
@@ -375,6 +377,7 @@ type AbiShare struct {
 	Most        uint32
 	Credit      uint64
 	Seen        uint64
+	FreeFactor  uint64
 	Skip        uint64
 	Bin         [128]uint32
 }
@@ -398,12 +401,69 @@ type AbiView struct {
 		_      structs.HostLayout
 		Count4 uint8
 		Count6 uint8
-		List4  [33]uint8
-		List6  [129]uint8
+		List   [162]uint8
 	}
 	Room        [96]uint8
 	OtherFrames uint64
 	OtherBytes  uint64
+}
+
+type AbiWork struct {
+	_          structs.HostLayout
+	Now        uint64
+	Cost       uint64
+	Opening    uint64
+	Longest    uint64
+	Latest     uint64
+	Before     uint64
+	Hash       uint64
+	Ip         uint32
+	Id         uint32
+	Phase      uint32
+	Bytes      uint32
+	Packets    uint32
+	Busy       uint32
+	Top        uint32
+	Within     uint32
+	Below      uint32
+	Guaranteed uint32
+	At         uint32
+	Marks      uint32
+	Load       uint32
+	Kept       uint32
+	Parsed     uint32
+	Ect        uint32
+	ColourIn   uint32
+	Colour     uint32
+	Paid       uint32
+	_          [4]byte
+	Bound      struct {
+		_      structs.HostLayout
+		V      uint64
+		Weight uint64
+		Units  uint64
+		May    uint64
+		Credit uint64
+		Room   uint64
+	}
+	Flow  AbiKey
+	Key   AbiKey
+	Event AbiEvent
+	_     [56]byte
+	Stage [32]struct {
+		_      structs.HostLayout
+		Start  uint64
+		Tat    uint64
+		Level  uint64
+		Limit  uint64
+		Slot   uint64
+		Id     uint32
+		Set    uint32
+		Flags  uint32
+		Below  uint32
+		Weight uint32
+		Light  uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.

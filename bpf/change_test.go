@@ -51,14 +51,12 @@ func (m *mirror) keepFIFO(want []policy.Rule, from uint64) {
 // unlimited meanwhile aged by their own clocks.
 func (m *mirror) revert(now uint64) {
 	for p, old := range m.undo {
-		if m.rules[p] != old {
+		new := m.rules[p]
+		if new != old {
 			*old.fifo = max(*old.fifo, now+uint64(policy.MaxWait))
 		}
-		if new := m.rules[p]; new != nil && new != old && old.limited() && new.limited() {
-			old.limit.Continue(new.limit.Meter, now)
-			for key, b := range new.buckets {
-				old.buckets[key] = carried(new.limit, old.limit, *b, now)
-			}
+		if new != nil && new != old && old.limited() && new.limited() {
+			old.limit.Succeed(new.limit.Meter, now)
 		}
 	}
 	m.rules, m.undo = m.undo, nil
@@ -106,7 +104,7 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	}
 }
 
-// compare compares the rules, and their counters, meters and shared buckets.
+// compare compares the rules, and their counters and shared buckets.
 func (m *mirror) compare(now uint64) {
 	m.Helper()
 	m.at(now)
@@ -124,9 +122,6 @@ func (m *mirror) compare(now uint64) {
 		}
 		if !r.limited() {
 			continue
-		}
-		if got := m.set.Meter(e); got.Clock(now) != r.limit.Clock(now) {
-			m.Errorf("%v: the byte clock is %d at %d ns, in the model %d", e.Prefix, got.Clock(now), now, r.limit.Clock(now))
 		}
 		if got, want := m.set.SharedLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
 			m.Errorf("%v: the level of its shared bucket is %d units at %d ns, in the model %d", e.Prefix, got, now, want)
@@ -211,7 +206,6 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		}
 		now = traffic(soon())
 		m.at(now)
-		m.set.Settle()
 		from, until := min(soon(), now+shapemaps.MaxLead), shapemaps.Never
 		confirm := roll(2) == 0
 		if confirm {
@@ -243,7 +237,6 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		case 2: // rolled back
 			if now = traffic(min(soon(), until-1)); now < until-1 {
 				m.at(now)
-				m.set.Settle()
 				at := min(soon(), now+shapemaps.MaxLead, until)
 				m.set.TimeRevert(at)
 				testenv.Must(m, m.set.Revert(at))
@@ -316,16 +309,55 @@ func TestChangeOfAlgorithm(t *testing.T) {
 	}
 }
 
+// After an edit, no packet overtakes those that are queued by the former rate, and together they keep to the rate in force.
+func TestQueueKeepsTurns(t *testing.T) {
+	const size, start, edit = 1000, uint64(1e9), uint64(1e9 + 1e6)
+	for _, algorithm := range algorithms {
+		for _, scope := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+			for _, rate := range []policy.Rate{800e6, 4e6} {
+				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, policy.Each{Kind: scope}, rate), func(t *testing.T) {
+					r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 64}, egress())
+					rule := queue(algorithm, 8e6, 5*size, 100*size)
+					rule.Framing, rule.Each.Kind = policy.Framing{}, scope
+					r.put(rule, start)
+					last := uint64(0)
+					send := func(now uint64) (bytes uint64) {
+						verdict, _, leaves := sendTimed(t, r.program(), toHost(1, size), meta{now: now})
+						if verdict == drop {
+							return 0
+						}
+						if leaves < last {
+							t.Fatalf("a packet at %d ns departs at %d, before %d", now, leaves, last)
+						}
+						last = leaves
+						return size
+					}
+					for range 100 {
+						send(start)
+					}
+					rule.Rate = rate
+					r.put(rule, edit)
+					queued, sent := last, uint64(0)
+					for now := edit; now < start+2e8; now += 2e5 {
+						sent += send(now)
+						if sent > 6*size+(last-queued)*uint64(rate)/8e9 {
+							t.Fatalf("%d bytes more depart within %d ns after those that were queued", sent, last-queued)
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
 // A CPU may charge a packet long after it read the time: here from before a change reverted, while
 // others have charged the bucket since. That packet stays charged, and so do those of the others.
 func TestLatePacketAfterRevert(t *testing.T) {
-	// A tick begins when the change reverts, so the tick of the late packet is two before the others'.
-	const size, from, until = 1000, uint64(2e9), uint64(3) << model.TickBits
-	host := policy.Each{Kind: policy.EachHost}
+	const size, from, until = 1000, uint64(2e9), uint64(3) << model.TickBits // a tick begins when the change reverts
 	for _, algorithm := range algorithms {
 		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2 * size, Algorithm: algorithm}
 		ofHost, pool := rule, rule
-		ofHost.Each = host
+		ofHost.Each.Kind = policy.EachHost
 		pool.Prefix, pool.Pool, pool.Label.Name = policy.PoolKey("uplink"), true, "uplink"
 		for name, limit := range map[string]policy.Rule{"rule": rule, "host": ofHost, "pool": pool} {
 			t.Run(fmt.Sprintf("%v/%s", algorithm, name), func(t *testing.T) {
@@ -345,21 +377,19 @@ func TestLatePacketAfterRevert(t *testing.T) {
 				testenv.Must(t, set.Prepare([]policy.Difference{{Have: &limit, Want: &larger}}, func(int) {}))
 				set.Time(from, until)
 				testenv.Must(t, set.Arm())
-				send := func(now uint64, verdicts ...uint32) {
+				send := func(now uint64, bytes int, verdicts ...uint32) {
 					t.Helper()
 					for i, want := range verdicts {
-						if got, _ := send(t, r.program(), toHost(1, size), meta{now: now}); got != want {
+						if got, _ := send(t, r.program(), toHost(1, bytes), meta{now: now}); got != want {
 							t.Errorf("packet %d: verdict %#x, want %#x", i, got, want)
 						}
 					}
 				}
-				send(until-1, next, next, next, next, next) // more than the bucket holds after the revert
-				send(until, drop)
-				send(until+1e6, next, drop) // one packet has drained
-				send(until-1, next)         // the late one
-				send(until+1e6, drop)
-				send(until+2e6, drop) // what has drained since is that of the late packet
-				send(until+3e6, next, drop)
+				send(until-1, size, slices.Repeat([]uint32{next}, 18)...) // room for two is left
+				send(until, size, next)
+				send(until-1, size/2, next) // the late one
+				send(until, size, drop)
+				send(until+1e6, size, next, drop) // one packet has drained
 			})
 		}
 	}

@@ -4,15 +4,12 @@ package bpf_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
@@ -206,8 +203,7 @@ func TestColoursAsInDPDK(t *testing.T) {
 	}
 }
 
-// Changes at once, and changes that begin at a moment and last or revert, neither give tokens nor take any, but for
-// what does not fit into a smaller bucket.
+// Both buckets keep their room through changes at once, and through changes that begin at a moment and last or revert.
 func TestColoursThroughChanges(t *testing.T) {
 	seed := testenv.Seed(t)
 	hosts := []netip.Addr{addr("10.9.9.1"), addr("10.9.9.2")}
@@ -232,37 +228,31 @@ func TestColoursThroughChanges(t *testing.T) {
 			}
 			plain := rule()
 			plain.Algorithm, plain.Capacity, plain.Colours = policy.GCRA, 10_000, policy.Colours{}
-			r.put(plain, now)
+			c := &colouredRig{rig: r, entry: r.put(plain, now), pairs: map[netip.Addr]*model.Pair{}}
+			limit := model.NewLimit(plain)
 			for _, host := range hosts { // keys have slots before the rule has colours
 				frame, m := painted(host, 1000, policy.Green, now)
 				send(t, r.program(), frame, m)
+				limit.Offer(&c.pair(host).First, nil, false, model.Packet{Time: now, Bytes: 1000})
 			}
-			c := &colouredRig{rig: r, entry: r.put(rule(), now), pairs: map[netip.Addr]*model.Pair{}}
+			c.entry = r.put(rule(), now)
 			c.model = model.NewColoured(c.entry.Rule)
-			for _, host := range hosts {
-				pair := c.pair(host)
-				level := c.model.First.Level(pair.First, now) + 1000<<model.UnitBits
-				pair.First = c.model.First.WithLevel(min(level, c.model.First.Capacity), now)
-			}
+			c.model.First.Succeed(limit.Meter, now)
 			// With another algorithm, a second bucket begins anew; a revert finds the former one, unless the slot has another one by now.
 			generation, last, second := 0, 0, map[netip.Addr]map[int]model.Bucket{}
 			become := func(rule policy.Rule, of int, at uint64) {
 				old := c.model
 				c.entry.Rule, c.model = rule, model.NewColoured(rule)
-				c.model.First.Continue(old.First, at)
+				c.model.First.Succeed(old.First, at)
 				if generation == of {
-					c.model.Second.Continue(old.Second, at)
+					c.model.Second.Succeed(old.Second, at)
+					return
 				}
 				for host, p := range c.pairs {
 					if second[host] == nil {
 						second[host] = map[int]model.Bucket{}
 					}
-					next := carriedPair(old, c.model, *p, at)
-					if generation != of {
-						second[host][generation] = p.Second
-						next.Second = second[host][of]
-					}
-					*p = next
+					second[host][generation], p.Second = p.Second, second[host][of]
 				}
 				generation = of
 			}
@@ -293,7 +283,6 @@ func TestColoursThroughChanges(t *testing.T) {
 				}
 				r.at(now)
 				r.prepare(after)
-				r.set.Settle()
 				from, until := now+uint64(5*time.Millisecond), uint64(maps.Never)
 				if random.IntN(2) == 0 {
 					until = from + uint64(5*time.Millisecond)
@@ -331,18 +320,6 @@ func TestColoursThroughChanges(t *testing.T) {
 			}
 		})
 	}
-}
-
-// carriedPair returns a pair of buckets after its rule has changed, but not its algorithm.
-func carriedPair(from, to *model.Coloured, p model.Pair, now uint64) model.Pair {
-	levels := from.Levels(p, now)
-	excess := from.E(levels)
-	first := to.First.WithLevel(min(levels.First, to.First.Capacity), now)
-	excess = min(excess, to.Burst())
-	if to.Kind == policy.SRTCM {
-		excess += min(levels.First, to.First.Capacity)
-	}
-	return model.Pair{First: first, Second: to.Second.WithLevel(excess, now)}
 }
 
 // byColour makes a rule rfc4115: green and yellow packets pass.
@@ -468,7 +445,6 @@ func TestCountersThroughReverts(t *testing.T) {
 				send()
 				r.at(now)
 				r.prepare(middle)
-				r.set.Settle()
 				from, until := now+uint64(5*time.Millisecond), uint64(maps.Never)
 				if end != "is rolled back" {
 					until = from + uint64(time.Second)
@@ -486,7 +462,6 @@ func TestCountersThroughReverts(t *testing.T) {
 				}
 				if until == maps.Never {
 					until = now + uint64(5*time.Millisecond)
-					r.set.Settle()
 					r.set.TimeRevert(until)
 					testenv.Must(t, r.set.Revert(until))
 					send()
@@ -559,8 +534,7 @@ func TestEventsOfColours(t *testing.T) {
 	}
 }
 
-// Where a program cannot call the next one, a packet has the verdict of --fail, and counts as contended. A rule that loses its
-// colours between two programs is applied without them.
+// Where a program cannot call the next one, a packet has the verdict of --fail, and counts as contended.
 func TestFailedTailCall(t *testing.T) {
 	for _, fail := range []policy.Fail{policy.Open, policy.Closed} {
 		t.Run(fmt.Sprint(fail), func(t *testing.T) {
@@ -568,41 +542,18 @@ func TestFailedTailCall(t *testing.T) {
 			plain := policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: 8000, Capacity: 2000, Fail: fail}
 			with := plain
 			with.Prefix, with.Algorithm, with.Colours.EBS = prefix("10.0.0.0/16"), policy.SRTCM, 2000
-			coloured, plainly := r.put(inColours(with), 1e9), r.put(plain, 1e9)
-			programs, p, id := r.set.Replacements()[bpf.ShapectlMapPrograms], r.program(), ebpf.ProgramID(0)
-			testenv.Must(t, programs.Lookup(uint32(bpf.AbiLayoutKINDS), &id))
-			colours, err := ebpf.NewProgramFromID(id)
-			testenv.Must(t, err)
-			defer colours.Close()
-			slow := meta{now: 1e9, segs: 2, segSize: 500}
-			context := slow.context()
-			binary.NativeEndian.PutUint32(context[48:], 14) // the IP header
-			binary.NativeEndian.PutUint32(context[52:], plainly.ID)
-			frame := ether(typeIPv4, ip4{proto: protoUDP, dst: "10.0.0.1"}.with(udpHeader(1, 2), zeros(958)))
-			back := func() uint32 {
-				verdict, err := colours.Run(&ebpf.RunOptions{Data: ether(typeIPv4, ip4{proto: protoUDP, dst: "10.1.0.1"}.with(udpHeader(1, 2), zeros(958))), Context: context})
-				testenv.Must(t, err)
-				return verdict
-			}
-			if first, second := back(), back(); first != next || second != drop {
-				t.Errorf("without colours: verdicts %#x and %#x", first, second)
-			}
-			for i := range 2 * uint32(bpf.AbiLayoutKINDS) {
-				programs.Delete(i)
-			}
+			rules, p := []maps.Entry{r.put(inColours(with), 1e9), r.put(plain, 1e9)}, r.program()
+			testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapPrograms].Delete(r.set.Hook().Kind))
 			want, at := next, func(c maps.Counters) uint64 { return c.PassedPackets }
 			if fail == policy.Closed {
 				want, at = drop, func(c maps.Counters) uint64 { return c.DroppedPackets }
 			}
-			before := r.counters()
-			if verdict, _ := send(t, p, frame, slow); verdict != want {
-				t.Errorf("with colours: verdict %#x", verdict)
-			}
-			if verdict := back(); verdict != want {
-				t.Errorf("with colours no more: verdict %#x", verdict)
-			}
-			for _, e := range []maps.Entry{coloured, plainly} {
-				if c := since(before[e.ID], r.counters()[e.ID]); at(c) != 2 || c.ContendedPackets != 2 {
+			for _, e := range rules {
+				frame := ether(typeIPv4, ip4{proto: protoUDP, dst: e.Prefix.Addr().Next().String()}.with(udpHeader(1, 2), zeros(958)))
+				if verdict, _ := send(t, p, frame, meta{now: 1e9, segs: 2, segSize: 500}); verdict != want {
+					t.Errorf("%v: verdict %#x", e.Prefix, verdict)
+				}
+				if c := r.set.Counters(e.ID); at(c) != 2 || c.ContendedPackets != 2 {
 					t.Errorf("%v: counted %+v", e.Prefix, c)
 				}
 			}

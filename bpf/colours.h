@@ -11,619 +11,212 @@
 #ifndef SHAPECTL_COLOURS_H
 #define SHAPECTL_COLOURS_H
 
-#include "events.h"
-#include "pool_fast.h"
+#include "charge.h"
 #include "rfc4115.c"
-#include "shadow.h"
 #include "srtcm.c"
 #include "trtcm.c"
 
-/* TCX_NEXT under tcx: later programs and filters still see the packet. */
-#define NEXT TC_ACT_UNSPEC
-#define DROP TC_ACT_SHOT
-
-/* One of the two limits of a rule, with a bucket. */
-struct half {
-	struct rule *rule;
-	const struct params *params;
-	struct bucket *bucket;
-	__u64 v;
-	__u64 tat;
-	__u64 level;
-	__u32 seen;
-	__u32 fingerprint;
-};
-
-/* Reads the level of a bucket if it has the fingerprint. Returns false if another CPU is changing it. */
-static __always_inline bool read_half(struct half *h, __u64 now)
+static __always_inline enum colour meter(__u32 flags, const struct stage *first, enum colour in, __u64 cost, __u64 *level2,
+					 __u64 limit2)
 {
-	__u32 charged;
-
-	h->tat = read_tat(h->bucket, &charged);
-	if (!is_still(h->bucket, h->fingerprint, h->tat))
-		return false;
-	h->level = level_at(h->params, h->v, now, h->tat, charged);
-	return true;
-}
-
-static __always_inline enum colour meter(const struct half *first, const struct half *second, enum colour in, __u64 cost,
-					 __u64 level, __u64 *level2)
-{
-	__u32 flags = first->params->flags;
-
 	if (flags & RULE_TRTCM)
-		return trtcm(in, cost, level, first->params->limit, *level2, second->params->limit);
+		return trtcm(in, cost, first->level, first->limit, *level2, limit2);
 	if (flags & RULE_SRTCM)
-		return srtcm(in, cost, level, first->params->limit, level2, second->params->limit);
-	return rfc4115(in, cost, level, first->params->limit, *level2, second->params->limit);
+		return srtcm(in, cost, first->level, first->limit, level2, limit2);
+	return rfc4115(in, cost, first->level, first->limit, *level2, limit2);
 }
 
 /*
- * The colour of a packet, and the TATs of both buckets before it and after it. All are words: without CAP_PERFMON, the
- * verifier refuses smaller ones where the compiler keeps pointers, too.
+ * Attempts to give a packet its colour and to charge its two buckets, which are in a slot or shared. Returns false if another CPU
+ * was faster.
  */
-struct judgement {
-	__u64 tat, after;
-	__u64 tat2, after2;
-	__u64 colour;
-	__u64 paid; /* the second bucket was charged, also by a former attempt */
-};
-
-/* Decides the colour of a packet. */
-static __always_inline void judge_colour(const struct half *first, const struct half *second, __u64 cost, enum colour in,
-					 struct judgement *j)
+static __always_inline bool colour_by(struct work *w, const struct stage *first, struct bucket *b,
+				      const struct stage *second, struct bucket *b2)
 {
-	__u64 level2 = second->level;
+	__u64 level2 = second->level, v2 = second->start - second->level, cost = w->cost;
 
-	j->tat = first->tat;
-	j->tat2 = second->tat;
-	if (j->paid)
+	if (!is_still(b, first->slot, first->tat) || !is_still(b2, second_bucket_print(first->slot, second->id), second->tat))
+		return false;
+	if (w->paid)
 		level2 = level2 > cost ? level2 - cost : 0;
-	j->colour = meter(first, second, in, cost, first->level, &level2);
-	j->after2 = second->v + level2 + cost;
-	j->after = first->v + first->level + cost;
-}
-
-/* Whether the second bucket must be charged. */
-static __always_inline bool pays(const struct judgement *j, __u32 flags)
-{
-	return !j->paid && j->colour != RED && !(j->colour == GREEN && flags & RULE_RFC4115);
-}
-
-/* A packet that gets a colour on the slow path. No padding: the verifier refuses arguments with unwritten bytes. */
-struct colouring {
-	struct charge c;
-	__u64 phase;
-	struct judgement j;
-	__u32 ip;
-	__u16 class; /* the incoming traffic class, */
-	__u16 in;    /* and by it the incoming enum colour */
-	struct size wire;
-};
-
-static __always_inline __u64 least(__u64 a, __u64 b)
-{
-	return a < b ? a : b;
-}
-
-/* revert_bucket for the sum of both buckets: E keeps its level up to EBS. It must precede that for the first bucket. */
-static __always_inline int revert_total(const struct rule *rule, __u32 index, const struct bucket *b, const struct rule *second,
-					__u32 second_index, struct bucket *sum)
-{
-	const struct first_params *cold = (const void *)&rule->cold[index & 1];
-	__u64 tat = READ_ONCE(sum->tat), v, level, total, cbs;
-
-	if (tat & TAT_BUSY || !is_from_before(READ_ONCE(sum->tick)))
-		return 1;
-	level = level_at_revert(rule, index, READ_ONCE(b->tat), READ_ONCE(b->tick), &v);
-	total = level_at_revert(second, second_index, tat, READ_ONCE(sum->tick), &v);
-	cbs = params_of(rule, index)->limit;
-	return put_at_revert(sum, tat, v, least(level, cbs) + least(total - least(total, level), cold->second_limit - cbs));
-}
-
-/* revert_bucket for both buckets. */
-__noinline int revert_pair(struct colouring *k, __u32 slot)
-{
-	struct rule *rule, *second;
-	struct bucket *b, *other;
-	struct version version;
-	__u32 id;
-
-	rule = k ? rule_of(k->c.key.id) : NULL;
-	if (!rule)
-		return 0;
-	id = rule->cold[k->c.version.index & 1].second;
-	b = slot < KEY_SLOTS ? slot_at(number_of(&k->c, slot)) : &rule->shared;
-	second = rule_of(id);
-	if (!second)
-		return 0;
-	other = slot < KEY_SLOTS ? second_of(number_of(&k->c, slot)) : &second->shared;
-	version = version_in(second, k->phase);
-	if (version.reverted && !(params_of(second, version.index)->flags & RULE_TOTAL ?
-					  revert_total(rule, k->c.version.index, b, second, version.index, other) :
-					  revert_bucket(second, version.index, other)))
-		return 0;
-	return revert_bucket(rule, k->c.version.index, b);
-}
-
-/* The first or second limit of a packet, and its bucket in a slot that the key may have, or with KEY_SLOTS the shared one. */
-static __always_inline bool find_half(struct colouring *k, __u32 slot, bool second, struct half *h)
-{
-	struct version version = k->c.version;
-	__u32 id = k->c.key.id;
-
-	h->rule = rule_of(id);
-	if (!h->rule)
-		return false;
-	if (second) {
-		id = h->rule->cold[version.index & 1].second;
-		h->rule = rule_of(id);
-		if (!h->rule)
-			return false;
-		version = version_in(h->rule, k->phase);
-	}
-	h->params = params_of(h->rule, version.index);
-	h->seen = version.seen;
-	h->bucket = &h->rule->shared;
-	h->fingerprint = 0;
-	if (slot < KEY_SLOTS) {
-		h->fingerprint = fingerprint_in(&k->c, slot);
-		if (second)
-			h->fingerprint = second_bucket_print(h->fingerprint, id);
-		id = number_of(&k->c, slot);
-		h->bucket = second ? second_of(id) : slot_at(id);
-	}
-	h->v = clock_of(h->rule, version.index, version.reverted, k->c.now);
-	return true;
-}
-
-/* judge_colour for the slow path. Not static, like charge_once. */
-__noinline int judge_slow(struct colouring *k, __u32 slot)
-{
-	__u64 cost = k ? (__u64)k->c.bytes << UNIT_BITS : 0;
-	struct half first, second;
-
-	if (!k || !find_half(k, slot, false, &first) || !find_half(k, slot, true, &second) ||
-	    !read_half(&first, tick_time(&k->c)) || !read_half(&second, tick_time(&k->c)))
-		return false;
-	judge_colour(&first, &second, cost, k->in, &k->j);
-	if (k->j.paid && k->j.colour == RED) {
+	w->colour = meter(first->flags, first, w->colour_in, cost, &level2, second->limit);
+	if (w->colour == RED) {
 		/* What has drained meanwhile is not given back. */
-		if (second.level >= cost && __sync_val_compare_and_swap(&second.bucket->tat, second.tat, second.tat - cost) != second.tat)
+		if (w->paid && second->level >= cost &&
+		    __sync_val_compare_and_swap(&b2->tat, second->tat, second->tat - cost) != second->tat)
 			return false;
-		k->j.paid = false;
+		w->paid = false;
+		return true;
 	}
-	return is_current(first.rule, first.seen);
-}
-
-/* Sets the TAT of one of the buckets to that after the packet. */
-__noinline enum verdict put_half(struct colouring *k, __u32 slot, __u32 second)
-{
-	struct half h;
-
-	if (!k || !find_half(k, slot, second, &h))
-		return VERDICT_AGAIN;
-	return put_tat(h.rule, h.seen, h.bucket, second ? k->j.tat2 : k->j.tat, second ? k->j.after2 : k->j.after, tick_time(&k->c),
-		       VERDICT_PASS);
-}
-
-/* charge_once for two buckets. */
-static __always_inline enum verdict charge_both(struct colouring *k, __u32 slot)
-{
-	const struct rule *rule;
-	__u32 id = k->c.key.id;
-
-	rule = rule_of(id);
-	if (!rule)
-		return VERDICT_CONTENDED;
-	if ((k->c.version.reverted && !revert_pair(k, slot)) || !judge_slow(k, slot))
-		goto again;
-	if (pays(&k->j, params_of(rule, k->c.version.index)->flags)) {
-		if (put_half(k, slot, true) != VERDICT_PASS)
-			goto again;
-		k->j.paid = true;
+	if (!w->paid && !(w->colour == GREEN && first->flags & RULE_RFC4115)) {
+		if (!set_tat(b2, second->tat, v2 + level2 + cost, w->now))
+			return false;
+		w->paid = true;
 	}
-	if (k->j.colour != GREEN || put_half(k, slot, false) == VERDICT_PASS)
-		return VERDICT_PASS;
-again:
-	return is_current(rule, k->c.version.seen) ? VERDICT_AGAIN : VERDICT_STALE;
+	return w->colour != GREEN || set_tat(b, first->tat, first->start + cost, w->now);
 }
 
 /* Gives a slot a second bucket, if it has none for this limit: the rule had no colours when the key got the slot. */
-__noinline int add_second(struct charge *c, __u32 i)
+__noinline int add_second(__u32 cpu, __u64 slot, __u32 id)
 {
-	struct bucket *b, *second;
-	__u32 number, fingerprint;
-	struct key *owner;
-	__u64 tat;
+	struct work *w = work_of(cpu);
+	__u32 number = slot >> 32, fingerprint = slot;
+	struct bucket *b = bucket_of(slot), *second = second_of(number);
+	struct key *owner = bpf_map_lookup_elem(&keys, &number);
+	__u64 tat = READ_ONCE(b->tat);
 
-	if (!c)
-		return false;
-	number = number_of(c, i);
-	fingerprint = second_bucket_print(fingerprint_in(c, i), c->key.second);
-	second = second_of(number);
-	if (READ_ONCE(second->fingerprint) == fingerprint)
+	if (READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id))
 		return true;
-	b = slot_at(number);
-	owner = bpf_map_lookup_elem(&keys, &number);
-	tat = READ_ONCE(b->tat);
-	if (!owner || !is_still(b, fingerprint_in(c, i), tat) ||
-	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
+	if (!owner || !is_still(b, fingerprint, tat) || __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
 		return false;
 	/* Another CPU may have done it meanwhile. */
-	if (READ_ONCE(b->fingerprint) == fingerprint_in(c, i) && READ_ONCE(second->fingerprint) != fingerprint) {
-		owner->second = c->key.second;
+	if (READ_ONCE(b->fingerprint) == fingerprint && READ_ONCE(second->fingerprint) != second_bucket_print(fingerprint, id)) {
+		owner->second = id;
 		owner->paired = true;
-		clear_second(number, fingerprint_in(c, i), owner, c->now);
+		clear_second(number, fingerprint, id, w->phase, w->now);
 	}
 	__sync_lock_test_and_set(&b->tat, tat);
-	return READ_ONCE(second->fingerprint) == fingerprint;
+	return READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id);
 }
 
-static long try_pair(__u64 i, struct colouring *k)
+/* An attempt to give a packet its colour, by the buckets in the slot of a stage or the shared ones. Returns it, or -1. */
+__noinline int colour_pair(__u32 cpu, __u32 i)
 {
-	__u32 slot = slot_of_key(&k->c), to;
+	struct work *w = work_of(cpu);
+	struct stage *first = stage_of(w, i), *second = stage_of(w, STAGE_SECOND);
+	struct rule *rule = rule_of(first->id), *other = rule_of(second->id);
+	struct bucket *b, *b2;
 
-	(void)i;
-	if (slot < KEY_SLOTS) {
-		k->c.verdict = VERDICT_AGAIN;
-		if (!add_second(&k->c, slot))
-			return 0;
-		k->c.verdict = charge_both(k, slot);
-		return k->c.verdict != VERDICT_AGAIN;
+	if (!rule || !other)
+		return -1;
+	b = &rule->shared;
+	b2 = &other->shared;
+	if (first->slot) {
+		if (!add_second(cpu, first->slot, second->id))
+			return -1;
+		b = bucket_of(first->slot);
+		b2 = second_of(first->slot >> 32);
 	}
-	slot = slot_for_key(&k->c);
-	if (slot < KEY_SLOTS) {
-		k->c.verdict = allocate_slot(&k->c, slot);
-		return k->c.verdict != VERDICT_AGAIN;
-	}
-	k->c.verdict = VERDICT_AGAIN;
-	for (slot = 0; slot < KEY_SLOTS; slot++) {
-		to = lock_next(&k->c, slot);
-		if (to != NO_SLOT && move_bucket(&k->c, slot, to))
-			return 0;
-	}
-	k->c.verdict = VERDICT_CONTENDED;
-	return 1;
+	look_at(first, rule, params_of(rule, first->set), first->set, b, w->now);
+	look_at(second, other, params_of(other, second->set), second->set, b2, w->now);
+	return colour_by(w, first, b, second, b2) ? w->colour : -1;
 }
 
-static long try_shared_pair(__u64 i, struct colouring *k)
+/* An attempt with the shared buckets, or with those of the key that was sought. A key that gets no slot uses the shared ones. */
+__noinline int colour_key(__u32 cpu, __u32 i)
 {
-	(void)i;
-	k->c.verdict = charge_both(k, KEY_SLOTS);
-	return k->c.verdict != VERDICT_AGAIN;
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	struct rule *rule = rule_of(s->id);
+
+	s->slot = s->flags & RULE_EACH ? find_handle(w->hash) : 0;
+	if (s->slot || !(s->flags & RULE_EACH))
+		return colour_pair(cpu, i);
+	if (get_slot(cpu) != GOT_NO_ROOM || !rule)
+		return -1;
+	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
+	s->flags &= ~RULE_EACH;
+	return w->paid ? YELLOW : -1; /* the second bucket has it */
 }
 
-/* The incoming colour of a packet with this traffic class. */
-static __noinline enum colour colour_in(__u32 class, const struct params *params, __u64 phase)
+/* The incoming colour of a packet. */
+static __always_inline enum colour colour_in(struct __sk_buff *skb, __u32 ip, const struct params *params)
 {
-	__u32 id = cold_of(params)->second, dscp = class >> 2 & 63;
-	const struct second_params *second;
-	const struct rule *rule;
+	const struct second_params *second = (const void *)cold_of(params);
+	int class = traffic_class(skb, ip);
+	__u32 dscp = class < 0 ? 0 : class >> 2 & 63;
 
-	if (!(params->flags & RULE_AWARE))
-		return GREEN;
-	rule = rule_of(id);
-	if (!rule)
-		return GREEN;
-	second = (const void *)&rule->cold[version_in(rule, phase).index & 1];
 	if (second->red >> dscp & 1)
 		return RED;
 	return second->yellow >> dscp & 1 ? YELLOW : GREEN;
 }
 
-/* charge_slow for a rule with colours: the colour, or the verdict VERDICT_CONTENDED or VERDICT_STALE negated. */
-static __noinline int colour_slow(struct __sk_buff *skb, struct colouring *k, __u32 id)
-{
-	struct rule *rule = rule_of(id);
-	const struct params *params;
-
-	if (!rule)
-		return -VERDICT_CONTENDED;
-	k->c.verdict = VERDICT_AGAIN;
-	k->c.version = version_in(rule, k->phase);
-	params = params_of(rule, k->c.version.index);
-	if (!(params->flags & RULE_COLOURS))
-		return -VERDICT_STALE;
-	k->c.key = (struct key){ .id = id, .second = cold_of(params)->second, .paired = true };
-	measure(skb, k->ip, params->overhead, params->mpu, &k->wire);
-	k->c.bytes = k->wire.bytes;
-	k->in = colour_in(k->class, params, k->phase);
-	if (params->flags & RULE_EACH) {
-		find_lines(skb, k->ip, params->flags, &k->c);
-		bpf_loop(2 * TRIES, try_pair, k, 0);
-		if (k->c.verdict == VERDICT_AGAIN)
-			k->c.verdict = VERDICT_CONTENDED;
-		if (k->c.verdict == VERDICT_CONTENDED && !k->j.paid)
-			__sync_fetch_and_add(&rule->spilled_packets, k->wire.packets);
-	}
-	if (!(params->flags & RULE_EACH) || (k->c.verdict == VERDICT_CONTENDED && !k->j.paid))
-		bpf_loop(2 * TRIES, try_shared_pair, k, 0);
-	if (k->c.verdict == VERDICT_PASS)
-		return k->j.colour;
-	/* The second bucket has it, and the colour is that of its packets. */
-	if (k->j.paid)
-		return YELLOW;
-	return k->c.verdict == VERDICT_STALE ? -VERDICT_STALE : -VERDICT_CONTENDED;
-}
-
-/* Counts a packet that is not green for the second limit. A negative colour is none. */
-static __always_inline void count_colour(struct rule *second, int colour, const struct size *wire)
+/* Counts a packet by its colour, in the counters of the second limit. */
+static __always_inline void count_colour(const struct work *w, struct rule *second)
 {
 	struct counters *c = counters_of(second);
 
-	if (colour == YELLOW)
-		count(&c->passed_packets, &c->passed_bytes, wire);
-	else if (colour == RED)
-		count(&c->dropped_packets, &c->dropped_bytes, wire);
+	if (w->colour == GREEN)
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+	else if (w->colour == YELLOW)
+		count(&c->passed_packets, &c->passed_bytes, w);
 	else
-		count(&c->passed_excess_packets, &c->passed_excess_bytes, wire);
+		count(&c->dropped_packets, &c->dropped_bytes, w);
 }
 
 /*
- * While a change may revert by itself, counts a packet that its rule treated as after the change, in the second limit that
- * the rule had before, if it has another one now or none: there, the packet has no colour.
+ * Gives a packet its colour by a rule or its shadow, at a stage that was looked at. Returns the action for it, or -1 if other CPUs
+ * were faster all the time.
  */
-static __noinline int count_between(const struct packet *p)
+__noinline int colour(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
-	__u32 id = p->id, seen = p->version.seen;
-	const struct params *old, *params;
-	struct rule *rule;
-
-	if (!(seen & VERSION_CHANGES) || p->version.index == (seen & 1) || READ_ONCE(change.phase) != PHASE_BY_TIME)
-		return 0;
-	rule = rule_of(id);
-	if (!rule)
-		return 0;
-	old = params_of(rule, seen);
-	params = params_of(rule, p->version.index);
-	if (!(old->flags & RULE_COLOURS) || (params->flags & RULE_COLOURS && cold_of(params)->second == cold_of(old)->second))
-		return 0;
-	id = cold_of(old)->second;
-	rule = rule_of(id);
-	if (rule)
-		count_colour(rule, -1, &p->wire);
-	return 0;
-}
-
-/* Returned for packets of which listeners are told, where there is stack left for it: red ones, and dropped ones. */
-#define TOLD_DROP (-6)
-#define TOLD_PASS (-7)
-#define TOLD_MARK (-8)
-
-/* Tells listeners of such a packet. Returns what happens to the packet, whatever the answer. */
-static __always_inline int tell_colour(struct __sk_buff *skb, __u32 ip, __u32 id, int answer)
-{
-	if (answer > TOLD_DROP || answer < TOLD_MARK)
-		return answer;
-	if (is_heard())
-		tell(skb, ip, id, id, answer == TOLD_DROP ? VERDICT_EXCESS : answer == TOLD_MARK ? VERDICT_MARK : VERDICT_PASS);
-	return answer == TOLD_DROP ? DROP : NEXT;
-}
-
-static __always_inline __u32 action_of(const struct params *params, __u32 colour)
-{
-	return params->within >> (colour & 3) * 8 & 0xff;
-}
-
-/* Does what the rule says about packets of a colour. */
-static __noinline int act_by_colour(struct __sk_buff *skb, struct rule *rule, const struct params *params, const struct packet *p,
-				    __u32 colour)
-{
-	__u32 second = cold_of(params)->second, action = action_of(params, colour);
-	struct counters *c = counters_of(rule);
-
-	if (colour != GREEN) {
-		rule = rule_of(second);
-		if (rule)
-			count_colour(rule, colour, &p->wire);
-	}
-	if (action == ACTION_DROP || (action == ACTION_ECN && !ecn_of(skb, p->ip))) {
-		count(&c->dropped_packets, &c->dropped_bytes, &p->wire);
-		return TOLD_DROP;
-	}
-	if (action == ACTION_ECN) {
-		if (set_class(skb, p->ip, ~0, CE))
-			c->contended_packets += p->wire.packets;
-		else
-			c->marked_packets += p->wire.packets;
-	} else if (action < ACTION_PASS && traffic_class(skb, p->ip) >> 2 != (int)action && set_class(skb, p->ip, CE, action << 2)) {
-		c->contended_packets += p->wire.packets;
-	}
-	count(&c->passed_packets, &c->passed_bytes, &p->wire);
-	if (colour != GREEN)
-		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
-	if (colour != RED)
-		return NEXT;
-	return action == ACTION_ECN ? TOLD_MARK : TOLD_PASS;
-}
-
-/* Charges a packet to the shadow of its rule, and counts the colour. Returns false if the shadow has changed meanwhile. */
-static __always_inline bool colour_by_shadow(struct __sk_buff *skb, struct colouring *k, __u32 id)
-{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i), *second = stage_of(w, STAGE_SECOND);
+	struct rule *rule = rule_of(s->id), *other;
 	const struct params *params;
-	struct rule *rule, *second;
+	int is = -1, action;
+	__u32 tries;
+
+	if (!rule)
+		return -1;
+	params = params_of(rule, s->set);
+	w->paid = false;
+	other = rule_of(cold_of(params)->second);
+	if (!other)
+		return -1;
+	place(w, second, cold_of(params)->second, other);
+	w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
+	if (s->flags & RULE_EACH) {
+		seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+		w->key.id = s->id;
+		w->key.second = second->id;
+		w->key.paired = true;
+		w->opening = 0;
+	}
+#pragma unroll
+	for (tries = 0; tries < 2 * TRIES; tries++) {
+		is = colour_key(cpu, i);
+		if (is >= 0)
+			break;
+	}
+	if (is < 0 && !w->paid)
+		return -1;
+	w->colour = is < 0 ? YELLOW : is; /* the second bucket has it */
+	count_colour(w, other);
+	action = params->within >> (w->colour & 3) * 8 & 0xff;
+	return action == ACTION_ECN && !ecn_of(skb, w->ip) ? ACTION_DROP : action;
+}
+
+/* Gives a packet the colour of its rule, and does what the rule says about it. Events tell only of red packets. */
+__noinline int apply_colour(struct __sk_buff *skb, __u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, 0);
+	struct rule *rule = rule_of(s->id);
+	int action = colour(skb, cpu, 0);
 	struct counters *c;
-	__u32 action;
-	int colour;
 
-	k->j.paid = false;
-	colour = colour_slow(skb, k, id);
-	rule = rule_of(id);
-	if (!rule || colour == -VERDICT_STALE)
-		return false;
-	params = params_of(rule, k->c.version.index);
+	if (!rule || action < 0)
+		return VERDICT_CONTENDED;
+	if (action == ACTION_DROP)
+		return VERDICT_EXCESS;
+	if (action == ACTION_ECN && w->colour == RED)
+		return VERDICT_MARK;
 	c = counters_of(rule);
-	id = cold_of(params)->second;
-	second = rule_of(id);
-	if (colour != GREEN && second)
-		count_colour(second, colour, &k->wire);
-	action = colour < 0 ? ACTION_PASS : action_of(params, colour);
-	if (colour < 0)
-		c->contended_packets += k->wire.packets;
-	if (action == ACTION_DROP || (action == ACTION_ECN && !ecn_of(skb, k->ip))) {
-		note_affected(skb, k->ip, &k->wire, params);
-		count(&c->dropped_packets, &c->dropped_bytes, &k->wire);
-	} else {
-		count(&c->passed_packets, &c->passed_bytes, &k->wire);
-		if (colour == YELLOW || colour == RED)
-			count(&c->passed_excess_packets, &c->passed_excess_bytes, &k->wire);
+	if (action == ACTION_ECN) {
+		if (set_class(skb, w->ip, ~0, CE))
+			c->contended_packets += w->packets;
+		else
+			c->marked_packets += w->packets;
+	} else if (action < ACTION_PASS && traffic_class(skb, w->ip) >> 2 != action && set_class(skb, w->ip, CE, action << 2)) {
+		c->contended_packets += w->packets;
 	}
-	count_extra(rule, k->wire.packets);
-	return true;
-}
-
-/* Gives a packet without a colour the verdict of --fail, and counts it. */
-static __always_inline int fail(struct rule *rule, const struct params *params, const struct size *wire)
-{
-	struct counters *c = counters_of(rule);
-	struct rule *second;
-
-	c->contended_packets += wire->packets;
-	if (params->flags & RULE_COLOURS) {
-		second = rule_at(&cold_of(params)->second);
-		if (second)
-			count_colour(second, -1, wire);
-	}
-	if (params->flags & RULE_FAIL_CLOSED) {
-		count(&c->dropped_packets, &c->dropped_bytes, wire);
-		return DROP;
-	}
-	count(&c->passed_packets, &c->passed_bytes, wire);
-	return NEXT;
-}
-
-/* The same if the next program could not be called. */
-static __noinline int fail_call(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase)
-{
-	struct rule *rule = rule_of(id);
-	const struct params *params;
-	struct size wire;
-
-	if (!rule)
-		return NEXT;
-	params = params_of(rule, version_in(rule, phase).index);
-	measure(skb, ip, params->overhead, params->mpu, &wire);
-	count_extra(rule, wire.packets);
-	return fail(rule, params, &wire);
-}
-
-/* Applies a rule with colours to any packet. Returns UNDONE if the rule has changed meanwhile. */
-__noinline int apply_colours_slow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase, __u32 paid)
-{
-	struct colouring k = { .c.now = time_ns(skb), .c.before = 1, .phase = phase, .ip = ip, .j.paid = paid };
-	const struct params *params;
-	struct rule *rule;
-	int answer, colour;
-
-	colour = traffic_class(skb, ip);
-	k.class = colour < 0 ? 0 : colour;
-	colour = colour_slow(skb, &k, id);
-	rule = rule_of(id);
-	if (!rule || colour == -VERDICT_STALE)
-		return UNDONE;
-	params = params_of(rule, k.c.version.index);
-	if (colour >= 0) {
-		struct packet p = { .ip = ip, .id = id, .version = k.c.version, .wire = k.wire };
-
-		answer = act_by_colour(skb, rule, params, &p, colour);
-		count_between(&p);
-	} else {
-		answer = fail(rule, params, &k.wire);
-	}
-	count_extra(rule, k.wire.packets);
-	if (HOOK(shadows) && params->flags & RULE_SHADOW) {
-		id = cold_of(params)->shadow;
-		if (!colour_by_shadow(skb, &k, id))
-			colour_by_shadow(skb, &k, id);
-	}
-	return answer;
-}
-
-/* Returned for packets that need the slow path; the second bucket may have been charged. */
-#define SLOW (-4)
-#define SLOW_PAID (-5)
-
-/*
- * The fast path: a packet that is one packet on the wire, and existing buckets without contention. The caller has the
- * parameters in force and the version with them. Returns the colour or one of the above.
- */
-static __always_inline int colour_fast(struct __sk_buff *skb, __u32 ip, struct rule *rule, const struct params *params, __u32 seen,
-				       bool each, bool aware)
-{
-	const struct first_params *cold = (const void *)cold_of(params);
-	struct half first = { .params = params, .bucket = &rule->shared };
-	struct params by = {};
-	struct half second = { .params = &by };
-	struct judgement j = { .paid = false };
-	enum colour in = GREEN;
-	struct rule *other;
-	__u32 line, slot;
-	__u64 hash, now;
-	int class;
-
-	if (each) {
-		hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
-		if (!hash)
-			goto slow;
-		line = line_of(hash);
-		first.fingerprint = fingerprint_of(hash);
-		slot = home_of(first.fingerprint);
-		if (READ_ONCE(line_at(line)->slot[slot].fingerprint) != first.fingerprint)
-			slot = slot_of(line_at(line), first.fingerprint);
-		if (slot == LINE_SLOTS)
-			goto slow;
-		first.bucket = KEPT(&line_at(line)->slot[slot & (LINE_SLOTS - 1)]);
-		second.bucket = second_of(line * LINE_SLOTS + (slot & (LINE_SLOTS - 1)));
-		second.fingerprint = second_bucket_print(first.fingerprint, cold->second);
-	} else {
-		other = rule_at(&cold->second);
-		if (!other)
-			goto slow;
-		second.bucket = &other->shared;
-	}
-	now = time_ns(skb);
-	if (aware) {
-		class = traffic_class(skb, ip);
-		if (class < 0)
-			goto slow;
-		in = colour_in(class, params, phase_at(now));
-	}
-	first.v = byte_clock(params, params->base, now);
-	if (!read_half(&first, now))
-		goto slow;
-	by.rate_units = cold->second_rate;
-	by.limit = cold->second_limit;
-	by.idle = cold->second_idle;
-	second.v = byte_clock(&by, cold->second_base, now);
-	if (!read_half(&second, now))
-		goto slow;
-	judge_colour(&first, &second, (__u64)skb->len << UNIT_BITS, in, &j);
-	if (unlikely(!is_current(rule, seen)) || (pays(&j, params->flags) && !set_tat(second.bucket, j.tat2, j.after2, now)))
-		goto slow;
-	if (j.colour == GREEN && !set_tat(first.bucket, j.tat, j.after, now))
-		return params->flags & RULE_RFC4115 ? SLOW : SLOW_PAID;
-	return j.colour;
-slow:
-	return KEPT(SLOW);
-}
-
-/* One function for each common case, because what a case does not need would take registers. */
-static __noinline int colour_all(struct __sk_buff *skb, struct rule *rule, const struct params *params, __u32 seen)
-{
-	return colour_fast(skb, 0, rule, params, seen, false, false);
-}
-
-static __noinline int colour_each(struct __sk_buff *skb, __u32 ip, struct rule *rule, const struct params *params, __u32 seen)
-{
-	return colour_fast(skb, ip, rule, params, seen, true, false);
-}
-
-static __noinline int colour_any(struct __sk_buff *skb, __u32 ip, struct rule *rule, const struct params *params, __u32 seen)
-{
-	if (params->flags & (RULE_FRAMING | RULE_SHADOW))
-		return SLOW;
-	return colour_fast(skb, ip, rule, params, seen, params->flags & RULE_EACH, true);
+	if (w->colour == YELLOW)
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+	if (w->colour != RED)
+		return VERDICT_PASS;
+	s->flags |= RULE_PASS;
+	return VERDICT_EXCESS;
 }
 
 #endif

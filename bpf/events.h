@@ -7,12 +7,7 @@
 #ifndef SHAPECTL_EVENTS_H
 #define SHAPECTL_EVENTS_H
 
-#include "clock.h"
-
-static __always_inline __u64 time_ns(struct __sk_buff *skb)
-{
-	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
-}
+#include "climb.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -53,21 +48,16 @@ static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64
 {
 	__u32 first = (tag >> 32 & (EPISODE_LINES - 1)) * LINE_EPISODES, at = LINE_EPISODES, random = tag >> 62, i;
 	struct episode *line = &l->episodes[first];
-	bool known = false;
+	bool known = false, same;
 	__u64 last;
 
 #pragma unroll
 	for (i = 0; i < LINE_EPISODES; i++) {
-		if (READ_ONCE(line[i].tag) == tag) {
-			at = i;
-			known = true;
-		}
-	}
-#pragma unroll
-	for (i = 0; i < LINE_EPISODES; i++) {
 		last = READ_ONCE(line[i].last);
-		if (!known && (!last || last + QUIET_NS <= now))
+		same = READ_ONCE(line[i].tag) == tag;
+		if (same || (!known && (!last || last + QUIET_NS <= now)))
 			at = i;
+		known |= same;
 	}
 	if (at == LINE_EPISODES)
 		return MEMORY_FULL;
@@ -87,13 +77,14 @@ static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64
  * Tells the listener in a slot of an event. Beyond its most in a tick, it only learns how many were left out. Not static, so
  * that the verifier checks it once for all slots.
  */
-__noinline int tell_one(struct event *e, __u64 tag, __u64 quiet, __u32 slot)
+__noinline int tell_one(__u32 cpu, __u64 tag, __u64 quiet, __u32 slot)
 {
+	struct event *e = &work_of(cpu)->event;
 	struct listener *l;
 	__u32 first = 0;
 	void *map;
 
-	if (!e || slot >= LISTENERS || READ_ONCE(change.leases[slot]) <= e->time)
+	if (slot >= LISTENERS || READ_ONCE(change.leases[slot]) <= e->time)
 		return 0;
 	map = bpf_map_lookup_elem(&listeners, &slot);
 	if (!map)
@@ -121,115 +112,112 @@ __noinline int tell_one(struct event *e, __u64 tag, __u64 quiet, __u32 slot)
 	return 0;
 }
 
-/* The level in units of the shared bucket of a rule or pool, or of the one with the handle. The packet has reverted it. */
-__noinline __u64 level_now(__u32 id, __u32 phase, __u64 now, __u64 handle)
-{
-	struct rule *rule = rule_of(id);
-	struct version version;
-	const struct bucket *b;
-	__u64 v, tat;
-	__u32 charged;
-
-	if (!rule)
-		return 0;
-	version = version_in(rule, phase);
-	v = clock_of(rule, version.index, version.reverted, now);
-	if (handle) {
-		b = bucket_of(handle);
-		tat = READ_ONCE(b->tat);
-		charged = READ_ONCE(b->tick);
-	} else {
-		tat = READ_ONCE(rule->shared.tat);
-		charged = READ_ONCE(rule->shared.tick);
-	}
-	return level_at(params_of(rule, version.index), v, version.reverted ? now + (1ULL << TICK_BITS) : now, tat, charged);
-}
-
-/* The same for a pool with a lease. */
-__noinline __u64 leased_level_now(__u32 id, __u32 phase, __u64 now)
-{
-	struct limit_at at;
-
-	return limit_in(id, phase, now, &at) ? level_of(&at, &at.rule->shared) : 0;
-}
-
 /*
  * Whether a key has room in its guarantee, and not only for this packet: it was refused just before, and some room may
  * be there since. A key without a slot has all room.
  */
-__noinline int is_within_guarantee(const struct key *key, __u32 id, __u32 bytes, __u32 phase, __u64 now)
+static __always_inline bool is_within_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 {
+	struct work *w = work_of(cpu);
+	struct stage *g = stage_of(w, STAGE_SECOND);
+	const struct rule *rule = rule_of(id);
 	const struct params *params;
-	struct rule *rule = rule_of(id);
-	__u64 handle = 0, level = 0;
 
-	if (!key || !rule)
+	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id))
 		return false;
-	params = params_of(rule, version_in(rule, phase).index);
-	if (params->flags & RULE_EACH)
-		handle = find_handle(hash_key(key, params->salt));
-	if (handle || !(params->flags & RULE_EACH))
-		level = level_now(id, phase, now, handle);
-	return level + ((__u64)bytes << (UNIT_BITS + 1)) <= params->limit;
+	params = params_of(rule, g->set);
+	if (g->flags & RULE_EACH) {
+		g->slot = seek(skb, cpu, params->salt, g->flags, cold_of(params)->each_bits);
+		if (!g->slot)
+			return true;
+		look_at_slot(cpu, STAGE_SECOND);
+	}
+	return g->level + 2 * w->cost <= g->limit;
 }
 
-/* What an excess packet of a rule means to listeners. at is the rule or pool that had too little room. */
-__noinline int tell(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 at, __u32 verdict)
+/* Fills in the key, the level and the capacity of an event, and makes work.hash that of what identifies its bucket. */
+__noinline int describe(struct __sk_buff *skb, __u32 cpu)
 {
-	__u64 now = time_ns(skb), until = READ_ONCE(change.listened_until), tag, handle = 0, quiet = QUIET_NS, limit, burst;
-	struct event e = { .time = now, .limit = at, .kind = EVENT_OVERFLOW };
-	const struct params *params;
-	struct rule *rule;
-	__u32 phase, index, flags, slot;
+	struct work *w = work_of(cpu);
+	struct event *e = &w->event;
+	struct stage *s = stage_of(w, STAGE_SHADOW);
+	const struct params *params, *by;
+	struct rule *rule = rule_of(w->id);
+	__u64 slot, burst, limit;
+	__u32 set;
+
+	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->id))
+		return 0;
+	params = params_of(rule, s->set);
+	slot = seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+	e->key = w->flow;
+	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
+	e->key.id = w->id;
+	if (w->at == w->id && s->flags & RULE_EACH) {
+		s->slot = slot;
+		if (slot)
+			look_at_slot(cpu, STAGE_SHADOW);
+	} else {
+		w->hash = mix(w->at == w->id ? params->salt : (__u64)w->at << 32 | w->id);
+	}
+	if (w->at != w->id) {
+		rule = rule_of(w->at);
+		if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->at))
+			return 0;
+		params = params_of(rule, s->set);
+	}
+	set = s->set;
+	by = rated(rule, &set, w->now);
+	e->level = s->level >> UNIT_BITS;
+	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
+	burst = READ_ONCE(by->burst);
+	limit = READ_ONCE(by->limit);
+	e->capacity = ((s->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
+	return 0;
+}
+
+/* Tells listeners of an excess packet, or of one that was marked or delayed. */
+__noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
+{
+	struct work *w = work_of(cpu);
+	__u64 now = w->now, until = READ_ONCE(change.listened_until), tag, quiet = QUIET_NS;
+	struct event *e = &w->event;
+	const struct stage *s = stage_of(w, 0);
+	const struct cold_params *cold;
+	const struct rule *rule;
+	__u32 slot, flags;
 
 	if (now >= until) {
 		/* Nobody listens any more. A listener that was killed costs packets nothing from now on. */
 		__sync_val_compare_and_swap(&change.listened_until, until, 0);
 		return 0;
 	}
-	rule = rule_of(id);
+	rule = rule_of(w->id);
 	if (!rule || verdict == VERDICT_CONTENDED)
 		return 0;
-	phase = phase_at(now);
-	index = version_in(rule, phase).index;
-	params = params_of(rule, index);
-	flags = params->flags;
-	make_key(skb, ip, params->each_bits, flags, &e.key);
-	e.key.id = id;
+	cold = cold_of(params_of(rule, s->set));
+	flags = s->flags;
+	e->time = now;
+	e->limit = w->at;
+	e->kind = EVENT_OVERFLOW;
+	e->fate = FATE_DROPPED;
 	if (verdict == VERDICT_MARK)
-		e.fate = FATE_MARKED;
+		e->fate = FATE_MARKED;
 	else if (verdict == VERDICT_DELAY)
-		e.fate = FATE_DELAYED;
+		e->fate = FATE_DELAYED;
 	else if (verdict == VERDICT_PASS || (verdict == VERDICT_EXCESS && flags & RULE_PASS))
-		e.fate = FATE_PASSED;
-	tag = mix(at == id ? params->salt : (__u64)at << 32 | id);
-	if (at == id && flags & RULE_EACH) {
-		tag = hash_key(&e.key, params->salt);
-		handle = find_handle(tag);
-	}
+		e->fate = FATE_PASSED;
+	describe(skb, cpu);
+	tag = w->hash;
 	if (verdict == VERDICT_EXCESS && flags & RULE_PENALTY) {
-		e.kind = EVENT_PENALTY;
-		quiet = later(quiet, rule->cold[index & 1].penalty_ns);
+		e->kind = EVENT_PENALTY;
+		quiet = later(quiet, cold->penalty_ns);
 	}
-	if (at != id && verdict == VERDICT_REFUSED && flags & RULE_GUARANTEE &&
-	    is_within_guarantee(&e.key, rule->cold[index & 1].second, skb->len, phase, now))
-		e.kind = EVENT_GUARANTEE;
-	if (flags & RULE_SUBNET)
-		far_address(skb, ip, (struct address *)e.key.src);
-	rule = rule_of(at);
-	if (!rule)
-		return 0;
-	params = params_of(rule, version_in(rule, phase).index);
-	flags = params->flags;
-	e.level = (flags & RULE_LEASED ? leased_level_now(at, phase, now) : level_now(at, phase, now, handle)) >> UNIT_BITS;
-	params = rated(params, now);
-	/* Reads both: see clock_of. */
-	limit = READ_ONCE(params->limit);
-	burst = READ_ONCE(params->burst);
-	e.capacity = ((flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
-	tag += e.kind << 4 | e.fate;
+	if (verdict == VERDICT_REFUSED && w->at != w->id && flags & RULE_GUARANTEE && is_within_guarantee(skb, cpu, cold->second))
+		e->kind = EVENT_GUARANTEE;
+	tag += e->kind << 4 | e->fate;
 	for (slot = 0; slot < LISTENERS; slot++)
-		tell_one(&e, tag, quiet, slot);
+		tell_one(cpu, tag, quiet, slot);
 	return 0;
 }
 

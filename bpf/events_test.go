@@ -132,7 +132,7 @@ func TestEventsOfPoolsQueuesAndMarks(t *testing.T) {
 		ect        bool
 		want       []string // in any order
 	}{
-		{"refused on the fast path", pool(policy.Rule{}), within, false, []string{"overflow pool up dropped 10.1.0.0/16"}},
+		{"refused", pool(policy.Rule{}), within, false, []string{"overflow pool up dropped 10.1.0.0/16"}},
 		{"refused on the slow path", pool(policy.Rule{}), with(within, func(r *policy.Rule) { r.Framing.Overhead = 4 }), false,
 			[]string{"overflow pool up dropped 10.1.0.0/16"}},
 		{"key of a refused packet", pool(policy.Rule{}), with(within, func(r *policy.Rule) {
@@ -421,7 +421,7 @@ func (e *ears) hear(f *forest, stages []*mirroredStage, want model.Passage, host
 	fate := maps.Dropped
 	if want.Verdict != model.Drop {
 		for i := range stages {
-			if want.Delays[i] || want.Marks[i] {
+			if want.At[i].Verdict != model.Pass {
 				at = i
 			}
 		}

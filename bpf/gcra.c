@@ -20,12 +20,12 @@
 
 #include "meter.h"
 
-static __always_inline bool gcra(const struct params *params, __u64 v, __u64 cost, __u64 least, __u64 *tat)
+static __always_inline bool gcra(__u64 limit, __u64 v, __u64 cost, __u64 least, __u64 *tat)
 {
 	__u64 start = later(*tat, v);
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (start != v && start + least - v > params->limit)
+	if (start != v && start + least - v > limit)
 		return false;
 	*tat = start + cost;
 	return true;

@@ -41,4 +41,6 @@
 		masked;                                                     \
 	})
 
+const volatile struct hook hook;
+
 #endif

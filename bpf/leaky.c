@@ -22,21 +22,21 @@
 
 #include "meter.h"
 
-static __always_inline bool leaky(const struct params *params, __u64 v, __u64 cost, __u64 least, __u64 *tat)
+static __always_inline bool leaky(__u64 limit, __u64 v, __u64 cost, __u64 least, __u64 *tat)
 {
 	__u64 level = later(*tat, v) - v;
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (level && level + least > params->limit)
+	if (level && level + least > limit)
 		return false;
 	*tat = v + level + cost;
 	return true;
 }
 
 /* The TAT after an excess packet. */
-static __always_inline __u64 leaky_penalty(const struct params *params, __u64 v, __u64 tat)
+static __always_inline __u64 leaky_penalty(const struct cold_params *cold, __u64 v, __u64 tat)
 {
-	return later(tat, v + params->penalty);
+	return later(tat, v + cold->penalty);
 }
 
 #endif

@@ -235,9 +235,6 @@ func TestLeases(t *testing.T) {
 				switch roll(12) {
 				case 0: // a change at once
 					rule := next()
-					if !rule.HasLeases() && !p.rule.HasLeases() {
-						continue // keeps the level, and not the room
-					}
 					p.rig.at(now)
 					p.advance(now)
 					_, err := p.set.Pools().Put(rule)
@@ -275,9 +272,6 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.Helper()
 	leased, willBe := p.rule.HasLeases(), rule.HasLeases()
 	same, lease, granted, safe := sameLease(p.rule, rule), p.lease, p.granted, p.safe
-	if !leased && !willBe {
-		return
-	}
 	p.rig.at(*now)
 	p.advance(*now)
 	have := policy.Table{Rules: p.set.Pools().Policy()}
@@ -297,12 +291,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 		p.set.Abandon()
 		return
 	}
-	p.set.Settle()
-	from := *now
-	if willBe {
-		from = min(soon(), *now+maps.MaxLead)
-	}
-	until := maps.Never
+	from, until := min(soon(), *now+maps.MaxLead), maps.Never
 	if roll(2) == 0 {
 		until = from + 1 + roll(1<<(1+roll(36)))
 	}
@@ -343,11 +332,6 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	case leased && !same: // the lease went on meanwhile
 		p.lease, p.granted, p.safe = lease, granted, safe
 		p.useLease()
-		p.rig.at(until)
-		e, _ := p.set.Pools().Find(before.Prefix)
-		if room := int64(p.numbers.Capacity - p.set.SharedLevel(e, until)); room < p.room {
-			p.room = room // of a lease that began just before, the least TAT matters still
-		}
 	case !leased:
 		p.use(meterOf(before))
 	}
@@ -440,7 +424,6 @@ func TestRenewalBeforeAChange(t *testing.T) {
 	plain := rule
 	plain.Cluster = policy.Cluster{}
 	testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &rule, Want: &plain}}, func(int) {}))
-	p.set.Settle()
 	p.set.Time(2e9, maps.Never)
 	testenv.Must(t, p.set.Arm())
 	l := maps.Lease{Rate: 1e6, Safe: 1e6, Until: 5e9}

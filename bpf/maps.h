@@ -7,8 +7,6 @@
 #include <bpf/bpf_helpers.h>
 #include "hook.h"
 
-const volatile struct hook hook;
-
 /* Commands map these into memory, so values are page-aligned and lines are cache lines. */
 #define ARRAY(name, struct_name)                          \
 	struct {                                          \
@@ -52,6 +50,7 @@ struct view views[1] SEC(".data.views");
 struct prefixes4 prefixes4[1] SEC(".data.prefixes4");
 struct prefixes6 prefixes6[1] SEC(".data.prefixes6");
 struct line table[1] SEC(".data.table");
+struct work works[1] SEC(".data.works"); /* one per CPU */
 struct line seconds[1] SEC(".data.seconds"); /* the second buckets of the slots of table whose rules have RULE_COLOURS */
 
 /*
@@ -61,21 +60,13 @@ struct line seconds[1] SEC(".data.seconds"); /* the second buckets of the slots 
  */
 __u64 filter[1] SEC(".data.filter");
 
-/* By kind of hook: the program of all rules, and from KINDS on that of rules with colours. */
+/* By kind of hook: the second program, climb. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 2 * KINDS);
+	__uint(max_entries, KINDS);
 	__type(key, __u32);
 	__type(value, __u32);
 } programs SEC(".maps");
-
-/* The hook's small program (LoadCaller in internal/program) stores the number of its view here. */
-#define VIEW_CB 4
-/* For the program of rules with colours: the IP header, the rule, the phase of the change, and struct judgement's paid. */
-#define IP_CB 0
-#define RULE_CB 1
-#define PHASE_CB 2
-#define PAID_CB 3
 
 static __always_inline struct view *view_of(struct __sk_buff *skb)
 {

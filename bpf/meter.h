@@ -22,9 +22,9 @@ static __always_inline __u64 low_half(__u64 x)
 }
 
 /* base + rate * now modulo 2^64. The 32 fraction bits of the rate are cut off after the multiplication. */
-static __always_inline __u64 byte_clock(const struct params *params, __u64 base, __u64 now)
+static __always_inline __u64 byte_clock(__u64 rate, __u64 base, __u64 now)
 {
-	__u64 rate = params->rate_units, low = low_half(now);
+	__u64 low = low_half(now);
 	__u64 v = (now >> 32) * rate + low * (rate >> 32) + (low * low_half(rate) >> 32);
 
 	return (base + v) & ~TAT_BUSY;
@@ -36,7 +36,7 @@ static __always_inline __u32 tick(__u64 now)
 }
 
 /*
- * The time that it takes to leak the units, to the nearest ns, if less than 17 s:
+ * The time that it takes to leak the units, to the nearest ns, but at most 2^34 ns (17 s):
  * units * 2^32 / rate, 16 bits at a time. It ignores the last 13 bits of a rate
  * above 120 Mbit/s, an error of less than 1 ns in 8 s.
  */
@@ -46,6 +46,8 @@ static __always_inline __u64 drain_ns(__u64 rate, __u64 units)
 
 	if (!rate)
 		return 0;
+	if (units >> 2 >= rate)
+		return 1ULL << 34;
 	if (rate >> 46) {
 		rate >>= 13;
 		high = units / rate;

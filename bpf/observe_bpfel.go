@@ -21,27 +21,17 @@ type ObserveCounts struct {
 	AgainBytes   uint64
 }
 
-type ObserveFlowKey struct {
-	_        structs.HostLayout
-	Ifindex  uint32
-	Family   uint32
-	Near     [4]uint32
-	Far      [4]uint32
-	NearPort uint16
-	FarPort  uint16
-}
+type ObserveExpense uint32
+
+const (
+	ObserveExpenseSAMPLES  ObserveExpense = 0
+	ObserveExpenseELEMENTS ObserveExpense = 1
+)
 
 type ObserveHost struct {
 	_    structs.HostLayout
 	Rule uint32
 	Addr [4]uint32
-}
-
-type ObserveMatch struct {
-	_        structs.HostLayout
-	Rule     uint32
-	Overhead int16
-	Mpu      uint16
 }
 
 type ObservePrefix struct {
@@ -54,30 +44,22 @@ type ObservePrefix struct {
 type ObserveRoundTrip struct {
 	_       structs.HostLayout
 	Rtt     uint64
-	Rule    [2]uint32
-	Near    [4]uint32
-	Far     [4]uint32
-	Limited uint32
-	Family  uint8
-	Ingress uint8
-	ByFar   uint8
-	Pad     uint8
+	Host    [2]ObserveHost
+	Limited [2]uint32
 }
 
 type ObserveSpending struct {
-	_           structs.HostLayout
-	Window      uint64
-	Samples     uint32
-	Flows       uint32
-	LostSamples uint64
-	LostFlows   uint64
+	_      structs.HostLayout
+	Window uint64
+	Spent  [2]uint32
+	Lost   [2]uint64
 }
 
 type ObserveState struct {
 	_            structs.HostLayout
 	LimitedUntil uint64
 	Flags        uint32
-	Pad          uint32
+	_            [4]byte
 	Counts       [2]ObserveCounts
 }
 
@@ -87,17 +69,6 @@ const (
 	ObserveStateFlagSTATE_BY_KEY ObserveStateFlag = 1
 	ObserveStateFlagSTATE_UNSEEN ObserveStateFlag = 2
 )
-
-type ObserveTalker struct {
-	_      structs.HostLayout
-	Src    [4]uint32
-	Dst    [4]uint32
-	Sport  uint16
-	Dport  uint16
-	Proto  uint8
-	Family uint8
-	Pad    uint16
-}
 
 type ObserveTraffic struct {
 	_             structs.HostLayout
@@ -110,10 +81,10 @@ type ObserveTraffic struct {
 type ObserveWatching struct {
 	_          structs.HostLayout
 	SampleMask uint32
-	Samples    uint32
-	Flows      uint32
+	Most       [2]uint32
 	ByFlow     uint32
-	Secret     [10]uint32
+	Overhead   int32
+	Mpu        uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -132,6 +103,8 @@ const (
 	ObserveProgRttBehind     = "rtt_behind"
 	ObserveProgTalkersBefore = "talkers_before"
 	ObserveProgTalkersBehind = "talkers_behind"
+	ObserveVarHook           = "hook"
+	ObserveVarKeepExpense    = "keep_expense"
 	ObserveVarKeepFlags      = "keep_flags"
 	ObserveVarKeepRoundTrip  = "keep_round_trip"
 	ObserveVarSettings       = "settings"
@@ -203,6 +176,8 @@ type ObserveMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ObserveVariableSpecs struct {
+	Hook          *ebpf.VariableSpec `ebpf:"hook"`
+	KeepExpense   *ebpf.VariableSpec `ebpf:"keep_expense"`
 	KeepFlags     *ebpf.VariableSpec `ebpf:"keep_flags"`
 	KeepRoundTrip *ebpf.VariableSpec `ebpf:"keep_round_trip"`
 	Settings      *ebpf.VariableSpec `ebpf:"settings"`
@@ -255,6 +230,8 @@ func (m *ObserveMaps) Close() error {
 //
 // It can be passed to LoadObserveObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ObserveVariables struct {
+	Hook          *ebpf.Variable `ebpf:"hook"`
+	KeepExpense   *ebpf.Variable `ebpf:"keep_expense"`
 	KeepFlags     *ebpf.Variable `ebpf:"keep_flags"`
 	KeepRoundTrip *ebpf.Variable `ebpf:"keep_round_trip"`
 	Settings      *ebpf.Variable `ebpf:"settings"`

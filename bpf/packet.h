@@ -24,23 +24,17 @@
 #define ND_ROUTER_SOLICITATION 133
 #define ND_ROUTER_ADVERTISEMENT 134
 #define ND_SOLICITATION 135
-#define ND_ADVERTISEMENT 136
 #define ND_REDIRECT 137
 #define ND_HOP_LIMIT 255
 #define ND_BYTES 1280 /* IPv6's least MTU: RFC 6980 forbids fragments */
 
-#define ETH_P_IN_GRE 0x6558	/* transparent Ethernet bridging, in Geneve too */
+#define ETH_P_FRAME 0x6558	/* transparent Ethernet bridging (RFC 1701): a frame, in GRE and Geneve */
 #define TUNNELS 4		/* nested tunnels that are followed */
 #define GSO_BY_FRAGS 0xffff	/* a gso_size: segments of different sizes, as in SCTP (linux/skbuff.h) */
 #define SCTP_BYTES 12		/* common header, RFC 9260 */
 
 /* Assumed length of unreadable headers, the maximum: two tags, IPv6, and TCP with all options. */
 #define UNREAD_BYTES (ETH_HLEN + 2 * VLAN_BYTES + sizeof(struct ipv6hdr) + 60)
-
-/* Offset of the far address, which rules match, in a header. */
-#define FAR_OFFSET(header)                                         \
-	(HOOK(match_src) ? __builtin_offsetof(struct header, saddr) \
-			: __builtin_offsetof(struct header, daddr))
 
 /*
  * The variable ip has the offset of the IP header, and IS_IPV6. It is the only
@@ -62,30 +56,37 @@ struct transport {
 };
 
 /*
- * A pointer plus a constant. Without CAP_PERFMON the verifier refuses to add
- * anything else to most pointers, so the asm keeps the compiler from merging
- * branches.
+ * A pointer plus a constant, in one instruction. Without CAP_PERFMON the verifier refuses to add anything else to most
+ * pointers, so the compiler must not choose the constant first.
  */
-#define AT(start, offset)                              \
-	({                                             \
-		void *at = (void *)(start) + (offset); \
-		asm volatile("" : "+r"(at)::"memory"); \
-		at;                                    \
+#define AT(start, offset)                                 \
+	({                                                \
+		void *at = (void *)(long)(start);         \
+		asm("%0 += %1" : "+r"(at) : "i"(offset)); \
+		at;                                       \
 	})
 
-/* The far address in a header inside the packet. */
-static __always_inline const void *far4(const struct iphdr *ip)
-{
-	if (HOOK(match_src))
-		return AT(ip, __builtin_offsetof(struct iphdr, saddr));
-	return AT(ip, __builtin_offsetof(struct iphdr, daddr));
-}
+/* The far address, which rules match, in a header inside the packet. */
+#define FAR(l3, header)                                                     \
+	(HOOK(match_src) ? AT(l3, __builtin_offsetof(struct header, saddr)) \
+			 : AT(l3, __builtin_offsetof(struct header, daddr)))
 
-static __always_inline const void *far6(const struct ipv6hdr *ip)
+/* Finds the IP header in the linear part, if no tag is before it. Returns the IP version, or 0. */
+static __always_inline __u32 plain_header(struct __sk_buff *skb, void **l3)
 {
-	if (HOOK(match_src))
-		return AT(ip, __builtin_offsetof(struct ipv6hdr, saddr));
-	return AT(ip, __builtin_offsetof(struct ipv6hdr, daddr));
+	void *data_end = (void *)(long)skb->data_end;
+	__u32 proto = skb->protocol;
+
+	*l3 = AT(skb->data, HOOK_CONSTANT(l2_bytes));
+	if (*l3 + sizeof(struct iphdr) > data_end)
+		return 0;
+	if (HOOK(l2_bytes))
+		proto = ((__be16 *)*l3)[-1];
+	if (likely(proto == bpf_htons(ETH_P_IP) && *(__u8 *)*l3 >> 4 == 4))
+		return 4;
+	if (proto == bpf_htons(ETH_P_IPV6) && *l3 + sizeof(struct ipv6hdr) <= data_end && *(__u8 *)*l3 >> 4 == 6)
+		return 6;
+	return 0;
 }
 
 static __always_inline bool is_extension(__u8 proto)
@@ -93,19 +94,6 @@ static __always_inline bool is_extension(__u8 proto)
 	return proto == IPPROTO_HOPOPTS || proto == IPPROTO_ROUTING || proto == IPPROTO_DSTOPTS ||
 	       proto == IPPROTO_FRAGMENT || proto == IPPROTO_AH || proto == IPPROTO_MH ||
 	       proto == 139 /* HIP, RFC 7401 */ || proto == 140 /* Shim6, RFC 5533 */;
-}
-
-static __noinline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struct transport *t)
-{
-	struct iphdr h;
-
-	if (bpf_skb_load_bytes(skb, l3_of(ip), &h, sizeof(h)))
-		return -1;
-	t->l4 = l3_of(ip) + h.ihl * 4;
-	t->proto = h.protocol;
-	/* Uses only the addresses of a header with an invalid length. */
-	t->headless = h.ihl < sizeof(h) / 4 || (h.frag_off & bpf_htons(IP_OFFSET));
-	return 0;
 }
 
 /* Iteration over the extension headers of an IPv6 packet. */
@@ -136,18 +124,21 @@ static long next_header(__u64 i, struct walk *w)
 	return w->headless & 1; /* 0 or 1, for the verifier */
 }
 
-/*
- * Finds the transport header, behind the IP header and all extension headers. Not
- * inlined, so that the verifier checks it once and not on each path to it.
- */
-__noinline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport *t)
+/* Finds the transport header, behind the IP header and all extension headers. */
+static __always_inline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport *t)
 {
 	struct walk w = { .skb = skb, .l4 = l3_of(ip) + sizeof(struct ipv6hdr) };
+	struct iphdr h;
 
-	if (!t)
-		return -1;
-	if (!(ip & IS_IPV6))
-		return transport_ipv4(skb, ip, t);
+	if (!(ip & IS_IPV6)) {
+		if (bpf_skb_load_bytes(skb, l3_of(ip), &h, sizeof(h)))
+			return -1;
+		t->l4 = l3_of(ip) + h.ihl * 4;
+		t->proto = h.protocol;
+		/* Uses only the addresses of a header with an invalid length. */
+		t->headless = h.ihl < sizeof(h) / 4 || (h.frag_off & bpf_htons(IP_OFFSET));
+		return 0;
+	}
 	if (bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, nexthdr), &w.proto, 1))
 		return -1;
 	bpf_loop(IPV6_EXTENSIONS, next_header, &w, 0);
@@ -240,43 +231,34 @@ static long next_tag(__u64 i, struct tags *w)
 }
 
 /*
- * The IP packet at an offset, behind all VLAN tags if tagged; kind is the EtherType
- * before the offset. The number of tags is not limited, because Linux strips any
- * number. Negative if there is no IP packet.
+ * The IP packet at an offset, or with ETH_P_FRAME in the frame there, behind all VLAN
+ * tags. The number of tags is not limited, because Linux strips any number. Negative
+ * if there is no complete IP header.
  */
-__noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tagged)
+__noinline int find_ip_at(struct __sk_buff *skb, __u32 at, __u32 proto)
 {
-	struct tags w = { .skb = skb, .l3 = l3, .proto = kind };
-	__be16 proto;
-	__u8 version, last;
+	struct tags w = { .skb = skb, .l3 = at, .proto = proto };
+	__u8 version;
 
-	if (tagged)
+	if (w.proto == bpf_htons(ETH_P_FRAME)) {
+		w.l3 += ETH_HLEN;
+		if (bpf_skb_load_bytes(skb, w.l3 - sizeof(w.proto), &w.proto, sizeof(w.proto)))
+			return -1;
 		bpf_loop(MAX_TAGS, next_tag, &w, 0);
-	l3 = w.l3;
-	proto = w.proto;
-	if (bpf_skb_load_bytes(skb, l3, &version, sizeof(version)))
+	}
+	if (bpf_skb_load_bytes(skb, w.l3, &version, sizeof(version)))
 		return -1;
-	version >>= 4;
-	/* The header must be complete. */
-	if (proto == bpf_htons(ETH_P_IP) && version == 4 &&
-	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct iphdr) - 1, &last, sizeof(last)))
-		return l3;
-	if (proto == bpf_htons(ETH_P_IPV6) && version == 6 &&
-	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct ipv6hdr) - 1, &last, sizeof(last)))
-		return l3 | IS_IPV6;
+	if (w.proto == bpf_htons(ETH_P_IP) && version >> 4 == 4 && w.l3 + sizeof(struct iphdr) <= skb->len)
+		return w.l3;
+	if (w.proto == bpf_htons(ETH_P_IPV6) && version >> 4 == 6 && w.l3 + sizeof(struct ipv6hdr) <= skb->len)
+		return w.l3 | IS_IPV6;
 	return -1;
 }
 
-/* find_ip_at for the outermost header of a packet. */
+/* The outermost IP header of a packet. */
 static __always_inline int find_ip(struct __sk_buff *skb)
 {
-	__be16 proto = skb->protocol;
-
-	if (!HOOK(l2_bytes))
-		return find_ip_at(skb, 0, proto, false);
-	if (bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
-		return -1;
-	return find_ip_at(skb, HOOK(l2_bytes), proto, true);
+	return find_ip_at(skb, 0, HOOK(l2_bytes) ? bpf_htons(ETH_P_FRAME) : skb->protocol);
 }
 
 /* In network order. IPv4 uses the first four bytes. */
@@ -287,27 +269,21 @@ struct address {
 /* The address that rules match; negative if the packet is too short. */
 __noinline int far_address(struct __sk_buff *skb, __u32 ip, struct address *far)
 {
+	__u32 src = __builtin_offsetof(struct iphdr, saddr), bytes = 4;
+
 	if (!far)
 		return -1;
-	if (ip & IS_IPV6)
-		return bpf_skb_load_bytes(skb, l3_of(ip) + FAR_OFFSET(ipv6hdr), far, 16);
-	return bpf_skb_load_bytes(skb, l3_of(ip) + FAR_OFFSET(iphdr), far, 4);
+	if (ip & IS_IPV6) {
+		src = __builtin_offsetof(struct ipv6hdr, saddr);
+		bytes = sizeof(*far);
+	}
+	return bpf_skb_load_bytes(skb, l3_of(ip) + src + (HOOK(match_src) ? 0 : bytes), far, bytes);
 }
 
 static __always_inline bool has_ports(__u8 proto)
 {
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP || proto == IPPROTO_DCCP ||
 	       proto == IPPROTO_UDPLITE;
-}
-
-/* The IP packet behind a tunnel header, possibly in an Ethernet frame. */
-static __always_inline int find_ip_in(struct __sk_buff *skb, __u32 at, __be16 proto)
-{
-	if (proto != bpf_htons(ETH_P_IN_GRE))
-		return find_ip_at(skb, at, proto, false);
-	if (bpf_skb_load_bytes(skb, at + ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
-		return -1;
-	return find_ip_at(skb, at + ETH_HLEN, proto, true);
 }
 
 /* The end of an IP packet by its length field; 0 for a jumbogram (RFC 2675). */
@@ -329,18 +305,18 @@ static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 		__u8 first, second;
 		__be16 proto;
 	} h;
-	__be16 proto = bpf_htons(ETH_P_IN_GRE);
+	__be16 proto = bpf_htons(ETH_P_FRAME);
 	int ip;
 
 	at += 8;
 	if (bpf_skb_load_bytes(skb, at, &h, sizeof(h)))
 		return -1;
 	if (h.first >> 4 == 4 || h.first >> 4 == 6) {
-		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), false);
+		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6));
 		/* Other payload may begin with such a byte. */
 		return ip < 0 || end_of(skb, ip) != skb->len ? -1 : ip;
 	}
-	if (h.first < 0x40 && (h.proto == bpf_htons(ETH_P_IN_GRE) || h.proto == bpf_htons(ETH_P_IP) ||
+	if (h.first < 0x40 && (h.proto == bpf_htons(ETH_P_FRAME) || h.proto == bpf_htons(ETH_P_IP) ||
 			       h.proto == bpf_htons(ETH_P_IPV6))) {
 		at += h.first * 4; /* options */
 		proto = h.proto;
@@ -353,7 +329,7 @@ static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 		else if (h.proto == bpf_htons(2))
 			proto = bpf_htons(ETH_P_IPV6);
 	}
-	return find_ip_in(skb, at + 8, proto);
+	return find_ip_at(skb, at + 8, proto);
 }
 
 /* The inner IP packet of a tunnel; negative if there is none, or it cannot be read. */
@@ -369,16 +345,14 @@ __noinline int find_inner(struct __sk_buff *skb, struct transport *t)
 	if (!t)
 		return -1;
 	at = t->l4;
-	if (t->proto == IPPROTO_IPIP)
-		return find_ip_at(skb, at, bpf_htons(ETH_P_IP), false);
-	if (t->proto == IPPROTO_IPV6)
-		return find_ip_at(skb, at, bpf_htons(ETH_P_IPV6), false);
+	if (t->proto == IPPROTO_IPIP || t->proto == IPPROTO_IPV6)
+		return find_ip_at(skb, at, t->proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6));
 	if (t->proto == IPPROTO_GRE) {
 		if (bpf_skb_load_bytes(skb, at, &gre, sizeof(gre)) || gre.flags & 0x40 || gre.version & 7)
 			return -1;
 		/* Checksum, key and sequence number. */
 		at += 4 + (gre.flags >> 7) * 4 + (gre.flags >> 5 & 1) * 4 + (gre.flags >> 4 & 1) * 4;
-		return find_ip_in(skb, at, gre.proto);
+		return find_ip_at(skb, at, gre.proto);
 	}
 	if (t->proto != IPPROTO_UDP)
 		return -1;
@@ -533,11 +507,11 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 /* The traffic class: DSCP (RFC 2474), and in the two low bits ECN (RFC 3168). Negative if it cannot be read. */
 static __always_inline int traffic_class(struct __sk_buff *skb, __u32 ip)
 {
-	__u8 first[2];
+	__be16 first;
 
-	if (bpf_skb_load_bytes(skb, l3_of(ip), first, sizeof(first)))
+	if (bpf_skb_load_bytes(skb, l3_of(ip), &first, sizeof(first)))
 		return -1;
-	return ip & IS_IPV6 ? (first[0] & 0xf) << 4 | first[1] >> 4 : first[1];
+	return bpf_ntohs(first) >> (ip & IS_IPV6 ? 4 : 0) & 0xff;
 }
 
 __noinline int ecn_of(struct __sk_buff *skb, __u32 ip)
@@ -550,26 +524,18 @@ __noinline int ecn_of(struct __sk_buff *skb, __u32 ip)
 /* Replaces the bits of the traffic class that are not in keep. Returns 0 or an error. */
 __noinline int set_class(struct __sk_buff *skb, __u32 ip, __u32 keep, __u32 bits)
 {
-	__u8 first[2];
-	int err, old, class;
+	__u32 shift = ip & IS_IPV6 ? 4 : 0;
+	__be16 old, new;
+	int err;
 
-	err = bpf_skb_load_bytes(skb, l3_of(ip), first, sizeof(first));
+	err = bpf_skb_load_bytes(skb, l3_of(ip), &old, sizeof(old));
 	if (err)
 		return err;
-	if (ip & IS_IPV6) {
-		class = ((first[0] & 0xf) << 4 | first[1] >> 4);
-		class = (class & keep) | bits;
-		first[0] = (first[0] & 0xf0) | class >> 4;
-		first[1] = (first[1] & 0xf) | class << 4;
-		return bpf_skb_store_bytes(skb, l3_of(ip), first, sizeof(first), BPF_F_RECOMPUTE_CSUM);
-	}
-	old = first[1];
-	first[1] = (first[1] & keep) | bits;
-	err = bpf_l3_csum_replace(skb, l3_of(ip) + __builtin_offsetof(struct iphdr, check), bpf_htons(old), bpf_htons(first[1]),
-				  sizeof(__u16));
-	if (err)
-		return err;
-	return bpf_skb_store_bytes(skb, l3_of(ip) + 1, &first[1], 1, 0);
+	new = (old & ~bpf_htons((~keep & 0xff) << shift)) | bpf_htons(bits << shift);
+	if (ip & IS_IPV6)
+		return bpf_skb_store_bytes(skb, l3_of(ip), &new, sizeof(new), BPF_F_RECOMPUTE_CSUM);
+	err = bpf_l3_csum_replace(skb, l3_of(ip) + __builtin_offsetof(struct iphdr, check), old, new, sizeof(new));
+	return err ?: bpf_skb_store_bytes(skb, l3_of(ip), &new, sizeof(new), 0);
 }
 
 #define CE 3

@@ -6,8 +6,7 @@
 #ifndef SHAPECTL_QUEUE_H
 #define SHAPECTL_QUEUE_H
 
-#include "bucket.h"
-#include "packet.h"
+#include "key.h"
 
 /* A later timestamp of a sender is not a departure time. */
 #define MAX_SENDER_DELAY_NS (1ULL << 35)
@@ -23,12 +22,11 @@ static __always_inline bool set_departure(struct __sk_buff *skb, __u64 time)
 	return !HOOK(ingress);
 }
 
-/* The units that leave before a packet, given the level after its charge. */
-static __always_inline __u64 units_before(const struct params *params, __u64 bytes, __u64 level)
+/* The units that leave before a packet, given the level before its charge. */
+static __always_inline __u64 units_before(const struct params *params, __u64 cost, __u64 level)
 {
-	__u64 cost = bytes << UNIT_BITS, free = params->burst > cost ? params->burst - cost : 0;
+	__u64 free = params->burst > cost ? params->burst - cost : 0;
 
-	level -= cost; /* before the charge */
 	return level > free ? level - free : 0;
 }
 
@@ -39,46 +37,13 @@ static __always_inline bool asks_later(const struct __sk_buff *skb, __u64 depart
 }
 
 /*
- * Keeps that time, limited to the length of the queue: otherwise packets that were charged over a longer time could leave
- * together. Returns whether there is one.
- */
-static __always_inline bool keep_later(struct __sk_buff *skb, const struct params *params, __u64 now, __u64 departure)
-{
-	__u64 end;
-
-	if (!asks_later(skb, departure))
-		return false;
-	end = later(departure, now + drain_ns(params->rate_units, params->limit - params->burst));
-	set_departure(skb, skb->tstamp < end ? skb->tstamp : end);
-	return true;
-}
-
-/*
- * Sets the departure time of a packet to the time when the units before it have
- * left, or to a later one that its sender requests. A packet within the burst is not
- * delayed; nor is a larger one if the bucket is empty.
- */
-static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip, const struct params *params,
-						 const struct cold_params *cold, __u64 now, __u64 before)
-{
-	__u64 wait = drain_ns(params->rate_units, before);
-
-	if (!keep_later(skb, params, now, now + wait) && wait && !set_departure(skb, now + wait))
-		return VERDICT_CONTENDED;
-	if (!wait)
-		return VERDICT_PASS;
-	return wait > cold->ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;
-}
-
-/*
  * The new level of a flow's bucket, for a packet with the units before queued ahead
  * of it. A packet of a sparse flow (RFC 8290: a flow that builds no queue) is not
  * delayed. Its charge is scaled, so that the most that a sparse flow sends fills a bucket as
  * big as the queue. Any other packet raises the level above that until it has left, so no
  * packet overtakes one of the same flow.
  */
-static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level,
-					enum verdict *verdict)
+static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level, bool *sparse)
 {
 	__u64 queue = params->limit - params->burst, parts = queue >> UNIT_BITS, most;
 
@@ -87,29 +52,213 @@ static __always_inline __u64 flow_level(const struct params *params, __u64 befor
 		parts = SPARSE_PARTS << SPARSE_BITS;
 	if (parts < most)
 		parts = most;
+	*sparse = false;
 	if (bytes <= 1 << SPARSE_BITS && !fifo) {
 		level += parts * bytes << (UNIT_BITS - SPARSE_BITS);
-		if (level <= queue) {
-			*verdict = VERDICT_PASS;
-			return level;
-		}
+		*sparse = level <= queue;
 	}
-	*verdict = VERDICT_DELAY;
-	return before + queue;
+	return *sparse ? level : before + queue;
 }
 
 #define MAX_WAIT_NS (MAX_WAIT_S * 1000000000ULL)
 
-/* Whether some queued packets of a rule cannot be attributed to a flow. */
-static __always_inline bool is_fifo(const struct rule *rule, bool reverted, __u64 now)
+/*
+ * Whether some queued packets of a stage cannot be attributed to a flow, as after a revert, or while the pool still had another
+ * rate, by a lease that has ended.
+ */
+__noinline int is_fifo(__u32 cpu, __u32 i)
 {
-	return now < READ_ONCE(rule->fifo_until) || (reverted && now < change.until + MAX_WAIT_NS);
+	const struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(work_of(cpu), i);
+	const struct rule *rule = rule_of(s->id);
+	__u64 now = w->now, before = now > MAX_WAIT_NS ? now - MAX_WAIT_NS : 0;
+	const struct params *then, *is;
+
+	if (!rule || now < READ_ONCE(rule->fifo_until) || (s->set & SET_REVERTED && before < change.until))
+		return true;
+	if (!HOOK(pools) || !(s->flags & RULE_LEASED))
+		return false;
+	then = lease_of(params_of(rule, s->set), s->set, before);
+	is = lease_of(params_of(rule, s->set), s->set, now);
+	return then && is && then->rate_units != is->rate_units;
 }
 
-static __always_inline void keep_fifo(struct rule *rule, __u64 until)
+/*
+ * Charges a packet to its flow in the queue of a stage, where work.before is queued; with ask only tells. The word is a level on
+ * the clock of the queue. Returns whether the flow is sparse, or -1 if another CPU was faster.
+ */
+__noinline int charge_flow(__u32 cpu, __u32 i, __u64 slot, __u32 ask)
 {
-	if (READ_ONCE(rule->fifo_until) < until)
-		WRITE_ONCE(rule->fifo_until, until);
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	const struct params *by;
+	struct stage flow = {};
+	__u32 set = s->set;
+	struct bucket *b;
+	__u64 level;
+	bool sparse;
+
+	if (!rule)
+		return -1;
+	by = rated(rule, &set, w->now);
+	b = bucket_of(slot);
+	if (slot)
+		look_at(&flow, rule, by, set, b, w->now);
+	if (!ask && !is_still(b, slot, flow.tat))
+		return -1;
+	level = flow_level(by, w->before, w->bytes, is_fifo(cpu, i), flow.level, &sparse);
+	if (!ask && !set_tat(b, flow.tat, flow.start - flow.level + level, w->now))
+		return -1;
+	return sparse;
+}
+
+/* Whether the flow of a packet is sparse in the queue of a stage, as far as that is known before it is charged. */
+static __always_inline bool is_sparse(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+
+	if (!rule)
+		return false;
+	return charge_flow(cpu, i, seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0), true) > 0;
+}
+
+/* Attempts to update a bucket before it counts as contended. */
+#define TRIES 16
+
+/* An attempt to charge the flow that was sought. Returns also -2 if it cannot get a slot. */
+__noinline int try_flow(__u32 cpu, __u32 i)
+{
+	__u64 slot = find_handle(work_of(cpu)->hash);
+
+	if (slot)
+		return charge_flow(cpu, i, slot, false);
+	return get_slot(cpu) == GOT_NO_ROOM ? -2 : -1;
+}
+
+/*
+ * Whether a packet skips the queue of a stage, which delays it by work.before, because its flow is sparse. Negative if the flow
+ * has no slot.
+ */
+__noinline int skips_queue(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	int sparse = -1;
+	__u32 tries;
+
+	if (!rule)
+		return false;
+	seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0);
+	w->key.id = s->id;
+	w->opening = 0;
+#pragma unroll
+	for (tries = 0; tries < TRIES; tries++) {
+		sparse = try_flow(cpu, i);
+		if (sparse != -1)
+			break;
+	}
+	return sparse;
+}
+
+/* Finds the units that leave before a packet that was charged to a stage. */
+__noinline int look_before(__u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	__u32 set = s->set;
+
+	w->before = 0;
+	if (rule)
+		w->before = units_before(rated(rule, &set, w->now), w->cost, s->level);
+	return 0;
+}
+
+/*
+ * Queues a packet: it departs when the units before it have left, or later if its sender asks for that, as far as the queue is
+ * long. Without that bound, packets that were charged over a longer time could leave together. A packet within the burst is
+ * not delayed; nor is a larger one if the bucket is empty. After an edit, it does not depart before those that were queued by
+ * another clock. If its flow has no slot, a later packet of that could get one and overtake it, so all flows are queued until
+ * it has left.
+ */
+__noinline int take_turn(struct __sk_buff *skb, __u32 cpu, __u32 i, int skips)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	struct rule *rule = rule_of(s->id);
+	__u32 set = s->set, slot = s->slot >> 32;
+	__u64 leaves = w->now, last, late, end, rate, queue;
+	const struct params *by;
+	struct bucket *b;
+	__u64 *departs;
+	struct key *key = bpf_map_lookup_elem(&keys, &slot);
+
+	if (!rule || !key)
+		return 0;
+	by = rated(rule, &set, w->now);
+	rate = by->rate_units;
+	queue = by->limit - by->burst;
+	b = &rule->shared;
+	departs = &rule->departs;
+	if (s->flags & RULE_EACH && s->slot) {
+		b = bucket_of(s->slot);
+		departs = &key->departs;
+	}
+	if (skips <= 0) {
+		leaves += drain_ns(rate, w->before);
+		last = READ_ONCE(*departs);
+		late = last - leaves;
+		if (unlikely(last > leaves && last - w->now <= MAX_WAIT_NS))
+			leaves = last;
+		/* Two ns for rounding. What was queued by another clock takes until then, so the bucket has that from now on. */
+		if (unlikely(leaves == last && late > 2)) {
+			leaves = last + 1;
+			if (__sync_val_compare_and_swap(departs, last, leaves) == last)
+				__sync_fetch_and_add(&b->tat, byte_clock(rate, 0, late));
+		} else if (leaves > w->now) {
+			WRITE_ONCE(*departs, leaves);
+		}
+		if (skips < 0 && READ_ONCE(rule->fifo_until) < leaves)
+			WRITE_ONCE(rule->fifo_until, leaves);
+	}
+	if (unlikely(asks_later(skb, w->now))) {
+		end = later(leaves, w->now + drain_ns(rate, queue));
+		if (w->latest > end)
+			w->latest = end;
+	}
+	if (leaves - w->now > w->longest) {
+		w->longest = leaves - w->now;
+		w->at = s->id;
+	}
+	if (leaves - w->now > cold_of(params_of(rule, s->set))->ecn_above_ns && ecn_of(skb, w->ip))
+		w->marks |= 1U << (i & 31);
+	return leaves > w->now;
+}
+
+/* Queues a packet that was charged to a stage. Returns whether it is delayed. */
+static __always_inline bool queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+
+	look_before(cpu, i);
+	return take_turn(skb, cpu, i, w->before && stage_of(w, i)->flags & RULE_SPARSE ? skips_queue(skb, cpu, i) : 0);
+}
+
+/* Sets the departure time of a packet that queues have. Returns false if that failed. */
+static __always_inline bool depart(struct __sk_buff *skb, const struct work *w)
+{
+	__u64 leaves = w->now + w->longest;
+
+	if (unlikely(asks_later(skb, leaves)) && w->latest != ~0ULL) {
+		if (skb->tstamp > w->latest)
+			set_departure(skb, later(w->latest, leaves));
+		return true;
+	}
+	return !w->longest || set_departure(skb, leaves);
 }
 
 #endif

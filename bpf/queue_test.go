@@ -89,7 +89,7 @@ func TestDeparturesAreExact(t *testing.T) {
 		for j := range 2 * len(algorithms) {
 			a, overhead := algorithms[j%2], shrink
 			if j > 1 {
-				overhead = 0 // the fast path, for packets that are small enough for a test run
+				overhead = 0 // for packets that are small enough for a test run
 			}
 			t.Run(fmt.Sprint(rate, " ", a, " ", overhead), func(t *testing.T) {
 				r.TB = t
@@ -127,31 +127,6 @@ func TestDeparturesAreExact(t *testing.T) {
 				}
 				if delayed < 100 {
 					t.Errorf("only %d packets were delayed", delayed)
-				}
-			})
-		}
-	}
-}
-
-// The vectors beside the repository, to the ns to which they are rounded.
-func TestDeparturesOfVectors(t *testing.T) {
-	r := matchSource(t)
-	for _, trace := range testenv.Vectors(t) {
-		for _, each := range scopes {
-			t.Run(fmt.Sprintf("%s/%v", trace.Name, policy.Each{Kind: each}), func(t *testing.T) {
-				r.TB = t
-				rule := queue(policy.Leaky, policy.Rate(trace.Rate), 0, trace.Capacity)
-				rule.Each.Kind = each
-				twin := newTwin(r, rule, 0)
-				for i, s := range trace.Steps(t) {
-					frame, m := sized(addr("10.0.0.7"), s.Bytes, shrink, s.Now)
-					verdict, _, leaves := sendTimed(t, twin.program(), frame, m)
-					if (verdict == next) != s.Pass {
-						t.Fatalf("row %d: verdict %#x, want pass %v", i, verdict, s.Pass)
-					}
-					if s.Departs && leaves != s.Departure && leaves != s.Departure+1 {
-						t.Fatalf("row %d: leaves at %d, want %d", i, leaves, s.Departure)
-					}
 				}
 			})
 		}
@@ -315,15 +290,26 @@ func departureTimeOfSender(t *testing.T, inPool bool) {
 		testenv.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
 		return uint64(now.Nano())
 	}
-	put(clock())
+	const second, turn, longest = uint64(time.Second), uint64(time.Second / 2), 2 * uint64(time.Second)
 	frame := append(udp(addr("192.0.2.1"), addr("10.0.0.7"), 0), make([]byte, 958)...) // 1000 bytes: a ms
 	program := r.program()
+	// The time of a packet without delay is only limited to the length of the queue.
+	slow := rule.Rate
+	rule.Rate = 1_000_000_000_000
+	put(clock())
+	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
+		t.Errorf("without a delay the time is %d", leaves)
+	}
+	if _, _, leaves := sendTimed(t, program, frame, meta{now: clock() + 20*second}); leaves > clock()+second {
+		t.Errorf("without a delay, a sender's time beyond the queue is kept: %d", leaves)
+	}
+	rule.Rate = slow
+	put(clock())
 	first := clock()
 	for range 500 {
 		send(t, program, frame, meta{})
 	}
 	now := clock()
-	const second, turn, longest = uint64(time.Second), uint64(time.Second / 2), 2 * uint64(time.Second)
 	const its, asked, end = "its turn", "the time that the sender asked for", "the end of the queue"
 	cases := map[string]struct {
 		time uint64
@@ -351,15 +337,6 @@ func departureTimeOfSender(t *testing.T, inPool bool) {
 		if verdict != next || leaves < least || leaves > most {
 			t.Errorf("%s: verdict %#x, leaves at %d, want %s, %d to %d", name, verdict, leaves, c.when, least, most)
 		}
-	}
-	// The time of a packet without delay is only limited to the length of the queue.
-	rule.Rate = 1_000_000_000_000
-	put(now)
-	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
-		t.Errorf("without a delay the time is %d", leaves)
-	}
-	if _, _, leaves := sendTimed(t, program, frame, meta{now: now + 20*second}); leaves > clock()+second {
-		t.Errorf("without a delay, a sender's time beyond the queue is kept: %d", leaves)
 	}
 }
 

@@ -59,15 +59,10 @@ func TestEveryWindow(t *testing.T) {
 			grain, roomiest := int64(10), twin.rule.Capacity // millionths of a byte
 			for p := range packets {
 				if p%400 == 399 && i%3 > 0 {
-					if b := twin.buckets[keyOf(twin.rule, host)]; b != nil {
-						next := rule()
-						limit := model.NewLimit(next)
-						if level := twin.limit.Level(*b, now); limit.Shrinks(twin.limit.Meter) {
-							w.Forgive(level - min(level, limit.Most()))
-						}
-						twin.change(next, now)
-						grain, roomiest = grain+10, max(roomiest, next.Capacity)
-					}
+					next := rule()
+					w.Raise(int64(next.Capacity) - int64(twin.rule.Capacity))
+					twin.change(next, now)
+					grain, roomiest = grain+10, max(roomiest, next.Capacity)
 				}
 				n := least + roll.Uint64N(largest-least+1)
 				before := twin.counts.PassedBytes

@@ -16,32 +16,33 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	ShapectlMapAffected        = "affected"
-	ShapectlMapKeys            = "keys"
-	ShapectlMapLabels          = "labels"
-	ShapectlMapLeases          = "leases"
-	ShapectlMapListeners       = "listeners"
-	ShapectlMapPrograms        = "programs"
-	ShapectlMapRings           = "rings"
-	ShapectlMapRules           = "rules"
-	ShapectlMapRules1          = "rules1"
-	ShapectlMapRules2          = "rules2"
-	ShapectlMapRules3          = "rules3"
-	ShapectlMapRules4          = "rules4"
-	ShapectlMapRules5          = "rules5"
-	ShapectlMapRules6          = "rules6"
-	ShapectlMapRules7          = "rules7"
-	ShapectlMapShares          = "shares"
-	ShapectlProgShapectl       = "shapectl"
-	ShapectlProgShapectlColour = "shapectl_colour"
-	ShapectlVarChange          = "change"
-	ShapectlVarFilter          = "filter"
-	ShapectlVarHook            = "hook"
-	ShapectlVarPrefixes4       = "prefixes4"
-	ShapectlVarPrefixes6       = "prefixes6"
-	ShapectlVarSeconds         = "seconds"
-	ShapectlVarTable           = "table"
-	ShapectlVarViews           = "views"
+	ShapectlMapAffected  = "affected"
+	ShapectlMapKeys      = "keys"
+	ShapectlMapLabels    = "labels"
+	ShapectlMapLeases    = "leases"
+	ShapectlMapListeners = "listeners"
+	ShapectlMapPrograms  = "programs"
+	ShapectlMapRings     = "rings"
+	ShapectlMapRules     = "rules"
+	ShapectlMapRules1    = "rules1"
+	ShapectlMapRules2    = "rules2"
+	ShapectlMapRules3    = "rules3"
+	ShapectlMapRules4    = "rules4"
+	ShapectlMapRules5    = "rules5"
+	ShapectlMapRules6    = "rules6"
+	ShapectlMapRules7    = "rules7"
+	ShapectlMapShares    = "shares"
+	ShapectlProgClimb    = "climb"
+	ShapectlProgShapectl = "shapectl"
+	ShapectlVarChange    = "change"
+	ShapectlVarFilter    = "filter"
+	ShapectlVarHook      = "hook"
+	ShapectlVarPrefixes4 = "prefixes4"
+	ShapectlVarPrefixes6 = "prefixes6"
+	ShapectlVarSeconds   = "seconds"
+	ShapectlVarTable     = "table"
+	ShapectlVarViews     = "views"
+	ShapectlVarWorks     = "works"
 )
 
 // LoadShapectl returns the embedded CollectionSpec for Shapectl.
@@ -86,8 +87,8 @@ type ShapectlSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlProgramSpecs struct {
-	Shapectl       *ebpf.ProgramSpec `ebpf:"shapectl"`
-	ShapectlColour *ebpf.ProgramSpec `ebpf:"shapectl_colour"`
+	Climb    *ebpf.ProgramSpec `ebpf:"climb"`
+	Shapectl *ebpf.ProgramSpec `ebpf:"shapectl"`
 }
 
 // ShapectlMapSpecs contains maps before they are loaded into the kernel.
@@ -124,6 +125,7 @@ type ShapectlVariableSpecs struct {
 	Seconds   *ebpf.VariableSpec `ebpf:"seconds"`
 	Table     *ebpf.VariableSpec `ebpf:"table"`
 	Views     *ebpf.VariableSpec `ebpf:"views"`
+	Works     *ebpf.VariableSpec `ebpf:"works"`
 }
 
 // ShapectlObjects contains all objects after they have been loaded into the kernel.
@@ -197,20 +199,21 @@ type ShapectlVariables struct {
 	Seconds   *ebpf.Variable `ebpf:"seconds"`
 	Table     *ebpf.Variable `ebpf:"table"`
 	Views     *ebpf.Variable `ebpf:"views"`
+	Works     *ebpf.Variable `ebpf:"works"`
 }
 
 // ShapectlPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlPrograms struct {
-	Shapectl       *ebpf.Program `ebpf:"shapectl"`
-	ShapectlColour *ebpf.Program `ebpf:"shapectl_colour"`
+	Climb    *ebpf.Program `ebpf:"climb"`
+	Shapectl *ebpf.Program `ebpf:"shapectl"`
 }
 
 func (p *ShapectlPrograms) Close() error {
 	return _ShapectlClose(
+		p.Climb,
 		p.Shapectl,
-		p.ShapectlColour,
 	)
 }
 

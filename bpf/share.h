@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The fair clock of a shared bucket: see struct share in abi.h. Here are the arithmetic and the wheel; pool.h finds
- * the sharers.
+ * The fair clock of a shared bucket: see struct share in abi.h. fair.h finds the sharers.
  *
- * Sharers that are active together get rate * weight / (sum of weights), and what they leave is for the
- * others at once: that is weighted max-min fairness. A sharer may be ahead of the clock by some packets. Where the
- * bucket has less room than a packet for each sharer, its level decides how fast the clock runs, so
- * that packets find room when their turn comes.
+ * Sharers that are active together get rate * weight / (sum of weights), and what they leave is for the others at once: that
+ * is weighted max-min fairness. A sharer may be ahead of the clock by some packets. Where the bucket has less room than a
+ * packet for each sharer, its level decides how fast the clock runs, so that packets find room when their turn comes.
  */
 #ifndef SHAPECTL_SHARE_H
 #define SHAPECTL_SHARE_H
 
-#include "rule.h"
+#include "look.h"
 
 enum {
 	FREE_BITS = 8,	   /* fraction bits of the free part of a bucket */
@@ -27,8 +25,8 @@ enum {
 	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
 	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
-	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
 	CREDIT_BITS = 2,   /* light sharers may be ahead together by 2^-CREDIT_BITS of the bucket, and by half of what all may */
+	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
 	RUSH = 7,	   /* by these octaves: a bin is much wider than a small packet */
 	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
 };
@@ -43,11 +41,10 @@ static __always_inline struct share *share_of(const struct cold_params *cold)
 	return bpf_map_lookup_elem(&shares, &number);
 }
 
-/* The fair units that all sharers together get in a time of up to 2^33 ns. */
-static __always_inline __u64 fair_units(const struct params *params, __u64 ns)
+/* The fair units that all sharers together get at a rate, in a time of up to 2^33 ns. */
+static __always_inline __u64 fair_units(__u64 rate, __u64 ns)
 {
-	__u64 rate = params->rate_units >> (UNIT_BITS - FAIR_BITS);
-
+	rate >>= UNIT_BITS - FAIR_BITS;
 	return ns * (rate >> 32) + (ns * low_half(rate) >> 32);
 }
 
@@ -87,16 +84,16 @@ static __always_inline void restart_clock(struct share *s, const struct cold_par
  * half of the bucket free, for bursts; of a queue three quarters, so that packets wait less. 2^x is approximated by
  * straight lines.
  */
-static __always_inline __u64 clock_speed(const struct params *params, __u64 level)
+static __always_inline __u64 clock_speed(const struct stage *st)
 {
-	__u64 capacity = params->limit >> UNIT_BITS, free, x;
+	__u64 capacity = st->limit >> UNIT_BITS, free, x;
 
-	free = level < params->limit ? capacity - (level >> UNIT_BITS) : 0;
+	free = st->level < st->limit ? capacity - (st->level >> UNIT_BITS) : 0;
 	/* Octaves above the slowest speed, with 16 fraction bits. */
 	x = (free << 16) * OCTAVES / capacity;
 	x = (0x10000 + (x & 0xffff)) << (x >> 16) >> (16 + SLOWEST - SPEED_BITS);
-	/* Behind a burst, half of it; without a branch, see bin_at. */
-	x >>= KEPT(params->burst | -params->burst) >> 63;
+	if ((st->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY) /* behind a burst */
+		x /= 2;
 	return free > capacity - capacity / 16 ? x << MORE : x;
 }
 
@@ -175,9 +172,9 @@ static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 }
 
 /* What any sharer may be ahead, in bytes. */
-static __always_inline __u32 most_ahead(const struct params *params)
+static __always_inline __u32 most_ahead(__u64 limit)
 {
-	__u64 capacity = params->limit >> UNIT_BITS, most = capacity / 8 * 3;
+	__u64 capacity = limit >> UNIT_BITS, most = capacity / 8 * 3;
 
 	if (capacity > SMALL)
 		most += 2 * (capacity - SMALL);
@@ -185,44 +182,23 @@ static __always_inline __u32 most_ahead(const struct params *params)
 }
 
 /* By how much light sharers may be ahead together, in fair units times weight. */
-static __always_inline __u64 most_credit(const struct params *params)
+static __always_inline __u64 most_credit(__u64 limit)
 {
-	return params->limit >> (UNIT_BITS - FAIR_BITS + CREDIT_BITS);
+	return limit >> (UNIT_BITS - FAIR_BITS + CREDIT_BITS);
 }
-
-#define NO_MEMBER (~0U)
-
-/* What the pool above leaves to a member that has fair shares itself. */
-struct bound {
-	__u64 now;
-	__u64 v;      /* the fair clock above, */
-	__u64 weight; /* and the weight of the member there, or 0 for no bound */
-	__u64 units;  /* fair units that pass beside that clock */
-	__u64 may;    /* fair units by which the sharers of the member may be ahead together, */
-	__u64 credit; /* and by which light ones may */
-	__u64 room;   /* of 1 << FREE_BITS: what is left of that */
-	__u64 passed; /* ns since the clock was advanced */
-	__u64 phase;
-	__u32 pool;   /* the id of that above, */
-	__u32 member; /* and of what is directly within it, or NO_MEMBER: the next one */
-};
 
 /*
- * The level of a bucket with a lease of which the same part would be free if it had the whole limit. Fair shares have the
- * parameters for that.
+ * The part of a bucket that is free, of 1 << FREE_BITS for a quarter of it. Shares are for the whole limit of a pool. With a
+ * lease, it is as if the same part of that was free.
  */
-static __always_inline __u64 whole_level(const struct params *params, __u64 limit, __u64 level)
+static __always_inline __u64 free_part(const struct share *s, const struct params *params, const struct stage *st)
 {
-	return params->flags & RULE_LEASED ? level / (limit >> 10) * (params->limit >> 10) : level;
-}
+	__u64 free = 0, level = st->level;
 
-/* The part of a bucket that is free, of 1 << FREE_BITS for a quarter of it. */
-static __always_inline __u64 free_part(const struct params *params, const struct cold_params *cold, __u64 level)
-{
-	__u64 free = 0;
-
+	if (params->flags & RULE_LEASED)
+		level = level / (st->limit >> 10) * (params->limit >> 10);
 	if (level < params->limit)
-		free = ((params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
+		free = ((params->limit - level) >> UNIT_BITS) * READ_ONCE(s->free_factor) >> (FREE_WHOLE_BITS - FREE_BITS - 2);
 	return free > 1 << FREE_BITS ? 1 << FREE_BITS : free;
 }
 
@@ -237,24 +213,24 @@ static __always_inline __u64 units_within(const struct share *s, const struct bo
 	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS) >> ROOM_SLOWEST) >> FREE_BITS;
 }
 
-/* Advances the clock by what the rate in params, and the pool above, allow. The caller has the lock. */
-static __always_inline void advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
-					  const struct params *pool, __u64 level, const struct bound *b)
+/* Advances the clock of a stage by what the rate, and the pool above, allow. The caller has the lock. */
+static __always_inline void advance_clock(struct share *s, const struct stage *st, const struct params *params,
+					  const struct cold_params *cold, __u64 rate, __u64 now, const struct bound *b)
 {
-	__u64 passed = b->now - s->last, units, half, skip, speed;
+	__u64 passed = now - s->last, units, half, skip, speed;
 	struct advance a = { .s = s, .cold = cold, .v = s->v };
 	__s32 weight;
 
 	/* Another CPU, which had a later time, was faster. */
-	if (s->last - b->now < STALL_NS)
+	if (s->last - now < STALL_NS)
 		return;
-	s->last = b->now;
+	s->last = now;
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
 		restart_clock(s, cold);
 	} else {
-		units = fair_units(params, passed);
-		speed = clock_speed(params, level);
-		if (!(pool->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
+		units = fair_units(rate, passed);
+		speed = clock_speed(st);
+		if (!(st->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
 			speed = 1 << (SPEED_BITS + RUSH);
 		skip = READ_ONCE(s->skip);
 		if (skip > units)
@@ -274,9 +250,10 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 		weight = READ_ONCE(s->weight);
 		s->rest = weight <= 0 ? 0 : a.units < (__u64)weight ? a.units : (__u64)weight;
 	}
+	WRITE_ONCE(s->free_factor, (1ULL << FREE_WHOLE_BITS) / (params->limit >> UNIT_BITS));
 	weight = READ_ONCE(s->weight);
-	units = fair_units(params, MOST_MS * 1000000);
-	half = params->limit >> (UNIT_BITS - FAIR_BITS + 1);
+	units = fair_units(rate, MOST_MS * 1000000);
+	half = st->limit >> (UNIT_BITS - FAIR_BITS + 1);
 	if (units > half)
 		units = half;
 	if (b->weight) {
@@ -285,26 +262,20 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 			units = b->may;
 	}
 	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
-	WRITE_ONCE(s->most, most_ahead(params));
-	units = most_credit(params);
+	WRITE_ONCE(s->most, most_ahead(st->limit));
+	units = most_credit(st->limit);
 	if (b->weight && units > b->credit)
 		units = b->credit;
 	if ((__s64)READ_ONCE(s->credit) > (__s64)units)
 		WRITE_ONCE(s->credit, units);
 }
 
-/* Whether the weight of a sharer with that TAT is in a bin: it may be until v leaves the bin. */
-static __always_inline bool weighs(const struct share *s, __u64 tat, __u32 shift)
-{
-	return (tat >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0;
-}
-
-/* Moves the weight of a sharer from its old TAT to a new one. */
+/* Moves the weight of a sharer from its old TAT to a new one. It is in a bin until v leaves that. */
 static __always_inline void move_weight(struct share *s, const struct cold_params *cold, __u64 old, __u64 tat, __u32 weight)
 {
 	__u32 shift = shift_of(cold, old), from, to = bin_of(cold, tat);
 
-	if (weighs(s, old, shift)) {
+	if ((old >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0) {
 		from = bin_at(old, shift);
 		if (from == to)
 			return;
@@ -322,12 +293,12 @@ static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, _
 
 	tat = fair_tat(v + (ahead < most ? ahead : most) + TAT_BUSY + TAT_COARSE);
 	far = KEPT(((tat >> cold->fine_shift) - (v >> cold->fine_shift)) / FAIR_BINS);
-	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_of */
+	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_at */
 }
 
 /*
- * The debt of a sharer in fair units times weight, beyond which it is forgiven. It may be ahead by so many; its largest
- * packet is in bytes.
+ * The debt of a sharer in fair units times weight, beyond which it is forgiven. may is how far it may be ahead, largest are
+ * the bytes of its largest packet.
  */
 static __always_inline __u64 most_debt(__u64 may, __u64 largest)
 {
@@ -337,11 +308,11 @@ static __always_inline __u64 most_debt(__u64 may, __u64 largest)
 /* How far a sharer is from its fair share. */
 enum share_verdict {
 	WITHIN_SHARE,
-	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
-	BEYOND_SPARSE, /* so little beyond that a packet of a sparse flow passes all the same, see is_near_share */
+	BEYOND_MARK, /* so little beyond that a packet may be marked instead, */
+	NEAR_SHARE, /* or that packets of sparse flows pass all the same */
 	BEYOND_SHARE,
 	BEYOND_DEBT, /* so far beyond that debt is forgiven */
-	SHARE_VERDICTS, /* besides, times this, the load */
+	SHARE_LATE, /* not known: the clock must be advanced first */
 };
 
 /* How much a sharer sends, beside what it may be ahead. */
@@ -357,91 +328,66 @@ static __always_inline enum load load_if(const struct share *s, bool small)
 	return small && (__s64)READ_ONCE(s->credit) > 0 ? LIGHT : MODEST;
 }
 
-static __always_inline enum load load_of_new(const struct share *s, __u64 bytes)
-{
-	return load_if(s, bytes <= 2 * SHARED_BYTES);
-}
-
 /*
- * Judges a packet of a sharer that has the TAT, in a bucket that has the level. In a pool above another one, the load is
- * that of the sharer below: if it is modest, the packet may be ahead by twice as much here, so that others in that pool
- * do not take all its room; if it is light, the packet is always within its share. Light sharers have a credit, which
- * is what the clock leaves to all sharers. So a flood of new sharers is not light for long. Only shares of members bound
- * the clock below, and so its credit.
+ * Judges a packet in the bucket of a stage by the word of its sharer, which is NULL for a new one, and finds its load. In a pool
+ * above another one, the load so far is that of the sharer below: if it is modest, the packet may be ahead by twice as much here,
+ * so that others in that pool do not take all its room; if it is light, the packet is always within its share. Light sharers have
+ * a credit, which is what the clock leaves to all sharers. So a flood of new sharers is not light for long. Only shares of
+ * members bound the clock below, and so its credit.
  */
-static __always_inline enum share_verdict judge(const struct share *s, const struct params *params,
-						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
-						__u64 tat, __u64 largest, enum load below)
+static __always_inline enum share_verdict judge(struct work *w, const struct stage *st, const struct share *s,
+						const struct params *params, const struct cold_params *cold, const struct bucket *b)
 {
-	__u64 ahead = ahead_of(s, cold, tat), part, may, own = bytes;
-	enum load load;
+	__u64 ahead = b ? ahead_of(s, cold, READ_ONCE(b->tat)) * st->weight : 0, own = w->bytes, most, may, free, debt;
+	enum load below = w->load;
 
-	if (!ahead)
-		return WITHIN_SHARE + load_of_new(s, bytes) * SHARE_VERDICTS;
-	if (below == LIGHT && params->flags & RULE_SHARE_MEMBER)
-		return WITHIN_SHARE + load_if(s, true) * SHARE_VERDICTS;
-	part = may = may_be_ahead(s, weight);
-	load = load_if(s, ahead * weight + (bytes << FAIR_BITS) <= may / 8);
+	if (!ahead) {
+		w->load = load_if(s, own <= 2 * SHARED_BYTES);
+		return WITHIN_SHARE;
+	}
+	if (below == LIGHT && params->flags & RULE_SHARE_MEMBER) {
+		w->load = load_if(s, true);
+		return WITHIN_SHARE;
+	}
+	most = may = may_be_ahead(s, st->weight);
+	w->load = load_if(s, ahead + (own << FAIR_BITS) <= may / 8);
 	if (below != HEAVY) {
 		may *= 2;
 		if (own < 2 * SHARED_BYTES)
 			own = 2 * SHARED_BYTES;
 	}
 	own = own * OWN_PACKETS << FAIR_BITS;
-	if (may < own)
-		may = own;
-	may = (may >> FREE_BITS) * free_part(params, cold, level);
-	if (load == MODEST && ahead * weight > may / 2)
-		load = HEAVY;
-	if (ahead * weight <= may)
-		return WITHIN_SHARE + load * SHARE_VERDICTS;
-	if (ahead * weight > most_debt(part, largest))
+	free = free_part(s, params, st);
+	may = ((may < own ? own : may) >> FREE_BITS) * free;
+	if (w->load == MODEST && ahead > may / 2)
+		w->load = HEAVY;
+	if (ahead <= may)
+		return WITHIN_SHARE;
+	debt = most_debt(most, READ_ONCE(b->tick));
+	if (ahead <= 2 * may && ahead <= debt)
+		return BEYOND_MARK;
+	w->load = HEAVY;
+	if (ahead > debt)
 		return BEYOND_DEBT;
-	return ahead * weight <= 2 * may ? BEYOND_MARK + load * SHARE_VERDICTS : BEYOND_SHARE;
+	/* The bucket must not be nearly full, as others find room there. The coarse wheel is little longer. */
+	return ahead <= most + most / 4 && free >= 1 << (FREE_BITS - 1) ? NEAR_SHARE : BEYOND_SHARE;
 }
 
-/*
- * Whether a sharer is so little beyond its share that packets of sparse flows pass all the same, by its TAT. The bucket
- * must not be nearly full: others find room there.
- */
-static __always_inline bool is_near_share(const struct share *s, const struct params *params, const struct cold_params *cold,
-					  __u64 level, __u32 weight, __u64 tat)
+/* Charges a packet to the word of a sharer. Returns false if another CPU was faster. */
+static __always_inline bool charge_word(const struct work *w, const struct stage *st, struct share *s, const struct cold_params *cold,
+					struct bucket *b, __u32 fingerprint)
 {
-	__u64 may = may_be_ahead(s, weight);
+	__u64 old = READ_ONCE(b->tat), ahead = ahead_of(s, cold, old), units = (__u64)w->bytes << FAIR_BITS, tat;
 
-	/* The coarse wheel is little longer. */
-	return ahead_of(s, cold, tat) * weight <= may + may / 4 && free_part(params, cold, level) >= 1 << (FREE_BITS - 1);
-}
-
-static __always_inline void spend_credit(struct share *s, __u32 bytes)
-{
-	__sync_fetch_and_sub(&s->credit, (__u64)bytes << FAIR_BITS);
-}
-
-/* Lets the clock skip what passes without a charge to a sharer. */
-static __always_inline void skip_sharers(const struct cold_params *cold, __u32 bytes)
-{
-	struct share *s = share_of(cold);
-
-	if (s)
-		__sync_fetch_and_add(&s->skip, (__u64)bytes << FAIR_BITS);
-}
-
-/*
- * Charges a packet to a sharer whose slot had that TAT. Returns the TAT after it, or 0 if another CPU has just
- * changed it. The caller then moves the weight of the sharer.
- */
-static __always_inline __u64 charge_sharer_at(const struct share *s, const struct cold_params *cold, struct bucket *b,
-					      __u64 old, __u32 bytes, __u32 weight)
-{
-	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), units = (__u64)bytes << FAIR_BITS, tat;
-
-	if (weight > 1)
-		units = (units + weight - 1) / weight;
-	tat = on_wheel(cold, v, ahead + units);
-	if (!ahead || READ_ONCE(b->tick) < bytes)
-		WRITE_ONCE(b->tick, bytes);
-	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? tat : 0;
+	if (!is_still(b, fingerprint, old))
+		return false;
+	tat = on_wheel(cold, READ_ONCE(s->v), ahead + (units + st->weight - 1) / st->weight);
+	if (KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) != old)
+		return false;
+	if (!ahead || READ_ONCE(b->tick) < w->bytes) /* not before: an inactive slot may get another key */
+		WRITE_ONCE(b->tick, w->bytes);
+	move_weight(s, cold, old, tat, st->weight);
+	return true;
 }
 
 #endif

@@ -14,50 +14,21 @@
  * still empty. Then the key and its fingerprint are written. A new TAT without
  * TAT_BUSY unlocks it. Whoever charges a bucket checks the fingerprint between
  * reading the TAT and the CAS, so no charge goes to a wrong key.
+ *
+ * The key that is sought is that of the packet: work.hash and, for a new slot, work.key.
  */
 #ifndef SHAPECTL_TABLE_H
 #define SHAPECTL_TABLE_H
 
-#include "bucket.h"
+#include "flow.h"
+#include "look.h"
 #include "share.h"
-
-/* Attempts to update a bucket before it counts as contended. */
-#define TRIES 16
 
 /* An upper bound for the difference between the clocks of two CPUs. */
 #define SKEW_NS (1 << 20)
 
-/* A summand of NH (Black et al., UMAC; RFC 4418, 5.2). With secret words two keys collide with probability 2^-32. */
-#define NH(i, a, b) \
-	((__u64)((__u32)(a) + hook.secret[2 * (i)]) * (__u32)((__u32)(b) + hook.secret[2 * (i) + 1]))
-
-/* Spreads the result of NH over all bits. */
-static __always_inline __u64 mix(__u64 h)
-{
-	h ^= h >> 32;
-	h *= 0xc4ceb9fe1a85ec53ULL; /* of murmur3's finalizer (Appleby, public domain) */
-	return h ^ h >> 32;
-}
-
-static __always_inline __u64 hash4(__u32 salt, __u32 proto, __u32 ports, __u32 src, __u32 dst)
-{
-	return mix(NH(0, src, dst) + NH(1, ports, salt ^ proto));
-}
-
-static __always_inline __u64 hash6(__u32 salt, __u32 proto, __u32 ports, const __u32 src[4], const __u32 dst[4])
-{
-	return mix(NH(0, src[0], dst[0]) + NH(1, ports, salt ^ proto) + NH(2, src[1], dst[1]) + NH(3, src[2], dst[2]) +
-		   NH(4, src[3], dst[3]));
-}
-
-static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
-{
-	__u32 ports = (__u32)k->dport << 16 | k->sport; /* in the order of a packet */
-
-	if (k->family == 6)
-		return hash6(salt, k->proto, ports, k->src, k->dst);
-	return hash4(salt, k->proto, ports, k->src[0], k->dst[0]);
-}
+/* Further back than any CPU's clock, for a bucket that is empty. */
+#define LONG_AGO (1ULL << 61)
 
 static __always_inline struct line *line_at(__u32 number)
 {
@@ -101,64 +72,65 @@ static __always_inline __u32 home_of(__u32 fingerprint)
 	return fingerprint >> 1 & (LINE_SLOTS - 1);
 }
 
+/* The second bucket of a slot. */
 static __always_inline struct bucket *second_of(__u32 slot)
 {
 	return KEPT(&seconds[MASKED(slot / LINE_SLOTS, seconds_mask)].slot[slot & (LINE_SLOTS - 1)]);
 }
 
-/* is_empty for the second bucket of a slot. If the rule has no colours any more, its id may be that of another rule by now. */
-static __always_inline bool is_second_empty(__u32 slot, const struct key *key, __u64 now)
+/* Its fingerprint, by that of the key and the id of the second limit. */
+static __always_inline __u32 second_bucket_print(__u32 fingerprint, __u32 id)
 {
-	const struct bucket *b = second_of(slot);
-	__u32 charged = READ_ONCE(b->tick);
-	const struct rule *rule = rule_at(&key->second);
-	struct version version;
+	return fingerprint ? fingerprint ^ id << 1 : 0;
+}
+
+/* Whether a bucket of a limit has what a new one has. The id of a limit that is gone may be that of another one by now. */
+static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 charged)
+{
+	const struct rule *rule = rule_of(id);
+	const struct params *params;
+	__u32 set;
+	__u64 v;
 
 	if (!rule)
 		return true;
-	version = version_in(rule, phase_at(now));
-	if (version.reverted && is_from_before(charged))
-		charged = tick(change.until);
-	return !level_at(params_of(rule, version.index), clock_of(rule, version.index, version.reverted, now), now, READ_ONCE(b->tat),
-			 charged);
+	set = set_in(rule, phase_at(now));
+	params = rated(rule, &set, now);
+	v = clock_at(rule, params, set, now);
+	return level_of(rule, params, set, v, now, tat, charged, true) == level_of(rule, params, set, v, now, v, tick(now), true);
 }
 
 /*
  * Whether the slot may be allocated: its bucket is empty by the clock of the key's
- * rule, and has been for long enough that CPUs with a slower clock agree.
+ * limit, and has been for long enough that CPUs with a slower clock agree.
  */
 __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 {
 	const struct cold_params *cold;
-	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
+	const struct bucket *b;
 	const struct key *key;
-	struct version version;
-	__u32 charged;
-	__u64 v;
 
 	key = bpf_map_lookup_elem(&keys, &slot);
 	if (!key)
 		return 0;
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
-	if (HOOK(colours) && key->paired && !is_second_empty(slot, key, now))
-		return 0;
-	rule = rule_at(&key->id);
-	if (!rule)
-		return 0;
-	version = version_in(rule, phase_at(now));
-	if (HOOK(pools) && key->sharer) {
-		cold = &rule->cold[version.index & 1];
-		share = share_of(cold);
-		return !share || !ahead_of(share, cold, tat);
+	if (HOOK(colours) && key->paired) {
+		b = second_of(slot);
+		if (!is_empty_by(key->second, now, READ_ONCE(b->tat), READ_ONCE(b->tick)))
+			return 0;
 	}
-	charged = READ_ONCE(slot_at(slot)->tick);
-	/* Its level may exceed the capacity of the reverted rule, but drains as if charged at that time. */
-	if (version.reverted && is_from_before(charged))
-		charged = tick(change.until);
-	v = rated_clock(rule, &version, now, &params);
-	return !level_at(params, v, now, tat, charged);
+	if (HOOK(pools) && key->sharer) {
+		rule = rule_of(key->id);
+		if (!rule)
+			return 0;
+		cold = cold_of(params_of(rule, set_in(rule, phase_at(now))));
+		share = share_of(cold);
+		/* Without packets, nobody advances the clock: it begins anew then, behind nobody. */
+		return !share || (__s64)(now - READ_ONCE(share->last)) > 4LL * REST_NS || !ahead_of(share, cold, tat);
+	}
+	return is_empty_by(key->id, now, tat, READ_ONCE(slot_at(slot)->tick));
 }
 
 /* Whether no key has the slot, and no CPU is allocating it. */
@@ -175,21 +147,14 @@ static __always_inline bool is_free(const struct bucket *b)
  */
 __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 {
-	struct line *line = line_at(number);
+	const struct line *line = line_at(number);
 	__u32 i, slot;
-	__u64 tat;
 
 #pragma unroll
-	for (i = 0; i < LINE_SLOTS; i++) {
+	for (i = 0; i < 2 * LINE_SLOTS; i++) {
 		slot = (i + home_of(fingerprint)) & (LINE_SLOTS - 1);
-		if (is_free(&line->slot[slot]))
-			return slot;
-	}
-#pragma unroll
-	for (i = 0; i < LINE_SLOTS; i++) {
-		slot = (i + home_of(fingerprint)) & (LINE_SLOTS - 1);
-		tat = READ_ONCE(line->slot[slot].tat);
-		if (is_empty(number * LINE_SLOTS + slot, tat, now))
+		if (i < LINE_SLOTS ? is_free(&line->slot[slot]) :
+				     is_empty(number * LINE_SLOTS + slot, READ_ONCE(line->slot[slot].tat), now))
 			return slot;
 	}
 	return LINE_SLOTS;
@@ -237,31 +202,6 @@ static __always_inline __u32 slot_of(const struct line *line, __u32 fingerprint)
 	return (is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1);
 }
 
-static __always_inline struct bucket *find_slot(struct line *line, __u32 fingerprint)
-{
-	__u32 slot = slot_of(line, fingerprint);
-
-	return slot < LINE_SLOTS ? KEPT(&line->slot[slot]) : NULL;
-}
-
-/* The bucket of a key in its first line, or with second also in its second, and its fingerprint there. */
-static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32 *fingerprint)
-{
-	struct line *line = line_at(hash);
-	struct bucket *slot;
-
-	*fingerprint = fingerprint_of(hash);
-	slot = KEPT(&line->slot[home_of(*fingerprint)]);
-	if (READ_ONCE(slot->fingerprint) == *fingerprint)
-		return slot;
-	slot = find_slot(line, *fingerprint);
-	if (slot || !second)
-		return slot;
-	line = line_at(second_line(hash, *fingerprint));
-	*fingerprint = second_fingerprint(*fingerprint);
-	return find_slot(line, *fingerprint);
-}
-
 /* A slot of the table and its fingerprint, in one word; never 0. */
 static __always_inline __u64 slot_handle(__u32 slot, __u32 fingerprint)
 {
@@ -289,35 +229,234 @@ static __always_inline __u64 find_handle(__u64 hash)
 	return slot < LINE_SLOTS ? slot_handle(number * LINE_SLOTS + slot, fingerprint) : 0;
 }
 
-/* The fingerprint of a second bucket, by that of the key and the id of the second limit. */
-static __always_inline __u32 second_bucket_print(__u32 fingerprint, __u32 id)
-{
-	return fingerprint ? fingerprint ^ id << 1 : 0;
-}
-
-/* Empties the second bucket of a key in a slot that is locked. */
-static __noinline void clear_second(__u32 slot, __u32 fingerprint, const struct key *key, __u64 now)
-{
-	struct bucket *b = second_of(slot);
-	const struct rule *rule = rule_at(&key->second);
-	struct version version;
-	__u64 v;
-
-	if (!rule)
-		return;
-	version = version_in(rule, phase_at(now));
-	v = clock_of(rule, version.index, version.reverted, now);
-	WRITE_ONCE(b->fingerprint, second_bucket_print(fingerprint, key->second));
-	/* A TAT in the past, for CPUs with a slower clock. After a revert, there is nothing to revert. */
-	WRITE_ONCE(b->tick, tick(now) + version.reverted);
-	__sync_lock_test_and_set(&b->tat, v - (1ULL << 61));
-}
-
 /* Whether a slot of a line is being allocated or moved. */
 static __always_inline bool is_busy(const struct line *line)
 {
 	return (READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
 		READ_ONCE(line->slot[3].tat)) & TAT_BUSY;
+}
+
+/* Numbers the slots that a key may have: first those of its first line, then those of its second. */
+#define KEY_SLOTS (2 * LINE_SLOTS)
+
+static __always_inline __u32 line_with(__u64 hash, __u32 slot)
+{
+	return slot < LINE_SLOTS ? line_of(hash) : second_line(hash, fingerprint_of(hash));
+}
+
+static __always_inline __u32 fingerprint_in(__u64 hash, __u32 slot)
+{
+	return slot < LINE_SLOTS ? fingerprint_of(hash) : second_fingerprint(fingerprint_of(hash));
+}
+
+/*
+ * The number of slots that a key has. With idle, KEY_SLOTS if a slot of its lines
+ * is locked, as the number is not known then. Reads the first line first, because
+ * buckets move from there to the second.
+ */
+__noinline __u64 count_slots(__u64 hash, __u32 idle)
+{
+	const struct line *line = line_at(line_of(hash));
+	__u32 barrier = 0;
+	__u64 slots;
+
+	if (idle && is_busy(line))
+		return KEY_SLOTS;
+	slots = slots_with(line, fingerprint_of(hash));
+	__sync_lock_test_and_set(&barrier, 1);
+	line = line_at(line_with(hash, LINE_SLOTS));
+	if (idle && is_busy(line))
+		return KEY_SLOTS;
+	return slots + slots_with(line, fingerprint_in(hash, LINE_SLOTS));
+}
+
+/* Not a value of any clock, because TAT_BUSY is set. */
+#define NO_CLOCK (~0ULL)
+
+/* The TAT of an empty bucket of the key, which is that of a sharer or in a limit. */
+static __always_inline __u64 empty_tat(struct work *w)
+{
+	const struct params *params;
+	const struct share *share;
+	const struct rule *rule;
+	__u32 set;
+	__u64 v;
+
+	rule = rule_of(w->key.id);
+	if (!rule)
+		return NO_CLOCK;
+	set = set_in(rule, w->phase);
+	params = params_of(rule, set);
+	if (HOOK(pools) && w->key.sharer) {
+		share = share_of(cold_of(params));
+		/* In a bin that v has left: a new sharer has no weight on the wheels yet. */
+		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << cold_of(params)->fine_shift)) : NO_CLOCK;
+	}
+	params = rated(rule, &set, w->now);
+	v = clock_at(rule, params, set, w->now);
+	/* Empty for packets with an earlier time, too, unless the packet is charged at once. */
+	if (!w->opening)
+		return v - LONG_AGO;
+	return v + level_of(rule, params, set, v, w->now, v, tick(w->now), false);
+}
+
+/* Empties the second bucket of a key in a slot that is locked. */
+static __noinline void clear_second(__u32 slot, __u32 fingerprint, __u32 id, __u32 phase, __u64 now)
+{
+	struct bucket *b = second_of(slot);
+	const struct rule *rule = rule_of(id);
+	__u32 set;
+
+	if (!rule)
+		return;
+	set = set_in(rule, phase);
+	WRITE_ONCE(b->fingerprint, second_bucket_print(fingerprint, id));
+	WRITE_ONCE(b->tick, tick(now));
+	__sync_lock_test_and_set(&b->tat, clock_at(rule, params_of(rule, set), set, now) - LONG_AGO);
+}
+
+enum got {
+	GOT_NONE,   /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
+	GOT_CHARGED, /* a slot, whose bucket has work.opening */
+	GOT_NO_ROOM,
+};
+
+/*
+ * Allocates a slot to a key that has none, if the slot is still empty. The
+ * line is looked up again, because without CAP_PERFMON the verifier refuses
+ * arithmetic on a pointer argument.
+ */
+__noinline int allocate_slot(__u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	__u32 number = line_with(w->hash, i), slot = number * LINE_SLOTS + (i & (LINE_SLOTS - 1));
+	struct key *owner = bpf_map_lookup_elem(&keys, &slot);
+	struct bucket *b;
+	__u64 tat;
+
+	/* Another CPU may be allocating a slot to the same key. */
+	if (!owner || count_slots(w->hash, true))
+		return GOT_NONE;
+	tat = empty_tat(w);
+	b = slot_at(slot);
+	if (tat == NO_CLOCK || !lock_slot(slot, b, w->now))
+		return GOT_NONE;
+	*owner = w->key;
+	if (HOOK(colours) && w->key.paired)
+		clear_second(slot, fingerprint_in(w->hash, i), w->key.second, w->phase, w->now);
+	/*
+	 * A full barrier between the store and the count: if two CPUs allocate two
+	 * slots to one key, at least one of them sees both and frees its slot.
+	 */
+	__sync_lock_test_and_set(&b->fingerprint, fingerprint_in(w->hash, i));
+	if (count_slots(w->hash, false) > 1) {
+		WRITE_ONCE(b->fingerprint, 0);
+		__sync_lock_test_and_set(&b->tat, 0);
+		return GOT_NONE;
+	}
+	WRITE_ONCE(b->tick, tick(w->now));
+	__sync_lock_test_and_set(&b->tat, tat + w->opening);
+	return w->opening ? GOT_CHARGED : GOT_NONE;
+}
+
+/* Moves a locked bucket to a locked slot, and frees its own. */
+static __always_inline void move_to(struct bucket *next, struct bucket *b, __u32 fingerprint, __u64 tat)
+{
+	WRITE_ONCE(next->tick, READ_ONCE(b->tick));
+	__sync_lock_test_and_set(&next->fingerprint, fingerprint);
+	__sync_lock_test_and_set(&next->tat, tat);
+	WRITE_ONCE(b->fingerprint, 0);
+	__sync_lock_test_and_set(&b->tat, 0);
+}
+
+/* Moves the second bucket of a locked slot to another locked slot, where it has this fingerprint. Returns whether it did. */
+static __always_inline bool move_second(__u32 from, __u32 to, __u32 fingerprint)
+{
+	struct bucket *b = second_of(from);
+	__u64 tat = READ_ONCE(b->tat);
+
+	/* A CPU that finds it locked finds it in its new place when it tries again. */
+	if (tat & TAT_BUSY || __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
+		return false;
+	move_to(second_of(to), b, fingerprint, tat);
+	return true;
+}
+
+/* Not a slot of the table. */
+#define NO_SLOT (~0U)
+
+/*
+ * Locks a slot of the table to which the bucket in slot i of the key's lines can
+ * move: a spare slot of that bucket's second line.
+ */
+static __always_inline __u32 lock_next(__u64 hash, __u32 i, __u64 now)
+{
+	__u32 number = line_with(hash, i), random = hash, fingerprint;
+	__u64 spare;
+
+	/* Without CAP_PERFMON, the verifier refuses an offset that it knows in some rounds. */
+	i = KEPT(i ^ random) ^ random;
+	fingerprint = READ_ONCE(line_at(number)->slot[i & (LINE_SLOTS - 1)].fingerprint);
+	if (!(fingerprint & 1))
+		return NO_SLOT;
+	number = second_line(number, fingerprint);
+	spare = spare_slot(number, fingerprint, now);
+	if (spare >= LINE_SLOTS)
+		return NO_SLOT;
+	number = number * LINE_SLOTS + spare;
+	return lock_slot(number, slot_at(number), now) ? number : NO_SLOT;
+}
+
+/*
+ * Moves the bucket to the locked slot, which frees its own for the key. Returns whether it
+ * did. Buckets only move from their first line to their second, so a CPU that reads
+ * the first line and then the second finds them. Both slots are locked during the
+ * move, so nobody charges the bucket.
+ */
+__noinline int move_bucket(__u64 hash, __u32 i, __u32 to)
+{
+	__u32 number = line_with(hash, i), from = number * LINE_SLOTS + (i & (LINE_SLOTS - 1)), fingerprint;
+	struct key *owner = bpf_map_lookup_elem(&keys, &from), *next_owner = bpf_map_lookup_elem(&keys, &to);
+	struct bucket *b = slot_at(from), *next = slot_at(to);
+	__u64 tat;
+
+	if (!owner || !next_owner)
+		return false;
+	tat = READ_ONCE(b->tat);
+	fingerprint = READ_ONCE(b->fingerprint);
+	/* The slot may have another bucket by now. */
+	if (fingerprint & 1 && second_line(number, fingerprint) == to / LINE_SLOTS && !(tat & TAT_BUSY) &&
+	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat) {
+		if (READ_ONCE(b->fingerprint) == fingerprint &&
+		    (!HOOK(colours) || !owner->paired ||
+		     move_second(from, to, second_bucket_print(second_fingerprint(fingerprint), owner->second)))) {
+			*next_owner = *owner;
+			move_to(next, b, second_fingerprint(fingerprint), tat);
+			return true;
+		}
+		__sync_lock_test_and_set(&b->tat, tat);
+	}
+	__sync_lock_test_and_set(&next->tat, READ_ONCE(next->tat) & ~TAT_BUSY);
+	return false;
+}
+
+/* Gets a slot for the key. */
+__noinline int get_slot(__u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	__u32 slot, to;
+
+	slot = spare_slot(line_of(w->hash), fingerprint_of(w->hash), w->now);
+	if (slot == LINE_SLOTS)
+		slot += spare_slot(line_with(w->hash, LINE_SLOTS), fingerprint_of(w->hash), w->now);
+	if (slot < KEY_SLOTS)
+		return allocate_slot(cpu, slot);
+	for (slot = 0; slot < KEY_SLOTS; slot++) {
+		to = lock_next(w->hash, slot, w->now);
+		if (to != NO_SLOT && move_bucket(w->hash, slot, to))
+			return GOT_NONE;
+	}
+	return GOT_NO_ROOM;
 }
 
 #endif

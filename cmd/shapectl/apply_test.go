@@ -449,7 +449,7 @@ func TestUnconfirmed(t *testing.T) {
 			cmd.Process.Kill()
 			r.nobodyAtWork()
 			sleepUntil(until)
-			o.reaches(until, until+200e6)
+			o.reaches(until+1e6, until+200e6) // before, the 30 kB of the penalty drain at 1gbit
 			r.nobodyAtWork()
 			o.talks() // on the same connection
 			o.check(returned, until)

@@ -271,7 +271,9 @@ func TestPermissions(t *testing.T) {
 	commands := []string{
 		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit --algorithm leaky --each host",
 		"set va ingress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --stats --buckets",
-		"ask va egress 10.0.0.7", "delete va egress 10.0.1.0/24", "flush va", "show",
+		"ask va egress 10.0.0.7", "delete va egress 10.0.1.0/24",
+		"pool set uplink --new --rate 1mbit --share host", "set va egress 10.0.2.0/24 --rate 1mbit --within uplink",
+		"set va egress 10.0.3.0/24 --algorithm trtcm --cir 1mbit --pir 2mbit", "flush --all", "show",
 	}
 	enough := []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
 	if testenv.OlderThan(t, 6, 17) {
@@ -295,7 +297,7 @@ func TestPermissions(t *testing.T) {
 				}
 				if strings.HasPrefix(line, "set") {
 					var rules []shownRule
-					shown := r.result(r.asNobody(program, enough, "show", "-j"))
+					shown := r.result(r.asNobody(program, enough, "show", "va", "-j"))
 					testenv.Must(t, json.Unmarshal([]byte(shown.out), &rules))
 					for _, rule := range rules {
 						if !rule.Attached || rule.Hook != hook {

@@ -298,6 +298,7 @@ func TestWatchDeviceMadeAgain(t *testing.T) {
 	testenv.Veth(t, "other", "xb")
 	testenv.Veth(t, "va", "vb")
 	w.says("va ingress")
+	testenv.Eventually(t, "nothing is left of the former devices", func() bool { return len(r.show()) == len(watchedVA())+1 })
 	r.has(append(watchedVA(), "vb egress 10.0.0.0/24 4000000")...)
 	if n := r.passed("va", "10.0.0.0/24"); n != 0 {
 		t.Errorf("a new device has counted %d packets", n)

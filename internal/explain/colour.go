@@ -27,7 +27,7 @@ func (c *Colours) Judge(bytes uint64, dscp uint8, speedBits uint64) (report.Leve
 	m := model.NewColoured(c.Rule)
 	in := c.In(dscp)
 	colour, _ := m.Decide(c.Levels, bytes, in)
-	first, second := m.Room(c.Levels, bytes)
+	first, second := room(m, c.Levels, bytes)
 	action := c.Colours.Action(colour)
 	l := report.Level{
 		Key: c.Key, Spilled: c.Spilled, LevelBytes: model.Bytes(c.First), CapacityBytes: c.Capacity, Queue: report.NewQueue(c.Rule),
@@ -83,12 +83,4 @@ func verdictOf(a policy.Action) model.Verdict {
 		return model.Mark
 	}
 	return model.Pass
-}
-
-// until is Coloured.Until; nil for never.
-func until(m *model.Coloured, s model.Levels, bytes uint64, in, better policy.Colour) *uint64 {
-	if ns, ever := m.Until(s, bytes, in, better); ever {
-		return &ns
-	}
-	return nil
 }

@@ -189,14 +189,14 @@ type Verdict struct {
 // Judge says what becomes of a packet that counts so many bytes and may be marked.
 func (s Stages) Judge(bytes uint64) (v Verdict) {
 	p := model.Packet{Time: s.Now, Bytes: bytes, ECT: true}
-	passage, tests := model.Forecast(s.Model, p), model.Tests(s.Model, p)
+	passage, tests := forecast(s.Model, p), tests(s.Model, p)
 	v.Verdict, v.WaitNS = passage.Verdict, passage.Wait
 	exceeds, beyond := passage.Refuses, passage.Beyond
 	if exceeds == model.NoStage {
 		p.ECT = false // else packets may be marked, and pass
-		passage := model.Forecast(s.Model, p)
+		passage := forecast(s.Model, p)
 		if exceeds, beyond = passage.Refuses, passage.Beyond; exceeds == model.NoStage && passage.Excess {
-			exceeds, beyond = 0, tests[0].Share != model.WithinShare
+			exceeds, beyond = 0, tests[0].share != model.WithinShare
 		}
 	}
 	if v.Conforms = exceeds == model.NoStage; !v.Conforms {
@@ -204,7 +204,7 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 		if beyond {
 			v.RefusedReason = report.Share
 		}
-		v.WaitNS = model.Until(s.Model, p)
+		v.WaitNS = waits(s.Model, p)
 	}
 	v.BorrowedBy = []string{}
 	for i := 0; v.Conforms && !v.Guaranteed && i < len(s.Levels); i++ {
@@ -239,16 +239,16 @@ func (l *Level) atRate(level, capacity uint64) bool {
 }
 
 // pools are the levels of the pools, given how each stage judges a packet.
-func (s Stages) pools(bytes uint64, tests []model.Test) []report.PoolLevel {
+func (s Stages) pools(bytes uint64, tests []test) []report.PoolLevel {
 	pools, limiter := []report.PoolLevel{}, s.limiter()
 	for i := 1; i < len(s.Levels); i++ {
 		l, m := &s.Levels[i], &s.Model[i]
 		pool := report.NewPoolLevel(l.Rule, m.State.Level)
-		pool.Full, pool.WaitNS = !tests[i].Conforms || l.isFull(m), m.Wait(m.State.Level, bytes)
+		pool.Full, pool.WaitNS = !tests[i].conforms || l.isFull(m), m.Wait(m.State.Level, bytes)
 		if l.Lately.PassedPackets > 0 { // its level at one moment says less
 			pool.Full = i == limiter || s.load(i).AtRate()
 		}
-		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].Conforms, tests[i].Guarantees, s.sharing(i, tests)
+		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].conforms, tests[i].guarantees, s.sharing(i, tests)
 		pool.PassedPackets, pool.RefusedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
 		if s.Watched > 0 {
 			pool.UseBits, pool.RecentRefusals = new(s.use(i)), l.Lately.DroppedPackets
@@ -258,11 +258,11 @@ func (s Stages) pools(bytes uint64, tests []model.Test) []report.PoolLevel {
 	return pools
 }
 
-func (s Stages) sharing(i int, tests []model.Test) report.Sharing {
+func (s Stages) sharing(i int, tests []test) report.Sharing {
 	l := &s.Levels[i]
 	shares := report.Sharing{Share: l.Share.String(), Sharer: l.Sharer}
 	if l.Sharer != "" {
-		shares.WithinShare = new(tests[i].Share == model.WithinShare)
+		shares.WithinShare = new(tests[i].share == model.WithinShare)
 	}
 	if l.Active != nil {
 		shares.ActiveSharers = new(uint64(*l.Active))

@@ -121,7 +121,7 @@ func checkSize(frame uint64, segments uint16) error {
 }
 
 // countPacket is how many bytes a packet counts whose segments are frames of that length:
-// framed_bytes in bpf/packet.h, except that there the last one may be shorter.
+// measure of bpf/packet.h, except that there the last one may be shorter.
 func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) report.Counted {
 	c := report.Counted{
 		PacketBytes: frame, Segments: uint64(segments), TagBytes: 4 * uint64(tags),

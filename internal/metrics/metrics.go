@@ -39,7 +39,6 @@ type Exporter struct {
 
 	mutex  sync.Mutex // one reading at a time
 	lost   report.Losses
-	green  map[report.Key]report.ColourCounters // what the last scrape had
 	errors uint64
 	last   string // error; "" for none
 }
@@ -81,27 +80,7 @@ func (e *Exporter) scrape() *scrape {
 	s.errors, e.last = e.errors, said
 	s.rules, s.pools = reading.Rules.Once()
 	e.lost.Count(s.rules, s.pools, err == nil)
-	e.keepGreen(s.rules)
 	return s
-}
-
-// keepGreen makes counters of green packets, which are all that are neither yellow nor red. While packets are counted, that
-// may be some too few, and a counter that falls would have begun anew for Prometheus.
-func (e *Exporter) keepGreen(rules []*report.Rule) {
-	last := e.green
-	e.green = map[report.Key]report.ColourCounters{}
-	for i := range rules {
-		if !rules[i].HasColours() {
-			continue
-		}
-		own := *rules[i] // for others may use the reading, too
-		r, before := &own, last[own.Key()]
-		rules[i] = r
-		if r.YellowPackets >= before.YellowPackets && r.RedPackets >= before.RedPackets && r.PassedPackets+r.DroppedPackets >= before.GreenPackets {
-			r.GreenPackets, r.GreenBytes = max(r.GreenPackets, before.GreenPackets), max(r.GreenBytes, before.GreenBytes)
-		}
-		e.green[r.Key()] = r.ColourCounters
-	}
 }
 
 // ServeHTTP answers a scrape. If a reading fails, shapectl_up is 0, and the other metrics are what could be read: a

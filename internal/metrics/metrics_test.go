@@ -137,28 +137,6 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// A counter of green packets does not fall while packets are counted, and begins anew with the rule.
-func TestGreenPackets(t *testing.T) {
-	r := aRule("eth0", "10.0.0.0/24")
-	r.ColourOptions = report.NewColourOptions(policy.Rule{Algorithm: policy.SRTCM})
-	s := source{reading: &measure.Reading{Rules: report.Rules{r}}}
-	e := s.exporter()
-	for _, test := range []struct {
-		green, red uint64
-		want       string
-	}{{10, 10, "10"}, {9, 20, "10"}, {11, 20, "11"}, {9, 3, "9"}} {
-		now := &s.reading.Rules[0]
-		now.GreenPackets, now.RedPackets, now.PassedPackets, now.DroppedPackets = test.green, test.red, test.green+1, test.red
-		text := scrape(t, e)
-		if want := `shapectl_rule_green_packets_total{device="eth0",direction="egress",network="10.0.0.0/24"} ` + test.want + "\n"; !strings.Contains(text, want) {
-			t.Errorf("%+v: want %s in %s", test, want, text)
-		}
-		if now.GreenPackets != test.green {
-			t.Error("the reading, which others may use, was changed")
-		}
-	}
-}
-
 // A reading that fails is told of once, and the answer has what could be read.
 func TestReadingFails(t *testing.T) {
 	s := source{reading: everything(), err: errors.New("device 7 is gone")}

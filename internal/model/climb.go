@@ -25,60 +25,50 @@ const NoStage = -1
 
 // A Passage is the outcome for a packet in a rule and the pools above it.
 type Passage struct {
-	Outcome             // of the rule; Verdict, Wait and Departure are those of all stages together
-	Refuses    int      // the stage that refuses the packet, or NoStage
-	Guaranteed int      // the stage above which the packet is guaranteed, or NoStage
-	Beyond     bool     // the stage that refuses the packet does so because of its fair share
-	Levels     []uint64 // units: of the bucket of each stage after the packet,
-	Flows      []uint64 // and of the bucket of its flow there, with sparse-first
-	Delays     []bool   // by stage: a pool that passes the packet delays it
-	Marks      []bool   // by stage: a pool that passes the packet marks it
+	Outcome              // of the rule; Verdict, Wait and Departure are those of all stages together
+	Refuses    int       // the stage that refuses the packet, or NoStage
+	Guaranteed int       // the stage above which the packet is guaranteed, or NoStage
+	Beyond     bool      // the stage that refuses the packet does so because of its fair share
+	At         []Outcome // the levels and the departure after the packet, by stage; a pool that passes it may delay or mark it
 }
 
-// Climb returns the outcome for a packet in a rule, the first stage, and in the pools above it, the lowest one first.
-// The packet passes if all of them conform and it is within its fair shares. A packet that is guaranteed passes the
-// pools above, whatever their levels are. Climb advances the clocks of shares and forgives debts of sharers, and charges nothing.
+// Climb returns the outcome for a packet in a rule, the first stage, and in the pools above it, the lowest one first. The packet
+// passes if all of them conform and it is within its fair shares. A packet that is guaranteed passes the pools above, whatever
+// their levels are. Climb advances the clocks of shares and forgives debts of sharers, and charges nothing.
 func Climb(stages []Stage, p Packet) Passage {
 	rule := &stages[0]
-	to := Passage{
-		Outcome: Outcome{Departure: p.Time}, Refuses: NoStage, Guaranteed: NoStage,
-		Delays: make([]bool, len(stages)), Marks: make([]bool, len(stages)),
+	to := Passage{Refuses: NoStage, Guaranteed: NoStage}
+	for i := range stages {
+		to.At = append(to.At, stages[i].State.uncharged(p))
 	}
-	load := Heavy
-	share := judge(stages, 0, p, &load)
-	if rule.RateUnits != 0 {
+	if to.Outcome = to.At[0]; rule.RateUnits != 0 {
 		to.Outcome = rule.Decide(rule.State, p)
 	}
+	load, share := Heavy, WithinShare
+	if to.Verdict != Drop { // else nothing more needs to be asked
+		share = JudgeStage(stages, 0, p, &load)
+	}
 	if share == BeyondShare {
-		to.Outcome = Outcome{Excess: true, Departure: p.Time, Level: rule.State.Level, Flow: rule.State.Flow}
-		if rule.Excess != policy.Pass {
+		to.Outcome = to.At[0]
+		if to.Excess = true; rule.Excess != policy.Pass {
 			to.Verdict = Drop
 		}
 	}
-	beyond := share == BeyondShare && to.Verdict == Drop // no pool needs to be asked
-	if rule.guarantees(p) && !beyond {
+	if to.Verdict == Drop {
+		to.Refuses, to.Beyond = 0, share == BeyondShare
+	} else if rule.Guarantees(p) {
 		to.Guaranteed = 0
 	}
-	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage && !beyond; i++ {
+	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage; i++ {
 		to.ask(stages, i, p, &load)
 	}
-	// Of a rule that marks or passes excess packets, the pool is what refuses.
-	if to.Verdict == Drop && (to.Refuses == NoStage || rule.Excess == policy.Drop || rule.Excess == policy.Delay) {
-		to.Refuses, to.Beyond = 0, share == BeyondShare
+	if above := to.Refuses; above > 0 { // nothing is charged
+		to.Outcome = to.At[0]
+		to.Verdict, to.Excess, to.Wait = Drop, true, stages[above].Wait(stages[above].State.Level, p.Bytes)
 	}
-	for i := range stages {
-		to.Levels, to.Flows = append(to.Levels, stages[i].State.Level), append(to.Flows, stages[i].State.Flow)
-	}
-	to.Levels[0], to.Flows[0] = to.Outcome.Level, to.Outcome.Flow
+	to.At[0] = to.Outcome
 	switch {
-	case to.Refuses > 0: // nothing is charged
-		to.Levels[0], to.Flows[0] = rule.State.Level, rule.State.Flow
-		to.Outcome = Outcome{
-			Verdict: Drop, Excess: true, Departure: p.Time, Level: rule.State.Level, Flow: rule.State.Flow,
-			Wait: stages[to.Refuses].Wait(stages[to.Refuses].State.Level, p.Bytes),
-		}
-		return to
-	case to.Refuses == 0:
+	case to.Refuses != NoStage:
 		return to
 	case to.Excess:
 		to.Wait = 0 // the rule marks or passes it without a delay
@@ -91,41 +81,36 @@ func Climb(stages []Stage, p Packet) Passage {
 		turn = to.Departure
 	}
 	for i := 1; i < len(stages); i++ {
-		to.Levels[i] = indebted(to.Levels[i], p.Bytes<<UnitBits)
+		at := &to.At[i]
+		at.Level = indebted(at.Level, p.Bytes<<UnitBits)
 		if stages[i].Excess == policy.Delay {
-			queued := to.delay(&stages[i], i, p)
-			turn = max(turn, p.Time+queued.Wait)
-			p.Departure = min(p.Departure, max(turn, queued.Departure))
+			to.delay(&stages[i], at, p)
+			turn = max(turn, p.Time+at.Wait)
+			p.Departure = min(p.Departure, max(turn, at.Departure))
 			to.Departure = max(turn, p.Departure)
 		}
+		if at.Verdict == Mark {
+			to.Verdict = Mark
+		}
 	}
-	if slices.Contains(to.Marks, true) || share == BeyondMark {
+	if share == BeyondMark {
 		to.Verdict = Mark
 	}
 	return to
 }
 
-// ChargeSharer charges the packet to its sharer in a stage that has fair shares. Packets that pass beyond the limit of
-// their rule are not charged to sharers. For those that are guaranteed, the clock is slower instead.
+// ChargeSharer charges the packet to its sharer in a stage that has fair shares. Packets that pass beyond the limit of their
+// rule are not charged to sharers. For those that are guaranteed, the clock is slower instead.
 func (to *Passage) ChargeSharer(stages []Stage, i int, n uint64) {
 	s := &stages[i]
 	switch {
-	case to.Refuses != NoStage || s.Share == nil:
-	case i == 0:
-		if !to.Excess || s.Excess != policy.Pass {
-			s.chargeSharer(n)
-		}
-	case to.Guaranteed == NoStage || to.Guaranteed >= i:
-		s.chargeSharer(n)
-	default:
+	case to.Refuses != NoStage || s.Share == nil || i == 0 && to.Excess && s.Excess == policy.Pass:
+	case to.Guaranteed != NoStage && to.Guaranteed < i:
 		s.Share.Skip += n << FairBits
-	}
-}
-
-func (s *Stage) chargeSharer(n uint64) {
-	s.Share.Charge(s.Sharer, s.Weight, n)
-	if s.light {
-		s.Share.Credit -= int64(n << FairBits)
+	default:
+		if s.Share.Charge(s.Sharer, s.Weight, n); s.light {
+			s.Share.Credit -= int64(n << FairBits)
+		}
 	}
 }
 
@@ -137,28 +122,26 @@ func (to *Passage) ChargesGuarantee(i int) bool {
 // ask asks a pool.
 func (to *Passage) ask(stages []Stage, i int, p Packet, load *Load) {
 	pool := &stages[i]
-	marks := pool.Excess == policy.ECN && p.ECT
-	switch {
-	case pool.Conforms(pool.State.Level, p.Bytes):
-	case marks && pool.State.Level+p.Bytes<<UnitBits <= 2*pool.Capacity:
-		to.Marks[i] = true
-	default:
-		to.Refuses = i
-		return
+	if level := pool.State.Level; !pool.Conforms(level, p.Bytes) {
+		if pool.Excess != policy.ECN || !p.ECT || level+p.Bytes<<UnitBits > 2*pool.Capacity {
+			to.Refuses = i
+			return
+		}
+		to.At[i].Verdict = Mark
 	}
-	switch judge(stages, i, p, load) {
+	switch JudgeStage(stages, i, p, load) {
 	case BeyondShare:
 		to.Refuses, to.Beyond = i, true
 		return
 	case BeyondMark:
-		to.Marks[i] = true
+		to.At[i].Verdict = Mark
 	}
-	if pool.guarantees(p) {
+	if pool.Guarantees(p) {
 		to.Guaranteed = i
 	}
 }
 
-func (s *Stage) guarantees(p Packet) bool {
+func (s *Stage) Guarantees(p Packet) bool {
 	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes) &&
 		(s.Members == 0 || s.TogetherLevel == 0 || s.TogetherLevel+together(p.Bytes, s.Members) <= s.Guarantee.Capacity)
 }
@@ -166,9 +149,9 @@ func (s *Stage) guarantees(p Packet) bool {
 // together returns the units that a packet of n bytes counts in the bucket of all keys of a guarantee together. It rounds up.
 func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 
-// judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share, and
-// only sparse-first lets those of sparse flows pass.
-func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
+// JudgeStage judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share, and only
+// sparse-first lets those of sparse flows pass.
+func JudgeStage(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	s := &stages[i]
 	if s.Share == nil {
 		*load = Heavy // nothing here bounds the credit of the sharer below
@@ -179,18 +162,14 @@ func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	}
 	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level, load)
 	s.light = *load == Light
+	marks := p.ECT && (s.Excess == policy.ECN || s.Excess == policy.Delay && s.ECNAbove != policy.Never)
 	switch {
-	case verdict == WithinShare, verdict == BeyondMark && p.ECT && s.marksExcess():
+	case verdict == WithinShare, verdict == BeyondMark && marks:
 		return verdict
 	case verdict <= BeyondSparse && s.Order == policy.SparseFirst && s.isSparse(s.State, p.Bytes):
 		return WithinShare
 	}
 	return BeyondShare
-}
-
-// marksExcess reports whether packets a little beyond a fair share are marked.
-func (s *Stage) marksExcess() bool {
-	return s.Excess == policy.ECN || s.Excess == policy.Delay && s.ECNAbove != policy.Never
 }
 
 // keepTimes advances the clocks of all stages that are late, from the top down. Packets that are refused do not get to the
@@ -228,18 +207,18 @@ func (s *Stage) bound(above *Stage, now uint64) *bound {
 	return &b
 }
 
-// delay extends the delay of a packet to that of a pool's queue. i is the pool's index.
-func (to *Passage) delay(pool *Stage, i int, p Packet) (queued Outcome) {
-	queued = pool.queue(Outcome{Departure: p.Time, Flow: pool.State.Flow}, pool.State, p)
-	to.Flows[i] = queued.Flow
-	to.Delays[i], to.Marks[i] = queued.Wait > 0, to.Marks[i] || queued.Verdict == Mark
-	if queued.Wait > to.Wait {
-		to.Wait = queued.Wait
+// delay extends the delay of a packet to that of a pool's queue.
+func (to *Passage) delay(pool *Stage, at *Outcome, p Packet) {
+	marks := at.Verdict == Mark
+	if *at = pool.queue(*at, pool.State, p); marks {
+		at.Verdict = Mark
+	}
+	if at.Wait > to.Wait {
+		to.Wait = at.Wait
 		if to.Verdict == Pass {
 			to.Verdict = Delay
 		}
 	}
-	return queued
 }
 
 // maxDebt is more than guarantees can reach: levels must stay below 2^62 units.
@@ -255,11 +234,10 @@ func indebted(level, units uint64) uint64 {
 
 // Charge charges a packet of n bytes to a bucket whatever its level is.
 func (m Meter) Charge(b *Bucket, now, n uint64) {
-	m.raise(b, indebted(m.Level(*b, now), n<<UnitBits), now)
+	m.Raise(b, indebted(m.Level(*b, now), n<<UnitBits), now)
 }
 
-// ChargeTogether charges a packet of n bytes, whose key is one of members, to the bucket of all keys of a guarantee
-// together.
+// ChargeTogether charges a packet of n bytes, whose key is one of members, to the bucket of all keys of a guarantee together.
 func (m Meter) ChargeTogether(b *Bucket, now, n, members uint64) {
-	m.raise(b, indebted(m.Level(*b, now), together(n, members)), now)
+	m.Raise(b, indebted(m.Level(*b, now), together(n, members)), now)
 }

@@ -2,12 +2,12 @@ package model
 
 import "github.com/shapectl/shapectl/pkg/policy"
 
-// Coloured decides the colours of a rule's packets by one of three meters: srtcm (RFC 2697), trtcm (RFC 2698) or
-// rfc4115 (RFC 4115). Unlike other limits, a packet larger than a burst size never conforms to it.
+// Coloured decides the colours of a rule's packets by one of three meters: srtcm (RFC 2697), trtcm (RFC 2698) or rfc4115 (RFC
+// 4115). Unlike other limits, a packet larger than a burst size never conforms to it.
 //
-// Both buckets are TATs. First is that of C, on the clock of the CIR. Second is that of P (trtcm) or E (rfc4115), on the
-// clock of its own rate. With srtcm it has the debts of C and E together, on the clock of the CIR: whichever of them
-// gets a token, their sum falls at the CIR. So E gets what C has no room for, and no word has to count that.
+// Both buckets are TATs. First is that of C, on the clock of the CIR. Second is that of P (trtcm) or E (rfc4115), on the clock
+// of its own rate. With srtcm it has the debts of C and E together, on the clock of the CIR: whichever of them gets a token,
+// their sum falls at the CIR. So E gets what C has no room for, and no word has to count that.
 type Coloured struct {
 	Kind          policy.Algorithm
 	Aware         bool  // the colours of arriving packets count; else all arrive green
@@ -26,8 +26,8 @@ type Levels struct {
 	Second uint64 // of P (trtcm) or E (rfc4115); with srtcm of C and E together
 }
 
-// Levels returns the levels at now (ns). At an earlier time, as CPUs' clocks differ, they are higher, but E of srtcm is
-// the same.
+// Levels returns the levels at now (ns). At an earlier time, as CPUs' clocks differ, they are higher, but E of srtcm is the
+// same.
 func (l *Coloured) Levels(p Pair, now uint64) Levels {
 	return Levels{First: l.First.Level(p.First, now), Second: l.Second.Level(p.Second, now)}
 }
@@ -48,8 +48,8 @@ func (l *Coloured) Burst() uint64 {
 	return l.Second.Capacity
 }
 
-// Decide returns the colour of a packet (bytes below 2^PacketBits) that arrives with a colour at these levels, and the
-// levels after it.
+// Decide returns the colour of a packet (bytes below 2^PacketBits) that arrives with a colour at these levels, and the levels
+// after it.
 func (l *Coloured) Decide(s Levels, bytes uint64, in policy.Colour) (policy.Colour, Levels) {
 	if !l.Aware {
 		in = policy.Green
@@ -78,13 +78,12 @@ type Pair struct{ First, Second Bucket }
 
 // Offer decides the colour of a packet at now (ns), and charges the buckets.
 func (l *Coloured) Offer(p *Pair, now, bytes uint64, in policy.Colour) policy.Colour {
-	before := l.Levels(*p, now)
-	colour, after := l.Decide(before, bytes, in)
-	if after.First != before.First {
-		l.First.raise(&p.First, after.First, now)
+	colour, after := l.Decide(l.Levels(*p, now), bytes, in)
+	if colour == policy.Green {
+		l.First.Raise(&p.First, after.First, now)
 	}
-	if after.Second != before.Second {
-		l.Second.raise(&p.Second, after.Second, now)
+	if colour == policy.Yellow || colour == policy.Green && l.Kind != policy.RFC4115 {
+		l.Second.Raise(&p.Second, after.Second, now)
 	}
 	return colour
 }

@@ -140,7 +140,7 @@ func TestYellowUnderOverload(t *testing.T) {
 				if level <= cbs<<UnitBits {
 					colour = policy.Green
 				}
-				word.raise(&bucket, level, now)
+				word.Raise(&bucket, level, now)
 			}
 			oneWord[colour] += size
 			now += 500 * uint64(time.Microsecond)

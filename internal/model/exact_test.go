@@ -3,6 +3,8 @@ package model
 import (
 	"math/big"
 	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // An exact bucket implements the meters of the specification in rational arithmetic. A
@@ -10,7 +12,8 @@ import (
 // charge. This is equivalent, and also defines a clock that steps back.
 type exact struct {
 	rate     *big.Rat // bytes per ns
-	capacity *big.Rat // bytes
+	capacity *big.Rat // bytes: a packet conforms up to this level
+	free     *big.Rat // bytes that are free when the bucket is empty: less if it is a queue
 	full     *big.Rat // the level after an excess packet; nil for no penalty
 
 	charged bool     // whether it was ever charged: else it is empty
@@ -22,28 +25,37 @@ type exact struct {
 	rounded uint64 // units lost since then, without those lost by reading the clock
 }
 
-func newExact(rateBits, capacity uint64, penalised bool, holdNS uint64) *exact {
-	e := &exact{level: new(big.Rat)}
-	e.change(rateBits, capacity, penalised, holdNS, 0)
-	e.rounded = 0
-	return e
-}
-
 func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
 
-// change sets another rate and capacity at now; the level is kept.
-func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
-	if e.rate != nil {
-		e.level, e.last = e.look(now), now
-		e.rounded += 2 + elapsed(now, e.since)>>32
-		e.since = now
+// use sets the parameters of a rule.
+func (e *exact) use(r policy.Rule) {
+	e.rate = new(big.Rat).Quo(rat(uint64(r.Rate)), rat(8e9))
+	e.capacity, e.free, e.full = rat(r.Capacity), rat(r.Capacity), nil
+	if r.Excess == policy.Delay {
+		e.capacity = rat(r.Capacity + r.Queue)
+		if r.Algorithm == policy.Leaky {
+			e.free = rat(0)
+		}
 	}
-	e.rate = new(big.Rat).Quo(rat(rateBits), rat(8e9))
-	e.capacity, e.full = rat(capacity), nil
-	if penalised {
-		e.full = new(big.Rat).Mul(e.rate, rat(holdNS))
+	if r.Penalty.Kind != policy.PenaltyNone {
+		e.full = new(big.Rat).Mul(e.rate, rat(uint64(r.Penalty.Duration)))
 		e.full.Add(e.full, e.capacity)
 	}
+}
+
+// change is an edit at now: the room stays, up to the new capacity. empty means that the integer bucket is empty, too.
+func (e *exact) change(r policy.Rule, now uint64, empty bool) {
+	if e.level = e.look(now); e.level.Sign() == 0 && empty {
+		e.since, e.rounded = now, 0
+	}
+	room := new(big.Rat).Sub(e.free, e.level)
+	e.rounded, e.since, e.last = e.rounded+2+elapsed(now, e.since)>>32, now, now
+	e.use(r)
+	e.level.Sub(e.free, room)
+	if e.level.Sign() < 0 {
+		e.level.SetUint64(0)
+	}
+	e.charged = e.charged || e.level.Sign() > 0
 }
 
 // look computes L' = max(0, L - r*dt).
@@ -127,15 +139,16 @@ type pair struct {
 	b    Bucket
 	e    *exact
 	hold uint64
+	last Outcome
 	// Packets so near the bound that the verdicts may differ, and packets exactly at it.
 	near, ties, steps int
+	forgotten         int // edits of buckets that were charged too long ago to have a level then
 }
 
-func newPair(rateBits, capacity uint64, penalised bool, holdNS uint64) *pair {
-	return &pair{
-		m: limit(rateBits, capacity, penalised, holdNS), hold: holdNS,
-		e: newExact(rateBits, capacity, penalised, holdNS),
-	}
+func newPair(r policy.Rule) *pair {
+	p := &pair{m: NewLimit(r), hold: uint64(r.Penalty.Duration), e: &exact{level: new(big.Rat)}}
+	p.e.use(r)
+	return p
 }
 
 // offer compares the two verdicts and the two levels.
@@ -145,7 +158,12 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 	want, margin := p.e.judge(now, n, ect)
 	slack := p.e.slack(now)
 	before := p.b
-	got := p.m.Offer(&p.b, nil, false, Packet{Time: now, Bytes: n, ECT: ect}).Verdict
+	o := p.m.Offer(&p.b, nil, false, Packet{Time: now, Bytes: n, ECT: ect})
+	got := o.Verdict
+	p.last = o
+	if got == Delay {
+		got = Pass
+	}
 	if margin.Sign() == 0 {
 		p.ties++
 	}
@@ -157,6 +175,13 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 		p.near++
 	}
 	p.e.settle(got, now, n, p.hold, p.m.Level(before, now) == 0) // with the integer verdict, or the two would differ for ever after a tie
+	if p.m.Queues && !o.Excess && o.Departs == before.Departs+1 {
+		own := now + p.m.drainNearest(excess(p.m.Level(before, now), n, p.m.Burst))
+		if own+2 < before.Departs { // what was queued by another clock is in the bucket from now on
+			p.e.level.Add(p.e.level, new(big.Rat).Mul(p.e.rate, rat(before.Departs-own)))
+			p.e.rounded += 2
+		}
+	}
 	p.sameLevel(tb, now)
 	if p.b.TAT&busy != 0 {
 		tb.Fatalf("step %d: TAT %#x has the bit TAT_BUSY\nmeter %+v", p.steps, p.b.TAT, p.m)
@@ -174,28 +199,33 @@ func (p *pair) sameLevel(tb testing.TB, now uint64) {
 	}
 }
 
-// change sets another rate and capacity of both buckets. The caller clamps levels to the
-// new capacity, as pkg/maps does.
-func (p *pair) change(tb testing.TB, rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
+// succeed returns the limit of a rule that goes on from another one at a time (ns).
+func succeed(old *Limit, r policy.Rule, at uint64) *Limit {
+	next := NewLimit(r)
+	next.Succeed(old.Meter, at)
+	return next
+}
+
+// change lets both buckets go on with the next limit, that of a rule. The room stays, up to what is free in an empty bucket,
+// also in buckets that were never charged, or have been empty for long.
+func (p *pair) change(tb testing.TB, next *Limit, r policy.Rule, now uint64) {
 	tb.Helper()
-	next := limit(rateBits, capacity, penalised, holdNS)
-	next.Continue(p.m.Meter, now)
-	old := p.m.Level(p.b, now)
-	// Only the old meter knows whether the bucket is empty by its idle time: pkg/maps does this, too.
-	if p.b != (Bucket{}) {
-		p.b = p.m.WithLevel(old, now)
+	level := p.m.Level(p.b, now)
+	if empty := p.m.Level(Bucket{}, now); level > empty && int32(Tick(now)-p.b.Tick) > int32(p.m.memory()) {
+		p.e.level, p.e.last = new(big.Rat).Quo(rat(empty), rat(1<<UnitBits)), now
+		p.forgotten++
+		level = empty
 	}
-	if got := next.Level(p.b, now); got != old && old <= next.Most() {
-		tb.Fatalf("a change of rate changed a level of %d units to %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
-	}
-	p.e.change(rateBits, capacity, penalised, holdNS, now)
-	if old > next.Most() {
-		p.b = next.WithLevel(next.Most(), now)
-		p.e.level.Set(p.e.capacity)
-		if p.e.full != nil {
-			p.e.level.Set(p.e.full)
+	for _, b := range []Bucket{p.b, {}, p.m.WithLevel(0, now)} {
+		had, has := int64(p.m.free()-p.m.Level(b, now)), int64(next.free()-next.Level(b, now))
+		if b == p.b {
+			had = int64(p.m.free() - level)
 		}
-		p.e.rounded += 2 + holdNS>>32
+		if want := min(had, int64(next.free())); has != want {
+			tb.Fatalf("an edit at %d ns changed the room from %d to %d units, want %d\nfrom %+v\nto   %+v\nbucket %+v", now, had, has, want, p.m, next, b)
+		}
 	}
-	p.m, p.hold = next, holdNS
+	p.e.change(r, now, level == 0)
+	p.m, p.hold = next, uint64(r.Penalty.Duration)
+	p.sameLevel(tb, now)
 }

@@ -1,7 +1,6 @@
-// Package model computes the verdict for a packet without a kernel. It uses the same
-// integers as bpf/*.h and bpf/*.c, so both give the same verdict for the same
-// packet at the same time. Rates are in units per ns (32.32 fixed point), levels in
-// units of 2^-20 byte, times in ns.
+// Package model computes the verdict for a packet without a kernel. It uses the same integers as bpf/*.h and bpf/*.c, so both
+// give the same verdict for the same packet at the same time. Rates are in units per ns (32.32 fixed point), levels in units of
+// 2^-20 byte, times in ns.
 package model
 
 import (
@@ -26,7 +25,7 @@ const (
 	SparseBits              = 11
 	sparseParts, sparseMore = 16, 3
 
-	ticksAhead = 2       // TICKS_AHEAD of bpf/abi.h
+	ticksAhead = 1       // TICKS_AHEAD of bpf/abi.h
 	ticksLate  = 1 << 20 // TICKS_LATE of bpf/abi.h
 	busy       = 1       // TAT_BUSY of bpf/abi.h
 	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
@@ -39,14 +38,15 @@ type Meter struct {
 	Base      uint64 // units: the byte clock at time 0
 	Capacity  uint64 // units; with a queue, the sum of burst and queue
 	Burst     uint64 // units; with a queue, packets are not delayed up to this level
+	Queues    bool   // packets beyond the burst are queued
 	Penalty   uint64 // units: the level after an excess packet; 0 for no penalty
-	Pool      bool   // a pool or its guarantee: guarantees below may raise the level beyond the capacity
 	Idle      uint32 // ticks after which any bucket is empty
 	Shared    bool   // packets larger than SharedBytes conform as one of that size
-	// Of a lease. A bucket that was empty when it began would have all room of a larger capacity at once.
-	Least     uint64 // the least TAT of a bucket,
-	LeastTick uint32 // which matters up to this tick
-	Whole     uint64 // units: the capacity of the pool; not 0 for a lease
+	Edited    bool   // the clock goes on from another one
+	Floor     uint64 // the least TAT of a bucket: one that was empty would have all of a larger capacity at once
+	Until     uint32 // up to this tick, the floor and levels from before the edit may matter
+	Fresh     uint32 // a bucket that was last charged before this tick was empty at the edit
+	Whole     uint64 // units: of a lease, the capacity of the pool
 }
 
 // A Limit decides the verdicts for the packets of a rule.
@@ -57,16 +57,14 @@ type Limit struct {
 	ECNAbove policy.ECNAbove
 }
 
-// NewLimit returns the limit of a valid rule, or the zero Limit for an unlimited rule.
-// Levels must stay below 2^62 units, including twice the capacity and a penalty. The
-// queue must be shorter than 17 s.
+// NewLimit returns the limit of a valid rule, or the zero Limit for an unlimited rule. Levels must stay below 2^62 units,
+// including twice the capacity and a penalty. The queue must be shorter than 17 s.
 func NewLimit(r policy.Rule) *Limit {
 	if r.Rate == policy.Unlimited {
 		return &Limit{}
 	}
 	l := &Limit{Excess: r.Excess, Order: r.Order, ECNAbove: r.ECNAbove}
-	l.Pool = r.Pool
-	l.Shared = r.Pool || r.Share.Kind != policy.ShareNone
+	l.Queues, l.Shared = r.Excess == policy.Delay, r.Pool || r.Share.Kind != policy.ShareNone
 	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<UnitBits
 	if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
 		l.Burst, l.Capacity = l.Capacity, (r.Capacity+r.Queue)<<UnitBits
@@ -83,9 +81,8 @@ func NewLimit(r policy.Rule) *Limit {
 	return l
 }
 
-// rateUnits converts a rate in bits per second (8 to 10^12) to units per ns with 32
-// fraction bits. It rounds up, so that a packet conforms at the exact time at which
-// there is room for it.
+// rateUnits converts a rate in bits per second (8 to 10^12) to units per ns with 32 fraction bits. It rounds up, so that a
+// packet conforms at the exact time at which there is room for it.
 //
 //	rate / 8 bytes/s * 2^20 units/byte / 10^9 ns/s * 2^32 = rate * 2^40 / 5^9
 func rateUnits(rateBits uint64) uint64 {
@@ -102,6 +99,7 @@ type State struct {
 	Flow    uint64 // units: of its flow's bucket, with sparse-first
 	FIFO    bool   // sparse flows are queued, too
 	Spilled bool   // the bucket is the spill bucket
+	Departs uint64 // ns: when the last packet departs that is queued there
 }
 
 // A Packet has the properties of a packet that its verdict depends on.
@@ -138,14 +136,19 @@ type Outcome struct {
 	Departure uint64 // ns; the arrival time of a dropped packet
 	Level     uint64 // units: of the bucket
 	Flow      uint64 // units: of its flow's bucket
+	Departs   uint64 // ns: when the last queued packet departs
 }
 
-// Decide returns the outcome for a packet in a state, under a limit that has a rate.
-// The spill bucket has no penalty and no marks beyond the capacity: with either, the
-// largest sender would block all others.
+// uncharged is the outcome for a packet that passes without a charge.
+func (s State) uncharged(p Packet) Outcome {
+	return Outcome{Departure: p.Time, Level: s.Level, Flow: s.Flow, Departs: s.Departs}
+}
+
+// Decide returns the outcome for a packet in a state, under a limit that has a rate. The spill bucket has no penalty and no
+// marks beyond the capacity: with either, the largest sender would block all others.
 func (l *Limit) Decide(s State, p Packet) Outcome {
-	o := Outcome{Excess: !l.Conforms(s.Level, p.Bytes), Departure: p.Time, Level: s.Level, Flow: s.Flow}
-	after := s.Level + p.Bytes<<UnitBits
+	o, after := s.uncharged(p), s.Level+p.Bytes<<UnitBits
+	o.Excess = !l.Conforms(s.Level, p.Bytes)
 	switch {
 	case !o.Excess:
 		o.Level = after
@@ -167,21 +170,30 @@ func (l *Limit) Decide(s State, p Packet) Outcome {
 	return o
 }
 
-// queue sets the departure time of a conforming packet to the time when the packets
-// before it have left, except for those that are within the burst together with
-// it. A sender may request a later time, limited to the length of the queue.
+// queue sets the departure time of a conforming packet to the time when the packets before it have left, except for those that
+// are within the burst together with it. A sender may request a later time, limited to the length of the queue. After an edit, a
+// packet does not depart before those that were queued by another clock. What these still take is in the bucket from then on.
 func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
-	before := excess(s.Level, p.Bytes, l.Burst)
+	before, ahead := excess(s.Level, p.Bytes, l.Burst), false
 	if before > 0 && l.Order == policy.SparseFirst {
-		var ahead bool
-		if o.Flow, ahead = l.flowLevel(s, p.Bytes, before); ahead {
-			before = 0
+		o.Flow, ahead = l.flowLevel(s, p.Bytes, before)
+	}
+	if !ahead {
+		o.Departure += l.drainNearest(before)
+		if late := s.Departs - o.Departure; s.Departs > o.Departure && s.Departs-p.Time <= uint64(policy.MaxWait) {
+			o.Departure = s.Departs
+			if late > 2 { // by more than rounding
+				o.Departure++
+				o.Level += l.leak(late) &^ busy
+			}
+		}
+		if o.Departure > p.Time {
+			o.Departs = o.Departure
 		}
 	}
-	o.Wait = l.drainNearest(before)
-	o.Departure += o.Wait
+	o.Wait = o.Departure - p.Time
 	if p.Departure > o.Departure && p.Departure-o.Departure <= maxSenderDelayNS {
-		o.Departure = min(p.Departure, p.Time+l.drainNearest(l.Capacity-l.Burst))
+		o.Departure = max(o.Departure, min(p.Departure, p.Time+l.drainNearest(l.Capacity-l.Burst)))
 	}
 	switch {
 	case o.Wait == 0:
@@ -193,11 +205,10 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	return o
 }
 
-// flowLevel returns the level of a flow's bucket, in units, after a packet of n bytes
-// with the units before queued ahead of it. The packet is not delayed if its flow is
-// sparse (RFC 8290: a flow that builds no queue): the most that a sparse flow sends
-// fills the bucket, which is as big as the queue. A queued packet raises the level above that
-// until it has left, so that no packet overtakes one of the same flow.
+// flowLevel returns the level of a flow's bucket, in units, after a packet of n bytes with the units before queued ahead of it.
+// The packet is not delayed if its flow is sparse (RFC 8290: a flow that builds no queue): the most that a sparse flow sends
+// fills the bucket, which is as big as the queue. A queued packet raises the level above that until it has left, so that no
+// packet overtakes one of the same flow.
 func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	queue := m.Capacity - m.Burst
 	parts := queue >> UnitBits
@@ -215,23 +226,24 @@ func (m Meter) isSparse(s State, n uint64) bool {
 	return ahead
 }
 
-// Offer decides the outcome for a packet, and charges its bucket and that of its flow,
-// which may be nil without sparse-first. With fifo sparse flows are queued, too.
+// Offer decides the outcome for a packet, and charges its bucket and that of its flow, which may be nil without sparse-first.
+// With fifo sparse flows are queued, too.
 func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 	if l.RateUnits == 0 {
 		return Outcome{Departure: p.Time}
 	}
-	s := State{Level: l.Level(*b, p.Time), FIFO: fifo}
+	s := State{Level: l.Level(*b, p.Time), FIFO: fifo, Departs: b.Departs}
 	sparse := l.Order == policy.SparseFirst && excess(s.Level, p.Bytes, l.Burst) > 0
 	if sparse {
 		s.Flow = l.Level(*flow, p.Time)
 	}
 	o := l.Decide(s, p)
 	if !o.Excess || o.Level > s.Level {
-		l.raise(b, o.Level, p.Time)
+		l.Raise(b, o.Level, p.Time)
 	}
+	b.Departs = o.Departs
 	if !o.Excess && sparse {
-		l.raise(flow, o.Flow, p.Time)
+		l.Raise(flow, o.Flow, p.Time)
 	}
 	return o
 }
@@ -255,10 +267,21 @@ func (m Meter) drain(units uint64) uint64 {
 	return ns
 }
 
+// Drained returns a level after a time in ns.
+func (m Meter) Drained(level, ns uint64) uint64 {
+	if ns >= m.drain(level) {
+		return 0
+	}
+	return level - min(level, m.leak(ns))
+}
+
 // drainNearest is drain_ns of bpf/meter.h, with the same rounding.
 func (m Meter) drainNearest(units uint64) uint64 {
 	const fast, left = 46, 13
 	rate := m.RateUnits
+	if units>>2 >= rate {
+		return 1 << 34
+	}
 	if rate>>fast > 0 {
 		rate = rate >> left << left
 	}
@@ -267,60 +290,61 @@ func (m Meter) drainNearest(units uint64) uint64 {
 	return ns
 }
 
-// Clock returns the byte clock at now (ns): what the rate has allowed since time 0, plus
-// Base, in units modulo 2^64.
+// Clock returns the byte clock at now (ns): what the rate has allowed since time 0, plus Base, in units modulo 2^64.
 func (m Meter) Clock(now uint64) uint64 {
 	return (m.Base + m.leak(now)) &^ busy
 }
 
-// Most is the highest level, in units, without marks beyond the capacity.
-func (m Meter) Most() uint64 { return max(m.Capacity, m.Penalty) }
-
-// Shrinks reports whether buckets can hold less than with old, so that their levels have to be clamped.
-func (m Meter) Shrinks(old Meter) bool { return m.Capacity < old.Capacity || m.Penalty < old.Penalty }
-
-// Clamped returns a level, in units, that a bucket with old had, limited to what it can hold now. A pool keeps its debt to
-// guarantees.
-func (m Meter) Clamped(level uint64, old Meter) uint64 {
-	if !m.Shrinks(old) {
-		return level
+// free returns the units that may be free in an empty bucket: of a queue, what need not wait.
+func (m Meter) free() uint64 {
+	if m.Queues {
+		return m.Burst
 	}
-	most := m.Most()
-	if m.Pool {
-		most += max(level, old.Capacity) - old.Capacity
-	}
-	return min(level, most)
+	return m.Capacity
 }
 
-// Continue sets the clock such that at now (ns) it equals the clock of old: every
-// bucket then keeps its exact level.
-func (m *Meter) Continue(old Meter, now uint64) {
+// Succeed sets the clock such that at now (ns) every bucket has the room that it had with old, or as long a queue. What was
+// empty has no more room than it had: struct clock of bpf/abi.h.
+func (m *Meter) Succeed(old Meter, now uint64) {
+	v, least := old.Clock(now), old.floorLevel(now)
 	m.Base = 0
-	m.Base = old.Clock(now) - m.Clock(now)
+	m.Base = v + old.free() - m.free() - m.Clock(now)
+	m.Floor, m.Until, m.Fresh = v+least, Tick(now)+m.memory(), Tick(now)-old.memory()
+	if start := m.Clock(now); int64(m.Floor-start) <= 0 {
+		m.Floor = start - longAgo // out of reach, even if the clock steps back
+	}
+	if old.Edited && int32(old.Fresh-m.Fresh) > 0 {
+		m.Fresh = old.Fresh
+	}
+	m.Edited = true
 }
 
-// excess returns the units of a level that have to leave before a packet of n bytes is
-// within a bound: all of them if the packet is larger than that.
+// memory returns the ticks in which levels of before an edit drain, but the clock does not get so far that they could seem to be
+// later ones: at 10 Gbit/s 15 minutes, at most 36 years.
+func (m Meter) memory() uint32 {
+	return uint32(min(m.drain(max(maxDebt, m.Penalty))>>TickBits+1, 1<<30))
+}
+
+// excess returns the units of a level that have to leave before a packet of n bytes is within a bound: all of them if the packet
+// is larger than that.
 func excess(level, n, bound uint64) uint64 {
 	return level - min(level, bound-min(bound, n<<UnitBits))
 }
 
-// Wait returns the time in ns until a packet of n bytes conforms, given the level in
-// units, if no other packet arrives.
+// Wait returns the time in ns until a packet of n bytes conforms, given the level in units, if no other packet arrives.
 func (m Meter) Wait(level, n uint64) uint64 { return m.drain(excess(level, m.tested(n), m.Capacity)) }
 
 // LongestWait returns the longest time in ns for which a packet may be queued.
 func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.Burst) }
 
-// Conforms reports whether n bytes (below 2^PacketBits) conform at that level in
-// units: exactly full conforms, and so does a packet larger than the bucket when
-// it is empty.
+// Conforms reports whether n bytes (below 2^PacketBits) conform at that level in units: exactly full conforms, and so does a
+// packet larger than the bucket when it is empty.
 func (m Meter) Conforms(level, n uint64) bool {
 	return level == 0 || level+m.tested(n)<<UnitBits <= m.Capacity
 }
 
-// tested is the size as which a packet of n bytes conforms. Where packets of all sizes share a bucket, a small one
-// would always find room before a large one. So large packets conform as smaller ones do, and are charged as a whole.
+// tested is the size as which a packet of n bytes conforms. Where packets of all sizes share a bucket, a small one would always
+// find room before a large one. So large packets conform as smaller ones do, and are charged as a whole.
 func (m Meter) tested(n uint64) uint64 {
 	if m.Shared {
 		return min(n, SharedBytes)
@@ -330,8 +354,9 @@ func (m Meter) tested(n uint64) uint64 {
 
 // A Bucket is the state of a bucket. The zero Bucket was never charged.
 type Bucket struct {
-	TAT  uint64 // units on the meter's clock
-	Tick uint32 // when it was last charged
+	TAT     uint64 // units on the meter's clock
+	Tick    uint32 // when it was last charged
+	Departs uint64 // ns: with a queue, when the last queued packet departs
 }
 
 // Tick converts a time in ns to a bucket's tick.
@@ -340,57 +365,46 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level returns the level of the bucket at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+ticksAhead+ticksLate-b.Tick > m.Idle+ticksLate {
+	idle := Tick(now)+ticksAhead+ticksLate-b.Tick > m.Idle+ticksLate
+	if m.Edited {
+		idle = int32(b.Tick-m.Fresh) < 0 || idle && int32(Tick(now)-m.Until) > 0
+	}
+	if int64(level) <= 0 || idle || b == (Bucket{}) {
 		level = 0
 	}
-	return max(level, m.leastLevel(now))
+	return max(level, m.floorLevel(now))
 }
 
-// Flows returns the meter of the buckets of flows, which have no least level.
-func (m Meter) Flows() Meter {
-	m.Whole = 0
-	return m
-}
-
-// leastLevel returns the least level of a bucket at now (ns): least_level of bpf/bucket.h.
-func (m Meter) leastLevel(now uint64) uint64 {
-	level := m.Least - m.Clock(now)
-	if m.Whole == 0 || level > m.Capacity || int32(Tick(now)-m.LeastTick) > 0 {
+// floorLevel returns the least level of a bucket at now (ns), in units.
+func (m Meter) floorLevel(now uint64) uint64 {
+	level := m.Floor - m.Clock(now)
+	if !m.Edited || int64(level) < 0 || int32(Tick(now)-m.Until) > 0 {
 		return 0
 	}
 	return level
 }
 
-// Succeed sets the clock such that at now (ns) every bucket has the room that it had with old. What is empty then has all
-// room of old and no more; a lease keeps to that by itself.
-func (m *Meter) Succeed(old Meter, now uint64) {
-	m.Base = 0
-	m.Base = old.Clock(now) + old.Capacity - m.Capacity - m.Clock(now)
-	if m.Whole != 0 {
-		m.Least = old.Clock(now) + old.leastLevel(now)
-		m.LeastTick = Tick(now) + uint32(min(m.drain(m.Capacity)>>TickBits, 1<<30)) + 1
-	}
-}
-
 // Bytes rounds a level up to whole bytes.
 func Bytes(units uint64) uint64 { return (units + 1<<UnitBits - 1) >> UnitBits }
+
+// longAgo is how many units ago a bucket is empty also for another CPU with a slower clock. Idle is over before the clock gets
+// there again.
+const longAgo = 1 << 61
 
 // WithLevel returns a bucket with a level in units at now (ns).
 func (m Meter) WithLevel(units, now uint64) Bucket {
 	if units == 0 {
-		// Empty also for another CPU with a slower clock.
-		const longAgo = 1 << 61 // units; Idle is over before the clock gets there again
 		return Bucket{TAT: m.Clock(now) - longAgo, Tick: Tick(now)}
 	}
 	return Bucket{TAT: m.Clock(now) + units, Tick: Tick(now)}
 }
 
-// raise sets the level of a bucket, in units, to that after a packet. A packet that read its time before others does not
-// lower the tick.
-func (m Meter) raise(b *Bucket, units, now uint64) {
+// Raise sets the level of a bucket, in units, to that after a packet. A packet that read its time before others does not lower
+// the tick.
+func (m Meter) Raise(b *Bucket, units, now uint64) {
 	tick := Tick(now)
 	if b.Tick-tick <= ticksLate && *b != (Bucket{}) {
 		tick = b.Tick
 	}
-	*b = Bucket{TAT: m.Clock(now) + units, Tick: tick}
+	b.TAT, b.Tick = m.Clock(now)+units, tick
 }

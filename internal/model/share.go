@@ -12,35 +12,24 @@ const (
 	// FairBins is the number of bins of each wheel.
 	FairBins = 64
 
-	tatCoarse  = 2 // TAT_COARSE of bpf/abi.h
-	freeBits   = 8
-	speedBits  = 8
-	slowest    = 2 // octaves
-	octaves    = 4
-	more       = 3
-	mostNS     = 150_000_000
-	alone      = 2
-	small      = 64 << 10
-	ownPackets = 2
-	forgiven   = 6
-	restNS     = 4 << 30
-	stepBackNS = 1 << 40
-	freeScale  = 1 << 26
+	tatCoarse           = 2  // TAT_COARSE of bpf/abi.h
+	wholeBits           = 42 // FREE_WHOLE_BITS of bpf/abi.h
+	freeBits, speedBits = 8, 8
 
-	roomOctaves = 5 // the clock is faster by so many octaves where the pool above leaves all room than where it leaves none,
-	roomSlowest = 2 // and then it is slower by so many than that pool lets pass
-	mostAbove   = 1 << 40
-	manySharers = 1 << 15
-	creditBits  = 2 // light sharers may be ahead together by 2^-creditBits of the bucket, and by half of what all may
-	rush        = 7 // octaves
+	slowest, octaves, more   = 2, 4, 3
+	mostNS, restNS           = 150_000_000, 4 << 30
+	alone, small             = 2, 64 << 10
+	ownPackets, forgiven     = 2, 6
+	roomOctaves, roomSlowest = 5, 2
+	manySharers, rush        = 1 << 15, 7
+	creditBits               = 2
+	mostAbove, stepBackNS    = 1 << 40, 1 << 40
 )
 
 // ShareParams are what the shares of a limit need besides its Meter.
 type ShareParams struct {
 	FineShift   uint8  // a bin of the fine wheel has 2^FineShift fair units,
 	CoarseShift uint8  // and of the coarse one 2^CoarseShift
-	FreeShift   uint8  // free units of the bucket, shifted right,
-	FreeFactor  uint16 // times this are 2^26 if the bucket is empty
 	Step        uint32 // ns between two advances of the clock
 }
 
@@ -57,8 +46,6 @@ func (m Meter) ShareParams() (p ShareParams) {
 	width := func(bins uint64) int { return bits.Len64(m.together() / bins) }
 	p.FineShift = uint8(max(leastFine, width(fineBins)))
 	p.CoarseShift = uint8(max(int(p.FineShift), width(coarseBins)))
-	p.FreeShift = uint8(bits.Len64(m.Capacity) - 17)
-	p.FreeFactor = uint16(freeScale / (m.Capacity >> p.FreeShift))
 	p.Step = uint32(max(min(m.drain(m.Capacity)/stepsOfC, mostStepNS), leastStepNS))
 	return p
 }
@@ -83,6 +70,7 @@ type Share struct {
 	ShareParams
 	ByMember             bool // the sharers are members
 	V, Last, Ahead, Rest uint64
+	FreeFactor           uint64 // times the free bytes of the bucket is 2^wholeBits if it is empty
 	Seen                 uint64 // the clock of the share above when this one was last advanced
 	Skip                 uint64 // fair units that passed without a charge to a sharer, and that the clock has not skipped yet
 	Credit               int64  // fair units times weight: what light sharers may still send
@@ -115,10 +103,8 @@ func (m Meter) fairUnits(ns uint64) uint64 {
 }
 
 func (m Meter) speed(level uint64) uint64 {
-	capacity, free := m.Capacity>>UnitBits, uint64(0)
-	if level < m.Capacity {
-		free = capacity - level>>UnitBits
-	}
+	capacity := m.Capacity >> UnitBits
+	free := capacity - min(level, m.Capacity)>>UnitBits
 	x := free << 16 * octaves / capacity
 	x = (1<<16 + x&(1<<16-1)) << (x >> 16) >> (16 + slowest - speedBits)
 	if m.Burst > 0 { // a queue
@@ -129,6 +115,9 @@ func (m Meter) speed(level uint64) uint64 {
 	}
 	return x
 }
+
+// NotYet is the Last (ns) of a new share, whose clock the first packet advances.
+const NotYet = 1<<64 - 1<<41
 
 // isLate reports whether the clock must be advanced to now (ns).
 func (s *Share) isLate(now uint64) bool {
@@ -159,10 +148,8 @@ func (s *Share) leaves(m Meter, b Sharer, weight, level uint64) bound {
 	return to
 }
 
-// KeepTime advances the clock to now (ns), if that was long ago. The level of the bucket is in units.
-func (s *Share) KeepTime(m Meter, now, level uint64) { s.keepTime(m, now, level, nil) }
-
-// keepTime is KeepTime for a pool that the one above may bound.
+// keepTime advances the clock to now (ns), if that was long ago. The level of the bucket is in units. The pool above may bound
+// it.
 func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 	if !s.isLate(now) {
 		return
@@ -198,13 +185,14 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 		together = min(together, b.may)
 		credit = min(credit, b.credit)
 	}
+	s.FreeFactor = 1 << wholeBits / (max(m.Whole, m.Capacity) >> UnitBits)
 	s.Credit = min(s.Credit, int64(credit))
 	s.Ahead = together / uint64(max(s.Weight, 1))
 	s.Most = m.most()
 }
 
-// advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so
-// the next ones are coarse.
+// advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so the
+// next ones are coarse.
 func (s *Share) advance(units uint64) {
 	coarse := uint64(1) << s.CoarseShift
 	leave := func(bin *uint32) {
@@ -253,12 +241,11 @@ const (
 	Light              // with the packet it is ahead by at most an eighth, or it is new and the packet is small
 )
 
-// Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is
-// from a time with fewer sharers. In a pool above another one, the load is that of the sharer below: if it is modest, the
-// packet may be ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the
-// packet is always within its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a
-// flood of new sharers is not light for long. Only shares of members bound the clock below, and so its credit. Judge
-// sets the load to that for the pool above.
+// Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is from a
+// time with fewer sharers. In a pool above another one, the load is that of the sharer below: if it is modest, the packet may be
+// ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the packet is always within
+// its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a flood of new sharers is not light
+// for long. Only shares of members bound the clock below, and so its credit. Judge sets the load to that for the pool above.
 func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) ShareVerdict {
 	ahead, may, below := s.AheadOf(*b), s.mayBeAhead(weight), *load
 	if below == Light && !s.ByMember {
@@ -316,10 +303,7 @@ func (s *Share) free(m Meter, level uint64) uint64 {
 		level = level / (m.Capacity >> 10) * (m.Whole >> 10)
 		m.Capacity = m.Whole
 	}
-	if level >= m.Capacity {
-		return 0
-	}
-	return min((m.Capacity-level)>>s.FreeShift*uint64(s.FreeFactor)>>16, 1<<freeBits)
+	return min((m.Capacity-min(level, m.Capacity))>>UnitBits*s.FreeFactor>>(wholeBits-freeBits-2), 1<<freeBits)
 }
 
 // Charge charges a packet of n bytes to a sharer.
@@ -366,8 +350,8 @@ func (s *Share) move(old, tat, weight uint64) {
 	*s.bin(tat) += uint32(weight)
 }
 
-// AtRate reports whether the level of a bucket is as high as it gets while more is offered than the rate. Fair shares keep
-// it about half full.
+// AtRate reports whether the level of a bucket is as high as it gets while more is offered than the rate. Fair shares keep it
+// about half full.
 func AtRate(level, capacity uint64, shares bool) bool {
 	if shares {
 		return level >= capacity/16*5

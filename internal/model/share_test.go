@@ -57,7 +57,7 @@ func (all senders) play(t *testing.T, random *rand.Rand, rule policy.Rule, secon
 		largest = max(largest, n)
 		s.offered[at] += n
 		level := limit.Level(bucket, now)
-		share.KeepTime(limit.Meter, now, level)
+		share.keepTime(limit.Meter, now, level, nil)
 		if limit.Conforms(level, n) && share.Judge(limit.Meter, &s.sharer, s.weight, n, level, new(Load)) == WithinShare {
 			limit.Charge(&bucket, now, n)
 			share.Charge(&s.sharer, s.weight, n)
@@ -191,7 +191,7 @@ func TestShareOfOne(t *testing.T) {
 		bucket := limit.WithLevel(0, 0)
 		for i := range 2000 {
 			level := limit.Level(bucket, now)
-			share.KeepTime(limit.Meter, now, level)
+			share.keepTime(limit.Meter, now, level, nil)
 			if v := share.Judge(limit.Meter, &sharer, 1, size, level, new(Load)); v != WithinShare {
 				t.Errorf("gaps of %d ns: packet %d at %d ns is beyond the share, while the level is %d bytes", gap, i, now, level>>UnitBits)
 				break
@@ -233,6 +233,7 @@ func TestLoadBeyondShare(t *testing.T) {
 	limit := NewLimit(policy.Rule{Rate: 8_000_000, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareHost}})
 	m := limit.Meter
 	s := &Share{ShareParams: limit.ShareParams()}
+	s.keepTime(m, 1e9, 0, nil)
 	s.Ahead, s.Most, s.Credit = 1<<40, math.MaxUint32, 1
 	var b Sharer
 	s.Charge(&b, 1, 100)

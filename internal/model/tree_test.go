@@ -91,7 +91,7 @@ func (p *party) offer(now uint64) (passes bool) {
 		return false
 	}
 	for i, at := 0, p; at != nil; i, at = i+1, at.above {
-		at.bucket = at.limit.WithLevel(to.Levels[i], now)
+		at.bucket = at.limit.WithLevel(to.At[i].Level, now)
 		to.ChargeSharer(stages, i, p.size)
 		if at.guarantee != nil && to.ChargesGuarantee(i) {
 			at.guarantee.Charge(&at.promised, now, p.size)

@@ -39,10 +39,10 @@ func BenchmarkPackets(b *testing.B) {
 	for name, byFlow := range map[string]uint32{"hosts": 0, "flows": 1} {
 		o, err := newObjects(talkersPrograms, map[string]uint32{
 			bpf.ObserveMapPrefixes: 16, bpf.ObserveMapTalkers: maxTalkers, bpf.ObserveMapBudget: 1, bpf.ObserveMapTotal: 1,
-		}, bpf.ObserveWatching{Flows: 1000, ByFlow: byFlow})
+		}, bpf.ObserveWatching{Most: [2]uint32{bpf.ObserveExpenseELEMENTS: 1000}, ByFlow: byFlow})
 		testenv.Must(b, err)
 		defer o.close()
-		testenv.Must(b, o.maps[bpf.ObserveMapPrefixes].Put(prefixOf(deviceIndex, false, netip.MustParsePrefix("10.0.1.0/24")), bpf.ObserveMatch{}))
+		testenv.Must(b, o.maps[bpf.ObserveMapPrefixes].Put(prefixOf(deviceIndex, false, netip.MustParsePrefix("10.0.1.0/24")), uint32(0)))
 		p, err := o.pair(policy.Egress, policy.MatchDst, 14)
 		testenv.Must(b, err)
 		run(name+"/before", p.before, data)

@@ -189,7 +189,7 @@ func (h *hooks) close() error {
 	return err
 }
 
-// prefixOf is a network as the programs match it: see hook_number in bpf/observe.c.
+// prefixOf is a network as the programs match it: see rule_for in bpf/observe.c.
 func prefixOf(ifindex int, ingress bool, network netip.Prefix) bpf.ObservePrefix {
 	p := bpf.ObservePrefix{Length: 32 + uint32(network.Bits()), Hook: uint32(ifindex) << 2}
 	if ingress {

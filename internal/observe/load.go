@@ -37,7 +37,8 @@ var (
 type objects struct {
 	names    names
 	settings bpf.ObserveWatching
-	virtual  bool // time is that of the packets, for tests
+	secret   [len(bpf.AbiHook{}.Secret)]uint32 // so that no sender chooses whether its flows are followed
+	virtual  bool                              // time is that of the packets, for tests
 	maps     map[string]*ebpf.Map
 	kinds    map[program.Kind]pair
 }
@@ -45,7 +46,7 @@ type objects struct {
 // newObjects makes the maps of these sizes. A budget is at most so many a second on all CPUs together.
 func newObjects(of names, sizes map[string]uint32, settings bpf.ObserveWatching) (*objects, error) {
 	o := &objects{names: of, settings: settings, maps: map[string]*ebpf.Map{}, kinds: map[program.Kind]pair{}}
-	rand.Read(unsafe.Slice((*byte)(unsafe.Pointer(&o.settings.Secret)), unsafe.Sizeof(o.settings.Secret)))
+	rand.Read(unsafe.Slice((*byte)(unsafe.Pointer(&o.secret)), unsafe.Sizeof(o.secret)))
 	spec, err := bpf.ObserveSpec()
 	if err != nil {
 		return nil, err
@@ -79,12 +80,13 @@ func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (p
 	if err != nil {
 		return pair{}, err
 	}
-	if err := spec.Variables[bpf.ObserveVarSettings].Set(o.settings); err != nil {
-		return pair{}, fmt.Errorf("set the constants of a program: %w", err)
-	}
-	hook := kind.Settings(bpf.AbiHook{})
+	hook := kind.Settings(bpf.AbiHook{Secret: o.secret})
 	if o.virtual {
 		hook.VirtualClock = 1
+	}
+	settings, constants := spec.Variables[bpf.ObserveVarSettings], spec.Variables[bpf.ObserveVarHook]
+	if err := errors.Join(settings.Set(o.settings), constants.Set(hook)); err != nil {
+		return pair{}, fmt.Errorf("set the constants of a program: %w", err)
 	}
 	for name, p := range spec.Programs {
 		if name != o.names.before && name != o.names.behind {
@@ -95,7 +97,7 @@ func (o *objects) pair(d policy.Direction, match policy.Match, l2Bytes uint8) (p
 			p.Name = netinfo.LookName
 		}
 	}
-	maps.DeleteFunc(spec.Variables, func(name string, _ *ebpf.VariableSpec) bool { return name != bpf.ObserveVarSettings })
+	maps.DeleteFunc(spec.Variables, func(_ string, v *ebpf.VariableSpec) bool { return v != settings && v != constants })
 	for name := range spec.Maps {
 		if m := o.maps[name]; m != nil {
 			spec.Maps[name].MaxEntries = m.MaxEntries()
@@ -124,15 +126,15 @@ func (o *objects) close() {
 	}
 }
 
-// lost is what the budgets left out, of samples and of flows or hosts.
+// lost is what the budgets left out, of samples and of flows, hosts and talkers.
 func (o *objects) lost() (samples, flows uint64, err error) {
 	var all []bpf.ObserveSpending
 	if err := o.maps[bpf.ObserveMapBudget].Lookup(uint32(0), &all); err != nil {
 		return 0, 0, fmt.Errorf("read what was left out: %w", err)
 	}
 	for _, cpu := range all {
-		samples += cpu.LostSamples
-		flows += cpu.LostFlows
+		samples += cpu.Lost[bpf.ObserveExpenseSAMPLES]
+		flows += cpu.Lost[bpf.ObserveExpenseELEMENTS]
 	}
 	return samples, flows, nil
 }

@@ -27,7 +27,7 @@ const (
 	MaxRules = 1 << 16
 	maxFlows = 1 << 14
 	maxHosts = 1 << 14
-	// A sample is 56 bytes with its header. The ring holds those of a second.
+	// A sample is 64 bytes with its header. The ring holds those of a second, and Follow empties it.
 	maxSamples  = 30_000 // a second
 	ringBytes   = 1 << 21
 	maxNewFlows = 20_000 // a second
@@ -139,7 +139,7 @@ func Start(o Options) (*Observer, error) {
 	if o.OneIn&(o.OneIn-1) != 0 {
 		return nil, fmt.Errorf("follow TCP flows: one of %d is no power of two", o.OneIn)
 	}
-	settings := bpf.ObserveWatching{SampleMask: o.OneIn - 1, Samples: budget(maxSamples), Flows: budget(maxNewFlows)}
+	settings := bpf.ObserveWatching{SampleMask: o.OneIn - 1, Most: [2]uint32{budget(maxSamples), budget(maxNewFlows)}}
 	objects, err := newObjects(rttPrograms, map[string]uint32{
 		bpf.ObserveMapPrefixes: 2 * MaxRules, bpf.ObserveMapRules: MaxRules, bpf.ObserveMapHosts: maxHosts,
 		bpf.ObserveMapFlows: maxFlows, bpf.ObserveMapBudget: 1, bpf.ObserveMapSamples: ringBytes,
@@ -181,11 +181,12 @@ func (w *Observer) Close() error {
 }
 
 // Follow looks at the packets of these rules from now on, and at no others. It takes note of
-// what they limited since the last call, so call it several times a second, or with each
-// reading of the rules. The error is about devices where packets cannot be seen; a device
+// what they limited and of round trips since the last call, so call it several times a second,
+// or with each reading of the rules. The error is about devices where packets cannot be seen; a device
 // that is gone is none.
 func (w *Observer) Follow(rules report.Rules) error {
 	w.round++
+	w.drain()
 	now := shapemaps.Now()
 	w.over = 0
 	wanted, pools := map[hookKey]policy.Match{}, poolsOf(rules)
@@ -307,7 +308,7 @@ func (w *Observer) match(r *rule, ifindex int) {
 	}
 	p := prefixOf(ifindex, r.Direction == policy.Ingress.String(), network)
 	// A full map leaves the rule out, as if it were one too many.
-	if prefixes.Put(p, bpf.ObserveMatch{Rule: r.place}) == nil {
+	if prefixes.Put(p, r.place) == nil {
 		r.prefixes = append(r.prefixes, p)
 	} else {
 		w.over++
@@ -427,16 +428,12 @@ func (w *Observer) drain() {
 			continue
 		}
 		s := *(*bpf.ObserveRoundTrip)(unsafe.Pointer(&record.RawSample[0]))
-		for side, place := range s.Rule {
-			if int(place) >= len(w.byPlace) || w.byPlace[place] == nil {
+		for side, k := range s.Host {
+			if int(k.Rule) >= len(w.byPlace) || w.byPlace[k.Rule] == nil {
 				continue
 			}
-			k := bpf.ObserveHost{Rule: place, Addr: s.Near}
-			if s.ByFar>>side&1 == 1 {
-				k.Addr = s.Far
-			}
-			limited := s.Limited>>side&1 == 1
-			parts := []*Part{w.byPlace[place].parts.part(limited)}
+			limited := s.Limited[side] != 0
+			parts := []*Part{w.byPlace[k.Rule].parts.part(limited)}
 			if len(w.samples) < maxHosts {
 				parts = append(parts, w.hostParts(w.samples, k).part(limited))
 			}

@@ -103,7 +103,7 @@ type Talkers struct {
 	objects *objects
 	hooks   hooks
 	placed  []bpf.ObservePrefix
-	last    map[bpf.ObserveTalker]*talker
+	last    map[bpf.AbiKey]*talker
 	total   bpf.ObserveTraffic
 	round   uint64
 	read    time.Time
@@ -122,7 +122,9 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 	if len(o.Except) >= MaxRules {
 		return nil, fmt.Errorf("count who sends: %d rules are inside %v, too many to leave out", len(o.Except), o.Network)
 	}
-	settings := bpf.ObserveWatching{Flows: budget(maxNewTalkers)}
+	settings := bpf.ObserveWatching{
+		Most: [2]uint32{bpf.ObserveExpenseELEMENTS: budget(maxNewTalkers)}, Overhead: int32(o.Framing.Overhead), Mpu: uint32(o.Framing.MPU),
+	}
 	if o.ByFlow {
 		settings.ByFlow = 1
 	}
@@ -134,7 +136,7 @@ func StartTalkers(o TalkersOptions) (*Talkers, error) {
 	}
 	t := &Talkers{
 		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}},
-		last: map[bpf.ObserveTalker]*talker{},
+		last: map[bpf.AbiKey]*talker{},
 	}
 	if err := t.place(); err != nil {
 		t.Close()
@@ -161,10 +163,9 @@ func (t *Talkers) match(ifindex int) {
 	if ifindex == 0 {
 		return
 	}
-	f := t.options.Framing
 	put := func(network netip.Prefix, place uint32) {
 		p := prefixOf(ifindex, t.options.Direction == policy.Ingress, network)
-		if prefixes.Put(p, bpf.ObserveMatch{Rule: place, Overhead: f.Overhead, Mpu: f.MPU}) == nil {
+		if prefixes.Put(p, place) == nil {
 			t.placed = append(t.placed, p)
 		}
 	}
@@ -190,7 +191,7 @@ func (t *Talkers) Read() (TalkersReading, error) {
 	t.read = now
 	t.round++
 	var sum Traffic
-	err := each(t.objects.maps[bpf.ObserveMapTalkers], maxTalkers, func(k bpf.ObserveTalker, now bpf.ObserveTraffic) {
+	err := each(t.objects.maps[bpf.ObserveMapTalkers], maxTalkers, func(k bpf.AbiKey, now bpf.ObserveTraffic) {
 		have := t.last[k]
 		if have == nil {
 			have = &talker{}
@@ -212,7 +213,7 @@ func (t *Talkers) Read() (TalkersReading, error) {
 	if err != nil {
 		return out, err
 	}
-	maps.DeleteFunc(t.last, func(_ bpf.ObserveTalker, v *talker) bool { return v.round != t.round })
+	maps.DeleteFunc(t.last, func(_ bpf.AbiKey, v *talker) bool { return v.round != t.round })
 	var cpus []bpf.ObserveTraffic
 	if err := t.objects.maps[bpf.ObserveMapTotal].Lookup(uint32(0), &cpus); err != nil {
 		return out, fmt.Errorf("read the sum of all: %w", err)
@@ -249,7 +250,7 @@ func trafficSince(now, earlier bpf.ObserveTraffic) bpf.ObserveTraffic {
 	return now
 }
 
-func (t *Talkers) talker(k bpf.ObserveTalker) (one Talker) {
+func (t *Talkers) talker(k bpf.AbiKey) (one Talker) {
 	is4 := k.Family == 4
 	if one.Host = addrOf(k.Src, is4); !t.options.ByFlow {
 		return one

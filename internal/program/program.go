@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -29,7 +27,7 @@ import (
 // Name is the kernel's name of the program and of its callers.
 const Name = bpf.ShapectlProgShapectl
 
-// hookConstant is the upper byte of HOOK_CONSTANT of bpf/maps.h.
+// hookConstant is the upper byte of HOOK_CONSTANT of bpf/hook.h.
 const hookConstant = 0x5c
 
 // ErrPerfmon means that the kernel's verifier refused the program, and that the process
@@ -37,9 +35,8 @@ const hookConstant = 0x5c
 // Linux 6.17 it refuses programs that newer kernels make safe.
 var ErrPerfmon = errors.New("this kernel's verifier also requires CAP_PERFMON")
 
-// Load loads the program with the maps of a store, for hooks with the constants in kind:
-// link header, direction and matched address. If there may be rules with colours, it also loads their program. The error
-// wraps ErrPerfmon if CAP_PERFMON may help.
+// Load loads the programs with the maps of a store, for hooks with the constants in kind: link header, direction and matched
+// address. It returns the one that a hook calls. The error wraps ErrPerfmon if CAP_PERFMON may help.
 func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
@@ -49,13 +46,13 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 		return nil, err
 	}
 	p, err := load(spec, Name, store, kind)
-	if err != nil || kind.Colours == 0 {
-		return p, err
+	if err != nil {
+		return nil, err
 	}
-	colours, err := load(spec, bpf.ShapectlProgShapectlColour, store, kind)
+	climb, err := load(spec, bpf.ShapectlProgClimb, store, kind)
 	if err == nil {
-		err = store.PutPrograms(kind.Kind, p, colours)
-		colours.Close()
+		err = store.PutClimb(kind.Kind, climb)
+		climb.Close()
 	}
 	if err != nil {
 		p.Close()
@@ -71,7 +68,7 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
-	if err := specialise(spec.Programs[name], kind); err != nil {
+	if err := WriteConstants(spec.Programs[name].Instructions, kind); err != nil {
 		return nil, err
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
@@ -79,7 +76,7 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
 			if have, _ := Capabilities(); have&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) == 0 {
-				return nil, fmt.Errorf("load the program%s: %w: %w", purpose(kind), ErrPerfmon, err)
+				return nil, fmt.Errorf("load the program: %w: %w", ErrPerfmon, err)
 			}
 			return nil, fmt.Errorf("load the program: the kernel's verifier refused it: %w", err)
 		}
@@ -89,81 +86,14 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	return collection.DetachProgram(name), nil
 }
 
-// purpose says for what a larger program is needed than for rules alone.
-func purpose(kind bpf.AbiHook) string {
-	switch {
-	case kind.Colours != 0 && kind.Pools != 0:
-		return " for colours and pools"
-	case kind.Colours != 0:
-		return " for colours"
-	case kind.Pools != 0:
-		return " for pools"
-	}
-	return ""
-}
-
-// specialise makes a program that of a kind of hook, with what the settings need.
-func specialise(p *ebpf.ProgramSpec, kind bpf.AbiHook) error {
-	if kind.Pools == 0 {
-		p.Instructions = without(p.Instructions, "apply_in_pools")
-	}
-	if kind.Colours == 0 {
-		p.Instructions = without(p.Instructions, "colour_all", "colour_each", "colour_any")
-	}
-	return WriteConstants(p.Instructions, kind)
-}
-
-// undone is UNDONE of bpf/pool_fast.h.
-const undone = -2
-
-// without removes functions from a program, with all that only they call. Calls to them return UNDONE. What does not run would
-// pass the verifier, too, but without CAP_PERFMON the verifier also looks at what a CPU runs by speculation.
-func without(instructions asm.Instructions, removed ...string) asm.Instructions {
-	functions, name := map[string]asm.Instructions{}, ""
-	var order []string
-	for _, ins := range instructions {
-		if btf.FuncMetadata(&ins) != nil {
-			name = ins.Symbol()
-			order = append(order, name)
-		}
-		if ins.IsFunctionCall() && slices.Contains(removed, ins.Reference()) {
-			returns := asm.Mov.Imm(asm.R0, undone)
-			returns.Metadata = ins.Metadata
-			ins = returns.WithReference("")
-		}
-		functions[name] = append(functions[name], ins)
-	}
-	used := map[string]bool{}
-	var use func(name string)
-	use = func(name string) {
-		if used[name] {
-			return
-		}
-		used[name] = true
-		for _, ins := range functions[name] {
-			if ins.IsFunctionReference() {
-				use(ins.Reference())
-			}
-		}
-	}
-	use(order[0])
-	var out asm.Instructions
-	for _, name := range order {
-		if used[name] {
-			out = append(out, functions[name]...)
-		}
-	}
-	return out
-}
-
 // WriteConstants replaces the placeholders for fields of the hook's settings (HOOK of
-// bpf/maps.h) by their values.
+// bpf/hook.h) by their values.
 func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
 		ins := &instructions[i]
-		if (ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource)) ||
-			ins.Constant>>24 != hookConstant {
+		if (ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource) &&
+			ins.OpCode != asm.Add.Op(asm.ImmSource)) || ins.Constant>>24 != hookConstant {
 			continue
 		}
 		offset := int(ins.Constant & 0xffff)
@@ -186,7 +116,7 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 		return id, err
 	}
 	hash := sha256.New()
-	for _, name := range []string{Name, bpf.ShapectlProgShapectlColour} {
+	for _, name := range []string{Name, bpf.ShapectlProgClimb} {
 		if err := spec.Programs[name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
 			return id, fmt.Errorf("read the built-in program: %w", err)
 		}
@@ -289,5 +219,5 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 	return p, nil
 }
 
-// viewInSKB is the offset of cb[VIEW_CB] of bpf/maps.h in struct __sk_buff.
+// viewInSKB is the offset of cb[VIEW_CB] of bpf/abi.h in struct __sk_buff.
 const viewInSKB = 48 + 4*4

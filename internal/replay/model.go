@@ -32,6 +32,7 @@ type stage struct {
 	shared    model.Bucket    // if all its packets share one
 	coloured  *model.Coloured // nil without colours
 	pair      model.Pair      // if all its packets share one
+	fifo      uint64          // ns: until then sparse flows are queued, too
 
 	// Of a packet.
 	bucket, guaranteed, flow *model.Bucket
@@ -44,7 +45,8 @@ func newStage(r policy.Rule) *stage {
 		s.guarantee = model.NewLimit(guaranteed)
 	}
 	if r.Share.Kind != policy.ShareNone {
-		s.share, s.sharers = &model.Share{ShareParams: s.limit.ShareParams(), ByMember: r.Share.Kind == policy.ShareMember}, newTable[model.Sharer]()
+		s.share = &model.Share{ShareParams: s.limit.ShareParams(), ByMember: r.Share.Kind == policy.ShareMember, Last: model.NotYet}
+		s.sharers = newTable[model.Sharer]()
 	}
 	if r.Algorithm.HasColours() {
 		s.coloured = model.NewColoured(r)
@@ -97,7 +99,7 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		m.climb(&r, p, offered)
 		return r, nil
 	}
-	o := s.limit.Offer(s.bucket, m.flow(r.Rule, p), false, offered)
+	o := s.limit.Offer(s.bucket, m.flow(r.Rule, p), r.Time < s.fifo, offered)
 	r.Verdict, r.Excess, r.Level, r.Wait = o.Verdict, o.Excess, o.Level, o.Departure-t.Time
 	if r.Verdict == model.Drop {
 		r.RefusedBy = m.names[r.Rule]
@@ -149,7 +151,7 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 		}
 		at := model.Stage{Limit: s.limit, Guarantee: s.guarantee, Share: s.share, Weight: weight}
 		if s.rule.Rate != policy.Unlimited {
-			at.State.Level = s.limit.Level(*s.bucket, r.Time)
+			at.State = model.State{Level: s.limit.Level(*s.bucket, r.Time), FIFO: r.Time < s.fifo, Departs: s.bucket.Departs}
 		}
 		if s.flow = m.flow(number, p); s.flow != nil {
 			at.State.Flow = s.limit.Level(*s.flow, r.Time)
@@ -177,15 +179,13 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 	to := model.Climb(m.states, offered)
 	for i, s := range m.climbed {
 		at := &m.states[i]
-		switch {
-		case s.rule.Rate == policy.Unlimited:
-		case to.Refuses == model.NoStage && (i > 0 || !to.Excess):
-			s.limit.Charge(s.bucket, r.Time, r.Bytes)
-		case to.Levels[i] != at.State.Level: // marked, or a penalty
-			*s.bucket = s.limit.WithLevel(to.Levels[i], r.Time)
+		charged := to.Refuses == model.NoStage && (i > 0 || !to.Excess)
+		if s.rule.Rate != policy.Unlimited && (charged || to.At[i].Level != at.State.Level) { // or marked, or a penalty
+			s.limit.Raise(s.bucket, to.At[i].Level, r.Time)
+			s.bucket.Departs = to.At[i].Departs
 		}
-		if s.flow != nil && to.Flows[i] != at.State.Flow {
-			*s.flow = s.limit.WithLevel(to.Flows[i], r.Time)
+		if s.flow != nil && to.At[i].Flow != at.State.Flow {
+			s.limit.Raise(s.flow, to.At[i].Flow, r.Time)
 		}
 		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
@@ -195,10 +195,10 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 			}
 		}
 		if i > 0 {
-			r.Pools[i-1] = to.Levels[i]
+			r.Pools[i-1] = to.At[i].Level
 		}
 	}
-	r.Verdict, r.Level, r.Wait = to.Verdict, to.Levels[0], to.Departure-r.Time
+	r.Verdict, r.Level, r.Wait = to.Verdict, to.At[0].Level, to.Departure-r.Time
 	// A packet that a pool marks is excess, like one that its rule marks.
 	r.Excess = r.Verdict == model.Drop || r.Wait == 0 && (to.Excess || r.Verdict == model.Mark)
 	switch {

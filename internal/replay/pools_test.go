@@ -1,9 +1,13 @@
 package replay
 
 import (
+	"flag"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -26,91 +30,455 @@ func udp(now, n uint64, from, to string, port uint16) *trace.Packet {
 	return p
 }
 
-// Both engines agree on every packet of rules in random trees of pools, also if the clock steps back.
+var treePackets = flag.Int("packets", 30_000, "how many `packets` TestPools offers")
+
+// Both engines agree on every packet of rules in random trees of pools, also if the clock steps back, while rules and pools are
+// edited, change together, revert, and have leases.
 func TestPools(t *testing.T) {
 	seed := testenv.Seed(t)
-	roll := rand.New(rand.NewPCG(seed, 3))
-	refused, guaranteed := map[bool]int{}, map[bool]int{} // by whether a pool did
-	for tree := range 12 {
-		l := randomPools(roll)
-		e, now, rate := newBoth(t, l), []uint64{0, uint64(time.Hour), 1 << 63}[tree%3], uint64(l.Rules[0].Rate)
-		if l.Rules[0].Rate == policy.Unlimited {
-			rate = uint64(l.Pools[0].Rate)
-		}
-		for range 1500 {
-			now += roll.Uint64N(8 * 1500 * uint64(time.Second) / rate)
-			p := randomFrame(roll)
-			p.Time = now - min(now, roll.Uint64N(2)*roll.Uint64N(uint64(5*time.Millisecond)))
-			if roll.IntN(10) == 0 {
-				p.Bytes += roll.Uint64N(40_000)
+	const inTree = 2500
+	seen := map[string]int{}
+	for tree := range *treePackets / inTree {
+		t.Run(fmt.Sprint(tree), func(t *testing.T) {
+			roll := rand.New(rand.NewPCG(seed, uint64(tree)))
+			c := newChanging(t, grower{roll, uint64(64_000) << roll.IntN(12)}, []uint64{uint64(time.Hour), 1 << 62, 1 << 63}[tree%3])
+			c.seen = seen
+			for range inTree {
+				c.offer()
 			}
-			r, err := e.Offer(p)
-			if err != nil {
-				t.Fatalf("tree %d: %v\n%+v", tree, err, l)
-			}
-			if r.RefusedBy != "" {
-				refused[r.Pools != [policy.MaxDepth]uint64{} && r.RefusedBy[0] == 'p']++
-			}
-			if r.GuaranteedBy != "" {
-				guaranteed[r.GuaranteedBy[0] == 'p']++
-			}
-		}
+		})
 	}
-	for who, n := range map[string]map[bool]int{"refused": refused, "guaranteed": guaranteed} {
-		if n[false] == 0 || n[true] == 0 {
-			t.Errorf("%s by rules %d packets, by pools %d", who, n[false], n[true])
+	t.Log(seen)
+	for _, what := range []string{
+		"refused by a rule", "refused by a pool", "guaranteed by a rule", "guaranteed by a pool", "delay", "mark", "colour",
+		"edit", "lease", "end of a lease", "plan", "begin", "confirm", "revert", "reverted", "finish",
+	} {
+		if seen[what] == 0 {
+			t.Errorf("never seen: %s", what)
 		}
 	}
 }
 
-// randomPools are rules for the addresses of randomFrame, and pools.
-func randomPools(roll *rand.Rand) (l Limits) {
-	rate := uint64(64_000) << roll.IntN(12)
-	some := func() policy.Rate { return policy.Rate(rate/2 + roll.Uint64N(rate)) }
-	put := func(r policy.Rule) policy.Rule {
-		r.Rate, r.Capacity = some(), 1514+roll.Uint64N(20_000)
-		if n := len(l.Pools); n > 0 && roll.IntN(5) > 0 {
-			r.Within = policy.Within(l.Pools[max(0, n-1-roll.IntN(2))].Label.Name)
-			r.Weight = []policy.Weight{0, 2, 7}[roll.IntN(3)]
-			if roll.IntN(2) == 0 {
-				r.Guarantee = policy.Guarantee(max(uint64(r.Rate)/(2+roll.Uint64N(8)), 8000))
-			}
-		}
-		switch r.Excess = []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[roll.IntN(3)]; {
-		case r.Excess == policy.Delay:
-			queued(&r, roll)
-		case !r.Pool && roll.IntN(4) == 0:
-			r.Excess = policy.Pass
-		}
+// A grower makes random rules and pools with about a rate.
+type grower struct {
+	*rand.Rand
+	rate uint64
+}
+
+func (g grower) some() policy.Rate { return policy.Rate(g.rate/2 + g.Uint64N(g.rate)) }
+
+// again returns a rule or pool with other numbers, in the tree of the pools above.
+func (g grower) again(r policy.Rule, above []policy.Rule) policy.Rule {
+	if r.Within != "" {
+		r.Within = policy.Within(above[max(0, len(above)-1-g.IntN(2))].Label.Name)
+		r.Weight = []policy.Weight{0, 2, 7}[g.IntN(3)]
+	}
+	if r.Guarantee != 0 && (r.Members == 0 || r.Rate == 0) {
+		r.Guarantee = policy.Guarantee(max(g.rate/(4+g.Uint64N(16)), 8000))
+	}
+	if !r.Pool {
+		r.Framing = policy.Framing{Overhead: int16(g.IntN(100) - 50)}
+	}
+	if r.Rate == policy.Unlimited || r.HasLeases() {
 		return r
 	}
+	r.Rate = g.some()
+	if r.Each.Kind != policy.EachAll && r.Within != "" && r.Capacity != 0 {
+		return r // the program asks a key that has no bucket yet only after the pools, and guarantees it all
+	}
+	r.Capacity = 1514 + g.Uint64N(20_000)
+	if r.Algorithm.HasColours() {
+		colour(&r, r.Algorithm, r.Rate+g.some(), 1514+g.Uint64N(5000))
+		r.Colours.Aware = g.IntN(2) == 0
+		if r.Colours.Aware {
+			r.Colours.In = policy.ColourMap{Yellow: g.Uint64() & g.Uint64()}
+		}
+		r.Colours.Yellow = []policy.Action{policy.ActionPass, policy.ActionECN, 12}[g.IntN(3)]
+		return r
+	}
+	r.Queue, r.ECNAbove, r.Order, r.Penalty = 0, 0, policy.FIFO, policy.Penalty{}
+	r.Algorithm, r.Excess = policy.Algorithm(g.IntN(2)), []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[g.IntN(3)]
+	switch {
+	case r.Excess == policy.Delay:
+		if queued(&r, g.Rand); r.Algorithm == policy.GCRA && r.Each.Kind != policy.EachFlow {
+			r.Order = policy.Order(g.IntN(2))
+		}
+	case !r.Pool && g.IntN(4) == 0:
+		r.Excess = policy.Pass
+	case !r.Pool && r.Algorithm == policy.Leaky && g.IntN(4) == 0:
+		r.Penalty.Kind = policy.PenaltyFill
+	}
+	return r
+}
+
+// tree returns rules for the addresses of randomFrame, and pools.
+func (g grower) tree() (l Limits) {
+	put := func(r policy.Rule) policy.Rule {
+		if n := len(l.Pools); n > 0 && g.IntN(5) > 0 && !r.Algorithm.HasColours() {
+			r.Within, r.Guarantee = "some", policy.Guarantee(g.IntN(2))
+		}
+		if r.Guarantee != 0 && r.Each.Kind != policy.EachAll {
+			r.Members = 9
+		}
+		return g.again(r, l.Pools)
+	}
 	shares := []policy.Share{{}, {Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 127}, {Kind: policy.ShareFlow}, {Kind: policy.ShareMember}}
-	for i := range 1 + roll.IntN(5) {
-		l.Pools = append(l.Pools, put(pool(fmt.Sprint("p", i), policy.Rule{Share: shares[roll.IntN(5)]})))
+	for i := range 1 + g.IntN(5) {
+		p := put(pool(fmt.Sprint("p", i), policy.Rule{Share: shares[min(g.IntN(7), 4)]}))
+		if p.Order == policy.FIFO && g.IntN(3) == 0 {
+			p.Cluster.Name = policy.ClusterName(p.Label.Name)
+		}
+		l.Pools = append(l.Pools, p)
 	}
 	for i, s := range []string{"10.0.0.0/8", "10.0.0.1/32", "2001:db8::/32"} {
-		r := put(policy.Rule{Prefix: prefix(s)})
-		r.Framing = policy.Framing{Overhead: int16(roll.IntN(100) - 50)}
-		switch roll.IntN(4) {
-		case 0:
-			r.Each.Kind, r.Members = []policy.EachKind{policy.EachHost, policy.EachFlow}[roll.IntN(2)], 9
-		case 1:
-			r.Share = shares[roll.IntN(2)+2*(i/2)] // subnets only of IPv6
-		case 2:
-			if r.Within != "" && r.Excess == policy.Drop {
-				r.Rate, r.Capacity = policy.Unlimited, 0
-			}
-		case 3:
-			if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
-				r.Order = policy.SparseFirst
-			}
+		r := policy.Rule{Prefix: prefix(s)}
+		switch g.IntN(6) {
+		case 0, 1:
+			r.Each.Kind = []policy.EachKind{policy.EachHost, policy.EachFlow}[g.IntN(2)]
+		case 2, 3:
+			r.Share = shares[g.IntN(2)+2*(i/2)] // subnets only of IPv6
+		case 4:
+			r.Algorithm, r.Each.Kind = coloured[g.IntN(3)], []policy.EachKind{policy.EachAll, policy.EachHost}[g.IntN(2)]
 		}
-		if r.Guarantee == 0 || r.Each.Kind == policy.EachAll {
-			r.Members = 0
+		if r = put(r); r.Within != "" && r.Excess == policy.Drop && r.Each.Kind == policy.EachAll && r.Share.Kind == policy.ShareNone && g.IntN(2) == 0 {
+			r = policy.Rule{Prefix: r.Prefix, Rate: policy.Unlimited, Within: r.Within, Guarantee: r.Guarantee, Weight: r.Weight}
 		}
 		l.Rules = append(l.Rules, r)
 	}
 	return l
+}
+
+// Engines whose rules and pools change while packets come.
+type changing struct {
+	*Both
+	grower
+	t             *testing.T
+	now, turn     uint64        // ns: turn is when something has changed by time last
+	from, until   uint64        // ns: when a change begins and reverts; or never
+	before, after []policy.Rule // of the change
+	ends          map[int]uint64
+	seen          map[string]int
+}
+
+func newChanging(t *testing.T, g grower, now uint64) *changing {
+	l := g.tree()
+	roomy := Limits{Rules: l.Rules, Pools: slices.Clone(l.Pools)} // for labels of two versions
+	for i := range roomy.Pools {
+		roomy.Pools[i].Label.Note = strings.Repeat("-", policy.MaxNote)
+	}
+	c := &changing{
+		Both: newBoth(t, roomy), grower: g, t: t, now: now, turn: now, from: maps.Never, until: maps.Never,
+		ends: map[int]uint64{},
+	}
+	c.model = NewModel(l)
+	c.kernel.compiled = c.model.compiled
+	testenv.Must(t, c.kernel.begin(now))
+	for i := range c.leased() {
+		c.model.stages[i].limit = &model.Limit{Meter: model.Meter{Capacity: 1 << 61}}
+		c.lease(i, now-slack)
+	}
+	return c
+}
+
+// leased are the numbers of the pools with leases.
+func (c *changing) leased() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i, r := range c.model.rules {
+			if r.HasLeases() && !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+func (c *changing) at(now uint64) *maps.Set {
+	c.kernel.set.UseClock(func() uint64 { return now })
+	return c.kernel.set
+}
+
+// lease lets the model of a pool go by the kernel's lease from a time on.
+func (c *changing) lease(i int, at uint64) {
+	s := c.model.stages[i]
+	l, _ := c.kernel.set.Pools().Lease(s.rule.Prefix)
+	c.ends[i] = maps.Never
+	if l.Until > at {
+		c.ends[i] = l.Until
+	}
+	next := model.NewLimit(s.rule.Part(min(l.At(at), s.rule.Rate)))
+	next.Whole = model.NewLimit(s.rule).Capacity
+	next.Succeed(s.limit.Meter, at)
+	s.limit = next
+}
+
+// pass lets time pass.
+func (c *changing) pass(to uint64) {
+	for {
+		at, pool := min(c.from, c.until), -1
+		for i, end := range c.ends {
+			if end < at {
+				at, pool = end, i
+			}
+		}
+		if at > to {
+			break
+		}
+		c.turn = at
+		c.at(at)
+		switch {
+		case pool >= 0:
+			c.lease(pool, at)
+			c.seen["end of a lease"]++
+		case at == c.from:
+			c.from = maps.Never
+			c.kernel.set.Commit()
+			c.become(c.after, at)
+			c.seen["begin"]++
+		default:
+			for i, r := range c.before {
+				if r != c.after[i] {
+					c.model.stages[i].fifo = max(c.model.stages[i].fifo, at+uint64(policy.MaxWait))
+				}
+			}
+			c.until = maps.Never
+			c.become(c.before, at)
+			c.seen["reverted"]++
+		}
+	}
+	c.now = to
+	c.at(to)
+}
+
+// become lets both engines have other rules and pools from a time on.
+func (c *changing) become(all []policy.Rule, at uint64) {
+	for i, r := range all {
+		c.model.stages[i].become(r, at)
+	}
+	n := len(c.model.Rules)
+	c.model.compiled = compile(Limits{Rules: all[:n], Pools: all[n:], Match: c.model.Match})
+	c.kernel.compiled = c.model.compiled
+	for i, r := range all {
+		set, e := c.kernel.set, &c.kernel.entries[min(i, n-1)]
+		if i >= n {
+			set, e = set.Pools(), &c.kernel.pools[i-n]
+		}
+		e.Entry, _ = set.Find(r.Prefix)
+		e.seen = set.Counters(e.ID) // what is delayed counts as excess in a rule that does not delay
+		e.seen.ExemptPackets = 0
+	}
+}
+
+// become lets a rule or pool have other numbers from a time on. A lease goes on.
+func (s *stage) become(r policy.Rule, at uint64) {
+	if s.rule == r {
+		return
+	}
+	old, next := *s, newStage(r)
+	s.rule = r
+	if !r.HasLeases() && r.Rate != policy.Unlimited {
+		s.limit = next.limit
+		s.limit.Succeed(old.limit.Meter, at)
+	}
+	had, _ := old.rule.Guaranteed()
+	if has, ok := r.Guaranteed(); ok && has != had {
+		s.guarantee = next.guarantee
+		s.guarantee.Succeed(old.guarantee.Meter, at)
+	}
+	if s.coloured = next.coloured; s.coloured != nil {
+		s.coloured.First.Succeed(old.coloured.First, at)
+		had, _ := old.rule.Second()
+		if has, _ := r.Second(); has == had {
+			s.coloured.Second = old.coloured.Second
+		} else {
+			s.coloured.Second.Succeed(old.coloured.Second, at)
+		}
+	}
+	if s.share != nil {
+		s.share.ShareParams = next.share.ShareParams
+	}
+}
+
+// keepOrder has all packets wait in turn where the queue is another one from a time on.
+func (s *stage) keepOrder(r policy.Rule, from uint64) {
+	old := s.rule
+	if r.Order == policy.SparseFirst && old.Excess == policy.Delay &&
+		(old.Order != r.Order || old.Rate != r.Rate || old.Capacity != r.Capacity || old.Queue != r.Queue) {
+		s.fifo = max(s.fifo, from+s.limit.LongestWait())
+	}
+}
+
+// forgetWords forgets what members had in pools that they were in before. Each has one word, by the clock of the pool that
+// charged it last.
+func (c *changing) forgetWords(r Result) {
+	if r.Rule == NoRule {
+		return
+	}
+	chain := c.model.chains[r.Rule]
+	for i, number := range chain[1:] {
+		member := bucketKey{rule: chain[i]}
+		if s := c.model.stages[number]; s.rule.Share.Kind != policy.ShareMember || s.sharers.get(member).TAT == 0 {
+			continue
+		}
+		for other, s := range c.model.stages {
+			if other != number {
+				delete(s.sharers.of, member)
+			}
+		}
+	}
+}
+
+// offer offers a packet some time after the last one, and maybe changes something before.
+func (c *changing) offer() {
+	gap := c.Uint64N(8 * 1500 * uint64(time.Second) / c.rate)
+	if c.IntN(500) == 0 {
+		gap *= 1 << c.IntN(14)
+	}
+	c.pass(c.now + gap)
+	if c.IntN(30) == 0 {
+		c.seen[c.act()]++
+	}
+	p := randomFrame(c.Rand)
+	p.Time = max(c.now-c.Uint64N(2)*c.Uint64N(uint64(5*time.Millisecond)), c.turn)
+	if c.IntN(10) == 0 {
+		p.Bytes += c.Uint64N(40_000)
+	}
+	r, err := c.Offer(p)
+	if err != nil {
+		c.t.Fatalf("%v\n%+v", err, c.model.rules)
+	}
+	c.forgetWords(r)
+	c.seen[r.Verdict.String()]++
+	by := "a rule"
+	if strings.HasPrefix(r.RefusedBy+r.GuaranteedBy, "p") {
+		by = "a pool"
+	}
+	switch {
+	case r.RefusedBy != "":
+		c.seen["refused by "+by]++
+	case r.GuaranteedBy != "":
+		c.seen["guaranteed by "+by]++
+	case r.Colour != policy.Green:
+		c.seen["colour"]++
+	}
+}
+
+// act does something at random, and says what.
+func (c *changing) act() string {
+	set := c.kernel.set
+	soon := func() uint64 { return c.now + 1 + c.Uint64N(1<<(10+c.IntN(20))) }
+	for i := range c.leased() {
+		if c.IntN(2) > 0 {
+			continue
+		}
+		pool := c.model.rules[i]
+		l := maps.Lease{Rate: max(c.some()/2, policy.MinRate), Safe: max(c.some()/4, policy.MinRate), Until: soon()}
+		testenv.Must(c.t, set.Pools().Renew(pool.Prefix, l))
+		c.lease(i, c.now)
+		return "lease"
+	}
+	state, _ := set.Change()
+	switch state {
+	case maps.Armed:
+		return "nothing"
+	case maps.Pending, maps.Committed:
+		switch c.IntN(4) {
+		case 0:
+			c.until = min(soon(), c.until)
+			set.TimeRevert(c.until)
+			testenv.Must(c.t, set.Revert(c.until))
+			return "revert"
+		case 1:
+			if state == maps.Pending {
+				c.until = maps.Never
+				testenv.Must(c.t, set.Confirm())
+				return "confirm"
+			}
+			set.Finish()
+			return "finish"
+		}
+		if state == maps.Pending {
+			return "nothing"
+		}
+	case maps.Expired:
+		if c.IntN(2) == 0 {
+			set.Finish()
+			return "finish"
+		}
+	}
+	if c.IntN(2) == 0 {
+		return c.edit()
+	}
+	return c.plan()
+}
+
+// edited changes the numbers of a rule or pool. It returns the step of the kernel engine.
+func (c *changing) edited(r *policy.Rule, i int) (d policy.Difference, in *maps.Set) {
+	in, above := c.kernel.set, c.model.Pools
+	if r.Pool {
+		in, above = in.Pools(), above[:i-len(c.model.Rules)]
+	}
+	have := *r
+	*r = c.again(have, above)
+	want := *r
+	if !have.Pool {
+		have.Framing.Overhead -= leastFrame
+		want.Framing.Overhead -= leastFrame
+	}
+	if have == want {
+		return d, in
+	}
+	return policy.Difference{Have: &have, Want: &want}, in
+}
+
+// edit edits a rule or pool at once.
+func (c *changing) edit() string {
+	after := slices.Clone(c.model.rules)
+	i := c.IntN(len(after))
+	d, in := c.edited(&after[i], i)
+	if d.Want == nil {
+		return "nothing"
+	}
+	s := c.model.stages[i]
+	if s.rule.Each.Kind != policy.EachAll {
+		c.turn = c.now
+	}
+	s.keepOrder(*d.Want, c.now)
+	_, err := in.Put(*d.Want)
+	testenv.Must(c.t, err)
+	c.become(after, c.now)
+	if d.Want.HasLeases() {
+		c.lease(i, c.now)
+	}
+	return "edit"
+}
+
+// plan plans a change of some rules and pools together.
+func (c *changing) plan() string {
+	set, steps := c.kernel.set, map[*maps.Set][]policy.Difference{}
+	after := slices.Clone(c.model.rules)
+	for i := range after {
+		if c.IntN(2) == 0 {
+			if d, in := c.edited(&after[i], i); d.Want != nil {
+				steps[in] = append(steps[in], d)
+			}
+		}
+	}
+	if len(steps) == 0 {
+		return "nothing"
+	}
+	c.before, c.after = c.model.rules, after
+	for in, steps := range steps {
+		testenv.Must(c.t, in.Prepare(steps, func(int) {}))
+	}
+	c.from = min(c.now+1+c.Uint64N(1<<(10+c.IntN(20))), c.now+maps.MaxLead)
+	if c.IntN(3) > 0 {
+		c.until = c.from + 1 + c.Uint64N(1<<(10+c.IntN(24)))
+	}
+	set.Time(c.from, c.until)
+	for i, r := range c.after {
+		c.model.stages[i].keepOrder(r, c.from)
+	}
+	testenv.Must(c.t, set.Arm())
+	return "plan"
 }
 
 // A stream offers packets of one size at a rate, with times that are behind those of other streams.

@@ -22,10 +22,11 @@ func (w *Windows) Leak(rate uint64, ns int64) {
 	w.net.Sub(&w.net, leaked.Mul(leaked, big.NewInt(256)))
 }
 
-// Forgive allows more units of 2^-20 byte: the level that a smaller capacity cuts off.
-func (w *Windows) Forgive(units uint64) {
-	forgiven := new(big.Int).SetUint64(units)
-	w.net.Sub(&w.net, forgiven.Mul(forgiven, big.NewInt(scale>>20)))
+// Raise has windows that go on beyond an edit hold so many bytes more, or with a negative number fewer: what the capacity grew
+// by is not room.
+func (w *Windows) Raise(bytes int64) {
+	raised := big.NewInt(bytes)
+	w.net.Add(&w.net, raised.Mul(raised, big.NewInt(scale)))
 }
 
 // Packet adds the next packet and its passed bytes. Among the windows that end here, it

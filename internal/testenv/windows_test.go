@@ -30,7 +30,7 @@ func TestWindows(t *testing.T) {
 			w.Leak(rate, ns)
 			net -= int64(rate/8_000_000) * ns * 1000
 			if roll.IntN(20) == 0 {
-				w.Forgive(5 << 20)
+				w.Raise(-5)
 				net -= 5e6
 			}
 		}

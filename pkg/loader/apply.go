@@ -140,7 +140,6 @@ func arm(store *maps.Store, confirm time.Duration) error {
 		if confirm > 0 {
 			until = from + uint64(confirm)
 		}
-		store.Settle()
 		store.Time(from, until)
 		return store.Arm()
 	})
@@ -279,7 +278,6 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 // returns after that moment. The error may wrap ErrBusy.
 func revert(store *maps.Store, until uint64) error {
 	at, err := inTime(maps.Now, until, func(at uint64) error {
-		store.Settle()
 		store.TimeRevert(at)
 		return store.Revert(at)
 	})

@@ -28,10 +28,10 @@ import (
 // An oracle checks the window bound packet by packet while policies are switched. Each packet
 // carries the time at which it was sent, and a witness behind the limits records the time at
 // which it passed: it was metered between the two. The times of the switches are known
-// exactly. From these times the oracle computes the least level that each bucket can have
-// after each passed packet: as if the packet was charged as early as possible, and the level
-// was read as late as possible. If even that exceeds the capacity, more than the capacity and
-// rate * time passed in some window. The tolerance is one byte, for rounding.
+// exactly. From these times the oracle computes the most room that each bucket can have
+// after each passed packet: as if the packet was charged as early as possible, and the room
+// was read as late as possible. A change keeps the room, up to the new capacity. If even that room is below 0, more than
+// the room at the beginning and rate * time passed in some window. The tolerance is one byte, for rounding.
 
 // A passage is a packet that passed the limits. Its sender has written Sent and Far into it.
 type passage struct {
@@ -195,7 +195,8 @@ func (b bucketName) String() string {
 // regime, and the bytes per ns in it.
 type clock struct {
 	at, rate []float64
-	since    []int // by regime: the regime in which the rule's buckets were created; -1 for none
+	capacity []float64 // by regime; without limit for none
+	since    []int     // by regime: the regime in which the rule's buckets were created; -1 for none
 }
 
 // An oracle knows which rules were in force at any time.
@@ -224,11 +225,11 @@ func (o *oracle) clock(p netip.Prefix) *clock {
 		if k > 0 {
 			at += rate * float64(g.from-o.regimes[k-1].from)
 		}
-		since := -1
+		since, capacity := -1, math.Inf(1)
 		i := slices.IndexFunc(g.rules, func(r policy.Rule) bool { return r.Prefix == p && r.Rate != policy.Unlimited })
 		if i >= 0 {
 			// Without such a rule the last rate stays, because the buckets may be in use again after a revert.
-			rate = float64(g.rules[i].Rate) / 8e9
+			rate, capacity = float64(g.rules[i].Rate)/8e9, float64(g.rules[i].Capacity)
 			switch {
 			case k > 0 && c.since[k-1] >= 0:
 				since = c.since[k-1]
@@ -238,7 +239,8 @@ func (o *oracle) clock(p netip.Prefix) *clock {
 				since = k
 			}
 		}
-		c.at, c.rate, c.since = append(c.at, at), append(c.rate, rate), append(c.since, since)
+		c.at, c.rate = append(c.at, at), append(c.rate, rate)
+		c.capacity, c.since = append(c.capacity, capacity), append(c.since, since)
 	}
 	return c
 }
@@ -257,10 +259,10 @@ func (o *oracle) at(now uint64) int {
 	return k
 }
 
-// A debt is the least level that a bucket can have, as the reading of its rule's clock at which the bucket is empty.
+// A debt is the most room that a bucket can have, as the reading of its rule's clock at which it has none.
 type debt struct {
-	drained float64
-	regime  int // that of the last packet
+	full   float64
+	regime int // that of the last packet
 }
 
 // check ends the test unless all passages conform to the limits in force.
@@ -282,7 +284,7 @@ func (o *oracle) check(t *testing.T, all []passage) {
 			continue
 		}
 		limited++
-		capacity, least, most := rule.Capacity, rule.Rate, rule.Rate
+		least, most := rule.Rate, rule.Rate
 		for k := first; k < last; k++ {
 			// It may have been metered before or after a switch.
 			other, r, is := o.bucket(k, far)
@@ -290,7 +292,7 @@ func (o *oracle) check(t *testing.T, all []passage) {
 				ok = false
 				break
 			}
-			capacity, least, most = max(capacity, r.Capacity), min(least, r.Rate), max(most, r.Rate)
+			least, most = min(least, r.Rate), max(most, r.Rate)
 		}
 		if !ok {
 			unclear++
@@ -299,21 +301,18 @@ func (o *oracle) check(t *testing.T, all []passage) {
 		c := o.clocks[name.prefix]
 		d := debts[name]
 		if d == nil {
-			d = &debt{drained: math.Inf(-1), regime: first}
+			d = &debt{full: math.Inf(-1), regime: name.since}
 			debts[name] = d
 		}
-		o.clamp(d, c, name, last)
 		// A packet may be charged by the previous rate if the rule changed at that moment.
 		slack := float64(most-least) / 8e9 * float64(p.Passed-p.Sent)
-		start := o.at(earliest[i])
-		d.drained = max(d.drained, o.lets(c, start, earliest[i])) + float64(p.Bytes)
-		level := d.drained - o.lets(c, last, p.Passed) - slack
-		over := level - float64(capacity) - o.beyond
+		o.charge(d, c, max(earliest[i], o.regimes[name.since].from), float64(p.Bytes))
+		over := d.full - o.lets(c, last, p.Passed) - slack - o.beyond
 		fullest = max(fullest, over)
 		if over > 1 {
 			if beyond++; beyond <= 5 {
-				t.Errorf("packet %d, of %d bytes to %v, sent at %d, passed at %d: the level of %v is %.0f bytes, of %d; regimes %d to %d of %d, the last one %d ns before",
-					i, p.Bytes, far, p.Sent, p.Passed, name, level, capacity, first, last, len(o.regimes), p.Passed-o.regimes[last].from)
+				t.Errorf("packet %d, of %d bytes to %v, sent at %d, passed at %d: %v lacks %.0f bytes of room, of %d; regimes %d to %d of %d, the last one %d ns before",
+					i, p.Bytes, far, p.Sent, p.Passed, name, over, rule.Capacity, first, last, len(o.regimes), p.Passed-o.regimes[last].from)
 				if beyond == 1 {
 					for k := max(0, last-5); k <= last; k++ {
 						t.Logf("regime %d, since %d, reverted %v: %v", k, o.regimes[k].from, o.regimes[k].reverted, o.regimes[k].rules)
@@ -321,10 +320,6 @@ func (o *oracle) check(t *testing.T, all []passage) {
 				}
 			}
 			worst = max(worst, over)
-		}
-		if first < last {
-			d.regime = first
-			o.clamp(d, c, name, last)
 		}
 	}
 	if beyond > 0 {
@@ -348,16 +343,13 @@ func (o *oracle) bucket(k int, far netip.Addr) (name bucketName, rule policy.Rul
 	return name, rule, true
 }
 
-// clamp limits a level to a smaller capacity.
-func (o *oracle) clamp(d *debt, c *clock, name bucketName, last int) {
-	for k := d.regime + 1; k <= last; k++ {
-		for _, r := range o.regimes[k].rules {
-			if r.Prefix == name.prefix && r.Rate != policy.Unlimited {
-				d.drained = min(d.drained, c.at[k]+float64(r.Capacity))
-			}
-		}
+// charge charges a bucket with bytes at a time. It had no more room than the capacity of any regime since the last packet.
+func (o *oracle) charge(d *debt, c *clock, now uint64, bytes float64) {
+	last := o.at(now)
+	for ; d.regime < last; d.regime++ {
+		d.full = max(d.full, c.at[d.regime+1]-c.capacity[d.regime])
 	}
-	d.regime = last
+	d.full = max(d.full, o.lets(c, last, now)-c.capacity[last]) + bytes
 }
 
 // A source sends packets of some sizes in turn to an address, through one hook.

@@ -20,17 +20,17 @@ import (
 )
 
 const (
-	// leastRules is the initial room for rules of a namespace: 1.5 MiB with two CPUs. It grows.
+	// leastRules is the initial room for rules of a namespace: 2 MiB with two CPUs. It grows.
 	leastRules = 4096
-	// manyRules take 100 MiB with two CPUs.
+	// manyRules take 128 MiB with two CPUs.
 	manyRules = 1 << 18
 	// leastViews is the initial room for hooks. It grows.
 	leastViews = 64
 	// mostBuckets is how many hosts, subnets and flows of a namespace can have a bucket
-	// that is not empty: 16 MiB of slots and 48 MiB of keys.
+	// that is not empty: 16 MiB of slots and 56 MiB of keys.
 	mostBuckets = 1 << 20
 	// bucketBytes is the memory of one, of which all may take 1/tablePart of the machine's.
-	bucketBytes, tablePart = 64, 32
+	bucketBytes, tablePart = 72, 28
 	// noBuckets is for a namespace whose rules have shared buckets only.
 	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
 	// affectedHosts is how many affected hosts and subnets of shadows are remembered: 8 MiB.

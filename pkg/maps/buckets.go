@@ -126,12 +126,16 @@ type buckets struct {
 // State is the state that a packet of flow would meet now. With Spilled, the table has no
 // room for its key, and the packet would be charged to the spill bucket.
 func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
-	state.Level = bs.SharedLevel(e, now)
+	state.Level, state.Departs = bs.SharedLevel(e, now), atomic.LoadUint64(&bs.rule(e.ID).Departs)
 	if e.Each.Kind != policy.EachAll {
-		if level, ok := bs.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now); ok {
-			state.Level = level
+		key := makeKey(e.ID, e.Each, match, flow)
+		if level, ok := bs.slotLevel(e.ID, key, now); ok {
+			state.Level, state.Departs = level, 0
 		} else {
 			state.Spilled = true
+		}
+		if slot := bs.slotOf(key, bs.current(e.ID).Salt); slot != nil {
+			state.Departs = atomic.LoadUint64(&bs.keys[bs.indexOf(slot)].Departs)
 		}
 	}
 	bs.addFlow(&state, e, match, flow, now)
@@ -150,22 +154,22 @@ func (bs *buckets) addFlow(state *model.State, e Entry, match policy.Match, flow
 		v.reverted && now < bs.change.Until+uint64(policy.MaxWait)
 }
 
-// slotLevel is the level of a key's slot, in units, or 0 if the key has no slot. ok is false
-// if the key could not get one either, by the rules of bpf/charge.h.
+// slotLevel is the level of a key's slot, in units, or that of a new one if the key has no slot. ok is false
+// if the key could not get one either, by the rules of bpf/table.h.
 func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
 	rule := bs.current(id)
 	if slot := bs.slotOf(key, rule.Salt); slot != nil {
-		return bs.levelBy(bs.meterAt(rule, now).Flows(), id, rule, load(slot), now), true
+		return bs.levelOf(rule, load(slot), now), true
 	}
-	places := bs.places(key, rule.Salt)
+	level, places := bs.levelOf(rule, model.Bucket{}, now), bs.places(key, rule.Salt)
 	if bs.emptySlots(places[0].line, now)+bs.emptySlots(places[1].line, now) > 0 {
-		return 0, true
+		return level, true
 	}
 	for _, p := range places {
 		for i := range bs.lines[p.line].Slot {
 			moved := place{p.line, atomic.LoadUint32(&bs.lines[p.line].Slot[i].Fingerprint)}
 			if isFirst(moved.fingerprint) && bs.emptySlots(bs.second(moved).line, now) > 0 {
-				return 0, true
+				return level, true
 			}
 		}
 	}
@@ -225,16 +229,16 @@ func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 		return false
 	}
 	v, now := bs.current(id), now-min(now, skew)
-	if bs.levelOf(id, v, b, now) != 0 {
+	if bs.levelOf(v, b, now) != bs.levelOf(v, model.Bucket{}, now) {
 		return false
 	}
 	limit, second := bs.secondOf(slot)
-	return second == nil || bs.secondLevel(limit, second, now) == 0
+	return second == nil || bs.secondLevel(limit, second, now) == bs.levelOf(bs.current(limit), model.Bucket{}, now)
 }
 
 // secondLevel is the level of a second bucket by the limit with that id, in units.
 func (bs *buckets) secondLevel(id uint32, b *bpf.AbiBucket, now uint64) uint64 {
-	return bs.levelOf(id, bs.current(id), load(b), now)
+	return bs.levelOf(bs.current(id), load(b), now)
 }
 
 // ColourLevels are the levels that a packet of flow would meet now under a rule with colours.
@@ -249,7 +253,7 @@ func (bs *buckets) ColourLevels(e Entry, match policy.Match, flow Flow, now uint
 	if !ok {
 		return l // of the spill buckets
 	}
-	l = model.Levels{First: first}
+	l = model.Levels{First: first, Second: bs.levelOf(bs.current(second.ID), model.Bucket{}, now)}
 	if slot := bs.slotOf(key, bs.current(e.ID).Salt); slot != nil {
 		if id, b := bs.secondOf(slot); b != nil && id == second.ID {
 			l.Second = bs.secondLevel(second.ID, b, now)
@@ -278,7 +282,7 @@ func (rs *rules) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID)
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
 func (bs *buckets) SharedLevel(e Entry, now uint64) uint64 {
-	return bs.levelOf(e.ID, bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
+	return bs.levelOf(bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
 }
 
 // SharedLevels are the levels of both shared buckets of a rule with colours.
@@ -324,22 +328,9 @@ func (bs *buckets) slots(of func(id uint32) bool) iter.Seq2[*bpf.AbiBucket, *bpf
 	}
 }
 
-// eachSlot calls f for each slot with a bucket, but not for those of sharers, with the id of its rule, on all CPUs. For a second
-// bucket the id is that of the second limit.
-func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
-	for _, first := range []bool{true, false} {
-		inParts(len(bs.lines), func(from, to int) {
-			for slot, key := range bs.slotsIn(from, to, first) {
-				if key.Sharer != 0 {
-					continue
-				}
-				f(atomic.LoadUint32(&key.Id), slot)
-				if id, second := bs.secondOf(slot); second != nil {
-					f(id, second)
-				}
-			}
-		})
-	}
+// indexOf is the number of a slot in the table.
+func (bs *buckets) indexOf(slot *bpf.AbiBucket) uintptr {
+	return (uintptr(unsafe.Pointer(slot)) - uintptr(unsafe.Pointer(&bs.lines[0]))) / unsafe.Sizeof(*slot)
 }
 
 // secondOf is the second bucket of a slot and the id of its limit, or nil if it has none.
@@ -347,7 +338,7 @@ func (bs *buckets) secondOf(slot *bpf.AbiBucket) (id uint32, b *bpf.AbiBucket) {
 	if len(bs.seconds) < len(bs.lines) {
 		return 0, nil
 	}
-	n := (uintptr(unsafe.Pointer(slot)) - uintptr(unsafe.Pointer(&bs.lines[0]))) / unsafe.Sizeof(*slot)
+	n := bs.indexOf(slot)
 	if bs.keys[n].Paired == 0 {
 		return 0, nil
 	}
@@ -405,7 +396,7 @@ func (bs *buckets) BucketsOf(rules []Entry, now func() uint64) iter.Seq2[int, Bu
 // bucketIn is the bucket in a slot whose word and key were read; the zero Bucket if it is empty, or not one of the rule.
 func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k bpf.AbiKey, now uint64) (b Bucket) {
 	rule := bs.current(k.Id)
-	level := bs.levelOf(k.Id, rule, word, now)
+	level := bs.levelOf(rule, word, now)
 	places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 	// Level and key belong together if no other key got the slot meanwhile.
 	is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
@@ -424,63 +415,6 @@ func (bs *buckets) bucketIn(e Entry, slot *bpf.AbiBucket, word model.Bucket, k b
 		b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 	}
 	return b
-}
-
-// settleBy prepares a bucket for another clock. The bucket becomes as if charged just now,
-// because only the old clock can tell how long it was idle.
-func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
-	return func(b model.Bucket) (model.Bucket, bool) {
-		level := m.Level(b, now)
-		if level == 0 && m.Whole != 0 { // the bucket keeps its room and gets no more
-			return model.Bucket{TAT: m.Clock(now), Tick: model.Tick(now)}, true
-		}
-		return m.WithLevel(level, now), true
-	}
-}
-
-// clampTo limits the level of a bucket to the capacity. It reads the clock for each bucket,
-// after the bucket: an earlier time would forgive what was charged since.
-func clampTo(before, after model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
-	return func(b model.Bucket) (model.Bucket, bool) {
-		now := clock()
-		level := after.Level(b, now)
-		clamped := after.Clamped(level, before)
-		return after.WithLevel(clamped, now), clamped < level
-	}
-}
-
-// rewrite changes buckets of a rule, while packets charge them.
-func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	bs.eachBucket(id, func(b *bpf.AbiBucket) { rewriteBucket(b, change) })
-}
-
-// eachBucket calls f for each bucket of a limit, on all CPUs.
-func (bs *buckets) eachBucket(id uint32, f func(b *bpf.AbiBucket)) {
-	f(&bs.rule(id).Shared)
-	if bs.rule(id).HasSlots != 0 {
-		bs.eachSlot(func(of uint32, slot *bpf.AbiBucket) {
-			if of == id {
-				f(slot)
-			}
-		})
-	}
-}
-
-// rewriteBucket changes a bucket while packets charge it. It does nothing if another key
-// gets the slot, or the bucket moves.
-func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	fingerprint := atomic.LoadUint32(&b.Fingerprint)
-	for {
-		before := settled(b)
-		next, wanted := change(before)
-		if !wanted || atomic.LoadUint32(&b.Fingerprint) != fingerprint {
-			return
-		}
-		atomic.StoreUint32(&b.Tick, next.Tick)
-		if atomic.CompareAndSwapUint64(&b.Tat, before.TAT, next.TAT) {
-			return
-		}
-	}
 }
 
 // settled is a bucket that no CPU is about to move or to allocate to another key. It waits
@@ -511,11 +445,10 @@ func (bs *buckets) freeSlots(id uint32) {
 	for slot := range bs.slots(func(of uint32) bool { return of == id }) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
-		// As packets do it: lock the slot if it is unchanged, then free it.
-		if atomic.LoadUint32(&slot.Fingerprint) != fingerprint || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|tatBusy) {
-			continue
+		// Without a lock, which would stay if the process was killed. A packet that moves the bucket meanwhile moves it to its
+		// second line, where it is found, too.
+		if atomic.CompareAndSwapUint32(&slot.Fingerprint, fingerprint, 0) {
+			atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, 0)
 		}
-		atomic.StoreUint32(&slot.Fingerprint, 0)
-		atomic.StoreUint64(&slot.Tat, 0)
 	}
 }

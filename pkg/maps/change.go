@@ -19,11 +19,10 @@ import (
 // then see the rules from before the change, or those from after it.
 //
 //	Prepare   writes the versions that no packet reads; the rules take part from then on
-//	Settle    readies buckets for other byte clocks
-//	Time      makes all byte clocks agree at the moment when the change begins
+//	Time      has all clocks go on from each other at the moments when the change begins and reverts
 //	Arm       one store before that moment, which lets the change begin then and revert at until
 //	Commit    after it has begun, if it is to last
-//	Settle, TimeRevert, Revert   let a change that has begun revert at a moment
+//	TimeRevert, Revert   let a change that has begun revert at a moment
 //	Finish    forgets the parameters that are not in force; any later change begins with it
 //
 // Revert is possible until Finish.
@@ -179,56 +178,53 @@ func (s *Store) takesPart(it placed) {
 	k.taking = append(k.taking, it)
 }
 
-// MaxLead is how long in ns before a change begins or ends Settle may be.
+// MaxLead is how long in ns before a change begins Time may be called.
 const MaxLead = 1 << model.TickBits
 
-// Settle readies the buckets of rules that are to change for another clock. Each bucket
-// becomes as if charged just now: only the clock in force can tell how long it was idle.
-func (s *Store) Settle() {
-	now, on := s.now(), s.phase()
-	step.Store("settle buckets")
-	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-		if v := s.versionIn(id, on); limited(v) {
-			rewriteBucket(b, settleBy(s.meterAt(v, now), now))
-		}
-	})
-}
-
-// Time makes the byte clocks from before and after the change agree at from (ns), when
-// it begins, and at until, when it reverts if nobody confirms it.
+// Time has the clocks of all rules that take part go on from each other at from (ns), when the change begins, and at until,
+// when it reverts if nobody confirms it.
 func (s *Store) Time(from, until uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
 		s.continueClock(id, old, next, from)
-		rebase(old, next, until)
+		s.rebase(id, old, next, until)
 	})
-	if s.hook.Colours != 0 {
-		s.eachTaking(func(id uint32) {
-			_, next := s.bothPhases(id)
-			s.copySecond(next, phaseAfter)
-		})
-	}
 	store("say when a change begins", &s.change.From, from)
 	store("say when a change reverts", &s.change.Until, until)
 }
 
-// TimeRevert makes the byte clocks from before and after the change agree at a moment (ns), for Revert.
+// TimeRevert has the clocks from before the change go on from those after it at a moment (ns), for Revert.
 func (s *Store) TimeRevert(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
-		rebase(old, next, at)
+		s.rebase(id, old, next, at)
 	})
 }
 
-// rebase has the byte clock of old, once reverted, read at a time (ns) what that of next reads.
-func rebase(old, next version, at uint64) {
-	back := meter(old)
-	if limited(old) && limited(next) && (old.Flags|next.Flags)&ruleLeased == 0 {
-		back.Continue(meter(next), at)
+// rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
+func (rs *rules) rebase(id uint32, old, next version, at uint64) {
+	flags := old.Flags &^ ruleReleased
+	switch leased := old.Flags&ruleLeased != 0; {
+	case !limited(old) || leased && (!limited(next) || sameLease(old, next)):
+	case leased:
+		l, set := rs.leaseOf(old)
+		back := *l // a packet must not see a part of it
+		copyLease(&back, set^1, l, set)
+		startLease(&back, set^1, rs.meterAt(next, at), at)
+		copyLease(l, set^1, &back, set^1)
+		flags |= ruleReleased
+	default:
+		before := old
+		if limited(next) {
+			before = next
+		}
+		back := meter(old)
+		back.Succeed(rs.meterAt(before, at), at)
+		rs.rule(id).Reverted = clockOf(back)
 	}
-	old.Rebase = back.Base
+	old.Flags = flags
 }
 
 // bothPhases are a rule's versions before the change and after it.
@@ -258,56 +254,20 @@ func (p *progress) Arm() error {
 
 // Confirm lets a pending change last. The error may wrap ErrLate.
 func (s *Store) Confirm() error {
-	err := s.before(s.change.Until, "confirm a change", Never, phaseAfter)
-	if err == nil {
-		s.countAfter(minus)
-	}
-	return err
+	return s.before(s.change.Until, "confirm a change", Never, phaseAfter)
 }
 
 // Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
 // error may wrap ErrLate.
 func (s *Store) Revert(at uint64) error {
-	lasts := s.Until() == Never
-	if lasts {
-		s.countAfter(1)
-	}
-	err := s.before(at, "revert a change", at, phaseByTime)
-	if err != nil && lasts {
-		s.countAfter(minus)
-	}
-	return err
+	return s.before(at, "revert a change", at, phaseByTime)
 }
 
-// Commit follows the beginning of a change. A change without an end is in force for good
-// then. Levels are clamped to the new capacities.
+// Commit follows the beginning of a change. A change without an end is in force for good then.
 func (s *Store) Commit() {
 	if atomic.LoadUint64(&s.change.Until) == Never {
 		store("commit a change", &s.change.Phase, phaseAfter)
-		s.countAfter(minus)
 	}
-	step.Store("clamp buckets")
-	if s.hook.Colours != 0 {
-		s.eachTaking(func(id uint32) {
-			old, next := s.bothPhases(id)
-			s.countColours(id, old, next)
-		})
-	}
-	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-		old, next := s.bothPhases(id)
-		before, after := meter(old), meter(next)
-		if shrinksPairs(old, next) {
-			s.clampPair(id, b)
-		}
-		if !shrinks(old, next) {
-			return
-		}
-		clamp := clampTo(before, after, s.now)
-		rewriteBucket(b, func(b model.Bucket) (model.Bucket, bool) {
-			next, wanted := clamp(b)
-			return next, wanted && s.phase() == phaseAfter // it may be over already
-		})
-	})
 }
 
 // Undone is what a revert of the change that is in force does.
@@ -339,15 +299,7 @@ func (s *Store) Finish() {
 	k := s.gather()
 	on := s.phase()
 	if on == phaseReverted {
-		s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-			old, next := s.bothPhases(id)
-			if hasTotals(old, next) {
-				s.revertPair(id, old, next, b, c.Until)
-			}
-			if limited(old) && old.Flags&ruleTotal == 0 {
-				rewriteBucket(b, s.revertBy(old, next, c.Until))
-			}
-		})
+		s.waitSince(c.Epoch) // packets from before the change may still use what keepReverted writes
 	}
 	taking := k.taking
 	k.taking = nil
@@ -355,14 +307,9 @@ func (s *Store) Finish() {
 		r := s.rule(t.id)
 		v := s.versionIn(t.id, on)
 		if on == phaseReverted {
-			v.Base = v.Rebase
-			s.copySecond(v, on) // companions come first
-			if v.Flags&ruleSparse != 0 {
-				keepOrderUntil(r, c.Until+uint64(policy.MaxWait)) // as packets did by themselves
-			}
+			s.keepReverted(t.id, v)
 		}
-		step.Store("finish a rule")
-		atomic.StoreUint32(&r.Version, nextVersion(r, uint32(on)&1))
+		s.switchTo(t.id, toggled(r, uint32(on)&1), "finish a rule")
 		if !t.prefix.IsValid() {
 			continue
 		}
@@ -380,6 +327,21 @@ func (s *Store) Finish() {
 	s.edited()
 }
 
+// keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
+// force becomes the stored one. Packets do not look at these until then.
+func (rs *rules) keepReverted(id uint32, v version) {
+	r := rs.rule(id)
+	switch {
+	case v.Flags&ruleReleased != 0:
+		l, set := rs.leaseOf(v)
+		copyLease(l, set^1, l, set)
+	case limited(v) && v.Flags&ruleLeased == 0:
+		r.Params[v.index].Clock = r.Reverted
+		v.Flags |= ruleEdited
+	}
+	keepOrderUntil(r, rs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
+}
+
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.
 func (s *Store) finishUnlessPending() {
 	if state, _ := s.Change(); state != Pending {
@@ -395,68 +357,9 @@ func (s *Set) TakesPart() bool {
 // Changes reports whether the rule with this ID takes part in a change.
 func (s *Set) Changes(id uint32) bool { return s.rule(id).Version&versionChanges != 0 }
 
-// revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did
-// so first: revert_bucket of bpf/bucket.h.
-func (rs *rules) revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
-	old.reverted = true
-	m := rs.meterAt(old, until)
-	then := m
-	if limited(next) {
-		then = rs.meterAt(next, until)
-	}
-	return func(b model.Bucket) (model.Bucket, bool) {
-		if int32(b.Tick-model.Tick(until)) > 0 || sameLease(old, next) {
-			return b, false
-		}
-		level := then.Level(b, until)
-		if m.Whole != 0 || then.Whole != 0 {
-			level = max(level+m.Capacity, then.Capacity) - then.Capacity
-		} else {
-			level = m.Clamped(level, then)
-		}
-		back := m.WithLevel(level, until)
-		back.Tick++
-		return back, true
-	}
-}
-
 // levelOf is the level of a bucket, in units, by a version of its rule.
-func (rs *rules) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
-	return rs.levelBy(rs.meterAt(v, now), id, v, b, now)
-}
-
-// levelBy is levelOf by another meter than that of the version.
-func (rs *rules) levelBy(m model.Meter, id uint32, v version, b model.Bucket, now uint64) uint64 {
-	if v.reverted {
-		old, next := rs.bothPhases(id)
-		b, _ = rs.revertBy(old, next, rs.change.Until)(b)
-	}
-	return m.Level(b, now)
-}
-
-// rewriteTaking changes the buckets of the rules that take part, one by one: to collect
-// the changes of a million rules first would take too long.
-func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
-	var shared atomic.Bool
-	s.eachTaking(func(id uint32) {
-		r := s.rule(id)
-		rewrite(id, &r.Shared)
-		if r.HasSlots != 0 {
-			shared.Store(true)
-		}
-	})
-	if !shared.Load() {
-		return
-	}
-	rules := s.room()
-	s.eachSlot(func(id uint32, slot *bpf.AbiBucket) {
-		if id >= rules {
-			return
-		}
-		if r := s.rule(id); r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
-			rewrite(id, slot)
-		}
-	})
+func (rs *rules) levelOf(v version, b model.Bucket, now uint64) uint64 {
+	return rs.meterAt(v, now).Level(b, now)
 }
 
 // eachTaking calls f for each rule and shadow that takes part, on all CPUs. New rules are

@@ -68,7 +68,6 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 			reopen()
 			r.Abandon()
 			prepare(r, one, others[1])
-			r.Settle()
 			r.Time(r.now, shapemaps.Never)
 			testenv.Must(t, r.Arm())
 			r.Commit()
@@ -165,7 +164,6 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			r.prepare(want...)
 			checkRules(r, have)
 			if roll.IntN(2) == 0 {
-				r.Settle()
 				r.Time(r.now+1e6, r.now+1e9)
 			}
 			reopen()
@@ -179,7 +177,6 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			if end == 2 {
 				until = r.now + 1e9
 			}
-			r.Settle()
 			r.Time(r.now+1e6, until)
 			testenv.Must(t, r.Arm())
 			checkRules(r, have)

@@ -54,18 +54,10 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 
 // Counters are the counters of the rule with that id.
 func (rs *rules) Counters(id uint32) (sum Counters) {
-	if rs.current(id).Flags&ruleColours == 0 {
-		return rs.count(id)
+	sum = rs.count(id)
+	if v := rs.current(id); v.Flags&ruleColours != 0 {
+		sum.addColours(rs.count(v.AbiColdParams.Second))
 	}
-	const tries = 4 // while packets are counted, yellow and red ones may be among all packets or not
-	second := rs.current(id).AbiColdParams.Second
-	for range tries {
-		before := rs.count(second)
-		if sum = rs.count(id); before == rs.count(second) {
-			break
-		}
-	}
-	sum.addColours(rs.count(second))
 	return sum
 }
 

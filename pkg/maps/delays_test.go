@@ -24,7 +24,6 @@ func TestDelays(t *testing.T) {
 		t.Helper()
 		r.prepare(to)
 		is("while a change is ready", true)
-		r.Settle()
 		r.Time(r.now, shapemaps.Never)
 		testenv.Must(t, r.Arm())
 		r.Commit()

@@ -49,7 +49,7 @@ func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry)
 			return
 		}
 		v := s.current(k.Id)
-		percent := float64(s.levelOf(k.Id, v, word, now)) / float64(max(v.Limit, 1)) * 100
+		percent := float64(s.levelOf(v, word, now)) / float64(max(v.Limit, 1)) * 100
 		if percent == 0 || len(top) == n && percent <= top[n-1].Percent {
 			return
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// makeKey is the bucket key of a packet, as make_key in bpf/key.h makes it.
+// makeKey is the bucket key of a packet, as narrow in bpf/key.h makes it.
 func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey {
 	key := bpf.AbiKey{Id: id, Family: 6}
 	if f.Src.Is4() || f.Dst.Is4() {
@@ -45,8 +45,8 @@ func networkPort(p uint16) uint16 {
 // A place is a line of the table in which a key may have its slot, and the key's fingerprint there.
 type place struct{ line, fingerprint uint32 }
 
-// places are the two places of a key, in the order in which packets look: hash_key of
-// bpf/table.h leads to the first.
+// places are the two places of a key, in the order in which packets look: hash_flow of
+// bpf/flow.h leads to the first.
 func (bs *buckets) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &bs.hook.Secret
 	if k.Sharer != 0 {

@@ -74,9 +74,8 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 			return fmt.Errorf("renew a lease: %w", ErrBetween)
 		}
 	}
-	if v.reverted { // else the bucket would be reverted by the clock of another lease
-		old, next := s.bothPhases(id)
-		rewriteBucket(&s.rule(id).Shared, s.revertBy(old, next, s.change.Until))
+	if v.reverted {
+		s.waitSince(s.change.Epoch) // packets from before the change may still use the one that is not in force
 	}
 	e := s.entry(id, pool, v, s.phase())
 	most := s.LeaseLimit(e)
@@ -142,6 +141,7 @@ func (s *Set) StartLeases() {
 		}
 		s.renew(it.id, old, pool, to)
 	}
+	s.waitSince(s.change.Epoch) // TimeRevert writes the ones that these replace
 }
 
 // leased is a pool that has leases, by its current version.
@@ -174,10 +174,14 @@ func shareLease(a, b policy.Rule) bool { return a.Cluster.Name != "" && b.Cluste
 // leaseOf is the lease of a version, and which of its two sets is in force.
 func (rs *rules) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
 	l = &rs.leases[v.Lease-1]
-	return l, atomic.LoadUint32(&l.Version) & 1
+	set = atomic.LoadUint32(&l.Version)
+	if v.reverted && v.Flags&ruleReleased != 0 {
+		set++
+	}
+	return l, set & 1
 }
 
-// leasedAt are the parameters of a lease at a time (ns): find_lease of bpf/rule.h.
+// leasedAt are the parameters of a lease at a time (ns): lease_of of bpf/look.h.
 func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
 	if now >= atomic.LoadUint64(&l.Until[set]) {
 		return leaseVersion(l, set, 1)
@@ -187,7 +191,7 @@ func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
 
 // leaseVersion are the parameters of a lease until its end, with part 0, or after it, with part 1.
 func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
-	return version{&l.Set[set].Params[part], &l.Set[set].Cold[part], part, false}
+	return version{&l.Set[set].Params[part], &l.Set[set].Cold[part], &l.Set[set].Params[part].Clock, part, false}
 }
 
 // meterAt is the meter of a version at a time (ns).
@@ -196,16 +200,15 @@ func (rs *rules) meterAt(v version, now uint64) model.Meter {
 		return meter(v)
 	}
 	for {
+		seen := atomic.LoadUint32(&rs.leases[v.Lease-1].Version)
 		l, set := rs.leaseOf(v)
-		seen := atomic.LoadUint32(&l.Version)
-		if m := leaseMeter(leasedAt(l, set, now), v.Limit); seen&1 == set && atomic.LoadUint32(&l.Version) == seen {
+		if m := leaseMeter(leasedAt(l, set, now), v.Limit); atomic.LoadUint32(&l.Version) == seen {
 			return m
 		}
 	}
 }
 
-// leaseEnded reports whether packets may be queued that came while a version of a pool still had another rate, by a lease that
-// has ended: lease_ended of bpf/charge.h.
+// leaseEnded reports whether packets may be queued that came at another rate, by a lease that has ended: is_fifo of bpf/queue.h.
 func (rs *rules) leaseEnded(v version, now uint64) bool {
 	if leaseNumber(v) == 0 {
 		return false
@@ -217,7 +220,7 @@ func (rs *rules) leaseEnded(v version, now uint64) bool {
 // leaseMeter is the meter of a lease of a pool that has that limit.
 func leaseMeter(v version, whole uint64) model.Meter {
 	m := meter(v)
-	m.Whole, m.Penalty, m.Least, m.LeastTick = whole, 0, v.Penalty, v.EachBits
+	m.Whole = whole
 	return m
 }
 
@@ -239,6 +242,9 @@ func (s *Set) renew(id uint32, v version, pool policy.Rule, to Lease) {
 	l.Replaced = s.change.Epoch
 	step.Store("switch a lease")
 	atomic.AddUint32(&l.Version, 1)
+	if old, next := s.bothPhases(id); s.isUndecided(id) && !sameLease(old, next) && v.index == next.index {
+		s.rebase(id, old, next, s.Until())
+	}
 }
 
 // writeLease writes one of the leases of a pool. It begins at a time (ns) with the room that a meter left.
@@ -252,13 +258,15 @@ func writeLease(l *bpf.AbiLease, set uint32, pool policy.Rule, to Lease, before 
 	startLease(l, set, before, now)
 }
 
+// copyLease copies a lease to a place for one.
+func copyLease(l *bpf.AbiLease, set uint32, from *bpf.AbiLease, of uint32) {
+	l.Set[set], l.Until[set], l.Known[set], l.Epoch[set] = from.Set[of], from.Until[of], from.Known[of], from.Epoch[of]
+}
+
 // startLease lets a lease begin at a time (ns) with the room that a meter left. After its end the bucket keeps its room, too.
 func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 	for part := range uint32(2) {
-		v := leaseVersion(l, set, part)
-		m := leaseMeter(v, v.Limit) // the whole is for fair shares alone
-		m.Succeed(before, now)
-		v.Base, v.Penalty, v.EachBits = m.Base, m.Least, m.LeastTick
+		m := leaseVersion(l, set, part).succeed(before, now)
 		if l.Until[set] > now {
 			before, now = m, l.Until[set]
 		}
@@ -338,14 +346,15 @@ func (s *Store) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
 	return 0
 }
 
-// freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0.
+// freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0. Parameters that are not in force
+// keep their number, as packets may still use them.
 func (s *Store) freeLeases(id, used uint32) {
-	for i := range s.rule(id).Cold {
-		cold := &s.rule(id).Cold[i]
-		if cold.Lease != 0 && cold.Lease != used {
-			l := &s.leases[cold.Lease-1]
+	for _, cold := range s.rule(id).Cold {
+		if cold.Lease == 0 || cold.Lease == used {
+			continue
+		}
+		if l := &s.leases[cold.Lease-1]; l.Owner == id+1 {
 			l.Owner, l.Retired = 0, s.change.Epoch
-			cold.Lease = 0
 		}
 	}
 }

@@ -311,7 +311,7 @@ func (s *Store) findSharer(c *Cause, e Event, flow Flow) {
 	if at < 0 || entries[at].Share.Kind == policy.ShareNone {
 		return
 	}
-	// The clock of fair shares also goes by the next ones above, if those are of members: see keep_next in bpf/clock.h.
+	// The clock of fair shares also goes by the next ones above, if those are of members: see look_above in bpf/fair.h.
 	for i := at + 1; i < len(entries); i++ {
 		pool := entries[i].Rule
 		if pool.Share.Kind == policy.ShareNone && pool.Guarantee == 0 {

@@ -282,10 +282,10 @@ type lengthSet [lengthIPv4 + 33]bool
 // lookedFor are the lengths that packets look for.
 func (v *view) lookedFor() (used lengthSet) {
 	use := &v.data.Use[atomic.LoadUint32(&v.data.Version)&1]
-	for _, length := range use.List4[:use.Count4] {
+	for _, length := range use.List[lengthIPv4:][:use.Count4] {
 		used[lengthIPv4+int(length)] = true
 	}
-	for _, length := range use.List6[:use.Count6] {
+	for _, length := range use.List[:use.Count6] {
 		used[length] = true
 	}
 	return used
@@ -386,14 +386,14 @@ func (s *Set) lookFor(want lengthSet) {
 	use := &v.Use[version]
 	use.Count4, use.Count6 = 0, 0
 	// Packets look for the first of a list before they read its count.
-	use.List4[0], use.List6[0] = noLength, noLength
+	use.List[lengthIPv4], use.List[0] = noLength, noLength
 	for length, in := range slices.Backward(want[:]) {
 		switch {
 		case in && length >= lengthIPv4:
-			use.List4[use.Count4] = uint8(length - lengthIPv4)
+			use.List[lengthIPv4+int(use.Count4)] = uint8(length - lengthIPv4)
 			use.Count4++
 		case in:
-			use.List6[use.Count6] = uint8(length)
+			use.List[use.Count6] = uint8(length)
 			use.Count6++
 		}
 	}
@@ -408,13 +408,13 @@ func (s *Set) lookFor(want lengthSet) {
 // setFirst copies the longest lengths in use to where packets look first.
 func (v *view) setFirst() {
 	d := v.data
-	atomic.StoreUint32(&d.First6, uint32(d.Use[d.Version&1].List6[0]))
+	atomic.StoreUint32(&d.First6, uint32(d.Use[d.Version&1].List[0]))
 	atomic.StoreUint64(&d.First4, d.Mix4|v.first4())
 }
 
 func (v *view) first4() uint64 {
 	if use := &v.data.Use[v.data.Version&1]; use.Count4 > 0 {
-		return by4(int(use.List4[0]))
+		return by4(int(use.List[lengthIPv4]))
 	}
 	return noKey4
 }

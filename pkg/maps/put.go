@@ -56,6 +56,9 @@ func (s *Store) gather() *known {
 	}
 	for id, inUse := range used {
 		if !inUse {
+			if r := s.rule(uint32(id)); r.Retired == 0 { // a command was killed before it could say so
+				r.Retired = s.change.Epoch
+			}
 			k.free = append(k.free, uint32(id))
 		}
 	}
@@ -66,10 +69,9 @@ func (s *Store) gather() *known {
 	return k
 }
 
-// Put sets a valid rule, in one step for any packet. An existing rule keeps its
-// counters, and its buckets keep their levels, clamped to the new capacity. It reports
-// whether anything changed. The error wraps ErrFull where there is no room. A committed
-// change of many rules cannot be reverted afterwards.
+// Put sets a valid rule, in one step for any packet. An existing rule keeps its counters, and its buckets keep their room, up
+// to the new capacity. It reports whether anything changed. The error wraps ErrFull where there is no room. A committed change
+// of many rules cannot be reverted afterwards.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.finishUnlessPending()
 	steps := s.steps([]policy.Rule{rule})
@@ -98,9 +100,7 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 		}
 		old, next := s.bothPhases(t.id)
 		s.continueClock(t.id, old, next, s.now())
-		rebase(old, next, s.Until())
-		s.copySecond(next, phaseAfter)
-		s.countColours(t.id, old, next)
+		s.rebase(t.id, old, next, s.Until())
 	}
 	s.edited()
 	return nil
@@ -230,7 +230,9 @@ func (s *Store) free(id uint32) {
 	s.discardLabels(id)
 	s.freeShare(id)
 	s.freeLeases(id, 0)
-	s.rule(id).Retired = s.change.Epoch
+	r := s.rule(id)
+	r.Cold[0].Lease, r.Cold[1].Lease = 0, 0 // its slots must not go by the lease of another pool
+	r.Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
 	}
@@ -269,9 +271,10 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (
 	return v.index
 }
 
-// HasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket, have slots in the table.
+// HasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
 func HasSlots(rule policy.Rule) bool {
-	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst || rule.Share.Kind != policy.ShareNone
+	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst ||
+		rule.Share.Kind != policy.ShareNone && rule.Share.Kind != policy.ShareMember
 }
 
 // markSlots marks a rule whose keys get slots. The mark stays when its bucket scope changes
@@ -282,32 +285,26 @@ func markSlots(r *bpf.AbiRule, rule policy.Rule) {
 	}
 }
 
-// continueClock makes the byte clock of a rule's next parameters equal the clock of the old
-// ones at a time (ns).
+// continueClock has the next parameters of a rule, which no packet uses, go on at a time (ns) from the old ones.
 func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
-	before, after := rs.meterAt(old, at), meter(next)
+	before := rs.meterAt(old, at)
 	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
 	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || !sameQueue(before, after)) {
+		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || !sameQueue(before, meter(next))) {
 		keepOrderUntil(rs.rule(id), at+before.LongestWait())
 	}
 	switch {
 	case sameLease(old, next): // it goes on
-		return
 	case next.Flags&ruleLeased != 0:
 		l, set := rs.leaseOf(next)
 		startLease(l, set, before, at)
-		return
-	case old.Flags&ruleLeased != 0:
-		after.Succeed(before, at)
 	default:
-		after.Continue(before, at)
+		next.succeed(before, at)
 	}
-	next.Base, next.Rebase = after.Base, after.Base
 }
 
 // sameQueue reports whether packets wait as long with one meter as with another.
@@ -319,12 +316,6 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
 }
 
-// shrinks reports whether levels have to be clamped after a change of the parameters. A lease keeps the room of a bucket,
-// and not its level. clampPair clamps a total.
-func shrinks(old, next version) bool {
-	return limited(old) && limited(next) && (old.Flags|next.Flags)&(ruleLeased|ruleTotal) == 0 && meter(next).Shrinks(meter(old))
-}
-
 // empty sets the level of a bucket to 0.
 func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	e := m.WithLevel(0, now)
@@ -332,10 +323,22 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }
 
-// nextVersion is a number that rule.Version has not had for a long time, so packets notice
-// the change. With toggle 1 it selects the other parameters.
-func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
-	return (r.Version + 2 - toggle) &^ versionChanges
+// toggled is a rule's version with the parameters in force, or with 1 with the others.
+func toggled(r *bpf.AbiRule, by uint32) uint32 { return r.Version&1 ^ by }
+
+// other are the parameters of a rule that are not in force, once no packet uses them.
+func (s *Store) other(id uint32) version {
+	r := s.rule(id)
+	s.waitSince(r.Replaced)
+	return s.version(id, toggled(r, 1))
+}
+
+// switchTo lets packets see other versions of a rule.
+func (s *Store) switchTo(id, number uint32, what string) {
+	r := s.rule(id)
+	r.Replaced = s.change.Epoch
+	step.Store(what)
+	atomic.StoreUint32(&r.Version, number)
 }
 
 // alter writes the parameters of a rule that are not in force. With atOnce it switches to them.
@@ -345,7 +348,7 @@ func (s *Set) alter(have, rule policy.Rule, at when) error {
 	}
 	id := *s.findPrefix(rule.Prefix) - 1
 	old := s.current(id)
-	next := s.version(id, nextVersion(s.rule(id), 1))
+	next := s.other(id)
 	s.labels.discard(id, next)
 	if err := s.labels.write(id, next.index, rule); err != nil {
 		return err
@@ -359,42 +362,37 @@ func (s *Set) alter(have, rule policy.Rule, at when) error {
 
 // rewriteParams is alter for a rule whose label and companions are set, or for a companion.
 func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companionIDs, at when) {
-	r, old := s.rule(id), s.current(id)
-	number := nextVersion(r, 1)
-	next := s.version(id, number)
+	r, old, next := s.rule(id), s.current(id), s.other(id)
 	markSlots(r, rule)
 	s.encodeIn(next, id, rule, old.Salt, its)
 	s.setLease(it, old, next, rule, at)
+	if number := leaseNumber(old); number != 0 && at == later {
+		s.waitSince(s.leases[number-1].Replaced) // Time writes the one that is not in force
+	}
 	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
 	next.Salt ^= scope(old) ^ scope(next)
 	if limited(next) && !limited(old) {
-		empty(&r.Shared, meter(next), s.now())
+		empty(&r.Shared, s.meterAt(next, s.now()), s.now())
 		s.freeSlots(id)
 	}
 	if at == later {
 		s.takesPart(it)
 		return
 	}
-	continues := limited(old) && limited(next)
-	if continues {
-		s.rewrite(id, settleBy(s.meterAt(old, s.now()), s.now()))
-		s.continueClock(id, old, next, s.now())
+	for {
+		now := s.now()
+		s.continueClock(id, old, next, now)
+		if s.now()-now < uint64(notice) { // else the clock of a higher rate would have run ahead meanwhile
+			break
+		}
 	}
-	s.countColours(id, old, next)
-	step.Store("switch a rule")
-	atomic.StoreUint32(&r.Version, number)
-	if shrinksPairs(old, next) {
-		s.eachBucket(id, func(b *bpf.AbiBucket) { s.clampPair(id, b) })
-	}
-	if before, after := meter(old), meter(next); continues && shrinks(old, next) {
-		s.rewrite(id, clampTo(before, after, s.now))
-	}
+	s.switchTo(id, toggled(r, 1), "switch a rule")
 }
 
 // drop marks a rule as absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
 	id := *s.findPrefix(p) - 1
-	old, next := s.bothPhases(id)
+	old, next := s.current(id), s.other(id)
 	s.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags = next.Flags&^ruleLabel | ruleAbsent

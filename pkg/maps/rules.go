@@ -65,13 +65,14 @@ func (rs *rules) room() uint32 {
 type version struct {
 	*bpf.AbiParams
 	*bpf.AbiColdParams
+	clock    *bpf.AbiClock
 	index    uint32 // 0 or 1
-	reverted bool   // the byte clock starts from Rebase: a change has reverted
+	reverted bool   // a change has reverted: the clock is another one
 }
 
 func (rs *rules) version(id, n uint32) version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], n & 1, false}
+	return version{&r.Params[n&1], &r.Cold[n&1], &r.Params[n&1].Clock, n & 1, false}
 }
 
 // versions are the versions of a rule in force, or both while it takes part in a change.
@@ -84,14 +85,16 @@ func (rs *rules) versions(id uint32) iter.Seq[version] {
 	}
 }
 
-// versionIn is the version of a rule that packets see in a phase of the change: version_in of bpf/rule.h.
+// versionIn is the version of a rule that packets see in a phase of the change: set_in of bpf/look.h.
 func (rs *rules) versionIn(id uint32, in phase) version {
 	n := atomic.LoadUint32(&rs.rule(id).Version)
 	if n&versionChanges == 0 {
 		return rs.version(id, n)
 	}
 	v := rs.version(id, n^uint32(in))
-	v.reverted = in == phaseReverted
+	if v.reverted = in == phaseReverted; v.reverted {
+		v.clock = &rs.rule(id).Reverted
+	}
 	return v
 }
 
@@ -240,15 +243,15 @@ const (
 	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
 	rulePool      = uint32(bpf.AbiRuleFlagRULE_POOL)
 	ruleAware     = uint32(bpf.AbiRuleFlagRULE_AWARE)
-	ruleTogether  = uint32(bpf.AbiRuleFlagRULE_TOGETHER)
 
 	ruleEach    = ruleHost | ruleSubnet | ruleFlow
 	ruleColours = ruleSRTCM | ruleTRTCM | ruleRFC4115
 
-	ruleSRTCM   = uint32(bpf.AbiRuleFlagRULE_SRTCM)
-	ruleTRTCM   = uint32(bpf.AbiRuleFlagRULE_TRTCM)
-	ruleRFC4115 = uint32(bpf.AbiRuleFlagRULE_RFC4115)
-	ruleTotal   = uint32(bpf.AbiRuleFlagRULE_TOTAL)
+	ruleSRTCM    = uint32(bpf.AbiRuleFlagRULE_SRTCM)
+	ruleTRTCM    = uint32(bpf.AbiRuleFlagRULE_TRTCM)
+	ruleRFC4115  = uint32(bpf.AbiRuleFlagRULE_RFC4115)
+	ruleEdited   = uint32(bpf.AbiRuleFlagRULE_EDITED)
+	ruleReleased = uint32(bpf.AbiRuleFlagRULE_RELEASED)
 )
 
 // The flag for each choice; one choice of each kind has none.
@@ -265,19 +268,32 @@ var (
 )
 
 // scope tells bucket scopes apart.
-func scope(r version) uint32 { return r.Flags&ruleEach<<8 | r.EachBits }
+func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
 
 func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
-	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
-	m.Pool = r.Flags&rulePool != 0
-	m.Shared = m.Pool || r.Flags&ruleShares != 0
-	if r.reverted {
-		m.Base = r.Rebase
-	}
+	m := model.Meter{RateUnits: r.RateUnits, Base: r.clock.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
+	m.Queues = r.Flags&ruleDelay != 0
+	m.Shared = r.Flags&(rulePool|ruleShares) != 0
+	m.Edited = r.reverted || r.Flags&ruleEdited != 0
+	m.Floor, m.Until, m.Fresh = r.clock.Floor, r.clock.Until, r.clock.Fresh
+	return m
+}
+
+// clockOf is the clock of a meter.
+func clockOf(m model.Meter) bpf.AbiClock {
+	return bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}
+}
+
+// succeed has parameters that no packet uses go on from a meter at a time (ns), and returns their meter.
+func (r version) succeed(before model.Meter, at uint64) model.Meter {
+	m := meter(r)
+	m.Succeed(before, at)
+	*r.clock = clockOf(m)
+	r.Flags |= ruleEdited
 	return m
 }
 
@@ -290,18 +306,18 @@ func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its co
 	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
 	encode(to, r, salt, pool, its)
 	to.Share, to.Lease = share, lease
-	s.copySecond(to, phaseAfter)
 }
 
 // encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
 func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	t := bpf.AbiParams{
-		Salt: salt, Within: pool, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Limit: r.Capacity << model.UnitBits,
+		Salt: salt, Within: pool, Limit: r.Capacity << model.UnitBits,
 		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail] |
 			shareFlags[r.Share.Kind],
 	}
 	d := bpf.AbiColdParams{
-		RateBits: uint64(r.Rate), Members: uint32(r.Members), Weight: r.Weight.Value(), ShareBits: r.Share.Bits,
+		RateBits: uint64(r.Rate), Members: uint32(r.Members), WeightLess1: uint8(r.Weight.Value() - 1), EachBits: r.Share.Bits,
+		Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU,
 	}
 	for i := range companions {
 		*companions[i].id(&d) = its[i]
@@ -321,11 +337,8 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	if r.HasLeases() {
 		t.Flags |= ruleLeased
 	}
-	if r.Members != 0 && r.Guarantee == 0 { // a guarantee, and not the rule that has it
-		t.Flags |= ruleTogether
-	}
 	if r.Each.Kind == policy.EachSubnet {
-		t.EachBits = uint32(r.Each.Bits)
+		d.EachBits = r.Each.Bits
 	}
 	if r.Framing != (policy.Framing{}) {
 		t.Flags |= ruleFraming
@@ -341,7 +354,7 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 		t.Flags |= ruleUnlimited
 	} else {
 		m := model.NewLimit(r)
-		t.RateUnits, t.Limit, t.Burst, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
+		t.RateUnits, t.Limit, t.Burst, d.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
 		d.EcnAboveNs = uint64(r.ECNAbove)
 		if kindOf(r) == policy.GCRA { // a second limit has no shares, and may have a capacity of 0
 			encodeShare(&d, m.Meter)
@@ -356,17 +369,22 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
 		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
-		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags)), Bits: uint8(r.EachBits)},
+		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags))},
 		Order:   policy.Order(choice(orderFlags, r.Flags)),
 		Fail:    policy.Fail(choice(failFlags, r.Flags)),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
-		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags)), Bits: r.ShareBits},
+		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags))},
 		Members: policy.Members(r.Members), Pool: r.Flags&rulePool != 0,
+	}
+	if out.Each.Kind == policy.EachSubnet {
+		out.Each.Bits = r.EachBits
+	} else {
+		out.Share.Bits = r.EachBits
 	}
 	if r.Flags&ruleWithin != 0 {
 		out.Within = policy.Within(rs.poolName(r.Within, in))
-		if r.Weight > 1 {
-			out.Weight = policy.Weight(r.Weight)
+		if r.WeightLess1 > 0 {
+			out.Weight = policy.Weight(r.WeightLess1) + 1
 		}
 	}
 	if r.Flags&ruleDelay != 0 {

@@ -1,6 +1,7 @@
 package maps_test
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -9,7 +10,10 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -240,46 +244,87 @@ func TestPutIsIdempotent(t *testing.T) {
 // An each is a bucket scope, for tests that are the same for all scopes.
 var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "flow": {Kind: policy.EachFlow}, "/24": {Kind: policy.EachSubnet, Bits: 24}}
 
-// Levels stay the same when the rate changes, to the unit, however long ago the bucket was
-// charged and however often the rate changes.
-func TestRateChangeKeepsLevels(t *testing.T) {
+// words are all words that packets have charged: of buckets, sharers and queues.
+func words(r *rig) (words []byte) {
+	r.Helper()
+	for _, name := range []string{".data.table", ".data.seconds"} {
+		table, err := r.Replacements()[name].LookupBytes(uint32(0))
+		testenv.Must(r.T, err)
+		words = append(words, table...)
+	}
+	rules := r.Replacements()[bpf.ShapectlMapRules]
+	for id := range rules.MaxEntries() {
+		rule, err := rules.LookupBytes(id)
+		testenv.Must(r.T, err)
+		words = append(words, rule[:unsafe.Offsetof(bpf.AbiRule{}.FifoUntil)]...)
+	}
+	return words
+}
+
+// An edit of a rate or capacity writes no bucket. The room of a bucket stays, to the unit, up to the new capacity, however long
+// ago it was charged and however often the rule changes; room that is added comes at the rate.
+func TestEditsKeepRoom(t *testing.T) {
 	const second = uint64(time.Second)
 	for name, each := range each {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
-			flow := to("10.1.1.1")
-			set := func(rate policy.Rate, capacity uint64) maps.Entry {
-				new := rule("10.0.0.0/8", rate, capacity)
-				new.Each = each
-				return r.put(new)
-			}
-			e := set(8000, 20000)
-			for range 5 {
-				r.send(policy.GCRA, flow, 3000)
-			}
-			r.now += 10 * second // 5000 bytes are left
-			want := uint64(5000) << 20
-			for i, rate := range []policy.Rate{8001, 1e9, 400e9, 8, 1e6, 64001, 8e12 / 8, 8000} {
-				before := r.units(e, flow)
-				e = set(rate, 20000+uint64(i))
-				if got := r.units(e, flow); got != before {
-					t.Fatalf("a change to %v made a level of %d units %d", rate, before, got)
+		for _, penalty := range []policy.Penalty{{}, {Kind: policy.PenaltyHold, Duration: time.Second}} {
+			t.Run(fmt.Sprint(name, " ", penalty), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
+				flows := []maps.Flow{to("10.1.1.1"), to("10.2.2.2"), to("10.3.3.3")} // full, with some room, and idle
+				var e maps.Entry
+				set := func(rate policy.Rate, capacity uint64) {
+					new := rule("10.0.0.0/8", rate, capacity)
+					new.Each, new.Algorithm, new.Penalty = each, policy.Leaky, penalty
+					e = r.put(new)
 				}
-				if off := int64(want - before); off < -64 || off > 64 {
-					t.Fatalf("before %v: the level is %d units, want %d", rate, before, want)
+				room := func(flow maps.Flow) int64 { return int64(e.Capacity<<model.UnitBits) - int64(r.units(e, flow)) }
+				set(8000, 20_000)
+				for range 8 {
+					r.send(policy.Leaky, flows[0], 3000)
 				}
-			}
-			r.now += 5 * second
-			if got := r.units(e, flow); got > 64 {
-				t.Errorf("after all changes and 5 s at 1000 bytes/s %d units are left", got)
-			}
-		})
+				r.now += 10 * second
+				r.send(policy.Leaky, flows[1], 1600)
+				for _, edit := range []struct {
+					rate     policy.Rate
+					capacity uint64
+				}{
+					{8001, 20_000}, {1e9, 20_001}, {400e9, 9000}, {8, 50_000}, {1e6, 8999}, {64_001, 2000}, {8, 2000}, {1e12 / 8, 50_000}, {8000, 30_000},
+				} {
+					before := words(r)
+					var had []int64
+					for _, flow := range flows {
+						had = append(had, room(flow))
+					}
+					set(edit.rate, edit.capacity)
+					for i, flow := range flows {
+						if got, want := room(flow), min(had[i], int64(edit.capacity)<<model.UnitBits); got != want {
+							t.Fatalf("at %v and %d bytes, bucket %d has room for %d units, want %d", edit.rate, edit.capacity, i, got, want)
+						}
+					}
+					if !bytes.Equal(words(r), before) {
+						t.Fatalf("at %v and %d bytes, the edit wrote a bucket", edit.rate, edit.capacity)
+					}
+				}
+				for i, flow := range flows {
+					had := room(flow)
+					r.now += second
+					if came := room(flow) - had; came < 1000<<model.UnitBits-64 || came > 1000<<model.UnitBits+64 {
+						t.Errorf("in a second at 8 kbit/s, bucket %d got room for %d units", i, came)
+					}
+				}
+				r.now += 60 * second
+				for i, flow := range flows {
+					if got := r.units(e, flow); got != 0 {
+						t.Errorf("after a minute, bucket %d has %d units", i, got)
+					}
+				}
+			})
+		}
 	}
 }
 
-// A bucket that drained long ago is empty after any change, although its clock has advanced by half
-// of its period.
-func TestRateChangeOfIdleBucket(t *testing.T) {
+// A bucket that drained long ago is empty after any change of the rate, although its clock has advanced by half of its period.
+// If the capacity grows, it has the room that it had.
+func TestEditOfIdleBucket(t *testing.T) {
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
@@ -301,47 +346,15 @@ func TestRateChangeOfIdleBucket(t *testing.T) {
 				if !r.send(policy.GCRA, flow, 3000) {
 					t.Errorf("idle for %v: a packet does not pass", idle)
 				}
+				r.now += uint64(idle)
+				larger := rule("10.0.0.0/8", 8000, 125000+7)
+				larger.Each = each
+				if e, want := r.put(larger), uint64(7); r.units(e, flow) != want<<20 {
+					t.Errorf("idle for %v: %d bytes more of capacity made the level %d units", idle, want, r.units(e, flow))
+				}
 				r.Delete(netip.MustParsePrefix("10.0.0.0/8"))
 			}
 		})
-	}
-}
-
-func TestCapacityClamps(t *testing.T) {
-	for name, each := range each {
-		for _, penalty := range []policy.Penalty{{}, {Kind: policy.PenaltyHold, Duration: time.Second}} {
-			t.Run(fmt.Sprint(name, " ", penalty), func(t *testing.T) {
-				r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
-				flow, other := to("10.1.1.1"), to("10.2.2.2")
-				set := func(capacity uint64) maps.Entry {
-					new := rule("10.0.0.0/8", 8000, capacity)
-					new.Each, new.Algorithm, new.Penalty = each, policy.Leaky, penalty
-					return r.put(new)
-				}
-				full := func(capacity uint64) uint64 { // the level up to which excess fills a bucket
-					if penalty.Kind == policy.PenaltyHold {
-						capacity += 1000
-					}
-					return capacity
-				}
-				set(9000)
-				for range 4 {
-					r.send(policy.Leaky, flow, 3000)
-				}
-				if each.Kind != policy.EachAll {
-					r.send(policy.Leaky, other, 1600)
-				}
-				for _, c := range []struct{ capacity, want uint64 }{{20000, full(9000)}, {9000, full(9000)}, {8999, full(8999)}, {2000, full(2000)}, {50000, full(2000)}} {
-					e := set(c.capacity)
-					if got := (r.units(e, flow) + 1<<19) >> 20; got != c.want {
-						t.Errorf("a capacity of %d leaves a level of %d bytes, want %d", c.capacity, got, c.want)
-					}
-					if got := r.units(e, other); each.Kind != policy.EachAll && (got+1<<19)>>20 != 1600 {
-						t.Errorf("a capacity of %d leaves the other %d units, want 1600 bytes", c.capacity, got)
-					}
-				}
-			})
-		}
 	}
 }
 

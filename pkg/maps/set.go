@@ -1,7 +1,7 @@
 // Package maps is typed access to the maps of a network namespace: the rules of
 // its hooks (a device and a direction), buckets and counters. It knows what each
 // field means to the data path, so that what it writes takes effect whole and
-// keeps the levels of buckets. It loads no program and touches no device.
+// buckets keep their room. It loads no program and touches no device.
 package maps
 
 import (
@@ -11,7 +11,6 @@ import (
 	"math/bits"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"slices"
 	"unsafe"
 
@@ -47,6 +46,7 @@ const (
 	filterMap    = ".data.filter"
 	tableMap     = ".data.table"
 	secondsMap   = ".data.seconds"
+	worksMap     = ".data.works"
 	lineSlots    = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
 
@@ -61,7 +61,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
@@ -146,9 +146,6 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	for length := range 129 {
 		hook.Masks[length] = pairs(mask(length))
 	}
-	if runtime.GOARCH != "amd64" {
-		hook.Reorders = 1
-	}
 	if hook.Layout, err = Layout(); err != nil {
 		return nil, err
 	}
@@ -176,13 +173,14 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	for name, count := range map[string]uint32{
 		viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines, secondsMap: hook.SecondsMask + 1,
+		worksMap: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Value, m.Contents = nil, nil
 		m.ValueSize *= count // the object has room for one
 	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap, secondsMap} {
+	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap, secondsMap, worksMap} {
 		spec.Maps[name].Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
 	}
 	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
@@ -460,3 +458,11 @@ func (s *Store) Close() error {
 
 // IsCopy reports whether the store is a copy of the maps as they were when it was opened.
 func (s *Store) IsCopy() bool { return s.copied }
+
+// PutClimb puts the second program of a kind of hook in place.
+func (s *Store) PutClimb(kind uint32, climb *ebpf.Program) error {
+	if err := s.maps[bpf.ShapectlMapPrograms].Put(kind, climb); err != nil {
+		return fmt.Errorf("put a program in place: %w", err)
+	}
+	return nil
+}

@@ -70,7 +70,7 @@ func (s *Store) setShare(id uint32, rule policy.Rule) uint32 {
 // renewed is a share that begins anew with the next packet, while slots of former sharers stay in the past. All else may be halfway
 // through a packet: the weight and the bins may contradict each other, and the lock may be held.
 func renewed(s *bpf.AbiShare) bpf.AbiShare {
-	return bpf.AbiShare{V: atomic.LoadUint64(&s.V), Owner: s.Owner, Retired: s.Retired}
+	return bpf.AbiShare{V: atomic.LoadUint64(&s.V), Last: model.NotYet, Owner: s.Owner, Retired: s.Retired}
 }
 
 // freeShare frees the share of a rule that does not exist any more, or has none in any phase.
@@ -94,17 +94,21 @@ func (s *Store) freeLostShares(used []bool) {
 // encodeShare adds the parameters of fair shares to those of a rule that has a rate.
 func encodeShare(to *bpf.AbiColdParams, m model.Meter) {
 	p := m.ShareParams()
-	to.FineShift, to.CoarseShift, to.FreeShift, to.FreeFactor, to.Step = p.FineShift, p.CoarseShift, p.FreeShift, p.FreeFactor, p.Step
+	to.FineShift, to.CoarseShift, to.Step = p.FineShift, p.CoarseShift, p.Step
 }
 
 // isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
 func (bs *buckets) isActive(slot *bpf.AbiBucket, key *bpf.AbiKey) bool {
-	v := bs.current(key.Id)
+	return bs.isAhead(bs.current(key.Id), model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)})
+}
+
+// isAhead reports whether a sharer of a version of a rule or pool is active.
+func (bs *buckets) isAhead(v version, b model.Sharer) bool {
 	if v.Share == 0 || int(v.Share) > len(bs.shares) || v.Flags&ruleShares == 0 {
 		return false
 	}
 	share := bs.shareIn(v)
-	return !share.IsIdle(bs.now()) && share.AheadOf(model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)}) > 0
+	return !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
 }
 
 // Share is a copy of the clock and the wheels of a rule or pool; false if it has no shares.
@@ -121,18 +125,27 @@ func (bs *buckets) shareIn(v version) model.Share {
 	of := &bs.shares[v.Share-1]
 	return model.Share{
 		ShareParams: model.ShareParams{
-			FineShift: v.FineShift, CoarseShift: v.CoarseShift, FreeShift: v.FreeShift, FreeFactor: v.FreeFactor, Step: v.Step,
+			FineShift: v.FineShift, CoarseShift: v.CoarseShift, Step: v.Step,
 		},
 		ByMember: v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
-		Credit: int64(atomic.LoadUint64(&of.Credit)),
-		V:      atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Most: of.Most, Rest: of.Rest,
+		Credit: int64(atomic.LoadUint64(&of.Credit)), FreeFactor: of.FreeFactor,
+		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Most: of.Most, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin, Shifts: [2]uint8{uint8(of.FineShift), uint8(of.CoarseShift)},
 	}
 }
 
 // ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
-func (bs *buckets) ActiveSharers() map[uint32]int {
-	active := map[uint32]int{}
+func (s *Store) ActiveSharers() map[uint32]int {
+	bs, active, now := &s.buckets, map[uint32]int{}, s.phase()
+	for f := range s.everyPrefix(nil) {
+		v := bs.versionIn(f.id, now)
+		if !present(v) || v.Flags&ruleWithin == 0 {
+			continue
+		}
+		if pool := bs.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && bs.isAhead(pool, *bs.memberOf(pool, f.id)) {
+			active[v.Within]++
+		}
+	}
 	all := func(uint32) bool { return true }
 	for slot, key := range bs.slots(all) {
 		if key.Sharer != 0 && key.Id < bs.room() && bs.isActive(slot, key) {

@@ -26,11 +26,12 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 		member := e
 		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
 		pool := bs.stage(e, v, match, flow, now)
-		pool.State.Level = bs.levelOf(e.ID, v, load(&bs.rule(e.ID).Shared), now)
+		pool.State.Level = bs.levelOf(v, load(&bs.rule(e.ID).Shared), now)
+		pool.State.Departs = atomic.LoadUint64(&bs.rule(e.ID).Departs)
 		bs.addFlow(&pool.State, e, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
-			pool.Sharer = bs.sharer(v, bpf.AbiKey{Id: e.ID, Src: [4]uint32{member.ID}, Sharer: 1})
+			pool.Sharer = bs.memberOf(v, member.ID)
 		}
 		entries, stages = append(entries, e), append(stages, pool)
 	}
@@ -57,7 +58,7 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 			s.Members, s.TogetherLevel, s.GuaranteeLevel = uint64(guarantee.Members), s.GuaranteeLevel, 0
 			params := bs.current(guarantee.ID)
 			if slot := bs.slotOf(makeKey(guarantee.ID, guarantee.Each, match, flow), params.Salt); slot != nil {
-				s.GuaranteeLevel = bs.levelOf(guarantee.ID, params, load(slot), now)
+				s.GuaranteeLevel = bs.levelOf(params, load(slot), now)
 			}
 		}
 	}
@@ -106,6 +107,14 @@ func (bs *buckets) shareFor(v version, now uint64) *model.Share {
 func (bs *buckets) sharer(v version, key bpf.AbiKey) *model.Sharer {
 	if slot := bs.slotOf(key, v.Salt); slot != nil {
 		return &model.Sharer{TAT: atomic.LoadUint64(&slot.Tat), Largest: atomic.LoadUint32(&slot.Tick)}
+	}
+	return &model.Sharer{}
+}
+
+// memberOf is a rule or pool as a sharer of its pool. One that was within another pool is new.
+func (bs *buckets) memberOf(pool version, id uint32) *model.Sharer {
+	if fair := &bs.rule(id).Fair; atomic.LoadUint32(&fair.Fingerprint) == pool.Salt {
+		return &model.Sharer{TAT: atomic.LoadUint64(&fair.Tat), Largest: atomic.LoadUint32(&fair.Tick)}
 	}
 	return &model.Sharer{}
 }

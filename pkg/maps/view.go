@@ -122,6 +122,6 @@ func (v *view) Others() (frames, bytes uint64) {
 // prepare initialises a view that was never used.
 func (v *view) prepare() {
 	v.data.Mix4, v.data.Mix6 = uint64(v.number)<<40, [2]uint64{rand.Uint64(), rand.Uint64()}
-	v.data.Use[0].List4[0], v.data.Use[0].List6[0] = noLength, noLength
+	v.data.Use[0].List[lengthIPv4], v.data.Use[0].List[0] = noLength, noLength
 	v.setFirst()
 }

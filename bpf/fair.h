@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The sharers of a packet: a host, subnet or flow has a slot of the table, and a member of a pool a word of its own. And when
+ * fair clocks are advanced: the pool above may leave less than the rate of a pool. So its members would compete there, first
+ * come, first served. Therefore the clock of a pool is not faster than the one above lets it be, and slower the less room is
+ * left to the pool there.
+ */
+#ifndef SHAPECTL_FAIR_H
+#define SHAPECTL_FAIR_H
+
+#include "queue.h"
+
+/* A stage.slot: the sharer is the member below. */
+#define OF_MEMBER 1ULL
+
+/* The fair word of a member of the pool with that salt, if it is one of this pool. */
+static __always_inline struct bucket *word_of_member(__u32 id, __u32 salt)
+{
+	struct rule *rule = rule_of(id);
+
+	return rule && READ_ONCE(rule->fair.fingerprint) == salt ? &rule->fair : NULL;
+}
+
+/* The weight of a rule or pool in the shares of its pool. */
+static __always_inline __u32 weight_of(const struct work *w, __u32 id)
+{
+	const struct rule *rule = rule_of(id);
+
+	return rule ? rule->cold[set_in(rule, w->phase) & SET_SECOND].weight_less_1 + 1 : 1;
+}
+
+/* Finds what the pool of a stage leaves to its member, in ns that have passed. */
+__noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *above = stage_of(w, i);
+	const struct rule *rule = rule_of(above->id);
+	struct bound *b = &w->bound;
+	const struct cold_params *cold;
+	const struct params *params;
+	const struct bucket *word;
+	__u64 may, ahead = 0;
+	struct share *s;
+
+	if (!rule)
+		return 0;
+	params = params_of(rule, above->set);
+	cold = cold_of(params);
+	s = share_of(cold);
+	if (!s)
+		return 0;
+	b->weight = above->weight;
+	b->v = READ_ONCE(s->v);
+	/* If nobody is active there, the clock stands still. */
+	b->units = (__s32)READ_ONCE(s->weight) > 0 ? 0 : fair_units(rate_of(rule, above->set, w->now), passed);
+	may = may_be_ahead(s, above->weight);
+	if (may < (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS)
+		may = (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS;
+	b->may = may;
+	b->credit = most_credit(above->limit);
+	if (b->credit > may / 2)
+		b->credit = may / 2;
+	word = word_of_member(above->below, params->salt);
+	if (word)
+		ahead = ahead_of(s, cold, READ_ONCE(word->tat)) * above->weight;
+	b->room = free_part(s, params, above);
+	may = (may >> FREE_BITS) * b->room;
+	ahead = ahead < may ? ((may - ahead) << FREE_BITS) / may : 0;
+	if (b->room > ahead)
+		b->room = ahead;
+	return 0;
+}
+
+/* Adds to that what is guaranteed to the member beside it. */
+__noinline int add_guarantee(__u32 cpu, __u32 id, __u64 passed)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *g = stage_of(w, STAGE_SECOND);
+	const struct rule *rule = rule_of(id);
+	struct bound *b = &w->bound;
+	__u64 room;
+
+	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id))
+		return 0;
+	b->units += fair_units(params_of(rule, g->set)->rate_units, passed);
+	b->may += g->limit >> (UNIT_BITS - FAIR_BITS);
+	if (g->level >= g->limit)
+		return 0;
+	room = (g->limit - g->level) / (g->limit >> FREE_BITS);
+	if (b->room < room)
+		b->room = room;
+	return 0;
+}
+
+/*
+ * Advances the fair clock of a stage, if that was long ago and no other CPU does it. The pool of stage above, if not 0, bounds it.
+ * Returns the stage that bounds the one below, or 0.
+ */
+__noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
+{
+	struct work *w = work_of(cpu);
+	struct stage *st = stage_of(w, i);
+	const struct rule *rule = rule_of(st->id);
+	const struct cold_params *cold;
+	const struct params *params;
+	struct share *s;
+	__u64 passed;
+
+	if (!(st->flags & RULE_SHARES))
+		return st->flags & RULE_GUARANTEE ? 0 : above; /* its packets pass the pools above */
+	if (!rule)
+		return 0;
+	st->weight = i ? weight_of(w, st->below) : 1;
+	params = params_of(rule, st->set);
+	cold = cold_of(params);
+	s = share_of(cold);
+	if (s && w->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
+		passed = w->now - s->last;
+		if (passed > 4ULL * REST_NS)
+			passed = 4ULL * REST_NS;
+		w->bound.weight = 0;
+		if (above)
+			look_above(cpu, above, passed);
+		if (w->bound.weight && params->flags & RULE_GUARANTEE)
+			add_guarantee(cpu, cold->second, passed);
+		advance_clock(s, st, params, cold, rate_of(rule, st->set, w->now), w->now, &w->bound);
+		__sync_lock_test_and_set(&s->lock, 0);
+	}
+	return st->flags & RULE_SHARE_MEMBER ? i : 0;
+}
+
+/* Advances the fair clocks of a rule and of all pools above it that are late, from the top down. */
+__noinline int keep_clocks(__u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	__u32 n, above = 0;
+
+#pragma unroll
+	for (n = 0; n < MAX_DEPTH; n++)
+		if (!w->within || !look_up(cpu))
+			break;
+#pragma unroll
+	for (n = 0; n <= MAX_DEPTH; n++) {
+		if (n > w->top)
+			break;
+		above = keep_clock(cpu, w->top - n, above);
+	}
+	return 0;
+}
+
+/* Forgives most of the debt of a sharer. It is from a time with fewer sharers, so the sharer would be locked out until it has
+ * drained at its part of now. */
+static __always_inline void forgive_debt(struct share *s, const struct cold_params *cold, struct bucket *b, __u32 fingerprint,
+					 __u32 weight)
+{
+	__u64 tat = READ_ONCE(b->tat), less;
+
+	less = on_wheel(cold, READ_ONCE(s->v), most_debt(may_be_ahead(s, weight), READ_ONCE(b->tick)) / weight);
+	if (is_still(b, fingerprint, tat) && __sync_val_compare_and_swap(&b->tat, tat, less) == tat)
+		move_weight(s, cold, tat, less, weight);
+}
+
+/* The word of the sharer of a stage, which was found; NULL for none. */
+static __always_inline struct bucket *word_of(const struct stage *st, __u32 salt)
+{
+	if (st->slot == OF_MEMBER)
+		return word_of_member(st->below, salt);
+	return st->slot ? bucket_of(st->slot) : NULL;
+}
+
+/* The fingerprint of that word. */
+static __always_inline __u32 print_of(const struct stage *st, __u32 salt)
+{
+	return st->slot == OF_MEMBER ? salt : st->slot;
+}
+
+/* Finds the sharer of a packet in the bucket of a stage. Flows of sparse-first have the same keys, so the salt is another one. */
+static __always_inline void find_sharer(struct __sk_buff *skb, __u32 cpu, struct stage *st)
+{
+	const struct rule *rule = rule_of(st->id);
+	const struct params *params;
+
+	if (!rule)
+		return;
+	params = params_of(rule, st->set);
+	if (params->flags & RULE_SHARE_MEMBER)
+		st->slot = OF_MEMBER;
+	else
+		st->slot = seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold_of(params)->each_bits);
+}
+
+/* Judges a packet in the bucket of a stage by its sharer, which was found. */
+__noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct stage *st = stage_of(w, i);
+	const struct rule *rule = rule_of(st->id);
+	const struct cold_params *cold;
+	const struct params *params;
+	enum share_verdict verdict;
+	struct bucket *b;
+	struct share *s;
+
+	if (!rule)
+		return WITHIN_SHARE;
+	params = params_of(rule, st->set);
+	cold = cold_of(params);
+	s = share_of(cold);
+	if (!s)
+		return WITHIN_SHARE;
+	if (!w->kept && w->now - READ_ONCE(s->last) >= cold->step)
+		return SHARE_LATE;
+	b = word_of(st, params->salt);
+	verdict = judge(w, st, s, params, cold, b);
+	st->light = w->load == LIGHT;
+	if (verdict == BEYOND_DEBT && b)
+		forgive_debt(s, cold, b, print_of(st, params->salt), st->weight);
+	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS)) ||
+	    !ecn_of(skb, w->ip))
+		return verdict;
+	w->marks |= 1U << (i & 31);
+	return WITHIN_SHARE;
+}
+
+/* Gives a member a word on the clock of this pool. What it had was on that of another one. */
+static __always_inline void begin_word(const struct share *s, const struct cold_params *cold, __u32 id, __u32 salt)
+{
+	struct rule *rule = rule_of(id);
+
+	if (!rule || READ_ONCE(rule->fair.fingerprint) == salt)
+		return;
+	/* In a bin that v has left: it has no weight on the wheels yet. */
+	WRITE_ONCE(rule->fair.tat, fair_tat(READ_ONCE(s->v) - (1ULL << cold->fine_shift)));
+	WRITE_ONCE(rule->fair.tick, 0);
+	__sync_lock_test_and_set(&rule->fair.fingerprint, salt);
+}
+
+/* Charges the sharer of a stage. One that gets no slot has no share of its own. */
+__noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct stage *st = stage_of(w, i);
+	const struct rule *rule = rule_of(st->id);
+	const struct cold_params *cold;
+	const struct params *params;
+	struct share *s;
+	struct bucket *b;
+	__u32 tries;
+
+	if (!rule)
+		return 0;
+	params = params_of(rule, st->set);
+	cold = cold_of(params);
+	s = share_of(cold);
+	if (!s)
+		return 0;
+	if (i > w->guaranteed) {
+		__sync_fetch_and_add(&s->skip, (__u64)w->bytes << FAIR_BITS);
+		return 0;
+	}
+	if (st->light)
+		__sync_fetch_and_sub(&s->credit, (__u64)w->bytes << FAIR_BITS);
+	if (st->slot == OF_MEMBER) {
+		begin_word(s, cold, st->below, params->salt);
+	} else if (!st->slot) {
+		st->slot = seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold->each_bits);
+		if (!st->slot) {
+			w->key.id = st->id;
+			w->key.sharer = 1;
+			w->opening = 0;
+			get_slot(cpu);
+			st->slot = find_handle(w->hash);
+		}
+	}
+	b = word_of(st, params->salt);
+	if (!b)
+		return 0;
+	/* If other CPUs are faster twice, the sharer is not charged. */
+#pragma unroll
+	for (tries = 0; tries < 2; tries++)
+		if (charge_word(w, st, s, cold, b, print_of(st, params->salt)))
+			break;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Limits: which parameters are in force, what a bucket holds by them, and how it is charged. Beside this file, only queues
+ * (is_fifo) know of reverts and leases, and free_part of leases.
+ */
+#ifndef SHAPECTL_LOOK_H
+#define SHAPECTL_LOOK_H
+
+#include "maps.h"
+#include "gcra.c"
+#include "leaky.c"
+
+/* The number of maps is a constant to the verifier, which removes the lookups in the others. */
+#define IS_LAST_RULE_MAP(n) ((n) + 1 == RULE_MAPS || HOOK(rule_maps) == (n) + 1)
+
+#define LOOKUP_IN_RULE_MAP(map, n)                                      \
+	if (IS_LAST_RULE_MAP(n) || id < HOOK(first_id[(n) + 1])) {      \
+		id -= HOOK(first_id[n]);                                \
+		return bpf_map_lookup_elem(&map, &id);                  \
+	}
+
+static __always_inline struct rule *rule_of(__u32 id)
+{
+	if (IS_LAST_RULE_MAP(0) || id < HOOK(first_id[1]))
+		return bpf_map_lookup_elem(&rules, &id);
+	LOOKUP_IN_RULE_MAP(rules1, 1)
+	LOOKUP_IN_RULE_MAP(rules2, 2)
+	LOOKUP_IN_RULE_MAP(rules3, 3)
+	LOOKUP_IN_RULE_MAP(rules4, 4)
+	LOOKUP_IN_RULE_MAP(rules5, 5)
+	LOOKUP_IN_RULE_MAP(rules6, 6)
+	LOOKUP_IN_RULE_MAP(rules7, 7)
+	return NULL;
+}
+
+static __always_inline struct counters *counters_of(struct rule *rule)
+{
+	return &rule->counters[MASKED(bpf_get_smp_processor_id(), cpu_mask)];
+}
+
+/* The packet on a CPU. */
+static __always_inline struct work *work_of(__u32 cpu)
+{
+	return KEPT(&works[MASKED(cpu, cpu_mask)]);
+}
+
+static __always_inline struct stage *stage_of(struct work *w, __u32 i)
+{
+	return KEPT(&w->stage[i & (STAGES - 1)]);
+}
+
+static __always_inline void count(__u64 *packets, __u64 *bytes, const struct work *w)
+{
+	*packets += w->packets;
+	*bytes += w->bytes;
+}
+
+/* Counts packets on the wire beyond the first, so that user space can compute the number of skbs. */
+static __always_inline void count_extra(struct rule *rule, const struct work *w)
+{
+	if (unlikely(w->packets > 1))
+		__sync_fetch_and_add(&rule->extra_packets, w->packets - 1);
+}
+
+/* A CPU that reorders loads may read the times from before PHASE_BY_TIME, which are never. */
+static __always_inline __u32 phase_at(__u64 now)
+{
+	__u64 phase = READ_ONCE(change.phase);
+
+	if (likely(phase != PHASE_BY_TIME))
+		return phase;
+	if (now < change.from)
+		return PHASE_BEFORE;
+	return now < change.until ? PHASE_AFTER : PHASE_REVERTED;
+}
+
+enum {
+	SET_SECOND = 1 << 0,	/* the second parameters are in force */
+	SET_REVERTED = 1 << 1,	/* with rule.reverted as the clock */
+};
+
+/* Which parameters of a limit are in force. */
+static __always_inline __u32 set_in(const struct rule *rule, __u32 phase)
+{
+	__u32 version = READ_ONCE(rule->version), in_change = (__s32)version >> 31 & phase;
+
+	_Static_assert(PHASE_AFTER == 1 && PHASE_REVERTED == SET_REVERTED, "the phases are bits");
+	return ((version ^ in_change) & SET_SECOND) | (in_change & SET_REVERTED);
+}
+
+static __always_inline const struct params *params_of(const struct rule *rule, __u32 set)
+{
+	return KEPT(&rule->params[set & SET_SECOND]);
+}
+
+/* Those of the same set. Both arrays have elements of one cache line. */
+static __always_inline const struct cold_params *cold_of(const struct params *params)
+{
+	_Static_assert(sizeof(struct params) == sizeof(struct cold_params), "one index scales both");
+	return (const void *)params + (__builtin_offsetof(struct rule, cold) - __builtin_offsetof(struct rule, params));
+}
+
+/*
+ * The parameters of the lease in force that have the rate of a pool with RULE_LEASED. A lease is overwritten only after all
+ * packets that may see it.
+ */
+static __always_inline const struct params *lease_of(const struct params *params, __u32 set, __u64 now)
+{
+	__u32 number = cold_of(params)->lease - 1;
+	const struct lease *lease = bpf_map_lookup_elem(&leases, &number);
+	__u64 which, until, before, at; /* and the mask below: Linux 6.1 loses ranges otherwise */
+
+	if (!lease)
+		return NULL;
+	which = READ_ONCE(lease->version);
+	if (set & SET_REVERTED && params->flags & RULE_RELEASED)
+		which++;
+	which &= 1;
+	until = READ_ONCE(lease->until[which]);
+	/* now < until, without a branch: without CAP_PERFMON the verifier accepts one range of an offset only. */
+	before = KEPT((~now & until) | (~(now ^ until) & (now - until))) >> 63;
+	at = which * sizeof(lease->set[0]) + (before ^ 1) * sizeof(struct params);
+	return (const void *)&lease->set[0].params[0] + (KEPT(at) & (sizeof(lease->set[0]) | sizeof(struct params)));
+}
+
+/* The parameters of a set that have the rate, and all that follows from it. Those of a lease have a set of their own. */
+static __always_inline const struct params *rated(const struct rule *rule, __u32 *set, __u64 now)
+{
+	const struct params *params = params_of(rule, *set), *lease;
+
+	if (!HOOK(pools) || likely(!(params->flags & RULE_LEASED)))
+		return params;
+	lease = lease_of(params, *set, now);
+	if (!lease)
+		return params;
+	*set = 0;
+	return lease;
+}
+
+/* The rate in force, in units per ns. */
+static __always_inline __u64 rate_of(const struct rule *rule, __u32 set, __u64 now)
+{
+	return rated(rule, &set, now)->rate_units;
+}
+
+/*
+ * Whether a bucket is empty whatever its TAT, because the byte clock may have
+ * wrapped since its last charge. A packet that read its time before the last charge
+ * does not find the bucket empty.
+ */
+static __always_inline bool is_idle(__u32 idle, __u64 now, __u32 charged)
+{
+	return (__u32)(tick(now) + TICKS_AHEAD + TICKS_LATE - charged) > idle + TICKS_LATE;
+}
+
+/* The tick of a bucket, after its TAT was read. A tick that another CPU raises meanwhile may be that of a later TAT. */
+static __always_inline __u32 read_tick(const struct bucket *b, __u64 *tat)
+{
+	__u32 charged = READ_ONCE(b->tick);
+
+	if (likely(READ_ONCE(b->tat) == *tat))
+		return charged;
+	*tat = READ_ONCE(b->tat);
+	return READ_ONCE(b->tick);
+}
+
+/* The clock of a limit at a time. */
+static __always_inline __u64 clock_at(const struct rule *rule, const struct params *params, __u32 set, __u64 now)
+{
+	__u64 base = READ_ONCE(params->clock.base);
+
+	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
+	if (unlikely(set & SET_REVERTED))
+		base = READ_ONCE(KEPT(rule)->reverted.base);
+	return byte_clock(params->rate_units, base, now);
+}
+
+/*
+ * The level of a bucket by a clock that began with an edit, and reads v. since has params.idle, and the tick of the last
+ * charge in its low half.
+ */
+static __always_inline __u64 level_since(const struct clock *c, __u64 v, __u64 now, __u64 tat, __u64 since)
+{
+	bool lately = (__s32)(tick(now) - c->until) <= 0;
+	__u64 level = tat - v, least = c->floor - v;
+
+	if ((__s64)level < 0 || (__s32)((__u32)since - c->fresh) < 0 || (!lately && is_idle(since >> 32, now, since)))
+		level = 0;
+	return lately && (__s64)least > (__s64)level ? least : level;
+}
+
+static __noinline __u64 edited_level(const struct clock *c, __u64 v, __u64 now, __u64 tat, __u64 since)
+{
+	return level_since(c, v, now, tat, since);
+}
+
+static __always_inline bool is_edited(const struct params *params, __u32 set)
+{
+	return params->flags & RULE_EDITED || set & SET_REVERTED;
+}
+
+/*
+ * The level in units that a bucket with this TAT and tick has. Few limits were edited lately, so that case is a call. With deep
+ * it is not: the kernel allows eight frames.
+ */
+static __always_inline __u64 level_of(const struct rule *rule, const struct params *params, __u32 set, __u64 v, __u64 now,
+				      __u64 tat, __u32 charged, bool deep)
+{
+	__u64 level = tat - v, since = (__u64)params->idle << 32 | charged;
+
+	if (unlikely(set & SET_REVERTED))
+		return deep ? level_since(&KEPT(rule)->reverted, v, now, tat, since) :
+			      edited_level(&KEPT(rule)->reverted, v, now, tat, since);
+	if (unlikely(params->flags & RULE_EDITED))
+		return deep ? level_since(&params->clock, v, now, tat, since) : edited_level(&params->clock, v, now, tat, since);
+	return (__s64)level < 0 || is_idle(params->idle, now, charged) ? 0 : level;
+}
+
+/* Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty. */
+static __always_inline void look_at(struct stage *s, const struct rule *rule, const struct params *params, __u32 set,
+				    const struct bucket *b, __u64 now)
+{
+	__u64 v = clock_at(rule, params, set, now), tat = READ_ONCE(b->tat), level = 0;
+	__u32 charged;
+
+	if ((__s64)(tat - v) > 0 || unlikely(is_edited(params, set))) {
+		charged = read_tick(b, &tat);
+		level = level_of(rule, params, set, v, now, tat, charged, false);
+	}
+	s->tat = tat;
+	s->level = level;
+	s->start = v + level;
+	s->limit = params->limit;
+}
+
+/* Puts a limit on a stage, with the set that is in force. */
+static __always_inline void place(const struct work *w, struct stage *s, __u32 id, const struct rule *rule)
+{
+	s->id = id;
+	s->set = set_in(rule, w->phase);
+	s->flags = params_of(rule, s->set)->flags;
+	s->slot = 0;
+}
+
+/* Looks at the shared bucket of the limit that a stage has. */
+static __always_inline void look_at_shared(const struct work *w, struct stage *s, const struct rule *rule)
+{
+	__u32 set = s->set;
+	const struct params *params = rated(rule, &set, w->now);
+
+	look_at(s, rule, params, set, &rule->shared, w->now);
+}
+
+/* Puts a limit on a stage, and looks at its shared bucket. */
+static __always_inline struct rule *look(const struct work *w, struct stage *s, __u32 id)
+{
+	struct rule *rule = rule_of(id);
+
+	if (!rule)
+		return NULL;
+	place(w, s, id, rule);
+	look_at_shared(w, s, rule);
+	return rule;
+}
+
+/* The same for stages that few packets have. Not static, so that the verifier checks it once and not on each path to it. */
+__noinline int look_at_limit(__u32 cpu, __u32 i, __u32 id)
+{
+	struct work *w = work_of(cpu);
+
+	return look(w, stage_of(w, i), id) ? 1 : 0;
+}
+
+/* Looks at the next pool on the way up. */
+__noinline int look_up(__u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, w->top + 1);
+	const struct rule *rule = look(w, s, w->within - 1);
+
+	w->within = 0;
+	if (!rule)
+		return false;
+	w->top++;
+	s->below = w->below;
+	w->below = s->id;
+	if (s->flags & RULE_WITHIN)
+		w->within = params_of(rule, s->set)->within + 1;
+	return true;
+}
+
+/*
+ * Whether b may be charged, given its TAT that was read before: no CPU is
+ * allocating or moving it, and it still has the fingerprint. A shared bucket has
+ * none (0). This must precede the CAS: afterwards the bucket may have moved
+ * together with the charge.
+ */
+static __always_inline bool is_still(const struct bucket *b, __u32 fingerprint, __u64 tat)
+{
+	return !(tat & TAT_BUSY) && (!fingerprint || READ_ONCE(b->fingerprint) == fingerprint);
+}
+
+/*
+ * Raises the tick of a bucket, before its TAT is set from old to tat. A packet that read its time before another one does not
+ * lower it. By the new tick, an old TAT that has wrapped would be in the future, so it first becomes empty. Returns false if
+ * another CPU changed the bucket meanwhile.
+ */
+static __always_inline bool raise_tick(struct bucket *b, __u64 *old, __u64 tat, __u64 empty, __u32 to)
+{
+	__u32 charged = READ_ONCE(b->tick);
+
+	if (likely(charged - to <= TICKS_LATE))
+		return true;
+	if ((__s64)(*old - tat) > 0) {
+		if (__sync_val_compare_and_swap(&b->tat, *old, empty) != *old)
+			return false;
+		*old = empty;
+	}
+	return __sync_val_compare_and_swap(&b->tick, charged, to) == charged;
+}
+
+/* Sets the TAT of a bucket. Returns false if another CPU has changed the bucket meanwhile. */
+static __always_inline bool set_tat(struct bucket *b, __u64 old, __u64 tat, __u64 now)
+{
+	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
+	if (unlikely(!raise_tick(b, &old, tat, tat - (1ULL << 61), tick(now))))
+		return false;
+	/* KEPT keeps the compiler from computing the comparison as a value. */
+	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old;
+}
+
+/* Charges a shared bucket whatever its level is by now. Others can only have raised it since it was looked at. */
+static __always_inline void charge_to(struct bucket *b, struct stage *s, __u64 now, __u64 cost)
+{
+	__u64 old = s->tat, start = s->start, more;
+
+	raise_tick(b, &old, start, start, tick(now)); /* or another CPU does */
+	/* If another CPU was faster, the bucket is not empty any more. */
+	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
+		return;
+	more = KEPT(__sync_fetch_and_add(&b->tat, cost)) - start;
+	if (unlikely((__s64)more > 0)) { /* in a queue, the packet is behind theirs */
+		s->level += more;
+		s->start += more;
+	}
+}
+
+/*
+ * Charges a conforming packet to a shared bucket that was looked at. No loop: if another CPU was faster, the packet takes the
+ * next place, and gives it back if that is beyond the limit. Meanwhile others see a level that is too high by that. So near
+ * the limit a packet may be refused that a lock would admit, and never the other way round. Sets level to that before the
+ * charge. Returns false if there is no room any more.
+ */
+static __always_inline bool take(struct bucket *b, struct stage *s, __u64 now, __u64 cost, __u64 least)
+{
+	__u64 old, tat = s->tat, v = s->start - s->level, from;
+
+	raise_tick(b, &tat, s->start, s->start, tick(now));
+	if (s->start != tat && likely(KEPT(__sync_val_compare_and_swap(&b->tat, tat, s->start + cost)) == tat))
+		return true;
+	old = KEPT(__sync_fetch_and_add(&b->tat, cost));
+	if (likely(old == s->start))
+		return true;
+	from = s->start == s->tat ? v : s->start;
+	if ((__s64)(old - from) < 0) { /* charged at an earlier time: from then until now, nothing may be used twice */
+		__sync_fetch_and_add(&b->tat, from - old);
+		s->level = from - v;
+		return true;
+	}
+	s->level = old - v;
+	s->start = s->tat = old;
+	if (s->level + least <= s->limit)
+		return true;
+	__sync_fetch_and_sub(&b->tat, cost);
+	return false;
+}
+
+#endif
