@@ -53,7 +53,7 @@ func applyCommand(e *env) *cobra.Command {
 		Long: `Apply a policy file: set its rules and pools, and delete all others.
 
 The file is checked first. Then all devices and pools switch at one moment: a packet meets the old rules or the new
-ones. Rules and pools that stay keep their counters and the levels of their buckets.
+ones. Rules and pools that stay keep their counters, and their buckets keep their room.
 
 With --confirm, the change reverts after that time unless you run 'shapectl confirm' before. The programs in the
 kernel revert it, even if no shapectl process is left.
@@ -541,8 +541,8 @@ func rollbackCommand(e *env) *cobra.Command {
 		Short: "Undo the last apply, or change with --confirm",
 		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
-The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
-buckets. The answer says when the change was made.
+The change may be confirmed or not. All devices switch back at one moment. Counters go on, and buckets keep their
+room. The answer says when the change was made.
 
 rollback is refused after another command has changed rules. If the change left devices or directions without
 rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
