@@ -113,11 +113,11 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 // share is the clock and the wheels of a rule or pool in the kernel.
 func (f *forest) share(e maps.Entry) model.Share {
 	f.Helper()
-	s, ok := f.set.Share(e)
-	if !ok {
+	s := f.set.Share(e)
+	if s == nil {
 		f.Fatalf("%+v has no share", e.Rule)
 	}
-	return s
+	return *s
 }
 
 // stages are the rule, and the pools above it.

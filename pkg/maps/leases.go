@@ -228,16 +228,13 @@ func leaseMeter(v version, whole uint64) model.Meter {
 func (s *Set) renew(id uint32, v version, pool policy.Rule, to Lease) {
 	l, set := s.leaseOf(v)
 	s.waitSince(l.Replaced) // for packets that may still see it
-	for {
-		now := s.now()
-		before := s.meterAt(v, now)
+	var before model.Meter
+	now := s.promptly(func(now uint64) {
+		before = s.meterAt(v, now)
 		writeLease(l, set^1, pool, to, before, now)
-		if s.now()-now < uint64(notice) { // else the clock of a higher rate would have run ahead meanwhile
-			if v.Flags&ruleSparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
-				keepOrderUntil(s.rule(id), now+before.LongestWait())
-			}
-			break
-		}
+	})
+	if v.Flags&ruleSparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
+		keepOrderUntil(s.rule(id), now+before.LongestWait())
 	}
 	l.Replaced = s.change.Epoch
 	step.Store("switch a lease")

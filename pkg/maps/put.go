@@ -379,14 +379,20 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 		s.takesPart(it)
 		return
 	}
+	s.promptly(func(now uint64) { s.continueClock(id, old, next, now) })
+	s.switchTo(id, toggled(r, 1), "switch a rule")
+}
+
+// promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run
+// ahead meanwhile. It returns when that begins.
+func (s *Set) promptly(write func(now uint64)) uint64 {
 	for {
 		now := s.now()
-		s.continueClock(id, old, next, now)
-		if s.now()-now < uint64(notice) { // else the clock of a higher rate would have run ahead meanwhile
-			break
+		write(now)
+		if s.now()-now < uint64(notice) {
+			return now
 		}
 	}
-	s.switchTo(id, toggled(r, 1), "switch a rule")
 }
 
 // drop marks a rule as absent after the change that is being prepared.

@@ -111,16 +111,10 @@ func (bs *buckets) isAhead(v version, b model.Sharer) bool {
 	return !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
 }
 
-// Share is a copy of the clock and the wheels of a rule or pool; false if it has no shares.
-func (bs *buckets) Share(e Entry) (model.Share, bool) {
-	v := bs.current(e.ID)
-	if v.Flags&ruleShares == 0 || v.Share == 0 {
-		return model.Share{}, false
-	}
-	return bs.shareIn(v), true
-}
+// Share is a copy of the clock and the wheels of a rule or pool; nil if it has no shares.
+func (bs *buckets) Share(e Entry) *model.Share { return bs.shareFor(bs.current(e.ID)) }
 
-// shareIn is Share for a version that has shares.
+// shareIn is a copy of the share of a version that has one.
 func (bs *buckets) shareIn(v version) model.Share {
 	of := &bs.shares[v.Share-1]
 	return model.Share{

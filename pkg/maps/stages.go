@@ -62,7 +62,7 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 			}
 		}
 	}
-	if s.Share = bs.shareFor(v, now); s.Share != nil && e.Share.Kind != policy.ShareMember {
+	if s.Share = bs.shareFor(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
 		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
 		key.Sharer = 1
 		s.Sharer = bs.sharer(v, key)
@@ -95,7 +95,7 @@ func SharerName(e, member Entry, match policy.Match, flow Flow) string {
 }
 
 // shareFor is a copy of the share of a rule or pool, as a packet would meet it; nil if there is none.
-func (bs *buckets) shareFor(v version, now uint64) *model.Share {
+func (bs *buckets) shareFor(v version) *model.Share {
 	if v.Flags&ruleShares == 0 || v.Share == 0 {
 		return nil
 	}
