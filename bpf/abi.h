@@ -362,8 +362,7 @@ struct stage {
 	__u32 id;
 	__u32 set;   /* of its parameters, see set_in */
 	__u32 flags;
-	__u32 below; /* the id of what draws from this pool, */
-	__u32 weight; /* and its weight there */
+	__u32 weight; /* in this pool, of the stage below */
 	__u32 light; /* the sharer is light, see judge */
 };
 
@@ -418,8 +417,7 @@ struct work {
 	__u32 bytes, packets; /* on the wire */
 	__u32 busy;    /* another packet on this CPU has these */
 	__u32 top;     /* the last stage */
-	__u32 within;  /* the id plus one of the next pool, or 0, */
-	__u32 below;   /* and of what is within it */
+	__u32 within;  /* the id plus one of the next pool, or 0 */
 	__u32 guaranteed; /* the first stage that guarantees the packet, or NOT_GUARANTEED */
 	__u32 at;      /* the id of the limit that had too little room, or last marked or delayed it */
 	__u32 marks;   /* a bit for each stage that marks the packet */

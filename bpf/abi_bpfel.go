@@ -425,7 +425,6 @@ type AbiWork struct {
 	Busy       uint32
 	Top        uint32
 	Within     uint32
-	Below      uint32
 	Guaranteed uint32
 	At         uint32
 	Marks      uint32
@@ -436,7 +435,6 @@ type AbiWork struct {
 	ColourIn   uint32
 	Colour     uint32
 	Paid       uint32
-	_          [4]byte
 	Bound      struct {
 		_      structs.HostLayout
 		V      uint64
@@ -449,7 +447,6 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [56]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64
@@ -460,9 +457,9 @@ type AbiWork struct {
 		Id     uint32
 		Set    uint32
 		Flags  uint32
-		Below  uint32
 		Weight uint32
 		Light  uint32
+		_      [4]byte
 	}
 }
 

@@ -28,13 +28,13 @@ static __always_inline __u64 tested(const struct work *w, __u32 flags)
 }
 
 /* Whether a packet conforms to the bucket of a stage: to an empty one, as most are, by any algorithm. */
-static __always_inline bool conforms(const struct stage *s, __u32 flags, __u64 cost, __u64 least)
+static __always_inline bool conforms(const struct stage *s, __u32 flags, __u64 least)
 {
-	__u64 tat = s->start, v = tat - s->level;
+	__u64 v = s->start - s->level;
 
 	if (!s->level)
 		return true;
-	return flags & RULE_LEAKY ? leaky(s->limit, v, cost, least, &tat) : gcra(s->limit, v, cost, least, &tat);
+	return flags & RULE_LEAKY ? leaky(s->limit, v, least, s->start) : gcra(s->limit, v, least, s->start);
 }
 
 /* Whether an excess packet may be marked: marked packets may fill the bucket to twice its limit. */
@@ -47,7 +47,7 @@ static __always_inline void penalise(const struct work *w, const struct stage *s
 {
 	__u64 tat = leaky_penalty(cold_of(params), s->start - s->level, s->start);
 
-	if (params->flags & RULE_PENALTY && tat != s->start)
+	if (tat != s->start)
 		set_tat(b, s->tat, tat, w->now);
 }
 
@@ -57,7 +57,7 @@ static __always_inline enum verdict charge_shared(const struct work *w, struct s
 {
 	__u64 least = tested(w, flags);
 
-	if (conforms(s, flags, w->cost, least) && take(&rule->shared, s, w->now, w->cost, least))
+	if (conforms(s, flags, least) && take(&rule->shared, s, w->now, w->cost, least))
 		return VERDICT_PASS;
 	if (may_mark(w, s, flags)) {
 		charge_to(&rule->shared, s, w->now, w->cost);
@@ -93,10 +93,11 @@ __noinline int charge_slot(__u32 cpu, __u32 i)
 
 	if (!rule || !look_at_slot(cpu, i))
 		return VERDICT_AGAIN;
-	if (!conforms(s, s->flags, w->cost, tested(w, s->flags))) {
+	if (!conforms(s, s->flags, tested(w, s->flags))) {
 		verdict = VERDICT_MARK;
 		if (!may_mark(w, s, s->flags)) {
-			penalise(w, s, params_of(rule, s->set), b);
+			if (s->flags & RULE_PENALTY)
+				penalise(w, s, params_of(rule, s->set), b);
 			return VERDICT_EXCESS;
 		}
 	}
@@ -139,7 +140,7 @@ __noinline int decide(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		return VERDICT_PASS;
 	params = params_of(rule, s->set);
 	if (flags & RULE_EACH) {
-		seek(skb, cpu, params->salt, flags, cold_of(params)->each_bits);
+		seek_at(skb, cpu, s, params);
 		w->key.id = s->id;
 		/* After an edit, a new key may have less room than the limit. */
 		w->opening = params->flags & RULE_EDITED || s->set & SET_REVERTED ? 0 : w->cost;

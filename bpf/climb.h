@@ -66,13 +66,13 @@ __noinline int is_guaranteed(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	if (g->flags & RULE_EACH) {
 		if (g->level && g->level + part_of(w, params) > g->limit)
 			return false;
-		g->slot = seek(skb, cpu, params->salt, g->flags, cold_of(params)->each_bits);
+		g->slot = seek_at(skb, cpu, g, params);
 		if (!g->slot)
 			return true;
 		if (!look_at_slot(cpu, STAGE_SECOND))
 			return false;
 	}
-	return conforms(g, 0, w->cost, tested(w, g->flags));
+	return conforms(g, 0, tested(w, g->flags));
 }
 
 /* Charges a guarantee. */
@@ -90,7 +90,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	if (g->level <= MAX_DEBT)
 		charge_to(&rule->shared, g, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
 	if (g->flags & RULE_EACH) {
-		g->slot = seek(skb, cpu, params->salt, g->flags, cold_of(params)->each_bits);
+		g->slot = seek_at(skb, cpu, g, params);
 		if (!g->slot) {
 			w->key.id = id;
 			w->opening = w->cost;
@@ -126,7 +126,7 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 			w->marks |= 1U << (i & 31);
 		}
 		if (s->flags & RULE_SHARES) {
-			s->weight = i ? weight_of(w, s->below) : 1;
+			s->weight = weight_of(w, i);
 			find_sharer(skb, cpu, s);
 			verdict = judge_stage(skb, cpu, i);
 			if (verdict == SHARE_LATE)
@@ -248,11 +248,11 @@ static __always_inline bool rule_refuses(struct __sk_buff *skb, __u32 cpu, struc
 	if (s->flags & RULE_UNLIMITED)
 		return false;
 	if (s->flags & RULE_EACH) {
-		s->slot = seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+		s->slot = seek_at(skb, cpu, s, params);
 		if (!s->slot || !look_at_slot(cpu, 0))
 			return false;
 	}
-	if (conforms(s, s->flags, w->cost, tested(w, s->flags)) || may_mark(w, s, s->flags) || s->flags & RULE_PASS)
+	if (conforms(s, s->flags, tested(w, s->flags)) || may_mark(w, s, s->flags) || s->flags & RULE_PASS)
 		return false;
 	b = bucket_of(s->slot);
 	if (s->flags & RULE_PENALTY) {
@@ -289,7 +289,6 @@ __noinline int ascend(struct __sk_buff *skb, __u32 cpu)
 	w->marks = 0;
 	w->load = HEAVY;
 	w->top = 0;
-	w->below = w->id;
 	w->within = s->flags & RULE_WITHIN ? params_of(rule, s->set)->within + 1 : 0;
 	if (rule_refuses(skb, cpu, w, s, rule))
 		return VERDICT_EXCESS;

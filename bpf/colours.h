@@ -167,7 +167,7 @@ __noinline int colour(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	place(w, second, cold_of(params)->second, other);
 	w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
 	if (s->flags & RULE_EACH) {
-		seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+		seek_at(skb, cpu, s, params);
 		w->key.id = s->id;
 		w->key.second = second->id;
 		w->key.paired = true;

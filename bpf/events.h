@@ -127,7 +127,7 @@ static __always_inline bool is_within_guarantee(struct __sk_buff *skb, __u32 cpu
 		return false;
 	params = params_of(rule, g->set);
 	if (g->flags & RULE_EACH) {
-		g->slot = seek(skb, cpu, params->salt, g->flags, cold_of(params)->each_bits);
+		g->slot = seek_at(skb, cpu, g, params);
 		if (!g->slot)
 			return true;
 		look_at_slot(cpu, STAGE_SECOND);
@@ -149,7 +149,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->id))
 		return 0;
 	params = params_of(rule, s->set);
-	slot = seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+	slot = seek_at(skb, cpu, s, params);
 	e->key = w->flow;
 	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
 	e->key.id = w->id;

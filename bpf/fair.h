@@ -13,20 +13,35 @@
 /* A stage.slot: the sharer is the member below. */
 #define OF_MEMBER 1ULL
 
-/* The fair word of a member of the pool with that salt, if it is one of this pool. */
-static __always_inline struct bucket *word_of_member(__u32 id, __u32 salt)
+/* What draws from the pool of a stage. */
+static __always_inline struct rule *member_of(struct work *w, __u32 i)
 {
-	struct rule *rule = rule_of(id);
+	return rule_of(stage_of(w, i - 1)->id);
+}
+
+/* The fair word of the member below a stage, if it is one of its pool, which has the salt. */
+static __always_inline struct bucket *word_of_member(struct work *w, __u32 i, __u32 salt)
+{
+	struct rule *rule = member_of(w, i);
 
 	return rule && READ_ONCE(rule->fair.fingerprint) == salt ? &rule->fair : NULL;
 }
 
-/* The weight of a rule or pool in the shares of its pool. */
-static __always_inline __u32 weight_of(const struct work *w, __u32 id)
+/* The weight of a sharer in the pool of a stage. */
+static __always_inline __u32 weight_of(struct work *w, __u32 i)
 {
-	const struct rule *rule = rule_of(id);
+	const struct rule *rule = i ? member_of(w, i) : NULL;
 
 	return rule ? rule->cold[set_in(rule, w->phase) & SET_SECOND].weight_less_1 + 1 : 1;
+}
+
+/* The fair shares of the limit at a stage, and its parameters; NULL if it has none. */
+static __always_inline struct share *share_at(const struct stage *st, const struct rule *rule, const struct params **params)
+{
+	if (!rule)
+		return NULL;
+	*params = params_of(rule, st->set);
+	return share_of(cold_of(*params));
 }
 
 /* Finds what the pool of a stage leaves to its member, in ns that have passed. */
@@ -40,15 +55,11 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	const struct params *params;
 	const struct bucket *word;
 	__u64 may, ahead = 0;
-	struct share *s;
+	struct share *s = share_at(above, rule, &params);
 
-	if (!rule)
-		return 0;
-	params = params_of(rule, above->set);
-	cold = cold_of(params);
-	s = share_of(cold);
 	if (!s)
 		return 0;
+	cold = cold_of(params);
 	b->weight = above->weight;
 	b->v = READ_ONCE(s->v);
 	/* If nobody is active there, the clock stands still. */
@@ -60,7 +71,7 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	b->credit = most_credit(above->limit);
 	if (b->credit > may / 2)
 		b->credit = may / 2;
-	word = word_of_member(above->below, params->salt);
+	word = word_of_member(w, i, params->salt);
 	if (word)
 		ahead = ahead_of(s, cold, READ_ONCE(word->tat)) * above->weight;
 	b->room = free_part(s, params, above);
@@ -110,7 +121,7 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 		return st->flags & RULE_GUARANTEE ? 0 : above; /* its packets pass the pools above */
 	if (!rule)
 		return 0;
-	st->weight = i ? weight_of(w, st->below) : 1;
+	st->weight = weight_of(w, i);
 	params = params_of(rule, st->set);
 	cold = cold_of(params);
 	s = share_of(cold);
@@ -161,10 +172,12 @@ static __always_inline void forgive_debt(struct share *s, const struct cold_para
 }
 
 /* The word of the sharer of a stage, which was found; NULL for none. */
-static __always_inline struct bucket *word_of(const struct stage *st, __u32 salt)
+static __always_inline struct bucket *word_of(struct work *w, __u32 i, __u32 salt)
 {
+	const struct stage *st = stage_of(w, i);
+
 	if (st->slot == OF_MEMBER)
-		return word_of_member(st->below, salt);
+		return word_of_member(w, i, salt);
 	return st->slot ? bucket_of(st->slot) : NULL;
 }
 
@@ -194,23 +207,18 @@ __noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *st = stage_of(w, i);
-	const struct rule *rule = rule_of(st->id);
 	const struct cold_params *cold;
 	const struct params *params;
 	enum share_verdict verdict;
 	struct bucket *b;
-	struct share *s;
+	struct share *s = share_at(st, rule_of(st->id), &params);
 
-	if (!rule)
-		return WITHIN_SHARE;
-	params = params_of(rule, st->set);
-	cold = cold_of(params);
-	s = share_of(cold);
 	if (!s)
 		return WITHIN_SHARE;
+	cold = cold_of(params);
 	if (!w->kept && w->now - READ_ONCE(s->last) >= cold->step)
 		return SHARE_LATE;
-	b = word_of(st, params->salt);
+	b = word_of(w, i, params->salt);
 	verdict = judge(w, st, s, params, cold, b);
 	st->light = w->load == LIGHT;
 	if (verdict == BEYOND_DEBT && b)
@@ -223,10 +231,8 @@ __noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 }
 
 /* Gives a member a word on the clock of this pool. What it had was on that of another one. */
-static __always_inline void begin_word(const struct share *s, const struct cold_params *cold, __u32 id, __u32 salt)
+static __always_inline void begin_word(const struct share *s, const struct cold_params *cold, struct rule *rule, __u32 salt)
 {
-	struct rule *rule = rule_of(id);
-
 	if (!rule || READ_ONCE(rule->fair.fingerprint) == salt)
 		return;
 	/* In a bin that v has left: it has no weight on the wheels yet. */
@@ -240,39 +246,33 @@ __noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *st = stage_of(w, i);
-	const struct rule *rule = rule_of(st->id);
 	const struct cold_params *cold;
 	const struct params *params;
-	struct share *s;
+	struct share *s = share_at(st, rule_of(st->id), &params);
 	struct bucket *b;
 	__u32 tries;
 
-	if (!rule)
-		return 0;
-	params = params_of(rule, st->set);
-	cold = cold_of(params);
-	s = share_of(cold);
 	if (!s)
 		return 0;
+	cold = cold_of(params);
 	if (i > w->guaranteed) {
 		__sync_fetch_and_add(&s->skip, (__u64)w->bytes << FAIR_BITS);
 		return 0;
 	}
 	if (st->light)
 		__sync_fetch_and_sub(&s->credit, (__u64)w->bytes << FAIR_BITS);
+	if (!st->slot)
+		find_sharer(skb, cpu, st);
 	if (st->slot == OF_MEMBER) {
-		begin_word(s, cold, st->below, params->salt);
+		begin_word(s, cold, member_of(w, i), params->salt);
 	} else if (!st->slot) {
-		st->slot = seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold->each_bits);
-		if (!st->slot) {
-			w->key.id = st->id;
-			w->key.sharer = 1;
-			w->opening = 0;
-			get_slot(cpu);
-			st->slot = find_handle(w->hash);
-		}
+		w->key.id = st->id;
+		w->key.sharer = 1;
+		w->opening = 0;
+		get_slot(cpu);
+		st->slot = find_handle(w->hash);
 	}
-	b = word_of(st, params->salt);
+	b = word_of(w, i, params->salt);
 	if (!b)
 		return 0;
 	/* If other CPUs are faster twice, the sharer is not charged. */

@@ -7,28 +7,25 @@
  *
  *	I.371				here
  *	t_a	arrival time		v, the byte clock when the packet arrives
- *	TAT	theoretical arrival	*tat
+ *	TAT	theoretical arrival	tat
  *	T	increment		cost, the packet's size: the clock counts bytes
  *	tau	tolerance		limit - least: I.371 compares before it adds T, this after
  *
  * least is cost, but less for a large packet that shares the bucket with small ones.
  *
- *	conforming if TAT <= t_a + tau, and then TAT = max(t_a, TAT) + T
+ *	conforming if TAT <= t_a + tau; the charge is TAT = max(t_a, TAT) + T
  */
 #ifndef SHAPECTL_GCRA_C
 #define SHAPECTL_GCRA_C
 
 #include "meter.h"
 
-static __always_inline bool gcra(__u64 limit, __u64 v, __u64 cost, __u64 least, __u64 *tat)
+static __always_inline bool gcra(__u64 limit, __u64 v, __u64 least, __u64 tat)
 {
-	__u64 start = later(*tat, v);
+	__u64 start = later(tat, v);
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (start != v && start + least - v > limit)
-		return false;
-	*tat = start + cost;
-	return true;
+	return start == v || start + least - v <= limit;
 }
 
 #endif

@@ -44,4 +44,10 @@ __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope,
 	return find_handle(w->hash);
 }
 
+/* The same in the scope of the limit that a stage has. */
+static __always_inline __u64 seek_at(struct __sk_buff *skb, __u32 cpu, const struct stage *s, const struct params *params)
+{
+	return seek(skb, cpu, params->salt, s->flags, cold_of(params)->each_bits);
+}
+
 #endif

@@ -12,7 +12,7 @@
  *	I	increment		cost, the packet's size
  *	L	limit			limit - least: I.371 compares before it adds I, this after
  *
- *	conforming if X' <= L, and then X = X' + I, LCT = t_a
+ *	conforming if X' <= L; the charge is X = X' + I, LCT = t_a
  *
  * I.371 has no penalty. With a penalty, an excess packet leaves the bucket full, or
  * above full by what leaks during the penalty time.
@@ -22,15 +22,12 @@
 
 #include "meter.h"
 
-static __always_inline bool leaky(__u64 limit, __u64 v, __u64 cost, __u64 least, __u64 *tat)
+static __always_inline bool leaky(__u64 limit, __u64 v, __u64 least, __u64 tat)
 {
-	__u64 level = later(*tat, v) - v;
+	__u64 level = later(tat, v) - v;
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (level && level + least > limit)
-		return false;
-	*tat = v + level + cost;
-	return true;
+	return !level || level + least <= limit;
 }
 
 /* The TAT after an excess packet. */

@@ -10,6 +10,9 @@
 #include "gcra.c"
 #include "leaky.c"
 
+/* Further back than any CPU's clock, for a bucket that is empty. */
+#define LONG_AGO (1ULL << 61)
+
 /* The number of maps is a constant to the verifier, which removes the lookups in the others. */
 #define IS_LAST_RULE_MAP(n) ((n) + 1 == RULE_MAPS || HOOK(rule_maps) == (n) + 1)
 
@@ -282,8 +285,6 @@ __noinline int look_up(__u32 cpu)
 	if (!rule)
 		return false;
 	w->top++;
-	s->below = w->below;
-	w->below = s->id;
 	if (s->flags & RULE_WITHIN)
 		w->within = params_of(rule, s->set)->within + 1;
 	return true;
@@ -323,7 +324,7 @@ static __always_inline bool raise_tick(struct bucket *b, __u64 *old, __u64 tat, 
 static __always_inline bool set_tat(struct bucket *b, __u64 old, __u64 tat, __u64 now)
 {
 	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
-	if (unlikely(!raise_tick(b, &old, tat, tat - (1ULL << 61), tick(now))))
+	if (unlikely(!raise_tick(b, &old, tat, tat - LONG_AGO, tick(now))))
 		return false;
 	/* KEPT keeps the compiler from computing the comparison as a value. */
 	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old;

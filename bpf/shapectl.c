@@ -90,7 +90,7 @@ static __always_inline int apply_each(struct __sk_buff *skb, __u32 ip, struct ru
 	if (!is_still(b, slot, s.tat))
 		return CLIMB;
 	cost = (__u64)skb->len << UNIT_BITS;
-	if (conforms(&s, params->flags, cost, cost))
+	if (conforms(&s, params->flags, cost))
 		return set_tat(b, s.tat, s.start + cost, now) ? count_one(skb, rule, true) : CLIMB;
 	return is_heard() ? CLIMB : count_one(skb, rule, false); /* climb tells of it */
 }
@@ -123,7 +123,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	}
 	look_at(&s, rule, params, set, &rule->shared, now);
 	cost = (__u64)skb->len << UNIT_BITS;
-	passes = conforms(&s, params->flags, cost, cost) && take(&rule->shared, &s, now, cost, cost);
+	passes = conforms(&s, params->flags, cost) && take(&rule->shared, &s, now, cost, cost);
 	if (passes || !is_heard())
 		return count_one(skb, rule, passes);
 	/* climb tells of it */

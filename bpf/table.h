@@ -27,9 +27,6 @@
 /* An upper bound for the difference between the clocks of two CPUs. */
 #define SKEW_NS (1 << 20)
 
-/* Further back than any CPU's clock, for a bucket that is empty. */
-#define LONG_AGO (1ULL << 61)
-
 static __always_inline struct line *line_at(__u32 number)
 {
 	return &table[MASKED(number, line_mask)];
