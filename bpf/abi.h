@@ -48,7 +48,7 @@ enum layout {
 	SECRET_WORDS = 12,
 	/* In skb->cb, for climb: where the IP header is, the id of the rule, and the time in two words. */
 	IP_CB = 0,
-	RULE_CB = 1,
+	RULE_CB = 1, /* with KEPT_CB if the fair clocks are those of now, or SHADOW_CB for a shadow */
 	NOW_CB = 2,
 	VIEW_CB = 4, /* the number of the view, from the small program of a hook (LoadCaller in internal/program) */
 	LINE_PREFIXES4 = 5,
@@ -64,6 +64,9 @@ enum layout {
 	EPISODE_LINES = 1024, /* a power of two */
 	LINE_EPISODES = 4,
 };
+
+#define KEPT_CB (1U << 31)
+#define SHADOW_CB (1U << 30)
 
 #define NEVER_NS (~0ULL >> 1) /* policy.Never */
 
@@ -406,9 +409,8 @@ struct bound {
 struct work {
 	__u64 now;
 	__u64 cost;    /* units */
+	__u64 least;   /* those of at most SHARED_BYTES of them */
 	__u64 opening; /* units that are charged with the allocation of a slot; 0 if the bucket is charged later */
-	__u64 longest; /* ns: the longest delay of its queues */
-	__u64 latest;  /* ns: the latest departure that its sender may ask for */
 	__u64 before;  /* units that leave before it from a queue */
 	__u64 hash;    /* of the key that is sought in the table */
 	__u32 ip;      /* see packet.h */
@@ -416,16 +418,24 @@ struct work {
 	__u32 phase;
 	__u32 bytes, packets; /* on the wire */
 	__u32 busy;    /* another packet on this CPU has these */
+	__u32 kept;    /* the fair clocks are those of now */
+	__u32 at;      /* the id of the limit that had too little room, or last marked or delayed it */
+	/* These begin with 0. */
+	__u64 longest; /* ns: the longest delay of its queues */
+	__u64 latest;  /* ns: the latest departure that its sender may ask for, if it does */
 	__u32 top;     /* the last stage */
+	__u32 first;   /* the first pool that counts the packet */
+	__u32 marks;   /* a bit for each stage that marks the packet */
+	__u32 parsed;  /* flow is that of the packet */
+
 	__u32 within;  /* the id plus one of the next pool, or 0 */
 	__u32 guaranteed; /* the first stage that guarantees the packet, or NOT_GUARANTEED */
-	__u32 at;      /* the id of the limit that had too little room, or last marked or delayed it */
-	__u32 marks;   /* a bit for each stage that marks the packet */
+	__u32 verdict; /* enum verdict */
+	__u32 answer;  /* of the program, while it applies the shadow */
+	__u32 room;    /* its rule has room for it */
 	__u32 load;    /* of the last sharer, see judge */
-	__u32 kept;    /* the fair clocks are those of now */
-	__u32 parsed;  /* flow is that of the packet */
-	__u32 ect;     /* with RULE_ECN: it may be marked */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
+	__s32 action;  /* for its colour, or -1 if it got none */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
 	struct key flow; /* all of its 5-tuple */

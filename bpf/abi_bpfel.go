@@ -412,9 +412,8 @@ type AbiWork struct {
 	_          structs.HostLayout
 	Now        uint64
 	Cost       uint64
+	Least      uint64
 	Opening    uint64
-	Longest    uint64
-	Latest     uint64
 	Before     uint64
 	Hash       uint64
 	Ip         uint32
@@ -423,17 +422,23 @@ type AbiWork struct {
 	Bytes      uint32
 	Packets    uint32
 	Busy       uint32
+	Kept       uint32
+	At         uint32
+	Longest    uint64
+	Latest     uint64
 	Top        uint32
+	First      uint32
+	Marks      uint32
+	Parsed     uint32
 	Within     uint32
 	Guaranteed uint32
-	At         uint32
-	Marks      uint32
+	Verdict    uint32
+	Answer     uint32
+	Room       uint32
 	Load       uint32
-	Kept       uint32
-	Parsed     uint32
-	Ect        uint32
 	ColourIn   uint32
 	Colour     uint32
+	Action     int32
 	Paid       uint32
 	Bound      struct {
 		_      structs.HostLayout
@@ -447,6 +452,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
+	_     [40]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

@@ -8,7 +8,8 @@
 enum verdict {
 	VERDICT_PASS,
 	VERDICT_EXCESS,	 /* the rule has no room, */
-	VERDICT_REFUSED, /* or a pool above it */
+	VERDICT_BEYOND,	 /* but passes what is beyond it, */
+	VERDICT_REFUSED, /* or a pool above has none */
 	VERDICT_MARK,
 	VERDICT_DELAY, /* conforms, and is queued */
 	VERDICT_CONTENDED, /* the bucket could not be updated in time */
@@ -16,15 +17,26 @@ enum verdict {
 	VERDICT_LATE, /* a fair clock must be advanced first */
 };
 
+static __always_inline bool is_excess(enum verdict verdict)
+{
+	return verdict == VERDICT_EXCESS || verdict == VERDICT_BEYOND;
+}
+
+/* Whether a packet passes by the verdict of its rule, which has these flags. */
+static __always_inline bool passes(enum verdict verdict, __u32 flags)
+{
+	if (verdict == VERDICT_CONTENDED)
+		return !(flags & RULE_FAIL_CLOSED);
+	return verdict != VERDICT_EXCESS && verdict != VERDICT_REFUSED;
+}
+
 /*
- * Packets of all sizes share the bucket of a rule with shares, and a pool. A small one would always find room before a large
- * one. So a large packet conforms if one of SHARED_BYTES would, and is charged as a whole.
+ * The units that must have room. Packets of all sizes share the bucket of a rule with shares, and a pool. A small one would always
+ * find room before a large one. So a large packet conforms if one of SHARED_BYTES would, and is charged as a whole.
  */
 static __always_inline __u64 tested(const struct work *w, __u32 flags)
 {
-	__u64 bytes = w->bytes, cost = w->cost;
-
-	return flags & (RULE_SHARES | RULE_POOL) && bytes > SHARED_BYTES ? (__u64)SHARED_BYTES << UNIT_BITS : cost;
+	return flags & (RULE_SHARES | RULE_POOL) ? w->least : w->cost;
 }
 
 /* Whether a packet conforms to the bucket of a stage: to an empty one, as most are, by any algorithm. */
@@ -37,35 +49,23 @@ static __always_inline bool conforms(const struct stage *s, __u32 flags, __u64 l
 	return flags & RULE_LEAKY ? leaky(s->limit, v, least, s->start) : gcra(s->limit, v, least, s->start);
 }
 
-/* Whether an excess packet may be marked: marked packets may fill the bucket to twice its limit. */
-static __always_inline bool may_mark(const struct work *w, const struct stage *s, __u32 flags)
+/*
+ * What happens to a packet that does not conform to the bucket of a stage. Marked packets may fill the bucket to twice its limit.
+ * Any other one begins the penalty.
+ */
+static __always_inline enum verdict exceed(struct __sk_buff *skb, const struct work *w, const struct stage *s,
+					   const struct params *params, __u32 flags, struct bucket *b)
 {
-	return flags & RULE_ECN && w->ect && s->level + w->cost <= 2 * s->limit;
-}
+	__u64 tat;
 
-static __always_inline void penalise(const struct work *w, const struct stage *s, const struct params *params, struct bucket *b)
-{
-	__u64 tat = leaky_penalty(cold_of(params), s->start - s->level, s->start);
-
-	if (tat != s->start)
-		set_tat(b, s->tat, tat, w->now);
-}
-
-/* Charges the shared bucket of a stage that was looked at, if it has room. The spill bucket has neither marks nor a penalty. */
-static __always_inline enum verdict charge_shared(const struct work *w, struct stage *s, struct rule *rule, const struct params *params,
-						  __u32 flags)
-{
-	__u64 least = tested(w, flags);
-
-	if (conforms(s, flags, least) && take(&rule->shared, s, w->now, w->cost, least))
-		return VERDICT_PASS;
-	if (may_mark(w, s, flags)) {
-		charge_to(&rule->shared, s, w->now, w->cost);
+	if (flags & RULE_ECN && s->level + w->cost <= 2 * s->limit && ecn_of(skb, w->ip))
 		return VERDICT_MARK;
+	if (flags & RULE_PENALTY) {
+		tat = leaky_penalty(cold_of(params), s->start - s->level, s->start);
+		if (tat != s->start)
+			set_tat(b, s->tat, tat, w->now);
 	}
-	if (flags & RULE_PENALTY)
-		penalise(w, s, params, &rule->shared);
-	return VERDICT_EXCESS;
+	return flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
 }
 
 /* Looks at the bucket in the slot of a stage. Returns false if another CPU has it, or it has another key by now. */
@@ -82,81 +82,91 @@ __noinline int look_at_slot(__u32 cpu, __u32 i)
 	return is_still(b, s->slot, s->tat);
 }
 
-/* Charges the bucket in the slot of a stage as charge_shared does, by CAS: the slot may get another key. */
-__noinline int charge_slot(__u32 cpu, __u32 i)
+/* Attempts to charge the bucket of the key that was sought, which gets a slot if it has none. By CAS: the slot may get another key. */
+__noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
+	struct stage *s = stage_of(w, 0);
 	const struct rule *rule = rule_of(s->id);
-	struct bucket *b = bucket_of(s->slot);
 	enum verdict verdict = VERDICT_PASS;
+	struct bucket *b;
 
-	if (!rule || !look_at_slot(cpu, i))
-		return VERDICT_AGAIN;
-	if (!conforms(s, s->flags, tested(w, s->flags))) {
-		verdict = VERDICT_MARK;
-		if (!may_mark(w, s, s->flags)) {
-			if (s->flags & RULE_PENALTY)
-				penalise(w, s, params_of(rule, s->set), b);
-			return VERDICT_EXCESS;
-		}
+	s->slot = find_handle(w->hash);
+	if (!s->slot) {
+		verdict = get_slot(cpu);
+		s->slot = find_handle(w->hash);
+		s->level = 0;
+		return verdict == GOT_CHARGED ? VERDICT_PASS : verdict == GOT_NO_ROOM ? VERDICT_CONTENDED : VERDICT_AGAIN;
 	}
+	if (!rule || !look_at_slot(cpu, 0))
+		return VERDICT_AGAIN;
+	b = bucket_of(s->slot);
+	if (!conforms(s, s->flags, tested(w, s->flags)))
+		verdict = exceed(skb, w, s, params_of(rule, s->set), s->flags, b);
+	if (is_excess(verdict))
+		return verdict;
 	return set_tat(b, s->tat, s->start + w->cost, w->now) ? verdict : VERDICT_AGAIN;
 }
 
-/* Attempts to charge the bucket of the key that was sought, which gets a slot if it has none. */
-__noinline int charge_key(__u32 cpu, __u32 i)
+/* Charges the bucket of the packet's key. VERDICT_CONTENDED if that gets no slot: then the spill bucket was looked at. */
+__noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
-
-	s->slot = find_handle(w->hash);
-	if (s->slot)
-		return charge_slot(cpu, i);
-	switch (get_slot(cpu)) {
-	case GOT_CHARGED:
-		s->slot = find_handle(w->hash);
-		s->level = 0;
-		return VERDICT_PASS;
-	case GOT_NO_ROOM:
-		return VERDICT_CONTENDED;
-	}
-	return VERDICT_AGAIN;
-}
-
-/* Charges a packet to the bucket of a stage, of its key, or to the spill bucket if the key cannot get a slot. */
-__noinline int decide(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
+	struct stage *s = stage_of(w, 0);
 	struct rule *rule = rule_of(s->id);
-	enum verdict verdict = VERDICT_AGAIN;
 	const struct params *params;
-	__u32 flags = s->flags, tries;
+	int verdict;
+	__u32 tries;
 
 	if (!rule)
 		return VERDICT_CONTENDED;
-	if (flags & RULE_UNLIMITED)
-		return VERDICT_PASS;
 	params = params_of(rule, s->set);
-	if (flags & RULE_EACH) {
-		seek_at(skb, cpu, s, params);
-		w->key.id = s->id;
-		/* After an edit, a new key may have less room than the limit. */
-		w->opening = params->flags & RULE_EDITED || s->set & SET_REVERTED ? 0 : w->cost;
-#pragma unroll
-		for (tries = 0; tries < TRIES; tries++) {
-			verdict = charge_key(cpu, i);
-			if (verdict != VERDICT_AGAIN)
-				break;
-		}
+	seek_at(skb, cpu, s, params);
+	w->key.id = s->id;
+	/* After an edit, a new key may have less room than the limit. */
+	w->opening = is_edited(params, s->set) ? 0 : w->cost;
+	for (tries = 0; tries < TRIES; tries++) {
+		verdict = charge_key(skb, cpu);
+		if (verdict != VERDICT_AGAIN)
+			break;
+	}
+	if (verdict < VERDICT_CONTENDED)
+		return verdict;
+	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
+	look_at_limit(cpu, 0, s->id);
+	return VERDICT_CONTENDED;
+}
+
+/*
+ * Charges a packet to the bucket of its rule, which has room for it or not, or to that of its key. Without a slot, it is charged to
+ * the spill bucket, which has neither marks nor a penalty.
+ */
+static __always_inline enum verdict decide(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, bool room)
+{
+	struct stage *s = stage_of(w, 0);
+	enum verdict verdict;
+	__u32 flags = s->flags;
+
+	if (unlikely(flags & RULE_UNLIMITED))
+		return VERDICT_PASS;
+	if (unlikely(flags & RULE_EACH)) {
+		verdict = charge_each(skb, cpu);
 		if (verdict < VERDICT_CONTENDED)
 			return verdict;
-		__sync_fetch_and_add(&rule->spilled_packets, w->packets);
-		look_at_limit(cpu, i, s->id);
 		flags &= ~(RULE_ECN | RULE_PENALTY);
+		room = conforms(s, flags, tested(w, flags));
 	}
-	return charge_shared(w, s, rule, params, flags);
+	if (likely(room)) {
+		prepare(&rule->shared, cpu, 0, w->now);
+		if (take(&rule->shared, s, w->cost, tested(w, flags)))
+			return VERDICT_PASS;
+	}
+	verdict = exceed(skb, w, s, params_of(rule, s->set), flags, &rule->shared);
+	if (verdict == VERDICT_MARK) {
+		prepare(&rule->shared, cpu, 0, w->now);
+		charge_to(&rule->shared, s, w->cost);
+	}
+	return verdict;
 }
 
 #endif

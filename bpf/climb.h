@@ -16,7 +16,7 @@
 #ifndef SHAPECTL_CLIMB_H
 #define SHAPECTL_CLIMB_H
 
-#include "charge.h"
+#include "colours.h"
 
 /* Records a host or subnet that a shadow would have affected. */
 static __noinline int note_affected(struct __sk_buff *skb, const struct work *w, const struct params *params)
@@ -35,6 +35,70 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct work *w,
 		__sync_fetch_and_add(&value->bytes, first.bytes);
 	}
 	return 0;
+}
+
+/* Finds the size of a packet on the wire, by the framing of a limit. */
+static __always_inline void weigh(struct __sk_buff *skb, struct work *w, const struct params *params)
+{
+	struct size wire = { .bytes = skb->len, .packets = 1 };
+	__u32 least;
+
+	if (unlikely(skb->gso_size || skb->vlan_present || params->flags & RULE_FRAMING))
+		measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu, &wire);
+	w->bytes = wire.bytes;
+	w->packets = wire.packets;
+	w->cost = (__u64)wire.bytes << UNIT_BITS;
+	least = wire.bytes < SHARED_BYTES ? wire.bytes : SHARED_BYTES;
+	w->least = (__u64)least << UNIT_BITS;
+}
+
+/* Charges a packet to the shadow of a pool, if that has room, and counts it there. */
+__noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	struct stage *to = stage_of(w, STAGE_SHADOW);
+	struct rule *rule = rule_of(s->id);
+	struct counters *c;
+
+	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
+		return 0;
+	rule = rule_of(to->id);
+	if (!rule)
+		return 0;
+	c = counters_of(rule);
+	if (to->level + w->least <= to->limit) {
+		prepare(&rule->shared, cpu, STAGE_SHADOW, w->now);
+		charge_to(&rule->shared, to, w->cost);
+	} else {
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+		note_affected(skb, w, params_of(rule, to->set));
+	}
+	count(&c->passed_packets, &c->passed_bytes, w);
+	count_extra(rule, w);
+	return 0;
+}
+
+/* Counts a packet for the shadow of its rule. */
+static __always_inline void count_shadow(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
+{
+	__s32 action = READ_ONCE(w->action);
+	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+	bool coloured = HOOK(colours) && params->flags & RULE_COLOURS, dropped = coloured && action == ACTION_DROP;
+	bool excess = coloured ? action >= 0 && w->colour != GREEN : w->verdict == VERDICT_EXCESS;
+
+	count_extra(rule, w);
+	if (coloured && action < 0)
+		c->contended_packets += w->packets;
+	if (coloured ? dropped : excess)
+		note_affected(skb, w, params);
+	if (dropped) {
+		count(&c->dropped_packets, &c->dropped_bytes, w);
+		return;
+	}
+	if (excess)
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+	count(&c->passed_packets, &c->passed_bytes, w);
 }
 
 /* Debt that guarantees cannot reach: levels must stay below 2^62 units. */
@@ -87,8 +151,9 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
 		return 0;
 	params = params_of(rule, g->set);
+	prepare(&rule->shared, cpu, STAGE_SECOND, w->now);
 	if (g->level <= MAX_DEBT)
-		charge_to(&rule->shared, g, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
+		charge_to(&rule->shared, g, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
 	if (g->flags & RULE_EACH) {
 		g->slot = seek_at(skb, cpu, g, params);
 		if (!g->slot) {
@@ -104,217 +169,155 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	return 0;
 }
 
-/* The id of the second limit of a stage. */
-static __always_inline __u32 second_at(const struct stage *s)
-{
-	const struct rule *rule = rule_of(s->id);
-
-	return rule ? cold_of(params_of(rule, s->set))->second : 0;
-}
+/* What a stage may be beside a bucket. */
+#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN)
+#define SPECIAL_CHARGE (RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
 
 /* Tests a stage that is more than a bucket, for its own sake and for what is guaranteed there. */
 __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
-	int verdict;
-
-	if (i <= w->guaranteed) {
-		if (i && s->level + tested(w, RULE_POOL) > s->limit) {
-			if (!(s->flags & RULE_ECN) || s->level + w->cost > 2 * s->limit || !ecn_of(skb, w->ip))
-				return VERDICT_REFUSED;
-			w->marks |= 1U << (i & 31);
-		}
-		if (s->flags & RULE_SHARES) {
-			s->weight = weight_of(w, i);
-			find_sharer(skb, cpu, s);
-			verdict = judge_stage(skb, cpu, i);
-			if (verdict == SHARE_LATE)
-				return VERDICT_LATE;
-			if (verdict >= BEYOND_SHARE)
-				return VERDICT_REFUSED;
-			if (verdict != WITHIN_SHARE && !(s->flags & RULE_SPARSE && is_sparse(skb, cpu, i)))
-				return VERDICT_REFUSED;
-		}
-	}
-	if (!(s->flags & RULE_SHARES))
-		w->load = HEAVY;
-	if (s->flags & RULE_GUARANTEE && w->guaranteed == NOT_GUARANTEED && is_guaranteed(skb, cpu, second_at(s)))
-		w->guaranteed = i;
-	return VERDICT_PASS;
-}
-
-/* What a stage may be beside a bucket. */
-#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN)
-#define SPECIAL_CHARGE (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_DELAY | RULE_SHADOW)
-
-/* Tests the next pool. */
-__noinline int test_pool(struct __sk_buff *skb, __u32 cpu)
-{
-	struct work *w = work_of(cpu);
-	const struct stage *s;
-
-	if (!look_up(cpu))
-		return VERDICT_PASS;
-	s = stage_of(w, w->top);
-	if (unlikely(s->flags & SPECIAL_TEST))
-		return s->flags & RULE_ABSENT ? VERDICT_PASS : test_special(skb, cpu, w->top);
-	w->load = HEAVY;
-	return s->level + tested(w, RULE_POOL) > s->limit && w->top <= w->guaranteed ? VERDICT_REFUSED : VERDICT_PASS;
-}
-
-/* Counts a packet in the shadow of a pool, and charges it there if it has room. */
-__noinline int shadow_of_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, i);
-	struct stage *to = stage_of(w, STAGE_SHADOW);
 	struct rule *rule = rule_of(s->id);
-	struct counters *c;
-
-	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
-		return 0;
-	rule = rule_of(to->id);
-	if (!rule)
-		return 0;
-	c = counters_of(rule);
-	if (to->level + tested(w, RULE_POOL) <= to->limit) {
-		charge_to(&rule->shared, to, w->now, w->cost);
-	} else {
-		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
-		note_affected(skb, w, params_of(rule, to->set));
-	}
-	count(&c->passed_packets, &c->passed_bytes, w);
-	count_extra(rule, w);
-	return 0;
-}
-
-/* Charges what a stage has beside its bucket. */
-__noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, i);
-	struct counters *c;
-	struct rule *rule;
-	bool waits = false;
-
-	if (s->flags & RULE_DELAY)
-		waits = queue_at(skb, cpu, i);
-	if (s->flags & RULE_SHARES)
-		charge_share(skb, cpu, i);
-	if (s->flags & RULE_GUARANTEE && w->guaranteed <= i)
-		charge_guarantee(skb, cpu, second_at(s));
-	if (HOOK(shadows) && i && s->flags & RULE_SHADOW)
-		shadow_of_pool(skb, cpu, i);
-	if (!i || !(waits || w->marks >> (i & 31) & 1))
-		return 0;
-	rule = rule_of(s->id);
-	if (!rule)
-		return 0;
-	c = counters_of(rule);
-	count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
-	if (w->marks >> (i & 31) & 1)
-		c->marked_packets += w->packets;
-	w->at = s->id;
-	return 0;
-}
-
-/* Charges a pool. */
-__noinline int charge_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
-	struct rule *rule = rule_of(s->id);
-	struct counters *c;
+	int verdict = VERDICT_PASS, share;
 
 	if (!rule || s->flags & RULE_ABSENT)
-		return 0;
-	if (likely(s->level <= MAX_DEBT))
-		charge_to(&rule->shared, s, w->now, w->cost);
-	c = counters_of(rule);
-	count(&c->passed_packets, &c->passed_bytes, w);
-	count_extra(rule, w);
-	if (unlikely(s->flags & SPECIAL_CHARGE || w->marks >> (i & 31) & 1))
-		charge_special(skb, cpu, i);
-	return 0;
-}
-
-/* Whether the bucket of a rule refuses a packet, as far as that is known before the charge. If so, sets the penalty. */
-static __always_inline bool rule_refuses(struct __sk_buff *skb, __u32 cpu, struct work *w, struct stage *s, struct rule *rule)
-{
-	const struct params *params = params_of(rule, s->set);
-	struct bucket *b;
-
-	if (s->flags & RULE_UNLIMITED)
-		return false;
-	if (s->flags & RULE_EACH) {
-		s->slot = seek_at(skb, cpu, s, params);
-		if (!s->slot || !look_at_slot(cpu, 0))
-			return false;
+		return VERDICT_PASS;
+	if (i && i <= w->guaranteed && s->level + w->least > s->limit) {
+		if (exceed(skb, w, s, params_of(rule, s->set), s->flags, &rule->shared) != VERDICT_MARK)
+			return VERDICT_REFUSED;
+		w->marks |= 1U << (i & 31);
 	}
-	if (conforms(s, s->flags, tested(w, s->flags)) || may_mark(w, s, s->flags) || s->flags & RULE_PASS)
-		return false;
-	b = bucket_of(s->slot);
-	if (s->flags & RULE_PENALTY) {
-		if (s->slot)
-			penalise(w, s, params, b);
-		else
-			penalise(w, s, params, &rule->shared);
+	/* The load of the sharer below counts only if there is one. */
+	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
+		w->load = HEAVY;
+	if (s->flags & RULE_SHARES && i <= w->guaranteed) {
+		s->weight = weight_of(w, i);
+		find_sharer(skb, cpu, s);
+		share = judge_stage(skb, cpu, i);
+		if (share == SHARE_LATE)
+			return VERDICT_LATE;
+		if (share >= BEYOND_SHARE || (share != WITHIN_SHARE && !(s->flags & RULE_SPARSE && is_sparse(skb, cpu, i))))
+			verdict = i ? VERDICT_REFUSED : s->flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
+		if (!passes(verdict, s->flags))
+			return verdict;
 	}
-	return true;
+	if (s->flags & RULE_GUARANTEE && w->guaranteed == NOT_GUARANTEED &&
+	    is_guaranteed(skb, cpu, cold_of(params_of(rule, s->set))->second))
+		w->guaranteed = i;
+	return verdict;
 }
 
-/* Whether a packet passes by the verdict of its rule. */
-static __always_inline bool passes(enum verdict verdict, __u32 flags)
-{
-	if (verdict == VERDICT_EXCESS)
-		return flags & RULE_PASS;
-	if (verdict == VERDICT_CONTENDED)
-		return !(flags & RULE_FAIL_CLOSED);
-	return verdict != VERDICT_REFUSED;
-}
-
-/* The verdict for a packet whose rule has shares, pools or a guarantee, before it is charged to anything. */
-__noinline int ascend(struct __sk_buff *skb, __u32 cpu)
+/* The verdict of the bucket of the packet's key, as far as it is known before the charge. */
+__noinline int test_each(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, 0);
-	struct rule *rule = rule_of(w->id);
-	int verdict = VERDICT_PASS, above;
-	__u32 n;
+	const struct rule *rule = rule_of(s->id);
+	const struct params *params;
 
 	if (!rule)
 		return VERDICT_PASS;
-	w->guaranteed = NOT_GUARANTEED;
-	w->marks = 0;
-	w->load = HEAVY;
-	w->top = 0;
-	w->within = s->flags & RULE_WITHIN ? params_of(rule, s->set)->within + 1 : 0;
-	if (rule_refuses(skb, cpu, w, s, rule))
-		return VERDICT_EXCESS;
-	if (s->flags & (RULE_SHARES | RULE_GUARANTEE)) {
-		verdict = test_special(skb, cpu, 0);
-		if (verdict == VERDICT_REFUSED)
-			verdict = VERDICT_EXCESS;
-		if (verdict == VERDICT_LATE || !passes(verdict, s->flags))
-			return verdict;
-		/* The rule passes what is beyond its share. */
-		if (verdict == VERDICT_EXCESS && s->flags & RULE_GUARANTEE && is_guaranteed(skb, cpu, second_at(s)))
-			w->guaranteed = 0;
-	}
-#pragma unroll
-	for (n = 0; n < MAX_DEPTH; n++) {
-		if (!w->within)
+	params = params_of(rule, s->set);
+	s->slot = seek_at(skb, cpu, s, params);
+	if (!s->slot || !look_at_slot(cpu, 0) || conforms(s, s->flags, tested(w, s->flags)))
+		return VERDICT_PASS;
+	return exceed(skb, w, s, params, s->flags, bucket_of(s->slot));
+}
+
+/* Tests the pools above a rule, from the lowest on. */
+static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 within)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct rule *rule;
+	struct stage *s;
+	__u32 i;
+
+	for (i = 1; i <= MAX_DEPTH; i++) {
+		rule = within ? rule_of(within - 1) : NULL;
+		if (!rule)
 			break;
-		above = test_pool(skb, cpu);
+		s = stage_of(w, i);
+		params = place(w, s, within - 1, rule);
+		if (likely(!(params->flags & RULE_LEASED)))
+			look_at(s, rule, params, s->set, &rule->shared, w->now);
+		else
+			look_at_limit(cpu, i, within - 1);
+		within = params->flags & RULE_WITHIN ? params->within + 1 : 0;
+		w->top = i;
+		if (likely(!(params->flags & SPECIAL_TEST))) {
+			if (unlikely(s->level + w->least > s->limit && i <= w->guaranteed))
+				return VERDICT_REFUSED;
+		} else {
+			w->within = within;
+			verdict = test_special(skb, cpu, i);
+			if (verdict != VERDICT_PASS)
+				return verdict;
+		}
+	}
+	return VERDICT_PASS;
+}
+
+/* The verdict for a packet whose rule has shares, pools or a guarantee, before it is charged to anything. */
+static __always_inline enum verdict test(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule,
+					 const struct params *params, bool room)
+{
+	struct stage *s = stage_of(w, 0);
+	enum verdict verdict = VERDICT_PASS, above;
+	__u32 flags = params->flags;
+
+	if (unlikely(!room || flags & RULE_EACH) && !(flags & (RULE_UNLIMITED | RULE_PASS))) {
+		verdict = flags & RULE_EACH ? test_each(skb, cpu) : exceed(skb, w, s, params, flags, &rule->shared);
+		if (verdict == VERDICT_EXCESS)
+			return verdict;
+		verdict = VERDICT_PASS;
+	}
+	w->guaranteed = NOT_GUARANTEED;
+	if (unlikely(flags & (RULE_SHARES | RULE_GUARANTEE))) {
+		w->within = flags & RULE_WITHIN ? params->within + 1 : 0;
+		verdict = test_special(skb, cpu, 0);
+		if (verdict == VERDICT_LATE || !passes(verdict, flags))
+			return verdict;
+	}
+	if (flags & RULE_WITHIN) {
+		above = ascend(skb, cpu, w, params->within + 1);
 		if (above != VERDICT_PASS)
 			return above;
 	}
 	return verdict;
 }
 
+/* Charges what a stage has beside its bucket: which of its flags. */
+__noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 flags)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	struct rule *rule = rule_of(s->id);
+	bool waits = false, marked;
+	struct counters *c;
+
+	if (!rule)
+		return 0;
+	if (flags & RULE_DELAY)
+		waits = queue_at(skb, cpu, i);
+	if (flags & RULE_SHARES)
+		charge_share(skb, cpu, i);
+	if (flags & RULE_GUARANTEE && w->guaranteed <= i)
+		charge_guarantee(skb, cpu, cold_of(params_of(rule, s->set))->second);
+	marked = w->marks >> (i & 31) & 1;
+	if (!i || !(waits || marked))
+		return 0;
+	c = counters_of(rule);
+	count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+	if (marked)
+		c->marked_packets += w->packets;
+	w->at = s->id;
+	return 0;
+}
+
 /* Counts a packet that the last pool refused. */
-__noinline int refuse(struct __sk_buff *skb, __u32 cpu)
+__noinline int refuse(__u32 cpu)
 {
 	struct work *w = work_of(cpu);
 	const struct stage *s = stage_of(w, w->top);
@@ -327,51 +330,72 @@ __noinline int refuse(struct __sk_buff *skb, __u32 cpu)
 	c = counters_of(rule);
 	count(&c->dropped_packets, &c->dropped_bytes, w);
 	count_extra(rule, w);
-	if (HOOK(shadows) && s->flags & RULE_SHADOW)
-		shadow_of_pool(skb, cpu, w->top);
 	return 0;
 }
 
-/* The verdict for a packet by its rule and the pools above, and the charges of what it passes. */
-static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu)
+/* Charges a packet to the pools above its rule. */
+static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
-	enum verdict verdict;
+	struct counters *c;
+	struct rule *rule;
+	struct stage *s;
 	__u32 i;
 
-	if (!HOOK(pools) || !(s->flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN))) {
-		verdict = decide(skb, cpu, 0);
-		if (verdict == VERDICT_PASS && s->flags & RULE_DELAY)
-			queue_at(skb, cpu, 0);
-		return verdict;
-	}
-	verdict = ascend(skb, cpu);
-	if (verdict == VERDICT_LATE) {
-		keep_clocks(cpu);
-		w->kept = true;
-		verdict = ascend(skb, cpu);
-	}
-	if (verdict == VERDICT_REFUSED)
-		refuse(skb, cpu);
-	else if (verdict == VERDICT_PASS)
-		verdict = decide(skb, cpu, 0);
-	if (!passes(verdict, s->flags)) {
-		w->marks = 0;
-		return verdict;
-	}
-	if (verdict == VERDICT_EXCESS)
-		s->flags &= ~RULE_SHARES;
-	if (verdict != VERDICT_PASS)
-		s->flags &= ~RULE_DELAY;
-	if (s->flags & (RULE_SHARES | RULE_GUARANTEE | RULE_DELAY))
-		charge_special(skb, cpu, 0);
-#pragma unroll
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
-		charge_pool(skb, cpu, i);
+		s = stage_of(w, i);
+		rule = rule_of(s->id);
+		if (!rule)
+			break;
+		prepare(&rule->shared, cpu, i, w->now);
+		if (likely(s->level <= MAX_DEBT))
+			charge_to(&rule->shared, s, w->cost);
+		c = &rule->counters[MASKED(cpu, cpu_mask)];
+		count(&c->passed_packets, &c->passed_bytes, w);
+		count_extra(rule, w);
+		if (unlikely(s->flags & SPECIAL_CHARGE || w->marks))
+			charge_special(skb, cpu, i, s->flags);
 	}
+}
+
+/* The verdict for a packet by its rule and the pools above, and the charges of what it passes. */
+static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule,
+						const struct params *params)
+{
+	struct stage *s = stage_of(w, 0);
+	enum verdict verdict = VERDICT_PASS;
+	__u32 flags = params->flags;
+	bool room = conforms(s, flags, tested(w, flags));
+
+	if (HOOK(pools) && flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN)) {
+		w->room = room;
+		w->verdict = test(skb, cpu, w, rule, params, room);
+		/* Through memory, so that the verifier goes on once and not for each way to get here. */
+		room = READ_ONCE(w->room);
+		verdict = READ_ONCE(w->verdict);
+		if (verdict == VERDICT_LATE)
+			return verdict;
+	}
+	if (likely(verdict == VERDICT_PASS))
+		verdict = decide(skb, cpu, w, rule, room);
+	else if (verdict == VERDICT_REFUSED)
+		refuse(cpu);
+	w->verdict = verdict;
+	verdict = READ_ONCE(w->verdict);
+	flags &= RULE_SHARES | RULE_GUARANTEE | RULE_DELAY;
+	if (unlikely(verdict != VERDICT_PASS)) {
+		if (!passes(verdict, params->flags)) {
+			w->marks = 0;
+			w->first = verdict == VERDICT_REFUSED ? w->top : STAGES;
+			return verdict;
+		}
+		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;
+	}
+	if (unlikely(flags))
+		charge_special(skb, cpu, 0, flags);
+	if (HOOK(pools))
+		charge_pools(skb, cpu, w);
 	return verdict;
 }
 

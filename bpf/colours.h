@@ -12,18 +12,33 @@
 #define SHAPECTL_COLOURS_H
 
 #include "charge.h"
-#include "rfc4115.c"
-#include "srtcm.c"
-#include "trtcm.c"
 
-static __always_inline enum colour meter(__u32 flags, const struct stage *first, enum colour in, __u64 cost, __u64 *level2,
-					 __u64 limit2)
+/*
+ * The colour of a packet of the size cost, from the levels of its two buckets. It came with the colour in, GREEN without colours
+ * from outside.
+ *
+ *	RFC 2697	green if level + cost <= CBS; else yellow if level2 + cost <= level + EBS; else red
+ *	RFC 2698	red if level2 + cost > PBS; else yellow if level + cost > CBS; else green
+ *	RFC 4115	green if level + cost <= CBS; else yellow if level2 + cost <= EBS; else red
+ *
+ * A token bucket of an RFC has its size less the level here. The first limit is the CBS, the second one the PBS or EBS. With
+ * RFC 2697 that is CBS + EBS, and level2 is CBS + EBS - Tc - Te, to which green packets add, too: as a token that does not go to Tc
+ * goes to Te, both levels fall at the CIR until they are 0. One bucket with two thresholds would be wrong: yellow packets would
+ * delay green ones. level2 is at least level; it is less after a change from an algorithm without colours.
+ */
+static __always_inline enum colour meter(__u32 flags, enum colour in, __u64 cost, __u64 level, __u64 limit, __u64 *level2, __u64 limit2)
 {
-	if (flags & RULE_TRTCM)
-		return trtcm(in, cost, first->level, first->limit, *level2, limit2);
-	if (flags & RULE_SRTCM)
-		return srtcm(in, cost, first->level, first->limit, level2, limit2);
-	return rfc4115(in, cost, first->level, first->limit, *level2, limit2);
+	bool green = in == GREEN && level + cost <= limit, yellow;
+
+	if (flags & RULE_SRTCM) {
+		limit2 += level - limit;
+		if (*level2 < level)
+			*level2 = level;
+	}
+	yellow = in != RED && *level2 + cost <= limit2;
+	if (flags & RULE_TRTCM && !yellow)
+		return RED;
+	return green ? GREEN : yellow ? YELLOW : RED;
 }
 
 /*
@@ -39,7 +54,7 @@ static __always_inline bool colour_by(struct work *w, const struct stage *first,
 		return false;
 	if (w->paid)
 		level2 = level2 > cost ? level2 - cost : 0;
-	w->colour = meter(first->flags, first, w->colour_in, cost, &level2, second->limit);
+	w->colour = meter(first->flags, w->colour_in, cost, first->level, first->limit, &level2, second->limit);
 	if (w->colour == RED) {
 		/* What has drained meanwhile is not given back. */
 		if (w->paid && second->level >= cost &&
@@ -79,44 +94,42 @@ __noinline int add_second(__u32 cpu, __u64 slot, __u32 id)
 	return READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id);
 }
 
-/* An attempt to give a packet its colour, by the buckets in the slot of a stage or the shared ones. Returns it, or -1. */
-__noinline int colour_pair(__u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *first = stage_of(w, i), *second = stage_of(w, STAGE_SECOND);
-	struct rule *rule = rule_of(first->id), *other = rule_of(second->id);
-	struct bucket *b, *b2;
+/* The buckets of a packet that shall get a colour. */
+struct pair {
+	struct work *w;
+	struct stage *first, *second;
+	struct rule *rule, *other;
+	__u32 cpu;
+	bool each, done;
+};
 
-	if (!rule || !other)
-		return -1;
-	b = &rule->shared;
-	b2 = &other->shared;
-	if (first->slot) {
-		if (!add_second(cpu, first->slot, second->id))
-			return -1;
+/* An attempt, for bpf_loop. It returns 1 if it is the last one. A key that gets no slot uses the shared buckets. */
+static long colour_pair(__u64 n __attribute__((unused)), struct pair *p)
+{
+	struct stage *first = p->first, *second = p->second;
+	struct rule *rule = p->rule, *other = p->other;
+	struct bucket *b = &rule->shared, *b2 = &other->shared;
+	struct work *w = p->w;
+
+	first->slot = 0;
+	if (unlikely(p->each)) {
+		first->slot = find_handle(w->hash);
+		if (!first->slot) {
+			if (get_slot(p->cpu) != GOT_NO_ROOM)
+				return 0;
+			__sync_fetch_and_add(&rule->spilled_packets, w->packets);
+			p->each = false;
+			return w->paid ? 1 : 0;
+		}
+		if (!add_second(p->cpu, first->slot, second->id))
+			return 0;
 		b = bucket_of(first->slot);
 		b2 = second_of(first->slot >> 32);
 	}
 	look_at(first, rule, params_of(rule, first->set), first->set, b, w->now);
 	look_at(second, other, params_of(other, second->set), second->set, b2, w->now);
-	return colour_by(w, first, b, second, b2) ? w->colour : -1;
-}
-
-/* An attempt with the shared buckets, or with those of the key that was sought. A key that gets no slot uses the shared ones. */
-__noinline int colour_key(__u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
-	struct rule *rule = rule_of(s->id);
-
-	s->slot = s->flags & RULE_EACH ? find_handle(w->hash) : 0;
-	if (s->slot || !(s->flags & RULE_EACH))
-		return colour_pair(cpu, i);
-	if (get_slot(cpu) != GOT_NO_ROOM || !rule)
-		return -1;
-	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
-	s->flags &= ~RULE_EACH;
-	return w->paid ? YELLOW : -1; /* the second bucket has it */
+	p->done = colour_by(w, first, b, second, b2);
+	return p->done ? 1 : 0;
 }
 
 /* The incoming colour of a packet. */
@@ -144,79 +157,64 @@ static __always_inline void count_colour(const struct work *w, struct rule *seco
 		count(&c->dropped_packets, &c->dropped_bytes, w);
 }
 
-/*
- * Gives a packet its colour by a rule or its shadow, at a stage that was looked at. Returns the action for it, or -1 if other CPUs
- * were faster all the time.
- */
-__noinline int colour(struct __sk_buff *skb, __u32 cpu, __u32 i)
+/* Gives a packet its colour. Returns the action for it, or -1 if other CPUs were faster all the time. */
+static __always_inline int colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i), *second = stage_of(w, STAGE_SECOND);
-	struct rule *rule = rule_of(s->id), *other;
-	const struct params *params;
-	int is = -1, action;
-	__u32 tries;
+	struct pair p = { .w = w, .first = stage_of(w, 0), .second = stage_of(w, STAGE_SECOND), .rule = rule, .cpu = cpu };
+	__u32 second = cold_of(params)->second;
+	int action;
 
-	if (!rule)
+	p.other = rule_of(second);
+	if (!p.other)
 		return -1;
-	params = params_of(rule, s->set);
+	place(w, p.second, second, p.other);
 	w->paid = false;
-	other = rule_of(cold_of(params)->second);
-	if (!other)
-		return -1;
-	place(w, second, cold_of(params)->second, other);
-	w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
-	if (s->flags & RULE_EACH) {
-		seek_at(skb, cpu, s, params);
-		w->key.id = s->id;
-		w->key.second = second->id;
+	w->colour_in = params->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(p.other, p.second->set)) : GREEN;
+	if (params->flags & RULE_EACH) {
+		p.each = true;
+		seek_at(skb, cpu, p.first, params);
+		w->key.id = w->id;
+		w->key.second = second;
 		w->key.paired = true;
 		w->opening = 0;
 	}
-#pragma unroll
-	for (tries = 0; tries < 2 * TRIES; tries++) {
-		is = colour_key(cpu, i);
-		if (is >= 0)
-			break;
+	bpf_loop(2 * TRIES, colour_pair, &p, 0);
+	if (!p.done) {
+		if (!w->paid)
+			return -1;
+		w->colour = YELLOW; /* the second bucket has it */
 	}
-	if (is < 0 && !w->paid)
-		return -1;
-	w->colour = is < 0 ? YELLOW : is; /* the second bucket has it */
-	count_colour(w, other);
+	count_colour(w, p.other);
 	action = params->within >> (w->colour & 3) * 8 & 0xff;
 	return action == ACTION_ECN && !ecn_of(skb, w->ip) ? ACTION_DROP : action;
 }
 
-/* Gives a packet the colour of its rule, and does what the rule says about it. Events tell only of red packets. */
-__noinline int apply_colour(struct __sk_buff *skb, __u32 cpu)
+/* Does what the rule says about the colour of a packet. Events tell only of red packets. */
+static __always_inline enum verdict act_on_colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
-	struct rule *rule = rule_of(s->id);
-	int action = colour(skb, cpu, 0);
-	struct counters *c;
+	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+	int action = READ_ONCE(w->action), failed = 0;
 
-	if (!rule || action < 0)
+	if (action < 0)
 		return VERDICT_CONTENDED;
 	if (action == ACTION_DROP)
 		return VERDICT_EXCESS;
 	if (action == ACTION_ECN && w->colour == RED)
 		return VERDICT_MARK;
-	c = counters_of(rule);
 	if (action == ACTION_ECN) {
-		if (set_class(skb, w->ip, ~0, CE))
-			c->contended_packets += w->packets;
-		else
+		failed = set_class(skb, w->ip, ~0, CE);
+		if (!failed)
 			c->marked_packets += w->packets;
-	} else if (action < ACTION_PASS && traffic_class(skb, w->ip) >> 2 != action && set_class(skb, w->ip, CE, action << 2)) {
-		c->contended_packets += w->packets;
+	} else if (action < ACTION_PASS && traffic_class(skb, w->ip) >> 2 != action) {
+		failed = set_class(skb, w->ip, CE, action << 2);
 	}
+	if (failed)
+		c->contended_packets += w->packets;
+	if (w->colour == RED)
+		return VERDICT_BEYOND;
 	if (w->colour == YELLOW)
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
-	if (w->colour != RED)
-		return VERDICT_PASS;
-	s->flags |= RULE_PASS;
-	return VERDICT_EXCESS;
+	return VERDICT_PASS;
 }
 
 #endif

@@ -205,11 +205,11 @@ __noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 		e->fate = FATE_MARKED;
 	else if (verdict == VERDICT_DELAY)
 		e->fate = FATE_DELAYED;
-	else if (verdict == VERDICT_PASS || (verdict == VERDICT_EXCESS && flags & RULE_PASS))
+	else if (verdict == VERDICT_PASS || verdict == VERDICT_BEYOND)
 		e->fate = FATE_PASSED;
 	describe(skb, cpu);
 	tag = w->hash;
-	if (verdict == VERDICT_EXCESS && flags & RULE_PENALTY) {
+	if (is_excess(verdict) && flags & RULE_PENALTY) {
 		e->kind = EVENT_PENALTY;
 		quiet = later(quiet, cold->penalty_ns);
 	}

@@ -29,7 +29,7 @@
 #define HOOK(field)                                                         \
 	({                                                                  \
 		__u32 value;                                                \
-		asm("%0 = %1" : "=w"(value) : "i"(HOOK_CONSTANT(field)));   \
+		asm volatile("%0 = %1" : "=w"(value) : "i"(HOOK_CONSTANT(field))); \
 		value;                                                      \
 	})
 

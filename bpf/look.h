@@ -111,7 +111,7 @@ static __always_inline const struct params *lease_of(const struct params *params
 {
 	__u32 number = cold_of(params)->lease - 1;
 	const struct lease *lease = bpf_map_lookup_elem(&leases, &number);
-	__u64 which, until, before, at; /* and the mask below: Linux 6.1 loses ranges otherwise */
+	__u32 which;
 
 	if (!lease)
 		return NULL;
@@ -119,11 +119,7 @@ static __always_inline const struct params *lease_of(const struct params *params
 	if (set & SET_REVERTED && params->flags & RULE_RELEASED)
 		which++;
 	which &= 1;
-	until = READ_ONCE(lease->until[which]);
-	/* now < until, without a branch: without CAP_PERFMON the verifier accepts one range of an offset only. */
-	before = KEPT((~now & until) | (~(now ^ until) & (now - until))) >> 63;
-	at = which * sizeof(lease->set[0]) + (before ^ 1) * sizeof(struct params);
-	return (const void *)&lease->set[0].params[0] + (KEPT(at) & (sizeof(lease->set[0]) | sizeof(struct params)));
+	return &lease->set[which].params[now >= READ_ONCE(lease->until[which])];
 }
 
 /* The parameters of a set that have the rate, and all that follows from it. Those of a lease have a set of their own. */
@@ -147,13 +143,14 @@ static __always_inline __u64 rate_of(const struct rule *rule, __u32 set, __u64 n
 }
 
 /*
- * Whether a bucket is empty whatever its TAT, because the byte clock may have
- * wrapped since its last charge. A packet that read its time before the last charge
- * does not find the bucket empty.
+ * 1 if a bucket is empty whatever its TAT, because the byte clock may have wrapped since its last charge; else 0. A packet that read
+ * its time before the last charge does not find the bucket empty. Levels need no branch: each would double what the verifier follows.
  */
-static __always_inline bool is_idle(__u32 idle, __u64 now, __u32 charged)
+static __always_inline __u64 is_idle(__u32 idle, __u64 now, __u32 charged)
 {
-	return (__u32)(tick(now) + TICKS_AHEAD + TICKS_LATE - charged) > idle + TICKS_LATE;
+	__u32 since = tick(now) + TICKS_AHEAD + TICKS_LATE - charged;
+
+	return ((__u64)idle + TICKS_LATE - since) >> 63;
 }
 
 /* The tick of a bucket, after its TAT was read. A tick that another CPU raises meanwhile may be that of a later TAT. */
@@ -167,68 +164,78 @@ static __always_inline __u32 read_tick(const struct bucket *b, __u64 *tat)
 	return READ_ONCE(b->tick);
 }
 
-/* The clock of a limit at a time. */
-static __always_inline __u64 clock_at(const struct rule *rule, const struct params *params, __u32 set, __u64 now)
+static __always_inline const struct clock *clock_of(const struct rule *rule, const struct params *params, __u32 set)
 {
-	__u64 base = READ_ONCE(params->clock.base);
-
-	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
-	if (unlikely(set & SET_REVERTED))
-		base = READ_ONCE(KEPT(rule)->reverted.base);
-	return byte_clock(params->rate_units, base, now);
+	return unlikely(set & SET_REVERTED) ? &rule->reverted : &params->clock;
 }
 
-/*
- * The level of a bucket by a clock that began with an edit, and reads v. since has params.idle, and the tick of the last
- * charge in its low half.
- */
-static __always_inline __u64 level_since(const struct clock *c, __u64 v, __u64 now, __u64 tat, __u64 since)
+static __always_inline __u64 clock_at(const struct clock *c, const struct params *params, __u64 now)
 {
-	bool lately = (__s32)(tick(now) - c->until) <= 0;
-	__u64 level = tat - v, least = c->floor - v;
-
-	if ((__s64)level < 0 || (__s32)((__u32)since - c->fresh) < 0 || (!lately && is_idle(since >> 32, now, since)))
-		level = 0;
-	return lately && (__s64)least > (__s64)level ? least : level;
+	return byte_clock(params->rate_units, READ_ONCE(c->base), now);
 }
 
-static __noinline __u64 edited_level(const struct clock *c, __u64 v, __u64 now, __u64 tat, __u64 since)
-{
-	return level_since(c, v, now, tat, since);
-}
-
+/* Whether the clock of a limit began with an edit. */
 static __always_inline bool is_edited(const struct params *params, __u32 set)
 {
-	return params->flags & RULE_EDITED || set & SET_REVERTED;
+	return (params->flags & RULE_EDITED) | (set & SET_REVERTED);
 }
 
-/*
- * The level in units that a bucket with this TAT and tick has. Few limits were edited lately, so that case is a call. With deep
- * it is not: the kernel allows eight frames.
- */
-static __always_inline __u64 level_of(const struct rule *rule, const struct params *params, __u32 set, __u64 v, __u64 now,
-				      __u64 tat, __u32 charged, bool deep)
+/* The level in units that a bucket with this TAT and tick has at v, which the clock reads. */
+static __always_inline __u64 plain_level(__u32 idle, __u64 v, __u64 now, __u64 tat, __u32 charged)
 {
-	__u64 level = tat - v, since = (__u64)params->idle << 32 | charged;
+	__u64 level = tat - v;
 
-	if (unlikely(set & SET_REVERTED))
-		return deep ? level_since(&KEPT(rule)->reverted, v, now, tat, since) :
-			      edited_level(&KEPT(rule)->reverted, v, now, tat, since);
-	if (unlikely(params->flags & RULE_EDITED))
-		return deep ? level_since(&params->clock, v, now, tat, since) : edited_level(&params->clock, v, now, tat, since);
-	return (__s64)level < 0 || is_idle(params->idle, now, charged) ? 0 : level;
+	return level & ((level >> 63 | is_idle(idle, now, charged)) - 1);
+}
+
+/* The same by a clock that began with an edit. */
+static __always_inline __u64 edited_level(const struct clock *c, __u32 idle, __u64 v, __u64 now, __u64 tat, __u32 charged)
+{
+	__u64 late = (c->until - tick(now)) >> 31, stale = (charged - c->fresh) >> 31, level = tat - v, more = c->floor - v;
+
+	level &= (level >> 63 | stale | (late & is_idle(idle, now, charged))) - 1;
+	more &= (more >> 63 | late) - 1;
+	more -= level;
+	return level + (more & ((more >> 63) - 1));
+}
+
+/* By the clock of either kind. */
+static __always_inline __u64 level_of(const struct clock *c, const struct params *params, __u32 set, __u64 v, __u64 now, __u64 tat,
+				      __u32 charged)
+{
+	if (is_edited(params, set))
+		return edited_level(c, params->idle, v, now, tat, charged);
+	return plain_level(params->idle, v, now, tat, charged);
+}
+
+static __noinline void look_at_edited(struct stage *s, const struct clock *c, const struct params *params, const struct bucket *b,
+				      __u64 now)
+{
+	__u64 v = clock_at(c, params, now), tat = READ_ONCE(b->tat);
+	__u32 charged = read_tick(b, &tat);
+
+	s->tat = tat;
+	s->level = edited_level(c, params->idle, v, now, tat, charged);
+	s->start = v + s->level;
+	s->limit = params->limit;
 }
 
 /* Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty. */
 static __always_inline void look_at(struct stage *s, const struct rule *rule, const struct params *params, __u32 set,
 				    const struct bucket *b, __u64 now)
 {
-	__u64 v = clock_at(rule, params, set, now), tat = READ_ONCE(b->tat), level = 0;
+	__u64 v, tat, level = 0;
 	__u32 charged;
 
-	if ((__s64)(tat - v) > 0 || unlikely(is_edited(params, set))) {
+	if (unlikely(is_edited(params, set))) {
+		look_at_edited(s, clock_of(rule, params, set), params, b, now);
+		return;
+	}
+	v = clock_at(&params->clock, params, now);
+	tat = READ_ONCE(b->tat);
+	if ((__s64)(tat - v) > 0) {
 		charged = read_tick(b, &tat);
-		level = level_of(rule, params, set, v, now, tat, charged, false);
+		level = plain_level(params->idle, v, now, tat, charged);
 	}
 	s->tat = tat;
 	s->level = level;
@@ -236,13 +243,16 @@ static __always_inline void look_at(struct stage *s, const struct rule *rule, co
 	s->limit = params->limit;
 }
 
-/* Puts a limit on a stage, with the set that is in force. */
-static __always_inline void place(const struct work *w, struct stage *s, __u32 id, const struct rule *rule)
+/* Puts a limit on a stage. Returns the parameters that are in force. */
+static __always_inline const struct params *place(const struct work *w, struct stage *s, __u32 id, const struct rule *rule)
 {
+	__u32 set = set_in(rule, w->phase);
+	const struct params *params = params_of(rule, set);
+
 	s->id = id;
-	s->set = set_in(rule, w->phase);
-	s->flags = params_of(rule, s->set)->flags;
-	s->slot = 0;
+	s->set = set;
+	s->flags = params->flags;
+	return params;
 }
 
 /* Looks at the shared bucket of the limit that a stage has. */
@@ -330,34 +340,50 @@ static __always_inline bool set_tat(struct bucket *b, __u64 old, __u64 tat, __u6
 	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old;
 }
 
-/* Charges a shared bucket whatever its level is by now. Others can only have raised it since it was looked at. */
-static __always_inline void charge_to(struct bucket *b, struct stage *s, __u64 now, __u64 cost)
+/* Raises the tick of the shared bucket of a stage, which is charged next: few packets are the first ones in a tick. */
+__noinline int raise_shared(__u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	struct rule *rule = rule_of(s->id);
+	__u64 tat = s->tat;
+
+	if (rule && raise_tick(&rule->shared, &tat, s->start, s->start, tick(w->now)))
+		s->tat = tat;
+	return 0;
+}
+
+static __always_inline void prepare(const struct bucket *b, __u32 cpu, __u32 i, __u64 now)
+{
+	if (unlikely(READ_ONCE(b->tick) - tick(now) > TICKS_LATE))
+		raise_shared(cpu, i);
+}
+
+/* Charges a shared bucket, whose tick was raised, whatever its level is by now. Others can only have raised it since the look. */
+static __always_inline void charge_to(struct bucket *b, struct stage *s, __u64 cost)
 {
 	__u64 old = s->tat, start = s->start, more;
 
-	raise_tick(b, &old, start, start, tick(now)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
 	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
 		return;
 	more = KEPT(__sync_fetch_and_add(&b->tat, cost)) - start;
-	if (unlikely((__s64)more > 0)) { /* in a queue, the packet is behind theirs */
-		s->level += more;
-		s->start += more;
-	}
+	more &= (more >> 63) - 1; /* in a queue, the packet is behind theirs */
+	s->level += more;
+	s->start += more;
 }
 
 /*
- * Charges a conforming packet to a shared bucket that was looked at. No loop: if another CPU was faster, the packet takes the
+ * Charges a conforming packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was faster, the packet takes the
  * next place, and gives it back if that is beyond the limit. Meanwhile others see a level that is too high by that. So near
  * the limit a packet may be refused that a lock would admit, and never the other way round. Sets level to that before the
  * charge. Returns false if there is no room any more.
  */
-static __always_inline bool take(struct bucket *b, struct stage *s, __u64 now, __u64 cost, __u64 least)
+static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost, __u64 least)
 {
-	__u64 old, tat = s->tat, v = s->start - s->level, from;
+	__u64 old, v = s->start - s->level, from;
 
-	raise_tick(b, &tat, s->start, s->start, tick(now));
-	if (s->start != tat && likely(KEPT(__sync_val_compare_and_swap(&b->tat, tat, s->start + cost)) == tat))
+	if (s->start != s->tat && likely(KEPT(__sync_val_compare_and_swap(&b->tat, s->tat, s->start + cost)) == s->tat))
 		return true;
 	old = KEPT(__sync_fetch_and_add(&b->tat, cost));
 	if (likely(old == s->start))

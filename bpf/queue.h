@@ -227,7 +227,7 @@ __noinline int take_turn(struct __sk_buff *skb, __u32 cpu, __u32 i, int skips)
 	}
 	if (unlikely(asks_later(skb, w->now))) {
 		end = later(leaves, w->now + drain_ns(rate, queue));
-		if (w->latest > end)
+		if (!w->latest || w->latest > end)
 			w->latest = end;
 	}
 	if (leaves - w->now > w->longest) {
@@ -253,7 +253,7 @@ static __always_inline bool depart(struct __sk_buff *skb, const struct work *w)
 {
 	__u64 leaves = w->now + w->longest;
 
-	if (unlikely(asks_later(skb, leaves)) && w->latest != ~0ULL) {
+	if (unlikely(w->latest && asks_later(skb, leaves))) {
 		if (skb->tstamp > w->latest)
 			set_departure(skb, later(w->latest, leaves));
 		return true;

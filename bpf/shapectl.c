@@ -6,7 +6,6 @@
  * each key. Else it calls climb, which knows all that a rule can have.
  */
 #include <linux/pkt_cls.h>
-#include "colours.h"
 #include "events.h"
 #include "prefix.h"
 
@@ -123,7 +122,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	}
 	look_at(&s, rule, params, set, &rule->shared, now);
 	cost = (__u64)skb->len << UNIT_BITS;
-	passes = conforms(&s, params->flags, cost) && take(&rule->shared, &s, now, cost, cost);
+	passes = conforms(&s, params->flags, cost);
+	if (passes) {
+		raise_tick(&rule->shared, &s.tat, s.start, s.start, tick(now));
+		passes = take(&rule->shared, &s, cost, cost);
+	}
 	if (passes || !is_heard())
 		return count_one(skb, rule, passes);
 	/* climb tells of it */
@@ -205,129 +208,81 @@ int shapectl(struct __sk_buff *skb)
 	return id ? apply(skb, ip, id - 1) : NEXT;
 }
 
-/* Finds the size of a packet, and whether it may be marked. */
-static __always_inline void weigh(struct __sk_buff *skb, struct work *w, const struct params *params)
+/*
+ * Begins with a packet of a rule: finds the parameters in force, its size, and the level of the rule's shared bucket. Returns NULL
+ * if no rule matches it.
+ */
+static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w, struct stage *s, __u32 id, const struct params **params)
 {
-	struct size wire = { .bytes = skb->len, .packets = 1 };
-
-	if (unlikely(skb->gso_size || skb->vlan_present || params->flags & RULE_FRAMING))
-		measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu, &wire);
-	w->bytes = wire.bytes;
-	w->packets = wire.packets;
-	w->cost = (__u64)wire.bytes << UNIT_BITS;
-	w->ect = params->flags & RULE_ECN ? ecn_of(skb, w->ip) : 0;
-}
-
-/* Begins with a packet: finds the parameters of its rule that are in force, and its size. Returns false if no rule matches it. */
-__noinline int begin(struct __sk_buff *skb, __u32 cpu)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
 	struct rule *rule;
-	__u32 id;
 
 	w->now = (__u64)skb->cb[NOW_CB + 1] << 32 | skb->cb[NOW_CB];
 	w->phase = phase_at(w->now);
 	w->ip = skb->cb[IP_CB];
-	w->id = skb->cb[RULE_CB];
-	w->parsed = w->kept = w->marks = w->longest = 0;
-	w->latest = ~0ULL;
-	rule = rule_of(w->id);
+	w->longest = w->latest = 0;
+	w->top = w->first = w->marks = w->parsed = 0;
+	rule = rule_of(id);
 	if (!rule)
-		return false;
-	place(w, s, w->id, rule);
-	if (unlikely(s->flags & RULE_ABSENT)) {
-		id = match_present(skb, w->ip, w->phase);
-		w->id = id - 1;
-		rule = id ? rule_of(id - 1) : NULL;
+		return NULL;
+	*params = place(w, s, id, rule);
+	if (unlikely((*params)->flags & RULE_ABSENT)) {
+		id = match_present(skb, w->ip, w->phase) - 1;
+		rule = id + 1 ? rule_of(id) : NULL;
 		if (!rule)
-			return false;
-		place(w, s, w->id, rule);
+			return NULL;
+		*params = place(w, s, id, rule);
 	}
-	weigh(skb, w, params_of(rule, s->set));
-	w->at = w->id;
-	if (!HOOK(colours) || !(s->flags & RULE_COLOURS))
-		look_at_shared(w, s, rule);
-	return true;
+	w->id = w->at = id;
+	s->slot = 0;
+	weigh(skb, w, *params);
+	if (!HOOK(colours) || !((*params)->flags & RULE_COLOURS))
+		look_at(s, rule, *params, s->set, &rule->shared, w->now);
+	return rule;
 }
 
-/* Charges a packet to the shadow of its rule, and counts the verdict. */
-__noinline int apply_shadow(struct __sk_buff *skb, __u32 cpu)
+/* What happens to a packet with this verdict by its queues and marks. */
+static __always_inline enum verdict settle(struct __sk_buff *skb, struct work *w, enum verdict verdict)
 {
-	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, 0), *to = stage_of(w, STAGE_SHADOW);
-	struct rule *rule = rule_of(s->id);
-	enum verdict verdict;
-	struct counters *c;
-	bool excess;
-	int action;
-
-	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
-		return 0;
-	rule = rule_of(to->id);
-	if (!rule)
-		return 0;
-	weigh(skb, w, params_of(rule, to->set));
-	if (HOOK(colours) && to->flags & RULE_COLOURS) {
-		action = colour(skb, cpu, STAGE_SHADOW);
-		verdict = action < 0 ? VERDICT_CONTENDED : action == ACTION_DROP ? VERDICT_REFUSED : VERDICT_PASS;
-		excess = action >= 0 && w->colour != GREEN;
-	} else {
-		verdict = decide(skb, cpu, STAGE_SHADOW);
-		excess = verdict == VERDICT_EXCESS;
-	}
-	c = counters_of(rule);
-	count_extra(rule, w);
-	if (verdict == VERDICT_CONTENDED)
-		c->contended_packets += w->packets;
-	if (verdict == VERDICT_EXCESS || verdict == VERDICT_REFUSED)
-		note_affected(skb, w, params_of(rule, to->set));
-	if (verdict == VERDICT_REFUSED) {
-		count(&c->dropped_packets, &c->dropped_bytes, w);
-		return 0;
-	}
-	if (excess)
-		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
-	count(&c->passed_packets, &c->passed_bytes, w);
-	return 0;
+	if (verdict == VERDICT_PASS && w->longest)
+		verdict = VERDICT_DELAY;
+	if ((w->longest || w->latest) && !depart(skb, w))
+		return VERDICT_CONTENDED;
+	if (w->marks && verdict != VERDICT_CONTENDED)
+		verdict = VERDICT_MARK;
+	return verdict == VERDICT_MARK && set_class(skb, w->ip, ~0, CE) ? VERDICT_CONTENDED : verdict;
 }
 
 /* Does what follows from the verdict of a rule, and counts it. */
-static __always_inline int act(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
+static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	const struct stage *s = stage_of(w, 0);
+	enum verdict verdict = READ_ONCE(w->verdict); /* so the verifier does not follow each one */
 	struct rule *rule = rule_of(s->id);
 	struct counters *c;
 	__u32 ifb;
 
 	if (!rule)
 		return NEXT;
-	if (verdict == VERDICT_PASS && w->longest)
-		verdict = VERDICT_DELAY;
-	if ((w->longest || w->latest != ~0ULL) && !depart(skb, w))
-		verdict = VERDICT_CONTENDED;
-	if (w->marks && verdict != VERDICT_CONTENDED)
-		verdict = VERDICT_MARK;
-	if (verdict == VERDICT_MARK && set_class(skb, w->ip, ~0, CE))
-		verdict = VERDICT_CONTENDED;
-	c = counters_of(rule);
+	c = &rule->counters[MASKED(cpu, cpu_mask)];
 	count_extra(rule, w);
-	if (verdict == VERDICT_CONTENDED)
-		c->contended_packets += w->packets;
-	if (verdict != VERDICT_PASS && is_heard())
-		tell(skb, cpu, verdict);
-	if (!passes(verdict, s->flags)) {
-		count(&c->dropped_packets, &c->dropped_bytes, w);
-		return DROP;
+	if (unlikely(verdict != VERDICT_PASS || w->longest || w->latest || w->marks)) {
+		verdict = settle(skb, w, verdict);
+		if (verdict == VERDICT_CONTENDED)
+			c->contended_packets += w->packets;
+		if (verdict != VERDICT_PASS && is_heard())
+			tell(skb, cpu, verdict);
+		if (!passes(verdict, s->flags)) {
+			count(&c->dropped_packets, &c->dropped_bytes, w);
+			return DROP;
+		}
+		if (verdict == VERDICT_BEYOND || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
+			count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
+		if (verdict == VERDICT_MARK)
+			c->marked_packets += w->packets;
 	}
-	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
-		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
-	if (verdict == VERDICT_MARK)
-		c->marked_packets += w->packets;
 	count(&c->passed_packets, &c->passed_bytes, w);
 	/* All packets of the rule, so that none overtakes a delayed packet. A pool may delay, too. */
-	if (HOOK(ingress) && params_of(rule, s->set)->flags & (HOOK(pools) ? RULE_DELAY | RULE_WITHIN : RULE_DELAY)) {
+	if (HOOK(ingress) && s->flags & (HOOK(pools) ? RULE_DELAY | RULE_WITHIN : RULE_DELAY)) {
 		ifb = READ_ONCE(view_of(skb)->ifb);
 		if (ifb)
 			return bpf_redirect(ifb, 0);
@@ -335,27 +290,58 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 	return NEXT;
 }
 
-/* Everything else. */
+/* Everything else. It calls itself again if clocks were late, and for the shadow of a rule. */
 SEC("tc")
 int climb(struct __sk_buff *skb)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
+	__u32 cpu = bpf_get_smp_processor_id(), again = skb->cb[RULE_CB] & (KEPT_CB | SHADOW_CB), i;
 	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, 0);
+	const struct params *params;
+	struct rule *rule;
 	int answer = NEXT;
 
 	/* With real-time kernels, and in test runs, another packet may be in between. */
-	if (unlikely(w->busy))
+	if (unlikely(w->busy && !again))
 		return fail(skb, skb->cb[IP_CB], skb->cb[RULE_CB]);
 	w->busy = true;
-	if (likely(begin(skb, cpu))) {
-		if (HOOK(colours) && stage_of(w, 0)->flags & RULE_COLOURS)
-			answer = apply_colour(skb, cpu);
-		else
-			answer = climb_pools(skb, cpu);
-		answer = act(skb, cpu, answer);
-		if (HOOK(shadows) && stage_of(w, 0)->flags & RULE_SHADOW)
-			apply_shadow(skb, cpu);
+	w->kept = again & KEPT_CB;
+	rule = begin(skb, w, s, skb->cb[RULE_CB] & ~again, &params);
+	if (unlikely(!rule))
+		goto done;
+	if (HOOK(colours) && params->flags & RULE_COLOURS)
+		w->action = colour(skb, cpu, w, rule, params);
+	else
+		w->verdict = climb_pools(skb, cpu, w, rule, params);
+	if (HOOK(shadows) && again & SHADOW_CB) {
+		count_shadow(skb, cpu, w, rule, params);
+		answer = w->answer;
+		goto done;
 	}
+	if (HOOK(colours) && params->flags & RULE_COLOURS)
+		w->verdict = act_on_colour(skb, cpu, w, rule);
+	if (HOOK(pools) && unlikely(w->verdict == VERDICT_LATE)) {
+		keep_clocks(cpu);
+		skb->cb[RULE_CB] = w->id | KEPT_CB;
+		bpf_tail_call(skb, &programs, HOOK(kind));
+		answer = fail(skb, w->ip, w->id);
+		goto done;
+	}
+	answer = act(skb, cpu, w);
+	if (HOOK(shadows)) {
+		for (i = 1; i <= MAX_DEPTH; i++) {
+			if (i > w->top)
+				break;
+			if (i >= w->first && stage_of(w, i)->flags & RULE_SHADOW)
+				shadow_pool(skb, cpu, i);
+		}
+		if (params->flags & RULE_SHADOW) {
+			w->answer = answer;
+			skb->cb[RULE_CB] = cold_of(params)->shadow | SHADOW_CB;
+			bpf_tail_call(skb, &programs, HOOK(kind));
+		}
+	}
+done:
 	w->busy = false;
 	return answer;
 }

@@ -86,6 +86,7 @@ static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 ch
 {
 	const struct rule *rule = rule_of(id);
 	const struct params *params;
+	const struct clock *c;
 	__u32 set;
 	__u64 v;
 
@@ -93,8 +94,9 @@ static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 ch
 		return true;
 	set = set_in(rule, phase_at(now));
 	params = rated(rule, &set, now);
-	v = clock_at(rule, params, set, now);
-	return level_of(rule, params, set, v, now, tat, charged, true) == level_of(rule, params, set, v, now, v, tick(now), true);
+	c = clock_of(rule, params, set);
+	v = clock_at(c, params, now);
+	return level_of(c, params, set, v, now, tat, charged) == level_of(c, params, set, v, now, v, tick(now));
 }
 
 /*
@@ -276,6 +278,7 @@ static __always_inline __u64 empty_tat(struct work *w)
 	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
+	const struct clock *c;
 	__u32 set;
 	__u64 v;
 
@@ -290,11 +293,12 @@ static __always_inline __u64 empty_tat(struct work *w)
 		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << cold_of(params)->fine_shift)) : NO_CLOCK;
 	}
 	params = rated(rule, &set, w->now);
-	v = clock_at(rule, params, set, w->now);
+	c = clock_of(rule, params, set);
+	v = clock_at(c, params, w->now);
 	/* Empty for packets with an earlier time, too, unless the packet is charged at once. */
 	if (!w->opening)
 		return v - LONG_AGO;
-	return v + level_of(rule, params, set, v, w->now, v, tick(w->now), false);
+	return v + level_of(c, params, set, v, w->now, v, tick(w->now));
 }
 
 /* Empties the second bucket of a key in a slot that is locked. */
@@ -302,14 +306,16 @@ static __noinline void clear_second(__u32 slot, __u32 fingerprint, __u32 id, __u
 {
 	struct bucket *b = second_of(slot);
 	const struct rule *rule = rule_of(id);
+	const struct params *params;
 	__u32 set;
 
 	if (!rule)
 		return;
 	set = set_in(rule, phase);
+	params = params_of(rule, set);
 	WRITE_ONCE(b->fingerprint, second_bucket_print(fingerprint, id));
 	WRITE_ONCE(b->tick, tick(now));
-	__sync_lock_test_and_set(&b->tat, clock_at(rule, params_of(rule, set), set, now) - LONG_AGO);
+	__sync_lock_test_and_set(&b->tat, clock_at(clock_of(rule, params, set), params, now) - LONG_AGO);
 }
 
 enum got {
