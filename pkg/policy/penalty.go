@@ -71,7 +71,7 @@ func (p Penalty) validate() error {
 }
 
 func checkPenalty(r *Rule) error {
-	room := maxLevel - 1 - 2*r.Capacity
+	room := maxLevel - r.Capacity
 	switch {
 	case r.Penalty.Kind == PenaltyNone:
 		return nil

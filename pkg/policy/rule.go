@@ -8,7 +8,7 @@ import "net/netip"
 
 // maxLevel bounds the level of a bucket in bytes, so that the data path's arithmetic
 // cannot overflow.
-const maxLevel = 1 << 42
+const maxLevel = 1 << 41
 
 // Rule limits the packets of one prefix in one direction of one device. Or it is a pool.
 type Rule struct {

@@ -42,9 +42,9 @@ func TestValidate(t *testing.T) {
 		"penalty and ecn": ruleOn("10.0.0.0/24", func(r *Rule) {
 			r.Algorithm, r.Penalty, r.Excess = Leaky, Penalty{PenaltyHold, time.Second}, ECN
 		}),
-		// 2 * 2^40 bytes and 2^41 - 1 more.
+		// 2^40 bytes and as many more.
 		"longest penalty of a large bucket": ruleOn("10.0.0.0/24", func(r *Rule) {
-			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1<<41 - 1}
+			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1 << 40}
 		}),
 		"queue":           ruleOn("10.0.0.0/24", delay(Leaky)),
 		"longest wait":    ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.Capacity = 11_250_000 }),
@@ -117,9 +117,9 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { delay(Leaky)(r); r.Penalty = fill }, "penalty fill has no use with excess delay"},
 		{func(r *Rule) { delay(GCRA)(r); r.Rate, r.Capacity = MaxRate, MaxCapacity }, "capacity and queue of 1099511629290 bytes together is above 1024gb"},
 		{func(r *Rule) {
-			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1 << 41}
-		}, "more than a bucket can count; shorten it to 2199s or less"},
-		{func(r *Rule) { r.Rate, r.Algorithm, r.Penalty = MaxRate, Leaky, Penalty{PenaltyHold, MaxPenalty} }, "shorten it to 87s"},
+			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1<<40 + 1}
+		}, "more than a bucket can count; shorten it to 1099s or less"},
+		{func(r *Rule) { r.Rate, r.Algorithm, r.Penalty = MaxRate, Leaky, Penalty{PenaltyHold, MaxPenalty} }, "shorten it to 43s"},
 		{func(r *Rule) { r.Framing.Overhead = 257 }, "overhead of 257 bytes"},
 		{func(r *Rule) { r.Framing.Overhead = -65 }, "overhead of -65 bytes"},
 		{func(r *Rule) { r.Framing.MPU = 257 }, "mpu of 257 bytes"},
