@@ -157,7 +157,7 @@ struct cold_params {
 	__u32 members;	 /* of a guarantee of each key: all together count one of so many; of others as configured */
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
-	__u32 lease;	   /* with RULE_LEASED: the number of the lease plus one */
+	__u32 lease;	   /* with RULE_LEASED: the number of the lease plus one; in a lease, as next of struct rule */
 	__s16 overhead; /* bytes a segment */
 	__u16 mpu;	/* bytes a segment */
 	__u8 each_bits;	   /* the prefix length of a RULE_SUBNET or RULE_SHARE_SUBNET, 0 to 128 */
@@ -223,7 +223,7 @@ struct rule {
 	__u64 exempt_packets;  /* neighbour discovery that matched this rule */
 	__u64 spilled_packets; /* with RULE_EACH: charged to the spill bucket, because their key had no slot */
 	__u32 has_slots;      /* keys of the rule may have slots of the table */
-	__u32 room[3];
+	__u32 next[3];	      /* for user space, of the clocks of params and reverted: Meter.Next in internal/model */
 	struct params params[2];
 	struct cold_params cold[2];
 	struct counters counters[]; /* one per CPU; their number is rounded up to a power of two */

@@ -314,7 +314,7 @@ type AbiRule struct {
 	ExemptPackets  uint64
 	SpilledPackets uint64
 	HasSlots       uint32
-	Room           [3]uint32
+	Next           [3]uint32
 	Params         [2]AbiParams
 	Cold           [2]AbiColdParams
 	Counters       [0]AbiCounters

@@ -11,7 +11,7 @@
 #include "leaky.c"
 
 /* Further back than any CPU's clock, for a bucket that is empty. */
-#define LONG_AGO (1ULL << 61)
+#define LONG_AGO (1ULL << 59)
 
 /* The number of maps is a constant to the verifier, which removes the lookups in the others. */
 #define IS_LAST_RULE_MAP(n) ((n) + 1 == RULE_MAPS || HOOK(rule_maps) == (n) + 1)

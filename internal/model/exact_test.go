@@ -142,7 +142,6 @@ type pair struct {
 	last Outcome
 	// Packets so near the bound that the verdicts may differ, and packets exactly at it.
 	near, ties, steps int
-	forgotten         int // edits of buckets that were charged too long ago to have a level then
 }
 
 func newPair(r policy.Rule) *pair {
@@ -210,22 +209,13 @@ func succeed(old *Limit, r policy.Rule, at uint64) *Limit {
 // also in buckets that were never charged, or have been empty for long.
 func (p *pair) change(tb testing.TB, next *Limit, r policy.Rule, now uint64) {
 	tb.Helper()
-	level := p.m.Level(p.b, now)
-	if empty := p.m.Level(Bucket{}, now); level > empty && int32(Tick(now)-p.b.Tick) > int32(p.m.memory()) {
-		p.e.level, p.e.last = new(big.Rat).Quo(rat(empty), rat(1<<UnitBits)), now
-		p.forgotten++
-		level = empty
-	}
 	for _, b := range []Bucket{p.b, {}, p.m.WithLevel(0, now)} {
 		had, has := int64(p.m.free()-p.m.Level(b, now)), int64(next.free()-next.Level(b, now))
-		if b == p.b {
-			had = int64(p.m.free() - level)
-		}
 		if want := min(had, int64(next.free())); has != want {
 			tb.Fatalf("an edit at %d ns changed the room from %d to %d units, want %d\nfrom %+v\nto   %+v\nbucket %+v", now, had, has, want, p.m, next, b)
 		}
 	}
-	p.e.change(r, now, level == 0)
+	p.e.change(r, now, p.m.Level(p.b, now) == 0)
 	p.m, p.hold = next, uint64(r.Penalty.Duration)
 	p.sameLevel(tb, now)
 }

@@ -28,6 +28,8 @@ const (
 	ticksAhead = 1       // TICKS_AHEAD of bpf/abi.h
 	ticksLate  = 1 << 20 // TICKS_LATE of bpf/abi.h
 	busy       = 1       // TAT_BUSY of bpf/abi.h
+	// lapBits: no level is above 2^lapBits units. Those of two laps, the memory of an edit, and longAgo are below 2^63.
+	lapBits = 61
 	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
 	maxSenderDelayNS = 1 << 35
 )
@@ -46,6 +48,7 @@ type Meter struct {
 	Floor     uint64 // the least TAT of a bucket: one that was empty would have all of a larger capacity at once
 	Until     uint32 // up to this tick, the floor and levels from before the edit may matter
 	Fresh     uint32 // a bucket that was last charged before this tick was empty at the edit
+	Next      uint32 // when the lap of the edit began, and which lap that was in the last two bits: see laps
 	Whole     uint64 // units: of a lease, the capacity of the pool
 }
 
@@ -57,8 +60,8 @@ type Limit struct {
 	ECNAbove policy.ECNAbove
 }
 
-// NewLimit returns the limit of a valid rule, or the zero Limit for an unlimited rule. Levels must stay below 2^62 units,
-// including twice the capacity and a penalty. The queue must be shorter than 17 s.
+// NewLimit returns the limit of a valid rule, or the zero Limit for an unlimited rule. Levels must not be above 2^lapBits
+// units, including twice the capacity and a penalty. The queue must be shorter than 17 s.
 func NewLimit(r policy.Rule) *Limit {
 	if r.Rate == policy.Unlimited {
 		return &Limit{}
@@ -309,21 +312,37 @@ func (m *Meter) Succeed(old Meter, now uint64) {
 	v, least := old.Clock(now), old.floorLevel(now)
 	m.Base = 0
 	m.Base = v + old.free() - m.free() - m.Clock(now)
-	m.Floor, m.Until, m.Fresh = v+least, Tick(now)+m.memory(), Tick(now)-old.memory()
+	m.Floor, m.Until = v+least, Tick(now)+m.memory()
 	if start := m.Clock(now); int64(m.Floor-start) <= 0 {
 		m.Floor = start - longAgo // out of reach, even if the clock steps back
 	}
-	if old.Edited && int32(old.Fresh-m.Fresh) > 0 {
-		m.Fresh = old.Fresh
-	}
+	m.Fresh, m.Next = old.laps(now)
 	m.Edited = true
 }
 
-// memory returns the ticks in which levels of before an edit drain, but the clock does not get so far that they could seem to be
-// later ones: at 10 Gbit/s 15 minutes, at most 36 years.
-func (m Meter) memory() uint32 {
-	return uint32(min(m.drain(max(maxDebt, m.Penalty))>>TickBits+1, 1<<30))
+// laps returns Fresh and Next for an edit at now (ns). A lap is 2^lapBits units of the clock plus what may be free, which no edit
+// moves. Next is when the present lap began, and Fresh when the one before did. So since Fresh the clock has moved by one or two
+// laps, at whatever rates: enough for any bucket to drain, and too little to wrap.
+func (m Meter) laps(now uint64) (fresh, next uint32) {
+	at, tick := m.Clock(now)+m.free(), Tick(now)
+	into := at % (1 << lapBits)
+	both := m.ticks(into + 1<<lapBits)
+	next = (tick-m.ticks(into))&^3 | uint32(at>>lapBits)&3
+	ran := int32(tick - (m.Until - m.memory()))
+	switch begun := (next - m.Next) & 3; {
+	case !m.Edited || ran > int32(both) || begun == 2: // by this clock
+		return tick - both, next
+	case begun == 1:
+		return m.Next &^ 3, next
+	}
+	return m.Fresh, m.Next // also if the time has stepped back
 }
+
+// memory returns the ticks in which all levels from before an edit drain.
+func (m Meter) memory() uint32 { return m.ticks(1 << lapBits) }
+
+// ticks returns the ticks in which units drain, rounded up; at most 36 years.
+func (m Meter) ticks(units uint64) uint32 { return uint32(min(m.drain(units)>>TickBits+1, 1<<30)) }
 
 // excess returns the units of a level that have to leave before a packet of n bytes is within a bound: all of them if the packet
 // is larger than that.
@@ -389,7 +408,7 @@ func Bytes(units uint64) uint64 { return (units + 1<<UnitBits - 1) >> UnitBits }
 
 // longAgo is how many units ago a bucket is empty also for another CPU with a slower clock. Idle is over before the clock gets
 // there again.
-const longAgo = 1 << 61
+const longAgo = 1 << 59
 
 // WithLevel returns a bucket with a level in units at now (ns).
 func (m Meter) WithLevel(units, now uint64) Bucket {

@@ -220,9 +220,7 @@ func (rs *rules) rebase(id uint32, old, next version, at uint64) {
 		if limited(next) {
 			before = next
 		}
-		back := meter(old)
-		back.Succeed(rs.meterAt(before, at), at)
-		rs.rule(id).Reverted = clockOf(back)
+		rs.afterRevert(id, old).succeed(rs.meterAt(before, at), at)
 	}
 	old.Flags = flags
 }
@@ -336,7 +334,7 @@ func (rs *rules) keepReverted(id uint32, v version) {
 		l, set := rs.leaseOf(v)
 		copyLease(l, set^1, l, set)
 	case limited(v) && v.Flags&ruleLeased == 0:
-		r.Params[v.index].Clock = r.Reverted
+		r.Params[v.index].Clock, r.Next[v.index] = r.Reverted, r.Next[2]
 		v.Flags |= ruleEdited
 	}
 	keepOrderUntil(r, rs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that

@@ -191,7 +191,8 @@ func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
 
 // leaseVersion are the parameters of a lease until its end, with part 0, or after it, with part 1.
 func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
-	return version{&l.Set[set].Params[part], &l.Set[set].Cold[part], &l.Set[set].Params[part].Clock, part, false}
+	params, cold := &l.Set[set].Params[part], &l.Set[set].Cold[part]
+	return version{params, cold, &params.Clock, &cold.Lease, part, false}
 }
 
 // meterAt is the meter of a version at a time (ns).

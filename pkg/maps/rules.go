@@ -66,13 +66,14 @@ type version struct {
 	*bpf.AbiParams
 	*bpf.AbiColdParams
 	clock    *bpf.AbiClock
-	index    uint32 // 0 or 1
-	reverted bool   // a change has reverted: the clock is another one
+	next     *uint32 // beside the clock: see Meter.Next
+	index    uint32  // 0 or 1
+	reverted bool    // a change has reverted: the clock is another one
 }
 
 func (rs *rules) version(id, n uint32) version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], &r.Params[n&1].Clock, n & 1, false}
+	return version{&r.Params[n&1], &r.Cold[n&1], &r.Params[n&1].Clock, &r.Next[n&1], n & 1, false}
 }
 
 // versions are the versions of a rule in force, or both while it takes part in a change.
@@ -92,9 +93,16 @@ func (rs *rules) versionIn(id uint32, in phase) version {
 		return rs.version(id, n)
 	}
 	v := rs.version(id, n^uint32(in))
-	if v.reverted = in == phaseReverted; v.reverted {
-		v.clock = &rs.rule(id).Reverted
+	if in == phaseReverted {
+		v = rs.afterRevert(id, v)
 	}
+	return v
+}
+
+// afterRevert is a version from before a change once that has reverted.
+func (rs *rules) afterRevert(id uint32, v version) version {
+	r := rs.rule(id)
+	v.clock, v.next, v.reverted = &r.Reverted, &r.Next[2], true
 	return v
 }
 
@@ -279,21 +287,18 @@ func meter(r version) model.Meter {
 	m.Queues = r.Flags&ruleDelay != 0
 	m.Shared = r.Flags&(rulePool|ruleShares) != 0
 	m.Edited = r.reverted || r.Flags&ruleEdited != 0
-	m.Floor, m.Until, m.Fresh = r.clock.Floor, r.clock.Until, r.clock.Fresh
+	m.Floor, m.Until, m.Fresh, m.Next = r.clock.Floor, r.clock.Until, r.clock.Fresh, *r.next
 	return m
 }
 
-// clockOf is the clock of a meter.
-func clockOf(m model.Meter) bpf.AbiClock {
-	return bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}
-}
-
-// succeed has parameters that no packet uses go on from a meter at a time (ns), and returns their meter.
+// succeed has parameters whose clock no packet uses go on from a meter at a time (ns), and returns their meter.
 func (r version) succeed(before model.Meter, at uint64) model.Meter {
 	m := meter(r)
 	m.Succeed(before, at)
-	*r.clock = clockOf(m)
-	r.Flags |= ruleEdited
+	*r.clock, *r.next = bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}, m.Next
+	if !r.reverted {
+		r.Flags |= ruleEdited
+	}
 	return m
 }
 
@@ -305,7 +310,7 @@ func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its co
 	}
 	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
 	encode(to, r, salt, pool, its)
-	to.Share, to.Lease = share, lease
+	to.Share, to.Lease, *to.next = share, lease, 0
 }
 
 // encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
