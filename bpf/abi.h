@@ -259,6 +259,7 @@ enum phase {
 	PHASE_AFTER = 1,
 	PHASE_REVERTED = 2, /* as before, because the change was not confirmed in time, but for the clocks */
 	PHASE_BY_TIME = 3,  /* the times of the change select one of the others */
+	PHASE_ROLLBACK = 4, /* they do, but at the end the parameters from before have the clocks for it: PHASE_BEFORE */
 };
 
 /*

@@ -282,6 +282,7 @@ const (
 	AbiPhasePHASE_AFTER    AbiPhase = 1
 	AbiPhasePHASE_REVERTED AbiPhase = 2
 	AbiPhasePHASE_BY_TIME  AbiPhase = 3
+	AbiPhasePHASE_ROLLBACK AbiPhase = 4
 )
 
 type AbiPrefixes4 struct {

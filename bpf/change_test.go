@@ -47,12 +47,21 @@ func (m *mirror) keepFIFO(want []policy.Rule, from uint64) {
 	}
 }
 
-// revert updates the model for the end of a change. Rules that were absent or
+// keepFIFOBack is keepFIFO for a rollback.
+func (m *mirror) keepFIFOBack(at uint64) {
+	for p, old := range m.undo {
+		if new := m.rules[p]; new != nil && new != old && old.limited() && new.limited() {
+			new.keepFIFO(old.rule, at)
+		}
+	}
+}
+
+// revert updates the model for the end of a change, which was planned or is a rollback. Rules that were absent or
 // unlimited meanwhile aged by their own clocks.
-func (m *mirror) revert(now uint64) {
+func (m *mirror) revert(now uint64, planned bool) {
 	for p, old := range m.undo {
 		new := m.rules[p]
-		if new != old {
+		if new != old && planned {
 			*old.fifo = max(*old.fifo, now+uint64(policy.MaxWait))
 		}
 		if new != nil && new != old && old.limited() && new.limited() {
@@ -223,7 +232,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		case 0: // not confirmed
 			if confirm {
 				now = traffic(until)
-				m.revert(until)
+				m.revert(until, true)
 				m.compare(now)
 				traffic(now + 1 + roll(1<<40))
 				m.compare(now)
@@ -234,20 +243,24 @@ func (m *mirror) play(roll dice, changes, packets int) {
 				m.at(now)
 				testenv.Must(m, m.set.Confirm())
 			}
-		case 2: // rolled back
+		case 2: // rolled back, or the command is killed before the last store
 			if now = traffic(min(soon(), until-1)); now < until-1 {
 				m.at(now)
 				at := min(soon(), now+shapemaps.MaxLead, until)
 				m.set.TimeRevert(at)
+				m.keepFIFOBack(at)
+				if roll(3) == 0 {
+					break
+				}
 				testenv.Must(m, m.set.Revert(at))
 				now = traffic(at)
-				m.revert(at)
+				m.revert(at, false)
 				m.compare(now)
 			}
 		}
 		if state, at := m.set.Change(); state == shapemaps.Pending {
 			now = traffic(at)
-			m.revert(at)
+			m.revert(at, true)
 		}
 		traffic(now + 1 + roll(1<<40))
 		m.at(now)

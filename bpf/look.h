@@ -70,11 +70,13 @@ static __always_inline __u32 phase_at(__u64 now)
 {
 	__u64 phase = READ_ONCE(change.phase);
 
-	if (likely(phase != PHASE_BY_TIME))
+	if (likely(phase < PHASE_BY_TIME))
 		return phase;
 	if (now < change.from)
 		return PHASE_BEFORE;
-	return now < change.until ? PHASE_AFTER : PHASE_REVERTED;
+	if (now < change.until)
+		return PHASE_AFTER;
+	return phase == PHASE_BY_TIME ? PHASE_REVERTED : PHASE_BEFORE;
 }
 
 enum {

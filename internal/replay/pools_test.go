@@ -51,7 +51,7 @@ func TestPools(t *testing.T) {
 	t.Log(seen)
 	for _, what := range []string{
 		"refused by a rule", "refused by a pool", "guaranteed by a rule", "guaranteed by a pool", "delay", "mark", "colour",
-		"edit", "lease", "end of a lease", "plan", "begin", "confirm", "revert", "reverted", "finish",
+		"edit", "lease", "end of a lease", "plan", "begin", "confirm", "killed", "revert", "reverted", "finish",
 	} {
 		if seen[what] == 0 {
 			t.Errorf("never seen: %s", what)
@@ -155,6 +155,7 @@ type changing struct {
 	t             *testing.T
 	now, turn     uint64        // ns: turn is when something has changed by time last
 	from, until   uint64        // ns: when a change begins and reverts; or never
+	rolls         bool          // it is rolled back
 	before, after []policy.Rule // of the change
 	ends          map[int]uint64
 	seen          map[string]int
@@ -235,7 +236,7 @@ func (c *changing) pass(to uint64) {
 			c.seen["begin"]++
 		default:
 			for i, r := range c.before {
-				if r != c.after[i] {
+				if r != c.after[i] && !c.rolls {
 					c.model.stages[i].fifo = max(c.model.stages[i].fifo, at+uint64(policy.MaxWait))
 				}
 			}
@@ -382,9 +383,16 @@ func (c *changing) act() string {
 	case maps.Pending, maps.Committed:
 		switch c.IntN(4) {
 		case 0:
-			c.until = min(soon(), c.until)
-			set.TimeRevert(c.until)
-			testenv.Must(c.t, set.Revert(c.until))
+			at := min(soon(), c.until)
+			set.TimeRevert(at)
+			for i, r := range c.before {
+				c.model.stages[i].keepOrder(r, at)
+			}
+			if c.IntN(3) == 0 {
+				return "killed"
+			}
+			testenv.Must(c.t, set.Revert(at))
+			c.until, c.rolls = at, true
 			return "revert"
 		case 1:
 			if state == maps.Pending {
@@ -473,6 +481,7 @@ func (c *changing) plan() string {
 	if c.IntN(3) > 0 {
 		c.until = c.from + 1 + c.Uint64N(1<<(10+c.IntN(24)))
 	}
+	c.rolls = false
 	set.Time(c.from, c.until)
 	for i, r := range c.after {
 		c.model.stages[i].keepOrder(r, c.from)

@@ -262,9 +262,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, err
 	}
 	err = n.pins.changing(func() error {
-		if until == maps.Never {
-			n.pins.store.Pools().StartLeases()
-		}
+		n.pins.store.ReadyRevert()
 		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}
@@ -281,9 +279,6 @@ func revert(store *maps.Store, until uint64) error {
 		store.TimeRevert(at)
 		return store.Revert(at)
 	})
-	if at == 0 {
-		store.TimeRevert(until) // undoes late attempts
-	}
 	if err != nil {
 		return err
 	}

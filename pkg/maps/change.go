@@ -22,7 +22,7 @@ import (
 //	Time      has all clocks go on from each other at the moments when the change begins and reverts
 //	Arm       one store before that moment, which lets the change begin then and revert at until
 //	Commit    after it has begun, if it is to last
-//	TimeRevert, Revert   let a change that has begun revert at a moment
+//	ReadyRevert, TimeRevert, Revert   let a change that has begun revert at a moment
 //	Finish    forgets the parameters that are not in force; any later change begins with it
 //
 // Revert is possible until Finish.
@@ -35,6 +35,7 @@ const (
 	phaseAfter    = phase(bpf.AbiPhasePHASE_AFTER)
 	phaseReverted = phase(bpf.AbiPhasePHASE_REVERTED)
 	phaseByTime   = phase(bpf.AbiPhasePHASE_BY_TIME)
+	phaseRollback = phase(bpf.AbiPhasePHASE_ROLLBACK)
 )
 
 const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
@@ -56,7 +57,8 @@ func (p *progress) phase() phase {
 	if p.after {
 		return phaseReverted
 	}
-	if at := phase(atomic.LoadUint64(&p.change.Phase)); at != phaseByTime {
+	at := phase(atomic.LoadUint64(&p.change.Phase))
+	if at < phaseByTime {
 		return at
 	}
 	switch now := p.now(); {
@@ -64,6 +66,8 @@ func (p *progress) phase() phase {
 		return phaseBefore
 	case now < atomic.LoadUint64(&p.change.Until):
 		return phaseAfter
+	case at == phaseRollback:
+		return phaseBefore
 	}
 	return phaseReverted
 }
@@ -92,17 +96,15 @@ const (
 // one reverts, or an expired one reverted.
 func (p *progress) Change() (state ChangeState, at uint64) {
 	from, until := atomic.LoadUint64(&p.change.From), atomic.LoadUint64(&p.change.Until)
-	byTime := phase(atomic.LoadUint64(&p.change.Phase)) == phaseByTime
-	switch p.phase() {
-	case phaseBefore:
-		if byTime {
-			return Armed, from
-		}
-		return NoChange, 0
-	case phaseReverted:
+	stored := phase(atomic.LoadUint64(&p.change.Phase))
+	switch now := p.phase(); {
+	case now == phaseBefore && stored == phaseByTime:
+		return Armed, from
+	case now == phaseReverted, now == phaseBefore && stored == phaseRollback:
 		return Expired, until
-	}
-	if byTime && until != Never {
+	case now == phaseBefore:
+		return NoChange, 0
+	case stored != phaseAfter && until != Never:
 		return Pending, until
 	}
 	return Committed, 0
@@ -188,23 +190,30 @@ func (s *Store) Time(from, until uint64) {
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
 		s.continueClock(id, old, next, from)
-		s.rebase(id, old, next, until)
+		if until != Never {
+			s.rebase(id, old, next, until)
+		}
 	})
 	store("say when a change begins", &s.change.From, from)
 	store("say when a change reverts", &s.change.Until, until)
 }
 
-// TimeRevert has the clocks from before the change go on from those after it at a moment (ns), for Revert.
+// TimeRevert has the clocks from before the change go on from those after it at a moment (ns), for Revert. Until that, nobody uses
+// them: not even a revert of the change at its end.
 func (s *Store) TimeRevert(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
-		s.rebase(id, old, next, at)
+		s.continueClock(id, next, old, at)
 	})
 }
 
 // rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
 func (rs *rules) rebase(id uint32, old, next version, at uint64) {
+	if phase(rs.change.Phase) == phaseRollback {
+		rs.continueClock(id, next, old, at)
+		return
+	}
 	flags := old.Flags &^ ruleReleased
 	switch leased := old.Flags&ruleLeased != 0; {
 	case !limited(old) || leased && (!limited(next) || sameLease(old, next)):
@@ -258,7 +267,7 @@ func (s *Store) Confirm() error {
 // Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
 // error may wrap ErrLate.
 func (s *Store) Revert(at uint64) error {
-	return s.before(at, "revert a change", at, phaseByTime)
+	return s.before(at, "revert a change", at, phaseRollback)
 }
 
 // Commit follows the beginning of a change. A change without an end is in force for good then.

@@ -276,3 +276,31 @@ func checkPackets(r *rig, roll *rand.Rand, want oracle) {
 		r.Fatalf("Policy is %v, want %v", got, want)
 	}
 }
+
+// A rollback that is killed before its last store leaves the end that was planned, with the room for that.
+func TestKilledRollback(t *testing.T) {
+	for _, rate := range []policy.Rate{8e5, 16e6} {
+		r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 4})
+		one := rule("10.0.0.0/8", 8e6, 100_000)
+		e := r.put(one)
+		next := one
+		next.Rate = rate
+		r.prepare(next)
+		until := r.now + 20e6
+		r.Time(r.now, until)
+		testenv.Must(t, r.Arm())
+		r.Commit()
+		for range 60 {
+			r.send(policy.GCRA, to("10.0.0.1"), 1500)
+		}
+		r.TimeRevert(r.now + 5e6)
+		for ; r.now < until; r.now += 1e6 {
+			if got, want := r.SharedLevel(e, r.now), 60*1500<<20-(r.now+20e6-until)*uint64(rate)/8e9<<20; got+8 < want || got > want+8 {
+				t.Errorf("at %v, %d ns before the end, the level is %d units, want %d", rate, until-r.now, got, want)
+			}
+		}
+		if got, want := r.SharedLevel(e, until+1e6), 60*1500<<20-(20*uint64(rate)+uint64(one.Rate))/8e3<<20; got+8 < want || got > want+8 {
+			t.Errorf("at %v, reverted, the level is %d units, want %d", rate, got, want)
+		}
+	}
+}

@@ -113,10 +113,18 @@ func (s *Set) clusterOf(id uint32, pool netip.Prefix, v version) policy.ClusterN
 	return s.entry(id, pool, v, s.phase()).Cluster.Name
 }
 
-// StartLeases is called before a revert of a change that was confirmed. Pools to which that gives back their cluster begin
+// ReadyRevert precedes TimeRevert: it waits for packets from before the change, which may use the clocks that this writes.
+func (s *Store) ReadyRevert() {
+	if state, _ := s.Change(); state == Committed {
+		s.Pools().startLeases()
+	}
+	s.waitSince(s.change.Epoch)
+}
+
+// startLeases is called before a revert of a change that was confirmed. Pools to which that gives back their cluster begin
 // with the safe share of a new member: the cluster may have given to others what they had there. Those that get back a lower
 // rate have as much less of it.
-func (s *Set) StartLeases() {
+func (s *Set) startLeases() {
 	for _, it := range byID(s.allPrefixes()) {
 		if s.rule(it.id).Version&versionChanges == 0 {
 			continue
@@ -141,7 +149,6 @@ func (s *Set) StartLeases() {
 		}
 		s.renew(it.id, old, pool, to)
 	}
-	s.waitSince(s.change.Epoch) // TimeRevert writes the ones that these replace
 }
 
 // leased is a pool that has leases, by its current version.

@@ -87,9 +87,10 @@ func TestRevertsOfLeases(t *testing.T) {
 				send()
 				renew(2e6)
 				send()
+				r.TimeRevert(r.now + 5) // which a killed rollback leaves
 				if confirmed {
 					until = r.now + 1e8
-					pools.StartLeases()
+					r.ReadyRevert()
 					r.TimeRevert(until)
 					testenv.Must(t, r.Revert(until))
 				}
