@@ -194,9 +194,9 @@ func TestEdits(t *testing.T) {
 // often the clock has wrapped since then.
 func TestEditsOverYears(t *testing.T) {
 	seed := testenv.Seed(t)
-	traces := 20_000
+	traces := 4000
 	if testing.Short() {
-		traces = 2000
+		traces = 1000
 	}
 	for i := range traces {
 		roll := random(rand.New(rand.NewPCG(seed, uint64(i))))

@@ -330,7 +330,7 @@ func (m Meter) laps(now uint64) (fresh, next uint32) {
 	next = (tick-m.ticks(into))&^3 | uint32(at>>lapBits)&3
 	ran := int32(tick - (m.Until - m.memory()))
 	switch begun := (next - m.Next) & 3; {
-	case !m.Edited || ran > int32(both) || begun == 2: // by this clock
+	case !m.Edited || ran > int32(both) || begun == 2: // both by this clock
 		return tick - both, next
 	case begun == 1:
 		return m.Next &^ 3, next
