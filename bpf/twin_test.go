@@ -173,9 +173,15 @@ func (r *rig) asked(e maps.Entry, host netip.Addr, now, n uint64, ect bool) mode
 	return model.NewLimit(e.Rule).Decide(r.set.State(e, policy.MatchSrc, flow, now), model.Packet{Time: now, Bytes: n, ECT: ect})
 }
 
-// sameOutcome compares two outcomes except for the flow's bucket, which few packets read.
+// sameOutcome compares two outcomes except for the flow's bucket, which few packets read, and departures that are over: a rule
+// that comes back may have kept that of its former queue.
 func sameOutcome(a, b model.Outcome) bool {
-	a.Flow, b.Flow = 0, 0
+	for _, o := range []*model.Outcome{&a, &b} {
+		o.Flow = 0
+		if o.Departs < o.Departure {
+			o.Departs = 0
+		}
+	}
 	return a == b
 }
 
