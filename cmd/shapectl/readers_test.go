@@ -196,7 +196,7 @@ func TestReadersChangeNothing(t *testing.T) {
 			"delete va egress 10.0.0.0/24", "flush va", "flush --all", "confirm", "rollback", "apply " + policy, "watch " + policy,
 		} {
 			got := r.result(r.asNobody(program, capabilities, strings.Fields(line)...))
-			r.isRefusal(line, got, exitMissing, "; run as root, or with CAP_BPF and CAP_NET_ADMIN")
+			r.isRefusal(line, got, exitMissing, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
 		}
 	}
 	attack := r.asNobody(program, nil)

@@ -205,7 +205,7 @@ func (e *env) replay(o replayOptions) error {
 	engine, err := o.newEngine(limits)
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; run as root, with CAP_BPF and CAP_NET_ADMIN, or use --engine model", err)
+			err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
 		}
 		return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
 	}

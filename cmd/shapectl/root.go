@@ -23,7 +23,6 @@ import (
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
-	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -202,7 +201,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
-	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
+	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
 	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrFewFiles,
 }
 
@@ -388,8 +387,7 @@ var advices = []advice{
 	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
 	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
-	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON", nil},
-	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", nil},
+	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},
 	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},
 	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again", nil},

@@ -196,18 +196,16 @@ func TestJudge(t *testing.T) {
 		{"healthy", func(*Facts) {}, nil, nil},
 
 		{"no permissions", func(f *Facts) { f.System.Capabilities = 0; f.System.Probe = errors.New("EPERM") },
-			[]string{"failed permissions", "note hook"}, []string{"CAP_BPF and CAP_NET_ADMIN", "run as root"}},
+			[]string{"failed permissions", "note hook"}, []string{"CAP_BPF and CAP_PERFMON and CAP_NET_ADMIN", "run as root"}},
 		{"no CAP_NET_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 12 },
 			[]string{"failed permissions", "note hook"}, []string{"lacks CAP_NET_ADMIN,"}},
 		{"no CAP_SYS_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 21 },
 			[]string{"note permissions"}, []string{"names of other programs are not known"}},
-		{"CAP_SYS_ADMIN includes CAP_BPF", func(f *Facts) { f.System.Capabilities &^= 1 << 39 }, nil, nil},
+		{"no CAP_PERFMON", func(f *Facts) { f.System.Capabilities &^= 1<<21 | 1<<38 },
+			[]string{"failed permissions"}, []string{"lacks CAP_PERFMON,"}},
+		{"CAP_SYS_ADMIN includes the others", func(f *Facts) { f.System.Capabilities &^= 1<<38 | 1<<39 }, nil, nil},
 		{"programs refused", func(f *Facts) { f.System.Probe = errors.New("no such\nhelper") },
 			[]string{"failed programs"}, []string{"no such helper"}},
-		{"programs refused without CAP_PERFMON", func(f *Facts) {
-			f.System.Probe = errors.New("no")
-			f.System.Capabilities &^= 1<<21 | 1<<38
-		}, []string{"note permissions", "failed programs"}, []string{"CAP_PERFMON"}},
 		{"interpreter", func(f *Facts) { f.System.JIT = false }, []string{"note programs"}, []string{"bpf_jit_enable=1"}},
 		{"tcx asked for and missing", func(f *Facts) { f.System.HookErr = loader.ErrNoTCX },
 			[]string{"failed hook"}, []string{"SHAPECTL_HOOK=tcx"}},

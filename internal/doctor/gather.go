@@ -96,7 +96,7 @@ func system(o loader.Options) (System, error) {
 		return s, err
 	}
 	s.Hook, s.HookErr = loader.HookMode(o)
-	if s.Hook == loader.Clsact && len(s.missing()) == 0 {
+	if s.Hook == loader.Clsact && len(program.Missing(s.Capabilities)) == 0 {
 		s.HookErr = loader.TryClsact()
 	}
 	s.JIT, s.Probe = loader.Probe()

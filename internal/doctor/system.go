@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -22,44 +23,29 @@ func checkKernel(s System) []report.Finding {
 
 func (s System) has(capability int) bool { return s.Capabilities&(1<<capability) != 0 }
 
-// missing are the capabilities without which no rule can be set.
-func (s System) missing() (names []string) {
-	if !s.has(unix.CAP_BPF) && !s.has(unix.CAP_SYS_ADMIN) { // which includes it
-		names = append(names, "CAP_BPF")
-	}
-	if !s.has(unix.CAP_NET_ADMIN) {
-		names = append(names, "CAP_NET_ADMIN")
-	}
-	return names
-}
-
 func checkPermissions(s System) []report.Finding {
-	switch missing := s.missing(); {
+	switch missing := program.Missing(s.Capabilities); {
 	case len(missing) > 0 && s.BPFFS.Readable && !s.BPFFS.Writable:
 		return systemFinding(report.Note, "permissions",
 			"this process may read the rules; it lacks "+strings.Join(missing, " and ")+", so it can set none", "")
 	case len(missing) > 0:
 		return systemFinding(report.Failed, "permissions",
-			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it both")
+			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it these")
 	case !s.has(unix.CAP_SYS_ADMIN):
 		return systemFinding(report.Note, "permissions",
-			"CAP_BPF and CAP_NET_ADMIN; without CAP_SYS_ADMIN the names of other programs are not known, and no bpffs can be mounted", "")
+			"enough for rules; without CAP_SYS_ADMIN the names of other programs are not known, and no bpffs can be mounted", "")
 	}
 	return systemFinding(report.OK, "permissions", "all that shapectl needs", "")
 }
 
 func checkPrograms(s System) []report.Finding {
 	switch {
-	case len(s.missing()) > 0:
+	case len(program.Missing(s.Capabilities)) > 0:
 		return nil // they cannot load then
 	case s.Probe != nil:
-		advice := "in a container, seccomp or a lockdown of the host may forbid it"
-		// Without CAP_PERFMON the verifier is stricter.
-		if !s.has(unix.CAP_PERFMON) && !s.has(unix.CAP_SYS_ADMIN) {
-			advice = "run as root, or give it CAP_PERFMON, too"
-		}
 		return systemFinding(report.Failed, "programs",
-			"the kernel does not load shapectl's program for this process: "+plain.OneLine(s.Probe), advice)
+			"the kernel does not load shapectl's program for this process: "+plain.OneLine(s.Probe),
+			"in a container, seccomp or a lockdown of the host may forbid it")
 	case !s.JIT:
 		return systemFinding(report.Note, "programs",
 			"the kernel loads shapectl's program but interprets it: limits are right, but each packet takes much more time",

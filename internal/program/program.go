@@ -30,13 +30,8 @@ const Name = bpf.ShapectlProgShapectl
 // hookConstant is the upper byte of HOOK_CONSTANT of bpf/hook.h.
 const hookConstant = 0x5c
 
-// ErrPerfmon means that the kernel's verifier refused the program, and that the process
-// lacks CAP_PERFMON. Without it, the verifier also checks speculative execution. Before
-// Linux 6.17 it refuses programs that newer kernels make safe.
-var ErrPerfmon = errors.New("this kernel's verifier also requires CAP_PERFMON")
-
 // Load loads the programs with the maps of a store, for hooks with the constants in kind: link header, direction and matched
-// address. It returns the one that a hook calls. The error wraps ErrPerfmon if CAP_PERFMON may help.
+// address. It returns the one that a hook calls.
 func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
@@ -75,9 +70,6 @@ func load(spec *ebpf.CollectionSpec, name string, store *maps.Store, kind bpf.Ab
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
-			if have, _ := Capabilities(); have&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) == 0 {
-				return nil, fmt.Errorf("load the program: %w: %w", ErrPerfmon, err)
-			}
 			return nil, fmt.Errorf("load the program: the kernel's verifier refused it: %w", err)
 		}
 		return nil, fmt.Errorf("load the program: %w", err)
@@ -137,6 +129,23 @@ func Capabilities() (uint64, error) {
 		}
 	}
 	return 0, errors.New("read the capabilities of this process: /proc/thread-self/status has no CapEff")
+}
+
+// Missing names the capabilities without which a process with these can load no program, and attach none. Without
+// CAP_PERFMON the verifier also checks what a CPU may do speculatively, and refuses the program.
+func Missing(have uint64) (names []string) {
+	if have&(1<<unix.CAP_SYS_ADMIN) == 0 { // which includes both
+		if have&(1<<unix.CAP_BPF) == 0 {
+			names = append(names, "CAP_BPF")
+		}
+		if have&(1<<unix.CAP_PERFMON) == 0 {
+			names = append(names, "CAP_PERFMON")
+		}
+	}
+	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
+		names = append(names, "CAP_NET_ADMIN")
+	}
+	return names
 }
 
 // A Kind is a kind of hook. The program of a kind has the properties of these hooks as

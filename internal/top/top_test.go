@@ -490,7 +490,7 @@ func TestSetRate(t *testing.T) {
 	}
 	d.press("esc")
 
-	d.f.err = fmt.Errorf("set bob: permission denied; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to")
+	d.f.err = fmt.Errorf("set bob: permission denied; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to")
 	d.press("r", "egress 5mbit", "enter", "y")
 	d.shows("permission denied; run as root")
 	d.press("esc")

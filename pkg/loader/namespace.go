@@ -304,14 +304,7 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 
 // mayWrite returns an error that names the capabilities which this process lacks to change rules.
 func mayWrite(have uint64) error {
-	var lacking []string
-	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_BPF")
-	}
-	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_NET_ADMIN")
-	}
-	if lacking != nil {
+	if lacking := program.Missing(have); lacking != nil {
 		return fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
 	return nil
