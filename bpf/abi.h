@@ -362,12 +362,13 @@ struct stage {
 	__u64 tat;   /* what the bucket's word was */
 	__u64 level;
 	__u64 limit;
-	__u64 slot;  /* of the bucket, or of a sharer, with its fingerprint; 0 for none */
+	__u64 slot;  /* of the bucket, or of a sharer, with its fingerprint; 0 for none. Of a member only that */
 	__u32 id;
 	__u32 set;   /* of its parameters, see set_in */
 	__u32 flags;
 	__u32 weight; /* in this pool, of the stage below */
 	__u32 light; /* the sharer is light, see judge */
+	__u32 share; /* see cold_params */
 };
 
 enum event_kind {

@@ -466,7 +466,7 @@ type AbiWork struct {
 		Flags  uint32
 		Weight uint32
 		Light  uint32
-		_      [4]byte
+		Share  uint32
 	}
 }
 

@@ -171,7 +171,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 
 /* What a stage may be beside a bucket. */
 #define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN)
-#define SPECIAL_CHARGE (RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
+#define SPECIAL_CHARGE (RULE_GUARANTEE | RULE_DELAY)
 
 /* Tests a stage that is more than a bucket, for its own sake and for what is guaranteed there. */
 __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
@@ -192,9 +192,7 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
 		w->load = HEAVY;
 	if (s->flags & RULE_SHARES && i <= w->guaranteed) {
-		s->weight = weight_of(w, i);
-		find_sharer(skb, cpu, s);
-		share = judge_stage(skb, cpu, i);
+		share = judge_stage(skb, cpu, w, s, rule, i);
 		if (share == SHARE_LATE)
 			return VERDICT_LATE;
 		if (share >= BEYOND_SHARE || (share != WITHIN_SHARE && !(s->flags & RULE_SPARSE && is_sparse(skb, cpu, i))))
@@ -301,8 +299,6 @@ __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 f
 		return 0;
 	if (flags & RULE_DELAY)
 		waits = queue_at(skb, cpu, i);
-	if (flags & RULE_SHARES)
-		charge_share(skb, cpu, i);
 	if (flags & RULE_GUARANTEE && w->guaranteed <= i)
 		charge_guarantee(skb, cpu, cold_of(params_of(rule, s->set))->second);
 	marked = w->marks >> (i & 31) & 1;
@@ -354,7 +350,11 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 		c = &rule->counters[MASKED(cpu, cpu_mask)];
 		count(&c->passed_packets, &c->passed_bytes, w);
 		count_extra(rule, w);
-		if (unlikely(s->flags & SPECIAL_CHARGE || w->marks))
+		if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))
+			continue;
+		if (s->flags & RULE_SHARES)
+			charge_share(skb, cpu, i);
+		if (s->flags & SPECIAL_CHARGE || w->marks)
 			charge_special(skb, cpu, i, s->flags);
 	}
 }
@@ -392,8 +392,12 @@ static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu
 		}
 		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;
 	}
-	if (unlikely(flags))
-		charge_special(skb, cpu, 0, flags);
+	if (unlikely(flags)) {
+		if (HOOK(pools) && flags & RULE_SHARES)
+			charge_share(skb, cpu, 0);
+		if (flags & SPECIAL_CHARGE)
+			charge_special(skb, cpu, 0, flags);
+	}
 	if (HOOK(pools))
 		charge_pools(skb, cpu, w);
 	return verdict;

@@ -28,17 +28,18 @@
  */
 static __always_inline enum colour meter(__u32 flags, enum colour in, __u64 cost, __u64 level, __u64 limit, __u64 *level2, __u64 limit2)
 {
-	bool green = in == GREEN && level + cost <= limit, yellow;
+	__u64 more, no_green, no_yellow; /* 1 or 0: without branches, as levels are */
 
 	if (flags & RULE_SRTCM) {
+		more = level - *level2;
+		*level2 += more & ((more >> 63) - 1);
 		limit2 += level - limit;
-		if (*level2 < level)
-			*level2 = level;
 	}
-	yellow = in != RED && *level2 + cost <= limit2;
-	if (flags & RULE_TRTCM && !yellow)
-		return RED;
-	return green ? GREEN : yellow ? YELLOW : RED;
+	no_green = (limit - level - cost) >> 63 | (in != GREEN);
+	no_yellow = (limit2 - *level2 - cost) >> 63 | (in == RED);
+	if (flags & RULE_TRTCM)
+		return no_yellow * RED + (no_green & ~no_yellow);
+	return no_green * (YELLOW + no_yellow);
 }
 
 /*

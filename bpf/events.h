@@ -46,12 +46,11 @@ enum memory {
 
 static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64 now, __u64 quiet)
 {
-	__u32 first = (tag >> 32 & (EPISODE_LINES - 1)) * LINE_EPISODES, at = LINE_EPISODES, random = tag >> 62, i;
-	struct episode *line = &l->episodes[first];
+	struct episode *line = &l->episodes[(tag >> 32 & (EPISODE_LINES - 1)) * LINE_EPISODES];
+	__u32 at = LINE_EPISODES, i;
 	bool known = false, same;
 	__u64 last;
 
-#pragma unroll
 	for (i = 0; i < LINE_EPISODES; i++) {
 		last = READ_ONCE(line[i].last);
 		same = READ_ONCE(line[i].tag) == tag;
@@ -61,10 +60,7 @@ static __always_inline enum memory remember(struct listener *l, __u64 tag, __u64
 	}
 	if (at == LINE_EPISODES)
 		return MEMORY_FULL;
-	/* Without CAP_PERFMON, the verifier refuses an offset that it knows to depend on conditions. */
-	at = KEPT(at ^ random) ^ random;
-	at = KEPT(first + at) & (EPISODE_LINES * LINE_EPISODES - 1);
-	line = &l->episodes[at];
+	line += at;
 	last = known ? READ_ONCE(line->last) : 0;
 	if (!known)
 		WRITE_ONCE(line->tag, tag);
@@ -143,7 +139,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	struct stage *s = stage_of(w, STAGE_SHADOW);
 	const struct params *params, *by;
 	struct rule *rule = rule_of(w->id);
-	__u64 slot, burst, limit;
+	__u64 slot;
 	__u32 set;
 
 	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->id))
@@ -169,10 +165,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	set = s->set;
 	by = rated(rule, &set, w->now);
 	e->level = s->level >> UNIT_BITS;
-	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
-	burst = READ_ONCE(by->burst);
-	limit = READ_ONCE(by->limit);
-	e->capacity = ((s->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? burst : limit) >> UNIT_BITS;
+	e->capacity = ((s->flags & (RULE_DELAY | RULE_LEAKY)) == RULE_DELAY ? by->burst : by->limit) >> UNIT_BITS;
 	return 0;
 }
 

@@ -10,38 +10,28 @@
 
 #include "queue.h"
 
-/* A stage.slot: the sharer is the member below. */
-#define OF_MEMBER 1ULL
-
 /* What draws from the pool of a stage. */
 static __always_inline struct rule *member_of(struct work *w, __u32 i)
 {
 	return rule_of(stage_of(w, i - 1)->id);
 }
 
-/* The fair word of the member below a stage, if it is one of its pool, which has the salt. */
-static __always_inline struct bucket *word_of_member(struct work *w, __u32 i, __u32 salt)
+/* The fair word of a member, if it is one of the pool that has the salt. */
+static __always_inline struct bucket *word_of(struct rule *member, __u32 salt)
 {
-	struct rule *rule = member_of(w, i);
-
-	return rule && READ_ONCE(rule->fair.fingerprint) == salt ? &rule->fair : NULL;
+	return member && READ_ONCE(member->fair.fingerprint) == salt ? &member->fair : NULL;
 }
 
-/* The weight of a sharer in the pool of a stage. */
-static __always_inline __u32 weight_of(struct work *w, __u32 i)
+/* The weight of the sharer that is a member, or is within one. */
+static __always_inline __u32 weight_of(const struct work *w, const struct rule *member)
 {
-	const struct rule *rule = i ? member_of(w, i) : NULL;
-
-	return rule ? rule->cold[set_in(rule, w->phase) & SET_SECOND].weight_less_1 + 1 : 1;
+	return member ? cold_of(params_of(member, set_in(member, w->phase)))->weight_less_1 + 1 : 1;
 }
 
-/* The fair shares of the limit at a stage, and its parameters; NULL if it has none. */
-static __always_inline struct share *share_at(const struct stage *st, const struct rule *rule, const struct params **params)
+/* The fair shares of the limit at a stage. */
+static __always_inline struct share *share_at(const struct stage *st, const struct rule *rule)
 {
-	if (!rule)
-		return NULL;
-	*params = params_of(rule, st->set);
-	return share_of(cold_of(*params));
+	return rule ? share_of(cold_of(params_of(rule, st->set))->share) : NULL;
 }
 
 /* Finds what the pool of a stage leaves to its member, in ns that have passed. */
@@ -51,15 +41,14 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	const struct stage *above = stage_of(w, i);
 	const struct rule *rule = rule_of(above->id);
 	struct bound *b = &w->bound;
-	const struct cold_params *cold;
 	const struct params *params;
 	const struct bucket *word;
 	__u64 may, ahead = 0;
-	struct share *s = share_at(above, rule, &params);
+	struct share *s = share_at(above, rule);
 
 	if (!s)
 		return 0;
-	cold = cold_of(params);
+	params = params_of(rule, above->set);
 	b->weight = above->weight;
 	b->v = READ_ONCE(s->v);
 	/* If nobody is active there, the clock stands still. */
@@ -71,9 +60,9 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	b->credit = most_credit(above->limit);
 	if (b->credit > may / 2)
 		b->credit = may / 2;
-	word = word_of_member(w, i, params->salt);
+	word = word_of(member_of(w, i), params->salt);
 	if (word)
-		ahead = ahead_of(s, cold, READ_ONCE(word->tat)) * above->weight;
+		ahead = ahead_of(s, READ_ONCE(word->tat)) * above->weight;
 	b->room = free_part(s, params, above);
 	may = (may >> FREE_BITS) * b->room;
 	ahead = ahead < may ? ((may - ahead) << FREE_BITS) / may : 0;
@@ -121,10 +110,10 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 		return st->flags & RULE_GUARANTEE ? 0 : above; /* its packets pass the pools above */
 	if (!rule)
 		return 0;
-	st->weight = weight_of(w, i);
+	st->weight = weight_of(w, i ? member_of(w, i) : NULL);
 	params = params_of(rule, st->set);
 	cold = cold_of(params);
-	s = share_of(cold);
+	s = share_of(cold->share);
 	if (s && w->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
 		passed = w->now - s->last;
 		if (passed > 4ULL * REST_NS)
@@ -146,11 +135,9 @@ __noinline int keep_clocks(__u32 cpu)
 	struct work *w = work_of(cpu);
 	__u32 n, above = 0;
 
-#pragma unroll
 	for (n = 0; n < MAX_DEPTH; n++)
 		if (!w->within || !look_up(cpu))
 			break;
-#pragma unroll
 	for (n = 0; n <= MAX_DEPTH; n++) {
 		if (n > w->top)
 			break;
@@ -161,68 +148,53 @@ __noinline int keep_clocks(__u32 cpu)
 
 /* Forgives most of the debt of a sharer. It is from a time with fewer sharers, so the sharer would be locked out until it has
  * drained at its part of now. */
-static __always_inline void forgive_debt(struct share *s, const struct cold_params *cold, struct bucket *b, __u32 fingerprint,
-					 __u32 weight)
+static __always_inline void forgive_debt(const struct stage *st, struct share *s, struct bucket *b)
 {
 	__u64 tat = READ_ONCE(b->tat), less;
 
-	less = on_wheel(cold, READ_ONCE(s->v), most_debt(may_be_ahead(s, weight), READ_ONCE(b->tick)) / weight);
-	if (is_still(b, fingerprint, tat) && __sync_val_compare_and_swap(&b->tat, tat, less) == tat)
-		move_weight(s, cold, tat, less, weight);
+	less = on_wheel(s, most_debt(may_be_ahead(s, st->weight), READ_ONCE(b->tick)) / st->weight);
+	if (is_still(b, st->slot, tat) && __sync_val_compare_and_swap(&b->tat, tat, less) == tat)
+		move_weight(s, tat, less, st->weight);
 }
 
-/* The word of the sharer of a stage, which was found; NULL for none. */
-static __always_inline struct bucket *word_of(struct work *w, __u32 i, __u32 salt)
+/* Seeks the slot of a sharer that is no member. Flows of sparse-first have the same keys, so the salt is another one. */
+static __always_inline __u64 seek_sharer(struct __sk_buff *skb, __u32 cpu, const struct params *params)
 {
-	const struct stage *st = stage_of(w, i);
-
-	if (st->slot == OF_MEMBER)
-		return word_of_member(w, i, salt);
-	return st->slot ? bucket_of(st->slot) : NULL;
+	return seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold_of(params)->each_bits);
 }
 
-/* The fingerprint of that word. */
-static __always_inline __u32 print_of(const struct stage *st, __u32 salt)
+/* Judges a packet in the bucket of a stage by its sharer. Keeps in the stage what its charge needs. */
+static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct work *w, struct stage *st, const struct rule *rule,
+				       __u32 i)
 {
-	return st->slot == OF_MEMBER ? salt : st->slot;
-}
-
-/* Finds the sharer of a packet in the bucket of a stage. Flows of sparse-first have the same keys, so the salt is another one. */
-static __always_inline void find_sharer(struct __sk_buff *skb, __u32 cpu, struct stage *st)
-{
-	const struct rule *rule = rule_of(st->id);
-	const struct params *params;
-
-	if (!rule)
-		return;
-	params = params_of(rule, st->set);
-	if (params->flags & RULE_SHARE_MEMBER)
-		st->slot = OF_MEMBER;
-	else
-		st->slot = seek(skb, cpu, ~params->salt, params->flags >> SHARE_FLAGS, cold_of(params)->each_bits);
-}
-
-/* Judges a packet in the bucket of a stage by its sharer, which was found. */
-__noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *st = stage_of(w, i);
+	struct rule *member = i ? member_of(w, i) : NULL;
+	struct share *s = share_at(st, rule);
 	const struct cold_params *cold;
 	const struct params *params;
 	enum share_verdict verdict;
-	struct bucket *b;
-	struct share *s = share_at(st, rule_of(st->id), &params);
+	struct bucket *b = NULL;
 
+	st->share = 0;
 	if (!s)
 		return WITHIN_SHARE;
+	params = params_of(rule, st->set);
 	cold = cold_of(params);
+	st->share = cold->share;
 	if (!w->kept && w->now - READ_ONCE(s->last) >= cold->step)
 		return SHARE_LATE;
-	b = word_of(w, i, params->salt);
-	verdict = judge(w, st, s, params, cold, b);
+	st->weight = weight_of(w, member);
+	if (st->flags & RULE_SHARE_MEMBER) {
+		st->slot = params->salt;
+		b = word_of(member, params->salt);
+	} else {
+		st->slot = seek_sharer(skb, cpu, params);
+		if (st->slot)
+			b = bucket_of(st->slot);
+	}
+	verdict = judge(w, st, s, params, b);
 	st->light = w->load == LIGHT;
 	if (verdict == BEYOND_DEBT && b)
-		forgive_debt(s, cold, b, print_of(st, params->salt), st->weight);
+		forgive_debt(st, s, b);
 	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS)) ||
 	    !ecn_of(skb, w->ip))
 		return verdict;
@@ -231,14 +203,30 @@ __noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 }
 
 /* Gives a member a word on the clock of this pool. What it had was on that of another one. */
-static __always_inline void begin_word(const struct share *s, const struct cold_params *cold, struct rule *rule, __u32 salt)
+static __always_inline void begin_word(const struct share *s, struct bucket *b, __u32 salt)
 {
-	if (!rule || READ_ONCE(rule->fair.fingerprint) == salt)
-		return;
 	/* In a bin that v has left: it has no weight on the wheels yet. */
-	WRITE_ONCE(rule->fair.tat, fair_tat(READ_ONCE(s->v) - (1ULL << cold->fine_shift)));
-	WRITE_ONCE(rule->fair.tick, 0);
-	__sync_lock_test_and_set(&rule->fair.fingerprint, salt);
+	WRITE_ONCE(b->tat, fair_tat(READ_ONCE(s->v) - (1ULL << (s->fine_shift & 63))));
+	WRITE_ONCE(b->tick, 0);
+	__sync_lock_test_and_set(&b->fingerprint, salt);
+}
+
+/* Gets a slot for a new sharer. Returns whether it has one now. */
+static __always_inline bool get_sharer(struct __sk_buff *skb, __u32 cpu, struct work *w, struct stage *st)
+{
+	const struct rule *rule = rule_of(st->id);
+
+	if (!rule)
+		return false;
+	st->slot = seek_sharer(skb, cpu, params_of(rule, st->set));
+	if (st->slot)
+		return true;
+	w->key.id = st->id;
+	w->key.sharer = 1;
+	w->opening = 0;
+	get_slot(cpu);
+	st->slot = find_handle(w->hash);
+	return st->slot;
 }
 
 /* Charges the sharer of a stage. One that gets no slot has no share of its own. */
@@ -246,40 +234,34 @@ __noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *st = stage_of(w, i);
-	const struct cold_params *cold;
-	const struct params *params;
-	struct share *s = share_at(st, rule_of(st->id), &params);
+	bool judged = i <= w->guaranteed;
+	struct share *s = judged ? share_of(st->share) : share_at(st, rule_of(st->id));
+	struct rule *member;
 	struct bucket *b;
-	__u32 tries;
 
 	if (!s)
 		return 0;
-	cold = cold_of(params);
-	if (i > w->guaranteed) {
+	if (!judged) {
 		__sync_fetch_and_add(&s->skip, (__u64)w->bytes << FAIR_BITS);
 		return 0;
 	}
 	if (st->light)
 		__sync_fetch_and_sub(&s->credit, (__u64)w->bytes << FAIR_BITS);
-	if (!st->slot)
-		find_sharer(skb, cpu, st);
-	if (st->slot == OF_MEMBER) {
-		begin_word(s, cold, member_of(w, i), params->salt);
-	} else if (!st->slot) {
-		w->key.id = st->id;
-		w->key.sharer = 1;
-		w->opening = 0;
-		get_slot(cpu);
-		st->slot = find_handle(w->hash);
+	if (st->flags & RULE_SHARE_MEMBER) {
+		member = member_of(w, i);
+		if (!member)
+			return 0;
+		b = &member->fair;
+		if (READ_ONCE(b->fingerprint) != (__u32)st->slot)
+			begin_word(s, b, st->slot);
+	} else {
+		if (!st->slot && !get_sharer(skb, cpu, w, st))
+			return 0;
+		b = bucket_of(st->slot);
 	}
-	b = word_of(w, i, params->salt);
-	if (!b)
-		return 0;
 	/* If other CPUs are faster twice, the sharer is not charged. */
-#pragma unroll
-	for (tries = 0; tries < 2; tries++)
-		if (charge_word(w, st, s, cold, b, print_of(st, params->salt)))
-			break;
+	if (!charge_word(w, st, s, b))
+		charge_word(w, st, s, b);
 	return 0;
 }
 

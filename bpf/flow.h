@@ -32,7 +32,7 @@ static __always_inline bool set_ports(struct key *flow, __u8 proto, __u32 ports)
 /* Reads plain headers in the linear part: all of the 5-tuple, or only the far address, into src. Returns false for others. */
 static __always_inline bool parse_plain(struct __sk_buff *skb, __u32 ip, bool all, struct key *flow)
 {
-	void *data_end = (void *)(long)skb->data_end, *l3 = AT(skb->data, HOOK_CONSTANT(l2_bytes));
+	void *data_end = (void *)(long)skb->data_end, *l3 = (void *)(long)skb->data + HOOK(l2_bytes);
 	const struct plain4 *h4 = l3;
 	const struct plain6 *h6 = l3;
 	const __u32 *far;
@@ -52,7 +52,7 @@ static __always_inline bool parse_plain(struct __sk_buff *skb, __u32 ip, bool al
 		__builtin_memcpy(flow->dst, &h6->ip.daddr, sizeof(flow->dst));
 		if (!has_ports(h6->ip.nexthdr))
 			return false;
-		return set_ports(flow, h6->ip.nexthdr, *(__u32 *)AT(l3, sizeof(h6->ip))); /* not merged with that of IPv4 */
+		return set_ports(flow, h6->ip.nexthdr, h6->ports);
 	}
 	if ((void *)(h4 + 1) > data_end)
 		return false;

@@ -6,17 +6,14 @@
 #include "flow.h"
 #include "table.h"
 
-/* Parses the packet on a CPU. */
-__noinline int parse(struct __sk_buff *skb, __u32 cpu)
+/* Parses the packet. */
+static __always_inline void parse(struct __sk_buff *skb, struct work *w)
 {
-	struct work *w = work_of(cpu);
-
 	w->parsed = true;
 	/* A key of IPv4 has nothing in the other words. */
 	__builtin_memset(w->flow.src, 0, sizeof(w->flow.src));
 	__builtin_memset(w->flow.dst, 0, sizeof(w->flow.dst));
 	parse_flow(skb, w->ip, &w->flow);
-	return 0;
 }
 
 /* Makes a flow the bucket key of a scope: all of its 5-tuple, or only the far address, in src. */
@@ -37,7 +34,7 @@ __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope,
 	struct work *w = work_of(cpu);
 
 	if (!w->parsed)
-		parse(skb, cpu);
+		parse(skb, w);
 	w->key = w->flow;
 	narrow(&w->key, scope, bits);
 	w->hash = hash_flow(&w->key, w->ip, salt);

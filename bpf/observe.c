@@ -330,9 +330,8 @@ static __always_inline void put_stamp(struct half *half, __u32 end, __u32 tsval,
 	struct stamp *stamp;
 	__u64 old;
 
-#pragma unroll
 	for (int i = 0; i < STAMPS; i++) {
-		stamp = KEPT(&half->stamps[i]);
+		stamp = &half->stamps[i];
 		old = READ_ONCE(stamp->word);
 		if (old && is_before(half->acked, old >> 32) && now - stamp->time < STAMP_NS)
 			continue;
@@ -350,9 +349,8 @@ static __always_inline __u64 take_stamp(struct half *half, __u32 end, __u32 *tsv
 	struct stamp *stamp;
 	__u64 word, time;
 
-#pragma unroll
 	for (int i = 0; i < STAMPS; i++) {
-		stamp = KEPT(&half->stamps[i]);
+		stamp = &half->stamps[i];
 		word = READ_ONCE(stamp->word);
 		if (word >> 32 != end || !word)
 			continue;
@@ -441,7 +439,7 @@ static __always_inline void count_segment(struct state *state, bool limited, con
 
 	if (!state)
 		return;
-	c = limited ? KEPT(&state->counts[1]) : KEPT(&state->counts[0]);
+	c = &state->counts[limited];
 	__sync_fetch_and_add(&c->packets, (s->payload + s->largest - 1) / s->largest);
 	__sync_fetch_and_add(&c->bytes, s->payload);
 	if (again) {
@@ -467,7 +465,7 @@ static __always_inline void put_sample(const struct half *sent, const struct hal
 
 static __always_inline struct half *half_of(struct flow *flow, bool ingress)
 {
-	return ingress ? &flow->half[1] : &flow->half[0];
+	return &flow->half[ingress];
 }
 
 SEC("tc")

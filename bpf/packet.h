@@ -55,21 +55,9 @@ struct transport {
 	bool headless; /* no transport header follows, as in a later fragment */
 };
 
-/*
- * A pointer plus a constant, in one instruction. Without CAP_PERFMON the verifier refuses to add anything else to most
- * pointers, so the compiler must not choose the constant first.
- */
-#define AT(start, offset)                                 \
-	({                                                \
-		void *at = (void *)(long)(start);         \
-		asm("%0 += %1" : "+r"(at) : "i"(offset)); \
-		at;                                       \
-	})
-
 /* The far address, which rules match, in a header inside the packet. */
-#define FAR(l3, header)                                                     \
-	(HOOK(match_src) ? AT(l3, __builtin_offsetof(struct header, saddr)) \
-			 : AT(l3, __builtin_offsetof(struct header, daddr)))
+#define FAR(l3, header) \
+	((l3) + (HOOK(match_src) ? __builtin_offsetof(struct header, saddr) : __builtin_offsetof(struct header, daddr)))
 
 /* Finds the IP header in the linear part, if no tag is before it. Returns the IP version, or 0. */
 static __always_inline __u32 plain_header(struct __sk_buff *skb, void **l3)
@@ -77,7 +65,7 @@ static __always_inline __u32 plain_header(struct __sk_buff *skb, void **l3)
 	void *data_end = (void *)(long)skb->data_end;
 	__u32 proto = skb->protocol;
 
-	*l3 = AT(skb->data, HOOK_CONSTANT(l2_bytes));
+	*l3 = (void *)(long)skb->data + HOOK(l2_bytes);
 	if (*l3 + sizeof(struct iphdr) > data_end)
 		return 0;
 	if (HOOK(l2_bytes))
@@ -469,7 +457,6 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 	if (!on_wire)
 		return 0;
 	if (size) {
-#pragma unroll
 		for (i = 0; i <= TUNNELS; i++)
 			if (!read_headers(skb, &g))
 				break;

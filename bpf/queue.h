@@ -138,54 +138,29 @@ __noinline int try_flow(__u32 cpu, __u32 i)
 	return get_slot(cpu) == GOT_NO_ROOM ? -2 : -1;
 }
 
-/*
- * Whether a packet skips the queue of a stage, which delays it by work.before, because its flow is sparse. Negative if the flow
- * has no slot.
- */
-__noinline int skips_queue(struct __sk_buff *skb, __u32 cpu, __u32 i)
+/* Whether a packet skips the queue of a stage, because its flow is sparse. Negative if the flow has no slot. */
+static __always_inline int skips_queue(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct stage *s,
+				       const struct rule *rule)
 {
-	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(s->id);
 	int sparse = -1;
 	__u32 tries;
 
-	if (!rule)
-		return false;
 	seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0);
 	w->key.id = s->id;
 	w->opening = 0;
-#pragma unroll
-	for (tries = 0; tries < TRIES; tries++) {
+	for (tries = 0; tries < TRIES && sparse == -1; tries++)
 		sparse = try_flow(cpu, i);
-		if (sparse != -1)
-			break;
-	}
 	return sparse;
 }
 
-/* Finds the units that leave before a packet that was charged to a stage. */
-__noinline int look_before(__u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(s->id);
-	__u32 set = s->set;
-
-	w->before = 0;
-	if (rule)
-		w->before = units_before(rated(rule, &set, w->now), w->cost, s->level);
-	return 0;
-}
-
 /*
- * Queues a packet: it departs when the units before it have left, or later if its sender asks for that, as far as the queue is
- * long. Without that bound, packets that were charged over a longer time could leave together. A packet within the burst is
- * not delayed; nor is a larger one if the bucket is empty. After an edit, it does not depart before those that were queued by
- * another clock. If its flow has no slot, a later packet of that could get one and overtake it, so all flows are queued until
- * it has left.
+ * Queues a packet that was charged to a stage: it departs when the units before it have left, or later if its sender asks for
+ * that, as far as the queue is long. Without that bound, packets that were charged over a longer time could leave together. A
+ * packet within the burst is not delayed; nor is a larger one if the bucket is empty. After an edit, it does not depart before
+ * those that were queued by another clock. If its flow has no slot, a later packet of that could get one and overtake it, so all
+ * flows are queued until it has left. Returns whether it is delayed.
  */
-__noinline int take_turn(struct __sk_buff *skb, __u32 cpu, __u32 i, int skips)
+__noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
@@ -195,19 +170,26 @@ __noinline int take_turn(struct __sk_buff *skb, __u32 cpu, __u32 i, int skips)
 	const struct params *by;
 	struct bucket *b;
 	__u64 *departs;
-	struct key *key = bpf_map_lookup_elem(&keys, &slot);
+	struct key *key;
+	int skips = 0;
 
-	if (!rule || !key)
-		return 0;
+	if (!rule)
+		return false;
 	by = rated(rule, &set, w->now);
 	rate = by->rate_units;
 	queue = by->limit - by->burst;
+	w->before = units_before(by, w->cost, s->level);
 	b = &rule->shared;
 	departs = &rule->departs;
 	if (s->flags & RULE_EACH && s->slot) {
+		key = bpf_map_lookup_elem(&keys, &slot);
+		if (!key)
+			return false;
 		b = bucket_of(s->slot);
 		departs = &key->departs;
 	}
+	if (w->before && s->flags & RULE_SPARSE)
+		skips = skips_queue(skb, cpu, w, i, s, rule);
 	if (skips <= 0) {
 		leaves += drain_ns(rate, w->before);
 		last = READ_ONCE(*departs);
@@ -237,15 +219,6 @@ __noinline int take_turn(struct __sk_buff *skb, __u32 cpu, __u32 i, int skips)
 	if (leaves - w->now > cold_of(params_of(rule, s->set))->ecn_above_ns && ecn_of(skb, w->ip))
 		w->marks |= 1U << (i & 31);
 	return leaves > w->now;
-}
-
-/* Queues a packet that was charged to a stage. Returns whether it is delayed. */
-static __always_inline bool queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-
-	look_before(cpu, i);
-	return take_turn(skb, cpu, i, w->before && stage_of(w, i)->flags & RULE_SPARSE ? skips_queue(skb, cpu, i) : 0);
 }
 
 /* Sets the departure time of a packet that queues have. Returns false if that failed. */

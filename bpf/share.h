@@ -34,10 +34,15 @@ enum {
 /* A CPU that read its time before another one is slower by less than this. */
 #define STALL_NS (1ULL << 40)
 
-static __always_inline struct share *share_of(const struct cold_params *cold)
+static __always_inline __u64 lesser(__u64 a, __u64 b)
 {
-	__u32 number = cold->share - 1;
+	return a < b ? a : b;
+}
 
+/* The shares by their number plus one. */
+static __always_inline struct share *share_of(__u32 number)
+{
+	number--;
 	return bpf_map_lookup_elem(&shares, &number);
 }
 
@@ -57,11 +62,11 @@ static __always_inline __u64 fair_tat(__u64 tat)
  * How far a sharer is ahead of the clock, in fair units; 0 if it is not active. If charges of several CPUs have
  * made the weight too small, all sharers begin anew.
  */
-static __always_inline __u64 ahead_of(const struct share *s, const struct cold_params *cold, __u64 tat)
+static __always_inline __u64 ahead_of(const struct share *s, __u64 tat)
 {
 	__u64 ahead = fair_tat(tat) - READ_ONCE(s->v);
 
-	return ahead < (__u64)FAIR_BINS << cold->coarse_shift && (__s32)READ_ONCE(s->weight) > 0 ? ahead : 0;
+	return ahead < (__u64)FAIR_BINS << (s->coarse_shift & 63) && (__s32)READ_ONCE(s->weight) > 0 ? ahead : 0;
 }
 
 /* The wheels begin behind all TATs, so nobody is active. */
@@ -97,25 +102,12 @@ static __always_inline __u64 clock_speed(const struct stage *st)
 	return free > capacity - capacity / 16 ? x << MORE : x;
 }
 
-/* The width of the bins on the wheel of a TAT is 2^shift_of fair units. */
-static __always_inline __u32 shift_of(const struct cold_params *cold, __u64 tat)
+/* The bin of a TAT. */
+static __always_inline __u32 bin_of(const struct share *s, __u64 tat)
 {
-	__u32 fine = cold->fine_shift, coarse = KEPT((__u32)(tat & TAT_COARSE)) / TAT_COARSE;
-
-	return (fine + coarse * (cold->coarse_shift - fine)) & 63;
-}
-
-/* The bin of a TAT. Without branches: without CAP_PERFMON the verifier accepts one range of an index only. */
-static __always_inline __u32 bin_at(__u64 tat, __u32 shift)
-{
-	__u32 bin = (tat >> shift & (FAIR_BINS - 1)) + (__u32)(tat & TAT_COARSE) * (FAIR_BINS / TAT_COARSE);
-
-	return KEPT(bin) & (2 * FAIR_BINS - 1); /* for the verifier of Linux 6.1 */
-}
-
-static __always_inline __u32 bin_of(const struct cold_params *cold, __u64 tat)
-{
-	return bin_at(tat, shift_of(cold, tat));
+	if (tat & TAT_COARSE)
+		return FAIR_BINS + (tat >> (s->coarse_shift & 63) & (FAIR_BINS - 1));
+	return tat >> (s->fine_shift & 63) & (FAIR_BINS - 1);
 }
 
 /* Removes the weight of a bin that v leaves. */
@@ -126,39 +118,35 @@ static __always_inline void leave_bin(struct share *s, __u32 bin)
 	__sync_fetch_and_sub(&s->weight, gone);
 }
 
-/* An advance of the clock v of a share. */
-struct advance {
-	struct share *s;
-	const struct cold_params *cold;
-	__u64 v;
-	__u64 units; /* times weight: what is left of it */
-};
-
 /*
- * Advances v to the end of a bin, or by all that is left. After FAIR_BINS bins the fine wheel is empty,
- * so the next ones are coarse.
+ * Advances v to the end of a bin of the fine or the coarse wheel, or by all of rest. Returns whether rest has more. Not static, so
+ * that the verifier checks it once for all bins.
  */
-static long leave_next(__u64 i, struct advance *a)
+__noinline int leave_next(struct share *s, __u32 fine)
 {
-	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
-	__u32 fine = READ_ONCE(a->cold->fine_shift), coarse = READ_ONCE(a->cold->coarse_shift);
-	__u64 bin = 1ULL << ((i < FAIR_BINS ? fine : coarse) & 63), to = bin - (a->v & (bin - 1));
-	__s32 weight = READ_ONCE(a->s->weight);
+	__u64 v, bin, to;
+	__s32 weight;
 
+	if (!s)
+		return false;
+	v = s->v;
+	bin = 1ULL << ((fine ? s->fine_shift : s->coarse_shift) & 63);
+	to = bin - (v & (bin - 1));
+	weight = READ_ONCE(s->weight);
 	if (weight <= 0)
-		return 1;
-	if (a->units / weight < to) {
-		a->v += a->units / weight;
-		a->units %= weight;
-		return 1;
+		return false;
+	if (s->rest / weight < to) {
+		WRITE_ONCE(s->v, v + s->rest / weight);
+		s->rest %= weight;
+		return false;
 	}
-	a->units -= to * weight;
-	if (i < FAIR_BINS)
-		leave_bin(a->s, bin_of(a->cold, fair_tat(a->v)));
-	if (!((a->v + to) & ((1ULL << (coarse & 63)) - 1)))
-		leave_bin(a->s, bin_of(a->cold, a->v | TAT_COARSE));
-	a->v += to;
-	return 0;
+	s->rest -= to * weight;
+	if (fine)
+		leave_bin(s, v >> (s->fine_shift & 63) & (FAIR_BINS - 1));
+	if (!((v + to) & ((1ULL << (s->coarse_shift & 63)) - 1)))
+		leave_bin(s, FAIR_BINS + (v >> (s->coarse_shift & 63) & (FAIR_BINS - 1)));
+	WRITE_ONCE(s->v, v + to);
+	return true;
 }
 
 /* What a sharer may be ahead, in fair units times weight. */
@@ -168,7 +156,7 @@ static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 	__s32 all = READ_ONCE(s->weight);
 
 	ahead += all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE;
-	return ahead < most ? ahead : most;
+	return lesser(ahead, most);
 }
 
 /* What any sharer may be ahead, in bytes. */
@@ -178,7 +166,7 @@ static __always_inline __u32 most_ahead(__u64 limit)
 
 	if (capacity > SMALL)
 		most += 2 * (capacity - SMALL);
-	return most < ~0U ? most : ~0U;
+	return lesser(most, ~0U);
 }
 
 /* By how much light sharers may be ahead together, in fair units times weight. */
@@ -199,27 +187,71 @@ static __always_inline __u64 free_part(const struct share *s, const struct param
 		level = level / (st->limit >> 10) * (params->limit >> 10);
 	if (level < params->limit)
 		free = ((params->limit - level) >> UNIT_BITS) * READ_ONCE(s->free_factor) >> (FREE_WHOLE_BITS - FREE_BITS - 2);
-	return free > 1 << FREE_BITS ? 1 << FREE_BITS : free;
+	return lesser(free, 1 << FREE_BITS);
 }
 
 /* The fair units times weight that the pool above leaves since it was last seen. */
 static __always_inline __u64 units_within(const struct share *s, const struct bound *b, __u64 skip)
 {
-	__u64 units = b->v - s->seen, x = b->room * ROOM_OCTAVES;
+	__u64 units = lesser(b->v - s->seen, 1ULL << ABOVE_BITS), x = b->room * ROOM_OCTAVES;
 
-	if (units > 1ULL << ABOVE_BITS)
-		units = 1ULL << ABOVE_BITS;
-	units = units * b->weight + b->units - (skip < b->units ? skip : b->units);
+	units = units * b->weight + b->units - lesser(b->units, skip);
 	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS) >> ROOM_SLOWEST) >> FREE_BITS;
+}
+
+/* By how many fair units times weight the clock of a stage advances, which the rate and the pool above allow. */
+static __always_inline __u64 units_passed(struct share *s, const struct stage *st, __u64 rate, __u64 passed, const struct bound *b)
+{
+	__u64 units = fair_units(rate, passed), skip = lesser(READ_ONCE(s->skip), units), speed = clock_speed(st);
+
+	if (!(st->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
+		speed = 1 << (SPEED_BITS + RUSH);
+	if (skip)
+		__sync_fetch_and_sub(&s->skip, skip);
+	units = (units - skip) * speed >> SPEED_BITS;
+	return b->weight ? lesser(units, units_within(s, b, skip)) : units;
+}
+
+/* Advances v by fair units times weight, and by what the last advance left. */
+static __always_inline void advance_by(struct share *s, __u64 units)
+{
+	__s32 weight;
+	__u32 i;
+
+	s->rest += units;
+	/* After FAIR_BINS bins the fine wheel is empty, so the next ones are coarse. */
+	for (i = 0; i < 2 * FAIR_BINS; i++)
+		if (!leave_next(s, i < FAIR_BINS))
+			break;
+	weight = READ_ONCE(s->weight);
+	s->rest = weight > 0 ? lesser(s->rest, weight) : 0;
+}
+
+/* Finds what sharers may be ahead until the next advance. */
+static __always_inline void set_bounds(struct share *s, const struct stage *st, const struct params *params, __u64 rate,
+				       const struct bound *b)
+{
+	__u64 together = lesser(fair_units(rate, MOST_MS * 1000000), st->limit >> (UNIT_BITS - FAIR_BITS + 1));
+	__u64 credit = most_credit(st->limit);
+	__s32 weight = READ_ONCE(s->weight);
+
+	if (b->weight) {
+		s->seen = b->v;
+		together = lesser(together, b->may);
+		credit = lesser(credit, b->credit);
+	}
+	WRITE_ONCE(s->free_factor, (1ULL << FREE_WHOLE_BITS) / (params->limit >> UNIT_BITS));
+	WRITE_ONCE(s->ahead, weight > 1 ? together / weight : together);
+	WRITE_ONCE(s->most, most_ahead(st->limit));
+	if ((__s64)READ_ONCE(s->credit) > (__s64)credit)
+		WRITE_ONCE(s->credit, credit);
 }
 
 /* Advances the clock of a stage by what the rate, and the pool above, allow. The caller has the lock. */
 static __always_inline void advance_clock(struct share *s, const struct stage *st, const struct params *params,
 					  const struct cold_params *cold, __u64 rate, __u64 now, const struct bound *b)
 {
-	__u64 passed = now - s->last, units, half, skip, speed;
-	struct advance a = { .s = s, .cold = cold, .v = s->v };
-	__s32 weight;
+	__u64 passed = now - s->last, units;
 
 	/* Another CPU, which had a later time, was faster. */
 	if (s->last - now < STALL_NS)
@@ -228,55 +260,27 @@ static __always_inline void advance_clock(struct share *s, const struct stage *s
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
 		restart_clock(s, cold);
 	} else {
-		units = fair_units(rate, passed);
-		speed = clock_speed(st);
-		if (!(st->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
-			speed = 1 << (SPEED_BITS + RUSH);
-		skip = READ_ONCE(s->skip);
-		if (skip > units)
-			skip = units;
-		if (skip)
-			__sync_fetch_and_sub(&s->skip, skip);
-		units = (units - skip) * speed >> SPEED_BITS;
-		if (b->weight) {
-			half = units_within(s, b, skip);
-			if (units > half)
-				units = half;
-		}
+		units = units_passed(s, st, rate, passed, b);
 		__sync_fetch_and_add(&s->credit, units);
-		a.units = units + s->rest;
-		bpf_loop(2 * FAIR_BINS, leave_next, &a, 0);
-		WRITE_ONCE(s->v, a.v);
-		weight = READ_ONCE(s->weight);
-		s->rest = weight <= 0 ? 0 : a.units < (__u64)weight ? a.units : (__u64)weight;
+		advance_by(s, units);
 	}
-	WRITE_ONCE(s->free_factor, (1ULL << FREE_WHOLE_BITS) / (params->limit >> UNIT_BITS));
-	weight = READ_ONCE(s->weight);
-	units = fair_units(rate, MOST_MS * 1000000);
-	half = st->limit >> (UNIT_BITS - FAIR_BITS + 1);
-	if (units > half)
-		units = half;
-	if (b->weight) {
-		s->seen = b->v;
-		if (units > b->may)
-			units = b->may;
-	}
-	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
-	WRITE_ONCE(s->most, most_ahead(st->limit));
-	units = most_credit(st->limit);
-	if (b->weight && units > b->credit)
-		units = b->credit;
-	if ((__s64)READ_ONCE(s->credit) > (__s64)units)
-		WRITE_ONCE(s->credit, units);
+	set_bounds(s, st, params, rate, b);
 }
 
-/* Moves the weight of a sharer from its old TAT to a new one. It is in a bin until v leaves that. */
-static __always_inline void move_weight(struct share *s, const struct cold_params *cold, __u64 old, __u64 tat, __u32 weight)
+/* Whether the weight of a sharer with that TAT is in a bin. It is until v leaves that. */
+static __always_inline bool weighs(const struct share *s, __u64 tat)
 {
-	__u32 shift = shift_of(cold, old), from, to = bin_of(cold, tat);
+	__u32 shift = (tat & TAT_COARSE ? s->coarse_shift : s->fine_shift) & 63;
 
-	if ((old >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0) {
-		from = bin_at(old, shift);
+	return (tat >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0;
+}
+
+/* Moves the weight of a sharer from its old TAT to a new one. */
+static __always_inline void move_weight(struct share *s, __u64 old, __u64 tat, __u32 weight)
+{
+	__u32 from = bin_of(s, old), to = bin_of(s, tat);
+
+	if (weighs(s, old)) {
 		if (from == to)
 			return;
 		__sync_fetch_and_sub(&s->bin[from], weight);
@@ -287,13 +291,13 @@ static __always_inline void move_weight(struct share *s, const struct cold_param
 }
 
 /* A TAT that is so far ahead of v, with the bit that says on which wheel it is. */
-static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, __u64 ahead)
+static __always_inline __u64 on_wheel(const struct share *s, __u64 ahead)
 {
-	__u64 most = (__u64)(FAIR_BINS - 2) << cold->coarse_shift, tat, far;
+	__u64 v = READ_ONCE(s->v), most = (__u64)(FAIR_BINS - 2) << (s->coarse_shift & 63);
+	__u64 tat = fair_tat(v + lesser(ahead, most) + TAT_BUSY + TAT_COARSE);
+	__u32 fine = s->fine_shift & 63;
 
-	tat = fair_tat(v + (ahead < most ? ahead : most) + TAT_BUSY + TAT_COARSE);
-	far = KEPT(((tat >> cold->fine_shift) - (v >> cold->fine_shift)) / FAIR_BINS);
-	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_at */
+	return (tat >> fine) - (v >> fine) < FAIR_BINS ? tat : tat | TAT_COARSE;
 }
 
 /*
@@ -336,9 +340,9 @@ static __always_inline enum load load_if(const struct share *s, bool small)
  * members bound the clock below, and so its credit.
  */
 static __always_inline enum share_verdict judge(struct work *w, const struct stage *st, const struct share *s,
-						const struct params *params, const struct cold_params *cold, const struct bucket *b)
+						const struct params *params, const struct bucket *b)
 {
-	__u64 ahead = b ? ahead_of(s, cold, READ_ONCE(b->tat)) * st->weight : 0, own = w->bytes, most, may, free, debt;
+	__u64 ahead = b ? ahead_of(s, READ_ONCE(b->tat)) * st->weight : 0, own = w->bytes, most, may, free, debt;
 	enum load below = w->load;
 
 	if (!ahead) {
@@ -374,19 +378,18 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 }
 
 /* Charges a packet to the word of a sharer. Returns false if another CPU was faster. */
-static __always_inline bool charge_word(const struct work *w, const struct stage *st, struct share *s, const struct cold_params *cold,
-					struct bucket *b, __u32 fingerprint)
+static __always_inline bool charge_word(const struct work *w, const struct stage *st, struct share *s, struct bucket *b)
 {
-	__u64 old = READ_ONCE(b->tat), ahead = ahead_of(s, cold, old), units = (__u64)w->bytes << FAIR_BITS, tat;
+	__u64 old = READ_ONCE(b->tat), ahead = ahead_of(s, old), units = (__u64)w->bytes << FAIR_BITS, tat;
 
-	if (!is_still(b, fingerprint, old))
+	if (!is_still(b, st->slot, old))
 		return false;
-	tat = on_wheel(cold, READ_ONCE(s->v), ahead + (units + st->weight - 1) / st->weight);
-	if (KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) != old)
+	tat = on_wheel(s, ahead + (units + st->weight - 1) / st->weight);
+	if (__sync_val_compare_and_swap(&b->tat, old, tat) != old)
 		return false;
 	if (!ahead || READ_ONCE(b->tick) < w->bytes) /* not before: an inactive slot may get another key */
 		WRITE_ONCE(b->tick, w->bytes);
-	move_weight(s, cold, old, tat, st->weight);
+	move_weight(s, old, tat, st->weight);
 	return true;
 }
 

@@ -72,7 +72,7 @@ static __always_inline __u32 home_of(__u32 fingerprint)
 /* The second bucket of a slot. */
 static __always_inline struct bucket *second_of(__u32 slot)
 {
-	return KEPT(&seconds[MASKED(slot / LINE_SLOTS, seconds_mask)].slot[slot & (LINE_SLOTS - 1)]);
+	return &seconds[MASKED(slot / LINE_SLOTS, seconds_mask)].slot[slot & (LINE_SLOTS - 1)];
 }
 
 /* Its fingerprint, by that of the key and the id of the second limit. */
@@ -105,7 +105,6 @@ static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 ch
  */
 __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 {
-	const struct cold_params *cold;
 	const struct share *share;
 	const struct rule *rule;
 	const struct bucket *b;
@@ -124,10 +123,9 @@ __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 		rule = rule_of(key->id);
 		if (!rule)
 			return 0;
-		cold = cold_of(params_of(rule, set_in(rule, phase_at(now))));
-		share = share_of(cold);
+		share = share_of(cold_of(params_of(rule, set_in(rule, phase_at(now))))->share);
 		/* Without packets, nobody advances the clock: it begins anew then, behind nobody. */
-		return !share || (__s64)(now - READ_ONCE(share->last)) > 4LL * REST_NS || !ahead_of(share, cold, tat);
+		return !share || (__s64)(now - READ_ONCE(share->last)) > 4LL * REST_NS || !ahead_of(share, tat);
 	}
 	return is_empty_by(key->id, now, tat, READ_ONCE(slot_at(slot)->tick));
 }
@@ -149,7 +147,6 @@ __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 	const struct line *line = line_at(number);
 	__u32 i, slot;
 
-#pragma unroll
 	for (i = 0; i < 2 * LINE_SLOTS; i++) {
 		slot = (i + home_of(fingerprint)) & (LINE_SLOTS - 1);
 		if (i < LINE_SLOTS ? is_free(&line->slot[slot]) :
@@ -288,9 +285,9 @@ static __always_inline __u64 empty_tat(struct work *w)
 	set = set_in(rule, w->phase);
 	params = params_of(rule, set);
 	if (HOOK(pools) && w->key.sharer) {
-		share = share_of(cold_of(params));
+		share = share_of(cold_of(params)->share);
 		/* In a bin that v has left: a new sharer has no weight on the wheels yet. */
-		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << cold_of(params)->fine_shift)) : NO_CLOCK;
+		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << (share->fine_shift & 63))) : NO_CLOCK;
 	}
 	params = rated(rule, &set, w->now);
 	c = clock_of(rule, params, set);
@@ -324,11 +321,7 @@ enum got {
 	GOT_NO_ROOM,
 };
 
-/*
- * Allocates a slot to a key that has none, if the slot is still empty. The
- * line is looked up again, because without CAP_PERFMON the verifier refuses
- * arithmetic on a pointer argument.
- */
+/* Allocates a slot to a key that has none, if the slot is still empty. */
 __noinline int allocate_slot(__u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
@@ -394,11 +387,9 @@ static __always_inline bool move_second(__u32 from, __u32 to, __u32 fingerprint)
  */
 static __always_inline __u32 lock_next(__u64 hash, __u32 i, __u64 now)
 {
-	__u32 number = line_with(hash, i), random = hash, fingerprint;
+	__u32 number = line_with(hash, i), fingerprint;
 	__u64 spare;
 
-	/* Without CAP_PERFMON, the verifier refuses an offset that it knows in some rounds. */
-	i = KEPT(i ^ random) ^ random;
 	fingerprint = READ_ONCE(line_at(number)->slot[i & (LINE_SLOTS - 1)].fingerprint);
 	if (!(fingerprint & 1))
 		return NO_SLOT;

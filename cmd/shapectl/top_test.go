@@ -432,7 +432,7 @@ func TestTopOfReaders(t *testing.T) {
 	term.start(cmd)
 	term.shows("alice egress 10.0.0.7")
 	term.press("r2mbit\ry")
-	term.shows("run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN")
+	term.shows("run as root, or with CAP_BPF")
 	term.back()
 	term.press("q")
 	term.isLeft(cmd, before)

@@ -91,7 +91,7 @@ func (b Sharer) tat() uint64 { return b.TAT &^ (busy | tatCoarse) }
 
 // AheadOf returns how far a sharer is ahead of the clock, in fair units; 0 if it is not active.
 func (s *Share) AheadOf(b Sharer) uint64 {
-	if ahead := b.tat() - s.V; ahead < FairBins<<s.CoarseShift && s.Weight > 0 {
+	if ahead := b.tat() - s.V; ahead < FairBins<<s.Shifts[1] && s.Weight > 0 {
 		return ahead
 	}
 	return 0
@@ -194,7 +194,7 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 // advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so the
 // next ones are coarse.
 func (s *Share) advance(units uint64) {
-	coarse := uint64(1) << s.CoarseShift
+	coarse := uint64(1) << s.Shifts[1]
 	leave := func(bin *uint32) {
 		s.Weight -= int32(*bin)
 		*bin = 0
@@ -202,7 +202,7 @@ func (s *Share) advance(units uint64) {
 	for i := 0; i < 2*FairBins && s.Weight > 0; i++ {
 		bin := coarse
 		if i < FairBins {
-			bin = 1 << s.FineShift
+			bin = 1 << s.Shifts[0]
 		}
 		weight, to := uint64(s.Weight), bin-s.V&(bin-1)
 		if units/weight < to {
@@ -318,8 +318,8 @@ func (s *Share) Charge(b *Sharer, weight, n uint64) {
 }
 
 func (s *Share) onWheel(v, ahead uint64) uint64 {
-	tat := (v + min(ahead, (FairBins-2)<<s.CoarseShift) + busy + tatCoarse) &^ (busy | tatCoarse)
-	if tat>>s.FineShift-v>>s.FineShift < FairBins {
+	tat := (v + min(ahead, (FairBins-2)<<s.Shifts[1]) + busy + tatCoarse) &^ (busy | tatCoarse)
+	if tat>>s.Shifts[0]-v>>s.Shifts[0] < FairBins {
 		return tat
 	}
 	return tat | tatCoarse
@@ -327,16 +327,16 @@ func (s *Share) onWheel(v, ahead uint64) uint64 {
 
 func (s *Share) bin(tat uint64) *uint32 {
 	if tat&tatCoarse != 0 {
-		return &s.Bins[FairBins+tat>>s.CoarseShift&(FairBins-1)]
+		return &s.Bins[FairBins+tat>>s.Shifts[1]&(FairBins-1)]
 	}
-	return &s.Bins[tat>>s.FineShift&(FairBins-1)]
+	return &s.Bins[tat>>s.Shifts[0]&(FairBins-1)]
 }
 
 // weighs reports whether the weight of a sharer with that TAT is in a bin: it may be until the clock leaves the bin.
 func (s *Share) weighs(tat uint64) bool {
-	shift := s.FineShift
+	shift := s.Shifts[0]
 	if tat&tatCoarse != 0 {
-		shift = s.CoarseShift
+		shift = s.Shifts[1]
 	}
 	return tat != 0 && tat>>shift-s.V>>shift < FairBins && s.Weight > 0
 }

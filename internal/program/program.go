@@ -84,8 +84,7 @@ func WriteConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
 		ins := &instructions[i]
-		if (ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource) &&
-			ins.OpCode != asm.Add.Op(asm.ImmSource)) || ins.Constant>>24 != hookConstant {
+		if ins.OpCode != asm.Mov.Op32(asm.ImmSource) && ins.OpCode != asm.And.Op32(asm.ImmSource) || ins.Constant>>24 != hookConstant {
 			continue
 		}
 		offset := int(ins.Constant & 0xffff)

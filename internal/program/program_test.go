@@ -30,7 +30,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 		frame        []byte
 	}{
 		{"match4_from", netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.0.7/32"), v4},
-		{"match_from", netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("2001:db8::7/128"), v6},
+		{"match6_from", netip.MustParsePrefix("2001:db8::/64"), netip.MustParsePrefix("2001:db8::7/128"), v6},
 	} {
 		t.Run(c.search, func(t *testing.T) {
 			// With room and this secret, each prefix has a line of its own, so the packet's first look is enough for one length.
