@@ -102,6 +102,7 @@ func (r *rig) waits(what string, happened func() bool) {
 // A line becomes slower and fast again under load, and a watch adapts the pool. When the watch is killed, the rate of the
 // policy is in force again.
 func TestAdapt(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	pings := r.line()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
@@ -158,6 +159,7 @@ devices:
 
 // Pools with a cluster and pools that adapt have a process each that renews their leases. A second watch leaves it to the first.
 func TestAdaptBesideAgent(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.line()
 	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")

@@ -59,6 +59,7 @@ func isOver(l maps.Lease) bool { return maps.Now() >= l.Until }
 
 // Leases come and go with the store and the agent, which tells of each change once.
 func TestAgent(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.env["SHAPECTL_STORE"] = store.URL
 	a := r.agent("--host", "h1")

@@ -52,6 +52,7 @@ type passedPacket struct {
 // killed and comes back empty. No window may have more than the rate and the bursts allow. How much is delivered depends
 // on this machine, so it is only printed.
 func TestClusterTraffic(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	redis := testenv.NewRedis(t)
 	_, sink := testenv.NewNamedNetns(t)

@@ -111,6 +111,7 @@ func TestPolicyInForceOfAChange(t *testing.T) {
 
 // What something else detaches from a device is attached again while serve runs, and this is said.
 func TestDetachedProgramIsAttachedAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_HOOK"] = "clsact"
 	r.ok("set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit")
@@ -122,6 +123,8 @@ func TestDetachedProgramIsAttachedAgain(t *testing.T) {
 		for _, f := range filters {
 			testenv.Must(t, netlink.FilterDel(f))
 		}
+	}
+	for _, device := range []string{"va", "vb"} {
 		s.says(device + " egress: attached again")
 		events.says(device + " egress: attached again")
 	}

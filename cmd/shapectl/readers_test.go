@@ -265,6 +265,7 @@ func attack(dir string) {
 // A member can keep the lock that readers take. Neither changes nor readers wait for that for long: a change can be
 // confirmed in time.
 func TestReaderKeepsTheLock(t *testing.T) {
+	t.Parallel()
 	r, _ := newReadersRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	homes, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*"))

@@ -430,7 +430,7 @@ func TestServeBoundsReplays(t *testing.T) {
 // TestServeWithoutItsHistory sees that devices have their rules whatever becomes of the file with the history: the disk is full
 // from the beginning, the file is no history, or the disk fills up later.
 func TestServeWithoutItsHistory(t *testing.T) {
-	t.Parallel() // it waits for a minute
+	t.Parallel() // it waits for a minute, unless the test is to be short
 	r := newRig(t)
 	disk := t.TempDir()
 	testenv.Must(t, unix.Mount("none", disk, "tmpfs", 0, "size=600k"))
@@ -458,7 +458,9 @@ func TestServeWithoutItsHistory(t *testing.T) {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
 	testenv.Must(t, os.Remove(file))
-	serves("no space left on device; up to an hour is kept in memory", fill)
+	if !testing.Short() {
+		serves("no space left on device; up to an hour is kept in memory", fill)
+	}
 }
 
 // TestWatchdogNoticesALoopThatStands sees that the service manager hears nothing while a loop makes no progress.
