@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # kernels-test.sh [KERNEL...]: runs kernel tests, real traffic, and tests of departure times under Debian's kernels, in
 # emulated machines. 6.1, 6.12 and the newest must pass; 5.10 must be refused clearly. Without arguments it tests these
-# four. Two guests run at a time.
+# four. $GUESTS guests run at a time, 2 by default.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -92,9 +92,9 @@ guest() {
 }
 
 failed=0
-# run KERNEL PARTS OPTION...: starts a guest as soon as fewer than two run.
+# run KERNEL PARTS OPTION...: starts a guest as soon as fewer than $GUESTS run.
 run() {
-	while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
+	while [[ $(jobs -pr | wc -l) -ge ${GUESTS:-2} ]]; do
 		wait -n || failed=1
 	done
 	guest "$@" &

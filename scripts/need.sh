@@ -39,6 +39,9 @@ if [[ ${SHAPECTL_INSTALL-} == no ]]; then
 	echo "$why needs ${absent[*]}, and SHAPECTL_INSTALL=no forbids to install them: run  $command" >&2
 	exit 1
 fi
+exec 9>/run/lock/shapectl-need
+flock 9 # another may be installing
+missing "$@" || exit 0
 echo "$why needs ${absent[*]}; installing with  $command" >&2
 
 # noninteractive: the package iperf3 would ask whether to start a server, and wait for the answer.
@@ -46,8 +49,8 @@ export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # An old list of packages names versions that are gone; a failed update still leaves one that may do.
-{ apt-get update || true; } </dev/null >"$log" 2>&1
-if ! apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 "${packages[@]}" </dev/null >>"$log" 2>&1 || missing "$@"; then
+{ apt-get update || true; } </dev/null >"$log" 2>&1 9>&-
+if ! apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 "${packages[@]}" </dev/null >>"$log" 2>&1 9>&- || missing "$@"; then
 	cat "$log" >&2
 	echo "could not install ${packages[*]}, which $why needs: see above what apt-get said" >&2
 	exit 1
