@@ -1,8 +1,8 @@
 PREFIX ?= /usr/local
 # A source tarball has no .git: the program then has the version in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
-# Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
-TEST = -count=1 -p 4 -timeout 40m
+# Kernel tests mostly wait, so more packages than CPUs run at a time. `make lint` vets.
+TEST = -count=1 -vet=off -p 4 -timeout 40m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/top/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
@@ -46,7 +46,7 @@ test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	@scripts/need.sh 'make test' $(STORE_NEEDS) $(DPDK_NEEDS) $(TRAFFIC_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) zsh=zsh fish=fish prometheus=prometheus promtool=prometheus systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
-	go test $(TEST) ./pkg/loader ./...
+	go test $(TEST) ./cmd/shapectl ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
 	scripts/netns-test.sh --brief
 	scripts/units-test.sh
@@ -71,14 +71,14 @@ RACE_SKIP = '^TestDamage'
 # long under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
 RACE = $(filter-out ./internal/program/ ./internal/testenv/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go internal)))))
 RACE_KERNEL = 'InParts|Late|Netns|Stay|Writers|Several|ReadEndsHurry'
-RACE_COMMANDS = 'Agent|Apply|Devices|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
+RACE_COMMANDS = 'Agent|Appl|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talkers|Top|Watch'
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -skip $(RACE_SKIP) $(RACE)
-	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
-	CGO_ENABLED=1 go test -race -short -vet=off $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
-	CGO_ENABLED=1 go test -C bench -race -short -vet=off $(TEST) ./...
+	CGO_ENABLED=1 go test -race -short $(TEST) -skip $(RACE_SKIP) $(RACE)
+	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
+	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
+	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 
 generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
