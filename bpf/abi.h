@@ -58,7 +58,7 @@ enum layout {
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
 	KINDS = 8,	/* of hooks */
-	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
+	RULE_MAPS = 5,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
 	EPISODE_LINES = 1024, /* a power of two */
@@ -426,14 +426,14 @@ struct work {
 	__u64 longest; /* ns: the longest delay of its queues */
 	__u64 latest;  /* ns: the latest departure that its sender may ask for, if it does */
 	__u32 top;     /* the last stage */
-	__u32 first;   /* the first pool that counts the packet */
 	__u32 marks;   /* a bit for each stage that marks the packet */
 	__u32 parsed;  /* flow is that of the packet */
 
 	__u32 within;  /* the id plus one of the next pool, or 0 */
 	__u32 guaranteed; /* the first stage that guarantees the packet, or NOT_GUARANTEED */
 	__u32 verdict; /* enum verdict */
-	__u32 answer;  /* of the program, while it applies the shadow */
+	__u32 answer;  /* of the program */
+	__u32 shadow;  /* the rule is the shadow of another one */
 	__u32 room;    /* its rule has room for it */
 	__u32 load;    /* of the last sharer, see judge */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */

@@ -145,7 +145,7 @@ type AbiHook struct {
 	Pools         uint32
 	Colours       uint32
 	SecondsMask   uint32
-	FirstId       [8]uint32
+	FirstId       [5]uint32
 	L2Bytes       uint8
 	Ingress       uint8
 	MatchSrc      uint8
@@ -154,6 +154,7 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
+	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -220,7 +221,7 @@ const (
 	AbiLayoutLENGTHS6        AbiLayout = 129
 	AbiLayoutNO_LENGTH       AbiLayout = 255
 	AbiLayoutKINDS           AbiLayout = 8
-	AbiLayoutRULE_MAPS       AbiLayout = 8
+	AbiLayoutRULE_MAPS       AbiLayout = 5
 	AbiLayoutLABEL_BYTES     AbiLayout = 40
 	AbiLayoutLISTENERS       AbiLayout = 8
 	AbiLayoutEPISODE_LINES   AbiLayout = 1024
@@ -428,13 +429,13 @@ type AbiWork struct {
 	Longest    uint64
 	Latest     uint64
 	Top        uint32
-	First      uint32
 	Marks      uint32
 	Parsed     uint32
 	Within     uint32
 	Guaranteed uint32
 	Verdict    uint32
 	Answer     uint32
+	Shadow     uint32
 	Room       uint32
 	Load       uint32
 	ColourIn   uint32

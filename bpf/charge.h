@@ -133,6 +133,7 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 	if (verdict < VERDICT_CONTENDED)
 		return verdict;
 	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
+	s->slot = 0;
 	look_at_limit(cpu, 0, s->id);
 	return VERDICT_CONTENDED;
 }

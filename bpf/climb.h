@@ -101,7 +101,7 @@ static __always_inline void count_shadow(struct __sk_buff *skb, __u32 cpu, struc
 	count(&c->passed_packets, &c->passed_bytes, w);
 }
 
-/* Debt that guarantees cannot reach: levels must stay below 2^62 units. */
+/* Debt that guarantees cannot reach: levels must not be above 2^61 units. */
 #define MAX_DEBT (1ULL << 60)
 
 #define NOT_GUARANTEED STAGES
@@ -181,8 +181,10 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct rule *rule = rule_of(s->id);
 	int verdict = VERDICT_PASS, share;
 
-	if (!rule || s->flags & RULE_ABSENT)
+	if (!rule || s->flags & RULE_ABSENT) {
+		s->flags = RULE_ABSENT;
 		return VERDICT_PASS;
+	}
 	if (i && i <= w->guaranteed && s->level + w->least > s->limit) {
 		if (exceed(skb, w, s, params_of(rule, s->set), s->flags, &rule->shared) != VERDICT_MARK)
 			return VERDICT_REFUSED;
@@ -223,28 +225,45 @@ __noinline int test_each(struct __sk_buff *skb, __u32 cpu)
 	return exceed(skb, w, s, params, s->flags, bucket_of(s->slot));
 }
 
+/* With several maps of rules, the verifier would follow each pool in each map: functions of their own look at them and charge them. */
+#define MANY_MAPS (HOOK(rule_maps) > 1)
+
+/* Looks at the next pool on the way up. Returns the id plus one of the one above it, or 0. */
+static __always_inline __u32 look_next(__u32 cpu, struct work *w, __u32 i, __u32 id, struct rule *rule)
+{
+	struct stage *s = stage_of(w, i);
+	const struct params *params = place(w, s, id, rule);
+
+	if (likely(!(params->flags & RULE_LEASED)))
+		look_at(s, rule, params, s->set, &rule->shared, w->now);
+	else
+		look_at_limit(cpu, i, id);
+	w->top = i;
+	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
+}
+
 /* Tests the pools above a rule, from the lowest on. */
 static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 within)
 {
-	const struct params *params;
 	enum verdict verdict;
 	struct rule *rule;
 	struct stage *s;
 	__u32 i;
 
 	for (i = 1; i <= MAX_DEPTH; i++) {
-		rule = within ? rule_of(within - 1) : NULL;
-		if (!rule)
-			break;
+		if (MANY_MAPS) {
+			w->within = within;
+			if (!within || !look_up(cpu))
+				break;
+			within = READ_ONCE(w->within);
+		} else {
+			rule = within ? rule_of(within - 1) : NULL;
+			if (!rule)
+				break;
+			within = look_next(cpu, w, i, within - 1, rule);
+		}
 		s = stage_of(w, i);
-		params = place(w, s, within - 1, rule);
-		if (likely(!(params->flags & RULE_LEASED)))
-			look_at(s, rule, params, s->set, &rule->shared, w->now);
-		else
-			look_at_limit(cpu, i, within - 1);
-		within = params->flags & RULE_WITHIN ? params->within + 1 : 0;
-		w->top = i;
-		if (likely(!(params->flags & SPECIAL_TEST))) {
+		if (likely(!(s->flags & SPECIAL_TEST))) {
 			if (unlikely(s->level + w->least > s->limit && i <= w->guaranteed))
 				return VERDICT_REFUSED;
 		} else {
@@ -329,27 +348,48 @@ __noinline int refuse(__u32 cpu)
 	return 0;
 }
 
+/* Charges a packet to the bucket of a pool. */
+static __always_inline void charge_pool(__u32 cpu, struct work *w, __u32 i, struct rule *rule)
+{
+	struct stage *s = stage_of(w, i);
+	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+
+	prepare(&rule->shared, cpu, i, w->now);
+	if (likely(s->level <= MAX_DEBT))
+		charge_to(&rule->shared, s, w->cost);
+	count(&c->passed_packets, &c->passed_bytes, w);
+	count_extra(rule, w);
+}
+
+__noinline int charge_pool_in(__u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct rule *rule = rule_of(stage_of(w, i)->id);
+
+	if (rule)
+		charge_pool(cpu, w, i, rule);
+	return 0;
+}
+
 /* Charges a packet to the pools above its rule. */
 static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
-	struct counters *c;
+	const struct stage *s;
 	struct rule *rule;
-	struct stage *s;
 	__u32 i;
 
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
-		rule = rule_of(s->id);
-		if (!rule)
-			break;
-		prepare(&rule->shared, cpu, i, w->now);
-		if (likely(s->level <= MAX_DEBT))
-			charge_to(&rule->shared, s, w->cost);
-		c = &rule->counters[MASKED(cpu, cpu_mask)];
-		count(&c->passed_packets, &c->passed_bytes, w);
-		count_extra(rule, w);
+		if (MANY_MAPS) {
+			charge_pool_in(cpu, i);
+		} else {
+			rule = rule_of(s->id);
+			if (!rule)
+				break;
+			charge_pool(cpu, w, i, rule);
+		}
 		if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))
 			continue;
 		if (s->flags & RULE_SHARES)
@@ -387,7 +427,6 @@ static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu
 	if (unlikely(verdict != VERDICT_PASS)) {
 		if (!passes(verdict, params->flags)) {
 			w->marks = 0;
-			w->first = verdict == VERDICT_REFUSED ? w->top : STAGES;
 			return verdict;
 		}
 		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;

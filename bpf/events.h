@@ -198,7 +198,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 		e->fate = FATE_MARKED;
 	else if (verdict == VERDICT_DELAY)
 		e->fate = FATE_DELAYED;
-	else if (verdict == VERDICT_PASS || verdict == VERDICT_BEYOND)
+	else if (verdict == VERDICT_BEYOND)
 		e->fate = FATE_PASSED;
 	describe(skb, cpu);
 	tag = w->hash;

@@ -209,7 +209,7 @@ int shapectl(struct __sk_buff *skb)
 }
 
 /*
- * Begins with a packet of a rule: finds the parameters in force, its size, and the level of the rule's shared bucket. Returns NULL
+ * Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared bucket. Returns NULL
  * if no rule matches it.
  */
 static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w, struct stage *s, __u32 id, const struct params **params)
@@ -220,13 +220,13 @@ static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w,
 	w->phase = phase_at(w->now);
 	w->ip = skb->cb[IP_CB];
 	w->longest = w->latest = 0;
-	w->top = w->first = w->marks = w->parsed = 0;
+	w->top = w->marks = w->parsed = 0;
 	rule = rule_of(id);
 	if (!rule)
 		return NULL;
 	*params = place(w, s, id, rule);
 	if (unlikely((*params)->flags & RULE_ABSENT)) {
-		id = match_present(skb, w->ip, w->phase) - 1;
+		id = READ_ONCE(w->shadow) ? ~0U : match_present(skb, w->ip, w->phase) - 1;
 		rule = id + 1 ? rule_of(id) : NULL;
 		if (!rule)
 			return NULL;
@@ -290,22 +290,38 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w)
 	return NEXT;
 }
 
+/* Applies the shadows of the pools that a packet was charged to, or of the one that refused it. */
+static __always_inline void shadow_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
+{
+	__u32 verdict = READ_ONCE(w->verdict), i;
+
+	for (i = 1; i <= MAX_DEPTH; i++) {
+		if (i > w->top)
+			break;
+		if (stage_of(w, i)->flags & RULE_SHADOW &&
+		    (verdict == VERDICT_REFUSED ? i == w->top : passes(verdict, stage_of(w, 0)->flags)))
+			shadow_pool(skb, cpu, i);
+	}
+}
+
 /* Everything else. It calls itself again if clocks were late, and for the shadow of a rule. */
 SEC("tc")
 int climb(struct __sk_buff *skb)
 {
-	__u32 cpu = bpf_get_smp_processor_id(), again = skb->cb[RULE_CB] & (KEPT_CB | SHADOW_CB), i;
+	__u32 cpu = bpf_get_smp_processor_id(), again = skb->cb[RULE_CB] & (KEPT_CB | SHADOW_CB), shadow;
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, 0);
 	const struct params *params;
 	struct rule *rule;
-	int answer = NEXT;
 
 	/* With real-time kernels, and in test runs, another packet may be in between. */
 	if (unlikely(w->busy && !again))
 		return fail(skb, skb->cb[IP_CB], skb->cb[RULE_CB]);
 	w->busy = true;
 	w->kept = again & KEPT_CB;
+	w->shadow = again & SHADOW_CB;
+	if (!w->shadow)
+		w->answer = NEXT;
 	rule = begin(skb, w, s, skb->cb[RULE_CB] & ~again, &params);
 	if (unlikely(!rule))
 		goto done;
@@ -313,9 +329,8 @@ int climb(struct __sk_buff *skb)
 		w->action = colour(skb, cpu, w, rule, params);
 	else
 		w->verdict = climb_pools(skb, cpu, w, rule, params);
-	if (HOOK(shadows) && again & SHADOW_CB) {
+	if (HOOK(shadows) && READ_ONCE(w->shadow)) {
 		count_shadow(skb, cpu, w, rule, params);
-		answer = w->answer;
 		goto done;
 	}
 	if (HOOK(colours) && params->flags & RULE_COLOURS)
@@ -324,26 +339,22 @@ int climb(struct __sk_buff *skb)
 		keep_clocks(cpu);
 		skb->cb[RULE_CB] = w->id | KEPT_CB;
 		bpf_tail_call(skb, &programs, HOOK(kind));
-		answer = fail(skb, w->ip, w->id);
+		w->answer = fail(skb, w->ip, w->id);
 		goto done;
 	}
-	answer = act(skb, cpu, w);
+	w->answer = act(skb, cpu, w);
 	if (HOOK(shadows)) {
-		for (i = 1; i <= MAX_DEPTH; i++) {
-			if (i > w->top)
-				break;
-			if (i >= w->first && stage_of(w, i)->flags & RULE_SHADOW)
-				shadow_pool(skb, cpu, i);
-		}
+		shadow_pools(skb, cpu, w);
 		if (params->flags & RULE_SHADOW) {
-			w->answer = answer;
-			skb->cb[RULE_CB] = cold_of(params)->shadow | SHADOW_CB;
+			shadow = cold_of(params)->shadow;
+			skb->cb[RULE_CB] = shadow | SHADOW_CB;
 			bpf_tail_call(skb, &programs, HOOK(kind));
+			fail(skb, w->ip, shadow);
 		}
 	}
 done:
 	w->busy = false;
-	return answer;
+	return READ_ONCE(w->answer);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

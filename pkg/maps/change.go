@@ -305,8 +305,8 @@ func (s *Store) Finish() {
 	}
 	k := s.gather()
 	on := s.phase()
-	if on == phaseReverted {
-		s.waitSince(c.Epoch) // packets from before the change may still use what keepReverted writes
+	if on == phaseReverted || phase(c.Phase) == phaseRollback {
+		s.waitSince(c.Epoch) // packets may still use the other parameters, or what keepReverted writes
 	}
 	taking := k.taking
 	k.taking = nil

@@ -294,7 +294,7 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
 	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || !sameQueue(before, meter(next))) {
+		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || next.Flags&ruleLeased != 0 || !sameQueue(before, meter(next))) {
 		keepOrderUntil(rs.rule(id), at+before.LongestWait())
 	}
 	switch {
