@@ -58,7 +58,7 @@ enum layout {
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
 	KINDS = 8,	/* of hooks */
-	RULE_MAPS = 5,	/* a store grows by another map of rules, so that buckets stay in place */
+	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
 	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 	LISTENERS = 8,	  /* processes that may listen to events at once */
 	EPISODE_LINES = 1024, /* a power of two */
@@ -438,6 +438,7 @@ struct work {
 	__u32 load;    /* of the last sharer, see judge */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
 	__s32 action;  /* for its colour, or -1 if it got none */
+	__u32 each;    /* its buckets are those of a key */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
 	struct key flow; /* all of its 5-tuple */

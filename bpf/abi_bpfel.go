@@ -145,7 +145,7 @@ type AbiHook struct {
 	Pools         uint32
 	Colours       uint32
 	SecondsMask   uint32
-	FirstId       [5]uint32
+	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
 	MatchSrc      uint8
@@ -154,7 +154,6 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -221,7 +220,7 @@ const (
 	AbiLayoutLENGTHS6        AbiLayout = 129
 	AbiLayoutNO_LENGTH       AbiLayout = 255
 	AbiLayoutKINDS           AbiLayout = 8
-	AbiLayoutRULE_MAPS       AbiLayout = 5
+	AbiLayoutRULE_MAPS       AbiLayout = 8
 	AbiLayoutLABEL_BYTES     AbiLayout = 40
 	AbiLayoutLISTENERS       AbiLayout = 8
 	AbiLayoutEPISODE_LINES   AbiLayout = 1024
@@ -441,7 +440,9 @@ type AbiWork struct {
 	ColourIn   uint32
 	Colour     uint32
 	Action     int32
+	Each       uint32
 	Paid       uint32
+	_          [4]byte
 	Bound      struct {
 		_      structs.HostLayout
 		V      uint64
@@ -454,7 +455,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [40]byte
+	_     [32]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

@@ -52,7 +52,7 @@ static __always_inline void weigh(struct __sk_buff *skb, struct work *w, const s
 	w->least = (__u64)least << UNIT_BITS;
 }
 
-/* Charges a packet to the shadow of a pool, if that has room, and counts it there. */
+/* Charges a packet to the shadow of a pool, if it has one and that has room, and counts it there. */
 __noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
@@ -61,7 +61,7 @@ __noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct rule *rule = rule_of(s->id);
 	struct counters *c;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
+	if (!rule || !(s->flags & RULE_SHADOW) || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
 		return 0;
 	rule = rule_of(to->id);
 	if (!rule)
@@ -194,7 +194,7 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
 		w->load = HEAVY;
 	if (s->flags & RULE_SHARES && i <= w->guaranteed) {
-		share = judge_stage(skb, cpu, w, s, rule, i);
+		share = judge_stage(skb, cpu, i);
 		if (share == SHARE_LATE)
 			return VERDICT_LATE;
 		if (share >= BEYOND_SHARE || (share != WITHIN_SHARE && !(s->flags & RULE_SPARSE && is_sparse(skb, cpu, i))))
@@ -225,49 +225,22 @@ __noinline int test_each(struct __sk_buff *skb, __u32 cpu)
 	return exceed(skb, w, s, params, s->flags, bucket_of(s->slot));
 }
 
-/* With several maps of rules, the verifier would follow each pool in each map: functions of their own look at them and charge them. */
-#define MANY_MAPS (HOOK(rule_maps) > 1)
-
-/* Looks at the next pool on the way up. Returns the id plus one of the one above it, or 0. */
-static __always_inline __u32 look_next(__u32 cpu, struct work *w, __u32 i, __u32 id, struct rule *rule)
-{
-	struct stage *s = stage_of(w, i);
-	const struct params *params = place(w, s, id, rule);
-
-	if (likely(!(params->flags & RULE_LEASED)))
-		look_at(s, rule, params, s->set, &rule->shared, w->now);
-	else
-		look_at_limit(cpu, i, id);
-	w->top = i;
-	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
-}
-
 /* Tests the pools above a rule, from the lowest on. */
 static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 within)
 {
 	enum verdict verdict;
-	struct rule *rule;
 	struct stage *s;
 	__u32 i;
 
+	w->within = within;
 	for (i = 1; i <= MAX_DEPTH; i++) {
-		if (MANY_MAPS) {
-			w->within = within;
-			if (!within || !look_up(cpu))
-				break;
-			within = READ_ONCE(w->within);
-		} else {
-			rule = within ? rule_of(within - 1) : NULL;
-			if (!rule)
-				break;
-			within = look_next(cpu, w, i, within - 1, rule);
-		}
+		if (!w->within || !look_up(cpu))
+			break;
 		s = stage_of(w, i);
 		if (likely(!(s->flags & SPECIAL_TEST))) {
 			if (unlikely(s->level + w->least > s->limit && i <= w->guaranteed))
 				return VERDICT_REFUSED;
 		} else {
-			w->within = within;
 			verdict = test_special(skb, cpu, i);
 			if (verdict != VERDICT_PASS)
 				return verdict;
@@ -348,54 +321,40 @@ __noinline int refuse(__u32 cpu)
 	return 0;
 }
 
-/* Charges a packet to the bucket of a pool. */
-static __always_inline void charge_pool(__u32 cpu, struct work *w, __u32 i, struct rule *rule)
+/* Charges a packet to a pool. */
+__noinline int charge_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
+	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
-	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+	struct rule *rule = rule_of(s->id);
+	struct counters *c;
 
+	if (!rule)
+		return 0;
 	prepare(&rule->shared, cpu, i, w->now);
 	if (likely(s->level <= MAX_DEBT))
 		charge_to(&rule->shared, s, w->cost);
+	c = &rule->counters[MASKED(cpu, cpu_mask)];
 	count(&c->passed_packets, &c->passed_bytes, w);
 	count_extra(rule, w);
-}
-
-__noinline int charge_pool_in(__u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct rule *rule = rule_of(stage_of(w, i)->id);
-
-	if (rule)
-		charge_pool(cpu, w, i, rule);
+	if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))
+		return 0;
+	if (s->flags & RULE_SHARES)
+		charge_share(skb, cpu, i);
+	if (s->flags & SPECIAL_CHARGE || w->marks)
+		charge_special(skb, cpu, i, s->flags);
 	return 0;
 }
 
 /* Charges a packet to the pools above its rule. */
 static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
-	const struct stage *s;
-	struct rule *rule;
 	__u32 i;
 
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
-		s = stage_of(w, i);
-		if (MANY_MAPS) {
-			charge_pool_in(cpu, i);
-		} else {
-			rule = rule_of(s->id);
-			if (!rule)
-				break;
-			charge_pool(cpu, w, i, rule);
-		}
-		if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))
-			continue;
-		if (s->flags & RULE_SHARES)
-			charge_share(skb, cpu, i);
-		if (s->flags & SPECIAL_CHARGE || w->marks)
-			charge_special(skb, cpu, i, s->flags);
+		charge_pool(skb, cpu, i);
 	}
 }
 
@@ -427,6 +386,8 @@ static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu
 	if (unlikely(verdict != VERDICT_PASS)) {
 		if (!passes(verdict, params->flags)) {
 			w->marks = 0;
+			if (verdict != VERDICT_REFUSED)
+				w->top = 0;
 			return verdict;
 		}
 		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;

@@ -95,42 +95,42 @@ __noinline int add_second(__u32 cpu, __u64 slot, __u32 id)
 	return READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id);
 }
 
-/* The buckets of a packet that shall get a colour. */
-struct pair {
-	struct work *w;
-	struct stage *first, *second;
-	struct rule *rule, *other;
-	__u32 cpu;
-	bool each, done;
+enum coloured {
+	COLOURED_NOT, /* another CPU was faster: try again */
+	COLOURED,
+	COLOURED_BY_PAID, /* the key gets no slot any more, and the second bucket has the packet */
 };
 
-/* An attempt, for bpf_loop. It returns 1 if it is the last one. A key that gets no slot uses the shared buckets. */
-static long colour_pair(__u64 n __attribute__((unused)), struct pair *p)
+/* An attempt to give a packet its colour. A key that gets no slot uses the shared buckets. */
+__noinline int colour_pair(__u32 cpu)
 {
-	struct stage *first = p->first, *second = p->second;
-	struct rule *rule = p->rule, *other = p->other;
-	struct bucket *b = &rule->shared, *b2 = &other->shared;
-	struct work *w = p->w;
+	struct work *w = work_of(cpu);
+	struct stage *first = stage_of(w, 0), *second = stage_of(w, STAGE_SECOND);
+	struct rule *rule = rule_of(first->id), *other = rule_of(second->id);
+	struct bucket *b, *b2;
 
+	if (!rule || !other)
+		return COLOURED_NOT;
+	b = &rule->shared;
+	b2 = &other->shared;
 	first->slot = 0;
-	if (unlikely(p->each)) {
+	if (unlikely(w->each)) {
 		first->slot = find_handle(w->hash);
 		if (!first->slot) {
-			if (get_slot(p->cpu) != GOT_NO_ROOM)
-				return 0;
+			if (get_slot(cpu) != GOT_NO_ROOM)
+				return COLOURED_NOT;
 			__sync_fetch_and_add(&rule->spilled_packets, w->packets);
-			p->each = false;
-			return w->paid ? 1 : 0;
+			w->each = false;
+			return w->paid ? COLOURED_BY_PAID : COLOURED_NOT;
 		}
-		if (!add_second(p->cpu, first->slot, second->id))
-			return 0;
+		if (!add_second(cpu, first->slot, second->id))
+			return COLOURED_NOT;
 		b = bucket_of(first->slot);
 		b2 = second_of(first->slot >> 32);
 	}
 	look_at(first, rule, params_of(rule, first->set), first->set, b, w->now);
 	look_at(second, other, params_of(other, second->set), second->set, b2, w->now);
-	p->done = colour_by(w, first, b, second, b2);
-	return p->done ? 1 : 0;
+	return colour_by(w, first, b, second, b2) ? COLOURED : COLOURED_NOT;
 }
 
 /* The incoming colour of a packet. */
@@ -159,33 +159,44 @@ static __always_inline void count_colour(const struct work *w, struct rule *seco
 }
 
 /* Gives a packet its colour. Returns the action for it, or -1 if other CPUs were faster all the time. */
-static __always_inline int colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
+__noinline int colour(struct __sk_buff *skb, __u32 cpu)
 {
-	struct pair p = { .w = w, .first = stage_of(w, 0), .second = stage_of(w, STAGE_SECOND), .rule = rule, .cpu = cpu };
-	__u32 second = cold_of(params)->second;
-	int action;
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, 0), *second = stage_of(w, STAGE_SECOND);
+	struct rule *rule = rule_of(s->id), *other;
+	const struct params *params;
+	int got = COLOURED_NOT, action;
+	__u32 id, tries;
 
-	p.other = rule_of(second);
-	if (!p.other)
+	if (!rule)
 		return -1;
-	place(w, p.second, second, p.other);
-	w->paid = false;
-	w->colour_in = params->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(p.other, p.second->set)) : GREEN;
-	if (params->flags & RULE_EACH) {
-		p.each = true;
-		seek_at(skb, cpu, p.first, params);
+	params = params_of(rule, s->set);
+	id = cold_of(params)->second;
+	other = rule_of(id);
+	if (!other)
+		return -1;
+	place(w, second, id, other);
+	w->paid = w->each = false;
+	w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
+	if (s->flags & RULE_EACH) {
+		w->each = true;
+		seek_at(skb, cpu, s, params);
 		w->key.id = w->id;
-		w->key.second = second;
+		w->key.second = id;
 		w->key.paired = true;
 		w->opening = 0;
 	}
-	bpf_loop(2 * TRIES, colour_pair, &p, 0);
-	if (!p.done) {
+	for (tries = 0; tries < 2 * TRIES; tries++) {
+		got = colour_pair(cpu);
+		if (got != COLOURED_NOT)
+			break;
+	}
+	if (got != COLOURED) {
 		if (!w->paid)
 			return -1;
 		w->colour = YELLOW; /* the second bucket has it */
 	}
-	count_colour(w, p.other);
+	count_colour(w, other);
 	action = params->within >> (w->colour & 3) * 8 & 0xff;
 	return action == ACTION_ECN && !ecn_of(skb, w->ip) ? ACTION_DROP : action;
 }

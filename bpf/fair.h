@@ -164,9 +164,11 @@ static __always_inline __u64 seek_sharer(struct __sk_buff *skb, __u32 cpu, const
 }
 
 /* Judges a packet in the bucket of a stage by its sharer. Keeps in the stage what its charge needs. */
-static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct work *w, struct stage *st, const struct rule *rule,
-				       __u32 i)
+__noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
+	struct work *w = work_of(cpu);
+	struct stage *st = stage_of(w, i);
+	const struct rule *rule = rule_of(st->id);
 	struct rule *member = i ? member_of(w, i) : NULL;
 	struct share *s = share_at(st, rule);
 	const struct cold_params *cold;

@@ -30,6 +30,9 @@ static __always_inline struct rule *rule_of(__u32 id)
 	LOOKUP_IN_RULE_MAP(rules2, 2)
 	LOOKUP_IN_RULE_MAP(rules3, 3)
 	LOOKUP_IN_RULE_MAP(rules4, 4)
+	LOOKUP_IN_RULE_MAP(rules5, 5)
+	LOOKUP_IN_RULE_MAP(rules6, 6)
+	LOOKUP_IN_RULE_MAP(rules7, 7)
 	return NULL;
 }
 

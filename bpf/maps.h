@@ -22,6 +22,9 @@ ARRAY(rules1, rule);
 ARRAY(rules2, rule);
 ARRAY(rules3, rule);
 ARRAY(rules4, rule);
+ARRAY(rules5, rule);
+ARRAY(rules6, rule);
+ARRAY(rules7, rule);
 ARRAY(shares, share);
 ARRAY(leases, lease);
 ARRAY(keys, key); /* by slot: line * LINE_SLOTS + slot in the line */

@@ -291,17 +291,19 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w)
 }
 
 /* Applies the shadows of the pools that a packet was charged to, or of the one that refused it. */
-static __always_inline void shadow_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
+__noinline int shadow_pools(struct __sk_buff *skb, __u32 cpu)
 {
-	__u32 verdict = READ_ONCE(w->verdict), i;
+	struct work *w = work_of(cpu);
+	__u32 i;
 
+	if (w->verdict == VERDICT_REFUSED)
+		return shadow_pool(skb, cpu, w->top);
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
-		if (stage_of(w, i)->flags & RULE_SHADOW &&
-		    (verdict == VERDICT_REFUSED ? i == w->top : passes(verdict, stage_of(w, 0)->flags)))
-			shadow_pool(skb, cpu, i);
+		shadow_pool(skb, cpu, i);
 	}
+	return 0;
 }
 
 /* Everything else. It calls itself again if clocks were late, and for the shadow of a rule. */
@@ -325,15 +327,15 @@ int climb(struct __sk_buff *skb)
 	rule = begin(skb, w, s, skb->cb[RULE_CB] & ~again, &params);
 	if (unlikely(!rule))
 		goto done;
-	if (HOOK(colours) && params->flags & RULE_COLOURS)
-		w->action = colour(skb, cpu, w, rule, params);
+	if (HOOK(colours) && s->flags & RULE_COLOURS)
+		w->action = colour(skb, cpu);
 	else
 		w->verdict = climb_pools(skb, cpu, w, rule, params);
 	if (HOOK(shadows) && READ_ONCE(w->shadow)) {
 		count_shadow(skb, cpu, w, rule, params);
 		goto done;
 	}
-	if (HOOK(colours) && params->flags & RULE_COLOURS)
+	if (HOOK(colours) && s->flags & RULE_COLOURS)
 		w->verdict = act_on_colour(skb, cpu, w, rule);
 	if (HOOK(pools) && unlikely(w->verdict == VERDICT_LATE)) {
 		keep_clocks(cpu);
@@ -344,7 +346,7 @@ int climb(struct __sk_buff *skb)
 	}
 	w->answer = act(skb, cpu, w);
 	if (HOOK(shadows)) {
-		shadow_pools(skb, cpu, w);
+		shadow_pools(skb, cpu);
 		if (params->flags & RULE_SHADOW) {
 			shadow = cold_of(params)->shadow;
 			skb->cb[RULE_CB] = shadow | SHADOW_CB;

@@ -28,6 +28,9 @@ const (
 	ShapectlMapRules2    = "rules2"
 	ShapectlMapRules3    = "rules3"
 	ShapectlMapRules4    = "rules4"
+	ShapectlMapRules5    = "rules5"
+	ShapectlMapRules6    = "rules6"
+	ShapectlMapRules7    = "rules7"
 	ShapectlMapShares    = "shares"
 	ShapectlProgClimb    = "climb"
 	ShapectlProgShapectl = "shapectl"
@@ -104,6 +107,9 @@ type ShapectlMapSpecs struct {
 	Rules2    *ebpf.MapSpec `ebpf:"rules2"`
 	Rules3    *ebpf.MapSpec `ebpf:"rules3"`
 	Rules4    *ebpf.MapSpec `ebpf:"rules4"`
+	Rules5    *ebpf.MapSpec `ebpf:"rules5"`
+	Rules6    *ebpf.MapSpec `ebpf:"rules6"`
+	Rules7    *ebpf.MapSpec `ebpf:"rules7"`
 	Shares    *ebpf.MapSpec `ebpf:"shares"`
 }
 
@@ -154,6 +160,9 @@ type ShapectlMaps struct {
 	Rules2    *ebpf.Map `ebpf:"rules2"`
 	Rules3    *ebpf.Map `ebpf:"rules3"`
 	Rules4    *ebpf.Map `ebpf:"rules4"`
+	Rules5    *ebpf.Map `ebpf:"rules5"`
+	Rules6    *ebpf.Map `ebpf:"rules6"`
+	Rules7    *ebpf.Map `ebpf:"rules7"`
 	Shares    *ebpf.Map `ebpf:"shares"`
 }
 
@@ -171,6 +180,9 @@ func (m *ShapectlMaps) Close() error {
 		m.Rules2,
 		m.Rules3,
 		m.Rules4,
+		m.Rules5,
+		m.Rules6,
+		m.Rules7,
 		m.Shares,
 	)
 }

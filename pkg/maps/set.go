@@ -52,14 +52,15 @@ const (
 
 // ruleMaps hold the rules, each a range of ids.
 var ruleMaps = [bpf.AbiLayoutRULE_MAPS]string{
-	bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3, bpf.ShapectlMapRules4,
+	bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3,
+	bpf.ShapectlMapRules4, bpf.ShapectlMapRules5, bpf.ShapectlMapRules6, bpf.ShapectlMapRules7,
 }
 
 // pinned are all maps of a store, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
-	bpf.ShapectlMapRules4: "rules4",
+	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
 	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
