@@ -163,10 +163,8 @@ static __always_inline enum verdict decide(struct __sk_buff *skb, __u32 cpu, str
 			return VERDICT_PASS;
 	}
 	verdict = exceed(skb, w, s, params_of(rule, s->set), flags, &rule->shared);
-	if (verdict == VERDICT_MARK) {
-		prepare(&rule->shared, cpu, 0, w->now);
-		charge_to(&rule->shared, s, w->cost);
-	}
+	if (verdict == VERDICT_MARK)
+		charge_to(&rule->shared, s, cpu, 0, w->now, w->cost);
 	return verdict;
 }
 

@@ -68,8 +68,7 @@ __noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		return 0;
 	c = counters_of(rule);
 	if (to->level + w->least <= to->limit) {
-		prepare(&rule->shared, cpu, STAGE_SHADOW, w->now);
-		charge_to(&rule->shared, to, w->cost);
+		charge_to(&rule->shared, to, cpu, STAGE_SHADOW, w->now, w->cost);
 	} else {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
 		note_affected(skb, w, params_of(rule, to->set));
@@ -83,7 +82,7 @@ __noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 static __always_inline void count_shadow(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
 	__s32 action = READ_ONCE(w->action);
-	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+	struct counters *c = counters_on(rule, cpu);
 	bool coloured = HOOK(colours) && params->flags & RULE_COLOURS, dropped = coloured && action == ACTION_DROP;
 	bool excess = coloured ? action >= 0 && w->colour != GREEN : w->verdict == VERDICT_EXCESS;
 
@@ -151,9 +150,8 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
 		return 0;
 	params = params_of(rule, g->set);
-	prepare(&rule->shared, cpu, STAGE_SECOND, w->now);
 	if (g->level <= MAX_DEBT)
-		charge_to(&rule->shared, g, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
+		charge_to(&rule->shared, g, cpu, STAGE_SECOND, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
 	if (g->flags & RULE_EACH) {
 		g->slot = seek_at(skb, cpu, g, params);
 		if (!g->slot) {
@@ -226,13 +224,12 @@ __noinline int test_each(struct __sk_buff *skb, __u32 cpu)
 }
 
 /* Tests the pools above a rule, from the lowest on. */
-static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 within)
+static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
 	enum verdict verdict;
 	struct stage *s;
 	__u32 i;
 
-	w->within = within;
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (!w->within || !look_up(cpu))
 			break;
@@ -264,18 +261,14 @@ static __always_inline enum verdict test(struct __sk_buff *skb, __u32 cpu, struc
 		verdict = VERDICT_PASS;
 	}
 	w->guaranteed = NOT_GUARANTEED;
+	w->within = flags & RULE_WITHIN ? params->within + 1 : 0;
 	if (unlikely(flags & (RULE_SHARES | RULE_GUARANTEE))) {
-		w->within = flags & RULE_WITHIN ? params->within + 1 : 0;
 		verdict = test_special(skb, cpu, 0);
 		if (verdict == VERDICT_LATE || !passes(verdict, flags))
 			return verdict;
 	}
-	if (flags & RULE_WITHIN) {
-		above = ascend(skb, cpu, w, params->within + 1);
-		if (above != VERDICT_PASS)
-			return above;
-	}
-	return verdict;
+	above = ascend(skb, cpu, w);
+	return above == VERDICT_PASS ? verdict : above;
 }
 
 /* Charges what a stage has beside its bucket: which of its flags. */
@@ -331,10 +324,9 @@ __noinline int charge_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 
 	if (!rule)
 		return 0;
-	prepare(&rule->shared, cpu, i, w->now);
 	if (likely(s->level <= MAX_DEBT))
-		charge_to(&rule->shared, s, w->cost);
-	c = &rule->counters[MASKED(cpu, cpu_mask)];
+		charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
+	c = counters_of(rule);
 	count(&c->passed_packets, &c->passed_bytes, w);
 	count_extra(rule, w);
 	if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))

@@ -204,7 +204,7 @@ __noinline int colour(struct __sk_buff *skb, __u32 cpu)
 /* Does what the rule says about the colour of a packet. Events tell only of red packets. */
 static __always_inline enum verdict act_on_colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule)
 {
-	struct counters *c = &rule->counters[MASKED(cpu, cpu_mask)];
+	struct counters *c = counters_on(rule, cpu);
 	int action = READ_ONCE(w->action), failed = 0;
 
 	if (action < 0)

@@ -207,8 +207,7 @@ __noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 /* Gives a member a word on the clock of this pool. What it had was on that of another one. */
 static __always_inline void begin_word(const struct share *s, struct bucket *b, __u32 salt)
 {
-	/* In a bin that v has left: it has no weight on the wheels yet. */
-	WRITE_ONCE(b->tat, fair_tat(READ_ONCE(s->v) - (1ULL << (s->fine_shift & 63))));
+	WRITE_ONCE(b->tat, new_tat(s));
 	WRITE_ONCE(b->tick, 0);
 	__sync_lock_test_and_set(&b->fingerprint, salt);
 }

@@ -36,9 +36,14 @@ static __always_inline struct rule *rule_of(__u32 id)
 	return NULL;
 }
 
+static __always_inline struct counters *counters_on(struct rule *rule, __u32 cpu)
+{
+	return &rule->counters[MASKED(cpu, cpu_mask)];
+}
+
 static __always_inline struct counters *counters_of(struct rule *rule)
 {
-	return &rule->counters[MASKED(bpf_get_smp_processor_id(), cpu_mask)];
+	return counters_on(rule, bpf_get_smp_processor_id());
 }
 
 /* The packet on a CPU. */
@@ -257,24 +262,19 @@ static __always_inline const struct params *place(const struct work *w, struct s
 	return params;
 }
 
-/* Looks at the shared bucket of the limit that a stage has. */
-static __always_inline void look_at_shared(const struct work *w, struct stage *s, const struct rule *rule)
-{
-	__u32 set = s->set;
-	const struct params *params = rated(rule, &set, w->now);
-
-	look_at(s, rule, params, set, &rule->shared, w->now);
-}
-
 /* Puts a limit on a stage, and looks at its shared bucket. */
 static __always_inline struct rule *look(const struct work *w, struct stage *s, __u32 id)
 {
 	struct rule *rule = rule_of(id);
+	const struct params *params;
+	__u32 set;
 
 	if (!rule)
 		return NULL;
 	place(w, s, id, rule);
-	look_at_shared(w, s, rule);
+	set = s->set;
+	params = rated(rule, &set, w->now);
+	look_at(s, rule, params, set, &rule->shared, w->now);
 	return rule;
 }
 
@@ -361,11 +361,14 @@ static __always_inline void prepare(const struct bucket *b, __u32 cpu, __u32 i, 
 		raise_shared(cpu, i);
 }
 
-/* Charges a shared bucket, whose tick was raised, whatever its level is by now. Others can only have raised it since the look. */
-static __always_inline void charge_to(struct bucket *b, struct stage *s, __u64 cost)
+/* Charges the shared bucket of a stage, whatever its level is by now. Others can only have raised it since it was looked at. */
+static __always_inline void charge_to(struct bucket *b, struct stage *s, __u32 cpu, __u32 i, __u64 now, __u64 cost)
 {
-	__u64 old = s->tat, start = s->start, more;
+	__u64 old, start, more;
 
+	prepare(b, cpu, i, now);
+	old = s->tat;
+	start = s->start;
 	/* If another CPU was faster, the bucket is not empty any more. */
 	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
 		return;
@@ -376,10 +379,10 @@ static __always_inline void charge_to(struct bucket *b, struct stage *s, __u64 c
 }
 
 /*
- * Charges a conforming packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was faster, the packet takes the
- * next place, and gives it back if that is beyond the limit. Meanwhile others see a level that is too high by that. So near
- * the limit a packet may be refused that a lock would admit, and never the other way round. Sets level to that before the
- * charge. Returns false if there is no room any more.
+ * Charges a conforming packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was
+ * faster, the packet takes the next place, and gives it back if that is beyond the limit. Meanwhile others see a level that is too
+ * high by that. So near the limit a packet may be refused that a lock would admit, and never the other way round. Sets level to
+ * that before the charge. Returns false if there is no room any more.
  */
 static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost, __u64 least)
 {

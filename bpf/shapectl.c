@@ -209,8 +209,8 @@ int shapectl(struct __sk_buff *skb)
 }
 
 /*
- * Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared bucket. Returns NULL
- * if no rule matches it.
+ * Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared
+ * bucket. Returns NULL if no rule matches it.
  */
 static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w, struct stage *s, __u32 id, const struct params **params)
 {
@@ -263,7 +263,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w)
 
 	if (!rule)
 		return NEXT;
-	c = &rule->counters[MASKED(cpu, cpu_mask)];
+	c = counters_on(rule, cpu);
 	count_extra(rule, w);
 	if (unlikely(verdict != VERDICT_PASS || w->longest || w->latest || w->marks)) {
 		verdict = settle(skb, w, verdict);

@@ -58,6 +58,12 @@ static __always_inline __u64 fair_tat(__u64 tat)
 	return tat & ~(TAT_BUSY | TAT_COARSE);
 }
 
+/* The TAT of a new sharer: in a bin that v has left, so it has no weight on the wheels yet. */
+static __always_inline __u64 new_tat(const struct share *s)
+{
+	return fair_tat(READ_ONCE(s->v) - (1ULL << (s->fine_shift & 63)));
+}
+
 /*
  * How far a sharer is ahead of the clock, in fair units; 0 if it is not active. If charges of several CPUs have
  * made the weight too small, all sharers begin anew.

@@ -286,8 +286,7 @@ static __always_inline __u64 empty_tat(struct work *w)
 	params = params_of(rule, set);
 	if (HOOK(pools) && w->key.sharer) {
 		share = share_of(cold_of(params)->share);
-		/* In a bin that v has left: a new sharer has no weight on the wheels yet. */
-		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << (share->fine_shift & 63))) : NO_CLOCK;
+		return share ? new_tat(share) : NO_CLOCK;
 	}
 	params = rated(rule, &set, w->now);
 	c = clock_of(rule, params, set);
