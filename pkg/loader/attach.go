@@ -420,19 +420,6 @@ func (a *attachment) on() (index int, anywhere bool, err error) {
 			continue
 		}
 		// The index may be that of a device in another namespace, and a device here may have it, too.
-		_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
-		if err != nil {
-			return 0, false, err
-		}
-		if !here {
-			// If the device was deleted meanwhile, the link has no device now.
-			if _, on, err = a.ask(pin, l); err != nil {
-				return 0, false, err
-			}
-			anywhere = anywhere || on.Ifindex != 0
-			continue
-		}
-		anywhere = true
 		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return 0, false, err
@@ -440,6 +427,11 @@ func (a *attachment) on() (index int, anywhere bool, err error) {
 		if slices.Contains(programs, info.Program) {
 			return int(on.Ifindex), true, nil
 		}
+		// If the device was deleted meanwhile, the link has no device now.
+		if _, on, err = a.ask(pin, l); err != nil {
+			return 0, false, err
+		}
+		anywhere = anywhere || on.Ifindex != 0
 	}
 	return 0, anywhere, nil
 }
