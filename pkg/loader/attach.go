@@ -420,12 +420,18 @@ func (a *attachment) on() (index int, anywhere bool, err error) {
 			continue
 		}
 		// The index may be that of a device in another namespace, and a device here may have it, too.
-		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
-		if err != nil && !errors.Is(err, unix.ENODEV) {
+		_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
+		if err != nil {
 			return 0, false, err
 		}
-		if slices.Contains(programs, info.Program) {
-			return int(on.Ifindex), true, nil
+		if here {
+			programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
+			if err != nil && !errors.Is(err, unix.ENODEV) {
+				return 0, false, err
+			}
+			if slices.Contains(programs, info.Program) {
+				return int(on.Ifindex), true, nil
+			}
 		}
 		// If the device was deleted meanwhile, the link has no device now.
 		if _, on, err = a.ask(pin, l); err != nil {
