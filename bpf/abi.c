@@ -33,6 +33,7 @@ struct abi {
 	enum layout layout;
 	enum rule_flag flag;
 	enum phase phase;
+	enum set set;
 	struct rule rule; /* last, because of its flexible array */
 };
 

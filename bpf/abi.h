@@ -48,7 +48,7 @@ enum layout {
 	SECRET_WORDS = 12,
 	/* In skb->cb, for climb: where the IP header is, the id of the rule, and the time in two words. */
 	IP_CB = 0,
-	RULE_CB = 1, /* with KEPT_CB if the fair clocks are those of now, or SHADOW_CB for a shadow */
+	RULE_CB = 1, /* with the phase at PHASE_CB, and KEPT_CB if the fair clocks are those of now, or SHADOW_CB for a shadow */
 	NOW_CB = 2,
 	VIEW_CB = 4, /* the number of the view, from the small program of a hook (LoadCaller in internal/program) */
 	LINE_PREFIXES4 = 5,
@@ -67,6 +67,8 @@ enum layout {
 
 #define KEPT_CB (1U << 31)
 #define SHADOW_CB (1U << 30)
+#define PHASE_CB 27
+#define RULE_CB_MASK ((1U << PHASE_CB) - 1)
 
 #define NEVER_NS (~0ULL >> 1) /* policy.Never */
 
@@ -205,15 +207,15 @@ struct counters {
 
 /*
  * A rule, a pool, or another limit that one of them has. It has two sets of parameters. A change is written to the set that
- * is not in force, once no packet uses that any more. Then version selects it. When many rules change together,
- * VERSION_CHANGES is set, and the phase of the change selects the set.
+ * is not in force, once no packet uses that any more. Then sets selects it: at once, or when many rules change together, in
+ * each phase of the change.
  */
 struct rule {
 	struct bucket shared; /* the shared bucket; with RULE_EACH the spill bucket */
 	struct bucket fair;   /* with RULE_WITHIN: its word as a sharer of the pool */
 	__u64 departs;	      /* ns: when the last packet departs that is queued in the shared bucket */
 	__u64 fifo_until;     /* ns: until then sparse flows are queued, too, because some queued packets have no flow */
-	__u32 version;	      /* bit 0: which parameters are in force, or with VERSION_CHANGES were before the change */
+	__u32 sets;	      /* SET_BITS for each phase: which parameters are in force, by which clock */
 	__u32 replaced;	      /* change.epoch when the other parameters were last in force, 0 for never */
 	__u32 retired;	      /* change.epoch when the rule was removed; 0 for never */
 	__u32 view;	      /* the rule's view */
@@ -229,8 +231,11 @@ struct rule {
 	struct counters counters[]; /* one per CPU; their number is rounded up to a power of two */
 };
 
-/* In rule.version: the rule is part of the change. */
-#define VERSION_CHANGES (1U << 31)
+enum set {
+	SET_SECOND = 1 << 0,   /* the second parameters, */
+	SET_REVERTED = 1 << 1, /* with rule.reverted as the clock */
+	SET_BITS = 2,
+};
 
 /*
  * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease. Two sets of parameters that both have a
@@ -253,13 +258,13 @@ struct lease {
 	} set[2];
 };
 
-/* The phase of a change of many rules. Each packet uses one phase throughout. */
+/* The phase of a change of many rules: its place in rule.sets. Each packet uses one phase throughout. */
 enum phase {
 	PHASE_BEFORE = 0,
-	PHASE_AFTER = 1,
-	PHASE_REVERTED = 2, /* as before, because the change was not confirmed in time, but for the clocks */
-	PHASE_BY_TIME = 3,  /* the times of the change select one of the others */
-	PHASE_ROLLBACK = 4, /* they do, but at the end the parameters from before have the clocks for it: PHASE_BEFORE */
+	PHASE_AFTER = SET_BITS,
+	PHASE_REVERTED = 2 * SET_BITS, /* as before, because the change was not confirmed in time, but for the clocks */
+	PHASE_BY_TIME = 3 * SET_BITS, /* the times of the change select one of the others */
+	PHASE_ROLLBACK = 3 * SET_BITS + 1, /* they do, but at the end the parameters from before have the clocks for it: PHASE_BEFORE */
 };
 
 /*
@@ -420,7 +425,7 @@ struct work {
 	__u32 phase;
 	__u32 bytes, packets; /* on the wire */
 	__u32 busy;    /* another packet on this CPU has these */
-	__u32 kept;    /* the fair clocks are those of now */
+	__u32 again;   /* KEPT_CB if the fair clocks are those of now, SHADOW_CB if the rule is the shadow of another one */
 	__u32 at;      /* the id of the limit that had too little room, or last marked or delayed it */
 	/* These begin with 0. */
 	__u64 longest; /* ns: the longest delay of its queues */
@@ -429,12 +434,10 @@ struct work {
 	__u32 marks;   /* a bit for each stage that marks the packet */
 	__u32 parsed;  /* flow is that of the packet */
 
-	__u32 within;  /* the id plus one of the next pool, or 0 */
-	__u32 guaranteed; /* the first stage that guarantees the packet, or NOT_GUARANTEED */
+	__s32 guaranteed; /* the first stage that guarantees the packet, or one of enum guaranteed */
+	__u32 special; /* flags of pools that are charged as more than a bucket */
 	__u32 verdict; /* enum verdict */
 	__u32 answer;  /* of the program */
-	__u32 shadow;  /* the rule is the shadow of another one */
-	__u32 room;    /* its rule has room for it */
 	__u32 load;    /* of the last sharer, see judge */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
 	__s32 action;  /* for its colour, or -1 if it got none */

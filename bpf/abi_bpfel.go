@@ -279,10 +279,10 @@ type AbiPhase uint32
 
 const (
 	AbiPhasePHASE_BEFORE   AbiPhase = 0
-	AbiPhasePHASE_AFTER    AbiPhase = 1
-	AbiPhasePHASE_REVERTED AbiPhase = 2
-	AbiPhasePHASE_BY_TIME  AbiPhase = 3
-	AbiPhasePHASE_ROLLBACK AbiPhase = 4
+	AbiPhasePHASE_AFTER    AbiPhase = 2
+	AbiPhasePHASE_REVERTED AbiPhase = 4
+	AbiPhasePHASE_BY_TIME  AbiPhase = 6
+	AbiPhasePHASE_ROLLBACK AbiPhase = 7
 )
 
 type AbiPrefixes4 struct {
@@ -306,7 +306,7 @@ type AbiRule struct {
 	Fair           AbiBucket
 	Departs        uint64
 	FifoUntil      uint64
-	Version        uint32
+	Sets           uint32
 	Replaced       uint32
 	Retired        uint32
 	View           uint32
@@ -362,6 +362,14 @@ type AbiSecondParams struct {
 	Red      uint64
 	Room     [5]uint64
 }
+
+type AbiSet uint32
+
+const (
+	AbiSetSET_SECOND   AbiSet = 1
+	AbiSetSET_REVERTED AbiSet = 2
+	AbiSetSET_BITS     AbiSet = 2
+)
 
 type AbiShare struct {
 	_           structs.HostLayout
@@ -423,19 +431,17 @@ type AbiWork struct {
 	Bytes      uint32
 	Packets    uint32
 	Busy       uint32
-	Kept       uint32
+	Again      uint32
 	At         uint32
 	Longest    uint64
 	Latest     uint64
 	Top        uint32
 	Marks      uint32
 	Parsed     uint32
-	Within     uint32
-	Guaranteed uint32
+	Guaranteed int32
+	Special    uint32
 	Verdict    uint32
 	Answer     uint32
-	Shadow     uint32
-	Room       uint32
 	Load       uint32
 	ColourIn   uint32
 	Colour     uint32
@@ -455,7 +461,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [32]byte
+	_     [40]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

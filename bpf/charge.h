@@ -7,11 +7,11 @@
 
 enum verdict {
 	VERDICT_PASS,
-	VERDICT_EXCESS,	 /* the rule has no room, */
-	VERDICT_BEYOND,	 /* but passes what is beyond it, */
-	VERDICT_REFUSED, /* or a pool above has none */
 	VERDICT_MARK,
-	VERDICT_DELAY, /* conforms, and is queued */
+	VERDICT_DELAY,	 /* conforms, and is queued */
+	VERDICT_BEYOND,	 /* the rule has no room, but passes what is beyond it */
+	VERDICT_EXCESS,	 /* it does not, */
+	VERDICT_REFUSED, /* or a pool above has no room */
 	VERDICT_CONTENDED, /* the bucket could not be updated in time */
 	VERDICT_AGAIN, /* another CPU has just changed the bucket: try again */
 	VERDICT_LATE, /* a fair clock must be advanced first */
@@ -25,9 +25,7 @@ static __always_inline bool is_excess(enum verdict verdict)
 /* Whether a packet passes by the verdict of its rule, which has these flags. */
 static __always_inline bool passes(enum verdict verdict, __u32 flags)
 {
-	if (verdict == VERDICT_CONTENDED)
-		return !(flags & RULE_FAIL_CLOSED);
-	return verdict != VERDICT_EXCESS && verdict != VERDICT_REFUSED;
+	return verdict < VERDICT_EXCESS || (verdict == VERDICT_CONTENDED && !(flags & RULE_FAIL_CLOSED));
 }
 
 /*
@@ -134,32 +132,33 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 		return verdict;
 	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
 	s->slot = 0;
-	look_at_limit(cpu, 0, s->id);
+	look(cpu, 0, s->id);
 	return VERDICT_CONTENDED;
 }
 
 /*
- * Charges a packet to the bucket of its rule, which has room for it or not, or to that of its key. Without a slot, it is charged to
- * the spill bucket, which has neither marks nor a penalty.
+ * Charges a packet to the bucket of its rule, or to that of its key. Without a slot, it is charged to the spill bucket, which has
+ * neither marks nor a penalty.
  */
-static __always_inline enum verdict decide(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, bool room)
+__noinline int decide(struct __sk_buff *skb, __u32 cpu)
 {
+	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, 0);
+	struct rule *rule = rule_of(s->id);
 	enum verdict verdict;
 	__u32 flags = s->flags;
 
-	if (unlikely(flags & RULE_UNLIMITED))
+	if (!rule || flags & RULE_UNLIMITED)
 		return VERDICT_PASS;
-	if (unlikely(flags & RULE_EACH)) {
+	if (flags & RULE_EACH) {
 		verdict = charge_each(skb, cpu);
 		if (verdict < VERDICT_CONTENDED)
 			return verdict;
 		flags &= ~(RULE_ECN | RULE_PENALTY);
-		room = conforms(s, flags, tested(w, flags));
 	}
-	if (likely(room)) {
+	if (conforms(s, flags, tested(w, flags))) {
 		prepare(&rule->shared, cpu, 0, w->now);
-		if (take(&rule->shared, s, w->cost, tested(w, flags)))
+		if (take(&rule->shared, s, w->cost) || keeps(&rule->shared, s, w->cost, tested(w, flags)))
 			return VERDICT_PASS;
 	}
 	verdict = exceed(skb, w, s, params_of(rule, s->set), flags, &rule->shared);

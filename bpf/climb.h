@@ -61,7 +61,7 @@ __noinline int shadow_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct rule *rule = rule_of(s->id);
 	struct counters *c;
 
-	if (!rule || !(s->flags & RULE_SHADOW) || !look_at_limit(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
+	if (!rule || !(s->flags & RULE_SHADOW) || !look(cpu, STAGE_SHADOW, cold_of(params_of(rule, s->set))->shadow))
 		return 0;
 	rule = rule_of(to->id);
 	if (!rule)
@@ -103,7 +103,10 @@ static __always_inline void count_shadow(struct __sk_buff *skb, __u32 cpu, struc
 /* Debt that guarantees cannot reach: levels must not be above 2^61 units. */
 #define MAX_DEBT (1ULL << 60)
 
-#define NOT_GUARANTEED STAGES
+enum guaranteed {
+	NOT_GUARANTEED = STAGES,
+	NOT_JUDGED = -1, /* a fair clock is late, so no pool above tests the packet */
+};
 
 /* The units that a packet counts in the shared bucket of a guarantee of each key. Rounds up. */
 static __always_inline __u64 part_of(const struct work *w, const struct params *params)
@@ -111,6 +114,12 @@ static __always_inline __u64 part_of(const struct work *w, const struct params *
 	__u32 members = cold_of(params)->members;
 
 	return members ? w->cost / members + 1 : 0;
+}
+
+/* Whether a stage tests the packet: nothing below guarantees it, and no fair clock is late. */
+static __always_inline bool is_tested(const struct work *w, __u32 i)
+{
+	return (__s32)i <= w->guaranteed;
 }
 
 /* Whether a packet conforms to a guarantee. A key without a slot is guaranteed what all are together. */
@@ -121,7 +130,7 @@ __noinline int is_guaranteed(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	const struct rule *rule = rule_of(id);
 	const struct params *params;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id))
+	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
 	if (g->flags & RULE_UNLIMITED)
 		return true;
@@ -147,7 +156,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	struct rule *rule = rule_of(id);
 	struct counters *c;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
+	if (!rule || !look(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
 		return 0;
 	params = params_of(rule, g->set);
 	if (g->level <= MAX_DEBT)
@@ -168,8 +177,9 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 }
 
 /* What a stage may be beside a bucket. */
-#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN)
-#define SPECIAL_CHARGE (RULE_GUARANTEE | RULE_DELAY)
+#define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN | RULE_LEASED)
+#define SPECIAL_CHARGE (RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
+#define SPECIAL_RULE (RULE_UNLIMITED | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_EACH)
 
 /* Tests a stage that is more than a bucket, for its own sake and for what is guaranteed there. */
 __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
@@ -183,7 +193,9 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		s->flags = RULE_ABSENT;
 		return VERDICT_PASS;
 	}
-	if (i && i <= w->guaranteed && s->level + w->least > s->limit) {
+	if (i)
+		look(cpu, i, s->id);
+	if (i && is_tested(w, i) && s->level + w->least > s->limit) {
 		if (exceed(skb, w, s, params_of(rule, s->set), s->flags, &rule->shared) != VERDICT_MARK)
 			return VERDICT_REFUSED;
 		w->marks |= 1U << (i & 31);
@@ -191,10 +203,12 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	/* The load of the sharer below counts only if there is one. */
 	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
 		w->load = HEAVY;
-	if (s->flags & RULE_SHARES && i <= w->guaranteed) {
+	if (s->flags & RULE_SHARES && is_tested(w, i)) {
 		share = judge_stage(skb, cpu, i);
-		if (share == SHARE_LATE)
-			return VERDICT_LATE;
+		if (share == SHARE_LATE) {
+			w->guaranteed = NOT_JUDGED;
+			return VERDICT_PASS;
+		}
 		if (share >= BEYOND_SHARE || (share != WITHIN_SHARE && !(s->flags & RULE_SPARSE && is_sparse(skb, cpu, i))))
 			verdict = i ? VERDICT_REFUSED : s->flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
 		if (!passes(verdict, s->flags))
@@ -223,73 +237,114 @@ __noinline int test_each(struct __sk_buff *skb, __u32 cpu)
 	return exceed(skb, w, s, params, s->flags, bucket_of(s->slot));
 }
 
-/* Tests the pools above a rule, from the lowest on. */
-static __always_inline enum verdict ascend(struct __sk_buff *skb, __u32 cpu, struct work *w)
-{
-	enum verdict verdict;
-	struct stage *s;
-	__u32 i;
-
-	for (i = 1; i <= MAX_DEPTH; i++) {
-		if (!w->within || !look_up(cpu))
-			break;
-		s = stage_of(w, i);
-		if (likely(!(s->flags & SPECIAL_TEST))) {
-			if (unlikely(s->level + w->least > s->limit && i <= w->guaranteed))
-				return VERDICT_REFUSED;
-		} else {
-			verdict = test_special(skb, cpu, i);
-			if (verdict != VERDICT_PASS)
-				return verdict;
-		}
-	}
-	return VERDICT_PASS;
-}
-
-/* The verdict for a packet whose rule has shares, pools or a guarantee, before it is charged to anything. */
-static __always_inline enum verdict test(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule,
-					 const struct params *params, bool room)
-{
-	struct stage *s = stage_of(w, 0);
-	enum verdict verdict = VERDICT_PASS, above;
-	__u32 flags = params->flags;
-
-	if (unlikely(!room || flags & RULE_EACH) && !(flags & (RULE_UNLIMITED | RULE_PASS))) {
-		verdict = flags & RULE_EACH ? test_each(skb, cpu) : exceed(skb, w, s, params, flags, &rule->shared);
-		if (verdict == VERDICT_EXCESS)
-			return verdict;
-		verdict = VERDICT_PASS;
-	}
-	w->guaranteed = NOT_GUARANTEED;
-	w->within = flags & RULE_WITHIN ? params->within + 1 : 0;
-	if (unlikely(flags & (RULE_SHARES | RULE_GUARANTEE))) {
-		verdict = test_special(skb, cpu, 0);
-		if (verdict == VERDICT_LATE || !passes(verdict, flags))
-			return verdict;
-	}
-	above = ascend(skb, cpu, w);
-	return above == VERDICT_PASS ? verdict : above;
-}
-
-/* Charges what a stage has beside its bucket: which of its flags. */
-__noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 flags)
+/* Tests a rule whose bucket is not one that drops what is beyond it. */
+__noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, i);
+	const struct stage *s = stage_of(w, 0);
 	struct rule *rule = rule_of(s->id);
-	bool waits = false, marked;
-	struct counters *c;
+	enum verdict verdict = VERDICT_PASS;
+	__u32 flags = s->flags;
+
+	if (!rule)
+		return VERDICT_PASS;
+	if (flags & RULE_EACH) {
+		if (flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN) && !(flags & RULE_PASS)) /* else it decides at once */
+			verdict = test_each(skb, cpu);
+	} else if (!(flags & (RULE_UNLIMITED | RULE_PASS)) && !conforms(s, flags, tested(w, flags))) {
+		verdict = exceed(skb, w, s, params_of(rule, s->set), flags, &rule->shared);
+	}
+	return verdict == VERDICT_EXCESS ? verdict : VERDICT_PASS;
+}
+
+/* The id plus one of the pool that a limit draws from, or 0. */
+static __always_inline __u32 above(const struct params *params)
+{
+	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
+}
+
+/* Puts a pool on a stage, and tests a packet. Returns the next pool above, or 0 if it was the last one or work.verdict is known. */
+static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
+{
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(id);
+	const struct params *params;
+	enum verdict verdict;
 
 	if (!rule)
 		return 0;
+	params = place(w, s, id, rule);
+	w->top = i;
+	if (unlikely(params->flags & SPECIAL_TEST)) {
+		verdict = test_special(skb, cpu, i);
+		if (verdict != VERDICT_PASS) {
+			w->verdict = verdict;
+			return 0;
+		}
+	} else {
+		look_at(s, rule, params, s->set, &rule->shared, w->now);
+		if (unlikely(READ_ONCE(s->level) + w->least > s->limit) && is_tested(w, i)) {
+			w->verdict = VERDICT_REFUSED;
+			return 0;
+		}
+	}
+	return above(params);
+}
+
+__noinline __u32 test_pool_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
+{
+	return test_pool(skb, cpu, work_of(cpu), i, id);
+}
+
+/* Tests the pools above a rule, from the lowest on, which has the id next - 1. The verdict stays that of the rule if all pass the packet. */
+static __always_inline void ascend(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 next)
+{
+	__u32 i;
+
+	for (i = 1; i <= MAX_DEPTH; i++) {
+		if (!next)
+			break;
+		/* With many maps of rules, the verifier would follow each of them. */
+		next = HOOK(rule_maps) > 1 ? test_pool_apart(skb, cpu, i, next - 1) : test_pool(skb, cpu, w, i, next - 1);
+	}
+	if (w->guaranteed == NOT_JUDGED)
+		w->verdict = VERDICT_LATE;
+}
+
+/*
+ * Charges a packet to a stage that is more than a bucket, or one that is more than a packet, marked or guaranteed: to the bucket of a
+ * pool, and to what these flags say.
+ */
+__noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 flags)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	struct rule *rule = rule_of(s->id);
+	bool waits = false, marked;
+	struct counters *c;
+	__u64 more;
+
+	if (!rule)
+		return 0;
+	if (i && s->level <= MAX_DEBT) {
+		more = charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
+		s->level += more;
+		s->start += more;
+	}
+	if (HOOK(pools) && flags & RULE_SHARES)
+		charge_share(skb, cpu, i);
 	if (flags & RULE_DELAY)
 		waits = queue_at(skb, cpu, i);
-	if (flags & RULE_GUARANTEE && w->guaranteed <= i)
+	if (flags & RULE_GUARANTEE && w->guaranteed <= (__s32)i)
 		charge_guarantee(skb, cpu, cold_of(params_of(rule, s->set))->second);
-	marked = w->marks >> (i & 31) & 1;
-	if (!i || !(waits || marked))
+	if (!i)
 		return 0;
-	c = counters_of(rule);
+	c = counters_on(rule, cpu);
+	count(&c->passed_packets, &c->passed_bytes, w);
+	count_extra(rule, w);
+	marked = w->marks >> (i & 31) & 1;
+	if (!waits && !marked)
+		return 0;
 	count(&c->passed_excess_packets, &c->passed_excess_bytes, w);
 	if (marked)
 		c->marked_packets += w->packets;
@@ -314,85 +369,79 @@ __noinline int refuse(__u32 cpu)
 	return 0;
 }
 
-/* Charges a packet to a pool. */
-__noinline int charge_pool(struct __sk_buff *skb, __u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
-	struct rule *rule = rule_of(s->id);
-	struct counters *c;
-
-	if (!rule)
-		return 0;
-	if (likely(s->level <= MAX_DEBT))
-		charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
-	c = counters_of(rule);
-	count(&c->passed_packets, &c->passed_bytes, w);
-	count_extra(rule, w);
-	if (likely(!(s->flags & (RULE_SHARES | SPECIAL_CHARGE) || w->marks)))
-		return 0;
-	if (s->flags & RULE_SHARES)
-		charge_share(skb, cpu, i);
-	if (s->flags & SPECIAL_CHARGE || w->marks)
-		charge_special(skb, cpu, i, s->flags);
-	return 0;
-}
-
 /* Charges a packet to the pools above its rule. */
 static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struct work *w)
 {
+	struct counters *c;
+	struct rule *rule;
+	struct stage *s;
 	__u32 i;
 
+	w->special = w->marks || w->packets > 1 || w->guaranteed != NOT_GUARANTEED ? RULE_POOL : SPECIAL_CHARGE;
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
-		charge_pool(skb, cpu, i);
+		s = stage_of(w, i);
+		if (HOOK(rule_maps) > 1 || unlikely(s->flags & READ_ONCE(w->special))) {
+			charge_special(skb, cpu, i, s->flags);
+			continue;
+		}
+		rule = rule_of(s->id);
+		if (!rule)
+			break;
+		charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
+		c = counters_on(rule, cpu);
+		count(&c->passed_packets, &c->passed_bytes, w);
 	}
 }
 
-/* The verdict for a packet by its rule and the pools above, and the charges of what it passes. */
-static __always_inline enum verdict climb_pools(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule,
-						const struct params *params)
+/* Finds the verdict for a packet by its rule and the pools above, and charges what it passes. */
+static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
 	struct stage *s = stage_of(w, 0);
 	enum verdict verdict = VERDICT_PASS;
 	__u32 flags = params->flags;
-	bool room = conforms(s, flags, tested(w, flags));
 
-	if (HOOK(pools) && flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN)) {
-		w->room = room;
-		w->verdict = test(skb, cpu, w, rule, params, room);
-		/* Through memory, so that the verifier goes on once and not for each way to get here. */
-		room = READ_ONCE(w->room);
-		verdict = READ_ONCE(w->verdict);
-		if (verdict == VERDICT_LATE)
-			return verdict;
-	}
-	if (likely(verdict == VERDICT_PASS))
-		verdict = decide(skb, cpu, w, rule, room);
-	else if (verdict == VERDICT_REFUSED)
-		refuse(cpu);
+	w->guaranteed = NOT_GUARANTEED;
+	if (unlikely(flags & SPECIAL_RULE))
+		verdict = test_rule(skb, cpu);
+	else if (unlikely(s->level && !conforms(s, flags, tested(w, flags))))
+		verdict = VERDICT_EXCESS;
 	w->verdict = verdict;
+	if (HOOK(pools) && unlikely(flags & (RULE_SHARES | RULE_GUARANTEE)) && READ_ONCE(w->verdict) == VERDICT_PASS)
+		w->verdict = test_special(skb, cpu, 0);
+	if (HOOK(pools) && READ_ONCE(w->verdict) < VERDICT_EXCESS)
+		ascend(skb, cpu, w, above(params));
+	/* From memory, so that the verifier goes on once and not for each way to get here. */
 	verdict = READ_ONCE(w->verdict);
-	flags &= RULE_SHARES | RULE_GUARANTEE | RULE_DELAY;
+	flags = READ_ONCE(s->flags);
+	if (likely(verdict == VERDICT_PASS)) {
+		if (unlikely(flags & SPECIAL_RULE)) {
+			w->verdict = decide(skb, cpu);
+		} else {
+			prepare(&rule->shared, cpu, 0, w->now);
+			if (unlikely(!take(&rule->shared, s, w->cost)) && !keeps(&rule->shared, s, w->cost, tested(w, flags)))
+				w->verdict = VERDICT_EXCESS;
+		}
+	}
+	verdict = READ_ONCE(w->verdict);
 	if (unlikely(verdict != VERDICT_PASS)) {
-		if (!passes(verdict, params->flags)) {
+		if (verdict == VERDICT_LATE)
+			return;
+		if (verdict == VERDICT_REFUSED)
+			refuse(cpu);
+		if (!passes(verdict, flags)) {
 			w->marks = 0;
 			if (verdict != VERDICT_REFUSED)
 				w->top = 0;
-			return verdict;
+			return;
 		}
 		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;
 	}
-	if (unlikely(flags)) {
-		if (HOOK(pools) && flags & RULE_SHARES)
-			charge_share(skb, cpu, 0);
-		if (flags & SPECIAL_CHARGE)
-			charge_special(skb, cpu, 0, flags);
-	}
+	if (unlikely(flags & SPECIAL_CHARGE))
+		charge_special(skb, cpu, 0, flags);
 	if (HOOK(pools))
 		charge_pools(skb, cpu, w);
-	return verdict;
 }
 
 #endif

@@ -418,7 +418,7 @@ func TestPoolThatAlwaysChanges(t *testing.T) {
 			send(t, f.program(), frame, meta{})
 		}
 		before := f.set.Counters(rule.entry.ID)
-		f.disturbed(up.entry, func(rule *bpf.AbiRule) { rule.Version ^= 2 }, frame)
+		f.disturbed(up.entry, func(rule *bpf.AbiRule) { rule.Sets ^= 1 << 31 }, frame)
 		c := since(before, f.set.Counters(rule.entry.ID))
 		if uncounted := c.PassedPackets - min(c.PassedPackets, c.ContendedPackets); uncounted > 0 || fail == policy.Closed && c.PassedPackets > 0 {
 			t.Errorf("fail %v: counted %+v", fail, c)

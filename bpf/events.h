@@ -119,7 +119,7 @@ static __always_inline bool is_within_guarantee(struct __sk_buff *skb, __u32 cpu
 	const struct rule *rule = rule_of(id);
 	const struct params *params;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id))
+	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
 	params = params_of(rule, g->set);
 	if (g->flags & RULE_EACH) {
@@ -142,7 +142,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	__u64 slot;
 	__u32 set;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->id))
+	if (!rule || !look(cpu, STAGE_SHADOW, w->id))
 		return 0;
 	params = params_of(rule, s->set);
 	slot = seek_at(skb, cpu, s, params);
@@ -158,7 +158,7 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	}
 	if (w->at != w->id) {
 		rule = rule_of(w->at);
-		if (!rule || !look_at_limit(cpu, STAGE_SHADOW, w->at))
+		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
 			return 0;
 		params = params_of(rule, s->set);
 	}

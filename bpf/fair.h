@@ -80,7 +80,7 @@ __noinline int add_guarantee(__u32 cpu, __u32 id, __u64 passed)
 	struct bound *b = &w->bound;
 	__u64 room;
 
-	if (!rule || !look_at_limit(cpu, STAGE_SECOND, id))
+	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return 0;
 	b->units += fair_units(params_of(rule, g->set)->rate_units, passed);
 	b->may += g->limit >> (UNIT_BITS - FAIR_BITS);
@@ -129,15 +129,12 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 	return st->flags & RULE_SHARE_MEMBER ? i : 0;
 }
 
-/* Advances the fair clocks of a rule and of all pools above it that are late, from the top down. */
+/* Advances the late fair clocks of a rule and of all pools above it, from the top down. */
 __noinline int keep_clocks(__u32 cpu)
 {
 	struct work *w = work_of(cpu);
 	__u32 n, above = 0;
 
-	for (n = 0; n < MAX_DEPTH; n++)
-		if (!w->within || !look_up(cpu))
-			break;
 	for (n = 0; n <= MAX_DEPTH; n++) {
 		if (n > w->top)
 			break;
@@ -182,7 +179,7 @@ __noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	params = params_of(rule, st->set);
 	cold = cold_of(params);
 	st->share = cold->share;
-	if (!w->kept && w->now - READ_ONCE(s->last) >= cold->step)
+	if (!(w->again & KEPT_CB) && w->now - READ_ONCE(s->last) >= cold->step)
 		return SHARE_LATE;
 	st->weight = weight_of(w, member);
 	if (st->flags & RULE_SHARE_MEMBER) {
@@ -235,7 +232,7 @@ __noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *st = stage_of(w, i);
-	bool judged = i <= w->guaranteed;
+	bool judged = (__s32)i <= w->guaranteed;
 	struct share *s = judged ? share_of(st->share) : share_at(st, rule_of(st->id));
 	struct rule *member;
 	struct bucket *b;

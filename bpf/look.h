@@ -84,18 +84,10 @@ static __always_inline __u32 phase_at(__u64 now)
 	return phase == PHASE_BY_TIME ? PHASE_REVERTED : PHASE_BEFORE;
 }
 
-enum {
-	SET_SECOND = 1 << 0,	/* the second parameters are in force */
-	SET_REVERTED = 1 << 1,	/* with rule.reverted as the clock */
-};
-
-/* Which parameters of a limit are in force. */
+/* Which parameters of a limit are in force: enum set, in the lowest bits. */
 static __always_inline __u32 set_in(const struct rule *rule, __u32 phase)
 {
-	__u32 version = READ_ONCE(rule->version), in_change = (__s32)version >> 31 & phase;
-
-	_Static_assert(PHASE_AFTER == 1 && PHASE_REVERTED == SET_REVERTED, "the phases are bits");
-	return ((version ^ in_change) & SET_SECOND) | (in_change & SET_REVERTED);
+	return READ_ONCE(rule->sets) >> phase;
 }
 
 static __always_inline const struct params *params_of(const struct rule *rule, __u32 set)
@@ -215,16 +207,21 @@ static __always_inline __u64 level_of(const struct clock *c, const struct params
 	return plain_level(params->idle, v, now, tat, charged);
 }
 
-static __noinline void look_at_edited(struct stage *s, const struct clock *c, const struct params *params, const struct bucket *b,
+/* What is seen of a bucket. */
+struct sight {
+	__u64 v, tat, level;
+};
+
+/* Looks at a bucket by a clock that began with an edit. */
+static __noinline void look_at_edited(struct sight *seen, const struct clock *c, const struct params *params, const struct bucket *b,
 				      __u64 now)
 {
-	__u64 v = clock_at(c, params, now), tat = READ_ONCE(b->tat);
-	__u32 charged = read_tick(b, &tat);
+	__u32 charged;
 
-	s->tat = tat;
-	s->level = edited_level(c, params->idle, v, now, tat, charged);
-	s->start = v + s->level;
-	s->limit = params->limit;
+	seen->v = clock_at(c, params, now);
+	seen->tat = READ_ONCE(b->tat);
+	charged = read_tick(b, &seen->tat);
+	seen->level = edited_level(c, params->idle, seen->v, now, seen->tat, charged);
 }
 
 /* Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty. */
@@ -232,17 +229,21 @@ static __always_inline void look_at(struct stage *s, const struct rule *rule, co
 				    const struct bucket *b, __u64 now)
 {
 	__u64 v, tat, level = 0;
+	struct sight seen;
 	__u32 charged;
 
 	if (unlikely(is_edited(params, set))) {
-		look_at_edited(s, clock_of(rule, params, set), params, b, now);
-		return;
-	}
-	v = clock_at(&params->clock, params, now);
-	tat = READ_ONCE(b->tat);
-	if ((__s64)(tat - v) > 0) {
-		charged = read_tick(b, &tat);
-		level = plain_level(params->idle, v, now, tat, charged);
+		look_at_edited(&seen, clock_of(rule, params, set), params, b, now);
+		v = seen.v;
+		tat = seen.tat;
+		level = seen.level;
+	} else {
+		v = clock_at(&params->clock, params, now);
+		tat = READ_ONCE(b->tat);
+		if ((__s64)(tat - v) > 0) {
+			charged = read_tick(b, &tat);
+			level = plain_level(params->idle, v, now, tat, charged);
+		}
 	}
 	s->tat = tat;
 	s->level = level;
@@ -262,43 +263,22 @@ static __always_inline const struct params *place(const struct work *w, struct s
 	return params;
 }
 
-/* Puts a limit on a stage, and looks at its shared bucket. */
-static __always_inline struct rule *look(const struct work *w, struct stage *s, __u32 id)
+/*
+ * Puts a limit on a stage, and looks at its shared bucket. Returns false if it is gone. Not static, so that the verifier checks it
+ * once and not on each path to it.
+ */
+__noinline int look(__u32 cpu, __u32 i, __u32 id)
 {
-	struct rule *rule = rule_of(id);
-	const struct params *params;
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(id);
 	__u32 set;
 
 	if (!rule)
-		return NULL;
+		return false;
 	place(w, s, id, rule);
 	set = s->set;
-	params = rated(rule, &set, w->now);
-	look_at(s, rule, params, set, &rule->shared, w->now);
-	return rule;
-}
-
-/* The same for stages that few packets have. Not static, so that the verifier checks it once and not on each path to it. */
-__noinline int look_at_limit(__u32 cpu, __u32 i, __u32 id)
-{
-	struct work *w = work_of(cpu);
-
-	return look(w, stage_of(w, i), id) ? 1 : 0;
-}
-
-/* Looks at the next pool on the way up. */
-__noinline int look_up(__u32 cpu)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, w->top + 1);
-	const struct rule *rule = look(w, s, w->within - 1);
-
-	w->within = 0;
-	if (!rule)
-		return false;
-	w->top++;
-	if (s->flags & RULE_WITHIN)
-		w->within = params_of(rule, s->set)->within + 1;
+	look_at(s, rule, rated(rule, &set, w->now), set, &rule->shared, w->now);
 	return true;
 }
 
@@ -361,8 +341,11 @@ static __always_inline void prepare(const struct bucket *b, __u32 cpu, __u32 i, 
 		raise_shared(cpu, i);
 }
 
-/* Charges the shared bucket of a stage, whatever its level is by now. Others can only have raised it since it was looked at. */
-static __always_inline void charge_to(struct bucket *b, struct stage *s, __u32 cpu, __u32 i, __u64 now, __u64 cost)
+/*
+ * Charges the shared bucket of a stage, whatever its level is by now. Others can only have raised it since it was looked at: returns
+ * by how much, which is before the packet in a queue.
+ */
+static __always_inline __u64 charge_to(struct bucket *b, const struct stage *s, __u32 cpu, __u32 i, __u64 now, __u64 cost)
 {
 	__u64 old, start, more;
 
@@ -371,20 +354,17 @@ static __always_inline void charge_to(struct bucket *b, struct stage *s, __u32 c
 	start = s->start;
 	/* If another CPU was faster, the bucket is not empty any more. */
 	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
-		return;
+		return 0;
 	more = KEPT(__sync_fetch_and_add(&b->tat, cost)) - start;
-	more &= (more >> 63) - 1; /* in a queue, the packet is behind theirs */
-	s->level += more;
-	s->start += more;
+	return more & ((more >> 63) - 1);
 }
 
 /*
  * Charges a conforming packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was
- * faster, the packet takes the next place, and gives it back if that is beyond the limit. Meanwhile others see a level that is too
- * high by that. So near the limit a packet may be refused that a lock would admit, and never the other way round. Sets level to
- * that before the charge. Returns false if there is no room any more.
+ * faster, the packet takes the next place, level says what is before that, and keeps decides. Meanwhile others see a level that is
+ * too high by that. So near the limit a packet may be refused that a lock would admit, and never the other way round.
  */
-static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost, __u64 least)
+static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost)
 {
 	__u64 old, v = s->start - s->level, from;
 
@@ -401,6 +381,12 @@ static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost, 
 	}
 	s->level = old - v;
 	s->start = s->tat = old;
+	return false;
+}
+
+/* Whether a packet keeps the place that take gave it. Else it is given back. */
+static __always_inline bool keeps(struct bucket *b, const struct stage *s, __u64 cost, __u64 least)
+{
 	if (s->level + least <= s->limit)
 		return true;
 	__sync_fetch_and_sub(&b->tat, cost);

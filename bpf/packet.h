@@ -373,23 +373,25 @@ struct gso {
  * all ends that agree with the kernel's count, selects the one with the most bytes
  * on the wire, so that no sender can reduce its size.
  */
-static __always_inline void may_end_at(struct gso *g, __u32 header, bool in_tunnel)
+__noinline int may_end_at(struct gso *g, __u32 header, __u32 in_tunnel)
 {
-	__u32 segments = g->count;
+	__u32 segments;
 	bool agrees;
 
-	if (header >= g->len)
-		return;
+	if (!g || header >= g->len)
+		return 0;
+	segments = g->count;
 	if (g->size != GSO_BY_FRAGS || !g->count)
 		segments = (g->len - header + g->size - 1) / g->size;
 	agrees = segments == g->count;
 	if (agrees < g->agrees ||
 	    (agrees == g->agrees && (__u64)(segments - 1) * header < (__u64)(g->segments - 1) * g->header))
-		return;
+		return 0;
 	g->header = header;
 	g->segments = segments;
 	g->agrees = agrees;
 	g->in_tunnel = in_tunnel;
+	return 0;
 }
 
 /* Reads the headers of an IP packet. Returns whether it contains another IP packet. */

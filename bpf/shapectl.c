@@ -94,25 +94,33 @@ static __always_inline int apply_each(struct __sk_buff *skb, __u32 ip, struct ru
 	return is_heard() ? CLIMB : count_one(skb, rule, false); /* climb tells of it */
 }
 
-/* A packet that is one packet on the wire, and a bucket that exists. */
+/* Applies a rule: if it is only a bucket, and the packet one packet on the wire. */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
 	__u64 now, cost;
 	struct rule *rule = rule_of(id);
 	const struct params *params;
+	__u32 set, phase;
 	struct stage s;
 	int answer;
 	bool passes;
-	__u32 set;
 
 	if (!rule)
 		return NEXT;
 	now = time_ns(skb);
-	if (unlikely(skb->gso_size || skb->vlan_proto))
-		goto climb;
-	set = set_in(rule, phase_at(now));
+	phase = phase_at(now);
+	set = set_in(rule, phase);
 	params = params_of(rule, set);
-	if (unlikely(params->flags & NOT_PLAIN))
+	if (unlikely(params->flags & NOT_PLAIN)) {
+		if (params->flags & RULE_ABSENT) {
+			id = match_present(skb, ip, phase);
+			if (!id)
+				return NEXT;
+			id--;
+		}
+		goto climb;
+	}
+	if (unlikely(skb->gso_size || skb->vlan_proto))
 		goto climb;
 	if (unlikely(params->flags & RULE_EACH)) {
 		answer = apply_each(skb, ip, rule, set, now);
@@ -125,14 +133,14 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	passes = conforms(&s, params->flags, cost);
 	if (passes) {
 		raise_tick(&rule->shared, &s.tat, s.start, s.start, tick(now));
-		passes = take(&rule->shared, &s, cost, cost);
+		passes = take(&rule->shared, &s, cost) || keeps(&rule->shared, &s, cost, cost);
 	}
 	if (passes || !is_heard())
 		return count_one(skb, rule, passes);
 	/* climb tells of it */
 climb:
 	skb->cb[IP_CB] = ip;
-	skb->cb[RULE_CB] = id;
+	skb->cb[RULE_CB] = id | phase << PHASE_CB;
 	skb->cb[NOW_CB] = now;
 	skb->cb[NOW_CB + 1] = now >> 32;
 	bpf_tail_call(skb, &programs, HOOK(kind));
@@ -208,32 +216,23 @@ int shapectl(struct __sk_buff *skb)
 	return id ? apply(skb, ip, id - 1) : NEXT;
 }
 
-/*
- * Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared
- * bucket. Returns NULL if no rule matches it.
- */
-static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w, struct stage *s, __u32 id, const struct params **params)
+/* Begins with a packet of a rule or its shadow: finds the parameters in force, its size, and the level of the rule's shared bucket. */
+static __always_inline struct rule *begin(struct __sk_buff *skb, struct work *w, struct stage *s, const struct params **params)
 {
+	__u32 id = skb->cb[RULE_CB] & RULE_CB_MASK;
 	struct rule *rule;
 
 	w->now = (__u64)skb->cb[NOW_CB + 1] << 32 | skb->cb[NOW_CB];
-	w->phase = phase_at(w->now);
+	w->phase = skb->cb[RULE_CB] >> PHASE_CB & 7;
 	w->ip = skb->cb[IP_CB];
 	w->longest = w->latest = 0;
 	w->top = w->marks = w->parsed = 0;
+	w->id = w->at = id;
+	s->slot = 0;
 	rule = rule_of(id);
 	if (!rule)
 		return NULL;
 	*params = place(w, s, id, rule);
-	if (unlikely((*params)->flags & RULE_ABSENT)) {
-		id = READ_ONCE(w->shadow) ? ~0U : match_present(skb, w->ip, w->phase) - 1;
-		rule = id + 1 ? rule_of(id) : NULL;
-		if (!rule)
-			return NULL;
-		*params = place(w, s, id, rule);
-	}
-	w->id = w->at = id;
-	s->slot = 0;
 	weigh(skb, w, *params);
 	if (!HOOK(colours) || !((*params)->flags & RULE_COLOURS))
 		look_at(s, rule, *params, s->set, &rule->shared, w->now);
@@ -253,19 +252,15 @@ static __always_inline enum verdict settle(struct __sk_buff *skb, struct work *w
 }
 
 /* Does what follows from the verdict of a rule, and counts it. */
-static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w)
+static __always_inline int act(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule)
 {
-	const struct stage *s = stage_of(w, 0);
 	enum verdict verdict = READ_ONCE(w->verdict); /* so the verifier does not follow each one */
-	struct rule *rule = rule_of(s->id);
-	struct counters *c;
+	struct counters *c = counters_on(rule, cpu);
+	const struct stage *s = stage_of(w, 0);
 	__u32 ifb;
 
-	if (!rule)
-		return NEXT;
-	c = counters_on(rule, cpu);
 	count_extra(rule, w);
-	if (unlikely(verdict != VERDICT_PASS || w->longest || w->latest || w->marks)) {
+	if (unlikely(verdict | w->longest | w->latest | w->marks)) {
 		verdict = settle(skb, w, verdict);
 		if (verdict == VERDICT_CONTENDED)
 			c->contended_packets += w->packets;
@@ -318,20 +313,20 @@ int climb(struct __sk_buff *skb)
 
 	/* With real-time kernels, and in test runs, another packet may be in between. */
 	if (unlikely(w->busy && !again))
-		return fail(skb, skb->cb[IP_CB], skb->cb[RULE_CB]);
+		return fail(skb, skb->cb[IP_CB], skb->cb[RULE_CB] & RULE_CB_MASK);
 	w->busy = true;
-	w->kept = again & KEPT_CB;
-	w->shadow = again & SHADOW_CB;
-	if (!w->shadow)
-		w->answer = NEXT;
-	rule = begin(skb, w, s, skb->cb[RULE_CB] & ~again, &params);
-	if (unlikely(!rule))
+	w->again = again;
+	rule = begin(skb, w, s, &params);
+	if (unlikely(!rule || params->flags & RULE_ABSENT)) { /* a shadow may be */
+		if (!(again & SHADOW_CB))
+			w->answer = NEXT;
 		goto done;
+	}
 	if (HOOK(colours) && s->flags & RULE_COLOURS)
 		w->action = colour(skb, cpu);
 	else
-		w->verdict = climb_pools(skb, cpu, w, rule, params);
-	if (HOOK(shadows) && READ_ONCE(w->shadow)) {
+		climb_pools(skb, cpu, w, rule, params);
+	if (HOOK(shadows) && READ_ONCE(w->again) & SHADOW_CB) {
 		count_shadow(skb, cpu, w, rule, params);
 		goto done;
 	}
@@ -339,17 +334,17 @@ int climb(struct __sk_buff *skb)
 		w->verdict = act_on_colour(skb, cpu, w, rule);
 	if (HOOK(pools) && unlikely(w->verdict == VERDICT_LATE)) {
 		keep_clocks(cpu);
-		skb->cb[RULE_CB] = w->id | KEPT_CB;
+		skb->cb[RULE_CB] = w->id | w->phase << PHASE_CB | KEPT_CB;
 		bpf_tail_call(skb, &programs, HOOK(kind));
 		w->answer = fail(skb, w->ip, w->id);
 		goto done;
 	}
-	w->answer = act(skb, cpu, w);
+	w->answer = act(skb, cpu, w, rule);
 	if (HOOK(shadows)) {
 		shadow_pools(skb, cpu);
 		if (params->flags & RULE_SHADOW) {
 			shadow = cold_of(params)->shadow;
-			skb->cb[RULE_CB] = shadow | SHADOW_CB;
+			skb->cb[RULE_CB] = shadow | w->phase << PHASE_CB | SHADOW_CB;
 			bpf_tail_call(skb, &programs, HOOK(kind));
 			fail(skb, w->ip, shadow);
 		}

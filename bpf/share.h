@@ -125,26 +125,25 @@ static __always_inline void leave_bin(struct share *s, __u32 bin)
 }
 
 /*
- * Advances v to the end of a bin of the fine or the coarse wheel, or by all of rest. Returns whether rest has more. Not static, so
- * that the verifier checks it once for all bins.
+ * Advances v to the end of a bin, or by all of rest. After FAIR_BINS bins the fine wheel is empty, so the next ones are coarse.
+ * Returns 1 if rest has no more.
  */
-__noinline int leave_next(struct share *s, __u32 fine)
+static long leave_next(__u64 i, struct share **share)
 {
-	__u64 v, bin, to;
+	struct share *s = *share;
+	bool fine = i < FAIR_BINS;
+	__u64 v = s->v, bin, to;
 	__s32 weight;
 
-	if (!s)
-		return false;
-	v = s->v;
 	bin = 1ULL << ((fine ? s->fine_shift : s->coarse_shift) & 63);
 	to = bin - (v & (bin - 1));
 	weight = READ_ONCE(s->weight);
 	if (weight <= 0)
-		return false;
+		return 1;
 	if (s->rest / weight < to) {
 		WRITE_ONCE(s->v, v + s->rest / weight);
 		s->rest %= weight;
-		return false;
+		return 1;
 	}
 	s->rest -= to * weight;
 	if (fine)
@@ -152,7 +151,7 @@ __noinline int leave_next(struct share *s, __u32 fine)
 	if (!((v + to) & ((1ULL << (s->coarse_shift & 63)) - 1)))
 		leave_bin(s, FAIR_BINS + (v >> (s->coarse_shift & 63) & (FAIR_BINS - 1)));
 	WRITE_ONCE(s->v, v + to);
-	return true;
+	return 0;
 }
 
 /* What a sharer may be ahead, in fair units times weight. */
@@ -222,13 +221,9 @@ static __always_inline __u64 units_passed(struct share *s, const struct stage *s
 static __always_inline void advance_by(struct share *s, __u64 units)
 {
 	__s32 weight;
-	__u32 i;
 
 	s->rest += units;
-	/* After FAIR_BINS bins the fine wheel is empty, so the next ones are coarse. */
-	for (i = 0; i < 2 * FAIR_BINS; i++)
-		if (!leave_next(s, i < FAIR_BINS))
-			break;
+	bpf_loop(2 * FAIR_BINS, leave_next, &s, 0);
 	weight = READ_ONCE(s->weight);
 	s->rest = weight > 0 ? lesser(s->rest, weight) : 0;
 }

@@ -270,8 +270,9 @@ __noinline __u64 count_slots(__u64 hash, __u32 idle)
 #define NO_CLOCK (~0ULL)
 
 /* The TAT of an empty bucket of the key, which is that of a sharer or in a limit. */
-static __always_inline __u64 empty_tat(struct work *w)
+__noinline __u64 empty_tat(__u32 cpu)
 {
+	struct work *w = work_of(cpu);
 	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
@@ -332,7 +333,7 @@ __noinline int allocate_slot(__u32 cpu, __u32 i)
 	/* Another CPU may be allocating a slot to the same key. */
 	if (!owner || count_slots(w->hash, true))
 		return GOT_NONE;
-	tat = empty_tat(w);
+	tat = empty_tat(cpu);
 	b = slot_at(slot);
 	if (tat == NO_CLOCK || !lock_slot(slot, b, w->now))
 		return GOT_NONE;

@@ -38,7 +38,7 @@ const (
 	phaseRollback = phase(bpf.AbiPhasePHASE_ROLLBACK)
 )
 
-const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
+const setReverted = uint32(bpf.AbiSetSET_REVERTED)
 
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
@@ -176,7 +176,8 @@ func (s *Store) Abandon() {
 func (s *Store) takesPart(it placed) {
 	r, k := s.rule(it.id), s.gather()
 	step.Store("let a rule take part")
-	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
+	before := r.Sets & 1
+	atomic.StoreUint32(&r.Sets, before<<phaseBefore|(before^1)<<phaseAfter|(before|setReverted)<<phaseReverted)
 	k.taking = append(k.taking, it)
 }
 
@@ -236,7 +237,7 @@ func (rs *rules) rebase(id uint32, old, next version, at uint64) {
 
 // bothPhases are a rule's versions before the change and after it.
 func (rs *rules) bothPhases(id uint32) (before, after version) {
-	n := rs.rule(id).Version
+	n := rs.rule(id).Sets
 	return rs.version(id, n), rs.version(id, n^1)
 }
 
@@ -316,7 +317,7 @@ func (s *Store) Finish() {
 		if on == phaseReverted {
 			s.keepReverted(t.id, v)
 		}
-		s.switchTo(t.id, toggled(r, uint32(on)&1), "finish a rule")
+		s.switchTo(t.id, v.index, "finish a rule")
 		if !t.prefix.IsValid() {
 			continue
 		}
@@ -362,7 +363,10 @@ func (s *Set) TakesPart() bool {
 }
 
 // Changes reports whether the rule with this ID takes part in a change.
-func (s *Set) Changes(id uint32) bool { return s.rule(id).Version&versionChanges != 0 }
+func (rs *rules) Changes(id uint32) bool {
+	n := rs.rule(id).Sets
+	return (n>>phaseAfter^n>>phaseBefore)&1 != 0
+}
 
 // levelOf is the level of a bucket, in units, by a version of its rule.
 func (rs *rules) levelOf(v version, b model.Bucket, now uint64) uint64 {

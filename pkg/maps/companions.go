@@ -120,7 +120,7 @@ func (s *Store) freeUnused(id uint32) {
 
 // freeWith frees an id with those of its companions.
 func (s *Store) freeWith(id uint32) {
-	v := s.version(id, s.rule(id).Version)
+	v := s.version(id, s.rule(id).Sets)
 	for i := range companions {
 		if its, has := companions[i].of(v); has {
 			s.freeWith(its)

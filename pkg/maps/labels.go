@@ -105,7 +105,7 @@ type labelID struct{ id, index uint32 }
 // label is what a version of a rule has in labels.
 func (rs *rules) label(id, index uint32) texts {
 	r := rs.rule(id)
-	known := knownLabel{version: atomic.LoadUint32(&r.Version), retired: r.Retired, view: r.View}
+	known := knownLabel{version: atomic.LoadUint32(&r.Sets), retired: r.Retired, view: r.View}
 	have, ok := rs.knownLabels[labelID{id, index}]
 	known.texts = have.texts
 	if ok && have == known {

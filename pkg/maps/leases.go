@@ -87,7 +87,7 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 // isUndecided reports whether a change of a pool is about to begin, or may be reverted.
 func (s *Set) isUndecided(id uint32) bool {
 	state, _ := s.Change()
-	return (state == Armed || state == Pending) && s.rule(id).Version&versionChanges != 0
+	return (state == Armed || state == Pending) && s.Changes(id)
 }
 
 // LeaseLimit is the highest rate of a lease, which a pool tells to its cluster: its own, or the one that a revert would bring
@@ -126,7 +126,7 @@ func (s *Store) ReadyRevert() {
 // rate have as much less of it.
 func (s *Set) startLeases() {
 	for _, it := range byID(s.allPrefixes()) {
-		if s.rule(it.id).Version&versionChanges == 0 {
+		if !s.Changes(it.id) {
 			continue
 		}
 		old, next := s.bothPhases(it.id)

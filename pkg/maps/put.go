@@ -41,10 +41,10 @@ func (s *Store) gather() *known {
 	}
 	rules = slices.DeleteFunc(rules, func(f found) bool { return f.key == stored{} })
 	for _, f := range rules {
-		takes := s.rule(f.id).Version&versionChanges != 0
+		takes := s.Changes(f.id)
 		before, _ := s.bothPhases(f.id)
 		for id := range s.companionsOf(f.id) {
-			if !used[id] && s.rule(id).Version&versionChanges != 0 {
+			if !used[id] && s.Changes(id) {
 				old, _ := s.bothPhases(id)
 				k.taking = append(k.taking, placed{id: id, isNew: !present(old)})
 			}
@@ -323,22 +323,19 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }
 
-// toggled is a rule's version with the parameters in force, or with 1 with the others.
-func toggled(r *bpf.AbiRule, by uint32) uint32 { return r.Version&1 ^ by }
-
 // other are the parameters of a rule that are not in force, once no packet uses them.
 func (s *Store) other(id uint32) version {
 	r := s.rule(id)
 	s.waitSince(r.Replaced)
-	return s.version(id, toggled(r, 1))
+	return s.version(id, r.Sets^1)
 }
 
-// switchTo lets packets see other versions of a rule.
-func (s *Store) switchTo(id, number uint32, what string) {
+// switchTo lets packets see a version of a rule, in all phases of a change.
+func (s *Store) switchTo(id, index uint32, what string) {
 	r := s.rule(id)
 	r.Replaced = s.change.Epoch
 	step.Store(what)
-	atomic.StoreUint32(&r.Version, number)
+	atomic.StoreUint32(&r.Sets, index<<phaseBefore|index<<phaseAfter|index<<phaseReverted)
 }
 
 // alter writes the parameters of a rule that are not in force. With atOnce it switches to them.
@@ -380,7 +377,7 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 		return
 	}
 	s.promptly(func(now uint64) { s.continueClock(id, old, next, now) })
-	s.switchTo(id, toggled(r, 1), "switch a rule")
+	s.switchTo(id, next.index, "switch a rule")
 }
 
 // promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run

@@ -79,21 +79,18 @@ func (rs *rules) version(id, n uint32) version {
 // versions are the versions of a rule in force, or both while it takes part in a change.
 func (rs *rules) versions(id uint32) iter.Seq[version] {
 	return func(yield func(version) bool) {
-		n := rs.rule(id).Version
-		if yield(rs.version(id, n)) && n&versionChanges != 0 {
-			yield(rs.version(id, n^1))
+		before, after := rs.bothPhases(id)
+		if yield(before) && rs.Changes(id) {
+			yield(after)
 		}
 	}
 }
 
 // versionIn is the version of a rule that packets see in a phase of the change: set_in of bpf/look.h.
 func (rs *rules) versionIn(id uint32, in phase) version {
-	n := atomic.LoadUint32(&rs.rule(id).Version)
-	if n&versionChanges == 0 {
-		return rs.version(id, n)
-	}
-	v := rs.version(id, n^uint32(in))
-	if in == phaseReverted {
+	n := atomic.LoadUint32(&rs.rule(id).Sets) >> in
+	v := rs.version(id, n)
+	if n&setReverted != 0 {
 		v = rs.afterRevert(id, v)
 	}
 	return v
