@@ -435,7 +435,6 @@ struct work {
 	__u32 parsed;  /* flow is that of the packet */
 
 	__s32 guaranteed; /* the first stage that guarantees the packet, or one of enum guaranteed */
-	__u32 special; /* flags of pools that are charged as more than a bucket */
 	__u32 verdict; /* enum verdict */
 	__u32 answer;  /* of the program */
 	__u32 load;    /* of the last sharer, see judge */
@@ -519,6 +518,7 @@ struct view {
 struct hook {
 	__u64 layout; /* of all maps, see pkg/maps/layout.go; the first word of every layout */
 	__u32 line_mask;     /* lines in table - 1 */
+	__u32 slot_mask;     /* and slots - 1 */
 	__u32 prefixes4_mask; /* lines in prefixes4 - 1 */
 	__u32 prefixes6_mask;
 	__u32 filter_mask;   /* words in filter - 1 */

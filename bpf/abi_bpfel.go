@@ -136,6 +136,7 @@ type AbiHook struct {
 	_             structs.HostLayout
 	Layout        uint64
 	LineMask      uint32
+	SlotMask      uint32
 	Prefixes4Mask uint32
 	Prefixes6Mask uint32
 	FilterMask    uint32
@@ -154,6 +155,7 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
+	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -439,7 +441,6 @@ type AbiWork struct {
 	Marks      uint32
 	Parsed     uint32
 	Guaranteed int32
-	Special    uint32
 	Verdict    uint32
 	Answer     uint32
 	Load       uint32
@@ -448,7 +449,6 @@ type AbiWork struct {
 	Action     int32
 	Each       uint32
 	Paid       uint32
-	_          [4]byte
 	Bound      struct {
 		_      structs.HostLayout
 		V      uint64
@@ -461,7 +461,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [40]byte
+	_     [48]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

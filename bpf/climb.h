@@ -176,9 +176,9 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	return 0;
 }
 
-/* What a stage may be beside a bucket. */
+/* Flags of a stage that is more than a bucket: for its test, for its charge, and of a rule for its own bucket. */
 #define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN | RULE_LEASED)
-#define SPECIAL_CHARGE (RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
+#define SPECIAL_CHARGE (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
 #define SPECIAL_RULE (RULE_UNLIMITED | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_EACH)
 
 /* Tests a stage that is more than a bucket, for its own sake and for what is guaranteed there. */
@@ -188,13 +188,16 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct stage *s = stage_of(w, i);
 	struct rule *rule = rule_of(s->id);
 	int verdict = VERDICT_PASS, share;
+	__u32 set;
 
 	if (!rule || s->flags & RULE_ABSENT) {
 		s->flags = RULE_ABSENT;
 		return VERDICT_PASS;
 	}
-	if (i)
-		look(cpu, i, s->id);
+	if (i) {
+		set = s->set;
+		look_at(s, rule, rated(rule, &set, w->now), set, &rule->shared, w->now);
+	}
 	if (i && is_tested(w, i) && s->level + w->least > s->limit) {
 		if (exceed(skb, w, s, params_of(rule, s->set), s->flags, &rule->shared) != VERDICT_MARK)
 			return VERDICT_REFUSED;
@@ -257,6 +260,12 @@ __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 	return verdict == VERDICT_EXCESS ? verdict : VERDICT_PASS;
 }
 
+/* Whether a pool is tested and charged by calls. Few packets have more than six pools. */
+static __always_inline bool is_apart(__u32 i)
+{
+	return i > 6 || HOOK(rule_maps) > 1;
+}
+
 /* The id plus one of the pool that a limit draws from, or 0. */
 static __always_inline __u32 above(const struct params *params)
 {
@@ -291,6 +300,7 @@ static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct 
 	return above(params);
 }
 
+/* The same by a call. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
 __noinline __u32 test_pool_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
 {
 	return test_pool(skb, cpu, work_of(cpu), i, id);
@@ -304,8 +314,7 @@ static __always_inline void ascend(struct __sk_buff *skb, __u32 cpu, struct work
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (!next)
 			break;
-		/* With many maps of rules, the verifier would follow each of them. */
-		next = HOOK(rule_maps) > 1 ? test_pool_apart(skb, cpu, i, next - 1) : test_pool(skb, cpu, w, i, next - 1);
+		next = is_apart(i) ? test_pool_apart(skb, cpu, i, next - 1) : test_pool(skb, cpu, w, i, next - 1);
 	}
 	if (w->guaranteed == NOT_JUDGED)
 		w->verdict = VERDICT_LATE;
@@ -324,7 +333,7 @@ __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 f
 	struct counters *c;
 	__u64 more;
 
-	if (!rule)
+	if (!rule || s->flags & RULE_ABSENT)
 		return 0;
 	if (i && s->level <= MAX_DEBT) {
 		more = charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
@@ -375,14 +384,15 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 	struct counters *c;
 	struct rule *rule;
 	struct stage *s;
-	__u32 i;
+	__u32 i, special = SPECIAL_CHARGE;
 
-	w->special = w->marks || w->packets > 1 || w->guaranteed != NOT_GUARANTEED ? RULE_POOL : SPECIAL_CHARGE;
+	if (unlikely(w->marks || w->packets > 1 || w->guaranteed != NOT_GUARANTEED))
+		special = ~0U;
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
-		if (HOOK(rule_maps) > 1 || unlikely(s->flags & READ_ONCE(w->special))) {
+		if (is_apart(i) || unlikely(s->flags & special)) {
 			charge_special(skb, cpu, i, s->flags);
 			continue;
 		}

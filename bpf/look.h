@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/*
- * Limits: which parameters are in force, what a bucket holds by them, and how it is charged. Beside this file, only queues
- * (is_fifo) know of reverts and leases, and free_part of leases.
- */
+/* Limits: which parameters are in force, what a bucket holds by them, and how it is charged. */
 #ifndef SHAPECTL_LOOK_H
 #define SHAPECTL_LOOK_H
 
@@ -70,7 +67,7 @@ static __always_inline void count_extra(struct rule *rule, const struct work *w)
 		__sync_fetch_and_add(&rule->extra_packets, w->packets - 1);
 }
 
-/* A CPU that reorders loads may read the times from before PHASE_BY_TIME, which are never. */
+/* A CPU may see PHASE_BY_TIME before the new times. The old ones are NEVER, so it uses PHASE_BEFORE. */
 static __always_inline __u32 phase_at(__u64 now)
 {
 	__u64 phase = READ_ONCE(change.phase);
@@ -207,36 +204,25 @@ static __always_inline __u64 level_of(const struct clock *c, const struct params
 	return plain_level(params->idle, v, now, tat, charged);
 }
 
-/* What is seen of a bucket. */
-struct sight {
-	__u64 v, tat, level;
-};
-
-/* Looks at a bucket by a clock that began with an edit. */
-static __noinline void look_at_edited(struct sight *seen, const struct clock *c, const struct params *params, const struct bucket *b,
-				      __u64 now)
-{
-	__u32 charged;
-
-	seen->v = clock_at(c, params, now);
-	seen->tat = READ_ONCE(b->tat);
-	charged = read_tick(b, &seen->tat);
-	seen->level = edited_level(c, params->idle, seen->v, now, seen->tat, charged);
-}
-
-/* Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty. */
+/*
+ * Looks at a bucket of the limit that a stage has, by the parameters that rated returns. Most buckets are empty, and most floors are
+ * below the clock.
+ */
 static __always_inline void look_at(struct stage *s, const struct rule *rule, const struct params *params, __u32 set,
 				    const struct bucket *b, __u64 now)
 {
 	__u64 v, tat, level = 0;
-	struct sight seen;
+	const struct clock *c;
 	__u32 charged;
 
 	if (unlikely(is_edited(params, set))) {
-		look_at_edited(&seen, clock_of(rule, params, set), params, b, now);
-		v = seen.v;
-		tat = seen.tat;
-		level = seen.level;
+		c = clock_of(rule, params, set);
+		v = clock_at(c, params, now);
+		tat = READ_ONCE(b->tat);
+		if ((__s64)((v - tat) | (v - c->floor)) < 0) { /* one of them is later */
+			charged = read_tick(b, &tat);
+			level = edited_level(c, params->idle, v, now, tat, charged);
+		}
 	} else {
 		v = clock_at(&params->clock, params, now);
 		tat = READ_ONCE(b->tat);
@@ -352,7 +338,7 @@ static __always_inline __u64 charge_to(struct bucket *b, const struct stage *s, 
 	prepare(b, cpu, i, now);
 	old = s->tat;
 	start = s->start;
-	/* If another CPU was faster, the bucket is not empty any more. */
+	/* A bucket that is not empty, or that another CPU has charged first, has only the size added. */
 	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
 		return 0;
 	more = KEPT(__sync_fetch_and_add(&b->tat, cost)) - start;

@@ -94,6 +94,12 @@ static __always_inline int apply_each(struct __sk_buff *skb, __u32 ip, struct ru
 	return is_heard() ? CLIMB : count_one(skb, rule, false); /* climb tells of it */
 }
 
+/* Whether a packet is several on the wire, or its size is not skb->len. */
+static __always_inline bool is_several(struct __sk_buff *skb)
+{
+	return skb->gso_size || skb->vlan_proto;
+}
+
 /* Applies a rule: if it is only a bucket, and the packet one packet on the wire. */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
@@ -111,8 +117,12 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	phase = phase_at(now);
 	set = set_in(rule, phase);
 	params = params_of(rule, set);
-	if (unlikely(params->flags & NOT_PLAIN)) {
-		if (params->flags & RULE_ABSENT) {
+	if (unlikely(params->flags & (NOT_PLAIN | RULE_EACH))) {
+		if (!(params->flags & NOT_PLAIN)) {
+			answer = is_several(skb) ? CLIMB : apply_each(skb, ip, rule, set, now);
+			if (answer != CLIMB)
+				return answer;
+		} else if (unlikely(params->flags & RULE_ABSENT)) {
 			id = match_present(skb, ip, phase);
 			if (!id)
 				return NEXT;
@@ -120,14 +130,8 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		}
 		goto climb;
 	}
-	if (unlikely(skb->gso_size || skb->vlan_proto))
+	if (unlikely(is_several(skb)))
 		goto climb;
-	if (unlikely(params->flags & RULE_EACH)) {
-		answer = apply_each(skb, ip, rule, set, now);
-		if (answer != CLIMB)
-			return answer;
-		goto climb;
-	}
 	look_at(&s, rule, params, set, &rule->shared, now);
 	cost = (__u64)skb->len << UNIT_BITS;
 	passes = conforms(&s, params->flags, cost);

@@ -13,7 +13,8 @@
  * A slot is allocated in three steps. A CAS locks it by TAT_BUSY, if the bucket is
  * still empty. Then the key and its fingerprint are written. A new TAT without
  * TAT_BUSY unlocks it. Whoever charges a bucket checks the fingerprint between
- * reading the TAT and the CAS, so no charge goes to a wrong key.
+ * reading the TAT and the CAS, so no charge goes to a wrong key. (A CPU that reorders
+ * loads, as arm64 may, can charge one packet to the next key of a slot.)
  *
  * The key that is sought is that of the packet: work.hash and, for a new slot, work.key.
  */
@@ -35,7 +36,7 @@ static __always_inline struct line *line_at(__u32 number)
 /* The bucket in a slot of the table, by its number. */
 static __always_inline struct bucket *slot_at(__u32 number)
 {
-	return &line_at(number / LINE_SLOTS)->slot[number & (LINE_SLOTS - 1)];
+	return &((struct bucket *)table)[MASKED(number, slot_mask)];
 }
 
 static __always_inline __u32 line_of(__u64 hash)
@@ -212,11 +213,11 @@ static __always_inline struct bucket *bucket_of(__u64 handle)
 /* The handle of a key's slot, or 0. */
 static __always_inline __u64 find_handle(__u64 hash)
 {
-	__u32 number = line_of(hash), fingerprint = fingerprint_of(hash), slot = home_of(fingerprint);
-	struct line *line = line_at(number);
+	__u32 number = line_of(hash), fingerprint = fingerprint_of(hash), slot = number * LINE_SLOTS + home_of(fingerprint);
 
-	if (READ_ONCE(line->slot[slot].fingerprint) != fingerprint)
-		slot = slot_of(line, fingerprint);
+	if (likely(READ_ONCE(slot_at(slot)->fingerprint) == fingerprint))
+		return slot_handle(slot, fingerprint);
+	slot = slot_of(line_at(number), fingerprint);
 	if (slot == LINE_SLOTS) {
 		number = second_line(number, fingerprint);
 		fingerprint = second_fingerprint(fingerprint);

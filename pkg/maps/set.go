@@ -139,7 +139,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
 	lines4, lines6, words := tableSizes(size.Rules)
-	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines-1, lines4-1, lines6-1, words-1
+	hook.LineMask, hook.SlotMask = lines-1, lines*lineSlots-1
+	hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines4-1, lines6-1, words-1
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Multiplier = multiplier(hook)
 	hook.ViewMask = powerOfTwo(max(size.Views, 2)) - 1
