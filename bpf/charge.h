@@ -132,7 +132,7 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 		return verdict;
 	__sync_fetch_and_add(&rule->spilled_packets, w->packets);
 	s->slot = 0;
-	look(cpu, 0, s->id);
+	look_at(s, rule, params, s->set, &rule->shared, w->now);
 	return VERDICT_CONTENDED;
 }
 

@@ -155,6 +155,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	const struct params *params;
 	struct rule *rule = rule_of(id);
 	struct counters *c;
+	__u32 tries;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
 		return 0;
@@ -167,9 +168,10 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 			w->key.id = id;
 			w->opening = w->cost;
 			get_slot(cpu);
-		} else if (look_at_slot(cpu, STAGE_SECOND)) {
-			set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now);
 		}
+		for (tries = 0; tries < TRIES / 4 && g->slot && look_at_slot(cpu, STAGE_SECOND); tries++)
+			if (set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
+				break;
 	}
 	c = counters_of(rule);
 	count(&c->passed_packets, &c->passed_bytes, w);
@@ -223,41 +225,31 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	return verdict;
 }
 
-/* The verdict of the bucket of the packet's key, as far as it is known before the charge. */
-__noinline int test_each(struct __sk_buff *skb, __u32 cpu)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
-	const struct rule *rule = rule_of(s->id);
-	const struct params *params;
-
-	if (!rule)
-		return VERDICT_PASS;
-	params = params_of(rule, s->set);
-	s->slot = seek_at(skb, cpu, s, params);
-	if (!s->slot || !look_at_slot(cpu, 0) || conforms(s, s->flags, tested(w, s->flags)))
-		return VERDICT_PASS;
-	return exceed(skb, w, s, params, s->flags, bucket_of(s->slot));
-}
-
-/* Tests a rule whose bucket is not one that drops what is beyond it. */
+/* Tests a rule whose bucket is not one that drops what is beyond it, as far as the verdict is known before the charge. */
 __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	const struct stage *s = stage_of(w, 0);
+	struct stage *s = stage_of(w, 0);
 	struct rule *rule = rule_of(s->id);
-	enum verdict verdict = VERDICT_PASS;
+	const struct params *params;
 	__u32 flags = s->flags;
+	struct bucket *b;
 
-	if (!rule)
+	if (!rule || flags & (RULE_UNLIMITED | RULE_PASS))
 		return VERDICT_PASS;
+	params = params_of(rule, s->set);
+	b = &rule->shared;
 	if (flags & RULE_EACH) {
-		if (flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN) && !(flags & RULE_PASS)) /* else it decides at once */
-			verdict = test_each(skb, cpu);
-	} else if (!(flags & (RULE_UNLIMITED | RULE_PASS)) && !conforms(s, flags, tested(w, flags))) {
-		verdict = exceed(skb, w, s, params_of(rule, s->set), flags, &rule->shared);
+		if (!(flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN))) /* the charge decides */
+			return VERDICT_PASS;
+		s->slot = seek_at(skb, cpu, s, params);
+		if (!s->slot || !look_at_slot(cpu, 0))
+			return VERDICT_PASS;
+		b = bucket_of(s->slot);
 	}
-	return verdict == VERDICT_EXCESS ? verdict : VERDICT_PASS;
+	if (conforms(s, flags, tested(w, flags)) || exceed(skb, w, s, params, flags, b) == VERDICT_MARK)
+		return VERDICT_PASS;
+	return VERDICT_EXCESS;
 }
 
 /* Whether a pool is tested and charged by calls. Few packets have more than six pools. */
@@ -331,15 +323,11 @@ __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 f
 	struct rule *rule = rule_of(s->id);
 	bool waits = false, marked;
 	struct counters *c;
-	__u64 more;
 
 	if (!rule || s->flags & RULE_ABSENT)
 		return 0;
-	if (i && s->level <= MAX_DEBT) {
-		more = charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
-		s->level += more;
-		s->start += more;
-	}
+	if (i && s->level <= MAX_DEBT)
+		charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
 	if (HOOK(pools) && flags & RULE_SHARES)
 		charge_share(skb, cpu, i);
 	if (flags & RULE_DELAY)
@@ -446,7 +434,8 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 				w->top = 0;
 			return;
 		}
-		flags &= verdict == VERDICT_BEYOND ? RULE_GUARANTEE : ~RULE_DELAY;
+		if (verdict == VERDICT_BEYOND)
+			flags &= RULE_GUARANTEE;
 	}
 	if (unlikely(flags & SPECIAL_CHARGE))
 		charge_special(skb, cpu, 0, flags);

@@ -349,10 +349,10 @@ func TestColouredShadow(t *testing.T) {
 	rule.Colours.Aware, rule.Colours.In, rule.Colours.Green = true, policy.DefaultColours, 14 // which comes in red
 	rule.Shadow = policy.Shadow{Rate: rule.Rate, Capacity: rule.Capacity, EIR: rule.Colours.EIR, EBS: rule.Colours.EBS}
 	e := r.put(rule, now)
-	r.paint(e, addr("10.1.1.1"), 5, now)
+	r.paint(e, addr("10.1.1.1"), 4, now)
 	shadow, _ := r.set.Shadow(e)
 	c := r.set.Counters(shadow.ID)
-	if c.GreenPackets != 2 || c.YellowPackets != 1 || c.RedPackets != 2 {
+	if c.GreenPackets != 2 || c.YellowPackets != 1 || c.RedPackets != 1 {
 		t.Errorf("the same limit counts %+v", c)
 	}
 }

@@ -177,7 +177,8 @@ __noinline int colour(struct __sk_buff *skb, __u32 cpu)
 		return -1;
 	place(w, second, id, other);
 	w->paid = w->each = false;
-	w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
+	if (!(w->again & SHADOW_CB)) /* the packet may have another DSCP by now */
+		w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
 	if (s->flags & RULE_EACH) {
 		w->each = true;
 		seek_at(skb, cpu, s, params);

@@ -407,25 +407,6 @@ func TestPenaltyInAFlood(t *testing.T) {
 	}
 }
 
-// A pool whose limit changes whenever a packet looks at it is not skipped: the packet has the verdict of --fail.
-func TestPoolThatAlwaysChanges(t *testing.T) {
-	for _, fail := range []policy.Fail{policy.Open, policy.Closed} {
-		f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 8, Buckets: 4, Labels: 16, Shares: 2, Pools: true}, live())}
-		up := f.putIn(pool("up", policy.Rule{Rate: 80, Capacity: 3000}), 0)
-		rule := f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "up", Fail: fail}, 0)
-		frame := toHost(1, 1000)
-		for range 4 {
-			send(t, f.program(), frame, meta{})
-		}
-		before := f.set.Counters(rule.entry.ID)
-		f.disturbed(up.entry, func(rule *bpf.AbiRule) { rule.Sets ^= 1 << 31 }, frame)
-		c := since(before, f.set.Counters(rule.entry.ID))
-		if uncounted := c.PassedPackets - min(c.PassedPackets, c.ContendedPackets); uncounted > 0 || fail == policy.Closed && c.PassedPackets > 0 {
-			t.Errorf("fail %v: counted %+v", fail, c)
-		}
-	}
-}
-
 // After so long that the clock has wrapped, two CPUs send a packet at the same time to an empty bucket with room for both. None
 // of them takes the old charge for one in the future, by the tick of the other one.
 func TestWrappedBucketOnTwoCPUs(t *testing.T) {

@@ -328,27 +328,10 @@ static __always_inline void prepare(const struct bucket *b, __u32 cpu, __u32 i, 
 }
 
 /*
- * Charges the shared bucket of a stage, whatever its level is by now. Others can only have raised it since it was looked at: returns
- * by how much, which is before the packet in a queue.
- */
-static __always_inline __u64 charge_to(struct bucket *b, const struct stage *s, __u32 cpu, __u32 i, __u64 now, __u64 cost)
-{
-	__u64 old, start, more;
-
-	prepare(b, cpu, i, now);
-	old = s->tat;
-	start = s->start;
-	/* A bucket that is not empty, or that another CPU has charged first, has only the size added. */
-	if (start != old && KEPT(__sync_val_compare_and_swap(&b->tat, old, start + cost)) == old)
-		return 0;
-	more = KEPT(__sync_fetch_and_add(&b->tat, cost)) - start;
-	return more & ((more >> 63) - 1);
-}
-
-/*
- * Charges a conforming packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was
- * faster, the packet takes the next place, level says what is before that, and keeps decides. Meanwhile others see a level that is
- * too high by that. So near the limit a packet may be refused that a lock would admit, and never the other way round.
+ * Charges a packet to a shared bucket that was looked at, and whose tick was raised. No loop: if another CPU was faster, the
+ * packet takes the next place, and level says what is before that. Returns false if it needs keeps, unless it passes in any case.
+ * Meanwhile others see a level that is too high by the packet. So near the limit a packet may be refused that a lock would admit,
+ * and never the other way round.
  */
 static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost)
 {
@@ -368,6 +351,13 @@ static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost)
 	s->level = old - v;
 	s->start = s->tat = old;
 	return false;
+}
+
+/* Charges the shared bucket of a stage, whatever its level is by now. */
+static __always_inline void charge_to(struct bucket *b, struct stage *s, __u32 cpu, __u32 i, __u64 now, __u64 cost)
+{
+	prepare(b, cpu, i, now);
+	take(b, s, cost);
 }
 
 /* Whether a packet keeps the place that take gave it. Else it is given back. */

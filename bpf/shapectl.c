@@ -190,7 +190,7 @@ __noinline __u64 match_slow(struct __sk_buff *skb)
 		exempt(skb, ip);
 		return 0;
 	}
-	return (__u64)ip << 32 | match_present(skb, ip, phase_at(time_ns(skb)));
+	return (__u64)ip << 32 | match_present(skb, ip, ANY_PHASE);
 }
 
 SEC("tc")
@@ -295,9 +295,7 @@ __noinline int shadow_pools(struct __sk_buff *skb, __u32 cpu)
 	struct work *w = work_of(cpu);
 	__u32 i;
 
-	if (w->verdict == VERDICT_REFUSED)
-		return shadow_pool(skb, cpu, w->top);
-	for (i = 1; i <= MAX_DEPTH; i++) {
+	for (i = w->verdict == VERDICT_REFUSED ? w->top : 1; i <= MAX_DEPTH; i++) {
 		if (i > w->top)
 			break;
 		shadow_pool(skb, cpu, i);

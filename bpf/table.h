@@ -83,7 +83,7 @@ static __always_inline __u32 second_bucket_print(__u32 fingerprint, __u32 id)
 }
 
 /* Whether a bucket of a limit has what a new one has. The id of a limit that is gone may be that of another one by now. */
-static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 charged)
+static __always_inline bool is_empty_by(__u32 id, __u32 phase, __u64 now, __u64 tat, __u32 charged)
 {
 	const struct rule *rule = rule_of(id);
 	const struct params *params;
@@ -93,7 +93,7 @@ static __always_inline bool is_empty_by(__u32 id, __u64 now, __u64 tat, __u32 ch
 
 	if (!rule)
 		return true;
-	set = set_in(rule, phase_at(now));
+	set = set_in(rule, phase);
 	params = rated(rule, &set, now);
 	c = clock_of(rule, params, set);
 	v = clock_at(c, params, now);
@@ -110,6 +110,7 @@ __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 	const struct rule *rule;
 	const struct bucket *b;
 	const struct key *key;
+	__u32 phase = phase_at(now); /* an edit is not in force before it begins */
 
 	key = bpf_map_lookup_elem(&keys, &slot);
 	if (!key)
@@ -117,18 +118,18 @@ __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	if (HOOK(colours) && key->paired) {
 		b = second_of(slot);
-		if (!is_empty_by(key->second, now, READ_ONCE(b->tat), READ_ONCE(b->tick)))
+		if (!is_empty_by(key->second, phase, now, READ_ONCE(b->tat), READ_ONCE(b->tick)))
 			return 0;
 	}
 	if (HOOK(pools) && key->sharer) {
 		rule = rule_of(key->id);
 		if (!rule)
 			return 0;
-		share = share_of(cold_of(params_of(rule, set_in(rule, phase_at(now))))->share);
+		share = share_of(cold_of(params_of(rule, set_in(rule, phase)))->share);
 		/* Without packets, nobody advances the clock: it begins anew then, behind nobody. */
 		return !share || (__s64)(now - READ_ONCE(share->last)) > 4LL * REST_NS || !ahead_of(share, tat);
 	}
-	return is_empty_by(key->id, now, tat, READ_ONCE(slot_at(slot)->tick));
+	return is_empty_by(key->id, phase, now, tat, READ_ONCE(slot_at(slot)->tick));
 }
 
 /* Whether no key has the slot, and no CPU is allocating it. */
