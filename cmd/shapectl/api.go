@@ -73,7 +73,7 @@ var apiCommands = []apiCommand{
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report", computes: true},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
-	{name: "export", contents: []string{"like"}},
+	{name: "export"},
 	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {
 		return !slices.Equal(given["summary"], []string{"true"})
 	}},
@@ -90,25 +90,22 @@ var inBase64 = []string{"trace"}
 // path is that of a command in the API.
 func (c apiCommand) path() string { return "/api/v1/" + strings.ReplaceAll(c.name, " ", "/") }
 
-// methods are those of requests for a command. A GET has no body, so no contents.
-func (c apiCommand) methods() []string {
-	switch {
-	case c.changes, slices.ContainsFunc(c.contents, c.isArgument):
-		return []string{http.MethodPost}
-	case len(c.contents) > 0:
-		return []string{http.MethodGet, http.MethodPost}
+// method is that of requests for a command. A GET has no body, so no contents.
+func (c apiCommand) method() string {
+	if c.changes || len(c.contents) > 0 {
+		return http.MethodPost
 	}
-	return []string{http.MethodGet}
+	return http.MethodGet
 }
 
 // access is what a request takes. What has a body takes as much memory and time as the client wants.
-func (c apiCommand) access(method string) serve.Access {
+func (c apiCommand) access() serve.Access {
 	switch {
 	case c.changes:
 		return serve.Changes
 	case c.measures:
 		return serve.Measures
-	case c.computes || method == http.MethodPost:
+	case c.computes || c.method() == http.MethodPost:
 		return serve.Computes
 	}
 	return serve.Reads
@@ -270,22 +267,20 @@ func (a *api) newEnv(netns string) *env {
 
 // addTo plugs the API into a server.
 func (a *api) addTo(s *serve.Server) {
-	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
+	paths := map[string]string{"/api/v1/openapi.json": http.MethodGet}
 	for _, c := range apiCommands {
-		paths[c.path()] = c.methods()
+		paths[c.path()] = c.method()
 		if c.streams {
-			s.HandleStream("GET "+c.path(), c.access(http.MethodGet), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
+			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
 		access := func(r *http.Request) serve.Access {
 			if c.running && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
 				return serve.Reads
 			}
-			return c.access(r.Method)
+			return c.access()
 		}
-		for _, method := range c.methods() {
-			s.HandleBy(method+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
-		}
+		s.HandleBy(c.method()+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 	}
 	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -293,9 +288,9 @@ func (a *api) addTo(s *serve.Server) {
 	}))
 	// All else has an answer in JSON, too.
 	s.Handle("/api/", serve.Static, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if methods := paths[r.URL.Path]; methods != nil {
-			w.Header().Set("Allow", strings.Join(methods, ", "))
-			serve.Fail(w, http.StatusMethodNotAllowed, exitInput, "%s takes %s", r.URL.Path, strings.Join(methods, " or "))
+		if method := paths[r.URL.Path]; method != "" {
+			w.Header().Set("Allow", method)
+			serve.Fail(w, http.StatusMethodNotAllowed, exitInput, "%s takes %s", r.URL.Path, method)
 			return
 		}
 		serve.Fail(w, http.StatusNotFound, exitInput, "there is no %s; /api/v1/openapi.json lists what there is", plain.Line(r.URL.Path))

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -70,34 +69,19 @@ func (e *env) diff(name string) error {
 }
 
 func exportCommand(e *env) *cobra.Command {
-	var like string
-	cmd := &cobra.Command{
-		Use:   "export [flags]",
+	return &cobra.Command{
+		Use:   "export",
 		Short: "Print the rules in force as a policy file",
 		Long: `Print the rules in force as a policy file. To apply that file would change nothing.
 
-With --like, the output is a copy of that file, with its comments, plans and order. It is changed only where other
-rules are in force.
-
 A policy file cannot name a device whose name is not UTF-8. export leaves such a device out, with exit code 4.`,
-		Example: `  shapectl export >policy.yaml
-  shapectl export --like policy.yaml >new.yaml`,
-		Args: args(0, 0),
-		RunE: func(*cobra.Command, []string) error { return e.export(like) },
+		Example: `  shapectl export >policy.yaml`,
+		Args:    args(0, 0),
+		RunE:    func(*cobra.Command, []string) error { return e.export() },
 	}
-	cmd.Flags().StringVar(&like, "like", "", "keep the comments, plans and order of this `file`")
-	must(cmd.MarkFlagFilename("like", "yaml", "yml"))
-	return cmd
 }
 
-func (e *env) export(like string) error {
-	var f *policyfile.File
-	if like != "" {
-		var err error
-		if f, _, err = e.readPolicy(like); err != nil {
-			return fmt.Errorf("export: %w", err)
-		}
-	}
+func (e *env) export() error {
 	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		if e.json {
 			rules, err := e.findRules(n, filterRules{}, measure.Details{Sentences: true})
@@ -108,21 +92,10 @@ func (e *env) export(like string) error {
 			return err
 		}
 		text := new(pages) // so that an error prints no part of a policy
-		if f != nil {
-			devices, unread := policyDevices(f)
-			if unread != nil {
-				return unread
-			}
-			err = policyfile.Merge(text, f, devices, tables)
-		} else {
-			err = policyfile.Write(text, tables, nil)
-		}
+		err = policyfile.Write(text, tables, nil)
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {
 			return inputError(err)
-		}
-		if len(*text) > 0 {
-			(*text)[0] = bytes.TrimPrefix((*text)[0], []byte("\ufeff")) // it would be escaped, and is not needed
 		}
 		if _, err := text.WriteTo(e.out); err != nil || left == nil {
 			return err

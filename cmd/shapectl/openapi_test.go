@@ -136,35 +136,29 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 			t.Errorf("%s: apiAnswers does not say what it answers", c.name)
 			continue
 		}
-		path := object{}
-		for _, method := range c.methods() {
-			responses := maps.Clone(failures)
-			responses["200"] = answer(apiAnswers[c.name], "done")
-			responses["207"] = answer(append(slices.Clone(apiAnswers[c.name]), "failure"), "partly done, or not all in force (exit code 4)")
-			operation := object{"operationId": strings.ReplaceAll(c.name, " ", "-") + "-" + strings.ToLower(method), "summary": cmd.Short, "responses": responses}
-			request := requestSchema(c, cmd)
-			if method == http.MethodPost {
-				operation["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": request}}}
-			} else {
-				var parameters []object
-				properties := request["properties"].(object)
-				for _, name := range slices.Sorted(maps.Keys(properties)) {
-					if slices.Contains(c.contents, name) {
-						continue
-					}
-					of := maps.Clone(properties[name].(object))
-					text := of["description"]
-					delete(of, "description")
-					parameters = append(parameters, object{"name": name, "in": "query", "description": text, "schema": of})
-				}
-				operation["parameters"] = parameters
+		method := strings.ToLower(c.method())
+		responses := maps.Clone(failures)
+		responses["200"] = answer(apiAnswers[c.name], "done")
+		responses["207"] = answer(append(slices.Clone(apiAnswers[c.name]), "failure"), "partly done, or not all in force (exit code 4)")
+		operation := object{"operationId": strings.ReplaceAll(c.name, " ", "-") + "-" + method, "summary": cmd.Short, "responses": responses}
+		request := requestSchema(c, cmd)
+		if c.method() == http.MethodPost {
+			operation["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": request}}}
+		} else {
+			var parameters []object
+			properties := request["properties"].(object)
+			for _, name := range slices.Sorted(maps.Keys(properties)) {
+				of := maps.Clone(properties[name].(object))
+				text := of["description"]
+				delete(of, "description")
+				parameters = append(parameters, object{"name": name, "in": "query", "description": text, "schema": of})
 			}
-			if c.access(http.MethodGet) != serve.Reads {
-				operation["security"] = []object{{"token": []string{}}, {}}
-			}
-			path[strings.ToLower(method)] = operation
+			operation["parameters"] = parameters
 		}
-		paths[c.path()] = path
+		if c.access() != serve.Reads {
+			operation["security"] = []object{{"token": []string{}}, {}}
+		}
+		paths[c.path()] = object{method: operation}
 	}
 	responses := maps.Clone(failures)
 	responses["200"] = answer([]string{"Top"}, "done")

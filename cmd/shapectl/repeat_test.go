@@ -149,7 +149,7 @@ func TestFilesOfAnyKind(t *testing.T) {
 	good := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
 	fifo := filepath.Join(dir, "fifo")
 	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
-	for _, command := range []string{"apply", "diff", "import nft", "import libreqos --device va", "export --like", "replay testdata/traces/burst.csv --device va --direction egress --policy"} {
+	for _, command := range []string{"apply", "diff", "import nft", "import libreqos --device va", "replay testdata/traces/burst.csv --device va --direction egress --policy"} {
 		r.refused(exitInput, "more than 128 MiB", append(strings.Fields(command), "/dev/zero")...)
 	}
 	for _, args := range [][]string{{"apply", fifo, "--last-good", filepath.Join(dir, "kept")}, {"watch", fifo}, {"watch", "/dev/zero"}} {

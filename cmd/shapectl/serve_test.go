@@ -355,7 +355,7 @@ func TestServeNamesNoFiles(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	testenv.Must(t, os.WriteFile(secret, []byte("devices: {va: {egress: {any: 77mbit}}}\n"), 0o600))
 	for command, with := range map[string]object{
-		"apply": {"policy": secret}, "diff": {"policy": secret}, "export": {"like": secret}, "import/nft": {"ruleset": secret, "device": "va"},
+		"apply": {"policy": secret}, "diff": {"policy": secret}, "import/nft": {"ruleset": secret, "device": "va"},
 		"import/libreqos": {"devices": secret, "network": secret, "device": "va"}, "replay": {"trace": secret, "policy": secret, "device": "va", "direction": "egress"},
 	} {
 		if text := s.ask(400, command, with, ""); bytes.Contains(text, []byte("77mbit")) {
