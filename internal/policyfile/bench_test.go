@@ -90,18 +90,5 @@ func BenchmarkMillion(b *testing.B) {
 				}
 			}
 		})
-		b.Run("Merge/"+value.name, func(b *testing.B) {
-			for b.Loop() {
-				rules := tables[0].Rules
-				for i := range rules {
-					if i%10 == 0 {
-						rules[i].Rate, rules[i].Capacity = 12340, 123456
-					}
-				}
-				if err := Merge(io.Discard, f, []Device{device}, tables); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

@@ -12,8 +12,8 @@ func (r *reader) contradictions(rules []rule) {
 	behind := make([]int, len(rules)) // for each rule, the first one after it that is not within its network
 	for i, this := range slices.Backward(rules) {
 		if i > 0 && rules[i-1].prefix == this.prefix {
-			r.report(this.key, fmt.Sprintf("network %v appears twice, first in line %d; remove one of them",
-				this.prefix, r.line(rules[i-1].key)))
+			r.report(this.at, fmt.Sprintf("network %v appears twice, first in line %d; remove one of them",
+				this.prefix, r.line(rules[i-1].at)))
 		}
 		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
 		for inner < len(rules) && rules[inner].prefix.Overlaps(this.prefix) {
@@ -24,7 +24,7 @@ func (r *reader) contradictions(rules []rule) {
 		}
 		behind[i] = inner
 		if next == end(this.prefix) {
-			r.warned = append(r.warned, problem{this.key, fmt.Sprintf(
+			r.warned = append(r.warned, problem{this.at, fmt.Sprintf(
 				"the rule for %v never applies: longer networks in this direction cover all of it; remove it, or one of them", this.prefix)})
 		}
 	}

@@ -1,4 +1,4 @@
-// Package policyfile parses, writes and merges policy files: the rules of all devices of
+// Package policyfile parses and writes policy files: the rules of all devices of
 // a network namespace, in YAML. It does no I/O except to the writers that callers pass.
 //
 //	plans:
@@ -39,31 +39,16 @@ import (
 type File struct {
 	name string
 	source
-	root    place        // with the spans of all keys
-	key     uint32       // the offset of the key devices
-	place                // of the devices
-	usual   policy.Limit // the defaults of the file
-	devices []section
-	exactly map[string]*section // sections without a pattern, by device
-
-	plansKey   uint32 // the offset of the key plans, if plansPlace has an end
-	plansPlace place
-	plans      map[string]*plan // by key
-
-	poolsKey   uint32 // the offset of the key pools, if poolsPlace has an end
-	poolsPlace place
-	pools      map[string]*pool // by name
-
-	usualOfPools policy.Limit // the defaults of the file for pools
-
+	devices  []section
+	exactly  map[string]*section // sections without a pattern, by device
+	plans    map[string]*plan    // by key
+	pools    map[string]*pool    // by name
 	warnings Errors
 }
 
 // A section is the part of a file for one device, or for those that match a pattern.
 type section struct {
-	span
-	place
-	usual   policy.Limit
+	at      uint32 // the offset of its key
 	key     string // as in the file
 	pattern bool
 	own     []*pool // the pools of the device and its directions; those of a pattern have its key in place of the device
@@ -72,18 +57,15 @@ type section struct {
 
 // A table is a policy.Table whose device is not known yet.
 type table struct {
-	span
-	place
-	usual     policy.Limit
 	direction policy.Direction
 	match     policy.Match
-	matchSpan span   // of the key match, if it is there
+	matchAt   uint32 // the offset of the key match, if it is there
 	rules     []rule // in the order of policy.ComparePrefix
 	hosts     []*host
 }
 
 type rule struct {
-	span
+	at     uint32 // the offset of its key
 	prefix netip.Prefix
 	*made
 }
@@ -228,9 +210,9 @@ func (f *File) section(device string) (*section, error) {
 			continue
 		}
 		if found != nil {
-			return nil, f.errorAt(s.span.key, fmt.Sprintf(
+			return nil, f.errorAt(s.at, fmt.Sprintf(
 				"device %s matches %s here and %s in line %d; narrow one of the patterns, or give the device its own section",
-				device, s.key, found.key, f.line(found.span.key)))
+				device, s.key, found.key, f.line(found.at)))
 		}
 		found = s
 	}

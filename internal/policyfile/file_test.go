@@ -480,8 +480,7 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
 
 func TestWriteErrors(t *testing.T) {
-	f := mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}")
-	good := mustTables(t, f, Device{Name: "eth0", L2Bytes: 14})
+	good := mustTables(t, mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}"), Device{Name: "eth0", L2Bytes: 14})
 	bad := func(change func(*policy.Table)) []policy.Table {
 		tables := []policy.Table{good[0]}
 		tables[0].Rules = slices.Clone(good[0].Rules)
@@ -495,9 +494,6 @@ func TestWriteErrors(t *testing.T) {
 	} {
 		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
-		}
-		if err := Merge(new(bytes.Buffer), f, []Device{{Name: "eth0", L2Bytes: 14}, {Name: "e\xff", L2Bytes: 14}}, tables); err == nil || err.Error() != want {
-			t.Errorf("Merge: got %v, want %s", err, want)
 		}
 	}
 	within := bad(func(t *policy.Table) { t.Rules[0].Within = "uplink" })
@@ -524,11 +520,8 @@ func TestWriteErrors(t *testing.T) {
 		if err := Write(io.Discard, tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
 		}
-		if err := Merge(io.Discard, f, []Device{{Name: "eth0", L2Bytes: 14}}, tables); err == nil || err.Error() != want {
-			t.Errorf("Merge: got %v, want %s", err, want)
-		}
 	}
-	// All other devices are written, with the plans that they use. A rule that a pattern has needs no name.
+	// All other devices are written, with the plans that they use.
 	plans := mustParse(t, "plans: {gold: 1mbit, silver: 2mbit}\ndevices: {eth0: {egress: {10.0.0.0/24: gold}}, x: {egress: {10.0.0.0/24: silver}}}")
 	some := mustTables(t, plans, Device{Name: "eth0", L2Bytes: 14}, Device{Name: "x", L2Bytes: 14})
 	some[1].Device = "e\xff"
@@ -536,23 +529,8 @@ func TestWriteErrors(t *testing.T) {
 	if err := Write(&out, some, nil); !errors.As(err, new(LeftOutError)) || out.String() != "plans:\n  gold: 1mbit\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: gold\n" {
 		t.Errorf("Write: %v, got %s", err, &out)
 	}
-	out.Reset()
-	if err := Merge(&out, f, []Device{{Name: "e\xff", L2Bytes: 14}, {Name: "eth0", L2Bytes: 14}}, some); !errors.As(err, new(LeftOutError)) || !strings.Contains(out.String(), "gold") || strings.Contains(out.String(), "silver") {
-		t.Errorf("Merge: %v, got %s", err, &out)
-	}
-	out.Reset()
-	pattern := mustParse(t, "devices: {'e*': {egress: {10.0.0.0/24: 1mbit}}}")
-	if err := Merge(&out, pattern, []Device{{Name: "e\xff", L2Bytes: 14}}, mustTables(t, pattern, Device{Name: "e\xff", L2Bytes: 14})); err != nil || out.String() != string(pattern.text) {
-		t.Errorf("Merge: %v, got %s", err, &out)
-	}
-	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules but does not exist" {
-		t.Errorf("Merge: got %v", err)
-	}
 	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
 		t.Errorf("Write: got %v", err)
-	}
-	if err := Merge(full{}, f, []Device{{Name: "eth0", L2Bytes: 14}}, good); err == nil || err.Error() != "write a policy: no room" {
-		t.Errorf("Merge: got %v", err)
 	}
 }
 

@@ -15,7 +15,7 @@ const MaxAddresses = 2048
 
 // A host is an entry of a direction by a MAC address: a limit for all addresses that neighbours with it have.
 type host struct {
-	span
+	at    uint32 // the offset of its key
 	mac   policy.MAC
 	pool  *pool          // has the limit; nil if there is none. It is named as the own pools of the section are
 	rules [2]policy.Rule // of an address, on devices without a link header, and with one
@@ -33,13 +33,13 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 	}
 	for _, other := range t.hosts {
 		if other.mac == mac {
-			r.errorf(&e.key, "host %v appears twice, first in line %d; remove one of them", mac, r.line(other.key))
+			r.errorf(&e.key, "host %v appears twice, first in line %d; remove one of them", mac, r.line(other.at))
 			return nil
 		}
 	}
 	if t.match != t.direction.FarSide() {
 		r.errorf(&e.key, "host %v is at the far side, but this direction matches %v; move the host to another direction, or remove match in line %d",
-			mac, t.match, r.line(t.matchSpan.key))
+			mac, t.match, r.line(t.matchAt))
 		return nil
 	}
 	faults := r.faults
@@ -47,7 +47,7 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 	if r.faults > faults || limits.defaults.bad {
 		return nil
 	}
-	h := &host{span: e.span(), mac: mac}
+	h := &host{at: e.key.start, mac: mac}
 	ofPools := *limits
 	ofPools.usual = withoutColours(limits.usual)
 	limit := ofPools.of(p, single)
@@ -116,7 +116,7 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 	}
 	for _, other := range t.hosts {
 		if other.pool != nil && other.pool.rule.Label.Name == name {
-			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", called, r.line(other.key))
+			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", called, r.line(other.at))
 			return nil
 		}
 	}
@@ -141,7 +141,7 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 		own := *shadow
 		own.Each, limit.Shadow = policy.Each{}, &own
 	}
-	p := &pool{span: e.span(), parts: said.parts}
+	p := &pool{at: e.key.start, parts: said.parts}
 	var err error
 	if p.rule, err = limit.Pool(name); err != nil {
 		r.blame(err, e.key.start, said, limits.defaults)

@@ -196,7 +196,7 @@ func TestHostErrors(t *testing.T) {
 	}
 }
 
-// A written policy, and the merged one, mean what is in force.
+// A written policy means what is in force.
 func TestWriteHosts(t *testing.T) {
 	for _, test := range hostPolicies {
 		for _, d := range []Device{bridge(test.device), {Name: test.device, L2Bytes: 14}} {
@@ -208,48 +208,6 @@ func TestWriteHosts(t *testing.T) {
 			if got, want := listed(mustTables(t, mustParse(t, text), d)), listed(tables); got != want {
 				t.Errorf("%s\nmeans\n%s\nand ought to mean\n%s", text, got, want)
 			}
-			if merged := mergedInto(t, test.text, []Device{d}, tables); merged != test.text {
-				t.Errorf("merged into itself:\n%s", merged)
-			}
-			merged := mergedInto(t, "devices: {}\n", []Device{d}, tables)
-			if got := listed(mustTables(t, mustParse(t, merged), d)); got != listed(tables) {
-				t.Errorf("%s\nmeans\n%s", merged, got)
-			}
-		}
-	}
-}
-
-func TestMergeHosts(t *testing.T) {
-	const was = `devices:
-  br-lan:
-    egress:
-      # The tablet
-      3C:22:FB:12:34:56: {rate: 5mbit, name: tablet} # bedtime
-      3c:22:fb:00:00:01: 3mbit
-      192.168.1.0/24: 20mbit
-  br*:
-    ingress: {3c:22:fb:12:34:56: {rate: 1mbit, name: tablet}}
-`
-	for _, test := range []struct{ from, to, want string }{
-		{"{rate: 5mbit, name: tablet}", "{rate: 6mbit, name: tablet, overhead: 4}", strings.Replace(was, "{rate: 5mbit, name: tablet}", "{rate: 6mbit, overhead: 4, name: tablet}", 1)},
-		{"      3c:22:fb:00:00:01: 3mbit\n", "", strings.Replace(was, "      3c:22:fb:00:00:01: 3mbit\n", "", 1)},
-		{"      192.168.1.0/24: 20mbit\n", "      192.168.1.0/24: 20mbit\n      3c:22:fb:00:00:02: {within: up}\npools: {up: 1mbit}\n", ""},
-		{"192.168.1.0/24: 20mbit", "192.168.1.7: 20mbit", strings.Replace(was, "192.168.1.0/24: 20mbit", "192.168.1.7: 20mbit", 1)},
-		{"{3c:22:fb:12:34:56: {rate: 1mbit,", "{3c:22:fb:12:34:56: {rate: 2mbit,", "  br0:\n    ingress:\n      3c:22:fb:12:34:56: {rate: 2mbit, name: tablet}\n"},
-	} {
-		devices := []Device{bridge("br-lan"), bridge("br0")}
-		to := strings.Replace(was, test.from, test.to, 1)
-		if i := strings.Index(to, "pools:"); i >= 0 { // in the middle
-			line, _, _ := strings.Cut(to[i:], "\n")
-			to = line + "\n" + strings.Replace(to, line+"\n", "", 1)
-		}
-		tables := mustTables(t, mustParse(t, to), devices...)
-		got := mergedInto(t, was, devices, tables)
-		if test.want != "" && !strings.Contains(got, test.want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", test.to, got, test.want)
-		}
-		if means := listed(mustTables(t, mustParse(t, got), devices...)); means != listed(tables) {
-			t.Errorf("%s\nmeans\n%s\nand ought to mean\n%s", got, means, listed(tables))
 		}
 	}
 }
@@ -275,15 +233,19 @@ func TestWriteOddHosts(t *testing.T) {
 		if got := listed(mustTables(t, mustParse(t, text), bridge("br-lan"))); got != listed(changed) {
 			t.Errorf("%s\nmeans\n%s\nand ought to mean\n%s", text, got, listed(changed))
 		}
-		merged := mergedInto(t, hostPolicies[0].text, []Device{bridge("br-lan")}, changed)
-		if got := listed(mustTables(t, mustParse(t, merged), bridge("br-lan"))); got != listed(changed) {
-			t.Errorf("%s\nmeans\n%s\nand ought to mean\n%s", merged, got, listed(changed))
-		}
 	}
 	change(false, func(r *policy.Rule) { r.Framing.Overhead = 8 })
 	for _, all := range []bool{true, false} {
 		change(all, func(r *policy.Rule) { r.Label.Note = "" })
 		change(all, func(r *policy.Rule) { r.Label.Name = "phone" })
 		change(all, func(r *policy.Rule) { r.Rate, r.Capacity = 1e6, 1<<17 })
+	}
+	other, err := policy.Limit{Within: "br-lan egress tablet"}.Rule(single, 14)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := written(t, append(slices.Clone(tables), policy.Table{Device: "eth0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{other}}))
+	if !strings.Contains(text, "pools:\n  br-lan egress tablet: ") {
+		t.Errorf("another device draws from the pool of a host: got\n%s", text)
 	}
 }

@@ -3,6 +3,7 @@ package policyfile
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -20,17 +21,17 @@ type side struct {
 	direction policy.Direction
 }
 
-// foldHosts moves what is in force for hosts out of pools and of the tables of devices that exist: the pools and rules that
+// foldHosts moves what is in force for hosts out of pools and of the tables of devices: the pools and rules that
 // an entry by a MAC address would make. A direction that has only hosts without addresses gets a table without rules.
-func foldHosts(pools []policy.Rule, of map[string][]policy.Table, exists func(device string) bool) (rest []policy.Rule, hosts map[side][]liveHost) {
+func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy.Rule, hosts map[side][]liveHost) {
 	hosts = map[side][]liveHost{}
-	pooled, users := map[string]*policy.Rule{}, usersOf(pools, of)
+	pooled, elsewhere := map[string]*policy.Rule{}, usedElsewhere(pools, of)
 	for i := range pools {
 		p := &pools[i]
-		device, d, ok := SideOfHost(p)
+		_, _, ok := SideOfHost(p)
 		mac, own, _ := p.Follows()
 		note := mac.Following(policy.Note(own))
-		if ok && exists(device) && p.Label.Note == string(note) && !usedElsewhere(users[policy.Within(p.Label.Name)], device, d) {
+		if ok && p.Label.Note == string(note) && !elsewhere[p.Label.Name] {
 			pooled[p.Label.Name] = p
 		}
 	}
@@ -108,14 +109,24 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table, exists func(de
 	return slices.DeleteFunc(slices.Clone(pools), func(p policy.Rule) bool { return folded[p.Prefix] }), hosts
 }
 
-// usedElsewhere reports whether anything but rules of a direction is among users.
-func usedElsewhere(users map[user]bool, device string, d policy.Direction) bool {
-	for by := range users {
-		if by.pool != "" || by.device != device || by.direction != d {
-			return true
+// usedElsewhere returns the names of the pools that other pools are within, or rules of another direction than the pool's
+// name begins with.
+func usedElsewhere(pools []policy.Rule, of map[string][]policy.Table) map[string]bool {
+	used := map[string]bool{}
+	for i := range pools {
+		used[string(pools[i].Within)] = true
+	}
+	for device, tables := range of {
+		for _, t := range tables {
+			own := device + " " + t.Direction.String() + " "
+			for i := range t.Rules {
+				if within := string(t.Rules[i].Within); !strings.HasPrefix(within, own) {
+					used[within] = true
+				}
+			}
 		}
 	}
-	return false
+	return used
 }
 
 // isOfHost reports whether the entry of a host, with a pool or without, would make the rule of an address.
@@ -132,14 +143,8 @@ func isOfHost(r, pool *policy.Rule) bool {
 	return *r == want && want.Label.Name != ""
 }
 
-// freshHost returns the entry of a host in a direction of a device.
-func freshHost(usual policy.Limit, h liveHost, s side, l2Bytes uint8) fresh {
-	usual = withoutColours(usual)
-	for _, o := range policy.Options {
-		if o.RuleOnly && !ofAddress(o) || h.pool == nil && slices.Contains(ofPoolOnly, o.Name) {
-			o.Reset(&usual) // host leaves it out
-		}
-	}
+// value returns the value of the entry by the MAC address of a host.
+func (h *liveHost) value(spell *speller) string {
 	var r policy.Rule
 	if h.pool != nil {
 		r = *h.pool
@@ -153,79 +158,5 @@ func freshHost(usual policy.Limit, h liveHost, s side, l2Bytes uint8) fresh {
 	if _, r.Label.Note, _ = r.Follows(); r.Label.Name == h.mac.String() {
 		r.Label.Name = ""
 	}
-	return fresh{key: h.mac.String(), value: newSpeller(usual, l2Bytes, nil).value(&r)}
-}
-
-// said returns what the file says of a host, as a live one.
-func (h *host) said(s *section, d Device) (out liveHost) {
-	out.mac = h.mac
-	rule := h.on(s, d)
-	out.rule = &rule
-	if h.pool != nil {
-		pool := h.pool.rule
-		pool.Label.Name = string(rule.Within)
-		pool.Prefix, pool.Within = policy.PoolKey(pool.Label.Name), s.poolOn(pool.Within, d.Name)
-		out.pool = &pool
-	}
-	return out
-}
-
-// isLive reports whether a host is in force as the file says.
-func (h *host) isLive(s *section, d Device, live liveHost) bool {
-	said := h.said(s, d)
-	same := (said.pool == nil) == (live.pool == nil) && (said.pool == nil || *said.pool == *live.pool)
-	return same && (live.rule == nil || *said.rule == *live.rule)
-}
-
-// pooledHosts counts the hosts that have a pool. Without addresses, only of these is known whether they are in force.
-func (t *table) pooledHosts() (n int) {
-	for _, h := range t.hosts {
-		if h.pool != nil {
-			n++
-		}
-	}
-	return n
-}
-
-// changeHosts changes the hosts of a direction to the live ones.
-func (m *merger) changeHosts(c *change, s *section, t *table, live policy.Table, d Device) {
-	its := side{d.Name, t.direction}
-	var known []policy.MAC
-	for _, h := range t.hosts {
-		c.entries, known = append(c.entries, h.span), append(known, h.mac)
-		i := slices.IndexFunc(m.hosts[its], func(l liveHost) bool { return l.mac == h.mac })
-		switch {
-		case i < 0 && (h.pool != nil || live.Match != t.direction.FarSide()):
-			c.gone[h.key] = true
-		case i >= 0 && !h.isLive(s, d, m.hosts[its][i]):
-			m.replace(int(h.value), int(h.end), freshHost(t.usual, m.hosts[its][i], its, d.L2Bytes).value)
-		}
-	}
-	for _, l := range m.hosts[its] {
-		if !slices.Contains(known, l.mac) {
-			c.last = append(c.last, freshHost(t.usual, l, its, d.L2Bytes))
-		}
-	}
-}
-
-// hostsAreLive reports whether the hosts of a device are in force as the section of a pattern says.
-func (m *merger) hostsAreLive(s *section, d Device) bool {
-	live := len(m.hosts[side{d.Name, policy.Egress}]) + len(m.hosts[side{d.Name, policy.Ingress}])
-	if s == nil {
-		return live == 0
-	}
-	for i := range s.tables {
-		t := &s.tables[i]
-		for _, h := range t.hosts {
-			of := m.hosts[side{d.Name, t.direction}]
-			i := slices.IndexFunc(of, func(l liveHost) bool { return l.mac == h.mac })
-			if i < 0 && h.pool != nil || i >= 0 && !h.isLive(s, d, of[i]) {
-				return false
-			}
-			if i >= 0 {
-				live--
-			}
-		}
-	}
-	return live == 0
+	return spell.value(&r)
 }

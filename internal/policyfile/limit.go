@@ -477,7 +477,6 @@ func (r *reader) readPlans(n *node) {
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
 		name := key.text
-		r.plansPlace.spans = append(r.plansPlace.spans, entries[i].span())
 		switch first := given[name]; {
 		case first != nil:
 			r.errorf(key, "plan %s appears twice, first in line %d; remove one of them", shorten(name), r.line(first.start))

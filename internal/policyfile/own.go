@@ -1,7 +1,6 @@
 package policyfile
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 		return parcel{bad: true}.within(defaults)
 	}
 	s.own = append(s.own, p)
-	return parcel{parts: []part{{key: "within", text: name, at: p.key}}}.within(defaults)
+	return parcel{parts: []part{{key: "within", text: name, at: p.at}}}.within(defaults)
 }
 
 // owns reports whether a pool is of the section, which may be nil.
@@ -94,10 +93,10 @@ func (f *File) poolsOn(s *section, d Device, own []*pool) (pools []policy.Rule, 
 		pool := p.rule
 		name := s.onDevice(p.rule.Label.Name, d.Name)
 		if err := policy.CheckPoolName(name); err != nil {
-			return nil, f.errorAt(p.key, err.Error())
+			return nil, f.errorAt(p.at, err.Error())
 		}
 		if other := f.pools[name]; other != nil {
-			return nil, f.errorAt(p.key, fmt.Sprintf("pool %q of the device is also in line %d; rename that one", name, f.line(other.key)))
+			return nil, f.errorAt(p.at, fmt.Sprintf("pool %q of the device is also in line %d; rename that one", name, f.line(other.at)))
 		}
 		pool.Label.Name, pool.Prefix, pool.Within = name, policy.PoolKey(name), s.poolOn(p.rule.Within, d.Name)
 		pools = append(pools, pool)
@@ -119,106 +118,4 @@ func (f *File) named(pool string) *pool {
 		}
 	}
 	return nil
-}
-
-// A user is what is within a pool: a pool, or a direction of a device.
-type user struct {
-	pool, device string
-	direction    policy.Direction
-}
-
-func usersOf(pools []policy.Rule, live map[string][]policy.Table) map[policy.Within]map[user]bool {
-	users := map[policy.Within]map[user]bool{}
-	add := func(r *policy.Rule, by user) {
-		if r.Within == "" {
-			return
-		}
-		if users[r.Within] == nil {
-			users[r.Within] = map[user]bool{}
-		}
-		users[r.Within][by] = true
-	}
-	for i := range pools {
-		add(&pools[i], user{pool: pools[i].Label.Name})
-	}
-	for _, tables := range live {
-		for _, t := range tables {
-			for i := range t.Rules {
-				add(&t.Rules[i], user{device: t.Device, direction: t.Direction})
-			}
-		}
-	}
-	return users
-}
-
-// lent reports whether anything but its own rules and pools is within a pool of a device.
-func (m *merger) lent(own []policy.Rule, device string) bool {
-	for _, p := range own {
-		for by := range m.users[policy.Within(p.Label.Name)] {
-			itself := by.device == device && (p.Label.Name == device || p.Label.Name == device+" "+by.direction.String())
-			if !itself && !slices.ContainsFunc(own, func(p policy.Rule) bool { return p.Label.Name == by.pool }) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// areLive reports whether pools are live as they are.
-func (m *merger) areLive(pools []policy.Rule) bool {
-	return !slices.ContainsFunc(pools, func(p policy.Rule) bool {
-		live := m.livePool(p.Label.Name)
-		return live == nil || *live != p
-	})
-}
-
-func (m *merger) livePool(name string) *policy.Rule {
-	i, found := slices.BinarySearchFunc(m.pools, name, func(p policy.Rule, name string) int { return cmp.Compare(p.Label.Name, name) })
-	if !found {
-		return nil
-	}
-	return &m.pools[i]
-}
-
-// changeOwn changes the pool of a device or direction, if the section defines one.
-func (m *merger) changeOwn(c *change, s *section, name string) {
-	for _, p := range s.own {
-		if p.rule.Label.Name == name {
-			live := m.livePool(name)
-			m.own[name] = live != nil
-			m.changePool(c, p, live)
-		}
-	}
-}
-
-// leaveOwn removes the pools that sections define from those to be written among the pools, and returns them. It also
-// removes what patterns have defined for devices that are gone, if nothing is within it.
-func (m *merger) leaveOwn(exists map[string]bool) (own []policy.Rule, err error) {
-	for name := range m.like.exactly {
-		if exists[name] {
-			continue
-		}
-		of, _ := m.like.OwnPools(Device{Name: name})
-		if m.lent(of, name) {
-			return nil, fmt.Errorf("rules are within a pool that the file defines for device %s, which does not exist; move it to the pools of the file", name)
-		}
-		for _, p := range of {
-			own = append(own, p)
-			m.own[p.Label.Name] = false // the live one, if any, is not that of the file
-		}
-	}
-	m.pools = slices.DeleteFunc(m.pools, func(p policy.Rule) bool {
-		name := p.Label.Name
-		live, defined := m.own[name]
-		if live {
-			own = append(own, p)
-		}
-		device := DeviceOfPool(name)
-		if defined || exists[device] {
-			return defined
-		}
-		of, _ := m.like.OwnPools(Device{Name: device})
-		return !m.lent(of, device) && slices.ContainsFunc(of, func(p policy.Rule) bool { return p.Label.Name == name })
-	})
-	return own, nil
 }

@@ -1,12 +1,8 @@
 package policyfile
 
 import (
-	"bytes"
-	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // taps gives each tap a pool, and a pool for what it receives, within that.
@@ -20,16 +16,6 @@ devices:
       10.0.0.0/8: {rate: unlimited, within: none}
     ingress: {any: 250mbit, 10.0.0.1: {within: uplink}}
 `
-
-func mergedInto(t *testing.T, like string, devices []Device, tables []policy.Table) string {
-	t.Helper()
-	var out bytes.Buffer
-	if err := Merge(&out, mustParse(t, like), devices, tables); err != nil {
-		t.Fatal(err)
-	}
-	mustParse(t, out.String())
-	return out.String()
-}
 
 func TestOwnPools(t *testing.T) {
 	f := mustParse(t, taps)
@@ -113,49 +99,5 @@ devices: {}
 	_, err := Parse("p.yaml", []byte("defaults: {excess: pass}\npools: {a: 1mbit}\ndevices: {}\n"))
 	if want := "p.yaml:2:9: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow (from defaults, line 1)"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
-	}
-}
-
-func TestMergeOwnPools(t *testing.T) {
-	const named = "devices:\n  tap0:\n    pool: {rate: 1mbit}  # sold\n    egress: {any: {}, pool: 500kbit}\n"
-	of := func(rate string) string {
-		return fmt.Sprintf("pools: {uplink: {rate: 1gbit, share: member}, tap0: {rate: %s, within: uplink, guarantee: 4mbit}, tap0 egress: {rate: 200mbit, within: tap0}}\n", rate) +
-			"devices: {tap0: {egress: {any: {within: tap0 egress}, 10.0.0.0/8: unlimited}, ingress: {any: {rate: 250mbit, within: tap0}, 10.0.0.1: {within: uplink}}}}\n"
-	}
-	for name, test := range map[string]struct{ like, live, want string }{
-		"as the pattern has it":                    {taps, of("300mbit"), taps},
-		"a device is gone, and its pools are left": {taps, strings.Replace(of("300mbit"), "devices: {tap0:", "devices: {}  # {tap0:", 1), taps},
-		"not as the pattern has it":                {taps, of("100mbit"), "uplink: {rate: 1gbit, share: member}, tap0: {rate: 100mbit, within: uplink, guarantee: 4mbit}"},
-		"another device draws from it":             {taps, strings.Replace(of("300mbit"), "devices: {", "devices: {eth0: {egress: {any: {within: tap0}}}, ", 1), "tap0: {rate: 300mbit, within: uplink, guarantee: 4mbit}"},
-		"a rate": {
-			named, "pools: {tap0: 2mbit, tap0 egress: {rate: 400kbit, within: tap0}}\ndevices: {tap0: {egress: {any: {within: tap0 egress}}}}\n",
-			"devices:\n  tap0:\n    pool: {rate: 2mbit}  # sold\n    egress: {any: {}, pool: 400kbit}\n",
-		},
-		"without pools": {named, "devices: {tap0: {egress: {any: 1mbit}}}\n", "devices:\n  tap0:\n    egress: {any: {rate: 1mbit, within: none}}\n"},
-		"one of two":    {named, "pools: {tap0: 1mbit}\ndevices: {tap0: {egress: {any: {within: tap0}}}}\n", "devices:\n  tap0:\n    pool: {rate: 1mbit}  # sold\n    egress: {any: {within: tap0}}\n"},
-		"only pools":    {named, "pools: {tap0: 1mbit, tap0 egress: {rate: 500kbit, within: tap0}}\ndevices: {}\n", "devices:\n  tap0:\n    pool: {rate: 1mbit}  # sold\n    egress: {pool: 500kbit}\n"},
-		"two pools for one rule": {
-			named, "pools: {tap0: 1mbit, tap0 egress: {rate: 500kbit, within: tap0}}\ndevices: {tap0: {egress: {0.0.0.0/0: {within: tap0}, '::/0': {within: tap0 egress}}}}\n",
-			"devices:\n  tap0:\n    pool: {rate: 1mbit}  # sold\n    egress: {pool: 500kbit, 0.0.0.0/0: {within: tap0}, ::/0: {}}\n",
-		},
-		"lent": {
-			named, "pools: {tap0: 1mbit, tap0 egress: {rate: 500kbit, within: tap0}}\ndevices: {tap0: {egress: {any: {within: tap0 egress}}}, eth0: {egress: {any: {within: tap0}}}}\n",
-			"devices:\n  eth0:\n    egress:\n      0.0.0.0/0: {within: tap0}\n      ::/0: {within: tap0}\n  tap0:\n    egress:\n      0.0.0.0/0: {within: tap0 egress}\n" +
-				"      ::/0: {within: tap0 egress}\npools:\n  tap0: 1mbit\n  tap0 egress: {rate: 500kbit, within: tap0}\n",
-		},
-		"nothing": {named, "devices: {}\n", "devices: {}\n"},
-	} {
-		devices := []Device{{Name: "eth0", L2Bytes: 14}, {Name: "tap0", L2Bytes: 14}}
-		live := mustTables(t, mustParse(t, test.live), devices...)
-		if strings.Contains(name, "is gone") {
-			devices = devices[:1]
-		}
-		got := mergedInto(t, test.like, devices, live)
-		if test.like == named && got != test.want || !strings.Contains(got, test.want) {
-			t.Errorf("%s: got\n%s\nwant\n%s", name, got, test.want)
-		}
-		if again := mustTables(t, mustParse(t, got), devices...); len(devices) > 1 && written(t, again) != written(t, live) {
-			t.Errorf("%s: got\n%s\nwant\n%s", name, written(t, again), written(t, live))
-		}
 	}
 }

@@ -98,7 +98,6 @@ func (r *reader) errorf(n *node, format string, args ...any) {
 }
 
 func (r *reader) policy(root *node) {
-	r.root = root.place()
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
 	if e := given["pools"]; e != nil {
 		r.namePools(&e.value)
@@ -106,22 +105,13 @@ func (r *reader) policy(root *node) {
 	var ofFile parcel
 	if e := given["colours"]; e != nil {
 		ofFile.parts = r.part("colours", &e.value)
-		r.root.spans = append(r.root.spans, e.span())
 	}
 	defaults := r.defaults(ofFile, given["defaults"])
-	r.usualOfPools = usualOfPools(defaults)
 	if e := given["plans"]; e != nil {
-		r.plansKey, r.plansPlace = e.key.start, e.value.place()
 		r.readPlans(&e.value)
-		r.root.spans = append(r.root.spans, e.span())
 	}
 	if e := given["pools"]; e != nil {
-		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
 		r.readPools(&e.value, defaults)
-		r.root.spans = append(r.root.spans, e.span())
-	}
-	if e := given["defaults"]; e != nil {
-		r.root.spans = append(r.root.spans, e.span())
 	}
 	if given["devices"] == nil {
 		if len(r.problems) == 0 {
@@ -130,13 +120,11 @@ func (r *reader) policy(root *node) {
 		return
 	}
 	devices := &given["devices"].value
-	r.key = given["devices"].key.start
-	r.place, r.usual = devices.place(), over(policy.Limit{}, defaults.parts)
 	// Sections must not move, because exactly points at them.
 	r.devices = make([]section, 0, len(devices.entries))
 	patterns := map[string]*section{}
 	for _, e := range r.entries(devices, "devices", "eth0: {egress: {10.0.0.0/24: 10mbit}}") {
-		s := section{span: e.span(), place: e.value.place(), key: e.key.text, pattern: IsPattern(e.key.text)}
+		s := section{at: e.key.start, key: e.key.text, pattern: IsPattern(e.key.text)}
 		if err := CheckDevice(s.key); err != nil {
 			r.errorf(&e.key, "%w", err)
 			continue
@@ -146,7 +134,7 @@ func (r *reader) policy(root *node) {
 			name, others = s.name(), r.exactly
 		}
 		if first := others[name]; first != nil {
-			r.errorf(&e.key, "device %s appears twice, first in line %d; merge the two", name, r.line(first.span.key))
+			r.errorf(&e.key, "device %s appears twice, first in line %d; merge the two", name, r.line(first.at))
 			continue
 		}
 		if !s.pattern {
@@ -154,12 +142,9 @@ func (r *reader) policy(root *node) {
 		}
 		r.section(&s, &e.value, defaults)
 		r.current = nil
-		r.reach(s.span.end)
 		r.devices = append(r.devices, s)
 		others[name] = &r.devices[len(r.devices)-1]
 	}
-	r.root.spans = append(r.root.spans, span{r.key, r.place.start, r.place.end})
-	r.root.reach(r.place.end)
 	r.checkPools()
 }
 
@@ -200,43 +185,27 @@ func CheckDevice(key string) error {
 
 func (r *reader) section(s *section, n *node, defaults parcel) {
 	given := r.keys(n, "a device", "egress: {10.0.0.0/24: 10mbit}", deviceKeys)
-	if own := given["defaults"]; own != nil {
-		defaults = r.defaults(defaults, own)
-		s.spans = append(s.spans, own.span())
-	}
-	for _, key := range labelKeys {
-		if own := given[key]; own != nil {
-			s.spans = append(s.spans, own.span())
-		}
-	}
-	if own := given["pool"]; own != nil {
-		s.spans = append(s.spans, own.span())
-	}
+	defaults = r.defaults(defaults, given["defaults"])
 	defaults = r.label(r.ownPool(s, given, "", defaults), given)
-	s.usual = over(policy.Limit{}, defaults.parts)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if e := given[d.String()]; e != nil {
-			t := r.table(s, d, e, defaults)
-			s.reach(t.span.end)
-			s.tables = append(s.tables, t)
+			s.tables = append(s.tables, r.table(s, d, e, defaults))
 		}
 	}
-	s.span.end = s.place.end
 }
 
 func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel) table {
 	n := &e.value
-	t := table{span: e.span(), place: n.place(), direction: d, match: d.FarSide()}
+	t := table{direction: d, match: d.FarSide()}
 	entries := r.entries(n, "a direction", "10.0.0.0/24: 10mbit")
 	given := map[string]*entry{}
 	for i := range entries {
 		if e := &entries[i]; slices.Contains(directionKeys, e.key.text) {
 			r.give(given, e)
-			t.spans = append(t.spans, e.span())
 		}
 	}
 	if e := given["match"]; e != nil {
-		t.matchSpan = e.span()
+		t.matchAt = e.key.start
 		if text, ok := r.scalar(&e.value, "match", "dst or src"); ok {
 			if err := t.match.Set(text); err != nil {
 				r.errorf(&e.value, "%w", err)
@@ -245,8 +214,7 @@ func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel
 	}
 	defaults = r.defaults(defaults, given["defaults"])
 	defaults = r.label(r.ownPool(s, given, d.String(), defaults), given)
-	t.usual = over(policy.Limit{}, defaults.parts)
-	limits := &limits{t.usual, defaults, map[ruleText]*made{}}
+	limits := &limits{over(policy.Limit{}, defaults.parts), defaults, map[ruleText]*made{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]
@@ -265,15 +233,8 @@ func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel
 		}
 		delete(r.pieces, e.key.start)
 	}
-	for _, rule := range t.rules {
-		t.reach(rule.end)
-	}
-	for _, h := range t.hosts {
-		t.reach(h.end)
-	}
-	t.span.end = t.place.end
 	slices.SortFunc(t.rules, func(a, b rule) int {
-		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.key, b.key))
+		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.at, b.at))
 	})
 	r.contradictions(t.rules)
 	return t
@@ -312,7 +273,7 @@ func (r *reader) rules(rules []rule, limits *limits, e *entry) []rule {
 	text, label := r.cutLabel(&e.value)
 	add := func(p netip.Prefix) {
 		if made := r.made(limits, p, e, text); made != nil && r.faults == faults {
-			rules = append(rules, rule{e.span(), p, made.labelled(label)})
+			rules = append(rules, rule{e.key.start, p, made.labelled(label)})
 		}
 	}
 	if e.key.text != policy.Any {

@@ -21,7 +21,7 @@ func (p *plan) value() string {
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
 	}
-	return "{" + inBraces(freshParts(parts)) + "}"
+	return "{" + inBraces(parts) + "}"
 }
 
 // followers counts the rules and notes of the rules that follow a plan, to find the most
@@ -66,8 +66,7 @@ func count[K comparable](counts map[K]int, key K) int {
 // plansOf derives plans from the rules that follow them, by how the plans are shown. A plan
 // gets the most common limit of its rules, and a note if more than half of them have it. It gets no pool: somebody who
 // follows the plan later would share the pool of others.
-// The keys of other plans are taken.
-func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[string]*plan {
+func plansOf(tables map[string][]policy.Table) map[string]*plan {
 	of := map[string]*followers{}
 	for _, device := range slices.Sorted(maps.Keys(tables)) {
 		for _, t := range tables[device] {
@@ -84,9 +83,6 @@ func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[strin
 		}
 	}
 	plans, used := map[string]*plan{}, map[string]bool{}
-	for key := range taken {
-		used[key] = true
-	}
 	names := slices.Sorted(maps.Keys(of))
 	for _, valid := range []bool{true, false} { // a name that is a valid key is the key
 		for _, shown := range names {
@@ -102,7 +98,7 @@ func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[strin
 
 // parts returns the parts of the plan.
 func (f *followers) parts() []part {
-	parts := needed(usualAt(f.most.Rate, policy.Limit{}), &f.most, 0)
+	parts := needed(policy.Limit{}, &f.most)
 	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
 		parts = append(parts, part{key: "note", text: f.note})
 	}

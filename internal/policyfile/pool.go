@@ -11,9 +11,8 @@ import (
 
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
-	span
+	at    uint32 // the offset of its key
 	parts []part
-	usual policy.Limit // the defaults that apply to it
 	rule  policy.Rule
 }
 
@@ -56,7 +55,6 @@ func (r *reader) readPools(n *node, defaults parcel) {
 	entries := r.entries(n, "pools", "uplink: {rate: 1gbit, share: member}")
 	for i := range entries {
 		key := &entries[i].key
-		r.poolsPlace.spans = append(r.poolsPlace.spans, entries[i].span())
 		if first := given[key.text]; first != nil {
 			r.errorf(key, "pool %s appears twice, first in line %d; remove one of them", shorten(key.text), r.line(first.start))
 			continue
@@ -92,13 +90,13 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	faults := r.faults
 	said := r.planned(&e.value, "a pool", poolWithPlan)
 	ofPlan, wanted := r.planOfPool(e, said)
-	p := &pool{span: e.span(), parts: slices.Concat(wanted, said.parts)}
+	p := &pool{at: e.key.start, parts: slices.Concat(wanted, said.parts)}
 	if r.faults > faults || defaults.bad {
 		return nil
 	}
-	p.usual = usualOfPools(defaults)
-	p.usual.Within = within
-	limit := over(p.usual, slices.Concat(ofPlan, said.parts))
+	limit := usualOfPools(defaults)
+	limit.Within = within
+	limit = over(limit, slices.Concat(ofPlan, said.parts))
 	dropIdle(&limit, &policy.Rule{
 		Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within, Cluster: limit.Cluster, Adapt: limit.Adapt,
 	})
@@ -162,30 +160,24 @@ func (r *reader) checkPools() {
 		}
 	}
 	tree := policy.NewTree([]policy.Table{pools})
-	r.addTo(tree, func(*section) bool { return true })
-	r.problems = append(r.problems, r.poolProblems(tree)...)
-}
-
-// addTo adds the rules of some sections without a pattern to a tree.
-func (f *File) addTo(tree *policy.Tree, some func(*section) bool) {
-	for i := range f.devices {
-		s := &f.devices[i]
-		if s.pattern || !some(s) {
+	for i := range r.devices {
+		if r.devices[i].pattern {
 			continue
 		}
-		for _, t := range s.tables {
+		for _, t := range r.devices[i].tables {
 			for j := range t.rules {
 				tree.Add(nil, &t.rules[j].rules[0])
 			}
 		}
 	}
+	r.problems = append(r.problems, r.poolProblems(tree)...)
 }
 
 func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
 	for _, p := range tree.Problems() {
 		option, _, _ := strings.Cut(p.Message, " ")
 		pool := f.named(p.Rule.Label.Name)
-		at := pool.span.key
+		at := pool.at
 		if i := slices.IndexFunc(pool.parts, func(p part) bool { return p.key == option }); i >= 0 {
 			at = pool.parts[i].at
 		}
@@ -195,89 +187,3 @@ func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
 }
 
 func comparePools(a, b policy.Rule) int { return cmp.Compare(a.Label.Name, b.Label.Name) }
-
-// freshPool returns the entry of a pool, whose name is its key.
-func freshPool(s *speller, r policy.Rule) fresh {
-	key := word(r.Label.Name)
-	r.Label.Name = ""
-	return fresh{key: key, value: s.value(&r)}
-}
-
-// changePools changes the pools to the live ones. A pool that is gone stays if what Merge does not change is
-// within it.
-func (m *merger) changePools() {
-	m.current = nil
-	c := change{place: m.like.poolsPlace, key: m.like.poolsKey, inside: m.like.root.braces, entries: m.like.poolsPlace.spans, gone: map[uint32]bool{}}
-	said := m.like.Pools().Rules
-	slices.SortFunc(said, comparePools)
-	for have, live := range policy.Pairs(said, m.pools, comparePools) {
-		if have == nil {
-			c.last = append(c.last, freshPool(newSpeller(m.like.usualOfPools, 0, nil), *live))
-			continue
-		}
-		m.changePool(&c, m.like.pools[have.Label.Name], live)
-	}
-	if c.end > 0 {
-		m.apply(c)
-	} else if len(c.last) > 0 {
-		m.added = append(m.added, fresh{key: "pools", inner: c.last})
-	}
-}
-
-// changePool changes the entry of a pool to the live one, nil for none.
-func (m *merger) changePool(c *change, p *pool, live *policy.Rule) {
-	switch {
-	case live == nil:
-		c.gone[p.key] = true
-	case *live != p.rule:
-		nameless := *live
-		nameless.Label.Name = ""
-		m.rule(newSpeller(p.usual, 0, nil), p.span, &nameless, Device{}, c.braces)
-	}
-}
-
-// keepPools adds the pools that are gone, but that something is within that Merge does not change: defaults, plans,
-// and sections of patterns and of absent devices.
-func (m *merger) keepPools(elsewhere func(*section) bool) {
-	gone := maps.Clone(m.like.pools)
-	for i := range m.pools {
-		delete(gone, m.pools[i].Label.Name)
-	}
-	keep := func(name policy.Within) {
-		for p := gone[string(name)]; p != nil; p = gone[string(p.rule.Within)] {
-			delete(gone, p.rule.Label.Name)
-			m.pools = append(m.pools, p.rule)
-		}
-	}
-	keep(m.like.usual.Within)
-	for _, p := range m.like.plans {
-		keep(p.over(policy.Limit{}).Within)
-	}
-	for i := range m.like.devices {
-		s := &m.like.devices[i]
-		if m.gone[s.span.key] {
-			continue
-		}
-		keep(s.usual.Within)
-		for _, p := range s.own {
-			keep(p.rule.Within)
-		}
-		for _, t := range s.tables {
-			if m.gone[t.span.key] {
-				continue
-			}
-			keep(t.usual.Within)
-			for _, h := range t.hosts {
-				if h.pool == nil {
-					keep(h.rules[0].Within)
-				} else if elsewhere(s) {
-					keep(h.pool.rule.Within)
-				}
-			}
-			for j := 0; j < len(t.rules) && len(gone) > 0 && elsewhere(s); j++ {
-				keep(t.rules[j].rules[0].Within)
-			}
-		}
-	}
-	slices.SortFunc(m.pools, comparePools)
-}

@@ -525,7 +525,7 @@ func TestRandom(t *testing.T) {
 }
 
 // examine checks that a text parses the same by pieces and as a whole. If it is a policy,
-// examine changes its rules and checks that Write and Merge make files with these rules.
+// examine changes its rules and checks that Write makes a file with these rules.
 func examine(t *testing.T, r random, text []byte) (valid bool) {
 	t.Helper()
 	f, err := parse("random.yaml", text, 0)
@@ -543,11 +543,7 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 		}
 		return false
 	}
-	was := tablesOf(f)
-	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !conflicting(f) {
-		t.Fatalf("with what it says, it became\n%s\nof\n%s", again, text)
-	}
-	tables := r.changed(was)
+	tables := r.changed(tablesOf(f))
 	for _, table := range tables {
 		for _, rule := range table.Rules {
 			limit, err := rule.Limit()
@@ -559,10 +555,6 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 				t.Errorf("%v, %v: a limit of %+v makes %+v", err, errMade, rule, made)
 			}
 		}
-	}
-	text, f = merged(t, f, tables)
-	if again, _ := merged(t, f, tables); !bytes.Equal(again, text) {
-		t.Fatalf("merged twice, it became\n%s\nof\n%s", again, text)
 	}
 	var out bytes.Buffer
 	if err := Write(&out, tables, func(string, policy.Direction, netip.Prefix) string { return r.one("", "x\n# y: \xff\u2028") }); err != nil {
@@ -596,55 +588,10 @@ func tablesOf(f *File) (tables []policy.Table) {
 	return tables
 }
 
-// conflicting reports whether two patterns match a device.
-func conflicting(f *File) bool {
-	_, _, err := f.Tables(somewhere)
-	return err != nil
-}
-
-// merged returns a file with tables merged into it, and parses it.
-func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
-	t.Helper()
-	var out bytes.Buffer
-	if err := Merge(&out, like, somewhere, tables); err != nil {
-		t.Fatalf("%v of\n%s", err, like.text)
-	}
-	defer func() {
-		if t.Failed() {
-			t.Logf("was\n%s", like.text)
-		}
-	}()
-	return out.Bytes(), same(t, out.Bytes(), withKept(like, out.Bytes(), tables))
-}
-
-// withKept returns tables with the pools of a file that Merge has kept, though they are not in tables.
-func withKept(like *File, text []byte, tables []policy.Table) []policy.Table {
-	f, err := Parse("merged.yaml", text)
-	if err != nil {
-		return tables
-	}
-	var pools policy.Table
-	if len(tables) > 0 && tables[0].IsPools() {
-		pools, tables = tables[0], tables[1:]
-	}
-	live := len(pools.Rules)
-	for _, p := range f.Pools().Rules {
-		is := func(other policy.Rule) bool { return other.Prefix == p.Prefix }
-		if slices.ContainsFunc(like.Pools().Rules, func(said policy.Rule) bool { return said == p }) && !slices.ContainsFunc(pools.Rules[:live], is) {
-			pools.Rules = append(slices.Clip(pools.Rules), p)
-		}
-	}
-	if len(pools.Rules) == 0 {
-		return tables
-	}
-	policy.SortRules(pools.Rules)
-	return append([]policy.Table{pools}, tables...)
-}
-
 // same parses a text and checks that its rules are those of tables.
 func same(t *testing.T, text []byte, tables []policy.Table) *File {
 	t.Helper()
-	f, err := Parse("merged.yaml", text)
+	f, err := Parse("written.yaml", text)
 	if err != nil {
 		t.Fatalf("%v\nin\n%s", err, text)
 	}

@@ -161,52 +161,6 @@ func (f *File) claims(tables []policy.Table) (claims []*claim) {
 	return claims
 }
 
-// withGuarantees returns live tables with the guarantees that wait for room, of devices of patterns that are as the file
-// says otherwise, and whether there are any.
-func (f *File) withGuarantees(live []policy.Table, devices []Device) (tables []policy.Table, waited bool) {
-	type placed struct {
-		policy.Direction // none for pools
-		*policy.Rule
-	}
-	have, waits := map[string][]placed{}, map[string]bool{} // by device
-	tables = slices.Clone(live)
-	for i := range tables {
-		t := &tables[i]
-		t.Rules = slices.Clone(t.Rules)
-		for j := range t.Rules {
-			r := &t.Rules[j]
-			device := cmp.Or(t.Device, DeviceOfPool(r.Label.Name))
-			have[device] = append(have[device], placed{t.Direction, r})
-			if _, does := r.WaitingGuarantee(); does {
-				waits[device] = true
-			}
-		}
-	}
-	for _, d := range devices {
-		if s, _ := f.section(d.Name); !waits[d.Name] || s == nil || !s.pattern {
-			continue
-		}
-		of, _ := f.For(d) // an error is reported by who merges the device
-		own, _ := f.OwnPools(d)
-		policy.SortRules(own)
-		var want []placed
-		for _, t := range append([]policy.Table{{Rules: own}}, of...) {
-			for i := range t.Rules {
-				want = append(want, placed{t.Direction, &t.Rules[i]})
-			}
-		}
-		if !slices.EqualFunc(have[d.Name], want, func(a, b placed) bool {
-			return a.Direction == b.Direction && (*a.Rule == *b.Rule || *a.Rule == b.WithoutGuarantee())
-		}) {
-			continue
-		}
-		for i, p := range have[d.Name] {
-			*p.Rule, waited = *want[i].Rule, true
-		}
-	}
-	return tables, waited
-}
-
 // HasGuarantees reports whether anything in the file has a guarantee.
 func (f *File) HasGuarantees() bool {
 	guaranteed := func(p *pool) bool { return p.rule.Guarantee != 0 }

@@ -147,15 +147,3 @@ func (s *source) quoteEnd(i int) (end int, ok bool) {
 	}
 	return 0, false
 }
-
-// colon returns the offset of the colon after a key.
-func (s *source) colon(key int) int {
-	end := key
-	if c := s.text[key]; c == '"' || c == '\'' {
-		end, _ = s.quoteEnd(key)
-	}
-	for s.text[end] != ':' || end+1 < len(s.text) && !isSpace(s.text[end+1]) {
-		end++
-	}
-	return end
-}

@@ -38,36 +38,6 @@ const (
 // An entry is a key and its value.
 type entry struct{ key, value node }
 
-// A span has the offsets of an entry: of its key, of its value, and of the value's end.
-type span struct{ key, value, end uint32 }
-
-func (e *entry) span() span { return span{e.key.start, e.value.start, e.value.end} }
-
-// A place is the position of a mapping.
-type place struct {
-	start, end uint32
-	braces     bool
-	spans      []span // of entries that nothing else refers to, such as defaults
-}
-
-// reach extends a mapping in lines to the end of its last entry, which may be in a piece.
-func (p *place) reach(end uint32) {
-	if !p.braces {
-		p.end = max(p.end, end)
-	}
-}
-
-func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
-
-// shift adds the offset of a part to the offsets of a node that was parsed from it.
-func (n *node) shift(offset uint32) {
-	n.start, n.end = n.start+offset, n.end+offset
-	for i := range n.entries {
-		n.entries[i].key.shift(offset)
-		n.entries[i].value.shift(offset)
-	}
-}
-
 // A tree converts YAML to nodes of a source.
 type tree struct {
 	*reader

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -33,7 +32,7 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	if err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
-	pools, hosts := foldHosts(pools, of, func(string) bool { return true })
+	pools, hosts := foldHosts(pools, of)
 	var left LeftOutError
 	keys := map[string]string{}
 	for _, device := range slices.Sorted(maps.Keys(of)) {
@@ -43,7 +42,8 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 		}
 	}
 	out := bufio.NewWriter(w)
-	plans := plansOf(of, nil)
+	plans := plansOf(of)
+	spell := &speller{plans, map[policy.Rule]spelling{}}
 	if len(plans) > 0 {
 		fmt.Fprintln(out, "plans:")
 	}
@@ -53,10 +53,10 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	if len(pools) > 0 {
 		fmt.Fprintln(out, "pools:")
 	}
-	spellPool := newSpeller(policy.Limit{}, 0, nil)
 	for _, r := range pools {
-		p := freshPool(spellPool, r)
-		fmt.Fprintf(out, "  %s: %s\n", p.key, p.value)
+		name := word(r.Label.Name)
+		r.Label.Name = ""
+		fmt.Fprintf(out, "  %s: %s\n", name, spell.value(&r))
 	}
 	if len(of) == 0 {
 		fmt.Fprintln(out, "devices: {}")
@@ -70,7 +70,6 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 			if t.Match != t.Direction.FarSide() {
 				fmt.Fprintf(out, "      match: %v\n", t.Match)
 			}
-			spell := newSpeller(policy.Limit{}, 0, func(shown string) []*plan { return []*plan{plans[shown]} })
 			for i := range t.Rules {
 				r := &t.Rules[i]
 				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell.value(r))
@@ -81,10 +80,8 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 				}
 				out.WriteByte('\n')
 			}
-			its := side{device, t.Direction}
-			for _, h := range hosts[its] {
-				f := freshHost(policy.Limit{}, h, its, 0)
-				fmt.Fprintf(out, "      %s: %s\n", f.key, f.value)
+			for _, h := range hosts[side{device, t.Direction}] {
+				fmt.Fprintf(out, "      %v: %s\n", h.mac, h.value(spell))
 			}
 		}
 	}
@@ -170,13 +167,10 @@ func harmless(comment string) string {
 	}), " ")
 }
 
-// A speller writes the rules of one direction of a device. It remembers values, because
-// most rules have the value of another one.
+// A speller writes rules and pools. It remembers values, because most rules have the value of another one.
 type speller struct {
-	usual   policy.Limit
-	l2Bytes uint8                      // length of the device's link header
-	plans   func(shown string) []*plan // returns the plans that are shown by a text
-	known   map[policy.Rule]spelling
+	plans map[string]*plan // by how they are shown
+	known map[policy.Rule]spelling
 }
 
 // A spelling is the value of rules that differ only in network, name and note.
@@ -184,10 +178,6 @@ type spelling struct {
 	short      string // the value without name and note, if it needs no braces
 	parts      string // that value in braces, without the braces
 	name, note string // of rules that do not set one
-}
-
-func newSpeller(usual policy.Limit, l2Bytes uint8, plans func(string) []*plan) *speller {
-	return &speller{usual, l2Bytes, plans, map[policy.Rule]spelling{}}
 }
 
 // value returns the shortest value in YAML that makes r.
@@ -222,49 +212,28 @@ func (s *speller) value(r *policy.Rule) string {
 
 // spell returns the spelling of a rule without name and note.
 func (s *speller) spell(r policy.Rule) (out spelling) {
-	p, parts := s.parts(&r)
+	p := s.plans[r.Label.Plan]
+	parts := missing(p, &r)
 	if p != nil {
 		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
 	}
-	label := p.over(s.usual)
+	label := p.over(policy.Limit{})
 	out.name, out.note = string(label.Name), string(label.Note)
 	parts = slices.DeleteFunc(parts, func(p part) bool { return slices.Contains(labelKeys, p.key) })
 	if len(parts) == 1 && (parts[0].key == "rate" || p != nil) {
 		out.short = parts[0].value()
 	}
-	out.parts = inBraces(freshParts(parts))
+	out.parts = inBraces(parts)
 	return out
 }
 
-// parts returns the plan of r, nil for none, and the parts that r needs beside it. Of
-// several plans it chooses the one that needs the fewest.
-func (s *speller) parts(r *policy.Rule) (best *plan, parts []part) {
-	if r.Label.Plan == "" {
-		return nil, s.missing(nil, nil, r)
-	}
-	least := math.MaxInt
-	for _, p := range s.plans(r.Label.Plan) {
-		beside := s.missing(p, nil, r)
-		n := len(beside)
-		if slices.ContainsFunc(beside, func(p part) bool { return p.key == "note" }) {
-			n--
-		}
-		if n < least {
-			least, best, parts = n, p, beside
-		}
-	}
-	return best, parts
-}
-
-// missing returns the parts that r needs beside a plan, nil for none, and the parts that it
-// has.
-func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
-	parts := needed(over(usualAt(r.Rate, p.over(s.usual)), has), r, s.l2Bytes)
+// missing returns the parts that r needs beside a plan, nil for none.
+func missing(p *plan, r *policy.Rule) []part {
+	parts := needed(usualAt(r.Rate, p.over(policy.Limit{})), r)
 	if p == nil {
 		return parts
 	}
-	of := parcel{parts: slices.Concat(has, parts), plan: p}
-	made, err := (&limits{usual: s.usual}).of(of, r.Prefix).Rule(r.Prefix, s.l2Bytes)
+	made, err := new(limits).of(parcel{parts: parts, plan: p}, r.Prefix).Rule(r.Prefix, 0)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return parts
 	}
@@ -274,7 +243,7 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 		o := policy.FindOption(key)
 		said := func(p part) bool { return p.key == key }
 		idle := func(p part) bool { return depends(p.key, key) && !policy.FindOption(p.key).Useful(r) }
-		if slices.ContainsFunc(of.parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, idle) {
+		if slices.ContainsFunc(parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, idle) {
 			continue
 		}
 		if text := o.Text(r); r.Rate != policy.Unlimited || !o.LimitedOnly {
@@ -282,6 +251,14 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 		}
 	}
 	return parts
+}
+
+func inBraces(parts []part) string {
+	var entries []string
+	for _, p := range parts {
+		entries = append(entries, p.key+": "+p.value())
+	}
+	return strings.Join(entries, ", ")
 }
 
 // word returns a text as a value in YAML, in quotes if it needs them.
@@ -296,13 +273,13 @@ func word(s string) string {
 }
 
 // needed returns the parts that r needs beside the options of a limit.
-func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
-	parts := differing(usual, r, l2Bytes)
+func needed(usual policy.Limit, r *policy.Rule) []part {
+	parts := differing(usual, r)
 	switch s, ok := r.Proposed(); {
-	case ok && !sameShadow(usual.Shadow, r, l2Bytes):
-		own := differing(policy.Limit{}.Inherit(r), &s, l2Bytes)
+	case ok && !sameShadow(usual.Shadow, r):
+		own := differing(policy.Limit{}.Inherit(r), &s)
 		limit := over(policy.Limit{}, own)
-		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(own)) + "}", shadow: &limit})
+		parts = append(parts, part{key: "shadow", text: "{" + inBraces(own) + "}", shadow: &limit})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
@@ -310,12 +287,12 @@ func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 }
 
 // sameShadow reports whether the shadow of a limit, nil for none, makes the shadow of r.
-func sameShadow(l *policy.Limit, r *policy.Rule, l2Bytes uint8) bool {
+func sameShadow(l *policy.Limit, r *policy.Rule) bool {
 	if l == nil {
 		return false
 	}
 	whole := l.Inherit(r)
-	made, err := whole.Resolve(r.Prefix, l2Bytes)
+	made, err := whole.Resolve(r.Prefix, 0)
 	made.Each = made.Each.Canonical(r.Prefix)
 	return err == nil && policy.NewShadow(made) == r.Shadow
 }
@@ -324,19 +301,16 @@ func sameShadow(l *policy.Limit, r *policy.Rule, l2Bytes uint8) bool {
 var decide = []string{"rate", "algorithm", "each", "excess", "within"}
 
 // differing returns the parts that r needs beside a limit, except the shadow.
-func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
+func differing(l policy.Limit, r *policy.Rule) (parts []part) {
 	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess, Within: l.Within}
 	if l.Rate == 0 && r.Within != "" {
 		said.Rate = policy.Unlimited
 	}
-	made := madeOf(l, r, l2Bytes)
+	made := madeOf(l, r)
 	for _, o := range policy.Options {
 		same, decides := o.Same(&made, r), slices.Contains(decide, o.Name)
-		switch {
-		case decides:
+		if decides {
 			same = o.Same(&said, r) || !o.Useful(r)
-		case o.Name == "overhead" && l.Overhead != "": // a keyword can include an MPU
-			same = made.Framing == r.Framing
 		}
 		if same {
 			continue
@@ -345,7 +319,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		parts = append(parts, p)
 		if !decides { // defaults of later options may depend on it
 			l = over(l, []part{p})
-			made = madeOf(l, r, l2Bytes)
+			made = madeOf(l, r)
 		}
 	}
 	return parts
@@ -353,10 +327,10 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 
 // madeOf returns the rule of a limit with the deciding options of r. It drops options of
 // the limit that have no use then.
-func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
+func madeOf(l policy.Limit, r *policy.Rule) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, r.Within, nil
 	dropIdle(&l, r)
-	made, err := l.Resolve(r.Prefix, l2Bytes)
+	made, err := l.Resolve(r.Prefix, 0)
 	if err != nil { // a value is too large at this rate
 		made.Capacity, made.Queue, made.ECNAbove, made.Colours.PBS = 0, 0, 0, 0
 	}
