@@ -91,7 +91,7 @@ func TestTranscripts(t *testing.T) {
 			"show va egress 10.4.0.0/16",
 			"# send 10.4.0.7 3 1000",
 			"show va egress",
-			"show --stats va egress",
+			"show --wide va egress",
 			"ask va egress 10.3.0.7",
 			"ask va egress 10.4.0.7",
 			"delete va egress 10.0.0.9",
@@ -353,13 +353,13 @@ func TestQueueIsTold(t *testing.T) {
 	r.send("10.0.0.7", 6, 1000)
 	r.send("10.0.1.7", 6, 1000)
 	for args, want := range map[string]string{
-		"show --buckets va egress 10.0.0.0/24":            "WAIT",
-		"ask va egress 10.0.0.7":                          " bytes would wait ",
-		"ask va egress 10.0.0.7 --bytes 9000":             "do not fit the queue now (drop)",
-		"ask va egress 10.0.0.8":                          " bytes would pass now",
-		"ask -j va egress 10.0.0.7 --bytes 1000":          `"verdict": "mark"`,
-		"explain -j va egress 10.0.0.7":                   `"held_back": false`,
-		"show -j --stats --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
+		"show --buckets va egress 10.0.0.0/24":           "WAIT",
+		"ask va egress 10.0.0.7":                         " bytes would wait ",
+		"ask va egress 10.0.0.7 --bytes 9000":            "do not fit the queue now (drop)",
+		"ask va egress 10.0.0.8":                         " bytes would pass now",
+		"ask -j va egress 10.0.0.7 --bytes 1000":         `"verdict": "mark"`,
+		"explain -j va egress 10.0.0.7":                  `"held_back": false`,
+		"show -j --wide --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
 	} {
 		if out := r.ok(strings.Fields(args)...); !strings.Contains(out, want) {
 			t.Errorf("%s: does not say %q: %s", args, want, out)

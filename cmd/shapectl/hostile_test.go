@@ -83,7 +83,7 @@ func TestHostileDevices(t *testing.T) {
 		}
 		rule := []string{"--rate", "1mbit", "--shadow", "rate=500kbit", name, "egress", "10.0.0.0/24"}
 		must(exitDone, dashed(append([]string{"set"}, rule...)...)...)
-		for _, command := range []string{"show", "show --stats", "show --shadow", "show --buckets", "doctor"} {
+		for _, command := range []string{"show", "show --wide", "show --shadow", "show --buckets", "doctor"} {
 			for _, j := range []string{"", "-j"} {
 				if got := r.tried(dashed(append(strings.Fields(command+" "+j), name)...)...); got.out == "" || got.code != exitDone && got.code != exitDegraded {
 					t.Errorf("%s %s of %q: %+v", command, j, name, got)

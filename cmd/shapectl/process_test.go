@@ -270,7 +270,7 @@ func TestPermissions(t *testing.T) {
 	}
 	commands := []string{ // for one direction at a time, as each change of what a program is for loads it for each direction again
 		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit --algorithm leaky --each host",
-		"set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --stats --buckets", "ask va egress 10.0.0.7",
+		"set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --wide --buckets", "ask va egress 10.0.0.7",
 		"delete va egress 10.0.1.0/24", "flush va",
 		"pool set uplink --new --rate 1mbit --share host", "set va ingress 10.0.2.0/24 --rate 1mbit --within uplink",
 		"set va ingress 10.0.3.0/24 --algorithm trtcm --cir 1mbit --pir 2mbit", "flush --all", "show",

@@ -91,8 +91,6 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
-	flags.BoolVar(&o.wide, "stats", false, "the same as --wide")
-	must(flags.MarkHidden("stats"))
 	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }

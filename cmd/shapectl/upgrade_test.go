@@ -131,7 +131,7 @@ func testEarlierBuild(t *testing.T, program string, hook loader.Mode) {
 	old.meters()
 	shown, attached := old.ok("show"), r.attached()
 	for _, line := range []string{
-		"show", "show -j --stats --buckets", "ask va egress 10.0.0.7", "export", "diff " + policy, "explain va egress 10.0.0.7",
+		"show", "show -j --wide --buckets", "ask va egress 10.0.0.7", "export", "diff " + policy, "explain va egress 10.0.0.7",
 		set, "set va egress 10.0.1.0/24 --rate 1mbit --each host", "delete va egress 10.0.0.0/24",
 		"apply " + policy, "apply " + policy + " --confirm 10s", "confirm", "rollback",
 		"pool show", "pool show uplink", "pool set uplink --rate 1mbit", "pool delete uplink", "set va egress 10.0.1.0/24 --within uplink",

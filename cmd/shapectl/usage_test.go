@@ -114,7 +114,7 @@ func TestSuggestions(t *testing.T) {
 	r := newRig(t)
 	for args, says := range map[string]string{
 		"shwo":                        "did you mean 'shapectl show'?",
-		"shwo va --stats":             "did you mean 'shapectl show'?",
+		"shwo va --wide":              "did you mean 'shapectl show'?",
 		"remove va egress any":        "did you mean 'shapectl delete'?",
 		"ls":                          "did you mean 'shapectl show'?",
 		"roll":                        "did you mean 'shapectl rollback'?",
@@ -145,7 +145,7 @@ func TestSuggestions(t *testing.T) {
 		"show egress -- -x":                                 "did you mean 'shapectl show -- -x egress'?",
 		"set egress 10.0.0.0/24 ingress --rate 1mbit":       "direction",
 		"explain va --segments x":                           `--segments: "x" is not a whole number in range`,
-		"show --stats=perhaps":                              `--stats: "perhaps" is not true or false`,
+		"show --wide=perhaps":                               `--wide: "perhaps" is not true or false`,
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
 	}

@@ -334,7 +334,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// A second writer, a newer format, other files and damage.
+// A second writer, another format, other files and damage.
 func TestFiles(t *testing.T) {
 	r := record(t, Limits{})
 	r.after(0, rule("a", 1, 0))
@@ -355,9 +355,8 @@ func TestFiles(t *testing.T) {
 		t.Error("another file was touched", err)
 	}
 	for name, change := range map[error]func(tx *bolt.Tx) error{
-		ErrNewer: func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte{format + 1}) },
-		ErrOlder: func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte{format - 1}) },
-		ErrOther: func(tx *bolt.Tx) error { return tx.DeleteBucket(metaBucket) },
+		ErrFormat: func(tx *bolt.Tx) error { return tx.Bucket(metaBucket).Put(formatKey, []byte{format + 1}) },
+		ErrOther:  func(tx *bolt.Tx) error { return tx.DeleteBucket(metaBucket) },
 	} {
 		path := filepath.Join(t.TempDir(), "changed")
 		b, err := os.ReadFile(r.path)
@@ -414,7 +413,7 @@ func TestDamage(t *testing.T) {
 			}
 		}
 		h, err := Open(path, r.limits, func(string) { set++ })
-		if err != nil && !errors.Is(err, ErrOther) && !errors.Is(err, ErrNewer) && !errors.Is(err, ErrOlder) {
+		if err != nil && !errors.Is(err, ErrOther) && !errors.Is(err, ErrFormat) {
 			t.Fatal(err)
 		}
 		if err == nil {

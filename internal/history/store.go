@@ -21,8 +21,7 @@ import (
 
 // Errors of files.
 var (
-	ErrNewer  = errors.New("a newer version of shapectl wrote it")
-	ErrOlder  = errors.New("an older version of shapectl wrote it; move it away to begin a new one, and read it with that version")
+	ErrFormat = errors.New("another version of shapectl wrote it; move it away to begin a new one, and read it with that version")
 	ErrOther  = errors.New("it is not a history of shapectl")
 	ErrLocked = errors.New("another process writes it")
 	ErrInUse  = errors.New("another process holds it")
@@ -128,7 +127,7 @@ func identify(f *os.File) error {
 	return ErrOther
 }
 
-// checkFormat reports a database of another program or of a newer version. It may be empty.
+// checkFormat returns an error for a database of another program or another version. It may be empty.
 func checkFormat(tx *bolt.Tx) (empty bool, err error) {
 	meta := tx.Bucket(metaBucket)
 	if meta == nil {
@@ -137,11 +136,8 @@ func checkFormat(tx *bolt.Tx) (empty bool, err error) {
 		}
 		return true, nil
 	}
-	switch v := meta.Get(formatKey); {
-	case len(v) != 1 || v[0] > format:
-		return false, ErrNewer
-	case v[0] < format:
-		return false, ErrOlder
+	if !bytes.Equal(meta.Get(formatKey), []byte{format}) {
+		return false, ErrFormat
 	}
 	for _, name := range dataBuckets {
 		if tx.Bucket(name) == nil {

@@ -85,7 +85,6 @@ type Rule struct {
 	BorrowedPackets   uint64  `json:"borrowed_packets"` // the other passed ones of what is within a pool
 	BorrowedBytes     uint64  `json:"borrowed_bytes"`
 	ContendedPackets  uint64  `json:"contended_packets"`
-	UnsurePackets     uint64  `json:"unsure_packets"` // the same by its former name, for one release
 	ExemptPackets     uint64  `json:"exempt_packets"`
 	SKBs              uint64  `json:"skbs"`            // passed and dropped, where packets are those on the wire
 	SpilledPackets    uint64  `json:"spilled_packets"` // of all that matched: charged to the spill bucket
@@ -164,7 +163,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
-		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
+		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
 		ColourOptions: NewColourOptions(r), ColourCounters: newColourCounters(c),
 	}

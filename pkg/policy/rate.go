@@ -13,9 +13,9 @@ import (
 type Rate uint64
 
 const (
-	// MinRate is the slowest rate: 8 kbit/s, one kilobyte per second. Rules of older versions may be slower.
+	// MinRate is the slowest rate: 8 kbit/s, one kilobyte per second.
 	MinRate Rate = 8_000
-	// MaxRate is the fastest rate: 400 gbit/s. Rules of older versions may be faster.
+	// MaxRate is the fastest rate: 400 gbit/s.
 	MaxRate Rate = 400_000_000_000
 	// Unlimited is the rate of a rule that exempts its network from a wider rule.
 	Unlimited Rate = math.MaxUint64

@@ -144,7 +144,7 @@ func TestRateString(t *testing.T) {
 		{2_048_000, "2048kbit", "256 kB/s"},
 		{7_999_999, "7999999bit", "1 MB/s"},
 		{400_000_000_000, "400gbit", "50 GB/s"},
-		{1_000_000_000_000, "1tbit", "125 GB/s"}, // of older versions, as others here
+		{1_000_000_000_000, "1tbit", "125 GB/s"},
 		{Unlimited, "unlimited", "unlimited"},
 		{math.MaxUint64 - 1, "18446744073709551614bit", "2305843 TB/s"},
 	} {
