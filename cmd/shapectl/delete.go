@@ -95,7 +95,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 
 // deleted prints rules as they were before they were deleted, and of which hooks those of
 // another version were, which it cannot read. JSON has only rules, so then these are messages.
-func (e *env) deleted(rules report.Rules, others ...*loader.OtherLayoutError) error {
+func (e *env) deleted(rules report.Rules, others ...loader.OtherHook) error {
 	for i := range rules {
 		rules[i].Attached, rules[i].State = new(bool), "deleted"
 	}
@@ -152,8 +152,8 @@ there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
 
 func (e *env) flushAll() error {
 	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
-		gone, others := []report.Rule{}, []*loader.OtherLayoutError(nil)
-		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other *loader.OtherLayoutError) {
+		gone, others := []report.Rule{}, []loader.OtherHook(nil)
+		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other loader.OtherHook) {
 			others = append(others, other)
 		})
 		if err != nil && len(others) > 0 {
@@ -190,8 +190,15 @@ func (e *env) flush(want filterRules) error {
 	return e.with(loader.Write, "flush "+plain.Line(want.device), func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
-		others, err := otherLayouts(err)
-		if err != nil {
+		var other *loader.OtherLayoutError
+		var others []loader.OtherHook
+		if errors.As(err, &other) {
+			for _, o := range other.Hooks {
+				if want.matchesHook(o.Device, o.Direction) {
+					others = append(others, o)
+				}
+			}
+		} else if err != nil {
 			return err
 		}
 		if !want.pattern {

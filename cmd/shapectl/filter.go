@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
@@ -197,7 +196,8 @@ func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
 	hooks, err := filterRules{device: want.device}.hooks(n)
 	loader.CloseHooks(hooks)
 	// If they cannot be read, the caller asks for them again and gets the error.
-	return len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device), nil
+	unread := err != nil && n.Readable() == nil
+	return len(hooks) > 0 || unread || slices.Contains(n.Collected(), want.device), nil
 }
 
 // matchesAny reports whether a pattern matches any device: one that is there, or had rules.
@@ -466,14 +466,11 @@ func poolsOf(n *loader.Namespace) []*loader.Hook {
 
 // hooks are those that pass the filter. With the error come those that could be read.
 func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
-	if want.pools {
-		hooks := poolsOf(n)
-		if hooks != nil {
-			return hooks, nil
-		}
-		others, err := n.Hooks() // for limits of another layout, whose pools nobody here can read
-		loader.CloseHooks(others)
+	if err := n.Readable(); err != nil {
 		return nil, err
+	}
+	if want.pools {
+		return poolsOf(n), nil
 	}
 	if want.device == "" && want.direction == nil {
 		return n.Hooks()
@@ -487,10 +484,7 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 			}
 			return !matches
 		})
-		others, err := otherLayouts(err)
-		return hooks, withOthers(err, slices.DeleteFunc(others, func(other *loader.OtherLayoutError) bool {
-			return !want.matchesHook(cmp.Or(other.Now, other.Device), other.Direction)
-		}))
+		return hooks, err
 	}
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if want.direction != nil {
@@ -506,31 +500,5 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 			hooks = append(hooks, h)
 		}
 	}
-	others, err := otherLayouts(errors.Join(unread...))
-	return hooks, withOthers(err, others)
-}
-
-// withOthers is the inverse of otherLayouts: they become one error.
-func withOthers(err error, others loader.OtherLayouts) error {
-	if len(others) == 0 {
-		return err
-	}
-	return errors.Join(err, others)
-}
-
-// otherLayouts separates errors about hooks of another layout from the others that err joins.
-func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		var other *loader.OtherLayoutError
-		if errors.As(err, &other) {
-			return loader.OtherLayouts{other}, nil
-		}
-		return nil, err
-	}
-	for _, err := range joined.Unwrap() {
-		of, left := otherLayouts(err)
-		others, rest = append(others, of...), errors.Join(rest, left)
-	}
-	return others, rest
+	return hooks, errors.Join(unread...)
 }

@@ -185,39 +185,6 @@ func TestLeftoversInForce(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Of pins without a mark, as older builds made them, it cannot be told whose they
-// are: they stay, and are named. A command in a namespace marks those that it has.
-func TestLeftoversOfAnOlderBuild(t *testing.T) {
-	r := newRig(t)
-	r.doomed(1)
-	home := r.homes()[0]
-	testenv.Must(t, os.Remove(filepath.Join(home, "alive")))
-	before := r.pins()
-	name, other := testenv.NewNamedNetns(t)
-	testenv.Must(t, other.Do(func() error { return addVeth("oa", "ob") }))
-	r.ok("-n", name, "set", "oa", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	marks, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "alive"))
-	testenv.Must(t, err)
-	testenv.Must(t, os.Remove(marks[0]))
-
-	text := bare(r.run("doctor", "-v").out)
-	if !strings.Contains(text, "pins of 2 network namespaces by an older build") || !strings.Contains(text, home) {
-		t.Errorf("doctor does not tell of them:\n%s", text)
-	}
-	r.ok("-n", name, "set", "oa", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	if _, err := os.Stat(marks[0]); err != nil {
-		t.Errorf("the namespace that exists: %v", err)
-	}
-	for _, pin := range before {
-		if _, err := os.Stat(pin); err != nil {
-			t.Errorf("it is gone: %v", err)
-		}
-	}
-	r.ok("-n", name, "flush", "oa")
-	testenv.Must(t, os.RemoveAll(home)) // as doctor says
-	r.nothingLeft()
-}
-
 // Deleted devices leave nothing behind, whatever command comes next, and their
 // rules do not come back.
 func TestLeftoversOfDevices(t *testing.T) {

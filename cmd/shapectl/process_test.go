@@ -21,8 +21,10 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // result runs a command as a process, to its end.
@@ -351,32 +353,78 @@ func (r *rig) makeOtherLayout() {
 	testenv.Must(r.t, m.Pin(pins[0]))
 }
 
+// attached is all pins but alive and lock, which have no rules, and what is attached to va.
+func (r *rig) attached() []string {
+	chain, err := netinfo.Chain(testenv.Link(r.t, "va").Attrs().Index, policy.Egress, nil)
+	testenv.Must(r.t, err)
+	found := slices.DeleteFunc(r.pins(), func(pin string) bool { return slices.Contains([]string{"alive", "lock"}, filepath.Base(pin)) })
+	for _, entry := range chain {
+		text, err := json.Marshal(entry)
+		testenv.Must(r.t, err)
+		found = append(found, string(text))
+	}
+	return found
+}
+
+// Limits that another version has set stay in force, and no command changes anything of them until they are flushed.
 func TestPinsOfAnotherVersion(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	r.makeOtherLayout()
-	pins := r.pins()
-	for _, line := range []string{
-		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit", "delete va egress 10.0.0.0/24",
-		"show", "show va", "show -j", "ask va egress 10.0.0.7",
-	} {
-		r.refused(exitKernel, maps.ErrOtherLayout.Error(), strings.Fields(line)...)
-		r.refused(exitKernel, "shapectl flush", strings.Fields(line)...)
-	}
-	if now := r.pins(); !slices.Equal(now, pins) {
-		t.Errorf("pins were %v, and are %v", pins, now)
-	}
-	// All rules of a network namespace are in the same maps.
-	r.refused(exitKernel, "rules of va egress: "+maps.ErrOtherLayout.Error(), "set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	if out := r.ok("flush", "vb"); out != "vb has no rules\n" {
-		t.Errorf("flush of a device without rules: %q", out)
-	}
-	if got := r.run("flush", "va"); got.code != exitDone || !strings.HasPrefix(got.out, "deleted: va egress: all rules, which another version") {
-		t.Errorf("flush: %+v", got)
-	}
-	r.nothingLeft()
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	r.ok("flush", "va")
+	eachHook(t, func(t *testing.T, r *rig) {
+		const set = "set va egress 10.0.0.0/24 --rate 8kbit --capacity 5000"
+		file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
+		r.ok(strings.Fields(set)...)
+		r.makeOtherLayout()
+		attached := r.attached()
+		for _, line := range []string{
+			"show", "show va", "show -j --wide --buckets", "ask va egress 10.0.0.7", "export", "diff " + file, "explain va egress 10.0.0.7",
+			set, "set va egress 10.0.1.0/24 --rate 1mbit --each host", "delete va egress 10.0.0.0/24",
+			"apply " + file, "apply " + file + " --confirm 10s", "confirm", "rollback",
+			"pool show", "pool show uplink", "pool set uplink --rate 1mbit", "pool delete uplink", "set va egress 10.0.1.0/24 --within uplink",
+			"set vb egress 10.0.0.0/24 --rate 1mbit", // all rules of a network namespace are in the same maps
+		} {
+			got := r.run(strings.Fields(line)...)
+			if got.code != exitKernel || !strings.Contains(got.err, "rules of va egress: "+maps.ErrOtherLayout.Error()) ||
+				!strings.Contains(got.err, "nothing was changed") || !strings.Contains(got.err, "shapectl flush") {
+				t.Errorf("shapectl %s: exit %d: %s", line, got.code, got.err)
+			}
+		}
+		r.address("10.0.0.1/24")
+		says := regexp.MustCompile(`(?s)^packets to 10.0.0.7 leave by va, then vb\n  va egress: not known; the rules here cannot be read: .*\n  path +(tcx|clsact) shapectl`)
+		if got := r.run("explain", "10.0.0.7"); got.code != exitKernel || !says.MatchString(got.out) ||
+			!strings.Contains(r.run("explain", "10.0.0.7", "-j").out, `"verdict": "unknown"`) {
+			t.Errorf("explain: %+v", got)
+		}
+		if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(got.out, maps.ErrOtherLayout.Error()) {
+			t.Errorf("doctor: %+v", got)
+		}
+		w := r.watch(file)
+		testenv.Eventually(t, "what watch says", func() bool { return strings.Contains(w.err.String(), maps.ErrOtherLayout.Error()) })
+		testenv.Must(t, w.cmd.Process.Kill())
+		if out := r.ok("flush", "vb"); out != "vb has no rules\n" {
+			t.Errorf("flush of a device without rules: %q", out)
+		}
+		if now := r.attached(); !slices.Equal(now, attached) {
+			t.Errorf("commands changed\n%v, to\n%v", attached, now)
+		}
+
+		const deleted = "deleted: va egress: all rules, which another version of shapectl had set\n"
+		r.prints(deleted, "flush", "va")
+		r.nothingLeft()
+		r.ok(strings.Fields(set)...)
+		r.makeOtherLayout()
+		r.prints(deleted, "flush", "--all")
+		r.nothingLeft()
+
+		// Of a device that was deleted, too.
+		r.ok(strings.Fields(set)...)
+		r.makeOtherLayout()
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		r.refused(exitKernel, maps.ErrOtherLayout.Error(), "show")
+		if out := r.ok("flush", "--all"); !strings.HasPrefix(out, "deleted: device ") {
+			t.Errorf("flush: %q", out)
+		}
+		testenv.Veth(t, "va", "vb")
+		r.nothingLeft()
+	})
 }
 
 // Where the network namespace has a mount namespace of its own that ends with

@@ -121,12 +121,9 @@ func checkElsewhere(f Facts) (findings []report.Finding) {
 
 // checkLeft finds pins of other network namespaces.
 func checkLeft(f Facts) (findings []report.Finding) {
-	var dead, unmarked []string
+	var dead []string
 	for _, l := range f.Left {
-		switch {
-		case !l.Dead:
-			unmarked = append(unmarked, fmt.Sprintf("%q", l.Path))
-		case len(l.InForce) == 0:
+		if len(l.InForce) == 0 {
 			dead = append(dead, fmt.Sprintf("%q", l.Path))
 		}
 		for _, o := range l.InForce {
@@ -146,12 +143,6 @@ func checkLeft(f Facts) (findings []report.Finding) {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
 			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "watch"))...)
-	}
-	if len(unmarked) > 0 {
-		findings = append(findings, systemFinding(report.Note, "leftovers",
-			fmt.Sprintf("pins of %s by an older build, so it is not known whether they exist: %s",
-				plain.Count(len(unmarked), "network namespace"), plain.List(unmarked)),
-			"run 'shapectl watch' or change a rule in those that exist; 'rm -r' removes the pins of the others")...)
 	}
 	return findings
 }

@@ -175,7 +175,7 @@ func inTime(clock func() uint64, latest uint64, prepare func(moment uint64) erro
 // change began; 0 where there is none.
 func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	if n.pins.store == nil {
-		return 0, 0, n.pins.noState(nil)
+		return 0, 0, n.pins.readable()
 	}
 	switch state, at := n.pins.store.Change(); state {
 	case maps.Pending:
@@ -189,8 +189,8 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 // Confirm confirms a pending change, and returns what that has changed. The error wraps ErrConfirmed where it lasts
 // already, ErrNoChange where there is no change, and ErrTooLate where it has reverted.
 func (n *Namespace) Confirm() (done []Applied, err error) {
-	if n.pins.store == nil || len(n.pins.others) > 0 {
-		return nil, n.pins.noState(n.pins.noChange())
+	if n.pins.store == nil {
+		return nil, n.pins.noChange()
 	}
 	switch state, _ := n.pins.store.Change(); {
 	case state == maps.Expired:
@@ -226,8 +226,12 @@ func (n *Namespace) changed(hooks []*Hook) (done []Applied) {
 	return done
 }
 
-// noChange is why there is no change to confirm or to roll back. The error wraps ErrNoChange.
+// noChange is why there is no change to confirm or to roll back. The error wraps ErrNoChange, unless the rules are of
+// another layout.
 func (s *bpfState) noChange() error {
+	if err := s.readable(); err != nil {
+		return err
+	}
 	why := "another command changed rules since the last one"
 	switch {
 	case s.store == nil:
@@ -244,7 +248,7 @@ func (s *bpfState) noChange() error {
 // wraps ErrNoChange where there is none, or a single rule was changed since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
 	if n.pins.store == nil {
-		return nil, n.pins.noState(n.pins.noChange())
+		return nil, n.pins.noChange()
 	}
 	until := maps.Never
 	switch state, at := n.pins.store.Change(); {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -33,88 +32,72 @@ var ErrNoClsBPF = errors.New("this kernel has neither tcx nor cls_bpf filters")
 type filter = *netlink.BpfFilter
 
 // An attachment is what puts a hook's program on its device: a tcx link, or a filter
-// that runs the program. Builds of other layouts made several of them.
+// that runs the program.
 type attachment struct {
 	hookDir
-	links    map[string]link.Link // by pin
-	programs []ebpf.ProgramID     // that are pinned
-	filters  []filter             // that run one of them
+	link    link.Link      // nil if none is pinned
+	program ebpf.ProgramID // that is pinned; 0 for none
+	filters []filter       // that run it
 }
 
-// The pins of a link and of a program. Those of builds of other layouts begin like this.
+// Pins of a hook. Those of the link and of the program are the same in every layout, as flush needs them.
 const (
 	linkPin    = "link"
 	programPin = "program"
+	recordPin  = "record"
 	// clsactMark is a directory where shapectl added the qdisc of the hook's filter, and removes it.
 	clsactMark = "clsact"
 )
 
-// A record is pinned for readers who may not open links and programs. Early builds, which had maps for each
-// hook, pinned their settings at the same path. They find a record there and refuse the hook. Without it they
-// would remove the hook as a leftover of a killed command.
-type record struct {
-	Layout uint64 // 0, which no such build had
-	// Programs are the pinned program and the one that was attached before it; 0 for none.
-	Programs [2]ebpf.ProgramID
-	Device   [16]byte // the name, which such builds print
-}
+// A record is pinned for readers who may not open links and programs: the pinned program and the one that was attached
+// before it; 0 for none.
+type record [2]ebpf.ProgramID
 
-func (at hookDir) recordPin() string { return filepath.Join(at.dir, "g0", "hook") }
+func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
 
 // record records the next program of the hook, and the one that stays attached if this process is killed.
-func (a *attachment) record(device string, next ebpf.ProgramID) error {
-	r := record{Programs: [2]ebpf.ProgramID{next}}
-	copy(r.Device[:], device)
-	if l := a.links[linkPin]; l != nil {
-		info, err := l.Info()
+func (a *attachment) record(next ebpf.ProgramID) error {
+	r := record{next}
+	if a.link != nil {
+		info, err := a.link.Info()
 		if err != nil {
 			return fmt.Errorf("ask for the link: %w", err)
 		}
-		r.Programs[1] = info.Program
+		r[1] = info.Program
 	} else if len(a.filters) > 0 {
-		r.Programs[1] = ebpf.ProgramID(a.filters[0].Id)
+		r[1] = ebpf.ProgramID(a.filters[0].Id)
 	}
-	m, err := ebpf.LoadPinnedMap(a.recordPin(), nil)
-	if err == nil && m.ValueSize() == uint32(unsafe.Sizeof(r)) {
-		defer m.Close()
-		if err := step.Try("record a program"); err != nil {
-			return err
-		}
-		return m.Put(uint32(0), r) // in place, because a new map would need share again
+	m, err := ebpf.LoadPinnedMap(a.pin(recordPin), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return pinValue(a.pin(recordPin), &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(unsafe.Sizeof(r))}, r)
 	}
-	if err == nil {
-		m.Close() // of an earlier build
-	}
-	if err := makeDir(filepath.Dir(a.recordPin())); err != nil {
+	if err != nil {
 		return err
 	}
-	if err := unlink(a.recordPin()); err != nil {
+	defer m.Close()
+	if err := step.Try("record a program"); err != nil {
 		return err
 	}
-	spec := &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(unsafe.Sizeof(r))}
-	return pinValue(a.recordPin(), spec, r)
+	return m.Put(uint32(0), r) // in place, because a new map would need share again
 }
 
-// recorded are the programs of a hook, and how they are attached; none if an early build made the hook.
+// recorded are the programs of a hook, and how they are attached.
 func (at hookDir) recorded() (programs []ebpf.ProgramID, mode Mode, err error) {
-	m, err := ebpf.LoadPinnedMap(at.recordPin(), &ebpf.LoadPinOptions{ReadOnly: true})
+	m, err := ebpf.LoadPinnedMap(at.pin(recordPin), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return nil, "", err
 	}
 	defer m.Close()
 	var r record
-	if m.ValueSize() != uint32(unsafe.Sizeof(r)) {
-		return nil, "", nil
-	}
 	if err := m.Lookup(uint32(0), &r); err != nil {
 		return nil, "", err
 	}
-	for _, id := range r.Programs {
+	for _, id := range r {
 		if id != 0 {
 			programs = append(programs, id)
 		}
 	}
-	if exists(filepath.Join(at.dir, linkPin)) {
+	if exists(at.pin(linkPin)) {
 		return programs, TCX, nil
 	}
 	return programs, Clsact, nil
@@ -122,57 +105,22 @@ func (at hookDir) recorded() (programs []ebpf.ProgramID, mode Mode, err error) {
 
 // openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
 func openAttachment(at hookDir) (*attachment, error) {
-	a := &attachment{hookDir: at, links: map[string]link.Link{}}
-	err := a.open()
-	if err != nil {
-		a.close()
+	a := &attachment{hookDir: at}
+	if err := trustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
+		return a, nil
+	} else if err != nil {
 		return nil, err
 	}
-	return a, nil
-}
-
-func (a *attachment) open() error {
-	if err := trustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
+	var err error
+	if a.program, err = pinnedProgram(a.pin(programPin)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open the program of device %d %s: %w", a.index, a.direction, err)
 	}
-	generations, err := generationsIn(a.dir)
-	if err != nil {
-		return err
+	if a.link, err = link.LoadPinnedLink(a.pin(linkPin), nil); err == nil {
+		return a, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open the link of device %d %s: %w", a.index, a.direction, err)
 	}
-	for _, sub := range append(generations, "") {
-		if err := a.openIn(filepath.Join(a.dir, sub)); err != nil {
-			return err
-		}
-	}
-	return a.findFilters()
-}
-
-// openIn opens the links and programs that are pinned in one directory.
-func (a *attachment) openIn(dir string) error {
-	entries, err := readDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		switch pin := filepath.Join(dir, e.Name()); {
-		case strings.HasPrefix(e.Name(), linkPin):
-			var l link.Link
-			if l, err = link.LoadPinnedLink(pin, nil); err == nil {
-				a.links[e.Name()] = l
-			}
-		case strings.HasPrefix(e.Name(), programPin):
-			var id ebpf.ProgramID
-			if id, err = pinnedProgram(pin); err == nil {
-				a.programs = append(a.programs, id)
-			}
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("open the %s of device %d %s: %w", e.Name(), a.index, a.direction, err)
-		}
-	}
-	return nil
+	return a, a.findFilters()
 }
 
 func pinnedProgram(pin string) (ebpf.ProgramID, error) {
@@ -193,9 +141,9 @@ func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	return id, nil
 }
 
-// findFilters finds the filters on the device that run one of the pinned programs.
+// findFilters finds the filters on the device that run the pinned program.
 func (a *attachment) findFilters() error {
-	if len(a.links) > 0 || len(a.programs) == 0 {
+	if a.program == 0 {
 		return nil
 	}
 	if _, err := netlink.LinkByIndex(a.index); err != nil {
@@ -203,7 +151,7 @@ func (a *attachment) findFilters() error {
 	}
 	all, err := bpfFilters(a.index, a.direction)
 	for _, f := range all {
-		if slices.Contains(a.programs, ebpf.ProgramID(f.Id)) {
+		if ebpf.ProgramID(f.Id) == a.program {
 			a.filters = append(a.filters, f)
 		}
 	}
@@ -238,16 +186,15 @@ func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
 }
 
 func (a *attachment) close() {
-	for _, l := range a.links {
-		l.Close()
+	if a.link != nil {
+		a.link.Close()
 	}
-	a.links = nil
 }
 
 // mode is how the hook is attached, "" where it is not.
 func (a *attachment) mode() Mode {
 	switch {
-	case len(a.links) > 0:
+	case a.link != nil:
 		return TCX
 	case len(a.filters) > 0:
 		return Clsact
@@ -255,15 +202,15 @@ func (a *attachment) mode() Mode {
 	return ""
 }
 
-// put attaches a program to the device of that name. It replaces the hook's program there, if any.
-func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
+// put attaches a program to the device. It replaces the hook's program there, if any.
+func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	id, err := programID(p)
 	if err != nil {
 		return err
 	}
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
-	// replaces the old pin, because a hook without one would look like a hook of another layout.
-	pin := filepath.Join(a.dir, programPin)
+	// replaces the old pin, because without one nobody would recognise the filter that is there.
+	pin := a.pin(programPin)
 	aside := pin + "-" + asideName
 	err = unlink(aside)
 	if err == nil {
@@ -275,7 +222,7 @@ func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
 	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
-	if err := a.record(device, id); err != nil {
+	if err := a.record(id); err != nil {
 		return fmt.Errorf("record the program: %w", err)
 	}
 	if mode == Clsact {
@@ -285,7 +232,7 @@ func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
 }
 
 func (a *attachment) putLink(p *ebpf.Program) error {
-	old := a.links[linkPin]
+	old := a.link
 	if old != nil {
 		if err := step.Try("replace the program of a link"); err != nil {
 			return err
@@ -302,7 +249,7 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(a.dir, linkPin)
+	path := a.pin(linkPin)
 	err = unlink(path) // of a dead link
 	if err == nil {
 		if err = pinAt(l, path); err != nil {
@@ -316,7 +263,7 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 	if old != nil {
 		old.Close()
 	}
-	a.links = map[string]link.Link{linkPin: l}
+	a.link = l
 	return nil
 }
 
@@ -390,16 +337,14 @@ func (a *attachment) remove() error {
 		}
 	}
 	a.filters = nil
-	for pin, l := range a.links {
+	if a.link != nil {
 		if err := step.Try("detach a link"); err != nil {
 			return err
 		}
 		// Without this, the program would stay for as long as anybody has the link open.
-		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
-			return fmt.Errorf("detach the %s: %w", pin, err)
+		if err := a.link.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+			return fmt.Errorf("detach the link: %w", err)
 		}
-		l.Close()
-		delete(a.links, pin)
 	}
 	if err := discard(a.dir); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
@@ -407,45 +352,41 @@ func (a *attachment) remove() error {
 	return nil
 }
 
-// on returns the index of the device in this namespace to which a link is attached, 0 for
-// none. anywhere is whether a link is attached to a device of any namespace.
+// on returns the index of the device in this namespace to which the link is attached, 0 for
+// none. anywhere is whether it is attached to a device of any namespace.
 func (a *attachment) on() (index int, anywhere bool, err error) {
-	for pin, l := range a.links {
-		info, on, err := a.ask(pin, l)
-		if err != nil {
-			return 0, false, err
-		}
-		if on == nil || on.Ifindex == 0 {
-			anywhere = anywhere || on == nil
-			continue
-		}
-		// The index may be that of a device in another namespace, and a device here may have it, too.
-		_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
-		if err != nil {
-			return 0, false, err
-		}
-		if here {
-			programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
-			if err != nil && !errors.Is(err, unix.ENODEV) {
-				return 0, false, err
-			}
-			if slices.Contains(programs, info.Program) {
-				return int(on.Ifindex), true, nil
-			}
-		}
-		// If the device was deleted meanwhile, the link has no device now.
-		if _, on, err = a.ask(pin, l); err != nil {
-			return 0, false, err
-		}
-		anywhere = anywhere || on.Ifindex != 0
+	if a.link == nil {
+		return 0, false, nil
 	}
-	return 0, anywhere, nil
+	info, on, err := a.ask()
+	if err != nil || on == nil || on.Ifindex == 0 {
+		return 0, err == nil && on == nil, err
+	}
+	// The index may be that of a device in another namespace, and a device here may have it, too.
+	_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
+	if err != nil {
+		return 0, false, err
+	}
+	if here {
+		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			return 0, false, err
+		}
+		if slices.Contains(programs, info.Program) {
+			return int(on.Ifindex), true, nil
+		}
+	}
+	// If the device was deleted meanwhile, the link has no device now.
+	if _, on, err = a.ask(); err != nil {
+		return 0, false, err
+	}
+	return 0, on.Ifindex != 0, nil
 }
 
-// ask asks for a link's program, and its device if it is one of tcx.
-func (a *attachment) ask(pin string, l link.Link) (info *link.Info, on *link.TCXInfo, err error) {
-	if info, err = l.Info(); err != nil {
-		return nil, nil, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
+// ask asks for the link's program, and its device if it is one of tcx.
+func (a *attachment) ask() (info *link.Info, on *link.TCXInfo, err error) {
+	if info, err = a.link.Info(); err != nil {
+		return nil, nil, fmt.Errorf("ask for the link of device %d %s: %w", a.index, a.direction, err)
 	}
 	return info, info.TCX(), nil
 }
@@ -527,7 +468,7 @@ func (a *attachment) ensureClsact() error {
 	return addClsact(a.index)
 }
 
-func (at hookDir) clsactMark() string { return filepath.Join(at.dir, clsactMark) }
+func (at hookDir) clsactMark() string { return at.pin(clsactMark) }
 
 // opposite is the hook of the other direction of the device.
 func (at hookDir) opposite() hookDir {

@@ -340,7 +340,7 @@ func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err
 	if shared {
 		patience = min(patience, readersPatience)
 	}
-	all, err := lock(string(dir), true, patience) // earlier builds lock only this one
+	all, err := lock(string(dir), true, patience)
 	switch {
 	case shared && errors.Is(err, unix.EWOULDBLOCK):
 		return own, nil

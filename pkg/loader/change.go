@@ -147,7 +147,7 @@ func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int
 	if len(networks) > 1 {
 		return n.DeleteTogether(func(*Hook) []netip.Prefix { return networks }, hooks...)
 	}
-	if err := n.pins.refuseOthers(); err != nil {
+	if err := n.pins.readable(); err != nil {
 		return 0, err
 	}
 	err = n.changeHooks(hooks, func() error {
@@ -164,7 +164,7 @@ func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int
 
 // DeleteTogether is Delete for networks that each hook has of its own. All rules go at one moment.
 func (n *Namespace) DeleteTogether(networks func(*Hook) []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
-	if err := n.pins.refuseOthers(); err != nil {
+	if err := n.pins.readable(); err != nil {
 		return 0, err
 	}
 	if err := n.pins.endChange(nil); err != nil {
@@ -228,7 +228,7 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 
 // FlushAll is Flush for all hooks of the namespace, including those of another version of shapectl.
 // told is called before, with each hook that can be read; discarded is called after, with each that cannot.
-func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)) error {
+func (n *Namespace) FlushAll(told func(*Hook), discarded func(OtherHook)) error {
 	if n.pins.dir == "" {
 		return nil
 	}
@@ -248,9 +248,13 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	for _, h := range hooks {
 		told(h)
 	}
-	return n.pins.haste.hurry(len(hooks)+len(n.pins.others), func() error {
+	var others []OtherHook
+	if n.pins.foreign != nil {
+		others = n.pins.foreign.Hooks
+	}
+	return n.pins.haste.hurry(len(hooks)+len(others), func() error {
 		failed := []error{n.Flush(hooks...)}
-		gone, err := n.Discard(n.pins.others...)
+		gone, err := n.Discard(others...)
 		for _, other := range gone {
 			discarded(other)
 		}
@@ -266,12 +270,12 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 
 // Discard detaches hooks of another layout, and removes their pins. It returns those that
 // are gone, also with an error.
-func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutError, err error) {
+func (n *Namespace) Discard(others ...OtherHook) (gone []OtherHook, err error) {
 	if len(others) == 0 {
 		return nil, nil
 	}
 	err = n.pins.changing(func() error {
-		return forEach(&n.pins, others, func(other *OtherLayoutError) error {
+		return forEach(&n.pins, others, func(other OtherHook) error {
 			err := n.pins.discardOther(other)
 			if err == nil {
 				gone = append(gone, other)

@@ -40,7 +40,7 @@ func (dir home) markAlive() error {
 }
 
 // isDead reports whether the namespace of a home no longer exists. The error wraps
-// fs.ErrNotExist if the home has no mark, because an older build made it.
+// fs.ErrNotExist if a killed command has not marked the home.
 func (dir home) isDead() (bool, error) {
 	if err := trustDir(string(dir)); err != nil {
 		return false, err
@@ -81,7 +81,7 @@ func (dir home) remove() {
 // collectDevices removes the hooks of devices that no longer exist. It skips a hook that
 // cannot be judged or removed, because the command must not fail for that.
 func (n *Namespace) collectDevices(keep func(device string) bool) {
-	if n.pins.store == nil && len(n.pins.others) == 0 {
+	if n.pins.store == nil {
 		return
 	}
 	devices, err := netinfo.Devices()
@@ -91,17 +91,6 @@ func (n *Namespace) collectDevices(keep func(device string) bool) {
 	names := map[int]string{}
 	for _, dev := range devices {
 		names[dev.Index] = dev.Name
-	}
-	var others []*OtherLayoutError
-	for _, other := range n.pins.others {
-		_, anywhere, err := attachedTo(other.at)
-		if name, here := names[other.at.index]; err == nil && !anywhere && !(here && name == other.Device) {
-			others = append(others, other)
-		}
-	}
-	discarded, _ := n.Discard(others...)
-	for _, other := range discarded {
-		n.collected = append(n.collected, other.Name())
 	}
 	n.collected = append(n.collected, n.pins.removeGone(names, keep)...)
 	slices.Sort(n.collected)
@@ -192,11 +181,10 @@ func (dir home) clear() {
 	}
 }
 
-// A Leftover is the pins of another namespace that may no longer exist.
+// A Leftover is the pins of a namespace that no longer exists.
 type Leftover struct {
 	Path string // of the directory
-	Dead bool   // the namespace no longer exists; if false, an older build left no mark, and nobody can tell
-	// InForce are the directions of devices on which rules of a dead namespace are in force: only 'flush' removes them.
+	// InForce are the directions of devices on which rules are in force: only 'flush' removes them.
 	InForce []Orphan
 }
 
@@ -224,9 +212,7 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 				continue // it cannot be known whether rules are in force
 			}
 			failed = append(failed, err)
-			left = append(left, Leftover{Path: string(dir), Dead: true, InForce: orphans})
-		case errors.Is(err, fs.ErrNotExist) && exists(string(dir)):
-			left = append(left, Leftover{Path: string(dir)})
+			left = append(left, Leftover{Path: string(dir), InForce: orphans})
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // only root may read those of another user
 			failed = append(failed, err)
 		}

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -523,50 +521,54 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 	r.nothingLeft()
 }
 
-// Pins of another layout are refused as a whole, with an error that says so, and can be
-// removed.
+// Rules of another layout are refused as a whole, with an error that says so. They stay in force until they are flushed, by
+// device or all.
 func TestPinsOfAnotherVersion(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
-		only := rule("10.0.0.0/24")
-		r.put(only)
-		path := r.hook("va").at.dir
+		dev, err := netinfo.DeviceByName("va")
+		testenv.Must(t, err)
+		table := policy.Table{Device: "va", Direction: policy.Ingress, Rules: []policy.Rule{one}}
+		apply := func(n *Namespace) error {
+			_, err := n.Apply([]policy.Table{{Device: "va", Direction: r.direction, Rules: []policy.Rule{one, stays}}}, ApplyOptions{Confirm: time.Hour})
+			return err
+		}
+		r.put(one)
+		hook := r.hook("va")
+		r.write(apply)
 		r.anotherLayout()
+		before := r.pins()
 		for name, f := range map[string]func(n *Namespace) error{
-			"hooks": func(n *Namespace) error { _, err := n.Hooks(); return err },
-			"find":  func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
-			"put":   func(n *Namespace) error { _, err := r.putIn(n, only); return err },
+			"hooks":     func(n *Namespace) error { _, err := n.Hooks(); return err },
+			"find":      func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
+			"put":       func(n *Namespace) error { _, err := r.putIn(n, one); return err },
+			"put anew":  func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
+			"delete":    func(n *Namespace) error { _, err := n.Delete([]netip.Prefix{one.Prefix}, hook); return err },
+			"apply":     apply,
+			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
+			"confirm":   confirm,
+			"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
+			"a change":  func(n *Namespace) error { _, _, err := n.PendingChange(); return err },
 		} {
-			if err := r.try(f); !isOtherLayout(err) {
+			var other *OtherLayoutError
+			if err := r.try(f); !isOtherLayout(err) || !errors.As(err, &other) || len(other.Hooks) != 1 || other.Hooks[0].Name() != "va" {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if _, err := os.Stat(path); err != nil {
-			t.Errorf("the pins: %v", err)
+		if now := r.pins(); !slices.Equal(now, before) {
+			t.Errorf("pins were %v, and are %v", before, now)
 		}
 		if ours := r.ours("va"); len(ours) != 1 {
 			t.Errorf("programs of ours: %v", ours)
 		}
 		r.write(func(n *Namespace) error {
-			_, err := n.Find("va", r.direction)
-			var other *OtherLayoutError
-			if !errors.As(err, &other) || other.Name() != "va" {
-				t.Fatalf("find: %v", err)
-			}
-			_, err = n.Discard(other)
+			_, err := n.Discard(n.pins.foreign.Hooks...)
 			return err
 		})
 		r.nothingLeft()
-		r.put(only)
-		r.inForce(only)
-	})
-}
-
-// Rules are removed when the pins of their hook are missing: an earlier build may have flushed it.
-func TestPinsOfAHookRemoved(t *testing.T) {
-	eachMode(t, func(t *testing.T, r *rig) {
 		r.put(one)
-		testenv.Must(t, removeHook(r.hook("va").at))
-		r.write(func(*Namespace) error { return nil })
+		r.inForce(one)
+		r.anotherLayout()
+		r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
 		r.nothingLeft()
 	})
 }
@@ -583,61 +585,6 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 		return err
 	})
 	r.inForce(one)
-	r.flush()
-	r.nothingLeft()
-}
-
-// If an earlier build has rules on one device, rules of others cannot be changed, because neither
-// build could export all of them. Only a flush is possible.
-func TestNoRulesBesideAnotherLayout(t *testing.T) {
-	r := newRig(t, Auto, policy.Egress)
-	testenv.Veth(t, "w0", "w1")
-	dev, err := netinfo.DeviceByName("w0")
-	testenv.Must(t, err)
-	table := policy.Table{Device: "w0", Direction: policy.Ingress, Rules: []policy.Rule{one}}
-	r.put(one)
-	r.write(func(n *Namespace) error {
-		_, err := n.Apply([]policy.Table{{Device: "va", Direction: r.direction, Rules: []policy.Rule{one, stays}}}, ApplyOptions{Confirm: time.Hour})
-		return err
-	})
-
-	// An earlier build kept maps for each hook.
-	home := filepath.Dir(r.hook("va").at.dir)
-	generation := filepath.Join(home, fmt.Sprint(dev.Index, "-egress"), "g0")
-	testenv.Must(t, os.MkdirAll(generation, 0o750))
-	spec := &ebpf.MapSpec{Type: ebpf.Array, ValueSize: 24}
-	var settings [24]byte
-	copy(settings[8:], "w0")
-	testenv.Must(t, pinValue(filepath.Join(generation, "hook"), spec, settings))
-
-	before := r.pins()
-	for name, f := range map[string]func(n *Namespace) error{
-		"put":      func(n *Namespace) error { _, err := r.putIn(n, one); return err },
-		"put anew": func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
-		"delete": func(n *Namespace) error {
-			h, err := n.Find("va", r.direction)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			_, err = n.Delete([]netip.Prefix{one.Prefix}, h)
-			return err
-		},
-		"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
-		"apply":     func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
-		"confirm":   confirm,
-		"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
-	} {
-		var other *OtherLayoutError
-		if err := r.try(f); !errors.As(err, &other) || other.Name() != "w0" {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if now := r.pins(); !slices.Equal(now, before) {
-		t.Errorf("pins were %v, and are %v", before, now)
-	}
-	r.inForce(one, stays)
-	r.write(func(n *Namespace) error { _, err := n.Discard(n.pins.others...); return errors.Join(err, confirm(n)) })
 	r.flush()
 	r.nothingLeft()
 }

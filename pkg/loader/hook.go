@@ -93,43 +93,36 @@ func CloseHooks(hooks []*Hook) {
 	}
 }
 
-// An OtherLayoutError is about a hook that this build can neither read nor change, because a
-// build with another layout made it. It wraps maps.ErrOtherLayout.
+// An OtherLayoutError is about rules that this build can neither read nor change, because a
+// build with another layout made them. It wraps maps.ErrOtherLayout.
 type OtherLayoutError struct {
-	Device    string // its name when the hook was made; "" if that cannot be read either
-	Now       string // the name of the device that has its index now; "" for none
-	Direction policy.Direction
-
-	at  hookDir
-	err error
+	Hooks []OtherHook
+	err   error
 }
 
-// Name is the device's name, or its index if the name cannot be read.
-func (e *OtherLayoutError) Name() string { return cmp.Or(e.Device, fmt.Sprint("device ", e.at.index)) }
+// An OtherHook is a direction of a device with such rules.
+type OtherHook struct {
+	Device    string // "" if there is no device with that index here
+	Direction policy.Direction
+
+	at hookDir
+}
+
+// Name is the device's name, or its index if it has none here.
+func (o OtherHook) Name() string { return cmp.Or(o.Device, fmt.Sprint("device ", o.at.index)) }
 
 func (e *OtherLayoutError) Error() string {
-	return fmt.Sprintf("rules of %s %s: %v", e.Name(), e.Direction, e.err)
+	var names []string
+	for _, o := range e.Hooks {
+		names = append(names, o.Name()+" "+o.Direction.String())
+	}
+	if names == nil {
+		names = []string{"this network namespace"}
+	}
+	return fmt.Sprintf("rules of %s: %v", plain.List(names), e.err)
 }
 
 func (e *OtherLayoutError) Unwrap() error { return e.err }
-
-// OtherLayouts is one error about hooks of another layout, of which there may be hundreds.
-type OtherLayouts []*OtherLayoutError
-
-func (all OtherLayouts) Error() string {
-	var names []string
-	for _, other := range all {
-		names = append(names, other.Name()+" "+other.Direction.String())
-	}
-	return fmt.Sprintf("rules of %s: %v", plain.List(names), all[0].err)
-}
-
-func (all OtherLayouts) Unwrap() (each []error) {
-	for _, other := range all {
-		each = append(each, other)
-	}
-	return each
-}
 
 // A hookDir is where the pins of a hook are.
 type hookDir struct {
@@ -166,15 +159,15 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 // Hooks are the hooks that have rules, by device name, egress before ingress. With an error
 // they are those that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
+	if err := n.pins.readable(); err != nil {
+		return nil, err
+	}
 	hooks, err = n.pins.readHooks()
 	n.unknown = n.unknown || slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State == Unknown })
-	if len(n.pins.others) > 0 {
-		err = errors.Join(OtherLayouts(n.pins.others), err)
-	}
 	return hooks, err
 }
 
-// readHooks are Hooks but for those of another layout.
+// readHooks are Hooks, none where there are only those of another layout.
 func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 	if s.store == nil {
 		return nil, nil
@@ -210,10 +203,16 @@ func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 	}), errors.Join(unread...)
 }
 
+// Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Discard and FlushAll change anything.
+func (n *Namespace) Readable() error { return n.pins.readable() }
+
 // Find is the hook of a device by its name or an alternative one; nil if it has none. A
 // device that is no longer here is found by the name that it had. In a Namespace for changes,
 // a device that was deleted is not found.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
+	if err := n.pins.readable(); err != nil {
+		return nil, err
+	}
 	dev, err := netinfo.DeviceByName(name)
 	here := err == nil
 	if err != nil && !errors.Is(err, netinfo.ErrNoDevice) {
@@ -221,11 +220,6 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	}
 	if here {
 		name = dev.Name // and not an alternative one
-	}
-	for _, other := range n.pins.others {
-		if other.Direction == d && (other.at.index == dev.Index || !here && other.Device == name) {
-			return nil, other
-		}
 	}
 	var sets []*maps.Set
 	for _, set := range n.pins.sets() {
@@ -295,7 +289,7 @@ func (h *Hook) judgeRecord() error {
 	h.Device = device
 	programs, mode, err := h.at.recorded()
 	if err != nil || programs == nil {
-		return nil // killed commands and older builds leave no record, or one that others may not read
+		return nil // killed commands leave no record, or one that others may not read
 	}
 	running, err := h.at.running(mode)
 	switch {
@@ -347,19 +341,16 @@ func (h *Hook) judgeAttachment() error {
 	return nil
 }
 
-// OtherLayout is an error if this build cannot read the rules of a direction of a device, else nil.
-func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError {
-	for _, other := range n.pins.others {
-		if other.at.index == index && other.Direction == d {
-			return other
-		}
-	}
-	return nil
+// OtherLayout reports whether a direction of a device has rules of another layout.
+func (n *Namespace) OtherLayout(index int, d policy.Direction) bool {
+	return n.pins.foreign != nil && slices.ContainsFunc(n.pins.foreign.Hooks, func(o OtherHook) bool {
+		return o.at.index == index && o.Direction == d
+	})
 }
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.pins.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
+	if n.pins.setOf(index, d) == nil && !n.OtherLayout(index, d) {
 		return nil, nil
 	}
 	at := n.pins.dir.hookDir(index, d)
@@ -372,5 +363,8 @@ func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, e
 		return nil, err
 	}
 	defer a.close()
-	return a.programs, nil
+	if a.program == 0 {
+		return nil, nil
+	}
+	return []ebpf.ProgramID{a.program}, nil
 }

@@ -62,7 +62,7 @@ const undone = math.MaxUint64
 // KeepPolicy records the policy that is in force from now on. If the last change brought it into force, the policy
 // before it is in force again when that change reverts.
 func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
-	if len(n.pins.others) > 0 {
+	if n.pins.foreign != nil {
 		return nil // this build changes nothing of another layout
 	}
 	if n.pins.dir == "" {

@@ -73,7 +73,7 @@ func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
 	}
 	defer n.Close()
 	if n.pins.store == nil {
-		return n.pins.noState(n.pins.foreign)
+		return n.pins.readable()
 	}
 	if !f(n.pins.store.Pools()) {
 		l.release()

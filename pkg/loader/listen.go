@@ -61,7 +61,7 @@ func Listen(o Options) (*maps.Store, Generation, error) {
 	}
 	defer n.Close()
 	if n.pins.store == nil {
-		return nil, Generation{}, n.pins.noState(n.pins.foreign)
+		return nil, Generation{}, n.pins.readable()
 	}
 	generation, err := n.pins.dir.generation()
 	if err != nil {
@@ -79,10 +79,8 @@ func Look(o Options, f func(*maps.Store) error) error {
 		return err
 	}
 	defer n.Close()
-	if n.pins.store == nil {
-		if err := n.pins.noState(n.pins.foreign); err != nil {
-			return err
-		}
+	if err := n.pins.readable(); err != nil {
+		return err
 	}
 	return f(n.pins.store)
 }

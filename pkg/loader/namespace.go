@@ -332,10 +332,7 @@ func (n *Namespace) enter() error {
 		return fmt.Errorf("open the pins: %w", err)
 	}
 	n.unlock, n.pins.dir = unlock, n.place.home()
-	if err = n.pins.open(); err == nil {
-		n.pins.others, err = n.pins.otherLayouts()
-	}
-	if err != nil {
+	if err = n.pins.open(); err != nil {
 		n.pins.close()
 		unlock()
 		n.unlock, n.pins.dir = func() {}, ""

@@ -224,7 +224,7 @@ func (o *order) attach(p *pins, options Options) error {
 		return err
 	}
 	defer caller.Close()
-	if err := attached.put(caller, o.dev.Name, mode); err != nil {
+	if err := attached.put(caller, mode); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)

@@ -45,7 +45,7 @@ func (p *pins) trim(h *Hook) error {
 	return p.trimIfb(h.Set)
 }
 
-// sweep removes hooks that have no rules or no pins any more, for up to sweepTime.
+// sweep removes hooks that have no rules any more, for up to sweepTime.
 func (p *pins) sweep() error {
 	if p.store == nil {
 		return nil
@@ -53,8 +53,7 @@ func (p *pins) sweep() error {
 	var empty []*maps.Set
 	haveRules := p.store.HaveRules()
 	for set := range p.store.Sets() {
-		// Earlier builds remove the pins of a hook when they flush it, and leave its rules.
-		if !haveRules[set.Number()] || !set.Attached() || !exists(p.dir.hookDir(set.Ifindex(), set.Direction()).dir) {
+		if !haveRules[set.Number()] || !set.Attached() {
 			empty = append(empty, set)
 		}
 	}
@@ -146,17 +145,17 @@ func (p *pins) trimIfb(set *maps.Set) error {
 }
 
 // discardOther removes a hook of another layout, and with the last one the maps of that layout.
-func (p *pins) discardOther(other *OtherLayoutError) error {
+func (p *pins) discardOther(other OtherHook) error {
 	if err := p.dir.removeHook(other.at); err != nil {
 		return err
 	}
-	p.others = slices.DeleteFunc(slices.Clone(p.others), func(o *OtherLayoutError) bool { return o == other })
+	p.foreign.Hooks = slices.DeleteFunc(slices.Clone(p.foreign.Hooks), func(o OtherHook) bool { return o.at == other.at })
 	return p.discardForeign()
 }
 
 // discardForeign removes the maps of another layout if they have no hooks.
 func (p *pins) discardForeign() error {
-	if p.foreign == nil || len(p.others) > 0 {
+	if p.foreign == nil || len(p.foreign.Hooks) > 0 {
 		return nil
 	}
 	p.foreign = nil
@@ -172,11 +171,10 @@ func (p *pins) removeStrays() error {
 	for _, e := range entries {
 		path := p.dir.pin(e.Name())
 		index, d, isHook := parseHookName(e.Name())
-		isOther := slices.ContainsFunc(p.others, func(o *OtherLayoutError) bool { return o.at.dir == path })
 		switch {
 		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
 			err = removeAll(path)
-		case isHook && !isOther && p.setOf(index, d) == nil:
+		case isHook && p.foreign == nil && p.setOf(index, d) == nil:
 			err = p.adopt(p.dir.hookDir(index, d))
 		case e.Name() == kindsPin && p.store == nil && p.foreign == nil:
 			err = unlink(path)

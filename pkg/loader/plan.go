@@ -183,7 +183,7 @@ func (n *Namespace) planBeside(want policy.Table) (*order, error) {
 	if want.IsPools() {
 		o := n.poolsOrder(want.Rules)
 		o.planSteps(besideOthers)
-		return o, n.pins.refuseOthers()
+		return o, n.pins.readable()
 	}
 	dev, err := netinfo.DeviceByName(want.Device)
 	if err != nil {
@@ -201,9 +201,6 @@ func (n *Namespace) planBeside(want policy.Table) (*order, error) {
 		err = n.pins.dir.elsewhere(dev, want.Direction)
 	}
 	o := newOrder(h, dev, want)
-	if err == nil {
-		err = n.pins.refuseOthers()
-	}
 	if err != nil {
 		return o, err
 	}
@@ -223,7 +220,7 @@ func (n *Namespace) planBeside(want policy.Table) (*order, error) {
 
 // planNew is plan for hooks without rules, and for those of their pools that do not exist.
 func (n *Namespace) planNew(tables, reverted []policy.Table) (orders, error) {
-	if err := n.pins.refuseOthers(); err != nil {
+	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
 	now, pools, err := n.newIn(n.pins.store, tables)

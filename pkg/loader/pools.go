@@ -45,7 +45,7 @@ func tableName(t policy.Table) string {
 // DeletePool removes a pool, and reports whether there was one. The error wraps ErrPoolInUse if anything is within the
 // pool, and ErrPending if a change is pending.
 func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
-	if err := n.pins.refuseOthers(); err != nil {
+	if err := n.pins.readable(); err != nil {
 		return false, err
 	}
 	key := policy.PoolKey(name)

@@ -324,6 +324,6 @@ func TestPoolsOfAnotherLayout(t *testing.T) {
 	if err := r.try(func(n *Namespace) error { return putPools(n, uplink) }); !isOtherLayout(err) {
 		t.Errorf("set: %v", err)
 	}
-	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {}) })
+	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
 	r.nothingLeft()
 }

@@ -55,7 +55,7 @@ var several = []steppedCommand{
 		return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) })
 	}},
 	{"flush all hooks", true, severalHooks, func(n *Namespace) error {
-		return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {})
+		return n.FlushAll(func(*Hook) {}, func(OtherHook) {})
 	}},
 }
 
@@ -192,7 +192,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 		return all.step(name, canFail)
 	}
 	discarded := 0
-	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) { discarded++ }) })
+	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) { discarded++ }) })
 	if hooks := 2 * len(severalDevices); discarded != hooks || all.came["detach a link"] != hooks || slow > 0 {
 		t.Errorf("of %d hooks %d were discarded, %d of %d without expedited grace periods", hooks, discarded, slow, all.came["detach a link"])
 	}

@@ -13,8 +13,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // DefaultGroup is the group whose members may read pins, if there is a group of that name.
@@ -100,9 +98,6 @@ func (to access) contents(dir home) error {
 		if !e.IsDir() {
 			err = to.pin(path)
 		} else if !to.isSet(path) {
-			if index, d, isHook := parseHookName(e.Name()); isHook && to.granted {
-				hookDir{path, index, d}.recordAgain() // without a record, the state is unknown to readers
-			}
 			err = to.tree(path)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -183,18 +178,4 @@ func (to access) set(path string, st unix.Stat_t, mode uint32) error {
 		return nil
 	}
 	return unix.Chmod(path, mode&0o7777)
-}
-
-// recordAgain records the program of a hook that an early build attached without a record.
-func (at hookDir) recordAgain() error {
-	a, err := openAttachment(at)
-	if err != nil {
-		return err
-	}
-	defer a.close()
-	device, err := maps.Device(filepath.Dir(at.recordPin()))
-	if err != nil || len(a.programs) != 1 {
-		return nil // it was made by a build of another layout
-	}
-	return a.record(device, a.programs[0])
 }

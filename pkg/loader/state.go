@@ -45,11 +45,10 @@ type bpfState struct {
 	dir     home
 	writing bool
 
-	store   *maps.Store // nil where there are no rules
-	kinds   *ebpf.Map   // the programs, by kind
-	foreign error       // wraps maps.ErrOtherLayout if a build of another layout made the maps
-	others  []*OtherLayoutError
-	kept    *Kept // nil unless the namespace is read again and again
+	store   *maps.Store       // nil where there are no rules
+	kinds   *ebpf.Map         // the programs, by kind
+	foreign *OtherLayoutError // nil unless a build of another layout made the maps
+	kept    *Kept             // nil unless the namespace is read again and again
 }
 
 // open opens the pinned rules of the namespace, if there are any.
@@ -65,8 +64,9 @@ func (s *bpfState) open() error {
 	}
 	s.store, err = maps.Open(newest, s.writing || s.kept != nil && s.kept.writing)
 	if errors.Is(err, maps.ErrOtherLayout) {
-		s.store, s.foreign = nil, err
-		return nil
+		s.store, s.foreign = nil, &OtherLayoutError{err: err}
+		s.foreign.Hooks, err = s.dir.otherHooks()
+		return err
 	}
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
@@ -362,47 +362,29 @@ func (s *bpfState) drop() error {
 	return s.dir.discardMaps()
 }
 
-// otherLayouts are the hooks that builds of another layout made.
-func (s *bpfState) otherLayouts() (others []*OtherLayoutError, err error) {
-	dirs, err := s.dir.hookDirs()
+// otherHooks are the hooks of another layout.
+func (dir home) otherHooks() (others []OtherHook, err error) {
+	dirs, err := dir.hookDirs()
 	if err != nil {
 		return nil, err
 	}
 	for _, at := range dirs {
-		var generations []string // in early builds each hook had its own maps
-		if !exists(filepath.Join(at.dir, programPin)) {
-			if generations, err = generationsIn(at.dir); err != nil {
-				return nil, err
-			}
-		}
-		if generations == nil && s.foreign == nil {
-			continue
-		}
 		dev, _, err := netinfo.DeviceByIndex(at.index)
 		if err != nil {
 			return nil, err
 		}
-		other := &OtherLayoutError{dev.Name, dev.Name, at.direction, at, s.foreign}
-		if generations != nil {
-			other.Device, _ = maps.Device(filepath.Join(at.dir, generations[len(generations)-1]))
-			other.err = maps.ErrOtherLayout
-		}
-		others = append(others, other)
+		others = append(others, OtherHook{dev.Name, at.direction, at})
 	}
 	return others, nil
 }
 
-// noState is why no rules can be changed: another layout, or else err.
-func (s *bpfState) noState(err error) error {
-	if len(s.others) > 0 {
-		return s.others[0]
+// readable is Namespace.Readable.
+func (s *bpfState) readable() error {
+	if s.foreign == nil {
+		return nil
 	}
-	return err
+	return s.foreign
 }
-
-// refuseOthers is an error if there are rules of another layout. Then only Flush and Discard change
-// anything, as no build could read all rules.
-func (s *bpfState) refuseOthers() error { return s.noState(s.foreign) }
 
 // sets are the sets of all hooks.
 func (s *bpfState) sets() []*maps.Set {

@@ -549,7 +549,7 @@ func (r *rig) flushAll() {
 		if err := confirm(n); err != nil && !errors.Is(err, ErrConfirmed) && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
 			return err
 		}
-		return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {})
+		return n.FlushAll(func(*Hook) {}, func(OtherHook) {})
 	})
 	r.nothingLeft()
 }

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -54,42 +53,22 @@ func checkLayout(dir string) error {
 	if err != nil {
 		return err
 	}
-	settings, err := pinnedSettings(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %w", ErrOtherLayout, err)
-	}
-	if err != nil {
-		return err
-	}
-	// The first builds did not derive their layout. Their settings had another size.
-	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != layout {
-		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, layout)
-	}
-	return nil
-}
-
-// Device is the name of the device for which an earlier build pinned maps in a directory.
-func Device(dir string) (string, error) {
-	settings, err := pinnedSettings(dir)
-	if err != nil {
-		return "", err
-	}
-	const size = 16 // the last bytes of what such builds called a hook
-	return unix.ByteSliceToString(settings[max(0, len(settings)-size):]), nil
-}
-
-// pinnedSettings are the bytes of struct hook, whatever the layout.
-func pinnedSettings(dir string) ([]byte, error) {
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), &ebpf.LoadPinOptions{ReadOnly: true})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", ErrOtherLayout, err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("open the hook's settings: %w", err)
+		return fmt.Errorf("open the hook's settings: %w", err)
 	}
 	defer m.Close()
 	settings, err := m.LookupBytes(uint32(0))
 	if err != nil {
-		return nil, fmt.Errorf("read the hook's settings: %w", err)
+		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	return settings, nil
+	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != layout {
+		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, layout)
+	}
+	return nil
 }
 
 // writeType writes all properties of a type that decide how its values look in memory and what they mean.
