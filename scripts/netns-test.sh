@@ -58,13 +58,8 @@ deviation() {
 	printf -v percent '%s%d.%02d %%' "$sign" $((size / 100)) $((size % 100))
 }
 
-# limit SET-ARGUMENT...: a rule on the near eth0, from inside the namespace for ingress and from outside it for
-# egress: `ip netns exec` mounts a /sys of its own, where pins could get lost.
-limit() {
-	local run=("$SHAPECTL" -n "$near")
-	[[ $2 == ingress ]] && run=(ip netns exec "$near" "$SHAPECTL")
-	"${run[@]}" "$@" >"$tmp/shapectl" 2>&1
-}
+# limit SET-ARGUMENT...: a rule on the near eth0.
+limit() { "$SHAPECTL" -n "$near" "$@" >"$tmp/shapectl" 2>&1; }
 
 # read_rule: sets the array `rule` to the numbers in `show -j` of the only rule.
 read_rule() {

@@ -162,9 +162,6 @@ func prefixed(command string, err error) error {
 // renewer makes a renewer of this network namespace.
 func (e *env) renewer(from *storeFlags, host string, say func(string)) (*renewer, error) {
 	o, err := e.options()
-	if err == nil {
-		o, err = o.Settled()
-	}
 	if err != nil {
 		return nil, e.advise(err)
 	}

@@ -262,7 +262,7 @@ func (a *api) getenv(name string) string {
 
 // newEnv is for the command of a request.
 func (a *api) newEnv(netns string) *env {
-	return &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, settled: a.env.settled, contents: map[string][]byte{}}
+	return &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, contents: map[string][]byte{}}
 }
 
 // addTo plugs the API into a server.

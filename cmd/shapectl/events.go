@@ -105,10 +105,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	if listen.Kinds != nil {
 		listen.Kinds = append(listen.Kinds, report.LeftOut)
 	}
-	if listen.Loader, err = e.options(); err == nil {
-		listen.Loader, err = listen.Loader.Settled()
-	}
-	if err != nil {
+	if listen.Loader, err = e.options(); err != nil {
 		return err
 	}
 	sinks, done, err := e.eventSinks(o)

@@ -87,7 +87,7 @@ func (c *recorder) changed(samples []history.Sample) bool {
 // policyHash is the SHA-256 of what export prints: of the rules in force, however they came; "" if it cannot be told.
 func (e *env) policyHash() string {
 	var text bytes.Buffer
-	export := &env{out: &text, err: io.Discard, getenv: e.getenv, netns: e.netns, settled: e.settled}
+	export := &env{out: &text, err: io.Discard, getenv: e.getenv, netns: e.netns}
 	if export.run([]string{"export"}) != exitDone {
 		return ""
 	}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -427,27 +428,22 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	})
 }
 
-// Where the network namespace has a mount namespace of its own that ends with
-// the command, as `ip netns exec` makes them, pins are made where they last.
-func TestPinsOutliveTheMountNamespace(t *testing.T) {
+// A command that does not see the bpffs because of mounts of its own, as in `ip netns exec`, changes nothing and says what to do.
+func TestOwnMounts(t *testing.T) {
 	newRig(t) // for its network namespace
-	script := `set -e
-mount --make-rprivate /
-mount -t proc own /proc
-mount -t sysfs outer /sys
-unshare -m sh -c 'umount -l /sys && mount -t sysfs inner /sys && "$0" set va egress 10.0.0.0/24 --rate 1mbit' "$0" >/dev/null
-[ "$(stat -f -c %t /sys/fs/bpf)" = cafe4a11 ]
-"$0" show -j
-unshare -m sh -c 'umount -l /sys && mount -t sysfs inner /sys && "$0" flush va' "$0" >/dev/null
-"$0" show`
 	self, err := os.Executable()
 	testenv.Must(t, err)
-	cmd := exec.Command("sh", "-c", script, self)
-	cmd.Env = append(os.Environ(), mainEnv+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), `"attached": true`) || !strings.HasSuffix(string(out), "no rules\n") {
-		t.Errorf("%v: %s", err, out)
+	for _, line := range []string{"set va egress 10.0.0.0/24 --rate 1mbit", "show", "flush va", "doctor"} {
+		cmd := exec.Command("sh", "-c", "umount -l /sys && mount -t sysfs inner /sys && \"$0\" "+line, self)
+		cmd.Env = append(os.Environ(), mainEnv+"=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		out, err := cmd.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), loader.ErrMounts.Error()) || !strings.Contains(string(out), "'shapectl -n NAME'") {
+			t.Errorf("%s: %v: %s", line, err, out)
+		}
+	}
+	if chain, err := netinfo.Chain(testenv.Link(t, "va").Attrs().Index, policy.Egress, nil); len(chain) > 0 || err != nil {
+		t.Errorf("attached: %v, %v", chain, err)
 	}
 }
 

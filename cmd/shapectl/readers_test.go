@@ -141,18 +141,6 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// Who sees no bpffs, and not the mounts of process 1 either, does not know that there are no rules.
-func TestReadersWithoutABPFFS(t *testing.T) {
-	program, dir := publicCopy(t)
-	r := newRig(t)
-	r.env["SHAPECTL_BPFFS"] = dir
-	for _, command := range []string{"show", "export"} {
-		got := r.result(r.asNobody(program, nil, command))
-		r.isRefusal(command, got, exitMissing, "whether there is one outside of this mount namespace cannot be seen")
-	}
-	r.prints("no rules\n", "show")
-}
-
 // readsRules ends the test unless JSON of two rules says that they are attached, or that this is not known.
 func (r *rig) readsRules(shown string, known bool, hook string) {
 	r.t.Helper()

@@ -440,7 +440,7 @@ var environmentMeaning = map[string]string{
 	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",
 	"SUDO_USER":      "set by sudo: who made a change that is not confirmed",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
-	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
+	"SHAPECTL_BPFFS": "the bpffs for pins; default: `/sys/fs/bpf`",
 	"SHAPECTL_STORE": "the URL of the store for `agent` and `cluster`, which `--store` overrides",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
 	"TERM":           "the kind of terminal; `top` shows no screen on a `dumb` one",

@@ -63,7 +63,6 @@ type env struct {
 	history  *history.History // that this process records; nil if it does not
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
-	settled  loader.Options   // of a serve, whose requests use the same bpffs
 
 	typed       string // the arguments, as one writes them in a shell
 	completing  bool   // a line for a shell
@@ -202,7 +201,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrFewFiles,
+	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts, loader.ErrFewFiles,
 }
 
 func exitCode(err error) int {
@@ -306,8 +305,7 @@ func must(err error) {
 
 // options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := e.settled
-	o.BPFFS, o.Group, o.SetupFQ = e.getenv("SHAPECTL_BPFFS"), e.getenv("SHAPECTL_GROUP"), e.setupFQ
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -385,6 +383,7 @@ var advices = []advice{
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
+	{loader.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
 	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
 	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},

@@ -204,10 +204,6 @@ func compressed(text []byte) []byte {
 func (e *env) serve(o serveOptions) error {
 	options, err := e.options()
 	if err == nil {
-		options, err = options.Settled()
-		e.settled = options
-	}
-	if err == nil {
 		o.SocketGID, err = loader.ReadersGroup(options)
 	}
 	if err != nil {

@@ -297,22 +297,6 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 	}
 }
 
-// TestRequestsUseTheBPFFSOfServe sees that a request neither looks for the bpffs anew, nor opens it again.
-func TestRequestsUseTheBPFFSOfServe(t *testing.T) {
-	e := &env{getenv: func(string) string { return "" }}
-	found, err := e.options()
-	testenv.Must(t, err)
-	e.settled, err = found.Settled()
-	testenv.Must(t, err)
-	o, err := (&api{env: e}).newEnv("").options()
-	testenv.Must(t, err)
-	again, err := o.Settled()
-	testenv.Must(t, err)
-	if o != e.settled || again != o {
-		t.Errorf("serve has %+v, a request %+v, and settled again %+v", e.settled, o, again)
-	}
-}
-
 // TestServeAdvisesForItsNamespace sees that an error names the network namespace in the commands that it advises.
 func TestServeAdvisesForItsNamespace(t *testing.T) {
 	r := newRig(t)

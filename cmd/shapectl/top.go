@@ -257,7 +257,7 @@ func (s *topSource) choose(rules report.Rules) error {
 // inner is an environment for another command, whose answer and warnings are a text.
 func (e *env) inner() (*env, *bytes.Buffer) {
 	text := &bytes.Buffer{}
-	return &env{in: strings.NewReader(""), out: text, err: text, getenv: e.getenv, netns: e.netns, settled: e.settled}, text
+	return &env{in: strings.NewReader(""), out: text, err: text, getenv: e.getenv, netns: e.netns}, text
 }
 
 // Explain implements top.Source.

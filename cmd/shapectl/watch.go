@@ -68,9 +68,6 @@ directions without rules, it frees their state, and rollback is no longer possib
 
 func (e *env) watch(file, lastGood string) error {
 	o, err := e.options()
-	if err == nil {
-		o, err = o.Settled()
-	}
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,17 +22,9 @@ const DefaultBPFFS = "/sys/fs/bpf"
 
 const lockPatience = 10 * time.Second
 
-// A view is the file system as some process sees it.
-type view struct {
-	root    string // "" for this process's own
-	mounts  string // its mount namespace, if it has a root
-	lasting bool   // whether it is known to outlive this command
-}
-
 // A place is where pins of a network namespace are, or would be.
 type place struct {
-	view
-	path   string // of the bpffs in the view
+	bpffs  string
 	cookie uint64 // of the namespace
 }
 
@@ -42,31 +35,20 @@ func (dir home) pin(name string) string { return filepath.Join(string(dir), name
 
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
-	if o.view == nil {
-		v := lastingView()
-		o.view = &v
-	}
-	at = place{view: *o.view, path: o.BPFFS}
-	if o.BPFFS == "" {
-		at.path = DefaultBPFFS
-	} else {
-		at.root = ""
-	}
+	at.bpffs = cmp.Or(o.BPFFS, DefaultBPFFS)
 	at.cookie, err = netnsCookie()
 	return at, err
 }
 
-func (at place) bpffs() string { return at.root + at.path }
-
 // top is the directory of all homes.
-func (at place) top() string { return filepath.Join(at.bpffs(), "shapectl") }
+func (at place) top() string { return filepath.Join(at.bpffs, "shapectl") }
 
 // home is that of the namespace.
 func (at place) home() home { return home(filepath.Join(at.top(), strconv.FormatUint(at.cookie, 10))) }
 
 // trustTop checks the directories on the path to the homes. The error wraps fs.ErrNotExist if one is missing.
 func (at place) trustTop() error {
-	if err := trustBase(at.bpffs()); err != nil {
+	if err := trustBase(at.bpffs); err != nil {
 		return err
 	}
 	return trustDir(at.top())
@@ -94,34 +76,40 @@ func (at place) others() (homes []home) {
 	return homes
 }
 
+// ErrMounts means that the bpffs may be out of sight, as in 'ip netns exec'. One that is mounted here would end with the command.
+var ErrMounts = errors.New("there is none in this mount namespace, which is not that of an ancestor of this process")
+
 // mount mounts a bpffs where there is none.
 func (at place) mount() error {
-	mounted, err := isBPFFS(at.bpffs())
-	if err != nil || mounted {
+	if mounted, err := at.mounted(); err != nil || mounted {
 		return err
 	}
-	return at.mountBPFFS(at.path)
+	err := os.MkdirAll(at.bpffs, 0o755)
+	if err == nil {
+		var in []os.DirEntry
+		if in, err = os.ReadDir(at.bpffs); len(in) > 0 {
+			err = errors.Join(err, errors.New("there are other files in it, which a mount would hide"))
+		}
+	}
+	if err == nil {
+		err = step.Try("mount a bpffs")
+	}
+	if err == nil {
+		err = unix.Mount("bpf", at.bpffs, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+	}
+	if err != nil {
+		return fmt.Errorf("mount a bpffs on %s: %w", at.bpffs, err)
+	}
+	return nil
 }
 
-// Settled returns the options for a process that goes on: the bpffs stays the one that it is now. Otherwise it could
-// become another one when the parent of the process ends. Options that are settled already stay as they are.
-func (o Options) Settled() (Options, error) {
-	if o.view != nil {
-		return o, nil
+// mounted reports whether a bpffs is mounted. The error wraps ErrMounts if it may be out of sight.
+func (at place) mounted() (bool, error) {
+	mounted, err := isBPFFS(at.bpffs)
+	if err == nil && !mounted && at.bpffs == DefaultBPFFS && hasOwnMounts() {
+		err = fmt.Errorf("look for a bpffs on %s: %w", at.bpffs, ErrMounts)
 	}
-	v := lastingView()
-	o.view = &v
-	for path, flags := range map[*string]int{&v.root: unix.O_PATH, &v.mounts: unix.O_RDONLY} {
-		if *path == "" {
-			continue
-		}
-		fd, err := unix.Open(*path, flags|unix.O_CLOEXEC, 0) // open until the process ends
-		if err != nil {
-			return o, fmt.Errorf("open the file system with the bpffs: %w", err)
-		}
-		*path = fmt.Sprintf("/proc/self/fd/%d", fd)
-	}
-	return o, nil
+	return mounted, err
 }
 
 // ErrUntrusted means that another user may have made a directory of pins, or could replace its contents.
@@ -221,29 +209,15 @@ func isBPFFS(path string) (bool, error) {
 	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// lastingView is the view of a process that outlives this command: process 1, or else the oldest ancestor that this
-// process may inspect. Inside `ip netns exec` that is another view, because mounts below /sys end with the command. An
-// ancestor may be in a mount namespace that ends, too, so the view is known to last only if it is that of process 1.
-var lastingView = func() (v view) {
-	self, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		return view{}
-	}
-	try := func(pid int) bool {
-		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
-		if err != nil {
-			return false
+// hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.
+func hasOwnMounts() bool {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	for pid := os.Getppid(); err == nil && pid > 0; pid = parent(pid) {
+		if other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && other != own {
+			return true
 		}
-		if v = (view{}); ns != self {
-			v = view{root: fmt.Sprintf("/proc/%d/root", pid), mounts: fmt.Sprintf("/proc/%d/ns/mnt", pid)}
-		}
-		return true
 	}
-	for pid := os.Getppid(); pid > 1; pid = parent(pid) {
-		try(pid)
-	}
-	v.lasting = try(1)
-	return v
+	return false
 }
 
 // parent is the parent of a process; 0 if it cannot be read.
@@ -259,50 +233,6 @@ func parent(pid int) int {
 		return 0
 	}
 	return ppid
-}
-
-// mountBPFFS mounts a bpffs in the mount namespace of the view.
-func (v view) mountBPFFS(path string) error {
-	mount := func() error {
-		if err := os.MkdirAll(path, 0o755); err != nil {
-			return err
-		}
-		if in, err := os.ReadDir(path); err != nil || len(in) > 0 {
-			return errors.Join(err, errors.New("there are other files in it, which a mount would hide"))
-		}
-		if err := step.Try("mount a bpffs"); err != nil {
-			return err
-		}
-		return unix.Mount("bpf", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
-	}
-	var err error
-	if v.root == "" {
-		err = mount()
-	} else {
-		err = v.inMounts(mount)
-	}
-	if err != nil {
-		return fmt.Errorf("mount a bpffs on %s: %w", path, err)
-	}
-	return nil
-}
-
-// inMounts runs f on a thread in the mount namespace of the view.
-func (v view) inMounts(f func() error) error {
-	ns, err := os.Open(v.mounts)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	return onThread(func() error {
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			return err
-		}
-		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
-			return err
-		}
-		return f()
-	})
 }
 
 // lockPin is a directory that only the owner of pins can open, so nobody else can block changes by locking it.

@@ -60,8 +60,6 @@ type Options struct {
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
 	Patience time.Duration
-
-	view *view // nil for that of lastingView; see Settled
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -285,13 +283,9 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 		return nil, err
 	}
 	n.place = at
-	n.pins.writing, n.pins.kept, n.pins.haste = writing, kept, haste(at.root+expedited)
+	n.pins.writing, n.pins.kept, n.pins.haste = writing, kept, haste(expedited)
 	n.pins.haste.relax() // after a command that was killed in hurry
-	mounted, err := isBPFFS(at.bpffs())
-	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace cannot be seen: %w",
-			at.bpffs(), fs.ErrPermission)
-	}
+	mounted, err := at.mounted()
 	if err != nil || !mounted {
 		return n, err
 	}

@@ -71,14 +71,14 @@ func (at place) share(to access) {
 // may enter, or that another group may, stays as it is. was is the group that could read pins.
 func (at place) openBPFFS(to access, was uint32) error {
 	var st unix.Stat_t
-	if err := unix.Stat(at.bpffs(), &st); err != nil {
+	if err := unix.Stat(at.bpffs, &st); err != nil {
 		return err
 	}
 	switch {
 	case to.granted && st.Mode&0o001 == 0 && (st.Mode&0o070 == 0 || st.Gid == to.gid):
-		return to.set(at.bpffs(), st, st.Mode|0o010)
+		return to.set(at.bpffs, st, st.Mode|0o010)
 	case !to.granted && st.Mode&0o077 == 0o010 && st.Gid == was:
-		return to.set(at.bpffs(), st, st.Mode&^0o010)
+		return to.set(at.bpffs, st, st.Mode&^0o010)
 	}
 	return nil
 }

@@ -32,9 +32,9 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	if err != nil {
 		return BPFFS{}, err
 	}
-	path := at.bpffs()
+	path := at.bpffs
 	fs := BPFFS{Path: path}
-	if fs.Mounted, err = isBPFFS(path); err != nil || !fs.Mounted {
+	if fs.Mounted, err = at.mounted(); err != nil || !fs.Mounted {
 		return fs, err
 	}
 	if err := at.trust(); errors.Is(err, ErrUntrusted) {
