@@ -443,6 +443,7 @@ struct work {
 	__u32 each;    /* its buckets are those of a key */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
+	__u64 room; /* the least bound.room of the pools above */
 	struct key flow; /* all of its 5-tuple */
 	struct key key;  /* that is sought, for a slot of its own */
 	struct event event;

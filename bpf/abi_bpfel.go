@@ -458,10 +458,11 @@ type AbiWork struct {
 		Credit uint64
 		Room   uint64
 	}
+	Room  uint64
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [48]byte
+	_     [40]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

@@ -190,16 +190,13 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct stage *s = stage_of(w, i);
 	struct rule *rule = rule_of(s->id);
 	int verdict = VERDICT_PASS, share;
-	__u32 set;
 
 	if (!rule || s->flags & RULE_ABSENT) {
 		s->flags = RULE_ABSENT;
 		return VERDICT_PASS;
 	}
-	if (i) {
-		set = s->set;
-		look_at(s, rule, rated(rule, &set, w->now), set, &rule->shared, w->now);
-	}
+	if (s->flags & RULE_LEASED)
+		look(cpu, i, s->id);
 	if (i && is_tested(w, i) && s->level + w->least > s->limit) {
 		if (exceed(skb, w, s, params_of(rule, s->set), s->flags, &rule->shared) != VERDICT_MARK)
 			return VERDICT_REFUSED;
@@ -264,17 +261,12 @@ static __always_inline __u32 above(const struct params *params)
 	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
 }
 
-/* Puts a pool on a stage, and tests a packet. Returns the next pool above, or 0 if it was the last one or work.verdict is known. */
-static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
+/* Tests a packet in the pool of a stage. Returns the next pool above, or 0 if it was the last one or work.verdict is known. */
+static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct params *params)
 {
-	struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(id);
-	const struct params *params;
+	const struct stage *s = stage_of(w, i);
 	enum verdict verdict;
 
-	if (!rule)
-		return 0;
-	params = place(w, s, id, rule);
 	w->top = i;
 	if (unlikely(params->flags & SPECIAL_TEST)) {
 		verdict = test_special(skb, cpu, i);
@@ -282,20 +274,36 @@ static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct 
 			w->verdict = verdict;
 			return 0;
 		}
-	} else {
-		look_at(s, rule, params, s->set, &rule->shared, w->now);
-		if (unlikely(READ_ONCE(s->level) + w->least > s->limit) && is_tested(w, i)) {
-			w->verdict = VERDICT_REFUSED;
-			return 0;
-		}
+	} else if (unlikely(READ_ONCE(s->level) + w->least > s->limit) && is_tested(w, i)) {
+		w->verdict = VERDICT_REFUSED;
+		return 0;
 	}
 	return above(params);
 }
 
-/* The same by a call. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
-__noinline __u32 test_pool_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
+/* Puts a pool on a stage, and tests it. */
+static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
 {
-	return test_pool(skb, cpu, work_of(cpu), i, id);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(id);
+	const struct params *params;
+
+	if (!rule)
+		return 0;
+	params = place(w, s, id, rule);
+	look_at(s, rule, params, s->set, &rule->shared, w->now);
+	return test_pool(skb, cpu, w, i, params);
+}
+
+/* The same by calls. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
+__noinline __u32 climb_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
+{
+	struct work *w = work_of(cpu);
+	const struct rule *rule = rule_of(id);
+
+	if (!rule || !look(cpu, i, id))
+		return 0;
+	return test_pool(skb, cpu, w, i, params_of(rule, READ_ONCE(stage_of(w, i)->set)));
 }
 
 /* Tests the pools above a rule, from the lowest on, which has the id next - 1. The verdict stays that of the rule if all pass the packet. */
@@ -306,7 +314,7 @@ static __always_inline void ascend(struct __sk_buff *skb, __u32 cpu, struct work
 	for (i = 1; i <= MAX_DEPTH; i++) {
 		if (!next)
 			break;
-		next = is_apart(i) ? test_pool_apart(skb, cpu, i, next - 1) : test_pool(skb, cpu, w, i, next - 1);
+		next = is_apart(i) ? climb_apart(skb, cpu, i, next - 1) : climb_to(skb, cpu, w, i, next - 1);
 	}
 	if (w->guaranteed == NOT_JUDGED)
 		w->verdict = VERDICT_LATE;

@@ -23,7 +23,8 @@ enum {
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
 	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
 	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
-	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
+	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass, */
+	ROOM_MORE = 77,	   /* but by no more than 1.5 octaves faster than any pool above lets it: else their slack would add up */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
 	CREDIT_BITS = 2,   /* light sharers may be ahead together by 2^-CREDIT_BITS of the bucket, and by half of what all may */
 	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */

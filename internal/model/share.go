@@ -21,6 +21,7 @@ const (
 	alone, small             = 2, 64 << 10
 	ownPackets, forgiven     = 2, 6
 	roomOctaves, roomSlowest = 5, 2
+	roomMore                 = 77
 	manySharers, rush        = 1 << 15, 7
 	creditBits               = 2
 	mostAbove, stepBackNS    = 1 << 40, 1 << 40

@@ -325,6 +325,9 @@ func (h *Hook) judgeAttachment() error {
 	}
 	// The index has changed if the device has moved to another namespace and returned.
 	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.Set.Ifindex()))
+	if err == nil && index != 0 && !here { // it has gone or moved since
+		_, anywhere, err = attached.on()
+	}
 	if err != nil {
 		return err
 	}
