@@ -352,35 +352,35 @@ func (a *attachment) remove() error {
 	return nil
 }
 
-// on returns the index of the device in this namespace to which the link is attached, 0 for
+// on returns the device in this namespace to which the link is attached, the zero Device for
 // none. anywhere is whether it is attached to a device of any namespace.
-func (a *attachment) on() (index int, anywhere bool, err error) {
+func (a *attachment) on() (device netinfo.Device, anywhere bool, err error) {
 	if a.link == nil {
-		return 0, false, nil
+		return netinfo.Device{}, false, nil
 	}
 	info, on, err := a.ask()
 	if err != nil || on == nil || on.Ifindex == 0 {
-		return 0, err == nil && on == nil, err
+		return netinfo.Device{}, err == nil && on == nil, err
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
-	_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
+	device, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
 	if err != nil {
-		return 0, false, err
+		return netinfo.Device{}, false, err
 	}
 	if here {
 		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
 		if err != nil && !errors.Is(err, unix.ENODEV) {
-			return 0, false, err
+			return netinfo.Device{}, false, err
 		}
 		if slices.Contains(programs, info.Program) {
-			return int(on.Ifindex), true, nil
+			return device, true, nil
 		}
 	}
 	// If the device was deleted meanwhile, the link has no device now.
 	if _, on, err = a.ask(); err != nil {
-		return 0, false, err
+		return netinfo.Device{}, false, err
 	}
-	return 0, on.Ifindex != 0, nil
+	return netinfo.Device{}, on.Ifindex != 0, nil
 }
 
 // ask asks for the link's program, and its device if it is one of tcx.
@@ -392,10 +392,10 @@ func (a *attachment) ask() (info *link.Info, on *link.TCXInfo, err error) {
 }
 
 // attachedTo is attachment.on for the pins of a hook.
-func attachedTo(at hookDir) (index int, anywhere bool, err error) {
+func attachedTo(at hookDir) (device netinfo.Device, anywhere bool, err error) {
 	a, err := openAttachment(at)
 	if err != nil {
-		return 0, false, err
+		return netinfo.Device{}, false, err
 	}
 	defer a.close()
 	return a.on()

@@ -227,7 +227,7 @@ func (dir home) orphans() (orphans []Orphan, err error) {
 		return nil, err
 	}
 	for _, at := range hooks {
-		index, anywhere, err := attachedTo(at)
+		device, anywhere, err := attachedTo(at)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another command has just removed it
 		}
@@ -237,13 +237,7 @@ func (dir home) orphans() (orphans []Orphan, err error) {
 		if !anywhere {
 			continue
 		}
-		o := Orphan{Direction: at.direction, at: at}
-		if index != 0 {
-			if o.Device, _, err = netinfo.DeviceByIndex(index); err != nil {
-				return orphans, err
-			}
-		}
-		orphans = append(orphans, o)
+		orphans = append(orphans, Orphan{Device: device, Direction: at.direction, at: at})
 	}
 	return orphans, nil
 }

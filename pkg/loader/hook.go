@@ -319,20 +319,20 @@ func (h *Hook) judgeAttachment() error {
 	}
 	defer attached.close()
 	h.Mode = attached.mode()
-	index, anywhere, err := attached.on()
+	device, anywhere, err := attached.on()
 	if err != nil {
 		return err
 	}
-	// The index has changed if the device has moved to another namespace and returned.
-	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.Set.Ifindex()))
-	if err == nil && index != 0 && !here { // it has gone or moved since
-		_, anywhere, err = attached.on()
+	if device.Index != 0 {
+		h.State, h.Device = Attached, device
+		return nil
 	}
+	device, here, err := netinfo.DeviceByIndex(h.Set.Ifindex())
 	if err != nil {
 		return err
 	}
 	switch {
-	case here && (index != 0 || len(attached.filters) > 0):
+	case here && len(attached.filters) > 0:
 		h.State, h.Device = Attached, device
 	case anywhere:
 		h.State = Moved
