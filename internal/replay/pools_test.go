@@ -383,6 +383,9 @@ func (c *changing) act() string {
 	case maps.Pending, maps.Committed:
 		switch c.IntN(4) {
 		case 0:
+			if set.Reverts() {
+				return "nothing"
+			}
 			at := min(soon(), c.until)
 			set.TimeRevert(at)
 			for i, r := range c.before {

@@ -266,7 +266,6 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, err
 	}
 	err = n.pins.changing(func() error {
-		n.pins.store.ReadyRevert()
 		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}
@@ -279,14 +278,18 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 // revert reverts the change at a moment before until, when it would revert anyway. It
 // returns after that moment. The error may wrap ErrBusy.
 func revert(store *maps.Store, until uint64) error {
-	at, err := inTime(maps.Now, until, func(at uint64) error {
-		store.TimeRevert(at)
-		return store.Revert(at)
-	})
-	if err != nil {
-		return err
+	if !store.Reverts() { // else a killed rollback has chosen the moment
+		store.ReadyRevert()
+		at, err := inTime(maps.Now, until, func(at uint64) error {
+			store.TimeRevert(at)
+			return store.Revert(at)
+		})
+		if err != nil {
+			return err
+		}
+		until = cmp.Or(at, until)
 	}
-	waitUntil(cmp.Or(at, until))
+	waitUntil(until)
 	return nil
 }
 

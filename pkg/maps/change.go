@@ -271,6 +271,9 @@ func (s *Store) Revert(at uint64) error {
 	return s.before(at, "revert a change", at, phaseRollback)
 }
 
+// Reverts reports whether Revert was called for the change. TimeRevert would move clocks that packets are about to use.
+func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
+
 // Commit follows the beginning of a change. A change without an end is in force for good then.
 func (s *Store) Commit() {
 	if atomic.LoadUint64(&s.change.Until) == Never {
