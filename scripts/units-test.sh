@@ -116,7 +116,7 @@ limited() {
 
 # leased POOL: succeeds if the pool has a lease.
 leased() {
-	[[ $(shapectl pool show "$1" -j 2>/dev/null) == *'"leased": true'* ]]
+	[[ $(shapectl show --pools "$1" -j 2>/dev/null) == *'"leased": true'* ]]
 }
 
 # request PATH: prints what the server answers.
@@ -195,7 +195,7 @@ use() {
 
 	# The agent renews leases.
 	redis-server --bind 127.0.0.1 --save '' --dir /run --daemonize yes >/dev/null
-	shapectl pool set up --new --rate 100mbit --cluster customer >/dev/null
+	shapectl set up --new --rate 100mbit --cluster customer >/dev/null
 	systemctl start shapectl-agent
 	! systemctl --quiet is-active shapectl-agent || die 'without a store, the agent runs'
 	echo 'SHAPECTL_STORE=redis://127.0.0.1' >/etc/shapectl/agent.env

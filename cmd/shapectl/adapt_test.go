@@ -123,7 +123,7 @@ devices:
 	r.carries("10mbit")
 	w.says(`pool "up" now gets `)
 	r.waits("the rate to be that of the line", func() bool { return r.rateNow("up") < 12e6 })
-	if shown := r.rows("pool", "show", "up")[0]; shown.LeaseBits == nil || *shown.LeaseBits >= 20e6 || shown.Adapt == nil || shown.Adapt.MinBits != 2e6 {
+	if shown := r.rows("show", "--pools", "up")[0]; shown.LeaseBits == nil || *shown.LeaseBits >= 20e6 || shown.Adapt == nil || shown.Adapt.MinBits != 2e6 {
 		t.Errorf("show has %+v", shown)
 	}
 	if after := r.ok("export"); after != before {
@@ -134,7 +134,7 @@ devices:
 	}
 
 	// A change of the pool has a lease of its own, and so has the pool after it reverts.
-	r.ok("pool", "set", "up", "--rate", "15mbit", "--confirm", "60s")
+	r.ok("set", "up", "--rate", "15mbit", "--confirm", "60s")
 	if got := r.rateNow("up"); got > 15e6 {
 		t.Errorf("after the change the rate is %v", got)
 	}
@@ -152,7 +152,7 @@ devices:
 	if last := r.lease("up"); last.Safe != 20e6 || r.rateNow("up") != 20e6 || last.Until != lease.Until {
 		t.Errorf("after the watch was killed: %+v", last)
 	}
-	if shown := r.rows("pool", "show", "up")[0]; *shown.Leased || *shown.RateNow() != 20e6 {
+	if shown := r.rows("show", "--pools", "up")[0]; *shown.Leased || *shown.RateNow() != 20e6 {
 		t.Errorf("show has %+v", shown)
 	}
 }
@@ -162,8 +162,8 @@ func TestAdaptBesideAgent(t *testing.T) {
 	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.line()
-	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")
-	r.ok("pool", "set", "c", "--new", "--rate", "10mbit", "--cluster", "c")
+	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")
+	r.ok("set", "c", "--new", "--rate", "10mbit", "--cluster", "c")
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {vx: {egress: {any: 1mbit}}}\n"), 0o600))
 	a := r.agent("--store", store.URL)
@@ -171,7 +171,7 @@ func TestAdaptBesideAgent(t *testing.T) {
 	a.says("pool c: a lease is in force")
 	second := r.watch(file)
 	second.says("another process adapts the rates of pools in this network namespace; this one does not")
-	r.ok("pool", "set", "up", "--adapt-to", "10.9.0.77")
+	r.ok("set", "up", "--adapt-to", "10.9.0.77")
 	w.says("none of 10.9.0.77 answers pings, so rates stay as they are")
 	testenv.Must(t, w.cmd.Process.Signal(syscall.SIGKILL))
 	second.says("none of 10.9.0.77 answers pings")
@@ -183,7 +183,7 @@ func TestAdaptBesideAgent(t *testing.T) {
 // doctor tells of pools that adapt while no watch does it.
 func TestDoctorOfAdapting(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
+	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
 	const warning = `pool "up" adapts to its line only while 'shapectl watch' runs, and none does`
 	if got := r.warnings("adapt"); !slices.Equal(got, []string{warning}) {
 		t.Errorf("without a watch: %q", got)
@@ -218,7 +218,7 @@ func (r *rig) warnings(check string) (found []string) {
 // A pool that adapts keeps its rate in each phase of a change, also if nobody runs that adapts it.
 func TestChangeOfAdapting(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
+	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
 	renew := func(rate policy.Rate) {
 		t.Helper()
 		l := loader.NewLessee(loader.LineLeases)
@@ -236,23 +236,23 @@ func TestChangeOfAdapting(t *testing.T) {
 	is("at first", 20e6)
 	renew(8e6)
 	is("adapted", 8e6)
-	r.ok("pool", "set", "up", "--note", "x")
+	r.ok("set", "up", "--note", "x")
 	is("after another option changed", 8e6)
-	r.ok("pool", "set", "up", "--rate", "5mbit", "--confirm", "60s")
+	r.ok("set", "up", "--rate", "5mbit", "--confirm", "60s")
 	is("lowered", 5e6)
 	renew(3e6)
 	is("adapted meanwhile", 3e6)
 	r.ok("rollback")
 	is("as before", 8e6)
-	r.ok("pool", "set", "up", "--rate", "40mbit", "--confirm", "60s")
+	r.ok("set", "up", "--rate", "40mbit", "--confirm", "60s")
 	renew(30e6)
 	is("raised, in a trial", 30e6)
 	r.ok("confirm")
 	is("confirmed", 30e6)
 	r.ok("rollback")
 	is("rolled back", 8e6)
-	r.ok("pool", "set", "up", "--adapt-min", "none")
-	if shown := r.rows("pool", "show", "up")[0]; shown.Leased != nil || shown.Adapt != nil || *shown.RateNow() != 20e6 {
+	r.ok("set", "up", "--adapt-min", "none")
+	if shown := r.rows("show", "--pools", "up")[0]; shown.Leased != nil || shown.Adapt != nil || *shown.RateNow() != 20e6 {
 		t.Errorf("without adaptation show has %+v", shown)
 	}
 }

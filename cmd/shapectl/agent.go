@@ -88,7 +88,7 @@ Each host needs a name that no other host of its clusters has. The store is Redi
 it from the network namespace that it was started in, also with -n.
 
 'shapectl serve --cluster-store' does the same: run one or the other.`,
-		Example: `  shapectl pool set customer --new --rate 10gbit --cluster customer-7
+		Example: `  shapectl set customer --new --rate 10gbit --cluster customer-7
   SHAPECTL_STORE=redis://redis.example.net:6379 shapectl agent
   shapectl cluster status`,
 		Args: args(0, 0),

@@ -64,7 +64,7 @@ func TestAgent(t *testing.T) {
 	r.env["SHAPECTL_STORE"] = store.URL
 	a := r.agent("--host", "h1")
 	a.says("no pool has a cluster; waiting for one")
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	if l := r.lease("up"); l.Until != 0 || l.Safe != policy.MinRate {
 		t.Errorf("before the first lease: %+v", l)
 	}
@@ -83,10 +83,10 @@ func TestAgent(t *testing.T) {
 	a.says("the store was emptied or may have lost writes; leases for cluster customer come again")
 	a.says("pool up: a lease is in force")
 
-	r.refused(exitInput, "would have it for itself; give its own --rate", "pool", "set", "up", "--cluster", "none")
-	r.ok("pool", "set", "up", "--cluster", "none", "--rate", "1mbit")
+	r.refused(exitInput, "would have it for itself; give its own --rate", "set", "up", "--cluster", "none")
+	r.ok("set", "up", "--cluster", "none", "--rate", "1mbit")
 	a.says("no pool has a cluster; waiting for one")
-	r.ok("pool", "set", "up", "--cluster", "customer")
+	r.ok("set", "up", "--cluster", "customer")
 	a.says("pool up: a lease is in force")
 	a.endsWell(syscall.SIGTERM)
 	a.says("stopped; leases end within 2s")
@@ -100,7 +100,7 @@ func TestAgent(t *testing.T) {
 // Without the agent, the kernel ends the lease.
 func TestAgentStands(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("--store", store.URL)
 	a.says("pool up: a lease is in force")
 	a.freeze(r)
@@ -121,12 +121,12 @@ type leasedPool struct {
 // Commands show what a pool may use now.
 func TestLeasesAreShown(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "alone", "--new", "--rate", "1mbit")
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+	r.ok("set", "alone", "--new", "--rate", "1mbit")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
 	shown := func(pool string) leasedPool {
 		t.Helper()
 		var all []leasedPool
-		testenv.Must(t, json.Unmarshal([]byte(r.ok("pool", "show", pool, "-j")), &all))
+		testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "--pools", pool, "-j")), &all))
 		return all[0]
 	}
 	says := func(want string, command ...string) {
@@ -154,7 +154,7 @@ func TestLeasesAreShown(t *testing.T) {
 	if p := shown("up"); p.Leased == nil || *p.Leased || p.Lease != nil || p.EndsIn != nil || *p.Safe != 10_000_000 || p.Rate != 100_000_000 {
 		t.Errorf("before the first lease: %+v", p)
 	}
-	says("lease none; its safe share of 10.0mbit is in force", "pool", "show", "up")
+	says("lease none; its safe share of 10.0mbit is in force", "show", "--pools", "up")
 	says("[lease: none; its safe share of 10.0mbit is in force]", "show", "--sentences")
 	says("up 100mbit safe 10.0mbit", "show", "--tree")
 	says("no lease was ever granted to up (10mbit): the safe share is in force", "doctor")
@@ -173,7 +173,7 @@ func TestLeasesAreShown(t *testing.T) {
 	if p := shown("up"); !*p.Leased || *p.Lease != 100_000_000 || *p.EndsIn == 0 || *p.EndsIn > 2e9 || *p.Safe != 10_000_000 {
 		t.Errorf("with a lease: %+v", p)
 	}
-	says("lease 100mbit of 100mbit for ", "pool", "show", "up")
+	says("lease 100mbit of 100mbit for ", "show", "--pools", "up")
 	says("up 100mbit 100mbit", "show", "--tree")
 	metric("leased", "1")
 	metric("lease_bits_per_second", "1e+08")
@@ -195,7 +195,7 @@ func TestAgentsShare(t *testing.T) {
 		r := &rig{t, map[string]string{"SHAPECTL_STORE": store.URL}}
 		netns = append(netns, testenv.NewNetns(t))
 		r.env["SHAPECTL_BPFFS"] = testenv.BPFFS(t)
-		r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
 		rigs = append(rigs, r)
 	}
 	sum := func() (sum policy.Rate) {
@@ -236,7 +236,7 @@ func TestAgentsOfOneName(t *testing.T) {
 	for range 2 {
 		r := newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL
-		r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 		agents = append(agents, r.agent("--host", "twin"))
 	}
 	for _, a := range agents {
@@ -247,7 +247,7 @@ func TestAgentsOfOneName(t *testing.T) {
 // TestAgentBesideCommands holds the lock of the namespace: the agent neither waits nor ends.
 func TestAgentBesideCommands(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("--store", store.URL)
 	a.says("pool up: a lease is in force")
 	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
@@ -267,7 +267,7 @@ func TestAgentElsewhere(t *testing.T) {
 	name, _ := testenv.NewNamedNetns(t)
 	testenv.NewNetns(t)
 	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
-	r.ok("-n", name, "pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("-n", name, "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	a := r.agent("-n", name, "--store", store.URL)
 	a.says("/" + name + " in the store")
 	a.says("pool up: a lease is in force")
@@ -277,7 +277,7 @@ func TestAgentElsewhere(t *testing.T) {
 // serve does the work of an agent.
 func TestServeRenewsLeases(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
 	s := r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
 	s.says("asks for leases for host h1")
@@ -336,7 +336,7 @@ func TestLeaseAfterRevert(t *testing.T) {
 				return 0
 			}
 			leased := func() bool {
-				return strings.Contains(strings.ReplaceAll(r.ok("-j", "pool", "show"), " ", ""), `"lease_bits_per_second":10000000,`)
+				return strings.Contains(strings.ReplaceAll(r.ok("-j", "show", "--pools"), " ", ""), `"lease_bits_per_second":10000000,`)
 			}
 			r.ok("apply", r.policy(before))
 			a := r.agent("--host", "h1")
@@ -403,18 +403,18 @@ func TestNameOfHost(t *testing.T) {
 func TestLowerRateOfCluster(t *testing.T) {
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
-	r.ok("pool", "set", "c", "--new", "--rate", "20mbit", "--cluster", "C")
+	r.ok("set", "c", "--new", "--rate", "20mbit", "--cluster", "C")
 	a := r.agent("--host", "h1")
 	testenv.Eventually(t, "a lease", func() bool { return r.lease("c").Safe == 20_000_000 })
 	testenv.Must(t, a.cmd.Process.Kill())
 	a.cmd.Wait()
 	for _, rate := range []string{"10mbit", "5mbit"} {
-		r.ok("pool", "set", "c", "--rate", rate)
+		r.ok("set", "c", "--rate", rate)
 	}
 	if l := r.lease("c"); l.Safe != 5_000_000 || l.Rate != 5_000_000 {
 		t.Errorf("the lease is %+v", l)
 	}
-	r.ok("pool", "set", "c", "--rate", "20mbit")
+	r.ok("set", "c", "--rate", "20mbit")
 	if l := r.lease("c"); l.Safe != 5_000_000 {
 		t.Errorf("with a higher rate: %+v", l)
 	}

@@ -36,7 +36,7 @@ var openAPI []byte
 
 // An apiCommand is a command of the API. A request becomes a command line: the API can do what the command can.
 type apiCommand struct {
-	name    string // of the command: "pool set"
+	name    string // of the command: "import tc"
 	changes bool
 	// It changes nothing, but slows packets down while it runs, so it takes the same rights.
 	measures bool
@@ -58,9 +58,6 @@ var apiCommands = []apiCommand{
 	{name: "set", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "delete", changes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "flush", changes: true, forms: []string{"device direction"}},
-	{name: "pool set", changes: true, forms: []string{"name"}},
-	{name: "pool delete", changes: true, forms: []string{"name"}},
-	{name: "pool show", forms: []string{"name"}},
 	{name: "line", changes: true, forms: []string{"device state"}},
 	{name: "apply", changes: true, forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "confirm", changes: true},

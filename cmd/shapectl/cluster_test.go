@@ -22,8 +22,8 @@ func TestClusterStatus(t *testing.T) {
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.env["SHAPECTL_STORE"] = store.URL
 	r.prints("no clusters\n", "cluster", "status")
-	r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7", "--cluster-safe", "10mbit")
-	r.ok("pool", "set", "bulk", "--new", "--rate", "8mbit", "--cluster", "b*")
+	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7", "--cluster-safe", "10mbit")
+	r.ok("set", "bulk", "--new", "--rate", "8mbit", "--cluster", "b*")
 	a := r.agent("--host", "gate-1")
 	testenv.Eventually(t, "a lease on the whole rate", func() bool {
 		all := r.clusters("customer-7")
@@ -60,7 +60,7 @@ func TestClusterStatus(t *testing.T) {
 	// Time passes for the store only while others ask.
 	other := newRig(t)
 	other.env["SHAPECTL_STORE"] = store.URL
-	other.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7")
+	other.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7")
 	other.agent("--host", "gate-2")
 	testenv.Eventually(t, "the first host is silent", func() bool {
 		m := r.clusters("customer-7")[0].Members
@@ -90,7 +90,7 @@ func TestClusterForgetMissing(t *testing.T) {
 	for _, host := range []string{"gate-1", "gate-2"} {
 		r := newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL
-		r.ok("pool", "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
+		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
 		rigs, agents = append(rigs, r), append(agents, r.agent("--host", host))
 	}
 	r := rigs[1]

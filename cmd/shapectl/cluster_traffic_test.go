@@ -65,7 +65,7 @@ func TestClusterTraffic(t *testing.T) {
 	t.Cleanup(all.Wait)
 	t.Cleanup(func() { close(stop) })
 	for _, h := range hosts {
-		r.ok("-n", h.name, "pool", "set", "c", "--new", "--rate", fmt.Sprint(clusterRate), "--capacity", fmt.Sprint(clusterBurst, "b"), "--cluster", "c")
+		r.ok("-n", h.name, "set", "c", "--new", "--rate", fmt.Sprint(clusterRate), "--capacity", fmt.Sprint(clusterBurst, "b"), "--cluster", "c")
 		r.ok("-n", h.name, "set", "va", "egress", "0.0.0.0/0", "--within", "c")
 		h.start(r, redis.URL)
 		h.capture(&all, stop)
@@ -142,7 +142,7 @@ func leased(r *rig, hosts []*clusterHost) bool {
 		var pools []struct {
 			Leased bool `json:"leased"`
 		}
-		if err := json.Unmarshal([]byte(r.ok("-n", h.name, "-j", "pool", "show")), &pools); err != nil || len(pools) != 1 {
+		if err := json.Unmarshal([]byte(r.ok("-n", h.name, "-j", "show", "--pools")), &pools); err != nil || len(pools) != 1 {
 			h.t.Fatal(pools, err)
 		}
 		if !pools[0].Leased {

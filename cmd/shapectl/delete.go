@@ -19,10 +19,11 @@ import (
 func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
-		Short: "Delete a rule",
+		Short: "Delete a rule or pool",
 		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-NAME stands for all rules that have exactly this name, on all devices. They go at one moment.
+NAME stands for all rules that have exactly this name, on all devices. They go at one moment. If there are none, NAME is
+the pool of that name. Nothing may be within it.
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
 exactly this network from each matching device. shapectl detaches where no rule is left.`,
@@ -30,7 +31,7 @@ exactly this network from each matching device. shapectl detaches where no rule 
   shapectl delete 'tap*' egress any
   shapectl delete alice`,
 		Args:              args(1, 3),
-		ValidArgsFunction: e.labelled(e.completeNetwork, nameOf),
+		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameOf)),
 		RunE: func(_ *cobra.Command, given []string) error {
 			if len(given) < 3 {
 				name, err := parseName("delete", given)
@@ -302,7 +303,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if unused == nil {
 		return
 	}
-	how := e.suggest("pool delete", unused[0]) + " deletes the first"
+	how := e.suggest("delete", unused[0]) + " deletes the first"
 	if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() }) {
 		how = e.suggest("flush --all") + " deletes all pools"
 	}

@@ -269,8 +269,8 @@ func TestDoctorOnRouter(t *testing.T) {
 // What is within pools is known for all devices, also for those that are gone.
 func TestDoctorWithPools(t *testing.T) {
 	c := newClinic(t)
-	c.run(exitDone, "pool", "set", "uplink", "--new", "--rate", "100mbit", "--share", "host")
-	c.run(exitDone, "pool", "set", "spare", "--new", "--rate", "100mbit")
+	c.run(exitDone, "set", "uplink", "--new", "--rate", "100mbit", "--share", "host")
+	c.run(exitDone, "set", "spare", "--new", "--rate", "100mbit")
 	c.run(exitDone, "set", "vb", "egress", "10.0.0.0/8", "--rate", "100mbit", "--within", "uplink", "--guarantee", "10mbit", "--name", "home")
 	c.expect(exitDone, nil, "note   pools")
 

@@ -157,9 +157,9 @@ func TestExplain(t *testing.T) {
 			return before + r.explained("explain va egress 10.0.0.7")
 		},
 		"pools": func(r *rig) string {
-			r.ok("pool", "set", "uplink", "--new", "--rate", "16kbit", "--capacity", "8000")
-			r.ok("pool", "set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
-			r.ok("pool", "set", "home", "--new", "--rate", "8kbit", "--capacity", "60000", "--share", "host")
+			r.ok("set", "uplink", "--new", "--rate", "16kbit", "--capacity", "8000")
+			r.ok("set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+			r.ok("set", "home", "--new", "--rate", "8kbit", "--capacity", "60000", "--share", "host")
 			r.setSlow("va egress 10.0.0.7 --rate 8kbit --capacity 5000 --within ap-1 --guarantee 8kbit", "va egress 10.0.0.8 --within ap-1",
 				"va egress 10.0.1.0/24 --within home", "va egress 10.0.2.0/24 --rate 8kbit --capacity 60000 --share host")
 			text := r.explained("explain va egress 10.0.0.8", "ask va egress 10.0.0.8")
@@ -291,8 +291,8 @@ func TestExplain(t *testing.T) {
 		},
 		"twice": func(r *rig) string {
 			r.router()
-			r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
-			r.ok("pool", "set", "home", "--new", "--rate", "1mbit", "--within", "uplink")
+			r.ok("set", "uplink", "--new", "--rate", "1gbit")
+			r.ok("set", "home", "--new", "--rate", "1mbit", "--within", "uplink")
 			r.setRules("va egress 10.0.0.0/24 --within home", "wan ingress any --within uplink")
 			return r.explained("explain 10.0.0.7", "explain --flow udp,192.0.2.7:53,10.0.0.7:5000")
 		},

@@ -219,7 +219,7 @@ func (e *env) checkThere(want filterRules) error {
 		if err := policyfile.CheckPattern(want.pool); err != nil {
 			return inputError(err)
 		}
-		return inputf("%s; %s lists the pools", want.none(), e.suggest("pool show"))
+		return inputf("%s; %s lists the pools", want.none(), e.suggest("show --pools"))
 	case strings.ContainsAny(want.label, `*?[\`):
 		if err := policyfile.CheckPattern(want.label); err != nil {
 			return inputError(err)

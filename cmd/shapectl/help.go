@@ -75,7 +75,9 @@ func (e *env) help(cmd *cobra.Command, groups []commandGroup) {
 	case !cmd.HasParent():
 		var lists strings.Builder
 		for _, g := range groups {
-			lists.WriteString(commandList(g.title, g.commands))
+			if g.title != "" {
+				lists.WriteString(commandList(g.title, g.commands))
+			}
 		}
 		parts = append(parts, lists.String()+moreHelp)
 	case cmd.Runnable():

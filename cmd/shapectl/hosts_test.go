@@ -374,7 +374,7 @@ func TestWatchHostsWhilePending(t *testing.T) {
 	file := h.policy(tabletLimit)
 	h.unseen(file)
 	w := h.watch(file)
-	h.ok("pool", "set", "other", "--new", "--rate", "1mbit", "--confirm", "1h")
+	h.ok("set", "other", "--new", "--rate", "1mbit", "--confirm", "1h")
 	h.gets("192.168.1.7/24")
 	w.says("watch: cannot follow the addresses of hosts yet: the last change is not confirmed yet")
 	h.ok("confirm")

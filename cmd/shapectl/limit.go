@@ -89,26 +89,6 @@ func (l *limitFlags) matchFlag() string {
 	return " --match " + l.match.String()
 }
 
-// exactly returns flags, each after a space, that give a rule by its network what over gives it: without them, it would
-// lose its other options.
-func (l *limitFlags) exactly(have *policy.Rule, l2Bytes uint8) (string, error) {
-	want, err := l.over(have, l2Bytes)
-	if err != nil {
-		return "", err
-	}
-	bare, err := policy.Limit{Rate: want.Rate}.Rule(have.Prefix, l2Bytes)
-	if err != nil {
-		return "", err
-	}
-	flags := " --rate " + want.Rate.String()
-	for _, c := range policy.Changes(&bare, &want) {
-		if o := policy.FindOption(c.Option); c.Option == "shadow" || o != nil && (!o.Label || l.has(o)) {
-			flags += flagText(c.Option, c.Want)
-		}
-	}
-	return flags + l.matchFlag(), nil
-}
-
 // over returns a rule with the options that were given. It keeps the others, but for those that
 // have no use beside these. A burst and a queue last as long at another rate, but with colours, burst sizes are those of a
 // contract.
@@ -153,67 +133,12 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	return rule, err
 }
 
-// others adds the changes from one rule to another that no flag asks for, and that are not among the changes yet. Those of
-// options that follow others do not count.
-func (l *limitFlags) others(have, want *policy.Rule, changes []string, follow ...string) []string {
-	for _, c := range policy.Changes(have, want) {
-		if !l.given(c.Option) && !slices.Contains(follow, c.Option) && !slices.Contains(changes, c.String()) { // as with any, which sets two rules
-			changes = append(changes, c.String())
-		}
-	}
-	return changes
-}
-
-// label is the label of a rule that has one already: it keeps the name and the note that are not given, and what
-// shapectl keeps in the note.
-// What is set by hand follows no plan.
-func (l *limitFlags) label(given, have policy.Label) policy.Label {
-	given.Plan = ""
-	if !l.given("name") {
-		given.Name = have.Name
-	}
-	if l.given("note") {
-		have = have.Noted(policy.Note(given.Note))
-	}
-	given.Note = have.Note
-	return given
-}
-
-// add adds the flags. side describes the default of --match.
-func (l *limitFlags) add(f *pflag.FlagSet, side string) {
-	l.addOptions(f, func(o *policy.Option) bool { return !o.Label && !o.PoolOnly })
+// add adds the flags of some options. side describes the default of --match.
+func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option) bool) {
+	l.addOptions(f, some)
 	once(f, &l.match, "match", "address to match (default "+side+")")
 	f.Lookup("match").DefValue = "" // its usage has the default
 }
-
-// addLabel adds the flags of options that are texts for people.
-func (l *limitFlags) addLabel(f *pflag.FlagSet) {
-	l.addOptions(f, func(o *policy.Option) bool { return o.Label })
-}
-
-// addPool adds the flags of a pool, whose name is an argument.
-func (l *limitFlags) addPool(f *pflag.FlagSet) {
-	l.addOptions(f, func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
-	for _, o := range policy.Options {
-		of := f.Lookup(o.Name)
-		if of == nil || o.PoolChoices == "" {
-			continue
-		}
-		of.Value = &choice{of.Value, o.PoolChoices}
-		if o.PoolHelp != "" {
-			of.Usage = o.PoolHelp
-		}
-	}
-	l.addShadow(f)
-}
-
-// A choice is a flag with other words than its value has.
-type choice struct {
-	pflag.Value
-	words string
-}
-
-func (c *choice) Type() string { return c.words }
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
 var optionGroups = map[string][]string{

@@ -39,7 +39,7 @@ func TestLineRestoresQdiscs(t *testing.T) {
 				t.Errorf("it says that downloads cannot be queued: %v; %s", says, got.err)
 			}
 			for direction, queues := range map[string]bool{"egress": true, "ingress": !old} {
-				if pool := r.rows("pool", "show", "va "+direction)[0]; (pool.Excess == "delay") != queues {
+				if pool := r.rows("show", "--pools", "va "+direction)[0]; (pool.Excess == "delay") != queues {
 					t.Errorf("%s: excess %s", direction, pool.Excess)
 				}
 			}
@@ -135,7 +135,7 @@ func TestLineQueues(t *testing.T) {
 	}
 	r.send("10.0.0.7", 8, 1000)
 	for _, pool := range []string{"va egress", "va ingress"} {
-		if out := r.ok("pool", "show", pool, "-j"); !strings.Contains(out, `"dropped_packets": 0`) || strings.Contains(out, `"delayed_packets": 0`) {
+		if out := r.ok("show", "--pools", pool, "-j"); !strings.Contains(out, `"dropped_packets": 0`) || strings.Contains(out, `"delayed_packets": 0`) {
 			t.Errorf("%s: %s", pool, out)
 		}
 	}

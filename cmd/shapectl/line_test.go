@@ -50,7 +50,7 @@ func TestLine(t *testing.T) {
 			r := newRig(t)
 			r.env["SHAPECTL_HOOK"] = hook
 			testenv.Veth(t, "xa", "xb")
-			r.ok(fields("pool set uplink --new --rate 1gbit")...)
+			r.ok(fields("set uplink --new --rate 1gbit")...)
 			r.ok(fields("set xa egress 10.0.0.0/24 --rate 5mbit --within uplink")...)
 			r.ok(fields("set va egress 192.168.100.1 --rate unlimited")...)
 			before := r.ok("export")
@@ -114,8 +114,8 @@ func TestLine(t *testing.T) {
 func TestNoteOfLine(t *testing.T) {
 	r := newRig(t)
 	r.in(homeLine)
-	r.ok("pool", "set", "va egress", "--note", "main")
-	r.ok("pool", "set", "va egress", "--note", "main line")
+	r.ok("set", "va egress", "--note", "main")
+	r.ok("set", "va egress", "--note", "main line")
 	if got := r.ok("export"); !strings.Contains(got, `note: "line va; main line"}`) {
 		t.Error(got)
 	}
@@ -232,7 +232,7 @@ func TestLineRefused(t *testing.T) {
 		"a rule for all":       {"set va egress any --rate 1mbit", homeLine, "va egress has a rule for 0.0.0.0/0 that this line did not make; delete it first: 'shapectl delete va egress 0.0.0.0/0'; nothing was changed"},
 		"the same, dry run":    {"set va egress any --rate 1mbit", homeLine + " --dry-run", "va egress has a rule for 0.0.0.0/0 that this line did not make"},
 		"a long name":          {"", homeLine + " --host " + strings.Repeat("x", 60) + "=3c:22:fb:12:34:56,1mbit --inside vb", "the name is too long for a pool on vb by 7 bytes; shorten it"},
-		"such a pool":          {"pool set va\u00a0egress --new --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
+		"such a pool":          {"set va\u00a0egress --new --rate 1mbit", homeLine, `there is a pool "va egress" that this line did not make`},
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
 		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared in the other way"},

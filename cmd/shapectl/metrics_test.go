@@ -14,7 +14,7 @@ import (
 func TestMetricsOfServe(t *testing.T) {
 	r := newRig(t)
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
-	r.ok("pool", "set", "home", "--new", "--rate", "80mbit")
+	r.ok("set", "home", "--new", "--rate", "80mbit")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit", "--each", "host", "--name", "alice", "--within", "home")
 	serve := r.command("serve", "--socket", "none", "--metrics-buckets", "1")
 	serve.Stderr = os.Stderr

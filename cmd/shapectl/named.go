@@ -8,6 +8,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -24,9 +25,8 @@ type namedHook struct {
 type ruleName struct {
 	name      string
 	direction *policy.Direction // nil for both
-
-	// The flags that were given, each after a space, for commands that an error suggests.
-	flags, ofPool string
+	isNew     bool              // it is that of a new pool
+	flags     string            // those that were given, each after a space, for commands that an error suggests
 }
 
 func parseName(verb string, given []string) (ruleName, error) {
@@ -34,20 +34,34 @@ func parseName(verb string, given []string) (ruleName, error) {
 	return ruleName{name: filter.device, direction: filter.direction}, err
 }
 
-// rule is the word for what a name stands for.
-func (of ruleName) rule() string {
+// what is what a name may stand for.
+func (of ruleName) what() string {
 	if of.direction != nil {
 		return of.direction.String() + " rule"
 	}
-	return "rule"
+	return "rule or pool"
 }
 
 // A search is what was found for a name.
 type search struct {
-	hooks   []namedHook
-	similar string // without hooks: another name that may be meant, or "". It is
-	noted   bool   // that of the only rules whose note has the word
-	isPlan  bool   // rules follow a plan with that name
+	hooks   []namedHook // with the rules of that name
+	device  []namedHook // with the rules for any of the device of that name
+	pool    policy.Rule // the one of that name, if its Pool is set; a name with a direction is of rules
+	similar string      // without any of these: another name that may be meant, or "". It is
+	noted   bool        // that of the only rules whose note has the word
+	isPlan  bool        // rules follow a plan with that name
+}
+
+// elsewhere is a hook with rules of the name that are not within the pool of that name; nil if there is none.
+func (found search) elsewhere() *namedHook {
+	for _, h := range found.hooks {
+		for _, r := range h.rules {
+			if string(r.Within) != found.pool.Label.Name {
+				return &namedHook{h.Hook, []maps.Entry{r}}
+			}
+		}
+	}
+	return nil
 }
 
 // hint asks whether another name is meant, after what was searched for.
@@ -59,7 +73,7 @@ func (found search) hint() string {
 	return hint + "?"
 }
 
-// withNamed runs f on what was found for a name: the hooks that have rules with exactly this name, if any.
+// withNamed runs f on what was found for exactly this name.
 func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, found search) error) error {
 	name := of.name
 	if name == "" {
@@ -78,8 +92,11 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			if of.direction != nil && h.Direction != *of.direction {
 				continue
 			}
-			its := namedHook{Hook: h}
+			its, all := namedHook{Hook: h}, namedHook{Hook: h}
 			for _, entry := range h.Set.Rules() {
+				if h.Name() == name && slices.Contains(policy.Everything[:], entry.Prefix) {
+					all.rules = append(all.rules, entry)
+				}
 				if entry.Label.Name == name {
 					its.rules = append(its.rules, entry)
 				} else {
@@ -93,11 +110,23 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			if its.rules != nil {
 				found.hooks = append(found.hooks, its)
 			}
+			if all.rules != nil {
+				found.device = append(found.device, all)
+			}
 		}
-		if err := e.checkName(n, verb, of, found.hooks); err != nil {
+		if of.direction == nil {
+			found.pool, _ = findPool(n, name)
+		}
+		if err := e.checkName(n, verb, of, found); err != nil {
 			return err
 		}
-		if found.hooks == nil {
+		if found.hooks == nil && !found.pool.Pool {
+			for _, h := range poolsOf(n) {
+				for _, pool := range h.Set.Rules() {
+					others = append(others, pool.Label.Name)
+				}
+				h.Close()
+			}
 			found.similar = plain.SimilarName(name, others)
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
@@ -108,8 +137,8 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 	})
 }
 
-// checkName returns an error for the name of a device, and for a network that is no rule's name.
-func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, named []namedHook) error {
+// checkName returns an error for the name of a device that cannot be meant, and for a network that is no name.
+func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, found search) error {
 	name, direction := of.name, policy.Egress
 	if of.direction != nil {
 		direction = *of.direction
@@ -121,40 +150,45 @@ func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, named []n
 		return err
 	}
 	_, notNetwork := policy.ParseNetworks(name)
-	_, isPool := findPool(n, name)
 	switch {
-	case isDevice && named == nil && isPool:
-		return inputf("%s is a device and a pool, and no rule has that name; write %s for the pool, or %s for a rule of the device",
-			is, e.suggest("pool "+verb+of.ofPool, name), ofDevice)
-	case isDevice && named == nil:
-		return inputf("%s is a device, and no rule has that name; write %s for a rule of the device", is, ofDevice)
-	case isDevice:
-		h := named[0]
+	case isDevice && found.hooks != nil:
+		h := found.hooks[0]
 		return inputf("%s is a device, and rules have that name, too; write %s for a rule of the device, and %s for one with the name",
 			is, ofDevice, e.suggest(with, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
-	case notNetwork == nil && named == nil:
-		return inputf("%s is a network, and no rule has that name; write a device and a direction, too, as in %s",
+	case found.hooks != nil || found.pool.Pool || of.isNew || verb == "set" && found.device != nil:
+		return nil
+	case isDevice && verb == "set":
+		return inputf("%s is a device without a rule for any, and neither a rule nor a pool has that name; write %s for a rule of the device", is, ofDevice)
+	case isDevice:
+		return inputf("%s is a device, and neither a rule nor a pool has that name; write %s for a rule of the device", is, ofDevice)
+	case notNetwork == nil:
+		return inputf("%s is a network, and neither a rule nor a pool has that name; write a device and a direction, too, as in %s",
 			is, e.suggest(with, "DEV", "egress", name))
 	}
 	return nil
 }
 
-// setNamed changes the rules that have a name in the options that were given.
+// setNamed changes what has a name in the options that were given: the rules for any of a device, a pool, or rules. It
+// makes a new pool.
 func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	return e.withNamed("set", of, func(n *loader.Namespace, found search) error {
-		if err := e.noRuleBut(n, "set", of); found.hooks == nil && err != nil {
+		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
 		switch {
+		case found.device != nil && !of.isNew:
+			found.hooks = found.device
+		case found.pool.Pool || of.isNew:
+			return e.setPool(n, of, found, limit)
 		case found.hooks == nil && found.isPlan:
-			return inputf("no %s has that name, but a plan does; a plan is changed in the policy file", of.rule())
+			return inputf("no %s has that name, but a plan does; a plan is changed in the policy file", of.what())
+		case found.hooks == nil && policyfile.IsPattern(of.name):
+			return inputf("no %s has that name, and set takes no pattern; to change several at one moment, edit what %s prints, and run %s",
+				of.what(), e.suggest("export"), e.suggest("apply", "FILE"))
 		case found.similar != "":
-			return inputf("no %s has that name; %s", of.rule(), found.hint())
+			return inputf("no %s has that name; %s --new makes a pool", of.what(), found.hint())
 		case found.hooks == nil:
-			return inputf("no %s has that name; %s lists the names", of.rule(), e.suggest("show --sort name"))
-		}
-		if err := e.checkWithin(n, limit); err != nil {
-			return err
+			return inputf("no %s has that name; %s lists the names; --new makes a pool", of.what(), e.suggest("show --sort name"))
 		}
 		if done, err := e.setOwnPool(n, of, found, limit); done || err != nil {
 			return err
@@ -205,7 +239,7 @@ func (e *env) setOwnPool(n *loader.Namespace, of ruleName, found search, limit l
 			if without++; slices.Contains(pools, pool) {
 				continue
 			}
-			pools, commands = append(pools, pool), append(commands, e.suggest("pool set"+flags+e.how(), pool))
+			pools, commands = append(pools, pool), append(commands, e.suggest("set"+flags+e.how(), pool))
 			if first == "" {
 				within := " --within " + plain.Word(pool)
 				if limit.given("within") {
@@ -345,11 +379,7 @@ func (e *env) checkOneRate(of ruleName, found search, limit limitFlags) error {
 		}
 		for _, h := range hooks {
 			for _, r := range h.rules {
-				flags, err := limit.exactly(&r.Rule, h.Device.L2Bytes)
-				if err != nil {
-					return inputError(err)
-				}
-				commands = append(commands, e.suggest("set"+flags+e.how(), h.Name(), d.String(), r.Prefix.String()))
+				commands = append(commands, e.suggest("set"+limit.all()+e.how(), h.Name(), d.String(), r.Prefix.String()))
 			}
 		}
 	}
@@ -424,20 +454,27 @@ func filtersOf(t policy.Table) (filters []filterRules) {
 	return []filterRules{of}
 }
 
-// deleteNamed deletes the rules that have a name.
+// deleteNamed deletes the rules that have a name, or if there are none, the pool.
 func (e *env) deleteNamed(of ruleName) error {
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
-		if err := e.noRuleBut(n, "delete", of); found.hooks == nil && err != nil {
-			return err
+		if found.hooks == nil && found.pool.Pool {
+			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
+			if err == nil {
+				_, err = n.DeletePool(of.name)
+			}
+			if err != nil {
+				return err
+			}
+			return e.deleted(pool)
 		}
 		if found.similar != "" {
-			e.say("shapectl: no %s has the name %s; %s", of.rule(), plain.Line(of.name), found.hint())
+			e.say("shapectl: no %s has the name %s; %s", of.what(), plain.Line(of.name), found.hint())
 		}
 		switch {
 		case found.hooks == nil && e.json:
 			return e.deleted(report.Rules{})
 		case found.hooks == nil:
-			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.rule(), plain.Line(of.name))
+			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
 		var deleted report.Rules
@@ -453,6 +490,10 @@ func (e *env) deleteNamed(of ruleName) error {
 		if _, err := n.DeleteTogether(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
 			return err
 		}
-		return e.deleted(deleted)
+		if err := e.deleted(deleted); err != nil {
+			return err
+		}
+		e.sayUnused(n, deleted)
+		return nil
 	})
 }

@@ -20,8 +20,8 @@ import (
 
 // apiAnswers are the types of what commands print, as json.md has them.
 var apiAnswers = map[string][]string{
-	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"}, "pool set": {"list of Rule"}, "pool delete": {"list of Rule"},
-	"pool show": {"list of Rule"}, "line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
+	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"},
+	"line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},

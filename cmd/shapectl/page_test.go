@@ -18,7 +18,7 @@ import (
 func TestPage(t *testing.T) {
 	r := newRig(t)
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
-	r.ok("pool", "set", "uplink", "--new", "--rate", "50mbit")
+	r.ok("set", "uplink", "--new", "--rate", "50mbit")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8mbit", "--each", "host", "--name", "everybody")
 	r.ok("set", "va", "egress", "10.0.0.66", "--rate", "1mbit", "--name", "<img src=x onerror=alert(1)>mallory", "--within", "uplink")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "8mbit", "--name", "alice", "--within", "uplink")

@@ -58,7 +58,7 @@ func TestKilledInTree(t *testing.T) {
 		args := []string{"apply", policy}
 		switch random.IntN(6) {
 		case 0:
-			args = []string{"pool", "set", "ap-1", "--rate", fmt.Sprint(20+random.IntN(20), "mbit"), "--weight", fmt.Sprint(1 + random.IntN(9))}
+			args = []string{"set", "ap-1", "--rate", fmt.Sprint(20+random.IntN(20), "mbit"), "--weight", fmt.Sprint(1 + random.IntN(9))}
 		case 1:
 			args = []string{"set", "va", "egress", fmt.Sprintf("10.0.%d.0/24", random.IntN(12)), "--within", "ap-0", "--guarantee", "150kbit"}
 		}

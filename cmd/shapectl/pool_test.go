@@ -15,8 +15,8 @@ import (
 func newPoolRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit", "--share", "member")
-	r.ok("pool", "set", "ap-1", "--new", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
+	r.ok("set", "uplink", "--new", "--rate", "1gbit", "--share", "member")
+	r.ok("set", "ap-1", "--new", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "20mbit", "--within", "ap-1", "--guarantee", "5mbit", "--name", "alice")
 	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "ap-1")
 	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit")
@@ -68,39 +68,32 @@ func TestShowPoolRate(t *testing.T) {
 		t.Errorf("by rate: %s", got)
 	}
 	// In force is the lease of a pool, or its safe share.
-	r.ok("pool", "set", "customer", "--new", "--rate", "100mbit", "--cluster", "c")
+	r.ok("set", "customer", "--new", "--rate", "100mbit", "--cluster", "c")
 	r.ok("set", "vb", "egress", "10.0.0.7", "--within", "customer")
 	if out := r.ok("show", "vb"); !strings.Contains(out, " 8.00kbit/pool\n") {
 		t.Errorf("without a lease: %s", out)
 	}
 }
 
-// A pattern is not the name of a new pool.
+// A pattern is not the name of a new pool, and set takes none.
 func TestNewPoolLikePattern(t *testing.T) {
 	r := newRig(t)
-	const no = "a new pool cannot have *, ? or [ in its name; nothing was changed; write "
-	r.ok("pool", "set", "tap30", "--new", "--rate", "1mbit")
-	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30'", "pool", "set", "tap3*", "--rate", "3mbit")
-	for _, name := range []string{"tap31", "tap32", "tap33", "tap4"} {
-		r.ok("pool", "set", name, "--new", "--rate", "1mbit")
-	}
-	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30' or 'shapectl pool set --rate 3mbit tap31' or 'shapectl pool set --rate 3mbit tap32', and so on",
-		"pool", "set", "tap3*", "--rate", "3mbit")
-	for _, name := range []string{"vnet*", "tap?1?", "tap["} {
-		r.refused(exitInput, "there is no such pool, and a new one cannot have *, ? or [ in its name", "pool", "set", name, "--rate", "3mbit")
+	for _, name := range []string{"vnet*", "tap?1?"} {
+		r.refused(exitInput, "set takes no pattern", "set", name, "--rate", "3mbit")
+		r.refused(exitInput, "a new pool cannot have *, ? or [ in its name", "set", name, "--new", "--rate", "3mbit")
 	}
 	r.ok("apply", r.policy("pools: {'tap*': 1mbit}\ndevices: {}\n"))
-	r.ok("pool", "set", "tap*", "--rate", "2mbit") // which exists
+	r.ok("set", "tap*", "--rate", "2mbit") // which exists
 }
 
 // A typo makes no pool, and a new one that is repeated is a success.
 func TestMisspeltPool(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
+	r.ok("set", "uplink", "--new", "--rate", "1gbit")
 	before := r.ok("export")
-	r.refused(exitInput, "there is no pool uplnik; did you mean uplink? to make it, give --new; nothing was changed", "pool", "set", "uplnik", "--rate", "2gbit")
-	r.refused(exitInput, "there already is a pool uplink with other values; nothing was changed; to change it, leave --new out", "pool", "set", "uplink", "--new", "--rate", "2gbit")
-	r.ok("pool", "set", "uplink", "--new", "--rate", "1gbit")
+	r.refused(exitInput, "no rule or pool has that name; did you mean uplink? --new makes a pool", "set", "uplnik", "--rate", "2gbit")
+	r.refused(exitInput, "there already is a pool uplink with other values; nothing was changed; to change it, leave --new out", "set", "uplink", "--new", "--rate", "2gbit")
+	r.ok("set", "uplink", "--new", "--rate", "1gbit")
 	if after := r.ok("export"); after != before {
 		t.Errorf("the pools were changed:\n%s", after)
 	}
@@ -110,36 +103,35 @@ func TestMisspeltPool(t *testing.T) {
 func TestPoolSet(t *testing.T) {
 	r := newRig(t)
 	r.prints("new pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
-		"pool", "set", "uplink", "--new", "--rate", "100mbit", "--burst", "80ms")
-	r.ok("pool", "set", "ap-1", "--new", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
+		"set", "uplink", "--new", "--rate", "100mbit", "--burst", "80ms")
+	r.ok("set", "ap-1", "--new", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
 	r.prints("pool \"uplink\" now gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
-		"pool", "set", "uplink", "--rate", "200mbit", "--share", "member")
+		"set", "uplink", "--rate", "200mbit", "--share", "member")
 	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
-		"pool", "set", "uplink", "--rate", "200mbit") // as before
+		"set", "uplink", "--rate", "200mbit") // as before
 	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
-		"pool", "set", "ap-1", "--guarantee", "6mbit")
-	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
+		"set", "ap-1", "--guarantee", "6mbit")
+	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "set", "ap-1", "--within", "none")
 	for args, says := range map[string]string{
-		"pool set":                                          "takes 'shapectl pool set NAME [flags]'",
-		"pool set new":                                      "what to set is missing",
-		"pool set new --new --share member":                 "rate is missing",
-		"pool set new --new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
-		"pool set ap-1 --rate unlimited":                    "a pool always has a rate",
-		"pool set ap-1 --rate none":                         "a pool always has a rate",
-		"pool set none --new --rate 1mbit":                  "cannot be called none",
-		"pool set new --rate 1mbit --within ap-2":           "there is no pool ap-2; did you mean ap-1?",
-		"pool set new --rate 1mbit --within z":              "there is no pool z; make it first: 'shapectl pool set --new --rate RATE z'",
-		"pool set uplink --within uplink":                   "is the pool itself",
-		"pool set new --rate 1mbit --each host":             "unknown flag --each",
-		"pool set new --new --rate 1mbit --guarantee 1kbit": "",
+		"set new":                                      "what to change is missing",
+		"set new --new --share member":                 "rate is missing",
+		"set new --new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
+		"set ap-1 --rate unlimited":                    "a pool always has a rate",
+		"set ap-1 --rate none":                         "a pool always has a rate",
+		"set none --new --rate 1mbit":                  "cannot be called none",
+		"set new --rate 1mbit --within ap-2":           "there is no pool ap-2; did you mean ap-1?",
+		"set new --rate 1mbit --within z":              "there is no pool z; make it first: 'shapectl set --new --rate RATE z'",
+		"set uplink --within uplink":                   "is the pool itself",
+		"set new --new --rate 1mbit --each host":       "each has no use in a pool",
+		"set new --new --rate 1mbit --guarantee 1kbit": "",
 		"pool":          "what to do is missing; use set, delete or show",
-		"pool lst":      "did you mean 'shapectl pool show'?",
-		"pool remove a": "did you mean 'shapectl pool delete'?",
+		"pool lst":      "unknown command",
+		"pool remove a": "unknown command",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
 	}
-	r.ok("pool", "set", "ap-1", "--within", "uplink", "--guarantee", "10mbit")
-	r.refused(exitInput, "add up to 10mbit", "pool", "set", "uplink", "--rate", "9mbit")
+	r.ok("set", "ap-1", "--within", "uplink", "--guarantee", "10mbit")
+	r.refused(exitInput, "add up to 10mbit", "set", "uplink", "--rate", "9mbit")
 }
 
 // A pool goes once nothing is within it.
@@ -147,45 +139,45 @@ func TestPoolSet(t *testing.T) {
 func TestPoolShadow(t *testing.T) {
 	r := newRig(t)
 	const of = `; shadow: pool "up" gets 5mbit (625 kB/s), burst 187.5 kB (300 ms)`
-	r.ok("pool", "set", "up", "--new", "--rate", "50mbit")
-	if got := r.ok("pool", "set", "up", "--shadow", "rate=5mbit"); !strings.Contains(got, of) {
-		t.Errorf("pool set says\n%s, want %q in it", got, of)
+	r.ok("set", "up", "--new", "--rate", "50mbit")
+	if got := r.ok("set", "up", "--shadow", "rate=5mbit"); !strings.Contains(got, of) {
+		t.Errorf("set says\n%s, want %q in it", got, of)
 	}
-	if got := r.ok("pool", "set", "up", "--rate", "60mbit"); !strings.Contains(got, of) {
-		t.Errorf("with another rate, pool set says\n%s, want %q in it", got, of)
+	if got := r.ok("set", "up", "--rate", "60mbit"); !strings.Contains(got, of) {
+		t.Errorf("with another rate, set says\n%s, want %q in it", got, of)
 	}
 	r.ok("set", "va", "egress", "0.0.0.0/0", "--within", "up")
 	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "POOL OR RULE  DEVICE  SHADOW  SEEN  WOULD DROP\nup            pool     5mbit     0") {
 		t.Errorf("show --shadow says\n%s", got)
 	}
 	policy := r.policy(r.ok("export"))
-	if got := r.ok("pool", "set", "up", "--share", "member"); !strings.Contains(got, of+", without shares\n") {
-		t.Errorf("with shares, pool set says\n%s", got)
+	if got := r.ok("set", "up", "--share", "member"); !strings.Contains(got, of+", without shares\n") {
+		t.Errorf("with shares, set says\n%s", got)
 	}
-	r.ok("pool", "set", "up", "--shadow", "none")
+	r.ok("set", "up", "--shadow", "none")
 	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "no rule has a shadow") {
 		t.Errorf("after --shadow none, show --shadow says\n%s", got)
 	}
 	r.ok("apply", policy)
-	if rows := r.rows("pool", "show"); len(rows) != 1 || rows[0].Shadow == nil || rows[0].Shadow.RateBits != 5e6 {
+	if rows := r.rows("show", "--pools"); len(rows) != 1 || rows[0].Shadow == nil || rows[0].Shadow.RateBits != 5e6 {
 		t.Errorf("after apply, the pools are %+v", rows)
 	}
 }
 
 func TestPoolDelete(t *testing.T) {
 	r := newPoolRig(t)
-	r.refused(exitInput, "within it is ap-1", "pool", "delete", "uplink")
-	r.refused(exitInput, "within it is va egress 10.0.0.7/32, va egress 2001:db8:7::/48; delete these first", "pool", "delete", "ap-1")
+	r.refused(exitInput, "within it is ap-1", "delete", "uplink")
+	r.refused(exitInput, "within it is va egress 10.0.0.7/32, va egress 2001:db8:7::/48; delete these first", "delete", "ap-1")
 	r.run("flush", "va") // which says that pools are left
-	if out := r.ok("pool", "delete", "ap-1"); !strings.HasPrefix(out, `deleted: pool "ap-1" gets 100mbit`) {
+	if out := r.ok("delete", "ap-1"); !strings.HasPrefix(out, `deleted: pool "ap-1" gets 100mbit`) {
 		t.Errorf("delete: %s", out)
 	}
-	r.prints("nothing to delete: there is no pool ap-1\n", "pool", "delete", "ap-1")
-	r.prints("[]\n", "pool", "delete", "ap-1", "-j")
-	if got := r.run("pool", "delete", "uplnk"); got.code != exitDone || !strings.Contains(got.err, "did you mean uplink?") {
+	r.prints("nothing to delete: no rule or pool has the name ap-1\n", "delete", "ap-1")
+	r.prints("[]\n", "delete", "ap-1", "-j")
+	if got := r.run("delete", "uplnk"); got.code != exitDone || !strings.Contains(got.err, "did you mean uplink?") {
 		t.Errorf("delete of a name that is misspelt: %+v", got)
 	}
-	r.ok("pool", "delete", "uplink")
+	r.ok("delete", "uplink")
 	if pins := r.pins(); len(pins) > 0 {
 		t.Errorf("left over: %v", pins)
 	}
@@ -194,7 +186,7 @@ func TestPoolDelete(t *testing.T) {
 func TestFlushAllDeletesPools(t *testing.T) {
 	r := newPoolRig(t)
 	for i := range 5 {
-		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--new", "--rate", "1gbit")
+		r.ok("set", fmt.Sprint("ap-", 10-i), "--new", "--rate", "1gbit")
 	}
 	out := r.ok("flush", "--all")
 	if strings.Count(out, "deleted: pool") != 7 || strings.Count(out, "deleted: va") != 3 {
@@ -254,13 +246,13 @@ func TestShowPools(t *testing.T) {
 		"show --tree --top 1":      "pool ap-1, pool uplink, va egress 10.0.0.7/32, va ingress 10.0.0.7/32",
 		"show alice --tree":        "pool ap-1, pool uplink, va egress 10.0.0.7/32",
 		"show --shadow":            "",
-		"pool show":                "pool ap-1, pool uplink",
-		"pool show uplink":         "pool uplink",
-		"pool show --top 1":        "pool ap-1",
-		"pool show AP-*":           "pool ap-1",
-		"pool show *":              "pool ap-1, pool uplink",
-		"pool show * --top 1":      "pool ap-1",
-		"pool show --sort rate":    "pool uplink, pool ap-1",
+		"show --pools":             "pool ap-1, pool uplink",
+		"show --pools uplink":      "pool uplink",
+		"show --pools --top 1":     "pool ap-1",
+		"show --pools AP-*":        "pool ap-1",
+		"show --pools *":           "pool ap-1, pool uplink",
+		"show --pools * --top 1":   "pool ap-1",
+		"show --pools --sort rate": "pool uplink, pool ap-1",
 		"export":                   "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
 	} {
 		if got := names(r.rows(strings.Fields(args)...)); got != want {
@@ -268,20 +260,19 @@ func TestShowPools(t *testing.T) {
 		}
 	}
 	r.ok("set", "va", "ingress", "10.0.0.8", "--rate", "1mbit", "--name", "upper") // similar to the name of the next pool
-	r.ok("pool", "set", "up", "--new", "--rate", "1mbit")
-	r.ok("pool", "set", "vb", "--new", "--rate", "1mbit")
+	r.ok("set", "up", "--new", "--rate", "1mbit")
+	r.ok("set", "vb", "--new", "--rate", "1mbit")
 	for args, says := range map[string]string{
-		"pool show ap-2":        "there is no pool ap-2; 'shapectl pool show' lists the pools",
-		"pool show home-*":      "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
-		"pool show home-[":      "home-[",
-		"pool show ap-1 more":   "takes",
-		"show --tree --buckets": "give one of them",
-		"set ap-1 --rate 1mbit": "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
-		"set vb --rate 2mbit":   "vb is a device and a pool, and no rule has that name; write 'shapectl pool set --rate 2mbit vb' for the pool, or 'shapectl set --rate 2mbit vb egress CIDR'",
-		"set va --rate 1mbit":   "va is a device, and no rule has that name; write 'shapectl set --rate 1mbit va egress CIDR'",
-		"set up --each host --rate 1mbit --note x --confirm 60s": "write 'shapectl pool set --rate 1mbit --note x --confirm 1m0s up'",
-		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
-		"set va egress 10.0.0.9": "--rate is missing",
+		"show --pools ap-2":                                       "there is no pool ap-2; 'shapectl show --pools' lists the pools",
+		"show --pools home-*":                                     "there is no pool that matches home-*; 'shapectl show --pools' lists the pools",
+		"show --pools home-[":                                     "home-[",
+		"show --pools ap-1 more":                                  "direction \"more\" is unknown",
+		"show --tree --buckets":                                   "give one of them",
+		"show --pools ap-1 egress":                                "leave the other arguments out",
+		"set vb egress --rate 2mbit":                              "vb is a device without a rule for any",
+		"set va --rate 1mbit":                                     "va is a device without a rule for any, and neither a rule nor a pool has that name; write 'shapectl set --rate 1mbit va egress CIDR'",
+		"set up --each host --rate 1mbit":                         "each has no use in a pool",
+		"set va egress 10.0.0.9 --note x":                         "rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
@@ -291,11 +282,11 @@ func TestShowPools(t *testing.T) {
 // What a pool above refuses is lost to the pool of its sender, and a pool says apart what it refused itself.
 func TestShowWhoLoses(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "ap", "--new", "--rate", "8kbit", "--capacity", "20000", "--share", "member")
+	r.ok("set", "ap", "--new", "--rate", "8kbit", "--capacity", "20000", "--share", "member")
 	for _, name := range []string{"flooder", "quiet"} {
-		r.ok("pool", "set", name, "--new", "--rate", "1gbit", "--within", "ap")
+		r.ok("set", name, "--new", "--rate", "1gbit", "--within", "ap")
 	}
-	r.ok("pool", "set", "elsewhere", "--new", "--rate", "1gbit")
+	r.ok("set", "elsewhere", "--new", "--rate", "1gbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "flooder")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--burst", "2000b", "--within", "flooder")
 	r.ok("set", "va", "egress", "10.0.0.8", "--within", "quiet")
@@ -317,15 +308,15 @@ func TestShowWhoLoses(t *testing.T) {
 	want := map[string][3]uint64{
 		"ap": {host[0] + 8, host[1] + 8000, host[0]}, "flooder": {host[0] + 8, host[1] + 8000, 0}, "quiet": {}, "elsewhere": {},
 	}
-	for _, args := range [][]string{{"show", "--tree"}, {"show"}, {"show", "--tree", "10.0.0.8"}, {"pool", "show"}, {"pool", "show", "flooder"}} {
+	for _, args := range [][]string{{"show", "--tree"}, {"show"}, {"show", "--tree", "10.0.0.8"}, {"show", "--pools"}, {"show", "--pools", "flooder"}} {
 		for name, of := range dropped(args...) {
 			if pool, isPool := want[name]; isPool && of != pool {
 				t.Errorf("%s: packets and bytes dropped, and packets refused by %s: %v, want %v", args, name, of, pool)
 			}
 		}
 	}
-	if got := r.ok("pool", "show", "flooder"); !strings.Contains(got, "% of packets; 0% refused by this pool\n") {
-		t.Errorf("pool show says\n%s", got)
+	if got := r.ok("show", "--pools", "flooder"); !strings.Contains(got, "% of packets; 0% refused by this pool\n") {
+		t.Errorf("show --pools says\n%s", got)
 	}
 	rows := r.rows("show", "ap", "--interval", "20ms")
 	if rows[0].DroppedPercent != nil || rows[0].RefusedPercent != nil {
@@ -336,7 +327,7 @@ func TestShowWhoLoses(t *testing.T) {
 // What passed is divided into what the guarantee covered and what was borrowed.
 func TestShowBorrowed(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "100mbit")
+	r.ok("set", "uplink", "--new", "--rate", "100mbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "50mbit", "--within", "uplink", "--guarantee", "8kbit")
 	r.send("10.0.0.7", 100, 1000)
 	rows := r.rows("show")
@@ -416,16 +407,12 @@ va egress
 func TestCompletionOfPools(t *testing.T) {
 	r := newPoolRig(t)
 	for args, want := range map[string]string{
-		"pool ":                            "delete\tDelete a pool\nset\tChange a pool, or make one with --new\nshow\tShow pools and what happened to their packets\n:4\n",
-		"pool show ":                       "ap-1\nuplink\n:4\n",
-		"pool set u":                       "uplink\n:4\n",
-		"pool delete a":                    "ap-1\n:4\n",
-		"pool delete ap-1 ":                ":4\n",
-		"pool set x --share ":              "none\nhost\nflow\nmember\n:4\n",
-		"pool set x --within a":            "ap-1\n:4\n",
+		"set u":                            "uplink\n:4\n",
+		"set x --share ":                   "none\nhost\nflow\nmember\n:4\n",
+		"set x --within a":                 "ap-1\n:4\n",
 		"set va egress 10.0.0.9 --within ": "ap-1\nuplink\n:4\n",
 		"show a":                           "alice\nap-1\n:4\n",
-		"delete a":                         "alice\n:4\n",
+		"delete a":                         "alice\nap-1\n:4\n",
 		"explain a":                        "alice\nap-1\n:4\n",
 	} {
 		if got := r.run(strings.Split("__complete "+args, " ")...); got.out != want {
@@ -449,7 +436,7 @@ func TestSetNamedWithin(t *testing.T) {
 // watch adds the pools that the rules of a new device need, and leaves those that exist.
 func TestWatchAddsPools(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "2gbit")
+	r.ok("set", "uplink", "--new", "--rate", "2gbit")
 	r.watch(r.policy(`pools: {uplink: 1gbit, ap-1: {rate: 10mbit, within: uplink}, ap-2: 20mbit}
 devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
 `))
@@ -463,13 +450,13 @@ devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
 // Who has a part of the shares now is counted.
 func TestShowSharers(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
+	r.ok("set", "uplink", "--new", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
 	for _, host := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9"} {
 		r.ok("set", "va", "egress", host, "--within", "uplink")
 	}
 	r.send("10.0.0.7", 9, 1000)
 	r.send("10.0.0.8", 9, 1000)
-	for _, args := range [][]string{{"pool", "show"}, {"show", "--tree"}, {"show", "--wide"}} {
+	for _, args := range [][]string{{"show", "--pools"}, {"show", "--tree"}, {"show", "--wide"}} {
 		if rows := r.rows(args...); rows[0].ActiveSharers == nil || *rows[0].ActiveSharers != 2 || len(rows) > 1 && rows[1].ActiveSharers != nil {
 			t.Errorf("%s: %+v", args, rows)
 		}
@@ -485,9 +472,9 @@ func (r *rig) asked(args string) (a report.Answer) {
 
 func TestAskPools(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
-	r.ok("pool", "set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
-	r.ok("pool", "set", "uplink", "--share", "member") // the store grows: setSlow needs room for more labels
+	r.ok("set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("set", "uplink", "--share", "member") // the store grows: setSlow needs room for more labels
 	r.setSlow("va egress 10.0.0.7 --rate 8kbit --within ap-1 --guarantee 8kbit", "va egress 2001:db8:7::/48 --within ap-1")
 	r.send("10.0.0.7", 4, 1000)
 	if a := r.asked("va egress 10.0.0.7"); !a.Conforms || a.Verdict != "pass" || !a.Guaranteed || *a.GuaranteedBy != "10.0.0.7/32" || a.RefusedBy != nil || a.WaitNS != 0 {
@@ -513,8 +500,8 @@ func TestAskPools(t *testing.T) {
 // explain watches packets for a while, and finds the pool that refuses them.
 func TestExplainWatches(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "ap", "--new", "--rate", "10gbit", "--share", "member")
-	r.ok("pool", "set", "home", "--new", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
+	r.ok("set", "ap", "--new", "--rate", "10gbit", "--share", "member")
+	r.ok("set", "home", "--new", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home")
 	sender := testenv.NewSender(t, "va")
 	frame := frameTo("10.0.0.7", 1000)
@@ -565,8 +552,8 @@ func TestExplainPool(t *testing.T) {
 	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited none of its packets") {
 		t.Errorf("it says %s", got)
 	}
-	r.ok("pool", "set", "va", "--new", "--rate", "8mbit")
-	r.ok("pool", "set", "va ingress", "--new", "--rate", "1mbit", "--within", "va")
+	r.ok("set", "va", "--new", "--rate", "8mbit")
+	r.ok("set", "va ingress", "--new", "--rate", "1mbit", "--within", "va")
 	for _, test := range []struct{ question, want string }{
 		{"va", "pool va limited none of its packets|pool va ingress limited none of its packets"}, {"va ingress", "pool va ingress limited none of its packets"},
 	} {
@@ -577,7 +564,7 @@ func TestExplainPool(t *testing.T) {
 			}
 		}
 	}
-	r.ok("pool", "set", "alice", "--new", "--rate", "1mbit")
+	r.ok("set", "alice", "--new", "--rate", "1mbit")
 	if got := r.ok("explain", "alice"); !strings.Contains(got, "10.0.0.7/32 decides") {
 		t.Errorf("of the name of rules and of a pool, it says %s", got)
 	}
@@ -588,9 +575,9 @@ func TestExplainPool(t *testing.T) {
 // Of a chain of pools, the one that is full is named, with the wait for room there.
 func TestAskPoolInTheMiddle(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
-	r.ok("pool", "set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
-	r.ok("pool", "set", "home-7", "--new", "--rate", "16kbit", "--capacity", "60000", "--within", "ap-1")
+	r.ok("set", "uplink", "--new", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("set", "ap-1", "--new", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("set", "home-7", "--new", "--rate", "16kbit", "--capacity", "60000", "--within", "ap-1")
 	r.setSlow("va egress 10.0.0.7 --within home-7")
 	r.send("10.0.0.7", 4, 1000)
 	a := r.asked("va egress 10.0.0.7 --bytes 1500")
@@ -611,7 +598,7 @@ func TestAskPoolInTheMiddle(t *testing.T) {
 // Which flow shares a pool must be known.
 func TestAskPoolSharedByFlow(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "1mbit", "--share", "flow")
+	r.ok("set", "uplink", "--new", "--rate", "1mbit", "--share", "flow")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "uplink")
 	const flow = "udp,192.0.2.1:5000,10.0.0.7:53"
 	r.refused(exitInput, "uplink is shared by flow; give --flow, such as --flow "+flow, "ask", "va", "egress", "10.0.0.7")
@@ -629,9 +616,9 @@ func TestAskPoolSharedByFlow(t *testing.T) {
 func newSubscriberRig(t *testing.T) *rig {
 	t.Helper()
 	r := newRig(t)
-	r.ok("pool", "set", "ap-1", "--new", "--rate", "100mbit")
-	r.ok("pool", "set", "ap-2", "--new", "--rate", "100mbit")
-	r.ok("pool", "set", "home", "--new", "--rate", "50mbit", "--within", "ap-1")
+	r.ok("set", "ap-1", "--new", "--rate", "100mbit")
+	r.ok("set", "ap-2", "--new", "--rate", "100mbit")
+	r.ok("set", "home", "--new", "--rate", "50mbit", "--within", "ap-1")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "home", "--name", "alice")
 	return r
@@ -660,9 +647,9 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	// The error names the pools, and commands that say what is meant.
 	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
 	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
-	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit --confirm 1m0s home' or 'shapectl pool set --rate 8mbit --confirm 1m0s ap-1'",
+	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl set --rate 8mbit --confirm 1m0s home' or 'shapectl set --rate 8mbit --confirm 1m0s ap-1'",
 		"set", "alice", "--rate", "8mbit", "--confirm", "60s")
-	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl pool set --rate 8mbit ap-1' for a whole pool, "+
+	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl set --rate 8mbit ap-1' for a whole pool, "+
 		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
 	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
 	r.refused(exitInput, "only some rules with this name have a rate of their own, and the others that of pool home", "set", "alice", "--rate", "9mbit")
@@ -674,7 +661,7 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 func TestSetNamedWithOwnPools(t *testing.T) {
 	r := newRig(t)
 	for _, direction := range []string{"egress", "ingress"} {
-		r.ok("pool", "set", "tap "+direction, "--new", "--rate", "50mbit")
+		r.ok("set", "tap "+direction, "--new", "--rate", "50mbit")
 		for _, network := range []string{"0.0.0.0/0", "::/0"} {
 			r.ok("set", "va", direction, network, "--within", "tap "+direction, "--name", "bigco")
 		}
@@ -690,9 +677,6 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	r.refused(exitInput, "the pools of these rules have different rates: tap egress has 70mbit, tap ingress has 50mbit; nothing was changed; "+
 		"write 'shapectl set --rate 80mbit bigco egress' or 'shapectl set --rate 80mbit bigco ingress'", "set", "bigco", "--rate", "80mbit")
 	r.ok("set", "--rate", "80mbit", "bigco", "ingress")
-	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
-		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: shapectl pool set --rate 80mbit --confirm 1h0m0s 'tap egress'",
-		"set", "va", "egress", "any", "--rate", "80mbit", "--confirm", "1h")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
 }
 
@@ -700,13 +684,13 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 	r := newRig(t)
 	for device, pool := range map[string]string{"va": "oak down", "vb": "oak up"} {
-		r.ok("pool", "set", pool, "--new", "--rate", "50mbit")
+		r.ok("set", pool, "--new", "--rate", "50mbit")
 		r.ok("set", device, "egress", "10.0.0.7", "--within", pool, "--name", "oak")
 	}
-	r.ok("pool", "set", "oak up", "--rate", "5mbit")
+	r.ok("set", "oak up", "--rate", "5mbit")
 	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
 		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
-			"write shapectl pool set --rate 80mbit 'oak down' or shapectl pool set --rate 80mbit 'oak up'",
+			"write shapectl set --rate 80mbit 'oak down' or shapectl set --rate 80mbit 'oak up'",
 			append([]string{"set", "--rate", "80mbit"}, words...)...)
 	}
 }
@@ -714,7 +698,7 @@ func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 // The first rule or pool of a namespace leaves nothing if it is reverted.
 func TestFirstSetConfirm(t *testing.T) {
 	r := newRig(t)
-	for _, args := range []string{"pool set ap-1 --new --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
+	for _, args := range []string{"set ap-1 --new --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
 		r.ok(append(strings.Fields(args), "--confirm", "1h")...)
 		r.ok("rollback")
 		if pins := r.pins(); len(pins) > 0 {
@@ -728,7 +712,7 @@ func TestSetConfirm(t *testing.T) {
 	r := newSubscriberRig(t)
 	before := r.ok("export")
 	for _, args := range []string{"set alice --rate 60mbit", "set alice --fail closed", "set va egress 10.0.0.9 --rate 1mbit", "set vb ingress any --rate 1mbit",
-		"pool set ap-1 --rate 200mbit", "pool set ap-3 --new --rate 1mbit"} {
+		"set ap-1 --rate 200mbit", "set ap-3 --new --rate 1mbit"} {
 		out := r.ok(append(strings.Fields(args), "--confirm", "1h")...)
 		if !strings.Contains(out, "not confirmed: reverts in ") || r.ok("export") == before {
 			t.Errorf("%s: %s", args, out)
@@ -800,8 +784,8 @@ func TestFlushLeavesPools(t *testing.T) {
 devices: {tap*: {pool: {rate: 5mbit, within: uplink}, egress: {pool: 1mbit, any: {}}, ingress: {any: {}}}}
 `))
 	for _, c := range []struct{ flush, says string }{
-		{"flush tap0 egress", "1 pool left without a rule: tap0 egress; shapectl pool delete 'tap0 egress' deletes the first"},
-		{"flush tap0", "2 pools left without a rule: tap0 egress, tap0; shapectl pool delete 'tap0 egress' deletes the first"},
+		{"flush tap0 egress", "1 pool left without a rule: tap0 egress; shapectl delete 'tap0 egress' deletes the first"},
+		{"flush tap0", "2 pools left without a rule: tap0 egress, tap0; shapectl delete 'tap0 egress' deletes the first"},
 		{"flush tap*", `5 pools left without a rule: tap0 egress, tap0, tap1 egress and 2 more; 'shapectl flush --all' deletes all pools`},
 	} {
 		if got := r.run(strings.Fields(c.flush)...); got.code != exitDone || !strings.HasPrefix(got.err, "shapectl: "+c.says) || strings.Count(got.err, "\n") != 1 {

@@ -275,7 +275,7 @@ func TestPermissions(t *testing.T) {
 		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit --algorithm leaky --each host",
 		"set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --wide --buckets", "ask va egress 10.0.0.7",
 		"delete va egress 10.0.1.0/24", "flush va",
-		"pool set uplink --new --rate 1mbit --share host", "set va ingress 10.0.2.0/24 --rate 1mbit --within uplink",
+		"set uplink --new --rate 1mbit --share host", "set va ingress 10.0.2.0/24 --rate 1mbit --within uplink",
 		"set va ingress 10.0.3.0/24 --algorithm trtcm --cir 1mbit --pir 2mbit", "flush --all", "show",
 	}
 	enough := []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN, unix.CAP_PERFMON}
@@ -379,7 +379,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"show", "show va", "show -j --wide --buckets", "ask va egress 10.0.0.7", "export", "diff " + file, "explain va egress 10.0.0.7",
 			set, "set va egress 10.0.1.0/24 --rate 1mbit --each host", "delete va egress 10.0.0.0/24",
 			"apply " + file, "apply " + file + " --confirm 10s", "confirm", "rollback",
-			"pool show", "pool show uplink", "pool set uplink --rate 1mbit", "pool delete uplink", "set va egress 10.0.1.0/24 --within uplink",
+			"show --pools", "show --pools uplink", "set uplink --rate 1mbit", "delete uplink", "set va egress 10.0.1.0/24 --within uplink",
 			"set vb egress 10.0.0.0/24 --rate 1mbit", // all rules of a network namespace are in the same maps
 		} {
 			got := r.run(strings.Fields(line)...)

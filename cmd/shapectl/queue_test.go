@@ -31,7 +31,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 		args := strings.Fields(line)
 		var l limitFlags
 		flags := pflag.NewFlagSet("set", pflag.ContinueOnError)
-		l.add(flags, "")
+		l.add(flags, "", func(*policy.Option) bool { return true })
 		testenv.Must(r.t, flags.Parse(args[3:]))
 		prefix, err := policy.ParsePrefix(args[2])
 		testenv.Must(r.t, err)

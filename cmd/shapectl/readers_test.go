@@ -100,7 +100,7 @@ func TestReaders(t *testing.T) {
 			}
 			r.readsRules(read(saysJSON, nil, "show", "-j"), hook == "clsact", hook)
 			r.readsRules(read("", []uintptr{unix.CAP_NET_ADMIN}, "show", "-j"), true, hook)
-			r.ok("pool", "set", "up", "--new", "--rate", "2mbit", "--adapt-min", "1mbit")
+			r.ok("set", "up", "--new", "--rate", "2mbit", "--adapt-min", "1mbit")
 			l := loader.NewLessee(loader.LineLeases)
 			testenv.Must(t, l.Pools(loader.Options{BPFFS: r.bpffs()}, func(*maps.Set) bool { return true }))
 			l.Close() // the lock stays, and a member cannot open it
@@ -108,7 +108,7 @@ func TestReaders(t *testing.T) {
 			if doctor.code != exitDone || !strings.Contains(doctor.out, "this process may read the rules") || strings.Contains(doctor.out, "nothing else is attached") {
 				t.Errorf("doctor: %+v", doctor)
 			}
-			r.ok("pool", "delete", "up")
+			r.ok("delete", "up")
 
 			// Something else takes the program off.
 			if hook == "clsact" {

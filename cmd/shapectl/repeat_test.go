@@ -76,7 +76,7 @@ $`
 	if out := r.ok("confirm"); !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("confirm: %s", out)
 	}
-	r.ok("pool", "set", "uplink", "--new", "--rate", "1mbit", "--confirm", "1h")
+	r.ok("set", "uplink", "--new", "--rate", "1mbit", "--confirm", "1h")
 	if did := r.applied("confirm"); did.Pools.Added != 1 || did.ConfirmedAgoNS == nil || did.RevertsInNS != nil {
 		t.Errorf("confirm -j: %+v", did)
 	}

@@ -154,7 +154,7 @@ func TestParseMoment(t *testing.T) {
 func TestRecorder(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "10mbit", "--name", "net")
-	r.ok("pool", "set", "up", "--new", "--rate", "20mbit")
+	r.ok("set", "up", "--new", "--rate", "20mbit")
 	var said []string
 	h, err := history.Open("", history.Limits{Interval: 1}, func(s string) { said = append(said, s) })
 	testenv.Must(t, err)
@@ -188,8 +188,8 @@ func TestRecorder(t *testing.T) {
 // TestReportOfColoursAndPools sees that a report knows what colours and pools commit, by what serve records.
 func TestReportOfColoursAndPools(t *testing.T) {
 	r := newRig(t)
-	r.ok("pool", "set", "isp", "--new", "--rate", "20mbit")
-	r.ok("pool", "set", "home", "--new", "--rate", "50mbit", "--within", "isp")
+	r.ok("set", "isp", "--new", "--rate", "20mbit")
+	r.ok("set", "home", "--new", "--rate", "50mbit", "--within", "isp")
 	r.ok("set", "va", "egress", "10.0.0.1", "--rate", "unlimited", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "10.0.0.2", "--rate", "1mbit", "--algorithm", "srtcm", "--colour-aware", "--name", "bob")
 	h, err := history.Open("", history.Limits{Interval: 1}, func(s string) { t.Error(s) })

@@ -167,7 +167,7 @@ func TestTalkers(t *testing.T) {
 	}
 	r.refused(exitInput, "--top 0 shows nothing", "talkers", "alice", "--top", "0")
 	r.refused(exitInput, "talkers: ", "talkers", "nobody")
-	r.ok("pool", "set", "town", "--new", "--rate", "1gbit")
+	r.ok("set", "town", "--new", "--rate", "1gbit")
 	r.refused(exitInput, "town is a pool", "talkers", "town")
 	for i := range mostCounted {
 		r.ok("set", "va", "egress", "10.1."+strconv.Itoa(i)+".0/24", "--rate", "1mbit")

@@ -2,45 +2,53 @@ package main
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
-	var keep bool
+	var isNew bool
 	cmd := &cobra.Command{
-		Use:   "set DEV ingress|egress CIDR|any --rate RATE | NAME [ingress|egress] [flags]",
-		Short: "Set a rule, or change it",
-		Long: `Set a rule, or change it. A flag that you leave out returns to its default; only --match, --name and --note
-stay. The rule no longer follows a plan. With --keep, only what the flags say changes.
+		Use:   "set DEV ingress|egress CIDR|any | NAME [ingress|egress] [flags]",
+		Short: "Set a rule or pool, or change it",
+		Long: `Set a rule, or change what the flags say of it. A new rule needs --rate or --within, and has defaults for the rest. At a
+new rate, a burst or queue lasts as long as before; with colours, burst sizes other than the default stay.
 
-NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
-flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as long as before; with
-colours, burst sizes other than the default stay. If these rules have no rate of their own, and nothing else is within
-their pools, then --rate and all other flags that a pool can have change these pools.
+any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
+
+NAME is the exact name of something that is there. All of it changes at one moment:
+
+  rules      all with this name, on all devices. If they have no rate of their
+             own, and only they are within their pools, then --rate and all
+             other flags that a pool can have change these pools.
+  a pool     Its name wins over that of rules within it. With a direction,
+             NAME is that of the rules.
+  a device   its rules for any, or their pools: what a pattern gave it.
 
 Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The
 error lists their rates, and the commands.
 
-any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
+With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
+and all pools above have room. It is then charged to all of them; if one refuses it, to none. If the pool exists already
+with what the flags say, that is a success; if it differs, nothing is changed.
 
-With --within, packets are charged to a pool, too, which 'shapectl pool set --new' makes. Rules within one pool share its
-rate, on any device and in both directions. A rule within a pool needs no rate of its own. It leaves its pool only if
-you say so: with --within and another pool, or none.
+With --within, a rule or pool draws from a pool. A rule within a pool needs no rate of its own. It leaves its pool with
+--within none.
 
 With --confirm, the change reverts after that time unless you run 'shapectl confirm' before, as with
 'shapectl apply'.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl set eth0 ingress any --rate 1gbit
   shapectl set alice egress --rate 50mbit
-  shapectl set eth0 egress 10.0.0.7 --rate 20mbit --within uplink --guarantee 5mbit`,
+  shapectl set vm102 --rate 400mbit --confirm 60s
+  shapectl set uplink --new --rate 1gbit --share member
+  shapectl set eth0 egress 10.0.0.7 --rate 200mbit --within uplink --guarantee 20mbit`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if len(given) == 4 {
 				if _, err := policy.ParseRate(given[3]); err == nil {
@@ -49,45 +57,38 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			}
 			return args(1, 3)(cmd, given)
 		},
-		ValidArgsFunction: e.labelled(e.completeNetwork, nameOf),
+		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameOf)),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.given = cmd.Flags().Changed
 			e.noteRates(cmd)
+			if !limit.any() {
+				return inputf("set: what to change is missing; give a flag, such as --rate 10mbit")
+			}
 			if len(given) < 3 {
-				if !limit.any() {
-					return inputf("set: what to change is missing; it takes '%s'", cmd.UseLine())
-				}
-				name, err := parseName("set", given)
+				of, err := parseName("set", given)
 				if err != nil {
 					return err
 				}
-				name.flags = limit.all() + e.how()
-				name.ofPool = limit.written(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }) + e.how()
-				return e.setNamed(name, limit)
+				if isNew && of.direction != nil {
+					return inputf("set: --new makes a pool, which has no direction; leave %v out", of.direction)
+				}
+				of.isNew, of.flags = isNew, limit.all()+e.how()
+				return e.setNamed(of, limit)
 			}
-			rule, err := parseFilter("set", given)
+			if isNew {
+				return inputf("set: --new makes a pool, and takes only its name; a new rule needs no flag")
+			}
+			which, err := parseFilter("set", given)
 			if err != nil {
 				return err
 			}
-			if keep {
-				if !limit.any() {
-					return inputf("set: --keep changes only what other flags say; give one, such as --rate")
-				}
-				return e.setKept(rule, limit)
-			}
-			if !limit.given("rate") && limit.Within == "" {
-				return inputf("set: --rate is missing; say how much, such as --rate 10mbit, or --rate unlimited")
-			}
-			if limit.given("algorithm") && limit.Algorithm.HasColours() && (limit.Rate == policy.Unlimited || !limit.given("rate")) {
-				return inputf("set: --algorithm %v has no use without a rate; add one, such as --rate 10mbit, or leave it out", limit.Algorithm)
-			}
-			return e.set(rule, limit)
+			return e.set(which, limit)
 		},
 	}
-	limit.add(cmd.Flags(), "dst on egress, src on ingress")
-	limit.addLabel(cmd.Flags())
+	limit.add(cmd.Flags(), "dst on egress, src on ingress", func(*policy.Option) bool { return true })
 	limit.addShadow(cmd.Flags())
-	cmd.Flags().BoolVar(&keep, "keep", false, "keep all options of the rule that no flag names")
+	cmd.Flags().BoolVar(&isNew, "new", false, "make a pool")
+	groupFlags(cmd.Flags(), poolFlagsTitle, "new")
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
@@ -95,9 +96,9 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	return cmd
 }
 
-// setOn calls set with the device and its hook, which is nil without rules.
-func (e *env) setOn(which filterRules, limit limitFlags, set func(*loader.Namespace, netinfo.Device, *loader.Hook) error) error {
-	doing := fmt.Sprintf("set %s on %s %s", which.networks, which.device, which.direction)
+// set sets rules by their networks.
+func (e *env) set(which filterRules, limit limitFlags) error {
+	doing := fmt.Sprintf("set %s on %s %s", which.networks, plain.Line(which.device), which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		dev, err := device(which.device)
 		if err != nil {
@@ -110,91 +111,33 @@ func (e *env) setOn(which filterRules, limit limitFlags, set func(*loader.Namesp
 		if err != nil {
 			return err
 		}
+		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: which.direction.FarSide()}
 		if h != nil {
 			defer h.Close()
 		}
-		return set(n, dev, h)
-	})
-}
-
-// setKept changes rules that are there in the options that were given.
-func (e *env) setKept(which filterRules, limit limitFlags) error {
-	return e.setOn(which, limit, func(n *loader.Namespace, dev netinfo.Device, h *loader.Hook) error {
-		none := inputf("there is no rule for %s whose options --keep could keep; leave --keep out for a new rule", which.networks)
-		if h == nil {
-			return none
+		switch {
+		case limit.given("match"):
+			t.Match = limit.match
+		case h != nil && h.Set.InForce():
+			t.Match = h.Match() // of all rules of the direction
 		}
-		t := policy.Table{Device: dev.Name, Direction: *which.direction, Match: h.Match()}
-		var others []string
 		for _, p := range which.networks {
-			have, found := h.Set.Find(p)
-			if !found {
-				return none
+			var have maps.Entry
+			found := false
+			if h != nil {
+				have, found = h.Set.Find(p)
 			}
-			rule, err := limit.over(&have.Rule, dev.L2Bytes)
+			var rule policy.Rule
+			if found {
+				rule, err = limit.over(&have.Rule, dev.L2Bytes)
+			} else {
+				rule, err = limit.Rule(p, dev.L2Bytes)
+			}
 			if err != nil {
 				return inputError(err)
 			}
 			t.Rules = append(t.Rules, rule)
-			others = limit.others(&have.Rule, &rule, others, "capacity", "queue", "pbs", "ebs")
 		}
-		if limit.given("match") {
-			t.Match = limit.match
-		}
-		if err := e.put(n, t); err != nil {
-			return err
-		}
-		e.sayOthers(dev, which, others, "")
-		return nil
-	})
-}
-
-// sayOthers tells of changes that no flag asks for.
-func (e *env) sayOthers(dev netinfo.Device, which filterRules, changes []string, advice string) {
-	if changes != nil {
-		e.say("%s %s: also changed, as no flag keeps it: %s%s", plain.Line(dev.Name), which.direction, strings.Join(changes, ", "), advice)
-	}
-}
-
-func (e *env) set(which filterRules, limit limitFlags) error {
-	return e.setOn(which, limit, func(n *loader.Namespace, dev netinfo.Device, h *loader.Hook) error {
-		switch {
-		case limit.given("match"):
-		case h != nil && h.Set.InForce():
-			limit.match = h.Match() // of all rules of the direction
-		default:
-			limit.match = which.direction.FarSide()
-		}
-		var rules []policy.Rule
-		var others []string
-		for _, p := range which.networks {
-			rule, err := limit.Rule(p, dev.L2Bytes)
-			if err != nil {
-				return inputError(err)
-			}
-			if h != nil {
-				have, found := h.Set.Find(p)
-				rule.Label = limit.label(rule.Label, have.Label)
-				ofPool, _ := limit.split()
-				switch {
-				case !found:
-				case have.Within != "" && !limit.given("within") && limit.Algorithm.HasColours():
-					return inputf("this rule draws from pool %s, and a rule with colours draws from none; nothing was changed; add --within none",
-						plain.Line(string(have.Within)))
-				case have.Within != "" && !limit.given("within"):
-					return inputf("this rule draws from pool %s, and no flag says that it stays there; nothing was changed; add --within %s to keep it there, "+
-						"or --within none; or set the rate of the pool: %s",
-						plain.Line(string(have.Within)), plain.Word(string(have.Within)), e.suggest("pool set"+ofPool+e.how(), string(have.Within)))
-				default:
-					others = limit.others(&have.Rule, &rule, others)
-				}
-			}
-			rules = append(rules, rule)
-		}
-		if err := e.put(n, policy.Table{Device: dev.Name, Direction: *which.direction, Match: limit.match, Rules: rules}); err != nil {
-			return err
-		}
-		e.sayOthers(dev, which, others, "; with --keep, what no flag names stays")
-		return nil
+		return e.put(n, t)
 	})
 }

@@ -33,6 +33,7 @@ const (
 func showCommand(e *env) *cobra.Command {
 	var o showOptions
 	var plan string
+	var pools bool
 	cmd := &cobra.Command{
 		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Show rules and what happened to their packets",
@@ -66,7 +67,8 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --sort use --top 10
   shapectl show --tree --interval 1s
   shapectl show --names --sort use --top 10
-  shapectl show 'tap*' egress --wide`,
+  shapectl show 'tap*' egress --wide
+  shapectl show --pools 'home-*' --sort dropped`,
 		Args:              args(0, 3),
 		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -77,6 +79,12 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 			if err != nil {
 				return err
 			}
+			if pools {
+				if len(given) > 1 {
+					return inputf("show: --pools takes the name of a pool, or a pattern; leave the other arguments out")
+				}
+				want, search = filterRules{pools: true, pool: want.device}, false
+			}
 			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
 				return inputf("show: --plan is empty; leave it out for all rules")
 			}
@@ -84,39 +92,34 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 		},
 	}
 	flags := cmd.Flags()
-	o.addFlags(e, cmd, "device", "show only the first `N` rules, or buckets")
+	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
+	flags.StringVar(&o.sort, "sort", "device", "`order`: "+strings.Join(report.Sorts, ", ")+"; use measures over 1s unless --interval is given")
+	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
+	flags.BoolVar(&o.wide, "wide", false, "show all columns")
+	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
 	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
+	e.completes(cmd, "sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "plan", e.completePlan)
 	return cmd
-}
-
-// addFlags adds the flags that pools have, too.
-func (o *showOptions) addFlags(e *env, cmd *cobra.Command, sort, top string) {
-	flags := cmd.Flags()
-	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
-	flags.StringVar(&o.sort, "sort", sort, "`order`: "+strings.Join(report.Sorts, ", ")+"; use measures over 1s unless --interval is given")
-	flags.IntVar(&o.top, "top", 0, top)
-	flags.BoolVar(&o.wide, "wide", false, "show all columns")
-	e.completes(cmd, "sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp))
 }
 
 // check reports options that are wrong or do not go together.
 func (o showOptions) check(cmd *cobra.Command) error {
 	set := cmd.Flags().Changed
 	views := 0
-	for _, name := range []string{"buckets", "names", "shadow", "sentences", "tree"} {
+	for _, name := range []string{"buckets", "names", "pools", "shadow", "sentences", "tree"} {
 		if set(name) {
 			views++
 		}
 	}
 	switch {
 	case views > 1 || o.shadows && o.wide:
-		return inputf("show: --buckets, --names, --shadow, --sentences and --tree are screens of their own; give one of them")
+		return inputf("show: --buckets, --names, --pools, --shadow, --sentences and --tree are screens of their own; give one of them")
 	case o.names && set("wide"):
 		return inputf("show: --names has columns of its own; leave --wide out")
 	case o.names && set("sort") && !slices.Contains(report.NameSorts, o.sort):

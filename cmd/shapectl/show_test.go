@@ -309,8 +309,8 @@ func TestShowToASlowReader(t *testing.T) {
 func TestShowNames(t *testing.T) {
 	r := newRig(t)
 	r.prints("no rules\n", "show", "--names")
-	r.ok("pool", "set", "ap", "--new", "--rate", "100mbit")
-	r.ok("pool", "set", "alice", "--new", "--rate", "50mbit", "--within", "ap")
+	r.ok("set", "ap", "--new", "--rate", "100mbit")
+	r.ok("set", "alice", "--new", "--rate", "50mbit", "--within", "ap")
 	r.ok("set", "va", "egress", "10.0.0.7", "--within", "alice", "--name", "alice")
 	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "alice", "--name", "alice")
 	r.ok("set", "va", "egress", "10.0.0.8", "--rate", "10mbit", "--within", "ap", "--name", "bob")

@@ -325,7 +325,7 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 	}
 	switch {
 	case t.Rule == nil:
-		of := ruleName{name: t.Name, flags: limit.all() + e.how(), ofPool: limit.all() + e.how()}
+		of := ruleName{name: t.Name, flags: limit.all() + e.how()}
 		if t.Direction != "" {
 			d, err := policy.ParseDirection(t.Direction)
 			if err != nil {
@@ -346,7 +346,7 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 		var direction policy.Direction
 		var prefix netip.Prefix
 		if direction, prefix, err = ruleAt(t.Rule); err == nil {
-			err = e.setKept(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit)
+			err = e.set(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit)
 		}
 	}
 	return text.String(), err

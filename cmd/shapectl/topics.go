@@ -44,7 +44,7 @@ needs Linux 6.4.`,
   \*      the character itself
 
 show, delete, flush and policy files take patterns. Quote a pattern, as in 'tap*', or the shell may replace it with
-names of files. If a device has exactly this name, only that device is meant. pool show takes patterns of names.`,
+names of files. If a device has exactly this name, only that device is meant. show --pools takes patterns of names.`,
 			Example: `  shapectl show 'tap*'
   shapectl flush 'tap*' egress`,
 		},

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // objects are the lines that a command wrote on stderr with -j.
@@ -293,25 +291,6 @@ devices:
 		fields := strings.Split("__complete "+args, " ")
 		if got := r.run(fields...); got.out != want || got.code != exitDone {
 			t.Errorf("%s: %+v, want %q", args, got, want)
-		}
-	}
-}
-
-// set keeps the name and the note of a rule unless others are given, and takes it out of its plan.
-func TestSetKeepsLabel(t *testing.T) {
-	have := policy.Label{Plan: "gold", Name: "alice", Note: "site 7"}
-	for _, c := range []struct {
-		flags       []string
-		given, want policy.Label
-	}{
-		{nil, policy.Label{}, policy.Label{Name: "alice", Note: "site 7"}},
-		{[]string{"name"}, policy.Label{}, policy.Label{Note: "site 7"}},
-		{[]string{"name"}, policy.Label{Name: "bob"}, policy.Label{Name: "bob", Note: "site 7"}},
-		{[]string{"note"}, policy.Label{Note: "site 8"}, policy.Label{Name: "alice", Note: "site 8"}},
-	} {
-		limit := limitFlags{given: func(flag string) bool { return slices.Contains(c.flags, flag) }}
-		if got := limit.label(c.given, have); got != c.want {
-			t.Errorf("of %+v, given %+v: %+v, want %+v", have, c.given, got, c.want)
 		}
 	}
 }

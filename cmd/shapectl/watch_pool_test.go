@@ -80,7 +80,7 @@ devices:
 	r.isAgreed(file, says)
 
 	w := r.watch(file) // which did not set these rules
-	r.ok("pool", "set", "uplink", "--rate", "12mbit")
+	r.ok("set", "uplink", "--rate", "12mbit")
 	r.remove("vb") // so that watch looks
 	w.says("tap0 has its guarantees now")
 	w.ends(syscall.SIGTERM)
@@ -120,10 +120,10 @@ func TestWatchWithoutRoom(t *testing.T) {
 	if got, want := r.guarantees("show"), "tap1 egress 10.0.0.0/24, tap2 egress 10.0.0.0/24"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
-	r.ok("pool", "set", "uplink", "--rate", "12mbit") // which is no event of a device
+	r.ok("set", "uplink", "--rate", "12mbit") // which is no event of a device
 	w.says("tap11 has its guarantees now")
 	r.remove("tap11")
-	r.run("pool", "set", "uplink", "--rate", "10mbit") // which may say that it removed the rules of tap11
+	r.run("set", "uplink", "--rate", "10mbit") // which may say that it removed the rules of tap11
 	if got := r.run("doctor", "tap2"); got.code != exitDone {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
@@ -145,7 +145,7 @@ devices:
     ingress: {pool: 1mbit, any: {}}
 `)
 	w := r.watch(file)
-	if got, want := names(r.rows("pool", "show")), "pool tap0, pool tap0 ingress, pool tap1, pool tap1 ingress, pool uplink"; got != want {
+	if got, want := names(r.rows("show", "--pools")), "pool tap0, pool tap0 ingress, pool tap1, pool tap1 ingress, pool uplink"; got != want {
 		t.Errorf("there are %s; want %s", got, want)
 	}
 	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
@@ -156,7 +156,7 @@ devices:
 	}
 	testenv.Must(t, addVeth("tap2", "peer2"))
 	w.says("tap2 ingress: 2 rules of " + file)
-	if got, want := r.guarantees("pool", "show"), "pool tap0, pool tap1"; got != want {
+	if got, want := r.guarantees("show", "--pools"), "pool tap0, pool tap1"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
 	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `there is no room in pool "uplink" for the guarantee of pool "tap2" (4mbit)`) {
@@ -164,16 +164,16 @@ devices:
 	}
 	w.ends(syscall.SIGTERM)
 
-	r.ok("pool", "set", "tap7", "--new", "--rate", "3mbit") // made by hand: it is not the policy's
+	r.ok("set", "tap7", "--new", "--rate", "3mbit") // made by hand: it is not the policy's
 	r.remove("tap0")
 	w = r.watch(file) // which knows nothing of the other one
 	w.says("tap2 has its guarantees now")
-	if got, want := r.guarantees("pool", "show"), "pool tap1, pool tap2"; got != want {
+	if got, want := r.guarantees("show", "--pools"), "pool tap1, pool tap2"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
 	r.remove("tap1")
 	testenv.Eventually(t, "the pools of tap1 to go", func() bool {
-		return names(r.rows("pool", "show")) == "pool tap2, pool tap2 ingress, pool tap7, pool uplink"
+		return names(r.rows("show", "--pools")) == "pool tap2, pool tap2 ingress, pool tap7, pool uplink"
 	})
 	w.ends(syscall.SIGTERM)
 }
@@ -182,7 +182,7 @@ devices:
 func TestWatchWarnsOfPools(t *testing.T) {
 	r := newRig(t)
 	r.taps(1)
-	r.ok("pool", "set", "uplink", "--new", "--rate", "500mbit")
+	r.ok("set", "uplink", "--new", "--rate", "500mbit")
 	file := r.policy("pools: {uplink: {rate: 10mbit, share: member}}\ndevices:\n  tap*: {egress: {10.0.0.0/24: {within: uplink}}}\n")
 	w := r.watch(file)
 	w.says(`pool "uplink" is not as in ` + file + ", and watch does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")

@@ -607,7 +607,7 @@ func TestJudge(t *testing.T) {
 
 		{"a pool", func(f *Facts) { f.pool("a") }, nil, nil},
 		{"unused pools", func(f *Facts) { f.pool("a"); f.pool("b"); f.Netns = "blue" },
-			[]string{"note pools"}, []string{"no rule or pool is within a; ", "'shapectl -n blue pool delete a'"}},
+			[]string{"note pools"}, []string{"no rule or pool is within a; ", "'shapectl -n blue delete a'"}},
 		{"a pool that only a pool is within", func(f *Facts) { f.pool("a"); f.pool("b").Within = "a" }, nil, nil},
 		{"pools that rules may be within which cannot be read", func(f *Facts) {
 			f.pool("a")

@@ -57,7 +57,7 @@ func checkUnused(f Facts) []report.Finding {
 		return nil
 	}
 	return systemFinding(report.Note, "pools", "no rule or pool is within "+plain.List(unused),
-		"if that is not intended, set rules --within it, or delete it: "+plain.Suggest(f.Netns, "pool delete", unused[0]))
+		"if that is not intended, set rules --within it, or delete it: "+plain.Suggest(f.Netns, "delete", unused[0]))
 }
 
 // checkUnknownHosts finds hosts whose limit is in a pool, and of which no address is known.

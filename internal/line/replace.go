@@ -173,7 +173,7 @@ func (s Split) checkBeside(others, line policy.Table) error {
 		}
 		if have.Pool {
 			return fmt.Errorf("there is a pool %q that this line did not make; delete it, or give it another name: %s",
-				have.Label.Name, s.suggest("pool delete", have.Label.Name))
+				have.Label.Name, s.suggest("delete", have.Label.Name))
 		}
 		return fmt.Errorf("%s %v has a rule for %v that this line did not make; delete it first: %s", plain.Line(others.Device), others.Direction, have.Prefix,
 			s.suggest("delete", others.Device, others.Direction.String(), have.Prefix.String()))
@@ -208,7 +208,7 @@ func (s Split) checkPools(line []policy.Table) error {
 			case !gone[r.Within]:
 			case r.Pool:
 				return fmt.Errorf("pool %q is within pool %q, which would go; move it first: %s", r.Label.Name, r.Within,
-					s.suggest("pool set --within none", r.Label.Name))
+					s.suggest("set --within none", r.Label.Name))
 			default:
 				return fmt.Errorf("the rule for %v on %s %v is within pool %q, which would go; delete it first: %s", r.Prefix, plain.Line(t.Device), t.Direction, r.Within,
 					s.suggest("delete", t.Device, t.Direction.String(), r.Prefix.String()))

@@ -149,7 +149,7 @@ func TestConflicts(t *testing.T) {
 			`the rule for 192.0.2.1/32 on eth0 egress is within pool "eth0 egress", which would go; delete it first: 'shapectl -n x delete eth0 egress 192.0.2.1/32'`},
 		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},
 		{"a pool within a pool that goes", "pools: {eth0 ingress: {rate: 1mbit, note: line eth0}, p: {rate: 1mbit, within: eth0 ingress}}\ndevices: {}", onlyUp,
-			`pool "p" is within pool "eth0 ingress", which would go; move it first: 'shapectl -n x pool set --within none p'`},
+			`pool "p" is within pool "eth0 ingress", which would go; move it first: 'shapectl -n x set --within none p'`},
 	} {
 		s := Divide("x", "eth0", tables(t, []byte(c.have), devicesIn(c.have)...))
 		all, err := s.With(c.want)

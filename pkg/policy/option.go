@@ -30,9 +30,6 @@ type Option struct {
 	RuleOnly    bool // a pool cannot have it
 	PoolOnly    bool // a rule cannot have it
 
-	PoolChoices string // the words of a pool, as Value.Type has them, if it cannot have all of a rule; else ""
-	PoolHelp    string // Help of a pool, if it is another one
-
 	notInPool string // with RuleOnly: what to do instead
 
 	// Value returns the option's field of a limit.
@@ -130,7 +127,6 @@ var Options = []*Option{
 	}),
 	option(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Algorithm.String, Option{
 		Name: "algorithm", Help: "`meter`: gcra, leaky; srtcm, trtcm, rfc4115",
-		PoolChoices: "gcra|leaky", PoolHelp: "meter",
 		Doc:     "`gcra` or `leaky`: both give the same verdicts; only `leaky` has penalties. `srtcm`, `trtcm` and `rfc4115` give packets [colours](#colours)",
 		resolve: resolveAlgorithm, valid: checkAlgorithm,
 	}),
@@ -142,10 +138,9 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", LimitedOnly: true, Help: "what happens to excess packets",
-		PoolChoices: "drop|ecn|delay",
-		Doc:         "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
-		needs:       []need{needsNoColours("; say what happens to packets with green, yellow and red")},
-		valid:       func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
+		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
+		needs: []need{needsNoColours("; say what happens to packets with green, yellow and red")},
+		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,

@@ -15,13 +15,13 @@ export const rollback = () => post("rollback");
 // setRate changes a rate and nothing else. The change reverts after confirm (a duration) unless that is "".
 export function setRate(r, rate, confirm) {
   const how = confirm ? { rate, confirm } : { rate };
-  return r.kind === "pool" ? post("pool/set", { name: r.name, ...how }) : post("set", { ...named(r), keep: true, ...how });
+  return post("set", { ...named(r), ...how });
 }
 
 // command is the same as a command line, for people.
 export function command(r, rate, confirm) {
   const how = `--rate ${rate}${confirm ? ` --confirm ${confirm}` : ""}`;
-  return r.kind === "pool" ? `shapectl pool set ${word(r.name)} ${how}` : `shapectl set ${word(r.device)} ${r.direction} ${r.cidr} --keep ${how}`;
+  return `shapectl set ${r.kind === "pool" ? word(r.name) : `${word(r.device)} ${r.direction} ${r.cidr}`} ${how}`;
 }
 
 const word = (s) => (/^[\w.,:@+/-]+$/.test(s) && !s.startsWith("-") ? s : `'${s.replaceAll("'", "'\\''")}'`);

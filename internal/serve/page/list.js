@@ -194,7 +194,7 @@ function emptyOf(why) {
       return [h("div", { class: "empty" }, h("h2", null, "Nothing matches"), h("p", null, "Try fewer words. An address finds the networks that contain it."))];
     case "no pools":
       return [h("div", { class: "empty" }, h("h2", null, "No pools yet"), h("p", null, "A pool is one rate that several rules share, such as an uplink or a subscriber with IPv4 and IPv6."),
-        h("code", { class: "command" }, "shapectl pool set uplink --new --rate 1gbit --share member"))];
+        h("code", { class: "command" }, "shapectl set uplink --new --rate 1gbit --share member"))];
   }
   return [h("div", { class: "empty" },
     s("svg", { viewBox: "0 0 32 32", "aria-hidden": "true" }, s("use", { href: "icon.svg#mark" })),

@@ -436,7 +436,7 @@ func TestChange(t *testing.T) {
 	fill("new-rate", "120mbit")
 	b.Eval("document.getElementById('revert').value = ''", nil)
 	b.Click(".rate-form button")
-	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl pool set ap-1 --rate 120mbit')")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set ap-1 --rate 120mbit')")
 	b.Click("dialog .primary")
 	asked(`pool/set {"name":"ap-1","rate":"120mbit"}`)
 	var problems []string // the browser writes each refusal to the console
