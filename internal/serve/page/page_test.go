@@ -149,7 +149,7 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 		default:
 			text, _ := json.Marshal(body) // keys are sorted
 			f.asked = append(f.asked, what+" "+string(text))
-			if f.reverts = nil; what == "set" || what == "pool/set" {
+			if f.reverts = nil; what == "set" {
 				f.reverts = new(uint64(60e9))
 			}
 			answer(w, struct{}{})
@@ -413,9 +413,9 @@ func TestChange(t *testing.T) {
 	asked()
 	fill("new-rate", "25mbit")
 	b.Click(".rate-form button")
-	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set eth0 egress 10.1.0.66/32 --keep --rate 25mbit --confirm 60s')")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set eth0 egress 10.1.0.66/32 --rate 25mbit --confirm 60s')")
 	b.Click("dialog .primary")
-	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","keep":true,"network":"10.1.0.66/32","rate":"25mbit"}`)
+	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","network":"10.1.0.66/32","rate":"25mbit"}`)
 	b.Until("what is pending", "document.querySelector('.banner .countdown')?.innerText.startsWith('0:')")
 	b.Until("what changed", `document.querySelector('.banner').innerText.includes('eth0 egress 10.1.0.66 ("mallory"): 1 rule changed.')`)
 	b.Click(".banner .primary")
@@ -438,7 +438,7 @@ func TestChange(t *testing.T) {
 	b.Click(".rate-form button")
 	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set ap-1 --rate 120mbit')")
 	b.Click("dialog .primary")
-	asked(`pool/set {"name":"ap-1","rate":"120mbit"}`)
+	asked(`set {"named":"ap-1","rate":"120mbit"}`)
 	var problems []string // the browser writes each refusal to the console
 	for _, p := range b.Problems() {
 		if !strings.Contains(p, "401") && !strings.Contains(p, "400") {
