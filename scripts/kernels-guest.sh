@@ -100,7 +100,7 @@ kinds)
 	tests bpf TestKernelIsModel TestWithoutLinkHeader TestWireBytes$/./38/84/TCP$
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/${hook}_egress"
 	tests cmd/shapectl "TestPermissions/enough_with_$hook"
-	tests pkg/fq TestSetupAndRestore TestRestoreWithOtherDefault TestIfb TestReleases
+	tests pkg/fq TestSetupAndRemove TestIfb TestReleases
 	;;
 life)
 	# What happens to limits in force. These tests load many programs, and the newest kernel takes minutes for each of them.
@@ -116,11 +116,11 @@ life)
 queues)
 	# What depends on fq, which the machine that runs `make test` may lack: on one kernel.
 	export SHAPECTL_NO_SKIP=1
-	tests pkg/fq TestDeviceWithoutFQ TestUnrestorableQdiscs TestRefusedSetupChangesNothing TestCommandEqualsSetup \
-		TestKilledSetup TestFailedSetup TestRestoreAfterReplacement TestSetupKeepsFilters TestStateCounts
-	tests cmd/shapectl TestDelayRefused TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
+	tests pkg/fq TestDeviceWithoutFQ TestConfiguredQdiscStays TestCommandEqualsSetup \
+		TestKilledSetup TestLost TestSetupKeepsFilters TestStateCounts
+	tests cmd/shapectl TestDelayRefused TestSetupFQ TestPatternsRemoveFQs TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestConfiguredQdisc \
 		TestWatchSetsUpFQ TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb TestIfbGoesWithItsDevice TestApplyHoldsBack \
-		TestKilledBetween TestLineRestoresQdiscs TestLineLeavesOtherDevices TestLineOffBesideOthers
+		TestKilledBetween TestLineSetsUpFQ TestLineLeavesOtherDevices TestLineOffBesideOthers
 	;;
 traffic)
 	make_pair kernels

@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -124,8 +125,8 @@ set, and rules that deleted network namespaces left on these devices. It deletes
 limits by their MAC addresses there, and says which other pools have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
-flush also restores the qdisc that --setup-fq replaced; no other command does, but 'shapectl line DEV off'. Packets queued
-there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command does, but
+'shapectl line DEV off'. Packets queued there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
 		Example: `  shapectl flush eth0
   shapectl flush 'tap*' egress
   shapectl flush --all`,
@@ -166,7 +167,7 @@ func (e *env) flushAll() error {
 		if _, err := e.flushOrphans(n, filterRules{}); err != nil {
 			return err
 		}
-		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
+		if _, err := e.removeFQs(filterRules{}); err != nil {
 			return err
 		}
 		if len(gone)+len(others) == 0 && e.sayElsewhere(n, filterRules{}) {
@@ -226,11 +227,11 @@ func (e *env) flush(want filterRules) error {
 		if err != nil {
 			return err
 		}
-		restored, err := e.restoreQdiscs(n, want)
+		removed, err := e.removeFQs(want)
 		if err != nil {
 			return err
 		}
-		any := len(gone) > 0 || len(others) > 0 || orphans || restored ||
+		any := len(gone) > 0 || len(others) > 0 || orphans || removed ||
 			slices.ContainsFunc(n.Collected(), want.matchesDevice)
 		if !any && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
@@ -313,39 +314,23 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 // used reports whether there is a rule in a pool, or in one within it.
 func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(n.Below, used) }
 
-// restoreQdiscs restores the qdiscs of a filter's devices, and reports whether it said anything.
-func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, err error) {
+// removeFQs removes the fqs of --setup-fq from a filter's devices, and reports whether there were any.
+func (e *env) removeFQs(want filterRules) (any bool, err error) {
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
 	}
-	names := []string{want.device}
-	if want.device == "" || want.pattern {
-		devices, err := netinfo.Devices()
-		if err != nil {
-			return false, err
-		}
-		names = nil
-		for _, dev := range devices {
-			if want.matchesDevice(dev.Name) {
-				names = append(names, dev.Name)
-			}
+	if dev, err := netinfo.DeviceByName(want.device); err == nil {
+		want.device = dev.Name // which may be given by an alternative one
+	}
+	indexes, err := fq.Devices()
+	for _, index := range indexes {
+		dev, here, lookup := netinfo.DeviceByIndex(index)
+		if lookup == nil && here && want.matchesDevice(dev.Name) {
+			removed, failed := e.removeFQ(dev)
+			any, err = any || removed, errors.Join(err, failed)
 		}
 	}
-	for _, name := range names {
-		dev, err := netinfo.DeviceByName(name)
-		if errors.Is(err, netinfo.ErrNoDevice) {
-			continue
-		}
-		if err != nil {
-			return any, err
-		}
-		outcome, err := n.RestoreQdisc(dev)
-		if err != nil {
-			return any, err
-		}
-		any = e.restored(name, outcome) || any
-	}
-	return any, nil
+	return any, err
 }
 
 // sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.

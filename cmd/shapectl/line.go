@@ -48,7 +48,7 @@ a PPPoE line, it is the ppp device.
 To change something, give the whole command again, with all flags. Counters and queued packets stay. A direction without
 a rate is not limited. line makes the pools "DEV egress" and "DEV ingress", and changes no other rules and pools.
 
-off removes all that line has made for DEV, and restores the qdisc.
+off removes all that line has made for DEV, and the fq qdisc.
 
 With --host, a host has limits of its own, too, by its hardware address. They are on the device where it is a neighbour,
 or on that of --inside.
@@ -505,7 +505,7 @@ func (e *env) lineApplied(n *loader.Namespace, device string, done []loader.Appl
 	}
 	for _, d := range done {
 		if was := d.Hook.Replaced; was != "" && d.Device == device {
-			e.say("%s: its qdisc is now fq; %s restores %s", plain.Line(d.Device), e.suggest("line", device, "off"), was)
+			e.say("%s: its qdisc is now fq instead of %s; %s brings the default back", plain.Line(d.Device), was, e.suggest("line", device, "off"))
 			d.Hook.Replaced = ""
 		}
 		degraded = errors.Join(degraded, e.queued(n, d.Device, d.Hook))
@@ -552,7 +552,7 @@ func (e *env) lineOff(name string) error {
 		if err != nil {
 			return err
 		}
-		if err := e.restoreIdle(n, append(have.Devices(), name)); err != nil {
+		if err := e.removeIdleFQs(n, append(have.Devices(), name)...); err != nil {
 			return err
 		}
 		answer, degraded, err := e.lineApplied(n, name, done)
@@ -570,13 +570,14 @@ func (e *env) noLine(n *loader.Namespace, name string) error {
 	if err != nil {
 		return err
 	}
-	if n.HasOurFQ(dev.Index) {
-		if _, err := n.EndOldChange(0); err != nil {
-			return err
+	devices, err := fq.Devices()
+	if err == nil && slices.Contains(devices, dev.Index) {
+		if _, err = n.EndOldChange(0); err == nil {
+			err = e.removeIdleFQs(n, dev.Name)
 		}
-		if err := e.restoreIdle(n, []string{name}); err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
 	}
 	if e.json {
 		return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
@@ -585,8 +586,8 @@ func (e *env) noLine(n *loader.Namespace, name string) error {
 	return err
 }
 
-// restoreIdle restores the qdiscs that were replaced, of devices on which nothing is queued any more.
-func (e *env) restoreIdle(n *loader.Namespace, names []string) error {
+// removeIdleFQs removes the fqs of --setup-fq from devices on which nothing is queued any more.
+func (e *env) removeIdleFQs(n *loader.Namespace, names ...string) error {
 	for _, name := range names {
 		dev, err := netinfo.DeviceByName(name)
 		if errors.Is(err, netinfo.ErrNoDevice) {
@@ -595,19 +596,13 @@ func (e *env) restoreIdle(n *loader.Namespace, names []string) error {
 		if err != nil {
 			return err
 		}
-		if !n.HasOurFQ(dev.Index) {
-			continue
+		queues, err := n.Queues(name, policy.Egress)
+		if err == nil && !queues {
+			_, err = e.removeFQ(dev)
 		}
-		if queues, err := n.Queues(name, policy.Egress); err != nil {
-			return err
-		} else if queues {
-			continue
-		}
-		outcome, err := n.RestoreQdisc(dev)
 		if err != nil {
 			return err
 		}
-		e.restored(name, outcome)
 	}
 	return nil
 }

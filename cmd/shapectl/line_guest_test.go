@@ -17,54 +17,43 @@ func (r *rig) qdiscs() string {
 	return r.sh("tc qdisc show | grep -v 'qdisc clsact' || true; ip -o link | wc -l")
 }
 
-// A line sets up fq, and an ifb for downloads where the kernel can; off restores what was there.
-func TestLineRestoresQdiscs(t *testing.T) {
-	for name, prepare := range map[string]string{
-		"noqueue":        "true",
-		"pfifo_fast":     "tc qdisc add dev va root handle 7: pfifo_fast",
-		"fq_codel":       "tc qdisc add dev va root handle 7: fq_codel limit 777",
-		"mq of fq_codel": "ip link del va; ip link add va numtxqueues 2 type veth peer name vb; ip link set va up; ip link set vb up; tc qdisc add dev va root handle 7: mq; tc qdisc add dev va parent 7:1 handle 71: fq_codel; tc qdisc add dev va parent 7:2 handle 72: fq_codel",
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.sh(prepare)
-			testenv.WaitUp(t, "va")
-			before := r.qdiscs()
-			old := fq.CheckIfb() != nil
-			got := r.run(words(queuedLine)...)
-			if got.code != exitDone || !strings.Contains(got.err, "va: its qdisc is now fq; 'shapectl line va off' restores "+name+"\n") {
-				t.Errorf("exit %d, %s", got.code, got.err)
-			}
-			if says := strings.Contains(got.err, "va ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: this kernel drops"); says != old {
-				t.Errorf("it says that downloads cannot be queued: %v; %s", says, got.err)
-			}
-			for direction, queues := range map[string]bool{"egress": true, "ingress": !old} {
-				if pool := r.rows("show", "--pools", "va "+direction)[0]; (pool.Excess == "delay") != queues {
-					t.Errorf("%s: excess %s", direction, pool.Excess)
-				}
-			}
-			if ifbs := r.ifbs(); len(ifbs) == 0 != old {
-				t.Errorf("ifb devices: %v", ifbs)
-			}
-			r.finds("ok", "va egress queue", "delays packets")
-			with := r.qdiscs()
-			if got := r.run(words(queuedLine)...); got.code != exitDone || !strings.HasSuffix(got.out, "\nnothing to change\n") {
-				t.Errorf("once more: exit %d, %s%s", got.code, got.out, got.err)
-			}
-			if got := r.run(words("line va --down 60mbit --up 20mbit")...); got.code != exitDone || !strings.HasSuffix(got.out, "\n2 pools changed\n") {
-				t.Errorf("with other rates: exit %d, %s%s", got.code, got.out, got.err)
-			}
-			if now := r.qdiscs(); now != with {
-				t.Errorf("with other rates, the qdiscs were\n%sand are\n%s", with, now)
-			}
-			r.says(exitDone, "va: its qdisc is "+name+" again, as before\n", words("line va off")...)
-			if after := r.qdiscs(); after != before {
-				t.Errorf("qdiscs were\n%sand are\n%s", before, after)
-			}
-			if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) != 0 {
-				t.Errorf("left behind: %v, %v", ifbs, pins)
-			}
-		})
+// A line sets up fq, and an ifb for downloads where the kernel can; off removes both.
+func TestLineSetsUpFQ(t *testing.T) {
+	r := newRig(t)
+	before := r.qdiscs()
+	old := fq.CheckIfb() != nil
+	got := r.run(words(queuedLine)...)
+	if got.code != exitDone || !strings.Contains(got.err, "va: its qdisc is now fq instead of noqueue; 'shapectl line va off' brings the default back\n") {
+		t.Errorf("exit %d, %s", got.code, got.err)
+	}
+	if says := strings.Contains(got.err, "va ingress: downloads cannot be queued, so excess packets are marked by ECN or dropped: this kernel drops"); says != old {
+		t.Errorf("it says that downloads cannot be queued: %v; %s", says, got.err)
+	}
+	for direction, queues := range map[string]bool{"egress": true, "ingress": !old} {
+		if pool := r.rows("show", "--pools", "va "+direction)[0]; (pool.Excess == "delay") != queues {
+			t.Errorf("%s: excess %s", direction, pool.Excess)
+		}
+	}
+	if ifbs := r.ifbs(); len(ifbs) == 0 != old {
+		t.Errorf("ifb devices: %v", ifbs)
+	}
+	r.finds("ok", "va egress queue", "delays packets")
+	with := r.qdiscs()
+	if got := r.run(words(queuedLine)...); got.code != exitDone || !strings.HasSuffix(got.out, "\nnothing to change\n") {
+		t.Errorf("once more: exit %d, %s%s", got.code, got.out, got.err)
+	}
+	if got := r.run(words("line va --down 60mbit --up 20mbit")...); got.code != exitDone || !strings.HasSuffix(got.out, "\n2 pools changed\n") {
+		t.Errorf("with other rates: exit %d, %s%s", got.code, got.out, got.err)
+	}
+	if now := r.qdiscs(); now != with {
+		t.Errorf("with other rates, the qdiscs were\n%sand are\n%s", with, now)
+	}
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("line va off")...)
+	if after := r.qdiscs(); after != before {
+		t.Errorf("qdiscs were\n%sand are\n%s", before, after)
+	}
+	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) != 0 {
+		t.Errorf("left behind: %v, %v", ifbs, pins)
 	}
 }
 
@@ -93,7 +82,7 @@ func TestLineOffBesideOthers(t *testing.T) {
 			t.Fatalf("exit %d, %s", got.code, got.err)
 		}
 	}
-	r.says(exitDone, "va: its qdisc is noqueue again, as before\n", words("line va off")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("line va off")...)
 	if after := r.qdiscs(); after != before || r.ifbs() != nil {
 		t.Errorf("qdiscs were\n%sand are\n%s", before, after)
 	}

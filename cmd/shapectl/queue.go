@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -27,9 +28,9 @@ func (e *env) adviseFQ(u *loader.UnqueuedError) string {
 	case u.State.HasFQ:
 		return "shorten the queue (--capacity or --queue), or raise its horizon: " + command
 	case u.Fixed == nil:
-		return fmt.Sprintf("--setup-fq sets it up until %s restores what is there now; or set it up yourself: %s", e.suggest("flush", u.Device), command)
+		return fmt.Sprintf("--setup-fq sets it up until %s; or set it up yourself: %s", e.suggest("flush", u.Device), command)
 	}
-	return fmt.Sprintf("it stays, as %v; to replace it for good: %s", u.Fixed, command)
+	return fmt.Sprintf("%v; to replace it: %s", u.Fixed, command)
 }
 
 // queued warns of what a change of rules did to a device's fq. The error is errDegraded
@@ -57,27 +58,28 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 	if err != nil {
 		return err
 	}
-	return e.degraded("%s: up to %d packets may be queued, but its fq holds only %d, and %d of one flow; use --setup-fq, or: %s",
-		device, c.Lacks, s.Limit, s.FlowLimit, s.Command(device, e.netns, c.Lacks))
+	mend := s.Command(device, e.netns, c.Lacks)
+	if !s.Configured() {
+		mend = "use --setup-fq, or: " + mend
+	}
+	return e.degraded("%s: up to %d packets may be queued, but its fq holds only %d, and %d of one flow; %s",
+		device, c.Lacks, s.Limit, s.FlowLimit, mend)
 }
 
 func (e *env) replacedByFQ(device, was string) string {
-	return fmt.Sprintf("%s: its qdisc is now fq; %s restores %s", device, e.suggest("flush", device), was)
+	return fmt.Sprintf("%s: its qdisc is now fq instead of %s; %s brings the default back", device, was, e.suggest("flush", device))
 }
 
-// restored says what flush did to a qdisc that --setup-fq replaced, and reports whether it did anything.
-func (e *env) restored(device string, o fq.Outcome) bool {
+// removeFQ removes the fq of --setup-fq from a device, and reports whether there was one.
+func (e *env) removeFQ(dev netinfo.Device) (bool, error) {
+	gone, err := fq.Remove(dev.Index)
+	if err != nil || gone.Kind == "" {
+		return false, err
+	}
 	lost := ""
-	if o.Lost > 0 {
-		lost = fmt.Sprintf("; queued packets lost: %d", o.Lost)
+	if gone.Lost > 0 {
+		lost = fmt.Sprintf("; queued packets lost: %d", gone.Lost)
 	}
-	switch {
-	case o.Replaced:
-		e.say("%s: its qdisc was changed after --setup-fq, so it stays %s", device, o.Kind)
-	case o.Restored && o.Differs:
-		e.say("%s: its qdisc is %s again, but differs from the one before --setup-fq: %s%s", device, o.Kind, o.Was, lost)
-	case o.Restored:
-		e.say("%s: its qdisc is %s again, as before%s", device, o.Kind, lost)
-	}
-	return o.Replaced || o.Restored
+	e.say("%s: its qdisc is the default again: %s%s", plain.Line(dev.Name), gone.Kind, lost)
+	return true, nil
 }

@@ -88,52 +88,42 @@ func TestDelayByHand(t *testing.T) {
 }
 
 func TestSetupFQ(t *testing.T) {
-	for name, prepare := range map[string]string{
-		"noqueue": "true",
-		"pfifo":   "tc qdisc add dev va root handle 7: pfifo limit 77",
-		"fq":      "tc qdisc add dev va root handle 7: fq limit 30 flow_limit 3 horizon 10ms",
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t)
-			r.sh(prepare)
-			before := r.qdisc()
-			says := "va: its qdisc is now fq; 'shapectl flush va' restores " + name + "\n"
-			r.says(exitDone, says, words(delayed+" --setup-fq")...)
-			r.ok(words(delayed2 + " --setup-fq")...)
-			with := r.qdisc()
-			r.finds("ok", "va egress queue", "delays packets")
-			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
-				t.Errorf("nothing delays packets: %+v", s)
-			}
-			r.ok(words("delete va egress 10.0.0.0/24")...)
-			r.ok(words("delete va egress 10.0.1.0/24")...)
-			r.ok(words("flush va ingress")...)
-			if now := r.qdisc(); now != with {
-				t.Errorf("only flush puts a qdisc back: was %s, is %s", with, now)
-			}
-			r.says(exitDone, "va: its qdisc is "+name+" again, as before\n", words("flush va egress")...)
-			if after := r.qdisc(); after != before {
-				t.Errorf("was %s, is %s", before, after)
-			}
-			if out := r.ok(words("flush va")...); out != "va has no rules\n" || len(r.pins()) != 0 {
-				t.Errorf("flushed again: %s, left: %v", out, r.pins())
-			}
-		})
+	r := newRig(t)
+	before := r.qdisc()
+	r.says(exitDone, "va: its qdisc is now fq instead of noqueue; 'shapectl flush va' brings the default back\n", words(delayed+" --setup-fq")...)
+	r.ok(words(delayed2 + " --setup-fq")...)
+	with := r.qdisc()
+	r.finds("ok", "va egress queue", "delays packets")
+	if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
+		t.Errorf("nothing delays packets: %+v", s)
+	}
+	r.ok(words("delete va egress 10.0.0.0/24")...)
+	r.ok(words("delete va egress 10.0.1.0/24")...)
+	r.ok(words("flush va ingress")...)
+	if now := r.qdisc(); now != with {
+		t.Errorf("only flush removes fq: was %s, is %s", with, now)
+	}
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("flush va egress")...)
+	if after := r.qdisc(); after != before {
+		t.Errorf("was %s, is %s", before, after)
+	}
+	if out := r.ok(words("flush va")...); out != "va has no rules\n" || len(r.pins()) != 0 {
+		t.Errorf("flushed again: %s, left: %v", out, r.pins())
 	}
 }
 
-// A pattern puts back the qdiscs of the devices that it matches.
-func TestPatternsRestoreQdiscs(t *testing.T) {
+// A pattern removes the fqs of the devices that it matches.
+func TestPatternsRemoveFQs(t *testing.T) {
 	r := newRig(t)
 	before := r.qdisc()
-	r.says(exitDone, "restores noqueue", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "is now fq", words(delayed+" --setup-fq")...)
 	with := r.qdisc()
 	r.ok(words("flush v* ingress")...)
 	r.ok(words("flush x*")...)
 	if now := r.qdisc(); now != with {
 		t.Errorf("was %s, is %s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is noqueue again, as before\n", words("flush v*")...)
+	r.says(exitDone, "va: its qdisc is the default again: noqueue\n", words("flush v*")...)
 	if now := r.qdisc(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -163,19 +153,13 @@ func TestFlowsOfFQ(t *testing.T) {
 
 func TestQdiscReplacedSince(t *testing.T) {
 	r := newRig(t)
-	r.says(exitDone, "restores noqueue", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "instead of noqueue", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc replace dev va root pfifo limit 7")
 	theirs := r.qdisc()
 	r.finds("failed", "va egress queue", "only the fq qdisc does that, and va has pfifo")
-	r.says(exitDone, "va: its qdisc was changed after --setup-fq, so it stays pfifo\n", words("flush va")...)
+	r.ok(words("flush va")...)
 	if now := r.qdisc(); now != theirs || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", theirs, now, r.pins())
-	}
-	r.says(exitDone, "restores pfifo", words(delayed+" --setup-fq")...)
-	r.sh("ip link del va")
-	r.removes("va", words("flush va")...)
-	if pins := r.pins(); len(pins) != 0 {
-		t.Errorf("kept of a device that is gone: %v", pins)
 	}
 }
 
@@ -197,20 +181,26 @@ func TestLimitsOfFQ(t *testing.T) {
 	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
 	r.finds("warning", "va egress queue", "packets by its own limits")
-	r.says(exitDone, "restores fq", words(delayed+" --setup-fq")...)
-	r.finds("warning", "va egress queue", "packets by its own limits")
+	r.refused(exitInput, "or raise its horizon: tc qdisc replace dev va root fq", words(delayed+" --setup-fq")...)
 }
 
-func TestFixedQdisc(t *testing.T) {
-	r := newRig(t)
-	r.sh("tc qdisc add dev va root handle 7: htb; tc class add dev va parent 7: classid 7:1 htb rate 1mbit")
-	before := r.qdisc()
-	for _, flag := range []string{"", " --setup-fq"} {
-		r.refused(exitInput, "its qdisc is htb, and only fq can", words(delayed+flag)...)
-		r.refused(exitInput, "the existing qdisc cannot be restored later: the kernel does not report all options of htb", words(delayed+flag)...)
-	}
-	if now := r.qdisc(); now != before || len(r.pins()) != 0 {
-		t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
+func TestConfiguredQdisc(t *testing.T) {
+	for name, configure := range map[string]string{
+		"htb":   "tc qdisc add dev va root handle 7: htb; tc class add dev va parent 7: classid 7:1 htb rate 1mbit",
+		"pfifo": "tc qdisc add dev va root pfifo limit 77",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.sh(configure)
+			before := r.qdisc()
+			for _, line := range []string{delayed, delayed + " --setup-fq", "line va --up 10mbit"} {
+				r.refused(exitInput, "va cannot delay packets: its qdisc is "+name+", and only fq can", words(line)...)
+				r.refused(exitInput, "somebody has configured "+name+": shapectl replaces only qdiscs that the kernel makes by default; to replace it: tc qdisc replace dev va root fq", words(line)...)
+			}
+			if now := r.qdisc(); now != before || len(r.pins()) != 0 {
+				t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
+			}
+		})
 	}
 }
 
@@ -369,7 +359,7 @@ func TestApplyHoldsBack(t *testing.T) {
 	if len(r.pins()) != 0 {
 		t.Errorf("refused, and left behind: %v", r.pins())
 	}
-	r.says(exitDone, "va: its qdisc is now fq; 'shapectl flush va' restores noqueue\n", "apply", "--setup-fq", holds)
+	r.says(exitDone, "va: its qdisc is now fq instead of noqueue; 'shapectl flush va' brings the default back\n", "apply", "--setup-fq", holds)
 	through("applied", 1)
 	if out := r.ok("apply", "--setup-fq", holds); out != "nothing to change\n" {
 		t.Errorf("applied again: %s", out)
@@ -405,7 +395,7 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w.says("apply rules to tap0: tap0 egress: tap0 cannot delay packets: its qdisc is no")
 	w.ends(unix.SIGTERM)
 	w = r.watch("--setup-fq", file)
-	w.says("tap0: its qdisc is now fq; 'shapectl flush tap0' restores noqueue\n")
+	w.says("tap0: its qdisc is now fq instead of noqueue; 'shapectl flush tap0' brings the default back\n")
 	testenv.Veth(t, "tap1", "xb")
 	w.says("tap1: its qdisc is now fq")
 	r.sh("ip link del tap1")
@@ -427,7 +417,7 @@ func TestAttachedAgainWithoutFQ(t *testing.T) {
 	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
 }
 
-// A setup that was killed half way is taken back before the next one.
+// The next setup completes one that was killed half way.
 func TestKilledHalfWay(t *testing.T) {
 	r := newRig(t)
 	r.sh("ip link add q0 numtxqueues 3 type ifb && ip link set q0 up")
@@ -439,11 +429,11 @@ func TestKilledHalfWay(t *testing.T) {
 	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
 		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
 	r.finds("failed", "q0 egress queue", "and q0 has mq")
-	r.says(exitDone, "q0: its qdisc is now fq", set...)
+	r.ok(set...)
 	if now := show(); now != with {
 		t.Errorf("set up again it is %s, and was %s", now, with)
 	}
-	r.says(exitDone, "again, as before", words("flush q0")...)
+	r.says(exitDone, "q0: its qdisc is the default again", words("flush q0")...)
 	if now := show(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -452,7 +442,6 @@ func TestKilledHalfWay(t *testing.T) {
 // Killed at any moment, a command leaves what flush gets right.
 func TestKilledBetween(t *testing.T) {
 	r := newRig(t)
-	r.sh("tc qdisc add dev va root handle 7: pfifo limit 77")
 	before := r.qdisc()
 	seed := testenv.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))

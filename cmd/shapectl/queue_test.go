@@ -56,7 +56,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 func TestDelayRefused(t *testing.T) {
 	r := newRig(t)
 	code, says := exitInput, "its qdisc is noqueue, and only fq can, at the root or below mq for each transmit queue; "+
-		"--setup-fq sets it up until 'shapectl flush va' restores what is there now; or set it up yourself: tc qdisc replace dev va root fq limit "
+		"--setup-fq sets it up until 'shapectl flush va'; or set it up yourself: tc qdisc replace dev va root fq limit "
 	if fq.Check() != nil {
 		code, says = exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use"
 	}
@@ -100,20 +100,6 @@ func TestAskSparseFirst(t *testing.T) {
 			if says := strings.Contains(got, "this is for a flow that has packets waiting; give --flow for another"); says != (flow == "") {
 				t.Errorf("%s%s: it says for which flow that is: %v: %s", command, flow, says, got)
 			}
-		}
-	}
-}
-
-func TestRestoredSaysWhatIsLost(t *testing.T) {
-	for outcome, want := range map[fq.Outcome]string{
-		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before\n",
-		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before; queued packets lost: 3\n",
-		{Restored: true, Differs: true, Was: "a", Kind: "mq", Lost: 70}: "va: its qdisc is mq again, but differs from the one before --setup-fq: a; queued packets lost: 70\n",
-	} {
-		var told strings.Builder
-		e := env{err: &told}
-		if e.restored("va", outcome); told.String() != want {
-			t.Errorf("%+v: %s", outcome, told.String())
 		}
 	}
 }

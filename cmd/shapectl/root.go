@@ -364,7 +364,7 @@ type advice struct {
 
 var advices = []advice{
 	{fq.ErrTaken, true, "", nil},
-	{fq.ErrFixed, true, "", nil},
+	{fq.ErrConfigured, true, "", nil},
 	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},

@@ -25,9 +25,9 @@ With --order sparse-first, flows that send little go ahead of others. Such a flo
 time that a full queue takes to drain, it sends at most a sixteenth of that, but at least 2 KiB and at most 16 KiB.
 In addition to the rate, as many bytes as capacity and queue hold may then leave.
 
-The device needs the fq qdisc. --setup-fq sets it up, and 'shapectl flush' restores the former qdisc. If fq is
-removed later, packets are dropped, and the rate still holds. On ingress, packets are queued on an ifb device, which
-needs Linux 6.4.`,
+The device needs the fq qdisc. --setup-fq replaces the kernel's default qdisc by fq, until 'shapectl flush'. If fq
+is removed later, packets are dropped, and the rate still holds. On ingress, packets are queued on an ifb device,
+which needs Linux 6.4.`,
 			Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 20mbit --excess delay --setup-fq
   shapectl set eth0 egress 10.0.0.0/24 --rate 20mbit --excess delay \
       --algorithm leaky --capacity 50ms --setup-fq`,

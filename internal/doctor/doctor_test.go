@@ -397,7 +397,7 @@ func TestJudge(t *testing.T) {
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
 		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },
-			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' restores the earlier qdisc"}},
+			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' brings the default qdisc back"}},
 		{"no fq", func(f *Facts) {
 			f.leaky(queue)
 			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}

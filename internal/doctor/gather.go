@@ -71,8 +71,14 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	f.details()
 	f.watched(n)
 	f.findPools()
+	ours, err := fq.Devices()
+	if err != nil {
+		f.unread("", "", err)
+	}
 	for i := range f.Hooks {
-		f.attached(n, &f.Hooks[i])
+		s := &f.Hooks[i]
+		s.HasOurFQ = s.Direction == policy.Egress && slices.Contains(ours, s.Index)
+		f.attached(n, s)
 	}
 	return f, nil
 }
@@ -237,7 +243,6 @@ func (f *Facts) details() {
 
 // attached adds what else is attached to a hook, and the qdisc or ifb that delays packets there.
 func (f *Facts) attached(n *loader.Namespace, s *Hook) {
-	s.HasOurFQ = s.Direction == policy.Egress && n.HasOurFQ(s.Index)
 	if !f.judged(s.Name) {
 		return
 	}

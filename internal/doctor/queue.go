@@ -46,7 +46,7 @@ func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
 	switch {
 	case len(delaying) == 0 && s.HasOurFQ:
 		return s.finding(report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets",
-			fmt.Sprintf("%s restores the earlier qdisc; it also deletes other rules there", s.flush(f.Netns)))
+			fmt.Sprintf("%s brings the default qdisc back; it also deletes other rules there", s.flush(f.Netns)))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
@@ -79,7 +79,10 @@ func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := f.waiting(delaying)
 	device := s.Name
-	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
+	mend := q.Command(device, f.Netns, packets)
+	if !q.Configured() {
+		mend = "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + mend
+	}
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again to repair that"

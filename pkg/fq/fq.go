@@ -2,7 +2,7 @@
 // devices with rules that delay. For ingress it sets up ifb devices, to which packets
 // are redirected. It works in the network namespace of the calling thread.
 //
-// Setup replaces the qdisc of a device, and Restore restores it.
+// Setup replaces the default qdisc of a device, and Remove brings the default back.
 package fq
 
 import (
@@ -214,12 +214,13 @@ func Check() error {
 	return fmt.Errorf("check for fq: %w", err)
 }
 
-// Drain waits until the fqs of the device are empty, but no longer than patience.
-func Drain(index int, patience time.Duration) error {
+// Drain waits until the fqs of the device are empty, but no longer than patience, and returns
+// their state then.
+func Drain(index int, patience time.Duration) (State, error) {
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		s, err := Look(index)
 		if err != nil || s.Waiting == 0 || time.Now().After(deadline) {
-			return err
+			return s, err
 		}
 	}
 }

@@ -45,7 +45,7 @@ func shown(t *testing.T) string {
 	testenv.Must(t, err)
 	var b strings.Builder
 	for _, q := range all {
-		fmt.Fprintf(&b, "%s %x parent %x %x %s\n", q.Kind, q.Handle, q.Parent, q.Options, q.special)
+		fmt.Fprintf(&b, "%s %x parent %x %x\n", q.Kind, q.Handle, q.Parent, q.Options)
 	}
 	return b.String()
 }
@@ -105,35 +105,6 @@ func TestLimiters(t *testing.T) {
 	s.all[5].Options = rate(0, 1, 0, 0, 0, 0, 0, 0)
 	if got := s.Limiters(); !slices.Contains(got, "cake") {
 		t.Errorf("cake with a bandwidth is none of %q", got)
-	}
-}
-
-// A qdisc that cannot be recreated is not replaced.
-func TestUnrestorableQdiscs(t *testing.T) {
-	for name, commands := range map[string][]string{
-		"htb":  {"qdisc add dev DEV root handle 1: htb"},
-		"tbf":  {"qdisc add dev DEV root tbf rate 1mbit burst 20kb latency 50ms"},
-		"stab": {"qdisc add dev DEV root stab linklayer atm overhead 10 pfifo"},
-		"rate": {"qdisc add dev DEV root estimator 1s 8s pfifo"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			index := device(t, 1, commands...)
-			s := look(t, index)
-			if err := s.Replaceable(); !errors.Is(err, ErrFixed) {
-				t.Errorf("it is replaceable: %v", err)
-			}
-		})
-	}
-	for name, commands := range map[string][]string{
-		"by the kernel": nil,
-		"pfifo":         {"qdisc add dev DEV root handle 1: pfifo limit 77"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := look(t, device(t, 1, commands...))
-			if err := s.Replaceable(); err != nil {
-				t.Errorf("it is not replaceable: %v", err)
-			}
-		})
 	}
 }
 
@@ -200,37 +171,35 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// codelTime inverts the rounding of codel.
-func TestCodelTimeRoundTrip(t *testing.T) {
-	tells := func(us uint64) uint32 { return uint32((us * 1000 >> 10 << 10) / 1000) }
-	for us := range uint64(200_000) {
-		if told := tells(us); tells(uint64(codelTime(told))) != told {
-			t.Fatalf("%d us is reported as %d us, and as %d us when set again", us, told, tells(uint64(codelTime(told))))
-		}
+// Setup replaces no qdisc that somebody has configured.
+func TestConfiguredQdiscStays(t *testing.T) {
+	if err := look(t, device(t, 1)).Replaceable(); err != nil {
+		t.Errorf("the default qdisc is not replaceable: %v", err)
 	}
-	if told := tells(1<<32 - 1); tells(uint64(codelTime(told))) != told {
-		t.Errorf("the largest time changes")
-	}
-}
-
-func TestRefusedSetupChangesNothing(t *testing.T) {
-	unkept := errors.New("not kept")
 	for name, c := range map[string]struct {
-		command string
-		want    error
+		queues   int
+		commands []string
 	}{
-		"pfifo": {"qdisc add dev DEV root handle 1: pfifo limit 77", unkept},
-		"htb":   {"qdisc add dev DEV root handle 1: htb", ErrFixed},
+		"htb":        {1, []string{"qdisc add dev DEV root handle 1: htb"}},
+		"pfifo":      {1, []string{"qdisc add dev DEV root pfifo limit 77"}},
+		"our handle": {1, []string{"qdisc add dev DEV root handle 5ac0: pfifo"}},
+		"mq":         {2, []string{"qdisc add dev DEV root handle 1: mq"}},
+		"one queue":  {2, []string{"qdisc add dev DEV root handle 5ac0: mq", "qdisc add dev DEV parent 5ac0:2 pfifo"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			index := device(t, 1, c.command)
-			before, want := shown(t), c.want
+			index := device(t, c.queues, c.commands...)
+			before, want := shown(t), ErrConfigured
 			if errors.Is(Check(), ErrNoFQ) {
 				want = ErrNoFQ
 			}
-			err := Setup(index, 0, func([]byte) error { return unkept })
-			if !errors.Is(err, want) {
-				t.Errorf("set up: %v", err)
+			if err := look(t, index).Replaceable(); !errors.Is(err, ErrConfigured) {
+				t.Errorf("it is replaceable: %v", err)
+			}
+			if _, err := Setup(index, 0); !errors.Is(err, want) {
+				t.Errorf("Setup: %v", err)
+			}
+			if o, err := Remove(index); err != nil || o != (Removal{}) {
+				t.Errorf("Remove: %+v, %v", o, err)
 			}
 			if after := shown(t); after != before {
 				t.Errorf("was %s, is %s", before, after)

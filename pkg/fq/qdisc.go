@@ -3,7 +3,6 @@ package fq
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"sort"
@@ -19,12 +18,10 @@ import (
 
 // A qdisc is a qdisc as the kernel reports it.
 type qdisc struct {
-	Kind    string `json:"kind"`
-	Handle  uint32 `json:"handle"` // 0 for a default qdisc of the kernel
-	Parent  uint32 `json:"parent"`
-	Options []byte `json:"options,omitempty"` // of TCA_OPTIONS
-
-	special        string // a feature that cannot be restored, "" for none
+	Kind           string
+	Handle         uint32 // 0 for a default qdisc of the kernel
+	Parent         uint32
+	Options        []byte // of TCA_OPTIONS
 	packets, drops uint32 // packets in it now, and dropped so far
 }
 
@@ -72,20 +69,29 @@ func (t tree) String() string {
 
 const major = 0xffff0000 // of a handle; the minor number identifies a class
 
-// qdiscs returns all qdiscs of a device, in no order.
-func qdiscs(index int) (all []qdisc, err error) {
+// dump returns the kernel's messages about the qdiscs of all devices.
+func dump() ([][]byte, error) {
 	messages, err := netmsg.List(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
-		request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
+		request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL})
 		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the qdiscs: %w", err)
 	}
+	return messages, nil
+}
+
+// qdiscs returns all qdiscs of a device, in no order.
+func qdiscs(index int) (all []qdisc, err error) {
+	messages, err := dump()
+	if err != nil {
+		return nil, err
+	}
 	for _, m := range messages {
 		header := nl.DeserializeTcMsg(m)
 		if int(header.Ifindex) != index {
-			continue // the kernel lists the qdiscs of all devices
+			continue
 		}
 		q := qdisc{Handle: header.Handle, Parent: header.Parent}
 		if err := q.parse(m[header.Len():]); err != nil {
@@ -103,8 +109,6 @@ func (q *qdisc) parse(attributes []byte) error {
 			q.Kind = unix.ByteSliceToString(value)
 		case nl.TCA_OPTIONS:
 			q.Options = bytes.Clone(value)
-		case nl.TCA_STAB:
-			q.special = "a size table (stab)"
 		case nl.TCA_STATS2:
 			return q.parseStats(value)
 		}
@@ -114,15 +118,13 @@ func (q *qdisc) parse(attributes []byte) error {
 
 func (q *qdisc) parseStats(attributes []byte) error {
 	return netmsg.Each(attributes, func(kind uint16, value []byte) error {
-		switch kind {
-		case nl.TCA_STATS_RATE_EST:
-			q.special = "a rate estimator"
-		case nl.TCA_STATS_QUEUE:
-			if len(value) < 12 {
-				return unix.EINVAL
-			}
-			q.packets, q.drops = binary.NativeEndian.Uint32(value), binary.NativeEndian.Uint32(value[8:])
+		if kind != nl.TCA_STATS_QUEUE {
+			return nil
 		}
+		if len(value) < 12 {
+			return unix.EINVAL
+		}
+		q.packets, q.drops = binary.NativeEndian.Uint32(value), binary.NativeEndian.Uint32(value[8:])
 		return nil
 	})
 }
@@ -152,19 +154,6 @@ func (q qdisc) limits() bool {
 		})
 	}
 	return limits
-}
-
-// has reports whether q has the kind, handle and options of want. It may have more options.
-func (q qdisc) has(want qdisc) bool {
-	if q.Kind != want.Kind || q.Handle != want.Handle {
-		return false
-	}
-	return netmsg.Each(want.Options, func(kind uint16, _ []byte) error {
-		if q.number(kind) != want.number(kind) {
-			return errors.New("different value")
-		}
-		return nil
-	}) == nil
 }
 
 // arrange returns the qdiscs that packets pass.
@@ -202,64 +191,15 @@ func put(index int, q qdisc) error {
 	return err
 }
 
-// remove deletes the root qdisc, which the kernel replaces by its default.
-func remove(index int, root qdisc) error {
+// remove deletes the root qdisc of Setup, which the kernel replaces by its default.
+func remove(index int) error {
 	if err := step.Try("delete a qdisc"); err != nil {
 		return err
 	}
 	request := nl.NewNetlinkRequest(unix.RTM_DELQDISC, unix.NLM_F_ACK)
-	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: root.Handle, Parent: netlink.HANDLE_ROOT})
+	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: ourHandle, Parent: root})
 	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
 	return err
 }
 
 func u32(kind int, n uint32) []byte { return nl.NewRtAttr(kind, nl.Uint32Attr(n)).Serialize() }
-
-// recreatable returns q with options that recreate it. The kernel reports some options
-// differently from how they were set.
-func (q qdisc) recreatable() qdisc {
-	switch q.Kind {
-	case "sfq":
-		const limit, flows = 8, 16 // of struct tc_sfq_qopt
-		if len(q.Options) < flows+4 {
-			break
-		}
-		// There can be more flows than packets only if no limit was set.
-		if binary.NativeEndian.Uint32(q.Options[flows:]) > binary.NativeEndian.Uint32(q.Options[limit:]) {
-			q.Options = bytes.Clone(q.Options)
-			clear(q.Options[limit : limit+4])
-		}
-	case "codel":
-		q.Options = withTimes(q.Options, codelTarget, codelInterval, codelThreshold)
-	case "fq_codel":
-		q.Options = withTimes(q.Options, nl.TCA_FQ_CODEL_TARGET, nl.TCA_FQ_CODEL_INTERVAL, nl.TCA_FQ_CODEL_CE_THRESHOLD)
-	}
-	return q
-}
-
-// withTimes returns options whose times give the reported times again when they are set.
-// codel rounds down both when a time is set and when it is reported.
-func withTimes(options []byte, times ...uint16) (result []byte) {
-	netmsg.Each(options, func(kind uint16, value []byte) error {
-		if slices.Contains(times, kind) && len(value) == 4 {
-			value = nl.Uint32Attr(codelTime(binary.NativeEndian.Uint32(value)))
-		}
-		result = append(result, nl.NewRtAttr(int(kind), value).Serialize()...)
-		return nil
-	})
-	return result
-}
-
-// From linux/pkt_sched.h.
-const (
-	codelTarget    = 1 // TCA_CODEL_TARGET
-	codelInterval  = 3 // TCA_CODEL_INTERVAL
-	codelThreshold = 5 // TCA_CODEL_CE_THRESHOLD
-)
-
-// codelTime returns the smallest time in us that codel, which counts in units of 1024 ns,
-// reports as the given time.
-func codelTime(reported uint32) uint32 {
-	units := (uint64(reported)*1000 + 1023) / 1024
-	return uint32((units*1024 + 999) / 1000)
-}

@@ -17,7 +17,7 @@ type Change struct {
 	Changed    bool
 	Reattached string // the state of the hook before it was attached again
 	Upgraded   bool   // the program of another build was replaced
-	Replaced   string // the qdisc that fq has replaced
+	Replaced   string // the default qdisc that fq has replaced
 	Redirected bool   // from now on, arriving packets of rules that delay go through an ifb
 	// Lacks is how many packets may be queued, if the fq has no room for so many.
 	Lacks uint32

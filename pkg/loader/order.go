@@ -24,7 +24,6 @@ type order struct {
 	want  policy.Table
 	steps []policy.Difference
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
-	newFQ bool   // it was set up, and replaced a qdisc that was not ours
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
 	then  *afterRevert // nil unless a change is pending
@@ -74,12 +73,12 @@ func (all orders) close() {
 
 func (all orders) haveWork() bool { return slices.ContainsFunc(all, (*order).hasWork) }
 
-// apply prepares hooks, and changes all their rules at one moment. If it fails before, it restores qdiscs.
+// apply prepares hooks, and changes all their rules at one moment. If it fails before, it removes the fqs that it has set up.
 func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 	began := false
 	defer func() {
 		if err != nil && !began {
-			err = errors.Join(err, all.restoreQdiscs(p))
+			err = errors.Join(err, all.removeFQs())
 		}
 	}()
 	if err := all.prepare(p, options); err != nil {
@@ -109,11 +108,11 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 	return nil
 }
 
-// restoreQdiscs restores those that claim has replaced.
-func (all orders) restoreQdiscs(p *pins) (err error) {
+// removeFQs removes the fqs that claim has set up.
+func (all orders) removeFQs() (err error) {
 	for _, o := range all {
-		if o.newFQ {
-			_, failed := p.dir.restoreQdisc(o.dev)
+		if o.done.Hook.Replaced != "" {
+			_, failed := fq.Remove(o.dev.Index)
 			err = errors.Join(err, failed)
 		}
 	}
@@ -139,8 +138,7 @@ func (all orders) claim(p *pins) error {
 		}
 		if o.fq > 0 {
 			var err error
-			o.newFQ = !exists(p.dir.qdiscPin(o.dev.Index))
-			o.done.Hook.Replaced, err = p.dir.setupFQ(o.dev, o.fq)
+			o.done.Hook.Replaced, err = fq.Setup(o.dev.Index, o.fq)
 			if err := o.failed(err); err != nil {
 				return err
 			}

@@ -241,7 +241,7 @@ func (p *pins) heal() error {
 	if err := p.dir.markAlive(); err != nil {
 		return err
 	}
-	if err := p.dir.healQueues(); err != nil {
+	if err := p.dir.healIfbs(); err != nil {
 		return err
 	}
 	if !exists(p.dir.pin(busyPin)) {

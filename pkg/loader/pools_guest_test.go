@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -20,10 +21,11 @@ func TestFQForPools(t *testing.T) {
 		if err := putPools(n, pool("uplink", delayed)); err != nil {
 			return err
 		}
-		if va := testenv.Link(t, "va"); !n.HasOurFQ(va.Attrs().Index) {
-			t.Error("there is no fq")
+		s, err := fq.Look(testenv.Link(t, "va").Attrs().Index)
+		if err == nil && !s.Ours() {
+			t.Errorf("there is no fq: %+v", s)
 		}
-		return nil
+		return err
 	})
 }
 

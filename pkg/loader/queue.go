@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -17,11 +15,9 @@ import (
 const (
 	// queuedFrame is the least size of a queued packet, so that a queue has room for as many as there can be.
 	queuedFrame = 64
-	// drainPatience is how long queued packets may still leave before their qdisc is removed.
+	// drainPatience is how long queued packets may still leave before their ifb is removed.
 	drainPatience = time.Second
 
-	// qdiscPrefix begins the name of a pinned map with the qdiscs that fq has replaced.
-	qdiscPrefix = "qdisc-"
 	// ifbPrefix begins the name of a directory that marks a device with an ifb.
 	ifbPrefix = "ifb-"
 )
@@ -32,7 +28,7 @@ type UnqueuedError struct {
 	State   fq.State
 	Packets uint32        // that may be queued
 	Longest time.Duration // that a packet may be queued
-	// Fixed is why --setup-fq cannot help; nil where it can.
+	// Fixed is why --setup-fq does not help; nil where it does.
 	Fixed error
 }
 
@@ -94,49 +90,6 @@ func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
 	return nil
 }
 
-// setupFQ sets up fq on a device. It records the qdiscs that were there, and returns the kind of the root.
-func (dir home) setupFQ(dev netinfo.Device, packets uint32) (was string, err error) {
-	pin := dir.qdiscPin(dev.Index)
-	// A command that was killed may have replaced a part of the qdiscs.
-	before, err := readRecord(pin)
-	if err != nil {
-		return "", err
-	}
-	if before != nil {
-		if _, err := fq.Restore(dev.Index, before); err != nil {
-			return "", err
-		}
-	}
-	s, err := fq.Look(dev.Index)
-	if err != nil {
-		return "", err
-	}
-	return s.Kind, fq.Setup(dev.Index, packets, func(record []byte) error { return keepRecord(pin, record) })
-}
-
-// RestoreQdisc restores the qdiscs that setupFQ has replaced, if it did.
-func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
-	if n.pins.dir == "" {
-		return o, nil
-	}
-	return n.pins.dir.restoreQdisc(dev)
-}
-
-func (dir home) restoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
-	pin := dir.qdiscPin(dev.Index)
-	record, err := readRecord(pin)
-	if record == nil || err != nil {
-		return o, err
-	}
-	if err := fq.Drain(dev.Index, drainPatience); err != nil {
-		return o, err
-	}
-	if o, err = fq.Restore(dev.Index, record); err != nil {
-		return o, err
-	}
-	return o, unlink(pin)
-}
-
 // Queues reports whether rules of a direction of a device, or pools that they draw from, delay packets.
 func (n *Namespace) Queues(device string, d policy.Direction) (bool, error) {
 	tables, err := n.Tables(Attached, Unknown, Detached)
@@ -158,28 +111,6 @@ func (n *Namespace) Queues(device string, d policy.Direction) (bool, error) {
 	return false, nil
 }
 
-// HasOurFQ reports whether setupFQ has replaced the qdiscs of a device.
-func (n *Namespace) HasOurFQ(device int) bool {
-	return n.pins.dir != "" && exists(n.pins.dir.qdiscPin(device))
-}
-
-func (dir home) qdiscPin(index int) string {
-	return dir.pin(qdiscPrefix + strconv.Itoa(index))
-}
-
-// keepRecord keeps a record in a map: like the qdiscs, that lasts until the next boot.
-func keepRecord(pin string, record []byte) error {
-	err := unlink(pin)
-	if err == nil {
-		spec := &ebpf.MapSpec{Name: "shapectl_qdisc", Type: ebpf.Array, ValueSize: uint32(len(record))}
-		err = pinValue(pin, spec, record)
-	}
-	if err != nil {
-		return fmt.Errorf("record the qdisc that there was: %w", err)
-	}
-	return nil
-}
-
 // makeIfb makes or repairs the ifb of a device, and marks the device.
 func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {
@@ -198,7 +129,7 @@ func (dir home) dropIfb(device int) error {
 	if !exists(mark) {
 		return nil
 	}
-	if err := fq.Drain(fq.IfbIndex(device), drainPatience); err != nil {
+	if _, err := fq.Drain(fq.IfbIndex(device), drainPatience); err != nil {
 		return err
 	}
 	if err := fq.RemoveIfb(device); err != nil {
@@ -211,22 +142,13 @@ func (dir home) ifbMark(index int) string {
 	return dir.pin(ifbPrefix + strconv.Itoa(index))
 }
 
-// healQueues removes the records and ifbs of deleted devices, and repairs ifbs that rules need.
-func (dir home) healQueues() error {
+// healIfbs removes the ifbs of deleted devices, and repairs ifbs that rules need.
+func (dir home) healIfbs() error {
 	entries, err := readDir(string(dir))
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if index, ok := numbered(e.Name(), qdiscPrefix); ok {
-			_, here, err := netinfo.DeviceByIndex(index)
-			if err == nil && !here {
-				err = unlink(dir.qdiscPin(index))
-			}
-			if err != nil {
-				return err
-			}
-		}
 		if index, ok := numbered(e.Name(), ifbPrefix); ok {
 			if err := dir.healIfb(index); err != nil {
 				return err

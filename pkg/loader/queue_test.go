@@ -1,69 +1,16 @@
 package loader
 
 import (
-	"bytes"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// The record of a device's qdisc stays when its rules are removed, and is removed with the device.
-func TestRecordOfAQdisc(t *testing.T) {
-	r := newRig(t, TCX, policy.Egress)
-	index := testenv.Link(t, "va").Attrs().Index
-	r.put(rule("10.0.0.0/24"))
-	for _, record := range []string{"first", "another one"} {
-		r.write(func(n *Namespace) error { return keepRecord(n.pins.dir.qdiscPin(index), []byte(record)) })
-		r.write(func(n *Namespace) error {
-			kept, err := readRecord(n.pins.dir.qdiscPin(index))
-			if !bytes.Equal(kept, []byte(record)) || !n.HasOurFQ(index) {
-				t.Errorf("kept %q, which was %q", kept, record)
-			}
-			return err
-		})
-	}
-	r.delete(rule("10.0.0.0/24"))
-	r.write(func(n *Namespace) error {
-		if kept, err := readRecord(n.pins.dir.qdiscPin(index)); err != nil || string(kept) != "another one" {
-			t.Errorf("without rules it is %q, %v", kept, err)
-		}
-		hooks, err := n.Hooks()
-		if len(hooks) > 0 {
-			t.Errorf("a record counts as hooks: %v", hooks)
-		}
-		return err
-	})
-	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-	r.write(func(*Namespace) error { return nil })
-	if pins := testenv.Pins(t, r.options.BPFFS); len(pins) > 0 {
-		t.Errorf("left behind: %v", pins)
-	}
-}
-
-// The record of a device's qdisc is removed when the qdisc is restored: the next --setup-fq may
-// replace another qdisc.
-func TestRecordIsForgottenOnceRestored(t *testing.T) {
-	r := newRig(t, TCX, policy.Egress)
-	dev := netinfo.Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
-	r.put(rule("10.0.0.0/24"))
-	r.write(func(n *Namespace) error {
-		testenv.Must(t, keepRecord(n.pins.dir.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
-		_, err := n.RestoreQdisc(dev)
-		if n.HasOurFQ(dev.Index) {
-			t.Error("it is kept still")
-		}
-		return err
-	})
-	r.flush()
-	r.nothingLeft()
-}
 
 // ifb creates the ifb device of a device.
 func ifb(t *testing.T, device int) {
