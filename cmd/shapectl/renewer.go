@@ -105,9 +105,7 @@ func (r *renewer) ask(ctx context.Context, calls []cluster.Call) (answers []clus
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if failed := guarded("store", r.say, func() { answers, err = r.store.Renew(ctx, calls) }); failed != nil {
-			err = failed
-		}
+		answers, err = r.store.Renew(ctx, calls)
 	}()
 	<-done
 	return answers, err

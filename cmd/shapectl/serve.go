@@ -374,7 +374,7 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 	defer stop()
 	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
 	for _, l := range d.loops {
-		go func() { ended <- d.keep(ctx, l, sync.OnceFunc(func() { ready <- struct{}{} })) }()
+		go func() { ended <- l.run(ctx, sync.OnceFunc(func() { ready <- struct{}{} })) }()
 	}
 	waits, running := len(d.loops), len(d.loops)
 	var dogs <-chan time.Time
@@ -411,18 +411,6 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 	return failed
 }
 
-// keep runs a loop. An error of the program itself does not end the others; the loop begins anew.
-func (d *daemon) keep(ctx context.Context, l loop, ready func()) (err error) {
-	for guarded(l.name, d.say, func() { err = l.run(ctx, ready) }) != nil {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
-	return err
-}
-
 // reloads reloads, and tells the service manager so.
 func (d *daemon) reloads() {
 	var now unix.Timespec
@@ -449,17 +437,15 @@ func (d *daemon) checkLoops(ctx context.Context, patience time.Duration) {
 	asked, cancel := context.WithTimeout(ctx, patience)
 	go func() {
 		defer cancel()
-		_ = guarded("watchdog", d.say, func() { // which then does not bark
-			for _, l := range d.loops {
-				if err := l.alive(asked); err != nil {
-					if !errors.Is(ctx.Err(), context.Canceled) {
-						d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
-					}
-					return
+		for _, l := range d.loops {
+			if err := l.alive(asked); err != nil {
+				if !errors.Is(ctx.Err(), context.Canceled) {
+					d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
 				}
+				return
 			}
-			d.env.notify("WATCHDOG=1")
-		})
+		}
+		d.env.notify("WATCHDOG=1")
 	}()
 }
 

@@ -315,23 +315,6 @@ func TestServeAdvisesForItsNamespace(t *testing.T) {
 	s.ask(200, "replay", object{"netns": name, "trace": trace, "rate": "1mbit"}, "pass") // which is about no namespace
 }
 
-// TestLoopsSurviveAPanic sees that an error of the program in one loop is told of, and ends no other.
-func TestLoopsSurviveAPanic(t *testing.T) {
-	var said []string
-	runs := 0
-	d := &daemon{say: func(text string) { said = append(said, text) }}
-	wrong := errors.New("wrong")
-	err := d.keep(t.Context(), loop{name: "history", run: func(context.Context, func()) error {
-		if runs++; runs == 1 {
-			return loader.In("/proc/self/ns/net", func() error { panic("broken") }) // on a thread of its own
-		}
-		return wrong
-	}}, func() {})
-	if runs != 2 || !errors.Is(err, wrong) || len(said) != 1 || !strings.Contains(said[0], "history: panic: broken") {
-		t.Errorf("after %d runs: %v, %q", runs, err, said)
-	}
-}
-
 // TestServeNamesNoFiles sees that no request reads a file of the server.
 func TestServeNamesNoFiles(t *testing.T) {
 	r := newRig(t)

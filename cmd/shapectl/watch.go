@@ -93,7 +93,7 @@ func (e *env) watch(file, lastGood string) error {
 			e.notify("READY=1")
 			adapts.Go(func() {
 				// It fails only with the namespace, as r does.
-				_ = guarded("adapt", e.note, func() { _ = a.run(ctx, func() {}) })
+				_ = a.run(ctx, func() {})
 			})
 		})
 	})

@@ -5,10 +5,8 @@ package events
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -55,7 +53,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 	if o.OnProblem == nil {
 		o.OnProblem = func(error) {}
 	}
-	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event), broken: make(chan string)}
+	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event)}
 	defer s.close()
 	if err := s.begin(); err != nil {
 		return err
@@ -71,8 +69,6 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 		select {
 		case <-ctx.Done():
 			return s.look() // what happened last
-		case p := <-s.broken:
-			panic(p) // whoever called Listen may recover from it
 		case e := <-s.packets:
 			err = s.packet(e)
 		case <-s.arrivals.More():
@@ -105,9 +101,8 @@ type session struct {
 	listener   *maps.Listener
 	stop       chan struct{} // ends the reader of listener
 	packets    chan maps.Event
-	broken     chan string // a panic of the reader
-	leftOut    uint64      // of the listener, as far as told
-	leftSince  time.Time   // when more were left out than told; zero for none
+	leftOut    uint64    // of the listener, as far as told
+	leftSince  time.Time // when more were left out than told; zero for none
 
 	change change
 	rules  rules
@@ -179,14 +174,6 @@ func (s *session) listen() (err error) {
 	}
 	s.leftOut, s.leftSince, s.stop = 0, time.Time{}, make(chan struct{})
 	go func(l *maps.Listener, stop chan struct{}) {
-		defer func() {
-			if p := recover(); p != nil {
-				select {
-				case s.broken <- fmt.Sprintf("read the events of packets: %v\n%s", p, debug.Stack()):
-				case <-stop:
-				}
-			}
-		}()
 		for {
 			e, err := l.Next(time.Time{})
 			if errors.Is(err, os.ErrClosed) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -35,7 +34,6 @@ type hearing struct {
 	ready   chan struct{} // closed when it listens
 	ended   chan struct{} // closed when it does not any more
 	err     error         // why
-	broken  string        // a panic
 }
 
 type client struct {
@@ -79,9 +77,6 @@ func (f *Feed) Listen(ctx context.Context, kinds []string, only Filter, ready fu
 				on(e)
 			}
 		case <-h.ended:
-			if h.broken != "" {
-				panic(h.broken) // whoever called may recover from it
-			}
 			return h.err
 		}
 	}
@@ -142,11 +137,6 @@ func (f *Feed) leave(h *hearing, c *client) {
 // hear listens for clients.
 func (f *Feed) hear(ctx context.Context, h *hearing, o Options) {
 	defer close(h.ended)
-	defer func() {
-		if p := recover(); p != nil {
-			h.broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
-		}
-	}()
 	h.err = loader.Stay(ctx, f.netns, func(ctx context.Context) error {
 		return f.listen(ctx, o, func() { close(h.ready) }, func(e report.Event) { f.send(h, e) })
 	})

@@ -33,9 +33,6 @@ func newSource() *source {
 			case <-ctx.Done():
 				return nil
 			case err := <-s.end:
-				if err == nil {
-					panic("broken")
-				}
 				return err
 			case e := <-s.tell:
 				on(e)
@@ -51,11 +48,6 @@ func (s *source) join(t *testing.T, kinds []string, only Filter, on func(report.
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
-		defer func() {
-			if p := recover(); p != nil {
-				ended <- errors.New("panic")
-			}
-		}()
 		ended <- s.Listen(ctx, kinds, only, func() { close(ready) }, on)
 	}()
 	<-ready
@@ -115,10 +107,5 @@ func TestFeed(t *testing.T) {
 	if err := leave(); err != nil && !errors.Is(err, wrong) {
 		t.Errorf("a client hears %v", err)
 	}
-	testenv.Must(t, s.join(t, nil, nil, func(report.Event) {})())
-	leave = s.join(t, []string{report.Overflow}, nil, func(report.Event) {})
-	s.end <- nil
-	testenv.Eventually(t, "a panic ends the hearing", func() bool { return s.running.Load() == 0 })
-	leave()
 	testenv.Must(t, s.join(t, nil, nil, func(report.Event) {})())
 }

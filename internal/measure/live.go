@@ -2,8 +2,6 @@ package measure
 
 import (
 	"context"
-	"fmt"
-	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -17,32 +15,25 @@ type Live struct {
 	reader   *Reader
 	what     What
 	interval time.Duration
-	readAll  func(What) (*Reading, error) // of reader, but in tests
 
 	mutex   sync.Mutex
 	asked   time.Time     // the last time; zero while nothing is read
 	next    chan struct{} // closed when there is another reading
 	reading *Reading
 	err     error
-	broken  string // a panic of the last reading; "" for none
 }
 
 // NewLive makes a Live of a reader, which it alone uses from now on.
 func NewLive(reader *Reader, what What, interval time.Duration) *Live {
-	return &Live{reader: reader, what: what, interval: interval, readAll: reader.Read, next: make(chan struct{})}
+	return &Live{reader: reader, what: what, interval: interval, next: make(chan struct{})}
 }
 
-// Latest is the latest reading that has measured an interval. The first who asks waits for that long. A panic of a reading
-// is one of those who ask.
+// Latest is the latest reading that has measured an interval. The first who asks waits for that long.
 func (l *Live) Latest(ctx context.Context) (*Reading, error) {
-	for waited := false; ; waited = true {
+	for {
 		l.mutex.Lock()
-		if broken := l.broken; waited && broken != "" {
-			l.mutex.Unlock()
-			panic(broken)
-		}
 		if l.asked.IsZero() {
-			l.reading, l.err, l.broken = nil, nil, ""
+			l.reading, l.err = nil, nil
 			go l.run()
 		}
 		l.asked = time.Now()
@@ -65,12 +56,12 @@ func (l *Live) run() {
 	defer tick.Stop()
 	l.reader.forget()
 	for {
-		reading, broken, err := l.read()
+		reading, err := l.reader.Read(l.what)
 		l.mutex.Lock()
-		l.reading, l.err, l.broken = reading, err, broken
+		l.reading, l.err = reading, err
 		close(l.next)
 		l.next = make(chan struct{})
-		if time.Since(l.asked) > linger || broken != "" {
+		if time.Since(l.asked) > linger {
 			l.reader.Close()
 			l.asked = time.Time{}
 			l.mutex.Unlock()
@@ -79,14 +70,4 @@ func (l *Live) run() {
 		l.mutex.Unlock()
 		<-tick.C
 	}
-}
-
-func (l *Live) read() (reading *Reading, broken string, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
-		}
-	}()
-	reading, err = l.readAll(l.what)
-	return reading, "", err
 }

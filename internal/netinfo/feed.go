@@ -1,11 +1,8 @@
 package netinfo
 
 import (
-	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
-	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -26,7 +23,6 @@ type feed struct {
 
 	mu     sync.Mutex
 	socket *nl.NetlinkSocket // nil before it begins, or if messages were lost and all must be listed again
-	broken string            // a panic, for whoever calls next
 }
 
 func newFeed(what string, group uint) feed {
@@ -39,10 +35,6 @@ func (f *feed) More() <-chan struct{} { return f.more }
 // ready begins, if it has not begun yet or messages were lost. It must be called with the lock, on a thread of the network
 // namespace.
 func (f *feed) ready() error {
-	if p := f.broken; p != "" {
-		f.broken = ""
-		panic(p)
-	}
 	if f.socket == nil {
 		return f.begin()
 	}
@@ -97,7 +89,8 @@ func (f *feed) follow(socket *nl.NetlinkSocket) {
 			return
 		}
 		for i := 0; i < len(messages) && err == nil; i++ {
-			err = f.guarded(&messages[i])
+			header := unix.NlMsghdr(messages[i].Header)
+			err = f.handle(&header, messages[i].Data)
 		}
 		if err != nil {
 			f.stop()
@@ -113,16 +106,4 @@ func (f *feed) follow(socket *nl.NetlinkSocket) {
 			return
 		}
 	}
-}
-
-// guarded handles a message. A panic is one of whoever calls ready next, who may recover from it.
-func (f *feed) guarded(m *syscall.NetlinkMessage) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			f.broken = fmt.Sprintf("follow the %s: %v\n%s", f.what, p, debug.Stack())
-			err = errors.New(f.broken)
-		}
-	}()
-	header := unix.NlMsghdr(m.Header)
-	return f.handle(&header, m.Data)
 }
