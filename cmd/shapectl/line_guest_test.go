@@ -78,7 +78,7 @@ func TestLineOffBesideOthers(t *testing.T) {
 	}
 	r.run(words(queuedLine)...)
 	for _, rule := range []string{"va egress", "va ingress"} {
-		if got := r.run(words("set " + rule + " 10.9.0.0/24 --rate 10mbit")...); got.code != exitDone {
+		if got := r.run(words("set " + rule + " 10.9.0.0/24 --excess drop")...); got.code != exitDone {
 			t.Fatalf("exit %d, %s", got.code, got.err)
 		}
 	}
