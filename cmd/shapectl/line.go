@@ -596,9 +596,12 @@ func (e *env) removeIdleFQs(n *loader.Namespace, names ...string) error {
 		if err != nil {
 			return err
 		}
-		queues, err := n.Queues(name, policy.Egress)
-		if err == nil && !queues {
-			_, err = e.removeFQ(dev)
+		s, err := fq.Look(dev.Index)
+		if err == nil && s.Ours() {
+			var queues bool // which takes all rules to know
+			if queues, err = n.Queues(name, policy.Egress); err == nil && !queues {
+				_, err = e.removeFQ(dev)
+			}
 		}
 		if err != nil {
 			return err
