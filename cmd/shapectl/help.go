@@ -75,9 +75,7 @@ func (e *env) help(cmd *cobra.Command, groups []commandGroup) {
 	case !cmd.HasParent():
 		var lists strings.Builder
 		for _, g := range groups {
-			if g.title != "" {
-				lists.WriteString(commandList(g.title, g.commands))
-			}
+			lists.WriteString(commandList(g.title, g.commands))
 		}
 		parts = append(parts, lists.String()+moreHelp)
 	case cmd.Runnable():
@@ -116,7 +114,9 @@ func commandList(title string, commands []*cobra.Command) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%s\n", title)
 	for _, cmd := range commands {
-		fmt.Fprintf(&out, "  %-10s  %s\n", cmd.Name(), cmd.Short)
+		if !cmd.Hidden {
+			fmt.Fprintf(&out, "  %-10s  %s\n", cmd.Name(), cmd.Short)
+		}
 	}
 	return out.String()
 }

@@ -133,13 +133,6 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	return rule, err
 }
 
-// add adds the flags of some options. side describes the default of --match.
-func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option) bool) {
-	l.addOptions(f, some)
-	once(f, &l.match, "match", "address to match (default "+side+")")
-	f.Lookup("match").DefValue = "" // its usage has the default
-}
-
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
 var optionGroups = map[string][]string{
 	limitFlagsTitle:   {"rate", "capacity", "algorithm", "each", "excess", "penalty"},
@@ -150,7 +143,8 @@ var optionGroups = map[string][]string{
 	poolFlagsTitle:    {"within", "guarantee", "members", "weight", "share"},
 }
 
-func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool) {
+// add adds the flags of some options. side describes the default of --match.
+func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option) bool) {
 	for _, o := range policy.Options {
 		if !some(o) {
 			continue
@@ -171,6 +165,8 @@ func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))
 	})
+	once(f, &l.match, "match", "address to match (default "+side+")")
+	f.Lookup("match").DefValue = "" // its usage has the default
 }
 
 // addShadow adds --shadow.

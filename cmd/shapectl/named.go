@@ -92,11 +92,8 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			if of.direction != nil && h.Direction != *of.direction {
 				continue
 			}
-			its, all := namedHook{Hook: h}, namedHook{Hook: h}
+			its := namedHook{Hook: h}
 			for _, entry := range h.Set.Rules() {
-				if h.Name() == name && slices.Contains(policy.Everything[:], entry.Prefix) {
-					all.rules = append(all.rules, entry)
-				}
 				if entry.Label.Name == name {
 					its.rules = append(its.rules, entry)
 				} else {
@@ -110,8 +107,10 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			if its.rules != nil {
 				found.hooks = append(found.hooks, its)
 			}
-			if all.rules != nil {
-				found.device = append(found.device, all)
+			if h.Name() == name {
+				if all := (filterRules{networks: policy.Everything[:]}).entries(h.Set); all != nil {
+					found.device = append(found.device, namedHook{h, all})
+				}
 			}
 		}
 		if of.direction == nil {
@@ -120,14 +119,12 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		if err := e.checkName(n, verb, of, found); err != nil {
 			return err
 		}
-		if found.hooks == nil && !found.pool.Pool {
-			for _, h := range poolsOf(n) {
-				for _, pool := range h.Set.Rules() {
-					others = append(others, pool.Label.Name)
-				}
-				h.Close()
+		if found.hooks == nil && found.device == nil && !found.pool.Pool && !of.isNew {
+			pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
+			if err != nil {
+				return err
 			}
-			found.similar = plain.SimilarName(name, others)
+			found.similar = plain.SimilarName(name, append(others, pools.Names()...))
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
 				found.similar, found.noted = noted[0], true

@@ -42,10 +42,10 @@ func (e *env) setPool(n *loader.Namespace, of ruleName, found search, limit limi
 		return inputf("%s is a pool, and a rule outside it has that name, too: %s %s %s; nothing was changed; write %s for such rules; to change the pool, first give them another --name",
 			plain.Line(of.name), plain.Line(h.Name()), h.Direction, h.rules[0].Prefix, e.suggest("set"+of.flags, of.name, h.Direction.String()))
 	}
-	if !found.pool.Pool && strings.ContainsAny(of.name, "*?[") {
-		return inputf("a new pool cannot have *, ? or [ in its name, which 'show --pools' takes as a pattern; choose another name")
-	}
 	if !found.pool.Pool {
+		if strings.ContainsAny(of.name, "*?[") {
+			return inputf("a new pool cannot have *, ? or [ in its name, which 'show --pools' takes as a pattern; choose another name")
+		}
 		pool, err := limit.Pool(of.name)
 		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
 			return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)

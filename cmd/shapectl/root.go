@@ -273,11 +273,10 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		},
 	})
 	groups := []commandGroup{
-		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
+		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), agentCommand(e), completionCommand(e), version}},
-		{"", []*cobra.Command{poolCommand(e)}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {
