@@ -84,7 +84,7 @@ __noinline int look_at_slot(__u32 cpu, __u32 i)
 __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	const struct rule *rule = rule_of(s->id);
 	enum verdict verdict = VERDICT_PASS;
 	struct bucket *b;
@@ -110,7 +110,7 @@ __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	struct rule *rule = rule_of(s->id);
 	const struct params *params;
 	int verdict;
@@ -143,7 +143,7 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 __noinline int decide(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	struct rule *rule = rule_of(s->id);
 	enum verdict verdict;
 	__u32 flags = s->flags;

@@ -226,7 +226,7 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	struct rule *rule = rule_of(s->id);
 	const struct params *params;
 	__u32 flags = s->flags;
@@ -339,7 +339,7 @@ __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 f
 	if (HOOK(pools) && flags & RULE_SHARES)
 		charge_share(skb, cpu, i);
 	if (flags & RULE_DELAY)
-		waits = queue_at(skb, cpu, i);
+		waits = queue_at(skb, cpu, i, skips_queue(skb, cpu, i));
 	if (flags & RULE_GUARANTEE && w->guaranteed <= (__s32)i)
 		charge_guarantee(skb, cpu, cold_of(params_of(rule, s->set))->second);
 	if (!i)
@@ -404,7 +404,7 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 /* Finds the verdict for a packet by its rule and the pools above, and charges what it passes. */
 static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	enum verdict verdict = VERDICT_PASS;
 	__u32 flags = params->flags;
 

@@ -105,7 +105,7 @@ enum coloured {
 __noinline int colour_pair(__u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *first = stage_of(w, 0), *second = stage_of(w, STAGE_SECOND);
+	struct stage *first = w->stage, *second = stage_of(w, STAGE_SECOND);
 	struct rule *rule = rule_of(first->id), *other = rule_of(second->id);
 	struct bucket *b, *b2;
 
@@ -162,7 +162,7 @@ static __always_inline void count_colour(const struct work *w, struct rule *seco
 __noinline int colour(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0), *second = stage_of(w, STAGE_SECOND);
+	struct stage *s = w->stage, *second = stage_of(w, STAGE_SECOND);
 	struct rule *rule = rule_of(s->id), *other;
 	const struct params *params;
 	int got = COLOURED_NOT, action;

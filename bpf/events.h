@@ -175,7 +175,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 	struct work *w = work_of(cpu);
 	__u64 now = w->now, until = READ_ONCE(change.listened_until), tag, quiet = QUIET_NS;
 	struct event *e = &w->event;
-	const struct stage *s = stage_of(w, 0);
+	const struct stage *s = w->stage;
 	const struct cold_params *cold;
 	const struct rule *rule;
 	__u32 slot, flags;

@@ -138,13 +138,23 @@ __noinline int try_flow(__u32 cpu, __u32 i)
 	return get_slot(cpu) == GOT_NO_ROOM ? -2 : -1;
 }
 
-/* Whether a packet skips the queue of a stage, because its flow is sparse. Negative if the flow has no slot. */
-static __always_inline int skips_queue(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct stage *s,
-				       const struct rule *rule)
+/*
+ * Finds the units that leave before a packet of a stage. Returns whether it skips the queue, because its flow is sparse; negative if
+ * the flow has no slot.
+ */
+__noinline int skips_queue(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
+	struct work *w = work_of(cpu);
+	const struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
 	int sparse = -1;
-	__u32 tries;
+	__u32 tries, set = s->set;
 
+	if (!rule)
+		return 0;
+	w->before = units_before(rated(rule, &set, w->now), w->cost, s->level);
+	if (!w->before || !(s->flags & RULE_SPARSE))
+		return 0;
 	seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0);
 	w->key.id = s->id;
 	w->opening = 0;
@@ -160,7 +170,7 @@ static __always_inline int skips_queue(struct __sk_buff *skb, __u32 cpu, struct 
  * those that were queued by another clock. If its flow has no slot, a later packet of that could get one and overtake it, so all
  * flows are queued until it has left. Returns whether it is delayed.
  */
-__noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
+__noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i, __s32 skips)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
@@ -171,14 +181,12 @@ __noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	struct bucket *b;
 	__u64 *departs;
 	struct key *key;
-	int skips = 0;
 
 	if (!rule)
 		return false;
 	by = rated(rule, &set, w->now);
 	rate = by->rate_units;
 	queue = by->limit - by->burst;
-	w->before = units_before(by, w->cost, s->level);
 	b = &rule->shared;
 	departs = &rule->departs;
 	if (s->flags & RULE_EACH && s->slot) {
@@ -188,8 +196,6 @@ __noinline int queue_at(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		b = bucket_of(s->slot);
 		departs = &key->departs;
 	}
-	if (w->before && s->flags & RULE_SPARSE)
-		skips = skips_queue(skb, cpu, w, i, s, rule);
 	if (skips <= 0) {
 		leaves += drain_ns(rate, w->before);
 		last = READ_ONCE(*departs);

@@ -309,7 +309,7 @@ int climb(struct __sk_buff *skb)
 {
 	__u32 cpu = bpf_get_smp_processor_id(), again = skb->cb[RULE_CB] & (KEPT_CB | SHADOW_CB), shadow;
 	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, 0);
+	struct stage *s = w->stage;
 	const struct params *params;
 	struct rule *rule;
 
@@ -329,7 +329,7 @@ int climb(struct __sk_buff *skb)
 	else
 		climb_pools(skb, cpu, w, rule, params);
 	if (HOOK(shadows) && READ_ONCE(w->again) & SHADOW_CB) {
-		count_shadow(skb, cpu, w, rule, params);
+		count_shadow(skb, cpu, w, rule, params_of(rule, READ_ONCE(s->set)));
 		goto done;
 	}
 	if (HOOK(colours) && s->flags & RULE_COLOURS)
@@ -344,8 +344,8 @@ int climb(struct __sk_buff *skb)
 	w->answer = act(skb, cpu, w, rule);
 	if (HOOK(shadows)) {
 		shadow_pools(skb, cpu);
-		if (params->flags & RULE_SHADOW) {
-			shadow = cold_of(params)->shadow;
+		if (READ_ONCE(s->flags) & RULE_SHADOW) {
+			shadow = cold_of(params_of(rule, READ_ONCE(s->set)))->shadow;
 			skb->cb[RULE_CB] = shadow | w->phase << PHASE_CB | SHADOW_CB;
 			bpf_tail_call(skb, &programs, HOOK(kind));
 			fail(skb, w->ip, shadow);
