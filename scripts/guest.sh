@@ -81,7 +81,7 @@ ln -s ../run "$root/var/run"
 ln -s ../tmp "$root/var/tmp"
 ln -s /proc/self/mounts "$root/etc/mtab"
 echo root:x:0:0:root:/root:/bin/sh >"$root/etc/passwd"
-printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
+echo root:x:0: >"$root/etc/group"
 echo 127.0.0.1 localhost >"$root/etc/hosts"
 
 # add_file HOSTPATH GUESTPATH

@@ -11,7 +11,7 @@ manager=/lib/systemd/systemd
 exposure=19
 online=24 # of units that talk to other hosts: to a store, or by pings
 group='' # of processes, to end them all
-readers=64999 # the number of the group whose members may read rules
+readers=64999 # the number of the group that may ask serve
 
 die() {
 	echo "${0##*/}: $*" >&2
@@ -134,9 +134,6 @@ use() {
 	limited tap0 10mbit || die "when the network may begin, no rule is in force: $(</run/said)"
 	ip link add tap1 type veth peer name p1
 	eventually 'a device that appears is limited' limited tap1 10mbit
-	local member=(setpriv --reuid=65534 --regid="$readers" --clear-groups --inh-caps=-all)
-	[[ $("${member[@]}" shapectl show 2>/dev/null) == "$(shapectl show)" ]] ||
-		die "a member of the group cannot read the rules: $("${member[@]}" shapectl show 2>&1)"
 
 	systemctl stop shapectl
 	limited tap0 10mbit || die 'stopping the unit lifts the limit'
@@ -186,6 +183,9 @@ use() {
 	eventually 'the server limits a device that appears' limited tap4 20mbit
 	[[ $(request /api/v1/show?device=tap4) == *'"rate_bits_per_second": 20000000'* ]] || die "the server answers $(request /api/v1/show?device=tap4)"
 	[[ $(stat -c '%a %g' /run/shapectl/serve.sock) == "660 $readers" ]] || die "the socket: $(stat /run/shapectl/serve.sock)"
+	local member=(setpriv --reuid=65534 --regid="$readers" --clear-groups --inh-caps=-all)
+	[[ $("${member[@]}" shapectl show --sentences 2>&1) == "$(shapectl show --sentences)" ]] ||
+		die "a member of the group cannot read the rules: $("${member[@]}" shapectl show 2>&1)"
 	systemctl reload shapectl-serve
 	[[ -f /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
 	systemctl stop shapectl-serve

@@ -350,6 +350,10 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
+	if r.Header.Get(columnsHeader) != "" {
+		a.runFor(e, line, w, r)
+		return
+	}
 	e.out, e.err = w, told
 	code := exitKernel
 	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
@@ -502,8 +506,8 @@ func (e *env) requested(c apiCommand, given arguments) (line []string, err error
 			}
 		}
 	}
-	if interval := given["interval"]; len(interval) > 0 {
-		if d, err := time.ParseDuration(interval[len(interval)-1]); err == nil && d > longestRequest {
+	for _, interval := range given["interval"] { // any may be the one that counts
+		if d, err := time.ParseDuration(interval); err == nil && d > longestRequest {
 			return nil, fmt.Errorf("interval %v is too long for a request; use at most %v", d, longestRequest)
 		}
 	}

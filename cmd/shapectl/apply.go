@@ -238,7 +238,7 @@ func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) 
 		return g, err
 	}
 	live := func() []policy.Table {
-		have, _ := n.Tables(loader.Attached, loader.Unknown) // what cannot be read keeps no guarantee
+		have, _ := n.Tables(loader.Attached) // what cannot be read keeps no guarantee
 		return have
 	}
 	if g.tables, g.noRoom, err = f.TablesWithRoom(devices, live); err != nil {
@@ -318,7 +318,7 @@ func (o *applyOptions) checkRemoved(n *loader.Namespace, want []policy.Table) er
 	if o.maxRemove == "" {
 		return nil
 	}
-	have, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+	have, err := n.Tables(loader.Attached, loader.Detached)
 	if err != nil {
 		return err
 	}

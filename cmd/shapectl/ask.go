@@ -195,7 +195,7 @@ func (e *env) ask(where filterRules, address netip.Addr, p packetFlags) error {
 		}
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
-			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
+			Bytes: p.bytes, Conforms: true, Verdict: "pass",
 			Passage: report.Passage{BorrowedBy: []string{}, Pools: []report.PoolLevel{}},
 		}
 		if h == nil {

@@ -277,7 +277,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if !slices.ContainsFunc(gone, func(r report.Rule) bool { return r.Within != "" }) {
 		return
 	}
-	tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached, loader.Moved, loader.Gone)
+	tables, err := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone)
 	if err != nil {
 		return // it may be of a rule that cannot be read
 	}

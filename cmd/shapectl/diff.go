@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/spf13/cobra"
 
@@ -46,7 +45,7 @@ func (e *env) diff(name string) error {
 		}
 		e.sayMissing(want.absent, want.unmatched)
 		e.sayNoRoom(want.noRoom)
-		have, err := n.Tables(loader.Attached, loader.Unknown)
+		have, err := n.Tables(loader.Attached)
 		if err != nil {
 			return err
 		}
@@ -57,7 +56,7 @@ func (e *env) diff(name string) error {
 		switch {
 		case errors.Is(refused, loader.ErrMatch):
 			return refused
-		case refused != nil && !errors.Is(refused, fs.ErrPermission): // readers may not know
+		case refused != nil:
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
 		}
 		differences := report.NewDifferences(policy.Diff(have, want.tables))
@@ -87,7 +86,7 @@ func (e *env) export() error {
 			rules, err := e.findRules(n, filterRules{}, measure.Details{Sentences: true})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
+		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err
 		}

@@ -296,7 +296,7 @@ func inForce(paths []report.Path) bool {
 			}
 		}
 		for _, r := range w.Elsewhere {
-			if report.NotInForce(r.Attached) {
+			if !r.Attached {
 				return false
 			}
 		}

@@ -228,7 +228,7 @@ func (e *env) line(name string, o lineOptions) error {
 		if err != nil {
 			return err
 		}
-		tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err
 		}
@@ -536,7 +536,7 @@ func (e *env) lineOff(name string) error {
 		if dev, err := netinfo.DeviceByName(name); err == nil {
 			name = dev.Name // which may be given by an alternative one
 		}
-		tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err
 		}

@@ -439,7 +439,6 @@ var environmentMeaning = map[string]string{
 	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve` or `agent`",
 	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",
 	"SUDO_USER":      "set by sudo: who made a change that is not confirmed",
-	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: `/sys/fs/bpf`",
 	"SHAPECTL_STORE": "the URL of the store for `agent` and `cluster`, which `--store` overrides",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",

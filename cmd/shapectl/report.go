@@ -3,13 +3,11 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -27,11 +25,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Where a report looks for a history: what the unit of serve writes, then what serve keeps in memory.
-const (
-	defaultHistory = "/var/lib/shapectl/history"
-	serveSocket    = "/run/shapectl/serve.sock"
-)
+// defaultHistory is what the unit of serve writes. Without it, a report asks serve.
+const defaultHistory = "/var/lib/shapectl/history"
 
 type reportOptions struct {
 	rule, name, pool string
@@ -134,13 +129,13 @@ func (e *env) report(o reportOptions, now time.Time) error {
 		from = file
 	}
 	var found report.Deliveries
-	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); errors.Is(err, fs.ErrNotExist) && o.history == "" {
-		found, err = askServe(serveSocket, o, since, until)
+	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); o.history == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
+		found, err = o.fromServe(since, until)
 		if errors.As(err, new(exitError)) {
 			return err // of the server, in its words
 		}
 		if err != nil {
-			return inputf("report: there is no %s, and %w; start 'shapectl serve', or name a file by --history", defaultHistory, err)
+			return inputf("report: there is no %s to read, and %w; start 'shapectl serve', or name a file by --history", defaultHistory, err)
 		}
 	} else if err != nil {
 		return fmt.Errorf("report: %w", err)
@@ -193,11 +188,8 @@ func (e *env) queryHistory(file string, q history.Query, add func(history.Interv
 	return inputError(err)
 }
 
-// askServe asks the server for a report, which may keep its history in memory.
-func askServe(socket string, o reportOptions, since, until time.Time) (found report.Deliveries, err error) {
-	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
+// fromServe asks for a report, as serve may keep its history in memory, or in a file that only root can read.
+func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveries, err error) {
 	query := url.Values{"since": {since.Format(time.RFC3339Nano)}, "until": {until.Format(time.RFC3339Nano)}}
 	for name, value := range map[string]string{"rule": o.rule, "name": o.name, "pool": o.pool} {
 		if value != "" {
@@ -207,22 +199,12 @@ func askServe(socket string, o reportOptions, since, until time.Time) (found rep
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	answer, err := client.Get("http://localhost/api/v1/report?" + query.Encode())
-	if err != nil {
-		return nil, errors.Unwrap(err)
+	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{}, nil)
+	if answer != nil && err != nil {
+		return nil, inputError(err)
 	}
-	defer answer.Body.Close()
-	const most = 1 << 30
-	text, err := io.ReadAll(io.LimitReader(answer.Body, most))
 	if err != nil {
 		return nil, err
-	}
-	if answer.StatusCode != http.StatusOK {
-		var failure struct {
-			Error string
-		}
-		json.Unmarshal(text, &failure)
-		return nil, inputf("%s", cmp.Or(failure.Error, "report: serve answers "+answer.Status))
 	}
 	return found, json.Unmarshal(text, &found)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"net/netip"
@@ -19,13 +20,13 @@ var update = flag.Bool("update", false, "write what the commands print now into 
 // mainEnv makes the test binary be shapectl: a process of its own that can be killed.
 const mainEnv = "SHAPECTL_TEST_MAIN"
 
+// socketEnv is where such a process asks serve.
+const socketEnv = "SHAPECTL_TEST_SOCKET"
+
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
+		serveSocket = cmp.Or(os.Getenv(socketEnv), serveSocket)
 		main()
-	}
-	if dir := os.Getenv(attackEnv); dir != "" {
-		attack(dir)
-		os.Exit(exitDone)
 	}
 	os.Exit(m.Run())
 }

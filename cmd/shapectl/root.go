@@ -64,9 +64,9 @@ type env struct {
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
 
-	typed       string // the arguments, as one writes them in a shell
-	completing  bool   // a line for a shell
-	saidUnknown bool   // that it is not known whether rules are in force
+	typed      string // the arguments, as one writes them in a shell
+	completing bool   // a line for a shell
+	unserved   error  // what to do where serve could have run the command, and did not
 }
 
 // context is done when nobody waits for the answer any more.
@@ -150,6 +150,9 @@ func (e *env) runPlain(args []string) int {
 		words[i] = plain.Word(arg)
 	}
 	e.typed = strings.Join(words, " ")
+	if code, done := e.runByServe(args); done {
+		return code
+	}
 	root := e.command()
 	root.SetArgs(args)
 	root.SetOut(e.out)
@@ -305,7 +308,7 @@ func must(err error) {
 
 // options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -334,10 +337,6 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
-		if takes := n.Unknown(); takes != "" && !e.saidUnknown && (err == nil || wasTold(err)) {
-			e.saidUnknown = true
-			e.say("shapectl: cannot tell whether the rules are in force: seeing what is attached needs %s", takes)
-		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
@@ -384,8 +383,6 @@ var advices = []advice{
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
-	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
-	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},
 	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},
@@ -409,6 +406,8 @@ func (e *env) advise(err error) error {
 		return inputf("%w%s, and %s; %s it or %s first", err, by, report.Reverts(*measure.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
+	case e.unserved != nil && errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; %w", err, e.unserved)
 	}
 	at := slices.IndexFunc(advices, func(a advice) bool { return errors.Is(err, a.of) })
 	if at < 0 {

@@ -207,13 +207,3 @@ func TestRTTWithoutTraffic(t *testing.T) {
 		t.Errorf("without a rule: %s", out)
 	}
 }
-
-// A member of the group may read rules, but not attach programs.
-func TestRTTOfAReader(t *testing.T) {
-	r, program := newReadersRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
-	got := r.result(r.asNobody(program, nil, "rtt", "--interval", "20ms"))
-	if got.code != exitMissing || got.out != "" || !strings.Contains(got.err, "run as root") || strings.Contains(got.err, "6.6") {
-		t.Errorf("a reader gets %+v", got)
-	}
-}

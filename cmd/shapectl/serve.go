@@ -143,8 +143,9 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 	if err != nil {
 		return nil, err
 	}
-	(&api{env: e, anyNetns: o.anyNetns, say: o.Say}).addTo(s)
-	s.Handle("GET /api/v1/top", serve.Reads, e.topHandler(options))
+	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
+	a.addTo(s)
+	s.Handle("GET /api/v1/top", serve.Reads, a.topHandler(options))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("GET /metrics", serve.Reads, exporter)
@@ -154,12 +155,17 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 
 // topHandler answers with what all rules do now. All who ask share one reading a second, and its text: with thousands of
 // rules it is megabytes, and a tenth of that compressed.
-func (e *env) topHandler(options loader.Options) http.Handler {
+func (a *api) topHandler(options loader.Options) http.Handler {
+	e := a.env
 	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
 	var mu sync.Mutex
 	var last *measure.Reading
 	var text, packed []byte
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(columnsHeader) != "" && slices.Equal(r.URL.Query()["once"], []string{"true"}) {
+			a.answer(topOnce, w.(*serve.Answer), r)
+			return
+		}
 		if r.URL.RawQuery != "" {
 			serve.Fail(w, http.StatusBadRequest, exitInput, "top: it takes no parameters, and has all rules; use show to choose some")
 			return
@@ -204,7 +210,7 @@ func compressed(text []byte) []byte {
 func (e *env) serve(o serveOptions) error {
 	options, err := e.options()
 	if err == nil {
-		o.SocketGID, err = loader.ReadersGroup(options)
+		o.SocketGID, err = socketGroup()
 	}
 	if err != nil {
 		return fmt.Errorf("serve: %w", e.advise(err))

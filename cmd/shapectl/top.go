@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -117,9 +116,6 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	if err != nil && len(first.Rules) == 0 {
 		return fmt.Errorf("top: %w", e.advise(err))
 	}
-	if s.unknown != "" {
-		e.say("shapectl: cannot tell whether the rules are in force: seeing what is attached needs %s", s.unknown)
-	}
 	screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort}
 	if !o.once && !e.json {
 		screen.Colour, screen.UTF8 = e.getenv("NO_COLOR") == "", e.isUTF8()
@@ -131,7 +127,7 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		return nil
 	}
 	defer s.reader.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(e.context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
@@ -191,8 +187,6 @@ type topSource struct {
 	e      *env
 	reader *measure.Reader
 	chosen chosenRules
-	// unknown is what this process lacks to know whether rules are in force; "" for nothing.
-	unknown string
 	// all is the rules of the last reading, also those that are not chosen.
 	all atomic.Pointer[report.Rules]
 
@@ -218,7 +212,6 @@ func (s *topSource) Read() (report.Top, error) {
 	if reading == nil {
 		return report.Top{}, err
 	}
-	s.unknown = reading.Unknown
 	all := reading.Rules
 	s.all.Store(&all)
 	if s.chosen.some {

@@ -421,23 +421,6 @@ func TestTopAndSignals(t *testing.T) {
 	}
 }
 
-// A member of the group watches, and learns what a change takes.
-func TestTopOfReaders(t *testing.T) {
-	r, program := newReadersRig(t)
-	newTopRig(r)
-	r.env["SHAPECTL_HOOK"] = "clsact"
-	term := newTerminal(t, 80, 24)
-	before := term.modes()
-	cmd := r.asNobody(program, nil, "top", "--sort", "name")
-	term.start(cmd)
-	term.shows("alice egress 10.0.0.7")
-	term.press("r2mbit\ry")
-	term.shows("run as root, or with CAP_BPF")
-	term.back()
-	term.press("q")
-	term.isLeft(cmd, before)
-}
-
 func TestTopWithoutATerminal(t *testing.T) {
 	r := newTopRig(newRig(t))
 	r.refused(exitInput, "the screen needs a terminal for input and output; use --once", "top")

@@ -70,8 +70,7 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 
   SHAPECTL_STORE   the URL of the store for agent and cluster
   SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
-  SHAPECTL_BPFFS   the bpffs for pins (default ` + loader.DefaultBPFFS + `)
-  SHAPECTL_GROUP   the group whose members may read rules (default ` + loader.DefaultGroup + `)`,
+  SHAPECTL_BPFFS   the bpffs for pins (default ` + loader.DefaultBPFFS + `)`,
 		},
 	}
 }

@@ -188,7 +188,7 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 }
 
 func (s Hook) inForce() bool {
-	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+	return s.Limits != nil && s.Limits.State == loader.Attached
 }
 
 // limited are the rules that have a rate; l may be nil.

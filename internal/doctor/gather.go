@@ -278,7 +278,7 @@ func (f *Facts) watched(n *loader.Namespace) {
 	if slices.ContainsFunc(f.Pools, Rule.adapts) {
 		adapted, err := n.HasLessee(loader.LineLeases)
 		f.Unadapted = !adapted && err == nil
-		if err != nil && !errors.Is(err, fs.ErrPermission) { // only the owner of pins may know
+		if err != nil {
 			f.unread("", "", err)
 		}
 	}

@@ -35,9 +35,6 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and was renamed", rules, l.Mode, l.Was), "")
 		}
 		return s.state(report.OK, fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
-	case loader.Unknown:
-		return s.state(report.Note, rules+"; whether in force is unknown, and the other findings assume it",
-			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.state(report.Warning,
 			rules+" out of reach: the device has moved to another network namespace, where they still limit it",

@@ -25,9 +25,6 @@ func (s System) has(capability int) bool { return s.Capabilities&(1<<capability)
 
 func checkPermissions(s System) []report.Finding {
 	switch missing := program.Missing(s.Capabilities); {
-	case len(missing) > 0 && s.BPFFS.Readable && !s.BPFFS.Writable:
-		return systemFinding(report.Note, "permissions",
-			"this process may read the rules; it lacks "+strings.Join(missing, " and ")+", so it can set none", "")
 	case len(missing) > 0:
 		return systemFinding(report.Failed, "permissions",
 			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it these")
@@ -83,8 +80,6 @@ func checkBPFFS(s System) []report.Finding {
 	case fs.Untrusted != nil:
 		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
 		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
-	case !fs.Writable && fs.Readable:
-		return systemFinding(report.OK, "bpffs", fs.Path+" is mounted; this process may read the rules there", "")
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",
 			"this process may not write to "+fs.Path+", so it can set no rule",

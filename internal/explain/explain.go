@@ -113,7 +113,6 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
-	Unlisted    bool  // Path is not known, as that takes CAP_NET_ADMIN
 	Hook        *Hook // nil where there are no rules, or
 	Unreadable  bool  // where another version has set them
 	Undecided   bool  // the address that the rules compare is not known, and decides which one matches
@@ -196,7 +195,7 @@ func Judge(f Facts) report.Path {
 			continue
 		}
 		for _, pool := range e.Pools {
-			if charged[pool] && !strings.HasPrefix(met, notMet) && !report.NotInForce(e.State.InForce()) {
+			if charged[pool] && !strings.HasPrefix(met, notMet) && e.State.InForce() {
 				met += fmt.Sprintf(", and then charged to pool %q twice", pool)
 				break
 			}
@@ -236,7 +235,7 @@ func warnTwice(stops []report.Stop) map[string]bool {
 // it is not for all addresses, or not in force.
 func (f *Facts) expects(e *Elsewhere) bool {
 	decides := 0
-	if report.NotInForce(e.State.InForce()) {
+	if !e.State.InForce() {
 		decides = -1
 	}
 	for _, s := range f.Stops {

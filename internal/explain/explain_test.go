@@ -346,7 +346,7 @@ func TestJudgeWay(t *testing.T) {
 		t.Errorf("the rule: %+v", got)
 	}
 	path = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
-	if len(path.Hooks) != 0 || len(path.Elsewhere) != 1 || path.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || path.Elsewhere[0].Device != "eth0" || !*path.Elsewhere[0].Attached {
+	if len(path.Hooks) != 0 || len(path.Elsewhere) != 1 || path.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || path.Elsewhere[0].Device != "eth0" || !path.Elsewhere[0].Attached {
 		t.Errorf("on no device: %+v", path)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"slices"
 	"time"
@@ -357,9 +356,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 			return s, err
 		}
 		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
-		if s.Unlisted = errors.Is(err, fs.ErrPermission); s.Unlisted {
-			s.Path = nil
-		} else if err != nil {
+		if err != nil {
 			return s, err
 		}
 		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction)

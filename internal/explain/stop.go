@@ -19,7 +19,7 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, new(h.State.InForce()), h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
@@ -42,10 +42,6 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 func judgePath(out *report.Stop, s *Stop) {
 	if s.Name == "" {
 		return // the device is not here
-	}
-	if s.Unlisted {
-		out.Warnings = append(out.Warnings, "what else is attached here is not known: to list it takes CAP_NET_ADMIN")
-		return
 	}
 	decides := -1
 	if s.Rule != nil {

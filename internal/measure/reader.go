@@ -37,8 +37,6 @@ type Reading struct {
 	Slots maps.Slots
 	// Lacks are rules that should be in force and are not; nil unless they were asked for.
 	Lacks []inforce.Lack
-	// Unknown is what this process lacks to know whether rules are in force; "" for nothing.
-	Unknown string
 }
 
 // Top is the reading as 'shapectl top' and the web page show it.
@@ -81,7 +79,7 @@ func (r *Reader) read(n *loader.Namespace, what What) (*Reading, error) {
 		hooks = append([]*loader.Hook{pools}, hooks...)
 	}
 	defer func() { loader.CloseHooks(hooks) }()
-	out := &Reading{Unknown: n.Unknown(), Rules: report.Rules{}}
+	out := &Reading{Rules: report.Rules{}}
 	if len(hooks) == 0 {
 		out.At = maps.Now()
 	} else if err := out.fill(hooks, what, &r.fullest); err != nil {

@@ -174,7 +174,7 @@ func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule
 		r.LevelBytes, r.SecondLevelBytes = model.Bytes(levels.First), new(model.Bytes(model.NewColoured(entry.Rule).E(levels)))
 	}
 	addLease(&r, h.Set, entry)
-	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
+	r.Attached, r.State, r.Hook = new(h.State.InForce()), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending && h.Set.Changes(entry.ID) {
 		r.RevertsInNS = Ahead(until)
 	}

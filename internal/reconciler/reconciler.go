@@ -354,7 +354,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	limited := map[int][]policy.Direction{} // by index: directions with rules in force
 	lost := map[string][]*loader.Hook{}     // by name: hooks with rules that are not in force; those of deleted devices can wait
 	for _, h := range hooks {
-		if h.InForce() {
+		if h.State.InForce() {
 			limited[h.Device.Index] = append(limited[h.Device.Index], h.Direction)
 		} else if h.State != loader.Gone {
 			lost[h.Name()] = append(lost[h.Name()], h)

@@ -28,12 +28,12 @@ type Stop struct {
 	Direction string `json:"direction"`
 	Match     string `json:"match"`
 	Address   string `json:"address"` // on that side of the packet, "" where it is not known
-	// Chain is all that is attached, in order; null where the device is not here, or where it may not be asked for.
+	// Chain is all that is attached, in order; null where the device is not here.
 	Chain []Attached `json:"chain"`
 	// Warnings say what may keep packets from the rule that decides about them.
 	Warnings []string `json:"warnings"`
 	Rule     *string  `json:"rule"`     // null where none matches, or none can be read
-	Attached *bool    `json:"attached"` // null where it is not known
+	Attached *bool    `json:"attached"` // null where there are no rules
 	State    string   `json:"state"`    // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
 	// RateBits is the rate of the rule for all its packets together; null for none.
@@ -126,7 +126,7 @@ type Elsewhere struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Brief
-	Attached *bool  `json:"attached"` // null where it is not known
+	Attached bool   `json:"attached"`
 	State    string `json:"state"`
 	Met      string `json:"met"` // whether and when packets pass it
 }
@@ -256,7 +256,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 				met += ", unless" + unless
 			}
 		}
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: new(e.Attached), State: e.State}))
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}

@@ -205,7 +205,7 @@ func TestFewElsewhere(t *testing.T) {
 		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
 		for i := range count {
 			path.Elsewhere = append(path.Elsewhere, Elsewhere{
-				Device: fmt.Sprint("tap", i), Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "not met",
+				Device: fmt.Sprint("tap", i), Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
 			})
 		}
 		var s strings.Builder
@@ -228,7 +228,7 @@ func TestAlikePaths(t *testing.T) {
 			Device: "va", Address: "10.0.0.7", Direction: direction, Match: "dst", Rule: &network, Attached: new(true), State: "attached", Verdict: "pass",
 			Sentence: "va egress: is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
 			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
-		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "met"}}}
+		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "met"}}}
 	}
 	alike := func(change func(other *Stop)) string {
 		paths := Paths{path("10.0.0.7/32", "egress"), path("10.0.0.7/32", "ingress"), path("10.0.0.8/32", "egress")}

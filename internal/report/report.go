@@ -64,7 +64,7 @@ type Rule struct {
 	LeaseEndsInNS *uint64 `json:"lease_ends_in_ns"`
 	// SafeBits is the rate without a lease, after this one if there is one; null if there never is one.
 	SafeBits          *uint64 `json:"safe_bits_per_second"`
-	Attached          *bool   `json:"attached"` // null where it is not known
+	Attached          *bool   `json:"attached"` // null for a pool
 	State             string  `json:"state"`
 	Hook              string  `json:"hook"`
 	LevelBytes        uint64  `json:"level_bytes"`        // with colours, of C
@@ -464,11 +464,8 @@ func (r Rule) Detail(w io.Writer) error {
 	var text strings.Builder
 	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
 	state := cmp.Or(state(r), "in force, by "+r.Hook)
-	switch {
-	case r.IsPool():
+	if r.IsPool() {
 		state = "" // there is no other
-	case r.Attached == nil:
-		state = "unknown"
 	}
 	traffic := func(packets, bytes uint64) string {
 		if packets == 0 {
@@ -577,7 +574,7 @@ func (r *Rule) level() string {
 	return ""
 }
 
-// NotInForce reports whether a rule is known not to be in force, by its key attached.
+// NotInForce reports whether a rule is not in force, by its key attached.
 func NotInForce(attached *bool) bool { return attached != nil && !*attached }
 
 func remark(r Rule) string {
@@ -594,7 +591,7 @@ func remark(r Rule) string {
 func state(r Rule) string {
 	switch {
 	case r.Attached == nil:
-		return "" // said once, for all rules
+		return "" // of a pool
 	case !*r.Attached:
 		return "NOT IN FORCE: " + r.State
 	case r.State != "attached":
@@ -628,7 +625,7 @@ type Answer struct {
 	Passage
 	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
 	WaitNS   uint64 `json:"wait_ns"`
-	Attached *bool  `json:"attached"` // null where it is not known
+	Attached bool   `json:"attached"`
 	Sentence string `json:"sentence"`
 	Note     string `json:"note"` // a remark; "" for none
 }
@@ -664,7 +661,7 @@ func (a *Answer) Text(w io.Writer) error {
 		}
 		fmt.Fprintln(text, plain.Line(line))
 	}
-	if a.Rule != nil && NotInForce(a.Attached) {
+	if a.Rule != nil && !a.Attached {
 		text.WriteString("the rule is NOT IN FORCE\n")
 	}
 	if a.Note != "" {

@@ -80,7 +80,7 @@ func TestAnswerOfQueue(t *testing.T) {
 		var s strings.Builder
 		a := Answer{
 			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Key: "x", LevelBytes: test.level,
-			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: new(true), Sentence: "says",
+			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: true, Sentence: "says",
 		}
 		if err := a.Text(&s); err != nil || s.String() != "says\n"+test.want+"\n" {
 			t.Errorf("%v, got\n%swant\n%s", err, s.String(), test.want)
@@ -92,7 +92,7 @@ func TestAnswerOfQueue(t *testing.T) {
 func TestSpilled(t *testing.T) {
 	rule, capacity := "10.0.0.0/24", uint64(1000)
 	var text bytes.Buffer
-	a := Answer{Rule: &rule, Sentence: "each host", Key: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: new(true)}
+	a := Answer{Rule: &rule, Sentence: "each host", Key: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: true}
 	if err := a.Text(&text); err != nil || !strings.Contains(text.String(), "no room for 10.0.0.7: this is the rule's spill bucket") {
 		t.Errorf("%v, %s", err, text.String())
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -44,64 +43,11 @@ type attachment struct {
 const (
 	linkPin    = "link"
 	programPin = "program"
-	recordPin  = "record"
 	// clsactMark is a directory where shapectl added the qdisc of the hook's filter, and removes it.
 	clsactMark = "clsact"
 )
 
-// A record is pinned for readers who may not open links and programs: the pinned program and the one that was attached
-// before it; 0 for none.
-type record [2]ebpf.ProgramID
-
 func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
-
-// record records the next program of the hook, and the one that stays attached if this process is killed.
-func (a *attachment) record(next ebpf.ProgramID) error {
-	r := record{next}
-	if a.link != nil {
-		info, err := a.link.Info()
-		if err != nil {
-			return fmt.Errorf("ask for the link: %w", err)
-		}
-		r[1] = info.Program
-	} else if len(a.filters) > 0 {
-		r[1] = ebpf.ProgramID(a.filters[0].Id)
-	}
-	m, err := ebpf.LoadPinnedMap(a.pin(recordPin), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return pinValue(a.pin(recordPin), &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(unsafe.Sizeof(r))}, r)
-	}
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	if err := step.Try("record a program"); err != nil {
-		return err
-	}
-	return m.Put(uint32(0), r) // in place, because a new map would need share again
-}
-
-// recorded are the programs of a hook, and how they are attached.
-func (at hookDir) recorded() (programs []ebpf.ProgramID, mode Mode, err error) {
-	m, err := ebpf.LoadPinnedMap(at.pin(recordPin), &ebpf.LoadPinOptions{ReadOnly: true})
-	if err != nil {
-		return nil, "", err
-	}
-	defer m.Close()
-	var r record
-	if err := m.Lookup(uint32(0), &r); err != nil {
-		return nil, "", err
-	}
-	for _, id := range r {
-		if id != 0 {
-			programs = append(programs, id)
-		}
-	}
-	if exists(at.pin(linkPin)) {
-		return programs, TCX, nil
-	}
-	return programs, Clsact, nil
-}
 
 // openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
 func openAttachment(at hookDir) (*attachment, error) {
@@ -158,23 +104,6 @@ func (a *attachment) findFilters() error {
 	return err
 }
 
-// running are the programs that are attached to the device in one mode; none where it is not here.
-func (at hookDir) running(mode Mode) (programs []ebpf.ProgramID, err error) {
-	if mode == TCX {
-		programs, err = netinfo.TCXPrograms(at.index, at.direction)
-	} else if _, err = netlink.LinkByIndex(at.index); err == nil {
-		var all []filter
-		all, err = bpfFilters(at.index, at.direction)
-		for _, f := range all {
-			programs = append(programs, ebpf.ProgramID(f.Id))
-		}
-	}
-	if errors.Is(err, unix.ENODEV) || errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil, nil
-	}
-	return programs, err
-}
-
 func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
 	all, err := netinfo.Filters(index, d)
 	for _, f := range all {
@@ -204,15 +133,11 @@ func (a *attachment) mode() Mode {
 
 // put attaches a program to the device. It replaces the hook's program there, if any.
 func (a *attachment) put(p *ebpf.Program, mode Mode) error {
-	id, err := programID(p)
-	if err != nil {
-		return err
-	}
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
 	// replaces the old pin, because without one nobody would recognise the filter that is there.
 	pin := a.pin(programPin)
 	aside := pin + "-" + asideName
-	err = unlink(aside)
+	err := unlink(aside)
 	if err == nil {
 		err = pinAt(p, aside)
 	}
@@ -221,9 +146,6 @@ func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	}
 	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
-	}
-	if err := a.record(id); err != nil {
-		return fmt.Errorf("record the program: %w", err)
 	}
 	if mode == Clsact {
 		return a.putFilter(p)

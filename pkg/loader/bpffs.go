@@ -235,30 +235,20 @@ func parent(pid int) int {
 	return ppid
 }
 
-// lockPin is a directory that only the owner of pins can open, so nobody else can block changes by locking it.
+// lockPin is a directory that commands lock before the home, so that those that read take turns with one that changes rules.
 const lockPin = "lock"
 
-// readersPatience is how long a command that changes rules waits for commands that read shared pins.
-const readersPatience = time.Second
-
-// lock keeps a command that changes rules apart from all other commands, until the process ends. A member of the group
-// of readers could lock the directory for good, so with shared pins a command goes on after its patience. Then a reading
-// command may see rules of different moments.
+// lock keeps a command that changes rules apart from all other commands, until the process ends.
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
-	shared := patience > 0 && isShared(string(dir))
 	if !exclusive {
 		// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for
-		// good. Only root and members of the group may read, and members cannot open this lock.
+		// good.
 		if turn, err := lock(dir.pin(lockPin), false, patience); err == nil {
 			defer turn()
 		} else if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, err
 		}
-		unlock, err := lock(string(dir), false, patience)
-		if shared && errors.Is(err, unix.EWOULDBLOCK) {
-			return func() {}, nil
-		}
-		return unlock, err
+		return lock(string(dir), false, patience)
 	}
 	if err := makeDir(dir.pin(lockPin)); err != nil {
 		return nil, err
@@ -267,14 +257,8 @@ func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err
 	if err != nil {
 		return nil, err
 	}
-	if shared {
-		patience = min(patience, readersPatience)
-	}
 	all, err := lock(string(dir), true, patience)
-	switch {
-	case shared && errors.Is(err, unix.EWOULDBLOCK):
-		return own, nil
-	case err != nil:
+	if err != nil {
 		own()
 		return nil, err
 	}

@@ -58,11 +58,8 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
-// closedPins are directories that processes lock, and that only the owner of pins can open.
-var closedPins = []string{string(ClusterLeases), string(LineLeases), lockPin}
-
 // ownPins are those of a home without rules.
-var ownPins = append([]string{alivePin, reattachedPin, authorPin, policyPin}, closedPins...)
+var ownPins = []string{alivePin, reattachedPin, authorPin, policyPin, string(ClusterLeases), string(LineLeases), lockPin}
 
 // remove removes a home that has no other pins than its own.
 func (dir home) remove() {

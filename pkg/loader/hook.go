@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,8 +28,6 @@ const (
 	Moved State = "attached, but the device has moved to another namespace"
 	// Detached: the device is there, but something else took the program off it.
 	Detached State = "detached"
-	// Unknown: this process may not ask what is attached, or may not open the link. Its rules count as in force.
-	Unknown State = "unknown"
 )
 
 // A Hook is the rules of one direction of one device.
@@ -48,19 +45,8 @@ type Hook struct {
 // Name is the device's name now, or when the hook was made.
 func (h *Hook) Name() string { return cmp.Or(h.Device.Name, h.Was) }
 
-// InForce reports whether the rules of a hook limit anything; nil where that is not known.
-func (s State) InForce() *bool {
-	if s == Unknown {
-		return nil
-	}
-	return new(s == Attached || s == Moved)
-}
-
-// InForce reports whether the rules limit anything, as far as it is known.
-func (h *Hook) InForce() bool {
-	inForce := h.State.InForce()
-	return inForce == nil || *inForce
-}
+// InForce reports whether the rules of a hook limit anything.
+func (s State) InForce() bool { return s == Attached || s == Moved }
 
 // Status is the state, with the name that the device had before it was renamed.
 func (h *Hook) Status() string {
@@ -162,9 +148,7 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
-	hooks, err = n.pins.readHooks()
-	n.unknown = n.unknown || slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State == Unknown })
-	return hooks, err
+	return n.pins.readHooks()
 }
 
 // readHooks are Hooks, none where there are only those of another layout.
@@ -240,7 +224,6 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 			continue
 		}
 		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing) {
-			n.unknown = n.unknown || h.State == Unknown
 			return h, nil // here, returned with another index, moved away, or gone and only to be read
 		}
 		h.Close()
@@ -270,49 +253,9 @@ func (dir home) hookOf(set *maps.Set) *Hook {
 // isUnused reports whether a hook has no rules, or was never attached because a command was killed.
 func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
 
-// judge finds the state of the hook, and its device.
-func (h *Hook) judge() error {
-	err := h.judgeAttachment()
-	if errors.Is(err, fs.ErrPermission) {
-		return h.judgeRecord()
-	}
-	return err
-}
-
-// judgeRecord is judge for a process that may not open the link or the program, or not list what is attached.
-func (h *Hook) judgeRecord() error {
-	h.State = Unknown
-	device, here, err := netinfo.DeviceByIndex(h.Set.Ifindex())
-	if err != nil {
-		return err
-	}
-	h.Device = device
-	programs, mode, err := h.at.recorded()
-	if err != nil || programs == nil {
-		return nil // killed commands leave no record, or one that others may not read
-	}
-	running, err := h.at.running(mode)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return nil
-	case err != nil:
-		return err
-	case slices.ContainsFunc(programs, func(id ebpf.ProgramID) bool { return slices.Contains(running, id) }):
-		h.State, h.Mode = Attached, mode
-	case here && device.Name == h.Was:
-		h.State = Detached
-	default:
-		h.Device = netinfo.Device{} // it is not this one
-		if mode == Clsact {
-			h.State = Gone // with a link, the device may have moved
-		}
-	}
-	return nil
-}
-
-// judgeAttachment is judge for the owner of the pins. It leaves no file open, because there
+// judge finds the state of the hook, and its device. It leaves no file open, because there
 // may be more hooks than files that a process may open.
-func (h *Hook) judgeAttachment() error {
+func (h *Hook) judge() error {
 	attached, err := openAttachment(h.at)
 	if err != nil {
 		return err
@@ -356,12 +299,7 @@ func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, e
 	if n.pins.setOf(index, d) == nil && !n.OtherLayout(index, d) {
 		return nil, nil
 	}
-	at := n.pins.dir.hookDir(index, d)
-	a, err := openAttachment(at)
-	if errors.Is(err, fs.ErrPermission) {
-		programs, _, err := at.recorded()
-		return programs, err
-	}
+	a, err := openAttachment(n.pins.dir.hookDir(index, d))
 	if err != nil {
 		return nil, err
 	}

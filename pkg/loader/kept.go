@@ -68,9 +68,9 @@ func (k *Kept) take(generation string) (*maps.Store, error) {
 	return k.store.Hold(), nil
 }
 
-// put keeps the maps of a generation, unless they are a copy.
+// put keeps the maps of a generation.
 func (k *Kept) put(generation string, store *maps.Store) (err error) {
-	if k == nil || store.IsCopy() {
+	if k == nil {
 		return nil
 	}
 	if k.generation, err = identify(generation); err != nil {
@@ -94,8 +94,6 @@ func (k *Kept) judge(h *Hook) error {
 	if err := h.judge(); err != nil {
 		return err
 	}
-	if k.judged != nil { // they are not kept beside a copy of the maps
-		k.judged[id] = judgement{h.State, h.Mode, h.Device, time.Now()}
-	}
+	k.judged[id] = judgement{h.State, h.Mode, h.Device, time.Now()}
 	return nil
 }

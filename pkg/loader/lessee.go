@@ -9,15 +9,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // ErrLessee means that another process renews these leases of the network namespace.
 var ErrLessee = errors.New("another process renews the leases of this network namespace")
 
-// A LeaseKind tells who grants leases. It is the name of a directory that the process locks which renews them. Like lockPin,
-// only the owner of pins can open it.
+// A LeaseKind tells who grants leases. It is the name of a directory that the process locks which renews them.
 type LeaseKind string
 
 const (
@@ -59,13 +57,6 @@ func (l *Lessee) release() {
 // changes them meanwhile. If f returns true, there are leases to renew. Then the error wraps ErrLessee if there is another
 // Lessee of that kind. It wraps unix.EWOULDBLOCK if a command is at work.
 func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
-	have, err := program.Capabilities()
-	if err == nil {
-		err = mayWrite(have)
-	}
-	if err != nil {
-		return err
-	}
 	o.Patience = leasePatience
 	n, err := l.kept.Read(o)
 	if err != nil {
@@ -119,9 +110,8 @@ func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
 	return nil
 }
 
-// HasLessee reports whether a process renews the leases of a kind of the namespace's pools. The error wraps fs.ErrPermission
-// if this process may not know, see LeaseKind. HasLessee tries the lock, because /proc/locks does not show the locks of
-// other PID namespaces.
+// HasLessee reports whether a process renews the leases of a kind of the namespace's pools. It tries the lock,
+// because /proc/locks does not show the locks of other PID namespaces.
 func (n *Namespace) HasLessee(kind LeaseKind) (bool, error) {
 	if n.pins.store == nil {
 		return false, nil

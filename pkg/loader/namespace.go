@@ -54,8 +54,6 @@ const leastFiles = 256
 type Options struct {
 	BPFFS string // DefaultBPFFS if empty
 	Mode  Mode   // Auto if empty
-	// Group is the group whose members may read pins; DefaultGroup if empty.
-	Group string
 	// SetupFQ sets up an fq on devices whose rules need one and that have none.
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
@@ -68,11 +66,8 @@ type Namespace struct {
 	options Options
 	place   place
 	pins    pins
-	readers access // of a Namespace for changes
 	unlock  func()
 
-	netAdmin  bool     // this process has CAP_NET_ADMIN
-	unknown   bool     // see Unknown
 	collected []string // see Collected
 }
 
@@ -198,16 +193,12 @@ func onThread(f func() error) error {
 	}
 }
 
-// Read opens the calling thread's namespace for reading, and changes nothing. It needs no
-// capability, but permission to read the pins: without that, the error wraps ErrMayNotRead.
-// Without CAP_NET_ADMIN the State of some hooks is Unknown.
+// Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write
+// needs: without CAP_NET_ADMIN nobody knows what is attached.
 func Read(o Options) (*Namespace, error) { return read(o, nil) }
 
 func read(o Options, kept *Kept) (*Namespace, error) {
 	n, err := open(o, false, kept)
-	if errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w: %w", ErrMayNotRead, err)
-	}
 	if err == nil && n.pins.store == nil {
 		kept.Close() // there are no rules any more
 	}
@@ -265,15 +256,10 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Namespace{options: o, unlock: func() {}, netAdmin: have&(1<<unix.CAP_NET_ADMIN) != 0}
-	if writing {
-		if err := mayWrite(have); err != nil {
-			return nil, err
-		}
-		if n.readers, err = readAccess(o); err != nil {
-			return nil, err
-		}
+	if lacking := program.Missing(have); lacking != nil {
+		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
+	n := &Namespace{options: o, unlock: func() {}}
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
 		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
@@ -294,26 +280,6 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 		err = nil
 	}
 	return n, err
-}
-
-// mayWrite returns an error that names the capabilities which this process lacks to change rules.
-func mayWrite(have uint64) error {
-	if lacking := program.Missing(have); lacking != nil {
-		return fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
-	}
-	return nil
-}
-
-// Unknown is the capability or user that can read the State of all hooks that were asked for; "" if
-// all are known.
-func (n *Namespace) Unknown() (needs string) {
-	switch {
-	case !n.unknown:
-		return ""
-	case !n.netAdmin:
-		return "CAP_NET_ADMIN"
-	}
-	return "root"
 }
 
 // enter locks the home, and opens the state in it.
@@ -373,7 +339,6 @@ func (n *Namespace) Close() {
 	n.pins.close()
 	if n.pins.writing && n.pins.dir != "" {
 		n.pins.dir.remove()
-		n.place.share(n.readers)
 	}
 	n.unlock()
 }

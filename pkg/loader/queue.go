@@ -92,7 +92,7 @@ func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
 
 // Queues reports whether rules of a direction of a device, or pools that they draw from, delay packets.
 func (n *Namespace) Queues(device string, d policy.Direction) (bool, error) {
-	tables, err := n.Tables(Attached, Unknown, Detached)
+	tables, err := n.Tables(Attached, Detached)
 	if err != nil {
 		return false, err
 	}

@@ -53,7 +53,7 @@ func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned 
 // ApplyTo replaces the rules of a device that has others than those of tables, in the order of Apply. The last table has
 // pools: it sets those that the rules need and that do not exist, and changes those of the device.
 func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applied, error) {
-	have, err := n.Tables(Attached, Unknown)
+	have, err := n.Tables(Attached)
 	if err != nil {
 		return nil, err
 	}

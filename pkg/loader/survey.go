@@ -21,7 +21,6 @@ import (
 type BPFFS struct {
 	Path              string
 	Mounted, Writable bool
-	Readable          bool // there are pins of this network namespace, and this process may read them
 	// Untrusted is why pins there are not used: the error wraps ErrUntrusted.
 	Untrusted error
 }
@@ -40,7 +39,6 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	if err := at.trust(); errors.Is(err, ErrUntrusted) {
 		fs.Untrusted = err
 	}
-	fs.Readable = unix.Faccessat(unix.AT_FDCWD, string(at.home()), unix.R_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	// Once shapectl's directory exists, only that needs to be writable.
 	if exists(at.top()) {
 		path = at.top()

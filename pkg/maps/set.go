@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"math/bits"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"unsafe"
 
@@ -228,9 +227,8 @@ func tableSizes(rules uint32) (lines4, lines6, words uint32) {
 func powerOfTwo(n uint32) uint32 { return 1 << bits.Len32(max(n, 1)-1) }
 
 // Open opens the maps pinned in a directory, for reading only or also for writing. To change
-// a store that was opened for reading only ends the process. A process that may only read the
-// pins gets a copy of the maps as they are now. The error wraps ErrOtherLayout where another
-// version of shapectl pinned them.
+// a store that was opened for reading only ends the process. The error wraps ErrOtherLayout where
+// another version of shapectl pinned them.
 func Open(dir string, writing bool) (*Store, error) {
 	// First, as nothing else of another layout can be read.
 	if err := checkLayout(dir); err != nil {
@@ -238,14 +236,7 @@ func Open(dir string, writing bool) (*Store, error) {
 	}
 	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}, readOnly: !writing}}
 	for name, pin := range pinned {
-		if s.readOnly && name == bpf.ShapectlMapPrograms {
-			continue // those who may only read cannot open it
-		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
-		if s.readOnly && errors.Is(err, fs.ErrPermission) {
-			s.copied = true
-			m, err = ebpf.LoadPinnedMap(filepath.Join(dir, pin), &ebpf.LoadPinOptions{ReadOnly: true})
-		}
 		if err != nil {
 			s.Close()
 			if errors.Is(err, fs.ErrNotExist) {
@@ -293,33 +284,8 @@ func (s *Store) attach() (err error) {
 		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
 		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
 		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
-		s.mapKeys(),
+		mapArray(&s.memory, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
 	)
-}
-
-// mapKeys maps the keys of slots. A copy needs only the keys of slots in use, which are few in most cases.
-func (s *Store) mapKeys() error {
-	var inUse []uint32
-	if s.copied {
-		for i := range s.lines {
-			for j := range s.lines[i].Slot {
-				if s.lines[i].Slot[j].Fingerprint != 0 {
-					inUse = append(inUse, uint32(i)*lineSlots+uint32(j))
-				}
-			}
-		}
-	}
-	m, count := s.maps[bpf.ShapectlMapKeys], (s.hook.LineMask+1)*lineSlots
-	if !s.copied || len(inUse) > int(count)/64 {
-		return mapArray(&s.memory, bpf.ShapectlMapKeys, count, &s.keys)
-	}
-	s.keys = make([]bpf.AbiKey, count)
-	for _, i := range inUse {
-		if err := m.Lookup(i, &s.keys[i]); err != nil {
-			return fmt.Errorf("copy the key of slot %d: %w", i, err)
-		}
-	}
-	return nil
 }
 
 // memory is the maps, and their mappings.
@@ -327,7 +293,6 @@ type memory struct {
 	maps     map[string]*ebpf.Map
 	mapped   [][]byte
 	readOnly bool
-	copied   bool // Linux cannot map a map that was opened for reading only
 }
 
 // mapArray maps so many elements into memory, shared with the programs.
@@ -349,43 +314,16 @@ func (all *memory) mapMemory(name string, size uint32) ([]byte, error) {
 	if m.ValueSize()%size != 0 {
 		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
 	}
-	access, flags, fd := unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, m.FD()
-	switch {
-	case all.copied:
-		flags, fd = unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1
-	case all.readOnly:
+	access := unix.PROT_READ | unix.PROT_WRITE
+	if all.readOnly {
 		access = unix.PROT_READ
 	}
-	memory, err := unix.Mmap(fd, 0, int(m.ValueSize())*int(m.MaxEntries()), access, flags)
+	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), access, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
 	all.mapped = append(all.mapped, memory)
-	if all.copied {
-		if err := copyArray(m, memory); err != nil {
-			return nil, fmt.Errorf("copy map %s: %w", name, err)
-		}
-		if err := unix.Mprotect(memory, unix.PROT_READ); err != nil {
-			return nil, fmt.Errorf("protect the copy of map %s: %w", name, err)
-		}
-	}
 	return memory, nil
-}
-
-// copyArray copies all values of an array, many with each system call.
-func copyArray(m *ebpf.Map, to []byte) error {
-	const batch = 1 << 12
-	value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
-	var cursor ebpf.MapBatchCursor
-	for next := 0; next < int(m.MaxEntries()); {
-		indexes := make([]uint32, min(batch, int(m.MaxEntries())-next))
-		values := reflect.SliceAt(value, unsafe.Pointer(&to[next*int(m.ValueSize())]), len(indexes)).Interface()
-		n, err := m.BatchLookup(&cursor, indexes, values, nil)
-		if next += n; err != nil && (!errors.Is(err, ebpf.ErrKeyNotExist) || next < int(m.MaxEntries())) {
-			return err
-		}
-	}
-	return nil
 }
 
 // Pin pins all maps in a directory of a bpffs.
@@ -456,9 +394,6 @@ func (s *Store) Close() error {
 	*s = Store{}
 	return err
 }
-
-// IsCopy reports whether the store is a copy of the maps as they were when it was opened.
-func (s *Store) IsCopy() bool { return s.copied }
 
 // PutClimb puts the second program of a kind of hook in place.
 func (s *Store) PutClimb(kind uint32, climb *ebpf.Program) error {
