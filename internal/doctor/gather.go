@@ -34,6 +34,9 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		} else if f.System.BPFFS.Untrusted == nil {
 			f.unread("", "", err)
 		}
+		if errors.Is(err, fs.ErrPermission) {
+			return f, nil // nobody knows what has rules
+		}
 		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
@@ -248,11 +251,9 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	}
 	if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }) {
 		chain, err := chainOf(n, s.Index, s.Direction)
-		refused := errors.Is(err, fs.ErrPermission) && !f.System.has(unix.CAP_NET_ADMIN) // of which checkHook tells
-		if err != nil && !refused {
+		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
-		}
-		if err == nil {
+		} else {
 			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
