@@ -103,10 +103,10 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 		}
 	}
 	if !l.given("capacity") && !limit.Algorithm.HasColours() {
-		limit.Capacity = limit.Capacity.Rescaled(have.Rate, limit.Rate)
+		limit.Capacity = limit.Capacity.Rescaled(have.Rate, limit.Rate, limit.DefaultCapacity)
 	}
 	if !l.given("queue") {
-		limit.Queue.Capacity = limit.Queue.Rescaled(have.Rate, limit.Rate)
+		limit.Queue.Capacity = limit.Queue.Rescaled(have.Rate, limit.Rate, policy.DefaultQueue)
 	}
 	unlimited := limit.Rate == policy.Unlimited
 	for _, o := range policy.Options {

@@ -111,12 +111,17 @@ func (c Capacity) resolve(what string, r Rate) (uint64, error) {
 }
 
 // Rescaled is the capacity in bytes that a rate of want takes as long to drain as the rate of
-// have takes for c, at least MinCapacity. It is c if that is a time or not set.
-func (c Capacity) Rescaled(have, want Rate) Capacity {
+// have takes for c, at least MinCapacity. It is c if that is a time or not set. One that is below the default stays so: the time of
+// MinCapacity is longer the lower the rate.
+func (c Capacity) Rescaled(have, want Rate, usual func(Rate) uint64) Capacity {
 	if c.bytes == 0 || have == 0 || have == Unlimited || want == Unlimited {
 		return c
 	}
-	return Capacity{bytes: max(scaleUp(c.bytes, uint64(want), uint64(have)), MinCapacity)}
+	bytes := scaleUp(c.bytes, uint64(want), uint64(have))
+	if c.bytes <= max(usual(have), MinCapacity) {
+		bytes = min(bytes, usual(want))
+	}
+	return Capacity{bytes: max(bytes, MinCapacity)}
 }
 
 // bitNanoseconds is a byte times a second, in bits times nanoseconds.
@@ -184,12 +189,18 @@ func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
 	case given:
 		r.Capacity, err = l.Capacity.resolve("capacity", r.Rate)
 	case r.Rate == Unlimited:
-	case l.Algorithm == Leaky && l.Excess == Delay:
-		r.Capacity = DefaultQueue(r.Rate)
 	default:
-		r.Capacity = DefaultCapacity(r.Rate)
+		r.Capacity = l.DefaultCapacity(r.Rate)
 	}
 	return err
+}
+
+// DefaultCapacity is the capacity in bytes at a rate, if the limit has none.
+func (l *Limit) DefaultCapacity(r Rate) uint64 {
+	if l.Algorithm == Leaky && l.Excess == Delay {
+		return DefaultQueue(r)
+	}
+	return DefaultCapacity(r)
 }
 
 func checkCapacity(r *Rule) error {

@@ -191,3 +191,30 @@ func FuzzCapacityString(f *testing.F) {
 		}
 	})
 }
+
+// A burst lasts as long at another rate. One of the least size does not grow beyond the default.
+func TestRescaled(t *testing.T) {
+	for _, c := range []struct {
+		capacity string
+		rates    []Rate
+		usual    func(Rate) uint64
+		want     uint64
+	}{
+		{"64kb", []Rate{10_000_000, 50_000_000}, DefaultCapacity, 320 << 10},
+		{"1250000b", []Rate{10_000_000, 50_000_000}, DefaultCapacity, 6_250_000},
+		{"64kb", []Rate{10_000_000, 8_000, 10_000_000}, DefaultCapacity, 375_000},
+		{"64kb", []Rate{10_000_000, 8_000, 600_000, 10_000_000}, DefaultCapacity, 375_000},
+		{"50000b", []Rate{10_000_000, 8_000, 10_000_000}, DefaultQueue, 62_500},
+	} {
+		var got Capacity
+		if err := got.Set(c.capacity); err != nil {
+			t.Fatal(err)
+		}
+		for i := range c.rates[1:] {
+			got = got.Rescaled(c.rates[i], c.rates[i+1], c.usual)
+		}
+		if got.bytes != c.want {
+			t.Errorf("%s at %v: %d bytes, not %d", c.capacity, c.rates, got.bytes, c.want)
+		}
+	}
+}

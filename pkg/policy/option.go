@@ -92,6 +92,18 @@ var (
 			return fmt.Sprintf("each %v, which has no bucket to share; leave one of them out", r.Each)
 		},
 	}
+	needsNoDelay = need{
+		"excess",
+		func(r *Rule) bool { return r.Excess != Delay },
+		func(*Rule) string { return "excess delay, which queues packets instead; leave one of them out" },
+	}
+	needsLeaky = need{
+		"algorithm",
+		func(r *Rule) bool { return r.Algorithm == Leaky },
+		func(r *Rule) string {
+			return fmt.Sprintf("the algorithm %v; leave it out, or use leaky", r.Algorithm)
+		},
+	}
 	needsNoPenalty = need{
 		"penalty",
 		func(r *Rule) bool { return r.Penalty.Kind == PenaltyNone },
@@ -170,6 +182,7 @@ var Options = []*Option{
 		RuleOnly: true, notInPool: "leave it out",
 		Help:  "fill the bucket, or keep it full (leaky)",
 		Doc:   "with `leaky`: `fill`: each excess packet fills the bucket; `30s`: each excess packet keeps the bucket full for that long",
+		needs: []need{needsNoDelay, needsLeaky},
 		valid: func(r *Rule) error { return r.Penalty.validate() },
 		check: checkPenalty,
 	}),

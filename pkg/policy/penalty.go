@@ -71,15 +71,7 @@ func (p Penalty) validate() error {
 }
 
 func checkPenalty(r *Rule) error {
-	room := maxLevel - r.Capacity
-	switch {
-	case r.Penalty.Kind == PenaltyNone:
-		return nil
-	case r.Excess == Delay:
-		return fmt.Errorf("penalty %v has no use with excess %v, which queues packets instead; leave one of them out", r.Penalty, r.Excess)
-	case r.Algorithm != Leaky:
-		return fmt.Errorf("penalty %v needs the algorithm leaky, not %v; change one of them", r.Penalty, r.Algorithm)
-	case bytesIn(r.Penalty.Duration, r.Rate) > room:
+	if room := maxLevel - r.Capacity; bytesIn(r.Penalty.Duration, r.Rate) > room {
 		return fmt.Errorf("penalty %v at %v is more than a bucket can count; shorten it to %ds or less, or lower the rate",
 			r.Penalty, r.Rate, 8*room/uint64(r.Rate))
 	}
