@@ -69,9 +69,9 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 		if p == nil { // none is recorded
 			return nil
 		}
-		if err := n.makeHome(); err != nil {
-			return err
-		}
+	}
+	if err := n.Hold(); err != nil {
+		return err
 	}
 	record, err := n.pins.dir.policies()
 	if err != nil {
