@@ -17,29 +17,39 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func deleteCommand(e *env) *cobra.Command {
-	return &cobra.Command{
+// deleteCommand is that of things of a kind; of any if kind is "".
+func deleteCommand(e *env, kind string) *cobra.Command {
+	cmd := &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
 		Short: "Delete a rule or pool",
 		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-NAME stands for all rules that have exactly this name, on all devices. They go at one moment. If there are none, NAME is
-the pool of that name. Nothing may be within it.
+NAME stands for all rules that have exactly this name, on all devices: they go at one moment. Or it is that of a pool, and
+nothing is within it any more. If NAME may mean several things, one of them a device, delete deletes nothing, and lists a
+command for each. --kind says which is meant.
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
 exactly this network from each matching device. shapectl detaches where no rule is left.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
   shapectl delete 'tap*' egress any
   shapectl delete alice`,
-		Args:              args(1, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameOf)),
+		Args: args(1, 3),
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if kind == kindPool {
+				return e.completePool(cmd, given, typed)
+			}
+			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+		},
 		RunE: func(_ *cobra.Command, given []string) error {
 			if len(given) < 3 {
-				name, err := parseName("delete", given)
+				name, err := parseName("delete", kind, given)
 				if err != nil {
 					return err
 				}
 				return e.deleteNamed(name)
+			}
+			if err := checkRuleKind("delete", kind); err != nil {
+				return err
 			}
 			want, err := parseFilter("delete", given)
 			if err != nil {
@@ -48,6 +58,10 @@ exactly this network from each matching device. shapectl detaches where no rule 
 			return e.delete(want)
 		},
 	}
+	if kind == "" {
+		addKind(cmd.Flags(), &kind, kindRule, kindPool)
+	}
+	return cmd
 }
 
 func (e *env) delete(want filterRules) error {

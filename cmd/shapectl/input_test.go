@@ -74,7 +74,7 @@ var badInput = []struct{ args, says string }{
 	{"set va egress 10.0.0.0/24 --rate 1mbit --overhead 100000", "100000"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --mpu=-1", "-1"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --mpu 99999999999999999999", "mpu"},
-	{"set va --rate 1mbit", "va is a device without a rule for any, and neither a rule nor a pool has that name; write 'shapectl set --rate 1mbit va egress CIDR' for a rule of the device"},
+	{"set va --rate 1mbit", "va is a device without a rule for any; write 'shapectl set --rate 1mbit va egress CIDR' for a rule of the device"},
 	{"set 10.0.0.0/24 --rate 1mbit", "'shapectl set --rate 1mbit DEV egress 10.0.0.0/24'"},
 	{"set va egress 10.0.0.0/24 1mbit", "write the rate as a flag: --rate 1mbit"},
 	{"set va egress 0.0.0.0 --rate 1mbit", "did you mean 0.0.0.0/0?"},

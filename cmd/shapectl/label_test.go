@@ -55,10 +55,10 @@ devices:
 	if got := r.result(exported); got.code != exitDone || got.out != "nothing to change\n" {
 		t.Errorf("apply of what was exported: %+v", got)
 	}
-	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "3mbit")
-	labels(alice, bob, cafe)
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "3mbit") // which is no longer that of the plan
+	labels("/alice/pays in May", bob, cafe)
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "3mbit", "--name", "Alice B", "--note", "")
-	labels("gold/Alice B/", bob, cafe)
+	labels("/Alice B/", bob, cafe)
 	if rule := r.show("Alice B")[0]; rule.PassedPackets != 3 {
 		t.Errorf("after two changes, %d packets have passed, want 3", rule.PassedPackets)
 	}
@@ -68,7 +68,7 @@ devices:
 	r.ok("apply", named)
 	labels(alice, bob, cafe)
 	r.ok("rollback")
-	labels("gold/Alice B/", bob, cafe)
+	labels("/Alice B/", bob, cafe)
 	r.refused(exitInput, "no rule, plan or pool has that name", "show", "carol")
 	r.refused(exitInput, "name", "set", "va", "egress", "10.0.0.9", "--rate", "1mbit", "--name", "a\x1b[31mb")
 }

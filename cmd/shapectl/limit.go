@@ -27,11 +27,15 @@ func (l *limitFlags) any() bool {
 // has reports whether an option was given.
 func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
 
-// split returns the flags that were given and that a pool can have, each after a space, and one that it cannot have.
+// split returns the flags that were given and that go to the pool of rules that have only its rate, each after a space, and one
+// that stays with the rules.
 func (l *limitFlags) split() (ofPool, ofRules string) {
-	ofPool = l.written(func(o *policy.Option) bool { return !o.RuleOnly && !o.Label })
+	goes := func(o *policy.Option) bool {
+		return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || o.Name == "rate" || o.Name == "algorithm")
+	}
+	ofPool = l.written(goes)
 	for _, o := range policy.Options {
-		if l.has(o) && (o.RuleOnly || o.Label) {
+		if l.has(o) && !goes(o) {
 			ofRules = "--" + o.Name
 		}
 	}
@@ -130,6 +134,10 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	}
 	rule, err := limit.Rule(have.Prefix, l2Bytes)
 	rule.Label.Plan = have.Label.Plan
+	limited := rule
+	if limited.Label = have.Label; limited != *have {
+		rule.Label.Plan = "" // export makes plans of the rules that follow them
+	}
 	return rule, err
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -15,7 +17,24 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A namedHook is a hook and those of its rules that have a name.
+// What a name may be of, for --kind.
+const (
+	kindRule   = report.KindRule
+	kindPool   = report.KindPool
+	kindDevice = "device"
+)
+
+// addKind adds --kind, whose values are some of these.
+func addKind(f *pflag.FlagSet, kind *string, kinds ...string) {
+	f.Var(flagValue{strings.Join(kinds, "|"), "", func(s string) error {
+		if *kind = s; !slices.Contains(kinds, s) {
+			return fmt.Errorf("kind %q is unknown; use %s", s, strings.Join(kinds, " or "))
+		}
+		return nil
+	}}, "kind", "only what is there, and only of this kind")
+}
+
+// A namedHook is a hook and some of its rules.
 type namedHook struct {
 	*loader.Hook
 	rules []maps.Entry
@@ -25,43 +44,66 @@ type namedHook struct {
 type ruleName struct {
 	name      string
 	direction *policy.Direction // nil for both
+	kind      string            // it is only the name of this; "" for anything
 	isNew     bool              // it is that of a new pool
 	flags     string            // those that were given, each after a space, for commands that an error suggests
 }
 
-func parseName(verb string, given []string) (ruleName, error) {
+func parseName(verb, kind string, given []string) (ruleName, error) {
 	filter, err := parseFilter(verb, given)
-	return ruleName{name: filter.device, direction: filter.direction}, err
+	if err == nil && kind == kindPool && filter.direction != nil {
+		err = inputf("%s: a pool has no direction; leave %v out", verb, filter.direction)
+	}
+	return ruleName{name: filter.device, direction: filter.direction, kind: kind}, err
+}
+
+// mayBe reports whether it may be the name of this kind of thing.
+func (of ruleName) mayBe(kind string) bool {
+	return of.kind == kind || of.kind == "" && (kind != kindPool || of.direction == nil)
 }
 
 // what is what a name may stand for.
 func (of ruleName) what() string {
-	if of.direction != nil {
+	switch {
+	case of.direction != nil:
 		return of.direction.String() + " rule"
+	case of.kind != "":
+		return of.kind
 	}
 	return "rule or pool"
 }
 
-// A search is what was found for a name.
-type search struct {
-	hooks   []namedHook // with the rules of that name
-	device  []namedHook // with the rules for any of the device of that name
-	pool    policy.Rule // the one of that name, if its Pool is set; a name with a direction is of rules
-	similar string      // without any of these: another name that may be meant, or "". It is
-	noted   bool        // that of the only rules whose note has the word
-	isPlan  bool        // rules follow a plan with that name
+// named is a command about the same name, in a sentence; kind may be "".
+func (e *env) named(verb, kind string, of ruleName) string {
+	args := []string{of.name}
+	if of.direction != nil {
+		args = append(args, of.direction.String())
+	}
+	if kind != "" {
+		verb += " --kind " + kind
+	}
+	return e.suggest(verb+of.flags, args...)
 }
 
-// elsewhere is a hook with rules of the name that are not within the pool of that name; nil if there is none.
-func (found search) elsewhere() *namedHook {
-	for _, h := range found.hooks {
-		for _, r := range h.rules {
-			if string(r.Within) != found.pool.Label.Name {
-				return &namedHook{h.Hook, []maps.Entry{r}}
-			}
-		}
+// ofDevice is a command about a rule of the device with the name, in a sentence.
+func (e *env) ofDevice(verb string, of ruleName) string {
+	direction := policy.Egress
+	if of.direction != nil {
+		direction = *of.direction
 	}
-	return nil
+	return e.suggest(verb+of.flags, of.name, direction.String(), "CIDR")
+}
+
+// A search is what was found for a name.
+type search struct {
+	kind     string      // of the only thing that is meant; "" if nothing has the name
+	rules    []namedHook // with that name
+	isDevice bool
+	device   []namedHook // with the rules for any of that device
+	pool     policy.Rule // the one of that name, if its Pool is set
+	similar  string      // another name that may be meant if nothing has this one, or "". It is
+	noted    bool        // that of the only rules whose note has the word
+	isPlan   bool        // rules follow a plan with that name
 }
 
 // hint asks whether another name is meant, after what was searched for.
@@ -77,9 +119,14 @@ func (found search) hint() string {
 func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, found search) error) error {
 	name := of.name
 	if name == "" {
-		return inputf("%s: the name is empty; write the name of rules, or a device, a direction and a network", verb)
+		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
 	}
 	return e.with(loader.Write, verb+" "+plain.Line(name), func(n *loader.Namespace) error {
+		if of.isNew {
+			if err := n.Hold(); err != nil {
+				return err
+			}
+		}
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
 		if err != nil {
@@ -105,7 +152,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				found.isPlan = found.isPlan || entry.Label.Plan == name
 			}
 			if its.rules != nil {
-				found.hooks = append(found.hooks, its)
+				found.rules = append(found.rules, its)
 			}
 			if h.Name() == name {
 				if all := (filterRules{networks: policy.Everything[:]}).entries(h.Set); all != nil {
@@ -113,18 +160,25 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				}
 			}
 		}
-		if of.direction == nil {
-			found.pool, _ = findPool(n, name)
-		}
-		if err := e.checkName(n, verb, of, found); err != nil {
+		found.pool, _ = findPool(n, name)
+		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
 			return err
 		}
-		if found.hooks == nil && found.device == nil && !found.pool.Pool && !of.isNew {
-			pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
-			if err != nil {
-				return err
+		if found.kind, err = e.meaning(verb, of, found); err != nil {
+			return err
+		}
+		if found.kind == "" && !of.isNew {
+			if !of.mayBe(kindRule) {
+				others, noted = nil, nil
 			}
-			found.similar = plain.SimilarName(name, append(others, pools.Names()...))
+			if of.mayBe(kindPool) {
+				pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
+				if err != nil {
+					return err
+				}
+				others = append(others, pools.Names()...)
+			}
+			found.similar = plain.SimilarName(name, others)
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
 				found.similar, found.noted = noted[0], true
@@ -134,67 +188,87 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 	})
 }
 
-// checkName returns an error for the name of a device that cannot be meant, and for a network that is no name.
-func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, found search) error {
-	name, direction := of.name, policy.Egress
-	if of.direction != nil {
-		direction = *of.direction
+// meaning returns the kind of the one thing that a name stands for; "" for none. If there are several, the error has a command
+// for each. But a device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing
+// as rules that are limited only by it: then set changes the pool, and delete deletes the rules.
+func (e *env) meaning(verb string, of ruleName, found search) (kind string, err error) {
+	rule := of.mayBe(kindRule) && found.rules != nil
+	pool := of.mayBe(kindPool) && found.pool.Pool
+	device := of.mayBe(kindDevice) && found.isDevice
+	if device && rule && sameRules(found.rules, found.device) {
+		device = false
 	}
-	is, with := plain.Line(name), verb+of.flags
-	ofDevice := e.suggest(with, name, direction.String(), "CIDR")
-	isDevice, err := filterRules{device: name}.isDevice(n)
-	if err != nil {
-		return err
+	switch own := limitedOnlyBy(of.name, found.rules); {
+	case pool && verb == "set":
+		rule = rule && !own
+		device = device && !limitedOnlyBy(of.name, found.device)
+	case pool && rule && own:
+		pool = false
 	}
-	_, notNetwork := policy.ParseNetworks(name)
-	switch {
-	case isDevice && found.hooks != nil:
-		h := found.hooks[0]
-		return inputf("%s is a device, and rules have that name, too; write %s for a rule of the device, and %s for one with the name",
-			is, ofDevice, e.suggest(with, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
-	case found.hooks != nil || found.pool.Pool || of.isNew || verb == "set" && found.device != nil:
-		return nil
-	case isDevice && verb == "set":
-		return inputf("%s is a device without a rule for any, and neither a rule nor a pool has that name; write %s for a rule of the device", is, ofDevice)
-	case isDevice:
-		return inputf("%s is a device, and neither a rule nor a pool has that name; write %s for a rule of the device", is, ofDevice)
-	case notNetwork == nil:
-		return inputf("%s is a network, and neither a rule nor a pool has that name; write a device and a direction, too, as in %s",
-			is, e.suggest(with, "DEV", "egress", name))
+	var commands []string
+	if rule {
+		kind = kindRule
+		commands = append(commands, e.named(verb, kind, of)+" for the rules with that name")
 	}
-	return nil
+	if pool {
+		kind = kindPool
+		commands = append(commands, e.named(verb, kind, of)+" for the pool")
+	}
+	if device {
+		kind = kindDevice
+		if verb == "set" && found.device != nil {
+			commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
+		} else {
+			commands = append(commands, e.ofDevice(verb, of)+" for a rule of the device")
+		}
+	}
+	if len(commands) > 1 {
+		last := len(commands) - 1
+		return "", inputf("the name stands for several things; nothing was changed; write %s, or %s", strings.Join(commands[:last], ", "), commands[last])
+	}
+	return kind, nil
 }
 
-// setNamed changes what has a name in the options that were given: the rules for any of a device, a pool, or rules. It
-// makes a new pool.
+// limitedOnlyBy reports whether all rules are within the pool of that name and have no rate of their own.
+func limitedOnlyBy(pool string, rules []namedHook) bool {
+	return !slices.ContainsFunc(rules, func(h namedHook) bool {
+		return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return r.Rate != policy.Unlimited || string(r.Within) != pool })
+	})
+}
+
+func sameRules(a, b []namedHook) bool {
+	return slices.EqualFunc(a, b, func(a, b namedHook) bool {
+		return a.Hook == b.Hook && slices.EqualFunc(a.rules, b.rules, func(a, b maps.Entry) bool { return a.ID == b.ID })
+	})
+}
+
+// setNamed changes what has a name in the options that were given: rules, a pool, or the rules for any of a device. It makes a
+// new pool.
 func (e *env) setNamed(of ruleName, limit limitFlags) error {
+	of.flags = limit.all() + e.how()
 	return e.withNamed("set", of, func(n *loader.Namespace, found search) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
+		rules := found.rules
 		switch {
-		case found.device != nil && !of.isNew:
-			found.hooks = found.device
-		case found.pool.Pool || of.isNew:
-			return e.setPool(n, of, found, limit)
-		case found.hooks == nil && found.isPlan:
-			return inputf("no %s has that name, but a plan does; a plan is changed in the policy file", of.what())
-		case found.hooks == nil && policyfile.IsPattern(of.name):
-			return inputf("no %s has that name, and set takes no pattern; to change several at one moment, edit what %s prints, and run %s",
-				of.what(), e.suggest("export"), e.suggest("apply", "FILE"))
-		case found.similar != "":
-			return inputf("no %s has that name; %s --new makes a pool", of.what(), found.hint())
-		case found.hooks == nil:
-			return inputf("no %s has that name; %s lists the names; --new makes a pool", of.what(), e.suggest("show --sort name"))
+		case of.isNew || found.kind == kindPool:
+			return e.setPool(n, of, found.pool, limit)
+		case found.kind == "":
+			return e.nothingToSet(of, found)
+		case found.kind == kindDevice && found.device == nil:
+			return inputf("%s is a device without a rule for any; write %s for a rule of the device", plain.Line(of.name), e.ofDevice("set", of))
+		case found.kind == kindDevice:
+			rules = found.device
 		}
-		if done, err := e.setOwnPool(n, of, found, limit); done || err != nil {
+		if done, err := e.setOwnPools(n, rules, limit); done || err != nil {
 			return err
 		}
-		if err := e.checkOneRate(of, found, limit); err != nil {
+		if err := e.checkOneRate(of, rules, limit); err != nil {
 			return err
 		}
 		var tables []policy.Table
-		for _, h := range found.hooks {
+		for _, h := range rules {
 			if h.State == loader.Moved {
 				return fmt.Errorf("%s %s: %w", plain.Line(h.Name()), h.Direction, loader.ErrMoved)
 			}
@@ -215,136 +289,89 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 			}
 			tables = append(tables, t)
 		}
-		return e.put(n, tables...)
+		return e.put(n, limit, tables...)
 	})
 }
 
-// setOwnPool changes the pool of rules that have no rate of their own, if nothing else draws from it: whoever gives the
-// name of these rules a rate means one rate for all of them. Of several such pools, as for both directions, it changes all,
-// unless their rates differ. It reports whether it did.
-func (e *env) setOwnPool(n *loader.Namespace, of ruleName, found search, limit limitFlags) (done bool, err error) {
-	flags, ofRules := limit.split()
-	var pools, commands []string
-	var first string // a rule without a rate
-	rules, without := 0, 0
-	for _, h := range found.hooks {
-		for _, r := range h.rules {
-			pool := string(r.Within)
-			if rules++; r.Rate != policy.Unlimited || pool == "" {
-				continue
-			}
-			if without++; slices.Contains(pools, pool) {
-				continue
-			}
-			pools, commands = append(pools, pool), append(commands, e.suggest("set"+flags+e.how(), pool))
-			if first == "" {
-				within := " --within " + plain.Word(pool)
-				if limit.given("within") {
-					within = ""
-				}
-				first = e.suggest("set"+within+flags+e.how(), h.Name(), h.Direction.String(), r.Prefix.String())
-			}
-		}
+// nothingToSet says that nothing has a name, and what may be meant.
+func (e *env) nothingToSet(of ruleName, found search) error {
+	says := "no " + of.what() + " has that name"
+	makes := " --new makes a pool"
+	if !of.mayBe(kindPool) {
+		makes = ""
 	}
-	if flags == "" || without == 0 {
-		return false, nil
-	}
-	own, users, same := ownPools(n, pools)
-	if without == rules && users == rules && same {
-		if ofRules != "" {
-			return false, inputf("%s is for the rules, and%s for their pool %s; give them in two commands; nothing was changed",
-				ofRules, flags, plain.List(lines(pools)))
-		}
-		return true, e.changePools(n, limit, own...)
-	}
-	if !slices.ContainsFunc(policy.Options, func(o *policy.Option) bool {
-		return limit.has(o) && !o.RuleOnly && (o.LimitedOnly || o.Name == "rate" || o.Name == "algorithm")
-	}) {
-		return false, nil
-	}
-	if without == rules && users == rules {
-		if byName := e.byDirection(of, found, flags); byName != nil && ownByDirection(n, found) {
-			commands = byName
-		}
-		var rates []string
-		for _, pool := range own {
-			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(pool.Label.Name), pool.Rate))
-		}
-		return false, inputf("the pools of these rules have different rates: %s; nothing was changed; %s", plain.List(rates), e.either(commands))
-	}
-	why := "other rules or pools, too, are within pool " + plain.Line(pools[0])
+	_, notNetwork := policy.ParseNetworks(of.name)
 	switch {
-	case len(pools) > 1:
-		why = "rules with this name are in several pools"
-	case without < rules:
-		why = "only some rules with this name have a rate of their own, and the others that of pool " + plain.Line(pools[0])
+	case found.pool.Pool && of.kind == "":
+		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named("set", kindPool, ruleName{name: of.name, flags: of.flags}))
+	case found.isPlan:
+		return inputf("%s, but a plan does; a plan is changed in the policy file", says)
+	case notNetwork == nil:
+		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest("set"+of.flags, "DEV", "egress", of.name))
+	case policyfile.IsPattern(of.name):
+		return inputf("%s, and set takes no pattern; to change several at one moment, edit what %s prints, and run %s",
+			says, e.suggest("export"), e.suggest("apply", "FILE"))
+	case found.similar != "":
+		return inputf("%s; %s%s", says, found.hint(), makes)
 	}
-	return false, inputf("%s; nothing was changed; write %s for a whole pool, or %s for one rule", why, strings.Join(commands, " or "), first)
+	return inputf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
 }
 
-// ownPools returns pools, how many rules and pools draw from them, and whether they have the same rate.
-func ownPools(n *loader.Namespace, names []string) (pools []policy.Rule, users int, same bool) {
-	same = true
-	for _, name := range names {
-		pool, _ := findPool(n, name)
-		pools = append(pools, pool)
-		users += len(n.Within(name))
-		same = same && pool.Rate == pools[0].Rate
+// setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools: whoever gives
+// such rules a rate means one for all of them. It reports whether it did.
+func (e *env) setOwnPools(n *loader.Namespace, rules []namedHook, limit limitFlags) (done bool, err error) {
+	flags, ofRules := limit.split()
+	if flags == "" || limit.given("within") && limit.given("rate") { // the latter is their own
+		return false, nil
 	}
-	return pools, users, same
-}
-
-// ownByDirection reports whether the rules of each direction have pools of their own, of one rate.
-func ownByDirection(n *loader.Namespace, found search) bool {
-	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		var pools []string
-		rules := 0
-		for _, h := range found.of(d) {
-			for _, r := range h.rules {
-				pools = append(pools, string(r.Within))
-				rules++
+	var pools []policy.Rule
+	var rates, commands []string
+	all, without, users := 0, 0, 0
+	for _, h := range rules {
+		for _, r := range h.rules {
+			if all++; r.Rate != policy.Unlimited || r.Within == "" {
+				continue
 			}
-		}
-		slices.Sort(pools)
-		if _, users, same := ownPools(n, slices.Compact(pools)); !same || users != rules {
-			return false
-		}
-	}
-	return true
-}
-
-// of returns the hooks of a direction.
-func (found search) of(d policy.Direction) (hooks []namedHook) {
-	for _, h := range found.hooks {
-		if h.Direction == d {
-			hooks = append(hooks, h)
+			name := string(r.Within)
+			if without++; without == 1 {
+				commands = append(commands, e.suggest("set"+flags+e.how(), h.Name(), h.Direction.String(), r.Prefix.String()))
+			}
+			if slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
+				continue
+			}
+			pool, _ := findPool(n, name)
+			pools, users = append(pools, pool), users+len(n.Within(name))
+			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
+			commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), name))
 		}
 	}
-	return hooks
-}
-
-// byDirection returns commands that set the rules with a name in each direction; nil if they have only one.
-func (e *env) byDirection(of ruleName, found search, flags string) (commands []string) {
-	if len(found.of(policy.Egress)) == 0 || len(found.of(policy.Ingress)) == 0 {
-		return nil
+	var why string
+	switch {
+	case without == 0:
+		return false, nil
+	case without < all:
+		why = "only some of these rules have a rate of their own, and others that of a pool: " + plain.List(rates)
+	case users > all:
+		why = "these rules share the rate of a pool with others: " + plain.List(rates)
+	case limit.given("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
+		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[1:]
+	case ofRules != "":
+		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",
+			ofRules, flags, plain.List(rates))
+	default:
+		return true, e.changePools(n, limit, pools...)
 	}
-	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		commands = append(commands, e.suggest("set"+flags+e.how(), of.name, d.String()))
-	}
-	return commands
+	return false, inputf("%s; nothing was changed; %s", why, e.either(commands))
 }
 
 // either tells of several commands that somebody may mean. Only one of them can be pending.
 func (e *env) either(commands []string) string {
-	if len(commands) == 1 {
-		return "write " + commands[0]
-	}
 	const few = 3
 	write := "write " + strings.Join(commands[:min(few, len(commands))], " or ")
 	if len(commands) > few {
 		write += ", and so on"
 	}
-	if e.confirm > 0 {
+	if e.confirm > 0 && len(commands) > 1 {
 		write += fmt.Sprintf("; to change several at one moment, edit what %s prints, and run %s",
 			e.suggest("export"), e.suggest("apply"+e.how(), "FILE"))
 	}
@@ -353,12 +380,12 @@ func (e *env) either(commands []string) string {
 
 // checkOneRate returns an error if rules with different rates would get one: whoever gave them different rates, such as
 // for down and up, hardly means one rate for all. An exemption is meant for all.
-func (e *env) checkOneRate(of ruleName, found search, limit limitFlags) error {
-	if !limit.given("rate") || limit.Rate == policy.Unlimited || sameRate(found.hooks) {
+func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) error {
+	if !limit.given("rate") || limit.Rate == policy.Unlimited || sameRate(rules) {
 		return nil
 	}
 	var rates, commands []string
-	for _, h := range found.hooks {
+	for _, h := range rules {
 		if where := plain.Line(h.Name()) + " " + h.Direction.String(); sameRate([]namedHook{h}) {
 			rates = append(rates, fmt.Sprintf("%s has %v", where, h.rules[0].Rate))
 		} else {
@@ -367,16 +394,15 @@ func (e *env) checkOneRate(of ruleName, found search, limit limitFlags) error {
 			}
 		}
 	}
-	byName := e.byDirection(of, found, limit.all())
-	for i, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		hooks := found.of(d)
-		if byName != nil && sameRate(hooks) {
-			commands = append(commands, byName[i])
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		its := slices.DeleteFunc(slices.Clone(rules), func(h namedHook) bool { return h.Direction != d })
+		if of.direction == nil && len(its) > 0 && len(its) < len(rules) && sameRate(its) {
+			commands = append(commands, e.named("set", of.kind, ruleName{name: of.name, direction: &d, flags: of.flags}))
 			continue
 		}
-		for _, h := range hooks {
+		for _, h := range its {
 			for _, r := range h.rules {
-				commands = append(commands, e.suggest("set"+limit.all()+e.how(), h.Name(), d.String(), r.Prefix.String()))
+				commands = append(commands, e.suggest("set"+of.flags, h.Name(), d.String(), r.Prefix.String()))
 			}
 		}
 	}
@@ -385,76 +411,18 @@ func (e *env) checkOneRate(of ruleName, found search, limit limitFlags) error {
 
 // sameRate reports whether all rules of hooks have the same rate.
 func sameRate(hooks []namedHook) bool {
-	for _, h := range hooks {
-		for _, r := range h.rules {
-			if r.Rate != hooks[0].rules[0].Rate {
-				return false
-			}
-		}
-	}
-	return true
+	return !slices.ContainsFunc(hooks, func(h namedHook) bool {
+		return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return r.Rate != hooks[0].rules[0].Rate })
+	})
 }
 
-// put sets the rules of tables beside the others of their devices, and describes them.
-func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
-	done, err := n.PutTogether(e.confirm, tables...)
-	if err != nil {
-		return err
-	}
-	until, err := e.pending(n, "set", done)
-	if err != nil {
-		return err
-	}
-	if e.confirm > 0 && until == 0 {
-		e.say("shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts")
-	}
-	for _, d := range done {
-		if d.Hook.Upgraded {
-			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", d.Device, d.Direction)
-		}
-		if d.Hook.Reattached != "" {
-			e.say("%s %s: was not in force (%s); all its rules are attached again", d.Device, d.Direction, d.Hook.Reattached)
-		}
-	}
-	set := report.Rules{}
-	for _, t := range tables {
-		for _, of := range filtersOf(t) {
-			found, err := e.findRules(n, of, measure.Details{Sentences: true})
-			if err != nil {
-				return err
-			}
-			set = append(set, found...)
-		}
-	}
-	set.SayPools(poolsChanged(done))
-	err = e.print(set, e.sentences(set))
-	for _, d := range done {
-		if lacks := e.queued(n, d.Device, d.Hook); err == nil {
-			err = lacks
-		}
-	}
-	return err
-}
-
-// filtersOf returns filters for just the rules or pools of a table.
-func filtersOf(t policy.Table) (filters []filterRules) {
-	if t.IsPools() {
-		for _, p := range t.Rules {
-			filters = append(filters, filterRules{pools: true, pool: p.Label.Name})
-		}
-		return filters
-	}
-	of := filterRules{device: t.Device, direction: &t.Direction}
-	for _, r := range t.Rules {
-		of.networks = append(of.networks, r.Prefix)
-	}
-	return []filterRules{of}
-}
-
-// deleteNamed deletes the rules that have a name, or if there are none, the pool.
+// deleteNamed deletes the rules that have a name, or the pool.
 func (e *env) deleteNamed(of ruleName) error {
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
-		if found.hooks == nil && found.pool.Pool {
+		switch found.kind {
+		case kindDevice:
+			return inputf("%s is a device, and no %s has that name; write %s for a rule of the device", plain.Line(of.name), of.what(), e.ofDevice("delete", of))
+		case kindPool:
 			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
 			if err == nil {
 				_, err = n.DeletePool(of.name)
@@ -463,21 +431,24 @@ func (e *env) deleteNamed(of ruleName) error {
 				return err
 			}
 			return e.deleted(pool)
-		}
-		if found.similar != "" {
-			e.say("shapectl: no %s has the name %s; %s", of.what(), plain.Line(of.name), found.hint())
-		}
-		switch {
-		case found.hooks == nil && e.json:
-			return e.deleted(report.Rules{})
-		case found.hooks == nil:
+		case "":
+			if _, notNetwork := policy.ParseNetworks(of.name); notNetwork == nil {
+				return inputf("no %s has that name; for the network, write a device and a direction, too, as in %s",
+					of.what(), e.suggest("delete", "DEV", "egress", of.name))
+			}
+			if found.similar != "" {
+				e.say("shapectl: no %s has the name %s; %s", of.what(), plain.Line(of.name), found.hint())
+			}
+			if e.json {
+				return e.deleted(report.Rules{})
+			}
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
 		var deleted report.Rules
 		var hooks []*loader.Hook
 		networks := map[*loader.Hook][]netip.Prefix{}
-		for _, h := range found.hooks {
+		for _, h := range found.rules {
 			hooks = append(hooks, h.Hook)
 			for _, entry := range h.rules {
 				deleted = append(deleted, measure.Describe(h.Hook, entry))

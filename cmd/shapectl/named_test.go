@@ -66,9 +66,9 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 		t.Errorf("set alice says\n%s, not\n%s", said, want)
 	}
 	after := []string{
-		"va egress 10.0.0.7/32 alice/gold/pays in May 50 327680",
+		"va egress 10.0.0.7/32 alice//pays in May 50 327680",
 		"va egress 10.0.0.8/32 bob/gold/pays in May 10 375000",
-		"va egress 2001:db8:7::/64 alice/gold/pays in May 50 1875000",
+		"va egress 2001:db8:7::/64 alice//pays in May 50 1875000",
 		"va ingress 10.0.0.7/32 alice// 50 1875000",
 		"va ingress 10.0.0.9/32 alice b//circuit 1007 1 131072",
 		"vc egress 10.0.0.7/32 Bakery// 3 131072",
@@ -164,16 +164,17 @@ func TestSetOfWhatIsSo(t *testing.T) {
 	}
 }
 
-// set changes what its flags say, and nothing else: not the plan, the name or the burst's time.
+// set changes what its flags say, and nothing else: not the name or the burst's time.
 func TestSetChangesWhatFlagsSay(t *testing.T) {
 	r := newRig(t)
 	r.ok("apply", r.policy("plans: {gold: {rate: 10mbit, each: host, capacity: 100ms}}\ndevices: {va: {egress: {10.0.0.0/24: {plan: gold, name: alice}}}}\n"))
 	r.send("10.0.0.7", 2, 1000)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
 	rule := r.show("va", "egress", "10.0.0.0/24")[0]
-	if rule.Rate != 20e6 || rule.Each != "host" || rule.Name != "alice" || rule.Plan != "gold" || rule.Capacity != 250_000 || rule.PassedPackets != 2 {
+	if rule.Rate != 20e6 || rule.Each != "host" || rule.Name != "alice" || rule.Capacity != 250_000 || rule.PassedPackets != 2 {
 		t.Errorf("after set the rule is %+v", rule)
 	}
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--setup-fq")
 	r.refused(exitInput, "rate is missing", "set", "va", "egress", "10.0.1.0/24", "--each", "host")
 	r.refused(exitInput, "what to change is missing", "set", "va", "egress", "10.0.0.0/24")
 }
@@ -195,7 +196,7 @@ func TestSetDevice(t *testing.T) {
 	r.refused(exitInput, "these rules have different rates", "set", "va", "--rate", "30mbit")
 	r.refused(exitInput, "a device without a rule for any", "set", "vb", "--rate", "30mbit")
 
-	r.ok("apply", r.policy("pools: {va: 10mbit, va ingress: 10mbit}\ndevices: {va: {egress: {any: {within: va}}, ingress: {any: {within: va ingress}}}}\n"))
+	r.ok("apply", r.policy("pools: {va egress: 10mbit, va ingress: 10mbit}\ndevices: {va: {egress: {any: {within: va egress}}, ingress: {any: {within: va ingress}}}}\n"))
 	r.ok("set", "va", "--rate", "50mbit")
 	for _, pool := range r.show("--pools") {
 		if pool.Rate != 50e6 {
@@ -204,27 +205,119 @@ func TestSetDevice(t *testing.T) {
 	}
 }
 
-// The name of a pool wins over that of rules within it. With rules elsewhere, nobody knows what is meant.
+// A pool is one thing with rules that have only its rate. With other rules of that name, nobody knows what is meant.
 func TestSetPoolOrRules(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "alice", "--new", "--rate", "10mbit")
-	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "5mbit", "--within", "alice", "--name", "alice")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "alice", "--name", "alice")
 	r.ok("set", "alice", "--rate", "20mbit")
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "5mbit")
 	r.ok("set", "alice", "egress", "--rate", "6mbit")
+	const several = "the name stands for several things; nothing was changed; write 'shapectl %s alice' for the rules with that name, or 'shapectl %s alice' for the pool"
+	r.refused(exitInput, fmt.Sprintf(several, "set --kind rule --rate 7mbit", "set --kind pool --rate 7mbit"), "set", "alice", "--rate", "7mbit")
+	r.refused(exitInput, fmt.Sprintf(several, "delete --kind rule", "delete --kind pool"), "delete", "alice")
 	if rule, pool := r.show("va")[0], r.show("--pools")[0]; rule.Rate != 6e6 || pool.Rate != 20e6 {
 		t.Errorf("the rule has %d, the pool %d", rule.Rate, pool.Rate)
 	}
-	r.refused(exitInput, "each has no use in a pool", "set", "alice", "--each", "host")
-	r.refused(exitInput, "a pool keeps its name", "set", "alice", "--name", "bob")
-	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "5mbit", "--name", "alice")
-	r.refused(exitInput, "a rule outside it has that name, too: va ingress 10.0.0.7/32; nothing was changed; write 'shapectl set --rate 7mbit alice ingress'",
-		"set", "alice", "--rate", "7mbit")
-	r.refused(exitInput, "which has no direction", "set", "new", "egress", "--new", "--rate", "7mbit")
+	r.refused(exitInput, "each has no use in a pool", "pool", "set", "alice", "--each", "host")
+	r.refused(exitInput, "a pool keeps its name", "pool", "set", "alice", "--name", "bob")
+	r.refused(exitInput, "--match is of rules", "pool", "set", "alice", "--match", "src")
+	r.refused(exitInput, "a pool has no direction", "set", "new", "egress", "--new", "--rate", "7mbit")
 	r.refused(exitInput, "takes only its name", "set", "va", "egress", "any", "--new", "--rate", "7mbit")
-	r.run("delete", "alice") // which says that a pool is left
+	r.refused(exitInput, "leave --kind rule out", "set", "new", "--new", "--kind", "rule", "--rate", "7mbit")
+	r.refused(exitInput, "the rate of the new pool is missing", "set", "new", "--new")
+	r.run("delete", "--kind", "rule", "alice") // which says that a pool is left
 	r.ok("delete", "alice")
 	if left := r.show(); len(left) > 0 {
 		t.Errorf("left: %+v", left)
+	}
+}
+
+// With --kind, a name is only that of such a thing. 'pool' has only pools.
+func TestKind(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "any", "--rate", "10mbit")
+	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "10mbit", "--name", "alice")
+	before := r.ok("export")
+	for args, says := range map[string]string{
+		"pool set va --rate 1mbit":                        "no pool has that name",
+		"pool set alice --rate 1mbit":                     "no pool has that name",
+		"pool set va egress any --rate 1mbit":             "a pool has only a name",
+		"set --kind rule va --rate 1mbit":                 "no rule has that name",
+		"set --kind device alice --rate 1mbit":            "no device has that name",
+		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
+		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
+		"delete --kind pool va egress any":                "a pool has only a name",
+		"pool show --pools=false":                         "unknown flag",
+	} {
+		r.refused(exitInput, says, strings.Fields(args)...)
+	}
+	r.prints("nothing to delete: no pool has the name alice\n", "pool", "delete", "alice")
+	if after := r.ok("export"); after != before {
+		t.Errorf("the rules are\n%s", after)
+	}
+	r.ok("set", "--kind", "rule", "va", "egress", "any", "--rate", "2mbit")
+	r.ok("set", "--kind", "device", "va", "--rate", "3mbit")
+	r.ok("delete", "--kind", "rule", "alice")
+	if rules := r.show(); len(rules) != 2 || rules[0].Rate != 3e6 {
+		t.Errorf("the rules are %+v", rules)
+	}
+}
+
+// A pool may have the name of a device, as those of a policy have, and rules, too. Each command of an error works.
+func TestSetPoolOfDevice(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("devices: {va: {pool: 50mbit, egress: {any: {}}, ingress: {any: {}}}}\n"))
+	r.ok("set", "va", "--rate", "60mbit")
+	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
+		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
+	r.refused(exitInput, "write 'shapectl delete --kind pool va' for the pool, or 'shapectl delete va egress CIDR' for a rule of the device", "delete", "va")
+	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
+	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
+		"set", "va", "--rate", "7mbit")
+	r.ok("set", "--kind", "pool", "--rate", "7mbit", "va")
+	r.ok("set", "--kind", "device", "--fail", "closed", "va")
+	for _, row := range r.rows("show") {
+		if row.Kind == report.KindPool && *row.RateBits != 7e6 || row.Kind == report.KindRule && row.Fail != "closed" {
+			t.Errorf("%+v", row)
+		}
+	}
+
+	// The device's own rules may have its name.
+	r.ok("set", "va", "egress", "any", "--within", "none", "--name", "va")
+	r.ok("set", "va", "ingress", "any", "--within", "none", "--rate", "5mbit", "--name", "va")
+	r.ok("delete", "--kind", "pool", "va")
+	r.ok("set", "va", "--rate", "6mbit")
+	r.ok("set", "va", "--new", "--rate", "1gbit")
+	r.ok("delete", "--kind", "pool", "va")
+	if out := r.ok("delete", "va"); strings.Count(out, "deleted: ") != 4 {
+		t.Errorf("delete va says %s", out)
+	}
+}
+
+// With a direction, a name is that of rules or a device. Errors say what else has it.
+func TestNamedDirection(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"any", "10.0.0.0/24", "uplink"} {
+		r.ok("set", name, "--new", "--rate", "1mbit")
+		r.refused(exitInput, "no egress rule has that name, but a pool does, which has no direction; write 'shapectl set --kind pool --rate 2mbit "+name+"'",
+			"set", name, "egress", "--rate", "2mbit")
+		r.ok("set", "--kind", "pool", "--rate", "2mbit", name)
+	}
+}
+
+// A rule that is changed on its own does not change the plan for others that follow it.
+func TestExportAfterSet(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("plans: {gold: 10mbit}\ndevices: {va: {egress: {10.0.0.7: {plan: gold, name: alice}, 10.0.0.8: gold}}}\n"))
+	r.ok("set", "alice", "--name", "Alice")
+	if shown := r.show("Alice"); shown[0].Plan != "gold" {
+		t.Errorf("renamed: %+v", shown)
+	}
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "20mbit")
+	const want = "plans:\n  gold: 10mbit\ndevices:\n  va:\n    egress:\n      10.0.0.7: {rate: 20mbit, name: Alice}\n      10.0.0.8: gold\n"
+	if out := r.ok("export"); out != want {
+		t.Errorf("export prints\n%s", out)
 	}
 }
 
@@ -237,6 +330,7 @@ func TestKeptOptions(t *testing.T) {
 		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited, shadow rate=5mbit -> none"},
 		{"--shadow rate=5mbit", "--shadow none", "shadow rate=5mbit -> none"},
 		{"--overhead ethernet", "--name bob --note=", "name alice -> bob"},
+		{"--algorithm leaky --penalty fill", "--algorithm gcra", "algorithm leaky -> gcra, penalty fill -> none"},
 		{"--within up --guarantee 1mbit --excess delay --queue 20ms --ecn-above never", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
 	} {
 		set := func(flags string) limitFlags {
@@ -250,7 +344,6 @@ func TestKeptOptions(t *testing.T) {
 		}
 		have, err := set("--rate 10mbit --name alice "+c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
 		testenv.Must(t, err)
-		have.Label.Plan = "gold"
 		given := set(c.given)
 		got, err := given.over(&have, 14)
 		testenv.Must(t, err)
@@ -306,7 +399,8 @@ func TestNamedRefused(t *testing.T) {
 			args = append(args, "--rate", "1mbit")
 		}
 		with := strings.Join(append([]string{verb}, args[2:]...), " ")
-		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va egress CIDR' for a rule of the device, and 'shapectl %[1]s vc egress 10.0.0.7/32'", with), args...)
+		kind := strings.Replace(with, verb, verb+" --kind rule", 1)
+		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va egress CIDR' for a rule of the device", kind, with), args...)
 	}
 	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress CIDR for a rule",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")

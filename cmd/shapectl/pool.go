@@ -27,38 +27,33 @@ func poolCommand(e *env) *cobra.Command {
 			return inputf("pool: what to do is missing; use set, delete or show")
 		},
 	}
-	show := showCommand(e)
-	must(show.Flags().Set("pools", "true"))
-	cmd.AddCommand(setCommand(e), deleteCommand(e), show)
+	cmd.AddCommand(setCommand(e, kindPool), deleteCommand(e, kindPool), showCommand(e, true))
 	return cmd
 }
 
-// setPool changes the pool that a name stands for, or makes it.
-func (e *env) setPool(n *loader.Namespace, of ruleName, found search, limit limitFlags) error {
-	if limit.given("name") {
+// setPool changes a pool, or makes it. It is there if its Pool is set.
+func (e *env) setPool(n *loader.Namespace, of ruleName, have policy.Rule, limit limitFlags) error {
+	switch {
+	case limit.given("name"):
 		return inputf("a pool keeps its name; leave --name out, or make another pool with --new, and let the rules be within it")
-	}
-	if h := found.elsewhere(); found.pool.Pool && h != nil {
-		return inputf("%s is a pool, and a rule outside it has that name, too: %s %s %s; nothing was changed; write %s for such rules; to change the pool, first give them another --name",
-			plain.Line(of.name), plain.Line(h.Name()), h.Direction, h.rules[0].Prefix, e.suggest("set"+of.flags, of.name, h.Direction.String()))
-	}
-	if !found.pool.Pool {
-		if strings.ContainsAny(of.name, "*?[") {
-			return inputf("a new pool cannot have *, ? or [ in its name, which 'show --pools' takes as a pattern; choose another name")
+	case limit.given("match"):
+		return inputf("--match is of rules, and this is a pool; leave it out")
+	case have.Pool:
+		if want, err := limit.over(&have, 0); of.isNew && err == nil && want != have {
+			return inputf("there already is a pool %s with other values; nothing was changed; to change it, leave --new out", plain.Line(of.name))
 		}
-		pool, err := limit.Pool(of.name)
-		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
-			return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
-		}
-		if err != nil {
-			return inputError(err)
-		}
-		return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
+		return e.changePools(n, limit, have)
+	case strings.ContainsAny(of.name, "*?["):
+		return inputf("a new pool cannot have *, ? or [ in its name, which 'show --pools' takes as a pattern; choose another name")
 	}
-	if want, err := limit.over(&found.pool, 0); of.isNew && err == nil && want != found.pool {
-		return inputf("there already is a pool %s with other values; nothing was changed; to change it, leave --new out", plain.Line(of.name))
+	pool, err := limit.Pool(of.name)
+	if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
+		return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
 	}
-	return e.changePools(n, limit, found.pool)
+	if err != nil {
+		return inputError(err)
+	}
+	return e.put(n, limit, policy.Table{Rules: []policy.Rule{pool}})
 }
 
 // changePools changes pools in the options that were given.
@@ -75,7 +70,7 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 		pools[i] = pool
 	}
 	policy.SortRules(pools)
-	return e.put(n, policy.Table{Rules: pools})
+	return e.put(n, limit, policy.Table{Rules: pools})
 }
 
 // checkWithin returns an error if a pool that --within names does not exist.

@@ -270,7 +270,7 @@ func TestShowPools(t *testing.T) {
 		"show --tree --buckets":                                   "give one of them",
 		"show --pools ap-1 egress":                                "leave the other arguments out",
 		"set vb egress --rate 2mbit":                              "vb is a device without a rule for any",
-		"set va --rate 1mbit":                                     "va is a device without a rule for any, and neither a rule nor a pool has that name; write 'shapectl set --rate 1mbit va egress CIDR'",
+		"set va --rate 1mbit":                                     "va is a device without a rule for any; write 'shapectl set --rate 1mbit va egress CIDR'",
 		"set up --each host --rate 1mbit":                         "each has no use in a pool",
 		"set va egress 10.0.0.9 --note x":                         "rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
@@ -408,6 +408,11 @@ func TestCompletionOfPools(t *testing.T) {
 	r := newPoolRig(t)
 	for args, want := range map[string]string{
 		"set u":                            "uplink\n:4\n",
+		"show --pools a":                   "ap-1\n:4\n",
+		"pool set a":                       "ap-1\n:4\n",
+		"pool delete a":                    "ap-1\n:4\n",
+		"pool show a":                      "ap-1\n:4\n",
+		"set --new a":                      ":4\n",
 		"set x --share ":                   "none\nhost\nflow\nmember\n:4\n",
 		"set x --within a":                 "ap-1\n:4\n",
 		"set va egress 10.0.0.9 --within ": "ap-1\nuplink\n:4\n",
@@ -629,8 +634,13 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	r := newSubscriberRig(t)
 	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
 		"set", "alice", "--rate", "60mbit")
-	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
-		"set", "alice", "egress", "--share", "flow", "--burst", "100ms", "--within", "ap-2")
+	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-1\"; excess is dropped (gcra)\n",
+		"set", "alice", "egress", "--share", "flow", "--burst", "100ms")
+	// Where the rules are is of the rules.
+	if out := r.ok("set", "alice", "--within", "ap-1", "--weight", "2"); strings.Count(out, `is limited only by pool "ap-1"`) != 2 {
+		t.Errorf("within another pool: %s", out)
+	}
+	r.ok("set", "alice", "--within", "home", "--weight", "1")
 	for _, row := range r.rows("show", "alice") {
 		if row.Kind == report.KindRule && (row.RateBits != nil || row.Within != "home") {
 			t.Errorf("a rule of alice: %+v", row)
@@ -639,7 +649,7 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	if out := r.ok("set", "alice", "--shadow", "rate=5mbit"); strings.Count(out, "\n") != 1 || !strings.Contains(out, `shadow: pool "home" gets 5mbit`) {
 		t.Errorf("a shadow: %s", out)
 	}
-	r.refused(exitInput, "--fail is for the rules, and --rate 70mbit for their pool home", "set", "alice", "--rate", "70mbit", "--fail", "closed")
+	r.refused(exitInput, "--fail is an option of these rules, but --rate 70mbit of their pool: home has 60mbit; give them in two commands", "set", "alice", "--rate", "70mbit", "--fail", "closed")
 	if out := r.ok("set", "alice", "--fail", "closed"); strings.Count(out, `is limited only by pool "home"; what cannot be metered is dropped`) != 2 {
 		t.Errorf("an option of rules: %s", out)
 	}
@@ -647,12 +657,13 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	// The error names the pools, and commands that say what is meant.
 	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
 	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
-	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl set --rate 8mbit --confirm 1m0s home' or 'shapectl set --rate 8mbit --confirm 1m0s ap-1'",
+	r.refused(exitInput, "these rules share the rate of a pool with others: home has 60mbit, ap-1 has 100mbit; nothing was changed; "+
+		"write 'shapectl set --rate 8mbit --confirm 1m0s va egress 10.0.0.7/32' or 'shapectl set --kind pool --rate 8mbit --confirm 1m0s home' or ",
 		"set", "alice", "--rate", "8mbit", "--confirm", "60s")
-	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl set --rate 8mbit ap-1' for a whole pool, "+
-		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
+	r.refused(exitInput, "these rules share the rate of a pool with others: ap-1 has 100mbit; nothing was changed; "+
+		"write 'shapectl set --rate 8mbit va ingress 10.0.0.7/32' or 'shapectl set --kind pool --rate 8mbit ap-1'", "set", "alice", "ingress", "--rate", "8mbit")
 	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
-	r.refused(exitInput, "only some rules with this name have a rate of their own, and the others that of pool home", "set", "alice", "--rate", "9mbit")
+	r.refused(exitInput, "only some of these rules have a rate of their own, and others that of a pool: home has 60mbit", "set", "alice", "--rate", "9mbit")
 	r.prints("va ingress: 10.0.0.7 (\"alice\") gets 9mbit (1.125 MB/s), burst 337.5 kB (300 ms), within pool \"home\"; excess is dropped (gcra)\n",
 		"set", "alice", "ingress", "--rate", "9mbit")
 }
@@ -675,7 +686,7 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	r.ok("rollback")
 	r.ok("set", "bigco", "egress", "--rate", "70mbit")
 	r.refused(exitInput, "the pools of these rules have different rates: tap egress has 70mbit, tap ingress has 50mbit; nothing was changed; "+
-		"write 'shapectl set --rate 80mbit bigco egress' or 'shapectl set --rate 80mbit bigco ingress'", "set", "bigco", "--rate", "80mbit")
+		"write shapectl set --kind pool --rate 80mbit 'tap egress' or shapectl set --kind pool --rate 80mbit 'tap ingress'", "set", "bigco", "--rate", "80mbit")
 	r.ok("set", "--rate", "80mbit", "bigco", "ingress")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
 }
@@ -690,8 +701,23 @@ func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
 	r.ok("set", "oak up", "--rate", "5mbit")
 	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
 		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
-			"write shapectl set --rate 80mbit 'oak down' or shapectl set --rate 80mbit 'oak up'",
+			"write shapectl set --kind pool --rate 80mbit 'oak down' or shapectl set --kind pool --rate 80mbit 'oak up'",
 			append([]string{"set", "--rate", "80mbit"}, words...)...)
+	}
+}
+
+// A pool may let through less than the rate that a rule in it got. Somebody may not count many rules.
+func TestSetSaysMore(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "home", "--new", "--rate", "10mbit")
+	if out := r.ok("set", "va", "egress", "any", "--rate", "20mbit", "--within", "home"); !strings.HasSuffix(out, ")\npool home still limits this to 10mbit\n") {
+		t.Errorf("set says %q", out)
+	}
+	for i := range 11 {
+		r.ok("set", "va", "egress", fmt.Sprintf("10.0.0.%d", i), "--rate", "1mbit", "--name", "alice")
+	}
+	if out := r.ok("set", "alice", "--rate", "2mbit"); strings.Count(out, "gets 2mbit") != 11 || !strings.HasSuffix(out, "\n11 rules\n") {
+		t.Errorf("set says %s", out)
 	}
 }
 

@@ -2,37 +2,45 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func setCommand(e *env) *cobra.Command {
+// setCommand is that of things of a kind; of any if kind is "".
+func setCommand(e *env, kind string) *cobra.Command {
 	var limit limitFlags
 	var isNew bool
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR|any | NAME [ingress|egress] [flags]",
 		Short: "Set a rule or pool, or change it",
 		Long: `Set a rule, or change what the flags say of it. A new rule needs --rate or --within, and has defaults for the rest. At a
-new rate, a burst or queue lasts as long as before; with colours, burst sizes other than the default stay.
+new rate, a burst or queue lasts as long as before; one below the default stays below it. With colours, burst sizes other
+than the default stay. A rule whose limit changes follows its plan no longer.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
 NAME is the exact name of something that is there. All of it changes at one moment:
 
-  rules      all with this name, on all devices. If they have no rate of their
-             own, and only they are within their pools, then --rate and all
-             other flags that a pool can have change these pools.
-  a pool     Its name wins over that of rules within it. With a direction,
-             NAME is that of the rules.
-  a device   its rules for any, or their pools: what a pattern gave it.
+  rules      all with this name, on all devices
+  a pool     It has no direction: with one, NAME is that of rules or a device.
+  a device   its rules for any: what a pattern gave it
 
-Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The
-error lists their rates, and the commands.
+If NAME may mean several of these, set changes nothing, and lists a command for each. --kind says which is meant; with it,
+set makes no new rule. A pool is one thing with the rules of its name, or of the device of its name, if these have only
+its rate.
+
+Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate
+change the pools. Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a
+direction, too. The error lists their rates, and the commands.
 
 With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
 and all pools above have room. It is then charged to all of them; if one refuses it, to none. If the pool exists already
@@ -57,32 +65,46 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			}
 			return args(1, 3)(cmd, given)
 		},
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameOf)),
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+			switch {
+			case isNew:
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			case kind == kindPool:
+				return e.completePool(cmd, given, typed)
+			}
+			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.given = cmd.Flags().Changed
 			e.noteRates(cmd)
-			if !limit.any() {
+			switch {
+			case isNew && len(given) > 2:
+				return inputf("set: --new makes a pool, and takes only its name; a new rule needs no flag")
+			case isNew && kind != "" && kind != kindPool:
+				return inputf("set: --new makes a pool; leave --kind %s out", kind)
+			case isNew && !limit.any():
+				return inputf("set: the rate of the new pool is missing; give one, such as --rate 10mbit")
+			case !limit.any() && !e.setupFQ:
 				return inputf("set: what to change is missing; give a flag, such as --rate 10mbit")
+			case isNew:
+				kind = kindPool
 			}
 			if len(given) < 3 {
-				of, err := parseName("set", given)
+				of, err := parseName("set", kind, given)
 				if err != nil {
 					return err
 				}
-				if isNew && of.direction != nil {
-					return inputf("set: --new makes a pool, which has no direction; leave %v out", of.direction)
-				}
-				of.isNew, of.flags = isNew, limit.all()+e.how()
+				of.isNew = isNew
 				return e.setNamed(of, limit)
 			}
-			if isNew {
-				return inputf("set: --new makes a pool, and takes only its name; a new rule needs no flag")
+			if err := checkRuleKind("set", kind); err != nil {
+				return err
 			}
 			which, err := parseFilter("set", given)
 			if err != nil {
 				return err
 			}
-			return e.set(which, limit)
+			return e.set(which, limit, kind != "")
 		},
 	}
 	limit.add(cmd.Flags(), "dst on egress, src on ingress", func(*policy.Option) bool { return true })
@@ -92,12 +114,23 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
+	if kind == "" {
+		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
+	}
 	e.completes(cmd, "within", e.completeWithin)
 	return cmd
 }
 
-// set sets rules by their networks.
-func (e *env) set(which filterRules, limit limitFlags) error {
+// checkRuleKind returns an error if a device, a direction and a network are given, but not for a rule.
+func checkRuleKind(verb, kind string) error {
+	if kind != "" && kind != kindRule {
+		return inputf("%s: a %s has only a name; leave the network out", verb, kind)
+	}
+	return nil
+}
+
+// set sets rules by their networks: if onlyThere, only those that are there.
+func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 	doing := fmt.Sprintf("set %s on %s %s", which.networks, plain.Line(which.device), which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		dev, err := device(which.device)
@@ -128,9 +161,12 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 				have, found = h.Set.Find(p)
 			}
 			var rule policy.Rule
-			if found {
+			switch {
+			case found:
 				rule, err = limit.over(&have.Rule, dev.L2Bytes)
-			} else {
+			case onlyThere:
+				continue
+			default:
 				rule, err = limit.Rule(p, dev.L2Bytes)
 			}
 			if err != nil {
@@ -138,6 +174,94 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 			}
 			t.Rules = append(t.Rules, rule)
 		}
-		return e.put(n, t)
+		if t.Rules == nil {
+			return missingf("%s; nothing was changed", which.none())
+		}
+		return e.put(n, limit, t)
 	})
+}
+
+// put sets the rules of tables beside the others of their devices, and describes them.
+func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table) error {
+	done, err := n.PutTogether(e.confirm, tables...)
+	if err != nil {
+		return err
+	}
+	until, err := e.pending(n, "set", done)
+	if err != nil {
+		return err
+	}
+	if e.confirm > 0 && until == 0 {
+		e.say("shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts")
+	}
+	for _, d := range done {
+		if d.Hook.Upgraded {
+			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", d.Device, d.Direction)
+		}
+		if d.Hook.Reattached != "" {
+			e.say("%s %s: was not in force (%s); all its rules are attached again", d.Device, d.Direction, d.Hook.Reattached)
+		}
+	}
+	set := report.Rules{}
+	for _, t := range tables {
+		for _, of := range filtersOf(t) {
+			found, err := e.findRules(n, of, measure.Details{Sentences: true})
+			if err != nil {
+				return err
+			}
+			set = append(set, found...)
+		}
+	}
+	set.SayPools(poolsChanged(done))
+	above := e.limitedAbove(n, limit, tables)
+	err = e.print(set, func(w io.Writer) error {
+		err := e.sentences(set)(w)
+		if _, rules := set.Split(); len(rules) > mostUncounted {
+			fmt.Fprintln(w, plain.Count(len(rules), "rule"))
+		}
+		fmt.Fprint(w, above)
+		return err
+	})
+	for _, d := range done {
+		if lacks := e.queued(n, d.Device, d.Hook); err == nil {
+			err = lacks
+		}
+	}
+	return err
+}
+
+// filtersOf returns filters for just the rules or pools of a table.
+func filtersOf(t policy.Table) (filters []filterRules) {
+	if t.IsPools() {
+		for _, p := range t.Rules {
+			filters = append(filters, filterRules{pools: true, pool: p.Label.Name})
+		}
+		return filters
+	}
+	of := filterRules{device: t.Device, direction: &t.Direction}
+	for _, r := range t.Rules {
+		of.networks = append(of.networks, r.Prefix)
+	}
+	return []filterRules{of}
+}
+
+// mostUncounted is how many rules somebody counts at a glance.
+const mostUncounted = 10
+
+// limitedAbove says which pools let less through than the rate that rules in them have got, a line for each.
+func (e *env) limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
+	if !limit.given("rate") || limit.Rate == policy.Unlimited {
+		return ""
+	}
+	var pools []string
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			name := string(r.Within)
+			if pool, _ := findPool(n, name); pool.Pool && pool.Rate < r.Rate && !slices.Contains(pools, name) {
+				pools = append(pools, name)
+				says += fmt.Sprintf("pool %s still limits this to %v\n", plain.Line(name), pool.Rate)
+			}
+		}
+	}
+	return says
 }

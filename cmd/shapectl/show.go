@@ -30,10 +30,10 @@ const (
 	maxInterval   = time.Hour
 )
 
-func showCommand(e *env) *cobra.Command {
+// showCommand is that of pools, or of all.
+func showCommand(e *env, pools bool) *cobra.Command {
 	var o showOptions
 	var plan string
-	var pools bool
 	cmd := &cobra.Command{
 		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Show rules and what happened to their packets",
@@ -69,10 +69,15 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --names --sort use --top 10
   shapectl show 'tap*' egress --wide
   shapectl show --pools 'home-*' --sort dropped`,
-		Args:              args(0, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
+		Args: args(0, 3),
+		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if pools {
+				return e.completePool(cmd, given, typed)
+			}
+			return e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf))(cmd, given, typed)
+		},
 		RunE: func(cmd *cobra.Command, given []string) error {
-			if err := o.check(cmd); err != nil {
+			if err := o.check(cmd, pools); err != nil {
 				return err
 			}
 			want, search, err := parseSearch("show", given)
@@ -96,7 +101,9 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.StringVar(&o.sort, "sort", "device", "`order`: "+strings.Join(report.Sorts, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
-	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
+	if !pools {
+		flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
+	}
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
 	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")
@@ -109,11 +116,11 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 }
 
 // check reports options that are wrong or do not go together.
-func (o showOptions) check(cmd *cobra.Command) error {
+func (o showOptions) check(cmd *cobra.Command, pools bool) error {
 	set := cmd.Flags().Changed
 	views := 0
-	for _, name := range []string{"buckets", "names", "pools", "shadow", "sentences", "tree"} {
-		if set(name) {
+	for _, view := range []bool{o.buckets, o.names, pools, o.shadows, o.sentences, o.tree} {
+		if view {
 			views++
 		}
 	}

@@ -318,7 +318,7 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 	}
 	switch {
 	case t.Rule == nil:
-		of := ruleName{name: t.Name, flags: limit.all() + e.how()}
+		of := ruleName{name: t.Name, kind: kindRule}
 		if t.Direction != "" {
 			d, err := policy.ParseDirection(t.Direction)
 			if err != nil {
@@ -328,18 +328,12 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 		}
 		err = e.setNamed(of, limit)
 	case t.Rule.IsPool():
-		err = e.with(loader.Write, "set pool "+plain.Line(t.Rule.Name), func(n *loader.Namespace) error {
-			pool, there := findPool(n, t.Rule.Name)
-			if !there {
-				return inputf("the pool was just deleted")
-			}
-			return e.changePools(n, limit, pool)
-		})
+		err = e.setNamed(ruleName{name: t.Rule.Name, kind: kindPool}, limit)
 	default:
 		var direction policy.Direction
 		var prefix netip.Prefix
 		if direction, prefix, err = ruleAt(t.Rule); err == nil {
-			err = e.set(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit)
+			err = e.set(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit, true)
 		}
 	}
 	return text.String(), err

@@ -16,7 +16,9 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/internal/top"
 )
 
 // A terminal is a pseudo terminal, and what it shows. It is a vt100: others have more ways to say the same.
@@ -481,5 +483,27 @@ func TestTopOnADumbTerminal(t *testing.T) {
 	term.shows("this terminal (TERM=dumb) cannot show a screen; use --once")
 	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != exitInput {
 		t.Errorf("it ends with %v", err)
+	}
+}
+
+// What is gone is not set again.
+func TestTopSetsWhatIsThere(t *testing.T) {
+	r := newRig(t)
+	s := &topSource{e: &env{getenv: func(name string) string { return r.env[name] }}}
+	r.ok("set", "home", "--new", "--rate", "1mbit")
+	pool := top.Target{Rule: &report.Rule{Kind: report.KindPool, Name: "home"}}
+	said, err := s.SetRate(pool, "2mbit", 0)
+	if err != nil || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
+		t.Errorf("a pool: %s, %v", said, err)
+	}
+	r.ok("delete", "home")
+	for says, target := range map[string]top.Target{
+		"set home: no pool has that name":                            pool,
+		"set alice: no rule has that name":                           {Name: "alice"},
+		"va egress has no rule for 10.0.0.7/32; nothing was changed": {Rule: &report.Rule{Kind: report.KindRule, Device: "va", Direction: "egress", CIDR: "10.0.0.7/32"}},
+	} {
+		if said, err := s.SetRate(target, "1mbit", 0); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %s, %v", says, said, err)
+		}
 	}
 }

@@ -12,19 +12,21 @@ export const confirmChange = () => post("confirm");
 
 export const rollback = () => post("rollback");
 
-// setRate changes a rate and nothing else. The change reverts after confirm (a duration) unless that is "".
+// setRate changes a rate and nothing else, unless the rule or pool is gone. The change reverts after confirm (a duration)
+// unless that is "".
 export function setRate(r, rate, confirm) {
   const how = confirm ? { rate, confirm } : { rate };
-  return post("set", { ...named(r), ...how });
+  return post("set", { kind: r.kind, ...named(r), ...how });
 }
 
 // command is the same as a command line, for people.
 export function command(r, rate, confirm) {
-  const how = `--rate ${rate}${confirm ? ` --confirm ${confirm}` : ""}`;
-  return `shapectl set ${r.kind === "pool" ? word(r.name) : `${word(r.device)} ${r.direction} ${r.cidr}`} ${how}`;
+  const how = `--kind ${r.kind} --rate ${rate}${confirm ? ` --confirm ${confirm}` : ""}`;
+  const words = Object.values(named(r));
+  return `shapectl set ${how} ${words.some((w) => w.startsWith("-")) ? "-- " : ""}${words.map(word).join(" ")}`;
 }
 
-const word = (s) => (/^[\w.,:@+/-]+$/.test(s) && !s.startsWith("-") ? s : `'${s.replaceAll("'", "'\\''")}'`);
+const word = (s) => (/^[\w.,:@+/-]+$/.test(s) ? s : `'${s.replaceAll("'", "'\\''")}'`);
 
 // buckets are the fullest buckets of a rule.
 export async function buckets(r, top) {

@@ -413,9 +413,9 @@ func TestChange(t *testing.T) {
 	asked()
 	fill("new-rate", "25mbit")
 	b.Click(".rate-form button")
-	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set eth0 egress 10.1.0.66/32 --rate 25mbit --confirm 60s')")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set --kind rule --rate 25mbit --confirm 60s eth0 egress 10.1.0.66/32')")
 	b.Click("dialog .primary")
-	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","network":"10.1.0.66/32","rate":"25mbit"}`)
+	asked(`set {"confirm":"60s","device":"eth0","direction":"egress","kind":"rule","network":"10.1.0.66/32","rate":"25mbit"}`)
 	b.Until("what is pending", "document.querySelector('.banner .countdown')?.innerText.startsWith('0:')")
 	b.Until("what changed", `document.querySelector('.banner').innerText.includes('eth0 egress 10.1.0.66 ("mallory"): 1 rule changed.')`)
 	b.Click(".banner .primary")
@@ -436,9 +436,9 @@ func TestChange(t *testing.T) {
 	fill("new-rate", "120mbit")
 	b.Eval("document.getElementById('revert').value = ''", nil)
 	b.Click(".rate-form button")
-	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set ap-1 --rate 120mbit')")
+	b.Until("the command", "document.querySelector('dialog')?.innerText.includes('shapectl set --kind pool --rate 120mbit ap-1')")
 	b.Click("dialog .primary")
-	asked(`set {"named":"ap-1","rate":"120mbit"}`)
+	asked(`set {"kind":"pool","named":"ap-1","rate":"120mbit"}`)
 	var problems []string // the browser writes each refusal to the console
 	for _, p := range b.Problems() {
 		if !strings.Contains(p, "401") && !strings.Contains(p, "400") {
