@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -94,7 +95,7 @@ func (e *env) delete(want filterRules) error {
 		if deleted == nil {
 			return e.nothingToDelete(want)
 		}
-		if _, err := n.Delete(want.networks, having...); err != nil {
+		if err := n.Delete(func(*loader.Hook) []netip.Prefix { return want.networks }, having...); err != nil {
 			return err
 		}
 		return e.deleted(deleted)

@@ -455,7 +455,7 @@ func (e *env) deleteNamed(of ruleName) error {
 				networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
 			}
 		}
-		if _, err := n.DeleteTogether(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
+		if err := n.Delete(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
 			return err
 		}
 		if err := e.deleted(deleted); err != nil {

@@ -85,33 +85,11 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
 // needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	plan := func() (orders, error) { return n.plan(tables, o.Devices) }
-	orders, err := n.planned(plan)
-	defer func() { orders.close() }()
-	if err != nil || !orders.haveWork() {
-		return nil, err
-	}
-	if orders, err = n.endBefore(orders, plan, nil); err != nil {
-		return nil, err
-	}
-	err = n.pins.changing(func() error {
-		err := orders.apply(&n.pins, n.options, o)
-		if err == nil && o.Final {
-			err = n.pins.finish()
-		}
-		for _, one := range orders {
-			if err == nil && o.Final && one.gone == nil && len(one.want.Rules) > 0 && !one.isPools() {
-				err = n.pins.trimIfb(one.Set)
-			}
-		}
-		return err
-	})
+	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, o.Devices) }, o)
 	if err != nil {
 		return nil, err
 	}
-	for _, o := range orders {
-		o.done.Rules = maps.Count(o.steps)
-		o.done.Hook.Changed = len(o.steps) > 0
+	for _, o := range all {
 		if o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
 			done = append(done, o.done)
 		}

@@ -53,63 +53,48 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 	return done[0].Hook, nil
 }
 
-// PutTogether sets the valid rules of tables beside the other rules of their devices, and
-// attaches the hooks. Several rules change at one moment, which also ends the last change. With confirm, the
-// change reverts after that time unless it is confirmed. The
-// error wraps ErrPending if the last change is pending. On failure no rule is changed. Of several
-// devices, one that was deleted meanwhile gets no rules, and is not in what was done.
+// PutTogether sets the valid rules of tables beside the other rules of their devices, and attaches the hooks. Errors, and what
+// confirm is for, are those of Apply. Of several devices, one that was deleted meanwhile gets no rules, and is not in what was
+// done.
 func (n *Namespace) PutTogether(confirm time.Duration, tables ...policy.Table) (done []Applied, err error) {
 	tables = slices.Clone(tables)
-	rules := 0
 	for i := range tables {
 		tables[i].Rules = slices.Clone(tables[i].Rules)
 		policy.SortRules(tables[i].Rules)
-		rules += len(tables[i].Rules)
 	}
-	plan := func() (orders, error) { return n.planRules(tables) }
-	orders, err := n.planned(plan)
-	defer func() { orders.close() }()
-	if err == nil && !orders.haveWork() && !slices.ContainsFunc(orders, (*order).isOther) {
-		for _, o := range orders {
-			done = append(done, o.done)
-		}
-		return done, nil // the last change can still be rolled back
-	}
-	together := rules > 1 || confirm > 0
-	if err == nil {
-		changed := orders[0].Hook
-		if together || orders.concernPools() {
-			changed = nil // there is one change of many rules at a time, and it may add or remove the pools
-		}
-		orders, err = n.endBefore(orders, plan, changed)
-	}
+	all, err := n.carryOut(func() (orders, error) { return n.planRules(tables) }, ApplyOptions{Confirm: confirm, Final: confirm == 0})
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(orders, (*order).turns); confirm > 0 && i >= 0 {
-		return nil, fmt.Errorf("%s: %w (%s)", tableName(orders[i].want), ErrMatch, orders[i].Match())
-	}
-	err = n.pins.changing(func() (err error) {
-		if together {
-			err = orders.apply(&n.pins, n.options, ApplyOptions{Confirm: confirm})
-			if err == nil && confirm == 0 && slices.ContainsFunc(orders, hasSteps) {
-				err = n.pins.finish()
-			}
-		} else if err = orders.prepare(&n.pins, n.options); err == nil && orders[0].gone == nil {
-			_, err = orders[0].Set.Put(tables[0].Rules[0])
+	for _, o := range all {
+		if o.gone == nil {
+			done = append(done, o.done)
 		}
-		for _, o := range orders {
-			if err == nil && o.gone == nil {
-				o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), hasSteps(o)
-				done, err = append(done, o.done), n.pins.trimIfb(o.Set)
-			}
-		}
-		return err
-	})
-	if err == nil && done == nil {
-		err = orders[0].gone
 	}
-	return done, err
+	if done == nil {
+		return nil, all[0].gone
+	}
+	return done, nil
+}
+
+// carryOut carries out a plan. What it returns is closed.
+func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (orders, error) {
+	all, err := n.planned(plan)
+	defer func() { all.close() }()
+	if err != nil || !all.haveWork() {
+		return all, err // the last change can still be rolled back
+	}
+	if all, err = n.endBefore(all, plan, all.only(o)); err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(all, (*order).turns); o.Confirm > 0 && i >= 0 {
+		return nil, fmt.Errorf("%s: %w (%s)", tableName(all[i].want), ErrMatch, all[i].Match())
+	}
+	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
+	for _, one := range all {
+		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
+	}
+	return all, err
 }
 
 // isOther reports whether a hook matches another address than is wanted, or has the program of another build.
@@ -122,8 +107,6 @@ func (o *order) isOther() bool {
 func (o *order) turns() bool {
 	return !o.isPools() && o.Set != nil && o.Match() != o.want.Match && o.Set.InForce()
 }
-
-func hasSteps(o *order) bool { return len(o.steps) > 0 }
 
 // among returns the rules that the hook has for the networks of a table.
 func (h *Hook) among(t policy.Table) policy.Table {
@@ -140,81 +123,41 @@ func (h *Hook) among(t policy.Table) policy.Table {
 	return t
 }
 
-// Delete removes the rules of networks from hooks, and detaches each hook without a rule
-// left. It reports how many hooks had such rules. Rules of several networks go at one
-// moment. Errors are those of Put and Flush.
-func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
-	if len(networks) > 1 {
-		return n.DeleteTogether(func(*Hook) []netip.Prefix { return networks }, hooks...)
-	}
+// Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
+// rule left. All rules go at one moment. Errors are those of Put and Flush.
+func (n *Namespace) Delete(networks func(*Hook) []netip.Prefix, hooks ...*Hook) error {
 	if err := n.pins.readable(); err != nil {
-		return 0, err
+		return err
 	}
-	err = n.changeHooks(hooks, func() error {
-		return forEach(&n.pins, hooks, func(h *Hook) error {
-			if !h.Set.Delete(networks[0]) {
-				return nil
-			}
-			deleted++
-			return n.pins.trim(h)
-		})
-	})
-	return deleted, err
+	_, err := n.carryOut(func() (all orders, err error) {
+		for _, h := range hooks {
+			all = append(all, h.without(networks(h)))
+		}
+		return all, nil
+	}, ApplyOptions{Final: true})
+	return err
 }
 
-// DeleteTogether is Delete for networks that each hook has of its own. All rules go at one moment.
-func (n *Namespace) DeleteTogether(networks func(*Hook) []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
-	if err := n.pins.readable(); err != nil {
-		return 0, err
+// without is the order that removes the rules of networks, whatever the state of the hook is.
+func (h *Hook) without(networks []netip.Prefix) *order {
+	it := *h
+	it.Set.Hold()
+	o := &order{Hook: &it, dev: h.Device, want: policy.Table{Device: h.Name(), Direction: h.Direction}, asIs: true}
+	if h.Set.IsPools() {
+		o.want = policy.Table{}
 	}
-	if err := n.pins.endChange(nil); err != nil {
-		return 0, err
+	for _, p := range networks {
+		if e, found := h.Set.Find(p); found {
+			o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
+		}
 	}
-	err = n.pins.changing(func() error {
-		var having []*Hook
-		for _, h := range hooks {
-			var steps []policy.Difference
-			for _, p := range networks(h) {
-				if e, found := h.Set.Find(p); found {
-					steps = append(steps, policy.Difference{Have: &e.Rule})
-				}
-			}
-			if steps == nil {
-				continue
-			}
-			if err := h.Set.Prepare(steps, func(int) {}); err != nil {
-				return err
-			}
-			having = append(having, h)
-		}
-		if having == nil {
-			return nil
-		}
-		if err := arm(n.pins.store, 0); err != nil {
-			return err
-		}
-		n.pins.store.End()
-		n.pins.store.Finish()
-		deleted = len(having)
-		return forEach(&n.pins, having, n.pins.trim)
-	})
-	return deleted, err
+	return o
 }
 
 // Flush removes all rules of hooks, and detaches the hooks. The error wraps ErrPending, and
 // nothing is changed, if one of the hooks takes part in a pending change. If a hook cannot
 // be flushed, the others still are.
 func (n *Namespace) Flush(hooks ...*Hook) error {
-	return n.changeHooks(hooks, func() error {
-		for _, h := range hooks {
-			h.Set.Clear() // all before the first is detached, as that takes a while
-		}
-		return forEach(&n.pins, hooks, n.pins.removeHook)
-	})
-}
-
-// changeHooks ends the last change of hooks, and runs f, which changes them.
-func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 	if len(hooks) == 0 {
 		return nil
 	}
@@ -223,7 +166,12 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 			return err
 		}
 	}
-	return n.pins.changing(f)
+	return n.pins.changing(func() error {
+		for _, h := range hooks {
+			h.Set.Clear() // all before the first is detached, as that takes a while
+		}
+		return forEach(&n.pins, hooks, n.pins.removeHook)
+	})
 }
 
 // FlushAll is Flush for all hooks of the namespace, including those of another version of shapectl.

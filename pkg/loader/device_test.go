@@ -3,7 +3,6 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -542,7 +541,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"find":      func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
 			"put":       func(n *Namespace) error { _, err := r.putIn(n, one); return err },
 			"put anew":  func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
-			"delete":    func(n *Namespace) error { _, err := n.Delete([]netip.Prefix{one.Prefix}, hook); return err },
+			"delete":    func(n *Namespace) error { return n.Delete(networks(one.Prefix), hook) },
 			"apply":     apply,
 			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
 			"confirm":   confirm,

@@ -26,6 +26,7 @@ type order struct {
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
+	asIs  bool         // however it is attached, it stays so
 	then  *afterRevert // nil unless a change is pending
 	gone  error        // the device was deleted meanwhile, and this failed
 }
@@ -56,10 +57,10 @@ func (o *order) failed(err error) error {
 
 // hasWork reports whether an order changes anything.
 func (o *order) hasWork() bool {
-	if o.isPools() {
+	if o.asIs || o.isPools() {
 		return len(o.steps) > 0
 	}
-	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0)
+	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0 || o.isOther())
 }
 
 // orders are the orders of one command.
@@ -73,6 +74,31 @@ func (all orders) close() {
 
 func (all orders) haveWork() bool { return slices.ContainsFunc(all, (*order).hasWork) }
 
+// steps returns how many there are.
+func (all orders) steps() (n int) {
+	for _, o := range all {
+		n += len(o.steps)
+	}
+	return n
+}
+
+// only is the hook for which one step suffices; nil if there must be a change of several rules, of which there is one at a time
+// and which may add or remove the pools.
+func (all orders) only(o ApplyOptions) (h *Hook) {
+	if !o.Final || all.steps() > 1 || all.concernPools() {
+		return nil
+	}
+	for _, one := range all {
+		if one.hasWork() {
+			if h != nil {
+				return nil
+			}
+			h = one.Hook
+		}
+	}
+	return h
+}
+
 // apply prepares hooks, and changes all their rules at one moment. If it fails before, it removes the fqs that it has set up.
 func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 	began := false
@@ -84,10 +110,40 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 	if err := all.prepare(p, options); err != nil {
 		return err
 	}
-	of, ready := 0, 0
-	for _, one := range all {
-		of += len(one.steps)
+	of := all.steps()
+	if of == 1 && o.Final {
+		err = all.step()
+	} else if of > 0 {
+		err = all.change(p.store, o, of)
 	}
+	if err != nil {
+		return err
+	}
+	began = true
+	all.sweepGone(p)
+	if !o.Final || of == 0 {
+		return nil
+	}
+	return all.finish(p, of > 1)
+}
+
+// step carries out the only step.
+func (all orders) step() error {
+	for _, o := range all {
+		for _, d := range o.steps {
+			if d.Want != nil {
+				_, err := o.Set.Put(*d.Want)
+				return err
+			}
+			o.Set.Delete(d.Have.Prefix)
+		}
+	}
+	return nil
+}
+
+// change carries out all steps, of which there are so many, at one moment.
+func (all orders) change(store *maps.Store, o ApplyOptions, of int) error {
+	ready := 0
 	for _, one := range all {
 		if err := one.Set.Prepare(one.steps, func(steps int) {
 			if o.Progress != nil {
@@ -98,14 +154,23 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 		}
 		ready += len(one.steps)
 	}
-	if of > 0 {
-		if err := arm(p.store, o.Confirm); err != nil {
+	return arm(store, o.Confirm)
+}
+
+// finish removes what is not needed any more. After a change, it rules out that this reverts.
+func (all orders) finish(p *pins, change bool) error {
+	if change {
+		if err := p.end(); err != nil {
 			return err
 		}
 	}
-	began = true
-	all.sweepGone(p)
-	return nil
+	err := forEach(p, all, func(o *order) error {
+		if o.gone != nil || o.isPools() {
+			return nil
+		}
+		return p.trim(o.Hook)
+	})
+	return errors.Join(err, p.bpfState.drop())
 }
 
 // removeFQs removes the fqs that claim has set up.
@@ -122,6 +187,9 @@ func (all orders) removeFQs() (err error) {
 // prepare makes room for the rules of hooks, and attaches the hooks that need it, with
 // programs of this build.
 func (all orders) prepare(p *pins, options Options) error {
+	if !slices.ContainsFunc(all, func(o *order) bool { return !o.asIs }) {
+		return nil
+	}
 	if err := all.claim(p); err != nil {
 		return err
 	}

@@ -272,15 +272,23 @@ func (p *pins) endChange(h *Hook) error {
 
 // finish ends the last change, which is not pending, and removes hooks that have no rules then.
 func (p *pins) finish() error {
+	if err := p.end(); err != nil {
+		return err
+	}
+	if err := p.sweep(); err != nil {
+		return err
+	}
+	return p.bpfState.drop()
+}
+
+// end ends the last change, which is not pending.
+func (p *pins) end() error {
 	if err := p.settlePolicy(); err != nil {
 		return err
 	}
 	p.store.End() // otherwise a killed process could leave a change of which only a part can be reverted
 	p.store.Finish()
-	if err := p.sweep(); err != nil {
-		return err
-	}
-	return p.bpfState.drop()
+	return nil
 }
 
 // forEach calls f, which may detach a hook, for each hook, even after f failed for some.

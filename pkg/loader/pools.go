@@ -58,14 +58,7 @@ func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
 	if users := n.Within(name); users != nil {
 		return false, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
 	}
-	if err := n.pins.endChange(nil); err != nil { // as a rollback might bring rules back into the pool
-		return false, err
-	}
-	err = n.pins.changing(func() error {
-		deleted = n.pins.store.Pools().Delete(key)
-		return n.pins.bpfState.drop()
-	})
-	return deleted, err
+	return true, n.deletePools(key) // a rollback might bring rules back into the pool
 }
 
 // DeleteUnusedPools removes the pools that nothing is within, or only others of these that come before. The error wraps
@@ -78,17 +71,13 @@ func (n *Namespace) DeleteUnusedPools(names []string) error {
 	for _, name := range names {
 		keys = append(keys, policy.PoolKey(name))
 	}
-	unused := n.pins.store.Unused(keys)
-	if len(unused) == 0 {
-		return nil
-	}
-	if err := n.pins.endChange(nil); err != nil {
-		return err
-	}
-	return n.pins.changing(func() error {
-		n.pins.store.Pools().Delete(unused...)
-		return n.pins.bpfState.drop()
-	})
+	return n.deletePools(n.pins.store.Unused(keys)...)
+}
+
+func (n *Namespace) deletePools(keys ...netip.Prefix) error {
+	pools := n.Pools()
+	defer pools.Close()
+	return n.Delete(func(*Hook) []netip.Prefix { return keys }, pools)
 }
 
 // Within names all that is directly within a pool.

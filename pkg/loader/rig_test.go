@@ -123,12 +123,16 @@ func (r *rig) delete(rule policy.Rule) {
 			return err
 		}
 		defer h.Close()
-		deleted, err := n.Delete([]netip.Prefix{rule.Prefix}, h)
-		if deleted != 1 {
-			r.t.Errorf("there was no %v to delete", rule.Prefix)
+		if _, found := h.Set.Find(rule.Prefix); !found {
+			r.t.Errorf("there is no %v to delete", rule.Prefix)
 		}
-		return err
+		return n.Delete(networks(rule.Prefix), h)
 	})
+}
+
+// networks are those to delete from each hook.
+func networks(prefixes ...netip.Prefix) func(*Hook) []netip.Prefix {
+	return func(*Hook) []netip.Prefix { return prefixes }
 }
 
 func (r *rig) flush() {

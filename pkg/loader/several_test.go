@@ -3,7 +3,6 @@ package loader
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,9 +47,6 @@ func withHooks(n *Namespace, f func(hooks []*Hook) error) error {
 
 // several are commands that change several hooks, one after the other.
 var several = []steppedCommand{
-	{"delete on several hooks", true, severalHooks, func(n *Namespace) error {
-		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix}, hooks...); return err })
-	}},
 	{"flush several hooks", true, severalHooks, func(n *Namespace) error {
 		return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) })
 	}},
@@ -119,7 +115,7 @@ func (r *rig) nameOf(index int) string {
 	return ""
 }
 
-// A delete or flush of several hooks is killed at the first, a middle and the last of all
+// A flush of several hooks is killed at the first, a middle and the last of all
 // steps of each name. Each hook then has its rules and its program, or neither. The next
 // command completes the detaching and stops expediting RCU. A second flush does the rest.
 func TestSeveralHooksKilled(t *testing.T) {

@@ -232,16 +232,16 @@ var stepped = []steppedCommand{
 	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
 	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{two.Prefix}, h); return err })
+		return withHook(n, func(h *Hook) error { return n.Delete(networks(two.Prefix), h) })
 	}},
 	{"delete together", false, ready(stays, one, v6), func(n *Namespace) error {
 		return withHook(n, func(h *Hook) error {
-			_, err := n.Delete([]netip.Prefix{one.Prefix, two.Prefix, v6.Prefix}, h)
+			err := n.Delete(networks(one.Prefix, two.Prefix, v6.Prefix), h)
 			return err
 		})
 	}},
 	{"delete all together", false, ready(one, v6), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix, v6.Prefix}, h); return err })
+		return withHook(n, func(h *Hook) error { return n.Delete(networks(one.Prefix, v6.Prefix), h) })
 	}},
 	{"rules together on two hooks", false, onBoth, func(n *Namespace) error {
 		_, err := n.PutTogether(0, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
@@ -251,7 +251,7 @@ var stepped = []steppedCommand{
 		hooks, err := n.Hooks()
 		defer CloseHooks(hooks)
 		if err == nil {
-			_, err = n.DeleteTogether(func(*Hook) []netip.Prefix { return []netip.Prefix{one.Prefix} }, hooks...)
+			err = n.Delete(networks(one.Prefix), hooks...)
 		}
 		return err
 	}},
