@@ -17,7 +17,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/pulse"
+	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // storeFlags say how to reach the store of clusters.
@@ -132,15 +135,15 @@ func (e *env) hostIn(given string) (string, error) {
 func (e *env) runAgent(store *storeFlags, host string) error {
 	e.out, e.err = &lockedWriter{to: e.out}, &lockedWriter{to: e.err}
 	say := func(text string) { e.say("shapectl: agent: %s", text) }
-	r, err := e.renewer(store, host, say)
+	r, err := e.clusterLeases(store, host, say)
 	if err != nil {
 		return prefixed("agent", err)
 	}
-	defer r.store.Close()
+	defer r.Store.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	d := &daemon{env: e, say: say, started: r.started}
-	d.add("leases", r.run, r.isAlive)
+	d := &daemon{env: e, say: say, started: r.Started}
+	d.add("leases", r.Run, r.Alive)
 	if err := d.run(ctx, nil); err != nil {
 		return fmt.Errorf("agent: %w", e.advise(err))
 	}
@@ -159,8 +162,13 @@ func prefixed(command string, err error) error {
 	return fmt.Errorf("%s: %w", command, err)
 }
 
-// renewer makes a renewer of this network namespace.
-func (e *env) renewer(from *storeFlags, host string, say func(string)) (*renewer, error) {
+// keeper is for the pools of this network namespace.
+func (e *env) keeper(o loader.Options, say func(string)) leases.Keeper {
+	return leases.Keeper{Options: o, Netns: e.netns, Say: say, Advise: e.advise, Pulse: make(pulse.Pulse)}
+}
+
+// clusterLeases renews the leases of clusters.
+func (e *env) clusterLeases(from *storeFlags, host string, say func(string)) (*leases.Cluster, error) {
 	o, err := e.options()
 	if err != nil {
 		return nil, e.advise(err)
@@ -172,5 +180,5 @@ func (e *env) renewer(from *storeFlags, host string, say func(string)) (*renewer
 	if err != nil {
 		return nil, err
 	}
-	return &renewer{env: e, options: o, store: store, host: host, say: say, pulse: make(pulse)}, nil
+	return &leases.Cluster{Keeper: e.keeper(o, say), Store: store, Host: host}, nil
 }

@@ -4,14 +4,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/cluster"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -286,33 +283,6 @@ func TestServeRenewsLeases(t *testing.T) {
 		t.Errorf("an agent beside it: %+v", got)
 	}
 	s.endsWell(syscall.SIGTERM)
-}
-
-// BenchmarkAgentStep renews the leases of 100 pools.
-func BenchmarkAgentStep(b *testing.B) {
-	testenv.NewNetns(b)
-	bpffs, store := testenv.BPFFS(b), testenv.NewRedis(b)
-	e := &env{out: io.Discard, err: os.Stderr, getenv: func(name string) string { return map[string]string{"SHAPECTL_BPFFS": bpffs}[name] }}
-	var policy strings.Builder
-	policy.WriteString("devices: {}\npools:\n")
-	for i := range 100 {
-		fmt.Fprintf(&policy, "  p%d: {rate: 100mbit, cluster: c%d}\n", i, i)
-	}
-	file := filepath.Join(b.TempDir(), "policy.yaml")
-	testenv.Must(b, os.WriteFile(file, []byte(policy.String()), 0o600))
-	if code := e.run([]string{"apply", file}); code != exitDone {
-		b.Fatalf("apply: exit %d", code)
-	}
-	r, err := e.renewer(&storeFlags{Options: cluster.Options{URL: store.URL, Prefix: "b"}}, "h", func(string) {})
-	testenv.Must(b, err)
-	r.begin()
-	for b.Loop() {
-		wait, err := r.step(b.Context())
-		testenv.Must(b, err)
-		b.StopTimer()
-		time.Sleep(wait)
-		b.StartTimer()
-	}
 }
 
 // A revert brings back a pool's cluster, but no lease that the cluster has given to others meanwhile, and none of another one.

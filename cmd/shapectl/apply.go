@@ -295,7 +295,7 @@ func removesAll(n *loader.Namespace, f *policyfile.File, want goal) error {
 	}
 	why := "the policy has no rule for any device; complete it"
 	if missing := append(want.absent, want.unmatched...); len(missing) > 0 {
-		why = "no device is " + plain.List(lines(missing)) + "; correct the names"
+		why = "no device is " + plain.List(plain.Lines(missing)) + "; correct the names"
 	}
 	return inputf("it would remove all %s of %s, as %s, or give --allow-empty; nothing was changed", plain.Count(rules, "rule"), plain.List(devices), why)
 }
@@ -332,15 +332,6 @@ func (o *applyOptions) checkRemoved(n *loader.Namespace, want []policy.Table) er
 	}
 	return inputf("it would remove %d of %d rules and pools, more than --max-remove %s; nothing was changed; if the policy is complete, give a larger --max-remove, or leave it out",
 		removed, all, o.maxRemove)
-}
-
-// lines are names, each in one line.
-func lines(names []string) []string {
-	out := make([]string, len(names))
-	for i, name := range names {
-		out[i] = plain.Line(name)
-	}
-	return out
 }
 
 // warn writes the warnings of a valid policy.
@@ -493,10 +484,10 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 // sayMissing says for which devices and patterns of a policy no device exists.
 func (e *env) sayMissing(absent, unmatched []string) {
 	if len(absent) > 0 {
-		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(lines(absent)), e.suggest("watch"))
+		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(plain.Lines(absent)), e.suggest("watch"))
 	}
 	if len(unmatched) > 0 {
-		e.say("shapectl: no device matches %s", plain.List(lines(unmatched)))
+		e.say("shapectl: no device matches %s", plain.List(plain.Lines(unmatched)))
 	}
 }
 

@@ -54,7 +54,7 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 			return inputf("this policy was not confirmed, and reverted; apply it again, or correct it; nothing was changed")
 		}
 		return inputf("the policy has no rules for %s, only for %s; name the device or a pattern for it in the policy; nothing was changed",
-			plain.Line(name), plain.List(lines(now.Devices())))
+			plain.Line(name), plain.List(plain.Lines(now.Devices())))
 	}
 	if now.File != f.File && reverted.File != f.File {
 		e.say("%s was not confirmed, and reverted: %s gets the rules of the policy in force, %s", f.Path, plain.Line(name), now.Path)

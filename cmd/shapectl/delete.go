@@ -323,7 +323,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() }) {
 		how = e.suggest("flush --all") + " deletes all pools"
 	}
-	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(lines(unused)), how)
+	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), how)
 }
 
 // used reports whether there is a rule in a pool, or in one within it.
@@ -352,7 +352,7 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
 	found := n.Elsewhere(want.matchesHook)
 	if found != nil {
-		e.say("shapectl: %s: %w", plain.List(lines(found)), e.advise(loader.ErrElsewhere))
+		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
 	return found != nil
 }

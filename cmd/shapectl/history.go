@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
@@ -20,7 +21,7 @@ type recorder struct {
 	env    *env
 	reader *measure.Reader
 	say    func(string)
-	pulse
+	pulse.Pulse
 
 	lost    report.Losses
 	failing bool
@@ -40,7 +41,7 @@ func (c *recorder) run(ctx context.Context, ready func()) error {
 	defer ticker.Stop()
 	for {
 		c.record()
-		if !c.wait(ctx, ticker.C) {
+		if !c.Wait(ctx, ticker.C) {
 			return nil
 		}
 	}

@@ -353,7 +353,7 @@ func insideOf(h line.Host, dev netinfo.Device, given string) (string, error) {
 	case len(names) == 0:
 		return "", inputf("host %s: %v is no neighbour now; say on which device it is, such as --inside br-lan", plain.Line(h.Name), h.MAC)
 	case len(names) > 1:
-		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(lines(names)))
+		return "", inputf("host %s: %v is a neighbour on %s; say with --inside on which one it is limited", plain.Line(h.Name), h.MAC, plain.List(plain.Lines(names)))
 	case names[0] == dev.Name:
 		return "", inputf("host %s: %s is the line itself; give the device of the hosts, such as --inside br-lan", plain.Line(h.Name), plain.Line(dev.Name))
 	case given != "" && inside.Master != 0:

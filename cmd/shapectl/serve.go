@@ -25,9 +25,11 @@ import (
 	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
@@ -274,8 +276,8 @@ func (e *env) serve(o serveOptions) error {
 	}
 	d.add("HTTP", s.Run, s.Alive)
 	if e.history != nil {
-		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, pulse: make(pulse)}
-		d.add("history", c.run, c.isAlive)
+		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, Pulse: make(pulse.Pulse)}
+		d.add("history", c.run, c.Alive)
 	}
 	if e.rtts != nil {
 		d.add("rtt", e.rtts.Run, e.rtts.Alive)
@@ -284,17 +286,17 @@ func (e *env) serve(o serveOptions) error {
 		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready, o.Say) }, func(context.Context) error { return nil })
 	}
 	if o.cluster.URL != "" {
-		r, err := e.renewer(&o.cluster, o.host, func(text string) { o.Say("cluster: " + text) })
+		r, err := e.clusterLeases(&o.cluster, o.host, func(text string) { o.Say("cluster: " + text) })
 		if err != nil {
 			return prefixed("serve", err)
 		}
-		defer r.store.Close()
-		d.alsoStarts(r.started)
-		d.add("leases", r.run, r.isAlive)
+		defer r.Store.Close()
+		d.alsoStarts(r.Started)
+		d.add("leases", r.Run, r.Alive)
 	}
 	if o.file != "" {
 		r := e.reconciler(options)
-		r.Pings = make(chan struct{})
+		r.Pulse = make(pulse.Pulse)
 		if err := r.LoadIfAny(o.file, o.lastGood); err != nil {
 			return inputf("serve: %w", err)
 		}
@@ -304,16 +306,9 @@ func (e *env) serve(o serveOptions) error {
 		})
 		d.add("watch", func(ctx context.Context, ready func()) error {
 			return loader.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
-		}, func(ctx context.Context) error {
-			select {
-			case r.Pings <- struct{}{}:
-				return nil
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-		})
-		a := e.adapter(options, e.note)
-		d.add("adapt", a.run, a.isAlive)
+		}, r.Alive)
+		a := leases.Line{Keeper: e.keeper(options, e.note)}
+		d.add("adapt", a.Run, a.Alive)
 	}
 	if err := d.run(ctx, hangup); err != nil {
 		return fmt.Errorf("serve: %w", e.advise(err))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -82,7 +83,7 @@ func (e *env) watch(file, lastGood string) error {
 	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
-	a := e.adapter(o, e.note)
+	a := leases.Line{Keeper: e.keeper(o, e.note)}
 	var adapts sync.WaitGroup
 	ctx, end := context.WithCancel(ctx)
 	defer adapts.Wait()
@@ -93,7 +94,7 @@ func (e *env) watch(file, lastGood string) error {
 			e.notify("READY=1")
 			adapts.Go(func() {
 				// It fails only with the namespace, as r does.
-				_ = a.run(ctx, func() {})
+				_ = a.Run(ctx, func() {})
 			})
 		})
 	})
@@ -113,7 +114,7 @@ func (e *env) reconciler(o loader.Options) *reconciler.Reconciler {
 
 // watchesFor says what a reconciler watches for.
 func watchesFor(r *reconciler.Reconciler, file string) string {
-	return fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file)
+	return fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(plain.Lines(r.Devices())), "no devices"), file)
 }
 
 // reconciled writes a line about the rules that were applied.

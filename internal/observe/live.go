@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
@@ -20,7 +21,7 @@ type Live struct {
 	options Options
 	rules   func() (report.Rules, error)
 	say     func(string)
-	alive   chan struct{}
+	pulse.Pulse
 
 	mutex sync.Mutex
 	first chan struct{} // closed when there is a reading, or an error
@@ -64,7 +65,7 @@ func (s *Sum) add(p Part) {
 
 // NewLive makes a Live, which reads rules by a function, and says what goes wrong.
 func NewLive(o Options, rules func() (report.Rules, error), say func(string)) *Live {
-	return &Live{options: o, rules: rules, say: say, alive: make(chan struct{}), first: make(chan struct{}), sums: Sums{Rules: map[report.Key][2]Sum{}}}
+	return &Live{options: o, rules: rules, say: say, Pulse: make(pulse.Pulse), first: make(chan struct{}), sums: Sums{Rules: map[report.Key][2]Sum{}}}
 }
 
 // Run looks until ctx is done. Without tcx it says so, and looks at nothing.
@@ -81,7 +82,7 @@ func (l *Live) Run(ctx context.Context, ready func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-l.alive:
+		case <-l.Pulse:
 			continue
 		case <-tick.C:
 		}
@@ -142,16 +143,6 @@ func (s *Sums) add(r *Reading, rules report.Rules) {
 	s.LostSamples += r.LostSamples
 	s.LostFlows += r.LostFlows
 	s.LostRules = uint64(r.LostRules)
-}
-
-// Alive returns nil once the loop goes round.
-func (l *Live) Alive(ctx context.Context) error {
-	select {
-	case l.alive <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Latest is the latest reading, and what is wrong now. Whoever asks before the first one waits for it. Its maps must not

@@ -184,6 +184,15 @@ func Count[N int | uint64](n N, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
+// Lines returns each text as Line does.
+func Lines(texts []string) []string {
+	out := make([]string, len(texts))
+	for i, s := range texts {
+		out[i] = Line(s)
+	}
+	return out
+}
+
 // List is the first few of names, and the number of the others.
 func List(names []string) string {
 	const few = 3

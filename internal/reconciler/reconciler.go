@@ -18,6 +18,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -47,11 +48,11 @@ var sweepEvery = 10 * time.Second
 
 // A Reconciler applies a policy to the devices of a network namespace.
 type Reconciler struct {
-	Options   loader.Options
-	OnApply   func(Event)   // is called when rules were applied
-	OnNotice  func(string)  // is called with messages about the policy
-	OnWarning func(error)   // is called for errors that do not end Run
-	Pings     chan struct{} // Run receives from it while it makes progress
+	Options     loader.Options
+	OnApply     func(Event)  // is called when rules were applied
+	OnNotice    func(string) // is called with messages about the policy
+	OnWarning   func(error)  // is called for errors that do not end Run
+	pulse.Pulse              // of Run
 
 	file, lastGood string
 	policy         lastgood.Policy
@@ -221,7 +222,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		case <-reread:
 			r.reload(ctx)
 			sweepAt = time.Now()
-		case <-r.Pings:
+		case <-r.Pulse:
 		case <-again:
 		case <-sweeps.C:
 			due = true

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"errors"
+	"os"
 	"testing"
 	"time"
 

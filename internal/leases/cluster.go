@@ -1,4 +1,5 @@
-package main
+// Package leases keeps the leases of pools in force: those that the store of a cluster grants, and those that follow a line.
+package leases
 
 import (
 	"context"
@@ -13,19 +14,26 @@ import (
 
 	"github.com/shapectl/shapectl/internal/cluster"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A renewer renews the leases of those pools of a network namespace that have a cluster.
-type renewer struct {
-	env     *env
-	options loader.Options
-	store   *cluster.Store
-	host    string
-	say     func(string)
-	pulse
+// A Keeper keeps the leases of the pools of a network namespace in force.
+type Keeper struct {
+	Options loader.Options
+	Netns   string            // the name of the network namespace; "" for that of the process
+	Say     func(text string) // is called with what changes
+	Advise  func(error) error // adds what to do about an error
+	pulse.Pulse
+}
+
+// A Cluster renews the leases of those pools that have a cluster.
+type Cluster struct {
+	Keeper
+	Store *cluster.Store
+	Host  string // how it is called in the store
 
 	lessee *loader.Lessee
 	agent  *cluster.Agent
@@ -34,7 +42,7 @@ type renewer struct {
 }
 
 const (
-	// lookEvery is how often a renewer looks for pools that are new.
+	// lookEvery is how often a keeper looks for pools that are new.
 	lookEvery = time.Second
 	// againAfter is when it tries again while another command is at work.
 	againAfter = 250 * time.Millisecond
@@ -42,24 +50,26 @@ const (
 	notSooner = 10 * time.Millisecond
 )
 
-// started tells what the renewer does.
-func (r *renewer) started() (status string) {
-	status = fmt.Sprintf("asks for leases for host %s in the store at %s", plain.Line(r.host), r.store.Address())
-	r.say(status)
+// Started says what it does, and returns that.
+func (r *Cluster) Started() (status string) {
+	status = fmt.Sprintf("asks for leases for host %s in the store at %s", plain.Line(r.Host), r.Store.Address())
+	r.Say(status)
 	return status
 }
 
-func (r *renewer) run(ctx context.Context, ready func()) error {
+// Run renews leases until ctx is done. It calls ready whenever it did. The error is that of loader.Stay, or why leases can never be
+// renewed here.
+func (r *Cluster) Run(ctx context.Context, ready func()) error {
 	r.begin()
 	defer r.lessee.Close()
-	return loader.Stay(ctx, r.env.netns, func(ctx context.Context) error {
+	return loader.Stay(ctx, r.Netns, func(ctx context.Context) error {
 		for {
 			wait, err := r.step(ctx)
 			if err != nil {
 				return err
 			}
 			ready()
-			if !r.wait(ctx, time.After(wait)) {
+			if !r.Pulse.Wait(ctx, time.After(wait)) {
 				r.news.stops()
 				return nil
 			}
@@ -68,18 +78,18 @@ func (r *renewer) run(ctx context.Context, ready func()) error {
 }
 
 // begin begins anew, like another process.
-func (r *renewer) begin() {
-	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.host, rand.Uint64()), clustered{}, newLeaseNews(r.say)
+func (r *Cluster) begin() {
+	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.Host, rand.Uint64()), clustered{}, newLeaseNews(r.Say)
 }
 
 // step renews the leases that are due, and returns how long to wait for the next.
-func (r *renewer) step(ctx context.Context) (wait time.Duration, err error) {
+func (r *Cluster) step(ctx context.Context) (wait time.Duration, err error) {
 	var pools []cluster.Pool
 	read := func(set *maps.Set) (renews bool) {
 		pools = r.pools.read(set)
 		return true // also before there is any: a second agent would be a mistake
 	}
-	if err := r.lessee.Pools(r.options, read); err != nil {
+	if err := r.lessee.Pools(r.Options, read); err != nil {
 		return againAfter, r.unlessPassing(err)
 	}
 	now := maps.Now()
@@ -101,20 +111,20 @@ func (r *renewer) step(ctx context.Context) (wait time.Duration, err error) {
 }
 
 // ask sends calls to the store, not from the network namespace of -n but from that of the process.
-func (r *renewer) ask(ctx context.Context, calls []cluster.Call) (answers []cluster.Answer, err error) {
+func (r *Cluster) ask(ctx context.Context, calls []cluster.Call) (answers []cluster.Answer, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answers, err = r.store.Renew(ctx, calls)
+		answers, err = r.Store.Renew(ctx, calls)
 	}()
 	<-done
 	return answers, err
 }
 
 // take takes the answers to calls, and puts new leases in force.
-func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error) error {
+func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error) error {
 	now := maps.Now()
-	r.news.reached(now, r.store.Address(), err)
+	r.news.reached(now, r.Store.Address(), err)
 	for _, c := range calls[len(answers):] {
 		r.agent.Lost(now, c)
 	}
@@ -130,11 +140,11 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), maps.Lease(l)}
 		}
 	}
-	r.news.heard(now, r.host, calls, answers)
+	r.news.heard(now, r.Host, calls, answers)
 	if len(leases) == 0 {
 		return nil
 	}
-	return r.lessee.Renew(r.options, func(pools *maps.Set) {
+	return r.lessee.Renew(r.Options, func(pools *maps.Set) {
 		for name, its := range leases {
 			key := policy.PoolKey(name)
 			// The pool may have changed since it asked.
@@ -146,13 +156,13 @@ func (r *renewer) take(calls []cluster.Call, answers []cluster.Answer, err error
 }
 
 // unlessPassing returns an error unless it passes, or another command has to end it.
-func (r *renewer) unlessPassing(err error) error {
+func (r *Cluster) unlessPassing(err error) error {
 	passes := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrOtherLayout)
 	switch {
 	case !passes:
 		return err
 	case errors.Is(err, maps.ErrOtherLayout):
-		r.news.failed(r.env.advise(err))
+		r.news.failed(r.Advise(err))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package main
+package leases
 
 import (
 	"fmt"
@@ -34,7 +34,7 @@ func listed(word string, names []string) string {
 	if len(names) > 1 {
 		word += "s"
 	}
-	return word + " " + plain.List(lines(names))
+	return word + " " + plain.List(plain.Lines(names))
 }
 
 // seen takes note of the pools with a cluster, as they are now.

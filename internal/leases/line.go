@@ -1,4 +1,4 @@
-package main
+package leases
 
 import (
 	"context"
@@ -18,13 +18,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// An adapter adapts the rates of those pools of a network namespace that adapt to a line. It pings only while there are any.
-type adapter struct {
-	env     *env
-	options loader.Options
-	say     func(string)
-	pulse
-
+// A Line adapts the rates of those pools of a network namespace that adapt to a line. It pings only while there are any.
+type Line struct {
+	Keeper
 	lessee     *loader.Lessee
 	controller *adapt.Controller
 	pinger     *ping.Pinger // nil while no pool adapts
@@ -34,19 +30,16 @@ type adapter struct {
 	silent     bool   // no reflector answers
 }
 
-func (e *env) adapter(o loader.Options, say func(string)) *adapter {
-	return &adapter{env: e, options: o, say: say, pulse: make(pulse)}
-}
-
-func (a *adapter) run(ctx context.Context, ready func()) error {
+// Run adapts until ctx is done. It calls ready whenever it did. The error is that of loader.Stay.
+func (a *Line) Run(ctx context.Context, ready func()) error {
 	a.lessee, a.controller, a.pools = loader.NewLessee(loader.LineLeases), adapt.New(), leasing{}
 	defer a.lessee.Close()
 	defer a.rest()
-	return loader.Stay(ctx, a.env.netns, func(ctx context.Context) error {
+	return loader.Stay(ctx, a.Netns, func(ctx context.Context) error {
 		for {
 			next := time.After(a.step())
 			ready()
-			if !a.wait(ctx, next) {
+			if !a.Pulse.Wait(ctx, next) {
 				return nil
 			}
 		}
@@ -54,9 +47,9 @@ func (a *adapter) run(ctx context.Context, ready func()) error {
 }
 
 // step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end watch.
-func (a *adapter) step() (wait time.Duration) {
+func (a *Line) step() (wait time.Duration) {
 	var pools []adapt.Pool
-	err := a.lessee.Pools(a.options, func(set *maps.Set) (renews bool) {
+	err := a.lessee.Pools(a.Options, func(set *maps.Set) (renews bool) {
 		pools = a.read(set)
 		return len(pools) > 0
 	})
@@ -71,7 +64,7 @@ func (a *adapter) step() (wait time.Duration) {
 		a.rest()
 		return lookEvery
 	case err != nil:
-		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.env.advise(err)))
+		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.Advise(err)))
 		a.rest()
 		return lookEvery
 	case len(pools) == 0:
@@ -99,7 +92,7 @@ func (a *adapter) step() (wait time.Duration) {
 }
 
 // rest sends no pings until a pool adapts again.
-func (a *adapter) rest() {
+func (a *Line) rest() {
 	if a.pinger != nil {
 		a.pinger.Close()
 		a.pinger, a.controller, a.silent, a.unheard = nil, adapt.New(), false, nil
@@ -107,21 +100,21 @@ func (a *adapter) rest() {
 }
 
 // fails tells a problem once.
-func (a *adapter) fails(err error) {
+func (a *Line) fails(err error) {
 	if text := plain.OneLine(err); text != a.problem {
 		a.problem = text
-		a.say(text)
+		a.Say(text)
 	}
 }
 
 // tellSilence tells when no reflector answers any more, and when one does again.
-func (a *adapter) tellSilence(now uint64) {
+func (a *Line) tellSilence(now uint64) {
 	silent := a.controller.Silent(now)
 	if silent == a.silent {
 		return
 	}
 	if a.silent = silent; !silent {
-		a.say("pings are answered again, and rates adapt")
+		a.Say("pings are answered again, and rates adapt")
 		return
 	}
 	var all []string
@@ -132,11 +125,11 @@ func (a *adapter) tellSilence(now uint64) {
 	if a.unheard != nil {
 		text += ": " + plain.OneLine(a.unheard)
 	}
-	a.say(text)
+	a.Say(text)
 }
 
 // read returns the pools that adapt.
-func (a *adapter) read(set *maps.Set) (all []adapt.Pool) {
+func (a *Line) read(set *maps.Set) (all []adapt.Pool) {
 	now := maps.Now()
 	for _, key := range a.pools.find(set, func(r *policy.Rule) bool { return r.Adapt.Min != 0 }) {
 		e, found := set.Find(key)
@@ -159,12 +152,12 @@ func (a *adapter) read(set *maps.Set) (all []adapt.Pool) {
 }
 
 // renew puts leases in force, and tells of changes.
-func (a *adapter) renew(pools []adapt.Pool, leases []adapt.Lease) {
+func (a *Line) renew(pools []adapt.Pool, leases []adapt.Lease) {
 	highest := map[string]policy.Rate{}
 	for _, p := range pools {
 		highest[p.Name] = p.Rate
 	}
-	err := a.lessee.Renew(a.options, func(set *maps.Set) {
+	err := a.lessee.Renew(a.Options, func(set *maps.Set) {
 		until := maps.Now() + uint64(adapt.LeaseFor)
 		for _, l := range leases {
 			key := policy.PoolKey(l.Pool)
@@ -174,7 +167,7 @@ func (a *adapter) renew(pools []adapt.Pool, leases []adapt.Lease) {
 				continue
 			}
 			if err := set.Renew(key, maps.Lease{Rate: l.Rate, Safe: have.Rate, Until: until}); err == nil && l.Why != "" {
-				a.say(fmt.Sprintf("pool %q now gets %v of %v: %s", l.Pool, l.Rate, have.Rate, l.Why))
+				a.Say(fmt.Sprintf("pool %q now gets %v of %v: %s", l.Pool, l.Rate, have.Rate, l.Why))
 			}
 		}
 	})
@@ -182,6 +175,6 @@ func (a *adapter) renew(pools []adapt.Pool, leases []adapt.Lease) {
 	case err == nil:
 		a.problem = ""
 	case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist):
-		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.env.advise(err)))
+		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.Advise(err)))
 	}
 }
