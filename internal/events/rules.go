@@ -27,7 +27,7 @@ type rules struct {
 	of        map[hook]*digest        // nil if they were not read yet
 	had       map[string]bool         // devices that have rules, or had
 	clustered map[netip.Prefix]string // pools with a cluster
-	stamp     stamp                   // when they were read
+	stamp     maps.Stamp              // when they were read
 	next      time.Time               // not before
 }
 
@@ -47,18 +47,6 @@ type digest struct {
 	names   map[netip.Prefix]string
 }
 
-// A stamp is another one after any change of rules.
-type stamp struct {
-	edits        uint64
-	state        maps.ChangeState
-	began, until uint64
-}
-
-func stampOf(store *maps.Store) stamp {
-	state, _ := store.Change()
-	return stamp{store.Edits(), state, store.Begins(), store.Until()}
-}
-
 // lookAtRules reads the rules again if they may have changed, and tells how.
 func (s *session) lookAtRules() error {
 	r := &s.rules
@@ -68,7 +56,7 @@ func (s *session) lookAtRules() error {
 	now, clustered := map[hook]*digest{}, map[netip.Prefix]string{}
 	begun := time.Now()
 	if s.store != nil {
-		at := stampOf(s.store)
+		at := s.store.Stamp()
 		if r.of != nil && at == r.stamp || begun.Before(r.next) {
 			return nil
 		}
@@ -88,7 +76,7 @@ func (s *session) lookAtRules() error {
 		}
 		r.stamp = at
 		r.next = time.Now().Add(min(rest*time.Since(begun), 10*time.Second))
-	} else if r.stamp = (stamp{}); len(r.of) == 0 && r.of != nil {
+	} else if r.stamp = (maps.Stamp{}); len(r.of) == 0 && r.of != nil {
 		return nil
 	}
 	was := r.of

@@ -171,20 +171,12 @@ func (r *Cluster) unlessPassing(err error) error {
 // read.
 type leasing struct {
 	keys  []netip.Prefix
-	stamp leasingStamp
-}
-
-// A leasingStamp is another one after any change of rules.
-type leasingStamp struct {
-	edits, begins, until uint64
-	state                maps.ChangeState
+	stamp maps.Stamp
 }
 
 // find returns the keys of the pools that has selects.
 func (l *leasing) find(pools *maps.Set, has func(*policy.Rule) bool) []netip.Prefix {
-	now := leasingStamp{edits: pools.Edits(), begins: pools.Begins(), until: pools.Until()}
-	now.state, _ = pools.Change()
-	if now != l.stamp {
+	if now := pools.Stamp(); now != l.stamp {
 		l.keys, l.stamp = nil, now
 		for _, e := range pools.Rules() {
 			if has(&e.Rule) {
@@ -200,7 +192,7 @@ type clustered struct{ leasing }
 
 // pending reports whether a revert may bring back pools that are not among those.
 func (c *clustered) pending() bool {
-	return c.stamp.state == maps.Pending || c.stamp.state == maps.Armed
+	return c.stamp.State == maps.Pending || c.stamp.State == maps.Armed
 }
 
 // read returns the pools that have a cluster.

@@ -65,10 +65,8 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 	if n.pins.foreign != nil {
 		return nil // this build changes nothing of another layout
 	}
-	if n.pins.dir == "" {
-		if p == nil { // none is recorded
-			return nil
-		}
+	if n.pins.dir == "" && p == nil { // none is recorded
+		return nil
 	}
 	if err := n.Hold(); err != nil {
 		return err

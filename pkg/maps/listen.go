@@ -249,10 +249,19 @@ func (s *Store) Listeners() (n int) {
 // IsHeard reports whether excess packets look for listeners.
 func (s *Store) IsHeard() bool { return atomic.LoadUint64(&s.change.ListenedUntil) != 0 }
 
-// Edits is raised by each command that changed rules.
-func (s *Store) Edits() uint64 { return atomic.LoadUint64(&s.change.Edits) }
+// A Stamp is another one after any change of rules, and once a change begins, ends or is confirmed.
+type Stamp struct {
+	State                ChangeState
+	edits, begins, until uint64
+}
 
-// edited raises Edits.
+// Stamp is that of the rules as they are now.
+func (s *Store) Stamp() Stamp {
+	state, _ := s.Change()
+	return Stamp{state, atomic.LoadUint64(&s.change.Edits), s.Begins(), s.Until()}
+}
+
+// edited makes the stamp another one.
 func (s *Store) edited() { atomic.AddUint64(&s.change.Edits, 1) }
 
 // A Cause is what an event is about, in words of the policy.
