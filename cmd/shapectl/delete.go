@@ -320,7 +320,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 		return
 	}
 	how := e.suggest("delete", unused[0]) + " deletes the first"
-	if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() }) {
+	if len(tables) == 1 && len(tables[0].Rules) == len(unused) { // the pools, and no rules
 		how = e.suggest("flush --all") + " deletes all pools"
 	}
 	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), how)

@@ -27,22 +27,18 @@ func (l *limitFlags) any() bool {
 // has reports whether an option was given.
 func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
 
-// split returns the flags that were given and that go to the pool of rules that have only its rate, each after a space, and one
-// that stays with the rules.
-func (l *limitFlags) split() (ofPool, ofRules string) {
-	goes := func(o *policy.Option) bool {
-		return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || o.Name == "rate" || o.Name == "algorithm")
-	}
-	ofPool = l.written(goes)
+// split returns the flags that were given of options that are of a pool, each after a space, and one of another option.
+func (l *limitFlags) split(isOfPool func(*policy.Option) bool) (ofPool, other string) {
+	ofPool = l.written(isOfPool)
 	for _, o := range policy.Options {
-		if l.has(o) && !goes(o) {
-			ofRules = "--" + o.Name
+		if l.has(o) && !isOfPool(o) {
+			other = "--" + o.Name
 		}
 	}
 	if l.given("match") {
-		ofRules = "--match"
+		other = "--match"
 	}
-	return ofPool, ofRules
+	return ofPool, other
 }
 
 // written returns some of the options that were given, and the shadow, as flags, each after a space.

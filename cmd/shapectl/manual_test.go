@@ -75,7 +75,7 @@ func manual(cmd *cobra.Command, s *source) string {
 	}
 	var names []string
 	for _, c := range others {
-		if c.IsAvailableCommand() || c.HasSubCommands() {
+		if !c.Hidden && (c.IsAvailableCommand() || c.HasSubCommands()) {
 			names = append(names, ".BR "+roff(manualName(c))+" (1)")
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
@@ -132,6 +133,10 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		if err != nil {
 			return err
 		}
+		deviceName := name
+		if dev, err := netinfo.DeviceByName(name); err == nil {
+			deviceName = dev.Name // which may have an alternative one
+		}
 		var found search
 		var others, noted []string
 		rank := filterRules{label: name}.ranks() // as show searches
@@ -154,7 +159,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			if its.rules != nil {
 				found.rules = append(found.rules, its)
 			}
-			if h.Name() == name {
+			if h.Name() == deviceName {
 				if all := (filterRules{networks: policy.Everything[:]}).entries(h.Set); all != nil {
 					found.device = append(found.device, namedHook{h, all})
 				}
@@ -164,7 +169,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
 			return err
 		}
-		if found.kind, err = e.meaning(verb, of, found); err != nil {
+		if found.kind, err = e.meaning(n, verb, of, found); err != nil {
 			return err
 		}
 		if found.kind == "" && !of.isNew {
@@ -189,21 +194,17 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 }
 
 // meaning returns the kind of the one thing that a name stands for; "" for none. If there are several, the error has a command
-// for each. But a device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing
-// as rules that are limited only by it: then set changes the pool, and delete deletes the rules.
-func (e *env) meaning(verb string, of ruleName, found search) (kind string, err error) {
+// for each. A device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing as
+// rules that are limited only by it. A pool that is in use is not to be deleted.
+func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found search) (kind string, err error) {
 	rule := of.mayBe(kindRule) && found.rules != nil
+	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
-	device := of.mayBe(kindDevice) && found.isDevice
-	if device && rule && sameRules(found.rules, found.device) {
-		device = false
+	if one := rule != device; pool && one {
+		pool = !limitedOnlyBy(of.name, append(found.rules, found.device...)) && (verb != "delete" || n.Within(of.name) == nil)
 	}
-	switch own := limitedOnlyBy(of.name, found.rules); {
-	case pool && verb == "set":
-		rule = rule && !own
-		device = device && !limitedOnlyBy(of.name, found.device)
-	case pool && rule && own:
-		pool = false
+	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
+		return kindDevice, nil
 	}
 	var commands []string
 	if rule {
@@ -261,7 +262,7 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.kind == kindDevice:
 			rules = found.device
 		}
-		if done, err := e.setOwnPools(n, rules, limit); done || err != nil {
+		if done, err := e.setOwnPools(n, of, rules, limit); done || err != nil {
 			return err
 		}
 		if err := e.checkOneRate(of, rules, limit); err != nil {
@@ -317,51 +318,68 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 	return inputf("%s; %s lists the names.%s", says, e.suggest("show --sort name"), makes)
 }
 
-// setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools: whoever gives
-// such rules a rate means one for all of them. It reports whether it did.
-func (e *env) setOwnPools(n *loader.Namespace, rules []namedHook, limit limitFlags) (done bool, err error) {
-	flags, ofRules := limit.split()
-	if flags == "" || limit.given("within") && limit.given("rate") { // the latter is their own
+// setOwnPools changes the pools of rules that have no rate of their own, if nothing else draws from these pools, or the only one
+// has the name: whoever gives such rules a rate means one for all of them. It reports whether it did.
+func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
+	ofShared := func(o *policy.Option) bool { return isOfPool(o) && o.Name != "guarantee" && o.Name != "weight" }
+	flags, ofRules := limit.split(isOfPool)
+	forShared, _ := limit.split(ofShared)
+	if limit.given("within") {
+		flags, ofRules = limit.split(ofShared)
+	}
+	ofRule := limit.given("rate") && (limit.Rate == policy.Unlimited || limit.given("within"))
+	if of.kind != "" || flags == "" || ofRule {
 		return false, nil
 	}
 	var pools []policy.Rule
-	var rates, commands []string
+	var rates, commands []string // first those for rules
 	all, without, users := 0, 0, 0
 	for _, h := range rules {
 		for _, r := range h.rules {
-			if all++; r.Rate != policy.Unlimited || r.Within == "" {
-				continue
+			all++
+			own := r.Rate != policy.Unlimited || r.Within == ""
+			if !own {
+				without++
+			}
+			if own || limit.given("rate") && without == 1 {
+				commands = append(commands, e.suggest("set"+of.flags, h.Name(), h.Direction.String(), r.Prefix.String()))
 			}
 			name := string(r.Within)
-			if without++; without == 1 {
-				commands = append(commands, e.suggest("set"+flags+e.how(), h.Name(), h.Direction.String(), r.Prefix.String()))
-			}
-			if slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
+			if own || slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
 				continue
 			}
 			pool, _ := findPool(n, name)
 			pools, users = append(pools, pool), users+len(n.Within(name))
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
-			commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), name))
 		}
 	}
+	ofPools := len(commands)
+	for _, p := range pools {
+		commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), p.Label.Name))
+	}
+	shared := users > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
-	case without == 0:
+	case without == 0, shared && forShared == "":
 		return false, nil
-	case without < all:
-		why = "only some of these rules have a rate of their own, and others that of a pool: " + plain.List(rates)
-	case users > all:
-		why = "these rules share the rate of a pool with others: " + plain.List(rates)
-	case limit.given("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
-		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[1:]
 	case ofRules != "":
 		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",
 			ofRules, flags, plain.List(rates))
+	case without < all:
+		why = "only some of these rules have a rate of their own, and others that of a pool: " + plain.List(rates)
+	case shared:
+		why = "these rules share the rate of a pool with others: " + plain.List(rates)
+	case limit.given("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
+		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[ofPools:]
 	default:
 		return true, e.changePools(n, limit, pools...)
 	}
 	return false, inputf("%s; nothing was changed; %s", why, e.either(commands))
+}
+
+// isOfPool reports whether an option of rules that have only the rate of their own pool is meant for that.
+func isOfPool(o *policy.Option) bool {
+	return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || slices.Contains([]string{"rate", "algorithm", "guarantee", "weight"}, o.Name))
 }
 
 // either tells of several commands that somebody may mean. Only one of them can be pending.
@@ -421,7 +439,11 @@ func (e *env) deleteNamed(of ruleName) error {
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
 		switch found.kind {
 		case kindDevice:
-			return inputf("%s is a device, and no %s has that name; write %s for a rule of the device", plain.Line(of.name), of.what(), e.ofDevice("delete", of))
+			has := "no " + of.what() + " has that name"
+			if found.pool.Pool {
+				has = "the pool of that name is in use"
+			}
+			return inputf("%s is a device, and %s; write %s for a rule of the device", plain.Line(of.name), has, e.ofDevice("delete", of))
 		case kindPool:
 			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
 			if err == nil {

@@ -213,9 +213,8 @@ func TestSetPoolOrRules(t *testing.T) {
 	r.ok("set", "alice", "--rate", "20mbit")
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "5mbit")
 	r.ok("set", "alice", "egress", "--rate", "6mbit")
-	const several = "the name stands for several things; nothing was changed; write 'shapectl %s alice' for the rules with that name, or 'shapectl %s alice' for the pool"
-	r.refused(exitInput, fmt.Sprintf(several, "set --kind rule --rate 7mbit", "set --kind pool --rate 7mbit"), "set", "alice", "--rate", "7mbit")
-	r.refused(exitInput, fmt.Sprintf(several, "delete --kind rule", "delete --kind pool"), "delete", "alice")
+	r.refused(exitInput, "the name stands for several things; nothing was changed; write 'shapectl set --kind rule --rate 7mbit alice' "+
+		"for the rules with that name, or 'shapectl set --kind pool --rate 7mbit alice' for the pool", "set", "alice", "--rate", "7mbit")
 	if rule, pool := r.show("va")[0], r.show("--pools")[0]; rule.Rate != 6e6 || pool.Rate != 20e6 {
 		t.Errorf("the rule has %d, the pool %d", rule.Rate, pool.Rate)
 	}
@@ -226,7 +225,7 @@ func TestSetPoolOrRules(t *testing.T) {
 	r.refused(exitInput, "takes only its name", "set", "va", "egress", "any", "--new", "--rate", "7mbit")
 	r.refused(exitInput, "leave --kind rule out", "set", "new", "--new", "--kind", "rule", "--rate", "7mbit")
 	r.refused(exitInput, "the rate of the new pool is missing", "set", "new", "--new")
-	r.run("delete", "--kind", "rule", "alice") // which says that a pool is left
+	r.run("delete", "alice") // the rule: the pool is in use
 	r.ok("delete", "alice")
 	if left := r.show(); len(left) > 0 {
 		t.Errorf("left: %+v", left)
@@ -271,7 +270,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("set", "va", "--rate", "60mbit")
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
 		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
-	r.refused(exitInput, "write 'shapectl delete --kind pool va' for the pool, or 'shapectl delete va egress CIDR' for a rule of the device", "delete", "va")
+	r.refused(exitInput, "the pool of that name is in use; write 'shapectl delete va egress CIDR' for a rule of the device", "delete", "va")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
 	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
 		"set", "va", "--rate", "7mbit")
@@ -292,6 +291,29 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("delete", "--kind", "pool", "va")
 	if out := r.ok("delete", "va"); strings.Count(out, "deleted: ") != 4 {
 		t.Errorf("delete va says %s", out)
+	}
+}
+
+// Rules that have only the rate of their own pool give it what is meant for it, and keep what is theirs.
+func TestSetRulesOfPool(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("pools: {up: {rate: 100mbit, share: member}, a: {rate: 20mbit, within: up}}\n"+
+		"devices: {va: {egress: {10.0.0.7: {within: a, name: a}, 10.0.0.8: {within: up, name: b}}}}\n"))
+	r.ok("set", "a", "--guarantee", "5mbit", "--weight", "4")
+	r.ok("set", "b", "--weight", "2")
+	for _, row := range r.rows("show") {
+		if want := map[string]uint16{"pool a": 4, "rule b": 2}[row.Kind+" "+row.Name]; want != 0 && row.Weight != want {
+			t.Errorf("%s %s has the weight %d, not %d", row.Kind, row.Name, row.Weight, want)
+		}
+	}
+	r.refused(exitInput, "--within is an option of these rules, but --capacity 20kb of their pool: a has 20mbit; give them in two commands",
+		"set", "a", "--burst", "20kb", "--within", "up")
+	r.ok("set", "a", "--rate", "unlimited")
+	r.ok("set", "a", "--rate", "5mbit", "--within", "none")
+	for _, row := range r.rows("show") {
+		if row.Name == "a" && (row.Kind == report.KindPool) != (*row.RateBits == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
+			t.Errorf("%+v", row)
+		}
 	}
 }
 

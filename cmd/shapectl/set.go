@@ -35,11 +35,10 @@ NAME is the exact name of something that is there. All of it changes at one mome
   a device   its rules for any: what a pattern gave it
 
 If NAME may mean several of these, set changes nothing, and lists a command for each. --kind says which is meant; with it,
-set makes no new rule. A pool is one thing with the rules of its name, or of the device of its name, if these have only
-its rate.
+set makes no new rule.
 
-Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate
-change the pools. Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a
+Rules without a rate have that of their pools. If nothing else is within these pools, --rate and what goes with a rate,
+--guarantee and --weight change the pools, and other flags the rules. Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a
 direction, too. The error lists their rates, and the commands.
 
 With --new, NAME is a new pool: a rate that rules share, on any device and in both directions. A packet passes if its rule
