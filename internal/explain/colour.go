@@ -32,7 +32,7 @@ func (c *Colours) Judge(bytes uint64, dscp uint8, speedBits uint64) (report.Leve
 	l := report.Level{
 		Key: c.Key, Spilled: c.Spilled, LevelBytes: model.Bytes(c.First), CapacityBytes: c.Capacity, Queue: report.NewQueue(c.Rule),
 		Penalty: c.Penalty.String(), Conforms: colour == policy.Green,
-		EmptyNS: max(m.First.Wait(c.First, c.Capacity), m.Second.Wait(c.Levels.Second, m.Second.Capacity>>model.UnitBits)),
+		EmptyNS: max(m.First.Drain(c.First), m.Second.Drain(c.Levels.Second)),
 		Colouring: report.Colouring{
 			Colour: colour.String(), ColourIn: in.String(), Action: action.String(), SecondRoomPackets: &second,
 			SecondLevelBytes: new(model.Bytes(m.E(c.Levels))), SecondCapacityBytes: new(m.Burst() >> model.UnitBits),

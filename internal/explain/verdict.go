@@ -163,7 +163,7 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 		Key: b.Key, Spilled: b.Spilled,
 		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
 		Queue: report.NewQueue(r), Conforms: !o.Excess, WaitNS: o.Wait,
-		EmptyNS: m.Wait(b.Level, r.Capacity+r.Queue), // a packet that fills the bucket waits until it is empty
+		EmptyNS: m.Drain(b.Level),
 	}
 	cost := max(bytes<<model.UnitBits, 1)
 	room := m.Capacity - min(b.Level, m.Capacity)

@@ -49,6 +49,8 @@ func TestLevelOfBucket(t *testing.T) {
 	leaky, burst := limit, limit
 	leaky.Algorithm, leaky.Excess, leaky.ECNAbove = policy.Leaky, policy.Delay, 2000*byteNS
 	burst.Excess, burst.Queue, burst.ECNAbove = policy.Delay, 7000, policy.Never
+	shared := limit
+	shared.Share.Kind = policy.ShareFlow
 	number := func(n uint64) *uint64 { return &n }
 	now := time.Unix(1_800_000_000, 0)
 	for _, test := range []struct {
@@ -63,6 +65,7 @@ func TestLevelOfBucket(t *testing.T) {
 		{"just fits", limit, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
 		{"does not fit", limit, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
 		{"slow device", limit, 2500, 1000, 15_625_000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2500, EmptyNS: 2500 * byteNS}, "pass"},
+		{"shared", shared, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
 		{"bigger than the bucket", limit, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 5000}, "pass"},
 		{"bigger, and not empty", limit, 1000, 6000, 0, report.Level{EmptyNS: 1000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
 		{"held", held, 35000, 1000, 0, report.Level{

@@ -53,7 +53,7 @@ func (p *colouredPair) gap(roll dice, now, n uint64) uint64 {
 		if p.l.Kind == policy.SRTCM && wait > 0 { // E gets tokens only while C is full
 			wait += s.First
 		}
-		return p.l.Second.drain(wait) - roll(2)
+		return p.l.Second.Drain(wait) - roll(2)
 	case 2, 3:
 		return gap(roll, &Limit{Meter: p.l.First}, p.p.First, now)
 	case 4:
@@ -208,7 +208,7 @@ func TestColoursNotIdleYet(t *testing.T) {
 	if got := l.Levels(p, now); got != full {
 		t.Fatalf("levels %+v, want %+v", got, full)
 	}
-	now += l.First.drain(full.First - 1000<<UnitBits)
+	now += l.First.Drain(full.First - 1000<<UnitBits)
 	if got := Bytes(l.Levels(p, now).Second); got != 1000 {
 		t.Errorf("the level is %d bytes after all but 1000 have drained", got)
 	}

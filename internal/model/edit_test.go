@@ -150,7 +150,7 @@ func TestEdits(t *testing.T) {
 			soon := func() uint64 { return s.now + 1 + roll(1<<(10+roll(26))) } // up to a minute
 			for range steps {
 				next := soon()
-				soonEmpty := len(s.plans) == 0 && s.m.drain(s.m.Level(s.b, s.now)) < 1e9
+				soonEmpty := len(s.plans) == 0 && s.m.Drain(s.m.Level(s.b, s.now)) < 1e9
 				if roll(8) == 0 && soonEmpty { // to a limit of the bucket or the clock; hours would add to the error of others
 					next = advance(s.now, min(gap(roll, s.m, s.b, s.now), uint64(10*time.Hour)))
 				}

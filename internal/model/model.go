@@ -80,7 +80,7 @@ func NewLimit(r policy.Rule) *Limit {
 		most += maxDebt
 	}
 	// Two ticks for rounding, and those that the bucket's tick may be ahead.
-	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, 1<<31))
+	l.Idle = uint32(min(l.Drain(most)>>TickBits+2+ticksAhead, 1<<31))
 	return l
 }
 
@@ -257,8 +257,8 @@ func (m Meter) leak(ns uint64) uint64 {
 	return high<<32 | low>>32
 }
 
-// drain returns the time in ns in which the units leak, rounded up.
-func (m Meter) drain(units uint64) uint64 {
+// Drain returns the time in ns in which the units leak, rounded up.
+func (m Meter) Drain(units uint64) uint64 {
 	high, low := units>>32, units<<32
 	if high >= m.RateUnits {
 		return 1<<64 - 1
@@ -272,7 +272,7 @@ func (m Meter) drain(units uint64) uint64 {
 
 // Drained returns a level after a time in ns.
 func (m Meter) Drained(level, ns uint64) uint64 {
-	if ns >= m.drain(level) {
+	if ns >= m.Drain(level) {
 		return 0
 	}
 	return level - min(level, m.leak(ns))
@@ -342,7 +342,7 @@ func (m Meter) laps(now uint64) (fresh, next uint32) {
 func (m Meter) memory() uint32 { return m.ticks(1 << lapBits) }
 
 // ticks returns the ticks in which units drain, rounded up; at most 36 years.
-func (m Meter) ticks(units uint64) uint32 { return uint32(min(m.drain(units)>>TickBits+1, 1<<30)) }
+func (m Meter) ticks(units uint64) uint32 { return uint32(min(m.Drain(units)>>TickBits+1, 1<<30)) }
 
 // excess returns the units of a level that have to leave before a packet of n bytes is within a bound: all of them if the packet
 // is larger than that.
@@ -351,10 +351,10 @@ func excess(level, n, bound uint64) uint64 {
 }
 
 // Wait returns the time in ns until a packet of n bytes conforms, given the level in units, if no other packet arrives.
-func (m Meter) Wait(level, n uint64) uint64 { return m.drain(excess(level, m.tested(n), m.Capacity)) }
+func (m Meter) Wait(level, n uint64) uint64 { return m.Drain(excess(level, m.tested(n), m.Capacity)) }
 
 // LongestWait returns the longest time in ns for which a packet may be queued.
-func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.Burst) }
+func (m Meter) LongestWait() uint64 { return m.Drain(m.Capacity - m.Burst) }
 
 // Conforms reports whether n bytes (below 2^PacketBits) conform at that level in units: exactly full conforms, and so does a
 // packet larger than the bucket when it is empty.

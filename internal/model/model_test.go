@@ -72,13 +72,13 @@ func gap(roll dice, m *Limit, b Bucket, now uint64) uint64 {
 	case 0, 1, 2:
 		return 0
 	case 3, 4, 5, 6:
-		return roll(2*m.drain(uint64(1500)<<UnitBits) + 2)
+		return roll(2*m.Drain(uint64(1500)<<UnitBits) + 2)
 	case 7:
 		return roll(2000)
 	case 8:
-		return m.drain(m.Level(b, now))
+		return m.Drain(m.Level(b, now))
 	case 9:
-		return m.drain(m.Level(b, now)) - roll(2) // 1 ns backwards if it is empty
+		return m.Drain(m.Level(b, now)) - roll(2) // 1 ns backwards if it is empty
 	case 10:
 		return m.Wait(m.Level(b, now), roll(1<<16))
 	case 11:
@@ -241,7 +241,7 @@ func TestExactTies(t *testing.T) {
 				}
 				due := n * 8e9 / rate
 				p := newPair(marking(rate, capacity, false, 0))
-				now, early := start+off, p.m.drain(6) // more than the clock's resolution
+				now, early := start+off, p.m.Drain(6) // more than the clock's resolution
 				p.offer(t, now, capacity, false)
 				for range 50 {
 					now += due
@@ -283,7 +283,7 @@ func TestIdle(t *testing.T) {
 	for _, rate := range rates {
 		for _, capacity := range []uint64{1500, 1 << 20, 1 << 30} {
 			m := limit(rate, capacity)
-			drained := m.drain(capacity<<UnitBits) + m.drain(4)
+			drained := m.Drain(capacity<<UnitBits) + m.Drain(4)
 			idles := []uint64{drained, drained + 1, uint64(24 * time.Hour), uint64(7 * 24 * time.Hour), year, 10 * year, 100 * year, 145 * year}
 			if w := wrap(m); w < year {
 				for k := range uint64(9) {
@@ -316,7 +316,7 @@ func TestNotIdleYet(t *testing.T) {
 		for _, start := range starts {
 			b := Bucket{}
 			m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity})
-			soon := start + m.drain((capacity-1000)<<UnitBits)
+			soon := start + m.Drain((capacity-1000)<<UnitBits)
 			if soon < start {
 				continue
 			}
@@ -368,7 +368,7 @@ func TestWait(t *testing.T) {
 			now := 1e9 + r.Uint64N(1e15)
 			b := Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
 			n := 1 + r.Uint64N(2*capacity)
-			wait, grain := m.Wait(level, n), m.drain(2)
+			wait, grain := m.Wait(level, n), m.Drain(2)
 			if !m.Conforms(m.Level(b, now+wait+grain), n) {
 				t.Fatalf("%d bit/s: %d bytes at a level of %d of %d units do not conform after %d ns", rate, n, level, m.Capacity, wait)
 			}

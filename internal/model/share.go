@@ -47,7 +47,7 @@ func (m Meter) ShareParams() (p ShareParams) {
 	width := func(bins uint64) int { return bits.Len64(m.together() / bins) }
 	p.FineShift = uint8(max(leastFine, width(fineBins)))
 	p.CoarseShift = uint8(max(int(p.FineShift), width(coarseBins)))
-	p.Step = uint32(max(min(m.drain(m.Capacity)/stepsOfC, mostStepNS), leastStepNS))
+	p.Step = uint32(max(min(m.Drain(m.Capacity)/stepsOfC, mostStepNS), leastStepNS))
 	return p
 }
 

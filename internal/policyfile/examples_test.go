@@ -26,8 +26,8 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{Name: "eth0", L2Bytes: 14}, {Name: "eth1", L2Bytes: 14}},
 			without: []string{"eth0"},
 			rules: []rule{
-				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms), within pool \"north down\"; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
-				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms), within pool \"north down\"; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms), within pool \"north down\", weight 50; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms), within pool \"north down\", weight 50; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
 				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 (\"okafor\") gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms), shared fairly by its flows, within pool \"north down\", 20mbit of it guaranteed; excess is marked by ECN if the packet allows it, else dropped (gcra)"},
 				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 (\"mueller\") is limited only by pool \"mueller up\""},
 				{"eth1", "egress", "198.51.100.0/28", "198.51.100.0/28 (\"bakery\") is limited only by pool \"bakery down\""},

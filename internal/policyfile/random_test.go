@@ -408,8 +408,9 @@ func (r *random) changedPools(tables []policy.Table, percent int) (pools policy.
 			}
 		}
 	}
+	above := map[string]bool{} // a pool that was above others might get within them
 	for i := range had {
-		used[string(had[i].Within)] = true
+		used[string(had[i].Within)], above[string(had[i].Within)] = true, true
 	}
 	others := slices.DeleteFunc(slices.Sorted(maps.Keys(had)), func(name string) bool { return slices.Contains(poolNames, name) })
 	r.pools = nil
@@ -418,7 +419,7 @@ func (r *random) changedPools(tables []policy.Table, percent int) (pools policy.
 		switch {
 		case ok && !used[name] && r.chance(percent), !ok && !r.chance(percent):
 			continue
-		case !ok || r.chance(percent):
+		case !ok || !above[name] && r.chance(percent):
 			l := r.limit(r.pool(name))
 			var err error
 			if p, err = l.Pool(name); err != nil {

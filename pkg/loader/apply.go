@@ -215,7 +215,7 @@ func (s *bpfState) noChange() error {
 	case s.store == nil:
 		why = "there are no rules"
 	case s.store.Ended() == maps.Expired:
-		why = "the last one was reverted already"
+		why = "the last one was reverted already; what is set or deleted without --confirm cannot be undone"
 	case s.store.Ended() == maps.NoChange:
 		why = "since the first rule was set, no policy was applied, and nothing was set with --confirm"
 	}
