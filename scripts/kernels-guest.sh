@@ -107,7 +107,7 @@ life)
 	export SHAPECTL_NO_SKIP=1
 	tests pkg/loader "TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestColoursOnTheWire/${hook}_egress" \
 		"TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" TestWireBytesThroughTunnels
-	tests cmd/shapectl "TestUnconfirmed/$hook" "TestReaders/$hook"
+	tests cmd/shapectl "TestUnconfirmed/$hook"
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
 	ingress=(TestIngressThroughIfb TestLineQueues)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
