@@ -31,6 +31,9 @@ var (
 	waitForPlace = [places]time.Duration{5 * time.Second, 5 * time.Second, 0, 0, 15 * time.Second, 5 * time.Second, 15 * time.Second}
 )
 
+// mostOfUser are the places for reading over the socket that a user may take, other than the owner.
+const mostOfUser = 4
+
 // MaxAnswer is the size of the largest answer.
 const MaxAnswer = 64 << 20
 
@@ -71,16 +74,16 @@ func Body(r *http.Request) []byte {
 }
 
 // enter waits for a place. It answers and returns false if there is none in time.
-func (s *Server) enter(kind int, w http.ResponseWriter, r *http.Request) bool {
+func enter(places chan struct{}, wait time.Duration, w http.ResponseWriter, r *http.Request) bool {
 	select {
-	case s.places[kind] <- struct{}{}:
+	case places <- struct{}{}:
 		return true
 	default:
 	}
-	late := time.NewTimer(waitForPlace[kind])
+	late := time.NewTimer(wait)
 	defer late.Stop()
 	select {
-	case s.places[kind] <- struct{}{}:
+	case places <- struct{}{}:
 		return true
 	case <-r.Context().Done():
 	case <-late.C:
@@ -125,7 +128,15 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 
 // handle returns what a handler answers; nil if it was not called.
 func (s *Server) handle(kind int, next http.Handler, w http.ResponseWriter, r *http.Request) *Answer {
-	if !s.enter(kind, w, r) {
+	if p := peerOf(r); kind == readingSocket && !p.isOwner() {
+		all, _ := s.ofUser.LoadOrStore(p.conn.uid, make(chan struct{}, mostOfUser))
+		places := all.(chan struct{})
+		if !enter(places, waitForPlace[kind], w, r) {
+			return nil
+		}
+		defer func() { <-places }()
+	}
+	if !enter(s.places[kind], waitForPlace[kind], w, r) {
 		return nil
 	}
 	defer func() { <-s.places[kind] }()
@@ -207,7 +218,7 @@ func (s *Server) streamed(who Access, next http.Handler) http.Handler {
 		if peerOf(r).overSocket() {
 			kind = streamingSocket
 		}
-		if !s.enter(kind, w, r) {
+		if !enter(s.places[kind], waitForPlace[kind], w, r) {
 			return
 		}
 		defer func() { <-s.places[kind] }()

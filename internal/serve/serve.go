@@ -23,6 +23,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -74,6 +75,7 @@ type Server struct {
 	origin    *http.CrossOriginProtection
 
 	places   [places]chan struct{} // have a value for each request that is under way
+	ofUser   sync.Map              // those of a uid, likewise: a chan struct{}
 	stopping chan struct{}         // is closed when the server stops
 	changes  pace                  // of changes
 	messages pace                  // that clients cause

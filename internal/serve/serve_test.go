@@ -479,7 +479,10 @@ func TestManyBodies(t *testing.T) {
 }
 
 func TestPlaces(t *testing.T) {
+	testenv.Root(t)
 	r := newRig(t, nil)
+	testenv.Must(t, os.Chmod(r.socket, 0o666))
+	other := r.overSocketAs(65534)
 	hold := make(chan struct{})
 	var once sync.Once
 	free := func() { once.Do(func() { close(hold) }) }
@@ -496,12 +499,17 @@ func TestPlaces(t *testing.T) {
 	for range mostAtOnce[readingTCP] {
 		all.Go(func() { r.do(r.overTCP(), request{method: "GET", path: "/hold"}) })
 	}
+	for range mostOfUser {
+		all.Go(func() { r.do(other, request{method: "GET", path: "/hold"}) })
+	}
 	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/measure"}) })
 	all.Go(func() { r.do(r.overSocket(), request{method: "GET", path: "/compute"}) })
-	for range mostAtOnce[readingTCP] + 2 {
+	for range mostAtOnce[readingTCP] + mostOfUser + 2 {
 		<-busy
 	}
 	var late sync.WaitGroup
+	late.Go(func() { r.wants(503, other, request{method: "GET", path: "/read"}) })
+	r.wants(200, r.overSocketAs(65533), request{method: "GET", path: "/read"})
 	late.Go(func() { r.wants(503, r.overSocket(), request{method: "GET", path: "/compute"}) })
 	r.wants(200, r.overSocket(), request{method: "GET", path: "/read"})
 	r.wants(200, r.overSocket(), request{method: "POST", path: "/change", body: "{}"})
