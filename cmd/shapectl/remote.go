@@ -149,7 +149,7 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 // requestOf makes a request of a command line that serve can run; nil for any other.
 func requestOf(args []string) (c *apiCommand, given arguments, asJSON bool) {
 	cmd, rest, err := (&env{getenv: os.Getenv}).command().Find(args)
-	if err != nil || !slices.Contains(askable, cmd.Name()) {
+	if err != nil || cmd.Parent() != cmd.Root() || !slices.Contains(askable, cmd.Name()) {
 		return nil, nil, false
 	}
 	c = &topOnce
