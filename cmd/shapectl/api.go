@@ -321,6 +321,12 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if c.anywhere {
 		e.netns = ""
 	}
+	if asked := r.Header.Get(netnsHeader); asked != "" {
+		if here, err := netnsOf(e.netns); err != nil || here != asked {
+			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve is for another network namespace; run the command there, or as root", c.name)
+			return
+		}
+	}
 	if !c.changes {
 		e.ctx = r.Context()
 	}
@@ -350,8 +356,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
+	w.Header().Set("Cache-Control", "no-store")
 	if r.Header.Get(columnsHeader) != "" {
-		a.runFor(e, line, w, r)
+		a.runFor(c, e, line, w, r)
 		return
 	}
 	e.out, e.err = w, told
@@ -363,7 +370,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		w.Discard() // or nobody hears of the error
 	}
 	h := w.Header()
-	h.Set("Cache-Control", "no-store")
 	h.Set("Content-Type", "application/json")
 	h.Set("Shapectl-Exit-Code", strconv.Itoa(code))
 	if text := told.warnings(); text != "" {

@@ -190,14 +190,10 @@ func netnsOf(name string) (id string, err error) {
 }
 
 // runFor runs a command line for who asked by runByServe.
-func (a *api) runFor(e *env, line []string, w *serve.Answer, r *http.Request) {
+func (a *api) runFor(c apiCommand, e *env, line []string, w *serve.Answer, r *http.Request) {
 	columns, err := strconv.Atoi(r.Header.Get(columnsHeader))
-	if err != nil || columns < 0 || columns > mostColumns {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%s is not a width", columnsHeader)
-		return
-	}
-	if here, err := netnsOf(e.netns); err != nil || here != r.Header.Get(netnsHeader) {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "serve is for another network namespace")
+	if err != nil || columns < 0 || columns > mostColumns || !slices.Contains(askable, c.name) {
+		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: wrong %s", c.name, columnsHeader)
 		return
 	}
 	e.getenv = func(name string) string {
@@ -209,7 +205,7 @@ func (a *api) runFor(e *env, line []string, w *serve.Answer, r *http.Request) {
 	var told bytes.Buffer
 	e.out, e.err = w, &told
 	code := exitKernel
-	if panicked := guarded(e.typed, a.say, func() { code = e.run(line) }); panicked != nil {
+	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
 		e.fail(panicked, code, nil)
 	}
 	h := w.Header()

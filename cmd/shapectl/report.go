@@ -199,7 +199,11 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{}, nil)
+	netns, err := netnsOf("")
+	if err != nil {
+		return nil, err
+	}
+	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {netns}}, nil)
 	if answer != nil && err != nil {
 		return nil, inputError(err)
 	}
