@@ -196,7 +196,7 @@ func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err erro
 		return nil, nil, err
 	}
 	if f, err = policyfile.Parse(inputName(name), text); err != nil {
-		return nil, nil, inputError(err)
+		return nil, text, inputError(err)
 	}
 	return f, text, nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,9 +59,11 @@ func socketGroup() (int, error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// askServe sends a request to serve: a POST if it has a body. There is an answer to a request that serve refuses, too.
+// askServe sends a request to serve: a POST if it has a body. If serve refuses it, there is an answer, and the error is that
+// of serve. Without an answer, the error says what to do. Both have an exit code.
 func askServe(path string, header http.Header, body []byte) (answer *http.Response, text []byte, err error) {
-	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	client := http.Client{Timeout: time.Minute, CheckRedirect: stay, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", serveSocket)
 	}}}
 	method := http.MethodGet
@@ -74,14 +75,23 @@ func askServe(path string, header http.Header, body []byte) (answer *http.Respon
 	must(err)
 	r.Header = header
 	if answer, err = client.Do(r); err != nil {
-		return nil, nil, errors.Unwrap(err)
+		err = errors.Unwrap(err)
+	} else {
+		defer answer.Body.Close()
+		const most = 1 << 30
+		text, err = io.ReadAll(io.LimitReader(answer.Body, most))
 	}
-	defer answer.Body.Close()
-	const most = 1 << 30
-	if text, err = io.ReadAll(io.LimitReader(answer.Body, most)); err == nil && answer.StatusCode >= http.StatusBadRequest {
-		failed := failure{Error: "serve answers " + answer.Status}
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
+		return nil, nil, inputf("ask root to start 'shapectl serve'")
+	case errors.Is(err, fs.ErrPermission):
+		return nil, nil, exitError{fmt.Errorf("ask root to add you to the group %s, which serve answers", serveGroup), exitMissing}
+	case err != nil:
+		return nil, nil, exitError{fmt.Errorf("try again: serve does not answer: %w", err), exitKernel}
+	case answer.StatusCode != http.StatusOK:
+		failed := failure{Error: "serve answers " + answer.Status, ExitCode: exitKernel}
 		json.Unmarshal(text, &failed)
-		err = errors.New(failed.Error)
+		err = exitError{errors.New(failed.Error), failed.ExitCode}
 	}
 	return answer, text, err
 }
@@ -96,6 +106,7 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 	if c == nil {
 		return 0, false
 	}
+	e.json = asJSON
 	if c.name == topOnce.name && given["once"] == nil {
 		e.unserved = errors.New("run as root, or use --once, for which serve is asked")
 		return 0, false
@@ -111,12 +122,14 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 	path, body := c.path(), []byte(nil)
 	if c.method() == http.MethodPost {
 		for _, name := range c.contents {
-			text, err := e.readAll(given[name][0])
+			_, text, err := e.readPolicy(given[name][0])
+			if text != nil {
+				e.contents = map[string][]byte{given[name][0]: text} // the command cannot read a pipe again
+			}
 			if err != nil {
 				return 0, false // which the command tells
 			}
 			given[name] = []string{string(text)}
-			e.in = bytes.NewReader(text) // for another try
 		}
 		body, err = json.Marshal(given)
 		must(err)
@@ -128,20 +141,22 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 	case err == nil:
 		code, err := strconv.Atoi(answer.Header.Get("Shapectl-Exit-Code"))
 		printed, err2 := strconv.Atoi(answer.Header.Get(outputHeader))
-		if errors.Join(err, err2) == nil && printed <= len(text) {
-			if _, err := e.out.Write(text[:printed]); err != nil {
-				code = cmp.Or(code, exitDegraded)
-			}
+		if errors.Join(err, err2) == nil && printed >= 0 && printed <= len(text) {
+			_, err := bytes.NewReader(text[:printed]).WriteTo(e.out)
 			e.err.Write(text[printed:])
+			if err != nil {
+				code = exitCode(e.degraded("%s: done, but the answer could not be written: %w", c.name, err))
+			}
 			return code, true
 		}
 		e.unserved = errors.New("run as root; serve is of another version")
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ECONNREFUSED):
-		e.unserved = errors.New("run as root, or ask root to start 'shapectl serve'")
-	case errors.Is(err, fs.ErrPermission):
-		e.unserved = fmt.Errorf("run as root, or ask root to add you to the group %s, which serve answers", serveGroup)
-	case answer == nil || answer.StatusCode != http.StatusForbidden:
-		e.unserved = fmt.Errorf("run as root; serve says: %w", err)
+	case answer == nil:
+		e.unserved = errors.New("run as root, or " + err.Error()) // without its exit code
+	case answer.StatusCode == http.StatusNotFound:
+		e.unserved = errors.New("run as root; serve is of another version")
+	case answer.StatusCode != http.StatusForbidden:
+		e.fail(err, exitCode(err), nil)
+		return exitCode(err), true
 	}
 	return 0, false
 }

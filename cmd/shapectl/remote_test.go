@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -71,6 +72,15 @@ func TestReadByServe(t *testing.T) {
 	if got := r.result(r.asNobody(program, nil, "diff", policy)); got.out != want.out || got.code != exitDiffers || !strings.Contains(got.err, "nowhere") {
 		t.Errorf("diff: %+v, and by root %+v", got, want)
 	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	testenv.Must(t, err)
+	defer full.Close()
+	var told strings.Builder
+	cmd := r.asNobody(program, nil, "show")
+	cmd.Stdout, cmd.Stderr = full, &told
+	if cmd.Run(); cmd.ProcessState.ExitCode() != exitDegraded || !strings.Contains(told.String(), "show: done, but the answer could not be written") {
+		t.Errorf("show >/dev/full: exit %d, %s", cmd.ProcessState.ExitCode(), &told)
+	}
 	for _, pin := range r.pins() {
 		var st unix.Stat_t
 		testenv.Must(t, unix.Lstat(pin, &st))
@@ -87,9 +97,13 @@ func TestRefusedByServe(t *testing.T) {
 	testenv.Must(t, os.WriteFile(policy, []byte("devices: {}\n"), 0o644))
 	before := r.ok("export")
 	const byRoot = "; run as root, or with CAP_BPF"
+	refusedAs := func(code int, line, says string) {
+		t.Helper()
+		r.isRefusal(line, r.result(r.asNobody(program, nil, strings.Fields(line)...)), code, says)
+	}
 	refused := func(line, says string) {
 		t.Helper()
-		r.isRefusal(line, r.result(r.asNobody(program, nil, strings.Fields(line)...)), exitMissing, says)
+		refusedAs(exitMissing, line, says)
 	}
 	for _, line := range []string{
 		"set va egress 10.0.0.0/24 --rate 2mbit", "delete va egress 10.0.0.0/24", "flush --all", "confirm", "rollback", "apply " + policy,
@@ -99,12 +113,19 @@ func TestRefusedByServe(t *testing.T) {
 		refused(line, byRoot)
 	}
 	refused("top -j", "; run as root, or use --once")
-	refused("top --once --interval 20s --interval 1s", "; run as root; serve says: top: interval 20s is too long for a request")
+	refusedAs(exitInput, "top --once --interval 20s --interval 1s", "shapectl: top: interval 20s is too long for a request")
+	refusedAs(exitInput, "report --name nobody", "report: the history has no readings")
+	for _, line := range []string{"show", "report --name alice"} {
+		elsewhere := r.asNobody(program, nil, strings.Fields(line)...)
+		elsewhere.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+		r.isRefusal(line, r.result(elsewhere), exitInput, "serve is for another network namespace")
+	}
 	for query, header := range map[string]http.Header{
-		"show":           {columnsHeader: {"-1"}, netnsHeader: {"net:[1]"}},
-		"show?sort=name": {columnsHeader: {"0"}, netnsHeader: {"net:[1]"}},
-		"show?json=1":    {columnsHeader: {"0"}, netnsHeader: {"net:[1]"}},
-		"top?once=false": {columnsHeader: {"0"}, netnsHeader: {"net:[1]"}},
+		"show":           {columnsHeader: {"-1"}},
+		"show?sort=name": {netnsHeader: {"net:[1]"}},
+		"show?json=1":    {columnsHeader: {"0"}},
+		"top?once=false": {columnsHeader: {"0"}},
+		"version":        {columnsHeader: {"0"}},
 	} {
 		request, err := http.NewRequest(http.MethodGet, "http://localhost/api/v1/"+query, nil)
 		testenv.Must(t, err)
@@ -115,11 +136,35 @@ func TestRefusedByServe(t *testing.T) {
 			t.Errorf("%s: %s", query, answer.Status)
 		}
 	}
-	outsider := r.asNobody(program, nil, "show")
-	outsider.SysProcAttr.Credential = &syscall.Credential{Uid: nobody - 1, Gid: nobody - 1}
-	r.isRefusal("show", r.result(outsider), exitMissing, "; run as root, or ask root to add you to the group shapectl")
+	for _, line := range []string{"show", "report --name alice"} {
+		outsider := r.asNobody(program, nil, strings.Fields(line)...)
+		outsider.SysProcAttr.Credential = &syscall.Credential{Uid: nobody - 1, Gid: nobody - 1}
+		r.isRefusal(line, r.result(outsider), exitMissing, ", or ask root to add you to the group shapectl")
+	}
+	pipe := filepath.Join(dir, "pipe")
+	testenv.Must(t, unix.Mkfifo(pipe, 0o644))
+	write := func(text string) { go os.WriteFile(pipe, []byte(text), 0) } // once
+	write("devices: 1\n")
+	if got := r.result(r.asNobody(program, nil, "diff", pipe)); got.code != exitInput || !strings.HasPrefix(got.err, pipe+":1:") {
+		t.Errorf("diff of a pipe with a mistake: %+v", got)
+	}
 	testenv.Must(t, os.Remove(s.socket))
 	refused("show", "; run as root, or ask root to start 'shapectl serve'")
+	write("devices: {}\n")
+	refused("diff "+pipe, "; run as root, or ask root to start 'shapectl serve'")
+	other, err := net.Listen("unix", s.socket)
+	testenv.Must(t, err)
+	defer other.Close()
+	testenv.Must(t, os.Chmod(s.socket, 0o666))
+	go http.Serve(other, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api/v1/export" {
+			http.Redirect(w, r, "/api/v1/show", http.StatusFound)
+		}
+		w.Header().Set("Shapectl-Exit-Code", "0")
+		w.Header().Set(outputHeader, "-1")
+	}))
+	refused("show", "; run as root; serve is of another version")
+	refusedAs(exitKernel, "export", "serve answers 302 Found")
 	if after := r.ok("export"); after != before {
 		t.Errorf("before:\n%s, after:\n%s", before, after)
 	}

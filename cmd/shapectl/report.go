@@ -130,12 +130,8 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	}
 	var found report.Deliveries
 	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); o.history == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
-		found, err = o.fromServe(since, until)
-		if errors.As(err, new(exitError)) {
-			return err // of the server, in its words
-		}
-		if err != nil {
-			return inputf("report: there is no %s to read, and %w; start 'shapectl serve', or name a file by --history", defaultHistory, err)
+		if found, err = o.fromServe(since, until); err != nil {
+			return err
 		}
 	} else if err != nil {
 		return fmt.Errorf("report: %w", err)
@@ -204,11 +200,11 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 		return nil, err
 	}
 	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {netns}}, nil)
-	if answer != nil && err != nil {
-		return nil, inputError(err)
+	if answer == nil {
+		return nil, fmt.Errorf("report: there is no %s to read; name a file by --history, or %w", defaultHistory, err)
 	}
 	if err != nil {
-		return nil, err
+		return nil, err // of serve, in its words
 	}
 	return found, json.Unmarshal(text, &found)
 }
