@@ -318,7 +318,7 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 	}
 	switch {
 	case t.Rule == nil:
-		of := ruleName{name: t.Name, kind: kindRule}
+		of := ruleName{name: t.Name}
 		if t.Direction != "" {
 			d, err := policy.ParseDirection(t.Direction)
 			if err != nil {

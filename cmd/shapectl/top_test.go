@@ -499,7 +499,7 @@ func TestTopSetsWhatIsThere(t *testing.T) {
 	r.ok("delete", "home")
 	for says, target := range map[string]top.Target{
 		"set home: no pool has that name":                            pool,
-		"set alice: no rule has that name":                           {Name: "alice"},
+		"set alice: no rule or pool has that name":                   {Name: "alice"},
 		"va egress has no rule for 10.0.0.7/32; nothing was changed": {Rule: &report.Rule{Kind: report.KindRule, Device: "va", Direction: "egress", CIDR: "10.0.0.7/32"}},
 	} {
 		if said, err := s.SetRate(target, "1mbit", 0); err == nil || !strings.Contains(err.Error(), says) {
