@@ -322,7 +322,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		e.netns = ""
 	}
 	if asked := r.Header.Get(netnsHeader); asked != "" {
-		if here, err := netnsOf(e.netns); err != nil || here != asked {
+		if here, err := loader.NetnsID(e.netns); err != nil || here != asked {
 			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve is for another network namespace; run the command there, or as root", c.name)
 			return
 		}

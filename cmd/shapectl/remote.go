@@ -111,7 +111,7 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 		e.unserved = errors.New("run as root, or use --once, for which serve is asked")
 		return 0, false
 	}
-	netns, err := netnsOf("")
+	netns, err := loader.NetnsID("")
 	if err != nil {
 		return 0, false
 	}
@@ -193,15 +193,6 @@ func requestOf(args []string) (c *apiCommand, given arguments, asJSON bool) {
 		given[name] = append(given[name], word)
 	}
 	return c, given, asJSON
-}
-
-// netnsOf tells a network namespace from all others that there are.
-func netnsOf(name string) (id string, err error) {
-	err = loader.In(name, func() error {
-		id, err = os.Readlink("/proc/thread-self/ns/net")
-		return err
-	})
-	return id, err
 }
 
 // runFor runs a command line for who asked by runByServe.

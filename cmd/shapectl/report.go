@@ -22,6 +22,7 @@ import (
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -195,7 +196,7 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	netns, err := netnsOf("")
+	netns, err := loader.NetnsID("")
 	if err != nil {
 		return nil, err
 	}

@@ -107,14 +107,7 @@ func Stay(ctx context.Context, name string, f func(context.Context) error) error
 	if name == "" {
 		return In(name, func() error { return f(ctx) })
 	}
-	cookie := func() (c uint64, err error) {
-		err = In(name, func() error {
-			c, err = netnsCookie()
-			return err
-		})
-		return c, err
-	}
-	first, err := cookie()
+	first, err := NetnsID(name)
 	if err != nil {
 		return err
 	}
@@ -128,7 +121,7 @@ func Stay(ctx context.Context, name string, f func(context.Context) error) error
 				return
 			case <-time.After(stayEvery):
 			}
-			switch now, err := cookie(); {
+			switch now, err := NetnsID(name); {
 			case err == nil && now != first:
 				end(fmt.Errorf("%w: another one has the name %s now", ErrNoNamespace, name))
 			case errors.Is(err, ErrNoNamespace) && notPID != nil:
@@ -349,6 +342,16 @@ func (n *Namespace) Close() {
 		n.pins.dir.remove()
 	}
 	n.unlock()
+}
+
+// NetnsID identifies a network namespace, which is named as for In.
+func NetnsID(name string) (id string, err error) {
+	err = In(name, func() error {
+		cookie, err := netnsCookie()
+		id = strconv.FormatUint(cookie, 10)
+		return err
+	})
+	return id, err
 }
 
 // netnsCookie identifies the thread's network namespace. Unlike its inode, the kernel never
