@@ -201,7 +201,7 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
-		pool = !limitedOnlyBy(of.name, append(found.rules, found.device...)) && (verb != "delete" || n.Within(of.name) == nil)
+		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || n.Within(of.name) == nil)
 	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
 		return kindDevice, nil
@@ -322,11 +322,11 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 // has the name: whoever gives such rules a rate means one for all of them. It reports whether it did.
 func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
 	ofShared := func(o *policy.Option) bool { return isOfPool(o) && o.Name != "guarantee" && o.Name != "weight" }
-	flags, ofRules := limit.split(isOfPool)
-	forShared, _ := limit.split(ofShared)
-	if limit.given("within") {
-		flags, ofRules = limit.split(ofShared)
+	ofPool := isOfPool
+	if limit.given("within") { // in the other pool
+		ofPool = ofShared
 	}
+	flags, ofRules := limit.split(ofPool)
 	ofRule := limit.given("rate") && (limit.Rate == policy.Unlimited || limit.given("within"))
 	if of.kind != "" || flags == "" || ofRule {
 		return false, nil
@@ -353,14 +353,14 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
 	}
-	ofPools := len(commands)
+	forRules := len(commands)
 	for _, p := range pools {
 		commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), p.Label.Name))
 	}
 	shared := users > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
-	case without == 0, shared && forShared == "":
+	case without == 0, shared && limit.written(ofShared) == "":
 		return false, nil
 	case ofRules != "":
 		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",
@@ -370,7 +370,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	case shared:
 		why = "these rules share the rate of a pool with others: " + plain.List(rates)
 	case limit.given("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
-		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[ofPools:]
+		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[forRules:]
 	default:
 		return true, e.changePools(n, limit, pools...)
 	}

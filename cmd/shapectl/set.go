@@ -256,7 +256,10 @@ func (e *env) limitedAbove(n *loader.Namespace, limit limitFlags, tables []polic
 	for _, t := range tables {
 		for _, r := range t.Rules {
 			name := string(r.Within)
-			if pool, _ := findPool(n, name); pool.Pool && pool.Rate < r.Rate && !slices.Contains(pools, name) {
+			if slices.Contains(pools, name) {
+				continue
+			}
+			if pool, _ := findPool(n, name); pool.Pool && pool.Rate < r.Rate {
 				pools = append(pools, name)
 				says += fmt.Sprintf("pool %s still limits this to %v\n", plain.Line(name), pool.Rate)
 			}

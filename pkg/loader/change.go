@@ -143,9 +143,6 @@ func (h *Hook) without(networks []netip.Prefix) *order {
 	it := *h
 	it.Set.Hold()
 	o := &order{Hook: &it, dev: h.Device, want: policy.Table{Device: h.Name(), Direction: h.Direction}, asIs: true}
-	if h.Set.IsPools() {
-		o.want = policy.Table{}
-	}
 	for _, p := range networks {
 		if e, found := h.Set.Find(p); found {
 			o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
