@@ -11,7 +11,6 @@ import (
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -276,8 +275,7 @@ func dropHosts(n *loader.Namespace, want filterRules) error {
 		return nil
 	}
 	for _, p := range pools.Set.Policy() {
-		device, d, ok := policyfile.SideOfHost(&p)
-		if !ok || !want.matchesHook(device, d) {
+		if o := p.Label.Owner; o.Host == "" || !want.matchesHook(o.Device, o.Direction) {
 			continue
 		}
 		if _, err := n.DeletePool(p.Label.Name); err != nil && !errors.Is(err, loader.ErrPoolInUse) {

@@ -355,7 +355,7 @@ func (want filterRules) ranks() func(policy.Label) int {
 			return leastRank
 		}
 		rank := max(rankOf(l.Name), rankOf(l.Plan))
-		if rank == 0 && contains(l.Note) {
+		if rank == 0 && (contains(l.Note) || contains(l.Host.String())) {
 			rank = leastRank
 		}
 		return rank

@@ -204,7 +204,7 @@ func TestNoteOfHost(t *testing.T) {
 	h.ok("apply", file)
 	h.ok("set", "tablet", "--note", "of Ann")
 	for _, r := range h.rows("show", "va", "egress") {
-		if r.Note != "follows "+tabletMAC+"; of Ann" {
+		if r.Host != tabletMAC || r.Note != "of Ann" {
 			t.Errorf("the note is %q", r.Note)
 		}
 	}

@@ -122,8 +122,8 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	if l.given("shadow") || unlimited {
 		limit.Shadow = l.Shadow
 	}
-	if l.given("note") {
-		limit.Note = policy.Note(have.Label.Noted(limit.Note).Note)
+	if l.given("guarantee") {
+		limit.Waits = 0
 	}
 	if have.Pool {
 		return limit.Pool(have.Label.Name)
@@ -150,7 +150,7 @@ var optionGroups = map[string][]string{
 // add adds the flags of some options. side describes the default of --match.
 func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option) bool) {
 	for _, o := range policy.Options {
-		if !some(o) {
+		if o.Fact || !some(o) {
 			continue
 		}
 		once(f, o.Value(&l.Limit), o.Name, o.Help)

@@ -467,10 +467,7 @@ func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, want,
 // sayHosts tells which hosts have no address yet that could be limited.
 func (e *env) sayHosts(l line.Line, tables []policy.Table) {
 	for _, h := range l.Hosts {
-		follows := func(r policy.Rule) bool {
-			mac, _, ok := r.Follows()
-			return ok && mac == h.MAC
-		}
+		follows := func(r policy.Rule) bool { return r.Label.Host == h.MAC }
 		if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() && slices.ContainsFunc(t.Rules, follows) }) {
 			e.say("%s: host %s (%v) has no address here now; it is limited when %s sees one", plain.Line(h.Device), plain.Line(h.Name), h.MAC, e.suggest("watch", "FILE"))
 		}

@@ -64,8 +64,8 @@ func TestLine(t *testing.T) {
 			}
 			with := r.ok("export")
 			for _, line := range []string{
-				"va egress: {rate: 9500kbit, capacity: 59375b, excess: ecn, share: flow, note: line va}",
-				"va ingress: {rate: 47500kbit, capacity: 296875b, excess: ecn, share: flow, note: line va}",
+				"va egress: {rate: 9500kbit, capacity: 59375b, excess: ecn, share: flow, owner: va egress, line: va}",
+				"va ingress: {rate: 47500kbit, capacity: 296875b, excess: ecn, share: flow, owner: va ingress, line: va}",
 				"uplink: 1gbit", "192.168.100.1: unlimited", "10.0.0.0/24: {rate: 5mbit, within: uplink}",
 			} {
 				if !strings.Contains(with, line+"\n") {
@@ -116,7 +116,7 @@ func TestNoteOfLine(t *testing.T) {
 	r.in(homeLine)
 	r.ok("set", "va egress", "--note", "main")
 	r.ok("set", "va egress", "--note", "main line")
-	if got := r.ok("export"); !strings.Contains(got, `note: "line va; main line"}`) {
+	if got := r.ok("export"); !strings.Contains(got, `line: va, note: main line}`) {
 		t.Error(got)
 	}
 	r.in("line va off")
@@ -369,9 +369,9 @@ func TestLineHost(t *testing.T) {
 	const tablet = " --host tablet=3c:22:fb:12:34:56,5mbit,1mbit"
 	want := `  lan:
     egress:     # to the hosts
-      "3c:22:fb:12:34:56": {rate: 5mbit, name: "tablet", note: "line va"}
+      "3c:22:fb:12:34:56": {rate: 5mbit, name: "tablet", line: "va"}
     ingress:    # from the hosts
-      "3c:22:fb:12:34:56": {rate: 1mbit, name: "tablet", note: "line va"}
+      "3c:22:fb:12:34:56": {rate: 1mbit, name: "tablet", line: "va"}
 `
 	if text := r.in(homeLine + tablet + " --dry-run"); !strings.HasSuffix(text, want) {
 		t.Errorf("the policy is %s", text)

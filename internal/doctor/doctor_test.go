@@ -121,14 +121,16 @@ func (f *Facts) follow(addresses ...string) {
 	}
 	f.line(networks...)
 	for i := range f.Hooks[0].Limits.Rules {
-		f.Hooks[0].Limits.Rules[i].Label = policy.Label{Name: "tablet", Note: "follows 3c:22:fb:12:34:56; of Ann"}
+		f.Hooks[0].Limits.Rules[i].Label = policy.Label{Name: "tablet", Note: "of Ann", Host: tablet}
 	}
 }
 
 // hostPool adds a pool of the tablet that no rule is within.
 func (f *Facts) hostPool(name string) {
 	within := f.rule().Within
-	f.pool(name).Label.Note = "follows 3c:22:fb:12:34:56"
+	label := &f.pool(name).Label
+	label.Host = tablet
+	_ = label.Owner.Set(name)
 	f.rule().Within = within
 }
 
@@ -434,7 +436,7 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
 		{"a host by its MAC address", func(f *Facts) {
 			f.Devices[0].IPv6 = true
-			f.rule().Label.Note = "follows 3c:22:fb:12:34:56"
+			f.rule().Label.Host = tablet
 		}, nil, nil},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
@@ -758,7 +760,7 @@ func TestJudge(t *testing.T) {
 		{"an address of a host that was another's", func(f *Facts) {
 			f.follow("10.0.0.7", "10.0.0.8")
 			r := &f.Hooks[0].Limits.Rules[1]
-			r.Label.Note = "follows 3c:22:fb:00:00:01"
+			r.Label.Host = policy.MAC{2}
 			f.neighbour(1, "10.0.0.7", "10.0.0.8")
 		}, []string{"warning eth0 egress hosts"}, []string{"has no rule for its address 10.0.0.8; "}},
 		{"a host without a name", func(f *Facts) {

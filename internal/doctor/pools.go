@@ -8,7 +8,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -48,8 +47,8 @@ var poolChecks = []func(Facts) []report.Finding{checkUnused, checkUnknownHosts, 
 func checkUnused(f Facts) []report.Finding {
 	var unused []string
 	for _, n := range f.tree.Nodes {
-		device, _, host := policyfile.SideOfHost(n.Pool)
-		if len(n.Below)+len(n.Rules) == 0 && !(host && f.index(device) != 0) {
+		o := n.Pool.Label.Owner
+		if len(n.Below)+len(n.Rules) == 0 && !(o.Host != "" && f.index(o.Device) != 0) {
 			unused = append(unused, n.Pool.Label.Name)
 		}
 	}
@@ -63,14 +62,13 @@ func checkUnused(f Facts) []report.Finding {
 // checkUnknownHosts finds hosts whose limit is in a pool, and of which no address is known.
 func checkUnknownHosts(f Facts) (findings []report.Finding) {
 	for _, n := range f.tree.Nodes {
-		device, d, host := policyfile.SideOfHost(n.Pool)
-		mac, _, _ := n.Pool.Follows()
-		index := f.index(device)
+		o, mac := n.Pool.Label.Owner, n.Pool.Label.Host
+		index := f.index(o.Device)
 		known := len(f.Neighbours[index][mac]) > 0 // checkHosts tells of those
-		if host && index != 0 && !known && f.judged(device) && len(n.Below)+len(n.Rules) == 0 && len(f.Unread) == 0 {
-			findings = append(findings, Hook{Name: device, Direction: d}.finding(report.Warning, "hosts",
-				"no address of "+mac.Called(policyfile.NameOfHost(n.Pool))+" has a rule, so it is not limited",
-				"run "+plain.Suggest(f.Netns, "watch FILE")+", which limits it once "+plain.Line(device)+" knows an address of it")...)
+		if o.Host != "" && index != 0 && !known && f.judged(o.Device) && len(n.Below)+len(n.Rules) == 0 && len(f.Unread) == 0 {
+			findings = append(findings, Hook{Name: o.Device, Direction: o.Direction}.finding(report.Warning, "hosts",
+				"no address of "+mac.Called(o.Host)+" has a rule, so it is not limited",
+				"run "+plain.Suggest(f.Netns, "watch FILE")+", which limits it once "+plain.Line(o.Device)+" knows an address of it")...)
 		}
 	}
 	return findings
@@ -242,7 +240,7 @@ func (f *Facts) bothMeet(rules []policy.Member) string {
 // whose own guarantee waits gets both together, as both are of one device.
 func (f *Facts) lacking(r Rule, g policy.Guarantee) *policy.Node {
 	for n := f.tree.Find(string(r.Within)); n != nil; n = n.Above {
-		if above, waits := n.Pool.WaitingGuarantee(); waits {
+		if above := n.Pool.Label.Waits; above != 0 {
 			g = above
 			continue
 		}
@@ -264,8 +262,8 @@ func (f *Facts) lacking(r Rule, g policy.Guarantee) *policy.Node {
 func (f *Facts) checkRoom(rules []Rule, name func(Rule) string, warn func(finding, advice string) []report.Finding) (findings []report.Finding) {
 	var lack, ready, full []string
 	for _, r := range rules {
-		g, waits := r.WaitingGuarantee()
-		if !waits {
+		g := r.Label.Waits
+		if g == 0 {
 			continue
 		}
 		who := fmt.Sprintf("%s (%v)", name(r), g)

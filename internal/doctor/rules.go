@@ -182,8 +182,7 @@ func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 // checkFamilies finds directions whose rules are all for one family.
 func checkFamilies(f Facts, s Hook, d *Device) []report.Finding {
 	limited := slices.DeleteFunc(s.Limits.metered(), func(r Rule) bool {
-		_, _, follows := r.Follows() // a host by its MAC address, whose other addresses get rules as they become known
-		return follows
+		return r.Label.Host != policy.MAC{} // whose other addresses get rules as they become known
 	})
 	if d == nil || len(limited) == 0 {
 		return nil

@@ -59,10 +59,8 @@ func (f *Facts) hosts() map[host]string {
 	}
 	names := map[host]string{}
 	for _, p := range f.Pools {
-		device, d, ok := policyfile.SideOfHost(&p.Rule)
-		if ok {
-			mac, _, _ := p.Follows()
-			names[host{side{indexes[device], d}, mac}] = policyfile.NameOfHost(&p.Rule)
+		if o := p.Label.Owner; o.Host != "" {
+			names[host{side{indexes[o.Device], o.Direction}, p.Label.Host}] = o.Host
 		}
 	}
 	for _, s := range f.Hooks {
@@ -70,7 +68,7 @@ func (f *Facts) hosts() map[host]string {
 			continue
 		}
 		for _, r := range s.Limits.Rules {
-			if mac, _, follows := r.Follows(); follows {
+			if mac := r.Label.Host; mac != (policy.MAC{}) {
 				names[host{side{s.Index, s.Direction}, mac}] = r.Label.Name
 			}
 		}
@@ -93,12 +91,8 @@ func checkHosts(f Facts) (findings []report.Finding) {
 		its := side{s.Index, s.Direction}
 		hooks[its], rules[its] = s, map[netip.Prefix]policy.MAC{}
 		for _, r := range s.Limits.Rules {
-			mac, _, follows := r.Follows()
-			if !follows {
-				mac = policy.MAC{}
-			}
-			rules[its][r.Prefix] = mac
-			count[host{its, mac}]++
+			rules[its][r.Prefix] = r.Label.Host
+			count[host{its, r.Label.Host}]++
 		}
 	}
 	names := f.hosts()

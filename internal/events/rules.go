@@ -131,7 +131,7 @@ func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[
 				d.names[rule.Prefix] = rule.Label.Name
 			}
 		}
-		if _, waits := rule.WaitingGuarantee(); waits {
+		if rule.Label.Waits != 0 {
 			if d.waiting == nil {
 				d.waiting = map[netip.Prefix]bool{}
 			}

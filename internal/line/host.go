@@ -49,7 +49,7 @@ func ParseHost(s string) (h Host, err error) {
 
 // CheckName reports a name that is too long for the pool of a host on its device.
 func (h Host) CheckName() error {
-	pool := poolName(h.Device, policy.Ingress) + " " + h.Name
+	pool := policy.Owner{Device: h.Device, Direction: policy.Ingress, Host: h.Name}.String()
 	if long := len(pool) - policy.MaxName; long > 0 {
 		return fmt.Errorf("host %s: the name is too long for a pool on %s by %d bytes; shorten it", plain.Line(h.Name), plain.Line(h.Device), long)
 	}
@@ -99,5 +99,5 @@ func (l Line) hosts(w *writer) error {
 }
 
 func (l Line) host(w *writer, h Host, rate policy.Rate) {
-	w.line(3, "%q: {rate: %v, name: %q, note: %q}", h.MAC.String(), rate, h.Name, note(l.Device))
+	w.line(3, "%q: {rate: %v, name: %q, line: %q}", h.MAC.String(), rate, h.Name, l.Device)
 }

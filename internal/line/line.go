@@ -76,12 +76,6 @@ func (d Direction) LeastRate() policy.Rate {
 	return max(d.PoolRate()/minPart, policy.MinRate)
 }
 
-// note is that of all pools of a line, by which they are found.
-func note(device string) string { return "line " + device }
-
-// poolName is the name that a policy gives to the pool of a direction.
-func poolName(device string, d policy.Direction) string { return device + " " + d.String() }
-
 // Policy is the policy of a line, in YAML with comments. The error is for a device that a policy cannot name.
 func (l Line) Policy() ([]byte, error) {
 	device, err := policyfile.DeviceKey(l.Device)
@@ -143,7 +137,7 @@ func (l Line) direction(w *writer, direction policy.Direction, d Direction, what
 			w.option("adapt-to: "+strconv.Quote(strings.Join(l.Reflectors, ",")), "whose round-trip times tell that")
 		}
 	}
-	w.option("note: "+strconv.Quote(note(l.Device)), "'shapectl line' knows its pools by this")
+	w.option("line: "+strconv.Quote(l.Device), "'shapectl line' knows its pools by this")
 	w.line(3, "%-22s  # all packets of IPv4 and IPv6 are within the pool", "any: {}")
 }
 

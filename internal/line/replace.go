@@ -3,10 +3,8 @@ package line
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -17,8 +15,8 @@ type Split struct {
 	netns, device string
 }
 
-// Divide finds what a line has made: the pools with its note, what is within those of hosts, and the rules for all
-// addresses within those of the device, which may have had another name then. netns is that of the tables, for commands that errors suggest.
+// Divide finds what a line has made: its pools, what is within those of hosts, and the rules for all addresses within
+// those of the device, which may have had another name then. netns is that of the tables, for commands that errors suggest.
 func Divide(netns, device string, tables []policy.Table) Split {
 	s := Split{netns: netns, device: device}
 	device = formerName(device, tables)
@@ -26,17 +24,12 @@ func Divide(netns, device string, tables []policy.Table) Split {
 	pools := map[policy.Within]int{}
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			own := r.Label.Note
-			if _, rest, follows := r.Follows(); follows {
-				own = rest
-			}
-			if !r.Pool || !isNote(own, device) {
-				continue
-			}
-			name := r.Label.Name
-			pools[policy.Within(name)] = ofHost
-			if name == poolName(device, policy.Egress) || name == poolName(device, policy.Ingress) {
-				pools[policy.Within(name)] = ofLine
+			switch {
+			case string(r.Label.Line) != device:
+			case r.Label.Owner.Host != "":
+				pools[policy.Within(r.Label.Name)] = ofHost
+			default:
+				pools[policy.Within(r.Label.Name)] = ofLine
 			}
 		}
 	}
@@ -64,12 +57,6 @@ func Divide(netns, device string, tables []policy.Table) Split {
 	return s
 }
 
-// isNote reports whether a note is that of the line of a device. One of a person may follow.
-func isNote(s, device string) bool {
-	first, _, _ := strings.Cut(s, "; ")
-	return first == note(device)
-}
-
 // Devices are those on which the line has rules.
 func (s Split) Devices() (names []string) {
 	for _, t := range s.Line {
@@ -82,19 +69,18 @@ func (s Split) Devices() (names []string) {
 
 // formerName is the name that a device had when a line was made on it.
 func formerName(device string, tables []policy.Table) string {
-	pools := map[policy.Within]string{}
+	lines := map[policy.Within]policy.LineOf{}
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			if was, noted := strings.CutPrefix(r.Label.Note, note("")); noted && r.Pool {
-				pools[policy.Within(r.Label.Name)], _, _ = strings.Cut(was, "; ")
+			if r.Label.Owner.Host == "" {
+				lines[policy.Within(r.Label.Name)] = r.Label.Line
 			}
 		}
 	}
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			was := pools[r.Within]
-			if t.Device == device && was != "" && slices.Contains(policy.Everything[:], r.Prefix) && string(r.Within) == poolName(was, t.Direction) {
-				return was
+			if was := lines[r.Within]; t.Device == device && was != "" && slices.Contains(policy.Everything[:], r.Prefix) {
+				return string(was)
 			}
 		}
 	}
@@ -111,8 +97,8 @@ func (s Split) Hosts() map[string]policy.MAC {
 	hosts := map[string]policy.MAC{}
 	for _, t := range s.Line {
 		for _, r := range t.Rules {
-			if _, _, ok := policyfile.SideOfHost(&r); ok && t.IsPools() {
-				hosts[policyfile.NameOfHost(&r)], _, _ = r.Follows()
+			if o := r.Label.Owner; o.Host != "" {
+				hosts[o.Host] = r.Label.Host
 			}
 		}
 	}

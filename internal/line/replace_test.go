@@ -11,7 +11,7 @@ import (
 const others = `
 pools:
   uplink: 1gbit
-  eth1 egress: {rate: 5mbit, note: line eth1}
+  eth1 egress: {rate: 5mbit, line: eth1, owner: br-lan egress tv}
 devices:
   eth0:
     egress: {match: src, 192.168.1.20: {rate: unlimited, name: server}, 192.168.1.30: {rate: 1mbit, within: uplink}}
@@ -81,12 +81,12 @@ func TestDivideRenamed(t *testing.T) {
 	}
 }
 
-// The pools of hosts have the note of the line, and all within them is of the line.
+// The pools of hosts are of the line, and all within them is of the line.
 func TestDivideHosts(t *testing.T) {
 	all := tables(t, []byte(`
 pools:
-  br-lan egress tablet: {rate: 5mbit, note: "follows 3c:22:fb:12:34:56; line eth0"}
-  br-lan egress tv: {rate: 5mbit, note: line eth1}
+  br-lan egress tablet: {rate: 5mbit, line: eth0, owner: br-lan egress tablet, host: "3c:22:fb:12:34:56"}
+  br-lan egress tv: {rate: 5mbit, line: eth1, owner: br-lan egress tv}
 devices:
   br-lan:
     egress: {192.168.1.7: {within: br-lan egress tablet}, 192.168.1.8: {within: br-lan egress tv}, 192.168.1.0/24: 10mbit}
@@ -136,19 +136,19 @@ func TestConflicts(t *testing.T) {
 			"eth0 ingress has a rule for ::/0 that this line did not make"},
 		{"a pool with that name", "devices: {eth0: {egress: {pool: 1mbit}}}", own,
 			`there is a pool "eth0 egress" that this line did not make`},
-		{"a pool of another line's name", "pools: {eth0 ingress: {rate: 1mbit, note: line eth1}}\ndevices: {}", own,
+		{"a pool of another line's name", "pools: {eth0 ingress: {rate: 1mbit, line: eth1, owner: br-lan egress tv}}\ndevices: {}", own,
 			`there is a pool "eth0 ingress" that this line did not make`},
 		{"the other address", "devices: {eth0: {egress: {192.0.2.1: unlimited}}}", own, "match the dst address of packets"},
 		{"the other address, and flows", "devices: {eth0: {egress: {192.0.2.1: unlimited}}}", otherMatch, ""},
 		{"a rule for all in the other direction", "devices: {eth0: {ingress: {any: 1mbit}}}", onlyUp, ""},
 		{"a rule for one host", "devices: {eth0: {egress: {match: src, 192.0.2.1: unlimited}}}", own, ""},
 		{"another device", "devices: {eth1: {egress: {any: 1mbit}}}", own, ""},
-		{"of the line, but with the other match", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {any: {within: eth0 egress}}}}", own,
+		{"of the line, but with the other match", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {any: {within: eth0 egress}}}}", own,
 			"the line on eth0 is shared in the other way, by host or by flow; to change that, remove it first: 'shapectl -n x line eth0 off'"},
-		{"a rule within a pool that goes", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", nil,
+		{"a rule within a pool that goes", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", nil,
 			`the rule for 192.0.2.1/32 on eth0 egress is within pool "eth0 egress", which would go; delete it first: 'shapectl -n x delete eth0 egress 192.0.2.1/32'`},
-		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, note: line eth0}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},
-		{"a pool within a pool that goes", "pools: {eth0 ingress: {rate: 1mbit, note: line eth0}, p: {rate: 1mbit, within: eth0 ingress}}\ndevices: {}", onlyUp,
+		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},
+		{"a pool within a pool that goes", "pools: {eth0 ingress: {rate: 1mbit, line: eth0, owner: eth0 ingress}, p: {rate: 1mbit, within: eth0 ingress}}\ndevices: {}", onlyUp,
 			`pool "p" is within pool "eth0 ingress", which would go; move it first: 'shapectl -n x set --within none p'`},
 	} {
 		s := Divide("x", "eth0", tables(t, []byte(c.have), devicesIn(c.have)...))

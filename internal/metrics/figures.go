@@ -8,7 +8,6 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -54,14 +53,7 @@ var known = []figure[*report.Rule]{
 	now("rate_bits_per_second", "The rate. Not of rules that are unlimited or have only the rate of their pool.", func(r *report.Rule) *uint64 { return r.RateBits }),
 	now("capacity_bytes", "The burst: how many bytes a bucket can hold.", func(r *report.Rule) *uint64 { return r.CapacityBytes }),
 	now("guarantee_bits_per_second", "The guarantee. Only of those that have one.", func(r *report.Rule) *uint64 { return r.GuaranteeBits }),
-	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(r *report.Rule) *uint64 {
-		like := policy.Rule{Within: policy.Within(r.Within), Label: policy.Label{Note: r.Note}}
-		g, waits := like.WaitingGuarantee()
-		if !waits || r.GuaranteeBits != nil {
-			return nil
-		}
-		return (*uint64)(&g)
-	}),
+	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(r *report.Rule) *uint64 { return r.WaitingBits }),
 	now("level_bytes", "Bytes in the shared bucket now; in the spill bucket where hosts, subnets or flows have buckets of their own.", func(r *report.Rule) *uint64 {
 		if r.CapacityBytes == nil {
 			return nil

@@ -75,9 +75,6 @@ func aPool(name, within string) report.Rule {
 	}
 }
 
-// waiting is the note of a rule or pool whose guarantee waits.
-const waiting = "guarantee 2mbit waits for room in its pool"
-
 // everything is a reading in which every metric has a value.
 func everything() *measure.Reading {
 	host := aRule("eth0", "2001:db8::/32")
@@ -90,7 +87,7 @@ func everything() *measure.Reading {
 	queue := aRule("eth0", "10.0.0.0/8")
 	queue.Excess, queue.QueueBytes, queue.DelayedBytes, queue.DelayedPackets = "delay", 375e3, 17, 18
 	home, isp, full := aPool("home", "isp"), aPool("isp", ""), aPool("full", "isp")
-	queue.Within, queue.Note, full.Note = "home", waiting, waiting
+	queue.Within, queue.WaitingBits, full.WaitingBits = "home", number(2e6), number(2e6)
 	home.GuaranteeBits, home.ActiveSharers, home.RefusedBytes, home.RefusedPackets = number(2e6), number(1), 19, 20
 	home.DelayedBytes, home.DelayedPackets, home.MarkedPackets = 21, 22, 23
 	home.Leased, home.LeaseBits, home.SafeBits = isTrue(true), number(31e6), number(32e5)

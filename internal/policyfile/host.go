@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -43,7 +42,7 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 		return nil
 	}
 	faults := r.faults
-	p := r.planned(&e.value, "a host", ruleKeys)
+	p := r.planned(&e.value, "a host", hostKeys)
 	if r.faults > faults || limits.defaults.bad {
 		return nil
 	}
@@ -55,14 +54,13 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 	if i := slices.IndexFunc(p.parts, func(p part) bool { return p.key == "name" && p.text != "" }); i >= 0 {
 		called = p.parts[i].text
 	}
-	limit.Name = policy.Name(called)
-	limit.Note = mac.Following(limit.Note)
+	limit.Name, limit.Host = policy.Name(called), mac
 	ofRules := limit
 	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
 		if h.pool = r.poolOfHost(s, t, e, p, limits, limit, called); h.pool == nil {
 			return nil
 		}
-		ofRules = policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: limit.Name, Note: limit.Note}
+		ofRules = policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: limit.Name, Note: limit.Note, Host: mac}
 		for _, o := range policy.Options {
 			if ofAddress(o) {
 				o.Copy(&ofRules, &limit)
@@ -109,7 +107,8 @@ func (p parcel) has(key string) bool {
 
 // poolOfHost makes the pool of a host with a rate.
 func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits *limits, limit policy.Limit, called string) *pool {
-	name := s.poolName(t.direction.String() + " " + called)
+	limit.Owner = policy.Owner{Device: s.device(), Direction: t.direction, Host: called}
+	name := limit.Owner.String()
 	if r.pools[name] != nil {
 		r.errorf(&e.key, "pool %q of the host is also among the pools; rename that one", name)
 		return nil
@@ -150,14 +149,12 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 	return p
 }
 
-// poolName is the name of a pool that the section defines. In the section of a pattern, it has the pattern in place of the
-// device.
-func (s *section) poolName(of string) string {
-	name := s.key
-	if !s.pattern {
-		name = s.name()
+// device is the device of a section, or its pattern.
+func (s *section) device() string {
+	if s.pattern {
+		return s.key
 	}
-	return strings.TrimSuffix(name+" "+of, " ")
+	return s.name()
 }
 
 // hostPools are the pools of the hosts of the section.
@@ -179,7 +176,7 @@ func (h *host) on(s *section, d Device) policy.Rule {
 		out = h.rules[1]
 	}
 	if h.pool != nil {
-		out.Within = policy.Within(s.onDevice(h.pool.rule.Label.Name, d.Name))
+		out.Within = policy.Within(h.pool.on(d.Name))
 	} else {
 		out.Within = s.poolOn(out.Within, d.Name)
 	}

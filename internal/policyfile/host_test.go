@@ -45,7 +45,7 @@ func listed(tables []policy.Table) string {
 			if r.Framing.Overhead != 0 {
 				fmt.Fprintf(&out, " overhead %d", r.Framing.Overhead)
 			}
-			fmt.Fprintf(&out, " (%s)\n", r.Label.Note)
+			fmt.Fprintf(&out, " (%s; %v)\n", r.Label.Note, r.Label.Host)
 		}
 	}
 	return out.String()
@@ -71,14 +71,14 @@ var hostPolicies = []struct{ text, device, want string }{
     ingress:
       3c22.fb12.3456: 2mbit
 `, "br-lan", `
-			pool br-lan egress tablet: 5mbit (follows 3c:22:fb:12:34:56; Anna's)
-			pool br-lan ingress 3c:22:fb:12:34:56: 2mbit (follows 3c:22:fb:12:34:56)
-			br-lan egress 192.168.1.0/24 : 20mbit ()
-			br-lan egress 192.168.1.7/32 tablet: unlimited within br-lan egress tablet overhead 24 (follows 3c:22:fb:12:34:56; Anna's)
-			br-lan egress 192.168.1.8/32 3c:22:fb:00:00:01: unlimited (follows 3c:22:fb:00:00:01)
-			br-lan egress 2001:db8::7/128 tablet: unlimited within br-lan egress tablet overhead 24 (follows 3c:22:fb:12:34:56; Anna's)
-			br-lan ingress 192.168.1.7/32 3c:22:fb:12:34:56: unlimited within br-lan ingress 3c:22:fb:12:34:56 (follows 3c:22:fb:12:34:56)
-			br-lan ingress 2001:db8::7/128 3c:22:fb:12:34:56: unlimited within br-lan ingress 3c:22:fb:12:34:56 (follows 3c:22:fb:12:34:56)`},
+			pool br-lan egress tablet: 5mbit (Anna's; 3c:22:fb:12:34:56)
+			pool br-lan ingress 3c:22:fb:12:34:56: 2mbit (; 3c:22:fb:12:34:56)
+			br-lan egress 192.168.1.0/24 : 20mbit (; )
+			br-lan egress 192.168.1.7/32 tablet: unlimited within br-lan egress tablet overhead 24 (Anna's; 3c:22:fb:12:34:56)
+			br-lan egress 192.168.1.8/32 3c:22:fb:00:00:01: unlimited (; 3c:22:fb:00:00:01)
+			br-lan egress 2001:db8::7/128 tablet: unlimited within br-lan egress tablet overhead 24 (Anna's; 3c:22:fb:12:34:56)
+			br-lan ingress 192.168.1.7/32 3c:22:fb:12:34:56: unlimited within br-lan ingress 3c:22:fb:12:34:56 (; 3c:22:fb:12:34:56)
+			br-lan ingress 2001:db8::7/128 3c:22:fb:12:34:56: unlimited within br-lan ingress 3c:22:fb:12:34:56 (; 3c:22:fb:12:34:56)`},
 	// A pattern, within the pool of its direction. A rule for an address wins over its host.
 	{`devices:
   br*:
@@ -88,11 +88,11 @@ var hostPolicies = []struct{ text, device, want string }{
       192.168.1.7: 1mbit
       3c:22:fb:00:00:01: unlimited
 `, "br0", `
-			pool br0 egress: 50mbit ()
-			pool br0 egress tablet: 5mbit within br0 egress (follows 3c:22:fb:12:34:56)
-			br0 egress 192.168.1.7/32 : 1mbit within br0 egress ()
-			br0 egress 192.168.1.8/32 3c:22:fb:00:00:01: unlimited within br0 egress (follows 3c:22:fb:00:00:01)
-			br0 egress 2001:db8::7/128 tablet: unlimited within br0 egress tablet (follows 3c:22:fb:12:34:56)`},
+			pool br0 egress: 50mbit (; )
+			pool br0 egress tablet: 5mbit within br0 egress (; 3c:22:fb:12:34:56)
+			br0 egress 192.168.1.7/32 : 1mbit within br0 egress (; )
+			br0 egress 192.168.1.8/32 3c:22:fb:00:00:01: unlimited within br0 egress (; 3c:22:fb:00:00:01)
+			br0 egress 2001:db8::7/128 tablet: unlimited within br0 egress tablet (; 3c:22:fb:12:34:56)`},
 	// Two hosts with one limit. Defaults and plans that rules have.
 	{`pools: {kids: {rate: 8mbit, share: member}}
 plans: {child: {within: kids, note: bedtime}, home: {rate: 3mbit, each: host}}
@@ -102,11 +102,11 @@ devices:
     name: children
     egress: {3c:22:fb:12:34:56: child, 3c:22:fb:00:00:01: {plan: home, within: kids, weight: 2, name: phone}}
 `, "br-lan", `
-			pool kids: 8mbit ()
-			pool br-lan egress phone: 3mbit within kids (follows 3c:22:fb:00:00:01)
-			br-lan egress 192.168.1.7/32 3c:22:fb:12:34:56: unlimited within kids (follows 3c:22:fb:12:34:56; bedtime)
-			br-lan egress 192.168.1.8/32 phone: unlimited within br-lan egress phone (follows 3c:22:fb:00:00:01)
-			br-lan egress 2001:db8::7/128 3c:22:fb:12:34:56: unlimited within kids (follows 3c:22:fb:12:34:56; bedtime)`},
+			pool kids: 8mbit (; )
+			pool br-lan egress phone: 3mbit within kids (; 3c:22:fb:00:00:01)
+			br-lan egress 192.168.1.7/32 3c:22:fb:12:34:56: unlimited within kids (bedtime; 3c:22:fb:12:34:56)
+			br-lan egress 192.168.1.8/32 phone: unlimited within br-lan egress phone (; 3c:22:fb:00:00:01)
+			br-lan egress 2001:db8::7/128 3c:22:fb:12:34:56: unlimited within kids (bedtime; 3c:22:fb:12:34:56)`},
 }
 
 func TestHosts(t *testing.T) {
@@ -134,7 +134,7 @@ func TestHosts(t *testing.T) {
 // Without neighbours, hosts have their pools.
 func TestHostsWithoutNeighbours(t *testing.T) {
 	f := mustParse(t, "devices: {br*: {egress: {3c:22:fb:12:34:56: {rate: 5mbit, name: tablet}}}}\n")
-	if got := listed(mustTables(t, f, Device{Name: "br0", L2Bytes: 14})); got != "pool br0 egress tablet: 5mbit (follows 3c:22:fb:12:34:56)\n" {
+	if got := listed(mustTables(t, f, Device{Name: "br0", L2Bytes: 14})); got != "pool br0 egress tablet: 5mbit (; 3c:22:fb:12:34:56)\n" {
 		t.Error(got)
 	}
 	if macs := f.MACs(); len(macs) != 1 || !macs[tablet] {

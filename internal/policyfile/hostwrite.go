@@ -3,7 +3,6 @@ package policyfile
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -27,11 +26,8 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 	hosts = map[side][]liveHost{}
 	pooled, elsewhere := map[string]*policy.Rule{}, usedElsewhere(pools, of)
 	for i := range pools {
-		p := &pools[i]
-		_, _, ok := SideOfHost(p)
-		mac, own, _ := p.Follows()
-		note := mac.Following(policy.Note(own))
-		if ok && p.Label.Note == string(note) && !elsewhere[p.Label.Name] {
+		p, of := &pools[i], pools[i].Label.Owner
+		if of.Host != "" && p.Label.Name == of.String() && p.Label.Host != (policy.MAC{}) && p.Label.Waits == 0 && !elsewhere[p.Label.Name] {
 			pooled[p.Label.Name] = p
 		}
 	}
@@ -45,13 +41,12 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 		for _, t := range tables {
 			for i := range t.Rules {
 				r := t.Rules[i]
-				mac, _, follows := r.Follows()
+				mac := r.Label.Host
 				g := group{side: side{device, t.Direction}, mac: mac}
 				if p := pooled[string(r.Within)]; p != nil {
-					g.pool = p.Label.Name
-					g.mac, _, _ = p.Follows()
-					odd[g] = odd[g] || !follows || mac != g.mac
-				} else if !follows {
+					g.pool, g.mac = p.Label.Name, p.Label.Host
+					odd[g] = odd[g] || mac != g.mac
+				} else if mac == (policy.MAC{}) {
 					continue
 				}
 				first := append(groups[g], r)[0]
@@ -62,13 +57,12 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 	}
 	folded, another := map[netip.Prefix]bool{}, map[group]bool{} // pools, and hosts that have one
 	for name, p := range pooled {
-		device, d, _ := SideOfHost(p)
-		mac, _, _ := p.Follows()
-		g := group{side{device, d}, mac, name}
-		other := group{side: g.side, mac: mac} // a direction has one entry for a MAC address
+		owner := p.Label.Owner
+		g := group{side{owner.Device, owner.Direction}, p.Label.Host, name}
+		other := group{side: g.side, mac: g.mac} // a direction has one entry for a MAC address
 		odd[other], odd[g], another[other] = true, odd[g] || another[other], true
-		for _, t := range of[device] {
-			odd[g] = odd[g] || t.Direction == d && t.Match != d.FarSide()
+		for _, t := range of[owner.Device] {
+			odd[g] = odd[g] || t.Direction == owner.Direction && t.Match != t.Direction.FarSide()
 		}
 		if len(groups[g]) == 0 && !odd[g] {
 			groups[g] = nil
@@ -109,19 +103,19 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 	return slices.DeleteFunc(slices.Clone(pools), func(p policy.Rule) bool { return folded[p.Prefix] }), hosts
 }
 
-// usedElsewhere returns the names of the pools that other pools are within, or rules of another direction than the pool's
-// name begins with.
+// usedElsewhere returns the names of the pools that other pools are within, or rules of another direction than the pool is of.
 func usedElsewhere(pools []policy.Rule, of map[string][]policy.Table) map[string]bool {
-	used := map[string]bool{}
+	used, owners := map[string]bool{}, map[policy.Within]policy.Owner{}
 	for i := range pools {
 		used[string(pools[i].Within)] = true
+		owners[policy.Within(pools[i].Label.Name)] = pools[i].Label.Owner
 	}
 	for device, tables := range of {
 		for _, t := range tables {
-			own := device + " " + t.Direction.String() + " "
 			for i := range t.Rules {
-				if within := string(t.Rules[i].Within); !strings.HasPrefix(within, own) {
-					used[within] = true
+				within := t.Rules[i].Within
+				if o := owners[within]; o.Device != device || o.Direction != t.Direction {
+					used[string(within)] = true
 				}
 			}
 		}
@@ -131,14 +125,12 @@ func usedElsewhere(pools []policy.Rule, of map[string][]policy.Table) map[string
 
 // isOfHost reports whether the entry of a host, with a pool or without, would make the rule of an address.
 func isOfHost(r, pool *policy.Rule) bool {
-	mac, own, _ := r.Follows()
-	note := mac.Following(policy.Note(own))
 	want := policy.Rule{
 		Prefix: r.Prefix, Rate: policy.Unlimited, Fail: r.Fail, Framing: r.Framing, Within: r.Within,
-		Label: policy.Label{Name: r.Label.Name, Note: string(note)},
+		Label: policy.Label{Name: r.Label.Name, Note: r.Label.Note, Host: r.Label.Host},
 	}
 	if pool != nil {
-		want.Label.Name, want.Label.Note = NameOfHost(pool), pool.Label.Note
+		want.Label.Name, want.Label.Note = pool.Label.Owner.Host, pool.Label.Note
 	}
 	return *r == want && want.Label.Name != ""
 }
@@ -148,14 +140,14 @@ func (h *liveHost) value(spell *speller) string {
 	var r policy.Rule
 	if h.pool != nil {
 		r = *h.pool
-		r.Label.Name = NameOfHost(h.pool)
+		r.Label.Name, r.Label.Owner = r.Label.Owner.Host, policy.Owner{}
 		if h.rule != nil {
 			r.Fail, r.Framing = h.rule.Fail, h.rule.Framing
 		}
 	} else {
 		r = *h.rule
 	}
-	if _, r.Label.Note, _ = r.Follows(); r.Label.Name == h.mac.String() {
+	if r.Label.Host = (policy.MAC{}); r.Label.Name == h.mac.String() {
 		r.Label.Name = ""
 	}
 	return spell.value(&r)

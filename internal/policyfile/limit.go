@@ -13,12 +13,13 @@ import (
 
 var (
 	shadowKeys   = keys(func(o *policy.Option) bool { return o.Shadow })
-	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label && !o.PoolOnly }, "shadow")
+	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label && !o.PoolOnly && !o.Fact }, "shadow")
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
 	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }, "shadow")
 	poolWithPlan = slices.Concat([]string{"plan"}, poolKeys)
-	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
+	ruleKeys     = slices.Concat([]string{"plan"}, planKeys, keys(func(o *policy.Option) bool { return o.Fact && !o.PoolOnly }))
+	hostKeys     = slices.Concat([]string{"plan", "line"}, planKeys)
 )
 
 // keys returns the names of some options, then others, then the aliases of the options.
@@ -51,7 +52,7 @@ func (p part) value() string {
 	switch {
 	case (p.key == "within" || p.key == "cluster") && p.text == "":
 		return noPool
-	case p.key == "plan" || p.key == "within" || p.key == "cluster" || slices.Contains(labelKeys, p.key):
+	case p.key == "plan" || p.key == "within" || p.key == "cluster" || slices.Contains([]string{"host", "owner", "line"}, p.key) || slices.Contains(labelKeys, p.key):
 		return word(p.text)
 	case p.key == "colours":
 		return "{" + colourEntries.Replace(p.text) + "}"

@@ -3,7 +3,6 @@ package policyfile
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -22,10 +21,12 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 			}
 		}
 	}
-	name, above := s.poolName(direction), policy.Within("")
-	if ofDevice := s.poolName(""); direction != "" && len(s.own) > 0 && s.own[0].rule.Label.Name == ofDevice {
-		above = policy.Within(ofDevice)
+	owner, above := policy.Owner{Device: s.device(), Whole: direction == ""}, policy.Within("")
+	_ = owner.Direction.Set(direction) // a whole device has none
+	if !owner.Whole && len(s.own) > 0 && s.own[0].rule.Label.Owner.Whole {
+		above = policy.Within(s.own[0].rule.Label.Name)
 	}
+	name := owner.String()
 	if other := r.pools[name]; other != nil {
 		r.errorf(&e.key, "pool %q of the device is also among the pools; rename that one", name)
 		return parcel{bad: true}.within(defaults)
@@ -34,6 +35,10 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 	if p == nil {
 		return parcel{bad: true}.within(defaults)
 	}
+	if p.rule.Label.Owner != (policy.Owner{}) {
+		r.errorf(&e.key, "owner has no use in the pool of a device, which is its owner; leave it out")
+	}
+	p.rule.Label.Owner = owner
 	s.own = append(s.own, p)
 	return parcel{parts: []part{{key: "within", text: name, at: p.at}}}.within(defaults)
 }
@@ -47,35 +52,18 @@ func (s *section) owns(name string) bool {
 func (s *section) poolOn(name policy.Within, device string) policy.Within {
 	for _, p := range s.own {
 		if string(name) == p.rule.Label.Name {
-			return policy.Within(s.onDevice(string(name), device))
+			return policy.Within(p.on(device))
 		}
 	}
 	return name
 }
 
-// onDevice returns the name that a pool which the section defines has on a device.
-func (s *section) onDevice(pool, device string) string {
-	if !s.pattern {
-		return pool
-	}
-	return device + strings.TrimPrefix(pool, s.key)
+// on returns the name that a pool which a section defines has on a device.
+func (p *pool) on(device string) string {
+	owner := p.rule.Label.Owner
+	owner.Device = device
+	return owner.String()
 }
-
-// DeviceOfPool returns the device that a pool belongs to, if it belongs to any: its name begins with that of the device.
-func DeviceOfPool(name string) string {
-	device, _, _ := strings.Cut(name, " ")
-	return device
-}
-
-// SideOfHost returns the device and direction whose host has the limit that is in a pool; false for other pools.
-func SideOfHost(p *policy.Rule) (device string, d policy.Direction, ok bool) {
-	_, _, ok = p.Follows()
-	words := strings.SplitN(p.Label.Name, " ", 3)
-	return words[0], d, ok && len(words) == 3 && d.Set(words[1]) == nil
-}
-
-// NameOfHost returns the name of the host that has a pool, which SideOfHost must be true for.
-func NameOfHost(p *policy.Rule) string { return strings.SplitN(p.Label.Name, " ", 3)[2] }
 
 // OwnPools returns the pools that the file defines for one device, which have its name: that of the device, and those of
 // its directions and hosts. The error is for a device that several patterns match, or a name that a pool cannot have.
@@ -91,7 +79,7 @@ func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
 func (f *File) poolsOn(s *section, d Device, own []*pool) (pools []policy.Rule, err error) {
 	for _, p := range own {
 		pool := p.rule
-		name := s.onDevice(p.rule.Label.Name, d.Name)
+		name := p.on(d.Name)
 		if err := policy.CheckPoolName(name); err != nil {
 			return nil, f.errorAt(p.at, err.Error())
 		}
@@ -99,23 +87,19 @@ func (f *File) poolsOn(s *section, d Device, own []*pool) (pools []policy.Rule, 
 			return nil, f.errorAt(p.at, fmt.Sprintf("pool %q of the device is also in line %d; rename that one", name, f.line(other.at)))
 		}
 		pool.Label.Name, pool.Prefix, pool.Within = name, policy.PoolKey(name), s.poolOn(p.rule.Within, d.Name)
+		pool.Label.Owner.Device = d.Name
 		pools = append(pools, pool)
 	}
 	return pools, nil
 }
 
-// named returns the pool of the file with a name, or the one of a device that has it; nil for none.
-func (f *File) named(pool string) *pool {
-	if p := f.pools[pool]; p != nil {
+// poolOf returns the pool of the file that makes a pool in force.
+func (f *File) poolOf(r *policy.Rule) *pool {
+	if p := f.pools[r.Label.Name]; p != nil {
 		return p
 	}
-	device := DeviceOfPool(pool)
-	if s, _ := f.section(device); s != nil {
-		for _, p := range append(slices.Clone(s.own), s.hostPools()...) {
-			if s.onDevice(p.rule.Label.Name, device) == pool {
-				return p
-			}
-		}
-	}
-	return nil
+	device := r.Label.Owner.Device
+	s, _ := f.section(device)
+	own := append(slices.Clone(s.own), s.hostPools()...)
+	return own[slices.IndexFunc(own, func(p *pool) bool { return p.on(device) == r.Label.Name })]
 }

@@ -20,8 +20,8 @@ devices:
 func TestOwnPools(t *testing.T) {
 	f := mustParse(t, taps)
 	want := `pools:
-  tap0: {rate: 300mbit, within: uplink, guarantee: 4mbit}
-  tap0 egress: {rate: 200mbit, within: tap0}
+  tap0: {rate: 300mbit, within: uplink, guarantee: 4mbit, owner: tap0}
+  tap0 egress: {rate: 200mbit, within: tap0, owner: tap0 egress}
   uplink: {rate: 1gbit, share: member}
 devices:
   tap0:
@@ -89,8 +89,8 @@ devices: {tap*: {defaults: {excess: delay, queue: 30kb}, pool: {rate: 1mbit, wit
 	want := `pools:
   a: {rate: 1mbit, capacity: 20kb, excess: ecn}
   b: {rate: 1mbit, capacity: 20kb, within: a}
-  tap0: {rate: 1mbit, capacity: 20kb, excess: delay, queue: 30kb, within: b}
-  tap0 egress: {rate: 1mbit, capacity: 20kb, within: tap0}
+  tap0: {rate: 1mbit, capacity: 20kb, excess: delay, queue: 30kb, within: b, owner: tap0}
+  tap0 egress: {rate: 1mbit, capacity: 20kb, within: tap0, owner: tap0 egress}
 devices: {}
 `
 	if got := written(t, mustTables(t, f, Device{Name: "tap0", L2Bytes: 14})); got != want {

@@ -176,7 +176,7 @@ func (r *reader) checkPools() {
 func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
 	for _, p := range tree.Problems() {
 		option, _, _ := strings.Cut(p.Message, " ")
-		pool := f.named(p.Rule.Label.Name)
+		pool := f.poolOf(p.Rule)
 		at := pool.at
 		if i := slices.IndexFunc(pool.parts, func(p part) bool { return p.key == option }); i >= 0 {
 			at = pool.parts[i].at

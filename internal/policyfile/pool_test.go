@@ -61,7 +61,7 @@ devices:
 	want := `  home-1: {rate: 50mbit, within: uplink, guarantee: 5mbit, share: flow, note: sold}
   home-2: {rate: 60mbit, within: ap, guarantee: 5mbit, share: flow, note: sold}
   home-3: {rate: 50mbit, share: flow, note: free}
-  tap0: {rate: 50mbit, within: uplink, guarantee: 5mbit, weight: 2, share: flow, note: sold}
+  tap0: {rate: 50mbit, within: uplink, guarantee: 5mbit, weight: 2, share: flow, owner: tap0, note: sold}
 `
 	if got := written(t, tables); !strings.Contains(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)

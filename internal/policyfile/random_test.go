@@ -425,6 +425,7 @@ func (r *random) changedPools(tables []policy.Table, percent int) (pools policy.
 			if p, err = l.Pool(name); err != nil {
 				panic(err)
 			}
+			_, p.Label.Line = p.Label.Owner.Set(r.one("", "tap7", "tap7 egress", "br-lan ingress 12: #")), policy.LineOf(r.one("", "12", "eth0"))
 		}
 		r.pools = append(r.pools, name)
 		pools.Rules = append(pools.Rules, p)
@@ -457,6 +458,7 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
 				case r.chance(percent):
 					rule.Label = policy.Label{Plan: r.shown(), Name: r.one("", "alice", "12"), Note: r.one("", "x", " \u00a0é'\"#\U0010ffff")}
+					_ = rule.Label.Host.Set(r.one("", "3c:22:fb:12:34:56", "02:00:00:00:00:01"))
 					rules[rule.Prefix] = rule
 				case r.chance(percent):
 					rule.Rate, rule.Capacity = 7_000_000, 5_000_000

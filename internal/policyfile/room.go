@@ -85,7 +85,7 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 	for _, t := range live() {
 		for _, r := range t.Rules {
 			if r.Guarantee != 0 {
-				has[cmp.Or(t.Device, DeviceOfPool(r.Label.Name))] = true
+				has[cmp.Or(t.Device, r.Label.Owner.Device)] = true
 			}
 		}
 	}
@@ -131,8 +131,8 @@ func (f *File) guaranteed(tables []policy.Table) int {
 	devices := map[string]bool{}
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			if r.Guarantee != 0 && (!t.IsPools() || f.pools[r.Label.Name] == nil) {
-				devices[cmp.Or(t.Device, DeviceOfPool(r.Label.Name))] = true
+			if device := cmp.Or(t.Device, r.Label.Owner.Device); r.Guarantee != 0 && device != "" {
+				devices[device] = true
 			}
 		}
 	}
@@ -145,9 +145,9 @@ func (f *File) claims(tables []policy.Table) (claims []*claim) {
 	for _, t := range tables {
 		for i := range t.Rules {
 			r := &t.Rules[i]
-			device := cmp.Or(t.Device, DeviceOfPool(r.Label.Name))
+			device := cmp.Or(t.Device, r.Label.Owner.Device)
 			s, _ := f.section(device)
-			if r.Guarantee == 0 || s == nil || !s.pattern || t.IsPools() && f.pools[r.Label.Name] != nil {
+			if r.Guarantee == 0 || s == nil || !s.pattern {
 				continue
 			}
 			c := byDevice[device]

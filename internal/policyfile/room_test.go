@@ -30,7 +30,7 @@ devices:
 	}
 	live := func() []policy.Table {
 		return []policy.Table{
-			{Rules: []policy.Rule{{Pool: true, Guarantee: 1, Label: policy.Label{Name: "tap20"}}}},
+			{Rules: []policy.Rule{{Pool: true, Guarantee: 1, Label: policy.Label{Name: "tap20", Owner: policy.Owner{Device: "tap20"}}}}},
 			{Device: "veth2", Rules: []policy.Rule{{Guarantee: 1}}},
 		}
 	}
@@ -49,7 +49,7 @@ devices:
 	for _, table := range tables {
 		for _, r := range table.Rules {
 			waits := table.Device == "tap24" || r.Label.Name == "tap24"
-			if _, is := r.WaitingGuarantee(); waits != is && (waits || r.Label.Name == "tap0" || table.Device == "tap0") {
+			if is := r.Label.Waits != 0; waits != is && (waits || r.Label.Name == "tap0" || table.Device == "tap0") {
 				t.Errorf("%s%s waits: %t", table.Device, r.Label.Name, is)
 			}
 		}

@@ -184,7 +184,7 @@ type spelling struct {
 func (s *speller) value(r *policy.Rule) string {
 	wide, _ := r.Prefix.Addr().Prefix(0)
 	key := *r // only family and length of its network matter
-	key.Prefix, key.Label = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), policy.Label{Plan: r.Label.Plan}
+	key.Prefix, key.Label.Name, key.Label.Note = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), "", ""
 	common, ok := s.known[key]
 	if !ok {
 		if common = s.spell(key); len(s.known) < maxKnown {

@@ -28,8 +28,7 @@ func wantedOn(dev policyfile.Device, from lastgood.Policy, has []policy.Directio
 	}
 	w.tables = slices.DeleteFunc(w.tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
 	w.pools = slices.DeleteFunc(w.pools, func(p policy.Rule) bool {
-		_, direction, ok := policyfile.SideOfHost(&p)
-		return ok && slices.Contains(has, direction)
+		return isOfHost(p) && slices.Contains(has, p.Label.Owner.Direction)
 	})
 	return w, err
 }
@@ -103,10 +102,7 @@ func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools 
 }
 
 // isOfHost reports whether a pool is of a host. There is one also while no address of the host is known.
-func isOfHost(p policy.Rule) bool {
-	_, _, ok := policyfile.SideOfHost(&p)
-	return ok
-}
+func isOfHost(p policy.Rule) bool { return p.Label.Owner.Host != "" }
 
 func isNoRoom(err error) bool {
 	problem, ok := errors.AsType[policy.PoolError](err)

@@ -167,7 +167,7 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 	}
 	have := map[netip.Prefix]policy.MAC{} // the host of each rule, zero for none
 	for _, rule := range rules {
-		mac, _, _ := rule.Follows()
+		mac := rule.Label.Host
 		if !slices.ContainsFunc(hosts, func(h policyfile.Host) bool { return h.MAC == mac && mayBeOf(h, rule) }) {
 			mac = policy.MAC{}
 		}
@@ -244,8 +244,7 @@ func (r *Reconciler) warnOfCrowd(dev netinfo.Device, d policy.Direction, rule po
 
 // called is how the host of a rule is called.
 func called(rule *policy.Rule) string {
-	mac, _, _ := rule.Follows()
-	return mac.Called(rule.Label.Name)
+	return rule.Label.Host.Called(rule.Label.Name)
 }
 
 // move makes changes together, and reports whether they are done. If there are several and they are not, it says nothing.

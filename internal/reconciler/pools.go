@@ -33,12 +33,11 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	}
 	var gone []string
 	for _, p := range h.Set.Policy() {
-		name := p.Label.Name
-		if here[policyfile.DeviceOfPool(name)] {
+		if device := p.Label.Owner.Device; device == "" || here[device] {
 			continue
 		}
-		if want := find(r.ownPools(name), p); want != nil && (p == *want || p == want.WithoutGuarantee()) {
-			gone = append(gone, name)
+		if want := find(r.ownPools(p), p); want != nil && (p == *want || p == want.WithoutGuarantee()) {
+			gone = append(gone, p.Label.Name)
 		}
 	}
 	slices.Sort(gone)
@@ -77,8 +76,8 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 
 // ownPools returns the pools that the policy defines for the device of a pool. For an error there are none: whoever
 // applies the policy to the device reports it.
-func (r *Reconciler) ownPools(pool string) []policy.Rule {
-	pools, _ := r.policy.OwnPools(policyfile.Device{Name: policyfile.DeviceOfPool(pool)})
+func (r *Reconciler) ownPools(pool policy.Rule) []policy.Rule {
+	pools, _ := r.policy.OwnPools(policyfile.Device{Name: pool.Label.Owner.Device})
 	return pools
 }
 
@@ -219,19 +218,17 @@ func (r *Reconciler) waiting(tables []policy.Table) map[string][]policy.Table {
 	for _, t := range tables {
 		var want []policy.Rule
 		for _, have := range t.Rules {
-			if _, waits := have.WaitingGuarantee(); !waits {
+			if have.Label.Waits == 0 {
 				continue
 			}
-			who := t.Device
-			switch name := have.Label.Name; {
+			who := cmp.Or(t.Device, have.Label.Owner.Device)
+			switch {
 			case !t.IsPools() && want == nil:
 				want = r.rules(t)
+			case t.IsPools() && who != "":
+				want = r.ownPools(have)
 			case t.IsPools():
-				if want = r.ownPools(name); find(want, have) != nil {
-					who = policyfile.DeviceOfPool(name)
-				} else {
-					who, want = fmt.Sprintf("pool %q", name), r.policy.Pools().Rules
-				}
+				who, want = fmt.Sprintf("pool %q", have.Label.Name), r.policy.Pools().Rules
 			}
 			add(who, t, find(want, have), have)
 		}

@@ -32,6 +32,9 @@ type Rule struct {
 	Name      string `json:"name"` // of the rule, its note and its plan; "" for none
 	Note      string `json:"note"`
 	Plan      string `json:"plan"`
+	Host      string `json:"host"`  // the MAC address of the host whose addresses the limit is for; "" for none
+	Owner     string `json:"owner"` // the device, its direction and the host there that a pool belongs to; "" for none
+	Line      string `json:"line"`  // the device of the line that a pool is of; "" for none
 	Match     string `json:"match"`
 	Algorithm string `json:"algorithm"`
 	Each      string `json:"each"`
@@ -49,9 +52,11 @@ type Rule struct {
 	Within        string `json:"within"` // the pool that it draws from; "" for none
 	// GuaranteeBits is null for no guarantee.
 	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"`
-	Members       uint32  `json:"members"` // buckets that have the guarantee each, at most; 0 unless it has several
-	Weight        uint16  `json:"weight"`  // in the shares of its pool
-	Share         string  `json:"share"`   // who gets a fair share of the bucket
+	// WaitingBits is null unless a guarantee waits for room in the pool.
+	WaitingBits *uint64 `json:"waiting_guarantee_bits_per_second"`
+	Members     uint32  `json:"members"` // buckets that have the guarantee each, at most; 0 unless it has several
+	Weight      uint16  `json:"weight"`  // in the shares of its pool
+	Share       string  `json:"share"`   // who gets a fair share of the bucket
 	// Cluster is null for a rule, and for a pool of this host alone.
 	Cluster *Cluster `json:"cluster"`
 	// Adapt is null for a rule, and for a pool whose rate does not adapt to a line.
@@ -154,7 +159,9 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	out := Rule{
 		Kind: KindRule, Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), Members: uint32(r.Members), Weight: r.Weight.Value(),
-		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Adapt: newAdapt(r.Adapt), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
+		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Adapt: newAdapt(r.Adapt), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Host: r.Label.Host.String(),
+		Owner: r.Label.Owner.String(), Line: string(r.Label.Line),
+		WaitingBits: optionalRate(r.Label.Waits), prefix: r.Prefix, scope: scope(r),
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
@@ -502,7 +509,7 @@ func (r Rule) Detail(w io.Writer) error {
 		pool += fmt.Sprintf(", %s guaranteed, %s borrowed", bytesText(r.GuaranteedBytes), bytesText(r.BorrowedBytes))
 	}
 	for _, f := range []struct{ label, text string }{
-		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"lease", r.lease()}, {"use", r.use()},
+		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"host", r.Host}, {"guarantee", r.waits()}, {"state", state}, {"lease", r.lease()}, {"use", r.use()},
 		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"of pool", pool}, {"dropped", dropped}, {"excess", excess},
 		{"green", traffic(r.GreenPackets, r.GreenBytes)}, {"yellow", traffic(r.YellowPackets, r.YellowBytes)}, {"red", traffic(r.RedPackets, r.RedBytes)},
 		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
@@ -522,6 +529,11 @@ func (r Rule) Detail(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+// waits is what is to be guaranteed once there is room.
+func (r *Rule) waits() string {
+	return optional(r.WaitingBits, func(bits uint64) string { return policy.Rate(bits).String() + " waits for room in the pool" })
 }
 
 // use is what the rule let through over the interval.

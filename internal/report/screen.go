@@ -91,7 +91,7 @@ func (r *Rule) Facts() string {
 
 // Matches reports whether a part of what people know the rule by is text, which is in lower case.
 func (r *Rule) Matches(text string) bool {
-	return slices.ContainsFunc([]string{r.Name, r.Plan, r.Note, r.Within, r.Device + " " + r.Direction + " " + r.CIDR}, func(s string) bool {
+	return slices.ContainsFunc([]string{r.Name, r.Plan, r.Note, r.Host, r.Within, r.Device + " " + r.Direction + " " + r.CIDR}, func(s string) bool {
 		return strings.Contains(strings.ToLower(s), text)
 	})
 }

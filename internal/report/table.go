@@ -490,6 +490,9 @@ func (r *Rule) remarks() string {
 	if text := state(*r); text != "" {
 		says = append(says, text)
 	}
+	if r.WaitingBits != nil {
+		says = append(says, "guarantee waits")
+	}
 	if r.Decides != nil && *r.Decides {
 		says = append(says, "decides")
 	} else if r.Decides != nil {

@@ -222,8 +222,7 @@ func drawnFromAll(pools []policy.Rule, tables []policy.Table) (missing []policy.
 		missing = append(missing, drawnFrom(t.Rules, pools)...)
 	}
 	follow := slices.DeleteFunc(slices.Clone(pools), func(p policy.Rule) bool {
-		_, _, follows := p.Follows()
-		return !follows
+		return p.Label.Host == policy.MAC{}
 	})
 	missing = slices.Concat(missing, follow, drawnFrom(follow, pools))
 	policy.SortRules(missing)

@@ -3,7 +3,6 @@ package loader
 import (
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -74,8 +73,7 @@ func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applie
 	}
 	for _, p := range wanted {
 		i, found := exist[p.Prefix]
-		of, _, _ := strings.Cut(p.Label.Name, " ")
-		if found && of == dev.Name && pools.Rules[i].WithoutGuarantee() != p.WithoutGuarantee() {
+		if found && p.Label.Owner.Device == dev.Name && pools.Rules[i].WithoutGuarantee() != p.WithoutGuarantee() {
 			pools.Rules[i], same = p, false
 		}
 	}

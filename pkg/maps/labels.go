@@ -19,7 +19,7 @@ import (
 const (
 	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
 	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
-	labelBreak = "\n" // between plan, name, note, cluster and adaptation, none of which contains one
+	labelBreak = "\n" // between plan, name, note, cluster, adaptation and facts, none of which contains one
 )
 
 // labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
@@ -45,14 +45,17 @@ func labelParts(r policy.Rule) (parts []bpf.AbiLabel) {
 	if !hasTexts(r) {
 		return nil
 	}
-	l, cluster, adapt := r.Label, "", ""
+	l, cluster, adapt, facts := r.Label, "", "", ""
 	if c := r.Cluster; c != (policy.Cluster{}) {
 		cluster = fmt.Sprint(uint16(c.Weight), uint64(c.Floor), uint64(c.Share), uint64(c.Safe)) + " " + string(c.Name)
 	}
 	if a := r.Adapt; a != (policy.Adapt{}) {
 		adapt = fmt.Sprint(uint64(a.Min), int64(a.Above)) + " " + string(a.To)
 	}
-	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster, adapt}, labelBreak), labelBreak) + "\x00"
+	if l.Host != (policy.MAC{}) || l.Waits != 0 || l.Line != "" || l.Owner != (policy.Owner{}) {
+		facts = strings.Join([]string{l.Host.String(), strconv.FormatUint(uint64(l.Waits), 10), string(l.Line), l.Owner.String()}, " ")
+	}
+	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster, adapt, facts}, labelBreak), labelBreak) + "\x00"
 	for chunk := range slices.Chunk([]byte(text), labelBytes) {
 		var part bpf.AbiLabel
 		copy(part.Text[:], chunk)
@@ -128,7 +131,7 @@ func (l *labels) read(id, version uint32) (t texts) {
 		}
 	}
 	text, _, _ = bytes.Cut(text, []byte{0})
-	lines := append(strings.Split(string(text), labelBreak), "", "", "", "", "")
+	lines := append(strings.Split(string(text), labelBreak), "", "", "", "", "", "")
 	t.Label = policy.Label{Plan: lines[0], Name: lines[1], Note: lines[2]}
 	if of := strings.SplitN(lines[3], " ", 5); len(of) == 5 {
 		var numbers [4]uint64
@@ -144,6 +147,11 @@ func (l *labels) read(id, version uint32) (t texts) {
 		lowest, _ := strconv.ParseUint(of[0], 10, 64)
 		above, _ := strconv.ParseInt(of[1], 10, 64)
 		t.Adapt = policy.Adapt{Min: policy.Rate(lowest), Above: policy.AdaptAbove(above), To: policy.Reflectors(of[2])}
+	}
+	if of := strings.SplitN(lines[5], " ", 4); len(of) == 4 { // as labelParts wrote them
+		waits, _ := strconv.ParseUint(of[1], 10, 64)
+		t.Waits, t.Line = policy.Guarantee(waits), policy.LineOf(of[2])
+		_, _ = t.Host.Set(of[0]), t.Owner.Set(of[3])
 	}
 	return t
 }

@@ -137,7 +137,10 @@ func writeSamples(w io.Writer) {
 	}
 	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
 	write(labelParts(policy.Rule{
-		Label:   policy.Label{Plan: "plan", Name: "name", Note: "note"},
+		Label: policy.Label{
+			Plan: "plan", Name: "name", Note: "note", Host: policy.MAC{8}, Waits: 9, Line: "line",
+			Owner: policy.Owner{Device: "device", Direction: policy.Egress, Host: "host"},
+		},
 		Cluster: policy.Cluster{Name: "cluster", Weight: 2, Floor: 3, Share: 4, Safe: 5},
 		Adapt:   policy.Adapt{Min: 6, Above: 7, To: "192.0.2.1"},
 	}))

@@ -14,16 +14,19 @@ const (
 	MaxName = 64
 	// MaxNote is the largest length in bytes of a note.
 	MaxNote = 256
-	// maxKept is the largest length in bytes of what shapectl keeps in a note, before that of a person.
-	maxKept = 128
 )
 
-// Label is what people call a rule. It has no effect on packets. Each text is empty
+// Label is what is known of a rule or pool and has no effect on packets. Each text is empty
 // or valid UTF-8 in one line, without control characters, and not only blanks.
 type Label struct {
 	Plan string // how the plan that the rule follows is shown; at most MaxName bytes
 	Name string // at most MaxName bytes
-	Note string // at most MaxNote bytes of a person, after what shapectl keeps there
+	Note string // of a person; at most MaxNote bytes
+
+	Host  MAC       // the host whose addresses the limit is for
+	Waits Guarantee // what is to be guaranteed once the pool above has room
+	Owner Owner     // only of a pool
+	Line  LineOf    // only of a pool
 }
 
 // Name is the name of a rule, as an option of a Limit. Two rules may have the same.
@@ -32,54 +35,24 @@ type Name string
 // Note is a remark about a rule, as an option of a Limit.
 type Note string
 
+// LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.
+type LineOf string
+
 // Set accepts a text that Label.Name can have; an empty one removes the name.
 func (n *Name) Set(s string) error { return setText(n, "name", s, MaxName) }
 
 // Set accepts a text that Label.Note can have; an empty one removes the note.
-func (n *Note) Set(s string) error { return setText(n, "note", s, maxNote(s)) }
+func (n *Note) Set(s string) error { return setText(n, "note", s, MaxNote) }
 
-func maxNote(s string) int {
-	if first, _, _ := strings.Cut(s, noteBreak); isKept(first) {
-		return MaxNote + 2*maxKept
-	}
-	return MaxNote
-}
+// Set accepts the name of a device; an empty one removes it.
+func (l *LineOf) Set(s string) error { return setText(l, "line", s, MaxName) }
 
-const (
-	noteBreak = "; "
-	ofLine    = "line "
-)
-
-// isKept reports whether a part of a note is one that shapectl keeps there: a guarantee that waits, the host that a rule
-// is there for, or the line that made a pool.
-func isKept(part string) bool {
-	mac, follows := strings.CutPrefix(part, followsMAC)
-	_, err := ParseMAC(mac)
-	return follows && err == nil || strings.HasPrefix(part, ofLine) ||
-		strings.HasPrefix(part, "guarantee ") && strings.HasSuffix(part, waitsForRoom)
-}
-
-// Noted returns the label with another note of a person. What shapectl keeps in the note stays.
-func (l Label) Noted(own Note) Label {
-	var parts []string
-	for part := range strings.SplitSeq(l.Note, noteBreak) {
-		device, line := strings.CutPrefix(part, ofLine)
-		if !isKept(part) || line && parts == nil && l.Name != device+" egress" && l.Name != device+" ingress" {
-			break
-		}
-		parts = append(parts, part)
-	}
-	if own != "" {
-		parts = append(parts, string(own))
-	}
-	l.Note = strings.Join(parts, noteBreak)
-	return l
-}
-
-func (n Name) String() string { return string(n) }
-func (n Note) String() string { return string(n) }
-func (n Name) Type() string   { return "text" }
-func (n Note) Type() string   { return "text" }
+func (n Name) String() string   { return string(n) }
+func (n Note) String() string   { return string(n) }
+func (l LineOf) String() string { return string(l) }
+func (n Name) Type() string     { return "text" }
+func (n Note) Type() string     { return "text" }
+func (l LineOf) Type() string   { return "device" }
 
 func setText[T ~string](v *T, what, s string, most int) error {
 	err := checkText(what, s, most)

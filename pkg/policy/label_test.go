@@ -11,7 +11,7 @@ func TestLabel(t *testing.T) {
 		if err := n.Set(good); err != nil || string(n) != good {
 			t.Errorf("name %q: %q, %v", good, n, err)
 		}
-		r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Label = Label{good, good, good} })
+		r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Label = Label{Plan: good, Name: good, Note: good} })
 		if err := r.Validate(); err != nil {
 			t.Errorf("rule with label %q: %v", good, err)
 		}

@@ -33,6 +33,10 @@ type Limit struct {
 	Adapt     Adapt
 	Name      Name
 	Note      Note
+	Host      MAC
+	Waits     Guarantee
+	Owner     Owner
+	Line      LineOf
 	Shadow    *Limit // with options whose Option.Shadow is true; nil for none
 }
 

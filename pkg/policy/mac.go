@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// MAC is the link-layer address of a host on an Ethernet link.
+// MAC is the link-layer address of a host on an Ethernet link; zero for none.
 type MAC [6]byte
 
 // ParseMAC parses an address such as 3c:22:fb:12:34:56, also with dashes, or with a dot after each second byte. It must be
@@ -18,7 +18,7 @@ func ParseMAC(s string) (m MAC, err error) {
 	}
 	switch m = MAC(b); {
 	case m == MAC{}:
-		return m, fmt.Errorf("MAC address %v is one that no host has; write that of the host", m)
+		return m, fmt.Errorf("MAC address %s is one that no host has; write that of the host", s)
 	case b[0]&1 != 0:
 		return m, fmt.Errorf("MAC address %v is one of a group, not of a host; write that of the host", m)
 	}
@@ -39,7 +39,22 @@ func IsMAC(s string) bool {
 	return len(bytes) >= 3
 }
 
-func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+func (m MAC) String() string {
+	if m == (MAC{}) {
+		return ""
+	}
+	return net.HardwareAddr(m[:]).String()
+}
+
+// Set parses what String prints, and all else that ParseMAC does.
+func (m *MAC) Set(s string) (err error) {
+	if *m = (MAC{}); s != "" {
+		*m, err = ParseMAC(s)
+	}
+	return err
+}
+
+func (m MAC) Type() string { return "MAC" }
 
 // Called returns how a host is called. Its name may be empty or the MAC address.
 func (m MAC) Called(name string) string {
@@ -47,28 +62,4 @@ func (m MAC) Called(name string) string {
 		return m.String()
 	}
 	return fmt.Sprintf("%s (%v)", name, m)
-}
-
-// followsMAC begins the note of what is there for the host with a MAC address.
-const followsMAC = "follows "
-
-// Following returns the note of what is there for the host with a MAC address, and that has the note own.
-func (m MAC) Following(own Note) Note {
-	note := followsMAC + m.String()
-	if own != "" {
-		note += noteBreak + string(own)
-	}
-	return Note(note)
-}
-
-// Follows returns the MAC address of the host that a rule or pool is there for, and its note without what says that.
-func (r *Rule) Follows() (m MAC, own string, ok bool) {
-	note := r.Label.Note
-	if _, waits := r.WaitingGuarantee(); waits {
-		_, note, _ = strings.Cut(note, waitsForRoom+noteBreak)
-	}
-	text, begins := strings.CutPrefix(note, followsMAC)
-	text, own, more := strings.Cut(text, noteBreak)
-	m, err := ParseMAC(text)
-	return m, own, begins && err == nil && m.String() == text && more == (own != "")
 }

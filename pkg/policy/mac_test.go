@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 )
@@ -32,25 +31,5 @@ func TestParseMAC(t *testing.T) {
 	}
 	if _, err := ParsePrefix("3c:22:fb:12:34:56"); err == nil || !strings.Contains(err.Error(), "is a MAC address; a policy can limit") {
 		t.Error(err)
-	}
-}
-
-func TestFollows(t *testing.T) {
-	for _, own := range []Note{"", "sold; until 2024", Note(strings.Repeat("x", MaxNote))} {
-		note := tablet.Following(own)
-		r := Rule{Prefix: netip.MustParsePrefix("10.0.0.1/32"), Rate: 1e6, Within: "up", Label: Label{Note: string(note)}}
-		if m, back, ok := r.Follows(); !ok || m != tablet || back != string(own) {
-			t.Errorf("%q: %v %q %v", note, m, back, ok)
-		}
-		r.Guarantee = Guarantee(1e5)
-		waits := r.WithoutGuarantee()
-		if m, back, ok := waits.Follows(); !ok || m != tablet || back != string(own) {
-			t.Errorf("%q: %v %q %v", waits.Label.Note, m, back, ok)
-		}
-	}
-	for _, note := range []string{"", "follows", "follows alice", "follows 3C:22:FB:12:34:56", "follows 3c:22:fb:12:34:56; ", "follows 3c:22:fb:12:34:56, sold"} {
-		if m, _, ok := (&Rule{Label: Label{Note: note}}).Follows(); ok {
-			t.Errorf("%q follows %v", note, m)
-		}
 	}
 }

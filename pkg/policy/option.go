@@ -29,6 +29,7 @@ type Option struct {
 	LimitedOnly bool // an unlimited rule cannot have it
 	RuleOnly    bool // a pool cannot have it
 	PoolOnly    bool // a rule cannot have it
+	Fact        bool // shapectl sets it, so it is in files and not among flags
 
 	notInPool string // with RuleOnly: what to do instead
 
@@ -372,7 +373,34 @@ var Options = []*Option{
 		Doc:        "a remark about the rule, at most 256 bytes",
 		DocDefault: "none",
 		resolve:    resolveNote,
-		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, maxNote(r.Label.Note)) },
+		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, MaxNote) },
+	}),
+	same(func(l *Limit) *MAC { return &l.Host }, func(r *Rule) *MAC { return &r.Label.Host }, Option{
+		Name: "host", Fact: true,
+		Doc:        "no flag, as `export` writes it: the [host](#hosts) that the rule or pool is for",
+		DocDefault: "none",
+	}),
+	same(func(l *Limit) *Guarantee { return &l.Waits }, func(r *Rule) *Guarantee { return &r.Label.Waits }, Option{
+		Name: "waits", Fact: true,
+		Doc:        "no flag: the guarantee that the rule or pool gets once there is room in its pool",
+		DocDefault: "none",
+		needs: []need{needsPool, {
+			"guarantee",
+			func(r *Rule) bool { return r.Guarantee == 0 },
+			func(r *Rule) string { return fmt.Sprintf("guarantee %v; leave one of them out", r.Guarantee) },
+		}},
+	}),
+	same(func(l *Limit) *Owner { return &l.Owner }, func(r *Rule) *Owner { return &r.Label.Owner }, Option{
+		Name: "owner", Fact: true, PoolOnly: true,
+		Doc:        "no flag: the device, direction and host that a pool belongs to: `tap7 egress alice`. When the device is gone, `watch` deletes the pool",
+		DocDefault: "none",
+		valid:      checkOwner,
+	}),
+	same(func(l *Limit) *LineOf { return &l.Line }, func(r *Rule) *LineOf { return &r.Label.Line }, Option{
+		Name: "line", Fact: true, PoolOnly: true,
+		Doc:        "no flag: the device of the line that a pool is of. `shapectl line` changes and removes the pool",
+		DocDefault: "none",
+		valid:      checkLine,
 	}),
 }
 

@@ -289,9 +289,6 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 	}, rate != 0
 }
 
-// waitsForRoom is in the note of a rule or pool whose guarantee waits, between its guarantee and its own note.
-const waitsForRoom = " waits for room in its pool"
-
 // WithoutGuarantees returns the table with WithoutGuarantee of each rule.
 func (t Table) WithoutGuarantees() Table {
 	t.Rules = slices.Clone(t.Rules)
@@ -301,26 +298,12 @@ func (t Table) WithoutGuarantees() Table {
 	return t
 }
 
-// WithoutGuarantee returns the rule or pool without its guarantee. Its note says that the guarantee waits for room in
-// the pool above.
+// WithoutGuarantee returns the rule or pool with its guarantee, if it has one, waiting for room in the pool above.
 func (r Rule) WithoutGuarantee() Rule {
-	if r.Guarantee == 0 {
-		return r
+	if r.Guarantee != 0 {
+		r.Label.Waits, r.Guarantee, r.Members = r.Guarantee, 0, 0
 	}
-	note := "guarantee " + r.Guarantee.String() + waitsForRoom
-	if own := r.Label.Note; own != "" {
-		note += noteBreak + own
-	}
-	r.Guarantee, r.Members, r.Label.Note = 0, 0, note
 	return r
-}
-
-// WaitingGuarantee returns the guarantee that WithoutGuarantee has taken from the rule or pool; false if there is none.
-func (r *Rule) WaitingGuarantee() (g Guarantee, ok bool) {
-	text, _, found := strings.Cut(r.Label.Note, waitsForRoom)
-	text, begins := strings.CutPrefix(text, "guarantee ")
-	waits := found && begins && r.Guarantee == 0 && r.Within != "" && g.Set(text) == nil
-	return g, waits
 }
 
 func resolveWithin(l *Limit, r *Rule, _ uint8) error {

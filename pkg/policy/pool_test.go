@@ -120,22 +120,30 @@ func TestGuaranteed(t *testing.T) {
 func TestWithoutGuarantee(t *testing.T) {
 	r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Within, r.Guarantee, r.Members, r.Each.Kind = "up", 4e6, 5, EachHost })
 	r.Label.Note = "paid"
+	want := r
+	want.Guarantee, want.Members, want.Label.Waits = 0, 0, 4e6
 	got := r.WithoutGuarantee()
-	if note := "guarantee 4mbit waits for room in its pool; paid"; got.Label.Note != note || got.Guarantee != 0 || got.Validate() != nil {
+	if got != want || got.Validate() != nil || got.WithoutGuarantee() != got {
 		t.Errorf("got %+v", got)
 	}
-	if g, ok := got.WaitingGuarantee(); !ok || g != r.Guarantee {
-		t.Errorf("%v of it waits, %v", g, ok)
+	got.Guarantee, got.Members = 1e6, 5
+	wantError(t, got.Validate(), "waits", "guarantee 1mbit")
+}
+
+func TestOwner(t *testing.T) {
+	for text, want := range map[string]Owner{
+		"": {}, "tap7": {Device: "tap7", Whole: true}, "tap7 egress": {Device: "tap7", Direction: Egress},
+		"tap7 ingress Ann & Bob": {Device: "tap7", Host: "Ann & Bob"},
+	} {
+		var o Owner
+		if err := o.Set(text); err != nil || o != want || o.String() != text {
+			t.Errorf("%q: %+v, %v", text, o, err)
+		}
 	}
-	r.Label.Note = strings.Repeat("n", MaxNote)
-	if got := r.WithoutGuarantee(); got.Validate() != nil || !strings.HasSuffix(got.Label.Note, "; "+r.Label.Note) {
-		t.Error(got.Label.Note, got.Validate())
-	}
-	if _, ok := r.WaitingGuarantee(); ok || got.WithoutGuarantee() != got {
-		t.Error("a guarantee waits twice, or though the rule has it")
-	}
-	got.Guarantee = 1e6 // somebody has given it another one
-	if _, ok := got.WaitingGuarantee(); ok {
-		t.Error("a guarantee waits though the rule has one")
+	for _, bad := range []string{" egress", "tap7 up", "tap7 egress\n", "tap7 " + strings.Repeat("x", 200)} {
+		o := Owner{Device: "as it was"}
+		if err := o.Set(bad); err == nil || o.Device != "as it was" {
+			t.Errorf("%q: %+v", bad, o)
+		}
 	}
 }
