@@ -132,7 +132,7 @@ func (t *tree) put(a *arena) error {
 	add = func(t *tree, within string) error {
 		l := policy.Limit{Rate: t.rate, Guarantee: t.guarantee, Weight: t.weight, Share: t.share, Within: policy.Within(within)}
 		if t.members == nil {
-			r, err := l.Rule(netip.PrefixFrom(addressOf(subscribers), 32), ethernetBytes)
+			r, err := l.Rule(netip.PrefixFrom(addressOf(subscribers), 32))
 			subscribers++
 			tables = append(tables, rulesOf(r))
 			return err

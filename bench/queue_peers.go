@@ -65,7 +65,7 @@ func mode(name string, l policy.Limit) competitor {
 	return competitor{name: name, set: func(ctx context.Context, a *arena, to limit) error {
 		l := l
 		l.Rate = to.rate
-		rule, err := l.Resolve(everything, ethernetBytes)
+		rule, err := l.Resolve(everything)
 		if err != nil {
 			return err
 		}

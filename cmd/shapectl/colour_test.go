@@ -35,7 +35,7 @@ func TestColourFlags(t *testing.T) {
 		" --rate 10mbit --algorithm srtcm --ebs 0",
 	} {
 		l := withFlags(t, line)
-		_, err := l.Rule(prefix, 14)
+		_, err := l.Rule(prefix)
 		if got := l.all(); got != line || err != nil {
 			t.Errorf("%v: got%s, want%s", err, got, line)
 		}
@@ -60,9 +60,9 @@ func TestColoursOver(t *testing.T) {
 		{"--rate 10mbit --algorithm rfc4115 --eir 1mbit --ebs 100000", "--eir 2mbit", "--rate 10mbit --algorithm rfc4115 --eir 2mbit --ebs 100000"},
 	} {
 		prefix := netip.MustParsePrefix("10.0.0.0/24")
-		have, err := withFlags(t, test.have).Rule(prefix, 14)
+		have, err := withFlags(t, test.have).Rule(prefix)
 		testenv.Must(t, err)
-		want, err := withFlags(t, test.want).Rule(prefix, 14)
+		want, err := withFlags(t, test.want).Rule(prefix)
 		testenv.Must(t, err)
 		if got, err := withFlags(t, test.flags).over(&have, 14); err != nil || got != want {
 			t.Errorf("%s, then %s: %v, %+v, want %+v", test.have, test.flags, err, got, want)

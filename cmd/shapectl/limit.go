@@ -128,7 +128,8 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 	if have.Pool {
 		return limit.Pool(have.Label.Name)
 	}
-	rule, err := limit.Rule(have.Prefix, l2Bytes)
+	rule, err := limit.Rule(have.Prefix)
+	rule = rule.On(l2Bytes)
 	rule.Label.Plan = have.Label.Plan
 	limited := rule
 	if limited.Label = have.Label; limited != *have {

@@ -35,7 +35,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 		testenv.Must(r.t, flags.Parse(args[3:]))
 		prefix, err := policy.ParsePrefix(args[2])
 		testenv.Must(r.t, err)
-		rule, err := l.Rule(prefix, 14)
+		rule, err := l.Rule(prefix)
 		testenv.Must(r.t, err)
 		r.ok("set", args[0], args[1], args[2], "--rate", rule.Rate.String(), "--algorithm", rule.Algorithm.String())
 		direction, err := policy.ParseDirection(args[1])

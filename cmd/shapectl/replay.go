@@ -374,11 +374,11 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
-		r, err := o.limit.Tiny(p, in.L2Bytes())
+		r, err := o.limit.Tiny(p)
 		if err != nil {
 			return l, err
 		}
-		l.Rules = append(l.Rules, r)
+		l.Rules = append(l.Rules, r.On(in.L2Bytes()))
 	}
 	return l, nil
 }
@@ -432,7 +432,7 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 			l.Match = t.Match
 			for _, r := range t.Rules {
 				r.Shadow = policy.Shadow{}
-				l.Rules = append(l.Rules, r)
+				l.Rules = append(l.Rules, r.On(in.L2Bytes()))
 			}
 		}
 	}

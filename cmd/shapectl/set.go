@@ -166,12 +166,12 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 			case onlyThere:
 				continue
 			default:
-				rule, err = limit.Rule(p, dev.L2Bytes)
+				rule, err = limit.Rule(p)
 			}
 			if err != nil {
 				return inputError(err)
 			}
-			t.Rules = append(t.Rules, rule)
+			t.Rules = append(t.Rules, rule.On(dev.L2Bytes))
 		}
 		if t.Rules == nil {
 			return missingf("%s; nothing was changed", which.none())

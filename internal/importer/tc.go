@@ -443,7 +443,7 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 	if s.cells || r.linkLayer == nl.LINKLAYER_ATM {
 		d.leave(cells, where, "%v", l.Rate)
 	}
-	f, err := policy.ParseFraming(fmt.Sprintf("%d/%d", overhead, mpu), 0)
+	f, err := policy.ParseFraming(fmt.Sprintf("%d/%d", overhead, mpu))
 	if err != nil {
 		d.leave(framing, where, "overhead %d, mpu %d", overhead, mpu)
 	}

@@ -71,18 +71,15 @@ type rule struct {
 }
 
 // made is the meaning of a rule, for networks of one family and length. Rules with the same
-// text share it. Rules that differ only in name and note share the rules in it.
+// text share it. Rules that differ only in name and note share the rule in it.
 type made struct {
-	rules      *[2]policy.Rule // on devices without a link header, and with one
+	rule       *policy.Rule
 	name, note string
 }
 
 // on returns the rule on a device.
 func (r *rule) on(d Device) policy.Rule {
-	out := r.rules[0]
-	if d.L2Bytes > 0 {
-		out = r.rules[1]
-	}
+	out := r.rule.On(d.L2Bytes)
 	out.Prefix, out.Label.Name, out.Label.Note = r.prefix, r.name, r.note
 	return out
 }

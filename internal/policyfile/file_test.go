@@ -565,7 +565,7 @@ func TestSameText(t *testing.T) {
 // TestWritePlans derives plans from rules that follow them.
 func TestWritePlans(t *testing.T) {
 	rule := func(network, plan string, rate policy.Rate, note string) policy.Rule {
-		r, err := policy.Limit{Rate: rate, Note: policy.Note(note)}.Rule(netip.MustParsePrefix(network), 14)
+		r, err := policy.Limit{Rate: rate, Note: policy.Note(note)}.Rule(netip.MustParsePrefix(network))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -631,7 +631,7 @@ devices:
 			t.Errorf("label %+v, want %+v", got, want)
 		}
 	}
-	if rules[0].rules != rules[1].rules {
+	if rules[0].rule != rules[1].rule {
 		t.Error("two rules that differ in their names have a limit each")
 	}
 }

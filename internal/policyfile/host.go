@@ -14,10 +14,10 @@ const MaxAddresses = 2048
 
 // A host is an entry of a direction by a MAC address: a limit for all addresses that neighbours with it have.
 type host struct {
-	at    uint32 // the offset of its key
-	mac   policy.MAC
-	pool  *pool          // has the limit; nil if there is none. It is named as the own pools of the section are
-	rules [2]policy.Rule // of an address, on devices without a link header, and with one
+	at   uint32 // the offset of its key
+	mac  policy.MAC
+	pool *pool       // has the limit; nil if there is none. It is named as the own pools of the section are
+	rule policy.Rule // of an address
 }
 
 // single stands for each address of a host: limits depend on the length of a prefix, not on the family.
@@ -70,11 +70,9 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 		r.blame(err, e.key.start, p, limits.defaults)
 		return nil
 	}
-	for i, l2Bytes := range []uint8{0, 14} {
-		if h.rules[i], err = ofRules.Rule(single, l2Bytes); err != nil {
-			r.blame(err, e.key.start, p, limits.defaults)
-			return nil
-		}
+	if h.rule, err = ofRules.Rule(single); err != nil {
+		r.blame(err, e.key.start, p, limits.defaults)
+		return nil
 	}
 	return h
 }
@@ -171,10 +169,7 @@ func (s *section) hostPools() (pools []*pool) {
 
 // on is the rule of an address of a host on a device.
 func (h *host) on(s *section, d Device) policy.Rule {
-	out := h.rules[0]
-	if d.L2Bytes > 0 {
-		out = h.rules[1]
-	}
+	out := h.rule.On(d.L2Bytes)
 	if h.pool != nil {
 		out.Within = policy.Within(h.pool.on(d.Name))
 	} else {

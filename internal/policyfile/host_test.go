@@ -240,7 +240,7 @@ func TestWriteOddHosts(t *testing.T) {
 		change(all, func(r *policy.Rule) { r.Label.Name = "phone" })
 		change(all, func(r *policy.Rule) { r.Rate, r.Capacity = 1e6, 1<<17 })
 	}
-	other, err := policy.Limit{Within: "br-lan egress tablet"}.Rule(single, 14)
+	other, err := policy.Limit{Within: "br-lan egress tablet"}.Rule(single)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -195,20 +195,16 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	if r.faults > faults || of.defaults.bad {
 		return nil
 	}
-	var rules [2]policy.Rule
-	var err error
 	limit := of.of(p, prefix)
-	if rules[0], err = limit.Rule(prefix, 0); err == nil {
-		rules[1], err = limit.Rule(prefix, 14)
-	}
+	rule, err := limit.Rule(prefix)
 	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
 	if p.plan != nil {
-		rules[0].Label.Plan, rules[1].Label.Plan = p.plan.shown, p.plan.shown
+		rule.Label.Plan = p.plan.shown
 	}
-	out := &made{&rules, string(limit.Name), string(limit.Note)}
+	out := &made{&rule, string(limit.Name), string(limit.Note)}
 	if len(of.known) < maxKnown {
 		of.known[ruleText{string(text), family, prefix.Bits()}] = out
 	}
@@ -221,7 +217,7 @@ func (m *made) labelled(label []part) *made {
 		return m
 	}
 	l := over(policy.Limit{Name: policy.Name(m.name), Note: policy.Note(m.note)}, label)
-	return &made{m.rules, string(l.Name), string(l.Note)}
+	return &made{m.rule, string(l.Name), string(l.Note)}
 }
 
 // cutLabel removes name and note from a rule, because they are different for most rules.

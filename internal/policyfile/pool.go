@@ -166,7 +166,7 @@ func (r *reader) checkPools() {
 		}
 		for _, t := range r.devices[i].tables {
 			for j := range t.rules {
-				tree.Add(nil, &t.rules[j].rules[0])
+				tree.Add(nil, t.rules[j].rule)
 			}
 		}
 	}

@@ -383,9 +383,9 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 			all = []string{"rate: unlimited"}
 		}
 		l := r.limit(all)
-		if rule, err := l.Rule(p, l2Bytes); err == nil {
+		if rule, err := l.Rule(p); err == nil {
 			rule.Label.Plan = r.shown()
-			return rule
+			return rule.On(l2Bytes)
 		}
 	}
 }
@@ -458,7 +458,6 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
 				case r.chance(percent):
 					rule.Label = policy.Label{Plan: r.shown(), Name: r.one("", "alice", "12"), Note: r.one("", "x", " \u00a0é'\"#\U0010ffff")}
-					_ = rule.Label.Host.Set(r.one("", "3c:22:fb:12:34:56", "02:00:00:00:00:01"))
 					rules[rule.Prefix] = rule
 				case r.chance(percent):
 					rule.Rate, rule.Capacity = 7_000_000, 5_000_000
@@ -550,7 +549,7 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 	for _, table := range tables {
 		for _, rule := range table.Rules {
 			limit, err := rule.Limit()
-			made, errMade := limit.Rule(rule.Prefix, 0)
+			made, errMade := limit.Rule(rule.Prefix)
 			if rule.Pool {
 				made, errMade = limit.Pool(rule.Label.Name)
 			}

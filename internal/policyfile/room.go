@@ -171,7 +171,7 @@ func (f *File) HasGuarantees() bool {
 	}
 	return slices.ContainsFunc(f.devices, func(s section) bool {
 		return slices.ContainsFunc(s.own, guaranteed) || slices.ContainsFunc(s.hostPools(), guaranteed) || slices.ContainsFunc(s.tables, func(t table) bool {
-			return slices.ContainsFunc(t.rules, func(r rule) bool { return r.rules[0].Guarantee != 0 })
+			return slices.ContainsFunc(t.rules, func(r rule) bool { return r.rule.Guarantee != 0 })
 		})
 	})
 }

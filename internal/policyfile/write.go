@@ -233,7 +233,7 @@ func missing(p *plan, r *policy.Rule) []part {
 	if p == nil {
 		return parts
 	}
-	made, err := new(limits).of(parcel{parts: parts, plan: p}, r.Prefix).Rule(r.Prefix, 0)
+	made, err := new(limits).of(parcel{parts: parts, plan: p}, r.Prefix).Rule(r.Prefix)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return parts
 	}
@@ -292,7 +292,7 @@ func sameShadow(l *policy.Limit, r *policy.Rule) bool {
 		return false
 	}
 	whole := l.Inherit(r)
-	made, err := whole.Resolve(r.Prefix, 0)
+	made, err := whole.Resolve(r.Prefix)
 	made.Each = made.Each.Canonical(r.Prefix)
 	return err == nil && policy.NewShadow(made) == r.Shadow
 }
@@ -330,7 +330,7 @@ func differing(l policy.Limit, r *policy.Rule) (parts []part) {
 func madeOf(l policy.Limit, r *policy.Rule) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, r.Within, nil
 	dropIdle(&l, r)
-	made, err := l.Resolve(r.Prefix, 0)
+	made, err := l.Resolve(r.Prefix)
 	if err != nil { // a value is too large at this rate
 		made.Capacity, made.Queue, made.ECNAbove, made.Colours.PBS = 0, 0, 0, 0
 	}

@@ -11,7 +11,7 @@ import (
 func TestDifferences(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/24")
 	rule := func(l policy.Limit) *policy.Rule {
-		r, err := l.Rule(prefix, 14)
+		r, err := l.Rule(prefix)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 func coloured(t *testing.T) (srtcm, trtcm, rfc4115, plain policy.Rule) {
 	t.Helper()
 	rule := func(cidr string, l policy.Limit) policy.Rule {
-		r, err := l.Rule(netip.MustParsePrefix(cidr), 14)
+		r, err := l.Rule(netip.MustParsePrefix(cidr))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -128,7 +128,7 @@ func TestOptionsAreTold(t *testing.T) {
 			{Rate: 8e6, Algorithm: policy.TRTCM, Colours: policy.ColourOptions{PIR: 16e6, Aware: true}},
 			{Rate: 8e6, Algorithm: policy.RFC4115, Colours: policy.ColourOptions{EIR: 1e6}},
 		} {
-			without, err := l.Rule(prefix, 14)
+			without, err := l.Rule(prefix)
 			if l.Cluster.Name != "" || l.Adapt.Min != 0 {
 				without, err = l.Pool("pool")
 			}
@@ -139,7 +139,7 @@ func TestOptionsAreTold(t *testing.T) {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}
-				r, err := l.Rule(prefix, 14)
+				r, err := l.Rule(prefix)
 				if o.PoolOnly {
 					r, err = l.Pool("pool")
 				}

@@ -195,10 +195,11 @@ func (r *Request) draw(all []Outcome) {
 // run offers the load to a limit.
 func (r *Request) run(name string, l *policy.Limit) Outcome {
 	o := Outcome{Name: name, Complete: true}
-	rule, err := l.Tiny(network, l2Bytes)
+	rule, err := l.Tiny(network)
 	if err != nil {
 		return Outcome{Name: name, Error: err.Error()}
 	}
+	rule = rule.On(l2Bytes)
 	limits := replay.Limits{Rules: []policy.Rule{rule}, Match: r.direction.FarSide()}
 	o.Sentence = rule.Sentence(device, r.direction, limits.Match)
 	o.Command, o.NoCommand = r.command(l)
@@ -259,11 +260,12 @@ func (s *SenderOutcome) add(r replay.Result) {
 
 // command returns the command that sets the limit, or why it cannot be set.
 func (r *Request) command(l *policy.Limit) (command, why string) {
-	rule, err := l.Rule(network, l2Bytes)
+	rule, err := l.Rule(network)
 	if err != nil {
 		return "", err.Error()
 	}
-	bare, err := policy.Limit{Rate: rule.Rate}.Rule(network, l2Bytes)
+	rule = rule.On(l2Bytes)
+	bare, err := policy.Limit{Rate: rule.Rate}.Rule(network)
 	if err != nil {
 		return "", err.Error()
 	}

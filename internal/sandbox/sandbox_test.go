@@ -149,7 +149,7 @@ func ruleOf(t testing.TB, name string, options map[string]string) policy.Rule {
 			testenv.Must(t, l.Set(key, value))
 		}
 	}
-	rule, err := l.Tiny(network, l2Bytes)
+	rule, err := l.Tiny(network)
 	testenv.Must(t, err)
 	return rule
 }
@@ -176,7 +176,7 @@ func TestCommand(t *testing.T) {
 				key, value, _ := strings.Cut(flag, " ")
 				testenv.Must(t, l.Set(key, value))
 			}
-			got, err := l.Rule(network, l2Bytes)
+			got, err := l.Rule(network)
 			testenv.Must(t, err)
 			if want := ruleOf(t, name, options); got != want {
 				t.Errorf("%s sets %+v, want %+v", o.Command, got, want)

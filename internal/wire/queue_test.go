@@ -225,7 +225,7 @@ func TestQueues(t *testing.T) {
 	r := newRig(t, queues)
 	r.fq(toReceiver, fqPackets)
 	r.sink()
-	rule := must(policy.Limit{Rate: rate, Algorithm: policy.Leaky, Excess: policy.Delay}.Rule(netip.PrefixFrom(v4.host(0), 27), 14))
+	rule := must(policy.Limit{Rate: rate, Algorithm: policy.Leaky, Excess: policy.Delay}.Rule(netip.PrefixFrom(v4.host(0), 27)))
 	r.limit(toReceiver, policy.Egress, rule)
 	var streams []*stream
 	// With 30 flows, one queue is unused once in a thousand runs, and two never are.

@@ -33,7 +33,7 @@ func newLane(n byte, d policy.Direction, f *family, each policy.EachKind, rate p
 	}
 	hosts := []netip.Addr{host(128 + 16*n), host(129 + 16*n)}
 	limit := policy.Limit{Rate: rate, Algorithm: policy.Leaky, Each: policy.Each{Kind: each}, Excess: policy.Delay}
-	return lane{d, must(limit.Rule(netip.PrefixFrom(hosts[0], hosts[0].BitLen()-4), 14)), hosts}
+	return lane{d, must(limit.Rule(netip.PrefixFrom(hosts[0], hosts[0].BitLen()-4))), hosts}
 }
 
 func (l lane) String() string {

@@ -227,7 +227,7 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 	case l.local:
 		from = r.router
 	}
-	rule := must(limit.Rule(far, 14))
+	rule := must(limit.Rule(far))
 	r.limit(r.limited(l.direction), l.direction, rule)
 	c := r.capture(r.receiver, "r0", int(tcpTime().Seconds()*(tcpRate/8/500)))
 	p := r.transfer(from, at, to, tcpTime())

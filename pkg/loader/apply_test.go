@@ -797,7 +797,7 @@ func TestApplyToSomeDevices(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		testenv.Veth(t, "xa", "xb")
 		limit := func(prefix string, within policy.Within) policy.Rule {
-			rule, err := policy.Limit{Rate: 1_000_000, Within: within}.Rule(netip.MustParsePrefix(prefix), 14)
+			rule, err := policy.Limit{Rate: 1_000_000, Within: within}.Rule(netip.MustParsePrefix(prefix))
 			testenv.Must(t, err)
 			return rule
 		}

@@ -182,7 +182,7 @@ func inLargest(v uint64, units map[string]uint64, names ...string) string {
 
 func (c Capacity) Type() string { return "size|time" }
 
-func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
+func resolveCapacity(l *Limit, r *Rule) (err error) {
 	switch given := l.Capacity != (Capacity{}); {
 	case given && r.Rate == Unlimited:
 		return errors.New("capacity has no use " + inUnlimited(l.Within))

@@ -51,7 +51,7 @@ func (o *Option) isDefault(r *Rule) bool {
 func (o *Option) isDefaultIn(r *Rule, l Limit) bool {
 	without := *r
 	without.Framing = Framing{} // of which a limit without an overhead sets nothing
-	err := o.resolve(&l, &without, 0)
+	err := o.resolve(&l, &without)
 	return err == nil && o.Same(&without, r)
 }
 

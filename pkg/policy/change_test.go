@@ -26,7 +26,7 @@ func TestChanges(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r, err := l.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		r, err := l.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		if err != nil {
 			t.Fatal(err)
 		}

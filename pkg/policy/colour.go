@@ -38,7 +38,7 @@ type ColourOptions struct {
 func (a Algorithm) HasColours() bool { return a == SRTCM || a == TRTCM || a == RFC4115 }
 
 // resolveAlgorithm leaves out an algorithm with colours where there is no rate, such as in an exception from the defaults.
-func resolveAlgorithm(l *Limit, r *Rule, _ uint8) error {
+func resolveAlgorithm(l *Limit, r *Rule) error {
 	if r.Algorithm = l.Algorithm; r.Rate == Unlimited && r.Algorithm.HasColours() {
 		r.Algorithm = GCRA
 	}
@@ -372,12 +372,12 @@ func checkSecondRate(what string, r Rate) error {
 	return nil
 }
 
-func resolvePBS(l *Limit, r *Rule, _ uint8) (err error) {
+func resolvePBS(l *Limit, r *Rule) (err error) {
 	r.Colours.PBS, err = resolveBurst("pbs", l.Colours.PBS.Capacity, r.Colours.PIR, r.Algorithm == TRTCM)
 	return err
 }
 
-func resolveEBS(l *Limit, r *Rule, _ uint8) (err error) {
+func resolveEBS(l *Limit, r *Rule) (err error) {
 	rate := r.Colours.EIR
 	if r.Algorithm == SRTCM && r.Rate != Unlimited {
 		rate = r.Rate
@@ -426,7 +426,7 @@ func resolveBurst(what string, given Capacity, rate Rate, used bool) (uint64, er
 	return 0, nil
 }
 
-func resolveIn(l *Limit, r *Rule, _ uint8) error {
+func resolveIn(l *Limit, r *Rule) error {
 	if r.Colours.In = l.Colours.In; r.Colours.Aware {
 		r.Colours.In = cmp.Or(l.Colours.In, DefaultColours)
 	}
@@ -449,7 +449,7 @@ func checkIn(r *Rule) error {
 func actionOption(usual Action, in func(*ColourOptions) *GivenAction, of func(*Colours) *Action, o Option) *Option {
 	o.RuleOnly, o.LimitedOnly, o.notInPool = true, true, noColoursInPool
 	o.needs = []need{needsAlgorithm(coloured...)}
-	o.resolve = func(l *Limit, r *Rule, _ uint8) error {
+	o.resolve = func(l *Limit, r *Rule) error {
 		a, was := of(&r.Colours), *in(&l.Colours)
 		switch {
 		case was != 0 && r.Rate == Unlimited:

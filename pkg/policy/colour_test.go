@@ -61,7 +61,7 @@ func TestDefaultColours(t *testing.T) {
 			func(c *Colours) { c.EBS, c.Aware, c.In = 3e6, true, DefaultColours }, 80e6, 3e6},
 	} {
 		test.limit.Name, test.limit.Shadow = "x", &Limit{Rate: 1e6}
-		r, err := test.limit.Rule(prefix, 14)
+		r, err := test.limit.Rule(prefix)
 		want := usual
 		if test.want(&want); err != nil || r.Colours != want {
 			t.Errorf("%+v: %v, %+v, want %+v", test.limit, err, r.Colours, want)
@@ -83,7 +83,7 @@ func TestDefaultColours(t *testing.T) {
 		}
 	}
 	for _, l := range []Limit{{Rate: 8e6}, {Rate: Unlimited, Algorithm: TRTCM}} {
-		r, err := l.Rule(prefix, 14)
+		r, err := l.Rule(prefix)
 		if second, ok := r.Second(); err != nil || ok || second != (Rule{}) || r.Colours != (Colours{}) {
 			t.Errorf("%+v: %v, %+v has the second limit %+v", l, err, r, second)
 		}
@@ -110,14 +110,14 @@ func TestShadowWithColours(t *testing.T) {
 		if l.Shadow, err = ParseShadow(test.shadow); err != nil {
 			t.Fatal(err)
 		}
-		r, err := l.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		r, err := l.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		if test.part != "" {
 			wantError(t, err, test.part)
 		} else if err != nil || r.Shadow.PIR != test.pir {
 			t.Errorf("%v, shadow %s: %v, %+v", test.options, test.shadow, err, r.Shadow)
 		}
 	}
-	r, err := Limit{Within: "uplink", Algorithm: SRTCM, Shadow: &Limit{Rate: 5e6}}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+	r, err := Limit{Within: "uplink", Algorithm: SRTCM, Shadow: &Limit{Rate: 5e6}}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 	if proposed, ok := r.Proposed(); err != nil || !ok || proposed.Algorithm != GCRA {
 		t.Errorf("of a rule that has only its pools: %v, %+v", err, proposed)
 	}
@@ -139,7 +139,7 @@ func TestColoursRefused(t *testing.T) {
 		{"ebs", []string{"algorithm=rfc4115", "ebs=100ms"}, "eir is missing"},
 		{"a large burst", []string{"algorithm=trtcm", "pir=400gbit", "pbs=99s"}, "pbs 99s at 400gbit is above 1024gb"},
 	} {
-		_, err := limitOf(t, test.set).Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		_, err := limitOf(t, test.set).Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		wantError(t, err, test.part)
 	}
 	_, err := Limit{Rate: 8e6, Algorithm: SRTCM}.Pool("uplink")

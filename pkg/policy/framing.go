@@ -19,21 +19,30 @@ const (
 type Framing struct {
 	Overhead int16  // bytes, MinOverhead to MaxOverhead
 	MPU      uint16 // bytes, 0 to MaxMPU
+	FromIP   bool   // Overhead includes the link header that frames of a device have: see Rule.On
+}
+
+// On returns the rule on a device whose frames have l2Bytes of link header (14 or 0). They count anyway, so an overhead
+// that includes them is less by so much.
+func (r Rule) On(l2Bytes uint8) Rule {
+	for _, f := range []*Framing{&r.Framing, &r.Shadow.Framing} {
+		if f.FromIP {
+			f.Overhead, f.FromIP = f.Overhead-int16(l2Bytes), false
+		}
+	}
+	return r
 }
 
 // framings holds the keywords of tc-cake that add a constant overhead. The values with
-// fromIP include the link's header. Those for PTM do not include the 64b/65b code, which
+// FromIP include the link's header. Those for PTM do not include the 64b/65b code, which
 // tc-cake(8) recommends to take off the rate.
-var framings = map[string]struct {
-	Framing
-	fromIP bool
-}{
-	"raw":         {Framing{}, false},
-	"ether-vlan":  {Framing{4, 0}, false},
-	"ethernet":    {Framing{38, 84}, true},
-	"docsis":      {Framing{18, 64}, true},
-	"pppoe-ptm":   {Framing{30, 0}, true},
-	"bridged-ptm": {Framing{22, 0}, true},
+var framings = map[string]Framing{
+	"raw":         {},
+	"ether-vlan":  {Overhead: 4},
+	"ethernet":    {38, 84, true},
+	"docsis":      {18, 64, true},
+	"pppoe-ptm":   {30, 0, true},
+	"bridged-ptm": {22, 0, true},
 }
 
 // cellFramings holds the keywords of tc-cake whose cost depends on the packet's length.
@@ -49,13 +58,12 @@ var cellFramings = map[string]string{
 // ParseFraming parses the bytes of overhead (38), overhead and MPU (38/84), or keywords of
 // tc-cake with commas between them (pppoe-ptm,ether-vlan), whose overheads are added. A
 // number is added to the layer 2 frame, as in tc. A keyword is added to the IP packet, as
-// in tc-cake, so ParseFraming subtracts the l2Bytes (14 or 0) that each frame of the device
-// counts anyway. With pppoe-ptm and bridged-ptm, set the rate to 64/65 of the line's, for
+// in tc-cake. With pppoe-ptm and bridged-ptm, set the rate to 64/65 of the line's, for
 // the line code.
-func ParseFraming(s string, l2Bytes uint8) (Framing, error) {
+func ParseFraming(s string) (Framing, error) {
 	overhead, mpu, numeric := framingNumbers(s)
+	fromIP := false
 	if !numeric {
-		fromIP := false
 		for word := range strings.SplitSeq(s, ",") {
 			f, ok := framings[word]
 			if cost, cells := cellFramings[word]; cells {
@@ -66,16 +74,13 @@ func ParseFraming(s string, l2Bytes uint8) (Framing, error) {
 			}
 			overhead += int(f.Overhead)
 			mpu = max(mpu, int(f.MPU))
-			fromIP = fromIP || f.fromIP
-		}
-		if fromIP {
-			overhead -= int(l2Bytes)
+			fromIP = fromIP || f.FromIP
 		}
 	}
 	if err := checkFraming(overhead, mpu); err != nil {
 		return Framing{}, err
 	}
-	return Framing{int16(overhead), uint16(mpu)}, nil
+	return Framing{int16(overhead), uint16(mpu), fromIP}, nil
 }
 
 func framingNumbers(s string) (overhead, mpu int, ok bool) {
@@ -104,7 +109,7 @@ func checkFraming(overhead, mpu int) error {
 type Overhead string
 
 func (o *Overhead) Set(s string) error {
-	_, err := ParseFraming(s, 0)
+	_, err := ParseFraming(s)
 	if err == nil {
 		*o = Overhead(s)
 	}
@@ -135,15 +140,15 @@ func (m MPU) String() string { return strconv.Itoa(int(m)) }
 
 func (m MPU) Type() string { return "bytes" }
 
-func resolveOverhead(l *Limit, r *Rule, l2Bytes uint8) (err error) {
+func resolveOverhead(l *Limit, r *Rule) (err error) {
 	if l.Overhead != "" {
-		r.Framing, err = ParseFraming(string(l.Overhead), l2Bytes)
+		r.Framing, err = ParseFraming(string(l.Overhead))
 	}
 	return err
 }
 
 // resolveMPU keeps the MPU of a keyword if the limit has none.
-func resolveMPU(l *Limit, r *Rule, _ uint8) error {
+func resolveMPU(l *Limit, r *Rule) error {
 	if l.MPU != 0 {
 		r.Framing.MPU = uint16(l.MPU)
 	}

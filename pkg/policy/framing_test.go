@@ -17,7 +17,8 @@ func TestParseFraming(t *testing.T) {
 		"pppoe-ptm,ether-vlan": {"20", "34"}, "ethernet,ether-vlan,ether-vlan": {"32/84", "46/84"},
 	} {
 		for l2Bytes, want := range map[uint8]string{14: want.ethernet, 0: want.headerless} {
-			f, err := ParseFraming(text, l2Bytes)
+			f, err := ParseFraming(text)
+			f = Rule{Framing: f}.On(l2Bytes).Framing
 			got := fmt.Sprintf("%d/%d", f.Overhead, f.MPU)
 			if got != want && got != want+"/0" || err != nil {
 				t.Errorf("%q with a link header of %d bytes: %s, %v; want %s", text, l2Bytes, got, err, want)
@@ -29,7 +30,7 @@ func TestParseFraming(t *testing.T) {
 		"257": "use -64 to 256", "-65": "use -64 to 256", "0/257": "use 0 to 256", "0/-1": "use 0 to 256",
 		"conservative": "ATM cells", "pppoe-llcsnap": "ATM cells", "ethernet,atm": "ATM cells", "ptm": "64b/65b",
 	} {
-		if _, err := ParseFraming(text, 14); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := ParseFraming(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want an error with %q", text, err, want)
 		}
 	}

@@ -91,12 +91,12 @@ func CheckPlan(s string) error {
 	return checkText("plan", s, MaxName)
 }
 
-func resolveName(l *Limit, r *Rule, _ uint8) error {
+func resolveName(l *Limit, r *Rule) error {
 	r.Label.Name = string(l.Name)
 	return nil
 }
 
-func resolveNote(l *Limit, r *Rule, _ uint8) error {
+func resolveNote(l *Limit, r *Rule) error {
 	r.Label.Note = string(l.Note)
 	return nil
 }

@@ -86,10 +86,9 @@ func ParseShadow(text string) (*Limit, error) {
 	return l, nil
 }
 
-// Rule makes a rule for a network on a device whose frames have l2Bytes of link header
-// (14 or 0). It returns an error if the rule is not valid.
-func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
-	if r, err = l.Resolve(prefix, l2Bytes); err == nil {
+// Rule makes a rule for a network on any device: see Rule.On. It returns an error if the rule is not valid.
+func (l Limit) Rule(prefix netip.Prefix) (r Rule, err error) {
+	if r, err = l.Resolve(prefix); err == nil {
 		err = r.Validate()
 	}
 	r.Each = r.Each.Canonical(prefix)
@@ -99,13 +98,13 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 
 // Resolve is Rule without the validation. After an error, the rule has the options that
 // could be resolved.
-func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
-	return l.resolve(Rule{Prefix: prefix}, l2Bytes)
+func (l *Limit) Resolve(prefix netip.Prefix) (Rule, error) {
+	return l.resolve(Rule{Prefix: prefix})
 }
 
 // Tiny is Rule for a replay: the capacity and the queue may be less than a full packet. The limit must have a rate.
-func (l *Limit) Tiny(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
-	r, err := l.Resolve(prefix, l2Bytes)
+func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
+	r, err := l.Resolve(prefix)
 	if err != nil {
 		return r, err
 	}
@@ -129,7 +128,7 @@ func (l *Limit) Tiny(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 }
 
 // resolve completes a rule that has a network, or a pool that has a key.
-func (l *Limit) resolve(r Rule, l2Bytes uint8) (_ Rule, err error) {
+func (l *Limit) resolve(r Rule) (_ Rule, err error) {
 	prefix := r.Prefix
 	switch {
 	case l.Rate != 0:
@@ -139,13 +138,13 @@ func (l *Limit) resolve(r Rule, l2Bytes uint8) (_ Rule, err error) {
 		return r, errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
 	}
 	for _, o := range Options {
-		err = cmp.Or(err, o.resolve(l, &r, l2Bytes))
+		err = cmp.Or(err, o.resolve(l, &r))
 	}
 	if l.Shadow == nil || err != nil {
 		return r, err
 	}
 	shadow := l.Shadow.Inherit(&r)
-	proposed, err := shadow.Resolve(prefix, l2Bytes)
+	proposed, err := shadow.Resolve(prefix)
 	if err != nil {
 		return r, fmt.Errorf("shadow: %w", err)
 	}

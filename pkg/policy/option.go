@@ -46,7 +46,7 @@ type Option struct {
 
 	needs []need
 	// resolve sets the option in a rule, where the options before it in Options are set.
-	resolve func(l *Limit, r *Rule, l2Bytes uint8) error
+	resolve func(l *Limit, r *Rule) error
 	valid   func(*Rule) error // checks the value by itself; may be nil
 	check   func(*Rule) error // checks it together with the other options of a limited rule; may be nil
 }
@@ -424,7 +424,7 @@ func same[T comparable, P interface {
 	*T
 	Value
 }](in func(*Limit) P, of func(*Rule) P, o Option) *Option {
-	o.resolve = func(l *Limit, r *Rule, _ uint8) error {
+	o.resolve = func(l *Limit, r *Rule) error {
 		*of(r) = *in(l)
 		return nil
 	}

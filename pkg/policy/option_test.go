@@ -90,22 +90,23 @@ func TestRuleLimit(t *testing.T) {
 			if l.Rate == Unlimited {
 				l.Shadow = nil
 			}
-			have, err := l.Rule(prefix, 14)
+			have, err := l.Rule(prefix)
 			if err != nil {
 				t.Fatal(options, err)
 			}
+			have = have.On(14)
 			if l, err = have.Limit(); err != nil {
 				t.Fatal(options, err)
 			}
-			if got, err := l.Rule(prefix, 14); err != nil || got != have {
+			if got, err := l.Rule(prefix); err != nil || got != have {
 				t.Errorf("%v, shadow %s: %v, %+v became %+v", options, shadow, err, have, got)
 			}
 		}
 	}
-	have, err := Limit{Rate: 10e6}.Rule(prefix, 14)
+	have, err := Limit{Rate: 10e6}.Rule(prefix)
 	l, errAgain := have.Limit()
 	l.Rate = 50e6
-	got, errFaster := l.Rule(prefix, 14)
+	got, errFaster := l.Rule(prefix)
 	if want := (Rule{Prefix: prefix, Rate: 50e6, Capacity: DefaultCapacity(50e6)}); got != want {
 		t.Errorf("%v %v %v: at another rate it is %+v, not %+v", err, errAgain, errFaster, got, want)
 	}
@@ -128,7 +129,7 @@ func TestOptions(t *testing.T) {
 		}
 		value := with[0]
 		l := limitOf(t, with[1:])
-		without, err := l.Resolve(prefix, 14) // guarantees may need the option
+		without, err := l.Resolve(prefix) // guarantees may need the option
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +137,7 @@ func TestOptions(t *testing.T) {
 		if err := l.Set(o.Name, value); err != nil {
 			t.Fatal(err)
 		}
-		r, err := l.Rule(prefix, 14)
+		r, err := l.Rule(prefix)
 		if o.PoolOnly {
 			if err == nil || !(strings.Contains(err.Error(), "cluster") || strings.Contains(err.Error(), "adapt-min") || o.Fact) {
 				t.Errorf("%s of a rule: %v", o.Name, err)
@@ -156,7 +157,7 @@ func TestOptions(t *testing.T) {
 			if key, _, _ := strings.Cut(other, "="); key == "algorithm" {
 				alone := Limit{Rate: 8e6}
 				alone.Set(o.Name, value)
-				if _, err := alone.Rule(prefix, 14); err == nil || !strings.HasPrefix(err.Error(), o.Name+" ") {
+				if _, err := alone.Rule(prefix); err == nil || !strings.HasPrefix(err.Error(), o.Name+" ") {
 					t.Errorf("%s without %s: %v", o.Name, other, err)
 				}
 			}
@@ -169,7 +170,7 @@ func TestOptions(t *testing.T) {
 		if slices.Contains(with, "within=uplink") {
 			unlimited.Within = "uplink"
 		}
-		_, err = unlimited.Rule(prefix, 14)
+		_, err = unlimited.Rule(prefix)
 		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members" || o.PoolOnly
 		if (err == nil) == refused {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)

@@ -41,7 +41,7 @@ func (l Limit) Pool(name string) (r Rule, err error) {
 		return Rule{Pool: true}, err
 	}
 	l.Name = Name(name)
-	if r, err = l.resolve(Rule{Prefix: PoolKey(name), Pool: true}, 0); err == nil {
+	if r, err = l.resolve(Rule{Prefix: PoolKey(name), Pool: true}); err == nil {
 		err = r.Validate()
 	}
 	return r, err
@@ -306,13 +306,13 @@ func (r Rule) WithoutGuarantee() Rule {
 	return r
 }
 
-func resolveWithin(l *Limit, r *Rule, _ uint8) error {
+func resolveWithin(l *Limit, r *Rule) error {
 	r.Within = l.Within
 	return nil
 }
 
 // resolveRate sets the rate. A rule that has only its pools is unlimited itself.
-func resolveRate(l *Limit, r *Rule, _ uint8) error {
+func resolveRate(l *Limit, r *Rule) error {
 	r.Rate = l.Rate
 	if l.Rate == 0 && l.Within != "" && !r.Pool {
 		r.Rate = Unlimited

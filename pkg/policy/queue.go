@@ -48,7 +48,7 @@ func (e ECNAbove) String() string {
 
 func (e ECNAbove) Type() string { return "time|never" }
 
-func resolveQueue(l *Limit, r *Rule, _ uint8) (err error) {
+func resolveQueue(l *Limit, r *Rule) (err error) {
 	switch {
 	case r.Rate == Unlimited:
 	case l.Queue != (Queue{}):
@@ -59,7 +59,7 @@ func resolveQueue(l *Limit, r *Rule, _ uint8) (err error) {
 	return err
 }
 
-func resolveECNAbove(l *Limit, r *Rule, _ uint8) error {
+func resolveECNAbove(l *Limit, r *Rule) error {
 	r.ECNAbove = l.ECNAbove
 	if r.ECNAbove == 0 && r.Excess == Delay && r.Rate != Unlimited {
 		_, longest := r.Waiting()

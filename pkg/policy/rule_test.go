@@ -206,7 +206,7 @@ func colours(a Algorithm) func(*Rule) {
 func TestDefaultQueue(t *testing.T) {
 	for _, rate := range []Rate{MinRate, 14563, 14564, 29127, 1_000_000, MaxRate} {
 		for _, algorithm := range []Algorithm{GCRA, Leaky} {
-			r, err := Limit{Rate: rate, Algorithm: algorithm, Excess: Delay}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+			r, err := Limit{Rate: rate, Algorithm: algorithm, Excess: Delay}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 			if _, longest := r.Waiting(); err != nil || longest < 50*time.Millisecond || r.ECNAbove != ECNAbove(longest/2) {
 				t.Errorf("%v, %v: %v, waits for up to %v, is marked above %v", rate, algorithm, err, longest, r.ECNAbove)
 			}

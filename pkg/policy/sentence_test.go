@@ -14,7 +14,7 @@ func TestSentence(t *testing.T) {
 		return func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{kind, d} }
 	}
 	framing := func(overhead int16, mpu uint16) func(*Rule) {
-		return func(r *Rule) { r.Framing = Framing{overhead, mpu} }
+		return func(r *Rule) { r.Framing = Framing{Overhead: overhead, MPU: mpu} }
 	}
 	named := func(name string) func(*Rule) { return func(r *Rule) { r.Label.Name = name } }
 	host, flow := each(EachHost, 0), each(EachFlow, 0)

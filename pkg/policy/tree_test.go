@@ -18,7 +18,7 @@ func forest(t *testing.T, lines ...string) []Table {
 		name, options := line[:at], line[at+1:]
 		l := limitOf(t, strings.Fields(options))
 		if prefix, err := ParsePrefix(name); err == nil {
-			r, err := l.Rule(prefix, 14)
+			r, err := l.Rule(prefix)
 			if err != nil {
 				t.Fatal(line, err)
 			}
