@@ -364,7 +364,7 @@ func TestKeptOptions(t *testing.T) {
 			testenv.Must(t, f.Parse(strings.Fields(flags)))
 			return limit
 		}
-		have, err := set("--rate 10mbit --name alice "+c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
+		have, err := set("--rate 10mbit --name alice " + c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		testenv.Must(t, err)
 		given := set(c.given)
 		got, err := given.over(&have, 14)
