@@ -19,9 +19,8 @@ func withFlags(t *testing.T, line string) *limitFlags {
 	l := new(limitFlags)
 	f := pflag.NewFlagSet("", pflag.ContinueOnError)
 	l.add(f, "dst", func(*policy.Option) bool { return true })
-	l.addShadow(f)
-	l.given = f.Changed
 	testenv.Must(t, f.Parse(strings.Fields(strings.ReplaceAll(line, "'", ""))))
+	l.mark(f)
 	return l
 }
 

@@ -12,39 +12,42 @@ import (
 
 // limitFlags are the flags of a limit, for set and replay.
 type limitFlags struct {
-	policy.Limit
-	match policy.Match
-	given func(flag string) bool // for set
-
-	shadow string // as it was given
+	policy.Draft
+	match   policy.Match
+	matched bool // it was given
 }
 
-// any reports whether an option of a limit was given.
-func (l *limitFlags) any() bool {
-	return l.given("match") || l.given("shadow") || slices.ContainsFunc(policy.Options, l.has)
+// mark finds which flags were given.
+func (l *limitFlags) mark(f *pflag.FlagSet) {
+	for _, o := range policy.Options {
+		if f.Changed(o.Name) {
+			l.Mark(o)
+		}
+	}
+	l.matched = f.Changed("match")
 }
 
-// has reports whether an option was given.
-func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
+// any reports whether anything was given.
+func (l *limitFlags) any() bool { return l.matched || l.Given() != nil }
 
 // split returns the flags that were given of options that are of a pool, each after a space, and one of another option.
 func (l *limitFlags) split(isOfPool func(*policy.Option) bool) (ofPool, other string) {
 	ofPool = l.written(isOfPool)
-	for _, o := range policy.Options {
-		if l.has(o) && !isOfPool(o) {
+	for _, o := range l.Given() {
+		if !isOfPool(o) {
 			other = "--" + o.Name
 		}
 	}
-	if l.given("match") {
+	if l.matched {
 		other = "--match"
 	}
 	return ofPool, other
 }
 
-// written returns some of the options that were given, and the shadow, as flags, each after a space.
+// written returns some of the options that were given as flags, each after a space.
 func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
-	for _, o := range policy.Options {
-		if !l.has(o) || !some(o) {
+	for _, o := range l.Given() {
+		if !some(o) {
 			continue
 		}
 		value := o.Value(&l.Limit).String()
@@ -52,9 +55,6 @@ func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
 			value = cmp.Or(value, "none")
 		}
 		flags += flagText(o.Name, value)
-	}
-	if l.given("shadow") {
-		flags += " --shadow " + plain.Word(l.shadow)
 	}
 	return flags
 }
@@ -83,7 +83,7 @@ func (l *limitFlags) all() string {
 
 // matchFlag returns --match after a space if it was given.
 func (l *limitFlags) matchFlag() string {
-	if !l.given("match") {
+	if !l.matched {
 		return ""
 	}
 	return " --match " + l.match.String()
@@ -93,42 +93,20 @@ func (l *limitFlags) matchFlag() string {
 // have no use beside these. A burst and a queue last as long at another rate, but with colours, burst sizes are those of a
 // contract.
 func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error) {
-	limit, err := have.Limit()
-	if err != nil {
-		return policy.Rule{}, err
+	d := l.Over(policy.Draft{}.Missing(have).As(policy.Usual))
+	if !l.Gives("capacity") && !d.Algorithm.HasColours() {
+		d.Capacity = d.Capacity.Rescaled(have.Rate, d.Rate, d.DefaultCapacity)
 	}
-	for _, o := range policy.Options {
-		if l.has(o) {
-			o.Copy(&limit, &l.Limit)
-		}
+	if !l.Gives("queue") {
+		d.Queue.Capacity = d.Queue.Rescaled(have.Rate, d.Rate, policy.DefaultQueue)
 	}
-	if !l.given("capacity") && !limit.Algorithm.HasColours() {
-		limit.Capacity = limit.Capacity.Rescaled(have.Rate, limit.Rate, limit.DefaultCapacity)
-	}
-	if !l.given("queue") {
-		limit.Queue.Capacity = limit.Queue.Rescaled(have.Rate, limit.Rate, policy.DefaultQueue)
-	}
-	unlimited := limit.Rate == policy.Unlimited
-	for _, o := range policy.Options {
-		beside := policy.Rule{
-			Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
-			Within: limit.Within, Guarantee: limit.Guarantee, Cluster: limit.Cluster, Adapt: limit.Adapt,
-			Colours: policy.Colours{Aware: bool(limit.Colours.Aware)},
-		}
-		if !l.has(o) && (!o.Useful(&beside) || unlimited && o.LimitedOnly) {
-			o.Reset(&limit)
-		}
-	}
-	if l.given("shadow") || unlimited {
-		limit.Shadow = l.Shadow
-	}
-	if l.given("guarantee") {
-		limit.Waits = 0
+	if l.Gives("guarantee") {
+		d.Drop(policy.FindOption("waits"))
 	}
 	if have.Pool {
-		return limit.Pool(have.Label.Name)
+		return d.Pool(have.Label.Name)
 	}
-	rule, err := limit.Rule(have.Prefix)
+	rule, err := d.Rule(have.Prefix)
 	rule = rule.On(l2Bytes)
 	rule.Label.Plan = have.Label.Plan
 	limited := rule
@@ -172,14 +150,4 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string, some func(*policy.Option
 	})
 	once(f, &l.match, "match", "address to match (default "+side+")")
 	f.Lookup("match").DefValue = "" // its usage has the default
-}
-
-// addShadow adds --shadow.
-func (l *limitFlags) addShadow(f *pflag.FlagSet) {
-	shadow := flagValue{"limit", "", func(s string) (err error) {
-		l.shadow = s
-		l.Shadow, err = policy.ParseShadow(s)
-		return err
-	}}
-	once(f, shadow, "shadow", "limit that only counts, such as rate=5mbit")
 }

@@ -278,7 +278,7 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 				return err
 			}
 			t := policy.Table{Device: dev.Name, Direction: h.Direction, Match: h.Match()}
-			if limit.given("match") {
+			if limit.matched {
 				t.Match = limit.match
 			}
 			for _, entry := range h.rules {
@@ -323,11 +323,11 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
 	ofShared := func(o *policy.Option) bool { return isOfPool(o) && o.Name != "guarantee" && o.Name != "weight" }
 	ofPool := isOfPool
-	if limit.given("within") { // in the other pool
+	if limit.Gives("within") { // in the other pool
 		ofPool = ofShared
 	}
 	flags, ofRules := limit.split(ofPool)
-	ofRule := limit.given("rate") && (limit.Rate == policy.Unlimited || limit.given("within"))
+	ofRule := limit.Gives("rate") && (limit.Rate == policy.Unlimited || limit.Gives("within"))
 	if of.kind != "" || flags == "" || ofRule {
 		return false, nil
 	}
@@ -341,7 +341,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 			if !own {
 				without++
 			}
-			if own || limit.given("rate") && without == 1 {
+			if own || limit.Gives("rate") && without == 1 {
 				commands = append(commands, e.suggest("set"+of.flags, h.Name(), h.Direction.String(), r.Prefix.String()))
 			}
 			name := string(r.Within)
@@ -369,7 +369,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 		why = "only some of these rules have a rate of their own, and others that of a pool: " + plain.List(rates)
 	case shared:
 		why = "these rules share the rate of a pool with others: " + plain.List(rates)
-	case limit.given("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
+	case limit.Gives("rate") && slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Rate != pools[0].Rate }):
 		why, commands = "the pools of these rules have different rates: "+plain.List(rates), commands[forRules:]
 	default:
 		return true, e.changePools(n, limit, pools...)
@@ -379,7 +379,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 
 // isOfPool reports whether an option of rules that have only the rate of their own pool is meant for that.
 func isOfPool(o *policy.Option) bool {
-	return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || slices.Contains([]string{"rate", "algorithm", "guarantee", "weight"}, o.Name))
+	return !o.RuleOnly && (o.LimitedOnly || o.PoolOnly || slices.Contains([]string{"rate", "algorithm", "guarantee", "weight", "shadow"}, o.Name))
 }
 
 // either tells of several commands that somebody may mean. Only one of them can be pending.
@@ -399,7 +399,7 @@ func (e *env) either(commands []string) string {
 // checkOneRate returns an error if rules with different rates would get one: whoever gave them different rates, such as
 // for down and up, hardly means one rate for all. An exemption is meant for all.
 func (e *env) checkOneRate(of ruleName, rules []namedHook, limit limitFlags) error {
-	if !limit.given("rate") || limit.Rate == policy.Unlimited || sameRate(rules) {
+	if !limit.Gives("rate") || limit.Rate == policy.Unlimited || sameRate(rules) {
 		return nil
 	}
 	var rates, commands []string

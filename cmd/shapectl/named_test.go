@@ -359,13 +359,13 @@ func TestKeptOptions(t *testing.T) {
 			var limit limitFlags
 			f := pflag.NewFlagSet("", pflag.ContinueOnError)
 			limit.add(f, "", func(*policy.Option) bool { return true })
-			limit.addShadow(f)
-			limit.given = f.Changed
 			testenv.Must(t, f.Parse(strings.Fields(flags)))
+			limit.mark(f)
 			return limit
 		}
 		have, err := set("--rate 10mbit --name alice " + c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		testenv.Must(t, err)
+		have = have.On(14)
 		given := set(c.given)
 		got, err := given.over(&have, 14)
 		testenv.Must(t, err)

@@ -34,9 +34,9 @@ func poolCommand(e *env) *cobra.Command {
 // setPool changes a pool, or makes it. It is there if its Pool is set.
 func (e *env) setPool(n *loader.Namespace, of ruleName, have policy.Rule, limit limitFlags) error {
 	switch {
-	case limit.given("name"):
+	case limit.Gives("name"):
 		return inputf("a pool keeps its name; leave --name out, or make another pool with --new, and let the rules be within it")
-	case limit.given("match"):
+	case limit.matched:
 		return inputf("--match is of rules, and this is a pool; leave it out")
 	case have.Pool:
 		if want, err := limit.over(&have, 0); of.isNew && err == nil && want != have {
@@ -47,7 +47,7 @@ func (e *env) setPool(n *loader.Namespace, of ruleName, have policy.Rule, limit 
 		return inputf("a new pool cannot have *, ? or [ in its name, which 'show --pools' takes as a pattern; choose another name")
 	}
 	pool, err := limit.Pool(of.name)
-	if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
+	if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.Gives("rate") && above.Pool {
 		return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
 	}
 	if err != nil {
@@ -63,7 +63,7 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 		if err != nil {
 			return inputError(err)
 		}
-		if of := pools[i].Cluster.Name; of != "" && pool.Cluster.Name == "" && !limit.given("rate") {
+		if of := pools[i].Cluster.Name; of != "" && pool.Cluster.Name == "" && !limit.Gives("rate") {
 			return inputf("pool %s has %v together with the other hosts of cluster %s, and would have it for itself; give its own --rate, or remove the pool; nothing was changed",
 				plain.Line(pool.Label.Name), pool.Rate, plain.Line(string(of)))
 		}

@@ -33,6 +33,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 		flags := pflag.NewFlagSet("set", pflag.ContinueOnError)
 		l.add(flags, "", func(*policy.Option) bool { return true })
 		testenv.Must(r.t, flags.Parse(args[3:]))
+		l.mark(flags)
 		prefix, err := policy.ParsePrefix(args[2])
 		testenv.Must(r.t, err)
 		rule, err := l.Rule(prefix)

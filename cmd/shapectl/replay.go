@@ -133,7 +133,7 @@ With --summary, one object describes the whole trace.`,
 			return e.replay(o)
 		},
 	}
-	o.limit.add(cmd.Flags(), "dst", func(o *policy.Option) bool { return !o.Label && !o.PoolOnly })
+	o.limit.add(cmd.Flags(), "dst", func(o *policy.Option) bool { return !o.Label && !o.PoolOnly && o.Name != "shadow" })
 	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules of this policy `file`")
 	must(cmd.MarkFlagFilename("policy", "yaml", "yml"))
 	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")

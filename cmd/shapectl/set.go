@@ -74,7 +74,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
-			limit.given = cmd.Flags().Changed
+			limit.mark(cmd.Flags())
 			e.noteRates(cmd)
 			switch {
 			case isNew && len(given) > 2:
@@ -107,7 +107,6 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		},
 	}
 	limit.add(cmd.Flags(), "dst on egress, src on ingress", func(*policy.Option) bool { return true })
-	limit.addShadow(cmd.Flags())
 	cmd.Flags().BoolVar(&isNew, "new", false, "make a pool")
 	groupFlags(cmd.Flags(), poolFlagsTitle, "new")
 	e.addConfirm(cmd.Flags())
@@ -148,7 +147,7 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 			defer h.Close()
 		}
 		switch {
-		case limit.given("match"):
+		case limit.matched:
 			t.Match = limit.match
 		case h != nil && h.Set.InForce():
 			t.Match = h.Match() // of all rules of the direction
@@ -249,7 +248,7 @@ const mostUncounted = 10
 
 // limitedAbove says which pools let less through than the rate that rules in them have got, a line for each.
 func (e *env) limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
-	if !limit.given("rate") || limit.Rate == policy.Unlimited {
+	if !limit.Gives("rate") || limit.Rate == policy.Unlimited {
 		return ""
 	}
 	var pools []string

@@ -311,9 +311,9 @@ func ruleAt(r *report.Rule) (policy.Direction, netip.Prefix, error) {
 func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (string, error) {
 	e, text := s.e.inner()
 	e.confirm = confirm
-	limit := limitFlags{given: func(flag string) bool { return flag == "rate" }}
-	var err error
-	if limit.Rate, err = policy.ParseRate(rate); err != nil {
+	var limit limitFlags
+	err := limit.Give("rate", rate)
+	if err != nil {
 		return "", err
 	}
 	switch {

@@ -254,7 +254,7 @@ devices:
         rate: 1mbit
       any: {rate: 1gbit, name: line, note: "\u200d"}
 `, `plans:
-  Gold-100: {rate: 100mbit, capacity: 1250000b, excess: ecn, note: sold until 2024, name: Gold 100}
+  Gold-100: {rate: 100mbit, capacity: 1250000b, excess: ecn, name: Gold 100, note: sold until 2024}
   silver: 50mbit
 devices:
   eth0:

@@ -47,23 +47,21 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 		return nil
 	}
 	h := &host{at: e.key.start, mac: mac}
-	ofPools := *limits
-	ofPools.usual = withoutColours(limits.usual)
-	limit := ofPools.of(p, single)
+	d := p.draft(withoutColours(limits.defaults.Draft))
 	called := mac.String()
-	if i := slices.IndexFunc(p.parts, func(p part) bool { return p.key == "name" && p.text != "" }); i >= 0 {
-		called = p.parts[i].text
+	if p.Name != "" {
+		called = string(p.Name)
 	}
-	limit.Name, limit.Host = policy.Name(called), mac
-	ofRules := limit
-	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
-		if h.pool = r.poolOfHost(s, t, e, p, limits, limit, called); h.pool == nil {
+	d.Name, d.Host = policy.Name(called), mac
+	ofRules := d
+	if d.Rate != policy.Unlimited && d.Rate != 0 {
+		if h.pool = r.poolOfHost(s, t, e, p, limits, d, called); h.pool == nil {
 			return nil
 		}
-		ofRules = policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: limit.Name, Note: limit.Note, Host: mac}
-		for _, o := range policy.Options {
+		ofRules = policy.Draft{Limit: policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: d.Name, Note: d.Note, Host: mac}}
+		for _, o := range d.Given() {
 			if ofAddress(o) {
-				o.Copy(&ofRules, &limit)
+				ofRules.Take(o, &d)
 			}
 		}
 	} else if err = onlyWithRate(&ofRules, p); err != nil {
@@ -87,26 +85,21 @@ var ofPoolOnly = []string{"guarantee", "members", "weight"}
 
 // onlyWithRate removes these options, which the defaults of a host without a rate have. It is an error if the host or its
 // plan has one of them.
-func onlyWithRate(l *policy.Limit, p parcel) error {
+func onlyWithRate(d *policy.Draft, p parcel) error {
 	for _, key := range ofPoolOnly {
-		if p.has(key) {
+		o := policy.FindOption(key)
+		if p.gives(o) {
 			return fmt.Errorf("%s is for all addresses of a host together, which have a pool only with a rate; give the host a rate, or leave this out", key)
 		}
-		policy.FindOption(key).Reset(l)
+		d.Drop(o)
 	}
 	return nil
 }
 
-// has reports whether a rule has an option of its own or of its plan.
-func (p parcel) has(key string) bool {
-	named := func(p part) bool { return p.key == key }
-	return slices.ContainsFunc(p.parts, named) || p.plan != nil && slices.ContainsFunc(p.plan.parts, named)
-}
-
 // poolOfHost makes the pool of a host with a rate.
-func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits *limits, limit policy.Limit, called string) *pool {
-	limit.Owner = policy.Owner{Device: s.device(), Direction: t.direction, Host: called}
-	name := limit.Owner.String()
+func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits *limits, d policy.Draft, called string) *pool {
+	d.Owner = policy.Owner{Device: s.device(), Direction: t.direction, Host: called}
+	name := d.Owner.String()
 	if r.pools[name] != nil {
 		r.errorf(&e.key, "pool %q of the host is also among the pools; rename that one", name)
 		return nil
@@ -117,30 +110,31 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 			return nil
 		}
 	}
-	limit.Name = ""
-	for _, o := range policy.Options {
+	d.Name = ""
+	for _, o := range d.Given() {
 		if !o.RuleOnly {
 			continue
 		}
 		// What defaults say is for rules. A bucket for each host is what a host has anyway.
-		isHost := o.Name == "each" && (limit.Each.Kind == policy.EachHost || limit.Each.Kind == policy.EachAll)
-		if said.has(o.Name) && !ofAddress(o) && !isHost {
+		isHost := o.Name == "each" && (d.Each.Kind == policy.EachHost || d.Each.Kind == policy.EachAll)
+		if said.gives(o) && !ofAddress(o) && !isHost {
 			r.blame(policy.NotInPool(o.Name), e.key.start, said, limits.defaults)
 			return nil
 		}
-		o.Reset(&limit)
+		d.Drop(o)
 	}
-	if limit.Share.Kind == policy.ShareMember && said.has("share") {
+	if d.Share.Kind == policy.ShareMember && said.gives(policy.FindOption("share")) {
 		r.blame(fmt.Errorf("share member would divide the rate among the addresses of one host; use flow"), e.key.start, said, limits.defaults)
 		return nil
 	}
-	if shadow := limit.Shadow; shadow != nil && shadow.Each.Kind == policy.EachHost {
+	if shadow := d.Shadow; shadow != nil && shadow.Each.Kind == policy.EachHost {
 		own := *shadow
-		own.Each, limit.Shadow = policy.Each{}, &own
+		own.Drop(policy.FindOption("each"))
+		d.Shadow = &own
 	}
-	p := &pool{at: e.key.start, parts: said.parts}
+	p := &pool{at: e.key.start, said: said}
 	var err error
-	if p.rule, err = limit.Pool(name); err != nil {
+	if p.rule, err = d.Pool(name); err != nil {
 		r.blame(err, e.key.start, said, limits.defaults)
 		return nil
 	}

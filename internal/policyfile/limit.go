@@ -13,24 +13,24 @@ import (
 
 var (
 	shadowKeys   = keys(func(o *policy.Option) bool { return o.Shadow })
-	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label && !o.PoolOnly && !o.Fact }, "shadow")
+	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label && !o.PoolOnly && !o.Fact })
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
-	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }, "shadow")
+	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
 	poolWithPlan = slices.Concat([]string{"plan"}, poolKeys)
 	ruleKeys     = slices.Concat([]string{"plan"}, planKeys, keys(func(o *policy.Option) bool { return o.Fact && !o.PoolOnly }))
 	hostKeys     = slices.Concat([]string{"plan", "line"}, planKeys)
 )
 
-// keys returns the names of some options, then others, then the aliases of the options.
-func keys(of func(*policy.Option) bool, others ...string) (names []string) {
+// keys returns the names of some options, then their aliases.
+func keys(of func(*policy.Option) bool) (names []string) {
 	var aliases []string
 	for _, o := range policy.Options {
 		if of(o) {
 			names, aliases = append(names, o.Name), append(aliases, o.Aliases...)
 		}
 	}
-	return slices.Concat(names, others, aliases)
+	return slices.Concat(names, aliases)
 }
 
 // noShadow removes the shadow of defaults or a plan.
@@ -39,53 +39,66 @@ const noShadow = "none"
 // noPool takes a rule out of the pool of defaults or a plan, and a pool out of its cluster.
 const noPool = "none"
 
-// A part is an option, or the shadow, with its value in a file.
-type part struct {
-	key    string // the option's name, or shadow; plan only where a rule is written
-	text   string
-	shadow *policy.Limit // the value of the key shadow; nil for none
-	at     uint32        // the offset of the value
-}
-
-// value returns the value in YAML.
-func (p part) value() string {
+// value returns an option that a draft gives as a value in YAML.
+func value(o *policy.Option, d *policy.Draft) string {
+	text := o.Value(&d.Limit).String()
 	switch {
-	case (p.key == "within" || p.key == "cluster") && p.text == "":
+	case o.Name == "shadow" && d.Shadow == nil:
+		return noShadow
+	case o.Name == "shadow":
+		return "{" + inBraces(d.Shadow) + "}"
+	case text == "" && (o.Name == "within" || o.Name == "cluster"):
 		return noPool
-	case p.key == "plan" || p.key == "within" || p.key == "cluster" || slices.Contains([]string{"host", "owner", "line"}, p.key) || slices.Contains(labelKeys, p.key):
-		return word(p.text)
-	case p.key == "colours":
-		return "{" + colourEntries.Replace(p.text) + "}"
+	case o.Label || o.Fact || o.Name == "within" || o.Name == "cluster":
+		return word(text)
+	case o.Name == "colours":
+		return "{" + colourEntries.Replace(text) + "}"
 	}
-	return p.text
+	return text
 }
 
 // colourEntries turns policy.ColourMap.String into the entries of a mapping.
 var colourEntries = strings.NewReplacer("=", ": ", ",", ", ")
 
-func (p part) set(l *policy.Limit) error {
-	if p.key == "shadow" {
-		l.Shadow = p.shadow
-		return nil
-	}
-	return l.Set(p.key, p.text)
+// A parcel is what a rule, a pool, a plan or defaults give.
+type parcel struct {
+	policy.Draft
+	places []place
+	plan   *plan // of a rule or pool; nil for none
+	bad    bool  // it has an error that is reported already
 }
 
-// over returns a limit with parts set.
-func over(l policy.Limit, parts []part) policy.Limit {
-	for _, p := range parts {
-		if err := p.set(&l); err != nil {
-			panic(err) // the reader checked it
+// A place is where the value of an option is.
+type place struct {
+	option *policy.Option
+	at     uint32 // its offset
+}
+
+// place returns the offset of the value of an option.
+func (p *parcel) place(name string) (at uint32, found bool) {
+	for _, place := range p.places {
+		if place.option.Name == name {
+			at, found = place.at, true // the narrowest is the last
 		}
 	}
-	return l
+	return at, found
 }
 
-// A parcel is the parts of a rule, a plan or defaults.
-type parcel struct {
-	parts []part
-	plan  *plan // of a rule; nil for none
-	bad   bool  // it has an error that is reported already
+// gives reports whether a rule or its plan gives an option.
+func (p *parcel) gives(o *policy.Option) bool { return p.Has(o) || p.plan != nil && p.plan.Has(o) }
+
+// over returns the parcel over that of a surrounding place.
+func (p parcel) over(wider parcel) parcel {
+	return parcel{Draft: p.Draft.Over(wider.Draft), places: slices.Concat(wider.places, p.places), bad: p.bad || wider.bad}
+}
+
+// draft is the limit of a rule or pool, with its plan and defaults.
+func (p *parcel) draft(usual policy.Draft) policy.Draft {
+	usual = usual.As(policy.Usual)
+	if p.plan != nil {
+		usual = p.plan.As(policy.OfPlan).Over(usual)
+	}
+	return p.Draft.Over(usual)
 }
 
 // A plan is options that several rules and pools share. A rule that names the plan by its key has
@@ -98,31 +111,8 @@ type plan struct {
 	at    uint32
 }
 
-// over returns a limit with the options of the plan, if it is not nil.
-func (p *plan) over(l policy.Limit) policy.Limit {
-	if p == nil {
-		return l
-	}
-	return over(l, p.parts)
-}
-
-// usualAt returns the defaults for rules of a rate: without options that an unlimited rule
-// cannot have, if it is that.
-func usualAt(rate policy.Rate, usual policy.Limit) policy.Limit {
-	if rate == policy.Unlimited {
-		usual.Shadow = nil
-		for _, o := range policy.Options {
-			if o.LimitedOnly {
-				o.Reset(&usual)
-			}
-		}
-	}
-	return usual
-}
-
 // limits makes the limits of a direction.
 type limits struct {
-	usual    policy.Limit
 	defaults parcel
 	known    map[ruleText]*made // most rules have the text of another one
 }
@@ -136,53 +126,6 @@ type ruleText struct {
 // maxKnown bounds the size of each cache.
 const maxKnown = 1 << 16
 
-// of returns the limit of a rule for a network.
-func (l *limits) of(p parcel, prefix netip.Prefix) policy.Limit {
-	var ofPlan []part
-	if p.plan != nil {
-		ofPlan = p.plan.parts
-	}
-	parts := slices.Concat(ofPlan, p.parts)
-	limit := over(l.usual, parts)
-	saysRate := slices.ContainsFunc(p.parts, func(p part) bool { return p.key == "rate" })
-	unlimited := limit.Rate == policy.Unlimited || limit.Rate == 0 && limit.Within != ""
-	switch {
-	case unlimited && saysRate: // the rule keeps what it can of its plan
-		limit = over(usualAt(policy.Unlimited, p.plan.over(l.usual)), p.parts)
-	case unlimited:
-		limit = over(usualAt(policy.Unlimited, l.usual), parts)
-	}
-	dropIdle(&limit, &policy.Rule{
-		Prefix: prefix, Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
-		Within: limit.Within, Guarantee: limit.Guarantee, Colours: policy.Colours{Aware: bool(limit.Colours.Aware)},
-	})
-	// A rule that overrides the plan's treatment of excess does not want its queue, and
-	// one that overrides its pool does not want its guarantee.
-	wanted := slices.DeleteFunc(slices.Clone(ofPlan), func(ofPlan part) bool {
-		o := policy.FindOption(ofPlan.key) // nil for a shadow
-		if unlimited && saysRate && (o == nil || o.LimitedOnly) {
-			return true
-		}
-		return slices.ContainsFunc(p.parts, func(said part) bool { return depends(ofPlan.key, said.key) })
-	})
-	return over(limit, append(wanted, p.parts...))
-}
-
-// depends reports whether an option, or the shadow, has a use only with some values of another option.
-func depends(key, on string) bool {
-	o := policy.FindOption(key)
-	return o != nil && o.DependsOn(on)
-}
-
-// dropIdle resets the options of a limit that have no use beside those of r.
-func dropIdle(l *policy.Limit, r *policy.Rule) {
-	for _, o := range policy.Options {
-		if !o.Useful(r) {
-			o.Reset(l)
-		}
-	}
-}
-
 // made returns the meaning of a rule, given its text without the label; nil if it is not
 // valid.
 func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *made {
@@ -195,8 +138,8 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	if r.faults > faults || of.defaults.bad {
 		return nil
 	}
-	limit := of.of(p, prefix)
-	rule, err := limit.Rule(prefix)
+	d := p.draft(of.defaults.Draft)
+	rule, err := d.Rule(prefix)
 	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
@@ -204,25 +147,31 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	if p.plan != nil {
 		rule.Label.Plan = p.plan.shown
 	}
-	out := &made{&rule, string(limit.Name), string(limit.Note)}
+	out := &made{&rule, string(d.Name), string(d.Note)}
 	if len(of.known) < maxKnown {
 		of.known[ruleText{string(text), family, prefix.Bits()}] = out
 	}
 	return out
 }
 
-// labelled returns m with the name and note of a rule.
-func (m *made) labelled(label []part) *made {
+// labelled returns m with the name and note of a rule, if it has any.
+func (m *made) labelled(label *parcel) *made {
 	if label == nil {
 		return m
 	}
-	l := over(policy.Limit{Name: policy.Name(m.name), Note: policy.Note(m.note)}, label)
-	return &made{m.rule, string(l.Name), string(l.Note)}
+	out := *m
+	if label.Gives("name") {
+		out.name = string(label.Name)
+	}
+	if label.Gives("note") {
+		out.note = string(label.Note)
+	}
+	return &out
 }
 
 // cutLabel removes name and note from a rule, because they are different for most rules.
 // The text is the rest of the rule, which many rules have in common.
-func (r *reader) cutLabel(n *node) (text []byte, label []part) {
+func (r *reader) cutLabel(n *node) (text []byte, label *parcel) {
 	isLabel := func(e entry) bool { return slices.Contains(labelKeys, e.key.text) }
 	if !slices.ContainsFunc(n.entries, isLabel) {
 		return r.text[n.start:n.end], nil
@@ -236,7 +185,8 @@ func (r *reader) cutLabel(n *node) (text []byte, label []part) {
 		}
 		return isLabel(e)
 	})
-	return append(text, r.text[at:max(at, n.end)]...), r.parts(&cut, "a rule", labelKeys).parts
+	p := r.parts(&cut, "a rule", labelKeys)
+	return append(text, r.text[at:max(at, n.end)]...), &p
 }
 
 // blame reports a rule that is not valid, at the option that the error begins with.
@@ -244,13 +194,12 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	message := err.Error()
 	word, _, _ := strings.Cut(message, " ")
 	word = strings.TrimSuffix(word, ":")
-	named := func(p part) bool { return p.key == word }
-	if i := slices.IndexFunc(rule.parts, named); i >= 0 {
-		key = rule.parts[i].at
-	} else if p := rule.plan; p != nil && slices.ContainsFunc(p.parts, named) {
+	if at, found := rule.place(word); found {
+		key = at
+	} else if p := rule.plan; p != nil && p.Gives(word) {
 		message += fmt.Sprintf(" (from plan %s, line %d)", p.key, r.line(p.at))
-	} else if i := slices.IndexFunc(defaults.parts, named); i >= 0 {
-		message += fmt.Sprintf(" (from defaults, line %d)", r.line(defaults.parts[i].at))
+	} else if at, found := defaults.place(word); found {
+		message += fmt.Sprintf(" (from defaults, line %d)", r.line(at))
 	}
 	r.report(key, message)
 }
@@ -267,7 +216,7 @@ func (r *reader) planned(n *node, what string, allowed []string) parcel {
 	case !ok:
 		return parcel{}
 	case looksLikeRate(text):
-		return parcel{parts: r.part("rate", n)}
+		return r.rate(n)
 	}
 	return parcel{plan: r.plan(n, text)}
 }
@@ -316,7 +265,7 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 				out.plan = r.plan(value, text)
 			}
 		default:
-			out.parts = append(out.parts, r.part(name, value)...)
+			r.option(&out, name, value)
 		}
 	}
 	return out
@@ -343,13 +292,15 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	}
 }
 
-// part reads one part. It returns none if the value is not valid in any rule.
-func (r *reader) part(name string, n *node) []part {
+// option reads an option, unless its value is not valid in any rule.
+func (r *reader) option(p *parcel, name string, n *node) {
 	switch {
 	case name == "shadow":
-		return r.shadow(n)
+		r.shadow(p, n)
+		return
 	case name == "colours" && n.kind == mapping:
-		return r.colours(n)
+		r.colours(p, n)
+		return
 	}
 	example := "one word"
 	if slices.Contains(labelKeys, name) {
@@ -357,25 +308,28 @@ func (r *reader) part(name string, n *node) []part {
 	}
 	text, ok := r.scalar(n, name, example)
 	if !ok {
-		return nil
-	}
-	p := part{key: name, text: text, at: n.start}
-	var l policy.Limit
-	if err := p.set(&l); err != nil {
-		r.errorf(n, "%w", err)
-		return nil
+		return
 	}
 	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, name) {
 		r.warned = append(r.warned, problem{n.start, name + " " + note})
 	}
-	if l.Within != "" && !r.knowsPool(n, string(l.Within)) {
-		return nil
+	if r.value(p, name, text, n) && name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
+		p.Drop(policy.FindOption(name))
 	}
-	return []part{p}
+}
+
+// value gives a parcel the value of an option. It reports a value that is not valid, and whether it is.
+func (r *reader) value(p *parcel, name, text string, n *node) bool {
+	if err := p.Give(name, text); err != nil {
+		r.errorf(n, "%w", err)
+		return false
+	}
+	p.places = append(p.places, place{policy.FindOption(name), n.start})
+	return true
 }
 
 // colours reads a mapping from DSCPs to colours.
-func (r *reader) colours(n *node) []part {
+func (r *reader) colours(p *parcel, n *node) {
 	faults := r.faults
 	var all policy.ColourMap
 	given := map[uint8]*node{}
@@ -399,36 +353,37 @@ func (r *reader) colours(n *node) []part {
 		}
 		all.Add(dscp, c)
 	}
-	p := part{key: "colours", text: all.String(), at: n.start}
-	if r.faults > faults {
-		return nil
+	if r.faults == faults {
+		r.value(p, "colours", all.String(), n)
 	}
-	if err := p.set(new(policy.Limit)); err != nil {
-		r.errorf(n, "%w", err)
-		return nil
-	}
-	return []part{p}
 }
 
-func (r *reader) shadow(n *node) []part {
-	p := part{key: "shadow", at: n.start}
+func (r *reader) shadow(p *parcel, n *node) {
 	switch {
 	case n.kind == text && n.text == noShadow:
 	case n.kind == text && r.plans[n.text] != nil:
 		r.errorf(n, "a shadow cannot use a plan; write the options instead")
+		return
 	default:
-		limit := over(policy.Limit{}, r.rateOrParts(n, "a shadow", shadowKeys))
-		p.shadow = &limit
+		d := r.rateOrParts(n, "a shadow", shadowKeys).Draft
+		p.Shadow = &d
 	}
-	return []part{p}
+	o := policy.FindOption("shadow")
+	p.Mark(o)
+	p.places = append(p.places, place{o, n.start})
 }
 
 // rateOrParts reads a value that is a rate or a mapping.
-func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
+func (r *reader) rateOrParts(n *node, what string, allowed []string) parcel {
 	if n.kind == text {
-		return r.part("rate", n)
+		return r.rate(n)
 	}
-	return r.parts(n, what, allowed).parts
+	return r.parts(n, what, allowed)
+}
+
+func (r *reader) rate(n *node) (p parcel) {
+	r.option(&p, "rate", n)
+	return p
 }
 
 // defaults returns the defaults of the surrounding place, with those of e, nil for none,
@@ -440,7 +395,7 @@ func (r *reader) defaults(wider parcel, e *entry) parcel {
 	faults := r.faults
 	own := r.parts(&e.value, "defaults", defaultsKeys)
 	own.bad = r.faults > faults
-	return own.within(wider)
+	return own.over(wider)
 }
 
 // label returns the defaults of a device or direction, with its name and note, if any, over them.
@@ -449,19 +404,11 @@ func (r *reader) label(defaults parcel, given map[string]*entry) parcel {
 	var own parcel
 	for _, key := range labelKeys {
 		if e := given[key]; e != nil {
-			own.parts = append(own.parts, r.part(key, &e.value)...)
+			r.option(&own, key, &e.value)
 		}
 	}
 	own.bad = r.faults > faults
-	return own.within(defaults)
-}
-
-// within returns defaults over those of the surrounding place.
-func (p parcel) within(wider parcel) parcel {
-	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
-		return slices.ContainsFunc(p.parts, func(own part) bool { return own.key == w.key })
-	})
-	return parcel{parts: append(wide, p.parts...), bad: p.bad || wider.bad}
+	return own.over(defaults)
 }
 
 func (r *reader) readPlans(n *node) {
@@ -482,13 +429,11 @@ func (r *reader) readPlans(n *node) {
 		default:
 			given[name] = key
 			faults := r.faults
-			p := &plan{parcel: parcel{parts: r.rateOrParts(value, "a plan", planKeys)}, key: name, shown: name, at: key.start}
-			p.parts = slices.DeleteFunc(p.parts, func(part part) bool {
-				if part.key == "name" && part.text != "" {
-					p.shown = part.text
-				}
-				return part.key == "name"
-			})
+			p := &plan{parcel: r.rateOrParts(value, "a plan", planKeys), key: name, shown: name, at: key.start}
+			if p.Name != "" {
+				p.shown = string(p.Name)
+			}
+			p.Drop(policy.FindOption("name"))
 			if err := policy.CheckPlan(p.shown); err != nil {
 				r.errorf(key, "%w", err)
 			}

@@ -29,18 +29,23 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 	name := owner.String()
 	if other := r.pools[name]; other != nil {
 		r.errorf(&e.key, "pool %q of the device is also among the pools; rename that one", name)
-		return parcel{bad: true}.within(defaults)
+		return parcel{bad: true}.over(defaults)
 	}
 	p := r.pool(e, name, above, defaults)
 	if p == nil {
-		return parcel{bad: true}.within(defaults)
+		return parcel{bad: true}.over(defaults)
 	}
 	if p.rule.Label.Owner != (policy.Owner{}) {
 		r.errorf(&e.key, "owner has no use in the pool of a device, which is its owner; leave it out")
 	}
 	p.rule.Label.Owner = owner
 	s.own = append(s.own, p)
-	return parcel{parts: []part{{key: "within", text: name, at: p.at}}}.within(defaults)
+	var own parcel
+	own.Within = policy.Within(name)
+	o := policy.FindOption("within")
+	own.Mark(o)
+	own.places = []place{{o, p.at}}
+	return own.over(defaults)
 }
 
 // owns reports whether a pool is of the section, which may be nil.

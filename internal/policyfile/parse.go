@@ -104,7 +104,7 @@ func (r *reader) policy(root *node) {
 	}
 	var ofFile parcel
 	if e := given["colours"]; e != nil {
-		ofFile.parts = r.part("colours", &e.value)
+		r.option(&ofFile, "colours", &e.value)
 	}
 	defaults := r.defaults(ofFile, given["defaults"])
 	if e := given["plans"]; e != nil {
@@ -214,7 +214,7 @@ func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel
 	}
 	defaults = r.defaults(defaults, given["defaults"])
 	defaults = r.label(r.ownPool(s, given, d.String(), defaults), given)
-	limits := &limits{over(policy.Limit{}, defaults.parts), defaults, map[ruleText]*made{}}
+	limits := &limits{defaults, map[ruleText]*made{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]

@@ -14,14 +14,15 @@ import (
 
 // value returns the plan as a value in YAML.
 func (p *plan) value() string {
-	parts := p.parts
+	d := p.Draft
 	if p.shown != p.key {
-		parts = append(slices.Clone(parts), part{key: "name", text: p.shown})
+		d.Name = policy.Name(p.shown)
+		d.Mark(policy.FindOption("name"))
 	}
-	if len(parts) == 1 && parts[0].key == "rate" {
-		return parts[0].text
+	if given := d.Given(); len(given) == 1 && given[0].Name == "rate" {
+		return value(given[0], &d)
 	}
-	return "{" + inBraces(parts) + "}"
+	return "{" + inBraces(&d) + "}"
 }
 
 // followers counts the rules and notes of the rules that follow a plan, to find the most
@@ -89,20 +90,26 @@ func plansOf(tables map[string][]policy.Table) map[string]*plan {
 			if validPlan(shown) == valid {
 				key := planKey(shown, used)
 				used[key] = true
-				plans[shown] = &plan{parcel: parcel{parts: of[shown].parts()}, key: key, shown: shown}
+				plans[shown] = &plan{parcel: parcel{Draft: of[shown].draft()}, key: key, shown: shown}
 			}
 		}
 	}
 	return plans
 }
 
-// parts returns the parts of the plan.
-func (f *followers) parts() []part {
-	parts := needed(policy.Limit{}, &f.most)
-	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
-		parts = append(parts, part{key: "note", text: f.note})
+// draft is what the plan gives.
+func (f *followers) draft() policy.Draft {
+	most := f.most
+	most.Rate = cmp.Or(most.Rate, policy.Unlimited)
+	d := policy.Draft{}.Missing(&most)
+	if f.most.Rate == 0 {
+		d.Drop(policy.FindOption("rate"))
 	}
-	return parts
+	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
+		d.Note = policy.Note(f.note)
+		d.Mark(policy.FindOption("note"))
+	}
+	return d
 }
 
 // planKey returns a valid key for the name of a plan that is not used yet.

@@ -11,9 +11,9 @@ import (
 
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
-	at    uint32 // the offset of its key
-	parts []part
-	rule  policy.Rule
+	at   uint32 // the offset of its key
+	said parcel
+	rule policy.Rule
 }
 
 // Pools returns the table of the pools, which is the same for all devices.
@@ -70,64 +70,50 @@ func (r *reader) readPools(n *node, defaults parcel) {
 // and who has them, is different at each level.
 var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
 
-// usualOfPools returns the limit of the defaults that apply to pools.
-func usualOfPools(defaults parcel) policy.Limit {
-	return withoutColours(over(policy.Limit{}, slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
-		return slices.Contains(notOfPools, p.key) || !slices.Contains(poolKeys, p.key)
-	})))
+// usualOfPools returns the defaults that apply to pools.
+func usualOfPools(defaults policy.Draft) policy.Draft {
+	for _, o := range defaults.Given() {
+		if slices.Contains(notOfPools, o.Name) || !slices.Contains(poolKeys, o.Name) {
+			defaults.Drop(o)
+		}
+	}
+	return withoutColours(defaults)
 }
 
-// withoutColours returns a limit with another algorithm if its own gives packets colours, which pools cannot do.
-func withoutColours(l policy.Limit) policy.Limit {
-	if l.Algorithm.HasColours() {
-		l.Algorithm = policy.GCRA
+// withoutColours returns a draft without an algorithm that gives packets colours, which pools cannot do.
+func withoutColours(d policy.Draft) policy.Draft {
+	if d.Algorithm.HasColours() {
+		d.Drop(policy.FindOption("algorithm"))
 	}
-	return l
+	return d
 }
 
 // pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
 func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
 	faults := r.faults
 	said := r.planned(&e.value, "a pool", poolWithPlan)
-	ofPlan, wanted := r.planOfPool(e, said)
-	p := &pool{at: e.key.start, parts: slices.Concat(wanted, said.parts)}
+	if said.plan != nil {
+		for _, o := range said.plan.Given() {
+			if !slices.Contains(poolKeys, o.Name) {
+				r.errorf(&e.key, "%w (from plan %s, line %d)", policy.NotInPool(o.Name), said.plan.key, r.line(said.plan.at))
+				break
+			}
+		}
+	}
 	if r.faults > faults || defaults.bad {
 		return nil
 	}
-	limit := usualOfPools(defaults)
-	limit.Within = within
-	limit = over(limit, slices.Concat(ofPlan, said.parts))
-	dropIdle(&limit, &policy.Rule{
-		Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within, Cluster: limit.Cluster, Adapt: limit.Adapt,
-	})
+	usual := usualOfPools(defaults.Draft)
+	if usual.Within = within; within != "" {
+		usual.Mark(policy.FindOption("within"))
+	}
+	p := &pool{at: e.key.start, said: said}
 	var err error
-	if p.rule, err = over(limit, p.parts).Pool(name); err != nil {
+	if p.rule, err = said.draft(usual).Pool(name); err != nil {
 		r.blame(err, e.key.start, said, defaults)
 		return nil
 	}
 	return p
-}
-
-// planOfPool returns the options of a pool's plan, if it has one, and those of them that must have a use: not what depends
-// on an option that the pool has itself.
-func (r *reader) planOfPool(e *entry, said parcel) (all, wanted []part) {
-	if said.plan == nil {
-		return nil, nil
-	}
-	for _, p := range said.plan.parts {
-		if !slices.Contains(poolKeys, p.key) {
-			r.errorf(&e.key, "%w (from plan %s, line %d)", policy.NotInPool(p.key), said.plan.key, r.line(said.plan.at))
-			return nil, nil
-		}
-		if slices.ContainsFunc(said.parts, func(own part) bool { return own.key == p.key }) {
-			continue
-		}
-		all = append(all, p)
-		if !slices.ContainsFunc(said.parts, func(own part) bool { return depends(p.key, own.key) }) {
-			wanted = append(wanted, p)
-		}
-	}
-	return all, wanted
 }
 
 // knowsPool reports whether the file has a pool. If it has not, it reports that.
@@ -178,8 +164,8 @@ func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
 		option, _, _ := strings.Cut(p.Message, " ")
 		pool := f.poolOf(p.Rule)
 		at := pool.at
-		if i := slices.IndexFunc(pool.parts, func(p part) bool { return p.key == option }); i >= 0 {
-			at = pool.parts[i].at
+		if own, found := pool.said.place(option); found {
+			at = own
 		}
 		problems = append(problems, problem{at, p.Error()})
 	}

@@ -213,50 +213,60 @@ func (s *speller) value(r *policy.Rule) string {
 // spell returns the spelling of a rule without name and note.
 func (s *speller) spell(r policy.Rule) (out spelling) {
 	p := s.plans[r.Label.Plan]
-	parts := missing(p, &r)
-	if p != nil {
-		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
+	d := missing(p, &r)
+	for _, key := range labelKeys {
+		d.Drop(policy.FindOption(key))
 	}
-	label := p.over(policy.Limit{})
-	out.name, out.note = string(label.Name), string(label.Note)
-	parts = slices.DeleteFunc(parts, func(p part) bool { return slices.Contains(labelKeys, p.key) })
-	if len(parts) == 1 && (parts[0].key == "rate" || p != nil) {
-		out.short = parts[0].value()
+	out.parts = inBraces(&d)
+	given := d.Given()
+	switch {
+	case p != nil:
+		out.name, out.note = string(p.Name), string(p.Note)
+		key := word(p.key)
+		if len(given) == 0 {
+			out.short = key
+		}
+		out.parts = strings.TrimSuffix("plan: "+key+", "+out.parts, ", ")
+	case len(given) == 1 && given[0].Name == "rate":
+		out.short = value(given[0], &d)
 	}
-	out.parts = inBraces(parts)
 	return out
 }
 
-// missing returns the parts that r needs beside a plan, nil for none.
-func missing(p *plan, r *policy.Rule) []part {
-	parts := needed(usualAt(r.Rate, p.over(policy.Limit{})), r)
+// missing returns what r needs beside a plan, nil for none.
+func missing(p *plan, r *policy.Rule) policy.Draft {
 	if p == nil {
-		return parts
+		return policy.Draft{}.Missing(r)
 	}
-	made, err := new(limits).of(parcel{parts: parts, plan: p}, r.Prefix).Rule(r.Prefix)
+	usual := p.Draft
+	for _, o := range usual.Given() {
+		if r.Rate == policy.Unlimited && (o.LimitedOnly || o.Name == "shadow") {
+			usual.Drop(o)
+		}
+	}
+	d := usual.Missing(r)
+	made, err := (&parcel{Draft: d, plan: p}).draft(policy.Draft{}).Rule(r.Prefix)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
-		return parts
+		return d
 	}
 	// The plan has options that have no use with these defaults. This is an error unless
 	// the rule sets the options that decide.
-	for _, key := range decide {
-		o := policy.FindOption(key)
-		said := func(p part) bool { return p.key == key }
-		idle := func(p part) bool { return depends(p.key, key) && !policy.FindOption(p.key).Useful(r) }
-		if slices.ContainsFunc(parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, idle) {
+	for _, o := range policy.Options {
+		idle := func(of *policy.Option) bool { return of.DependsOn(o.Name) && !of.Useful(r) }
+		if !o.Decides() || d.Has(o) || o.Name != "rate" && !slices.ContainsFunc(p.Given(), idle) || r.Rate == policy.Unlimited && o.LimitedOnly {
 			continue
 		}
-		if text := o.Text(r); r.Rate != policy.Unlimited || !o.LimitedOnly {
-			parts = append(parts, part{key: key, text: text})
+		if err := d.Give(o.Name, o.Text(r)); err != nil {
+			panic(err) // the rule is valid
 		}
 	}
-	return parts
+	return d
 }
 
-func inBraces(parts []part) string {
+func inBraces(d *policy.Draft) string {
 	var entries []string
-	for _, p := range parts {
-		entries = append(entries, p.key+": "+p.value())
+	for _, o := range d.Given() {
+		entries = append(entries, o.Name+": "+value(o, d))
 	}
 	return strings.Join(entries, ", ")
 }
@@ -270,69 +280,4 @@ func word(s string) string {
 		return strconv.Quote(s) // YAML has the escapes of Go
 	}
 	return s
-}
-
-// needed returns the parts that r needs beside the options of a limit.
-func needed(usual policy.Limit, r *policy.Rule) []part {
-	parts := differing(usual, r)
-	switch s, ok := r.Proposed(); {
-	case ok && !sameShadow(usual.Shadow, r):
-		own := differing(policy.Limit{}.Inherit(r), &s)
-		limit := over(policy.Limit{}, own)
-		parts = append(parts, part{key: "shadow", text: "{" + inBraces(own) + "}", shadow: &limit})
-	case !ok && usual.Shadow != nil:
-		parts = append(parts, part{key: "shadow", text: noShadow})
-	}
-	return parts
-}
-
-// sameShadow reports whether the shadow of a limit, nil for none, makes the shadow of r.
-func sameShadow(l *policy.Limit, r *policy.Rule) bool {
-	if l == nil {
-		return false
-	}
-	whole := l.Inherit(r)
-	made, err := whole.Resolve(r.Prefix)
-	made.Each = made.Each.Canonical(r.Prefix)
-	return err == nil && policy.NewShadow(made) == r.Shadow
-}
-
-// decide lists the options on which the defaults and the use of others depend.
-var decide = []string{"rate", "algorithm", "each", "excess", "within"}
-
-// differing returns the parts that r needs beside a limit, except the shadow.
-func differing(l policy.Limit, r *policy.Rule) (parts []part) {
-	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess, Within: l.Within}
-	if l.Rate == 0 && r.Within != "" {
-		said.Rate = policy.Unlimited
-	}
-	made := madeOf(l, r)
-	for _, o := range policy.Options {
-		same, decides := o.Same(&made, r), slices.Contains(decide, o.Name)
-		if decides {
-			same = o.Same(&said, r) || !o.Useful(r)
-		}
-		if same {
-			continue
-		}
-		p := part{key: o.Name, text: o.Text(r)}
-		parts = append(parts, p)
-		if !decides { // defaults of later options may depend on it
-			l = over(l, []part{p})
-			made = madeOf(l, r)
-		}
-	}
-	return parts
-}
-
-// madeOf returns the rule of a limit with the deciding options of r. It drops options of
-// the limit that have no use then.
-func madeOf(l policy.Limit, r *policy.Rule) policy.Rule {
-	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, r.Within, nil
-	dropIdle(&l, r)
-	made, err := l.Resolve(r.Prefix)
-	if err != nil { // a value is too large at this rate
-		made.Capacity, made.Queue, made.ECNAbove, made.Colours.PBS = 0, 0, 0, 0
-	}
-	return made
 }

@@ -22,7 +22,7 @@ func coloured(t *testing.T) (srtcm, trtcm, rfc4115, plain policy.Rule) {
 		}
 		return r
 	}
-	shadow := policy.Limit{Rate: 2e6}
+	shadow := policy.Draft{Limit: policy.Limit{Rate: 2e6}}
 	srtcm = rule("10.0.0.0/24", policy.Limit{Rate: 1e6, Algorithm: policy.SRTCM})
 	trtcm = rule("10.0.1.0/24", policy.Limit{
 		Rate: 1e6, Algorithm: policy.TRTCM, Each: policy.Each{Kind: policy.EachHost}, Shadow: &shadow,

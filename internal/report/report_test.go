@@ -135,7 +135,7 @@ func TestOptionsAreTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56"} {
+			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56", "rate=5mbit"} {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}

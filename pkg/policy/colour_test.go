@@ -60,7 +60,7 @@ func TestDefaultColours(t *testing.T) {
 		{Limit{Rate: 80e6, Algorithm: SRTCM, Colours: ColourOptions{Aware: true}},
 			func(c *Colours) { c.EBS, c.Aware, c.In = 3e6, true, DefaultColours }, 80e6, 3e6},
 	} {
-		test.limit.Name, test.limit.Shadow = "x", &Limit{Rate: 1e6}
+		test.limit.Name, test.limit.Shadow = "x", &Draft{Limit: Limit{Rate: 1e6}}
 		r, err := test.limit.Rule(prefix)
 		want := usual
 		if test.want(&want); err != nil || r.Colours != want {
@@ -117,7 +117,7 @@ func TestShadowWithColours(t *testing.T) {
 			t.Errorf("%v, shadow %s: %v, %+v", test.options, test.shadow, err, r.Shadow)
 		}
 	}
-	r, err := Limit{Within: "uplink", Algorithm: SRTCM, Shadow: &Limit{Rate: 5e6}}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
+	r, err := Limit{Within: "uplink", Algorithm: SRTCM, Shadow: &Draft{Limit: Limit{Rate: 5e6}}}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 	if proposed, ok := r.Proposed(); err != nil || !ok || proposed.Algorithm != GCRA {
 		t.Errorf("of a rule that has only its pools: %v, %+v", err, proposed)
 	}

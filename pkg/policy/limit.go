@@ -37,7 +37,7 @@ type Limit struct {
 	Waits     Guarantee
 	Owner     Owner
 	Line      LineOf
-	Shadow    *Limit // with options whose Option.Shadow is true; nil for none
+	Shadow    *Draft // with options whose Option.Shadow is true; nil for none
 }
 
 // Set parses the value of an option and sets it. The key is the option's name or an alias.
@@ -61,29 +61,28 @@ func optionNames(shadow bool) (names []string) {
 
 // ParseShadow parses a shadow as it is written on a command line:
 // "rate=50mbit,capacity=100ms,each=host". It returns nil for "none".
-func ParseShadow(text string) (*Limit, error) {
-	if text == "none" {
+func ParseShadow(text string) (*Draft, error) {
+	if text == none {
 		return nil, nil
 	}
-	l, given := new(Limit), map[string]bool{}
+	d := new(Draft)
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, found := strings.Cut(part, "=")
 		if !found {
 			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
-		name := LimitKey(key)
-		if given[name] {
-			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, name)
+		switch o := FindOption(key); {
+		case o == nil:
+		case d.Has(o):
+			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, o.Name)
+		case !o.Shadow:
+			return nil, fmt.Errorf("shadow %.100q: a shadow has no %s of its own; use %s", text, o.Name, oneOf(optionNames(true)))
 		}
-		given[name] = true
-		if o := FindOption(name); o != nil && !o.Shadow {
-			return nil, fmt.Errorf("shadow %.100q: a shadow has no %s of its own; use %s", text, name, oneOf(optionNames(true)))
-		}
-		if err := l.Set(name, value); err != nil {
+		if err := d.Give(key, value); err != nil {
 			return nil, fmt.Errorf("shadow %.100q: %w", text, err)
 		}
 	}
-	return l, nil
+	return d, nil
 }
 
 // Rule makes a rule for a network on any device: see Rule.On. It returns an error if the rule is not valid.
@@ -92,7 +91,6 @@ func (l Limit) Rule(prefix netip.Prefix) (r Rule, err error) {
 		err = r.Validate()
 	}
 	r.Each = r.Each.Canonical(prefix)
-	r.Shadow.Each = r.Shadow.Each.Canonical(prefix)
 	return r, err
 }
 
@@ -129,7 +127,6 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 
 // resolve completes a rule that has a network, or a pool that has a key.
 func (l *Limit) resolve(r Rule) (_ Rule, err error) {
-	prefix := r.Prefix
 	switch {
 	case l.Rate != 0:
 	case r.Pool:
@@ -140,28 +137,5 @@ func (l *Limit) resolve(r Rule) (_ Rule, err error) {
 	for _, o := range Options {
 		err = cmp.Or(err, o.resolve(l, &r))
 	}
-	if l.Shadow == nil || err != nil {
-		return r, err
-	}
-	shadow := l.Shadow.Inherit(&r)
-	proposed, err := shadow.Resolve(prefix)
-	if err != nil {
-		return r, fmt.Errorf("shadow: %w", err)
-	}
-	r.Shadow = NewShadow(proposed)
-	return r, nil
-}
-
-// Limit returns a limit that makes r: with the options of r that are not their defaults, so that
-// a capacity that follows from the rate changes with it.
-func (r *Rule) Limit() (l Limit, err error) {
-	for _, o := range Options {
-		if !o.isDefault(r) {
-			err = cmp.Or(err, o.Value(&l).Set(o.Text(r)))
-		}
-	}
-	if shadow := r.shadowText(); shadow != "" && err == nil {
-		l.Shadow, err = ParseShadow(shadow)
-	}
-	return l, err
+	return r, err
 }

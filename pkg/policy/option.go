@@ -44,6 +44,8 @@ type Option struct {
 	// Same reports whether two rules have the same value.
 	Same func(a, b *Rule) bool
 
+	index int // among Options
+
 	needs []need
 	// resolve sets the option in a rule, where the options before it in Options are set.
 	resolve func(l *Limit, r *Rule) error
@@ -120,7 +122,7 @@ func needsGCRA(why string) need {
 	}
 }
 
-// Options lists all options of a limit except the shadow, in the order in which they are
+// Options lists all options of a limit, in the order in which they are
 // written. The default of an option depends only on options before it.
 var Options = []*Option{
 	option(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Rate.String, Option{
@@ -359,6 +361,7 @@ var Options = []*Option{
 		needs:      []need{needsAdapt},
 		valid:      checkAdaptTo,
 	}),
+	shadowOption,
 	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
 		Name: "name", Label: true,
 		Help:       "who or what the rule is for, at most 64 bytes",
@@ -402,6 +405,12 @@ var Options = []*Option{
 		DocDefault: "none",
 		valid:      checkLine,
 	}),
+}
+
+func init() {
+	for i, o := range Options {
+		o.index = i
+	}
 }
 
 var noRule Rule // has no option set

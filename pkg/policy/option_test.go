@@ -52,7 +52,7 @@ var samples = map[string][]string{
 	"name": {"Müller & Söhne"},
 	"note": {"pays in May"},
 
-	"host": {"3c:22:fb:12:34:56"}, "waits": {"2mbit", "within=uplink"}, "owner": {"tap7 egress alice"}, "line": {"eth0"},
+	"shadow": {"rate=5mbit,capacity=64kb"}, "host": {"3c:22:fb:12:34:56"}, "waits": {"2mbit", "within=uplink"}, "owner": {"tap7 egress alice"}, "line": {"eth0"},
 }
 
 // limitOf is a limit of 8mbit and of options such as excess=delay.
@@ -95,20 +95,17 @@ func TestRuleLimit(t *testing.T) {
 				t.Fatal(options, err)
 			}
 			have = have.On(14)
-			if l, err = have.Limit(); err != nil {
-				t.Fatal(options, err)
-			}
-			if got, err := l.Rule(prefix); err != nil || got != have {
+			if got, err := (Draft{}).Missing(&have).Rule(prefix); err != nil || got != have {
 				t.Errorf("%v, shadow %s: %v, %+v became %+v", options, shadow, err, have, got)
 			}
 		}
 	}
 	have, err := Limit{Rate: 10e6}.Rule(prefix)
-	l, errAgain := have.Limit()
+	l := Draft{}.Missing(&have)
 	l.Rate = 50e6
 	got, errFaster := l.Rule(prefix)
 	if want := (Rule{Prefix: prefix, Rate: 50e6, Capacity: DefaultCapacity(50e6)}); got != want {
-		t.Errorf("%v %v %v: at another rate it is %+v, not %+v", err, errAgain, errFaster, got, want)
+		t.Errorf("%v %v: at another rate it is %+v, not %+v", err, errFaster, got, want)
 	}
 }
 

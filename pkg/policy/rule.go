@@ -53,9 +53,6 @@ func (r *Rule) Validate() error {
 			return err
 		}
 	}
-	if err := r.validateShadow(); err != nil {
-		return err
-	}
 	for _, o := range Options {
 		if err := o.validate(r); err != nil {
 			return err

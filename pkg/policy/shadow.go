@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Shadow is a proposed limit of a rule or pool. It counts the packets that it would have refused,
@@ -36,6 +37,85 @@ func (r Rule) Proposed() (proposed Rule, ok bool) {
 		Prefix: r.Prefix, Rate: s.Rate, Capacity: s.Capacity, Algorithm: r.Algorithm,
 		Each: s.Each, Penalty: s.Penalty, Colours: colours, Framing: s.Framing,
 	}, s != Shadow{}
+}
+
+// shadowOption is the shadow of a limit. Its functions are set below, as they refer to Options.
+var shadowOption = &Option{
+	Name: "shadow", Help: "limit that only counts, such as rate=5mbit",
+	Doc:        "a [proposed limit](../safe-changes.md#try-a-limit-without-dropping) that only counts what it would refuse; `none` removes that of defaults or a plan",
+	DocDefault: "none",
+}
+
+func init() {
+	o := shadowOption
+	o.Value = func(l *Limit) Value { return shadowValue{l} }
+	o.Copy = func(to, from *Limit) { to.Shadow = from.Shadow }
+	o.Reset = func(l *Limit) { l.Shadow = nil }
+	o.Text = (*Rule).shadowText
+	o.Same = func(a, b *Rule) bool { return a.Shadow == b.Shadow }
+	o.resolve, o.valid = resolveShadow, (*Rule).validateShadow
+}
+
+// shadowValue is the shadow of a limit, as ParseShadow reads it.
+type shadowValue struct{ of *Limit }
+
+func (v shadowValue) Set(s string) (err error) {
+	if v.of.Shadow = nil; s != "" {
+		v.of.Shadow, err = ParseShadow(s)
+	}
+	return err
+}
+
+func (v shadowValue) String() string {
+	if v.of.Shadow == nil {
+		return ""
+	}
+	return v.of.Shadow.shadowText()
+}
+
+func (v shadowValue) Type() string { return "limit" }
+
+func (d *Draft) shadowText() string {
+	var parts []string
+	for _, o := range d.Given() {
+		parts = append(parts, o.Name+"="+o.Value(&d.Limit).String())
+	}
+	return strings.Join(parts, ",")
+}
+
+// ShadowDraft is what a shadow gives beside what it has of its rule.
+func (r *Rule) ShadowDraft() (d Draft, ok bool) {
+	proposed, ok := r.Proposed()
+	if !ok {
+		return d, false
+	}
+	d = Draft{Limit: Limit{}.Inherit(r)}.Missing(&proposed)
+	for _, o := range d.Given() {
+		if !o.Shadow {
+			d.Drop(o)
+		}
+	}
+	return d, true
+}
+
+// shadowText is the shadow as ParseShadow reads it; empty for none.
+func (r *Rule) shadowText() string {
+	d, _ := r.ShadowDraft()
+	return d.shadowText()
+}
+
+func resolveShadow(l *Limit, r *Rule) error {
+	if r.Shadow = (Shadow{}); l.Shadow == nil {
+		return nil
+	}
+	shadow := l.Shadow.Inherit(r)
+	proposed, err := shadow.Resolve(r.Prefix)
+	if err != nil {
+		return fmt.Errorf("shadow: %w", err)
+	}
+	proposed.Each = proposed.Each.Canonical(r.Prefix)
+	r.Shadow = NewShadow(proposed)
+	return nil
 }
 
 func (r *Rule) validateShadow() error {

@@ -1,0 +1,146 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// An Origin is where an option of a Draft comes from. It decides what happens to an option that has no use beside the others.
+type Origin uint8
+
+const (
+	NotGiven Origin = iota
+	Usual           // it is a default, or in force: without a use, it goes
+	OfPlan          // without a use, it goes if the rule itself gives what that depends on; else it is an error
+	Own             // without a use, it is an error
+)
+
+// mostOptions is at least the number of Options.
+const mostOptions = 48
+
+// A Draft is a limit as somebody writes it, and which of its options are given.
+type Draft struct {
+	Limit
+	from [mostOptions]Origin // by Option.index
+}
+
+// Has reports whether an option is given.
+func (d *Draft) Has(o *Option) bool { return d.from[o.index] != NotGiven }
+
+// Gives reports whether the option of a name is given.
+func (d *Draft) Gives(name string) bool { return d.Has(FindOption(name)) }
+
+// Given lists the options that are given, in the order of Options.
+func (d *Draft) Given() (given []*Option) {
+	for _, o := range Options {
+		if d.Has(o) {
+			given = append(given, o)
+		}
+	}
+	return given
+}
+
+// Give parses the value of an option, whose key is its name or an alias, and gives it.
+func (d *Draft) Give(key, value string) error {
+	err := d.Limit.Set(key, value)
+	if err == nil {
+		d.Mark(FindOption(key))
+	}
+	return err
+}
+
+// Mark says that an option is given by the value that it has.
+func (d *Draft) Mark(o *Option) { d.from[o.index] = Own }
+
+// Take takes an option from another draft, in which it is given.
+func (d *Draft) Take(o *Option, from *Draft) {
+	o.Copy(&d.Limit, &from.Limit)
+	d.from[o.index] = from.from[o.index]
+}
+
+// Drop removes an option.
+func (d *Draft) Drop(o *Option) {
+	o.Reset(&d.Limit)
+	d.from[o.index] = NotGiven
+}
+
+// As returns the draft with another origin of all that is given.
+func (d Draft) As(from Origin) Draft {
+	for i := range d.from {
+		if d.from[i] != NotGiven {
+			d.from[i] = from
+		}
+	}
+	return d
+}
+
+// Over returns the draft with what another one gives beside it.
+func (d Draft) Over(wider Draft) Draft {
+	for _, o := range d.Given() {
+		wider.Take(o, &d)
+	}
+	return wider
+}
+
+// settled returns the limit without what has no use and goes.
+func (d Draft) settled(prefix netip.Prefix) Limit {
+	own := func(name string) bool { return d.from[FindOption(name).index] == Own }
+	for _, o := range d.Given() {
+		l := &d.Limit
+		decided := false // by the rule itself
+		idle := l.Rate == Unlimited || l.Rate == 0 && l.Within != ""
+		if idle = idle && (o.LimitedOnly || o == shadowOption); idle {
+			decided = own("rate")
+		}
+		beside := Rule{
+			Prefix: prefix, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess, Penalty: l.Penalty, Within: l.Within, Guarantee: l.Guarantee,
+			Cluster: l.Cluster, Adapt: l.Adapt, Colours: Colours{Aware: bool(l.Colours.Aware)},
+		}
+		for _, n := range o.needs {
+			idle, decided = idle || !n.met(&beside), decided || own(n.option)
+		}
+		if from := d.from[o.index]; idle && (from == Usual || from == OfPlan && decided) {
+			d.Drop(o)
+		}
+	}
+	return d.Limit
+}
+
+// Rule is Limit.Rule of what has a use.
+func (d Draft) Rule(prefix netip.Prefix) (Rule, error) { return d.settled(prefix).Rule(prefix) }
+
+// Pool is Limit.Pool of what has a use.
+func (d Draft) Pool(name string) (Rule, error) { return d.settled(netip.Prefix{}).Pool(name) }
+
+// Decides reports whether the defaults and the use of others depend on an option.
+func (o *Option) Decides() bool {
+	return slices.Contains([]string{"rate", "algorithm", "each", "excess", "within"}, o.Name)
+}
+
+// Missing returns what must be given beside a draft so that it makes r. So a capacity that follows from the rate is not given.
+func (d Draft) Missing(r *Rule) (more Draft) {
+	l, of := d.Limit, Limit{Rate: r.Rate, Algorithm: r.Algorithm, Each: r.Each, Excess: r.Excess, Within: r.Within}
+	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within = of.Rate, of.Algorithm, of.Each, of.Excess, of.Within
+	for _, o := range Options {
+		decides := o.Decides()
+		if decides {
+			o.Copy(&l, &d.Limit)
+		}
+		if !o.Useful(r) || r.Rate == Unlimited && o.LimitedOnly {
+			o.Reset(&l)
+		}
+		made := *r
+		made.Framing = Framing{} // of which a limit without an overhead sets nothing
+		err := o.resolve(&l, &made)
+		made.Each = made.Each.Canonical(r.Prefix)
+		if err != nil || !o.Same(&made, r) {
+			if more.Give(o.Name, o.Text(r)) != nil {
+				more.Mark(o) // r is not valid, and has none
+			}
+		}
+		if decides {
+			o.Copy(&l, &of)
+		}
+	}
+	return more
+}
