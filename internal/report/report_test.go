@@ -118,6 +118,9 @@ func TestOptionsAreTold(t *testing.T) {
 		return text(out), text(NewShadow(r, maps.Counters{}, nil, 0))
 	}
 	for _, o := range policy.Options {
+		if o.Name == "shadow" {
+			continue // it is a limit of its own
+		}
 		tried := false
 		for _, l := range []policy.Limit{
 			{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}, {Rate: 8e7, Within: "uplink"},
@@ -135,7 +138,7 @@ func TestOptionsAreTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56", "rate=5mbit"} {
+			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56"} {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}
