@@ -300,7 +300,7 @@ func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) err
 			}
 		}
 	}
-	if failed := n.Delete(of, having...); failed != nil {
+	if _, failed := n.Delete(0, of, having...); failed != nil {
 		return failed
 	}
 	return err

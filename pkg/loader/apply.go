@@ -40,6 +40,8 @@ type ApplyOptions struct {
 	Devices []string
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
+
+	beside bool // the hooks had no rules in force, and the last change goes on
 }
 
 // Applied is what a command did to a hook, or to the pools.
@@ -85,7 +87,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
 // needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, o.Devices) }, o)
+	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, onlyThese, o) }, o)
 	if err != nil {
 		return nil, err
 	}
@@ -99,16 +101,12 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 
 // CheckApply is the error with which Apply would refuse tables, as far as that is known before anything is changed.
 func (n *Namespace) CheckApply(tables []policy.Table) error {
-	orders, err := n.plan(tables, nil)
+	orders, err := n.plan(tables, onlyThese, ApplyOptions{})
 	defer orders.close()
-	if err != nil || !orders.haveWork() {
-		return err
+	if err == nil && orders.haveWork() && n.pins.state() == maps.Pending {
+		return n.pins.pending()
 	}
-	until, _, _ := n.PendingChange() // without a store, there is none
-	if until != 0 {
-		return &PendingError{until, n.Author()}
-	}
-	return nil
+	return err
 }
 
 // arm lets a prepared change begin. It returns after that. The error may wrap ErrBusy.

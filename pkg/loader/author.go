@@ -30,6 +30,9 @@ func (n *Namespace) KeepAuthor(who string) error {
 // Author is that of the pending change.
 func (n *Namespace) Author() Author { return n.pins.author() }
 
+// pending is the error that a change is pending.
+func (s *bpfState) pending() error { return &PendingError{s.store.Until(), s.author()} }
+
 func (s *bpfState) author() Author {
 	if s.state() != maps.Pending {
 		return Author{}

@@ -75,63 +75,39 @@ func (dir home) remove() {
 	unlink(string(dir)) // refused unless empty
 }
 
-// collectDevices removes the hooks of devices that no longer exist. It skips a hook that
+// collectDevices removes the hooks of devices that no longer exist and that nobody keeps. It skips a hook that
 // cannot be judged or removed, because the command must not fail for that.
 func (n *Namespace) collectDevices(keep func(device string) bool) {
-	if n.pins.store == nil {
-		return
-	}
 	devices, err := netinfo.Devices()
-	if err != nil {
+	if n.pins.store == nil || err != nil {
 		return
 	}
-	names := map[int]string{}
+	names, here := map[int]string{}, map[string]bool{}
 	for _, dev := range devices {
-		names[dev.Index] = dev.Name
+		names[dev.Index], here[dev.Name] = dev.Name, true
 	}
-	n.collected = append(n.collected, n.pins.removeGone(names, keep)...)
-	slices.Sort(n.collected)
-	n.collected = slices.Compact(n.collected)
-}
-
-// removeGone removes the hooks of devices that are not among names and that nobody keeps, and returns what these were called.
-func (p *pins) removeGone(names map[int]string, keep func(device string) bool) (removed []string) {
-	if p.store == nil {
-		return nil
-	}
-	defer p.store.Hold().Close() // for as long as there are sets to look at
-	here := map[string]bool{}    // then the device has other rules
-	for _, name := range names {
-		here[name] = true
-	}
-	haveRules := p.store.HaveRules()
-	var gone []*maps.Set
-	for _, set := range p.sets() {
+	haveRules := n.pins.store.HaveRules()
+	var gone []*Hook
+	for _, set := range n.pins.sets() {
 		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
-		h := p.dir.hookOf(set)
-		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) {
-			gone = append(gone, set)
+		h := n.pins.dir.hookOf(set)
+		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
+			gone = append(gone, h)
+		} else {
+			h.Close()
 		}
-		h.Close()
 	}
-	if len(gone) == 0 {
-		return nil
+	defer CloseHooks(gone)
+	if gone == nil || n.flush(ApplyOptions{Final: true, beside: true}, gone) != nil {
+		return
 	}
-	p.changing(func() error {
-		p.store.ClearSets(gone...)
-		return forEach(p, gone, func(set *maps.Set) error {
-			h := p.dir.hookOf(set)
-			defer h.Close()
-			err := p.removeHook(h)
-			if err == nil {
-				removed = append(removed, h.Was)
-			}
-			return err
-		})
-	})
-	return removed
+	for _, h := range gone {
+		n.collected = append(n.collected, h.Was)
+	}
+	slices.Sort(n.collected)
+	n.collected = slices.Compact(n.collected)
 }
 
 // collectNamespaces removes the homes of namespaces that no longer exist, but for

@@ -541,7 +541,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"find":      func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
 			"put":       func(n *Namespace) error { _, err := r.putIn(n, one); return err },
 			"put anew":  func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
-			"delete":    func(n *Namespace) error { return n.Delete(networks(one.Prefix), hook) },
+			"delete":    func(n *Namespace) error { return deleteFrom(n, []*Hook{hook}, one.Prefix) },
 			"apply":     apply,
 			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
 			"confirm":   confirm,
@@ -560,14 +560,13 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			t.Errorf("programs of ours: %v", ours)
 		}
 		r.write(func(n *Namespace) error {
-			_, err := n.Discard(n.pins.foreign.Hooks...)
-			return err
+			return n.Flush(n.pins.foreign.Hooks...)
 		})
 		r.nothingLeft()
 		r.put(one)
 		r.inForce(one)
 		r.anotherLayout()
-		r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+		r.write(flushEverything)
 		r.nothingLeft()
 	})
 }

@@ -109,7 +109,7 @@ func TestLessee(t *testing.T) {
 
 	r.write(func(n *Namespace) error {
 		for _, name := range []string{"a", "b", "c", "d"} {
-			if _, err := n.DeletePool(name); err != nil {
+			if _, err := n.DeletePool(0, name); err != nil {
 				return err
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -42,23 +43,16 @@ func tableName(t policy.Table) string {
 	return fmt.Sprintf("%s %s", t.Device, t.Direction)
 }
 
-// DeletePool removes a pool, and reports whether there was one. The error wraps ErrPoolInUse if anything is within the
-// pool, and ErrPending if a change is pending.
-func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
+// DeletePool removes a pool, if there is one. The error wraps ErrPoolInUse if anything is within the pool; else errors, and what
+// confirm is for, are those of Apply.
+func (n *Namespace) DeletePool(confirm time.Duration, name string) (done []Applied, err error) {
 	if err := n.pins.readable(); err != nil {
-		return false, err
-	}
-	key := policy.PoolKey(name)
-	if n.pins.store == nil {
-		return false, nil
-	}
-	if _, found := n.pins.store.Pools().Find(key); !found {
-		return false, nil
+		return nil, err
 	}
 	if users := n.Within(name); users != nil {
-		return false, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
+		return nil, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
 	}
-	return true, n.deletePools(key) // a rollback might bring rules back into the pool
+	return n.deletePools(confirm, policy.PoolKey(name))
 }
 
 // DeleteUnusedPools removes the pools that nothing is within, or only others of these that come before. The error wraps
@@ -71,13 +65,17 @@ func (n *Namespace) DeleteUnusedPools(names []string) error {
 	for _, name := range names {
 		keys = append(keys, policy.PoolKey(name))
 	}
-	return n.deletePools(n.pins.store.Unused(keys)...)
+	_, err := n.deletePools(0, n.pins.store.Unused(keys)...)
+	return err
 }
 
-func (n *Namespace) deletePools(keys ...netip.Prefix) error {
+func (n *Namespace) deletePools(confirm time.Duration, keys ...netip.Prefix) ([]Applied, error) {
 	pools := n.Pools()
 	defer pools.Close()
-	return n.Delete(func(*Hook) []netip.Prefix { return keys }, pools)
+	if pools.Set == nil {
+		return nil, nil
+	}
+	return n.Delete(confirm, func(*Hook) []netip.Prefix { return keys }, pools)
 }
 
 // Within names all that is directly within a pool.
@@ -96,14 +94,6 @@ func (n *Namespace) Within(pool string) (users []string) {
 	}
 	return users
 }
-
-// scope is which rules tables stand for.
-type scope bool
-
-const (
-	onlyThese    scope = false
-	besideOthers scope = true // which rules of the tables replace where they have the same network
-)
 
 // poolsAfter returns the pools that there are once orders are carried out. The error of
 // policy.CheckPools says why these pools would be wrong for what is within them.

@@ -491,7 +491,7 @@ func TestTreeChangesUnderFlood(t *testing.T) {
 			slices.SortStableFunc(all, func(a, b passage) int { return cmp.Compare(a.Passed, b.Passed) })
 			x.check(all, sent...)
 			x.charged()
-			r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+			r.write(func(n *Namespace) error { return flushEverything(n) })
 			r.nothingLeft()
 		})
 	}

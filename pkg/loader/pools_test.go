@@ -101,7 +101,7 @@ var withPools = []steppedCommand{
 		r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	}, func(n *Namespace) error { _, err := n.Rollback(); return err }},
 	{"delete the last pool", false, func(r *rig) { r.write(func(n *Namespace) error { return putPools(n, uplink) }) }, func(n *Namespace) error {
-		_, err := n.DeletePool("uplink")
+		_, err := n.DeletePool(0, "uplink")
 		return err
 	}},
 }
@@ -143,16 +143,16 @@ func TestPoolsWithoutHooks(t *testing.T) {
 		}
 		r.write(func(n *Namespace) error {
 			for _, name := range []string{"sector", "site", "uplink"} {
-				if deleted, err := n.DeletePool(name); !deleted || err != nil {
-					t.Errorf("delete %s: %t, %v", name, deleted, err)
+				if deleted, err := n.DeletePool(0, name); deleted == nil || err != nil {
+					t.Errorf("delete %s: %v, %v", name, deleted, err)
 				}
 			}
 			return nil
 		})
 		r.nothingLeft()
 		r.write(func(n *Namespace) error {
-			if deleted, err := n.DeletePool("uplink"); deleted || err != nil {
-				t.Errorf("delete a pool that does not exist: %t, %v", deleted, err)
+			if deleted, err := n.DeletePool(0, "uplink"); deleted != nil || err != nil {
+				t.Errorf("delete a pool that does not exist: %v, %v", deleted, err)
 			}
 			return nil
 		})
@@ -181,10 +181,10 @@ func TestPoolsAreChecked(t *testing.T) {
 			return poolsOn(n, ApplyOptions{}, []policy.Rule{site}, users, nil)
 		}},
 		"a pool in use": {"in use: within it is va egress 10.0.0.0/24, va egress 10.0.1.0/24, va egress 10.0.2.0/24 and 2 more", func(n *Namespace) error {
-			_, err := n.DeletePool("site")
+			_, err := n.DeletePool(0, "site")
 			return err
 		}},
-		"the pool of a pool": {"in use: within it is site", func(n *Namespace) error { _, err := n.DeletePool("uplink"); return err }},
+		"the pool of a pool": {"in use: within it is site", func(n *Namespace) error { _, err := n.DeletePool(0, "uplink"); return err }},
 	} {
 		if err := r.try(test.command); !errors.As(err, new(policy.PoolError)) && !errors.Is(err, ErrPoolInUse) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v", what, err)
@@ -219,7 +219,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 			return err
 		},
 		"a pool":         func(n *Namespace) error { return putPools(n, pool("other")) },
-		"a pool deleted": func(n *Namespace) error { _, err := n.DeletePool("empty"); return err },
+		"a pool deleted": func(n *Namespace) error { _, err := n.DeletePool(0, "empty"); return err },
 		"rules of a new device": func(n *Namespace) error {
 			_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil)
 			return err
@@ -324,6 +324,6 @@ func TestPoolsOfAnotherLayout(t *testing.T) {
 	if err := r.try(func(n *Namespace) error { return putPools(n, uplink) }); !isOtherLayout(err) {
 		t.Errorf("set: %v", err)
 	}
-	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+	r.write(flushEverything)
 	r.nothingLeft()
 }

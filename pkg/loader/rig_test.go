@@ -126,13 +126,27 @@ func (r *rig) delete(rule policy.Rule) {
 		if _, found := h.Set.Find(rule.Prefix); !found {
 			r.t.Errorf("there is no %v to delete", rule.Prefix)
 		}
-		return n.Delete(networks(rule.Prefix), h)
+		return deleteFrom(n, []*Hook{h}, rule.Prefix)
 	})
 }
 
-// networks are those to delete from each hook.
-func networks(prefixes ...netip.Prefix) func(*Hook) []netip.Prefix {
-	return func(*Hook) []netip.Prefix { return prefixes }
+// deleteFrom deletes the rules of networks from each hook.
+func deleteFrom(n *Namespace, hooks []*Hook, networks ...netip.Prefix) error {
+	_, err := n.Delete(0, func(*Hook) []netip.Prefix { return networks }, hooks...)
+	return err
+}
+
+// flushEverything removes all hooks and pools, also those of another layout.
+func flushEverything(n *Namespace) error {
+	hooks, err := n.Hooks()
+	if other, ok := errors.AsType[*OtherLayoutError](err); ok {
+		hooks = other.Hooks
+	} else if err != nil {
+		return err
+	}
+	hooks = append(hooks, n.Pools())
+	defer CloseHooks(hooks)
+	return n.Flush(hooks...)
 }
 
 func (r *rig) flush() {

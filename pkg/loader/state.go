@@ -363,19 +363,14 @@ func (s *bpfState) drop() error {
 }
 
 // otherHooks are the hooks of another layout.
-func (dir home) otherHooks() (others []OtherHook, err error) {
+func (dir home) otherHooks() (others []*Hook, err error) {
 	dirs, err := dir.hookDirs()
-	if err != nil {
-		return nil, err
-	}
 	for _, at := range dirs {
-		dev, _, err := netinfo.DeviceByIndex(at.index)
-		if err != nil {
-			return nil, err
-		}
-		others = append(others, OtherHook{dev.Name, at.direction, at})
+		dev, _, failed := netinfo.DeviceByIndex(at.index)
+		err = errors.Join(err, failed)
+		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: fmt.Sprint("device ", at.index), at: at})
 	}
-	return others, nil
+	return others, err
 }
 
 // readable is Namespace.Readable.
