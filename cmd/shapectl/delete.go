@@ -150,7 +150,7 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 		for _, r := range h.rules {
 			answer := "unlimited"
 			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
-				answer = fmt.Sprintf("limited by the rule for %v", next[0].Prefix)
+				answer = "limited by the rule for " + report.SubnetName(next[0].Prefix)
 			} else if len(next) > 0 && next[0].Within != "" {
 				answer = "limited only by pool " + plain.Line(string(next[0].Within))
 			} else if r.Rate == policy.Unlimited && r.Within == "" {
@@ -159,15 +159,17 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 			if of[answer] == nil {
 				answers = append(answers, answer)
 			}
-			of[answer] = append(of[answer], fmt.Sprintf("%s %s %v", plain.Line(h.Name()), h.Direction, r.Prefix))
+			of[answer] = append(of[answer], fmt.Sprintf("%s %s %s", plain.Line(h.Name()), h.Direction, report.SubnetName(r.Prefix)))
 		}
 	}
 	for _, answer := range answers {
+		subject, verb := plain.List(of[answer]), "is"
 		if who != "" && len(answers) == 1 {
-			says += plain.Line(who) + " is " + answer + " now\n"
-		} else {
-			says += "now " + answer + ": " + plain.List(of[answer]) + "\n"
+			subject = plain.Line(who)
+		} else if len(of[answer]) > 1 {
+			verb = "are"
 		}
+		says += subject + " " + verb + " " + answer + " now\n"
 	}
 	return says
 }
@@ -224,22 +226,22 @@ flush also removes the fq qdisc of --setup-fq, and the kernel's default takes it
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
 			if all {
-				return e.flush(filterRules{})
+				return e.flush(filterRules{}, true)
 			}
 			want, err := parseFilter("flush", given)
 			if err != nil {
 				return err
 			}
-			return e.flush(want)
+			return e.flush(want, false)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 
-// flush deletes the rules of devices that pass the filter, or, without a device, all rules and pools.
-func (e *env) flush(want filterRules) error {
-	all, what := want.device == "", plain.Line(want.device)
+// flush deletes the rules of devices that pass the filter, or all rules and pools.
+func (e *env) flush(want filterRules, all bool) error {
+	what := plain.Line(want.device)
 	if all {
 		what = "--all"
 	}

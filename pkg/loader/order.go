@@ -274,7 +274,7 @@ func (all orders) finish(p *pins, change bool) error {
 		switch {
 		case o.gone != nil || o.isPools():
 			return nil
-		case o.Set != nil && have[o.Set.Number()]:
+		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
 			return p.trimIfb(o.Set)
 		}
 		return p.removeHook(o.Hook)

@@ -88,7 +88,7 @@ func (n *Namespace) withoutRules(devices []string) (all orders, err error) {
 	if devices == nil {
 		hooks, err = n.Hooks()
 	}
-	for _, device := range devices {
+	for _, device := range slices.Compact(slices.Sorted(slices.Values(devices))) {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			h, failed := n.Find(device, d)
 			if err = errors.Join(err, failed); h != nil {
