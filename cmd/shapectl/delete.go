@@ -111,7 +111,7 @@ func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
 			networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
 		}
 	}
-	done, err := n.Delete(e.confirm, func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...)
+	done, err := n.Delete(e.asked(), func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...)
 	if err != nil {
 		return err
 	}
@@ -331,7 +331,8 @@ func dropHosts(n *loader.Namespace, want filterRules) error {
 		if !ok || !want.matchesHook(device, d) {
 			continue
 		}
-		if _, err := n.DeletePool(0, p.Label.Name); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
+		key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{p.Prefix} }
+		if _, err := n.Delete(loader.ApplyOptions{}, key, pools); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
 			return err
 		}
 	}
@@ -401,7 +402,7 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 
 // sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
 func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
-	found := n.Elsewhere(want.matchesHook)
+	found := n.Others().Elsewhere(want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
@@ -420,7 +421,7 @@ func (e *env) nothingDeleted() error {
 
 // flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
 func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
-	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
+	flushed, err := n.Others().FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
 	for _, o := range flushed {
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -122,11 +123,6 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
 	}
 	return e.with(loader.Write, verb+" "+plain.Line(name), func(n *loader.Namespace) error {
-		if of.isNew {
-			if err := n.Hold(); err != nil {
-				return err
-			}
-		}
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
 		if err != nil {
@@ -449,7 +445,10 @@ func (e *env) deleteNamed(of ruleName) error {
 			if err != nil {
 				return err
 			}
-			done, err := n.DeletePool(e.confirm, of.name)
+			pools := n.Pools()
+			defer pools.Close()
+			key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{policy.PoolKey(of.name)} }
+			done, err := n.Delete(e.asked(), key, pools)
 			if err != nil {
 				return err
 			}

@@ -2,12 +2,13 @@ package loader
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -44,25 +45,15 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 // ErrMoved means that rules are in force on a device that had this name and is in another namespace now.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
-// Put is PutTogether for one direction of a device.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
-	done, err := n.PutTogether(0, policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules})
-	if err != nil {
-		return Change{}, err
-	}
-	return done[0].Hook, nil
-}
-
-// PutTogether sets the valid rules of tables beside the other rules of their devices, and attaches the hooks. Errors, and what
-// confirm is for, are those of Apply. Of several devices, one that was deleted meanwhile gets no rules, and is not in what was
-// done.
-func (n *Namespace) PutTogether(confirm time.Duration, tables ...policy.Table) (done []Applied, err error) {
+// Put sets the valid rules of tables beside the other rules of their devices, and attaches the hooks. Errors are those of Apply.
+// Of several devices, one that was deleted meanwhile gets no rules, and is not in what was done.
+func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied, err error) {
 	tables = slices.Clone(tables)
 	for i := range tables {
 		tables[i].Rules = slices.Clone(tables[i].Rules)
 		policy.SortRules(tables[i].Rules)
 	}
-	o := ApplyOptions{Confirm: confirm, Final: confirm == 0}
+	o.Final = o.Confirm == 0
 	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, besideOthers, o) }, o)
 	if err != nil {
 		return nil, err
@@ -80,23 +71,35 @@ func (n *Namespace) PutTogether(confirm time.Duration, tables ...policy.Table) (
 }
 
 // Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
-// rule left. All rules go at one moment. Errors, and what confirm is for, are those of Apply.
-func (n *Namespace) Delete(confirm time.Duration, networks func(*Hook) []netip.Prefix, hooks ...*Hook) (done []Applied, err error) {
+// rule left. Or it removes pools, by policy.PoolKey. All go at one moment. The error wraps ErrPoolInUse if anything is within a
+// pool; else errors are those of Apply.
+func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, hooks ...*Hook) (done []Applied, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
+	o.Final = o.Confirm == 0
 	all, err := n.carryOut(func() (all orders, err error) {
+		pools := map[policy.Within]bool{}
 		for _, h := range hooks {
 			o := h.removal(false)
+			all = append(all, o)
 			for _, p := range networks(h) {
-				if e, found := h.Set.Find(p); found {
+				e, found := h.Set.Find(p)
+				if found {
 					o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
 				}
+				if e.Pool {
+					pools[policy.Within(e.Label.Name)] = true
+				}
 			}
-			all = append(all, o)
+		}
+		if len(pools) > 0 {
+			if users := n.pins.within(pools); users != nil {
+				return all, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
+			}
 		}
 		return all, nil
-	}, ApplyOptions{Confirm: confirm, Final: confirm == 0})
+	}, o)
 	for _, o := range all {
 		if err == nil && len(o.steps) > 0 {
 			done = append(done, o.done)

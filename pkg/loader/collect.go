@@ -154,6 +154,12 @@ func (dir home) clear() {
 	}
 }
 
+// Others are the limits on this host that are not those of a Namespace.
+type Others struct{ at place }
+
+// Others are those beside the namespace's own.
+func (n *Namespace) Others() Others { return Others{n.place} }
+
 // A Leftover is the pins of a namespace that no longer exists.
 type Leftover struct {
 	Path string // of the directory
@@ -170,13 +176,13 @@ type Orphan struct {
 	at hookDir
 }
 
-// KnowsOthers reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
-func (n *Namespace) KnowsOthers() bool { return len(n.place.others()) > 0 }
+// Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
+func (o Others) Exist() bool { return len(o.at.others()) > 0 }
 
 // Leftovers are all leftovers. With an error they are those that could be read.
-func (n *Namespace) Leftovers() (left []Leftover, err error) {
+func (o Others) Leftovers() (left []Leftover, err error) {
 	var failed []error
-	for _, dir := range n.place.others() {
+	for _, dir := range o.at.others() {
 		dead, err := dir.isDead()
 		switch {
 		case dead:
@@ -191,6 +197,20 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		}
 	}
 	return left, errors.Join(failed...)
+}
+
+// Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
+// far as this process may look.
+func (o Others) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
+	devices, _ := netinfo.Devices()
+	for _, dev := range devices {
+		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+			if which(dev.Name, d) && errors.Is(o.at.home().elsewhere(dev, d), ErrElsewhere) {
+				found = append(found, dev.Name+" "+d.String())
+			}
+		}
+	}
+	return found
 }
 
 // orphans are the hooks of a dead namespace that are in force.
@@ -217,8 +237,8 @@ func (dir home) orphans() (orphans []Orphan, err error) {
 
 // FlushOrphans removes the orphans of this namespace's devices for which which is true. It
 // returns those that it has removed.
-func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
-	left, _ := n.Leftovers() // doctor reports what cannot be read
+func (o Others) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
+	left, _ := o.Leftovers() // doctor reports what cannot be read
 	for _, l := range left {
 		for _, o := range l.InForce {
 			if o.Device.Name == "" || !which(o.Device, o.Direction) {

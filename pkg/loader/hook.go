@@ -285,7 +285,7 @@ func (n *Namespace) OtherLayout(index int, d policy.Direction) bool {
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.pins.setOf(index, d) == nil && !n.OtherLayout(index, d) {
+	if n.pins.dir == "" {
 		return nil, nil
 	}
 	a, err := openAttachment(n.pins.dir.hookDir(index, d))

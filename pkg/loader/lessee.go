@@ -112,11 +112,12 @@ func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
 
 // HasLessee reports whether a process renews the leases of a kind of the namespace's pools. It tries the lock,
 // because /proc/locks does not show the locks of other PID namespaces.
-func (n *Namespace) HasLessee(kind LeaseKind) (bool, error) {
-	if n.pins.store == nil {
-		return false, nil
+func HasLessee(o Options, kind LeaseKind) (bool, error) {
+	at, err := locate(o)
+	if err != nil {
+		return false, err
 	}
-	unlock, err := lock(n.pins.dir.pin(string(kind)), false, 0)
+	unlock, err := lock(at.home().pin(string(kind)), false, 0)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return true, nil

@@ -306,14 +306,6 @@ func (n *Namespace) makeHome() error {
 	}
 }
 
-// Hold keeps other commands away from changes also where nothing is pinned yet. What is read then stays so until Close.
-func (n *Namespace) Hold() error {
-	if n.pins.dir != "" {
-		return nil
-	}
-	return n.makeHome()
-}
-
 const (
 	// trashPrefix begins the name of pins that are being removed.
 	trashPrefix = "trash-"

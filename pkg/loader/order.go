@@ -112,6 +112,12 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 	if all, err = plan(); err != nil || !all.haveWork() {
 		return all, err // the last change can still be rolled back
 	}
+	if o.Check {
+		if n.pins.state() == maps.Pending {
+			err = n.pins.pending()
+		}
+		return all, err
+	}
 	if n.pins.dir == "" { // another command may have been faster
 		if err := after(n.makeHome()); err != nil || !all.haveWork() {
 			return all, err
@@ -123,6 +129,9 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 		}
 	}
 	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
+	if err == nil && o.Confirm > 0 && n.pins.state() == maps.Pending {
+		n.pins.keepAuthor(o.Author)
+	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
 		if one.then != nil {

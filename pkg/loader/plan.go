@@ -263,20 +263,6 @@ func (n *Namespace) planNew(tables, reverted []policy.Table) (all orders, err er
 	return all, nil
 }
 
-// Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
-// far as this process may look.
-func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
-	devices, _ := netinfo.Devices()
-	for _, dev := range devices {
-		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			if which(dev.Name, d) && errors.Is(n.pins.dir.elsewhere(dev, d), ErrElsewhere) {
-				found = append(found, dev.Name+" "+d.String())
-			}
-		}
-	}
-	return found
-}
-
 // elsewhere returns ErrElsewhere if programs of shapectl are on a device without any pin in
 // this namespace, as far as this process may look.
 func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {

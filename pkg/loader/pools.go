@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/netip"
 	"slices"
 	"sort"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -43,46 +41,16 @@ func tableName(t policy.Table) string {
 	return fmt.Sprintf("%s %s", t.Device, t.Direction)
 }
 
-// DeletePool removes a pool, if there is one. The error wraps ErrPoolInUse if anything is within the pool; else errors, and what
-// confirm is for, are those of Apply.
-func (n *Namespace) DeletePool(confirm time.Duration, name string) (done []Applied, err error) {
-	if err := n.pins.readable(); err != nil {
-		return nil, err
-	}
-	if users := n.Within(name); users != nil {
-		return nil, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
-	}
-	return n.deletePools(confirm, policy.PoolKey(name))
-}
-
-// DeleteUnusedPools removes the pools that nothing is within, or only others of these that come before. The error wraps
-// ErrPending if there are any and a change is pending.
-func (n *Namespace) DeleteUnusedPools(names []string) error {
-	if n.pins.store == nil || len(names) == 0 {
-		return nil
-	}
-	var keys []netip.Prefix
-	for _, name := range names {
-		keys = append(keys, policy.PoolKey(name))
-	}
-	_, err := n.deletePools(0, n.pins.store.Unused(keys)...)
-	return err
-}
-
-func (n *Namespace) deletePools(confirm time.Duration, keys ...netip.Prefix) ([]Applied, error) {
-	pools := n.Pools()
-	defer pools.Close()
-	if pools.Set == nil {
-		return nil, nil
-	}
-	return n.Delete(confirm, func(*Hook) []netip.Prefix { return keys }, pools)
-}
-
 // Within names all that is directly within a pool.
-func (n *Namespace) Within(pool string) (users []string) {
-	for set, rules := range n.pins.allRules() {
+func (n *Namespace) Within(pool string) []string {
+	return n.pins.within(map[policy.Within]bool{policy.Within(pool): true})
+}
+
+// within is Within for some pools, but without these.
+func (s *bpfState) within(pools map[policy.Within]bool) (users []string) {
+	for set, rules := range s.allRules() {
 		for _, r := range rules {
-			if string(r.Within) != pool {
+			if !pools[r.Within] || r.Pool && pools[policy.Within(r.Label.Name)] {
 				continue
 			}
 			name := r.Label.Name

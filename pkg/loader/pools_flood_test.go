@@ -347,7 +347,7 @@ func (x *changingTree) changeOnce(h *Hook) (how string) {
 			x.change(&x.rules[i], false, false)
 			tables = append(tables, onDevice([]string{"va", "vb"}[i/treeMembers], x.rules[i:i+1]))
 		}
-		x.write(func(n *Namespace) error { _, err := n.PutTogether(0, tables...); return err })
+		x.write(func(n *Namespace) error { _, err := n.Put(ApplyOptions{}, tables...); return err })
 		x.since(began, maps.Now())
 		return how
 	}

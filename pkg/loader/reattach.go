@@ -3,8 +3,6 @@ package loader
 import (
 	"encoding/json"
 	"fmt"
-
-	"github.com/cilium/ebpf"
 )
 
 // reattachedPin keeps what Reattach did last, for those who tell of events.
@@ -21,16 +19,16 @@ func (dir home) keepReattached(r Reattached) error {
 	if err != nil {
 		return err
 	}
-	spec := &ebpf.MapSpec{Name: "shapectl_again", Type: ebpf.Array, ValueSize: uint32(len(record))}
-	return dir.replaceRecord(reattachedPin, spec, record)
+	return dir.replaceRecord(reattachedPin, record)
 }
 
 // LastReattached is what Reattach did last, in any process.
-func (n *Namespace) LastReattached() (r Reattached, err error) {
-	if n.pins.dir == "" {
-		return r, nil
+func LastReattached(o Options) (r Reattached, err error) {
+	at, err := locate(o)
+	if err != nil {
+		return r, err
 	}
-	record, err := readRecord(n.pins.dir.pin(reattachedPin))
+	record, err := readRecord(at.home().pin(reattachedPin))
 	if err == nil && record != nil {
 		err = json.Unmarshal(record, &r)
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -135,19 +134,17 @@ var (
 )
 
 func putOn(n *Namespace, rules ...policy.Rule) error {
-	dev, err := netinfo.DeviceByName("va")
-	for i := 0; i < len(rules) && err == nil; i++ {
-		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules[i])
+	for _, rule := range rules {
+		if err := together(n, rule); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // together sets rules at one moment.
 func together(n *Namespace, rules ...policy.Rule) error {
-	dev, err := netinfo.DeviceByName("va")
-	if err == nil {
-		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules...)
-	}
+	_, err := put(n, "va", policy.Egress, policy.MatchDst, rules...)
 	return err
 }
 
@@ -241,7 +238,7 @@ var stepped = []steppedCommand{
 		return withHook(n, func(h *Hook) error { return deleteFrom(n, []*Hook{h}, one.Prefix, v6.Prefix) })
 	}},
 	{"rules together on two hooks", false, onBoth, func(n *Namespace) error {
-		_, err := n.PutTogether(0, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
+		_, err := n.Put(ApplyOptions{}, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
 		return err
 	}},
 	{"delete together on two hooks", false, onBoth, func(n *Namespace) error {
