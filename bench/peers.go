@@ -178,7 +178,7 @@ func (a *arena) putTables(mode loader.Mode, tables ...policy.Table) error {
 		}
 		defer n.Close()
 		for _, t := range tables {
-			if _, err := n.PutTogether(0, t); err != nil {
+			if _, err := n.Put(loader.ApplyOptions{}, t); err != nil {
 				return fmt.Errorf("set limits: %w", err)
 			}
 		}

@@ -44,11 +44,13 @@ func (s *served) freeze(r *rig) {
 	s.t.Helper()
 	testenv.Eventually(s.t, "to be stopped without the lock", func() bool {
 		testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGSTOP))
-		err := loader.Look(loader.Options{BPFFS: r.bpffs()}, func(*maps.Store) error { return nil })
+		n, err := loader.Read(loader.Options{BPFFS: r.bpffs(), Patience: 50 * time.Millisecond})
 		if err != nil {
 			testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGCONT))
+			return false
 		}
-		return err == nil
+		n.Close()
+		return true
 	})
 }
 

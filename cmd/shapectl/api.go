@@ -246,7 +246,6 @@ func argumentsIn(body []byte) (arguments, error) {
 type api struct {
 	env      *env // whose variables and network namespace commands have
 	anyNetns bool // requests may name another network namespace
-	say      func(string)
 }
 
 // getenv hides the service manager from commands: it hears of serve.
@@ -362,10 +361,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		return
 	}
 	e.out, e.err = w, told
-	code := exitKernel
-	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
-		e.cause, told.last = panicked, nil
-	}
+	code := e.run(line)
 	if code == exitInput {
 		w.Discard() // or nobody hears of the error
 	}
@@ -416,10 +412,8 @@ func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	out := &streamWriter{w: w, events: strings.HasPrefix(r.Header.Get("Accept"), "text/event-stream")}
 	e.out, e.err = out, told
 	out.begins(2 * time.Second) // an error comes before, with its status
-	code := exitKernel
-	if panicked := guarded(c.name, a.say, func() { code = e.run(append([]string{"-j"}, line...)) }); panicked != nil {
-		e.cause = fmt.Errorf("%s: %w", c.name, panicked)
-	}
+	defer out.ends()            // also after a panic
+	code := e.run(append([]string{"-j"}, line...))
 	if out.ends() || code == exitDone {
 		return
 	}

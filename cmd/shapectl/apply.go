@@ -147,6 +147,11 @@ func (e *env) how() (flags string) {
 	return flags
 }
 
+// asked are the options of a change, as the flags say.
+func (e *env) asked() loader.ApplyOptions {
+	return loader.ApplyOptions{Confirm: e.confirm, Author: e.author()}
+}
+
 // author is the user of this process, or of sudo, and the command.
 func (e *env) author() string {
 	name := e.getenv("SUDO_USER")
@@ -161,16 +166,13 @@ func (e *env) author() string {
 
 // pending is when the change that was made now reverts; 0 for never.
 func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) (until uint64, err error) {
-	if e.confirm > 0 && done != nil {
-		if err := n.KeepAuthor(e.author()); err != nil {
-			e.say("shapectl: could not record who made this change: %w", err)
-		}
+	if p := n.Pending(); p != nil {
+		return p.Until, nil
 	}
-	until, expired, err := n.PendingChange()
-	if err == nil && e.confirm > 0 && done != nil && expired != 0 {
+	if e.confirm > 0 && slices.ContainsFunc(done, func(d loader.Applied) bool { return d.Rules != maps.Difference{} }) {
 		err = e.degraded("%s: the change was reverted: it took longer than the %v of --confirm", doing, e.confirm)
 	}
-	return until, err
+	return 0, err
 }
 
 // patience is how long reading a file may take: a FIFO may have no end.
@@ -373,7 +375,7 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
-		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
+		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Author: e.author(), Progress: func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))
 		}})
@@ -495,7 +497,8 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set with --confirm, changed.
+		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or delete with --confirm,
+changed.
 
 The answer says when the change was made, and what it changed. If the last change needs no confirmation any more,
 confirm says so and succeeds.`,

@@ -47,9 +47,10 @@ func (r *rig) pending() (until uint64) {
 	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
 	testenv.Must(r.t, err)
 	defer n.Close()
-	until, _, err = n.PendingChange()
-	testenv.Must(r.t, err)
-	return until
+	if p := n.Pending(); p != nil {
+		return p.Until
+	}
+	return 0
 }
 
 func sleepUntil(at uint64) {

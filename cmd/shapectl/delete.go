@@ -29,8 +29,12 @@ nothing is within it any more. If NAME may mean several things, one of them a de
 command for each. --kind says which is meant.
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
-exactly this network from each matching device. shapectl detaches where no rule is left.`,
+exactly this network from each matching device. shapectl detaches where no rule is left.
+
+With --confirm, the change reverts after that time unless you run 'shapectl confirm' before, as with
+'shapectl apply --confirm'.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
+  shapectl delete eth0 egress any --confirm 60s
   shapectl delete 'tap*' egress any
   shapectl delete alice`,
 		Args: args(1, 3),
@@ -58,6 +62,7 @@ exactly this network from each matching device. shapectl detaches where no rule 
 			return e.delete(want)
 		},
 	}
+	e.addConfirm(cmd.Flags())
 	if kind == "" {
 		addKind(cmd.Flags(), &kind, kindRule, kindPool)
 	}
@@ -80,25 +85,92 @@ func (e *env) delete(want filterRules) error {
 				return err
 			}
 		}
-		var deleted []report.Rule
-		var having []*loader.Hook
+		var found []namedHook
 		for _, h := range hooks {
-			entries := want.entries(h.Set)
-			for _, entry := range entries {
-				deleted = append(deleted, measure.Describe(h, entry))
-			}
-			if len(entries) > 0 {
-				having = append(having, h)
+			if entries := want.entries(h.Set); entries != nil {
+				found = append(found, namedHook{h, entries})
 			}
 		}
-		if deleted == nil {
+		if found == nil {
 			return e.nothingToDelete(want)
 		}
-		if err := n.Delete(func(*loader.Hook) []netip.Prefix { return want.networks }, having...); err != nil {
-			return err
-		}
-		return e.deleted(deleted)
+		return e.remove(n, "", found)
 	})
+}
+
+// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody.
+func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
+	var rules report.Rules
+	var hooks []*loader.Hook
+	networks := map[*loader.Hook][]netip.Prefix{}
+	for _, h := range found {
+		hooks = append(hooks, h.Hook)
+		for _, entry := range h.rules {
+			rules = append(rules, measure.Describe(h.Hook, entry))
+			networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
+		}
+	}
+	done, err := n.Delete(e.asked(), func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...)
+	if err != nil {
+		return err
+	}
+	if err := e.reverts(n, rules, done); err != nil {
+		return err
+	}
+	if err := e.deleted(rules); err != nil {
+		return err
+	}
+	if !e.json {
+		fmt.Fprint(e.out, limitedNow(who, found))
+	}
+	if e.confirm == 0 { // else the pools must stay until then
+		e.sayUnused(n, rules)
+	}
+	return nil
+}
+
+// reverts has deleted rules or pools say when the deletion reverts, with --confirm.
+func (e *env) reverts(n *loader.Namespace, deleted report.Rules, done []loader.Applied) error {
+	until, err := e.pending(n, "delete", done)
+	if e.confirm > 0 && until != 0 {
+		for i := range deleted {
+			deleted[i].RevertsInNS, deleted[i].Confirm = measure.Ahead(until), e.suggest("confirm")
+		}
+	}
+	return err
+}
+
+// limitedNow says what limits the packets of deleted rules now, a line for each answer. An exemption that nothing follows
+// changes nothing.
+func limitedNow(who string, deleted []namedHook) (says string) {
+	of := map[string][]string{}
+	var answers []string
+	for _, h := range deleted {
+		for _, r := range h.rules {
+			answer := "unlimited"
+			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
+				answer = "limited by the rule for " + report.SubnetName(next[0].Prefix)
+			} else if len(next) > 0 && next[0].Within != "" {
+				answer = "limited only by pool " + plain.Line(string(next[0].Within))
+			} else if r.Rate == policy.Unlimited && r.Within == "" {
+				continue
+			}
+			if of[answer] == nil {
+				answers = append(answers, answer)
+			}
+			of[answer] = append(of[answer], fmt.Sprintf("%s %s %s", plain.Line(h.Name()), h.Direction, report.SubnetName(r.Prefix)))
+		}
+	}
+	for _, answer := range answers {
+		subject, verb := plain.List(of[answer]), "is"
+		if who != "" && len(answers) == 1 {
+			subject = plain.Line(who)
+		} else if len(of[answer]) > 1 {
+			verb = "are"
+		}
+		says += subject + " " + verb + " " + answer + " now\n"
+	}
+	return says
 }
 
 func (e *env) nothingToDelete(want filterRules) error {
@@ -111,7 +183,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 
 // deleted prints rules as they were before they were deleted, and of which hooks those of
 // another version were, which it cannot read. JSON has only rules, so then these are messages.
-func (e *env) deleted(rules report.Rules, others ...loader.OtherHook) error {
+func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 	for i := range rules {
 		rules[i].Attached, rules[i].State = new(bool), "deleted"
 	}
@@ -153,88 +225,54 @@ flush also removes the fq qdisc of --setup-fq, and the kernel's default takes it
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
 			if all {
-				return e.flushAll()
+				return e.flush(filterRules{}, true)
 			}
 			want, err := parseFilter("flush", given)
 			if err != nil {
 				return err
 			}
-			return e.flush(want)
+			return e.flush(want, false)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 
-func (e *env) flushAll() error {
-	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
-		gone, others := []report.Rule{}, []loader.OtherHook(nil)
-		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other loader.OtherHook) {
-			others = append(others, other)
-		})
-		if err != nil && len(others) > 0 {
-			return errors.Join(e.deleted(gone, others...), err)
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := e.flushOrphans(n, filterRules{}); err != nil {
-			return err
-		}
-		if _, err := e.removeFQs(filterRules{}); err != nil {
-			return err
-		}
-		if len(gone)+len(others) == 0 && e.sayElsewhere(n, filterRules{}) {
-			return e.nothingDeleted()
-		}
-		if len(gone)+len(others) == 0 && !e.json {
-			_, err := fmt.Fprintln(e.out, "no rules are left")
-			return err
-		}
-		return e.deleted(gone, others...)
-	})
-}
-
-func rulesOf(h *loader.Hook) (rules []report.Rule) {
-	for _, entry := range h.Set.Rules() {
-		rules = append(rules, measure.Describe(h, entry))
+// flush deletes the rules of devices that pass the filter, or all rules and pools.
+func (e *env) flush(want filterRules, all bool) error {
+	what := plain.Line(want.device)
+	if all {
+		what = "--all"
 	}
-	return rules
-}
-
-func (e *env) flush(want filterRules) error {
-	return e.with(loader.Write, "flush "+plain.Line(want.device), func(n *loader.Namespace) error {
-		hooks, err := want.hooksToChange(n)
-		defer loader.CloseHooks(hooks)
-		var other *loader.OtherLayoutError
-		var others []loader.OtherHook
-		if errors.As(err, &other) {
-			for _, o := range other.Hooks {
-				if want.matchesHook(o.Device, o.Direction) {
-					others = append(others, o)
-				}
-			}
+	return e.with(loader.Write, "flush "+what, func(n *loader.Namespace) error {
+		var hooks []*loader.Hook
+		var err error
+		if all {
+			hooks, err = n.Hooks()
+		} else {
+			hooks, err = want.hooksToChange(n)
+		}
+		defer func() { loader.CloseHooks(hooks) }()
+		var others []*loader.Hook
+		if other, ok := errors.AsType[*loader.OtherLayoutError](err); ok {
+			others = slices.DeleteFunc(other.Hooks, func(h *loader.Hook) bool { return !want.matchesHook(h.Device.Name, h.Direction) })
 		} else if err != nil {
 			return err
 		}
-		if !want.pattern {
+		switch {
+		case all:
+			hooks = append(hooks, n.Pools())
+		case !want.pattern:
 			slices.Reverse(hooks) // ingress first
 		}
 		gone := []report.Rule{}
 		for _, h := range hooks {
 			gone = append(gone, rulesOf(h)...)
 		}
-		if err := n.Flush(hooks...); err != nil {
+		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}
 		if err := dropHosts(n, want); err != nil {
-			return err
-		}
-		discarded, err := n.Discard(others...)
-		if err != nil && len(discarded) > 0 {
-			return errors.Join(e.deleted(gone, discarded...), err)
-		}
-		if err != nil {
 			return err
 		}
 		orphans, err := e.flushOrphans(n, want)
@@ -245,26 +283,39 @@ func (e *env) flush(want filterRules) error {
 		if err != nil {
 			return err
 		}
-		any := len(gone) > 0 || len(others) > 0 || orphans || removed ||
-			slices.ContainsFunc(n.Collected(), want.matchesDevice)
-		if !any && !want.pattern && len(hooks) == 0 {
+		any := len(gone)+len(others) > 0 || !all && (orphans || removed || slices.ContainsFunc(n.Collected(), want.matchesDevice))
+		if !any && !all && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
 				return err
 			}
 		}
-		if !any && e.sayElsewhere(n, want) {
+		switch {
+		case !any && e.sayElsewhere(n, want):
 			return e.nothingDeleted()
+		case !any && !e.json && all:
+			_, err = fmt.Fprintln(e.out, "no rules are left")
+			return err
+		case !any && !e.json:
+			_, err = fmt.Fprintln(e.out, want.none())
+			return err
 		}
-		if any || e.json {
-			if err := e.deleted(gone, discarded...); err != nil {
-				return err
-			}
-			e.sayUnused(n, gone)
-			return nil
+		if err := e.deleted(gone, others...); err != nil {
+			return err
 		}
-		_, err = fmt.Fprintln(e.out, want.none())
-		return err
+		e.sayUnused(n, gone)
+		return nil
 	})
+}
+
+// rulesOf are the rules of a hook, if it has a Set.
+func rulesOf(h *loader.Hook) (rules []report.Rule) {
+	if h.Set == nil {
+		return nil
+	}
+	for _, entry := range h.Set.Rules() {
+		rules = append(rules, measure.Describe(h, entry))
+	}
+	return rules
 }
 
 // dropHosts deletes the pools of hosts in the directions of a filter, so that watch does not limit the hosts there again.
@@ -278,7 +329,8 @@ func dropHosts(n *loader.Namespace, want filterRules) error {
 		if o := p.Label.Owner; o.Host == "" || !want.matchesHook(o.Device, o.Direction) {
 			continue
 		}
-		if _, err := n.DeletePool(p.Label.Name); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
+		key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{p.Prefix} }
+		if _, err := n.Delete(loader.ApplyOptions{}, key, pools); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
 			return err
 		}
 	}
@@ -348,7 +400,7 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 
 // sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
 func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
-	found := n.Elsewhere(want.matchesHook)
+	found := n.Others().Elsewhere(want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
@@ -367,7 +419,7 @@ func (e *env) nothingDeleted() error {
 
 // flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
 func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
-	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
+	flushed, err := n.Others().FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
 	for _, o := range flushed {
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
 	}

@@ -51,7 +51,7 @@ func (e *env) diff(name string) error {
 		}
 		refused := removesAll(n, f, want)
 		if refused == nil {
-			refused = n.CheckApply(want.tables)
+			_, refused = n.Apply(want.tables, loader.ApplyOptions{Check: true})
 		}
 		switch {
 		case errors.Is(refused, loader.ErrMatch):

@@ -453,7 +453,7 @@ func (e *env) applyLine(n *loader.Namespace, l line.Line, have line.Split, want,
 	for _, t := range tables {
 		concerned = append(concerned, t.Device)
 	}
-	done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Devices: concerned})
+	done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Author: e.author(), Devices: concerned})
 	if errors.Is(err, fq.ErrNoIfb) {
 		return nil, nil, exitError{fmt.Errorf("%w; load that module, use a kernel that has it, or give --no-queue", err), exitMissing}
 	}
@@ -595,9 +595,12 @@ func (e *env) removeIdleFQs(n *loader.Namespace, names ...string) error {
 		}
 		s, err := fq.Look(dev.Index)
 		if err == nil && s.Ours() {
-			var queues bool // which takes all rules to know
-			if queues, err = n.Queues(name, policy.Egress); err == nil && !queues {
+			var h *loader.Hook
+			if h, err = n.Find(name, policy.Egress); err == nil && (h == nil || !h.Set.Delays()) {
 				_, err = e.removeFQ(dev)
+			}
+			if h != nil {
+				h.Close()
 			}
 		}
 		if err != nil {

@@ -123,11 +123,6 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
 	}
 	return e.with(loader.Write, verb+" "+plain.Line(name), func(n *loader.Namespace) error {
-		if of.isNew {
-			if err := n.Hold(); err != nil {
-				return err
-			}
-		}
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
 		if err != nil {
@@ -436,6 +431,7 @@ func sameRate(hooks []namedHook) bool {
 
 // deleteNamed deletes the rules that have a name, or the pool.
 func (e *env) deleteNamed(of ruleName) error {
+	of.flags = e.how()
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
 		switch found.kind {
 		case kindDevice:
@@ -446,10 +442,17 @@ func (e *env) deleteNamed(of ruleName) error {
 			return inputf("%s is a device, and %s; write %s for a rule of the device", plain.Line(of.name), has, e.ofDevice("delete", of))
 		case kindPool:
 			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
-			if err == nil {
-				_, err = n.DeletePool(of.name)
-			}
 			if err != nil {
+				return err
+			}
+			pools := n.Pools()
+			defer pools.Close()
+			key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{policy.PoolKey(of.name)} }
+			done, err := n.Delete(e.asked(), key, pools)
+			if err != nil {
+				return err
+			}
+			if err := e.reverts(n, pool, done); err != nil {
 				return err
 			}
 			return e.deleted(pool)
@@ -467,23 +470,10 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		var deleted report.Rules
-		var hooks []*loader.Hook
-		networks := map[*loader.Hook][]netip.Prefix{}
-		for _, h := range found.rules {
-			hooks = append(hooks, h.Hook)
-			for _, entry := range h.rules {
-				deleted = append(deleted, measure.Describe(h.Hook, entry))
-				networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
-			}
+		who := of.name
+		if of.direction != nil {
+			who += " " + of.direction.String()
 		}
-		if err := n.Delete(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
-			return err
-		}
-		if err := e.deleted(deleted); err != nil {
-			return err
-		}
-		e.sayUnused(n, deleted)
-		return nil
+		return e.remove(n, who, found.rules)
 	})
 }

@@ -511,6 +511,37 @@ func TestDeleteNamed(t *testing.T) {
 	}
 }
 
+// A deletion can revert, and says what limits the packets until then.
+func TestDeleteUntilConfirmed(t *testing.T) {
+	r := newNamedRig(t)
+	was := r.labelled()
+	says := func(what string, args ...string) {
+		t.Helper()
+		if said := r.ok(args...); !strings.Contains(said, what) {
+			t.Errorf("%q says\n%swithout %q", args, said, what)
+		}
+	}
+	says(" unless confirmed by 'shapectl confirm'\nalice is unlimited now\n", "delete", "alice", "--confirm", "1h")
+	if now := r.labelled(); len(now) != len(was)-4 {
+		t.Errorf("the rules are\n%s", strings.Join(now, "\n"))
+	}
+	r.ok("rollback")
+	if now := r.labelled(); !slices.Equal(now, was) {
+		t.Errorf("the rules are\n%s, not\n%s", strings.Join(now, "\n"), strings.Join(was, "\n"))
+	}
+	r.ok("set", "up", "--new", "--rate", "1mbit")
+	r.ok("set", "va", "egress", "0.0.0.0/0", "--rate", "unlimited", "--within", "up")
+	says("bob is limited only by pool up now\n", "delete", "bob", "--confirm", "1h")
+	r.ok("confirm")
+	r.ok("set", "va", "egress", "10.0.0.0/8", "--rate", "1mbit")
+	r.ok("set", "va", "egress", "10.0.0.9", "--rate", "1mbit")
+	says("va egress 10.0.0.9 is limited by the rule for 10.0.0.0/8 now\n", "delete", "va", "egress", "10.0.0.9")
+	r.ok("set", "down", "--new", "--rate", "1mbit")
+	r.ok("delete", "down", "--confirm", "1h")
+	r.ok("rollback")
+	r.ok("delete", "down")
+}
+
 // While a change of the policy is pending, a name neither changes nor deletes rules.
 func TestNamedPending(t *testing.T) {
 	r := newNamedRig(t)

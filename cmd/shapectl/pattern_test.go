@@ -45,9 +45,10 @@ func TestPatterns(t *testing.T) {
 		r.prints("[]\n", "show", "-j", "vb*")
 
 		r.prints("deleted: tap0 egress: 10.0.1.0/24 as a whole gets 2mbit (250 kB/s), burst 131.1 kB (524.3 ms); excess is dropped (gcra)\n"+
-			"deleted: tap2 egress: 10.0.1.0/24 as a whole gets 2mbit (250 kB/s), burst 131.1 kB (524.3 ms); excess is dropped (gcra)\n",
+			"deleted: tap2 egress: 10.0.1.0/24 as a whole gets 2mbit (250 kB/s), burst 131.1 kB (524.3 ms); excess is dropped (gcra)\n"+
+			"tap0 egress 10.0.1.0/24, tap2 egress 10.0.1.0/24 are unlimited now\n",
 			"delete", "tap[02]", "egress", "10.0.1.0/24")
-		if out := r.ok("delete", "tap*", "egress", "10.0.1.0/24"); strings.Count(out, "\n") != 1 || !strings.HasPrefix(out, "deleted: tap1 egress") {
+		if out := r.ok("delete", "tap*", "egress", "10.0.1.0/24"); strings.Count(out, "deleted: ") != 1 || !strings.HasPrefix(out, "deleted: tap1 egress") {
 			t.Errorf("a rule that one of three has: %q", out)
 		}
 		r.prints("nothing to delete: no device that matches tap* has an egress rule for 10.0.1.0/24\n", "delete", "tap*", "egress", "10.0.1.0/24")

@@ -210,10 +210,7 @@ func (a *api) runFor(c apiCommand, e *env, line []string, w *serve.Answer, r *ht
 	}
 	var told bytes.Buffer
 	e.out, e.err = w, &told
-	code := exitKernel
-	if panicked := guarded(c.name, a.say, func() { code = e.run(line) }); panicked != nil {
-		e.fail(panicked, code, nil)
-	}
+	code := e.run(line)
 	h := w.Header()
 	h.Set("Shapectl-Exit-Code", strconv.Itoa(code))
 	h.Set(outputHeader, strconv.Itoa(w.Len()))

@@ -399,7 +399,7 @@ func (e *env) advise(err error) error {
 	case errors.As(err, new(policy.PoolError)):
 		return inputf("%w; nothing was changed", err)
 	case errors.As(err, &pending):
-		by := measure.MadeBy(pending.Author)
+		by := measure.MadeBy(pending)
 		if by != "" {
 			by = " (" + by + ")"
 		}

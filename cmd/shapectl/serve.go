@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -145,7 +144,7 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 	if err != nil {
 		return nil, err
 	}
-	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
+	a := &api{env: e, anyNetns: o.anyNetns}
 	a.addTo(s)
 	s.Handle("GET /api/v1/top", serve.Reads, a.topHandler(options))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
@@ -329,18 +328,6 @@ func openHistory(path string, say func(string)) *history.History {
 		return nil
 	}
 	return h
-}
-
-// guarded calls f. If it panics, it says why, and returns an error for those who wait for an answer.
-func guarded(what string, say func(string), f func()) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			say(fmt.Sprintf("%s: panic: %v\n%s", what, p, debug.Stack()))
-			err = errors.New("internal error; see the log of serve")
-		}
-	}()
-	f()
-	return nil
 }
 
 // A daemon runs loops until one of them ends, and tells the service manager about them.

@@ -233,7 +233,10 @@ func TestServeSharesEvents(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	s := r.serve("--events")
 	listeners := func() (n int) {
-		store, _, err := loader.Listen(loader.Options{BPFFS: r.bpffs()})
+		ns, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+		testenv.Must(t, err)
+		defer ns.Close()
+		store, _, err := ns.Maps()
 		testenv.Must(t, err)
 		defer store.Close()
 		return store.Listeners()

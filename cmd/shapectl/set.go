@@ -181,7 +181,7 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 
 // put sets the rules of tables beside the others of their devices, and describes them.
 func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table) error {
-	done, err := n.PutTogether(e.confirm, tables...)
+	done, err := n.Put(e.asked(), tables...)
 	if err != nil {
 		return err
 	}

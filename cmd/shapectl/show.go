@@ -277,7 +277,7 @@ func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules
 			unread = e.checkThere(*want)
 		}
 		if len(found) == 0 && unread == nil && !want.pools {
-			want.lost = e.sayElsewhere(n, *want) && !n.KnowsOthers()
+			want.lost = e.sayElsewhere(n, *want) && !n.Others().Exist()
 		}
 		if len(found) > 0 || unread == nil {
 			rules = found
@@ -298,7 +298,7 @@ func (e *env) findRules(n *loader.Namespace, want filterRules, read measure.Deta
 		hooks, found = append(hooks, pools...), withPools(found, pools)
 	}
 	rules, err := read.Rows(found)
-	confirm, by := e.suggest("confirm"), measure.MadeBy(n.Author())
+	confirm, by := e.suggest("confirm"), measure.MadeBy(n.Pending())
 	for i := range rules {
 		rules[i].Confirm, rules[i].MadeBy = confirm, by
 	}

@@ -40,10 +40,10 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
-		if f.Left, err = n.Leftovers(); err != nil {
+		if f.Left, err = n.Others().Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
-		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.KnowsOthers()
+		f.Elsewhere, f.KnowsOthers = n.Others().Elsewhere(func(string, policy.Direction) bool { return true }), n.Others().Exist()
 	}
 	devices, err := netinfo.Devices()
 	if err != nil {
@@ -57,7 +57,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
 		f.unread("", "", err)
 	}
-	f.MadeBy = measure.MadeBy(n.Author())
+	f.MadeBy = measure.MadeBy(n.Pending())
 	f.pools(n)
 	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
@@ -72,7 +72,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
-	f.watched(n)
+	f.watched(o)
 	f.findPools()
 	ours, err := fq.Devices()
 	if err != nil {
@@ -275,9 +275,9 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 }
 
 // watched adds what tells whether a watch is at work where one is needed.
-func (f *Facts) watched(n *loader.Namespace) {
+func (f *Facts) watched(o loader.Options) {
 	if slices.ContainsFunc(f.Pools, Rule.adapts) {
-		adapted, err := n.HasLessee(loader.LineLeases)
+		adapted, err := loader.HasLessee(o, loader.LineLeases)
 		f.Unadapted = !adapted && err == nil
 		if err != nil {
 			f.unread("", "", err)

@@ -136,7 +136,14 @@ func (s *session) begin() error {
 
 // open opens the maps of a generation, and listens to it.
 func (s *session) open(generation loader.Generation) error {
-	store, opened, err := loader.Listen(s.Loader)
+	o := s.Loader
+	o.Renews = true
+	n, err := loader.Read(o)
+	if err != nil {
+		return err
+	}
+	store, opened, err := n.Maps()
+	n.Close()
 	if err != nil {
 		if errors.Is(err, maps.ErrOtherLayout) {
 			s.closeStore()

@@ -36,7 +36,7 @@ func (s *session) lookAtLacks() error {
 		return s.report(err)
 	}
 	found, err := s.lacks.Lacks(n)
-	again, failed := n.LastReattached()
+	again, failed := loader.LastReattached(s.Loader)
 	n.Close()
 	err = errors.Join(err, failed)
 	if errors.Is(err, maps.ErrOtherLayout) {

@@ -60,19 +60,23 @@ func (s *session) lookAtRules() error {
 		if r.of != nil && at == r.stamp || begun.Before(r.next) {
 			return nil
 		}
-		err := loader.Look(s.Loader, func(store *maps.Store) error {
-			r.read(store, s.nameOf, now, clustered)
-			return nil
-		})
-		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, maps.ErrOtherLayout) {
+		n, err := loader.Read(s.Loader)
+		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil // later
 		}
 		if err != nil {
 			return err
 		}
-		// Who is told of rules relies on being told of their packets: these maps are listened to first.
-		if generation, err := loader.CurrentGeneration(s.Loader); err != nil || generation != s.generation {
-			return s.report(err)
+		store, generation, err := n.Maps()
+		ours := err == nil && generation == s.generation // who is told of rules relies on being told of their packets
+		if store != nil {
+			if ours {
+				r.read(store, s.nameOf, now, clustered)
+			}
+			store.Close()
+		}
+		if n.Close(); !ours {
+			return nil // later
 		}
 		r.stamp = at
 		r.next = time.Now().Add(min(rest*time.Since(begun), 10*time.Second))
@@ -95,11 +99,8 @@ func (s *session) lookAtRules() error {
 	return nil
 }
 
-// read reads all rules of a store, which may be nil.
+// read reads all rules of a store.
 func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest, clustered map[netip.Prefix]string) {
-	if store == nil {
-		return
-	}
 	var sets []*digest
 	total := 0
 	for set, rule := range store.EveryRule() {

@@ -19,7 +19,7 @@ func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(loader.Packed
 		}
 		return parsed(p)
 	}
-	if until, _, _ := n.PendingChange(); until != 0 {
+	if n.Pending() != nil {
 		now, reverted = of(last.Now), of(last.Reverted)
 		if now.File == mine.File || reverted.File == mine.File {
 			return now, reverted, err

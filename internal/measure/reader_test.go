@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/measure"
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -48,10 +47,8 @@ func (r *rig) write(f func(n *loader.Namespace) error) {
 
 func (r *rig) put(device string, rules ...policy.Rule) {
 	r.Helper()
-	dev, err := netinfo.DeviceByName(device)
-	testenv.Must(r, err)
 	r.write(func(n *loader.Namespace) error {
-		_, err := n.Put(dev, policy.Egress, policy.MatchDst, rules...)
+		_, err := n.Put(loader.ApplyOptions{}, policy.Table{Device: device, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules})
 		return err
 	})
 }

@@ -213,7 +213,11 @@ func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
 }
 
 // MadeBy says who made a change; "" if that is not known.
-func MadeBy(a loader.Author) string {
+func MadeBy(pending *loader.PendingError) string {
+	if pending == nil {
+		return ""
+	}
+	a := pending.Author
 	user, command, known := strings.Cut(a.Who, "\x00")
 	if !known {
 		return ""

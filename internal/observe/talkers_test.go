@@ -7,7 +7,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -38,12 +37,10 @@ func newLimitRig(tb testing.TB, rules ...policy.Rule) *limitRig {
 
 func (r *limitRig) put(rules ...policy.Rule) {
 	r.Helper()
-	dev, err := netinfo.DeviceByName("va")
-	testenv.Must(r, err)
 	n, err := loader.Write(r.options)
 	testenv.Must(r, err)
 	defer n.Close()
-	_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules...)
+	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: rules})
 	testenv.Must(r, err)
 }
 

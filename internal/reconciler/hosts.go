@@ -101,10 +101,10 @@ func (r *Reconciler) followHosts() error {
 	if err != nil {
 		r.OnWarning(fmt.Errorf("follow hosts: %w", err))
 	}
-	if until, _, err := n.PendingChange(); err == nil && until != 0 && len(moves) > 0 {
+	if p := n.Pending(); p != nil && len(moves) > 0 {
 		if !r.pending {
 			r.pending = true
-			r.OnWarning(fmt.Errorf("cannot follow the addresses of hosts yet: %w", &loader.PendingError{Until: until, Author: n.Author()}))
+			r.OnWarning(fmt.Errorf("cannot follow the addresses of hosts yet: %w", p))
 		}
 		return nil
 	}
@@ -261,7 +261,7 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
 		}
 	}
 	if len(tables) > 0 {
-		if _, err := n.PutTogether(0, tables...); err != nil {
+		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
 			if len(moves) == 1 {
 				r.warn(moves[0].dev, err)
 			}
@@ -299,7 +299,7 @@ func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) err
 			}
 		}
 	}
-	if failed := n.Delete(of, having...); failed != nil {
+	if _, failed := n.Delete(loader.ApplyOptions{}, of, having...); failed != nil {
 		return failed
 	}
 	return err

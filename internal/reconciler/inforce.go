@@ -12,7 +12,7 @@ import (
 
 // record records the policy as the one in force, unless a change is pending, which has a record of its own.
 func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
-	if until, _, _ := n.PendingChange(); until != 0 || from.Text == nil {
+	if n.Pending() != nil || from.Text == nil {
 		return
 	}
 	r.unrecorded = false

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -42,7 +43,12 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	}
 	slices.Sort(gone)
 	slices.Reverse(gone) // the pool of a direction is within that of its device
-	if err := n.DeleteUnusedPools(gone); !errors.Is(err, loader.ErrPending) {
+	var keys []netip.Prefix
+	for _, name := range gone {
+		keys = append(keys, policy.PoolKey(name))
+	}
+	unused := h.Set.Unused(keys)
+	if _, err := n.Delete(loader.ApplyOptions{}, func(*loader.Hook) []netip.Prefix { return unused }, h); !errors.Is(err, loader.ErrPending) {
 		return err
 	}
 	return nil
@@ -101,8 +107,7 @@ func (r *Reconciler) guarantee() error {
 		return err
 	}
 	defer n.Close()
-	until, _, err := n.PendingChange()
-	if err != nil || until != 0 {
+	if n.Readable() != nil || n.Pending() != nil {
 		return nil // serve reports it
 	}
 	tables, err := n.Tables(loader.Attached)
@@ -123,7 +128,7 @@ func (r *Reconciler) guarantee() error {
 			r.isFull(string(first.Within), policy.Rule{}) // which it is not: look again
 			continue
 		}
-		switch _, err := n.PutTogether(0, waiting[who]...); {
+		switch _, err := n.Put(loader.ApplyOptions{}, waiting[who]...); {
 		case err == nil:
 			r.OnNotice(who + " has its guarantees now")
 		case isNoRoom(err):

@@ -401,11 +401,10 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			delete(r.failed, dev.Index)
 		}
 	}
-	if len(wait) > 0 {
-		until, _, _ := n.PendingChange()
-		return done, wait, &loader.PendingError{Until: until, Author: n.Author()}
+	if p := n.Pending(); len(wait) > 0 && p != nil {
+		return done, wait, p
 	}
-	return done, nil, nil
+	return done, wait, nil
 }
 
 // compare makes the rules of a device that has returned those of the policy, if it has others. While a change is pending,

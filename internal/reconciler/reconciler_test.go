@@ -13,7 +13,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -136,11 +135,7 @@ func limit(o loader.Options, device string) error {
 		return err
 	}
 	defer n.Close()
-	dev, err := netinfo.DeviceByName(device)
-	if err != nil {
-		return err
-	}
 	rule := policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 1e6, Capacity: 20000}
-	_, err = n.Put(dev, policy.Egress, policy.MatchDst, rule)
+	_, err = n.Put(loader.ApplyOptions{}, policy.Table{Device: device, Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule}})
 	return err
 }

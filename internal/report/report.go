@@ -458,11 +458,12 @@ func (rules Rules) Deleted(w io.Writer) error {
 		if len(pools) > 0 {
 			fmt.Fprintf(text, "deleted: %s: %s\n", plain.Count(len(pools), "pool"), plain.Line(plain.List(pools.Names())))
 		}
-		return text.Flush()
+	} else {
+		for _, r := range rules {
+			fmt.Fprintln(text, plain.Line("deleted: "+r.Sentence))
+		}
 	}
-	for _, r := range rules {
-		fmt.Fprintln(text, plain.Line("deleted: "+r.Sentence))
-	}
+	rules.pending(text, func(ns uint64, _ string) string { return notConfirmed(ns) })
 	return text.Flush()
 }
 

@@ -21,7 +21,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -200,14 +199,7 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	s.http.BaseContext = func(net.Listener) context.Context { return inner }
 	ended := make(chan error, len(listeners))
 	for _, l := range listeners {
-		go func() {
-			defer func() {
-				if p := recover(); p != nil { // the service manager may start it again; the rules stay in force
-					ended <- fmt.Errorf("listen on %s: panic: %v\n%s", l.Addr(), p, debug.Stack())
-				}
-			}()
-			ended <- s.http.Serve(l)
-		}()
+		go func() { ended <- s.http.Serve(l) }()
 	}
 	ready()
 	select {

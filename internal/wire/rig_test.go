@@ -16,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -353,10 +352,6 @@ func (r *rig) limit(device string, d policy.Direction, rules ...policy.Rule) {
 			return err
 		}
 		defer n.Close()
-		dev, err := netinfo.DeviceByName(device)
-		if err != nil {
-			return err
-		}
 		for _, rule := range rules {
 			if rule.Excess == policy.Delay {
 				wait := float64(rule.Capacity+rule.Queue) * 8e9 / float64(rule.Rate)
@@ -365,7 +360,7 @@ func (r *rig) limit(device string, d policy.Direction, rules ...policy.Rule) {
 			if err := rule.Validate(); err != nil {
 				return err
 			}
-			if _, err := n.Put(dev, d, d.FarSide(), rule); err != nil {
+			if _, err := n.Put(loader.ApplyOptions{}, policy.Table{Device: device, Direction: d, Match: d.FarSide(), Rules: []policy.Rule{rule}}); err != nil {
 				return fmt.Errorf("set a rule for %v: %w", rule.Prefix, err)
 			}
 		}

@@ -30,16 +30,22 @@ const (
 	leadTries = 20
 )
 
-// ApplyOptions say how a policy comes into force.
+// ApplyOptions say how a change comes into force.
 type ApplyOptions struct {
 	// Confirm is the time after which the change reverts unless it is confirmed; 0 for never.
 	Confirm time.Duration
+	// Author is who makes a change that is to be confirmed, a zero byte, and the command.
+	Author string
+	// Check changes nothing, and only finds out whether the change would be refused.
+	Check bool
 	// Final: the change cannot be rolled back, so what only that would need is removed at once. Not with Confirm.
 	Final bool
 	// Devices are those whose rules the tables replace; nil for all. Others keep their rules, whatever the tables say.
 	Devices []string
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
+
+	beside bool // the hooks had no rules in force, and the last change goes on
 }
 
 // Applied is what a command did to a hook, or to the pools.
@@ -85,8 +91,8 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
 // needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, o.Devices) }, o)
-	if err != nil {
+	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, onlyThese, o) }, o)
+	if err != nil || o.Check {
 		return nil, err
 	}
 	for _, o := range all {
@@ -95,20 +101,6 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 		}
 	}
 	return done, nil
-}
-
-// CheckApply is the error with which Apply would refuse tables, as far as that is known before anything is changed.
-func (n *Namespace) CheckApply(tables []policy.Table) error {
-	orders, err := n.plan(tables, nil)
-	defer orders.close()
-	if err != nil || !orders.haveWork() {
-		return err
-	}
-	until, _, _ := n.PendingChange() // without a store, there is none
-	if until != 0 {
-		return &PendingError{until, n.Author()}
-	}
-	return nil
 }
 
 // arm lets a prepared change begin. It returns after that. The error may wrap ErrBusy.
@@ -149,44 +141,48 @@ func inTime(clock func() uint64, latest uint64, prepare func(moment uint64) erro
 	return 0, ErrBusy
 }
 
-// PendingChange is when a pending change reverts, in ns of maps.Now, and when an expired
-// change began; 0 where there is none.
-func (n *Namespace) PendingChange() (until, expired uint64, err error) {
-	if n.pins.store == nil {
-		return 0, 0, n.pins.readable()
+// Pending is the change that is pending; nil for none.
+func (n *Namespace) Pending() *PendingError {
+	if n.pins.state() != maps.Pending {
+		return nil
 	}
-	switch state, at := n.pins.store.Change(); state {
-	case maps.Pending:
-		until = at
-	case maps.Expired:
-		expired = n.pins.store.Begins()
+	return n.pins.pending()
+}
+
+// lastChange is the state of the last change, Pending or Committed, and when it reverts. The error wraps ErrNoChange where there
+// is no change, and ErrTooLate where it has reverted.
+func (s *bpfState) lastChange() (state maps.ChangeState, until uint64, err error) {
+	if s.store != nil {
+		state, until = s.store.Change()
 	}
-	return until, expired, nil
+	switch {
+	case state == maps.Expired:
+		return state, 0, ErrTooLate
+	case state == maps.Pending:
+		return state, until, nil
+	case state == maps.Committed && s.store.Begins() != 0: // 0: a killed command was about to end it
+		return state, maps.Never, nil
+	}
+	return state, 0, s.noChange()
 }
 
 // Confirm confirms a pending change, and returns what that has changed. The error wraps ErrConfirmed where it lasts
 // already, ErrNoChange where there is no change, and ErrTooLate where it has reverted.
 func (n *Namespace) Confirm() (done []Applied, err error) {
-	if n.pins.store == nil {
-		return nil, n.pins.noChange()
+	state, _, err := n.pins.lastChange()
+	if err == nil && state == maps.Committed {
+		err = ErrConfirmed
 	}
-	switch state, _ := n.pins.store.Change(); {
-	case state == maps.Expired:
-		return nil, ErrTooLate
-	case state == maps.Committed && n.pins.store.Begins() != 0:
-		return nil, ErrConfirmed
-	case state != maps.Pending:
-		return nil, n.pins.noChange()
+	if err == nil {
+		err = n.pins.store.Confirm()
 	}
-	if err := n.pins.store.Confirm(); errors.Is(err, maps.ErrLate) {
-		return nil, ErrTooLate
-	} else if err != nil {
+	if errors.Is(err, maps.ErrLate) {
+		err = ErrTooLate
+	}
+	if err != nil {
 		return nil, err
 	}
-	hooks, _ := n.Hooks() // it is confirmed, also where a hook cannot be read
-	hooks = append([]*Hook{n.Pools()}, hooks...)
-	defer CloseHooks(hooks)
-	done = n.changed(hooks)
+	done, _ = n.undone() // it is confirmed, also where a hook cannot be read
 	for i := range done {
 		rules := &done[i].Rules
 		rules.Added, rules.Removed = rules.Removed, rules.Added
@@ -194,14 +190,17 @@ func (n *Namespace) Confirm() (done []Applied, err error) {
 	return done, nil
 }
 
-// changed returns what a revert of the change that is in force does to hooks.
-func (n *Namespace) changed(hooks []*Hook) (done []Applied) {
+// undone returns what a revert of the last change does.
+func (n *Namespace) undone() (done []Applied, err error) {
+	hooks, err := n.Hooks()
+	hooks = append([]*Hook{n.Pools()}, hooks...)
+	defer CloseHooks(hooks)
 	for _, h := range hooks {
 		if rules := h.Set.Undone(); rules != (maps.Difference{}) {
 			done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.pins.store.Begins()})
 		}
 	}
-	return done
+	return done, err
 }
 
 // noChange is why there is no change to confirm or to roll back. The error wraps ErrNoChange, unless the rules are of
@@ -222,35 +221,22 @@ func (s *bpfState) noChange() error {
 	return fmt.Errorf("%w: %s", ErrNoChange, why)
 }
 
-// Rollback reverts the last change, confirmed or not, on all hooks at one moment. The error
-// wraps ErrNoChange where there is none, or a single rule was changed since.
+// Rollback reverts the last change, confirmed or not, on all hooks at one moment. The error wraps ErrTooLate, or wraps
+// ErrNoChange where there is none, or a single rule was changed since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
-	if n.pins.store == nil {
-		return nil, n.pins.noChange()
-	}
-	until := maps.Never
-	switch state, at := n.pins.store.Change(); {
-	case state == maps.Expired:
-		return nil, ErrTooLate
-	case state == maps.Pending:
-		until = at
-	case state != maps.Committed, n.pins.store.Begins() == 0: // 0: a killed command was about to end it
-		return nil, n.pins.noChange()
-	}
-	hooks, err := n.Hooks()
-	hooks = append([]*Hook{n.Pools()}, hooks...)
-	defer CloseHooks(hooks)
+	_, until, err := n.pins.lastChange()
 	if err != nil {
 		return nil, err
 	}
-	err = n.pins.changing(func() error {
+	if done, err = n.undone(); err != nil {
+		return nil, err
+	}
+	return done, n.pins.changing(func() error {
 		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}
-		done = n.changed(hooks)
 		return n.pins.finish()
 	})
-	return done, err
 }
 
 // revert reverts the change at a moment before until, when it would revert anyway. It

@@ -516,14 +516,14 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		orders, err := n.plan(tables, nil)
+		orders, err := n.plan(tables, onlyThese, ApplyOptions{})
 		if err != nil {
 			return err
 		}
 		defer orders.close()
 		defer func() { recover() }() // so that nothing is cleaned up
 		return n.pins.changing(func() error {
-			testenv.Must(r.t, orders.prepare(&n.pins, n.options))
+			testenv.Must(r.t, errors.Join(orders.claim(&n.pins), orders.attach(&n.pins, n.options)))
 			for _, o := range orders {
 				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}

@@ -2,10 +2,6 @@ package loader
 
 import (
 	"encoding/binary"
-
-	"github.com/cilium/ebpf"
-
-	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // authorPin keeps who made a change that is to be confirmed.
@@ -13,30 +9,21 @@ const authorPin = "author"
 
 // An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.
 type Author struct {
-	Who   string // a user, a zero byte, and the command
+	Who   string // see ApplyOptions
 	Began uint64
 }
 
-// KeepAuthor records who made the change that is pending, unless that is recorded already.
-func (n *Namespace) KeepAuthor(who string) error {
-	if n.pins.state() != maps.Pending || n.Author() != (Author{}) {
-		return nil
-	}
-	record := append(binary.NativeEndian.AppendUint64(nil, n.pins.store.Begins()), who...)
-	spec := &ebpf.MapSpec{Name: "shapectl_author", Type: ebpf.Array, ValueSize: uint32(len(record))}
-	return n.pins.dir.replaceRecord(authorPin, spec, record)
+// keepAuthor records who made the change that is pending. If that fails, nobody is told who it was.
+func (s *bpfState) keepAuthor(who string) {
+	s.dir.replaceRecord(authorPin, append(binary.NativeEndian.AppendUint64(nil, s.store.Begins()), who...))
 }
 
-// Author is that of the pending change.
-func (n *Namespace) Author() Author { return n.pins.author() }
-
-func (s *bpfState) author() Author {
-	if s.state() != maps.Pending {
-		return Author{}
-	}
+// pending describes the change that is pending.
+func (s *bpfState) pending() *PendingError {
+	p := &PendingError{Until: s.store.Until()}
 	record, err := readRecord(s.dir.pin(authorPin))
-	if err != nil || len(record) < 8 || binary.NativeEndian.Uint64(record) != s.store.Begins() {
-		return Author{} // of an earlier change
+	if err == nil && len(record) >= 8 && binary.NativeEndian.Uint64(record) == s.store.Begins() { // else of an earlier change
+		p.Author = Author{string(record[8:]), s.store.Begins()}
 	}
-	return Author{string(record[8:]), s.store.Begins()}
+	return p
 }

@@ -167,8 +167,8 @@ func pinValue(pin string, spec *ebpf.MapSpec, value any) error {
 }
 
 // replaceRecord pins a record in the place of the last one. A killed command leaves one of the two.
-func (dir home) replaceRecord(pin string, spec *ebpf.MapSpec, record []byte) error {
-	aside := dir.pin(asideName)
+func (dir home) replaceRecord(pin string, record []byte) error {
+	aside, spec := dir.pin(asideName), &ebpf.MapSpec{Name: "shapectl_" + pin, Type: ebpf.Array, ValueSize: uint32(len(record))}
 	err := removeAll(aside)
 	if err == nil {
 		err = pinValue(aside, spec, record)

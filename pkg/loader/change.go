@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -44,191 +44,85 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 // ErrMoved means that rules are in force on a device that had this name and is in another namespace now.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
-// Put is PutTogether for one direction of a device.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
-	done, err := n.PutTogether(0, policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules})
-	if err != nil {
-		return Change{}, err
-	}
-	return done[0].Hook, nil
-}
-
-// PutTogether sets the valid rules of tables beside the other rules of their devices, and attaches the hooks. Errors, and what
-// confirm is for, are those of Apply. Of several devices, one that was deleted meanwhile gets no rules, and is not in what was
-// done.
-func (n *Namespace) PutTogether(confirm time.Duration, tables ...policy.Table) (done []Applied, err error) {
+// Put sets the valid rules of tables beside the other rules of their devices, and attaches the hooks. Errors are those of Apply.
+// Of several devices, one that was deleted meanwhile gets no rules, and is not in what was done.
+func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied, err error) {
 	tables = slices.Clone(tables)
 	for i := range tables {
 		tables[i].Rules = slices.Clone(tables[i].Rules)
 		policy.SortRules(tables[i].Rules)
 	}
-	all, err := n.carryOut(func() (orders, error) { return n.planRules(tables) }, ApplyOptions{Confirm: confirm, Final: confirm == 0})
+	o.Final = o.Confirm == 0
+	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, besideOthers, o) }, o)
 	if err != nil {
 		return nil, err
 	}
+	err = netinfo.ErrNoDevice
 	for _, o := range all {
-		if o.gone == nil {
+		if err = o.gone; err == nil {
 			done = append(done, o.done)
 		}
 	}
 	if done == nil {
-		return nil, all[0].gone
+		return nil, err
 	}
 	return done, nil
 }
 
-// carryOut carries out a plan. What it returns is closed.
-func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (orders, error) {
-	all, err := n.planned(plan)
-	defer func() { all.close() }()
-	if err != nil || !all.haveWork() {
-		return all, err // the last change can still be rolled back
-	}
-	if all, err = n.endBefore(all, plan, all.only(o)); err != nil {
+// Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
+// rule left. Or it removes pools, by policy.PoolKey. All go at one moment. The error wraps ErrPoolInUse if anything is within a
+// pool; else errors are those of Apply.
+func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, hooks ...*Hook) (done []Applied, err error) {
+	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(all, (*order).turns); o.Confirm > 0 && i >= 0 {
-		return nil, fmt.Errorf("%s: %w (%s)", tableName(all[i].want), ErrMatch, all[i].Match())
-	}
-	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
-	for _, one := range all {
-		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
-	}
-	return all, err
-}
-
-// isOther reports whether a hook matches another address than is wanted, or has the program of another build.
-func (o *order) isOther() bool {
-	build, err := o.OtherBuild()
-	return build || err != nil || o.Match() != o.want.Match
-}
-
-// turns reports whether rules in force would match another address. No change can revert that.
-func (o *order) turns() bool {
-	return !o.isPools() && o.Set != nil && o.Match() != o.want.Match && o.Set.InForce()
-}
-
-// among returns the rules that the hook has for the networks of a table.
-func (h *Hook) among(t policy.Table) policy.Table {
-	networks := t.Rules
-	t.Rules = nil
-	for _, r := range networks {
-		if h.Set == nil {
-			break
+	o.Final = o.Confirm == 0
+	all, err := n.carryOut(func() (all orders, err error) {
+		pools := map[policy.Within]bool{}
+		for _, h := range hooks {
+			o := h.removal(false)
+			all = append(all, o)
+			for _, p := range networks(h) {
+				e, found := h.Set.Find(p)
+				if found {
+					o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
+				}
+				if e.Pool {
+					pools[policy.Within(e.Label.Name)] = true
+				}
+			}
 		}
-		if e, found := h.Set.Find(r.Prefix); found {
-			t.Rules = append(t.Rules, e.Rule)
+		if len(pools) > 0 {
+			if users := n.pins.within(pools); users != nil {
+				return all, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
+			}
+		}
+		return all, nil
+	}, o)
+	for _, o := range all {
+		if err == nil && len(o.steps) > 0 {
+			done = append(done, o.done)
 		}
 	}
-	return t
+	return done, err
 }
 
-// Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
-// rule left. All rules go at one moment. Errors are those of Put and Flush.
-func (n *Namespace) Delete(networks func(*Hook) []netip.Prefix, hooks ...*Hook) error {
-	if err := n.pins.readable(); err != nil {
-		return err
+// Flush removes all rules of hooks or pools, and detaches the hooks, which may be of another layout. The error wraps
+// ErrPending, and nothing is changed, if one of them takes part in a pending change. If a hook cannot be flushed, the others
+// still are. Pools must come last, after all that is within them.
+func (n *Namespace) Flush(hooks ...*Hook) error { return n.flush(ApplyOptions{Final: true}, hooks) }
+
+func (n *Namespace) flush(o ApplyOptions, hooks []*Hook) error {
+	if n.pins.dir == "" {
+		return nil // there is nothing
 	}
 	_, err := n.carryOut(func() (all orders, err error) {
 		for _, h := range hooks {
-			all = append(all, h.without(networks(h)))
+			all = append(all, h.removal(true))
 		}
 		return all, nil
-	}, ApplyOptions{Final: true})
+	}, o)
 	return err
-}
-
-// without is the order that removes the rules of networks, whatever the state of the hook is.
-func (h *Hook) without(networks []netip.Prefix) *order {
-	it := *h
-	it.Set.Hold()
-	o := &order{Hook: &it, dev: h.Device, want: policy.Table{Device: h.Name(), Direction: h.Direction}, asIs: true}
-	for _, p := range networks {
-		if e, found := h.Set.Find(p); found {
-			o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
-		}
-	}
-	return o
-}
-
-// Flush removes all rules of hooks, and detaches the hooks. The error wraps ErrPending, and
-// nothing is changed, if one of the hooks takes part in a pending change. If a hook cannot
-// be flushed, the others still are.
-func (n *Namespace) Flush(hooks ...*Hook) error {
-	if len(hooks) == 0 {
-		return nil
-	}
-	for _, h := range hooks {
-		if err := n.pins.endChange(h); err != nil {
-			return err
-		}
-	}
-	return n.pins.changing(func() error {
-		for _, h := range hooks {
-			h.Set.Clear() // all before the first is detached, as that takes a while
-		}
-		return forEach(&n.pins, hooks, n.pins.removeHook)
-	})
-}
-
-// FlushAll is Flush for all hooks of the namespace, including those of another version of shapectl.
-// told is called before, with each hook that can be read; discarded is called after, with each that cannot.
-func (n *Namespace) FlushAll(told func(*Hook), discarded func(OtherHook)) error {
-	if n.pins.dir == "" {
-		return nil
-	}
-	if err := n.pins.endChange(nil); err != nil {
-		return err
-	}
-	hooks, err := n.pins.readHooks()
-	defer CloseHooks(hooks)
-	if err != nil {
-		return err
-	}
-	pools := n.Pools()
-	defer pools.Close()
-	if pools.Set != nil {
-		told(pools)
-	}
-	for _, h := range hooks {
-		told(h)
-	}
-	var others []OtherHook
-	if n.pins.foreign != nil {
-		others = n.pins.foreign.Hooks
-	}
-	return n.pins.haste.hurry(len(hooks)+len(others), func() error {
-		failed := []error{n.Flush(hooks...)}
-		gone, err := n.Discard(others...)
-		for _, other := range gone {
-			discarded(other)
-		}
-		pooled := n.pins.changing(func() error {
-			if pools.Set != nil {
-				pools.Set.Clear() // after what is within them
-			}
-			return n.pins.discardForeign()
-		})
-		return errors.Join(append(failed, err, pooled, n.pins.complete())...)
-	})
-}
-
-// Discard detaches hooks of another layout, and removes their pins. It returns those that
-// are gone, also with an error.
-func (n *Namespace) Discard(others ...OtherHook) (gone []OtherHook, err error) {
-	if len(others) == 0 {
-		return nil, nil
-	}
-	err = n.pins.changing(func() error {
-		return forEach(&n.pins, others, func(other OtherHook) error {
-			err := n.pins.discardOther(other)
-			if err == nil {
-				gone = append(gone, other)
-			}
-			return err
-		})
-	})
-	return gone, err
 }
 
 // ApplyNew brings tables into force on hooks without rules, and adds those of their pools and of the pools of hosts that
@@ -242,59 +136,93 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 	if n.pins.state() != maps.Pending {
 		reverted = nil
 	}
-	plan := func() (orders, error) { return n.planNew(tables, reverted) }
-	orders, err := n.planned(plan)
-	defer func() { orders.close() }()
-	if err != nil || !orders.haveWork() {
-		return nil, err
-	}
-	if pools := orders[0].Set; reverted == nil && pools != nil && pools.TakesPart() && orders.drawFromPools() {
-		if orders, err = n.endBefore(orders, plan, nil); err != nil {
-			return nil, err
-		}
-	}
-	err = n.pins.changing(func() error {
-		if err := orders.claim(&n.pins); err != nil {
-			return err
-		}
-		for _, o := range orders {
-			if err := o.load(); err != nil {
-				return fmt.Errorf("%s: %w", tableName(o.want), err)
-			}
-		}
-		err := orders.attach(&n.pins, n.options)
-		if err == nil {
-			orders.sweepGone(&n.pins)
-		}
-		return err
-	})
-	for _, o := range orders {
+	all, err := n.carryOut(func() (orders, error) { return n.planNew(tables, reverted) }, ApplyOptions{beside: true})
+	for _, o := range all {
 		if o.State == Attached && !o.isPools() {
-			o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
-			if o.then != nil {
-				o.done.Rules = maps.Difference{Added: len(o.then.now)}
-			}
+			o.done.Hook.Changed = true
 			done = append(done, o.done)
 		}
 	}
 	return done, err
 }
 
-// load sets the rules of a new hook, or new pools.
-func (o *order) load() error {
-	steps := func(from, to []policy.Rule) []policy.Difference {
-		steps := policy.Table{Rules: from}.Diff(policy.Table{Rules: to})
-		parentsFirst(steps)
-		return steps
-	}
-	wanted := func(steps []policy.Difference) (rules []policy.Rule) {
-		for _, d := range steps {
-			rules = append(rules, *d.Want)
+// ApplyTo replaces the rules of a device by those of tables, in the order of Apply. The last table has pools: it sets those that
+// the rules need and that do not exist, and changes those of the device.
+func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applied, error) {
+	rules, wanted := tables[:len(tables)-1], tables[len(tables)-1].Rules
+	have := n.Pools()
+	defer have.Close()
+	pools := missing(n.pins.store, wanted, rules)
+	if have.Set != nil {
+		for _, p := range have.Set.Policy() {
+			if i := slices.IndexFunc(wanted, func(w policy.Rule) bool { return w.Prefix == p.Prefix }); i >= 0 && p.Label.Owner.Device == dev.Name &&
+				p.WithoutGuarantee() != wanted[i].WithoutGuarantee() {
+				p = wanted[i]
+			}
+			pools = append(pools, p)
 		}
-		return rules
 	}
-	if o.then != nil {
-		return o.Set.LoadPending(wanted(steps(nil, o.then.reverted)), steps(o.then.reverted, o.then.now))
+	policy.SortRules(pools)
+	return n.Apply(append(slices.Clone(rules), policy.Table{Rules: pools}), ApplyOptions{Devices: []string{dev.Name}})
+}
+
+// Return attaches the rules of a deleted device to the one that has its name now, with new counters, and returns the
+// directions. It takes no longer for many rules. It does nothing unless there are rules in all directions of tables, which
+// match the same address and do not delay, as that may need a qdisc first.
+func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned []policy.Direction, err error) {
+	all, err := n.carryOut(func() (all orders, err error) {
+		for _, set := range n.pins.sets() {
+			of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
+			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Delays() {
+				continue
+			}
+			h, err := n.pins.dir.openHook(set)
+			if err != nil {
+				return all, err
+			}
+			if h != nil && h.State == Gone {
+				all = append(all, newOrder(h, dev, policy.Table{Device: dev.Name, Direction: set.Direction(), Match: set.Side()}))
+			} else if h != nil {
+				h.Close()
+			}
+		}
+		if len(all) < len(tables) {
+			all.close()
+			all = nil
+		}
+		return all, nil
+	}, ApplyOptions{beside: true})
+	for _, o := range all {
+		if err == nil && o.gone == nil {
+			returned = append(returned, o.Direction)
+		}
 	}
-	return o.Set.Load(wanted(o.steps))
+	return returned, err
+}
+
+// Reattach attaches the hooks that something else has detached, with the rules that they have. It returns them also with
+// an error.
+func (n *Namespace) Reattach() (again []Side, err error) {
+	var unread error
+	all, err := n.carryOut(func() (all orders, err error) {
+		hooks, err := n.Hooks()
+		unread = err
+		for _, h := range hooks {
+			if h.State != Detached {
+				h.Close()
+				continue
+			}
+			all = append(all, newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}))
+		}
+		return all, nil
+	}, ApplyOptions{beside: true})
+	for _, o := range all {
+		if o.State == Attached {
+			again = append(again, Side{o.dev.Name, o.Direction})
+		}
+	}
+	if len(again) > 0 {
+		err = errors.Join(err, n.pins.dir.keepReattached(Reattached{maps.Now(), again}))
+	}
+	return again, errors.Join(unread, err)
 }

@@ -75,63 +75,39 @@ func (dir home) remove() {
 	unlink(string(dir)) // refused unless empty
 }
 
-// collectDevices removes the hooks of devices that no longer exist. It skips a hook that
+// collectDevices removes the hooks of devices that no longer exist and that nobody keeps. It skips a hook that
 // cannot be judged or removed, because the command must not fail for that.
 func (n *Namespace) collectDevices(keep func(device string) bool) {
-	if n.pins.store == nil {
-		return
-	}
 	devices, err := netinfo.Devices()
-	if err != nil {
+	if n.pins.store == nil || err != nil {
 		return
 	}
-	names := map[int]string{}
+	names, here := map[int]string{}, map[string]bool{}
 	for _, dev := range devices {
-		names[dev.Index] = dev.Name
+		names[dev.Index], here[dev.Name] = dev.Name, true
 	}
-	n.collected = append(n.collected, n.pins.removeGone(names, keep)...)
-	slices.Sort(n.collected)
-	n.collected = slices.Compact(n.collected)
-}
-
-// removeGone removes the hooks of devices that are not among names and that nobody keeps, and returns what these were called.
-func (p *pins) removeGone(names map[int]string, keep func(device string) bool) (removed []string) {
-	if p.store == nil {
-		return nil
-	}
-	defer p.store.Hold().Close() // for as long as there are sets to look at
-	here := map[string]bool{}    // then the device has other rules
-	for _, name := range names {
-		here[name] = true
-	}
-	haveRules := p.store.HaveRules()
-	var gone []*maps.Set
-	for _, set := range p.sets() {
+	haveRules := n.pins.store.HaveRules()
+	var gone []*Hook
+	for _, set := range n.pins.sets() {
 		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
-		h := p.dir.hookOf(set)
-		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) {
-			gone = append(gone, set)
+		h := n.pins.dir.hookOf(set)
+		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
+			gone = append(gone, h)
+		} else {
+			h.Close()
 		}
-		h.Close()
 	}
-	if len(gone) == 0 {
-		return nil
+	defer CloseHooks(gone)
+	if gone == nil || n.flush(ApplyOptions{Final: true, beside: true}, gone) != nil {
+		return
 	}
-	p.changing(func() error {
-		p.store.ClearSets(gone...)
-		return forEach(p, gone, func(set *maps.Set) error {
-			h := p.dir.hookOf(set)
-			defer h.Close()
-			err := p.removeHook(h)
-			if err == nil {
-				removed = append(removed, h.Was)
-			}
-			return err
-		})
-	})
-	return removed
+	for _, h := range gone {
+		n.collected = append(n.collected, h.Was)
+	}
+	slices.Sort(n.collected)
+	n.collected = slices.Compact(n.collected)
 }
 
 // collectNamespaces removes the homes of namespaces that no longer exist, but for
@@ -178,6 +154,12 @@ func (dir home) clear() {
 	}
 }
 
+// Others are the limits on this host that are not those of a Namespace.
+type Others struct{ at place }
+
+// Others are those beside the namespace's own.
+func (n *Namespace) Others() Others { return Others{n.place} }
+
 // A Leftover is the pins of a namespace that no longer exists.
 type Leftover struct {
 	Path string // of the directory
@@ -194,13 +176,13 @@ type Orphan struct {
 	at hookDir
 }
 
-// KnowsOthers reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
-func (n *Namespace) KnowsOthers() bool { return len(n.place.others()) > 0 }
+// Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
+func (o Others) Exist() bool { return len(o.at.others()) > 0 }
 
 // Leftovers are all leftovers. With an error they are those that could be read.
-func (n *Namespace) Leftovers() (left []Leftover, err error) {
+func (o Others) Leftovers() (left []Leftover, err error) {
 	var failed []error
-	for _, dir := range n.place.others() {
+	for _, dir := range o.at.others() {
 		dead, err := dir.isDead()
 		switch {
 		case dead:
@@ -215,6 +197,20 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		}
 	}
 	return left, errors.Join(failed...)
+}
+
+// Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
+// far as this process may look.
+func (o Others) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
+	devices, _ := netinfo.Devices()
+	for _, dev := range devices {
+		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+			if which(dev.Name, d) && errors.Is(o.at.home().elsewhere(dev, d), ErrElsewhere) {
+				found = append(found, dev.Name+" "+d.String())
+			}
+		}
+	}
+	return found
 }
 
 // orphans are the hooks of a dead namespace that are in force.
@@ -241,8 +237,8 @@ func (dir home) orphans() (orphans []Orphan, err error) {
 
 // FlushOrphans removes the orphans of this namespace's devices for which which is true. It
 // returns those that it has removed.
-func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
-	left, _ := n.Leftovers() // doctor reports what cannot be read
+func (o Others) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
+	left, _ := o.Leftovers() // doctor reports what cannot be read
 	for _, l := range left {
 		for _, o := range l.InForce {
 			if o.Device.Name == "" || !which(o.Device, o.Direction) {

@@ -92,11 +92,7 @@ func TestRenamedDevice(t *testing.T) {
 			t.Error("it is still found by its old name")
 		}
 		r.write(func(n *Namespace) error {
-			dev, err := netinfo.DeviceByName("vx")
-			if err != nil {
-				return err
-			}
-			change, err := n.Put(dev, r.direction, policy.MatchDst, only)
+			change, err := put(n, "vx", r.direction, policy.MatchDst, only)
 			if change != (Change{}) {
 				t.Errorf("the same rule by the new name: %+v", change)
 			}
@@ -299,11 +295,7 @@ func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 		}
 		fresh := rule("10.0.1.0/24")
 		r.write(func(n *Namespace) error {
-			dev, err := netinfo.DeviceByName("vz")
-			if err != nil {
-				return err
-			}
-			_, err = n.Put(dev, r.direction, policy.MatchDst, fresh)
+			_, err := put(n, "vz", r.direction, policy.MatchDst, fresh)
 			return err
 		})
 		h := r.hook("vz")
@@ -318,10 +310,7 @@ func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 }
 
 var onVz = steppedCommand{name: "first rule of vz", run: func(n *Namespace) error {
-	dev, err := netinfo.DeviceByName("vz")
-	if err == nil {
-		_, err = n.Put(dev, policy.Egress, policy.MatchDst, two)
-	}
+	_, err := put(n, "vz", policy.Egress, policy.MatchDst, two)
 	return err
 }}
 
@@ -479,7 +468,7 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 			if dev.L2Bytes != l2 {
 				t.Errorf("%s has a link header of %d bytes", kind, dev.L2Bytes)
 			}
-			_, err = n.Put(dev, d, d.FarSide(), rule("10.0.0.0/24"))
+			_, err = put(n, dev.Name, d, d.FarSide(), rule("10.0.0.0/24"))
 			return err
 		})
 		h := r.hook(attrs.Name)
@@ -524,8 +513,6 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 // device or all.
 func TestPinsOfAnotherVersion(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
-		dev, err := netinfo.DeviceByName("va")
-		testenv.Must(t, err)
 		table := policy.Table{Device: "va", Direction: policy.Ingress, Rules: []policy.Rule{one}}
 		apply := func(n *Namespace) error {
 			_, err := n.Apply([]policy.Table{{Device: "va", Direction: r.direction, Rules: []policy.Rule{one, stays}}}, ApplyOptions{Confirm: time.Hour})
@@ -540,13 +527,12 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"hooks":     func(n *Namespace) error { _, err := n.Hooks(); return err },
 			"find":      func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
 			"put":       func(n *Namespace) error { _, err := r.putIn(n, one); return err },
-			"put anew":  func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
-			"delete":    func(n *Namespace) error { return n.Delete(networks(one.Prefix), hook) },
+			"put anew":  func(n *Namespace) error { _, err := put(n, "va", policy.Ingress, policy.MatchSrc, one); return err },
+			"delete":    func(n *Namespace) error { return deleteFrom(n, []*Hook{hook}, one.Prefix) },
 			"apply":     apply,
 			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
 			"confirm":   confirm,
 			"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
-			"a change":  func(n *Namespace) error { _, _, err := n.PendingChange(); return err },
 		} {
 			var other *OtherLayoutError
 			if err := r.try(f); !isOtherLayout(err) || !errors.As(err, &other) || len(other.Hooks) != 1 || other.Hooks[0].Name() != "va" {
@@ -560,14 +546,13 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			t.Errorf("programs of ours: %v", ours)
 		}
 		r.write(func(n *Namespace) error {
-			_, err := n.Discard(n.pins.foreign.Hooks...)
-			return err
+			return n.Flush(n.pins.foreign.Hooks...)
 		})
 		r.nothingLeft()
 		r.put(one)
 		r.inForce(one)
 		r.anotherLayout()
-		r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+		r.write(flushEverything)
 		r.nothingLeft()
 	})
 }

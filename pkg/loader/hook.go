@@ -37,7 +37,7 @@ type Hook struct {
 	Was       string         // its name when the hook was made
 	Mode      Mode
 	State     State
-	Set       *maps.Set // nil for a hook that is yet to be made
+	Set       *maps.Set // nil for a hook of another layout, or that is yet to be made
 
 	at hookDir
 }
@@ -82,20 +82,9 @@ func CloseHooks(hooks []*Hook) {
 // An OtherLayoutError is about rules that this build can neither read nor change, because a
 // build with another layout made them. It wraps maps.ErrOtherLayout.
 type OtherLayoutError struct {
-	Hooks []OtherHook
+	Hooks []*Hook // only to be flushed
 	err   error
 }
-
-// An OtherHook is a direction of a device with such rules.
-type OtherHook struct {
-	Device    string // "" if there is no device with that index here
-	Direction policy.Direction
-
-	at hookDir
-}
-
-// Name is the device's name, or its index if it has none here.
-func (o OtherHook) Name() string { return cmp.Or(o.Device, fmt.Sprint("device ", o.at.index)) }
 
 func (e *OtherLayoutError) Error() string {
 	var names []string
@@ -187,7 +176,7 @@ func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 	}), errors.Join(unread...)
 }
 
-// Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Discard and FlushAll change anything.
+// Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
 func (n *Namespace) Readable() error { return n.pins.readable() }
 
 // Find is the hook of a device by its name or an alternative one; nil if it has none. A
@@ -289,14 +278,14 @@ func (h *Hook) judge() error {
 
 // OtherLayout reports whether a direction of a device has rules of another layout.
 func (n *Namespace) OtherLayout(index int, d policy.Direction) bool {
-	return n.pins.foreign != nil && slices.ContainsFunc(n.pins.foreign.Hooks, func(o OtherHook) bool {
+	return n.pins.foreign != nil && slices.ContainsFunc(n.pins.foreign.Hooks, func(o *Hook) bool {
 		return o.at.index == index && o.Direction == d
 	})
 }
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.pins.setOf(index, d) == nil && !n.OtherLayout(index, d) {
+	if n.pins.dir == "" {
 		return nil, nil
 	}
 	a, err := openAttachment(n.pins.dir.hookDir(index, d))

@@ -175,11 +175,7 @@ func TestChangeOfMatch(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		only, other := rule("10.0.0.0/24"), rule("10.0.1.0/24")
 		near := func(n *Namespace, rule policy.Rule) error {
-			dev, err := netinfo.DeviceByName("va")
-			if err != nil {
-				return err
-			}
-			_, err = n.Put(dev, r.direction, policy.MatchSrc, rule)
+			_, err := put(n, "va", r.direction, policy.MatchSrc, rule)
 			return err
 		}
 		r.put(only, other)

@@ -8,8 +8,6 @@ import (
 	"io"
 	"math"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -68,8 +66,10 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 	if n.pins.dir == "" && p == nil { // none is recorded
 		return nil
 	}
-	if err := n.Hold(); err != nil {
-		return err
+	if n.pins.dir == "" {
+		if err := n.makeHome(); err != nil {
+			return err
+		}
 	}
 	record, err := n.pins.dir.policies()
 	if err != nil {
@@ -155,8 +155,7 @@ func (dir home) keepPolicies(p policyRecord) error {
 	record = binary.NativeEndian.AppendUint64(record, p.began)
 	record = binary.NativeEndian.AppendUint64(record, uint64(len(p.now)))
 	record = append(append(record, p.now...), p.other...)
-	spec := &ebpf.MapSpec{Name: "shapectl_policy", Type: ebpf.Array, ValueSize: uint32(len(record))}
-	if err := dir.replaceRecord(policyPin, spec, record); err != nil {
+	if err := dir.replaceRecord(policyPin, record); err != nil {
 		return fmt.Errorf("record the policy in force: %w", err)
 	}
 	return nil

@@ -46,12 +46,10 @@ func TestApplyLabels(t *testing.T) {
 	apply(named(21), ApplyOptions{Confirm: 300 * time.Millisecond})
 	same(named(21))
 	testenv.Eventually(t, "the change reverts", func() bool {
-		var expired uint64
-		r.write(func(n *Namespace) (err error) {
-			_, expired, err = n.PendingChange()
-			return err
-		})
-		return expired != 0
+		n, err := Read(r.options)
+		testenv.Must(t, err)
+		defer n.Close()
+		return n.Pending() == nil
 	})
 	same(named(20))
 }

@@ -38,7 +38,7 @@ type Lessee struct {
 }
 
 // NewLessee returns the Lessee of a process.
-func NewLessee(kind LeaseKind) *Lessee { return &Lessee{kind: kind, kept: Kept{writing: true}} }
+func NewLessee(kind LeaseKind) *Lessee { return &Lessee{kind: kind} }
 
 // Close lets another process renew the leases.
 func (l *Lessee) Close() {
@@ -57,7 +57,7 @@ func (l *Lessee) release() {
 // changes them meanwhile. If f returns true, there are leases to renew. Then the error wraps ErrLessee if there is another
 // Lessee of that kind. It wraps unix.EWOULDBLOCK if a command is at work.
 func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
-	o.Patience = leasePatience
+	o.Patience, o.Renews = leasePatience, true
 	n, err := l.kept.Read(o)
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (l *Lessee) claim(dir home) error {
 // Renew calls f with the pools that Pools had, as far as they still exist, while no other command is at work. f may renew
 // leases, and must change nothing else. The error wraps unix.EWOULDBLOCK if a command is at work.
 func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
-	o.Patience = leasePatience
+	o.Patience, o.Renews = leasePatience, true
 	n, err := open(o, true, &l.kept)
 	if err != nil {
 		return fmt.Errorf("renew leases: %w", err)
@@ -112,11 +112,12 @@ func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
 
 // HasLessee reports whether a process renews the leases of a kind of the namespace's pools. It tries the lock,
 // because /proc/locks does not show the locks of other PID namespaces.
-func (n *Namespace) HasLessee(kind LeaseKind) (bool, error) {
-	if n.pins.store == nil {
-		return false, nil
+func HasLessee(o Options, kind LeaseKind) (bool, error) {
+	at, err := locate(o)
+	if err != nil {
+		return false, err
 	}
-	unlock, err := lock(n.pins.dir.pin(string(kind)), false, 0)
+	unlock, err := lock(at.home().pin(string(kind)), false, 0)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return true, nil

@@ -22,7 +22,7 @@ func TestLessee(t *testing.T) {
 	put := func(rules ...policy.Rule) {
 		t.Helper()
 		r.write(func(n *Namespace) error {
-			_, err := n.PutTogether(0, policy.Table{Rules: rules})
+			_, err := n.Put(ApplyOptions{}, policy.Table{Rules: rules})
 			return err
 		})
 	}
@@ -61,15 +61,12 @@ func TestLessee(t *testing.T) {
 	}
 	held := func(want bool) {
 		t.Helper()
-		n, err := Read(r.options)
-		testenv.Must(t, err)
-		defer n.Close()
 		for range 2 { // it lets go of the lock
-			if got, err := n.HasLessee(ClusterLeases); err != nil || got != want {
+			if got, err := HasLessee(r.options, ClusterLeases); err != nil || got != want {
 				t.Errorf("a process that renews leases: %v, %v", got, err)
 			}
 		}
-		if got, err := n.HasLessee(LineLeases); err != nil || got {
+		if got, err := HasLessee(r.options, LineLeases); err != nil || got {
 			t.Errorf("a process that renews leases of another kind: %v, %v", got, err)
 		}
 	}
@@ -107,14 +104,7 @@ func TestLessee(t *testing.T) {
 	has(4)
 	renews("b", 400_000)
 
-	r.write(func(n *Namespace) error {
-		for _, name := range []string{"a", "b", "c", "d"} {
-			if _, err := n.DeletePool(name); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	r.write(func(n *Namespace) error { return deletePools(n, "a", "b", "c", "d") })
 	if pins := testenv.Pins(t, r.options.BPFFS); len(pins) != 0 {
 		t.Errorf("without rules there are pins: %v", pins)
 	}

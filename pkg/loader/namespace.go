@@ -21,7 +21,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -30,6 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // Mode is how programs are attached.
@@ -58,6 +58,8 @@ type Options struct {
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
 	Patience time.Duration
+	// Renews says that a process which only reads renews leases, or listens to packets.
+	Renews bool
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -85,16 +87,21 @@ func In(name string, f func() error) error {
 		return err
 	}
 	defer target.Close()
-	return onThread(func() error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		err := netns.Set(target)
-		if errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("%w: %s is something else", ErrNoNamespace, name)
+		switch {
+		case errors.Is(err, unix.EINVAL):
+			err = fmt.Errorf("%w: %s is something else", ErrNoNamespace, name)
+		case err != nil:
+			err = fmt.Errorf("enter network namespace %s: %w", name, err)
+		default:
+			err = f()
 		}
-		if err != nil {
-			return fmt.Errorf("enter network namespace %s: %w", name, err)
-		}
-		return f()
-	})
+		done <- err
+	}()
+	return <-done
 }
 
 // NetnsDir has the names that `ip netns` knows.
@@ -165,37 +172,16 @@ func openNetns(name string) (netns.NsHandle, error) {
 	return fd, err
 }
 
-// onThread runs f, which may enter other namespaces, on a thread that ends with it. A panic of f is one of the caller, who
-// may recover from it.
-func onThread(f func() error) error {
-	done, panicked := make(chan error), make(chan string)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		defer func() {
-			if p := recover(); p != nil {
-				panicked <- fmt.Sprintf("%v\n%s", p, debug.Stack())
-			}
-		}()
-		done <- f()
-	}()
-	select {
-	case err := <-done:
-		return err
-	case p := <-panicked:
-		panic(p)
-	}
-}
-
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write
 // needs: without CAP_NET_ADMIN nobody knows what is attached.
-func Read(o Options) (*Namespace, error) { return read(o, nil) }
+func Read(o Options) (*Namespace, error) { return open(o, false, nil) }
 
-func read(o Options, kept *Kept) (*Namespace, error) {
-	n, err := open(o, false, kept)
-	if err == nil && n.pins.store == nil {
-		kept.Close() // there are no rules any more
+// Maps are the maps, which the caller closes, and their generation; nil where there are no rules.
+func (n *Namespace) Maps() (*maps.Store, Generation, error) {
+	if n.pins.store == nil {
+		return nil, Generation{}, n.pins.readable()
 	}
-	return n, err
+	return n.pins.store.Hold(), n.pins.generation, nil
 }
 
 // Write opens the calling thread's namespace for changes, and locks out other commands. It
@@ -262,7 +248,7 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 		return nil, err
 	}
 	n.place = at
-	n.pins.writing, n.pins.kept, n.pins.haste = writing, kept, haste(expedited)
+	n.pins.writing, n.pins.renews, n.pins.kept, n.pins.haste = writing, o.Renews, kept, haste(expedited)
 	n.pins.haste.relax() // after a command that was killed in hurry
 	mounted, err := at.mounted()
 	if err != nil || !mounted {
@@ -318,14 +304,6 @@ func (n *Namespace) makeHome() error {
 		}
 		// Another command has just removed the home, because it was empty.
 	}
-}
-
-// Hold keeps other commands away from changes also where nothing is pinned yet. What is read then stays so until Close.
-func (n *Namespace) Hold() error {
-	if n.pins.dir != "" {
-		return nil
-	}
-	return n.makeHome()
 }
 
 const (

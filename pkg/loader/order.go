@@ -23,16 +23,14 @@ type order struct {
 	dev   netinfo.Device
 	want  policy.Table
 	steps []policy.Difference
+	flush bool   // the hook goes, whatever its rules are
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
-	asIs  bool         // however it is attached, it stays so
-	then  *afterRevert // nil unless a change is pending
-	gone  error        // the device was deleted meanwhile, and this failed
+	asIs  bool              // however it is attached, it stays so
+	then  *[2][]policy.Rule // the rules of a new hook while a change is pending, and once it has reverted; nil if none is
+	gone  error             // the device was deleted meanwhile, and this failed
 }
-
-// afterRevert is the rules of a new hook while a change is pending, and after it has reverted.
-type afterRevert struct{ now, reverted []policy.Rule }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
@@ -42,25 +40,44 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	return o
 }
 
-// failed names the hook of an error. If its device was deleted meanwhile, only this order fails.
-func (o *order) failed(err error) error {
-	if err == nil {
-		return nil
+// removal is an order to remove rules of a hook, whatever its state is. The caller closes the hook itself.
+func (h *Hook) removal(flush bool) *order {
+	it := *h
+	if it.Set != nil {
+		it.Set.Hold()
 	}
-	err = fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+	want := policy.Table{Device: h.Name(), Direction: h.Direction}
+	return &order{Hook: &it, dev: h.Device, want: want, flush: flush, asIs: true, done: Applied{Device: want.Device, Direction: want.Direction}}
+}
+
+// deleted reports whether an order fails because the device was deleted meanwhile. Then the others do not.
+func (o *order) deleted(err error) bool {
 	if _, here, lookup := netinfo.DeviceByIndex(o.dev.Index); lookup == nil && !here {
-		o.gone, o.steps = err, nil
+		o.gone, o.steps = fmt.Errorf("%s: %w", tableName(o.want), err), nil
+	}
+	return o.gone != nil
+}
+
+// failed names the hook of an error, unless the device was deleted.
+func (o *order) failed(err error) error {
+	if err == nil || o.deleted(err) {
 		return nil
 	}
-	return err
+	return fmt.Errorf("%s: %w", tableName(o.want), err)
 }
 
 // hasWork reports whether an order changes anything.
 func (o *order) hasWork() bool {
 	if o.asIs || o.isPools() {
-		return len(o.steps) > 0
+		return o.flush || len(o.steps) > 0
 	}
 	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0 || o.isOther())
+}
+
+// isOther reports whether a hook matches another address than is wanted, or has the program of another build.
+func (o *order) isOther() bool {
+	build, err := o.OtherBuild()
+	return build || err != nil || o.Match() != o.want.Match
 }
 
 // orders are the orders of one command.
@@ -82,38 +99,96 @@ func (all orders) steps() (n int) {
 	return n
 }
 
-// only is the hook for which one step suffices; nil if there must be a change of several rules, of which there is one at a time
-// and which may add or remove the pools.
-func (all orders) only(o ApplyOptions) (h *Hook) {
-	if !o.Final || all.steps() > 1 || all.concernPools() {
-		return nil
+// carryOut carries out a plan. What it returns is closed.
+func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all orders, err error) {
+	defer func() { all.close() }()
+	after := func(err error) error {
+		if err == nil {
+			all.close()
+			all, err = plan()
+		}
+		return err
 	}
-	for _, one := range all {
-		if one.hasWork() {
-			if h != nil {
-				return nil
-			}
-			h = one.Hook
+	if all, err = plan(); err != nil || !all.haveWork() {
+		return all, err // the last change can still be rolled back
+	}
+	if o.Check {
+		if n.pins.state() == maps.Pending {
+			err = n.pins.pending()
+		}
+		return all, err
+	}
+	if n.pins.dir == "" { // another command may have been faster
+		if err := after(n.makeHome()); err != nil || !all.haveWork() {
+			return all, err
 		}
 	}
-	return h
+	if ends, concerned := all.endLast(o); ends && n.pins.state() != maps.NoChange { // hooks may go with it
+		if err := after(n.pins.endChange(concerned...)); err != nil {
+			return all, err
+		}
+	}
+	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
+	if err == nil && o.Confirm > 0 && n.pins.state() == maps.Pending {
+		n.pins.keepAuthor(o.Author)
+	}
+	for _, one := range all {
+		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
+		if one.then != nil {
+			one.done.Rules = maps.Difference{Added: len(one.then[0])}
+		}
+	}
+	return all, err
+}
+
+// endLast tells whether the last change must end before orders, and which hooks may take no part in it while it is pending: all
+// for none. There is one change of several rules at a time, and it may add or remove the pools that rules need.
+func (all orders) endLast(o ApplyOptions) (ends bool, concerned []*Hook) {
+	first := all[0]
+	if o.beside {
+		return first.isPools() && first.Set != nil && first.then == nil && first.Set.TakesPart() && all.drawFromPools(), nil
+	}
+	if first.flush || o.Final && all.steps() <= 1 && !all.concernPools() {
+		for _, one := range all {
+			if one.hasWork() {
+				concerned = append(concerned, one.Hook)
+			}
+		}
+		if len(concerned) > 1 && !first.flush {
+			concerned = nil
+		}
+	}
+	return true, concerned
 }
 
 // apply prepares hooks, and changes all their rules at one moment. If it fails before, it removes the fqs that it has set up.
 func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
-	began := false
+	began := o.beside // each hook comes into force by itself
 	defer func() {
 		if err != nil && !began {
 			err = errors.Join(err, all.removeFQs())
 		}
 	}()
-	if err := all.prepare(p, options); err != nil {
-		return err
+	if slices.ContainsFunc(all, func(o *order) bool { return !o.asIs }) {
+		if err := all.claim(p); err != nil {
+			return err
+		}
+		if o.beside {
+			if err := all.load(); err != nil {
+				return err
+			}
+		}
+		if err := all.attach(p, options); err != nil {
+			return err
+		}
 	}
 	of := all.steps()
-	if of == 1 && o.Final {
+	switch {
+	case o.beside:
+		of = 0
+	case of == 1 && o.Final:
 		err = all.step()
-	} else if of > 0 {
+	case of > 0:
 		err = all.change(p.store, o, of)
 	}
 	if err != nil {
@@ -121,10 +196,37 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 	}
 	began = true
 	all.sweepGone(p)
-	if !o.Final || of == 0 {
+	if !o.Final {
 		return nil
 	}
 	return all.finish(p, of > 1)
+}
+
+// load sets the rules of new hooks, and new pools.
+func (all orders) load() error {
+	steps := func(from, to []policy.Rule) []policy.Difference {
+		steps := policy.Table{Rules: from}.Diff(policy.Table{Rules: to})
+		parentsFirst(steps)
+		return steps
+	}
+	wanted := func(steps []policy.Difference) (rules []policy.Rule) {
+		for _, d := range steps {
+			rules = append(rules, *d.Want)
+		}
+		return rules
+	}
+	for _, o := range all {
+		var err error
+		if o.then != nil {
+			err = o.Set.LoadPending(wanted(steps(nil, o.then[1])), steps(o.then[1], o.then[0]))
+		} else if len(o.steps) > 0 {
+			err = o.Set.Load(wanted(o.steps))
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", tableName(o.want), err)
+		}
+	}
+	return nil
 }
 
 // step carries out the only step.
@@ -157,20 +259,36 @@ func (all orders) change(store *maps.Store, o ApplyOptions, of int) error {
 	return arm(store, o.Confirm)
 }
 
-// finish removes what is not needed any more. After a change, it rules out that this reverts.
+// finish rules out that a change reverts, if there was one, and removes what is not needed any more.
 func (all orders) finish(p *pins, change bool) error {
 	if change {
 		if err := p.end(); err != nil {
 			return err
 		}
 	}
-	err := forEach(p, all, func(o *order) error {
-		if o.gone != nil || o.isPools() {
-			return nil
+	var flushed []*maps.Set
+	for _, o := range all {
+		if o.flush && o.Set != nil {
+			flushed = append(flushed, o.Set)
 		}
-		return p.trim(o.Hook)
+	}
+	var have []bool
+	if p.store != nil {
+		if flushed != nil {
+			p.store.ClearSets(flushed...) // all before the first is detached, as that takes a while
+		}
+		have = p.store.HaveRules()
+	}
+	err := forEach(p, all, func(o *order) error {
+		switch {
+		case o.gone != nil || o.isPools():
+			return nil
+		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
+			return p.trimIfb(o.Set)
+		}
+		return p.removeHook(o.Hook)
 	})
-	return errors.Join(err, p.bpfState.drop())
+	return errors.Join(err, p.discardForeign(), p.drop())
 }
 
 // removeFQs removes the fqs that claim has set up.
@@ -182,18 +300,6 @@ func (all orders) removeFQs() (err error) {
 		}
 	}
 	return err
-}
-
-// prepare makes room for the rules of hooks, and attaches the hooks that need it, with
-// programs of this build.
-func (all orders) prepare(p *pins, options Options) error {
-	if !slices.ContainsFunc(all, func(o *order) bool { return !o.asIs }) {
-		return nil
-	}
-	if err := all.claim(p); err != nil {
-		return err
-	}
-	return all.attach(p, options)
 }
 
 // claim makes room for the rules of hooks, allocates their sets, and sets up fq where needed.
@@ -235,7 +341,7 @@ func (all orders) claim(p *pins) error {
 	return nil
 }
 
-// attach attaches hooks that are not attached.
+// attach attaches hooks that are not attached, with programs of this build.
 func (all orders) attach(p *pins, options Options) error {
 	return p.haste.hurry(len(all), func() error {
 		for _, o := range all {
@@ -252,6 +358,9 @@ func (all orders) attach(p *pins, options Options) error {
 
 func (o *order) attach(p *pins, options Options) error {
 	h := o.Hook
+	if h.State == Gone { // the rules are attached to another device
+		h.Set.ClearCounters()
+	}
 	if err := p.follow(h, o.dev); err != nil {
 		return err
 	}

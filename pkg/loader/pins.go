@@ -33,16 +33,10 @@ func (p *pins) removeHook(h *Hook) error {
 	if err := p.dir.removeHook(h.at); err != nil {
 		return err
 	}
-	h.Set.Release()
-	return p.bpfState.drop()
-}
-
-// trim removes a hook that has no rules any more, or else an ifb that the hook no longer needs.
-func (p *pins) trim(h *Hook) error {
-	if h.Set.Empty() {
-		return p.removeHook(h)
+	if h.Set != nil {
+		h.Set.Release()
 	}
-	return p.trimIfb(h.Set)
+	return p.bpfState.drop()
 }
 
 // sweep removes hooks that have no rules any more, for up to sweepTime.
@@ -144,19 +138,13 @@ func (p *pins) trimIfb(set *maps.Set) error {
 	return p.dir.dropIfb(set.Ifindex())
 }
 
-// discardOther removes a hook of another layout, and with the last one the maps of that layout.
-func (p *pins) discardOther(other OtherHook) error {
-	if err := p.dir.removeHook(other.at); err != nil {
-		return err
-	}
-	p.foreign.Hooks = slices.DeleteFunc(slices.Clone(p.foreign.Hooks), func(o OtherHook) bool { return o.at == other.at })
-	return p.discardForeign()
-}
-
-// discardForeign removes the maps of another layout if they have no hooks.
+// discardForeign removes the maps of another layout, once it has no hooks.
 func (p *pins) discardForeign() error {
-	if p.foreign == nil || len(p.foreign.Hooks) > 0 {
+	if p.foreign == nil {
 		return nil
+	}
+	if hooks, err := p.dir.hookDirs(); len(hooks) > 0 || err != nil {
+		return err
 	}
 	p.foreign = nil
 	return p.dir.discardMaps()
@@ -253,18 +241,16 @@ func (p *pins) heal() error {
 	return unlink(p.dir.pin(busyPin))
 }
 
-// endChange ends the last change for good, so that another can begin, or h can be changed;
-// nil means all hooks. The error wraps ErrPending if the change is pending and h takes part in
-// it. A pending change in which h takes no part goes on.
-func (p *pins) endChange(h *Hook) error {
-	if p.store == nil {
+// endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps
+// ErrPending if the change is pending and one of them takes part in it. A pending change in which none does goes on.
+func (p *pins) endChange(hooks ...*Hook) error {
+	switch takesPart := func(h *Hook) bool { return h.Set != nil && h.Set.TakesPart() }; p.state() {
+	case maps.NoChange:
 		return nil
-	}
-	state, at := p.store.Change()
-	switch {
-	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
-		return &PendingError{at, p.author()}
-	case state == maps.Pending, state == maps.NoChange:
+	case maps.Pending:
+		if len(hooks) == 0 || slices.ContainsFunc(hooks, takesPart) {
+			return p.pending()
+		}
 		return nil
 	}
 	return p.changing(p.finish)

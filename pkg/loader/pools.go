@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/netip"
 	"slices"
 	"sort"
 
@@ -42,49 +41,16 @@ func tableName(t policy.Table) string {
 	return fmt.Sprintf("%s %s", t.Device, t.Direction)
 }
 
-// DeletePool removes a pool, and reports whether there was one. The error wraps ErrPoolInUse if anything is within the
-// pool, and ErrPending if a change is pending.
-func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
-	if err := n.pins.readable(); err != nil {
-		return false, err
-	}
-	key := policy.PoolKey(name)
-	if n.pins.store == nil {
-		return false, nil
-	}
-	if _, found := n.pins.store.Pools().Find(key); !found {
-		return false, nil
-	}
-	if users := n.Within(name); users != nil {
-		return false, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
-	}
-	return true, n.deletePools(key) // a rollback might bring rules back into the pool
-}
-
-// DeleteUnusedPools removes the pools that nothing is within, or only others of these that come before. The error wraps
-// ErrPending if there are any and a change is pending.
-func (n *Namespace) DeleteUnusedPools(names []string) error {
-	if n.pins.store == nil || len(names) == 0 {
-		return nil
-	}
-	var keys []netip.Prefix
-	for _, name := range names {
-		keys = append(keys, policy.PoolKey(name))
-	}
-	return n.deletePools(n.pins.store.Unused(keys)...)
-}
-
-func (n *Namespace) deletePools(keys ...netip.Prefix) error {
-	pools := n.Pools()
-	defer pools.Close()
-	return n.Delete(func(*Hook) []netip.Prefix { return keys }, pools)
-}
-
 // Within names all that is directly within a pool.
-func (n *Namespace) Within(pool string) (users []string) {
-	for set, rules := range n.pins.allRules() {
+func (n *Namespace) Within(pool string) []string {
+	return n.pins.within(map[policy.Within]bool{policy.Within(pool): true})
+}
+
+// within is Within for some pools, but without these.
+func (s *bpfState) within(pools map[policy.Within]bool) (users []string) {
+	for set, rules := range s.allRules() {
 		for _, r := range rules {
-			if string(r.Within) != pool {
+			if !pools[r.Within] || r.Pool && pools[policy.Within(r.Label.Name)] {
 				continue
 			}
 			name := r.Label.Name
@@ -96,14 +62,6 @@ func (n *Namespace) Within(pool string) (users []string) {
 	}
 	return users
 }
-
-// scope is which rules tables stand for.
-type scope bool
-
-const (
-	onlyThese    scope = false
-	besideOthers scope = true // which rules of the tables replace where they have the same network
-)
 
 // poolsAfter returns the pools that there are once orders are carried out. The error of
 // policy.CheckPools says why these pools would be wrong for what is within them.

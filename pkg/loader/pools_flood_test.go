@@ -347,7 +347,7 @@ func (x *changingTree) changeOnce(h *Hook) (how string) {
 			x.change(&x.rules[i], false, false)
 			tables = append(tables, onDevice([]string{"va", "vb"}[i/treeMembers], x.rules[i:i+1]))
 		}
-		x.write(func(n *Namespace) error { _, err := n.PutTogether(0, tables...); return err })
+		x.write(func(n *Namespace) error { _, err := n.Put(ApplyOptions{}, tables...); return err })
 		x.since(began, maps.Now())
 		return how
 	}
@@ -491,7 +491,7 @@ func TestTreeChangesUnderFlood(t *testing.T) {
 			slices.SortStableFunc(all, func(a, b passage) int { return cmp.Compare(a.Passed, b.Passed) })
 			x.check(all, sent...)
 			x.charged()
-			r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+			r.write(func(n *Namespace) error { return flushEverything(n) })
 			r.nothingLeft()
 		})
 	}

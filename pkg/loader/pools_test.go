@@ -60,7 +60,7 @@ func onPeer(r policy.Rule) policy.Table {
 }
 
 func putPools(n *Namespace, pools ...policy.Rule) error {
-	_, err := n.PutTogether(0, poolTable(pools...))
+	_, err := n.Put(ApplyOptions{}, poolTable(pools...))
 	return err
 }
 
@@ -101,8 +101,7 @@ var withPools = []steppedCommand{
 		r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	}, func(n *Namespace) error { _, err := n.Rollback(); return err }},
 	{"delete the last pool", false, func(r *rig) { r.write(func(n *Namespace) error { return putPools(n, uplink) }) }, func(n *Namespace) error {
-		_, err := n.DeletePool("uplink")
-		return err
+		return deletePools(n, "uplink")
 	}},
 }
 
@@ -142,20 +141,9 @@ func TestPoolsWithoutHooks(t *testing.T) {
 			t.Errorf("after the last hook the pools are %s", got)
 		}
 		r.write(func(n *Namespace) error {
-			for _, name := range []string{"sector", "site", "uplink"} {
-				if deleted, err := n.DeletePool(name); !deleted || err != nil {
-					t.Errorf("delete %s: %t, %v", name, deleted, err)
-				}
-			}
-			return nil
+			return errors.Join(deletePools(n, "sector"), deletePools(n, "uplink", "site"))
 		})
 		r.nothingLeft()
-		r.write(func(n *Namespace) error {
-			if deleted, err := n.DeletePool("uplink"); deleted || err != nil {
-				t.Errorf("delete a pool that does not exist: %t, %v", deleted, err)
-			}
-			return nil
-		})
 	})
 }
 
@@ -181,10 +169,9 @@ func TestPoolsAreChecked(t *testing.T) {
 			return poolsOn(n, ApplyOptions{}, []policy.Rule{site}, users, nil)
 		}},
 		"a pool in use": {"in use: within it is va egress 10.0.0.0/24, va egress 10.0.1.0/24, va egress 10.0.2.0/24 and 2 more", func(n *Namespace) error {
-			_, err := n.DeletePool("site")
-			return err
+			return deletePools(n, "site")
 		}},
-		"the pool of a pool": {"in use: within it is site", func(n *Namespace) error { _, err := n.DeletePool("uplink"); return err }},
+		"the pool of a pool": {"in use: within it is site", func(n *Namespace) error { return deletePools(n, "uplink") }},
 	} {
 		if err := r.try(test.command); !errors.As(err, new(policy.PoolError)) && !errors.Is(err, ErrPoolInUse) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v", what, err)
@@ -215,11 +202,11 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	for what, command := range map[string]func(n *Namespace) error{
 		"a rule of a new pool": func(n *Namespace) error {
-			_, err := n.PutTogether(0, onPeer(rule("10.0.9.0/24", in("sector"))))
+			_, err := n.Put(ApplyOptions{}, onPeer(rule("10.0.9.0/24", in("sector"))))
 			return err
 		},
 		"a pool":         func(n *Namespace) error { return putPools(n, pool("other")) },
-		"a pool deleted": func(n *Namespace) error { _, err := n.DeletePool("empty"); return err },
+		"a pool deleted": func(n *Namespace) error { return deletePools(n, "empty") },
 		"rules of a new device": func(n *Namespace) error {
 			_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil)
 			return err
@@ -230,7 +217,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 		}
 	}
 	r.write(func(n *Namespace) error {
-		_, err := n.PutTogether(0, onPeer(two))
+		_, err := n.Put(ApplyOptions{}, onPeer(two))
 		return err
 	})
 }
@@ -324,6 +311,6 @@ func TestPoolsOfAnotherLayout(t *testing.T) {
 	if err := r.try(func(n *Namespace) error { return putPools(n, uplink) }); !isOtherLayout(err) {
 		t.Errorf("set: %v", err)
 	}
-	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(OtherHook) {}) })
+	r.write(flushEverything)
 	r.nothingLeft()
 }

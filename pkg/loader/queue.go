@@ -90,27 +90,6 @@ func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
 	return nil
 }
 
-// Queues reports whether rules of a direction of a device, or pools that they draw from, delay packets.
-func (n *Namespace) Queues(device string, d policy.Direction) (bool, error) {
-	tables, err := n.Tables(Attached, Detached)
-	if err != nil {
-		return false, err
-	}
-	var pools []policy.Rule
-	for _, t := range tables {
-		if t.IsPools() {
-			pools = t.Rules
-		}
-	}
-	for _, t := range tables {
-		if t.Device == device && t.Direction == d {
-			packets, _ := Waiting(append(drawnFrom(t.Rules, pools), t.Rules...))
-			return packets > 0, nil
-		}
-	}
-	return false, nil
-}
-
 // makeIfb makes or repairs the ifb of a device, and marks the device.
 func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {

@@ -108,11 +108,16 @@ func (r *rig) put(rules ...policy.Rule) (change Change) {
 }
 
 func (r *rig) putIn(n *Namespace, rule policy.Rule) (Change, error) {
-	dev, err := netinfo.DeviceByName("va")
+	return put(n, "va", r.direction, r.direction.FarSide(), rule)
+}
+
+// put sets rules in a direction of a device.
+func put(n *Namespace, device string, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
+	done, err := n.Put(ApplyOptions{}, policy.Table{Device: device, Direction: d, Match: match, Rules: rules})
 	if err != nil {
 		return Change{}, err
 	}
-	return n.Put(dev, r.direction, r.direction.FarSide(), rule)
+	return done[0].Hook, nil
 }
 
 func (r *rig) delete(rule policy.Rule) {
@@ -126,13 +131,38 @@ func (r *rig) delete(rule policy.Rule) {
 		if _, found := h.Set.Find(rule.Prefix); !found {
 			r.t.Errorf("there is no %v to delete", rule.Prefix)
 		}
-		return n.Delete(networks(rule.Prefix), h)
+		return deleteFrom(n, []*Hook{h}, rule.Prefix)
 	})
 }
 
-// networks are those to delete from each hook.
-func networks(prefixes ...netip.Prefix) func(*Hook) []netip.Prefix {
-	return func(*Hook) []netip.Prefix { return prefixes }
+// deleteFrom deletes the rules of networks from each hook.
+func deleteFrom(n *Namespace, hooks []*Hook, networks ...netip.Prefix) error {
+	_, err := n.Delete(ApplyOptions{}, func(*Hook) []netip.Prefix { return networks }, hooks...)
+	return err
+}
+
+// deletePools deletes pools.
+func deletePools(n *Namespace, names ...string) error {
+	pools := n.Pools()
+	defer pools.Close()
+	var keys []netip.Prefix
+	for _, name := range names {
+		keys = append(keys, policy.PoolKey(name))
+	}
+	return deleteFrom(n, []*Hook{pools}, keys...)
+}
+
+// flushEverything removes all hooks and pools, also those of another layout.
+func flushEverything(n *Namespace) error {
+	hooks, err := n.Hooks()
+	if other, ok := errors.AsType[*OtherLayoutError](err); ok {
+		hooks = other.Hooks
+	} else if err != nil {
+		return err
+	}
+	hooks = append(hooks, n.Pools())
+	defer CloseHooks(hooks)
+	return n.Flush(hooks...)
 }
 
 func (r *rig) flush() {

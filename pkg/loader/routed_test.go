@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -162,11 +161,7 @@ func limitOn(o Options, device string, d policy.Direction, rule policy.Rule) err
 		return err
 	}
 	defer n.Close()
-	dev, err := netinfo.DeviceByName(device)
-	if err != nil {
-		return err
-	}
-	_, err = n.Put(dev, d, d.FarSide(), rule)
+	_, err = put(n, device, d, d.FarSide(), rule)
 	return err
 }
 

@@ -43,12 +43,15 @@ const (
 // A bpfState is the pinned rules of a namespace: a generation of maps, and the programs that hooks call.
 type bpfState struct {
 	dir     home
-	writing bool
+	writing bool // else nothing is changed but what renews allows
+	renews  bool // see Options
 
 	store   *maps.Store       // nil where there are no rules
 	kinds   *ebpf.Map         // the programs, by kind
 	foreign *OtherLayoutError // nil unless a build of another layout made the maps
 	kept    *Kept             // nil unless the namespace is read again and again
+
+	generation Generation // that was opened
 }
 
 // open opens the pinned rules of the namespace, if there are any.
@@ -59,10 +62,13 @@ func (s *bpfState) open() error {
 	}
 	// There are two if a command was killed while it made the newer one; their rules are the same.
 	newest := s.dir.pin(generations[len(generations)-1])
-	if s.store, err = s.kept.take(newest); s.store != nil || err != nil {
+	if s.generation, err = identify(newest); err != nil {
 		return err
 	}
-	s.store, err = maps.Open(newest, s.writing || s.kept != nil && s.kept.writing)
+	if s.store = s.kept.take(s.generation); s.store != nil {
+		return nil
+	}
+	s.store, err = maps.Open(newest, s.writing || s.renews)
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, &OtherLayoutError{err: err}
 		s.foreign.Hooks, err = s.dir.otherHooks()
@@ -72,7 +78,8 @@ func (s *bpfState) open() error {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
 	if s.kept != nil || !s.writing {
-		return s.kept.put(newest, s.store)
+		s.kept.put(s.generation, s.store)
+		return nil
 	}
 	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
@@ -363,19 +370,14 @@ func (s *bpfState) drop() error {
 }
 
 // otherHooks are the hooks of another layout.
-func (dir home) otherHooks() (others []OtherHook, err error) {
+func (dir home) otherHooks() (others []*Hook, err error) {
 	dirs, err := dir.hookDirs()
-	if err != nil {
-		return nil, err
-	}
 	for _, at := range dirs {
-		dev, _, err := netinfo.DeviceByIndex(at.index)
-		if err != nil {
-			return nil, err
-		}
-		others = append(others, OtherHook{dev.Name, at.direction, at})
+		dev, _, failed := netinfo.DeviceByIndex(at.index)
+		err = errors.Join(err, failed)
+		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: fmt.Sprint("device ", at.index), at: at})
 	}
-	return others, nil
+	return others, err
 }
 
 // readable is Namespace.Readable.

@@ -18,7 +18,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -135,19 +134,17 @@ var (
 )
 
 func putOn(n *Namespace, rules ...policy.Rule) error {
-	dev, err := netinfo.DeviceByName("va")
-	for i := 0; i < len(rules) && err == nil; i++ {
-		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules[i])
+	for _, rule := range rules {
+		if err := together(n, rule); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // together sets rules at one moment.
 func together(n *Namespace, rules ...policy.Rule) error {
-	dev, err := netinfo.DeviceByName("va")
-	if err == nil {
-		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules...)
-	}
+	_, err := put(n, "va", policy.Egress, policy.MatchDst, rules...)
 	return err
 }
 
@@ -232,26 +229,23 @@ var stepped = []steppedCommand{
 	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
 	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { return n.Delete(networks(two.Prefix), h) })
+		return withHook(n, func(h *Hook) error { return deleteFrom(n, []*Hook{h}, two.Prefix) })
 	}},
 	{"delete together", false, ready(stays, one, v6), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error {
-			err := n.Delete(networks(one.Prefix, two.Prefix, v6.Prefix), h)
-			return err
-		})
+		return withHook(n, func(h *Hook) error { return deleteFrom(n, []*Hook{h}, one.Prefix, two.Prefix, v6.Prefix) })
 	}},
 	{"delete all together", false, ready(one, v6), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { return n.Delete(networks(one.Prefix, v6.Prefix), h) })
+		return withHook(n, func(h *Hook) error { return deleteFrom(n, []*Hook{h}, one.Prefix, v6.Prefix) })
 	}},
 	{"rules together on two hooks", false, onBoth, func(n *Namespace) error {
-		_, err := n.PutTogether(0, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
+		_, err := n.Put(ApplyOptions{}, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
 		return err
 	}},
 	{"delete together on two hooks", false, onBoth, func(n *Namespace) error {
 		hooks, err := n.Hooks()
 		defer CloseHooks(hooks)
 		if err == nil {
-			err = n.Delete(networks(one.Prefix), hooks...)
+			err = deleteFrom(n, hooks, one.Prefix)
 		}
 		return err
 	}},
@@ -549,7 +543,7 @@ func (r *rig) flushAll() {
 		if err := confirm(n); err != nil && !errors.Is(err, ErrConfirmed) && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
 			return err
 		}
-		return n.FlushAll(func(*Hook) {}, func(OtherHook) {})
+		return flushEverything(n)
 	})
 	r.nothingLeft()
 }
