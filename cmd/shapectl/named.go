@@ -178,6 +178,15 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				}
 				others = append(others, pools.Names()...)
 			}
+			if of.mayBe(kindDevice) {
+				devices, err := netinfo.Devices()
+				if err != nil {
+					return err
+				}
+				for _, dev := range devices {
+					others = append(others, dev.Name)
+				}
+			}
 			found.similar = plain.SimilarName(name, others)
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {

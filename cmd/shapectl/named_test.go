@@ -386,6 +386,7 @@ func TestNamedRefused(t *testing.T) {
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice b, whose note has it?", "set", "1007", "--rate", "1mbit")
+	r.refused(exitInput, "no device has that name; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {
 		says := "no rule or pool has that name; 'shapectl show --sort name' lists the names"

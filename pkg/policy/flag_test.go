@@ -106,7 +106,7 @@ func TestSet(t *testing.T) {
 		}, {
 			func() flagValue { return new(Guarantee) }, "rate|none",
 			map[string]string{"5mbit": "5mbit", "1.5MB/s": "12mbit", "none": "none"},
-			map[string]string{"unlimited": "must be a rate such as 5mbit", "0": "guarantee: rate", "10mbps": "did you mean"},
+			map[string]string{"unlimited": "must be a rate such as 5mbit", "0": "is zero", "10mbps": "did you mean"},
 		}, {
 			func() flagValue { return new(Members) }, "number",
 			map[string]string{"1": "1", "4294967295": "4294967295"},

@@ -166,14 +166,7 @@ func (w Weight) Type() string { return "number" }
 // Guarantee is the rate that a rule or pool always gets of its pool; 0 for none.
 type Guarantee Rate
 
-func (g *Guarantee) Set(s string) error {
-	r, err := parsePart(s)
-	if err != nil {
-		return fmt.Errorf("guarantee: %w", err)
-	}
-	*g = Guarantee(r)
-	return nil
-}
+func (g *Guarantee) Set(s string) error { return (*partRate)(g).Set(s) }
 
 func (g Guarantee) String() string {
 	if g == 0 {
