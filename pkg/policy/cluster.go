@@ -30,32 +30,6 @@ func (c *ClusterName) Set(s string) error {
 func (c ClusterName) String() string { return string(c) }
 func (c ClusterName) Type() string   { return "name" }
 
-// A partRate is a part of a rate; 0 for none.
-type partRate Rate
-
-func (p *partRate) Set(s string) error {
-	r, err := parsePart(s)
-	if err == nil {
-		*p = partRate(r)
-	}
-	return err
-}
-
-func (p partRate) String() string { return Guarantee(p).String() }
-func (p partRate) Type() string   { return Guarantee(p).Type() }
-
-// parsePart parses a rate that is not unlimited, or none.
-func parsePart(s string) (Rate, error) {
-	if s == none {
-		return 0, nil
-	}
-	r, err := ParseRate(s)
-	if err == nil && r == Unlimited {
-		err = errors.New("it must be a rate such as 5mbit")
-	}
-	return r, err
-}
-
 // clusterRate is an option of a cluster that is a part of the rate of its pool.
 func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 	o.PoolOnly = true
@@ -72,7 +46,7 @@ func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 		}
 		return fmt.Errorf("%s %v is above the rate %v of all hosts together; lower it, or raise the rate", o.Name, part(r), r.Rate)
 	}
-	return same(func(l *Limit) *partRate { return (*partRate)(of(&l.Cluster)) }, func(r *Rule) *partRate { return (*partRate)(of(&r.Cluster)) }, o)
+	return same(func(l *Limit) *Guarantee { return (*Guarantee)(of(&l.Cluster)) }, func(r *Rule) *Guarantee { return (*Guarantee)(of(&r.Cluster)) }, o)
 }
 
 var (

@@ -189,7 +189,7 @@ var Options = []*Option{
 		valid: func(r *Rule) error { return r.Penalty.validate() },
 		check: checkPenalty,
 	}),
-	same(func(l *Limit) *partRate { return (*partRate)(&l.Colours.PIR) }, func(r *Rule) *partRate { return (*partRate)(&r.Colours.PIR) }, Option{
+	same(func(l *Limit) *Guarantee { return (*Guarantee)(&l.Colours.PIR) }, func(r *Rule) *Guarantee { return (*Guarantee)(&r.Colours.PIR) }, Option{
 		Name: "pir", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
 		Help:       "peak rate (trtcm)",
 		Doc:        "with `trtcm`: the peak information rate, at least the rate: packets beyond it are red",
@@ -211,7 +211,7 @@ var Options = []*Option{
 			return checkBurst("pbs", r.Colours.PBS, r.Colours.PIR)
 		},
 	}),
-	same(func(l *Limit) *partRate { return (*partRate)(&l.Colours.EIR) }, func(r *Rule) *partRate { return (*partRate)(&r.Colours.EIR) }, Option{
+	same(func(l *Limit) *Guarantee { return (*Guarantee)(&l.Colours.EIR) }, func(r *Rule) *Guarantee { return (*Guarantee)(&r.Colours.EIR) }, Option{
 		Name: "eir", Shadow: true, LimitedOnly: true, RuleOnly: true, notInPool: noColoursInPool,
 		Help:       "excess rate (rfc4115)",
 		Doc:        "with `rfc4115`: the excess information rate, that of yellow packets; it comes on top of the rate",
@@ -342,7 +342,7 @@ var Options = []*Option{
 		DocDefault: "the rate divided by the hosts that were known at the last lease; before the first one 8 kbit/s",
 		needs:      []need{needsCluster},
 	}),
-	same(func(l *Limit) *partRate { return (*partRate)(&l.Adapt.Min) }, func(r *Rule) *partRate { return (*partRate)(&r.Adapt.Min) }, Option{
+	same(func(l *Limit) *Guarantee { return (*Guarantee)(&l.Adapt.Min) }, func(r *Rule) *Guarantee { return (*Guarantee)(&r.Adapt.Min) }, Option{
 		Name: "adapt-min", PoolOnly: true, Help: "adapt to the line's latency, down to this",
 		Doc:        "of a pool: the lowest rate to which [the latency of the line](../adapt.md) may lower the rate",
 		DocDefault: "none: the rate does not adapt",

@@ -163,10 +163,23 @@ func checkWeight(what string, w Weight) error {
 
 func (w Weight) Type() string { return "number" }
 
-// Guarantee is the rate that a rule or pool always gets of its pool; 0 for none.
+// Guarantee is a part of the rate of a pool, such as what a rule always gets of it; 0 for none.
 type Guarantee Rate
 
-func (g *Guarantee) Set(s string) error { return (*partRate)(g).Set(s) }
+func (g *Guarantee) Set(s string) error {
+	if s == none {
+		*g = 0
+		return nil
+	}
+	r, err := ParseRate(s)
+	if err == nil && r == Unlimited {
+		err = errors.New("it must be a rate such as 5mbit")
+	}
+	if err == nil {
+		*g = Guarantee(r)
+	}
+	return err
+}
 
 func (g Guarantee) String() string {
 	if g == 0 {
