@@ -253,7 +253,7 @@ func missing(p *plan, r *policy.Rule) policy.Draft {
 	// the rule sets the options that decide.
 	for _, o := range policy.Options {
 		idle := func(of *policy.Option) bool { return of.DependsOn(o.Name) && !of.Useful(r) }
-		if !o.Decides() || d.Has(o) || o.Name != "rate" && !slices.ContainsFunc(p.Given(), idle) || r.Rate == policy.Unlimited && o.LimitedOnly {
+		if !o.Decides || d.Has(o) || o.Name != "rate" && !slices.ContainsFunc(p.Given(), idle) || r.Rate == policy.Unlimited && o.LimitedOnly {
 			continue
 		}
 		if err := d.Give(o.Name, o.Text(r)); err != nil {

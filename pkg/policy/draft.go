@@ -1,9 +1,6 @@
 package policy
 
-import (
-	"net/netip"
-	"slices"
-)
+import "net/netip"
 
 // An Origin is where an option of a Draft comes from. It decides what happens to an option that has no use beside the others.
 type Origin uint8
@@ -112,33 +109,29 @@ func (d Draft) Rule(prefix netip.Prefix) (Rule, error) { return d.settled(prefix
 // Pool is Limit.Pool of what has a use.
 func (d Draft) Pool(name string) (Rule, error) { return d.settled(netip.Prefix{}).Pool(name) }
 
-// Decides reports whether the defaults and the use of others depend on an option.
-func (o *Option) Decides() bool {
-	return slices.Contains([]string{"rate", "algorithm", "each", "excess", "within"}, o.Name)
-}
-
 // Missing returns what must be given beside a draft so that it makes r. So a capacity that follows from the rate is not given.
 func (d Draft) Missing(r *Rule) (more Draft) {
 	l, of := d.Limit, Limit{Rate: r.Rate, Algorithm: r.Algorithm, Each: r.Each, Excess: r.Excess, Within: r.Within}
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within = of.Rate, of.Algorithm, of.Each, of.Excess, of.Within
+	made := *r
+	made.Framing = Framing{} // of which a limit without an overhead sets nothing
 	for _, o := range Options {
-		decides := o.Decides()
-		if decides {
+		if o.Decides {
 			o.Copy(&l, &d.Limit)
 		}
 		if !o.Useful(r) || r.Rate == Unlimited && o.LimitedOnly {
 			o.Reset(&l)
 		}
-		made := *r
-		made.Framing = Framing{} // of which a limit without an overhead sets nothing
 		err := o.resolve(&l, &made)
 		made.Each = made.Each.Canonical(r.Prefix)
 		if err != nil || !o.Same(&made, r) {
 			if more.Give(o.Name, o.Text(r)) != nil {
 				more.Mark(o) // r is not valid, and has none
 			}
+			made = *r
+			made.Framing = Framing{}
 		}
-		if decides {
+		if o.Decides {
 			o.Copy(&l, &of)
 		}
 	}

@@ -29,6 +29,7 @@ type Option struct {
 	LimitedOnly bool // an unlimited rule cannot have it
 	RuleOnly    bool // a pool cannot have it
 	PoolOnly    bool // a rule cannot have it
+	Decides     bool // the defaults and the use of others depend on it
 	Fact        bool // shapectl sets it, so it is in files and not among flags
 
 	notInPool string // with RuleOnly: what to do instead
@@ -126,7 +127,7 @@ func needsGCRA(why string) need {
 // written. The default of an option depends only on options before it.
 var Options = []*Option{
 	option(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Rate.String, Option{
-		Name: "rate", Aliases: []string{"cir"}, Shadow: true,
+		Name: "rate", Aliases: []string{"cir"}, Shadow: true, Decides: true,
 		Help:       "10mbit, 1.5gbit, 125MB/s, unlimited (--cir)",
 		Doc:        "the rate in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
 		DocDefault: "must be given, except with `within`",
@@ -141,18 +142,18 @@ var Options = []*Option{
 		resolve:    resolveCapacity, check: checkCapacity,
 	}),
 	option(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Algorithm.String, Option{
-		Name: "algorithm", Help: "`meter`: gcra, leaky; srtcm, trtcm, rfc4115",
+		Name: "algorithm", Decides: true, Help: "`meter`: gcra, leaky; srtcm, trtcm, rfc4115",
 		Doc:     "`gcra` or `leaky`: both give the same verdicts; only `leaky` has penalties. `srtcm`, `trtcm` and `rfc4115` give packets [colours](#colours)",
 		resolve: resolveAlgorithm, valid: checkAlgorithm,
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
-		Name: "each", Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
+		Name: "each", Decides: true, Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
 		RuleOnly: true, notInPool: "a pool has one bucket; use share for parts of it",
 		Doc:   "who gets a bucket: `all` together, each `host`, each subnet `/N`, or each `flow`",
 		valid: func(r *Rule) error { return r.Each.validate(r.Prefix) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
-		Name: "excess", LimitedOnly: true, Help: "what happens to excess packets",
+		Name: "excess", Decides: true, LimitedOnly: true, Help: "what happens to excess packets",
 		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
 		needs: []need{needsNoColours("; say what happens to packets with green, yellow and red")},
 		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
@@ -282,7 +283,7 @@ var Options = []*Option{
 		resolve:    resolveMPU,
 	}),
 	option(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, Within.String, Option{
-		Name: "within", Help: "draw from this pool, too",
+		Name: "within", Decides: true, Help: "draw from this pool, too",
 		Doc:        "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
 		DocDefault: "none",
 		resolve:    resolveWithin,

@@ -72,7 +72,10 @@ func ParseRate(s string) (Rate, error) {
 // second; "" for any other text.
 func BareRate(s string) string {
 	const least = 1_000_000 // smaller ones may be meant in a larger unit
-	if r, err := ParseRate(s); err != nil || r >= least || strings.Trim(s, "0123456789") != "" {
+	if strings.Trim(s, "0123456789") != "" {
+		return ""
+	}
+	if r, err := ParseRate(s); err != nil || r >= least {
 		return ""
 	}
 	return fmt.Sprintf("%s without a unit is %s bit/s; for kbit write %skbit", s, s, s)
