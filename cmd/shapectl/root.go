@@ -20,6 +20,7 @@ import (
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -330,7 +331,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	e.out = text
-	err = loader.In(e.netns, func() error {
+	err = netns.In(e.netns, func() error {
 		n, err := open(o)
 		if err != nil {
 			return err
@@ -366,7 +367,7 @@ var advices = []advice{
 	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
-	{loader.ErrNoNamespace, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
+	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},

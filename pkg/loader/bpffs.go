@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -36,7 +37,7 @@ func (dir home) pin(name string) string { return filepath.Join(string(dir), name
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
 	at.bpffs = cmp.Or(o.BPFFS, DefaultBPFFS)
-	at.cookie, err = netnsCookie()
+	at.cookie, err = netns.Cookie()
 	return at, err
 }
 
