@@ -114,25 +114,11 @@ func checkElsewhere(f Facts) (findings []report.Finding) {
 	return findings
 }
 
-// checkLeft finds pins of other network namespaces.
+// checkLeft finds pins of network namespaces that no longer exist.
 func checkLeft(f Facts) (findings []report.Finding) {
 	var dead []string
-	for _, l := range f.Left {
-		if len(l.InForce) == 0 {
-			dead = append(dead, fmt.Sprintf("%q", l.Path))
-		}
-		for _, o := range l.InForce {
-			if o.Device.Name != "" {
-				left := Hook{Name: o.Device.Name, Direction: o.Direction}
-				findings = append(findings, left.finding(report.Warning, "leftovers",
-					"rules are in force of a network namespace that no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", left.flush(f.Netns)))...)
-				continue
-			}
-			findings = append(findings, systemFinding(report.Warning, "leftovers",
-				fmt.Sprintf("%q: rules of a network namespace that no longer exists are in force on the %s of a device in another one", l.Path, o.Direction),
-				"'shapectl flush' that device in its namespace")...)
-		}
+	for _, path := range f.Left {
+		dead = append(dead, fmt.Sprintf("%q", path))
 	}
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",

@@ -69,21 +69,17 @@ func openAttachment(at hookDir) (*attachment, error) {
 	return a, a.findFilters()
 }
 
-func pinnedProgram(pin string) (ebpf.ProgramID, error) {
+func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 	p, err := ebpf.LoadPinnedProgram(pin, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer p.Close()
-	return programID(p)
-}
-
-func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	info, err := p.Info()
 	if err != nil {
 		return 0, fmt.Errorf("ask for the program: %w", err)
 	}
-	id, _ := info.ID()
+	id, _ = info.ID()
 	return id, nil
 }
 
@@ -311,16 +307,6 @@ func (a *attachment) ask() (info *link.Info, on *link.TCXInfo, err error) {
 		return nil, nil, fmt.Errorf("ask for the link of device %d %s: %w", a.index, a.direction, err)
 	}
 	return info, info.TCX(), nil
-}
-
-// attachedTo is attachment.on for the pins of a hook.
-func attachedTo(at hookDir) (device netinfo.Device, anywhere bool, err error) {
-	a, err := openAttachment(at)
-	if err != nil {
-		return netinfo.Device{}, false, err
-	}
-	defer a.close()
-	return a.on()
 }
 
 // removeHook detaches a hook from its device, and removes its pins.

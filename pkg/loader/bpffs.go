@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -213,27 +213,16 @@ func isBPFFS(path string) (bool, error) {
 // hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.
 func hasOwnMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
-	for pid := os.Getppid(); err == nil && pid > 0; pid = parent(pid) {
+	for pid := os.Getppid(); err == nil && pid > 0; {
 		if other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && other != own {
 			return true
 		}
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, parent, _ := strings.Cut(string(status), "\nPPid:")
+		pid = 0
+		fmt.Sscan(parent, &pid)
 	}
 	return false
-}
-
-// parent is the parent of a process; 0 if it cannot be read.
-func parent(pid int) int {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name, in parentheses, may contain any character.
-	var state string
-	var ppid int
-	if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &ppid); err != nil {
-		return 0
-	}
-	return ppid
 }
 
 // lockPin is a directory that commands lock before the home, so that those that read take turns with one that changes rules.
@@ -241,43 +230,29 @@ const lockPin = "lock"
 
 // lock keeps a command that changes rules apart from all other commands, until the process ends.
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
-	if !exclusive {
-		// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for
-		// good.
-		if turn, err := lock(dir.pin(lockPin), false, patience); err == nil {
-			defer turn()
-		} else if errors.Is(err, unix.EWOULDBLOCK) {
+	if exclusive {
+		if err := makeDir(dir.pin(lockPin)); err != nil {
 			return nil, err
 		}
-		return lock(string(dir), false, patience)
 	}
-	if err := makeDir(dir.pin(lockPin)); err != nil {
+	// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for good.
+	turn, err := lock(dir.pin(lockPin), exclusive, patience)
+	if err != nil && (exclusive || errors.Is(err, unix.EWOULDBLOCK)) {
 		return nil, err
 	}
-	own, err := lock(dir.pin(lockPin), true, patience)
+	all, err := lock(string(dir), exclusive, patience)
+	if err != nil || !exclusive {
+		turn.Close()
+	}
 	if err != nil {
 		return nil, err
 	}
-	all, err := lock(string(dir), true, patience)
-	if err != nil {
-		own()
-		return nil, err
-	}
-	return func() { all(); own() }, nil
+	return func() { all.Close(); turn.Close() }, nil
 }
 
-// lock locks a directory until the process ends. The error wraps EWOULDBLOCK if other commands held the lock for too
-// long, and fs.ErrNotExist if the directory was removed.
-func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
-	f, err := lockFile(dir, exclusive, patience)
-	if err != nil {
-		return nil, err
-	}
-	return func() { f.Close() }, nil
-}
-
-// lockFile is lock for who is to close the directory.
-func lockFile(dir string, exclusive bool, patience time.Duration) (*os.File, error) {
+// lock locks a directory until it is closed, or the process ends. The error wraps EWOULDBLOCK if other commands held the lock
+// for too long, and fs.ErrNotExist if the directory was removed.
+func lock(dir string, exclusive bool, patience time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err

@@ -2,10 +2,8 @@ package loader
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
 
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -17,40 +15,16 @@ const (
 	mostPolicy = 4<<20 - 16 // bytes: Linux refuses larger values of a map, and nothing is known then
 )
 
-// A PackedPolicy is the text of a policy, and the path of its file; nil for none.
-type PackedPolicy []byte
-
-// PackPolicy packs a policy. The path of standard input is "-".
-func PackPolicy(path string, text []byte) PackedPolicy {
-	var all bytes.Buffer
-	w := gzip.NewWriter(&all)
-	w.Write([]byte(path + "\x00")) // to memory
-	w.Write(text)
-	w.Close()
-	return all.Bytes()
-}
-
-// Unpack is the reverse of PackPolicy.
-func (p PackedPolicy) Unpack() (path string, text []byte, err error) {
-	r, err := gzip.NewReader(bytes.NewReader(p))
-	if err != nil {
-		return "", nil, err
-	}
-	all, err := io.ReadAll(r)
-	name, text, _ := bytes.Cut(all, []byte{0})
-	return string(name), text, err
-}
-
-// Policies are those that were applied; nil for one that is not known. Single rules may have been changed since.
+// Policies are those that were applied, as KeepPolicy was given them; nil for one that is not known. Single rules may have been changed since.
 type Policies struct {
-	Now      PackedPolicy // in force
-	Reverted PackedPolicy // in force once the pending change has reverted
-	Undone   PackedPolicy // the last one, if its change has reverted
+	Now      []byte // in force
+	Reverted []byte // in force once the pending change has reverted
+	Undone   []byte // the last one, if its change has reverted
 }
 
 // A policyRecord is what policyPin has.
 type policyRecord struct {
-	now, other PackedPolicy
+	now, other []byte
 	began      uint64 // the change that replaced other by now, in ns of maps.Now; or undone, or 0
 }
 
@@ -59,7 +33,7 @@ const undone = math.MaxUint64
 
 // KeepPolicy records the policy that is in force from now on. If the last change brought it into force, the policy
 // before it is in force again when that change reverts.
-func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
+func (n *Namespace) KeepPolicy(p []byte, byChange bool) error {
 	if n.pins.foreign != nil {
 		return nil // this build changes nothing of another layout
 	}

@@ -21,8 +21,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -36,12 +34,6 @@ const (
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
 )
-
-// ErrFewFiles means that the process may not open as many files as a command needs.
-var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
-
-// leastFiles is how many files a command needs. The number does not grow with devices or rules.
-const leastFiles = 256
 
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
@@ -133,10 +125,6 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
 	n := &Namespace{options: o, unlock: func() {}}
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
-		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
-	}
 	at, err := locate(o)
 	if err != nil {
 		return nil, err
