@@ -210,8 +210,6 @@ func TestJudge(t *testing.T) {
 		{"tcx asked for and missing", func(f *Facts) { f.System.HookErr = loader.ErrNoTCX },
 			[]string{"failed hook"}, []string{"SHAPECTL_HOOK=tcx"}},
 		{"clsact", func(f *Facts) { f.System.Hook = loader.Clsact }, nil, nil},
-		{"clsact without programs", func(f *Facts) { f.System.Hook, f.System.HookErr = loader.Clsact, loader.ErrNoClsBPF },
-			[]string{"failed hook"}, []string{"cls_bpf filters", "load the modules"}},
 		{"no bpffs", func(f *Facts) { f.System.BPFFS.Mounted = false }, nil, nil},
 		{"no bpffs and none to be mounted", func(f *Facts) { f.System.BPFFS.Mounted = false; f.System.Capabilities &^= 1 << 21 },
 			[]string{"note permissions", "failed bpffs"}, []string{"mount -t bpf bpf /sys/fs/bpf"}},

@@ -58,9 +58,6 @@ func checkHook(s System) []report.Finding {
 			"without CAP_NET_ADMIN it is not known whether the kernel has tcx, nor what else is attached to devices", "")
 	case errors.Is(s.HookErr, loader.ErrNoTCX):
 		return systemFinding(report.Failed, "hook", "SHAPECTL_HOOK=tcx, but "+s.HookErr.Error(), "leave it unset to attach by clsact")
-	case s.HookErr != nil:
-		return systemFinding(report.Failed, "hook", "no rule can be attached: "+s.HookErr.Error(),
-			"load the modules sch_ingress and cls_bpf, or use a kernel with tcx (6.6)")
 	case s.Hook == loader.Clsact:
 		return systemFinding(report.OK, "hook",
 			"clsact: shapectl attaches a filter at the first free priority; filters of a lower one run before it", "")
