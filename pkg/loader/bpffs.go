@@ -167,36 +167,6 @@ func pinValue(pin string, spec *ebpf.MapSpec, value any) error {
 	return pinAt(m, pin)
 }
 
-// replaceRecord pins a record in the place of the last one. A killed command leaves one of the two.
-func (dir home) replaceRecord(pin string, record []byte) error {
-	aside, spec := dir.pin(asideName), &ebpf.MapSpec{Name: "shapectl_" + pin, Type: ebpf.Array, ValueSize: uint32(len(record))}
-	err := removeAll(aside)
-	if err == nil {
-		err = pinValue(aside, spec, record)
-	}
-	if err == nil {
-		err = os.Rename(aside, dir.pin(pin))
-	}
-	return err
-}
-
-// readRecord is what is recorded at a pin, nil if nothing is.
-func readRecord(pin string) ([]byte, error) {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer m.Close()
-	record, err := m.LookupBytes(uint32(0))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", pin, err)
-	}
-	return record, nil
-}
-
 // isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
 func isBPFFS(path string) (bool, error) {
 	var st unix.Statfs_t

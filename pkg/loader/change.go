@@ -224,7 +224,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 		}
 	}
 	if len(again) > 0 {
-		err = errors.Join(err, n.pins.dir.keepReattached(Reattached{maps.Now(), again}))
+		err = errors.Join(err, n.pins.dir.record(reattachedPin, Reattached{maps.Now(), again}))
 	}
 	return again, errors.Join(unread, err)
 }

@@ -131,7 +131,7 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 	}
 	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
 	if err == nil && o.Confirm > 0 && n.pins.state() == maps.Pending {
-		n.pins.keepAuthor(o.Author)
+		n.pins.dir.record(authorPin, Author{o.Author, n.pins.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
