@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/serve"
@@ -300,13 +301,13 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
 		return
 	}
-	netns := a.env.netns
+	where := a.env.netns
 	if other := given["netns"]; other != nil {
 		if !a.anyNetns || len(other) != 1 {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
 			return
 		}
-		if netns = other[0]; netns == "" || strings.Contains(netns, "/") { // a path would open any file of the server
+		if where = other[0]; where == "" || strings.Contains(where, "/") { // a path would open any file of the server
 			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: netns is the name of a network namespace, or the id of a process in it", c.name)
 			return
 		}
@@ -316,12 +317,12 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		}
 		delete(given, "netns")
 	}
-	e := a.newEnv(netns)
+	e := a.newEnv(where)
 	if c.anywhere {
 		e.netns = ""
 	}
 	if asked := r.Header.Get(netnsHeader); asked != "" {
-		if here, err := loader.NetnsID(e.netns); err != nil || here != asked {
+		if here, err := netns.ID(e.netns); err != nil || here != asked {
 			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve is for another network namespace; run the command there, or as root", c.name)
 			return
 		}
@@ -329,7 +330,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if !c.changes {
 		e.ctx = r.Context()
 	}
-	if netns == a.env.netns {
+	if where == a.env.netns {
 		e.history, e.rtts = a.env.history, a.env.rtts
 	}
 	if c.running {
@@ -590,7 +591,7 @@ func status(code int, cause error) int {
 		switch {
 		case errors.Is(cause, loader.ErrPending), errors.Is(cause, loader.ErrPoolInUse), errors.Is(cause, loader.ErrTooLate):
 			return http.StatusConflict
-		case errors.As(cause, new(missingError)), errors.Is(cause, loader.ErrNoChange), errors.Is(cause, loader.ErrNoNamespace):
+		case errors.As(cause, new(missingError)), errors.Is(cause, loader.ErrNoChange), errors.Is(cause, netns.ErrNone):
 			return http.StatusNotFound
 		}
 		return http.StatusBadRequest

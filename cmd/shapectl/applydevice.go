@@ -35,7 +35,7 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	if err != nil {
 		return err
 	}
-	now, reverted, err := inforce.Phases(n, f, func(p loader.PackedPolicy) lastgood.Policy { return inforce.Parsed(p, f) })
+	now, reverted, err := inforce.Phases(n, f, func(p inforce.Packed) lastgood.Policy { return inforce.Parsed(p, f) })
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -91,7 +92,7 @@ const (
 // Errors go nowhere: they would stand in the line that is being typed.
 func (e *env) suggestions(typed string, find func(suggest func(word string) bool) error) []string {
 	words := map[string]bool{}
-	_ = loader.In(e.netns, func() error {
+	_ = netns.In(e.netns, func() error {
 		return find(func(word string) bool {
 			if strings.HasPrefix(word, typed) && plain.Word(word) == word && !strings.HasPrefix(word, "-") {
 				words[word] = true
@@ -243,7 +244,7 @@ func completeNetns(_ *cobra.Command, _ []string, typed string) ([]string, cobra.
 		return nil, cobra.ShellCompDirectiveDefault
 	}
 	var names []string
-	entries, _ := os.ReadDir(loader.NetnsDir) // without it there is nothing to suggest
+	entries, _ := os.ReadDir(netns.Dir) // without it there is nothing to suggest
 	for _, entry := range entries {
 		if plain.Word(entry.Name()) == entry.Name() {
 			names = append(names, entry.Name())

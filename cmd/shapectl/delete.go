@@ -207,8 +207,8 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices. It deletes the pools of hosts that a policy
-limits by their MAC addresses there, and says which other pools have no rule any more.
+set. It deletes the pools of hosts that a policy limits by their MAC addresses there, and says which other pools
+have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
 flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command does, but
@@ -275,15 +275,11 @@ func (e *env) flush(want filterRules, all bool) error {
 		if err := dropHosts(n, want); err != nil {
 			return err
 		}
-		orphans, err := e.flushOrphans(n, want)
-		if err != nil {
-			return err
-		}
 		removed, err := e.removeFQs(want)
 		if err != nil {
 			return err
 		}
-		any := len(gone)+len(others) > 0 || !all && (orphans || removed || slices.ContainsFunc(n.Collected(), want.matchesDevice))
+		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected(), want.matchesDevice))
 		if !any && !all && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
 				return err
@@ -415,13 +411,4 @@ func (e *env) nothingDeleted() error {
 		}
 	}
 	return errDegraded
-}
-
-// flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
-func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
-	flushed, err := n.Others().FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
-	for _, o := range flushed {
-		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
-	}
-	return len(flushed) > 0, err
 }

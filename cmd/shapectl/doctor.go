@@ -9,8 +9,8 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 func doctorCommand(e *env) *cobra.Command {
@@ -71,7 +71,7 @@ func (e *env) facts(name string) (facts doctor.Facts, err error) {
 	if err != nil {
 		return facts, err
 	}
-	err = loader.In(e.netns, func() error {
+	err = netns.In(e.netns, func() error {
 		facts, err = doctor.Gather(o, name)
 		return err
 	})

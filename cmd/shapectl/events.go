@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/events"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -142,7 +142,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	if e.feed != nil {
 		err = e.feed.Listen(ctx, listen.Kinds, only, ready, on)
 	} else {
-		err = loader.Stay(ctx, e.netns, func(ctx context.Context) error { return events.Listen(ctx, listen, ready, on) })
+		err = netns.Stay(ctx, e.netns, func(ctx context.Context) error { return events.Listen(ctx, listen, ready, on) })
 	}
 	if errors.Is(err, maps.ErrListeners) {
 		err = fmt.Errorf("%w; end one of them", err)

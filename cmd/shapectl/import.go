@@ -12,10 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/importer"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 func importCommand(e *env) *cobra.Command {
@@ -190,7 +190,7 @@ limit.`,
 				}
 			}
 			var dumps []importer.Dump
-			err := loader.In(e.netns, func() error {
+			err := netns.In(e.netns, func() error {
 				for _, name := range given {
 					d, err := device(name)
 					if err == nil {

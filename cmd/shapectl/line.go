@@ -569,7 +569,7 @@ func (e *env) noLine(n *loader.Namespace, name string) error {
 	}
 	devices, err := fq.Devices()
 	if err == nil && slices.Contains(devices, dev.Index) {
-		if _, err = n.EndOldChange(0); err == nil {
+		if err = n.EndOldChange(0); err == nil {
 			err = e.removeIdleFQs(n, dev.Name)
 		}
 	}

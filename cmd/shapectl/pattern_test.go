@@ -282,19 +282,6 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 	})
 }
 
-// A pattern lifts what a network namespace has set that no longer exists.
-func TestPatternsLiftLeftovers(t *testing.T) {
-	r := newRig(t)
-	r.stranded("set da egress 10.0.0.0/24 --rate 1mbit")
-	r.prints("no device that matches v* has rules\n", "flush", "v*")
-	r.prints("no device that matches d* has ingress rules\n", "flush", "d*", "ingress")
-	if got := r.run("flush", "d*"); got.code != exitDone || got.out != "" ||
-		got.err != "shapectl: da egress: removed the rules of a network namespace that no longer exists\n" {
-		t.Errorf("flush: %+v", got)
-	}
-	r.nothingLeft()
-}
-
 func TestPatternsOfManyDevices(t *testing.T) {
 	const devices = 100
 	eachHook(t, func(t *testing.T, r *rig) {

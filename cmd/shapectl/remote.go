@@ -20,9 +20,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/serve"
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // serveSocket is where serve listens, and whom commands ask. Only root can make a socket there.
@@ -111,7 +111,7 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 		e.unserved = errors.New("run as root, or use --once, for which serve is asked")
 		return 0, false
 	}
-	netns, err := loader.NetnsID("")
+	netns, err := netns.ID("")
 	if err != nil {
 		return 0, false
 	}

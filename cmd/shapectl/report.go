@@ -20,9 +20,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -196,7 +196,7 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	netns, err := loader.NetnsID("")
+	netns, err := netns.ID("")
 	if err != nil {
 		return nil, err
 	}

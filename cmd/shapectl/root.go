@@ -20,6 +20,7 @@ import (
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -204,7 +205,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts, loader.ErrFewFiles,
+	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts,
 }
 
 func exitCode(err error) int {
@@ -330,7 +331,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	e.out = text
-	err = loader.In(e.netns, func() error {
+	err = netns.In(e.netns, func() error {
 		n, err := open(o)
 		if err != nil {
 			return err
@@ -366,7 +367,7 @@ var advices = []advice{
 	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
-	{loader.ErrNoNamespace, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
+	{netns.ErrNone, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
@@ -377,14 +378,13 @@ var advices = []advice{
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
-	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
+	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},
-	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},
 	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again", nil},
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/pulse"
@@ -304,7 +305,7 @@ func (e *env) serve(o serveOptions) error {
 			return watchesFor(r, o.file)
 		})
 		d.add("watch", func(ctx context.Context, ready func()) error {
-			return loader.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
+			return netns.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
 		}, r.Alive)
 		a := leases.Line{Keeper: e.keeper(options, e.note)}
 		d.add("adapt", a.Run, a.Alive)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/leases"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -88,7 +89,7 @@ func (e *env) watch(file, lastGood string) error {
 	ctx, end := context.WithCancel(ctx)
 	defer adapts.Wait()
 	defer end()
-	err = loader.Stay(ctx, e.netns, func(ctx context.Context) error {
+	err = netns.Stay(ctx, e.netns, func(ctx context.Context) error {
 		return r.Run(ctx, reread, func() {
 			e.note(watchesFor(r, file))
 			e.notify("READY=1")

@@ -39,7 +39,7 @@ type Facts struct {
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
-	Left []loader.Leftover
+	Left []string
 	// Elsewhere are the directions of devices with programs of shapectl that have no pins here.
 	Elsewhere   []string
 	KnowsOthers bool   // the programs may be of other namespaces, which have pins

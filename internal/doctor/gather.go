@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -105,11 +106,30 @@ func system(o loader.Options) (System, error) {
 		return s, err
 	}
 	s.Hook, s.HookErr = loader.HookMode(o)
-	if s.Hook == loader.Clsact && len(program.Missing(s.Capabilities)) == 0 {
-		s.HookErr = loader.TryClsact()
-	}
-	s.JIT, s.Probe = loader.Probe()
+	s.JIT, s.Probe = probe()
 	return s, nil
+}
+
+// probe loads the program with maps of its own, and closes it. It reports whether the kernel
+// compiles programs to machine code. The error says what this process may not do, or this
+// kernel cannot.
+func probe() (jited bool, err error) {
+	store, err := maps.New(maps.Size{Rules: 1, Buckets: uint32(bpf.AbiLayoutLINE_SLOTS)}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
+	if err != nil {
+		return false, err
+	}
+	defer store.Close()
+	p, err := program.Load(store, store.Hook())
+	if err != nil {
+		return false, err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return false, fmt.Errorf("ask for the program: %w", err)
+	}
+	_, err = info.JitedSize()
+	return err == nil, nil
 }
 
 // pools adds the pools, and the sharers of all shared buckets.

@@ -58,9 +58,6 @@ func checkHook(s System) []report.Finding {
 			"without CAP_NET_ADMIN it is not known whether the kernel has tcx, nor what else is attached to devices", "")
 	case errors.Is(s.HookErr, loader.ErrNoTCX):
 		return systemFinding(report.Failed, "hook", "SHAPECTL_HOOK=tcx, but "+s.HookErr.Error(), "leave it unset to attach by clsact")
-	case s.HookErr != nil:
-		return systemFinding(report.Failed, "hook", "no rule can be attached: "+s.HookErr.Error(),
-			"load the modules sch_ingress and cls_bpf, or use a kernel with tcx (6.6)")
 	case s.Hook == loader.Clsact:
 		return systemFinding(report.OK, "hook",
 			"clsact: shapectl attaches a filter at the first free priority; filters of a lower one run before it", "")
@@ -114,25 +111,11 @@ func checkElsewhere(f Facts) (findings []report.Finding) {
 	return findings
 }
 
-// checkLeft finds pins of other network namespaces.
+// checkLeft finds pins of network namespaces that no longer exist.
 func checkLeft(f Facts) (findings []report.Finding) {
 	var dead []string
-	for _, l := range f.Left {
-		if len(l.InForce) == 0 {
-			dead = append(dead, fmt.Sprintf("%q", l.Path))
-		}
-		for _, o := range l.InForce {
-			if o.Device.Name != "" {
-				left := Hook{Name: o.Device.Name, Direction: o.Direction}
-				findings = append(findings, left.finding(report.Warning, "leftovers",
-					"rules are in force of a network namespace that no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", left.flush(f.Netns)))...)
-				continue
-			}
-			findings = append(findings, systemFinding(report.Warning, "leftovers",
-				fmt.Sprintf("%q: rules of a network namespace that no longer exists are in force on the %s of a device in another one", l.Path, o.Direction),
-				"'shapectl flush' that device in its namespace")...)
-		}
+	for _, path := range f.Left {
+		dead = append(dead, fmt.Sprintf("%q", path))
 	}
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",

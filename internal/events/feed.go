@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // waiting is how many events wait for a client. A client that falls behind further loses some.
@@ -19,7 +19,7 @@ const waiting = 1000
 // A Feed lets many clients in a process share what is heard: the kernel has one listener for all of them, and none while
 // there are none, or while they want nothing of packets.
 type Feed struct {
-	netns   string // as loader.In takes it
+	netns   string // as netns.In takes it
 	options Options
 	listen  func(context.Context, Options, func(), func(report.Event)) error // Listen, but in tests
 
@@ -137,7 +137,7 @@ func (f *Feed) leave(h *hearing, c *client) {
 // hear listens for clients.
 func (f *Feed) hear(ctx context.Context, h *hearing, o Options) {
 	defer close(h.ended)
-	h.err = loader.Stay(ctx, f.netns, func(ctx context.Context) error {
+	h.err = netns.Stay(ctx, f.netns, func(ctx context.Context) error {
 		return f.listen(ctx, o, func() { close(h.ready) }, func(e report.Event) { f.send(h, e) })
 	})
 	if h.err == nil && ctx.Err() == nil {

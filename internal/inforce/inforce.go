@@ -4,6 +4,8 @@ package inforce
 
 import (
 	"bytes"
+	"compress/gzip"
+	"io"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -20,15 +22,34 @@ func Keep(n *loader.Namespace, f *policyfile.File, path string, text []byte, byC
 	return n.KeepPolicy(Pack(f, path, text), byChange)
 }
 
+// A Packed policy is its text, and the path of its file, which is "-" for standard input.
+type Packed []byte
+
 // Pack packs a policy for its record; nil if it names no device.
-func Pack(f *policyfile.File, path string, text []byte) loader.PackedPolicy {
+func Pack(f *policyfile.File, path string, text []byte) Packed {
 	if len(f.Devices()) == 0 {
 		return nil
 	}
 	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
 		path = absolute
 	}
-	return loader.PackPolicy(path, text)
+	var all bytes.Buffer
+	w := gzip.NewWriter(&all)
+	w.Write([]byte(path + "\x00")) // to memory
+	w.Write(text)
+	w.Close()
+	return all.Bytes()
+}
+
+// Unpack is the reverse of Pack.
+func (p Packed) Unpack() (path string, text []byte, err error) {
+	r, err := gzip.NewReader(bytes.NewReader(p))
+	if err != nil {
+		return "", nil, err
+	}
+	all, err := io.ReadAll(r)
+	name, text, _ := bytes.Cut(all, []byte{0})
+	return string(name), text, err
 }
 
 // A Lack is a direction of a device without some of its rules.
@@ -51,7 +72,7 @@ func (l Lack) Networks() string {
 
 // A Reader finds what is lacking again and again. It parses a policy once.
 type Reader struct {
-	packed loader.PackedPolicy
+	packed Packed
 	file   *policyfile.File
 	Path   string // of the policy in force; "" if none is known
 }
@@ -114,7 +135,7 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 // read parses the policy in force, if it is another one than before.
 func (r *Reader) read(n *loader.Namespace) error {
 	policies, err := n.Policies()
-	packed := policies.Now
+	packed := Packed(policies.Now)
 	if err != nil || bytes.Equal(packed, r.packed) {
 		return err
 	}

@@ -11,9 +11,9 @@ import (
 // Phases are the policies that a device gets which appears: the one in force, and the one that is in force once the
 // pending change has reverted. Both are mine, unless the change that brought it is pending or has reverted. If no other
 // policy was in force before that change, the File is nil. parsed is Parsed, or remembers what that returned.
-func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(loader.PackedPolicy) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
+func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(Packed) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
 	last, err := n.Policies()
-	of := func(p loader.PackedPolicy) lastgood.Policy {
+	of := func(p Packed) lastgood.Policy {
 		if len(p) == 0 {
 			return lastgood.Policy{}
 		}
@@ -33,7 +33,7 @@ func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(loader.Packed
 }
 
 // Parsed is a policy that was recorded: mine if it is that, or if this build cannot read it.
-func Parsed(packed loader.PackedPolicy, mine lastgood.Policy) lastgood.Policy {
+func Parsed(packed Packed, mine lastgood.Policy) lastgood.Policy {
 	path, text, err := packed.Unpack()
 	if err != nil || bytes.Equal(text, mine.Text) {
 		return mine

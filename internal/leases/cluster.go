@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/cluster"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -57,12 +58,12 @@ func (r *Cluster) Started() (status string) {
 	return status
 }
 
-// Run renews leases until ctx is done. It calls ready whenever it did. The error is that of loader.Stay, or why leases can never be
+// Run renews leases until ctx is done. It calls ready whenever it did. The error is that of netns.Stay, or why leases can never be
 // renewed here.
 func (r *Cluster) Run(ctx context.Context, ready func()) error {
 	r.begin()
 	defer r.lessee.Close()
-	return loader.Stay(ctx, r.Netns, func(ctx context.Context) error {
+	return netns.Stay(ctx, r.Netns, func(ctx context.Context) error {
 		for {
 			wait, err := r.step(ctx)
 			if err != nil {

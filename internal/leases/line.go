@@ -11,6 +11,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/adapt"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/ping"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -30,12 +31,12 @@ type Line struct {
 	silent     bool   // no reflector answers
 }
 
-// Run adapts until ctx is done. It calls ready whenever it did. The error is that of loader.Stay.
+// Run adapts until ctx is done. It calls ready whenever it did. The error is that of netns.Stay.
 func (a *Line) Run(ctx context.Context, ready func()) error {
 	a.lessee, a.controller, a.pools = loader.NewLessee(loader.LineLeases), adapt.New(), leasing{}
 	defer a.lessee.Close()
 	defer a.rest()
-	return loader.Stay(ctx, a.Netns, func(ctx context.Context) error {
+	return netns.Stay(ctx, a.Netns, func(ctx context.Context) error {
 		for {
 			next := time.After(a.step())
 			ready()

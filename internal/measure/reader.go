@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -13,7 +14,7 @@ import (
 // and holds no lock. Its methods must not run at the same time.
 type Reader struct {
 	Options loader.Options
-	Netns   string // as loader.In takes it
+	Netns   string // as netns.In takes it
 
 	kept    loader.Kept
 	fullest maps.Fullest
@@ -61,7 +62,7 @@ func (r *Reader) forget() { r.last, r.at = nil, 0 }
 
 // Read reads all rules and pools. With the error comes what could be read, nil if nothing could.
 func (r *Reader) Read(what What) (out *Reading, err error) {
-	err = loader.In(r.Netns, func() error {
+	err = netns.In(r.Netns, func() error {
 		n, err := r.kept.Read(r.Options)
 		if err != nil {
 			return err

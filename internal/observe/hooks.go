@@ -13,10 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -65,8 +66,8 @@ func (h *hooks) place(wanted map[hookKey]policy.Match, moved func(hookKey, int))
 		return nil
 	}
 	h.looked = time.Now()
-	return loader.In(h.netns, func() error {
-		return loader.Hurry(changes, func() error { return h.placeAll(wanted, moved) })
+	return netns.In(h.netns, func() error {
+		return hurry.Up(changes, func() error { return h.placeAll(wanted, moved) })
 	})
 }
 
@@ -179,7 +180,7 @@ func (h *hooks) index(of report.Key) int {
 }
 
 func (h *hooks) close() error {
-	err := loader.Hurry(len(h.at), func() (err error) {
+	err := hurry.Up(len(h.at), func() (err error) {
 		for _, have := range h.at {
 			err = errors.Join(err, have.close())
 		}

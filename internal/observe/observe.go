@@ -35,7 +35,7 @@ const (
 
 // Options say how to look.
 type Options struct {
-	Netns string // as loader.In takes it
+	Netns string // as netns.In takes it
 	// OneIn is of how many flows one is followed, a power of two; 0 is 1.
 	OneIn uint32
 

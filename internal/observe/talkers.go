@@ -25,7 +25,7 @@ const (
 
 // TalkersOptions say whose packets count.
 type TalkersOptions struct {
-	Netns     string // as loader.In takes it
+	Netns     string // as netns.In takes it
 	Device    string
 	Direction policy.Direction
 	Match     policy.Match

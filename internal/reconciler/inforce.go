@@ -19,7 +19,7 @@ func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
 	if r.packed.File != from.File {
 		r.packed = packedPolicy{from.File, inforce.Pack(from.File, from.Path, from.Text)}
 	}
-	if err := n.KeepPolicy(r.packed.PackedPolicy, false); err != nil {
+	if err := n.KeepPolicy(r.packed.Packed, false); err != nil {
 		r.OnWarning(err)
 	}
 }
@@ -27,7 +27,7 @@ func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
 // A packedPolicy is a policy as it is recorded.
 type packedPolicy struct {
 	*policyfile.File
-	loader.PackedPolicy
+	inforce.Packed
 }
 
 // reattach attaches programs that something else has detached. If another command has the lock, the next sweep does it.
@@ -66,7 +66,7 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 }
 
 // parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.
-func (r *Reconciler) parsed(packed loader.PackedPolicy) lastgood.Policy {
+func (r *Reconciler) parsed(packed inforce.Packed) lastgood.Policy {
 	if last, found := r.applied[string(packed)]; found {
 		return last
 	}

@@ -187,13 +187,10 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 		swept := !sweepAt.IsZero() && !time.Now().Before(sweepAt)
 		if swept {
-			more, err := r.sweep()
-			if err != nil {
+			if err := r.sweep(); err != nil {
 				return err
 			}
-			if sweepAt = (time.Time{}); more {
-				sweepAt = time.Now().Add(pause)
-			}
+			sweepAt = time.Time{}
 		}
 		if swept || r.mayHaveRoom() {
 			if err := r.guarantee(); err != nil {
@@ -233,8 +230,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 	}
 	if !sweepAt.IsZero() {
-		_, err := r.sweep()
-		return err
+		return r.sweep()
 	}
 	return nil
 }
@@ -267,12 +263,11 @@ func (r *Reconciler) write() (*loader.Namespace, error) {
 }
 
 // sweep opens the namespace for changes, which removes leftovers, ends changes that are older than rollbackFor, and records
-// the policy if it was read again. It reports whether it left some for later. If another command has the lock, the next
-// sweep does it.
-func (r *Reconciler) sweep() (more bool, err error) {
+// the policy if it was read again. If another command has the lock, or there is too much, the next sweep does it.
+func (r *Reconciler) sweep() error {
 	n, err := r.write()
 	if err != nil || n == nil {
-		return false, err
+		return err
 	}
 	defer n.Close()
 	if r.unrecorded && !r.missing {
@@ -280,15 +275,15 @@ func (r *Reconciler) sweep() (more bool, err error) {
 		r.record(n, from)
 	}
 	if err := n.Collect(r.policy.Names); err != nil {
-		return false, err
+		return err
 	}
-	if more, err = n.EndOldChange(rollbackFor); err != nil {
+	if err := n.EndOldChange(rollbackFor); err != nil {
 		r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
 	}
 	if err := r.dropPools(n); err != nil {
 		r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", err))
 	}
-	return more, nil
+	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) {

@@ -157,7 +157,7 @@ func (s State) Ready(packets uint32) bool {
 
 // Command returns the tc command line that sets up an fq on a device, with room for the
 // given number of packets for each of several buckets. netns is a network namespace as
-// loader.In takes it, or "". An existing fq keeps limits that are larger.
+// netns.In takes it, or "". An existing fq keeps limits that are larger.
 func (s State) Command(device, netns string, packets uint32) string {
 	tc := tcIn(netns)
 	limit, flowLimit := room(packets)
@@ -183,7 +183,7 @@ func (s State) Command(device, netns string, packets uint32) string {
 	return b.String()
 }
 
-// tcIn is the command tc in a network namespace that is given as loader.In takes it.
+// tcIn is the command tc in a network namespace that is given as netns.In takes it.
 // tc itself takes only names.
 func tcIn(netns string) string {
 	path := netns

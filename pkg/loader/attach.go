@@ -69,21 +69,17 @@ func openAttachment(at hookDir) (*attachment, error) {
 	return a, a.findFilters()
 }
 
-func pinnedProgram(pin string) (ebpf.ProgramID, error) {
+func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 	p, err := ebpf.LoadPinnedProgram(pin, nil)
 	if err != nil {
 		return 0, err
 	}
 	defer p.Close()
-	return programID(p)
-}
-
-func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	info, err := p.Info()
 	if err != nil {
 		return 0, fmt.Errorf("ask for the program: %w", err)
 	}
-	id, _ := info.ID()
+	id, _ = info.ID()
 	return id, nil
 }
 
@@ -167,9 +163,16 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 			return err
 		}
 	}
-	l, err := attachTCX(p, a.index, a.direction)
-	if err != nil {
+	if err := step.Try("attach a program to tcx"); err != nil {
 		return err
+	}
+	// Before all others, so that it meets packets before others change them or end the chain.
+	l, err := link.AttachTCX(link.TCXOptions{Interface: a.index, Program: p, Attach: netinfo.TCXType(a.direction), Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return ErrNoTCX
+	}
+	if err != nil {
+		return fmt.Errorf("attach to tcx: %w", err)
 	}
 	path := a.pin(linkPin)
 	err = unlink(path) // of a dead link
@@ -209,38 +212,31 @@ func (a *attachment) addFilter(p *ebpf.Program) error {
 	if err := a.ensureClsact(); err != nil {
 		return err
 	}
-	f, err := addFilter(a.index, a.direction, p)
-	if err != nil {
-		return errors.Join(err, a.dropClsact())
-	}
-	a.filters = []filter{f}
-	return nil
-}
-
-func addFilter(index int, d policy.Direction, p *ebpf.Program) (filter, error) {
-	all, err := netinfo.Filters(index, d)
-	if err != nil {
-		return nil, err
-	}
+	all, err := netinfo.Filters(a.index, a.direction)
 	priority := uint16(1)
 	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
 		priority++
 	}
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: a.index, Parent: netinfo.FilterParent(a.direction), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: p.FD(), Name: program.Name, DirectAction: true,
 	}
-	if err := step.Try("add a filter"); err != nil {
-		return nil, err
+	if err == nil {
+		err = step.Try("add a filter")
 	}
-	if err := netlink.FilterAdd(f); errors.Is(err, unix.ENOENT) { // of a device that has gone: ENODEV
-		return nil, ErrNoClsBPF
-	} else if err != nil {
-		return nil, fmt.Errorf("add a filter to clsact: %w", err)
+	if err == nil {
+		err = netlink.FilterAdd(f)
 	}
-	return f, nil
+	if errors.Is(err, unix.ENOENT) { // of a device that has gone: ENODEV
+		err = ErrNoClsBPF
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("add a filter to clsact: %w", err), a.dropClsact())
+	}
+	a.filters = []filter{f}
+	return nil
 }
 
 // remove detaches all programs of the hook from its device, and removes the hook's pins.
@@ -280,17 +276,17 @@ func (a *attachment) on() (device netinfo.Device, anywhere bool, err error) {
 	if a.link == nil {
 		return netinfo.Device{}, false, nil
 	}
-	info, on, err := a.ask()
-	if err != nil || on == nil || on.Ifindex == 0 {
-		return netinfo.Device{}, err == nil && on == nil, err
+	info, index, err := a.ask()
+	if err != nil || index == 0 {
+		return netinfo.Device{}, false, err
 	}
 	// The index may be that of a device in another namespace, and a device here may have it, too.
-	device, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
+	device, here, err := netinfo.DeviceByIndex(index)
 	if err != nil {
 		return netinfo.Device{}, false, err
 	}
 	if here {
-		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
+		programs, err := netinfo.TCXPrograms(index, a.direction)
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return netinfo.Device{}, false, err
 		}
@@ -298,29 +294,20 @@ func (a *attachment) on() (device netinfo.Device, anywhere bool, err error) {
 			return device, true, nil
 		}
 	}
-	// If the device was deleted meanwhile, the link has no device now.
-	if _, on, err = a.ask(); err != nil {
-		return netinfo.Device{}, false, err
-	}
-	return netinfo.Device{}, on.Ifindex != 0, nil
+	_, index, err = a.ask() // if the device was deleted meanwhile, the link has no device now
+	return netinfo.Device{}, index != 0, err
 }
 
-// ask asks for the link's program, and its device if it is one of tcx.
-func (a *attachment) ask() (info *link.Info, on *link.TCXInfo, err error) {
-	if info, err = a.link.Info(); err != nil {
-		return nil, nil, fmt.Errorf("ask for the link of device %d %s: %w", a.index, a.direction, err)
-	}
-	return info, info.TCX(), nil
-}
-
-// attachedTo is attachment.on for the pins of a hook.
-func attachedTo(at hookDir) (device netinfo.Device, anywhere bool, err error) {
-	a, err := openAttachment(at)
+// ask asks for the link's program, and the index of its device; 0 for none.
+func (a *attachment) ask() (*link.Info, int, error) {
+	info, err := a.link.Info()
 	if err != nil {
-		return netinfo.Device{}, false, err
+		return nil, 0, fmt.Errorf("ask for the link of device %d %s: %w", a.index, a.direction, err)
 	}
-	defer a.close()
-	return a.on()
+	if on := info.TCX(); on != nil {
+		return info, int(on.Ifindex), nil
+	}
+	return info, 0, nil
 }
 
 // removeHook detaches a hook from its device, and removes its pins.
@@ -347,22 +334,6 @@ func pinAt(object interface{ Pin(path string) error }, path string) error {
 		return err
 	}
 	return object.Pin(path)
-}
-
-// attachTCX attaches a program before all others, so that it meets packets before others
-// change them or end the chain.
-func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error) {
-	if err := step.Try("attach a program to tcx"); err != nil {
-		return nil, err
-	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: netinfo.TCXType(d), Anchor: link.Head()})
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		return nil, ErrNoTCX
-	}
-	if err != nil {
-		return nil, fmt.Errorf("attach to tcx: %w", err)
-	}
-	return l, nil
 }
 
 // ensureClsact adds a clsact qdisc to the device of a hook, or finds that it has one.

@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -9,11 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -36,7 +37,7 @@ func (dir home) pin(name string) string { return filepath.Join(string(dir), name
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
 	at.bpffs = cmp.Or(o.BPFFS, DefaultBPFFS)
-	at.cookie, err = netnsCookie()
+	at.cookie, err = netns.Cookie()
 	return at, err
 }
 
@@ -166,36 +167,6 @@ func pinValue(pin string, spec *ebpf.MapSpec, value any) error {
 	return pinAt(m, pin)
 }
 
-// replaceRecord pins a record in the place of the last one. A killed command leaves one of the two.
-func (dir home) replaceRecord(pin string, record []byte) error {
-	aside, spec := dir.pin(asideName), &ebpf.MapSpec{Name: "shapectl_" + pin, Type: ebpf.Array, ValueSize: uint32(len(record))}
-	err := removeAll(aside)
-	if err == nil {
-		err = pinValue(aside, spec, record)
-	}
-	if err == nil {
-		err = os.Rename(aside, dir.pin(pin))
-	}
-	return err
-}
-
-// readRecord is what is recorded at a pin, nil if nothing is.
-func readRecord(pin string) ([]byte, error) {
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer m.Close()
-	record, err := m.LookupBytes(uint32(0))
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", pin, err)
-	}
-	return record, nil
-}
-
 // isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
 func isBPFFS(path string) (bool, error) {
 	var st unix.Statfs_t
@@ -212,27 +183,16 @@ func isBPFFS(path string) (bool, error) {
 // hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.
 func hasOwnMounts() bool {
 	own, err := os.Readlink("/proc/self/ns/mnt")
-	for pid := os.Getppid(); err == nil && pid > 0; pid = parent(pid) {
+	for pid := os.Getppid(); err == nil && pid > 0; {
 		if other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && other != own {
 			return true
 		}
+		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, parent, _ := strings.Cut(string(status), "\nPPid:")
+		pid = 0
+		fmt.Sscan(parent, &pid)
 	}
 	return false
-}
-
-// parent is the parent of a process; 0 if it cannot be read.
-func parent(pid int) int {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The name, in parentheses, may contain any character.
-	var state string
-	var ppid int
-	if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &ppid); err != nil {
-		return 0
-	}
-	return ppid
 }
 
 // lockPin is a directory that commands lock before the home, so that those that read take turns with one that changes rules.
@@ -240,43 +200,29 @@ const lockPin = "lock"
 
 // lock keeps a command that changes rules apart from all other commands, until the process ends.
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
-	if !exclusive {
-		// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for
-		// good.
-		if turn, err := lock(dir.pin(lockPin), false, patience); err == nil {
-			defer turn()
-		} else if errors.Is(err, unix.EWOULDBLOCK) {
+	if exclusive {
+		if err := makeDir(dir.pin(lockPin)); err != nil {
 			return nil, err
 		}
-		return lock(string(dir), false, patience)
 	}
-	if err := makeDir(dir.pin(lockPin)); err != nil {
+	// A command that changes rules waits until those that read have ended. Others begin after it, or it might wait for good.
+	turn, err := lock(dir.pin(lockPin), exclusive, patience)
+	if err != nil && (exclusive || errors.Is(err, unix.EWOULDBLOCK)) {
 		return nil, err
 	}
-	own, err := lock(dir.pin(lockPin), true, patience)
+	all, err := lock(string(dir), exclusive, patience)
+	if err != nil || !exclusive {
+		turn.Close()
+	}
 	if err != nil {
 		return nil, err
 	}
-	all, err := lock(string(dir), true, patience)
-	if err != nil {
-		own()
-		return nil, err
-	}
-	return func() { all(); own() }, nil
+	return func() { all.Close(); turn.Close() }, nil
 }
 
-// lock locks a directory until the process ends. The error wraps EWOULDBLOCK if other commands held the lock for too
-// long, and fs.ErrNotExist if the directory was removed.
-func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
-	f, err := lockFile(dir, exclusive, patience)
-	if err != nil {
-		return nil, err
-	}
-	return func() { f.Close() }, nil
-}
-
-// lockFile is lock for who is to close the directory.
-func lockFile(dir string, exclusive bool, patience time.Duration) (*os.File, error) {
+// lock locks a directory until it is closed, or the process ends. The error wraps EWOULDBLOCK if other commands held the lock
+// for too long, and fs.ErrNotExist if the directory was removed.
+func lock(dir string, exclusive bool, patience time.Duration) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err

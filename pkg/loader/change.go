@@ -53,7 +53,7 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 		policy.SortRules(tables[i].Rules)
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.carryOut(func() (orders, error) { return n.plan(tables, besideOthers, o) }, o)
+	all, err := n.carryOut(func() (orders, error) { return planner{n}.plan(tables, besideOthers, o) }, o)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 	if n.pins.state() != maps.Pending {
 		reverted = nil
 	}
-	all, err := n.carryOut(func() (orders, error) { return n.planNew(tables, reverted) }, ApplyOptions{beside: true})
+	all, err := n.carryOut(func() (orders, error) { return planner{n}.planNew(tables, reverted) }, ApplyOptions{beside: true})
 	for _, o := range all {
 		if o.State == Attached && !o.isPools() {
 			o.done.Hook.Changed = true
@@ -222,7 +222,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 		}
 	}
 	if len(again) > 0 {
-		err = errors.Join(err, n.pins.dir.keepReattached(Reattached{maps.Now(), again}))
+		err = errors.Join(err, n.pins.dir.record(reattachedPin, Reattached{maps.Now(), again}))
 	}
 	return again, errors.Join(unread, err)
 }

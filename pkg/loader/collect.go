@@ -110,8 +110,7 @@ func (n *Namespace) collectDevices(keep func(device string) bool) {
 	n.collected = slices.Compact(n.collected)
 }
 
-// collectNamespaces removes the homes of namespaces that no longer exist, but for
-// hooks that are in force on a device that left its namespace in time.
+// collectNamespaces removes the homes of namespaces that no longer exist, with hooks on devices that left them in time.
 func (at place) collectNamespaces() {
 	for _, dir := range at.others() {
 		dead, err := dir.isDead()
@@ -133,16 +132,11 @@ func (at place) collectNamespaces() {
 // clear removes the pins of a namespace that no longer exists, except the mark and the lock.
 func (dir home) clear() {
 	hooks, err := dir.hookDirs()
-	inForce := err != nil
 	for _, at := range hooks {
-		if _, anywhere, err := attachedTo(at); err != nil || anywhere {
-			inForce = true
-		} else {
-			discard(at.dir)
-		}
+		err = errors.Join(err, removeHook(at))
 	}
-	if inForce {
-		return // the maps and programs stay, because a hook uses them
+	if err != nil {
+		return // a hook may use the maps
 	}
 	entries, _ := readDir(string(dir))
 	for _, e := range entries {
@@ -160,43 +154,20 @@ type Others struct{ at place }
 // Others are those beside the namespace's own.
 func (n *Namespace) Others() Others { return Others{n.place} }
 
-// A Leftover is the pins of a namespace that no longer exists.
-type Leftover struct {
-	Path string // of the directory
-	// InForce are the directions of devices on which rules are in force: only 'flush' removes them.
-	InForce []Orphan
-}
-
-// An Orphan is a direction of a device with rules in force that were set in a namespace which
-// no longer exists.
-type Orphan struct {
-	Device    netinfo.Device // the zero Device if it is in another namespace
-	Direction policy.Direction
-
-	at hookDir
-}
-
 // Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
 func (o Others) Exist() bool { return len(o.at.others()) > 0 }
 
-// Leftovers are all leftovers. With an error they are those that could be read.
-func (o Others) Leftovers() (left []Leftover, err error) {
-	var failed []error
+// Leftovers are the directories of namespaces that no longer exist. With an error they are those that could be read.
+func (o Others) Leftovers() (left []string, err error) {
 	for _, dir := range o.at.others() {
-		dead, err := dir.isDead()
-		switch {
-		case dead:
-			orphans, err := dir.orphans()
-			if errors.Is(err, fs.ErrPermission) {
-				continue // it cannot be known whether rules are in force
-			}
-			failed = append(failed, err)
-			left = append(left, Leftover{Path: string(dir), InForce: orphans})
-		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // only root may read those of another user
-			failed = append(failed, err)
+		dead, failed := dir.isDead()
+		if dead {
+			left = append(left, string(dir))
+		} else if !errors.Is(failed, fs.ErrNotExist) && !errors.Is(failed, fs.ErrPermission) { // only root may read those of another user
+			err = errors.Join(err, failed)
 		}
 	}
-	return left, errors.Join(failed...)
+	return left, err
 }
 
 // Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
@@ -213,82 +184,26 @@ func (o Others) Elsewhere(which func(device string, d policy.Direction) bool) (f
 	return found
 }
 
-// orphans are the hooks of a dead namespace that are in force.
-func (dir home) orphans() (orphans []Orphan, err error) {
-	hooks, err := dir.hookDirs()
-	if err != nil {
-		return nil, err
-	}
-	for _, at := range hooks {
-		device, anywhere, err := attachedTo(at)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // another command has just removed it
-		}
-		if err != nil {
-			return orphans, err
-		}
-		if !anywhere {
-			continue
-		}
-		orphans = append(orphans, Orphan{Device: device, Direction: at.direction, at: at})
-	}
-	return orphans, nil
-}
-
-// FlushOrphans removes the orphans of this namespace's devices for which which is true. It
-// returns those that it has removed.
-func (o Others) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
-	left, _ := o.Leftovers() // doctor reports what cannot be read
-	for _, l := range left {
-		for _, o := range l.InForce {
-			if o.Device.Name == "" || !which(o.Device, o.Direction) {
-				continue
-			}
-			unlock, err := home(l.Path).lock(true, lockPatience)
-			if err != nil {
-				return flushed, fmt.Errorf("open the pins: %w", err)
-			}
-			err = removeHook(o.at)
-			home(l.Path).clear()
-			home(l.Path).remove()
-			unlock()
-			if err != nil {
-				return flushed, err
-			}
-			flushed = append(flushed, o)
-		}
-	}
-	return flushed, nil
-}
-
 // EndOldChange ends the last change for good if it is over, older than an age, and has
-// left hooks without a rule, which are kept only for a rollback. It reports whether it left
-// some for the next call.
-func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
+// left hooks without a rule, which are kept only for a rollback.
+func (n *Namespace) EndOldChange(age time.Duration) error {
 	if n.pins.store == nil {
-		return false, nil
+		return nil
 	}
 	at := n.pins.store.Begins() // 0 if a command has ended the change already
 	switch state, expired := n.pins.store.Change(); state {
 	case maps.Pending:
-		return false, nil
+		return nil
 	case maps.Expired:
 		at = expired
 	}
 	if at != 0 && at+uint64(age) > maps.Now() {
-		return false, nil
+		return nil
 	}
 	sets := n.pins.sets() // none if there are only pools
 	haveRules := n.pins.store.HaveRulesInForce()
 	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !haveRules[set.Number()] }) {
-		return false, nil
+		return nil
 	}
-	if err := n.pins.endChange(nil); err != nil {
-		return false, err
-	}
-	if err = n.pins.sweep(); err != nil || n.pins.store == nil {
-		return false, err
-	}
-	haveRules = n.pins.store.HaveRules()
-	return slices.ContainsFunc(n.pins.sets(), func(set *maps.Set) bool { return !haveRules[set.Number()] || !set.Attached() }), nil
+	return n.pins.endChange()
 }

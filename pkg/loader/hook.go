@@ -134,46 +134,36 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 // Hooks are the hooks that have rules, by device name, egress before ingress. With an error
 // they are those that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
-	if err := n.pins.readable(); err != nil {
-		return nil, err
-	}
-	return n.pins.readHooks()
-}
-
-// readHooks are Hooks, none where there are only those of another layout.
-func (s *bpfState) readHooks() (hooks []*Hook, err error) {
-	if s.store == nil {
-		return nil, nil
+	if n.pins.store == nil {
+		return nil, n.pins.readable()
 	}
 	var unread []error
-	haveRules := s.store.HaveRules()
-	for set := range s.store.Sets() {
-		if !haveRules[set.Number()] {
+	haveRules := n.pins.store.HaveRules()
+	here := map[Side]bool{} // with other rules than those of deleted devices
+	for _, set := range n.pins.sets() {
+		if !haveRules[set.Number()] || !set.Attached() { // a command was killed before that
 			continue
 		}
-		if !set.Attached() {
-			continue // a command was killed before that
-		}
-		h := s.dir.hookOf(set)
-		if err := s.kept.judge(h); err != nil {
+		h := n.pins.dir.hookOf(set)
+		if err := n.pins.kept.judge(h); err != nil {
 			h.Close()
 			unread = append(unread, err)
 			continue
 		}
 		hooks = append(hooks, h)
+		here[Side{h.Name(), h.Direction}] = here[Side{h.Name(), h.Direction}] || h.State != Gone
 	}
-	slices.SortFunc(hooks, func(a, b *Hook) int {
-		return cmp.Or(strings.Compare(a.Name(), b.Name()), strings.Compare(a.Direction.String(), b.Direction.String()))
-	})
-	return slices.DeleteFunc(hooks, func(h *Hook) bool {
-		superseded := h.State == Gone && slices.ContainsFunc(hooks, func(other *Hook) bool {
-			return other.State != Gone && other.Name() == h.Was && other.Direction == h.Direction
-		})
+	hooks = slices.DeleteFunc(hooks, func(h *Hook) bool {
+		superseded := h.State == Gone && here[Side{h.Was, h.Direction}]
 		if superseded {
 			h.Close()
 		}
 		return superseded
-	}), errors.Join(unread...)
+	})
+	slices.SortFunc(hooks, func(a, b *Hook) int {
+		return cmp.Or(strings.Compare(a.Name(), b.Name()), strings.Compare(a.Direction.String(), b.Direction.String()))
+	})
+	return hooks, errors.Join(unread...)
 }
 
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.

@@ -2,56 +2,26 @@ package loader
 
 import (
 	"bytes"
-	"compress/gzip"
-	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
 
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
-// policyPin keeps the policy in force as it was applied, because its file may change.
-const (
-	policyPin  = "policy"
-	mostPolicy = 4<<20 - 16 // bytes: Linux refuses larger values of a map, and nothing is known then
-)
+// mostPolicy is how many bytes of packed policies are recorded: Linux refuses larger values of a map, and nothing is known then.
+const mostPolicy = 3<<20 - 1<<10 // which are 4 MiB of JSON
 
-// A PackedPolicy is the text of a policy, and the path of its file; nil for none.
-type PackedPolicy []byte
-
-// PackPolicy packs a policy. The path of standard input is "-".
-func PackPolicy(path string, text []byte) PackedPolicy {
-	var all bytes.Buffer
-	w := gzip.NewWriter(&all)
-	w.Write([]byte(path + "\x00")) // to memory
-	w.Write(text)
-	w.Close()
-	return all.Bytes()
-}
-
-// Unpack is the reverse of PackPolicy.
-func (p PackedPolicy) Unpack() (path string, text []byte, err error) {
-	r, err := gzip.NewReader(bytes.NewReader(p))
-	if err != nil {
-		return "", nil, err
-	}
-	all, err := io.ReadAll(r)
-	name, text, _ := bytes.Cut(all, []byte{0})
-	return string(name), text, err
-}
-
-// Policies are those that were applied; nil for one that is not known. Single rules may have been changed since.
+// Policies are those that were applied, as KeepPolicy was given them; nil for one that is not known. Single rules may have been changed since.
 type Policies struct {
-	Now      PackedPolicy // in force
-	Reverted PackedPolicy // in force once the pending change has reverted
-	Undone   PackedPolicy // the last one, if its change has reverted
+	Now      []byte // in force
+	Reverted []byte // in force once the pending change has reverted
+	Undone   []byte // the last one, if its change has reverted
 }
 
-// A policyRecord is what policyPin has.
+// A policyRecord is the record of the policy in force as it was applied, because its file may change.
 type policyRecord struct {
-	now, other PackedPolicy
-	began      uint64 // the change that replaced other by now, in ns of maps.Now; or undone, or 0
+	Now, Other []byte
+	Began      uint64 // the change that replaced Other by Now, in ns of maps.Now; or undone, or 0
 }
 
 // undone says that the change that brought the other policy has reverted.
@@ -59,7 +29,7 @@ const undone = math.MaxUint64
 
 // KeepPolicy records the policy that is in force from now on. If the last change brought it into force, the policy
 // before it is in force again when that change reverts.
-func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
+func (n *Namespace) KeepPolicy(p []byte, byChange bool) error {
 	if n.pins.foreign != nil {
 		return nil // this build changes nothing of another layout
 	}
@@ -80,11 +50,11 @@ func (n *Namespace) KeepPolicy(p PackedPolicy, byChange bool) error {
 	case bytes.Equal(p, last.Now):
 		return nil
 	case byChange && n.pins.store != nil:
-		record.other, record.began = last.Now, n.pins.store.Begins()
+		record.Other, record.Began = last.Now, n.pins.store.Begins()
 	case last.Undone != nil:
-		record.other, record.began = last.Undone, undone
+		record.Other, record.Began = last.Undone, undone
 	}
-	record.now = p
+	record.Now = p
 	return n.pins.dir.keepPolicies(record)
 }
 
@@ -100,16 +70,16 @@ func (n *Namespace) Policies() (Policies, error) {
 // followPolicy applies the state of the last change to a record.
 func (s *bpfState) followPolicy(p policyRecord) Policies {
 	state := s.state()
-	isLast := s.store != nil && p.began == s.store.Begins()
+	isLast := s.store != nil && p.Began == s.store.Begins()
 	switch {
-	case p.began == undone:
-		return Policies{p.now, p.now, p.other}
+	case p.Began == undone:
+		return Policies{p.Now, p.Now, p.Other}
 	case isLast && state == maps.Expired:
-		return Policies{p.other, p.other, p.now}
+		return Policies{p.Other, p.Other, p.Now}
 	case isLast && state == maps.Pending:
-		return Policies{p.now, p.other, nil}
+		return Policies{p.Now, p.Other, nil}
 	}
-	return Policies{p.now, p.now, nil}
+	return Policies{p.Now, p.Now, nil}
 }
 
 // state is that of the last change.
@@ -128,7 +98,7 @@ func (s *bpfState) settlePolicy() error {
 		return err
 	}
 	p := s.followPolicy(record)
-	if p.Undone == nil || record.began == undone {
+	if p.Undone == nil || record.Began == undone {
 		return nil
 	}
 	return s.dir.keepPolicies(policyRecord{p.Now, p.Undone, undone})
@@ -136,26 +106,16 @@ func (s *bpfState) settlePolicy() error {
 
 // policies reads the record.
 func (dir home) policies() (p policyRecord, err error) {
-	record, err := readRecord(dir.pin(policyPin))
-	if err != nil || len(record) < 16 {
-		return p, err
-	}
-	p.began = binary.NativeEndian.Uint64(record)
-	length := min(binary.NativeEndian.Uint64(record[8:]), uint64(len(record)-16))
-	p.now, p.other = record[16:16+length], record[16+length:]
-	return p, nil
+	err = dir.recorded(policyPin, &p)
+	return p, err
 }
 
 // keepPolicies replaces the record.
 func (dir home) keepPolicies(p policyRecord) error {
-	if size := len(p.now) + len(p.other); size == 0 || size > mostPolicy {
+	if size := len(p.Now) + len(p.Other); size == 0 || size > mostPolicy {
 		return unlink(dir.pin(policyPin))
 	}
-	var record []byte
-	record = binary.NativeEndian.AppendUint64(record, p.began)
-	record = binary.NativeEndian.AppendUint64(record, uint64(len(p.now)))
-	record = append(append(record, p.now...), p.other...)
-	if err := dir.replaceRecord(policyPin, record); err != nil {
+	if err := dir.record(policyPin, p); err != nil {
 		return fmt.Errorf("record the policy in force: %w", err)
 	}
 	return nil

@@ -88,7 +88,7 @@ func (l *Lessee) claim(dir home) error {
 		return err
 	}
 	var err error
-	if l.claimed, err = lockFile(path, true, claimPatience); errors.Is(err, unix.EWOULDBLOCK) {
+	if l.claimed, err = lock(path, true, claimPatience); errors.Is(err, unix.EWOULDBLOCK) {
 		return ErrLessee
 	}
 	return err
@@ -117,7 +117,7 @@ func HasLessee(o Options, kind LeaseKind) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	unlock, err := lock(at.home().pin(string(kind)), false, 0)
+	locked, err := lock(at.home().pin(string(kind)), false, 0)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return true, nil
@@ -126,6 +126,6 @@ func HasLessee(o Options, kind LeaseKind) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("find out whether a process renews leases: %w", err)
 	}
-	unlock()
+	locked.Close()
 	return false, nil
 }

@@ -15,19 +15,13 @@ package loader
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
-	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
+	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
@@ -40,15 +34,6 @@ const (
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
 )
-
-// ErrNoNamespace means that there is no network namespace with that name, path or process id.
-var ErrNoNamespace = errors.New("no such network namespace")
-
-// ErrFewFiles means that the process may not open as many files as a command needs.
-var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
-
-// leastFiles is how many files a command needs. The number does not grow with devices or rules.
-const leastFiles = 256
 
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
@@ -71,105 +56,6 @@ type Namespace struct {
 	unlock  func()
 
 	collected []string // see Collected
-}
-
-// In runs f on a thread in a network namespace: a name of `ip netns`, a path (with a slash), or
-// the id of a process in it. A name wins over an id. "" is the caller's namespace. The error wraps
-// ErrNoNamespace if there is no such namespace.
-func In(name string, f func() error) error {
-	if name == "" {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		return f()
-	}
-	target, err := openNetns(name)
-	if err != nil {
-		return err
-	}
-	defer target.Close()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := netns.Set(target)
-		switch {
-		case errors.Is(err, unix.EINVAL):
-			err = fmt.Errorf("%w: %s is something else", ErrNoNamespace, name)
-		case err != nil:
-			err = fmt.Errorf("enter network namespace %s: %w", name, err)
-		default:
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// NetnsDir has the names that `ip netns` knows.
-const NetnsDir = "/run/netns"
-
-// Stay is In for an f that goes on until its context is done. It ends f, and returns an error that wraps ErrNoNamespace, once
-// a namespace with this name is gone, or another one has the name: limits in the old one serve nobody. A namespace that is
-// named by a process stays when the process ends.
-func Stay(ctx context.Context, name string, f func(context.Context) error) error {
-	if name == "" {
-		return In(name, func() error { return f(ctx) })
-	}
-	first, err := NetnsID(name)
-	if err != nil {
-		return err
-	}
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	_, notPID := strconv.ParseUint(name, 10, 31)
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(stayEvery):
-			}
-			switch now, err := NetnsID(name); {
-			case err == nil && now != first:
-				end(fmt.Errorf("%w: another one has the name %s now", ErrNoNamespace, name))
-			case errors.Is(err, ErrNoNamespace) && notPID != nil:
-				end(err)
-			}
-		}
-	}()
-	err = In(name, func() error { return f(ctx) })
-	if cause := context.Cause(ctx); err == nil && errors.Is(cause, ErrNoNamespace) {
-		return cause
-	}
-	return err
-}
-
-// stayEvery is how often Stay looks at a name.
-const stayEvery = time.Second
-
-func openNetns(name string) (netns.NsHandle, error) {
-	open := func(path string) (netns.NsHandle, error) {
-		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO must not block
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("open network namespace %s: %w", path, err)
-		}
-		return netns.NsHandle(fd), err
-	}
-	path := name
-	if !strings.Contains(name, "/") {
-		path = filepath.Join(NetnsDir, name)
-	}
-	fd, err := open(path)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return fd, err
-	}
-	if _, notPID := strconv.ParseUint(name, 10, 31); notPID != nil {
-		return fd, fmt.Errorf("%w: there is no %s", ErrNoNamespace, path)
-	}
-	fd, err = open("/proc/" + name + "/ns/net")
-	if errors.Is(err, fs.ErrNotExist) {
-		return fd, fmt.Errorf("%w: there is neither %s nor a process %s", ErrNoNamespace, path, name)
-	}
-	return fd, err
 }
 
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write
@@ -239,17 +125,13 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
 	n := &Namespace{options: o, unlock: func() {}}
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
-		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
-	}
 	at, err := locate(o)
 	if err != nil {
 		return nil, err
 	}
 	n.place = at
-	n.pins.writing, n.pins.renews, n.pins.kept, n.pins.haste = writing, o.Renews, kept, haste(expedited)
-	n.pins.haste.relax() // after a command that was killed in hurry
+	n.pins.writing, n.pins.renews, n.pins.kept = writing, o.Renews, kept
+	hurry.Relax() // after a command that was killed in hurry
 	mounted, err := at.mounted()
 	if err != nil || !mounted {
 		return n, err
@@ -320,29 +202,4 @@ func (n *Namespace) Close() {
 		n.pins.dir.remove()
 	}
 	n.unlock()
-}
-
-// NetnsID identifies a network namespace, which is named as for In.
-func NetnsID(name string) (id string, err error) {
-	err = In(name, func() error {
-		cookie, err := netnsCookie()
-		id = strconv.FormatUint(cookie, 10)
-		return err
-	})
-	return id, err
-}
-
-// netnsCookie identifies the thread's network namespace. Unlike its inode, the kernel never
-// uses a cookie again.
-func netnsCookie() (uint64, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return 0, fmt.Errorf("tell which network namespace this is: %w", err)
-	}
-	defer unix.Close(fd)
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return 0, fmt.Errorf("tell which network namespace this is (the kernel's SO_NETNS_COOKIE, from 5.14): %w", err)
-	}
-	return cookie, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -130,7 +131,7 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 	}
 	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
 	if err == nil && o.Confirm > 0 && n.pins.state() == maps.Pending {
-		n.pins.keepAuthor(o.Author)
+		n.pins.dir.record(authorPin, Author{o.Author, n.pins.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
@@ -279,7 +280,7 @@ func (all orders) finish(p *pins, change bool) error {
 		}
 		have = p.store.HaveRules()
 	}
-	err := forEach(p, all, func(o *order) error {
+	err := forEach(all, func(o *order) error {
 		switch {
 		case o.gone != nil || o.isPools():
 			return nil
@@ -343,7 +344,7 @@ func (all orders) claim(p *pins) error {
 
 // attach attaches hooks that are not attached, with programs of this build.
 func (all orders) attach(p *pins, options Options) error {
-	return p.haste.hurry(len(all), func() error {
+	return hurry.Up(len(all), func() error {
 		for _, o := range all {
 			if o.gone != nil || o.isPools() {
 				continue

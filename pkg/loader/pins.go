@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -25,7 +26,6 @@ const busyPin = "busy"
 // remove hooks, and complete the work of killed commands.
 type pins struct {
 	bpfState
-	haste haste
 }
 
 // removeHook removes a hook without rules, and frees its set.
@@ -52,7 +52,7 @@ func (p *pins) sweep() error {
 		}
 	}
 	began := time.Now()
-	return p.haste.hurry(len(empty), func() error {
+	return hurry.Up(len(empty), func() error {
 		for _, set := range empty {
 			if time.Since(began) > sweepTime {
 				break
@@ -278,8 +278,8 @@ func (p *pins) end() error {
 }
 
 // forEach calls f, which may detach a hook, for each hook, even after f failed for some.
-func forEach[H any](p *pins, hooks []H, f func(H) error) error {
-	return p.haste.hurry(len(hooks), func() error {
+func forEach[H any](hooks []H, f func(H) error) error {
+	return hurry.Up(len(hooks), func() error {
 		var failed []error
 		for _, h := range hooks {
 			failed = append(failed, f(h))

@@ -26,8 +26,11 @@ const (
 	besideOthers scope = true // which rules of the tables replace where they have the same network
 )
 
-// plan makes the orders for tables. A device that does not exist has none. It changes nothing.
-func (n *Namespace) plan(tables []policy.Table, which scope, o ApplyOptions) (all orders, err error) {
+// A planner makes the orders of commands. It changes nothing.
+type planner struct{ *Namespace }
+
+// plan makes the orders for tables. A device that does not exist has none.
+func (n planner) plan(tables []policy.Table, which scope, o ApplyOptions) (all orders, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
@@ -83,7 +86,7 @@ func (n *Namespace) plan(tables []policy.Table, which scope, o ApplyOptions) (al
 }
 
 // withoutRules are the orders that leave no pools, and no rules on devices; nil for all.
-func (n *Namespace) withoutRules(devices []string) (all orders, err error) {
+func (n planner) withoutRules(devices []string) (all orders, err error) {
 	var hooks []*Hook
 	if devices == nil {
 		hooks, err = n.Hooks()
@@ -108,7 +111,7 @@ func (n *Namespace) withoutRules(devices []string) (all orders, err error) {
 }
 
 // add adds the order for a table, if its device exists and there is anything to do.
-func (n *Namespace) add(all orders, t policy.Table) (orders, error) {
+func (n planner) add(all orders, t policy.Table) (orders, error) {
 	if t.IsPools() {
 		return append(all, n.poolsOrder(t.Rules)), nil
 	}
@@ -156,7 +159,7 @@ func (o *order) planSteps(which scope) {
 }
 
 // check finds out why a hook cannot have rules, and the pools that these draw from.
-func (o *order) check(n *Namespace, rules, drawn []policy.Rule) error {
+func (o *order) check(n planner, rules, drawn []policy.Rule) error {
 	if o.Set == nil {
 		if err := n.pins.dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
@@ -184,7 +187,7 @@ func (o *order) checkMatch(lasts bool) error {
 
 // planNew is plan for hooks without rules, and for those of their pools that do not exist. reverted is nil unless a change is
 // pending; then they are the tables once it has reverted.
-func (n *Namespace) planNew(tables, reverted []policy.Table) (all orders, err error) {
+func (n planner) planNew(tables, reverted []policy.Table) (all orders, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ func (n *Namespace) Pools() *Hook {
 	return h
 }
 
-func (n *Namespace) poolsOrder(want []policy.Rule) *order {
+func (n planner) poolsOrder(want []policy.Rule) *order {
 	return newOrder(n.Pools(), netinfo.Device{}, policy.Table{Rules: want})
 }
 
@@ -65,7 +65,7 @@ func (s *bpfState) within(pools map[policy.Within]bool) (users []string) {
 
 // poolsAfter returns the pools that there are once orders are carried out. The error of
 // policy.CheckPools says why these pools would be wrong for what is within them.
-func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
+func (n planner) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
 	concern := all.concernPools()
 	attachAgain := func(o *order) bool { return o.Set != nil && o.State != Attached }
 	if !concern && !slices.ContainsFunc(all, attachAgain) {
@@ -93,10 +93,8 @@ func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
 	if len(tables) > 0 && tables[0].IsPools() {
 		pools = tables[0].Rules
 	}
-	if concern {
-		if err := policy.CheckPools(tables); err != nil {
-			return nil, err
-		}
+	if concern && all.steps() > 0 {
+		return pools, policy.CheckPools(tables)
 	}
 	return pools, nil
 }
@@ -174,26 +172,22 @@ func drawnFrom(rules, pools []policy.Rule) []policy.Rule {
 	})
 }
 
-// drawnFromAll are those of pools that rules of tables draw from, or that follow a host, sorted.
-func drawnFromAll(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+// missing are those of pools that rules of tables draw from, or that follow a host, and that do not exist, sorted.
+func missing(s *maps.Store, pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+	for _, p := range pools {
+		if p.Label.Host != (policy.MAC{}) {
+			missing = append(missing, p)
+		}
+	}
+	missing = append(missing, drawnFrom(missing, pools)...)
 	for _, t := range tables {
 		missing = append(missing, drawnFrom(t.Rules, pools)...)
 	}
-	follow := slices.DeleteFunc(slices.Clone(pools), func(p policy.Rule) bool {
-		return p.Label.Host == policy.MAC{}
-	})
-	missing = slices.Concat(missing, follow, drawnFrom(follow, pools))
 	policy.SortRules(missing)
-	return slices.Compact(missing) // tables may draw from the same pool
-}
-
-// missing are those of drawnFromAll that do not exist.
-func missing(s *maps.Store, pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
-	missing = drawnFromAll(pools, tables)
-	if s == nil {
-		return missing
-	}
-	return slices.DeleteFunc(missing, func(p policy.Rule) bool {
+	return slices.DeleteFunc(slices.Compact(missing), func(p policy.Rule) bool { // tables may draw from the same pool
+		if s == nil {
+			return false
+		}
 		_, found := s.Pools().Find(p.Prefix)
 		return found
 	})
@@ -218,7 +212,7 @@ func parentsFirst(steps []policy.Difference) {
 
 // planDrawing adds orders for attached hooks whose rules draw from pools that are about to change: the pools may
 // begin or cease to delay their packets.
-func (n *Namespace) planDrawing(all orders, pools []policy.Rule) (orders, error) {
+func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 	delays := func(d policy.Difference) bool {
 		return d.Have != nil && d.Have.Excess == policy.Delay || d.Want != nil && d.Want.Excess == policy.Delay
 	}
@@ -242,22 +236,14 @@ func (n *Namespace) planDrawing(all orders, pools []policy.Rule) (orders, error)
 	return all, err
 }
 
-// allSets are the sets of all hooks, and that of the pools.
-func (s *bpfState) allSets() []*maps.Set {
-	if s.store == nil {
-		return nil
-	}
-	return append(s.sets(), s.store.Pools())
-}
-
-// allRules are the rules of all sets. It needs one pass for all.
+// allRules are the rules of all hooks, and the pools. It needs one pass for all.
 func (s *bpfState) allRules() iter.Seq2[*maps.Set, []maps.Entry] {
 	return func(yield func(*maps.Set, []maps.Entry) bool) {
 		if s.store == nil {
 			return
 		}
 		rules := s.store.AllRules()
-		for _, set := range s.allSets() {
+		for _, set := range append(s.sets(), s.store.Pools()) {
 			if !yield(set, rules[set.Number()]) {
 				return
 			}

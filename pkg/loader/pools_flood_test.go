@@ -317,7 +317,7 @@ func (x *changingTree) count() {
 	n, err := Read(x.options)
 	testenv.Must(x.t, err)
 	defer n.Close()
-	for _, set := range n.pins.allSets() {
+	for _, set := range append(n.pins.sets(), n.pins.store.Pools()) {
 		for _, e := range set.Rules() {
 			x.limits[e.Prefix].count(x.t, set, e)
 			if g, ok := set.Guarantee(e); ok {
@@ -504,7 +504,7 @@ func (x *changingTree) charged() {
 	testenv.Must(x.t, err)
 	defer n.Close()
 	passed, refused := map[netip.Prefix]uint64{}, uint64(0)
-	for _, set := range n.pins.allSets() {
+	for _, set := range append(n.pins.sets(), n.pins.store.Pools()) {
 		for _, e := range set.Rules() {
 			c := set.Counters(e.ID)
 			passed[e.Prefix] += c.PassedBytes

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -166,7 +167,7 @@ func TestSeveralHooksKilled(t *testing.T) {
 
 // Hooks of another layout are detached together, with expedited grace periods.
 func TestHooksOfAnotherLayoutTogether(t *testing.T) {
-	if err := unix.Access(expedited, unix.W_OK); err != nil {
+	if err := unix.Access(hurry.File, unix.W_OK); err != nil {
 		testenv.Skip(t, "grace periods cannot be expedited here: "+err.Error())
 	}
 	r := newRig(t, TCX, policy.Egress)
@@ -180,7 +181,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	old := step.Hook
 	defer func() { step.Hook = old }()
 	step.Hook = func(name string, canFail bool) error {
-		if name == "detach a link" && haste(expedited).now() == relaxed {
+		if name == "detach a link" && expedited() == "0" {
 			slow++
 		}
 		return all.step(name, canFail)
@@ -192,59 +193,25 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Grace periods stay expedited until the last of several commands has ended. After a killed
-// command, the next command of any namespace ends it.
-func TestHurryTogether(t *testing.T) {
-	file := haste(filepath.Join(t.TempDir(), "expedited")) // not the kernel's file, which other tests use
-	write := func(number string) { testenv.Must(t, os.WriteFile(string(file), []byte(number+"\n"), 0o600)) }
-	shows := func(when, want string) {
-		t.Helper()
-		if got := file.now(); got != want {
-			t.Errorf("%s: the file says %s, want %s", when, got, want)
-		}
-	}
-	hurry := func(f func()) {
-		testenv.Must(t, file.hurry(manyHooks, func() error { f(); return nil }))
-	}
-	write(relaxed)
-	began, end, ended := make(chan bool), make(chan bool), make(chan bool)
-	hurry(func() {
-		go func() {
-			hurry(func() { close(began); <-end })
-			close(ended)
-		}()
-		<-began
-		shows("two hurry", hurried)
-		file.relax()
-		shows("another one begins", hurried)
-	})
-	shows("one has ended", hurried)
-	close(end)
-	<-ended
-	shows("both have ended", relaxed)
-	write(hurried)
-	file.relax()
-	shows("after a kill", relaxed)
-	write("1")
-	hurry(func() { shows("the administrator's", "1") })
-	file.relax()
-	shows("the administrator's still", "1")
+func expedited() string {
+	number, _ := os.ReadFile(hurry.File)
+	return strings.TrimSpace(string(number))
 }
 
 // A reading command also ends the expedited grace periods of a killed one.
 func TestReadEndsHurry(t *testing.T) {
 	// Tests of other packages may be in a hurry; only the administrator's number stays.
-	if now := haste(expedited).now(); unix.Access(expedited, unix.W_OK) != nil || now != relaxed && now != hurried {
+	if now := expedited(); unix.Access(hurry.File, unix.W_OK) != nil || now != "0" && now != hurry.Number {
 		testenv.Skip(t, "grace periods cannot be expedited here, or the administrator has set them")
 	}
 	testenv.NewNetns(t)
 	o := Options{BPFFS: testenv.BPFFS(t)}
-	testenv.Must(t, os.WriteFile(expedited, []byte(hurried), 0))
+	testenv.Must(t, os.WriteFile(hurry.File, []byte(hurry.Number), 0))
 	testenv.Eventually(t, "an end of the hurry", func() bool { // other tests may be in one
 		n, err := Read(o)
 		testenv.Must(t, err)
 		n.Close()
-		return haste(expedited).now() != hurried
+		return expedited() != hurry.Number
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -104,7 +105,7 @@ func killSelf(how []string) {
 
 // command opens a namespace for changes, as a command does, and runs f.
 func command(o Options, run func(n *Namespace) error) error {
-	return In("", func() error {
+	return netns.In("", func() error {
 		n, err := Write(o)
 		if err != nil {
 			return err

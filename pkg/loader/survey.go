@@ -2,19 +2,11 @@ package loader
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"runtime"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/program"
-	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // BPFFS is the file system that holds the pins.
@@ -52,28 +44,6 @@ func exists(path string) bool {
 	return !errors.Is(err, os.ErrNotExist) // in doubt it does: rules without pins are removed
 }
 
-// Probe loads the program with maps of its own, and closes it. It reports whether the kernel
-// compiles programs to machine code. The error says what this process may not do, or this
-// kernel cannot.
-func Probe() (jited bool, err error) {
-	store, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
-	if err != nil {
-		return false, err
-	}
-	defer store.Close()
-	p, err := program.Load(store, store.Hook())
-	if err != nil {
-		return false, err
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return false, fmt.Errorf("ask for the program: %w", err)
-	}
-	_, err = info.JitedSize()
-	return err == nil, nil
-}
-
 // HookMode is how a new hook would be attached.
 func HookMode(o Options) (Mode, error) {
 	switch {
@@ -85,34 +55,4 @@ func HookMode(o Options) (Mode, error) {
 		return TCX, ErrNoTCX
 	}
 	return Clsact, nil
-}
-
-// TryClsact attaches a program by clsact in a network namespace of its own. The error wraps ErrNoClsact or ErrNoClsBPF if
-// the kernel cannot; without CAP_SYS_ADMIN nothing is known.
-func TryClsact() error {
-	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}})
-	if err != nil {
-		return fmt.Errorf("load a program: %w", err)
-	}
-	defer p.Close()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and the namespace with the thread
-		done <- tryClsact(p)
-	}()
-	return <-done
-}
-
-func tryClsact(p *ebpf.Program) error {
-	const loopback = 1 // the index of lo in each namespace
-	if err := unix.Unshare(unix.CLONE_NEWNET); errors.Is(err, unix.EPERM) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("make a network namespace: %w", err)
-	}
-	if err := addClsact(loopback); err != nil {
-		return err
-	}
-	_, err := addFilter(loopback, policy.Egress, p)
-	return err
 }

@@ -133,7 +133,9 @@ func (x *traffic) limitWith(buckets uint32) {
 	caller, err := program.LoadCaller(kinds, kind, 0)
 	testenv.Must(x.t, err)
 	defer caller.Close()
-	l, err := attachTCX(caller, testenv.Link(x.t, "va").Attrs().Index, x.direction)
+	l, err := link.AttachTCX(link.TCXOptions{
+		Interface: testenv.Link(x.t, "va").Attrs().Index, Program: caller, Attach: netinfo.TCXType(x.direction), Anchor: link.Head(),
+	})
 	testenv.Must(x.t, err)
 	x.t.Cleanup(func() { l.Close() })
 	x.useSet(set)

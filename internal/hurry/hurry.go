@@ -1,4 +1,5 @@
-package loader
+// Package hurry expedites the RCU grace periods of the kernel while a command attaches or detaches many programs.
+package hurry
 
 import (
 	"math/rand/v2"
@@ -10,23 +11,28 @@ import (
 )
 
 const (
-	// expedited makes the kernel expedite grace periods, by any number but 0.
-	expedited = "/sys/kernel/rcu_expedited"
-	// hurried is the number that commands write: 0x736870, "shp". Any other number is the administrator's.
-	hurried = "7563376"
+	// File makes the kernel expedite grace periods, by any number but 0.
+	File = "/sys/kernel/rcu_expedited"
+	// Number is what commands write: 0x736870, "shp". Any other number is the administrator's.
+	Number  = "7563376"
 	relaxed = "0"
-	// manyHooks is the smallest number of hooks for which commands do that.
-	manyHooks = 8
+	// many is the smallest number of programs for which commands do that.
+	many = 8
 )
 
 // A haste is the file that makes the kernel expedite grace periods.
 type haste string
 
-// hurry runs f, which attaches or detaches so many hooks. For each, Linux waits for an RCU
+// Up runs f, which attaches or detaches so many programs. For each, Linux waits for an RCU
 // grace period under a global lock: that takes seconds for 200 devices, unless grace
 // periods are expedited. Where this process may not do that, f takes longer.
-func (file haste) hurry(hooks int, f func() error) error {
-	if hooks < manyHooks {
+func Up(programs int, f func() error) error { return haste(File).up(programs, f) }
+
+// Relax ends what a killed command began, once no command of any namespace needs it.
+func Relax() { haste(File).relax() }
+
+func (file haste) up(programs int, f func() error) error {
+	if programs < many {
 		return f()
 	}
 	// Each such command locks another byte; the kernel unlocks it if the command is killed.
@@ -37,18 +43,14 @@ func (file haste) hurry(hooks int, f func() error) error {
 	defer file.relax()
 	defer locked.Close()
 	if file.now() == relaxed {
-		locked.WriteString(hurried + "\n")
+		locked.WriteString(Number + "\n")
 	}
 	return f()
 }
 
-// Hurry is hurry for programs that others attach.
-func Hurry(hooks int, f func() error) error { return haste(expedited).hurry(hooks, f) }
-
-// relax ends what hurry began, once no command of any namespace needs it. The check takes a
-// read lock on a file opened for writing, so a process that may not write cannot prevent it.
+// relax takes a read lock on a file opened for writing, so a process that may not write cannot prevent it.
 func (file haste) relax() {
-	if file.now() != hurried {
+	if file.now() != Number {
 		return
 	}
 	if locked := file.lock(unix.Flock_t{Type: unix.F_RDLCK}); locked != nil {

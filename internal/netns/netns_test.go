@@ -1,4 +1,4 @@
-package loader
+package netns
 
 import (
 	"context"
@@ -19,18 +19,18 @@ import (
 func TestInNetns(t *testing.T) {
 	name, ns := testenv.NewNamedNetns(t)
 	var want uint64
-	testenv.Must(t, ns.Do(func() (err error) { want, err = netnsCookie(); return err }))
-	own, err := netnsCookie()
+	testenv.Must(t, ns.Do(func() (err error) { want, err = Cookie(); return err }))
+	own, err := Cookie()
 	testenv.Must(t, err)
 	process := exec.Command("sleep", "infinity") // one of this process's threads may be in any namespace
 	testenv.Must(t, process.Start())
 	defer func() { process.Process.Kill(); process.Wait() }()
 	pid := fmt.Sprint(process.Process.Pid)
 	for given, want := range map[string]uint64{
-		name: want, NetnsDir + "/" + name: want, "/proc/" + pid + "/ns/net": own, pid: own,
+		name: want, Dir + "/" + name: want, "/proc/" + pid + "/ns/net": own, pid: own,
 	} {
 		var got uint64
-		if err := In(given, func() (err error) { got, err = netnsCookie(); return err }); err != nil || got != want {
+		if err := In(given, func() (err error) { got, err = Cookie(); return err }); err != nil || got != want {
 			t.Errorf("%s: in the namespace %d, want %d: %v", given, got, want, err)
 		}
 	}
@@ -51,7 +51,7 @@ func TestNoNetns(t *testing.T) {
 		"-1":             "there is no /run/netns/-1",
 	} {
 		err := In(given, func() error { t.Errorf("%s is a namespace", given); return nil })
-		if !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), says) {
+		if !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want an error with %q", given, err, says)
 		}
 	}
@@ -62,8 +62,8 @@ func TestStay(t *testing.T) {
 	name, _ := testenv.NewNamedNetns(t)
 	other, _ := testenv.NewNamedNetns(t)
 	path := filepath.Join(t.TempDir(), "ns")
-	testenv.Must(t, os.Symlink(filepath.Join(NetnsDir, name), path))
-	testenv.Must(t, os.Symlink(filepath.Join(NetnsDir, other), path+"2"))
+	testenv.Must(t, os.Symlink(filepath.Join(Dir, name), path))
+	testenv.Must(t, os.Symlink(filepath.Join(Dir, other), path+"2"))
 	begun := make(chan bool)
 	ended := make(chan error)
 	go func() {
@@ -75,7 +75,7 @@ func TestStay(t *testing.T) {
 	}()
 	<-begun
 	testenv.Must(t, os.Rename(path+"2", path))
-	if err := <-ended; !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), "another one has the name") {
+	if err := <-ended; !errors.Is(err, ErrNone) || !strings.Contains(err.Error(), "another one has the name") {
 		t.Errorf("it ends with %v", err)
 	}
 }
