@@ -105,7 +105,7 @@ func (o *order) isOther() bool {
 
 // turns reports whether rules in force would match another address. No change can revert that.
 func (o *order) turns() bool {
-	return !o.isPools() && o.Set != nil && o.Match() != o.want.Match && o.Set.InForce()
+	return !o.isPools() && o.Set != nil && o.Match() != o.want.Match && o.Set.Any(maps.InForce)
 }
 
 // among returns the rules that the hook has for the networks of a table.
@@ -248,7 +248,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 	if err != nil || !orders.haveWork() {
 		return nil, err
 	}
-	if pools := orders[0].Set; reverted == nil && pools != nil && pools.TakesPart() && orders.drawFromPools() {
+	if pools := orders[0].Set; reverted == nil && pools != nil && pools.Any(maps.TakesPart) && orders.drawFromPools() {
 		if orders, err = n.endBefore(orders, plan, nil); err != nil {
 			return nil, err
 		}

@@ -104,7 +104,7 @@ func (p *pins) removeGone(names map[int]string, keep func(device string) bool) (
 	for _, name := range names {
 		here[name] = true
 	}
-	haveRules := p.store.HaveRules()
+	haveRules := p.store.Have(maps.Exists)
 	var gone []*maps.Set
 	for _, set := range p.sets() {
 		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
@@ -283,7 +283,7 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 		return false, nil
 	}
 	sets := n.pins.sets() // none if there are only pools
-	haveRules := n.pins.store.HaveRulesInForce()
+	haveRules := n.pins.store.Have(maps.InForce)
 	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !haveRules[set.Number()] }) {
 		return false, nil
 	}
@@ -293,6 +293,6 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if err = n.pins.sweep(); err != nil || n.pins.store == nil {
 		return false, err
 	}
-	haveRules = n.pins.store.HaveRules()
+	haveRules = n.pins.store.Have(maps.Exists)
 	return slices.ContainsFunc(n.pins.sets(), func(set *maps.Set) bool { return !haveRules[set.Number()] || !set.Attached() }), nil
 }

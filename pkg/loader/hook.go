@@ -157,7 +157,7 @@ func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 		return nil, nil
 	}
 	var unread []error
-	haveRules := s.store.HaveRules()
+	haveRules := s.store.Have(maps.Exists)
 	for set := range s.store.Sets() {
 		if !haveRules[set.Number()] {
 			continue
@@ -251,7 +251,7 @@ func (dir home) hookOf(set *maps.Set) *Hook {
 }
 
 // isUnused reports whether a hook has no rules, or was never attached because a command was killed.
-func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
+func isUnused(set *maps.Set) bool { return !set.Any(maps.Exists) || !set.Attached() }
 
 // judge finds the state of the hook, and its device. It leaves no file open, because there
 // may be more hooks than files that a process may open.

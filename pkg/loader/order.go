@@ -309,5 +309,5 @@ func (all orders) sweepGone(p *pins) {
 
 // needsIfb reports whether a hook sends packets to an ifb, for rules that it has or for pools of these.
 func needsIfb(set *maps.Set) bool {
-	return set.Direction() == policy.Ingress && set.Ifb() != 0 && set.Delays()
+	return set.Direction() == policy.Ingress && set.Ifb() != 0 && set.Any(maps.Delays)
 }

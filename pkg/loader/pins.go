@@ -39,7 +39,7 @@ func (p *pins) removeHook(h *Hook) error {
 
 // trim removes a hook that has no rules any more, or else an ifb that the hook no longer needs.
 func (p *pins) trim(h *Hook) error {
-	if h.Set.Empty() {
+	if !h.Set.Any(maps.Exists) {
 		return p.removeHook(h)
 	}
 	return p.trimIfb(h.Set)
@@ -51,7 +51,7 @@ func (p *pins) sweep() error {
 		return nil
 	}
 	var empty []*maps.Set
-	haveRules := p.store.HaveRules()
+	haveRules := p.store.Have(maps.Exists)
 	for set := range p.store.Sets() {
 		if !haveRules[set.Number()] || !set.Attached() {
 			empty = append(empty, set)
@@ -262,7 +262,7 @@ func (p *pins) endChange(h *Hook) error {
 	}
 	state, at := p.store.Change()
 	switch {
-	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
+	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.Any(maps.TakesPart)):
 		return &PendingError{at, p.author()}
 	case state == maps.Pending, state == maps.NoChange:
 		return nil

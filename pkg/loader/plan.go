@@ -124,7 +124,7 @@ func (o *order) check(dir home, drawn []policy.Rule, setupFQ bool) error {
 		return err
 	}
 	// Without a rule in force, a hook is kept only for a rollback. It goes when the last change ends.
-	if o.Set != nil && len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
+	if o.Set != nil && len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.Any(maps.InForce) {
 		return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
 	}
 	return nil

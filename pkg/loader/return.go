@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -17,7 +18,7 @@ func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned 
 	defer func() { all.close() }()
 	for _, set := range n.pins.sets() {
 		of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
-		if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Delays() {
+		if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Any(maps.Delays) {
 			continue
 		}
 		h, err := n.pins.dir.openHook(set)

@@ -355,7 +355,7 @@ func (s *bpfState) drop() error {
 	for range s.store.Sets() {
 		return nil
 	}
-	if !s.store.Pools().Empty() {
+	if s.store.Pools().Any(maps.Exists) {
 		return nil
 	}
 	s.close()

@@ -140,17 +140,6 @@ func Count(steps []policy.Difference) (d Difference) {
 	return d
 }
 
-// InForce reports whether any rule is in force.
-func (s *Set) InForce() bool {
-	now := s.phase()
-	for _, id := range s.allPrefixes() {
-		if present(s.versionIn(id, now)) {
-			return true
-		}
-	}
-	return false
-}
-
 // Prepare readies the set for steps of valid rules. Packets see nothing of them yet.
 // progress is called now and then with the number of steps that are ready. The error
 // wraps ErrFull where there is no room; Abandon then undoes what was done.
@@ -358,11 +347,6 @@ func (s *Store) finishUnlessPending() {
 	if state, _ := s.Change(); state != Pending {
 		s.Finish()
 	}
-}
-
-// TakesPart reports whether any rule of the set takes part in a change.
-func (s *Set) TakesPart() bool {
-	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.Changes(at.id) })
 }
 
 // Changes reports whether the rule with this ID takes part in a change.

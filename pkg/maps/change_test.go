@@ -142,7 +142,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			reopen()
 		}
 		next, want := nextPolicy(roll, have, most, randomRule)
-		if got := r.InForce(); got != (len(have) > 0) {
+		if got := r.Any(shapemaps.InForce); got != (len(have) > 0) {
 			t.Fatalf("InForce says %v of %v", got, have)
 		}
 		switch end := roll.IntN(6); end {

@@ -134,7 +134,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	if s.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for e := range s.entries(byID(s.allPrefixes())) {
+	for _, e := range s.EveryRule(s) {
 		if shadow, ok := s.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {

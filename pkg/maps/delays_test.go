@@ -16,7 +16,7 @@ func TestDelays(t *testing.T) {
 	r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4})
 	is := func(why string, want bool) {
 		t.Helper()
-		if r.Delays() != want {
+		if r.Any(shapemaps.Delays) != want {
 			t.Errorf("%s: %v", why, !want)
 		}
 	}

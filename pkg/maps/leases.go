@@ -125,10 +125,11 @@ func (s *Store) ReadyRevert() {
 // with the safe share of a new member: the cluster may have given to others what they had there. Those that get back a lower
 // rate have as much less of it.
 func (s *Set) startLeases() {
-	for _, it := range byID(s.allPrefixes()) {
-		if !s.Changes(it.id) {
+	for f := range s.byID(s) {
+		if !s.Changes(f.id) {
 			continue
 		}
+		it := placed{id: f.id, prefix: s.prefix(f.key)}
 		old, next := s.bothPhases(it.id)
 		was, is := s.clusterOf(it.id, it.prefix, old), s.clusterOf(it.id, it.prefix, next)
 		pool := s.entry(it.id, it.prefix, old, s.phase()).Rule

@@ -1,10 +1,8 @@
 package maps
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"os"
 	"slices"
@@ -337,27 +335,5 @@ func (s *Store) findSharer(c *Cause, e Event, flow Flow) {
 	c.Sharer = SharerName(entries[at], entries[max(at-1, 0)], c.Set.Side(), flow)
 	if share := entries[at].Share.Kind; share == policy.ShareFlow && c.Rule.Each.Kind != policy.EachFlow {
 		c.Sharer = "a flow of " + c.From.String() // the event does not have which
-	}
-}
-
-// EveryRule are the rules in force of all sets, in no order. It reads the tables once.
-func (s *Store) EveryRule() iter.Seq2[*Set, policy.Rule] {
-	now := s.phase()
-	return func(yield func(*Set, policy.Rule) bool) {
-		s.names = map[uint32]string{}
-		defer func() { s.names = nil }()
-		var list []found
-		for f := range s.everyPrefix(nil) {
-			list = append(list, f)
-		}
-		slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) }) // see byID
-		for _, f := range list {
-			if v := s.versionIn(f.id, now); present(v) {
-				set := s.View(f.view)
-				if !yield(set, s.entry(f.id, set.prefix(f.key), v, now).Rule) {
-					return
-				}
-			}
-		}
 	}
 }

@@ -68,15 +68,9 @@ type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
 func (s *Store) Losses() map[uint32]Loss {
-	exists := make([]bool, s.room()) // as rules are read faster in the order of their ids
-	for f := range s.everyPrefix(nil) {
-		exists[f.id] = true
-	}
 	losses, now := map[uint32]Loss{}, s.phase()
-	for id := range s.room() {
-		if !exists[id] {
-			continue
-		}
+	for f := range s.byID(nil) {
+		id := f.id
 		v := s.versionIn(id, now)
 		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
 			continue

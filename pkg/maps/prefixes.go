@@ -187,25 +187,14 @@ type placed struct {
 	prefix netip.Prefix
 }
 
-// allPrefixes are the prefixes that packets find, with the ids of their rules, in no order.
-func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
-	return func(yield func(netip.Prefix, uint32) bool) {
-		for f := range s.everyPrefix(nil) {
-			if f.view == s.number && !yield(s.prefix(f.key), f.id) {
-				return
-			}
-		}
-	}
-}
-
 // A found prefix is a prefix in a table.
 type found struct {
 	view, id uint32 // of its set and rule
 	key      stored
 }
 
-// everyPrefix is allPrefixes of all sets, in one pass. unseen, if not nil, is called with
-// the prefixes in the tables whose length packets do not look for.
+// everyPrefix are the prefixes that packets find, of all sets, in no order. unseen, if not nil, is called with the prefixes in
+// the tables whose length packets do not look for.
 func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	return func(yield func(found) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
@@ -237,43 +226,17 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	}
 }
 
-// HaveRules reports for each set, by number, whether it has rules. It needs one pass for all sets.
-func (s *Store) HaveRules() []bool { return s.haveRules(func(uint32) bool { return true }) }
-
-// HaveRulesInForce is HaveRules for those that are in force.
-func (s *Store) HaveRulesInForce() []bool {
-	now := s.phase()
-	return s.haveRules(func(id uint32) bool { return present(s.versionIn(id, now)) })
-}
-
-// haveRules is HaveRules for the rules that count, by id.
-func (s *Store) haveRules(counts func(id uint32) bool) []bool {
-	have, left := make([]bool, len(s.views)), 0
-	for number := range s.views {
-		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
-			left++
-		}
-	}
-	for f := range s.everyPrefix(nil) {
-		if left == 0 {
-			break
-		}
-		if !have[f.view] && counts(f.id) {
-			have[f.view] = true
-			left--
-		}
-	}
-	return have
-}
-
-// byID are prefixes in the order of their rules in memory. Reading a million rules in the
+// byID is everyPrefix of a set, or of all if it is nil, in the order of their rules in memory. Reading a million rules in the
 // order of the tables takes ten times as long.
-func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
-	for p, id := range all {
-		list = append(list, placed{id: id, prefix: p})
+func (s *Store) byID(only *Set) iter.Seq[found] {
+	var list []found
+	for f := range s.everyPrefix(nil) {
+		if only == nil || f.view == only.number {
+			list = append(list, f)
+		}
 	}
-	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
-	return list
+	slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) })
+	return slices.Values(list)
 }
 
 // A lengthSet has the prefix lengths in use, by the index that lengthOf returns.

@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -437,20 +436,15 @@ func (s *Store) ClearSets(sets ...*Set) {
 	for _, set := range sets {
 		clears[set.number] = true
 	}
-	var rules []found
-	for f := range s.everyPrefix(nil) {
-		if clears[f.view] {
-			rules = append(rules, f)
-		}
-	}
-	slices.SortFunc(rules, func(a, b found) int { return cmp.Compare(a.id, b.id) })
+	rules := s.byID(nil)
 	for _, set := range sets {
 		set.data.Clearing = 1
 		set.lookFor(lengthSet{}) // from here on packets find none
 	}
-	for _, f := range rules {
-		set := s.View(f.view)
-		set.remove(set.prefix(f.key), f.id)
+	for f := range rules {
+		if set := s.View(f.view); clears[f.view] {
+			set.remove(set.prefix(f.key), f.id)
+		}
 	}
 	for _, set := range sets {
 		set.data.Clearing = 0
@@ -463,17 +457,9 @@ func (s *Store) ClearSets(sets ...*Set) {
 
 // ClearCounters has all counters begin at 0. No packet may use the rules.
 func (s *Set) ClearCounters() {
-	for _, at := range byID(s.allPrefixes()) {
-		clear(s.countersOf(at.id))
+	for f := range s.byID(s) {
+		clear(s.countersOf(f.id))
 	}
-}
-
-// Empty reports whether the set has no rule, in any phase of a change.
-func (s *Set) Empty() bool {
-	for range s.allPrefixes() {
-		return false
-	}
-	return true
 }
 
 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.

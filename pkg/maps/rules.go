@@ -106,69 +106,97 @@ func (rs *rules) afterRevert(id uint32, v version) version {
 // current is the version of a rule that packets see now.
 func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
 
-// Rules are all rules in the order of policy.ComparePrefix.
-func (s *Set) Rules() []Entry {
-	rules := s.byAddress()
-	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
-}
-
-// AllRules are the Rules of each set, by its number. It needs one pass for all sets.
-func (s *Store) AllRules() [][]Entry {
-	placedIn := make([][]placed, len(s.views))
-	for f := range s.everyPrefix(nil) {
-		set := s.View(f.view)
-		placedIn[f.view] = append(placedIn[f.view], placed{id: f.id, prefix: set.prefix(f.key)})
+// Rules are the rules in force, in the order of policy.ComparePrefix.
+func (s *Set) Rules() (rules []Entry) {
+	for _, e := range s.EveryRule(s) {
+		rules = append(rules, e)
 	}
-	all := make([][]Entry, len(s.views))
-	for number, rules := range placedIn {
-		slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
-		all[number] = slices.AppendSeq(make([]Entry, 0, len(rules)), s.View(uint32(number)).entries(rules))
-	}
-	return all
-}
-
-// Policy are Rules without ids.
-func (s *Set) Policy() []policy.Rule {
-	rules := s.byAddress()
-	out := make([]policy.Rule, 0, len(rules))
-	for e := range s.entries(rules) {
-		out = append(out, e.Rule)
-	}
-	return out
-}
-
-func (s *Set) byAddress() []placed {
-	rules := byID(s.allPrefixes())
-	// Usually they are in order, because a policy's rules get their ids in order.
-	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules
 }
 
-// entries are the rules that are in force.
-func (s *Set) entries(rules []placed) iter.Seq[Entry] {
-	now := s.phase()
-	return func(yield func(Entry) bool) {
+// Policy are Rules without ids.
+func (s *Set) Policy() (rules []policy.Rule) {
+	for _, e := range s.EveryRule(s) {
+		rules = append(rules, e.Rule)
+	}
+	return rules
+}
+
+// EveryRule are the rules in force of a set, or of all sets one by one if it is nil, in the order of policy.ComparePrefix.
+// It reads the tables once.
+func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
+	now, lists := s.phase(), make([][]placed, len(s.views))
+	for f := range s.byID(only) {
+		lists[f.view] = append(lists[f.view], placed{id: f.id, prefix: s.View(f.view).prefix(f.key)})
+	}
+	return func(yield func(*Set, Entry) bool) {
 		s.names = map[uint32]string{}
 		defer func() { s.names = nil }()
-		for _, at := range rules {
-			if v := s.versionIn(at.id, now); present(v) && !yield(s.entry(at.id, at.prefix, v, now)) {
-				return
+		for number, list := range lists {
+			// Usually they are in order, because a policy's rules get their ids in order.
+			slices.SortFunc(list, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+			set := s.View(uint32(number))
+			for _, at := range list {
+				if v := s.versionIn(at.id, now); present(v) && !yield(set, s.entry(at.id, at.prefix, v, now)) {
+					return
+				}
 			}
 		}
 	}
 }
 
-// Delays reports whether any rule, or a pool that it draws from, delays packets, in any phase of a change.
-func (s *Set) Delays() bool {
-	for _, id := range s.allPrefixes() {
-		if s.delays(id, policy.MaxDepth) {
+// AllRules are the Rules of each set, by its number.
+func (s *Store) AllRules() [][]Entry {
+	all := make([][]Entry, len(s.views))
+	for set, e := range s.EveryRule(nil) {
+		all[set.number] = append(all[set.number], e)
+	}
+	return all
+}
+
+// A Trait is what a rule may be.
+type Trait func(*rules, uint32) bool
+
+// Traits of rules.
+var (
+	Exists    Trait = func(*rules, uint32) bool { return true } // in any phase of a change
+	InForce   Trait = func(rs *rules, id uint32) bool { return present(rs.current(id)) }
+	TakesPart Trait = (*rules).Changes // in a change
+	// Delays packets, by itself or by a pool that it draws from, in any phase of a change.
+	Delays Trait = func(rs *rules, id uint32) bool { return rs.delays(id, policy.MaxDepth) }
+)
+
+// Any reports whether any rule of the set has a trait.
+func (s *Set) Any(has Trait) bool {
+	for f := range s.everyPrefix(nil) {
+		if f.view == s.number && has(&s.rules, f.id) {
 			return true
 		}
 	}
 	return false
 }
 
-// delays is Delays for one rule with at most so many pools above it.
+// Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
+func (s *Store) Have(has Trait) []bool {
+	have, left := make([]bool, len(s.views)), 0
+	for number := range s.views {
+		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
+			left++
+		}
+	}
+	for f := range s.everyPrefix(nil) {
+		if left == 0 {
+			break
+		}
+		if !have[f.view] && has(&s.rules, f.id) {
+			have[f.view] = true
+			left--
+		}
+	}
+	return have
+}
+
+// delays is Delays with at most so many pools above the rule.
 func (rs *rules) delays(id uint32, pools int) bool {
 	for v := range rs.versions(id) {
 		if present(v) && (v.Flags&ruleDelay != 0 || v.Flags&ruleWithin != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {

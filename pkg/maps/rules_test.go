@@ -119,7 +119,7 @@ func TestRulesAgainstOracle(t *testing.T) {
 		delete(want, p)
 	}
 	checkRules(r, want)
-	if r.send(policy.GCRA, to("10.0.0.1"), 100); !r.Empty() {
+	if r.send(policy.GCRA, to("10.0.0.1"), 100); r.Any(maps.Exists) {
 		t.Error("rules are left of none")
 	}
 }
@@ -448,7 +448,7 @@ func TestClear(t *testing.T) {
 		r.put(rule(p, 8, 100))
 	}
 	r.Clear()
-	if !r.Empty() || len(r.Rules()) != 0 {
+	if r.Any(maps.Exists) || len(r.Rules()) != 0 {
 		t.Errorf("cleared, these are left: %+v", r.Rules())
 	}
 	for range 3 {
@@ -518,7 +518,7 @@ func TestLoad(t *testing.T) {
 	for _, rule := range rules {
 		r.Delete(rule.Prefix)
 	}
-	if !r.Empty() {
+	if r.Any(maps.Exists) {
 		t.Error("all deleted, some are left")
 	}
 }
