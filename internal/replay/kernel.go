@@ -65,19 +65,12 @@ type entry struct {
 func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
 func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
-	var size maps.Size
+	var steps []policy.Difference
 	for _, r := range l.all() {
-		step := policy.Difference{Want: &r}
-		size.Rules += maps.IDs(step)
-		size.Labels += maps.LabelParts(step)
-		size.Shares += maps.Shares(step)
-		size.Leases += maps.Leases(step)
-		size.Pools = size.Pools || maps.NeedsPools(r)
-		size.Colours = size.Colours || r.Algorithm.HasColours()
-		if maps.HasSlots(r) {
-			size.Buckets = slots
-		}
+		steps = append(steps, policy.Difference{Want: &r})
 	}
+	size := maps.Needs(steps...)
+	size.Buckets, size.Affected = size.Buckets*slots, 0
 	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1, Replay: 1}
 	if l.Match == policy.MatchSrc {
 		hook.MatchSrc = 1

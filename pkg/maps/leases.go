@@ -317,21 +317,6 @@ func (s *Set) setLease(it placed, old, next version, want policy.Rule, at when) 
 	}
 }
 
-// Leases is how many leases steps need.
-func Leases(steps ...policy.Difference) (leases uint32) {
-	for _, d := range steps {
-		if d.Want != nil && d.Want.HasLeases() && (d.Have == nil || !shareLease(*d.Have, *d.Want)) {
-			leases++
-		}
-	}
-	return leases
-}
-
-// LacksLeases is how many leases are missing for so many new ones.
-func (s *Store) LacksLeases(leases uint32) uint32 {
-	return lacks(leases, s.leases, func(l *bpf.AbiLease) uint32 { return l.Owner })
-}
-
 // allocateLease returns the number plus one of the lease of a pool by parameters that are to be written. It allocates one, of
 // which packets know nothing yet, unless the parameters in force have it. There is room.
 func (s *Store) allocateLease(id uint32, to version, pool policy.Rule) uint32 {

@@ -14,9 +14,6 @@ var ErrNoPool = errors.New("there is no such pool")
 // poolView is the view of the pools. No hook has it, so no packet looks for their prefixes.
 const poolView = 1
 
-// NeedsPools reports whether packets need the part of the program that is for pools and shares.
-func NeedsPools(r policy.Rule) bool { return r.Pool || r.Share.Kind != policy.ShareNone }
-
 // Pools is the set of the pools: each has policy.PoolKey of its name as its prefix.
 func (s *Store) Pools() *Set { return s.View(poolView) }
 

@@ -122,32 +122,6 @@ func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	return steps
 }
 
-// IDs is how many new ids steps need for rules and shadows.
-func IDs(steps ...policy.Difference) (ids uint32) {
-	for _, d := range steps {
-		if d.Want == nil {
-			continue
-		}
-		var have policy.Rule
-		if d.Have == nil {
-			ids++
-		} else {
-			have = *d.Have
-		}
-		ids += newCompanions(have, *d.Want)
-	}
-	return ids
-}
-
-// Lacks is how many ids are missing for so many new rules and shadows.
-func (s *Store) Lacks(ids uint32) uint32 {
-	room := s.room() - s.change.Ids
-	if room < ids {
-		room += uint32(len(s.gather().free))
-	}
-	return ids - min(ids, room)
-}
-
 // when is when something comes into force.
 type when bool
 
@@ -162,7 +136,7 @@ const progressStep = 1 << 12
 // do carries out steps, each of which must start from the rule that the set has. progress
 // may be nil. The error wraps ErrFull or ErrNoPool.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
-	if s.Lacks(IDs(steps...)) > 0 {
+	if s.Lacks(Needs(steps...)).Rules > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
 	}
 	s.expectLengths(steps)
@@ -270,8 +244,8 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (
 	return v.index
 }
 
-// HasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
-func HasSlots(rule policy.Rule) bool {
+// hasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
+func hasSlots(rule policy.Rule) bool {
 	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst ||
 		rule.Share.Kind != policy.ShareNone && rule.Share.Kind != policy.ShareMember
 }
@@ -279,7 +253,7 @@ func HasSlots(rule policy.Rule) bool {
 // markSlots marks a rule whose keys get slots. The mark stays when its bucket scope changes
 // to "all", because the slots stay until they are freed.
 func markSlots(r *bpf.AbiRule, rule policy.Rule) {
-	if HasSlots(rule) {
+	if hasSlots(rule) {
 		r.HasSlots = 1
 	}
 }

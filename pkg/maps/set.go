@@ -23,19 +23,6 @@ import (
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
 var ErrOtherLayout = errors.New("made by another version of shapectl")
 
-// Size is how much a store holds.
-type Size struct {
-	Views    uint32 // of hooks and of the pools; rounded up to a power of two, at least 2
-	Rules    uint32 // shadows included
-	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
-	Affected uint32 // hosts that shadows would have affected
-	Labels   uint32 // parts of labels, see LabelParts
-	Shares   uint32 // rules and pools with fair shares
-	Leases   uint32 // pools with a cluster
-	Pools    bool   // there may be pools, and rules with shares
-	Colours  bool   // there may be rules with colours
-}
-
 const (
 	hookMap      = ".rodata"
 	changeMap    = ".data.change"

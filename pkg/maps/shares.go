@@ -13,36 +13,6 @@ const ruleShares = uint32(bpf.AbiRuleFlagRULE_SHARE_HOST | bpf.AbiRuleFlagRULE_S
 
 const ruleShareMember = uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER)
 
-// Shares is how many rules and pools get fair shares by steps.
-func Shares(steps ...policy.Difference) (shares uint32) {
-	return gained(steps, func(r *policy.Rule) bool { return r.Share.Kind != policy.ShareNone })
-}
-
-// gained is how many rules and pools get something by steps that they had not.
-func gained(steps []policy.Difference, has func(*policy.Rule) bool) (n uint32) {
-	for _, d := range steps {
-		if d.Want != nil && has(d.Want) && (d.Have == nil || !has(d.Have)) {
-			n++
-		}
-	}
-	return n
-}
-
-// LacksShares is how many shares are missing for so many new ones.
-func (s *Store) LacksShares(shares uint32) uint32 {
-	return lacks(shares, s.shares, func(share *bpf.AbiShare) uint32 { return share.Owner })
-}
-
-// lacks is how many of n new things are missing, where one without an owner is free.
-func lacks[T any](n uint32, things []T, owner func(*T) uint32) uint32 {
-	for i := range things {
-		if n > 0 && owner(&things[i]) == 0 {
-			n--
-		}
-	}
-	return n
-}
-
 // share is the number of the share of a rule plus one, or 0.
 func (rs *rules) share(id uint32) uint32 {
 	r := rs.rule(id)

@@ -1,0 +1,78 @@
+package maps
+
+import (
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Size is how much a store holds.
+type Size struct {
+	Views    uint32 // of hooks and of the pools; rounded up to a power of two, at least 2
+	Rules    uint32 // shadows included
+	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
+	Affected uint32 // hosts that shadows would have affected
+	Labels   uint32 // parts of labels, see LabelParts
+	Shares   uint32 // rules and pools with fair shares
+	Leases   uint32 // pools with a cluster
+	Pools    bool   // there may be pools, and rules with shares
+	Colours  bool   // there may be rules with colours
+}
+
+// Needs is what steps add to a store. Of Buckets and Affected it only says whether they need any, as rules share these.
+func Needs(steps ...policy.Difference) (n Size) {
+	for _, d := range steps {
+		if d.Want == nil {
+			continue
+		}
+		have, want := policy.Rule{}, *d.Want
+		if d.Have == nil {
+			n.Rules++
+		} else {
+			have = *d.Have
+		}
+		n.Rules += newCompanions(have, want)
+		n.Labels += LabelParts(d)
+		shares := want.Share.Kind != policy.ShareNone
+		if shares && have.Share.Kind == policy.ShareNone {
+			n.Shares++
+		}
+		if want.HasLeases() && !shareLease(have, want) {
+			n.Leases++
+		}
+		n.Pools, n.Colours = n.Pools || want.Pool || shares, n.Colours || want.Algorithm.HasColours()
+		proposed, shadowed := want.Proposed()
+		if shadowed {
+			n.Affected = 1
+		}
+		if hasSlots(want) || hasSlots(proposed) {
+			n.Buckets = 1
+		}
+	}
+	return n
+}
+
+// Lacks is how many rules, parts of labels, shares and leases are missing for what steps need.
+func (s *Store) Lacks(n Size) (l Size) {
+	room := s.room() - s.change.Ids
+	if room < n.Rules {
+		room += uint32(len(s.gather().free))
+	}
+	l.Rules = n.Rules - min(n.Rules, room)
+	if n.Labels > 0 {
+		all, have := s.LabelParts()+n.Labels, s.labels.texts.MaxEntries()
+		l.Labels = all - min(all, have)
+	}
+	l.Shares = lacks(n.Shares, s.shares, func(share *bpf.AbiShare) uint32 { return share.Owner })
+	l.Leases = lacks(n.Leases, s.leases, func(l *bpf.AbiLease) uint32 { return l.Owner })
+	return l
+}
+
+// lacks is how many of n new things are missing, where one without an owner is free.
+func lacks[T any](n uint32, things []T, owner func(*T) uint32) uint32 {
+	for i := 0; n > 0 && i < len(things); i++ {
+		if owner(&things[i]) == 0 {
+			n--
+		}
+	}
+	return n
+}
