@@ -56,7 +56,10 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 func (rs *rules) Counters(id uint32) (sum Counters) {
 	sum = rs.count(id)
 	if v := rs.current(id); v.Flags&ruleColours != 0 {
-		sum.addColours(rs.count(v.AbiColdParams.Second))
+		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
+		second := rs.count(v.AbiColdParams.Second)
+		sum.YellowPackets, sum.YellowBytes, sum.RedPackets, sum.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
+		sum.GreenPackets, sum.GreenBytes = second.ExcessPackets-second.DroppedPackets, second.ExcessBytes-second.DroppedBytes
 	}
 	return sum
 }

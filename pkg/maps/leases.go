@@ -12,8 +12,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-const ruleLeased = uint32(bpf.AbiRuleFlagRULE_LEASED)
-
 // ErrBeginning means that a change of many rules begins within MaxLead, with which a pool gets or loses its lease.
 var ErrBeginning = errors.New("a change of the pool begins in a moment; try again then")
 

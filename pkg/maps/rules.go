@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -255,51 +254,6 @@ func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	return e
 }
 
-// Flags of abi.h.
-const (
-	ruleLeaky      = uint32(bpf.AbiRuleFlagRULE_LEAKY)
-	ruleUnlimited  = uint32(bpf.AbiRuleFlagRULE_UNLIMITED)
-	ruleFraming    = uint32(bpf.AbiRuleFlagRULE_FRAMING)
-	rulePenalty    = uint32(bpf.AbiRuleFlagRULE_PENALTY)
-	ruleFailClosed = uint32(bpf.AbiRuleFlagRULE_FAIL_CLOSED)
-	ruleECN        = uint32(bpf.AbiRuleFlagRULE_ECN)
-	rulePass       = uint32(bpf.AbiRuleFlagRULE_PASS)
-	ruleHost       = uint32(bpf.AbiRuleFlagRULE_HOST)
-	ruleSubnet     = uint32(bpf.AbiRuleFlagRULE_SUBNET)
-	ruleFlow       = uint32(bpf.AbiRuleFlagRULE_FLOW)
-	ruleAbsent     = uint32(bpf.AbiRuleFlagRULE_ABSENT)
-	ruleShadow     = uint32(bpf.AbiRuleFlagRULE_SHADOW)
-	ruleDelay      = uint32(bpf.AbiRuleFlagRULE_DELAY)
-	ruleSparse     = uint32(bpf.AbiRuleFlagRULE_SPARSE)
-
-	ruleWithin    = uint32(bpf.AbiRuleFlagRULE_WITHIN)
-	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
-	rulePool      = uint32(bpf.AbiRuleFlagRULE_POOL)
-	ruleAware     = uint32(bpf.AbiRuleFlagRULE_AWARE)
-
-	ruleEach    = ruleHost | ruleSubnet | ruleFlow
-	ruleColours = ruleSRTCM | ruleTRTCM | ruleRFC4115
-
-	ruleSRTCM    = uint32(bpf.AbiRuleFlagRULE_SRTCM)
-	ruleTRTCM    = uint32(bpf.AbiRuleFlagRULE_TRTCM)
-	ruleRFC4115  = uint32(bpf.AbiRuleFlagRULE_RFC4115)
-	ruleEdited   = uint32(bpf.AbiRuleFlagRULE_EDITED)
-	ruleReleased = uint32(bpf.AbiRuleFlagRULE_RELEASED)
-)
-
-// The flag for each choice; one choice of each kind has none.
-var (
-	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky, policy.SRTCM: ruleSRTCM, policy.TRTCM: ruleTRTCM, policy.RFC4115: ruleRFC4115}
-	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
-	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
-	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: ruleSparse}
-	shareFlags     = []uint32{
-		policy.ShareNone: 0, policy.ShareHost: uint32(bpf.AbiRuleFlagRULE_SHARE_HOST), policy.ShareSubnet: uint32(bpf.AbiRuleFlagRULE_SHARE_SUBNET),
-		policy.ShareFlow: uint32(bpf.AbiRuleFlagRULE_SHARE_FLOW), policy.ShareMember: uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER),
-	}
-	failFlags = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
-)
-
 // scope tells bucket scopes apart.
 func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
 
@@ -336,118 +290,4 @@ func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its co
 	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
 	encode(to, r, salt, pool, its)
 	to.Share, to.Lease, *to.next = share, lease, 0
-}
-
-// encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
-func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
-	t := bpf.AbiParams{
-		Salt: salt, Within: pool, Limit: r.Capacity << model.UnitBits,
-		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail] |
-			shareFlags[r.Share.Kind],
-	}
-	d := bpf.AbiColdParams{
-		RateBits: uint64(r.Rate), Members: uint32(r.Members), WeightLess1: uint8(r.Weight.Value() - 1), EachBits: r.Share.Bits,
-		Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU,
-	}
-	for i := range companions {
-		*companions[i].id(&d) = its[i]
-	}
-	if r.Shadow != (policy.Shadow{}) {
-		t.Flags |= ruleShadow
-	}
-	if r.Guarantee != 0 {
-		t.Flags |= ruleGuarantee
-	}
-	if r.Within != "" {
-		t.Flags |= ruleWithin
-	}
-	if r.Pool {
-		t.Flags |= rulePool
-	}
-	if r.HasLeases() {
-		t.Flags |= ruleLeased
-	}
-	if r.Each.Kind == policy.EachSubnet {
-		d.EachBits = r.Each.Bits
-	}
-	if r.Framing != (policy.Framing{}) {
-		t.Flags |= ruleFraming
-	}
-	if hasTexts(r) {
-		t.Flags |= ruleLabel
-	}
-	if r.Penalty.Kind != policy.PenaltyNone {
-		t.Flags |= rulePenalty
-		d.PenaltyNs = uint64(r.Penalty.Duration)
-	}
-	if r.Rate == policy.Unlimited {
-		t.Flags |= ruleUnlimited
-	} else {
-		m := model.NewLimit(r)
-		t.RateUnits, t.Limit, t.Burst, d.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
-		d.EcnAboveNs = uint64(r.ECNAbove)
-		if kindOf(r) == policy.GCRA { // a second limit has no shares, and may have a capacity of 0
-			encodeShare(&d, m.Meter)
-		}
-	}
-	encodeColours(&t, &d, r)
-	*to.AbiParams, *to.AbiColdParams = t, d
-}
-
-// decode is the inverse of encode, but for what labels have. The shadow is that of the same phase.
-func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
-	out := policy.Rule{
-		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
-		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
-		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags))},
-		Order:   policy.Order(choice(orderFlags, r.Flags)),
-		Fail:    policy.Fail(choice(failFlags, r.Flags)),
-		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
-		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags))},
-		Members: policy.Members(r.Members), Pool: r.Flags&rulePool != 0,
-	}
-	if out.Each.Kind == policy.EachSubnet {
-		out.Each.Bits = r.EachBits
-	} else {
-		out.Share.Bits = r.EachBits
-	}
-	if r.Flags&ruleWithin != 0 {
-		out.Within = policy.Within(rs.poolName(r.Within, in))
-		if r.WeightLess1 > 0 {
-			out.Weight = policy.Weight(r.WeightLess1) + 1
-		}
-	}
-	if r.Flags&ruleDelay != 0 {
-		out.ECNAbove = policy.ECNAbove(r.EcnAboveNs)
-		if out.Algorithm == policy.GCRA {
-			out.Capacity = r.Burst >> model.UnitBits
-			out.Queue = (r.Limit - r.Burst) >> model.UnitBits
-		}
-	}
-	if r.Flags&rulePenalty != 0 {
-		out.Penalty.Kind = policy.PenaltyFill
-		if r.PenaltyNs > 0 {
-			out.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(r.PenaltyNs)}
-		}
-	}
-	if r.Flags&ruleShadow != 0 {
-		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
-	}
-	if r.Flags&ruleGuarantee != 0 {
-		out.Guarantee = policy.Guarantee(rs.versionIn(r.Second, in).RateBits)
-	}
-	if r.Flags&ruleColours != 0 && r.Flags&ruleUnlimited == 0 {
-		rs.decodeColours(&out, r, rs.versionIn(r.Second, in))
-	}
-	return out
-}
-
-// choice is the choice whose flag is set, or else the one without a flag.
-func choice(flags []uint32, set uint32) (chosen int) {
-	for c, flag := range flags {
-		if flag == 0 || set&flag != 0 {
-			chosen = c
-		}
-	}
-	return chosen
 }

@@ -8,11 +8,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-const ruleShares = uint32(bpf.AbiRuleFlagRULE_SHARE_HOST | bpf.AbiRuleFlagRULE_SHARE_SUBNET |
-	bpf.AbiRuleFlagRULE_SHARE_FLOW | bpf.AbiRuleFlagRULE_SHARE_MEMBER)
-
-const ruleShareMember = uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER)
-
 // share is the number of the share of a rule plus one, or 0.
 func (rs *rules) share(id uint32) uint32 {
 	r := rs.rule(id)
@@ -59,12 +54,6 @@ func (s *Store) freeLostShares(used []bool) {
 			share.Owner, share.Retired = 0, s.change.Epoch
 		}
 	}
-}
-
-// encodeShare adds the parameters of fair shares to those of a rule that has a rate.
-func encodeShare(to *bpf.AbiColdParams, m model.Meter) {
-	p := m.ShareParams()
-	to.FineShift, to.CoarseShift, to.Step = p.FineShift, p.CoarseShift, p.Step
 }
 
 // isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
