@@ -148,7 +148,7 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 		for name, its := range leases {
 			key := policy.PoolKey(name)
 			// The pool may have changed since it asked.
-			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.LeaseLimit(have) == its.rate {
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && have.Rate == its.rate {
 				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
 			}
 		}
@@ -205,7 +205,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		}
 		of, counted := e.Cluster, pools.Counters(e.ID)
 		all = append(all, cluster.Pool{
-			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.LeaseLimit(e)), Weight: uint64(of.Weight.Value()),
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
 			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})

@@ -206,7 +206,7 @@ func (rs *rules) rebase(id uint32, old, next version, at uint64) {
 	}
 	flags := old.Flags &^ ruleReleased
 	switch leased := old.Flags&ruleLeased != 0; {
-	case !limited(old) || leased && (!limited(next) || sameLease(old, next)):
+	case !limited(old) || leased && !limited(next):
 	case leased:
 		l, set := rs.leaseOf(old)
 		back := *l // a packet must not see a part of it

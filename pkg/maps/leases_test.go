@@ -50,7 +50,7 @@ func TestRevertsOfLeases(t *testing.T) {
 					t.Helper()
 					if _, leased := pools.Lease(plain.Prefix); leased {
 						had := room()
-						testenv.Must(t, pools.Renew(plain.Prefix, maps.Lease{Rate: rate, Safe: rate / 2, Until: r.now + 1e9}))
+						testenv.Must(t, pools.Renew(plain.Prefix, maps.Lease{Rate: rate, Safe: rate / 2, Until: r.now + 1e10}))
 						same("renewed", had)
 						if want := model.NewLimit(policy.Rule{Rate: rate, Capacity: 1}).RateUnits; limit().RateUnits != want {
 							t.Errorf("renewed at %v, the rate is %d, want %d", rate, limit().RateUnits, want)
@@ -75,7 +75,7 @@ func TestRevertsOfLeases(t *testing.T) {
 				change(plain, r.now+5) // which a killed command leaves
 				r.Abandon()
 				same("abandoned", had)
-				until := r.now + 1e8
+				until := r.now + 2e9
 				if confirmed {
 					until = maps.Never
 				}
@@ -94,6 +94,8 @@ func TestRevertsOfLeases(t *testing.T) {
 					r.TimeRevert(until)
 					testenv.Must(t, r.Revert(until))
 				}
+				r.now = until - 2e6
+				send()
 				r.now = until - 1
 				had = room()
 				r.now++
@@ -110,7 +112,7 @@ func TestRevertsOfLeases(t *testing.T) {
 				same("finished", had)
 				renew(1e6)
 				send()
-				if r.Counters(r.Rules()[0].ID).PassedPackets != 15 {
+				if r.Counters(r.Rules()[0].ID).PassedPackets != 18 {
 					t.Errorf("%+v", r.Counters(r.Rules()[0].ID))
 				}
 			})

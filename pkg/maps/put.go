@@ -235,7 +235,7 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (
 	}
 	markSlots(r, rule)
 	s.encodeIn(v, id, rule, rand.Uint32()|1, its) // the salt makes its keys differ from those of other rules
-	s.setLease(placed{}, version{}, v, rule, at)
+	s.setLease(id, version{}, v, rule)
 	empty(&r.Shared, s.meterAt(v, s.now()), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
@@ -270,12 +270,10 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || next.Flags&ruleLeased != 0 || !sameQueue(before, meter(next))) {
 		keepOrderUntil(rs.rule(id), at+before.LongestWait())
 	}
-	switch {
-	case sameLease(old, next): // it goes on
-	case next.Flags&ruleLeased != 0:
+	if next.Flags&ruleLeased != 0 {
 		l, set := rs.leaseOf(next)
 		startLease(l, set, before, at)
-	default:
+	} else {
 		next.succeed(before, at)
 	}
 }
@@ -335,7 +333,7 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 	r, old, next := s.rule(id), s.current(id), s.other(id)
 	markSlots(r, rule)
 	s.encodeIn(next, id, rule, old.Salt, its)
-	s.setLease(it, old, next, rule, at)
+	s.setLease(id, old, next, rule)
 	if number := leaseNumber(old); number != 0 && at == later {
 		s.waitSince(s.leases[number-1].Replaced) // Time writes the one that is not in force
 	}

@@ -36,7 +36,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 		if shares && have.Share.Kind == policy.ShareNone {
 			n.Shares++
 		}
-		if want.HasLeases() && !shareLease(have, want) {
+		if want.HasLeases() {
 			n.Leases++
 		}
 		n.Pools, n.Colours = n.Pools || want.Pool || shares, n.Colours || want.Algorithm.HasColours()
