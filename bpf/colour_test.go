@@ -389,8 +389,8 @@ func TestSecondLimitsBeginAnew(t *testing.T) {
 		if green, yellow, red := r.paint(e, host, 50, now); green != 20 || yellow != 20 || red != 10 {
 			t.Errorf("%d rules: %d green packets, %d yellow, %d red", rules, green, yellow, red)
 		}
-		l := r.set.ColourLevels(e, policy.MatchDst, maps.Flow{Src: addr("10.9.9.9"), Dst: host, Proto: 17}, now)
-		if model.Bytes(l.First) != 20_000 || model.Bytes(l.Second) != 20_000 {
+		l := r.set.State(e, policy.MatchDst, maps.Flow{Src: addr("10.9.9.9"), Dst: host, Proto: 17}, now)
+		if model.Bytes(l.Level) != 20_000 || model.Bytes(l.Second) != 20_000 {
 			t.Errorf("%d rules: levels %+v", rules, l)
 		}
 		// Other keys do not get the slot while E drains, which takes 20 s.

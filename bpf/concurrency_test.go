@@ -471,7 +471,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 				return err
 			})
 			r.slotsAreSound()
-			hosts := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
+			hosts := uint64(len(r.bucketsOf(e, maps.Now())))
 			if c := r.counters()[e.ID]; c.PassedPackets > hosts+1 { // one through the spill bucket
 				t.Errorf("%d packets passed for %d hosts, want one each", c.PassedPackets, hosts)
 			}
@@ -580,7 +580,7 @@ func TestFlood(t *testing.T) {
 				t.Errorf("the level of the busy flow is %d bytes less than it sent", mine-got)
 			}
 			held, used := uint64(0), 0
-			for b := range r.set.Buckets(e, now) {
+			for _, b := range r.bucketsOf(e, now) {
 				held += b.LevelBytes
 				used++
 			}
@@ -595,7 +595,7 @@ func TestFlood(t *testing.T) {
 				t.Errorf("%d bytes passed, %d of them through buckets of flows: the rest exceeds the spill bucket", c.PassedBytes, held)
 			}
 			r.slotsAreSound()
-			if !slices.ContainsFunc(slices.Collect(r.set.Buckets(e, now)), func(b maps.Bucket) bool { return b.Flow == flow }) {
+			if !slices.ContainsFunc(r.bucketsOf(e, now), func(b maps.Bucket) bool { return b.Flow == flow }) {
 				t.Error("the busy flow has lost its bucket")
 			}
 		})
@@ -627,7 +627,7 @@ func inCrowd(t *testing.T, work func(member int) error) {
 // levels returns the level of each bucket of a rule's keys, their sum, and the level of its shared bucket, in units.
 func (r *rig) levels(e maps.Entry, now uint64) (keys map[maps.Bucket]uint64, sum, shared uint64) {
 	keys = map[maps.Bucket]uint64{}
-	for b := range r.set.Buckets(e, now) {
+	for _, b := range r.bucketsOf(e, now) {
 		units := r.set.State(e, policy.MatchDst, b.Flow, now).Level
 		if b.Subnet.IsValid() {
 			units = r.set.State(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now).Level

@@ -329,10 +329,20 @@ func TestSprayIsToldOnce(t *testing.T) {
 	}
 }
 
+func (r *rig) listeners() int {
+	n, _ := r.set.Listeners()
+	return n
+}
+
+func (r *rig) isHeard() bool {
+	_, heard := r.set.Listeners()
+	return heard
+}
+
 func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 4096}, bySource())
 	r.put(eachHost(), start)
-	if r.flood(100, start); r.set.IsHeard() {
+	if r.flood(100, start); r.isHeard() {
 		t.Fatal("packets look for listeners though there never was one")
 	}
 	const slots = 8
@@ -343,18 +353,18 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	if _, err := r.set.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
 		t.Fatalf("a ninth listener: %v", err)
 	}
-	if n := r.set.Listeners(); n != slots {
+	if n := r.listeners(); n != slots {
 		t.Errorf("%d listen, want %d", n, slots)
 	}
 	now := start + uint64(maps.ListenerLease) + ms
-	if r.at(now); !r.set.IsHeard() {
+	if r.at(now); !r.isHeard() {
 		t.Fatal("no packet looks for listeners")
 	}
-	if r.flood(1, now); r.set.IsHeard() {
+	if r.flood(1, now); r.isHeard() {
 		t.Error("packets still look for listeners after all leases have ended")
 	}
 	l := r.listen(now, 100, allEvents...)
-	if n := r.set.Listeners(); n != 1 {
+	if n := r.listeners(); n != 1 {
 		t.Errorf("%d listen, want 1", n)
 	}
 	r.flood(1, now+uint64(2*time.Second))
@@ -362,7 +372,7 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 		t.Errorf("the new listener was told %+v", told)
 	}
 	testenv.Must(t, l.Close())
-	if r.flood(1, now+uint64(2*time.Second)); r.set.IsHeard() {
+	if r.flood(1, now+uint64(2*time.Second)); r.isHeard() {
 		t.Error("packets look for listeners after the last one has ended")
 	}
 }
@@ -377,7 +387,7 @@ func TestLostLease(t *testing.T) {
 	}
 	other := r.listen(start+uint64(maps.ListenerLease)+ms, 100, allEvents...)
 	testenv.Must(t, l.Close())
-	if n := r.set.Listeners(); n != 1 {
+	if n := r.listeners(); n != 1 {
 		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)
 	}
 	testenv.Must(t, other.Renew())

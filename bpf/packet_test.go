@@ -270,7 +270,7 @@ func TestFlowKeys(t *testing.T) {
 			now += uint64(time.Hour)
 			e := entries[c.flow.Src.Is4()]
 			r.want(r.program(), c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
-			got := slices.Collect(r.set.Buckets(e, now))
+			got := r.bucketsOf(e, now)
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: uint64(len(c.frame))}}
 			if !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
@@ -329,7 +329,7 @@ func TestSubnetKeys(t *testing.T) {
 					frame[len(frame)-8]++ // another port: the same bucket
 					r.want(r.program(), frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 					want := []maps.Bucket{{Subnet: netip.MustParsePrefix(c.subnet), LevelBytes: size * (packets + 1)}}
-					if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
+					if got := r.bucketsOf(e, now); !slices.Equal(got, want) {
 						t.Fatalf("charged %+v, want %+v", got, want)
 					}
 				}
@@ -449,7 +449,7 @@ func TestWithoutLinkHeader(t *testing.T) {
 			size := uint64(len(c.packet))
 			r.want(r.program(), c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: size}}
-			if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
+			if got := r.bucketsOf(e, now); !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
 			// The headers of a segment have no link header.
@@ -756,7 +756,7 @@ func TestSpillBucket(t *testing.T) {
 		for host := range byte(4) {
 			r.want(p, to(host), meta{now: now}, drop, excess) // and every level was kept
 		}
-		if got := len(slices.Collect(r.set.Buckets(e, now))); got != 4 {
+		if got := len(r.bucketsOf(e, now)); got != 4 {
 			t.Errorf("%v: %d buckets have a level, want 4", algorithm, got)
 		}
 		// 2000 bytes drain in 2 s: then a slot is allocated to another key.

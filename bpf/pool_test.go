@@ -113,11 +113,11 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 // share is the clock and the wheels of a rule or pool in the kernel.
 func (f *forest) share(e maps.Entry) model.Share {
 	f.Helper()
-	s := f.set.Share(e)
-	if s == nil {
+	_, stages := f.set.Stages(e, policy.MatchDst, maps.Flow{Dst: addr("10.0.0.1")}, start)
+	if stages[0].Share == nil {
 		f.Fatalf("%+v has no share", e.Rule)
 	}
-	return *s
+	return *stages[0].Share
 }
 
 // stages are the rule, and the pools above it.

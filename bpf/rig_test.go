@@ -230,6 +230,14 @@ func udp(src, dst netip.Addr, payload int) []byte {
 	return append(frame, make([]byte, payload)...)
 }
 
+// bucketsOf are the buckets of a rule.
+func (r *rig) bucketsOf(e maps.Entry, now uint64) (all []maps.Bucket) {
+	for _, b := range r.set.Buckets([]maps.Entry{e}, func() uint64 { return now }) {
+		all = append(all, b)
+	}
+	return all
+}
+
 // counters returns the counters of all ids, in use or not.
 func (r *rig) counters() []maps.Counters {
 	r.Helper()

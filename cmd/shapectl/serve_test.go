@@ -236,7 +236,8 @@ func TestServeSharesEvents(t *testing.T) {
 		store, _, err := loader.Listen(loader.Options{BPFFS: r.bpffs()})
 		testenv.Must(t, err)
 		defer store.Close()
-		return store.Listeners()
+		n, _ = store.Listeners()
+		return n
 	}
 	testenv.Eventually(t, "serve listens", func() bool { return listeners() == 1 })
 	for range 2 {

@@ -147,7 +147,7 @@ func (read Details) addBuckets(rules report.Rules, found []Found) {
 			add(i, b)
 		}
 	}
-	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now) { // all hooks share the table
+	for i, b := range found[0].Hook.Set.Buckets(entries, maps.Now) { // all hooks share the table
 		*rules[i].ActiveBuckets++
 		add(i, b)
 	}

@@ -272,8 +272,8 @@ func (k *Kernel) colour(r *Result, p packet, e *entry, before maps.Counters) {
 	if r.Verdict != model.Drop {
 		r.DSCP = read(&trace.Packet{EtherType: binary.BigEndian.Uint16(k.frame[12:]), Network: k.after[linkHeader:len(k.frame)]}).dscp
 	}
-	levels := k.set.ColourLevels(e.Entry, k.Match, p.flow, r.Time) // of the spill buckets for a key without a slot
-	r.Level, r.Second = levels.First, model.NewColoured(e.Rule).E(levels)
+	s := k.set.State(e.Entry, k.Match, p.flow, r.Time)
+	r.Level, r.Second = s.Level, model.NewColoured(e.Rule).E(model.Levels{First: s.Level, Second: s.Second})
 	r.Spilled = e.seen.SpilledPackets > before.SpilledPackets
 }
 

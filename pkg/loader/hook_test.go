@@ -156,7 +156,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		r.meters(hosts, "10.0.1.7", 5)
 		r.meters(hosts, "10.0.1.8", 5)
 		keys := 0
-		for b := range h.Set.Buckets(r.entry(h, hosts), maps.Now()) {
+		for _, b := range h.Set.Buckets([]maps.Entry{r.entry(h, hosts)}, maps.Now) {
 			keys++
 			if b.LevelBytes > 1000 || b.LevelBytes == 0 {
 				t.Errorf("the level of %v is %d bytes", b.Subnet, b.LevelBytes)

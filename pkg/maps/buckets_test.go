@@ -100,7 +100,7 @@ func TestBucketsAreFound(t *testing.T) {
 				flows = append(flows, f)
 			}
 			got := map[bucketKey]uint64{}
-			for b := range r.Buckets(e, r.now) {
+			for _, b := range r.Buckets([]maps.Entry{e}, r.clock) {
 				s := bucketKey{b.Subnet, b.Flow}
 				if _, twice := got[s]; twice {
 					t.Errorf("%v is listed twice", s)
@@ -118,7 +118,7 @@ func TestBucketsAreFound(t *testing.T) {
 				}
 			}
 			n := 0
-			for b := range r.Buckets(o, r.now) {
+			for _, b := range r.Buckets([]maps.Entry{o}, r.clock) {
 				n++
 				if !others[b.Flow] {
 					t.Errorf("%v is listed with the other rule", b.Flow)
@@ -161,7 +161,7 @@ func TestChangeOfBucketScope(t *testing.T) {
 	if got := r.units(e, flow); got != 0 {
 		t.Errorf("each flow: the bucket has %d units of its host", got)
 	}
-	for b := range r.Buckets(e, r.now) {
+	for _, b := range r.Buckets([]maps.Entry{e}, r.clock) {
 		t.Errorf("each flow: %+v is listed", b)
 	}
 }
@@ -234,7 +234,7 @@ func TestLevelsWhileCharged(t *testing.T) {
 		times = times[1:]
 		return at
 	}
-	for _, b := range r.BucketsOf([]maps.Entry{e}, now) {
+	for _, b := range r.Buckets([]maps.Entry{e}, now) {
 		if b.LevelBytes != 1000 {
 			t.Errorf("the level is %d bytes of 1000", b.LevelBytes)
 		}

@@ -355,11 +355,6 @@ func (rs *rules) Changes(id uint32) bool {
 	return (n>>phaseAfter^n>>phaseBefore)&1 != 0
 }
 
-// levelOf is the level of a bucket, in units, by a version of its rule.
-func (rs *rules) levelOf(v version, b model.Bucket, now uint64) uint64 {
-	return rs.meterAt(v, now).Level(b, now)
-}
-
 // eachTaking calls f for each rule and shadow that takes part, on all CPUs. New rules are
 // left out: their buckets are empty.
 func (s *Store) eachTaking(f func(id uint32)) {

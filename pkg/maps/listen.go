@@ -233,19 +233,16 @@ func (s *Store) DropListeners() {
 	}
 }
 
-// Listeners is how many processes listen.
-func (s *Store) Listeners() (n int) {
+// Listeners is how many processes listen, and whether excess packets look for listeners.
+func (s *Store) Listeners() (n int, heard bool) {
 	now := s.now()
 	for slot := range s.change.Leases {
 		if atomic.LoadUint64(&s.change.Leases[slot]) > now {
 			n++
 		}
 	}
-	return n
+	return n, atomic.LoadUint64(&s.change.ListenedUntil) != 0
 }
-
-// IsHeard reports whether excess packets look for listeners.
-func (s *Store) IsHeard() bool { return atomic.LoadUint64(&s.change.ListenedUntil) != 0 }
 
 // A Stamp is another one after any change of rules, and once a change begins, ends or is confirmed.
 type Stamp struct {
@@ -288,8 +285,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	if e.Limit != e.Rule {
 		c.Pool = s.poolName(e.Limit, now)
 	}
-	flow := Flow{Src: address(e.key.Src, e.key.Family), Dst: address(e.key.Dst, e.key.Family), Proto: e.key.Proto,
-		SrcPort: networkPort(e.key.Sport), DstPort: networkPort(e.key.Dport)}
+	flow := flowOf(e.key)
 	if v.Flags&ruleFlow == 0 {
 		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
 	}

@@ -50,7 +50,7 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	set := store.View(view)
 	t.Cleanup(func() { set.Close() })
 	r := &rig{T: t, Set: set, now: 1e9}
-	set.UseClock(func() uint64 { return r.now })
+	set.UseClock(r.clock)
 	r.load = func() *ebpf.Program {
 		p, err := program.Load(set.Store, set.Hook())
 		testenv.Must(t, err)
@@ -59,6 +59,8 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	}
 	return r
 }
+
+func (r *rig) clock() uint64 { return r.now }
 
 // program loads the program on first use.
 func (r *rig) program() *ebpf.Program {
@@ -275,7 +277,7 @@ func TestGrowthToTheLastMap(t *testing.T) {
 		testenv.Must(t, err)
 		defer r.loaded.Close()
 		r.Set = grown.View(view)
-		r.UseClock(func() uint64 { return r.now })
+		r.UseClock(r.clock)
 	}
 }
 

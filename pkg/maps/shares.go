@@ -57,8 +57,8 @@ func (s *Store) freeLostShares(used []bool) {
 }
 
 // isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
-func (bs *buckets) isActive(slot *bpf.AbiBucket, key *bpf.AbiKey) bool {
-	return bs.isAhead(bs.current(key.Id), model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)})
+func (bs *buckets) isActive(n uint32) bool {
+	return bs.isAhead(bs.current(bs.keys[n].Id), *sharer(bs.slot(n)))
 }
 
 // isAhead reports whether a sharer of a version of a rule or pool is active.
@@ -69,9 +69,6 @@ func (bs *buckets) isAhead(v version, b model.Sharer) bool {
 	share := bs.shareIn(v)
 	return !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
 }
-
-// Share is a copy of the clock and the wheels of a rule or pool; nil if it has no shares.
-func (bs *buckets) Share(e Entry) *model.Share { return bs.shareFor(bs.current(e.ID)) }
 
 // shareIn is a copy of the share of a version that has one.
 func (bs *buckets) shareIn(v version) model.Share {
@@ -100,8 +97,8 @@ func (s *Store) ActiveSharers() map[uint32]int {
 		}
 	}
 	all := func(uint32) bool { return true }
-	for slot, key := range bs.slots(all) {
-		if key.Sharer != 0 && key.Id < bs.room() && bs.isActive(slot, key) {
+	for n := range bs.slots(all) {
+		if key := &bs.keys[n]; key.Sharer != 0 && key.Id < bs.room() && bs.isActive(n) {
 			active[key.Id]++
 		}
 	}
