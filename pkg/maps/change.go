@@ -177,13 +177,7 @@ const MaxLead = 1 << model.TickBits
 // when it reverts if nobody confirms it.
 func (s *Store) Time(from, until uint64) {
 	step.Store("set byte clocks")
-	s.eachTaking(func(id uint32) {
-		old, next := s.bothPhases(id)
-		s.continueClock(id, old, next, from)
-		if until != Never {
-			s.rebase(id, old, next, until)
-		}
-	})
+	s.eachTaking(func(id uint32) { s.time(id, from, until) })
 	store("say when a change begins", &s.change.From, from)
 	store("say when a change reverts", &s.change.Until, until)
 }
@@ -196,32 +190,6 @@ func (s *Store) TimeRevert(at uint64) {
 		old, next := s.bothPhases(id)
 		s.continueClock(id, next, old, at)
 	})
-}
-
-// rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
-func (rs *rules) rebase(id uint32, old, next version, at uint64) {
-	if phase(rs.change.Phase) == phaseRollback {
-		rs.continueClock(id, next, old, at)
-		return
-	}
-	flags := old.Flags &^ ruleReleased
-	switch leased := old.Flags&ruleLeased != 0; {
-	case !limited(old) || leased && !limited(next):
-	case leased:
-		l, set := rs.leaseOf(old)
-		back := *l // a packet must not see a part of it
-		copyLease(&back, set^1, l, set)
-		startLease(&back, set^1, rs.meterAt(next, at), at)
-		copyLease(l, set^1, &back, set^1)
-		flags |= ruleReleased
-	default:
-		before := old
-		if limited(next) {
-			before = next
-		}
-		rs.afterRevert(id, old).succeed(rs.meterAt(before, at), at)
-	}
-	old.Flags = flags
 }
 
 // bothPhases are a rule's versions before the change and after it.
@@ -273,7 +241,7 @@ func (s *Store) Commit() {
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
 	for _, t := range s.gather().taking {
-		if !t.prefix.IsValid() || s.rule(t.id).View != s.number {
+		if t.key == (stored{}) || t.view != s.number {
 			continue
 		}
 		switch old, next := s.bothPhases(t.id); {
@@ -304,18 +272,16 @@ func (s *Store) Finish() {
 	taking := k.taking
 	k.taking = nil
 	for _, t := range taking {
-		r := s.rule(t.id)
 		v := s.versionIn(t.id, on)
 		if on == phaseReverted {
 			s.keepReverted(t.id, v)
 		}
 		s.switchTo(t.id, v.index, "finish a rule")
-		if !t.prefix.IsValid() {
+		if t.key == (stored{}) {
 			continue
 		}
-		s.freeUnused(t.id)
-		if !present(v) {
-			s.View(r.View).remove(t.prefix, t.id)
+		if s.freeUnused(t.id); !present(v) {
+			s.remove(t)
 		}
 	}
 	s.trimLengths(nil)
@@ -325,21 +291,6 @@ func (s *Store) Finish() {
 	store("forget a change", &c.Phase, phaseBefore)
 	store("let no change begin", &c.From, Never) // a wait before the next one
 	s.edited()
-}
-
-// keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
-// force becomes the stored one. Packets do not look at these until then.
-func (rs *rules) keepReverted(id uint32, v version) {
-	r := rs.rule(id)
-	switch {
-	case v.Flags&ruleReleased != 0:
-		l, set := rs.leaseOf(v)
-		copyLease(l, set^1, l, set)
-	case limited(v) && v.Flags&ruleLeased == 0:
-		r.Params[v.index].Clock, r.Next[v.index] = r.Reverted, r.Next[2]
-		v.Flags |= ruleEdited
-	}
-	keepOrderUntil(r, rs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
 }
 
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.

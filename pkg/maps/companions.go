@@ -86,19 +86,21 @@ func idsOf(v version) (ids companionIDs) {
 }
 
 // setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all.
-func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) companionIDs {
+func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) (_ companionIDs, err error) {
 	for i := range companions {
 		c := &companions[i]
 		before, after, had, has := c.both(have, want)
-		switch {
-		case has && !(had && c.stays(before, after)):
-			ids[i] = s.allocate()
-			s.writeNew(ids[i], after, s.setCompanions(policy.Rule{}, after, companionIDs{}, at), at)
-		case had && has && before != after:
-			s.rewriteParams(ids[i], placed{id: ids[i]}, after, companionIDs{}, at)
+		it := placed{id: ids[i], isNew: has && !(had && c.stays(before, after))}
+		if it.isNew {
+			before = policy.Rule{}
+		}
+		if has && before != after {
+			if ids[i], err = s.write(it, before, after, at); err != nil {
+				return ids, err
+			}
 		}
 	}
-	return ids
+	return ids, nil
 }
 
 // freeUnused frees the companions, the share and the lease of the parameters that are not in force, if the others do not use them.

@@ -50,14 +50,16 @@ func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	return unused
 }
 
-func (s *Set) checkWithin(r policy.Rule) error {
-	if r.Within == "" {
-		return nil
+// poolOf is the id of the pool that a rule is within, 0 if it is in none.
+func (s *Store) poolOf(r policy.Rule) (id uint32, err error) {
+	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
+		return 0, nil
 	}
-	if _, found := s.poolID(string(r.Within)); !found {
-		return fmt.Errorf("%w: %q", ErrNoPool, r.Within)
+	id, found := s.poolID(string(r.Within))
+	if !found {
+		err = fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return nil
+	return id, err
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.

@@ -167,7 +167,7 @@ func (t *prefixTables) inFilter(hash uint64) (word uint32, bits uint64) {
 
 // refilter clears the bits of removed prefixes. At any time, each word has all bits that
 // are needed.
-func (t *prefixTables) refilter(prefixes []found) {
+func (t *prefixTables) refilter(prefixes []placed) {
 	fresh := make([]uint64, len(t.filter))
 	for _, f := range prefixes {
 		word, bits := t.inFilter(t.hash(f.key))
@@ -180,30 +180,24 @@ func (t *prefixTables) refilter(prefixes []found) {
 	}
 }
 
-// A placed rule is a rule whose prefix has a place in a table, or a shadow without a prefix.
+// A placed rule is a rule whose prefix has a place in a table, or a limit that belongs to one, without a key.
 type placed struct {
-	id     uint32
-	isNew  bool // the change adds it
-	prefix netip.Prefix
-}
-
-// A found prefix is a prefix in a table.
-type found struct {
-	view, id uint32 // of its set and rule
+	view, id uint32
 	key      stored
+	isNew    bool // a change adds it
 }
 
 // everyPrefix are the prefixes that packets find, of all sets, in no order. unseen, if not nil, is called with the prefixes in
 // the tables whose length packets do not look for.
-func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
-	return func(yield func(found) bool) {
+func (s *Store) everyPrefix(unseen func(placed)) iter.Seq[placed] {
+	return func(yield func(placed) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.prefixes.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
 				if id == 0 {
 					continue
 				}
-				f := found{id: id - 1, key: line.at(place)}
+				f := placed{id: id - 1, key: line.at(place)}
 				if f.key.length == noLength {
 					f.view = uint32(f.key.addr[0] >> 40) // saves a cache miss on the rule
 				} else {
@@ -228,14 +222,14 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 
 // byID is everyPrefix of a set, or of all if it is nil, in the order of their rules in memory. Reading a million rules in the
 // order of the tables takes ten times as long.
-func (s *Store) byID(only *Set) iter.Seq[found] {
-	var list []found
+func (s *Store) byID(only *Set) iter.Seq[placed] {
+	var list []placed
 	for f := range s.everyPrefix(nil) {
 		if only == nil || f.view == only.number {
 			list = append(list, f)
 		}
 	}
-	slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) })
+	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
 	return slices.Values(list)
 }
 

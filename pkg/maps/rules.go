@@ -9,7 +9,6 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -124,16 +123,20 @@ func (s *Set) Policy() (rules []policy.Rule) {
 // EveryRule are the rules in force of a set, or of all sets one by one if it is nil, in the order of policy.ComparePrefix.
 // It reads the tables once.
 func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
-	now, lists := s.phase(), make([][]placed, len(s.views))
-	for f := range s.byID(only) {
-		lists[f.view] = append(lists[f.view], placed{id: f.id, prefix: s.View(f.view).prefix(f.key)})
+	type rule struct {
+		id     uint32
+		prefix netip.Prefix
+	}
+	now, lists := s.phase(), make([][]rule, len(s.views))
+	for it := range s.byID(only) {
+		lists[it.view] = append(lists[it.view], rule{it.id, s.View(it.view).prefix(it.key)})
 	}
 	return func(yield func(*Set, Entry) bool) {
 		s.names = map[uint32]string{}
 		defer func() { s.names = nil }()
 		for number, list := range lists {
 			// Usually they are in order, because a policy's rules get their ids in order.
-			slices.SortFunc(list, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+			slices.SortFunc(list, func(a, b rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 			set := s.View(uint32(number))
 			for _, at := range list {
 				if v := s.versionIn(at.id, now); present(v) && !yield(set, s.entry(at.id, at.prefix, v, now)) {
@@ -260,34 +263,3 @@ func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
 func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
-
-func meter(r version) model.Meter {
-	m := model.Meter{RateUnits: r.RateUnits, Base: r.clock.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
-	m.Queues = r.Flags&ruleDelay != 0
-	m.Shared = r.Flags&(rulePool|ruleShares) != 0
-	m.Edited = r.reverted || r.Flags&ruleEdited != 0
-	m.Floor, m.Until, m.Fresh, m.Next = r.clock.Floor, r.clock.Until, r.clock.Fresh, *r.next
-	return m
-}
-
-// succeed has parameters whose clock no packet uses go on from a meter at a time (ns), and returns their meter.
-func (r version) succeed(before model.Meter, at uint64) model.Meter {
-	m := meter(r)
-	m.Succeed(before, at)
-	*r.clock, *r.next = bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}, m.Next
-	if !r.reverted {
-		r.Flags |= ruleEdited
-	}
-	return m
-}
-
-// encodeIn is encode for a rule or pool whose pool is in the store.
-func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its companionIDs) {
-	var pool uint32
-	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
-		pool, _ = s.poolID(string(r.Within))
-	}
-	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
-	encode(to, r, salt, pool, its)
-	to.Share, to.Lease, *to.next = share, lease, 0
-}

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -30,27 +29,29 @@ func (s *Store) gather() *known {
 	}
 	k := &known{}
 	// By id, because reading a million rules in the order of the tables takes ten times as long.
-	rules := make([]found, s.change.Ids)
+	rules := make([]placed, s.change.Ids)
 	used := make([]bool, len(rules))
-	for f := range s.everyPrefix(func(f found) { // left by a Clear whose process was killed
-		s.change.Removed, s.rule(f.id).Retired = s.change.Epoch, s.change.Epoch
-		atomic.StoreUint32(s.prefixes.find(f.key), 0)
+	for it := range s.everyPrefix(func(it placed) { // left by a Clear whose process was killed
+		s.change.Removed, s.rule(it.id).Retired = s.change.Epoch, s.change.Epoch
+		atomic.StoreUint32(s.prefixes.find(it.key), 0)
 	}) {
-		rules[f.id], used[f.id] = f, true
+		rules[it.id], used[it.id] = it, true
 	}
-	rules = slices.DeleteFunc(rules, func(f found) bool { return f.key == stored{} })
-	for _, f := range rules {
-		takes := s.Changes(f.id)
-		before, _ := s.bothPhases(f.id)
-		for id := range s.companionsOf(f.id) {
+	rules = slices.DeleteFunc(rules, func(it placed) bool { return it.key == stored{} })
+	take := func(it placed) {
+		old, _ := s.bothPhases(it.id)
+		it.isNew = !present(old)
+		k.taking = append(k.taking, it)
+	}
+	for _, it := range rules {
+		for id := range s.companionsOf(it.id) {
 			if !used[id] && s.Changes(id) {
-				old, _ := s.bothPhases(id)
-				k.taking = append(k.taking, placed{id: id, isNew: !present(old)})
+				take(placed{id: id})
 			}
 			used[id] = true
 		}
-		if takes {
-			k.taking = append(k.taking, placed{f.id, !present(before), s.View(f.view).prefix(f.key)})
+		if s.Changes(it.id) {
+			take(it)
 		}
 	}
 	for id, inUse := range used {
@@ -93,13 +94,10 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	if err := s.do(now, later, nil); err != nil {
 		return err
 	}
-	for _, t := range k.taking[before:] {
-		if t.isNew {
-			continue
+	for _, it := range k.taking[before:] {
+		if !it.isNew {
+			s.time(it.id, s.now(), s.Until())
 		}
-		old, next := s.bothPhases(t.id)
-		s.continueClock(t.id, old, next, s.now())
-		s.rebase(t.id, old, next, s.Until())
 	}
 	s.edited()
 	return nil
@@ -139,7 +137,13 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	if s.Lacks(Needs(steps...)).Rules > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
 	}
-	s.expectLengths(steps)
+	lengths := s.lookedFor()
+	for _, d := range steps {
+		if d.Have == nil {
+			lengths[lengthOf(d.Want.Prefix)] = true
+		}
+	}
+	s.lookFor(lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
 	defer func() {
 		s.edited()
 		if err != nil {
@@ -147,17 +151,10 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 		}
 	}()
 	for i, d := range steps {
-		switch {
-		case d.Have == nil:
-			if err := s.add(*d.Want, at); err != nil {
-				return err
-			}
-		case d.Want == nil:
+		if d.Want == nil {
 			s.drop(d.Have.Prefix)
-		default:
-			if err := s.alter(*d.Have, *d.Want, at); err != nil {
-				return err
-			}
+		} else if err := s.set(d.Have, *d.Want, at); err != nil {
+			return err
 		}
 		if progress != nil && (i+1)%progressStep == 0 {
 			progress(i + 1)
@@ -166,19 +163,7 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	return nil
 }
 
-// expectLengths lets packets look for the lengths of all new prefixes in one step, because
-// each change of the lengths waits for packets.
-func (s *Set) expectLengths(steps []policy.Difference) {
-	want := s.lookedFor()
-	for _, d := range steps {
-		if d.Have == nil {
-			want[lengthOf(d.Want.Prefix)] = true
-		}
-	}
-	s.lookFor(want)
-}
-
-// allocate prepares an id for a new rule, which no packet finds yet.
+// allocate prepares an id for a new limit, which no packet finds yet.
 func (s *Set) allocate() uint32 {
 	id := s.change.Ids // no packet has used this one
 	if id < s.room() {
@@ -194,7 +179,9 @@ func (s *Set) allocate() uint32 {
 	}
 	s.freeSlots(id)
 	s.discardLabels(id)
-	*r = bpf.AbiRule{Retired: r.Retired, View: s.number}
+	// The salt makes its keys differ from those of other rules.
+	absent := bpf.AbiParams{Flags: ruleAbsent, Salt: rand.Uint32() | 1}
+	*r = bpf.AbiRule{Retired: r.Retired, View: s.number, Params: [2]bpf.AbiParams{absent, absent}}
 	return id
 }
 
@@ -211,87 +198,81 @@ func (s *Store) free(id uint32) {
 	}
 }
 
-// add sets up a new rule. Packets find it by its prefix, which is placed last.
-func (s *Set) add(rule policy.Rule, at when) error {
-	if err := s.checkWithin(rule); err != nil {
+// set sets up a new rule, which packets find by its prefix from the last store on, or alters one.
+func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
+	it := placed{view: s.number, key: s.stored(want.Prefix), isNew: have == nil}
+	if !it.isNew {
+		it.id = *s.findPrefix(want.Prefix) - 1
+		_, err := s.write(it, *have, want, at)
 		return err
 	}
-	id := s.allocate()
-	version := s.writeNew(id, rule, s.setCompanions(policy.Rule{}, rule, companionIDs{}, at), at)
-	if err := s.labels.write(id, version, rule); err != nil {
-		return err
+	id, err := s.write(it, policy.Rule{}, want, at)
+	if err == nil {
+		err = step.Try("place a prefix")
 	}
-	if err := step.Try("place a prefix"); err != nil {
-		return err
+	if err == nil {
+		err = s.placePrefix(want.Prefix, id)
 	}
-	return s.placePrefix(rule.Prefix, id)
+	return err
 }
 
-// writeNew sets up a limit with a new id. It returns the index of its parameters.
-func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (index uint32) {
-	r, v := s.rule(id), s.version(id, 0)
-	if at == later {
-		v = s.version(id, 1)
+// write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
+// limit gets an id, which is returned.
+func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err error) {
+	pool, err := s.poolOf(want)
+	if err != nil {
+		return 0, err
 	}
-	markSlots(r, rule)
-	s.encodeIn(v, id, rule, rand.Uint32()|1, its) // the salt makes its keys differ from those of other rules
-	s.setLease(id, version{}, v, rule)
-	empty(&r.Shared, s.meterAt(v, s.now()), s.now())
-	if at == later {
-		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
-		s.takesPart(placed{id, true, rule.Prefix})
+	if it.isNew {
+		it.id = s.allocate()
 	}
-	return v.index
+	id = it.id
+	r, old, next := s.rule(id), s.current(id), s.other(id)
+	if it.isNew && at == atOnce {
+		old, next = next, old
+	}
+	s.labels.discard(id, next)
+	if err := s.labels.write(id, next.index, want); err != nil {
+		return 0, err
+	}
+	its, err := s.setCompanions(have, want, idsOf(old), at)
+	if err != nil {
+		return 0, err
+	}
+	if hasSlots(want) {
+		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
+	}
+	share, lease := s.setShare(id, want), s.allocateLease(id, next, want)
+	encode(next, want, old.Salt, pool, its)
+	next.Share, next.Lease, *next.next = share, lease, 0
+	s.setLease(id, old, next, want)
+	if number := leaseNumber(old); number != 0 && at == later {
+		s.waitSince(s.leases[number-1].Replaced) // Time writes the one that is not in force
+	}
+	if present(old) { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
+		next.Salt ^= scope(old) ^ scope(next)
+	}
+	if limited(next) && !limited(old) {
+		empty(&r.Shared, s.meterAt(next, s.now()), s.now())
+		if !it.isNew {
+			s.freeSlots(id)
+		}
+	}
+	switch {
+	case at == later:
+		s.takesPart(it)
+	case !it.isNew:
+		s.promptly(func(now uint64) { s.continueClock(id, old, next, now) })
+		s.switchTo(id, next.index, "switch a rule")
+		s.freeUnused(id)
+	}
+	return id, nil
 }
 
 // hasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
 func hasSlots(rule policy.Rule) bool {
 	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst ||
 		rule.Share.Kind != policy.ShareNone && rule.Share.Kind != policy.ShareMember
-}
-
-// markSlots marks a rule whose keys get slots. The mark stays when its bucket scope changes
-// to "all", because the slots stay until they are freed.
-func markSlots(r *bpf.AbiRule, rule policy.Rule) {
-	if hasSlots(rule) {
-		r.HasSlots = 1
-	}
-}
-
-// continueClock has the next parameters of a rule, which no packet uses, go on at a time (ns) from the old ones.
-func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
-	if !limited(old) || !limited(next) {
-		return
-	}
-	before := rs.meterAt(old, at)
-	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
-	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
-	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || next.Flags&ruleLeased != 0 || !sameQueue(before, meter(next))) {
-		keepOrderUntil(rs.rule(id), at+before.LongestWait())
-	}
-	if next.Flags&ruleLeased != 0 {
-		l, set := rs.leaseOf(next)
-		startLease(l, set, before, at)
-	} else {
-		next.succeed(before, at)
-	}
-}
-
-// sameQueue reports whether packets wait as long with one meter as with another.
-func sameQueue(a, b model.Meter) bool {
-	return a.RateUnits == b.RateUnits && a.Capacity == b.Capacity && a.Burst == b.Burst
-}
-
-func keepOrderUntil(r *bpf.AbiRule, until uint64) {
-	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
-}
-
-// empty sets the level of a bucket to 0.
-func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
-	e := m.WithLevel(0, now)
-	atomic.StoreUint32(&b.Tick, e.Tick)
-	atomic.StoreUint64(&b.Tat, e.TAT)
 }
 
 // other are the parameters of a rule that are not in force, once no packet uses them.
@@ -307,48 +288,6 @@ func (s *Store) switchTo(id, index uint32, what string) {
 	r.Replaced = s.change.Epoch
 	step.Store(what)
 	atomic.StoreUint32(&r.Sets, index<<phaseBefore|index<<phaseAfter|index<<phaseReverted)
-}
-
-// alter writes the parameters of a rule that are not in force. With atOnce it switches to them.
-func (s *Set) alter(have, rule policy.Rule, at when) error {
-	if err := s.checkWithin(rule); err != nil {
-		return err
-	}
-	id := *s.findPrefix(rule.Prefix) - 1
-	old := s.current(id)
-	next := s.other(id)
-	s.labels.discard(id, next)
-	if err := s.labels.write(id, next.index, rule); err != nil {
-		return err
-	}
-	s.rewriteParams(id, placed{id, false, rule.Prefix}, rule, s.setCompanions(have, rule, idsOf(old), at), at)
-	if at == atOnce {
-		s.freeUnused(id)
-	}
-	return nil
-}
-
-// rewriteParams is alter for a rule whose label and companions are set, or for a companion.
-func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companionIDs, at when) {
-	r, old, next := s.rule(id), s.current(id), s.other(id)
-	markSlots(r, rule)
-	s.encodeIn(next, id, rule, old.Salt, its)
-	s.setLease(id, old, next, rule)
-	if number := leaseNumber(old); number != 0 && at == later {
-		s.waitSince(s.leases[number-1].Replaced) // Time writes the one that is not in force
-	}
-	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
-	next.Salt ^= scope(old) ^ scope(next)
-	if limited(next) && !limited(old) {
-		empty(&r.Shared, s.meterAt(next, s.now()), s.now())
-		s.freeSlots(id)
-	}
-	if at == later {
-		s.takesPart(it)
-		return
-	}
-	s.promptly(func(now uint64) { s.continueClock(id, old, next, now) })
-	s.switchTo(id, next.index, "switch a rule")
 }
 
 // promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run
@@ -370,7 +309,7 @@ func (s *Set) drop(p netip.Prefix) {
 	s.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags = next.Flags&^ruleLabel | ruleAbsent
-	s.takesPart(placed{id, false, p})
+	s.takesPart(placed{view: s.number, id: id, key: s.stored(p)})
 }
 
 // Delete removes the rules of networks, each in one step, and reports whether there was one.
@@ -378,7 +317,7 @@ func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 	s.finishUnlessPending()
 	for _, p := range networks {
 		if place := s.findPrefix(p); place != nil {
-			s.remove(p, *place-1)
+			s.remove(placed{id: *place - 1, key: s.stored(p)})
 			deleted = true
 		}
 	}
@@ -390,13 +329,13 @@ func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 }
 
 // remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
-func (s *Set) remove(p netip.Prefix, id uint32) {
-	if place := s.prefixes.find(s.stored(p)); place != nil { // Prepare may have found no room for it
+func (s *Store) remove(it placed) {
+	if place := s.prefixes.find(it.key); place != nil { // Prepare may have found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
 	}
-	s.freeWith(id)
+	s.freeWith(it.id)
 }
 
 // Clear removes all rules in one step. The last change goes on without them.
@@ -413,9 +352,9 @@ func (s *Store) ClearSets(sets ...*Set) {
 		set.data.Clearing = 1
 		set.lookFor(lengthSet{}) // from here on packets find none
 	}
-	for f := range rules {
-		if set := s.View(f.view); clears[f.view] {
-			set.remove(set.prefix(f.key), f.id)
+	for it := range rules {
+		if clears[it.view] {
+			s.remove(it)
 		}
 	}
 	for _, set := range sets {
@@ -423,7 +362,7 @@ func (s *Store) ClearSets(sets ...*Set) {
 	}
 	s.edited()
 	if s.known != nil {
-		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return clears[s.rule(t.id).View] })
+		s.known.taking = slices.DeleteFunc(s.known.taking, func(it placed) bool { return clears[s.rule(it.id).View] })
 	}
 }
 
