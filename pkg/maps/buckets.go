@@ -19,21 +19,21 @@ type Bucket struct {
 }
 
 // Meter is the meter of a rule by the parameters in force.
-func (rs *rules) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID), rs.now()) }
+func (rs *limits) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID), rs.now()) }
 
 // level is the level of a bucket, in units, by the limit with that id.
-func (rs *rules) level(id uint32, b model.Bucket, now uint64) uint64 {
+func (rs *clocks) level(id uint32, b model.Bucket, now uint64) uint64 {
 	return rs.meterAt(rs.current(id), now).Level(b, now)
 }
 
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
-func (rs *rules) SharedLevel(e Entry, now uint64) uint64 {
+func (rs *limits) SharedLevel(e Entry, now uint64) uint64 {
 	return rs.level(e.ID, load(&rs.rule(e.ID).Shared), now)
 }
 
 // SharedLevels are the levels of both shared buckets of a rule with colours.
-func (rs *rules) SharedLevels(e Entry, now uint64) model.Levels {
+func (rs *limits) SharedLevels(e Entry, now uint64) model.Levels {
 	second, _ := rs.Second(e)
 	return model.Levels{First: rs.SharedLevel(e, now), Second: rs.SharedLevel(second, now)}
 }

@@ -155,14 +155,14 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 }
 
 // Abandon undoes what Prepare did, also in a process that was killed before Arm.
-func (s *Store) Abandon() {
+func (s *index) Abandon() {
 	s.gather()
 	s.Finish()
-	s.trimLengths(nil)
+	s.trimLengths(allViews)
 }
 
 // takesPart marks a rule: from now on, the phase of the change selects its parameters.
-func (s *Store) takesPart(it placed) {
+func (s *index) takesPart(it placed) {
 	r, k := s.rule(it.id), s.gather()
 	step.Store("let a rule take part")
 	before := r.Sets & 1
@@ -175,7 +175,7 @@ const MaxLead = 1 << model.TickBits
 
 // Time has the clocks of all rules that take part go on from each other at from (ns), when the change begins, and at until,
 // when it reverts if nobody confirms it.
-func (s *Store) Time(from, until uint64) {
+func (s *index) Time(from, until uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) { s.time(id, from, until) })
 	store("say when a change begins", &s.change.From, from)
@@ -184,7 +184,7 @@ func (s *Store) Time(from, until uint64) {
 
 // TimeRevert has the clocks from before the change go on from those after it at a moment (ns), for Revert. Until that, nobody uses
 // them: not even a revert of the change at its end.
-func (s *Store) TimeRevert(at uint64) {
+func (s *index) TimeRevert(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
@@ -218,13 +218,13 @@ func (p *progress) Arm() error {
 }
 
 // Confirm lets a pending change last. The error may wrap ErrLate.
-func (s *Store) Confirm() error {
+func (s *progress) Confirm() error {
 	return s.before(s.change.Until, "confirm a change", Never, phaseAfter)
 }
 
 // Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
 // error may wrap ErrLate.
-func (s *Store) Revert(at uint64) error {
+func (s *progress) Revert(at uint64) error {
 	return s.before(at, "revert a change", at, phaseRollback)
 }
 
@@ -232,7 +232,7 @@ func (s *Store) Revert(at uint64) error {
 func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
 
 // Commit follows the beginning of a change. A change without an end is in force for good then.
-func (s *Store) Commit() {
+func (s *progress) Commit() {
 	if atomic.LoadUint64(&s.change.Until) == Never {
 		store("commit a change", &s.change.Phase, phaseAfter)
 	}
@@ -259,7 +259,7 @@ func (s *Set) Undone() (d Difference) {
 // Finish ends a change for good: the parameters in force stay, and the others are
 // forgotten. Without a change it does nothing. A pending change must be confirmed or
 // reverted first, and a change that a killed process prepared must be abandoned.
-func (s *Store) Finish() {
+func (s *index) Finish() {
 	c := s.change
 	if phase(c.Phase) == phaseBefore && (s.known == nil || len(s.known.taking) == 0) {
 		return
@@ -284,7 +284,7 @@ func (s *Store) Finish() {
 			s.remove(t)
 		}
 	}
-	s.trimLengths(nil)
+	s.trimLengths(allViews)
 	// Packets that have seen a rule take part must still find the phase that it is in.
 	s.waitSince(c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view
@@ -294,7 +294,7 @@ func (s *Store) Finish() {
 }
 
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.
-func (s *Store) finishUnlessPending() {
+func (s *index) finishUnlessPending() {
 	if state, _ := s.Change(); state != Pending {
 		s.Finish()
 	}
@@ -308,7 +308,7 @@ func (rs *rules) Changes(id uint32) bool {
 
 // eachTaking calls f for each rule and shadow that takes part, on all CPUs. New rules are
 // left out: their buckets are empty.
-func (s *Store) eachTaking(f func(id uint32)) {
+func (s *index) eachTaking(f func(id uint32)) {
 	taking := s.gather().taking
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {

@@ -8,6 +8,12 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
+// clocks are the byte clocks of all rules, and the leases that some go by.
+type clocks struct {
+	rules
+	leases []bpf.AbiLease
+}
+
 // meter is the meter of a version that has no lease.
 func meter(r version) model.Meter {
 	m := model.Meter{RateUnits: r.RateUnits, Base: r.clock.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
@@ -29,19 +35,8 @@ func (r version) succeed(before model.Meter, at uint64) model.Meter {
 	return m
 }
 
-// encodeIn is encode for a rule or pool whose pool is in the store.
-func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its companionIDs) {
-	var pool uint32
-	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
-		pool, _ = s.poolID(string(r.Within))
-	}
-	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
-	encode(to, r, salt, pool, its)
-	to.Share, to.Lease, *to.next = share, lease, 0
-}
-
 // time has the next parameters of a rule, which no packet uses, go on at from (ns) from the old ones, and these from those at until.
-func (rs *rules) time(id uint32, from, until uint64) {
+func (rs *clocks) time(id uint32, from, until uint64) {
 	old, next := rs.bothPhases(id)
 	rs.continueClock(id, old, next, from)
 	if until != Never {
@@ -50,7 +45,7 @@ func (rs *rules) time(id uint32, from, until uint64) {
 }
 
 // continueClock has the next parameters of a rule, which no packet uses, go on at a time (ns) from the old ones.
-func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
+func (rs *clocks) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
@@ -86,7 +81,7 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 }
 
 // rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
-func (rs *rules) rebase(id uint32, old, next version, at uint64) {
+func (rs *clocks) rebase(id uint32, old, next version, at uint64) {
 	if phase(rs.change.Phase) == phaseRollback {
 		rs.continueClock(id, next, old, at)
 		return
@@ -113,7 +108,7 @@ func (rs *rules) rebase(id uint32, old, next version, at uint64) {
 
 // keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
 // force becomes the stored one. Packets do not look at these until then.
-func (rs *rules) keepReverted(id uint32, v version) {
+func (rs *clocks) keepReverted(id uint32, v version) {
 	r := rs.rule(id)
 	switch {
 	case v.Flags&ruleReleased != 0:

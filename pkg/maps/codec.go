@@ -124,7 +124,7 @@ func secondParams(c *bpf.AbiColdParams) *bpf.AbiSecondParams {
 }
 
 // decode is the inverse of encode, but for what labels have. The shadow is that of the same phase.
-func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
+func (rs *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
 		Algorithm: chosen[policy.Algorithm](algorithmFlags, r.Flags), Excess: chosen[policy.Excess](excessFlags, r.Flags),

@@ -104,7 +104,7 @@ func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) (
 }
 
 // freeUnused frees the companions, the share and the lease of the parameters that are not in force, if the others do not use them.
-func (s *Store) freeUnused(id uint32) {
+func (s *index) freeUnused(id uint32) {
 	v, other := s.bothPhases(id)
 	for i := range companions {
 		c := &companions[i]
@@ -121,7 +121,7 @@ func (s *Store) freeUnused(id uint32) {
 }
 
 // freeWith frees an id with those of its companions.
-func (s *Store) freeWith(id uint32) {
+func (s *index) freeWith(id uint32) {
 	v := s.version(id, s.rule(id).Sets)
 	for i := range companions {
 		if its, has := companions[i].of(v); has {

@@ -53,7 +53,7 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 }
 
 // Counters are the counters of the rule with that id.
-func (rs *rules) Counters(id uint32) (sum Counters) {
+func (rs *limits) Counters(id uint32) (sum Counters) {
 	sum = rs.count(id)
 	if v := rs.current(id); v.Flags&ruleColours != 0 {
 		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
@@ -65,7 +65,7 @@ func (rs *rules) Counters(id uint32) (sum Counters) {
 }
 
 // count is Counters without colours.
-func (rs *rules) count(id uint32) (sum Counters) {
+func (rs *limits) count(id uint32) (sum Counters) {
 	r := rs.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
@@ -92,11 +92,11 @@ func (rs *rules) count(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, which has its own buckets and counters. It passes
 // all packets; its excess is what it would have refused. False if the rule has no shadow.
-func (rs *rules) Shadow(e Entry) (Entry, bool) { return rs.companion(&companions[0], e) }
+func (rs *limits) Shadow(e Entry) (Entry, bool) { return rs.companion(&companions[0], e) }
 
 // Guarantee is the limit of a rule's guarantee, which has its own buckets and counters. It passes the packets
 // that are guaranteed. False if the rule has no guarantee.
-func (rs *rules) Guarantee(e Entry) (Entry, bool) {
+func (rs *limits) Guarantee(e Entry) (Entry, bool) {
 	if e.Algorithm.HasColours() {
 		return Entry{}, false
 	}
@@ -104,14 +104,14 @@ func (rs *rules) Guarantee(e Entry) (Entry, bool) {
 }
 
 // Second is the second limit of a rule with colours, which has its own buckets. False if the rule has no colours.
-func (rs *rules) Second(e Entry) (Entry, bool) {
+func (rs *limits) Second(e Entry) (Entry, bool) {
 	if !e.Algorithm.HasColours() {
 		return Entry{}, false
 	}
 	return rs.companion(&companions[1], e)
 }
 
-func (rs *rules) companion(c *companion, e Entry) (Entry, bool) {
+func (rs *limits) companion(c *companion, e Entry) (Entry, bool) {
 	id, ok := c.of(rs.current(e.ID))
 	if !ok {
 		return Entry{}, false

@@ -23,7 +23,7 @@ type known struct {
 
 // gather reads all rules. It must be called before anything that it reads is changed. A
 // change of one rule does not need it.
-func (s *Store) gather() *known {
+func (s *index) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
@@ -143,11 +143,11 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 			lengths[lengthOf(d.Want.Prefix)] = true
 		}
 	}
-	s.lookFor(lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
+	s.lookFor(s.view, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
 	defer func() {
 		s.edited()
 		if err != nil {
-			s.trimLengths(s)
+			s.trimLengths(s.number)
 		}
 	}()
 	for i, d := range steps {
@@ -186,7 +186,7 @@ func (s *Set) allocate() uint32 {
 }
 
 // free frees an id, with its labels.
-func (s *Store) free(id uint32) {
+func (s *index) free(id uint32) {
 	s.discardLabels(id)
 	s.freeShare(id)
 	s.freeLeases(id, 0)
@@ -202,7 +202,7 @@ func (s *Store) free(id uint32) {
 func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 	it := placed{view: s.number, key: s.stored(want.Prefix), isNew: have == nil}
 	if !it.isNew {
-		it.id = *s.findPrefix(want.Prefix) - 1
+		it.id = *s.findPrefix(s.view, want.Prefix) - 1
 		_, err := s.write(it, *have, want, at)
 		return err
 	}
@@ -211,7 +211,7 @@ func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 		err = step.Try("place a prefix")
 	}
 	if err == nil {
-		err = s.placePrefix(want.Prefix, id)
+		err = s.placePrefix(s.view, want.Prefix, id)
 	}
 	return err
 }
@@ -276,14 +276,14 @@ func hasSlots(rule policy.Rule) bool {
 }
 
 // other are the parameters of a rule that are not in force, once no packet uses them.
-func (s *Store) other(id uint32) version {
+func (s *rules) other(id uint32) version {
 	r := s.rule(id)
 	s.waitSince(r.Replaced)
 	return s.version(id, r.Sets^1)
 }
 
 // switchTo lets packets see a version of a rule, in all phases of a change.
-func (s *Store) switchTo(id, index uint32, what string) {
+func (s *rules) switchTo(id, index uint32, what string) {
 	r := s.rule(id)
 	r.Replaced = s.change.Epoch
 	step.Store(what)
@@ -292,7 +292,7 @@ func (s *Store) switchTo(id, index uint32, what string) {
 
 // promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run
 // ahead meanwhile. It returns when that begins.
-func (s *Set) promptly(write func(now uint64)) uint64 {
+func (s *rules) promptly(write func(now uint64)) uint64 {
 	for {
 		now := s.now()
 		write(now)
@@ -304,7 +304,7 @@ func (s *Set) promptly(write func(now uint64)) uint64 {
 
 // drop marks a rule as absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
-	id := *s.findPrefix(p) - 1
+	id := *s.findPrefix(s.view, p) - 1
 	old, next := s.current(id), s.other(id)
 	s.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
@@ -316,20 +316,20 @@ func (s *Set) drop(p netip.Prefix) {
 func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 	s.finishUnlessPending()
 	for _, p := range networks {
-		if place := s.findPrefix(p); place != nil {
+		if place := s.findPrefix(s.view, p); place != nil {
 			s.remove(placed{id: *place - 1, key: s.stored(p)})
 			deleted = true
 		}
 	}
 	if deleted {
-		s.trimLengths(s)
+		s.trimLengths(s.number)
 		s.edited()
 	}
 	return deleted
 }
 
 // remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
-func (s *Store) remove(it placed) {
+func (s *index) remove(it placed) {
 	if place := s.prefixes.find(it.key); place != nil { // Prepare may have found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
@@ -347,10 +347,10 @@ func (s *Store) ClearSets(sets ...*Set) {
 	for _, set := range sets {
 		clears[set.number] = true
 	}
-	rules := s.byID(nil)
+	rules := s.byID(allViews)
 	for _, set := range sets {
 		set.data.Clearing = 1
-		set.lookFor(lengthSet{}) // from here on packets find none
+		s.lookFor(set.view, lengthSet{}) // from here on packets find none
 	}
 	for it := range rules {
 		if clears[it.view] {
@@ -368,7 +368,7 @@ func (s *Store) ClearSets(sets ...*Set) {
 
 // ClearCounters has all counters begin at 0. No packet may use the rules.
 func (s *Set) ClearCounters() {
-	for f := range s.byID(s) {
+	for f := range s.byID(s.number) {
 		clear(s.countersOf(f.id))
 	}
 }

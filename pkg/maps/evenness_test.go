@@ -18,7 +18,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 				s := emptyTables(room, roll.Uint64()|1)
 				counts := map[bool][]int{true: make([]int, len(s.prefixes.lines4)), false: make([]int, len(s.prefixes.lines6))}
 				for _, p := range prefixes {
-					if err := s.placePrefix(p, 0); err != nil {
+					if err := s.placePrefix(s.view, p, 0); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -62,7 +62,8 @@ func holds(line prefixLine, p stored) bool {
 func emptyTables(rules uint32, multiplier uint64) *Set {
 	lines4, lines6, words := tableSizes(rules)
 	hook := &bpf.AbiHook{Multiplier: multiplier, Prefixes4Mask: lines4 - 1, Prefixes6Mask: lines6 - 1, FilterMask: words - 1}
-	s := &Store{views: make([]bpf.AbiView, 1)}
+	s := &Store{}
+	s.views = make([]bpf.AbiView, 1)
 	s.change = &bpf.AbiChange{}
 	s.prefixes = prefixTables{hook, make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)}
 	return s.View(0)

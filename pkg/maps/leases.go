@@ -98,7 +98,7 @@ func (s *Store) ReadyRevert() {
 	if state, _ := s.Change(); state != Committed {
 		return
 	}
-	for f := range s.byID(s.Pools()) {
+	for f := range s.byID(poolView) {
 		old, next := s.bothPhases(f.id)
 		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
 			s.Pools().setLease(f.id, next, old, had)
@@ -108,7 +108,7 @@ func (s *Store) ReadyRevert() {
 
 // clustered is a version of a pool, and whether a cluster grants its leases. What a line allows is back with the pool, whoever
 // runs then.
-func (s *Store) clustered(id uint32, v version) (pool policy.Rule, is bool) {
+func (s *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 	if leaseNumber(v) != 0 {
 		pool = s.entry(id, netip.Prefix{}, v, s.phase()).Rule
 	}
@@ -117,7 +117,7 @@ func (s *Store) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 
 // leased is a pool that has leases, by its current version.
 func (s *Set) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
-	place := s.findPrefix(pool)
+	place := s.findPrefix(s.view, pool)
 	if place == nil {
 		return 0, v, false
 	}
@@ -135,7 +135,7 @@ func leaseNumber(v version) uint32 {
 }
 
 // leaseOf is the lease of a version, and which of its two sets is in force.
-func (rs *rules) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
+func (rs *clocks) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
 	l = &rs.leases[v.Lease-1]
 	set = atomic.LoadUint32(&l.Version)
 	if v.reverted && v.Flags&ruleReleased != 0 {
@@ -159,7 +159,7 @@ func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
 }
 
 // meterAt is the meter of a version at a time (ns).
-func (rs *rules) meterAt(v version, now uint64) model.Meter {
+func (rs *clocks) meterAt(v version, now uint64) model.Meter {
 	if v.Flags&ruleLeased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
 		return meter(v)
 	}
@@ -173,7 +173,7 @@ func (rs *rules) meterAt(v version, now uint64) model.Meter {
 }
 
 // leaseEnded reports whether packets may be queued that came at another rate, by a lease that has ended: is_fifo of bpf/queue.h.
-func (rs *rules) leaseEnded(v version, now uint64) bool {
+func (rs *clocks) leaseEnded(v version, now uint64) bool {
 	if leaseNumber(v) == 0 {
 		return false
 	}
@@ -189,7 +189,7 @@ func leaseMeter(v version, whole uint64) model.Meter {
 }
 
 // renew writes the lease of a version of a pool that is not in force, and switches to it.
-func (s *Set) renew(id uint32, v version, pool policy.Rule, to Lease) {
+func (s *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
 	l, set := s.leaseOf(v)
 	s.waitSince(l.Replaced) // for packets that may still see it
 	var before model.Meter
@@ -232,7 +232,7 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 }
 
 // setLease writes the lease of a version of a pool that packets do not use, which inherits from that of another version.
-func (s *Set) setLease(id uint32, from, to version, pool policy.Rule) {
+func (s *limits) setLease(id uint32, from, to version, pool policy.Rule) {
 	if !pool.HasLeases() {
 		return
 	}
@@ -248,7 +248,7 @@ func (s *Set) setLease(id uint32, from, to version, pool policy.Rule) {
 
 // allocateLease returns the number plus one of a lease for parameters of a pool that are to be written, of which packets know
 // nothing yet, or 0. There is room.
-func (s *Store) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
+func (s *clocks) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
 	if s.freeLeases(id, leaseNumber(s.version(id, to.index^1))); !pool.HasLeases() {
 		return 0
 	}
@@ -264,7 +264,7 @@ func (s *Store) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
 
 // freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0. Parameters that are not in force
 // keep their number, as packets may still use them.
-func (s *Store) freeLeases(id, used uint32) {
+func (s *clocks) freeLeases(id, used uint32) {
 	for _, cold := range s.rule(id).Cold {
 		if cold.Lease == 0 || cold.Lease == used {
 			continue
@@ -276,7 +276,7 @@ func (s *Store) freeLeases(id, used uint32) {
 }
 
 // freeLostLeases frees the leases that a killed command allocated and no pool has.
-func (s *Store) freeLostLeases(used []bool) {
+func (s *clocks) freeLostLeases(used []bool) {
 	for i := range s.leases {
 		l := &s.leases[i]
 		id, number := l.Owner-1, uint32(i)+1

@@ -251,13 +251,13 @@ type Stamp struct {
 }
 
 // Stamp is that of the rules as they are now.
-func (s *Store) Stamp() Stamp {
+func (s *progress) Stamp() Stamp {
 	state, _ := s.Change()
 	return Stamp{state, atomic.LoadUint64(&s.change.Edits), s.Begins(), s.Until()}
 }
 
 // edited makes the stamp another one.
-func (s *Store) edited() { atomic.AddUint64(&s.change.Edits, 1) }
+func (s *progress) edited() { atomic.AddUint64(&s.change.Edits, 1) }
 
 // A Cause is what an event is about, in words of the policy.
 type Cause struct {
@@ -293,7 +293,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	c.Rule = s.entry(e.Rule, netip.Prefix{}, v, now)
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
-		if place := c.Set.findPrefix(p); place != nil && *place-1 == e.Rule {
+		if place := s.findPrefix(c.Set.view, p); place != nil && *place-1 == e.Rule {
 			c.Rule.Prefix = p
 			break
 		}

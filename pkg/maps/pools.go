@@ -21,8 +21,8 @@ func (s *Store) Pools() *Set { return s.View(poolView) }
 func (s *Set) IsPools() bool { return s.number == poolView }
 
 // poolID is the id of a pool, in any phase of a change.
-func (s *Store) poolID(name string) (id uint32, found bool) {
-	place := s.Pools().findPrefix(policy.PoolKey(name))
+func (s *index) poolID(name string) (id uint32, found bool) {
+	place := s.findPrefix(s.view(poolView), policy.PoolKey(name))
 	if place == nil {
 		return 0, false
 	}
@@ -31,7 +31,7 @@ func (s *Store) poolID(name string) (id uint32, found bool) {
 
 // Unused are those of pools that exist and that nothing is within, or only others of these that come before. It needs one
 // pass for all.
-func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
+func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	now, users := s.phase(), map[uint32]int{}
 	count := func(id uint32, by int) {
 		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
@@ -42,7 +42,7 @@ func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 		count(f.id, 1)
 	}
 	for _, p := range pools {
-		if place := s.Pools().findPrefix(p); place != nil && users[*place-1] == 0 {
+		if place := s.findPrefix(s.view(poolView), p); place != nil && users[*place-1] == 0 {
 			unused = append(unused, p)
 			count(*place-1, -1)
 		}
@@ -51,7 +51,7 @@ func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 }
 
 // poolOf is the id of the pool that a rule is within, 0 if it is in none.
-func (s *Store) poolOf(r policy.Rule) (id uint32, err error) {
+func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
 	}
@@ -66,9 +66,9 @@ func (s *Store) poolOf(r policy.Rule) (id uint32, err error) {
 type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
-func (s *Store) Losses() map[uint32]Loss {
+func (s *index) Losses() map[uint32]Loss {
 	losses, now := map[uint32]Loss{}, s.phase()
-	for f := range s.byID(nil) {
+	for f := range s.byID(allViews) {
 		id := f.id
 		v := s.versionIn(id, now)
 		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
@@ -88,7 +88,7 @@ func (s *Store) Losses() map[uint32]Loss {
 }
 
 // poolName is the name of a pool, which its label holds.
-func (rs *rules) poolName(id uint32, in phase) string {
+func (rs *limits) poolName(id uint32, in phase) string {
 	if name, known := rs.names[id]; known {
 		return name
 	}

@@ -26,7 +26,7 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 				p = netip.MustParsePrefix(fmt.Sprintf(family, n))
 				_, err := s.Put(policy.Rule{Prefix: p, Rate: 1e6, Capacity: 2000})
 				testenv.Must(t, err)
-				return p, s.findPrefix(p)
+				return p, s.findPrefix(s.view, p)
 			}
 			put(0) // so that the lengths in use stay the same
 			first, place := put(1)

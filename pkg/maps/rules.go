@@ -27,11 +27,15 @@ type rules struct {
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
 	shares []bpf.AbiShare
-	leases []bpf.AbiLease
-	names  map[uint32]string // of pools, while many rules are read; else nil
 	labels labels
 
 	knownLabels map[labelID]knownLabel // nil unless labels are remembered
+}
+
+// limits are rules, pools and their companions, as a policy has them.
+type limits struct {
+	clocks
+	names map[uint32]string // of pools, while many rules are read; else nil
 }
 
 // ruleSize is how many bytes a rule takes, with its counters for each CPU.
@@ -128,8 +132,12 @@ func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
 		prefix netip.Prefix
 	}
 	now, lists := s.phase(), make([][]rule, len(s.views))
-	for it := range s.byID(only) {
-		lists[it.view] = append(lists[it.view], rule{it.id, s.View(it.view).prefix(it.key)})
+	view := allViews
+	if only != nil {
+		view = only.number
+	}
+	for it := range s.byID(view) {
+		lists[it.view] = append(lists[it.view], rule{it.id, s.view(it.view).prefix(it.key)})
 	}
 	return func(yield func(*Set, Entry) bool) {
 		s.names = map[uint32]string{}
@@ -179,10 +187,10 @@ func (s *Set) Any(has Trait) bool {
 }
 
 // Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
-func (s *Store) Have(has Trait) []bool {
+func (s *index) Have(has Trait) []bool {
 	have, left := make([]bool, len(s.views)), 0
 	for number := range s.views {
-		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
+		if s.view(uint32(number)).lookedFor() != (lengthSet{}) {
 			left++
 		}
 	}
@@ -238,7 +246,7 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.findPrefix(p)
+	place := s.findPrefix(s.view, p)
 	if place == nil {
 		return Entry{}, false
 	}
@@ -248,7 +256,7 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 }
 
 // entry is a rule as one of its versions has it.
-func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
+func (rs *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
 		t := rs.label(id, v.index)

@@ -16,7 +16,7 @@ func (rs *rules) share(id uint32) uint32 {
 
 // setShare returns the number of the share of a rule plus one. It allocates one, of which packets know nothing yet, if
 // the rule needs it and has none. There is room.
-func (s *Store) setShare(id uint32, rule policy.Rule) uint32 {
+func (s *rules) setShare(id uint32, rule policy.Rule) uint32 {
 	number := s.share(id)
 	if rule.Share.Kind == policy.ShareNone || number != 0 {
 		return number
@@ -39,7 +39,7 @@ func renewed(s *bpf.AbiShare) bpf.AbiShare {
 }
 
 // freeShare frees the share of a rule that does not exist any more, or has none in any phase.
-func (s *Store) freeShare(id uint32) {
+func (s *rules) freeShare(id uint32) {
 	if number := s.share(id); number != 0 {
 		s.shares[number-1].Owner, s.shares[number-1].Retired = 0, s.change.Epoch
 		s.rule(id).Cold[0].Share, s.rule(id).Cold[1].Share = 0, 0
@@ -47,7 +47,7 @@ func (s *Store) freeShare(id uint32) {
 }
 
 // freeLostShares frees the shares that a killed command allocated and no rule has.
-func (s *Store) freeLostShares(used []bool) {
+func (s *rules) freeLostShares(used []bool) {
 	for i := range s.shares {
 		share := &s.shares[i]
 		if id := share.Owner - 1; share.Owner != 0 && (int(id) >= len(used) || !used[id] || s.share(id) != uint32(i)+1) {
@@ -85,7 +85,7 @@ func (bs *buckets) shareIn(v version) model.Share {
 }
 
 // ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
-func (s *Store) ActiveSharers() map[uint32]int {
+func (s *index) ActiveSharers() map[uint32]int {
 	bs, active, now := &s.buckets, map[uint32]int{}, s.phase()
 	for f := range s.everyPrefix(nil) {
 		v := bs.versionIn(f.id, now)

@@ -27,11 +27,8 @@ const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 // A Store is the maps of a network namespace.
 type Store struct {
 	memory
-	buckets
-	prefixes prefixTables
-	views    []bpf.AbiView
-	known    *known
-	holders  int
+	index
+	holders int
 }
 
 // New makes an empty store.
@@ -74,11 +71,11 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return derived, nil // the tables of prefixes are shared
 	}
 	for f := range s.everyPrefix(nil) {
-		set := derived.View(f.view)
 		if derived.prefixes.find(f.key) != nil {
 			continue // with few rules, only the other family's table may have grown
 		}
-		if err := set.placePrefix(set.prefix(f.key), f.id); err != nil {
+		v := derived.view(f.view)
+		if err := derived.placePrefix(v, v.prefix(f.key), f.id); err != nil {
 			derived.Close()
 			return nil, err
 		}

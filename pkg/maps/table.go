@@ -13,7 +13,7 @@ const tatBusy = 1 // TAT_BUSY of abi.h
 
 // buckets are the buckets of all rules: a shared bucket for each rule, and the slots of the table, by number.
 type buckets struct {
-	rules
+	limits
 	lines   []bpf.AbiLine
 	seconds []bpf.AbiLine // the second buckets of slots
 	keys    []bpf.AbiKey
