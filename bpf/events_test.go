@@ -21,7 +21,7 @@ var allEvents = []maps.EventKind{maps.Overflow, maps.PenaltyStarts, maps.Guarant
 func (r *rig) listen(now uint64, most uint32, kinds ...maps.EventKind) *maps.Listener {
 	r.Helper()
 	r.at(now)
-	l, err := r.set.Listen(most, kinds...)
+	l, err := r.set.Store.Listen(most, kinds...)
 	testenv.Must(r, err)
 	r.Cleanup(func() { l.Close() })
 	return l
@@ -82,7 +82,7 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 			if len(all) != 1 {
 				t.Fatalf("%d events of one episode: %+v", len(all), all)
 			}
-			cause, ok := r.set.Cause(all[0])
+			cause, ok := r.set.Store.Cause(all[0])
 			if !ok || cause.Rule.Prefix != e.Prefix || cause.Key != tt.key || cause.From != addr("10.1.0.7") || cause.Pool != "" ||
 				all[0].Kind != tt.kind || all[0].Fate != tt.fate || all[0].Capacity != 1000 || all[0].Level < 800 || all[0].Level > 1000 {
 				t.Fatalf("told %+v\nof %+v", all[0], cause)
@@ -102,7 +102,7 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 func (r *rig) told(l *maps.Listener) (all []string) {
 	r.Helper()
 	for _, e := range r.heard(l) {
-		c, ok := r.set.Cause(e)
+		c, ok := r.set.Store.Cause(e)
 		if !ok {
 			r.Fatalf("the cause of %+v is not known", e)
 		}
@@ -220,7 +220,7 @@ func TestEventsOfFairShares(t *testing.T) {
 			if len(all) == 0 {
 				t.Fatal("no event")
 			}
-			c, ok := f.set.Cause(all[0])
+			c, ok := f.set.Store.Cause(all[0])
 			if got := "pool " + c.Pool + ": " + c.Sharer; !ok || got != tt.want {
 				t.Errorf("%q is the cause, want %q: %+v, %+v", got, tt.want, all[0], c)
 			}
@@ -330,12 +330,12 @@ func TestSprayIsToldOnce(t *testing.T) {
 }
 
 func (r *rig) listeners() int {
-	n, _ := r.set.Listeners()
+	n, _ := r.set.Store.Listeners()
 	return n
 }
 
 func (r *rig) isHeard() bool {
-	_, heard := r.set.Listeners()
+	_, heard := r.set.Store.Listeners()
 	return heard
 }
 
@@ -347,10 +347,10 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	}
 	const slots = 8
 	for range slots { // none of these is closed
-		_, err := r.set.Listen(100, allEvents...)
+		_, err := r.set.Store.Listen(100, allEvents...)
 		testenv.Must(t, err)
 	}
-	if _, err := r.set.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
+	if _, err := r.set.Store.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
 		t.Fatalf("a ninth listener: %v", err)
 	}
 	if n := r.listeners(); n != slots {
@@ -381,7 +381,7 @@ func TestLostLease(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, bySource())
 	l := r.listen(start, 100, allEvents...)
 	r.at(start + uint64(maps.ListenerLease) + ms)
-	r.set.DropListeners()
+	r.set.Store.DropListeners()
 	if err := l.Renew(); !errors.Is(err, maps.ErrLost) {
 		t.Errorf("renewed a slot that was freed: %v", err)
 	}
@@ -411,7 +411,7 @@ func (f *forest) listenAgain(now uint64) {
 		return
 	}
 	f.at(now)
-	l, err := f.set.Listen(1<<20, allEvents...)
+	l, err := f.set.Store.Listen(1<<20, allEvents...)
 	testenv.Must(f, err)
 	f.ears = &ears{l, map[string]uint64{}}
 }

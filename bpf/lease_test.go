@@ -117,13 +117,13 @@ func (p *leasedPool) check(now uint64) {
 	p.Helper()
 	p.rig.at(now)
 	p.advance(now)
-	e, _ := p.set.Pools().Find(p.rule.Prefix)
-	m := p.set.Meter(e)
-	if room := int64(m.Capacity - p.set.SharedLevel(e, now)); room != p.room || m.Capacity != p.numbers.Capacity || m.RateUnits != p.numbers.RateUnits {
+	e, _ := p.set.Store.Pools().Find(p.rule.Prefix)
+	m := p.set.Store.Meter(e)
+	if room := int64(m.Capacity - p.set.Store.SharedLevel(e, now)); room != p.room || m.Capacity != p.numbers.Capacity || m.RateUnits != p.numbers.RateUnits {
 		p.Fatalf("at %d ns the bucket has room for %d units of %d at %d, want %d of %d at %d\nlease %+v of %+v",
 			now, room, m.Capacity, m.RateUnits, p.room, p.numbers.Capacity, p.numbers.RateUnits, p.lease, p.rule)
 	}
-	if l, ok := p.set.Pools().Lease(p.rule.Prefix); ok != p.rule.HasLeases() || ok && l != p.lease {
+	if l, ok := p.set.Store.Pools().Lease(p.rule.Prefix); ok != p.rule.HasLeases() || ok && l != p.lease {
 		p.Fatalf("at %d ns the lease is %+v %v, want %+v", now, l, ok, p.lease)
 	}
 }
@@ -183,7 +183,7 @@ func TestLeases(t *testing.T) {
 			now := []uint64{1e9, 1e15, 1<<62 - 1e12}[roll(3)]
 			p.rig.at(now)
 			first := next()
-			_, err := p.set.Pools().Put(first)
+			_, err := p.set.Store.Pools().Put(first)
 			testenv.Must(t, err)
 			p.put(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "gold"}, now)
 			p.rule, p.at = first, now
@@ -212,7 +212,7 @@ func TestLeases(t *testing.T) {
 				l := maps.Lease{Rate: some(), Safe: some(), Until: now - min(now, 5) + roll(1<<(1+roll(34)))}
 				p.rig.at(now)
 				p.advance(now)
-				testenv.Must(t, p.set.Pools().Renew(p.rule.Prefix, l))
+				testenv.Must(t, p.set.Store.Pools().Renew(p.rule.Prefix, l))
 				p.renewed(l)
 				p.check(now)
 			}
@@ -222,7 +222,7 @@ func TestLeases(t *testing.T) {
 					rule := next()
 					p.rig.at(now)
 					p.advance(now)
-					_, err := p.set.Pools().Put(rule)
+					_, err := p.set.Store.Pools().Put(rule)
 					testenv.Must(t, err)
 					p.become(rule)
 				case 1:
@@ -248,10 +248,10 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.Helper()
 	p.rig.at(*now)
 	p.advance(*now)
-	have := policy.Table{Rules: p.set.Pools().Policy()}
-	testenv.Must(p, p.set.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
+	have := policy.Table{Rules: p.set.Store.Pools().Policy()}
+	testenv.Must(p, p.set.Store.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
 	if roll(8) == 0 {
-		p.set.Abandon()
+		p.set.Store.Abandon()
 		return
 	}
 	before, lease := p.rule, p.lease
@@ -259,14 +259,14 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	if roll(2) == 0 {
 		until = from + maps.MaxLead + 1 + roll(1<<(1+roll(36)))
 	}
-	p.set.Time(from, until)
-	testenv.Must(p, p.set.Arm())
+	p.set.Store.Time(from, until)
+	testenv.Must(p, p.set.Store.Arm())
 	traffic(from)
 	*now = from
 	p.advance(from)
 	p.become(rule)
 	p.rig.at(from)
-	p.set.Commit()
+	p.set.Store.Commit()
 	p.check(from)
 	for range roll(4) {
 		if *now+maps.MaxLead >= until {
@@ -279,7 +279,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 		}
 	}
 	if until == maps.Never {
-		p.set.Finish()
+		p.set.Store.Finish()
 		return
 	}
 	traffic(until)
@@ -300,7 +300,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	renew()
 	p.rig.at(*now)
 	p.advance(*now)
-	p.set.Finish()
+	p.set.Store.Finish()
 	p.check(*now)
 }
 
@@ -314,7 +314,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 		now := uint64(1e15)
 		rule := pool("gold", policy.Rule{Rate: 8e6, Capacity: 100_000, Cluster: policy.Cluster{Name: "gold"}})
 		p.rig.at(now)
-		_, err := p.set.Pools().Put(rule)
+		_, err := p.set.Store.Pools().Put(rule)
 		testenv.Must(t, err)
 		p.put(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "gold"}, now)
 		p.rule, p.at = rule, now
@@ -326,7 +326,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 			defer func() { done = recover() == nil }()
 			p.rig.at(now)
 			p.advance(now)
-			testenv.Must(t, p.set.Pools().Renew(rule.Prefix, l))
+			testenv.Must(t, p.set.Store.Pools().Renew(rule.Prefix, l))
 			return true
 		}
 		old := maps.Lease{Rate: 4e6, Safe: 1e6, Until: now + 3e9}
@@ -346,7 +346,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 		l := maps.Lease{Rate: 2e6, Safe: 5e5, Until: now + 2e9}
 		done := renew(l)
 		step.Hook = nil
-		if got, _ := p.set.Pools().Lease(rule.Prefix); got != old && got != l || done && got != l {
+		if got, _ := p.set.Store.Pools().Lease(rule.Prefix); got != old && got != l || done && got != l {
 			t.Fatalf("stopped at step %d, the lease is %+v", at, got)
 		} else if got == l {
 			p.renewed(l)
@@ -373,14 +373,14 @@ func TestRenewalBeforeAChange(t *testing.T) {
 	p := &leasedPool{rig: newRig(t, maps.Size{Views: 2, Rules: 16, Buckets: 4, Labels: 64, Leases: 4, Pools: true}, bySource())}
 	rule := pool("gold", policy.Rule{Rate: 8e6, Capacity: 100_000, Cluster: policy.Cluster{Name: "gold"}})
 	p.rig.at(1e9)
-	pools := p.set.Pools()
+	pools := p.set.Store.Pools()
 	_, err := pools.Put(rule)
 	testenv.Must(t, err)
 	plain := rule
 	plain.Cluster = policy.Cluster{}
 	testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &rule, Want: &plain}}, func(int) {}))
-	p.set.Time(2e9, maps.Never)
-	testenv.Must(t, p.set.Arm())
+	p.set.Store.Time(2e9, maps.Never)
+	testenv.Must(t, p.set.Store.Arm())
 	l := maps.Lease{Rate: 1e6, Safe: 1e6, Until: 5e9}
 	if err := pools.Renew(rule.Prefix, l); !errors.Is(err, maps.ErrBeginning) {
 		t.Errorf("before the change: %v", err)

@@ -17,7 +17,7 @@ type Colours struct {
 
 // ColoursFor are the levels that a packet of flow would meet now.
 func ColoursFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow) *Colours {
-	s := set.State(e, match, flow, maps.Now())
+	s := set.Store.State(e, match, flow, maps.Now())
 	return &Colours{e.Rule, model.Levels{First: s.Level, Second: s.Second}, maps.KeyName(e, match, flow), s.Spilled}
 }
 

@@ -176,7 +176,7 @@ type leasing struct {
 
 // find returns the keys of the pools that has selects.
 func (l *leasing) find(pools *maps.Set, has func(*policy.Rule) bool) []netip.Prefix {
-	if now := pools.Stamp(); now != l.stamp {
+	if now := pools.Store.Stamp(); now != l.stamp {
 		l.keys, l.stamp = nil, now
 		for _, e := range pools.Rules() {
 			if has(&e.Rule) {
@@ -203,7 +203,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		if !found || !ok {
 			continue
 		}
-		of, counted := e.Cluster, pools.Counters(e.ID)
+		of, counted := e.Cluster, pools.Store.Counters(e.ID)
 		all = append(all, cluster.Pool{
 			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),

@@ -191,14 +191,14 @@ func (c *changing) leased() iter.Seq[int] {
 }
 
 func (c *changing) at(now uint64) *maps.Set {
-	c.kernel.set.UseClock(func() uint64 { return now })
+	c.kernel.set.Store.UseClock(func() uint64 { return now })
 	return c.kernel.set
 }
 
 // lease lets the model of a pool go by the kernel's lease from a time on.
 func (c *changing) lease(i int, at uint64) {
 	s := c.model.stages[i]
-	l, _ := c.kernel.set.Pools().Lease(s.rule.Prefix)
+	l, _ := c.kernel.set.Store.Pools().Lease(s.rule.Prefix)
 	c.ends[i] = maps.Never
 	if l.Until > at {
 		c.ends[i] = l.Until
@@ -229,7 +229,7 @@ func (c *changing) pass(to uint64) {
 			c.seen["end of a lease"]++
 		case at == c.from:
 			c.from = maps.Never
-			c.kernel.set.Commit()
+			c.kernel.set.Store.Commit()
 			c.become(c.after, at)
 			c.seen["begin"]++
 		default:
@@ -262,10 +262,10 @@ func (c *changing) become(all []policy.Rule, at uint64) {
 	for i, r := range all {
 		set, e := c.kernel.set, &c.kernel.entries[min(i, n-1)]
 		if i >= n {
-			set, e = set.Pools(), &c.kernel.pools[i-n]
+			set, e = set.Store.Pools(), &c.kernel.pools[i-n]
 		}
 		e.Entry, _ = set.Find(r.Prefix)
-		e.seen = set.Counters(e.ID) // what is delayed counts as excess in a rule that does not delay
+		e.seen = set.Store.Counters(e.ID) // what is delayed counts as excess in a rule that does not delay
 		e.seen.ExemptPackets = 0
 	}
 }
@@ -374,7 +374,7 @@ func (c *changing) act() string {
 		}
 		pool := c.model.rules[i]
 		l := maps.Lease{Rate: max(c.some()/2, policy.MinRate), Safe: max(c.some()/4, policy.MinRate), Until: soon()}
-		if err := set.Pools().Renew(pool.Prefix, l); errors.Is(err, maps.ErrBeginning) {
+		if err := set.Store.Pools().Renew(pool.Prefix, l); errors.Is(err, maps.ErrBeginning) {
 			return "nothing"
 		} else if err != nil {
 			c.t.Fatal(err)
@@ -382,34 +382,34 @@ func (c *changing) act() string {
 		c.lease(i, c.now)
 		return "lease"
 	}
-	state, _ := set.Change()
+	state, _ := set.Store.Change()
 	switch state {
 	case maps.Armed:
 		return "nothing"
 	case maps.Pending, maps.Committed:
 		switch c.IntN(4) {
 		case 0:
-			if set.Reverts() {
+			if set.Store.Reverts() {
 				return "nothing"
 			}
 			at := min(soon(), c.until)
-			set.TimeRevert(at)
+			set.Store.TimeRevert(at)
 			for i, r := range c.before {
 				c.model.stages[i].keepOrder(r, at)
 			}
 			if c.IntN(3) == 0 {
 				return "killed"
 			}
-			testenv.Must(c.t, set.Revert(at))
+			testenv.Must(c.t, set.Store.Revert(at))
 			c.until, c.rolls = at, true
 			return "revert"
 		case 1:
 			if state == maps.Pending {
 				c.until = maps.Never
-				testenv.Must(c.t, set.Confirm())
+				testenv.Must(c.t, set.Store.Confirm())
 				return "confirm"
 			}
-			set.Finish()
+			set.Store.Finish()
 			return "finish"
 		}
 		if state == maps.Pending {
@@ -417,7 +417,7 @@ func (c *changing) act() string {
 		}
 	case maps.Expired:
 		if c.IntN(2) == 0 {
-			set.Finish()
+			set.Store.Finish()
 			return "finish"
 		}
 	}
@@ -431,7 +431,7 @@ func (c *changing) act() string {
 func (c *changing) edited(r *policy.Rule, i int) (d policy.Difference, in *maps.Set) {
 	in, above := c.kernel.set, c.model.Pools
 	if r.Pool {
-		in, above = in.Pools(), above[:i-len(c.model.Rules)]
+		in, above = in.Store.Pools(), above[:i-len(c.model.Rules)]
 	}
 	have := *r
 	*r = c.again(have, above)
@@ -488,11 +488,11 @@ func (c *changing) plan() string {
 		c.until = c.from + 1 + c.Uint64N(1<<(10+c.IntN(24)))
 	}
 	c.rolls = false
-	set.Time(c.from, c.until)
+	set.Store.Time(c.from, c.until)
 	for i, r := range c.after {
 		c.model.stages[i].keepOrder(r, c.from)
 	}
-	testenv.Must(c.t, set.Arm())
+	testenv.Must(c.t, set.Store.Arm())
 	return "plan"
 }
 

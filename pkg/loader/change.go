@@ -141,7 +141,7 @@ func (n *Namespace) Delete(networks func(*Hook) []netip.Prefix, hooks ...*Hook) 
 // without is the order that removes the rules of networks, whatever the state of the hook is.
 func (h *Hook) without(networks []netip.Prefix) *order {
 	it := *h
-	it.Set.Hold()
+	it.Set.Store.Hold()
 	o := &order{Hook: &it, dev: h.Device, want: policy.Table{Device: h.Name(), Direction: h.Direction}, asIs: true}
 	for _, p := range networks {
 		if e, found := h.Set.Find(p); found {

@@ -62,13 +62,13 @@ func (h *Hook) Match() policy.Match { return h.Set.Side() }
 // OtherBuild reports whether another build of shapectl made the program that is attached.
 func (h *Hook) OtherBuild() (bool, error) {
 	this, err := program.Build()
-	return h.Set.Hook().Build != this, err
+	return h.Set.Store.Hook().Build != this, err
 }
 
 // Close releases the hook, whose rules stay in force.
 func (h *Hook) Close() {
 	if h.Set != nil {
-		h.Set.Close()
+		h.Set.Store.Close()
 	}
 }
 
@@ -246,7 +246,7 @@ func (dir home) openHook(set *maps.Set) (*Hook, error) {
 
 // hookOf is the hook of a set, before judge finds its State.
 func (dir home) hookOf(set *maps.Set) *Hook {
-	set.Hold()
+	set.Store.Hold()
 	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDir(set.Ifindex(), set.Direction())}
 }
 

@@ -229,7 +229,7 @@ func (all orders) claim(p *pins) error {
 		}
 		o.done.Hook.Upgraded = upgraded
 		set := p.store.Hold().View(o.Set.Number()) // of the new generation
-		o.Set.Close()
+		o.Set.Store.Close()
 		o.Set = set
 	}
 	return nil

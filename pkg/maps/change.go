@@ -144,12 +144,12 @@ func Count(steps []policy.Difference) (d Difference) {
 // progress is called now and then with the number of steps that are ready. The error
 // wraps ErrFull where there is no room; Abandon then undoes what was done.
 func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
-	k := s.gather()
-	if phase(s.change.Phase) != phaseBefore { // of other sets, too, the last change is over
-		s.Finish()
+	k := s.Store.gather()
+	if phase(s.Store.change.Phase) != phaseBefore { // of other sets, too, the last change is over
+		s.Store.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.waitSince(s.change.Removed)
+	s.Store.waitSince(s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
 	return s.do(steps, later, progress)
 }
@@ -240,11 +240,11 @@ func (s *progress) Commit() {
 
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
-	for _, t := range s.gather().taking {
+	for _, t := range s.Store.gather().taking {
 		if t.key == (stored{}) || t.view != s.number {
 			continue
 		}
-		switch old, next := s.bothPhases(t.id); {
+		switch old, next := s.Store.bothPhases(t.id); {
 		case !present(old):
 			d.Removed++
 		case !present(next):

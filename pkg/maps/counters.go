@@ -134,16 +134,16 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		each policy.Each
 	}
 	by, affected := map[uint32]shadowed{}, map[uint32][]Affected{}
-	if s.hook.Shadows == 0 {
+	if s.Store.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for _, e := range s.EveryRule(s) {
-		if shadow, ok := s.Shadow(e); ok {
+	for _, e := range s.Store.EveryRule(s) {
+		if shadow, ok := s.Store.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
 				each = policy.Each{Kind: policy.EachHost}
 			}
-			by[s.current(shadow.ID).Salt] = shadowed{e.ID, each}
+			by[s.Store.current(shadow.ID).Salt] = shadowed{e.ID, each}
 		}
 	}
 	if len(by) == 0 {
@@ -151,7 +151,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	}
 	var key bpf.AbiAffectedKey
 	var value bpf.AbiAffected
-	entries := s.maps[bpf.ShapectlMapAffected].Iterate()
+	entries := s.Store.maps[bpf.ShapectlMapAffected].Iterate()
 	for entries.Next(&key, &value) {
 		of, ok := by[key.Salt]
 		if !ok {

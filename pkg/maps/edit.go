@@ -73,7 +73,7 @@ func (s *index) gather() *known {
 // to the new capacity. It reports whether anything changed. The error wraps ErrFull where there is no room. A committed change
 // of many rules cannot be reverted afterwards.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
-	s.finishUnlessPending()
+	s.Store.finishUnlessPending()
 	steps := s.steps([]policy.Rule{rule})
 	err = s.do(steps, atOnce, nil)
 	return len(steps) > 0 && err == nil, err
@@ -86,7 +86,7 @@ func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOn
 // LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
 // those that are in force now. No packet may see them yet.
 func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error {
-	k := s.gather()
+	k := s.Store.gather()
 	before := len(k.taking)
 	if err := s.Load(reverted); err != nil {
 		return err
@@ -96,10 +96,10 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	}
 	for _, it := range k.taking[before:] {
 		if !it.isNew {
-			s.time(it.id, s.now(), s.Until())
+			s.Store.time(it.id, s.Store.now(), s.Store.Until())
 		}
 	}
-	s.edited()
+	s.Store.edited()
 	return nil
 }
 
@@ -134,8 +134,8 @@ const progressStep = 1 << 12
 // do carries out steps, each of which must start from the rule that the set has. progress
 // may be nil. The error wraps ErrFull or ErrNoPool.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
-	if s.Lacks(Needs(steps...)).Rules > 0 {
-		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
+	if s.Store.Lacks(Needs(steps...)).Rules > 0 {
+		return fmt.Errorf("%w: it holds %d", ErrFull, s.Store.room())
 	}
 	lengths := s.lookedFor()
 	for _, d := range steps {
@@ -143,11 +143,11 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 			lengths[lengthOf(d.Want.Prefix)] = true
 		}
 	}
-	s.lookFor(s.view, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
+	s.Store.lookFor(s.view, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
 	defer func() {
-		s.edited()
+		s.Store.edited()
 		if err != nil {
-			s.trimLengths(s.number)
+			s.Store.trimLengths(s.number)
 		}
 	}()
 	for i, d := range steps {
@@ -165,20 +165,20 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 
 // allocate prepares an id for a new limit, which no packet finds yet.
 func (s *Set) allocate() uint32 {
-	id := s.change.Ids // no packet has used this one
-	if id < s.room() {
-		s.change.Ids++
+	id := s.Store.change.Ids // no packet has used this one
+	if id < s.Store.room() {
+		s.Store.change.Ids++
 	} else {
-		k := s.gather()
+		k := s.Store.gather()
 		id, k.free = k.free[0], k.free[1:]
 	}
-	r := s.rule(id)
+	r := s.Store.rule(id)
 	if r.Retired != 0 {
-		s.waitSince(r.Retired) // packets may still charge the previous rule of this id
-		clear(s.countersOf(id))
+		s.Store.waitSince(r.Retired) // packets may still charge the previous rule of this id
+		clear(s.Store.countersOf(id))
 	}
-	s.freeSlots(id)
-	s.discardLabels(id)
+	s.Store.freeSlots(id)
+	s.Store.discardLabels(id)
 	// The salt makes its keys differ from those of other rules.
 	absent := bpf.AbiParams{Flags: ruleAbsent, Salt: rand.Uint32() | 1}
 	*r = bpf.AbiRule{Retired: r.Retired, View: s.number, Params: [2]bpf.AbiParams{absent, absent}}
@@ -202,7 +202,7 @@ func (s *index) free(id uint32) {
 func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 	it := placed{view: s.number, key: s.stored(want.Prefix), isNew: have == nil}
 	if !it.isNew {
-		it.id = *s.findPrefix(s.view, want.Prefix) - 1
+		it.id = *s.Store.findPrefix(s.view, want.Prefix) - 1
 		_, err := s.write(it, *have, want, at)
 		return err
 	}
@@ -211,7 +211,7 @@ func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 		err = step.Try("place a prefix")
 	}
 	if err == nil {
-		err = s.placePrefix(s.view, want.Prefix, id)
+		err = s.Store.placePrefix(s.view, want.Prefix, id)
 	}
 	return err
 }
@@ -219,7 +219,7 @@ func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
 // write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
 // limit gets an id, which is returned.
 func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err error) {
-	pool, err := s.poolOf(want)
+	pool, err := s.Store.poolOf(want)
 	if err != nil {
 		return 0, err
 	}
@@ -227,12 +227,12 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		it.id = s.allocate()
 	}
 	id = it.id
-	r, old, next := s.rule(id), s.current(id), s.other(id)
+	r, old, next := s.Store.rule(id), s.Store.current(id), s.Store.other(id)
 	if it.isNew && at == atOnce {
 		old, next = next, old
 	}
-	s.labels.discard(id, next)
-	if err := s.labels.write(id, next.index, want); err != nil {
+	s.Store.labels.discard(id, next)
+	if err := s.Store.labels.write(id, next.index, want); err != nil {
 		return 0, err
 	}
 	its, err := s.setCompanions(have, want, idsOf(old), at)
@@ -242,29 +242,29 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 	if hasSlots(want) {
 		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
 	}
-	share, lease := s.setShare(id, want), s.allocateLease(id, next, want)
+	share, lease := s.Store.setShare(id, want), s.Store.allocateLease(id, next, want)
 	encode(next, want, old.Salt, pool, its)
 	next.Share, next.Lease, *next.next = share, lease, 0
-	s.setLease(id, old, next, want)
+	s.Store.setLease(id, old, next, want)
 	if number := leaseNumber(old); number != 0 && at == later {
-		s.waitSince(s.leases[number-1].Replaced) // Time writes the one that is not in force
+		s.Store.waitSince(s.Store.leases[number-1].Replaced) // Time writes the one that is not in force
 	}
 	if present(old) { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
 		next.Salt ^= scope(old) ^ scope(next)
 	}
 	if limited(next) && !limited(old) {
-		empty(&r.Shared, s.meterAt(next, s.now()), s.now())
+		empty(&r.Shared, s.Store.meterAt(next, s.Store.now()), s.Store.now())
 		if !it.isNew {
-			s.freeSlots(id)
+			s.Store.freeSlots(id)
 		}
 	}
 	switch {
 	case at == later:
-		s.takesPart(it)
+		s.Store.takesPart(it)
 	case !it.isNew:
-		s.promptly(func(now uint64) { s.continueClock(id, old, next, now) })
-		s.switchTo(id, next.index, "switch a rule")
-		s.freeUnused(id)
+		s.Store.promptly(func(now uint64) { s.Store.continueClock(id, old, next, now) })
+		s.Store.switchTo(id, next.index, "switch a rule")
+		s.Store.freeUnused(id)
 	}
 	return id, nil
 }
@@ -304,26 +304,26 @@ func (s *rules) promptly(write func(now uint64)) uint64 {
 
 // drop marks a rule as absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
-	id := *s.findPrefix(s.view, p) - 1
-	old, next := s.current(id), s.other(id)
-	s.labels.discard(id, next)
+	id := *s.Store.findPrefix(s.view, p) - 1
+	old, next := s.Store.current(id), s.Store.other(id)
+	s.Store.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags = next.Flags&^ruleLabel | ruleAbsent
-	s.takesPart(placed{view: s.number, id: id, key: s.stored(p)})
+	s.Store.takesPart(placed{view: s.number, id: id, key: s.stored(p)})
 }
 
 // Delete removes the rules of networks, each in one step, and reports whether there was one.
 func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
-	s.finishUnlessPending()
+	s.Store.finishUnlessPending()
 	for _, p := range networks {
-		if place := s.findPrefix(s.view, p); place != nil {
-			s.remove(placed{id: *place - 1, key: s.stored(p)})
+		if place := s.Store.findPrefix(s.view, p); place != nil {
+			s.Store.remove(placed{id: *place - 1, key: s.stored(p)})
 			deleted = true
 		}
 	}
 	if deleted {
-		s.trimLengths(s.number)
-		s.edited()
+		s.Store.trimLengths(s.number)
+		s.Store.edited()
 	}
 	return deleted
 }
@@ -339,7 +339,7 @@ func (s *index) remove(it placed) {
 }
 
 // Clear removes all rules in one step. The last change goes on without them.
-func (s *Set) Clear() { s.ClearSets(s) }
+func (s *Set) Clear() { s.Store.ClearSets(s) }
 
 // ClearSets is Clear for each of several sets. It needs one pass for all.
 func (s *Store) ClearSets(sets ...*Set) {
@@ -368,8 +368,8 @@ func (s *Store) ClearSets(sets ...*Set) {
 
 // ClearCounters has all counters begin at 0. No packet may use the rules.
 func (s *Set) ClearCounters() {
-	for f := range s.byID(s.number) {
-		clear(s.countersOf(f.id))
+	for f := range s.Store.byID(s.number) {
+		clear(s.Store.countersOf(f.id))
 	}
 }
 

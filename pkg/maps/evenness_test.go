@@ -16,15 +16,15 @@ func TestPrefixesLieEvenly(t *testing.T) {
 			var moved, byChance, furthest, furthestByChance int
 			for range secrets {
 				s := emptyTables(room, roll.Uint64()|1)
-				counts := map[bool][]int{true: make([]int, len(s.prefixes.lines4)), false: make([]int, len(s.prefixes.lines6))}
+				counts := map[bool][]int{true: make([]int, len(s.Store.prefixes.lines4)), false: make([]int, len(s.Store.prefixes.lines6))}
 				for _, p := range prefixes {
-					if err := s.placePrefix(s.view, p, 0); err != nil {
+					if err := s.Store.placePrefix(s.view, p, 0); err != nil {
 						t.Fatal(err)
 					}
 				}
 				for _, p := range prefixes {
 					n := 0
-					for !holds(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), uint32(n)), s.stored(p)) {
+					for !holds(s.Store.prefixes.line(s.stored(p), s.Store.prefixes.hash(s.stored(p)), uint32(n)), s.stored(p)) {
 						n++
 					}
 					moved += min(n, 1)
@@ -32,7 +32,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 
 					lines, first := counts[p.Addr().Is4()], roll.Int()
 					n = 0
-					for lines[(first+n)%len(lines)] == len(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), 0).ids()) {
+					for lines[(first+n)%len(lines)] == len(s.Store.prefixes.line(s.stored(p), s.Store.prefixes.hash(s.stored(p)), 0).ids()) {
 						n++
 					}
 					lines[(first+n)%len(lines)]++

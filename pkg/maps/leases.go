@@ -51,8 +51,8 @@ func (l Lease) At(now uint64) policy.Rate {
 
 // Lease is the last lease of a pool; false if the pool has none.
 func (s *Set) Lease(pool netip.Prefix) (l Lease, ok bool) {
-	if _, v, ok := s.leased(pool); ok {
-		return leaseIn(s.leaseOf(v)), true
+	if _, v, ok := s.Store.leased(pool); ok {
+		return leaseIn(s.Store.leaseOf(v)), true
 	}
 	return Lease{}, false
 }
@@ -66,27 +66,27 @@ func leaseIn(l *bpf.AbiLease, set uint32) Lease {
 // pending, the lease that a revert brings back inherits from it, if it is of the same cluster. A rate above that of the pool is
 // lowered. The error may wrap ErrBeginning.
 func (s *Set) Renew(pool netip.Prefix, l Lease) error {
-	id, v, ok := s.leased(pool)
+	id, v, ok := s.Store.leased(pool)
 	if !ok {
 		return errors.New("the pool has no cluster and adapts to no line; nothing was changed")
 	}
-	state, at := s.Change()
-	undecided := (state == Armed || state == Pending) && s.Changes(id)
-	if undecided && at < s.now()+MaxLead {
+	state, at := s.Store.Change()
+	undecided := (state == Armed || state == Pending) && s.Store.Changes(id)
+	if undecided && at < s.Store.now()+MaxLead {
 		return fmt.Errorf("renew a lease: %w", ErrBeginning)
 	}
 	if v.reverted || undecided {
-		s.waitSince(s.change.Epoch) // packets from before the change may still use the one that is not in force
+		s.Store.waitSince(s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
 	}
-	rule := s.entry(id, pool, v, s.phase()).Rule
+	rule := s.Store.entry(id, pool, v, s.Store.phase()).Rule
 	l.Rate, l.Safe = min(l.Rate, rule.Rate), min(l.Safe, rule.Rate)
-	s.renew(id, v, rule, l)
+	s.Store.renew(id, v, rule, l)
 	if undecided {
-		old, next := s.bothPhases(id)
-		if had, is := s.clustered(id, old); is && had.Lessor() == rule.Lessor() {
-			s.setLease(id, next, old, had)
+		old, next := s.Store.bothPhases(id)
+		if had, is := s.Store.clustered(id, old); is && had.Lessor() == rule.Lessor() {
+			s.Store.setLease(id, next, old, had)
 		}
-		s.rebase(id, old, next, at)
+		s.Store.rebase(id, old, next, at)
 	}
 	return nil
 }
@@ -101,7 +101,7 @@ func (s *Store) ReadyRevert() {
 	for f := range s.byID(poolView) {
 		old, next := s.bothPhases(f.id)
 		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
-			s.Pools().setLease(f.id, next, old, had)
+			s.Pools().Store.setLease(f.id, next, old, had)
 		}
 	}
 }
@@ -116,8 +116,8 @@ func (s *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 }
 
 // leased is a pool that has leases, by its current version.
-func (s *Set) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
-	place := s.findPrefix(s.view, pool)
+func (s *index) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
+	place := s.findPrefix(s.view(poolView), pool)
 	if place == nil {
 		return 0, v, false
 	}

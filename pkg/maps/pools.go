@@ -18,7 +18,7 @@ const poolView = 1
 func (s *Store) Pools() *Set { return s.View(poolView) }
 
 // IsPools reports whether the set is that of the pools.
-func (s *Set) IsPools() bool { return s.number == poolView }
+func (v view) IsPools() bool { return v.number == poolView }
 
 // poolID is the id of a pool, in any phase of a change.
 func (s *index) poolID(name string) (id uint32, found bool) {

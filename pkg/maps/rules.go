@@ -110,7 +110,7 @@ func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()
 
 // Rules are the rules in force, in the order of policy.ComparePrefix.
 func (s *Set) Rules() (rules []Entry) {
-	for _, e := range s.EveryRule(s) {
+	for _, e := range s.Store.EveryRule(s) {
 		rules = append(rules, e)
 	}
 	return rules
@@ -118,7 +118,7 @@ func (s *Set) Rules() (rules []Entry) {
 
 // Policy are Rules without ids.
 func (s *Set) Policy() (rules []policy.Rule) {
-	for _, e := range s.EveryRule(s) {
+	for _, e := range s.Store.EveryRule(s) {
 		rules = append(rules, e.Rule)
 	}
 	return rules
@@ -178,8 +178,8 @@ var (
 
 // Any reports whether any rule of the set has a trait.
 func (s *Set) Any(has Trait) bool {
-	for f := range s.everyPrefix(nil) {
-		if f.view == s.number && has(&s.rules, f.id) {
+	for f := range s.Store.everyPrefix(nil) {
+		if f.view == s.number && has(&s.Store.rules, f.id) {
 			return true
 		}
 	}
@@ -246,13 +246,13 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.findPrefix(s.view, p)
+	place := s.Store.findPrefix(s.view, p)
 	if place == nil {
 		return Entry{}, false
 	}
-	id, now := *place-1, s.phase()
-	v := s.versionIn(id, now)
-	return s.entry(id, p, v, now), present(v)
+	id, now := *place-1, s.Store.phase()
+	v := s.Store.versionIn(id, now)
+	return s.Store.entry(id, p, v, now), present(v)
 }
 
 // entry is a rule as one of its versions has it.

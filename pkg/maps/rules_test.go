@@ -158,9 +158,9 @@ func checkMatch(r *rig, want oracle, a netip.Addr) {
 		return
 	}
 	r.now += uint64(time.Second)
-	before := r.Counters(e.ID)
+	before := r.Store.Counters(e.ID)
 	r.send(policy.GCRA, to(a.String()), 100)
-	after := r.Counters(e.ID)
+	after := r.Store.Counters(e.ID)
 	if after.PassedPackets != before.PassedPackets+1 {
 		r.Fatalf("a packet to %v was not counted under %v", a, e.Prefix)
 	}
@@ -247,11 +247,11 @@ var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "f
 func words(r *rig) (words []byte) {
 	r.Helper()
 	for _, name := range []string{".data.table", ".data.seconds"} {
-		table, err := r.Replacements()[name].LookupBytes(uint32(0))
+		table, err := r.Store.Replacements()[name].LookupBytes(uint32(0))
 		testenv.Must(r.T, err)
 		words = append(words, table...)
 	}
-	rules := r.Replacements()[bpf.ShapectlMapRules]
+	rules := r.Store.Replacements()[bpf.ShapectlMapRules]
 	for id := range rules.MaxEntries() {
 		rule, err := rules.LookupBytes(id)
 		testenv.Must(r.T, err)
@@ -383,7 +383,7 @@ func TestUnlimitedAndBack(t *testing.T) {
 			if !r.send(policy.GCRA, flow, 2000) || r.send(policy.GCRA, flow, 1000) {
 				t.Error("limited again, the first packet does not pass, or more than that does")
 			}
-			if c := r.Counters(e.ID); c.PassedPackets != 12 || c.DroppedPackets != 2 {
+			if c := r.Store.Counters(e.ID); c.PassedPackets != 12 || c.DroppedPackets != 2 {
 				t.Errorf("counters did not go on: %+v", c)
 			}
 		})
@@ -415,10 +415,10 @@ func TestReuseOfIDs(t *testing.T) {
 				if again.ID != e.ID {
 					t.Fatalf("id %d, want %d again", again.ID, e.ID)
 				}
-				if c := r.Counters(again.ID); c != (maps.Counters{}) {
+				if c := r.Store.Counters(again.ID); c != (maps.Counters{}) {
 					t.Errorf("counters begin with %+v", c)
 				}
-				for _, b := range r.Buckets([]maps.Entry{again}, r.clock) {
+				for _, b := range r.Store.Buckets([]maps.Entry{again}, r.clock) {
 					t.Errorf("%+v has a level to begin with", b)
 				}
 				for i, host := range hosts {
@@ -431,7 +431,7 @@ func TestReuseOfIDs(t *testing.T) {
 					}
 				}
 				// Each got a slot of the only line: none was charged to the spill bucket.
-				if got := r.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
+				if got := r.Store.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
 					t.Errorf("the level of the spill bucket is %d units", got)
 				}
 				r.Delete(second.Prefix)

@@ -14,7 +14,7 @@ import (
 
 // A Set is the rules of one hook: a view of the store.
 type Set struct {
-	*Store
+	Store *Store
 	view
 }
 
@@ -61,7 +61,7 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 
 // Release frees a set without rules. Its hook must be detached.
 func (s *Set) Release() {
-	s.data.Retired = s.change.Epoch
+	s.data.Retired = s.Store.change.Epoch
 	step.Store("release a view")
 	atomic.StoreUint32(&s.data.Ifindex, 0)
 }
