@@ -110,18 +110,6 @@ func (p *progress) Change() (state ChangeState, at uint64) {
 	return Committed, 0
 }
 
-// Ended is how the last change went that is over: Committed, Expired if it was reverted, or
-// NoChange if the store never had one. Only for the state NoChange.
-func (p *progress) Ended() ChangeState {
-	switch atomic.LoadUint64(&p.change.Until) {
-	case 0:
-		return NoChange
-	case Never:
-		return Committed
-	}
-	return Expired
-}
-
 // Difference is how many rules a change adds, removes and alters.
 type Difference struct{ Added, Removed, Changed int }
 
@@ -206,7 +194,7 @@ func (p *progress) Begins() uint64 {
 	return 0
 }
 
-// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts.
+// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts, 0 if there never was one.
 func (p *progress) Until() uint64 { return atomic.LoadUint64(&p.change.Until) }
 
 // End rules out a later Revert of a change that is not pending.

@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"iter"
 	"net/netip"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -56,19 +55,21 @@ func (c *companion) of(v version) (id uint32, ok bool) {
 	return *c.id(v.AbiColdParams), present(v) && v.Flags&c.flags != 0
 }
 
-// both returns the limits of a rule before and after a change.
-func (c *companion) both(have, want policy.Rule) (before, after policy.Rule, had, has bool) {
-	before, had = c.limit(have)
+// both returns the limits of a rule before and after a change. One that is new has nothing before.
+func (c *companion) both(have, want policy.Rule) (before, after policy.Rule, has, isNew bool) {
+	before, had := c.limit(have)
 	after, has = c.limit(want)
 	before.Prefix, after.Prefix = netip.Prefix{}, netip.Prefix{}
-	return before, after, had, has
+	if isNew = has && !(had && c.stays(before, after)); isNew {
+		before = policy.Rule{}
+	}
+	return before, after, has, isNew
 }
 
 // newCompanions counts the ids that a change gives to companions of a rule, and to theirs.
 func newCompanions(have, want policy.Rule) (ids uint32) {
 	for i := range companions {
-		c := &companions[i]
-		if before, after, had, has := c.both(have, want); has && !(had && c.stays(before, after)) {
+		if _, after, _, isNew := companions[i].both(have, want); isNew {
 			ids += 1 + newCompanions(policy.Rule{}, after)
 		}
 	}
@@ -88,16 +89,12 @@ func idsOf(v version) (ids companionIDs) {
 // setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all.
 func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) (_ companionIDs, err error) {
 	for i := range companions {
-		c := &companions[i]
-		before, after, had, has := c.both(have, want)
-		it := placed{id: ids[i], isNew: has && !(had && c.stays(before, after))}
-		if it.isNew {
-			before = policy.Rule{}
+		before, after, has, isNew := companions[i].both(have, want)
+		if !has || before == after {
+			continue
 		}
-		if has && before != after {
-			if ids[i], err = s.write(it, before, after, at); err != nil {
-				return ids, err
-			}
+		if ids[i], err = s.write(placed{id: ids[i], isNew: isNew}, before, after, at); err != nil {
+			return ids, err
 		}
 	}
 	return ids, nil
@@ -132,23 +129,14 @@ func (s *index) freeWith(id uint32) {
 }
 
 // companionsOf are the companions of a rule in all phases of a change, and theirs. One may appear twice.
-func (rs *rules) companionsOf(id uint32) iter.Seq[uint32] {
-	return func(yield func(uint32) bool) {
-		for v := range rs.versions(id) {
-			for i := range companions {
-				if v.Flags&companions[i].flags == 0 {
-					continue
-				}
+func (rs *rules) companionsOf(id uint32) (ids []uint32) {
+	for v := range rs.versions(id) {
+		for i := range companions {
+			if v.Flags&companions[i].flags != 0 {
 				its := *companions[i].id(v.AbiColdParams)
-				if !yield(its) {
-					return
-				}
-				for next := range rs.companionsOf(its) {
-					if !yield(next) {
-						return
-					}
-				}
+				ids = append(append(ids, its), rs.companionsOf(its)...)
 			}
 		}
 	}
+	return ids
 }

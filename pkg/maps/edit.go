@@ -44,7 +44,7 @@ func (s *index) gather() *known {
 		k.taking = append(k.taking, it)
 	}
 	for _, it := range rules {
-		for id := range s.companionsOf(it.id) {
+		for _, id := range s.companionsOf(it.id) {
 			if !used[id] && s.Changes(id) {
 				take(placed{id: id})
 			}
@@ -62,8 +62,11 @@ func (s *index) gather() *known {
 			k.free = append(k.free, uint32(id))
 		}
 	}
-	s.freeLostShares(used)
-	s.freeLostLeases(used)
+	exists := func(id uint32) bool { return int(id) < len(used) && used[id] }
+	freeLost(&s.progress, s.shares, shareOwner, func(id, number uint32) bool { return exists(id) && s.share(id) == number })
+	freeLost(&s.progress, s.leases, leaseOwner, func(id, number uint32) bool {
+		return exists(id) && (s.rule(id).Cold[0].Lease == number || s.rule(id).Cold[1].Lease == number)
+	})
 	s.prefixes.refilter(rules)
 	s.known = k
 	return k
@@ -134,7 +137,7 @@ const progressStep = 1 << 12
 // do carries out steps, each of which must start from the rule that the set has. progress
 // may be nil. The error wraps ErrFull or ErrNoPool.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
-	if s.Store.Lacks(Needs(steps...)).Rules > 0 {
+	if l := s.Store.Lacks(Needs(steps...)); l.Rules|l.Shares|l.Leases > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.Store.room())
 	}
 	lengths := s.lookedFor()
@@ -242,7 +245,7 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 	if hasSlots(want) {
 		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
 	}
-	share, lease := s.Store.setShare(id, want), s.Store.allocateLease(id, next, want)
+	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
 	encode(next, want, old.Salt, pool, its)
 	next.Share, next.Lease, *next.next = share, lease, 0
 	s.Store.setLease(id, old, next, want)

@@ -246,20 +246,14 @@ func (s *limits) setLease(id uint32, from, to version, pool policy.Rule) {
 	writeLease(l, set, pool, granted.inherited(have, pool), all, s.now())
 }
 
-// allocateLease returns the number plus one of a lease for parameters of a pool that are to be written, of which packets know
-// nothing yet, or 0. There is room.
-func (s *clocks) allocateLease(id uint32, to version, pool policy.Rule) uint32 {
-	if s.freeLeases(id, leaseNumber(s.version(id, to.index^1))); !pool.HasLeases() {
-		return 0
+// newLease returns the number plus one of a lease for parameters of a pool that are to be written, or 0. There is room.
+func (cs *clocks) newLease(id uint32, to version, pool policy.Rule) (number uint32) {
+	if cs.freeLeases(id, leaseNumber(cs.version(id, to.index^1))); pool.HasLeases() {
+		number = allocate(&cs.progress, cs.leases, leaseOwner, id)
+		l := &cs.leases[number-1]
+		*l = bpf.AbiLease{Owner: l.Owner, Retired: l.Retired}
 	}
-	for i := range s.leases {
-		if l := &s.leases[i]; l.Owner == 0 {
-			s.waitSince(l.Retired)
-			*l = bpf.AbiLease{Owner: id + 1, Retired: l.Retired}
-			return uint32(i) + 1
-		}
-	}
-	return 0
+	return number
 }
 
 // freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0. Parameters that are not in force
@@ -270,17 +264,6 @@ func (s *clocks) freeLeases(id, used uint32) {
 			continue
 		}
 		if l := &s.leases[cold.Lease-1]; l.Owner == id+1 {
-			l.Owner, l.Retired = 0, s.change.Epoch
-		}
-	}
-}
-
-// freeLostLeases frees the leases that a killed command allocated and no pool has.
-func (s *clocks) freeLostLeases(used []bool) {
-	for i := range s.leases {
-		l := &s.leases[i]
-		id, number := l.Owner-1, uint32(i)+1
-		if l.Owner != 0 && (int(id) >= len(used) || !used[id] || s.rule(id).Cold[0].Lease != number && s.rule(id).Cold[1].Lease != number) {
 			l.Owner, l.Retired = 0, s.change.Epoch
 		}
 	}

@@ -14,22 +14,14 @@ func (rs *rules) share(id uint32) uint32 {
 	return max(r.Cold[0].Share, r.Cold[1].Share)
 }
 
-// setShare returns the number of the share of a rule plus one. It allocates one, of which packets know nothing yet, if
-// the rule needs it and has none. There is room.
-func (s *rules) setShare(id uint32, rule policy.Rule) uint32 {
-	number := s.share(id)
-	if rule.Share.Kind == policy.ShareNone || number != 0 {
-		return number
+// setShare returns the number of the share of a rule plus one. It allocates one if the rule needs it and has none. There is room.
+func (rs *rules) setShare(id uint32, rule policy.Rule) uint32 {
+	number := rs.share(id)
+	if rule.Share.Kind != policy.ShareNone && number == 0 {
+		number = allocate(&rs.progress, rs.shares, shareOwner, id)
+		rs.shares[number-1] = renewed(&rs.shares[number-1])
 	}
-	for i := range s.shares {
-		if share := &s.shares[i]; share.Owner == 0 {
-			s.waitSince(share.Retired)
-			*share = renewed(share)
-			share.Owner = id + 1
-			return uint32(i) + 1
-		}
-	}
-	return 0
+	return number
 }
 
 // renewed is a share that begins anew with the next packet, while slots of former sharers stay in the past. All else may be halfway
@@ -46,16 +38,6 @@ func (s *rules) freeShare(id uint32) {
 	}
 }
 
-// freeLostShares frees the shares that a killed command allocated and no rule has.
-func (s *rules) freeLostShares(used []bool) {
-	for i := range s.shares {
-		share := &s.shares[i]
-		if id := share.Owner - 1; share.Owner != 0 && (int(id) >= len(used) || !used[id] || s.share(id) != uint32(i)+1) {
-			share.Owner, share.Retired = 0, s.change.Epoch
-		}
-	}
-}
-
 // isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
 func (bs *buckets) isActive(n uint32) bool {
 	return bs.isAhead(bs.current(bs.keys[n].Id), *sharer(bs.slot(n)))
@@ -63,21 +45,19 @@ func (bs *buckets) isActive(n uint32) bool {
 
 // isAhead reports whether a sharer of a version of a rule or pool is active.
 func (bs *buckets) isAhead(v version, b model.Sharer) bool {
-	if v.Share == 0 || int(v.Share) > len(bs.shares) || v.Flags&ruleShares == 0 {
-		return false
-	}
-	share := bs.shareIn(v)
-	return !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
+	share := bs.shareOf(v)
+	return share != nil && !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
 }
 
-// shareIn is a copy of the share of a version that has one.
-func (bs *buckets) shareIn(v version) model.Share {
+// shareOf is a copy of the share of a version of a rule or pool, as a packet would meet it; nil if there is none.
+func (bs *buckets) shareOf(v version) *model.Share {
+	if v.Flags&ruleShares == 0 || v.Share == 0 || int(v.Share) > len(bs.shares) {
+		return nil
+	}
 	of := &bs.shares[v.Share-1]
-	return model.Share{
-		ShareParams: model.ShareParams{
-			FineShift: v.FineShift, CoarseShift: v.CoarseShift, Step: v.Step,
-		},
-		ByMember: v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
+	return &model.Share{
+		ShareParams: model.ShareParams{FineShift: v.FineShift, CoarseShift: v.CoarseShift, Step: v.Step},
+		ByMember:    v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
 		Credit: int64(atomic.LoadUint64(&of.Credit)), FreeFactor: of.FreeFactor,
 		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Most: of.Most, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin, Shifts: [2]uint8{uint8(of.FineShift), uint8(of.CoarseShift)},
@@ -86,19 +66,18 @@ func (bs *buckets) shareIn(v version) model.Share {
 
 // ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
 func (s *index) ActiveSharers() map[uint32]int {
-	bs, active, now := &s.buckets, map[uint32]int{}, s.phase()
-	for f := range s.everyPrefix(nil) {
-		v := bs.versionIn(f.id, now)
+	active, now := map[uint32]int{}, s.phase()
+	for it := range s.everyPrefix(nil) {
+		v := s.versionIn(it.id, now)
 		if !present(v) || v.Flags&ruleWithin == 0 {
 			continue
 		}
-		if pool := bs.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && bs.isAhead(pool, *bs.memberOf(pool, f.id)) {
+		if pool := s.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.id)) {
 			active[v.Within]++
 		}
 	}
-	all := func(uint32) bool { return true }
-	for n := range bs.slots(all) {
-		if key := &bs.keys[n]; key.Sharer != 0 && key.Id < bs.room() && bs.isActive(n) {
+	for n := range s.slots(func(id uint32) bool { return id < s.room() }) {
+		if key := &s.keys[n]; key.Sharer != 0 && s.isActive(n) {
 			active[key.Id]++
 		}
 	}

@@ -62,17 +62,44 @@ func (s *Store) Lacks(n Size) (l Size) {
 		all, have := s.LabelParts()+n.Labels, s.labels.texts.MaxEntries()
 		l.Labels = all - min(all, have)
 	}
-	l.Shares = lacks(n.Shares, s.shares, func(share *bpf.AbiShare) uint32 { return share.Owner })
-	l.Leases = lacks(n.Leases, s.leases, func(l *bpf.AbiLease) uint32 { return l.Owner })
+	l.Shares, l.Leases = lacks(n.Shares, s.shares, shareOwner), lacks(n.Leases, s.leases, leaseOwner)
 	return l
 }
 
-// lacks is how many of n new things are missing, where one without an owner is free.
-func lacks[T any](n uint32, things []T, owner func(*T) uint32) uint32 {
-	for i := 0; n > 0 && i < len(things); i++ {
-		if owner(&things[i]) == 0 {
+// An owner tells to whom a share or a lease belongs: the id plus one, or 0 and the epoch in which it was freed.
+type owner struct{ id, retired *uint32 }
+
+func shareOwner(s *bpf.AbiShare) owner { return owner{&s.Owner, &s.Retired} }
+func leaseOwner(l *bpf.AbiLease) owner { return owner{&l.Owner, &l.Retired} }
+
+// lacks is how many of n new shares or leases are missing.
+func lacks[T any](n uint32, all []T, of func(*T) owner) uint32 {
+	for i := 0; n > 0 && i < len(all); i++ {
+		if *of(&all[i]).id == 0 {
 			n--
 		}
 	}
 	return n
+}
+
+// allocate gives a share or a lease to an id, of which packets know nothing yet, and returns its number plus one; 0 if there is
+// no room.
+func allocate[T any](p *progress, all []T, of func(*T) owner, id uint32) (number uint32) {
+	for i := range all {
+		if o := of(&all[i]); *o.id == 0 {
+			p.waitSince(*o.retired)
+			*o.id = id + 1
+			return uint32(i) + 1
+		}
+	}
+	return 0
+}
+
+// freeLost frees the shares or leases that a killed command allocated and no rule has.
+func freeLost[T any](p *progress, all []T, of func(*T) owner, has func(id, number uint32) bool) {
+	for i := range all {
+		if o := of(&all[i]); *o.id != 0 && !has(*o.id-1, uint32(i)+1) {
+			*o.id, *o.retired = 0, p.change.Epoch
+		}
+	}
 }

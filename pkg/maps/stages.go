@@ -61,7 +61,7 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 			}
 		}
 	}
-	if s.Share = bs.shareFor(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
+	if s.Share = bs.shareOf(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
 		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
 		key.Sharer = 1
 		s.Sharer = &model.Sharer{} // one without a slot is new
@@ -81,15 +81,6 @@ func sharersOf(s policy.Share, far netip.Addr) policy.Each {
 		return policy.Each{Kind: policy.EachSubnet, Bits: uint8(min(int(s.Bits), far.BitLen()))} // a pool has both families
 	}
 	return policy.Each{Kind: policy.EachHost}
-}
-
-// shareFor is a copy of the share of a rule or pool, as a packet would meet it; nil if there is none.
-func (bs *buckets) shareFor(v version) *model.Share {
-	if v.Flags&ruleShares == 0 || v.Share == 0 {
-		return nil
-	}
-	s := bs.shareIn(v)
-	return &s
 }
 
 // memberOf is a rule or pool as a sharer of its pool. One that was within another pool is new.
