@@ -137,7 +137,7 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 	leases := map[string]granted{}
 	for i, c := range calls {
 		if pool, l, ok := r.agent.Hear(now, c, answers[i]); ok {
-			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), maps.Lease(l)}
+			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), l}
 		}
 	}
 	r.news.heard(now, r.Host, calls, answers)
@@ -207,7 +207,7 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		all = append(all, cluster.Pool{
 			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
-			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
+			Lease: l, Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})
 	}
 	return all
