@@ -19,23 +19,23 @@ type Bucket struct {
 }
 
 // Meter is the meter of a rule by the parameters in force.
-func (rs *limits) Meter(e Entry) model.Meter { return rs.meterAt(rs.current(e.ID), rs.now()) }
+func (ls *limits) Meter(e Entry) model.Meter { return ls.meterAt(ls.current(e.ID), ls.now()) }
 
 // level is the level of a bucket, in units, by the limit with that id.
-func (rs *clocks) level(id uint32, b model.Bucket, now uint64) uint64 {
-	return rs.meterAt(rs.current(id), now).Level(b, now)
+func (cs *clocks) level(id uint32, b model.Bucket, now uint64) uint64 {
+	return cs.meterAt(cs.current(id), now).Level(b, now)
 }
 
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
-func (rs *limits) SharedLevel(e Entry, now uint64) uint64 {
-	return rs.level(e.ID, load(&rs.rule(e.ID).Shared), now)
+func (ls *limits) SharedLevel(e Entry, now uint64) uint64 {
+	return ls.level(e.ID, load(&ls.rule(e.ID).Shared), now)
 }
 
 // SharedLevels are the levels of both shared buckets of a rule with colours.
-func (rs *limits) SharedLevels(e Entry, now uint64) model.Levels {
-	second, _ := rs.Second(e)
-	return model.Levels{First: rs.SharedLevel(e, now), Second: rs.SharedLevel(second, now)}
+func (ls *limits) SharedLevels(e Entry, now uint64) model.Levels {
+	second, _ := ls.Second(e)
+	return model.Levels{First: ls.SharedLevel(e, now), Second: ls.SharedLevel(second, now)}
 }
 
 // State is the state that a packet of flow would meet now. With Spilled, the table has no

@@ -206,23 +206,23 @@ func (p *progress) Arm() error {
 }
 
 // Confirm lets a pending change last. The error may wrap ErrLate.
-func (s *progress) Confirm() error {
-	return s.before(s.change.Until, "confirm a change", Never, phaseAfter)
+func (p *progress) Confirm() error {
+	return p.before(p.change.Until, "confirm a change", Never, phaseAfter)
 }
 
 // Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
 // error may wrap ErrLate.
-func (s *progress) Revert(at uint64) error {
-	return s.before(at, "revert a change", at, phaseRollback)
+func (p *progress) Revert(at uint64) error {
+	return p.before(at, "revert a change", at, phaseRollback)
 }
 
 // Reverts reports whether Revert was called for the change. TimeRevert would move clocks that packets are about to use.
 func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
 
 // Commit follows the beginning of a change. A change without an end is in force for good then.
-func (s *progress) Commit() {
-	if atomic.LoadUint64(&s.change.Until) == Never {
-		store("commit a change", &s.change.Phase, phaseAfter)
+func (p *progress) Commit() {
+	if atomic.LoadUint64(&p.change.Until) == Never {
+		store("commit a change", &p.change.Phase, phaseAfter)
 	}
 }
 

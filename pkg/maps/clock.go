@@ -36,28 +36,28 @@ func (r version) succeed(before model.Meter, at uint64) model.Meter {
 }
 
 // time has the next parameters of a rule, which no packet uses, go on at from (ns) from the old ones, and these from those at until.
-func (rs *clocks) time(id uint32, from, until uint64) {
-	old, next := rs.bothPhases(id)
-	rs.continueClock(id, old, next, from)
+func (cs *clocks) time(id uint32, from, until uint64) {
+	old, next := cs.bothPhases(id)
+	cs.continueClock(id, old, next, from)
 	if until != Never {
-		rs.rebase(id, old, next, until)
+		cs.rebase(id, old, next, until)
 	}
 }
 
 // continueClock has the next parameters of a rule, which no packet uses, go on at a time (ns) from the old ones.
-func (rs *clocks) continueClock(id uint32, old, next version, at uint64) {
+func (cs *clocks) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
-	before := rs.meterAt(old, at)
+	before := cs.meterAt(old, at)
 	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
 	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
 		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || next.Flags&ruleLeased != 0 || !sameQueue(before, meter(next))) {
-		keepOrderUntil(rs.rule(id), at+before.LongestWait())
+		keepOrderUntil(cs.rule(id), at+before.LongestWait())
 	}
 	if next.Flags&ruleLeased != 0 {
-		l, set := rs.leaseOf(next)
+		l, set := cs.leaseOf(next)
 		startLease(l, set, before, at)
 	} else {
 		next.succeed(before, at)
@@ -81,19 +81,19 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 }
 
 // rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
-func (rs *clocks) rebase(id uint32, old, next version, at uint64) {
-	if phase(rs.change.Phase) == phaseRollback {
-		rs.continueClock(id, next, old, at)
+func (cs *clocks) rebase(id uint32, old, next version, at uint64) {
+	if phase(cs.change.Phase) == phaseRollback {
+		cs.continueClock(id, next, old, at)
 		return
 	}
 	flags := old.Flags &^ ruleReleased
 	switch leased := old.Flags&ruleLeased != 0; {
 	case !limited(old) || leased && !limited(next):
 	case leased:
-		l, set := rs.leaseOf(old)
+		l, set := cs.leaseOf(old)
 		back := *l // a packet must not see a part of it
 		copyLease(&back, set^1, l, set)
-		startLease(&back, set^1, rs.meterAt(next, at), at)
+		startLease(&back, set^1, cs.meterAt(next, at), at)
 		copyLease(l, set^1, &back, set^1)
 		flags |= ruleReleased
 	default:
@@ -101,22 +101,22 @@ func (rs *clocks) rebase(id uint32, old, next version, at uint64) {
 		if limited(next) {
 			before = next
 		}
-		rs.afterRevert(id, old).succeed(rs.meterAt(before, at), at)
+		cs.afterRevert(id, old).succeed(cs.meterAt(before, at), at)
 	}
 	old.Flags = flags
 }
 
 // keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
 // force becomes the stored one. Packets do not look at these until then.
-func (rs *clocks) keepReverted(id uint32, v version) {
-	r := rs.rule(id)
+func (cs *clocks) keepReverted(id uint32, v version) {
+	r := cs.rule(id)
 	switch {
 	case v.Flags&ruleReleased != 0:
-		l, set := rs.leaseOf(v)
+		l, set := cs.leaseOf(v)
 		copyLease(l, set^1, l, set)
 	case limited(v) && v.Flags&ruleLeased == 0:
 		r.Params[v.index].Clock, r.Next[v.index] = r.Reverted, r.Next[2]
 		v.Flags |= ruleEdited
 	}
-	keepOrderUntil(r, rs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
+	keepOrderUntil(r, cs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
 }

@@ -124,7 +124,7 @@ func secondParams(c *bpf.AbiColdParams) *bpf.AbiSecondParams {
 }
 
 // decode is the inverse of encode, but for what labels have. The shadow is that of the same phase.
-func (rs *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
+func (ls *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
 		Algorithm: chosen[policy.Algorithm](algorithmFlags, r.Flags), Excess: chosen[policy.Excess](excessFlags, r.Flags),
@@ -140,7 +140,7 @@ func (rs *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		out.Share.Bits = r.EachBits
 	}
 	if r.Flags&ruleWithin != 0 {
-		out.Within = policy.Within(rs.poolName(r.Within, in))
+		out.Within = policy.Within(ls.poolName(r.Within, in))
 		if r.WeightLess1 > 0 {
 			out.Weight = policy.Weight(r.WeightLess1) + 1
 		}
@@ -158,15 +158,15 @@ func (rs *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		}
 	}
 	if r.Flags&ruleShadow != 0 {
-		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
+		out.Shadow = policy.NewShadow(ls.decode(p, ls.versionIn(r.Shadow, in), in))
 	}
 	if r.Flags&ruleGuarantee != 0 {
-		out.Guarantee = policy.Guarantee(rs.versionIn(r.Second, in).RateBits)
+		out.Guarantee = policy.Guarantee(ls.versionIn(r.Second, in).RateBits)
 	}
 	if r.Flags&ruleColours == 0 || r.Flags&ruleUnlimited != 0 {
 		return out
 	}
-	second, c := rs.versionIn(r.Second, in), &out.Colours
+	second, c := ls.versionIn(r.Second, in), &out.Colours
 	c.Aware = r.Flags&ruleAware != 0
 	c.Green, c.Yellow, c.Red = policy.Action(r.Within), policy.Action(r.Within>>8), policy.Action(r.Within>>16)
 	from := secondParams(second.AbiColdParams)

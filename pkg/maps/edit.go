@@ -279,27 +279,27 @@ func hasSlots(rule policy.Rule) bool {
 }
 
 // other are the parameters of a rule that are not in force, once no packet uses them.
-func (s *rules) other(id uint32) version {
-	r := s.rule(id)
-	s.waitSince(r.Replaced)
-	return s.version(id, r.Sets^1)
+func (rs *rules) other(id uint32) version {
+	r := rs.rule(id)
+	rs.waitSince(r.Replaced)
+	return rs.version(id, r.Sets^1)
 }
 
 // switchTo lets packets see a version of a rule, in all phases of a change.
-func (s *rules) switchTo(id, index uint32, what string) {
-	r := s.rule(id)
-	r.Replaced = s.change.Epoch
+func (rs *rules) switchTo(id, index uint32, what string) {
+	r := rs.rule(id)
+	r.Replaced = rs.change.Epoch
 	step.Store(what)
 	atomic.StoreUint32(&r.Sets, index<<phaseBefore|index<<phaseAfter|index<<phaseReverted)
 }
 
 // promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run
 // ahead meanwhile. It returns when that begins.
-func (s *rules) promptly(write func(now uint64)) uint64 {
+func (rs *rules) promptly(write func(now uint64)) uint64 {
 	for {
-		now := s.now()
+		now := rs.now()
 		write(now)
-		if s.now()-now < uint64(notice) {
+		if rs.now()-now < uint64(notice) {
 			return now
 		}
 	}

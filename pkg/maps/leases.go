@@ -108,9 +108,9 @@ func (s *Store) ReadyRevert() {
 
 // clustered is a version of a pool, and whether a cluster grants its leases. What a line allows is back with the pool, whoever
 // runs then.
-func (s *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
+func (ls *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 	if leaseNumber(v) != 0 {
-		pool = s.entry(id, netip.Prefix{}, v, s.phase()).Rule
+		pool = ls.entry(id, netip.Prefix{}, v, ls.phase()).Rule
 	}
 	return pool, pool.Cluster.Name != ""
 }
@@ -135,8 +135,8 @@ func leaseNumber(v version) uint32 {
 }
 
 // leaseOf is the lease of a version, and which of its two sets is in force.
-func (rs *clocks) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
-	l = &rs.leases[v.Lease-1]
+func (cs *clocks) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
+	l = &cs.leases[v.Lease-1]
 	set = atomic.LoadUint32(&l.Version)
 	if v.reverted && v.Flags&ruleReleased != 0 {
 		set++
@@ -159,13 +159,13 @@ func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
 }
 
 // meterAt is the meter of a version at a time (ns).
-func (rs *clocks) meterAt(v version, now uint64) model.Meter {
+func (cs *clocks) meterAt(v version, now uint64) model.Meter {
 	if v.Flags&ruleLeased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
 		return meter(v)
 	}
 	for {
-		seen := atomic.LoadUint32(&rs.leases[v.Lease-1].Version)
-		l, set := rs.leaseOf(v)
+		seen := atomic.LoadUint32(&cs.leases[v.Lease-1].Version)
+		l, set := cs.leaseOf(v)
 		if m := leaseMeter(leasedAt(l, set, now), v.Limit); atomic.LoadUint32(&l.Version) == seen {
 			return m
 		}
@@ -173,11 +173,11 @@ func (rs *clocks) meterAt(v version, now uint64) model.Meter {
 }
 
 // leaseEnded reports whether packets may be queued that came at another rate, by a lease that has ended: is_fifo of bpf/queue.h.
-func (rs *clocks) leaseEnded(v version, now uint64) bool {
+func (cs *clocks) leaseEnded(v version, now uint64) bool {
 	if leaseNumber(v) == 0 {
 		return false
 	}
-	l, set := rs.leaseOf(v)
+	l, set := cs.leaseOf(v)
 	return leasedAt(l, set, now-min(now, uint64(policy.MaxWait))).RateUnits != leasedAt(l, set, now).RateUnits
 }
 
@@ -189,18 +189,18 @@ func leaseMeter(v version, whole uint64) model.Meter {
 }
 
 // renew writes the lease of a version of a pool that is not in force, and switches to it.
-func (s *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
-	l, set := s.leaseOf(v)
-	s.waitSince(l.Replaced) // for packets that may still see it
+func (ls *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
+	l, set := ls.leaseOf(v)
+	ls.waitSince(l.Replaced) // for packets that may still see it
 	var before model.Meter
-	now := s.promptly(func(now uint64) {
-		before = s.meterAt(v, now)
+	now := ls.promptly(func(now uint64) {
+		before = ls.meterAt(v, now)
 		writeLease(l, set^1, pool, to, before, now)
 	})
 	if v.Flags&ruleSparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
-		keepOrderUntil(s.rule(id), now+before.LongestWait())
+		keepOrderUntil(ls.rule(id), now+before.LongestWait())
 	}
-	l.Replaced = s.change.Epoch
+	l.Replaced = ls.change.Epoch
 	step.Store("switch a lease")
 	atomic.AddUint32(&l.Version, 1)
 }
@@ -232,18 +232,18 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 }
 
 // setLease writes the lease of a version of a pool that packets do not use, which inherits from that of another version.
-func (s *limits) setLease(id uint32, from, to version, pool policy.Rule) {
+func (ls *limits) setLease(id uint32, from, to version, pool policy.Rule) {
 	if !pool.HasLeases() {
 		return
 	}
 	var granted Lease
 	var have policy.Rule
 	if leaseNumber(from) != 0 {
-		granted, have = leaseIn(s.leaseOf(from)), s.entry(id, pool.Prefix, from, s.phase()).Rule
+		granted, have = leaseIn(ls.leaseOf(from)), ls.entry(id, pool.Prefix, from, ls.phase()).Rule
 	}
 	all := model.Meter{Capacity: 1 << 61} // leaves all room; a pool that exists continues its own clock instead
-	l, set := s.leaseOf(to)
-	writeLease(l, set, pool, granted.inherited(have, pool), all, s.now())
+	l, set := ls.leaseOf(to)
+	writeLease(l, set, pool, granted.inherited(have, pool), all, ls.now())
 }
 
 // newLease returns the number plus one of a lease for parameters of a pool that are to be written, or 0. There is room.
@@ -258,13 +258,13 @@ func (cs *clocks) newLease(id uint32, to version, pool policy.Rule) (number uint
 
 // freeLeases frees the leases of a pool but one that is in use, by its number plus one, or 0. Parameters that are not in force
 // keep their number, as packets may still use them.
-func (s *clocks) freeLeases(id, used uint32) {
-	for _, cold := range s.rule(id).Cold {
+func (cs *clocks) freeLeases(id, used uint32) {
+	for _, cold := range cs.rule(id).Cold {
 		if cold.Lease == 0 || cold.Lease == used {
 			continue
 		}
-		if l := &s.leases[cold.Lease-1]; l.Owner == id+1 {
-			l.Owner, l.Retired = 0, s.change.Epoch
+		if l := &cs.leases[cold.Lease-1]; l.Owner == id+1 {
+			l.Owner, l.Retired = 0, cs.change.Epoch
 		}
 	}
 }

@@ -242,13 +242,13 @@ type Stamp struct {
 }
 
 // Stamp is that of the rules as they are now.
-func (s *progress) Stamp() Stamp {
-	state, _ := s.Change()
-	return Stamp{state, atomic.LoadUint64(&s.change.Edits), s.Begins(), s.Until()}
+func (p *progress) Stamp() Stamp {
+	state, _ := p.Change()
+	return Stamp{state, atomic.LoadUint64(&p.change.Edits), p.Begins(), p.Until()}
 }
 
 // edited makes the stamp another one.
-func (s *progress) edited() { atomic.AddUint64(&s.change.Edits, 1) }
+func (p *progress) edited() { atomic.AddUint64(&p.change.Edits, 1) }
 
 // A Cause is what an event is about, in words of the policy.
 type Cause struct {

@@ -88,17 +88,17 @@ func (s *index) Losses() map[uint32]Loss {
 }
 
 // poolName is the name of a pool, which its label holds.
-func (rs *limits) poolName(id uint32, in phase) string {
-	if name, known := rs.names[id]; known {
+func (ls *limits) poolName(id uint32, in phase) string {
+	if name, known := ls.names[id]; known {
 		return name
 	}
-	v := rs.versionIn(id, in)
+	v := ls.versionIn(id, in)
 	if v.Flags&ruleLabel == 0 {
-		v = rs.version(id, v.index^1) // it does not exist in this phase
+		v = ls.version(id, v.index^1) // it does not exist in this phase
 	}
-	name := rs.label(id, v.index).Label.Name
-	if rs.names != nil {
-		rs.names[id] = name
+	name := ls.label(id, v.index).Label.Name
+	if ls.names != nil {
+		ls.names[id] = name
 	}
 	return name
 }

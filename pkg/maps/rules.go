@@ -187,7 +187,7 @@ func (s *Set) Any(has Trait) bool {
 }
 
 // Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
-func (s *index) Have(has Trait) []bool {
+func (s *Store) Have(has Trait) []bool {
 	have, left := make([]bool, len(s.views)), 0
 	for number := range s.views {
 		if s.view(uint32(number)).lookedFor() != (lengthSet{}) {
@@ -256,10 +256,10 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 }
 
 // entry is a rule as one of its versions has it.
-func (rs *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
-	e := Entry{rs.decode(p, v, in), id}
+func (ls *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
+	e := Entry{ls.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
-		t := rs.label(id, v.index)
+		t := ls.label(id, v.index)
 		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e

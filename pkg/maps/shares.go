@@ -31,10 +31,10 @@ func renewed(s *bpf.AbiShare) bpf.AbiShare {
 }
 
 // freeShare frees the share of a rule that does not exist any more, or has none in any phase.
-func (s *rules) freeShare(id uint32) {
-	if number := s.share(id); number != 0 {
-		s.shares[number-1].Owner, s.shares[number-1].Retired = 0, s.change.Epoch
-		s.rule(id).Cold[0].Share, s.rule(id).Cold[1].Share = 0, 0
+func (rs *rules) freeShare(id uint32) {
+	if number := rs.share(id); number != 0 {
+		rs.shares[number-1].Owner, rs.shares[number-1].Retired = 0, rs.change.Epoch
+		rs.rule(id).Cold[0].Share, rs.rule(id).Cold[1].Share = 0, 0
 	}
 }
 

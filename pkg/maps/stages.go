@@ -39,8 +39,8 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 }
 
 // pool is a pool by its id.
-func (rs *limits) pool(id uint32, in phase) Entry {
-	e := rs.entry(id, netip.Prefix{}, rs.versionIn(id, in), in)
+func (ls *limits) pool(id uint32, in phase) Entry {
+	e := ls.entry(id, netip.Prefix{}, ls.versionIn(id, in), in)
 	e.Prefix = policy.PoolKey(e.Label.Name)
 	return e
 }
