@@ -238,8 +238,8 @@ enum set {
 };
 
 /*
- * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease. Two sets of parameters that both have a
- * cluster have one lease, in each phase of a change; other sets have one each. A lease has two versions, and bit 0 of version
+ * A pool with RULE_LEASED has its rate, and all that follows from it, from a lease. Each of its two sets of parameters has a
+ * lease of its own, also while a change of many rules is pending. A lease has two versions, and bit 0 of version
  * selects one. A new lease is written to the other one, then version is raised. The first parameters of a lease are in force
  * until its end, then the second ones with the safe share are. Each of these switches is an edit: see struct clock.
  */

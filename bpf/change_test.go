@@ -109,7 +109,7 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
 		r.limited() && !sameOutcome(asked, want) {
 		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, departure %d\nmodel     %+v\npredicted %+v\nrule %+v\nlimit %+v\nkernel's %+v\nbucket %+v, level %d units",
-			m.packets, n, host, now, verdict, departure, want, asked, r.rule, r.limit, m.set.Meter(e), before, r.limit.Level(before, now))
+			m.packets, n, host, now, verdict, departure, want, asked, r.rule, r.limit, m.set.Store.Meter(e), before, r.limit.Level(before, now))
 	}
 }
 
@@ -126,13 +126,13 @@ func (m *mirror) compare(now uint64) {
 		if r == nil || e.Rule != r.rule {
 			m.Fatalf("rule %+v is in force, the model has %+v", e.Rule, r)
 		}
-		if got, want := m.set.Counters(e.ID), countedBy(r.rule, *r.counts); got != want {
+		if got, want := m.set.Store.Counters(e.ID), countedBy(r.rule, *r.counts); got != want {
 			m.Errorf("%v: counters\n%+v, want\n%+v", e.Prefix, got, want)
 		}
 		if !r.limited() {
 			continue
 		}
-		if got, want := m.set.SharedLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
+		if got, want := m.set.Store.SharedLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
 			m.Errorf("%v: the level of its shared bucket is %d units at %d ns, in the model %d", e.Prefix, got, now, want)
 		}
 	}
@@ -209,7 +209,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		m.prepare(want...)
 		m.compare(now)
 		if roll(8) == 0 {
-			m.set.Abandon()
+			m.set.Store.Abandon()
 			m.compare(now)
 			continue
 		}
@@ -220,13 +220,13 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		if confirm {
 			until = from + 1 + roll(1<<(1+roll(40)))
 		}
-		m.set.Time(from, until)
+		m.set.Store.Time(from, until)
 		m.keepFIFO(want, from)
-		testenv.Must(m, m.set.Arm())
+		testenv.Must(m, m.set.Store.Arm())
 		now = traffic(from)
 		m.change(want, from)
 		m.at(now)
-		m.set.Commit()
+		m.set.Store.Commit()
 		m.compare(now)
 		switch roll(4) {
 		case 0: // not confirmed
@@ -241,30 +241,30 @@ func (m *mirror) play(roll dice, changes, packets int) {
 			if confirm {
 				now = traffic(now + roll(until-now))
 				m.at(now)
-				testenv.Must(m, m.set.Confirm())
+				testenv.Must(m, m.set.Store.Confirm())
 			}
 		case 2: // rolled back, or the command is killed before the last store
 			if now = traffic(min(soon(), until-1)); now < until-1 {
 				m.at(now)
 				at := min(soon(), now+shapemaps.MaxLead, until)
-				m.set.TimeRevert(at)
+				m.set.Store.TimeRevert(at)
 				m.keepFIFOBack(at)
 				if roll(3) == 0 {
 					break
 				}
-				testenv.Must(m, m.set.Revert(at))
+				testenv.Must(m, m.set.Store.Revert(at))
 				now = traffic(at)
 				m.revert(at, false)
 				m.compare(now)
 			}
 		}
-		if state, at := m.set.Change(); state == shapemaps.Pending {
+		if state, at := m.set.Store.Change(); state == shapemaps.Pending {
 			now = traffic(at)
 			m.revert(at, true)
 		}
 		traffic(now + 1 + roll(1<<40))
 		m.at(now)
-		m.set.Finish()
+		m.set.Store.Finish()
 		m.compare(now)
 		m.undo = nil
 	}
@@ -304,18 +304,18 @@ func TestChangeOfAlgorithm(t *testing.T) {
 			e := m.put(rule, 1e9)
 			rule.Algorithm = algorithms[1-algorithm]
 			m.prepare(rule)
-			m.set.Time(2e9, shapemaps.Never)
-			testenv.Must(m, m.set.Arm())
+			m.set.Store.Time(2e9, shapemaps.Never)
+			testenv.Must(m, m.set.Store.Arm())
 			frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)
 			for i, now := range []uint64{2e9 - 1, 2e9, 2e9 + 1} {
 				send(t, m.program(), frame, meta{now: now})
-				if got := m.set.Counters(e.ID).PassedPackets; got != uint64(i+1) {
+				if got := m.set.Store.Counters(e.ID).PassedPackets; got != uint64(i+1) {
 					t.Fatalf("%d packets were charged, of %d", got, i+1)
 				}
 			}
 			// One bucket: the charges of both algorithms have not drained yet.
 			m.at(2e9 + 1)
-			if level := m.set.SharedLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
+			if level := m.set.Store.SharedLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
 				t.Errorf("the level is %d units after three packets of %d bytes", level, len(frame))
 			}
 		})
@@ -377,7 +377,7 @@ func TestLatePacketAfterRevert(t *testing.T) {
 				r := newRig(t, shapemaps.Size{Views: 2, Rules: 4, Buckets: 64, Labels: 8, Pools: true}, egress())
 				set := r.set
 				if limit.Pool {
-					set = r.set.Pools()
+					set = r.set.Store.Pools()
 				}
 				r.at(1e9)
 				_, err := set.Put(limit)
@@ -388,8 +388,8 @@ func TestLatePacketAfterRevert(t *testing.T) {
 				larger := limit
 				larger.Capacity = 20 * size
 				testenv.Must(t, set.Prepare([]policy.Difference{{Have: &limit, Want: &larger}}, func(int) {}))
-				set.Time(from, until)
-				testenv.Must(t, set.Arm())
+				set.Store.Time(from, until)
+				testenv.Must(t, set.Store.Arm())
 				send := func(now uint64, bytes int, verdicts ...uint32) {
 					t.Helper()
 					for i, want := range verdicts {
@@ -457,8 +457,8 @@ func TestShadowIsModel(t *testing.T) {
 						affected[subnet].Bytes += counted
 					}
 				}
-				limit, _ := r.set.Shadow(e)
-				got := r.set.Counters(limit.ID)
+				limit, _ := r.set.Store.Shadow(e)
+				got := r.set.Store.Counters(limit.ID)
 				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
 					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
 				}

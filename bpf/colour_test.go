@@ -164,7 +164,7 @@ func TestColoursAsInModel(t *testing.T) {
 								t.Errorf("no packet is %v", policy.Colour(colour))
 							}
 						}
-						counters := r.set.Counters(c.entry.ID)
+						counters := r.set.Store.Counters(c.entry.ID)
 						if got := [3]uint64{counters.GreenBytes, counters.YellowBytes, counters.RedBytes}; got != c.count {
 							t.Errorf("bytes by colour %v, want %v", got, c.count)
 						}
@@ -287,14 +287,14 @@ func TestColoursThroughChanges(t *testing.T) {
 				if random.IntN(2) == 0 {
 					until = from + uint64(5*time.Millisecond)
 				}
-				r.set.Time(from, until)
-				testenv.Must(t, r.set.Arm())
+				r.set.Store.Time(from, until)
+				testenv.Must(t, r.set.Store.Arm())
 				for now+uint64(time.Millisecond) < from {
 					offer()
 				}
 				now = from
 				r.at(now)
-				r.set.Commit()
+				r.set.Store.Commit()
 				former, formerly := generation, c.model.Second
 				become(after, next(after), from)
 				if until == maps.Never {
@@ -304,7 +304,7 @@ func TestColoursThroughChanges(t *testing.T) {
 					offer()
 				}
 				if random.IntN(2) == 0 {
-					testenv.Must(t, r.set.Confirm())
+					testenv.Must(t, r.set.Store.Confirm())
 					continue
 				}
 				now = until
@@ -316,7 +316,7 @@ func TestColoursThroughChanges(t *testing.T) {
 					offer()
 				}
 				r.at(now)
-				r.set.Finish()
+				r.set.Store.Finish()
 			}
 		})
 	}
@@ -332,12 +332,12 @@ func byColour(r policy.Rule, eir policy.Rate, ebs uint64) policy.Rule {
 // paint sends packets of 1000 bytes to a host at one moment, and returns how many got each colour.
 func (r *rig) paint(e maps.Entry, host netip.Addr, count int, now uint64) (green, yellow, red uint64) {
 	r.Helper()
-	before := r.set.Counters(e.ID)
+	before := r.set.Store.Counters(e.ID)
 	for range count {
 		frame, m := painted(host, 1000, policy.Green, now)
 		send(r, r.program(), frame, m)
 	}
-	after := r.set.Counters(e.ID)
+	after := r.set.Store.Counters(e.ID)
 	return after.GreenPackets - before.GreenPackets, after.YellowPackets - before.YellowPackets, after.RedPackets - before.RedPackets
 }
 
@@ -350,8 +350,8 @@ func TestColouredShadow(t *testing.T) {
 	rule.Shadow = policy.Shadow{Rate: rule.Rate, Capacity: rule.Capacity, EIR: rule.Colours.EIR, EBS: rule.Colours.EBS}
 	e := r.put(rule, now)
 	r.paint(e, addr("10.1.1.1"), 4, now)
-	shadow, _ := r.set.Shadow(e)
-	c := r.set.Counters(shadow.ID)
+	shadow, _ := r.set.Store.Shadow(e)
+	c := r.set.Store.Counters(shadow.ID)
 	if c.GreenPackets != 2 || c.YellowPackets != 1 || c.RedPackets != 1 {
 		t.Errorf("the same limit counts %+v", c)
 	}
@@ -366,8 +366,8 @@ func TestColouredShadowDrops(t *testing.T) {
 	rule.Shadow = policy.Shadow{Rate: rule.Rate, Capacity: rule.Capacity, EIR: rule.Colours.EIR, EBS: 3000}
 	e := r.put(rule, now)
 	r.paint(e, addr("10.1.1.1"), 7, now)
-	shadow, _ := r.set.Shadow(e)
-	if c := r.set.Counters(shadow.ID); c.PassedPackets != 4 || c.DroppedPackets != 3 || c.ExcessPackets != 5 || c.GreenPackets != 2 {
+	shadow, _ := r.set.Store.Shadow(e)
+	if c := r.set.Store.Counters(shadow.ID); c.PassedPackets != 4 || c.DroppedPackets != 3 || c.ExcessPackets != 5 || c.GreenPackets != 2 {
 		t.Errorf("2 green packets pass, 3 yellow ones allow no mark, and 2 red ones pass: %+v", c)
 	}
 }
@@ -389,8 +389,8 @@ func TestSecondLimitsBeginAnew(t *testing.T) {
 		if green, yellow, red := r.paint(e, host, 50, now); green != 20 || yellow != 20 || red != 10 {
 			t.Errorf("%d rules: %d green packets, %d yellow, %d red", rules, green, yellow, red)
 		}
-		l := r.set.ColourLevels(e, policy.MatchDst, maps.Flow{Src: addr("10.9.9.9"), Dst: host, Proto: 17}, now)
-		if model.Bytes(l.First) != 20_000 || model.Bytes(l.Second) != 20_000 {
+		l := r.set.Store.State(e, policy.MatchDst, maps.Flow{Src: addr("10.9.9.9"), Dst: host, Proto: 17}, now)
+		if model.Bytes(l.Level) != 20_000 || model.Bytes(l.Second) != 20_000 {
 			t.Errorf("%d rules: levels %+v", rules, l)
 		}
 		// Other keys do not get the slot while E drains, which takes 20 s.
@@ -415,7 +415,7 @@ func TestCountersBeginWithColours(t *testing.T) {
 	if green, yellow, red := r.paint(e, addr("10.1.1.1"), 10, now+uint64(3*time.Second)); green != 3 || yellow != 2 || red != 5 {
 		t.Errorf("%d green packets, %d yellow, %d red", green, yellow, red)
 	}
-	if c := r.set.Counters(e.ID); c.GreenPackets != 3 || c.PassedPackets != 8 || c.DroppedPackets != 12 {
+	if c := r.set.Store.Counters(e.ID); c.GreenPackets != 3 || c.PassedPackets != 8 || c.DroppedPackets != 12 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -436,7 +436,7 @@ func TestCountersThroughReverts(t *testing.T) {
 				send := func() {
 					t.Helper()
 					r.paint(e, addr("10.1.1.1"), 10, now)
-					c := r.set.Counters(e.ID)
+					c := r.set.Store.Counters(e.ID)
 					if c.ExcessPackets < excess || c.ExcessPackets > c.PassedPackets+c.DroppedPackets {
 						t.Errorf("%d excess packets after %d", c.ExcessPackets, excess)
 					}
@@ -449,31 +449,31 @@ func TestCountersThroughReverts(t *testing.T) {
 				if end != "is rolled back" {
 					until = from + uint64(time.Second)
 				}
-				r.set.Time(from, until)
-				testenv.Must(t, r.set.Arm())
+				r.set.Store.Time(from, until)
+				testenv.Must(t, r.set.Store.Arm())
 				now = from
 				r.at(now)
-				r.set.Commit()
+				r.set.Store.Commit()
 				send()
 				if end == "is rolled back once confirmed" {
-					testenv.Must(t, r.set.Confirm())
+					testenv.Must(t, r.set.Store.Confirm())
 					until = maps.Never
 					send()
 				}
 				if until == maps.Never {
 					until = now + uint64(5*time.Millisecond)
-					r.set.TimeRevert(until)
-					testenv.Must(t, r.set.Revert(until))
+					r.set.Store.TimeRevert(until)
+					testenv.Must(t, r.set.Store.Revert(until))
 					send()
 				}
 				now = until + uint64(10*time.Second)
 				r.at(now)
 				send()
 				for _, when := range []string{"reverted", "finished"} {
-					if c := r.set.Counters(e.ID); c.GreenPackets != 6 || c.YellowPackets != 4 || c.RedPackets != 10 || c.GreenBytes != 6000 {
+					if c := r.set.Store.Counters(e.ID); c.GreenPackets != 6 || c.YellowPackets != 4 || c.RedPackets != 10 || c.GreenBytes != 6000 {
 						t.Errorf("once it is %s: %+v", when, c)
 					}
-					r.set.Finish()
+					r.set.Store.Finish()
 				}
 			})
 		}
@@ -489,15 +489,15 @@ func TestColouredKeysMove(t *testing.T) {
 	for i := range 900 {
 		r.paint(e, host(i), 3, now)
 	}
-	if c := r.set.Counters(e.ID); c.SpilledPackets > 60 {
+	if c := r.set.Store.Counters(e.ID); c.SpilledPackets > 60 {
 		t.Errorf("%d packets of 2700 spilled", c.SpilledPackets)
 	}
 	// Wherever a bucket is, it has one packet of yellow left.
-	before := r.set.Counters(e.ID)
+	before := r.set.Store.Counters(e.ID)
 	for i := range 900 {
 		r.paint(e, host(i), 2, now)
 	}
-	c := r.set.Counters(e.ID)
+	c := r.set.Store.Counters(e.ID)
 	spilled := c.SpilledPackets - before.SpilledPackets
 	if yellow, green := c.YellowPackets-before.YellowPackets, c.GreenPackets-before.GreenPackets; green > 2 || yellow > 902 || yellow+spilled < 898 {
 		t.Errorf("%d yellow packets and %d green ones more, %d spilled", yellow, green, spilled)
@@ -543,7 +543,7 @@ func TestFailedTailCall(t *testing.T) {
 			with := plain
 			with.Prefix, with.Algorithm, with.Colours.EBS = prefix("10.0.0.0/16"), policy.SRTCM, 2000
 			rules, p := []maps.Entry{r.put(inColours(with), 1e9), r.put(plain, 1e9)}, r.program()
-			testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapPrograms].Delete(r.set.Hook().Kind))
+			testenv.Must(t, r.set.Store.Replacements()[bpf.ShapectlMapPrograms].Delete(r.set.Store.Hook().Kind))
 			want, at := next, func(c maps.Counters) uint64 { return c.PassedPackets }
 			if fail == policy.Closed {
 				want, at = drop, func(c maps.Counters) uint64 { return c.DroppedPackets }
@@ -553,7 +553,7 @@ func TestFailedTailCall(t *testing.T) {
 				if verdict, _ := send(t, p, frame, meta{now: 1e9, segs: 2, segSize: 500}); verdict != want {
 					t.Errorf("%v: verdict %#x", e.Prefix, verdict)
 				}
-				if c := r.set.Counters(e.ID); at(c) != 2 || c.ContendedPackets != 2 {
+				if c := r.set.Store.Counters(e.ID); at(c) != 2 || c.ContendedPackets != 2 {
 					t.Errorf("%v: counted %+v", e.Prefix, c)
 				}
 			}

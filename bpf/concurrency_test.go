@@ -214,7 +214,7 @@ func (r *rig) spillWasUsed() bool {
 // firstRule returns the first rule in the map, which begins with its bucket.
 func (r *rig) firstRule() []byte {
 	r.Helper()
-	rule, err := r.set.Replacements()[bpf.ShapectlMapRules].LookupBytes(uint32(0))
+	rule, err := r.set.Store.Replacements()[bpf.ShapectlMapRules].LookupBytes(uint32(0))
 	if err != nil || rule == nil {
 		r.Fatal("read the first rule: ", err)
 	}
@@ -227,7 +227,7 @@ func (r *rig) firstRule() []byte {
 func (r *rig) slotsAreSound() {
 	r.Helper()
 	type key struct{ line, fingerprint uint32 }
-	table, has := r.set.Replacements()[".data.table"], map[key]int{}
+	table, has := r.set.Store.Replacements()[".data.table"], map[key]int{}
 	lines := make([]bpf.AbiLine, table.ValueSize()/uint32(unsafe.Sizeof(bpf.AbiLine{})))
 	if err := table.Lookup(uint32(0), lines); err != nil {
 		r.Fatal(err)
@@ -341,17 +341,17 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 					Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
 				}, 0)
 				const gap = model.TickBits + 3
-				if idle := r.set.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
+				if idle := r.set.Store.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
 					t.Fatalf("buckets are empty only after %d ticks", idle)
 				}
 				programs, done := inStep(t, r.program(), gap, true)
 				// Until the CPUs have met often enough.
-				for r.set.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
+				for r.set.Store.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
 					onEachCPU(t, func(cpu int) error {
 						_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
 						return err
 					})
-					if c := r.set.Counters(e.ID); c.PassedPackets != done() {
+					if c := r.set.Store.Counters(e.ID); c.PassedPackets != done() {
 						t.Fatalf("%d packets passed at %d times, want one at each", c.PassedPackets, done())
 					}
 				}
@@ -363,7 +363,7 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 // disturbed sends n times m packets while another CPU changes a rule or pool in memory all the time, as many CPUs do in a flood.
 func (r *rig) disturbed(e maps.Entry, change func(*bpf.AbiRule), frame []byte) {
 	r.Helper()
-	m, p := r.set.Replacements()[bpf.ShapectlMapRules], r.program()
+	m, p := r.set.Store.Replacements()[bpf.ShapectlMapRules], r.program()
 	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize()*m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	testenv.Must(r, err)
 	rule, over := (*bpf.AbiRule)(unsafe.Pointer(&memory[e.ID*m.ValueSize()])), make(chan struct{})
@@ -400,9 +400,9 @@ func TestPenaltyInAFlood(t *testing.T) {
 	for range 4 {
 		send(t, r.program(), frame, meta{})
 	}
-	before := r.set.Counters(e.ID)
+	before := r.set.Store.Counters(e.ID)
 	r.disturbed(e, func(rule *bpf.AbiRule) { rule.Shared.Tat ^= 2 }, frame)
-	if c := since(before, r.set.Counters(e.ID)); c.PassedPackets != 0 || c.ContendedPackets != 0 || c.DroppedPackets == 0 {
+	if c := since(before, r.set.Store.Counters(e.ID)); c.PassedPackets != 0 || c.ContendedPackets != 0 || c.DroppedPackets == 0 {
 		t.Errorf("counted %+v, want dropped packets alone", c)
 	}
 }
@@ -432,7 +432,7 @@ func TestWrappedBucketOnTwoCPUs(t *testing.T) {
 					return err
 				})
 			}
-			if c := f.set.Counters(f.rules[0].entry.ID); c.DroppedPackets != 0 || c.PassedPackets == 0 {
+			if c := f.set.Store.Counters(f.rules[0].entry.ID); c.DroppedPackets != 0 || c.PassedPackets == 0 {
 				t.Errorf("%d packets were dropped, and %d passed", c.DroppedPackets, c.PassedPackets)
 			}
 		})
@@ -471,7 +471,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 				return err
 			})
 			r.slotsAreSound()
-			hosts := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
+			hosts := uint64(len(r.bucketsOf(e, maps.Now())))
 			if c := r.counters()[e.ID]; c.PassedPackets > hosts+1 { // one through the spill bucket
 				t.Errorf("%d packets passed for %d hosts, want one each", c.PassedPackets, hosts)
 			}
@@ -576,18 +576,18 @@ func TestFlood(t *testing.T) {
 			if bound := rule.Capacity + leaked(rule.Rate, took); mine > bound {
 				t.Errorf("%d bytes of the busy flow passed, want at most %d", mine, bound)
 			}
-			if got := model.Bytes(r.set.State(e, policy.MatchDst, flow, now).Level) + leaked(rule.Rate, took); got < mine {
+			if got := model.Bytes(r.set.Store.State(e, policy.MatchDst, flow, now).Level) + leaked(rule.Rate, took); got < mine {
 				t.Errorf("the level of the busy flow is %d bytes less than it sent", mine-got)
 			}
 			held, used := uint64(0), 0
-			for b := range r.set.Buckets(e, now) {
+			for _, b := range r.bucketsOf(e, now) {
 				held += b.LevelBytes
 				used++
 			}
 			if used > buckets || used < buckets*9/10 {
 				t.Errorf("%d flows have a bucket, want nearly all of %d", used, buckets)
 			}
-			spill := model.Bytes(r.set.SharedLevel(e, now))
+			spill := model.Bytes(r.set.Store.SharedLevel(e, now))
 			if spill > rule.Capacity || spill+size <= rule.Capacity {
 				t.Errorf("the level of the spill bucket is %d bytes, want full: %d", spill, rule.Capacity)
 			}
@@ -595,7 +595,7 @@ func TestFlood(t *testing.T) {
 				t.Errorf("%d bytes passed, %d of them through buckets of flows: the rest exceeds the spill bucket", c.PassedBytes, held)
 			}
 			r.slotsAreSound()
-			if !slices.ContainsFunc(slices.Collect(r.set.Buckets(e, now)), func(b maps.Bucket) bool { return b.Flow == flow }) {
+			if !slices.ContainsFunc(r.bucketsOf(e, now), func(b maps.Bucket) bool { return b.Flow == flow }) {
 				t.Error("the busy flow has lost its bucket")
 			}
 		})
@@ -627,16 +627,16 @@ func inCrowd(t *testing.T, work func(member int) error) {
 // levels returns the level of each bucket of a rule's keys, their sum, and the level of its shared bucket, in units.
 func (r *rig) levels(e maps.Entry, now uint64) (keys map[maps.Bucket]uint64, sum, shared uint64) {
 	keys = map[maps.Bucket]uint64{}
-	for b := range r.set.Buckets(e, now) {
-		units := r.set.State(e, policy.MatchDst, b.Flow, now).Level
+	for _, b := range r.bucketsOf(e, now) {
+		units := r.set.Store.State(e, policy.MatchDst, b.Flow, now).Level
 		if b.Subnet.IsValid() {
-			units = r.set.State(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now).Level
+			units = r.set.Store.State(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now).Level
 		}
 		b.LevelBytes = 0
 		keys[b] = units
 		sum += units
 	}
-	return keys, sum, r.set.SharedLevel(e, now)
+	return keys, sum, r.set.Store.SharedLevel(e, now)
 }
 
 // eaches are all bucket scopes.
@@ -746,7 +746,7 @@ func TestSkewedClocks(t *testing.T) {
 						return nil
 					})
 					buckets := int64(1)
-					if each.Kind != policy.EachAll && r.set.SharedLevel(e, start) > 0 { // as of a time before all packets
+					if each.Kind != policy.EachAll && r.set.Store.SharedLevel(e, start) > 0 { // as of a time before all packets
 						buckets = 2 // that of the key, and the spill bucket for packets that found it contended
 					}
 					var byKey [keys][]packet

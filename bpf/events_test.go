@@ -21,7 +21,7 @@ var allEvents = []maps.EventKind{maps.Overflow, maps.PenaltyStarts, maps.Guarant
 func (r *rig) listen(now uint64, most uint32, kinds ...maps.EventKind) *maps.Listener {
 	r.Helper()
 	r.at(now)
-	l, err := r.set.Listen(most, kinds...)
+	l, err := r.set.Store.Listen(most, kinds...)
 	testenv.Must(r, err)
 	r.Cleanup(func() { l.Close() })
 	return l
@@ -82,7 +82,7 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 			if len(all) != 1 {
 				t.Fatalf("%d events of one episode: %+v", len(all), all)
 			}
-			cause, ok := r.set.Cause(all[0])
+			cause, ok := r.set.Store.Cause(all[0])
 			if !ok || cause.Rule.Prefix != e.Prefix || cause.Key != tt.key || cause.From != addr("10.1.0.7") || cause.Pool != "" ||
 				all[0].Kind != tt.kind || all[0].Fate != tt.fate || all[0].Capacity != 1000 || all[0].Level < 800 || all[0].Level > 1000 {
 				t.Fatalf("told %+v\nof %+v", all[0], cause)
@@ -102,7 +102,7 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 func (r *rig) told(l *maps.Listener) (all []string) {
 	r.Helper()
 	for _, e := range r.heard(l) {
-		c, ok := r.set.Cause(e)
+		c, ok := r.set.Store.Cause(e)
 		if !ok {
 			r.Fatalf("the cause of %+v is not known", e)
 		}
@@ -220,7 +220,7 @@ func TestEventsOfFairShares(t *testing.T) {
 			if len(all) == 0 {
 				t.Fatal("no event")
 			}
-			c, ok := f.set.Cause(all[0])
+			c, ok := f.set.Store.Cause(all[0])
 			if got := "pool " + c.Pool + ": " + c.Sharer; !ok || got != tt.want {
 				t.Errorf("%q is the cause, want %q: %+v, %+v", got, tt.want, all[0], c)
 			}
@@ -329,32 +329,42 @@ func TestSprayIsToldOnce(t *testing.T) {
 	}
 }
 
+func (r *rig) listeners() int {
+	n, _ := r.set.Store.Listeners()
+	return n
+}
+
+func (r *rig) isHeard() bool {
+	_, heard := r.set.Store.Listeners()
+	return heard
+}
+
 func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 4096}, bySource())
 	r.put(eachHost(), start)
-	if r.flood(100, start); r.set.IsHeard() {
+	if r.flood(100, start); r.isHeard() {
 		t.Fatal("packets look for listeners though there never was one")
 	}
 	const slots = 8
 	for range slots { // none of these is closed
-		_, err := r.set.Listen(100, allEvents...)
+		_, err := r.set.Store.Listen(100, allEvents...)
 		testenv.Must(t, err)
 	}
-	if _, err := r.set.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
+	if _, err := r.set.Store.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
 		t.Fatalf("a ninth listener: %v", err)
 	}
-	if n := r.set.Listeners(); n != slots {
+	if n := r.listeners(); n != slots {
 		t.Errorf("%d listen, want %d", n, slots)
 	}
 	now := start + uint64(maps.ListenerLease) + ms
-	if r.at(now); !r.set.IsHeard() {
+	if r.at(now); !r.isHeard() {
 		t.Fatal("no packet looks for listeners")
 	}
-	if r.flood(1, now); r.set.IsHeard() {
+	if r.flood(1, now); r.isHeard() {
 		t.Error("packets still look for listeners after all leases have ended")
 	}
 	l := r.listen(now, 100, allEvents...)
-	if n := r.set.Listeners(); n != 1 {
+	if n := r.listeners(); n != 1 {
 		t.Errorf("%d listen, want 1", n)
 	}
 	r.flood(1, now+uint64(2*time.Second))
@@ -362,7 +372,7 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 		t.Errorf("the new listener was told %+v", told)
 	}
 	testenv.Must(t, l.Close())
-	if r.flood(1, now+uint64(2*time.Second)); r.set.IsHeard() {
+	if r.flood(1, now+uint64(2*time.Second)); r.isHeard() {
 		t.Error("packets look for listeners after the last one has ended")
 	}
 }
@@ -371,13 +381,13 @@ func TestLostLease(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, bySource())
 	l := r.listen(start, 100, allEvents...)
 	r.at(start + uint64(maps.ListenerLease) + ms)
-	r.set.DropListeners()
+	r.set.Store.DropListeners()
 	if err := l.Renew(); !errors.Is(err, maps.ErrLost) {
 		t.Errorf("renewed a slot that was freed: %v", err)
 	}
 	other := r.listen(start+uint64(maps.ListenerLease)+ms, 100, allEvents...)
 	testenv.Must(t, l.Close())
-	if n := r.set.Listeners(); n != 1 {
+	if n := r.listeners(); n != 1 {
 		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)
 	}
 	testenv.Must(t, other.Renew())
@@ -401,7 +411,7 @@ func (f *forest) listenAgain(now uint64) {
 		return
 	}
 	f.at(now)
-	l, err := f.set.Listen(1<<20, allEvents...)
+	l, err := f.set.Store.Listen(1<<20, allEvents...)
 	testenv.Must(f, err)
 	f.ears = &ears{l, map[string]uint64{}}
 }

@@ -38,7 +38,7 @@ func TestTableFill(t *testing.T) {
 				_, err := r.program().Run(&ebpf.RunOptions{Data: udp(p.Addr(), to, 0), Context: meta{now: now}.context()})
 				testenv.Must(t, err)
 			}
-			got := 100 * float64(r.set.Counters(e.ID).SpilledPackets) / float64(len(hosts))
+			got := 100 * float64(r.set.Store.Counters(e.ID).SpilledPackets) / float64(len(hosts))
 			t.Logf("%d hosts for each 100 slots: %.4f %% have none", want.hosts, got)
 			if got > want.spilled {
 				t.Errorf("%d hosts per 100 slots: %.4f %% have no slot, want at most %v %%", want.hosts, got, want.spilled)

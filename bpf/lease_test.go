@@ -21,7 +21,6 @@ type leasedPool struct {
 	lease         maps.Lease
 	numbers       model.Meter // those in force: only the rate and the capacity are used
 	granted, safe model.Meter // those of the lease
-	reverts       policy.Rate // the rate that a revert would bring back; 0 for none
 	room          int64       // units
 	at            uint64      // ns: of the room
 	passed        uint64      // bytes
@@ -67,48 +66,34 @@ func (p *leasedPool) use(m model.Meter) {
 func (p *leasedPool) become(rule policy.Rule) {
 	had := p.rule
 	p.rule = rule
-	switch {
-	case !rule.HasLeases():
+	if rule.HasLeases() {
+		p.renewed(inherited(p.lease, had, rule))
+	} else {
 		p.use(meterOf(rule))
-	case !sameLease(had, rule):
-		p.another(had, rule)
-	default:
-		p.renewed(p.lowered(rule.Rate, had.Rate))
 	}
 }
 
-// sameLease reports whether a lease stays when one pool becomes another.
-func sameLease(a, b policy.Rule) bool { return a.Cluster.Name != "" && b.Cluster.Name != "" }
-
-// another is the lease of a pool's own: on its rate, or on what the line allowed before.
-func (p *leasedPool) another(had, rule policy.Rule) {
-	l := maps.Lease{Rate: rule.SafeRate(), Safe: rule.SafeRate()}
-	if had.Adapt.Min != 0 && rule.Adapt.Min != 0 {
-		l.Rate, l.Until = min(l.Rate, p.lease.Rate), p.lease.Until
+// inherited is the lease of a pool's own: on its rate, or what its cluster granted or its line allowed before.
+func inherited(l maps.Lease, had, rule policy.Rule) maps.Lease {
+	own := maps.Lease{Rate: rule.SafeRate(), Safe: rule.SafeRate()}
+	part := func(of policy.Rate) policy.Rate {
+		product := new(big.Int).Mul(big.NewInt(int64(of)), big.NewInt(int64(rule.Rate)))
+		return max(policy.Rate(product.Div(product, big.NewInt(int64(had.Rate))).Int64()), policy.MinRate)
 	}
-	p.rule = rule
-	p.renewed(l)
-}
-
-// lowered is the lease after a change of the pool's rate.
-func (p *leasedPool) lowered(to, from policy.Rate) maps.Lease {
-	l := p.lease
-	if to < from {
-		part := func(of policy.Rate) policy.Rate {
-			product := new(big.Int).Mul(big.NewInt(int64(of)), big.NewInt(int64(to)))
-			return max(policy.Rate(product.Div(product, big.NewInt(int64(from))).Int64()), policy.MinRate)
-		}
+	switch {
+	case had.Lessor() != rule.Lessor() || l.Until == 0:
+		return own
+	case rule.Adapt.Min != 0:
+		own.Rate, own.Until = min(own.Rate, l.Rate), l.Until
+		return own
+	case rule.Rate < had.Rate:
 		l.Rate, l.Safe = part(l.Rate), part(l.Safe)
 	}
 	return l
 }
 
 func (p *leasedPool) renewed(l maps.Lease) {
-	most := p.rule.Rate
-	if p.reverts != 0 {
-		most = min(most, p.reverts)
-	}
-	l.Rate, l.Safe = min(l.Rate, most), min(l.Safe, most)
+	l.Rate, l.Safe = min(l.Rate, p.rule.Rate), min(l.Safe, p.rule.Rate)
 	p.lease, p.granted, p.safe = l, meterOf(p.rule.Part(l.Rate)), meterOf(p.rule.Part(l.Safe))
 	p.useLease()
 }
@@ -132,13 +117,13 @@ func (p *leasedPool) check(now uint64) {
 	p.Helper()
 	p.rig.at(now)
 	p.advance(now)
-	e, _ := p.set.Pools().Find(p.rule.Prefix)
-	m := p.set.Meter(e)
-	if room := int64(m.Capacity - p.set.SharedLevel(e, now)); room != p.room || m.Capacity != p.numbers.Capacity || m.RateUnits != p.numbers.RateUnits {
+	e, _ := p.set.Store.Pools().Find(p.rule.Prefix)
+	m := p.set.Store.Meter(e)
+	if room := int64(m.Capacity - p.set.Store.SharedLevel(e, now)); room != p.room || m.Capacity != p.numbers.Capacity || m.RateUnits != p.numbers.RateUnits {
 		p.Fatalf("at %d ns the bucket has room for %d units of %d at %d, want %d of %d at %d\nlease %+v of %+v",
 			now, room, m.Capacity, m.RateUnits, p.room, p.numbers.Capacity, p.numbers.RateUnits, p.lease, p.rule)
 	}
-	if l, ok := p.set.Pools().Lease(p.rule.Prefix); ok != p.rule.HasLeases() || ok && l != p.lease {
+	if l, ok := p.set.Store.Pools().Lease(p.rule.Prefix); ok != p.rule.HasLeases() || ok && l != p.lease {
 		p.Fatalf("at %d ns the lease is %+v %v, want %+v", now, l, ok, p.lease)
 	}
 }
@@ -198,7 +183,7 @@ func TestLeases(t *testing.T) {
 			now := []uint64{1e9, 1e15, 1<<62 - 1e12}[roll(3)]
 			p.rig.at(now)
 			first := next()
-			_, err := p.set.Pools().Put(first)
+			_, err := p.set.Store.Pools().Put(first)
 			testenv.Must(t, err)
 			p.put(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "gold"}, now)
 			p.rule, p.at = first, now
@@ -227,7 +212,7 @@ func TestLeases(t *testing.T) {
 				l := maps.Lease{Rate: some(), Safe: some(), Until: now - min(now, 5) + roll(1<<(1+roll(34)))}
 				p.rig.at(now)
 				p.advance(now)
-				testenv.Must(t, p.set.Pools().Renew(p.rule.Prefix, l))
+				testenv.Must(t, p.set.Store.Pools().Renew(p.rule.Prefix, l))
 				p.renewed(l)
 				p.check(now)
 			}
@@ -237,9 +222,9 @@ func TestLeases(t *testing.T) {
 					rule := next()
 					p.rig.at(now)
 					p.advance(now)
-					_, err := p.set.Pools().Put(rule)
+					_, err := p.set.Store.Pools().Put(rule)
 					testenv.Must(t, err)
-					p.changed(rule)
+					p.become(rule)
 				case 1:
 					p.change(next(), roll, &now, soon, traffic, renew)
 				case 2, 3, 4, 5:
@@ -258,81 +243,51 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// changed is become for a change at once, after which a lease that was never granted is the new safe share.
-func (p *leasedPool) changed(rule policy.Rule) {
-	if sameLease(p.rule, rule) && p.lease.Until == 0 {
-		p.first(rule)
-	} else {
-		p.become(rule)
-	}
-}
-
 // change makes a change of many rules that lasts, or reverts.
 func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func() uint64, traffic func(uint64), renew func()) {
 	p.Helper()
-	leased, willBe := p.rule.HasLeases(), rule.HasLeases()
-	same, lease, granted, safe := sameLease(p.rule, rule), p.lease, p.granted, p.safe
 	p.rig.at(*now)
 	p.advance(*now)
-	have := policy.Table{Rules: p.set.Pools().Policy()}
-	testenv.Must(p, p.set.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
-	before := p.rule
-	if same && rule.Rate < before.Rate {
-		lower := p.lowered(rule.Rate, before.Rate)
-		p.rule = rule // the lease is as large a part of the new rate, and of the new capacity
-		if lower.Until == 0 {
-			p.first(rule)
-		} else {
-			p.renewed(lower)
-		}
-		p.rule = before
-	}
+	have := policy.Table{Rules: p.set.Store.Pools().Policy()}
+	testenv.Must(p, p.set.Store.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
 	if roll(8) == 0 {
-		p.set.Abandon()
+		p.set.Store.Abandon()
 		return
 	}
+	before, lease := p.rule, p.lease
 	from, until := min(soon(), *now+maps.MaxLead), maps.Never
 	if roll(2) == 0 {
-		until = from + 1 + roll(1<<(1+roll(36)))
+		until = from + maps.MaxLead + 1 + roll(1<<(1+roll(36)))
 	}
-	p.set.Time(from, until)
-	testenv.Must(p, p.set.Arm())
+	p.set.Store.Time(from, until)
+	testenv.Must(p, p.set.Store.Arm())
 	traffic(from)
 	*now = from
 	p.advance(from)
-	p.rule = rule
-	switch {
-	case willBe && !same:
-		p.another(before, rule)
-	case !willBe:
-		p.use(meterOf(rule))
-	}
+	p.become(rule)
 	p.rig.at(from)
-	p.set.Commit()
+	p.set.Store.Commit()
 	p.check(from)
-	if same && until != maps.Never {
-		p.reverts = before.Rate
-	}
 	for range roll(4) {
-		if *now >= until {
+		if *now+maps.MaxLead >= until {
 			break
 		}
-		traffic(min(soon(), until-1))
-		*now = min(*now, until-1)
-		renew()
+		traffic(min(soon(), until-maps.MaxLead))
+		*now = min(*now, until-maps.MaxLead)
+		if renew(); before.Cluster.Name != "" && before.Lessor() == rule.Lessor() {
+			lease = inherited(p.lease, rule, before)
+		}
 	}
 	if until == maps.Never {
-		p.set.Finish()
+		p.set.Store.Finish()
 		return
 	}
+	traffic(until)
 	*now = until
 	p.advance(until)
-	p.rule, p.reverts = before, 0
-	switch {
-	case leased && !same: // the lease went on meanwhile
-		p.lease, p.granted, p.safe = lease, granted, safe
-		p.useLease()
-	case !leased:
+	if p.rule = before; before.HasLeases() {
+		p.renewed(lease)
+	} else {
 		p.use(meterOf(before))
 	}
 	p.check(*now)
@@ -345,7 +300,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	renew()
 	p.rig.at(*now)
 	p.advance(*now)
-	p.set.Finish()
+	p.set.Store.Finish()
 	p.check(*now)
 }
 
@@ -359,7 +314,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 		now := uint64(1e15)
 		rule := pool("gold", policy.Rule{Rate: 8e6, Capacity: 100_000, Cluster: policy.Cluster{Name: "gold"}})
 		p.rig.at(now)
-		_, err := p.set.Pools().Put(rule)
+		_, err := p.set.Store.Pools().Put(rule)
 		testenv.Must(t, err)
 		p.put(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "gold"}, now)
 		p.rule, p.at = rule, now
@@ -371,7 +326,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 			defer func() { done = recover() == nil }()
 			p.rig.at(now)
 			p.advance(now)
-			testenv.Must(t, p.set.Pools().Renew(rule.Prefix, l))
+			testenv.Must(t, p.set.Store.Pools().Renew(rule.Prefix, l))
 			return true
 		}
 		old := maps.Lease{Rate: 4e6, Safe: 1e6, Until: now + 3e9}
@@ -391,7 +346,7 @@ func TestRenewalStoppedAtAnyStep(t *testing.T) {
 		l := maps.Lease{Rate: 2e6, Safe: 5e5, Until: now + 2e9}
 		done := renew(l)
 		step.Hook = nil
-		if got, _ := p.set.Pools().Lease(rule.Prefix); got != old && got != l || done && got != l {
+		if got, _ := p.set.Store.Pools().Lease(rule.Prefix); got != old && got != l || done && got != l {
 			t.Fatalf("stopped at step %d, the lease is %+v", at, got)
 		} else if got == l {
 			p.renewed(l)
@@ -418,14 +373,14 @@ func TestRenewalBeforeAChange(t *testing.T) {
 	p := &leasedPool{rig: newRig(t, maps.Size{Views: 2, Rules: 16, Buckets: 4, Labels: 64, Leases: 4, Pools: true}, bySource())}
 	rule := pool("gold", policy.Rule{Rate: 8e6, Capacity: 100_000, Cluster: policy.Cluster{Name: "gold"}})
 	p.rig.at(1e9)
-	pools := p.set.Pools()
+	pools := p.set.Store.Pools()
 	_, err := pools.Put(rule)
 	testenv.Must(t, err)
 	plain := rule
 	plain.Cluster = policy.Cluster{}
 	testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &rule, Want: &plain}}, func(int) {}))
-	p.set.Time(2e9, maps.Never)
-	testenv.Must(t, p.set.Arm())
+	p.set.Store.Time(2e9, maps.Never)
+	testenv.Must(t, p.set.Store.Arm())
 	l := maps.Lease{Rate: 1e6, Safe: 1e6, Until: 5e9}
 	if err := pools.Renew(rule.Prefix, l); !errors.Is(err, maps.ErrBeginning) {
 		t.Errorf("before the change: %v", err)

@@ -270,15 +270,15 @@ func TestFlowKeys(t *testing.T) {
 			now += uint64(time.Hour)
 			e := entries[c.flow.Src.Is4()]
 			r.want(r.program(), c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
-			got := slices.Collect(r.set.Buckets(e, now))
+			got := r.bucketsOf(e, now)
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: uint64(len(c.frame))}}
 			if !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
-			if got := r.set.State(e, policy.MatchDst, c.flow, now).Level >> 20; got != uint64(len(c.frame)) {
+			if got := r.set.Store.State(e, policy.MatchDst, c.flow, now).Level >> 20; got != uint64(len(c.frame)) {
 				t.Errorf("the level of the flow is %d bytes, want %d", got, len(c.frame))
 			}
-			if got := r.set.SharedLevel(e, now); got != 0 {
+			if got := r.set.Store.SharedLevel(e, now); got != 0 {
 				t.Errorf("the level of the spill bucket is %d units", got)
 			}
 		})
@@ -329,11 +329,11 @@ func TestSubnetKeys(t *testing.T) {
 					frame[len(frame)-8]++ // another port: the same bucket
 					r.want(r.program(), frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 					want := []maps.Bucket{{Subnet: netip.MustParsePrefix(c.subnet), LevelBytes: size * (packets + 1)}}
-					if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
+					if got := r.bucketsOf(e, now); !slices.Equal(got, want) {
 						t.Fatalf("charged %+v, want %+v", got, want)
 					}
 				}
-				if got := r.set.State(e, match, flow, now).Level >> 20; got != 2*size {
+				if got := r.set.Store.State(e, match, flow, now).Level >> 20; got != 2*size {
 					t.Errorf("level %d bytes, want %d", got, 2*size)
 				}
 				r.set.Delete(rule.Prefix)
@@ -449,7 +449,7 @@ func TestWithoutLinkHeader(t *testing.T) {
 			size := uint64(len(c.packet))
 			r.want(r.program(), c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: size}}
-			if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
+			if got := r.bucketsOf(e, now); !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
 			// The headers of a segment have no link header.
@@ -683,7 +683,7 @@ func TestExcess(t *testing.T) {
 							}
 							r.want(p, frame, m, drop, map[uint32]maps.Counters{id: dropped(size)})
 							e, _ := r.set.Match(addr(map[int]string{4: far4, 6: far6}[c.family]))
-							if got := r.set.SharedLevel(e, now) >> 20; got != wantLevel {
+							if got := r.set.Store.SharedLevel(e, now) >> 20; got != wantLevel {
 								t.Errorf("level %d bytes, want %d", got, wantLevel)
 							}
 						}
@@ -712,10 +712,10 @@ func TestContended(t *testing.T) {
 					// As if another CPU locked the bucket and never unlocked it.
 					kept := r.firstRule()
 					binary.NativeEndian.PutUint64(kept, 1<<40|1)
-					testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapRules].Put(uint32(0), kept))
+					testenv.Must(t, r.set.Store.Replacements()[bpf.ShapectlMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
-					if err := r.set.Replacements()[".data.table"].Put(uint32(0), line); err != nil {
+					if err := r.set.Store.Replacements()[".data.table"].Put(uint32(0), line); err != nil {
 						t.Fatal(err)
 					}
 					r.want(r.program(), frame, meta{now: 1e9}, next, map[uint32]maps.Counters{e.ID: spilled(passed(size))})
@@ -741,7 +741,7 @@ func TestSpillBucket(t *testing.T) {
 			r.want(p, to(host), meta{now: now}, next, pass)
 			r.want(p, to(host), meta{now: now}, next, pass)
 		}
-		if got := r.set.SharedLevel(e, now); got != 0 {
+		if got := r.set.Store.SharedLevel(e, now); got != 0 {
 			t.Errorf("%v: the level of the spill bucket is %d units before any key needed it", algorithm, got)
 		}
 		// Further keys share the spill bucket.
@@ -750,13 +750,13 @@ func TestSpillBucket(t *testing.T) {
 		for host := byte(10); host < 20; host++ {
 			r.want(p, to(host), meta{now: now}, drop, map[uint32]maps.Counters{e.ID: spilled(dropped(1000))})
 		}
-		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
+		if got := r.set.Store.SharedLevel(e, now) >> 20; got != 2000 {
 			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000", algorithm, got)
 		}
 		for host := range byte(4) {
 			r.want(p, to(host), meta{now: now}, drop, excess) // and every level was kept
 		}
-		if got := len(slices.Collect(r.set.Buckets(e, now))); got != 4 {
+		if got := len(r.bucketsOf(e, now)); got != 4 {
 			t.Errorf("%v: %d buckets have a level, want 4", algorithm, got)
 		}
 		// 2000 bytes drain in 2 s: then a slot is allocated to another key.
@@ -785,7 +785,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}
-		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
+		if got := r.set.Store.SharedLevel(e, now) >> 20; got != 2000 {
 			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000 of the fifth host", algorithm, got)
 		}
 		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)

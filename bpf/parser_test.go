@@ -369,8 +369,8 @@ func (r *reader) sees(s specimen) {
 	}
 	var got []maps.Bucket
 	for _, e := range r.entries {
-		got = slices.AppendSeq(got, r.set.Buckets(e, r.now))
-		if n := r.set.SharedLevel(e, r.now); n != 0 {
+		got = append(got, r.bucketsOf(e, r.now)...)
+		if n := r.set.Store.SharedLevel(e, r.now); n != 0 {
 			r.Errorf("the level of the spill bucket is %d units", n)
 		}
 	}

@@ -33,7 +33,7 @@ func (f *forest) renew(s *mirroredStage, now uint64, roll dice) {
 	f.Helper()
 	some := func() policy.Rate { return max(policy.Rate(roll(uint64(s.rule.Rate))), policy.MinRate) }
 	f.at(now)
-	testenv.Must(f, f.set.Pools().Renew(s.rule.Prefix, maps.Lease{Rate: some(), Safe: some(), Until: now + roll(1<<(1+roll(34)))}))
+	testenv.Must(f, f.set.Store.Pools().Renew(s.rule.Prefix, maps.Lease{Rate: some(), Safe: some(), Until: now + roll(1<<(1+roll(34)))}))
 }
 
 // lease sets the model of a pool with a cluster to its lease. TestLeases checks the clock of that.
@@ -41,7 +41,7 @@ func (f *forest) lease(s *mirroredStage, now uint64) {
 	f.at(now)
 	for ; s != nil; s = s.above {
 		if s.rule.HasLeases() {
-			s.limit.Meter = f.set.Meter(s.entry)
+			s.limit.Meter = f.set.Store.Meter(s.entry)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 	f.Helper()
 	set, list := f.set, &f.rules
 	if r.Pool {
-		set, list = f.set.Pools(), &f.pools
+		set, list = f.set.Store.Pools(), &f.pools
 	}
 	f.at(now)
 	_, err := set.Put(r)
@@ -113,11 +113,11 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 // share is the clock and the wheels of a rule or pool in the kernel.
 func (f *forest) share(e maps.Entry) model.Share {
 	f.Helper()
-	s := f.set.Share(e)
-	if s == nil {
+	_, stages := f.set.Store.Stages(e, policy.MatchDst, maps.Flow{Dst: addr("10.0.0.1")}, start)
+	if stages[0].Share == nil {
 		f.Fatalf("%+v has no share", e.Rule)
 	}
-	return *s
+	return *stages[0].Share
 }
 
 // stages are the rule, and the pools above it.
@@ -139,7 +139,7 @@ func (f *forest) stages(s *mirroredStage, host netip.Addr, now uint64) (all []*m
 		if s.rule.Order == policy.SparseFirst {
 			stage.State.Flow = s.limit.Meter.Level(*s.bucket(bucketKey{host: host, flow: true}), now)
 			flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
-			stage.State.FIFO = f.set.State(s.entry, policy.MatchSrc, flow, now).FIFO // TestSparseOrderOverLeases checks that
+			stage.State.FIFO = f.set.Store.State(s.entry, policy.MatchSrc, flow, now).FIFO // TestSparseOrderOverLeases checks that
 		}
 		if s.guarantee != nil {
 			if s.rule.Each.Kind != policy.EachAll {
@@ -157,7 +157,7 @@ func (f *forest) stages(s *mirroredStage, host netip.Addr, now uint64) (all []*m
 // asked is the passage that the set predicts for a packet of a host.
 func (f *forest) asked(e maps.Entry, host netip.Addr, p model.Packet) model.Passage {
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
-	_, stages := f.set.Stages(e, policy.MatchSrc, flow, p.Time)
+	_, stages := f.set.Store.Stages(e, policy.MatchSrc, flow, p.Time)
 	return model.Climb(stages, p)
 }
 
@@ -231,12 +231,12 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 			*stage.guarantee.counts = sum(*stage.guarantee.counts, c)
 		}
 		flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
-		if got := f.set.State(stage.entry, policy.MatchSrc, flow, now).Level; stage.limited() && got != stage.limit.Level(*stage.bucket(key), now) {
+		if got := f.set.Store.State(stage.entry, policy.MatchSrc, flow, now).Level; stage.limited() && got != stage.limit.Level(*stage.bucket(key), now) {
 			f.Fatalf("packet %d, %d bytes at %d ns: level of stage %d is %d units, in the model %d\n%+v", f.packets, n, now, i, got, stage.limit.Level(*stage.bucket(key), now), want)
 		}
 		if stage.guarantee != nil {
-			g, _ := f.set.Guarantee(stage.entry)
-			got, model := f.set.State(g, policy.MatchSrc, flow, now).Level, stage.guarantee.limit.Level(*stage.guarantee.bucket(key), now)
+			g, _ := f.set.Store.Guarantee(stage.entry)
+			got, model := f.set.Store.State(g, policy.MatchSrc, flow, now).Level, stage.guarantee.limit.Level(*stage.guarantee.bucket(key), now)
 			if got != model {
 				f.Fatalf("packet %d: level of the guarantee of stage %d is %d units, in the model %d\n%+v", f.packets, i, got, model, want)
 			}
@@ -260,20 +260,20 @@ func (s *mirroredStage) propose(now, n uint64, packets int) {
 func (f *forest) counted() {
 	f.Helper()
 	for _, s := range slices.Concat(f.rules, f.pools) {
-		if got, want := f.set.Counters(s.entry.ID), countedBy(s.rule, *s.counts); got != want {
+		if got, want := f.set.Store.Counters(s.entry.ID), countedBy(s.rule, *s.counts); got != want {
 			f.Errorf("counters of %+v:\n%+v, want\n%+v", s.rule, got, want)
 		}
 		if s.shadow != nil {
-			shadow, ok := f.set.Shadow(s.entry)
-			if got := f.set.Counters(shadow.ID); !ok || got != *s.shadow.counts {
+			shadow, ok := f.set.Store.Shadow(s.entry)
+			if got := f.set.Store.Counters(shadow.ID); !ok || got != *s.shadow.counts {
 				f.Errorf("counters of the shadow of %+v:\n%+v, want\n%+v", s.rule, got, *s.shadow.counts)
 			}
 		}
 		if s.guarantee == nil {
 			continue
 		}
-		g, ok := f.set.Guarantee(s.entry)
-		if got := f.set.Counters(g.ID); !ok || got != *s.guarantee.counts {
+		g, ok := f.set.Store.Guarantee(s.entry)
+		if got := f.set.Store.Counters(g.ID); !ok || got != *s.guarantee.counts {
 			f.Errorf("counters of the guarantee of %+v:\n%+v, want\n%+v", s.rule, got, *s.guarantee.counts)
 		}
 	}
@@ -296,7 +296,7 @@ func TestPools(t *testing.T) {
 		plain := tree%2 == 1
 		f.rules, f.pools = nil, nil
 		f.set.Clear()
-		f.set.Pools().Clear()
+		f.set.Store.Pools().Clear()
 		now := starts[roll(uint64(len(starts)-1))] // the last one is too close to the end of time
 		rate := uint64(64_000) << roll(16)
 		some := func() policy.Rate { return policy.Rate(rate/2 + roll(rate)) }
@@ -401,7 +401,7 @@ func TestPoolsBoundAllRules(t *testing.T) {
 	for tree := range trees {
 		f.rules, f.pools = nil, nil
 		f.set.Clear()
-		f.set.Pools().Clear()
+		f.set.Store.Pools().Clear()
 		now, rate := uint64(1e12), uint64(64_000)<<roll(12)
 		for i := range 1 + roll(4) {
 			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: policy.Rate(rate), Capacity: 1514 + roll(10_000), Share: policy.Share{Kind: policy.ShareKind(roll(5))}})
@@ -492,10 +492,10 @@ func TestPoolOnTwoCPUs(t *testing.T) {
 				})
 				var sum uint64
 				for _, r := range rules {
-					sum += f.set.Counters(r.entry.ID).PassedBytes
+					sum += f.set.Store.Counters(r.entry.ID).PassedBytes
 				}
 				for _, p := range []*mirroredStage{low, top} {
-					c, bound := f.set.Counters(p.entry.ID), p.rule.Capacity+leaked(p.rule.Rate, took)+(cpus-1)*size
+					c, bound := f.set.Store.Counters(p.entry.ID), p.rule.Capacity+leaked(p.rule.Rate, took)+(cpus-1)*size
 					if c.PassedBytes > bound {
 						t.Errorf("pool %s: %d bytes passed in %d ns, want at most %d", p.rule.Label.Name, c.PassedBytes, took, bound)
 					}
@@ -529,7 +529,7 @@ func TestDebtOfPools(t *testing.T) {
 	now := uint64(1e9)
 	level := func(what string, want uint64) {
 		t.Helper()
-		_, stages := f.set.Stages(others.entry, policy.MatchSrc, maps.Flow{Src: addr("10.1.0.1"), Dst: addr("10.9.9.9"), Proto: protoUDP}, now)
+		_, stages := f.set.Store.Stages(others.entry, policy.MatchSrc, maps.Flow{Src: addr("10.1.0.1"), Dst: addr("10.9.9.9"), Proto: protoUDP}, now)
 		if got := model.Bytes(stages[1].State.Level); got < want-want/100_000 || got > want+want/100_000 {
 			t.Fatalf("%s, the level is %d bytes, want %d", what, got, want)
 		}
@@ -539,7 +539,7 @@ func TestDebtOfPools(t *testing.T) {
 			f.offer(rule, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), now, bytes, false)
 		}
 	}
-	passed := f.set.Counters(rule.entry.ID).PassedBytes
+	passed := f.set.Store.Counters(rule.entry.ID).PassedBytes
 	if all := uint64(members * (32 << 10)); passed > all+100_000 || passed < all-all/100 {
 		t.Errorf("%d bytes passed, want at most the bursts of %d guarantees, %d bytes", passed, members, all)
 	}
@@ -553,17 +553,17 @@ func TestDebtOfPools(t *testing.T) {
 	lower := up.rule
 	lower.Rate, lower.Capacity = 4_000_000, 50_000
 	f.at(now)
-	_, err := f.set.Pools().Put(lower)
+	_, err := f.set.Store.Pools().Put(lower)
 	testenv.Must(t, err)
 	level("at a lower rate", passed-20_050_000)
 
-	set := f.set.Pools()
+	set := f.set.Store.Pools()
 	testenv.Must(t, set.Prepare([]policy.Difference{{Have: &lower, Want: &up.rule}}, func(int) {}))
-	set.Time(now+1000, now+1e9)
-	testenv.Must(t, set.Arm())
+	set.Store.Time(now+1000, now+1e9)
+	testenv.Must(t, set.Store.Arm())
 	now += 5e8
 	f.at(now)
-	set.Commit()
+	set.Store.Commit()
 	level("with a change in force", passed-20_500_000)
 	now += 1e9
 	f.at(now)

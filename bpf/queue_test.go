@@ -281,7 +281,7 @@ func departureTimeOfSender(t *testing.T, inPool bool) {
 			return
 		}
 		r.at(now)
-		_, err := r.set.Pools().Put(pool("up", rule))
+		_, err := r.set.Store.Pools().Put(pool("up", rule))
 		testenv.Must(t, err)
 		r.put(policy.Rule{Prefix: rule.Prefix, Rate: policy.Unlimited, Within: "up"}, now)
 	}
@@ -358,7 +358,7 @@ func testFlowWithoutSlot(t *testing.T, inPool bool) {
 		r.at(now)
 		within := policy.Rule{Prefix: rule.Prefix, Rate: policy.Unlimited, Framing: rule.Framing, Within: "queue"}
 		rule.Framing = policy.Framing{}
-		_, err := r.set.Pools().Put(pool("queue", rule))
+		_, err := r.set.Store.Pools().Put(pool("queue", rule))
 		testenv.Must(t, err)
 		rule = within
 	}
@@ -409,7 +409,7 @@ func TestSparseOrderOverLeases(t *testing.T) {
 			f.putIn(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: policy.Unlimited, Within: "line"}, now)
 			renew := func(rate policy.Rate, length uint64) {
 				f.at(now)
-				testenv.Must(t, f.set.Pools().Renew(p.Prefix, maps.Lease{Rate: rate, Safe: p.Rate, Until: now + length}))
+				testenv.Must(t, f.set.Store.Pools().Renew(p.Prefix, maps.Lease{Rate: rate, Safe: p.Rate, Until: now + length}))
 			}
 			leaves := func(host string, n uint64) uint64 {
 				frame, m := sized(addr(host), n, 0, now)
@@ -558,7 +558,7 @@ func TestTagLeftInFrame(t *testing.T) {
 			t.Errorf("packet %d: verdict %#x, want %#x", i, verdict, want)
 		}
 	}
-	if c := r.set.Counters(e.ID); c.ContendedPackets != 3 || c.DelayedPackets != 0 || c.PassedPackets != 4 {
+	if c := r.set.Store.Counters(e.ID); c.ContendedPackets != 3 || c.DelayedPackets != 0 || c.PassedPackets != 4 {
 		t.Errorf("counted %+v", c)
 	}
 }

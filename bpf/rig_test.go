@@ -54,10 +54,10 @@ func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 	store, err := maps.New(size, hook)
 	testenv.Must(tb, err)
 	set := store.View(0)
-	tb.Cleanup(func() { set.Close() })
+	tb.Cleanup(func() { set.Store.Close() })
 	r := &rig{TB: tb, set: set}
 	r.load = func() *ebpf.Program {
-		p, err := program.Load(set.Store, set.Hook())
+		p, err := program.Load(set.Store, set.Store.Hook())
 		testenv.Must(tb, err)
 		tb.Cleanup(func() { p.Close() })
 		return p
@@ -74,7 +74,7 @@ func (r *rig) program() *ebpf.Program {
 }
 
 // at sets the clock of the set.
-func (r *rig) at(now uint64) { r.set.UseClock(func() uint64 { return now }) }
+func (r *rig) at(now uint64) { r.set.Store.UseClock(func() uint64 { return now }) }
 
 // put sets a rule at a virtual time, and returns the rule in force.
 func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
@@ -230,12 +230,20 @@ func udp(src, dst netip.Addr, payload int) []byte {
 	return append(frame, make([]byte, payload)...)
 }
 
+// bucketsOf are the buckets of a rule.
+func (r *rig) bucketsOf(e maps.Entry, now uint64) (all []maps.Bucket) {
+	for _, b := range r.set.Store.Buckets([]maps.Entry{e}, func() uint64 { return now }) {
+		all = append(all, b)
+	}
+	return all
+}
+
 // counters returns the counters of all ids, in use or not.
 func (r *rig) counters() []maps.Counters {
 	r.Helper()
-	all := make([]maps.Counters, r.set.Size().Rules)
+	all := make([]maps.Counters, r.set.Store.Size().Rules)
 	for id := range all {
-		all[id] = r.set.Counters(uint32(id))
+		all[id] = r.set.Store.Counters(uint32(id))
 	}
 	return all
 }

@@ -162,7 +162,7 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 	}
 	t.keepFIFO(rule, now)
 	t.entry, t.mirrored = t.put(rule, now), t.becoming(rule, now)
-	if m := t.set.Meter(t.entry); t.limited() && m != t.limit.Meter {
+	if m := t.set.Store.Meter(t.entry); t.limited() && m != t.limit.Meter {
 		t.Fatalf("packet %d: the kernel's meter is %+v, the model's %+v", t.packets, m, t.limit.Meter)
 	}
 }
@@ -170,7 +170,7 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 // asked returns the outcome that the set predicts for a packet of a host.
 func (r *rig) asked(e maps.Entry, host netip.Addr, now, n uint64, ect bool) model.Outcome {
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
-	return model.NewLimit(e.Rule).Decide(r.set.State(e, policy.MatchSrc, flow, now), model.Packet{Time: now, Bytes: n, ECT: ect})
+	return model.NewLimit(e.Rule).Decide(r.set.Store.State(e, policy.MatchSrc, flow, now), model.Packet{Time: now, Bytes: n, ECT: ect})
 }
 
 // sameOutcome compares two outcomes except for the flow's bucket, which few packets read, and departures that are over: a rule
@@ -188,10 +188,10 @@ func sameOutcome(a, b model.Outcome) bool {
 // level returns the level in units of the kernel's bucket of a host.
 func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	if t.rule.Each.Kind == policy.EachAll {
-		return t.set.SharedLevel(t.entry, now)
+		return t.set.Store.SharedLevel(t.entry, now)
 	}
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
-	return t.set.State(t.entry, policy.MatchSrc, flow, now).Level
+	return t.set.Store.State(t.entry, policy.MatchSrc, flow, now).Level
 }
 
 // offer sends a packet, and compares the predicted outcome, the verdict, the level and
@@ -211,7 +211,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
 		t.limited() && !sameOutcome(asked, want) {
 		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nmodel     %+v\npredicted %+v\nrule %+v\nlimit %+v\nbucket %+v\ncounters %+v",
-			t.packets, n, now, verdict, departure, want, asked, t.rule, t.limit, before, t.set.Counters(t.entry.ID))
+			t.packets, n, now, verdict, departure, want, asked, t.rule, t.limit, before, t.set.Store.Counters(t.entry.ID))
 	}
 	if !t.limited() {
 		return want.Verdict
@@ -251,7 +251,7 @@ func countedBy(rule policy.Rule, c maps.Counters) maps.Counters {
 // counted compares the rule's counters.
 func (t *twin) counted() {
 	t.Helper()
-	if got, want := t.set.Counters(t.entry.ID), countedBy(t.rule, *t.counts); got != want {
+	if got, want := t.set.Store.Counters(t.entry.ID), countedBy(t.rule, *t.counts); got != want {
 		t.Errorf("counters:\n%+v, want\n%+v", got, want)
 	}
 }

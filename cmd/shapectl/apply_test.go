@@ -610,7 +610,7 @@ func (k *killer) underWay() uint64 {
 		}
 	}()
 	for _, h := range hooks {
-		state, at := h.Set.Change()
+		state, at := h.Set.Store.Change()
 		// One that waits to be confirmed has far more time.
 		if state == maps.Armed || state == maps.Pending && at < maps.Now()+uint64(killedConfirm/2) {
 			return at

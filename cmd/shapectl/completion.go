@@ -210,7 +210,7 @@ func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
 	hooks, err := want.hooks(n)
 	defer loader.CloseHooks(hooks)
 	for _, h := range hooks {
-		if h.Set.Size().Rules > mostListed && !want.pools {
+		if h.Set.Store.Size().Rules > mostListed && !want.pools {
 			continue
 		}
 		for _, entry := range h.Set.Rules() {

@@ -69,7 +69,7 @@ func (r *rig) setSlow(lines ...string) {
 	h, err := n.Find("va", policy.Egress)
 	testenv.Must(r.t, err)
 	defer h.Close()
-	for _, set := range []*maps.Set{h.Set.Pools(), h.Set} {
+	for _, set := range []*maps.Set{h.Set.Store.Pools(), h.Set} {
 		for _, rule := range set.Policy() {
 			_, err := set.Put(slow(rule))
 			testenv.Must(r.t, err)

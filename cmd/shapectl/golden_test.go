@@ -289,12 +289,12 @@ func (r *rig) state() (all []byte) {
 	testenv.Must(r.t, err)
 	defer h.Close()
 	names := []string{}
-	for name := range h.Set.Replacements() {
+	for name := range h.Set.Store.Replacements() {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		m := h.Set.Replacements()[name]
+		m := h.Set.Store.Replacements()[name]
 		if m.Type() == ebpf.Hash || m.Type() == ebpf.ArrayOfMaps || m.Type() == ebpf.ProgramArray {
 			continue // labels, which no packet sees; listeners; programs
 		}

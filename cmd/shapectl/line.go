@@ -3,7 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
+	stdmaps "maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,6 +20,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -486,7 +487,7 @@ func (e *env) sayLost(l line.Line, have line.Split) {
 		}
 	}
 	hosts := have.Hosts()
-	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+	for _, name := range slices.Sorted(stdmaps.Keys(hosts)) {
 		mac := hosts[name]
 		if !slices.ContainsFunc(l.Hosts, func(h line.Host) bool { return h.MAC == mac }) {
 			e.say("%s: host %s (%v) is not limited any more; to limit it, give --host again", plain.Line(l.Device), plain.Line(name), mac)
@@ -596,7 +597,7 @@ func (e *env) removeIdleFQs(n *loader.Namespace, names ...string) error {
 		s, err := fq.Look(dev.Index)
 		if err == nil && s.Ours() {
 			var h *loader.Hook
-			if h, err = n.Find(name, policy.Egress); err == nil && (h == nil || !h.Set.Delays()) {
+			if h, err = n.Find(name, policy.Egress); err == nil && (h == nil || !h.Set.Any(maps.Delays)) {
 				_, err = e.removeFQ(dev)
 			}
 			if h != nil {

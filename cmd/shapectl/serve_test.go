@@ -239,7 +239,8 @@ func TestServeSharesEvents(t *testing.T) {
 		store, _, err := ns.Maps()
 		testenv.Must(t, err)
 		defer store.Close()
-		return store.Listeners()
+		n, _ = store.Listeners()
+		return n
 	}
 	testenv.Eventually(t, "serve listens", func() bool { return listeners() == 1 })
 	for range 2 {

@@ -149,7 +149,7 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 		switch {
 		case limit.matched:
 			t.Match = limit.match
-		case h != nil && h.Set.InForce():
+		case h != nil && h.Set.Any(maps.InForce):
 			t.Match = h.Match() // of all rules of the direction
 		}
 		for _, p := range which.networks {

@@ -7,24 +7,9 @@ import (
 	"slices"
 	"time"
 
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// A Lease is what a host may use of a cluster's rate: Rate until Until, Safe from then on. It is as pkg/maps has it.
-type Lease struct {
-	Rate, Safe policy.Rate
-	Until      uint64 // ns on the monotonic clock; 0 if there never was a lease
-	Known      uint64 // bits per second: the sum of the safe shares of all hosts, when the lease was granted
-	Epoch      uint64 // of the store then
-}
-
-// At is the rate in force at a time, in bits per second.
-func (l Lease) At(now uint64) uint64 {
-	if now < l.Until {
-		return uint64(l.Rate)
-	}
-	return uint64(l.Safe)
-}
 
 // A Pool is a pool of this host that belongs to a cluster. Rates are in bits per second.
 type Pool struct {
@@ -34,7 +19,7 @@ type Pool struct {
 	Floor           uint64 // 0 for the default
 	Share           uint64 // a fixed lease; 0 for one by demand
 	Wants           uint64 // the safe share by the policy; 0 for an equal part
-	Lease           Lease
+	Lease           shapemaps.Lease
 	Passed, Refused uint64 // bytes since the pool exists
 }
 
@@ -175,14 +160,14 @@ func (a *Agent) call(now uint64, id session, s *state) Call {
 }
 
 // Hear takes the answer to a call. It returns the lease to put in force, if there is a new one.
-func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Lease, ok bool) {
+func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease shapemaps.Lease, ok bool) {
 	s := a.sessions[c.session]
 	if s == nil || !s.waits || s.seq != c.Request.Seq {
-		return "", Lease{}, false
+		return "", shapemaps.Lease{}, false
 	}
 	if now > s.sent+2*uint64(Timeout) { // of several answers the first ones may have waited for the last
 		a.Lost(now, c)
-		return "", Lease{}, false
+		return "", shapemaps.Lease{}, false
 	}
 	s.waits, s.fails = false, 0
 	s.due = now + uint64(answer.Again)*nsPerUs
@@ -190,7 +175,7 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	case Replaced:
 		if s.pool.Rate == 0 {
 			delete(a.sessions, c.session)
-			return "", Lease{}, false
+			return "", shapemaps.Lease{}, false
 		}
 		// If that process is on another host, both use the share of one.
 		s.turn, s.answered, s.answers = 0, 0, nil
@@ -198,14 +183,14 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 		lease.Rate, lease.Until = policy.MinRate, now+uint64(Rise)
 		return c.session.pool, lease, true
 	case Old, Newer, Broken:
-		return "", Lease{}, false
+		return "", shapemaps.Lease{}, false
 	}
 	if !answer.plausible() {
-		return "", Lease{}, false // a store that somebody has written into must not open a limit
+		return "", shapemaps.Lease{}, false // a store that somebody has written into must not open a limit
 	}
 	if s.pool.Rate == 0 {
 		delete(a.sessions, c.session)
-		return "", Lease{}, false
+		return "", shapemaps.Lease{}, false
 	}
 	if s.epoch != answer.Epoch {
 		s.answers = nil
@@ -218,10 +203,10 @@ func (a *Agent) Hear(now uint64, c Call, answer Answer) (pool string, lease Leas
 	s.answers = append(s.answers, past{answer.Order, s.sent, now})
 	if answer.Status == Quiet {
 		s.known = max(s.known, answer.Known)
-		return "", Lease{}, false
+		return "", shapemaps.Lease{}, false
 	}
 	s.known = 0
-	lease = Lease{
+	lease = shapemaps.Lease{
 		Rate: s.pool.within(answer.Lease), Safe: s.pool.within(answer.Safe),
 		Known: uint64(answer.Known), Epoch: uint64(answer.Epoch),
 	}

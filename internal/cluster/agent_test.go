@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 )
 
 const testTime = uint64(1e12)
@@ -18,13 +20,13 @@ func ask(t *testing.T, a *Agent, now uint64, p Pool) Call {
 	return calls[0]
 }
 
-var testPool = Pool{Name: "p", Cluster: "c", Rate: 1e9, Weight: 1, Lease: Lease{Safe: leastRate}}
+var testPool = Pool{Name: "p", Cluster: "c", Rate: 1e9, Weight: 1, Lease: shapemaps.Lease{Safe: leastRate}}
 
 func TestLeaseEndsFromSending(t *testing.T) {
 	a := New("h", 1)
 	c := ask(t, a, testTime, testPool)
 	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 5e8, Safe: 1e8, Again: slowUs, Known: 1e9})
-	if want := (Lease{5e8, 1e8, testTime + uint64(1980*time.Millisecond), 1e9, 1}); !ok || lease != want {
+	if want := (shapemaps.Lease{Rate: 5e8, Safe: 1e8, Until: testTime + uint64(1980*time.Millisecond), Known: 1e9, Epoch: 1}); !ok || lease != want {
 		t.Errorf("%+v, not %+v", lease, want)
 	}
 }
@@ -33,7 +35,7 @@ func TestSmallLeaseLastsLonger(t *testing.T) {
 	a := New("h", 1)
 	c := ask(t, a, testTime, testPool)
 	_, lease, ok := a.Hear(testTime+uint64(300*time.Millisecond), c, Answer{Turn: 1, Epoch: 1, Lease: 1e7, Safe: 1e8, Again: slowUs, Known: 1e9})
-	if want := (Lease{1e7, 1e8, testTime + uint64(6300*time.Millisecond), 1e9, 1}); !ok || lease != want {
+	if want := (shapemaps.Lease{Rate: 1e7, Safe: 1e8, Until: testTime + uint64(6300*time.Millisecond), Known: 1e9, Epoch: 1}); !ok || lease != want {
 		t.Errorf("%+v, not %+v", lease, want)
 	}
 }
@@ -72,7 +74,7 @@ func TestNoUseOfAnswer(t *testing.T) {
 // TestNews has senders that begin and end, of which the store must hear before the next request is due.
 func TestNews(t *testing.T) {
 	a, now, p := New("h", 1), testTime, testPool
-	p.Lease = Lease{Rate: 1e6, Safe: 1e8, Until: now + uint64(time.Hour)}
+	p.Lease = shapemaps.Lease{Rate: 1e6, Safe: 1e8, Until: now + uint64(time.Hour)}
 	answer := Answer{Turn: 1, Epoch: 1, Lease: 1e6, Safe: 1e8, Again: slowUs}
 	send := func(passed, refused uint64) (asked []Request) {
 		now += uint64(look)
@@ -151,7 +153,7 @@ func TestPoolThatMayComeBack(t *testing.T) {
 func TestReplaced(t *testing.T) {
 	a := New("h", 1)
 	p := testPool
-	p.Lease = Lease{Rate: 5e8, Safe: 1e8, Until: testTime + uint64(time.Second)}
+	p.Lease = shapemaps.Lease{Rate: 5e8, Safe: 1e8, Until: testTime + uint64(time.Second)}
 	c := ask(t, a, testTime, p)
 	_, lease, ok := a.Hear(testTime, c, Answer{Status: Replaced, Again: slowUs})
 	if !ok || lease.Rate != leastRate || lease.Until != testTime+uint64(Rise) {

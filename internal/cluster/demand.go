@@ -34,7 +34,7 @@ func (d *demand) measure(now uint64, p Pool) {
 	if d.at == 0 || p.Passed < d.passed || p.Refused < d.refused {
 		*d = demand{at: now, passed: p.Passed, refused: p.Refused}
 		if p.Lease.Until != 0 { // until more is known, it wants what another process got for it
-			d.wanted, d.keeps = p.Lease.At(now), p.Lease.At(now)
+			d.wanted, d.keeps = uint64(p.Lease.At(now)), uint64(p.Lease.At(now))
 		}
 		return
 	}
@@ -42,7 +42,7 @@ func (d *demand) measure(now uint64, p Pool) {
 		return
 	}
 	rateOf := func(bytes uint64) uint64 { return uint64(float64(bytes) * 8 * float64(time.Second) / float64(elapsed)) }
-	use, refused, rate := rateOf(p.Passed-d.passed), rateOf(p.Refused-d.refused), p.Lease.At(now)
+	use, refused, rate := rateOf(p.Passed-d.passed), rateOf(p.Refused-d.refused), uint64(p.Lease.At(now))
 	offered := use + refused
 	want := offered + offered/headroom
 	steady := offered < d.offered+d.offered/4 && d.offered < offered+offered/4

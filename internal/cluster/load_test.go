@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
 
@@ -57,7 +59,7 @@ func runLoad(b *testing.B, changing float64) {
 			random := rand.New(rand.NewPCG(uint64(h), 1))
 			agent, pools, demands := New(fmt.Sprint("h", h), uint64(h)), make([]Pool, clusters), make([]uint64, clusters)
 			for i := range pools {
-				pools[i] = Pool{Name: "p", Cluster: fmt.Sprint("c", i), Rate: 10e9, Weight: 1, Lease: Lease{Safe: leastRate}}
+				pools[i] = Pool{Name: "p", Cluster: fmt.Sprint("c", i), Rate: 10e9, Weight: 1, Lease: shapemaps.Lease{Safe: leastRate}}
 				demands[i] = random.Uint64N(2e7)
 			}
 			time.Sleep(time.Duration(random.Uint64N(1e9)))
@@ -65,7 +67,7 @@ func runLoad(b *testing.B, changing float64) {
 			for time.Since(start) < (warmUp+measured)*time.Second {
 				now := 1e12 + uint64(time.Since(start))
 				for i := range pools {
-					rate := pools[i].Lease.At(now)
+					rate := uint64(pools[i].Lease.At(now))
 					elapsed := now - 1e12 - last
 					pools[i].Passed += min(rate, demands[i]) / 8 * elapsed / 1e9
 					pools[i].Refused += (max(rate, demands[i]) - rate) / 8 * elapsed / 1e9

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 )
 
 var (
@@ -149,7 +151,7 @@ func (w *world) addHost(name string) *simHost {
 }
 
 func (h *simHost) addPool(cluster string, weight uint64) *simPool {
-	p := &simPool{host: h, Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: Lease{Safe: leastRate}}, counted: h.local()}
+	p := &simPool{host: h, Pool: Pool{Name: "p", Cluster: cluster, Rate: h.w.rates[cluster], Weight: weight, Lease: shapemaps.Lease{Safe: leastRate}}, counted: h.local()}
 	h.pools = append(h.pools, p)
 	h.w.pools[cluster] = append(h.w.pools[cluster], p)
 	return p
@@ -269,7 +271,7 @@ func (w *world) knows(cluster string) uint64 {
 	return 0
 }
 
-func (h *simHost) apply(cluster, pool string, lease Lease) {
+func (h *simHost) apply(cluster, pool string, lease shapemaps.Lease) {
 	w := h.w
 	for _, p := range h.pools {
 		if p.Cluster != cluster || p.Name != pool {
@@ -278,7 +280,7 @@ func (h *simHost) apply(cluster, pool string, lease Lease) {
 		p.count(h.local())
 		before := p.Lease
 		p.Lease, p.ends = lease, min(lease.Until, h.local()+uint64(Length))
-		if uint64(lease.Rate) > before.At(h.local()) {
+		if lease.Rate > before.At(h.local()) {
 			w.check(cluster)
 		}
 		if lease.Safe > lease.Rate {
@@ -295,7 +297,7 @@ func (w *world) check(cluster string) {
 	for _, p := range w.pools[cluster] {
 		rate = p.Rate
 		now := p.host.local()
-		use := max(p.Lease.At(now), leastRate) - leastRate
+		use := max(uint64(p.Lease.At(now)), leastRate) - leastRate
 		if now < p.ends {
 			leases += use
 		} else {

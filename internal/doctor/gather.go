@@ -140,7 +140,7 @@ func (f *Facts) pools(n *loader.Namespace) {
 		return
 	}
 	f.changeOf(h.Set)
-	f.sharers = h.Set.ActiveSharers()
+	f.sharers = h.Set.Store.ActiveSharers()
 	for _, e := range h.Set.Rules() {
 		r := f.ruleFacts(h.Set, e)
 		if e.Cluster.Name != "" {
@@ -153,15 +153,15 @@ func (f *Facts) pools(n *loader.Namespace) {
 
 // changeOf adds the last change, which all sets of a namespace share.
 func (f *Facts) changeOf(set *maps.Set) {
-	f.Change, f.Until = set.Change()
+	f.Change, f.Until = set.Store.Change()
 	f.Until -= min(f.Until, maps.Now())
-	if f.Change == maps.Committed && set.Begins() == 0 {
+	if f.Change == maps.Committed && set.Store.Begins() == 0 {
 		f.Change = maps.NoChange // it cannot be rolled back any more
 	}
 }
 
 func (f *Facts) ruleFacts(set *maps.Set, e maps.Entry) Rule {
-	return Rule{Rule: e.Rule, Counters: set.Counters(e.ID), Sharers: f.sharers[e.ID]}
+	return Rule{Rule: e.Rule, Counters: set.Store.Counters(e.ID), Sharers: f.sharers[e.ID]}
 }
 
 // allHooks adds all hooks that have rules, as stacked devices are judged together.
@@ -196,7 +196,7 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 		r := f.ruleFacts(h.Set, e)
 		l.Rules = append(l.Rules, r)
 		if r.Counters.SpilledPackets > 0 && l.Slots.All == 0 {
-			l.Slots = h.Set.Slots(maps.Now())
+			l.Slots = h.Set.Store.Slots(maps.Now())
 		}
 	}
 	s.Limits = l

@@ -103,7 +103,7 @@ func (s *session) lookAtRules() error {
 func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest, clustered map[netip.Prefix]string) {
 	var sets []*digest
 	total := 0
-	for set, rule := range store.EveryRule() {
+	for set, rule := range store.EveryRule(nil) {
 		number := int(set.Number())
 		for len(sets) <= number {
 			sets = append(sets, nil)
@@ -123,7 +123,7 @@ func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[
 		if rule.Cluster.Name != "" {
 			clustered[rule.Prefix] = rule.Label.Name
 		}
-		hash := maphash.Comparable(r.seed, rule)
+		hash := maphash.Comparable(r.seed, rule.Rule)
 		d.n++
 		d.sum += hash
 		if total++; total <= manyRules {

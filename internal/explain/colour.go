@@ -17,8 +17,8 @@ type Colours struct {
 
 // ColoursFor are the levels that a packet of flow would meet now.
 func ColoursFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow) *Colours {
-	now := maps.Now()
-	return &Colours{e.Rule, set.ColourLevels(e, match, flow, now), maps.KeyName(e, match, flow), set.State(e, match, flow, now).Spilled}
+	s := set.Store.State(e, match, flow, maps.Now())
+	return &Colours{e.Rule, model.Levels{First: s.Level, Second: s.Second}, maps.KeyName(e, match, flow), s.Spilled}
 }
 
 // Judge says which colour a packet gets that counts so many bytes and has a DSCP, and what happens to it if it may be

@@ -256,7 +256,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		}
 		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
 			e.Rule = entry.Rule
-			pools, _ := h.Set.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
+			pools, _ := h.Set.Store.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
 			for _, pool := range pools[1:] {
 				e.Pools = append(e.Pools, pool.Label.Name)
 			}
@@ -394,7 +394,7 @@ func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
 		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(),
 	}
-	if change, until := h.Set.Change(); change == maps.Pending && until != 0 {
+	if change, until := h.Set.Store.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())
 		hook.RevertsInNS = &left
 	}
@@ -406,14 +406,14 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}
-	r := &Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
+	r := &Rule{Rule: e.Rule, Counters: h.Set.Store.Counters(e.ID)}
 	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
 		prefix := netip.PrefixFrom(e.Prefix.Addr(), bits).Masked()
 		if wider, ok := h.Set.Find(prefix); ok {
 			r.Hides = append(r.Hides, wider.Rule)
 		}
 	}
-	if shadow, ok := h.Set.Shadow(e); ok {
+	if shadow, ok := h.Set.Store.Shadow(e); ok {
 		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
 			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b, Colours: coloursFor(h, shadow, address, p.Flow)}
 		}
@@ -451,7 +451,7 @@ func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flo
 	case e.Each.Kind == policy.EachFlow, !address.IsValid() && e.Each.Kind != policy.EachAll:
 		return nil
 	}
-	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.Store.State(e, h.Match(), flow, maps.Now()), time.Now()}
 	b.FIFO = b.FIFO || given == nil
 	return b
 }

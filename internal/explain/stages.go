@@ -38,13 +38,13 @@ func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, 
 		return s.Kind == policy.ShareMember || given || s.Kind != policy.ShareFlow && flow.Far(match).IsValid()
 	}
 	s.Now = maps.Now()
-	entries, stages := set.Stages(e, match, flow, s.Now)
+	entries, stages := set.Store.Stages(e, match, flow, s.Now)
 	s.Model = stages
 	s.Model[0].FIFO = s.Model[0].FIFO || !given
 	for i, entry := range entries {
-		l := Level{Entry: entry, Counters: set.Counters(entry.ID)}
+		l := Level{Entry: entry, Counters: set.Store.Counters(entry.ID)}
 		if entry.Pool {
-			if lease, ok := set.Pools().Lease(entry.Prefix); ok {
+			if lease, ok := set.Store.Pools().Lease(entry.Prefix); ok {
 				l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
 			}
 		}
@@ -66,7 +66,7 @@ func (s Stages) count(set *maps.Set) {
 	if !slices.ContainsFunc(s.Levels, shares) {
 		return
 	}
-	active := set.ActiveSharers()
+	active := set.Store.ActiveSharers()
 	for i := range s.Levels {
 		if l := &s.Levels[i]; shares(*l) {
 			l.Active = new(active[l.ID])
@@ -94,8 +94,8 @@ func watch(n *loader.Namespace, facts []Facts, interval time.Duration) {
 		s.Watched = maps.Now() - s.Now
 		for i := range s.Levels {
 			l := &s.Levels[i]
-			l.Lately = pools.Set.Counters(l.ID).Since(l.Counters)
-			l.Last = model.Bytes(pools.Set.SharedLevel(l.Entry, s.Now+s.Watched))
+			l.Lately = pools.Set.Store.Counters(l.ID).Since(l.Counters)
+			l.Last = model.Bytes(pools.Set.Store.SharedLevel(l.Entry, s.Now+s.Watched))
 		}
 	}
 }

@@ -138,7 +138,7 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 	leases := map[string]granted{}
 	for i, c := range calls {
 		if pool, l, ok := r.agent.Hear(now, c, answers[i]); ok {
-			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), maps.Lease(l)}
+			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), l}
 		}
 	}
 	r.news.heard(now, r.Host, calls, answers)
@@ -149,7 +149,7 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 		for name, its := range leases {
 			key := policy.PoolKey(name)
 			// The pool may have changed since it asked.
-			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && pools.LeaseLimit(have) == its.rate {
+			if have, found := pools.Find(key); found && have.Cluster.Name == its.cluster && have.Rate == its.rate {
 				_ = pools.Renew(key, its.lease) // without it the pool gets the next one, or falls to its safe share
 			}
 		}
@@ -177,7 +177,7 @@ type leasing struct {
 
 // find returns the keys of the pools that has selects.
 func (l *leasing) find(pools *maps.Set, has func(*policy.Rule) bool) []netip.Prefix {
-	if now := pools.Stamp(); now != l.stamp {
+	if now := pools.Store.Stamp(); now != l.stamp {
 		l.keys, l.stamp = nil, now
 		for _, e := range pools.Rules() {
 			if has(&e.Rule) {
@@ -204,11 +204,11 @@ func (c *clustered) read(pools *maps.Set) (all []cluster.Pool) {
 		if !found || !ok {
 			continue
 		}
-		of, counted := e.Cluster, pools.Counters(e.ID)
+		of, counted := e.Cluster, pools.Store.Counters(e.ID)
 		all = append(all, cluster.Pool{
-			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(pools.LeaseLimit(e)), Weight: uint64(of.Weight.Value()),
+			Name: e.Label.Name, Cluster: string(of.Name), Rate: uint64(e.Rate), Weight: uint64(of.Weight.Value()),
 			Floor: uint64(of.Floor), Share: uint64(of.Share), Wants: uint64(of.Safe),
-			Lease: cluster.Lease(l), Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
+			Lease: l, Passed: counted.PassedBytes, Refused: counted.DroppedBytes,
 		})
 	}
 	return all

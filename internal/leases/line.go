@@ -140,10 +140,10 @@ func (a *Line) read(set *maps.Set) (all []adapt.Pool) {
 		}
 		p := adapt.Pool{
 			Name: e.Label.Name, Rate: e.Rate, Min: e.Adapt.Min, Above: e.Adapt.Above.Value(), To: e.Adapt.To.Addrs(),
-			InForce: l.At(now), Passed: set.Counters(e.ID).PassedBytes,
+			InForce: l.At(now), Passed: set.Store.Counters(e.ID).PassedBytes,
 		}
 		if e.Excess == policy.Delay {
-			if level, m := set.SharedLevel(e, now), set.Meter(e); level > m.Burst {
+			if level, m := set.Store.SharedLevel(e, now), set.Store.Meter(e); level > m.Burst {
 				p.Waits = time.Duration(float64(model.Bytes(level-m.Burst)) * 8e9 / float64(p.InForce))
 			}
 		}

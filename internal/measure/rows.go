@@ -73,7 +73,7 @@ func (read Details) Rows(found []Found) (report.Rules, error) {
 		read.addBuckets(rules, found)
 	}
 	if i := slices.IndexFunc(found, func(m Found) bool { return m.Pool }); i >= 0 {
-		losses := found[i].Hook.Set.Losses()
+		losses := found[i].Hook.Set.Store.Losses()
 		for i, m := range found {
 			if m.Pool {
 				rules[i].Lost(losses[m.ID])
@@ -98,7 +98,7 @@ func addPoolRates(rules report.Rules, found []Found) {
 		}
 		rate, known := rates[m.Within]
 		if !known {
-			pools := m.Hook.Set.Pools()
+			pools := m.Hook.Set.Store.Pools()
 			if entry, ok := pools.Find(policy.PoolKey(string(m.Within))); ok {
 				pool := report.NewRule("", 0, 0, entry.Rule, maps.Counters{}, 0)
 				addLease(&pool, pools, entry)
@@ -118,7 +118,7 @@ func addSharers(rules report.Rules, found []Found) {
 			continue
 		}
 		if active == nil {
-			active = m.Hook.Set.ActiveSharers() // of all hooks
+			active = m.Hook.Set.Store.ActiveSharers() // of all hooks
 		}
 		sharers := uint64(active[m.ID])
 		rules[i].ActiveSharers = &sharers
@@ -147,7 +147,7 @@ func (read Details) addBuckets(rules report.Rules, found []Found) {
 			add(i, b)
 		}
 	}
-	for i, b := range found[0].Hook.Set.BucketsOf(entries, maps.Now) { // all hooks share the table
+	for i, b := range found[0].Hook.Set.Store.Buckets(entries, maps.Now) { // all hooks share the table
 		*rules[i].ActiveBuckets++
 		add(i, b)
 	}
@@ -162,24 +162,24 @@ func Describe(h *loader.Hook, entry maps.Entry) report.Rule {
 
 // row is a rule without its sentence; affected may be nil.
 func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
+	level := model.Bytes(h.Set.Store.SharedLevel(entry, maps.Now()))
 	var guaranteed maps.Counters
-	if guarantee, ok := h.Set.Guarantee(entry); ok {
-		guaranteed = h.Set.Counters(guarantee.ID)
+	if guarantee, ok := h.Set.Store.Guarantee(entry); ok {
+		guaranteed = h.Set.Store.Counters(guarantee.ID)
 	}
-	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
+	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Store.Counters(entry.ID), level)
 	r.Guaranteed(guaranteed)
 	if entry.Algorithm.HasColours() {
-		levels := h.Set.SharedLevels(entry, maps.Now())
+		levels := h.Set.Store.SharedLevels(entry, maps.Now())
 		r.LevelBytes, r.SecondLevelBytes = model.Bytes(levels.First), new(model.Bytes(model.NewColoured(entry.Rule).E(levels)))
 	}
 	addLease(&r, h.Set, entry)
 	r.Attached, r.State, r.Hook = new(h.State.InForce()), h.Status(), string(h.Mode)
-	if change, until := h.Set.Change(); change == maps.Pending && h.Set.Changes(entry.ID) {
+	if change, until := h.Set.Store.Change(); change == maps.Pending && h.Set.Store.Changes(entry.ID) {
 		r.RevertsInNS = Ahead(until)
 	}
-	if shadow, ok := h.Set.Shadow(entry); ok {
-		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), affected, h.Set.Size().Affected)
+	if shadow, ok := h.Set.Store.Shadow(entry); ok {
+		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Store.Counters(shadow.ID), affected, h.Set.Store.Size().Affected)
 	}
 	return r
 }

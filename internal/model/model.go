@@ -99,6 +99,7 @@ func rateUnits(rateBits uint64) uint64 {
 // A State is the state of a limit when a packet arrives.
 type State struct {
 	Level   uint64 // units: of the bucket that the packet is charged to
+	Second  uint64 // units: of the second one, with colours
 	Flow    uint64 // units: of its flow's bucket, with sparse-first
 	FIFO    bool   // sparse flows are queued, too
 	Spilled bool   // the bucket is the spill bucket

@@ -38,7 +38,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 			store, err := maps.New(maps.Size{Rules: 256}, hook)
 			testenv.Must(t, err)
 			set := store.View(0)
-			t.Cleanup(func() { set.Close() })
+			t.Cleanup(func() { set.Store.Close() })
 			// Version 1 of the lists has one length, and then version 0 has both.
 			for _, prefix := range []netip.Prefix{c.wide, c.single} {
 				_, err := set.Put(policy.Rule{Prefix: prefix, Rate: 1_000_000, Capacity: 10_000})
@@ -63,7 +63,7 @@ func TestLengthsChangeDuringAMatch(t *testing.T) {
 				t.Error("the lists have not changed")
 			}
 			rule, _ := set.Find(c.wide)
-			if passed := set.Counters(rule.ID).PassedPackets; passed != 1 {
+			if passed := set.Store.Counters(rule.ID).PassedPackets; passed != 1 {
 				t.Errorf("the rule for %v passed %d packets, want 1", c.wide, passed)
 			}
 		})

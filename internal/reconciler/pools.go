@@ -47,7 +47,7 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	for _, name := range gone {
 		keys = append(keys, policy.PoolKey(name))
 	}
-	unused := h.Set.Unused(keys)
+	unused := h.Set.Store.Unused(keys)
 	if _, err := n.Delete(loader.ApplyOptions{}, func(*loader.Hook) []netip.Prefix { return unused }, h); !errors.Is(err, loader.ErrPending) {
 		return err
 	}

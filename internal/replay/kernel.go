@@ -65,19 +65,12 @@ type entry struct {
 func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
 func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
-	var size maps.Size
+	var steps []policy.Difference
 	for _, r := range l.all() {
-		step := policy.Difference{Want: &r}
-		size.Rules += maps.IDs(step)
-		size.Labels += maps.LabelParts(step)
-		size.Shares += maps.Shares(step)
-		size.Leases += maps.Leases(step)
-		size.Pools = size.Pools || maps.NeedsPools(r)
-		size.Colours = size.Colours || r.Algorithm.HasColours()
-		if maps.HasSlots(r) {
-			size.Buckets = slots
-		}
+		steps = append(steps, policy.Difference{Want: &r})
 	}
+	size := maps.Needs(steps...)
+	size.Buckets, size.Affected = size.Buckets*slots, 0
 	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1, Replay: 1}
 	if l.Match == policy.MatchSrc {
 		hook.MatchSrc = 1
@@ -110,7 +103,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 func (k *Kernel) begin(now uint64) (err error) {
 	now -= min(now, slack)
 	for i, pool := range k.Pools {
-		if k.pools[i].Entry, err = put(k.set.Pools(), pool, now); err != nil {
+		if k.pools[i].Entry, err = put(k.set.Store.Pools(), pool, now); err != nil {
 			return err
 		}
 	}
@@ -149,7 +142,7 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 }
 
 func put(in *maps.Set, rule policy.Rule, now uint64) (maps.Entry, error) {
-	in.UseClock(func() uint64 { return now })
+	in.Store.UseClock(func() uint64 { return now })
 	if _, err := in.Put(rule); err != nil {
 		return maps.Entry{}, err
 	}
@@ -222,7 +215,7 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 	for n := range k.entries {
 		i := (n + max(expected, 0)) % len(k.entries)
 		e := &k.entries[i]
-		now := k.set.Counters(e.ID)
+		now := k.set.Store.Counters(e.ID)
 		now.ExemptPackets = 0 // no rule limits those
 		if before := e.seen; now != before {
 			e.seen = now
@@ -261,9 +254,9 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 		k.colour(r, p, e, before)
 		return
 	}
-	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
+	r.Level = k.set.Store.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
-		r.Level = k.set.SharedLevel(e.Entry, r.Time)
+		r.Level = k.set.Store.SharedLevel(e.Entry, r.Time)
 	}
 }
 
@@ -279,8 +272,8 @@ func (k *Kernel) colour(r *Result, p packet, e *entry, before maps.Counters) {
 	if r.Verdict != model.Drop {
 		r.DSCP = read(&trace.Packet{EtherType: binary.BigEndian.Uint16(k.frame[12:]), Network: k.after[linkHeader:len(k.frame)]}).dscp
 	}
-	levels := k.set.ColourLevels(e.Entry, k.Match, p.flow, r.Time) // of the spill buckets for a key without a slot
-	r.Level, r.Second = levels.First, model.NewColoured(e.Rule).E(levels)
+	s := k.set.Store.State(e.Entry, k.Match, p.flow, r.Time)
+	r.Level, r.Second = s.Level, model.NewColoured(e.Rule).E(model.Levels{First: s.Level, Second: s.Second})
 	r.Spilled = e.seen.SpilledPackets > before.SpilledPackets
 }
 
@@ -293,15 +286,15 @@ func (k *Kernel) climb(r *Result, e *entry) {
 		if i > 0 {
 			e = &k.pools[number-len(k.Rules)]
 			before := e.seen
-			e.seen = k.set.Counters(e.ID)
-			r.Pools[i-1] = k.set.SharedLevel(e.Entry, r.Time)
+			e.seen = k.set.Store.Counters(e.ID)
+			r.Pools[i-1] = k.set.Store.SharedLevel(e.Entry, r.Time)
 			if e.seen.DroppedPackets > before.DroppedPackets {
 				r.RefusedBy = k.names[number]
 			}
 		}
-		if guarantee, ok := k.set.Guarantee(e.Entry); ok {
+		if guarantee, ok := k.set.Store.Guarantee(e.Entry); ok {
 			before := e.guaranteed
-			e.guaranteed = k.set.Counters(guarantee.ID).PassedPackets
+			e.guaranteed = k.set.Store.Counters(guarantee.ID).PassedPackets
 			if r.GuaranteedBy == "" && e.guaranteed > before {
 				r.GuaranteedBy = k.names[number]
 			}
@@ -314,5 +307,5 @@ func (k *Kernel) Close() error {
 	if k.program != nil {
 		k.program.Close()
 	}
-	return k.set.Close()
+	return k.set.Store.Close()
 }

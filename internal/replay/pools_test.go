@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"iter"
@@ -163,10 +164,7 @@ type changing struct {
 
 func newChanging(t *testing.T, g grower, now uint64) *changing {
 	l := g.tree()
-	roomy := Limits{Rules: l.Rules, Pools: slices.Clone(l.Pools)} // for labels of two versions
-	for i := range roomy.Pools {
-		roomy.Pools[i].Label.Note = strings.Repeat("-", policy.MaxNote)
-	}
+	roomy := Limits{Rules: l.Rules, Pools: slices.Repeat(l.Pools, 2)} // for labels and leases of two versions
 	c := &changing{
 		Both: newBoth(t, roomy), grower: g, t: t, now: now, turn: now, from: maps.Never, until: maps.Never,
 		ends: map[int]uint64{},
@@ -193,14 +191,14 @@ func (c *changing) leased() iter.Seq[int] {
 }
 
 func (c *changing) at(now uint64) *maps.Set {
-	c.kernel.set.UseClock(func() uint64 { return now })
+	c.kernel.set.Store.UseClock(func() uint64 { return now })
 	return c.kernel.set
 }
 
 // lease lets the model of a pool go by the kernel's lease from a time on.
 func (c *changing) lease(i int, at uint64) {
 	s := c.model.stages[i]
-	l, _ := c.kernel.set.Pools().Lease(s.rule.Prefix)
+	l, _ := c.kernel.set.Store.Pools().Lease(s.rule.Prefix)
 	c.ends[i] = maps.Never
 	if l.Until > at {
 		c.ends[i] = l.Until
@@ -231,7 +229,7 @@ func (c *changing) pass(to uint64) {
 			c.seen["end of a lease"]++
 		case at == c.from:
 			c.from = maps.Never
-			c.kernel.set.Commit()
+			c.kernel.set.Store.Commit()
 			c.become(c.after, at)
 			c.seen["begin"]++
 		default:
@@ -252,7 +250,11 @@ func (c *changing) pass(to uint64) {
 // become lets both engines have other rules and pools from a time on.
 func (c *changing) become(all []policy.Rule, at uint64) {
 	for i, r := range all {
-		c.model.stages[i].become(r, at)
+		s := c.model.stages[i]
+		had := s.rule
+		if s.become(r, at); had != r && r.HasLeases() {
+			c.lease(i, at)
+		}
 	}
 	n := len(c.model.Rules)
 	c.model.compiled = compile(Limits{Rules: all[:n], Pools: all[n:], Match: c.model.Match})
@@ -260,15 +262,15 @@ func (c *changing) become(all []policy.Rule, at uint64) {
 	for i, r := range all {
 		set, e := c.kernel.set, &c.kernel.entries[min(i, n-1)]
 		if i >= n {
-			set, e = set.Pools(), &c.kernel.pools[i-n]
+			set, e = set.Store.Pools(), &c.kernel.pools[i-n]
 		}
 		e.Entry, _ = set.Find(r.Prefix)
-		e.seen = set.Counters(e.ID) // what is delayed counts as excess in a rule that does not delay
+		e.seen = set.Store.Counters(e.ID) // what is delayed counts as excess in a rule that does not delay
 		e.seen.ExemptPackets = 0
 	}
 }
 
-// become lets a rule or pool have other numbers from a time on. A lease goes on.
+// become lets a rule or pool have other numbers from a time on, but for those of a lease.
 func (s *stage) become(r policy.Rule, at uint64) {
 	if s.rule == r {
 		return
@@ -372,38 +374,42 @@ func (c *changing) act() string {
 		}
 		pool := c.model.rules[i]
 		l := maps.Lease{Rate: max(c.some()/2, policy.MinRate), Safe: max(c.some()/4, policy.MinRate), Until: soon()}
-		testenv.Must(c.t, set.Pools().Renew(pool.Prefix, l))
+		if err := set.Store.Pools().Renew(pool.Prefix, l); errors.Is(err, maps.ErrBeginning) {
+			return "nothing"
+		} else if err != nil {
+			c.t.Fatal(err)
+		}
 		c.lease(i, c.now)
 		return "lease"
 	}
-	state, _ := set.Change()
+	state, _ := set.Store.Change()
 	switch state {
 	case maps.Armed:
 		return "nothing"
 	case maps.Pending, maps.Committed:
 		switch c.IntN(4) {
 		case 0:
-			if set.Reverts() {
+			if set.Store.Reverts() {
 				return "nothing"
 			}
 			at := min(soon(), c.until)
-			set.TimeRevert(at)
+			set.Store.TimeRevert(at)
 			for i, r := range c.before {
 				c.model.stages[i].keepOrder(r, at)
 			}
 			if c.IntN(3) == 0 {
 				return "killed"
 			}
-			testenv.Must(c.t, set.Revert(at))
+			testenv.Must(c.t, set.Store.Revert(at))
 			c.until, c.rolls = at, true
 			return "revert"
 		case 1:
 			if state == maps.Pending {
 				c.until = maps.Never
-				testenv.Must(c.t, set.Confirm())
+				testenv.Must(c.t, set.Store.Confirm())
 				return "confirm"
 			}
-			set.Finish()
+			set.Store.Finish()
 			return "finish"
 		}
 		if state == maps.Pending {
@@ -411,7 +417,7 @@ func (c *changing) act() string {
 		}
 	case maps.Expired:
 		if c.IntN(2) == 0 {
-			set.Finish()
+			set.Store.Finish()
 			return "finish"
 		}
 	}
@@ -425,7 +431,7 @@ func (c *changing) act() string {
 func (c *changing) edited(r *policy.Rule, i int) (d policy.Difference, in *maps.Set) {
 	in, above := c.kernel.set, c.model.Pools
 	if r.Pool {
-		in, above = in.Pools(), above[:i-len(c.model.Rules)]
+		in, above = in.Store.Pools(), above[:i-len(c.model.Rules)]
 	}
 	have := *r
 	*r = c.again(have, above)
@@ -456,9 +462,6 @@ func (c *changing) edit() string {
 	_, err := in.Put(*d.Want)
 	testenv.Must(c.t, err)
 	c.become(after, c.now)
-	if d.Want.HasLeases() {
-		c.lease(i, c.now)
-	}
 	return "edit"
 }
 
@@ -485,11 +488,11 @@ func (c *changing) plan() string {
 		c.until = c.from + 1 + c.Uint64N(1<<(10+c.IntN(24)))
 	}
 	c.rolls = false
-	set.Time(c.from, c.until)
+	set.Store.Time(c.from, c.until)
 	for i, r := range c.after {
 		c.model.stages[i].keepOrder(r, c.from)
 	}
-	testenv.Must(c.t, set.Arm())
+	testenv.Must(c.t, set.Store.Arm())
 	return "plan"
 }
 

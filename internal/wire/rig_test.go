@@ -387,7 +387,7 @@ func (r *rig) counters(device string, d policy.Direction, p netip.Prefix) (c map
 		if i < 0 {
 			return fmt.Errorf("no rule for %v", p)
 		}
-		c = h.Set.Counters(rules[i].ID)
+		c = h.Set.Store.Counters(rules[i].ID)
 		return nil
 	})
 	return c

@@ -213,10 +213,10 @@ func (s *bpfState) noChange() error {
 	switch {
 	case s.store == nil:
 		why = "there are no rules"
-	case s.store.Ended() == maps.Expired:
-		why = "the last one was reverted already; what is set or deleted without --confirm cannot be undone"
-	case s.store.Ended() == maps.NoChange:
+	case s.store.Until() == 0:
 		why = "since the first rule was set, no policy was applied, and nothing was set with --confirm"
+	case s.store.Until() != maps.Never:
+		why = "the last one was reverted already; what is set or deleted without --confirm cannot be undone"
 	}
 	return fmt.Errorf("%w: %s", ErrNoChange, why)
 }

@@ -47,7 +47,7 @@ func (r *rig) rollback() (done []Applied) {
 // changeOf is the last change of a hook, as its program sees it.
 func changeOf(t *testing.T, h *Hook) (c bpf.AbiChange) {
 	t.Helper()
-	testenv.Must(t, h.Set.Replacements()[".data.change"].Lookup(uint32(0), &c))
+	testenv.Must(t, h.Set.Store.Replacements()[".data.change"].Lookup(uint32(0), &c))
 	return c
 }
 
@@ -183,7 +183,7 @@ func (s *switched) count(sets ...[]policy.Rule) {
 			}
 			waited = true
 		}
-		c := s.hook.Set.Counters(id)
+		c := s.hook.Set.Store.Counters(id)
 		if c.PassedPackets < before.PassedPackets || c.DroppedPackets < before.DroppedPackets || c.PassedBytes < before.PassedBytes || c.DroppedBytes < before.DroppedBytes {
 			s.t.Errorf("counters of rule %d decreased from %+v to %+v", id, before, c)
 		}
@@ -458,8 +458,8 @@ func TestByteClocksAfterAbandonedChange(t *testing.T) {
 	faster.Rate *= 1000
 	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}, func(int) {}))
 	from := maps.Now() + 1e9
-	h.Set.Time(from, from+1e9)
-	h.Set.Abandon() // as the next command does after a command that was killed here
+	h.Set.Store.Time(from, from+1e9)
+	h.Set.Store.Abandon() // as the next command does after a command that was killed here
 	before := r.level(h, full)
 	r.apply(ApplyOptions{Confirm: time.Millisecond})
 	waitUntil(changeOf(t, h).Until)
@@ -640,11 +640,11 @@ func TestShadowOfALiveRule(t *testing.T) {
 			return metered() == before
 		})
 		newOracle([]regime{{from: began - 1, rules: []policy.Rule{plain}}, {from: c.From, rules: []policy.Rule{faster}}}).check(t, w.passages(t))
-		limit, ok := h.Set.Shadow(e)
+		limit, ok := h.Set.Store.Shadow(e)
 		if !ok {
 			t.Fatal("there is no shadow")
 		}
-		shadow := h.Set.Counters(limit.ID)
+		shadow := h.Set.Store.Counters(limit.ID)
 		if n := shadow.PassedPackets; n < metered()-after || n > metered()-before {
 			t.Errorf("the shadow counted %d packets, and the rule %d to %d since", n, metered()-after, metered()-before)
 		}
@@ -718,11 +718,11 @@ func TestRoomForAFewMore(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	rules := many(leastRules + 904)
 	r.apply(ApplyOptions{}, r.table(rules...))
-	size := r.hook("va").Set.Size()
+	size := r.hook("va").Set.Store.Size()
 	rules = append(rules, rule("192.0.2.0/24"))
 	r.put(rules[len(rules)-1])
 	h := r.hook("va")
-	if got := h.Set.Size(); got != size || got.Rules != 5156 {
+	if got := h.Set.Store.Size(); got != size || got.Rules != 5156 {
 		t.Errorf("room for %+v, and with one more for %+v, want 5156 and the same", size, got)
 	}
 	policy.SortRules(rules)
@@ -754,11 +754,11 @@ func TestShadowAfterRollback(t *testing.T) {
 				r.apply(ApplyOptions{}, r.table(shadowed))
 				counted := func() maps.Counters {
 					h := r.hook("va")
-					shadow, ok := h.Set.Shadow(r.entry(h, shadowed))
+					shadow, ok := h.Set.Store.Shadow(r.entry(h, shadowed))
 					if !ok {
 						t.Fatal("there is no shadow")
 					}
-					return h.Set.Counters(shadow.ID)
+					return h.Set.Store.Counters(shadow.ID)
 				}
 				before := counted()
 				r.send("10.0.0.7", 5, 1000)

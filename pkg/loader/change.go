@@ -173,7 +173,7 @@ func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned 
 	all, err := n.carryOut(func() (all orders, err error) {
 		for _, set := range n.pins.sets() {
 			of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
-			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Delays() {
+			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Any(maps.Delays) {
 				continue
 			}
 			h, err := n.pins.dir.openHook(set)

@@ -86,7 +86,7 @@ func (n *Namespace) collectDevices(keep func(device string) bool) {
 	for _, dev := range devices {
 		names[dev.Index], here[dev.Name] = dev.Name, true
 	}
-	haveRules := n.pins.store.HaveRules()
+	haveRules := n.pins.store.Have(maps.Exists)
 	var gone []*Hook
 	for _, set := range n.pins.sets() {
 		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
@@ -201,7 +201,7 @@ func (n *Namespace) EndOldChange(age time.Duration) error {
 		return nil
 	}
 	sets := n.pins.sets() // none if there are only pools
-	haveRules := n.pins.store.HaveRulesInForce()
+	haveRules := n.pins.store.Have(maps.InForce)
 	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !haveRules[set.Number()] }) {
 		return nil
 	}

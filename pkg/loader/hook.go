@@ -62,13 +62,13 @@ func (h *Hook) Match() policy.Match { return h.Set.Side() }
 // OtherBuild reports whether another build of shapectl made the program that is attached.
 func (h *Hook) OtherBuild() (bool, error) {
 	this, err := program.Build()
-	return h.Set.Hook().Build != this, err
+	return h.Set.Store.Hook().Build != this, err
 }
 
 // Close releases the hook, whose rules stay in force.
 func (h *Hook) Close() {
 	if h.Set != nil {
-		h.Set.Close()
+		h.Set.Store.Close()
 	}
 }
 
@@ -138,7 +138,7 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 		return nil, n.pins.readable()
 	}
 	var unread []error
-	haveRules := n.pins.store.HaveRules()
+	haveRules := n.pins.store.Have(maps.Exists)
 	here := map[Side]bool{} // with other rules than those of deleted devices
 	for _, set := range n.pins.sets() {
 		if !haveRules[set.Number()] || !set.Attached() { // a command was killed before that
@@ -225,12 +225,12 @@ func (dir home) openHook(set *maps.Set) (*Hook, error) {
 
 // hookOf is the hook of a set, before judge finds its State.
 func (dir home) hookOf(set *maps.Set) *Hook {
-	set.Hold()
+	set.Store.Hold()
 	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDir(set.Ifindex(), set.Direction())}
 }
 
 // isUnused reports whether a hook has no rules, or was never attached because a command was killed.
-func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
+func isUnused(set *maps.Set) bool { return !set.Any(maps.Exists) || !set.Attached() }
 
 // judge finds the state of the hook, and its device. It leaves no file open, because there
 // may be more hooks than files that a process may open.

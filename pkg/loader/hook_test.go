@@ -137,7 +137,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		all, hosts := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, eachHost)
 		r.put(all)
-		if size := r.hook("va").Set.Size(); size.Buckets != noBuckets {
+		if size := r.hook("va").Set.Store.Size(); size.Buckets != noBuckets {
 			t.Fatalf("room for %d buckets that no rule needs", size.Buckets)
 		}
 		began := maps.Now()
@@ -146,7 +146,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		testenv.Eventually(t, "60 packets", func() bool { return r.counters(h, all).PassedPackets == 60 })
 		r.put(hosts)
 		h = r.inForce(all, hosts)
-		if size := h.Set.Size(); size.Buckets != tableBuckets(memory()) {
+		if size := h.Set.Store.Size(); size.Buckets != tableBuckets(memory()) {
 			t.Errorf("room for %d buckets", size.Buckets)
 		}
 		if c := r.counters(h, all); c.PassedPackets != 60 || c.PassedBytes != 60000 {
@@ -156,7 +156,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		r.meters(hosts, "10.0.1.7", 5)
 		r.meters(hosts, "10.0.1.8", 5)
 		keys := 0
-		for b := range h.Set.Buckets(r.entry(h, hosts), maps.Now()) {
+		for _, b := range h.Set.Store.Buckets([]maps.Entry{r.entry(h, hosts)}, maps.Now) {
 			keys++
 			if b.LevelBytes > 1000 || b.LevelBytes == 0 {
 				t.Errorf("the level of %v is %d bytes", b.Subnet, b.LevelBytes)

@@ -87,9 +87,9 @@ func TestLeasesOfAdapting(t *testing.T) {
 				t.Errorf("change %v: %+v %v", i, got, ok)
 			}
 			if i == 2 {
-				leases = h.Set.Size().Leases
+				leases = h.Set.Store.Size().Leases
 			}
-			if got := h.Set.Size().Leases; i > 2 && got != leases {
+			if got := h.Set.Store.Size().Leases; i > 2 && got != leases {
 				t.Errorf("change %v: room for %d leases, after %d", i, got, leases)
 			}
 			return nil

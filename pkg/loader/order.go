@@ -45,7 +45,7 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 func (h *Hook) removal(flush bool) *order {
 	it := *h
 	if it.Set != nil {
-		it.Set.Hold()
+		it.Set.Store.Hold()
 	}
 	want := policy.Table{Device: h.Name(), Direction: h.Direction}
 	return &order{Hook: &it, dev: h.Device, want: want, flush: flush, asIs: true, done: Applied{Device: want.Device, Direction: want.Direction}}
@@ -147,7 +147,7 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 func (all orders) endLast(o ApplyOptions) (ends bool, concerned []*Hook) {
 	first := all[0]
 	if o.beside {
-		return first.isPools() && first.Set != nil && first.then == nil && first.Set.TakesPart() && all.drawFromPools(), nil
+		return first.isPools() && first.Set != nil && first.then == nil && first.Set.Any(maps.TakesPart) && all.drawFromPools(), nil
 	}
 	if first.flush || o.Final && all.steps() <= 1 && !all.concernPools() {
 		for _, one := range all {
@@ -278,7 +278,7 @@ func (all orders) finish(p *pins, change bool) error {
 		if flushed != nil {
 			p.store.ClearSets(flushed...) // all before the first is detached, as that takes a while
 		}
-		have = p.store.HaveRules()
+		have = p.store.Have(maps.Exists)
 	}
 	err := forEach(all, func(o *order) error {
 		switch {
@@ -336,7 +336,7 @@ func (all orders) claim(p *pins) error {
 		}
 		o.done.Hook.Upgraded = upgraded
 		set := p.store.Hold().View(o.Set.Number()) // of the new generation
-		o.Set.Close()
+		o.Set.Store.Close()
 		o.Set = set
 	}
 	return nil
@@ -419,5 +419,5 @@ func (all orders) sweepGone(p *pins) {
 
 // needsIfb reports whether a hook sends packets to an ifb, for rules that it has or for pools of these.
 func needsIfb(set *maps.Set) bool {
-	return set.Direction() == policy.Ingress && set.Ifb() != 0 && set.Delays()
+	return set.Direction() == policy.Ingress && set.Ifb() != 0 && set.Any(maps.Delays)
 }

@@ -45,7 +45,7 @@ func (p *pins) sweep() error {
 		return nil
 	}
 	var empty []*maps.Set
-	haveRules := p.store.HaveRules()
+	haveRules := p.store.Have(maps.Exists)
 	for set := range p.store.Sets() {
 		if !haveRules[set.Number()] || !set.Attached() {
 			empty = append(empty, set)
@@ -244,7 +244,7 @@ func (p *pins) heal() error {
 // endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps
 // ErrPending if the change is pending and one of them takes part in it. A pending change in which none does goes on.
 func (p *pins) endChange(hooks ...*Hook) error {
-	switch takesPart := func(h *Hook) bool { return h.Set != nil && h.Set.TakesPart() }; p.state() {
+	switch takesPart := func(h *Hook) bool { return h.Set != nil && h.Set.Any(maps.TakesPart) }; p.state() {
 	case maps.NoChange:
 		return nil
 	case maps.Pending:

@@ -139,7 +139,7 @@ func checkNew(s *maps.Store, tables []policy.Table) (drawn []policy.Rule, err er
 
 // concernPools reports whether orders change pools, or set rules that are within one.
 func (all orders) concernPools() bool {
-	return all.drawFromPools() || slices.ContainsFunc(all, func(o *order) bool { return o.isPools() && o.Set != nil && !o.Set.Empty() })
+	return all.drawFromPools() || slices.ContainsFunc(all, func(o *order) bool { return o.isPools() && o.Set != nil && o.Set.Any(maps.Exists) })
 }
 
 // drawFromPools reports whether orders set pools, or rules that are within one.

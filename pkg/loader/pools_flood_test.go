@@ -164,13 +164,13 @@ func TestGuaranteesUnderFlood(t *testing.T) {
 	refused := float64(0)
 	for _, p := range pools {
 		e, _ := set.Find(p.Prefix)
-		refused += float64(set.Counters(e.ID).DroppedBytes)
+		refused += float64(set.Store.Counters(e.ID).DroppedBytes)
 	}
 	if refused == 0 || sent == 0 {
 		t.Errorf("pools refused %.0f bytes, and %.0f were sent within guarantees", refused, sent)
 	}
 	t.Logf("%.0f bytes within guarantees, %.1f %% of what they allow; pools passed %d bytes and refused %.0f",
-		sent, 100*sent/allowed, set.Counters(up.ID).PassedBytes, refused)
+		sent, 100*sent/allowed, set.Store.Counters(up.ID).PassedBytes, refused)
 	r.flush()
 }
 
@@ -199,8 +199,8 @@ func (h *history) count(t *testing.T, set *maps.Set, e maps.Entry) {
 	}
 	h.id = e.ID
 	now := maps.Now()
-	room := float64(e.Capacity) - float64(model.Bytes(set.SharedLevel(e, now)))
-	h.counted = append(h.counted, counted{now, set.Counters(e.ID).PassedBytes, room})
+	room := float64(e.Capacity) - float64(model.Bytes(set.Store.SharedLevel(e, now)))
+	h.counted = append(h.counted, counted{now, set.Store.Counters(e.ID).PassedBytes, room})
 }
 
 // gained is how many bytes more have passed between two counts than the rate and the room explain. It is below 0 if
@@ -320,7 +320,7 @@ func (x *changingTree) count() {
 	for _, set := range append(n.pins.sets(), n.pins.store.Pools()) {
 		for _, e := range set.Rules() {
 			x.limits[e.Prefix].count(x.t, set, e)
-			if g, ok := set.Guarantee(e); ok {
+			if g, ok := set.Store.Guarantee(e); ok {
 				x.promises[e.Prefix].count(x.t, set, g)
 			}
 		}
@@ -506,7 +506,7 @@ func (x *changingTree) charged() {
 	passed, refused := map[netip.Prefix]uint64{}, uint64(0)
 	for _, set := range append(n.pins.sets(), n.pins.store.Pools()) {
 		for _, e := range set.Rules() {
-			c := set.Counters(e.ID)
+			c := set.Store.Counters(e.ID)
 			passed[e.Prefix] += c.PassedBytes
 			refused += c.DroppedBytes
 			if c.ContendedPackets > 0 {

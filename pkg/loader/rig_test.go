@@ -329,13 +329,13 @@ func (r *rig) entry(h *Hook, rule policy.Rule) maps.Entry {
 
 func (r *rig) counters(h *Hook, rule policy.Rule) maps.Counters {
 	r.t.Helper()
-	return h.Set.Counters(r.entry(h, rule).ID)
+	return h.Set.Store.Counters(r.entry(h, rule).ID)
 }
 
 // level is the level of a rule's shared bucket now, in bytes.
 func (r *rig) level(h *Hook, rule policy.Rule) uint64 {
 	r.t.Helper()
-	return model.Bytes(h.Set.SharedLevel(r.entry(h, rule), maps.Now()))
+	return model.Bytes(h.Set.Store.SharedLevel(r.entry(h, rule), maps.Now()))
 }
 
 // rule is a rule of 1 mbit for a prefix.
@@ -441,8 +441,8 @@ func (r *rig) anotherLayout() {
 	defer n.Close()
 	h := n.Pools() // whose set is in the same maps as that of any hook
 	defer h.Close()
-	old := h.Set.Replacements()[".rodata"]
-	settings := h.Set.Hook()
+	old := h.Set.Store.Replacements()[".rodata"]
+	settings := h.Set.Store.Hook()
 	settings.Layout++
 	spec := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: old.ValueSize(), MaxEntries: 1}
 	m, err := ebpf.NewMap(spec)

@@ -177,7 +177,7 @@ func countersOn(o Options, device string, d policy.Direction, rule policy.Rule) 
 	}
 	defer h.Close()
 	e, _ := h.Set.Find(rule.Prefix)
-	return h.Set.Counters(e.ID), nil
+	return h.Set.Store.Counters(e.ID), nil
 }
 
 // received returns the number of frames that a device received, and their bytes.

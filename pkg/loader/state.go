@@ -153,37 +153,37 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var ids, labels, shares, leases, views uint32
+	var steps []policy.Difference
+	var views uint32
 	for _, o := range all {
-		ids += maps.IDs(o.steps...)
-		labels += maps.LabelParts(o.steps...)
-		shares += maps.Shares(o.steps...)
-		leases += maps.Leases(o.steps...)
+		steps = append(steps, o.steps...)
 		if o.Set == nil && !o.isPools() {
 			views++
 		}
 	}
+	needs := maps.Needs(steps...)
 	if s.store == nil {
 		// The spare rules delay the first growth.
-		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels, Shares: shares, Leases: leases}
+		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, needs.Rules+needs.Rules/32), Buckets: noBuckets, Labels: 2 * needs.Labels, Shares: needs.Shares, Leases: needs.Leases}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
 		}
-		return false, s.create(roomFor(all, size), settings)
+		return false, s.create(roomFor(needs, size), settings)
 	}
-	settings, size := s.store.Hook(), roomFor(all, s.store.Size())
-	if lacks := s.store.Lacks(ids); lacks > 0 {
-		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+	settings, size := s.store.Hook(), roomFor(needs, s.store.Size())
+	lacks := s.store.Lacks(needs)
+	if lacks.Rules > 0 {
+		size.Rules = max(growth(size.Rules), (size.Rules+lacks.Rules)/4*5)
 	}
-	if labels > 0 && size.Labels < s.store.LabelParts()+labels {
-		size.Labels = 2 * (s.store.LabelParts() + labels)
+	if lacks.Labels > 0 {
+		size.Labels = 2 * (size.Labels + lacks.Labels)
 	}
-	if lacks := s.store.LacksShares(shares); lacks > 0 {
-		size.Shares = 2 * (size.Shares + lacks)
+	if lacks.Shares > 0 {
+		size.Shares = 2 * (size.Shares + lacks.Shares)
 	}
-	if lacks := s.store.LacksLeases(leases); lacks > 0 {
-		size.Leases = 2 * (size.Leases + lacks)
+	if lacks.Leases > 0 {
+		size.Leases = 2 * (size.Leases + lacks.Leases)
 	}
 	for views += uint32(len(s.sets())) + 1; size.Views < views; { // one is that of the pools
 		size.Views *= 2
@@ -205,21 +205,14 @@ func growth(rules uint32) uint32 {
 	return 2 * rules
 }
 
-// roomFor adds room for buckets and shadows to a size, if rules of the orders need it.
-func roomFor(all orders, size maps.Size) maps.Size {
-	for _, o := range all {
-		for i := range o.want.Rules {
-			r := &o.want.Rules[i]
-			size.Pools = size.Pools || maps.NeedsPools(*r)
-			size.Colours = size.Colours || r.Algorithm.HasColours()
-			proposed, ok := r.Proposed()
-			if ok {
-				size.Affected = max(size.Affected, affectedHosts)
-			}
-			if size.Buckets == noBuckets && (maps.HasSlots(*r) || maps.HasSlots(proposed)) {
-				size.Buckets = tableBuckets(memory())
-			}
-		}
+// roomFor adds room for buckets and shadows to a size, if rules need it.
+func roomFor(needs, size maps.Size) maps.Size {
+	size.Pools, size.Colours = size.Pools || needs.Pools, size.Colours || needs.Colours
+	if needs.Affected > 0 {
+		size.Affected = max(size.Affected, affectedHosts)
+	}
+	if needs.Buckets > 0 && size.Buckets == noBuckets {
+		size.Buckets = tableBuckets(memory())
 	}
 	return size
 }
@@ -362,7 +355,7 @@ func (s *bpfState) drop() error {
 	for range s.store.Sets() {
 		return nil
 	}
-	if !s.store.Pools().Empty() {
+	if s.store.Pools().Any(maps.Exists) {
 		return nil
 	}
 	s.close()

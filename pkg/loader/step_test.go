@@ -446,9 +446,9 @@ func (r *rig) state() (s state) {
 		}
 		defer h.Close()
 		var at uint64
-		if s.change[i], at = h.Set.Change(); s.change[i] == maps.Pending && at < maps.Now()+uint64(time.Minute) {
+		if s.change[i], at = h.Set.Store.Change(); s.change[i] == maps.Pending && at < maps.Now()+uint64(time.Minute) {
 			waitUntil(at) // a killed command has begun to revert it
-			s.change[i], _ = h.Set.Change()
+			s.change[i], _ = h.Set.Store.Change()
 		}
 		otherBuild, err := h.OtherBuild()
 		testenv.Must(r.t, err)
@@ -526,7 +526,7 @@ func (r *rig) staysCanGo() {
 	if h == nil || h.State != Attached {
 		return
 	}
-	if state, _ := h.Set.Change(); state == maps.Pending {
+	if state, _ := h.Set.Store.Change(); state == maps.Pending {
 		return
 	}
 	if _, there := h.Set.Find(stays.Prefix); there {

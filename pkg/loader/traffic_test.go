@@ -152,7 +152,7 @@ func (x *traffic) useSet(set *maps.Set) {
 
 func (x *traffic) counted() maps.Counters {
 	x.t.Helper()
-	return x.set.Counters(x.entry.ID)
+	return x.set.Store.Counters(x.entry.ID)
 }
 
 // settle waits until all sent packets were metered, and returns a time after that. On ingress,
@@ -633,7 +633,7 @@ func (x *traffic) spray(full bool) {
 		flows = 200_000
 	}
 	busy := x.busyFlows(8)
-	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.SharedLevel(x.entry, maps.Now()) == 0 })
+	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.Store.SharedLevel(x.entry, maps.Now()) == 0 })
 
 	spare := &stream{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
 	x.begin(spare)
@@ -664,7 +664,7 @@ func (x *traffic) spray(full bool) {
 	if c.ContendedPackets != 0 {
 		x.t.Errorf("%d packets found a contended bucket", c.ContendedPackets)
 	}
-	if level := model.Bytes(x.set.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
+	if level := model.Bytes(x.set.Store.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
 		x.t.Errorf("the level of the spill bucket is %d bytes, of %d", level, x.rule.Capacity)
 	}
 	if !full {
@@ -691,7 +691,7 @@ func (x *traffic) busyFlows(n int) (busy []*stream) {
 		}
 		s := x.newStream(fullFrames, x.flow(x.far(0, 7), port))
 		x.begin(s)
-		if !x.set.State(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()).Spilled {
+		if !x.set.Store.State(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()).Spilled {
 			x.fill(s)
 			busy = append(busy, s)
 		}

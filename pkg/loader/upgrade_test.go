@@ -49,7 +49,7 @@ func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {
 			}
 		}
 		r.wantLevel(h, one, 60000, began)
-		for b := range h.Set.Buckets(r.entry(h, two), maps.Now()) {
+		for _, b := range h.Set.Store.Buckets([]maps.Entry{r.entry(h, two)}, maps.Now) {
 			r.wantDrained(two, b.LevelBytes, 60000, began)
 		}
 		r.meters(one, "10.0.0.7", 5)

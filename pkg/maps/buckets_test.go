@@ -100,7 +100,7 @@ func TestBucketsAreFound(t *testing.T) {
 				flows = append(flows, f)
 			}
 			got := map[bucketKey]uint64{}
-			for b := range r.Buckets(e, r.now) {
+			for _, b := range r.Store.Buckets([]maps.Entry{e}, r.clock) {
 				s := bucketKey{b.Subnet, b.Flow}
 				if _, twice := got[s]; twice {
 					t.Errorf("%v is listed twice", s)
@@ -118,7 +118,7 @@ func TestBucketsAreFound(t *testing.T) {
 				}
 			}
 			n := 0
-			for b := range r.Buckets(o, r.now) {
+			for _, b := range r.Store.Buckets([]maps.Entry{o}, r.clock) {
 				n++
 				if !others[b.Flow] {
 					t.Errorf("%v is listed with the other rule", b.Flow)
@@ -127,7 +127,7 @@ func TestBucketsAreFound(t *testing.T) {
 			if n != len(others) {
 				t.Errorf("the other rule has %d flows, want %d", n, len(others))
 			}
-			if got := r.SharedLevel(e, r.now); got != 0 {
+			if got := r.Store.SharedLevel(e, r.now); got != 0 {
 				t.Errorf("the spill bucket has %d units", got)
 			}
 		})
@@ -161,7 +161,7 @@ func TestChangeOfBucketScope(t *testing.T) {
 	if got := r.units(e, flow); got != 0 {
 		t.Errorf("each flow: the bucket has %d units of its host", got)
 	}
-	for b := range r.Buckets(e, r.now) {
+	for _, b := range r.Store.Buckets([]maps.Entry{e}, r.clock) {
 		t.Errorf("each flow: %+v is listed", b)
 	}
 }
@@ -189,13 +189,13 @@ func TestStatePredictsVerdicts(t *testing.T) {
 		}
 		sent[n] = append(sent[n], f)
 		r.now += roll.Uint64N(2_000_000)
-		state, before := r.State(e, policy.MatchDst, f, r.now), r.Counters(e.ID)
-		if spill := r.SharedLevel(e, r.now); state.Spilled && state.Level != spill {
+		state, before := r.Store.State(e, policy.MatchDst, f, r.now), r.Store.Counters(e.ID)
+		if spill := r.Store.SharedLevel(e, r.now); state.Spilled && state.Level != spill {
 			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, spill)
 		}
 		want := model.NewLimit(e.Rule).Decide(state, model.Packet{Bytes: size})
 		r.send(policy.GCRA, f, size)
-		after := r.Counters(e.ID)
+		after := r.Store.Counters(e.ID)
 		if got := after.SpilledPackets > before.SpilledPackets; got != state.Spilled {
 			t.Fatalf("%v: spilled %v, said %v before", f, got, state.Spilled)
 		}
@@ -214,7 +214,7 @@ func TestStatePredictsVerdicts(t *testing.T) {
 	if spilled < 1000 || room < 1000 {
 		t.Errorf("%d packets spilled and %d did not: the test tells little", spilled, room)
 	}
-	if got := r.Slots(r.now); got.All != slots || got.InUse == 0 || got.InUse > slots {
+	if got := r.Store.Slots(r.now); got.All != slots || got.InUse == 0 || got.InUse > slots {
 		t.Errorf("%+v of %d slots", got, slots)
 	}
 }
@@ -234,7 +234,7 @@ func TestLevelsWhileCharged(t *testing.T) {
 		times = times[1:]
 		return at
 	}
-	for _, b := range r.BucketsOf([]maps.Entry{e}, now) {
+	for _, b := range r.Store.Buckets([]maps.Entry{e}, now) {
 		if b.LevelBytes != 1000 {
 			t.Errorf("the level is %d bytes of 1000", b.LevelBytes)
 		}

@@ -110,18 +110,6 @@ func (p *progress) Change() (state ChangeState, at uint64) {
 	return Committed, 0
 }
 
-// Ended is how the last change went that is over: Committed, Expired if it was reverted, or
-// NoChange if the store never had one. Only for the state NoChange.
-func (p *progress) Ended() ChangeState {
-	switch atomic.LoadUint64(&p.change.Until) {
-	case 0:
-		return NoChange
-	case Never:
-		return Committed
-	}
-	return Expired
-}
-
 // Difference is how many rules a change adds, removes and alters.
 type Difference struct{ Added, Removed, Changed int }
 
@@ -140,40 +128,29 @@ func Count(steps []policy.Difference) (d Difference) {
 	return d
 }
 
-// InForce reports whether any rule is in force.
-func (s *Set) InForce() bool {
-	now := s.phase()
-	for _, id := range s.allPrefixes() {
-		if present(s.versionIn(id, now)) {
-			return true
-		}
-	}
-	return false
-}
-
 // Prepare readies the set for steps of valid rules. Packets see nothing of them yet.
 // progress is called now and then with the number of steps that are ready. The error
 // wraps ErrFull where there is no room; Abandon then undoes what was done.
 func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
-	k := s.gather()
-	if phase(s.change.Phase) != phaseBefore { // of other sets, too, the last change is over
-		s.Finish()
+	k := s.Store.gather()
+	if phase(s.Store.change.Phase) != phaseBefore { // of other sets, too, the last change is over
+		s.Store.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.waitSince(s.change.Removed)
+	s.Store.waitSince(s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
 	return s.do(steps, later, progress)
 }
 
 // Abandon undoes what Prepare did, also in a process that was killed before Arm.
-func (s *Store) Abandon() {
+func (s *index) Abandon() {
 	s.gather()
 	s.Finish()
-	s.trimLengths(nil)
+	s.trimLengths(allViews)
 }
 
 // takesPart marks a rule: from now on, the phase of the change selects its parameters.
-func (s *Store) takesPart(it placed) {
+func (s *index) takesPart(it placed) {
 	r, k := s.rule(it.id), s.gather()
 	step.Store("let a rule take part")
 	before := r.Sets & 1
@@ -186,53 +163,21 @@ const MaxLead = 1 << model.TickBits
 
 // Time has the clocks of all rules that take part go on from each other at from (ns), when the change begins, and at until,
 // when it reverts if nobody confirms it.
-func (s *Store) Time(from, until uint64) {
+func (s *index) Time(from, until uint64) {
 	step.Store("set byte clocks")
-	s.eachTaking(func(id uint32) {
-		old, next := s.bothPhases(id)
-		s.continueClock(id, old, next, from)
-		if until != Never {
-			s.rebase(id, old, next, until)
-		}
-	})
+	s.eachTaking(func(id uint32) { s.time(id, from, until) })
 	store("say when a change begins", &s.change.From, from)
 	store("say when a change reverts", &s.change.Until, until)
 }
 
 // TimeRevert has the clocks from before the change go on from those after it at a moment (ns), for Revert. Until that, nobody uses
 // them: not even a revert of the change at its end.
-func (s *Store) TimeRevert(at uint64) {
+func (s *index) TimeRevert(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.bothPhases(id)
 		s.continueClock(id, next, old, at)
 	})
-}
-
-// rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
-func (rs *rules) rebase(id uint32, old, next version, at uint64) {
-	if phase(rs.change.Phase) == phaseRollback {
-		rs.continueClock(id, next, old, at)
-		return
-	}
-	flags := old.Flags &^ ruleReleased
-	switch leased := old.Flags&ruleLeased != 0; {
-	case !limited(old) || leased && (!limited(next) || sameLease(old, next)):
-	case leased:
-		l, set := rs.leaseOf(old)
-		back := *l // a packet must not see a part of it
-		copyLease(&back, set^1, l, set)
-		startLease(&back, set^1, rs.meterAt(next, at), at)
-		copyLease(l, set^1, &back, set^1)
-		flags |= ruleReleased
-	default:
-		before := old
-		if limited(next) {
-			before = next
-		}
-		rs.afterRevert(id, old).succeed(rs.meterAt(before, at), at)
-	}
-	old.Flags = flags
 }
 
 // bothPhases are a rule's versions before the change and after it.
@@ -249,7 +194,7 @@ func (p *progress) Begins() uint64 {
 	return 0
 }
 
-// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts.
+// Until is when the last change with a Time reverts or reverted, in ns; Never if it lasts, 0 if there never was one.
 func (p *progress) Until() uint64 { return atomic.LoadUint64(&p.change.Until) }
 
 // End rules out a later Revert of a change that is not pending.
@@ -261,33 +206,33 @@ func (p *progress) Arm() error {
 }
 
 // Confirm lets a pending change last. The error may wrap ErrLate.
-func (s *Store) Confirm() error {
-	return s.before(s.change.Until, "confirm a change", Never, phaseAfter)
+func (p *progress) Confirm() error {
+	return p.before(p.change.Until, "confirm a change", Never, phaseAfter)
 }
 
 // Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
 // error may wrap ErrLate.
-func (s *Store) Revert(at uint64) error {
-	return s.before(at, "revert a change", at, phaseRollback)
+func (p *progress) Revert(at uint64) error {
+	return p.before(at, "revert a change", at, phaseRollback)
 }
 
 // Reverts reports whether Revert was called for the change. TimeRevert would move clocks that packets are about to use.
 func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
 
 // Commit follows the beginning of a change. A change without an end is in force for good then.
-func (s *Store) Commit() {
-	if atomic.LoadUint64(&s.change.Until) == Never {
-		store("commit a change", &s.change.Phase, phaseAfter)
+func (p *progress) Commit() {
+	if atomic.LoadUint64(&p.change.Until) == Never {
+		store("commit a change", &p.change.Phase, phaseAfter)
 	}
 }
 
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
-	for _, t := range s.gather().taking {
-		if !t.prefix.IsValid() || s.rule(t.id).View != s.number {
+	for _, t := range s.Store.gather().taking {
+		if t.key == (stored{}) || t.view != s.number {
 			continue
 		}
-		switch old, next := s.bothPhases(t.id); {
+		switch old, next := s.Store.bothPhases(t.id); {
 		case !present(old):
 			d.Removed++
 		case !present(next):
@@ -302,7 +247,7 @@ func (s *Set) Undone() (d Difference) {
 // Finish ends a change for good: the parameters in force stay, and the others are
 // forgotten. Without a change it does nothing. A pending change must be confirmed or
 // reverted first, and a change that a killed process prepared must be abandoned.
-func (s *Store) Finish() {
+func (s *index) Finish() {
 	c := s.change
 	if phase(c.Phase) == phaseBefore && (s.known == nil || len(s.known.taking) == 0) {
 		return
@@ -315,21 +260,19 @@ func (s *Store) Finish() {
 	taking := k.taking
 	k.taking = nil
 	for _, t := range taking {
-		r := s.rule(t.id)
 		v := s.versionIn(t.id, on)
 		if on == phaseReverted {
 			s.keepReverted(t.id, v)
 		}
 		s.switchTo(t.id, v.index, "finish a rule")
-		if !t.prefix.IsValid() {
+		if t.key == (stored{}) {
 			continue
 		}
-		s.freeUnused(t.id)
-		if !present(v) {
-			s.View(r.View).remove(t.prefix, t.id)
+		if s.freeUnused(t.id); !present(v) {
+			s.remove(t)
 		}
 	}
-	s.trimLengths(nil)
+	s.trimLengths(allViews)
 	// Packets that have seen a rule take part must still find the phase that it is in.
 	s.waitSince(c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view
@@ -338,31 +281,11 @@ func (s *Store) Finish() {
 	s.edited()
 }
 
-// keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
-// force becomes the stored one. Packets do not look at these until then.
-func (rs *rules) keepReverted(id uint32, v version) {
-	r := rs.rule(id)
-	switch {
-	case v.Flags&ruleReleased != 0:
-		l, set := rs.leaseOf(v)
-		copyLease(l, set^1, l, set)
-	case limited(v) && v.Flags&ruleLeased == 0:
-		r.Params[v.index].Clock, r.Next[v.index] = r.Reverted, r.Next[2]
-		v.Flags |= ruleEdited
-	}
-	keepOrderUntil(r, rs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
-}
-
 // finishUnlessPending is Finish for changes of rules that take no part in a pending change.
-func (s *Store) finishUnlessPending() {
+func (s *index) finishUnlessPending() {
 	if state, _ := s.Change(); state != Pending {
 		s.Finish()
 	}
-}
-
-// TakesPart reports whether any rule of the set takes part in a change.
-func (s *Set) TakesPart() bool {
-	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.Changes(at.id) })
 }
 
 // Changes reports whether the rule with this ID takes part in a change.
@@ -371,14 +294,9 @@ func (rs *rules) Changes(id uint32) bool {
 	return (n>>phaseAfter^n>>phaseBefore)&1 != 0
 }
 
-// levelOf is the level of a bucket, in units, by a version of its rule.
-func (rs *rules) levelOf(v version, b model.Bucket, now uint64) uint64 {
-	return rs.meterAt(v, now).Level(b, now)
-}
-
 // eachTaking calls f for each rule and shadow that takes part, on all CPUs. New rules are
 // left out: their buckets are empty.
-func (s *Store) eachTaking(f func(id uint32)) {
+func (s *index) eachTaking(f func(id uint32)) {
 	taking := s.gather().taking
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {

@@ -18,14 +18,14 @@ import (
 func reopenable(r *rig) (reopen func()) {
 	r.program() // loads it while the first set is open
 	dir := privateBPFFS(r.T)
-	testenv.Must(r.T, r.Pin(dir))
+	testenv.Must(r.T, r.Store.Pin(dir))
 	return func() {
 		r.Helper()
 		store, err := shapemaps.Open(dir, true)
 		testenv.Must(r.T, err)
 		r.Cleanup(func() { store.Close() })
 		store.UseClock(func() uint64 { return r.now })
-		r.Set.Close()
+		r.Set.Store.Close()
 		r.Set = store.View(view)
 	}
 }
@@ -60,17 +60,17 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 		"killed, then the same prefix": {one, func(r *rig, reopen func()) {
 			prepare(r, one, others[0])
 			reopen()
-			r.Abandon()
+			r.Store.Abandon()
 			r.put(others[0])
 		}, []policy.Rule{one, others[0]}, 1},
 		"killed, then another policy": {one, func(r *rig, reopen func()) {
 			prepare(r, shadowed)
 			reopen()
-			r.Abandon()
+			r.Store.Abandon()
 			prepare(r, one, others[1])
-			r.Time(r.now, shapemaps.Never)
-			testenv.Must(t, r.Arm())
-			r.Commit()
+			r.Store.Time(r.now, shapemaps.Never)
+			testenv.Must(t, r.Store.Arm())
+			r.Store.Commit()
 			reopen()
 		}, []policy.Rule{one, others[1]}, 1},
 		"cleared": {shadowed, func(r *rig, _ func()) { r.Clear() }, nil, 3},
@@ -142,7 +142,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			reopen()
 		}
 		next, want := nextPolicy(roll, have, most, randomRule)
-		if got := r.InForce(); got != (len(have) > 0) {
+		if got := r.Any(shapemaps.InForce); got != (len(have) > 0) {
 			t.Fatalf("InForce says %v of %v", got, have)
 		}
 		switch end := roll.IntN(6); end {
@@ -164,10 +164,10 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			r.prepare(want...)
 			checkRules(r, have)
 			if roll.IntN(2) == 0 {
-				r.Time(r.now+1e6, r.now+1e9)
+				r.Store.Time(r.now+1e6, r.now+1e9)
 			}
 			reopen()
-			r.Abandon()
+			r.Store.Abandon()
 		default:
 			if d, expect := shapemaps.Count(r.prepare(want...)), difference(have, next); d != expect {
 				t.Fatalf("prepared %+v, want %+v", d, expect)
@@ -177,11 +177,11 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			if end == 2 {
 				until = r.now + 1e9
 			}
-			r.Time(r.now+1e6, until)
-			testenv.Must(t, r.Arm())
+			r.Store.Time(r.now+1e6, until)
+			testenv.Must(t, r.Store.Arm())
 			checkRules(r, have)
 			r.now += 1e6
-			r.Commit()
+			r.Store.Commit()
 			checkRules(r, next)
 			if end == 2 { // expires
 				r.now += 1e9
@@ -190,7 +190,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			}
 			if roll.IntN(2) == 0 {
 				checkPackets(r, roll, have)
-				r.Finish()
+				r.Store.Finish()
 			}
 		}
 		checkRules(r, have)
@@ -199,7 +199,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 	for p := range have {
 		r.Delete(p)
 	}
-	r.Finish()
+	r.Store.Finish()
 	if n := storedLabels(r); n != 0 {
 		t.Errorf("%d parts of labels are left without a rule", n)
 	}
@@ -287,19 +287,19 @@ func TestKilledRollback(t *testing.T) {
 		next.Rate = rate
 		r.prepare(next)
 		until := r.now + 20e6
-		r.Time(r.now, until)
-		testenv.Must(t, r.Arm())
-		r.Commit()
+		r.Store.Time(r.now, until)
+		testenv.Must(t, r.Store.Arm())
+		r.Store.Commit()
 		for range 60 {
 			r.send(policy.GCRA, to("10.0.0.1"), 1500)
 		}
-		r.TimeRevert(r.now + 5e6)
+		r.Store.TimeRevert(r.now + 5e6)
 		for ; r.now < until; r.now += 1e6 {
-			if got, want := r.SharedLevel(e, r.now), 60*1500<<20-(r.now+20e6-until)*uint64(rate)/8e9<<20; got+8 < want || got > want+8 {
+			if got, want := r.Store.SharedLevel(e, r.now), 60*1500<<20-(r.now+20e6-until)*uint64(rate)/8e9<<20; got+8 < want || got > want+8 {
 				t.Errorf("at %v, %d ns before the end, the level is %d units, want %d", rate, until-r.now, got, want)
 			}
 		}
-		if got, want := r.SharedLevel(e, until+1e6), 60*1500<<20-(20*uint64(rate)+uint64(one.Rate))/8e3<<20; got+8 < want || got > want+8 {
+		if got, want := r.Store.SharedLevel(e, until+1e6), 60*1500<<20-(20*uint64(rate)+uint64(one.Rate))/8e3<<20; got+8 < want || got > want+8 {
 			t.Errorf("at %v, reverted, the level is %d units, want %d", rate, got, want)
 		}
 	}

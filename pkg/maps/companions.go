@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"iter"
 	"net/netip"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -56,19 +55,21 @@ func (c *companion) of(v version) (id uint32, ok bool) {
 	return *c.id(v.AbiColdParams), present(v) && v.Flags&c.flags != 0
 }
 
-// both returns the limits of a rule before and after a change.
-func (c *companion) both(have, want policy.Rule) (before, after policy.Rule, had, has bool) {
-	before, had = c.limit(have)
+// both returns the limits of a rule before and after a change. One that is new has nothing before.
+func (c *companion) both(have, want policy.Rule) (before, after policy.Rule, has, isNew bool) {
+	before, had := c.limit(have)
 	after, has = c.limit(want)
 	before.Prefix, after.Prefix = netip.Prefix{}, netip.Prefix{}
-	return before, after, had, has
+	if isNew = has && !(had && c.stays(before, after)); isNew {
+		before = policy.Rule{}
+	}
+	return before, after, has, isNew
 }
 
 // newCompanions counts the ids that a change gives to companions of a rule, and to theirs.
 func newCompanions(have, want policy.Rule) (ids uint32) {
 	for i := range companions {
-		c := &companions[i]
-		if before, after, had, has := c.both(have, want); has && !(had && c.stays(before, after)) {
+		if _, after, _, isNew := companions[i].both(have, want); isNew {
 			ids += 1 + newCompanions(policy.Rule{}, after)
 		}
 	}
@@ -86,23 +87,21 @@ func idsOf(v version) (ids companionIDs) {
 }
 
 // setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all.
-func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) companionIDs {
+func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) (_ companionIDs, err error) {
 	for i := range companions {
-		c := &companions[i]
-		before, after, had, has := c.both(have, want)
-		switch {
-		case has && !(had && c.stays(before, after)):
-			ids[i] = s.allocate()
-			s.writeNew(ids[i], after, s.setCompanions(policy.Rule{}, after, companionIDs{}, at), at)
-		case had && has && before != after:
-			s.rewriteParams(ids[i], placed{id: ids[i]}, after, companionIDs{}, at)
+		before, after, has, isNew := companions[i].both(have, want)
+		if !has || before == after {
+			continue
+		}
+		if ids[i], err = s.write(placed{id: ids[i], isNew: isNew}, before, after, at); err != nil {
+			return ids, err
 		}
 	}
-	return ids
+	return ids, nil
 }
 
 // freeUnused frees the companions, the share and the lease of the parameters that are not in force, if the others do not use them.
-func (s *Store) freeUnused(id uint32) {
+func (s *index) freeUnused(id uint32) {
 	v, other := s.bothPhases(id)
 	for i := range companions {
 		c := &companions[i]
@@ -119,7 +118,7 @@ func (s *Store) freeUnused(id uint32) {
 }
 
 // freeWith frees an id with those of its companions.
-func (s *Store) freeWith(id uint32) {
+func (s *index) freeWith(id uint32) {
 	v := s.version(id, s.rule(id).Sets)
 	for i := range companions {
 		if its, has := companions[i].of(v); has {
@@ -130,23 +129,14 @@ func (s *Store) freeWith(id uint32) {
 }
 
 // companionsOf are the companions of a rule in all phases of a change, and theirs. One may appear twice.
-func (rs *rules) companionsOf(id uint32) iter.Seq[uint32] {
-	return func(yield func(uint32) bool) {
-		for v := range rs.versions(id) {
-			for i := range companions {
-				if v.Flags&companions[i].flags == 0 {
-					continue
-				}
+func (rs *rules) companionsOf(id uint32) (ids []uint32) {
+	for v := range rs.versions(id) {
+		for i := range companions {
+			if v.Flags&companions[i].flags != 0 {
 				its := *companions[i].id(v.AbiColdParams)
-				if !yield(its) {
-					return
-				}
-				for next := range rs.companionsOf(its) {
-					if !yield(next) {
-						return
-					}
-				}
+				ids = append(append(ids, its), rs.companionsOf(its)...)
 			}
 		}
 	}
+	return ids
 }

@@ -53,22 +53,25 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 }
 
 // Counters are the counters of the rule with that id.
-func (rs *rules) Counters(id uint32) (sum Counters) {
-	sum = rs.count(id)
-	if v := rs.current(id); v.Flags&ruleColours != 0 {
-		sum.addColours(rs.count(v.AbiColdParams.Second))
+func (ls *limits) Counters(id uint32) (sum Counters) {
+	sum = ls.count(id)
+	if v := ls.current(id); v.Flags&ruleColours != 0 {
+		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
+		second := ls.count(v.AbiColdParams.Second)
+		sum.YellowPackets, sum.YellowBytes, sum.RedPackets, sum.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
+		sum.GreenPackets, sum.GreenBytes = second.ExcessPackets-second.DroppedPackets, second.ExcessBytes-second.DroppedBytes
 	}
 	return sum
 }
 
 // count is Counters without colours.
-func (rs *rules) count(id uint32) (sum Counters) {
-	r := rs.rule(id)
+func (ls *limits) count(id uint32) (sum Counters) {
+	r := ls.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
 	sum.SpilledPackets = atomic.LoadUint64(&r.SpilledPackets)
-	for i := range rs.countersOf(id) {
-		c := &rs.countersOf(id)[i]
+	for i := range ls.countersOf(id) {
+		c := &ls.countersOf(id)[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
@@ -79,7 +82,7 @@ func (rs *rules) count(id uint32) (sum Counters) {
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
-	if rs.current(id).Flags&ruleDelay == 0 {
+	if ls.current(id).Flags&ruleDelay == 0 {
 		sum.ExcessPackets += sum.DelayedPackets
 		sum.ExcessBytes += sum.DelayedBytes
 		sum.DelayedPackets, sum.DelayedBytes = 0, 0
@@ -89,27 +92,27 @@ func (rs *rules) count(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, which has its own buckets and counters. It passes
 // all packets; its excess is what it would have refused. False if the rule has no shadow.
-func (rs *rules) Shadow(e Entry) (Entry, bool) { return rs.companion(&companions[0], e) }
+func (ls *limits) Shadow(e Entry) (Entry, bool) { return ls.companion(&companions[0], e) }
 
 // Guarantee is the limit of a rule's guarantee, which has its own buckets and counters. It passes the packets
 // that are guaranteed. False if the rule has no guarantee.
-func (rs *rules) Guarantee(e Entry) (Entry, bool) {
+func (ls *limits) Guarantee(e Entry) (Entry, bool) {
 	if e.Algorithm.HasColours() {
 		return Entry{}, false
 	}
-	return rs.companion(&companions[1], e)
+	return ls.companion(&companions[1], e)
 }
 
 // Second is the second limit of a rule with colours, which has its own buckets. False if the rule has no colours.
-func (rs *rules) Second(e Entry) (Entry, bool) {
+func (ls *limits) Second(e Entry) (Entry, bool) {
 	if !e.Algorithm.HasColours() {
 		return Entry{}, false
 	}
-	return rs.companion(&companions[1], e)
+	return ls.companion(&companions[1], e)
 }
 
-func (rs *rules) companion(c *companion, e Entry) (Entry, bool) {
-	id, ok := c.of(rs.current(e.ID))
+func (ls *limits) companion(c *companion, e Entry) (Entry, bool) {
+	id, ok := c.of(ls.current(e.ID))
 	if !ok {
 		return Entry{}, false
 	}
@@ -131,16 +134,16 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		each policy.Each
 	}
 	by, affected := map[uint32]shadowed{}, map[uint32][]Affected{}
-	if s.hook.Shadows == 0 {
+	if s.Store.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for e := range s.entries(byID(s.allPrefixes())) {
-		if shadow, ok := s.Shadow(e); ok {
+	for _, e := range s.Store.EveryRule(s) {
+		if shadow, ok := s.Store.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
 				each = policy.Each{Kind: policy.EachHost}
 			}
-			by[s.current(shadow.ID).Salt] = shadowed{e.ID, each}
+			by[s.Store.current(shadow.ID).Salt] = shadowed{e.ID, each}
 		}
 	}
 	if len(by) == 0 {
@@ -148,7 +151,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	}
 	var key bpf.AbiAffectedKey
 	var value bpf.AbiAffected
-	entries := s.maps[bpf.ShapectlMapAffected].Iterate()
+	entries := s.Store.maps[bpf.ShapectlMapAffected].Iterate()
 	for entries.Next(&key, &value) {
 		of, ok := by[key.Salt]
 		if !ok {

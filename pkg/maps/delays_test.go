@@ -16,7 +16,7 @@ func TestDelays(t *testing.T) {
 	r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4})
 	is := func(why string, want bool) {
 		t.Helper()
-		if r.Delays() != want {
+		if r.Any(shapemaps.Delays) != want {
 			t.Errorf("%s: %v", why, !want)
 		}
 	}
@@ -24,11 +24,11 @@ func TestDelays(t *testing.T) {
 		t.Helper()
 		r.prepare(to)
 		is("while a change is ready", true)
-		r.Time(r.now, shapemaps.Never)
-		testenv.Must(t, r.Arm())
-		r.Commit()
+		r.Store.Time(r.now, shapemaps.Never)
+		testenv.Must(t, r.Store.Arm())
+		r.Store.Commit()
 		is("while a change may be reverted", true)
-		r.Finish()
+		r.Store.Finish()
 	}
 	r.put(drops)
 	is("drops", false)

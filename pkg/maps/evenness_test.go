@@ -16,15 +16,15 @@ func TestPrefixesLieEvenly(t *testing.T) {
 			var moved, byChance, furthest, furthestByChance int
 			for range secrets {
 				s := emptyTables(room, roll.Uint64()|1)
-				counts := map[bool][]int{true: make([]int, len(s.prefixes.lines4)), false: make([]int, len(s.prefixes.lines6))}
+				counts := map[bool][]int{true: make([]int, len(s.Store.prefixes.lines4)), false: make([]int, len(s.Store.prefixes.lines6))}
 				for _, p := range prefixes {
-					if err := s.placePrefix(p, 0); err != nil {
+					if err := s.Store.placePrefix(s.view, p, 0); err != nil {
 						t.Fatal(err)
 					}
 				}
 				for _, p := range prefixes {
 					n := 0
-					for !holds(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), uint32(n)), s.stored(p)) {
+					for !holds(s.Store.prefixes.line(s.stored(p), s.Store.prefixes.hash(s.stored(p)), uint32(n)), s.stored(p)) {
 						n++
 					}
 					moved += min(n, 1)
@@ -32,7 +32,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 
 					lines, first := counts[p.Addr().Is4()], roll.Int()
 					n = 0
-					for lines[(first+n)%len(lines)] == len(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), 0).ids()) {
+					for lines[(first+n)%len(lines)] == len(s.Store.prefixes.line(s.stored(p), s.Store.prefixes.hash(s.stored(p)), 0).ids()) {
 						n++
 					}
 					lines[(first+n)%len(lines)]++
@@ -62,7 +62,8 @@ func holds(line prefixLine, p stored) bool {
 func emptyTables(rules uint32, multiplier uint64) *Set {
 	lines4, lines6, words := tableSizes(rules)
 	hook := &bpf.AbiHook{Multiplier: multiplier, Prefixes4Mask: lines4 - 1, Prefixes6Mask: lines6 - 1, FilterMask: words - 1}
-	s := &Store{views: make([]bpf.AbiView, 1)}
+	s := &Store{}
+	s.views = make([]bpf.AbiView, 1)
 	s.change = &bpf.AbiChange{}
 	s.prefixes = prefixTables{hook, make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)}
 	return s.View(0)

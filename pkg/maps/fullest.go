@@ -39,8 +39,7 @@ type FullBucket struct {
 // Shared buckets are not among them. A bucket that moves to another slot meanwhile may be missing.
 func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry) (top []FullBucket) {
 	add := func(number uint32) {
-		slot, key := &s.lines[number/lineSlots].Slot[number%lineSlots], &s.keys[number]
-		word, k := load(slot), *key
+		word, k := load(s.slot(number)), s.keys[number]
 		if word.TAT&tatBusy != 0 || k.Sharer != 0 {
 			return
 		}
@@ -48,15 +47,14 @@ func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry)
 		if e == nil {
 			return
 		}
-		v := s.current(k.Id)
-		percent := float64(s.levelOf(v, word, now)) / float64(max(v.Limit, 1)) * 100
+		percent := float64(s.level(k.Id, word, now)) / float64(max(s.current(k.Id).Limit, 1)) * 100
 		if percent == 0 || len(top) == n && percent <= top[n-1].Percent {
 			return
 		}
 		if slices.ContainsFunc(top, func(b FullBucket) bool { return b.slot == number }) {
 			return
 		}
-		b := s.bucketIn(*e, slot, word, k, now)
+		b := s.bucketIn(*e, number, word, k, now)
 		if b.LevelBytes == 0 {
 			return
 		}

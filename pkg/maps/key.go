@@ -24,6 +24,11 @@ func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey
 	return key
 }
 
+// flowOf is the flow of which a key is made.
+func flowOf(k bpf.AbiKey) Flow {
+	return Flow{address(k.Src, k.Family), address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
+}
+
 // isFlow tells the key of a flow from that of a host or subnet.
 func isFlow(k bpf.AbiKey) bool { return k.Dst != [4]uint32{} }
 

@@ -27,7 +27,7 @@ func storedLabels(r *rig) (parts int) {
 	r.Helper()
 	var key bpf.AbiLabelKey
 	var part bpf.AbiLabel
-	all := r.Replacements()[bpf.ShapectlMapLabels].Iterate()
+	all := r.Store.Replacements()[bpf.ShapectlMapLabels].Iterate()
 	for all.Next(&key, &part) {
 		parts++
 	}
@@ -41,9 +41,9 @@ func TestLabelsGrow(t *testing.T) {
 	named := rule("10.0.0.7/32", 8000, 2000)
 	named.Label = policy.Label{Plan: "gold", Name: strings.Repeat("n", 40), Note: "note"}
 	r.put(named)
-	size := r.Size()
+	size := r.Store.Size()
 	size.Labels *= 4
-	derived, err := r.Derive(size, r.Hook())
+	derived, err := r.Store.Derive(size, r.Store.Hook())
 	testenv.Must(t, err)
 	defer derived.Close()
 	set := derived.View(view)
@@ -61,12 +61,12 @@ func TestRename(t *testing.T) {
 	have := rule("10.0.0.7/32", 8000, 2000)
 	e := r.put(have)
 	r.send(policy.GCRA, to("10.0.0.7"), 1500)
-	before, counters := r.units(e, to("10.0.0.7")), r.Counters(e.ID)
+	before, counters := r.units(e, to("10.0.0.7")), r.Store.Counters(e.ID)
 	have.Label.Name = "alice"
 	if again := r.put(have); again.ID != e.ID {
 		t.Errorf("the renamed rule has id %d, want %d", again.ID, e.ID)
 	}
-	if after := r.units(e, to("10.0.0.7")); after != before || r.Counters(e.ID) != counters {
-		t.Errorf("renamed, the level is %d units and not %d, counters are %+v and not %+v", after, before, r.Counters(e.ID), counters)
+	if after := r.units(e, to("10.0.0.7")); after != before || r.Store.Counters(e.ID) != counters {
+		t.Errorf("renamed, the level is %d units and not %d, counters are %+v and not %+v", after, before, r.Store.Counters(e.ID), counters)
 	}
 }

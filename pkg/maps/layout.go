@@ -102,12 +102,11 @@ func writeSamples(w io.Writer) {
 		hook.Secret[i] = uint32(i+1) * 0x9e3779b9
 	}
 	hook.Multiplier = multiplier(*hook)
-	store := &Store{
+	s := &index{
 		prefixes: prefixTables{hook, make([]bpf.AbiPrefixes4, lines), make([]bpf.AbiPrefixes6, lines), make([]uint64, lines)},
-		buckets:  buckets{rules: rules{hook: hook}},
 		views:    []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
 	}
-	s := store.View(1)
+	s.hook = hook
 	write := func(values ...any) {
 		for _, v := range values {
 			binary.Write(w, binary.NativeEndian, v)
@@ -128,7 +127,7 @@ func writeSamples(w io.Writer) {
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)
 			prefix, _ := addr.Prefix(max(addr.BitLen()-9*i, 0))
-			s.placePrefix(prefix, uint32(2*i+j)) // there is room
+			s.placePrefix(s.view(1), prefix, uint32(2*i+j)) // there is room
 			flow := Flow{Src: addr, Dst: addr.Next(), Proto: 17, SrcPort: 5000, DstPort: 53}
 			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i % 4)}, policy.MatchDst, flow), uint32(j)) {
 				write(p.line, p.fingerprint)

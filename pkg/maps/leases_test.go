@@ -24,14 +24,14 @@ func TestRevertsOfLeases(t *testing.T) {
 		for _, confirmed := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", confirmed ", confirmed), func(t *testing.T) {
 				r := newRig(t, maps.Size{Rules: 4, Buckets: 4, Labels: 16, Leases: 4, Pools: true})
-				pools := r.Pools()
+				pools := r.Store.Pools()
 				limit := func() model.Meter {
 					e, _ := pools.Find(plain.Prefix)
-					return r.Meter(e)
+					return r.Store.Meter(e)
 				}
 				room := func() int64 {
 					e, _ := pools.Find(plain.Prefix)
-					return int64(limit().Capacity - r.SharedLevel(e, r.now))
+					return int64(limit().Capacity - r.Store.SharedLevel(e, r.now))
 				}
 				same := func(what string, had int64) { // up to a byte, as a moment passes before a revert
 					t.Helper()
@@ -44,13 +44,13 @@ func TestRevertsOfLeases(t *testing.T) {
 					t.Helper()
 					e, _ := pools.Find(to.Prefix)
 					testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &e.Rule, Want: &to}}, nil))
-					r.Time(r.now, until)
+					r.Store.Time(r.now, until)
 				}
 				renew := func(rate policy.Rate) {
 					t.Helper()
 					if _, leased := pools.Lease(plain.Prefix); leased {
 						had := room()
-						testenv.Must(t, pools.Renew(plain.Prefix, maps.Lease{Rate: rate, Safe: rate / 2, Until: r.now + 1e9}))
+						testenv.Must(t, pools.Renew(plain.Prefix, maps.Lease{Rate: rate, Safe: rate / 2, Until: r.now + 1e10}))
 						same("renewed", had)
 						if want := model.NewLimit(policy.Rule{Rate: rate, Capacity: 1}).RateUnits; limit().RateUnits != want {
 							t.Errorf("renewed at %v, the rate is %d, want %d", rate, limit().RateUnits, want)
@@ -73,27 +73,29 @@ func TestRevertsOfLeases(t *testing.T) {
 
 				had := room()
 				change(plain, r.now+5) // which a killed command leaves
-				r.Abandon()
+				r.Store.Abandon()
 				same("abandoned", had)
-				until := r.now + 1e8
+				until := r.now + 2e9
 				if confirmed {
 					until = maps.Never
 				}
 				change(c.after, until)
 				before := limit().RateUnits
-				testenv.Must(t, r.Arm())
+				testenv.Must(t, r.Store.Arm())
 				same("armed", had)
-				r.Commit()
+				r.Store.Commit()
 				send()
 				renew(2e6)
 				send()
-				r.TimeRevert(r.now + 5) // which a killed rollback leaves
+				r.Store.TimeRevert(r.now + 5) // which a killed rollback leaves
 				if confirmed {
 					until = r.now + 1e8
-					r.ReadyRevert()
-					r.TimeRevert(until)
-					testenv.Must(t, r.Revert(until))
+					r.Store.ReadyRevert()
+					r.Store.TimeRevert(until)
+					testenv.Must(t, r.Store.Revert(until))
 				}
+				r.now = until - 2e6
+				send()
 				r.now = until - 1
 				had = room()
 				r.now++
@@ -106,12 +108,12 @@ func TestRevertsOfLeases(t *testing.T) {
 					renew(5e6)
 				}
 				had = room()
-				r.Finish()
+				r.Store.Finish()
 				same("finished", had)
 				renew(1e6)
 				send()
-				if r.Counters(r.Rules()[0].ID).PassedPackets != 15 {
-					t.Errorf("%+v", r.Counters(r.Rules()[0].ID))
+				if r.Store.Counters(r.Rules()[0].ID).PassedPackets != 18 {
+					t.Errorf("%+v", r.Store.Counters(r.Rules()[0].ID))
 				}
 			})
 		}

@@ -1,10 +1,8 @@
 package maps
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"iter"
 	"net/netip"
 	"os"
 	"slices"
@@ -172,19 +170,10 @@ func (l *Listener) Next(deadline time.Time) (Event, error) {
 }
 
 // Moves goes on with another store of the namespace, and reports whether packets of its hooks find the listener: whether
-// it shares the maps of listeners.
+// it was derived, as then it shares the maps of listeners.
 func (l *Listener) Moves(to *Store) bool {
-	for _, name := range append(listenerMaps, changeMap) {
-		had, err1 := l.store.maps[name].Info()
-		has, err2 := to.maps[name].Info()
-		if err1 != nil || err2 != nil {
-			return false
-		}
-		was, ok1 := had.ID()
-		is, ok2 := has.ID()
-		if !ok1 || !ok2 || was != is {
-			return false
-		}
+	if l.store.hook.Secret != to.hook.Secret {
+		return false
 	}
 	l.store = to
 	return true
@@ -235,19 +224,16 @@ func (s *Store) DropListeners() {
 	}
 }
 
-// Listeners is how many processes listen.
-func (s *Store) Listeners() (n int) {
+// Listeners is how many processes listen, and whether excess packets look for listeners.
+func (s *Store) Listeners() (n int, heard bool) {
 	now := s.now()
 	for slot := range s.change.Leases {
 		if atomic.LoadUint64(&s.change.Leases[slot]) > now {
 			n++
 		}
 	}
-	return n
+	return n, atomic.LoadUint64(&s.change.ListenedUntil) != 0
 }
-
-// IsHeard reports whether excess packets look for listeners.
-func (s *Store) IsHeard() bool { return atomic.LoadUint64(&s.change.ListenedUntil) != 0 }
 
 // A Stamp is another one after any change of rules, and once a change begins, ends or is confirmed.
 type Stamp struct {
@@ -256,13 +242,13 @@ type Stamp struct {
 }
 
 // Stamp is that of the rules as they are now.
-func (s *Store) Stamp() Stamp {
-	state, _ := s.Change()
-	return Stamp{state, atomic.LoadUint64(&s.change.Edits), s.Begins(), s.Until()}
+func (p *progress) Stamp() Stamp {
+	state, _ := p.Change()
+	return Stamp{state, atomic.LoadUint64(&p.change.Edits), p.Begins(), p.Until()}
 }
 
 // edited makes the stamp another one.
-func (s *Store) edited() { atomic.AddUint64(&s.change.Edits, 1) }
+func (p *progress) edited() { atomic.AddUint64(&p.change.Edits, 1) }
 
 // A Cause is what an event is about, in words of the policy.
 type Cause struct {
@@ -290,8 +276,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	if e.Limit != e.Rule {
 		c.Pool = s.poolName(e.Limit, now)
 	}
-	flow := Flow{Src: address(e.key.Src, e.key.Family), Dst: address(e.key.Dst, e.key.Family), Proto: e.key.Proto,
-		SrcPort: networkPort(e.key.Sport), DstPort: networkPort(e.key.Dport)}
+	flow := flowOf(e.key)
 	if v.Flags&ruleFlow == 0 {
 		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
 	}
@@ -299,7 +284,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	c.Rule = s.entry(e.Rule, netip.Prefix{}, v, now)
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
-		if place := c.Set.findPrefix(p); place != nil && *place-1 == e.Rule {
+		if place := s.findPrefix(c.Set.view, p); place != nil && *place-1 == e.Rule {
 			c.Rule.Prefix = p
 			break
 		}
@@ -337,27 +322,5 @@ func (s *Store) findSharer(c *Cause, e Event, flow Flow) {
 	c.Sharer = SharerName(entries[at], entries[max(at-1, 0)], c.Set.Side(), flow)
 	if share := entries[at].Share.Kind; share == policy.ShareFlow && c.Rule.Each.Kind != policy.EachFlow {
 		c.Sharer = "a flow of " + c.From.String() // the event does not have which
-	}
-}
-
-// EveryRule are the rules in force of all sets, in no order. It reads the tables once.
-func (s *Store) EveryRule() iter.Seq2[*Set, policy.Rule] {
-	now := s.phase()
-	return func(yield func(*Set, policy.Rule) bool) {
-		s.names = map[uint32]string{}
-		defer func() { s.names = nil }()
-		var list []found
-		for f := range s.everyPrefix(nil) {
-			list = append(list, f)
-		}
-		slices.SortFunc(list, func(a, b found) int { return cmp.Compare(a.id, b.id) }) // see byID
-		for _, f := range list {
-			if v := s.versionIn(f.id, now); present(v) {
-				set := s.View(f.view)
-				if !yield(set, s.entry(f.id, set.prefix(f.key), v, now).Rule) {
-					return
-				}
-			}
-		}
 	}
 }

@@ -14,18 +14,15 @@ var ErrNoPool = errors.New("there is no such pool")
 // poolView is the view of the pools. No hook has it, so no packet looks for their prefixes.
 const poolView = 1
 
-// NeedsPools reports whether packets need the part of the program that is for pools and shares.
-func NeedsPools(r policy.Rule) bool { return r.Pool || r.Share.Kind != policy.ShareNone }
-
 // Pools is the set of the pools: each has policy.PoolKey of its name as its prefix.
 func (s *Store) Pools() *Set { return s.View(poolView) }
 
 // IsPools reports whether the set is that of the pools.
-func (s *Set) IsPools() bool { return s.number == poolView }
+func (v view) IsPools() bool { return v.number == poolView }
 
 // poolID is the id of a pool, in any phase of a change.
-func (s *Store) poolID(name string) (id uint32, found bool) {
-	place := s.Pools().findPrefix(policy.PoolKey(name))
+func (s *index) poolID(name string) (id uint32, found bool) {
+	place := s.findPrefix(s.view(poolView), policy.PoolKey(name))
 	if place == nil {
 		return 0, false
 	}
@@ -34,7 +31,7 @@ func (s *Store) poolID(name string) (id uint32, found bool) {
 
 // Unused are those of pools that exist and that nothing is within, or only others of these that come before. It needs one
 // pass for all.
-func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
+func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	now, users := s.phase(), map[uint32]int{}
 	count := func(id uint32, by int) {
 		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
@@ -45,7 +42,7 @@ func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 		count(f.id, 1)
 	}
 	for _, p := range pools {
-		if place := s.Pools().findPrefix(p); place != nil && users[*place-1] == 0 {
+		if place := s.findPrefix(s.view(poolView), p); place != nil && users[*place-1] == 0 {
 			unused = append(unused, p)
 			count(*place-1, -1)
 		}
@@ -53,30 +50,26 @@ func (s *Store) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	return unused
 }
 
-func (s *Set) checkWithin(r policy.Rule) error {
-	if r.Within == "" {
-		return nil
+// poolOf is the id of the pool that a rule is within, 0 if it is in none.
+func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
+	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
+		return 0, nil
 	}
-	if _, found := s.poolID(string(r.Within)); !found {
-		return fmt.Errorf("%w: %q", ErrNoPool, r.Within)
+	id, found := s.poolID(string(r.Within))
+	if !found {
+		err = fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return nil
+	return id, err
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
 type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
-func (s *Store) Losses() map[uint32]Loss {
-	exists := make([]bool, s.room()) // as rules are read faster in the order of their ids
-	for f := range s.everyPrefix(nil) {
-		exists[f.id] = true
-	}
+func (s *index) Losses() map[uint32]Loss {
 	losses, now := map[uint32]Loss{}, s.phase()
-	for id := range s.room() {
-		if !exists[id] {
-			continue
-		}
+	for f := range s.byID(allViews) {
+		id := f.id
 		v := s.versionIn(id, now)
 		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
 			continue
@@ -95,17 +88,17 @@ func (s *Store) Losses() map[uint32]Loss {
 }
 
 // poolName is the name of a pool, which its label holds.
-func (rs *rules) poolName(id uint32, in phase) string {
-	if name, known := rs.names[id]; known {
+func (ls *limits) poolName(id uint32, in phase) string {
+	if name, known := ls.names[id]; known {
 		return name
 	}
-	v := rs.versionIn(id, in)
+	v := ls.versionIn(id, in)
 	if v.Flags&ruleLabel == 0 {
-		v = rs.version(id, v.index^1) // it does not exist in this phase
+		v = ls.version(id, v.index^1) // it does not exist in this phase
 	}
-	name := rs.label(id, v.index).Label.Name
-	if rs.names != nil {
-		rs.names[id] = name
+	name := ls.label(id, v.index).Label.Name
+	if ls.names != nil {
+		ls.names[id] = name
 	}
 	return name
 }

@@ -63,7 +63,7 @@ type stored struct {
 	length uint8     // of IPv6; noLength for IPv4
 }
 
-func (v *view) stored(p netip.Prefix) stored {
+func (v view) stored(p netip.Prefix) stored {
 	w := words(p.Addr())
 	if p.Addr().Is4() {
 		return stored{[2]uint64{v.data.Mix4 | by4(p.Bits()) | uint64(w[0])}, noLength}
@@ -81,7 +81,7 @@ func (p stored) lengthOf() int {
 }
 
 // prefix is the inverse of stored.
-func (v *view) prefix(p stored) netip.Prefix {
+func (v view) prefix(p stored) netip.Prefix {
 	if key := p.addr[0]; p.length == noLength {
 		return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
 	}
@@ -122,6 +122,19 @@ type prefixTables struct {
 	lines6 []bpf.AbiPrefixes6
 	filter []uint64
 }
+
+// index is the rules by their prefixes, and what a change of many needs to know of them.
+type index struct {
+	buckets
+	prefixes prefixTables
+	views    []bpf.AbiView
+	known    *known
+}
+
+// allViews is no view.
+const allViews = ^uint32(0)
+
+func (s *index) view(number uint32) view { return view{number, &s.views[number]} }
 
 // allLines are those of both tables.
 func (t *prefixTables) allLines() iter.Seq[prefixLine] {
@@ -167,7 +180,7 @@ func (t *prefixTables) inFilter(hash uint64) (word uint32, bits uint64) {
 
 // refilter clears the bits of removed prefixes. At any time, each word has all bits that
 // are needed.
-func (t *prefixTables) refilter(prefixes []found) {
+func (t *prefixTables) refilter(prefixes []placed) {
 	fresh := make([]uint64, len(t.filter))
 	for _, f := range prefixes {
 		word, bits := t.inFilter(t.hash(f.key))
@@ -180,48 +193,31 @@ func (t *prefixTables) refilter(prefixes []found) {
 	}
 }
 
-// A placed rule is a rule whose prefix has a place in a table, or a shadow without a prefix.
+// A placed rule is a rule whose prefix has a place in a table, or a limit that belongs to one, without a key.
 type placed struct {
-	id     uint32
-	isNew  bool // the change adds it
-	prefix netip.Prefix
-}
-
-// allPrefixes are the prefixes that packets find, with the ids of their rules, in no order.
-func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
-	return func(yield func(netip.Prefix, uint32) bool) {
-		for f := range s.everyPrefix(nil) {
-			if f.view == s.number && !yield(s.prefix(f.key), f.id) {
-				return
-			}
-		}
-	}
-}
-
-// A found prefix is a prefix in a table.
-type found struct {
-	view, id uint32 // of its set and rule
+	view, id uint32
 	key      stored
+	isNew    bool // a change adds it
 }
 
-// everyPrefix is allPrefixes of all sets, in one pass. unseen, if not nil, is called with
-// the prefixes in the tables whose length packets do not look for.
-func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
-	return func(yield func(found) bool) {
+// everyPrefix are the prefixes that packets find, of all sets, in no order. unseen, if not nil, is called with the prefixes in
+// the tables whose length packets do not look for.
+func (s *index) everyPrefix(unseen func(placed)) iter.Seq[placed] {
+	return func(yield func(placed) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.prefixes.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
 				if id == 0 {
 					continue
 				}
-				f := found{id: id - 1, key: line.at(place)}
+				f := placed{id: id - 1, key: line.at(place)}
 				if f.key.length == noLength {
 					f.view = uint32(f.key.addr[0] >> 40) // saves a cache miss on the rule
 				} else {
 					f.view = s.rule(f.id).View
 				}
 				if looksFor[f.view] == nil {
-					used := s.View(f.view).lookedFor()
+					used := s.view(f.view).lookedFor()
 					looksFor[f.view] = &used
 				}
 				switch {
@@ -237,50 +233,24 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	}
 }
 
-// HaveRules reports for each set, by number, whether it has rules. It needs one pass for all sets.
-func (s *Store) HaveRules() []bool { return s.haveRules(func(uint32) bool { return true }) }
-
-// HaveRulesInForce is HaveRules for those that are in force.
-func (s *Store) HaveRulesInForce() []bool {
-	now := s.phase()
-	return s.haveRules(func(id uint32) bool { return present(s.versionIn(id, now)) })
-}
-
-// haveRules is HaveRules for the rules that count, by id.
-func (s *Store) haveRules(counts func(id uint32) bool) []bool {
-	have, left := make([]bool, len(s.views)), 0
-	for number := range s.views {
-		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
-			left++
-		}
-	}
-	for f := range s.everyPrefix(nil) {
-		if left == 0 {
-			break
-		}
-		if !have[f.view] && counts(f.id) {
-			have[f.view] = true
-			left--
-		}
-	}
-	return have
-}
-
-// byID are prefixes in the order of their rules in memory. Reading a million rules in the
+// byID is everyPrefix of a view, or of allViews, in the order of their rules in memory. Reading a million rules in the
 // order of the tables takes ten times as long.
-func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
-	for p, id := range all {
-		list = append(list, placed{id: id, prefix: p})
+func (s *index) byID(view uint32) iter.Seq[placed] {
+	var list []placed
+	for it := range s.everyPrefix(nil) {
+		if view == allViews || view == it.view {
+			list = append(list, it)
+		}
 	}
 	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
-	return list
+	return slices.Values(list)
 }
 
 // A lengthSet has the prefix lengths in use, by the index that lengthOf returns.
 type lengthSet [lengthIPv4 + 33]bool
 
 // lookedFor are the lengths that packets look for.
-func (v *view) lookedFor() (used lengthSet) {
+func (v view) lookedFor() (used lengthSet) {
 	use := &v.data.Use[atomic.LoadUint32(&v.data.Version)&1]
 	for _, length := range use.List[lengthIPv4:][:use.Count4] {
 		used[lengthIPv4+int(length)] = true
@@ -292,11 +262,11 @@ func (v *view) lookedFor() (used lengthSet) {
 }
 
 // findPrefix is the place of a prefix's id; nil if packets do not find the prefix.
-func (s *Set) findPrefix(p netip.Prefix) *uint32 {
-	if !p.IsValid() || !s.lookedFor()[lengthOf(p)] {
+func (s *index) findPrefix(v view, p netip.Prefix) *uint32 {
+	if !p.IsValid() || !v.lookedFor()[lengthOf(p)] {
 		return nil
 	}
-	return s.prefixes.find(s.stored(p))
+	return s.prefixes.find(v.stored(p))
 }
 
 // find is the place of a prefix's id, even if packets do not look for the prefix's length.
@@ -318,8 +288,8 @@ func (t *prefixTables) find(key stored) *uint32 {
 
 // placePrefix brings a prefix into force. Packets must look for its length already. The
 // error wraps ErrFull where its lines are full.
-func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
-	key := s.stored(p)
+func (s *index) placePrefix(v view, p netip.Prefix, id uint32) error {
+	key := v.stored(p)
 	hash := s.prefixes.hash(key)
 	for n := range spillLines {
 		line := s.prefixes.line(key, hash, n)
@@ -342,12 +312,12 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	return fmt.Errorf("add prefix %s: %w", p, ErrFull)
 }
 
-// trimLengths stops packets from looking for lengths that no prefix of a set has. nil means all sets.
-func (s *Store) trimLengths(only *Set) {
+// trimLengths stops packets from looking for lengths that no prefix of a view, or of allViews, has.
+func (s *index) trimLengths(only uint32) {
 	have, left := make([]lengthSet, len(s.views)), 0
-	for number := range s.views {
-		if only == nil || only.number == uint32(number) {
-			for _, in := range s.View(uint32(number)).lookedFor() {
+	for number := range have {
+		if only == allViews || only == uint32(number) {
+			for _, in := range s.view(uint32(number)).lookedFor() {
 				if in {
 					left++
 				}
@@ -358,22 +328,22 @@ func (s *Store) trimLengths(only *Set) {
 		if left == 0 {
 			break
 		}
-		if length := f.key.lengthOf(); (only == nil || only.number == f.view) && !have[f.view][length] {
+		if length := f.key.lengthOf(); (only == allViews || only == f.view) && !have[f.view][length] {
 			have[f.view][length] = true
 			left--
 		}
 	}
 	for number, lengths := range have {
-		if only == nil || only.number == uint32(number) {
-			s.View(uint32(number)).lookFor(lengths)
+		if only == allViews || only == uint32(number) {
+			s.lookFor(s.view(uint32(number)), lengths)
 		}
 	}
 }
 
 // lookFor makes packets look for prefixes of just these lengths.
-func (s *Set) lookFor(want lengthSet) {
-	v := s.data
-	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // they differ if a process was killed before setFirst
+func (s *index) lookFor(in view, want lengthSet) {
+	v := in.data
+	if want == in.lookedFor() && v.First4&(1<<40-1) == in.first4() { // they differ if a process was killed before setFirst
 		return
 	}
 	if v.Clearing != 0 && want != (lengthSet{}) {
@@ -387,12 +357,12 @@ func (s *Set) lookFor(want lengthSet) {
 	use.Count4, use.Count6 = 0, 0
 	// Packets look for the first of a list before they read its count.
 	use.List[lengthIPv4], use.List[0] = noLength, noLength
-	for length, in := range slices.Backward(want[:]) {
+	for length, used := range slices.Backward(want[:]) {
 		switch {
-		case in && length >= lengthIPv4:
+		case used && length >= lengthIPv4:
 			use.List[lengthIPv4+int(use.Count4)] = uint8(length - lengthIPv4)
 			use.Count4++
-		case in:
+		case used:
 			use.List[use.Count6] = uint8(length)
 			use.Count6++
 		}
@@ -402,17 +372,17 @@ func (s *Set) lookFor(want lengthSet) {
 	atomic.StoreUint64(&v.First4, v.Mix4|noKey4)
 	atomic.StoreUint32(&v.First6, noLength)
 	atomic.StoreUint32(&v.Version, version)
-	s.setFirst()
+	in.setFirst()
 }
 
 // setFirst copies the longest lengths in use to where packets look first.
-func (v *view) setFirst() {
+func (v view) setFirst() {
 	d := v.data
 	atomic.StoreUint32(&d.First6, uint32(d.Use[d.Version&1].List[0]))
 	atomic.StoreUint64(&d.First4, d.Mix4|v.first4())
 }
 
-func (v *view) first4() uint64 {
+func (v view) first4() uint64 {
 	if use := &v.data.Use[v.data.Version&1]; use.Count4 > 0 {
 		return by4(int(use.List[lengthIPv4]))
 	}

@@ -44,7 +44,7 @@ func TestAnyPrefixesFillAHook(t *testing.T) {
 				}
 				for _, rule := range rules {
 					e, _ := r.Find(rule.Prefix)
-					if got := r.Counters(e.ID).PassedPackets; got != packets[rule.Prefix] {
+					if got := r.Store.Counters(e.ID).PassedPackets; got != packets[rule.Prefix] {
 						t.Fatalf("%d packets were counted under %v, want %d", got, rule.Prefix, packets[rule.Prefix])
 					}
 				}

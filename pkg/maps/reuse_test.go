@@ -26,16 +26,16 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 				p = netip.MustParsePrefix(fmt.Sprintf(family, n))
 				_, err := s.Put(policy.Rule{Prefix: p, Rate: 1e6, Capacity: 2000})
 				testenv.Must(t, err)
-				return p, s.findPrefix(p)
+				return p, s.Store.findPrefix(s.view, p)
 			}
 			put(0) // so that the lengths in use stay the same
 			first, place := put(1)
 			s.Delete(first)
-			epoch := s.change.Epoch
+			epoch := s.Store.change.Epoch
 			// Ids that were never used need no wait.
 			for n := 2; n < 30; n++ {
 				_, at := put(n)
-				if waited := s.change.Epoch != epoch; waited != (at == place) {
+				if waited := s.Store.change.Epoch != epoch; waited != (at == place) {
 					t.Fatalf("rule %d: in the same place: %v, waited: %v", n, at == place, waited)
 				}
 				if at == place {
@@ -64,9 +64,9 @@ func TestParametersAreWrittenAgainAfterPackets(t *testing.T) {
 	s := store.View(0)
 	wait := func(what string, want uint32, f func()) {
 		t.Helper()
-		epoch := s.change.Epoch
+		epoch := s.Store.change.Epoch
 		f()
-		if waits := s.change.Epoch - epoch; waits != want {
+		if waits := s.Store.change.Epoch - epoch; waits != want {
 			t.Errorf("%s: waited %d times, want %d", what, waits, want)
 		}
 	}
@@ -116,9 +116,9 @@ func TestParametersAreWrittenAgainAfterPackets(t *testing.T) {
 			steps = append(steps, policy.Difference{Have: &have, Want: &want})
 		}
 		testenv.Must(t, s.Prepare(steps, nil))
-		s.Time(now, Never)
-		testenv.Must(t, s.Arm())
-		s.Commit()
+		s.Store.Time(now, Never)
+		testenv.Must(t, s.Store.Arm())
+		s.Store.Commit()
 	}
 	wait("a change of many rules", 0, change)
 	wait("another change", 2, change) // one to end the first change, and one before packets see rules take part in this one

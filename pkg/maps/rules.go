@@ -6,11 +6,9 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -29,11 +27,15 @@ type rules struct {
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
 	shares []bpf.AbiShare
-	leases []bpf.AbiLease
-	names  map[uint32]string // of pools, while many rules are read; else nil
 	labels labels
 
 	knownLabels map[labelID]knownLabel // nil unless labels are remembered
+}
+
+// limits are rules, pools and their companions, as a policy has them.
+type limits struct {
+	clocks
+	names map[uint32]string // of pools, while many rules are read; else nil
 }
 
 // ruleSize is how many bytes a rule takes, with its counters for each CPU.
@@ -106,69 +108,105 @@ func (rs *rules) afterRevert(id uint32, v version) version {
 // current is the version of a rule that packets see now.
 func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
 
-// Rules are all rules in the order of policy.ComparePrefix.
-func (s *Set) Rules() []Entry {
-	rules := s.byAddress()
-	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
-}
-
-// AllRules are the Rules of each set, by its number. It needs one pass for all sets.
-func (s *Store) AllRules() [][]Entry {
-	placedIn := make([][]placed, len(s.views))
-	for f := range s.everyPrefix(nil) {
-		set := s.View(f.view)
-		placedIn[f.view] = append(placedIn[f.view], placed{id: f.id, prefix: set.prefix(f.key)})
+// Rules are the rules in force, in the order of policy.ComparePrefix.
+func (s *Set) Rules() (rules []Entry) {
+	for _, e := range s.Store.EveryRule(s) {
+		rules = append(rules, e)
 	}
-	all := make([][]Entry, len(s.views))
-	for number, rules := range placedIn {
-		slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
-		all[number] = slices.AppendSeq(make([]Entry, 0, len(rules)), s.View(uint32(number)).entries(rules))
-	}
-	return all
-}
-
-// Policy are Rules without ids.
-func (s *Set) Policy() []policy.Rule {
-	rules := s.byAddress()
-	out := make([]policy.Rule, 0, len(rules))
-	for e := range s.entries(rules) {
-		out = append(out, e.Rule)
-	}
-	return out
-}
-
-func (s *Set) byAddress() []placed {
-	rules := byID(s.allPrefixes())
-	// Usually they are in order, because a policy's rules get their ids in order.
-	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules
 }
 
-// entries are the rules that are in force.
-func (s *Set) entries(rules []placed) iter.Seq[Entry] {
-	now := s.phase()
-	return func(yield func(Entry) bool) {
+// Policy are Rules without ids.
+func (s *Set) Policy() (rules []policy.Rule) {
+	for _, e := range s.Store.EveryRule(s) {
+		rules = append(rules, e.Rule)
+	}
+	return rules
+}
+
+// EveryRule are the rules in force of a set, or of all sets one by one if it is nil, in the order of policy.ComparePrefix.
+// It reads the tables once.
+func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
+	type rule struct {
+		id     uint32
+		prefix netip.Prefix
+	}
+	now, lists := s.phase(), make([][]rule, len(s.views))
+	view := allViews
+	if only != nil {
+		view = only.number
+	}
+	for it := range s.byID(view) {
+		lists[it.view] = append(lists[it.view], rule{it.id, s.view(it.view).prefix(it.key)})
+	}
+	return func(yield func(*Set, Entry) bool) {
 		s.names = map[uint32]string{}
 		defer func() { s.names = nil }()
-		for _, at := range rules {
-			if v := s.versionIn(at.id, now); present(v) && !yield(s.entry(at.id, at.prefix, v, now)) {
-				return
+		for number, list := range lists {
+			// Usually they are in order, because a policy's rules get their ids in order.
+			slices.SortFunc(list, func(a, b rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+			set := s.View(uint32(number))
+			for _, at := range list {
+				if v := s.versionIn(at.id, now); present(v) && !yield(set, s.entry(at.id, at.prefix, v, now)) {
+					return
+				}
 			}
 		}
 	}
 }
 
-// Delays reports whether any rule, or a pool that it draws from, delays packets, in any phase of a change.
-func (s *Set) Delays() bool {
-	for _, id := range s.allPrefixes() {
-		if s.delays(id, policy.MaxDepth) {
+// AllRules are the Rules of each set, by its number.
+func (s *Store) AllRules() [][]Entry {
+	all := make([][]Entry, len(s.views))
+	for set, e := range s.EveryRule(nil) {
+		all[set.number] = append(all[set.number], e)
+	}
+	return all
+}
+
+// A Trait is what a rule may be.
+type Trait func(*rules, uint32) bool
+
+// Traits of rules.
+var (
+	Exists    Trait = func(*rules, uint32) bool { return true } // in any phase of a change
+	InForce   Trait = func(rs *rules, id uint32) bool { return present(rs.current(id)) }
+	TakesPart Trait = (*rules).Changes // in a change
+	// Delays packets, by itself or by a pool that it draws from, in any phase of a change.
+	Delays Trait = func(rs *rules, id uint32) bool { return rs.delays(id, policy.MaxDepth) }
+)
+
+// Any reports whether any rule of the set has a trait.
+func (s *Set) Any(has Trait) bool {
+	for f := range s.Store.everyPrefix(nil) {
+		if f.view == s.number && has(&s.Store.rules, f.id) {
 			return true
 		}
 	}
 	return false
 }
 
-// delays is Delays for one rule with at most so many pools above it.
+// Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
+func (s *Store) Have(has Trait) []bool {
+	have, left := make([]bool, len(s.views)), 0
+	for number := range s.views {
+		if s.view(uint32(number)).lookedFor() != (lengthSet{}) {
+			left++
+		}
+	}
+	for f := range s.everyPrefix(nil) {
+		if left == 0 {
+			break
+		}
+		if !have[f.view] && has(&s.rules, f.id) {
+			have[f.view] = true
+			left--
+		}
+	}
+	return have
+}
+
+// delays is Delays with at most so many pools above the rule.
 func (rs *rules) delays(id uint32, pools int) bool {
 	for v := range rs.versions(id) {
 		if present(v) && (v.Flags&ruleDelay != 0 || v.Flags&ruleWithin != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
@@ -208,69 +246,24 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.findPrefix(p)
+	place := s.Store.findPrefix(s.view, p)
 	if place == nil {
 		return Entry{}, false
 	}
-	id, now := *place-1, s.phase()
-	v := s.versionIn(id, now)
-	return s.entry(id, p, v, now), present(v)
+	id, now := *place-1, s.Store.phase()
+	v := s.Store.versionIn(id, now)
+	return s.Store.entry(id, p, v, now), present(v)
 }
 
 // entry is a rule as one of its versions has it.
-func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
-	e := Entry{rs.decode(p, v, in), id}
+func (ls *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
+	e := Entry{ls.decode(p, v, in), id}
 	if v.Flags&ruleLabel != 0 {
-		t := rs.label(id, v.index)
+		t := ls.label(id, v.index)
 		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e
 }
-
-// Flags of abi.h.
-const (
-	ruleLeaky      = uint32(bpf.AbiRuleFlagRULE_LEAKY)
-	ruleUnlimited  = uint32(bpf.AbiRuleFlagRULE_UNLIMITED)
-	ruleFraming    = uint32(bpf.AbiRuleFlagRULE_FRAMING)
-	rulePenalty    = uint32(bpf.AbiRuleFlagRULE_PENALTY)
-	ruleFailClosed = uint32(bpf.AbiRuleFlagRULE_FAIL_CLOSED)
-	ruleECN        = uint32(bpf.AbiRuleFlagRULE_ECN)
-	rulePass       = uint32(bpf.AbiRuleFlagRULE_PASS)
-	ruleHost       = uint32(bpf.AbiRuleFlagRULE_HOST)
-	ruleSubnet     = uint32(bpf.AbiRuleFlagRULE_SUBNET)
-	ruleFlow       = uint32(bpf.AbiRuleFlagRULE_FLOW)
-	ruleAbsent     = uint32(bpf.AbiRuleFlagRULE_ABSENT)
-	ruleShadow     = uint32(bpf.AbiRuleFlagRULE_SHADOW)
-	ruleDelay      = uint32(bpf.AbiRuleFlagRULE_DELAY)
-	ruleSparse     = uint32(bpf.AbiRuleFlagRULE_SPARSE)
-
-	ruleWithin    = uint32(bpf.AbiRuleFlagRULE_WITHIN)
-	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
-	rulePool      = uint32(bpf.AbiRuleFlagRULE_POOL)
-	ruleAware     = uint32(bpf.AbiRuleFlagRULE_AWARE)
-
-	ruleEach    = ruleHost | ruleSubnet | ruleFlow
-	ruleColours = ruleSRTCM | ruleTRTCM | ruleRFC4115
-
-	ruleSRTCM    = uint32(bpf.AbiRuleFlagRULE_SRTCM)
-	ruleTRTCM    = uint32(bpf.AbiRuleFlagRULE_TRTCM)
-	ruleRFC4115  = uint32(bpf.AbiRuleFlagRULE_RFC4115)
-	ruleEdited   = uint32(bpf.AbiRuleFlagRULE_EDITED)
-	ruleReleased = uint32(bpf.AbiRuleFlagRULE_RELEASED)
-)
-
-// The flag for each choice; one choice of each kind has none.
-var (
-	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky, policy.SRTCM: ruleSRTCM, policy.TRTCM: ruleTRTCM, policy.RFC4115: ruleRFC4115}
-	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
-	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
-	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: ruleSparse}
-	shareFlags     = []uint32{
-		policy.ShareNone: 0, policy.ShareHost: uint32(bpf.AbiRuleFlagRULE_SHARE_HOST), policy.ShareSubnet: uint32(bpf.AbiRuleFlagRULE_SHARE_SUBNET),
-		policy.ShareFlow: uint32(bpf.AbiRuleFlagRULE_SHARE_FLOW), policy.ShareMember: uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER),
-	}
-	failFlags = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
-)
 
 // scope tells bucket scopes apart.
 func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
@@ -278,148 +271,3 @@ func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
 func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
-
-func meter(r version) model.Meter {
-	m := model.Meter{RateUnits: r.RateUnits, Base: r.clock.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
-	m.Queues = r.Flags&ruleDelay != 0
-	m.Shared = r.Flags&(rulePool|ruleShares) != 0
-	m.Edited = r.reverted || r.Flags&ruleEdited != 0
-	m.Floor, m.Until, m.Fresh, m.Next = r.clock.Floor, r.clock.Until, r.clock.Fresh, *r.next
-	return m
-}
-
-// succeed has parameters whose clock no packet uses go on from a meter at a time (ns), and returns their meter.
-func (r version) succeed(before model.Meter, at uint64) model.Meter {
-	m := meter(r)
-	m.Succeed(before, at)
-	*r.clock, *r.next = bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}, m.Next
-	if !r.reverted {
-		r.Flags |= ruleEdited
-	}
-	return m
-}
-
-// encodeIn is encode for a rule or pool whose pool is in the store.
-func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its companionIDs) {
-	var pool uint32
-	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
-		pool, _ = s.poolID(string(r.Within))
-	}
-	share, lease := s.setShare(id, r), s.allocateLease(id, to, r)
-	encode(to, r, salt, pool, its)
-	to.Share, to.Lease, *to.next = share, lease, 0
-}
-
-// encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
-func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
-	t := bpf.AbiParams{
-		Salt: salt, Within: pool, Limit: r.Capacity << model.UnitBits,
-		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail] |
-			shareFlags[r.Share.Kind],
-	}
-	d := bpf.AbiColdParams{
-		RateBits: uint64(r.Rate), Members: uint32(r.Members), WeightLess1: uint8(r.Weight.Value() - 1), EachBits: r.Share.Bits,
-		Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU,
-	}
-	for i := range companions {
-		*companions[i].id(&d) = its[i]
-	}
-	if r.Shadow != (policy.Shadow{}) {
-		t.Flags |= ruleShadow
-	}
-	if r.Guarantee != 0 {
-		t.Flags |= ruleGuarantee
-	}
-	if r.Within != "" {
-		t.Flags |= ruleWithin
-	}
-	if r.Pool {
-		t.Flags |= rulePool
-	}
-	if r.HasLeases() {
-		t.Flags |= ruleLeased
-	}
-	if r.Each.Kind == policy.EachSubnet {
-		d.EachBits = r.Each.Bits
-	}
-	if r.Framing != (policy.Framing{}) {
-		t.Flags |= ruleFraming
-	}
-	if hasTexts(r) {
-		t.Flags |= ruleLabel
-	}
-	if r.Penalty.Kind != policy.PenaltyNone {
-		t.Flags |= rulePenalty
-		d.PenaltyNs = uint64(r.Penalty.Duration)
-	}
-	if r.Rate == policy.Unlimited {
-		t.Flags |= ruleUnlimited
-	} else {
-		m := model.NewLimit(r)
-		t.RateUnits, t.Limit, t.Burst, d.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
-		d.EcnAboveNs = uint64(r.ECNAbove)
-		if kindOf(r) == policy.GCRA { // a second limit has no shares, and may have a capacity of 0
-			encodeShare(&d, m.Meter)
-		}
-	}
-	encodeColours(&t, &d, r)
-	*to.AbiParams, *to.AbiColdParams = t, d
-}
-
-// decode is the inverse of encode, but for what labels have. The shadow is that of the same phase.
-func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
-	out := policy.Rule{
-		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
-		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
-		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags))},
-		Order:   policy.Order(choice(orderFlags, r.Flags)),
-		Fail:    policy.Fail(choice(failFlags, r.Flags)),
-		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
-		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags))},
-		Members: policy.Members(r.Members), Pool: r.Flags&rulePool != 0,
-	}
-	if out.Each.Kind == policy.EachSubnet {
-		out.Each.Bits = r.EachBits
-	} else {
-		out.Share.Bits = r.EachBits
-	}
-	if r.Flags&ruleWithin != 0 {
-		out.Within = policy.Within(rs.poolName(r.Within, in))
-		if r.WeightLess1 > 0 {
-			out.Weight = policy.Weight(r.WeightLess1) + 1
-		}
-	}
-	if r.Flags&ruleDelay != 0 {
-		out.ECNAbove = policy.ECNAbove(r.EcnAboveNs)
-		if out.Algorithm == policy.GCRA {
-			out.Capacity = r.Burst >> model.UnitBits
-			out.Queue = (r.Limit - r.Burst) >> model.UnitBits
-		}
-	}
-	if r.Flags&rulePenalty != 0 {
-		out.Penalty.Kind = policy.PenaltyFill
-		if r.PenaltyNs > 0 {
-			out.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(r.PenaltyNs)}
-		}
-	}
-	if r.Flags&ruleShadow != 0 {
-		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
-	}
-	if r.Flags&ruleGuarantee != 0 {
-		out.Guarantee = policy.Guarantee(rs.versionIn(r.Second, in).RateBits)
-	}
-	if r.Flags&ruleColours != 0 && r.Flags&ruleUnlimited == 0 {
-		rs.decodeColours(&out, r, rs.versionIn(r.Second, in))
-	}
-	return out
-}
-
-// choice is the choice whose flag is set, or else the one without a flag.
-func choice(flags []uint32, set uint32) (chosen int) {
-	for c, flag := range flags {
-		if flag == 0 || set&flag != 0 {
-			chosen = c
-		}
-	}
-	return chosen
-}

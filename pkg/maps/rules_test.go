@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 	"unsafe"
@@ -119,7 +118,7 @@ func TestRulesAgainstOracle(t *testing.T) {
 		delete(want, p)
 	}
 	checkRules(r, want)
-	if r.send(policy.GCRA, to("10.0.0.1"), 100); !r.Empty() {
+	if r.send(policy.GCRA, to("10.0.0.1"), 100); r.Any(maps.Exists) {
 		t.Error("rules are left of none")
 	}
 }
@@ -159,9 +158,9 @@ func checkMatch(r *rig, want oracle, a netip.Addr) {
 		return
 	}
 	r.now += uint64(time.Second)
-	before := r.Counters(e.ID)
+	before := r.Store.Counters(e.ID)
 	r.send(policy.GCRA, to(a.String()), 100)
-	after := r.Counters(e.ID)
+	after := r.Store.Counters(e.ID)
 	if after.PassedPackets != before.PassedPackets+1 {
 		r.Fatalf("a packet to %v was not counted under %v", a, e.Prefix)
 	}
@@ -248,11 +247,11 @@ var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "f
 func words(r *rig) (words []byte) {
 	r.Helper()
 	for _, name := range []string{".data.table", ".data.seconds"} {
-		table, err := r.Replacements()[name].LookupBytes(uint32(0))
+		table, err := r.Store.Replacements()[name].LookupBytes(uint32(0))
 		testenv.Must(r.T, err)
 		words = append(words, table...)
 	}
-	rules := r.Replacements()[bpf.ShapectlMapRules]
+	rules := r.Store.Replacements()[bpf.ShapectlMapRules]
 	for id := range rules.MaxEntries() {
 		rule, err := rules.LookupBytes(id)
 		testenv.Must(r.T, err)
@@ -384,7 +383,7 @@ func TestUnlimitedAndBack(t *testing.T) {
 			if !r.send(policy.GCRA, flow, 2000) || r.send(policy.GCRA, flow, 1000) {
 				t.Error("limited again, the first packet does not pass, or more than that does")
 			}
-			if c := r.Counters(e.ID); c.PassedPackets != 12 || c.DroppedPackets != 2 {
+			if c := r.Store.Counters(e.ID); c.PassedPackets != 12 || c.DroppedPackets != 2 {
 				t.Errorf("counters did not go on: %+v", c)
 			}
 		})
@@ -416,11 +415,11 @@ func TestReuseOfIDs(t *testing.T) {
 				if again.ID != e.ID {
 					t.Fatalf("id %d, want %d again", again.ID, e.ID)
 				}
-				if c := r.Counters(again.ID); c != (maps.Counters{}) {
+				if c := r.Store.Counters(again.ID); c != (maps.Counters{}) {
 					t.Errorf("counters begin with %+v", c)
 				}
-				if n := len(slices.Collect(r.Buckets(again, r.now))); n != 0 {
-					t.Errorf("%d buckets have a level to begin with", n)
+				for _, b := range r.Store.Buckets([]maps.Entry{again}, r.clock) {
+					t.Errorf("%+v has a level to begin with", b)
 				}
 				for i, host := range hosts {
 					if got := r.units(again, to(host)); got != 0 && (i == 0 || each.Kind != policy.EachAll) {
@@ -432,7 +431,7 @@ func TestReuseOfIDs(t *testing.T) {
 					}
 				}
 				// Each got a slot of the only line: none was charged to the spill bucket.
-				if got := r.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
+				if got := r.Store.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
 					t.Errorf("the level of the spill bucket is %d units", got)
 				}
 				r.Delete(second.Prefix)
@@ -448,7 +447,7 @@ func TestClear(t *testing.T) {
 		r.put(rule(p, 8, 100))
 	}
 	r.Clear()
-	if !r.Empty() || len(r.Rules()) != 0 {
+	if r.Any(maps.Exists) || len(r.Rules()) != 0 {
 		t.Errorf("cleared, these are left: %+v", r.Rules())
 	}
 	for range 3 {
@@ -518,7 +517,7 @@ func TestLoad(t *testing.T) {
 	for _, rule := range rules {
 		r.Delete(rule.Prefix)
 	}
-	if !r.Empty() {
+	if r.Any(maps.Exists) {
 		t.Error("all deleted, some are left")
 	}
 }

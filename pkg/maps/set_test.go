@@ -48,17 +48,19 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	store, err := maps.New(size, hook)
 	testenv.Must(t, err)
 	set := store.View(view)
-	t.Cleanup(func() { set.Close() })
+	t.Cleanup(func() { set.Store.Close() })
 	r := &rig{T: t, Set: set, now: 1e9}
-	set.UseClock(func() uint64 { return r.now })
+	set.Store.UseClock(r.clock)
 	r.load = func() *ebpf.Program {
-		p, err := program.Load(set.Store, set.Hook())
+		p, err := program.Load(set.Store, set.Store.Hook())
 		testenv.Must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p
 	}
 	return r
 }
+
+func (r *rig) clock() uint64 { return r.now }
 
 // program loads the program on first use.
 func (r *rig) program() *ebpf.Program {
@@ -130,7 +132,7 @@ func to(host string) maps.Flow {
 
 // units is the level of the bucket of a flow now.
 func (r *rig) units(e maps.Entry, f maps.Flow) uint64 {
-	return r.State(e, policy.MatchDst, f, r.now).Level
+	return r.Store.State(e, policy.MatchDst, f, r.now).Level
 }
 
 // privateBPFFS mounts a bpffs for one test, and returns an empty directory in it.
@@ -177,7 +179,7 @@ func TestPinAndOpen(t *testing.T) {
 	}
 	r.send(policy.GCRA, to("10.1.1.1"), 1000)
 	r.send(policy.Leaky, to("2001:db8:1::7"), 500)
-	if err := r.Pin(dir); err != nil {
+	if err := r.Store.Pin(dir); err != nil {
 		t.Fatal(err)
 	}
 	// Pinned twice, as when a new directory is built beside the old one.
@@ -185,11 +187,11 @@ func TestPinAndOpen(t *testing.T) {
 	if err := os.Mkdir(second, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Pin(second); err != nil {
+	if err := r.Store.Pin(second); err != nil {
 		t.Fatal(err)
 	}
-	hook, size := r.Hook(), r.Size()
-	r.Set.Close()
+	hook, size := r.Store.Hook(), r.Store.Size()
+	r.Set.Store.Close()
 	for _, dir := range []string{dir, second} {
 		store, err := maps.Open(dir, true)
 		if err != nil {
@@ -197,8 +199,8 @@ func TestPinAndOpen(t *testing.T) {
 		}
 		defer store.Close()
 		set := store.View(view)
-		if set.Hook() != hook || set.Size() != size {
-			t.Errorf("opened with %+v %+v, want %+v %+v", set.Hook(), set.Size(), hook, size)
+		if set.Store.Hook() != hook || set.Store.Size() != size {
+			t.Errorf("opened with %+v %+v, want %+v %+v", set.Store.Hook(), set.Store.Size(), hook, size)
 		}
 		var got []policy.Rule
 		for _, e := range set.Rules() {
@@ -212,10 +214,10 @@ func TestPinAndOpen(t *testing.T) {
 			bytes uint64
 		}{{to("10.1.1.1"), 1000}, {to("2001:db8:1::7"), 500}} {
 			e, _ := set.Match(c.flow.Dst)
-			if got := set.State(e, policy.MatchDst, c.flow, r.now).Level >> 20; got != c.bytes {
+			if got := set.Store.State(e, policy.MatchDst, c.flow, r.now).Level >> 20; got != c.bytes {
 				t.Errorf("opened, the level of %v is %d bytes, want %d", c.flow.Dst, got, c.bytes)
 			}
-			if counted := set.Counters(e.ID); counted.PassedBytes != c.bytes {
+			if counted := set.Store.Counters(e.ID); counted.PassedBytes != c.bytes {
 				t.Errorf("opened, counters are %+v", counted)
 			}
 		}
@@ -232,10 +234,10 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 		r.send(policy.GCRA, to("10.0.0.7"), 1000)
 	}
 	want := []maps.Affected{{Subnet: netip.MustParsePrefix("10.0.0.7/32"), Packets: 1, Bytes: 1000}}
-	size := r.Size()
+	size := r.Store.Size()
 	for range 2 {
 		size.Rules *= 2
-		grown, err := r.Derive(size, r.Hook())
+		grown, err := r.Store.Derive(size, r.Store.Hook())
 		testenv.Must(t, err)
 		defer grown.Close()
 		got, err := grown.View(view).Affected()
@@ -256,13 +258,13 @@ func TestGrowthToTheLastMap(t *testing.T) {
 			r.send(policy.GCRA, to(host(i)), 1000)
 		}
 		for i, e := range r.Rules() {
-			if got, want := r.Counters(e.ID).PassedPackets, uint64(n-i); got != want {
+			if got, want := r.Store.Counters(e.ID).PassedPackets, uint64(n-i); got != want {
 				t.Errorf("in %d maps, rule %d has counted %d packets, want %d", n, i, got, want)
 			}
 		}
-		size := r.Size()
+		size := r.Store.Size()
 		size.Rules++
-		grown, err := r.Derive(size, r.Hook())
+		grown, err := r.Store.Derive(size, r.Store.Hook())
 		if n == int(bpf.AbiLayoutRULE_MAPS) {
 			if !errors.Is(err, maps.ErrFull) {
 				t.Errorf("in %d maps, once more: error %v, want ErrFull", n, err)
@@ -275,7 +277,7 @@ func TestGrowthToTheLastMap(t *testing.T) {
 		testenv.Must(t, err)
 		defer r.loaded.Close()
 		r.Set = grown.View(view)
-		r.UseClock(func() uint64 { return r.now })
+		r.Store.UseClock(r.clock)
 	}
 }
 
@@ -302,14 +304,14 @@ func TestGrowthKeepsFairClocks(t *testing.T) {
 		return flood, steady
 	}
 	traffic(2)
-	shares, share := r.Replacements()[bpf.ShapectlMapShares], bpf.AbiShare{}
+	shares, share := r.Store.Replacements()[bpf.ShapectlMapShares], bpf.AbiShare{}
 	testenv.Must(t, shares.Lookup(uint32(0), &share))
 	share.Lock = 1
 	share.Weight += 3 // a sharer has no bin at this moment
 	testenv.Must(t, shares.Put(uint32(0), &share))
-	size := r.Size()
+	size := r.Store.Size()
 	size.Shares++
-	grown, err := r.Derive(size, r.Hook())
+	grown, err := r.Store.Derive(size, r.Store.Hook())
 	testenv.Must(t, err)
 	defer grown.Close()
 	r.loaded, err = program.Load(grown, grown.Hook())
@@ -334,7 +336,7 @@ func TestActiveSharers(t *testing.T) {
 		active int
 	}{{0, 1}, {4e9, 1}, {8e9, 0}} {
 		r.now += test.after
-		if got := r.ActiveSharers()[e.ID]; got != test.active {
+		if got := r.Store.ActiveSharers()[e.ID]; got != test.active {
 			t.Errorf("after %d ns: %d active sharers, want %d", test.after, got, test.active)
 		}
 	}
@@ -400,7 +402,7 @@ var forbidden = map[string]func(*maps.Set){
 	"clear":  func(s *maps.Set) { s.Clear() },
 	"put":    func(s *maps.Set) { s.Put(rule("10.0.0.0/8", 1000, 1000)) },
 	"ifb":    func(s *maps.Set) { s.SetIfb(7) },
-	"end":    func(s *maps.Set) { s.End() },
+	"end":    func(s *maps.Set) { s.Store.End() },
 }
 
 // forbiddenEnv makes TestStoreForReading do one of them, on pins in a directory.
@@ -421,7 +423,7 @@ func TestStoreForReading(t *testing.T) {
 	rule := rule("10.0.0.0/8", 1e6, 100000)
 	e := r.put(rule)
 	dir := testenv.BPFFS(t)
-	testenv.Must(t, r.Pin(dir))
+	testenv.Must(t, r.Store.Pin(dir))
 	writable, _ := mappings(t)
 	store, err := maps.Open(dir, false)
 	testenv.Must(t, err)

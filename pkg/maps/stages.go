@@ -26,7 +26,7 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 		member := e
 		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
 		pool := bs.stage(e, v, match, flow, now)
-		pool.State.Level = bs.levelOf(v, load(&bs.rule(e.ID).Shared), now)
+		pool.State.Level = bs.SharedLevel(e, now)
 		pool.State.Departs = atomic.LoadUint64(&bs.rule(e.ID).Departs)
 		bs.addFlow(&pool.State, e, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
@@ -39,8 +39,8 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 }
 
 // pool is a pool by its id.
-func (rs *rules) pool(id uint32, in phase) Entry {
-	e := rs.entry(id, netip.Prefix{}, rs.versionIn(id, in), in)
+func (ls *limits) pool(id uint32, in phase) Entry {
+	e := ls.entry(id, netip.Prefix{}, ls.versionIn(id, in), in)
 	e.Prefix = policy.PoolKey(e.Label.Name)
 	return e
 }
@@ -56,16 +56,18 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 		s.GuaranteeLevel = bs.SharedLevel(guarantee, now)
 		if guarantee.Each.Kind != policy.EachAll {
 			s.Members, s.TogetherLevel, s.GuaranteeLevel = uint64(guarantee.Members), s.GuaranteeLevel, 0
-			params := bs.current(guarantee.ID)
-			if slot := bs.slotOf(makeKey(guarantee.ID, guarantee.Each, match, flow), params.Salt); slot != nil {
-				s.GuaranteeLevel = bs.levelOf(params, load(slot), now)
+			if n, has := bs.slotOf(makeKey(guarantee.ID, guarantee.Each, match, flow)); has {
+				s.GuaranteeLevel = bs.level(guarantee.ID, load(bs.slot(n)), now)
 			}
 		}
 	}
-	if s.Share = bs.shareFor(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
+	if s.Share = bs.shareOf(v); s.Share != nil && e.Share.Kind != policy.ShareMember {
 		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
 		key.Sharer = 1
-		s.Sharer = bs.sharer(v, key)
+		s.Sharer = &model.Sharer{} // one without a slot is new
+		if n, has := bs.slotOf(key); has {
+			s.Sharer = sharer(bs.slot(n))
+		}
 	}
 	return s
 }
@@ -81,40 +83,14 @@ func sharersOf(s policy.Share, far netip.Addr) policy.Each {
 	return policy.Each{Kind: policy.EachHost}
 }
 
-// SharerName is the sharer of a packet of flow in a rule or pool with fair shares, as people read it. member is what
-// is directly within the pool.
-func SharerName(e, member Entry, match policy.Match, flow Flow) string {
-	switch {
-	case e.Share.Kind != policy.ShareMember:
-		e.Each = sharersOf(e.Share, flow.Far(match))
-		return KeyName(e, match, flow)
-	case member.Pool:
-		return member.Label.Name
-	}
-	return member.Prefix.String()
-}
-
-// shareFor is a copy of the share of a rule or pool, as a packet would meet it; nil if there is none.
-func (bs *buckets) shareFor(v version) *model.Share {
-	if v.Flags&ruleShares == 0 || v.Share == 0 {
-		return nil
-	}
-	s := bs.shareIn(v)
-	return &s
-}
-
-// sharer is the sharer with that key. One without a slot is new.
-func (bs *buckets) sharer(v version, key bpf.AbiKey) *model.Sharer {
-	if slot := bs.slotOf(key, v.Salt); slot != nil {
-		return &model.Sharer{TAT: atomic.LoadUint64(&slot.Tat), Largest: atomic.LoadUint32(&slot.Tick)}
-	}
-	return &model.Sharer{}
-}
-
 // memberOf is a rule or pool as a sharer of its pool. One that was within another pool is new.
 func (bs *buckets) memberOf(pool version, id uint32) *model.Sharer {
 	if fair := &bs.rule(id).Fair; atomic.LoadUint32(&fair.Fingerprint) == pool.Salt {
-		return &model.Sharer{TAT: atomic.LoadUint64(&fair.Tat), Largest: atomic.LoadUint32(&fair.Tick)}
+		return sharer(fair)
 	}
 	return &model.Sharer{}
+}
+
+func sharer(b *bpf.AbiBucket) *model.Sharer {
+	return &model.Sharer{TAT: atomic.LoadUint64(&b.Tat), Largest: atomic.LoadUint32(&b.Tick)}
 }

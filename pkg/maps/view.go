@@ -14,7 +14,7 @@ import (
 
 // A Set is the rules of one hook: a view of the store.
 type Set struct {
-	*Store
+	Store *Store
 	view
 }
 
@@ -61,29 +61,29 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 
 // Release frees a set without rules. Its hook must be detached.
 func (s *Set) Release() {
-	s.data.Retired = s.change.Epoch
+	s.data.Retired = s.Store.change.Epoch
 	step.Store("release a view")
 	atomic.StoreUint32(&s.data.Ifindex, 0)
 }
 
 // Number is the number by which programs know the set.
-func (v *view) Number() uint32 { return v.number }
+func (v view) Number() uint32 { return v.number }
 
 // Ifindex is the index of the device, 0 where the set is not in use.
-func (v *view) Ifindex() int { return int(atomic.LoadUint32(&v.data.Ifindex)) }
+func (v view) Ifindex() int { return int(atomic.LoadUint32(&v.data.Ifindex)) }
 
 // Device is the name of the device when SetDevice was called.
-func (v *view) Device() string { return unix.ByteSliceToString(v.data.Device[:]) }
+func (v view) Device() string { return unix.ByteSliceToString(v.data.Device[:]) }
 
 // SetDevice stores the device of the rules.
-func (v *view) SetDevice(ifindex int, name string) {
+func (v view) SetDevice(ifindex int, name string) {
 	v.data.Device = [len(v.data.Device)]uint8{}
 	copy(v.data.Device[:], name)
 	atomic.StoreUint32(&v.data.Ifindex, uint32(ifindex))
 }
 
 // Direction is that of the hook.
-func (v *view) Direction() policy.Direction {
+func (v view) Direction() policy.Direction {
 	if v.data.Ingress != 0 {
 		return policy.Ingress
 	}
@@ -91,36 +91,36 @@ func (v *view) Direction() policy.Direction {
 }
 
 // Attached reports whether the hook was ever attached. If not, a command was killed before that.
-func (v *view) Attached() bool { return v.data.Attached != 0 }
+func (v view) Attached() bool { return v.data.Attached != 0 }
 
 // SetAttached marks the hook as attached.
-func (v *view) SetAttached() {
+func (v view) SetAttached() {
 	step.Store("say that a hook is attached")
 	v.data.Attached = 1
 }
 
 // Side is the address of packets that prefixes are compared with.
-func (v *view) Side() policy.Match { return policy.Match(v.data.MatchSrc) }
+func (v view) Side() policy.Match { return policy.Match(v.data.MatchSrc) }
 
 // SetSide sets Side. The set must have no rule, or only one that is about to be replaced.
-func (v *view) SetSide(match policy.Match) { v.data.MatchSrc = uint8(match) }
+func (v view) SetSide(match policy.Match) { v.data.MatchSrc = uint8(match) }
 
 // Ifb is the index of the ifb device that delayed packets are sent to, 0 for none.
-func (v *view) Ifb() int { return int(atomic.LoadUint32(&v.data.Ifb)) }
+func (v view) Ifb() int { return int(atomic.LoadUint32(&v.data.Ifb)) }
 
 // SetIfb sends delayed packets to an ifb device; 0 is none.
-func (v *view) SetIfb(index int) {
+func (v view) SetIfb(index int) {
 	step.Store("send to an ifb")
 	atomic.StoreUint32(&v.data.Ifb, uint32(index))
 }
 
 // Others are the frames and bytes that passed the hook and that no rule limits, because they are neither IP nor ARP.
-func (v *view) Others() (frames, bytes uint64) {
+func (v view) Others() (frames, bytes uint64) {
 	return atomic.LoadUint64(&v.data.OtherFrames), atomic.LoadUint64(&v.data.OtherBytes)
 }
 
 // prepare initialises a view that was never used.
-func (v *view) prepare() {
+func (v view) prepare() {
 	v.data.Mix4, v.data.Mix6 = uint64(v.number)<<40, [2]uint64{rand.Uint64(), rand.Uint64()}
 	v.data.Use[0].List[lengthIPv4], v.data.Use[0].List[0] = noLength, noLength
 	v.setFirst()

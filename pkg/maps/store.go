@@ -11,7 +11,6 @@ import (
 	"math/bits"
 	"path/filepath"
 	"slices"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -23,55 +22,13 @@ import (
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
 var ErrOtherLayout = errors.New("made by another version of shapectl")
 
-// Size is how much a store holds.
-type Size struct {
-	Views    uint32 // of hooks and of the pools; rounded up to a power of two, at least 2
-	Rules    uint32 // shadows included
-	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
-	Affected uint32 // hosts that shadows would have affected
-	Labels   uint32 // parts of labels, see LabelParts
-	Shares   uint32 // rules and pools with fair shares
-	Leases   uint32 // pools with a cluster
-	Pools    bool   // there may be pools, and rules with shares
-	Colours  bool   // there may be rules with colours
-}
-
-const (
-	hookMap      = ".rodata"
-	changeMap    = ".data.change"
-	viewsMap     = ".data.views"
-	prefixes4Map = ".data.prefixes4"
-	prefixes6Map = ".data.prefixes6"
-	filterMap    = ".data.filter"
-	tableMap     = ".data.table"
-	secondsMap   = ".data.seconds"
-	worksMap     = ".data.works"
-	lineSlots    = uint32(bpf.AbiLayoutLINE_SLOTS)
-)
-
-// ruleMaps hold the rules, each a range of ids.
-var ruleMaps = [bpf.AbiLayoutRULE_MAPS]string{
-	bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3,
-	bpf.ShapectlMapRules4, bpf.ShapectlMapRules5, bpf.ShapectlMapRules6, bpf.ShapectlMapRules7,
-}
-
-// pinned are all maps of a store, each with the name of its pin: bpffs keeps names with a dot for itself.
-var pinned = map[string]string{
-	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
-	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
-	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
-	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
-}
+const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 
 // A Store is the maps of a network namespace.
 type Store struct {
 	memory
-	buckets
-	prefixes prefixTables
-	views    []bpf.AbiView
-	known    *known
-	holders  int
+	index
+	holders int
 }
 
 // New makes an empty store.
@@ -114,11 +71,11 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return derived, nil // the tables of prefixes are shared
 	}
 	for f := range s.everyPrefix(nil) {
-		set := derived.View(f.view)
 		if derived.prefixes.find(f.key) != nil {
 			continue // with few rules, only the other family's table may have grown
 		}
-		if err := set.placePrefix(set.prefix(f.key), f.id); err != nil {
+		v := derived.view(f.view)
+		if err := derived.placePrefix(v, v.prefix(f.key), f.id); err != nil {
 			derived.Close()
 			return nil, err
 		}
@@ -143,46 +100,46 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Multiplier = multiplier(hook)
 	hook.ViewMask = powerOfTwo(max(size.Views, 2)) - 1
-	for length := range 129 {
+	for length := range hook.Masks {
 		hook.Masks[length] = pairs(mask(length))
 	}
 	if hook.Layout, err = Layout(); err != nil {
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows, hook.Pools = size.Affected, 0
+	hook.Shadows, hook.Pools, hook.Colours, hook.SecondsMask = size.Affected, 0, 0, 0
 	if size.Pools {
 		hook.Pools = 1
 	}
-	hook.Colours, hook.SecondsMask = 0, 0
 	if size.Colours {
 		hook.Colours, hook.SecondsMask = 1, lines-1
 	}
-	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
-	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
-	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
-	spec.Maps[bpf.ShapectlMapShares].MaxEntries = max(size.Shares, 1)
-	spec.Maps[bpf.ShapectlMapLeases].MaxEntries = max(size.Leases, 1)
+	elements := map[string]uint32{
+		bpf.ShapectlMapKeys: lines * lineSlots, bpf.ShapectlMapAffected: size.Affected, bpf.ShapectlMapLabels: size.Labels,
+		bpf.ShapectlMapShares: size.Shares, bpf.ShapectlMapLeases: size.Leases,
+	}
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
-		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
+		elements[name], end = end-hook.FirstId[i], hook.FirstId[i]
+	}
+	for name, count := range elements {
+		spec.Maps[name].MaxEntries = max(count, 1) // a map has room for one at least
 	}
 	for _, name := range ruleMaps {
-		spec.Maps[name].ValueSize = ruleSize(&hook)
-		spec.Maps[name].Value = nil // a type of another size
+		spec.Maps[name].ValueSize, spec.Maps[name].Value = ruleSize(&hook), nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines, secondsMap: hook.SecondsMask + 1,
-		worksMap: hook.CpuMask + 1,
+		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines,
+		secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
-		m.Value, m.Contents = nil, nil
-		m.ValueSize *= count // the object has room for one
+		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
+		if name != hookMap && name != changeMap {
+			m.Value, m.Contents = nil, nil
+			m.ValueSize *= count // the object has room for one
+		}
 	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap, secondsMap, worksMap} {
-		spec.Maps[name].Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
-	}
 	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
@@ -251,25 +208,26 @@ func Open(dir string, writing bool) (*Store, error) {
 
 // attach reads the settings and maps the arrays; on failure the store is closed.
 func (s *Store) attach() (err error) {
-	s.now = Now
 	defer func() {
 		if err != nil {
 			s.Close()
 		}
 	}()
-	hook := &bpf.AbiHook{}
-	s.hook, s.prefixes.hook = hook, hook
+	hook, change := &bpf.AbiHook{}, []bpf.AbiChange{}
 	if err := s.maps[hookMap].Lookup(uint32(0), hook); err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
+	s.now, s.hook, s.prefixes.hook = Now, hook, hook
 	for _, name := range ruleMaps[:hook.RuleMaps] {
-		array, err := s.mapMemory(name, ruleSize(hook))
+		array, err := s.mapMemory(name)
+		if err == nil && s.maps[name].ValueSize() != ruleSize(hook) {
+			err = fmt.Errorf("map %s: %w", name, ErrOtherLayout)
+		}
 		if err != nil {
 			return err
 		}
 		s.arrays = append(s.arrays, array)
 	}
-	var change []bpf.AbiChange
 	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
 		return err
 	}
@@ -284,80 +242,8 @@ func (s *Store) attach() (err error) {
 		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
 		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
 		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
-		mapArray(&s.memory, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
+		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
-}
-
-// memory is the maps, and their mappings.
-type memory struct {
-	maps     map[string]*ebpf.Map
-	mapped   [][]byte
-	readOnly bool
-}
-
-// mapArray maps so many elements into memory, shared with the programs.
-func mapArray[T any](from *memory, name string, count uint32, array *[]T) error {
-	memory, err := from.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
-	if err != nil {
-		return err
-	}
-	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), count)
-	if len(memory) != int(count)*int(unsafe.Sizeof((*array)[0])) {
-		return fmt.Errorf("map %s: %w", name, ErrOtherLayout)
-	}
-	return nil
-}
-
-// mapMemory maps a map into memory. Its values, or the elements of its one value, have that size.
-func (all *memory) mapMemory(name string, size uint32) ([]byte, error) {
-	m := all.maps[name]
-	if m.ValueSize()%size != 0 {
-		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
-	}
-	access := unix.PROT_READ | unix.PROT_WRITE
-	if all.readOnly {
-		access = unix.PROT_READ
-	}
-	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), access, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %s into memory: %w", name, err)
-	}
-	all.mapped = append(all.mapped, memory)
-	return memory, nil
-}
-
-// Pin pins all maps in a directory of a bpffs.
-func (all *memory) Pin(dir string) error {
-	for name, pin := range pinned {
-		if err := step.Try("pin a map"); err != nil {
-			return err
-		}
-		// A clone, as a map object remembers one pin, and a set may have several.
-		m, err := all.maps[name].Clone()
-		if err == nil {
-			err = m.Pin(filepath.Join(dir, pin))
-			m.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// Replacements are the maps by name, for loading a program.
-func (all *memory) Replacements() map[string]*ebpf.Map { return all.maps }
-
-// close closes the maps.
-func (all *memory) close() error {
-	var errs []error
-	for _, memory := range all.mapped {
-		errs = append(errs, unix.Munmap(memory))
-	}
-	for _, m := range all.maps {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
 }
 
 // Hook is the settings of the store.

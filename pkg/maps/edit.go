@@ -1,0 +1,401 @@
+package maps
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// known is what a change of many rules needs to know of all rules.
+type known struct {
+	free   []uint32 // ids that were used before and are free, the next one first
+	taking []placed // the rules and shadows that take part in a change
+}
+
+// gather reads all rules. It must be called before anything that it reads is changed. A
+// change of one rule does not need it.
+func (s *index) gather() *known {
+	if s.known != nil {
+		return s.known
+	}
+	k := &known{}
+	// By id, because reading a million rules in the order of the tables takes ten times as long.
+	rules := make([]placed, s.change.Ids)
+	used := make([]bool, len(rules))
+	for it := range s.everyPrefix(func(it placed) { // left by a Clear whose process was killed
+		s.change.Removed, s.rule(it.id).Retired = s.change.Epoch, s.change.Epoch
+		atomic.StoreUint32(s.prefixes.find(it.key), 0)
+	}) {
+		rules[it.id], used[it.id] = it, true
+	}
+	rules = slices.DeleteFunc(rules, func(it placed) bool { return it.key == stored{} })
+	take := func(it placed) {
+		old, _ := s.bothPhases(it.id)
+		it.isNew = !present(old)
+		k.taking = append(k.taking, it)
+	}
+	for _, it := range rules {
+		for _, id := range s.companionsOf(it.id) {
+			if !used[id] && s.Changes(id) {
+				take(placed{id: id})
+			}
+			used[id] = true
+		}
+		if s.Changes(it.id) {
+			take(it)
+		}
+	}
+	for id, inUse := range used {
+		if !inUse {
+			if r := s.rule(uint32(id)); r.Retired == 0 { // a command was killed before it could say so
+				r.Retired = s.change.Epoch
+			}
+			k.free = append(k.free, uint32(id))
+		}
+	}
+	exists := func(id uint32) bool { return int(id) < len(used) && used[id] }
+	freeLost(&s.progress, s.shares, shareOwner, func(id, number uint32) bool { return exists(id) && s.share(id) == number })
+	freeLost(&s.progress, s.leases, leaseOwner, func(id, number uint32) bool {
+		return exists(id) && (s.rule(id).Cold[0].Lease == number || s.rule(id).Cold[1].Lease == number)
+	})
+	s.prefixes.refilter(rules)
+	s.known = k
+	return k
+}
+
+// Put sets a valid rule, in one step for any packet. An existing rule keeps its counters, and its buckets keep their room, up
+// to the new capacity. It reports whether anything changed. The error wraps ErrFull where there is no room. A committed change
+// of many rules cannot be reverted afterwards.
+func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
+	s.Store.finishUnlessPending()
+	steps := s.steps([]policy.Rule{rule})
+	err = s.do(steps, atOnce, nil)
+	return len(steps) > 0 && err == nil, err
+}
+
+// Load is Put for many rules of different prefixes, each in force as soon as it is set. It
+// does not end the last change; rules that take part in that must not be among them.
+func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
+
+// LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
+// those that are in force now. No packet may see them yet.
+func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error {
+	k := s.Store.gather()
+	before := len(k.taking)
+	if err := s.Load(reverted); err != nil {
+		return err
+	}
+	if err := s.do(now, later, nil); err != nil {
+		return err
+	}
+	for _, it := range k.taking[before:] {
+		if !it.isNew {
+			s.Store.time(it.id, s.Store.now(), s.Store.Until())
+		}
+	}
+	s.Store.edited()
+	return nil
+}
+
+// steps are the differences between the set and rules that shall be in force.
+func (s *Set) steps(rules []policy.Rule) []policy.Difference {
+	steps := make([]policy.Difference, 0, len(rules))
+	for i := range rules {
+		d := policy.Difference{Want: &rules[i]}
+		if e, found := s.Find(d.Want.Prefix); found {
+			if e.Rule == *d.Want {
+				continue
+			}
+			have := e.Rule
+			d.Have = &have
+		}
+		steps = append(steps, d)
+	}
+	return steps
+}
+
+// when is when something comes into force.
+type when bool
+
+const (
+	atOnce when = false
+	later  when = true // after the change that is being prepared
+)
+
+// progressStep is the number of steps between two calls of progress.
+const progressStep = 1 << 12
+
+// do carries out steps, each of which must start from the rule that the set has. progress
+// may be nil. The error wraps ErrFull or ErrNoPool.
+func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
+	if l := s.Store.Lacks(Needs(steps...)); l.Rules|l.Shares|l.Leases > 0 {
+		return fmt.Errorf("%w: it holds %d", ErrFull, s.Store.room())
+	}
+	lengths := s.lookedFor()
+	for _, d := range steps {
+		if d.Have == nil {
+			lengths[lengthOf(d.Want.Prefix)] = true
+		}
+	}
+	s.Store.lookFor(s.view, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
+	defer func() {
+		s.Store.edited()
+		if err != nil {
+			s.Store.trimLengths(s.number)
+		}
+	}()
+	for i, d := range steps {
+		if d.Want == nil {
+			s.drop(d.Have.Prefix)
+		} else if err := s.set(d.Have, *d.Want, at); err != nil {
+			return err
+		}
+		if progress != nil && (i+1)%progressStep == 0 {
+			progress(i + 1)
+		}
+	}
+	return nil
+}
+
+// allocate prepares an id for a new limit, which no packet finds yet.
+func (s *Set) allocate() uint32 {
+	id := s.Store.change.Ids // no packet has used this one
+	if id < s.Store.room() {
+		s.Store.change.Ids++
+	} else {
+		k := s.Store.gather()
+		id, k.free = k.free[0], k.free[1:]
+	}
+	r := s.Store.rule(id)
+	if r.Retired != 0 {
+		s.Store.waitSince(r.Retired) // packets may still charge the previous rule of this id
+		clear(s.Store.countersOf(id))
+	}
+	s.Store.freeSlots(id)
+	s.Store.discardLabels(id)
+	// The salt makes its keys differ from those of other rules.
+	absent := bpf.AbiParams{Flags: ruleAbsent, Salt: rand.Uint32() | 1}
+	*r = bpf.AbiRule{Retired: r.Retired, View: s.number, Params: [2]bpf.AbiParams{absent, absent}}
+	return id
+}
+
+// free frees an id, with its labels.
+func (s *index) free(id uint32) {
+	s.discardLabels(id)
+	s.freeShare(id)
+	s.freeLeases(id, 0)
+	r := s.rule(id)
+	r.Cold[0].Lease, r.Cold[1].Lease = 0, 0 // its slots must not go by the lease of another pool
+	r.Retired = s.change.Epoch
+	if s.known != nil {
+		s.known.free = append(s.known.free, id)
+	}
+}
+
+// set sets up a new rule, which packets find by its prefix from the last store on, or alters one.
+func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
+	it := placed{view: s.number, key: s.stored(want.Prefix), isNew: have == nil}
+	if !it.isNew {
+		it.id = *s.Store.findPrefix(s.view, want.Prefix) - 1
+		_, err := s.write(it, *have, want, at)
+		return err
+	}
+	id, err := s.write(it, policy.Rule{}, want, at)
+	if err == nil {
+		err = step.Try("place a prefix")
+	}
+	if err == nil {
+		err = s.Store.placePrefix(s.view, want.Prefix, id)
+	}
+	return err
+}
+
+// write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
+// limit gets an id, which is returned.
+func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err error) {
+	pool, err := s.Store.poolOf(want)
+	if err != nil {
+		return 0, err
+	}
+	if it.isNew {
+		it.id = s.allocate()
+	}
+	id = it.id
+	r, old, next := s.Store.rule(id), s.Store.current(id), s.Store.other(id)
+	if it.isNew && at == atOnce {
+		old, next = next, old
+	}
+	s.Store.labels.discard(id, next)
+	if err := s.Store.labels.write(id, next.index, want); err != nil {
+		return 0, err
+	}
+	its, err := s.setCompanions(have, want, idsOf(old), at)
+	if err != nil {
+		return 0, err
+	}
+	if hasSlots(want) {
+		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
+	}
+	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
+	encode(next, want, old.Salt, pool, its)
+	next.Share, next.Lease, *next.next = share, lease, 0
+	s.Store.setLease(id, old, next, want)
+	if number := leaseNumber(old); number != 0 && at == later {
+		s.Store.waitSince(s.Store.leases[number-1].Replaced) // Time writes the one that is not in force
+	}
+	if present(old) { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
+		next.Salt ^= scope(old) ^ scope(next)
+	}
+	if limited(next) && !limited(old) {
+		empty(&r.Shared, s.Store.meterAt(next, s.Store.now()), s.Store.now())
+		if !it.isNew {
+			s.Store.freeSlots(id)
+		}
+	}
+	switch {
+	case at == later:
+		s.Store.takesPart(it)
+	case !it.isNew:
+		s.Store.promptly(func(now uint64) { s.Store.continueClock(id, old, next, now) })
+		s.Store.switchTo(id, next.index, "switch a rule")
+		s.Store.freeUnused(id)
+	}
+	return id, nil
+}
+
+// hasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket but for members, have slots in the table.
+func hasSlots(rule policy.Rule) bool {
+	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst ||
+		rule.Share.Kind != policy.ShareNone && rule.Share.Kind != policy.ShareMember
+}
+
+// other are the parameters of a rule that are not in force, once no packet uses them.
+func (rs *rules) other(id uint32) version {
+	r := rs.rule(id)
+	rs.waitSince(r.Replaced)
+	return rs.version(id, r.Sets^1)
+}
+
+// switchTo lets packets see a version of a rule, in all phases of a change.
+func (rs *rules) switchTo(id, index uint32, what string) {
+	r := rs.rule(id)
+	r.Replaced = rs.change.Epoch
+	step.Store(what)
+	atomic.StoreUint32(&r.Sets, index<<phaseBefore|index<<phaseAfter|index<<phaseReverted)
+}
+
+// promptly writes what begins now (ns), and again until that took less than notice: else the clock of a higher rate would have run
+// ahead meanwhile. It returns when that begins.
+func (rs *rules) promptly(write func(now uint64)) uint64 {
+	for {
+		now := rs.now()
+		write(now)
+		if rs.now()-now < uint64(notice) {
+			return now
+		}
+	}
+}
+
+// drop marks a rule as absent after the change that is being prepared.
+func (s *Set) drop(p netip.Prefix) {
+	id := *s.Store.findPrefix(s.view, p) - 1
+	old, next := s.Store.current(id), s.Store.other(id)
+	s.Store.labels.discard(id, next)
+	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
+	next.Flags = next.Flags&^ruleLabel | ruleAbsent
+	s.Store.takesPart(placed{view: s.number, id: id, key: s.stored(p)})
+}
+
+// Delete removes the rules of networks, each in one step, and reports whether there was one.
+func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
+	s.Store.finishUnlessPending()
+	for _, p := range networks {
+		if place := s.Store.findPrefix(s.view, p); place != nil {
+			s.Store.remove(placed{id: *place - 1, key: s.stored(p)})
+			deleted = true
+		}
+	}
+	if deleted {
+		s.Store.trimLengths(s.number)
+		s.Store.edited()
+	}
+	return deleted
+}
+
+// remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
+func (s *index) remove(it placed) {
+	if place := s.prefixes.find(it.key); place != nil { // Prepare may have found no room for it
+		s.change.Removed = s.change.Epoch
+		step.Store("remove a prefix")
+		atomic.StoreUint32(place, 0)
+	}
+	s.freeWith(it.id)
+}
+
+// Clear removes all rules in one step. The last change goes on without them.
+func (s *Set) Clear() { s.Store.ClearSets(s) }
+
+// ClearSets is Clear for each of several sets. It needs one pass for all.
+func (s *Store) ClearSets(sets ...*Set) {
+	clears := make([]bool, len(s.views))
+	for _, set := range sets {
+		clears[set.number] = true
+	}
+	rules := s.byID(allViews)
+	for _, set := range sets {
+		set.data.Clearing = 1
+		s.lookFor(set.view, lengthSet{}) // from here on packets find none
+	}
+	for it := range rules {
+		if clears[it.view] {
+			s.remove(it)
+		}
+	}
+	for _, set := range sets {
+		set.data.Clearing = 0
+	}
+	s.edited()
+	if s.known != nil {
+		s.known.taking = slices.DeleteFunc(s.known.taking, func(it placed) bool { return clears[s.rule(it.id).View] })
+	}
+}
+
+// ClearCounters has all counters begin at 0. No packet may use the rules.
+func (s *Set) ClearCounters() {
+	for f := range s.Store.byID(s.number) {
+		clear(s.Store.countersOf(f.id))
+	}
+}
+
+// MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
+const membarrierGlobal = 1
+
+// waitForPackets returns when all programs have ended that ran when it was called.
+func waitForPackets() {
+	// This is synchronize_rcu(), and programs run as RCU readers. Kernels with nohz_full
+	// refuse it; then wait much longer than any packet takes.
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// waitSince waits for packets that may still use what was removed in an epoch; 0 means never.
+func (p *progress) waitSince(epoch uint32) {
+	now := &p.change.Epoch
+	if epoch != *now {
+		return
+	}
+	waitForPackets()
+	if *now++; *now == 0 {
+		*now = 1
+	}
+}

@@ -1,0 +1,107 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
+)
+
+const (
+	hookMap      = ".rodata"
+	changeMap    = ".data.change"
+	viewsMap     = ".data.views"
+	prefixes4Map = ".data.prefixes4"
+	prefixes6Map = ".data.prefixes6"
+	filterMap    = ".data.filter"
+	tableMap     = ".data.table"
+	secondsMap   = ".data.seconds"
+	worksMap     = ".data.works"
+)
+
+// ruleMaps hold the rules, each a range of ids.
+var ruleMaps = [bpf.AbiLayoutRULE_MAPS]string{
+	bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3,
+	bpf.ShapectlMapRules4, bpf.ShapectlMapRules5, bpf.ShapectlMapRules6, bpf.ShapectlMapRules7,
+}
+
+// pinned are all maps of a store, each with the name of its pin: bpffs keeps names with a dot for itself.
+var pinned = map[string]string{
+	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
+	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
+	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
+}
+
+// memory is the maps, and their mappings.
+type memory struct {
+	maps     map[string]*ebpf.Map
+	mapped   [][]byte
+	readOnly bool
+}
+
+// mapArray maps the values of a map into memory, shared with the programs.
+func mapArray[T any](from *memory, name string, count uint32, array *[]T) error {
+	memory, err := from.mapMemory(name)
+	if err != nil {
+		return err
+	}
+	if *array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), count); uintptr(len(memory)) != uintptr(count)*unsafe.Sizeof((*array)[0]) {
+		return fmt.Errorf("map %s: %w", name, ErrOtherLayout)
+	}
+	return nil
+}
+
+func (all *memory) mapMemory(name string) ([]byte, error) {
+	m, access := all.maps[name], unix.PROT_READ|unix.PROT_WRITE
+	if all.readOnly {
+		access = unix.PROT_READ
+	}
+	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), access, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s into memory: %w", name, err)
+	}
+	all.mapped = append(all.mapped, memory)
+	return memory, nil
+}
+
+// Pin pins all maps in a directory of a bpffs.
+func (all *memory) Pin(dir string) error {
+	for name, pin := range pinned {
+		if err := step.Try("pin a map"); err != nil {
+			return err
+		}
+		// A clone, as a map object remembers one pin, and a set may have several.
+		m, err := all.maps[name].Clone()
+		if err == nil {
+			err = m.Pin(filepath.Join(dir, pin))
+			m.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Replacements are the maps by name, for loading a program.
+func (all *memory) Replacements() map[string]*ebpf.Map { return all.maps }
+
+// close closes the maps.
+func (all *memory) close() error {
+	var errs []error
+	for _, memory := range all.mapped {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	for _, m := range all.maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
