@@ -48,6 +48,7 @@ type Facts struct {
 
 	byIndex map[int]*Device                 // of Devices, for Judge
 	tree    *policy.Tree                    // of Pools
+	noRoom  map[string]string               // the pool without room for the guarantees of a policy.Claim, by claimant
 	queues  map[policy.Within][]policy.Rule // of the pools that delay packets: by name, itself and those above
 	sharers map[uint32]int                  // that are active, by the id of the rule or pool
 }

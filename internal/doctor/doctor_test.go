@@ -684,7 +684,7 @@ func TestJudge(t *testing.T) {
 			f.pool("b").Within = "a"
 			f.Pools[0].Rate, f.Pools[1].Guarantee, f.rule().Guarantee = 2_500_000, 3_000_000, 2_000_000
 			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
-			f.Netns = "blue"
+			f.Pools[1].Label.Owner.Device, f.Netns = "eth0", "blue"
 		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
 			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue watch' then gives them"}},
 		{"guarantees that have room again", func(f *Facts) {

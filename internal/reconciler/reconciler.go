@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +19,7 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -36,7 +36,7 @@ const (
 	// retry is the interval for devices whose rules could not be applied, because
 	// another command had the lock or a change was pending.
 	retry = time.Second
-	// lookEvery is the interval of looks at pools that had no room for a guarantee.
+	// lookEvery is the interval of looks for room while a guarantee waits.
 	lookEvery = 2 * time.Second
 	// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
 	rollbackFor = time.Hour
@@ -66,10 +66,12 @@ type Reconciler struct {
 	failed map[int]failure // by index
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
-	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
 	hosts  followed
 
-	applied map[string]lastgood.Policy // the last one of parsed
+	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
+	granted maps.Stamp      // of the rules among which guarantees were given
+
+	parsed map[string]lastgood.Policy // the last one of parse
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -121,7 +123,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
+	r.policy, r.parsed, r.unrecorded, r.undone = p, nil, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -154,7 +156,7 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
-	r.failed = map[int]failure{}
+	r.failed, r.waits = map[int]failure{}, map[string]bool{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
@@ -195,7 +197,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 				sweepAt = time.Now().Add(pause)
 			}
 		}
-		if swept || r.mayHaveRoom() {
+		if swept || len(r.waits) > 0 {
 			if err := r.guarantee(); err != nil {
 				return err
 			}
@@ -251,7 +253,7 @@ func (r *Reconciler) wait(devices bool, sweepAt time.Time) time.Duration {
 	if devices {
 		wait = min(wait, retry)
 	}
-	if len(r.full) > 0 {
+	if len(r.waits) > 0 {
 		wait = min(wait, lookEvery)
 	}
 	return wait
@@ -415,13 +417,10 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 	if err != nil && !errors.Is(err, loader.ErrPending) {
 		r.warn(t.dev, err)
 	}
-	for _, table := range t.tables {
-		event := Event{Device: table.Device, Direction: table.Direction, Rules: len(table.Rules), Policy: from.Path}
-		if i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == table.Device && d.Direction == table.Direction }); i >= 0 {
-			event.Change = done[i].Hook
-		}
-		r.OnApply(event)
+	for _, table := range t.tables { // also those that were as they should be
+		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
 	}
+	r.applied(t.tables, done, from)
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or
