@@ -97,35 +97,18 @@ func (r *Reconciler) applied(tables []policy.Table, done []loader.Applied, from 
 // isOfHost reports whether a pool is of a host. There is one also while no address of the host is known.
 func isOfHost(p policy.Rule) bool { return p.Label.Owner.Host != "" }
 
-// A failure is a device whose rules could not be applied, and why.
-type failure struct {
-	dev   netinfo.Device
-	error string
-	again bool // it is tried again
+// warn reports an error of a device, unless the device was deleted meanwhile. The next sweep tries the device again.
+func (r *Reconciler) warn(dev netinfo.Device, err error) {
+	if exists(dev) {
+		r.failed[dev.Index] = dev
+		r.warnOnce(fmt.Errorf("apply rules to %s: %w", dev.Name, err))
+	}
 }
 
-// warn reports an error of a device once, unless the device was deleted meanwhile. The next sweep tries the device again.
-func (r *Reconciler) warn(dev netinfo.Device, err error) {
-	if !exists(dev) {
-		return
-	}
-	err = fmt.Errorf("apply rules to %s: %w", dev.Name, err)
-	if r.failed[dev.Index].error != err.Error() {
+// warnOnce reports what does not change as long as it lasts.
+func (r *Reconciler) warnOnce(err error) {
+	if text := err.Error(); !r.warned[text] {
+		r.warned[text] = true
 		r.OnWarning(err)
 	}
-	r.failed[dev.Index] = failure{dev, err.Error(), false}
-}
-
-// failedBefore returns the devices to try again, and forgets those that are gone.
-func (r *Reconciler) failedBefore() (devices []netinfo.Device) {
-	for index, f := range r.failed {
-		if !exists(f.dev) {
-			delete(r.failed, index)
-			continue
-		}
-		f.again = true
-		r.failed[index] = f
-		devices = append(devices, f.dev)
-	}
-	return devices
 }

@@ -55,20 +55,15 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 	}
 	for _, want := range pools.Rules {
 		have, found := h.Set.Find(want.Prefix)
-		name := want.Label.Name
-		if !found || have.WithoutGuarantee() == want.WithoutGuarantee() || r.differ[name] == have.Rule {
+		if !found || have.WithoutGuarantee() == want.WithoutGuarantee() {
 			continue
 		}
-		if r.differ == nil {
-			r.differ = map[string]policy.Rule{}
-		}
-		r.differ[name] = have.Rule
 		var changes []string
 		for _, c := range policy.Changes(&have.Rule, &want) {
 			changes = append(changes, c.String())
 		}
-		r.OnWarning(fmt.Errorf("pool %q is not as in %s, and watch does not change it: to change %s, apply the file",
-			name, from, strings.Join(changes, ", ")))
+		r.warnOnce(fmt.Errorf("pool %q is not as in %s, and watch does not change it: to change %s, apply the file",
+			want.Label.Name, from, strings.Join(changes, ", ")))
 	}
 }
 

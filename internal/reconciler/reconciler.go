@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +21,7 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -63,13 +65,12 @@ type Reconciler struct {
 	undone         bool         // it was reverted, there is no other, and OnNotice was called
 	pending        bool         // devices wait for the end of a pending change, and OnWarning was called
 
-	failed map[int]failure // by index
-
-	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
+	failed map[int]netinfo.Device // whose rules could not be applied, by index
+	warned map[string]bool        // what warnOnce has reported
 	hosts  followed
 
 	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
-	granted maps.Stamp      // of the rules among which guarantees were given
+	granted shapemaps.Stamp // of the rules among which guarantees were given
 
 	parsed map[string]lastgood.Policy // the last one of parse
 }
@@ -156,7 +157,7 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
-	r.failed, r.waits = map[int]failure{}, map[string]bool{}
+	r.failed, r.warned, r.waits = map[int]netinfo.Device{}, map[string]bool{}, map[string]bool{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
@@ -171,7 +172,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 		waiting = append(waiting, fresh...)
 		if due {
-			waiting = append(waiting, r.failedBefore()...)
+			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
+			clear(r.failed)
 		}
 		if len(waiting) > 0 && versionOf(r.file) != r.read {
 			r.reload(ctx)
@@ -397,11 +399,6 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	wait = r.apply(n, targets, from, reverted)
 	for _, t := range returned {
 		r.compare(n, t, from)
-	}
-	for _, dev := range devices[:done] {
-		if r.failed[dev.Index].again {
-			delete(r.failed, dev.Index)
-		}
 	}
 	if p := n.Pending(); len(wait) > 0 && p != nil {
 		return done, wait, p
