@@ -239,7 +239,7 @@ func TestAgentsOfOneName(t *testing.T) {
 		agents = append(agents, r.agent("--host", "twin"))
 	}
 	for _, a := range agents {
-		a.says("another agent acts for host twin in cluster customer; give each host a name of its own")
+		a.says("another agent acts for this host in cluster customer; give each host a name of its own")
 	}
 }
 

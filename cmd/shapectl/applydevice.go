@@ -60,15 +60,10 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 		e.say("%s was not confirmed, and reverted: %s gets the rules of the policy in force, %s", f.Path, plain.Line(name), now.Path)
 	}
 	done, err := n.ApplyNew(want, then)
-	problem, noRoom := errors.AsType[policy.PoolError](err)
-	if noRoom = noRoom && problem.NoRoom; noRoom {
-		for i := range want {
-			want[i] = want[i].WithoutGuarantees()
-		}
-		for i := range then { // perhaps the same
-			then[i] = then[i].WithoutGuarantees()
-		}
-		done, err = n.ApplyNew(want, then)
+	var noRoom error
+	if policy.IsNoRoom(err) {
+		noRoom, want = err, policy.WithoutGuarantees(want)
+		done, err = n.ApplyNew(want, policy.WithoutGuarantees(then))
 	}
 	if err != nil {
 		return err
@@ -81,10 +76,10 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 		done = append(done, changed...)
 		e.sayUnseen(now.File, on)
 	}
-	if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: verbose}, true); err != nil || !noRoom {
+	if err := e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), Verbose: verbose}, true); err != nil || noRoom == nil {
 		return err
 	}
-	return e.degraded("apply %s to %s: without its guarantees, which have no room: %v", f.Path, plain.Line(name), problem)
+	return e.degraded("apply %s to %s: without its guarantees, which have no room: %v", f.Path, plain.Line(name), noRoom)
 }
 
 // tablesOn are the rules that a policy has for a device, and all its pools, the device's own included; nil if it has none

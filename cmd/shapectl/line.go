@@ -319,9 +319,6 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 		if err := l.Hosts[i].CheckName(); err != nil {
 			return l, inputError(err)
 		}
-		if err := have.CheckHosts(l.Hosts[i].Device); err != nil {
-			return l, inputf("host %s: %w; nothing was changed", plain.Line(l.Hosts[i].Name), err)
-		}
 	}
 	return l, nil
 }

@@ -21,16 +21,15 @@ func (e *env) addSetupFQ(f *pflag.FlagSet) {
 
 // adviseFQ says how to set up the fq that the rules of a device need.
 func (e *env) adviseFQ(u *loader.UnqueuedError) string {
-	command := u.State.Command(u.Device, e.netns, u.Packets)
 	switch {
-	case u.State.HasFQ && u.Fixed == nil:
-		return "shorten the queue (--capacity or --queue), or raise its horizon by --setup-fq, or: " + command
+	case u.Fixed != nil && u.State.HasFQ:
+		return fmt.Sprintf("shorten the queue (--capacity or --queue); %v", u.Fixed)
+	case u.Fixed != nil:
+		return u.Fixed.Error()
 	case u.State.HasFQ:
-		return "shorten the queue (--capacity or --queue), or raise its horizon: " + command
-	case u.Fixed == nil:
-		return fmt.Sprintf("--setup-fq sets it up until %s; or set it up yourself: %s", e.suggest("flush", u.Device), command)
+		return "shorten the queue (--capacity or --queue), or raise its horizon by --setup-fq"
 	}
-	return fmt.Sprintf("%v; to replace it: %s", u.Fixed, command)
+	return fmt.Sprintf("--setup-fq sets it up until %s", e.suggest("flush", u.Device))
 }
 
 // queued warns of what a change of rules did to a device's fq. The error is errDegraded
@@ -58,12 +57,8 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 	if err != nil {
 		return err
 	}
-	mend := s.Command(device, e.netns, c.Lacks)
-	if !s.Configured() {
-		mend = "use --setup-fq, or: " + mend
-	}
 	return e.degraded("%s: up to %d packets may be queued, but its fq holds only %d, and %d of one flow; %s",
-		device, c.Lacks, s.Limit, s.FlowLimit, mend)
+		device, c.Lacks, s.Limit, s.FlowLimit, s.Advice("use --setup-fq"))
 }
 
 func (e *env) replacedByFQ(device, was string) string {

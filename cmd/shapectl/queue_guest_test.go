@@ -69,15 +69,10 @@ const (
 	entering = "set va ingress 10.0.0.0/24 --rate 10mbit --algorithm leaky --excess delay"
 )
 
-// The suggested command has packets delayed.
+// What a person set up delays packets, and stays.
 func TestDelayByHand(t *testing.T) {
 	r := newRig(t)
-	got := r.run(words(delayed)...)
-	_, command, found := strings.Cut(strings.TrimSpace(got.err), "set it up yourself: ")
-	if got.code != exitInput || !found {
-		t.Fatalf("exit %d, %s", got.code, got.err)
-	}
-	r.sh(command)
+	r.sh("tc qdisc replace dev va root fq limit 1048576 flow_limit 131072")
 	by := r.qdisc()
 	r.ok(words(delayed)...)
 	r.finds("ok", "va egress queue", "delays packets")
@@ -129,28 +124,6 @@ func TestPatternsRemoveFQs(t *testing.T) {
 	}
 }
 
-// An fq of the user's own that is large enough stays as it is; what he is told to type lets it tell more flows apart.
-func TestFlowsOfFQ(t *testing.T) {
-	r := newRig(t)
-	r.sh("tc qdisc add dev va root handle 7: fq limit 2000000 flow_limit 200000")
-	r.says(exitDone, "", words(delayed+" --setup-fq")...)
-	r.finds("note", "va egress queue", "has only 1024 flows for packets without a connected socket")
-	command := ""
-	for _, f := range r.findings() {
-		if _, says, found := strings.Cut(f.Advice, "for more flows: "); found {
-			command = says
-		}
-	}
-	if command == "" {
-		t.Fatal("no command to type")
-	}
-	r.sh(command)
-	r.finds("ok", "va egress queue", "delays packets")
-	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 2000000p flow_limit 200000p") {
-		t.Errorf("it is %s", now)
-	}
-}
-
 func TestQdiscReplacedSince(t *testing.T) {
 	r := newRig(t)
 	r.says(exitDone, "instead of noqueue", words(delayed+" --setup-fq")...)
@@ -181,7 +154,7 @@ func TestLimitsOfFQ(t *testing.T) {
 	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
 	r.finds("warning", "va egress queue", "packets by its own limits")
-	r.refused(exitInput, "or raise its horizon: tc qdisc replace dev va root fq", words(delayed+" --setup-fq")...)
+	r.refused(exitInput, "shorten the queue (--capacity or --queue); somebody has configured fq: shapectl replaces only", words(delayed+" --setup-fq")...)
 }
 
 func TestConfiguredQdisc(t *testing.T) {
@@ -195,7 +168,7 @@ func TestConfiguredQdisc(t *testing.T) {
 			before := r.qdisc()
 			for _, line := range []string{delayed, delayed + " --setup-fq", "line va --up 10mbit"} {
 				r.refused(exitInput, "va cannot delay packets: its qdisc is "+name+", and only fq can", words(line)...)
-				r.refused(exitInput, "somebody has configured "+name+": shapectl replaces only qdiscs that the kernel makes by default; to replace it: tc qdisc replace dev va root fq", words(line)...)
+				r.refused(exitInput, "somebody has configured "+name+": shapectl replaces only qdiscs that the kernel makes by default; to have it replaced, delete it with 'tc qdisc del dev DEVICE root'", words(line)...)
 			}
 			if now := r.qdisc(); now != before || len(r.pins()) != 0 {
 				t.Errorf("was %s, is %s, left: %v", before, now, r.pins())

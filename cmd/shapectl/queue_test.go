@@ -57,7 +57,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 func TestDelayRefused(t *testing.T) {
 	r := newRig(t)
 	code, says := exitInput, "its qdisc is noqueue, and only fq can, at the root or below mq for each transmit queue; "+
-		"--setup-fq sets it up until 'shapectl flush va'; or set it up yourself: tc qdisc replace dev va root fq limit "
+		"--setup-fq sets it up until 'shapectl flush va'"
 	if fq.Check() != nil {
 		code, says = exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use"
 	}

@@ -248,7 +248,7 @@ func TestNetnsIsRepeated(t *testing.T) {
 	}
 	r.ok("rollback", "-n", name)
 	e := &env{netns: "blue"}
-	says := "--setup-fq sets it up until 'shapectl -n blue flush va'; or set it up yourself: tc -n blue qdisc replace dev va root fq"
+	says := "--setup-fq sets it up until 'shapectl -n blue flush va'"
 	if got := e.adviseFQ(&loader.UnqueuedError{Device: "va"}); !strings.Contains(got, says) {
 		t.Errorf("a device without fq: %s", got)
 	}

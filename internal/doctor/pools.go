@@ -30,7 +30,12 @@ func (f *Facts) findPools() {
 			add(policy.Table{Device: s.Name, Direction: s.Direction}, s.Limits.Rules)
 		}
 	}
-	f.tree, f.queues = policy.NewTree(tables), map[policy.Within][]policy.Rule{}
+	f.tree, f.queues, f.noRoom = policy.NewTree(tables), map[policy.Within][]policy.Rule{}, map[string]string{}
+	for _, c := range f.tree.Grant(f.index) {
+		if c.NoRoom != nil {
+			f.noRoom[c.Who] = c.NoRoom.Rule.Label.Name
+		}
+	}
 	for _, n := range f.tree.Nodes {
 		name := policy.Within(n.Pool.Label.Name)
 		for ; n != nil; n = n.Above {
@@ -236,41 +241,22 @@ func (f *Facts) bothMeet(rules []policy.Member) string {
 	return ""
 }
 
-// lacking returns the pool that has no room now for the guarantee of a rule or pool; nil if all have room. A pool above
-// whose own guarantee waits gets both together, as both are of one device.
-func (f *Facts) lacking(r Rule, g policy.Guarantee) *policy.Node {
-	for n := f.tree.Find(string(r.Within)); n != nil; n = n.Above {
-		if above := n.Pool.Label.Waits; above != 0 {
-			g = above
-			continue
-		}
-		most := n.Pool.Rate
-		if n.Pool.Guarantee != 0 {
-			most = policy.Rate(n.Pool.Guarantee)
-		}
-		if n.Members+policy.Rate(g) > most {
-			return n
-		}
-		if n.Pool.Guarantee != 0 {
-			break
-		}
-	}
-	return nil
-}
-
-// checkRoom reports guarantees that wait for room, those of pools or of one direction of a device.
-func (f *Facts) checkRoom(rules []Rule, name func(Rule) string, warn func(finding, advice string) []report.Finding) (findings []report.Finding) {
+// checkRoom reports guarantees that wait for room: those of pools, or of the rules of one direction of a device.
+func (f *Facts) checkRoom(rules []Rule, of policy.Table, name func(Rule) string, warn func(finding, advice string) []report.Finding) (findings []report.Finding) {
 	var lack, ready, full []string
 	for _, r := range rules {
-		g := r.Label.Waits
-		if g == 0 {
+		if r.Label.Waits == 0 {
 			continue
 		}
-		who := fmt.Sprintf("%s (%v)", name(r), g)
-		if n := f.lacking(r, g); n == nil {
+		who := fmt.Sprintf("%s (%v)", name(r), r.Label.Waits)
+		m := policy.Member{Rule: &r.Rule}
+		if !r.Pool {
+			m.Table = &of
+		}
+		if pool := f.noRoom[m.Claimant()]; pool == "" {
 			ready = append(ready, who)
 		} else {
-			lack, full = append(lack, who), append(full, fmt.Sprintf("pool %q", n.Pool.Label.Name))
+			lack, full = append(lack, who), append(full, fmt.Sprintf("pool %q", pool))
 		}
 	}
 	watch := plain.Suggest(f.Netns, "watch")
@@ -291,7 +277,7 @@ func (f *Facts) checkRoom(rules []Rule, name func(Rule) string, warn func(findin
 }
 
 func checkWaitingPools(f Facts) []report.Finding {
-	return f.checkRoom(f.Pools, func(r Rule) string { return fmt.Sprintf("pool %q", r.Label.Name) },
+	return f.checkRoom(f.Pools, policy.Table{}, func(r Rule) string { return fmt.Sprintf("pool %q", r.Label.Name) },
 		func(finding, advice string) []report.Finding {
 			return systemFinding(report.Warning, "guarantees", finding, advice)
 		})
@@ -301,7 +287,7 @@ func checkWaiting(f Facts, s Hook, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
-	return f.checkRoom(s.Limits.Rules, func(r Rule) string { return r.Prefix.String() },
+	return f.checkRoom(s.Limits.Rules, policy.Table{Device: s.Name}, func(r Rule) string { return r.Prefix.String() },
 		func(finding, advice string) []report.Finding {
 			return s.finding(report.Warning, "guarantees", finding, advice)
 		})

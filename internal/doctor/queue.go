@@ -79,10 +79,7 @@ func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := f.waiting(delaying)
 	device := s.Name
-	mend := q.Command(device, f.Netns, packets)
-	if !q.Configured() {
-		mend = "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + mend
-	}
+	mend := q.Advice("use --setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply'")
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again to repair that"
@@ -111,12 +108,6 @@ func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 		findings = append(findings, s.finding(report.Warning, "queue",
 			fmt.Sprintf("the fq of %s has dropped %s by its own limits since it was created; they count as passed", device, plain.Count(q.Drops, "packet")),
 			fmt.Sprintf("'tc -s qdisc show dev %s' shows by which", plain.Word(device)))...)
-	}
-	if s.Queue.Ifb == nil && !q.TellsApart() {
-		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("the fq of %s delays packets, but has only %s for packets without a connected socket, such as forwarded ones: "+
-				"packets may wait for those of another flow", device, plain.Count(q.Flows, "flow")),
-			"for more flows: "+q.Command(device, f.Netns, packets))...)
 	}
 	if findings == nil {
 		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s delays packets", device), "")

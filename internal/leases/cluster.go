@@ -28,6 +28,21 @@ type Keeper struct {
 	Say     func(text string) // is called with what changes
 	Advise  func(error) error // adds what to do about an error
 	pulse.Pulse
+
+	told map[string]string // what was said last about something
+}
+
+func (k *Keeper) tell(format string, args ...any) { k.Say(fmt.Sprintf(format, args...)) }
+
+// once says what is the matter with something, unless it was said last; "" for nothing.
+func (k *Keeper) once(about, text string) {
+	if k.told == nil {
+		k.told = map[string]string{}
+	}
+	if text != k.told[about] && text != "" {
+		k.Say(text)
+	}
+	k.told[about] = text
 }
 
 // A Cluster renews the leases of those pools that have a cluster.
@@ -80,7 +95,7 @@ func (r *Cluster) Run(ctx context.Context, ready func()) error {
 
 // begin begins anew, like another process.
 func (r *Cluster) begin() {
-	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.Host, rand.Uint64()), clustered{}, newLeaseNews(r.Say)
+	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.Host, rand.Uint64()), clustered{}, &leaseNews{Keeper: &r.Keeper, leased: map[string]bool{}, statuses: map[string]cluster.Status{}}
 }
 
 // step renews the leases that are due, and returns how long to wait for the next.
@@ -141,7 +156,7 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 			leases[pool] = granted{policy.ClusterName(c.Cluster), policy.Rate(c.Request.Rate), l}
 		}
 	}
-	r.news.heard(now, r.Host, calls, answers)
+	r.news.heard(now, calls, answers)
 	if len(leases) == 0 {
 		return nil
 	}
@@ -159,11 +174,11 @@ func (r *Cluster) take(calls []cluster.Call, answers []cluster.Answer, err error
 // unlessPassing returns an error unless it passes, or another command has to end it.
 func (r *Cluster) unlessPassing(err error) error {
 	passes := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrOtherLayout)
-	switch {
-	case !passes:
+	if !passes {
 		return err
-	case errors.Is(err, maps.ErrOtherLayout):
-		r.news.failed(r.Advise(err))
+	}
+	if errors.Is(err, maps.ErrOtherLayout) {
+		r.once("layout", "cannot renew leases: "+plain.OneLine(r.Advise(err)))
 	}
 	return nil
 }

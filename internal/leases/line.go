@@ -26,9 +26,7 @@ type Line struct {
 	controller *adapt.Controller
 	pinger     *ping.Pinger // nil while no pool adapts
 	pools      leasing
-	problem    string // why it cannot adapt; "" if it can
-	unheard    error  // why the last ping was not sent
-	silent     bool   // no reflector answers
+	unheard    error // why the last ping was not sent
 }
 
 // Run adapts until ctx is done. It calls ready whenever it did. The error is that of netns.Stay.
@@ -54,22 +52,10 @@ func (a *Line) step() (wait time.Duration) {
 		pools = a.read(set)
 		return len(pools) > 0
 	})
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		return againAfter
-	case errors.Is(err, fs.ErrNotExist):
-		a.rest()
-		return lookEvery
-	case errors.Is(err, loader.ErrLessee):
-		a.fails(errors.New("another process adapts the rates of pools in this network namespace; this one does not"))
-		a.rest()
-		return lookEvery
-	case err != nil:
-		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.Advise(err)))
-		a.rest()
-		return lookEvery
-	case len(pools) == 0:
-		a.problem = ""
+	}
+	if a.fails(err); err != nil || len(pools) == 0 {
 		a.rest()
 		return lookEvery
 	}
@@ -96,27 +82,34 @@ func (a *Line) step() (wait time.Duration) {
 func (a *Line) rest() {
 	if a.pinger != nil {
 		a.pinger.Close()
-		a.pinger, a.controller, a.silent, a.unheard = nil, adapt.New(), false, nil
+		a.pinger, a.controller, a.unheard = nil, adapt.New(), nil
+		a.once("silence", "")
 	}
 }
 
-// fails tells a problem once.
+// fails tells once why rates do not adapt; nil for no problem.
 func (a *Line) fails(err error) {
-	if text := plain.OneLine(err); text != a.problem {
-		a.problem = text
-		a.Say(text)
+	text := ""
+	switch {
+	case errors.Is(err, loader.ErrLessee):
+		text = "another process adapts the rates of pools in this network namespace; this one does not"
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		text = "cannot adapt the rates of pools: " + plain.OneLine(a.Advise(err))
 	}
+	a.once("adapting", text)
 }
 
 // tellSilence tells when no reflector answers any more, and when one does again.
 func (a *Line) tellSilence(now uint64) {
-	silent := a.controller.Silent(now)
-	if silent == a.silent {
+	if !a.controller.Silent(now) {
+		if a.told["silence"] != "" {
+			a.Say("pings are answered again, and rates adapt")
+		}
+		a.once("silence", "")
 		return
 	}
-	if a.silent = silent; !silent {
-		a.Say("pings are answered again, and rates adapt")
-		return
+	if a.told["silence"] != "" {
+		return // what comes of single pings may differ
 	}
 	var all []string
 	for _, addr := range a.controller.Reflectors() {
@@ -126,7 +119,7 @@ func (a *Line) tellSilence(now uint64) {
 	if a.unheard != nil {
 		text += ": " + plain.OneLine(a.unheard)
 	}
-	a.Say(text)
+	a.once("silence", text)
 }
 
 // read returns the pools that adapt.
@@ -172,10 +165,7 @@ func (a *Line) renew(pools []adapt.Pool, leases []adapt.Lease) {
 			}
 		}
 	})
-	switch {
-	case err == nil:
-		a.problem = ""
-	case !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist):
-		a.fails(fmt.Errorf("cannot adapt the rates of pools: %w", a.Advise(err)))
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		a.fails(err)
 	}
 }

@@ -19,29 +19,34 @@ type Split struct {
 // those of the device, which may have had another name then. netns is that of the tables, for commands that errors suggest.
 func Divide(netns, device string, tables []policy.Table) Split {
 	s := Split{netns: netns, device: device}
-	device = formerName(device, tables)
-	const ofHost, ofLine = 1, 2
-	pools := map[policy.Within]int{}
+	pools := map[policy.Within]policy.Label{} // of lines
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			switch {
-			case string(r.Label.Line) != device:
-			case r.Label.Owner.Host != "":
-				pools[policy.Within(r.Label.Name)] = ofHost
-			default:
-				pools[policy.Within(r.Label.Name)] = ofLine
+			if r.Label.Line != "" {
+				pools[policy.Within(r.Label.Name)] = r.Label
 			}
 		}
+	}
+	forAll := func(r policy.Rule) bool { return slices.Contains(policy.Everything[:], r.Prefix) }
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			if pool := pools[r.Within]; t.Device == s.device && pool.Line != "" && pool.Owner.Host == "" && forAll(r) {
+				device = string(pool.Line)
+			}
+		}
+	}
+	isOwn := func(r policy.Rule) bool {
+		if r.Pool {
+			return string(r.Label.Line) == device
+		}
+		pool := pools[r.Within]
+		return string(pool.Line) == device && (pool.Owner.Host != "" || forAll(r))
 	}
 	for _, t := range tables {
 		own, others := t, t
 		own.Rules, others.Rules = nil, nil
 		for _, r := range t.Rules {
-			kind := pools[r.Within]
-			if r.Pool {
-				kind = min(pools[policy.Within(r.Label.Name)], ofHost)
-			}
-			if kind == ofHost || kind == ofLine && slices.Contains(policy.Everything[:], r.Prefix) {
+			if isOwn(r) {
 				own.Rules = append(own.Rules, r)
 			} else {
 				others.Rules = append(others.Rules, r)
@@ -65,26 +70,6 @@ func (s Split) Devices() (names []string) {
 		}
 	}
 	return names
-}
-
-// formerName is the name that a device had when a line was made on it.
-func formerName(device string, tables []policy.Table) string {
-	lines := map[policy.Within]policy.LineOf{}
-	for _, t := range tables {
-		for _, r := range t.Rules {
-			if r.Label.Owner.Host == "" {
-				lines[policy.Within(r.Label.Name)] = r.Label.Line
-			}
-		}
-	}
-	for _, t := range tables {
-		for _, r := range t.Rules {
-			if was := lines[r.Within]; t.Device == device && was != "" && slices.Contains(policy.Everything[:], r.Prefix) {
-				return string(was)
-			}
-		}
-	}
-	return device
 }
 
 // Limits reports whether the line limits a direction of its device.
@@ -115,17 +100,6 @@ func (s Split) Match(d policy.Direction) policy.Match {
 	return d.FarSide()
 }
 
-// CheckHosts returns an error if other rules of a device do not match the address of its hosts, which are at the far side.
-func (s Split) CheckHosts(device string) error {
-	for _, t := range s.Others {
-		if t.Device == device && t.Match != t.Direction.FarSide() {
-			return fmt.Errorf("the rules of %s %v, such as that for %v, match the %v address of packets, and those of hosts must match the other one; delete them first",
-				plain.Line(t.Device), t.Direction, t.Rules[0].Prefix, t.Match)
-		}
-	}
-	return nil
-}
-
 // With returns the other tables together with those of a line, sorted. The error says why both cannot be in force; it
 // is for users, who can correct that.
 func (s Split) With(line []policy.Table) ([]policy.Table, error) {
@@ -148,7 +122,10 @@ func (s Split) With(line []policy.Table) ([]policy.Table, error) {
 		policy.SortRules(all[i].Rules)
 	}
 	policy.SortTables(all)
-	return all, s.checkPools(line)
+	if err := policy.CheckPools(all); err != nil {
+		return nil, fmt.Errorf("what is not of the line cannot stay as it is: %w", err)
+	}
+	return all, nil
 }
 
 // checkBeside returns an error if the rules of a line cannot be beside others.
@@ -165,41 +142,12 @@ func (s Split) checkBeside(others, line policy.Table) error {
 			s.suggest("delete", others.Device, others.Direction.String(), have.Prefix.String()))
 	}
 	if !line.IsPools() && others.Match != line.Match {
-		return fmt.Errorf("the rules of %s %v, such as that for %v, match the %v address of packets, and those of a line that is shared by host must match the other one; delete them first, or give --fair flow",
-			plain.Line(others.Device), others.Direction, others.Rules[0].Prefix, others.Match)
-	}
-	return nil
-}
-
-// checkPools returns an error if something else is within a pool that the line has and that it shall not have any more.
-func (s Split) checkPools(line []policy.Table) error {
-	gone := map[policy.Within]bool{}
-	for _, t := range s.Line {
-		for _, r := range t.Rules {
-			if r.Pool {
-				gone[policy.Within(r.Label.Name)] = true
-			}
+		instead := ""
+		if others.Device == s.device {
+			instead = ", or give --fair flow"
 		}
-	}
-	for _, t := range line {
-		for _, r := range t.Rules {
-			if r.Pool {
-				delete(gone, policy.Within(r.Label.Name))
-			}
-		}
-	}
-	for _, t := range s.Others {
-		for _, r := range t.Rules {
-			switch {
-			case !gone[r.Within]:
-			case r.Pool:
-				return fmt.Errorf("pool %q is within pool %q, which would go; move it first: %s", r.Label.Name, r.Within,
-					s.suggest("set --within none", r.Label.Name))
-			default:
-				return fmt.Errorf("the rule for %v on %s %v is within pool %q, which would go; delete it first: %s", r.Prefix, plain.Line(t.Device), t.Direction, r.Within,
-					s.suggest("delete", t.Device, t.Direction.String(), r.Prefix.String()))
-			}
-		}
+		return fmt.Errorf("the rules of %s %v, such as that for %v, match the %v address of packets, and those of the line must match the other one; delete them first%s",
+			plain.Line(others.Device), others.Direction, others.Rules[0].Prefix, others.Match, instead)
 	}
 	return nil
 }

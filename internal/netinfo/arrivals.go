@@ -5,14 +5,13 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
 // Arrivals follows the devices of a network namespace: those that are created, moved into
 // it or renamed, and whether any was deleted or moved away.
 type Arrivals struct {
-	feed
+	feed[netlink.LinkUpdate]
 	names map[int]string // of all known devices, by index
 	fresh map[int]Device // for the next Take
 	gone  bool           // a device was deleted or moved away since the last Take
@@ -20,9 +19,15 @@ type Arrivals struct {
 
 // NewArrivals returns Arrivals that start with the first Take.
 func NewArrivals() *Arrivals {
-	a := &Arrivals{feed: newFeed("devices", unix.RTNLGRP_LINK)}
-	a.list, a.feed.handle = a.listDevices, a.handle
-	a.isNews = func() bool { return len(a.fresh) > 0 || a.gone }
+	a := &Arrivals{}
+	a.feed = feed[netlink.LinkUpdate]{
+		what: "devices", list: a.listDevices, handle: a.hear, isNews: func() bool { return len(a.fresh) > 0 || a.gone },
+		more: make(chan struct{}, 1), buffer: eventBytes,
+		subscribe: func(messages chan<- netlink.LinkUpdate, done <-chan struct{}, buffer int, lost func(error)) error {
+			return netlink.LinkSubscribeWithOptions(messages, done, netlink.LinkSubscribeOptions{
+				ErrorCallback: lost, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true})
+		},
+	}
 	return a
 }
 
@@ -57,28 +62,15 @@ func (a *Arrivals) listDevices() error {
 	return nil
 }
 
-// handle handles a message about a device.
-func (a *Arrivals) handle(header *unix.NlMsghdr, data []byte) error {
-	gone := header.Type == unix.RTM_DELLINK
-	if !gone && header.Type != unix.RTM_NEWLINK {
-		return nil
-	}
-	info := nl.DeserializeIfInfomsg(data)
-	if info.Family == unix.AF_BRIDGE {
-		return nil // a port was added or removed; the device itself is unchanged
-	}
-	if gone {
-		delete(a.names, int(info.Index))
-		delete(a.fresh, int(info.Index))
+// hear learns from a message.
+func (a *Arrivals) hear(m netlink.LinkUpdate) {
+	switch d := describe(m.Link); {
+	case m.Family == unix.AF_BRIDGE: // a port was added or removed; the device itself is unchanged
+	case m.Header.Type == unix.RTM_DELLINK:
+		delete(a.names, d.Index)
+		delete(a.fresh, d.Index)
 		a.gone = true
-		return nil
-	}
-	l, err := netlink.LinkDeserialize(header, data)
-	if err != nil {
-		return err
-	}
-	if d := describe(l); a.names[d.Index] != d.Name {
+	case a.names[d.Index] != d.Name:
 		a.names[d.Index], a.fresh[d.Index] = d.Name, d
 	}
-	return nil
 }

@@ -131,10 +131,12 @@ func TestArrivalsAfterLostMessages(t *testing.T) {
 	f.buffer = 1 // the kernel rounds it up to its minimum
 	f.takes("lo")
 
-	f.mu.Lock() // follow reads only the first message, which is no arrival
-	if err := netlink.LinkSetMTU(testenv.Link(t, "lo"), 60000); err != nil {
-		f.mu.Unlock()
-		t.Fatal(err)
+	f.mu.Lock() // only the first two messages are read, which are no arrivals
+	for mtu := range 2 {
+		if err := netlink.LinkSetMTU(testenv.Link(t, "lo"), 60000+mtu); err != nil {
+			f.mu.Unlock()
+			t.Fatal(err)
+		}
 	}
 	names := []string{"lo"}
 	for i := range 20 {

@@ -15,7 +15,7 @@ import (
 // Neighbours follows which addresses the neighbours with some MAC addresses have in a network namespace. An address that
 // does not answer any more stays until the kernel forgets it or another neighbour has it.
 type Neighbours struct {
-	feed
+	feed[netlink.NeighUpdate]
 	macs    map[policy.MAC]bool
 	known   map[place]policy.MAC
 	changed map[int]bool // devices for the next Take
@@ -36,9 +36,15 @@ type neighbour struct {
 
 // NewNeighbours returns Neighbours that start with the first Take.
 func NewNeighbours() *Neighbours {
-	n := &Neighbours{feed: newFeed("neighbours", unix.RTNLGRP_NEIGH)}
-	n.list, n.feed.handle = n.listAll, n.handle
-	n.isNews = func() bool { return len(n.changed) > 0 }
+	n := &Neighbours{}
+	n.feed = feed[netlink.NeighUpdate]{
+		what: "neighbours", list: n.listAll, handle: n.hear, isNews: func() bool { return len(n.changed) > 0 },
+		more: make(chan struct{}, 1), buffer: eventBytes,
+		subscribe: func(messages chan<- netlink.NeighUpdate, done <-chan struct{}, buffer int, lost func(error)) error {
+			return netlink.NeighSubscribeWithOptions(messages, done, netlink.NeighSubscribeOptions{
+				ErrorCallback: lost, ReceiveBufferSize: buffer, ReceiveBufferForceSize: true})
+		},
+	}
 	return n
 }
 
@@ -123,33 +129,22 @@ func (n *Neighbours) listAll() (err error) {
 	return err
 }
 
-// handle handles a message about an entry of the table.
-func (n *Neighbours) handle(header *unix.NlMsghdr, data []byte) error {
-	gone := header.Type == unix.RTM_DELNEIGH
-	if !gone && header.Type != unix.RTM_NEWNEIGH {
-		return nil
-	}
-	if len(data) < (&netlink.Ndmsg{}).Len() || data[0] != unix.AF_INET && data[0] != unix.AF_INET6 {
-		return nil // an entry of a bridge, which has no address
-	}
-	entry, err := netlink.NeighDeserialize(data)
-	if err != nil {
-		return err
-	}
-	one, ok := toNeighbour(entry)
+// hear learns from a message about an entry of the table.
+func (n *Neighbours) hear(m netlink.NeighUpdate) {
+	gone := m.Type == unix.RTM_DELNEIGH
+	one, ok := toNeighbour(&m.Neigh)
 	if !ok || !gone && one.mac == (policy.MAC{}) {
-		return nil
+		return
 	}
 	was, had := n.known[one.place]
 	has := !gone && n.macs[one.mac]
 	switch {
 	case has && was == one.mac, !has && !had:
-		return nil
+		return
 	case has:
 		n.known[one.place] = one.mac
 	default:
 		delete(n.known, one.place)
 	}
 	n.changed[one.device] = true
-	return nil
 }

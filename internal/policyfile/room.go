@@ -12,7 +12,7 @@ import (
 // NoRoom says that pools have no room for the guarantees of some devices that match patterns.
 type NoRoom struct {
 	Devices []string // which have their rules without guarantees
-	Of      int      // devices with guarantees, of patterns or by name
+	Of      int      // devices of patterns with guarantees
 	Problem Errors   // of the pools, with all guarantees
 }
 
@@ -29,136 +29,69 @@ func (n *NoRoom) Error() string {
 		len(n.Devices), plain.Count(n.Of, "device"), plain.List(n.Devices))
 }
 
-// A claim is what one device of a pattern has with guarantees: rules and pools.
-type claim struct {
-	device string
-	*section
-	rules []*policy.Rule
-	had   []policy.Rule // as the policy says
-}
-
-func (c *claim) give() {
-	for i, r := range c.rules {
-		*r = c.had[i]
-	}
-}
-
-func (c *claim) wait() {
-	for _, r := range c.rules {
-		*r = r.WithoutGuarantee()
-	}
-}
-
 // TablesWithRoom is Tables, but a device of a pattern whose guarantees have no room in a pool gets its rules and pools
 // without them, as from 'shapectl watch'. Devices that have a guarantee in live, which is called only then, keep it
 // before others, and the first of devices come first. It is an error if a pattern has more guarantees than there is room
 // for one device of it alone. Without an error, missing is nil if there is room for all.
 func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tables []policy.Table, missing *NoRoom, err error) {
-	if tables, err = f.allTables(devices); err != nil {
+	all, err := f.allTables(devices)
+	if err != nil {
 		return nil, nil, err
 	}
-	problems := f.poolProblems(policy.NewTree(tables))
+	problems := f.poolProblems(policy.NewTree(all))
 	if len(problems) == 0 {
-		return tables, nil, nil
+		return all, nil, nil
 	}
-	missing = &NoRoom{Of: f.guaranteed(tables), Problem: f.errors(problems)}
-	claims := f.claims(tables)
-	for _, c := range claims {
-		c.wait()
+	missing = &NoRoom{Problem: f.errors(problems)}
+	patterns, turn := map[string]*section{}, map[string]int{}
+	for i, d := range devices {
+		turn[d.Name] = i + len(devices)
+		if s, _ := f.section(d.Name); s != nil && s.pattern {
+			patterns[d.Name] = s
+		}
 	}
-	if without := f.poolProblems(policy.NewTree(tables)); len(without) > 0 {
+	// without makes all devices of patterns wait but one.
+	without := func(but string) (tables []policy.Table) {
+		for _, t := range all {
+			t.Rules = slices.Clone(t.Rules)
+			for i, r := range t.Rules {
+				if device := cmp.Or(t.Device, r.Label.Owner.Device); device != but && patterns[device] != nil {
+					t.Rules[i] = r.WithoutGuarantee()
+				}
+			}
+			tables = append(tables, t)
+		}
+		return tables
+	}
+	tables = without("")
+	tree := policy.NewTree(tables)
+	if len(f.poolProblems(tree)) > 0 {
 		return nil, nil, missing.Problem
 	}
-	tried := map[*section]bool{}
-	for _, c := range claims {
-		if tried[c.section] {
-			continue
-		}
-		tried[c.section] = true
-		c.give()
-		alone := f.poolProblems(policy.NewTree(tables))
-		if c.wait(); len(alone) > 0 {
-			return nil, nil, f.errors(alone) // there can never be room for a device of this pattern
+	tried := map[*section]bool{nil: true}
+	for _, d := range devices {
+		if s := patterns[d.Name]; !tried[s] {
+			tried[s] = true
+			if alone := f.poolProblems(policy.NewTree(without(d.Name))); len(alone) > 0 {
+				return nil, nil, f.errors(alone) // there can never be room for a device of this pattern
+			}
 		}
 	}
-	has := map[string]bool{}
 	for _, t := range live() {
 		for _, r := range t.Rules {
-			if r.Guarantee != 0 {
-				has[cmp.Or(t.Device, r.Label.Owner.Device)] = true
+			if device := cmp.Or(t.Device, r.Label.Owner.Device); r.Guarantee != 0 && turn[device] >= len(devices) {
+				turn[device] -= len(devices)
 			}
 		}
 	}
-	place := map[string]int{}
-	for i, d := range devices {
-		if place[d.Name] = i; !has[d.Name] {
-			place[d.Name] += len(devices)
+	claims := tree.Grant(func(who string) int { return turn[who] })
+	missing.Of = len(claims)
+	for _, c := range claims {
+		if c.NoRoom != nil {
+			missing.Devices = append(missing.Devices, c.Who)
 		}
 	}
-	slices.SortFunc(claims, func(a, b *claim) int { return cmp.Compare(place[a.device], place[b.device]) })
-	full := map[*section]bool{}
-	var give func([]*claim)
-	give = func(claims []*claim) { // as one after the other, with fewer trees
-		claims = slices.DeleteFunc(slices.Clone(claims), func(c *claim) bool {
-			if full[c.section] {
-				missing.Devices = append(missing.Devices, c.device)
-			}
-			return full[c.section]
-		})
-		for _, c := range claims {
-			c.give()
-		}
-		if len(policy.NewTree(tables).Problems()) == 0 {
-			return
-		}
-		for _, c := range claims {
-			c.wait()
-		}
-		if len(claims) == 1 {
-			full[claims[0].section] = true // other devices of it need as much
-			missing.Devices = append(missing.Devices, claims[0].device)
-			return
-		}
-		give(claims[:len(claims)/2])
-		give(claims[len(claims)/2:])
-	}
-	give(claims)
 	return tables, missing, nil
-}
-
-// guaranteed counts the devices that have guarantees.
-func (f *File) guaranteed(tables []policy.Table) int {
-	devices := map[string]bool{}
-	for _, t := range tables {
-		for _, r := range t.Rules {
-			if device := cmp.Or(t.Device, r.Label.Owner.Device); r.Guarantee != 0 && device != "" {
-				devices[device] = true
-			}
-		}
-	}
-	return len(devices)
-}
-
-// claims returns what devices of patterns have with guarantees.
-func (f *File) claims(tables []policy.Table) (claims []*claim) {
-	byDevice := map[string]*claim{}
-	for _, t := range tables {
-		for i := range t.Rules {
-			r := &t.Rules[i]
-			device := cmp.Or(t.Device, r.Label.Owner.Device)
-			s, _ := f.section(device)
-			if r.Guarantee == 0 || s == nil || !s.pattern {
-				continue
-			}
-			c := byDevice[device]
-			if c == nil {
-				c = &claim{device: device, section: s}
-				byDevice[device], claims = c, append(claims, c)
-			}
-			c.rules, c.had = append(c.rules, r), append(c.had, *r)
-		}
-	}
-	return claims
 }
 
 // HasGuarantees reports whether anything in the file has a guarantee.

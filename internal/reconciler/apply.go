@@ -49,17 +49,27 @@ func together(targets []target, of func(target) wants, from lastgood.Policy) (ta
 	return tables, pools
 }
 
-// apply applies the rules of all targets together, with the pools that these need. If that fails, it applies the
-// remaining rules target by target. A target whose guarantees have no room in a pool gets its rules without them. It
-// returns the devices that must wait for the end of a pending change.
+// apply applies the rules of all targets together, with the pools that these need. If pools have no room for all guarantees,
+// it leaves those to guarantee. If anything else fails, it applies the rules target by target. It returns the devices that
+// must wait for the end of a pending change.
 func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) (wait []netinfo.Device) {
 	if !slices.ContainsFunc(targets, func(t target) bool { return !t.wants.empty() || !t.reverted.empty() }) {
 		return nil
 	}
 	tables, pools := together(targets, func(t target) wants { return t.wants }, from)
-	tablesThen, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
-	then := append(tablesThen, poolsThen)
-	err := r.applyNew(n, tables, pools, then, from.Path)
+	tables = append(tables, pools)
+	then, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
+	then = append(then, poolsThen)
+	done, err := n.ApplyNew(tables, then)
+	r.applied(tables, done, from)
+	if policy.IsNoRoom(err) {
+		for _, t := range targets {
+			r.waits[t.dev.Name] = false
+		}
+		done, err = n.ApplyNew(policy.WithoutGuarantees(tables), policy.WithoutGuarantees(then))
+		r.applied(tables, done, from)
+	}
+	r.comparePools(n, pools, from.Path)
 	switch {
 	case err == nil:
 	case len(targets) > 1:
@@ -67,77 +77,38 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 			wait = append(wait, r.apply(n, []target{next}, from, reverted)...)
 		}
 	case errors.Is(err, loader.ErrPending):
-		return []netinfo.Device{targets[0].dev}
-	case isNoRoom(err):
-		problem, _ := errors.AsType[policy.PoolError](err)
-		for i := range tables {
-			tables[i] = tables[i].WithoutGuarantees()
-		}
-		for i := range then {
-			then[i] = then[i].WithoutGuarantees()
-		}
-		if err := r.applyNew(n, tables, pools.WithoutGuarantees(), then, from.Path); err != nil {
-			r.warn(targets[0].dev, err)
-			return nil
-		}
-		r.keepFull(n, err)
-		r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", targets[0].dev.Name, problem))
+		wait = []netinfo.Device{targets[0].dev}
 	default:
 		r.warn(targets[0].dev, err)
 	}
 	return wait
 }
 
-// applyNew applies tables to directions that have no rules, and reports those that are done.
-func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, reverted []policy.Table, from string) error {
-	done, err := n.ApplyNew(append(slices.Clone(tables), pools), reverted)
+// applied reports the tables that are done.
+func (r *Reconciler) applied(tables []policy.Table, done []loader.Applied, from lastgood.Policy) {
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
-		if i >= 0 {
-			r.OnApply(Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from, Change: done[i].Hook})
+		if i >= 0 && !t.IsPools() {
+			r.OnApply(Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from.Path, Change: done[i].Hook})
 		}
 	}
-	r.comparePools(n, pools, from)
-	return err
 }
 
 // isOfHost reports whether a pool is of a host. There is one also while no address of the host is known.
 func isOfHost(p policy.Rule) bool { return p.Label.Owner.Host != "" }
 
-func isNoRoom(err error) bool {
-	problem, ok := errors.AsType[policy.PoolError](err)
-	return ok && problem.NoRoom
-}
-
-// A failure is a device whose rules could not be applied, and why.
-type failure struct {
-	dev   netinfo.Device
-	error string
-	again bool // it is tried again
-}
-
-// warn reports an error of a device once, unless the device was deleted meanwhile. The next sweep tries the device again.
+// warn reports an error of a device, unless the device was deleted meanwhile. The next sweep tries the device again.
 func (r *Reconciler) warn(dev netinfo.Device, err error) {
-	if !exists(dev) {
-		return
+	if exists(dev) {
+		r.failed[dev.Index] = dev
+		r.warnOnce(fmt.Errorf("apply rules to %s: %w", dev.Name, err))
 	}
-	err = fmt.Errorf("apply rules to %s: %w", dev.Name, err)
-	if r.failed[dev.Index].error != err.Error() {
+}
+
+// warnOnce reports what does not change as long as it lasts.
+func (r *Reconciler) warnOnce(err error) {
+	if text := err.Error(); !r.warned[text] {
+		r.warned[text] = true
 		r.OnWarning(err)
 	}
-	r.failed[dev.Index] = failure{dev, err.Error(), false}
-}
-
-// failedBefore returns the devices to try again, and forgets those that are gone.
-func (r *Reconciler) failedBefore() (devices []netinfo.Device) {
-	for index, f := range r.failed {
-		if !exists(f.dev) {
-			delete(r.failed, index)
-			continue
-		}
-		f.again = true
-		r.failed[index] = f
-		devices = append(devices, f.dev)
-	}
-	return devices
 }

@@ -28,7 +28,6 @@ type followed struct {
 	all     bool         // those of all devices may
 	last    time.Time    // when rules were compared with neighbours
 	limited map[side]bool
-	crowded map[string]bool // hosts with too many addresses of which OnWarning was told
 }
 
 // A side is one direction of a device. In limited are those that were seen with rules in force, so that another command
@@ -39,7 +38,7 @@ type side struct {
 }
 
 func newFollowed() followed {
-	return followed{Neighbours: netinfo.NewNeighbours(), devices: map[int]bool{}, limited: map[side]bool{}, crowded: map[string]bool{}}
+	return followed{Neighbours: netinfo.NewNeighbours(), devices: map[int]bool{}, limited: map[side]bool{}}
 }
 
 // moved reports whether neighbours may differ from rules.
@@ -199,7 +198,8 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 				break // another command deleted the pool, or all rules
 			}
 			if count[host.MAC]++; count[host.MAC] > policyfile.MaxAddresses {
-				r.warnOfCrowd(dev, d, rule, len(host.Rules))
+				r.warnOnce(fmt.Errorf("%s %v: %s has more than %d addresses, and only %d of a host are limited; does it make them up? To limit it all, limit the networks that it can use",
+					dev.Name, d, called(&rule), policyfile.MaxAddresses, policyfile.MaxAddresses))
 				break
 			}
 			m.add.Rules, moved[rule.Prefix] = append(m.add.Rules, rule), true
@@ -230,16 +230,6 @@ func inForceOf(pools *loader.Hook, r policy.Rule) bool {
 	}
 	_, found := pools.Set.Find(policy.PoolKey(string(r.Within)))
 	return found
-}
-
-// warnOfCrowd says once that a host has more addresses than it may have rules.
-func (r *Reconciler) warnOfCrowd(dev netinfo.Device, d policy.Direction, rule policy.Rule, addresses int) {
-	who := fmt.Sprintf("%s %v: %s", dev.Name, d, called(&rule))
-	if !r.hosts.crowded[who] {
-		r.hosts.crowded[who] = true
-		r.OnWarning(fmt.Errorf("%s has %d addresses, and only %d of a host are limited; does it make them up? To limit it all, limit the networks that it can use",
-			who, addresses, policyfile.MaxAddresses))
-	}
 }
 
 // called is how the host of a rule is called.
@@ -305,43 +295,35 @@ func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) err
 	return err
 }
 
-// sayMoves writes a line for each address that was added or removed.
+// sayMoves writes a line for each address that was added or removed, unless there are too many.
 func (r *Reconciler) sayMoves(moves []move) {
 	type key struct {
 		device, did, who string
+		address          netip.Addr // none for all
 	}
-	type line struct {
-		address    netip.Addr
-		directions []string
-	}
-	lines := map[key][]*line{}
+	directions, number := map[key][]string{}, map[key]int{}
 	var keys []key
-	add := func(did string, t policy.Table) {
-		for i := range t.Rules {
-			k := key{t.Device, did, called(&t.Rules[i])}
-			address := t.Rules[i].Prefix.Addr()
-			of := lines[k]
-			if of == nil {
-				keys = append(keys, k)
-			}
-			at := slices.IndexFunc(of, func(l *line) bool { return l.address == address })
-			if at < 0 {
-				at, of = len(of), append(of, &line{address: address})
-			}
-			of[at].directions, lines[k] = append(of[at].directions, t.Direction.String()), of
-		}
-	}
 	for _, m := range moves {
-		add("added", m.add)
-		add("removed", m.drop)
+		for i, t := range []policy.Table{m.add, m.drop} {
+			for _, rule := range t.Rules {
+				all := key{device: t.Device, did: []string{"added", "removed"}[i], who: called(&rule)}
+				k := all
+				if k.address = rule.Prefix.Addr(); directions[k] == nil {
+					keys = append(keys, k)
+					number[all]++
+				}
+				directions[k] = append(directions[k], t.Direction.String())
+			}
+		}
 	}
 	for _, k := range keys {
-		if of := lines[k]; len(of) > maxLines {
-			r.OnNotice(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, len(of), k.who))
-			continue
-		}
-		for _, l := range lines[k] {
-			r.OnNotice(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, l.address, k.who, strings.Join(l.directions, " and ")))
+		all := key{device: k.device, did: k.did, who: k.who}
+		switch n := number[all]; {
+		case n > maxLines:
+			r.OnNotice(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, n, k.who))
+			number[all] = 0
+		case n > 0:
+			r.OnNotice(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, k.address, k.who, strings.Join(directions[k], " and ")))
 		}
 	}
 }

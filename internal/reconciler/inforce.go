@@ -49,7 +49,7 @@ func (r *Reconciler) reattach() error {
 
 // inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted.
 func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
-	now, reverted, err := inforce.Phases(n, r.policy, r.parsed)
+	now, reverted, err := inforce.Phases(n, r.policy, r.parse)
 	if err != nil {
 		r.OnWarning(err)
 	}
@@ -65,14 +65,14 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 	return now, reverted
 }
 
-// parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.
-func (r *Reconciler) parsed(packed inforce.Packed) lastgood.Policy {
-	if last, found := r.applied[string(packed)]; found {
+// parse is inforce.Parsed. It remembers the last one that is not the policy of the file.
+func (r *Reconciler) parse(packed inforce.Packed) lastgood.Policy {
+	if last, found := r.parsed[string(packed)]; found {
 		return last
 	}
 	p := inforce.Parsed(packed, r.policy)
 	if p.File != r.policy.File {
-		r.applied = map[string]lastgood.Policy{string(packed): p}
+		r.parsed = map[string]lastgood.Policy{string(packed): p}
 	}
 	return p
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/pulse"
 	"github.com/shapectl/shapectl/pkg/loader"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -36,7 +38,7 @@ const (
 	// retry is the interval for devices whose rules could not be applied, because
 	// another command had the lock or a change was pending.
 	retry = time.Second
-	// lookEvery is the interval of looks at pools that had no room for a guarantee.
+	// lookEvery is the interval of looks for room while a guarantee waits.
 	lookEvery = 2 * time.Second
 	// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
 	rollbackFor = time.Hour
@@ -63,13 +65,14 @@ type Reconciler struct {
 	undone         bool         // it was reverted, there is no other, and OnNotice was called
 	pending        bool         // devices wait for the end of a pending change, and OnWarning was called
 
-	failed map[int]failure // by index
-
-	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
-	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
+	failed map[int]netinfo.Device // whose rules could not be applied, by index
+	warned map[string]bool        // what warnOnce has reported
 	hosts  followed
 
-	applied map[string]lastgood.Policy // the last one of parsed
+	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
+	granted shapemaps.Stamp // of the rules among which guarantees were given
+
+	parsed map[string]lastgood.Policy // the last one of parse
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -121,7 +124,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
+	r.policy, r.parsed, r.unrecorded, r.undone = p, nil, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -154,7 +157,7 @@ func (r *Reconciler) reload(ctx context.Context) {
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
-	r.failed = map[int]failure{}
+	r.failed, r.warned, r.waits = map[int]netinfo.Device{}, map[string]bool{}, map[string]bool{}
 	r.hosts = newFollowed()
 	defer r.hosts.Close()
 	sweeps := time.NewTicker(sweepEvery)
@@ -169,7 +172,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 		waiting = append(waiting, fresh...)
 		if due {
-			waiting = append(waiting, r.failedBefore()...)
+			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
+			clear(r.failed)
 		}
 		if len(waiting) > 0 && versionOf(r.file) != r.read {
 			r.reload(ctx)
@@ -192,7 +196,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			}
 			sweepAt = time.Time{}
 		}
-		if swept || r.mayHaveRoom() {
+		if swept || len(r.waits) > 0 {
 			if err := r.guarantee(); err != nil {
 				return err
 			}
@@ -247,7 +251,7 @@ func (r *Reconciler) wait(devices bool, sweepAt time.Time) time.Duration {
 	if devices {
 		wait = min(wait, retry)
 	}
-	if len(r.full) > 0 {
+	if len(r.waits) > 0 {
 		wait = min(wait, lookEvery)
 	}
 	return wait
@@ -391,11 +395,6 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	for _, t := range returned {
 		r.compare(n, t, from)
 	}
-	for _, dev := range devices[:done] {
-		if r.failed[dev.Index].again {
-			delete(r.failed, dev.Index)
-		}
-	}
 	if p := n.Pending(); len(wait) > 0 && p != nil {
 		return done, wait, p
 	}
@@ -410,13 +409,10 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 	if err != nil && !errors.Is(err, loader.ErrPending) {
 		r.warn(t.dev, err)
 	}
-	for _, table := range t.tables {
-		event := Event{Device: table.Device, Direction: table.Direction, Rules: len(table.Rules), Policy: from.Path}
-		if i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == table.Device && d.Direction == table.Direction }); i >= 0 {
-			event.Change = done[i].Hook
-		}
-		r.OnApply(event)
+	for _, table := range t.tables { // also those that were as they should be
+		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
 	}
+	r.applied(t.tables, done, from)
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or

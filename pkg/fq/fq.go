@@ -9,19 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // ErrNoFQ means that the kernel has no fq.
@@ -53,9 +46,6 @@ type State struct {
 	// Limit and FlowLimit are the maximum number of packets in an fq, and of one flow in
 	// it; the minimum of all fqs. An fq drops packets beyond them.
 	Limit, FlowLimit uint32
-	// Flows is the number of flows that an fq distinguishes among packets without a
-	// connected local socket; the minimum of all fqs.
-	Flows uint64
 	// Horizon is the latest departure time, from now; the minimum of all fqs. A packet
 	// beyond it is dropped if HorizonDrop is set, else it leaves at the horizon.
 	Horizon     time.Duration
@@ -96,13 +86,11 @@ func Look(index int) (State, error) {
 	}
 	for i, q := range leaves {
 		limit, flowLimit := q.number(nl.TCA_FQ_PLIMIT), q.number(nl.TCA_FQ_FLOW_PLIMIT)
-		apart := uint64(1) << bits.OnesCount32(q.number(nl.TCA_FQ_ORPHAN_MASK)) // the number of values of hash & mask
 		ahead := time.Duration(q.number(nl.TCA_FQ_HORIZON)) * time.Microsecond
 		if i == 0 {
-			s.HasFQ, s.Limit, s.FlowLimit, s.Flows, s.Horizon = true, limit, flowLimit, apart, ahead
+			s.HasFQ, s.Limit, s.FlowLimit, s.Horizon = true, limit, flowLimit, ahead
 		}
-		s.Limit, s.FlowLimit = min(s.Limit, limit), min(s.FlowLimit, flowLimit)
-		s.Flows, s.Horizon = min(s.Flows, apart), min(s.Horizon, ahead)
+		s.Limit, s.FlowLimit, s.Horizon = min(s.Limit, limit), min(s.FlowLimit, flowLimit), min(s.Horizon, ahead)
 		s.HorizonDrop = s.HorizonDrop || q.number(nl.TCA_FQ_HORIZON_DROP) != 0
 		s.Drops += uint64(q.drops)
 		s.Waiting += uint64(q.packets)
@@ -145,59 +133,19 @@ func (s State) Room(packets uint32) bool {
 	return s.HasFQ && s.Limit >= packets && s.FlowLimit >= packets
 }
 
-// TellsApart reports whether an fq distinguishes as many flows as after Setup. Setup does
-// not replace an fq only for that.
-func (s State) TellsApart() bool { return s.Flows >= flows }
-
 // Ready reports whether Setup would change nothing.
 func (s State) Ready(packets uint32) bool {
 	limit, flowLimit := room(packets)
 	return s.HasFQ && s.Limit >= limit && s.FlowLimit >= flowLimit && s.Horizon >= horizon
 }
 
-// Command returns the tc command line that sets up an fq on a device, with room for the
-// given number of packets for each of several buckets. netns is a network namespace as
-// netns.In takes it, or "". An existing fq keeps limits that are larger.
-func (s State) Command(device, netns string, packets uint32) string {
-	tc := tcIn(netns)
-	limit, flowLimit := room(packets)
-	limit, flowLimit = max(limit, s.Limit), max(flowLimit, s.FlowLimit)
-	replace := func(where, what string) string {
-		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, plain.Word(device), where, what)
+// Advice is how to have an fq with enough room set up, where setup does that. Setup does not replace a qdisc that somebody has
+// configured.
+func (s State) Advice(setup string) string {
+	if s.Configured() {
+		return "delete the qdisc with 'tc qdisc del dev DEVICE root', and then " + setup
 	}
-	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", limit, flowLimit, max(flows, s.Flows)-1)
-	if s.HasFQ && s.Horizon < horizon {
-		options += " horizon 10s"
-	}
-	if s.queues == 0 {
-		return replace("root", options)
-	}
-	var b strings.Builder
-	handle := uint32(1)
-	if s.tree.root != nil && s.tree.root.Handle != 0 {
-		handle = s.tree.root.Handle >> 16
-	} else {
-		b.WriteString(replace("root handle 1:", "mq") + "; ")
-	}
-	fmt.Fprintf(&b, "for q in $(seq %d); do %s; done", s.queues, replace(fmt.Sprintf("parent %x:$(printf %%x $q)", handle), options))
-	return b.String()
-}
-
-// tcIn is the command tc in a network namespace that is given as netns.In takes it.
-// tc itself takes only names.
-func tcIn(netns string) string {
-	path := netns
-	_, notPID := strconv.ParseUint(netns, 10, 31)
-	_, noName := os.Stat(filepath.Join("/run/netns", netns))
-	switch {
-	case netns == "":
-		return "tc"
-	case notPID == nil && noName != nil:
-		path = "/proc/" + netns + "/ns/net"
-	case !strings.Contains(netns, "/"):
-		return "tc -n " + plain.Word(netns)
-	}
-	return "nsenter --net=" + plain.Word(path) + " tc"
+	return setup
 }
 
 // Check returns an error that wraps ErrNoFQ if the kernel has no fq. It tries to add one

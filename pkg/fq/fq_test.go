@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -105,50 +104,6 @@ func TestLimiters(t *testing.T) {
 	s.all[5].Options = rate(0, 1, 0, 0, 0, 0, 0, 0)
 	if got := s.Limiters(); !slices.Contains(got, "cake") {
 		t.Errorf("cake with a bandwidth is none of %q", got)
-	}
-}
-
-// A shell runs only tc, whatever the names of device and namespace.
-func TestCommandIsQuoted(t *testing.T) {
-	for _, name := range []string{"x;reboot", "$(reboot)", "-x", "a'b\"c\\d", "\x1b[31m\u202e", "\xff"} {
-		for _, state := range []State{{}, {queues: 1}} {
-			line := state.Command(name, name, 0)
-			out, err := exec.Command("sh", "-c", `tc() { printf '<%s|%s|%s|%s>' "$1" "$2" "$5" "$6"; }; `+line).CombinedOutput()
-			want := fmt.Sprintf("<-n|%s|dev|%s>", name, name)
-			if state.queues > 0 {
-				want += want
-			}
-			if err != nil || string(out) != want {
-				t.Errorf("sh runs %q for %s, want %q: %v", out, line, want, err)
-			}
-		}
-	}
-}
-
-func TestCommand(t *testing.T) {
-	queues := []qdisc{{Kind: "pfifo"}, {Kind: "pfifo"}}
-	for _, c := range []struct {
-		tree    tree
-		netns   string
-		packets uint32
-		want    string
-	}{
-		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
-		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 3200000 flow_limit 200000 orphan_mask 262143"},
-		{tree{}, "/run/netns/there", 0, "nsenter --net=/run/netns/there tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
-		{tree{}, "1234", 0, "nsenter --net=/proc/1234/ns/net tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
-		{tree{root: &qdisc{Kind: "mq"}, queues: queues}, "", 0, "tc qdisc replace dev eth0 root handle 1: mq; for q in $(seq 2); do " +
-			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
-		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
-			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
-	} {
-		if got := (State{tree: c.tree, queues: len(c.tree.queues)}).Command("eth0", c.netns, c.packets); got != c.want {
-			t.Errorf("%v: %s", c.tree, got)
-		}
-	}
-	large := State{HasFQ: true, Limit: 1 << 21, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
-	if got := large.Command("eth0", "", 0); got != "tc qdisc replace dev eth0 root fq limit 2097152 flow_limit 131072 orphan_mask 1048575 horizon 10s" {
-		t.Errorf("large fq: %s", got)
 	}
 }
 

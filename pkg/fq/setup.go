@@ -13,7 +13,7 @@ import (
 )
 
 // ErrConfigured means that somebody has configured the qdisc of a device, so Setup does not replace it.
-var ErrConfigured = errors.New("shapectl replaces only qdiscs that the kernel makes by default")
+var ErrConfigured = errors.New("shapectl replaces only qdiscs that the kernel makes by default; to have it replaced, delete it with 'tc qdisc del dev DEVICE root'")
 
 const (
 	// root is the parent of a device's root qdisc.

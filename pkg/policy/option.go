@@ -81,7 +81,7 @@ var (
 	}
 	needsGuarantee = need{
 		"guarantee",
-		func(r *Rule) bool { return r.Guarantee != 0 },
+		func(r *Rule) bool { return r.guaranteed() != 0 },
 		func(*Rule) string { return "no guarantee; leave it out" },
 	}
 	needsBuckets = need{

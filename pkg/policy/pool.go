@@ -1,11 +1,11 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -274,16 +274,20 @@ func checkShare(r *Rule) error {
 	return nil
 }
 
+// guaranteed is the guarantee of the rule, also while that waits for room.
+func (r *Rule) guaranteed() Rate { return Rate(cmp.Or(r.Guarantee, r.Label.Waits)) }
+
 func checkGuarantee(r *Rule) error {
+	g := r.guaranteed()
 	switch {
-	case r.Guarantee == 0:
+	case g == 0:
 		return nil
-	case r.Rate != Unlimited && Rate(r.Guarantee) > r.Rate:
-		return fmt.Errorf("guarantee %v is above the rate %v; lower it, or raise the rate", r.Guarantee, r.Rate)
+	case r.Rate != Unlimited && g > r.Rate:
+		return fmt.Errorf("guarantee %v is above the rate %v; lower it, or raise the rate", g, r.Rate)
 	case !r.hasOneBucket() && r.Members == 0:
-		return fmt.Errorf("guarantee %v is for each bucket of the rule; say with members how many there are at most, such as members 50", r.Guarantee)
+		return fmt.Errorf("guarantee %v is for each bucket of the rule; say with members how many there are at most, such as members 50", g)
 	}
-	return checkRate(Rate(r.Guarantee).String, Rate(r.Guarantee))
+	return checkRate(g.String, g)
 }
 
 // Guaranteed returns the limit whose conforming packets are guaranteed to r; false if r has no guarantee.
@@ -293,23 +297,6 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 		Prefix: r.Prefix, Pool: r.Pool, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)),
 		Each: r.Each, Members: r.Members, Framing: r.Framing,
 	}, rate != 0
-}
-
-// WithoutGuarantees returns the table with WithoutGuarantee of each rule.
-func (t Table) WithoutGuarantees() Table {
-	t.Rules = slices.Clone(t.Rules)
-	for i := range t.Rules {
-		t.Rules[i] = t.Rules[i].WithoutGuarantee()
-	}
-	return t
-}
-
-// WithoutGuarantee returns the rule or pool with its guarantee, if it has one, waiting for room in the pool above.
-func (r Rule) WithoutGuarantee() Rule {
-	if r.Guarantee != 0 {
-		r.Label.Waits, r.Guarantee, r.Members = r.Guarantee, 0, 0
-	}
-	return r
 }
 
 func resolveWithin(l *Limit, r *Rule) error {

@@ -118,12 +118,12 @@ func TestWithoutGuarantee(t *testing.T) {
 	r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Within, r.Guarantee, r.Members, r.Each.Kind = "up", 4e6, 5, EachHost })
 	r.Label.Note = "paid"
 	want := r
-	want.Guarantee, want.Members, want.Label.Waits = 0, 0, 4e6
+	want.Guarantee, want.Label.Waits = 0, 4e6
 	got := r.WithoutGuarantee()
 	if got != want || got.Validate() != nil || got.WithoutGuarantee() != got {
 		t.Errorf("got %+v", got)
 	}
-	got.Guarantee, got.Members = 1e6, 5
+	got.Guarantee = 1e6
 	wantError(t, got.Validate(), "waits", "guarantee 1mbit")
 }
 

@@ -61,9 +61,9 @@ func (r Rule) Gets() string {
 func (r Rule) part() (says string) {
 	if r.Guarantee != 0 {
 		says = fmt.Sprintf(", %v of it guaranteed", r.Guarantee)
-	}
-	if r.Members != 0 {
-		says += fmt.Sprintf(" to each of at most %v", r.Members)
+		if r.Members != 0 {
+			says += fmt.Sprintf(" to each of at most %v", r.Members)
+		}
 	}
 	if r.Weight != 0 {
 		says += fmt.Sprintf(", weight %v", r.Weight)

@@ -203,20 +203,29 @@ func (t *Tree) cutCycles() {
 	}
 }
 
-// promise counts the guarantee of a member in the pools that have to keep it: up to the first one that has
-// a guarantee itself, which is counted instead.
-func (n *Node) promise(member *Rule) {
-	high, low := bits.Mul64(uint64(member.Guarantee), uint64(max(member.Members, 1)))
-	promised := min(Rate(low), mostPromised)
+// promised is what a pool keeps for a rule or pool within it.
+func (r *Rule) promised() Rate {
+	high, low := bits.Mul64(uint64(r.Guarantee), uint64(max(r.Members, 1)))
 	if high > 0 {
-		promised = mostPromised
+		return mostPromised
 	}
-	for promised > 0 && n != nil {
-		n.Members += min(promised, mostPromised-n.Members)
-		if n.Pool.Guarantee != 0 {
-			return
-		}
-		n = n.Above
+	return min(Rate(low), mostPromised)
+}
+
+// keepers are the pools that have to keep what is promised to a member of n: up to the first one that has a guarantee itself,
+// which is counted instead.
+func (n *Node) keepers(yield func(*Node) bool) {
+	for ; n != nil && yield(n) && n.Pool.Guarantee == 0; n = n.Above {
+	}
+}
+
+// promise counts the guarantee of a member.
+func (n *Node) promise(member *Rule) {
+	if member.Guarantee == 0 {
+		return
+	}
+	for n := range n.keepers {
+		n.Members = min(n.Members+member.promised(), mostPromised)
 	}
 }
 
@@ -225,21 +234,29 @@ func (n *Node) promise(member *Rule) {
 func (t *Tree) Problems() []PoolError {
 	all := t.problems[:len(t.problems):len(t.problems)]
 	for _, n := range t.Nodes {
-		what, most := "rate", n.Pool.Rate
-		if n.Pool.Guarantee != 0 {
-			what, most = "guarantee", Rate(n.Pool.Guarantee)
-		}
-		if lowest := n.Pool.Adapt.Min; lowest != 0 && lowest < most {
-			what, most = "adapt-min", lowest
-		}
-		sum := n.Members.String()
-		if n.Members == mostPromised {
-			sum = "more than " + sum
-		}
-		if n.Members > most {
-			all = append(all, PoolError{Member{Rule: n.Pool}, fmt.Sprintf(
-				"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum), true})
+		if p := n.noRoom(); p != nil {
+			all = append(all, *p)
 		}
 	}
 	return all
+}
+
+// noRoom says that the pool cannot keep the guarantees within it; nil if it can.
+func (n *Node) noRoom() *PoolError {
+	what, most := "rate", n.Pool.Rate
+	if n.Pool.Guarantee != 0 {
+		what, most = "guarantee", Rate(n.Pool.Guarantee)
+	}
+	if lowest := n.Pool.Adapt.Min; lowest != 0 && lowest < most {
+		what, most = "adapt-min", lowest
+	}
+	if n.Members <= most {
+		return nil
+	}
+	sum := n.Members.String()
+	if n.Members >= mostPromised {
+		sum = "more than " + mostPromised.String()
+	}
+	return &PoolError{Member{Rule: n.Pool}, fmt.Sprintf(
+		"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum), true}
 }

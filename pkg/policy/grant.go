@@ -1,0 +1,112 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// A Claim is the guarantees of a device that waited for room, which it gets all or none; or that of a pool without a device.
+type Claim struct {
+	Who     string
+	Members []Member
+	NoRoom  *PoolError // nil if they are given
+}
+
+// Claimant is who claims the guarantee of a rule or pool: a device, or the pool.
+func (m Member) Claimant() string {
+	if m.Table != nil {
+		return m.Table.Device
+	}
+	return cmp.Or(m.Rule.Label.Owner.Device, fmt.Sprintf("pool %q", m.Rule.Label.Name))
+}
+
+// Grant gives guarantees that wait as far as there is room beside those that are given, to claimants in the order of turn.
+func (t *Tree) Grant(turn func(who string) int) []*Claim {
+	byName := map[string]*Claim{}
+	add := func(m Member) {
+		if m.Rule.Label.Waits == 0 {
+			return
+		}
+		who := m.Claimant()
+		if byName[who] == nil {
+			byName[who] = &Claim{Who: who}
+		}
+		byName[who].Members = append(byName[who].Members, m)
+	}
+	for _, n := range t.Nodes {
+		add(Member{Rule: n.Pool})
+		for _, m := range n.Rules {
+			add(m)
+		}
+	}
+	claims := slices.SortedFunc(maps.Values(byName), func(a, b *Claim) int {
+		return cmp.Or(cmp.Compare(turn(a.Who), turn(b.Who)), cmp.Compare(a.Who, b.Who))
+	})
+	for _, c := range claims {
+		t.grant(c)
+	}
+	return claims
+}
+
+// grant gives all guarantees of a claim, or takes them back if a pool has no room.
+func (t *Tree) grant(c *Claim) {
+	for _, m := range c.Members {
+		m.Rule.Guarantee, m.Rule.Label.Waits = m.Rule.Label.Waits, 0
+	}
+	more := map[*Node]Rate{}
+	for _, m := range c.Members {
+		promised := m.Rule.promised()
+		if m.Table == nil { // what is within the pool was promised by the pools above
+			n := t.byName[Within(m.Rule.Label.Name)]
+			more[n] += 0
+			promised -= min(promised, n.Members)
+		}
+		for n := range t.byName[m.Rule.Within].keepers {
+			more[n] = min(more[n]+promised, mostPromised)
+		}
+	}
+	for n, rate := range more {
+		n.Members += rate
+		if p := n.noRoom(); p != nil && (c.NoRoom == nil || p.Rule.Label.Name < c.NoRoom.Rule.Label.Name) {
+			c.NoRoom = p
+		}
+	}
+	if c.NoRoom == nil {
+		return
+	}
+	for n, rate := range more {
+		n.Members -= rate
+	}
+	for _, m := range c.Members {
+		*m.Rule = m.Rule.WithoutGuarantee()
+	}
+}
+
+// WithoutGuarantees returns the tables with WithoutGuarantee of each rule.
+func WithoutGuarantees(tables []Table) []Table {
+	tables = slices.Clone(tables)
+	for i := range tables {
+		tables[i].Rules = slices.Clone(tables[i].Rules)
+		for j, r := range tables[i].Rules {
+			tables[i].Rules[j] = r.WithoutGuarantee()
+		}
+	}
+	return tables
+}
+
+// WithoutGuarantee returns the rule or pool with its guarantee, if it has one, waiting for room in the pool above.
+func (r Rule) WithoutGuarantee() Rule {
+	if r.Guarantee != 0 {
+		r.Label.Waits, r.Guarantee = r.Guarantee, 0
+	}
+	return r
+}
+
+// IsNoRoom reports whether an error says that a pool has no room for guarantees.
+func IsNoRoom(err error) bool {
+	problem, ok := errors.AsType[PoolError](err)
+	return ok && problem.NoRoom
+}
