@@ -79,7 +79,7 @@ func (e *env) delete(want filterRules) error {
 			return err
 		}
 		if len(hooks) == 0 {
-			if slices.ContainsFunc(n.Collected(), want.matchesDevice) {
+			if slices.ContainsFunc(n.Collected, want.matchesDevice) {
 				return e.deleted([]report.Rule{})
 			}
 			if _, err := device(want.device); err != nil && !want.pattern {
@@ -280,7 +280,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		if err != nil {
 			return err
 		}
-		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected(), want.matchesDevice))
+		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected, want.matchesDevice))
 		if !any && !all && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
 				return err

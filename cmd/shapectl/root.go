@@ -338,7 +338,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
-		if collected := n.Collected(); err == nil && len(collected) > 0 {
+		if collected := n.Collected; err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
 		return err

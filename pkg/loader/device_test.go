@@ -69,7 +69,7 @@ func TestRulesOfADeletedDeviceAreRemoved(t *testing.T) {
 		r.put(rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky))
 		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 		r.write(func(n *Namespace) error {
-			if got := n.Collected(); !slices.Equal(got, []string{"va"}) {
+			if got := n.Collected; !slices.Equal(got, []string{"va"}) {
 				t.Errorf("collected %q", got)
 			}
 			return nil
