@@ -124,7 +124,7 @@ func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
 	if !e.json {
 		fmt.Fprint(e.out, limitedNow(who, found))
 	}
-	if e.confirm == 0 { // else the pools must stay until then
+	if who != "" && e.confirm == 0 { // else the pools must stay until then
 		e.sayUnused(n, rules)
 	}
 	return nil
