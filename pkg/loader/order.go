@@ -196,7 +196,9 @@ func (all orders) apply(p *pins, o ApplyOptions) (err error) {
 		return err
 	}
 	began = true
-	all.sweepGone(p)
+	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
+		p.sweep() // the next command removes what it leaves
+	}
 	if !o.Final {
 		return nil
 	}
@@ -407,14 +409,6 @@ func (o *order) attach(p *pins) error {
 	h.Set.SetAttached()
 	h.State, h.Mode, h.Device = Attached, mode, o.dev
 	return nil
-}
-
-// sweepGone removes hooks whose devices were deleted before they were attached. The next
-// command removes what it leaves.
-func (all orders) sweepGone(p *pins) {
-	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
-		p.sweep()
-	}
 }
 
 // needsIfb reports whether a hook sends packets to an ifb, for rules that it has or for pools of these.
