@@ -22,6 +22,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -35,6 +37,12 @@ const (
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
 )
+
+// ErrFewFiles means that the process may not open as many files as a command needs.
+var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
+
+// leastFiles is how many files a command needs. The number does not grow with devices or rules.
+const leastFiles = 256
 
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
@@ -121,6 +129,10 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	}
 	if lacking := program.Missing(have); lacking != nil {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	}
+	var files unix.Rlimit // otherwise errors would blame the kernel
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
+		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
 	}
 	at, err := locate(o)
 	if err != nil {
