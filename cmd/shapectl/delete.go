@@ -78,7 +78,7 @@ func (e *env) delete(want filterRules) error {
 			return err
 		}
 		if len(hooks) == 0 {
-			if slices.ContainsFunc(n.Collected(), want.matchesDevice) {
+			if slices.ContainsFunc(n.Collected, want.matchesDevice) {
 				return e.deleted([]report.Rule{})
 			}
 			if _, err := device(want.device); err != nil && !want.pattern {
@@ -123,7 +123,7 @@ func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
 	if !e.json {
 		fmt.Fprint(e.out, limitedNow(who, found))
 	}
-	if e.confirm == 0 { // else the pools must stay until then
+	if who != "" && e.confirm == 0 { // else the pools must stay until then
 		e.sayUnused(n, rules)
 	}
 	return nil
@@ -279,7 +279,7 @@ func (e *env) flush(want filterRules, all bool) error {
 		if err != nil {
 			return err
 		}
-		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected(), want.matchesDevice))
+		any := len(gone)+len(others) > 0 || !all && (removed || slices.ContainsFunc(n.Collected, want.matchesDevice))
 		if !any && !all && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
 				return err

@@ -197,7 +197,7 @@ func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
 	loader.CloseHooks(hooks)
 	// If they cannot be read, the caller asks for them again and gets the error.
 	unread := err != nil && n.Readable() == nil
-	return len(hooks) > 0 || unread || slices.Contains(n.Collected(), want.device), nil
+	return len(hooks) > 0 || unread || slices.Contains(n.Collected, want.device), nil
 }
 
 // matchesAny reports whether a pattern matches any device: one that is there, or had rules.

@@ -205,7 +205,7 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
-		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || n.Within(of.name) == nil)
+		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || users(n, of.name) == 0)
 	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
 		return kindDevice, nil
@@ -232,6 +232,15 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 		return "", inputf("the name stands for several things; nothing was changed; write %s, or %s", strings.Join(commands[:last], ", "), commands[last])
 	}
 	return kind, nil
+}
+
+// users is how many rules and pools are directly within a pool.
+func users(n *loader.Namespace, pool string) int {
+	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
+	if node := policy.NewTree(tables).Find(pool); node != nil {
+		return len(node.Rules) + len(node.Below)
+	}
+	return 0
 }
 
 // limitedOnlyBy reports whether all rules are within the pool of that name and have no rate of their own.
@@ -337,7 +346,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	}
 	var pools []policy.Rule
 	var rates, commands []string // first those for rules
-	all, without, users := 0, 0, 0
+	all, without, within := 0, 0, 0
 	for _, h := range rules {
 		for _, r := range h.rules {
 			all++
@@ -353,7 +362,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 				continue
 			}
 			pool, _ := findPool(n, name)
-			pools, users = append(pools, pool), users+len(n.Within(name))
+			pools, within = append(pools, pool), within+users(n, name)
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
 	}
@@ -361,7 +370,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	for _, p := range pools {
 		commands = append(commands, e.suggest("set --kind pool"+flags+e.how(), p.Label.Name))
 	}
-	shared := users > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
+	shared := within > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
 	case without == 0, shared && limit.written(ofShared) == "":

@@ -205,7 +205,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts,
+	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts, loader.ErrFewFiles,
 }
 
 func exitCode(err error) int {
@@ -338,7 +338,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
-		if collected := n.Collected(); err == nil && len(collected) > 0 {
+		if collected := n.Collected; err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
 		return err
@@ -385,6 +385,7 @@ var advices = []advice{
 	{loader.ErrLessee, true, "; end that one first", nil},
 	{loader.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},
+	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},
 	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again", nil},
 }

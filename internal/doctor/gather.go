@@ -227,7 +227,7 @@ func (f *Facts) ask(n *loader.Namespace, name string) error {
 	f.Only = d.Name // name may have been an alternative one
 	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if !f.has(d.Name, direction) {
-			other := n.OtherLayout(d.Index, direction)
+			other := loader.OtherLayout(n.Readable(), d.Index, direction)
 			f.Hooks = append(f.Hooks, Hook{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
 		}
 	}

@@ -228,7 +228,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 	for _, l := range []Leg{f.In, f.Out} {
 		for _, hop := range l.Hops {
 			h := hookOn(hooks, hop)
-			if h == nil && hop.Index != l.Route.Device.Index && !n.OtherLayout(hop.Index, hop.Direction) {
+			if h == nil && hop.Index != l.Route.Device.Index && !loader.OtherLayout(n.Readable(), hop.Index, hop.Direction) {
 				continue
 			}
 			met[h] = true
@@ -359,7 +359,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 		if err != nil {
 			return s, err
 		}
-		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction)
+		s.Unreadable = loader.OtherLayout(n.Readable(), hop.Index, hop.Direction)
 	}
 	if h == nil {
 		return s, nil

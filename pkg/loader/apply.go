@@ -91,7 +91,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
 // needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	all, err := n.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
 	if err != nil || o.Check {
 		return nil, err
 	}

@@ -523,7 +523,7 @@ func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duratio
 		defer orders.close()
 		defer func() { recover() }() // so that nothing is cleaned up
 		return n.pins.changing(func() error {
-			testenv.Must(r.t, errors.Join(orders.claim(&n.pins), orders.attach(&n.pins, n.options)))
+			testenv.Must(r.t, errors.Join(orders.claim(&n.pins), orders.attach(&n.pins)))
 			for _, o := range orders {
 				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}

@@ -106,11 +106,20 @@ func (at place) mount() error {
 
 // mounted reports whether a bpffs is mounted. The error wraps ErrMounts if it may be out of sight.
 func (at place) mounted() (bool, error) {
-	mounted, err := isBPFFS(at.bpffs)
-	if err == nil && !mounted && at.bpffs == DefaultBPFFS && hasOwnMounts() {
-		err = fmt.Errorf("look for a bpffs on %s: %w", at.bpffs, ErrMounts)
+	var st unix.Statfs_t
+	err := unix.Statfs(at.bpffs, &st)
+	switch {
+	case err == nil && st.Type == unix.BPF_FS_MAGIC:
+		return true, nil
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		if err = nil; at.bpffs == DefaultBPFFS && hasOwnMounts() {
+			err = ErrMounts
+		}
 	}
-	return mounted, err
+	if err != nil {
+		err = fmt.Errorf("look for a bpffs on %s: %w", at.bpffs, err)
+	}
+	return false, err
 }
 
 // ErrUntrusted means that another user may have made a directory of pins, or could replace its contents.
@@ -165,19 +174,6 @@ func pinValue(pin string, spec *ebpf.MapSpec, value any) error {
 		return err
 	}
 	return pinAt(m, pin)
-}
-
-// isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
-func isBPFFS(path string) (bool, error) {
-	var st unix.Statfs_t
-	err := unix.Statfs(path, &st)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for a bpffs on %s: %w", path, err)
-	}
-	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
 // hasOwnMounts reports whether an ancestor of this process has other mounts, as far as this process may inspect them.

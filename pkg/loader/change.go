@@ -53,7 +53,7 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 		policy.SortRules(tables[i].Rules)
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.carryOut(func() (orders, error) { return planner{n}.plan(tables, besideOthers, o) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, besideOthers, o) }, o)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, 
 		return nil, err
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.carryOut(func() (all orders, err error) {
+	all, err := n.pins.carryOut(func() (all orders, err error) {
 		pools := map[policy.Within]bool{}
 		for _, h := range hooks {
 			o := h.removal(false)
@@ -110,13 +110,15 @@ func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, 
 // Flush removes all rules of hooks or pools, and detaches the hooks, which may be of another layout. The error wraps
 // ErrPending, and nothing is changed, if one of them takes part in a pending change. If a hook cannot be flushed, the others
 // still are. Pools must come last, after all that is within them.
-func (n *Namespace) Flush(hooks ...*Hook) error { return n.flush(ApplyOptions{Final: true}, hooks) }
+func (n *Namespace) Flush(hooks ...*Hook) error {
+	return n.pins.flush(ApplyOptions{Final: true}, hooks)
+}
 
-func (n *Namespace) flush(o ApplyOptions, hooks []*Hook) error {
-	if n.pins.dir == "" {
+func (p *pins) flush(o ApplyOptions, hooks []*Hook) error {
+	if p.dir == "" {
 		return nil // there is nothing
 	}
-	_, err := n.carryOut(func() (all orders, err error) {
+	_, err := p.carryOut(func() (all orders, err error) {
 		for _, h := range hooks {
 			all = append(all, h.removal(true))
 		}
@@ -136,7 +138,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 	if n.pins.state() != maps.Pending {
 		reverted = nil
 	}
-	all, err := n.carryOut(func() (orders, error) { return planner{n}.planNew(tables, reverted) }, ApplyOptions{beside: true})
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.planNew(tables, reverted) }, ApplyOptions{beside: true})
 	for _, o := range all {
 		if o.State == Attached && !o.isPools() {
 			o.done.Hook.Changed = true
@@ -170,7 +172,7 @@ func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applie
 // directions. It takes no longer for many rules. It does nothing unless there are rules in all directions of tables, which
 // match the same address and do not delay, as that may need a qdisc first.
 func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned []policy.Direction, err error) {
-	all, err := n.carryOut(func() (all orders, err error) {
+	all, err := n.pins.carryOut(func() (all orders, err error) {
 		for _, set := range n.pins.sets() {
 			of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
 			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Any(maps.Delays) {
@@ -204,7 +206,7 @@ func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned 
 // an error.
 func (n *Namespace) Reattach() (again []Side, err error) {
 	var unread error
-	all, err := n.carryOut(func() (all orders, err error) {
+	all, err := n.pins.carryOut(func() (all orders, err error) {
 		hooks, err := n.Hooks()
 		unread = err
 		for _, h := range hooks {

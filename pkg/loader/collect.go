@@ -23,9 +23,6 @@ const (
 	loopback = 1
 )
 
-// Collected are the names of deleted devices whose rules Write has removed, sorted.
-func (n *Namespace) Collected() []string { return n.collected }
-
 // markAlive pins the mark that isDead reads. It must be the first pin of a home.
 func (dir home) markAlive() error {
 	pin := dir.pin(alivePin)
@@ -75,24 +72,24 @@ func (dir home) remove() {
 	unlink(string(dir)) // refused unless empty
 }
 
-// collectDevices removes the hooks of devices that no longer exist and that nobody keeps. It skips a hook that
+// collectDevices removes the hooks of devices that no longer exist and that nobody keeps, and returns their names. It skips a hook that
 // cannot be judged or removed, because the command must not fail for that.
-func (n *Namespace) collectDevices(keep func(device string) bool) {
+func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 	devices, err := netinfo.Devices()
-	if n.pins.store == nil || err != nil {
-		return
+	if p.store == nil || err != nil {
+		return nil
 	}
-	names, here := map[int]string{}, map[string]bool{}
+	called, here := map[int]string{}, map[string]bool{}
 	for _, dev := range devices {
-		names[dev.Index], here[dev.Name] = dev.Name, true
+		called[dev.Index], here[dev.Name] = dev.Name, true
 	}
-	haveRules := n.pins.store.Have(maps.Exists)
+	haveRules := p.store.Have(maps.Exists)
 	var gone []*Hook
-	for _, set := range n.pins.sets() {
-		if names[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
+	for _, set := range p.sets() {
+		if called[set.Ifindex()] == set.Device() || !set.Attached() || !haveRules[set.Number()] {
 			continue
 		}
-		h := n.pins.dir.hookOf(set)
+		h := p.dir.hookOf(set)
 		if h.judge() == nil && h.State == Gone && (here[h.Was] || keep == nil || !keep(h.Was)) { // here: with other rules
 			gone = append(gone, h)
 		} else {
@@ -100,14 +97,13 @@ func (n *Namespace) collectDevices(keep func(device string) bool) {
 		}
 	}
 	defer CloseHooks(gone)
-	if gone == nil || n.flush(ApplyOptions{Final: true, beside: true}, gone) != nil {
-		return
+	if gone == nil || p.flush(ApplyOptions{Final: true, beside: true}, gone) != nil {
+		return nil
 	}
 	for _, h := range gone {
-		n.collected = append(n.collected, h.Was)
+		names = append(names, h.Was)
 	}
-	slices.Sort(n.collected)
-	n.collected = slices.Compact(n.collected)
+	return names
 }
 
 // collectNamespaces removes the homes of namespaces that no longer exist, with hooks on devices that left them in time.
@@ -152,7 +148,7 @@ func (dir home) clear() {
 type Others struct{ at place }
 
 // Others are those beside the namespace's own.
-func (n *Namespace) Others() Others { return Others{n.place} }
+func (n *Namespace) Others() Others { return Others{n.pins.place} }
 
 // Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
 func (o Others) Exist() bool { return len(o.at.others()) > 0 }

@@ -18,34 +18,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Rules of a deleted device are shown until the next writing command removes them. A new
-// device with the same name has no rules.
-func TestDeviceDeletedAndMadeAgain(t *testing.T) {
-	eachHook(t, func(t *testing.T, r *rig) {
-		one, two, three := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", leaky), rule("10.0.2.0/24", eachHost)
-		r.put(one, two)
-		r.meters(one, "10.0.0.7", 10)
-		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-		h := r.hook("va")
-		if h == nil || h.State != Gone || h.Name() != "va" {
-			t.Fatalf("hook of a deleted device: %+v", h)
-		}
-		r.sameRules(h, one, two)
-
-		r.addDevice()
-		if h := r.hook("va"); h == nil || h.State != Gone {
-			t.Fatalf("hook of a device made again, before a command: %+v", h)
-		}
-		if change := r.put(three); change.Reattached != "" || !change.Changed {
-			t.Errorf("a rule after the device was made again: %+v", change)
-		}
-		r.inForce(three)
-		r.meters(three, "10.0.2.7", 5)
-		r.flush()
-		r.nothingLeft()
-	})
-}
-
 // A device may be deleted while a command changes its rules.
 func TestDeviceMadeAgainDuringACommand(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
@@ -60,20 +32,6 @@ func TestDeviceMadeAgainDuringACommand(t *testing.T) {
 		r.inForce(two)
 		r.meters(two, "10.0.1.7", 5)
 		r.flush()
-		r.nothingLeft()
-	})
-}
-
-func TestRulesOfADeletedDeviceAreRemoved(t *testing.T) {
-	eachHook(t, func(t *testing.T, r *rig) {
-		r.put(rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky))
-		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-		r.write(func(n *Namespace) error {
-			if got := n.Collected(); !slices.Equal(got, []string{"va"}) {
-				t.Errorf("collected %q", got)
-			}
-			return nil
-		})
 		r.nothingLeft()
 	})
 }

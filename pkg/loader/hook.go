@@ -99,6 +99,12 @@ func (e *OtherLayoutError) Error() string {
 
 func (e *OtherLayoutError) Unwrap() error { return e.err }
 
+// OtherLayout reports whether an error is that a direction of a device has rules of another layout.
+func OtherLayout(err error, index int, d policy.Direction) bool {
+	e, ok := errors.AsType[*OtherLayoutError](err)
+	return ok && slices.ContainsFunc(e.Hooks, func(h *Hook) bool { return h.at.index == index && h.Direction == d })
+}
+
 // A hookDir is where the pins of a hook are.
 type hookDir struct {
 	dir       string
@@ -264,13 +270,6 @@ func (h *Hook) judge() error {
 		h.State = Gone // also if another device has its index now
 	}
 	return nil
-}
-
-// OtherLayout reports whether a direction of a device has rules of another layout.
-func (n *Namespace) OtherLayout(index int, d policy.Direction) bool {
-	return n.pins.foreign != nil && slices.ContainsFunc(n.pins.foreign.Hooks, func(o *Hook) bool {
-		return o.at.index == index && o.Direction == d
-	})
 }
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.

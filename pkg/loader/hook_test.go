@@ -3,7 +3,6 @@ package loader
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"sync"
 	"testing"
 
@@ -44,24 +43,6 @@ func TestFirstRuleAttachesAndLastDetaches(t *testing.T) {
 	})
 }
 
-func TestPutTwiceChangesNothing(t *testing.T) {
-	eachMode(t, func(t *testing.T, r *rig) {
-		same := rule("10.0.0.0/24", eachHost)
-		r.put(same)
-		before, pins := r.programIDs(), r.pins()
-		if change := r.put(same); change != (Change{}) {
-			t.Errorf("the same rule again: %+v", change)
-		}
-		if after := r.programIDs(); !slices.Equal(before, after) {
-			t.Errorf("programs were %v and are %v", before, after)
-		}
-		if after := r.pins(); !slices.Equal(pins, after) {
-			t.Errorf("pins were %v and are %v", pins, after)
-		}
-		r.inForce(same)
-	})
-}
-
 // programIDs are those of the programs that hooks call.
 func (r *rig) programIDs() (ids []uint32) {
 	r.t.Helper()
@@ -75,26 +56,6 @@ func (r *rig) programIDs() (ids []uint32) {
 		}
 	}
 	return ids
-}
-
-func TestBothAlgorithmsAtOnce(t *testing.T) {
-	eachHook(t, func(t *testing.T, r *rig) {
-		one, two := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, leaky)
-		r.put(one, two)
-		r.inForce(one, two)
-		r.meters(one, "10.0.0.7", 600)
-		r.meters(two, "10.0.1.7", 600)
-		for _, rule := range []policy.Rule{one, two} {
-			if c := r.counters(r.hook("va"), rule); c.DroppedPackets == 0 || c.PassedBytes > 110000 {
-				t.Errorf("%v: 120000 bytes on a bucket of 100000, and %+v", rule.Prefix, c)
-			}
-		}
-		r.delete(one)
-		r.inForce(two)
-		r.meters(two, "10.0.1.7", 5)
-		r.delete(two)
-		r.nothingLeft()
-	})
 }
 
 func TestChangeOfAlgorithmKeepsBucketAndCounters(t *testing.T) {
@@ -205,22 +166,6 @@ func TestChangeOfMatch(t *testing.T) {
 		if after := r.counters(h, only); after.PassedPackets != before.PassedPackets+1 {
 			t.Error("a packet from the network is not metered")
 		}
-		r.flush()
-		r.nothingLeft()
-	})
-}
-
-func TestDirectionsAreApart(t *testing.T) {
-	eachMode(t, func(t *testing.T, r *rig) {
-		out, in := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
-		r.put(out)
-		r.direction = policy.Ingress
-		r.put(in)
-		r.inForce(in)
-		r.flush()
-		r.direction = policy.Egress
-		r.inForce(out)
-		r.meters(out, "10.0.0.7", 5)
 		r.flush()
 		r.nothingLeft()
 	})

@@ -37,7 +37,7 @@ func (n *Namespace) KeepPolicy(p []byte, byChange bool) error {
 		return nil
 	}
 	if n.pins.dir == "" {
-		if err := n.makeHome(); err != nil {
+		if err := n.pins.makeHome(); err != nil {
 			return err
 		}
 	}

@@ -102,8 +102,7 @@ func (l *Lessee) Renew(o Options, f func(pools *maps.Set)) error {
 	if err != nil {
 		return fmt.Errorf("renew leases: %w", err)
 	}
-	defer n.unlock()
-	defer n.pins.close()
+	defer n.pins.leave()
 	if n.pins.store != nil {
 		f(n.pins.store.Pools())
 	}

@@ -18,8 +18,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
@@ -34,6 +37,12 @@ const (
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
 )
+
+// ErrFewFiles means that the process may not open as many files as a command needs.
+var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
+
+// leastFiles is how many files a command needs. The number does not grow with devices or rules.
+const leastFiles = 256
 
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
@@ -50,12 +59,9 @@ type Options struct {
 // A Namespace is the hooks of one network namespace: that of the calling
 // thread, which must not change it while the Namespace is in use.
 type Namespace struct {
-	options Options
-	place   place
-	pins    pins
-	unlock  func()
+	pins pins
 
-	collected []string // see Collected
+	Collected []string // the names of deleted devices whose rules Write has removed, sorted
 }
 
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write
@@ -92,12 +98,12 @@ func (n *Namespace) Collect(keep func(device string) bool) error {
 		if err := n.pins.sweep(); err != nil { // an earlier command may have had no time for all hooks
 			return err
 		}
-		n.collectDevices(keep)
+		n.Collected = slices.Compact(slices.Sorted(slices.Values(append(n.Collected, n.pins.collectDevices(keep)...))))
 	}
 	if n.pins.store != nil {
 		n.pins.store.DropListeners()
 	}
-	n.place.collectNamespaces()
+	n.pins.place.collectNamespaces()
 	return nil
 }
 
@@ -124,19 +130,21 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	if lacking := program.Missing(have); lacking != nil {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
-	n := &Namespace{options: o, unlock: func() {}}
+	var files unix.Rlimit // otherwise errors would blame the kernel
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
+		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
+	}
 	at, err := locate(o)
 	if err != nil {
 		return nil, err
 	}
-	n.place = at
-	n.pins.writing, n.pins.renews, n.pins.kept = writing, o.Renews, kept
+	n := &Namespace{pins: pins{options: o, place: at, unlock: func() {}, bpfState: bpfState{writing: writing, renews: o.Renews, kept: kept}}}
 	hurry.Relax() // after a command that was killed in hurry
 	mounted, err := at.mounted()
 	if err != nil || !mounted {
 		return n, err
 	}
-	err = n.enter()
+	err = n.pins.enter()
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -144,42 +152,47 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 }
 
 // enter locks the home, and opens the state in it.
-func (n *Namespace) enter() error {
-	if err := n.place.trust(); err != nil {
+func (p *pins) enter() error {
+	if err := p.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := n.place.home().lock(n.pins.writing, cmp.Or(n.options.Patience, lockPatience))
+	unlock, err := p.place.home().lock(p.writing, cmp.Or(p.options.Patience, lockPatience))
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
-	n.unlock, n.pins.dir = unlock, n.place.home()
-	if err = n.pins.open(); err != nil {
-		n.pins.close()
-		unlock()
-		n.unlock, n.pins.dir = func() {}, ""
+	p.unlock, p.dir = unlock, p.place.home()
+	if err = p.open(); err != nil {
+		p.leave()
+		p.unlock, p.dir = func() {}, ""
 	}
 	return err
 }
 
+// leave is the reverse of enter.
+func (p *pins) leave() {
+	p.close()
+	p.unlock()
+}
+
 // makeHome makes the namespace's home and enters it. It mounts a bpffs if there is none.
-func (n *Namespace) makeHome() error {
-	if err := n.place.mount(); err != nil {
+func (p *pins) makeHome() error {
+	if err := p.place.mount(); err != nil {
 		return err
 	}
 	for {
 		// A home must not be below a directory that somebody else made.
-		if err := makeDir(n.place.top()); err != nil {
+		if err := makeDir(p.place.top()); err != nil {
 			return err
 		}
-		if err := n.place.trustTop(); err != nil {
+		if err := p.place.trustTop(); err != nil {
 			return err
 		}
-		if err := makeDir(string(n.place.home())); err != nil {
+		if err := makeDir(string(p.place.home())); err != nil {
 			return err
 		}
-		err := n.enter()
+		err := p.enter()
 		if err == nil {
-			return n.pins.heal()
+			return p.heal()
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -201,5 +214,5 @@ func (n *Namespace) Close() {
 	if n.pins.writing && n.pins.dir != "" {
 		n.pins.dir.remove()
 	}
-	n.unlock()
+	n.pins.unlock()
 }

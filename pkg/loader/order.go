@@ -101,7 +101,7 @@ func (all orders) steps() (n int) {
 }
 
 // carryOut carries out a plan. What it returns is closed.
-func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all orders, err error) {
+func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders, err error) {
 	defer func() { all.close() }()
 	after := func(err error) error {
 		if err == nil {
@@ -114,24 +114,24 @@ func (n *Namespace) carryOut(plan func() (orders, error), o ApplyOptions) (all o
 		return all, err // the last change can still be rolled back
 	}
 	if o.Check {
-		if n.pins.state() == maps.Pending {
-			err = n.pins.pending()
+		if p.state() == maps.Pending {
+			err = p.pending()
 		}
 		return all, err
 	}
-	if n.pins.dir == "" { // another command may have been faster
-		if err := after(n.makeHome()); err != nil || !all.haveWork() {
+	if p.dir == "" { // another command may have been faster
+		if err := after(p.makeHome()); err != nil || !all.haveWork() {
 			return all, err
 		}
 	}
-	if ends, concerned := all.endLast(o); ends && n.pins.state() != maps.NoChange { // hooks may go with it
-		if err := after(n.pins.endChange(concerned...)); err != nil {
+	if ends, concerned := all.endLast(o); ends && p.state() != maps.NoChange { // hooks may go with it
+		if err := after(p.endChange(concerned...)); err != nil {
 			return all, err
 		}
 	}
-	err = n.pins.changing(func() error { return all.apply(&n.pins, n.options, o) })
-	if err == nil && o.Confirm > 0 && n.pins.state() == maps.Pending {
-		n.pins.dir.record(authorPin, Author{o.Author, n.pins.store.Begins()}) // else nobody is told who it was
+	err = p.changing(func() error { return all.apply(p, o) })
+	if err == nil && o.Confirm > 0 && p.state() == maps.Pending {
+		p.dir.record(authorPin, Author{o.Author, p.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
@@ -163,7 +163,7 @@ func (all orders) endLast(o ApplyOptions) (ends bool, concerned []*Hook) {
 }
 
 // apply prepares hooks, and changes all their rules at one moment. If it fails before, it removes the fqs that it has set up.
-func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
+func (all orders) apply(p *pins, o ApplyOptions) (err error) {
 	began := o.beside // each hook comes into force by itself
 	defer func() {
 		if err != nil && !began {
@@ -179,7 +179,7 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 				return err
 			}
 		}
-		if err := all.attach(p, options); err != nil {
+		if err := all.attach(p); err != nil {
 			return err
 		}
 	}
@@ -196,7 +196,9 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) (err error) {
 		return err
 	}
 	began = true
-	all.sweepGone(p)
+	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
+		p.sweep() // the next command removes what it leaves
+	}
 	if !o.Final {
 		return nil
 	}
@@ -343,13 +345,13 @@ func (all orders) claim(p *pins) error {
 }
 
 // attach attaches hooks that are not attached, with programs of this build.
-func (all orders) attach(p *pins, options Options) error {
+func (all orders) attach(p *pins) error {
 	return hurry.Up(len(all), func() error {
 		for _, o := range all {
 			if o.gone != nil || o.isPools() {
 				continue
 			}
-			if err := o.failed(o.attach(p, options)); err != nil {
+			if err := o.failed(o.attach(p)); err != nil {
 				return err
 			}
 		}
@@ -357,7 +359,7 @@ func (all orders) attach(p *pins, options Options) error {
 	})
 }
 
-func (o *order) attach(p *pins, options Options) error {
+func (o *order) attach(p *pins) error {
 	h := o.Hook
 	if h.State == Gone { // the rules are attached to another device
 		h.Set.ClearCounters()
@@ -388,7 +390,7 @@ func (o *order) attach(p *pins, options Options) error {
 	defer attached.close()
 	mode := attached.mode()
 	if mode == "" {
-		if mode, err = HookMode(options); err != nil {
+		if mode, err = HookMode(p.options); err != nil {
 			return err
 		}
 	}
@@ -407,14 +409,6 @@ func (o *order) attach(p *pins, options Options) error {
 	h.Set.SetAttached()
 	h.State, h.Mode, h.Device = Attached, mode, o.dev
 	return nil
-}
-
-// sweepGone removes hooks whose devices were deleted before they were attached. The next
-// command removes what it leaves.
-func (all orders) sweepGone(p *pins) {
-	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
-		p.sweep()
-	}
 }
 
 // needsIfb reports whether a hook sends packets to an ifb, for rules that it has or for pools of these.

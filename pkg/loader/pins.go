@@ -26,6 +26,9 @@ const busyPin = "busy"
 // remove hooks, and complete the work of killed commands.
 type pins struct {
 	bpfState
+	options Options
+	place   place
+	unlock  func()
 }
 
 // removeHook removes a hook without rules, and frees its set.

@@ -168,7 +168,7 @@ func (o *order) check(n planner, rules, drawn []policy.Rule) error {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	return o.planQueue(rules, drawn, n.options.SetupFQ)
+	return o.planQueue(rules, drawn, n.pins.options.SetupFQ)
 }
 
 // checkMatch returns an error if rules in force would match another address: any, if the change may revert, or else one that

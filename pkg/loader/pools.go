@@ -41,12 +41,7 @@ func tableName(t policy.Table) string {
 	return fmt.Sprintf("%s %s", t.Device, t.Direction)
 }
 
-// Within names all that is directly within a pool.
-func (n *Namespace) Within(pool string) []string {
-	return n.pins.within(map[policy.Within]bool{policy.Within(pool): true})
-}
-
-// within is Within for some pools, but without these.
+// within names all that is directly within pools, without these.
 func (s *bpfState) within(pools map[policy.Within]bool) (users []string) {
 	for set, rules := range s.allRules() {
 		for _, r := range rules {
@@ -229,7 +224,7 @@ func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 		}
 		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
 		all = append(all, o)
-		if err = o.planQueue(nil, drawn, n.options.SetupFQ); err != nil {
+		if err = o.planQueue(nil, drawn, n.pins.options.SetupFQ); err != nil {
 			err = fmt.Errorf("%s: %w", tableName(o.want), err)
 		}
 	}

@@ -124,34 +124,30 @@ func (dir home) ifbMark(index int) string {
 // healIfbs removes the ifbs of deleted devices, and repairs ifbs that rules need.
 func (dir home) healIfbs() error {
 	entries, err := readDir(string(dir))
-	if err != nil {
-		return err
-	}
 	for _, e := range entries {
-		if index, ok := numbered(e.Name(), ifbPrefix); ok {
-			if err := dir.healIfb(index); err != nil {
+		index, ok := numbered(e.Name(), ifbPrefix)
+		if !ok {
+			continue
+		}
+		dev, here, err := netinfo.DeviceByIndex(index)
+		if err != nil {
+			return err
+		}
+		if !here || !exists(dir.hookDir(index, policy.Ingress).dir) {
+			if err := dir.dropIfb(index); err != nil {
 				return err
 			}
+			continue
+		}
+		ifb, err := fq.FindIfb(index)
+		if err != nil {
+			return err
+		}
+		if ifb == nil || !ifb.Whole() {
+			fq.MakeIfb(index, dev.Name, 0) // a command does its work even if this fails; doctor reports that
 		}
 	}
-	return nil
-}
-
-func (dir home) healIfb(index int) error {
-	dev, here, err := netinfo.DeviceByIndex(index)
-	if err != nil {
-		return err
-	}
-	if !here || !exists(dir.hookDir(index, policy.Ingress).dir) {
-		return dir.dropIfb(index)
-	}
-	ifb, err := fq.FindIfb(index)
-	if err != nil || ifb != nil && ifb.Whole() {
-		return err
-	}
-	// A command does its work even if the ifb cannot be repaired; doctor reports that.
-	fq.MakeIfb(index, dev.Name, 0)
-	return nil
+	return err
 }
 
 func numbered(name, prefix string) (number int, ok bool) {

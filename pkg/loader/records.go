@@ -44,13 +44,11 @@ func (dir home) recorded(pin string, value any) error {
 	}
 	defer m.Close()
 	text, err := m.LookupBytes(uint32(0))
-	if err == nil {
-		err = json.Unmarshal(text, value)
-	}
 	if err != nil {
-		err = fmt.Errorf("read %s: %w", dir.pin(pin), err)
+		return fmt.Errorf("read %s: %w", dir.pin(pin), err)
 	}
-	return err
+	json.Unmarshal(text, value) // one that cannot be read is none: another build made it
+	return nil
 }
 
 // An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.
