@@ -101,7 +101,7 @@ func (s *Store) ReadyRevert() {
 	for f := range s.byID(poolView) {
 		old, next := s.bothPhases(f.id)
 		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
-			s.Pools().Store.setLease(f.id, next, old, had)
+			s.setLease(f.id, next, old, had)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func (s *index) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
 
 // leaseNumber is the number of the lease of a version plus one; 0 if it has none.
 func leaseNumber(v version) uint32 {
-	if v.AbiParams == nil || !present(v) || v.Flags&ruleLeased == 0 {
+	if !present(v) || v.Flags&ruleLeased == 0 {
 		return 0
 	}
 	return v.AbiColdParams.Lease
