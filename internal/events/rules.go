@@ -102,7 +102,7 @@ func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[
 	}
 	var sets []*digest
 	total := 0
-	for set, rule := range store.EveryRule(nil) {
+	for set, rule := range store.EveryRule() {
 		number := int(set.Number())
 		for len(sets) <= number {
 			sets = append(sets, nil)

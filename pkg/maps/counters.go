@@ -135,7 +135,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	if s.Store.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for _, e := range s.Store.EveryRule(s) {
+	for _, e := range s.Rules() {
 		if shadow, ok := s.Store.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
