@@ -473,7 +473,7 @@ func (e *ears) hear(f *forest, stages []*mirroredStage, want model.Passage, host
 		}
 		return
 	}
-	if len(told) != 1 || told[0].Kind != kind || told[0].Fate != fate || told[0].Rule != stages[0].entry.ID || told[0].Limit != stages[at].entry.ID {
+	if len(told) != 1 || told[0].Kind != kind || told[0].Fate != fate || told[0].Key.Id != stages[0].entry.ID || told[0].Limit != stages[at].entry.ID {
 		f.Fatalf("packet %d of %v: told %+v, want kind %d, fate %d, rule %d, limit %d (stage %d)\n%+v\n%+v", f.packets, host, told, kind, fate,
 			stages[0].entry.ID, stages[at].entry.ID, at, want, rule)
 	}

@@ -103,7 +103,7 @@ func (s *session) lookAtRules() error {
 func (r *rules) read(store *maps.Store, nameOf func(*maps.Set) string, into map[hook]*digest, clustered map[netip.Prefix]string) {
 	var sets []*digest
 	total := 0
-	for set, rule := range store.EveryRule(nil) {
+	for set, rule := range store.EveryRule() {
 		number := int(set.Number())
 		for len(sets) <= number {
 			sets = append(sets, nil)

@@ -113,17 +113,21 @@ func (p *progress) Change() (state ChangeState, at uint64) {
 // Difference is how many rules a change adds, removes and alters.
 type Difference struct{ Added, Removed, Changed int }
 
+func (d *Difference) count(had, has bool) {
+	switch {
+	case !had:
+		d.Added++
+	case !has:
+		d.Removed++
+	default:
+		d.Changed++
+	}
+}
+
 // Count counts steps.
 func Count(steps []policy.Difference) (d Difference) {
 	for _, s := range steps {
-		switch {
-		case s.Have == nil:
-			d.Added++
-		case s.Want == nil:
-			d.Removed++
-		default:
-			d.Changed++
-		}
+		d.count(s.Have != nil, s.Want != nil)
 	}
 	return d
 }
@@ -228,17 +232,10 @@ func (p *progress) Commit() {
 
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
-	for _, t := range s.Store.gather().taking {
-		if t.key == (stored{}) || t.view != s.number {
-			continue
-		}
-		switch old, next := s.Store.bothPhases(t.id); {
-		case !present(old):
-			d.Removed++
-		case !present(next):
-			d.Added++
-		default:
-			d.Changed++
+	for _, it := range s.Store.gather().taking {
+		if it.key != (stored{}) && it.view == s.number {
+			old, next := s.Store.bothPhases(it.id)
+			d.count(present(next), present(old))
 		}
 	}
 	return d

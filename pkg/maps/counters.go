@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"sort"
+	"slices"
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -92,32 +92,30 @@ func (ls *limits) count(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, which has its own buckets and counters. It passes
 // all packets; its excess is what it would have refused. False if the rule has no shadow.
-func (ls *limits) Shadow(e Entry) (Entry, bool) { return ls.companion(&companions[0], e) }
+func (ls *limits) Shadow(e Entry) (Entry, bool) { return ls.companion(0, e) }
 
 // Guarantee is the limit of a rule's guarantee, which has its own buckets and counters. It passes the packets
 // that are guaranteed. False if the rule has no guarantee.
-func (ls *limits) Guarantee(e Entry) (Entry, bool) {
-	if e.Algorithm.HasColours() {
-		return Entry{}, false
+func (ls *limits) Guarantee(e Entry) (its Entry, has bool) {
+	if !e.Algorithm.HasColours() {
+		its, has = ls.companion(1, e)
 	}
-	return ls.companion(&companions[1], e)
+	return its, has
 }
 
 // Second is the second limit of a rule with colours, which has its own buckets. False if the rule has no colours.
-func (ls *limits) Second(e Entry) (Entry, bool) {
-	if !e.Algorithm.HasColours() {
-		return Entry{}, false
+func (ls *limits) Second(e Entry) (its Entry, has bool) {
+	if e.Algorithm.HasColours() {
+		its, has = ls.companion(1, e)
 	}
-	return ls.companion(&companions[1], e)
+	return its, has
 }
 
-func (ls *limits) companion(c *companion, e Entry) (Entry, bool) {
-	id, ok := c.of(ls.current(e.ID))
-	if !ok {
-		return Entry{}, false
+func (ls *limits) companion(kind int, e Entry) (its Entry, has bool) {
+	if its.ID, has = companions[kind].of(ls.current(e.ID)); has {
+		its.Rule, _ = companions[kind].limit(e.Rule)
 	}
-	limit, _ := c.limit(e.Rule)
-	return Entry{limit, id}, true
+	return its, has
 }
 
 // Affected is a host or subnet with packets that a shadow would have refused.
@@ -137,7 +135,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	if s.Store.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for _, e := range s.Store.EveryRule(s) {
+	for _, e := range s.Rules() {
 		if shadow, ok := s.Store.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
@@ -164,9 +162,8 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		return nil, fmt.Errorf("read the hosts that shadows would have affected: %w", err)
 	}
 	for _, list := range affected {
-		sort.Slice(list, func(i, j int) bool {
-			a, b := &list[i], &list[j]
-			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet)) < 0
+		slices.SortFunc(list, func(a, b Affected) int {
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet))
 		})
 	}
 	return affected, nil

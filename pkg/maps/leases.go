@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
@@ -12,8 +13,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrBeginning means that a change of the pool begins or reverts within MaxLead.
+// ErrBeginning means that a change of the pool is about to begin, or reverts within tooLate.
 var ErrBeginning = errors.New("a change of the pool begins or reverts in a moment; try again then")
+
+// tooLate is enough to write a lease, whatever the process waits for meanwhile, before packets use what it writes.
+const tooLate = 100 * uint64(time.Millisecond)
 
 // A Lease is the part of its rate that a pool has for a time: of its cluster's rate on this host, or what its line allows.
 type Lease struct {
@@ -72,7 +76,7 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	}
 	state, at := s.Store.Change()
 	undecided := (state == Armed || state == Pending) && s.Store.Changes(id)
-	if undecided && at < s.Store.now()+MaxLead {
+	if undecided && (state == Armed || at < s.Store.now()+tooLate) {
 		return fmt.Errorf("renew a lease: %w", ErrBeginning)
 	}
 	if v.reverted || undecided {
@@ -101,7 +105,7 @@ func (s *Store) ReadyRevert() {
 	for f := range s.byID(poolView) {
 		old, next := s.bothPhases(f.id)
 		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
-			s.Pools().Store.setLease(f.id, next, old, had)
+			s.setLease(f.id, next, old, had)
 		}
 	}
 }
@@ -128,7 +132,7 @@ func (s *index) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
 
 // leaseNumber is the number of the lease of a version plus one; 0 if it has none.
 func leaseNumber(v version) uint32 {
-	if v.AbiParams == nil || !present(v) || v.Flags&ruleLeased == 0 {
+	if !present(v) || v.Flags&ruleLeased == 0 {
 		return 0
 	}
 	return v.AbiColdParams.Lease

@@ -28,8 +28,11 @@ var ErrLost = errors.New("the listener's lease has ended")
 // ListenerLease is how long a listener is told of events without Renew. A listener that was killed costs nothing after it.
 const ListenerLease = 3 * time.Second
 
+// An Event is the first excess packet of a bucket after a second without one.
+type Event = bpf.AbiEvent
+
 // EventKind is what an event means.
-type EventKind uint16
+type EventKind = uint16
 
 // Kinds of events that packets cause.
 const (
@@ -39,7 +42,7 @@ const (
 )
 
 // Fate is what happened to a packet.
-type Fate uint16
+type Fate = uint16
 
 // Fates of excess packets.
 const (
@@ -48,19 +51,6 @@ const (
 	Delayed = Fate(bpf.AbiFateFATE_DELAYED)
 	Passed  = Fate(bpf.AbiFateFATE_PASSED)
 )
-
-// An Event is the first excess packet of a bucket after a second without one.
-type Event struct {
-	At       uint64 // ns, see Now
-	Kind     EventKind
-	Fate     Fate
-	Level    uint64 // bytes in the bucket that had too little room
-	Capacity uint64 // its bytes
-	LeftOut  uint64 // events that this listener was not told of, so far
-	Rule     uint32 // id
-	Limit    uint32 // id of the rule or pool with that bucket
-	key      bpf.AbiKey
-}
 
 // A Listener has a slot of the data path, which tells it of events. It uses the memory of its store.
 type Listener struct {
@@ -162,11 +152,7 @@ func (l *Listener) Next(deadline time.Time) (Event, error) {
 	if len(record.RawSample) < int(unsafe.Sizeof(bpf.AbiEvent{})) {
 		return Event{}, fmt.Errorf("read events: %w", ErrOtherLayout)
 	}
-	e := *(*bpf.AbiEvent)(unsafe.Pointer(&record.RawSample[0]))
-	return Event{
-		At: e.Time, Kind: EventKind(e.Kind), Fate: Fate(e.Fate), Level: e.Level, Capacity: e.Capacity, LeftOut: e.LeftOut,
-		Rule: e.Key.Id, Limit: e.Limit, key: e.Key,
-	}, nil
+	return *(*Event)(unsafe.Pointer(&record.RawSample[0])), nil
 }
 
 // Moves goes on with another store of the namespace, and reports whether packets of its hooks find the listener: whether
@@ -266,25 +252,25 @@ type Cause struct {
 
 // Cause explains an event. ok is false if the store is too old to know its rule.
 func (s *Store) Cause(e Event) (c Cause, ok bool) {
-	if e.Rule >= s.room() || e.Limit >= s.room() || s.rule(e.Rule).View >= uint32(len(s.views)) {
+	if e.Key.Id >= s.room() || e.Limit >= s.room() || s.rule(e.Key.Id).View >= uint32(len(s.views)) {
 		return c, false
 	}
 	now := s.phase()
 	c.Level, c.Capacity = e.Level, e.Capacity
-	c.Set = s.View(s.rule(e.Rule).View)
-	v := s.versionIn(e.Rule, now)
-	if e.Limit != e.Rule {
+	c.Set = s.View(s.rule(e.Key.Id).View)
+	v := s.versionIn(e.Key.Id, now)
+	if e.Limit != e.Key.Id {
 		c.Pool = s.poolName(e.Limit, now)
 	}
-	flow := flowOf(e.key)
+	flow := flowOf(e.Key)
 	if v.Flags&ruleFlow == 0 {
 		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
 	}
 	far := flow.Far(c.Set.Side())
-	c.Rule = s.entry(e.Rule, netip.Prefix{}, v, now)
+	c.Rule = s.entry(e.Key.Id, netip.Prefix{}, v, now)
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
-		if place := s.findPrefix(c.Set.view, p); place != nil && *place-1 == e.Rule {
+		if place := s.findPrefix(c.Set.view, p); place != nil && *place-1 == e.Key.Id {
 			c.Rule.Prefix = p
 			break
 		}

@@ -20,15 +20,6 @@ func (s *Store) Pools() *Set { return s.View(poolView) }
 // IsPools reports whether the set is that of the pools.
 func (v view) IsPools() bool { return v.number == poolView }
 
-// poolID is the id of a pool, in any phase of a change.
-func (s *index) poolID(name string) (id uint32, found bool) {
-	place := s.findPrefix(s.view(poolView), policy.PoolKey(name))
-	if place == nil {
-		return 0, false
-	}
-	return *place - 1, true
-}
-
 // Unused are those of pools that exist and that nothing is within, or only others of these that come before. It needs one
 // pass for all.
 func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
@@ -50,16 +41,16 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	return unused
 }
 
-// poolOf is the id of the pool that a rule is within, 0 if it is in none.
+// poolOf is the id of the pool that a rule is within, in any phase of a change; 0 if it is in none.
 func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
 	}
-	id, found := s.poolID(string(r.Within))
-	if !found {
-		err = fmt.Errorf("%w: %q", ErrNoPool, r.Within)
+	place := s.findPrefix(s.view(poolView), policy.PoolKey(string(r.Within)))
+	if place == nil {
+		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return id, err
+	return *place - 1, nil
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.

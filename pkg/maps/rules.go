@@ -109,45 +109,27 @@ func (rs *rules) afterRevert(id uint32, v version) version {
 func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
 
 // Rules are the rules in force, in the order of policy.ComparePrefix.
-func (s *Set) Rules() (rules []Entry) {
-	for _, e := range s.Store.EveryRule(s) {
-		rules = append(rules, e)
-	}
-	return rules
+func (s *Set) Rules() []Entry {
+	list := s.Store.ordered(s.number)[s.number]
+	return slices.AppendSeq(make([]Entry, 0, len(list)), s.Store.inForce(list))
 }
 
 // Policy are Rules without ids.
-func (s *Set) Policy() (rules []policy.Rule) {
-	for _, e := range s.Store.EveryRule(s) {
+func (s *Set) Policy() []policy.Rule {
+	list := s.Store.ordered(s.number)[s.number]
+	rules := make([]policy.Rule, 0, len(list))
+	for e := range s.Store.inForce(list) {
 		rules = append(rules, e.Rule)
 	}
 	return rules
 }
 
-// EveryRule are the rules in force of a set, or of all sets one by one if it is nil, in the order of policy.ComparePrefix.
-// It reads the tables once.
-func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
-	type rule struct {
-		id     uint32
-		prefix netip.Prefix
-	}
-	now, lists := s.phase(), make([][]rule, len(s.views))
-	view := allViews
-	if only != nil {
-		view = only.number
-	}
-	for it := range s.byID(view) {
-		lists[it.view] = append(lists[it.view], rule{it.id, s.view(it.view).prefix(it.key)})
-	}
+// EveryRule are the Rules of all sets, one by one. It reads the tables once.
+func (s *Store) EveryRule() iter.Seq2[*Set, Entry] {
 	return func(yield func(*Set, Entry) bool) {
-		s.names = map[uint32]string{}
-		defer func() { s.names = nil }()
-		for number, list := range lists {
-			// Usually they are in order, because a policy's rules get their ids in order.
-			slices.SortFunc(list, func(a, b rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
-			set := s.View(uint32(number))
-			for _, at := range list {
-				if v := s.versionIn(at.id, now); present(v) && !yield(set, s.entry(at.id, at.prefix, v, now)) {
+		for number, list := range s.ordered(allViews) {
+			for e := range s.inForce(list) {
+				if !yield(s.View(uint32(number)), e) {
 					return
 				}
 			}
@@ -155,11 +137,45 @@ func (s *Store) EveryRule(only *Set) iter.Seq2[*Set, Entry] {
 	}
 }
 
-// AllRules are the Rules of each set, by its number.
+// A listed rule is a rule with its prefix.
+type listed struct {
+	id     uint32
+	prefix netip.Prefix
+}
+
+// ordered are the rules of a view, or of allViews, by view, in the order of policy.ComparePrefix.
+func (s *Store) ordered(view uint32) [][]listed {
+	lists := make([][]listed, len(s.views))
+	for it := range s.byID(view) {
+		lists[it.view] = append(lists[it.view], listed{it.id, s.view(it.view).prefix(it.key)})
+	}
+	for _, list := range lists {
+		// Usually they are in order, because a policy's rules get their ids in order.
+		slices.SortFunc(list, func(a, b listed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+	}
+	return lists
+}
+
+// inForce are those rules of a list that are in force.
+func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
+	now := ls.phase()
+	return func(yield func(Entry) bool) {
+		ls.names = map[uint32]string{}
+		defer func() { ls.names = nil }()
+		for _, at := range list {
+			if v := ls.versionIn(at.id, now); present(v) && !yield(ls.entry(at.id, at.prefix, v, now)) {
+				return
+			}
+		}
+	}
+}
+
+// AllRules are the Rules of each set, by its number. It reads the tables once.
 func (s *Store) AllRules() [][]Entry {
-	all := make([][]Entry, len(s.views))
-	for set, e := range s.EveryRule(nil) {
-		all[set.number] = append(all[set.number], e)
+	lists := s.ordered(allViews)
+	all := make([][]Entry, len(lists))
+	for number, list := range lists {
+		all[number] = slices.AppendSeq(make([]Entry, 0, len(list)), s.inForce(list))
 	}
 	return all
 }
