@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -298,6 +299,17 @@ func TestLineFair(t *testing.T) {
 	is("", "flow", "")
 	is(" --fair host", "host", "")
 	forward("1")
+	is("", "host", "")
+	hide := func(family string) {
+		t.Helper()
+		chain := strings.ReplaceAll("add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }", " ip ", " "+family+" ")
+		if out, err := exec.Command("nft", chain).CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	hide("ip6")
+	is("", "host", "")
+	hide("ip")
 	is("", "flow", "va: the hosts of 192.168.1.0/24 on lan seem to have one address here (NAT), so each connection gets an equal part")
 	is(" --fair flow", "flow", "")
 	is(" --fair host", "host", "")
