@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"io"
 	"net/http"
 	"os"
@@ -296,7 +297,7 @@ func (e *env) serve(o serveOptions) error {
 	if o.file != "" {
 		r := e.reconciler(options)
 		r.Pulse = make(pulse.Pulse)
-		if err := r.LoadIfAny(o.file, o.lastGood); err != nil {
+		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return inputf("serve: %w", err)
 		}
 		d.alsoStarts(func() string {

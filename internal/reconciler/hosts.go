@@ -108,11 +108,7 @@ func (r *Reconciler) followHosts() error {
 		return nil
 	}
 	r.hosts.devices, r.hosts.all, r.pending = map[int]bool{}, false, false
-	if len(moves) > 0 && !r.move(n, moves) && len(moves) > 1 {
-		for _, one := range moves {
-			r.move(n, []move{one})
-		}
-	}
+	allOrEach(moves, func(some ...move) error { return r.move(n, some) }, func(m move, err error) { r.warn(m.dev, err) })
 	return nil
 }
 
@@ -237,8 +233,8 @@ func called(rule *policy.Rule) string {
 	return rule.Label.Host.Called(rule.Label.Name)
 }
 
-// move makes changes together, and reports whether they are done. If there are several and they are not, it says nothing.
-func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
+// move makes changes together.
+func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 	var tables []policy.Table
 	drop := map[side][]netip.Prefix{}
 	for _, m := range moves {
@@ -252,10 +248,7 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
 	}
 	if len(tables) > 0 {
 		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
-			if len(moves) == 1 {
-				r.warn(moves[0].dev, err)
-			}
-			return false
+			return err
 		}
 		for _, m := range moves {
 			if len(m.add.Rules) > 0 {
@@ -272,7 +265,7 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
 		}
 	}
 	r.sayMoves(moves)
-	return true
+	return nil
 }
 
 // drop deletes rules. If a direction has no rule any more, that is no other command's doing.

@@ -98,16 +98,6 @@ type version struct {
 	changed, written unix.Timespec
 }
 
-// LoadIfAny is Load, but there may be no file. Then devices that appear get no rules until there is one.
-func (r *Reconciler) LoadIfAny(file, lastGood string) error {
-	err := r.Load(file, lastGood)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	r.policy = r.nothing()
-	return nil
-}
-
 // nothing is a policy without rules.
 func (r *Reconciler) nothing() lastgood.Policy {
 	f, _ := policyfile.Parse(r.file, []byte("devices: {}")) // which is valid
@@ -115,12 +105,14 @@ func (r *Reconciler) nothing() lastgood.Policy {
 }
 
 // Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
-// that is "". Run needs one of them. If there is no file, the error is fs.ErrNotExist.
+// that is "". If there is no file, the error is fs.ErrNotExist. Then devices that appear get no rules until there is one.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
 	r.read = versionOf(r.file)
 	p, err := lastgood.Load(file, lastGood)
-	r.missing = errors.Is(err, fs.ErrNotExist)
+	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
+		r.policy = r.nothing()
+	}
 	if err != nil {
 		return err
 	}
@@ -396,7 +388,13 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	r.record(n, from)
-	wait = r.apply(n, targets, from, reverted)
+	allOrEach(targets, func(some ...target) error { return r.apply(n, some, from, reverted) }, func(t target, err error) {
+		if errors.Is(err, loader.ErrPending) {
+			wait = append(wait, t.dev)
+		} else {
+			r.warn(t.dev, err)
+		}
+	})
 	for _, t := range returned {
 		r.compare(n, t, from)
 	}
