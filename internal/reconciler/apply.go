@@ -68,20 +68,20 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 	then, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
 	then = append(then, poolsThen)
 	done, err := n.ApplyNew(tables, then)
-	r.applied(tables, done, from)
+	r.tell(tables, done, from)
 	if policy.IsNoRoom(err) {
 		for _, t := range targets {
 			r.waits[t.dev.Name] = false
 		}
 		done, err = n.ApplyNew(policy.WithoutGuarantees(tables), policy.WithoutGuarantees(then))
-		r.applied(tables, done, from)
+		r.tell(tables, done, from)
 	}
 	r.comparePools(n, pools, from.Path)
 	return err
 }
 
-// applied reports the tables that are done.
-func (r *Reconciler) applied(tables []policy.Table, done []loader.Applied, from lastgood.Policy) {
+// tell reports the tables that are done.
+func (r *Reconciler) tell(tables []policy.Table, done []loader.Applied, from lastgood.Policy) {
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
 		if i >= 0 && !t.IsPools() {

@@ -257,19 +257,19 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 		}
 	}
 	if len(drop) > 0 {
-		if err := r.drop(n, drop); err != nil {
+		if err := r.hosts.drop(n, drop); err != nil {
 			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts do not have any more: %w", err))
 			for i := range moves {
 				moves[i].drop.Rules = nil // which of them are gone is not known
 			}
 		}
 	}
-	r.sayMoves(moves)
+	sayMoves(moves, r.OnNotice)
 	return nil
 }
 
 // drop deletes rules. If a direction has no rule any more, that is no other command's doing.
-func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) error {
+func (f *followed) drop(n *loader.Namespace, drop map[side][]netip.Prefix) error {
 	hooks, err := n.Hooks() // others than before rules were added
 	defer loader.CloseHooks(hooks)
 	of := func(h *loader.Hook) []netip.Prefix { return drop[side{h.Device.Index, h.Direction}] }
@@ -278,7 +278,7 @@ func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) err
 		if len(of(h)) > 0 {
 			having = append(having, h)
 			if len(of(h)) == len(h.Set.Policy()) {
-				delete(r.hosts.limited, side{h.Device.Index, h.Direction})
+				delete(f.limited, side{h.Device.Index, h.Direction})
 			}
 		}
 	}
@@ -288,8 +288,8 @@ func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) err
 	return err
 }
 
-// sayMoves writes a line for each address that was added or removed, unless there are too many.
-func (r *Reconciler) sayMoves(moves []move) {
+// sayMoves says of each address that it was added or removed, unless there are too many.
+func sayMoves(moves []move, say func(string)) {
 	type key struct {
 		device, did, who string
 		address          netip.Addr // none for all
@@ -313,10 +313,10 @@ func (r *Reconciler) sayMoves(moves []move) {
 		all := key{device: k.device, did: k.did, who: k.who}
 		switch n := number[all]; {
 		case n > maxLines:
-			r.OnNotice(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, n, k.who))
+			say(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, n, k.who))
 			number[all] = 0
 		case n > 0:
-			r.OnNotice(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, k.address, k.who, strings.Join(directions[k], " and ")))
+			say(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, k.address, k.who, strings.Join(directions[k], " and ")))
 		}
 	}
 }

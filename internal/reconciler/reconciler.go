@@ -72,7 +72,7 @@ type Reconciler struct {
 	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
 	granted shapemaps.Stamp // of the rules among which guarantees were given
 
-	parsed map[string]lastgood.Policy // the last one of parse
+	applied map[string]lastgood.Policy // the last one of parsed
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -99,8 +99,8 @@ type version struct {
 }
 
 // nothing is a policy without rules.
-func (r *Reconciler) nothing() lastgood.Policy {
-	f, _ := policyfile.Parse(r.file, []byte("devices: {}")) // which is valid
+func nothing(file string) lastgood.Policy {
+	f, _ := policyfile.Parse(file, []byte("devices: {}")) // which is valid
 	return lastgood.Policy{File: f}
 }
 
@@ -111,12 +111,12 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	r.read = versionOf(r.file)
 	p, err := lastgood.Load(file, lastGood)
 	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
-		r.policy = r.nothing()
+		r.policy = nothing(file)
 	}
 	if err != nil {
 		return err
 	}
-	r.policy, r.parsed, r.unrecorded, r.undone = p, nil, true, false
+	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -415,7 +415,7 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 	for _, table := range t.tables { // also those that were as they should be
 		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
 	}
-	r.applied(t.tables, done, from)
+	r.tell(t.tables, done, from)
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or
