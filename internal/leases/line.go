@@ -98,7 +98,7 @@ func (a *Line) fails(err error) {
 	a.once("adapting", text)
 }
 
-// tellSilence tells when no reflector answers any more, and when one does again.
+// tellSilence tells when no reflector answers, and when one does again.
 func (a *Line) tellSilence(now uint64) {
 	if !a.controller.Silent(now) {
 		if a.told["silence"] != "" {

@@ -135,17 +135,17 @@ func (r *Reconciler) moves(n *loader.Namespace) (moves []move, err error) {
 		}
 		hosts, _ := r.policy.HostsOf(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}) // serve reports errors
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			of := slices.DeleteFunc(slices.Clone(hosts), func(h policyfile.Host) bool { return h.Direction != d })
-			if len(of) == 0 {
+			here := slices.DeleteFunc(slices.Clone(hosts), func(h policyfile.Host) bool { return h.Direction != d })
+			if len(here) == 0 {
 				continue
 			}
-			m := r.movesOn(dev, d, of, at[side{dev.Index, d}], pools)
+			m := r.movesOn(dev, d, here, at[side{dev.Index, d}], pools)
 			if len(m.add.Rules)+len(m.drop.Rules) > 0 {
 				moves = append(moves, m)
 			}
 		}
 	}
-	maps.DeleteFunc(r.hosts.limited, func(its side, _ bool) bool { return !exist[its.device] })
+	maps.DeleteFunc(r.hosts.limited, func(s side, _ bool) bool { return !exist[s.device] })
 	return moves, err
 }
 
@@ -168,9 +168,9 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 		}
 		have[rule.Prefix] = mac
 	}
-	its := side{dev.Index, d}
-	flushed := r.hosts.limited[its] && len(rules) == 0
-	r.hosts.limited[its] = len(rules) > 0 || flushed
+	key := side{dev.Index, d}
+	flushed := r.hosts.limited[key] && len(rules) == 0
+	r.hosts.limited[key] = len(rules) > 0 || flushed
 	want := map[netip.Prefix]policy.MAC{}
 	for _, host := range hosts {
 		for _, rule := range host.Rules {
@@ -242,8 +242,8 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 			tables = append(tables, m.add)
 		}
 		for _, rule := range m.drop.Rules {
-			its := side{m.dev.Index, m.drop.Direction}
-			drop[its] = append(drop[its], rule.Prefix)
+			key := side{m.dev.Index, m.drop.Direction}
+			drop[key] = append(drop[key], rule.Prefix)
 		}
 	}
 	if len(tables) > 0 {
@@ -258,7 +258,7 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 	}
 	if len(drop) > 0 {
 		if err := r.hosts.drop(n, drop); err != nil {
-			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts do not have any more: %w", err))
+			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts no longer have: %w", err))
 			for i := range moves {
 				moves[i].drop.Rules = nil // which of them are gone is not known
 			}
@@ -268,21 +268,21 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 	return nil
 }
 
-// drop deletes rules. If a direction has no rule any more, that is no other command's doing.
+// drop deletes rules. No other command is the reason if a direction has no rule left.
 func (f *followed) drop(n *loader.Namespace, drop map[side][]netip.Prefix) error {
 	hooks, err := n.Hooks() // others than before rules were added
 	defer loader.CloseHooks(hooks)
-	of := func(h *loader.Hook) []netip.Prefix { return drop[side{h.Device.Index, h.Direction}] }
+	networks := func(h *loader.Hook) []netip.Prefix { return drop[side{h.Device.Index, h.Direction}] }
 	var having []*loader.Hook
 	for _, h := range hooks {
-		if len(of(h)) > 0 {
+		if len(networks(h)) > 0 {
 			having = append(having, h)
-			if len(of(h)) == len(h.Set.Policy()) {
+			if len(networks(h)) == len(h.Set.Policy()) {
 				delete(f.limited, side{h.Device.Index, h.Direction})
 			}
 		}
 	}
-	if _, failed := n.Delete(loader.ApplyOptions{}, of, having...); failed != nil {
+	if _, failed := n.Delete(loader.ApplyOptions{}, networks, having...); failed != nil {
 		return failed
 	}
 	return err

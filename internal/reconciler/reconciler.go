@@ -366,10 +366,10 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			continue
 		}
 		next := target{dev: dev}
-		its := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
-		next.wants, err = wantedOn(its, from, has)
+		on := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
+		next.wants, err = wantedOn(on, from, has)
 		if err == nil {
-			next.reverted, err = wantedOn(its, reverted, has)
+			next.reverted, err = wantedOn(on, reverted, has)
 		}
 		if err == nil && from.Names(dev.Name) && len(has) == 0 {
 			var directions []policy.Direction
