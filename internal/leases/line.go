@@ -33,15 +33,7 @@ func (a *Line) Run(ctx context.Context, ready func()) error {
 	a.lessee, a.controller, a.pools = loader.NewLessee(loader.LineLeases), adapt.New(), leasing{}
 	defer a.lessee.Close()
 	defer a.rest()
-	return loader.Stay(ctx, a.Netns, func(ctx context.Context) error {
-		for {
-			next := time.After(a.step())
-			ready()
-			if !a.Pulse.Wait(ctx, next) {
-				return nil
-			}
-		}
-	})
+	return a.run(ctx, ready, func(context.Context) (time.Duration, error) { return a.step(), nil })
 }
 
 // step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end watch.
