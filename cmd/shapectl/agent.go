@@ -48,8 +48,10 @@ func (s *storeFlags) add(f *pflag.FlagSet, named string) {
 // open makes a client of the store, which connects later.
 func (s *storeFlags) open() (*cluster.Store, error) {
 	o := s.Options
-	if strings.ContainsFunc(o.Prefix, func(c rune) bool { return strings.ContainsRune("{}", c) || unicode.IsSpace(c) || !unicode.IsPrint(c) }) || o.Prefix == "" {
-		return nil, inputf("--%sprefix %s: use a word without braces", s.named, plain.Line(strconv.Quote(o.Prefix)))
+	if strings.ContainsFunc(o.Prefix, func(c rune) bool {
+		return strings.ContainsRune(`{}*?[]\`, c) || unicode.IsSpace(c) || !unicode.IsPrint(c)
+	}) || o.Prefix == "" {
+		return nil, inputf("--%sprefix %s: use a word without braces and * ? [ ]", s.named, plain.Line(strconv.Quote(o.Prefix)))
 	}
 	if s.passwordFile != "" {
 		text, err := os.ReadFile(s.passwordFile)

@@ -193,7 +193,7 @@ func (e *env) forgetMissing(ctx context.Context, s *cluster.Store, name string) 
 	if v.Missing == 0 {
 		return e.forgot(nil, "nothing is reserved for missing hosts")
 	}
-	if err := s.ForgetMissing(ctx, name, v.Missing); err != nil {
+	if err := s.Forget(ctx, name, "", "", v.Missing); err != nil {
 		return fromStore(s, err)
 	}
 	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.Missing}}, "")
@@ -221,7 +221,7 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 	}
 	var all []forgotten
 	for _, m := range found {
-		if err := s.Forget(ctx, name, host, m.Pool); err != nil {
+		if err := s.Forget(ctx, name, host, m.Pool, 0); err != nil {
 			why := fromStore(s, err)
 			if errors.Is(err, cluster.ErrLive) {
 				why = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or remove its pool %s",

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -235,7 +236,7 @@ func TestLineRefused(t *testing.T) {
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
 		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared in the other way"},
-		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `the rule for 10.0.0.1/32 on va egress is within pool "va egress", which would go; delete it first`},
+		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `cannot stay as it is: va egress 10.0.0.1/32: within "va egress": there is no such pool`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -298,6 +299,17 @@ func TestLineFair(t *testing.T) {
 	is("", "flow", "")
 	is(" --fair host", "host", "")
 	forward("1")
+	is("", "host", "")
+	hide := func(family string) {
+		t.Helper()
+		chain := strings.ReplaceAll("add table ip t; add chain ip t c { type nat hook postrouting priority srcnat; }", " ip ", " "+family+" ")
+		if out, err := exec.Command("nft", chain).CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	hide("ip6")
+	is("", "host", "")
+	hide("ip")
 	is("", "flow", "va: the hosts of 192.168.1.0/24 on lan seem to have one address here (NAT), so each connection gets an equal part")
 	is(" --fair flow", "flow", "")
 	is(" --fair host", "host", "")

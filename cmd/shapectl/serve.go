@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/signal"
@@ -297,7 +298,7 @@ func (e *env) serve(o serveOptions) error {
 	if o.file != "" {
 		r := e.reconciler(options)
 		r.Pulse = make(pulse.Pulse)
-		if err := r.LoadIfAny(o.file, o.lastGood); err != nil {
+		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return inputf("serve: %w", err)
 		}
 		d.alsoStarts(func() string {

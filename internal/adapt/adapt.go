@@ -20,7 +20,7 @@ const (
 	LeaseFor = 10 * time.Second
 
 	renewEvery = LeaseFor / 4
-	// silentAfter is how long after its last answer a reflector does not count any more, or pingsUnheard pings to it if these
+	// silentAfter is how long after its last answer a reflector no longer counts, or pingsUnheard pings to it if these
 	// take longer.
 	silentAfter  = 5 * time.Second
 	pingsUnheard = 3
@@ -42,7 +42,7 @@ const (
 	raiseFar   = 0.1              // a second, far above it: the line is another one now
 	near, past = 0.85, 1.02       // of that rate
 	far        = 1.2              // of it
-	lately     = 30 * time.Second // then it says nothing any more
+	lately     = 30 * time.Second // then it no longer says anything
 	onset      = 0.95             // of the rate when latency is noticed, which rose meanwhile
 
 	takesEffect = time.Second     // before this a step down shows in no latency that is not extreme

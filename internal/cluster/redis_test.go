@@ -203,7 +203,7 @@ func TestTLSAndUser(t *testing.T) {
 	if v, err := s.View(ctx, "c"); err != nil || len(v.Members) != 1 || v.Members[0].Host != "h" || v.Rate != 1e9 {
 		t.Errorf("%+v %v", v, err)
 	}
-	if err := s.Forget(ctx, "c", "h", "p"); !errors.Is(err, ErrLive) {
+	if err := s.Forget(ctx, "c", "h", "p", 0); !errors.Is(err, ErrLive) {
 		t.Error(err)
 	}
 	for name, change := range map[string]func(*Options){
@@ -333,14 +333,14 @@ func TestForgottenHostReturns(t *testing.T) {
 		step("a")
 		step("b")
 	}
-	if err := s.Forget(context.Background(), "c", "b", "p"); !errors.Is(err, ErrLive) {
+	if err := s.Forget(context.Background(), "c", "b", "p", 0); !errors.Is(err, ErrLive) {
 		t.Fatal(err)
 	}
 	for range 4 {
 		now += uint64(time.Second)
 		step("a")
 	}
-	if err := s.Forget(context.Background(), "c", "b", "p"); err != nil {
+	if err := s.Forget(context.Background(), "c", "b", "p", 0); err != nil {
 		t.Fatal(err)
 	}
 	agents["b"] = New("b", 3) // another process

@@ -57,7 +57,7 @@ const forgettable = time.Minute
 // Clusters are the names of all clusters in the store.
 func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
 	prefix := s.key("")
-	keys := s.client.Scan(ctx, 0, escapeGlob(prefix)+"*", 1000).Iterator()
+	keys := s.client.Scan(ctx, 0, prefix+"*", 1000).Iterator()
 	for keys.Next(ctx) {
 		names = append(names, strings.TrimPrefix(keys.Val(), prefix))
 	}
@@ -76,11 +76,6 @@ func decodeRecord(b string, v any) error {
 		}
 	}
 	return decode(b, v)
-}
-
-// escapeGlob escapes what is special in a pattern of Redis.
-func escapeGlob(s string) string {
-	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`).Replace(s)
 }
 
 // View reads a cluster; nil if the store does not know it.
@@ -136,20 +131,10 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 // ErrLive means that a host was not forgotten, because it is live.
 var ErrLive = errors.New("the host is live")
 
-// Forget removes a member that will not come back, so that its safe share goes to the others. The error may wrap ErrLive.
-func (s *Store) Forget(ctx context.Context, cluster, host, pool string) error {
-	return s.leave(ctx, cluster, Member(host, pool), 0)
-}
-
-// ForgetMissing frees what is reserved for hosts that have not come back since the store was emptied. missing is how much
-// that is, as View said.
-func (s *Store) ForgetMissing(ctx context.Context, cluster string, missing uint64) error {
-	return s.leave(ctx, cluster, Member("", ""), missing)
-}
-
-// leave makes a member leave its cluster, which had a safe share that the store does not know.
-func (s *Store) leave(ctx context.Context, cluster, member string, safe uint64) error {
-	answers, err := s.Renew(ctx, []Call{{Cluster: cluster, Member: member, Request: Request{Safe: float64(safe)}}})
+// Forget removes a member that will not come back, so that its safe share goes to the others. Without a host, it frees what
+// is reserved for hosts that have not come back since the store was emptied: missing, as View said. The error may wrap ErrLive.
+func (s *Store) Forget(ctx context.Context, cluster, host, pool string, missing uint64) error {
+	answers, err := s.Renew(ctx, []Call{{Cluster: cluster, Member: Member(host, pool), Request: Request{Safe: float64(missing)}}})
 	switch {
 	case err != nil:
 		return err

@@ -74,6 +74,7 @@ type Device struct {
 	// The rest is known of the devices of Hooks only.
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs cannot read its packets
+	Unfed      bool  // it is an ifb, and nothing redirects packets to it
 }
 
 // A Hook is a direction of a device.
@@ -172,7 +173,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+	checkCapacity, checkColours, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkIfb, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }

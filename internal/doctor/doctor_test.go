@@ -509,6 +509,8 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].Master, f.Devices[1].Master = 3, 3
 			f.stack(device(3, "bond0", "bond"))
 		}, []string{"warning eth0 egress path"}, []string{"for this port alone", "not limited here: eth1", "set the rule on bond0"}},
+		{"an ifb that gets no packets", func(f *Facts) { f.Devices[0].Kind, f.Devices[0].Unfed = "ifb", true },
+			[]string{"warning eth0 egress path"}, []string{"rules here limit nothing", "on ingress of the device"}},
 		{"bond and port", func(f *Facts) {
 			f.Devices[0].Master = 3
 			f.stack(device(3, "bond0", "bond"), limitedHook(3, "bond0", policy.Egress, "10.0.0.0/24"))

@@ -254,6 +254,13 @@ func (f *Facts) details() {
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
+		if d.Kind == "ifb" && d.Index < fq.IfbIndex(0) { // shapectl's own are fed by its programs
+			redirected, err := netinfo.MayRedirectTo(d.Index)
+			if err != nil {
+				f.unread(d.Name, "", err)
+			}
+			d.Unfed = err == nil && !redirected
+		}
 	}
 }
 

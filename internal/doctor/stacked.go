@@ -169,6 +169,19 @@ func ofPort(f Facts, s Hook, d *Device) []report.Finding {
 		fmt.Sprintf("%s is one port of %s: the limit is for this port alone; packets of the bond also pass, and are not limited here: %s", d.Name, bond, plain.List(others)), advice)
 }
 
+// checkIfb finds rules on an ifb device that gets no packets.
+func checkIfb(_ Facts, s Hook, d *Device) []report.Finding {
+	if d == nil || !d.Unfed {
+		return nil
+	}
+	status := report.Warning
+	if s.Limits == nil {
+		status = report.Note
+	}
+	return s.finding(status, "path", "no filter redirects packets to this ifb device, so rules here limit nothing",
+		"set the rules on ingress of the device that the packets enter; or redirect them here with tc's action mirred")
+}
+
 func (f Facts) names(is func(*Device) bool) []string {
 	var names []string
 	for i := range f.Devices {

@@ -32,6 +32,22 @@ type Keeper struct {
 	told map[string]string // what was said last about something
 }
 
+// run takes one step after another in the network namespace until ctx is done. Each says how long to wait for the next.
+func (k *Keeper) run(ctx context.Context, ready func(), step func(context.Context) (time.Duration, error)) error {
+	return netns.Stay(ctx, k.Netns, func(ctx context.Context) error {
+		for {
+			wait, err := step(ctx)
+			if err != nil {
+				return err
+			}
+			ready()
+			if !k.Pulse.Wait(ctx, time.After(wait)) {
+				return nil
+			}
+		}
+	})
+}
+
 func (k *Keeper) tell(format string, args ...any) { k.Say(fmt.Sprintf(format, args...)) }
 
 // once says what is the matter with something, unless it was said last; "" for nothing.
@@ -76,26 +92,14 @@ func (r *Cluster) Started() (status string) {
 // Run renews leases until ctx is done. It calls ready whenever it did. The error is that of netns.Stay, or why leases can never be
 // renewed here.
 func (r *Cluster) Run(ctx context.Context, ready func()) error {
-	r.begin()
+	r.lessee, r.agent, r.pools = loader.NewLessee(loader.ClusterLeases), cluster.New(r.Host, rand.Uint64()), clustered{}
+	r.news = &leaseNews{Keeper: &r.Keeper, leased: map[string]bool{}, statuses: map[string]cluster.Status{}}
 	defer r.lessee.Close()
-	return netns.Stay(ctx, r.Netns, func(ctx context.Context) error {
-		for {
-			wait, err := r.step(ctx)
-			if err != nil {
-				return err
-			}
-			ready()
-			if !r.Pulse.Wait(ctx, time.After(wait)) {
-				r.news.stops()
-				return nil
-			}
-		}
-	})
-}
-
-// begin begins anew, like another process.
-func (r *Cluster) begin() {
-	r.lessee, r.agent, r.pools, r.news = loader.NewLessee(loader.ClusterLeases), cluster.New(r.Host, rand.Uint64()), clustered{}, &leaseNews{Keeper: &r.Keeper, leased: map[string]bool{}, statuses: map[string]cluster.Status{}}
+	err := r.run(ctx, ready, r.step)
+	if err == nil {
+		r.news.stops()
+	}
+	return err
 }
 
 // step renews the leases that are due, and returns how long to wait for the next.

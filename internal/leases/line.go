@@ -11,7 +11,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/adapt"
 	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/ping"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -34,15 +33,7 @@ func (a *Line) Run(ctx context.Context, ready func()) error {
 	a.lessee, a.controller, a.pools = loader.NewLessee(loader.LineLeases), adapt.New(), leasing{}
 	defer a.lessee.Close()
 	defer a.rest()
-	return netns.Stay(ctx, a.Netns, func(ctx context.Context) error {
-		for {
-			next := time.After(a.step())
-			ready()
-			if !a.Pulse.Wait(ctx, next) {
-				return nil
-			}
-		}
-	})
+	return a.run(ctx, ready, func(context.Context) (time.Duration, error) { return a.step(), nil })
 }
 
 // step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end watch.
@@ -99,7 +90,7 @@ func (a *Line) fails(err error) {
 	a.once("adapting", text)
 }
 
-// tellSilence tells when no reflector answers any more, and when one does again.
+// tellSilence tells when no reflector answers, and when one does again.
 func (a *Line) tellSilence(now uint64) {
 	if !a.controller.Silent(now) {
 		if a.told["silence"] != "" {

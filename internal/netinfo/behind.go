@@ -30,8 +30,8 @@ type inside struct {
 	network netip.Prefix // with the address of the device
 }
 
-// Behind finds out who is behind a device. It takes private networks for hidden ones, as the rules that hide them cannot be
-// foreseen for all packets.
+// Behind finds out who is behind a device. Where nftables or iptables may change sources, it takes private networks for
+// hidden ones, as their rules cannot be foreseen for all packets.
 func (d Device) Behind() (Behind, error) {
 	devices, err := Devices()
 	if err != nil {
@@ -57,10 +57,14 @@ func (d Device) Behind() (Behind, error) {
 	if b.Line, err = d.otherLine(); err != nil {
 		return b, err
 	}
-	if b.Line != "" { // the hosts of the line do not hide behind an inner device
+	hides := b.NAT.IsValid() && b.Line == "" // the hosts of the line do not hide behind an inner device
+	if hides {
+		hides, err = changesSources()
+	}
+	if !hides {
 		b.NAT, b.Via = netip.Prefix{}, ""
 	}
-	return b, nil
+	return b, err
 }
 
 func behind(d Device, bridged, forwards4, forwards6 bool, networks []inside) (b Behind) {

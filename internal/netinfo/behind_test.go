@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -73,10 +74,54 @@ func TestBehindOfDevices(t *testing.T) {
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte("0"), 0))
 	is("wan", Behind{})
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/conf/all/forwarding", []byte("1"), 0))
+	is("wan", Behind{Hosts: true})
+	natChain(t, true)
 	nat := Behind{Hosts: true, NAT: netip.MustParsePrefix("192.168.1.0/24"), Via: "lan"}
 	is("wan", nat)
 	is("lan", Behind{Hosts: true})
 	testenv.Must(t, netlink.RouteAdd(&netlink.Route{LinkIndex: testenv.Link(t, "wan").Attrs().Index, Gw: net.IPv4(203, 0, 113, 1)}))
 	is("wan", nat)
 	is("lan", Behind{Hosts: true, Line: "wan"})
+}
+
+// natChain makes a chain of nftables in which sources may be changed, or else destinations.
+func natChain(t *testing.T, source bool) {
+	t.Helper()
+	hook := "prerouting priority dstnat"
+	if source {
+		hook = "postrouting priority srcnat"
+	}
+	out, err := exec.Command("nft", "add table ip t; add chain ip t c { type nat hook "+hook+"; }").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+}
+
+func TestChangesSources(t *testing.T) {
+	is := func(want bool) {
+		t.Helper()
+		if got, err := changesSources(); got != want || err != nil {
+			t.Errorf("%v, %v", got, err)
+		}
+	}
+	testenv.NewNetns(t)
+	is(false)
+	natChain(t, false)
+	is(false)
+	out, err := exec.Command("nft", "add chain ip t filter { type filter hook postrouting priority 0; }").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	is(false)
+	testenv.NewNetns(t)
+	natChain(t, true)
+	is(true)
+	for _, iptables := range []string{"iptables-legacy", "iptables-nft"} {
+		testenv.NewNetns(t)
+		is(false)
+		if out, err := exec.Command(iptables, "-t", "nat", "-A", "POSTROUTING", "-j", "MASQUERADE").CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", iptables, err, out)
+		}
+		is(true)
+	}
 }

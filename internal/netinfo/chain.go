@@ -60,25 +60,30 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 	return chain, nil
 }
 
-// polices reports whether a filter limits packets to a rate.
-func polices(f netlink.Filter) bool {
-	var actions []netlink.Action
+// actionsOf returns the actions of a filter, and whether they can be read.
+func actionsOf(f netlink.Filter) (actions []netlink.Action, known bool) {
+	var police *netlink.PoliceAction
 	switch f := f.(type) {
 	case *netlink.U32:
-		if f.Police != nil {
-			return true
-		}
-		actions = f.Actions
+		actions, police = f.Actions, f.Police
 	case *netlink.FwFilter:
-		if f.Police != nil {
-			return true
-		}
-		actions = f.Actions
+		actions, police = f.Actions, f.Police
 	case *netlink.Flower:
 		actions = f.Actions
 	case *netlink.MatchAll:
 		actions = f.Actions
+	default:
+		return nil, false
 	}
+	if police != nil {
+		actions = append(slices.Clone(actions), police)
+	}
+	return actions, true
+}
+
+// polices reports whether a filter limits packets to a rate.
+func polices(f netlink.Filter) bool {
+	actions, _ := actionsOf(f)
 	return slices.ContainsFunc(actions, func(a netlink.Action) bool { return a.Type() == "police" })
 }
 
@@ -126,18 +131,24 @@ func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up device %d: %w", index, err)
 	}
-	filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, FilterParent(d)) })
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // no such qdisc
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the filters of %s %s: %w", l.Attrs().Name, d, err)
-	}
+	filters, err := filtersOf(l, FilterParent(d))
 	if d == policy.Egress && len(filters) > 0 {
 		// An ingress qdisc has one list of filters, which the kernel returns for both directions.
 		if qdisc, err := FilterQdisc(l); qdisc != "clsact" || err != nil {
 			return nil, err
 		}
+	}
+	return filters, err
+}
+
+// filtersOf returns the filters of a qdisc; none if there is no such qdisc, or it has no filters.
+func filtersOf(l netlink.Link, parent uint32) ([]netlink.Filter, error) {
+	filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the filters of %s: %w", l.Attrs().Name, err)
 	}
 	return filters, nil
 }

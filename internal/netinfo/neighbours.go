@@ -13,7 +13,7 @@ import (
 )
 
 // Neighbours follows which addresses the neighbours with some MAC addresses have in a network namespace. An address that
-// does not answer any more stays until the kernel forgets it or another neighbour has it.
+// no longer answers stays until the kernel forgets it or another neighbour has it.
 type Neighbours struct {
 	feed[netlink.NeighUpdate]
 	macs    map[policy.MAC]bool

@@ -1,21 +1,11 @@
 package netinfo
 
 import (
-	"bytes"
-	"encoding/binary"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -55,129 +45,4 @@ func xdp(d Device) []ChainEntry {
 	}
 	name := strings.TrimPrefix(ProgramName(ebpf.ProgramID(d.XDPProgram))+", "+d.XDP, ", ")
 	return []ChainEntry{{At: "xdp", ID: d.XDPProgram, Name: name}}
-}
-
-// A netfilterChain is an nftables chain that is hooked to devices.
-type netfilterChain struct {
-	family      uint8
-	table, name string
-	hook        uint32
-	priority    int32
-	devices     []string // a trailing * matches any suffix
-}
-
-// From linux/netfilter.h and nf_tables.h.
-const (
-	inetIngress      = 5 // NF_INET_INGRESS
-	hookDevices      = 4 // NFTA_HOOK_DEVS
-	devicePrefixAttr = 2 // NFTA_DEVICE_PREFIX
-)
-
-// netfilterChains returns the nftables chains on a direction of a device, in order of execution.
-func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
-	if !hasNftables() {
-		return nil, nil
-	}
-	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
-	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
-	messages, err := netmsg.List(func() ([][]byte, error) { return r.Execute(unix.NETLINK_NETFILTER, 0) })
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // the kernel has no nftables
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the chains of nftables: %w", err)
-	}
-	var found []netfilterChain
-	for _, m := range messages {
-		c, err := parseChain(m)
-		if err != nil {
-			return nil, fmt.Errorf("read the chains of nftables: %w", err)
-		}
-		if c.on(device, d) {
-			found = append(found, c)
-		}
-	}
-	sort.SliceStable(found, func(i, j int) bool { return found[i].priority < found[j].priority })
-	var entries []ChainEntry
-	for _, c := range found {
-		family := "netdev"
-		if c.family == unix.NFPROTO_INET {
-			family = "inet"
-		}
-		entries = append(entries, ChainEntry{
-			At: "netfilter", Name: fmt.Sprintf("chain %s %s %s (priority %d)", family, c.table, c.name, c.priority),
-		})
-	}
-	return entries, nil
-}
-
-// hasNftables reports whether there can be chains. A query would load the kernel module,
-// which a reading command must not do.
-func hasNftables() bool {
-	if exists("/sys/module/nf_tables") || !exists("/proc/modules") {
-		return true
-	}
-	var name unix.Utsname
-	if unix.Uname(&name) != nil {
-		return true
-	}
-	builtin, err := os.ReadFile(filepath.Join("/lib/modules", unix.ByteSliceToString(name.Release[:]), "modules.builtin"))
-	return err == nil && bytes.Contains(builtin, []byte("/nf_tables.ko"))
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
-}
-
-func parseChain(message []byte) (c netfilterChain, err error) {
-	if len(message) < nl.SizeofNfgenmsg {
-		return c, unix.EINVAL
-	}
-	c.family = message[0]
-	err = netmsg.Each(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
-		switch kind {
-		case unix.NFTA_CHAIN_TABLE:
-			c.table = unix.ByteSliceToString(value)
-		case unix.NFTA_CHAIN_NAME:
-			c.name = unix.ByteSliceToString(value)
-		case unix.NFTA_CHAIN_HOOK:
-			return netmsg.Each(value, c.parseHook)
-		}
-		return nil
-	})
-	return c, err
-}
-
-func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
-	switch {
-	case kind == unix.NFTA_HOOK_HOOKNUM && len(value) == 4:
-		c.hook = binary.BigEndian.Uint32(value)
-	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
-		c.priority = int32(binary.BigEndian.Uint32(value))
-	case kind == hookDevices: // has all devices; NFTA_HOOK_DEV only repeats a single one
-		return netmsg.Each(value, func(kind uint16, value []byte) error {
-			name := unix.ByteSliceToString(value)
-			if kind == devicePrefixAttr {
-				name += "*"
-			}
-			c.devices = append(c.devices, name)
-			return nil
-		})
-	}
-	return nil
-}
-
-func (c netfilterChain) on(device string, d policy.Direction) bool {
-	var here bool
-	switch c.family {
-	case unix.NFPROTO_NETDEV:
-		here = c.hook == unix.NF_NETDEV_EGRESS && d == policy.Egress || c.hook == unix.NF_NETDEV_INGRESS && d == policy.Ingress
-	case unix.NFPROTO_INET:
-		here = c.hook == inetIngress && d == policy.Ingress
-	}
-	return here && slices.ContainsFunc(c.devices, func(name string) bool {
-		prefix, all := strings.CutSuffix(name, "*")
-		return name == device || all && strings.HasPrefix(device, prefix)
-	})
 }

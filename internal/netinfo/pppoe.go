@@ -1,10 +1,8 @@
 package netinfo
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -13,28 +11,20 @@ import (
 
 // PPPoE returns the names of the devices that carry PPPoE sessions.
 func PPPoE() ([]string, error) {
-	f, err := os.Open("/proc/thread-self/net/pppoe")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // the module is not loaded
-	}
-	if err != nil {
+	text, err := os.ReadFile("/proc/thread-self/net/pppoe")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // else the module is not loaded
 		return nil, fmt.Errorf("list the PPPoE sessions: %w", err)
 	}
-	defer f.Close()
-	return pppoeDevices(f)
+	return pppoeDevices(string(text)), nil
 }
 
 // pppoeDevices reads what pppoe_seq_show in drivers/net/ppp/pppoe.c writes.
-func pppoeDevices(r io.Reader) (names []string, err error) {
-	lines := bufio.NewScanner(r)
-	lines.Scan() // the head
-	for lines.Scan() {
-		if fields := strings.Fields(lines.Text()); len(fields) == 3 && !slices.Contains(names, fields[2]) {
+func pppoeDevices(text string) (names []string) {
+	_, sessions, _ := strings.Cut(text, "\n") // after the head
+	for line := range strings.Lines(sessions) {
+		if fields := strings.Fields(line); len(fields) == 3 && !slices.Contains(names, fields[2]) {
 			names = append(names, fields[2])
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("list the PPPoE sessions: %w", err)
-	}
-	return names, nil
+	return names
 }

@@ -7,9 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"unsafe"
 
@@ -118,16 +115,12 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 
 // Capabilities returns the effective capabilities of the calling thread as bits.
 func Capabilities() (uint64, error) {
-	status, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3} // which has two words
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
 		return 0, fmt.Errorf("read the capabilities of this process: %w", err)
 	}
-	for line := range strings.Lines(string(status)) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-		}
-	}
-	return 0, errors.New("read the capabilities of this process: /proc/thread-self/status has no CapEff")
+	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
 }
 
 // Missing names the capabilities without which a process with these can load no program, and attach none. Without

@@ -1,7 +1,6 @@
 package reconciler
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -49,43 +48,40 @@ func together(targets []target, of func(target) wants, from lastgood.Policy) (ta
 	return tables, pools
 }
 
-// apply applies the rules of all targets together, with the pools that these need. If pools have no room for all guarantees,
-// it leaves those to guarantee. If anything else fails, it applies the rules target by target. It returns the devices that
-// must wait for the end of a pending change.
-func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) (wait []netinfo.Device) {
-	if !slices.ContainsFunc(targets, func(t target) bool { return !t.wants.empty() || !t.reverted.empty() }) {
-		return nil
+// allOrEach does all at once, or if that fails, one after the other.
+func allOrEach[T any](all []T, do func(...T) error, failed func(T, error)) {
+	if len(all) > 1 && do(all...) == nil {
+		return
 	}
+	for _, one := range all {
+		if err := do(one); err != nil {
+			failed(one, err)
+		}
+	}
+}
+
+// apply applies the rules of targets together, with the pools that these need. If pools have no room for all guarantees, it
+// leaves those to guarantee.
+func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) error {
 	tables, pools := together(targets, func(t target) wants { return t.wants }, from)
 	tables = append(tables, pools)
 	then, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
 	then = append(then, poolsThen)
 	done, err := n.ApplyNew(tables, then)
-	r.applied(tables, done, from)
+	r.tell(tables, done, from)
 	if policy.IsNoRoom(err) {
 		for _, t := range targets {
 			r.waits[t.dev.Name] = false
 		}
 		done, err = n.ApplyNew(policy.WithoutGuarantees(tables), policy.WithoutGuarantees(then))
-		r.applied(tables, done, from)
+		r.tell(tables, done, from)
 	}
 	r.comparePools(n, pools, from.Path)
-	switch {
-	case err == nil:
-	case len(targets) > 1:
-		for _, next := range targets {
-			wait = append(wait, r.apply(n, []target{next}, from, reverted)...)
-		}
-	case errors.Is(err, loader.ErrPending):
-		wait = []netinfo.Device{targets[0].dev}
-	default:
-		r.warn(targets[0].dev, err)
-	}
-	return wait
+	return err
 }
 
-// applied reports the tables that are done.
-func (r *Reconciler) applied(tables []policy.Table, done []loader.Applied, from lastgood.Policy) {
+// tell reports the tables that are done.
+func (r *Reconciler) tell(tables []policy.Table, done []loader.Applied, from lastgood.Policy) {
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
 		if i >= 0 && !t.IsPools() {

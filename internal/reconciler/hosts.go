@@ -108,11 +108,7 @@ func (r *Reconciler) followHosts() error {
 		return nil
 	}
 	r.hosts.devices, r.hosts.all, r.pending = map[int]bool{}, false, false
-	if len(moves) > 0 && !r.move(n, moves) && len(moves) > 1 {
-		for _, one := range moves {
-			r.move(n, []move{one})
-		}
-	}
+	allOrEach(moves, func(some ...move) error { return r.move(n, some) }, func(m move, err error) { r.warn(m.dev, err) })
 	return nil
 }
 
@@ -139,17 +135,17 @@ func (r *Reconciler) moves(n *loader.Namespace) (moves []move, err error) {
 		}
 		hosts, _ := r.policy.HostsOf(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}) // serve reports errors
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			of := slices.DeleteFunc(slices.Clone(hosts), func(h policyfile.Host) bool { return h.Direction != d })
-			if len(of) == 0 {
+			here := slices.DeleteFunc(slices.Clone(hosts), func(h policyfile.Host) bool { return h.Direction != d })
+			if len(here) == 0 {
 				continue
 			}
-			m := r.movesOn(dev, d, of, at[side{dev.Index, d}], pools)
+			m := r.movesOn(dev, d, here, at[side{dev.Index, d}], pools)
 			if len(m.add.Rules)+len(m.drop.Rules) > 0 {
 				moves = append(moves, m)
 			}
 		}
 	}
-	maps.DeleteFunc(r.hosts.limited, func(its side, _ bool) bool { return !exist[its.device] })
+	maps.DeleteFunc(r.hosts.limited, func(s side, _ bool) bool { return !exist[s.device] })
 	return moves, err
 }
 
@@ -172,9 +168,9 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 		}
 		have[rule.Prefix] = mac
 	}
-	its := side{dev.Index, d}
-	flushed := r.hosts.limited[its] && len(rules) == 0
-	r.hosts.limited[its] = len(rules) > 0 || flushed
+	key := side{dev.Index, d}
+	flushed := r.hosts.limited[key] && len(rules) == 0
+	r.hosts.limited[key] = len(rules) > 0 || flushed
 	want := map[netip.Prefix]policy.MAC{}
 	for _, host := range hosts {
 		for _, rule := range host.Rules {
@@ -237,8 +233,8 @@ func called(rule *policy.Rule) string {
 	return rule.Label.Host.Called(rule.Label.Name)
 }
 
-// move makes changes together, and reports whether they are done. If there are several and they are not, it says nothing.
-func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
+// move makes changes together.
+func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 	var tables []policy.Table
 	drop := map[side][]netip.Prefix{}
 	for _, m := range moves {
@@ -246,16 +242,13 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
 			tables = append(tables, m.add)
 		}
 		for _, rule := range m.drop.Rules {
-			its := side{m.dev.Index, m.drop.Direction}
-			drop[its] = append(drop[its], rule.Prefix)
+			key := side{m.dev.Index, m.drop.Direction}
+			drop[key] = append(drop[key], rule.Prefix)
 		}
 	}
 	if len(tables) > 0 {
 		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
-			if len(moves) == 1 {
-				r.warn(moves[0].dev, err)
-			}
-			return false
+			return err
 		}
 		for _, m := range moves {
 			if len(m.add.Rules) > 0 {
@@ -264,39 +257,39 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) bool {
 		}
 	}
 	if len(drop) > 0 {
-		if err := r.drop(n, drop); err != nil {
-			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts do not have any more: %w", err))
+		if err := r.hosts.drop(n, drop); err != nil {
+			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts no longer have: %w", err))
 			for i := range moves {
 				moves[i].drop.Rules = nil // which of them are gone is not known
 			}
 		}
 	}
-	r.sayMoves(moves)
-	return true
+	sayMoves(moves, r.OnNotice)
+	return nil
 }
 
-// drop deletes rules. If a direction has no rule any more, that is no other command's doing.
-func (r *Reconciler) drop(n *loader.Namespace, drop map[side][]netip.Prefix) error {
+// drop deletes rules. No other command is the reason if a direction has no rule left.
+func (f *followed) drop(n *loader.Namespace, drop map[side][]netip.Prefix) error {
 	hooks, err := n.Hooks() // others than before rules were added
 	defer loader.CloseHooks(hooks)
-	of := func(h *loader.Hook) []netip.Prefix { return drop[side{h.Device.Index, h.Direction}] }
+	networks := func(h *loader.Hook) []netip.Prefix { return drop[side{h.Device.Index, h.Direction}] }
 	var having []*loader.Hook
 	for _, h := range hooks {
-		if len(of(h)) > 0 {
+		if len(networks(h)) > 0 {
 			having = append(having, h)
-			if len(of(h)) == len(h.Set.Policy()) {
-				delete(r.hosts.limited, side{h.Device.Index, h.Direction})
+			if len(networks(h)) == len(h.Set.Policy()) {
+				delete(f.limited, side{h.Device.Index, h.Direction})
 			}
 		}
 	}
-	if _, failed := n.Delete(loader.ApplyOptions{}, of, having...); failed != nil {
+	if _, failed := n.Delete(loader.ApplyOptions{}, networks, having...); failed != nil {
 		return failed
 	}
 	return err
 }
 
-// sayMoves writes a line for each address that was added or removed, unless there are too many.
-func (r *Reconciler) sayMoves(moves []move) {
+// sayMoves says of each address that it was added or removed, unless there are too many.
+func sayMoves(moves []move, say func(string)) {
 	type key struct {
 		device, did, who string
 		address          netip.Addr // none for all
@@ -320,10 +313,10 @@ func (r *Reconciler) sayMoves(moves []move) {
 		all := key{device: k.device, did: k.did, who: k.who}
 		switch n := number[all]; {
 		case n > maxLines:
-			r.OnNotice(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, n, k.who))
+			say(fmt.Sprintf("%s: %s %d addresses of %s", k.device, k.did, n, k.who))
 			number[all] = 0
 		case n > 0:
-			r.OnNotice(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, k.address, k.who, strings.Join(directions[k], " and ")))
+			say(fmt.Sprintf("%s: %s %v of %s, %s", k.device, k.did, k.address, k.who, strings.Join(directions[k], " and ")))
 		}
 	}
 }

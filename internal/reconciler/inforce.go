@@ -49,7 +49,7 @@ func (r *Reconciler) reattach() error {
 
 // inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted.
 func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
-	now, reverted, err := inforce.Phases(n, r.policy, r.parse)
+	now, reverted, err := inforce.Phases(n, r.policy, r.parsed)
 	if err != nil {
 		r.OnWarning(err)
 	}
@@ -59,20 +59,20 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 	}
 	for _, p := range []*lastgood.Policy{&now, &reverted} {
 		if p.File == nil {
-			*p = r.nothing()
+			*p = nothing(r.file)
 		}
 	}
 	return now, reverted
 }
 
-// parse is inforce.Parsed. It remembers the last one that is not the policy of the file.
-func (r *Reconciler) parse(packed inforce.Packed) lastgood.Policy {
-	if last, found := r.parsed[string(packed)]; found {
+// parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.
+func (r *Reconciler) parsed(packed inforce.Packed) lastgood.Policy {
+	if last, found := r.applied[string(packed)]; found {
 		return last
 	}
 	p := inforce.Parsed(packed, r.policy)
 	if p.File != r.policy.File {
-		r.parsed = map[string]lastgood.Policy{string(packed): p}
+		r.applied = map[string]lastgood.Policy{string(packed): p}
 	}
 	return p
 }

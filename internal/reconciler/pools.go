@@ -119,16 +119,13 @@ func (r *Reconciler) guarantee() error {
 		}
 		return nil
 	}
-	if len(room) == 0 || give(room...) == nil {
-		return nil
-	}
-	for _, c := range room {
-		if err := give(c); policy.IsNoRoom(err) { // as what is kept for an absent device has it
+	allOrEach(room, give, func(c *policy.Claim, err error) {
+		if policy.IsNoRoom(err) { // as what is kept for an absent device has it
 			wait(c.Who, err)
-		} else if err != nil {
+		} else {
 			r.OnWarning(fmt.Errorf("give %s its guarantees: %w", c.Who, err))
 		}
-	}
+	})
 	return nil
 }
 

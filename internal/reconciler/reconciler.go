@@ -72,7 +72,7 @@ type Reconciler struct {
 	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
 	granted shapemaps.Stamp // of the rules among which guarantees were given
 
-	parsed map[string]lastgood.Policy // the last one of parse
+	applied map[string]lastgood.Policy // the last one of parsed
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -98,33 +98,25 @@ type version struct {
 	changed, written unix.Timespec
 }
 
-// LoadIfAny is Load, but there may be no file. Then devices that appear get no rules until there is one.
-func (r *Reconciler) LoadIfAny(file, lastGood string) error {
-	err := r.Load(file, lastGood)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	r.policy = r.nothing()
-	return nil
-}
-
 // nothing is a policy without rules.
-func (r *Reconciler) nothing() lastgood.Policy {
-	f, _ := policyfile.Parse(r.file, []byte("devices: {}")) // which is valid
+func nothing(file string) lastgood.Policy {
+	f, _ := policyfile.Parse(file, []byte("devices: {}")) // which is valid
 	return lastgood.Policy{File: f}
 }
 
 // Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
-// that is "". Run needs one of them. If there is no file, the error is fs.ErrNotExist.
+// that is "". If there is no file, the error is fs.ErrNotExist. Then devices that appear get no rules until there is one.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
 	r.read = versionOf(r.file)
 	p, err := lastgood.Load(file, lastGood)
-	r.missing = errors.Is(err, fs.ErrNotExist)
+	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
+		r.policy = nothing(file)
+	}
 	if err != nil {
 		return err
 	}
-	r.policy, r.parsed, r.unrecorded, r.undone = p, nil, true, false
+	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -369,10 +361,10 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			continue
 		}
 		next := target{dev: dev}
-		its := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
-		next.wants, err = wantedOn(its, from, has)
+		on := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
+		next.wants, err = wantedOn(on, from, has)
 		if err == nil {
-			next.reverted, err = wantedOn(its, reverted, has)
+			next.reverted, err = wantedOn(on, reverted, has)
 		}
 		if err == nil && from.Names(dev.Name) && len(has) == 0 {
 			var directions []policy.Direction
@@ -391,7 +383,13 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	r.record(n, from)
-	wait = r.apply(n, targets, from, reverted)
+	allOrEach(targets, func(some ...target) error { return r.apply(n, some, from, reverted) }, func(t target, err error) {
+		if errors.Is(err, loader.ErrPending) {
+			wait = append(wait, t.dev)
+		} else {
+			r.warn(t.dev, err)
+		}
+	})
 	for _, t := range returned {
 		r.compare(n, t, from)
 	}
@@ -412,7 +410,7 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 	for _, table := range t.tables { // also those that were as they should be
 		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
 	}
-	r.applied(t.tables, done, from)
+	r.tell(t.tables, done, from)
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or
