@@ -120,14 +120,8 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 	w->bound.weight = 0;
 	if (above)
 		look_above(cpu, above, passed);
-	if (!w->bound.weight) {
-		w->room = 1 << FREE_BITS;
-	} else {
-		if (params->flags & RULE_GUARANTEE)
-			add_guarantee(cpu, cold->second, passed);
-		w->bound.room = lesser(w->bound.room, w->room + ROOM_MORE);
-		w->room = lesser(w->room, w->bound.room);
-	}
+	if (w->bound.weight && params->flags & RULE_GUARANTEE)
+		add_guarantee(cpu, cold->second, passed);
 	if (w->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
 		advance_clock(s, st, params, cold, rate_of(rule, st->set, w->now), w->now, &w->bound);
 		__sync_lock_test_and_set(&s->lock, 0);
@@ -141,7 +135,6 @@ __noinline int keep_clocks(__u32 cpu)
 	struct work *w = work_of(cpu);
 	__u32 n, above = 0;
 
-	w->room = 1 << FREE_BITS;
 	for (n = 0; n <= MAX_DEPTH; n++) {
 		if (n > w->top)
 			break;
