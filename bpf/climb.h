@@ -205,8 +205,9 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	/* The load of the sharer below counts only if there is one. */
 	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
 		w->load = HEAVY;
+	s->share = cold_of(params_of(rule, s->set))->share;
 	if (s->flags & RULE_SHARES && is_tested(w, i)) {
-		share = judge_stage(skb, cpu, i);
+		share = judge_stage(skb, cpu, w, i, s, params_of(rule, s->set));
 		if (share == SHARE_LATE) {
 			w->guaranteed = NOT_JUDGED;
 			return VERDICT_PASS;
