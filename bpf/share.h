@@ -22,8 +22,8 @@ enum {
 	SMALL = 64 << 10,  /* but by three quarters of a bucket, and three eighths of one of up to so many bytes: bursts need room */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
 	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
-	ROOM_OCTAVES = 3,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none. */
-	ROOM_LEAST = 72,   /* Then it is slower than that pool lets pass, by half and so many of 2^FREE_BITS: a sharer of little stays light */
+	ROOM_OCTAVES = 3,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none: */
+	ROOM_LEAST = 72,   /* then it runs at (1 + ROOM_LEAST / 2^FREE_BITS) / 2 of what that lets pass, or light ones fall behind */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
 	CREDIT_BITS = 2,   /* light sharers may be ahead together by 2^-CREDIT_BITS of the bucket, and by half of what all may */
 	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
