@@ -325,7 +325,8 @@ struct affected {
 struct share {
 	__u64 v;
 	__u64 last;  /* ns: up to when v was advanced */
-	__u64 ahead; /* fair units by which v may be before a sharer's TAT */
+	__u64 ahead; /* fair units by which v may be before a sharer's TAT, */
+	__u64 more;  /* and those beyond for one that is alone */
 	__u64 rest;  /* fair units times weight: what was left of the last advance */
 	__u32 weight; /* of the active sharers: the sum of all bins; signed */
 	__u32 lock;   /* a CPU is advancing v */
@@ -443,7 +444,6 @@ struct work {
 	__u32 each;    /* its buckets are those of a key */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
-	__u64 room; /* the least bound.room of the pools above */
 	struct key flow; /* all of its 5-tuple */
 	struct key key;  /* that is sought, for a slot of its own */
 	struct event event;

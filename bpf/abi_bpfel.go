@@ -378,6 +378,7 @@ type AbiShare struct {
 	V           uint64
 	Last        uint64
 	Ahead       uint64
+	More        uint64
 	Rest        uint64
 	Weight      uint32
 	Lock        uint32
@@ -458,11 +459,10 @@ type AbiWork struct {
 		Credit uint64
 		Room   uint64
 	}
-	Room  uint64
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [40]byte
+	_     [48]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

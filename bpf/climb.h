@@ -180,7 +180,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 
 /* Flags of a stage that is more than a bucket: for its test, for its charge, and of a rule for its own bucket. */
 #define SPECIAL_TEST (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_ECN | RULE_LEASED)
-#define SPECIAL_CHARGE (RULE_ABSENT | RULE_SHARES | RULE_GUARANTEE | RULE_DELAY)
+#define SPECIAL_CHARGE (RULE_ABSENT | RULE_GUARANTEE | RULE_DELAY)
 #define SPECIAL_RULE (RULE_UNLIMITED | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_EACH)
 
 /* Tests a stage that is more than a bucket, for its own sake and for what is guaranteed there. */
@@ -205,8 +205,9 @@ __noinline int test_special(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	/* The load of the sharer below counts only if there is one. */
 	if (!i || !(stage_of(w, i - 1)->flags & RULE_SHARES))
 		w->load = HEAVY;
+	s->share = cold_of(params_of(rule, s->set))->share;
 	if (s->flags & RULE_SHARES && is_tested(w, i)) {
-		share = judge_stage(skb, cpu, i);
+		share = judge_stage(skb, cpu, w, i, s, params_of(rule, s->set));
 		if (share == SHARE_LATE) {
 			w->guaranteed = NOT_JUDGED;
 			return VERDICT_PASS;
@@ -321,8 +322,8 @@ static __always_inline void ascend(struct __sk_buff *skb, __u32 cpu, struct work
 }
 
 /*
- * Charges a packet to a stage that is more than a bucket, or one that is more than a packet, marked or guaranteed: to the bucket of a
- * pool, and to what these flags say.
+ * Charges a packet to a stage that is more than a bucket and its sharers, or one that is more than a packet, marked or guaranteed: to
+ * the bucket of a pool, and to what these flags say.
  */
 __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 flags)
 {
@@ -336,8 +337,6 @@ __noinline int charge_special(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 f
 		return 0;
 	if (i && s->level <= MAX_DEBT)
 		charge_to(&rule->shared, s, cpu, i, w->now, w->cost);
-	if (HOOK(pools) && flags & RULE_SHARES)
-		charge_share(skb, cpu, i);
 	if (flags & RULE_DELAY)
 		waits = queue_at(skb, cpu, i, skips_queue(skb, cpu, i));
 	if (flags & RULE_GUARANTEE && w->guaranteed <= (__s32)i)
@@ -388,6 +387,8 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
+		if (unlikely(s->flags & RULE_SHARES))
+			charge_share(skb, cpu, i);
 		if (is_apart(i) || unlikely(s->flags & special)) {
 			charge_special(skb, cpu, i, s->flags);
 			continue;
@@ -445,6 +446,8 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 		if (verdict == VERDICT_BEYOND)
 			flags &= RULE_GUARANTEE;
 	}
+	if (HOOK(pools) && unlikely(flags & RULE_SHARES))
+		charge_share(skb, cpu, 0);
 	if (unlikely(flags & SPECIAL_CHARGE))
 		charge_special(skb, cpu, 0, flags);
 	if (HOOK(pools))

@@ -22,10 +22,10 @@ static __always_inline struct bucket *word_of(struct rule *member, __u32 salt)
 	return member && READ_ONCE(member->fair.fingerprint) == salt ? &member->fair : NULL;
 }
 
-/* The weight of the sharer that is a member, or is within one. */
-static __always_inline __u32 weight_of(const struct work *w, const struct rule *member)
+/* The weight of the sharer that is a member, or is within one: what draws from the pool of a stage. */
+static __always_inline __u32 weight_of(struct work *w, __u32 i, const struct rule *member)
 {
-	return member ? cold_of(params_of(member, set_in(member, w->phase)))->weight_less_1 + 1 : 1;
+	return member ? cold_of(params_of(member, stage_of(w, i - 1)->set))->weight_less_1 + 1 : 1;
 }
 
 /* The fair shares of the limit at a stage. */
@@ -110,7 +110,7 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 		return st->flags & RULE_GUARANTEE ? 0 : above; /* its packets pass the pools above */
 	if (!rule)
 		return 0;
-	st->weight = weight_of(w, i ? member_of(w, i) : NULL);
+	st->weight = weight_of(w, i, i ? member_of(w, i) : NULL);
 	params = params_of(rule, st->set);
 	cold = cold_of(params);
 	s = share_of(cold->share);
@@ -120,14 +120,8 @@ __noinline int keep_clock(__u32 cpu, __u32 i, __u32 above)
 	w->bound.weight = 0;
 	if (above)
 		look_above(cpu, above, passed);
-	if (!w->bound.weight) {
-		w->room = 1 << FREE_BITS;
-	} else {
-		if (params->flags & RULE_GUARANTEE)
-			add_guarantee(cpu, cold->second, passed);
-		w->bound.room = lesser(w->bound.room, w->room + ROOM_MORE);
-		w->room = lesser(w->room, w->bound.room);
-	}
+	if (w->bound.weight && params->flags & RULE_GUARANTEE)
+		add_guarantee(cpu, cold->second, passed);
 	if (w->now - READ_ONCE(s->last) >= cold->step && !__sync_lock_test_and_set(&s->lock, 1)) {
 		advance_clock(s, st, params, cold, rate_of(rule, st->set, w->now), w->now, &w->bound);
 		__sync_lock_test_and_set(&s->lock, 0);
@@ -141,7 +135,6 @@ __noinline int keep_clocks(__u32 cpu)
 	struct work *w = work_of(cpu);
 	__u32 n, above = 0;
 
-	w->room = 1 << FREE_BITS;
 	for (n = 0; n <= MAX_DEPTH; n++) {
 		if (n > w->top)
 			break;
@@ -168,27 +161,20 @@ static __always_inline __u64 seek_sharer(struct __sk_buff *skb, __u32 cpu, const
 }
 
 /* Judges a packet in the bucket of a stage by its sharer. Keeps in the stage what its charge needs. */
-__noinline int judge_stage(struct __sk_buff *skb, __u32 cpu, __u32 i)
+static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, struct stage *st,
+				       const struct params *params)
 {
-	struct work *w = work_of(cpu);
-	struct stage *st = stage_of(w, i);
-	const struct rule *rule = rule_of(st->id);
 	struct rule *member = i ? member_of(w, i) : NULL;
-	struct share *s = share_at(st, rule);
-	const struct cold_params *cold;
-	const struct params *params;
+	const struct cold_params *cold = cold_of(params);
+	struct share *s = share_of(st->share);
 	enum share_verdict verdict;
 	struct bucket *b = NULL;
 
-	st->share = 0;
 	if (!s)
 		return WITHIN_SHARE;
-	params = params_of(rule, st->set);
-	cold = cold_of(params);
-	st->share = cold->share;
 	if (!(w->again & KEPT_CB) && w->now - READ_ONCE(s->last) >= cold->step)
 		return SHARE_LATE;
-	st->weight = weight_of(w, member);
+	st->weight = weight_of(w, i, member);
 	if (st->flags & RULE_SHARE_MEMBER) {
 		st->slot = params->salt;
 		b = word_of(member, params->salt);
@@ -239,14 +225,13 @@ __noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *st = stage_of(w, i);
-	bool judged = (__s32)i <= w->guaranteed;
-	struct share *s = judged ? share_of(st->share) : share_at(st, rule_of(st->id));
+	struct share *s = share_of(st->share);
 	struct rule *member;
 	struct bucket *b;
 
 	if (!s)
 		return 0;
-	if (!judged) {
+	if ((__s32)i > w->guaranteed) { /* not judged */
 		__sync_fetch_and_add(&s->skip, (__u64)w->bytes << FAIR_BITS);
 		return 0;
 	}

@@ -19,12 +19,11 @@ enum {
 	MORE = 3,	   /* and by so many more if it nearly is */
 	MOST_MS = 150,	   /* all sharers together may be ahead by half of the bucket, but at most this time at the rate */
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more, */
-	SMALL = 64 << 10,  /* but in a bucket of up to so many bytes by three eighths of it: a burst of another one needs room */
+	SMALL = 64 << 10,  /* but by three quarters of a bucket, and three eighths of one of up to so many bytes: bursts need room */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
 	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
-	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
-	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass, */
-	ROOM_MORE = 77,	   /* but by no more than 1.5 octaves faster than any pool above lets it: else their slack would add up */
+	ROOM_OCTAVES = 3,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none: */
+	ROOM_LEAST = 72,   /* then it runs at (1 + ROOM_LEAST / 2^FREE_BITS) / 2 of what that lets pass, or light ones fall behind */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
 	CREDIT_BITS = 2,   /* light sharers may be ahead together by 2^-CREDIT_BITS of the bucket, and by half of what all may */
 	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
@@ -158,11 +157,11 @@ static long leave_next(__u64 i, struct share **share)
 /* What a sharer may be ahead, in fair units times weight. */
 static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 {
-	__u64 ahead = READ_ONCE(s->ahead) * weight, most = (__u64)READ_ONCE(s->most) << FAIR_BITS;
+	__u64 ahead = READ_ONCE(s->ahead) * weight, more = READ_ONCE(s->more) * weight;
 	__s32 all = READ_ONCE(s->weight);
 
-	ahead += all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE;
-	return lesser(ahead, most);
+	ahead += all > (__s32)weight ? more * weight / all : more;
+	return lesser(ahead, (__u64)READ_ONCE(s->most) << FAIR_BITS);
 }
 
 /* What any sharer may be ahead, in bytes. */
@@ -171,7 +170,7 @@ static __always_inline __u32 most_ahead(__u64 limit)
 	__u64 capacity = limit >> UNIT_BITS, most = capacity / 8 * 3;
 
 	if (capacity > SMALL)
-		most += 2 * (capacity - SMALL);
+		most = lesser(most + 2 * (capacity - SMALL), capacity / 4 * 3);
 	return lesser(most, ~0U);
 }
 
@@ -199,10 +198,10 @@ static __always_inline __u64 free_part(const struct share *s, const struct param
 /* The fair units times weight that the pool above leaves since it was last seen. */
 static __always_inline __u64 units_within(const struct share *s, const struct bound *b, __u64 skip)
 {
-	__u64 units = lesser(b->v - s->seen, 1ULL << ABOVE_BITS), x = b->room * ROOM_OCTAVES;
+	__u64 units = lesser(b->v - s->seen, 1ULL << ABOVE_BITS), x = b->room * ROOM_OCTAVES + ROOM_LEAST;
 
 	units = units * b->weight + b->units - lesser(b->units, skip);
-	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS) >> ROOM_SLOWEST) >> FREE_BITS;
+	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS)) >> (FREE_BITS + 1);
 }
 
 /* By how many fair units times weight the clock of a stage advances, which the rate and the pool above allow. */
@@ -234,16 +233,18 @@ static __always_inline void set_bounds(struct share *s, const struct stage *st, 
 				       const struct bound *b)
 {
 	__u64 together = lesser(fair_units(rate, MOST_MS * 1000000), st->limit >> (UNIT_BITS - FAIR_BITS + 1));
-	__u64 credit = most_credit(st->limit);
+	__u64 credit = most_credit(st->limit), more = ALONE * together;
 	__s32 weight = READ_ONCE(s->weight);
 
 	if (b->weight) {
 		s->seen = b->v;
 		together = lesser(together, b->may);
+		more = lesser(more, b->may - together); /* else the sharers together would be beyond the share above */
 		credit = lesser(credit, b->credit);
 	}
 	WRITE_ONCE(s->free_factor, (1ULL << FREE_WHOLE_BITS) / (params->limit >> UNIT_BITS));
 	WRITE_ONCE(s->ahead, weight > 1 ? together / weight : together);
+	WRITE_ONCE(s->more, weight > 1 ? more / weight : more);
 	WRITE_ONCE(s->most, most_ahead(st->limit));
 	if ((__s64)READ_ONCE(s->credit) > (__s64)credit)
 		WRITE_ONCE(s->credit, credit);

@@ -175,20 +175,12 @@ func JudgeStage(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 // keepTimes advances the clocks of all stages that are late, from the top down. Packets that are refused do not get to the
 // stages above.
 func keepTimes(stages []Stage, now uint64) {
-	var above *Stage              // the next one that bounds those below
-	room := uint64(1 << freeBits) // that those above leave
+	var above *Stage // the next one that bounds those below
 	for i := range slices.Backward(stages) {
 		s := &stages[i]
 		switch {
 		case s.Share != nil:
-			b := s.bound(above, now)
-			if b == nil {
-				room = 1 << freeBits
-			} else {
-				b.room = min(b.room, room+roomMore)
-				room = min(room, b.room)
-			}
-			s.Share.keepTime(s.Meter, now, s.State.Level, b)
+			s.Share.keepTime(s.Meter, now, s.State.Level, s.bound(above, now))
 			above = s
 		case s.Guarantee != nil: // its packets pass the pools above
 			above = nil

@@ -16,15 +16,14 @@ const (
 	wholeBits           = 42 // FREE_WHOLE_BITS of bpf/abi.h
 	freeBits, speedBits = 8, 8
 
-	slowest, octaves, more   = 2, 4, 3
-	mostNS, restNS           = 150_000_000, 4 << 30
-	alone, small             = 2, 64 << 10
-	ownPackets, forgiven     = 2, 6
-	roomOctaves, roomSlowest = 5, 2
-	roomMore                 = 77
-	manySharers, rush        = 1 << 15, 7
-	creditBits               = 2
-	mostAbove, stepBackNS    = 1 << 40, 1 << 40
+	slowest, octaves, more = 2, 4, 3
+	mostNS, restNS         = 150_000_000, 4 << 30
+	alone, small           = 2, 64 << 10
+	ownPackets, forgiven   = 2, 6
+	roomOctaves, roomLeast = 3, 72
+	manySharers, rush      = 1 << 15, 7
+	creditBits             = 2
+	mostAbove, stepBackNS  = 1 << 40, 1 << 40
 )
 
 // ShareParams are what the shares of a limit need besides its Meter.
@@ -56,11 +55,11 @@ func (m Meter) together() uint64 {
 	return min(m.fairUnits(mostNS), m.Capacity>>(UnitBits-FairBits+1))
 }
 
-// most is what a sharer that is alone may be ahead, in bytes: of a small bucket less than half, so that a burst of another
-// sharer finds room at once.
+// most is what a sharer that is alone may be ahead, in bytes: at most three quarters of the bucket, and of a small one less than
+// half, so that a burst of another sharer finds room at once.
 func (m Meter) most() uint32 {
 	capacity := m.Capacity >> UnitBits
-	return uint32(min(capacity/8*3+2*(max(capacity, small)-small), math.MaxUint32))
+	return uint32(min(capacity/8*3+2*(max(capacity, small)-small), capacity/4*3, math.MaxUint32))
 }
 
 // credit is by how much light sharers may be ahead together, in fair units times weight.
@@ -75,6 +74,7 @@ type Share struct {
 	Seen                 uint64 // the clock of the share above when this one was last advanced
 	Skip                 uint64 // fair units that passed without a charge to a sharer, and that the clock has not skipped yet
 	Credit               int64  // fair units times weight: what light sharers may still send
+	More                 uint64 // fair units: what a sharer that is alone may be ahead beyond its part
 	Most                 uint32 // bytes by which any sharer may be ahead
 	Weight               int32
 	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
@@ -172,23 +172,25 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 		s.Skip -= skip
 		units = (units - skip) * speed >> speedBits
 		if b != nil {
-			x := b.room * roomOctaves
-			faster := (1<<freeBits + x&(1<<freeBits-1)) << (x >> freeBits) >> roomSlowest
+			x := b.room*roomOctaves + roomLeast
+			faster := (1<<freeBits + x&(1<<freeBits-1)) << (x >> freeBits)
 			most := min(b.v-s.Seen, mostAbove)*b.weight + b.units - min(b.units, skip)
-			units = min(units, most*faster>>freeBits)
+			units = min(units, most*faster>>(freeBits+1))
 		}
 		s.Credit += int64(units)
 		s.advance(units + s.Rest)
 	}
-	credit := m.credit()
+	credit, more := m.credit(), alone*together
 	if b != nil {
 		s.Seen = b.v
 		together = min(together, b.may)
+		more = min(more, b.may-together) // else the sharers together would be beyond the share above
 		credit = min(credit, b.credit)
 	}
 	s.FreeFactor = 1 << wholeBits / (max(m.Whole, m.Capacity) >> UnitBits)
 	s.Credit = min(s.Credit, int64(credit))
-	s.Ahead = together / uint64(max(s.Weight, 1))
+	weight := uint64(max(s.Weight, 1))
+	s.Ahead, s.More = together/weight, more/weight
 	s.Most = m.most()
 }
 
@@ -294,8 +296,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 
 // mayBeAhead returns by how many fair units times weight a sharer may be ahead.
 func (s *Share) mayBeAhead(weight uint64) uint64 {
-	part := s.Ahead * weight
-	return min(part+part*alone*weight/max(uint64(max(s.Weight, 0)), weight), uint64(s.Most)<<FairBits)
+	return min(s.Ahead*weight+s.More*weight*weight/max(uint64(max(s.Weight, 0)), weight), uint64(s.Most)<<FairBits)
 }
 
 // free returns which part of a bucket is free, of 1 << freeBits for a quarter of it.

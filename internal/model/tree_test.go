@@ -289,16 +289,17 @@ func TestTreesAreMaxMin(t *testing.T) {
 // Beside a flood, a rule that sends less than its part loses nothing, however many levels are faster than the full one.
 func TestFasterLevels(t *testing.T) {
 	const rate = 20_000_000
-	for levels := range 12 {
+	for i := range 24 {
+		levels, faster := i/2, []policy.Rate{2, 50}[i%2]
 		uplink := poolParty(rate, 0)
 		at := uplink
 		for range levels {
-			at = at.addPool(2*rate, 0)
+			at = at.addPool(faster*rate, 0)
 		}
 		at.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}, offers: rate / 4, size: 1000})
 		r := at.add(&party{Rule: policy.Rule{Rate: policy.Unlimited}, offers: rate / 20, size: 1000})
 		if uplink.play(rand.New(rand.NewPCG(13, 0)), 3e9, 9e9); r.got < r.sent {
-			t.Errorf("%d levels: lost %d bytes of %d", levels, r.sent-r.got, r.sent)
+			t.Errorf("%d levels, %d times as fast: lost %d bytes of %d", levels, faster, r.sent-r.got, r.sent)
 		}
 	}
 }

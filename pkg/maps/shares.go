@@ -59,7 +59,7 @@ func (bs *buckets) shareOf(v version) *model.Share {
 		ShareParams: model.ShareParams{FineShift: v.FineShift, CoarseShift: v.CoarseShift, Step: v.Step},
 		ByMember:    v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
 		Credit: int64(atomic.LoadUint64(&of.Credit)), FreeFactor: of.FreeFactor,
-		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Most: of.Most, Rest: of.Rest,
+		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, More: of.More, Most: of.Most, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin, Shifts: [2]uint8{uint8(of.FineShift), uint8(of.CoarseShift)},
 	}
 }
