@@ -167,13 +167,7 @@ func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
 
 // Settings returns the settings of a store with the constants of a kind.
 func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
-	of.Kind, of.L2Bytes, of.Ingress, of.MatchSrc = uint32(k), netinfo.EthernetBytes, 0, 0
-	if k&ingress != 0 {
-		of.Ingress = 1
-	}
-	if k&matchSrc != 0 {
-		of.MatchSrc = 1
-	}
+	of.Kind, of.L2Bytes, of.Ingress, of.MatchSrc = uint32(k), netinfo.EthernetBytes, uint8(k&ingress/ingress), uint8(k&matchSrc/matchSrc)
 	if k&noLinkHeader != 0 {
 		of.L2Bytes = 0
 	}

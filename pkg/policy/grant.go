@@ -60,12 +60,12 @@ func (t *Tree) grant(c *Claim) {
 	for _, m := range c.Members {
 		promised := m.Rule.promised()
 		if m.Table == nil { // what is within the pool was promised by the pools above
-			n := t.byName[Within(m.Rule.Label.Name)]
-			more[n] += 0
-			promised -= min(promised, n.Members)
+			pool := t.byName[Within(m.Rule.Label.Name)]
+			more[pool] += 0
+			promised -= min(promised, pool.Members)
 		}
-		for n := range t.byName[m.Rule.Within].keepers {
-			more[n] = min(more[n]+promised, mostPromised)
+		for keeper := range t.byName[m.Rule.Within].keepers {
+			more[keeper] = min(more[keeper]+promised, mostPromised)
 		}
 	}
 	for n, rate := range more {

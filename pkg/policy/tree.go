@@ -221,11 +221,10 @@ func (n *Node) keepers(yield func(*Node) bool) {
 
 // promise counts the guarantee of a member.
 func (n *Node) promise(member *Rule) {
-	if member.Guarantee == 0 {
-		return
-	}
-	for n := range n.keepers {
-		n.Members = min(n.Members+member.promised(), mostPromised)
+	if promised := member.promised(); promised != 0 {
+		for keeper := range n.keepers {
+			keeper.Members = min(keeper.Members+promised, mostPromised)
+		}
 	}
 }
 
