@@ -138,7 +138,8 @@ func TestOptionsAreTold(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56"} {
+			choices := strings.Split(o.Value(new(policy.Limit)).Type(), "|")
+			for _, text := range append(choices, "9mbit", "123456b", "3ms", "64", "192.0.2.1", "true", "AF11=red", "dscp:AF11", "3c:22:fb:12:34:56") {
 				if l.Set(o.Name, text) != nil {
 					continue
 				}
