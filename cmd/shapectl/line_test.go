@@ -236,7 +236,7 @@ func TestLineRefused(t *testing.T) {
 		"another match":        {"set va egress 10.0.0.1 --rate 1mbit", homeLine + " --fair host", "match the dst address of packets"},
 		"the loopback device":  {"", "line lo --up 1mbit --no-queue", "lo is the loopback device, which leads nowhere"},
 		"another way to share": {homeLine, homeLine + " --fair host", "the line on va is shared in the other way"},
-		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `cannot stay as it is: va egress 10.0.0.1/32: within "va egress": there is no such pool`},
+		"something in a pool":  {homeLine + ";set va egress 10.0.0.1 --rate 1mbit --within va\u00a0egress", "line va off", `delete them first, or move them with --within none: va egress 10.0.0.1/32: within "va egress": there is no such pool`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -123,7 +123,7 @@ func (s Split) With(line []policy.Table) ([]policy.Table, error) {
 	}
 	policy.SortTables(all)
 	if err := policy.CheckPools(all); err != nil {
-		return nil, fmt.Errorf("what is not of the line cannot stay as it is: %w", err)
+		return nil, fmt.Errorf("other limits need pools of the line that would go; delete them first, or move them with --within none: %w", err)
 	}
 	return all, nil
 }

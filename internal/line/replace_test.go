@@ -146,10 +146,10 @@ func TestConflicts(t *testing.T) {
 		{"of the line, but with the other match", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {any: {within: eth0 egress}}}}", own,
 			"the line on eth0 is shared in the other way, by host or by flow; to change that, remove it first: 'shapectl -n x line eth0 off'"},
 		{"a rule within a pool that goes", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", nil,
-			`what is not of the line cannot stay as it is: eth0 egress 192.0.2.1/32: within "eth0 egress": there is no such pool`},
+			`other limits need pools of the line that would go; delete them first, or move them with --within none: eth0 egress 192.0.2.1/32: within "eth0 egress": there is no such pool`},
 		{"a rule within a pool that stays", "pools: {eth0 egress: {rate: 1mbit, line: eth0, owner: eth0 egress}}\ndevices: {eth0: {egress: {match: src, 192.0.2.1: {rate: 1mbit, within: eth0 egress}}}}", own, ""},
 		{"a pool within a pool that goes", "pools: {eth0 ingress: {rate: 1mbit, line: eth0, owner: eth0 ingress}, p: {rate: 1mbit, within: eth0 ingress}}\ndevices: {}", onlyUp,
-			`what is not of the line cannot stay as it is: pool "p": within "eth0 ingress": there is no such pool`},
+			`other limits need pools of the line that would go; delete them first, or move them with --within none: pool "p": within "eth0 ingress": there is no such pool`},
 	} {
 		s := Divide("x", "eth0", tables(t, []byte(c.have), devicesIn(c.have)...))
 		_, err := s.With(c.want)
