@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
-	"time"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
@@ -13,11 +12,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrBeginning means that a change of the pool is about to begin, or reverts within tooLate.
+// ErrBeginning means that a change of the pool begins or reverts within MaxLead.
 var ErrBeginning = errors.New("a change of the pool begins or reverts in a moment; try again then")
-
-// tooLate is enough to write a lease, whatever the process waits for meanwhile, before packets use what it writes.
-const tooLate = 100 * uint64(time.Millisecond)
 
 // A Lease is the part of its rate that a pool has for a time: of its cluster's rate on this host, or what its line allows.
 type Lease struct {
@@ -76,7 +72,7 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	}
 	state, at := s.Store.Change()
 	undecided := (state == Armed || state == Pending) && s.Store.Changes(id)
-	if undecided && (state == Armed || at < s.Store.now()+tooLate) {
+	if undecided && at < s.Store.now()+MaxLead {
 		return fmt.Errorf("renew a lease: %w", ErrBeginning)
 	}
 	if v.reverted || undecided {
