@@ -124,7 +124,7 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 				}
 				l.Missing = append(l.Missing, rule.Prefix)
 			}
-			if l.Missing != nil {
+			if _, here, err := netinfo.DeviceByIndex(d.Index); l.Missing != nil && (here || err != nil) { // it may have gone meanwhile
 				lacks = append(lacks, l)
 			}
 		}

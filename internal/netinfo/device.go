@@ -157,9 +157,12 @@ func Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// Addresses reports whether a device has global unicast addresses.
+// Addresses reports whether a device has global unicast addresses. One that is gone has none.
 func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
 	l, err := netlink.LinkByIndex(d.Index)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return false, false, nil
+	}
 	if err != nil {
 		return false, false, fmt.Errorf("look up device %s: %w", d.Name, err)
 	}

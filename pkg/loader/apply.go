@@ -75,7 +75,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 		if h != pools && !slices.Contains(states, h.State) {
 			continue
 		}
-		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
+		t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
 		if len(t.Rules) > 0 {
 			tables = append(tables, t)
 		}
@@ -91,7 +91,13 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
 // needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
+	var all orders
+	for again := true; again; {
+		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
+		// The rules of a device that has gone meanwhile may need pools that go.
+		_, again = errors.AsType[policy.PoolError](err)
+		again = again && !o.Check && o.Devices == nil && n.pins.collectDevices(nil) != nil
+	}
 	if err != nil || o.Check {
 		return nil, err
 	}

@@ -530,3 +530,28 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r.flush()
 	r.nothingLeft()
 }
+
+// The device of rules within its own pool goes during a command, and the policy to apply has neither.
+func TestDeviceGoesWithItsPool(t *testing.T) {
+	r := newRig(t, "", policy.Egress)
+	r.write(func(n *Namespace) error {
+		_, err := n.Apply([]policy.Table{{Rules: []policy.Rule{pool("va")}}, {Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule("10.0.0.0/24", in("va"))}}}, ApplyOptions{})
+		return err
+	})
+	r.write(func(n *Namespace) error {
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		tables, err := n.Tables(Attached, Gone)
+		if err != nil || len(tables) != 2 || tables[1].Device != "va" {
+			t.Errorf("%v, tables %+v", err, tables)
+		}
+		_, err = n.Apply([]policy.Table{{Rules: []policy.Rule{pool("other")}}}, ApplyOptions{})
+		return err
+	})
+	r.write(func(n *Namespace) error {
+		tables, err := n.Tables(Attached, Gone)
+		if len(tables) != 1 || tables[0].Rules[0].Label.Name != "other" {
+			t.Errorf("after that, tables %+v", tables)
+		}
+		return err
+	})
+}
