@@ -56,7 +56,10 @@ func (dir home) isDead() (bool, error) {
 }
 
 // ownPins are those of a home without rules.
-var ownPins = []string{alivePin, reattachedPin, authorPin, policyPin, string(ClusterLeases), string(LineLeases), lockPin}
+var ownPins = []string{
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + recordAside, authorPin + recordAside, policyPin + recordAside,
+	string(ClusterLeases), string(LineLeases), lockPin,
+}
 
 // remove removes a home that has no other pins than its own.
 func (dir home) remove() {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 
 	"github.com/cilium/ebpf"
 )
@@ -15,20 +14,22 @@ const (
 	policyPin     = "policy"
 	authorPin     = "author"
 	reattachedPin = "reattached"
+
+	recordAside = "-" + asideName // is appended while a record is made; a killed command leaves it
 )
 
 // record records a value in the place of the last one. A killed command leaves one of the two.
 func (dir home) record(pin string, value any) error {
 	text, err := json.Marshal(value)
-	aside := dir.pin(asideName)
+	aside := dir.pin(pin) + recordAside
 	if err == nil {
-		err = removeAll(aside)
+		err = unlink(aside)
 	}
 	if err == nil {
 		err = pinValue(aside, &ebpf.MapSpec{Name: "shapectl_" + pin, Type: ebpf.Array, ValueSize: uint32(len(text))}, text)
 	}
 	if err == nil {
-		err = os.Rename(aside, dir.pin(pin))
+		err = renamePins(aside, dir.pin(pin))
 	}
 	return err
 }

@@ -548,3 +548,22 @@ func (r *rig) flushAll() {
 	})
 	r.nothingLeft()
 }
+
+// What is left of a record that was never finished is in the way of no later command.
+func TestKilledWhileRecording(t *testing.T) {
+	r := newRig(t, "", policy.Egress)
+	r.put(stays)
+	_, err := stepping(stop{"rename pins", 0}, func() error {
+		return command(r.options, func(n *Namespace) error { return n.KeepPolicy([]byte("text"), false) })
+	})
+	if err == nil {
+		t.Error("a record was kept without its last step")
+	}
+	r.put(one)
+	r.flush()
+	r.put(one)
+	r.inForce(one)
+	r.write(func(n *Namespace) error { return n.KeepPolicy([]byte("text"), false) })
+	r.flush()
+	r.nothingLeft()
+}
