@@ -94,9 +94,10 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 	return tables, missing, nil
 }
 
-// HasGuarantees reports whether anything in the file has a guarantee.
+// HasGuarantees reports whether anything in the file has a guarantee, or one that waits.
 func (f *File) HasGuarantees() bool {
-	guaranteed := func(p *pool) bool { return p.rule.Guarantee != 0 }
+	has := func(r *policy.Rule) bool { return r.Guarantee != 0 || r.Label.Waits != 0 }
+	guaranteed := func(p *pool) bool { return has(&p.rule) }
 	for _, p := range f.pools {
 		if guaranteed(p) {
 			return true
@@ -104,7 +105,7 @@ func (f *File) HasGuarantees() bool {
 	}
 	return slices.ContainsFunc(f.devices, func(s section) bool {
 		return slices.ContainsFunc(s.own, guaranteed) || slices.ContainsFunc(s.hostPools(), guaranteed) || slices.ContainsFunc(s.tables, func(t table) bool {
-			return slices.ContainsFunc(t.rules, func(r rule) bool { return r.rule.Guarantee != 0 })
+			return slices.ContainsFunc(t.rules, func(r rule) bool { return has(r.rule) })
 		})
 	})
 }

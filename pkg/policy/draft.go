@@ -91,7 +91,7 @@ func (d Draft) settled(prefix netip.Prefix) Limit {
 		}
 		beside := Rule{
 			Prefix: prefix, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess, Penalty: l.Penalty, Within: l.Within, Guarantee: l.Guarantee,
-			Cluster: l.Cluster, Adapt: l.Adapt, Colours: Colours{Aware: bool(l.Colours.Aware)},
+			Cluster: l.Cluster, Adapt: l.Adapt, Colours: Colours{Aware: bool(l.Colours.Aware)}, Label: Label{Waits: l.Waits},
 		}
 		for _, n := range o.needs {
 			idle, decided = idle || !n.met(&beside), decided || own(n.option)

@@ -80,6 +80,7 @@ func TestRuleLimit(t *testing.T) {
 		{"algorithm=rfc4115", "eir=1mbit", "ebs=64kb", "colour-aware=true", "green=dscp:0"},
 		{"algorithm=srtcm", "colour-aware=true", "colours=CS1=red", "overhead=ethernet"}, {"rate=unlimited", "algorithm=trtcm"},
 		{"within=uplink", "guarantee=1mbit", "each=host", "members=50"}, {"within=uplink", "each=/24", "share=host"},
+		{"within=uplink", "waits=1mbit", "each=host", "members=50"},
 	} {
 		for _, shadow := range []string{"none", "rate=5mbit", "rate=1mbit,capacity=64kb,each=host,overhead=docsis"} {
 			l := limitOf(t, options)
@@ -95,7 +96,7 @@ func TestRuleLimit(t *testing.T) {
 				t.Fatal(options, err)
 			}
 			have = have.On(14)
-			if got, err := (Draft{}).Missing(&have).Rule(prefix); err != nil || got != have {
+			if got, err := (Draft{}).Missing(&have).As(Usual).Rule(prefix); err != nil || got != have {
 				t.Errorf("%v, shadow %s: %v, %+v became %+v", options, shadow, err, have, got)
 			}
 		}
