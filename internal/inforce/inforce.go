@@ -124,7 +124,10 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 				}
 				l.Missing = append(l.Missing, rule.Prefix)
 			}
-			if _, here, err := netinfo.DeviceByIndex(d.Index); l.Missing != nil && (here || err != nil) { // it may have gone meanwhile
+			if l.Missing == nil {
+				continue
+			}
+			if _, here, err := netinfo.DeviceByIndex(d.Index); here || err != nil { // it may have gone meanwhile
 				lacks = append(lacks, l)
 			}
 		}
