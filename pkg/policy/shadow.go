@@ -83,24 +83,18 @@ func (d *Draft) shadowText() string {
 	return strings.Join(parts, ",")
 }
 
-// ShadowDraft is what a shadow gives beside what it has of its rule.
-func (r *Rule) ShadowDraft() (d Draft, ok bool) {
+// shadowText is the shadow as ParseShadow reads it, which leaves out what the shadow has of its rule; empty for none.
+func (r *Rule) shadowText() string {
 	proposed, ok := r.Proposed()
 	if !ok {
-		return d, false
+		return ""
 	}
-	d = Draft{Limit: Limit{}.Inherit(r)}.Missing(&proposed)
+	d := Draft{Limit: Limit{}.Inherit(r)}.Missing(&proposed)
 	for _, o := range d.Given() {
 		if !o.Shadow {
 			d.Drop(o)
 		}
 	}
-	return d, true
-}
-
-// shadowText is the shadow as ParseShadow reads it; empty for none.
-func (r *Rule) shadowText() string {
-	d, _ := r.ShadowDraft()
 	return d.shadowText()
 }
 
