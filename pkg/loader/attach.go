@@ -132,7 +132,7 @@ func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
 	// replaces the old pin, because without one nobody would recognise the filter that is there.
 	pin := a.pin(programPin)
-	aside := pin + "-" + asideName
+	aside := pin + asideSuffix
 	err := unlink(aside)
 	if err == nil {
 		err = pinAt(p, aside)

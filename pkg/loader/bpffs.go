@@ -277,7 +277,7 @@ func unlink(path string) error {
 	return nil
 }
 
-// renamePins renames a directory of pins.
+// renamePins renames a directory of pins, or a pin, which replaces the one that had the name.
 func renamePins(from, to string) error {
 	if err := step.Try("rename pins"); err != nil {
 		return err

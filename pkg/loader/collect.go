@@ -57,7 +57,7 @@ func (dir home) isDead() (bool, error) {
 
 // ownPins are those of a home without rules.
 var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + recordAside, authorPin + recordAside, policyPin + recordAside,
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + asideSuffix, authorPin + asideSuffix, policyPin + asideSuffix,
 	string(ClusterLeases), string(LineLeases), lockPin,
 }
 

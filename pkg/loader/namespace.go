@@ -204,8 +204,10 @@ func (p *pins) makeHome() error {
 const (
 	// trashPrefix begins the name of pins that are being removed.
 	trashPrefix = "trash-"
-	// asideName is the name of a generation or pin that is being made.
+	// asideName is the name of a generation that is being made.
 	asideName = "new"
+	// asideSuffix ends the name of a pin that is being made in the place of another; a killed command leaves it.
+	asideSuffix = "-new"
 )
 
 // Close unlocks the namespace. It removes the home of a namespace without hooks.

@@ -14,14 +14,12 @@ const (
 	policyPin     = "policy"
 	authorPin     = "author"
 	reattachedPin = "reattached"
-
-	recordAside = "-" + asideName // is appended while a record is made; a killed command leaves it
 )
 
 // record records a value in the place of the last one. A killed command leaves one of the two.
 func (dir home) record(pin string, value any) error {
 	text, err := json.Marshal(value)
-	aside := dir.pin(pin) + recordAside
+	aside := dir.pin(pin) + asideSuffix
 	if err == nil {
 		err = unlink(aside)
 	}
