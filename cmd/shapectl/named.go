@@ -205,7 +205,7 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
-		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || users(n, of.name) == 0)
+		pool = !limitedOnlyBy(of.name, slices.Concat(found.rules, found.device)) && (verb != "delete" || users(poolTree(n), of.name) == 0)
 	}
 	if !rule && !pool && of.mayBe(kindDevice) && found.isDevice {
 		return kindDevice, nil
@@ -234,10 +234,15 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	return kind, nil
 }
 
-// users is how many rules and pools are directly within a pool.
-func users(n *loader.Namespace, pool string) int {
+// poolTree is the tree of a namespace's pools, with all rules in them.
+func poolTree(n *loader.Namespace) *policy.Tree {
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
-	if node := policy.NewTree(tables).Find(pool); node != nil {
+	return policy.NewTree(tables)
+}
+
+// users is how many rules and pools are directly within a pool.
+func users(tree *policy.Tree, pool string) int {
+	if node := tree.Find(pool); node != nil {
 		return len(node.Rules) + len(node.Below)
 	}
 	return 0
@@ -347,6 +352,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	var pools []policy.Rule
 	var rates, commands []string // first those for rules
 	all, without, within := 0, 0, 0
+	tree := poolTree(n)
 	for _, h := range rules {
 		for _, r := range h.rules {
 			all++
@@ -362,7 +368,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 				continue
 			}
 			pool, _ := findPool(n, name)
-			pools, within = append(pools, pool), within+users(n, name)
+			pools, within = append(pools, pool), within+users(tree, name)
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
 	}

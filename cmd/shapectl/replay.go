@@ -432,7 +432,7 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 			l.Match = t.Match
 			for _, r := range t.Rules {
 				r.Shadow = policy.Shadow{}
-				l.Rules = append(l.Rules, r.On(in.L2Bytes()))
+				l.Rules = append(l.Rules, r)
 			}
 		}
 	}

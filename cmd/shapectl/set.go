@@ -166,11 +166,12 @@ func (e *env) set(which filterRules, limit limitFlags, onlyThere bool) error {
 				continue
 			default:
 				rule, err = limit.Rule(p)
+				rule = rule.On(dev.L2Bytes)
 			}
 			if err != nil {
 				return inputError(err)
 			}
-			t.Rules = append(t.Rules, rule.On(dev.L2Bytes))
+			t.Rules = append(t.Rules, rule)
 		}
 		if t.Rules == nil {
 			return missingf("%s; nothing was changed", which.none())
