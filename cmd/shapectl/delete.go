@@ -24,9 +24,13 @@ func deleteCommand(e *env, kind string) *cobra.Command {
 		Short: "Delete a rule or pool",
 		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-NAME stands for all rules that have exactly this name, on all devices: they go at one moment. Or it is that of a pool, and
-nothing is within it any more. If NAME may mean several things, one of them a device, delete deletes nothing, and lists a
-command for each. --kind says which is meant.
+NAME is the exact name of something that is there. All of it goes at one moment:
+
+  rules      all with this name, on all devices
+  a pool     if nothing is within it
+  a device   its rules for any; 'shapectl flush' deletes all its rules
+
+If NAME may mean several of these, delete deletes nothing, and lists a command for each. --kind says which is meant.
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
 exactly this network from each matching device. shapectl detaches where no rule is left.
@@ -36,7 +40,8 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
   shapectl delete eth0 egress any --confirm 60s
   shapectl delete 'tap*' egress any
-  shapectl delete alice`,
+  shapectl delete alice
+  shapectl delete vm102 --confirm 60s`,
 		Args: args(1, 3),
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
 			if kind == kindPool {
@@ -64,7 +69,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	}
 	e.addConfirm(cmd.Flags())
 	if kind == "" {
-		addKind(cmd.Flags(), &kind, kindRule, kindPool)
+		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
 	}
 	return cmd
 }

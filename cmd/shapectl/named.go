@@ -76,23 +76,20 @@ func (of ruleName) what() string {
 
 // named is a command about the same name, in a sentence; kind may be "".
 func (e *env) named(verb, kind string, of ruleName) string {
-	args := []string{of.name}
-	if of.direction != nil {
-		args = append(args, of.direction.String())
-	}
 	if kind != "" {
 		verb += " --kind " + kind
 	}
-	return e.suggest(verb+of.flags, args...)
+	return e.suggest(verb+of.flags, of.words()...)
 }
 
-// ofDevice is a command about a rule of the device with the name, in a sentence.
-func (e *env) ofDevice(verb string, of ruleName) string {
-	direction := policy.Egress
-	if of.direction != nil {
-		direction = *of.direction
+func (of ruleName) String() string { return strings.Join(of.words(), " ") }
+
+// words are the arguments of a command about the same name.
+func (of ruleName) words() []string {
+	if of.direction == nil {
+		return []string{of.name}
 	}
-	return e.suggest(verb+of.flags, of.name, direction.String(), "CIDR")
+	return []string{of.name, of.direction.String()}
 }
 
 // A search is what was found for a name.
@@ -101,6 +98,7 @@ type search struct {
 	rules    []namedHook // with that name
 	isDevice bool
 	device   []namedHook // with the rules for any of that device
+	others   int         // the other rules of that device
 	pool     policy.Rule // the one of that name, if its Pool is set
 	similar  string      // another name that may be meant if nothing has this one, or "". It is
 	noted    bool        // that of the only rules whose note has the word
@@ -155,7 +153,8 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				found.rules = append(found.rules, its)
 			}
 			if h.Name() == deviceName {
-				if all := (filterRules{networks: policy.Everything[:]}).entries(h.Set); all != nil {
+				all := filterRules{networks: policy.Everything[:]}.entries(h.Set)
+				if found.others += len(h.Set.Rules()) - len(all); all != nil {
 					found.device = append(found.device, namedHook{h, all})
 				}
 			}
@@ -178,16 +177,9 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				}
 				others = append(others, pools.Names()...)
 			}
-			if of.mayBe(kindDevice) {
-				devices, err := netinfo.Devices()
-				if err != nil {
-					return err
-				}
-				for _, dev := range devices {
-					others = append(others, dev.Name)
-				}
+			if found.similar = plain.SimilarName(name, others); of.mayBe(kindDevice) {
+				found.similar = nearest(name, others)
 			}
-			found.similar = plain.SimilarName(name, others)
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
 				found.similar, found.noted = noted[0], true
@@ -221,11 +213,7 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	}
 	if device {
 		kind = kindDevice
-		if verb == "set" && found.device != nil {
-			commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
-		} else {
-			commands = append(commands, e.ofDevice(verb, of)+" for a rule of the device")
-		}
+		commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
 	}
 	if len(commands) > 1 {
 		last := len(commands) - 1
@@ -276,7 +264,12 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.kind == "":
 			return e.nothingToSet(of, found)
 		case found.kind == kindDevice && found.device == nil:
-			return inputf("%s is a device without a rule for any; write %s for a rule of the device", plain.Line(of.name), e.ofDevice("set", of))
+			direction := policy.Egress
+			if of.direction != nil {
+				direction = *of.direction
+			}
+			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
+				e.suggest("set"+of.flags, of.name, direction.String(), policy.Any))
 		case found.kind == kindDevice:
 			rules = found.device
 		}
@@ -321,6 +314,8 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 	}
 	_, notNetwork := policy.ParseNetworks(of.name)
 	switch {
+	case of.kind == kindDevice:
+		return noDevice(of.name)
 	case found.pool.Pool && of.kind == "":
 		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named("set", kindPool, ruleName{name: of.name, flags: of.flags}))
 	case found.isPlan:
@@ -453,17 +448,13 @@ func sameRate(hooks []namedHook) bool {
 	})
 }
 
-// deleteNamed deletes the rules that have a name, or the pool.
+// deleteNamed deletes the rules that have a name, those for any of a device, or the pool.
 func (e *env) deleteNamed(of ruleName) error {
 	of.flags = e.how()
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
 		switch found.kind {
 		case kindDevice:
-			has := "no " + of.what() + " has that name"
-			if found.pool.Pool {
-				has = "the pool of that name is in use"
-			}
-			return inputf("%s is a device, and %s; write %s for a rule of the device", plain.Line(of.name), has, e.ofDevice("delete", of))
+			return e.deleteForAny(n, of, found)
 		case kindPool:
 			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
 			if err != nil {
@@ -481,6 +472,9 @@ func (e *env) deleteNamed(of ruleName) error {
 			}
 			return e.deleted(pool)
 		case "":
+			if of.kind == kindDevice {
+				return noDevice(of.name)
+			}
 			if _, notNetwork := policy.ParseNetworks(of.name); notNetwork == nil {
 				return inputf("no %s has that name; for the network, write a device and a direction, too, as in %s",
 					of.what(), e.suggest("delete", "DEV", "egress", of.name))
@@ -494,10 +488,23 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		who := of.name
-		if of.direction != nil {
-			who += " " + of.direction.String()
-		}
-		return e.remove(n, who, found.rules)
+		return e.remove(n, of.String(), found.rules)
 	})
+}
+
+// deleteForAny deletes the rules for any of a device, and says how many others it keeps.
+func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err error) {
+	who := of.String()
+	if found.others > 0 {
+		who = "all else on " + who
+	}
+	if found.device == nil {
+		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
+	} else {
+		err = e.remove(n, who, found.device)
+	}
+	if found.others > 0 && !e.json && err == nil {
+		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))
+	}
+	return err
 }

@@ -205,6 +205,30 @@ func TestSetDevice(t *testing.T) {
 	}
 }
 
+// delete takes what set takes of a device: its rules for any. It says what the device keeps.
+func TestDeleteDevice(t *testing.T) {
+	r := newRig(t)
+	for _, args := range []string{"va egress any", "va ingress any", "va egress 10.0.0.0/24", "vb egress 10.0.0.0/24"} {
+		r.ok(append([]string{"set", "--rate", "10mbit"}, strings.Fields(args)...)...)
+	}
+	before := r.ok("export")
+	if said := r.ok("delete", "va", "--confirm", "1h"); strings.Count(said, "deleted: va ") != 4 ||
+		!strings.HasSuffix(said, "all else on va is unlimited now\nva keeps 1 other rule; 'shapectl flush va' deletes all\n") {
+		t.Errorf("delete va says\n%s", said)
+	}
+	r.ok("rollback")
+	if after := r.ok("export"); after != before {
+		t.Errorf("rolled back, the rules are\n%s", after)
+	}
+	if said := r.ok("delete", "va", "ingress"); !strings.HasSuffix(said, "\nva ingress is unlimited now\n") {
+		t.Errorf("delete va ingress says\n%s", said)
+	}
+	r.ok("delete", "--kind", "device", "va")
+	r.prints("nothing to delete: va has no rule for any\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
+	r.refused(exitInput, "there is no device vaa; did you mean va?", "delete", "--kind", "device", "vaa")
+	r.prints("[]\n", "delete", "-j", "vb")
+}
+
 // A pool is one thing with rules that have only its rate. With other rules of that name, nobody knows what is meant.
 func TestSetPoolOrRules(t *testing.T) {
 	r := newRig(t)
@@ -243,7 +267,7 @@ func TestKind(t *testing.T) {
 		"pool set alice --rate 1mbit":                     "no pool has that name",
 		"pool set va egress any --rate 1mbit":             "a pool has only a name",
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
-		"set --kind device alice --rate 1mbit":            "no device has that name",
+		"set --kind device alice --rate 1mbit":            "there is no device alice",
 		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
 		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
@@ -270,7 +294,6 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("set", "va", "--rate", "60mbit")
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
 		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
-	r.refused(exitInput, "the pool of that name is in use; write 'shapectl delete va egress CIDR' for a rule of the device", "delete", "va")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
 	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
 		"set", "va", "--rate", "7mbit")
@@ -384,9 +407,10 @@ func TestNamedRefused(t *testing.T) {
 	r := newNamedRig(t)
 	before := r.labelled()
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
+	r.refused(exitInput, "no rule, plan or pool has that name; did you mean alice?", "show", "alcie")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice b, whose note has it?", "set", "1007", "--rate", "1mbit")
-	r.refused(exitInput, "no device has that name; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
+	r.refused(exitInput, "there is no device vaa; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {
 		says := "no rule or pool has that name; 'shapectl show --sort name' lists the names"
@@ -423,9 +447,10 @@ func TestNamedRefused(t *testing.T) {
 		}
 		with := strings.Join(append([]string{verb}, args[2:]...), " ")
 		kind := strings.Replace(with, verb, verb+" --kind rule", 1)
-		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va egress CIDR' for a rule of the device", kind, with), args...)
+		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va' for the rules for any of the device",
+			kind, strings.Replace(kind, kindRule, kindDevice, 1)), args...)
 	}
-	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress CIDR for a rule",
+	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
 }
 

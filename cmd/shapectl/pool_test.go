@@ -270,7 +270,7 @@ func TestShowPools(t *testing.T) {
 		"show --tree --buckets":                                   "give one of them",
 		"show --pools ap-1 egress":                                "leave the other arguments out",
 		"set vb egress --rate 2mbit":                              "vb is a device without a rule for any",
-		"set va --rate 1mbit":                                     "va is a device without a rule for any; write 'shapectl set --rate 1mbit va egress CIDR'",
+		"set va --rate 1mbit":                                     "va is a device without a rule for any; write 'shapectl set --rate 1mbit va egress any'",
 		"set up --each host --rate 1mbit":                         "each has no use in a pool",
 		"set va egress 10.0.0.9 --note x":                         "rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",

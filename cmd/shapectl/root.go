@@ -439,14 +439,17 @@ func noDevice(name string) error {
 		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
 	advice := "'ip link' lists the devices"
-	if devices, err := netinfo.Devices(); err == nil {
-		var names []string
-		for _, d := range devices {
-			names = append(names, d.Name)
-		}
-		if similar := plain.SimilarName(name, names); similar != "" {
-			advice = "did you mean " + plain.Line(similar) + "?"
-		}
+	if similar := nearest(name, nil); similar != "" {
+		advice = "did you mean " + plain.Line(similar) + "?"
 	}
 	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+}
+
+// nearest is the name of a device, or another one, that may be meant by one that does not exist; "" for none.
+func nearest(name string, others []string) string {
+	devices, _ := netinfo.Devices()
+	for _, d := range devices {
+		others = append(others, d.Name)
+	}
+	return plain.SimilarName(name, others)
 }

@@ -274,7 +274,7 @@ func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules
 		read.At = &at
 		found, unread := e.findRules(n, *want, read)
 		if len(found) == 0 && unread == nil {
-			unread = e.checkThere(*want)
+			unread = e.checkThere(n, *want)
 		}
 		if len(found) == 0 && unread == nil && !want.pools {
 			want.lost = e.sayElsewhere(n, *want) && !n.Others().Exist()
