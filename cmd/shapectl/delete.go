@@ -26,9 +26,10 @@ func deleteCommand(e *env, kind string) *cobra.Command {
 
 NAME is the exact name of something that is there. All of it goes at one moment:
 
-  rules      all with this name, on all devices
+  rules      all with this name, on all devices, and the pools of a host with this name
   a pool     if nothing is within it
-  a device   its rules for any; 'shapectl flush' deletes all its rules
+  a device   its rules for any, and its own pools if no other rule needs them;
+             'shapectl flush' deletes all its rules
 
 If NAME may mean several of these, delete deletes nothing, and lists a command for each. --kind says which is meant.
 
@@ -99,23 +100,21 @@ func (e *env) delete(want filterRules) error {
 		if found == nil {
 			return e.nothingToDelete(want)
 		}
-		return e.remove(n, "", found)
+		return e.remove(n, "", nil, found)
 	})
 }
 
-// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody.
-func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
-	var rules report.Rules
-	var hooks []*loader.Hook
-	networks := map[*loader.Hook][]netip.Prefix{}
-	for _, h := range found {
-		hooks = append(hooks, h.Hook)
-		for _, entry := range h.rules {
-			rules = append(rules, measure.Describe(h.Hook, entry))
-			networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
-		}
+// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody; own says
+// which of the pools of devices and hosts go, too, if nothing else is within them.
+func (e *env) remove(n *loader.Namespace, who string, own func(policy.Rule) bool, found []namedHook) error {
+	pools := n.Pools()
+	defer pools.Close()
+	all := slices.Clip(found)
+	if its := ownPools(n, pools, own, found); its.rules != nil {
+		all = append(all, its)
 	}
-	done, err := n.Delete(e.asked(), func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...)
+	rules, networks, hooks := described(all...)
+	done, err := n.Delete(e.asked(), networks, hooks...)
 	if err != nil {
 		return err
 	}
@@ -132,6 +131,19 @@ func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
 		e.sayUnused(n, rules)
 	}
 	return nil
+}
+
+// described describes rules that are to be deleted, and says which these are.
+func described(all ...namedHook) (rules report.Rules, networks func(*loader.Hook) []netip.Prefix, hooks []*loader.Hook) {
+	rules = report.Rules{}
+	of := map[*loader.Hook][]netip.Prefix{}
+	for _, h := range all {
+		hooks = append(hooks, h.Hook)
+		for _, entry := range h.rules {
+			rules, of[h.Hook] = append(rules, measure.Describe(h.Hook, entry)), append(of[h.Hook], entry.Prefix)
+		}
+	}
+	return rules, func(h *loader.Hook) []netip.Prefix { return of[h] }, hooks
 }
 
 // reverts has deleted rules or pools say when the deletion reverts, with --confirm.
@@ -212,8 +224,8 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set. It deletes the pools of hosts that a policy limits by their MAC addresses there, and says which other pools
-have no rule any more.
+set. It deletes the pools that a policy gave the device, its directions and hosts there, unless other rules need them,
+and says which other pools have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
 flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command does, but
@@ -270,15 +282,27 @@ func (e *env) flush(want filterRules, all bool) error {
 		case !want.pattern:
 			slices.Reverse(hooks) // ingress first
 		}
-		gone := []report.Rule{}
+		var found []namedHook
 		for _, h := range hooks {
-			gone = append(gone, rulesOf(h)...)
+			if h.Set != nil {
+				found = append(found, namedHook{h, h.Set.Rules()})
+			}
 		}
+		gone, _, _ := described(found...)
 		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}
-		if err := dropHosts(n, want); err != nil {
-			return err
+		if !all {
+			pools := n.Pools()
+			defer pools.Close()
+			if its := ownPools(n, pools, want.owns, nil); its.rules != nil {
+				own, networks, hooks := described(its)
+				if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
+					gone = append(gone, own...)
+				} else if !errors.Is(err, loader.ErrPending) {
+					return err
+				}
+			}
 		}
 		removed, err := e.removeFQs(want)
 		if err != nil {
@@ -308,34 +332,29 @@ func (e *env) flush(want filterRules, all bool) error {
 	})
 }
 
-// rulesOf are the rules of a hook, if it has a Set.
-func rulesOf(h *loader.Hook) (rules []report.Rule) {
-	if h.Set == nil {
-		return nil
-	}
-	for _, entry := range h.Set.Rules() {
-		rules = append(rules, measure.Describe(h, entry))
-	}
-	return rules
+// owns reports whether a pool is of a device of the filter, or of its direction.
+func (want filterRules) owns(p policy.Rule) bool {
+	o := p.Label.Owner
+	return want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
 
-// dropHosts deletes the pools of hosts in the directions of a filter, so that watch does not limit the hosts there again.
-func dropHosts(n *loader.Namespace, want filterRules) error {
-	pools := n.Pools()
-	defer pools.Close()
-	if pools.Set == nil {
-		return nil
+// ownPools are the pools of devices and hosts for which own is true and that nothing but deleted rules is within.
+func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) namedHook {
+	its := namedHook{Hook: pools}
+	if pools.Set == nil || own == nil {
+		return its
 	}
-	for _, p := range pools.Set.Policy() {
-		if o := p.Label.Owner; o.Host == "" || !want.matchesHook(o.Device, o.Direction) {
-			continue
-		}
-		key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{p.Prefix} }
-		if _, err := n.Delete(loader.ApplyOptions{}, key, pools); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
-			return err
+	tree := poolTree(n, deleted...)
+	var stays func(*policy.Node) bool
+	stays = func(node *policy.Node) bool {
+		return len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" || !own(*node.Pool) || slices.ContainsFunc(node.Below, stays)
+	}
+	for _, entry := range pools.Set.Rules() {
+		if node := tree.Find(entry.Label.Name); node != nil && !stays(node) {
+			its.rules = append(its.rules, entry)
 		}
 	}
-	return nil
+	return its
 }
 
 // sayUnused says which pools of deleted rules have no rule any more.
@@ -343,11 +362,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if !slices.ContainsFunc(gone, func(r report.Rule) bool { return r.Within != "" }) {
 		return
 	}
-	tables, err := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone)
-	if err != nil {
-		return // it may be of a rule that cannot be read
-	}
-	tree := policy.NewTree(tables)
+	tree := poolTree(n)
 	var unused []string // those within others first
 	var add func(*policy.Node)
 	add = func(n *policy.Node) {
@@ -370,11 +385,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if unused == nil {
 		return
 	}
-	how := e.suggest("delete", unused[0]) + " deletes the first"
-	if len(tables) == 1 && len(tables[0].Rules) == len(unused) { // the pools, and no rules
-		how = e.suggest("flush --all") + " deletes all pools"
-	}
-	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), how)
+	e.say("shapectl: %s left without a rule: %s; %s deletes the first", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), e.suggest("delete", unused[0]))
 }
 
 // used reports whether there is a rule in a pool, or in one within it.

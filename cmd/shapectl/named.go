@@ -92,6 +92,12 @@ func (of ruleName) words() []string {
 	return []string{of.name, of.direction.String()}
 }
 
+// hasHost reports whether a pool is that of a host with the name.
+func (of ruleName) hasHost(p policy.Rule) bool {
+	o := p.Label.Owner
+	return o.Host != "" && o.Host == of.name && (of.direction == nil || o.Direction == *of.direction)
+}
+
 // A search is what was found for a name.
 type search struct {
 	kind     string      // of the only thing that is meant; "" if nothing has the name
@@ -100,6 +106,7 @@ type search struct {
 	device   []namedHook // with the rules for any of that device
 	others   int         // the other rules of that device
 	pool     policy.Rule // the one of that name, if its Pool is set
+	host     bool        // a host of that name has a pool, which delete means
 	similar  string      // another name that may be meant if nothing has this one, or "". It is
 	noted    bool        // that of the only rules whose note has the word
 	isPlan   bool        // rules follow a plan with that name
@@ -160,6 +167,10 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			}
 		}
 		found.pool, _ = findPool(n, name)
+		for _, pools := range poolsOf(n) {
+			found.host = verb == "delete" && slices.ContainsFunc(pools.Set.Policy(), of.hasHost)
+			pools.Close()
+		}
 		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
 			return err
 		}
@@ -193,7 +204,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 // for each. A device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing as
 // rules that are limited only by it. A pool that is in use is not to be deleted.
 func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found search) (kind string, err error) {
-	rule := of.mayBe(kindRule) && found.rules != nil
+	rule := of.mayBe(kindRule) && (found.rules != nil || found.host)
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
@@ -222,9 +233,23 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	return kind, nil
 }
 
-// poolTree is the tree of a namespace's pools, with all rules in them.
-func poolTree(n *loader.Namespace) *policy.Tree {
+// poolTree is the tree of a namespace's pools, with all rules in them but deleted ones.
+func poolTree(n *loader.Namespace, deleted ...namedHook) *policy.Tree {
+	type rule struct {
+		device    string
+		direction policy.Direction
+		network   netip.Prefix
+	}
+	gone := map[rule]bool{}
+	for _, h := range deleted {
+		for _, r := range h.rules {
+			gone[rule{h.Name(), h.Direction, r.Prefix}] = true
+		}
+	}
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
+	for i, t := range tables {
+		tables[i].Rules = slices.DeleteFunc(t.Rules, func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
+	}
 	return policy.NewTree(tables)
 }
 
@@ -488,7 +513,12 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		return e.remove(n, of.String(), found.rules)
+		own := func(p policy.Rule) bool {
+			return of.hasHost(p) || p.Label.Owner.Host != "" && slices.ContainsFunc(found.rules, func(h namedHook) bool {
+				return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return string(r.Within) == p.Label.Name })
+			})
+		}
+		return e.remove(n, of.String(), own, found.rules)
 	})
 }
 
@@ -501,7 +531,7 @@ func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err 
 	if found.device == nil {
 		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
 	} else {
-		err = e.remove(n, who, found.device)
+		err = e.remove(n, who, filterRules{device: found.device[0].Name(), direction: of.direction}.owns, found.device)
 	}
 	if found.others > 0 && !e.json && err == nil {
 		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))

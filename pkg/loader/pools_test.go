@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -181,6 +182,17 @@ func TestPoolsAreChecked(t *testing.T) {
 		}
 	}
 	r.write(func(n *Namespace) error { return putOn(n, rule("10.0.9.0/24", in("site"), guarantee(5e5))) })
+	r.write(func(n *Namespace) error { // a pool goes with all that is within it
+		hooks, err := n.Hooks()
+		hooks = append(hooks, n.Pools())
+		defer CloseHooks(hooks)
+		keys := []netip.Prefix{policy.PoolKey("site"), policy.PoolKey("uplink"), netip.MustParsePrefix("10.0.9.0/24")}
+		for _, r := range users {
+			keys = append(keys, r.Prefix)
+		}
+		return errors.Join(err, deleteFrom(n, hooks, keys...))
+	})
+	r.nothingLeft()
 }
 
 // Rules of a device that has moved to another namespace stay in their pools.
