@@ -497,7 +497,7 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or delete with --confirm,
+		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set, delete or flush with --confirm,
 changed.
 
 The answer says when the change was made, and what it changed. If the last change needs no confirmation any more,

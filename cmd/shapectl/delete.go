@@ -164,6 +164,9 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 	var answers []string
 	for _, h := range deleted {
 		for _, r := range h.rules {
+			if r.Pool {
+				continue
+			}
 			answer := "unlimited"
 			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
 				answer = "limited by the rule for " + report.SubnetName(next[0].Prefix)
@@ -223,15 +226,17 @@ func flushCommand(e *env) *cobra.Command {
 		Short: "Delete all rules of a device, or of all devices",
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
+With --confirm, the rules come back after that time unless you run 'shapectl confirm' before.
+
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
 set. It deletes the pools that a policy gave the device, its directions and hosts there, unless other rules need them,
 and says which other pools have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
-flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command does, but
-'shapectl line DEV off'. Packets queued there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+Without --confirm, flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command
+does, but 'shapectl line DEV off'. Packets queued there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
 		Example: `  shapectl flush eth0
-  shapectl flush 'tap*' egress
+  shapectl flush 'tap*' egress --confirm 60s
   shapectl flush --all`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
@@ -251,17 +256,19 @@ flush also removes the fq qdisc of --setup-fq, and the kernel's default takes it
 			return e.flush(want, false)
 		},
 	}
+	e.addConfirm(cmd.Flags())
 	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 
 // flush deletes the rules of devices that pass the filter, or all rules and pools.
 func (e *env) flush(want filterRules, all bool) error {
-	what := plain.Line(want.device)
+	who := ruleName{name: want.device, direction: want.direction}.String()
+	doing := "flush " + plain.Line(who)
 	if all {
-		what = "--all"
+		doing = "flush --all"
 	}
-	return e.with(loader.Write, "flush "+what, func(n *loader.Namespace) error {
+	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		var hooks []*loader.Hook
 		var err error
 		if all {
@@ -289,6 +296,12 @@ func (e *env) flush(want filterRules, all bool) error {
 			}
 		}
 		gone, _, _ := described(found...)
+		if e.confirm > 0 && others != nil {
+			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
+		}
+		if e.confirm > 0 && len(gone) > 0 {
+			return e.remove(n, who, want.owns, found)
+		}
 		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}

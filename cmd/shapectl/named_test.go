@@ -568,6 +568,30 @@ func TestDeleteUntilConfirmed(t *testing.T) {
 	r.ok("delete", "down")
 }
 
+// flush can revert, too, with all pools.
+func TestFlushUntilConfirmed(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("pools: {up: 1gbit}\ndevices: {va: {pool: {rate: 1mbit, within: up}, egress: {any: {}}}, vb: {egress: {any: 1mbit}}}\n"))
+	was := r.ok("export")
+	if said := r.ok("flush", "va", "--confirm", "1h"); !strings.HasSuffix(said, " unless confirmed by 'shapectl confirm'\nva is unlimited now\n") {
+		t.Errorf("flush va says\n%s", said)
+	}
+	if now := names(r.rows("show")); now != "pool up, vb egress 0.0.0.0/0, vb egress ::/0" {
+		t.Errorf("flush va leaves %s", now)
+	}
+	r.refused(exitInput, "not confirmed yet", "flush", "--all", "--confirm", "1h")
+	r.ok("rollback")
+	r.ok("flush", "--all", "--confirm", "1h")
+	r.prints("no rules\n", "show")
+	r.ok("rollback")
+	if now := r.ok("export"); now != was {
+		t.Errorf("rolled back, the rules are\n%s", now)
+	}
+	r.ok("flush", "--all", "--confirm", "1h")
+	r.ok("confirm")
+	r.prints("no rules are left\n", "flush", "--all", "--confirm", "1h")
+}
+
 // While a change of the policy is pending, a name neither changes nor deletes rules.
 func TestNamedPending(t *testing.T) {
 	r := newNamedRig(t)
