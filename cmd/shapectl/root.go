@@ -330,20 +330,23 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	}
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
-	e.out = text
-	err = netns.In(e.netns, func() error {
-		n, err := open(o)
-		if err != nil {
+	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
+		*text = nil
+		e.out = text
+		err = netns.In(e.netns, func() error {
+			n, err := open(o)
+			if err != nil {
+				return err
+			}
+			defer n.Close()
+			err = f(n)
+			if collected := n.Collected; err == nil && len(collected) > 0 {
+				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
+			}
 			return err
-		}
-		defer n.Close()
-		err = f(n)
-		if collected := n.Collected; err == nil && len(collected) > 0 {
-			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
-		}
-		return err
-	})
-	e.out = out
+		})
+		e.out = out
+	}
 	if _, err := text.WriteTo(out); err != nil {
 		return e.degraded("%s: done, but the answer could not be written: %w", doing, err)
 	}

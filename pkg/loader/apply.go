@@ -20,6 +20,10 @@ var ErrConfirmed = errors.New("it lasts already")
 // ErrTooLate means that a change has reverted: it was not confirmed in time.
 var ErrTooLate = errors.New("the last change was not confirmed in time, so it reverted; the rules from before it are in force")
 
+// ErrFaster means that another command made the first rules of the namespace after this one had looked. Nothing was changed. It
+// has to look again.
+var ErrFaster = errors.New("another command was faster")
+
 // ErrBusy means that a change could not be prepared in time. Nothing was changed.
 var ErrBusy = errors.New("the host is too busy to prepare this change in time")
 
