@@ -348,8 +348,7 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 	case notNetwork == nil:
 		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest("set"+of.flags, "DEV", "egress", of.name))
 	case policyfile.IsPattern(of.name):
-		return inputf("%s, and set takes no pattern; to change several at one moment, edit what %s prints, and run %s",
-			says, e.suggest("export"), e.suggest("apply", "FILE"))
+		return inputf("%s, and set takes no pattern; to change several at one moment, edit the policy file, and run %s", says, e.suggest("apply", "FILE"))
 	case found.similar != "":
 		return inputf("%s; %s%s", says, found.hint(), makes)
 	}
@@ -387,7 +386,10 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 			if own || slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
 				continue
 			}
-			pool, _ := findPool(n, name)
+			pool, found := findPool(n, name)
+			if !found { // a change that was pending has reverted
+				return false, inputf("pool %s was just deleted; nothing was changed; see %s", plain.Line(name), e.suggest("show", of.name))
+			}
 			pools, within = append(pools, pool), within+users(tree, name)
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -337,6 +339,21 @@ func TestSetRulesOfPool(t *testing.T) {
 		if row.Name == "a" && (row.Kind == report.KindPool) != (*row.RateBits == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
 			t.Errorf("%+v", row)
 		}
+	}
+}
+
+// The pool of rules may go with a pending change that reverts meanwhile.
+func TestSetRulesOfDeletedPool(t *testing.T) {
+	r := newRig(t)
+	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(t, err)
+	defer n.Close()
+	var limit limitFlags
+	testenv.Must(t, limit.Give("rate", "1mbit"))
+	rules := []namedHook{{n.Pools(), []maps.Entry{{Rule: policy.Rule{Rate: policy.Unlimited, Within: "up"}}}}}
+	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, limit)
+	if err == nil || err.Error() != "pool up was just deleted; nothing was changed; see 'shapectl show alice'" {
+		t.Error(err)
 	}
 }
 

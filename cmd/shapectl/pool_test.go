@@ -79,7 +79,7 @@ func TestShowPoolRate(t *testing.T) {
 func TestNewPoolLikePattern(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"vnet*", "tap?1?"} {
-		r.refused(exitInput, "set takes no pattern", "set", name, "--rate", "3mbit")
+		r.refused(exitInput, "set takes no pattern; to change several at one moment, edit the policy file, and run 'shapectl apply FILE'", "set", name, "--rate", "3mbit")
 		r.refused(exitInput, "a new pool cannot have *, ? or [ in its name", "set", name, "--new", "--rate", "3mbit")
 	}
 	r.ok("apply", r.policy("pools: {'tap*': 1mbit}\ndevices: {}\n"))
