@@ -45,10 +45,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
   shapectl delete vm102 --confirm 60s`,
 		Args: args(1, 3),
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if kind == kindPool {
-				return e.completePool(cmd, given, typed)
-			}
-			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
 		},
 		RunE: func(_ *cobra.Command, given []string) error {
 			if len(given) < 3 {

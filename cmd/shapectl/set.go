@@ -65,13 +65,10 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			return args(1, 3)(cmd, given)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			switch {
-			case isNew:
+			if isNew {
 				return nil, cobra.ShellCompDirectiveNoFileComp
-			case kind == kindPool:
-				return e.completePool(cmd, given, typed)
 			}
-			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.mark(cmd.Flags())

@@ -71,10 +71,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --pools 'home-*' --sort dropped`,
 		Args: args(0, 3),
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if pools {
-				return e.completePool(cmd, given, typed)
-			}
-			return e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf))(cmd, given, typed)
+			return e.completeNamed(pools, nameAndPlanOf)(cmd, given, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd, pools); err != nil {
