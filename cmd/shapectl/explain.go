@@ -273,9 +273,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	}
 	var names []string
 	if q.Device == "" && q.Direction == nil {
-		pools := poolsOf(n)
-		defer loader.CloseHooks(pools)
-		hooks = append(hooks, pools...)
+		names = poolNames(n)
 	}
 	for _, h := range hooks {
 		for _, rule := range h.Set.Policy() {

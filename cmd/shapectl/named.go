@@ -182,11 +182,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				others, noted = nil, nil
 			}
 			if of.mayBe(kindPool) {
-				pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
-				if err != nil {
-					return err
-				}
-				others = append(others, pools.Names()...)
+				others = append(others, poolNames(n)...)
 			}
 			if found.similar = plain.SimilarName(name, others); of.mayBe(kindDevice) {
 				found.similar = nearest(name, others)

@@ -209,7 +209,7 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 		}
 	}
 	set.SayPools(poolsChanged(done))
-	above := e.limitedAbove(n, limit, tables)
+	above := limitedAbove(n, limit, tables)
 	err = e.print(set, func(w io.Writer) error {
 		err := e.sentences(set)(w)
 		if _, rules := set.Split(); len(rules) > mostUncounted {
@@ -245,7 +245,7 @@ func filtersOf(t policy.Table) (filters []filterRules) {
 const mostUncounted = 10
 
 // limitedAbove says which pools let less through than the rate that rules in them have got, a line for each.
-func (e *env) limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
+func limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
 	if !limit.Gives("rate") || limit.Rate == policy.Unlimited {
 		return ""
 	}
