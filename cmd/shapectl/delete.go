@@ -115,7 +115,13 @@ func (e *env) remove(n *loader.Namespace, who string, own func(policy.Rule) bool
 	if err != nil {
 		return err
 	}
-	if err := e.reverts(n, rules, done); err != nil {
+	until, err := e.pending(n, "delete", done)
+	if e.confirm > 0 && until != 0 {
+		for i := range rules {
+			rules[i].RevertsInNS, rules[i].Confirm = measure.Ahead(until), e.suggest("confirm")
+		}
+	}
+	if err != nil {
 		return err
 	}
 	if err := e.deleted(rules); err != nil {
@@ -141,17 +147,6 @@ func described(all ...namedHook) (rules report.Rules, networks func(*loader.Hook
 		}
 	}
 	return rules, func(h *loader.Hook) []netip.Prefix { return of[h] }, hooks
-}
-
-// reverts has deleted rules or pools say when the deletion reverts, with --confirm.
-func (e *env) reverts(n *loader.Namespace, deleted report.Rules, done []loader.Applied) error {
-	until, err := e.pending(n, "delete", done)
-	if e.confirm > 0 && until != 0 {
-		for i := range deleted {
-			deleted[i].RevertsInNS, deleted[i].Confirm = measure.Ahead(until), e.suggest("confirm")
-		}
-	}
-	return err
 }
 
 // limitedNow says what limits the packets of deleted rules now, a line for each answer. An exemption that nothing follows
@@ -268,6 +263,9 @@ func (e *env) flush(want filterRules, all bool) error {
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		var hooks []*loader.Hook
 		var err error
+		if dev, err := netinfo.DeviceByName(want.device); err == nil {
+			want.device = dev.Name // which may be given by an alternative one
+		}
 		if all {
 			hooks, err = n.Hooks()
 		} else {
@@ -372,24 +370,11 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if !slices.ContainsFunc(gone, func(r report.Rule) bool { return r.Within != "" }) {
 		return
 	}
-	tree := poolTree(n)
+	tree, known := poolTree(n), map[*policy.Node]bool{}
 	var unused []string // those within others first
-	var add func(*policy.Node)
-	add = func(n *policy.Node) {
-		for _, below := range n.Below {
-			add(below)
-		}
-		unused = append(unused, n.Pool.Label.Name)
-	}
-	added := map[*policy.Node]bool{}
 	for _, r := range gone {
-		var top *policy.Node // the highest one without a rule
-		for node := tree.Find(r.Within); node != nil && !used(node); node = node.Above {
-			top = node
-		}
-		if top != nil && !added[top] {
-			added[top] = true
-			add(top)
+		for node := tree.Find(r.Within); node != nil && !known[node] && !used(node); node = node.Above {
+			unused, known[node] = append(unused, node.Pool.Label.Name), true
 		}
 	}
 	if unused == nil {
@@ -405,9 +390,6 @@ func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(
 func (e *env) removeFQs(want filterRules) (any bool, err error) {
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
-	}
-	if dev, err := netinfo.DeviceByName(want.device); err == nil {
-		want.device = dev.Name // which may be given by an alternative one
 	}
 	indexes, err := fq.Devices()
 	for _, index := range indexes {

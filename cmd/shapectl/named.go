@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -479,21 +478,9 @@ func (e *env) deleteNamed(of ruleName) error {
 		case kindDevice:
 			return e.deleteForAny(n, of, found)
 		case kindPool:
-			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
-			if err != nil {
-				return err
-			}
 			pools := n.Pools()
 			defer pools.Close()
-			key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{policy.PoolKey(of.name)} }
-			done, err := n.Delete(e.asked(), key, pools)
-			if err != nil {
-				return err
-			}
-			if err := e.reverts(n, pool, done); err != nil {
-				return err
-			}
-			return e.deleted(pool)
+			return e.remove(n, "", nil, []namedHook{{pools, filterRules{pool: of.name}.entries(pools.Set)}})
 		case "":
 			if of.kind == kindDevice {
 				return noDevice(of.name)
