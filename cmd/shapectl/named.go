@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -94,7 +95,7 @@ func (of ruleName) words() []string {
 // hasHost reports whether a pool is that of a host with the name.
 func (of ruleName) hasHost(p policy.Rule) bool {
 	o := p.Label.Owner
-	return o.Host != "" && o.Host == of.name && (of.direction == nil || o.Direction == *of.direction)
+	return o.Host == of.name && (of.direction == nil || o.Direction == *of.direction)
 }
 
 // A search is what was found for a name.
@@ -284,12 +285,8 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.kind == "":
 			return e.nothingToSet(of, found)
 		case found.kind == kindDevice && found.device == nil:
-			direction := policy.Egress
-			if of.direction != nil {
-				direction = *of.direction
-			}
 			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
-				e.suggest("set"+of.flags, of.name, direction.String(), policy.Any))
+				e.suggest("set"+of.flags, of.name, cmp.Or(of.direction, new(policy.Egress)).String(), policy.Any))
 		case found.kind == kindDevice:
 			rules = found.device
 		}
