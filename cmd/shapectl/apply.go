@@ -234,7 +234,7 @@ type goal struct {
 	noRoom            *policyfile.NoRoom // nil if all guarantees have room
 }
 
-func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
+func goalOf(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
 	devices, err := policyDevices(f)
 	if err != nil {
 		return g, err
@@ -362,7 +362,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, err := e.goal(n, f.File)
+		want, err := goalOf(n, f.File)
 		if err != nil {
 			return err
 		}
@@ -497,7 +497,7 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or delete with --confirm,
+		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set, delete or flush with --confirm,
 changed.
 
 The answer says when the change was made, and what it changed. If the last change needs no confirmation any more,

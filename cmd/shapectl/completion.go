@@ -180,6 +180,14 @@ func (e *env) orPool(complete cobra.CompletionFunc) cobra.CompletionFunc {
 	}
 }
 
+// completeNamed completes DEV ingress|egress CIDR, or a name: only that of a pool, or any.
+func (e *env) completeNamed(onlyPools bool, texts func(policy.Label) []string) cobra.CompletionFunc {
+	if onlyPools {
+		return e.completePool
+	}
+	return e.orPool(e.labelled(e.completeNetwork, texts))
+}
+
 // completePool completes [NAME] of pools.
 func (e *env) completePool(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
 	if len(given) > 0 {

@@ -24,9 +24,14 @@ func deleteCommand(e *env, kind string) *cobra.Command {
 		Short: "Delete a rule or pool",
 		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-NAME stands for all rules that have exactly this name, on all devices: they go at one moment. Or it is that of a pool, and
-nothing is within it any more. If NAME may mean several things, one of them a device, delete deletes nothing, and lists a
-command for each. --kind says which is meant.
+NAME is the exact name of something that is there. All of it goes at one moment:
+
+  rules      all with this name, on all devices, and the pools of a host with this name
+  a pool     if nothing is within it
+  a device   its rules for any, and its own pools if no other rule needs them;
+             'shapectl flush' deletes all its rules
+
+If NAME may mean several of these, delete deletes nothing, and lists a command for each. --kind says which is meant.
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
 exactly this network from each matching device. shapectl detaches where no rule is left.
@@ -36,13 +41,11 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
   shapectl delete eth0 egress any --confirm 60s
   shapectl delete 'tap*' egress any
-  shapectl delete alice`,
+  shapectl delete alice
+  shapectl delete vm102 --confirm 60s`,
 		Args: args(1, 3),
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if kind == kindPool {
-				return e.completePool(cmd, given, typed)
-			}
-			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
 		},
 		RunE: func(_ *cobra.Command, given []string) error {
 			if len(given) < 3 {
@@ -64,7 +67,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	}
 	e.addConfirm(cmd.Flags())
 	if kind == "" {
-		addKind(cmd.Flags(), &kind, kindRule, kindPool)
+		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
 	}
 	return cmd
 }
@@ -94,27 +97,31 @@ func (e *env) delete(want filterRules) error {
 		if found == nil {
 			return e.nothingToDelete(want)
 		}
-		return e.remove(n, "", found)
+		return e.remove(n, "", nil, found)
 	})
 }
 
-// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody.
-func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
-	var rules report.Rules
-	var hooks []*loader.Hook
-	networks := map[*loader.Hook][]netip.Prefix{}
-	for _, h := range found {
-		hooks = append(hooks, h.Hook)
-		for _, entry := range h.rules {
-			rules = append(rules, measure.Describe(h.Hook, entry))
-			networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
-		}
+// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody; own says
+// which of the pools of devices and hosts go, too, if nothing else is within them.
+func (e *env) remove(n *loader.Namespace, who string, own func(policy.Rule) bool, found []namedHook) error {
+	pools := n.Pools()
+	defer pools.Close()
+	all := slices.Clip(found)
+	if its := ownPools(n, pools, own, found); its.rules != nil {
+		all = append(all, its)
 	}
-	done, err := n.Delete(e.asked(), func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...)
+	rules, networks, hooks := described(all...)
+	done, err := n.Delete(e.asked(), networks, hooks...)
 	if err != nil {
 		return err
 	}
-	if err := e.reverts(n, rules, done); err != nil {
+	until, err := e.pending(n, "delete", done)
+	if e.confirm > 0 && until != 0 {
+		for i := range rules {
+			rules[i].RevertsInNS, rules[i].Confirm = measure.Ahead(until), e.suggest("confirm")
+		}
+	}
+	if err != nil {
 		return err
 	}
 	if err := e.deleted(rules); err != nil {
@@ -129,15 +136,17 @@ func (e *env) remove(n *loader.Namespace, who string, found []namedHook) error {
 	return nil
 }
 
-// reverts has deleted rules or pools say when the deletion reverts, with --confirm.
-func (e *env) reverts(n *loader.Namespace, deleted report.Rules, done []loader.Applied) error {
-	until, err := e.pending(n, "delete", done)
-	if e.confirm > 0 && until != 0 {
-		for i := range deleted {
-			deleted[i].RevertsInNS, deleted[i].Confirm = measure.Ahead(until), e.suggest("confirm")
+// described describes rules that are to be deleted, and says which these are.
+func described(all ...namedHook) (rules report.Rules, networks func(*loader.Hook) []netip.Prefix, hooks []*loader.Hook) {
+	rules = report.Rules{}
+	of := map[*loader.Hook][]netip.Prefix{}
+	for _, h := range all {
+		hooks = append(hooks, h.Hook)
+		for _, entry := range h.rules {
+			rules, of[h.Hook] = append(rules, measure.Describe(h.Hook, entry)), append(of[h.Hook], entry.Prefix)
 		}
 	}
-	return err
+	return rules, func(h *loader.Hook) []netip.Prefix { return of[h] }, hooks
 }
 
 // limitedNow says what limits the packets of deleted rules now, a line for each answer. An exemption that nothing follows
@@ -147,6 +156,9 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 	var answers []string
 	for _, h := range deleted {
 		for _, r := range h.rules {
+			if r.Pool {
+				continue
+			}
 			answer := "unlimited"
 			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
 				answer = "limited by the rule for " + report.SubnetName(next[0].Prefix)
@@ -206,15 +218,17 @@ func flushCommand(e *env) *cobra.Command {
 		Short: "Delete all rules of a device, or of all devices",
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
+With --confirm, the rules come back after that time unless you run 'shapectl confirm' before.
+
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set. It deletes the pools of hosts that a policy limits by their MAC addresses there, and says which other pools
-have no rule any more.
+set. It deletes the pools that a policy gave the device, its directions and hosts there, unless other rules need them,
+and says which other pools have no rule any more.
 With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
-flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command does, but
-'shapectl line DEV off'. Packets queued there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+Without --confirm, flush also removes the fq qdisc of --setup-fq, and the kernel's default takes its place; no other command
+does, but 'shapectl line DEV off'. Packets queued there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
 		Example: `  shapectl flush eth0
-  shapectl flush 'tap*' egress
+  shapectl flush 'tap*' egress --confirm 60s
   shapectl flush --all`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
@@ -234,19 +248,24 @@ flush also removes the fq qdisc of --setup-fq, and the kernel's default takes it
 			return e.flush(want, false)
 		},
 	}
+	e.addConfirm(cmd.Flags())
 	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 
 // flush deletes the rules of devices that pass the filter, or all rules and pools.
 func (e *env) flush(want filterRules, all bool) error {
-	what := plain.Line(want.device)
+	who := ruleName{name: want.device, direction: want.direction}.String()
+	doing := "flush " + plain.Line(who)
 	if all {
-		what = "--all"
+		doing = "flush --all"
 	}
-	return e.with(loader.Write, "flush "+what, func(n *loader.Namespace) error {
+	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		var hooks []*loader.Hook
 		var err error
+		if dev, err := netinfo.DeviceByName(want.device); err == nil {
+			want.device = dev.Name // which may be given by an alternative one
+		}
 		if all {
 			hooks, err = n.Hooks()
 		} else {
@@ -265,15 +284,33 @@ func (e *env) flush(want filterRules, all bool) error {
 		case !want.pattern:
 			slices.Reverse(hooks) // ingress first
 		}
-		gone := []report.Rule{}
+		var found []namedHook
 		for _, h := range hooks {
-			gone = append(gone, rulesOf(h)...)
+			if h.Set != nil {
+				found = append(found, namedHook{h, h.Set.Rules()})
+			}
+		}
+		gone, _, _ := described(found...)
+		if e.confirm > 0 && others != nil {
+			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
+		}
+		if e.confirm > 0 && len(gone) > 0 {
+			return e.remove(n, who, want.owns, found)
 		}
 		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}
-		if err := dropHosts(n, want); err != nil {
-			return err
+		if !all {
+			pools := n.Pools()
+			defer pools.Close()
+			if its := ownPools(n, pools, want.owns, nil); its.rules != nil {
+				own, networks, hooks := described(its)
+				if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
+					gone = append(gone, own...)
+				} else if !errors.Is(err, loader.ErrPending) {
+					return err
+				}
+			}
 		}
 		removed, err := e.removeFQs(want)
 		if err != nil {
@@ -303,34 +340,29 @@ func (e *env) flush(want filterRules, all bool) error {
 	})
 }
 
-// rulesOf are the rules of a hook, if it has a Set.
-func rulesOf(h *loader.Hook) (rules []report.Rule) {
-	if h.Set == nil {
-		return nil
-	}
-	for _, entry := range h.Set.Rules() {
-		rules = append(rules, measure.Describe(h, entry))
-	}
-	return rules
+// owns reports whether a pool is of a device of the filter, or of its direction.
+func (want filterRules) owns(p policy.Rule) bool {
+	o := p.Label.Owner
+	return want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
 
-// dropHosts deletes the pools of hosts in the directions of a filter, so that watch does not limit the hosts there again.
-func dropHosts(n *loader.Namespace, want filterRules) error {
-	pools := n.Pools()
-	defer pools.Close()
-	if pools.Set == nil {
-		return nil
+// ownPools are the pools of devices and hosts for which own is true and that nothing but deleted rules is within.
+func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) namedHook {
+	its := namedHook{Hook: pools}
+	if pools.Set == nil || own == nil {
+		return its
 	}
-	for _, p := range pools.Set.Policy() {
-		if o := p.Label.Owner; o.Host == "" || !want.matchesHook(o.Device, o.Direction) {
-			continue
-		}
-		key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{p.Prefix} }
-		if _, err := n.Delete(loader.ApplyOptions{}, key, pools); err != nil && !errors.Is(err, loader.ErrPoolInUse) {
-			return err
+	tree := poolTree(n, deleted...)
+	var stays func(*policy.Node) bool
+	stays = func(node *policy.Node) bool {
+		return len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" || !own(*node.Pool) || slices.ContainsFunc(node.Below, stays)
+	}
+	for _, entry := range pools.Set.Rules() {
+		if node := tree.Find(entry.Label.Name); node != nil && !stays(node) {
+			its.rules = append(its.rules, entry)
 		}
 	}
-	return nil
+	return its
 }
 
 // sayUnused says which pools of deleted rules have no rule any more.
@@ -338,38 +370,17 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	if !slices.ContainsFunc(gone, func(r report.Rule) bool { return r.Within != "" }) {
 		return
 	}
-	tables, err := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone)
-	if err != nil {
-		return // it may be of a rule that cannot be read
-	}
-	tree := policy.NewTree(tables)
+	tree, known := poolTree(n), map[*policy.Node]bool{}
 	var unused []string // those within others first
-	var add func(*policy.Node)
-	add = func(n *policy.Node) {
-		for _, below := range n.Below {
-			add(below)
-		}
-		unused = append(unused, n.Pool.Label.Name)
-	}
-	added := map[*policy.Node]bool{}
 	for _, r := range gone {
-		var top *policy.Node // the highest one without a rule
-		for node := tree.Find(r.Within); node != nil && !used(node); node = node.Above {
-			top = node
-		}
-		if top != nil && !added[top] {
-			added[top] = true
-			add(top)
+		for node := tree.Find(r.Within); node != nil && !known[node] && !used(node); node = node.Above {
+			unused, known[node] = append(unused, node.Pool.Label.Name), true
 		}
 	}
 	if unused == nil {
 		return
 	}
-	how := e.suggest("delete", unused[0]) + " deletes the first"
-	if len(tables) == 1 && len(tables[0].Rules) == len(unused) { // the pools, and no rules
-		how = e.suggest("flush --all") + " deletes all pools"
-	}
-	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), how)
+	e.say("shapectl: %s left without a rule: %s; %s deletes the first", plain.Count(len(unused), "pool"), plain.List(plain.Lines(unused)), e.suggest("delete", unused[0]))
 }
 
 // used reports whether there is a rule in a pool, or in one within it.
@@ -379,9 +390,6 @@ func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(
 func (e *env) removeFQs(want filterRules) (any bool, err error) {
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
-	}
-	if dev, err := netinfo.DeviceByName(want.device); err == nil {
-		want.device = dev.Name // which may be given by an alternative one
 	}
 	indexes, err := fq.Devices()
 	for _, index := range indexes {

@@ -39,7 +39,7 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, err := e.goal(n, f)
+		want, err := goalOf(n, f)
 		if err != nil {
 			return err
 		}

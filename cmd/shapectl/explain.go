@@ -239,6 +239,12 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil {
 			return nil, err
 		} else if there {
+			device := filterRules{device: q.Name, direction: q.Direction}
+			hooks, err := device.hooks(n)
+			loader.CloseHooks(hooks)
+			if hooks == nil && err == nil {
+				return nil, inputf("%s", device.none())
+			}
 			return nil, inputf("the address is missing; give one, such as %s; %s lists what limits it",
 				e.suggest("explain", append(append([]string{q.Name}, where...), "10.0.0.7")...), e.suggest("show", append([]string{q.Name}, where...)...))
 		}
@@ -267,9 +273,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	}
 	var names []string
 	if q.Device == "" && q.Direction == nil {
-		pools := poolsOf(n)
-		defer loader.CloseHooks(pools)
-		hooks = append(hooks, pools...)
+		names = poolNames(n)
 	}
 	for _, h := range hooks {
 		for _, rule := range h.Set.Policy() {

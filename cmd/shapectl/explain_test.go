@@ -416,6 +416,8 @@ func TestExplainRefuses(t *testing.T) {
 		{"va --flow udp,192.0.2.1:1,10.0.0.8:2", "the address is missing"},
 		{"", "the address is missing"},
 		{"va", "the address is missing; give one, such as 'shapectl explain va 10.0.0.7'"},
+		{"lo", "lo has no rules"},
+		{"vb ingress", "vb ingress has no rules"},
 		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
 		{"va egress", "the address is missing; give one, such as 'shapectl explain va egress 10.0.0.7'"},
 		{"alice ingress", "no ingress rule has that name"},

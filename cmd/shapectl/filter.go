@@ -212,8 +212,8 @@ func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
 }
 
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
-func (e *env) checkThere(want filterRules) error {
-	name := plain.Line(want.label)
+func (e *env) checkThere(n *loader.Namespace, want filterRules) error {
+	name, advice := plain.Line(want.label), e.suggest("show")+" lists all rules"
 	switch {
 	case want.pool != "":
 		if err := policyfile.CheckPattern(want.pool); err != nil {
@@ -224,11 +224,15 @@ func (e *env) checkThere(want filterRules) error {
 		if err := policyfile.CheckPattern(want.label); err != nil {
 			return inputError(err)
 		}
-		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s lists all rules", name, e.suggest("show"))
+		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s", name, advice)
 	case want.label != "":
-		return missingf("there is no device %s, and no rule, plan or pool has that name; %s lists all rules", name, e.suggest("show"))
+		all, _ := e.findRules(n, filterRules{}, measure.Details{})
+		if similar := nearest(want.label, all.Names()); similar != "" {
+			advice = "did you mean " + plain.Line(similar) + "?"
+		}
+		return missingf("there is no device %s, and no rule, plan or pool has that name; %s", name, advice)
 	case want.device == "" && want.plan != "":
-		return inputf("%s; %s lists all rules", want.none(), e.suggest("show"))
+		return inputf("%s; %s", want.none(), advice)
 	case want.device == "" || want.pattern:
 		return nil
 	}

@@ -313,6 +313,30 @@ func TestFlushedHost(t *testing.T) {
 	}
 }
 
+// The pools of a host go with its rules, so that nothing of it is left to export or to watch. The device's own pools go with it.
+func TestDeleteHost(t *testing.T) {
+	h := newHome(t)
+	h.gets("192.168.1.7/24")
+	file := h.policy(strings.Replace(tabletLimit, "    egress:", "    pool: 1mbit\n    egress:", 1) + "pools: {up: 1mbit}\n")
+	h.ok("apply", file)
+	before := h.ok("export")
+	h.ok("delete", "tablet", "ingress")
+	h.has("pool up", "pool va", "pool va egress tablet", "va egress 192.168.1.7/32 of tablet in va egress tablet")
+	h.ok("delete", "tablet", "--confirm", "1h")
+	h.has("pool up", "pool va")
+	h.ok("rollback")
+	h.ok("delete", "va", "egress", "192.168.1.7")
+	if got := h.run("delete", "tablet"); !strings.HasPrefix(got.err, "shapectl: 1 pool left without a rule: va; ") { // though it had no rule
+		t.Errorf("delete tablet: %+v", got)
+	}
+	if after := h.ok("export"); strings.Contains(after, "tablet") {
+		t.Errorf("deleted from\n%s\nthere is\n%s", before, after)
+	}
+	h.ok("set", "va", "egress", "any", "--within", "va")
+	h.ok("delete", "va")
+	h.has("pool up")
+}
+
 // A host that makes up addresses has a bounded number of rules, and those that it has stay. One line says how many came.
 func TestWatchHostWithManyAddresses(t *testing.T) {
 	h := newHome(t)

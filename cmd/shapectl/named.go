@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,7 +9,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -76,23 +76,26 @@ func (of ruleName) what() string {
 
 // named is a command about the same name, in a sentence; kind may be "".
 func (e *env) named(verb, kind string, of ruleName) string {
-	args := []string{of.name}
-	if of.direction != nil {
-		args = append(args, of.direction.String())
-	}
 	if kind != "" {
 		verb += " --kind " + kind
 	}
-	return e.suggest(verb+of.flags, args...)
+	return e.suggest(verb+of.flags, of.words()...)
 }
 
-// ofDevice is a command about a rule of the device with the name, in a sentence.
-func (e *env) ofDevice(verb string, of ruleName) string {
-	direction := policy.Egress
-	if of.direction != nil {
-		direction = *of.direction
+func (of ruleName) String() string { return strings.Join(of.words(), " ") }
+
+// words are the arguments of a command about the same name.
+func (of ruleName) words() []string {
+	if of.direction == nil {
+		return []string{of.name}
 	}
-	return e.suggest(verb+of.flags, of.name, direction.String(), "CIDR")
+	return []string{of.name, of.direction.String()}
+}
+
+// hasHost reports whether a pool is that of a host with the name.
+func (of ruleName) hasHost(p policy.Rule) bool {
+	o := p.Label.Owner
+	return o.Host == of.name && (of.direction == nil || o.Direction == *of.direction)
 }
 
 // A search is what was found for a name.
@@ -101,7 +104,9 @@ type search struct {
 	rules    []namedHook // with that name
 	isDevice bool
 	device   []namedHook // with the rules for any of that device
+	others   int         // the other rules of that device
 	pool     policy.Rule // the one of that name, if its Pool is set
+	host     bool        // a host of that name has a pool, which delete means
 	similar  string      // another name that may be meant if nothing has this one, or "". It is
 	noted    bool        // that of the only rules whose note has the word
 	isPlan   bool        // rules follow a plan with that name
@@ -155,12 +160,17 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				found.rules = append(found.rules, its)
 			}
 			if h.Name() == deviceName {
-				if all := (filterRules{networks: policy.Everything[:]}).entries(h.Set); all != nil {
+				all := filterRules{networks: policy.Everything[:]}.entries(h.Set)
+				if found.others += len(h.Set.Rules()) - len(all); all != nil {
 					found.device = append(found.device, namedHook{h, all})
 				}
 			}
 		}
 		found.pool, _ = findPool(n, name)
+		for _, pools := range poolsOf(n) {
+			found.host = verb == "delete" && slices.ContainsFunc(pools.Set.Policy(), of.hasHost)
+			pools.Close()
+		}
 		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
 			return err
 		}
@@ -172,22 +182,11 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				others, noted = nil, nil
 			}
 			if of.mayBe(kindPool) {
-				pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
-				if err != nil {
-					return err
-				}
-				others = append(others, pools.Names()...)
+				others = append(others, poolNames(n)...)
 			}
-			if of.mayBe(kindDevice) {
-				devices, err := netinfo.Devices()
-				if err != nil {
-					return err
-				}
-				for _, dev := range devices {
-					others = append(others, dev.Name)
-				}
+			if found.similar = plain.SimilarName(name, others); of.mayBe(kindDevice) {
+				found.similar = nearest(name, others)
 			}
-			found.similar = plain.SimilarName(name, others)
 			slices.Sort(noted)
 			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
 				found.similar, found.noted = noted[0], true
@@ -201,7 +200,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 // for each. A device is the same thing as rules that have its name and are its rules for any, and a pool is the same thing as
 // rules that are limited only by it. A pool that is in use is not to be deleted.
 func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found search) (kind string, err error) {
-	rule := of.mayBe(kindRule) && found.rules != nil
+	rule := of.mayBe(kindRule) && (found.rules != nil || found.host)
 	device := of.mayBe(kindDevice) && found.isDevice && (rule || found.device != nil) && !(rule && sameRules(found.rules, found.device))
 	pool := of.mayBe(kindPool) && found.pool.Pool
 	if one := rule != device; pool && one {
@@ -221,11 +220,7 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	}
 	if device {
 		kind = kindDevice
-		if verb == "set" && found.device != nil {
-			commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
-		} else {
-			commands = append(commands, e.ofDevice(verb, of)+" for a rule of the device")
-		}
+		commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
 	}
 	if len(commands) > 1 {
 		last := len(commands) - 1
@@ -234,9 +229,23 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 	return kind, nil
 }
 
-// poolTree is the tree of a namespace's pools, with all rules in them.
-func poolTree(n *loader.Namespace) *policy.Tree {
+// poolTree is the tree of a namespace's pools, with all rules in them but deleted ones.
+func poolTree(n *loader.Namespace, deleted ...namedHook) *policy.Tree {
+	type rule struct {
+		device    string
+		direction policy.Direction
+		network   netip.Prefix
+	}
+	gone := map[rule]bool{}
+	for _, h := range deleted {
+		for _, r := range h.rules {
+			gone[rule{h.Name(), h.Direction, r.Prefix}] = true
+		}
+	}
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
+	for i, t := range tables {
+		tables[i].Rules = slices.DeleteFunc(t.Rules, func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
+	}
 	return policy.NewTree(tables)
 }
 
@@ -276,7 +285,8 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.kind == "":
 			return e.nothingToSet(of, found)
 		case found.kind == kindDevice && found.device == nil:
-			return inputf("%s is a device without a rule for any; write %s for a rule of the device", plain.Line(of.name), e.ofDevice("set", of))
+			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
+				e.suggest("set"+of.flags, of.name, cmp.Or(of.direction, new(policy.Egress)).String(), policy.Any))
 		case found.kind == kindDevice:
 			rules = found.device
 		}
@@ -321,6 +331,8 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 	}
 	_, notNetwork := policy.ParseNetworks(of.name)
 	switch {
+	case of.kind == kindDevice:
+		return noDevice(of.name)
 	case found.pool.Pool && of.kind == "":
 		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named("set", kindPool, ruleName{name: of.name, flags: of.flags}))
 	case found.isPlan:
@@ -328,8 +340,7 @@ func (e *env) nothingToSet(of ruleName, found search) error {
 	case notNetwork == nil:
 		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest("set"+of.flags, "DEV", "egress", of.name))
 	case policyfile.IsPattern(of.name):
-		return inputf("%s, and set takes no pattern; to change several at one moment, edit what %s prints, and run %s",
-			says, e.suggest("export"), e.suggest("apply", "FILE"))
+		return inputf("%s, and set takes no pattern; to change several at one moment, edit the policy file, and run %s", says, e.suggest("apply", "FILE"))
 	case found.similar != "":
 		return inputf("%s; %s%s", says, found.hint(), makes)
 	}
@@ -367,7 +378,10 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 			if own || slices.ContainsFunc(pools, func(p policy.Rule) bool { return p.Label.Name == name }) {
 				continue
 			}
-			pool, _ := findPool(n, name)
+			pool, found := findPool(n, name)
+			if !found { // a change that was pending has reverted
+				return false, inputf("pool %s was just deleted; nothing was changed; see %s", plain.Line(name), e.suggest("show", of.name))
+			}
 			pools, within = append(pools, pool), within+users(tree, name)
 			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(name), pool.Rate))
 		}
@@ -453,34 +467,21 @@ func sameRate(hooks []namedHook) bool {
 	})
 }
 
-// deleteNamed deletes the rules that have a name, or the pool.
+// deleteNamed deletes the rules that have a name, those for any of a device, or the pool.
 func (e *env) deleteNamed(of ruleName) error {
 	of.flags = e.how()
 	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
 		switch found.kind {
 		case kindDevice:
-			has := "no " + of.what() + " has that name"
-			if found.pool.Pool {
-				has = "the pool of that name is in use"
-			}
-			return inputf("%s is a device, and %s; write %s for a rule of the device", plain.Line(of.name), has, e.ofDevice("delete", of))
+			return e.deleteForAny(n, of, found)
 		case kindPool:
-			pool, err := e.findRules(n, filterRules{pools: true, pool: of.name}, measure.Details{Sentences: true})
-			if err != nil {
-				return err
-			}
 			pools := n.Pools()
 			defer pools.Close()
-			key := func(*loader.Hook) []netip.Prefix { return []netip.Prefix{policy.PoolKey(of.name)} }
-			done, err := n.Delete(e.asked(), key, pools)
-			if err != nil {
-				return err
-			}
-			if err := e.reverts(n, pool, done); err != nil {
-				return err
-			}
-			return e.deleted(pool)
+			return e.remove(n, "", nil, []namedHook{{pools, filterRules{pool: of.name}.entries(pools.Set)}})
 		case "":
+			if of.kind == kindDevice {
+				return noDevice(of.name)
+			}
 			if _, notNetwork := policy.ParseNetworks(of.name); notNetwork == nil {
 				return inputf("no %s has that name; for the network, write a device and a direction, too, as in %s",
 					of.what(), e.suggest("delete", "DEV", "egress", of.name))
@@ -494,10 +495,28 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		who := of.name
-		if of.direction != nil {
-			who += " " + of.direction.String()
+		own := func(p policy.Rule) bool {
+			return of.hasHost(p) || p.Label.Owner.Host != "" && slices.ContainsFunc(found.rules, func(h namedHook) bool {
+				return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return string(r.Within) == p.Label.Name })
+			})
 		}
-		return e.remove(n, who, found.rules)
+		return e.remove(n, of.String(), own, found.rules)
 	})
+}
+
+// deleteForAny deletes the rules for any of a device, and says how many others it keeps.
+func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err error) {
+	who := of.String()
+	if found.others > 0 {
+		who = "all else on " + who
+	}
+	if found.device == nil {
+		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
+	} else {
+		err = e.remove(n, who, filterRules{device: found.device[0].Name(), direction: of.direction}.owns, found.device)
+	}
+	if found.others > 0 && !e.json && err == nil {
+		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))
+	}
+	return err
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -205,6 +207,30 @@ func TestSetDevice(t *testing.T) {
 	}
 }
 
+// delete takes what set takes of a device: its rules for any. It says what the device keeps.
+func TestDeleteDevice(t *testing.T) {
+	r := newRig(t)
+	for _, args := range []string{"va egress any", "va ingress any", "va egress 10.0.0.0/24", "vb egress 10.0.0.0/24"} {
+		r.ok(append([]string{"set", "--rate", "10mbit"}, strings.Fields(args)...)...)
+	}
+	before := r.ok("export")
+	if said := r.ok("delete", "va", "--confirm", "1h"); strings.Count(said, "deleted: va ") != 4 ||
+		!strings.HasSuffix(said, "all else on va is unlimited now\nva keeps 1 other rule; 'shapectl flush va' deletes all\n") {
+		t.Errorf("delete va says\n%s", said)
+	}
+	r.ok("rollback")
+	if after := r.ok("export"); after != before {
+		t.Errorf("rolled back, the rules are\n%s", after)
+	}
+	if said := r.ok("delete", "va", "ingress"); !strings.HasSuffix(said, "\nva ingress is unlimited now\n") {
+		t.Errorf("delete va ingress says\n%s", said)
+	}
+	r.ok("delete", "--kind", "device", "va")
+	r.prints("nothing to delete: va has no rule for any\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
+	r.refused(exitInput, "there is no device vaa; did you mean va?", "delete", "--kind", "device", "vaa")
+	r.prints("[]\n", "delete", "-j", "vb")
+}
+
 // A pool is one thing with rules that have only its rate. With other rules of that name, nobody knows what is meant.
 func TestSetPoolOrRules(t *testing.T) {
 	r := newRig(t)
@@ -243,7 +269,7 @@ func TestKind(t *testing.T) {
 		"pool set alice --rate 1mbit":                     "no pool has that name",
 		"pool set va egress any --rate 1mbit":             "a pool has only a name",
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
-		"set --kind device alice --rate 1mbit":            "no device has that name",
+		"set --kind device alice --rate 1mbit":            "there is no device alice",
 		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
 		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
@@ -270,7 +296,6 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("set", "va", "--rate", "60mbit")
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
 		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
-	r.refused(exitInput, "the pool of that name is in use; write 'shapectl delete va egress CIDR' for a rule of the device", "delete", "va")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
 	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
 		"set", "va", "--rate", "7mbit")
@@ -314,6 +339,21 @@ func TestSetRulesOfPool(t *testing.T) {
 		if row.Name == "a" && (row.Kind == report.KindPool) != (*row.RateBits == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
 			t.Errorf("%+v", row)
 		}
+	}
+}
+
+// The pool of rules may go with a pending change that reverts meanwhile.
+func TestSetRulesOfDeletedPool(t *testing.T) {
+	r := newRig(t)
+	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(t, err)
+	defer n.Close()
+	var limit limitFlags
+	testenv.Must(t, limit.Give("rate", "1mbit"))
+	rules := []namedHook{{n.Pools(), []maps.Entry{{Rule: policy.Rule{Rate: policy.Unlimited, Within: "up"}}}}}
+	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, limit)
+	if err == nil || err.Error() != "pool up was just deleted; nothing was changed; see 'shapectl show alice'" {
+		t.Error(err)
 	}
 }
 
@@ -384,9 +424,10 @@ func TestNamedRefused(t *testing.T) {
 	r := newNamedRig(t)
 	before := r.labelled()
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
+	r.refused(exitInput, "no rule, plan or pool has that name; did you mean alice?", "show", "alcie")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice b, whose note has it?", "set", "1007", "--rate", "1mbit")
-	r.refused(exitInput, "no device has that name; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
+	r.refused(exitInput, "there is no device vaa; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {
 		says := "no rule or pool has that name; 'shapectl show --sort name' lists the names"
@@ -423,9 +464,10 @@ func TestNamedRefused(t *testing.T) {
 		}
 		with := strings.Join(append([]string{verb}, args[2:]...), " ")
 		kind := strings.Replace(with, verb, verb+" --kind rule", 1)
-		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va egress CIDR' for a rule of the device", kind, with), args...)
+		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va' for the rules for any of the device",
+			kind, strings.Replace(kind, kindRule, kindDevice, 1)), args...)
 	}
-	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress CIDR for a rule",
+	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
 }
 
@@ -541,6 +583,30 @@ func TestDeleteUntilConfirmed(t *testing.T) {
 	r.ok("delete", "down", "--confirm", "1h")
 	r.ok("rollback")
 	r.ok("delete", "down")
+}
+
+// flush can revert, too, with all pools.
+func TestFlushUntilConfirmed(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("pools: {up: 1gbit}\ndevices: {va: {pool: {rate: 1mbit, within: up}, egress: {any: {}}}, vb: {egress: {any: 1mbit}}}\n"))
+	was := r.ok("export")
+	if said := r.ok("flush", "va", "--confirm", "1h"); !strings.HasSuffix(said, " unless confirmed by 'shapectl confirm'\nva is unlimited now\n") {
+		t.Errorf("flush va says\n%s", said)
+	}
+	if now := names(r.rows("show")); now != "pool up, vb egress 0.0.0.0/0, vb egress ::/0" {
+		t.Errorf("flush va leaves %s", now)
+	}
+	r.refused(exitInput, "not confirmed yet", "flush", "--all", "--confirm", "1h")
+	r.ok("rollback")
+	r.ok("flush", "--all", "--confirm", "1h")
+	r.prints("no rules\n", "show")
+	r.ok("rollback")
+	if now := r.ok("export"); now != was {
+		t.Errorf("rolled back, the rules are\n%s", now)
+	}
+	r.ok("flush", "--all", "--confirm", "1h")
+	r.ok("confirm")
+	r.prints("no rules are left\n", "flush", "--all", "--confirm", "1h")
 }
 
 // While a change of the policy is pending, a name neither changes nor deletes rules.

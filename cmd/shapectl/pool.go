@@ -5,7 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -79,14 +78,20 @@ func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
 	if _, found := findPool(n, name); found || name == "" {
 		return nil
 	}
-	pools, err := e.findRules(n, filterRules{pools: true}, measure.Details{})
-	if err != nil {
+	if err := n.Readable(); err != nil {
 		return err
 	}
-	if similar := plain.SimilarName(name, pools.Names()); similar != "" {
+	if similar := plain.SimilarName(name, poolNames(n)); similar != "" {
 		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Line(similar))
 	}
 	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("set --new --rate RATE", name))
+}
+
+func poolNames(n *loader.Namespace) (names []string) {
+	for _, p := range poolTree(n).Nodes {
+		names = append(names, p.Pool.Label.Name)
+	}
+	return names
 }
 
 func findPool(n *loader.Namespace, name string) (policy.Rule, bool) {

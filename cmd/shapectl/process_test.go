@@ -89,6 +89,28 @@ func TestCommandsAtOnce(t *testing.T) {
 	r.ok("flush", "va")
 }
 
+// The first two commands of a namespace know of each other: only one makes a pool.
+func TestNewPoolAtOnce(t *testing.T) {
+	r := newRig(t)
+	for range 5 {
+		var both [2]*exec.Cmd
+		var told [2]strings.Builder
+		for i := range both {
+			both[i] = r.command("set", "up", "--new", "--rate", fmt.Sprint(i+1, "mbit"))
+			both[i].Stderr = &told[i]
+			testenv.Must(t, both[i].Start())
+		}
+		for i := range both {
+			both[i].Wait()
+		}
+		first := slices.IndexFunc(both[:], func(cmd *exec.Cmd) bool { return cmd.ProcessState.Success() })
+		if first < 0 || !strings.Contains(told[1-first].String(), "there already is a pool up with other values") || r.show("--pools")[0].Rate != uint64(first+1)*1e6 {
+			t.Fatal(told[0].String(), told[1].String(), r.labelled())
+		}
+		r.ok("flush", "--all")
+	}
+}
+
 // A wanted is a rule as the commands of the kill test set it, or "" for none.
 type wanted map[string]string
 

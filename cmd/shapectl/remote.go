@@ -111,11 +111,11 @@ func (e *env) runByServe(args []string) (code int, done bool) {
 		e.unserved = errors.New("run as root, or use --once, for which serve is asked")
 		return 0, false
 	}
-	netns, err := netns.ID("")
+	namespace, err := netns.ID("")
 	if err != nil {
 		return 0, false
 	}
-	header := http.Header{columnsHeader: {strconv.Itoa(min(e.columns, mostColumns))}, netnsHeader: {netns}}
+	header := http.Header{columnsHeader: {strconv.Itoa(min(e.columns, mostColumns))}, netnsHeader: {namespace}}
 	if !asJSON {
 		header.Set("Accept", "text/plain")
 	}

@@ -196,11 +196,11 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
 	}
-	netns, err := netns.ID("")
+	namespace, err := netns.ID("")
 	if err != nil {
 		return nil, err
 	}
-	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {netns}}, nil)
+	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {namespace}}, nil)
 	if answer == nil {
 		return nil, fmt.Errorf("report: there is no %s to read; name a file by --history, or %w", defaultHistory, err)
 	}

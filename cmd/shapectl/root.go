@@ -330,20 +330,23 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	}
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
-	e.out = text
-	err = netns.In(e.netns, func() error {
-		n, err := open(o)
-		if err != nil {
+	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
+		*text = nil
+		e.out = text
+		err = netns.In(e.netns, func() error {
+			n, err := open(o)
+			if err != nil {
+				return err
+			}
+			defer n.Close()
+			err = f(n)
+			if collected := n.Collected; err == nil && len(collected) > 0 {
+				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
+			}
 			return err
-		}
-		defer n.Close()
-		err = f(n)
-		if collected := n.Collected; err == nil && len(collected) > 0 {
-			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
-		}
-		return err
-	})
-	e.out = out
+		})
+		e.out = out
+	}
 	if _, err := text.WriteTo(out); err != nil {
 		return e.degraded("%s: done, but the answer could not be written: %w", doing, err)
 	}
@@ -439,14 +442,17 @@ func noDevice(name string) error {
 		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
 	advice := "'ip link' lists the devices"
-	if devices, err := netinfo.Devices(); err == nil {
-		var names []string
-		for _, d := range devices {
-			names = append(names, d.Name)
-		}
-		if similar := plain.SimilarName(name, names); similar != "" {
-			advice = "did you mean " + plain.Line(similar) + "?"
-		}
+	if similar := nearest(name, nil); similar != "" {
+		advice = "did you mean " + plain.Line(similar) + "?"
 	}
 	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+}
+
+// nearest is the name of a device, or another one, that may be meant by one that does not exist; "" for none.
+func nearest(name string, others []string) string {
+	devices, _ := netinfo.Devices()
+	for _, d := range devices {
+		others = append(others, d.Name)
+	}
+	return plain.SimilarName(name, others)
 }

@@ -65,13 +65,10 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			return args(1, 3)(cmd, given)
 		},
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			switch {
-			case isNew:
+			if isNew {
 				return nil, cobra.ShellCompDirectiveNoFileComp
-			case kind == kindPool:
-				return e.completePool(cmd, given, typed)
 			}
-			return e.orPool(e.labelled(e.completeNetwork, nameOf))(cmd, given, typed)
+			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.mark(cmd.Flags())
@@ -212,7 +209,7 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 		}
 	}
 	set.SayPools(poolsChanged(done))
-	above := e.limitedAbove(n, limit, tables)
+	above := limitedAbove(n, limit, tables)
 	err = e.print(set, func(w io.Writer) error {
 		err := e.sentences(set)(w)
 		if _, rules := set.Split(); len(rules) > mostUncounted {
@@ -248,7 +245,7 @@ func filtersOf(t policy.Table) (filters []filterRules) {
 const mostUncounted = 10
 
 // limitedAbove says which pools let less through than the rate that rules in them have got, a line for each.
-func (e *env) limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
+func limitedAbove(n *loader.Namespace, limit limitFlags, tables []policy.Table) (says string) {
 	if !limit.Gives("rate") || limit.Rate == policy.Unlimited {
 		return ""
 	}

@@ -56,10 +56,10 @@ and the pools that only it has let through; POOL is the one above, which it shar
 use, passed and dropped. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
 With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
-is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost, whoever dropped
-them; REFUSED is what the pool dropped itself. Both are shares of all packets of these rules. Columns without values
-are left out, and on a narrow screen without --wide also others, which a line below names. An argument that matches no device and no
-rule is an error (exit code 1).
+is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost since these were
+set, whoever dropped them; REFUSED is what the pool dropped itself. Both are shares of all packets of these rules.
+Columns without values are left out, and on a narrow screen without --wide also others, which a line below names. An
+argument that matches no device and no rule is an error (exit code 1).
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
@@ -71,10 +71,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --pools 'home-*' --sort dropped`,
 		Args: args(0, 3),
 		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if pools {
-				return e.completePool(cmd, given, typed)
-			}
-			return e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf))(cmd, given, typed)
+			return e.completeNamed(pools, nameAndPlanOf)(cmd, given, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd, pools); err != nil {
@@ -274,7 +271,7 @@ func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules
 		read.At = &at
 		found, unread := e.findRules(n, *want, read)
 		if len(found) == 0 && unread == nil {
-			unread = e.checkThere(*want)
+			unread = e.checkThere(n, *want)
 		}
 		if len(found) == 0 && unread == nil && !want.pools {
 			want.lost = e.sayElsewhere(n, *want) && !n.Others().Exist()

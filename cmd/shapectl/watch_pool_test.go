@@ -164,6 +164,9 @@ devices:
 	}
 	w.ends(syscall.SIGTERM)
 
+	if got := r.ok("set", "--kind", "pool", "tap2", "--weight", "2"); !strings.Contains(got, " [guarantee: 4mbit waits for room in the pool]\n") {
+		t.Errorf("set tap2 says %s", got)
+	}
 	r.ok("set", "tap7", "--new", "--rate", "3mbit") // made by hand: it is not the policy's
 	r.remove("tap0")
 	w = r.watch(file) // which knows nothing of the other one

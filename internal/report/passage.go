@@ -262,11 +262,12 @@ func (p *Passage) needsFlow() bool {
 	return false
 }
 
-// sharers are those that are active, as "2 active members"; "" without shares.
+// sharers are those that are active, as "2 active members"; "" without shares, and if none is: traffic below the rate has no
+// part of it.
 func (s *Sharing) sharers() string {
 	noun := s.Share
 	switch {
-	case s.Share == "" || s.Share == (policy.Share{}).String():
+	case s.Share == "" || s.Share == (policy.Share{}).String(), s.ActiveSharers != nil && *s.ActiveSharers == 0:
 		return ""
 	case strings.HasPrefix(s.Share, "/"):
 		noun += " subnet"
@@ -351,7 +352,7 @@ func (s *Sharing) text() string {
 		return ""
 	}
 	text := "by " + s.Share
-	if s.ActiveSharers != nil {
+	if number(s.ActiveSharers, 0) > 0 {
 		text += ", " + countText(*s.ActiveSharers) + " active"
 	}
 	if s.WithinShare != nil && !*s.WithinShare {
@@ -376,7 +377,7 @@ func (p *PoolLevel) text(decides bool) string {
 	} else if p.LevelBytes > 0 {
 		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
 	}
-	if p.ActiveSharers != nil {
+	if number(p.ActiveSharers, 0) > 0 {
 		parts = append(parts, p.sharers())
 	}
 	if all := p.PassedPackets + p.RefusedPackets; all > 0 {

@@ -141,6 +141,8 @@ func TestPoolLevelText(t *testing.T) {
 	all.PassedPackets, all.RefusedPackets = 30, 10
 	used := all
 	used.UseBits, used.RecentRefusals = new(uint64(900_000)), 2
+	below := used
+	below.PassedPackets, below.RefusedPackets, below.RecentRefusals, below.ActiveSharers = 0, 0, 0, new(uint64)
 	beyond := plain
 	beyond.Sharing = Sharing{Share: "member", Sharer: "c", WithinShare: new(false)}
 	for _, test := range []struct {
@@ -151,6 +153,7 @@ func TestPoolLevelText(t *testing.T) {
 		{plain, false, "a: 1mbit; empty"},
 		{all, false, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
 		{used, false, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
+		{below, false, "a: 1mbit, 500kbit guaranteed; 900kbit used now"},
 		{beyond, true, "a, decides: 1mbit; empty"},
 	} {
 		if got := test.pool.text(test.decides); got != test.want {

@@ -590,14 +590,16 @@ func (r *Rule) level() string {
 // NotInForce reports whether a rule is not in force, by its key attached.
 func NotInForce(attached *bool) bool { return attached != nil && !*attached }
 
-func remark(r Rule) string {
-	if text := state(r); text != "" {
-		return " [" + text + "]"
+func remark(r Rule) (text string) {
+	if state := state(r); state != "" {
+		text = " [" + state + "]"
+	} else if lease := r.lease(); lease != "" {
+		text = " [lease: " + lease + "]"
 	}
-	if text := r.lease(); text != "" {
-		return " [lease: " + text + "]"
+	if waits := r.waits(); waits != "" {
+		text += " [guarantee: " + waits + "]"
 	}
-	return ""
+	return text
 }
 
 // state is what is unusual about the state of a rule; "" for nothing.

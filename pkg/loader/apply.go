@@ -20,6 +20,10 @@ var ErrConfirmed = errors.New("it lasts already")
 // ErrTooLate means that a change has reverted: it was not confirmed in time.
 var ErrTooLate = errors.New("the last change was not confirmed in time, so it reverted; the rules from before it are in force")
 
+// ErrFaster means that another command made the first rules of the namespace after this one had looked. Nothing was changed. It
+// has to look again.
+var ErrFaster = errors.New("another command was faster")
+
 // ErrBusy means that a change could not be prepared in time. Nothing was changed.
 var ErrBusy = errors.New("the host is too busy to prepare this change in time")
 
@@ -67,21 +71,25 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 	pools := n.Pools()
 	defer pools.Close()
-	tables := []policy.Table{}
 	if pools.Set != nil {
 		hooks = append(hooks, pools)
 	}
-	for _, h := range hooks {
-		if h != pools && !slices.Contains(states, h.State) {
-			continue
+	for {
+		state, tables := n.pins.state(), []policy.Table{}
+		for _, h := range hooks {
+			if h != pools && !slices.Contains(states, h.State) {
+				continue
+			}
+			t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
+			if len(t.Rules) > 0 {
+				tables = append(tables, t)
+			}
 		}
-		t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
-		if len(t.Rules) > 0 {
-			tables = append(tables, t)
+		policy.SortTables(tables)
+		if n.pins.state() == state { // else the change has begun or reverted meanwhile, which no lock prevents
+			return tables, nil
 		}
 	}
-	policy.SortTables(tables)
-	return tables, nil
 }
 
 // Apply brings a policy into force: these tables and no other rules or pools. Each table is of a

@@ -70,22 +70,22 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 }
 
 // Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
-// rule left. Or it removes pools, by policy.PoolKey. All go at one moment. The error wraps ErrPoolInUse if anything is within a
-// pool; else errors are those of Apply.
+// rule left. A hook may be that of the pools, with policy.PoolKey. All go at one moment. The error wraps ErrPoolInUse if
+// anything else is within a pool; else errors are those of Apply.
 func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, hooks ...*Hook) (done []Applied, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
 	o.Final = o.Confirm == 0
 	all, err := n.pins.carryOut(func() (all orders, err error) {
-		pools := map[policy.Within]bool{}
+		pools, deleted := map[policy.Within]bool{}, map[uint32]bool{}
 		for _, h := range hooks {
 			o := h.removal(false)
 			all = append(all, o)
 			for _, p := range networks(h) {
 				e, found := h.Set.Find(p)
 				if found {
-					o.steps = append(o.steps, policy.Difference{Have: &e.Rule})
+					o.steps, deleted[e.ID] = append(o.steps, policy.Difference{Have: &e.Rule}), true
 				}
 				if e.Pool {
 					pools[policy.Within(e.Label.Name)] = true
@@ -93,7 +93,7 @@ func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, 
 			}
 		}
 		if len(pools) > 0 {
-			if users := n.pins.within(pools); users != nil {
+			if users := n.pins.within(pools, deleted); users != nil {
 				return all, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
 			}
 		}

@@ -123,6 +123,9 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 		if err := after(p.makeHome()); err != nil || !all.haveWork() {
 			return all, err
 		}
+		if p.store != nil && !o.beside {
+			return all, ErrFaster
+		}
 	}
 	if ends, concerned := all.endLast(o); ends && p.state() != maps.NoChange { // hooks may go with it
 		if err := after(p.endChange(concerned...)); err != nil {

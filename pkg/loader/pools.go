@@ -41,11 +41,11 @@ func tableName(t policy.Table) string {
 	return fmt.Sprintf("%s %s", t.Device, t.Direction)
 }
 
-// within names all that is directly within pools, without these.
-func (s *bpfState) within(pools map[policy.Within]bool) (users []string) {
+// within names all that is directly within pools, but for rules and pools of some ids.
+func (s *bpfState) within(pools map[policy.Within]bool, without map[uint32]bool) (users []string) {
 	for set, rules := range s.allRules() {
 		for _, r := range rules {
-			if !pools[r.Within] || r.Pool && pools[policy.Within(r.Label.Name)] {
+			if !pools[r.Within] || without[r.ID] {
 				continue
 			}
 			name := r.Label.Name

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -181,6 +182,42 @@ func TestPoolsAreChecked(t *testing.T) {
 		}
 	}
 	r.write(func(n *Namespace) error { return putOn(n, rule("10.0.9.0/24", in("site"), guarantee(5e5))) })
+	r.write(func(n *Namespace) error { // a pool goes with all that is within it
+		hooks, err := n.Hooks()
+		hooks = append(hooks, n.Pools())
+		defer CloseHooks(hooks)
+		keys := []netip.Prefix{policy.PoolKey("site"), policy.PoolKey("uplink"), netip.MustParsePrefix("10.0.9.0/24")}
+		for _, r := range users {
+			keys = append(keys, r.Prefix)
+		}
+		return errors.Join(err, deleteFrom(n, hooks, keys...))
+	})
+	r.nothingLeft()
+}
+
+// Tables are of one phase, whenever a change reverts.
+func TestTablesWhileChangeReverts(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	r.write(func(n *Namespace) error {
+		return poolsOn(n, ApplyOptions{Confirm: time.Hour}, []policy.Rule{uplink, site}, []policy.Rule{inSite}, nil)
+	})
+	n, err := Read(r.options)
+	testenv.Must(t, err)
+	defer n.Close()
+	for reads, reverted := 0, false; !reverted; reads++ {
+		left := reads
+		n.pins.store.UseClock(func() uint64 {
+			if left--; left >= 0 {
+				return maps.Now()
+			}
+			return maps.Now() + 2*uint64(time.Hour)
+		})
+		tables, err := n.Tables(Attached)
+		if err = errors.Join(err, policy.CheckPools(tables)); err != nil {
+			t.Fatalf("reverted after the phase was read %d times: %v", reads, err)
+		}
+		reverted = left >= 0
+	}
 }
 
 // Rules of a device that has moved to another namespace stay in their pools.
