@@ -400,20 +400,18 @@ func TestServeBoundsReplays(t *testing.T) {
 	s.endsWell(syscall.SIGTERM)
 }
 
-// TestServeWithoutItsHistory sees that devices have their rules whatever becomes of the file with the history: the disk is full
-// from the beginning, the file is no history, or the disk fills up later.
+// TestServeWithoutItsHistory sees that devices have their rules although the disk is full, or the file is no history.
 func TestServeWithoutItsHistory(t *testing.T) {
-	t.Parallel() // it waits for a minute, unless the test is to be short
+	t.Parallel()
 	r := newRig(t)
 	disk := t.TempDir()
 	testenv.Must(t, unix.Mount("none", disk, "tmpfs", 0, "size=600k"))
 	defer unix.Unmount(disk, unix.MNT_DETACH)
 	file, filler := filepath.Join(disk, "history"), filepath.Join(disk, "filler")
 	policy := r.policy("devices:\n  v*:\n    egress: {10.0.0.0/24: 7mbit}\n")
-	serves := func(says string, later func()) {
+	serves := func(says string) {
 		t.Helper()
 		s := r.serve(policy, "--history", file)
-		later()
 		s.says(says)
 		if rules := r.show("va"); len(rules) != 1 || !rules[0].Attached {
 			t.Errorf("there is %v", rules)
@@ -421,18 +419,13 @@ func TestServeWithoutItsHistory(t *testing.T) {
 		s.endsWell(syscall.SIGTERM)
 		r.ok("flush", "--all")
 	}
-	fill := func() { _ = os.WriteFile(filler, make([]byte, 600<<10), 0o600) }
-	fill()
-	serves("no space left on device; the history is in memory until", func() {})
+	_ = os.WriteFile(filler, make([]byte, 600<<10), 0o600)
+	serves("no space left on device; the history is in memory until")
 	testenv.Must(t, os.Remove(filler))
 	testenv.Must(t, os.WriteFile(file, []byte("notes"), 0o600))
-	serves("it is not a history of shapectl; the history is in memory until", func() {})
+	serves("it is not a history of shapectl; the history is in memory until")
 	if text, err := os.ReadFile(file); string(text) != "notes" {
 		t.Errorf("the file is now %q, %v", text, err)
-	}
-	testenv.Must(t, os.Remove(file))
-	if !testing.Short() {
-		serves("no space left on device; up to an hour is kept in memory", fill)
 	}
 }
 
