@@ -92,6 +92,7 @@ type leasedPool struct {
 
 // Commands show what a pool may use now.
 func TestLeasesAreShown(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.ok("set", "alone", "--new", "--rate", "1mbit")
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
@@ -160,6 +161,7 @@ func TestLeasesAreShown(t *testing.T) {
 
 // Two hosts share a rate. When one is gone for good, the other gets what the first cannot use.
 func TestAgentsShare(t *testing.T) {
+	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
 	var netns []*testenv.Netns
@@ -203,6 +205,7 @@ func TestAgentsShare(t *testing.T) {
 
 // Where the pools are is one network namespace, and where the store is another.
 func TestAgentElsewhere(t *testing.T) {
+	t.Parallel()
 	name, _ := testenv.NewNamedNetns(t)
 	testenv.NewNetns(t)
 	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
@@ -215,6 +218,7 @@ func TestAgentElsewhere(t *testing.T) {
 
 // serve does the work of an agent.
 func TestServeRenewsLeases(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
@@ -277,6 +281,7 @@ func TestLeaseAfterRevert(t *testing.T) {
 
 // A lease on a raised rate must not outlast the raise.
 func TestRaiseOfClusterIsReverted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 	policyOf := func(rate string) string {
@@ -311,6 +316,7 @@ func TestNameOfHost(t *testing.T) {
 
 // A lower rate lowers what each host has, with or without an agent: together they must fit into it.
 func TestLowerRateOfCluster(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 	r.ok("set", "c", "--new", "--rate", "20mbit", "--cluster", "C")

@@ -111,6 +111,7 @@ func (s *served) ask(status int, command string, with any, says string) []byte {
 }
 
 func TestServeAnswersAllCommands(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	s := r.serve()
 	type o = object
@@ -186,6 +187,7 @@ func (s *served) endsWell(by os.Signal) {
 
 // TestServeEvents sees that events come as they happen, also as server-sent events.
 func TestServeEvents(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	s := r.serve()
@@ -229,6 +231,7 @@ func TestServeEvents(t *testing.T) {
 
 // TestServeSharesEvents sees that two clients cost one listener in the kernel, and that events are counted.
 func TestServeSharesEvents(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	s := r.serve("--events")
@@ -256,6 +259,7 @@ func TestServeSharesEvents(t *testing.T) {
 
 // TestServeMeasuresRoundTrips sees that whoever may read gets what --rtt measures, at once.
 func TestServeMeasuresRoundTrips(t *testing.T) {
+	t.Parallel()
 	r := newTCPRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit", "--capacity", "100kb")
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
@@ -338,6 +342,7 @@ func TestServeNamesNoFiles(t *testing.T) {
 }
 
 func TestServeWatches(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	write := func(rate string) {
