@@ -157,29 +157,6 @@ devices:
 	}
 }
 
-// Pools with a cluster and pools that adapt have a process each that renews their leases. A second watch leaves it to the first.
-func TestAdaptBesideAgent(t *testing.T) {
-	t.Parallel()
-	r, store := newRig(t), testenv.NewRedis(t)
-	r.line()
-	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit", "--adapt-to", "10.9.0.2")
-	r.ok("set", "c", "--new", "--rate", "10mbit", "--cluster", "c")
-	file := filepath.Join(t.TempDir(), "policy.yaml")
-	testenv.Must(t, os.WriteFile(file, []byte("devices: {vx: {egress: {any: 1mbit}}}\n"), 0o600))
-	a := r.agent("--store", store.URL)
-	w := r.watch(file)
-	a.says("pool c: a lease is in force")
-	second := r.watch(file)
-	second.says("another process adapts the rates of pools in this network namespace; this one does not")
-	r.ok("set", "up", "--adapt-to", "10.9.0.77")
-	w.says("none of 10.9.0.77 answers pings, so rates stay as they are")
-	testenv.Must(t, w.cmd.Process.Signal(syscall.SIGKILL))
-	second.says("none of 10.9.0.77 answers pings")
-	if n := strings.Count(w.err.String(), "none of"); n != 1 {
-		t.Errorf("it says so %d times", n)
-	}
-}
-
 // doctor tells of pools that adapt while no watch does it.
 func TestDoctorOfAdapting(t *testing.T) {
 	r := newRig(t)

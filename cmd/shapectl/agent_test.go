@@ -39,21 +39,6 @@ func (r *rig) lease(pool string) (l maps.Lease) {
 	return l
 }
 
-// freeze stops the agent's process at a moment when it does not hold the lock of the namespace, which tests need.
-func (s *served) freeze(r *rig) {
-	s.t.Helper()
-	testenv.Eventually(s.t, "to be stopped without the lock", func() bool {
-		testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGSTOP))
-		n, err := loader.Read(loader.Options{BPFFS: r.bpffs(), Patience: 50 * time.Millisecond})
-		if err != nil {
-			testenv.Must(s.t, s.cmd.Process.Signal(syscall.SIGCONT))
-			return false
-		}
-		n.Close()
-		return true
-	})
-}
-
 func isOver(l maps.Lease) bool { return maps.Now() >= l.Until }
 
 // Leases come and go with the store and the agent, which tells of each change once.
@@ -96,18 +81,6 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// Without the agent, the kernel ends the lease.
-func TestAgentStands(t *testing.T) {
-	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
-	a := r.agent("--store", store.URL)
-	a.says("pool up: a lease is in force")
-	a.freeze(r)
-	testenv.Eventually(t, "the lease ends", func() bool { return isOver(r.lease("up")) })
-	testenv.Must(t, a.cmd.Process.Signal(syscall.SIGCONT))
-	testenv.Eventually(t, "there is another lease", func() bool { return !isOver(r.lease("up")) })
-}
-
 // A leasedPool is what show says of a pool with a cluster.
 type leasedPool struct {
 	Rate   uint64  `json:"rate_bits_per_second"`
@@ -119,6 +92,7 @@ type leasedPool struct {
 
 // Commands show what a pool may use now.
 func TestLeasesAreShown(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.ok("set", "alone", "--new", "--rate", "1mbit")
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
@@ -187,6 +161,7 @@ func TestLeasesAreShown(t *testing.T) {
 
 // Two hosts share a rate. When one is gone for good, the other gets what the first cannot use.
 func TestAgentsShare(t *testing.T) {
+	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
 	var netns []*testenv.Netns
@@ -228,41 +203,9 @@ func TestAgentsShare(t *testing.T) {
 	testenv.Eventually(t, "the other one has all but the safe share", func() bool { return rigs[1].lease("up").Rate == 90_000_000 })
 }
 
-// Two hosts of one name are told so.
-func TestAgentsOfOneName(t *testing.T) {
-	store := testenv.NewRedis(t)
-	var agents []*served
-	for range 2 {
-		r := newRig(t)
-		r.env["SHAPECTL_STORE"] = store.URL
-		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
-		agents = append(agents, r.agent("--host", "twin"))
-	}
-	for _, a := range agents {
-		a.says("another agent acts for this host in cluster customer; give each host a name of its own")
-	}
-}
-
-// TestAgentBesideCommands holds the lock of the namespace: the agent neither waits nor ends.
-func TestAgentBesideCommands(t *testing.T) {
-	r, store := newRig(t), testenv.NewRedis(t)
-	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
-	a := r.agent("--store", store.URL)
-	a.says("pool up: a lease is in force")
-	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
-	testenv.Must(t, err)
-	h := n.Pools()
-	testenv.Eventually(t, "the lease ends", func() bool {
-		l, _ := h.Set.Lease(policy.PoolKey("up"))
-		return isOver(l)
-	})
-	h.Close()
-	n.Close()
-	a.says("pool up: a lease is in force")
-}
-
 // Where the pools are is one network namespace, and where the store is another.
 func TestAgentElsewhere(t *testing.T) {
+	t.Parallel()
 	name, _ := testenv.NewNamedNetns(t)
 	testenv.NewNetns(t)
 	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
@@ -275,6 +218,7 @@ func TestAgentElsewhere(t *testing.T) {
 
 // serve does the work of an agent.
 func TestServeRenewsLeases(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
@@ -337,6 +281,7 @@ func TestLeaseAfterRevert(t *testing.T) {
 
 // A lease on a raised rate must not outlast the raise.
 func TestRaiseOfClusterIsReverted(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 	policyOf := func(rate string) string {
@@ -371,6 +316,7 @@ func TestNameOfHost(t *testing.T) {
 
 // A lower rate lowers what each host has, with or without an agent: together they must fit into it.
 func TestLowerRateOfCluster(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 	r.ok("set", "c", "--new", "--rate", "20mbit", "--cluster", "C")

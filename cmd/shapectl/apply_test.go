@@ -205,6 +205,7 @@ func TestConfirmTooLate(t *testing.T) {
 
 // What is pending is in nobody's way but of those who would change it.
 func TestWhilePending(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		testenv.Veth(t, "vc", "vd")
 		a, b := r.policy(policyA), r.policy(policyB)
@@ -761,6 +762,7 @@ func (s *started) result() result {
 
 // Of policies that are applied at once, one is in force in the end, as a whole.
 func TestAppliesAtOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	testenv.Veth(t, "vc", "vd")
 	var lines, exports []string
@@ -794,6 +796,7 @@ func TestAppliesAtOnce(t *testing.T) {
 
 // Where devices go while a policy is applied, it is in force on those that stay.
 func TestDevicesGoWhileAPolicyIsApplied(t *testing.T) {
+	t.Parallel()
 	rounds := 20
 	if testing.Short() {
 		rounds = 5
@@ -848,6 +851,7 @@ func (r *rig) rulesOf(device string) (rules []string) {
 // Rules of IPv6 addresses that lie close together are set, applied and in force,
 // as many as a hook has room for and more.
 func TestRulesOfCloseAddresses(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for n := range 32 {
 		r.ok("set", "va", "egress", fmt.Sprintf("2001:db8::%x", n), "--rate", "1mbit")
@@ -882,6 +886,7 @@ func TestRulesOfCloseAddresses(t *testing.T) {
 
 // A device that was made again gets the rules of the policy, and nothing is left of the old one.
 func TestApplyToADeviceMadeAgain(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		a := r.policy(policyA)
 		r.ok("apply", a)
@@ -905,6 +910,7 @@ func TestApplyToADeviceMadeAgain(t *testing.T) {
 
 // A policy is refused as a whole where it can not be brought into force on all its devices.
 func TestApplyIsRefusedAsAWhole(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		hook   string
 		spoil  func(r *rig)
@@ -1168,6 +1174,7 @@ func TestApplyFromOutside(t *testing.T) {
 
 // What another command changed since can not be taken back in part.
 func TestRollbackAfterAnotherCommand(t *testing.T) {
+	t.Parallel()
 	for _, line := range []string{
 		"set va egress 10.7.0.0/16 --rate 7mbit", "delete va egress 10.0.0.9", "flush va", "flush vc ingress", "apply FIRST",
 	} {
@@ -1211,6 +1218,7 @@ func TestRollbackAfterADeviceWent(t *testing.T) {
 
 // Devices that go while a change waits to be confirmed are in nobody's way.
 func TestDeviceGoesWhilePending(t *testing.T) {
+	t.Parallel()
 	for name, then := range map[string]func(r *rig, until uint64){
 		"confirm":  func(r *rig, _ uint64) { r.removes("vc", "confirm") },
 		"rollback": func(r *rig, _ uint64) { r.removes("vc", "rollback") },

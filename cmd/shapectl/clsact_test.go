@@ -32,6 +32,7 @@ func ingressQdisc(l netlink.Link) netlink.Qdisc {
 
 // With the last rule, shapectl removes the qdisc that it added, so that other tools can add theirs.
 func TestClsactLeavesWithTheLastRule(t *testing.T) {
+	t.Parallel()
 	for _, order := range [][]string{{"egress", "ingress"}, {"ingress", "egress"}} {
 		r, va := clsactRig(t)
 		for _, direction := range order {

@@ -19,6 +19,7 @@ func (r *rig) clusters(args ...string) (all report.Clusters) {
 }
 
 func TestClusterStatus(t *testing.T) {
+	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.env["SHAPECTL_STORE"] = store.URL
 	r.prints("no clusters\n", "cluster", "status")
@@ -84,6 +85,7 @@ func TestClusterStatus(t *testing.T) {
 
 // Hosts that do not come back after the store was emptied keep their safe shares, until an operator says that they are gone.
 func TestClusterForgetMissing(t *testing.T) {
+	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
 	var agents []*served

@@ -90,6 +90,7 @@ func near(a, b uint64) bool { return max(a, b)-min(a, b) < 100 }
 
 // What ask and explain say of the next packet is what becomes of it, and show counts it so.
 func TestColoursAgreeWithPackets(t *testing.T) {
+	t.Parallel()
 	for _, meter := range []string{
 		"--algorithm srtcm --ebs 2500", "--algorithm srtcm --ebs 0", "--algorithm trtcm --pir 16kbit --pbs 6500",
 		"--algorithm rfc4115 --eir 8kbit --ebs 2500 --red dscp:LE", "--algorithm rfc4115 --eir 8kbit --ebs 0", "--algorithm srtcm --ebs 2500 --colour-aware",

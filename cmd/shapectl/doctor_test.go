@@ -133,6 +133,7 @@ func foreignProgram(t *testing.T) *ebpf.Program {
 }
 
 func TestDoctor(t *testing.T) {
+	t.Parallel()
 	c := newClinic(t)
 	c.expect(exitDone, nil)
 	c.expect(exitDone, []string{"va"})
@@ -285,6 +286,7 @@ func TestDoctorWithPools(t *testing.T) {
 
 // Frames that are not IP pass any limit. doctor counts them, once they are more than those of a link's protocols.
 func TestDoctorCountsFramesThatAreNotIP(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		r.ok("set", "va", "egress", "any", "--rate", "1mbit")
 		frame := frameTo("10.0.0.7", 1000)

@@ -125,6 +125,7 @@ func TestEvents(t *testing.T) {
 }
 
 func TestEventsOfChanges(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit")
 	w := r.events("--kind", "change")
@@ -162,6 +163,7 @@ func TestEventsOfChanges(t *testing.T) {
 
 // A listener that was killed keeps nobody else from listening.
 func TestEventsAfterKills(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit", "--capacity", "5000")
 	for range 8 {

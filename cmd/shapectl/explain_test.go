@@ -127,6 +127,7 @@ func (r *rig) attach(name string, to ebpf.AttachType, where link.Anchor) {
 }
 
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	for name, show := range map[string]func(r *rig) string{
 		"none": func(r *rig) string {
 			before := r.explained("explain va egress 10.0.0.7", "explain va 10.0.0.7")

@@ -58,6 +58,7 @@ func (r *rig) tried(args ...string) result {
 
 // Devices may be called anything but what has a slash or white space in it.
 func TestHostileDevices(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_HOOK"] = "clsact" // so that a limit can be taken off behind our back
 	for i, name := range append(hostileDevices, notUTF8) {
@@ -191,6 +192,7 @@ func (r *rig) roundTrip(name string) {
 
 // Policies, files of other tools and their names may hold anything.
 func TestHostileText(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	dir := t.TempDir()

@@ -25,6 +25,7 @@ type home struct {
 }
 
 func newHome(t *testing.T) *home {
+	t.Parallel()
 	r := newRig(t)
 	_, other := testenv.NewNamedNetns(t)
 	h := &home{r, other}

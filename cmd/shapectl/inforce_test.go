@@ -47,6 +47,7 @@ func TestPolicyInForceIsReadAgain(t *testing.T) {
 
 // Nothing runs that gives a device its rules: doctor, metrics and events name it, whatever else changes.
 func TestDeviceWithoutItsRules(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	addTap(t, "tap8")
@@ -87,6 +88,7 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 
 // The policy in force is the one from before a change again when that reverts.
 func TestPolicyInForceOfAChange(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	before := r.policy("devices: {va: {egress: {10.0.0.0/24: 2mbit}}}\n")
 	file := r.policy(watched)

@@ -86,6 +86,7 @@ func addVeth(name, peer string) error {
 // What network namespaces have left that no longer exist is named, and the next
 // command removes it; namespaces that exist keep what they have.
 func TestLeftoversOfNamespaces(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		alive, other := testenv.NewNamedNetns(t)
 		testenv.Must(t, other.Do(func() error { return addVeth("oa", "ob") }))
@@ -118,6 +119,7 @@ func TestLeftoversOfNamespaces(t *testing.T) {
 
 // Whatever command is killed while it removes them, the next one goes on.
 func TestLeftoversHalfRemoved(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	for removed := 0; ; removed++ {
 		testenv.DoomedNetns(t, func() error {
@@ -178,6 +180,7 @@ func TestLeftoversInForce(t *testing.T) {
 // Deleted devices leave nothing behind, whatever command comes next, and their
 // rules do not come back.
 func TestLeftoversOfDevices(t *testing.T) {
+	t.Parallel()
 	for _, next := range []string{"set va egress 10.0.0.0/24 --rate 1mbit", "delete va egress 10.0.0.0/24", "flush va", "apply POLICY"} {
 		t.Run(next, func(t *testing.T) {
 			eachHook(t, func(t *testing.T, r *rig) {
@@ -216,6 +219,7 @@ func TestLeftoversOfDevices(t *testing.T) {
 // A policy without rules keeps what it removed for as long as it can be rolled
 // back; then a command or more free it.
 func TestLeftoversOfAPolicy(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		const devices = 12
 		for i := range devices {
@@ -249,6 +253,7 @@ func TestLeftoversOfAPolicy(t *testing.T) {
 }
 
 func TestFlushAll(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		if out := r.ok("flush", "--all"); out != "no rules are left\n" {
 			t.Errorf("without rules: %q", out)
@@ -278,6 +283,7 @@ func TestFlushAll(t *testing.T) {
 // Devices that come and go under a watch leave nothing behind, and so do
 // network namespaces that end.
 func TestWatchRemovesLeftovers(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		w := r.watch(r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}}\n"))
 		for round := range 3 {

@@ -45,6 +45,7 @@ func (r *rig) passedBytes(direction string) (bytes uint64) {
 
 // A line is there after one command, and goes after another. All else stays.
 func TestLine(t *testing.T) {
+	t.Parallel()
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run(hook, func(t *testing.T) {
 			r := newRig(t)
@@ -203,6 +204,7 @@ func TestLineJSON(t *testing.T) {
 
 // What cannot be is refused, and nothing is changed.
 func TestLineRefused(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		before string // commands
 		line   string

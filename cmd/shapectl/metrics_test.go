@@ -12,6 +12,7 @@ import (
 
 // Prometheus scrapes serve, and has of each rule what show says.
 func TestMetricsOfServe(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
 	r.ok("set", "home", "--new", "--rate", "80mbit")

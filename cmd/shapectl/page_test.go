@@ -16,6 +16,7 @@ import (
 
 // The page shows who is refused most by real traffic, changes its rate, and reverts that.
 func TestPage(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
 	r.ok("set", "uplink", "--new", "--rate", "50mbit")

@@ -27,6 +27,7 @@ func (r *rig) prints(want string, args ...string) {
 }
 
 func TestPatterns(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		r.taps(3)
 		all := r.policy("devices:\n  tap*: {egress: {10.0.0.0/24: 1mbit, 10.0.1.0/24: 2mbit}, ingress: {10.0.0.0/24: 3mbit}}\n" +
@@ -165,6 +166,7 @@ func TestPatternsAndPendingChange(t *testing.T) {
 
 // What a policy has left without a rule has no rules, and nothing of it stays.
 func TestPatternsOfEmptyHooks(t *testing.T) {
+	t.Parallel()
 	for _, devices := range []string{"{}", "{va: {egress: {10.0.0.0/24: 1mbit}}}"} {
 		eachHook(t, func(t *testing.T, r *rig) {
 			r.taps(3)
@@ -181,6 +183,7 @@ func TestPatternsOfEmptyHooks(t *testing.T) {
 
 // A hook that is kept for a rollback only is as good as none for whoever names its device.
 func TestDeviceWithoutRulesAfterAChange(t *testing.T) {
+	t.Parallel()
 	one, both := "devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n", "devices: {tap0: {egress: {10.0.0.0/24: 1mbit}}, va: {egress: {10.0.0.0/24: 1mbit}}}\n"
 	for name, change := range map[string]func(r *rig){
 		"apply": func(r *rig) {
@@ -283,6 +286,7 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 }
 
 func TestPatternsOfManyDevices(t *testing.T) {
+	t.Parallel()
 	const devices = 100
 	eachHook(t, func(t *testing.T, r *rig) {
 		r.taps(devices)

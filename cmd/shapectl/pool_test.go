@@ -504,6 +504,7 @@ func TestAskPools(t *testing.T) {
 
 // explain watches packets for a while, and finds the pool that refuses them.
 func TestExplainWatches(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "ap", "--new", "--rate", "10gbit", "--share", "member")
 	r.ok("set", "home", "--new", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
@@ -542,6 +543,7 @@ func TestExplainWatches(t *testing.T) {
 
 // explain takes the name of a pool, if no rule has it.
 func TestExplainPool(t *testing.T) {
+	t.Parallel()
 	r := newPoolRig(t)
 	var pool report.ExplainedPool
 	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "ap-1", "-j")), &pool))

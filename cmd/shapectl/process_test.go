@@ -280,6 +280,7 @@ func publicCopy(t *testing.T) (program, dir string) {
 }
 
 func TestPermissions(t *testing.T) {
+	t.Parallel()
 	program, dir := publicCopy(t)
 	newRig := func(t *testing.T) *rig {
 		r := newRig(t)
@@ -384,6 +385,7 @@ func (r *rig) attached() []string {
 
 // Limits that another version has set stay in force, and no command changes anything of them until they are flushed.
 func TestPinsOfAnotherVersion(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		const set = "set va egress 10.0.0.0/24 --rate 8kbit --capacity 5000"
 		file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")

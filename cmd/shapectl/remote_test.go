@@ -34,6 +34,7 @@ func newRemoteRig(t *testing.T, args ...string) (r *rig, s *served, program, dir
 
 // Who is in the group of the socket gets what root gets: output, errors and exit code.
 func TestReadByServe(t *testing.T) {
+	t.Parallel()
 	r, _, program, dir := newRemoteRig(t, "--rtt")
 	policy := filepath.Join(dir, "policy")
 	testenv.Must(t, os.WriteFile(policy, []byte("devices: {va: {egress: {10.0.0.0/24: 1mbit}}, nowhere: {egress: {any: 1mbit}}}\n"), 0o644))
@@ -92,6 +93,7 @@ func TestReadByServe(t *testing.T) {
 
 // All that changes something, reads files or measures is refused, and so is who may not connect.
 func TestRefusedByServe(t *testing.T) {
+	t.Parallel()
 	r, s, program, dir := newRemoteRig(t)
 	policy := filepath.Join(dir, "policy")
 	testenv.Must(t, os.WriteFile(policy, []byte("devices: {}\n"), 0o644))

@@ -15,6 +15,7 @@ import (
 
 // An apply that had nothing to change is none to confirm, or to return from: that is the one before it.
 func TestNothingToConfirm(t *testing.T) {
+	t.Parallel()
 	eachHook(t, func(t *testing.T, r *rig) {
 		a, b := r.policy(policyA), r.policy(policyB)
 		r.ok("apply", a)
@@ -51,6 +52,7 @@ $`
 
 // confirm names the change that it confirms. While that is pending, whatever it keeps from happening says until when.
 func TestConfirmSays(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("apply", r.policy(policyA))
 	r.env["SUDO_USER"] = "al\nice" // whoever else sees the change is told who made it

@@ -36,6 +36,7 @@ const (
 
 // What replay prints, as a manual would show it.
 func TestReplayTranscripts(t *testing.T) {
+	t.Parallel()
 	testenv.Root(t)
 	r := &rig{t: t}
 	golden(t, "replay.golden", r.transcript(
@@ -207,6 +208,7 @@ func TestReplayRefusals(t *testing.T) {
 
 // Both engines print the same of the traces beside the repository: verdicts as they say.
 func TestReplayVectors(t *testing.T) {
+	t.Parallel()
 	testenv.Root(t)
 	r := &rig{t: t}
 	dir := t.TempDir()

@@ -44,6 +44,7 @@ func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
 
 // A report is read from the file while it is recorded, as text, JSON and a page.
 func TestReport(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "history")
 	h, begin := recorded(t, path)
 	r := &rig{t, nil}

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 		serveSocket = cmp.Or(os.Getenv(socketEnv), serveSocket)
 		main()
 	}
+	flag.Set("test.parallel", "4") // unless the command line says otherwise: tests mostly wait
 	os.Exit(m.Run())
 }
 

@@ -137,6 +137,7 @@ func TestRTT(t *testing.T) {
 
 // Hosts and flows are measured by what they send, and nothing is left on the device.
 func TestTalkers(t *testing.T) {
+	t.Parallel()
 	r := newTCPRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--name", "alice", "--rate", "20mbit", "--capacity", "100kb")
 	r.ok("set", "va", "egress", "10.0.0.0/16", "--rate", "1gbit")

@@ -329,6 +329,7 @@ func newTopRig(r *rig) *rig {
 
 // On a terminal: the offender comes first, keys work, and the terminal is as before in the end.
 func TestTopOnATerminal(t *testing.T) {
+	t.Parallel()
 	r := newTopRig(newRig(t))
 	term := newTerminal(t, 80, 24)
 	before := term.modes()

@@ -92,6 +92,7 @@ devices: {tap1: {egress: {10.0.0.0/24: {within: uplink, guarantee: 11mbit}}}, ta
 
 // A device whose guarantee has no room gets its rate. It gets the guarantee as soon as there is room.
 func TestWatchWithoutRoom(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.taps(2)
 	file := r.policy(guaranteedTaps)
@@ -135,6 +136,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 
 // Each device of a pattern has a pool, also one that appears. The pool goes with its device, and makes room.
 func TestWatchOwnPools(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.taps(2)
 	file := r.policy(`pools: {uplink: {rate: 10mbit, share: member}}

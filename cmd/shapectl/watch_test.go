@@ -185,6 +185,7 @@ func watchedVA() []string {
 
 // Devices get their rules: those that are there, that get a name of the policy, that are made, and made again.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run(hook, func(t *testing.T) {
 			r := newRig(t)
@@ -280,6 +281,7 @@ func TestWatchLeavesMovedRulesAlone(t *testing.T) {
 
 // A device that is made again has the rules of the policy, and no others come back.
 func TestWatchDeviceMadeAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	testenv.Veth(t, "other", "xb")
 	for _, line := range []string{
@@ -391,6 +393,7 @@ func TestWatchLastGood(t *testing.T) {
 
 // Limits do not come back after somebody removed their file, whatever copy there is.
 func TestRemovedPolicy(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	text := func(devices, rate string) string {
 		return "devices: {" + devices + ": {egress: {10.0.0.0/24: " + rate + "}}}\n"
@@ -428,6 +431,7 @@ func TestRemovedPolicy(t *testing.T) {
 
 // A change that expired is not tried on devices that appear, until the file is edited.
 func TestWatchExpiredChange(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	policy := func(rate string) string { return "devices: {va*: {egress: {10.0.0.0/24: " + rate + "}}}\n" }
 	file := r.policy(policy("1mbit"))
@@ -499,6 +503,7 @@ func TestWatchExpiredFirstPolicy(t *testing.T) {
 
 // A device that appears while a change is pending has the rules that are in force: those of the change, until it reverts.
 func TestWatchWhileAChangeIsPending(t *testing.T) {
+	t.Parallel()
 	for _, end := range []string{"expires", "rollback", "confirm"} {
 		for _, another := range []bool{false, true} { // file is applied, and not the one that is watched
 			t.Run(fmt.Sprint(end, another), func(t *testing.T) {
@@ -565,6 +570,7 @@ func TestWatchWhileAChangeIsPending(t *testing.T) {
 
 // The change may take away the pool that the old rules are within, and bring another one.
 func TestWatchWhileAChangeOfPoolsIsPending(t *testing.T) {
+	t.Parallel()
 	const (
 		within = "pools: {POOL: {rate: 1gbit}}\ndevices: {tap*: {pool: {rate: RATE, capacity: 5kb, within: POOL}, egress: {any: {}}}}\n"
 		alone  = "devices: {tap*: {egress: {any: {rate: RATE, capacity: 5kb}}}}\n"
@@ -659,6 +665,7 @@ func TestWatchManyAtOnce(t *testing.T) {
 
 // A device that gets another name before its turn has come has that name's rules.
 func TestWatchWaitsItsTurn(t *testing.T) {
+	t.Parallel()
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
 	w := r.watch(r.policy("devices:" + watchedTap))

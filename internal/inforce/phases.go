@@ -13,23 +13,28 @@ import (
 // policy was in force before that change, the File is nil. parsed is Parsed, or remembers what that returned.
 func Phases(n *loader.Namespace, mine lastgood.Policy, parsed func(Packed) lastgood.Policy) (now, reverted lastgood.Policy, err error) {
 	last, err := n.Policies()
+	now, reverted = phases(last, mine, parsed)
+	return now, reverted, err
+}
+
+func phases(last loader.Policies, mine lastgood.Policy, parsed func(Packed) lastgood.Policy) (now, reverted lastgood.Policy) {
 	of := func(p Packed) lastgood.Policy {
 		if len(p) == 0 {
 			return lastgood.Policy{}
 		}
 		return parsed(p)
 	}
-	if n.Pending() != nil {
+	if !bytes.Equal(last.Now, last.Reverted) {
 		now, reverted = of(last.Now), of(last.Reverted)
 		if now.File == mine.File || reverted.File == mine.File {
-			return now, reverted, err
+			return now, reverted
 		}
 	}
 	if of(last.Undone).File == mine.File {
 		now = of(last.Now)
-		return now, now, err
+		return now, now
 	}
-	return mine, mine, err
+	return mine, mine
 }
 
 // Parsed is a policy that was recorded: mine if it is that, or if this build cannot read it.

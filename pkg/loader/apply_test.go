@@ -243,6 +243,7 @@ func (s *switched) check() {
 // Policies with all kinds of rules replace each other under a flood. No packet violates the
 // window bound, is metered twice, or is metered by no rule. No packet to a quiet address is lost.
 func TestSwitchedUnderFlood(t *testing.T) {
+	t.Parallel()
 	together := variety{scopes: []policy.Each{{}}}
 	others := variety{scopes: []policy.Each{{}}, algorithms: true}
 	shared := variety{scopes: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, algorithms: true}

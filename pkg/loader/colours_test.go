@@ -425,6 +425,7 @@ func TestColoursOnTheWire(t *testing.T) {
 		direction policy.Direction
 	}{{TCX, policy.Egress}, {TCX, policy.Ingress}, {Clsact, policy.Egress}, {Clsact, policy.Ingress}} {
 		t.Run(fmt.Sprintf("%s %v", hook.mode, hook.direction), func(t *testing.T) {
+			t.Parallel()
 			x := newPaintbox(t, hook.mode, hook.direction)
 			host := 0
 			for _, a := range algorithms {

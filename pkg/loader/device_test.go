@@ -83,6 +83,7 @@ func rename(t *testing.T, from, to string) {
 // One of several devices is deleted during an apply, at any of its steps. The other devices get their
 // rules, and nothing stays pinned for the deleted one.
 func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
+	t.Parallel()
 	var tables []policy.Table
 	for _, name := range []string{"absent", "va", "w0", "w1"} {
 		for _, d := range bothDirections {

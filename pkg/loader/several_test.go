@@ -118,6 +118,7 @@ func (r *rig) nameOf(index int) string {
 // steps of each name. Each hook then has its rules and its program, or neither. The next
 // command completes the detaching and stops expediting RCU. A second flush does the rest.
 func TestSeveralHooksKilled(t *testing.T) {
+	t.Parallel()
 	for _, c := range several {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -279,6 +279,7 @@ var stepped = []steppedCommand{
 // A command fails or is killed at each of its steps; one of many steps at a random half of them. The old rules are in
 // force, or from some step on the new ones. The next command works, and nothing is left over.
 func TestStoppedAtAnyStep(t *testing.T) {
+	t.Parallel()
 	for _, c := range stepped {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
