@@ -67,7 +67,7 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 	}
 }
 
-// guarantee gives the guarantees that wait to those who have room now, and tells who has none. The oldest device comes first.
+// guarantee gives the guarantees that wait to those who have room now, and tells who has none.
 func (r *Reconciler) guarantee() error {
 	if r.missing || !r.policy.HasGuarantees() {
 		return nil
@@ -84,72 +84,40 @@ func (r *Reconciler) guarantee() error {
 	}
 	r.granted = pools.Set.Store.Stamp()
 	tables, err := n.Tables(loader.Attached)
-	devices, errDevices := netinfo.Devices()
-	if err = errors.Join(err, errDevices); err != nil {
+	if err != nil {
 		r.OnWarning(err)
 		return nil
 	}
-	index := map[string]int{}
-	for _, dev := range devices {
-		index[dev.Name] = dev.Index
+	for i := range tables {
+		tables[i].Rules = slices.DeleteFunc(tables[i].Rules, func(p policy.Rule) bool { return p.Label.Waits == 0 })
 	}
-	was, waits := r.waits, map[string]bool{}
-	r.waits = waits
-	wait := func(who string, err error) {
-		if waits[who] = true; !was[who] {
-			r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", who, err))
+	tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return len(t.Rules) == 0 })
+	if len(tables) > 0 {
+		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
+			r.OnWarning(fmt.Errorf("give guarantees that have room now: %w", err))
+			return nil
 		}
 	}
-	var room []*policy.Claim
-	for _, c := range policy.NewTree(tables).Grant(func(who string) int { return index[who] }) {
+	for who := range r.waits {
+		if !slices.ContainsFunc(n.Claims, func(c *policy.Claim) bool { return c.Who == who && c.NoRoom != nil }) {
+			delete(r.waits, who)
+		}
+	}
+	for _, c := range n.Claims {
 		if c.NoRoom == nil {
-			room = append(room, c)
-		} else {
-			wait(c.Who, c.NoRoom)
+			r.OnNotice(c.Who + " has its guarantees now")
 		}
 	}
-	give := func(claims ...*policy.Claim) error {
-		if err := put(n, tables, claims); err != nil {
-			return err
-		}
-		for _, c := range claims {
-			if told, found := was[c.Who]; told || !found { // else it got its rules only now
-				r.OnNotice(c.Who + " has its guarantees now")
-			}
-		}
-		return nil
-	}
-	allOrEach(room, give, func(c *policy.Claim, err error) {
-		if policy.IsNoRoom(err) { // as what is kept for an absent device has it
-			wait(c.Who, err)
-		} else {
-			r.OnWarning(fmt.Errorf("give %s its guarantees: %w", c.Who, err))
-		}
-	})
+	r.sayWaiting(n.Claims)
 	return nil
 }
 
-// put puts what was claimed of tables into force.
-func put(n *loader.Namespace, tables []policy.Table, claims []*policy.Claim) error {
-	claimed := map[*policy.Rule]bool{}
+// sayWaiting tells who has no room, once.
+func (r *Reconciler) sayWaiting(claims []*policy.Claim) {
 	for _, c := range claims {
-		for _, m := range c.Members {
-			claimed[m.Rule] = true
+		if c.NoRoom != nil && !r.waits[c.Who] {
+			r.waits[c.Who] = true
+			r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", c.Who, c.NoRoom))
 		}
 	}
-	var some []policy.Table
-	for _, t := range tables {
-		all := t.Rules
-		t.Rules = nil
-		for i := range all {
-			if claimed[&all[i]] {
-				t.Rules = append(t.Rules, all[i])
-			}
-		}
-		if t.Rules != nil {
-			some = append(some, t)
-		}
-	}
-	_, err := n.Put(loader.ApplyOptions{}, some...)
-	return err
 }

@@ -69,7 +69,7 @@ type Reconciler struct {
 	warned map[string]bool        // what warnOnce has reported
 	hosts  followed
 
-	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
+	waits   map[string]bool // who waits for room for his guarantees
 	granted shapemaps.Stamp // of the rules among which guarantees were given
 
 	applied map[string]lastgood.Policy // the last one of parsed
@@ -407,6 +407,7 @@ func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy
 	if err != nil && !errors.Is(err, loader.ErrPending) {
 		r.warn(t.dev, err)
 	}
+	r.sayWaiting(n.Claims)
 	for _, table := range t.tables { // also those that were as they should be
 		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
 	}

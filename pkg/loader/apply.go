@@ -93,7 +93,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	var all orders
 	for again := true; again; {
-		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
+		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onlyThese, o, tables) }, o)
 		// The rules of a device that has gone meanwhile may need pools that go.
 		_, again = errors.AsType[policy.PoolError](err)
 		again = again && !o.Check && o.Devices == nil && n.pins.collectDevices(nil) != nil

@@ -53,7 +53,7 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 		policy.SortRules(tables[i].Rules)
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, besideOthers, o) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(besideOthers, o, tables) }, o)
 	if err != nil {
 		return nil, err
 	}
@@ -135,10 +135,12 @@ func (p *pins) flush(o ApplyOptions, hooks []*Hook) error {
 // reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
 // ErrPending if pools in the change rule that out.
 func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, err error) {
-	if n.pins.state() != maps.Pending {
-		reverted = nil
+	phases := [][]policy.Table{policy.WithoutGuarantees(tables)}
+	if reverted != nil && n.pins.state() == maps.Pending {
+		phases = append(phases, policy.WithoutGuarantees(reverted))
 	}
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.planNew(tables, reverted) }, ApplyOptions{beside: true})
+	o := ApplyOptions{beside: true}
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
 	for _, o := range all {
 		if o.State == Attached && !o.isPools() {
 			o.done.Hook.Changed = true
@@ -151,14 +153,14 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, e
 // ApplyTo replaces the rules of a device by those of tables, in the order of Apply. The last table has pools: it sets those that
 // the rules need and that do not exist, and changes those of the device.
 func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applied, error) {
+	tables = policy.WithoutGuarantees(tables)
 	rules, wanted := tables[:len(tables)-1], tables[len(tables)-1].Rules
 	have := n.Pools()
 	defer have.Close()
 	pools := missing(n.pins.store, wanted, rules)
 	if have.Set != nil {
 		for _, p := range have.Set.Policy() {
-			if i := slices.IndexFunc(wanted, func(w policy.Rule) bool { return w.Prefix == p.Prefix }); i >= 0 && p.Label.Owner.Device == dev.Name &&
-				p.WithoutGuarantee() != wanted[i].WithoutGuarantee() {
+			if i := slices.IndexFunc(wanted, func(w policy.Rule) bool { return w.Prefix == p.Prefix }); i >= 0 && p.Label.Owner.Device == dev.Name {
 				p = wanted[i]
 			}
 			pools = append(pools, p)

@@ -27,6 +27,7 @@ import (
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Mode is how programs are attached.
@@ -61,7 +62,8 @@ type Options struct {
 type Namespace struct {
 	pins pins
 
-	Collected []string // the names of deleted devices whose rules Write has removed, sorted
+	Collected []string        // the names of deleted devices whose rules Write has removed, sorted
+	Claims    []*policy.Claim // what was done last about guarantees that wait for room, in turn
 }
 
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write

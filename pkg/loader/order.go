@@ -28,10 +28,22 @@ type order struct {
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
-	asIs  bool              // however it is attached, it stays so
-	then  *[2][]policy.Rule // the rules of a new hook while a change is pending, and once it has reverted; nil if none is
-	gone  error             // the device was deleted meanwhile, and this failed
+	asIs  bool  // however it is attached, it stays so
+	gone  error // the device was deleted meanwhile, and this failed
+
+	reverts bool          // a change is pending, and these are new rules;
+	then    []policy.Rule // in place of those of want, once it has reverted
 }
+
+// wants are the rules of a phase: 0 is now, 1 once the pending change has reverted.
+func (o *order) wants(phase int) *[]policy.Rule {
+	if phase == 0 {
+		return &o.want.Rules
+	}
+	return &o.then
+}
+
+func (o *order) side() Side { return Side{o.dev.Name, o.want.Direction} }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
@@ -135,8 +147,8 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
-		if one.then != nil {
-			one.done.Rules = maps.Difference{Added: len(one.then[0])}
+		if one.reverts {
+			one.done.Rules = maps.Difference{Added: len(one.want.Rules)}
 		}
 	}
 	return all, err
@@ -147,7 +159,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 func (all orders) endLast(o ApplyOptions) (ends bool, concerned []*Hook) {
 	first := all[0]
 	if o.beside {
-		return first.isPools() && first.Set != nil && first.then == nil && first.Set.Any(maps.TakesPart) && all.drawFromPools(), nil
+		return first.isPools() && first.Set != nil && !first.reverts && first.Set.Any(maps.TakesPart) && all.drawFromPools(), nil
 	}
 	if first.flush || o.Final && all.steps() <= 1 && !all.concernPools() {
 		for _, one := range all {
@@ -220,8 +232,8 @@ func (all orders) load() error {
 	}
 	for _, o := range all {
 		var err error
-		if o.then != nil {
-			err = o.Set.LoadPending(wanted(steps(nil, o.then[1])), steps(o.then[1], o.then[0]))
+		if o.reverts {
+			err = o.Set.LoadPending(wanted(steps(nil, o.then)), steps(o.then, o.want.Rules))
 		} else if len(o.steps) > 0 {
 			err = o.Set.Load(wanted(o.steps))
 		}
