@@ -41,10 +41,10 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
-		if f.Left, err = n.Others().Leftovers(); err != nil {
+		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
-		f.Elsewhere, f.KnowsOthers = n.Others().Elsewhere(func(string, policy.Direction) bool { return true }), n.Others().Exist()
+		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.OthersExist()
 	}
 	devices, err := netinfo.Devices()
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -39,12 +40,10 @@ type attachment struct {
 	filters []filter       // that run it
 }
 
-// Pins of a hook. Those of the link and of the program are the same in every layout, as flush needs them.
+// Pins of a hook. They are the same in every layout, as flush needs them.
 const (
 	linkPin    = "link"
 	programPin = "program"
-	// clsactMark is a directory where shapectl added the qdisc of the hook's filter, and removes it.
-	clsactMark = "clsact"
 )
 
 func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
@@ -62,7 +61,10 @@ func openAttachment(at hookDir) (*attachment, error) {
 		return nil, fmt.Errorf("open the program of device %d %s: %w", a.index, a.direction, err)
 	}
 	if a.link, err = link.LoadPinnedLink(a.pin(linkPin), nil); err == nil {
-		return a, nil
+		if a.index == 0 {
+			_, a.index, err = a.ask()
+		}
+		return a, err
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open the link of device %d %s: %w", a.index, a.direction, err)
 	}
@@ -83,21 +85,32 @@ func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 	return id, nil
 }
 
-// findFilters finds the filters on the device that run the pinned program.
+// findFilters finds the filters that run the pinned program on the device, or if that is not known, on any.
 func (a *attachment) findFilters() error {
+	devices := []netinfo.Device{{Index: a.index}}
 	if a.program == 0 {
 		return nil
-	}
-	if _, err := netlink.LinkByIndex(a.index); err != nil {
-		return nil
-	}
-	all, err := bpfFilters(a.index, a.direction)
-	for _, f := range all {
-		if ebpf.ProgramID(f.Id) == a.program {
-			a.filters = append(a.filters, f)
+	} else if a.index == 0 {
+		var err error
+		if devices, err = netinfo.Devices(); err != nil {
+			return err
 		}
 	}
-	return err
+	for _, dev := range devices {
+		if _, err := netlink.LinkByIndex(dev.Index); err != nil {
+			continue
+		}
+		all, err := bpfFilters(dev.Index, a.direction)
+		for _, f := range all {
+			if ebpf.ProgramID(f.Id) == a.program {
+				a.filters, a.index = append(a.filters, f), dev.Index
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
@@ -320,14 +333,6 @@ func removeHook(at hookDir) error {
 	return a.remove()
 }
 
-// removeHook removes a hook and, on ingress, the ifb of its device.
-func (dir home) removeHook(at hookDir) error {
-	if err := removeHook(at); err != nil || at.direction != policy.Ingress {
-		return err
-	}
-	return dir.dropIfb(at.index)
-}
-
 // pinAt pins a program, link or map.
 func pinAt(object interface{ Pin(path string) error }, path string) error {
 	if err := step.Try("pin"); err != nil {
@@ -349,10 +354,10 @@ func (a *attachment) ensureClsact() error {
 	case qdisc == "ingress" && a.direction == policy.Egress:
 		return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
 			"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
-	case qdisc == "" || exists(a.opposite().clsactMark()): // shapectl added it for the other direction
-		err = makeDir(a.clsactMark())
+	case qdisc != "":
+		return nil
 	}
-	if err != nil || qdisc != "" {
+	if err := makeDir(a.clsactMark()); err != nil {
 		return err
 	}
 	if err := step.Try("add a clsact qdisc"); err != nil {
@@ -361,11 +366,9 @@ func (a *attachment) ensureClsact() error {
 	return addClsact(a.index)
 }
 
-func (at hookDir) clsactMark() string { return at.pin(clsactMark) }
-
-// opposite is the hook of the other direction of the device.
-func (at hookDir) opposite() hookDir {
-	return home(filepath.Dir(at.dir)).hookDir(at.index, policy.Egress+policy.Ingress-at.direction)
+// clsactMark is a directory in the home: shapectl added the qdisc of the device, and removes it.
+func (at hookDir) clsactMark() string {
+	return filepath.Join(filepath.Dir(at.dir), clsactPrefix+strconv.Itoa(at.index))
 }
 
 func addClsact(index int) error {
@@ -392,8 +395,15 @@ func (a *attachment) dropClsact() error {
 		return nil
 	}
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		if all, err := netinfo.Filters(a.index, d); len(all) > 0 || err != nil {
+		all, err := netinfo.Filters(a.index, d)
+		if err != nil {
 			return err
+		}
+		if ours := func(f netlink.Filter) bool { b, ok := f.(filter); return ok && b.Name == program.Name }; slices.ContainsFunc(all, ours) {
+			return nil // of the other direction
+		}
+		if len(all) > 0 { // now it is of whoever added these
+			return unlink(a.clsactMark())
 		}
 	}
 	if err := step.Try("delete a clsact qdisc"); err != nil {
@@ -402,5 +412,5 @@ func (a *attachment) dropClsact() error {
 	if err := netlink.QdiscDel(clsact(a.index)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("delete a clsact qdisc: %w", err)
 	}
-	return nil
+	return unlink(a.clsactMark())
 }

@@ -130,7 +130,7 @@ func (at place) collectNamespaces() {
 
 // clear removes the pins of a namespace that no longer exists, except the mark and the lock.
 func (dir home) clear() {
-	hooks, err := dir.hookDirs()
+	hooks, _, err := dir.hookDirs()
 	for _, at := range hooks {
 		err = errors.Join(err, removeHook(at))
 	}
@@ -147,18 +147,12 @@ func (dir home) clear() {
 	}
 }
 
-// Others are the limits on this host that are not those of a Namespace.
-type Others struct{ at place }
-
-// Others are those beside the namespace's own.
-func (n *Namespace) Others() Others { return Others{n.pins.place} }
-
-// Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
-func (o Others) Exist() bool { return len(o.at.others()) > 0 }
+// OthersExist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
+func (n *Namespace) OthersExist() bool { return len(n.pins.place.others()) > 0 }
 
 // Leftovers are the directories of namespaces that no longer exist. With an error they are those that could be read.
-func (o Others) Leftovers() (left []string, err error) {
-	for _, dir := range o.at.others() {
+func (n *Namespace) Leftovers() (left []string, err error) {
+	for _, dir := range n.pins.place.others() {
 		dead, failed := dir.isDead()
 		if dead {
 			left = append(left, string(dir))
@@ -171,11 +165,11 @@ func (o Others) Leftovers() (left []string, err error) {
 
 // Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
 // far as this process may look.
-func (o Others) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
+func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
 	devices, _ := netinfo.Devices()
 	for _, dev := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			if which(dev.Name, d) && errors.Is(o.at.home().elsewhere(dev, d), ErrElsewhere) {
+			if which(dev.Name, d) && errors.Is(n.elsewhere(dev, d), ErrElsewhere) {
 				found = append(found, dev.Name+" "+d.String())
 			}
 		}

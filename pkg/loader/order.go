@@ -299,7 +299,7 @@ func (all orders) finish(p *pins, change bool) error {
 		case o.gone != nil || o.isPools():
 			return nil
 		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
-			return p.trimIfb(o.Set)
+			return p.trimIfb(o.Hook)
 		}
 		return p.removeHook(o.Hook)
 	})
@@ -320,11 +320,6 @@ func (all orders) removeFQs() (err error) {
 // claim makes room for the rules of hooks, allocates their sets, and sets up fq where needed.
 func (all orders) claim(p *pins) error {
 	for _, o := range all {
-		if o.Set == nil && !o.isPools() {
-			if err := p.vacate(o.dev.Index, o.Direction); err != nil {
-				return err
-			}
-		}
 		if o.fq > 0 {
 			var err error
 			o.done.Hook.Replaced, err = fq.Setup(o.dev.Index, o.fq)
@@ -345,7 +340,7 @@ func (all orders) claim(p *pins) error {
 		}
 		if o.Set == nil {
 			o.Set = p.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.at = p.dir.hookDir(o.dev.Index, o.Direction)
+			o.at = p.dir.hookDirOf(o.Set)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded

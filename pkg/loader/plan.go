@@ -252,7 +252,7 @@ func (o *order) planSteps(which scope) {
 // check finds out why a hook cannot have rules, and the pools that these draw from.
 func (o *order) check(n planner, rules, drawn []policy.Rule) error {
 	if o.Set == nil {
-		if err := n.pins.dir.elsewhere(o.dev, o.Direction); err != nil {
+		if err := n.elsewhere(o.dev, o.Direction); err != nil {
 			return err
 		}
 	}
@@ -278,12 +278,10 @@ func (o *order) checkMatch(lasts bool) error {
 
 // elsewhere returns ErrElsewhere if programs of shapectl are on a device without any pin in
 // this namespace, as far as this process may look.
-func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
-	if dir != "" && exists(dir.hookDir(dev.Index, d).dir) {
-		return nil
-	}
-	chain, err := netinfo.Chain(dev.Index, d, nil)
-	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, program.Name) }) {
+func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
+	ours, _ := n.Programs(dev.Index, d)
+	chain, err := netinfo.Chain(dev.Index, d, ours)
+	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return !e.Ours && strings.HasPrefix(e.Name, program.Name) }) {
 		return ErrElsewhere
 	}
 	return err

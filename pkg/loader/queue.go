@@ -3,12 +3,14 @@ package loader
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -18,8 +20,9 @@ const (
 	// drainPatience is how long queued packets may still leave before their ifb is removed.
 	drainPatience = time.Second
 
-	// ifbPrefix begins the name of a directory that marks a device with an ifb.
-	ifbPrefix = "ifb-"
+	// ifbPrefix begins the name of a directory that marks a device with an ifb, clsactPrefix of one that marks a device to
+	// which shapectl added a clsact qdisc.
+	ifbPrefix, clsactPrefix = "ifb-", "clsact-"
 )
 
 // An UnqueuedError says why a device cannot queue the packets that its rules delay.
@@ -121,30 +124,36 @@ func (dir home) ifbMark(index int) string {
 	return dir.pin(ifbPrefix + strconv.Itoa(index))
 }
 
-// healIfbs removes the ifbs of deleted devices, and repairs ifbs that rules need.
-func (dir home) healIfbs() error {
-	entries, err := readDir(string(dir))
+// healMarks removes the ifbs and the marks of deleted devices, and repairs ifbs that rules need.
+func (p *pins) healMarks() error {
+	entries, err := readDir(string(p.dir))
 	for _, e := range entries {
-		index, ok := numbered(e.Name(), ifbPrefix)
-		if !ok {
-			continue
+		index, isIfb := numbered(e.Name(), ifbPrefix)
+		if !isIfb {
+			var isClsact bool
+			if index, isClsact = numbered(e.Name(), clsactPrefix); !isClsact {
+				continue
+			}
 		}
 		dev, here, err := netinfo.DeviceByIndex(index)
 		if err != nil {
 			return err
 		}
-		if !here || !exists(dir.hookDir(index, policy.Ingress).dir) {
-			if err := dir.dropIfb(index); err != nil {
-				return err
+		needs := func(set *maps.Set) bool { return set.Ifindex() == index && set.Direction() == policy.Ingress }
+		switch {
+		case !isIfb && !here:
+			err = unlink(p.dir.pin(e.Name()))
+		case isIfb && (!here || p.foreign == nil && !slices.ContainsFunc(p.sets(), needs)):
+			err = p.dir.dropIfb(index)
+		case isIfb:
+			if ifb, failed := fq.FindIfb(index); failed != nil {
+				err = failed
+			} else if ifb == nil || !ifb.Whole() {
+				fq.MakeIfb(index, dev.Name, 0) // a command does its work even if this fails; doctor reports that
 			}
-			continue
 		}
-		ifb, err := fq.FindIfb(index)
 		if err != nil {
 			return err
-		}
-		if ifb == nil || !ifb.Whole() {
-			fq.MakeIfb(index, dev.Name, 0) // a command does its work even if this fails; doctor reports that
 		}
 	}
 	return err

@@ -68,7 +68,14 @@ func (s *bpfState) open() error {
 	if s.store = s.kept.take(s.generation); s.store != nil {
 		return nil
 	}
-	s.store, err = maps.Open(newest, s.writing || s.renews)
+	_, otherNames, err := s.dir.hookDirs()
+	if err != nil {
+		return err
+	}
+	if s.store, err = maps.Open(newest, s.writing || s.renews); err == nil && otherNames {
+		s.store.Close()
+		err = maps.ErrOtherLayout
+	}
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, &OtherLayoutError{err: err}
 		s.foreign.Hooks, err = s.dir.otherHooks()
@@ -364,11 +371,21 @@ func (s *bpfState) drop() error {
 
 // otherHooks are the hooks of another layout.
 func (dir home) otherHooks() (others []*Hook, err error) {
-	dirs, err := dir.hookDirs()
+	dirs, _, err := dir.hookDirs()
 	for _, at := range dirs {
-		dev, _, failed := netinfo.DeviceByIndex(at.index)
+		a, failed := openAttachment(at)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		dev, _, failed := a.on()
+		if len(a.filters) > 0 {
+			dev, _, failed = netinfo.DeviceByIndex(a.index)
+		}
+		a.close()
 		err = errors.Join(err, failed)
-		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: fmt.Sprint("device ", at.index), at: at})
+		at.index = dev.Index
+		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: "device that is gone", at: at})
 	}
 	return others, err
 }
@@ -387,16 +404,6 @@ func (s *bpfState) sets() []*maps.Set {
 		return nil
 	}
 	return slices.Collect(s.store.Sets())
-}
-
-// setOf is the set of a direction of a device, by the index in the names of its pins; nil if there is none.
-func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
-	for _, set := range s.sets() {
-		if set.Ifindex() == index && set.Direction() == d {
-			return set
-		}
-	}
-	return nil
 }
 
 // tableBuckets is the number of slots of a new table on a machine with so many bytes of memory: a power of two.
