@@ -1,50 +1,13 @@
 package reconciler
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// dropPools deletes the pools of devices that are gone, unless anything is within them.
-func (r *Reconciler) dropPools(n *loader.Namespace) error {
-	h := n.Pools()
-	defer h.Close()
-	if h.Set == nil {
-		return nil
-	}
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return err
-	}
-	here := map[string]bool{}
-	for _, dev := range devices {
-		here[dev.Name] = true
-	}
-	var gone []string
-	for _, p := range h.Set.Policy() {
-		if device := p.Label.Owner.Device; device != "" && !here[device] {
-			gone = append(gone, p.Label.Name)
-		}
-	}
-	slices.Sort(gone)
-	slices.Reverse(gone) // the pool of a direction is within that of its device
-	var keys []netip.Prefix
-	for _, name := range gone {
-		keys = append(keys, policy.PoolKey(name))
-	}
-	unused := h.Set.Store.Unused(keys)
-	if _, err := n.Delete(loader.ApplyOptions{}, func(*loader.Hook) []netip.Prefix { return unused }, h); !errors.Is(err, loader.ErrPending) {
-		return err
-	}
-	return nil
-}
 
 // comparePools warns of pools that are there, and so stay as they are, but differ from those of the policy.
 func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from string) {

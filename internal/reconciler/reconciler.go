@@ -276,9 +276,6 @@ func (r *Reconciler) sweep() error {
 	if err := n.EndOldChange(rollbackFor); err != nil {
 		r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
 	}
-	if err := r.dropPools(n); err != nil {
-		r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", err))
-	}
 	return nil
 }
 

@@ -215,7 +215,7 @@ func (s *bpfState) noChange() error {
 	if err := s.readable(); err != nil {
 		return err
 	}
-	why := "another command changed rules since the last one, or watch removed pools of a device that is gone"
+	why := "another command changed rules since the last one"
 	switch {
 	case s.store == nil:
 		why = "there are no rules"

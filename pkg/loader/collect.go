@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -107,6 +108,38 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 		names = append(names, h.Was)
 	}
 	return names
+}
+
+// collectPools removes the pools of devices that no longer exist, unless anything is within them.
+func (p *pins) collectPools() error {
+	devices, err := netinfo.Devices()
+	if p.store == nil || err != nil {
+		return err
+	}
+	here := map[string]bool{"": true}
+	for _, dev := range devices {
+		here[dev.Name] = true
+	}
+	var gone []string
+	for _, pool := range p.store.Pools().Policy() {
+		if !here[pool.Label.Owner.Device] {
+			gone = append(gone, pool.Label.Name)
+		}
+	}
+	slices.Sort(gone)
+	slices.Reverse(gone) // the pool of a direction is within that of its device
+	var keys []netip.Prefix
+	for _, name := range gone {
+		keys = append(keys, policy.PoolKey(name))
+	}
+	unused := p.store.Unused(keys)
+	if unused == nil {
+		return nil
+	}
+	return p.changing(func() error {
+		p.store.Pools().Remove(unused...)
+		return p.drop()
+	})
 }
 
 // collectNamespaces removes the homes of namespaces that no longer exist, with hooks on devices that left them in time.

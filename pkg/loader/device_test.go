@@ -557,3 +557,28 @@ func TestDeviceGoesWithItsPool(t *testing.T) {
 		return err
 	})
 }
+
+// A device with a pool is deleted. Its pool goes, and the change that made both can still be undone.
+func TestRollbackWithoutADevice(t *testing.T) {
+	r := newRig(t, "", policy.Egress)
+	testenv.Veth(t, "w0", "w1")
+	own := pool("w0")
+	own.Label.Owner = policy.Owner{Device: "w0", Whole: true}
+	r.put(one)
+	r.write(func(n *Namespace) error {
+		_, err := n.Apply([]policy.Table{{Rules: []policy.Rule{own}}, r.table(two),
+			{Device: "w0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule("10.0.0.0/24", in("w0"))}}}, ApplyOptions{})
+		return err
+	})
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "w0")))
+	r.write(func(n *Namespace) error {
+		if tables, err := n.Tables(Attached, Gone); len(tables) != 1 || err != nil {
+			t.Errorf("rules are left: %+v, %v", tables, err)
+		}
+		_, err := n.Rollback()
+		return err
+	})
+	r.inForce(one)
+	r.flush()
+	r.nothingLeft()
+}

@@ -101,6 +101,9 @@ func (n *Namespace) Collect(keep func(device string) bool) error {
 			return err
 		}
 		n.Collected = slices.Compact(slices.Sorted(slices.Values(append(n.Collected, n.pins.collectDevices(keep)...))))
+		if err := n.pins.collectPools(); err != nil {
+			return err
+		}
 	}
 	if n.pins.store != nil {
 		n.pins.store.DropListeners()
