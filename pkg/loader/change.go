@@ -185,7 +185,7 @@ func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned 
 				return all, err
 			}
 			if h != nil && h.State == Gone {
-				all = append(all, newOrder(h, dev, policy.Table{Device: dev.Name, Direction: set.Direction(), Match: set.Side()}))
+				all = append(all, h.asItIs(dev))
 			} else if h != nil {
 				h.Close()
 			}
@@ -216,7 +216,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 				h.Close()
 				continue
 			}
-			all = append(all, newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}))
+			all = append(all, h.asItIs(h.Device))
 		}
 		return all, nil
 	}, ApplyOptions{beside: true})

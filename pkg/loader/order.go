@@ -53,6 +53,11 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	return o
 }
 
+// asItIs is an order that leaves no rules, or the ones that there are if it is not attached, on a device.
+func (h *Hook) asItIs(dev netinfo.Device) *order {
+	return newOrder(h, dev, policy.Table{Device: dev.Name, Direction: h.Direction, Match: h.Match()})
+}
+
 // removal is an order to remove rules of a hook, whatever its state is. The caller closes the hook itself.
 func (h *Hook) removal(flush bool) *order {
 	it := *h

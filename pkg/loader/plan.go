@@ -80,15 +80,15 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 		if one.isPools() {
 			continue
 		}
-		var rules, above []policy.Rule
+		var rules [][]policy.Rule
 		for phase := range phases {
 			of := *one.wants(phase)
 			if which == besideOthers && one.Set != nil && one.State != Attached {
 				of = append(one.Set.Policy(), of...) // all are attached again, perhaps to another device
 			}
-			rules, above = append(rules, of...), append(above, drawnFrom(of, drawn[phase])...)
+			rules = append(rules, of, drawnFrom(of, drawn[phase]))
 		}
-		err := one.check(n, rules, above)
+		err := one.check(n, rules...)
 		if err == nil {
 			err = one.checkMatch(which == besideOthers && o.Final)
 		}
@@ -116,8 +116,8 @@ func (n planner) addTables(all orders, tables []policy.Table, phase int, which s
 		if !t.IsPools() && o.Devices != nil && !slices.Contains(o.Devices, t.Device) {
 			continue
 		}
-		if !o.Check { // else the caller learns who has his guarantee
-			t.Rules = slices.Clone(t.Rules)
+		if !o.Check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
+			t.Rules = slices.Clone(t.Rules) // with Check, the caller learns who has his guarantee
 		}
 		known := at[Side{t.Device, t.Direction}]
 		if known == nil {
@@ -191,7 +191,7 @@ func (n planner) withoutRules(devices []string) (all orders, err error) {
 			h.Close()
 			continue
 		}
-		all = append(all, newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}))
+		all = append(all, h.asItIs(h.Device))
 	}
 	return all, err
 }
@@ -250,7 +250,7 @@ func (o *order) planSteps(which scope) {
 }
 
 // check finds out why a hook cannot have rules, and the pools that these draw from.
-func (o *order) check(n planner, rules, drawn []policy.Rule) error {
+func (o *order) check(n planner, rules ...[]policy.Rule) error {
 	if o.Set == nil {
 		if err := n.elsewhere(o.dev, o.Direction); err != nil {
 			return err
@@ -259,7 +259,7 @@ func (o *order) check(n planner, rules, drawn []policy.Rule) error {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	return o.planQueue(rules, drawn, n.pins.options.SetupFQ)
+	return o.planQueue(n.pins.options.SetupFQ, rules...)
 }
 
 // checkMatch returns an error if rules in force would match another address: any, if the change may revert, or else one that

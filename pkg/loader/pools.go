@@ -263,9 +263,9 @@ func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 			h.Close()
 			continue
 		}
-		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
+		o := h.asItIs(h.Device)
 		all = append(all, o)
-		if err = o.planQueue(nil, drawn, n.pins.options.SetupFQ); err != nil {
+		if err = o.planQueue(n.pins.options.SetupFQ, drawn); err != nil {
 			err = fmt.Errorf("%s: %w", tableName(o.want), err)
 		}
 	}

@@ -45,22 +45,21 @@ func (e *UnqueuedError) Error() string {
 
 // Waiting is how many packets of rules, in the shortest frames, may be in one queue, and
 // for how long; 0 if no rule delays.
-func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
-	for _, r := range rules {
-		bytes, wait := r.Waiting()
-		packets = max(packets, uint32(min((bytes+queuedFrame-1)/queuedFrame, math.MaxUint32)))
-		longest = max(longest, wait)
+func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
+	for _, rules := range lists {
+		for _, r := range rules {
+			bytes, wait := r.Waiting()
+			packets = max(packets, uint32(min((bytes+queuedFrame-1)/queuedFrame, math.MaxUint32)))
+			longest = max(longest, wait)
+		}
 	}
 	return packets, longest
 }
 
-// planQueue finds out what the device needs so that rules, and the pools that they draw from, can delay. It changes
-// nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
+// planQueue finds out what the device needs so that rules and pools can delay. It changes nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
 // fq.ErrOldIfb.
-func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
-	packets, longest := Waiting(rules)
-	inPools, untilThere := Waiting(pools)
-	packets, longest = max(packets, inPools), max(longest, untilThere)
+func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
+	packets, longest := Waiting(rules...)
 	if packets == 0 {
 		return nil
 	}

@@ -183,15 +183,14 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if lacks.Rules > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks.Rules)/4*5)
 	}
-	if lacks.Labels > 0 {
-		size.Labels = 2 * (size.Labels + lacks.Labels)
+	grow := func(has *uint32, lacks uint32) {
+		if lacks > 0 {
+			*has = 2 * (*has + lacks)
+		}
 	}
-	if lacks.Shares > 0 {
-		size.Shares = 2 * (size.Shares + lacks.Shares)
-	}
-	if lacks.Leases > 0 {
-		size.Leases = 2 * (size.Leases + lacks.Leases)
-	}
+	grow(&size.Labels, lacks.Labels)
+	grow(&size.Shares, lacks.Shares)
+	grow(&size.Leases, lacks.Leases)
 	for views += uint32(len(s.sets())) + 1; size.Views < views; { // one is that of the pools
 		size.Views *= 2
 	}
