@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
@@ -51,7 +52,7 @@ func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
 // openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
 func openAttachment(at hookDir) (*attachment, error) {
 	a := &attachment{hookDir: at}
-	if err := trustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
+	if err := bpffs.TrustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
 		return a, nil
 	} else if err != nil {
 		return nil, err
@@ -145,13 +146,13 @@ func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
 	// replaces the old pin, because without one nobody would recognise the filter that is there.
 	pin := a.pin(programPin)
-	aside := pin + asideSuffix
-	err := unlink(aside)
+	aside := pin + bpffs.AsideSuffix
+	err := bpffs.Unlink(aside)
 	if err == nil {
-		err = pinAt(p, aside)
+		err = bpffs.Pin(p, aside)
 	}
 	if err == nil {
-		err = renamePins(aside, pin)
+		err = bpffs.Rename(aside, pin)
 	}
 	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
@@ -188,9 +189,9 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 		return fmt.Errorf("attach to tcx: %w", err)
 	}
 	path := a.pin(linkPin)
-	err = unlink(path) // of a dead link
+	err = bpffs.Unlink(path) // of a dead link
 	if err == nil {
-		if err = pinAt(l, path); err != nil {
+		if err = bpffs.Pin(l, path); err != nil {
 			err = fmt.Errorf("pin the link: %w", err)
 		}
 	}
@@ -277,7 +278,7 @@ func (a *attachment) remove() error {
 			return fmt.Errorf("detach the link: %w", err)
 		}
 	}
-	if err := discard(a.dir); err != nil {
+	if err := bpffs.Discard(a.dir); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return nil
@@ -333,14 +334,6 @@ func removeHook(at hookDir) error {
 	return a.remove()
 }
 
-// pinAt pins a program, link or map.
-func pinAt(object interface{ Pin(path string) error }, path string) error {
-	if err := step.Try("pin"); err != nil {
-		return err
-	}
-	return object.Pin(path)
-}
-
 // ensureClsact adds a clsact qdisc to the device of a hook, or finds that it has one.
 func (a *attachment) ensureClsact() error {
 	l, err := netlink.LinkByIndex(a.index)
@@ -357,7 +350,7 @@ func (a *attachment) ensureClsact() error {
 	case qdisc != "":
 		return nil
 	}
-	if err := makeDir(a.clsactMark()); err != nil {
+	if err := bpffs.MakeDir(a.clsactMark()); err != nil {
 		return err
 	}
 	if err := step.Try("add a clsact qdisc"); err != nil {
@@ -391,7 +384,7 @@ func clsact(index int) *netlink.Clsact {
 // dropClsact deletes the clsact qdisc that shapectl added, unless it has filters. Beside it, no other tool could add an
 // ingress qdisc.
 func (a *attachment) dropClsact() error {
-	if !exists(a.clsactMark()) {
+	if !bpffs.Exists(a.clsactMark()) {
 		return nil
 	}
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
@@ -403,7 +396,7 @@ func (a *attachment) dropClsact() error {
 			return nil // of the other direction
 		}
 		if len(all) > 0 { // now it is of whoever added these
-			return unlink(a.clsactMark())
+			return bpffs.Unlink(a.clsactMark())
 		}
 	}
 	if err := step.Try("delete a clsact qdisc"); err != nil {
@@ -412,5 +405,5 @@ func (a *attachment) dropClsact() error {
 	if err := netlink.QdiscDel(clsact(a.index)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("delete a clsact qdisc: %w", err)
 	}
-	return unlink(a.clsactMark())
+	return bpffs.Unlink(a.clsactMark())
 }

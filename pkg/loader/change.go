@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -226,7 +227,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 		}
 	}
 	if len(again) > 0 {
-		err = errors.Join(err, n.pins.dir.record(reattachedPin, Reattached{maps.Now(), again}))
+		err = errors.Join(err, bpffs.Record(n.pins.dir.pin(reattachedPin), Reattached{maps.Now(), again}))
 	}
 	return again, errors.Join(unread, err)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -27,11 +28,11 @@ const (
 // markAlive pins the mark that isDead reads. It must be the first pin of a home.
 func (dir home) markAlive() error {
 	pin := dir.pin(alivePin)
-	if exists(pin) {
+	if bpffs.Exists(pin) {
 		return nil
 	}
 	spec := &ebpf.MapSpec{Name: "shapectl_alive", Type: ebpf.DevMap, ValueSize: 4}
-	if err := pinValue(pin, spec, uint32(loopback)); err != nil {
+	if err := bpffs.Value(pin, spec, uint32(loopback)); err != nil {
 		return fmt.Errorf("mark the pins as those of this network namespace: %w", err)
 	}
 	return nil
@@ -40,7 +41,7 @@ func (dir home) markAlive() error {
 // isDead reports whether the namespace of a home no longer exists. The error wraps
 // fs.ErrNotExist if a killed command has not marked the home.
 func (dir home) isDead() (bool, error) {
-	if err := trustDir(string(dir)); err != nil {
+	if err := bpffs.TrustDir(string(dir)); err != nil {
 		return false, err
 	}
 	m, err := ebpf.LoadPinnedMap(dir.pin(alivePin), &ebpf.LoadPinOptions{ReadOnly: true})
@@ -58,7 +59,7 @@ func (dir home) isDead() (bool, error) {
 
 // ownPins are those of a home without rules.
 var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + asideSuffix, authorPin + asideSuffix, policyPin + asideSuffix,
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix, policyPin + bpffs.AsideSuffix,
 	string(ClusterLeases), string(LineLeases), lockPin,
 }
 
@@ -69,11 +70,11 @@ func (dir home) remove() {
 		return
 	}
 	for _, name := range ownPins {
-		if unlink(dir.pin(name)) != nil {
+		if bpffs.Unlink(dir.pin(name)) != nil {
 			return
 		}
 	}
-	unlink(string(dir)) // refused unless empty
+	bpffs.Unlink(string(dir)) // refused unless empty
 }
 
 // collectDevices removes the hooks of devices that no longer exist and that nobody keeps, and returns their names. It skips a hook that
@@ -170,12 +171,12 @@ func (dir home) clear() {
 	if err != nil {
 		return // a hook may use the maps
 	}
-	entries, _ := readDir(string(dir))
+	entries, _ := bpffs.List(string(dir))
 	for _, e := range entries {
 		if path := dir.pin(e.Name()); e.IsDir() && e.Name() != lockPin {
-			removeAll(path)
+			bpffs.RemoveAll(path)
 		} else if !e.IsDir() && e.Name() != alivePin {
-			unlink(path)
+			bpffs.Unlink(path)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
@@ -119,7 +120,7 @@ func (dir home) hookDirOf(set *maps.Set) hookDir {
 
 // hookDirs are the directories of all hooks, and whether another layout named them.
 func (dir home) hookDirs() (dirs []hookDir, other bool, err error) {
-	entries, err := readDir(string(dir))
+	entries, err := bpffs.List(string(dir))
 	for _, e := range entries {
 		direction, number, _ := strings.Cut(e.Name(), "-")
 		_, reversed := strconv.Atoi(direction)

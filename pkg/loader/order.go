@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
@@ -148,7 +149,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 	}
 	err = p.changing(func() error { return all.apply(p, o) })
 	if err == nil && o.Confirm > 0 && p.state() == maps.Pending {
-		p.dir.record(authorPin, Author{o.Author, p.store.Begins()}) // else nobody is told who it was
+		bpffs.Record(p.dir.pin(authorPin), Author{o.Author, p.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
@@ -406,7 +407,7 @@ func (o *order) attach(p *pins) error {
 			return err
 		}
 	}
-	if err := makeDir(h.at.dir); err != nil {
+	if err := bpffs.MakeDir(h.at.dir); err != nil {
 		return err
 	}
 	caller, err := program.LoadCaller(p.kinds, kind, h.Set.Number())

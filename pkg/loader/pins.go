@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -126,7 +127,7 @@ func (p *pins) discardForeign() error {
 
 // removeStrays removes pins that belong to no hook.
 func (p *pins) removeStrays() error {
-	entries, err := readDir(string(p.dir))
+	entries, err := bpffs.List(string(p.dir))
 	if err != nil {
 		return err
 	}
@@ -143,10 +144,10 @@ func (p *pins) removeStrays() error {
 	for _, e := range entries {
 		path := p.dir.pin(e.Name())
 		switch {
-		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
-			err = removeAll(path)
+		case strings.HasPrefix(e.Name(), bpffs.TrashPrefix), e.Name() == asideName:
+			err = bpffs.RemoveAll(path)
 		case e.Name() == kindsPin && p.store == nil && p.foreign == nil:
-			err = unlink(path)
+			err = bpffs.Unlink(path)
 		}
 		if err != nil {
 			return fmt.Errorf("remove pins: %w", err)
@@ -194,15 +195,15 @@ func (p *pins) complete() error {
 // killed, the next command calls complete.
 func (p *pins) changing(f func() error) error {
 	mark := p.dir.pin(busyPin)
-	if err := makeDir(mark); err != nil {
+	if err := bpffs.MakeDir(mark); err != nil {
 		return err
 	}
 	err := f()
 	if err == nil {
-		return unlink(mark)
+		return bpffs.Unlink(mark)
 	}
 	if p.complete() == nil {
-		unlink(mark)
+		bpffs.Unlink(mark)
 	}
 	return err
 }
@@ -215,13 +216,13 @@ func (p *pins) heal() error {
 	if err := p.healMarks(); err != nil {
 		return err
 	}
-	if !exists(p.dir.pin(busyPin)) {
+	if !bpffs.Exists(p.dir.pin(busyPin)) {
 		return nil
 	}
 	if err := p.complete(); err != nil {
 		return err
 	}
-	return unlink(p.dir.pin(busyPin))
+	return bpffs.Unlink(p.dir.pin(busyPin))
 }
 
 // endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -94,7 +95,7 @@ func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
 
 // makeIfb makes or repairs the ifb of a device, and marks the device.
 func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
-	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {
+	if err := bpffs.MakeDir(dir.ifbMark(dev.Index)); err != nil {
 		return err
 	}
 	_, err := fq.MakeIfb(dev.Index, dev.Name, packets)
@@ -107,7 +108,7 @@ func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 // dropIfb deletes the ifb of a device, if there is one. No packets may be sent to it any more.
 func (dir home) dropIfb(device int) error {
 	mark := dir.ifbMark(device)
-	if !exists(mark) {
+	if !bpffs.Exists(mark) {
 		return nil
 	}
 	if _, err := fq.Drain(fq.IfbIndex(device), drainPatience); err != nil {
@@ -116,7 +117,7 @@ func (dir home) dropIfb(device int) error {
 	if err := fq.RemoveIfb(device); err != nil {
 		return err
 	}
-	return unlink(mark)
+	return bpffs.Unlink(mark)
 }
 
 func (dir home) ifbMark(index int) string {
@@ -125,7 +126,7 @@ func (dir home) ifbMark(index int) string {
 
 // healMarks removes the ifbs and the marks of deleted devices, and repairs ifbs that rules need.
 func (p *pins) healMarks() error {
-	entries, err := readDir(string(p.dir))
+	entries, err := bpffs.List(string(p.dir))
 	for _, e := range entries {
 		index, isIfb := numbered(e.Name(), ifbPrefix)
 		if !isIfb {
@@ -141,7 +142,7 @@ func (p *pins) healMarks() error {
 		needs := func(set *maps.Set) bool { return set.Ifindex() == index && set.Direction() == policy.Ingress }
 		switch {
 		case !isIfb && !here:
-			err = unlink(p.dir.pin(e.Name()))
+			err = bpffs.Unlink(p.dir.pin(e.Name()))
 		case isIfb && (!here || p.foreign == nil && !slices.ContainsFunc(p.sets(), needs)):
 			err = p.dir.dropIfb(index)
 		case isIfb:

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -99,7 +100,7 @@ func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[
 		if isHook, _ := filepath.Match("*gress-*", name); isHook {
 			hooks++
 		}
-		if healed && (name == busyPin || strings.HasPrefix(name, trashPrefix)) {
+		if healed && (name == busyPin || strings.HasPrefix(name, bpffs.TrashPrefix)) {
 			r.t.Errorf("left over: %s", pin)
 		}
 	}

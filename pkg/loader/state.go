@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
@@ -109,7 +110,7 @@ func (s *bpfState) close() {
 
 // generationsIn are the generations of maps that are pinned in a directory, oldest first.
 func generationsIn(dir string) ([]string, error) {
-	entries, err := readDir(dir)
+	entries, err := bpffs.List(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func generationsIn(dir string) ([]string, error) {
 	var names []string
 	for _, number := range numbers {
 		name := fmt.Sprintf("g%d", number)
-		if err := trustDir(filepath.Join(dir, name)); err != nil {
+		if err := bpffs.TrustDir(filepath.Join(dir, name)); err != nil {
 			return nil, err
 		}
 		names = append(names, name)
@@ -138,7 +139,7 @@ func (dir home) discardGenerations(keep int) error {
 		return err
 	}
 	for _, g := range generations[:max(0, len(generations)-keep)] {
-		if err := discard(dir.pin(g)); err != nil {
+		if err := bpffs.Discard(dir.pin(g)); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
@@ -150,7 +151,7 @@ func (dir home) discardMaps() error {
 	if err := dir.discardGenerations(0); err != nil {
 		return err
 	}
-	return unlink(dir.pin(kindsPin))
+	return bpffs.Unlink(dir.pin(kindsPin))
 }
 
 // makeRoom makes the maps of the namespace, or a new generation if they lack room for the
@@ -230,10 +231,10 @@ func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
 		s.kinds, err = program.NewKinds()
 	}
 	if err == nil {
-		err = unlink(pin)
+		err = bpffs.Unlink(pin)
 	}
 	if err == nil {
-		err = pinAt(s.kinds, pin)
+		err = bpffs.Pin(s.kinds, pin)
 	}
 	if err == nil {
 		err = s.pinAs(s.store, "g0")
@@ -247,16 +248,16 @@ func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
 // pinAs pins a store aside, and then renames the whole into place.
 func (s *bpfState) pinAs(store *maps.Store, generation string) error {
 	aside := s.dir.pin(asideName)
-	if err := removeAll(aside); err != nil {
+	if err := bpffs.RemoveAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
-	if err := makeDir(aside); err != nil {
+	if err := bpffs.MakeDir(aside); err != nil {
 		return err
 	}
 	if err := store.Pin(aside); err != nil {
 		return err
 	}
-	if err := renamePins(aside, s.dir.pin(generation)); err != nil {
+	if err := bpffs.Rename(aside, s.dir.pin(generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	return nil
@@ -343,7 +344,7 @@ func (s *bpfState) needKind(kind program.Kind) error {
 
 // unify completes the work of a killed command: all hooks use the newest generation.
 func (s *bpfState) unify() error {
-	if err := removeAll(s.dir.pin(asideName)); err != nil {
+	if err := bpffs.RemoveAll(s.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	generations, err := generationsIn(string(s.dir))
