@@ -59,7 +59,7 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	if now.File != f.File && reverted.File != f.File {
 		e.say("%s was not confirmed, and reverted: %s gets the rules of the policy in force, %s", f.Path, plain.Line(name), now.Path)
 	}
-	done, err := n.ApplyNew(want, then)
+	done, err := n.ApplyNew(want, then, nil)
 	if err != nil {
 		return err
 	}

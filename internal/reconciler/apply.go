@@ -66,12 +66,18 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 	tables = append(tables, pools)
 	then, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
 	then = append(then, poolsThen)
-	done, err := n.ApplyNew(tables, then)
+	done, err := n.ApplyNew(tables, then, from.Names)
 	r.tell(tables, done, from)
 	if err == nil {
 		r.sayWaiting(n.Claims)
 	}
 	r.comparePools(n, pools, from.Path)
+	for _, t := range targets {
+		returned := func(d loader.Applied) bool { return d.Device == t.dev.Name && d.Hook.Reattached != "" }
+		if err == nil && slices.ContainsFunc(done, returned) {
+			r.compare(n, t, from)
+		}
+	}
 	return err
 }
 

@@ -45,7 +45,8 @@ type ApplyOptions struct {
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 
-	beside bool // the hooks had no rules in force, and the last change goes on
+	beside  bool // the hooks had no rules in force, and the last change goes on
+	returns func(device string) bool
 }
 
 // Applied is what a command did to a hook, or to the pools.

@@ -134,13 +134,14 @@ func (p *pins) flush(o ApplyOptions, hooks []*Hook) error {
 // with an error; nothing is done to a device that was deleted meanwhile.
 //
 // reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
-// ErrPending if pools in the change rule that out.
-func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, err error) {
+// ErrPending if pools in the change rule that out. returns, which may be nil, tells which devices get the rules back that a deleted
+// device of that name had, with new counters. That takes no longer for many rules.
+func (n *Namespace) ApplyNew(tables, reverted []policy.Table, returns func(device string) bool) (done []Applied, err error) {
 	phases := [][]policy.Table{policy.WithoutGuarantees(tables)}
 	if reverted != nil && n.pins.state() == maps.Pending {
 		phases = append(phases, policy.WithoutGuarantees(reverted))
 	}
-	o := ApplyOptions{beside: true}
+	o := ApplyOptions{beside: true, returns: returns}
 	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
 	for _, o := range all {
 		if o.State == Attached && !o.isPools() {
@@ -169,40 +170,6 @@ func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applie
 	}
 	policy.SortRules(pools)
 	return n.Apply(append(slices.Clone(rules), policy.Table{Rules: pools}), ApplyOptions{Devices: []string{dev.Name}})
-}
-
-// Return attaches the rules of a deleted device to the one that has its name now, with new counters, and returns the
-// directions. It takes no longer for many rules. It does nothing unless there are rules in all directions of tables, which
-// match the same address and do not delay, as that may need a qdisc first.
-func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned []policy.Direction, err error) {
-	all, err := n.pins.carryOut(func() (all orders, err error) {
-		for _, set := range n.pins.sets() {
-			of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
-			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Any(maps.Delays) {
-				continue
-			}
-			h, err := n.pins.dir.openHook(set)
-			if err != nil {
-				return all, err
-			}
-			if h != nil && h.State == Gone {
-				all = append(all, h.asItIs(dev))
-			} else if h != nil {
-				h.Close()
-			}
-		}
-		if len(all) < len(tables) {
-			all.close()
-			all = nil
-		}
-		return all, nil
-	}, ApplyOptions{beside: true})
-	for _, o := range all {
-		if err == nil && o.gone == nil {
-			returned = append(returned, o.Direction)
-		}
-	}
-	return returned, err
 }
 
 // Reattach attaches the hooks that something else has detached, with the rules that they have. It returns them also with

@@ -93,7 +93,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
 		"apply new": func(n *Namespace) error {
-			done, err := n.ApplyNew(tables, nil)
+			done, err := n.ApplyNew(tables, nil, nil)
 			if wrong := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); wrong || len(done) < 4 {
 				t.Errorf("rules were applied to %v, want va, w1 and maybe w0", done)
 			}
@@ -486,7 +486,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"put anew":  func(n *Namespace) error { _, err := put(n, "va", policy.Ingress, policy.MatchSrc, one); return err },
 			"delete":    func(n *Namespace) error { return deleteFrom(n, []*Hook{hook}, one.Prefix) },
 			"apply":     apply,
-			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
+			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil, nil); return err },
 			"confirm":   confirm,
 			"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
 		} {
@@ -522,7 +522,7 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
-		done, err := n.ApplyNew([]policy.Table{r.table(two)}, nil)
+		done, err := n.ApplyNew([]policy.Table{r.table(two)}, nil, nil)
 		if len(done) > 0 {
 			t.Errorf("rules were applied to %v", done)
 		}

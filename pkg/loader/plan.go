@@ -123,18 +123,21 @@ func (n planner) addTables(all orders, tables []policy.Table, phase int, which s
 		if known == nil {
 			before := len(all)
 			var err error
-			if all, err = n.add(all, t); err != nil {
+			if all, err = n.add(all, t, o); err != nil {
 				return all, t, err
 			}
 			if len(all) == before {
 				continue
 			}
-			if known = all[before]; which == onNewHooks && known.Set != nil { // another command set rules meanwhile
+			known = all[before]
+			known.want.Rules = nil
+			if which == onNewHooks && known.Set != nil && known.State != Gone { // another command set rules meanwhile
 				known.Close()
 				all = all[:before]
-				continue
 			}
-			known.want.Rules = nil
+		}
+		if which == onNewHooks && known.Set != nil {
+			continue
 		}
 		if which == onNewHooks && known.want.Match != t.Match {
 			return all, t, n.pins.pending()
@@ -197,7 +200,7 @@ func (n planner) withoutRules(devices []string) (all orders, err error) {
 }
 
 // add adds the order for a table, if its device exists and there is anything to do.
-func (n planner) add(all orders, t policy.Table) (orders, error) {
+func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error) {
 	if t.IsPools() {
 		return append(all, n.poolsOrder(t.Rules)), nil
 	}
@@ -212,6 +215,9 @@ func (n planner) add(all orders, t policy.Table) (orders, error) {
 	if err == nil {
 		h, err = n.Find(dev.Name, t.Direction)
 	}
+	if err == nil && h == nil && o.returns != nil && o.returns(dev.Name) {
+		h, err = n.left(t)
+	}
 	if err != nil {
 		return all, err
 	}
@@ -222,6 +228,24 @@ func (n planner) add(all orders, t policy.Table) (orders, error) {
 		err = ErrMoved
 	}
 	return all, err
+}
+
+// left is the hook that a deleted device has left, nil for none. Its rules match the address of the table and do not delay, as that
+// may need a qdisc first.
+func (n planner) left(t policy.Table) (*Hook, error) {
+	for _, set := range n.pins.sets() {
+		if set.Device() != t.Device || set.Direction() != t.Direction || set.Side() != t.Match || set.Any(maps.Delays) {
+			continue
+		}
+		h, err := n.pins.dir.openHook(set)
+		if err != nil || h != nil && h.State == Gone {
+			return h, err
+		}
+		if h != nil {
+			h.Close()
+		}
+	}
+	return nil, nil
 }
 
 // planSteps finds the steps from the rules that the hook has to those that it shall have.
