@@ -234,7 +234,7 @@ type goal struct {
 	absent, unmatched []string // devices, and patterns that match no device
 }
 
-func (e *env) goal(f *policyfile.File) (g goal, err error) {
+func goalOf(f *policyfile.File) (g goal, err error) {
 	devices, err := policyDevices(f)
 	if err != nil {
 		return g, err
@@ -369,7 +369,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, err := e.goal(f.File)
+		want, err := goalOf(f.File)
 		if err != nil {
 			return err
 		}

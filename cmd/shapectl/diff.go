@@ -39,7 +39,7 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, err := e.goal(f)
+		want, err := goalOf(f)
 		if err != nil {
 			return err
 		}

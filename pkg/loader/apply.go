@@ -36,7 +36,8 @@ type ApplyOptions struct {
 	Confirm time.Duration
 	// Author is who makes a change that is to be confirmed, a zero byte, and the command.
 	Author string
-	// Check changes nothing, and only finds out whether the change would be refused.
+	// Check changes nothing, and only finds out whether the change would be refused. Then the tables themselves have the
+	// guarantees that there is room for.
 	Check bool
 	// Final: the change cannot be rolled back, so what only that would need is removed at once. Not with Confirm.
 	Final bool
@@ -89,8 +90,8 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // device that is here, with valid rules in the order of policy.SortRules. All hooks and pools switch
 // at one moment: a packet meets the old rules or the new ones. Rules that stay keep
 // buckets and counters. On failure nothing is changed, but for devices that were deleted
-// meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
-// needed any more.
+// meanwhile: these get no rules, and the others do. Guarantees that wait are given as far as there is room: see Claims. With
+// Final, a failure may also be that of removing what is not needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	var all orders
 	for again := true; again; {
@@ -102,12 +103,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	if err != nil || o.Check {
 		return nil, err
 	}
-	for _, o := range all {
-		if o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
-			done = append(done, o.done)
-		}
-	}
-	return done, nil
+	return all.done(func(o *order) bool { return o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) }), nil
 }
 
 // arm lets a prepared change begin. It returns after that. The error may wrap ErrBusy.

@@ -63,9 +63,12 @@ func openAttachment(at hookDir) (*attachment, error) {
 	}
 	if a.link, err = link.LoadPinnedLink(a.pin(linkPin), nil); err == nil {
 		if a.index == 0 {
-			_, a.index, err = a.ask()
+			if _, a.index, err = a.ask(); err != nil {
+				a.close()
+				return nil, err
+			}
 		}
-		return a, err
+		return a, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open the link of device %d %s: %w", a.index, a.direction, err)
 	}

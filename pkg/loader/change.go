@@ -58,16 +58,13 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 	if err != nil {
 		return nil, err
 	}
-	err = netinfo.ErrNoDevice
-	for _, o := range all {
-		if err = o.gone; err == nil {
-			done = append(done, o.done)
+	if done = all.done(func(o *order) bool { return o.gone == nil }); done == nil {
+		err = netinfo.ErrNoDevice
+		for _, o := range all {
+			err = o.gone
 		}
 	}
-	if done == nil {
-		return nil, err
-	}
-	return done, nil
+	return done, err
 }
 
 // Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
@@ -100,12 +97,10 @@ func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, 
 		}
 		return all, nil
 	}, o)
-	for _, o := range all {
-		if err == nil && len(o.steps) > 0 {
-			done = append(done, o.done)
-		}
+	if err != nil {
+		return nil, err
 	}
-	return done, err
+	return all.done(func(o *order) bool { return len(o.steps) > 0 }), nil
 }
 
 // Flush removes all rules of hooks or pools, and detaches the hooks, which may be of another layout. The error wraps
@@ -143,13 +138,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table, returns func(devic
 	}
 	o := ApplyOptions{beside: true, returns: returns}
 	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
-	for _, o := range all {
-		if o.State == Attached && !o.isPools() {
-			o.done.Hook.Changed = true
-			done = append(done, o.done)
-		}
-	}
-	return done, err
+	return all.done(func(o *order) bool { return o.State == Attached && !o.isPools() }), err
 }
 
 // ApplyTo replaces the rules of a device by those of tables, in the order of Apply. The last table has pools: it sets those that

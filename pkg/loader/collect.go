@@ -127,6 +127,9 @@ func (p *pins) collectPools() error {
 			gone = append(gone, pool.Label.Name)
 		}
 	}
+	if gone == nil {
+		return nil
+	}
 	slices.Sort(gone)
 	slices.Reverse(gone) // the pool of a direction is within that of its device
 	var keys []netip.Prefix
@@ -166,6 +169,7 @@ func (at place) collectNamespaces() {
 func (dir home) clear() {
 	hooks, _, err := dir.hookDirs()
 	for _, at := range hooks {
+		at.index = -1 // filters ended with the namespace
 		err = errors.Join(err, removeHook(at))
 	}
 	if err != nil {

@@ -95,7 +95,7 @@ func Write(o Options) (*Namespace, error) {
 }
 
 // Collect removes leftovers of deleted devices and namespaces. If keep is not nil, it tells of which deleted devices the
-// rules stay, for Return.
+// rules stay, for ApplyNew.
 func (n *Namespace) Collect(keep func(device string) bool) error {
 	if n.pins.dir != "" {
 		if err := n.pins.sweep(); err != nil { // an earlier command may have had no time for all hooks

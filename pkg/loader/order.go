@@ -118,6 +118,16 @@ func (all orders) steps() (n int) {
 	return n
 }
 
+// done is what was done by those that did something.
+func (all orders) done(did func(*order) bool) (done []Applied) {
+	for _, o := range all {
+		if did(o) {
+			done = append(done, o.done)
+		}
+	}
+	return done
+}
+
 // carryOut carries out a plan. What it returns is closed.
 func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders, err error) {
 	defer func() { all.close() }()
