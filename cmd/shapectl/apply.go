@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -230,31 +231,37 @@ func (e *env) readAll(name string) ([]byte, error) {
 // A goal is what a policy wants of the devices that exist.
 type goal struct {
 	tables            []policy.Table
-	absent, unmatched []string           // devices, and patterns that match no device
-	noRoom            *policyfile.NoRoom // nil if all guarantees have room
+	absent, unmatched []string // devices, and patterns that match no device
 }
 
-func goalOf(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
+func goalOf(f *policyfile.File) (g goal, err error) {
 	devices, err := policyDevices(f)
 	if err != nil {
 		return g, err
 	}
-	live := func() []policy.Table {
-		have, _ := n.Tables(loader.Attached) // what cannot be read keeps no guarantee
-		return have
-	}
-	if g.tables, g.noRoom, err = f.TablesWithRoom(devices, live); err != nil {
+	if g.tables, g.absent, err = f.Tables(devices); err != nil {
 		return g, inputError(err)
 	}
-	g.absent, g.unmatched = f.Absent(devices), f.Unmatched(devices)
+	g.unmatched = f.Unmatched(devices)
 	return g, nil
 }
 
+// waiting returns who has no guarantee yet, and why the first of them has none.
+func waiting(n *loader.Namespace) (who []string, why *policy.PoolError) {
+	for _, c := range n.Claims {
+		if c.NoRoom != nil {
+			who, why = append(who, c.Who), cmp.Or(why, c.NoRoom)
+		}
+	}
+	return who, why
+}
+
 // sayNoRoom says which devices have no guarantee yet.
-func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
-	if noRoom != nil {
-		e.say("shapectl: %w", noRoom)
-		e.warnOf(noRoom.Problem)
+func (e *env) sayNoRoom(n *loader.Namespace, f *policyfile.File) {
+	if who, why := waiting(n); why != nil {
+		e.say("shapectl: no room for the guarantees of %d of %s: %s; until there is room, they get what other guarantees leave, at worst nothing",
+			len(who), plain.Count(len(n.Claims), "device"), plain.List(plain.Lines(who)))
+		e.warnOf(f.AtPool(*why))
 	}
 }
 
@@ -362,7 +369,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, err := goalOf(n, f.File)
+		want, err := goalOf(f.File)
 		if err != nil {
 			return err
 		}
@@ -392,12 +399,13 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
+		noRoom, _ := waiting(n)
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: want.noRoom.Waiting(),
+			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: noRoom,
 			RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		e.sayUnseen(f.File, devices...)
-		if e.sayNoRoom(want.noRoom); want.noRoom != nil && err == nil {
+		if e.sayNoRoom(n, f.File); noRoom != nil && err == nil {
 			err = errDegraded
 		}
 		for _, d := range done {

@@ -59,20 +59,17 @@ func (e *env) applyToDevice(n *loader.Namespace, f lastgood.Policy, name string,
 	if now.File != f.File && reverted.File != f.File {
 		e.say("%s was not confirmed, and reverted: %s gets the rules of the policy in force, %s", f.Path, plain.Line(name), now.Path)
 	}
-	done, err := n.ApplyNew(want, then)
-	var noRoom error
-	if policy.IsNoRoom(err) {
-		noRoom, want = err, policy.WithoutGuarantees(want)
-		done, err = n.ApplyNew(want, policy.WithoutGuarantees(then))
-	}
+	done, err := n.ApplyNew(want, then, nil)
 	if err != nil {
 		return err
 	}
+	_, noRoom := waiting(n)
 	if len(want) > 0 {
 		changed, err := n.ApplyTo(dev, want)
 		if err != nil {
 			return err
 		}
+		_, noRoom = waiting(n)
 		done = append(done, changed...)
 		e.sayUnseen(now.File, on)
 	}

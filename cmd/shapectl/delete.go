@@ -404,7 +404,7 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 
 // sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
 func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
-	found := n.Others().Elsewhere(want.matchesHook)
+	found := n.Elsewhere(want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}

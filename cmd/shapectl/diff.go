@@ -39,12 +39,11 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, err := goalOf(n, f)
+		want, err := goalOf(f)
 		if err != nil {
 			return err
 		}
 		e.sayMissing(want.absent, want.unmatched)
-		e.sayNoRoom(want.noRoom)
 		have, err := n.Tables(loader.Attached)
 		if err != nil {
 			return err
@@ -53,6 +52,7 @@ func (e *env) diff(name string) error {
 		if refused == nil {
 			_, refused = n.Apply(want.tables, loader.ApplyOptions{Check: true})
 		}
+		e.sayNoRoom(n, f)
 		switch {
 		case errors.Is(refused, loader.ErrMatch):
 			return refused

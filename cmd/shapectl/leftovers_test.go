@@ -19,7 +19,7 @@ import (
 // hooks are the directories of hooks in the bpffs, of all namespaces.
 func (r *rig) hooks() []string {
 	r.t.Helper()
-	hooks, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "[0-9]*-*gress"))
+	hooks, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*gress-[0-9]*"))
 	testenv.Must(r.t, err)
 	return hooks
 }

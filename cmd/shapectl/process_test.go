@@ -21,9 +21,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -455,7 +455,7 @@ func TestOwnMounts(t *testing.T) {
 		cmd.Env = append(os.Environ(), mainEnv+"=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 		out, err := cmd.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), loader.ErrMounts.Error()) || !strings.Contains(string(out), "'shapectl -n NAME'") {
+		if err == nil || !strings.Contains(string(out), bpffs.ErrMounts.Error()) || !strings.Contains(string(out), "'shapectl -n NAME'") {
 			t.Errorf("%s: %v: %s", line, err, out)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/measure"
@@ -205,7 +206,7 @@ func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, loader.ErrNoClsact, loader.ErrNoClsBPF, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, observe.ErrNoTCX, loader.ErrUntrusted, loader.ErrMounts, loader.ErrFewFiles,
+	fq.ErrOldIfb, observe.ErrNoTCX, bpffs.ErrUntrusted, bpffs.ErrMounts, loader.ErrFewFiles,
 }
 
 func exitCode(err error) int {
@@ -386,7 +387,7 @@ var advices = []advice{
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrNoClsBPF, false, "; load the module cls_bpf, or use a kernel with tcx (6.6)", nil},
 	{loader.ErrLessee, true, "; end that one first", nil},
-	{loader.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
+	{bpffs.ErrMounts, false, "; instead of 'ip netns exec NAME shapectl', run 'shapectl -n NAME' outside, or name another bpffs in SHAPECTL_BPFFS", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN and a bpffs that you may write to", nil},
 	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},

@@ -274,7 +274,7 @@ func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules
 			unread = e.checkThere(n, *want)
 		}
 		if len(found) == 0 && unread == nil && !want.pools {
-			want.lost = e.sayElsewhere(n, *want) && !n.Others().Exist()
+			want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
 		}
 		if len(found) > 0 || unread == nil {
 			rules = found

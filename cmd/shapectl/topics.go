@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/internal/bpffs"
 )
 
 // helpTopics are pages of help that belong to no command.
@@ -70,7 +70,7 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 
   SHAPECTL_STORE   the URL of the store for agent and cluster
   SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
-  SHAPECTL_BPFFS   the bpffs for pins (default ` + loader.DefaultBPFFS + `)`,
+  SHAPECTL_BPFFS   the bpffs for pins (default ` + bpffs.Default + `)`,
 		},
 	}
 }

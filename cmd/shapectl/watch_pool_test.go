@@ -79,11 +79,15 @@ devices:
 	}
 	r.isAgreed(file, says)
 
+	exported := strings.Replace(r.ok("export"), "rate: 10mbit", "rate: 12mbit", 1)
 	w := r.watch(file) // which did not set these rules
 	r.ok("set", "uplink", "--rate", "12mbit")
 	r.remove("vb") // so that watch looks
 	w.says("tap0 has its guarantees now")
 	w.ends(syscall.SIGTERM)
+	if got := r.run("apply", r.policy(exported)); !strings.Contains(exported, "waits: 4mbit") || got.out != "nothing to change\n" {
+		t.Errorf("a policy in which tap0 waits takes its guarantees: %+v", got)
+	}
 
 	// Without room even for others, the policy is refused.
 	r.refused(exitInput, "which add up to 11mbit", "apply", r.policy(`pools: {uplink: {rate: 10mbit}}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
@@ -218,7 +219,7 @@ func TestJudge(t *testing.T) {
 		{"bpffs of somebody else", func(f *Facts) { f.System.BPFFS.Writable = false },
 			[]string{"failed bpffs"}, []string{"may not write"}},
 		{"a directory of somebody else", func(f *Facts) {
-			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", loader.ErrUntrusted)
+			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", bpffs.ErrUntrusted)
 		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
 		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
 			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "their state is kept for a rollback"}},

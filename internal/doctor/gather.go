@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -30,7 +31,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	n, err := loader.Read(o)
 	if err != nil {
-		if errors.Is(err, loader.ErrUntrusted) {
+		if errors.Is(err, bpffs.ErrUntrusted) {
 			f.System.BPFFS.Untrusted = err
 		} else if f.System.BPFFS.Untrusted == nil {
 			f.unread("", "", err)
@@ -41,10 +42,10 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
-		if f.Left, err = n.Others().Leftovers(); err != nil {
+		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
-		f.Elsewhere, f.KnowsOthers = n.Others().Elsewhere(func(string, policy.Direction) bool { return true }), n.Others().Exist()
+		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.OthersExist()
 	}
 	devices, err := netinfo.Devices()
 	if err != nil {
@@ -60,7 +61,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	f.MadeBy = measure.MadeBy(n.Pending())
 	f.pools(n)
-	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
+	if err := f.allHooks(n); errors.Is(err, bpffs.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
 		f.unread("", "", err)

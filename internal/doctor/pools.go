@@ -249,11 +249,7 @@ func (f *Facts) checkRoom(rules []Rule, of policy.Table, name func(Rule) string,
 			continue
 		}
 		who := fmt.Sprintf("%s (%v)", name(r), r.Label.Waits)
-		m := policy.Member{Rule: &r.Rule}
-		if !r.Pool {
-			m.Table = &of
-		}
-		if pool := f.noRoom[m.Claimant()]; pool == "" {
+		if pool := f.noRoom[of.Claimant(&r.Rule)]; pool == "" {
 			ready = append(ready, who)
 		} else {
 			lack, full = append(lack, who), append(full, fmt.Sprintf("pool %q", pool))

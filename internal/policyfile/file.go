@@ -97,21 +97,10 @@ type Device struct {
 func (f *File) Warnings() Errors { return f.warnings }
 
 // Tables returns the tables of the pools and devices, sorted and with sorted rules. Devices without a
-// section and directions without rules have no table. See Absent for absent. The error, of
-// type Errors, lists devices that several patterns match, or pools that cannot keep the guarantees of
-// all devices.
+// section and directions without rules have no table. See Absent for absent. The guarantees of devices that match patterns wait
+// for room, as there may be any number of these. The error, of type Errors, lists devices that several patterns match, or what
+// is wrong with pools.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
-	if tables, err = f.allTables(devices); err != nil {
-		return nil, nil, err
-	}
-	if problems := f.poolProblems(policy.NewTree(tables)); len(problems) > 0 {
-		return nil, nil, f.errors(problems)
-	}
-	return tables, f.Absent(devices), nil
-}
-
-// allTables is Tables, whether or not pools can keep the guarantees.
-func (f *File) allTables(devices []Device) (tables []policy.Table, err error) {
 	pools := f.Pools()
 	var errs Errors
 	for _, d := range devices {
@@ -123,17 +112,24 @@ func (f *File) allTables(devices []Device) (tables []policy.Table, err error) {
 		if err != nil {
 			errs = append(errs, err.(Errors)...)
 		}
+		if !f.Names(d.Name) {
+			all := policy.WithoutGuarantees(append(of, policy.Table{Rules: own}))
+			of, own = all[:len(of)], all[len(of)].Rules
+		}
 		tables, pools.Rules = append(tables, of...), append(pools.Rules, own...)
+	}
+	if len(errs) > 0 {
+		return nil, nil, errs
 	}
 	if len(pools.Rules) > 0 {
 		policy.SortRules(pools.Rules)
 		tables = append(tables, pools)
 	}
-	if len(errs) > 0 {
-		return nil, errs
-	}
 	policy.SortTables(tables)
-	return tables, nil
+	if problems := f.poolProblems(policy.NewTree(tables).Problems()...); len(problems) > 0 {
+		return nil, nil, f.errors(problems)
+	}
+	return tables, f.Absent(devices), nil
 }
 
 // Absent returns the devices that have a section of their own but are not in devices, in

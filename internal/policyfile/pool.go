@@ -156,11 +156,11 @@ func (r *reader) checkPools() {
 			}
 		}
 	}
-	r.problems = append(r.problems, r.poolProblems(tree)...)
+	r.problems = append(r.problems, r.poolProblems(tree.Problems()...)...)
 }
 
-func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
-	for _, p := range tree.Problems() {
+func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {
+	for _, p := range all {
 		option, _, _ := strings.Cut(p.Message, " ")
 		pool := f.poolOf(p.Rule)
 		at := pool.at

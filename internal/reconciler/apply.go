@@ -60,23 +60,24 @@ func allOrEach[T any](all []T, do func(...T) error, failed func(T, error)) {
 	}
 }
 
-// apply applies the rules of targets together, with the pools that these need. If pools have no room for all guarantees, it
-// leaves those to guarantee.
+// apply applies the rules of targets together, with the pools that these need.
 func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted lastgood.Policy) error {
 	tables, pools := together(targets, func(t target) wants { return t.wants }, from)
 	tables = append(tables, pools)
 	then, poolsThen := together(targets, func(t target) wants { return t.reverted }, reverted)
 	then = append(then, poolsThen)
-	done, err := n.ApplyNew(tables, then)
+	done, err := n.ApplyNew(tables, then, from.Names)
 	r.tell(tables, done, from)
-	if policy.IsNoRoom(err) {
-		for _, t := range targets {
-			r.waits[t.dev.Name] = false
-		}
-		done, err = n.ApplyNew(policy.WithoutGuarantees(tables), policy.WithoutGuarantees(then))
-		r.tell(tables, done, from)
+	if err == nil {
+		r.sayWaiting(n.Claims)
 	}
 	r.comparePools(n, pools, from.Path)
+	for _, t := range targets {
+		returned := func(d loader.Applied) bool { return d.Device == t.dev.Name && d.Hook.Reattached != "" }
+		if err == nil && slices.ContainsFunc(done, returned) {
+			r.compare(n, t, from)
+		}
+	}
 	return err
 }
 

@@ -1,50 +1,13 @@
 package reconciler
 
 import (
-	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// dropPools deletes the pools of devices that are gone, unless anything is within them.
-func (r *Reconciler) dropPools(n *loader.Namespace) error {
-	h := n.Pools()
-	defer h.Close()
-	if h.Set == nil {
-		return nil
-	}
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return err
-	}
-	here := map[string]bool{}
-	for _, dev := range devices {
-		here[dev.Name] = true
-	}
-	var gone []string
-	for _, p := range h.Set.Policy() {
-		if device := p.Label.Owner.Device; device != "" && !here[device] {
-			gone = append(gone, p.Label.Name)
-		}
-	}
-	slices.Sort(gone)
-	slices.Reverse(gone) // the pool of a direction is within that of its device
-	var keys []netip.Prefix
-	for _, name := range gone {
-		keys = append(keys, policy.PoolKey(name))
-	}
-	unused := h.Set.Store.Unused(keys)
-	if _, err := n.Delete(loader.ApplyOptions{}, func(*loader.Hook) []netip.Prefix { return unused }, h); !errors.Is(err, loader.ErrPending) {
-		return err
-	}
-	return nil
-}
 
 // comparePools warns of pools that are there, and so stay as they are, but differ from those of the policy.
 func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from string) {
@@ -67,7 +30,7 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 	}
 }
 
-// guarantee gives the guarantees that wait to those who have room now, and tells who has none. The oldest device comes first.
+// guarantee gives the guarantees that wait to those who have room now, and tells who has none.
 func (r *Reconciler) guarantee() error {
 	if r.missing || !r.policy.HasGuarantees() {
 		return nil
@@ -84,72 +47,40 @@ func (r *Reconciler) guarantee() error {
 	}
 	r.granted = pools.Set.Store.Stamp()
 	tables, err := n.Tables(loader.Attached)
-	devices, errDevices := netinfo.Devices()
-	if err = errors.Join(err, errDevices); err != nil {
+	if err != nil {
 		r.OnWarning(err)
 		return nil
 	}
-	index := map[string]int{}
-	for _, dev := range devices {
-		index[dev.Name] = dev.Index
+	for i := range tables {
+		tables[i].Rules = slices.DeleteFunc(tables[i].Rules, func(p policy.Rule) bool { return p.Label.Waits == 0 })
 	}
-	was, waits := r.waits, map[string]bool{}
-	r.waits = waits
-	wait := func(who string, err error) {
-		if waits[who] = true; !was[who] {
-			r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", who, err))
+	tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return len(t.Rules) == 0 })
+	if len(tables) > 0 {
+		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
+			r.OnWarning(fmt.Errorf("give guarantees that have room now: %w", err))
+			return nil
 		}
 	}
-	var room []*policy.Claim
-	for _, c := range policy.NewTree(tables).Grant(func(who string) int { return index[who] }) {
+	for who := range r.waits {
+		if !slices.ContainsFunc(n.Claims, func(c *policy.Claim) bool { return c.Who == who && c.NoRoom != nil }) {
+			delete(r.waits, who)
+		}
+	}
+	for _, c := range n.Claims {
 		if c.NoRoom == nil {
-			room = append(room, c)
-		} else {
-			wait(c.Who, c.NoRoom)
+			r.OnNotice(c.Who + " has its guarantees now")
 		}
 	}
-	give := func(claims ...*policy.Claim) error {
-		if err := put(n, tables, claims); err != nil {
-			return err
-		}
-		for _, c := range claims {
-			if told, found := was[c.Who]; told || !found { // else it got its rules only now
-				r.OnNotice(c.Who + " has its guarantees now")
-			}
-		}
-		return nil
-	}
-	allOrEach(room, give, func(c *policy.Claim, err error) {
-		if policy.IsNoRoom(err) { // as what is kept for an absent device has it
-			wait(c.Who, err)
-		} else {
-			r.OnWarning(fmt.Errorf("give %s its guarantees: %w", c.Who, err))
-		}
-	})
+	r.sayWaiting(n.Claims)
 	return nil
 }
 
-// put puts what was claimed of tables into force.
-func put(n *loader.Namespace, tables []policy.Table, claims []*policy.Claim) error {
-	claimed := map[*policy.Rule]bool{}
+// sayWaiting tells who has no room, once.
+func (r *Reconciler) sayWaiting(claims []*policy.Claim) {
 	for _, c := range claims {
-		for _, m := range c.Members {
-			claimed[m.Rule] = true
+		if c.NoRoom != nil && !r.waits[c.Who] {
+			r.waits[c.Who] = true
+			r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", c.Who, c.NoRoom))
 		}
 	}
-	var some []policy.Table
-	for _, t := range tables {
-		all := t.Rules
-		t.Rules = nil
-		for i := range all {
-			if claimed[&all[i]] {
-				t.Rules = append(t.Rules, all[i])
-			}
-		}
-		if t.Rules != nil {
-			some = append(some, t)
-		}
-	}
-	_, err := n.Put(loader.ApplyOptions{}, some...)
-	return err
 }

@@ -69,7 +69,7 @@ type Reconciler struct {
 	warned map[string]bool        // what warnOnce has reported
 	hosts  followed
 
-	waits   map[string]bool // who waits for room for his guarantees, and whether OnNotice was called
+	waits   map[string]bool // who waits for room for his guarantees
 	granted shapemaps.Stamp // of the rules among which guarantees were given
 
 	applied map[string]lastgood.Policy // the last one of parsed
@@ -276,9 +276,6 @@ func (r *Reconciler) sweep() error {
 	if err := n.EndOldChange(rollbackFor); err != nil {
 		r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
 	}
-	if err := r.dropPools(n); err != nil {
-		r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", err))
-	}
 	return nil
 }
 
@@ -353,7 +350,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 	}
 	known := r.hosts.Of()
-	var targets, returned []target
+	var targets []target
 	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(targets) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
 		has := limited[dev.Index]
@@ -365,13 +362,6 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		next.wants, err = wantedOn(on, from, has)
 		if err == nil {
 			next.reverted, err = wantedOn(on, reverted, has)
-		}
-		if err == nil && from.Names(dev.Name) && len(has) == 0 {
-			var directions []policy.Direction
-			if directions, err = n.Return(dev, next.tables); err == nil && len(directions) > 0 {
-				returned = append(returned, next)
-				continue
-			}
 		}
 		if err == nil && !(next.wants.empty() && next.reverted.empty()) {
 			if err = n.Flush(lost[dev.Name]...); err == nil {
@@ -390,27 +380,20 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			r.warn(t.dev, err)
 		}
 	})
-	for _, t := range returned {
-		r.compare(n, t, from)
-	}
 	if p := n.Pending(); len(wait) > 0 && p != nil {
 		return done, wait, p
 	}
 	return done, wait, nil
 }
 
-// compare makes the rules of a device that has returned those of the policy, if it has others. While a change is pending,
-// they are those of both phases already.
+// compare makes the rules that a device got back those of the policy, if they are others. While a change is pending, they are
+// those of both phases already.
 func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy) {
 	tables, pools := together([]target{t}, func(t target) wants { return t.wants }, from)
-	done, err := n.ApplyTo(t.dev, append(tables, pools))
-	if err != nil && !errors.Is(err, loader.ErrPending) {
+	if _, err := n.ApplyTo(t.dev, append(tables, pools)); err != nil && !errors.Is(err, loader.ErrPending) {
 		r.warn(t.dev, err)
 	}
-	for _, table := range t.tables { // also those that were as they should be
-		done = append(done, loader.Applied{Device: table.Device, Direction: table.Direction})
-	}
-	r.tell(t.tables, done, from)
+	r.sayWaiting(n.Claims)
 }
 
 // exists reports whether a device still exists with its name. A device that was renamed or

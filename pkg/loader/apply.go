@@ -40,7 +40,8 @@ type ApplyOptions struct {
 	Confirm time.Duration
 	// Author is who makes a change that is to be confirmed, a zero byte, and the command.
 	Author string
-	// Check changes nothing, and only finds out whether the change would be refused.
+	// Check changes nothing, and only finds out whether the change would be refused. Then the tables themselves have the
+	// guarantees that there is room for.
 	Check bool
 	// Final: the change cannot be rolled back, so what only that would need is removed at once. Not with Confirm.
 	Final bool
@@ -49,7 +50,8 @@ type ApplyOptions struct {
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 
-	beside bool // the hooks had no rules in force, and the last change goes on
+	beside  bool // the hooks had no rules in force, and the last change goes on
+	returns func(device string) bool
 }
 
 // Applied is what a command did to a hook, or to the pools.
@@ -96,12 +98,12 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 // device that is here, with valid rules in the order of policy.SortRules. All hooks and pools switch
 // at one moment: a packet meets the old rules or the new ones. Rules that stay keep
 // buckets and counters. On failure nothing is changed, but for devices that were deleted
-// meanwhile: these get no rules, and the others do. With Final, a failure may also be that of removing what is not
-// needed any more.
+// meanwhile: these get no rules, and the others do. Guarantees that wait are given as far as there is room: see Claims. With
+// Final, a failure may also be that of removing what is not needed any more.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	var all orders
 	for again := true; again; {
-		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, onlyThese, o) }, o)
+		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onlyThese, o, tables) }, o)
 		// The rules of a device that has gone meanwhile may need pools that go.
 		_, again = errors.AsType[policy.PoolError](err)
 		again = again && !o.Check && o.Devices == nil && n.pins.collectDevices(nil) != nil
@@ -109,12 +111,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	if err != nil || o.Check {
 		return nil, err
 	}
-	for _, o := range all {
-		if o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
-			done = append(done, o.done)
-		}
-	}
-	return done, nil
+	return all.done(func(o *order) bool { return o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) }), nil
 }
 
 // arm lets a prepared change begin. It returns after that. The error may wrap ErrBusy.
@@ -223,7 +220,7 @@ func (s *bpfState) noChange() error {
 	if err := s.readable(); err != nil {
 		return err
 	}
-	why := "another command changed rules since the last one, or watch removed pools of a device that is gone"
+	why := "another command changed rules since the last one"
 	switch {
 	case s.store == nil:
 		why = "there are no rules"

@@ -6,12 +6,14 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
@@ -39,12 +41,10 @@ type attachment struct {
 	filters []filter       // that run it
 }
 
-// Pins of a hook. Those of the link and of the program are the same in every layout, as flush needs them.
+// Pins of a hook. They are the same in every layout, as flush needs them.
 const (
 	linkPin    = "link"
 	programPin = "program"
-	// clsactMark is a directory where shapectl added the qdisc of the hook's filter, and removes it.
-	clsactMark = "clsact"
 )
 
 func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
@@ -52,7 +52,7 @@ func (at hookDir) pin(name string) string { return filepath.Join(at.dir, name) }
 // openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
 func openAttachment(at hookDir) (*attachment, error) {
 	a := &attachment{hookDir: at}
-	if err := trustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
+	if err := bpffs.TrustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
 		return a, nil
 	} else if err != nil {
 		return nil, err
@@ -62,6 +62,12 @@ func openAttachment(at hookDir) (*attachment, error) {
 		return nil, fmt.Errorf("open the program of device %d %s: %w", a.index, a.direction, err)
 	}
 	if a.link, err = link.LoadPinnedLink(a.pin(linkPin), nil); err == nil {
+		if a.index == 0 {
+			if _, a.index, err = a.ask(); err != nil {
+				a.close()
+				return nil, err
+			}
+		}
 		return a, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open the link of device %d %s: %w", a.index, a.direction, err)
@@ -83,21 +89,32 @@ func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 	return id, nil
 }
 
-// findFilters finds the filters on the device that run the pinned program.
+// findFilters finds the filters that run the pinned program on the device, or if that is not known, on any.
 func (a *attachment) findFilters() error {
+	devices := []netinfo.Device{{Index: a.index}}
 	if a.program == 0 {
 		return nil
-	}
-	if _, err := netlink.LinkByIndex(a.index); err != nil {
-		return nil
-	}
-	all, err := bpfFilters(a.index, a.direction)
-	for _, f := range all {
-		if ebpf.ProgramID(f.Id) == a.program {
-			a.filters = append(a.filters, f)
+	} else if a.index == 0 {
+		var err error
+		if devices, err = netinfo.Devices(); err != nil {
+			return err
 		}
 	}
-	return err
+	for _, dev := range devices {
+		if _, err := netlink.LinkByIndex(dev.Index); err != nil {
+			continue
+		}
+		all, err := bpfFilters(dev.Index, a.direction)
+		for _, f := range all {
+			if ebpf.ProgramID(f.Id) == a.program {
+				a.filters, a.index = append(a.filters, f), dev.Index
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
@@ -132,13 +149,13 @@ func (a *attachment) put(p *ebpf.Program, mode Mode) error {
 	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
 	// replaces the old pin, because without one nobody would recognise the filter that is there.
 	pin := a.pin(programPin)
-	aside := pin + asideSuffix
-	err := unlink(aside)
+	aside := pin + bpffs.AsideSuffix
+	err := bpffs.Unlink(aside)
 	if err == nil {
-		err = pinAt(p, aside)
+		err = bpffs.Pin(p, aside)
 	}
 	if err == nil {
-		err = renamePins(aside, pin)
+		err = bpffs.Rename(aside, pin)
 	}
 	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
@@ -175,9 +192,9 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 		return fmt.Errorf("attach to tcx: %w", err)
 	}
 	path := a.pin(linkPin)
-	err = unlink(path) // of a dead link
+	err = bpffs.Unlink(path) // of a dead link
 	if err == nil {
-		if err = pinAt(l, path); err != nil {
+		if err = bpffs.Pin(l, path); err != nil {
 			err = fmt.Errorf("pin the link: %w", err)
 		}
 	}
@@ -264,7 +281,7 @@ func (a *attachment) remove() error {
 			return fmt.Errorf("detach the link: %w", err)
 		}
 	}
-	if err := discard(a.dir); err != nil {
+	if err := bpffs.Discard(a.dir); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return nil
@@ -320,22 +337,6 @@ func removeHook(at hookDir) error {
 	return a.remove()
 }
 
-// removeHook removes a hook and, on ingress, the ifb of its device.
-func (dir home) removeHook(at hookDir) error {
-	if err := removeHook(at); err != nil || at.direction != policy.Ingress {
-		return err
-	}
-	return dir.dropIfb(at.index)
-}
-
-// pinAt pins a program, link or map.
-func pinAt(object interface{ Pin(path string) error }, path string) error {
-	if err := step.Try("pin"); err != nil {
-		return err
-	}
-	return object.Pin(path)
-}
-
 // ensureClsact adds a clsact qdisc to the device of a hook, or finds that it has one.
 func (a *attachment) ensureClsact() error {
 	l, err := netlink.LinkByIndex(a.index)
@@ -349,10 +350,10 @@ func (a *attachment) ensureClsact() error {
 	case qdisc == "ingress" && a.direction == policy.Egress:
 		return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
 			"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
-	case qdisc == "" || exists(a.opposite().clsactMark()): // shapectl added it for the other direction
-		err = makeDir(a.clsactMark())
+	case qdisc != "":
+		return nil
 	}
-	if err != nil || qdisc != "" {
+	if err := bpffs.MakeDir(a.clsactMark()); err != nil {
 		return err
 	}
 	if err := step.Try("add a clsact qdisc"); err != nil {
@@ -361,11 +362,9 @@ func (a *attachment) ensureClsact() error {
 	return addClsact(a.index)
 }
 
-func (at hookDir) clsactMark() string { return at.pin(clsactMark) }
-
-// opposite is the hook of the other direction of the device.
-func (at hookDir) opposite() hookDir {
-	return home(filepath.Dir(at.dir)).hookDir(at.index, policy.Egress+policy.Ingress-at.direction)
+// clsactMark is a directory in the home: shapectl added the qdisc of the device, and removes it.
+func (at hookDir) clsactMark() string {
+	return filepath.Join(filepath.Dir(at.dir), clsactPrefix+strconv.Itoa(at.index))
 }
 
 func addClsact(index int) error {
@@ -388,12 +387,19 @@ func clsact(index int) *netlink.Clsact {
 // dropClsact deletes the clsact qdisc that shapectl added, unless it has filters. Beside it, no other tool could add an
 // ingress qdisc.
 func (a *attachment) dropClsact() error {
-	if !exists(a.clsactMark()) {
+	if !bpffs.Exists(a.clsactMark()) {
 		return nil
 	}
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		if all, err := netinfo.Filters(a.index, d); len(all) > 0 || err != nil {
+		all, err := netinfo.Filters(a.index, d)
+		if err != nil {
 			return err
+		}
+		if ours := func(f netlink.Filter) bool { b, ok := f.(filter); return ok && b.Name == program.Name }; slices.ContainsFunc(all, ours) {
+			return nil // of the other direction
+		}
+		if len(all) > 0 { // now it is of whoever added these
+			return bpffs.Unlink(a.clsactMark())
 		}
 	}
 	if err := step.Try("delete a clsact qdisc"); err != nil {
@@ -402,5 +408,5 @@ func (a *attachment) dropClsact() error {
 	if err := netlink.QdiscDel(clsact(a.index)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("delete a clsact qdisc: %w", err)
 	}
-	return nil
+	return bpffs.Unlink(a.clsactMark())
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -53,20 +54,17 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 		policy.SortRules(tables[i].Rules)
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(tables, besideOthers, o) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(besideOthers, o, tables) }, o)
 	if err != nil {
 		return nil, err
 	}
-	err = netinfo.ErrNoDevice
-	for _, o := range all {
-		if err = o.gone; err == nil {
-			done = append(done, o.done)
+	if done = all.done(func(o *order) bool { return o.gone == nil }); done == nil {
+		err = netinfo.ErrNoDevice
+		for _, o := range all {
+			err = o.gone
 		}
 	}
-	if done == nil {
-		return nil, err
-	}
-	return done, nil
+	return done, err
 }
 
 // Delete removes the rules of networks from hooks, each of which may have its own networks, and detaches each hook without a
@@ -99,12 +97,10 @@ func (n *Namespace) Delete(o ApplyOptions, networks func(*Hook) []netip.Prefix, 
 		}
 		return all, nil
 	}, o)
-	for _, o := range all {
-		if err == nil && len(o.steps) > 0 {
-			done = append(done, o.done)
-		}
+	if err != nil {
+		return nil, err
 	}
-	return done, err
+	return all.done(func(o *order) bool { return len(o.steps) > 0 }), nil
 }
 
 // Flush removes all rules of hooks or pools, and detaches the hooks, which may be of another layout. The error wraps
@@ -133,32 +129,29 @@ func (p *pins) flush(o ApplyOptions, hooks []*Hook) error {
 // with an error; nothing is done to a device that was deleted meanwhile.
 //
 // reverted is what the tables shall be once the pending change has reverted; nil if they shall stay. The error wraps
-// ErrPending if pools in the change rule that out.
-func (n *Namespace) ApplyNew(tables, reverted []policy.Table) (done []Applied, err error) {
-	if n.pins.state() != maps.Pending {
-		reverted = nil
+// ErrPending if pools in the change rule that out. returns, which may be nil, tells which devices get the rules back that a deleted
+// device of that name had, with new counters. That takes no longer for many rules.
+func (n *Namespace) ApplyNew(tables, reverted []policy.Table, returns func(device string) bool) (done []Applied, err error) {
+	phases := [][]policy.Table{policy.WithoutGuarantees(tables)}
+	if reverted != nil && n.pins.state() == maps.Pending {
+		phases = append(phases, policy.WithoutGuarantees(reverted))
 	}
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.planNew(tables, reverted) }, ApplyOptions{beside: true})
-	for _, o := range all {
-		if o.State == Attached && !o.isPools() {
-			o.done.Hook.Changed = true
-			done = append(done, o.done)
-		}
-	}
-	return done, err
+	o := ApplyOptions{beside: true, returns: returns}
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
+	return all.done(func(o *order) bool { return o.State == Attached && !o.isPools() }), err
 }
 
 // ApplyTo replaces the rules of a device by those of tables, in the order of Apply. The last table has pools: it sets those that
 // the rules need and that do not exist, and changes those of the device.
 func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applied, error) {
+	tables = policy.WithoutGuarantees(tables)
 	rules, wanted := tables[:len(tables)-1], tables[len(tables)-1].Rules
 	have := n.Pools()
 	defer have.Close()
 	pools := missing(n.pins.store, wanted, rules)
 	if have.Set != nil {
 		for _, p := range have.Set.Policy() {
-			if i := slices.IndexFunc(wanted, func(w policy.Rule) bool { return w.Prefix == p.Prefix }); i >= 0 && p.Label.Owner.Device == dev.Name &&
-				p.WithoutGuarantee() != wanted[i].WithoutGuarantee() {
+			if i := slices.IndexFunc(wanted, func(w policy.Rule) bool { return w.Prefix == p.Prefix }); i >= 0 && p.Label.Owner.Device == dev.Name {
 				p = wanted[i]
 			}
 			pools = append(pools, p)
@@ -166,40 +159,6 @@ func (n *Namespace) ApplyTo(dev netinfo.Device, tables []policy.Table) ([]Applie
 	}
 	policy.SortRules(pools)
 	return n.Apply(append(slices.Clone(rules), policy.Table{Rules: pools}), ApplyOptions{Devices: []string{dev.Name}})
-}
-
-// Return attaches the rules of a deleted device to the one that has its name now, with new counters, and returns the
-// directions. It takes no longer for many rules. It does nothing unless there are rules in all directions of tables, which
-// match the same address and do not delay, as that may need a qdisc first.
-func (n *Namespace) Return(dev netinfo.Device, tables []policy.Table) (returned []policy.Direction, err error) {
-	all, err := n.pins.carryOut(func() (all orders, err error) {
-		for _, set := range n.pins.sets() {
-			of := func(t policy.Table) bool { return t.Direction == set.Direction() && t.Match == set.Side() }
-			if set.Device() != dev.Name || !slices.ContainsFunc(tables, of) || set.Any(maps.Delays) {
-				continue
-			}
-			h, err := n.pins.dir.openHook(set)
-			if err != nil {
-				return all, err
-			}
-			if h != nil && h.State == Gone {
-				all = append(all, newOrder(h, dev, policy.Table{Device: dev.Name, Direction: set.Direction(), Match: set.Side()}))
-			} else if h != nil {
-				h.Close()
-			}
-		}
-		if len(all) < len(tables) {
-			all.close()
-			all = nil
-		}
-		return all, nil
-	}, ApplyOptions{beside: true})
-	for _, o := range all {
-		if err == nil && o.gone == nil {
-			returned = append(returned, o.Direction)
-		}
-	}
-	return returned, err
 }
 
 // Reattach attaches the hooks that something else has detached, with the rules that they have. It returns them also with
@@ -214,7 +173,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 				h.Close()
 				continue
 			}
-			all = append(all, newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}))
+			all = append(all, h.asItIs(h.Device))
 		}
 		return all, nil
 	}, ApplyOptions{beside: true})
@@ -224,7 +183,7 @@ func (n *Namespace) Reattach() (again []Side, err error) {
 		}
 	}
 	if len(again) > 0 {
-		err = errors.Join(err, n.pins.dir.record(reattachedPin, Reattached{maps.Now(), again}))
+		err = errors.Join(err, bpffs.Record(n.pins.dir.pin(reattachedPin), Reattached{maps.Now(), again}))
 	}
 	return again, errors.Join(unread, err)
 }

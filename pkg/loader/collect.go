@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -26,11 +28,11 @@ const (
 // markAlive pins the mark that isDead reads. It must be the first pin of a home.
 func (dir home) markAlive() error {
 	pin := dir.pin(alivePin)
-	if exists(pin) {
+	if bpffs.Exists(pin) {
 		return nil
 	}
 	spec := &ebpf.MapSpec{Name: "shapectl_alive", Type: ebpf.DevMap, ValueSize: 4}
-	if err := pinValue(pin, spec, uint32(loopback)); err != nil {
+	if err := bpffs.Value(pin, spec, uint32(loopback)); err != nil {
 		return fmt.Errorf("mark the pins as those of this network namespace: %w", err)
 	}
 	return nil
@@ -39,7 +41,7 @@ func (dir home) markAlive() error {
 // isDead reports whether the namespace of a home no longer exists. The error wraps
 // fs.ErrNotExist if a killed command has not marked the home.
 func (dir home) isDead() (bool, error) {
-	if err := trustDir(string(dir)); err != nil {
+	if err := bpffs.TrustDir(string(dir)); err != nil {
 		return false, err
 	}
 	m, err := ebpf.LoadPinnedMap(dir.pin(alivePin), &ebpf.LoadPinOptions{ReadOnly: true})
@@ -57,7 +59,7 @@ func (dir home) isDead() (bool, error) {
 
 // ownPins are those of a home without rules.
 var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + asideSuffix, authorPin + asideSuffix, policyPin + asideSuffix,
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix, policyPin + bpffs.AsideSuffix,
 	string(ClusterLeases), string(LineLeases), lockPin,
 }
 
@@ -68,11 +70,11 @@ func (dir home) remove() {
 		return
 	}
 	for _, name := range ownPins {
-		if unlink(dir.pin(name)) != nil {
+		if bpffs.Unlink(dir.pin(name)) != nil {
 			return
 		}
 	}
-	unlink(string(dir)) // refused unless empty
+	bpffs.Unlink(string(dir)) // refused unless empty
 }
 
 // collectDevices removes the hooks of devices that no longer exist and that nobody keeps, and returns their names. It skips a hook that
@@ -109,6 +111,41 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 	return names
 }
 
+// collectPools removes the pools of devices that no longer exist, unless anything is within them.
+func (p *pins) collectPools() error {
+	devices, err := netinfo.Devices()
+	if p.store == nil || err != nil {
+		return err
+	}
+	here := map[string]bool{"": true}
+	for _, dev := range devices {
+		here[dev.Name] = true
+	}
+	var gone []string
+	for _, pool := range p.store.Pools().Policy() {
+		if !here[pool.Label.Owner.Device] {
+			gone = append(gone, pool.Label.Name)
+		}
+	}
+	if gone == nil {
+		return nil
+	}
+	slices.Sort(gone)
+	slices.Reverse(gone) // the pool of a direction is within that of its device
+	var keys []netip.Prefix
+	for _, name := range gone {
+		keys = append(keys, policy.PoolKey(name))
+	}
+	unused := p.store.Unused(keys)
+	if unused == nil {
+		return nil
+	}
+	return p.changing(func() error {
+		p.store.Pools().Remove(unused...)
+		return p.drop()
+	})
+}
+
 // collectNamespaces removes the homes of namespaces that no longer exist, with hooks on devices that left them in time.
 func (at place) collectNamespaces() {
 	for _, dir := range at.others() {
@@ -130,35 +167,30 @@ func (at place) collectNamespaces() {
 
 // clear removes the pins of a namespace that no longer exists, except the mark and the lock.
 func (dir home) clear() {
-	hooks, err := dir.hookDirs()
+	hooks, _, err := dir.hookDirs()
 	for _, at := range hooks {
+		at.index = -1 // filters ended with the namespace
 		err = errors.Join(err, removeHook(at))
 	}
 	if err != nil {
 		return // a hook may use the maps
 	}
-	entries, _ := readDir(string(dir))
+	entries, _ := bpffs.List(string(dir))
 	for _, e := range entries {
 		if path := dir.pin(e.Name()); e.IsDir() && e.Name() != lockPin {
-			removeAll(path)
+			bpffs.RemoveAll(path)
 		} else if !e.IsDir() && e.Name() != alivePin {
-			unlink(path)
+			bpffs.Unlink(path)
 		}
 	}
 }
 
-// Others are the limits on this host that are not those of a Namespace.
-type Others struct{ at place }
-
-// Others are those beside the namespace's own.
-func (n *Namespace) Others() Others { return Others{n.pins.place} }
-
-// Exist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
-func (o Others) Exist() bool { return len(o.at.others()) > 0 }
+// OthersExist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
+func (n *Namespace) OthersExist() bool { return len(n.pins.place.others()) > 0 }
 
 // Leftovers are the directories of namespaces that no longer exist. With an error they are those that could be read.
-func (o Others) Leftovers() (left []string, err error) {
-	for _, dir := range o.at.others() {
+func (n *Namespace) Leftovers() (left []string, err error) {
+	for _, dir := range n.pins.place.others() {
 		dead, failed := dir.isDead()
 		if dead {
 			left = append(left, string(dir))
@@ -171,11 +203,11 @@ func (o Others) Leftovers() (left []string, err error) {
 
 // Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
 // far as this process may look.
-func (o Others) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
+func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
 	devices, _ := netinfo.Devices()
 	for _, dev := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			if which(dev.Name, d) && errors.Is(o.at.home().elsewhere(dev, d), ErrElsewhere) {
+			if which(dev.Name, d) && errors.Is(n.elsewhere(dev, d), ErrElsewhere) {
 				found = append(found, dev.Name+" "+d.String())
 			}
 		}

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -93,7 +94,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
 		"apply new": func(n *Namespace) error {
-			done, err := n.ApplyNew(tables, nil)
+			done, err := n.ApplyNew(tables, nil, nil)
 			if wrong := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); wrong || len(done) < 4 {
 				t.Errorf("rules were applied to %v, want va, w1 and maybe w0", done)
 			}
@@ -105,26 +106,26 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 			eachMode(t, func(t *testing.T, r *rig) {
 				testenv.Veth(t, "w1", "w1p")
 				// again applies the rules to all devices, of which w0 is new.
-				again := func(ahead func(stop)) (index int, s *stepper) {
+				again := func(ahead func(stop)) (s *stepper) {
 					r.flushAll()
 					if l, err := netlink.LinkByName("w0"); err == nil {
 						testenv.Must(t, netlink.LinkDel(l))
 					}
 					testenv.Veth(t, "w0", "w0p")
-					index, s = testenv.Link(t, "w0").Attrs().Index, &stepper{came: map[string]int{}, ahead: ahead}
+					s = &stepper{came: map[string]int{}, ahead: ahead}
 					r.write(func(n *Namespace) error {
 						steppers.Store(unix.Gettid(), s)
 						defer steppers.Delete(unix.Gettid())
 						return get(n)
 					})
-					return index, s
+					return s
 				}
-				_, all := again(nil)
+				all := again(nil)
 				for i, at := range all.steps {
 					if last := all.came[at.name] - 1; !all.canFail[i] || at.before != 0 && at.before != last/2 && at.before != last {
 						continue
 					}
-					index, _ := again(func(now stop) {
+					again(func(now stop) {
 						if now == at {
 							testenv.Must(t, netlink.LinkDel(testenv.Link(t, "w0")))
 						}
@@ -135,11 +136,8 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 							t.Errorf("%s: %s", hook, have[hook])
 						}
 					}
-					for _, pin := range r.pins() {
-						at, d, isHook := parseHookName(filepath.Base(pin))
-						if isHook && at == index && have[fmt.Sprint("w0 ", d)] == "" {
-							t.Errorf("left over: %s", pin)
-						}
+					if hooks, err := filepath.Glob(filepath.Join(r.options.BPFFS, "shapectl", "*", "*gress-*")); len(hooks) != len(have) || err != nil {
+						t.Errorf("of hooks %v there are the pins %v, %v", have, hooks, err)
 					}
 					if t.Failed() {
 						t.Fatalf("that was at %s", at)
@@ -287,7 +285,7 @@ func TestNumberOfAMovedDevice(t *testing.T) {
 		testenv.Must(t, ns.Do(func() error { names = r.ours("va"); return nil }))
 		return names
 	}
-	for _, at := range []string{"rename pins", "send to an ifb", "claim a view", "attach a program to tcx", ""} {
+	for _, at := range []string{"claim a view", "attach a program to tcx", ""} {
 		if killed := r.killed(onVz.name, stop{at, 0}); killed != (at != "") {
 			t.Errorf("killed at %q: %t", at, killed)
 		}
@@ -489,7 +487,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			"put anew":  func(n *Namespace) error { _, err := put(n, "va", policy.Ingress, policy.MatchSrc, one); return err },
 			"delete":    func(n *Namespace) error { return deleteFrom(n, []*Hook{hook}, one.Prefix) },
 			"apply":     apply,
-			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil); return err },
+			"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}, nil, nil); return err },
 			"confirm":   confirm,
 			"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
 		} {
@@ -510,7 +508,11 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 		r.nothingLeft()
 		r.put(one)
 		r.inForce(one)
-		r.anotherLayout()
+		h := r.hook("va") // an earlier layout had the index of the device in the name
+		testenv.Must(t, os.Rename(h.at.dir, filepath.Join(filepath.Dir(h.at.dir), fmt.Sprintf("%d-%s", h.at.index, r.direction))))
+		if err := r.try(func(n *Namespace) error { _, err := n.Hooks(); return err }); !isOtherLayout(err) {
+			t.Errorf("pins of an earlier layout: %v", err)
+		}
 		r.write(flushEverything)
 		r.nothingLeft()
 	})
@@ -521,7 +523,7 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
-		done, err := n.ApplyNew([]policy.Table{r.table(two)}, nil)
+		done, err := n.ApplyNew([]policy.Table{r.table(two)}, nil, nil)
 		if len(done) > 0 {
 			t.Errorf("rules were applied to %v", done)
 		}
@@ -555,4 +557,29 @@ func TestDeviceGoesWithItsPool(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// A device with a pool is deleted. Its pool goes, and the change that made both can still be undone.
+func TestRollbackWithoutADevice(t *testing.T) {
+	r := newRig(t, "", policy.Egress)
+	testenv.Veth(t, "w0", "w1")
+	own := pool("w0")
+	own.Label.Owner = policy.Owner{Device: "w0", Whole: true}
+	r.put(one)
+	r.write(func(n *Namespace) error {
+		_, err := n.Apply([]policy.Table{{Rules: []policy.Rule{own}}, r.table(two),
+			{Device: "w0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{rule("10.0.0.0/24", in("w0"))}}}, ApplyOptions{})
+		return err
+	})
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "w0")))
+	r.write(func(n *Namespace) error {
+		if tables, err := n.Tables(Attached, Gone); len(tables) != 1 || err != nil {
+			t.Errorf("rules are left: %+v, %v", tables, err)
+		}
+		_, err := n.Rollback()
+		return err
+	})
+	r.inForce(one)
+	r.flush()
+	r.nothingLeft()
 }

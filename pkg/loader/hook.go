@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
@@ -102,39 +103,36 @@ func (e *OtherLayoutError) Unwrap() error { return e.err }
 // OtherLayout reports whether an error is that a direction of a device has rules of another layout.
 func OtherLayout(err error, index int, d policy.Direction) bool {
 	e, ok := errors.AsType[*OtherLayoutError](err)
-	return ok && slices.ContainsFunc(e.Hooks, func(h *Hook) bool { return h.at.index == index && h.Direction == d })
+	return ok && slices.ContainsFunc(e.Hooks, func(h *Hook) bool { return h.Device.Index == index && h.Direction == d })
 }
 
-// A hookDir is where the pins of a hook are.
+// A hookDir is where the pins of a hook are: it has the direction and the number of the view, such as egress-3.
 type hookDir struct {
 	dir       string
-	index     int // of the device
 	direction policy.Direction
+	index     int // of the device; 0 if it is not known, as maps of another layout have it
 }
 
-func parseHookName(name string) (index int, d policy.Direction, ok bool) {
-	number, rest, _ := strings.Cut(name, "-")
-	index, err := strconv.Atoi(number)
-	if err != nil {
-		return 0, d, false
-	}
-	d, err = policy.ParseDirection(rest)
-	return index, d, err == nil
+// hookDirOf is that of a set.
+func (dir home) hookDirOf(set *maps.Set) hookDir {
+	return hookDir{dir.pin(fmt.Sprintf("%s-%d", set.Direction(), set.Number())), set.Direction(), set.Ifindex()}
 }
 
-func (dir home) hookDir(index int, d policy.Direction) hookDir {
-	return hookDir{dir.pin(fmt.Sprintf("%d-%s", index, d)), index, d}
-}
-
-// hookDirs are the directories of all hooks.
-func (dir home) hookDirs() (dirs []hookDir, err error) {
-	entries, err := readDir(string(dir))
+// hookDirs are the directories of all hooks, and whether another layout named them.
+func (dir home) hookDirs() (dirs []hookDir, other bool, err error) {
+	entries, err := bpffs.List(string(dir))
 	for _, e := range entries {
-		if index, d, ok := parseHookName(e.Name()); ok {
-			dirs = append(dirs, hookDir{dir.pin(e.Name()), index, d})
+		direction, number, _ := strings.Cut(e.Name(), "-")
+		_, reversed := strconv.Atoi(direction)
+		if reversed == nil { // 7-egress: of the device with that index
+			direction, number = number, direction
+		}
+		var d policy.Direction
+		if _, err := strconv.Atoi(number); err == nil && d.Set(direction) == nil {
+			dirs, other = append(dirs, hookDir{dir: dir.pin(e.Name()), direction: d}), other || reversed == nil
 		}
 	}
-	return dirs, err
+	return dirs, other, err
 }
 
 // Hooks are the hooks that have rules, by device name, egress before ingress. With an error
@@ -232,7 +230,7 @@ func (dir home) openHook(set *maps.Set) (*Hook, error) {
 // hookOf is the hook of a set, before judge finds its State.
 func (dir home) hookOf(set *maps.Set) *Hook {
 	set.Store.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDir(set.Ifindex(), set.Direction())}
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDirOf(set)}
 }
 
 // isUnused reports whether a hook has no rules, or was never attached because a command was killed.
@@ -273,17 +271,26 @@ func (h *Hook) judge() error {
 }
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.
-func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.pins.dir == "" {
-		return nil, nil
+func (n *Namespace) Programs(index int, d policy.Direction) (programs []ebpf.ProgramID, err error) {
+	var all []hookDir
+	if n.pins.foreign != nil {
+		all, _, err = n.pins.dir.hookDirs()
 	}
-	a, err := openAttachment(n.pins.dir.hookDir(index, d))
-	if err != nil {
-		return nil, err
+	for _, set := range n.pins.sets() {
+		all = append(all, n.pins.dir.hookDirOf(set))
 	}
-	defer a.close()
-	if a.program == 0 {
-		return nil, nil
+	for _, at := range all {
+		if at.direction != d || at.index != index && at.index != 0 {
+			continue
+		}
+		a, failed := openAttachment(at)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		if a.close(); a.program != 0 && a.index == index {
+			programs = append(programs, a.program)
+		}
 	}
-	return []ebpf.ProgramID{a.program}, nil
+	return programs, err
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -106,16 +107,16 @@ func (s *bpfState) settlePolicy() error {
 
 // policies reads the record.
 func (dir home) policies() (p policyRecord, err error) {
-	err = dir.recorded(policyPin, &p)
+	err = bpffs.Recorded(dir.pin(policyPin), &p)
 	return p, err
 }
 
 // keepPolicies replaces the record.
 func (dir home) keepPolicies(p policyRecord) error {
 	if size := len(p.Now) + len(p.Other); size == 0 || size > mostPolicy {
-		return unlink(dir.pin(policyPin))
+		return bpffs.Unlink(dir.pin(policyPin))
 	}
-	if err := dir.record(policyPin, p); err != nil {
+	if err := bpffs.Record(dir.pin(policyPin), p); err != nil {
 		return fmt.Errorf("record the policy in force: %w", err)
 	}
 	return nil

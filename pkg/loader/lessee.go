@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -84,11 +85,11 @@ func (l *Lessee) claim(dir home) error {
 		}
 		l.release()
 	}
-	if err := makeDir(path); err != nil {
+	if err := bpffs.MakeDir(path); err != nil {
 		return err
 	}
 	var err error
-	if l.claimed, err = lock(path, true, claimPatience); errors.Is(err, unix.EWOULDBLOCK) {
+	if l.claimed, err = bpffs.Lock(path, true, claimPatience); errors.Is(err, unix.EWOULDBLOCK) {
 		return ErrLessee
 	}
 	return err
@@ -116,7 +117,7 @@ func HasLessee(o Options, kind LeaseKind) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	locked, err := lock(at.home().pin(string(kind)), false, 0)
+	locked, err := bpffs.Lock(at.home().pin(string(kind)), false, 0)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return true, nil

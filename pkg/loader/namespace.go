@@ -5,7 +5,7 @@
 //
 // Commands call a Namespace. It plans orders (plan.go) and carries them out (order.go) on its pins:
 // hooks that are made, moved and removed (pins.go), over one bpfState (state.go), all in a home
-// (bpffs.go). An attachment attaches a hook to its device (attach.go).
+// (home.go). An attachment attaches a hook to its device (attach.go).
 //
 // docs/architecture.md shows what is pinned. A generation of maps is built aside and
 // renamed whole. A rule takes effect by one store (pkg/maps), so a command that is killed
@@ -24,9 +24,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Mode is how programs are attached.
@@ -46,7 +48,7 @@ const leastFiles = 256
 
 // Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
-	BPFFS string // DefaultBPFFS if empty
+	BPFFS string // bpffs.Default if empty
 	Mode  Mode   // Auto if empty
 	// SetupFQ sets up an fq on devices whose rules need one and that have none.
 	SetupFQ bool
@@ -61,7 +63,8 @@ type Options struct {
 type Namespace struct {
 	pins pins
 
-	Collected []string // the names of deleted devices whose rules Write has removed, sorted
+	Collected []string        // the names of deleted devices whose rules Write has removed, sorted
+	Claims    []*policy.Claim // what was done last about guarantees that wait for room, in turn
 }
 
 // Read opens the calling thread's namespace for reading, and changes nothing. It needs what Write
@@ -92,13 +95,16 @@ func Write(o Options) (*Namespace, error) {
 }
 
 // Collect removes leftovers of deleted devices and namespaces. If keep is not nil, it tells of which deleted devices the
-// rules stay, for Return.
+// rules stay, for ApplyNew.
 func (n *Namespace) Collect(keep func(device string) bool) error {
 	if n.pins.dir != "" {
 		if err := n.pins.sweep(); err != nil { // an earlier command may have had no time for all hooks
 			return err
 		}
 		n.Collected = slices.Compact(slices.Sorted(slices.Values(append(n.Collected, n.pins.collectDevices(keep)...))))
+		if err := n.pins.collectPools(); err != nil {
+			return err
+		}
 	}
 	if n.pins.store != nil {
 		n.pins.store.DropListeners()
@@ -140,7 +146,7 @@ func open(o Options, writing bool, kept *Kept) (*Namespace, error) {
 	}
 	n := &Namespace{pins: pins{options: o, place: at, unlock: func() {}, bpfState: bpfState{writing: writing, renews: o.Renews, kept: kept}}}
 	hurry.Relax() // after a command that was killed in hurry
-	mounted, err := at.mounted()
+	mounted, err := bpffs.Mounted(at.bpffs)
 	if err != nil || !mounted {
 		return n, err
 	}
@@ -176,18 +182,18 @@ func (p *pins) leave() {
 
 // makeHome makes the namespace's home and enters it. It mounts a bpffs if there is none.
 func (p *pins) makeHome() error {
-	if err := p.place.mount(); err != nil {
+	if err := bpffs.Mount(p.place.bpffs); err != nil {
 		return err
 	}
 	for {
 		// A home must not be below a directory that somebody else made.
-		if err := makeDir(p.place.top()); err != nil {
+		if err := bpffs.MakeDir(p.place.top()); err != nil {
 			return err
 		}
 		if err := p.place.trustTop(); err != nil {
 			return err
 		}
-		if err := makeDir(string(p.place.home())); err != nil {
+		if err := bpffs.MakeDir(string(p.place.home())); err != nil {
 			return err
 		}
 		err := p.enter()
@@ -201,14 +207,8 @@ func (p *pins) makeHome() error {
 	}
 }
 
-const (
-	// trashPrefix begins the name of pins that are being removed.
-	trashPrefix = "trash-"
-	// asideName is the name of a generation that is being made.
-	asideName = "new"
-	// asideSuffix ends the name of a pin that is being made in the place of another; a killed command leaves it.
-	asideSuffix = "-new"
-)
+// asideName is the name of a generation that is being made.
+const asideName = "new"
 
 // Close unlocks the namespace. It removes the home of a namespace without hooks.
 func (n *Namespace) Close() {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
@@ -28,10 +29,22 @@ type order struct {
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
 	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
-	asIs  bool              // however it is attached, it stays so
-	then  *[2][]policy.Rule // the rules of a new hook while a change is pending, and once it has reverted; nil if none is
-	gone  error             // the device was deleted meanwhile, and this failed
+	asIs  bool  // however it is attached, it stays so
+	gone  error // the device was deleted meanwhile, and this failed
+
+	reverts bool          // a change is pending, and these are new rules;
+	then    []policy.Rule // in place of those of want, once it has reverted
 }
+
+// wants are the rules of a phase: 0 is now, 1 once the pending change has reverted.
+func (o *order) wants(phase int) *[]policy.Rule {
+	if phase == 0 {
+		return &o.want.Rules
+	}
+	return &o.then
+}
+
+func (o *order) side() Side { return Side{o.dev.Name, o.want.Direction} }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
@@ -39,6 +52,11 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 		o.done.Hook.Reattached = string(h.State)
 	}
 	return o
+}
+
+// asItIs is an order that leaves no rules, or the ones that there are if it is not attached, on a device.
+func (h *Hook) asItIs(dev netinfo.Device) *order {
+	return newOrder(h, dev, policy.Table{Device: dev.Name, Direction: h.Direction, Match: h.Match()})
 }
 
 // removal is an order to remove rules of a hook, whatever its state is. The caller closes the hook itself.
@@ -100,6 +118,16 @@ func (all orders) steps() (n int) {
 	return n
 }
 
+// done is what was done by those that did something.
+func (all orders) done(did func(*order) bool) (done []Applied) {
+	for _, o := range all {
+		if did(o) {
+			done = append(done, o.done)
+		}
+	}
+	return done
+}
+
 // carryOut carries out a plan. What it returns is closed.
 func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders, err error) {
 	defer func() { all.close() }()
@@ -134,12 +162,12 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 	}
 	err = p.changing(func() error { return all.apply(p, o) })
 	if err == nil && o.Confirm > 0 && p.state() == maps.Pending {
-		p.dir.record(authorPin, Author{o.Author, p.store.Begins()}) // else nobody is told who it was
+		bpffs.Record(p.dir.pin(authorPin), Author{o.Author, p.store.Begins()}) // else nobody is told who it was
 	}
 	for _, one := range all {
 		one.done.Rules, one.done.Hook.Changed = maps.Count(one.steps), len(one.steps) > 0
-		if one.then != nil {
-			one.done.Rules = maps.Difference{Added: len(one.then[0])}
+		if one.reverts {
+			one.done.Rules = maps.Difference{Added: len(one.want.Rules)}
 		}
 	}
 	return all, err
@@ -150,7 +178,7 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 func (all orders) endLast(o ApplyOptions) (ends bool, concerned []*Hook) {
 	first := all[0]
 	if o.beside {
-		return first.isPools() && first.Set != nil && first.then == nil && first.Set.Any(maps.TakesPart) && all.drawFromPools(), nil
+		return first.isPools() && first.Set != nil && !first.reverts && first.Set.Any(maps.TakesPart) && all.drawFromPools(), nil
 	}
 	if first.flush || o.Final && all.steps() <= 1 && !all.concernPools() {
 		for _, one := range all {
@@ -223,8 +251,8 @@ func (all orders) load() error {
 	}
 	for _, o := range all {
 		var err error
-		if o.then != nil {
-			err = o.Set.LoadPending(wanted(steps(nil, o.then[1])), steps(o.then[1], o.then[0]))
+		if o.reverts {
+			err = o.Set.LoadPending(wanted(steps(nil, o.then)), steps(o.then, o.want.Rules))
 		} else if len(o.steps) > 0 {
 			err = o.Set.Load(wanted(o.steps))
 		}
@@ -290,7 +318,7 @@ func (all orders) finish(p *pins, change bool) error {
 		case o.gone != nil || o.isPools():
 			return nil
 		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
-			return p.trimIfb(o.Set)
+			return p.trimIfb(o.Hook)
 		}
 		return p.removeHook(o.Hook)
 	})
@@ -311,11 +339,6 @@ func (all orders) removeFQs() (err error) {
 // claim makes room for the rules of hooks, allocates their sets, and sets up fq where needed.
 func (all orders) claim(p *pins) error {
 	for _, o := range all {
-		if o.Set == nil && !o.isPools() {
-			if err := p.vacate(o.dev.Index, o.Direction); err != nil {
-				return err
-			}
-		}
 		if o.fq > 0 {
 			var err error
 			o.done.Hook.Replaced, err = fq.Setup(o.dev.Index, o.fq)
@@ -336,7 +359,7 @@ func (all orders) claim(p *pins) error {
 		}
 		if o.Set == nil {
 			o.Set = p.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.at = p.dir.hookDir(o.dev.Index, o.Direction)
+			o.at = p.dir.hookDirOf(o.Set)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
@@ -397,7 +420,7 @@ func (o *order) attach(p *pins) error {
 			return err
 		}
 	}
-	if err := makeDir(h.at.dir); err != nil {
+	if err := bpffs.MakeDir(h.at.dir); err != nil {
 		return err
 	}
 	caller, err := program.LoadCaller(p.kinds, kind, h.Set.Number())

@@ -3,11 +3,11 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/hurry"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -33,8 +33,13 @@ type pins struct {
 
 // removeHook removes a hook without rules, and frees its set.
 func (p *pins) removeHook(h *Hook) error {
-	if err := p.dir.removeHook(h.at); err != nil {
+	if err := removeHook(h.at); err != nil {
 		return err
+	}
+	if h.Direction == policy.Ingress {
+		if err := p.dropIfb(h); err != nil {
+			return err
+		}
 	}
 	if h.Set != nil {
 		h.Set.Release()
@@ -76,69 +81,36 @@ func (p *pins) sweepOne(set *maps.Set) error {
 	return p.removeHook(h)
 }
 
-// follow renames the pins of a hook to the index that its device has now.
+// follow stores the device that a hook is to be on.
 func (p *pins) follow(h *Hook, dev netinfo.Device) error {
-	if h.Set.Ifindex() == dev.Index {
+	if h.at.index == dev.Index {
 		return nil
 	}
-	if err := p.vacate(dev.Index, h.Direction); err != nil {
+	if err := p.dropIfb(h); err != nil {
 		return err
 	}
-	to := p.dir.hookDir(dev.Index, h.Direction)
-	if err := renamePins(h.at.dir, to.dir); err != nil {
-		return fmt.Errorf("rename pins: %w", err)
+	h.Set.SetDevice(dev.Index, dev.Name)
+	h.at.index = dev.Index
+	return nil
+}
+
+// dropIfb deletes the ifb of a hook, unless another hook has its index: a device that moved away may have had that before.
+func (p *pins) dropIfb(h *Hook) error {
+	if h.Set != nil && h.Set.Ifb() != 0 {
+		h.Set.SetIfb(0)
 	}
-	h.at = to
-	return p.renumber(h.Set, dev.Index, dev.Name)
-}
-
-// renumber stores the new index of a set's device.
-func (p *pins) renumber(set *maps.Set, index int, device string) error {
-	old := set.Ifindex()
-	set.SetIfb(0)
-	set.SetDevice(index, device)
-	return p.dir.dropIfb(old)
-}
-
-// vacate frees an index for the pins of a new hook. A hook has it already if its device has
-// moved to another namespace: that hook gets one of the highest indexes, which no device has.
-func (p *pins) vacate(index int, d policy.Direction) error {
-	set := p.setOf(index, d)
-	if set == nil {
+	if slices.ContainsFunc(p.sets(), func(set *maps.Set) bool { return set.Ifindex() == h.at.index && set.Ifb() != 0 }) {
 		return nil
 	}
-	if isUnused(set) {
-		return p.sweepOne(set)
-	}
-	h := p.dir.hookOf(set)
-	defer h.Close()
-	free := math.MaxInt32
-	for p.setOf(free, d) != nil {
-		free--
-	}
-	return p.follow(h, netinfo.Device{Index: free, Name: h.Was})
-}
-
-// adopt handles pins that belong to no set. If the pins of a set are missing, these are they,
-// and adopt completes follow. Otherwise it removes them.
-func (p *pins) adopt(at hookDir) error {
-	for _, set := range p.sets() {
-		if set.Direction() == at.direction && set.Attached() && !exists(p.dir.hookDir(set.Ifindex(), at.direction).dir) {
-			return p.renumber(set, at.index, set.Device())
-		}
-	}
-	return removeHook(at)
+	return p.dir.dropIfb(h.at.index)
 }
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
-func (p *pins) trimIfb(set *maps.Set) error {
-	if set.Direction() != policy.Ingress || needsIfb(set) {
+func (p *pins) trimIfb(h *Hook) error {
+	if h.Direction != policy.Ingress || needsIfb(h.Set) {
 		return nil
 	}
-	if set.Ifb() != 0 {
-		set.SetIfb(0)
-	}
-	return p.dir.dropIfb(set.Ifindex())
+	return p.dropIfb(h)
 }
 
 // discardForeign removes the maps of another layout, once it has no hooks.
@@ -146,7 +118,7 @@ func (p *pins) discardForeign() error {
 	if p.foreign == nil {
 		return nil
 	}
-	if hooks, err := p.dir.hookDirs(); len(hooks) > 0 || err != nil {
+	if hooks, _, err := p.dir.hookDirs(); len(hooks) > 0 || err != nil {
 		return err
 	}
 	p.foreign = nil
@@ -155,20 +127,27 @@ func (p *pins) discardForeign() error {
 
 // removeStrays removes pins that belong to no hook.
 func (p *pins) removeStrays() error {
-	entries, err := readDir(string(p.dir))
+	entries, err := bpffs.List(string(p.dir))
 	if err != nil {
 		return err
 	}
+	hooks, _, err := p.dir.hookDirs()
+	for _, at := range hooks {
+		of := func(set *maps.Set) bool { return p.dir.hookDirOf(set).dir == at.dir }
+		if err == nil && p.foreign == nil && !slices.ContainsFunc(p.sets(), of) {
+			err = removeHook(at)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
 	for _, e := range entries {
 		path := p.dir.pin(e.Name())
-		index, d, isHook := parseHookName(e.Name())
 		switch {
-		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
-			err = removeAll(path)
-		case isHook && p.foreign == nil && p.setOf(index, d) == nil:
-			err = p.adopt(p.dir.hookDir(index, d))
+		case strings.HasPrefix(e.Name(), bpffs.TrashPrefix), e.Name() == asideName:
+			err = bpffs.RemoveAll(path)
 		case e.Name() == kindsPin && p.store == nil && p.foreign == nil:
-			err = unlink(path)
+			err = bpffs.Unlink(path)
 		}
 		if err != nil {
 			return fmt.Errorf("remove pins: %w", err)
@@ -203,7 +182,9 @@ func (p *pins) complete() error {
 		return err
 	}
 	for _, set := range p.sets() {
-		if err := p.trimIfb(set); err != nil {
+		h := p.dir.hookOf(set)
+		err := p.trimIfb(h)
+		if h.Close(); err != nil {
 			return err
 		}
 	}
@@ -214,15 +195,15 @@ func (p *pins) complete() error {
 // killed, the next command calls complete.
 func (p *pins) changing(f func() error) error {
 	mark := p.dir.pin(busyPin)
-	if err := makeDir(mark); err != nil {
+	if err := bpffs.MakeDir(mark); err != nil {
 		return err
 	}
 	err := f()
 	if err == nil {
-		return unlink(mark)
+		return bpffs.Unlink(mark)
 	}
 	if p.complete() == nil {
-		unlink(mark)
+		bpffs.Unlink(mark)
 	}
 	return err
 }
@@ -232,16 +213,16 @@ func (p *pins) heal() error {
 	if err := p.dir.markAlive(); err != nil {
 		return err
 	}
-	if err := p.dir.healIfbs(); err != nil {
+	if err := p.healMarks(); err != nil {
 		return err
 	}
-	if !exists(p.dir.pin(busyPin)) {
+	if !bpffs.Exists(p.dir.pin(busyPin)) {
 		return nil
 	}
 	if err := p.complete(); err != nil {
 		return err
 	}
-	return unlink(p.dir.pin(busyPin))
+	return bpffs.Unlink(p.dir.pin(busyPin))
 }
 
 // endChange ends the last change for good, so that another can begin, or hooks can be changed; none means all. The error wraps

@@ -19,62 +19,76 @@ type Side struct {
 }
 
 // scope is which rules tables stand for.
-type scope bool
+type scope uint8
 
 const (
-	onlyThese    scope = false
-	besideOthers scope = true // which rules of the tables replace where they have the same network
+	onlyThese    scope = iota
+	besideOthers       // which rules of the tables replace where they have the same network
+	onNewHooks         // on hooks without rules, and of their pools those that do not exist
 )
 
 // A planner makes the orders of commands. It changes nothing.
 type planner struct{ *Namespace }
 
-// plan makes the orders for tables. A device that does not exist has none.
-func (n planner) plan(tables []policy.Table, which scope, o ApplyOptions) (all orders, err error) {
+// plan makes the orders for tables. A device that does not exist has none. A second list of tables is for after the revert of
+// the pending change.
+func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (all orders, err error) {
 	if err := n.pins.readable(); err != nil {
 		return nil, err
 	}
-	if which == onlyThese {
+	n.Claims = nil
+	switch which {
+	case onlyThese:
 		if all, err = n.withoutRules(o.Devices); err != nil {
 			return all, err
 		}
+	case onNewHooks:
+		all = orders{n.poolsOrder(nil)}
 	}
 	named := func(t policy.Table, err error) error {
-		if which == onlyThese || len(tables) > 1 {
+		if which != besideOthers || len(phases[0]) > 1 {
 			err = fmt.Errorf("%s: %w", tableName(t), err)
 		}
 		return err
 	}
-	at := map[Side]*order{}
-	for _, o := range all {
-		at[Side{o.dev.Name, o.Direction}] = o
-	}
-	for _, t := range tables {
-		if !t.IsPools() && o.Devices != nil && !slices.Contains(o.Devices, t.Device) {
-			continue
-		}
-		if known := at[Side{t.Device, t.Direction}]; known != nil {
-			known.want = t
-		} else if all, err = n.add(all, t); err != nil {
+	for phase, tables := range phases {
+		var t policy.Table
+		if all, t, err = n.addTables(all, tables, phase, which, o); err != nil {
 			return all, named(t, err)
 		}
 	}
+	if len(phases) > 1 {
+		if err := n.checkPhases(all); err != nil {
+			return all, err
+		}
+	}
+	drawn := make([][]policy.Rule, len(phases))
+	var problem error
+	for phase := range phases {
+		if drawn[phase], err = n.settle(all, phase, which); problem == nil {
+			problem = err
+		}
+	}
 	for _, one := range all {
+		one.reverts = len(phases) > 1
 		one.planSteps(which)
 	}
-	pools, err := n.poolsAfter(all, which)
-	if err != nil {
-		return all, err
+	if problem != nil && all.steps() > 0 {
+		return all, problem
 	}
 	for _, one := range all {
 		if one.isPools() {
 			continue
 		}
-		rules := one.want.Rules
-		if which == besideOthers && one.Set != nil && one.State != Attached {
-			rules = append(one.Set.Policy(), rules...) // all are attached again, perhaps to another device
+		var rules [][]policy.Rule
+		for phase := range phases {
+			of := *one.wants(phase)
+			if which == besideOthers && one.Set != nil && one.State != Attached {
+				of = append(one.Set.Policy(), of...) // all are attached again, perhaps to another device
+			}
+			rules = append(rules, of, drawnFrom(of, drawn[phase]))
 		}
-		err := one.check(n, rules, drawnFrom(rules, pools))
+		err := one.check(n, rules...)
 		if err == nil {
 			err = one.checkMatch(which == besideOthers && o.Final)
 		}
@@ -82,7 +96,82 @@ func (n planner) plan(tables []policy.Table, which scope, o ApplyOptions) (all o
 			return all, named(one.want, err)
 		}
 	}
-	return n.planDrawing(all, pools)
+	return n.planDrawing(all, drawn[0])
+}
+
+// addTables adds what tables want in a phase: 0 is now, 1 once the pending change has reverted. With an error, it returns the table
+// that it is of.
+func (n planner) addTables(all orders, tables []policy.Table, phase int, which scope, o ApplyOptions) (orders, policy.Table, error) {
+	at := map[Side]*order{}
+	for _, o := range all {
+		at[o.side()] = o
+	}
+	var pools []policy.Rule
+	var added []policy.Table
+	for _, t := range tables {
+		if which == onNewHooks && t.IsPools() {
+			pools = append(pools, t.Rules...)
+			continue
+		}
+		if !t.IsPools() && o.Devices != nil && !slices.Contains(o.Devices, t.Device) {
+			continue
+		}
+		if !o.Check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
+			t.Rules = slices.Clone(t.Rules) // with Check, the caller learns who has his guarantee
+		}
+		known := at[Side{t.Device, t.Direction}]
+		if known == nil {
+			before := len(all)
+			var err error
+			if all, err = n.add(all, t, o); err != nil {
+				return all, t, err
+			}
+			if len(all) == before {
+				continue
+			}
+			known = all[before]
+			known.want.Rules = nil
+			if which == onNewHooks && known.Set != nil && known.State != Gone { // another command set rules meanwhile
+				known.Close()
+				all = all[:before]
+			}
+		}
+		if which == onNewHooks && known.Set != nil {
+			continue
+		}
+		if which == onNewHooks && known.want.Match != t.Match {
+			return all, t, n.pins.pending()
+		}
+		if phase == 0 {
+			known.want = t
+		}
+		*known.wants(phase) = t.Rules
+		added = append(added, t)
+	}
+	if which == onNewHooks {
+		*all[0].wants(phase) = missing(n.store(phase), pools, added)
+	}
+	return all, policy.Table{}, nil
+}
+
+// store is the maps as they are in a phase.
+func (n planner) store(phase int) *maps.Store {
+	if phase == 0 {
+		return n.pins.store
+	}
+	return n.pins.store.Reverted()
+}
+
+// checkPhases returns an error if one of the new pools is there, in another phase of the pending change.
+func (n planner) checkPhases(all orders) error {
+	for phase := range 2 {
+		for _, p := range *all[0].wants(phase) {
+			if _, found := n.store(1 - phase).Pools().Find(p.Prefix); found {
+				return n.pins.pending()
+			}
+		}
+	}
+	return nil
 }
 
 // withoutRules are the orders that leave no pools, and no rules on devices; nil for all.
@@ -105,13 +194,13 @@ func (n planner) withoutRules(devices []string) (all orders, err error) {
 			h.Close()
 			continue
 		}
-		all = append(all, newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}))
+		all = append(all, h.asItIs(h.Device))
 	}
 	return all, err
 }
 
 // add adds the order for a table, if its device exists and there is anything to do.
-func (n planner) add(all orders, t policy.Table) (orders, error) {
+func (n planner) add(all orders, t policy.Table, o ApplyOptions) (orders, error) {
 	if t.IsPools() {
 		return append(all, n.poolsOrder(t.Rules)), nil
 	}
@@ -126,6 +215,9 @@ func (n planner) add(all orders, t policy.Table) (orders, error) {
 	if err == nil {
 		h, err = n.Find(dev.Name, t.Direction)
 	}
+	if err == nil && h == nil && o.returns != nil && o.returns(dev.Name) {
+		h, err = n.left(t)
+	}
 	if err != nil {
 		return all, err
 	}
@@ -136,6 +228,24 @@ func (n planner) add(all orders, t policy.Table) (orders, error) {
 		err = ErrMoved
 	}
 	return all, err
+}
+
+// left is the hook that a deleted device has left, nil for none. Its rules match the address of the table and do not delay, as that
+// may need a qdisc first.
+func (n planner) left(t policy.Table) (*Hook, error) {
+	for _, set := range n.pins.sets() {
+		if set.Device() != t.Device || set.Direction() != t.Direction || set.Side() != t.Match || set.Any(maps.Delays) {
+			continue
+		}
+		h, err := n.pins.dir.openHook(set)
+		if err != nil || h != nil && h.State == Gone {
+			return h, err
+		}
+		if h != nil {
+			h.Close()
+		}
+	}
+	return nil, nil
 }
 
 // planSteps finds the steps from the rules that the hook has to those that it shall have.
@@ -156,19 +266,24 @@ func (o *order) planSteps(which scope) {
 	if o.isPools() {
 		parentsFirst(o.steps)
 	}
+	if o.reverts {
+		for i := range o.then { // there must be room for both
+			o.steps = append(o.steps, policy.Difference{Want: &o.then[i]})
+		}
+	}
 }
 
 // check finds out why a hook cannot have rules, and the pools that these draw from.
-func (o *order) check(n planner, rules, drawn []policy.Rule) error {
+func (o *order) check(n planner, rules ...[]policy.Rule) error {
 	if o.Set == nil {
-		if err := n.pins.dir.elsewhere(o.dev, o.Direction); err != nil {
+		if err := n.elsewhere(o.dev, o.Direction); err != nil {
 			return err
 		}
 	}
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	return o.planQueue(rules, drawn, n.pins.options.SetupFQ)
+	return o.planQueue(n.pins.options.SetupFQ, rules...)
 }
 
 // checkMatch returns an error if rules in force would match another address: any, if the change may revert, or else one that
@@ -185,95 +300,12 @@ func (o *order) checkMatch(lasts bool) error {
 	return nil
 }
 
-// planNew is plan for hooks without rules, and for those of their pools that do not exist. reverted is nil unless a change is
-// pending; then they are the tables once it has reverted.
-func (n planner) planNew(tables, reverted []policy.Table) (all orders, err error) {
-	if err := n.pins.readable(); err != nil {
-		return nil, err
-	}
-	all = orders{n.poolsOrder(nil)}
-	at, drawn := map[Side]*order{{}: all[0]}, map[*order][]policy.Rule{}
-	phases, stores := [][]policy.Table{tables}, []*maps.Store{n.pins.store}
-	if reverted != nil {
-		phases, stores = append(phases, reverted), append(stores, n.pins.store.Reverted())
-	}
-	for phase, tables := range phases {
-		var without []policy.Table
-		var pools []policy.Rule
-		for _, t := range tables {
-			if t.IsPools() {
-				pools = t.Rules
-				continue
-			}
-			if last, its := len(all), (Side{t.Device, t.Direction}); at[its] == nil {
-				if all, err = n.add(all, t); err != nil {
-					return all, fmt.Errorf("%s: %w", tableName(t), err)
-				}
-				if len(all) == last {
-					continue
-				}
-				if all[last].Set != nil { // another command set rules meanwhile
-					all[last].Close()
-					all = all[:last]
-					continue
-				}
-				at[its] = all[last]
-			}
-			without = append(without, t)
-		}
-		without = append(without, policy.Table{Rules: missing(stores[phase], pools, without)})
-		above, err := checkNew(stores[phase], without)
-		if err != nil {
-			return all, err
-		}
-		for _, t := range without {
-			o := at[Side{t.Device, t.Direction}]
-			if o.want.Match != t.Match {
-				return all, n.pins.pending()
-			}
-			if reverted != nil && o.then == nil {
-				o.then = &[2][]policy.Rule{}
-			}
-			if o.then != nil {
-				o.then[phase] = t.Rules
-			}
-			o.want.Rules = beside(t.Rules, o.want.Rules) // there must be room for both
-			drawn[o] = append(drawn[o], drawnFrom(t.Rules, above)...)
-		}
-	}
-	for _, store := range stores[1:] {
-		for _, p := range all[0].want.Rules {
-			_, found := n.pins.store.Pools().Find(p.Prefix)
-			_, foundThen := store.Pools().Find(p.Prefix)
-			if found || foundThen { // in the other phase only
-				return all, n.pins.pending()
-			}
-		}
-	}
-	for _, o := range all {
-		o.planSteps(besideOthers)
-		if !o.isPools() {
-			if err := o.failed(o.check(n, o.want.Rules, drawn[o])); err != nil {
-				return all, err
-			}
-		}
-		if o.then != nil {
-			for i := range o.then[1] { // companions of both need room
-				o.steps = append(o.steps, policy.Difference{Want: &o.then[1][i]})
-			}
-		}
-	}
-	return all, nil
-}
-
 // elsewhere returns ErrElsewhere if programs of shapectl are on a device without any pin in
 // this namespace, as far as this process may look.
-func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
-	if dir != "" && exists(dir.hookDir(dev.Index, d).dir) {
-		return nil
-	}
-	chain, err := netinfo.Chain(dev.Index, d, nil)
-	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, program.Name) }) {
+func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
+	ours, _ := n.Programs(dev.Index, d)
+	chain, err := netinfo.Chain(dev.Index, d, ours)
+	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return !e.Ours && strings.HasPrefix(e.Name, program.Name) }) {
 		return ErrElsewhere
 	}
 	return err

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
+	"net/netip"
 	"slices"
 	"sort"
 
@@ -58,78 +60,116 @@ func (s *bpfState) within(pools map[policy.Within]bool, without map[uint32]bool)
 	return users
 }
 
-// poolsAfter returns the pools that there are once orders are carried out. The error of
-// policy.CheckPools says why these pools would be wrong for what is within them.
-func (n planner) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
-	concern := all.concernPools()
-	attachAgain := func(o *order) bool { return o.Set != nil && o.State != Attached }
-	if !concern && !slices.ContainsFunc(all, attachAgain) {
+// settle decides who of what is wanted in a phase has his guarantee once orders are carried out, and returns the pools that the
+// rules draw from. The error is that of policy.CheckPools.
+func (n planner) settle(all orders, phase int, which scope) (pools []policy.Rule, err error) {
+	s, concern := n.store(phase), all.concernPools()
+	if !concern && !slices.ContainsFunc(all, func(o *order) bool { return o.Set != nil && o.State != Attached }) {
 		return nil, nil
 	}
-	changing := map[uint32]bool{}
+	if which == onlyThese && concern || slices.ContainsFunc(all, func(o *order) bool { return o.concernsOthers(phase) }) {
+		return n.settleAmong(all, phase, which)
+	}
+	find := func(name policy.Within) (policy.Rule, bool) { // which is no new pool
+		if s == nil {
+			return policy.Rule{}, false
+		}
+		p, found := s.Pools().Find(policy.PoolKey(string(name)))
+		return p.Rule, found
+	}
 	var tables []policy.Table
 	for _, o := range all {
-		t := o.want
-		if o.Set != nil {
-			changing[o.Set.Number()] = true
-			if which == besideOthers && (concern || o.isPools()) {
-				t.Rules = beside(o.Set.Policy(), t.Rules)
+		rules := *o.wants(phase)
+		if o.isPools() {
+			pools = append(pools, rules...)
+		} else {
+			tables = append(tables, policy.Table{Device: o.want.Device, Direction: o.want.Direction, Rules: rules})
+		}
+		if o.Set != nil && o.State != Attached && which == besideOthers {
+			rules = append(o.Set.Policy(), rules...)
+		}
+		pools = append(pools, policy.Above(rules, find)...)
+	}
+	policy.SortRules(pools)
+	pools = slices.Compact(pools)
+	return pools, policy.CheckPools(append(tables, policy.Table{Rules: pools}))
+}
+
+// concernsOthers reports whether what an order wants in a phase changes a pool, or counts together with what is within its pools.
+func (o *order) concernsOthers(phase int) bool {
+	return slices.ContainsFunc(*o.wants(phase), func(r policy.Rule) bool {
+		found := false
+		if r.Pool && o.Set != nil {
+			_, found = o.Set.Find(r.Prefix)
+		}
+		return found || r.Guarantee != 0 || r.Label.Waits != 0 || r.Cluster.Name != ""
+	})
+}
+
+// settleAmong is settle among all rules and pools that there are. Who has his guarantee keeps it, and then devices that came
+// first come first.
+func (n planner) settleAmong(all orders, phase int, which scope) (pools []policy.Rule, err error) {
+	at, of := map[Side]*order{}, map[uint32]*order{}
+	var tables []policy.Table
+	for _, o := range all {
+		if at[o.side()] = o; o.Set != nil {
+			of[o.Set.Number()] = o
+		} else {
+			tables = append(tables, policy.Table{Device: o.want.Device, Direction: o.want.Direction, Rules: *o.wants(phase)})
+		}
+	}
+	has := map[string]bool{}
+	for set, rules := range (&bpfState{store: n.store(phase)}).allRules() {
+		t, o := policy.Table{Device: set.Device(), Direction: set.Direction()}, of[set.Number()]
+		for i := range rules {
+			r := &rules[i].Rule
+			if r.Guarantee != 0 {
+				has[t.Claimant(r)] = true
 			}
+			if r.Label.Waits = 0; o == nil || which != onlyThese { // what is not wanted here goes on waiting
+				t.Rules = append(t.Rules, *r)
+			}
+		}
+		if o != nil {
+			t.Device, t.Rules = o.want.Device, beside(t.Rules, *o.wants(phase))
 		}
 		tables = append(tables, t)
 	}
-	for set, rules := range n.pins.allRules() {
-		if !changing[set.Number()] && (concern || set.IsPools()) {
-			tables = append(tables, tableOf(set, rules))
-		}
-	}
 	policy.SortTables(tables)
-	var pools []policy.Rule
 	if len(tables) > 0 && tables[0].IsPools() {
 		pools = tables[0].Rules
 	}
-	if concern && all.steps() > 0 {
-		return pools, policy.CheckPools(tables)
+	devices, err := netinfo.Devices()
+	if err != nil {
+		return nil, err
+	}
+	turn := map[string]int{}
+	for _, dev := range devices {
+		turn[dev.Name] = dev.Index
+	}
+	for who := range has {
+		turn[who] -= math.MaxInt32
+	}
+	tree := policy.NewTree(tables)
+	claims := tree.Grant(func(who string) int { return turn[who] })
+	if phase == 0 {
+		n.Claims = claims
+	}
+	for _, c := range claims {
+		for _, m := range c.Members {
+			s := Side{}
+			if m.Table != nil {
+				s = Side{m.Table.Device, m.Table.Direction}
+			}
+			rules := *at[s].wants(phase)
+			i, _ := slices.BinarySearchFunc(rules, m.Rule.Prefix, func(r policy.Rule, p netip.Prefix) int { return policy.ComparePrefix(r.Prefix, p) })
+			rules[i] = *m.Rule
+		}
+	}
+	if problems := tree.Problems(); len(problems) > 0 {
+		return pools, problems[0]
 	}
 	return pools, nil
-}
-
-func tableOf(set *maps.Set, rules []maps.Entry) policy.Table {
-	t := policy.Table{Device: set.Device(), Direction: set.Direction()}
-	for i := range rules {
-		t.Rules = append(t.Rules, rules[i].Rule)
-	}
-	return t
-}
-
-// checkNew is policy.CheckPools for the tables of new hooks, and last for new pools, in a store. It returns the pools that
-// they draw from.
-func checkNew(s *maps.Store, tables []policy.Table) (drawn []policy.Rule, err error) {
-	last := len(tables) - 1
-	drawn = slices.Clone(tables[last].Rules)
-	if s != nil {
-		var rules []policy.Rule
-		for _, t := range tables {
-			rules = append(rules, t.Rules...)
-		}
-		drawn = append(drawn, policy.Above(rules, func(name policy.Within) (policy.Rule, bool) { // no new pool exists there
-			p, found := s.Pools().Find(policy.PoolKey(string(name)))
-			return p.Rule, found
-		})...)
-	}
-	counts := func(r policy.Rule) bool { return r.Guarantee != 0 || r.Cluster.Name != "" }
-	shared := slices.ContainsFunc(tables, func(t policy.Table) bool { return slices.ContainsFunc(t.Rules, counts) }) // what there is counts, too
-	pools, all := policy.Table{Rules: drawn}, slices.Clone(tables[:last])
-	if shared {
-		for set, rules := range (&bpfState{store: s}).allRules() {
-			if t := tableOf(set, rules); t.IsPools() {
-				pools.Rules = append(t.Rules, tables[last].Rules...)
-			} else {
-				all = append(all, t)
-			}
-		}
-	}
-	return drawn, policy.CheckPools(append(all, pools))
 }
 
 // concernPools reports whether orders change pools, or set rules that are within one.
@@ -140,7 +180,8 @@ func (all orders) concernPools() bool {
 // drawFromPools reports whether orders set pools, or rules that are within one.
 func (all orders) drawFromPools() bool {
 	return slices.ContainsFunc(all, func(o *order) bool {
-		return len(o.want.Rules) > 0 && o.isPools() || slices.ContainsFunc(o.want.Rules, func(r policy.Rule) bool { return r.Within != "" })
+		within := func(r policy.Rule) bool { return r.Pool || r.Within != "" }
+		return slices.ContainsFunc(o.want.Rules, within) || slices.ContainsFunc(o.then, within)
 	})
 }
 
@@ -209,7 +250,7 @@ func parentsFirst(steps []policy.Difference) {
 // begin or cease to delay their packets.
 func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 	delays := func(d policy.Difference) bool {
-		return d.Have != nil && d.Have.Excess == policy.Delay || d.Want != nil && d.Want.Excess == policy.Delay
+		return d.Have != nil && (d.Have.Excess == policy.Delay || d.Want != nil && d.Want.Excess == policy.Delay)
 	}
 	if !slices.ContainsFunc(all, func(o *order) bool { return o.isPools() && slices.ContainsFunc(o.steps, delays) }) {
 		return all, nil
@@ -222,9 +263,9 @@ func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 			h.Close()
 			continue
 		}
-		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
+		o := h.asItIs(h.Device)
 		all = append(all, o)
-		if err = o.planQueue(nil, drawn, n.pins.options.SetupFQ); err != nil {
+		if err = o.planQueue(n.pins.options.SetupFQ, drawn); err != nil {
 			err = fmt.Errorf("%s: %w", tableName(o.want), err)
 		}
 	}

@@ -245,7 +245,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 		"a pool":         func(n *Namespace) error { return putPools(n, pool("other")) },
 		"a pool deleted": func(n *Namespace) error { return deletePools(n, "empty") },
 		"rules of a new device": func(n *Namespace) error {
-			_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil)
+			_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil, nil)
 			return err
 		},
 	} {
@@ -265,7 +265,7 @@ func TestPoolsOfNewHook(t *testing.T) {
 	faster := pool("uplink", shared, func(r *policy.Rule) { r.Rate = 2e7 })
 	r.write(func(n *Namespace) error { return putPools(n, faster) })
 	r.write(func(n *Namespace) error {
-		done, err := n.ApplyNew(append([]policy.Table{poolTable(uplink, sector, site)}, both([]policy.Rule{inSite, rule("10.0.1.0/24", in("uplink"))}, nil)...), nil)
+		done, err := n.ApplyNew(append([]policy.Table{poolTable(uplink, sector, site)}, both([]policy.Rule{inSite, rule("10.0.1.0/24", in("uplink"))}, nil)...), nil, nil)
 		if len(done) != 1 || done[0].Device != "va" {
 			t.Errorf("done: %+v", done)
 		}
@@ -296,7 +296,7 @@ func TestRollbackOfPools(t *testing.T) {
 	}
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
 	r.write(func(n *Namespace) error {
-		_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil)
+		_, err := n.ApplyNew([]policy.Table{onPeer(rule("10.0.9.0/24", in("sector")))}, nil, nil)
 		return err
 	})
 	if err := r.try(func(n *Namespace) error { _, err := n.Rollback(); return err }); !errors.Is(err, ErrNoChange) {
@@ -311,7 +311,7 @@ func TestRollbackOfPoolsUnderOtherRules(t *testing.T) {
 	before := r.pools()
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{}) })
 	r.write(func(n *Namespace) error {
-		_, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil)
+		_, err := n.ApplyNew([]policy.Table{onPeer(two)}, nil, nil)
 		return err
 	})
 	r.write(func(n *Namespace) error { _, err := n.Rollback(); return err })

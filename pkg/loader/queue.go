@@ -3,12 +3,15 @@ package loader
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -18,8 +21,9 @@ const (
 	// drainPatience is how long queued packets may still leave before their ifb is removed.
 	drainPatience = time.Second
 
-	// ifbPrefix begins the name of a directory that marks a device with an ifb.
-	ifbPrefix = "ifb-"
+	// ifbPrefix begins the name of a directory that marks a device with an ifb, clsactPrefix of one that marks a device to
+	// which shapectl added a clsact qdisc.
+	ifbPrefix, clsactPrefix = "ifb-", "clsact-"
 )
 
 // An UnqueuedError says why a device cannot queue the packets that its rules delay.
@@ -42,22 +46,21 @@ func (e *UnqueuedError) Error() string {
 
 // Waiting is how many packets of rules, in the shortest frames, may be in one queue, and
 // for how long; 0 if no rule delays.
-func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
-	for _, r := range rules {
-		bytes, wait := r.Waiting()
-		packets = max(packets, uint32(min((bytes+queuedFrame-1)/queuedFrame, math.MaxUint32)))
-		longest = max(longest, wait)
+func Waiting(lists ...[]policy.Rule) (packets uint32, longest time.Duration) {
+	for _, rules := range lists {
+		for _, r := range rules {
+			bytes, wait := r.Waiting()
+			packets = max(packets, uint32(min((bytes+queuedFrame-1)/queuedFrame, math.MaxUint32)))
+			longest = max(longest, wait)
+		}
 	}
 	return packets, longest
 }
 
-// planQueue finds out what the device needs so that rules, and the pools that they draw from, can delay. It changes
-// nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
+// planQueue finds out what the device needs so that rules and pools can delay. It changes nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
 // fq.ErrOldIfb.
-func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
-	packets, longest := Waiting(rules)
-	inPools, untilThere := Waiting(pools)
-	packets, longest = max(packets, inPools), max(longest, untilThere)
+func (o *order) planQueue(setupFQ bool, rules ...[]policy.Rule) error {
+	packets, longest := Waiting(rules...)
 	if packets == 0 {
 		return nil
 	}
@@ -92,7 +95,7 @@ func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
 
 // makeIfb makes or repairs the ifb of a device, and marks the device.
 func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
-	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {
+	if err := bpffs.MakeDir(dir.ifbMark(dev.Index)); err != nil {
 		return err
 	}
 	_, err := fq.MakeIfb(dev.Index, dev.Name, packets)
@@ -105,7 +108,7 @@ func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 // dropIfb deletes the ifb of a device, if there is one. No packets may be sent to it any more.
 func (dir home) dropIfb(device int) error {
 	mark := dir.ifbMark(device)
-	if !exists(mark) {
+	if !bpffs.Exists(mark) {
 		return nil
 	}
 	if _, err := fq.Drain(fq.IfbIndex(device), drainPatience); err != nil {
@@ -114,37 +117,43 @@ func (dir home) dropIfb(device int) error {
 	if err := fq.RemoveIfb(device); err != nil {
 		return err
 	}
-	return unlink(mark)
+	return bpffs.Unlink(mark)
 }
 
 func (dir home) ifbMark(index int) string {
 	return dir.pin(ifbPrefix + strconv.Itoa(index))
 }
 
-// healIfbs removes the ifbs of deleted devices, and repairs ifbs that rules need.
-func (dir home) healIfbs() error {
-	entries, err := readDir(string(dir))
+// healMarks removes the ifbs and the marks of deleted devices, and repairs ifbs that rules need.
+func (p *pins) healMarks() error {
+	entries, err := bpffs.List(string(p.dir))
 	for _, e := range entries {
-		index, ok := numbered(e.Name(), ifbPrefix)
-		if !ok {
-			continue
+		index, isIfb := numbered(e.Name(), ifbPrefix)
+		if !isIfb {
+			var isClsact bool
+			if index, isClsact = numbered(e.Name(), clsactPrefix); !isClsact {
+				continue
+			}
 		}
 		dev, here, err := netinfo.DeviceByIndex(index)
 		if err != nil {
 			return err
 		}
-		if !here || !exists(dir.hookDir(index, policy.Ingress).dir) {
-			if err := dir.dropIfb(index); err != nil {
-				return err
+		needs := func(set *maps.Set) bool { return set.Ifindex() == index && set.Direction() == policy.Ingress }
+		switch {
+		case !isIfb && !here:
+			err = bpffs.Unlink(p.dir.pin(e.Name()))
+		case isIfb && (!here || p.foreign == nil && !slices.ContainsFunc(p.sets(), needs)):
+			err = p.dir.dropIfb(index)
+		case isIfb:
+			if ifb, failed := fq.FindIfb(index); failed != nil {
+				err = failed
+			} else if ifb == nil || !ifb.Whole() {
+				fq.MakeIfb(index, dev.Name, 0) // a command does its work even if this fails; doctor reports that
 			}
-			continue
 		}
-		ifb, err := fq.FindIfb(index)
 		if err != nil {
 			return err
-		}
-		if ifb == nil || !ifb.Whole() {
-			fq.MakeIfb(index, dev.Name, 0) // a command does its work even if this fails; doctor reports that
 		}
 	}
 	return err

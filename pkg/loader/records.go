@@ -1,12 +1,7 @@
 package loader
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io/fs"
-
-	"github.com/cilium/ebpf"
+	"github.com/shapectl/shapectl/internal/bpffs"
 )
 
 // Pins of records, each a map with a text of JSON.
@@ -15,40 +10,6 @@ const (
 	authorPin     = "author"
 	reattachedPin = "reattached"
 )
-
-// record records a value in the place of the last one. A killed command leaves one of the two.
-func (dir home) record(pin string, value any) error {
-	text, err := json.Marshal(value)
-	aside := dir.pin(pin) + asideSuffix
-	if err == nil {
-		err = unlink(aside)
-	}
-	if err == nil {
-		err = pinValue(aside, &ebpf.MapSpec{Name: "shapectl_" + pin, Type: ebpf.Array, ValueSize: uint32(len(text))}, text)
-	}
-	if err == nil {
-		err = renamePins(aside, dir.pin(pin))
-	}
-	return err
-}
-
-// recorded reads a record, if there is one.
-func (dir home) recorded(pin string, value any) error {
-	m, err := ebpf.LoadPinnedMap(dir.pin(pin), &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open %s: %w", dir.pin(pin), err)
-	}
-	defer m.Close()
-	text, err := m.LookupBytes(uint32(0))
-	if err != nil {
-		return fmt.Errorf("read %s: %w", dir.pin(pin), err)
-	}
-	json.Unmarshal(text, value) // one that cannot be read is none: another build made it
-	return nil
-}
 
 // An Author is who made a pending change, with which command, and when in ns of maps.Now; zero if that is not known.
 type Author struct {
@@ -59,7 +20,7 @@ type Author struct {
 // pending describes the change that is pending.
 func (s *bpfState) pending() *PendingError {
 	p := &PendingError{Until: s.store.Until()}
-	if err := s.dir.recorded(authorPin, &p.Author); err != nil || p.Author.Began != s.store.Begins() {
+	if err := bpffs.Recorded(s.dir.pin(authorPin), &p.Author); err != nil || p.Author.Began != s.store.Begins() {
 		p.Author = Author{} // of an earlier change
 	}
 	return p
@@ -75,7 +36,7 @@ type Reattached struct {
 func LastReattached(o Options) (r Reattached, err error) {
 	at, err := locate(o)
 	if err == nil {
-		err = at.home().recorded(reattachedPin, &r)
+		err = bpffs.Recorded(at.home().pin(reattachedPin), &r)
 	}
 	return r, err
 }

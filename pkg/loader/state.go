@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
@@ -68,7 +69,14 @@ func (s *bpfState) open() error {
 	if s.store = s.kept.take(s.generation); s.store != nil {
 		return nil
 	}
-	s.store, err = maps.Open(newest, s.writing || s.renews)
+	_, otherNames, err := s.dir.hookDirs()
+	if err != nil {
+		return err
+	}
+	if s.store, err = maps.Open(newest, s.writing || s.renews); err == nil && otherNames {
+		s.store.Close()
+		err = maps.ErrOtherLayout
+	}
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, &OtherLayoutError{err: err}
 		s.foreign.Hooks, err = s.dir.otherHooks()
@@ -102,7 +110,7 @@ func (s *bpfState) close() {
 
 // generationsIn are the generations of maps that are pinned in a directory, oldest first.
 func generationsIn(dir string) ([]string, error) {
-	entries, err := readDir(dir)
+	entries, err := bpffs.List(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +124,7 @@ func generationsIn(dir string) ([]string, error) {
 	var names []string
 	for _, number := range numbers {
 		name := fmt.Sprintf("g%d", number)
-		if err := trustDir(filepath.Join(dir, name)); err != nil {
+		if err := bpffs.TrustDir(filepath.Join(dir, name)); err != nil {
 			return nil, err
 		}
 		names = append(names, name)
@@ -131,7 +139,7 @@ func (dir home) discardGenerations(keep int) error {
 		return err
 	}
 	for _, g := range generations[:max(0, len(generations)-keep)] {
-		if err := discard(dir.pin(g)); err != nil {
+		if err := bpffs.Discard(dir.pin(g)); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
@@ -143,7 +151,7 @@ func (dir home) discardMaps() error {
 	if err := dir.discardGenerations(0); err != nil {
 		return err
 	}
-	return unlink(dir.pin(kindsPin))
+	return bpffs.Unlink(dir.pin(kindsPin))
 }
 
 // makeRoom makes the maps of the namespace, or a new generation if they lack room for the
@@ -176,15 +184,14 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if lacks.Rules > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks.Rules)/4*5)
 	}
-	if lacks.Labels > 0 {
-		size.Labels = 2 * (size.Labels + lacks.Labels)
+	grow := func(has *uint32, lacks uint32) {
+		if lacks > 0 {
+			*has = 2 * (*has + lacks)
+		}
 	}
-	if lacks.Shares > 0 {
-		size.Shares = 2 * (size.Shares + lacks.Shares)
-	}
-	if lacks.Leases > 0 {
-		size.Leases = 2 * (size.Leases + lacks.Leases)
-	}
+	grow(&size.Labels, lacks.Labels)
+	grow(&size.Shares, lacks.Shares)
+	grow(&size.Leases, lacks.Leases)
 	for views += uint32(len(s.sets())) + 1; size.Views < views; { // one is that of the pools
 		size.Views *= 2
 	}
@@ -224,10 +231,10 @@ func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
 		s.kinds, err = program.NewKinds()
 	}
 	if err == nil {
-		err = unlink(pin)
+		err = bpffs.Unlink(pin)
 	}
 	if err == nil {
-		err = pinAt(s.kinds, pin)
+		err = bpffs.Pin(s.kinds, pin)
 	}
 	if err == nil {
 		err = s.pinAs(s.store, "g0")
@@ -241,16 +248,16 @@ func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
 // pinAs pins a store aside, and then renames the whole into place.
 func (s *bpfState) pinAs(store *maps.Store, generation string) error {
 	aside := s.dir.pin(asideName)
-	if err := removeAll(aside); err != nil {
+	if err := bpffs.RemoveAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
-	if err := makeDir(aside); err != nil {
+	if err := bpffs.MakeDir(aside); err != nil {
 		return err
 	}
 	if err := store.Pin(aside); err != nil {
 		return err
 	}
-	if err := renamePins(aside, s.dir.pin(generation)); err != nil {
+	if err := bpffs.Rename(aside, s.dir.pin(generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	return nil
@@ -337,7 +344,7 @@ func (s *bpfState) needKind(kind program.Kind) error {
 
 // unify completes the work of a killed command: all hooks use the newest generation.
 func (s *bpfState) unify() error {
-	if err := removeAll(s.dir.pin(asideName)); err != nil {
+	if err := bpffs.RemoveAll(s.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	generations, err := generationsIn(string(s.dir))
@@ -364,11 +371,21 @@ func (s *bpfState) drop() error {
 
 // otherHooks are the hooks of another layout.
 func (dir home) otherHooks() (others []*Hook, err error) {
-	dirs, err := dir.hookDirs()
+	dirs, _, err := dir.hookDirs()
 	for _, at := range dirs {
-		dev, _, failed := netinfo.DeviceByIndex(at.index)
+		a, failed := openAttachment(at)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		dev, _, failed := a.on()
+		if len(a.filters) > 0 {
+			dev, _, failed = netinfo.DeviceByIndex(a.index)
+		}
+		a.close()
 		err = errors.Join(err, failed)
-		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: fmt.Sprint("device ", at.index), at: at})
+		at.index = dev.Index
+		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: "device that is gone", at: at})
 	}
 	return others, err
 }
@@ -387,16 +404,6 @@ func (s *bpfState) sets() []*maps.Set {
 		return nil
 	}
 	return slices.Collect(s.store.Sets())
-}
-
-// setOf is the set of a direction of a device, by the index in the names of its pins; nil if there is none.
-func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
-	for _, set := range s.sets() {
-		if set.Ifindex() == index && set.Direction() == d {
-			return set
-		}
-	}
-	return nil
 }
 
 // tableBuckets is the number of slots of a new table on a machine with so many bytes of memory: a power of two.

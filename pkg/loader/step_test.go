@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -473,7 +474,7 @@ func (r *rig) tidy() {
 	pins, generations := r.pins(), map[string]int{}
 	for _, pin := range pins {
 		name := filepath.Base(pin)
-		if name == asideName || strings.HasPrefix(name, trashPrefix) || name == busyPin {
+		if name == asideName || strings.HasPrefix(name, bpffs.TrashPrefix) || name == busyPin {
 			r.t.Errorf("left over: %s", pin)
 		}
 		if _, home := filepath.Split(filepath.Dir(pin)); strings.HasPrefix(name, "g") {

@@ -2,10 +2,10 @@ package loader
 
 import (
 	"errors"
-	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/netinfo"
 )
 
@@ -13,7 +13,7 @@ import (
 type BPFFS struct {
 	Path              string
 	Mounted, Writable bool
-	// Untrusted is why pins there are not used: the error wraps ErrUntrusted.
+	// Untrusted is why pins there are not used: the error wraps bpffs.ErrUntrusted.
 	Untrusted error
 }
 
@@ -25,23 +25,18 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	}
 	path := at.bpffs
 	fs := BPFFS{Path: path}
-	if fs.Mounted, err = at.mounted(); err != nil || !fs.Mounted {
+	if fs.Mounted, err = bpffs.Mounted(at.bpffs); err != nil || !fs.Mounted {
 		return fs, err
 	}
-	if err := at.trust(); errors.Is(err, ErrUntrusted) {
+	if err := at.trust(); errors.Is(err, bpffs.ErrUntrusted) {
 		fs.Untrusted = err
 	}
 	// Once shapectl's directory exists, only that needs to be writable.
-	if exists(at.top()) {
+	if bpffs.Exists(at.top()) {
 		path = at.top()
 	}
 	fs.Writable = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	return fs, nil
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, os.ErrNotExist) // in doubt it does: rules without pins are removed
 }
 
 // HookMode is how a new hook would be attached.

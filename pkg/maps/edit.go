@@ -318,17 +318,22 @@ func (s *Set) drop(p netip.Prefix) {
 // Delete removes the rules of networks, each in one step, and reports whether there was one.
 func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 	s.Store.finishUnlessPending()
+	return s.Remove(networks...)
+}
+
+// Remove is Delete for rules that go with their device. The last change goes on without them.
+func (s *Set) Remove(networks ...netip.Prefix) (removed bool) {
 	for _, p := range networks {
 		if place := s.Store.findPrefix(s.view, p); place != nil {
 			s.Store.remove(placed{id: *place - 1, key: s.stored(p)})
-			deleted = true
+			removed = true
 		}
 	}
-	if deleted {
+	if removed {
 		s.Store.trimLengths(s.number)
 		s.Store.edited()
 	}
-	return deleted
+	return removed
 }
 
 // remove hides a rule from packets, and frees its ids. It does not change the lengths in use.

@@ -20,13 +20,19 @@ func (s *Store) Pools() *Set { return s.View(poolView) }
 // IsPools reports whether the set is that of the pools.
 func (v view) IsPools() bool { return v.number == poolView }
 
-// Unused are those of pools that exist and that nothing is within, or only others of these that come before. It needs one
-// pass for all.
+// Unused are those of pools that exist and that nothing is within in any phase of a change, or only others of these that come
+// before. It needs one pass for all.
 func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
-	now, users := s.phase(), map[uint32]int{}
+	users := map[uint32]int{}
 	count := func(id uint32, by int) {
-		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
-			users[v.Within] += by
+		before, after := s.bothPhases(id)
+		for _, v := range []version{before, after} {
+			if present(v) && v.Flags&ruleWithin != 0 {
+				users[v.Within] += by
+			}
+			if !s.Changes(id) {
+				break
+			}
 		}
 	}
 	for f := range s.everyPrefix(nil) {

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,12 +14,9 @@ type Claim struct {
 	NoRoom  *PoolError // nil if they are given
 }
 
-// Claimant is who claims the guarantee of a rule or pool: a device, or the pool.
-func (m Member) Claimant() string {
-	if m.Table != nil {
-		return m.Table.Device
-	}
-	return cmp.Or(m.Rule.Label.Owner.Device, fmt.Sprintf("pool %q", m.Rule.Label.Name))
+// Claimant is who claims the guarantee of a rule or pool of the table: a device, or the pool.
+func (t Table) Claimant(r *Rule) string {
+	return cmp.Or(t.Device, r.Label.Owner.Device, fmt.Sprintf("pool %q", r.Label.Name))
 }
 
 // Grant gives guarantees that wait as far as there is room beside those that are given, to claimants in the order of turn.
@@ -30,7 +26,11 @@ func (t *Tree) Grant(turn func(who string) int) []*Claim {
 		if m.Rule.Label.Waits == 0 {
 			return
 		}
-		who := m.Claimant()
+		var t Table
+		if m.Table != nil {
+			t = *m.Table
+		}
+		who := t.Claimant(m.Rule)
 		if byName[who] == nil {
 			byName[who] = &Claim{Who: who}
 		}
@@ -88,10 +88,14 @@ func (t *Tree) grant(c *Claim) {
 // WithoutGuarantees returns the tables with WithoutGuarantee of each rule.
 func WithoutGuarantees(tables []Table) []Table {
 	tables = slices.Clone(tables)
-	for i := range tables {
-		tables[i].Rules = slices.Clone(tables[i].Rules)
-		for j, r := range tables[i].Rules {
-			tables[i].Rules[j] = r.WithoutGuarantee()
+	for i, t := range tables {
+		for j, r := range t.Rules {
+			if r.Guarantee != 0 {
+				if &tables[i].Rules[0] == &t.Rules[0] {
+					tables[i].Rules = slices.Clone(t.Rules)
+				}
+				tables[i].Rules[j] = r.WithoutGuarantee()
+			}
 		}
 	}
 	return tables
@@ -103,10 +107,4 @@ func (r Rule) WithoutGuarantee() Rule {
 		r.Label.Waits, r.Guarantee = r.Guarantee, 0
 	}
 	return r
-}
-
-// IsNoRoom reports whether an error says that a pool has no room for guarantees.
-func IsNoRoom(err error) bool {
-	problem, ok := errors.AsType[PoolError](err)
-	return ok && problem.NoRoom
 }

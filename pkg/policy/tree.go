@@ -37,7 +37,6 @@ type Member struct {
 type PoolError struct {
 	Member
 	Message string // begins with the name of an option
-	NoRoom  bool   // the pool has less than the guarantees within it
 }
 
 func (e PoolError) Error() string {
@@ -257,5 +256,5 @@ func (n *Node) noRoom() *PoolError {
 		sum = "more than " + mostPromised.String()
 	}
 	return &PoolError{Member{Rule: n.Pool}, fmt.Sprintf(
-		"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum), true}
+		"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum)}
 }
