@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -133,7 +134,7 @@ func (bs *buckets) bucketIn(e Entry, n uint32, word model.Bucket, k bpf.AbiKey, 
 	if e.Each.Kind == policy.EachFlow {
 		b.Flow = flowOf(k)
 	} else {
-		far := address(k.Src, k.Family)
+		far := prefixes.Address(k.Src, k.Family)
 		b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 	}
 	return b

@@ -10,7 +10,9 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -141,7 +143,7 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 		s.Store.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.Store.waitSince(s.Store.change.Removed)
+	grace.Wait(s.Store.change, s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
 	return s.do(steps, later, progress)
 }
@@ -150,12 +152,12 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 func (s *index) Abandon() {
 	s.gather()
 	s.Finish()
-	s.trimLengths(allViews)
+	s.prefixes.Trim(prefixes.AllViews)
 }
 
 // takesPart marks a rule: from now on, the phase of the change selects its parameters.
 func (s *index) takesPart(it placed) {
-	r, k := s.rule(it.id), s.gather()
+	r, k := s.rule(it.ID), s.gather()
 	step.Store("let a rule take part")
 	before := r.Sets & 1
 	atomic.StoreUint32(&r.Sets, before<<phaseBefore|(before^1)<<phaseAfter|(before|setReverted)<<phaseReverted)
@@ -233,8 +235,8 @@ func (p *progress) Commit() {
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
 	for _, it := range s.Store.gather().taking {
-		if it.key != (stored{}) && it.view == s.number {
-			old, next := s.Store.bothPhases(it.id)
+		if it.Key != (prefixes.Key{}) && it.View == s.number {
+			old, next := s.Store.bothPhases(it.ID)
 			d.count(present(next), present(old))
 		}
 	}
@@ -252,26 +254,26 @@ func (s *index) Finish() {
 	k := s.gather()
 	on := s.phase()
 	if on == phaseReverted || phase(c.Phase) == phaseRollback {
-		s.waitSince(c.Epoch) // packets may still use the other parameters, or what keepReverted writes
+		grace.Wait(s.change, c.Epoch) // packets may still use the other parameters, or what keepReverted writes
 	}
 	taking := k.taking
 	k.taking = nil
 	for _, t := range taking {
-		v := s.versionIn(t.id, on)
+		v := s.versionIn(t.ID, on)
 		if on == phaseReverted {
-			s.keepReverted(t.id, v)
+			s.keepReverted(t.ID, v)
 		}
-		s.switchTo(t.id, v.index, "finish a rule")
-		if t.key == (stored{}) {
+		s.switchTo(t.ID, v.index, "finish a rule")
+		if t.Key == (prefixes.Key{}) {
 			continue
 		}
-		if s.freeUnused(t.id); !present(v) {
-			s.remove(t)
+		if s.freeUnused(t.ID); !present(v) {
+			s.remove(t.Placed)
 		}
 	}
-	s.trimLengths(allViews)
+	s.prefixes.Trim(prefixes.AllViews)
 	// Packets that have seen a rule take part must still find the phase that it is in.
-	s.waitSince(c.Epoch)
+	grace.Wait(s.change, c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view
 	store("forget a change", &c.Phase, phaseBefore)
 	store("let no change begin", &c.From, Never) // a wait before the next one
@@ -298,7 +300,7 @@ func (s *index) eachTaking(f func(id uint32)) {
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {
 			if !t.isNew {
-				f(t.id)
+				f(t.ID)
 			}
 		}
 	})

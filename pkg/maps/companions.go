@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -93,7 +94,7 @@ func (s *Set) setCompanions(have, want policy.Rule, ids companionIDs, at when) (
 		if !has || before == after {
 			continue
 		}
-		if ids[i], err = s.write(placed{id: ids[i], isNew: isNew}, before, after, at); err != nil {
+		if ids[i], err = s.write(placed{prefixes.Placed{ID: ids[i]}, isNew}, before, after, at); err != nil {
 			return ids, err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -155,7 +156,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		if !ok {
 			continue // of a shadow that is gone
 		}
-		addr := address(key.Addr, uint8(key.Family))
+		addr := prefixes.Address(key.Addr, uint8(key.Family))
 		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, eachBits(of.each, addr)), value.Packets, value.Bytes})
 	}
 	if err := entries.Err(); err != nil {

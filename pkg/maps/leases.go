@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -76,7 +77,7 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 		return fmt.Errorf("renew a lease: %w", ErrBeginning)
 	}
 	if v.reverted || undecided {
-		s.Store.waitSince(s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
+		grace.Wait(s.Store.change, s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
 	}
 	rule := s.Store.entry(id, pool, v, s.Store.phase()).Rule
 	l.Rate, l.Safe = min(l.Rate, rule.Rate), min(l.Safe, rule.Rate)
@@ -94,14 +95,14 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 // ReadyRevert precedes TimeRevert. It waits for packets from before the change, which may use the clocks that this writes. If
 // the change was confirmed, pools inherit from the leases in force: their clusters may have given to others what they had.
 func (s *Store) ReadyRevert() {
-	s.waitSince(s.change.Epoch)
+	grace.Wait(s.change, s.change.Epoch)
 	if state, _ := s.Change(); state != Committed {
 		return
 	}
-	for f := range s.byID(poolView) {
-		old, next := s.bothPhases(f.id)
-		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
-			s.setLease(f.id, next, old, had)
+	for f := range s.prefixes.ByID(poolView) {
+		old, next := s.bothPhases(f.ID)
+		if had, is := s.clustered(f.ID, old); is && s.Changes(f.ID) {
+			s.setLease(f.ID, next, old, had)
 		}
 	}
 }
@@ -117,11 +118,9 @@ func (ls *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 
 // leased is a pool that has leases, by its current version.
 func (s *index) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
-	place := s.findPrefix(s.view(poolView), pool)
-	if place == nil {
+	if id, ok = s.prefixes.Find(poolView, pool); !ok {
 		return 0, v, false
 	}
-	id = *place - 1
 	v = s.current(id)
 	return id, v, leaseNumber(v) != 0
 }
@@ -191,7 +190,7 @@ func leaseMeter(v version, whole uint64) model.Meter {
 // renew writes the lease of a version of a pool that is not in force, and switches to it.
 func (ls *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
 	l, set := ls.leaseOf(v)
-	ls.waitSince(l.Replaced) // for packets that may still see it
+	grace.Wait(ls.change, l.Replaced) // for packets that may still see it
 	var before model.Meter
 	now := ls.promptly(func(now uint64) {
 		before = ls.meterAt(v, now)

@@ -252,7 +252,7 @@ type Cause struct {
 
 // Cause explains an event. ok is false if the store is too old to know its rule.
 func (s *Store) Cause(e Event) (c Cause, ok bool) {
-	if e.Key.Id >= s.room() || e.Limit >= s.room() || s.rule(e.Key.Id).View >= uint32(len(s.views)) {
+	if e.Key.Id >= s.room() || e.Limit >= s.room() || s.rule(e.Key.Id).View >= uint32(len(s.prefixes.Views)) {
 		return c, false
 	}
 	now := s.phase()
@@ -270,7 +270,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 	c.Rule = s.entry(e.Key.Id, netip.Prefix{}, v, now)
 	for bits := far.BitLen(); bits >= 0; bits-- {
 		p, _ := far.Prefix(bits)
-		if place := s.findPrefix(c.Set.view, p); place != nil && *place-1 == e.Key.Id {
+		if id, found := s.prefixes.Find(c.Set.number, p); found && id == e.Key.Id {
 			c.Rule.Prefix = p
 			break
 		}

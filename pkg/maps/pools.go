@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -29,13 +30,13 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 			users[v.Within] += by
 		}
 	}
-	for f := range s.everyPrefix(nil) {
-		count(f.id, 1)
+	for f := range s.prefixes.All(nil) {
+		count(f.ID, 1)
 	}
 	for _, p := range pools {
-		if place := s.findPrefix(s.view(poolView), p); place != nil && users[*place-1] == 0 {
+		if id, found := s.prefixes.Find(poolView, p); found && users[id] == 0 {
 			unused = append(unused, p)
-			count(*place-1, -1)
+			count(id, -1)
 		}
 	}
 	return unused
@@ -46,11 +47,11 @@ func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
 	}
-	place := s.findPrefix(s.view(poolView), policy.PoolKey(string(r.Within)))
-	if place == nil {
+	id, found := s.prefixes.Find(poolView, policy.PoolKey(string(r.Within)))
+	if !found {
 		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return *place - 1, nil
+	return id, nil
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
@@ -59,8 +60,8 @@ type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
 func (s *index) Losses() map[uint32]Loss {
 	losses, now := map[uint32]Loss{}, s.phase()
-	for f := range s.byID(allViews) {
-		id := f.id
+	for f := range s.prefixes.ByID(prefixes.AllViews) {
+		id := f.ID
 		v := s.versionIn(id, now)
 		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
 			continue

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -127,7 +128,7 @@ func (s *Set) Policy() []policy.Rule {
 // EveryRule are the Rules of all sets, one by one. It reads the tables once.
 func (s *Store) EveryRule() iter.Seq2[*Set, Entry] {
 	return func(yield func(*Set, Entry) bool) {
-		for number, list := range s.ordered(allViews) {
+		for number, list := range s.ordered(prefixes.AllViews) {
 			for e := range s.inForce(list) {
 				if !yield(s.View(uint32(number)), e) {
 					return
@@ -143,11 +144,11 @@ type listed struct {
 	prefix netip.Prefix
 }
 
-// ordered are the rules of a view, or of allViews, by view, in the order of policy.ComparePrefix.
+// ordered are the rules of a view, or of prefixes.AllViews, by view, in the order of policy.ComparePrefix.
 func (s *Store) ordered(view uint32) [][]listed {
-	lists := make([][]listed, len(s.views))
-	for it := range s.byID(view) {
-		lists[it.view] = append(lists[it.view], listed{it.id, s.view(it.view).prefix(it.key)})
+	lists := make([][]listed, len(s.prefixes.Views))
+	for it := range s.prefixes.ByID(view) {
+		lists[it.View] = append(lists[it.View], listed{it.ID, s.prefixes.Prefix(it.View, it.Key)})
 	}
 	for _, list := range lists {
 		// Usually they are in order, because a policy's rules get their ids in order.
@@ -172,7 +173,7 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 
 // AllRules are the Rules of each set, by its number. It reads the tables once.
 func (s *Store) AllRules() [][]Entry {
-	lists := s.ordered(allViews)
+	lists := s.ordered(prefixes.AllViews)
 	all := make([][]Entry, len(lists))
 	for number, list := range lists {
 		all[number] = slices.AppendSeq(make([]Entry, 0, len(list)), s.inForce(list))
@@ -194,8 +195,8 @@ var (
 
 // Any reports whether any rule of the set has a trait.
 func (s *Set) Any(has Trait) bool {
-	for f := range s.Store.everyPrefix(nil) {
-		if f.view == s.number && has(&s.Store.rules, f.id) {
+	for f := range s.Store.prefixes.All(nil) {
+		if f.View == s.number && has(&s.Store.rules, f.ID) {
 			return true
 		}
 	}
@@ -204,18 +205,18 @@ func (s *Set) Any(has Trait) bool {
 
 // Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
 func (s *Store) Have(has Trait) []bool {
-	have, left := make([]bool, len(s.views)), 0
-	for number := range s.views {
-		if s.view(uint32(number)).lookedFor() != (lengthSet{}) {
+	have, left := make([]bool, len(s.prefixes.Views)), 0
+	for number := range have {
+		if s.prefixes.InUse(uint32(number)) != (prefixes.Lengths{}) {
 			left++
 		}
 	}
-	for f := range s.everyPrefix(nil) {
+	for f := range s.prefixes.All(nil) {
 		if left == 0 {
 			break
 		}
-		if !have[f.view] && has(&s.rules, f.id) {
-			have[f.view] = true
+		if !have[f.View] && has(&s.rules, f.ID) {
+			have[f.View] = true
 			left--
 		}
 	}
@@ -251,10 +252,8 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 	if ipv6 {
 		all = policy.Everything[1]
 	}
-	for length, used := range s.lookedFor() {
-		if used && (length < lengthIPv4) == ipv6 && length != lengthOf(all) {
-			return Entry{}, false, false
-		}
+	if s.Store.prefixes.InUse(s.number).HasOther(all) {
+		return Entry{}, false, false
 	}
 	e, found = s.Find(all)
 	return e, found, true
@@ -262,11 +261,11 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.Store.findPrefix(s.view, p)
-	if place == nil {
+	id, found := s.Store.prefixes.Find(s.number, p)
+	if !found {
 		return Entry{}, false
 	}
-	id, now := *place-1, s.Store.phase()
+	now := s.Store.phase()
 	v := s.Store.versionIn(id, now)
 	return s.Store.entry(id, p, v, now), present(v)
 }

@@ -67,12 +67,12 @@ func (bs *buckets) shareOf(v version) *model.Share {
 // ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
 func (s *index) ActiveSharers() map[uint32]int {
 	active, now := map[uint32]int{}, s.phase()
-	for it := range s.everyPrefix(nil) {
-		v := s.versionIn(it.id, now)
+	for it := range s.prefixes.All(nil) {
+		v := s.versionIn(it.ID, now)
 		if !present(v) || v.Flags&ruleWithin == 0 {
 			continue
 		}
-		if pool := s.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.id)) {
+		if pool := s.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.ID)) {
 			active[v.Within]++
 		}
 	}

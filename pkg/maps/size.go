@@ -2,6 +2,7 @@ package maps
 
 import (
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -87,7 +88,7 @@ func lacks[T any](n uint32, all []T, of func(*T) owner) uint32 {
 func allocate[T any](p *progress, all []T, of func(*T) owner, id uint32) (number uint32) {
 	for i := range all {
 		if o := of(&all[i]); *o.id == 0 {
-			p.waitSince(*o.retired)
+			grace.Wait(p.change, *o.retired)
 			*o.id = id + 1
 			return uint32(i) + 1
 		}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"path/filepath"
 	"slices"
 
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -52,7 +52,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	copy(derived.views, s.views)
+	copy(derived.prefixes.Views, s.prefixes.Views)
 	if size.Shares > have.Shares {
 		for i := range s.shares {
 			derived.shares[i] = renewed(&s.shares[i])
@@ -67,18 +67,9 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 			return nil, err
 		}
 	}
-	if len(derived.prefixes.lines6) == len(s.prefixes.lines6) {
-		return derived, nil // the tables of prefixes are shared
-	}
-	for f := range s.everyPrefix(nil) {
-		if derived.prefixes.find(f.key) != nil {
-			continue // with few rules, only the other family's table may have grown
-		}
-		v := derived.view(f.view)
-		if err := derived.placePrefix(v, v.prefix(f.key), f.id); err != nil {
-			derived.Close()
-			return nil, err
-		}
+	if !s.prefixes.CopyTo(&derived.prefixes) {
+		derived.Close()
+		return nil, fmt.Errorf("copy the prefixes: %w", ErrFull)
 	}
 	return derived, nil
 }
@@ -93,16 +84,11 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if err != nil {
 		return nil, fmt.Errorf("count the CPUs: %w", err)
 	}
-	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
-	lines4, lines6, words := tableSizes(size.Rules)
+	lines := prefixes.PowerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
+	prefixes.Configure(&hook, size.Rules)
 	hook.LineMask, hook.SlotMask = lines-1, lines*lineSlots-1
-	hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines4-1, lines6-1, words-1
-	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
-	hook.Multiplier = multiplier(hook)
-	hook.ViewMask = powerOfTwo(max(size.Views, 2)) - 1
-	for length := range hook.Masks {
-		hook.Masks[length] = pairs(mask(length))
-	}
+	hook.CpuMask = prefixes.PowerOfTwo(uint32(cpus)) - 1
+	hook.ViewMask = prefixes.PowerOfTwo(max(size.Views, 2)) - 1
 	if hook.Layout, err = Layout(); err != nil {
 		return nil, err
 	}
@@ -129,8 +115,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].ValueSize, spec.Maps[name].Value = ruleSize(&hook), nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines,
-		secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
+		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
+		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
@@ -160,28 +146,9 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if other == nil {
 		s.change.Epoch, s.change.From = 1, Never
 	}
-	for number := range s.views {
-		if v := s.View(uint32(number)); v.data.Mix6 == [2]uint64{} {
-			v.prepare()
-		}
-	}
+	s.prefixes.Init()
 	return s, nil
 }
-
-// multiplier is for hashes of prefixes. It is odd, so that no two keys become one.
-func multiplier(hook bpf.AbiHook) uint64 {
-	last := len(hook.Secret) - 1
-	return uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1
-}
-
-// tableSizes are the lines of the prefix tables, and the words of the filter, for so many rules.
-func tableSizes(rules uint32) (lines4, lines6, words uint32) {
-	// So half of the places are free in each table, and the filter has 16 bits for each prefix.
-	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
-}
-
-// powerOfTwo is the least power of two that is not below n.
-func powerOfTwo(n uint32) uint32 { return 1 << bits.Len32(max(n, 1)-1) }
 
 // Open opens the maps pinned in a directory, for reading only or also for writing. To change
 // a store that was opened for reading only ends the process. The error wraps ErrOtherLayout where
@@ -217,7 +184,7 @@ func (s *Store) attach() (err error) {
 	if err := s.maps[hookMap].Lookup(uint32(0), hook); err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	s.now, s.hook, s.prefixes.hook = Now, hook, hook
+	s.now, s.hook = Now, hook
 	for _, name := range ruleMaps[:hook.RuleMaps] {
 		array, err := s.mapMemory(name)
 		if err == nil && s.maps[name].ValueSize() != ruleSize(hook) {
@@ -232,14 +199,16 @@ func (s *Store) attach() (err error) {
 		return err
 	}
 	s.change, s.pinned = &change[0], s.maps[changeMap]
+	rules := &s.rules
+	s.prefixes.Hook, s.prefixes.Change, s.prefixes.ViewOf = hook, s.change, func(id uint32) uint32 { return rules.rule(id).View }
 	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
 	return errors.Join(
 		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
 		mapArray(&s.memory, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
-		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
-		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
-		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
-		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
+		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.prefixes.Views),
+		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.Lines4),
+		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
+		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
 		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
 		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
 		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
@@ -252,7 +221,7 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 // Size is the room of the store.
 func (s *Store) Size() Size {
 	return Size{
-		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
+		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
 		Colours: s.hook.Colours != 0,
 	}
