@@ -359,11 +359,8 @@ func (s *index) remove(it prefixes.Placed) {
 	s.freeWith(it.ID)
 }
 
-// Clear removes all rules in one step. The last change goes on without them.
-func (s *Set) Clear() { s.Store.ClearSets(s) }
-
-// ClearSets is Clear for each of several sets. It needs one pass for all.
-func (s *Store) ClearSets(sets ...*Set) {
+// Clear removes all rules of each set in one step. The last change goes on without them. It needs one pass for all sets.
+func (s *Store) Clear(sets ...*Set) {
 	clears := make([]bool, len(s.prefixes.Views))
 	for _, set := range sets {
 		clears[set.number] = true

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +20,7 @@ import (
 const (
 	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
 	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
-	labelBreak = "\n" // between plan, name, note, cluster, adaptation and facts, none of which contains one
+	labelBreak = "\n" // between the fields of texts, none of which contains one
 )
 
 // labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
@@ -40,42 +41,50 @@ func textsOf(r policy.Rule) texts { return texts{r.Label, r.Cluster, r.Adapt} }
 
 func hasTexts(r policy.Rule) bool { return textsOf(r) != texts{} }
 
+// eachText calls f for each string, number and bool in texts, in order.
+func eachText(v reflect.Value, f func(reflect.Value)) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			eachText(v.Field(i), f)
+		}
+	case reflect.Array:
+		for i := range v.Len() {
+			eachText(v.Index(i), f)
+		}
+	default:
+		f(v)
+	}
+}
+
 // labelParts is a text that ends with a zero byte, because a killed command may have left parts of a longer one.
 func labelParts(r policy.Rule) (parts []bpf.AbiLabel) {
 	if !hasTexts(r) {
 		return nil
 	}
-	l, cluster, adapt, facts := r.Label, "", "", ""
-	if c := r.Cluster; c != (policy.Cluster{}) {
-		cluster = fmt.Sprint(uint16(c.Weight), uint64(c.Floor), uint64(c.Share), uint64(c.Safe)) + " " + string(c.Name)
-	}
-	if a := r.Adapt; a != (policy.Adapt{}) {
-		adapt = fmt.Sprint(uint64(a.Min), int64(a.Above)) + " " + string(a.To)
-	}
-	if l.Host != (policy.MAC{}) || l.Waits != 0 || l.Line != "" || l.Owner != (policy.Owner{}) {
-		facts = strings.Join([]string{l.Host.String(), strconv.FormatUint(uint64(l.Waits), 10), string(l.Line), l.Owner.String()}, " ")
-	}
-	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note, cluster, adapt, facts}, labelBreak), labelBreak) + "\x00"
-	for chunk := range slices.Chunk([]byte(text), labelBytes) {
+	var text []byte
+	eachText(reflect.ValueOf(textsOf(r)), func(v reflect.Value) {
+		switch {
+		case v.IsZero():
+		case v.CanUint():
+			text = strconv.AppendUint(text, v.Uint(), 10)
+		case v.CanInt():
+			text = strconv.AppendInt(text, v.Int(), 10)
+		case v.Kind() == reflect.Bool:
+			text = append(text, "true"...)
+		default:
+			text = append(text, v.String()...)
+		}
+		text = append(text, labelBreak...)
+	})
+	text = append(bytes.TrimRight(text, labelBreak), 0)
+	for chunk := range slices.Chunk(text, labelBytes) {
 		var part bpf.AbiLabel
 		copy(part.Text[:], chunk)
 		parts = append(parts, part)
 	}
 	return parts
 }
-
-// LabelParts is how many parts of labels steps need. Size.Labels counts them.
-func LabelParts(steps ...policy.Difference) (parts uint32) {
-	for _, d := range steps {
-		if d.Want != nil {
-			parts += uint32(len(labelParts(*d.Want)))
-		}
-	}
-	return parts
-}
-
-// LabelParts is how many parts of labels the store holds, or more after a command was killed.
-func (rs *rules) LabelParts() uint32 { return atomic.LoadUint32(rs.labels.parts) }
 
 // write stores the texts of a rule for a version that has none.
 func (l *labels) write(id, version uint32, r policy.Rule) error {
@@ -131,28 +140,23 @@ func (l *labels) read(id, version uint32) (t texts) {
 		}
 	}
 	text, _, _ = bytes.Cut(text, []byte{0})
-	lines := append(strings.Split(string(text), labelBreak), "", "", "", "", "", "")
-	t.Label = policy.Label{Plan: lines[0], Name: lines[1], Note: lines[2]}
-	if of := strings.SplitN(lines[3], " ", 5); len(of) == 5 {
-		var numbers [4]uint64
-		for i := range numbers {
-			numbers[i], _ = strconv.ParseUint(of[i], 10, 64)
+	rest := string(text)
+	eachText(reflect.ValueOf(&t).Elem(), func(v reflect.Value) {
+		var line string
+		line, rest, _ = strings.Cut(rest, labelBreak)
+		switch {
+		case v.CanUint():
+			n, _ := strconv.ParseUint(line, 10, 64)
+			v.SetUint(n)
+		case v.CanInt():
+			n, _ := strconv.ParseInt(line, 10, 64)
+			v.SetInt(n)
+		case v.Kind() == reflect.Bool:
+			v.SetBool(line != "")
+		default:
+			v.SetString(line)
 		}
-		t.Cluster = policy.Cluster{
-			Name: policy.ClusterName(of[4]), Weight: policy.Weight(numbers[0]),
-			Floor: policy.Rate(numbers[1]), Share: policy.Rate(numbers[2]), Safe: policy.Rate(numbers[3]),
-		}
-	}
-	if of := strings.SplitN(lines[4], " ", 3); len(of) == 3 {
-		lowest, _ := strconv.ParseUint(of[0], 10, 64)
-		above, _ := strconv.ParseInt(of[1], 10, 64)
-		t.Adapt = policy.Adapt{Min: policy.Rate(lowest), Above: policy.AdaptAbove(above), To: policy.Reflectors(of[2])}
-	}
-	if of := strings.SplitN(lines[5], " ", 4); len(of) == 4 { // as labelParts wrote them
-		waits, _ := strconv.ParseUint(of[1], 10, 64)
-		t.Waits, t.Line = policy.Guarantee(waits), policy.LineOf(of[2])
-		_, _ = t.Host.Set(of[0]), t.Owner.Set(of[3])
-	}
+	})
 	return t
 }
 

@@ -1,6 +1,8 @@
 package maps
 
 import (
+	"sync/atomic"
+
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -12,7 +14,7 @@ type Size struct {
 	Rules    uint32 // shadows included
 	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Affected uint32 // hosts that shadows would have affected
-	Labels   uint32 // parts of labels, see LabelParts
+	Labels   uint32 // parts of labels
 	Shares   uint32 // rules and pools with fair shares
 	Leases   uint32 // pools with a cluster
 	Pools    bool   // there may be pools, and rules with shares
@@ -32,7 +34,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 			have = *d.Have
 		}
 		n.Rules += newCompanions(have, want)
-		n.Labels += LabelParts(d)
+		n.Labels += uint32(len(labelParts(want)))
 		shares := want.Share.Kind != policy.ShareNone
 		if shares && have.Share.Kind == policy.ShareNone {
 			n.Shares++
@@ -60,7 +62,7 @@ func (s *Store) Lacks(n Size) (l Size) {
 	}
 	l.Rules = n.Rules - min(n.Rules, room)
 	if n.Labels > 0 {
-		all, have := s.LabelParts()+n.Labels, s.labels.texts.MaxEntries()
+		all, have := atomic.LoadUint32(s.labels.parts)+n.Labels, s.labels.texts.MaxEntries()
 		l.Labels = all - min(all, have)
 	}
 	l.Shares, l.Leases = lacks(n.Shares, s.shares, shareOwner), lacks(n.Leases, s.leases, leaseOwner)

@@ -14,11 +14,7 @@ import (
 func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (entries []Entry, stages []model.Stage) {
 	in := bs.phase()
 	v := bs.versionIn(e.ID, in)
-	rule := bs.stage(e, v, match, flow, now)
-	if e.Rate != policy.Unlimited {
-		rule.State = bs.State(e, match, flow, now)
-	}
-	entries, stages = []Entry{e}, []model.Stage{rule}
+	entries, stages = []Entry{e}, []model.Stage{bs.stage(e, v, match, flow, now)}
 	for range policy.MaxDepth {
 		if v.Flags&ruleWithin == 0 {
 			break
@@ -26,9 +22,6 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 		member := e
 		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
 		pool := bs.stage(e, v, match, flow, now)
-		pool.State.Level = bs.SharedLevel(e, now)
-		pool.State.Departs = atomic.LoadUint64(&bs.rule(e.ID).Departs)
-		bs.addFlow(&pool.State, e, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
 			pool.Sharer = bs.memberOf(v, member.ID)
@@ -45,9 +38,12 @@ func (ls *limits) pool(id uint32, in phase) Entry {
 	return e
 }
 
-// stage is the limit of a version of a rule or pool, with the states of its guarantee and its share.
+// stage is the limit of a version of a rule or pool, with its state and those of its guarantee and its share.
 func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now uint64) model.Stage {
 	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
+	if e.Rate != policy.Unlimited {
+		s.State = bs.State(e, match, flow, now)
+	}
 	if v.Flags&ruleLeased != 0 {
 		s.Meter = bs.meterAt(v, now)
 	}

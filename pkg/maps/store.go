@@ -249,11 +249,3 @@ func (s *Store) Close() error {
 	*s = Store{}
 	return err
 }
-
-// PutClimb puts the second program of a kind of hook in place.
-func (s *Store) PutClimb(kind uint32, climb *ebpf.Program) error {
-	if err := s.maps[bpf.ShapectlMapPrograms].Put(kind, climb); err != nil {
-		return fmt.Errorf("put a program in place: %w", err)
-	}
-	return nil
-}
