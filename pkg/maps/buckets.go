@@ -74,7 +74,7 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 	}
 	state.Flow = bs.level(e.ID, word, now)
 	state.FIFO = !has && !bs.canHaveSlot(key, now) || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) || bs.leaseEnded(v, now) ||
-		v.reverted && now < bs.change.Until+uint64(policy.MaxWait)
+		v.Reverted && now < bs.change.Until+uint64(policy.MaxWait)
 	return state
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -187,7 +188,7 @@ func (s *index) TimeRevert(at uint64) {
 }
 
 // bothPhases are a rule's versions before the change and after it.
-func (rs *rules) bothPhases(id uint32) (before, after version) {
+func (rs *rules) bothPhases(id uint32) (before, after params.Version) {
 	n := rs.rule(id).Sets
 	return rs.version(id, n), rs.version(id, n^1)
 }
@@ -237,7 +238,7 @@ func (s *Set) Undone() (d Difference) {
 	for _, it := range s.Store.gather().taking {
 		if it.Key != (prefixes.Key{}) && it.View == s.number {
 			old, next := s.Store.bothPhases(it.ID)
-			d.count(present(next), present(old))
+			d.count(next.Present(), old.Present())
 		}
 	}
 	return d
@@ -263,11 +264,11 @@ func (s *index) Finish() {
 		if on == phaseReverted {
 			s.keepReverted(t.ID, v)
 		}
-		s.switchTo(t.ID, v.index, "finish a rule")
+		s.switchTo(t.ID, v.Index, "finish a rule")
 		if t.Key == (prefixes.Key{}) {
 			continue
 		}
-		if s.freeUnused(t.ID); !present(v) {
+		if s.freeUnused(t.ID); !v.Present() {
 			s.remove(t.Placed)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -52,7 +53,7 @@ func (s *index) gather() *known {
 	rules = slices.DeleteFunc(rules, func(it prefixes.Placed) bool { return it.Key == prefixes.Key{} })
 	take := func(it prefixes.Placed) {
 		old, _ := s.bothPhases(it.ID)
-		k.taking = append(k.taking, placed{it, !present(old)})
+		k.taking = append(k.taking, placed{it, !old.Present()})
 	}
 	for _, it := range rules {
 		for _, id := range s.companionsOf(it.ID) {
@@ -198,7 +199,7 @@ func (s *Set) allocate() uint32 {
 	s.Store.freeSlots(id)
 	s.Store.discardLabels(id)
 	// The salt makes its keys differ from those of other rules.
-	absent := bpf.AbiParams{Flags: ruleAbsent, Salt: rand.Uint32() | 1}
+	absent := bpf.AbiParams{Flags: params.Absent, Salt: rand.Uint32() | 1}
 	*r = bpf.AbiRule{Retired: r.Retired, View: s.number, Params: [2]bpf.AbiParams{absent, absent}}
 	return id
 }
@@ -257,10 +258,10 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		old, next = next, old
 	}
 	s.Store.labels.discard(id, next)
-	if err := s.Store.labels.write(id, next.index, want); err != nil {
+	if err := s.Store.labels.write(id, next.Index, want); err != nil {
 		return 0, err
 	}
-	its, err := s.setCompanions(have, want, idsOf(old), at)
+	its, err := s.setCompanions(have, want, old.CompanionIDs(), at)
 	if err != nil {
 		return 0, err
 	}
@@ -268,16 +269,16 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
 	}
 	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
-	encode(next, want, old.Salt, pool, its)
-	next.Share, next.Lease, *next.next = share, lease, 0
+	next.Encode(want, old.Salt, pool, its)
+	next.Share, next.Lease, *next.Next = share, lease, 0
 	s.Store.setLease(id, old, next, want)
 	if number := leaseNumber(old); number != 0 && at == later {
 		grace.Wait(s.Store.change, s.Store.leases[number-1].Replaced) // Time writes the one that is not in force
 	}
-	if present(old) { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
-		next.Salt ^= scope(old) ^ scope(next)
+	if old.Present() { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
+		next.Salt ^= old.Scope() ^ next.Scope()
 	}
-	if limited(next) && !limited(old) {
+	if next.Limited() && !old.Limited() {
 		empty(&r.Shared, s.Store.meterAt(next, s.Store.now()), s.Store.now())
 		if !it.isNew {
 			s.Store.freeSlots(id)
@@ -288,7 +289,7 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		s.Store.takesPart(it)
 	case !it.isNew:
 		s.Store.promptly(func(now uint64) { s.Store.continueClock(id, old, next, now) })
-		s.Store.switchTo(id, next.index, "switch a rule")
+		s.Store.switchTo(id, next.Index, "switch a rule")
 		s.Store.freeUnused(id)
 	}
 	return id, nil
@@ -301,7 +302,7 @@ func hasSlots(rule policy.Rule) bool {
 }
 
 // other are the parameters of a rule that are not in force, once no packet uses them.
-func (rs *rules) other(id uint32) version {
+func (rs *rules) other(id uint32) params.Version {
 	r := rs.rule(id)
 	grace.Wait(rs.change, r.Replaced)
 	return rs.version(id, r.Sets^1)
@@ -333,7 +334,7 @@ func (s *Set) drop(p netip.Prefix) {
 	old, next := s.Store.current(it.ID), s.Store.other(it.ID)
 	s.Store.labels.discard(it.ID, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
-	next.Flags = next.Flags&^ruleLabel | ruleAbsent
+	next.Flags = next.Flags&^params.Label | params.Absent
 	s.Store.takesPart(placed{it, false})
 }
 

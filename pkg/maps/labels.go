@@ -13,12 +13,12 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
-	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
 	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
 	labelBreak = "\n" // between the fields of texts, none of which contains one
 )
@@ -29,17 +29,6 @@ type labels struct {
 	texts *ebpf.Map
 	parts *uint32 // an upper bound of the parts in the map
 }
-
-// texts are what a rule has in labels.
-type texts struct {
-	policy.Label
-	policy.Cluster
-	policy.Adapt
-}
-
-func textsOf(r policy.Rule) texts { return texts{r.Label, r.Cluster, r.Adapt} }
-
-func hasTexts(r policy.Rule) bool { return textsOf(r) != texts{} }
 
 // eachText calls f for each string, number and bool in texts, in order.
 func eachText(v reflect.Value, f func(reflect.Value)) {
@@ -59,11 +48,11 @@ func eachText(v reflect.Value, f func(reflect.Value)) {
 
 // labelParts is a text that ends with a zero byte, because a killed command may have left parts of a longer one.
 func labelParts(r policy.Rule) (parts []bpf.AbiLabel) {
-	if !hasTexts(r) {
+	if !params.HasTexts(r) {
 		return nil
 	}
 	var text []byte
-	eachText(reflect.ValueOf(textsOf(r)), func(v reflect.Value) {
+	eachText(reflect.ValueOf(params.TextsOf(r)), func(v reflect.Value) {
 		switch {
 		case v.IsZero():
 		case v.CanUint():
@@ -103,7 +92,7 @@ func (l *labels) write(id, version uint32, r policy.Rule) error {
 // A knownLabel is a label that was read before, of a version of a rule with these properties. They tell it from any
 // later label of that id.
 type knownLabel struct {
-	texts                  texts
+	texts                  params.Texts
 	version, retired, view uint32
 }
 
@@ -115,7 +104,7 @@ func (rs *rules) RememberLabels() { rs.knownLabels = map[labelID]knownLabel{} }
 type labelID struct{ id, index uint32 }
 
 // label is what a version of a rule has in labels.
-func (rs *rules) label(id, index uint32) texts {
+func (rs *rules) label(id, index uint32) params.Texts {
 	r := rs.rule(id)
 	known := knownLabel{version: atomic.LoadUint32(&r.Sets), retired: r.Retired, view: r.View}
 	have, ok := rs.knownLabels[labelID{id, index}]
@@ -130,7 +119,7 @@ func (rs *rules) label(id, index uint32) texts {
 	return known.texts
 }
 
-func (l *labels) read(id, version uint32) (t texts) {
+func (l *labels) read(id, version uint32) (t params.Texts) {
 	var text []byte
 	var part bpf.AbiLabel
 	for n := 0; l.texts.Lookup(labelKey(id, version, n), &part) == nil; n++ {
@@ -161,14 +150,14 @@ func (l *labels) read(id, version uint32) (t texts) {
 }
 
 // discard deletes the label of a version, if it has one.
-func (l *labels) discard(id uint32, v version) {
-	if v.Flags&ruleLabel == 0 {
+func (l *labels) discard(id uint32, v params.Version) {
+	if v.Flags&params.Label == 0 {
 		return
 	}
-	for n := 0; l.texts.Delete(labelKey(id, v.index, n)) == nil; n++ {
+	for n := 0; l.texts.Delete(labelKey(id, v.Index, n)) == nil; n++ {
 		atomic.AddUint32(l.parts, ^uint32(0))
 	}
-	v.Flags &^= ruleLabel
+	v.Flags &^= params.Label
 }
 
 // discardLabels deletes the labels of both versions of a rule.

@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -124,8 +125,8 @@ func writeSamples(w io.Writer) {
 	member.Within, member.Weight, member.Guarantee, member.Members = "pool", 3, 1_000_000, 7
 	member.Share = policy.Share{Kind: policy.ShareSubnet, Bits: 64}
 	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}, member} {
-		v := version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
-		encode(v, r, 1, 2, companionIDs{3, 4})
+		v := params.Version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
+		v.Encode(r, 1, 2, params.IDs{3, 4})
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -263,7 +264,7 @@ func (s *Store) Cause(e Event) (c Cause, ok bool) {
 		c.Pool = s.poolName(e.Limit, now)
 	}
 	flow := flowOf(e.Key)
-	if v.Flags&ruleFlow == 0 {
+	if v.Flags&params.Flow == 0 {
 		flow = Flow{Src: flow.Src, Dst: flow.Src} // the far address, whichever side that is
 	}
 	far := flow.Far(c.Set.Side())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -26,7 +27,7 @@ func (v view) IsPools() bool { return v.number == poolView }
 func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	now, users := s.phase(), map[uint32]int{}
 	count := func(id uint32, by int) {
-		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
+		if v := s.versionIn(id, now); v.Present() && v.Flags&params.Within != 0 {
 			users[v.Within] += by
 		}
 	}
@@ -63,11 +64,11 @@ func (s *index) Losses() map[uint32]Loss {
 	for f := range s.prefixes.ByID(prefixes.AllViews) {
 		id := f.ID
 		v := s.versionIn(id, now)
-		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
+		if !v.Present() || v.Flags&params.Pool != 0 || v.Flags&params.Within == 0 {
 			continue
 		}
 		c := s.Counters(id)
-		for depth := 0; v.Flags&ruleWithin != 0 && depth < policy.MaxDepth; depth++ {
+		for depth := 0; v.Flags&params.Within != 0 && depth < policy.MaxDepth; depth++ {
 			sum := losses[v.Within]
 			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
 			sum.DroppedPackets += c.DroppedPackets
@@ -85,10 +86,10 @@ func (ls *limits) poolName(id uint32, in phase) string {
 		return name
 	}
 	v := ls.versionIn(id, in)
-	if v.Flags&ruleLabel == 0 {
-		v = ls.version(id, v.index^1) // it does not exist in this phase
+	if v.Flags&params.Label == 0 {
+		v = ls.version(id, v.Index^1) // it does not exist in this phase
 	}
-	name := ls.label(id, v.index).Label.Name
+	name := ls.label(id, v.Index).Label.Name
 	if ls.names != nil {
 		ls.names[id] = name
 	}

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -64,24 +65,14 @@ func (rs *rules) room() uint32 {
 	return rs.hook.FirstId[n] + uint32(len(rs.arrays[n]))/ruleSize(rs.hook)
 }
 
-// A version is one of the two sets of parameters of a rule.
-type version struct {
-	*bpf.AbiParams
-	*bpf.AbiColdParams
-	clock    *bpf.AbiClock
-	next     *uint32 // beside the clock: see Meter.Next
-	index    uint32  // 0 or 1
-	reverted bool    // a change has reverted: the clock is another one
-}
-
-func (rs *rules) version(id, n uint32) version {
+func (rs *rules) version(id, n uint32) params.Version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], &r.Params[n&1].Clock, &r.Next[n&1], n & 1, false}
+	return params.Version{AbiParams: &r.Params[n&1], AbiColdParams: &r.Cold[n&1], Clock: &r.Params[n&1].Clock, Next: &r.Next[n&1], Index: n & 1}
 }
 
 // versions are the versions of a rule in force, or both while it takes part in a change.
-func (rs *rules) versions(id uint32) iter.Seq[version] {
-	return func(yield func(version) bool) {
+func (rs *rules) versions(id uint32) iter.Seq[params.Version] {
+	return func(yield func(params.Version) bool) {
 		before, after := rs.bothPhases(id)
 		if yield(before) && rs.Changes(id) {
 			yield(after)
@@ -90,7 +81,7 @@ func (rs *rules) versions(id uint32) iter.Seq[version] {
 }
 
 // versionIn is the version of a rule that packets see in a phase of the change: set_in of bpf/look.h.
-func (rs *rules) versionIn(id uint32, in phase) version {
+func (rs *rules) versionIn(id uint32, in phase) params.Version {
 	n := atomic.LoadUint32(&rs.rule(id).Sets) >> in
 	v := rs.version(id, n)
 	if n&setReverted != 0 {
@@ -100,14 +91,14 @@ func (rs *rules) versionIn(id uint32, in phase) version {
 }
 
 // afterRevert is a version from before a change once that has reverted.
-func (rs *rules) afterRevert(id uint32, v version) version {
+func (rs *rules) afterRevert(id uint32, v params.Version) params.Version {
 	r := rs.rule(id)
-	v.clock, v.next, v.reverted = &r.Reverted, &r.Next[2], true
+	v.Clock, v.Next, v.Reverted = &r.Reverted, &r.Next[2], true
 	return v
 }
 
 // current is the version of a rule that packets see now.
-func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
+func (rs *rules) current(id uint32) params.Version { return rs.versionIn(id, rs.phase()) }
 
 // Rules are the rules in force, in the order of policy.ComparePrefix.
 func (s *Set) Rules() []Entry {
@@ -164,7 +155,7 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 		ls.names = map[uint32]string{}
 		defer func() { ls.names = nil }()
 		for _, at := range list {
-			if v := ls.versionIn(at.id, now); present(v) && !yield(ls.entry(at.id, at.prefix, v, now)) {
+			if v := ls.versionIn(at.id, now); v.Present() && !yield(ls.entry(at.id, at.prefix, v, now)) {
 				return
 			}
 		}
@@ -187,7 +178,7 @@ type Trait func(*rules, uint32) bool
 // Traits of rules.
 var (
 	Exists    Trait = func(*rules, uint32) bool { return true } // in any phase of a change
-	InForce   Trait = func(rs *rules, id uint32) bool { return present(rs.current(id)) }
+	InForce   Trait = func(rs *rules, id uint32) bool { return rs.current(id).Present() }
 	TakesPart Trait = (*rules).Changes // in a change
 	// Delays packets, by itself or by a pool that it draws from, in any phase of a change.
 	Delays Trait = func(rs *rules, id uint32) bool { return rs.delays(id, policy.MaxDepth) }
@@ -226,7 +217,7 @@ func (s *Store) Have(has Trait) []bool {
 // delays is Delays with at most so many pools above the rule.
 func (rs *rules) delays(id uint32, pools int) bool {
 	for v := range rs.versions(id) {
-		if present(v) && (v.Flags&ruleDelay != 0 || v.Flags&ruleWithin != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
+		if v.Present() && (v.Flags&params.Delay != 0 || v.Flags&params.Within != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
 			return true
 		}
 	}
@@ -267,22 +258,16 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	}
 	now := s.Store.phase()
 	v := s.Store.versionIn(id, now)
-	return s.Store.entry(id, p, v, now), present(v)
+	return s.Store.entry(id, p, v, now), v.Present()
 }
 
 // entry is a rule as one of its versions has it.
-func (ls *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
-	e := Entry{ls.decode(p, v, in), id}
-	if v.Flags&ruleLabel != 0 {
-		t := ls.label(id, v.index)
+func (ls *limits) entry(id uint32, p netip.Prefix, v params.Version, in phase) Entry {
+	other := func(id uint32) params.Version { return ls.versionIn(id, in) }
+	e := Entry{v.Decode(p, other, func(id uint32) string { return ls.poolName(id, in) }), id}
+	if v.Flags&params.Label != 0 {
+		t := ls.label(id, v.Index)
 		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e
 }
-
-// scope tells bucket scopes apart.
-func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
-
-func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
-
-func present(r version) bool { return r.Flags&ruleAbsent == 0 }

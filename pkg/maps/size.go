@@ -5,6 +5,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -33,7 +34,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 		} else {
 			have = *d.Have
 		}
-		n.Rules += newCompanions(have, want)
+		n.Rules += params.NewCompanions(have, want)
 		n.Labels += uint32(len(labelParts(want)))
 		shares := want.Share.Kind != policy.ShareNone
 		if shares && have.Share.Kind == policy.ShareNone {

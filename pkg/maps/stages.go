@@ -6,6 +6,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -16,7 +17,7 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 	v := bs.versionIn(e.ID, in)
 	entries, stages = []Entry{e}, []model.Stage{bs.stage(e, v, match, flow, now)}
 	for range policy.MaxDepth {
-		if v.Flags&ruleWithin == 0 {
+		if v.Flags&params.Within == 0 {
 			break
 		}
 		member := e
@@ -39,12 +40,12 @@ func (ls *limits) pool(id uint32, in phase) Entry {
 }
 
 // stage is the limit of a version of a rule or pool, with its state and those of its guarantee and its share.
-func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now uint64) model.Stage {
+func (bs *buckets) stage(e Entry, v params.Version, match policy.Match, flow Flow, now uint64) model.Stage {
 	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
 	if e.Rate != policy.Unlimited {
 		s.State = bs.State(e, match, flow, now)
 	}
-	if v.Flags&ruleLeased != 0 {
+	if v.Flags&params.Leased != 0 {
 		s.Meter = bs.meterAt(v, now)
 	}
 	if guarantee, has := bs.Guarantee(e); has {
@@ -80,7 +81,7 @@ func sharersOf(s policy.Share, far netip.Addr) policy.Each {
 }
 
 // memberOf is a rule or pool as a sharer of its pool. One that was within another pool is new.
-func (bs *buckets) memberOf(pool version, id uint32) *model.Sharer {
+func (bs *buckets) memberOf(pool params.Version, id uint32) *model.Sharer {
 	if fair := &bs.rule(id).Fair; atomic.LoadUint32(&fair.Fingerprint) == pool.Salt {
 		return sharer(fair)
 	}
