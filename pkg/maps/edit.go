@@ -257,8 +257,8 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 	if it.isNew && at == atOnce {
 		old, next = next, old
 	}
-	s.Store.labels.discard(id, next)
-	if err := s.Store.labels.write(id, next.Index, want); err != nil {
+	s.Store.labels.Discard(id, next)
+	if err := s.Store.labels.Write(id, next.Index, want); err != nil {
 		return 0, err
 	}
 	its, err := s.setCompanions(have, want, old.CompanionIDs(), at)
@@ -332,7 +332,7 @@ func (rs *rules) promptly(write func(now uint64)) uint64 {
 func (s *Set) drop(p netip.Prefix) {
 	it, _ := s.find(p)
 	old, next := s.Store.current(it.ID), s.Store.other(it.ID)
-	s.Store.labels.discard(it.ID, next)
+	s.Store.labels.Discard(it.ID, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags = next.Flags&^params.Label | params.Absent
 	s.Store.takesPart(placed{it, false})

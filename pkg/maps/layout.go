@@ -19,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
 	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -139,7 +140,7 @@ func writeSamples(w io.Writer) {
 		}
 	}
 	write(t.Lines4, t.Lines6, t.Filter)
-	write(labelParts(policy.Rule{
+	write(labels.Parts(policy.Rule{
 		Label: policy.Label{
 			Plan: "plan", Name: "name", Note: "note", Host: policy.MAC{8}, Waits: 9, Line: "line",
 			Owner: policy.Owner{Device: "device", Direction: policy.Egress, Host: "host"},

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
 	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -29,9 +30,7 @@ type rules struct {
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
 	shares []bpf.AbiShare
-	labels labels
-
-	knownLabels map[labelID]knownLabel // nil unless labels are remembered
+	labels labels.Labels
 }
 
 // limits are rules, pools and their companions, as a policy has them.
@@ -271,3 +270,18 @@ func (ls *limits) entry(id uint32, p netip.Prefix, v params.Version, in phase) E
 	}
 	return e
 }
+
+// label is what a version of a rule has in labels.
+func (rs *rules) label(id, index uint32) params.Texts {
+	r := rs.rule(id)
+	return rs.labels.Read(id, index, labels.Mark{Sets: atomic.LoadUint32(&r.Sets), Retired: r.Retired, View: r.View})
+}
+
+// discardLabels deletes the labels of both versions of a rule.
+func (rs *rules) discardLabels(id uint32) {
+	rs.labels.Discard(id, rs.version(id, 0))
+	rs.labels.Discard(id, rs.version(id, 1))
+}
+
+// RememberLabels keeps labels once they are read, for a process that reads all rules again and again.
+func (rs *rules) RememberLabels() { rs.labels.Remember() }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/labels"
 	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -35,7 +36,7 @@ func Needs(steps ...policy.Difference) (n Size) {
 			have = *d.Have
 		}
 		n.Rules += params.NewCompanions(have, want)
-		n.Labels += uint32(len(labelParts(want)))
+		n.Labels += uint32(len(labels.Parts(want)))
 		shares := want.Share.Kind != policy.ShareNone
 		if shares && have.Share.Kind == policy.ShareNone {
 			n.Shares++
@@ -63,7 +64,7 @@ func (s *Store) Lacks(n Size) (l Size) {
 	}
 	l.Rules = n.Rules - min(n.Rules, room)
 	if n.Labels > 0 {
-		all, have := atomic.LoadUint32(s.labels.parts)+n.Labels, s.labels.texts.MaxEntries()
+		all, have := atomic.LoadUint32(s.labels.Parts)+n.Labels, s.labels.Map.MaxEntries()
 		l.Labels = all - min(all, have)
 	}
 	l.Shares, l.Leases = lacks(n.Shares, s.shares, shareOwner), lacks(n.Leases, s.leases, leaseOwner)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 )
@@ -62,7 +63,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		copy(derived.leases, s.leases)
 	}
 	if size.Labels > have.Labels {
-		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
+		if err := s.labels.CopyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
 			derived.Close()
 			return nil, err
 		}
@@ -201,7 +202,7 @@ func (s *Store) attach() (err error) {
 	s.change, s.pinned = &change[0], s.maps[changeMap]
 	rules := &s.rules
 	s.prefixes.Hook, s.prefixes.Change, s.prefixes.ViewOf = hook, s.change, func(id uint32) uint32 { return rules.rule(id).View }
-	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
+	s.labels = labels.Labels{Map: s.maps[bpf.ShapectlMapLabels], Parts: &s.change.Labels}
 	return errors.Join(
 		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
 		mapArray(&s.memory, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
@@ -222,7 +223,7 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
-		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
+		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
 		Colours: s.hook.Colours != 0,
 	}
 }
