@@ -239,7 +239,7 @@ func TestServeSharesEvents(t *testing.T) {
 		store, _, err := ns.Maps()
 		testenv.Must(t, err)
 		defer store.Close()
-		n, _ = store.Listeners()
+		n, _ = store.Listeners().Count()
 		return n
 	}
 	testenv.Eventually(t, "serve listens", func() bool { return listeners() == 1 })

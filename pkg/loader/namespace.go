@@ -101,7 +101,7 @@ func (n *Namespace) Collect(keep func(device string) bool) error {
 		n.Collected = slices.Compact(slices.Sorted(slices.Values(append(n.Collected, n.pins.collectDevices(keep)...))))
 	}
 	if n.pins.store != nil {
-		n.pins.store.DropListeners()
+		n.pins.store.Listeners().Drop()
 	}
 	n.pins.place.collectNamespaces()
 	return nil

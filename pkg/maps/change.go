@@ -226,6 +226,21 @@ func (p *progress) Revert(at uint64) error {
 // Reverts reports whether Revert was called for the change. TimeRevert would move clocks that packets are about to use.
 func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
 
+// A Stamp is another one after any change of rules, and once a change begins, ends or is confirmed.
+type Stamp struct {
+	State                ChangeState
+	edits, begins, until uint64
+}
+
+// Stamp is that of the rules as they are now.
+func (p *progress) Stamp() Stamp {
+	state, _ := p.Change()
+	return Stamp{state, atomic.LoadUint64(&p.change.Edits), p.Begins(), p.Until()}
+}
+
+// edited makes the stamp another one.
+func (p *progress) edited() { atomic.AddUint64(&p.change.Edits, 1) }
+
 // Commit follows the beginning of a change. A change without an end is in force for good then.
 func (p *progress) Commit() {
 	if atomic.LoadUint64(&p.change.Until) == Never {

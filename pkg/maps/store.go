@@ -16,6 +16,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/labels"
+	"github.com/shapectl/shapectl/internal/listener"
 	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 )
@@ -233,6 +234,14 @@ func (s *Store) Reverted() *Store {
 	reverted := *s
 	reverted.after = true
 	return &reverted
+}
+
+// Listeners are the slots of processes that listen to events.
+func (s *Store) Listeners() listener.Slots {
+	return listener.Slots{
+		Change: s.change, Rings: s.maps[bpf.ShapectlMapRings], Listeners: s.maps[bpf.ShapectlMapListeners], Secret: s.hook.Secret,
+		Now: func() uint64 { return s.now() },
+	}
 }
 
 // Hold keeps the maps open until Close is called one more time.
