@@ -166,7 +166,8 @@ func (cs *clocks) meterAt(v params.Version, now uint64) model.Meter {
 	for {
 		seen := atomic.LoadUint32(&cs.leases[v.Lease-1].Version)
 		l, set := cs.leaseOf(v)
-		if m := leaseMeter(leasedAt(l, set, now), v.Limit); atomic.LoadUint32(&l.Version) == seen {
+		m := leasedAt(l, set, now).Meter()
+		if m.Whole = v.Limit; atomic.LoadUint32(&l.Version) == seen {
 			return m
 		}
 	}
@@ -181,13 +182,6 @@ func (cs *clocks) leaseEnded(v params.Version, now uint64) bool {
 	return leasedAt(l, set, now-min(now, uint64(policy.MaxWait))).RateUnits != leasedAt(l, set, now).RateUnits
 }
 
-// leaseMeter is the meter of a lease of a pool that has that limit.
-func leaseMeter(v params.Version, whole uint64) model.Meter {
-	m := v.Meter()
-	m.Whole = whole
-	return m
-}
-
 // renew writes the lease of a version of a pool that is not in force, and switches to it.
 func (ls *limits) renew(id uint32, v params.Version, pool policy.Rule, to Lease) {
 	l, set := ls.leaseOf(v)
@@ -197,7 +191,7 @@ func (ls *limits) renew(id uint32, v params.Version, pool policy.Rule, to Lease)
 		before = ls.meterAt(v, now)
 		writeLease(l, set^1, pool, to, before, now)
 	})
-	if v.Flags&params.Sparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
+	if v.Flags&params.Sparse != 0 && !sameQueue(before, leasedAt(l, set^1, now).Meter()) {
 		keepOrderUntil(ls.rule(id), now+before.LongestWait())
 	}
 	l.Replaced = ls.change.Epoch
