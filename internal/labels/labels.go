@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 
@@ -50,20 +51,32 @@ type Mark struct{ Sets, Retired, View uint32 }
 // again and again needs this.
 func (l *Labels) Remember() { l.known = map[labelID]knownLabel{} }
 
-// eachText calls f for each string, number and bool in texts, in order.
-func eachText(v reflect.Value, f func(reflect.Value)) {
-	switch v.Kind() {
+// A field is a string, number or bool in params.Texts.
+type field struct {
+	offset uintptr
+	of     reflect.Type
+}
+
+var fields = fieldsOf(reflect.TypeFor[params.Texts](), 0)
+
+func fieldsOf(t reflect.Type, at uintptr) (all []field) {
+	switch t.Kind() {
 	case reflect.Struct:
-		for i := range v.NumField() {
-			eachText(v.Field(i), f)
+		for i := range t.NumField() {
+			all = append(all, fieldsOf(t.Field(i).Type, at+t.Field(i).Offset)...)
 		}
 	case reflect.Array:
-		for i := range v.Len() {
-			eachText(v.Index(i), f)
+		for i := range t.Len() {
+			all = append(all, fieldsOf(t.Elem(), at+uintptr(i)*t.Elem().Size())...)
 		}
 	default:
-		f(v)
+		all = []field{{at, t}}
 	}
+	return all
+}
+
+func (f field) in(t *params.Texts) reflect.Value {
+	return reflect.NewAt(f.of, unsafe.Add(unsafe.Pointer(t), f.offset)).Elem()
 }
 
 // Parts are the label of a rule in parts: a text that ends with a zero byte, because a killed command may have left parts of a longer one.
@@ -71,9 +84,9 @@ func Parts(r policy.Rule) (parts []bpf.AbiLabel) {
 	if !params.HasTexts(r) {
 		return nil
 	}
-	var text []byte
-	eachText(reflect.ValueOf(params.TextsOf(r)), func(v reflect.Value) {
-		switch {
+	text, texts := make([]byte, 0, 4*partBytes), params.TextsOf(r)
+	for _, f := range fields {
+		switch v := f.in(&texts); {
 		case v.IsZero():
 		case v.CanUint():
 			text = strconv.AppendUint(text, v.Uint(), 10)
@@ -85,7 +98,7 @@ func Parts(r policy.Rule) (parts []bpf.AbiLabel) {
 			text = append(text, v.String()...)
 		}
 		text = append(text, lineBreak...)
-	})
+	}
 	text = append(bytes.TrimRight(text, lineBreak), 0)
 	for chunk := range slices.Chunk(text, partBytes) {
 		var part bpf.AbiLabel
@@ -132,11 +145,8 @@ func (l *Labels) read(id, index uint32) (t params.Texts) {
 		}
 	}
 	text, _, _ = bytes.Cut(text, []byte{0})
-	rest := string(text)
-	eachText(reflect.ValueOf(&t).Elem(), func(v reflect.Value) {
-		var line string
-		line, rest, _ = strings.Cut(rest, lineBreak)
-		switch {
+	for i, line := range strings.SplitN(string(text), lineBreak, len(fields)) {
+		switch v := fields[i].in(&t); {
 		case v.CanUint():
 			n, _ := strconv.ParseUint(line, 10, 64)
 			v.SetUint(n)
@@ -148,7 +158,7 @@ func (l *Labels) read(id, index uint32) (t params.Texts) {
 		default:
 			v.SetString(line)
 		}
-	})
+	}
 	return t
 }
 
