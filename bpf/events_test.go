@@ -330,15 +330,17 @@ func TestSprayIsToldOnce(t *testing.T) {
 	}
 }
 
-func (r *rig) listeners() int {
-	n, _ := r.set.Store.Listeners().Count()
+func (r *rig) listeners() (n int) {
+	slots := r.set.Store.Listeners()
+	for _, lease := range slots.Change.Leases {
+		if lease > slots.Now() {
+			n++
+		}
+	}
 	return n
 }
 
-func (r *rig) isHeard() bool {
-	_, heard := r.set.Store.Listeners().Count()
-	return heard
-}
+func (r *rig) isHeard() bool { return r.set.Store.Listeners().Change.ListenedUntil != 0 }
 
 func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 4096}, bySource())

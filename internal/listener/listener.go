@@ -218,14 +218,3 @@ func (s Slots) Drop() {
 		}
 	}
 }
-
-// Count is how many processes listen, and whether excess packets look for listeners.
-func (s Slots) Count() (n int, heard bool) {
-	now := s.Now()
-	for slot := range s.Change.Leases {
-		if atomic.LoadUint64(&s.Change.Leases[slot]) > now {
-			n++
-		}
-	}
-	return n, atomic.LoadUint64(&s.Change.ListenedUntil) != 0
-}

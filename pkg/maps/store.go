@@ -28,9 +28,11 @@ const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 
 // A Store is the maps of a network namespace.
 type Store struct {
-	memory
 	index
-	holders int
+	maps     map[string]*ebpf.Map
+	mapped   [][]byte // memory
+	readOnly bool
+	holders  int
 }
 
 // New makes an empty store.
@@ -128,7 +130,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		}
 	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
+	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
 		if m != nil && name != hookMap && name != bpf.ShapectlMapPrograms && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
@@ -160,7 +162,7 @@ func Open(dir string, writing bool) (*Store, error) {
 	if err := checkLayout(dir); err != nil {
 		return nil, err
 	}
-	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}, readOnly: !writing}}
+	s := &Store{maps: map[string]*ebpf.Map{}, readOnly: !writing}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if err != nil {
@@ -197,7 +199,7 @@ func (s *Store) attach() (err error) {
 		}
 		s.arrays = append(s.arrays, array)
 	}
-	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
+	if err := mapArray(s, changeMap, 1, &change); err != nil {
 		return err
 	}
 	s.change, s.pinned = &change[0], s.maps[changeMap]
@@ -205,15 +207,15 @@ func (s *Store) attach() (err error) {
 	s.prefixes.Hook, s.prefixes.Change, s.prefixes.ViewOf = hook, s.change, func(id uint32) uint32 { return rules.rule(id).View }
 	s.labels = labels.Labels{Map: s.maps[bpf.ShapectlMapLabels], Parts: &s.change.Labels}
 	return errors.Join(
-		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
-		mapArray(&s.memory, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
-		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.prefixes.Views),
-		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.Lines4),
-		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
-		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
-		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
-		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
-		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
+		mapArray(s, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
+		mapArray(s, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
+		mapArray(s, viewsMap, hook.ViewMask+1, &s.prefixes.Views),
+		mapArray(s, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.Lines4),
+		mapArray(s, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
+		mapArray(s, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
+		mapArray(s, tableMap, hook.LineMask+1, &s.lines),
+		mapArray(s, secondsMap, hook.SecondsMask+1, &s.seconds),
+		mapArray(s, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
@@ -255,7 +257,13 @@ func (s *Store) Close() error {
 	if s.holders--; s.holders >= 0 {
 		return nil
 	}
-	err := s.close()
+	var errs []error
+	for _, memory := range s.mapped {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	for _, m := range s.maps {
+		errs = append(errs, m.Close())
+	}
 	*s = Store{}
-	return err
+	return errors.Join(errs...)
 }
