@@ -9,26 +9,27 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/listener"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-var allEvents = []maps.EventKind{maps.Overflow, maps.PenaltyStarts, maps.GuaranteeFails}
+var allEvents = []listener.EventKind{listener.Overflow, listener.PenaltyStarts, listener.GuaranteeFails}
 
 // listen listens at a virtual time.
-func (r *rig) listen(now uint64, most uint32, kinds ...maps.EventKind) *maps.Listener {
+func (r *rig) listen(now uint64, most uint32, kinds ...listener.EventKind) *listener.Listener {
 	r.Helper()
 	r.at(now)
-	l, err := r.set.Store.Listen(most, kinds...)
+	l, err := r.set.Store.Listeners().Listen(most, kinds...)
 	testenv.Must(r, err)
 	r.Cleanup(func() { l.Close() })
 	return l
 }
 
 // heard are the events that a listener was told of since the last call.
-func (r *rig) heard(l *maps.Listener) (all []maps.Event) {
+func (r *rig) heard(l *listener.Listener) (all []listener.Event) {
 	r.Helper()
 	for {
 		e, err := l.Next(time.Unix(0, 1)) // of the past: it does not wait
@@ -50,16 +51,16 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 		name string
 		rule policy.Rule
 		key  string
-		kind maps.EventKind
-		fate maps.Fate
+		kind listener.EventKind
+		fate listener.Fate
 	}{
-		{"shared bucket", policy.Rule{}, "10.1.0.0/16", maps.Overflow, maps.Dropped},
-		{"each host", policy.Rule{Each: policy.Each{Kind: policy.EachHost}}, "10.1.0.7", maps.Overflow, maps.Dropped},
-		{"each subnet", policy.Rule{Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, "10.1.0.0/24", maps.Overflow, maps.Dropped},
-		{"each flow", policy.Rule{Each: policy.Each{Kind: policy.EachFlow}}, "udp,10.9.9.9:1,10.1.0.7:53", maps.Overflow, maps.Dropped},
-		{"pass", policy.Rule{Excess: policy.Pass}, "10.1.0.0/16", maps.Overflow, maps.Passed},
-		{"framing", policy.Rule{Framing: policy.Framing{Overhead: 24}}, "10.1.0.0/16", maps.Overflow, maps.Dropped},
-		{"penalty", policy.Rule{Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyFill}}, "10.1.0.0/16", maps.PenaltyStarts, maps.Dropped},
+		{"shared bucket", policy.Rule{}, "10.1.0.0/16", listener.Overflow, listener.Dropped},
+		{"each host", policy.Rule{Each: policy.Each{Kind: policy.EachHost}}, "10.1.0.7", listener.Overflow, listener.Dropped},
+		{"each subnet", policy.Rule{Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, "10.1.0.0/24", listener.Overflow, listener.Dropped},
+		{"each flow", policy.Rule{Each: policy.Each{Kind: policy.EachFlow}}, "udp,10.9.9.9:1,10.1.0.7:53", listener.Overflow, listener.Dropped},
+		{"pass", policy.Rule{Excess: policy.Pass}, "10.1.0.0/16", listener.Overflow, listener.Passed},
+		{"framing", policy.Rule{Framing: policy.Framing{Overhead: 24}}, "10.1.0.0/16", listener.Overflow, listener.Dropped},
+		{"penalty", policy.Rule{Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyFill}}, "10.1.0.0/16", listener.PenaltyStarts, listener.Dropped},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, egress())
@@ -99,7 +100,7 @@ func TestOverflowIsOneEventOfAnEpisode(t *testing.T) {
 }
 
 // told are the events with their causes: "pool up dropped 10.1.0.7".
-func (r *rig) told(l *maps.Listener) (all []string) {
+func (r *rig) told(l *listener.Listener) (all []string) {
 	r.Helper()
 	for _, e := range r.heard(l) {
 		c, ok := r.set.Store.Cause(e)
@@ -116,8 +117,8 @@ func (r *rig) told(l *maps.Listener) (all []string) {
 }
 
 var (
-	kindsOfEvents = map[maps.EventKind]string{maps.Overflow: "overflow", maps.PenaltyStarts: "penalty", maps.GuaranteeFails: "guarantee"}
-	fates         = map[maps.Fate]string{maps.Dropped: "dropped", maps.Marked: "marked", maps.Delayed: "delayed", maps.Passed: "passed"}
+	kindsOfEvents = map[listener.EventKind]string{listener.Overflow: "overflow", listener.PenaltyStarts: "penalty", listener.GuaranteeFails: "guarantee"}
+	fates         = map[listener.Fate]string{listener.Dropped: "dropped", listener.Marked: "marked", listener.Delayed: "delayed", listener.Passed: "passed"}
 )
 
 func TestEventsOfPoolsQueuesAndMarks(t *testing.T) {
@@ -206,7 +207,7 @@ func TestEventsOfFairShares(t *testing.T) {
 				f.putIn(r, start)
 			}
 			l := f.listen(start, 100, allEvents...)
-			var all []maps.Event
+			var all []listener.Event
 			for now := start; len(all) == 0 && now < start+2000*ms; now += ms / 4 { // 6 times the rate, and another host has a tenth of it
 				frame, m := sized(addr("10.1.0.7"), 1500, 0, now)
 				send(t, f.program(), frame, m)
@@ -329,15 +330,17 @@ func TestSprayIsToldOnce(t *testing.T) {
 	}
 }
 
-func (r *rig) listeners() int {
-	n, _ := r.set.Store.Listeners()
+func (r *rig) listeners() (n int) {
+	slots := r.set.Store.Listeners()
+	for _, lease := range slots.Change.Leases {
+		if lease > slots.Now() {
+			n++
+		}
+	}
 	return n
 }
 
-func (r *rig) isHeard() bool {
-	_, heard := r.set.Store.Listeners()
-	return heard
-}
+func (r *rig) isHeard() bool { return r.set.Store.Listeners().Change.ListenedUntil != 0 }
 
 func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 4096}, bySource())
@@ -347,16 +350,16 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 	}
 	const slots = 8
 	for range slots { // none of these is closed
-		_, err := r.set.Store.Listen(100, allEvents...)
+		_, err := r.set.Store.Listeners().Listen(100, allEvents...)
 		testenv.Must(t, err)
 	}
-	if _, err := r.set.Store.Listen(100, allEvents...); !errors.Is(err, maps.ErrListeners) {
+	if _, err := r.set.Store.Listeners().Listen(100, allEvents...); !errors.Is(err, listener.ErrFull) {
 		t.Fatalf("a ninth listener: %v", err)
 	}
 	if n := r.listeners(); n != slots {
 		t.Errorf("%d listen, want %d", n, slots)
 	}
-	now := start + uint64(maps.ListenerLease) + ms
+	now := start + uint64(listener.Lease) + ms
 	if r.at(now); !r.isHeard() {
 		t.Fatal("no packet looks for listeners")
 	}
@@ -380,12 +383,12 @@ func TestKilledListenerCostsNothingAndIsReplaced(t *testing.T) {
 func TestLostLease(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 8, Buckets: 64}, bySource())
 	l := r.listen(start, 100, allEvents...)
-	r.at(start + uint64(maps.ListenerLease) + ms)
-	r.set.Store.DropListeners()
-	if err := l.Renew(); !errors.Is(err, maps.ErrLost) {
+	r.at(start + uint64(listener.Lease) + ms)
+	r.set.Store.Listeners().Drop()
+	if err := l.Renew(); !errors.Is(err, listener.ErrLost) {
 		t.Errorf("renewed a slot that was freed: %v", err)
 	}
-	other := r.listen(start+uint64(maps.ListenerLease)+ms, 100, allEvents...)
+	other := r.listen(start+uint64(listener.Lease)+ms, 100, allEvents...)
 	testenv.Must(t, l.Close())
 	if n := r.listeners(); n != 1 {
 		t.Errorf("%d listen after a listener without a slot has ended, want the other one", n)
@@ -395,7 +398,7 @@ func TestLostLease(t *testing.T) {
 
 // Ears compare the events of packets with those that the model predicts.
 type ears struct {
-	*maps.Listener
+	*listener.Listener
 	last map[string]uint64 // ns: of an episode, as the listener's memory has it
 }
 
@@ -411,7 +414,7 @@ func (f *forest) listenAgain(now uint64) {
 		return
 	}
 	f.at(now)
-	l, err := f.set.Store.Listen(1<<20, allEvents...)
+	l, err := f.set.Store.Listeners().Listen(1<<20, allEvents...)
 	testenv.Must(f, err)
 	f.ears = &ears{l, map[string]uint64{}}
 }
@@ -428,7 +431,7 @@ func (e *ears) renew(f *forest, now uint64) {
 func (e *ears) hear(f *forest, stages []*mirroredStage, want model.Passage, host netip.Addr) {
 	f.Helper()
 	rule, at := stages[0].rule, max(want.Refuses, 0)
-	fate := maps.Dropped
+	fate := listener.Dropped
 	if want.Verdict != model.Drop {
 		for i := range stages {
 			if want.At[i].Verdict != model.Pass {
@@ -437,23 +440,23 @@ func (e *ears) hear(f *forest, stages []*mirroredStage, want model.Passage, host
 		}
 		switch {
 		case want.Verdict == model.Mark:
-			fate = maps.Marked
+			fate = listener.Marked
 		case want.Verdict == model.Delay:
-			fate = maps.Delayed
+			fate = listener.Delayed
 		default:
-			fate = maps.Passed
+			fate = listener.Passed
 		}
 	}
 	told := f.heard(e.Listener)
-	if fate == maps.Passed && !want.Excess {
+	if fate == listener.Passed && !want.Excess {
 		if len(told) != 0 {
 			f.Fatalf("packet %d conforms, but told %+v", f.packets, told)
 		}
 		return
 	}
-	kind, quiet := maps.Overflow, uint64(time.Second)
-	if (fate == maps.Dropped || fate == maps.Passed) && at == 0 && rule.Penalty.Kind != policy.PenaltyNone {
-		kind, quiet = maps.PenaltyStarts, max(quiet, uint64(rule.Penalty.Duration))
+	kind, quiet := listener.Overflow, uint64(time.Second)
+	if (fate == listener.Dropped || fate == listener.Passed) && at == 0 && rule.Penalty.Kind != policy.PenaltyNone {
+		kind, quiet = listener.PenaltyStarts, max(quiet, uint64(rule.Penalty.Duration))
 	}
 	if at > 0 && rule.Guarantee != 0 {
 		return // the frame is shorter than the packet that it stands for, so it may seem to be within its guarantee

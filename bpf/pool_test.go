@@ -295,8 +295,7 @@ func TestPools(t *testing.T) {
 	for tree := range trees {
 		plain := tree%2 == 1
 		f.rules, f.pools = nil, nil
-		f.set.Clear()
-		f.set.Store.Pools().Clear()
+		f.set.Store.Clear(f.set, f.set.Store.Pools())
 		now := starts[roll(uint64(len(starts)-1))] // the last one is too close to the end of time
 		rate := uint64(64_000) << roll(16)
 		some := func() policy.Rate { return policy.Rate(rate/2 + roll(rate)) }
@@ -400,8 +399,7 @@ func TestPoolsBoundAllRules(t *testing.T) {
 	roll := func(n uint64) uint64 { return random.Uint64N(n) }
 	for tree := range trees {
 		f.rules, f.pools = nil, nil
-		f.set.Clear()
-		f.set.Store.Pools().Clear()
+		f.set.Store.Clear(f.set, f.set.Store.Pools())
 		now, rate := uint64(1e12), uint64(64_000)<<roll(12)
 		for i := range 1 + roll(4) {
 			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: policy.Rate(rate), Capacity: 1514 + roll(10_000), Share: policy.Share{Kind: policy.ShareKind(roll(5))}})

@@ -572,7 +572,7 @@ func TestIfb(t *testing.T) {
 	for _, a := range algorithms {
 		rule := queue(a, 8_000_000, 2000, 2000)
 		rule.Prefix, rule.Framing = prefix("10.0.0.0/24"), policy.Framing{}
-		r.set.Clear()
+		r.set.Store.Clear(r.set)
 		r.put(rule, 1)
 		r.put(policy.Rule{Prefix: prefix("10.0.1.0/24"), Rate: 8_000_000, Capacity: 2000, Algorithm: a}, 1)
 		r.put(policy.Rule{Prefix: prefix("10.0.0.9/32"), Rate: policy.Unlimited, Algorithm: a}, 1)

@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/events"
+	"github.com/shapectl/shapectl/internal/listener"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 type eventsOptions struct {
@@ -144,7 +144,7 @@ func (e *env) events(given []string, o eventsOptions) (err error) {
 	} else {
 		err = netns.Stay(ctx, e.netns, func(ctx context.Context) error { return events.Listen(ctx, listen, ready, on) })
 	}
-	if errors.Is(err, maps.ErrListeners) {
+	if errors.Is(err, listener.ErrFull) {
 		err = fmt.Errorf("%w; end one of them", err)
 	}
 	if err != nil {

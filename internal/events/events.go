@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/listener"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -23,7 +24,7 @@ const (
 	DefaultMost = 100
 
 	lookEvery  = 100 * time.Millisecond // at changes and rules
-	renewEvery = time.Second            // the lease, see maps.ListenerLease
+	renewEvery = time.Second            // the lease, see listener.Lease
 	leftAfter  = time.Second            // events that were left out are told of without another event
 	patience   = 50 * time.Millisecond  // with a command at work: the lease must be renewed meanwhile
 )
@@ -53,7 +54,7 @@ func Listen(ctx context.Context, o Options, ready func(), on func(report.Event))
 	if o.OnProblem == nil {
 		o.OnProblem = func(error) {}
 	}
-	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan maps.Event)}
+	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan listener.Event)}
 	defer s.close()
 	if err := s.begin(); err != nil {
 		return err
@@ -98,9 +99,9 @@ type session struct {
 	store      *maps.Store // nil where there are no rules, or those of another layout
 	generation loader.Generation
 	problem    string // that OnProblem was last called with
-	listener   *maps.Listener
+	listener   *listener.Listener
 	stop       chan struct{} // ends the reader of listener
-	packets    chan maps.Event
+	packets    chan listener.Event
 	leftOut    uint64    // of the listener, as far as told
 	leftSince  time.Time // when more were left out than told; zero for none
 
@@ -151,7 +152,7 @@ func (s *session) open(generation loader.Generation) error {
 		}
 		return err
 	}
-	if store != nil && s.listener != nil && s.listener.Moves(store) {
+	if store != nil && s.listener != nil && s.listener.Moves(store.Listeners()) {
 		s.store.Close()
 		s.store, s.generation = store, opened
 		return nil
@@ -167,7 +168,7 @@ func (s *session) open(generation loader.Generation) error {
 
 // listen lets packets tell of the kinds that are asked for.
 func (s *session) listen() (err error) {
-	var kinds []maps.EventKind
+	var kinds []listener.EventKind
 	for kind, name := range kindNames {
 		if s.wants(name) {
 			kinds = append(kinds, kind)
@@ -176,11 +177,11 @@ func (s *session) listen() (err error) {
 	if kinds == nil {
 		return nil
 	}
-	if s.listener, err = s.store.Listen(s.Most, kinds...); err != nil {
+	if s.listener, err = s.store.Listeners().Listen(s.Most, kinds...); err != nil {
 		return err
 	}
 	s.leftOut, s.leftSince, s.stop = 0, time.Time{}, make(chan struct{})
-	go func(l *maps.Listener, stop chan struct{}) {
+	go func(l *listener.Listener, stop chan struct{}) {
 		for {
 			e, err := l.Next(time.Time{})
 			if errors.Is(err, os.ErrClosed) {
@@ -226,7 +227,7 @@ func (s *session) report(err error) error {
 	if err == nil {
 		return nil
 	}
-	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, maps.ErrListeners)
+	passes := errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, listener.ErrFull)
 	if !passes {
 		return err
 	}
@@ -253,7 +254,7 @@ func (s *session) followMaps() error {
 func (s *session) renew() (err error) {
 	switch {
 	case s.listener != nil:
-		if err = s.listener.Renew(); errors.Is(err, maps.ErrLost) { // the process was stopped for a while
+		if err = s.listener.Renew(); errors.Is(err, listener.ErrLost) { // the process was stopped for a while
 			s.closeListener()
 			err = s.listen()
 		}
@@ -299,14 +300,14 @@ func (s *session) tell(e report.Event) {
 func wallClock(at uint64) time.Time { return time.Now().Add(time.Duration(at - maps.Now())) }
 
 var (
-	kindNames = map[maps.EventKind]string{
-		maps.Overflow: report.Overflow, maps.PenaltyStarts: report.PenaltyStarts, maps.GuaranteeFails: report.GuaranteeFails,
+	kindNames = map[listener.EventKind]string{
+		listener.Overflow: report.Overflow, listener.PenaltyStarts: report.PenaltyStarts, listener.GuaranteeFails: report.GuaranteeFails,
 	}
-	fateNames = map[maps.Fate]string{maps.Dropped: "dropped", maps.Marked: "marked", maps.Delayed: "delayed", maps.Passed: "passed"}
+	fateNames = map[listener.Fate]string{listener.Dropped: "dropped", listener.Marked: "marked", listener.Delayed: "delayed", listener.Passed: "passed"}
 )
 
 // packet tells of an event of a packet.
-func (s *session) packet(e maps.Event) error {
+func (s *session) packet(e listener.Event) error {
 	if s.store == nil {
 		return nil
 	}

@@ -127,14 +127,10 @@ func TCXType(d policy.Direction) ebpf.AttachType {
 
 // Filters returns all filters of a device's clsact or ingress qdisc, in order.
 func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
-	l, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return nil, fmt.Errorf("look up device %d: %w", index, err)
-	}
-	filters, err := filtersOf(l, FilterParent(d))
+	filters, err := filtersOf(index, FilterParent(d))
 	if d == policy.Egress && len(filters) > 0 {
 		// An ingress qdisc has one list of filters, which the kernel returns for both directions.
-		if qdisc, err := FilterQdisc(l); qdisc != "clsact" || err != nil {
+		if qdisc, err := FilterQdisc(linkOf(index)); qdisc != "clsact" || err != nil {
 			return nil, err
 		}
 	}
@@ -142,13 +138,13 @@ func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 }
 
 // filtersOf returns the filters of a qdisc; none if there is no such qdisc, or it has no filters.
-func filtersOf(l netlink.Link, parent uint32) ([]netlink.Filter, error) {
-	filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, parent) })
+func filtersOf(index int, parent uint32) ([]netlink.Filter, error) {
+	filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(linkOf(index), parent) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the filters of %s: %w", l.Attrs().Name, err)
+		return nil, fmt.Errorf("list the filters of device %d: %w", index, err)
 	}
 	return filters, nil
 }
@@ -157,7 +153,7 @@ func filtersOf(l netlink.Link, parent uint32) ([]netlink.Filter, error) {
 func FilterQdisc(l netlink.Link) (string, error) {
 	qdiscs, err := netmsg.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(l) })
 	if err != nil {
-		return "", fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
+		return "", fmt.Errorf("list the qdiscs of device %d: %w", l.Attrs().Index, err)
 	}
 	for _, q := range qdiscs {
 		if q.Attrs().Parent == netlink.HANDLE_CLSACT { // of both kinds

@@ -144,6 +144,11 @@ func DeviceByIndex(index int) (Device, bool, error) {
 	return describe(l), true, nil
 }
 
+// linkOf is a device for requests, which only need its index.
+func linkOf(index int) netlink.Link {
+	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+}
+
 // Devices returns all devices of the namespace.
 func Devices() ([]Device, error) {
 	links, err := netmsg.List(netlink.LinkList)
@@ -159,14 +164,7 @@ func Devices() ([]Device, error) {
 
 // Addresses reports whether a device has global unicast addresses. One that is gone has none.
 func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
-	l, err := netlink.LinkByIndex(d.Index)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return false, false, nil
-	}
-	if err != nil {
-		return false, false, fmt.Errorf("look up device %s: %w", d.Name, err)
-	}
-	addresses, err := netmsg.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
+	addresses, err := netmsg.List(func() ([]netlink.Addr, error) { return netlink.AddrList(linkOf(d.Index), netlink.FAMILY_ALL) })
 	if err != nil {
 		return false, false, fmt.Errorf("list the addresses of %s: %w", d.Name, err)
 	}

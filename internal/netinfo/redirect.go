@@ -48,7 +48,7 @@ func mayRedirect(l netlink.Link, to int) (bool, error) {
 		}
 	}
 	for _, parent := range parents {
-		filters, err := filtersOf(l, parent)
+		filters, err := filtersOf(l.Attrs().Index, parent)
 		if err != nil {
 			return false, err
 		}

@@ -43,7 +43,9 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	}
 	climb, err := load(spec, bpf.ShapectlProgClimb, store, kind)
 	if err == nil {
-		err = store.PutClimb(kind.Kind, climb)
+		if err = store.Replacements()[bpf.ShapectlMapPrograms].Put(kind.Kind, climb); err != nil {
+			err = fmt.Errorf("put a program in place: %w", err)
+		}
 		climb.Close()
 	}
 	if err != nil {

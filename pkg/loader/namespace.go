@@ -107,7 +107,7 @@ func (n *Namespace) Collect(keep func(device string) bool) error {
 		}
 	}
 	if n.pins.store != nil {
-		n.pins.store.DropListeners()
+		n.pins.store.Listeners().Drop()
 	}
 	n.pins.place.collectNamespaces()
 	return nil

@@ -309,7 +309,7 @@ func (all orders) finish(p *pins, change bool) error {
 	var have []bool
 	if p.store != nil {
 		if flushed != nil {
-			p.store.ClearSets(flushed...) // all before the first is detached, as that takes a while
+			p.store.Clear(flushed...) // all before the first is detached, as that takes a while
 		}
 		have = p.store.Have(maps.Exists)
 	}

@@ -77,7 +77,7 @@ func (p *pins) sweep() error {
 func (p *pins) sweepOne(set *maps.Set) error {
 	h := p.dir.hookOf(set)
 	defer h.Close()
-	set.Clear()
+	p.store.Clear(set)
 	return p.removeHook(h)
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -63,14 +64,8 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 			}
 		}
 	}
-	bs.addFlow(&state, e, match, flow, now)
-	return state
-}
-
-// addFlow adds the state of the flow in the queue of a rule or pool, if sparse flows go first there.
-func (bs *buckets) addFlow(state *model.State, e Entry, match policy.Match, flow Flow, now uint64) {
 	if e.Order != policy.SparseFirst {
-		return
+		return state
 	}
 	v, key, word := bs.current(e.ID), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), model.Bucket{}
 	n, has := bs.slotOf(key)
@@ -79,7 +74,8 @@ func (bs *buckets) addFlow(state *model.State, e Entry, match policy.Match, flow
 	}
 	state.Flow = bs.level(e.ID, word, now)
 	state.FIFO = !has && !bs.canHaveSlot(key, now) || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) || bs.leaseEnded(v, now) ||
-		v.reverted && now < bs.change.Until+uint64(policy.MaxWait)
+		v.Reverted && now < bs.change.Until+uint64(policy.MaxWait)
+	return state
 }
 
 // Buckets are the buckets of rules that are not empty, each with the index of its rule, without shared buckets and the words of
@@ -133,7 +129,7 @@ func (bs *buckets) bucketIn(e Entry, n uint32, word model.Bucket, k bpf.AbiKey, 
 	if e.Each.Kind == policy.EachFlow {
 		b.Flow = flowOf(k)
 	} else {
-		far := address(k.Src, k.Family)
+		far := prefixes.Address(k.Src, k.Family)
 		b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 	}
 	return b

@@ -10,7 +10,10 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -141,7 +144,7 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 		s.Store.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.Store.waitSince(s.Store.change.Removed)
+	grace.Wait(s.Store.change, s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
 	return s.do(steps, later, progress)
 }
@@ -150,12 +153,12 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 func (s *index) Abandon() {
 	s.gather()
 	s.Finish()
-	s.trimLengths(allViews)
+	s.prefixes.Trim(prefixes.AllViews)
 }
 
 // takesPart marks a rule: from now on, the phase of the change selects its parameters.
 func (s *index) takesPart(it placed) {
-	r, k := s.rule(it.id), s.gather()
+	r, k := s.rule(it.ID), s.gather()
 	step.Store("let a rule take part")
 	before := r.Sets & 1
 	atomic.StoreUint32(&r.Sets, before<<phaseBefore|(before^1)<<phaseAfter|(before|setReverted)<<phaseReverted)
@@ -185,7 +188,7 @@ func (s *index) TimeRevert(at uint64) {
 }
 
 // bothPhases are a rule's versions before the change and after it.
-func (rs *rules) bothPhases(id uint32) (before, after version) {
+func (rs *rules) bothPhases(id uint32) (before, after params.Version) {
 	n := rs.rule(id).Sets
 	return rs.version(id, n), rs.version(id, n^1)
 }
@@ -223,6 +226,21 @@ func (p *progress) Revert(at uint64) error {
 // Reverts reports whether Revert was called for the change. TimeRevert would move clocks that packets are about to use.
 func (p *progress) Reverts() bool { return phase(p.change.Phase) == phaseRollback }
 
+// A Stamp is another one after any change of rules, and once a change begins, ends or is confirmed.
+type Stamp struct {
+	State                ChangeState
+	edits, begins, until uint64
+}
+
+// Stamp is that of the rules as they are now.
+func (p *progress) Stamp() Stamp {
+	state, _ := p.Change()
+	return Stamp{state, atomic.LoadUint64(&p.change.Edits), p.Begins(), p.Until()}
+}
+
+// edited makes the stamp another one.
+func (p *progress) edited() { atomic.AddUint64(&p.change.Edits, 1) }
+
 // Commit follows the beginning of a change. A change without an end is in force for good then.
 func (p *progress) Commit() {
 	if atomic.LoadUint64(&p.change.Until) == Never {
@@ -233,9 +251,9 @@ func (p *progress) Commit() {
 // Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
 	for _, it := range s.Store.gather().taking {
-		if it.key != (stored{}) && it.view == s.number {
-			old, next := s.Store.bothPhases(it.id)
-			d.count(present(next), present(old))
+		if it.Key != (prefixes.Key{}) && it.View == s.number {
+			old, next := s.Store.bothPhases(it.ID)
+			d.count(next.Present(), old.Present())
 		}
 	}
 	return d
@@ -252,26 +270,26 @@ func (s *index) Finish() {
 	k := s.gather()
 	on := s.phase()
 	if on == phaseReverted || phase(c.Phase) == phaseRollback {
-		s.waitSince(c.Epoch) // packets may still use the other parameters, or what keepReverted writes
+		grace.Wait(s.change, c.Epoch) // packets may still use the other parameters, or what keepReverted writes
 	}
 	taking := k.taking
 	k.taking = nil
 	for _, t := range taking {
-		v := s.versionIn(t.id, on)
+		v := s.versionIn(t.ID, on)
 		if on == phaseReverted {
-			s.keepReverted(t.id, v)
+			s.keepReverted(t.ID, v)
 		}
-		s.switchTo(t.id, v.index, "finish a rule")
-		if t.key == (stored{}) {
+		s.switchTo(t.ID, v.Index, "finish a rule")
+		if t.Key == (prefixes.Key{}) {
 			continue
 		}
-		if s.freeUnused(t.id); !present(v) {
-			s.remove(t)
+		if s.freeUnused(t.ID); !v.Present() {
+			s.remove(t.Placed)
 		}
 	}
-	s.trimLengths(allViews)
+	s.prefixes.Trim(prefixes.AllViews)
 	// Packets that have seen a rule take part must still find the phase that it is in.
-	s.waitSince(c.Epoch)
+	grace.Wait(s.change, c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view
 	store("forget a change", &c.Phase, phaseBefore)
 	store("let no change begin", &c.From, Never) // a wait before the next one
@@ -298,7 +316,7 @@ func (s *index) eachTaking(f func(id uint32)) {
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {
 			if !t.isNew {
-				f(t.id)
+				f(t.ID)
 			}
 		}
 	})

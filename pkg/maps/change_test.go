@@ -73,7 +73,7 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 			r.Store.Commit()
 			reopen()
 		}, []policy.Rule{one, others[1]}, 1},
-		"cleared": {shadowed, func(r *rig, _ func()) { r.Clear() }, nil, 3},
+		"cleared": {shadowed, func(r *rig, _ func()) { r.Store.Clear(r.Set) }, nil, 3},
 		"killed while cleared": {shadowed, func(r *rig, reopen func()) {
 			defer func() {
 				recover()
@@ -86,7 +86,7 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 				}
 				return nil
 			}
-			r.Clear()
+			r.Store.Clear(r.Set)
 		}, nil, 3},
 	} {
 		t.Run(name, func(t *testing.T) {

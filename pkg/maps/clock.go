@@ -5,6 +5,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -12,27 +13,6 @@ import (
 type clocks struct {
 	rules
 	leases []bpf.AbiLease
-}
-
-// meter is the meter of a version that has no lease.
-func meter(r version) model.Meter {
-	m := model.Meter{RateUnits: r.RateUnits, Base: r.clock.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
-	m.Queues = r.Flags&ruleDelay != 0
-	m.Shared = r.Flags&(rulePool|ruleShares) != 0
-	m.Edited = r.reverted || r.Flags&ruleEdited != 0
-	m.Floor, m.Until, m.Fresh, m.Next = r.clock.Floor, r.clock.Until, r.clock.Fresh, *r.next
-	return m
-}
-
-// succeed has parameters whose clock no packet uses go on from a meter at a time (ns), and returns their meter.
-func (r version) succeed(before model.Meter, at uint64) model.Meter {
-	m := meter(r)
-	m.Succeed(before, at)
-	*r.clock, *r.next = bpf.AbiClock{Base: m.Base, Floor: m.Floor, Until: m.Until, Fresh: m.Fresh}, m.Next
-	if !r.reverted {
-		r.Flags |= ruleEdited
-	}
-	return m
 }
 
 // time has the next parameters of a rule, which no packet uses, go on at from (ns) from the old ones, and these from those at until.
@@ -45,22 +25,22 @@ func (cs *clocks) time(id uint32, from, until uint64) {
 }
 
 // continueClock has the next parameters of a rule, which no packet uses, go on at a time (ns) from the old ones.
-func (cs *clocks) continueClock(id uint32, old, next version, at uint64) {
-	if !limited(old) || !limited(next) {
+func (cs *clocks) continueClock(id uint32, old, next params.Version, at uint64) {
+	if !old.Limited() || !next.Limited() {
 		return
 	}
 	before := cs.meterAt(old, at)
 	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
 	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
-	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) || next.Flags&ruleLeased != 0 || !sameQueue(before, meter(next))) {
+	if next.Flags&params.Sparse != 0 && old.Flags&params.Delay != 0 &&
+		(old.Flags&params.Sparse == 0 || old.Scope() != next.Scope() || next.Flags&params.Leased != 0 || !sameQueue(before, next.Meter())) {
 		keepOrderUntil(cs.rule(id), at+before.LongestWait())
 	}
-	if next.Flags&ruleLeased != 0 {
+	if next.Flags&params.Leased != 0 {
 		l, set := cs.leaseOf(next)
 		startLease(l, set, before, at)
 	} else {
-		next.succeed(before, at)
+		next.Succeed(before, at)
 	}
 }
 
@@ -81,42 +61,42 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 }
 
 // rebase has the clock of old, once reverted, go on at a time (ns) from that of next. Where next has no bucket, that of old goes on.
-func (cs *clocks) rebase(id uint32, old, next version, at uint64) {
+func (cs *clocks) rebase(id uint32, old, next params.Version, at uint64) {
 	if phase(cs.change.Phase) == phaseRollback {
 		cs.continueClock(id, next, old, at)
 		return
 	}
-	flags := old.Flags &^ ruleReleased
-	switch leased := old.Flags&ruleLeased != 0; {
-	case !limited(old) || leased && !limited(next):
+	flags := old.Flags &^ params.Released
+	switch leased := old.Flags&params.Leased != 0; {
+	case !old.Limited() || leased && !next.Limited():
 	case leased:
 		l, set := cs.leaseOf(old)
 		back := *l // a packet must not see a part of it
 		copyLease(&back, set^1, l, set)
 		startLease(&back, set^1, cs.meterAt(next, at), at)
 		copyLease(l, set^1, &back, set^1)
-		flags |= ruleReleased
+		flags |= params.Released
 	default:
 		before := old
-		if limited(next) {
+		if next.Limited() {
 			before = next
 		}
-		cs.afterRevert(id, old).succeed(cs.meterAt(before, at), at)
+		cs.afterRevert(id, old).Succeed(cs.meterAt(before, at), at)
 	}
 	old.Flags = flags
 }
 
 // keepReverted stores what packets compute since the revert: the reverted clock becomes that of the parameters, or the lease in
 // force becomes the stored one. Packets do not look at these until then.
-func (cs *clocks) keepReverted(id uint32, v version) {
+func (cs *clocks) keepReverted(id uint32, v params.Version) {
 	r := cs.rule(id)
 	switch {
-	case v.Flags&ruleReleased != 0:
+	case v.Flags&params.Released != 0:
 		l, set := cs.leaseOf(v)
 		copyLease(l, set^1, l, set)
-	case limited(v) && v.Flags&ruleLeased == 0:
-		r.Params[v.index].Clock, r.Next[v.index] = r.Reverted, r.Next[2]
-		v.Flags |= ruleEdited
+	case v.Limited() && v.Flags&params.Leased == 0:
+		r.Params[v.Index].Clock, r.Next[v.Index] = r.Reverted, r.Next[2]
+		v.Flags |= params.Edited
 	}
 	keepOrderUntil(r, cs.change.Until+uint64(policy.MaxWait)) // as packets did by themselves; sparse-first may begin before that
 }

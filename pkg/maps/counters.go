@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -55,7 +57,7 @@ func (c Counters) Since(earlier Counters) (d Counters) {
 // Counters are the counters of the rule with that id.
 func (ls *limits) Counters(id uint32) (sum Counters) {
 	sum = ls.count(id)
-	if v := ls.current(id); v.Flags&ruleColours != 0 {
+	if v := ls.current(id); v.Flags&params.Colours != 0 {
 		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
 		second := ls.count(v.AbiColdParams.Second)
 		sum.YellowPackets, sum.YellowBytes, sum.RedPackets, sum.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
@@ -82,7 +84,7 @@ func (ls *limits) count(id uint32) (sum Counters) {
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
-	if ls.current(id).Flags&ruleDelay == 0 {
+	if ls.current(id).Flags&params.Delay == 0 {
 		sum.ExcessPackets += sum.DelayedPackets
 		sum.ExcessBytes += sum.DelayedBytes
 		sum.DelayedPackets, sum.DelayedBytes = 0, 0
@@ -112,8 +114,8 @@ func (ls *limits) Second(e Entry) (its Entry, has bool) {
 }
 
 func (ls *limits) companion(kind int, e Entry) (its Entry, has bool) {
-	if its.ID, has = companions[kind].of(ls.current(e.ID)); has {
-		its.Rule, _ = companions[kind].limit(e.Rule)
+	if its.ID, has = params.Companions[kind].Of(ls.current(e.ID)); has {
+		its.Rule, _ = params.Companions[kind].Limit(e.Rule)
 	}
 	return its, has
 }
@@ -155,7 +157,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		if !ok {
 			continue // of a shadow that is gone
 		}
-		addr := address(key.Addr, uint8(key.Family))
+		addr := prefixes.Address(key.Addr, uint8(key.Family))
 		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, eachBits(of.each, addr)), value.Packets, value.Bytes})
 	}
 	if err := entries.Err(); err != nil {

@@ -6,19 +6,32 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
+// index is the rules by their prefixes, and what a change of many needs to know of them.
+type index struct {
+	buckets
+	prefixes prefixes.Tables
+	known    *known
+}
+
 // known is what a change of many rules needs to know of all rules.
 type known struct {
 	free   []uint32 // ids that were used before and are free, the next one first
-	taking []placed // the rules and shadows that take part in a change
+	taking []placed // the limits that take part in a change
+}
+
+// A placed limit is a rule in a table of prefixes, or a companion, which has no key.
+type placed struct {
+	prefixes.Placed
+	isNew bool // a change adds it
 }
 
 // gather reads all rules. It must be called before anything that it reads is changed. A
@@ -29,28 +42,27 @@ func (s *index) gather() *known {
 	}
 	k := &known{}
 	// By id, because reading a million rules in the order of the tables takes ten times as long.
-	rules := make([]placed, s.change.Ids)
+	rules := make([]prefixes.Placed, s.change.Ids)
 	used := make([]bool, len(rules))
-	for it := range s.everyPrefix(func(it placed) { // left by a Clear whose process was killed
-		s.change.Removed, s.rule(it.id).Retired = s.change.Epoch, s.change.Epoch
-		atomic.StoreUint32(s.prefixes.find(it.key), 0)
+	for it := range s.prefixes.All(func(it prefixes.Placed) { // left by a Clear whose process was killed
+		s.rule(it.ID).Retired = s.change.Epoch
+		s.prefixes.Remove(it.Key)
 	}) {
-		rules[it.id], used[it.id] = it, true
+		rules[it.ID], used[it.ID] = it, true
 	}
-	rules = slices.DeleteFunc(rules, func(it placed) bool { return it.key == stored{} })
-	take := func(it placed) {
-		old, _ := s.bothPhases(it.id)
-		it.isNew = !present(old)
-		k.taking = append(k.taking, it)
+	rules = slices.DeleteFunc(rules, func(it prefixes.Placed) bool { return it.Key == prefixes.Key{} })
+	take := func(it prefixes.Placed) {
+		old, _ := s.bothPhases(it.ID)
+		k.taking = append(k.taking, placed{it, !old.Present()})
 	}
 	for _, it := range rules {
-		for _, id := range s.companionsOf(it.id) {
+		for _, id := range s.companionsOf(it.ID) {
 			if !used[id] && s.Changes(id) {
-				take(placed{id: id})
+				take(prefixes.Placed{ID: id})
 			}
 			used[id] = true
 		}
-		if s.Changes(it.id) {
+		if s.Changes(it.ID) {
 			take(it)
 		}
 	}
@@ -67,7 +79,7 @@ func (s *index) gather() *known {
 	freeLost(&s.progress, s.leases, leaseOwner, func(id, number uint32) bool {
 		return exists(id) && (s.rule(id).Cold[0].Lease == number || s.rule(id).Cold[1].Lease == number)
 	})
-	s.prefixes.refilter(rules)
+	s.prefixes.Refilter(rules)
 	s.known = k
 	return k
 }
@@ -99,7 +111,7 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	}
 	for _, it := range k.taking[before:] {
 		if !it.isNew {
-			s.Store.time(it.id, s.Store.now(), s.Store.Until())
+			s.Store.time(it.ID, s.Store.now(), s.Store.Until())
 		}
 	}
 	s.Store.edited()
@@ -140,17 +152,21 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	if l := s.Store.Lacks(Needs(steps...)); l.Rules|l.Shares|l.Leases > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.Store.room())
 	}
-	lengths := s.lookedFor()
+	if s.data.Clearing != 0 {
+		s.Store.gather() // removes the prefixes that a killed process left
+		s.data.Clearing = 0
+	}
+	lengths := s.Store.prefixes.InUse(s.number)
 	for _, d := range steps {
 		if d.Have == nil {
-			lengths[lengthOf(d.Want.Prefix)] = true
+			lengths[prefixes.LengthOf(d.Want.Prefix)] = true
 		}
 	}
-	s.Store.lookFor(s.view, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
+	s.Store.prefixes.LookFor(s.number, lengths) // of all new prefixes in one step, because each change of the lengths waits for packets
 	defer func() {
 		s.Store.edited()
 		if err != nil {
-			s.Store.trimLengths(s.number)
+			s.Store.prefixes.Trim(s.number)
 		}
 	}()
 	for i, d := range steps {
@@ -177,13 +193,13 @@ func (s *Set) allocate() uint32 {
 	}
 	r := s.Store.rule(id)
 	if r.Retired != 0 {
-		s.Store.waitSince(r.Retired) // packets may still charge the previous rule of this id
+		grace.Wait(s.Store.change, r.Retired) // packets may still charge the previous rule of this id
 		clear(s.Store.countersOf(id))
 	}
 	s.Store.freeSlots(id)
 	s.Store.discardLabels(id)
 	// The salt makes its keys differ from those of other rules.
-	absent := bpf.AbiParams{Flags: ruleAbsent, Salt: rand.Uint32() | 1}
+	absent := bpf.AbiParams{Flags: params.Absent, Salt: rand.Uint32() | 1}
 	*r = bpf.AbiRule{Retired: r.Retired, View: s.number, Params: [2]bpf.AbiParams{absent, absent}}
 	return id
 }
@@ -203,20 +219,27 @@ func (s *index) free(id uint32) {
 
 // set sets up a new rule, which packets find by its prefix from the last store on, or alters one.
 func (s *Set) set(have *policy.Rule, want policy.Rule, at when) error {
-	it := placed{view: s.number, key: s.stored(want.Prefix), isNew: have == nil}
-	if !it.isNew {
-		it.id = *s.Store.findPrefix(s.view, want.Prefix) - 1
-		_, err := s.write(it, *have, want, at)
+	if have != nil {
+		it, _ := s.find(want.Prefix)
+		_, err := s.write(placed{it, false}, *have, want, at)
 		return err
 	}
-	id, err := s.write(it, policy.Rule{}, want, at)
+	it := prefixes.Placed{View: s.number, Key: s.Store.prefixes.Key(s.number, want.Prefix)}
+	id, err := s.write(placed{it, true}, policy.Rule{}, want, at)
 	if err == nil {
 		err = step.Try("place a prefix")
 	}
-	if err == nil {
-		err = s.Store.placePrefix(s.view, want.Prefix, id)
+	if err == nil && !s.Store.prefixes.Place(it.Key, id) {
+		err = fmt.Errorf("add prefix %s: %w", want.Prefix, ErrFull)
 	}
 	return err
+}
+
+// find is the rule of a prefix, in any phase of a change. Without an id if there is none.
+func (s *Set) find(p netip.Prefix) (it prefixes.Placed, found bool) {
+	it.View, it.Key = s.number, s.Store.prefixes.Key(s.number, p)
+	it.ID, found = s.Store.prefixes.Find(s.number, p)
+	return it, found
 }
 
 // write writes a limit to the parameters that are not in force, and its companions. With atOnce it switches to them. A new
@@ -227,18 +250,18 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		return 0, err
 	}
 	if it.isNew {
-		it.id = s.allocate()
+		it.ID = s.allocate()
 	}
-	id = it.id
+	id = it.ID
 	r, old, next := s.Store.rule(id), s.Store.current(id), s.Store.other(id)
 	if it.isNew && at == atOnce {
 		old, next = next, old
 	}
-	s.Store.labels.discard(id, next)
-	if err := s.Store.labels.write(id, next.index, want); err != nil {
+	s.Store.labels.Discard(id, next)
+	if err := s.Store.labels.Write(id, next.Index, want); err != nil {
 		return 0, err
 	}
-	its, err := s.setCompanions(have, want, idsOf(old), at)
+	its, err := s.setCompanions(have, want, old.CompanionIDs(), at)
 	if err != nil {
 		return 0, err
 	}
@@ -246,16 +269,16 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		r.HasSlots = 1 // also if its bucket scope changes to "all": slots stay until they are freed
 	}
 	share, lease := s.Store.setShare(id, want), s.Store.newLease(id, next, want)
-	encode(next, want, old.Salt, pool, its)
-	next.Share, next.Lease, *next.next = share, lease, 0
+	next.Encode(want, old.Salt, pool, its)
+	next.Share, next.Lease, *next.Next = share, lease, 0
 	s.Store.setLease(id, old, next, want)
 	if number := leaseNumber(old); number != 0 && at == later {
-		s.Store.waitSince(s.Store.leases[number-1].Replaced) // Time writes the one that is not in force
+		grace.Wait(s.Store.change, s.Store.leases[number-1].Replaced) // Time writes the one that is not in force
 	}
-	if present(old) { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
-		next.Salt ^= scope(old) ^ scope(next)
+	if old.Present() { // With another bucket scope, keys have other buckets. They find the old ones after a revert.
+		next.Salt ^= old.Scope() ^ next.Scope()
 	}
-	if limited(next) && !limited(old) {
+	if next.Limited() && !old.Limited() {
 		empty(&r.Shared, s.Store.meterAt(next, s.Store.now()), s.Store.now())
 		if !it.isNew {
 			s.Store.freeSlots(id)
@@ -266,7 +289,7 @@ func (s *Set) write(it placed, have, want policy.Rule, at when) (id uint32, err 
 		s.Store.takesPart(it)
 	case !it.isNew:
 		s.Store.promptly(func(now uint64) { s.Store.continueClock(id, old, next, now) })
-		s.Store.switchTo(id, next.index, "switch a rule")
+		s.Store.switchTo(id, next.Index, "switch a rule")
 		s.Store.freeUnused(id)
 	}
 	return id, nil
@@ -279,9 +302,9 @@ func hasSlots(rule policy.Rule) bool {
 }
 
 // other are the parameters of a rule that are not in force, once no packet uses them.
-func (rs *rules) other(id uint32) version {
+func (rs *rules) other(id uint32) params.Version {
 	r := rs.rule(id)
-	rs.waitSince(r.Replaced)
+	grace.Wait(rs.change, r.Replaced)
 	return rs.version(id, r.Sets^1)
 }
 
@@ -307,12 +330,12 @@ func (rs *rules) promptly(write func(now uint64)) uint64 {
 
 // drop marks a rule as absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
-	id := *s.Store.findPrefix(s.view, p) - 1
-	old, next := s.Store.current(id), s.Store.other(id)
-	s.Store.labels.discard(id, next)
+	it, _ := s.find(p)
+	old, next := s.Store.current(it.ID), s.Store.other(it.ID)
+	s.Store.labels.Discard(it.ID, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
-	next.Flags = next.Flags&^ruleLabel | ruleAbsent
-	s.Store.takesPart(placed{view: s.number, id: id, key: s.stored(p)})
+	next.Flags = next.Flags&^params.Label | params.Absent
+	s.Store.takesPart(placed{it, false})
 }
 
 // Delete removes the rules of networks, each in one step, and reports whether there was one.
@@ -324,44 +347,37 @@ func (s *Set) Delete(networks ...netip.Prefix) (deleted bool) {
 // Remove is Delete for rules that go with their device. The last change goes on without them.
 func (s *Set) Remove(networks ...netip.Prefix) (removed bool) {
 	for _, p := range networks {
-		if place := s.Store.findPrefix(s.view, p); place != nil {
-			s.Store.remove(placed{id: *place - 1, key: s.stored(p)})
+		if it, found := s.find(p); found {
+			s.Store.remove(it)
 			removed = true
 		}
 	}
 	if removed {
-		s.Store.trimLengths(s.number)
+		s.Store.prefixes.Trim(s.number)
 		s.Store.edited()
 	}
 	return removed
 }
 
 // remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
-func (s *index) remove(it placed) {
-	if place := s.prefixes.find(it.key); place != nil { // Prepare may have found no room for it
-		s.change.Removed = s.change.Epoch
-		step.Store("remove a prefix")
-		atomic.StoreUint32(place, 0)
-	}
-	s.freeWith(it.id)
+func (s *index) remove(it prefixes.Placed) {
+	s.prefixes.Remove(it.Key) // which has no place if Prepare found no room for it
+	s.freeWith(it.ID)
 }
 
-// Clear removes all rules in one step. The last change goes on without them.
-func (s *Set) Clear() { s.Store.ClearSets(s) }
-
-// ClearSets is Clear for each of several sets. It needs one pass for all.
-func (s *Store) ClearSets(sets ...*Set) {
-	clears := make([]bool, len(s.views))
+// Clear removes all rules of each set in one step. The last change goes on without them. It needs one pass for all sets.
+func (s *Store) Clear(sets ...*Set) {
+	clears := make([]bool, len(s.prefixes.Views))
 	for _, set := range sets {
 		clears[set.number] = true
 	}
-	rules := s.byID(allViews)
+	rules := s.prefixes.ByID(prefixes.AllViews)
 	for _, set := range sets {
 		set.data.Clearing = 1
-		s.lookFor(set.view, lengthSet{}) // from here on packets find none
+		s.prefixes.LookFor(set.number, prefixes.Lengths{}) // from here on packets find none
 	}
 	for it := range rules {
-		if clears[it.view] {
+		if clears[it.View] {
 			s.remove(it)
 		}
 	}
@@ -370,37 +386,13 @@ func (s *Store) ClearSets(sets ...*Set) {
 	}
 	s.edited()
 	if s.known != nil {
-		s.known.taking = slices.DeleteFunc(s.known.taking, func(it placed) bool { return clears[s.rule(it.id).View] })
+		s.known.taking = slices.DeleteFunc(s.known.taking, func(it placed) bool { return clears[s.rule(it.ID).View] })
 	}
 }
 
 // ClearCounters has all counters begin at 0. No packet may use the rules.
 func (s *Set) ClearCounters() {
-	for f := range s.Store.byID(s.number) {
-		clear(s.Store.countersOf(f.id))
-	}
-}
-
-// MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
-const membarrierGlobal = 1
-
-// waitForPackets returns when all programs have ended that ran when it was called.
-func waitForPackets() {
-	// This is synchronize_rcu(), and programs run as RCU readers. Kernels with nohz_full
-	// refuse it; then wait much longer than any packet takes.
-	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
-// waitSince waits for packets that may still use what was removed in an epoch; 0 means never.
-func (p *progress) waitSince(epoch uint32) {
-	now := &p.change.Epoch
-	if epoch != *now {
-		return
-	}
-	waitForPackets()
-	if *now++; *now == 0 {
-		*now = 1
+	for f := range s.Store.prefixes.ByID(s.number) {
+		clear(s.Store.countersOf(f.ID))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -15,18 +16,18 @@ func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey
 		key.Family = 4
 	}
 	if each.Kind == policy.EachFlow {
-		key.Src, key.Dst, key.Proto = words(f.Src), words(f.Dst), f.Proto
+		key.Src, key.Dst, key.Proto = prefixes.Words(f.Src), prefixes.Words(f.Dst), f.Proto
 		key.Sport, key.Dport = networkPort(f.SrcPort), networkPort(f.DstPort)
 		return key
 	}
 	far := f.Far(match)
-	key.Src = words(netip.PrefixFrom(far, eachBits(each, far)).Masked().Addr())
+	key.Src = prefixes.Words(netip.PrefixFrom(far, eachBits(each, far)).Masked().Addr())
 	return key
 }
 
 // flowOf is the flow of which a key is made.
 func flowOf(k bpf.AbiKey) Flow {
-	return Flow{address(k.Src, k.Family), address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
+	return Flow{prefixes.Address(k.Src, k.Family), prefixes.Address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
 }
 
 // isFlow tells the key of a flow from that of a host or subnet.

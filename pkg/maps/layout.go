@@ -19,6 +19,9 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -96,16 +99,18 @@ func writeType(w io.Writer, t btf.Type) {
 // writeSamples writes what types do not tell: how user space encodes rules, prefixes and
 // keys. Tests compare the programs with that.
 func writeSamples(w io.Writer) {
-	const lines = 64
-	hook := &bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1}
+	const rules = 128
+	hook := &bpf.AbiHook{LineMask: rules/2 - 1}
 	for i := range hook.Secret {
 		hook.Secret[i] = uint32(i+1) * 0x9e3779b9
 	}
-	hook.Multiplier = multiplier(*hook)
-	s := &index{
-		prefixes: prefixTables{hook, make([]bpf.AbiPrefixes4, lines), make([]bpf.AbiPrefixes6, lines), make([]uint64, lines)},
-		views:    []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
+	prefixes.Configure(hook, rules)
+	t := prefixes.Tables{
+		Hook: hook, Change: &bpf.AbiChange{}, Views: []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
+		Lines4: make([]bpf.AbiPrefixes4, hook.Prefixes4Mask+1), Lines6: make([]bpf.AbiPrefixes6, hook.Prefixes6Mask+1),
+		Filter: make([]uint64, hook.FilterMask+1),
 	}
+	s := &buckets{}
 	s.hook = hook
 	write := func(values ...any) {
 		for _, v := range values {
@@ -121,21 +126,21 @@ func writeSamples(w io.Writer) {
 	member.Within, member.Weight, member.Guarantee, member.Members = "pool", 3, 1_000_000, 7
 	member.Share = policy.Share{Kind: policy.ShareSubnet, Bits: 64}
 	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}, member} {
-		v := version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
-		encode(v, r, 1, 2, companionIDs{3, 4})
+		v := params.Version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
+		v.Encode(r, 1, 2, params.IDs{3, 4})
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)
 			prefix, _ := addr.Prefix(max(addr.BitLen()-9*i, 0))
-			s.placePrefix(s.view(1), prefix, uint32(2*i+j)) // there is room
+			t.Place(t.Key(1, prefix), uint32(2*i+j)) // there is room
 			flow := Flow{Src: addr, Dst: addr.Next(), Proto: 17, SrcPort: 5000, DstPort: 53}
 			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i % 4)}, policy.MatchDst, flow), uint32(j)) {
 				write(p.line, p.fingerprint)
 			}
 		}
 	}
-	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
-	write(labelParts(policy.Rule{
+	write(t.Lines4, t.Lines6, t.Filter)
+	write(labels.Parts(policy.Rule{
 		Label: policy.Label{
 			Plan: "plan", Name: "name", Note: "note", Host: policy.MAC{8}, Waits: 9, Line: "line",
 			Owner: policy.Owner{Device: "device", Direction: policy.Egress, Host: "host"},

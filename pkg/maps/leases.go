@@ -7,7 +7,9 @@ import (
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -75,8 +77,8 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 	if undecided && at < s.Store.now()+MaxLead {
 		return fmt.Errorf("renew a lease: %w", ErrBeginning)
 	}
-	if v.reverted || undecided {
-		s.Store.waitSince(s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
+	if v.Reverted || undecided {
+		grace.Wait(s.Store.change, s.Store.change.Epoch) // packets from before the change may still use the one that is not in force
 	}
 	rule := s.Store.entry(id, pool, v, s.Store.phase()).Rule
 	l.Rate, l.Safe = min(l.Rate, rule.Rate), min(l.Safe, rule.Rate)
@@ -94,21 +96,21 @@ func (s *Set) Renew(pool netip.Prefix, l Lease) error {
 // ReadyRevert precedes TimeRevert. It waits for packets from before the change, which may use the clocks that this writes. If
 // the change was confirmed, pools inherit from the leases in force: their clusters may have given to others what they had.
 func (s *Store) ReadyRevert() {
-	s.waitSince(s.change.Epoch)
+	grace.Wait(s.change, s.change.Epoch)
 	if state, _ := s.Change(); state != Committed {
 		return
 	}
-	for f := range s.byID(poolView) {
-		old, next := s.bothPhases(f.id)
-		if had, is := s.clustered(f.id, old); is && s.Changes(f.id) {
-			s.setLease(f.id, next, old, had)
+	for f := range s.prefixes.ByID(poolView) {
+		old, next := s.bothPhases(f.ID)
+		if had, is := s.clustered(f.ID, old); is && s.Changes(f.ID) {
+			s.setLease(f.ID, next, old, had)
 		}
 	}
 }
 
 // clustered is a version of a pool, and whether a cluster grants its leases. What a line allows is back with the pool, whoever
 // runs then.
-func (ls *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
+func (ls *limits) clustered(id uint32, v params.Version) (pool policy.Rule, is bool) {
 	if leaseNumber(v) != 0 {
 		pool = ls.entry(id, netip.Prefix{}, v, ls.phase()).Rule
 	}
@@ -116,36 +118,34 @@ func (ls *limits) clustered(id uint32, v version) (pool policy.Rule, is bool) {
 }
 
 // leased is a pool that has leases, by its current version.
-func (s *index) leased(pool netip.Prefix) (id uint32, v version, ok bool) {
-	place := s.findPrefix(s.view(poolView), pool)
-	if place == nil {
+func (s *index) leased(pool netip.Prefix) (id uint32, v params.Version, ok bool) {
+	if id, ok = s.prefixes.Find(poolView, pool); !ok {
 		return 0, v, false
 	}
-	id = *place - 1
 	v = s.current(id)
 	return id, v, leaseNumber(v) != 0
 }
 
 // leaseNumber is the number of the lease of a version plus one; 0 if it has none.
-func leaseNumber(v version) uint32 {
-	if !present(v) || v.Flags&ruleLeased == 0 {
+func leaseNumber(v params.Version) uint32 {
+	if !v.Present() || v.Flags&params.Leased == 0 {
 		return 0
 	}
 	return v.AbiColdParams.Lease
 }
 
 // leaseOf is the lease of a version, and which of its two sets is in force.
-func (cs *clocks) leaseOf(v version) (l *bpf.AbiLease, set uint32) {
+func (cs *clocks) leaseOf(v params.Version) (l *bpf.AbiLease, set uint32) {
 	l = &cs.leases[v.Lease-1]
 	set = atomic.LoadUint32(&l.Version)
-	if v.reverted && v.Flags&ruleReleased != 0 {
+	if v.Reverted && v.Flags&params.Released != 0 {
 		set++
 	}
 	return l, set & 1
 }
 
 // leasedAt are the parameters of a lease at a time (ns): lease_of of bpf/look.h.
-func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
+func leasedAt(l *bpf.AbiLease, set uint32, now uint64) params.Version {
 	if now >= atomic.LoadUint64(&l.Until[set]) {
 		return leaseVersion(l, set, 1)
 	}
@@ -153,27 +153,28 @@ func leasedAt(l *bpf.AbiLease, set uint32, now uint64) version {
 }
 
 // leaseVersion are the parameters of a lease until its end, with part 0, or after it, with part 1.
-func leaseVersion(l *bpf.AbiLease, set, part uint32) version {
-	params, cold := &l.Set[set].Params[part], &l.Set[set].Cold[part]
-	return version{params, cold, &params.Clock, &cold.Lease, part, false}
+func leaseVersion(l *bpf.AbiLease, set, part uint32) params.Version {
+	p, cold := &l.Set[set].Params[part], &l.Set[set].Cold[part]
+	return params.Version{AbiParams: p, AbiColdParams: cold, Clock: &p.Clock, Next: &cold.Lease, Index: part}
 }
 
 // meterAt is the meter of a version at a time (ns).
-func (cs *clocks) meterAt(v version, now uint64) model.Meter {
-	if v.Flags&ruleLeased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
-		return meter(v)
+func (cs *clocks) meterAt(v params.Version, now uint64) model.Meter {
+	if v.Flags&params.Leased == 0 || v.Lease == 0 { // slots of a deleted pool have no lease any more
+		return v.Meter()
 	}
 	for {
 		seen := atomic.LoadUint32(&cs.leases[v.Lease-1].Version)
 		l, set := cs.leaseOf(v)
-		if m := leaseMeter(leasedAt(l, set, now), v.Limit); atomic.LoadUint32(&l.Version) == seen {
+		m := leasedAt(l, set, now).Meter()
+		if m.Whole = v.Limit; atomic.LoadUint32(&l.Version) == seen {
 			return m
 		}
 	}
 }
 
 // leaseEnded reports whether packets may be queued that came at another rate, by a lease that has ended: is_fifo of bpf/queue.h.
-func (cs *clocks) leaseEnded(v version, now uint64) bool {
+func (cs *clocks) leaseEnded(v params.Version, now uint64) bool {
 	if leaseNumber(v) == 0 {
 		return false
 	}
@@ -181,23 +182,16 @@ func (cs *clocks) leaseEnded(v version, now uint64) bool {
 	return leasedAt(l, set, now-min(now, uint64(policy.MaxWait))).RateUnits != leasedAt(l, set, now).RateUnits
 }
 
-// leaseMeter is the meter of a lease of a pool that has that limit.
-func leaseMeter(v version, whole uint64) model.Meter {
-	m := meter(v)
-	m.Whole = whole
-	return m
-}
-
 // renew writes the lease of a version of a pool that is not in force, and switches to it.
-func (ls *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
+func (ls *limits) renew(id uint32, v params.Version, pool policy.Rule, to Lease) {
 	l, set := ls.leaseOf(v)
-	ls.waitSince(l.Replaced) // for packets that may still see it
+	grace.Wait(ls.change, l.Replaced) // for packets that may still see it
 	var before model.Meter
 	now := ls.promptly(func(now uint64) {
 		before = ls.meterAt(v, now)
 		writeLease(l, set^1, pool, to, before, now)
 	})
-	if v.Flags&ruleSparse != 0 && !sameQueue(before, leaseMeter(leasedAt(l, set^1, now), v.Limit)) {
+	if v.Flags&params.Sparse != 0 && !sameQueue(before, leasedAt(l, set^1, now).Meter()) {
 		keepOrderUntil(ls.rule(id), now+before.LongestWait())
 	}
 	l.Replaced = ls.change.Epoch
@@ -209,7 +203,7 @@ func (ls *limits) renew(id uint32, v version, pool policy.Rule, to Lease) {
 func writeLease(l *bpf.AbiLease, set uint32, pool policy.Rule, to Lease, before model.Meter, now uint64) {
 	for part, rate := range [2]policy.Rate{to.Rate, to.Safe} {
 		step.Store("write a part of a lease")
-		encode(leaseVersion(l, set, uint32(part)), pool.Part(min(rate, pool.Rate)), 0, 0, companionIDs{})
+		leaseVersion(l, set, uint32(part)).Encode(pool.Part(min(rate, pool.Rate)), 0, 0, params.IDs{})
 	}
 	l.Until[set], l.Known[set], l.Epoch[set] = to.Until, to.Known, to.Epoch
 	step.Store("start the clock of a lease")
@@ -224,7 +218,7 @@ func copyLease(l *bpf.AbiLease, set uint32, from *bpf.AbiLease, of uint32) {
 // startLease lets a lease begin at a time (ns) with the room that a meter left. After its end the bucket keeps its room, too.
 func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 	for part := range uint32(2) {
-		m := leaseVersion(l, set, part).succeed(before, now)
+		m := leaseVersion(l, set, part).Succeed(before, now)
 		if l.Until[set] > now {
 			before, now = m, l.Until[set]
 		}
@@ -232,7 +226,7 @@ func startLease(l *bpf.AbiLease, set uint32, before model.Meter, now uint64) {
 }
 
 // setLease writes the lease of a version of a pool that packets do not use, which inherits from that of another version.
-func (ls *limits) setLease(id uint32, from, to version, pool policy.Rule) {
+func (ls *limits) setLease(id uint32, from, to params.Version, pool policy.Rule) {
 	if !pool.HasLeases() {
 		return
 	}
@@ -247,8 +241,8 @@ func (ls *limits) setLease(id uint32, from, to version, pool policy.Rule) {
 }
 
 // newLease returns the number plus one of a lease for parameters of a pool that are to be written, or 0. There is room.
-func (cs *clocks) newLease(id uint32, to version, pool policy.Rule) (number uint32) {
-	if cs.freeLeases(id, leaseNumber(cs.version(id, to.index^1))); pool.HasLeases() {
+func (cs *clocks) newLease(id uint32, to params.Version, pool policy.Rule) (number uint32) {
+	if cs.freeLeases(id, leaseNumber(cs.version(id, to.Index^1))); pool.HasLeases() {
 		number = allocate(&cs.progress, cs.leases, leaseOwner, id)
 		l := &cs.leases[number-1]
 		*l = bpf.AbiLease{Owner: l.Owner, Retired: l.Retired}

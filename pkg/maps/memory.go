@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"unsafe"
@@ -40,16 +39,9 @@ var pinned = map[string]string{
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 
-// memory is the maps, and their mappings.
-type memory struct {
-	maps     map[string]*ebpf.Map
-	mapped   [][]byte
-	readOnly bool
-}
-
 // mapArray maps the values of a map into memory, shared with the programs.
-func mapArray[T any](from *memory, name string, count uint32, array *[]T) error {
-	memory, err := from.mapMemory(name)
+func mapArray[T any](s *Store, name string, count uint32, array *[]T) error {
+	memory, err := s.mapMemory(name)
 	if err != nil {
 		return err
 	}
@@ -59,27 +51,27 @@ func mapArray[T any](from *memory, name string, count uint32, array *[]T) error 
 	return nil
 }
 
-func (all *memory) mapMemory(name string) ([]byte, error) {
-	m, access := all.maps[name], unix.PROT_READ|unix.PROT_WRITE
-	if all.readOnly {
+func (s *Store) mapMemory(name string) ([]byte, error) {
+	m, access := s.maps[name], unix.PROT_READ|unix.PROT_WRITE
+	if s.readOnly {
 		access = unix.PROT_READ
 	}
 	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), access, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
-	all.mapped = append(all.mapped, memory)
+	s.mapped = append(s.mapped, memory)
 	return memory, nil
 }
 
 // Pin pins all maps in a directory of a bpffs.
-func (all *memory) Pin(dir string) error {
+func (s *Store) Pin(dir string) error {
 	for name, pin := range pinned {
 		if err := step.Try("pin a map"); err != nil {
 			return err
 		}
 		// A clone, as a map object remembers one pin, and a set may have several.
-		m, err := all.maps[name].Clone()
+		m, err := s.maps[name].Clone()
 		if err == nil {
 			err = m.Pin(filepath.Join(dir, pin))
 			m.Close()
@@ -92,16 +84,4 @@ func (all *memory) Pin(dir string) error {
 }
 
 // Replacements are the maps by name, for loading a program.
-func (all *memory) Replacements() map[string]*ebpf.Map { return all.maps }
-
-// close closes the maps.
-func (all *memory) close() error {
-	var errs []error
-	for _, memory := range all.mapped {
-		errs = append(errs, unix.Munmap(memory))
-	}
-	for _, m := range all.maps {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
-}
+func (s *Store) Replacements() map[string]*ebpf.Map { return s.maps }

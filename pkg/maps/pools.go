@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -26,8 +28,8 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	users := map[uint32]int{}
 	count := func(id uint32, by int) {
 		before, after := s.bothPhases(id)
-		for _, v := range []version{before, after} {
-			if present(v) && v.Flags&ruleWithin != 0 {
+		for _, v := range []params.Version{before, after} {
+			if v.Present() && v.Flags&params.Within != 0 {
 				users[v.Within] += by
 			}
 			if !s.Changes(id) {
@@ -35,13 +37,13 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 			}
 		}
 	}
-	for f := range s.everyPrefix(nil) {
-		count(f.id, 1)
+	for f := range s.prefixes.All(nil) {
+		count(f.ID, 1)
 	}
 	for _, p := range pools {
-		if place := s.findPrefix(s.view(poolView), p); place != nil && users[*place-1] == 0 {
+		if id, found := s.prefixes.Find(poolView, p); found && users[id] == 0 {
 			unused = append(unused, p)
-			count(*place-1, -1)
+			count(id, -1)
 		}
 	}
 	return unused
@@ -52,11 +54,11 @@ func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
 	}
-	place := s.findPrefix(s.view(poolView), policy.PoolKey(string(r.Within)))
-	if place == nil {
+	id, found := s.prefixes.Find(poolView, policy.PoolKey(string(r.Within)))
+	if !found {
 		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return *place - 1, nil
+	return id, nil
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
@@ -65,14 +67,14 @@ type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
 func (s *index) Losses() map[uint32]Loss {
 	losses, now := map[uint32]Loss{}, s.phase()
-	for f := range s.byID(allViews) {
-		id := f.id
+	for f := range s.prefixes.ByID(prefixes.AllViews) {
+		id := f.ID
 		v := s.versionIn(id, now)
-		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
+		if !v.Present() || v.Flags&params.Pool != 0 || v.Flags&params.Within == 0 {
 			continue
 		}
 		c := s.Counters(id)
-		for depth := 0; v.Flags&ruleWithin != 0 && depth < policy.MaxDepth; depth++ {
+		for depth := 0; v.Flags&params.Within != 0 && depth < policy.MaxDepth; depth++ {
 			sum := losses[v.Within]
 			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
 			sum.DroppedPackets += c.DroppedPackets
@@ -90,10 +92,10 @@ func (ls *limits) poolName(id uint32, in phase) string {
 		return name
 	}
 	v := ls.versionIn(id, in)
-	if v.Flags&ruleLabel == 0 {
-		v = ls.version(id, v.index^1) // it does not exist in this phase
+	if v.Flags&params.Label == 0 {
+		v = ls.version(id, v.Index^1) // it does not exist in this phase
 	}
-	name := ls.label(id, v.index).Label.Name
+	name := ls.label(id, v.Index).Label.Name
 	if ls.names != nil {
 		ls.names[id] = name
 	}

@@ -9,6 +9,9 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
+	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -27,9 +30,7 @@ type rules struct {
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
 	shares []bpf.AbiShare
-	labels labels
-
-	knownLabels map[labelID]knownLabel // nil unless labels are remembered
+	labels labels.Labels
 }
 
 // limits are rules, pools and their companions, as a policy has them.
@@ -63,24 +64,14 @@ func (rs *rules) room() uint32 {
 	return rs.hook.FirstId[n] + uint32(len(rs.arrays[n]))/ruleSize(rs.hook)
 }
 
-// A version is one of the two sets of parameters of a rule.
-type version struct {
-	*bpf.AbiParams
-	*bpf.AbiColdParams
-	clock    *bpf.AbiClock
-	next     *uint32 // beside the clock: see Meter.Next
-	index    uint32  // 0 or 1
-	reverted bool    // a change has reverted: the clock is another one
-}
-
-func (rs *rules) version(id, n uint32) version {
+func (rs *rules) version(id, n uint32) params.Version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], &r.Params[n&1].Clock, &r.Next[n&1], n & 1, false}
+	return params.Version{AbiParams: &r.Params[n&1], AbiColdParams: &r.Cold[n&1], Clock: &r.Params[n&1].Clock, Next: &r.Next[n&1], Index: n & 1}
 }
 
 // versions are the versions of a rule in force, or both while it takes part in a change.
-func (rs *rules) versions(id uint32) iter.Seq[version] {
-	return func(yield func(version) bool) {
+func (rs *rules) versions(id uint32) iter.Seq[params.Version] {
+	return func(yield func(params.Version) bool) {
 		before, after := rs.bothPhases(id)
 		if yield(before) && rs.Changes(id) {
 			yield(after)
@@ -89,7 +80,7 @@ func (rs *rules) versions(id uint32) iter.Seq[version] {
 }
 
 // versionIn is the version of a rule that packets see in a phase of the change: set_in of bpf/look.h.
-func (rs *rules) versionIn(id uint32, in phase) version {
+func (rs *rules) versionIn(id uint32, in phase) params.Version {
 	n := atomic.LoadUint32(&rs.rule(id).Sets) >> in
 	v := rs.version(id, n)
 	if n&setReverted != 0 {
@@ -99,14 +90,14 @@ func (rs *rules) versionIn(id uint32, in phase) version {
 }
 
 // afterRevert is a version from before a change once that has reverted.
-func (rs *rules) afterRevert(id uint32, v version) version {
+func (rs *rules) afterRevert(id uint32, v params.Version) params.Version {
 	r := rs.rule(id)
-	v.clock, v.next, v.reverted = &r.Reverted, &r.Next[2], true
+	v.Clock, v.Next, v.Reverted = &r.Reverted, &r.Next[2], true
 	return v
 }
 
 // current is the version of a rule that packets see now.
-func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
+func (rs *rules) current(id uint32) params.Version { return rs.versionIn(id, rs.phase()) }
 
 // Rules are the rules in force, in the order of policy.ComparePrefix.
 func (s *Set) Rules() []Entry {
@@ -127,7 +118,7 @@ func (s *Set) Policy() []policy.Rule {
 // EveryRule are the Rules of all sets, one by one. It reads the tables once.
 func (s *Store) EveryRule() iter.Seq2[*Set, Entry] {
 	return func(yield func(*Set, Entry) bool) {
-		for number, list := range s.ordered(allViews) {
+		for number, list := range s.ordered(prefixes.AllViews) {
 			for e := range s.inForce(list) {
 				if !yield(s.View(uint32(number)), e) {
 					return
@@ -143,11 +134,11 @@ type listed struct {
 	prefix netip.Prefix
 }
 
-// ordered are the rules of a view, or of allViews, by view, in the order of policy.ComparePrefix.
+// ordered are the rules of a view, or of prefixes.AllViews, by view, in the order of policy.ComparePrefix.
 func (s *Store) ordered(view uint32) [][]listed {
-	lists := make([][]listed, len(s.views))
-	for it := range s.byID(view) {
-		lists[it.view] = append(lists[it.view], listed{it.id, s.view(it.view).prefix(it.key)})
+	lists := make([][]listed, len(s.prefixes.Views))
+	for it := range s.prefixes.ByID(view) {
+		lists[it.View] = append(lists[it.View], listed{it.ID, s.prefixes.Prefix(it.View, it.Key)})
 	}
 	for _, list := range lists {
 		// Usually they are in order, because a policy's rules get their ids in order.
@@ -163,7 +154,7 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 		ls.names = map[uint32]string{}
 		defer func() { ls.names = nil }()
 		for _, at := range list {
-			if v := ls.versionIn(at.id, now); present(v) && !yield(ls.entry(at.id, at.prefix, v, now)) {
+			if v := ls.versionIn(at.id, now); v.Present() && !yield(ls.entry(at.id, at.prefix, v, now)) {
 				return
 			}
 		}
@@ -172,7 +163,7 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 
 // AllRules are the Rules of each set, by its number. It reads the tables once.
 func (s *Store) AllRules() [][]Entry {
-	lists := s.ordered(allViews)
+	lists := s.ordered(prefixes.AllViews)
 	all := make([][]Entry, len(lists))
 	for number, list := range lists {
 		all[number] = slices.AppendSeq(make([]Entry, 0, len(list)), s.inForce(list))
@@ -186,7 +177,7 @@ type Trait func(*rules, uint32) bool
 // Traits of rules.
 var (
 	Exists    Trait = func(*rules, uint32) bool { return true } // in any phase of a change
-	InForce   Trait = func(rs *rules, id uint32) bool { return present(rs.current(id)) }
+	InForce   Trait = func(rs *rules, id uint32) bool { return rs.current(id).Present() }
 	TakesPart Trait = (*rules).Changes // in a change
 	// Delays packets, by itself or by a pool that it draws from, in any phase of a change.
 	Delays Trait = func(rs *rules, id uint32) bool { return rs.delays(id, policy.MaxDepth) }
@@ -194,8 +185,8 @@ var (
 
 // Any reports whether any rule of the set has a trait.
 func (s *Set) Any(has Trait) bool {
-	for f := range s.Store.everyPrefix(nil) {
-		if f.view == s.number && has(&s.Store.rules, f.id) {
+	for f := range s.Store.prefixes.All(nil) {
+		if f.View == s.number && has(&s.Store.rules, f.ID) {
 			return true
 		}
 	}
@@ -204,18 +195,18 @@ func (s *Set) Any(has Trait) bool {
 
 // Have reports for each set, by number, whether any of its rules has a trait. It needs one pass for all sets.
 func (s *Store) Have(has Trait) []bool {
-	have, left := make([]bool, len(s.views)), 0
-	for number := range s.views {
-		if s.view(uint32(number)).lookedFor() != (lengthSet{}) {
+	have, left := make([]bool, len(s.prefixes.Views)), 0
+	for number := range have {
+		if s.prefixes.InUse(uint32(number)) != (prefixes.Lengths{}) {
 			left++
 		}
 	}
-	for f := range s.everyPrefix(nil) {
+	for f := range s.prefixes.All(nil) {
 		if left == 0 {
 			break
 		}
-		if !have[f.view] && has(&s.rules, f.id) {
-			have[f.view] = true
+		if !have[f.View] && has(&s.rules, f.ID) {
+			have[f.View] = true
 			left--
 		}
 	}
@@ -225,7 +216,7 @@ func (s *Store) Have(has Trait) []bool {
 // delays is Delays with at most so many pools above the rule.
 func (rs *rules) delays(id uint32, pools int) bool {
 	for v := range rs.versions(id) {
-		if present(v) && (v.Flags&ruleDelay != 0 || v.Flags&ruleWithin != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
+		if v.Present() && (v.Flags&params.Delay != 0 || v.Flags&params.Within != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
 			return true
 		}
 	}
@@ -251,10 +242,8 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 	if ipv6 {
 		all = policy.Everything[1]
 	}
-	for length, used := range s.lookedFor() {
-		if used && (length < lengthIPv4) == ipv6 && length != lengthOf(all) {
-			return Entry{}, false, false
-		}
+	if s.Store.prefixes.InUse(s.number).HasOther(all) {
+		return Entry{}, false, false
 	}
 	e, found = s.Find(all)
 	return e, found, true
@@ -262,28 +251,37 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.Store.findPrefix(s.view, p)
-	if place == nil {
+	id, found := s.Store.prefixes.Find(s.number, p)
+	if !found {
 		return Entry{}, false
 	}
-	id, now := *place-1, s.Store.phase()
+	now := s.Store.phase()
 	v := s.Store.versionIn(id, now)
-	return s.Store.entry(id, p, v, now), present(v)
+	return s.Store.entry(id, p, v, now), v.Present()
 }
 
 // entry is a rule as one of its versions has it.
-func (ls *limits) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
-	e := Entry{ls.decode(p, v, in), id}
-	if v.Flags&ruleLabel != 0 {
-		t := ls.label(id, v.index)
+func (ls *limits) entry(id uint32, p netip.Prefix, v params.Version, in phase) Entry {
+	other := func(id uint32) params.Version { return ls.versionIn(id, in) }
+	e := Entry{v.Decode(p, other, func(id uint32) string { return ls.poolName(id, in) }), id}
+	if v.Flags&params.Label != 0 {
+		t := ls.label(id, v.Index)
 		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e
 }
 
-// scope tells bucket scopes apart.
-func scope(r version) uint32 { return r.Flags&ruleEach<<8 | uint32(r.EachBits) }
+// label is what a version of a rule has in labels.
+func (rs *rules) label(id, index uint32) params.Texts {
+	r := rs.rule(id)
+	return rs.labels.Read(id, index, labels.Mark{Sets: atomic.LoadUint32(&r.Sets), Retired: r.Retired, View: r.View})
+}
 
-func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
+// discardLabels deletes the labels of both versions of a rule.
+func (rs *rules) discardLabels(id uint32) {
+	rs.labels.Discard(id, rs.version(id, 0))
+	rs.labels.Discard(id, rs.version(id, 1))
+}
 
-func present(r version) bool { return r.Flags&ruleAbsent == 0 }
+// RememberLabels keeps labels once they are read, for a process that reads all rules again and again.
+func (rs *rules) RememberLabels() { rs.labels.Remember() }

@@ -446,7 +446,7 @@ func TestClear(t *testing.T) {
 	for _, p := range []string{"10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/8", "2001:db8::/32"} {
 		r.put(rule(p, 8, 100))
 	}
-	r.Clear()
+	r.Store.Clear(r.Set)
 	if r.Any(maps.Exists) || len(r.Rules()) != 0 {
 		t.Errorf("cleared, these are left: %+v", r.Rules())
 	}

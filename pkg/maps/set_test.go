@@ -399,7 +399,7 @@ func TestOpenOtherLayout(t *testing.T) {
 // forbidden are writes to a store, which must fail if it was opened for reading.
 var forbidden = map[string]func(*maps.Set){
 	"delete": func(s *maps.Set) { s.Delete(netip.MustParsePrefix("10.0.0.0/8")) },
-	"clear":  func(s *maps.Set) { s.Clear() },
+	"clear":  func(s *maps.Set) { s.Store.Clear(s) },
 	"put":    func(s *maps.Set) { s.Put(rule("10.0.0.0/8", 1000, 1000)) },
 	"ifb":    func(s *maps.Set) { s.SetIfb(7) },
 	"end":    func(s *maps.Set) { s.Store.End() },

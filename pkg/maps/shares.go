@@ -5,6 +5,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -44,20 +45,20 @@ func (bs *buckets) isActive(n uint32) bool {
 }
 
 // isAhead reports whether a sharer of a version of a rule or pool is active.
-func (bs *buckets) isAhead(v version, b model.Sharer) bool {
+func (bs *buckets) isAhead(v params.Version, b model.Sharer) bool {
 	share := bs.shareOf(v)
 	return share != nil && !share.IsIdle(bs.now()) && share.AheadOf(b) > 0
 }
 
 // shareOf is a copy of the share of a version of a rule or pool, as a packet would meet it; nil if there is none.
-func (bs *buckets) shareOf(v version) *model.Share {
-	if v.Flags&ruleShares == 0 || v.Share == 0 || int(v.Share) > len(bs.shares) {
+func (bs *buckets) shareOf(v params.Version) *model.Share {
+	if v.Flags&params.Shares == 0 || v.Share == 0 || int(v.Share) > len(bs.shares) {
 		return nil
 	}
 	of := &bs.shares[v.Share-1]
 	return &model.Share{
 		ShareParams: model.ShareParams{FineShift: v.FineShift, CoarseShift: v.CoarseShift, Step: v.Step},
-		ByMember:    v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
+		ByMember:    v.Flags&params.ShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
 		Credit: int64(atomic.LoadUint64(&of.Credit)), FreeFactor: of.FreeFactor,
 		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, More: of.More, Most: of.Most, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin, Shifts: [2]uint8{uint8(of.FineShift), uint8(of.CoarseShift)},
@@ -67,12 +68,12 @@ func (bs *buckets) shareOf(v version) *model.Share {
 // ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
 func (s *index) ActiveSharers() map[uint32]int {
 	active, now := map[uint32]int{}, s.phase()
-	for it := range s.everyPrefix(nil) {
-		v := s.versionIn(it.id, now)
-		if !present(v) || v.Flags&ruleWithin == 0 {
+	for it := range s.prefixes.All(nil) {
+		v := s.versionIn(it.ID, now)
+		if !v.Present() || v.Flags&params.Within == 0 {
 			continue
 		}
-		if pool := s.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.id)) {
+		if pool := s.versionIn(v.Within, now); pool.Flags&params.ShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.ID)) {
 			active[v.Within]++
 		}
 	}

@@ -1,7 +1,12 @@
 package maps
 
 import (
+	"sync/atomic"
+
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
+	"github.com/shapectl/shapectl/internal/labels"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -11,7 +16,7 @@ type Size struct {
 	Rules    uint32 // shadows included
 	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Affected uint32 // hosts that shadows would have affected
-	Labels   uint32 // parts of labels, see LabelParts
+	Labels   uint32 // parts of labels
 	Shares   uint32 // rules and pools with fair shares
 	Leases   uint32 // pools with a cluster
 	Pools    bool   // there may be pools, and rules with shares
@@ -30,8 +35,8 @@ func Needs(steps ...policy.Difference) (n Size) {
 		} else {
 			have = *d.Have
 		}
-		n.Rules += newCompanions(have, want)
-		n.Labels += LabelParts(d)
+		n.Rules += params.NewCompanions(have, want)
+		n.Labels += uint32(len(labels.Parts(want)))
 		shares := want.Share.Kind != policy.ShareNone
 		if shares && have.Share.Kind == policy.ShareNone {
 			n.Shares++
@@ -59,7 +64,7 @@ func (s *Store) Lacks(n Size) (l Size) {
 	}
 	l.Rules = n.Rules - min(n.Rules, room)
 	if n.Labels > 0 {
-		all, have := s.LabelParts()+n.Labels, s.labels.texts.MaxEntries()
+		all, have := atomic.LoadUint32(s.labels.Parts)+n.Labels, s.labels.Map.MaxEntries()
 		l.Labels = all - min(all, have)
 	}
 	l.Shares, l.Leases = lacks(n.Shares, s.shares, shareOwner), lacks(n.Leases, s.leases, leaseOwner)
@@ -87,7 +92,7 @@ func lacks[T any](n uint32, all []T, of func(*T) owner) uint32 {
 func allocate[T any](p *progress, all []T, of func(*T) owner, id uint32) (number uint32) {
 	for i := range all {
 		if o := of(&all[i]); *o.id == 0 {
-			p.waitSince(*o.retired)
+			grace.Wait(p.change, *o.retired)
 			*o.id = id + 1
 			return uint32(i) + 1
 		}

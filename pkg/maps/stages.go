@@ -6,6 +6,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/params"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -14,21 +15,14 @@ import (
 func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (entries []Entry, stages []model.Stage) {
 	in := bs.phase()
 	v := bs.versionIn(e.ID, in)
-	rule := bs.stage(e, v, match, flow, now)
-	if e.Rate != policy.Unlimited {
-		rule.State = bs.State(e, match, flow, now)
-	}
-	entries, stages = []Entry{e}, []model.Stage{rule}
+	entries, stages = []Entry{e}, []model.Stage{bs.stage(e, v, match, flow, now)}
 	for range policy.MaxDepth {
-		if v.Flags&ruleWithin == 0 {
+		if v.Flags&params.Within == 0 {
 			break
 		}
 		member := e
 		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
 		pool := bs.stage(e, v, match, flow, now)
-		pool.State.Level = bs.SharedLevel(e, now)
-		pool.State.Departs = atomic.LoadUint64(&bs.rule(e.ID).Departs)
-		bs.addFlow(&pool.State, e, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
 			pool.Sharer = bs.memberOf(v, member.ID)
@@ -45,10 +39,13 @@ func (ls *limits) pool(id uint32, in phase) Entry {
 	return e
 }
 
-// stage is the limit of a version of a rule or pool, with the states of its guarantee and its share.
-func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now uint64) model.Stage {
+// stage is the limit of a version of a rule or pool, with its state and those of its guarantee and its share.
+func (bs *buckets) stage(e Entry, v params.Version, match policy.Match, flow Flow, now uint64) model.Stage {
 	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
-	if v.Flags&ruleLeased != 0 {
+	if e.Rate != policy.Unlimited {
+		s.State = bs.State(e, match, flow, now)
+	}
+	if v.Flags&params.Leased != 0 {
 		s.Meter = bs.meterAt(v, now)
 	}
 	if guarantee, has := bs.Guarantee(e); has {
@@ -84,7 +81,7 @@ func sharersOf(s policy.Share, far netip.Addr) policy.Each {
 }
 
 // memberOf is a rule or pool as a sharer of its pool. One that was within another pool is new.
-func (bs *buckets) memberOf(pool version, id uint32) *model.Sharer {
+func (bs *buckets) memberOf(pool params.Version, id uint32) *model.Sharer {
 	if fair := &bs.rule(id).Fair; atomic.LoadUint32(&fair.Fingerprint) == pool.Salt {
 		return sharer(fair)
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math/bits"
 	"path/filepath"
 	"slices"
 
@@ -16,6 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/labels"
+	"github.com/shapectl/shapectl/internal/listener"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -26,9 +28,11 @@ const lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 
 // A Store is the maps of a network namespace.
 type Store struct {
-	memory
 	index
-	holders int
+	maps     map[string]*ebpf.Map
+	mapped   [][]byte // memory
+	readOnly bool
+	holders  int
 }
 
 // New makes an empty store.
@@ -52,7 +56,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	copy(derived.views, s.views)
+	copy(derived.prefixes.Views, s.prefixes.Views)
 	if size.Shares > have.Shares {
 		for i := range s.shares {
 			derived.shares[i] = renewed(&s.shares[i])
@@ -62,23 +66,14 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		copy(derived.leases, s.leases)
 	}
 	if size.Labels > have.Labels {
-		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
+		if err := s.labels.CopyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
 			derived.Close()
 			return nil, err
 		}
 	}
-	if len(derived.prefixes.lines6) == len(s.prefixes.lines6) {
-		return derived, nil // the tables of prefixes are shared
-	}
-	for f := range s.everyPrefix(nil) {
-		if derived.prefixes.find(f.key) != nil {
-			continue // with few rules, only the other family's table may have grown
-		}
-		v := derived.view(f.view)
-		if err := derived.placePrefix(v, v.prefix(f.key), f.id); err != nil {
-			derived.Close()
-			return nil, err
-		}
+	if !s.prefixes.CopyTo(&derived.prefixes) {
+		derived.Close()
+		return nil, fmt.Errorf("copy the prefixes: %w", ErrFull)
 	}
 	return derived, nil
 }
@@ -93,16 +88,11 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if err != nil {
 		return nil, fmt.Errorf("count the CPUs: %w", err)
 	}
-	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
-	lines4, lines6, words := tableSizes(size.Rules)
+	lines := prefixes.PowerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
+	prefixes.Configure(&hook, size.Rules)
 	hook.LineMask, hook.SlotMask = lines-1, lines*lineSlots-1
-	hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines4-1, lines6-1, words-1
-	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
-	hook.Multiplier = multiplier(hook)
-	hook.ViewMask = powerOfTwo(max(size.Views, 2)) - 1
-	for length := range hook.Masks {
-		hook.Masks[length] = pairs(mask(length))
-	}
+	hook.CpuMask = prefixes.PowerOfTwo(uint32(cpus)) - 1
+	hook.ViewMask = prefixes.PowerOfTwo(max(size.Views, 2)) - 1
 	if hook.Layout, err = Layout(); err != nil {
 		return nil, err
 	}
@@ -129,8 +119,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].ValueSize, spec.Maps[name].Value = ruleSize(&hook), nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
-		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines,
-		secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
+		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
+		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
@@ -140,7 +130,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		}
 	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
+	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
 		if m != nil && name != hookMap && name != bpf.ShapectlMapPrograms && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
@@ -160,28 +150,9 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	if other == nil {
 		s.change.Epoch, s.change.From = 1, Never
 	}
-	for number := range s.views {
-		if v := s.View(uint32(number)); v.data.Mix6 == [2]uint64{} {
-			v.prepare()
-		}
-	}
+	s.prefixes.Init()
 	return s, nil
 }
-
-// multiplier is for hashes of prefixes. It is odd, so that no two keys become one.
-func multiplier(hook bpf.AbiHook) uint64 {
-	last := len(hook.Secret) - 1
-	return uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1
-}
-
-// tableSizes are the lines of the prefix tables, and the words of the filter, for so many rules.
-func tableSizes(rules uint32) (lines4, lines6, words uint32) {
-	// So half of the places are free in each table, and the filter has 16 bits for each prefix.
-	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
-}
-
-// powerOfTwo is the least power of two that is not below n.
-func powerOfTwo(n uint32) uint32 { return 1 << bits.Len32(max(n, 1)-1) }
 
 // Open opens the maps pinned in a directory, for reading only or also for writing. To change
 // a store that was opened for reading only ends the process. The error wraps ErrOtherLayout where
@@ -191,7 +162,7 @@ func Open(dir string, writing bool) (*Store, error) {
 	if err := checkLayout(dir); err != nil {
 		return nil, err
 	}
-	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}, readOnly: !writing}}
+	s := &Store{maps: map[string]*ebpf.Map{}, readOnly: !writing}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if err != nil {
@@ -217,7 +188,7 @@ func (s *Store) attach() (err error) {
 	if err := s.maps[hookMap].Lookup(uint32(0), hook); err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	s.now, s.hook, s.prefixes.hook = Now, hook, hook
+	s.now, s.hook = Now, hook
 	for _, name := range ruleMaps[:hook.RuleMaps] {
 		array, err := s.mapMemory(name)
 		if err == nil && s.maps[name].ValueSize() != ruleSize(hook) {
@@ -228,21 +199,23 @@ func (s *Store) attach() (err error) {
 		}
 		s.arrays = append(s.arrays, array)
 	}
-	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
+	if err := mapArray(s, changeMap, 1, &change); err != nil {
 		return err
 	}
 	s.change, s.pinned = &change[0], s.maps[changeMap]
-	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
+	rules := &s.rules
+	s.prefixes.Hook, s.prefixes.Change, s.prefixes.ViewOf = hook, s.change, func(id uint32) uint32 { return rules.rule(id).View }
+	s.labels = labels.Labels{Map: s.maps[bpf.ShapectlMapLabels], Parts: &s.change.Labels}
 	return errors.Join(
-		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
-		mapArray(&s.memory, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
-		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
-		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
-		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
-		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
-		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
-		mapArray(&s.memory, secondsMap, hook.SecondsMask+1, &s.seconds),
-		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
+		mapArray(s, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
+		mapArray(s, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
+		mapArray(s, viewsMap, hook.ViewMask+1, &s.prefixes.Views),
+		mapArray(s, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.Lines4),
+		mapArray(s, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
+		mapArray(s, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
+		mapArray(s, tableMap, hook.LineMask+1, &s.lines),
+		mapArray(s, secondsMap, hook.SecondsMask+1, &s.seconds),
+		mapArray(s, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
@@ -252,8 +225,8 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 // Size is the room of the store.
 func (s *Store) Size() Size {
 	return Size{
-		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
-		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
+		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
+		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
 		Colours: s.hook.Colours != 0,
 	}
 }
@@ -263,6 +236,14 @@ func (s *Store) Reverted() *Store {
 	reverted := *s
 	reverted.after = true
 	return &reverted
+}
+
+// Listeners are the slots of processes that listen to events.
+func (s *Store) Listeners() listener.Slots {
+	return listener.Slots{
+		Change: s.change, Rings: s.maps[bpf.ShapectlMapRings], Listeners: s.maps[bpf.ShapectlMapListeners], Secret: s.hook.Secret,
+		Now: func() uint64 { return s.now() },
+	}
 }
 
 // Hold keeps the maps open until Close is called one more time.
@@ -276,15 +257,13 @@ func (s *Store) Close() error {
 	if s.holders--; s.holders >= 0 {
 		return nil
 	}
-	err := s.close()
-	*s = Store{}
-	return err
-}
-
-// PutClimb puts the second program of a kind of hook in place.
-func (s *Store) PutClimb(kind uint32, climb *ebpf.Program) error {
-	if err := s.maps[bpf.ShapectlMapPrograms].Put(kind, climb); err != nil {
-		return fmt.Errorf("put a program in place: %w", err)
+	var errs []error
+	for _, memory := range s.mapped {
+		errs = append(errs, unix.Munmap(memory))
 	}
-	return nil
+	for _, m := range s.maps {
+		errs = append(errs, m.Close())
+	}
+	*s = Store{}
+	return errors.Join(errs...)
 }

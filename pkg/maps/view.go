@@ -2,12 +2,12 @@ package maps
 
 import (
 	"iter"
-	"math/rand/v2"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/grace"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -25,12 +25,12 @@ type view struct {
 }
 
 // View is the set with that number, which is below Size.Views.
-func (s *Store) View(number uint32) *Set { return &Set{s, view{number, &s.views[number]}} }
+func (s *Store) View(number uint32) *Set { return &Set{s, view{number, &s.prefixes.Views[number]}} }
 
 // Sets are the sets in use, by number.
 func (s *Store) Sets() iter.Seq[*Set] {
 	return func(yield func(*Set) bool) {
-		for number := range s.views {
+		for number := range s.prefixes.Views {
 			if set := s.View(uint32(number)); set.Ifindex() != 0 && !yield(set) {
 				return
 			}
@@ -40,13 +40,13 @@ func (s *Store) Sets() iter.Seq[*Set] {
 
 // Claim allocates a set for a direction of a device; nil if all are in use.
 func (s *Store) Claim(ifindex int, device string, d policy.Direction, match policy.Match) *Set {
-	for number := range s.views {
+	for number := range s.prefixes.Views {
 		set := s.View(uint32(number))
 		if set.Ifindex() != 0 || set.IsPools() {
 			continue
 		}
 		v := set.data
-		s.waitSince(v.Retired) // for packets of the hook that had it before
+		grace.Wait(s.change, v.Retired) // for packets of the hook that had it before
 		v.Ingress, v.MatchSrc, v.Attached, v.Ifb, v.OtherFrames, v.OtherBytes = 0, 0, 0, 0, 0, 0
 		if d == policy.Ingress {
 			v.Ingress = 1
@@ -117,11 +117,4 @@ func (v view) SetIfb(index int) {
 // Others are the frames and bytes that passed the hook and that no rule limits, because they are neither IP nor ARP.
 func (v view) Others() (frames, bytes uint64) {
 	return atomic.LoadUint64(&v.data.OtherFrames), atomic.LoadUint64(&v.data.OtherBytes)
-}
-
-// prepare initialises a view that was never used.
-func (v view) prepare() {
-	v.data.Mix4, v.data.Mix6 = uint64(v.number)<<40, [2]uint64{rand.Uint64(), rand.Uint64()}
-	v.data.Use[0].List[lengthIPv4], v.data.Use[0].List[0] = noLength, noLength
-	v.setFirst()
 }

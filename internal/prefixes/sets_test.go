@@ -1,4 +1,4 @@
-package maps
+package prefixes
 
 import (
 	"encoding/binary"
