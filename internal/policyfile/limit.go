@@ -84,6 +84,12 @@ func (p *parcel) place(name string) (at uint32, found bool) {
 	return at, found
 }
 
+// mark says that an option is given, and where.
+func (p *parcel) mark(o *policy.Option, at uint32) {
+	p.Mark(o)
+	p.places = append(p.places, place{o, at})
+}
+
 // gives reports whether a rule or its plan gives an option.
 func (p *parcel) gives(o *policy.Option) bool { return p.Has(o) || p.plan != nil && p.plan.Has(o) }
 
@@ -265,7 +271,7 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 				out.plan = r.plan(value, text)
 			}
 		default:
-			r.option(&out, name, value)
+			r.option(&out, policy.FindOption(name), value)
 		}
 	}
 	return out
@@ -293,43 +299,43 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 }
 
 // option reads an option, unless its value is not valid in any rule.
-func (r *reader) option(p *parcel, name string, n *node) {
+func (r *reader) option(p *parcel, o *policy.Option, n *node) {
 	switch {
-	case name == "shadow":
-		r.shadow(p, n)
+	case o.Name == "shadow":
+		r.shadow(p, o, n)
 		return
-	case name == "colours" && n.kind == mapping:
-		r.colours(p, n)
+	case o.Name == "colours" && n.kind == mapping:
+		r.colours(p, o, n)
 		return
 	}
 	example := "one word"
-	if slices.Contains(labelKeys, name) {
+	if o.Label {
 		example = "text, in quotes if it has a colon or begins with a bracket"
 	}
-	text, ok := r.scalar(n, name, example)
+	text, ok := r.scalar(n, o.Name, example)
 	if !ok {
 		return
 	}
-	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, name) {
-		r.warned = append(r.warned, problem{n.start, name + " " + note})
+	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, o.Name) {
+		r.warned = append(r.warned, problem{n.start, o.Name + " " + note})
 	}
-	if r.value(p, name, text, n) && name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
-		p.Drop(policy.FindOption(name))
+	if r.value(p, o, text, n) && o.Name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
+		p.Drop(o)
 	}
 }
 
 // value gives a parcel the value of an option. It reports a value that is not valid, and whether it is.
-func (r *reader) value(p *parcel, name, text string, n *node) bool {
-	if err := p.Give(name, text); err != nil {
+func (r *reader) value(p *parcel, o *policy.Option, text string, n *node) bool {
+	if err := p.Give(o, text); err != nil {
 		r.errorf(n, "%w", err)
 		return false
 	}
-	p.places = append(p.places, place{policy.FindOption(name), n.start})
+	p.mark(o, n.start)
 	return true
 }
 
 // colours reads a mapping from DSCPs to colours.
-func (r *reader) colours(p *parcel, n *node) {
+func (r *reader) colours(p *parcel, o *policy.Option, n *node) {
 	faults := r.faults
 	var all policy.ColourMap
 	given := map[uint8]*node{}
@@ -354,11 +360,11 @@ func (r *reader) colours(p *parcel, n *node) {
 		all.Add(dscp, c)
 	}
 	if r.faults == faults {
-		r.value(p, "colours", all.String(), n)
+		r.value(p, o, all.String(), n)
 	}
 }
 
-func (r *reader) shadow(p *parcel, n *node) {
+func (r *reader) shadow(p *parcel, o *policy.Option, n *node) {
 	switch {
 	case n.kind == text && n.text == noShadow:
 	case n.kind == text && r.plans[n.text] != nil:
@@ -368,9 +374,7 @@ func (r *reader) shadow(p *parcel, n *node) {
 		d := r.rateOrParts(n, "a shadow", shadowKeys).Draft
 		p.Shadow = &d
 	}
-	o := policy.FindOption("shadow")
-	p.Mark(o)
-	p.places = append(p.places, place{o, n.start})
+	p.mark(o, n.start)
 }
 
 // rateOrParts reads a value that is a rate or a mapping.
@@ -382,7 +386,7 @@ func (r *reader) rateOrParts(n *node, what string, allowed []string) parcel {
 }
 
 func (r *reader) rate(n *node) (p parcel) {
-	r.option(&p, "rate", n)
+	r.option(&p, policy.FindOption("rate"), n)
 	return p
 }
 
@@ -404,7 +408,7 @@ func (r *reader) label(defaults parcel, given map[string]*entry) parcel {
 	var own parcel
 	for _, key := range labelKeys {
 		if e := given[key]; e != nil {
-			r.option(&own, key, &e.value)
+			r.option(&own, policy.FindOption(key), &e.value)
 		}
 	}
 	own.bad = r.faults > faults

@@ -42,9 +42,7 @@ func (r *reader) ownPool(s *section, given map[string]*entry, direction string, 
 	s.own = append(s.own, p)
 	var own parcel
 	own.Within = policy.Within(name)
-	o := policy.FindOption("within")
-	own.Mark(o)
-	own.places = []place{{o, p.at}}
+	own.mark(policy.FindOption("within"), p.at)
 	return own.over(defaults)
 }
 

@@ -104,7 +104,7 @@ func (r *reader) policy(root *node) {
 	}
 	var ofFile parcel
 	if e := given["colours"]; e != nil {
-		r.option(&ofFile, "colours", &e.value)
+		r.option(&ofFile, policy.FindOption("colours"), &e.value)
 	}
 	defaults := r.defaults(ofFile, given["defaults"])
 	if e := given["plans"]; e != nil {

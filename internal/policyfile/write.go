@@ -256,7 +256,7 @@ func missing(p *plan, r *policy.Rule) policy.Draft {
 		if !o.Decides || d.Has(o) || o.Name != "rate" && !slices.ContainsFunc(p.Given(), idle) || r.Rate == policy.Unlimited && o.LimitedOnly {
 			continue
 		}
-		if err := d.Give(o.Name, o.Text(r)); err != nil {
+		if err := d.Give(o, o.Text(r)); err != nil {
 			panic(err) // the rule is valid
 		}
 	}

@@ -37,11 +37,11 @@ func (d *Draft) Given() (given []*Option) {
 	return given
 }
 
-// Give parses the value of an option, whose key is its name or an alias, and gives it.
-func (d *Draft) Give(key, value string) error {
-	err := d.Limit.Set(key, value)
+// Give parses the value of an option and gives it.
+func (d *Draft) Give(o *Option, value string) error {
+	err := o.Value(&d.Limit).Set(value)
 	if err == nil {
-		d.Mark(FindOption(key))
+		d.Mark(o)
 	}
 	return err
 }
@@ -125,7 +125,7 @@ func (d Draft) Missing(r *Rule) (more Draft) {
 		err := o.resolve(&l, &made)
 		made.Each = made.Each.Canonical(r.Prefix)
 		if err != nil || !o.Same(&made, r) {
-			if more.Give(o.Name, o.Text(r)) != nil {
+			if more.Give(o, o.Text(r)) != nil {
 				more.Mark(o) // r is not valid, and has none
 			}
 			made = *r

@@ -42,11 +42,18 @@ type Limit struct {
 
 // Set parses the value of an option and sets it. The key is the option's name or an alias.
 func (l *Limit) Set(key, value string) error {
-	o := FindOption(key)
-	if o == nil {
-		return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
+	o, err := parseOption(key)
+	if err != nil {
+		return err
 	}
 	return o.Value(l).Set(value)
+}
+
+func parseOption(key string) (*Option, error) {
+	if o := FindOption(key); o != nil {
+		return o, nil
+	}
+	return nil, fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
 }
 
 // optionNames lists the options that a shadow can have, or the other ones.
@@ -71,14 +78,17 @@ func ParseShadow(text string) (*Draft, error) {
 		if !found {
 			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
-		switch o := FindOption(key); {
-		case o == nil:
+		o, err := parseOption(key)
+		switch {
+		case err != nil:
 		case d.Has(o):
-			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, o.Name)
+			err = fmt.Errorf("%s is given twice", o.Name)
 		case !o.Shadow:
-			return nil, fmt.Errorf("shadow %.100q: a shadow has no %s of its own; use %s", text, o.Name, oneOf(optionNames(true)))
+			err = fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(optionNames(true)))
+		default:
+			err = d.Give(o, value)
 		}
-		if err := d.Give(key, value); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("shadow %.100q: %w", text, err)
 		}
 	}
