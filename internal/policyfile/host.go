@@ -47,7 +47,7 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 		return nil
 	}
 	h := &host{at: e.key.start, mac: mac}
-	d := p.draft(withoutColours(limits.defaults.Draft))
+	d := p.draft(limits.defaults.Draft)
 	called := mac.String()
 	if p.Name != "" {
 		called = string(p.Name)
@@ -112,16 +112,10 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 	}
 	d.Name = ""
 	for _, o := range d.Given() {
-		if !o.RuleOnly {
-			continue
+		// A bucket for each host is what a host has anyway.
+		if ofAddress(o) || o.Name == "each" && (d.Each.Kind == policy.EachHost || d.Each.Kind == policy.EachAll) {
+			d.Drop(o)
 		}
-		// What defaults say is for rules. A bucket for each host is what a host has anyway.
-		isHost := o.Name == "each" && (d.Each.Kind == policy.EachHost || d.Each.Kind == policy.EachAll)
-		if said.gives(o) && !ofAddress(o) && !isHost {
-			r.blame(policy.NotInPool(o.Name), e.key.start, said, limits.defaults)
-			return nil
-		}
-		d.Drop(o)
 	}
 	if d.Share.Kind == policy.ShareMember && said.gives(policy.FindOption("share")) {
 		r.blame(fmt.Errorf("share member would divide the rate among the addresses of one host; use flow"), e.key.start, said, limits.defaults)

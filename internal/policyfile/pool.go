@@ -66,44 +66,21 @@ func (r *reader) readPools(n *node, defaults parcel) {
 	}
 }
 
-// notOfPools are the defaults that do not apply to pools, beside those that only rules can have: which rates there are,
+// notOfPools are the defaults that do not apply to pools, beside those that pools cannot have: which rates there are,
 // and who has them, is different at each level.
 var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
-
-// usualOfPools returns the defaults that apply to pools.
-func usualOfPools(defaults policy.Draft) policy.Draft {
-	for _, o := range defaults.Given() {
-		if slices.Contains(notOfPools, o.Name) || !slices.Contains(poolKeys, o.Name) {
-			defaults.Drop(o)
-		}
-	}
-	return withoutColours(defaults)
-}
-
-// withoutColours returns a draft without an algorithm that gives packets colours, which pools cannot do.
-func withoutColours(d policy.Draft) policy.Draft {
-	if d.Algorithm.HasColours() {
-		d.Drop(policy.FindOption("algorithm"))
-	}
-	return d
-}
 
 // pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
 func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
 	faults := r.faults
 	said := r.planned(&e.value, "a pool", poolWithPlan)
-	if said.plan != nil {
-		for _, o := range said.plan.Given() {
-			if !slices.Contains(poolKeys, o.Name) {
-				r.errorf(&e.key, "%w (from plan %s, line %d)", policy.NotInPool(o.Name), said.plan.key, r.line(said.plan.at))
-				break
-			}
-		}
-	}
 	if r.faults > faults || defaults.bad {
 		return nil
 	}
-	usual := usualOfPools(defaults.Draft)
+	usual := defaults.Draft
+	for _, key := range notOfPools {
+		usual.Drop(policy.FindOption(key))
+	}
 	if usual.Within = within; within != "" {
 		usual.Mark(policy.FindOption("within"))
 	}

@@ -238,13 +238,7 @@ func missing(p *plan, r *policy.Rule) policy.Draft {
 	if p == nil {
 		return policy.Draft{}.Missing(r)
 	}
-	usual := p.Draft
-	for _, o := range usual.Given() {
-		if r.Rate == policy.Unlimited && (o.LimitedOnly || o.Name == "shadow") {
-			usual.Drop(o)
-		}
-	}
-	d := usual.Missing(r)
+	d := p.Missing(r)
 	made, err := (&parcel{Draft: d, plan: p}).draft(policy.Draft{}).Rule(r.Prefix)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return d

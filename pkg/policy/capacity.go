@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -100,14 +99,22 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 	return nil
 }
 
-// resolve returns the capacity in bytes for a rule of rate r, which is not Unlimited. A
-// time is converted exactly and rounded up to a whole byte.
-func (c Capacity) resolve(what string, r Rate) (uint64, error) {
-	if err := checkRate(r.String, r); err != nil {
-		return 0, err
+// resolve returns the capacity in bytes for a rule of rate r, or the usual one if it is not set and of use. A time is
+// converted exactly and rounded up to a whole byte. Without a rate, the result only tells whether the capacity is set.
+func (c Capacity) resolve(what string, r Rate, usual func(Rate) uint64, used bool) (uint64, error) {
+	switch {
+	case r == 0, r == Unlimited:
+		return max(c.bytes, uint64(c.duration)), nil
+	case c != Capacity{}:
+		if err := checkRate(r.String, r); err != nil {
+			return 0, err
+		}
+		v := c.bytes + bytesIn(c.duration, r) // one of them is 0
+		return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
+	case used:
+		return usual(r), nil
 	}
-	v := c.bytes + bytesIn(c.duration, r) // one of them is 0
-	return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
+	return 0, nil
 }
 
 // Rescaled is the capacity in bytes that a rate of want takes as long to drain as the rate of
@@ -183,15 +190,7 @@ func inLargest(v uint64, units map[string]uint64, names ...string) string {
 func (c Capacity) Type() string { return "size|time" }
 
 func resolveCapacity(l *Limit, r *Rule) (err error) {
-	switch given := l.Capacity != (Capacity{}); {
-	case given && r.Rate == Unlimited:
-		return errors.New("capacity has no use " + inUnlimited(l.Within))
-	case given:
-		r.Capacity, err = l.Capacity.resolve("capacity", r.Rate)
-	case r.Rate == Unlimited:
-	default:
-		r.Capacity = l.DefaultCapacity(r.Rate)
-	}
+	r.Capacity, err = l.Capacity.resolve("capacity", r.Rate, l.DefaultCapacity, true)
 	return err
 }
 

@@ -45,13 +45,6 @@ func resolveAlgorithm(l *Limit, r *Rule) error {
 	return nil
 }
 
-func checkAlgorithm(r *Rule) error {
-	if r.Rate == Unlimited && r.Algorithm.HasColours() {
-		return fmt.Errorf("algorithm %v has no use %s", r.Algorithm, inUnlimited(r.Within))
-	}
-	return checkName(r.Algorithm, "algorithm", algorithmNames)
-}
-
 // Second returns the limit that r has beside CIR and CBS: with TRTCM that of PIR and PBS, with RFC4115 that of EIR and EBS.
 // With SRTCM it is the limit of what CBS and EBS hold together, at the CIR. It is false for rules without colours.
 func (r Rule) Second() (second Rule, ok bool) {
@@ -308,43 +301,8 @@ func (e EBS) String() string {
 
 const zeroText = "0"
 
-// coloured are the algorithms with colours.
-var coloured = []Algorithm{SRTCM, TRTCM, RFC4115}
-
-func needsAlgorithm(of ...Algorithm) need {
-	var names []string
-	for _, a := range of {
-		names = append(names, a.String())
-	}
-	return need{
-		"algorithm",
-		func(r *Rule) bool { return slices.Contains(of, r.Algorithm) },
-		func(r *Rule) string {
-			return fmt.Sprintf("the algorithm %v; use %s, or leave it out", r.Algorithm, oneOf(names))
-		},
-	}
-}
-
-func needsNoColours(advice string) need {
-	return need{
-		"algorithm",
-		func(r *Rule) bool { return !r.Algorithm.HasColours() },
-		func(r *Rule) string { return fmt.Sprintf("the algorithm %v%s", r.Algorithm, advice) },
-	}
-}
-
-var needsAware = need{
-	"colour-aware",
-	func(r *Rule) bool { return r.Colours.Aware },
-	func(*Rule) string {
-		return "packets that all come in green; add colour-aware, or leave it out"
-	},
-}
-
 func checkPIR(r *Rule) error {
 	switch pir := r.Colours.PIR; {
-	case r.Algorithm != TRTCM:
-		return nil
 	case pir == 0 && r.Colours.EIR != 0:
 		return errors.New("pir is missing; trtcm has a peak rate (pir) for all packets; for a committed and an excess rate (eir) use rfc4115")
 	case pir == 0:
@@ -356,10 +314,7 @@ func checkPIR(r *Rule) error {
 }
 
 func checkEIR(r *Rule) error {
-	switch {
-	case r.Algorithm != RFC4115:
-		return nil
-	case r.Colours.EIR == 0:
+	if r.Colours.EIR == 0 {
 		return errors.New("eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0")
 	}
 	return checkSecondRate("eir", r.Colours.EIR)
@@ -373,26 +328,25 @@ func checkSecondRate(what string, r Rate) error {
 }
 
 func resolvePBS(l *Limit, r *Rule) (err error) {
-	r.Colours.PBS, err = resolveBurst("pbs", l.Colours.PBS.Capacity, r.Colours.PIR, r.Algorithm == TRTCM)
+	r.Colours.PBS, err = l.Colours.PBS.resolve("pbs", r.Colours.PIR, DefaultCapacity, r.Algorithm == TRTCM)
 	return err
 }
 
 func resolveEBS(l *Limit, r *Rule) (err error) {
 	rate := r.Colours.EIR
-	if r.Algorithm == SRTCM && r.Rate != Unlimited {
+	if r.Algorithm == SRTCM {
 		rate = r.Rate
 	}
-	if r.Colours.EBS = 0; l.Colours.EBS.zero {
-		return nil
+	if r.Colours.EBS = 0; !l.Colours.EBS.zero {
+		r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.hasEBS())
 	}
-	r.Colours.EBS, err = resolveBurst("ebs", l.Colours.EBS.Capacity, rate, r.hasEBS())
 	return err
 }
 
 func (r *Rule) hasEBS() bool { return r.Algorithm == SRTCM || r.Algorithm == RFC4115 }
 
 func checkEBS(r *Rule) error {
-	if !r.hasEBS() || r.Colours.EBS == 0 {
+	if r.Colours.EBS == 0 {
 		return nil
 	}
 	second, _ := r.Second()
@@ -412,20 +366,6 @@ func ebsOption(o Option) *Option {
 	return made
 }
 
-// resolveBurst returns a burst size in bytes, with its default. Without a rate, which is an error unless the burst has no
-// use, it is only told whether one was given.
-func resolveBurst(what string, given Capacity, rate Rate, used bool) (uint64, error) {
-	switch {
-	case rate == 0:
-		return max(given.bytes, uint64(given.duration)), nil
-	case given != Capacity{}:
-		return given.resolve(what, rate)
-	case used:
-		return DefaultCapacity(rate), nil
-	}
-	return 0, nil
-}
-
 func resolveIn(l *Limit, r *Rule) error {
 	if r.Colours.In = l.Colours.In; r.Colours.Aware {
 		r.Colours.In = cmp.Or(l.Colours.In, DefaultColours)
@@ -435,8 +375,6 @@ func resolveIn(l *Limit, r *Rule) error {
 
 func checkIn(r *Rule) error {
 	switch in := r.Colours.In; {
-	case !r.Colours.Aware:
-		return nil
 	case in == (ColourMap{}):
 		return errAllGreen
 	case in.Yellow&in.Red != 0:
@@ -447,31 +385,28 @@ func checkIn(r *Rule) error {
 
 // actionOption is an option that is the action for a colour.
 func actionOption(usual Action, in func(*ColourOptions) *GivenAction, of func(*Colours) *Action, o Option) *Option {
-	o.RuleOnly, o.LimitedOnly, o.notInPool = true, true, noColoursInPool
-	o.needs = []need{needsAlgorithm(coloured...)}
-	o.resolve = func(l *Limit, r *Rule) error {
-		a, was := of(&r.Colours), *in(&l.Colours)
-		switch {
-		case was != 0 && r.Rate == Unlimited:
-			return fmt.Errorf("%s %v has no use %s", o.Name, was, inUnlimited(r.Within))
-		case was != 0 && !r.Algorithm.HasColours():
-			return fmt.Errorf("%s %v has no use with %s", o.Name, was, o.needs[0].why(r))
-		case was != 0:
-			*a = Action(was - 1)
-		case r.Algorithm.HasColours():
-			*a = usual
-		default:
-			*a = 0
-		}
-		return nil
-	}
-	o.valid = func(r *Rule) error {
+	o.RuleOnly, o.LimitedOnly, o.instead = true, true, noColoursInPool
+	o.needs = []need{needsColours}
+	o.check = func(r *Rule) error {
 		if a := *of(&r.Colours); a > ActionECN {
 			return fmt.Errorf("%s has the unknown value %d; use pass, drop, ecn or a DSCP", o.Name, a)
 		}
 		return nil
 	}
 	made := option(func(l *Limit) *GivenAction { return in(&l.Colours) }, func(r *Rule) *Action { return of(&r.Colours) }, Action.String, o)
+	made.resolve = func(l *Limit, r *Rule) error {
+		a, was := of(&r.Colours), *in(&l.Colours)
+		if n := made.unmet(r); n != nil && was != 0 {
+			return made.noUse(r, n, was.String()) // in the rule, the value for DSCP 0 is that for none
+		}
+		switch *a = 0; {
+		case was != 0:
+			*a = Action(was - 1)
+		case r.Algorithm.HasColours():
+			*a = usual
+		}
+		return nil
+	}
 	made.Text = func(r *Rule) string {
 		if !r.Algorithm.HasColours() {
 			return ""

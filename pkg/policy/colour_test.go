@@ -103,6 +103,7 @@ func TestShadowWithColours(t *testing.T) {
 		{[]string{"algorithm=trtcm", "pir=20mbit"}, "rate=30mbit", "shadow: pir 20mbit is below the rate 30mbit", 0},
 		{[]string{"algorithm=trtcm", "pir=20mbit"}, "rate=5mbit,ebs=64kb", "shadow: ebs has no use with the algorithm trtcm", 0},
 		{[]string{"algorithm=rfc4115", "eir=20mbit"}, "rate=5mbit,eir=8kbit,ebs=64kb", "", 0},
+		{[]string{"algorithm=trtcm"}, "rate=5mbit", "pir is missing", 0}, // of the rule
 		{nil, "rate=5mbit,pir=9mbit", "shadow: pir 9mbit has no use with the algorithm gcra; use trtcm", 0},
 	} {
 		l := limitOf(t, test.options)

@@ -169,7 +169,7 @@ func TestOptions(t *testing.T) {
 			unlimited.Within = "uplink"
 		}
 		_, err = unlimited.Rule(prefix)
-		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members" || o.PoolOnly
+		refused := o.LimitedOnly || o.Name == "members" || o.PoolOnly
 		if (err == nil) == refused {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
 		}

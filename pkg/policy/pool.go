@@ -75,26 +75,11 @@ func (r *Rule) validatePool() error {
 	if r.Rate == Unlimited {
 		return errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
 	}
-	if r.Algorithm.HasColours() {
-		return fmt.Errorf("algorithm %v has no use in a pool, which gives packets no colours; use gcra or leaky", r.Algorithm)
-	}
-	if err := checkPoolOptions(r); err != nil {
-		return err
-	}
 	if r.Excess == Pass {
 		return errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
 	}
 	if r.Label.Plan != "" {
 		return NotInPool("plan")
-	}
-	return nil
-}
-
-func checkPoolOptions(r *Rule) error {
-	for _, o := range Options {
-		if o.RuleOnly && !o.Same(&noRule, r) {
-			return NotInPool(o.Name)
-		}
 	}
 	return nil
 }
@@ -116,23 +101,19 @@ func (w Within) Type() string   { return "pool" }
 func NotInPool(key string) error {
 	instead := "write the options instead" // of a plan
 	if o := FindOption(key); o != nil && o.RuleOnly {
-		key, instead = o.Name, o.notInPool
+		key, instead = o.Name, o.instead
 	}
 	return fmt.Errorf("%s has no use in a pool; %s", key, instead)
 }
 
 func checkWithin(r *Rule) error {
-	if r.Within == none {
+	switch {
+	case r.Within == none:
 		return fmt.Errorf("within %q is no name of a pool; leave it out", none)
-	}
-	return checkText("within", string(r.Within), MaxName)
-}
-
-func checkNoColoursWithin(r *Rule) error {
-	if r.Within != "" && r.Algorithm.HasColours() {
+	case r.Within != "" && r.Algorithm.HasColours():
 		return fmt.Errorf("within %q: the algorithm %v draws from no pool; use within none, or another algorithm", string(r.Within), r.Algorithm)
 	}
-	return nil
+	return checkText("within", string(r.Within), MaxName)
 }
 
 // Weight is the part that a rule or pool gets of the shares of its pool, relative to the others there: 2 to

@@ -138,6 +138,13 @@ func checkRate(spelled func() string, r Rate) error {
 	return nil
 }
 
+func checkOwnRate(r *Rule) error {
+	if r.Rate == Unlimited {
+		return nil
+	}
+	return checkRate(r.Rate.String, r.Rate)
+}
+
 // inUnit writes a rate with the prefix that units maps its own to; "" if there is none, or
 // if the result is not a valid rate.
 func inUnit(spelled string, units map[string]string) string {

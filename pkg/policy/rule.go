@@ -45,14 +45,10 @@ func (r *Rule) Validate() error {
 	if err := checkText("plan", r.Label.Plan, MaxName); err != nil {
 		return err
 	}
-	for _, o := range Options {
-		if o.valid == nil {
-			continue
-		}
-		if err := o.valid(r); err != nil {
-			return err
-		}
-	}
+	return r.validateOptions()
+}
+
+func (r *Rule) validateOptions() error {
 	for _, o := range Options {
 		if err := o.validate(r); err != nil {
 			return err

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -53,7 +52,8 @@ func init() {
 	o.Reset = func(l *Limit) { l.Shadow = nil }
 	o.Text = (*Rule).shadowText
 	o.Same = func(a, b *Rule) bool { return a.Shadow == b.Shadow }
-	o.resolve, o.valid = resolveShadow, (*Rule).validateShadow
+	o.resolve, o.check = resolveShadow, checkShadow
+	o.needs = []need{{option: "rate", met: limited, usual: true}}
 }
 
 // shadowValue is the shadow of a limit, as ParseShadow reads it.
@@ -112,16 +112,13 @@ func resolveShadow(l *Limit, r *Rule) error {
 	return nil
 }
 
-func (r *Rule) validateShadow() error {
-	if r.Shadow == (Shadow{}) {
+func checkShadow(r *Rule) error {
+	proposed, ok := r.Proposed()
+	if !ok {
 		return nil
 	}
-	proposed, _ := r.Proposed()
-	var err error
-	if r.Pool { // whose prefix is a key, so an option that needs a network is wrong whatever it says
-		err = checkPoolOptions(&proposed)
-	}
-	err = cmp.Or(err, proposed.Validate())
+	proposed.Pool = r.Pool
+	err := proposed.validateOptions()
 	if proposed.Rate == Unlimited {
 		err = errors.New("rate unlimited would refuse nothing; leave the shadow out")
 	}
