@@ -349,7 +349,7 @@ func TestKeptOptions(t *testing.T) {
 		{"--capacity 64kb --fail closed", "--rate 50mbit", "rate 10mbit -> 50mbit, capacity 64kb -> 320kb"},
 		{"--excess delay --queue 20ms --each host", "--excess drop", "excess delay -> drop, queue 25000b -> none"},
 		{"--excess delay --queue 20ms", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
-		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited, shadow rate=5mbit -> none"},
+		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited"},
 		{"--shadow rate=5mbit", "--shadow none", "shadow rate=5mbit -> none"},
 		{"--overhead ethernet", "--name bob --note=", "name alice -> bob"},
 		{"--algorithm leaky --penalty fill", "--algorithm gcra", "algorithm leaky -> gcra, penalty fill -> none"},
