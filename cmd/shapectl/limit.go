@@ -101,7 +101,7 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 		d.Capacity = d.Capacity.Rescaled(have.Rate, d.Rate, d.DefaultCapacity)
 	}
 	if !l.Gives("queue") {
-		d.Queue.Capacity = d.Queue.Rescaled(have.Rate, d.Rate, policy.DefaultQueue)
+		d.Queue = d.Queue.Rescaled(have.Rate, d.Rate, policy.DefaultQueue)
 	}
 	if l.Gives("guarantee") {
 		d.Drop(policy.FindOption("waits"))

@@ -52,7 +52,7 @@ func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
 	if p.Name != "" {
 		called = string(p.Name)
 	}
-	d.Name, d.Host = policy.Name(called), mac
+	d.Name, d.Host = called, mac
 	ofRules := d
 	if d.Rate != policy.Unlimited && d.Rate != 0 {
 		if h.pool = r.poolOfHost(s, t, e, p, limits, d, called); h.pool == nil {

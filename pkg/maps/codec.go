@@ -107,7 +107,7 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	}
 	switch c := r.Colours; {
 	case r.Algorithm.HasColours():
-		t.Within = uint32(c.Green) | uint32(c.Yellow)<<8 | uint32(c.Red)<<16
+		t.Within = uint32(c.Green-1) | uint32(c.Yellow-1)<<8 | uint32(c.Red-1)<<16
 		if c.Aware {
 			t.Flags |= ruleAware
 		}
@@ -168,7 +168,7 @@ func (ls *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	}
 	second, c := ls.versionIn(r.Second, in), &out.Colours
 	c.Aware = r.Flags&ruleAware != 0
-	c.Green, c.Yellow, c.Red = policy.Action(r.Within), policy.Action(r.Within>>8), policy.Action(r.Within>>16)
+	c.Green, c.Yellow, c.Red = policy.Action(r.Within)+1, policy.Action(r.Within>>8)+1, policy.Action(r.Within>>16)+1
 	from := secondParams(second.AbiColdParams)
 	c.In = policy.ColourMap{Yellow: from.Yellow, Red: from.Red}
 	rate, burst := policy.Rate(second.RateBits), second.Limit>>model.UnitBits

@@ -9,6 +9,8 @@ import (
 	"time"
 )
 
+const zeroText = "0"
+
 const (
 	// MinCapacity is the smallest capacity of a rule in bytes: one full
 	// Ethernet frame. With less, a full packet conforms only to an empty bucket.
@@ -22,6 +24,7 @@ const (
 type Capacity struct {
 	bytes    uint64
 	duration time.Duration
+	zero     bool // it is set to 0
 }
 
 // sizeUnits are those of tc: all of them are binary.
@@ -103,7 +106,7 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 // converted exactly and rounded up to a whole byte. Without a rate, the result only tells whether the capacity is set.
 func (c Capacity) resolve(what string, r Rate, usual func(Rate) uint64, used bool) (uint64, error) {
 	switch {
-	case r == 0, r == Unlimited:
+	case r == 0, r == Unlimited, c.zero:
 		return max(c.bytes, uint64(c.duration)), nil
 	case c != Capacity{}:
 		if err := checkRate(r.String, r); err != nil {
@@ -162,6 +165,8 @@ func drainTime(bytes uint64, r Rate) string {
 // String is such as 64kb, 125000b or 100ms; empty if the capacity is not set.
 func (c Capacity) String() string {
 	switch {
+	case c.zero:
+		return zeroText
 	case c.duration > 0:
 		return timeString(c.duration)
 	case c.bytes == 0:

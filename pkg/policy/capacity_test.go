@@ -124,9 +124,9 @@ func TestResolve(t *testing.T) {
 // TestParseQueueRefuses checks that errors name the queue, not the capacity.
 func TestParseQueueRefuses(t *testing.T) {
 	for _, in := range []string{"", "1x", "0", "0.5b", "1kbit", "0.5ns", "1025gb", "18446744073709551616s"} {
-		wantError(t, new(Queue).Set(in), "queue ")
+		wantError(t, valueOf("queue").Set(in), "queue ")
 	}
-	_, err := Limit{Rate: MaxRate, Excess: Delay, Queue: Queue{Capacity{duration: 22 * time.Second}}}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
+	_, err := Limit{Rate: MaxRate, Excess: Delay, Queue: Capacity{duration: 22 * time.Second}}.Rule(netip.MustParsePrefix("10.0.0.0/24"))
 	if err == nil || err.Error() != "queue 22s at 400gbit is above 1024gb, the largest there is; lower it" {
 		t.Errorf("a queue that is too large: %v", err)
 	}

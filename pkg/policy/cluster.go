@@ -19,16 +19,6 @@ type Cluster struct {
 // ClusterName is the name of a cluster; "" for none.
 type ClusterName string
 
-func (c *ClusterName) Set(s string) error {
-	if s == none {
-		s = ""
-	}
-	return setText(c, "cluster", s, MaxName)
-}
-
-func (c ClusterName) String() string { return string(c) }
-func (c ClusterName) Type() string   { return "name" }
-
 // clusterRate is an option of a cluster that is a part of the rate of its pool.
 func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 	o.PoolOnly = true
@@ -49,7 +39,7 @@ func checkCluster(r *Rule) error {
 	if r.Cluster.Name == none {
 		return fmt.Errorf("cluster %q is no name of a cluster; leave it out", none)
 	}
-	return checkText("cluster", string(r.Cluster.Name), MaxName)
+	return nil
 }
 
 // Scaled is the same part of a rate as r is of another one. It is all of that if r is more than the other one.

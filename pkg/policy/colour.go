@@ -24,14 +24,14 @@ type Colours struct {
 
 // ColourOptions is Colours as people write them.
 type ColourOptions struct {
-	PIR   Rate // 0 for none
-	PBS   PBS  // zero for the default, which depends on PIR
-	EIR   Rate // 0 for none
-	EBS   EBS  // zero for the default, which depends on EIR, or on the rate
+	PIR   Rate     // 0 for none
+	PBS   Capacity // zero for the default, which depends on PIR
+	EIR   Rate     // 0 for none
+	EBS   Capacity // zero for the default, which depends on EIR, or on the rate
 	Aware Switch
 	In    ColourMap // zero for the default
 
-	Green, Yellow, Red GivenAction
+	Green, Yellow, Red Action // 0 for the default
 }
 
 // HasColours reports whether the algorithm gives packets colours.
@@ -190,26 +190,51 @@ func (m ColourMap) String() string {
 
 func (m ColourMap) Type() string { return "dscp=colour,..." }
 
-// Action is what happens to packets of a colour. From 0 to 63 it is a DSCP, which they get.
+// Action is what happens to packets of a colour; 0 for none. From 1 to 64 it is SetDSCP.
 type Action uint8
 
 const (
-	ActionPass Action = 64 + iota // they pass unchanged
+	ActionPass Action = 65 + iota // they pass unchanged
 	ActionDrop                    // they are dropped
 	ActionECN                     // they are marked CE if they allow it, else dropped
 )
+
+// SetDSCP is the action by which packets get a DSCP from 0 to 63.
+func SetDSCP(dscp uint8) Action { return Action(dscp) + 1 }
 
 var actionNames = []string{"pass", "drop", "ecn"}
 
 const dscpAction = "dscp:"
 
-// String is as GivenAction.Set parses it.
+// String is as Set parses it; empty for none.
 func (a Action) String() string {
-	if a < ActionPass {
-		return dscpAction + DSCPName(uint8(a))
+	switch {
+	case a == 0:
+		return ""
+	case a < ActionPass:
+		return dscpAction + DSCPName(uint8(a - SetDSCP(0)))
 	}
 	return nameOf(a-ActionPass, actionNames)
 }
+
+// Set parses pass, drop, ecn, or dscp: and what ParseDSCP parses.
+func (a *Action) Set(s string) error {
+	if name, ok := strings.CutPrefix(s, dscpAction); ok {
+		dscp, err := ParseDSCP(name)
+		if err == nil {
+			*a = SetDSCP(dscp)
+		}
+		return err
+	}
+	i := slices.Index(actionNames, s)
+	if i < 0 {
+		return fmt.Errorf("action %.64q is unknown; use pass, drop, ecn, or a DSCP such as dscp:AF12", s)
+	}
+	*a = ActionPass + Action(i)
+	return nil
+}
+
+func (a Action) Type() string { return strings.Join(actionNames, "|") + "|" + dscpAction + "NAME" }
 
 // says completes the sentence about packets.
 func (a Action) says() string {
@@ -223,37 +248,6 @@ func (a Action) says() string {
 	}
 	return "get " + strings.TrimPrefix(a.String(), dscpAction)
 }
-
-// GivenAction is an Action as an option: 0 for the default, else one more than the Action.
-type GivenAction uint8
-
-// Set parses pass, drop, ecn, or dscp: and what ParseDSCP parses.
-func (g *GivenAction) Set(s string) error {
-	if name, ok := strings.CutPrefix(s, dscpAction); ok {
-		dscp, err := ParseDSCP(name)
-		if err == nil {
-			*g = given(Action(dscp))
-		}
-		return err
-	}
-	i := slices.Index(actionNames, s)
-	if i < 0 {
-		return fmt.Errorf("action %.64q is unknown; use pass, drop, ecn, or a DSCP such as dscp:AF12", s)
-	}
-	*g = given(ActionPass + Action(i))
-	return nil
-}
-
-func given(a Action) GivenAction { return GivenAction(a) + 1 }
-
-func (g GivenAction) String() string {
-	if g == 0 {
-		return ""
-	}
-	return Action(g - 1).String()
-}
-
-func (g GivenAction) Type() string { return strings.Join(actionNames, "|") + "|" + dscpAction + "NAME" }
 
 // Switch is an option that is on or off.
 type Switch bool
@@ -269,37 +263,6 @@ func (s *Switch) Set(text string) error {
 
 func (s Switch) String() string { return strconv.FormatBool(bool(s)) }
 func (s Switch) Type() string   { return "bool" }
-
-// PBS is a peak burst size, written as a Capacity.
-type PBS struct{ Capacity }
-
-func (p *PBS) Set(s string) (err error) {
-	p.Capacity, err = parseCapacity("pbs", s)
-	return err
-}
-
-// EBS is an excess burst size, written as a Capacity, or 0.
-type EBS struct {
-	Capacity
-	zero bool // it is 0, which RFC 2697 allows beside a CBS above 0; then no packet is yellow
-}
-
-func (e *EBS) Set(s string) (err error) {
-	if e.Capacity, e.zero = (Capacity{}), s == zeroText; e.zero {
-		return nil
-	}
-	e.Capacity, err = parseCapacity("ebs", s)
-	return err
-}
-
-func (e EBS) String() string {
-	if e.zero {
-		return zeroText
-	}
-	return e.Capacity.String()
-}
-
-const zeroText = "0"
 
 func checkPIR(r *Rule) error {
 	switch pir := r.Colours.PIR; {
@@ -337,9 +300,7 @@ func resolveEBS(l *Limit, r *Rule) (err error) {
 	if r.Algorithm == SRTCM {
 		rate = r.Rate
 	}
-	if r.Colours.EBS = 0; !l.Colours.EBS.zero {
-		r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.hasEBS())
-	}
+	r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.hasEBS())
 	return err
 }
 
@@ -353,9 +314,9 @@ func checkEBS(r *Rule) error {
 	return checkBurst("ebs", r.Colours.EBS, second.Rate)
 }
 
-// ebsOption completes the option: an EBS of 0 is another one than none.
+// ebsOption completes the option: an EBS of 0 is another one than none. RFC 2697 allows it beside a CBS above 0.
 func ebsOption(o Option) *Option {
-	made := option(func(l *Limit) *EBS { return &l.Colours.EBS }, func(r *Rule) *uint64 { return &r.Colours.EBS }, sizeText, o)
+	made := sizeOption(func(l *Limit) *Capacity { return &l.Colours.EBS }, func(r *Rule) *uint64 { return &r.Colours.EBS }, o)
 	made.Text = func(r *Rule) string {
 		if r.hasEBS() && r.Colours.EBS == 0 {
 			return zeroText
@@ -384,36 +345,23 @@ func checkIn(r *Rule) error {
 }
 
 // actionOption is an option that is the action for a colour.
-func actionOption(usual Action, in func(*ColourOptions) *GivenAction, of func(*Colours) *Action, o Option) *Option {
+func actionOption(usual Action, in func(*ColourOptions) *Action, of func(*Colours) *Action, o Option) *Option {
 	o.RuleOnly, o.LimitedOnly, o.instead = true, true, noColoursInPool
 	o.needs = []need{needsColours}
-	o.check = func(r *Rule) error {
-		if a := *of(&r.Colours); a > ActionECN {
-			return fmt.Errorf("%s has the unknown value %d; use pass, drop, ecn or a DSCP", o.Name, a)
-		}
-		return nil
-	}
-	made := option(func(l *Limit) *GivenAction { return in(&l.Colours) }, func(r *Rule) *Action { return of(&r.Colours) }, Action.String, o)
-	made.resolve = func(l *Limit, r *Rule) error {
-		a, was := of(&r.Colours), *in(&l.Colours)
-		if n := made.unmet(r); n != nil && was != 0 {
-			return made.noUse(r, n, was.String()) // in the rule, the value for DSCP 0 is that for none
-		}
-		switch *a = 0; {
-		case was != 0:
-			*a = Action(was - 1)
-		case r.Algorithm.HasColours():
+	o.resolve = func(l *Limit, r *Rule) error {
+		a := of(&r.Colours)
+		if *a = *in(&l.Colours); *a == 0 && r.Algorithm.HasColours() {
 			*a = usual
 		}
 		return nil
 	}
-	made.Text = func(r *Rule) string {
-		if !r.Algorithm.HasColours() {
-			return ""
+	o.check = func(r *Rule) error {
+		if a := *of(&r.Colours); a == 0 || a > ActionECN {
+			return fmt.Errorf("%s has the unknown value %d; use pass, drop, ecn or a DSCP", o.Name, a)
 		}
-		return of(&r.Colours).String()
+		return nil
 	}
-	return made
+	return option(func(l *Limit) *Action { return in(&l.Colours) }, func(r *Rule) *Action { return of(&r.Colours) }, Action.String, o)
 }
 
 const noColoursInPool = "a pool gives packets no colours, so leave it out"
@@ -427,7 +375,7 @@ func (l Limit) Inherit(r *Rule) Limit {
 	of, c := &l.Colours, &r.Colours
 	of.PIR, of.EIR = cmp.Or(of.PIR, c.PIR), cmp.Or(of.EIR, c.EIR)
 	of.Aware, of.In = Switch(c.Aware), c.In
-	of.Green, of.Yellow, of.Red = given(c.Green), given(c.Yellow), given(c.Red)
+	of.Green, of.Yellow, of.Red = c.Green, c.Yellow, c.Red
 	return l
 }
 

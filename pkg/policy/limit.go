@@ -16,14 +16,14 @@ type Limit struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
-	Queue     Queue    // zero for the default, which depends on the rate
+	Queue     Capacity // zero for the default, which depends on the rate
 	ECNAbove  ECNAbove // 0 for the default
 	Order     Order
 	Penalty   Penalty
 	Colours   ColourOptions
 	Fail      Fail
 	Overhead  Overhead // "" for none
-	MPU       MPU
+	MPU       uint16
 	Within    Within
 	Guarantee Guarantee
 	Members   Members
@@ -31,8 +31,8 @@ type Limit struct {
 	Share     Share
 	Cluster   Cluster
 	Adapt     Adapt
-	Name      Name
-	Note      Note
+	Name      string
+	Note      string
 	Host      MAC
 	Waits     Guarantee
 	Owner     Owner

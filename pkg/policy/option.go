@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -106,7 +107,7 @@ var Options = []*Option{
 		resolve:    resolveRate,
 		check:      checkOwnRate,
 	}),
-	option(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, sizeText, Option{
+	sizeOption(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, Option{
 		Name: "capacity", Aliases: []string{"burst", "cbs"}, Shadow: true, LimitedOnly: true,
 		Help:       "burst: 64kb (65536 bytes) or 100ms (--burst, --cbs)",
 		Doc:        "the burst that a bucket holds: `64kb` (binary, as in tc), or a time at the rate: `100ms`",
@@ -135,7 +136,7 @@ var Options = []*Option{
 		needs: []need{needsAlgorithm("%v; say what happens to packets with green, yellow and red", GCRA, Leaky)},
 		check: checkExcess,
 	}),
-	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
+	sizeOption(func(l *Limit) *Capacity { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, Option{
 		Name: "queue", LimitedOnly: true,
 		Help:       "length of the queue: 64kb or 50ms (gcra)",
 		Doc:        "with `gcra` and `--excess delay`: the length of the queue, as a size or a time at the rate",
@@ -174,7 +175,7 @@ var Options = []*Option{
 		needs:      []need{needsAlgorithm("%v; use trtcm, or leave it out", TRTCM)},
 		check:      checkPIR,
 	}),
-	option(func(l *Limit) *PBS { return &l.Colours.PBS }, func(r *Rule) *uint64 { return &r.Colours.PBS }, sizeText, Option{
+	sizeOption(func(l *Limit) *Capacity { return &l.Colours.PBS }, func(r *Rule) *uint64 { return &r.Colours.PBS }, Option{
 		Name: "pbs", Shadow: true, LimitedOnly: true, RuleOnly: true, instead: noColoursInPool,
 		Help:       "peak burst (trtcm)",
 		Doc:        "with `trtcm`: the peak burst size, as a size or a time at `pir`",
@@ -215,17 +216,17 @@ var Options = []*Option{
 		resolve:    resolveIn,
 		check:      checkIn,
 	}),
-	actionOption(ActionPass, func(c *ColourOptions) *GivenAction { return &c.Green }, func(c *Colours) *Action { return &c.Green }, Option{
+	actionOption(ActionPass, func(c *ColourOptions) *Action { return &c.Green }, func(c *Colours) *Action { return &c.Green }, Option{
 		Name: "green", Help: "what happens to green packets",
 		Doc:        "what happens to green packets: `pass`, `drop`, `ecn` (marks packets that allow it, and drops the others), or `dscp:AF11` (sets the DSCP)",
 		DocDefault: "`pass`",
 	}),
-	actionOption(ActionPass, func(c *ColourOptions) *GivenAction { return &c.Yellow }, func(c *Colours) *Action { return &c.Yellow }, Option{
+	actionOption(ActionPass, func(c *ColourOptions) *Action { return &c.Yellow }, func(c *Colours) *Action { return &c.Yellow }, Option{
 		Name: "yellow", Help: "what happens to yellow packets",
 		Doc:        "the same for yellow packets",
 		DocDefault: "`pass`",
 	}),
-	actionOption(ActionDrop, func(c *ColourOptions) *GivenAction { return &c.Red }, func(c *Colours) *Action { return &c.Red }, Option{
+	actionOption(ActionDrop, func(c *ColourOptions) *Action { return &c.Red }, func(c *Colours) *Action { return &c.Red }, Option{
 		Name: "red", Help: "what happens to red packets",
 		HelpDefault: "drop",
 		Doc:         "the same for red packets",
@@ -246,18 +247,17 @@ var Options = []*Option{
 		resolve:    resolveOverhead,
 		check:      func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
-	option(func(l *Limit) *MPU { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText[uint16], Option{
+	numberOption(func(l *Limit) *uint16 { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText, 0, MaxMPU, Option{
 		Name: "mpu", Shadow: true, Help: "fewest `bytes` that a packet counts as",
 		RuleOnly: true, instead: "set it in rules, whose packets count in pools as they count there",
 		Doc:        "the fewest bytes that a packet counts as",
 		DocDefault: "0",
 		resolve:    resolveMPU,
 	}),
-	option(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, Within.String, Option{
+	textOption(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, MaxName, "pool", Option{
 		Name: "within", Decides: true, Help: "draw from this pool, too",
 		Doc:        "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
 		DocDefault: "none",
-		resolve:    resolveWithin,
 		check:      checkWithin,
 	}),
 	same(func(l *Limit) *Guarantee { return &l.Guarantee }, func(r *Rule) *Guarantee { return &r.Guarantee }, Option{
@@ -267,18 +267,18 @@ var Options = []*Option{
 		needs: []need{needsPool},
 		check: checkGuarantee,
 	}),
-	same(func(l *Limit) *Members { return &l.Members }, func(r *Rule) *Members { return &r.Members }, Option{
+	numberOption(func(l *Limit) *Members { return &l.Members }, func(r *Rule) *Members { return &r.Members }, Members.String, 1, math.MaxUint32, Option{
 		Name: "members", RuleOnly: true, instead: "a pool has one bucket, so leave it out",
 		Help:       "most buckets that have the guarantee",
 		Doc:        "with a guarantee for each host, subnet or flow: how many there are at most",
 		DocDefault: "must be given then",
 		needs:      []need{needsPool, needsGuarantee, needsBuckets},
 	}),
-	same(func(l *Limit) *Weight { return &l.Weight }, func(r *Rule) *Weight { return &r.Weight }, Option{
+	numberOption(func(l *Limit) *Weight { return &l.Weight }, func(r *Rule) *Weight { return &r.Weight }, Weight.String, 1, MaxWeight, Option{
 		Name: "weight", Help: "part of the pool's shares: 1 to 256",
+		check: func(r *Rule) error { return checkWeight("weight", r.Weight) },
 		Doc:   "the part that the rule or pool gets of the shares of its pool, relative to the others: 1 to 256",
 		needs: []need{needsPool},
-		check: func(r *Rule) error { return checkWeight("weight", r.Weight) },
 	}),
 	same(func(l *Limit) *Share { return &l.Share }, func(r *Rule) *Share { return &r.Share }, Option{
 		Name: "share", LimitedOnly: true, Help: "who gets a fair share of the bucket",
@@ -286,17 +286,17 @@ var Options = []*Option{
 		needs: []need{needsAlgorithm("%v, which has no shares; leave it out", GCRA, Leaky), needsOneBucket, needsNoPenalty},
 		check: checkShare,
 	}),
-	same(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, Option{
+	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
 		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
+		check:      checkCluster,
 		Doc:        "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
 		DocDefault: "none",
-		check:      checkCluster,
 	}),
-	same(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Option{
+	numberOption(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Weight.String, 1, MaxWeight, Option{
 		Name: "cluster-weight", PoolOnly: true, Help: "part that this host gets: 1 to 256",
+		check: func(r *Rule) error { return checkWeight("cluster-weight", r.Cluster.Weight) },
 		Doc:   "of a pool with a cluster: the part that this host gets of the rate, relative to the other hosts: 1 to 256",
 		needs: []need{needsCluster, needsNoFixedShare},
-		check: func(r *Rule) error { return checkWeight("cluster-weight", r.Cluster.Weight) },
 	}),
 	clusterRate(func(c *Cluster) *Rate { return &c.Floor }, Option{
 		Name: "cluster-floor", Help: "rate that a lease of this host has at least",
@@ -334,21 +334,17 @@ var Options = []*Option{
 		check:      checkAdaptTo,
 	}),
 	shadowOption,
-	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
+	textOption(func(l *Limit) *string { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, MaxName, "text", Option{
 		Name: "name", Label: true,
 		Help:       "who or what the rule is for, at most 64 bytes",
 		Doc:        "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
 		DocDefault: "none",
-		resolve:    resolveName,
-		check:      func(r *Rule) error { return checkText("name", r.Label.Name, MaxName) },
 	}),
-	option(func(l *Limit) *Note { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, itself, Option{
+	textOption(func(l *Limit) *string { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, MaxNote, "text", Option{
 		Name: "note", Label: true,
 		Help:       "remark about the rule, at most 256 bytes",
 		Doc:        "a remark about the rule, at most 256 bytes",
 		DocDefault: "none",
-		resolve:    resolveNote,
-		check:      func(r *Rule) error { return checkText("note", r.Label.Note, MaxNote) },
 	}),
 	same(func(l *Limit) *MAC { return &l.Host }, func(r *Rule) *MAC { return &r.Label.Host }, Option{
 		Name: "host", Fact: true,
@@ -367,7 +363,7 @@ var Options = []*Option{
 		DocDefault: "none",
 		instead:    "a rule belongs to its device, so leave it out",
 	}),
-	same(func(l *Limit) *LineOf { return &l.Line }, func(r *Rule) *LineOf { return &r.Label.Line }, Option{
+	textOption(func(l *Limit) *LineOf { return &l.Line }, func(r *Rule) *LineOf { return &r.Label.Line }, MaxName, "device", Option{
 		Name: "line", Fact: true, PoolOnly: true,
 		Doc:        "no flag: the device of the line that a pool is of. `shapectl line` changes and removes the pool",
 		DocDefault: "none",
@@ -396,31 +392,6 @@ func init() {
 }
 
 var noRule Rule // has no option set
-
-// option completes an option whose type is L in a limit and R in a rule.
-func option[L, R comparable, P interface {
-	*L
-	Value
-}](in func(*Limit) P, of func(*Rule) *R, text func(R) string, o Option) *Option {
-	o.Value = func(l *Limit) Value { return in(l) }
-	o.Copy = func(to, from *Limit) { *in(to) = *in(from) }
-	o.Reset = func(l *Limit) { *in(l) = *new(L) }
-	o.Text = func(r *Rule) string { return text(*of(r)) }
-	o.Same = func(a, b *Rule) bool { return *of(a) == *of(b) }
-	return &o
-}
-
-// same completes an option that has the same type and value in a rule and its limit.
-func same[T comparable, P interface {
-	*T
-	Value
-}](in func(*Limit) P, of func(*Rule) P, o Option) *Option {
-	o.resolve = func(l *Limit, r *Rule) error {
-		*of(r) = *in(l)
-		return nil
-	}
-	return option(in, func(r *Rule) *T { return of(r) }, func(v T) string { return P(&v).String() }, o)
-}
 
 // Useful reports whether the option has a use beside the other options of r.
 func (o *Option) Useful(r *Rule) bool {

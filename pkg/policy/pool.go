@@ -40,7 +40,7 @@ func (l Limit) Pool(name string) (r Rule, err error) {
 	if err := CheckPoolName(name); err != nil {
 		return Rule{Pool: true}, err
 	}
-	l.Name = Name(name)
+	l.Name = name
 	if r, err = l.resolve(Rule{Prefix: PoolKey(name), Pool: true}); err == nil {
 		err = r.Validate()
 	}
@@ -87,15 +87,7 @@ func (r *Rule) validatePool() error {
 // Within is the name of the pool that a rule or pool draws from; "" for none.
 type Within string
 
-func (w *Within) Set(s string) error {
-	if s == none {
-		s = ""
-	}
-	return setText(w, "within", s, MaxName)
-}
-
 func (w Within) String() string { return string(w) }
-func (w Within) Type() string   { return "pool" }
 
 // NotInPool is the error for an option or a plan that a pool cannot have.
 func NotInPool(key string) error {
@@ -113,23 +105,12 @@ func checkWithin(r *Rule) error {
 	case r.Within != "" && r.Algorithm.HasColours():
 		return fmt.Errorf("within %q: the algorithm %v draws from no pool; use within none, or another algorithm", string(r.Within), r.Algorithm)
 	}
-	return checkText("within", string(r.Within), MaxName)
+	return nil
 }
 
 // Weight is the part that a rule or pool gets of the shares of its pool, relative to the others there: 2 to
 // MaxWeight, or 0 for 1.
 type Weight uint16
-
-func (w *Weight) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n < 1 || n > MaxWeight {
-		return fmt.Errorf("weight %.64q is not a whole number from 1 to %d", s, MaxWeight)
-	}
-	if *w = Weight(n); n == 1 {
-		*w = 0
-	}
-	return nil
-}
 
 // Value is the weight as a number from 1 on.
 func (w Weight) Value() uint16 { return max(uint16(w), 1) }
@@ -141,8 +122,6 @@ func checkWeight(what string, w Weight) error {
 	}
 	return nil
 }
-
-func (w Weight) Type() string { return "number" }
 
 // Guarantee is a part of the rate of a pool, such as what a rule always gets of it; 0 for none.
 type Guarantee Rate
@@ -174,23 +153,12 @@ func (g Guarantee) Type() string { return "rate|none" }
 // Members is how many buckets a rule has at most that each have its guarantee; 0 if that is not known.
 type Members uint32
 
-func (m *Members) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n == 0 {
-		return fmt.Errorf("members %.64q is not a whole number from 1 on; write how many hosts, subnets or flows there are at most", s)
-	}
-	*m = Members(n)
-	return nil
-}
-
 func (m Members) String() string {
 	if m == 0 {
 		return ""
 	}
 	return strconv.FormatUint(uint64(m), 10)
 }
-
-func (m Members) Type() string { return "number" }
 
 // ShareKind is who gets a fair share of a bucket.
 type ShareKind uint8
@@ -278,11 +246,6 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 		Prefix: r.Prefix, Pool: r.Pool, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)),
 		Each: r.Each, Members: r.Members, Framing: r.Framing,
 	}, rate != 0
-}
-
-func resolveWithin(l *Limit, r *Rule) error {
-	r.Within = l.Within
-	return nil
 }
 
 // resolveRate sets the rate. A rule that has only its pools is unlimited itself.

@@ -11,14 +11,6 @@ import (
 // packets by default (linux/net/sched/sch_fq.c).
 const MaxWait = 9 * time.Second
 
-// Queue is the length of a queue, written as a Capacity.
-type Queue struct{ Capacity }
-
-func (q *Queue) Set(s string) (err error) {
-	q.Capacity, err = parseCapacity("queue", s)
-	return err
-}
-
 // ECNAbove is the delay in ns above which a packet is marked; 0 if it is not set.
 type ECNAbove time.Duration
 

@@ -162,7 +162,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In = ColourMap{} }, "colours has neither yellow nor red"},
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In.Red |= 1 << 12 }, "colours has a DSCP that is both yellow and red"},
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Aware = false }, "colours has no use with packets that all come in green; add colour-aware, or leave it out"},
-		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Green = ActionECN + 1 }, "green has the unknown value 67; use pass, drop, ecn or a DSCP"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Green = ActionECN + 1 }, "green has the unknown value 68; use pass, drop, ecn or a DSCP"},
 		{func(r *Rule) { r.Colours.Aware = true }, "colour-aware true has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out"},
 		{func(r *Rule) { r.Colours.In = DefaultColours }, "colours has no use with the algorithm gcra"},
 		{func(r *Rule) { r.Algorithm, r.Colours.Yellow = Leaky, ActionPass }, "yellow has no use with the algorithm leaky"},
@@ -190,7 +190,7 @@ func TestValidateRefuses(t *testing.T) {
 // colours gives a rule an algorithm with colours.
 func colours(a Algorithm) func(*Rule) {
 	return func(r *Rule) {
-		r.Algorithm, r.Colours = a, Colours{Aware: true, In: DefaultColours, Green: ActionPass, Yellow: 12, Red: ActionDrop}
+		r.Algorithm, r.Colours = a, Colours{Aware: true, In: DefaultColours, Green: ActionPass, Yellow: SetDSCP(12), Red: ActionDrop}
 		switch a {
 		case SRTCM:
 			r.Colours.EBS = MinCapacity
