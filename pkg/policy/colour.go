@@ -212,7 +212,7 @@ func (a Action) String() string {
 	case a == 0:
 		return ""
 	case a < ActionPass:
-		return dscpAction + DSCPName(uint8(a - SetDSCP(0)))
+		return dscpAction + DSCPName(uint8(a-SetDSCP(0)))
 	}
 	return nameOf(a-ActionPass, actionNames)
 }

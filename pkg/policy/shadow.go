@@ -113,10 +113,10 @@ func resolveShadow(l *Limit, r *Rule) error {
 }
 
 func checkShadow(r *Rule) error {
-	proposed, ok := r.Proposed()
-	if !ok {
+	if r.Shadow == (Shadow{}) {
 		return nil
 	}
+	proposed, _ := r.Proposed()
 	proposed.Pool = r.Pool
 	err := proposed.validateOptions()
 	if proposed.Rate == Unlimited {
