@@ -119,7 +119,7 @@ func checkAdaptMin(r *Rule) error {
 	case lowest > r.Rate:
 		return fmt.Errorf("adapt-min %v is above the rate %v; lower it, or raise the rate", lowest, r.Rate)
 	}
-	return checkRate(lowest.String, lowest)
+	return checkRate("adapt-min", lowest.String, lowest)
 }
 
 func checkAdaptTo(r *Rule) error {

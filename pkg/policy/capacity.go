@@ -109,7 +109,7 @@ func (c Capacity) resolve(what string, r Rate, usual func(Rate) uint64, used boo
 	case r == 0, r == Unlimited, c.zero:
 		return max(c.bytes, uint64(c.duration)), nil
 	case c != Capacity{}:
-		if err := checkRate(r.String, r); err != nil {
+		if err := checkRate("rate", r.String, r); err != nil {
 			return 0, err
 		}
 		v := c.bytes + bytesIn(c.duration, r) // one of them is 0

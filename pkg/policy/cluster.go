@@ -29,7 +29,7 @@ func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 		case part > r.Rate:
 			return fmt.Errorf("%s %v is above the rate %v of all hosts together; lower it, or raise the rate", o.Name, part, r.Rate)
 		default:
-			return checkRate(part.String, part)
+			return checkRate(o.Name, part.String, part)
 		}
 	}
 	return same(func(l *Limit) *Guarantee { return (*Guarantee)(of(&l.Cluster)) }, func(r *Rule) *Guarantee { return (*Guarantee)(of(&r.Cluster)) }, o)

@@ -37,6 +37,8 @@ type ColourOptions struct {
 // HasColours reports whether the algorithm gives packets colours.
 func (a Algorithm) HasColours() bool { return a == SRTCM || a == TRTCM || a == RFC4115 }
 
+func (a Algorithm) hasEBS() bool { return a == SRTCM || a == RFC4115 }
+
 // resolveAlgorithm leaves out an algorithm with colours where there is no rate, such as in an exception from the defaults.
 func resolveAlgorithm(l *Limit, r *Rule) error {
 	if r.Algorithm = l.Algorithm; r.Rate == Unlimited && r.Algorithm.HasColours() {
@@ -273,21 +275,14 @@ func checkPIR(r *Rule) error {
 	case pir < r.Rate:
 		return fmt.Errorf("pir %v is below the rate %v; raise it, or lower the rate", pir, r.Rate)
 	}
-	return checkSecondRate("pir", r.Colours.PIR)
+	return checkRate("pir", r.Colours.PIR.String, r.Colours.PIR)
 }
 
 func checkEIR(r *Rule) error {
 	if r.Colours.EIR == 0 {
 		return errors.New("eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0")
 	}
-	return checkSecondRate("eir", r.Colours.EIR)
-}
-
-func checkSecondRate(what string, r Rate) error {
-	if err := checkRate(r.String, r); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return nil
+	return checkRate("eir", r.Colours.EIR.String, r.Colours.EIR)
 }
 
 func resolvePBS(l *Limit, r *Rule) (err error) {
@@ -300,11 +295,9 @@ func resolveEBS(l *Limit, r *Rule) (err error) {
 	if r.Algorithm == SRTCM {
 		rate = r.Rate
 	}
-	r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.hasEBS())
+	r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.Algorithm.hasEBS())
 	return err
 }
-
-func (r *Rule) hasEBS() bool { return r.Algorithm == SRTCM || r.Algorithm == RFC4115 }
 
 func checkEBS(r *Rule) error {
 	if r.Colours.EBS == 0 {
@@ -318,7 +311,7 @@ func checkEBS(r *Rule) error {
 func ebsOption(o Option) *Option {
 	made := sizeOption(func(l *Limit) *Capacity { return &l.Colours.EBS }, func(r *Rule) *uint64 { return &r.Colours.EBS }, o)
 	made.Text = func(r *Rule) string {
-		if r.hasEBS() && r.Colours.EBS == 0 {
+		if r.Algorithm.hasEBS() && r.Colours.EBS == 0 {
 			return zeroText
 		}
 		return sizeText(r.Colours.EBS)

@@ -117,22 +117,13 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 		return r, err
 	}
 	full := r
-	full.Capacity = max(r.Capacity, MinCapacity)
-	for _, burst := range []*uint64{&full.Colours.PBS, &full.Colours.EBS} {
-		if *burst > 0 {
-			*burst = max(*burst, MinCapacity)
-		}
-	}
-	if r.Excess == Delay {
-		if err := r.ValidateWait(); err != nil {
-			return r, err
-		}
-		if r.Queue > 0 {
-			full.Queue = max(r.Queue, MinCapacity)
+	for _, size := range []*uint64{&full.Capacity, &full.Queue, &full.Colours.PBS, &full.Colours.EBS} {
+		if *size > 0 {
+			*size = max(*size, MinCapacity)
 		}
 	}
 	r.Each = r.Each.Canonical(prefix)
-	return r, full.Validate()
+	return r, cmp.Or(r.ValidateWait(), full.Validate())
 }
 
 // resolve completes a rule that has a network, or a pool that has a key.

@@ -25,7 +25,7 @@ type Option struct {
 	Help        string // of its flag
 	HelpDefault string // the default in Help, if it is not the Value of an empty Limit
 	Doc         string // in docs/reference/policy.md
-	DocDefault  string // the default there, if it is not the Value of an empty Limit
+	DocDefault  string // the default there, if it is not the Value of an empty Limit, or none
 
 	Label       bool // it is a text for people, in Rule.Label; defaults and replays have none
 	Shadow      bool // a shadow can have it
@@ -128,7 +128,7 @@ var Options = []*Option{
 		Name: "each", Decides: true, Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
 		RuleOnly: true, instead: "a pool has one bucket; use share for parts of it",
 		Doc:   "who gets a bucket: `all` together, each `host`, each subnet `/N`, or each `flow`",
-		check: func(r *Rule) error { return r.Each.validate(r.Prefix) },
+		check: func(r *Rule) error { return checkScope("each", r.Each.Kind, r.Each.Bits, eachNames, r) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", Decides: true, LimitedOnly: true, Help: "what happens to excess packets",
@@ -256,9 +256,8 @@ var Options = []*Option{
 	}),
 	textOption(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, MaxName, "pool", Option{
 		Name: "within", Decides: true, Help: "draw from this pool, too",
-		Doc:        "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
-		DocDefault: "none",
-		check:      checkWithin,
+		Doc:   "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
+		check: checkWithin,
 	}),
 	same(func(l *Limit) *Guarantee { return &l.Guarantee }, func(r *Rule) *Guarantee { return &r.Guarantee }, Option{
 		Name:  "guarantee",
@@ -288,9 +287,8 @@ var Options = []*Option{
 	}),
 	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
 		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
-		check:      checkCluster,
-		Doc:        "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
-		DocDefault: "none",
+		check: checkCluster,
+		Doc:   "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
 	}),
 	numberOption(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Weight.String, 1, MaxWeight, Option{
 		Name: "cluster-weight", PoolOnly: true, Help: "part that this host gets: 1 to 256",
@@ -336,20 +334,17 @@ var Options = []*Option{
 	shadowOption,
 	textOption(func(l *Limit) *string { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, MaxName, "text", Option{
 		Name: "name", Label: true,
-		Help:       "who or what the rule is for, at most 64 bytes",
-		Doc:        "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
-		DocDefault: "none",
+		Help: "who or what the rule is for, at most 64 bytes",
+		Doc:  "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
 	}),
 	textOption(func(l *Limit) *string { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, MaxNote, "text", Option{
 		Name: "note", Label: true,
-		Help:       "remark about the rule, at most 256 bytes",
-		Doc:        "a remark about the rule, at most 256 bytes",
-		DocDefault: "none",
+		Help: "remark about the rule, at most 256 bytes",
+		Doc:  "a remark about the rule, at most 256 bytes",
 	}),
 	same(func(l *Limit) *MAC { return &l.Host }, func(r *Rule) *MAC { return &r.Label.Host }, Option{
 		Name: "host", Fact: true,
-		Doc:        "no flag, as `export` writes it: the [host](#hosts) that the rule or pool is for",
-		DocDefault: "none",
+		Doc: "no flag, as `export` writes it: the [host](#hosts) that the rule or pool is for",
 	}),
 	same(func(l *Limit) *Guarantee { return &l.Waits }, func(r *Rule) *Guarantee { return &r.Label.Waits }, Option{
 		Name: "waits", Fact: true,
@@ -359,15 +354,13 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Owner { return &l.Owner }, func(r *Rule) *Owner { return &r.Label.Owner }, Option{
 		Name: "owner", Fact: true, PoolOnly: true,
-		Doc:        "no flag: the device, direction and host that a pool belongs to: `tap7 egress alice`. When the device is gone, `watch` deletes the pool",
-		DocDefault: "none",
-		instead:    "a rule belongs to its device, so leave it out",
+		Doc:     "no flag: the device, direction and host that a pool belongs to: `tap7 egress alice`. When the device is gone, `watch` deletes the pool",
+		instead: "a rule belongs to its device, so leave it out",
 	}),
 	textOption(func(l *Limit) *LineOf { return &l.Line }, func(r *Rule) *LineOf { return &r.Label.Line }, MaxName, "device", Option{
 		Name: "line", Fact: true, PoolOnly: true,
-		Doc:        "no flag: the device of the line that a pool is of. `shapectl line` changes and removes the pool",
-		DocDefault: "none",
-		instead:    "write it in its pool, or leave it out",
+		Doc:     "no flag: the device of the line that a pool is of. `shapectl line` changes and removes the pool",
+		instead: "write it in its pool, or leave it out",
 	}),
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
-	"strings"
 )
 
 const (
@@ -56,32 +55,6 @@ func CheckPoolName(name string) error {
 		return fmt.Errorf("a pool cannot be called %s, which stands for no pool; choose another name", none)
 	}
 	return checkText("pool", name, MaxName)
-}
-
-func (r *Rule) validatePool() error {
-	if !r.Pool {
-		return checkPrefix(r.Prefix)
-	}
-	name := r.Label.Name
-	if err := CheckPoolName(name); err != nil {
-		return err
-	}
-	if r.Prefix != PoolKey(name) {
-		return fmt.Errorf("pool %q has the key of another one", name)
-	}
-	if r.Within == Within(name) {
-		return fmt.Errorf("within %q is the pool itself; name another pool", name)
-	}
-	if r.Rate == Unlimited {
-		return errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
-	}
-	if r.Excess == Pass {
-		return errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
-	}
-	if r.Label.Plan != "" {
-		return NotInPool("plan")
-	}
-	return nil
 }
 
 // Within is the name of the pool that a rule or pool draws from; "" for none.
@@ -160,69 +133,6 @@ func (m Members) String() string {
 	return strconv.FormatUint(uint64(m), 10)
 }
 
-// ShareKind is who gets a fair share of a bucket.
-type ShareKind uint8
-
-const (
-	ShareNone   ShareKind = iota // nobody: first come, first served
-	ShareHost                    // each far address
-	ShareSubnet                  // each subnet of Share.Bits
-	ShareFlow                    // each 5-tuple
-	ShareMember                  // each rule and pool that is directly within the pool
-)
-
-// Share is who gets a fair share of a bucket, and for ShareSubnet the prefix length.
-type Share struct {
-	Kind ShareKind
-	Bits uint8
-}
-
-var shareNames = []string{ShareNone: none, ShareHost: "host", ShareSubnet: "/N", ShareFlow: "flow", ShareMember: "member"}
-
-func (s Share) String() string {
-	if s.Kind == ShareSubnet {
-		return "/" + strconv.Itoa(int(s.Bits))
-	}
-	return nameOf(s.Kind, shareNames)
-}
-
-func (s *Share) Set(text string) error {
-	if length, ok := strings.CutPrefix(text, "/"); ok {
-		bits, err := strconv.ParseUint(length, 10, 8)
-		if err != nil || bits > 128 {
-			return fmt.Errorf("share %.64q is not a prefix length; use /0 to /32 for IPv4, /0 to /128 for IPv6", text)
-		}
-		*s = Share{ShareSubnet, uint8(bits)}
-		return nil
-	}
-	var kind ShareKind
-	err := setName(&kind, "share", text, shareNames)
-	if err == nil {
-		*s = Share{Kind: kind}
-	}
-	return err
-}
-
-func (s Share) Type() string { return strings.Join(shareNames, "|") }
-
-func checkShare(r *Rule) error {
-	if err := checkName(r.Share.Kind, "share", shareNames); err != nil {
-		return err
-	}
-	family := r.Prefix.Addr().BitLen()
-	switch {
-	case r.Share.Kind != ShareSubnet && r.Share.Bits != 0:
-		return fmt.Errorf("share %v takes no prefix length; leave out /%d", r.Share, r.Share.Bits)
-	case r.Share.Kind == ShareMember && !r.Pool:
-		return errors.New("share member is for pools, whose members are rules and pools; use host, /N or flow")
-	case r.Share.Kind == ShareSubnet && r.Share.Bits > 128:
-		return fmt.Errorf("share %v is not a prefix length; use /0 to /128", r.Share)
-	case r.Share.Kind == ShareSubnet && !r.Pool && (int(r.Share.Bits) < r.Prefix.Bits() || int(r.Share.Bits) > family):
-		return fmt.Errorf("share %v does not divide %v; use /%d to /%d", r.Share, r.Prefix, r.Prefix.Bits(), family)
-	}
-	return nil
-}
-
 // guaranteed is the guarantee of the rule, also while that waits for room.
 func (r *Rule) guaranteed() Rate { return Rate(cmp.Or(r.Guarantee, r.Label.Waits)) }
 
@@ -236,7 +146,7 @@ func checkGuarantee(r *Rule) error {
 	case !r.hasOneBucket() && r.Members == 0:
 		return fmt.Errorf("guarantee %v is for each bucket of the rule; say with members how many there are at most, such as members 50", g)
 	}
-	return checkRate(g.String, g)
+	return checkRate("guarantee", g.String, g)
 }
 
 // Guaranteed returns the limit whose conforming packets are guaranteed to r; false if r has no guarantee.

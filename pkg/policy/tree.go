@@ -132,7 +132,6 @@ func (t *Tree) addPools(pools []Rule) {
 	t.cutCycles()
 	t.checkClusters()
 	var order []*Node // pools before those within them
-	slices.SortFunc(t.Nodes, func(a, b *Node) int { return cmp.Compare(a.Pool.Label.Name, b.Pool.Label.Name) })
 	for _, n := range t.Nodes {
 		if n.Above == nil {
 			order = append(order, n)
