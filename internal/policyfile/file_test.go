@@ -306,7 +306,7 @@ devices:
   tap2: {}
   'a\*': {egress: {0.0.0.0/0: 3mbit}}
 `, `devices:
-  a\*:
+  "a\\*":
     egress:
       0.0.0.0/0: 3mbit
   ab:
