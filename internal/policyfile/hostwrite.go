@@ -86,7 +86,8 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 		}
 		hosts[k.side] = append(hosts[k.side], h)
 	}
-	left := func(rules []policy.Rule) (left []policy.Rule) {
+	left := func(rules []policy.Rule) []policy.Rule {
+		left := make([]policy.Rule, 0, len(rules))
 		for i := range rules {
 			if !folded[&rules[i]] {
 				left = append(left, rules[i])

@@ -24,8 +24,10 @@ const (
 type Capacity struct {
 	bytes    uint64
 	duration time.Duration
-	zero     bool // it is set to 0
 }
+
+// zeroCapacity is one that is set to 0.
+var zeroCapacity = Capacity{duration: -1}
 
 // sizeUnits are those of tc: all of them are binary.
 var sizeUnits = map[string]uint64{
@@ -106,7 +108,9 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 // converted exactly and rounded up to a whole byte. Without a rate, the result only tells whether the capacity is set.
 func (c Capacity) resolve(what string, r Rate, usual func(Rate) uint64, used bool) (uint64, error) {
 	switch {
-	case r == 0, r == Unlimited, c.zero:
+	case c == zeroCapacity:
+		return 0, nil
+	case r == 0, r == Unlimited:
 		return max(c.bytes, uint64(c.duration)), nil
 	case c != Capacity{}:
 		if err := checkRate("rate", r.String, r); err != nil {
@@ -165,7 +169,7 @@ func drainTime(bytes uint64, r Rate) string {
 // String is such as 64kb, 125000b or 100ms; empty if the capacity is not set.
 func (c Capacity) String() string {
 	switch {
-	case c.zero:
+	case c == zeroCapacity:
 		return zeroText
 	case c.duration > 0:
 		return timeString(c.duration)

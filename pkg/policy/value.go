@@ -51,9 +51,11 @@ func sizeOption(in func(*Limit) *Capacity, of func(*Rule) *uint64, o Option) *Op
 
 // Set parses a capacity; that of ebs may be 0.
 func (s size) Set(text string) (err error) {
-	if *s.Capacity = (Capacity{zero: s.what == "ebs" && text == zeroText}); !s.zero {
-		*s.Capacity, err = parseCapacity(s.what, text)
+	if s.what == "ebs" && text == zeroText {
+		*s.Capacity = zeroCapacity
+		return nil
 	}
+	*s.Capacity, err = parseCapacity(s.what, text)
 	return err
 }
 
