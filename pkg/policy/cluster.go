@@ -35,13 +35,6 @@ func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 	return same(func(l *Limit) *Guarantee { return (*Guarantee)(of(&l.Cluster)) }, func(r *Rule) *Guarantee { return (*Guarantee)(of(&r.Cluster)) }, o)
 }
 
-func checkCluster(r *Rule) error {
-	if r.Cluster.Name == none {
-		return fmt.Errorf("cluster %q is no name of a cluster; leave it out", none)
-	}
-	return nil
-}
-
 // Scaled is the same part of a rate as r is of another one. It is all of that if r is more than the other one.
 func (r Rate) Scaled(to, of Rate) Rate {
 	return Rate(scaled(uint64(min(r, of)), to, of))

@@ -57,7 +57,7 @@ func (d *Draft) Take(o *Option, from *Draft) {
 
 // Drop removes an option.
 func (d *Draft) Drop(o *Option) {
-	o.Reset(&d.Limit)
+	o.Copy(&d.Limit, &noLimit)
 	d.from[o.index] = NotGiven
 }
 
@@ -117,7 +117,7 @@ func (d Draft) Missing(r *Rule) (more Draft) {
 			o.Copy(&l, &d.Limit)
 		}
 		if !o.Useful(r) {
-			o.Reset(&l)
+			o.Copy(&l, &noLimit)
 		}
 		err := o.resolve(&l, &made)
 		made.Each = made.Each.Canonical(r.Prefix)

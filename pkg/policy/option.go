@@ -41,8 +41,6 @@ type Option struct {
 	Value func(*Limit) Value
 	// Copy copies the option from one limit to another.
 	Copy func(to, from *Limit)
-	// Reset removes the option from a limit.
-	Reset func(*Limit)
 	// Text returns the value in r as Value.Set parses it; empty if r does not have the option.
 	Text func(r *Rule) string
 	// Same reports whether two rules have the same value.
@@ -287,8 +285,7 @@ var Options = []*Option{
 	}),
 	textOption(func(l *Limit) *ClusterName { return &l.Cluster.Name }, func(r *Rule) *ClusterName { return &r.Cluster.Name }, MaxName, "name", Option{
 		Name: "cluster", PoolOnly: true, Help: "share the rate with this cluster's hosts",
-		check: checkCluster,
-		Doc:   "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
+		Doc: "of a pool: all hosts that have a pool with this cluster share its rate, burst and queue",
 	}),
 	numberOption(func(l *Limit) *Weight { return &l.Cluster.Weight }, func(r *Rule) *Weight { return &r.Cluster.Weight }, Weight.String, 1, MaxWeight, Option{
 		Name: "cluster-weight", PoolOnly: true, Help: "part that this host gets: 1 to 256",
@@ -384,7 +381,11 @@ func init() {
 	}
 }
 
-var noRule Rule // has no option set
+// They have no option set.
+var (
+	noRule  Rule
+	noLimit Limit
+)
 
 // Useful reports whether the option has a use beside the other options of r.
 func (o *Option) Useful(r *Rule) bool {

@@ -72,10 +72,7 @@ func NotInPool(key string) error {
 }
 
 func checkWithin(r *Rule) error {
-	switch {
-	case r.Within == none:
-		return fmt.Errorf("within %q is no name of a pool; leave it out", none)
-	case r.Within != "" && r.Algorithm.HasColours():
+	if r.Within != "" && r.Algorithm.HasColours() {
 		return fmt.Errorf("within %q: the algorithm %v draws from no pool; use within none, or another algorithm", string(r.Within), r.Algorithm)
 	}
 	return nil

@@ -68,7 +68,7 @@ func TestPoolRefuses(t *testing.T) {
 		{func(r *Rule) { r.Adapt = Adapt{Min: 5e6, Above: 1} }, "adapt-above 1ns is shorter than 1ms"},
 		{func(r *Rule) { r.Adapt = Adapt{Min: 5e6, Above: 11e9} }, "adapt-above 11s is longer than 10s"},
 		{func(r *Rule) { r.Adapt = Adapt{Min: 5e6, To: "192.0.2.1,::ffff:192.0.2.2"} }, "is not written as 192.0.2.1,192.0.2.2"},
-		{func(r *Rule) { r.Cluster.Name = "none" }, `cluster "none" is no name of a cluster`},
+		{func(r *Rule) { r.Cluster.Name = "none" }, `cluster "none" is no name; leave it out`},
 		{func(r *Rule) { r.Share = Share{ShareSubnet, 129} }, "share /129 is not a prefix length"},
 	} {
 		r := poolOf("uplink", test.edit)

@@ -123,7 +123,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Framing.Overhead = 257 }, "overhead of 257 bytes"},
 		{func(r *Rule) { r.Framing.Overhead = -65 }, "overhead of -65 bytes"},
 		{func(r *Rule) { r.Framing.MPU = 257 }, "mpu of 257 bytes"},
-		{func(r *Rule) { r.Within = "none" }, `within "none" is no name of a pool`},
+		{func(r *Rule) { r.Within = "none" }, `within "none" is no name; leave it out`},
 		{func(r *Rule) { r.Within = "a\nb" }, `within "a\nb" has a control character`},
 		{func(r *Rule) { r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool to draw from; name one with within, or leave it out"},
 		{func(r *Rule) { unlimited(r); r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool"},

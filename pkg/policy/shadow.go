@@ -48,7 +48,6 @@ func init() {
 	o := shadowOption
 	o.Value = func(l *Limit) Value { return shadowValue{l} }
 	o.Copy = func(to, from *Limit) { to.Shadow = from.Shadow }
-	o.Reset = func(l *Limit) { l.Shadow = nil }
 	o.Text = (*Rule).shadowText
 	o.Same = func(a, b *Rule) bool { return a.Shadow == b.Shadow }
 	o.resolve, o.check = resolveShadow, checkShadow

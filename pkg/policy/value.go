@@ -33,7 +33,6 @@ func (o *Option) copies(copies func(*Limit, *Rule)) {
 func written[L, R comparable](in func(*Limit) *L, of func(*Rule) *R, value func(*L) Value, text func(R) string, o Option) *Option {
 	o.Value = func(l *Limit) Value { return value(in(l)) }
 	o.Copy = func(to, from *Limit) { *in(to) = *in(from) }
-	o.Reset = func(l *Limit) { *in(l) = *new(L) }
 	o.Text = func(r *Rule) string { return text(*of(r)) }
 	o.Same = func(a, b *Rule) bool { return *of(a) == *of(b) }
 	return &o
@@ -67,22 +66,28 @@ type words[T ~string] struct {
 	kind string
 }
 
+// orNone reports whether none stands for an empty text: it names something else, in the file or in the store.
+func (w words[T]) orNone() bool { return w.kind == "pool" || w.kind == "name" }
+
 func textOption[T ~string](in func(*Limit) *T, of func(*Rule) *T, most int, kind string, o Option) *Option {
 	also := o.check
 	o.check = func(r *Rule) error {
-		err := checkText(o.Name, string(*of(r)), most)
-		if err == nil && also != nil {
-			err = also(r)
+		switch err := checkText(o.Name, string(*of(r)), most); {
+		case err != nil:
+			return err
+		case *of(r) == none && (words[T]{kind: kind}).orNone():
+			return fmt.Errorf("%s %q is no name; leave it out", o.Name, none)
+		case also != nil:
+			return also(r)
 		}
-		return err
+		return nil
 	}
 	o.copies(func(l *Limit, r *Rule) { *of(r) = *in(l) })
 	return written(in, of, func(v *T) Value { return words[T]{v, o.Name, most, kind} }, func(v T) string { return string(v) }, o)
 }
 
-// Set takes none for no pool and no cluster.
 func (w words[T]) Set(s string) error {
-	if s == none && (w.kind == "pool" || w.kind == "name") {
+	if s == none && w.orNone() {
 		s = ""
 	}
 	err := checkText(w.what, s, w.most)
