@@ -6,36 +6,30 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A liveHost is a host in force.
-type liveHost struct {
-	mac  policy.MAC
-	pool *policy.Rule // nil for none
-	rule *policy.Rule // of each address, for the network single; nil while none is known
-}
-
 // A side is one direction of a device.
 type side struct {
 	device    string
 	direction policy.Direction
 }
 
-// A hostGroup is what is in force for a MAC address on a side.
-type hostGroup struct {
+// A liveHost is what is in force for a MAC address on a side.
+type liveHost struct {
+	mac          policy.MAC
 	pools, rules []*policy.Rule
 	odd          bool // an entry by the MAC address would not make all of it
 }
 
 // foldHosts moves what is in force for hosts out of pools and of the tables of devices: the pools and rules that
 // an entry by a MAC address would make. A direction that has only hosts without addresses gets a table without rules.
-func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy.Rule, hosts map[side][]liveHost) {
+func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy.Rule, hosts map[side][]*liveHost) {
 	type key struct {
 		side
 		mac policy.MAC
 	}
-	groups, byPool := map[key]*hostGroup{}, map[policy.Within]*hostGroup{}
-	group := func(k key) *hostGroup {
+	groups, byPool := map[key]*liveHost{}, map[policy.Within]*liveHost{}
+	group := func(k key) *liveHost {
 		if k.mac != (policy.MAC{}) && groups[k] == nil {
-			groups[k] = &hostGroup{}
+			groups[k] = &liveHost{mac: k.mac}
 		}
 		return groups[k]
 	}
@@ -50,7 +44,7 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 			byPool[policy.Within(p.Label.Name)] = g
 		}
 	}
-	mix := func(g *hostGroup, within policy.Within) {
+	mix := func(g *liveHost, within policy.Within) {
 		if pooled := byPool[within]; pooled != nil && pooled != g {
 			pooled.odd = true
 		}
@@ -71,20 +65,16 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 			}
 		}
 	}
-	hosts = map[side][]liveHost{}
+	hosts = map[side][]*liveHost{}
 	folded := map[*policy.Rule]bool{}
 	for k, g := range groups {
 		if g.odd {
 			continue
 		}
-		h := liveHost{mac: k.mac}
-		for _, p := range g.pools {
-			h.pool, folded[p] = p, true
+		for _, r := range slices.Concat(g.pools, g.rules) {
+			folded[r] = true
 		}
-		for _, r := range g.rules {
-			h.rule, folded[r] = r, true
-		}
-		hosts[k.side] = append(hosts[k.side], h)
+		hosts[k.side] = append(hosts[k.side], g)
 	}
 	left := func(rules []policy.Rule) []policy.Rule {
 		left := make([]policy.Rule, 0, len(rules))
@@ -96,7 +86,7 @@ func foldHosts(pools []policy.Rule, of map[string][]policy.Table) (rest []policy
 		return left
 	}
 	for s := range hosts {
-		slices.SortFunc(hosts[s], func(a, b liveHost) int { return slices.Compare(a.mac[:], b.mac[:]) })
+		slices.SortFunc(hosts[s], func(a, b *liveHost) int { return slices.Compare(a.mac[:], b.mac[:]) })
 		tables := slices.Clone(of[s.device])
 		i := slices.IndexFunc(tables, func(t policy.Table) bool { return t.Direction == s.direction })
 		if i < 0 {
@@ -123,15 +113,13 @@ func isOfHost(r *policy.Rule, pools []*policy.Rule) bool {
 
 // value returns the value of the entry by the MAC address of a host.
 func (h *liveHost) value(spell *speller) string {
-	var r policy.Rule
-	if h.pool != nil {
-		r = *h.pool
+	r := *slices.Concat(h.pools, h.rules)[0]
+	if r.Pool {
 		r.Label.Name, r.Label.Owner = r.Label.Owner.Host, policy.Owner{}
-		if h.rule != nil {
-			r.Fail, r.Framing = h.rule.Fail, h.rule.Framing
+		for _, of := range h.rules {
+			r.Fail, r.Framing = of.Fail, of.Framing
 		}
 	} else {
-		r = *h.rule
 		r.Prefix = single
 	}
 	if r.Label.Host = (policy.MAC{}); r.Label.Name == h.mac.String() {
