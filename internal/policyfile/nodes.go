@@ -117,21 +117,28 @@ func saysNothing(what, key string) string {
 
 // keys returns the entries of a mapping by key, which must be one of words.
 func (r *notes) keys(n *node, what, example string, words []string) map[string]*entry {
-	given, seen := map[string]*entry{}, map[string]*node{}
 	entries := r.entries(n, what, example)
 	for i := range entries {
-		e := &entries[i]
-		switch {
-		case slices.Contains(words, e.key.text):
-			if !r.again(seen, &e.key, e.key.text, e.key.text, "; merge the two") {
-				given[e.key.text] = e
-			}
-		case isNetwork(e.key.text):
-			r.errorf(&e.key, "network %s is not in a direction; write it below egress or ingress of a device", e.key.text)
-		case policy.IsMAC(e.key.text):
-			r.errorf(&e.key, "host %s is not in a direction; write it below egress or ingress of a device", shorten(e.key.text))
+		switch key := &entries[i].key; {
+		case slices.Contains(words, key.text):
+		case isNetwork(key.text):
+			r.errorf(key, "network %s is not in a direction; write it below egress or ingress of a device", key.text)
+		case policy.IsMAC(key.text):
+			r.errorf(key, "host %s is not in a direction; write it below egress or ingress of a device", shorten(key.text))
 		default:
-			r.errorf(&e.key, "unknown key %q; %s", shorten(e.key.text), didYouMean(e.key.text, words))
+			r.errorf(key, "unknown key %q; %s", shorten(key.text), didYouMean(key.text, words))
+		}
+	}
+	return r.named(entries, words)
+}
+
+// named returns the entries whose key is one of words, by key.
+func (r *notes) named(entries []entry, words []string) map[string]*entry {
+	given, seen := map[string]*entry{}, map[string]*node{}
+	for i := range entries {
+		key := &entries[i].key
+		if slices.Contains(words, key.text) && !r.again(seen, key, key.text, key.text, "; merge the two") {
+			given[key.text] = &entries[i]
 		}
 	}
 	return given

@@ -183,13 +183,7 @@ const directionExample = "10.0.0.0/24: 10mbit"
 func (r *reader) table(s *section, of policy.Direction, n *node, defaults parcel) table {
 	d := &direction{table: table{direction: of, match: of.FarSide()}, section: s, known: map[ruleText]*made{}}
 	entries := r.entries(n, "a direction", directionExample)
-	given, seen := map[string]*entry{}, map[string]*node{}
-	for i := range entries {
-		key := &entries[i].key
-		if slices.Contains(directionKeys, key.text) && !r.again(seen, key, key.text, key.text, "; merge the two") {
-			given[key.text] = &entries[i]
-		}
-	}
+	given := r.named(entries, directionKeys)
 	if e := given["match"]; e != nil {
 		d.matchAt = e.key.start
 		if text, ok := r.scalar(&e.value, "match", "dst or src"); ok {
