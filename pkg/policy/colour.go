@@ -359,8 +359,8 @@ func actionOption(usual Action, in func(*ColourOptions) *Action, of func(*Colour
 
 const noColoursInPool = "a pool gives packets no colours, so leave it out"
 
-// Inherit returns the limit of a shadow with what it has of its rule.
-func (l Limit) Inherit(r *Rule) Limit {
+// inherit returns the limit of a shadow with what it has of its rule.
+func (l Limit) inherit(r *Rule) Limit {
 	l.Algorithm = r.Algorithm
 	if !r.Algorithm.HasColours() {
 		return l

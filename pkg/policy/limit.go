@@ -123,7 +123,7 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 		}
 	}
 	r.Each = r.Each.Canonical(prefix)
-	return r, cmp.Or(r.ValidateWait(), full.Validate())
+	return r, cmp.Or(r.validateWait(), full.Validate())
 }
 
 // resolve completes a rule that has a network, or a pool that has a key.

@@ -68,8 +68,8 @@ func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	return bytes, time.Duration(min(scaleUp(bytes, bitNanoseconds, uint64(r.Rate)), math.MaxInt64))
 }
 
-// ValidateWait returns an error if r can delay packets for longer than MaxWait.
-func (r Rule) ValidateWait() error {
+// validateWait returns an error if r can delay packets for longer than MaxWait.
+func (r Rule) validateWait() error {
 	bytes, longest := r.Waiting()
 	if longest <= MaxWait {
 		return nil
@@ -83,7 +83,7 @@ func (r Rule) ValidateWait() error {
 }
 
 func checkExcess(r *Rule) error {
-	return cmp.Or(checkName(r.Excess, "excess", excessNames), r.ValidateWait())
+	return cmp.Or(checkName(r.Excess, "excess", excessNames), r.validateWait())
 }
 
 func checkQueue(r *Rule) error {

@@ -87,7 +87,7 @@ func (r *Rule) shadowText() string {
 	if !ok {
 		return ""
 	}
-	d := Draft{Limit: Limit{}.Inherit(r)}.Missing(&proposed)
+	d := Draft{Limit: Limit{}.inherit(r)}.Missing(&proposed)
 	for _, o := range d.Given() {
 		if !o.Shadow {
 			d.Drop(o)
@@ -100,7 +100,7 @@ func resolveShadow(l *Limit, r *Rule) error {
 	if r.Shadow = (Shadow{}); l.Shadow == nil {
 		return nil
 	}
-	shadow := l.Shadow.Inherit(r)
+	shadow := l.Shadow.inherit(r)
 	proposed, err := shadow.Resolve(r.Prefix)
 	if err != nil {
 		return fmt.Errorf("shadow: %w", err)
