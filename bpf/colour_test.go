@@ -29,7 +29,7 @@ var (
 
 // inColours completes a rule with colours: packets of all colours pass, and tell theirs by their DSCP.
 func inColours(r policy.Rule) policy.Rule {
-	r.Colours.Green, r.Colours.Yellow, r.Colours.Red = policy.Action(dscpOut[0]), policy.Action(dscpOut[1]), policy.Action(dscpOut[2])
+	r.Colours.Green, r.Colours.Yellow, r.Colours.Red = policy.SetDSCP(dscpOut[0]), policy.SetDSCP(dscpOut[1]), policy.SetDSCP(dscpOut[2])
 	if r.Colours.Aware {
 		r.Colours.In = policy.DefaultColours
 	}

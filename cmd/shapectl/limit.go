@@ -94,11 +94,14 @@ func (l *limitFlags) matchFlag() string {
 // contract.
 func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error) {
 	d := l.Over(policy.Draft{}.Missing(have).As(policy.Usual))
+	if d.Shadow != nil {
+		d.Mark(policy.FindOption("shadow")) // also of a rule that becomes unlimited
+	}
 	if !l.Gives("capacity") && !d.Algorithm.HasColours() {
 		d.Capacity = d.Capacity.Rescaled(have.Rate, d.Rate, d.DefaultCapacity)
 	}
 	if !l.Gives("queue") {
-		d.Queue.Capacity = d.Queue.Rescaled(have.Rate, d.Rate, policy.DefaultQueue)
+		d.Queue = d.Queue.Rescaled(have.Rate, d.Rate, policy.DefaultQueue)
 	}
 	if l.Gives("guarantee") {
 		d.Drop(policy.FindOption("waits"))

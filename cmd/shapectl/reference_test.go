@@ -144,7 +144,11 @@ func optionTable() string {
 	s.WriteString("| key | meaning | default |\n| --- | --- | --- |\n")
 	for _, o := range policy.Options {
 		names := "`" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `") + "`"
-		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, "`"+o.Value(new(policy.Limit)).String()+"`"))
+		usual := o.Value(new(policy.Limit)).String()
+		if usual != "" {
+			usual = "`" + usual + "`"
+		}
+		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, usual, "none"))
 	}
 	return s.String()
 }

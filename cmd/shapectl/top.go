@@ -312,7 +312,7 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 	e, text := s.e.inner()
 	e.confirm = confirm
 	var limit limitFlags
-	err := limit.Give("rate", rate)
+	err := limit.Give(policy.FindOption("rate"), rate)
 	if err != nil {
 		return "", err
 	}

@@ -14,7 +14,7 @@ import (
 func meter(kind policy.Algorithm, aware bool) policy.Rule {
 	r := limited(policy.Egress).Rule.Rule
 	r.Rate, r.Algorithm = 8e3, kind
-	r.Colours = policy.Colours{Aware: aware, Green: policy.ActionPass, Yellow: 12, Red: policy.ActionDrop}
+	r.Colours = policy.Colours{Aware: aware, Green: policy.ActionPass, Yellow: policy.SetDSCP(12), Red: policy.ActionDrop}
 	switch kind {
 	case policy.TRTCM:
 		r.Colours.PIR, r.Colours.PBS = 16e3, 4000

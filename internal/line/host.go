@@ -26,7 +26,7 @@ func ParseHost(s string) (h Host, err error) {
 	if !found || name == "" {
 		return h, fmt.Errorf("host %.64q has no name and address; %s", s, example)
 	}
-	if err := (&policy.Limit{}).Name.Set(name); err != nil {
+	if err := policy.FindOption("name").Value(new(policy.Limit)).Set(name); err != nil {
 		return h, err
 	}
 	h.Name = name

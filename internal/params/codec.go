@@ -109,7 +109,7 @@ func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 	}
 	switch c := r.Colours; {
 	case r.Algorithm.HasColours():
-		t.Within = uint32(c.Green) | uint32(c.Yellow)<<8 | uint32(c.Red)<<16
+		t.Within = uint32(c.Green-1) | uint32(c.Yellow-1)<<8 | uint32(c.Red-1)<<16
 		if c.Aware {
 			t.Flags |= Aware
 		}
@@ -171,7 +171,7 @@ func (r Version) Decode(p netip.Prefix, other func(id uint32) Version, poolName 
 	}
 	second, c := other(r.Second), &out.Colours
 	c.Aware = r.Flags&Aware != 0
-	c.Green, c.Yellow, c.Red = policy.Action(r.Within), policy.Action(r.Within>>8), policy.Action(r.Within>>16)
+	c.Green, c.Yellow, c.Red = policy.Action(r.Within)+1, policy.Action(r.Within>>8)+1, policy.Action(r.Within>>16)+1
 	from := secondParams(second.AbiColdParams)
 	c.In = policy.ColourMap{Yellow: from.Yellow, Red: from.Red}
 	rate, burst := policy.Rate(second.RateBits), second.Limit>>model.UnitBits

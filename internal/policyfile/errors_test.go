@@ -196,7 +196,7 @@ func TestErrors(t *testing.T) {
 		{below + "      10.0.0.0/24: {rate: 10mbit, overhead: 300}\n",
 			"4:45: overhead of 300 bytes is out of range; use -64 to 256"},
 		{below + "      10.0.0.0/24: {rate: 10mbit, mpu: x}\n",
-			`4:40: mpu "x" is not a whole number of bytes; write one of 0 to 256`},
+			`4:40: mpu "x" is not a whole number from 0 to 256; write one`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, excess: hold}\n",
 			`4:43: excess "hold" is unknown; use drop, ecn, pass or delay`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50mbit}\n",

@@ -41,7 +41,6 @@ type File struct {
 	source
 	devices  []section
 	exactly  map[string]*section // sections without a pattern, by device
-	plans    map[string]*plan    // by key
 	pools    map[string]*pool    // by name
 	warnings Errors
 }

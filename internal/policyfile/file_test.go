@@ -306,7 +306,7 @@ devices:
   tap2: {}
   'a\*': {egress: {0.0.0.0/0: 3mbit}}
 `, `devices:
-  a\*:
+  "a\\*":
     egress:
       0.0.0.0/0: 3mbit
   ab:
@@ -565,7 +565,7 @@ func TestSameText(t *testing.T) {
 // TestWritePlans derives plans from rules that follow them.
 func TestWritePlans(t *testing.T) {
 	rule := func(network, plan string, rate policy.Rate, note string) policy.Rule {
-		r, err := policy.Limit{Rate: rate, Note: policy.Note(note)}.Rule(netip.MustParsePrefix(network))
+		r, err := policy.Limit{Rate: rate, Note: note}.Rule(netip.MustParsePrefix(network))
 		if err != nil {
 			t.Fatal(err)
 		}

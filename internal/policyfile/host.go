@@ -1,6 +1,8 @@
 package policyfile
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -23,56 +25,53 @@ type host struct {
 // single stands for each address of a host: limits depend on the length of a prefix, not on the family.
 var single = netip.MustParsePrefix("0.0.0.0/32")
 
-// host reads the entry of a host. It is nil if it is not valid.
-func (r *reader) host(s *section, t *table, limits *limits, e *entry) *host {
+// host adds the host of an entry to a direction if it is valid.
+func (r *reader) host(d *direction, e *entry) {
 	mac, err := policy.ParseMAC(e.key.text)
 	if err != nil {
 		r.errorf(&e.key, "%w", err)
-		return nil
+		return
 	}
-	for _, other := range t.hosts {
+	for _, other := range d.hosts {
 		if other.mac == mac {
 			r.errorf(&e.key, "host %v appears twice, first in line %d; remove one of them", mac, r.line(other.at))
-			return nil
+			return
 		}
 	}
-	if t.match != t.direction.FarSide() {
+	if d.match != d.direction.FarSide() {
 		r.errorf(&e.key, "host %v is at the far side, but this direction matches %v; move the host to another direction, or remove match in line %d",
-			mac, t.match, r.line(t.matchAt))
-		return nil
+			mac, d.match, r.line(d.matchAt))
+		return
 	}
-	faults := r.faults
-	p := r.planned(&e.value, "a host", hostKeys)
-	if r.faults > faults || limits.defaults.bad {
-		return nil
+	p := r.limit(&e.value, "a host", hostKeys)
+	if p.bad || d.defaults.bad {
+		return
 	}
 	h := &host{at: e.key.start, mac: mac}
-	d := p.draft(withoutColours(limits.defaults.Draft))
-	called := mac.String()
-	if p.Name != "" {
-		called = string(p.Name)
-	}
-	d.Name, d.Host = policy.Name(called), mac
-	ofRules := d
-	if d.Rate != policy.Unlimited && d.Rate != 0 {
-		if h.pool = r.poolOfHost(s, t, e, p, limits, d, called); h.pool == nil {
-			return nil
+	limit := p.draft(d.defaults.Draft)
+	limit.Name, limit.Host = cmp.Or(p.Name, mac.String()), mac
+	ofRules := limit
+	if limit.Rate != policy.Unlimited && limit.Rate != 0 {
+		if h.pool = r.poolOfHost(d, e, p, limit); h.pool == nil {
+			return
 		}
-		ofRules = policy.Draft{Limit: policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: d.Name, Note: d.Note, Host: mac}}
-		for _, o := range d.Given() {
+		ofRules = policy.Draft{Limit: policy.Limit{Within: policy.Within(h.pool.rule.Label.Name), Name: limit.Name, Note: limit.Note, Host: mac}}
+		for _, o := range limit.Given() {
 			if ofAddress(o) {
-				ofRules.Take(o, &d)
+				ofRules.Take(o, &limit)
 			}
 		}
-	} else if err = onlyWithRate(&ofRules, p); err != nil {
-		r.blame(err, e.key.start, p, limits.defaults)
-		return nil
+	} else {
+		err = onlyWithRate(&ofRules, p)
 	}
-	if h.rule, err = ofRules.Rule(single); err != nil {
-		r.blame(err, e.key.start, p, limits.defaults)
-		return nil
+	if err == nil {
+		h.rule, err = ofRules.Rule(single)
 	}
-	return h
+	if err != nil {
+		r.blame(err, e.key.start, p, d.defaults)
+		return
+	}
+	d.hosts = append(d.hosts, h)
 }
 
 // ofAddress reports whether an option of a host that has a rate goes to the rules of its addresses, not to its pool.
@@ -96,36 +95,26 @@ func onlyWithRate(d *policy.Draft, p parcel) error {
 	return nil
 }
 
-// poolOfHost makes the pool of a host with a rate.
-func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits *limits, d policy.Draft, called string) *pool {
-	d.Owner = policy.Owner{Device: s.device(), Direction: t.direction, Host: called}
+// poolOfHost makes the pool of a host with a rate; nil if it is not valid.
+func (r *reader) poolOfHost(of *direction, e *entry, said parcel, d policy.Draft) *pool {
+	d.Owner = policy.Owner{Device: of.section.device(), Direction: of.direction, Host: d.Name}
 	name := d.Owner.String()
 	if r.pools[name] != nil {
 		r.errorf(&e.key, "pool %q of the host is also among the pools; rename that one", name)
 		return nil
 	}
-	for _, other := range t.hosts {
+	for _, other := range of.hosts {
 		if other.pool != nil && other.pool.rule.Label.Name == name {
-			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", called, r.line(other.at))
+			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", d.Name, r.line(other.at))
 			return nil
 		}
 	}
 	d.Name = ""
 	for _, o := range d.Given() {
-		if !o.RuleOnly {
-			continue
+		// A bucket for each host is what a host has anyway.
+		if ofAddress(o) || o.Name == "each" && (d.Each.Kind == policy.EachHost || d.Each.Kind == policy.EachAll) {
+			d.Drop(o)
 		}
-		// What defaults say is for rules. A bucket for each host is what a host has anyway.
-		isHost := o.Name == "each" && (d.Each.Kind == policy.EachHost || d.Each.Kind == policy.EachAll)
-		if said.gives(o) && !ofAddress(o) && !isHost {
-			r.blame(policy.NotInPool(o.Name), e.key.start, said, limits.defaults)
-			return nil
-		}
-		d.Drop(o)
-	}
-	if d.Share.Kind == policy.ShareMember && said.gives(policy.FindOption("share")) {
-		r.blame(fmt.Errorf("share member would divide the rate among the addresses of one host; use flow"), e.key.start, said, limits.defaults)
-		return nil
 	}
 	if shadow := d.Shadow; shadow != nil && shadow.Each.Kind == policy.EachHost {
 		own := *shadow
@@ -134,8 +123,13 @@ func (r *reader) poolOfHost(s *section, t *table, e *entry, said parcel, limits 
 	}
 	p := &pool{at: e.key.start, said: said}
 	var err error
-	if p.rule, err = d.Pool(name); err != nil {
-		r.blame(err, e.key.start, said, limits.defaults)
+	if d.Share.Kind == policy.ShareMember && said.gives(policy.FindOption("share")) {
+		err = errors.New("share member would divide the rate among the addresses of one host; use flow")
+	} else {
+		p.rule, err = d.Pool(name)
+	}
+	if err != nil {
+		r.blame(err, e.key.start, said, of.defaults)
 		return nil
 	}
 	return p
@@ -147,18 +141,6 @@ func (s *section) device() string {
 		return s.key
 	}
 	return s.name()
-}
-
-// hostPools are the pools of the hosts of the section.
-func (s *section) hostPools() (pools []*pool) {
-	for i := range s.tables {
-		for _, h := range s.tables[i].hosts {
-			if h.pool != nil {
-				pools = append(pools, h.pool)
-			}
-		}
-	}
-	return pools
 }
 
 // on is the rule of an address of a host on a device.

@@ -84,6 +84,12 @@ func (p *parcel) place(name string) (at uint32, found bool) {
 	return at, found
 }
 
+// mark says that an option is given, and where.
+func (p *parcel) mark(o *policy.Option, at uint32) {
+	p.Mark(o)
+	p.places = append(p.places, place{o, at})
+}
+
 // gives reports whether a rule or its plan gives an option.
 func (p *parcel) gives(o *policy.Option) bool { return p.Has(o) || p.plan != nil && p.plan.Has(o) }
 
@@ -111,12 +117,6 @@ type plan struct {
 	at    uint32
 }
 
-// limits makes the limits of a direction.
-type limits struct {
-	defaults parcel
-	known    map[ruleText]*made // most rules have the text of another one
-}
-
 // A ruleText is the text of a rule, and the properties of its network that matter.
 type ruleText struct {
 	text         string
@@ -128,14 +128,13 @@ const maxKnown = 1 << 16
 
 // made returns the meaning of a rule, given its text without the label; nil if it is not
 // valid.
-func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *made {
+func (r *reader) made(of *direction, prefix netip.Prefix, e *entry, text []byte) *made {
 	family := prefix.Addr().BitLen()
 	if known := of.known[ruleText{string(text), family, prefix.Bits()}]; known != nil {
 		return known
 	}
-	faults := r.faults
-	p := r.rule(&e.value)
-	if r.faults > faults || of.defaults.bad {
+	p := r.limit(&e.value, "a rule", ruleKeys)
+	if p.bad || of.defaults.bad {
 		return nil
 	}
 	d := p.draft(of.defaults.Draft)
@@ -147,7 +146,7 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	if p.plan != nil {
 		rule.Label.Plan = p.plan.shown
 	}
-	out := &made{&rule, string(d.Name), string(d.Note)}
+	out := &made{&rule, d.Name, d.Note}
 	if len(of.known) < maxKnown {
 		of.known[ruleText{string(text), family, prefix.Bits()}] = out
 	}
@@ -161,10 +160,10 @@ func (m *made) labelled(label *parcel) *made {
 	}
 	out := *m
 	if label.Gives("name") {
-		out.name = string(label.Name)
+		out.name = label.Name
 	}
 	if label.Gives("note") {
-		out.note = string(label.Note)
+		out.note = label.Note
 	}
 	return &out
 }
@@ -189,8 +188,16 @@ func (r *reader) cutLabel(n *node) (text []byte, label *parcel) {
 	return append(text, r.text[at:max(at, n.end)]...), &p
 }
 
+// A limitReader reads limits: of rules, hosts, pools, plans, defaults and shadows.
+type limitReader struct {
+	notes
+	plans   map[string]*plan // by key
+	pools   map[string]*pool // by name
+	current *section         // if it is of one device: what is in it may be within its pools
+}
+
 // blame reports a rule that is not valid, at the option that the error begins with.
-func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
+func (r *limitReader) blame(err error, key uint32, rule, defaults parcel) {
 	message := err.Error()
 	word, _, _ := strings.Cut(message, " ")
 	word = strings.TrimSuffix(word, ":")
@@ -204,21 +211,22 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	r.report(key, message)
 }
 
-func (r *reader) rule(n *node) parcel { return r.planned(n, "a rule", ruleKeys) }
-
-// planned reads a value that is a rate, a plan, or a mapping whose keys must be among allowed.
-func (r *reader) planned(n *node, what string, allowed []string) parcel {
-	if n.kind == mapping {
-		return r.parts(n, what, allowed)
-	}
-	text, ok := r.scalar(n, what, "a rate, unlimited, a plan, or options such as {rate: 10mbit, each: host}")
+// limit reads a value that is a rate, a plan, or a mapping whose keys must be among allowed, which has plan if there may be one.
+func (r *limitReader) limit(n *node, what string, allowed []string) (p parcel) {
+	faults := r.faults
+	mayPlan := slices.Contains(allowed, "plan")
 	switch {
-	case !ok:
-		return parcel{}
-	case looksLikeRate(text):
-		return r.rate(n)
+	case n.kind == mapping || n.kind != text && !mayPlan:
+		return r.parts(n, what, allowed)
+	case n.kind == text && (!mayPlan || looksLikeRate(n.text)):
+		r.option(&p, policy.FindOption("rate"), n)
+	default:
+		if text, ok := r.scalar(n, what, "a rate, unlimited, a plan, or options such as {rate: 10mbit, each: host}"); ok {
+			p.plan = r.plan(n, text)
+		}
 	}
-	return parcel{plan: r.plan(n, text)}
+	p.bad = r.faults > faults
+	return p
 }
 
 // looksLikeRate reports whether a text is meant as a rate rather than a plan.
@@ -227,36 +235,53 @@ func looksLikeRate(s string) bool {
 }
 
 // plan returns the plan of a name. If there is none, it reports that and returns nil.
-func (r *reader) plan(n *node, name string) *plan {
-	switch p := r.plans[name]; {
-	case p != nil:
-		if p.bad {
-			r.faults++
-		}
-		return p
-	case len(r.plans) == 0:
+func (r *limitReader) plan(n *node, name string) *plan {
+	p := r.plans[name]
+	switch {
+	case p == nil && len(r.plans) == 0:
 		r.errorf(n, "%q is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited", shorten(name))
-	case len(r.problems) > 100*shown: // it is not shown, and there may be many plans
-		r.errorf(n, "plan %q is unknown", shorten(name))
-	default:
-		names := slices.Sorted(maps.Keys(r.plans))
-		r.errorf(n, "plan %q is unknown; %s", shorten(name), didYouMean(name, names))
+	case p == nil:
+		unknown(&r.notes, n, "plan", name, r.plans)
+	case p.bad:
+		r.faults++
 	}
-	return nil
+	return p
+}
+
+// unknown reports a name that is not known.
+func unknown[V any](r *notes, n *node, what, name string, known map[string]V) {
+	if len(r.problems) > 100*shown { // it is not shown, and many may be known
+		r.errorf(n, "%s %q is unknown", what, shorten(name))
+		return
+	}
+	r.errorf(n, "%s %q is unknown; %s", what, shorten(name), didYouMean(name, slices.Sorted(maps.Keys(known))))
+}
+
+// knowsPool reports whether the file has a pool. If it has not, it reports that.
+func (r *limitReader) knowsPool(n *node, name string) bool {
+	switch {
+	case r.pools[name] != nil, r.current.owns(name):
+		return true
+	case len(r.pools) == 0:
+		r.errorf(n, "pool %q is unknown, and the file has no pools; write them such as pools: {%s: {rate: 1gbit}}", name, word(name))
+	default:
+		unknown(&r.notes, n, "pool", name, r.pools)
+	}
+	return false
 }
 
 // parts reads a mapping whose keys must be among allowed.
-func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
+func (r *limitReader) parts(n *node, what string, allowed []string) (out parcel) {
+	faults := r.faults
 	entries := r.entries(n, what, "rate: 10mbit")
-	given := map[string]*node{}
+	seen := map[string]*node{}
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
 		name := policy.LimitKey(key.text)
-		if first := given[name]; first != nil {
-			r.errorf(key, "%s appears twice, first in line %d as %s; remove one of them", name, r.line(first.start), first.text)
+		if first := seen[name]; first != nil && r.again(seen, key, name, name, " as "+first.text+"; remove one of them") {
 			continue
 		}
-		given[name] = key
+		seen[name] = key
 		switch {
 		case !slices.Contains(allowed, key.text):
 			r.unknownPart(key, what, allowed)
@@ -265,13 +290,14 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 				out.plan = r.plan(value, text)
 			}
 		default:
-			r.option(&out, name, value)
+			r.option(&out, policy.FindOption(name), value)
 		}
 	}
+	out.bad = r.faults > faults
 	return out
 }
 
-func (r *reader) unknownPart(key *node, what string, allowed []string) {
+func (r *limitReader) unknownPart(key *node, what string, allowed []string) {
 	switch {
 	case key.text == "plan":
 		r.errorf(key, "%s cannot use a plan; write the options instead", what)
@@ -293,46 +319,47 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 }
 
 // option reads an option, unless its value is not valid in any rule.
-func (r *reader) option(p *parcel, name string, n *node) {
+func (r *limitReader) option(p *parcel, o *policy.Option, n *node) {
 	switch {
-	case name == "shadow":
-		r.shadow(p, n)
+	case o.Name == "shadow":
+		r.shadow(p, o, n)
 		return
-	case name == "colours" && n.kind == mapping:
-		r.colours(p, n)
+	case o.Name == "colours" && n.kind == mapping:
+		r.colours(p, o, n)
 		return
 	}
 	example := "one word"
-	if slices.Contains(labelKeys, name) {
+	if o.Label {
 		example = "text, in quotes if it has a colon or begins with a bracket"
 	}
-	text, ok := r.scalar(n, name, example)
+	text, ok := r.scalar(n, o.Name, example)
 	if !ok {
 		return
 	}
-	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, name) {
-		r.warned = append(r.warned, problem{n.start, name + " " + note})
+	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, o.Name) {
+		r.warned = append(r.warned, problem{n.start, o.Name + " " + note})
 	}
-	if r.value(p, name, text, n) && name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
-		p.Drop(policy.FindOption(name))
+	if r.value(p, o, text, n) && o.Name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
+		p.Drop(o)
 	}
 }
 
 // value gives a parcel the value of an option. It reports a value that is not valid, and whether it is.
-func (r *reader) value(p *parcel, name, text string, n *node) bool {
-	if err := p.Give(name, text); err != nil {
+func (r *limitReader) value(p *parcel, o *policy.Option, text string, n *node) bool {
+	err := p.Give(o, text)
+	if err != nil {
 		r.errorf(n, "%w", err)
-		return false
+	} else {
+		p.mark(o, n.start)
 	}
-	p.places = append(p.places, place{policy.FindOption(name), n.start})
-	return true
+	return err == nil
 }
 
 // colours reads a mapping from DSCPs to colours.
-func (r *reader) colours(p *parcel, n *node) {
+func (r *limitReader) colours(p *parcel, o *policy.Option, n *node) {
 	faults := r.faults
 	var all policy.ColourMap
-	given := map[uint8]*node{}
+	seen := map[string]*node{}
 	entries := r.entries(n, "colours", "{AF12: yellow, AF13: red}")
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
@@ -341,10 +368,8 @@ func (r *reader) colours(p *parcel, n *node) {
 			r.errorf(key, "%w", err)
 			continue
 		}
-		if first := given[dscp]; first != nil {
-			r.errorf(key, "DSCP %s appears twice, first in line %d; remove one of them", policy.DSCPName(dscp), r.line(first.start))
-		}
-		given[dscp] = key
+		name := policy.DSCPName(dscp)
+		r.again(seen, key, name, "DSCP "+name, "; remove one of them")
 		var c policy.Colour
 		if text, ok := r.scalar(value, "a colour", "green, yellow or red"); ok {
 			if err := c.Set(text); err != nil {
@@ -354,92 +379,69 @@ func (r *reader) colours(p *parcel, n *node) {
 		all.Add(dscp, c)
 	}
 	if r.faults == faults {
-		r.value(p, "colours", all.String(), n)
+		r.value(p, o, all.String(), n)
 	}
 }
 
-func (r *reader) shadow(p *parcel, n *node) {
+func (r *limitReader) shadow(p *parcel, o *policy.Option, n *node) {
 	switch {
 	case n.kind == text && n.text == noShadow:
 	case n.kind == text && r.plans[n.text] != nil:
 		r.errorf(n, "a shadow cannot use a plan; write the options instead")
 		return
 	default:
-		d := r.rateOrParts(n, "a shadow", shadowKeys).Draft
+		d := r.limit(n, "a shadow", shadowKeys).Draft
 		p.Shadow = &d
 	}
-	o := policy.FindOption("shadow")
-	p.Mark(o)
-	p.places = append(p.places, place{o, n.start})
+	p.mark(o, n.start)
 }
 
-// rateOrParts reads a value that is a rate or a mapping.
-func (r *reader) rateOrParts(n *node, what string, allowed []string) parcel {
-	if n.kind == text {
-		return r.rate(n)
+// defaults returns the defaults of the surrounding place, with those that are given over them.
+func (r *limitReader) defaults(wider parcel, given map[string]*entry) parcel {
+	if e := given["defaults"]; e != nil {
+		return r.parts(&e.value, "defaults", defaultsKeys).over(wider)
 	}
-	return r.parts(n, what, allowed)
+	return wider
 }
 
-func (r *reader) rate(n *node) (p parcel) {
-	r.option(&p, "rate", n)
-	return p
-}
-
-// defaults returns the defaults of the surrounding place, with those of e, nil for none,
-// over them.
-func (r *reader) defaults(wider parcel, e *entry) parcel {
-	if e == nil {
-		return wider
-	}
-	faults := r.faults
-	own := r.parts(&e.value, "defaults", defaultsKeys)
-	own.bad = r.faults > faults
-	return own.over(wider)
-}
-
-// label returns the defaults of a device or direction, with its name and note, if any, over them.
-func (r *reader) label(defaults parcel, given map[string]*entry) parcel {
-	faults := r.faults
-	var own parcel
+// label returns defaults with the name and note of a device or direction, if any, over them.
+func (r *limitReader) label(defaults parcel, given map[string]*entry) parcel {
+	own := node{kind: mapping}
 	for _, key := range labelKeys {
 		if e := given[key]; e != nil {
-			r.option(&own, key, &e.value)
+			own.entries = append(own.entries, *e)
 		}
 	}
-	own.bad = r.faults > faults
-	return own.over(defaults)
+	return r.parts(&own, "", labelKeys).over(defaults)
 }
 
-func (r *reader) readPlans(n *node) {
+func (r *limitReader) readPlans(n *node) {
 	r.plans = map[string]*plan{}
 	for _, e := range n.entries { // all of them, so that rules do not report bad ones as unknown
 		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, key: e.key.text, at: e.key.start}
 	}
 	entries := r.entries(n, "plans", "gold: {rate: 100mbit}")
-	given := map[string]*node{}
+	seen := map[string]*node{}
 	for i := range entries {
-		key, value := &entries[i].key, &entries[i].value
+		key := &entries[i].key
 		name := key.text
-		switch first := given[name]; {
-		case first != nil:
-			r.errorf(key, "plan %s appears twice, first in line %d; remove one of them", shorten(name), r.line(first.start))
-		case !validPlan(name):
-			r.errorf(key, "plan %q is not a valid key; begin it with a letter, use letters, digits, -, _ and ., and not the word unlimited", shorten(name))
-		default:
-			given[name] = key
-			faults := r.faults
-			p := &plan{parcel: r.rateOrParts(value, "a plan", planKeys), key: name, shown: name, at: key.start}
-			if p.Name != "" {
-				p.shown = string(p.Name)
-			}
-			p.Drop(policy.FindOption("name"))
-			if err := policy.CheckPlan(p.shown); err != nil {
-				r.errorf(key, "%w", err)
-			}
-			p.bad = r.faults > faults
-			r.plans[name] = p
+		if r.again(seen, key, name, "plan "+shorten(name), "; remove one of them") {
+			continue
 		}
+		if !validPlan(name) {
+			r.errorf(key, "plan %q is not a valid key; begin it with a letter, use letters, digits, -, _ and ., and not the word unlimited", shorten(name))
+			continue
+		}
+		p := &plan{parcel: r.limit(&entries[i].value, "a plan", planKeys), key: name, shown: name, at: key.start}
+		if p.Name != "" {
+			p.shown = p.Name
+		}
+		p.Drop(policy.FindOption("name"))
+		if err := policy.CheckPlan(p.shown); err != nil {
+			r.errorf(key, "%w", err)
+			p.bad = true
+		}
+		r.plans[name] = p
 	}
 }
 

@@ -7,45 +7,65 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ownPool reads the pool of a device or direction. The rules there draw from it unless they say otherwise, so it returns
-// the defaults for them. In the section of a pattern, the pool is named after the pattern until the device is known.
-func (r *reader) ownPool(s *section, given map[string]*entry, direction string, defaults parcel) parcel {
-	e := given["pool"]
-	if e == nil {
-		return defaults
-	}
-	if own := given["defaults"]; own != nil {
-		for _, part := range own.value.entries {
-			if part.key.text == "within" {
-				r.errorf(&part.key, "within names the pool of all rules here, and so does pool in line %d; remove one of them", r.line(e.key.start))
+// around returns the defaults for the rules of a device or direction: the wider ones, and over them its own, its pool and
+// its label.
+func (r *reader) around(s *section, given map[string]*entry, direction string, wider parcel) parcel {
+	defaults := r.defaults(wider, given)
+	if e := given["pool"]; e != nil {
+		if own := given["defaults"]; own != nil {
+			for _, part := range own.value.entries {
+				if part.key.text == "within" {
+					r.errorf(&part.key, "within names the pool of all rules here, and so does pool in line %d; remove one of them", r.line(e.key.start))
+				}
 			}
 		}
+		within := parcel{bad: true}
+		if p := r.ownPool(s, e, direction, defaults); p != nil {
+			within = parcel{}
+			within.Within = policy.Within(p.rule.Label.Name)
+			within.mark(policy.FindOption("within"), p.at)
+		}
+		defaults = within.over(defaults)
 	}
+	return r.label(defaults, given)
+}
+
+// ownPool reads the pool of a device or direction; nil if it is not valid. In the section of a pattern, it is named after
+// the pattern until the device is known.
+func (r *reader) ownPool(s *section, e *entry, direction string, defaults parcel) *pool {
 	owner, above := policy.Owner{Device: s.device(), Whole: direction == ""}, policy.Within("")
 	_ = owner.Direction.Set(direction) // a whole device has none
 	if !owner.Whole && len(s.own) > 0 && s.own[0].rule.Label.Owner.Whole {
 		above = policy.Within(s.own[0].rule.Label.Name)
 	}
 	name := owner.String()
-	if other := r.pools[name]; other != nil {
+	if r.pools[name] != nil {
 		r.errorf(&e.key, "pool %q of the device is also among the pools; rename that one", name)
-		return parcel{bad: true}.over(defaults)
+		return nil
 	}
 	p := r.pool(e, name, above, defaults)
 	if p == nil {
-		return parcel{bad: true}.over(defaults)
+		return nil
 	}
 	if p.rule.Label.Owner != (policy.Owner{}) {
 		r.errorf(&e.key, "owner has no use in the pool of a device, which is its owner; leave it out")
 	}
 	p.rule.Label.Owner = owner
 	s.own = append(s.own, p)
-	var own parcel
-	own.Within = policy.Within(name)
-	o := policy.FindOption("within")
-	own.Mark(o)
-	own.places = []place{{o, p.at}}
-	return own.over(defaults)
+	return p
+}
+
+// allPools are the pools of the section, and those of its hosts.
+func (s *section) allPools() []*pool {
+	pools := slices.Clone(s.own)
+	for i := range s.tables {
+		for _, h := range s.tables[i].hosts {
+			if h.pool != nil {
+				pools = append(pools, h.pool)
+			}
+		}
+	}
+	return pools
 }
 
 // owns reports whether a pool is of the section, which may be nil.
@@ -77,12 +97,7 @@ func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
 	if s == nil || err != nil {
 		return nil, err
 	}
-	return f.poolsOn(s, d, append(slices.Clone(s.own), s.hostPools()...))
-}
-
-// poolsOn returns pools that the section defines as they are on a device.
-func (f *File) poolsOn(s *section, d Device, own []*pool) (pools []policy.Rule, err error) {
-	for _, p := range own {
+	for _, p := range s.allPools() {
 		pool := p.rule
 		name := p.on(d.Name)
 		if err := policy.CheckPoolName(name); err != nil {
@@ -105,6 +120,6 @@ func (f *File) poolOf(r *policy.Rule) *pool {
 	}
 	device := r.Label.Owner.Device
 	s, _ := f.section(device)
-	own := append(slices.Clone(s.own), s.hostPools()...)
+	own := s.allPools()
 	return own[slices.IndexFunc(own, func(p *pool) bool { return p.on(device) == r.Label.Name })]
 }

@@ -22,7 +22,7 @@ func TestPieces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := &reader{File: File{source: source, exactly: map[string]*section{}}}
+		r := newReader(&File{source: source, exactly: map[string]*section{}, pools: map[string]*pool{}})
 		var rest []byte
 		r.pieces, rest = cut(source, lines)
 		n := 0
@@ -40,7 +40,7 @@ func TestPieces(t *testing.T) {
 		if r.broken || len(r.pieces) > 0 || len(r.problems) > 0 {
 			t.Errorf("pieces of %d lines: left are %v, problems are %v", lines, r.pieces, r.problems)
 		}
-		for _, s := range r.devices {
+		for _, s := range r.file.devices {
 			if rules := s.tables[0].rules; len(rules) != 22 {
 				t.Errorf("pieces of %d lines: %s has %d rules", lines, s.key, len(rules))
 			}

@@ -16,7 +16,7 @@ import (
 func (p *plan) value() string {
 	d := p.Draft
 	if p.shown != p.key {
-		d.Name = policy.Name(p.shown)
+		d.Name = p.shown
 		d.Mark(policy.FindOption("name"))
 	}
 	if given := d.Given(); len(given) == 1 && given[0].Name == "rate" {
@@ -106,7 +106,7 @@ func (f *followers) draft() policy.Draft {
 		d.Drop(policy.FindOption("rate"))
 	}
 	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
-		d.Note = policy.Note(f.note)
+		d.Note = f.note
 		d.Mark(policy.FindOption("note"))
 	}
 	return d

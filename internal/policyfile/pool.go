@@ -2,8 +2,6 @@ package policyfile
 
 import (
 	"cmp"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -42,68 +40,34 @@ func (f *File) Above(tables ...policy.Table) []policy.Rule {
 	return pools
 }
 
-// namePools reads the names of the pools before all that may be within them.
-func (r *reader) namePools(n *node) {
-	r.pools = map[string]*pool{}
-	for _, e := range n.entries {
-		r.pools[e.key.text] = &pool{}
-	}
-}
-
 func (r *reader) readPools(n *node, defaults parcel) {
-	given := map[string]*node{}
+	seen := map[string]*node{}
 	entries := r.entries(n, "pools", "uplink: {rate: 1gbit, share: member}")
 	for i := range entries {
 		key := &entries[i].key
-		if first := given[key.text]; first != nil {
-			r.errorf(key, "pool %s appears twice, first in line %d; remove one of them", shorten(key.text), r.line(first.start))
+		if r.again(seen, key, key.text, "pool "+shorten(key.text), "; remove one of them") {
 			continue
 		}
-		given[key.text] = key
 		if p := r.pool(&entries[i], key.text, "", defaults); p != nil {
 			*r.pools[key.text] = *p
 		}
 	}
 }
 
-// notOfPools are the defaults that do not apply to pools, beside those that only rules can have: which rates there are,
+// notOfPools are the defaults that do not apply to pools, beside those that pools cannot have: which rates there are,
 // and who has them, is different at each level.
 var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
 
-// usualOfPools returns the defaults that apply to pools.
-func usualOfPools(defaults policy.Draft) policy.Draft {
-	for _, o := range defaults.Given() {
-		if slices.Contains(notOfPools, o.Name) || !slices.Contains(poolKeys, o.Name) {
-			defaults.Drop(o)
-		}
-	}
-	return withoutColours(defaults)
-}
-
-// withoutColours returns a draft without an algorithm that gives packets colours, which pools cannot do.
-func withoutColours(d policy.Draft) policy.Draft {
-	if d.Algorithm.HasColours() {
-		d.Drop(policy.FindOption("algorithm"))
-	}
-	return d
-}
-
 // pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
 func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
-	faults := r.faults
-	said := r.planned(&e.value, "a pool", poolWithPlan)
-	if said.plan != nil {
-		for _, o := range said.plan.Given() {
-			if !slices.Contains(poolKeys, o.Name) {
-				r.errorf(&e.key, "%w (from plan %s, line %d)", policy.NotInPool(o.Name), said.plan.key, r.line(said.plan.at))
-				break
-			}
-		}
-	}
-	if r.faults > faults || defaults.bad {
+	said := r.limit(&e.value, "a pool", poolWithPlan)
+	if said.bad || defaults.bad {
 		return nil
 	}
-	usual := usualOfPools(defaults.Draft)
+	usual := defaults.Draft
+	for _, key := range notOfPools {
+		usual.Drop(policy.FindOption(key))
+	}
 	if usual.Within = within; within != "" {
 		usual.Mark(policy.FindOption("within"))
 	}
@@ -116,21 +80,6 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	return p
 }
 
-// knowsPool reports whether the file has a pool. If it has not, it reports that.
-func (r *reader) knowsPool(n *node, name string) bool {
-	switch {
-	case r.pools[name] != nil, r.current.owns(name):
-		return true
-	case len(r.pools) == 0:
-		r.errorf(n, "pool %q is unknown, and the file has no pools; write them such as pools: {%s: {rate: 1gbit}}", name, word(name))
-	case len(r.problems) > 100*shown: // it is not shown, and there may be many pools
-		r.errorf(n, "pool %q is unknown", name)
-	default:
-		r.errorf(n, "pool %q is unknown; %s", name, didYouMean(name, slices.Sorted(maps.Keys(r.pools))))
-	}
-	return false
-}
-
 // checkPools reports what is wrong with valid pools and all that is within them. Devices that match patterns are
 // not known yet: see Tables.
 func (r *reader) checkPools() {
@@ -139,24 +88,24 @@ func (r *reader) checkPools() {
 			return
 		}
 	}
-	pools := r.Pools()
-	for _, s := range r.exactly {
-		for _, p := range append(slices.Clone(s.own), s.hostPools()...) {
+	pools := r.file.Pools()
+	for _, s := range r.file.exactly {
+		for _, p := range s.allPools() {
 			pools.Rules = append(pools.Rules, p.rule)
 		}
 	}
 	tree := policy.NewTree([]policy.Table{pools})
-	for i := range r.devices {
-		if r.devices[i].pattern {
+	for i := range r.file.devices {
+		if r.file.devices[i].pattern {
 			continue
 		}
-		for _, t := range r.devices[i].tables {
+		for _, t := range r.file.devices[i].tables {
 			for j := range t.rules {
 				tree.Add(nil, t.rules[j].rule)
 			}
 		}
 	}
-	r.problems = append(r.problems, r.poolProblems(tree.Problems()...)...)
+	r.problems = append(r.problems, r.file.poolProblems(tree.Problems()...)...)
 }
 
 func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {

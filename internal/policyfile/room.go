@@ -19,7 +19,7 @@ func (f *File) HasGuarantees() bool {
 		}
 	}
 	return slices.ContainsFunc(f.devices, func(s section) bool {
-		return slices.ContainsFunc(s.own, guaranteed) || slices.ContainsFunc(s.hostPools(), guaranteed) || slices.ContainsFunc(s.tables, func(t table) bool {
+		return slices.ContainsFunc(s.allPools(), guaranteed) || slices.ContainsFunc(s.tables, func(t table) bool {
 			return slices.ContainsFunc(t.rules, func(r rule) bool { return has(r.rule) })
 		})
 	})

@@ -40,7 +40,7 @@ type entry struct{ key, value node }
 
 // A tree converts YAML to nodes of a source.
 type tree struct {
-	*reader
+	*notes
 	cursor cursor
 	before int // lines before what is parsed
 }

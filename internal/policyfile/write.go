@@ -12,9 +12,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"go.yaml.in/yaml/v4"
-
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -140,15 +137,7 @@ func DeviceKey(device string) (string, error) {
 	if !possible(device) {
 		return "", fmt.Errorf("device %q is not a valid device name", device)
 	}
-	if plain.Line(device) != device {
-		return strconv.Quote(escape(device)), nil // YAML has the escapes of Go
-	}
-	name := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: escape(device)}
-	key, err := yaml.Dump(&yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{name}})
-	if err != nil {
-		return "", fmt.Errorf("device %q: %w", device, err)
-	}
-	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
+	return word(escape(device)), nil
 }
 
 // networkKey returns a network as a key: an address alone, unless it ends in a colon, which
@@ -238,13 +227,7 @@ func missing(p *plan, r *policy.Rule) policy.Draft {
 	if p == nil {
 		return policy.Draft{}.Missing(r)
 	}
-	usual := p.Draft
-	for _, o := range usual.Given() {
-		if r.Rate == policy.Unlimited && (o.LimitedOnly || o.Name == "shadow") {
-			usual.Drop(o)
-		}
-	}
-	d := usual.Missing(r)
+	d := p.Missing(r)
 	made, err := (&parcel{Draft: d, plan: p}).draft(policy.Draft{}).Rule(r.Prefix)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return d
@@ -256,7 +239,7 @@ func missing(p *plan, r *policy.Rule) policy.Draft {
 		if !o.Decides || d.Has(o) || o.Name != "rate" && !slices.ContainsFunc(p.Given(), idle) || r.Rate == policy.Unlimited && o.LimitedOnly {
 			continue
 		}
-		if err := d.Give(o.Name, o.Text(r)); err != nil {
+		if err := d.Give(o, o.Text(r)); err != nil {
 			panic(err) // the rule is valid
 		}
 	}

@@ -33,7 +33,7 @@ func colour(r *policy.Rule, a policy.Algorithm, second policy.Rate, burst uint64
 // Both engines agree on random frames, on colours and DSCPs, too.
 func TestColouredFrames(t *testing.T) {
 	seed := testenv.Seed(t)
-	actions := []policy.Action{policy.ActionPass, policy.ActionPass, policy.ActionECN, policy.ActionDrop, 0, 12, 63}
+	actions := []policy.Action{policy.ActionPass, policy.ActionPass, policy.ActionECN, policy.ActionDrop, policy.SetDSCP(0), policy.SetDSCP(12), policy.SetDSCP(63)}
 	for i, algorithm := range coloured {
 		for _, aware := range []bool{false, true} {
 			for j, each := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
@@ -157,7 +157,7 @@ func TestMEFWithOneRate(t *testing.T) {
 	colour(&rule, policy.SRTCM, 0, 0)
 	rule.Colours.Aware, rule.Colours.In = true, policy.DefaultColours
 	excess := rule
-	excess.Colours.In, excess.Colours.Green = policy.ColourMap{Red: 1 << 14}, 12
+	excess.Colours.In, excess.Colours.Green = policy.ColourMap{Red: 1 << 14}, policy.SetDSCP(12)
 	for _, c := range []struct {
 		rule policy.Rule
 		want string // of each packet: verdict and DSCP
@@ -182,10 +182,10 @@ func TestActions(t *testing.T) {
 		want               string // of a green, a yellow and a red packet: verdict and DSCP
 	}{
 		{policy.ActionPass, policy.ActionPass, policy.ActionDrop, "pass 10, pass 46, drop 0"},
-		{10, 12, 14, "pass 10, pass 12, pass 14"},
-		{0, policy.ActionECN, policy.ActionECN, "pass 0, mark 46, drop 0"},
+		{policy.SetDSCP(10), policy.SetDSCP(12), policy.SetDSCP(14), "pass 10, pass 12, pass 14"},
+		{policy.SetDSCP(0), policy.ActionECN, policy.ActionECN, "pass 0, mark 46, drop 0"},
 		{policy.ActionDrop, policy.ActionDrop, policy.ActionPass, "drop 0, drop 0, pass 63"},
-		{policy.ActionECN, 63, 63, "drop 0, pass 63, pass 63"},
+		{policy.ActionECN, policy.SetDSCP(63), policy.SetDSCP(63), "drop 0, pass 63, pass 63"},
 	} {
 		rule := everything(8000, 100)
 		colour(&rule, policy.RFC4115, 8000, 100)

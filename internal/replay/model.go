@@ -127,7 +127,7 @@ func (m *Model) colour(r *Result, p packet) {
 	case action == policy.ActionECN:
 		r.Verdict = model.Mark
 	case action < policy.ActionPass:
-		r.DSCP = uint8(action)
+		r.DSCP = uint8(action - policy.SetDSCP(0))
 	}
 }
 

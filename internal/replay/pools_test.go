@@ -94,7 +94,7 @@ func (g grower) again(r policy.Rule, above []policy.Rule) policy.Rule {
 		if r.Colours.Aware {
 			r.Colours.In = policy.ColourMap{Yellow: g.Uint64() & g.Uint64()}
 		}
-		r.Colours.Yellow = []policy.Action{policy.ActionPass, policy.ActionECN, 12}[g.IntN(3)]
+		r.Colours.Yellow = []policy.Action{policy.ActionPass, policy.ActionECN, policy.SetDSCP(12)}[g.IntN(3)]
 		return r
 	}
 	r.Queue, r.ECNAbove, r.Order, r.Penalty = 0, 0, policy.FIFO, policy.Penalty{}

@@ -154,10 +154,10 @@ func Run(r Request) (Result, error) {
 	gcra.Algorithm, leaky.Algorithm, queue.Excess = policy.GCRA, policy.Leaky, policy.Delay
 	gcra.Penalty, queue.Penalty = policy.Penalty{}, policy.Penalty{}
 	for _, meter := range []*policy.Limit{&gcra, &leaky} {
-		meter.Queue, meter.ECNAbove, meter.Order = policy.Queue{}, 0, policy.FIFO
+		meter.Queue, meter.ECNAbove, meter.Order = policy.Capacity{}, 0, policy.FIFO
 	}
 	if queue.Algorithm == policy.Leaky {
-		queue.Queue, queue.Order = policy.Queue{}, policy.FIFO
+		queue.Queue, queue.Order = policy.Capacity{}, policy.FIFO
 	}
 	result := Result{}
 	for _, of := range []struct {

@@ -36,7 +36,7 @@ func inColours(a policy.Algorithm, red policy.Action) func(*policy.Rule) {
 	const burst = 150_000
 	return func(r *policy.Rule) {
 		r.Algorithm, r.Rate, r.Capacity = a, onceOnly, burst
-		r.Colours = policy.Colours{Green: policy.Action(dscps[policy.Green]), Yellow: policy.Action(dscps[policy.Yellow]), Red: red}
+		r.Colours = policy.Colours{Green: policy.SetDSCP(dscps[policy.Green]), Yellow: policy.SetDSCP(dscps[policy.Yellow]), Red: red}
 		switch a {
 		case policy.SRTCM:
 			r.Colours.EBS = burst
@@ -429,7 +429,7 @@ func TestColoursOnTheWire(t *testing.T) {
 			x := newPaintbox(t, hook.mode, hook.direction)
 			host := 0
 			for _, a := range algorithms {
-				for _, red := range []policy.Action{policy.Action(dscps[policy.Red]), policy.ActionDrop} {
+				for _, red := range []policy.Action{policy.SetDSCP(dscps[policy.Red]), policy.ActionDrop} {
 					for _, kind := range kinds {
 						host++
 						for _, prefix := range farPrefixes {

@@ -109,25 +109,17 @@ func (a AdaptAbove) Value() time.Duration {
 func (a AdaptAbove) String() string { return timeString(a.Value()) }
 func (a AdaptAbove) Type() string   { return "time" }
 
-var needsAdapt = need{
-	"adapt-min",
-	func(r *Rule) bool { return r.Adapt.Min != 0 },
-	func(*Rule) string { return "no lowest rate to adapt to; give one with adapt-min, or leave it out" },
-}
-
 func checkAdaptMin(r *Rule) error {
 	lowest := r.Adapt.Min
 	switch {
 	case lowest == 0:
 		return nil
-	case !r.Pool:
-		return errors.New("adapt-min has no use in a rule; give it to a pool, and put the rule within that")
 	case r.Cluster.Name != "":
 		return errors.New("adapt-min has no use with a cluster, with which other hosts decide on the rate; leave one of them out")
 	case lowest > r.Rate:
 		return fmt.Errorf("adapt-min %v is above the rate %v; lower it, or raise the rate", lowest, r.Rate)
 	}
-	return checkRate(lowest.String, lowest)
+	return checkRate("adapt-min", lowest.String, lowest)
 }
 
 func checkAdaptTo(r *Rule) error {

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"time"
 )
+
+const zeroText = "0"
 
 const (
 	// MinCapacity is the smallest capacity of a rule in bytes: one full
@@ -24,6 +25,9 @@ type Capacity struct {
 	bytes    uint64
 	duration time.Duration
 }
+
+// zeroCapacity is one that is set to 0.
+var zeroCapacity = Capacity{duration: -1}
 
 // sizeUnits are those of tc: all of them are binary.
 var sizeUnits = map[string]uint64{
@@ -100,14 +104,24 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 	return nil
 }
 
-// resolve returns the capacity in bytes for a rule of rate r, which is not Unlimited. A
-// time is converted exactly and rounded up to a whole byte.
-func (c Capacity) resolve(what string, r Rate) (uint64, error) {
-	if err := checkRate(r.String, r); err != nil {
-		return 0, err
+// resolve returns the capacity in bytes for a rule of rate r, or the usual one if it is not set and of use. A time is
+// converted exactly and rounded up to a whole byte. Without a rate, the result only tells whether the capacity is set.
+func (c Capacity) resolve(what string, r Rate, usual func(Rate) uint64, used bool) (uint64, error) {
+	switch {
+	case c == zeroCapacity:
+		return 0, nil
+	case r == 0, r == Unlimited:
+		return max(c.bytes, uint64(c.duration)), nil
+	case c != Capacity{}:
+		if err := checkRate("rate", r.String, r); err != nil {
+			return 0, err
+		}
+		v := c.bytes + bytesIn(c.duration, r) // one of them is 0
+		return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
+	case used:
+		return usual(r), nil
 	}
-	v := c.bytes + bytesIn(c.duration, r) // one of them is 0
-	return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
+	return 0, nil
 }
 
 // Rescaled is the capacity in bytes that a rate of want takes as long to drain as the rate of
@@ -155,6 +169,8 @@ func drainTime(bytes uint64, r Rate) string {
 // String is such as 64kb, 125000b or 100ms; empty if the capacity is not set.
 func (c Capacity) String() string {
 	switch {
+	case c == zeroCapacity:
+		return zeroText
 	case c.duration > 0:
 		return timeString(c.duration)
 	case c.bytes == 0:
@@ -183,15 +199,7 @@ func inLargest(v uint64, units map[string]uint64, names ...string) string {
 func (c Capacity) Type() string { return "size|time" }
 
 func resolveCapacity(l *Limit, r *Rule) (err error) {
-	switch given := l.Capacity != (Capacity{}); {
-	case given && r.Rate == Unlimited:
-		return errors.New("capacity has no use " + inUnlimited(l.Within))
-	case given:
-		r.Capacity, err = l.Capacity.resolve("capacity", r.Rate)
-	case r.Rate == Unlimited:
-	default:
-		r.Capacity = l.DefaultCapacity(r.Rate)
-	}
+	r.Capacity, err = l.Capacity.resolve("capacity", r.Rate, l.DefaultCapacity, true)
 	return err
 }
 

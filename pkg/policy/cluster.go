@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math/bits"
 )
@@ -20,56 +19,20 @@ type Cluster struct {
 // ClusterName is the name of a cluster; "" for none.
 type ClusterName string
 
-func (c *ClusterName) Set(s string) error {
-	if s == none {
-		s = ""
-	}
-	return setText(c, "cluster", s, MaxName)
-}
-
-func (c ClusterName) String() string { return string(c) }
-func (c ClusterName) Type() string   { return "name" }
-
 // clusterRate is an option of a cluster that is a part of the rate of its pool.
 func clusterRate(of func(*Cluster) *Rate, o Option) *Option {
 	o.PoolOnly = true
-	part := func(r *Rule) Rate { return *of(&r.Cluster) }
-	o.valid = func(r *Rule) error {
-		if part(r) == 0 {
-			return nil
-		}
-		return checkRate(part(r).String, part(r))
-	}
 	o.check = func(r *Rule) error {
-		if part(r) <= r.Rate {
+		switch part := *of(&r.Cluster); {
+		case part == 0:
 			return nil
+		case part > r.Rate:
+			return fmt.Errorf("%s %v is above the rate %v of all hosts together; lower it, or raise the rate", o.Name, part, r.Rate)
+		default:
+			return checkRate(o.Name, part.String, part)
 		}
-		return fmt.Errorf("%s %v is above the rate %v of all hosts together; lower it, or raise the rate", o.Name, part(r), r.Rate)
 	}
 	return same(func(l *Limit) *Guarantee { return (*Guarantee)(of(&l.Cluster)) }, func(r *Rule) *Guarantee { return (*Guarantee)(of(&r.Cluster)) }, o)
-}
-
-var (
-	needsCluster = need{
-		"cluster",
-		func(r *Rule) bool { return r.Cluster.Name != "" },
-		func(*Rule) string { return "no cluster; name one with cluster, or leave it out" },
-	}
-	needsNoClusterShare = need{
-		"cluster-share",
-		func(r *Rule) bool { return r.Cluster.Share == 0 },
-		func(*Rule) string { return "cluster-share, which is fixed; leave one of them out" },
-	}
-)
-
-func checkCluster(r *Rule) error {
-	switch name := r.Cluster.Name; {
-	case name == none:
-		return fmt.Errorf("cluster %q is no name of a cluster; leave it out", none)
-	case name != "" && !r.Pool:
-		return errors.New("cluster has no use in a rule; give it to a pool, and put the rule within that")
-	}
-	return checkText("cluster", string(r.Cluster.Name), MaxName)
 }
 
 // Scaled is the same part of a rate as r is of another one. It is all of that if r is more than the other one.

@@ -24,18 +24,20 @@ type Colours struct {
 
 // ColourOptions is Colours as people write them.
 type ColourOptions struct {
-	PIR   Rate // 0 for none
-	PBS   PBS  // zero for the default, which depends on PIR
-	EIR   Rate // 0 for none
-	EBS   EBS  // zero for the default, which depends on EIR, or on the rate
+	PIR   Rate     // 0 for none
+	PBS   Capacity // zero for the default, which depends on PIR
+	EIR   Rate     // 0 for none
+	EBS   Capacity // zero for the default, which depends on EIR, or on the rate
 	Aware Switch
 	In    ColourMap // zero for the default
 
-	Green, Yellow, Red GivenAction
+	Green, Yellow, Red Action // 0 for the default
 }
 
 // HasColours reports whether the algorithm gives packets colours.
 func (a Algorithm) HasColours() bool { return a == SRTCM || a == TRTCM || a == RFC4115 }
+
+func (a Algorithm) hasEBS() bool { return a == SRTCM || a == RFC4115 }
 
 // resolveAlgorithm leaves out an algorithm with colours where there is no rate, such as in an exception from the defaults.
 func resolveAlgorithm(l *Limit, r *Rule) error {
@@ -43,13 +45,6 @@ func resolveAlgorithm(l *Limit, r *Rule) error {
 		r.Algorithm = GCRA
 	}
 	return nil
-}
-
-func checkAlgorithm(r *Rule) error {
-	if r.Rate == Unlimited && r.Algorithm.HasColours() {
-		return fmt.Errorf("algorithm %v has no use %s", r.Algorithm, inUnlimited(r.Within))
-	}
-	return checkName(r.Algorithm, "algorithm", algorithmNames)
 }
 
 // Second returns the limit that r has beside CIR and CBS: with TRTCM that of PIR and PBS, with RFC4115 that of EIR and EBS.
@@ -197,26 +192,51 @@ func (m ColourMap) String() string {
 
 func (m ColourMap) Type() string { return "dscp=colour,..." }
 
-// Action is what happens to packets of a colour. From 0 to 63 it is a DSCP, which they get.
+// Action is what happens to packets of a colour; 0 for none. From 1 to 64 it is SetDSCP.
 type Action uint8
 
 const (
-	ActionPass Action = 64 + iota // they pass unchanged
+	ActionPass Action = 65 + iota // they pass unchanged
 	ActionDrop                    // they are dropped
 	ActionECN                     // they are marked CE if they allow it, else dropped
 )
+
+// SetDSCP is the action by which packets get a DSCP from 0 to 63.
+func SetDSCP(dscp uint8) Action { return Action(dscp) + 1 }
 
 var actionNames = []string{"pass", "drop", "ecn"}
 
 const dscpAction = "dscp:"
 
-// String is as GivenAction.Set parses it.
+// String is as Set parses it; empty for none.
 func (a Action) String() string {
-	if a < ActionPass {
-		return dscpAction + DSCPName(uint8(a))
+	switch {
+	case a == 0:
+		return ""
+	case a < ActionPass:
+		return dscpAction + DSCPName(uint8(a-SetDSCP(0)))
 	}
 	return nameOf(a-ActionPass, actionNames)
 }
+
+// Set parses pass, drop, ecn, or dscp: and what ParseDSCP parses.
+func (a *Action) Set(s string) error {
+	if name, ok := strings.CutPrefix(s, dscpAction); ok {
+		dscp, err := ParseDSCP(name)
+		if err == nil {
+			*a = SetDSCP(dscp)
+		}
+		return err
+	}
+	i := slices.Index(actionNames, s)
+	if i < 0 {
+		return fmt.Errorf("action %.64q is unknown; use pass, drop, ecn, or a DSCP such as dscp:AF12", s)
+	}
+	*a = ActionPass + Action(i)
+	return nil
+}
+
+func (a Action) Type() string { return strings.Join(actionNames, "|") + "|" + dscpAction + "NAME" }
 
 // says completes the sentence about packets.
 func (a Action) says() string {
@@ -230,37 +250,6 @@ func (a Action) says() string {
 	}
 	return "get " + strings.TrimPrefix(a.String(), dscpAction)
 }
-
-// GivenAction is an Action as an option: 0 for the default, else one more than the Action.
-type GivenAction uint8
-
-// Set parses pass, drop, ecn, or dscp: and what ParseDSCP parses.
-func (g *GivenAction) Set(s string) error {
-	if name, ok := strings.CutPrefix(s, dscpAction); ok {
-		dscp, err := ParseDSCP(name)
-		if err == nil {
-			*g = given(Action(dscp))
-		}
-		return err
-	}
-	i := slices.Index(actionNames, s)
-	if i < 0 {
-		return fmt.Errorf("action %.64q is unknown; use pass, drop, ecn, or a DSCP such as dscp:AF12", s)
-	}
-	*g = given(ActionPass + Action(i))
-	return nil
-}
-
-func given(a Action) GivenAction { return GivenAction(a) + 1 }
-
-func (g GivenAction) String() string {
-	if g == 0 {
-		return ""
-	}
-	return Action(g - 1).String()
-}
-
-func (g GivenAction) Type() string { return strings.Join(actionNames, "|") + "|" + dscpAction + "NAME" }
 
 // Switch is an option that is on or off.
 type Switch bool
@@ -277,74 +266,8 @@ func (s *Switch) Set(text string) error {
 func (s Switch) String() string { return strconv.FormatBool(bool(s)) }
 func (s Switch) Type() string   { return "bool" }
 
-// PBS is a peak burst size, written as a Capacity.
-type PBS struct{ Capacity }
-
-func (p *PBS) Set(s string) (err error) {
-	p.Capacity, err = parseCapacity("pbs", s)
-	return err
-}
-
-// EBS is an excess burst size, written as a Capacity, or 0.
-type EBS struct {
-	Capacity
-	zero bool // it is 0, which RFC 2697 allows beside a CBS above 0; then no packet is yellow
-}
-
-func (e *EBS) Set(s string) (err error) {
-	if e.Capacity, e.zero = (Capacity{}), s == zeroText; e.zero {
-		return nil
-	}
-	e.Capacity, err = parseCapacity("ebs", s)
-	return err
-}
-
-func (e EBS) String() string {
-	if e.zero {
-		return zeroText
-	}
-	return e.Capacity.String()
-}
-
-const zeroText = "0"
-
-// coloured are the algorithms with colours.
-var coloured = []Algorithm{SRTCM, TRTCM, RFC4115}
-
-func needsAlgorithm(of ...Algorithm) need {
-	var names []string
-	for _, a := range of {
-		names = append(names, a.String())
-	}
-	return need{
-		"algorithm",
-		func(r *Rule) bool { return slices.Contains(of, r.Algorithm) },
-		func(r *Rule) string {
-			return fmt.Sprintf("the algorithm %v; use %s, or leave it out", r.Algorithm, oneOf(names))
-		},
-	}
-}
-
-func needsNoColours(advice string) need {
-	return need{
-		"algorithm",
-		func(r *Rule) bool { return !r.Algorithm.HasColours() },
-		func(r *Rule) string { return fmt.Sprintf("the algorithm %v%s", r.Algorithm, advice) },
-	}
-}
-
-var needsAware = need{
-	"colour-aware",
-	func(r *Rule) bool { return r.Colours.Aware },
-	func(*Rule) string {
-		return "packets that all come in green; add colour-aware, or leave it out"
-	},
-}
-
 func checkPIR(r *Rule) error {
 	switch pir := r.Colours.PIR; {
-	case r.Algorithm != TRTCM:
-		return nil
 	case pir == 0 && r.Colours.EIR != 0:
 		return errors.New("pir is missing; trtcm has a peak rate (pir) for all packets; for a committed and an excess rate (eir) use rfc4115")
 	case pir == 0:
@@ -352,78 +275,49 @@ func checkPIR(r *Rule) error {
 	case pir < r.Rate:
 		return fmt.Errorf("pir %v is below the rate %v; raise it, or lower the rate", pir, r.Rate)
 	}
-	return checkSecondRate("pir", r.Colours.PIR)
+	return checkRate("pir", r.Colours.PIR.String, r.Colours.PIR)
 }
 
 func checkEIR(r *Rule) error {
-	switch {
-	case r.Algorithm != RFC4115:
-		return nil
-	case r.Colours.EIR == 0:
+	if r.Colours.EIR == 0 {
 		return errors.New("eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0")
 	}
-	return checkSecondRate("eir", r.Colours.EIR)
-}
-
-func checkSecondRate(what string, r Rate) error {
-	if err := checkRate(r.String, r); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return nil
+	return checkRate("eir", r.Colours.EIR.String, r.Colours.EIR)
 }
 
 func resolvePBS(l *Limit, r *Rule) (err error) {
-	r.Colours.PBS, err = resolveBurst("pbs", l.Colours.PBS.Capacity, r.Colours.PIR, r.Algorithm == TRTCM)
+	r.Colours.PBS, err = l.Colours.PBS.resolve("pbs", r.Colours.PIR, DefaultCapacity, r.Algorithm == TRTCM)
 	return err
 }
 
 func resolveEBS(l *Limit, r *Rule) (err error) {
 	rate := r.Colours.EIR
-	if r.Algorithm == SRTCM && r.Rate != Unlimited {
+	if r.Algorithm == SRTCM {
 		rate = r.Rate
 	}
-	if r.Colours.EBS = 0; l.Colours.EBS.zero {
-		return nil
-	}
-	r.Colours.EBS, err = resolveBurst("ebs", l.Colours.EBS.Capacity, rate, r.hasEBS())
+	r.Colours.EBS, err = l.Colours.EBS.resolve("ebs", rate, DefaultCapacity, r.Algorithm.hasEBS())
 	return err
 }
 
-func (r *Rule) hasEBS() bool { return r.Algorithm == SRTCM || r.Algorithm == RFC4115 }
-
 func checkEBS(r *Rule) error {
-	if !r.hasEBS() || r.Colours.EBS == 0 {
+	if r.Colours.EBS == 0 {
 		return nil
 	}
 	second, _ := r.Second()
 	return checkBurst("ebs", r.Colours.EBS, second.Rate)
 }
 
-// ebsOption completes the option: an EBS of 0 is another one than none.
+// ebsOption completes the option: an EBS of 0 is another one than none. RFC 2697 allows it beside a CBS above 0.
 func ebsOption(o Option) *Option {
-	made := option(func(l *Limit) *EBS { return &l.Colours.EBS }, func(r *Rule) *uint64 { return &r.Colours.EBS }, sizeText, o)
+	made := sizeOption(func(l *Limit) *Capacity { return &l.Colours.EBS }, func(r *Rule) *uint64 { return &r.Colours.EBS }, o)
 	made.Text = func(r *Rule) string {
-		if r.hasEBS() && r.Colours.EBS == 0 {
+		if r.Algorithm.hasEBS() && r.Colours.EBS == 0 {
 			return zeroText
 		}
 		return sizeText(r.Colours.EBS)
 	}
 	made.Same = func(a, b *Rule) bool { return made.Text(a) == made.Text(b) }
 	return made
-}
-
-// resolveBurst returns a burst size in bytes, with its default. Without a rate, which is an error unless the burst has no
-// use, it is only told whether one was given.
-func resolveBurst(what string, given Capacity, rate Rate, used bool) (uint64, error) {
-	switch {
-	case rate == 0:
-		return max(given.bytes, uint64(given.duration)), nil
-	case given != Capacity{}:
-		return given.resolve(what, rate)
-	case used:
-		return DefaultCapacity(rate), nil
-	}
-	return 0, nil
 }
 
 func resolveIn(l *Limit, r *Rule) error {
@@ -435,8 +329,6 @@ func resolveIn(l *Limit, r *Rule) error {
 
 func checkIn(r *Rule) error {
 	switch in := r.Colours.In; {
-	case !r.Colours.Aware:
-		return nil
 	case in == (ColourMap{}):
 		return errAllGreen
 	case in.Yellow&in.Red != 0:
@@ -446,45 +338,29 @@ func checkIn(r *Rule) error {
 }
 
 // actionOption is an option that is the action for a colour.
-func actionOption(usual Action, in func(*ColourOptions) *GivenAction, of func(*Colours) *Action, o Option) *Option {
-	o.RuleOnly, o.LimitedOnly, o.notInPool = true, true, noColoursInPool
-	o.needs = []need{needsAlgorithm(coloured...)}
+func actionOption(usual Action, in func(*ColourOptions) *Action, of func(*Colours) *Action, o Option) *Option {
+	o.RuleOnly, o.LimitedOnly, o.instead = true, true, noColoursInPool
+	o.needs = []need{needsColours}
 	o.resolve = func(l *Limit, r *Rule) error {
-		a, was := of(&r.Colours), *in(&l.Colours)
-		switch {
-		case was != 0 && r.Rate == Unlimited:
-			return fmt.Errorf("%s %v has no use %s", o.Name, was, inUnlimited(r.Within))
-		case was != 0 && !r.Algorithm.HasColours():
-			return fmt.Errorf("%s %v has no use with %s", o.Name, was, o.needs[0].why(r))
-		case was != 0:
-			*a = Action(was - 1)
-		case r.Algorithm.HasColours():
+		a := of(&r.Colours)
+		if *a = *in(&l.Colours); *a == 0 && r.Algorithm.HasColours() {
 			*a = usual
-		default:
-			*a = 0
 		}
 		return nil
 	}
-	o.valid = func(r *Rule) error {
-		if a := *of(&r.Colours); a > ActionECN {
+	o.check = func(r *Rule) error {
+		if a := *of(&r.Colours); a == 0 || a > ActionECN {
 			return fmt.Errorf("%s has the unknown value %d; use pass, drop, ecn or a DSCP", o.Name, a)
 		}
 		return nil
 	}
-	made := option(func(l *Limit) *GivenAction { return in(&l.Colours) }, func(r *Rule) *Action { return of(&r.Colours) }, Action.String, o)
-	made.Text = func(r *Rule) string {
-		if !r.Algorithm.HasColours() {
-			return ""
-		}
-		return of(&r.Colours).String()
-	}
-	return made
+	return option(func(l *Limit) *Action { return in(&l.Colours) }, func(r *Rule) *Action { return of(&r.Colours) }, Action.String, o)
 }
 
 const noColoursInPool = "a pool gives packets no colours, so leave it out"
 
-// Inherit returns the limit of a shadow with what it has of its rule.
-func (l Limit) Inherit(r *Rule) Limit {
+// inherit returns the limit of a shadow with what it has of its rule.
+func (l Limit) inherit(r *Rule) Limit {
 	l.Algorithm = r.Algorithm
 	if !r.Algorithm.HasColours() {
 		return l
@@ -492,7 +368,7 @@ func (l Limit) Inherit(r *Rule) Limit {
 	of, c := &l.Colours, &r.Colours
 	of.PIR, of.EIR = cmp.Or(of.PIR, c.PIR), cmp.Or(of.EIR, c.EIR)
 	of.Aware, of.In = Switch(c.Aware), c.In
-	of.Green, of.Yellow, of.Red = given(c.Green), given(c.Yellow), given(c.Red)
+	of.Green, of.Yellow, of.Red = c.Green, c.Yellow, c.Red
 	return l
 }
 

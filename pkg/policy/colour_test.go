@@ -50,12 +50,12 @@ func TestDefaultColours(t *testing.T) {
 		rate, capacity uint64 // of the second limit
 	}{
 		{Limit{Rate: 80e6, Algorithm: SRTCM}, func(c *Colours) { c.EBS = 3e6 }, 80e6, 3e6},
-		{Limit{Rate: 8e6, Algorithm: SRTCM, Colours: ColourOptions{EBS: EBS{Capacity: Capacity{duration: 1e9}}}}, func(c *Colours) { c.EBS = 1e6 }, 8e6, 1e6},
+		{Limit{Rate: 8e6, Algorithm: SRTCM, Colours: ColourOptions{EBS: Capacity{duration: 1e9}}}, func(c *Colours) { c.EBS = 1e6 }, 8e6, 1e6},
 		{Limit{Rate: 80e6, Algorithm: TRTCM, Colours: ColourOptions{PIR: 160e6}}, func(c *Colours) { c.PIR, c.PBS = 160e6, 6e6 }, 160e6, 6e6},
-		{Limit{Rate: 8e6, Algorithm: TRTCM, Colours: ColourOptions{PIR: 16e6, PBS: PBS{Capacity{duration: 1e9}}}},
+		{Limit{Rate: 8e6, Algorithm: TRTCM, Colours: ColourOptions{PIR: 16e6, PBS: Capacity{duration: 1e9}}},
 			func(c *Colours) { c.PIR, c.PBS = 16e6, 2e6 }, 16e6, 2e6},
 		{Limit{Rate: 8e6, Algorithm: RFC4115, Colours: ColourOptions{EIR: 8e5}}, func(c *Colours) { c.EIR, c.EBS = 8e5, 128<<10 }, 8e5, 128 << 10},
-		{Limit{Rate: 8e6, Algorithm: RFC4115, Colours: ColourOptions{EIR: 8e5, EBS: EBS{Capacity: Capacity{duration: 1e9}}}},
+		{Limit{Rate: 8e6, Algorithm: RFC4115, Colours: ColourOptions{EIR: 8e5, EBS: Capacity{duration: 1e9}}},
 			func(c *Colours) { c.EIR, c.EBS = 8e5, 1e5 }, 8e5, 1e5},
 		{Limit{Rate: 80e6, Algorithm: SRTCM, Colours: ColourOptions{Aware: true}},
 			func(c *Colours) { c.EBS, c.Aware, c.In = 3e6, true, DefaultColours }, 80e6, 3e6},
@@ -103,6 +103,7 @@ func TestShadowWithColours(t *testing.T) {
 		{[]string{"algorithm=trtcm", "pir=20mbit"}, "rate=30mbit", "shadow: pir 20mbit is below the rate 30mbit", 0},
 		{[]string{"algorithm=trtcm", "pir=20mbit"}, "rate=5mbit,ebs=64kb", "shadow: ebs has no use with the algorithm trtcm", 0},
 		{[]string{"algorithm=rfc4115", "eir=20mbit"}, "rate=5mbit,eir=8kbit,ebs=64kb", "", 0},
+		{[]string{"algorithm=trtcm"}, "rate=5mbit", "pir is missing", 0}, // of the rule
 		{nil, "rate=5mbit,pir=9mbit", "shadow: pir 9mbit has no use with the algorithm gcra; use trtcm", 0},
 	} {
 		l := limitOf(t, test.options)
@@ -132,8 +133,8 @@ func TestColoursRefused(t *testing.T) {
 		set     []string
 		part    string
 	}{
-		{"a rule", []string{"green=dscp:CS0"}, "green dscp:CS0 has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out"},
-		{"an exception", []string{"rate=unlimited", "algorithm=srtcm", "green=dscp:CS0"}, "green dscp:CS0 has no use in an unlimited rule; leave it out"},
+		{"a rule", []string{"green=dscp:CS0"}, "green has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out"},
+		{"an exception", []string{"rate=unlimited", "algorithm=srtcm", "green=dscp:CS0"}, "green has no use in an unlimited rule; leave it out"},
 		{"pbs alone", []string{"algorithm=trtcm", "pbs=100ms"}, "pir is missing"},
 		{"pbs alone", []string{"pbs=100ms"}, "pbs has no use with the algorithm gcra"},
 		{"ebs", []string{"algorithm=rfc4115", "ebs=100ms"}, "eir is missing"},

@@ -37,11 +37,11 @@ func (d *Draft) Given() (given []*Option) {
 	return given
 }
 
-// Give parses the value of an option, whose key is its name or an alias, and gives it.
-func (d *Draft) Give(key, value string) error {
-	err := d.Limit.Set(key, value)
+// Give parses the value of an option and gives it.
+func (d *Draft) Give(o *Option, value string) error {
+	err := o.Value(&d.Limit).Set(value)
 	if err == nil {
-		d.Mark(FindOption(key))
+		d.Mark(o)
 	}
 	return err
 }
@@ -57,7 +57,7 @@ func (d *Draft) Take(o *Option, from *Draft) {
 
 // Drop removes an option.
 func (d *Draft) Drop(o *Option) {
-	o.Reset(&d.Limit)
+	o.Copy(&d.Limit, &noLimit)
 	d.from[o.index] = NotGiven
 }
 
@@ -79,22 +79,17 @@ func (d Draft) Over(wider Draft) Draft {
 	return wider
 }
 
-// settled returns the limit without what has no use and goes.
-func (d Draft) settled(prefix netip.Prefix) Limit {
-	own := func(name string) bool { return d.from[FindOption(name).index] == Own }
+// settled returns the limit without what has no use and goes. r is the rule or pool that is made, without options.
+func (d Draft) settled(r Rule) Limit {
+	own := func(name string) bool { o := FindOption(name); return o != nil && d.from[o.index] == Own }
 	for _, o := range d.Given() {
 		l := &d.Limit
-		decided := false // by the rule itself
-		idle := l.Rate == Unlimited || l.Rate == 0 && l.Within != ""
-		if idle = idle && (o.LimitedOnly || o == shadowOption); idle {
-			decided = own("rate")
-		}
-		beside := Rule{
-			Prefix: prefix, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess, Penalty: l.Penalty, Within: l.Within, Guarantee: l.Guarantee,
-			Cluster: l.Cluster, Adapt: l.Adapt, Colours: Colours{Aware: bool(l.Colours.Aware)}, Label: Label{Waits: l.Waits},
-		}
+		r.Rate, r.Algorithm, r.Each, r.Excess, r.Penalty, r.Within = l.Rate, l.Algorithm, l.Each, l.Excess, l.Penalty, l.Within
+		r.Guarantee, r.Label.Waits, r.Cluster, r.Adapt, r.Colours.Aware = l.Guarantee, l.Waits, l.Cluster, l.Adapt, bool(l.Colours.Aware)
+		_ = resolveRate(l, &r)
+		idle, decided := false, false // by the rule itself
 		for _, n := range o.needs {
-			idle, decided = idle || !n.met(&beside), decided || own(n.option)
+			idle, decided = idle || !n.met(&r), decided || own(n.option)
 		}
 		if from := d.from[o.index]; idle && (from == Usual || from == OfPlan && decided) {
 			d.Drop(o)
@@ -104,10 +99,12 @@ func (d Draft) settled(prefix netip.Prefix) Limit {
 }
 
 // Rule is Limit.Rule of what has a use.
-func (d Draft) Rule(prefix netip.Prefix) (Rule, error) { return d.settled(prefix).Rule(prefix) }
+func (d Draft) Rule(prefix netip.Prefix) (Rule, error) {
+	return d.settled(Rule{Prefix: prefix}).Rule(prefix)
+}
 
 // Pool is Limit.Pool of what has a use.
-func (d Draft) Pool(name string) (Rule, error) { return d.settled(netip.Prefix{}).Pool(name) }
+func (d Draft) Pool(name string) (Rule, error) { return d.settled(Rule{Pool: true}).Pool(name) }
 
 // Missing returns what must be given beside a draft so that it makes r. So a capacity that follows from the rate is not given.
 func (d Draft) Missing(r *Rule) (more Draft) {
@@ -119,13 +116,13 @@ func (d Draft) Missing(r *Rule) (more Draft) {
 		if o.Decides {
 			o.Copy(&l, &d.Limit)
 		}
-		if !o.Useful(r) || r.Rate == Unlimited && o.LimitedOnly {
-			o.Reset(&l)
+		if !o.Useful(r) {
+			o.Copy(&l, &noLimit)
 		}
 		err := o.resolve(&l, &made)
 		made.Each = made.Each.Canonical(r.Prefix)
 		if err != nil || !o.Same(&made, r) {
-			if more.Give(o.Name, o.Text(r)) != nil {
+			if more.Give(o, o.Text(r)) != nil {
 				more.Mark(o) // r is not valid, and has none
 			}
 			made = *r

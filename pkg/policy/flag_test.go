@@ -5,48 +5,44 @@ import (
 	"time"
 )
 
-// flagValue is pflag.Value.
-type flagValue interface {
-	String() string
-	Set(string) error
-	Type() string
-}
+// valueOf is an option of an empty limit.
+func valueOf(option string) Value { return FindOption(option).Value(new(Limit)) }
 
 // TestSet parses each word, and then what the value prints; both values must print the
 // same.
 func TestSet(t *testing.T) {
 	for _, test := range []struct {
-		fresh   func() flagValue
+		fresh   func() Value
 		kind    string
 		words   map[string]string // read, printed
 		refused map[string]string // read, part of the error
 	}{
 		{
-			func() flagValue { return new(Direction) }, "ingress|egress",
+			func() Value { return new(Direction) }, "ingress|egress",
 			map[string]string{"ingress": "ingress", "egress": "egress"},
 			map[string]string{"": "use ingress or egress", "in": `direction "in"`, "a\nb": "unknown"},
 		}, {
-			func() flagValue { return new(Match) }, "dst|src",
+			func() Value { return new(Match) }, "dst|src",
 			map[string]string{"dst": "dst", "src": "src"},
 			map[string]string{"both": "use dst or src"},
 		}, {
-			func() flagValue { return new(Algorithm) }, "gcra|leaky|srtcm|trtcm|rfc4115",
+			func() Value { return new(Algorithm) }, "gcra|leaky|srtcm|trtcm|rfc4115",
 			map[string]string{"gcra": "gcra", "leaky": "leaky", "srTCM": "srtcm", "TRTCM": "trtcm", "rfc4115": "rfc4115", "RFC2697": "srtcm", "rfc2698": "trtcm"},
 			map[string]string{"tbf": "use gcra, leaky, srtcm, trtcm or rfc4115"},
 		}, {
-			func() flagValue { return new(PBS) }, "size|time",
+			func() Value { return valueOf("pbs") }, "size|time",
 			map[string]string{"64K": "64kb", "0.1s": "100ms"},
 			map[string]string{"0": "pbs \"0\" is zero"},
 		}, {
-			func() flagValue { return new(EBS) }, "size|time",
+			func() Value { return valueOf("ebs") }, "size|time",
 			map[string]string{"64K": "64kb", "0.1s": "100ms", "0": "0"},
 			map[string]string{"0ms": "ebs \"0ms\" is zero"},
 		}, {
-			func() flagValue { return new(Switch) }, "bool",
+			func() Value { return new(Switch) }, "bool",
 			map[string]string{"true": "true", "false": "false"},
 			map[string]string{"yes": `"yes" is neither true nor false`},
 		}, {
-			func() flagValue { return new(GivenAction) }, "pass|drop|ecn|dscp:NAME",
+			func() Value { return new(Action) }, "pass|drop|ecn|dscp:NAME",
 			map[string]string{
 				"pass": "pass", "drop": "drop", "ecn": "ecn", "dscp:AF12": "dscp:AF12", "dscp:0": "dscp:CS0", "dscp:be": "dscp:CS0",
 				"dscp:DF": "dscp:CS0", "dscp:63": "dscp:63", "dscp:46": "dscp:EF", "dscp:le": "dscp:LE", "dscp:va": "dscp:VA",
@@ -56,7 +52,7 @@ func TestSet(t *testing.T) {
 				"dscp:64": "from 0 to 63", "dscp:AF14": `dscp "AF14" is unknown; use CS0 to CS7, AF11 to AF43, EF, VA, LE, DF, or a number`,
 			},
 		}, {
-			func() flagValue { return new(ColourMap) }, "dscp=colour,...",
+			func() Value { return new(ColourMap) }, "dscp=colour,...",
 			map[string]string{
 				"AF12=yellow,AF13=red": "AF12=yellow,AF13=red", "63=red,cs1=yellow": "CS1=yellow,63=red", "10=green,af12=red": "AF12=red",
 				"BE=red": "CS0=red",
@@ -68,55 +64,55 @@ func TestSet(t *testing.T) {
 				"AF11=green": "colours has neither yellow nor red, so it has no use; add some",
 			},
 		}, {
-			func() flagValue { return new(Excess) }, "drop|ecn|pass|delay",
+			func() Value { return new(Excess) }, "drop|ecn|pass|delay",
 			map[string]string{"drop": "drop", "ecn": "ecn", "pass": "pass", "delay": "delay"},
 			map[string]string{"mark": "use drop, ecn, pass or delay"},
 		}, {
-			func() flagValue { return new(ECNAbove) }, "time|never",
+			func() Value { return new(ECNAbove) }, "time|never",
 			map[string]string{"5ms": "5ms", "0.5S": "500ms", "never": "never"},
 			map[string]string{"0ms": "zero", "5": "unit of time", "-1ms": "negative", "always": "never or 5ms", "Never": "never or 5ms"},
 		}, {
-			func() flagValue { return new(Order) }, "fifo|sparse-first",
+			func() Value { return new(Order) }, "fifo|sparse-first",
 			map[string]string{"fifo": "fifo", "sparse-first": "sparse-first"},
 			map[string]string{"sparse": "use fifo or sparse-first"},
 		}, {
-			func() flagValue { return new(Fail) }, "open|closed",
+			func() Value { return new(Fail) }, "open|closed",
 			map[string]string{"open": "open", "closed": "closed"},
 			map[string]string{"close": "use open or closed"},
 		}, {
-			func() flagValue { return new(Each) }, "all|host|/N|flow",
+			func() Value { return new(Each) }, "all|host|/N|flow",
 			map[string]string{"all": "all", "host": "host", "flow": "flow", "/64": "/64", "/0": "/0", "/128": "/128"},
 			map[string]string{"/129": "prefix length", "/-1": "prefix length", "/": "prefix length", "/N": "prefix length", "64": "use all, host, /N or flow"},
 		}, {
-			func() flagValue { return new(Penalty) }, "none|fill|time",
+			func() Value { return new(Penalty) }, "none|fill|time",
 			map[string]string{"none": "none", "fill": "fill", "30s": "30s", "1.5S": "1500ms", "86400s": "86400s"},
 			map[string]string{"0s": "zero", "-1s": "negative", "30": "unit of time", "5min": "unit of time", "time": "none, fill or 30s", "86401s": "longer than 86400s", "0.1ns": "nanoseconds"},
 		}, {
-			func() flagValue { return new(Rate) }, "rate",
+			func() Value { return new(Rate) }, "rate",
 			map[string]string{"1.5mbit": "1500kbit"},
 			map[string]string{"10mbps": "ambiguous"},
 		}, {
-			func() flagValue { return new(Capacity) }, "size|time",
+			func() Value { return new(Capacity) }, "size|time",
 			map[string]string{"64K": "64kb", "0.1s": "100ms"},
 			map[string]string{"0": "zero"},
 		}, {
-			func() flagValue { return new(Within) }, "pool",
+			func() Value { return valueOf("within") }, "pool",
 			map[string]string{"uplink": "uplink", "Site 7: down": "Site 7: down", "none": "", "": ""},
 			map[string]string{" ": "only blanks", "a\nb": "control character"},
 		}, {
-			func() flagValue { return new(Guarantee) }, "rate|none",
+			func() Value { return new(Guarantee) }, "rate|none",
 			map[string]string{"5mbit": "5mbit", "1.5MB/s": "12mbit", "none": "none"},
 			map[string]string{"unlimited": "must be a rate such as 5mbit", "0": "is zero", "10mbps": "did you mean"},
 		}, {
-			func() flagValue { return new(Members) }, "number",
+			func() Value { return valueOf("members") }, "number",
 			map[string]string{"1": "1", "4294967295": "4294967295"},
 			map[string]string{"0": "whole number", "-1": "whole number", "4294967296": "whole number", "": "whole number"},
 		}, {
-			func() flagValue { return new(Weight) }, "number",
+			func() Value { return valueOf("weight") }, "number",
 			map[string]string{"1": "1", "2": "2", "256": "256"},
 			map[string]string{"0": "from 1 to 256", "257": "from 1 to 256", "1.5": "from 1 to 256", "65537": "from 1 to 256"},
 		}, {
-			func() flagValue { return new(Share) }, "none|host|/N|flow|member",
+			func() Value { return new(Share) }, "none|host|/N|flow|member",
 			map[string]string{"none": "none", "host": "host", "/64": "/64", "/0": "/0", "flow": "flow", "member": "member"},
 			map[string]string{"/129": "prefix length", "members": "use none, host, /N, flow or member"},
 		},
@@ -156,7 +152,7 @@ func TestStringOfUnknown(t *testing.T) {
 	for got, want := range map[string]string{
 		Excess(9).String():                             "unknown(9)",
 		Colour(9).String():                             "unknown(9)",
-		Action(73).String():                            "unknown(9)",
+		Action(74).String():                            "unknown(9)",
 		Share{Kind: 9}.String():                        "unknown(9)",
 		Each{Kind: 9}.String():                         "unknown(9)",
 		Penalty{Kind: 9, Duration: time.Hour}.String(): "unknown(9)",

@@ -120,26 +120,6 @@ func (o Overhead) String() string { return string(o) }
 
 func (o Overhead) Type() string { return "bytes" }
 
-// MPU is the fewest bytes that a packet counts.
-type MPU uint16
-
-// Set parses a whole number of bytes up to MaxMPU.
-func (m *MPU) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return fmt.Errorf("mpu %.64q is not a whole number of bytes; write one of 0 to %d", s, MaxMPU)
-	}
-	if n > MaxMPU {
-		return fmt.Errorf("mpu of %d bytes is out of range; use 0 to %d", n, MaxMPU)
-	}
-	*m = MPU(n)
-	return nil
-}
-
-func (m MPU) String() string { return strconv.Itoa(int(m)) }
-
-func (m MPU) Type() string { return "bytes" }
-
 func resolveOverhead(l *Limit, r *Rule) (err error) {
 	if l.Overhead != "" {
 		r.Framing, err = ParseFraming(string(l.Overhead))
@@ -150,7 +130,7 @@ func resolveOverhead(l *Limit, r *Rule) (err error) {
 // resolveMPU keeps the MPU of a keyword if the limit has none.
 func resolveMPU(l *Limit, r *Rule) error {
 	if l.MPU != 0 {
-		r.Framing.MPU = uint16(l.MPU)
+		r.Framing.MPU = l.MPU
 	}
 	return nil
 }

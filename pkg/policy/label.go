@@ -29,38 +29,8 @@ type Label struct {
 	Line  LineOf    // only of a pool
 }
 
-// Name is the name of a rule, as an option of a Limit. Two rules may have the same.
-type Name string
-
-// Note is a remark about a rule, as an option of a Limit.
-type Note string
-
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.
 type LineOf string
-
-// Set accepts a text that Label.Name can have; an empty one removes the name.
-func (n *Name) Set(s string) error { return setText(n, "name", s, MaxName) }
-
-// Set accepts a text that Label.Note can have; an empty one removes the note.
-func (n *Note) Set(s string) error { return setText(n, "note", s, MaxNote) }
-
-// Set accepts the name of a device; an empty one removes it.
-func (l *LineOf) Set(s string) error { return setText(l, "line", s, MaxName) }
-
-func (n Name) String() string   { return string(n) }
-func (n Note) String() string   { return string(n) }
-func (l LineOf) String() string { return string(l) }
-func (n Name) Type() string     { return "text" }
-func (n Note) Type() string     { return "text" }
-func (l LineOf) Type() string   { return "device" }
-
-func setText[T ~string](v *T, what, s string, most int) error {
-	err := checkText(what, s, most)
-	if err == nil {
-		*v = T(s)
-	}
-	return err
-}
 
 func checkText(what, s string, most int) error {
 	switch {
@@ -90,18 +60,6 @@ func CheckPlan(s string) error {
 	}
 	return checkText("plan", s, MaxName)
 }
-
-func resolveName(l *Limit, r *Rule) error {
-	r.Label.Name = string(l.Name)
-	return nil
-}
-
-func resolveNote(l *Limit, r *Rule) error {
-	r.Label.Note = string(l.Note)
-	return nil
-}
-
-func itself(s string) string { return s }
 
 // quoteIfNeeded returns one word as it is, and any other text in double quotes.
 func quoteIfNeeded(s string) string {

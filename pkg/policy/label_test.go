@@ -7,8 +7,8 @@ import (
 
 func TestLabel(t *testing.T) {
 	for _, good := range []string{"", "a", " a ", "Müller & Söhne #7", "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc", strings.Repeat("n", MaxName)} {
-		var n Name
-		if err := n.Set(good); err != nil || string(n) != good {
+		n := valueOf("name")
+		if err := n.Set(good); err != nil || n.String() != good {
 			t.Errorf("name %q: %q, %v", good, n, err)
 		}
 		r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Label = Label{Plan: good, Name: good, Note: good} })
@@ -25,9 +25,10 @@ func TestLabel(t *testing.T) {
 		"a\u2028b":                     "control character",
 		"\xff":                         "not valid UTF-8",
 	} {
-		n := Name("as it was")
+		n := valueOf("name")
+		_ = n.Set("as it was")
 		wantError(t, n.Set(bad), "name ", part)
-		if n != "as it was" {
+		if n.String() != "as it was" {
 			t.Errorf("%q is refused, but the name is %q", bad, n)
 		}
 		wantError(t, CheckPlan(bad), "plan ", part)
@@ -36,7 +37,7 @@ func TestLabel(t *testing.T) {
 			wantError(t, r.Validate(), what, part)
 		}
 	}
-	var n Note
+	n := valueOf("note")
 	if err := n.Set(strings.Repeat("n", MaxNote)); err != nil {
 		t.Error(err)
 	}

@@ -16,14 +16,14 @@ type Limit struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
-	Queue     Queue    // zero for the default, which depends on the rate
+	Queue     Capacity // zero for the default, which depends on the rate
 	ECNAbove  ECNAbove // 0 for the default
 	Order     Order
 	Penalty   Penalty
 	Colours   ColourOptions
 	Fail      Fail
 	Overhead  Overhead // "" for none
-	MPU       MPU
+	MPU       uint16
 	Within    Within
 	Guarantee Guarantee
 	Members   Members
@@ -31,8 +31,8 @@ type Limit struct {
 	Share     Share
 	Cluster   Cluster
 	Adapt     Adapt
-	Name      Name
-	Note      Note
+	Name      string
+	Note      string
 	Host      MAC
 	Waits     Guarantee
 	Owner     Owner
@@ -42,11 +42,18 @@ type Limit struct {
 
 // Set parses the value of an option and sets it. The key is the option's name or an alias.
 func (l *Limit) Set(key, value string) error {
-	o := FindOption(key)
-	if o == nil {
-		return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
+	o, err := parseOption(key)
+	if err != nil {
+		return err
 	}
 	return o.Value(l).Set(value)
+}
+
+func parseOption(key string) (*Option, error) {
+	if o := FindOption(key); o != nil {
+		return o, nil
+	}
+	return nil, fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
 }
 
 // optionNames lists the options that a shadow can have, or the other ones.
@@ -71,14 +78,17 @@ func ParseShadow(text string) (*Draft, error) {
 		if !found {
 			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
-		switch o := FindOption(key); {
-		case o == nil:
+		o, err := parseOption(key)
+		switch {
+		case err != nil:
 		case d.Has(o):
-			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, o.Name)
+			err = fmt.Errorf("%s is given twice", o.Name)
 		case !o.Shadow:
-			return nil, fmt.Errorf("shadow %.100q: a shadow has no %s of its own; use %s", text, o.Name, oneOf(optionNames(true)))
+			err = fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(optionNames(true)))
+		default:
+			err = d.Give(o, value)
 		}
-		if err := d.Give(key, value); err != nil {
+		if err != nil {
 			return nil, fmt.Errorf("shadow %.100q: %w", text, err)
 		}
 	}
@@ -107,22 +117,13 @@ func (l *Limit) Tiny(prefix netip.Prefix) (Rule, error) {
 		return r, err
 	}
 	full := r
-	full.Capacity = max(r.Capacity, MinCapacity)
-	for _, burst := range []*uint64{&full.Colours.PBS, &full.Colours.EBS} {
-		if *burst > 0 {
-			*burst = max(*burst, MinCapacity)
-		}
-	}
-	if r.Excess == Delay {
-		if err := r.ValidateWait(); err != nil {
-			return r, err
-		}
-		if r.Queue > 0 {
-			full.Queue = max(r.Queue, MinCapacity)
+	for _, size := range []*uint64{&full.Capacity, &full.Queue, &full.Colours.PBS, &full.Colours.EBS} {
+		if *size > 0 {
+			*size = max(*size, MinCapacity)
 		}
 	}
 	r.Each = r.Each.Canonical(prefix)
-	return r, full.Validate()
+	return r, cmp.Or(r.validateWait(), full.Validate())
 }
 
 // resolve completes a rule that has a network, or a pool that has a key.

@@ -148,7 +148,7 @@ func TestOptions(t *testing.T) {
 		if o.Same(&without, &r) || !o.Same(&r, &r) || o.Text(&r) != value || o.Value(&l).String() != value || !o.Useful(&r) {
 			t.Errorf("%s: the rule has %q, and the limit %q", o.Name, o.Text(&r), o.Value(&l))
 		}
-		if o.Reset(&l); o.Name != "rate" && l != plain {
+		if o.Copy(&l, &noLimit); o.Name != "rate" && l != plain {
 			t.Errorf("%s: %+v is left", o.Name, l)
 		}
 		for _, other := range with[1:] { // the other options of a rule say what it needs
@@ -169,7 +169,7 @@ func TestOptions(t *testing.T) {
 			unlimited.Within = "uplink"
 		}
 		_, err = unlimited.Rule(prefix)
-		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members" || o.PoolOnly
+		refused := o.LimitedOnly || o.Name == "members" || o.PoolOnly
 		if (err == nil) == refused {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
 		}

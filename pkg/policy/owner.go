@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 )
@@ -43,17 +42,3 @@ func (o *Owner) Set(s string) error {
 }
 
 func (o Owner) Type() string { return "owner" }
-
-func checkOwner(r *Rule) error {
-	if !r.Pool && r.Label.Owner != (Owner{}) {
-		return errors.New("owner has no use in a rule, which belongs to its device; leave it out")
-	}
-	return nil
-}
-
-func checkLine(r *Rule) error {
-	if !r.Pool && r.Label.Line != "" {
-		return errors.New("line has no use in a rule; write it in its pool, or leave it out")
-	}
-	return nil
-}

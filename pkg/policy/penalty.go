@@ -71,6 +71,9 @@ func (p Penalty) validate() error {
 }
 
 func checkPenalty(r *Rule) error {
+	if err := r.Penalty.validate(); err != nil {
+		return err
+	}
 	if room := maxLevel - r.Capacity; bytesIn(r.Penalty.Duration, r.Rate) > room {
 		return fmt.Errorf("penalty %v at %v is more than a bucket can count; shorten it to %ds or less, or lower the rate",
 			r.Penalty, r.Rate, 8*room/uint64(r.Rate))

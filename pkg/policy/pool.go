@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
-	"strings"
 )
 
 const (
@@ -40,7 +39,7 @@ func (l Limit) Pool(name string) (r Rule, err error) {
 	if err := CheckPoolName(name); err != nil {
 		return Rule{Pool: true}, err
 	}
-	l.Name = Name(name)
+	l.Name = name
 	if r, err = l.resolve(Rule{Prefix: PoolKey(name), Pool: true}); err == nil {
 		err = r.Validate()
 	}
@@ -58,77 +57,21 @@ func CheckPoolName(name string) error {
 	return checkText("pool", name, MaxName)
 }
 
-func (r *Rule) validatePool() error {
-	if !r.Pool {
-		return checkPrefix(r.Prefix)
-	}
-	name := r.Label.Name
-	if err := CheckPoolName(name); err != nil {
-		return err
-	}
-	if r.Prefix != PoolKey(name) {
-		return fmt.Errorf("pool %q has the key of another one", name)
-	}
-	if r.Within == Within(name) {
-		return fmt.Errorf("within %q is the pool itself; name another pool", name)
-	}
-	if r.Rate == Unlimited {
-		return errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
-	}
-	if r.Algorithm.HasColours() {
-		return fmt.Errorf("algorithm %v has no use in a pool, which gives packets no colours; use gcra or leaky", r.Algorithm)
-	}
-	if err := checkPoolOptions(r); err != nil {
-		return err
-	}
-	if r.Excess == Pass {
-		return errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
-	}
-	if r.Label.Plan != "" {
-		return NotInPool("plan")
-	}
-	return nil
-}
-
-func checkPoolOptions(r *Rule) error {
-	for _, o := range Options {
-		if o.RuleOnly && !o.Same(&noRule, r) {
-			return NotInPool(o.Name)
-		}
-	}
-	return nil
-}
-
 // Within is the name of the pool that a rule or pool draws from; "" for none.
 type Within string
 
-func (w *Within) Set(s string) error {
-	if s == none {
-		s = ""
-	}
-	return setText(w, "within", s, MaxName)
-}
-
 func (w Within) String() string { return string(w) }
-func (w Within) Type() string   { return "pool" }
 
 // NotInPool is the error for an option or a plan that a pool cannot have.
 func NotInPool(key string) error {
 	instead := "write the options instead" // of a plan
 	if o := FindOption(key); o != nil && o.RuleOnly {
-		key, instead = o.Name, o.notInPool
+		key, instead = o.Name, o.instead
 	}
 	return fmt.Errorf("%s has no use in a pool; %s", key, instead)
 }
 
 func checkWithin(r *Rule) error {
-	if r.Within == none {
-		return fmt.Errorf("within %q is no name of a pool; leave it out", none)
-	}
-	return checkText("within", string(r.Within), MaxName)
-}
-
-func checkNoColoursWithin(r *Rule) error {
 	if r.Within != "" && r.Algorithm.HasColours() {
 		return fmt.Errorf("within %q: the algorithm %v draws from no pool; use within none, or another algorithm", string(r.Within), r.Algorithm)
 	}
@@ -138,17 +81,6 @@ func checkNoColoursWithin(r *Rule) error {
 // Weight is the part that a rule or pool gets of the shares of its pool, relative to the others there: 2 to
 // MaxWeight, or 0 for 1.
 type Weight uint16
-
-func (w *Weight) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 16)
-	if err != nil || n < 1 || n > MaxWeight {
-		return fmt.Errorf("weight %.64q is not a whole number from 1 to %d", s, MaxWeight)
-	}
-	if *w = Weight(n); n == 1 {
-		*w = 0
-	}
-	return nil
-}
 
 // Value is the weight as a number from 1 on.
 func (w Weight) Value() uint16 { return max(uint16(w), 1) }
@@ -160,8 +92,6 @@ func checkWeight(what string, w Weight) error {
 	}
 	return nil
 }
-
-func (w Weight) Type() string { return "number" }
 
 // Guarantee is a part of the rate of a pool, such as what a rule always gets of it; 0 for none.
 type Guarantee Rate
@@ -193,85 +123,11 @@ func (g Guarantee) Type() string { return "rate|none" }
 // Members is how many buckets a rule has at most that each have its guarantee; 0 if that is not known.
 type Members uint32
 
-func (m *Members) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n == 0 {
-		return fmt.Errorf("members %.64q is not a whole number from 1 on; write how many hosts, subnets or flows there are at most", s)
-	}
-	*m = Members(n)
-	return nil
-}
-
 func (m Members) String() string {
 	if m == 0 {
 		return ""
 	}
 	return strconv.FormatUint(uint64(m), 10)
-}
-
-func (m Members) Type() string { return "number" }
-
-// ShareKind is who gets a fair share of a bucket.
-type ShareKind uint8
-
-const (
-	ShareNone   ShareKind = iota // nobody: first come, first served
-	ShareHost                    // each far address
-	ShareSubnet                  // each subnet of Share.Bits
-	ShareFlow                    // each 5-tuple
-	ShareMember                  // each rule and pool that is directly within the pool
-)
-
-// Share is who gets a fair share of a bucket, and for ShareSubnet the prefix length.
-type Share struct {
-	Kind ShareKind
-	Bits uint8
-}
-
-var shareNames = []string{ShareNone: none, ShareHost: "host", ShareSubnet: "/N", ShareFlow: "flow", ShareMember: "member"}
-
-func (s Share) String() string {
-	if s.Kind == ShareSubnet {
-		return "/" + strconv.Itoa(int(s.Bits))
-	}
-	return nameOf(s.Kind, shareNames)
-}
-
-func (s *Share) Set(text string) error {
-	if length, ok := strings.CutPrefix(text, "/"); ok {
-		bits, err := strconv.ParseUint(length, 10, 8)
-		if err != nil || bits > 128 {
-			return fmt.Errorf("share %.64q is not a prefix length; use /0 to /32 for IPv4, /0 to /128 for IPv6", text)
-		}
-		*s = Share{ShareSubnet, uint8(bits)}
-		return nil
-	}
-	var kind ShareKind
-	err := setName(&kind, "share", text, shareNames)
-	if err == nil {
-		*s = Share{Kind: kind}
-	}
-	return err
-}
-
-func (s Share) Type() string { return strings.Join(shareNames, "|") }
-
-func checkShare(r *Rule) error {
-	if err := checkName(r.Share.Kind, "share", shareNames); err != nil {
-		return err
-	}
-	family := r.Prefix.Addr().BitLen()
-	switch {
-	case r.Share.Kind != ShareSubnet && r.Share.Bits != 0:
-		return fmt.Errorf("share %v takes no prefix length; leave out /%d", r.Share, r.Share.Bits)
-	case r.Share.Kind == ShareMember && !r.Pool:
-		return errors.New("share member is for pools, whose members are rules and pools; use host, /N or flow")
-	case r.Share.Kind == ShareSubnet && r.Share.Bits > 128:
-		return fmt.Errorf("share %v is not a prefix length; use /0 to /128", r.Share)
-	case r.Share.Kind == ShareSubnet && !r.Pool && (int(r.Share.Bits) < r.Prefix.Bits() || int(r.Share.Bits) > family):
-		return fmt.Errorf("share %v does not divide %v; use /%d to /%d", r.Share, r.Prefix, r.Prefix.Bits(), family)
-	}
-	return nil
 }
 
 // guaranteed is the guarantee of the rule, also while that waits for room.
@@ -287,7 +143,7 @@ func checkGuarantee(r *Rule) error {
 	case !r.hasOneBucket() && r.Members == 0:
 		return fmt.Errorf("guarantee %v is for each bucket of the rule; say with members how many there are at most, such as members 50", g)
 	}
-	return checkRate(g.String, g)
+	return checkRate("guarantee", g.String, g)
 }
 
 // Guaranteed returns the limit whose conforming packets are guaranteed to r; false if r has no guarantee.
@@ -297,11 +153,6 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 		Prefix: r.Prefix, Pool: r.Pool, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)),
 		Each: r.Each, Members: r.Members, Framing: r.Framing,
 	}, rate != 0
-}
-
-func resolveWithin(l *Limit, r *Rule) error {
-	r.Within = l.Within
-	return nil
 }
 
 // resolveRate sets the rate. A rule that has only its pools is unlimited itself.

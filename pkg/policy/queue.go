@@ -11,14 +11,6 @@ import (
 // packets by default (linux/net/sched/sch_fq.c).
 const MaxWait = 9 * time.Second
 
-// Queue is the length of a queue, written as a Capacity.
-type Queue struct{ Capacity }
-
-func (q *Queue) Set(s string) (err error) {
-	q.Capacity, err = parseCapacity("queue", s)
-	return err
-}
-
 // ECNAbove is the delay in ns above which a packet is marked; 0 if it is not set.
 type ECNAbove time.Duration
 
@@ -49,13 +41,7 @@ func (e ECNAbove) String() string {
 func (e ECNAbove) Type() string { return "time|never" }
 
 func resolveQueue(l *Limit, r *Rule) (err error) {
-	switch {
-	case r.Rate == Unlimited:
-	case l.Queue != (Queue{}):
-		r.Queue, err = l.Queue.resolve("queue", r.Rate)
-	case r.Excess == Delay && r.Algorithm == GCRA:
-		r.Queue = DefaultQueue(r.Rate)
-	}
+	r.Queue, err = l.Queue.resolve("queue", r.Rate, DefaultQueue, r.Excess == Delay && r.Algorithm == GCRA)
 	return err
 }
 
@@ -82,8 +68,8 @@ func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	return bytes, time.Duration(min(scaleUp(bytes, bitNanoseconds, uint64(r.Rate)), math.MaxInt64))
 }
 
-// ValidateWait returns an error if r can delay packets for longer than MaxWait.
-func (r Rule) ValidateWait() error {
+// validateWait returns an error if r can delay packets for longer than MaxWait.
+func (r Rule) validateWait() error {
 	bytes, longest := r.Waiting()
 	if longest <= MaxWait {
 		return nil
@@ -96,21 +82,21 @@ func (r Rule) ValidateWait() error {
 		what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
 }
 
+func checkExcess(r *Rule) error {
+	return cmp.Or(checkName(r.Excess, "excess", excessNames), r.validateWait())
+}
+
 func checkQueue(r *Rule) error {
-	if r.Excess != Delay {
-		return nil
-	}
-	if r.Algorithm == GCRA && r.Queue < MinCapacity {
+	if r.Queue < MinCapacity {
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)
 	}
 	both := r.Capacity + r.Queue
-	says := func() string { return fmt.Sprintf("and queue of %d bytes together", both) }
-	return cmp.Or(r.ValidateWait(), checkMaxCapacity("capacity", says, both))
+	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("and queue of %d bytes together", both) }, both)
 }
 
 func checkECNAbove(r *Rule) error {
-	if r.Excess == Delay && r.ECNAbove <= 0 {
+	if r.ECNAbove <= 0 {
 		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
 	}
 	return nil

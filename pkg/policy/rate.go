@@ -62,7 +62,7 @@ func ParseRate(s string) (Rate, error) {
 		}
 		return 0, fmt.Errorf("rate %q is not a whole number of bits per second; round it", s)
 	}
-	if err := checkRate(func() string { return strconv.Quote(s) }, Rate(v)); err != nil {
+	if err := checkRate("rate", func() string { return strconv.Quote(s) }, Rate(v)); err != nil {
 		return 0, err
 	}
 	return Rate(v), nil
@@ -113,12 +113,12 @@ func rateUnit(s, number, unit string) (uint64, error) {
 		s, why, number, p.name, number, p.byteName)
 }
 
-// checkRate returns an error for rates that a rule cannot have. spelled returns r as it
+// checkRate returns an error for rates that a rule cannot have. what is the option; spelled returns r as it
 // was written, in quotes or not.
-func checkRate(spelled func() string, r Rate) error {
+func checkRate(what string, spelled func() string, r Rate) error {
 	switch {
 	case r == 0:
-		return fmt.Errorf("rate %s is zero and would pass nothing; the slowest is %v", spelled(), MinRate)
+		return fmt.Errorf("%s %s is zero and would pass nothing; the slowest is %v", what, spelled(), MinRate)
 	case r < MinRate:
 		advice, units := "raise it", map[string]string{"": "m"}
 		if r >= 1000 {
@@ -127,15 +127,22 @@ func checkRate(spelled func() string, r Rate) error {
 		if meant := inUnit(spelled(), units); meant != "" {
 			advice = "did you mean " + meant + "?"
 		}
-		return fmt.Errorf("rate %s is below %v, the slowest rate; %s", spelled(), MinRate, advice)
+		return fmt.Errorf("%s %s is below %v, the slowest rate; %s", what, spelled(), MinRate, advice)
 	case r > MaxRate:
 		advice := "lower it or use " + unlimitedName
 		if meant := inUnit(spelled(), map[string]string{"m": "k", "g": "m", "t": "g", "mi": "ki", "gi": "mi", "ti": "gi"}); meant != "" {
 			advice = "did you mean " + meant + " or " + unlimitedName + "?"
 		}
-		return fmt.Errorf("rate %s is above %v, the fastest rate; %s", spelled(), MaxRate, advice)
+		return fmt.Errorf("%s %s is above %v, the fastest rate; %s", what, spelled(), MaxRate, advice)
 	}
 	return nil
+}
+
+func checkOwnRate(r *Rule) error {
+	if r.Rate == Unlimited {
+		return nil
+	}
+	return checkRate("rate", r.Rate.String, r.Rate)
 }
 
 // inUnit writes a rate with the prefix that units maps its own to; "" if there is none, or

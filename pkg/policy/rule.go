@@ -4,7 +4,12 @@
 // The package does no I/O and imports only the standard library.
 package policy
 
-import "net/netip"
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+)
 
 // maxLevel bounds the level of a bucket in bytes, so that the data path's arithmetic
 // cannot overflow.
@@ -39,20 +44,30 @@ type Rule struct {
 
 // Validate returns an error if r is not valid; it names the first option that is wrong.
 func (r *Rule) Validate() error {
-	if err := r.validatePool(); err != nil {
+	err := checkText("plan", r.Label.Plan, MaxName)
+	switch name := r.Label.Name; {
+	case !r.Pool:
+		err = cmp.Or(checkPrefix(r.Prefix), err)
+	case CheckPoolName(name) != nil:
+		err = CheckPoolName(name)
+	case r.Prefix != PoolKey(name):
+		err = fmt.Errorf("pool %q has the key of another one", name)
+	case r.Within == Within(name):
+		err = fmt.Errorf("within %q is the pool itself; name another pool", name)
+	case r.Rate == Unlimited:
+		err = errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
+	case r.Excess == Pass:
+		err = errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
+	case r.Label.Plan != "":
+		err = NotInPool("plan")
+	}
+	if err != nil {
 		return err
 	}
-	if err := checkText("plan", r.Label.Plan, MaxName); err != nil {
-		return err
-	}
-	for _, o := range Options {
-		if o.valid == nil {
-			continue
-		}
-		if err := o.valid(r); err != nil {
-			return err
-		}
-	}
+	return r.validateOptions()
+}
+
+func (r *Rule) validateOptions() error {
 	for _, o := range Options {
 		if err := o.validate(r); err != nil {
 			return err

@@ -95,12 +95,12 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Each = Each{EachSubnet, 23} }, "each /23 does not divide 10.0.0.0/24; use /24 to /32"},
 		{func(r *Rule) { r.Each = Each{EachSubnet, 33} }, "each /33 does not divide"},
 		{func(r *Rule) { r.Penalty = fill }, "penalty fill has no use with the algorithm gcra"},
-		{func(r *Rule) { r.Penalty.Kind = 3 }, "penalty has the unknown value 3"},
-		{func(r *Rule) { r.Penalty = Penalty{PenaltyFill, 1} }, "penalty fill takes no time"},
-		{func(r *Rule) { r.Penalty = Penalty{PenaltyNone, -1} }, "penalty none takes no time"},
-		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, 0} }, "not above zero"},
-		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, -time.Second} }, "penalty of -1s is not above zero"},
-		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, MaxPenalty + 1} }, "longer than 86400s"},
+		{func(r *Rule) { r.Algorithm, r.Penalty.Kind = Leaky, 3 }, "penalty has the unknown value 3"},
+		{func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyFill, 1} }, "penalty fill takes no time"},
+		{func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyNone, -1} }, "penalty none takes no time"},
+		{func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyHold, 0} }, "not above zero"},
+		{func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyHold, -time.Second} }, "penalty of -1s is not above zero"},
+		{func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyHold, MaxPenalty + 1} }, "longer than 86400s"},
 		{func(r *Rule) { r.Queue = 5000 }, "queue has no use with excess drop"},
 		{func(r *Rule) { r.Excess, r.Queue = ECN, 5000 }, "queue has no use with excess ecn"},
 		{func(r *Rule) { r.ECNAbove = 1 }, "ecn-above has no use with excess drop"},
@@ -109,7 +109,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { delay(GCRA)(r); r.Queue = 11_250_001 }, "queue of 11250001 bytes at 10mbit delays packets for up to 9 s, and 9s is the longest delay"},
 		{func(r *Rule) { delay(Leaky)(r); r.Capacity = 12_500_000 }, "capacity of 12500000 bytes at 10mbit delays packets for up to 10 s"},
 		{func(r *Rule) { delay(Leaky)(r); r.ECNAbove = 0 }, "ecn-above of 0 ns is not above zero"},
-		{func(r *Rule) { r.Order = 2 }, "order has the unknown value 2"},
+		{func(r *Rule) { delay(GCRA)(r); r.Order = 2 }, "order has the unknown value 2"},
 		{func(r *Rule) { r.Order = SparseFirst }, "order sparse-first has no use with excess drop; leave it out, or use excess delay"},
 		{func(r *Rule) { delay(Leaky)(r); r.Order = SparseFirst }, "order sparse-first has no use with the algorithm leaky, whose output never exceeds the rate; use the algorithm gcra"},
 		{func(r *Rule) { delay(GCRA)(r); r.Each.Kind, r.Order = EachFlow, SparseFirst }, "order sparse-first has no use with each flow"},
@@ -123,7 +123,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Framing.Overhead = 257 }, "overhead of 257 bytes"},
 		{func(r *Rule) { r.Framing.Overhead = -65 }, "overhead of -65 bytes"},
 		{func(r *Rule) { r.Framing.MPU = 257 }, "mpu of 257 bytes"},
-		{func(r *Rule) { r.Within = "none" }, `within "none" is no name of a pool`},
+		{func(r *Rule) { r.Within = "none" }, `within "none" is no name; leave it out`},
 		{func(r *Rule) { r.Within = "a\nb" }, `within "a\nb" has a control character`},
 		{func(r *Rule) { r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool to draw from; name one with within, or leave it out"},
 		{func(r *Rule) { unlimited(r); r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool"},
@@ -148,13 +148,13 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 0 }, "pir is missing; say the peak rate, from the rate 10mbit up"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR, r.Colours.EIR = 0, 5e6 }, "for a committed and an excess rate (eir) use rfc4115"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = 9_999_000 }, "pir 9999kbit is below the rate 10mbit; raise it, or lower the rate"},
-		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = MaxRate + 1 }, "pir: rate 400000000001bit is above 400gbit"},
+		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PIR = MaxRate + 1 }, "pir 400000000001bit is above 400gbit"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PBS-- }, "pbs of 1513 bytes (605.2 us at 20mbit) is less than one full packet"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.PBS = MaxCapacity + 1 }, "pbs of 1099511627777 bytes is above 1024gb"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.EIR = 1e6 }, "eir 1mbit has no use with the algorithm trtcm; use rfc4115, or leave it out"},
 		{func(r *Rule) { colours(TRTCM)(r); r.Colours.EBS = 2000 }, "ebs has no use with the algorithm trtcm; use srtcm or rfc4115, or leave it out"},
 		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EIR = 0 }, "eir is missing; say the rate of yellow packets, such as 5mbit, or for none use srtcm with ebs 0"},
-		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EIR = 7999 }, "eir: rate 7999bit is below 8kbit"},
+		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EIR = 7999 }, "eir 7999bit is below 8kbit"},
 		{func(r *Rule) { colours(RFC4115)(r); r.Colours.EBS-- }, "ebs of 1513 bytes (605.2 us at 20mbit) is less than one full packet"},
 		{func(r *Rule) { colours(RFC4115)(r); r.Colours.PIR = 20e6 }, "pir 20mbit has no use with the algorithm rfc4115; use trtcm, or leave it out"},
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.EBS = 1 }, "ebs of 1 bytes (800 ns at 10mbit) is less than one full packet"},
@@ -162,7 +162,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In = ColourMap{} }, "colours has neither yellow nor red"},
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.In.Red |= 1 << 12 }, "colours has a DSCP that is both yellow and red"},
 		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Aware = false }, "colours has no use with packets that all come in green; add colour-aware, or leave it out"},
-		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Green = ActionECN + 1 }, "green has the unknown value 67; use pass, drop, ecn or a DSCP"},
+		{func(r *Rule) { colours(SRTCM)(r); r.Colours.Green = ActionECN + 1 }, "green has the unknown value 68; use pass, drop, ecn or a DSCP"},
 		{func(r *Rule) { r.Colours.Aware = true }, "colour-aware true has no use with the algorithm gcra; use srtcm, trtcm or rfc4115, or leave it out"},
 		{func(r *Rule) { r.Colours.In = DefaultColours }, "colours has no use with the algorithm gcra"},
 		{func(r *Rule) { r.Algorithm, r.Colours.Yellow = Leaky, ActionPass }, "yellow has no use with the algorithm leaky"},
@@ -190,7 +190,7 @@ func TestValidateRefuses(t *testing.T) {
 // colours gives a rule an algorithm with colours.
 func colours(a Algorithm) func(*Rule) {
 	return func(r *Rule) {
-		r.Algorithm, r.Colours = a, Colours{Aware: true, In: DefaultColours, Green: ActionPass, Yellow: 12, Red: ActionDrop}
+		r.Algorithm, r.Colours = a, Colours{Aware: true, In: DefaultColours, Green: ActionPass, Yellow: SetDSCP(12), Red: ActionDrop}
 		switch a {
 		case SRTCM:
 			r.Colours.EBS = MinCapacity

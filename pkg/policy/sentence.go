@@ -84,16 +84,12 @@ func (r Rule) counts() (says string) {
 
 func (s Share) by() string {
 	switch s.Kind {
-	case ShareHost:
-		return "hosts"
+	case ShareNone:
+		return ""
 	case ShareSubnet:
 		return s.String() + " subnets"
-	case ShareFlow:
-		return "flows"
-	case ShareMember:
-		return "members"
 	}
-	return ""
+	return s.String() + "s"
 }
 
 func (r Rule) gets() string {

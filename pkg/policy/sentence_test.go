@@ -117,7 +117,7 @@ func TestSentence(t *testing.T) {
 		{ruleOn("10.0.0.0/24", host, colours(SRTCM), func(r *Rule) { r.Fail = Closed }), Egress, MatchDst,
 			"eth0 egress: each host in 10.0.0.0/24 gets CIR 10mbit (1.25 MB/s), CBS 125 kB, EBS 1.514 kB; yellow packets get AF12, red packets are dropped (srtcm, colour-aware); what cannot be metered is dropped"},
 		{ruleOn("10.0.0.5/32", colours(RFC4115), func(r *Rule) {
-			r.Colours.In, r.Colours.Green, r.Colours.Yellow, r.Colours.Red = ColourMap{1 << 8, 1 | 1<<63}, 46, ActionPass, ActionECN
+			r.Colours.In, r.Colours.Green, r.Colours.Yellow, r.Colours.Red = ColourMap{1 << 8, 1 | 1<<63}, SetDSCP(46), ActionPass, ActionECN
 		}), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets CIR 10mbit (1.25 MB/s), CBS 125 kB; EIR 20mbit, EBS 1.514 kB; green packets get EF, yellow packets pass, red packets are marked by ECN if they allow it, else dropped (rfc4115, colour-aware with CS0=red CS1=yellow 63=red)"},
 		{ruleOn("10.0.0.5/32", colours(TRTCM), func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000, PIR: 2e6, PBS: 250_000} }), Egress, MatchDst,

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,18 +41,17 @@ func (r Rule) Proposed() (proposed Rule, ok bool) {
 // shadowOption is the shadow of a limit. Its functions are set below, as they refer to Options.
 var shadowOption = &Option{
 	Name: "shadow", Help: "limit that only counts, such as rate=5mbit",
-	Doc:        "a [proposed limit](../safe-changes.md#try-a-limit-without-dropping) that only counts what it would refuse; `none` removes that of defaults or a plan",
-	DocDefault: "none",
+	Doc: "a [proposed limit](../safe-changes.md#try-a-limit-without-dropping) that only counts what it would refuse; `none` removes that of defaults or a plan",
 }
 
 func init() {
 	o := shadowOption
 	o.Value = func(l *Limit) Value { return shadowValue{l} }
 	o.Copy = func(to, from *Limit) { to.Shadow = from.Shadow }
-	o.Reset = func(l *Limit) { l.Shadow = nil }
 	o.Text = (*Rule).shadowText
 	o.Same = func(a, b *Rule) bool { return a.Shadow == b.Shadow }
-	o.resolve, o.valid = resolveShadow, (*Rule).validateShadow
+	o.resolve, o.check = resolveShadow, checkShadow
+	o.needs = []need{{option: "rate", met: limited, usual: true}}
 }
 
 // shadowValue is the shadow of a limit, as ParseShadow reads it.
@@ -89,7 +87,7 @@ func (r *Rule) shadowText() string {
 	if !ok {
 		return ""
 	}
-	d := Draft{Limit: Limit{}.Inherit(r)}.Missing(&proposed)
+	d := Draft{Limit: Limit{}.inherit(r)}.Missing(&proposed)
 	for _, o := range d.Given() {
 		if !o.Shadow {
 			d.Drop(o)
@@ -102,7 +100,7 @@ func resolveShadow(l *Limit, r *Rule) error {
 	if r.Shadow = (Shadow{}); l.Shadow == nil {
 		return nil
 	}
-	shadow := l.Shadow.Inherit(r)
+	shadow := l.Shadow.inherit(r)
 	proposed, err := shadow.Resolve(r.Prefix)
 	if err != nil {
 		return fmt.Errorf("shadow: %w", err)
@@ -112,16 +110,13 @@ func resolveShadow(l *Limit, r *Rule) error {
 	return nil
 }
 
-func (r *Rule) validateShadow() error {
+func checkShadow(r *Rule) error {
 	if r.Shadow == (Shadow{}) {
 		return nil
 	}
 	proposed, _ := r.Proposed()
-	var err error
-	if r.Pool { // whose prefix is a key, so an option that needs a network is wrong whatever it says
-		err = checkPoolOptions(&proposed)
-	}
-	err = cmp.Or(err, proposed.Validate())
+	proposed.Pool = r.Pool
+	err := proposed.validateOptions()
 	if proposed.Rate == Unlimited {
 		err = errors.New("rate unlimited would refuse nothing; leave the shadow out")
 	}

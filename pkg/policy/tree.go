@@ -129,10 +129,16 @@ func (t *Tree) addPools(pools []Rule) {
 		}
 	}
 	t.cutCycles()
-	t.checkClusters()
+	clusters := map[ClusterName]*Rule{}
 	var order []*Node // pools before those within them
-	slices.SortFunc(t.Nodes, func(a, b *Node) int { return cmp.Compare(a.Pool.Label.Name, b.Pool.Label.Name) })
 	for _, n := range t.Nodes {
+		name := n.Pool.Cluster.Name
+		if other := clusters[name]; other != nil {
+			t.problem(Member{Rule: n.Pool}, "cluster %q is that of pool %s, too, and has one pool on each host; put one of them within the other",
+				string(name), quoteIfNeeded(other.Label.Name))
+		} else if name != "" {
+			clusters[name] = n.Pool
+		}
 		if n.Above == nil {
 			order = append(order, n)
 		} else {
@@ -150,20 +156,6 @@ func (t *Tree) addPools(pools []Rule) {
 		if n.Depth == MaxDepth {
 			t.problem(Member{Rule: n.Pool}, "within %q makes a chain of %d pools, and at most %d are allowed; leave some of them out",
 				n.Pool.Within, MaxDepth+1, MaxDepth)
-		}
-	}
-}
-
-// checkClusters reports clusters that have two pools on this host.
-func (t *Tree) checkClusters() {
-	pools := map[ClusterName]*Rule{}
-	for _, n := range t.Nodes {
-		name := n.Pool.Cluster.Name
-		if other := pools[name]; other != nil {
-			t.problem(Member{Rule: n.Pool}, "cluster %q is that of pool %s, too, and has one pool on each host; put one of them within the other",
-				string(name), quoteIfNeeded(other.Label.Name))
-		} else if name != "" {
-			pools[name] = n.Pool
 		}
 	}
 }
