@@ -357,8 +357,7 @@ struct key {
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
 	__u8 sharer; /* the slot is that of a sharer */
-	__u8 paired; /* the slot has a second bucket */
-	__u32 second; /* the id of its limit */
+	__u8 room[5];
 	__u64 departs; /* ns: when the last queued packet of the key departs */
 };
 
@@ -441,7 +440,6 @@ struct work {
 	__u32 load;    /* of the last sharer, see judge */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
 	__s32 action;  /* for its colour, or -1 if it got none */
-	__u32 each;    /* its buckets are those of a key */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
 	struct key flow; /* all of its 5-tuple */
@@ -528,7 +526,6 @@ struct hook {
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
-	__u32 seconds_mask;  /* lines in seconds - 1 */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;

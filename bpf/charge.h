@@ -80,27 +80,55 @@ __noinline int look_at_slot(__u32 cpu, __u32 i)
 	return is_still(b, s->slot, s->tat);
 }
 
-/* Attempts to charge the bucket of the key that was sought, which gets a slot if it has none. By CAS: the slot may get another key. */
+/*
+ * Looks at the bucket of the packet's key in the limit of a stage. If the key gets a slot only now, its bucket has opening units.
+ * Then, or without a slot, the result is that of get_slot.
+ */
+__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i, __u64 opening)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	int got;
+
+	if (!rule)
+		return GOT_NONE;
+	s->slot = seek_at(skb, cpu, s, params_of(rule, s->set));
+	if (s->slot)
+		return look_at_slot(cpu, i) ? GOT_SLOT : GOT_NONE;
+	w->key.id = s->id;
+	w->opening = opening;
+	got = get_slot(cpu);
+	s->slot = find_handle(w->hash);
+	s->level = 0;
+	return got;
+}
+
+/* Attempts to charge the bucket of the packet's key. By CAS: the slot may get another key. */
 __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = w->stage;
 	const struct rule *rule = rule_of(s->id);
 	enum verdict verdict = VERDICT_PASS;
+	const struct params *params;
 	struct bucket *b;
 
-	s->slot = find_handle(w->hash);
-	if (!s->slot) {
-		verdict = get_slot(cpu);
-		s->slot = find_handle(w->hash);
-		s->level = 0;
-		return verdict == GOT_CHARGED ? VERDICT_PASS : verdict == GOT_NO_ROOM ? VERDICT_CONTENDED : VERDICT_AGAIN;
-	}
-	if (!rule || !look_at_slot(cpu, 0))
+	if (!rule)
 		return VERDICT_AGAIN;
+	params = params_of(rule, s->set);
+	/* After an edit, a new key may have less room than the limit. */
+	switch (look_at_key(skb, cpu, 0, is_edited(params, s->set) ? 0 : w->cost)) {
+	case GOT_CHARGED:
+		return VERDICT_PASS;
+	case GOT_NO_ROOM:
+		return VERDICT_CONTENDED;
+	case GOT_NONE:
+		return VERDICT_AGAIN;
+	}
 	b = bucket_of(s->slot);
 	if (!conforms(s, s->flags, tested(w, s->flags)))
-		verdict = exceed(skb, w, s, params_of(rule, s->set), s->flags, b);
+		verdict = exceed(skb, w, s, params, s->flags, b);
 	if (is_excess(verdict))
 		return verdict;
 	return set_tat(b, s->tat, s->start + w->cost, w->now) ? verdict : VERDICT_AGAIN;
@@ -119,10 +147,6 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return VERDICT_CONTENDED;
 	params = params_of(rule, s->set);
-	seek_at(skb, cpu, s, params);
-	w->key.id = s->id;
-	/* After an edit, a new key may have less room than the limit. */
-	w->opening = is_edited(params, s->set) ? 0 : w->cost;
 	for (tries = 0; tries < TRIES; tries++) {
 		verdict = charge_key(skb, cpu);
 		if (verdict != VERDICT_AGAIN)
