@@ -417,7 +417,6 @@ struct work {
 	__u64 now;
 	__u64 cost;    /* units */
 	__u64 least;   /* those of at most SHARED_BYTES of them */
-	__u64 opening; /* units that are charged with the allocation of a slot; 0 if the bucket is charged later */
 	__u64 before;  /* units that leave before it from a queue */
 	__u64 hash;    /* of the key that is sought in the table */
 	__u32 ip;      /* see packet.h */

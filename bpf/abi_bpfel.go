@@ -422,7 +422,6 @@ type AbiWork struct {
 	Now        uint64
 	Cost       uint64
 	Least      uint64
-	Opening    uint64
 	Before     uint64
 	Hash       uint64
 	Ip         uint32
@@ -459,7 +458,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [48]byte
+	_     [56]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

@@ -80,28 +80,26 @@ __noinline int look_at_slot(__u32 cpu, __u32 i)
 	return is_still(b, s->slot, s->tat);
 }
 
-/*
- * Looks at the bucket of the packet's key in the limit of a stage. If the key gets a slot only now, its bucket has opening units.
- * Then, or without a slot, the result is that of get_slot.
- */
-__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i, __u64 opening)
+/* Looks at the bucket of the packet's key in the limit of a stage. A key that has no slot may get one, for the next attempt. */
+__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
 	const struct rule *rule = rule_of(s->id);
-	int got;
+	const struct params *params;
+	struct bucket *b;
 
 	if (!rule)
 		return GOT_NONE;
-	s->slot = seek_at(skb, cpu, s, params_of(rule, s->set));
-	if (s->slot)
-		return look_at_slot(cpu, i) ? GOT_SLOT : GOT_NONE;
-	w->key.id = s->id;
-	w->opening = opening;
-	got = get_slot(cpu);
-	s->slot = find_handle(w->hash);
-	s->level = 0;
-	return got;
+	params = params_of(rule, s->set);
+	s->slot = seek_at(skb, cpu, s, params);
+	if (!s->slot) {
+		w->key.id = s->id;
+		return get_slot(cpu);
+	}
+	b = bucket_of(s->slot);
+	look_at(s, rule, params, s->set, b, w->now);
+	return is_still(b, s->slot, s->tat) ? GOT_SLOT : GOT_NONE;
 }
 
 /* Attempts to charge the bucket of the packet's key. By CAS: the slot may get another key. */
@@ -113,19 +111,14 @@ __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
 	struct bucket *b;
+	int got;
 
 	if (!rule)
 		return VERDICT_AGAIN;
 	params = params_of(rule, s->set);
-	/* After an edit, a new key may have less room than the limit. */
-	switch (look_at_key(skb, cpu, 0, is_edited(params, s->set) ? 0 : w->cost)) {
-	case GOT_CHARGED:
-		return VERDICT_PASS;
-	case GOT_NO_ROOM:
-		return VERDICT_CONTENDED;
-	case GOT_NONE:
-		return VERDICT_AGAIN;
-	}
+	got = look_at_key(skb, cpu, 0);
+	if (got != GOT_SLOT)
+		return got == GOT_NO_ROOM ? VERDICT_CONTENDED : VERDICT_AGAIN;
 	b = bucket_of(s->slot);
 	if (!conforms(s, s->flags, tested(w, s->flags)))
 		verdict = exceed(skb, w, s, params, s->flags, b);

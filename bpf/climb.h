@@ -162,17 +162,11 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	params = params_of(rule, g->set);
 	if (g->level <= MAX_DEBT)
 		charge_to(&rule->shared, g, cpu, STAGE_SECOND, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
-	if (g->flags & RULE_EACH) {
-		g->slot = seek_at(skb, cpu, g, params);
-		if (!g->slot) {
-			w->key.id = id;
-			w->opening = w->cost;
-			get_slot(cpu);
-		}
-		for (tries = 0; tries < TRIES / 4 && g->slot && look_at_slot(cpu, STAGE_SECOND); tries++)
-			if (set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
+	if (g->flags & RULE_EACH)
+		for (tries = 0; tries < TRIES / 4; tries++)
+			if (look_at_key(skb, cpu, STAGE_SECOND) == GOT_SLOT &&
+			    set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
 				break;
-	}
 	c = counters_of(rule);
 	count(&c->passed_packets, &c->passed_bytes, w);
 	return 0;

@@ -72,7 +72,7 @@ static __always_inline bool colour_by(struct work *w, const struct stage *first,
 	return w->colour != GREEN || set_tat(b, first->tat, first->start + cost, w->now);
 }
 
-/* An attempt to give a packet its colour, by the buckets of its key or the shared ones. Returns GOT_CHARGED if it has one. */
+/* An attempt to give a packet its colour, by the buckets of its key or the shared ones. */
 __noinline int colour_pair(struct __sk_buff *skb, __u32 cpu, __u32 each)
 {
 	struct work *w = work_of(cpu);
@@ -84,9 +84,9 @@ __noinline int colour_pair(struct __sk_buff *skb, __u32 cpu, __u32 each)
 	if (!rule || !other)
 		return GOT_NONE;
 	if (each) {
-		got = look_at_key(skb, cpu, 0, 0);
+		got = look_at_key(skb, cpu, 0);
 		if (got == GOT_SLOT)
-			got = look_at_key(skb, cpu, STAGE_SECOND, 0);
+			got = look_at_key(skb, cpu, STAGE_SECOND);
 		if (got != GOT_SLOT)
 			return got;
 		b = bucket_of(first->slot);

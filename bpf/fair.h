@@ -214,7 +214,6 @@ static __always_inline bool get_sharer(struct __sk_buff *skb, __u32 cpu, struct 
 		return true;
 	w->key.id = st->id;
 	w->key.sharer = 1;
-	w->opening = 0;
 	get_slot(cpu);
 	st->slot = find_handle(w->hash);
 	return st->slot;

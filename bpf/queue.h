@@ -157,7 +157,6 @@ __noinline int skips_queue(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		return 0;
 	seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0);
 	w->key.id = s->id;
-	w->opening = 0;
 	for (tries = 0; tries < TRIES && sparse == -1; tries++)
 		sparse = try_flow(cpu, i);
 	return sparse;

@@ -260,9 +260,7 @@ __noinline __u64 empty_tat(__u32 cpu)
 	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
-	const struct clock *c;
 	__u32 set;
-	__u64 v;
 
 	rule = rule_of(w->key.id);
 	if (!rule)
@@ -274,18 +272,13 @@ __noinline __u64 empty_tat(__u32 cpu)
 		return share ? new_tat(share) : NO_CLOCK;
 	}
 	params = rated(rule, &set, w->now);
-	c = clock_of(rule, params, set);
-	v = clock_at(c, params, w->now);
-	/* Empty for packets with an earlier time, too, unless the packet is charged at once. */
-	if (!w->opening)
-		return v - LONG_AGO;
-	return v + level_of(c, params, set, v, w->now, v, tick(w->now));
+	return clock_at(clock_of(rule, params, set), params, w->now) - LONG_AGO; /* also for packets with an earlier time */
 }
 
 enum got {
-	GOT_NONE,   /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
-	GOT_SLOT,   /* it had one */
-	GOT_CHARGED, /* a slot, whose bucket has work.opening */
+	GOT_NONE,    /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
+	GOT_SLOT,    /* it had one, */
+	GOT_CHARGED, /* and its bucket is charged */
 	GOT_NO_ROOM,
 };
 
@@ -317,8 +310,8 @@ __noinline int allocate_slot(__u32 cpu, __u32 i)
 		return GOT_NONE;
 	}
 	WRITE_ONCE(b->tick, tick(w->now));
-	__sync_lock_test_and_set(&b->tat, tat + w->opening);
-	return w->opening ? GOT_CHARGED : GOT_NONE;
+	__sync_lock_test_and_set(&b->tat, tat);
+	return GOT_NONE;
 }
 
 /* Not a slot of the table. */
