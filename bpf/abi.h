@@ -145,7 +145,7 @@ struct params {
 	__u32 idle;	/* ticks after which any bucket is empty */
 	__u32 salt;	/* makes this rule's keys differ from those of other rules */
 	__u32 flags;	/* enum rule_flag */
-	__u32 within;	/* with RULE_WITHIN: the id of the pool; with RULE_COLOURS: a byte for each colour, its action */
+	__u32 within;	/* with RULE_WITHIN: the id of the pool plus one; with RULE_COLOURS: a byte for each colour, its action */
 };
 
 /* Parameters that few packets need, or that are only shown: one cache line. */

@@ -250,18 +250,21 @@ static __always_inline bool is_apart(__u32 i)
 	return i > 6 || HOOK(rule_maps) > 1;
 }
 
-/* The id plus one of the pool that a limit draws from, or 0. */
-static __always_inline __u32 above(const struct params *params)
+/*
+ * Puts a pool on a stage, and tests the packet there. Returns the id plus one of the next pool above, or 0 if it was the last one or
+ * work.verdict is known.
+ */
+static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
 {
-	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
-}
-
-/* Tests a packet in the pool of a stage. Returns the next pool above, or 0 if it was the last one or work.verdict is known. */
-static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct params *params)
-{
-	const struct stage *s = stage_of(w, i);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(id);
+	const struct params *params;
 	enum verdict verdict;
 
+	if (!rule)
+		return 0;
+	params = place(w, s, id, rule);
+	look_at(s, rule, params, s->set, &rule->shared, w->now);
 	w->top = i;
 	if (unlikely(params->flags & SPECIAL_TEST)) {
 		verdict = test_special(skb, cpu, i);
@@ -273,32 +276,13 @@ static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct 
 		w->verdict = VERDICT_REFUSED;
 		return 0;
 	}
-	return above(params);
+	return params->within;
 }
 
-/* Puts a pool on a stage, and tests it. */
-static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
-{
-	struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(id);
-	const struct params *params;
-
-	if (!rule)
-		return 0;
-	params = place(w, s, id, rule);
-	look_at(s, rule, params, s->set, &rule->shared, w->now);
-	return test_pool(skb, cpu, w, i, params);
-}
-
-/* The same by calls. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
+/* The same by a call. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
 __noinline __u32 climb_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
 {
-	struct work *w = work_of(cpu);
-	const struct rule *rule = rule_of(id);
-
-	if (!rule || !look(cpu, i, id))
-		return 0;
-	return test_pool(skb, cpu, w, i, params_of(rule, READ_ONCE(stage_of(w, i)->set)));
+	return climb_to(skb, cpu, work_of(cpu), i, id);
 }
 
 /* Tests the pools above a rule, from the lowest on, which has the id next - 1. The verdict stays that of the rule if all pass the packet. */
@@ -373,7 +357,7 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 	struct counters *c;
 	struct rule *rule;
 	struct stage *s;
-	__u32 i, special = SPECIAL_CHARGE;
+	__u32 i, flags, special = SPECIAL_CHARGE;
 
 	if (unlikely(w->marks || w->packets > 1 || w->guaranteed != NOT_GUARANTEED))
 		special = ~0U;
@@ -381,11 +365,14 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
-		if (unlikely(s->flags & RULE_SHARES))
-			charge_share(skb, cpu, i);
-		if (is_apart(i) || unlikely(s->flags & special)) {
-			charge_special(skb, cpu, i, s->flags);
-			continue;
+		flags = s->flags & (special | RULE_SHARES);
+		if (is_apart(i) || unlikely(flags)) {
+			if (flags & RULE_SHARES)
+				charge_share(skb, cpu, i);
+			if (is_apart(i) || flags & special) {
+				charge_special(skb, cpu, i, s->flags);
+				continue;
+			}
 		}
 		rule = rule_of(s->id);
 		if (!rule)
@@ -412,7 +399,7 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 	if (HOOK(pools) && unlikely(flags & (RULE_SHARES | RULE_GUARANTEE)) && READ_ONCE(w->verdict) == VERDICT_PASS)
 		w->verdict = test_special(skb, cpu, 0);
 	if (HOOK(pools) && READ_ONCE(w->verdict) < VERDICT_EXCESS)
-		ascend(skb, cpu, w, above(params));
+		ascend(skb, cpu, w, params->within);
 	/* From memory, so that the verifier goes on once and not for each way to get here. */
 	verdict = READ_ONCE(w->verdict);
 	flags = READ_ONCE(s->flags);

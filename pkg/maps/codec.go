@@ -66,7 +66,7 @@ func chosen[C ~uint8](flags []uint32, set uint32) (choice C) {
 	return choice
 }
 
-// encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
+// encode writes a rule for a bucket that was never charged. pool is the id plus one of the pool that it is within, or 0.
 func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	t := bpf.AbiParams{
 		Salt: salt, Within: pool, Limit: r.Capacity << model.UnitBits,
@@ -140,7 +140,7 @@ func (ls *limits) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		out.Share.Bits = r.EachBits
 	}
 	if r.Flags&ruleWithin != 0 {
-		out.Within = policy.Within(ls.poolName(r.Within, in))
+		out.Within = policy.Within(ls.poolName(r.Within-1, in))
 		if r.WeightLess1 > 0 {
 			out.Weight = policy.Weight(r.WeightLess1) + 1
 		}

@@ -26,7 +26,7 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	now, users := s.phase(), map[uint32]int{}
 	count := func(id uint32, by int) {
 		if v := s.versionIn(id, now); present(v) && v.Flags&ruleWithin != 0 {
-			users[v.Within] += by
+			users[v.Within-1] += by
 		}
 	}
 	for f := range s.everyPrefix(nil) {
@@ -41,7 +41,7 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	return unused
 }
 
-// poolOf is the id of the pool that a rule is within, in any phase of a change; 0 if it is in none.
+// poolOf is the id plus one of the pool that a rule is within, in any phase of a change; 0 if it is in none.
 func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
@@ -50,7 +50,7 @@ func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if place == nil {
 		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return *place - 1, nil
+	return *place, nil
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
@@ -67,12 +67,12 @@ func (s *index) Losses() map[uint32]Loss {
 		}
 		c := s.Counters(id)
 		for depth := 0; v.Flags&ruleWithin != 0 && depth < policy.MaxDepth; depth++ {
-			sum := losses[v.Within]
+			sum := losses[v.Within-1]
 			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
 			sum.DroppedPackets += c.DroppedPackets
 			sum.DroppedBytes += c.DroppedBytes
-			losses[v.Within] = sum
-			v = s.versionIn(v.Within, now)
+			losses[v.Within-1] = sum
+			v = s.versionIn(v.Within-1, now)
 		}
 	}
 	return losses

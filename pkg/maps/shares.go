@@ -72,8 +72,8 @@ func (s *index) ActiveSharers() map[uint32]int {
 		if !present(v) || v.Flags&ruleWithin == 0 {
 			continue
 		}
-		if pool := s.versionIn(v.Within, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.id)) {
-			active[v.Within]++
+		if pool := s.versionIn(v.Within-1, now); pool.Flags&ruleShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.id)) {
+			active[v.Within-1]++
 		}
 	}
 	for n := range s.slots(func(id uint32) bool { return id < s.room() }) {
