@@ -7,9 +7,9 @@
 
 enum verdict {
 	VERDICT_PASS,
-	VERDICT_MARK,
-	VERDICT_DELAY,	 /* conforms, and is queued */
-	VERDICT_BEYOND,	 /* the rule has no room, but passes what is beyond it */
+	VERDICT_MARK = FATE_MARKED,
+	VERDICT_DELAY = FATE_DELAYED, /* conforms, and is queued */
+	VERDICT_BEYOND = FATE_PASSED, /* the rule has no room, but passes what is beyond it */
 	VERDICT_EXCESS,	 /* it does not, */
 	VERDICT_REFUSED, /* or a pool above has no room */
 	VERDICT_CONTENDED, /* the bucket could not be updated in time */
@@ -66,22 +66,8 @@ static __always_inline enum verdict exceed(struct __sk_buff *skb, const struct w
 	return flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
 }
 
-/* Looks at the bucket in the slot of a stage. Returns false if another CPU has it, or it has another key by now. */
-__noinline int look_at_slot(__u32 cpu, __u32 i)
-{
-	struct work *w = work_of(cpu);
-	struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(s->id);
-	const struct bucket *b = bucket_of(s->slot);
-
-	if (!rule)
-		return false;
-	look_at(s, rule, params_of(rule, s->set), s->set, b, w->now);
-	return is_still(b, s->slot, s->tat);
-}
-
-/* Looks at the bucket of the packet's key in the limit of a stage. A key that has no slot may get one, for the next attempt. */
-__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i)
+/* Looks at the bucket of the packet's key in the limit of a stage. With get, a key that has no slot may get one for the next attempt. */
+__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 get)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
@@ -95,7 +81,7 @@ __noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i)
 	s->slot = seek_at(skb, cpu, s, params);
 	if (!s->slot) {
 		w->key.id = s->id;
-		return get_slot(cpu);
+		return get ? get_slot(cpu) : GOT_NO_SLOT;
 	}
 	b = bucket_of(s->slot);
 	look_at(s, rule, params, s->set, b, w->now);
@@ -116,9 +102,9 @@ __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return VERDICT_AGAIN;
 	params = params_of(rule, s->set);
-	got = look_at_key(skb, cpu, 0);
+	got = look_at_key(skb, cpu, 0, true);
 	if (got != GOT_SLOT)
-		return got == GOT_NO_ROOM ? VERDICT_CONTENDED : VERDICT_AGAIN;
+		return got == GOT_NO_SLOT ? VERDICT_CONTENDED : VERDICT_AGAIN;
 	b = bucket_of(s->slot);
 	if (!conforms(s, s->flags, tested(w, s->flags)))
 		verdict = exceed(skb, w, s, params, s->flags, b);

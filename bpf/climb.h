@@ -40,16 +40,14 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct work *w,
 /* Finds the size of a packet on the wire, by the framing of a limit. */
 static __always_inline void weigh(struct __sk_buff *skb, struct work *w, const struct params *params)
 {
-	struct size wire = { .bytes = skb->len, .packets = 1 };
-	__u32 least;
+	__u64 wire = 1ULL << 32 | skb->len;
 
 	if (unlikely(skb->gso_size || skb->vlan_present || params->flags & RULE_FRAMING))
-		measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu, &wire);
-	w->bytes = wire.bytes;
-	w->packets = wire.packets;
-	w->cost = (__u64)wire.bytes << UNIT_BITS;
-	least = wire.bytes < SHARED_BYTES ? wire.bytes : SHARED_BYTES;
-	w->least = (__u64)least << UNIT_BITS;
+		wire = measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu);
+	w->bytes = wire;
+	w->packets = wire >> 32;
+	w->cost = (wire & ~0U) << UNIT_BITS;
+	w->least = lesser(wire & ~0U, SHARED_BYTES) << UNIT_BITS;
 }
 
 /* Charges a packet to the shadow of a pool, if it has one and that has room, and counts it there. */
@@ -128,21 +126,18 @@ __noinline int is_guaranteed(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	struct work *w = work_of(cpu);
 	struct stage *g = stage_of(w, STAGE_SECOND);
 	const struct rule *rule = rule_of(id);
-	const struct params *params;
+	int got;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
 	if (g->flags & RULE_UNLIMITED)
 		return true;
-	params = params_of(rule, g->set);
 	if (g->flags & RULE_EACH) {
-		if (g->level && g->level + part_of(w, params) > g->limit)
+		if (g->level && g->level + part_of(w, params_of(rule, g->set)) > g->limit)
 			return false;
-		g->slot = seek_at(skb, cpu, g, params);
-		if (!g->slot)
-			return true;
-		if (!look_at_slot(cpu, STAGE_SECOND))
-			return false;
+		got = look_at_key(skb, cpu, STAGE_SECOND, false);
+		if (got != GOT_SLOT)
+			return got == GOT_NO_SLOT;
 	}
 	return conforms(g, 0, tested(w, g->flags));
 }
@@ -164,7 +159,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 		charge_to(&rule->shared, g, cpu, STAGE_SECOND, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
 	if (g->flags & RULE_EACH)
 		for (tries = 0; tries < TRIES / 4; tries++)
-			if (look_at_key(skb, cpu, STAGE_SECOND) == GOT_SLOT &&
+			if (look_at_key(skb, cpu, STAGE_SECOND, true) == GOT_SLOT &&
 			    set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
 				break;
 	c = counters_of(rule);
@@ -234,8 +229,7 @@ __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 	if (flags & RULE_EACH) {
 		if (!(flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN))) /* the charge decides */
 			return VERDICT_PASS;
-		s->slot = seek_at(skb, cpu, s, params);
-		if (!s->slot || !look_at_slot(cpu, 0))
+		if (look_at_key(skb, cpu, 0, false) != GOT_SLOT)
 			return VERDICT_PASS;
 		b = bucket_of(s->slot);
 	}

@@ -135,7 +135,7 @@ __noinline int try_flow(__u32 cpu, __u32 i)
 
 	if (slot)
 		return charge_flow(cpu, i, slot, false);
-	return get_slot(cpu) == GOT_NO_ROOM ? -2 : -1;
+	return get_slot(cpu) == GOT_NO_SLOT ? -2 : -1;
 }
 
 /*

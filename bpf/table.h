@@ -279,7 +279,7 @@ enum got {
 	GOT_NONE,    /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
 	GOT_SLOT,    /* it had one, */
 	GOT_CHARGED, /* and its bucket is charged */
-	GOT_NO_ROOM,
+	GOT_NO_SLOT,
 };
 
 /* Allocates a slot to a key that has none, if the slot is still empty. */
@@ -388,7 +388,7 @@ __noinline int get_slot(__u32 cpu)
 		if (to != NO_SLOT && move_bucket(w->hash, slot, to))
 			return GOT_NONE;
 	}
-	return GOT_NO_ROOM;
+	return GOT_NO_SLOT;
 }
 
 #endif
