@@ -138,21 +138,15 @@ static __always_inline void count_colour(const struct work *w, struct rule *seco
 }
 
 /* Gives a packet its colour. Returns the action for it, or -1 if other CPUs were faster all the time. */
-__noinline int colour(struct __sk_buff *skb, __u32 cpu)
+static __always_inline int colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = w->stage, *second = stage_of(w, STAGE_SECOND);
-	struct rule *rule = rule_of(s->id), *other;
-	const struct params *params;
+	const struct stage *s = w->stage;
+	struct stage *second = stage_of(w, STAGE_SECOND);
+	__u32 id = cold_of(params)->second;
+	struct rule *other = rule_of(id);
 	bool got = false;
 	int action;
-	__u32 id;
 
-	if (!rule)
-		return -1;
-	params = params_of(rule, s->set);
-	id = cold_of(params)->second;
-	other = rule_of(id);
 	if (!other)
 		return -1;
 	place(w, second, id, other);

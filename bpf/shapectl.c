@@ -328,7 +328,7 @@ int climb(struct __sk_buff *skb)
 		goto done;
 	}
 	if (HOOK(colours) && s->flags & RULE_COLOURS)
-		w->action = colour(skb, cpu);
+		w->action = colour(skb, cpu, w, rule, params);
 	else
 		climb_pools(skb, cpu, w, rule, params);
 	if (HOOK(shadows) && READ_ONCE(w->again) & SHADOW_CB) {
