@@ -390,12 +390,26 @@ func TestSecondLimitsBeginAnew(t *testing.T) {
 		if model.Bytes(l.Level) != 20_000 || model.Bytes(l.Second) != 20_000 {
 			t.Errorf("%d rules: levels %+v", rules, l)
 		}
+		shown := func(first, second uint64) {
+			t.Helper()
+			var all []maps.Bucket
+			for _, b := range r.set.Store.Buckets([]maps.Entry{e}, func() uint64 { return now }) {
+				if b.Subnet.Addr() == host {
+					all = append(all, b)
+				}
+			}
+			if len(all) != 1 || all[0].LevelBytes != first || all[0].SecondBytes != second {
+				t.Errorf("%d rules: buckets %+v, want levels %d and %d", rules, all, first, second)
+			}
+		}
+		shown(20_000, 20_000)
 		// Other keys, which fill the table, do not get the slot of E while that drains, which takes 20 s. C has a new one.
 		now += uint64(time.Second)
 		for i := range 100 {
 			r.paint(e, addr(fmt.Sprintf("10.1.2.%d", i)), 1, now)
 		}
 		now += uint64(10 * time.Millisecond)
+		shown(0, 18_990)
 		if green, yellow, red := r.paint(e, host, 30, now); green != 20 || yellow != 1 || red != 9 {
 			t.Errorf("%d rules, 1 s later: %d green packets, %d yellow, %d red", rules, green, yellow, red)
 		}
