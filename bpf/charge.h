@@ -66,8 +66,22 @@ static __always_inline enum verdict exceed(struct __sk_buff *skb, const struct w
 	return flags & RULE_PASS ? VERDICT_BEYOND : VERDICT_EXCESS;
 }
 
-/* Looks at the bucket of the packet's key in the limit of a stage. With get, a key that has no slot may get one for the next attempt. */
-__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 get)
+/* Looks at the bucket in the slot of a stage. Returns false if another CPU has it, or it has another key by now. */
+__noinline int look_at_slot(__u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	const struct bucket *b = bucket_of(s->slot);
+
+	if (!rule)
+		return false;
+	look_at(s, rule, params_of(rule, s->set), s->set, b, w->now);
+	return is_still(b, s->slot, s->tat);
+}
+
+/* Looks at the bucket of the packet's key in the limit of a stage. A key that has no slot may get one, for the next attempt. */
+__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = stage_of(w, i);
@@ -81,7 +95,7 @@ __noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 get)
 	s->slot = seek_at(skb, cpu, s, params);
 	if (!s->slot) {
 		w->key.id = s->id;
-		return get ? get_slot(cpu) : GOT_NO_SLOT;
+		return get_slot(cpu);
 	}
 	b = bucket_of(s->slot);
 	look_at(s, rule, params, s->set, b, w->now);
@@ -102,7 +116,7 @@ __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return VERDICT_AGAIN;
 	params = params_of(rule, s->set);
-	got = look_at_key(skb, cpu, 0, true);
+	got = look_at_key(skb, cpu, 0);
 	if (got != GOT_SLOT)
 		return got == GOT_NO_SLOT ? VERDICT_CONTENDED : VERDICT_AGAIN;
 	b = bucket_of(s->slot);

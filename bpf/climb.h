@@ -126,20 +126,35 @@ __noinline int is_guaranteed(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	struct work *w = work_of(cpu);
 	struct stage *g = stage_of(w, STAGE_SECOND);
 	const struct rule *rule = rule_of(id);
-	int got;
+	const struct params *params;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
 	if (g->flags & RULE_UNLIMITED)
 		return true;
+	params = params_of(rule, g->set);
 	if (g->flags & RULE_EACH) {
-		if (g->level && g->level + part_of(w, params_of(rule, g->set)) > g->limit)
+		if (g->level && g->level + part_of(w, params) > g->limit)
 			return false;
-		got = look_at_key(skb, cpu, STAGE_SECOND, false);
-		if (got != GOT_SLOT)
-			return got == GOT_NO_SLOT;
+		g->slot = seek_at(skb, cpu, g, params);
+		if (!g->slot)
+			return true;
+		if (!look_at_slot(cpu, STAGE_SECOND))
+			return false;
 	}
 	return conforms(g, 0, tested(w, g->flags));
+}
+
+/* Attempts to charge the bucket of the packet's key in the guarantee that was looked at. */
+__noinline int charge_guaranteed_key(struct __sk_buff *skb, __u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *g = stage_of(w, STAGE_SECOND);
+	int got = look_at_key(skb, cpu, STAGE_SECOND);
+
+	if (got != GOT_SLOT)
+		return got;
+	return set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now) ? GOT_CHARGED : GOT_NONE;
 }
 
 /* Charges a guarantee. */
@@ -150,6 +165,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	const struct params *params;
 	struct rule *rule = rule_of(id);
 	struct counters *c;
+	int got = GOT_NONE;
 	__u32 tries;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
@@ -158,10 +174,8 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	if (g->level <= MAX_DEBT)
 		charge_to(&rule->shared, g, cpu, STAGE_SECOND, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
 	if (g->flags & RULE_EACH)
-		for (tries = 0; tries < TRIES / 4; tries++)
-			if (look_at_key(skb, cpu, STAGE_SECOND, true) == GOT_SLOT &&
-			    set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
-				break;
+		for (tries = 0; tries < TRIES / 4 && got == GOT_NONE; tries++)
+			got = charge_guaranteed_key(skb, cpu);
 	c = counters_of(rule);
 	count(&c->passed_packets, &c->passed_bytes, w);
 	return 0;
@@ -229,7 +243,8 @@ __noinline int test_rule(struct __sk_buff *skb, __u32 cpu)
 	if (flags & RULE_EACH) {
 		if (!(flags & (RULE_SHARES | RULE_GUARANTEE | RULE_WITHIN))) /* the charge decides */
 			return VERDICT_PASS;
-		if (look_at_key(skb, cpu, 0, false) != GOT_SLOT)
+		s->slot = seek_at(skb, cpu, s, params);
+		if (!s->slot || !look_at_slot(cpu, 0))
 			return VERDICT_PASS;
 		b = bucket_of(s->slot);
 	}
@@ -244,21 +259,12 @@ static __always_inline bool is_apart(__u32 i)
 	return i > 6 || HOOK(rule_maps) > 1;
 }
 
-/*
- * Puts a pool on a stage, and tests the packet there. Returns the id plus one of the next pool above, or 0 if it was the last one or
- * work.verdict is known.
- */
-static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
+/* Tests a packet in the pool of a stage. Returns the id plus one of the next pool above, or 0 if it was the last one or work.verdict is known. */
+static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct params *params)
 {
-	struct stage *s = stage_of(w, i);
-	const struct rule *rule = rule_of(id);
-	const struct params *params;
+	const struct stage *s = stage_of(w, i);
 	enum verdict verdict;
 
-	if (!rule)
-		return 0;
-	params = place(w, s, id, rule);
-	look_at(s, rule, params, s->set, &rule->shared, w->now);
 	w->top = i;
 	if (unlikely(params->flags & SPECIAL_TEST)) {
 		verdict = test_special(skb, cpu, i);
@@ -273,10 +279,29 @@ static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct w
 	return params->within;
 }
 
-/* The same by a call. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
+/* Puts a pool on a stage, and tests it. */
+static __always_inline __u32 climb_to(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, __u32 id)
+{
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(id);
+	const struct params *params;
+
+	if (!rule)
+		return 0;
+	params = place(w, s, id, rule);
+	look_at(s, rule, params, s->set, &rule->shared, w->now);
+	return test_pool(skb, cpu, w, i, params);
+}
+
+/* The same by calls. The verifier follows what is in a loop for each pool, and for each map that a rule may be in. */
 __noinline __u32 climb_apart(struct __sk_buff *skb, __u32 cpu, __u32 i, __u32 id)
 {
-	return climb_to(skb, cpu, work_of(cpu), i, id);
+	struct work *w = work_of(cpu);
+	const struct rule *rule = rule_of(id);
+
+	if (!rule || !look(cpu, i, id))
+		return 0;
+	return test_pool(skb, cpu, w, i, params_of(rule, READ_ONCE(stage_of(w, i)->set)));
 }
 
 /* Tests the pools above a rule, from the lowest on, which has the id next - 1. The verdict stays that of the rule if all pass the packet. */
@@ -359,14 +384,12 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
-		flags = s->flags & (special | RULE_SHARES);
-		if (is_apart(i) || unlikely(flags)) {
-			if (flags & RULE_SHARES)
-				charge_share(skb, cpu, i);
-			if (is_apart(i) || flags & special) {
-				charge_special(skb, cpu, i, s->flags);
-				continue;
-			}
+		flags = s->flags;
+		if (unlikely(flags & RULE_SHARES))
+			charge_share(skb, cpu, i);
+		if (is_apart(i) || unlikely(flags & special)) {
+			charge_special(skb, cpu, i, flags);
+			continue;
 		}
 		rule = rule_of(s->id);
 		if (!rule)

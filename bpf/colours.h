@@ -84,9 +84,9 @@ __noinline int colour_pair(struct __sk_buff *skb, __u32 cpu, __u32 each)
 	if (!rule || !other)
 		return GOT_NONE;
 	if (each) {
-		got = look_at_key(skb, cpu, 0, true);
+		got = look_at_key(skb, cpu, 0);
 		if (got == GOT_SLOT)
-			got = look_at_key(skb, cpu, STAGE_SECOND, true);
+			got = look_at_key(skb, cpu, STAGE_SECOND);
 		if (got != GOT_SLOT)
 			return got;
 		b = bucket_of(first->slot);

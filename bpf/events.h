@@ -116,11 +116,16 @@ static __always_inline bool is_within_guarantee(struct __sk_buff *skb, __u32 cpu
 {
 	struct work *w = work_of(cpu);
 	struct stage *g = stage_of(w, STAGE_SECOND);
+	const struct rule *rule = rule_of(id);
 
-	if (!look(cpu, STAGE_SECOND, id))
+	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
-	if (g->flags & RULE_EACH && look_at_key(skb, cpu, STAGE_SECOND, false) == GOT_NO_SLOT)
-		return true;
+	if (g->flags & RULE_EACH) {
+		g->slot = seek_at(skb, cpu, g, params_of(rule, g->set));
+		if (!g->slot)
+			return true;
+		look_at_slot(cpu, STAGE_SECOND);
+	}
 	return g->level + 2 * w->cost <= g->limit;
 }
 
@@ -137,15 +142,14 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	if (!rule || !look(cpu, STAGE_SHADOW, w->id))
 		return 0;
 	params = params_of(rule, s->set);
-	if (!w->parsed)
-		parse(skb, w);
+	s->slot = seek_at(skb, cpu, s, params);
 	e->key = w->flow;
 	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
 	e->key.id = w->id;
-	if (w->at == w->id && s->flags & RULE_EACH)
-		look_at_key(skb, cpu, STAGE_SHADOW, false);
-	else
+	if (w->at != w->id || !(s->flags & RULE_EACH))
 		w->hash = mix(w->at == w->id ? params->salt : (__u64)w->at << 32 | w->id);
+	else if (s->slot)
+		look_at_slot(cpu, STAGE_SHADOW);
 	if (w->at != w->id) {
 		rule = rule_of(w->at);
 		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
