@@ -259,7 +259,10 @@ static __always_inline bool is_apart(__u32 i)
 	return i > 6 || HOOK(rule_maps) > 1;
 }
 
-/* Tests a packet in the pool of a stage. Returns the id plus one of the next pool above, or 0 if it was the last one or work.verdict is known. */
+/*
+ * Tests a packet in the pool of a stage. Returns the id plus one of the next pool above, or 0 if it was the last one or work.verdict is
+ * known.
+ */
 static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct params *params)
 {
 	const struct stage *s = stage_of(w, i);

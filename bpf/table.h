@@ -282,7 +282,7 @@ enum got {
 	GOT_NO_SLOT,
 };
 
-/* Allocates a slot to a key that has none, if the slot is still empty. */
+/* Allocates a slot to a key that has none, if the slot is still empty. The key finds it when it tries again. */
 __noinline int allocate_slot(__u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
