@@ -145,7 +145,7 @@ struct params {
 	__u32 idle;	/* ticks after which any bucket is empty */
 	__u32 salt;	/* makes this rule's keys differ from those of other rules */
 	__u32 flags;	/* enum rule_flag */
-	__u32 within;	/* with RULE_WITHIN: the id of the pool; with RULE_COLOURS: a byte for each colour, its action */
+	__u32 within;	/* with RULE_WITHIN: the id of the pool plus one; with RULE_COLOURS: a byte for each colour, its action */
 };
 
 /* Parameters that few packets need, or that are only shown: one cache line. */
@@ -357,8 +357,7 @@ struct key {
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
 	__u8 sharer; /* the slot is that of a sharer */
-	__u8 paired; /* the slot has a second bucket */
-	__u32 second; /* the id of its limit */
+	__u8 room[5];
 	__u64 departs; /* ns: when the last queued packet of the key departs */
 };
 
@@ -418,7 +417,6 @@ struct work {
 	__u64 now;
 	__u64 cost;    /* units */
 	__u64 least;   /* those of at most SHARED_BYTES of them */
-	__u64 opening; /* units that are charged with the allocation of a slot; 0 if the bucket is charged later */
 	__u64 before;  /* units that leave before it from a queue */
 	__u64 hash;    /* of the key that is sought in the table */
 	__u32 ip;      /* see packet.h */
@@ -441,7 +439,6 @@ struct work {
 	__u32 load;    /* of the last sharer, see judge */
 	__u32 colour_in, colour; /* enum colour: as it came, and by its rule */
 	__s32 action;  /* for its colour, or -1 if it got none */
-	__u32 each;    /* its buckets are those of a key */
 	__u32 paid;    /* its second bucket was charged, also by a former attempt */
 	struct bound bound;
 	struct key flow; /* all of its 5-tuple */
@@ -528,7 +525,6 @@ struct hook {
 	__u32 shadows;	     /* rules may have shadows */
 	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 colours;	     /* there may be rules with colours */
-	__u32 seconds_mask;  /* lines in seconds - 1 */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;

@@ -145,7 +145,6 @@ type AbiHook struct {
 	Shadows       uint32
 	Pools         uint32
 	Colours       uint32
-	SecondsMask   uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -155,7 +154,6 @@ type AbiHook struct {
 	Kind          uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -171,8 +169,7 @@ type AbiKey struct {
 	Proto   uint8
 	Family  uint8
 	Sharer  uint8
-	Paired  uint8
-	Second  uint32
+	Room    [5]uint8
 	Departs uint64
 }
 
@@ -425,7 +422,6 @@ type AbiWork struct {
 	Now        uint64
 	Cost       uint64
 	Least      uint64
-	Opening    uint64
 	Before     uint64
 	Hash       uint64
 	Ip         uint32
@@ -448,8 +444,8 @@ type AbiWork struct {
 	ColourIn   uint32
 	Colour     uint32
 	Action     int32
-	Each       uint32
 	Paid       uint32
+	_          [4]byte
 	Bound      struct {
 		_      structs.HostLayout
 		V      uint64
@@ -462,7 +458,7 @@ type AbiWork struct {
 	Flow  AbiKey
 	Key   AbiKey
 	Event AbiEvent
-	_     [48]byte
+	_     [56]byte
 	Stage [32]struct {
 		_      structs.HostLayout
 		Start  uint64

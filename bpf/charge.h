@@ -7,9 +7,9 @@
 
 enum verdict {
 	VERDICT_PASS,
-	VERDICT_MARK,
-	VERDICT_DELAY,	 /* conforms, and is queued */
-	VERDICT_BEYOND,	 /* the rule has no room, but passes what is beyond it */
+	VERDICT_MARK = FATE_MARKED,
+	VERDICT_DELAY = FATE_DELAYED, /* conforms, and is queued */
+	VERDICT_BEYOND = FATE_PASSED, /* the rule has no room, but passes what is beyond it */
 	VERDICT_EXCESS,	 /* it does not, */
 	VERDICT_REFUSED, /* or a pool above has no room */
 	VERDICT_CONTENDED, /* the bucket could not be updated in time */
@@ -80,27 +80,48 @@ __noinline int look_at_slot(__u32 cpu, __u32 i)
 	return is_still(b, s->slot, s->tat);
 }
 
-/* Attempts to charge the bucket of the key that was sought, which gets a slot if it has none. By CAS: the slot may get another key. */
+/* Looks at the bucket of the packet's key in the limit of a stage. A key that has no slot may get one, for the next attempt. */
+__noinline int look_at_key(struct __sk_buff *skb, __u32 cpu, __u32 i)
+{
+	struct work *w = work_of(cpu);
+	struct stage *s = stage_of(w, i);
+	const struct rule *rule = rule_of(s->id);
+	const struct params *params;
+	struct bucket *b;
+
+	if (!rule)
+		return GOT_NONE;
+	params = params_of(rule, s->set);
+	s->slot = seek_at(skb, cpu, s, params);
+	if (!s->slot) {
+		w->key.id = s->id;
+		return get_slot(cpu);
+	}
+	b = bucket_of(s->slot);
+	look_at(s, rule, params, s->set, b, w->now);
+	return is_still(b, s->slot, s->tat) ? GOT_SLOT : GOT_NONE;
+}
+
+/* Attempts to charge the bucket of the packet's key. By CAS: the slot may get another key. */
 __noinline int charge_key(struct __sk_buff *skb, __u32 cpu)
 {
 	struct work *w = work_of(cpu);
 	struct stage *s = w->stage;
 	const struct rule *rule = rule_of(s->id);
 	enum verdict verdict = VERDICT_PASS;
+	const struct params *params;
 	struct bucket *b;
+	int got;
 
-	s->slot = find_handle(w->hash);
-	if (!s->slot) {
-		verdict = get_slot(cpu);
-		s->slot = find_handle(w->hash);
-		s->level = 0;
-		return verdict == GOT_CHARGED ? VERDICT_PASS : verdict == GOT_NO_ROOM ? VERDICT_CONTENDED : VERDICT_AGAIN;
-	}
-	if (!rule || !look_at_slot(cpu, 0))
+	if (!rule)
 		return VERDICT_AGAIN;
+	params = params_of(rule, s->set);
+	got = look_at_key(skb, cpu, 0);
+	if (got != GOT_SLOT)
+		return got == GOT_NO_SLOT ? VERDICT_CONTENDED : VERDICT_AGAIN;
 	b = bucket_of(s->slot);
 	if (!conforms(s, s->flags, tested(w, s->flags)))
-		verdict = exceed(skb, w, s, params_of(rule, s->set), s->flags, b);
+		verdict = exceed(skb, w, s, params, s->flags, b);
 	if (is_excess(verdict))
 		return verdict;
 	return set_tat(b, s->tat, s->start + w->cost, w->now) ? verdict : VERDICT_AGAIN;
@@ -119,10 +140,6 @@ __noinline int charge_each(struct __sk_buff *skb, __u32 cpu)
 	if (!rule)
 		return VERDICT_CONTENDED;
 	params = params_of(rule, s->set);
-	seek_at(skb, cpu, s, params);
-	w->key.id = s->id;
-	/* After an edit, a new key may have less room than the limit. */
-	w->opening = is_edited(params, s->set) ? 0 : w->cost;
 	for (tries = 0; tries < TRIES; tries++) {
 		verdict = charge_key(skb, cpu);
 		if (verdict != VERDICT_AGAIN)

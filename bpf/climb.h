@@ -40,16 +40,14 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct work *w,
 /* Finds the size of a packet on the wire, by the framing of a limit. */
 static __always_inline void weigh(struct __sk_buff *skb, struct work *w, const struct params *params)
 {
-	struct size wire = { .bytes = skb->len, .packets = 1 };
-	__u32 least;
+	__u64 wire = 1ULL << 32 | skb->len;
 
 	if (unlikely(skb->gso_size || skb->vlan_present || params->flags & RULE_FRAMING))
-		measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu, &wire);
-	w->bytes = wire.bytes;
-	w->packets = wire.packets;
-	w->cost = (__u64)wire.bytes << UNIT_BITS;
-	least = wire.bytes < SHARED_BYTES ? wire.bytes : SHARED_BYTES;
-	w->least = (__u64)least << UNIT_BITS;
+		wire = measure(skb, w->ip, cold_of(params)->overhead, cold_of(params)->mpu);
+	w->bytes = wire;
+	w->packets = wire >> 32;
+	w->cost = (wire & ~0U) << UNIT_BITS;
+	w->least = lesser(wire & ~0U, SHARED_BYTES) << UNIT_BITS;
 }
 
 /* Charges a packet to the shadow of a pool, if it has one and that has room, and counts it there. */
@@ -147,6 +145,18 @@ __noinline int is_guaranteed(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	return conforms(g, 0, tested(w, g->flags));
 }
 
+/* Attempts to charge the bucket of the packet's key in the guarantee that was looked at. */
+__noinline int charge_guaranteed_key(struct __sk_buff *skb, __u32 cpu)
+{
+	struct work *w = work_of(cpu);
+	const struct stage *g = stage_of(w, STAGE_SECOND);
+	int got = look_at_key(skb, cpu, STAGE_SECOND);
+
+	if (got != GOT_SLOT)
+		return got;
+	return set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now) ? GOT_CHARGED : GOT_NONE;
+}
+
 /* Charges a guarantee. */
 __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 {
@@ -155,6 +165,7 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	const struct params *params;
 	struct rule *rule = rule_of(id);
 	struct counters *c;
+	int got = GOT_NONE;
 	__u32 tries;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id) || g->flags & RULE_UNLIMITED)
@@ -162,17 +173,9 @@ __noinline int charge_guarantee(struct __sk_buff *skb, __u32 cpu, __u32 id)
 	params = params_of(rule, g->set);
 	if (g->level <= MAX_DEBT)
 		charge_to(&rule->shared, g, cpu, STAGE_SECOND, w->now, g->flags & RULE_EACH ? part_of(w, params) : w->cost);
-	if (g->flags & RULE_EACH) {
-		g->slot = seek_at(skb, cpu, g, params);
-		if (!g->slot) {
-			w->key.id = id;
-			w->opening = w->cost;
-			get_slot(cpu);
-		}
-		for (tries = 0; tries < TRIES / 4 && g->slot && look_at_slot(cpu, STAGE_SECOND); tries++)
-			if (set_tat(bucket_of(g->slot), g->tat, g->start + w->cost, w->now))
-				break;
-	}
+	if (g->flags & RULE_EACH)
+		for (tries = 0; tries < TRIES / 4 && got == GOT_NONE; tries++)
+			got = charge_guaranteed_key(skb, cpu);
 	c = counters_of(rule);
 	count(&c->passed_packets, &c->passed_bytes, w);
 	return 0;
@@ -256,13 +259,10 @@ static __always_inline bool is_apart(__u32 i)
 	return i > 6 || HOOK(rule_maps) > 1;
 }
 
-/* The id plus one of the pool that a limit draws from, or 0. */
-static __always_inline __u32 above(const struct params *params)
-{
-	return params->flags & RULE_WITHIN ? params->within + 1 : 0;
-}
-
-/* Tests a packet in the pool of a stage. Returns the next pool above, or 0 if it was the last one or work.verdict is known. */
+/*
+ * Tests a packet in the pool of a stage. Returns the id plus one of the next pool above, or 0 if it was the last one or work.verdict is
+ * known.
+ */
 static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct work *w, __u32 i, const struct params *params)
 {
 	const struct stage *s = stage_of(w, i);
@@ -279,7 +279,7 @@ static __always_inline __u32 test_pool(struct __sk_buff *skb, __u32 cpu, struct 
 		w->verdict = VERDICT_REFUSED;
 		return 0;
 	}
-	return above(params);
+	return params->within;
 }
 
 /* Puts a pool on a stage, and tests it. */
@@ -379,7 +379,7 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 	struct counters *c;
 	struct rule *rule;
 	struct stage *s;
-	__u32 i, special = SPECIAL_CHARGE;
+	__u32 i, flags, special = SPECIAL_CHARGE;
 
 	if (unlikely(w->marks || w->packets > 1 || w->guaranteed != NOT_GUARANTEED))
 		special = ~0U;
@@ -387,10 +387,11 @@ static __always_inline void charge_pools(struct __sk_buff *skb, __u32 cpu, struc
 		if (i > w->top)
 			break;
 		s = stage_of(w, i);
-		if (unlikely(s->flags & RULE_SHARES))
+		flags = s->flags;
+		if (unlikely(flags & RULE_SHARES))
 			charge_share(skb, cpu, i);
-		if (is_apart(i) || unlikely(s->flags & special)) {
-			charge_special(skb, cpu, i, s->flags);
+		if (is_apart(i) || unlikely(flags & special)) {
+			charge_special(skb, cpu, i, flags);
 			continue;
 		}
 		rule = rule_of(s->id);
@@ -418,7 +419,7 @@ static __always_inline void climb_pools(struct __sk_buff *skb, __u32 cpu, struct
 	if (HOOK(pools) && unlikely(flags & (RULE_SHARES | RULE_GUARANTEE)) && READ_ONCE(w->verdict) == VERDICT_PASS)
 		w->verdict = test_special(skb, cpu, 0);
 	if (HOOK(pools) && READ_ONCE(w->verdict) < VERDICT_EXCESS)
-		ascend(skb, cpu, w, above(params));
+		ascend(skb, cpu, w, params->within);
 	/* From memory, so that the verifier goes on once and not for each way to get here. */
 	verdict = READ_ONCE(w->verdict);
 	flags = READ_ONCE(s->flags);

@@ -238,7 +238,7 @@ func TestColoursThroughChanges(t *testing.T) {
 			c.entry = r.put(rule(), now)
 			c.model = model.NewColoured(c.entry.Rule)
 			c.model.First.Succeed(limit.Meter, now)
-			// With another algorithm, a second bucket begins anew; a revert finds the former one, unless the slot has another one by now.
+			// With another algorithm, a second bucket begins anew; a revert finds the former one.
 			generation, last, second := 0, 0, map[netip.Addr]map[int]model.Bucket{}
 			become := func(rule policy.Rule, of int, at uint64) {
 				old := c.model
@@ -267,9 +267,6 @@ func TestColoursThroughChanges(t *testing.T) {
 				now += random.Uint64N(uint64(400 * time.Microsecond))
 				host := hosts[random.IntN(2)]
 				c.offer(host, now, 64+random.Uint64N(1451), policy.Green)
-				if each == policy.EachHost {
-					clear(second[host])
-				}
 			}
 			for range 200 {
 				for range random.IntN(30) {
@@ -393,11 +390,26 @@ func TestSecondLimitsBeginAnew(t *testing.T) {
 		if model.Bytes(l.Level) != 20_000 || model.Bytes(l.Second) != 20_000 {
 			t.Errorf("%d rules: levels %+v", rules, l)
 		}
-		// Other keys do not get the slot while E drains, which takes 20 s.
+		shown := func(first, second uint64) {
+			t.Helper()
+			var all []maps.Bucket
+			for _, b := range r.set.Store.Buckets([]maps.Entry{e}, func() uint64 { return now }) {
+				if b.Subnet.Addr() == host {
+					all = append(all, b)
+				}
+			}
+			if len(all) != 1 || all[0].LevelBytes != first || all[0].SecondBytes != second {
+				t.Errorf("%d rules: buckets %+v, want levels %d and %d", rules, all, first, second)
+			}
+		}
+		shown(20_000, 20_000)
+		// Other keys, which fill the table, do not get the slot of E while that drains, which takes 20 s. C has a new one.
 		now += uint64(time.Second)
 		for i := range 100 {
 			r.paint(e, addr(fmt.Sprintf("10.1.2.%d", i)), 1, now)
 		}
+		now += uint64(10 * time.Millisecond)
+		shown(0, 18_990)
 		if green, yellow, red := r.paint(e, host, 30, now); green != 20 || yellow != 1 || red != 9 {
 			t.Errorf("%d rules, 1 s later: %d green packets, %d yellow, %d red", rules, green, yellow, red)
 		}
@@ -480,26 +492,26 @@ func TestCountersThroughReverts(t *testing.T) {
 	}
 }
 
-// Buckets move to make room for others, with their second ones. So few keys spill in a table that is 88 % full.
+// Buckets move to make room for others. So few keys spill in a table that is 88 % full: each has two.
 func TestColouredKeysMove(t *testing.T) {
 	now := uint64(time.Hour)
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 1024, Colours: true}, egress())
 	e := r.put(byColour(policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, 8000, 2000), now)
 	host := func(i int) netip.Addr { return addr(fmt.Sprintf("10.1.%d.%d", i/256, i%256)) }
-	for i := range 900 {
+	for i := range 450 {
 		r.paint(e, host(i), 3, now)
 	}
-	if c := r.set.Store.Counters(e.ID); c.SpilledPackets > 60 {
-		t.Errorf("%d packets of 2700 spilled", c.SpilledPackets)
+	if c := r.set.Store.Counters(e.ID); c.SpilledPackets > 30 {
+		t.Errorf("%d packets of 1350 spilled", c.SpilledPackets)
 	}
 	// Wherever a bucket is, it has one packet of yellow left.
 	before := r.set.Store.Counters(e.ID)
-	for i := range 900 {
+	for i := range 450 {
 		r.paint(e, host(i), 2, now)
 	}
 	c := r.set.Store.Counters(e.ID)
 	spilled := c.SpilledPackets - before.SpilledPackets
-	if yellow, green := c.YellowPackets-before.YellowPackets, c.GreenPackets-before.GreenPackets; green > 2 || yellow > 902 || yellow+spilled < 898 {
+	if yellow, green := c.YellowPackets-before.YellowPackets, c.GreenPackets-before.GreenPackets; green > 2 || yellow > 452 || yellow+spilled < 448 {
 		t.Errorf("%d yellow packets and %d green ones more, %d spilled", yellow, green, spilled)
 	}
 }

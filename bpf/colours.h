@@ -51,7 +51,7 @@ static __always_inline bool colour_by(struct work *w, const struct stage *first,
 {
 	__u64 level2 = second->level, v2 = second->start - second->level, cost = w->cost;
 
-	if (!is_still(b, first->slot, first->tat) || !is_still(b2, second_bucket_print(first->slot, second->id), second->tat))
+	if (!is_still(b, first->slot, first->tat) || !is_still(b2, second->slot, second->tat))
 		return false;
 	if (w->paid)
 		level2 = level2 > cost ? level2 - cost : 0;
@@ -72,65 +72,44 @@ static __always_inline bool colour_by(struct work *w, const struct stage *first,
 	return w->colour != GREEN || set_tat(b, first->tat, first->start + cost, w->now);
 }
 
-/* Gives a slot a second bucket, if it has none for this limit: the rule had no colours when the key got the slot. */
-__noinline int add_second(__u32 cpu, __u64 slot, __u32 id)
-{
-	struct work *w = work_of(cpu);
-	__u32 number = slot >> 32, fingerprint = slot;
-	struct bucket *b = bucket_of(slot), *second = second_of(number);
-	struct key *owner = bpf_map_lookup_elem(&keys, &number);
-	__u64 tat = READ_ONCE(b->tat);
-
-	if (READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id))
-		return true;
-	if (!owner || !is_still(b, fingerprint, tat) || __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
-		return false;
-	/* Another CPU may have done it meanwhile. */
-	if (READ_ONCE(b->fingerprint) == fingerprint && READ_ONCE(second->fingerprint) != second_bucket_print(fingerprint, id)) {
-		owner->second = id;
-		owner->paired = true;
-		clear_second(number, fingerprint, id, w->phase, w->now);
-	}
-	__sync_lock_test_and_set(&b->tat, tat);
-	return READ_ONCE(second->fingerprint) == second_bucket_print(fingerprint, id);
-}
-
-enum coloured {
-	COLOURED_NOT, /* another CPU was faster: try again */
-	COLOURED,
-	COLOURED_BY_PAID, /* the key gets no slot any more, and the second bucket has the packet */
-};
-
-/* An attempt to give a packet its colour. A key that gets no slot uses the shared buckets. */
-__noinline int colour_pair(__u32 cpu)
+/* An attempt to give a packet its colour, by the buckets of its key or the shared ones. */
+__noinline int colour_pair(struct __sk_buff *skb, __u32 cpu, __u32 each)
 {
 	struct work *w = work_of(cpu);
 	struct stage *first = w->stage, *second = stage_of(w, STAGE_SECOND);
 	struct rule *rule = rule_of(first->id), *other = rule_of(second->id);
 	struct bucket *b, *b2;
+	int got;
 
 	if (!rule || !other)
-		return COLOURED_NOT;
-	b = &rule->shared;
-	b2 = &other->shared;
-	first->slot = 0;
-	if (unlikely(w->each)) {
-		first->slot = find_handle(w->hash);
-		if (!first->slot) {
-			if (get_slot(cpu) != GOT_NO_ROOM)
-				return COLOURED_NOT;
-			__sync_fetch_and_add(&rule->spilled_packets, w->packets);
-			w->each = false;
-			return w->paid ? COLOURED_BY_PAID : COLOURED_NOT;
-		}
-		if (!add_second(cpu, first->slot, second->id))
-			return COLOURED_NOT;
+		return GOT_NONE;
+	if (each) {
+		got = look_at_key(skb, cpu, 0);
+		if (got == GOT_SLOT)
+			got = look_at_key(skb, cpu, STAGE_SECOND);
+		if (got != GOT_SLOT)
+			return got;
 		b = bucket_of(first->slot);
-		b2 = second_of(first->slot >> 32);
+		b2 = bucket_of(second->slot);
+	} else {
+		b = &rule->shared;
+		b2 = &other->shared;
+		first->slot = second->slot = 0;
+		look_at(first, rule, params_of(rule, first->set), first->set, b, w->now);
+		look_at(second, other, params_of(other, second->set), second->set, b2, w->now);
 	}
-	look_at(first, rule, params_of(rule, first->set), first->set, b, w->now);
-	look_at(second, other, params_of(other, second->set), second->set, b2, w->now);
-	return colour_by(w, first, b, second, b2) ? COLOURED : COLOURED_NOT;
+	return colour_by(w, first, b, second, b2) ? GOT_CHARGED : GOT_NONE;
+}
+
+/* Attempts that until one succeeds, or the key gets no slot. */
+static __always_inline bool try_colour(struct __sk_buff *skb, __u32 cpu, __u32 each)
+{
+	int got = GOT_NONE;
+	__u32 tries;
+
+	for (tries = 0; tries < TRIES && got == GOT_NONE; tries++)
+		got = colour_pair(skb, cpu, each);
+	return got == GOT_CHARGED;
 }
 
 /* The incoming colour of a packet. */
@@ -159,40 +138,29 @@ static __always_inline void count_colour(const struct work *w, struct rule *seco
 }
 
 /* Gives a packet its colour. Returns the action for it, or -1 if other CPUs were faster all the time. */
-__noinline int colour(struct __sk_buff *skb, __u32 cpu)
+static __always_inline int colour(struct __sk_buff *skb, __u32 cpu, struct work *w, struct rule *rule, const struct params *params)
 {
-	struct work *w = work_of(cpu);
-	struct stage *s = w->stage, *second = stage_of(w, STAGE_SECOND);
-	struct rule *rule = rule_of(s->id), *other;
-	const struct params *params;
-	int got = COLOURED_NOT, action;
-	__u32 id, tries;
+	const struct stage *s = w->stage;
+	struct stage *second = stage_of(w, STAGE_SECOND);
+	__u32 id = cold_of(params)->second;
+	struct rule *other = rule_of(id);
+	bool got = false;
+	int action;
 
-	if (!rule)
-		return -1;
-	params = params_of(rule, s->set);
-	id = cold_of(params)->second;
-	other = rule_of(id);
 	if (!other)
 		return -1;
 	place(w, second, id, other);
-	w->paid = w->each = false;
+	w->paid = false;
 	if (!(w->again & SHADOW_CB)) /* the packet may have another DSCP by now */
 		w->colour_in = s->flags & RULE_AWARE ? colour_in(skb, w->ip, params_of(other, second->set)) : GREEN;
 	if (s->flags & RULE_EACH) {
-		w->each = true;
-		seek_at(skb, cpu, s, params);
-		w->key.id = w->id;
-		w->key.second = id;
-		w->key.paired = true;
-		w->opening = 0;
+		got = try_colour(skb, cpu, true);
+		if (!got)
+			__sync_fetch_and_add(&rule->spilled_packets, w->packets);
 	}
-	for (tries = 0; tries < 2 * TRIES; tries++) {
-		got = colour_pair(cpu);
-		if (got != COLOURED_NOT)
-			break;
-	}
-	if (got != COLOURED) {
+	if (!got && !w->paid) /* what was paid stays with the key */
+		got = try_colour(skb, cpu, false);
+	if (!got) {
 		if (!w->paid)
 			return -1;
 		w->colour = YELLOW; /* the second bucket has it */

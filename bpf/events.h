@@ -117,13 +117,11 @@ static __always_inline bool is_within_guarantee(struct __sk_buff *skb, __u32 cpu
 	struct work *w = work_of(cpu);
 	struct stage *g = stage_of(w, STAGE_SECOND);
 	const struct rule *rule = rule_of(id);
-	const struct params *params;
 
 	if (!rule || !look(cpu, STAGE_SECOND, id))
 		return false;
-	params = params_of(rule, g->set);
 	if (g->flags & RULE_EACH) {
-		g->slot = seek_at(skb, cpu, g, params);
+		g->slot = seek_at(skb, cpu, g, params_of(rule, g->set));
 		if (!g->slot)
 			return true;
 		look_at_slot(cpu, STAGE_SECOND);
@@ -139,23 +137,19 @@ __noinline int describe(struct __sk_buff *skb, __u32 cpu)
 	struct stage *s = stage_of(w, STAGE_SHADOW);
 	const struct params *params, *by;
 	struct rule *rule = rule_of(w->id);
-	__u64 slot;
 	__u32 set;
 
 	if (!rule || !look(cpu, STAGE_SHADOW, w->id))
 		return 0;
 	params = params_of(rule, s->set);
-	slot = seek_at(skb, cpu, s, params);
+	s->slot = seek_at(skb, cpu, s, params);
 	e->key = w->flow;
 	narrow(&e->key, s->flags & RULE_FLOW, 0); /* the whole far address */
 	e->key.id = w->id;
-	if (w->at == w->id && s->flags & RULE_EACH) {
-		s->slot = slot;
-		if (slot)
-			look_at_slot(cpu, STAGE_SHADOW);
-	} else {
+	if (w->at != w->id || !(s->flags & RULE_EACH))
 		w->hash = mix(w->at == w->id ? params->salt : (__u64)w->at << 32 | w->id);
-	}
+	else if (s->slot)
+		look_at_slot(cpu, STAGE_SHADOW);
 	if (w->at != w->id) {
 		rule = rule_of(w->at);
 		if (!rule || !look(cpu, STAGE_SHADOW, w->at))
@@ -193,13 +187,7 @@ __noinline int tell(struct __sk_buff *skb, __u32 cpu, __u32 verdict)
 	e->time = now;
 	e->limit = w->at;
 	e->kind = EVENT_OVERFLOW;
-	e->fate = FATE_DROPPED;
-	if (verdict == VERDICT_MARK)
-		e->fate = FATE_MARKED;
-	else if (verdict == VERDICT_DELAY)
-		e->fate = FATE_DELAYED;
-	else if (verdict == VERDICT_BEYOND)
-		e->fate = FATE_PASSED;
+	e->fate = verdict < VERDICT_EXCESS ? verdict : FATE_DROPPED;
 	describe(skb, cpu);
 	tag = w->hash;
 	if (is_excess(verdict) && flags & RULE_PENALTY) {

@@ -57,17 +57,13 @@ __noinline int look_above(__u32 cpu, __u32 i, __u64 passed)
 	if (may < (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS)
 		may = (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS;
 	b->may = may;
-	b->credit = most_credit(above->limit);
-	if (b->credit > may / 2)
-		b->credit = may / 2;
+	b->credit = lesser(most_credit(above->limit), may / 2);
 	word = word_of(member_of(w, i), params->salt);
 	if (word)
 		ahead = ahead_of(s, READ_ONCE(word->tat)) * above->weight;
 	b->room = free_part(s, params, above);
 	may = (may >> FREE_BITS) * b->room;
-	ahead = ahead < may ? ((may - ahead) << FREE_BITS) / may : 0;
-	if (b->room > ahead)
-		b->room = ahead;
+	b->room = ahead < may ? lesser(b->room, ((may - ahead) << FREE_BITS) / may) : 0;
 	return 0;
 }
 
@@ -214,7 +210,6 @@ static __always_inline bool get_sharer(struct __sk_buff *skb, __u32 cpu, struct 
 		return true;
 	w->key.id = st->id;
 	w->key.sharer = 1;
-	w->opening = 0;
 	get_slot(cpu);
 	st->slot = find_handle(w->hash);
 	return st->slot;

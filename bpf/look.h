@@ -335,13 +335,14 @@ static __always_inline void prepare(const struct bucket *b, __u32 cpu, __u32 i, 
  */
 static __always_inline bool take(struct bucket *b, struct stage *s, __u64 cost)
 {
-	__u64 old, v = s->start - s->level, from;
+	__u64 old, v, from;
 
 	if (s->start != s->tat && likely(KEPT(__sync_val_compare_and_swap(&b->tat, s->tat, s->start + cost)) == s->tat))
 		return true;
 	old = KEPT(__sync_fetch_and_add(&b->tat, cost));
 	if (likely(old == s->start))
 		return true;
+	v = s->start - s->level;
 	from = s->start == s->tat ? v : s->start;
 	if ((__s64)(old - from) < 0) { /* charged at an earlier time: from then until now, nothing may be used twice */
 		__sync_fetch_and_add(&b->tat, from - old);

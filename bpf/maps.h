@@ -51,7 +51,6 @@ struct prefixes4 prefixes4[1] SEC(".data.prefixes4");
 struct prefixes6 prefixes6[1] SEC(".data.prefixes6");
 struct line table[1] SEC(".data.table");
 struct work works[1] SEC(".data.works"); /* one per CPU */
-struct line seconds[1] SEC(".data.seconds"); /* the second buckets of the slots of table whose rules have RULE_COLOURS */
 
 /*
  * A blocked Bloom filter of all prefixes of both families: the two bits of a

@@ -549,16 +549,16 @@ int rtt_behind(struct __sk_buff *skb)
 	return NEXT;
 }
 
-static __always_inline void add_traffic(struct traffic *t, const struct size *wire, bool passed)
+static __always_inline void add_traffic(struct traffic *t, __u64 wire, bool passed)
 {
-	__sync_fetch_and_add(passed ? &t->passed_packets : &t->packets, wire->packets);
-	__sync_fetch_and_add(passed ? &t->passed_bytes : &t->bytes, wire->bytes);
+	__sync_fetch_and_add(passed ? &t->passed_packets : &t->packets, wire >> 32);
+	__sync_fetch_and_add(passed ? &t->passed_bytes : &t->bytes, (__u32)wire);
 }
 
 /* Counts a packet for who sends it. */
 static __always_inline int count_talker(struct __sk_buff *skb, bool passed)
 {
-	struct size wire = {};
+	__u64 wire;
 	struct traffic *t;
 	struct packet p;
 	__u32 far[4], zero = 0;
@@ -572,13 +572,13 @@ static __always_inline int count_talker(struct __sk_buff *skb, bool passed)
 		p.flow = (struct key){ .family = p.flow.family };
 		__builtin_memcpy(p.flow.src, far, sizeof(far));
 	}
-	measure(skb, p.ip, settings.overhead, settings.mpu, &wire);
+	wire = measure(skb, p.ip, settings.overhead, settings.mpu);
 	t = bpf_map_lookup_elem(&total, &zero);
 	if (t)
-		add_traffic(t, &wire, passed);
+		add_traffic(t, wire, passed);
 	t = passed ? bpf_map_lookup_elem(&talkers, &p.flow) : value_of(&talkers, &p.flow, &no_traffic, time_ns(skb));
 	if (t)
-		add_traffic(t, &wire, passed);
+		add_traffic(t, wire, passed);
 	return NEXT;
 }
 

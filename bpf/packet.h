@@ -437,27 +437,21 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 	return false;
 }
 
-/* The size of a packet on the wire at layer 2, without FCS and preamble. */
-struct size {
-	__u32 bytes;
-	__u32 packets;
-};
-
 /*
+ * The size of a packet on the wire at layer 2, without FCS and preamble: packets << 32 | bytes.
+ *
  * On egress wire_len is correct for a GSO packet outside tunnels, unless it was
  * routed and has IPv6 extension headers, which Linux then omits. On ingress it is
  * wrong: the kernel computes it without the link header, and before Linux 6.19
  * without the headers of the segments that GRO merged. Inside tunnels kernels
  * before 6.19 count only the outer headers. So the headers are counted here.
  */
-__noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu, struct size *on_wire)
+__noinline __u64 measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu)
 {
 	struct gso g = { .len = skb->len, .size = skb->gso_size, .count = skb->gso_segs, .segments = 1, .ip = ip };
 	__u64 bytes = g.len, segments = 1, header = 0, size = g.size, full, last;
 	int i;
 
-	if (!on_wire)
-		return 0;
 	if (size) {
 		for (i = 0; i <= TUNNELS; i++)
 			if (!read_headers(skb, &g))
@@ -488,9 +482,7 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 	/* A sender may forge segments of one byte to cause an overflow. */
 	if (bytes >= 1 << PACKET_BITS)
 		bytes = (1 << PACKET_BITS) - 1;
-	on_wire->bytes = bytes;
-	on_wire->packets = segments;
-	return 0;
+	return segments << 32 | bytes;
 }
 
 /* The traffic class: DSCP (RFC 2474), and in the two low bits ECN (RFC 3168). Negative if it cannot be read. */

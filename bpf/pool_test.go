@@ -221,9 +221,9 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 			}
 		}
 		if stage.guarantee != nil && want.ChargesGuarantee(i) {
-			stage.guarantee.limit.Charge(stage.guarantee.bucket(key), now, n)
+			stage.guarantee.limit.Charge(stage.guarantee.bucket(key), now, n<<model.UnitBits)
 			if at[i].Members != 0 {
-				stage.guarantee.limit.ChargeTogether(stage.guarantee.bucket(bucketKey{}), now, n, at[i].Members)
+				stage.guarantee.limit.Charge(stage.guarantee.bucket(bucketKey{}), now, model.Together(n, at[i].Members))
 			}
 			c := passed(n)
 			c = segments(m.packets(), c)

@@ -135,7 +135,7 @@ __noinline int try_flow(__u32 cpu, __u32 i)
 
 	if (slot)
 		return charge_flow(cpu, i, slot, false);
-	return get_slot(cpu) == GOT_NO_ROOM ? -2 : -1;
+	return get_slot(cpu) == GOT_NO_SLOT ? -2 : -1;
 }
 
 /*
@@ -157,7 +157,6 @@ __noinline int skips_queue(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		return 0;
 	seek(skb, cpu, params_of(rule, s->set)->salt, RULE_FLOW, 0);
 	w->key.id = s->id;
-	w->opening = 0;
 	for (tries = 0; tries < TRIES && sparse == -1; tries++)
 		sparse = try_flow(cpu, i);
 	return sparse;

@@ -23,24 +23,27 @@ static __noinline int fail(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
 	struct rule *rule = rule_of(id);
 	const struct params *params;
+	__u32 bytes, packets;
 	struct counters *c;
-	struct size wire = {};
+	__u64 wire;
 
 	if (!rule)
 		return NEXT;
 	params = params_of(rule, set_in(rule, phase_at(time_ns(skb))));
-	measure(skb, ip, cold_of(params)->overhead, cold_of(params)->mpu, &wire);
+	wire = measure(skb, ip, cold_of(params)->overhead, cold_of(params)->mpu);
+	bytes = wire;
+	packets = wire >> 32;
 	c = counters_of(rule);
-	c->contended_packets += wire.packets;
-	if (wire.packets > 1)
-		__sync_fetch_and_add(&rule->extra_packets, wire.packets - 1);
+	c->contended_packets += packets;
+	if (packets > 1)
+		__sync_fetch_and_add(&rule->extra_packets, packets - 1);
 	if (params->flags & RULE_FAIL_CLOSED) {
-		c->dropped_packets += wire.packets;
-		c->dropped_bytes += wire.bytes;
+		c->dropped_packets += packets;
+		c->dropped_bytes += bytes;
 		return DROP;
 	}
-	c->passed_packets += wire.packets;
-	c->passed_bytes += wire.bytes;
+	c->passed_packets += packets;
+	c->passed_bytes += bytes;
 	return NEXT;
 }
 
@@ -325,7 +328,7 @@ int climb(struct __sk_buff *skb)
 		goto done;
 	}
 	if (HOOK(colours) && s->flags & RULE_COLOURS)
-		w->action = colour(skb, cpu);
+		w->action = colour(skb, cpu, w, rule, params);
 	else
 		climb_pools(skb, cpu, w, rule, params);
 	if (HOOK(shadows) && READ_ONCE(w->again) & SHADOW_CB) {

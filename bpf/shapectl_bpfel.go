@@ -39,7 +39,6 @@ const (
 	ShapectlVarHook      = "hook"
 	ShapectlVarPrefixes4 = "prefixes4"
 	ShapectlVarPrefixes6 = "prefixes6"
-	ShapectlVarSeconds   = "seconds"
 	ShapectlVarTable     = "table"
 	ShapectlVarViews     = "views"
 	ShapectlVarWorks     = "works"
@@ -122,7 +121,6 @@ type ShapectlVariableSpecs struct {
 	Hook      *ebpf.VariableSpec `ebpf:"hook"`
 	Prefixes4 *ebpf.VariableSpec `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.VariableSpec `ebpf:"prefixes6"`
-	Seconds   *ebpf.VariableSpec `ebpf:"seconds"`
 	Table     *ebpf.VariableSpec `ebpf:"table"`
 	Views     *ebpf.VariableSpec `ebpf:"views"`
 	Works     *ebpf.VariableSpec `ebpf:"works"`
@@ -196,7 +194,6 @@ type ShapectlVariables struct {
 	Hook      *ebpf.Variable `ebpf:"hook"`
 	Prefixes4 *ebpf.Variable `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.Variable `ebpf:"prefixes6"`
-	Seconds   *ebpf.Variable `ebpf:"seconds"`
 	Table     *ebpf.Variable `ebpf:"table"`
 	Views     *ebpf.Variable `ebpf:"views"`
 	Works     *ebpf.Variable `ebpf:"works"`

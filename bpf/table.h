@@ -70,18 +70,6 @@ static __always_inline __u32 home_of(__u32 fingerprint)
 	return fingerprint >> 1 & (LINE_SLOTS - 1);
 }
 
-/* The second bucket of a slot. */
-static __always_inline struct bucket *second_of(__u32 slot)
-{
-	return &seconds[MASKED(slot / LINE_SLOTS, seconds_mask)].slot[slot & (LINE_SLOTS - 1)];
-}
-
-/* Its fingerprint, by that of the key and the id of the second limit. */
-static __always_inline __u32 second_bucket_print(__u32 fingerprint, __u32 id)
-{
-	return fingerprint ? fingerprint ^ id << 1 : 0;
-}
-
 /* Whether a bucket of a limit has what a new one has. The id of a limit that is gone may be that of another one by now. */
 static __always_inline bool is_empty_by(__u32 id, __u32 phase, __u64 now, __u64 tat, __u32 charged)
 {
@@ -108,7 +96,6 @@ __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 {
 	const struct share *share;
 	const struct rule *rule;
-	const struct bucket *b;
 	const struct key *key;
 	__u32 phase = phase_at(now); /* an edit is not in force before it begins */
 
@@ -116,11 +103,6 @@ __noinline int is_empty(__u32 slot, __u64 tat, __u64 now)
 	if (!key)
 		return 0;
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
-	if (HOOK(colours) && key->paired) {
-		b = second_of(slot);
-		if (!is_empty_by(key->second, phase, now, READ_ONCE(b->tat), READ_ONCE(b->tick)))
-			return 0;
-	}
 	if (HOOK(pools) && key->sharer) {
 		rule = rule_of(key->id);
 		if (!rule)
@@ -278,9 +260,7 @@ __noinline __u64 empty_tat(__u32 cpu)
 	const struct params *params;
 	const struct share *share;
 	const struct rule *rule;
-	const struct clock *c;
 	__u32 set;
-	__u64 v;
 
 	rule = rule_of(w->key.id);
 	if (!rule)
@@ -292,38 +272,17 @@ __noinline __u64 empty_tat(__u32 cpu)
 		return share ? new_tat(share) : NO_CLOCK;
 	}
 	params = rated(rule, &set, w->now);
-	c = clock_of(rule, params, set);
-	v = clock_at(c, params, w->now);
-	/* Empty for packets with an earlier time, too, unless the packet is charged at once. */
-	if (!w->opening)
-		return v - LONG_AGO;
-	return v + level_of(c, params, set, v, w->now, v, tick(w->now));
-}
-
-/* Empties the second bucket of a key in a slot that is locked. */
-static __noinline void clear_second(__u32 slot, __u32 fingerprint, __u32 id, __u32 phase, __u64 now)
-{
-	struct bucket *b = second_of(slot);
-	const struct rule *rule = rule_of(id);
-	const struct params *params;
-	__u32 set;
-
-	if (!rule)
-		return;
-	set = set_in(rule, phase);
-	params = params_of(rule, set);
-	WRITE_ONCE(b->fingerprint, second_bucket_print(fingerprint, id));
-	WRITE_ONCE(b->tick, tick(now));
-	__sync_lock_test_and_set(&b->tat, clock_at(clock_of(rule, params, set), params, now) - LONG_AGO);
+	return clock_at(clock_of(rule, params, set), params, w->now) - LONG_AGO; /* also for packets with an earlier time */
 }
 
 enum got {
-	GOT_NONE,   /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
-	GOT_CHARGED, /* a slot, whose bucket has work.opening */
-	GOT_NO_ROOM,
+	GOT_NONE,    /* try again: a slot with an empty bucket, or another CPU was faster, or a bucket has moved */
+	GOT_SLOT,    /* it had one, */
+	GOT_CHARGED, /* and its bucket is charged */
+	GOT_NO_SLOT,
 };
 
-/* Allocates a slot to a key that has none, if the slot is still empty. */
+/* Allocates a slot to a key that has none, if the slot is still empty. The key finds it when it tries again. */
 __noinline int allocate_slot(__u32 cpu, __u32 i)
 {
 	struct work *w = work_of(cpu);
@@ -340,8 +299,6 @@ __noinline int allocate_slot(__u32 cpu, __u32 i)
 	if (tat == NO_CLOCK || !lock_slot(slot, b, w->now))
 		return GOT_NONE;
 	*owner = w->key;
-	if (HOOK(colours) && w->key.paired)
-		clear_second(slot, fingerprint_in(w->hash, i), w->key.second, w->phase, w->now);
 	/*
 	 * A full barrier between the store and the count: if two CPUs allocate two
 	 * slots to one key, at least one of them sees both and frees its slot.
@@ -353,31 +310,8 @@ __noinline int allocate_slot(__u32 cpu, __u32 i)
 		return GOT_NONE;
 	}
 	WRITE_ONCE(b->tick, tick(w->now));
-	__sync_lock_test_and_set(&b->tat, tat + w->opening);
-	return w->opening ? GOT_CHARGED : GOT_NONE;
-}
-
-/* Moves a locked bucket to a locked slot, and frees its own. */
-static __always_inline void move_to(struct bucket *next, struct bucket *b, __u32 fingerprint, __u64 tat)
-{
-	WRITE_ONCE(next->tick, READ_ONCE(b->tick));
-	__sync_lock_test_and_set(&next->fingerprint, fingerprint);
-	__sync_lock_test_and_set(&next->tat, tat);
-	WRITE_ONCE(b->fingerprint, 0);
-	__sync_lock_test_and_set(&b->tat, 0);
-}
-
-/* Moves the second bucket of a locked slot to another locked slot, where it has this fingerprint. Returns whether it did. */
-static __always_inline bool move_second(__u32 from, __u32 to, __u32 fingerprint)
-{
-	struct bucket *b = second_of(from);
-	__u64 tat = READ_ONCE(b->tat);
-
-	/* A CPU that finds it locked finds it in its new place when it tries again. */
-	if (tat & TAT_BUSY || __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) != tat)
-		return false;
-	move_to(second_of(to), b, fingerprint, tat);
-	return true;
+	__sync_lock_test_and_set(&b->tat, tat);
+	return GOT_NONE;
 }
 
 /* Not a slot of the table. */
@@ -423,11 +357,13 @@ __noinline int move_bucket(__u64 hash, __u32 i, __u32 to)
 	/* The slot may have another bucket by now. */
 	if (fingerprint & 1 && second_line(number, fingerprint) == to / LINE_SLOTS && !(tat & TAT_BUSY) &&
 	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat) {
-		if (READ_ONCE(b->fingerprint) == fingerprint &&
-		    (!HOOK(colours) || !owner->paired ||
-		     move_second(from, to, second_bucket_print(second_fingerprint(fingerprint), owner->second)))) {
+		if (READ_ONCE(b->fingerprint) == fingerprint) {
 			*next_owner = *owner;
-			move_to(next, b, second_fingerprint(fingerprint), tat);
+			WRITE_ONCE(next->tick, READ_ONCE(b->tick));
+			__sync_lock_test_and_set(&next->fingerprint, second_fingerprint(fingerprint));
+			__sync_lock_test_and_set(&next->tat, tat);
+			WRITE_ONCE(b->fingerprint, 0);
+			__sync_lock_test_and_set(&b->tat, 0);
 			return true;
 		}
 		__sync_lock_test_and_set(&b->tat, tat);
@@ -452,7 +388,7 @@ __noinline int get_slot(__u32 cpu)
 		if (to != NO_SLOT && move_bucket(w->hash, slot, to))
 			return GOT_NONE;
 	}
-	return GOT_NO_ROOM;
+	return GOT_NO_SLOT;
 }
 
 #endif

@@ -143,11 +143,11 @@ func (to *Passage) ask(stages []Stage, i int, p Packet, load *Load) {
 
 func (s *Stage) Guarantees(p Packet) bool {
 	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes) &&
-		(s.Members == 0 || s.TogetherLevel == 0 || s.TogetherLevel+together(p.Bytes, s.Members) <= s.Guarantee.Capacity)
+		(s.Members == 0 || s.TogetherLevel == 0 || s.TogetherLevel+Together(p.Bytes, s.Members) <= s.Guarantee.Capacity)
 }
 
-// together returns the units that a packet of n bytes counts in the bucket of all keys of a guarantee together. It rounds up.
-func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
+// Together returns the units that a packet of n bytes counts in the bucket of all keys of a guarantee together. It rounds up.
+func Together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 
 // JudgeStage judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share, and only
 // sparse-first lets those of sparse flows pass.
@@ -166,8 +166,10 @@ func JudgeStage(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	switch {
 	case verdict == WithinShare, verdict == BeyondMark && marks:
 		return verdict
-	case verdict <= BeyondSparse && s.Order == policy.SparseFirst && s.isSparse(s.State, p.Bytes):
-		return WithinShare
+	case verdict <= BeyondSparse && s.Order == policy.SparseFirst:
+		if _, sparse := s.flowLevel(s.State, p.Bytes, 0); sparse {
+			return WithinShare
+		}
 	}
 	return BeyondShare
 }
@@ -193,16 +195,19 @@ func (s *Stage) bound(above *Stage, now uint64) *bound {
 	if above == nil || !above.Share.ByMember {
 		return nil
 	}
-	b, passed := above.Share.leaves(above.Meter, *above.Sharer, above.Weight, above.State.Level), min(now-s.Share.Last, restNS)
-	if above.Share.Weight <= 0 {
+	a, w, passed := above.Share, above.Weight, min(now-s.Share.Last, restNS)
+	b := bound{v: a.V, weight: w, may: max(a.mayBeAhead(w), SharedBytes*ownPackets<<FairBits)}
+	b.credit = min(b.may/2, above.credit())
+	free := a.free(above.Meter, above.State.Level)
+	may, ahead := b.may>>freeBits*free, a.AheadOf(*above.Sharer)*w
+	b.room = min((may-min(ahead, may))<<freeBits/max(may, 1), free)
+	if a.Weight <= 0 {
 		b.units = above.fairUnits(passed) // nobody is active there, so the clock stands still
 	}
 	if g := s.Guarantee; g != nil {
 		b.units += g.fairUnits(passed)
 		b.may += g.Capacity >> (UnitBits - FairBits)
-		if s.GuaranteeLevel < g.Capacity {
-			b.room = max(b.room, (g.Capacity-s.GuaranteeLevel)/(g.Capacity>>freeBits))
-		}
+		b.room = max(b.room, (g.Capacity-min(s.GuaranteeLevel, g.Capacity))/(g.Capacity>>freeBits))
 	}
 	return &b
 }
@@ -232,12 +237,7 @@ func indebted(level, units uint64) uint64 {
 	return level + units
 }
 
-// Charge charges a packet of n bytes to a bucket whatever its level is.
-func (m Meter) Charge(b *Bucket, now, n uint64) {
-	m.Raise(b, indebted(m.Level(*b, now), n<<UnitBits), now)
-}
-
-// ChargeTogether charges a packet of n bytes, whose key is one of members, to the bucket of all keys of a guarantee together.
-func (m Meter) ChargeTogether(b *Bucket, now, n, members uint64) {
-	m.Raise(b, indebted(m.Level(*b, now), together(n, members)), now)
+// Charge charges units to a bucket whatever its level is.
+func (m Meter) Charge(b *Bucket, now, units uint64) {
+	m.Raise(b, indebted(m.Level(*b, now), units), now)
 }

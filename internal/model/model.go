@@ -224,12 +224,6 @@ func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	return before + queue, false
 }
 
-// isSparse reports whether a packet of n bytes is of a sparse flow.
-func (m Meter) isSparse(s State, n uint64) bool {
-	_, ahead := m.flowLevel(s, n, 0)
-	return ahead
-}
-
 // Offer decides the outcome for a packet, and charges its bucket and that of its flow, which may be nil without sparse-first.
 // With fifo sparse flows are queued, too.
 func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
@@ -237,8 +231,7 @@ func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 		return Outcome{Departure: p.Time}
 	}
 	s := State{Level: l.Level(*b, p.Time), FIFO: fifo, Departs: b.Departs}
-	sparse := l.Order == policy.SparseFirst && excess(s.Level, p.Bytes, l.Burst) > 0
-	if sparse {
+	if flow != nil {
 		s.Flow = l.Level(*flow, p.Time)
 	}
 	o := l.Decide(s, p)
@@ -246,7 +239,7 @@ func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 		l.Raise(b, o.Level, p.Time)
 	}
 	b.Departs = o.Departs
-	if !o.Excess && sparse {
+	if o.Flow != s.Flow {
 		l.Raise(flow, o.Flow, p.Time)
 	}
 	return o
@@ -313,7 +306,7 @@ func (m *Meter) Succeed(old Meter, now uint64) {
 	v, least := old.Clock(now), old.floorLevel(now)
 	m.Base = 0
 	m.Base = v + old.free() - m.free() - m.Clock(now)
-	m.Floor, m.Until = v+least, Tick(now)+m.memory()
+	m.Floor, m.Until = v+least, Tick(now)+m.ticks(1<<lapBits) // all levels from before have drained then
 	if start := m.Clock(now); int64(m.Floor-start) <= 0 {
 		m.Floor = start - longAgo // out of reach, even if the clock steps back
 	}
@@ -329,7 +322,7 @@ func (m Meter) laps(now uint64) (fresh, next uint32) {
 	into := at % (1 << lapBits)
 	both := m.ticks(into + 1<<lapBits)
 	next = (tick-m.ticks(into))&^3 | uint32(at>>lapBits)&3
-	ran := int32(tick - (m.Until - m.memory()))
+	ran := int32(tick - (m.Until - m.ticks(1<<lapBits)))
 	switch begun := (next - m.Next) & 3; {
 	case !m.Edited || ran > int32(both) || begun == 2: // both by this clock
 		return tick - both, next
@@ -338,9 +331,6 @@ func (m Meter) laps(now uint64) (fresh, next uint32) {
 	}
 	return m.Fresh, m.Next // also if the time has stepped back
 }
-
-// memory returns the ticks in which all levels from before an edit drain.
-func (m Meter) memory() uint32 { return m.ticks(1 << lapBits) }
 
 // ticks returns the ticks in which units drain, rounded up; at most 36 years.
 func (m Meter) ticks(units uint64) uint32 { return uint32(min(m.Drain(units)>>TickBits+1, 1<<30)) }

@@ -88,11 +88,9 @@ type Sharer struct {
 	Largest uint32
 }
 
-func (b Sharer) tat() uint64 { return b.TAT &^ (busy | tatCoarse) }
-
 // AheadOf returns how far a sharer is ahead of the clock, in fair units; 0 if it is not active.
 func (s *Share) AheadOf(b Sharer) uint64 {
-	if ahead := b.tat() - s.V; ahead < FairBins<<s.Shifts[1] && s.Weight > 0 {
+	if ahead := b.TAT&^(busy|tatCoarse) - s.V; ahead < FairBins<<s.Shifts[1] && s.Weight > 0 {
 		return ahead
 	}
 	return 0
@@ -135,18 +133,6 @@ type bound struct {
 	may       uint64 // fair units by which the sharers of the member may be ahead together
 	credit    uint64 // fair units by which light sharers of the member may be ahead together
 	room      uint64 // of 1 << freeBits: what is left of that
-}
-
-// leaves returns what the share of a pool leaves to a member. The level of its bucket is in units.
-func (s *Share) leaves(m Meter, b Sharer, weight, level uint64) bound {
-	free := s.free(m, level)
-	to := bound{v: s.V, weight: weight, may: max(s.mayBeAhead(weight), SharedBytes*ownPackets<<FairBits)}
-	to.credit = min(to.may/2, m.credit())
-	may, ahead := to.may>>freeBits*free, s.AheadOf(b)*weight
-	if ahead < may {
-		to.room = min((may-ahead)<<freeBits/may, free)
-	}
-	return to
 }
 
 // keepTime advances the clock to now (ns), if that was long ago. The level of the bucket is in units. The pool above may bound
@@ -282,7 +268,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 		return WithinShare
 	case ahead*weight > less:
 		old := *b
-		b.TAT = s.onWheel(old.tat()-ahead, less/weight)
+		b.TAT = s.onWheel(less / weight)
 		s.move(old.TAT, b.TAT, weight)
 	case ahead*weight <= 2*may:
 		return BeyondMark
@@ -315,13 +301,13 @@ func (s *Share) Charge(b *Sharer, weight, n uint64) {
 		b.Largest = 0
 	}
 	b.Largest = max(b.Largest, uint32(n))
-	b.TAT = s.onWheel(s.V, ahead+(n<<FairBits+weight-1)/weight)
+	b.TAT = s.onWheel(ahead + (n<<FairBits+weight-1)/weight)
 	s.move(old, b.TAT, weight)
 }
 
-func (s *Share) onWheel(v, ahead uint64) uint64 {
-	tat := (v + min(ahead, (FairBins-2)<<s.Shifts[1]) + busy + tatCoarse) &^ (busy | tatCoarse)
-	if tat>>s.Shifts[0]-v>>s.Shifts[0] < FairBins {
+func (s *Share) onWheel(ahead uint64) uint64 {
+	tat := (s.V + min(ahead, (FairBins-2)<<s.Shifts[1]) + busy + tatCoarse) &^ (busy | tatCoarse)
+	if tat>>s.Shifts[0]-s.V>>s.Shifts[0] < FairBins {
 		return tat
 	}
 	return tat | tatCoarse

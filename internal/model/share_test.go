@@ -59,7 +59,7 @@ func (all senders) play(t *testing.T, random *rand.Rand, rule policy.Rule, secon
 		level := limit.Level(bucket, now)
 		share.keepTime(limit.Meter, now, level, nil)
 		if limit.Conforms(level, n) && share.Judge(limit.Meter, &s.sharer, s.weight, n, level, new(Load)) == WithinShare {
-			limit.Charge(&bucket, now, n)
+			limit.Charge(&bucket, now, n<<UnitBits)
 			share.Charge(&s.sharer, s.weight, n)
 			s.got[at] += n
 			passed += n
@@ -196,7 +196,7 @@ func TestShareOfOne(t *testing.T) {
 				t.Errorf("gaps of %d ns: packet %d at %d ns is beyond the share, while the level is %d bytes", gap, i, now, level>>UnitBits)
 				break
 			}
-			limit.Charge(&bucket, now, size)
+			limit.Charge(&bucket, now, size<<UnitBits)
 			share.Charge(&sharer, 1, size)
 			passed += size
 			if i%burst == 0 || i > 1000 { // bursts, then single packets

@@ -94,7 +94,7 @@ func (p *party) offer(now uint64) (passes bool) {
 		at.bucket = at.limit.WithLevel(to.At[i].Level, now)
 		to.ChargeSharer(stages, i, p.size)
 		if at.guarantee != nil && to.ChargesGuarantee(i) {
-			at.guarantee.Charge(&at.promised, now, p.size)
+			at.guarantee.Charge(&at.promised, now, p.size<<UnitBits)
 		}
 	}
 	return true

@@ -67,7 +67,7 @@ func chosen[C ~uint8](flags []uint32, set uint32) (choice C) {
 	return choice
 }
 
-// Encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any, and its are
+// Encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within plus one, or 0, and its are
 // the ids of its companions.
 func (v Version) Encode(r policy.Rule, salt, pool uint32, its IDs) {
 	t := bpf.AbiParams{
@@ -143,7 +143,7 @@ func (r Version) Decode(p netip.Prefix, other func(id uint32) Version, poolName 
 		out.Share.Bits = r.EachBits
 	}
 	if r.Flags&Within != 0 {
-		out.Within = policy.Within(poolName(r.AbiParams.Within))
+		out.Within = policy.Within(poolName(r.AbiParams.Within - 1))
 		if r.WeightLess1 > 0 {
 			out.Weight = policy.Weight(r.WeightLess1) + 1
 		}

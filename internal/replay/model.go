@@ -189,9 +189,9 @@ func (m *Model) climb(r *Result, p packet, offered model.Packet) {
 		}
 		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
-			s.guarantee.Charge(s.guaranteed, r.Time, r.Bytes)
+			s.guarantee.Charge(s.guaranteed, r.Time, r.Bytes<<model.UnitBits)
 			if at.Members != 0 {
-				s.guarantee.ChargeTogether(&s.together, r.Time, r.Bytes, at.Members)
+				s.guarantee.Charge(&s.together, r.Time, model.Together(r.Bytes, at.Members))
 			}
 		}
 		if i > 0 {

@@ -48,32 +48,24 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 		state.Second = bs.SharedLevel(second, now)
 	}
 	if e.Each.Kind != policy.EachAll {
-		key := makeKey(e.ID, e.Each, match, flow)
-		n, has := bs.slotOf(key)
-		if state.Spilled = !has && !bs.canHaveSlot(key, now); !state.Spilled {
-			var first, other model.Bucket // a new slot has empty ones
-			state.Departs = 0
-			if has {
-				first, state.Departs = load(bs.slot(n)), atomic.LoadUint64(&bs.keys[n].Departs)
-				if id, b := bs.secondOf(n); b != nil && coloured && id == second.ID {
-					other = load(b)
-				}
+		key, other := makeKey(e.ID, e.Each, match, flow), makeKey(second.ID, e.Each, match, flow)
+		state.Spilled = !bs.canHaveSlot(key, now) || coloured && !bs.canHaveSlot(other, now)
+		if !state.Spilled {
+			state.Level, state.Departs = bs.levelOf(key, now), 0
+			if n, has := bs.slotOf(key); has {
+				state.Departs = atomic.LoadUint64(&bs.keys[n].Departs)
 			}
-			if state.Level = bs.level(e.ID, first, now); coloured {
-				state.Second = bs.level(second.ID, other, now)
+			if coloured {
+				state.Second = bs.levelOf(other, now)
 			}
 		}
 	}
 	if e.Order != policy.SparseFirst {
 		return state
 	}
-	v, key, word := bs.current(e.ID), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), model.Bucket{}
-	n, has := bs.slotOf(key)
-	if has {
-		word = load(bs.slot(n))
-	}
-	state.Flow = bs.level(e.ID, word, now)
-	state.FIFO = !has && !bs.canHaveSlot(key, now) || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) || bs.leaseEnded(v, now) ||
+	v, key := bs.current(e.ID), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
+	state.Flow = bs.levelOf(key, now)
+	state.FIFO = !bs.canHaveSlot(key, now) || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) || bs.leaseEnded(v, now) ||
 		v.Reverted && now < bs.change.Until+uint64(policy.MaxWait)
 	return state
 }
@@ -86,6 +78,9 @@ func (bs *buckets) Buckets(rules []Entry, now func() uint64) iter.Seq2[int, Buck
 	for i, e := range rules {
 		if bs.rule(e.ID).HasSlots != 0 {
 			index[e.ID] = i
+			if second, coloured := bs.Second(e); coloured {
+				index[second.ID] = i
+			}
 		}
 	}
 	has := func(id uint32) bool { _, ok := index[id]; return ok }
@@ -118,9 +113,15 @@ func (bs *buckets) bucketIn(e Entry, n uint32, word model.Bucket, k bpf.AbiKey, 
 	places, fingerprint := bs.places(k, bs.current(k.Id).Salt), atomic.LoadUint32(&bs.slot(n).Fingerprint)
 	// Level and key belong together if no other key got the slot meanwhile.
 	is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
-	if id, second := bs.secondOf(n); second != nil && e.Algorithm.HasColours() && id == bs.current(e.ID).Second {
-		levels := model.Levels{First: level, Second: bs.level(id, load(second), now)}
+	if second, coloured := bs.Second(e); coloured {
+		first, other := k, k
+		first.Id, other.Id = e.ID, second.ID
+		if _, has := bs.slotOf(first); has && k.Id != e.ID {
+			return Bucket{} // the other slot tells of both
+		}
+		levels := model.Levels{First: bs.levelOf(first, now), Second: bs.levelOf(other, now)}
 		b.SecondBytes = model.Bytes(model.NewColoured(e.Rule).E(levels))
+		level = levels.First
 	}
 	if level == 0 && b.SecondBytes == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 		return Bucket{}

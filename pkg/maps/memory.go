@@ -20,7 +20,6 @@ const (
 	prefixes6Map = ".data.prefixes6"
 	filterMap    = ".data.filter"
 	tableMap     = ".data.table"
-	secondsMap   = ".data.seconds"
 	worksMap     = ".data.works"
 )
 
@@ -35,7 +34,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", secondsMap: "seconds", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", bpf.ShapectlMapLeases: "leases", tableMap: "table", worksMap: "works", bpf.ShapectlMapPrograms: "programs", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change", bpf.ShapectlMapListeners: "listeners", bpf.ShapectlMapRings: "rings",
 }
 

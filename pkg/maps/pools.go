@@ -30,7 +30,7 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 		before, after := s.bothPhases(id)
 		for _, v := range []params.Version{before, after} {
 			if v.Present() && v.Flags&params.Within != 0 {
-				users[v.Within] += by
+				users[v.Within-1] += by
 			}
 			if !s.Changes(id) {
 				break
@@ -49,7 +49,7 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 	return unused
 }
 
-// poolOf is the id of the pool that a rule is within, in any phase of a change; 0 if it is in none.
+// poolOf is the id plus one of the pool that a rule is within, in any phase of a change; 0 if it is in none.
 func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if r.Within == "" { // most rules are in none, and the key of a name takes a hash
 		return 0, nil
@@ -58,7 +58,7 @@ func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 	if !found {
 		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
-	return id, nil
+	return id + 1, nil
 }
 
 // A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
@@ -75,12 +75,12 @@ func (s *index) Losses() map[uint32]Loss {
 		}
 		c := s.Counters(id)
 		for depth := 0; v.Flags&params.Within != 0 && depth < policy.MaxDepth; depth++ {
-			sum := losses[v.Within]
+			sum := losses[v.Within-1]
 			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
 			sum.DroppedPackets += c.DroppedPackets
 			sum.DroppedBytes += c.DroppedBytes
-			losses[v.Within] = sum
-			v = s.versionIn(v.Within, now)
+			losses[v.Within-1] = sum
+			v = s.versionIn(v.Within-1, now)
 		}
 	}
 	return losses

@@ -216,7 +216,7 @@ func (s *Store) Have(has Trait) []bool {
 // delays is Delays with at most so many pools above the rule.
 func (rs *rules) delays(id uint32, pools int) bool {
 	for v := range rs.versions(id) {
-		if v.Present() && (v.Flags&params.Delay != 0 || v.Flags&params.Within != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
+		if v.Present() && (v.Flags&params.Delay != 0 || v.Flags&params.Within != 0 && pools > 0 && rs.delays(v.Within-1, pools-1)) {
 			return true
 		}
 	}

@@ -246,11 +246,8 @@ var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "f
 // words are all words that packets have charged: of buckets, sharers and queues.
 func words(r *rig) (words []byte) {
 	r.Helper()
-	for _, name := range []string{".data.table", ".data.seconds"} {
-		table, err := r.Store.Replacements()[name].LookupBytes(uint32(0))
-		testenv.Must(r.T, err)
-		words = append(words, table...)
-	}
+	words, err := r.Store.Replacements()[".data.table"].LookupBytes(uint32(0))
+	testenv.Must(r.T, err)
 	rules := r.Store.Replacements()[bpf.ShapectlMapRules]
 	for id := range rules.MaxEntries() {
 		rule, err := rules.LookupBytes(id)

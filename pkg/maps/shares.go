@@ -73,8 +73,8 @@ func (s *index) ActiveSharers() map[uint32]int {
 		if !v.Present() || v.Flags&params.Within == 0 {
 			continue
 		}
-		if pool := s.versionIn(v.Within, now); pool.Flags&params.ShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.ID)) {
-			active[v.Within]++
+		if pool := s.versionIn(v.Within-1, now); pool.Flags&params.ShareMember != 0 && s.isAhead(pool, *s.memberOf(pool, it.ID)) {
+			active[v.Within-1]++
 		}
 	}
 	for n := range s.slots(func(id uint32) bool { return id < s.room() }) {

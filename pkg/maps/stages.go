@@ -21,7 +21,7 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 			break
 		}
 		member := e
-		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
+		v, e = bs.versionIn(v.Within-1, in), bs.pool(v.Within-1, in)
 		pool := bs.stage(e, v, match, flow, now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {

@@ -97,12 +97,12 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows, hook.Pools, hook.Colours, hook.SecondsMask = size.Affected, 0, 0, 0
+	hook.Shadows, hook.Pools, hook.Colours = size.Affected, 0, 0
 	if size.Pools {
 		hook.Pools = 1
 	}
 	if size.Colours {
-		hook.Colours, hook.SecondsMask = 1, lines-1
+		hook.Colours = 1
 	}
 	elements := map[string]uint32{
 		bpf.ShapectlMapKeys: lines * lineSlots, bpf.ShapectlMapAffected: size.Affected, bpf.ShapectlMapLabels: size.Labels,
@@ -120,7 +120,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	for name, count := range map[string]uint32{
 		hookMap: 1, changeMap: 1, viewsMap: hook.ViewMask + 1, prefixes4Map: hook.Prefixes4Mask + 1,
-		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, secondsMap: hook.SecondsMask + 1, worksMap: hook.CpuMask + 1,
+		prefixes6Map: hook.Prefixes6Mask + 1, filterMap: hook.FilterMask + 1, tableMap: lines, worksMap: hook.CpuMask + 1,
 	} {
 		m := spec.Maps[name]
 		m.Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
@@ -214,7 +214,6 @@ func (s *Store) attach() (err error) {
 		mapArray(s, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
 		mapArray(s, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
 		mapArray(s, tableMap, hook.LineMask+1, &s.lines),
-		mapArray(s, secondsMap, hook.SecondsMask+1, &s.seconds),
 		mapArray(s, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }

@@ -14,9 +14,8 @@ const tatBusy = 1 // TAT_BUSY of abi.h
 // buckets are the buckets of all rules: a shared bucket for each rule, and the slots of the table, by number.
 type buckets struct {
 	limits
-	lines   []bpf.AbiLine
-	seconds []bpf.AbiLine // the second buckets of slots
-	keys    []bpf.AbiKey
+	lines []bpf.AbiLine
+	keys  []bpf.AbiKey
 }
 
 func load(b *bpf.AbiBucket) model.Bucket {
@@ -24,14 +23,6 @@ func load(b *bpf.AbiBucket) model.Bucket {
 }
 
 func (bs *buckets) slot(n uint32) *bpf.AbiBucket { return &bs.lines[n/lineSlots].Slot[n%lineSlots] }
-
-// secondOf is the second bucket of a slot and the id of its limit, or nil if it has none.
-func (bs *buckets) secondOf(n uint32) (id uint32, b *bpf.AbiBucket) {
-	if len(bs.seconds) < len(bs.lines) || bs.keys[n].Paired == 0 {
-		return 0, nil
-	}
-	return atomic.LoadUint32(&bs.keys[n].Second), &bs.seconds[n/lineSlots].Slot[n%lineSlots]
-}
 
 // slotOf is the slot that a key has.
 func (bs *buckets) slotOf(key bpf.AbiKey) (n uint32, found bool) {
@@ -45,8 +36,20 @@ func (bs *buckets) slotOf(key bpf.AbiKey) (n uint32, found bool) {
 	return 0, false
 }
 
-// canHaveSlot reports whether a key without a slot could get one, by the rules of bpf/table.h.
+// levelOf is the level of a key's bucket. A key without a slot would get an empty one.
+func (bs *buckets) levelOf(key bpf.AbiKey, now uint64) uint64 {
+	var word model.Bucket
+	if n, has := bs.slotOf(key); has {
+		word = load(bs.slot(n))
+	}
+	return bs.level(key.Id, word, now)
+}
+
+// canHaveSlot reports whether a key has a slot or could get one, by the rules of bpf/table.h.
 func (bs *buckets) canHaveSlot(key bpf.AbiKey, now uint64) bool {
+	if _, has := bs.slotOf(key); has {
+		return true
+	}
 	places := bs.places(key, bs.current(key.Id).Salt)
 	if bs.emptySlots(places[0].line, now)+bs.emptySlots(places[1].line, now) > 0 {
 		return true
@@ -101,11 +104,7 @@ func (bs *buckets) isEmpty(n uint32, now uint64) bool {
 		return !bs.isActive(n)
 	}
 	now -= min(now, skew)
-	if bs.level(id, b, now) != bs.level(id, model.Bucket{}, now) {
-		return false
-	}
-	limit, second := bs.secondOf(n)
-	return second == nil || bs.level(limit, load(second), now) == bs.level(limit, model.Bucket{}, now)
+	return bs.level(id, b, now) == bs.level(id, model.Bucket{}, now)
 }
 
 // slots are the slots in use of some rules, by id. A slot that moves meanwhile may appear twice. None is missing, as buckets only
@@ -144,20 +143,10 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 	}
 }
 
-// freeSlots frees all slots of a rule that is not in force, and second buckets of its limit: by the clock of another
-// one they might not be empty.
+// freeSlots frees all slots of a rule that is not in force: by the clock of another one they might not be empty.
 func (bs *buckets) freeSlots(id uint32) {
 	if bs.rule(id).HasSlots == 0 {
 		return
-	}
-	if bs.hook.Colours != 0 {
-		for n := range bs.keys {
-			if key := &bs.keys[n]; key.Paired != 0 && atomic.LoadUint32(&key.Second) == id {
-				_, second := bs.secondOf(uint32(n))
-				key.Paired = 0
-				atomic.StoreUint32(&second.Fingerprint, 0)
-			}
-		}
 	}
 	for n := range bs.slots(func(of uint32) bool { return of == id }) {
 		slot := bs.slot(n)
