@@ -158,8 +158,8 @@ func TestLongRunRate(t *testing.T) {
 				if off := new(big.Rat).Sub(leaked, want); off.Abs(off).Cmp(allowed) > 0 {
 					t.Errorf("leaked %s bytes in %d ns, not %s", leaked.FloatString(6), elapsed, want.FloatString(6))
 				}
-				if total := c.SKBs(); total != repeat+together+1 { // a signal restarts a run
-					t.Errorf("%d packets ran, want %d", total, repeat+together+1)
+				if total := c.SKBs(); total < repeat+together+1 { // a signal restarts a run, after some packets
+					t.Errorf("%d packets ran, want at least %d", total, repeat+together+1)
 				}
 				if passed := c.PassedPackets / uint64(m.packets()); passed < repeat/2 {
 					t.Errorf("only %d of %d packets passed: the sender is stuck", passed, repeat)
