@@ -193,7 +193,7 @@ func (n *Namespace) Confirm() (done []Applied, err error) {
 	if err != nil {
 		return nil, err
 	}
-	done, _ = n.undone() // it is confirmed, also where a hook cannot be read
+	done, _ = revertDoes(n) // it is confirmed, also where a hook cannot be read
 	for i := range done {
 		rules := &done[i].Rules
 		rules.Added, rules.Removed = rules.Removed, rules.Added
@@ -201,8 +201,8 @@ func (n *Namespace) Confirm() (done []Applied, err error) {
 	return done, nil
 }
 
-// undone returns what a revert of the last change does.
-func (n *Namespace) undone() (done []Applied, err error) {
+// revertDoes returns what a revert of the last change does.
+func revertDoes(n *Namespace) (done []Applied, err error) {
 	hooks, err := n.Hooks()
 	hooks = append([]*Hook{n.Pools()}, hooks...)
 	defer CloseHooks(hooks)
@@ -239,7 +239,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if done, err = n.undone(); err != nil {
+	if done, err = revertDoes(n); err != nil {
 		return nil, err
 	}
 	return done, n.pins.changing(func() error {

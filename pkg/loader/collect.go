@@ -207,7 +207,7 @@ func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool
 	devices, _ := netinfo.Devices()
 	for _, dev := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			if which(dev.Name, d) && errors.Is(n.elsewhere(dev, d), ErrElsewhere) {
+			if which(dev.Name, d) && errors.Is(elsewhere(n, dev, d), ErrElsewhere) {
 				found = append(found, dev.Name+" "+d.String())
 			}
 		}

@@ -276,7 +276,7 @@ func (o *order) planSteps(which scope) {
 // check finds out why a hook cannot have rules, and the pools that these draw from.
 func (o *order) check(n planner, rules ...[]policy.Rule) error {
 	if o.Set == nil {
-		if err := n.elsewhere(o.dev, o.Direction); err != nil {
+		if err := elsewhere(n.Namespace, o.dev, o.Direction); err != nil {
 			return err
 		}
 	}
@@ -302,7 +302,7 @@ func (o *order) checkMatch(lasts bool) error {
 
 // elsewhere returns ErrElsewhere if programs of shapectl are on a device without any pin in
 // this namespace, as far as this process may look.
-func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
+func elsewhere(n *Namespace, dev netinfo.Device, d policy.Direction) error {
 	ours, _ := n.Programs(dev.Index, d)
 	chain, err := netinfo.Chain(dev.Index, d, ours)
 	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return !e.Ours && strings.HasPrefix(e.Name, program.Name) }) {

@@ -89,14 +89,14 @@ func (s *index) gather() *known {
 // of many rules cannot be reverted afterwards.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.Store.finishUnlessPending()
-	steps := s.steps([]policy.Rule{rule})
+	steps := stepsTo(s, []policy.Rule{rule})
 	err = s.do(steps, atOnce, nil)
 	return len(steps) > 0 && err == nil, err
 }
 
 // Load is Put for many rules of different prefixes, each in force as soon as it is set. It
 // does not end the last change; rules that take part in that must not be among them.
-func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
+func (s *Set) Load(rules []policy.Rule) error { return s.do(stepsTo(s, rules), atOnce, nil) }
 
 // LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
 // those that are in force now. No packet may see them yet.
@@ -118,8 +118,8 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	return nil
 }
 
-// steps are the differences between the set and rules that shall be in force.
-func (s *Set) steps(rules []policy.Rule) []policy.Difference {
+// stepsTo are the differences between a set and rules that shall be in force.
+func stepsTo(s *Set, rules []policy.Rule) []policy.Difference {
 	steps := make([]policy.Difference, 0, len(rules))
 	for i := range rules {
 		d := policy.Difference{Want: &rules[i]}
