@@ -170,7 +170,7 @@ func TestSentences(t *testing.T) {
 	if e.Colour != "yellow or red" {
 		t.Errorf("the colour is %q", e.Colour)
 	}
-	e.Colours.Red, e.Excess = 12, "passed"
+	e.Colours.Red, e.Excess = policy.SetDSCP(12), "passed"
 	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are red, and get AF12, and pass")
 	e.Colours, e.Excess = nil, "delayed"
 	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is over its burst (900 B of 1.00 kB); packets are queued")
