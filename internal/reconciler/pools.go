@@ -46,6 +46,14 @@ func (r *Reconciler) guarantee() error {
 		return nil // serve reports what cannot be read
 	}
 	r.granted = pools.Set.Store.Stamp()
+	waiting := false
+	for _, rule := range pools.Set.Store.EveryRule() {
+		waiting = waiting || rule.Label.Waits != 0
+	}
+	if !waiting { // devices that appear do not wait for more
+		clear(r.waits)
+		return nil
+	}
 	tables, err := n.Tables(loader.Attached)
 	if err != nil {
 		r.OnWarning(err)

@@ -335,7 +335,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	}
 	defer n.Close()
 	from, reverted := r.inForce(n)
-	hooks, err := n.Hooks()
+	hooks, err := n.Hooks(devices...)
 	if err != nil {
 		r.OnWarning(err)
 	}

@@ -76,13 +76,16 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	if pools.Set != nil {
 		hooks = append(hooks, pools)
 	}
-	for {
-		state, tables := n.pins.state(), []policy.Table{}
+	for pools.Set != nil {
+		state, tables, rules := n.pins.state(), []policy.Table{}, pools.Set.Store.AllRules()
 		for _, h := range hooks {
 			if h != pools && !slices.Contains(states, h.State) {
 				continue
 			}
-			t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
+			t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match()}
+			for _, r := range rules[h.Set.Number()] {
+				t.Rules = append(t.Rules, r.Rule)
+			}
 			if len(t.Rules) > 0 {
 				tables = append(tables, t)
 			}
@@ -92,6 +95,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 			return tables, nil
 		}
 	}
+	return []policy.Table{}, nil
 }
 
 // Apply brings a policy into force: these tables and no other rules or pools. Each table is of a

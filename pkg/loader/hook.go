@@ -135,17 +135,24 @@ func (dir home) hookDirs() (dirs []hookDir, other bool, err error) {
 	return dirs, other, err
 }
 
-// Hooks are the hooks that have rules, by device name, egress before ingress. With an error
-// they are those that could be read.
-func (n *Namespace) Hooks() (hooks []*Hook, err error) {
+// Hooks are the hooks that have rules, by device name, egress before ingress: those of some devices, or of devices that had their
+// names or indexes; all for none. With an error they are those that could be read.
+func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	if n.pins.store == nil {
 		return nil, n.pins.readable()
 	}
 	var unread []error
 	haveRules := n.pins.store.Have(maps.Exists)
 	here := map[Side]bool{} // with other rules than those of deleted devices
+	named, indexed := map[string]bool{}, map[int]bool{}
+	for _, dev := range of {
+		named[dev.Name], indexed[dev.Index] = true, true
+	}
 	for _, set := range n.pins.sets() {
 		if !haveRules[set.Number()] || !set.Attached() { // a command was killed before that
+			continue
+		}
+		if of != nil && !named[set.Device()] && !indexed[set.Ifindex()] { // to judge a hook takes system calls
 			continue
 		}
 		h := n.pins.dir.hookOf(set)

@@ -139,19 +139,17 @@ func (n planner) settleAmong(all orders, phase int, which scope) (pools []policy
 	if len(tables) > 0 && tables[0].IsPools() {
 		pools = tables[0].Rules
 	}
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return nil, err
-	}
-	turn := map[string]int{}
-	for _, dev := range devices {
-		turn[dev.Name] = dev.Index
-	}
-	for who := range has {
-		turn[who] -= math.MaxInt32
-	}
+	turn := map[string]int{} // of those who claim
 	tree := policy.NewTree(tables)
-	claims := tree.Grant(func(who string) int { return turn[who] })
+	claims := tree.Grant(func(who string) int {
+		if _, known := turn[who]; !known {
+			dev, _ := netinfo.DeviceByName(who) // a pool comes before devices
+			if turn[who] = dev.Index; has[who] {
+				turn[who] -= math.MaxInt32
+			}
+		}
+		return turn[who]
+	})
 	if phase == 0 {
 		n.Claims = claims
 	}
