@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -134,7 +133,7 @@ func (e *env) onlyHook(n *loader.Namespace, where *filterRules, address netip.Ad
 	case 1:
 		return nil
 	}
-	return inputf("rules match the address in several places; write %s", strings.Join(commands, " or "))
+	return inputf("rules match the address in several places; %s", e.either(commands))
 }
 
 // askNamed asks for the address of the only rule with a name. noAddress is the error if no rule has it.

@@ -294,22 +294,27 @@ func (e *env) flush(want filterRules, all bool) error {
 		if e.confirm > 0 && others != nil {
 			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
 		}
-		if e.confirm > 0 && len(gone) > 0 {
-			return e.remove(n, who, want.owns, found)
+		pools, owns := n.Pools(), want.owns
+		defer pools.Close()
+		if all {
+			owns = nil // all pools are among the rules
+		}
+		own := ownPools(n, pools, owns, found)
+		if e.confirm > 0 && len(gone)+len(own.rules) > 0 {
+			if want.pattern {
+				who = "" // it may match others, too
+			}
+			return e.remove(n, who, owns, found)
 		}
 		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}
-		if !all {
-			pools := n.Pools()
-			defer pools.Close()
-			if its := ownPools(n, pools, want.owns, nil); its.rules != nil {
-				own, networks, hooks := described(its)
-				if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
-					gone = append(gone, own...)
-				} else if !errors.Is(err, loader.ErrPending) {
-					return err
-				}
+		if own.rules != nil {
+			deleted, networks, hooks := described(own)
+			if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
+				gone = append(gone, deleted...)
+			} else if !errors.Is(err, loader.ErrPending) {
+				return err
 			}
 		}
 		removed, err := e.removeFQs(want)

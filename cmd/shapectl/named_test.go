@@ -604,6 +604,16 @@ func TestFlushUntilConfirmed(t *testing.T) {
 	if now := r.ok("export"); now != was {
 		t.Errorf("rolled back, the rules are\n%s", now)
 	}
+	r.ok("delete", "va", "egress", "any")
+	r.ok("flush", "va", "--confirm", "1h")
+	r.ok("rollback")
+	if now := names(r.rows("show")); !strings.HasPrefix(now, "pool up, pool va, ") {
+		t.Errorf("rolled back, the pool of a device without rules is not among %s", now)
+	}
+	if said := r.ok("flush", "v*", "--confirm", "1h"); strings.Contains(said, "v* ") {
+		t.Errorf("flush 'v*' says\n%s", said)
+	}
+	r.ok("rollback")
 	r.ok("flush", "--all", "--confirm", "1h")
 	r.ok("confirm")
 	r.prints("no rules are left\n", "flush", "--all", "--confirm", "1h")

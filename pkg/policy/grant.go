@@ -45,14 +45,28 @@ func (t *Tree) Grant(turn func(who string) int) []*Claim {
 	claims := slices.SortedFunc(maps.Values(byName), func(a, b *Claim) int {
 		return cmp.Or(cmp.Compare(turn(a.Who), turn(b.Who)), cmp.Compare(a.Who, b.Who))
 	})
+	lacking := map[*Node]Rate{}
 	for _, c := range claims {
-		t.grant(c)
+		for n, rate := range t.grant(c) {
+			lacking[n] = min(lacking[n]+rate, mostPromised)
+		}
+	}
+	for n, rate := range lacking { // errors tell what all need together
+		n.Members, lacking[n] = min(n.Members+rate, mostPromised), n.Members
+	}
+	for _, c := range claims {
+		if c.NoRoom != nil {
+			c.NoRoom = t.byName[Within(c.NoRoom.Rule.Label.Name)].noRoom()
+		}
+	}
+	for n, before := range lacking {
+		n.Members = before
 	}
 	return claims
 }
 
-// grant gives all guarantees of a claim, or takes them back if a pool has no room.
-func (t *Tree) grant(c *Claim) {
+// grant gives all guarantees of a claim, or if a pool has no room takes them back, and returns what they add up to in each pool.
+func (t *Tree) grant(c *Claim) (lacking map[*Node]Rate) {
 	for _, m := range c.Members {
 		m.Rule.Guarantee, m.Rule.Label.Waits = m.Rule.Label.Waits, 0
 	}
@@ -75,7 +89,7 @@ func (t *Tree) grant(c *Claim) {
 		}
 	}
 	if c.NoRoom == nil {
-		return
+		return nil
 	}
 	for n, rate := range more {
 		n.Members -= rate
@@ -83,6 +97,7 @@ func (t *Tree) grant(c *Claim) {
 	for _, m := range c.Members {
 		*m.Rule = m.Rule.WithoutGuarantee()
 	}
+	return more
 }
 
 // WithoutGuarantees returns the tables with WithoutGuarantee of each rule.

