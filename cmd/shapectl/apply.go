@@ -64,7 +64,8 @@ with --absent-ok. 'shapectl watch' sets their rules when they appear.
 
 If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
 guarantees, and the exit code is 4. These get what the other guarantees leave, at worst nothing. A device that has its
-guarantees keeps them. 'shapectl watch' gives the others theirs when there is room.
+guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl watch'
+gives the others theirs when there is room.
 
 With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
 a policy changes nothing.
