@@ -97,20 +97,13 @@ func (e *env) delete(want filterRules) error {
 		if found == nil {
 			return e.nothingToDelete(want)
 		}
-		return e.remove(n, "", nil, found)
+		return e.remove(n, "", found...)
 	})
 }
 
-// remove deletes rules, and says what limits their packets now. who is the one whose rules these are, if anybody; own says
-// which of the pools of devices and hosts go, too, if nothing else is within them.
-func (e *env) remove(n *loader.Namespace, who string, own func(policy.Rule) bool, found []namedHook) error {
-	pools := n.Pools()
-	defer pools.Close()
-	all := slices.Clip(found)
-	if its := ownPools(n, pools, own, found); its.rules != nil {
-		all = append(all, its)
-	}
-	rules, networks, hooks := described(all...)
+// remove deletes rules and pools, and says what limits their packets now. who is the one whose rules these are, if anybody.
+func (e *env) remove(n *loader.Namespace, who string, found ...namedHook) error {
+	rules, networks, hooks := described(found...)
 	done, err := n.Delete(e.asked(), networks, hooks...)
 	if err != nil {
 		return err
@@ -300,17 +293,17 @@ func (e *env) flush(want filterRules, all bool) error {
 			owns = nil // all pools are among the rules
 		}
 		own := ownPools(n, pools, owns, found)
-		if e.confirm > 0 && len(gone)+len(own.rules) > 0 {
+		if e.confirm > 0 && len(gone)+len(own) > 0 {
 			if want.pattern {
 				who = "" // it may match others, too
 			}
-			return e.remove(n, who, owns, found)
+			return e.remove(n, who, append(found, own...)...)
 		}
 		if err := n.Flush(append(others, hooks...)...); err != nil {
 			return err
 		}
-		if own.rules != nil {
-			deleted, networks, hooks := described(own)
+		if own != nil {
+			deleted, networks, hooks := described(own...)
 			if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
 				gone = append(gone, deleted...)
 			} else if !errors.Is(err, loader.ErrPending) {
@@ -351,12 +344,13 @@ func (want filterRules) owns(p policy.Rule) bool {
 	return want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
 
-// ownPools are the pools of devices and hosts for which own is true and that nothing but deleted rules is within.
-func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) namedHook {
-	its := namedHook{Hook: pools}
+// ownPools are the pools of devices and hosts for which own is true and that nothing but deleted rules is within: of the hook
+// of all pools, or nil for none.
+func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) []namedHook {
 	if pools.Set == nil || own == nil {
-		return its
+		return nil
 	}
+	its := namedHook{Hook: pools}
 	tree := poolTree(n, deleted...)
 	var stays func(*policy.Node) bool
 	stays = func(node *policy.Node) bool {
@@ -367,7 +361,10 @@ func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) boo
 			its.rules = append(its.rules, entry)
 		}
 	}
-	return its
+	if its.rules == nil {
+		return nil
+	}
+	return []namedHook{its}
 }
 
 // sayUnused says which pools of deleted rules have no rule any more.

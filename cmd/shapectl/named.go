@@ -477,7 +477,7 @@ func (e *env) deleteNamed(of ruleName) error {
 		case kindPool:
 			pools := n.Pools()
 			defer pools.Close()
-			return e.remove(n, "", nil, []namedHook{{pools, filterRules{pool: of.name}.entries(pools.Set)}})
+			return e.remove(n, "", namedHook{pools, filterRules{pool: of.name}.entries(pools.Set)})
 		case "":
 			if of.kind == kindDevice {
 				return noDevice(of.name)
@@ -500,7 +500,9 @@ func (e *env) deleteNamed(of ruleName) error {
 				return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return string(r.Within) == p.Label.Name })
 			})
 		}
-		return e.remove(n, of.String(), own, found.rules)
+		pools := n.Pools()
+		defer pools.Close()
+		return e.remove(n, of.String(), append(found.rules, ownPools(n, pools, own, found.rules)...)...)
 	})
 }
 
@@ -513,7 +515,9 @@ func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err 
 	if found.device == nil {
 		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
 	} else {
-		err = e.remove(n, who, filterRules{device: found.device[0].Name(), direction: of.direction}.owns, found.device)
+		pools, owns := n.Pools(), filterRules{device: found.device[0].Name(), direction: of.direction}.owns
+		defer pools.Close()
+		err = e.remove(n, who, append(found.device, ownPools(n, pools, owns, found.device)...)...)
 	}
 	if found.others > 0 && !e.json && err == nil {
 		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))
