@@ -48,7 +48,9 @@ func (r *Reconciler) guarantee() error {
 	r.granted = pools.Set.Store.Stamp()
 	waiting := false
 	for _, rule := range pools.Set.Store.EveryRule() {
-		waiting = waiting || rule.Label.Waits != 0
+		if waiting = rule.Label.Waits != 0; waiting {
+			break
+		}
 	}
 	if !waiting { // devices that appear do not wait for more
 		clear(r.waits)

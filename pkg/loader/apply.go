@@ -73,10 +73,11 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 	pools := n.Pools()
 	defer pools.Close()
-	if pools.Set != nil {
-		hooks = append(hooks, pools)
+	if pools.Set == nil {
+		return []policy.Table{}, nil
 	}
-	for pools.Set != nil {
+	hooks = append(hooks, pools)
+	for {
 		state, tables, rules := n.pins.state(), []policy.Table{}, pools.Set.Store.AllRules()
 		for _, h := range hooks {
 			if h != pools && !slices.Contains(states, h.State) {
@@ -95,7 +96,6 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 			return tables, nil
 		}
 	}
-	return []policy.Table{}, nil
 }
 
 // Apply brings a policy into force: these tables and no other rules or pools. Each table is of a

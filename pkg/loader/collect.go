@@ -113,16 +113,23 @@ func (p *pins) collectDevices(keep func(device string) bool) (names []string) {
 
 // collectPools removes the pools of devices that no longer exist, unless anything is within them.
 func (p *pins) collectPools() error {
+	if p.store == nil {
+		return nil
+	}
+	owned := slices.DeleteFunc(p.store.Pools().Policy(), func(pool policy.Rule) bool { return pool.Label.Owner.Device == "" })
+	if len(owned) == 0 { // to list the devices takes longer
+		return nil
+	}
 	devices, err := netinfo.Devices()
-	if p.store == nil || err != nil {
+	if err != nil {
 		return err
 	}
-	here := map[string]bool{"": true}
+	here := map[string]bool{}
 	for _, dev := range devices {
 		here[dev.Name] = true
 	}
 	var gone []string
-	for _, pool := range p.store.Pools().Policy() {
+	for _, pool := range owned {
 		if !here[pool.Label.Owner.Device] {
 			gone = append(gone, pool.Label.Name)
 		}

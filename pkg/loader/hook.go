@@ -284,10 +284,12 @@ func (n *Namespace) Programs(index int, d policy.Direction) (programs []ebpf.Pro
 		all, _, err = n.pins.dir.hookDirs()
 	}
 	for _, set := range n.pins.sets() {
-		all = append(all, n.pins.dir.hookDirOf(set))
+		if set.Ifindex() == index {
+			all = append(all, n.pins.dir.hookDirOf(set))
+		}
 	}
 	for _, at := range all {
-		if at.direction != d || at.index != index && at.index != 0 {
+		if at.direction != d {
 			continue
 		}
 		a, failed := openAttachment(at)

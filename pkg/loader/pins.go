@@ -132,9 +132,12 @@ func (p *pins) removeStrays() error {
 		return err
 	}
 	hooks, _, err := p.dir.hookDirs()
+	ofSets := map[string]bool{}
+	for _, set := range p.sets() {
+		ofSets[p.dir.hookDirOf(set).dir] = true
+	}
 	for _, at := range hooks {
-		of := func(set *maps.Set) bool { return p.dir.hookDirOf(set).dir == at.dir }
-		if err == nil && p.foreign == nil && !slices.ContainsFunc(p.sets(), of) {
+		if err == nil && p.foreign == nil && !ofSets[at.dir] {
 			err = removeHook(at)
 		}
 	}
