@@ -227,10 +227,11 @@ func TestColoursThroughChanges(t *testing.T) {
 				return inColours(out)
 			}
 			plain := rule()
-			plain.Algorithm, plain.Capacity, plain.Colours = policy.GCRA, 10_000, policy.Colours{}
+			plain.Algorithm, plain.Capacity, plain.Colours = policy.Leaky, 1514, policy.Colours{}
+			plain.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: 50 * time.Millisecond}
 			c := &colouredRig{rig: r, entry: r.put(plain, now), pairs: map[netip.Addr]*model.Pair{}}
 			limit := model.NewLimit(plain)
-			for _, host := range hosts { // keys have slots before the rule has colours
+			for _, host := range append(hosts, hosts...) { // keys have slots, and a penalty, before the rule has colours
 				frame, m := painted(host, 1000, policy.Green, now)
 				send(t, r.program(), frame, m)
 				limit.Offer(&c.pair(host).First, nil, false, model.Packet{Time: now, Bytes: 1000})
@@ -312,8 +313,10 @@ func TestChangesOfColoursGiveNoRoom(t *testing.T) {
 	srtcm.Algorithm, srtcm.Colours = policy.SRTCM, policy.Colours{EBS: 10_000, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop}
 	trtcm.Algorithm, trtcm.Colours = policy.TRTCM, srtcm.Colours
 	trtcm.Colours.EBS, trtcm.Colours.PIR, trtcm.Colours.PBS = 0, 16e6, 30_000
-	rules := []policy.Rule{plain, srtcm, trtcm, byColour(plain, 4e6, 10_000)}
-	rates, bursts := []float64{8e6, 8e6, 16e6, 12e6}, []float64{20_000, 30_000, 30_000, 30_000} // of all that passes
+	leaky := plain
+	leaky.Algorithm, leaky.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: 50 * time.Millisecond}
+	rules := []policy.Rule{plain, leaky, srtcm, trtcm, byColour(plain, 4e6, 10_000)}
+	rates, bursts := []float64{8e6, 8e6, 8e6, 16e6, 12e6}, []float64{20_000, 20_000, 30_000, 30_000, 30_000} // of all that passes
 	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
 		t.Run(policy.Each{Kind: each}.String(), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(testenv.Seed(t), uint64(each)))
