@@ -489,14 +489,7 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		own := func(p policy.Rule) bool {
-			return of.hasHost(p) || p.Label.Owner.Host != "" && slices.ContainsFunc(found.rules, func(h namedHook) bool {
-				return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return string(r.Within) == p.Label.Name })
-			})
-		}
-		pools := n.Pools()
-		defer pools.Close()
-		return e.remove(n, of.String(), append(found.rules, ownPools(n, pools, own, found.rules)...)...)
+		return e.removeWithPools(n, of.String(), of.hasHost, found.rules)
 	})
 }
 
@@ -509,9 +502,7 @@ func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err 
 	if found.device == nil {
 		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
 	} else {
-		pools, owns := n.Pools(), filterRules{device: found.device[0].Name(), direction: of.direction}.owns
-		defer pools.Close()
-		err = e.remove(n, who, append(found.device, ownPools(n, pools, owns, found.device)...)...)
+		err = e.removeWithPools(n, who, nil, found.device)
 	}
 	if found.others > 0 && !e.json && err == nil {
 		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))

@@ -585,9 +585,13 @@ func TestFlushUntilConfirmed(t *testing.T) {
 	if said := r.ok("flush", "va", "--confirm", "1h"); !strings.HasSuffix(said, " unless confirmed by 'shapectl confirm'\nva is unlimited now\n") {
 		t.Errorf("flush va says\n%s", said)
 	}
-	if now := names(r.rows("show")); now != "pool up, vb egress 0.0.0.0/0, vb egress ::/0" {
-		t.Errorf("flush va leaves %s", now)
+	leaves := func(command string) {
+		t.Helper()
+		if now := names(r.rows("show")); now != "pool up, vb egress 0.0.0.0/0, vb egress ::/0" {
+			t.Errorf("%s leaves %s", command, now)
+		}
 	}
+	leaves("flush va")
 	r.refused(exitInput, "not confirmed yet", "flush", "--all", "--confirm", "1h")
 	r.ok("rollback")
 	r.ok("flush", "--all", "--confirm", "1h")
@@ -597,6 +601,8 @@ func TestFlushUntilConfirmed(t *testing.T) {
 		t.Errorf("rolled back, the rules are\n%s", now)
 	}
 	r.ok("delete", "va", "egress", "any")
+	leaves("delete va egress any") // the pool of va goes with its last rule
+	r.ok("apply", r.policy("pools: {up: 1gbit, va: {rate: 1mbit, within: up, owner: va}}\ndevices: {vb: {egress: {any: 1mbit}}}\n"))
 	r.ok("flush", "va", "--confirm", "1h")
 	r.ok("rollback")
 	if now := names(r.rows("show")); !strings.HasPrefix(now, "pool up, pool va, ") {
