@@ -60,11 +60,11 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 kernel revert it, even if no shapectl process is left.
 
 Devices that do not exist are left out, and so are patterns that match no device. The exit code is then 4, or 0
-with --absent-ok. 'shapectl watch' sets their rules when they appear.
+with --absent-ok. 'shapectl serve' sets their rules when they appear.
 
 If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
 guarantees, and the exit code is 4. These get what the other guarantees leave, at worst nothing. A device that has its
-guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl watch'
+guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl serve'
 gives the others theirs when there is room.
 
 With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
@@ -280,7 +280,7 @@ func (e *env) sayUnseen(f *policyfile.File, devices ...policyfile.Device) {
 	}
 	if hosts != nil {
 		e.say("no address is known of %s: not limited until the kernel's neighbour table has one ('ip neigh'), and %s adds its rule",
-			plain.List(hosts), e.suggest("watch", "FILE"))
+			plain.List(hosts), e.suggest("serve", "FILE"))
 	}
 }
 
@@ -495,7 +495,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 // sayMissing says for which devices and patterns of a policy no device exists.
 func (e *env) sayMissing(absent, unmatched []string) {
 	if len(absent) > 0 {
-		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(plain.Lines(absent)), e.suggest("watch"))
+		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(plain.Lines(absent)), e.suggest("serve", "FILE"))
 	}
 	if len(unmatched) > 0 {
 		e.say("shapectl: no device matches %s", plain.List(plain.Lines(unmatched)))
@@ -548,7 +548,7 @@ The change may be confirmed or not. All devices switch back at one moment. Count
 room. The answer says when the change was made.
 
 rollback is refused after another command has changed rules. If the change left devices or directions without
-rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
+rules, 'shapectl serve' frees their state after an hour. Then rollback is refused, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "rollback", func(n *loader.Namespace) error {

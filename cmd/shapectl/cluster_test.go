@@ -25,7 +25,7 @@ func TestClusterStatus(t *testing.T) {
 	r.prints("no clusters\n", "cluster", "status")
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7", "--cluster-safe", "10mbit")
 	r.ok("set", "bulk", "--new", "--rate", "8mbit", "--cluster", "b*")
-	a := r.agent("--host", "gate-1")
+	a := r.watch("--cluster-host", "gate-1")
 	testenv.Eventually(t, "a lease on the whole rate", func() bool {
 		all := r.clusters("customer-7")
 		return len(all[0].Members) == 1 && all[0].Members[0].LeaseBits == 100_000_000
@@ -62,7 +62,7 @@ func TestClusterStatus(t *testing.T) {
 	other := newRig(t)
 	other.env["SHAPECTL_STORE"] = store.URL
 	other.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7")
-	other.agent("--host", "gate-2")
+	other.watch("--cluster-host", "gate-2")
 	testenv.Eventually(t, "the first host is silent", func() bool {
 		m := r.clusters("customer-7")[0].Members
 		return len(m) == 2 && m[0].State == report.Silent && m[1].LeaseBits == 90_000_000
@@ -88,17 +88,17 @@ func TestClusterForgetMissing(t *testing.T) {
 	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
-	var agents []*served
+	var daemons []*process
 	for _, host := range []string{"gate-1", "gate-2"} {
 		r := newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL
 		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
-		rigs, agents = append(rigs, r), append(agents, r.agent("--host", host))
+		rigs, daemons = append(rigs, r), append(daemons, r.watch("--cluster-host", host))
 	}
 	r := rigs[1]
 	has := func(rate int) func() bool { return func() bool { return int(r.lease("up").Rate) == rate } }
 	testenv.Eventually(t, "both have a lease", has(50_000_000))
-	testenv.Must(t, agents[0].cmd.Process.Kill())
+	testenv.Must(t, daemons[0].cmd.Process.Kill())
 	store.Kill()
 	store.Start()
 	testenv.Eventually(t, "a lease beside the reserved share", func() bool {

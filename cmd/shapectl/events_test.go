@@ -16,15 +16,15 @@ import (
 )
 
 // events starts a `shapectl events -j` and waits until it listens.
-func (r *rig) events(args ...string) *watch {
+func (r *rig) events(args ...string) *process {
 	r.t.Helper()
-	w := r.startDaemon(append([]string{"events", "-j"}, args...)...)
-	w.notifies("READY=1")
+	w := r.launch(append([]string{"events", "-j"}, args...)...)
+	w.isTold("READY=1")
 	return w
 }
 
 // stops tells it to end, which it does well.
-func (w *watch) stops(by os.Signal) {
+func (w *process) stops(by os.Signal) {
 	w.t.Helper()
 	testenv.Must(w.t, w.cmd.Process.Signal(by))
 	if err := w.cmd.Wait(); err != nil || w.err.String() != "" {
@@ -33,7 +33,7 @@ func (w *watch) stops(by os.Signal) {
 }
 
 // told are the events that it has told of so far.
-func (w *watch) told() (all []report.Event) {
+func (w *process) told() (all []report.Event) {
 	w.t.Helper()
 	text := w.out.String()
 	for line := range strings.Lines(text[:strings.LastIndexByte(text, '\n')+1]) {
@@ -47,7 +47,7 @@ func (w *watch) told() (all []report.Event) {
 }
 
 // tells waits for an event after the first ones, and returns how many there are with it.
-func (w *watch) tells(after int, what string, is func(report.Event) bool) int {
+func (w *process) tells(after int, what string, is func(report.Event) bool) int {
 	w.t.Helper()
 	var at int
 	testenv.Eventually(w.t, what+" to be told", func() bool {
@@ -58,7 +58,7 @@ func (w *watch) tells(after int, what string, is func(report.Event) bool) int {
 	return after + at + 1
 }
 
-func (w *watch) tellsKind(after int, kind string) int {
+func (w *process) tellsKind(after int, kind string) int {
 	w.t.Helper()
 	return w.tells(after, kind, func(e report.Event) bool { return e.Kind == kind })
 }
@@ -119,7 +119,7 @@ func TestEvents(t *testing.T) {
 			t.Errorf("told %+v to one who asks for others", e)
 		}
 	}
-	for _, w := range []*watch{w, other} {
+	for _, w := range []*process{w, other} {
 		w.stops(syscall.SIGINT)
 	}
 }

@@ -276,7 +276,7 @@ func TestHostileNamesWhileWatching(t *testing.T) {
 		r := newRig(t)
 		name := "\x1b[31m\u202ex"
 		file := r.policy("devices: {\"\\e*\": {egress: {10.0.0.0/24: 1mbit}}}\n")
-		args := []string{"watch", file}
+		args := pageless(file)
 		if j != "" {
 			args = append(args, j)
 		}
@@ -293,9 +293,9 @@ func TestHostileNamesWhileWatching(t *testing.T) {
 		text := make([]byte, 1<<16)
 		n, err := out.Read(text)
 		testenv.Must(t, err)
-		isPlain(t, "watch "+j, string(text[:n]))
+		isPlain(t, "serve "+j, string(text[:n]))
 		if !strings.Contains(string(text[:n]), `\u001b[31m\u202ex`) {
-			t.Errorf("watch %s: %q", j, text[:n])
+			t.Errorf("serve %s: %q", j, text[:n])
 		}
 		stop()
 		cmd.Wait()

@@ -48,7 +48,7 @@ func newEventCounter() eventCounter {
 }
 
 // run counts until ctx is done. What keeps it from that is said, and may pass.
-func (c eventCounter) run(ctx context.Context, e *env, ready func(), say func(string)) error {
+func (c eventCounter) run(ctx context.Context, e *env, ready func()) error {
 	ready()
 	for said := ""; ctx.Err() == nil; {
 		err := e.feed.Listen(ctx, nil, nil, nil, func(event report.Event) {
@@ -59,7 +59,7 @@ func (c eventCounter) run(ctx context.Context, e *env, ready func(), say func(st
 		})
 		if err != nil && err.Error() != said {
 			said = err.Error()
-			say(fmt.Sprintf("events: %v", e.advise(err)))
+			e.note(fmt.Sprintf("events: %v", e.advise(err)))
 		}
 		select {
 		case <-ctx.Done():

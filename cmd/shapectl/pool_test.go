@@ -438,7 +438,7 @@ func TestSetNamedWithin(t *testing.T) {
 	}
 }
 
-// watch adds the pools that the rules of a new device need, and leaves those that exist.
+// serve adds the pools that the rules of a new device need, and leaves those that exist.
 func TestWatchAddsPools(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "uplink", "--new", "--rate", "2gbit")

@@ -320,7 +320,7 @@ var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
 	"RTTs": "`rtt`", "Talkers": "`talkers`", "Event": "`events`: an object on each line",
-	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "watch": "`watch`: an object on each line",
+	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
@@ -438,13 +438,10 @@ func (s *source) exitCodes() string {
 var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
 	"NO_COLOR":       "if it is set, `top` shows no colours",
-	"NOTIFY_SOCKET":  "set by systemd: where `watch`, `serve` and `agent` report that they are ready",
-	"WATCHDOG_PID":   "set by systemd: the process that it waits for",
-	"WATCHDOG_USEC":  "set by systemd: how long it waits for a sign of life of `serve` or `agent`",
 	"SUDO_UID":       "set by sudo: root reads policies and tokens of this user, too",
 	"SUDO_USER":      "set by sudo: who made a change that is not confirmed",
 	"SHAPECTL_BPFFS": "the bpffs for pins; default: `/sys/fs/bpf`",
-	"SHAPECTL_STORE": "the URL of the store for `agent` and `cluster`, which `--store` overrides",
+	"SHAPECTL_STORE": "the URL of the store for `serve` and `cluster`, which `--cluster-store` and `--store` override",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
 	"TERM":           "the kind of terminal; `top` shows no screen on a `dumb` one",
 }

@@ -281,7 +281,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		{"Change limits:", []*cobra.Command{setCommand(e, ""), deleteCommand(e, ""), flushCommand(e), poolCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
-		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), agentCommand(e), completionCommand(e), version}},
+		{"Run:", []*cobra.Command{serveCommand(e), completionCommand(e), version}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -17,10 +16,10 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
@@ -31,6 +30,7 @@ import (
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/pulse"
+	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
@@ -41,7 +41,6 @@ import (
 // serveOptions are the flags of serve.
 type serveOptions struct {
 	file, lastGood string
-	listen         string
 	history        string // the file; "" for memory, none for none
 	anyNetns       bool
 	buckets        int // of which /metrics tells the level
@@ -55,21 +54,47 @@ type serveOptions struct {
 
 func serveCommand(e *env) *cobra.Command {
 	var o serveOptions
+	var clusterFlags []string
+	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "any-netns", "metrics-buckets", "events", "rtt", "rtt-one-in"}
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
-		Short: "Serve a web page, an API and metrics over HTTP",
-		Long: `Serve a web page, an API for all commands, and Prometheus metrics over HTTP, until stopped. Limits do not depend on
-it: they stay in force when it stops.
+		Short: "Limit devices as they appear; serve a page, an API and metrics",
+		Long: `Limit devices as they appear, and serve a web page, an API and Prometheus metrics, until stopped. Limits do not
+depend on it: they stay in force when it stops. Run one serve in each network namespace.
 
-With FILE, serve also does the work of 'shapectl watch': run one or the other. While FILE does not exist, it sets no
-rules. With --cluster-store, serve does the work of 'shapectl agent' in the same way.
+Devices that appear get the rules that FILE has for them; without FILE, those of the policy that was applied last. A
+device appears when it is created, moved into the network namespace, or renamed to a name of the policy. serve changes no
+direction that already has rules; 'shapectl apply' does. Only the rules of hosts with a MAC address follow the
+neighbours of the device, with a message for each address, while the pool of the host is in force. serve adds pools that
+the rules need, and changes none. If the rules need fq and the device lacks it, serve sets it up with --setup-fq.
+Otherwise it warns, and sets no rules there. Devices whose rules could not be set are tried again within ten seconds.
 
-serve listens on a Unix socket and on 127.0.0.1. Over the socket, root can do everything, and the group shapectl can
-read. Over 127.0.0.1, all users of this host can read; changes need the token in --token-file. On an address that other
-hosts can reach, every request needs the token and TLS: give --tls-cert, --tls-key and --token-file.
+If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
+and 'shapectl doctor' says so. When there is room, serve gives them, to the oldest device first.
 
-On SIGHUP, it reads FILE, the token and the certificate again.`,
-		Example: `  shapectl serve /etc/shapectl/policy.yaml
+While a change of 'shapectl apply' is pending, a device that appears has the rules of the new policy, and after a
+revert those of the old one. serve deletes nothing until the change is confirmed or has reverted.
+
+serve reads FILE, the token and the certificate again on SIGHUP, and FILE when a device appears after the file was
+changed. While FILE is not valid, serve uses the copy in --last-good, or else the version that it read before. After a
+change that was not confirmed or was rolled back, serve uses the policy from before it, or none if there was none, until
+FILE is written again. While there is no FILE, serve sets no rules.
+
+serve attaches programs again that something else has detached, within ten seconds. It adapts the rates of pools with
+--adapt-min to the latency of the line. It removes the state of deleted devices and network namespaces, and an hour
+after a change that of devices and directions without rules. Rollback is no longer possible once serve has freed that
+state, changed the rules of a host, given a guarantee, or removed the pool of a deleted device.
+
+With --cluster-store or SHAPECTL_STORE, serve gets leases on the rates of clusters from a store that hosts share: Redis
+(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. The
+kernel ends a lease after two seconds unless it was renewed. The pool then has its safe share. All hosts together never
+have more than the rate. Each host needs a name that no other host of its clusters has.
+
+Over the Unix socket, root can do everything, and the group shapectl can read. Over 127.0.0.1, all users of this host
+can read; changes need the token in --token-file. On an address that other hosts can reach, every request needs the
+token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none --socket none, serve listens nowhere.`,
+		Example: `  shapectl serve
+  shapectl serve /etc/shapectl/policy.yaml
   curl --unix-socket /run/shapectl/serve.sock 'http://localhost/api/v1/show?device=eth0'`,
 		Args:              args(0, 1),
 		ValidArgsFunction: completePolicy,
@@ -77,68 +102,69 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 			if len(given) > 0 {
 				o.file = given[0]
 			}
+			o.cluster.orEnvironment(e)
 			set := cmd.Flags().Changed
-			switch {
-			case o.file == "" && (set("last-good") || set("setup-fq")):
-				return inputf("serve: --last-good and --setup-fq need FILE; name the policy, or leave them out")
-			case set("last-good") && o.lastGood == "":
-				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
+			first := func(flags []string) string { // the first of these that was given; "" for none
+				if at := slices.IndexFunc(flags, set); at >= 0 {
+					return flags[at]
+				}
+				return ""
 			}
-			if set("history") && o.history == "" {
-				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
-			}
-			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
-				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
-			}
-			if o.buckets < 0 || o.buckets > mostBucketSeries {
-				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
-			}
-			if o.cluster.URL == "" {
-				if at := slices.IndexFunc(o.cluster.flags, set); at >= 0 {
-					return inputf("serve: --%s needs --%s", o.cluster.flags[at], o.cluster.flags[0])
+			for _, address := range []*string{&o.Listen, &o.Socket} {
+				if *address == "none" {
+					*address = ""
 				}
 			}
-			if !isOneIn(o.rttOneIn) {
+			switch {
+			case o.file == "" && set("last-good"):
+				return inputf("serve: --last-good needs FILE; name the policy, or leave it out")
+			case set("last-good") && o.lastGood == "":
+				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
+			case set("history") && o.history == "":
+				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
+			case !o.listens() && first(listenerFlags) != "":
+				return inputf("serve: --%s is for the page, the API and metrics; remove --listen none or --socket none", first(listenerFlags))
+			case o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes:
+				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
+			case o.buckets < 0 || o.buckets > mostBucketSeries:
+				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
+			case o.cluster.URL == "" && first(clusterFlags) != "":
+				return inputf("serve: --%s needs --cluster-store", first(clusterFlags))
+			case !isOneIn(o.rttOneIn):
 				return inputf("serve: --rtt-one-in %d is not a power of two up to 65536", o.rttOneIn)
-			}
-			if set("rtt-one-in") && !o.rtt {
+			case set("rtt-one-in") && !o.rtt:
 				return inputf("serve: --rtt-one-in needs --rtt")
-			}
-			if o.listen != "none" {
-				o.Listen = o.listen
-			}
-			if o.Socket == "none" {
-				o.Socket = ""
-			}
-			if o.Listen == "" && o.Socket == "" {
-				return inputf("serve: there is nothing to listen on; remove --listen none or --socket none")
 			}
 			return e.serve(o)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
+	e.addSetupFQ(f)
+	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
+	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
+	must(cmd.MarkFlagFilename("history"))
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
 	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
 	f.StringVar(&o.TokenFile, "token-file", "", "read the token for changes over TCP from this `file`")
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "largest request body in `bytes`, such as a policy")
-	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
-	must(cmd.MarkFlagFilename("history"))
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
 	f.BoolVar(&o.rtt, "rtt", false, "measure TCP round-trip times all the time, at a cost to each packet")
 	f.Uint32Var(&o.rttOneIn, "rtt-one-in", 1, "follow one flow in `N` for that, a power of two")
+	groupFlags(f, "Page, API and metrics", append([]string{"listen", "socket"}, listenerFlags...)...)
 	o.cluster.add(f, "cluster-")
-	addHost(f, &o.host, "cluster-")
-	o.cluster.flags = append(o.cluster.flags, "cluster-host")
-	groupFlags(f, clusterFlagsTitle, o.cluster.flags...)
-	e.addSetupFQ(f)
-	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
+	f.StringVar(&o.host, "cluster-host", "", "the `name` of this host in its clusters (default: its host name, and that of -n)")
+	clusterFlags = append(o.cluster.flags, "cluster-host")
+	groupFlags(f, clusterFlagsTitle, clusterFlags...)
 	return cmd
 }
+
+// listens reports whether there is a page, an API and metrics.
+func (o *serveOptions) listens() bool { return o.Listen != "" || o.Socket != "" }
 
 // newServer makes the server with all its parts.
 func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Handler) (*serve.Server, error) {
@@ -212,108 +238,118 @@ func compressed(text []byte) []byte {
 
 func (e *env) serve(o serveOptions) error {
 	options, err := e.options()
-	if err == nil {
-		o.SocketGID, err = socketGroup()
-	}
 	if err != nil {
-		return fmt.Errorf("serve: %w", e.advise(err))
+		return fmt.Errorf("serve: %w", err)
 	}
 	e.out, e.err = &lockedWriter{to: e.out}, &lockedWriter{to: e.err}
-	o.Say = func(text string) {
-		for line := range strings.Lines(text) {
-			e.say("shapectl: serve: %s", line)
-		}
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 
-	if o.history != "none" {
-		if e.history = openHistory(o.history, o.Say); e.history != nil {
-			defer e.history.Close()
+	d := &daemon{env: e}
+	reread := make(chan os.Signal, 1)
+	d.reload = func() {
+		select {
+		case reread <- syscall.SIGHUP:
+		default: // it will read it anyway
 		}
 	}
-	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
+	if o.listens() {
+		if err := e.listen(d, o, options); err != nil {
+			return fmt.Errorf("serve: %w", e.advise(err))
+		}
+	}
+	if err := e.follow(d, o, options, reread); err != nil {
+		return inputf("serve: %w", err)
+	}
+	if o.history != "none" && (o.listens() || o.history != "") {
+		if e.history = openHistory(o.history, e.note); e.history != nil {
+			defer e.history.Close()
+			c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: e.note, Pulse: make(pulse.Pulse)}
+			d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
+		}
+	}
+	if o.cluster.URL != "" {
+		r, err := e.clusterLeases(&o.cluster, o.host, options)
+		if err != nil {
+			return fmt.Errorf("serve: %w", err)
+		}
+		defer r.Store.Close()
+		d.add("leases", r.Run, r.Alive, r.Asks)
+	}
+	if err := d.run(ctx, hangup); err != nil {
+		return fmt.Errorf("serve: %w", e.advise(err))
+	}
+	return nil
+}
+
+// listen adds the page, the API and metrics.
+func (e *env) listen(d *daemon, o serveOptions, options loader.Options) (err error) {
+	o.Say = e.note
+	if o.SocketGID, err = socketGroup(); err != nil {
+		return err
+	}
+	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { e.note(fmt.Sprintf("events: %v", e.advise(err))) }})
 	if o.rtt {
 		reader := &measure.Reader{Options: options, Netns: e.netns}
-		defer reader.Close()
 		e.rtts = observe.NewLive(observe.Options{Netns: e.netns, OneIn: o.rttOneIn}, func() (report.Rules, error) {
 			r, err := reader.Read(measure.What{})
 			if r == nil {
 				return nil, err
 			}
 			return r.Rules, err
-		}, func(text string) { o.Say("rtt: " + text) })
+		}, func(text string) { e.note("rtt: " + text) })
 	}
 	counted := newEventCounter()
 	exporter, err := e.exporter(o, options)
 	if err != nil {
-		return inputf("serve: %w", err)
-	}
-	if o.events {
-		exporter.Register(counted.total)
+		return inputError(err)
 	}
 	s, err := e.newServer(o, options, exporter)
 	if err != nil {
-		return inputf("serve: %w", err)
+		return inputError(err)
 	}
-	reread := make(chan os.Signal, 1)
-	d := &daemon{env: e, say: o.Say}
-	d.started = func() string {
-		where := "listening on " + plain.List(s.Addresses())
-		o.Say(where)
-		return where
-	}
+	rereads := d.reload
 	d.reload = func() {
 		if err := s.Reload(); err != nil {
-			o.Say(fmt.Sprintf("%v; still using the one that was read before", err))
+			e.note(fmt.Sprintf("%v; still using the one that was read before", err))
 		}
-		select {
-		case reread <- syscall.SIGHUP:
-		default: // it will read it anyway
-		}
+		rereads()
 	}
-	d.add("HTTP", s.Run, s.Alive)
-	if e.history != nil {
-		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, Pulse: make(pulse.Pulse)}
-		d.add("history", c.run, c.Alive)
-	}
-	if e.rtts != nil {
-		d.add("rtt", e.rtts.Run, e.rtts.Alive)
+	d.add("HTTP", s.Run, s.Alive, func() string { return "listening on " + plain.List(s.Addresses()) })
+	if o.rtt {
+		d.add("rtt", e.rtts.Run, e.rtts.Alive, func() string { return "measuring round-trip times" })
 	}
 	if o.events {
-		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready, o.Say) }, func(context.Context) error { return nil })
+		exporter.Register(counted.total)
+		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready) }, func(context.Context) error { return nil },
+			func() string { return "counting events" })
 	}
-	if o.cluster.URL != "" {
-		r, err := e.clusterLeases(&o.cluster, o.host, func(text string) { o.Say("cluster: " + text) })
-		if err != nil {
-			return prefixed("serve", err)
-		}
-		defer r.Store.Close()
-		d.alsoStarts(r.Started)
-		d.add("leases", r.Run, r.Alive)
-	}
+	return nil
+}
+
+// follow adds what keeps rules and rates as they should be.
+func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <-chan os.Signal) error {
+	r := &reconciler.Reconciler{Options: options, OnApply: e.reconciled, OnNotice: e.note, Pulse: make(pulse.Pulse)}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
 	if o.file != "" {
-		r := e.reconciler(options)
-		r.Pulse = make(pulse.Pulse)
 		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return inputf("serve: %w", err)
+			return err
 		}
-		d.alsoStarts(func() string {
-			e.note(watchesFor(r, o.file))
-			return watchesFor(r, o.file)
+	}
+	watches := ""
+	d.add("devices", func(ctx context.Context, ready func()) error {
+		return netns.Stay(ctx, e.netns, func(ctx context.Context) error {
+			return r.Run(ctx, reread, func() {
+				watches = r.Watches()
+				ready()
+			})
 		})
-		d.add("watch", func(ctx context.Context, ready func()) error {
-			return netns.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
-		}, r.Alive)
-		a := leases.Line{Keeper: e.keeper(options, e.note)}
-		d.add("adapt", a.Run, a.Alive)
-	}
-	if err := d.run(ctx, hangup); err != nil {
-		return fmt.Errorf("serve: %w", e.advise(err))
-	}
+	}, r.Alive, func() string { return watches })
+	a := leases.Line{Keeper: e.keeper(options, e.note)}
+	d.add("adapt", a.Run, a.Alive, func() string { return "" })
 	return nil
 }
 
@@ -332,121 +368,41 @@ func openHistory(path string, say func(string)) *history.History {
 	return h
 }
 
-// A daemon runs loops until one of them ends, and tells the service manager about them.
-type daemon struct {
-	env     *env
-	say     func(string)
-	started func() (status string) // is called when all loops are ready
-	reload  func()                 // reads all files again
+// longestHost is how long the name of a host may be.
+const longestHost = 255
 
-	loops []loop
-}
-
-// A loop calls ready once, and runs until ctx is done. alive returns nil if it makes progress now.
-type loop struct {
-	name  string
-	run   func(ctx context.Context, ready func()) error
-	alive func(ctx context.Context) error
-}
-
-func (d *daemon) add(name string, run func(context.Context, func()) error, alive func(context.Context) error) {
-	d.loops = append(d.loops, loop{name, run, alive})
-}
-
-// alsoStarts adds to what started does.
-func (d *daemon) alsoStarts(another func() (status string)) {
-	before := d.started
-	d.started = func() string { return before() + "; " + another() }
-}
-
-func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
-	for _, l := range d.loops {
-		go func() { ended <- l.run(ctx, sync.OnceFunc(func() { ready <- struct{}{} })) }()
-	}
-	waits, running := len(d.loops), len(d.loops)
-	var dogs <-chan time.Time
-	var patience time.Duration
-	var failed error
-	done := ctx.Done()
-	for running > 0 {
-		select {
-		case <-ready:
-			if waits--; waits > 0 {
-				continue
-			}
-			d.env.notify("READY=1\nSTATUS=" + d.started())
-			if patience = d.watchdog(); patience > 0 {
-				ticker := time.NewTicker(patience / 2)
-				defer ticker.Stop()
-				dogs = ticker.C
-			}
-		case <-dogs:
-			d.checkLoops(ctx, patience/2)
-		case <-hangup:
-			d.reloads()
-		case err := <-ended:
-			running--
-			if failed == nil {
-				failed = err
-			}
-			stop()
-		case <-done:
-			done = nil
-			d.env.notify("STOPPING=1")
+// hostIn is the name of this host in its clusters.
+func (e *env) hostIn(given string) (string, error) {
+	name := given
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", inputf("%w; name this host with --cluster-host", err)
+		}
+		if e.netns != "" {
+			name += "/" + e.netns
 		}
 	}
-	return failed
-}
-
-// reloads reloads, and tells the service manager so.
-func (d *daemon) reloads() {
-	var now unix.Timespec
-	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	d.env.notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
-	d.reload()
-	d.env.notify("READY=1")
-}
-
-// watchdog is how long the service manager waits for a sign of life; 0 for ever.
-func (d *daemon) watchdog() time.Duration {
-	if pid := d.env.getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0
+	if len(name) > longestHost || !utf8.ValidString(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return "", inputf("--cluster-host %s: use at most %d printable characters", plain.Line(strconv.Quote(name)), longestHost)
 	}
-	us, err := strconv.ParseUint(d.env.getenv("WATCHDOG_USEC"), 10, 50)
+	return name, nil
+}
+
+// keeper is for the pools of this network namespace.
+func (e *env) keeper(o loader.Options, say func(string)) leases.Keeper {
+	return leases.Keeper{Options: o, Netns: e.netns, Say: say, Advise: e.advise, Pulse: make(pulse.Pulse)}
+}
+
+// clusterLeases renews the leases of clusters.
+func (e *env) clusterLeases(from *storeFlags, host string, o loader.Options) (*leases.Cluster, error) {
+	host, err := e.hostIn(host)
 	if err != nil {
-		return 0
+		return nil, err
 	}
-	return time.Duration(us) * time.Microsecond
-}
-
-// checkLoops tells the service manager that all loops make progress, if they do.
-func (d *daemon) checkLoops(ctx context.Context, patience time.Duration) {
-	asked, cancel := context.WithTimeout(ctx, patience)
-	go func() {
-		defer cancel()
-		for _, l := range d.loops {
-			if err := l.alive(asked); err != nil {
-				if !errors.Is(ctx.Err(), context.Canceled) {
-					d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
-				}
-				return
-			}
-		}
-		d.env.notify("WATCHDOG=1")
-	}()
-}
-
-// A lockedWriter is for several goroutines.
-type lockedWriter struct {
-	mu sync.Mutex
-	to io.Writer
-}
-
-func (w *lockedWriter) Write(text []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.to.Write(text)
+	store, err := from.open()
+	if err != nil {
+		return nil, err
+	}
+	return &leases.Cluster{Keeper: e.keeper(o, func(text string) { e.note("cluster: " + text) }), Store: store, Host: host}, nil
 }

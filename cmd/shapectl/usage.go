@@ -30,8 +30,8 @@ func synonyms(command string) []string {
 		"replay":   {"simulate", "test"},
 		"rollback": {"revert", "undo"},
 		"set":      {"add", "change", "limit", "replace"},
+		"serve":    {"agent", "daemon", "monitor", "watch"},
 		"show":     {"list", "ls", "stats", "status"},
-		"watch":    {"daemon", "monitor"},
 	}[command]
 }
 

@@ -673,7 +673,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
 			f.Pools[1].Label.Owner.Device, f.Netns = "eth0", "blue"
 		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
-			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue watch' then gives them"}},
+			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue serve' then gives them"}},
 		{"guarantees that have room again", func(f *Facts) {
 			f.pool("a")
 			f.pool("b").Within = "a"
@@ -689,7 +689,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[0].Within, f.Pools[1].Within, f.Netns = "c", "c", "blue"
 			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
 			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
-		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue agent' runs"}},
+		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue serve --cluster-store URL' runs"}},
 		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
@@ -720,7 +720,7 @@ func TestJudge(t *testing.T) {
 		{"pools that nobody adapts", func(f *Facts) {
 			f.pool("a").Adapt.Min = 1_000_000
 			f.Unadapted, f.Netns = true, "blue"
-		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue watch' runs, and none does; start it`}},
+		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue serve' runs, and none does; start it`}},
 		{"several pools that nobody adapts", func(f *Facts) {
 			f.pool("a").Adapt.Min = 1_000_000
 			f.pool("b").Adapt.Min = 1_000_000
@@ -737,7 +737,7 @@ func TestJudge(t *testing.T) {
 			f.neighbour(1, "2001:db8::9", "10.0.0.7", "10.0.0.8", "2001:db8::8")
 			f.Netns = "blue"
 		}, []string{"warning eth0 egress hosts"},
-			[]string{"tablet (3c:22:fb:12:34:56) has no rule for its address 10.0.0.8 and 2 more; run 'shapectl -n blue watch FILE', which follows"}},
+			[]string{"tablet (3c:22:fb:12:34:56) has no rule for its address 10.0.0.8 and 2 more; run 'shapectl -n blue serve FILE', which follows"}},
 		{"an address of a host that has a rule of its own", func(f *Facts) {
 			f.follow("10.0.0.7")
 			f.line("10.0.0.0/24", "10.0.0.8/32")

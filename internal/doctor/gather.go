@@ -295,7 +295,7 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	s.Queue = &q
 }
 
-// watched adds what tells whether a watch is at work where one is needed.
+// watched adds what tells whether a serve is at work where one is needed.
 func (f *Facts) watched(o loader.Options) {
 	if slices.ContainsFunc(f.Pools, Rule.adapts) {
 		adapted, err := loader.HasLessee(o, loader.LineLeases)

@@ -46,7 +46,7 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 				"set them again; the next command that changes a rule removes the old ones")
 		}
 		return s.state(report.Failed, rules+" not in force: the device was deleted or moved away",
-			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" applies its policy to a new device")
+			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "serve")+" applies the policy in force to a new device")
 	}
 	return s.state(report.Failed, rules+" not in force: something else detached shapectl's program from the device",
 		"set one of them again to attach all, or "+s.flush(f.Netns))

@@ -8,7 +8,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 )
 
-// A device that appears gets rules a moment later, for instance from watch. Only then it is known to be of interest.
+// A device that appears gets rules a moment later, for instance from serve. Only then it is known to be of interest.
 const newFor = 5 * time.Second
 
 // devices are those of the namespace, by index.

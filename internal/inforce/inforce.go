@@ -1,5 +1,5 @@
 // Package inforce finds rules that should be in force and are not: of the policy in force, which is the one that was
-// applied last, or that watch follows; and those that something else has detached.
+// applied last, or that serve reads from a file; and those that something else has detached.
 package inforce
 
 import (

@@ -4,6 +4,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ const (
 // Rules that something else has detached limit nothing until then.
 var sweepEvery = 10 * time.Second
 
-// A Reconciler applies a policy to the devices of a network namespace.
+// A Reconciler applies a policy to the devices of a network namespace: the one in force, or that of the file of Load.
 type Reconciler struct {
 	Options     loader.Options
 	OnApply     func(Event)  // is called when rules were applied
@@ -123,11 +124,23 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	return nil
 }
 
-// Devices are the devices and patterns for which the policy has rules.
-func (r *Reconciler) Devices() []string { return r.policy.Devices() }
+// Watches says what Run watches for. Call it after Load and not during Run, except in ready.
+func (r *Reconciler) Watches() string {
+	from := cmp.Or(r.file, "the policy in force")
+	switch {
+	case r.missing:
+		return "there is no file " + from + "; until there is, devices that appear get no rules"
+	case r.file == "" && r.policy.Path == "":
+		return "no policy is in force; until one is applied, devices that appear get no rules"
+	}
+	return fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(plain.Lines(r.policy.Devices())), "no devices"), from)
+}
 
 // reload reads the policy again. It does not affect devices that exist.
 func (r *Reconciler) reload(ctx context.Context) {
+	if r.file == "" {
+		return
+	}
 	err := r.Load(r.file, r.lastGood)
 	if r.missing {
 		sleep(ctx, pause) // an editor may be replacing it
@@ -145,7 +158,8 @@ func (r *Reconciler) reload(ctx context.Context) {
 
 // Run applies the policy in the network namespace of the calling thread until ctx is
 // done. It begins with all existing devices, and then calls ready. It reads the policy
-// again after a value on reread, or if the file has changed when devices need rules.
+// again after a value on reread, or if the file has changed when devices need rules. Without Load, it follows the policy in
+// force.
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
@@ -167,7 +181,11 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
 		}
-		if len(waiting) > 0 && versionOf(r.file) != r.read {
+		if r.file == "" && (due || len(waiting) > 0) {
+			if err := r.adopt(); err != nil {
+				return err
+			}
+		} else if len(waiting) > 0 && versionOf(r.file) != r.read {
 			r.reload(ctx)
 		}
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {

@@ -31,8 +31,8 @@ func checkAdapting(f Facts) []report.Finding {
 	if len(names) > 1 {
 		who = "pools " + plain.List(names) + " adapt to their line"
 	}
-	return systemFinding(report.Warning, "adapt", who+" only while "+plain.Suggest(f.Netns, "watch")+" runs, and none does",
-		"start it, such as with the service shapectl-watch")
+	return systemFinding(report.Warning, "adapt", who+" only while "+plain.Suggest(f.Netns, "serve")+" runs, and none does",
+		"start it, such as with the service shapectl-serve")
 }
 
 // A side is a direction of a device, by its index.
@@ -107,13 +107,13 @@ func checkHosts(f Facts) (findings []report.Finding) {
 		}
 		s, limited := hooks[h.side]
 		if limited && (!s.inForce() || s.Limits.Match != h.direction.FarSide()) {
-			continue // watch adds no rules there
+			continue // serve adds no rules there
 		}
 		finding := fmt.Sprintf("%s has no rule for its address %v", h.mac.Called(names[h]), slices.MinFunc(bare, netip.Addr.Compare))
 		if others := len(bare) - 1; others > 0 {
 			finding += fmt.Sprintf(" and %d more", others)
 		}
-		advice := "run " + plain.Suggest(f.Netns, "watch FILE") + ", which follows the addresses of hosts"
+		advice := "run " + plain.Suggest(f.Netns, "serve FILE") + ", which follows the addresses of hosts"
 		if count[h] >= policyfile.MaxAddresses {
 			advice = fmt.Sprintf("only %d addresses of a host are limited; does it make them up? To limit it all, limit the networks that it can use", policyfile.MaxAddresses)
 		}
@@ -136,7 +136,7 @@ func checkPolicy(f Facts) (findings []report.Finding) {
 		if f.Policy == "-" {
 			policy, advice = "from standard input", "apply it again"
 		} else {
-			advice += "; 'shapectl serve' or 'shapectl watch' with this file does so for each device that appears"
+			advice += "; " + plain.Suggest(f.Netns, "serve") + " does so for each device that appears"
 		}
 		finding := fmt.Sprintf(" of the policy in force, %s, missing: packets pass without these limits", policy)
 		status := report.Failed

@@ -16,14 +16,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// agent starts an agent and waits until it is ready.
-func (r *rig) agent(args ...string) *served {
-	r.t.Helper()
-	s := &served{watch: r.startDaemon(append([]string{"agent"}, args...)...)}
-	s.isTold("READY=1")
-	return s
-}
-
 // lease is that of a pool now.
 func (r *rig) lease(pool string) (l maps.Lease) {
 	r.t.Helper()
@@ -41,12 +33,12 @@ func (r *rig) lease(pool string) (l maps.Lease) {
 
 func isOver(l maps.Lease) bool { return maps.Now() >= l.Until }
 
-// Leases come and go with the store and the agent, which tells of each change once.
-func TestAgent(t *testing.T) {
+// Leases come and go with the store and serve, which tells of each change once.
+func TestLeases(t *testing.T) {
 	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.env["SHAPECTL_STORE"] = store.URL
-	a := r.agent("--host", "h1")
+	a := r.watch("--cluster-host", "h1")
 	a.says("no pool has a cluster; waiting for one")
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	if l := r.lease("up"); l.Until != 0 || l.Safe != policy.MinRate {
@@ -54,8 +46,8 @@ func TestAgent(t *testing.T) {
 	}
 	a.says("pool up: a lease is in force")
 	testenv.Eventually(t, "the only host gets the whole rate", func() bool { return r.lease("up").Rate == 100_000_000 })
-	if got := r.result(r.command("agent")); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
-		t.Errorf("a second agent: %+v", got)
+	if got := r.result(r.command(pageless()...)); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
+		t.Errorf("a second serve: %+v", got)
 	}
 
 	store.Kill()
@@ -72,7 +64,7 @@ func TestAgent(t *testing.T) {
 	a.says("no pool has a cluster; waiting for one")
 	r.ok("set", "up", "--cluster", "customer")
 	a.says("pool up: a lease is in force")
-	a.endsWell(syscall.SIGTERM)
+	a.ends(syscall.SIGTERM)
 	a.says("stopped; leases end within 2s")
 	for what, times := range a.heard {
 		if n := strings.Count(a.err.String(), what); n != times {
@@ -119,7 +111,7 @@ func TestLeasesAreShown(t *testing.T) {
 		if want := "\nshapectl_pool_" + name + "{pool=\"up\"} " + value + "\n"; !strings.Contains(string(text), want) || strings.Contains(string(text), name+"{pool=\"alone\"}") {
 			t.Errorf("metrics have no %q", want)
 		}
-		s.endsWell(syscall.SIGTERM)
+		s.ends(syscall.SIGTERM)
 	}
 	if p := shown("alone"); p.Leased != nil || p.Lease != nil || p.EndsIn != nil || p.Safe != nil {
 		t.Errorf("without a cluster: %+v", p)
@@ -140,7 +132,7 @@ func TestLeasesAreShown(t *testing.T) {
 	r.ok("delete", "va", "egress", "10.0.0.0/24")
 
 	told := r.events("--kind", "lease")
-	a := r.agent("--store", store.URL)
+	a := r.watch("--cluster-store", store.URL)
 	told.tells(0, "a lease", func(e report.Event) bool { return e.Kind == report.LeaseBegun && e.Pool == "up" })
 	testenv.Eventually(t, "all of the rate", func() bool { return r.lease("up").Rate == 100_000_000 })
 	if p := shown("up"); !*p.Leased || *p.Lease != 100_000_000 || *p.EndsIn == 0 || *p.EndsIn > 2e9 || *p.Safe != 10_000_000 {
@@ -153,14 +145,14 @@ func TestLeasesAreShown(t *testing.T) {
 	if got := r.run("doctor"); strings.Contains(got.out, "lease") {
 		t.Errorf("doctor: %s", got.out)
 	}
-	a.endsWell(syscall.SIGTERM)
+	a.ends(syscall.SIGTERM)
 	told.tells(1, "its end", func(e report.Event) bool { return e.Kind == report.LeaseEnded && e.Pool == "up" })
 	says("the lease ended of up (", "doctor")
 	told.stops(syscall.SIGTERM)
 }
 
 // Two hosts share a rate. When one is gone for good, the other gets what the first cannot use.
-func TestAgentsShare(t *testing.T) {
+func TestHostsShareARate(t *testing.T) {
 	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
@@ -185,10 +177,10 @@ func TestAgentsShare(t *testing.T) {
 		}
 		return sum
 	}
-	var agents []*served
+	var daemons []*process
 	for i, r := range rigs {
 		testenv.Must(t, netns[i].Do(func() error {
-			agents = append(agents, r.agent("--host", fmt.Sprint("h", i)))
+			daemons = append(daemons, r.watch("--cluster-host", fmt.Sprint("h", i)))
 			return nil
 		}))
 	}
@@ -199,36 +191,38 @@ func TestAgentsShare(t *testing.T) {
 		l := rigs[1].lease("up")
 		return !isOver(l) && l.Rate == 50_000_000
 	})
-	testenv.Must(t, agents[0].cmd.Process.Kill())
+	testenv.Must(t, daemons[0].cmd.Process.Kill())
 	testenv.Eventually(t, "the other one has all but the safe share", func() bool { return rigs[1].lease("up").Rate == 90_000_000 })
 }
 
 // Where the pools are is one network namespace, and where the store is another.
-func TestAgentElsewhere(t *testing.T) {
+func TestStoreElsewhere(t *testing.T) {
 	t.Parallel()
 	name, _ := testenv.NewNamedNetns(t)
 	testenv.NewNetns(t)
 	r, store := &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}, testenv.NewRedis(t)
 	r.ok("-n", name, "set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
-	a := r.agent("-n", name, "--store", store.URL)
+	a := r.watch("-n", name, "--cluster-store", store.URL)
 	a.says("/" + name + " in the store")
 	a.says("pool up: a lease is in force")
-	a.endsWell(syscall.SIGINT)
+	a.ends(syscall.SIGINT)
 }
 
-// serve does the work of an agent.
+// serve renews leases beside its other work, which goes on without the store.
 func TestServeRenewsLeases(t *testing.T) {
 	t.Parallel()
 	r, store := newRig(t), testenv.NewRedis(t)
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer")
 	r.refused(exitInput, "--cluster-host needs --cluster-store", "serve", "--cluster-host", "h1")
-	s := r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
-	s.says("asks for leases for host h1")
+	s := r.serve(r.policy(watched), "--cluster-store", "unix:///nowhere")
+	s.says("cluster: cannot get leases from the store at /nowhere")
+	testenv.Veth(t, "tap0", "xb")
+	s.says("tap0 egress")
+	s.ends(syscall.SIGTERM)
+	s = r.serve("--cluster-store", store.URL, "--cluster-host", "h1")
+	s.says("asking for leases for host h1")
 	s.says("cluster: pool up: a lease is in force")
-	if got := r.result(r.command("agent", "--store", store.URL)); got.code != exitInput || !strings.Contains(got.err, "another process renews the leases") {
-		t.Errorf("an agent beside it: %+v", got)
-	}
-	s.endsWell(syscall.SIGTERM)
+	s.ends(syscall.SIGTERM)
 }
 
 // A revert brings back a pool's cluster, but no lease that the cluster has given to others meanwhile, and none of another one.
@@ -255,7 +249,7 @@ func TestLeaseAfterRevert(t *testing.T) {
 				return strings.Contains(strings.ReplaceAll(r.ok("-j", "show", "--pools"), " ", ""), `"lease_bits_per_second":10000000,`)
 			}
 			r.ok("apply", r.policy(before))
-			a := r.agent("--host", "h1")
+			a := r.watch("--cluster-host", "h1")
 			testenv.Eventually(t, "a lease", leased)
 
 			r.ok("apply", r.policy(after), "--confirm", "3s", "--allow-empty")
@@ -288,7 +282,7 @@ func TestRaiseOfClusterIsReverted(t *testing.T) {
 		return r.policy("pools: {c: {rate: " + rate + ", cluster: C}}\ndevices: {}\n")
 	}
 	r.ok("apply", policyOf("10mbit"))
-	a := r.agent("--host", "h1")
+	a := r.watch("--cluster-host", "h1")
 	leased := func(rate policy.Rate) func() bool {
 		return func() bool { l := r.lease("c"); return l.At(maps.Now()) == rate && l.Safe == rate }
 	}
@@ -310,17 +304,17 @@ func TestRaiseOfClusterIsReverted(t *testing.T) {
 func TestNameOfHost(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"a\tb", "a\nb", "\x1b[31m", "\xff\xfe", strings.Repeat("x", 256)} {
-		r.refused(exitInput, "use at most 255 printable characters", "agent", "--store", "redis://127.0.0.1:1", "--host", name)
+		r.refused(exitInput, "use at most 255 printable characters", "serve", "--cluster-store", "redis://127.0.0.1:1", "--cluster-host", name)
 	}
 }
 
-// A lower rate lowers what each host has, with or without an agent: together they must fit into it.
+// A lower rate lowers what each host has, with or without serve: together they must fit into it.
 func TestLowerRateOfCluster(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.env["SHAPECTL_STORE"] = testenv.NewRedis(t).URL
 	r.ok("set", "c", "--new", "--rate", "20mbit", "--cluster", "C")
-	a := r.agent("--host", "h1")
+	a := r.watch("--cluster-host", "h1")
 	testenv.Eventually(t, "a lease", func() bool { return r.lease("c").Safe == 20_000_000 })
 	testenv.Must(t, a.cmd.Process.Kill())
 	a.cmd.Wait()
