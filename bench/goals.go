@@ -162,7 +162,7 @@ var goals = []goal{
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksFirst, unitSeconds}}},
 	{what: "change the rates of all of them", bound: 0.5,
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksRates, unitSeconds}}},
-	{what: "`watch`: rules on 20 new devices", bound: 0.3,
+	{what: "`serve`: rules on 20 new devices", bound: 0.3,
 		figures: []figure{{"hooks", fmt.Sprintf(hooksWatch, 20) + ": 0", hooksWatched, unitSeconds}}},
 	{what: "kernel memory of four rules on each of 1 000 devices", bound: 100,
 		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksShared, unitMiB}}},

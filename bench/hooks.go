@@ -34,7 +34,7 @@ const (
 	hooksAgain   = "shapectl apply, nothing to change"
 	hooksSet     = "shapectl set, one rule"
 	hooksFlush   = "shapectl flush --all"
-	hooksWatched = "shapectl watch"
+	hooksWatched = "shapectl serve"
 	hooksShared  = "shapectl, each all"
 	hooksHosts   = "shapectl, each host"
 )
@@ -103,7 +103,7 @@ type manyDevices struct {
 	build   string // a suffix for its subjects: "" for the build of these sources
 	dir     string // for files
 	devices int    // before a command
-	fresh   int    // that appear while `watch` runs
+	fresh   int    // that appear while `serve` runs
 }
 
 func (m manyDevices) add(table, subject, unit string, sample float64) {
@@ -226,7 +226,7 @@ func (m manyDevices) memory(ctx context.Context, subject string, each policy.Eac
 // watchPatience is the longest time until devices have their rules.
 const watchPatience = 2 * time.Minute
 
-// watch starts `shapectl watch` and adds new devices. It measures the time from before the
+// watch starts `shapectl serve` and adds new devices. It measures the time from before the
 // first of them until all have their rules.
 func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	file := filepath.Join(m.dir, "watch.yaml")
@@ -243,7 +243,7 @@ func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	defer manager.Close()
 	ctx, stop := context.WithTimeout(ctx, watchPatience)
 	defer stop()
-	cmd := a.shapectlCommand(ctx, m.binary, "watch", file)
+	cmd := a.shapectlCommand(ctx, m.binary, "serve", "--listen", "none", "--socket", "none", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+socket)
 	var stderr bytes.Buffer
