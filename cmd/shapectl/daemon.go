@@ -17,7 +17,8 @@ import (
 	"github.com/shapectl/shapectl/internal/reconciler"
 )
 
-// A daemon runs loops until one of them ends, and tells the service manager about them.
+// A daemon runs loops until one of them ends, and tells the service manager about them. A loop begins when those before it
+// are ready, so limits are in force even if what comes later fails.
 type daemon struct {
 	env    *env
 	reload func() // reads all files again
@@ -53,10 +54,13 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
-	for _, l := range d.loops {
+	begun, running := 0, 0
+	begin := func() {
+		l := d.loops[begun]
+		begun, running = begun+1, running+1
 		go func() { ended <- l.run(ctx, sync.OnceFunc(func() { ready <- struct{}{} })) }()
 	}
-	waits, running := len(d.loops), len(d.loops)
+	begin()
 	var dogs <-chan time.Time
 	var patience time.Duration
 	var failed error
@@ -64,7 +68,10 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 	for running > 0 {
 		select {
 		case <-ready:
-			if waits--; waits > 0 {
+			if begun < len(d.loops) {
+				if ctx.Err() == nil {
+					begin()
+				}
 				continue
 			}
 			d.env.notify(sd.SdNotifyReady + "\nSTATUS=" + d.started())

@@ -256,13 +256,13 @@ func (e *env) serve(o serveOptions) error {
 		default: // it will read it anyway
 		}
 	}
+	if err := e.follow(d, o, options, reread); err != nil {
+		return inputf("serve: %w", err)
+	}
 	if o.listens() {
 		if err := e.listen(d, o, options); err != nil {
 			return fmt.Errorf("serve: %w", e.advise(err))
 		}
-	}
-	if err := e.follow(d, o, options, reread); err != nil {
-		return inputf("serve: %w", err)
 	}
 	if o.history != "none" && (o.listens() || o.history != "") {
 		if e.history = openHistory(o.history, e.note); e.history != nil {

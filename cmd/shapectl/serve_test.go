@@ -337,6 +337,10 @@ func TestServeWatches(t *testing.T) {
 	s.says("was read again")
 	testenv.Veth(t, "vc", "vd")
 	testenv.Eventually(t, "the device that appears has a rule", func() bool { return len(r.show("vc")) == 1 })
+	other := r.result(r.command("serve", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--listen", "none", "--socket", s.socket))
+	if other.code != exitKernel || !strings.Contains(other.err, "another process listens there") || len(r.show("va")) != 1 {
+		t.Errorf("where another one listens, it is not an error after devices are limited: %+v", other)
+	}
 	s.ends(syscall.SIGTERM)
 	if rules := r.show("vc"); len(rules) != 1 || rules[0].Rate != 7e6 || !rules[0].Attached {
 		t.Errorf("after it ended, there is %v", rules)

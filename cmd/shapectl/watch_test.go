@@ -779,7 +779,7 @@ func TestWatchNamedNamespace(t *testing.T) {
 			t.Errorf("%+v, %v, where it ought to be %s", line, err, want)
 		}
 	}
-	r.refused(exitInput, "no such network namespace", pageless("-n", "nosuch", r.policy(watched))...)
+	r.refused(exitInput, "no such network namespace", "serve", "-n", "nosuch", r.policy(watched))
 }
 
 // One device that can not be given rules keeps no other one from them.
