@@ -341,12 +341,19 @@ func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <
 	}
 	watches := ""
 	d.add("devices", func(ctx context.Context, ready func()) error {
-		return netns.Stay(ctx, e.netns, func(ctx context.Context) error {
+		err := netns.Stay(ctx, e.netns, func(ctx context.Context) error {
 			return r.Run(ctx, reread, func() {
 				watches = r.Watches()
 				ready()
 			})
 		})
+		if o.file != "" || !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
+		r.OnWarning(fmt.Errorf("devices that appear get no rules: %w", err)) // the sandbox needs no rights
+		ready()
+		r.Pulse.Wait(ctx, nil)
+		return nil
 	}, r.Alive, func() string { return watches })
 	a := leases.Line{Keeper: e.keeper(options, e.note)}
 	d.add("adapt", a.Run, a.Alive, func() string { return "" })

@@ -508,3 +508,21 @@ func FuzzRequestedLine(f *testing.F) {
 		}
 	})
 }
+
+// TestServeWithoutRights sees that somebody who may not read the rules still has the sandbox.
+func TestServeWithoutRights(t *testing.T) {
+	program, _ := publicCopy(t)
+	cmd := newRig(t).asNobody(program, nil, "serve", "--socket", "none", "--listen", "127.0.0.1:0")
+	var said transcript
+	cmd.Stderr = &said
+	testenv.Must(t, cmd.Start())
+	defer cmd.Process.Kill()
+	testenv.Eventually(t, "it to listen", func() bool { return strings.Contains(said.String(), "listening on http://127.0.0.1") })
+	if !strings.Contains(said.String(), "devices that appear get no rules: ") {
+		t.Errorf("it says %s", &said)
+	}
+	testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("told to end, it ends with %v: %s", err, &said)
+	}
+}
