@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -41,14 +41,17 @@ func TestClusterStatus(t *testing.T) {
 	if want := "customer-7: 100mbit for 1 host; 0 used, 100mbit leased HOST POOL DEMAND USE LEASE SAFE AGE STATE gate-1 up"; !strings.HasPrefix(text, want) {
 		t.Errorf("status: %s", text)
 	}
-	broken := redis.NewClient(&redis.Options{Addr: strings.TrimPrefix(store.URL, "unix://")})
+	broken, err := redis.Dial("unix", strings.TrimPrefix(store.URL, "unix://"))
+	testenv.Must(t, err)
 	defer broken.Close()
-	testenv.Must(t, broken.Set(t.Context(), "{shapectl}:broken", "x", 0).Err())
+	_, err = broken.Do("SET", "{shapectl}:broken", "x")
+	testenv.Must(t, err)
 	got := r.run("cluster", "status")
 	if got.code != exitDegraded || !strings.Contains(got.out, "customer-7: 100mbit for 1 host") || !strings.Contains(got.err, `cluster "broken": WRONGTYPE`) {
 		t.Errorf("with a broken one: %+v", got)
 	}
-	testenv.Must(t, broken.Del(t.Context(), "{shapectl}:broken").Err())
+	_, err = broken.Do("DEL", "{shapectl}:broken")
+	testenv.Must(t, err)
 	r.refused(exitInput, "did you mean customer-7?", "cluster", "status", "customer-8")
 	r.refused(exitInput, "another --prefix", "cluster", "status", "customer-7", "--prefix", "other")
 
