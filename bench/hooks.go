@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +26,7 @@ const (
 	hooksWatch  = "Time until %d new devices have rules, by number of limited devices"
 )
 
-// Subjects of this suite, for this build. Those of another build have its name appended.
+// Subjects of this suite.
 const (
 	hooksFirst   = "shapectl apply, no rules before"
 	hooksRates   = "shapectl apply, all rates change"
@@ -37,13 +36,6 @@ const (
 	hooksWatched = "shapectl watch"
 	hooksShared  = "shapectl, each all"
 	hooksHosts   = "shapectl, each host"
-)
-
-// The maximum number of devices for another build. One with maps per hook needs 100 ms and,
-// with --each host, 130 MiB for each device.
-const (
-	mostOtherCommands = 200
-	mostOtherMemory   = 20
 )
 
 // expedited is the file in which commands request expedited grace periods while they attach many hooks.
@@ -64,30 +56,21 @@ func hooks(ctx context.Context, o options) (err error) {
 		}
 	}()
 	return withCommand(ctx, func(dir, binary string) error {
-		builds := []manyDevices{{options: o, binary: binary, dir: dir, fresh: fresh}}
-		if o.other != "" {
-			build := ", build " + strings.TrimPrefix(filepath.Base(o.other), "shapectl-")
-			builds = append(builds, manyDevices{options: o, binary: o.other, build: build, dir: dir, fresh: fresh})
-		}
+		m := manyDevices{options: o, binary: binary, dir: dir, fresh: fresh}
 		for _, part := range []struct {
-			what      string
-			mostOther int
-			sizes     []hookSize
-			round     func(manyDevices, context.Context) error
+			what  string
+			sizes []hookSize
+			round func(manyDevices, context.Context) error
 		}{
-			{"commands", mostOtherCommands, commands, manyDevices.commands},
-			{"watch, memory", mostOtherMemory, memory, manyDevices.watchAndMemory},
+			{"commands", commands, manyDevices.commands},
+			{"watch, memory", memory, manyDevices.watchAndMemory},
 		} {
 			for _, size := range part.sizes {
 				o.say("  %s: %s devices", part.what, count(size.devices))
+				m.devices = size.devices
 				for range o.rounds(size.rounds) {
-					for _, m := range builds {
-						if m.devices = size.devices; m.build != "" && m.devices > part.mostOther {
-							continue
-						}
-						if err := part.round(m, ctx); err != nil {
-							return fmt.Errorf("%s%s, %d devices: %w", part.what, m.build, m.devices, err)
-						}
+					if err := part.round(m, ctx); err != nil {
+						return fmt.Errorf("%s, %d devices: %w", part.what, m.devices, err)
 					}
 				}
 			}
@@ -96,18 +79,17 @@ func hooks(ctx context.Context, o options) (err error) {
 	})
 }
 
-// manyDevices are the devices of a round, limited by one build of shapectl.
+// manyDevices are the devices of a round.
 type manyDevices struct {
 	options
 	binary  string
-	build   string // a suffix for its subjects: "" for the build of these sources
 	dir     string // for files
 	devices int    // before a command
 	fresh   int    // that appear while `watch` runs
 }
 
 func (m manyDevices) add(table, subject, unit string, sample float64) {
-	m.options.add(table+": "+count(m.devices), subject+m.build, unit, "", sample)
+	m.options.add(table+": "+count(m.devices), subject, unit, "", sample)
 }
 
 // newArena returns an arena with the devices.

@@ -68,33 +68,6 @@ Rounds: 9.
 	}
 }
 
-func TestWins(t *testing.T) {
-	rows := func(suite string, results []Result) string {
-		_, rows, _ := strings.Cut(winTable(suite, results), "|---|---|---|\n")
-		return rows
-	}
-	if got, want := rows("program", sample), "| packets, ns | trie | of two CPUs: ~60 against 62 (gcra) |\n\n"; got != want {
-		t.Errorf("peers win:\n%s\nwant:\n%s", got, want)
-	}
-	if got, want := rows("setup", sample), "| Time to load rules, s | nft | 1 000: 0.01 against 0.02 |\n\n"; got != want {
-		t.Errorf("peers win:\n%s\nwant:\n%s", got, want)
-	}
-	got := rows("queue", []Result{
-		result("queue", "flow: 1mbit", "shapectl gcra", unitGoodput, 99),
-		result("queue", "flow: 1mbit", "CAKE", unitGoodput, 98),
-		result("queue", "flow: 1mbit", "shapectl gcra", unitPing99, 60),
-		result("queue", "flow: 1mbit", "CAKE", unitPing99, 21),
-		result("queue", "gaps: 1", "shapectl gcra", unitGaps, 60),
-		result("queue", "gaps: 1", "CAKE", unitGaps, 21),
-	})
-	if want := "| flow, ping p99, ms | CAKE | 1mbit: 21 against 60 |\n\n"; got != want {
-		t.Errorf("a peer wins in a unit that is not the first:\n%s\nwant:\n%s", got, want)
-	}
-	if got := winTable("setup", sample[2:4]); got != "" {
-		t.Errorf("no peer wins, but:\n%s", got)
-	}
-}
-
 // The summary counts the cases in which a peer beats every mode, beyond the quartiles.
 func TestLeadTable(t *testing.T) {
 	_, got, _ := strings.Cut(leadTable(append([]Result{
@@ -108,9 +81,9 @@ func TestLeadTable(t *testing.T) {
 		result("queue", "flow: 1mbit", "CAKE", unitGoodput, 98),
 		result("hooks", "t: 1", "shapectl", unitSeconds, 1), // without a peer
 	}, sample...)), "|---|---|---|\n")
-	want := `| [Cost of the program](bench/program.md#where-a-peer-wins) | none |  |
-| [Queueing instead of dropping](bench/queue.md#where-a-peer-wins) | CAKE 1 of 1 | flow: 1mbit, goodput, %: CAKE 98, ours 50 |
-| [Loading and changing rules](bench/setup.md#where-a-peer-wins) | nft 2 of 4 | Kernel memory of rules: 10, MiB: nft 1, ours 4 |
+	want := `| [Cost of the program](bench/program.md) | none |  |
+| [Queueing instead of dropping](bench/queue.md) | CAKE 1 of 1 | flow: 1mbit, goodput, %: CAKE 98, ours 50 |
+| [Loading and changing rules](bench/setup.md) | nft 2 of 4 | Kernel memory of rules: 10, MiB: nft 1, ours 4 |
 `
 	if got != want {
 		t.Errorf("peers lead:\n%s\nwant:\n%s", got, want)
@@ -119,7 +92,7 @@ func TestLeadTable(t *testing.T) {
 
 func TestGoals(t *testing.T) {
 	line := func(results []Result, what string) string {
-		for l := range strings.Lines(goalTable(results)) {
+		for l := range strings.Lines(goalTable(results, true)) {
 			if strings.HasPrefix(l, "| "+what+" |") {
 				return l
 			}
@@ -185,11 +158,6 @@ func TestReportInDocs(t *testing.T) {
 		if _, ok := g.value(r.Results); !ok {
 			t.Errorf("the target %q names figures that do not exist", g.what)
 		}
-		for _, f := range g.explain {
-			if _, ok := f.in(r.Results); !ok {
-				t.Errorf("the target %q names %v, which does not exist", g.what, f)
-			}
-		}
 	}
 	if n := len(slices.Concat(leads(r.Results)...)); n != len(allLeads) {
 		t.Errorf("the summary has %d charts of %d", n, len(allLeads))
@@ -210,23 +178,6 @@ func TestReportInDocs(t *testing.T) {
 	}
 }
 
-// The summary has a table of targets that are not met, and a list of the others.
-func TestSummaryOfTargets(t *testing.T) {
-	got := targetsOf([]Result{
-		result("instructions", allConform, "tc police", unitInstructions, 400),
-		result("instructions", allConform, "shapectl gcra, each all", unitInstructions, 390),
-	})
-	if got.Met != 1 || got.All != len(goals) {
-		t.Errorf("%d of %d targets met, want 1 of %d", got.Met, got.All, len(goals))
-	}
-	if want := "| `each all`, instructions added (stretch) | at most 345 instructions | 390 | **no** |\n"; !strings.Contains(got.Others, want) {
-		t.Errorf("not met:\n%s\nwant %s", got.Others, want)
-	}
-	if want := "`each all`, instructions relative to `tc police`: 0.975 (at most 1 x tc police)."; !strings.Contains(strings.ReplaceAll(got.List, "\n", " "), want) {
-		t.Errorf("met:\n%s\nwant %s", got.List, want)
-	}
-}
-
 // A report has a summary, an index and a page for each suite, with links and charts that exist.
 func TestReportPages(t *testing.T) {
 	dir := t.TempDir()
@@ -240,13 +191,7 @@ func TestReportPages(t *testing.T) {
 			result("setup", "Time to change one rule, a random one each time: 1 000", "shapectl gcra", unitMicroseconds, 2),
 			result("program", "Live flows, in random order: 1", "shapectl gcra", unitNanoseconds, 80)),
 	}
-	stale := filepath.Join(dir, detailDir, "chart-of-a-deleted-table.svg")
-	testenv.Must(t, os.Mkdir(filepath.Dir(stale), 0o755))
-	testenv.Must(t, os.WriteFile(stale, nil, 0o644))
 	testenv.Must(t, r.write(dir))
-	if _, err := os.Stat(stale); !os.IsNotExist(err) {
-		t.Errorf("the chart of a deleted table still exists: %v", err)
-	}
 	again, err := readReport(dir)
 	testenv.Must(t, err)
 	var one, two bytes.Buffer
@@ -255,12 +200,12 @@ func TestReportPages(t *testing.T) {
 		t.Error("the figures read back make another report")
 	}
 	for file, says := range map[string][]string{
-		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 38 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
+		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 38 targets are met.", "| nft 1 of 2 |", "(bench/setup.svg)"},
 		"bench/README.md": {
 			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1, Linux 6.19 |", "2026-01-03, **a quick run", "| not measured |",
 		},
 		"bench/setup.md": {
-			"# Loading and changing rules\n", "Measured 2026-01-02, shapectl v1, Linux 6.19.\n", "## Time to load rules", "| nft | 1 000: 0.01 against 0.02 |",
+			"# Loading and changing rules\n", "Measured 2026-01-02, shapectl v1, Linux 6.19.\n", "## Time to load rules",
 		},
 		"bench/program.md": {"Measured 2026-01-03, shapectl v1; **a quick run", "`BPF_PROG_TEST_RUN`"},
 	} {
@@ -297,40 +242,10 @@ func TestChartsOfAnyFigures(t *testing.T) {
 		{{Suite: "setup", Case: "t: 1", Subject: "a", Unit: unitSeconds}, {Suite: "setup", Case: "t: 2", Subject: "a", Unit: unitSeconds}},
 		{result("setup", "t", "a", unitSeconds, -1)},
 		{{Suite: "setup", Case: "t", Subject: "a", Unit: unitSeconds}},
-		{result("queue", "t: 1mbit", "a", unitGoodput, 90), result("queue", "t: 1mbit", "a", unitPing50, 0), result("queue", "t: 1mbit", "a", unitPing99, 0)},
-		{result("queue", "t: 1mbit", "a", unitGoodput, 90), result("queue", "t: 1mbit", "b", unitPing50, 1), {Suite: "queue", Case: "t: 2mbit", Subject: "a", Unit: unitPing99}},
-		{result("queue", "gaps: 0.9", "a", unitGaps, 1), result("queue", "gaps: 1.1", "a", unitGaps, 99)},
 	} {
-		if data, err := tablesOf(results[0].Suite, results)[0].chart(); err != nil || len(data) == 0 {
-			t.Errorf("%+v: %d bytes, %v", results, len(data), err)
-		}
-	}
-}
-
-// A chart of the suite queue has a plot for each rate.
-func TestPlotForEachRate(t *testing.T) {
-	var results []Result
-	for _, rate := range []string{"1mbit", "10mbit"} {
-		for unit, median := range map[string]float64{
-			"flow: " + unitGoodput: 99, "flow: " + unitPing50: 21, "flow: " + unitPing99: 69, "gaps: " + unitGap1: 0.5, "gaps: " + unitGap50: 1, "gaps: " + unitGap99: 3,
-		} {
-			table, unit, _ := strings.Cut(unit, ": ")
-			results = append(results, result("queue", table+": "+rate, "TBF", unit, median))
-		}
-	}
-	for _, table := range tablesOf("queue", results) {
-		data, err := table.chart()
-		if err != nil {
-			t.Fatal(err)
-		}
-		says := []string{">" + table.Title + ": 1mbit<", ">" + table.Title + ": 10mbit<", ">TBF<"}
-		if table.Title == "flow" {
-			says = append(says, ">30<", ">50<") // numbers on an axis without a power of ten
-		}
-		for _, want := range says {
-			if !strings.Contains(string(data), want) {
-				t.Errorf("the chart of %q does not say %q", table.Title, want)
-			}
+		chart := tablesOf("setup", results)[0].draw("a & b", unitSeconds)
+		if err := xml.Unmarshal(chart, new(struct{})); err != nil || bytes.Contains(chart, []byte("NaN")) || bytes.Contains(chart, []byte("Inf")) {
+			t.Errorf("%+v: %v\n%s", results, err, chart)
 		}
 	}
 }
