@@ -11,7 +11,7 @@ STORE_NEEDS = redis-server=redis-server
 DPDK_NEEDS = gcc=gcc /usr/include/stdlib.h=libc6-dev pkg-config=pkg-config /usr/include/dpdk/rte_meter.h=libdpdk-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
 FILTER_NEEDS = nft=nftables iptables-legacy=iptables
-BROWSER_NEEDS = chromium=chromium
+BROWSER_NEEDS = chromium=chromium nsenter=util-linux
 BENCH_NEEDS = tc=iproute2 $(FILTER_NEEDS)
 BENCH_OUT = docs
 # For packages, BIN may be for another architecture; NATIVE writes its completions.

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp/kb"
+
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/testenv/browser"
@@ -403,13 +405,13 @@ func TestChange(t *testing.T) {
 	fill("token", "let-me-change-this")
 	b.Click("dialog:last-of-type .primary")
 	b.Until("the error", "document.querySelector('dialog .wrong')?.innerText.includes('unknown unit')")
-	b.Key("Escape", 27)
+	b.Key(kb.Escape)
 	asked()
 
 	fill("new-rate", "10kbit")
 	b.Click(".rate-form button")
 	b.Until("a doubt", "document.querySelector('dialog')?.innerText.includes('100% less than now. Is the unit right?')")
-	b.Key("Escape", 27)
+	b.Key(kb.Escape)
 	asked()
 	fill("new-rate", "25mbit")
 	b.Click(".rate-form button")
@@ -516,11 +518,11 @@ func TestAccess(t *testing.T) {
 
 	b.Open(f.URL + "/?keys#/")
 	b.Until("the offender", firstLine+" === 'mallory'")
-	b.Key("Tab", 9)
+	b.Key(kb.Tab)
 	b.Until("the skip link", "document.activeElement.id === 'skip' && document.activeElement.getBoundingClientRect().top >= 0")
-	b.Key("Enter", 13)
+	b.Key(kb.Enter)
 	b.Until("the focus in the main part", "document.activeElement.id === 'main'")
-	b.Key("/", 191)
+	b.Key("/")
 	b.Until("the focus in the search", "document.activeElement.id === 'search'")
 	reached := func(what, expression string) {
 		t.Helper()
@@ -529,16 +531,16 @@ func TestAccess(t *testing.T) {
 			if b.Eval(expression, &is); is {
 				return
 			}
-			b.Key("Tab", 9)
+			b.Key(kb.Tab)
 		}
 		t.Errorf("Tab does not reach %s", what)
 	}
 	reached("the first rule", "document.activeElement.matches('.who a')")
-	b.Key("Enter", 13)
+	b.Key(kb.Enter)
 	b.Until("the rule", "document.activeElement.id === 'title'")
 	reached("the plot", "document.activeElement.matches('.plot-frame')")
 	b.Until("a second value", "document.querySelector('.legend')")
-	b.Key("ArrowLeft", 37)
+	b.Key(kb.ArrowLeft)
 	b.Until("the value at the cursor", "document.querySelector('.plot output').textContent.includes('passed 49.0mbit')")
 	reached("the rate", "document.activeElement.id === 'new-rate'")
 
