@@ -81,13 +81,6 @@ func millionPolicy(subjects ...string) []figure {
 	return each("policy", unitSeconds, []string{commandTime + ": " + million}, subjects)
 }
 
-var droppedKinds = func() (names []string) {
-	for _, k := range kindsOfRule {
-		names = append(names, "Dropped compared with passed packets: "+k.column)
-	}
-	return names
-}()
-
 var goals = []goal{
 	{what: "`each all`, instructions relative to `tc police`", bound: 1, unit: "x tc police",
 		figures: instructionsOf(allConform, "shapectl gcra, each all"), divisor: &policeFigure},
@@ -97,8 +90,6 @@ var goals = []goal{
 	{what: "`each host` and `each flow`, instructions added (stretch)", bound: 440,
 		figures: instructionsOf(allConform, "shapectl gcra, each host", "shapectl gcra, each flow")},
 	{what: "drop a packet, instructions relative to passing it", bound: 1, unit: "x passing", compute: droppingInstructions},
-	{what: "drop a packet, time of the program relative to passing it", bound: 1,
-		figures: each("program", unitPassing, droppedKinds, bothAlgorithms)},
 	{what: "100 IPv6 prefixes of mixed lengths, random addresses in them", bound: 1.3, figures: each("program", unitTrieBucket,
 		[]string{"IPv6 prefixes, addresses in all prefixes: 100"}, bothAlgorithms)},
 	{what: "a million IPv4 prefixes of mixed lengths, random addresses", bound: 0.25, figures: millionPrefixes("IPv4")},

@@ -151,23 +151,13 @@ func (m manyDevices) commands(ctx context.Context) error {
 	}
 	defer a.Close()
 	settledMemory() // wait until the kernel has freed the previous arena
-	for _, step := range []struct {
-		subject string
-		args    []string
-	}{
-		{hooksFirst, []string{"apply", file}},
-		{hooksRates, []string{"apply", changed}},
-		{hooksAgain, []string{"apply", changed}},
-		{hooksSet, []string{"set", "dev0", "egress", "10.0.0.0/8", "--rate", "7777kbit"}},
-		{hooksFlush, []string{"flush", "--all"}},
-	} {
-		took, _, err := a.command(ctx, m.binary, 0, step.args...)
-		if err != nil {
-			return err
-		}
-		m.add(hooksTime, step.subject, unitSeconds, took)
-	}
-	return nil
+	return a.steps(ctx, m.binary, []step{
+		{hooksFirst, 0, []string{"apply", file}},
+		{hooksRates, 0, []string{"apply", changed}},
+		{hooksAgain, 0, []string{"apply", changed}},
+		{hooksSet, 0, []string{"set", "dev0", "egress", "10.0.0.0/8", "--rate", "7777kbit"}},
+		{hooksFlush, 0, []string{"flush", "--all"}},
+	}, func(subject string, took, _ float64) { m.add(hooksTime, subject, unitSeconds, took) })
 }
 
 // watchAndMemory measures the memory of two rules in each direction once, and the time until

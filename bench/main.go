@@ -101,7 +101,6 @@ func run(ctx context.Context, args []string) error {
 	docs := flags.String("o", "",
 		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
 	render := flags.Bool("render", false, "measure nothing: write the pages and charts again from bench/benchmarks.json")
-	load := flags.String("load", "", "load rules and print the cost (the suite setup uses it)")
 	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
 		"only subjects with one of these name prefixes, separated by semicolons")
 	task := flags.String("guest", "", "measure this in a virtual machine and print the figures "+
@@ -111,9 +110,6 @@ func run(ctx context.Context, args []string) error {
 	}
 	if *task != "" {
 		return guest(ctx, *task, os.Stdout)
-	}
-	if *load != "" {
-		return loadRules(*load, os.Stdout)
 	}
 	if *render {
 		r, err := readReport(*docs)
