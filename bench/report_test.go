@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -16,21 +15,6 @@ import (
 // result is a figure with quartiles at 90 % and 110 %.
 func result(suite, name, subject, unit string, median float64) Result {
 	return Result{Suite: suite, Case: name, Subject: subject, Unit: unit, Median: median, Low: 0.9 * median, High: 1.1 * median, Rounds: 9}
-}
-
-var sample = []Result{
-	result("setup", "Time to load rules: 1 000", "shapectl gcra", unitSeconds, 0.02),
-	result("setup", "Time to load rules: 1 000", "nft", unitSeconds, 0.01),
-	result("setup", "Time to load rules: 100 000", "shapectl gcra", unitSeconds, 0.3),
-	result("setup", "Time to load rules: 100 000", "nft", unitSeconds, 4),
-	{Suite: "setup", Case: "Time to load rules: 1 000 000", Subject: "nft", Unit: unitSeconds, Note: "too long"},
-	result("setup", "Time to load rules: 1 000 000", "shapectl gcra", unitSeconds, 2.5),
-	result("program", "packets: of one CPU", "shapectl gcra", unitNanoseconds, 100),
-	result("program", "packets: of one CPU", "shapectl gcra", unitClock, 1.5),
-	result("program", "packets: of one CPU", "trie", unitNanoseconds, 105),
-	result("program", "packets: of two CPUs", "trie", unitNanoseconds, 60),
-	result("program", "packets: of two CPUs", "shapectl gcra", unitNanoseconds, 62),
-	result("program", "packets: of two CPUs", "shapectl leaky", unitNanoseconds, 59),
 }
 
 // Each target and each chart of the summary names figures of the report in docs, and the pages and charts there are
@@ -85,45 +69,24 @@ func TestKeep(t *testing.T) {
 	before := report{
 		Machine: machine{CPU: "a CPU"},
 		Runs:    map[string]measured{"setup": {Date: "2026-01-02"}, "program": {Date: "2026-01-02"}},
-		Results: sample,
+		Results: []Result{result("setup", "t", "a", unitSeconds, 1), result("program", "t", "a", unitSeconds, 1)},
 	}
 	now := report{Machine: machine{CPU: "a CPU"}}
 	if err := now.keep(before, []string{"program"}); err != nil {
 		t.Fatal(err)
 	}
-	if len(now.Runs) != 1 || len(now.Results) != 6 || now.Results[0].Suite != "setup" {
-		t.Errorf("kept %v and %d results, want the 6 of setup", now.Runs, len(now.Results))
+	if len(now.Runs) != 1 || len(now.Results) != 1 || now.Results[0].Suite != "setup" {
+		t.Errorf("kept %v and %d results, want the one of setup", now.Runs, len(now.Results))
 	}
 	now = report{Machine: machine{CPU: "a CPU", Kernel: "6.19"}}
 	if err := now.keep(before, []string{"program"}); err != nil || now.Machine != before.Machine {
 		t.Errorf("another kernel: machine %v, error %v", now.Machine, err)
 	}
-	if len(before.Runs) != 2 || len(before.Results) != len(sample) {
+	if len(before.Runs) != 2 || len(before.Results) != 2 {
 		t.Error("keep has modified the earlier report")
 	}
 	now = report{Machine: machine{CPU: "another CPU"}}
 	if err := now.keep(before, []string{"program"}); err == nil {
 		t.Error("figures of two machines were mixed")
-	}
-}
-
-func TestTogether(t *testing.T) {
-	const ms = time.Millisecond
-	alone := []burst{{0, 10 * ms, 10 * ms}, {10 * ms, 20 * ms, 10 * ms}}
-	rate, ok := together([][]burst{alone})
-	if want := burstPackets / 0.01; !ok || rate != want {
-		t.Errorf("one CPU alone: %v packets a second, want %v", rate, want)
-	}
-	// The first CPU's first burst, and the second one's last, ran alone.
-	both := [][]burst{
-		{{0, 10 * ms, 1 * ms}, {10 * ms, 20 * ms, 10 * ms}, {20 * ms, 30 * ms, 10 * ms}},
-		{{10 * ms, 30 * ms, 20 * ms}, {30 * ms, 31 * ms, 1 * ms}},
-	}
-	rate, ok = together(both)
-	if want := burstPackets/0.01 + burstPackets/0.02; !ok || rate != want {
-		t.Errorf("two CPUs: %v packets a second, want %v", rate, want)
-	}
-	if _, ok := together([][]burst{{{0, 5 * ms, 5 * ms}}, {{6 * ms, 9 * ms, 3 * ms}}}); ok {
-		t.Error("CPUs that never ran at the same time have a common rate")
 	}
 }
