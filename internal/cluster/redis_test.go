@@ -120,8 +120,8 @@ func TestSentinel(t *testing.T) {
 	conf := filepath.Join(t.TempDir(), "sentinel.conf")
 	testenv.Must(t, os.WriteFile(conf, []byte("sentinel monitor m 127.0.0.1 "+primary+" 1\nsentinel down-after-milliseconds m 500\n"), 0o600))
 	start(conf, "--port", sentinel, "--sentinel")
-	s := openRedis(t, Options{URL: "redis://127.0.0.1:" + sentinel + "?master_name=m", Prefix: "t"})
-	if want := "127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
+	s := openRedis(t, Options{URL: "redis://127.0.0.1:1?master_name=m&addr=127.0.0.1:" + sentinel, Prefix: "t"}) // the first one is down
+	if want := "127.0.0.1:1,127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
 		t.Errorf("the address is %s", s.Address())
 	}
 	grant(t, s)
