@@ -149,12 +149,12 @@ func (c *capture) packetBlock() (f frame, err error) {
 
 // block reads a block of a pcapng.
 func (c *capture) block() (kind uint32, body []byte, err error) {
-	if _, err := c.from.Peek(1); err != nil {
-		return 0, nil, err
-	}
 	head, err := c.from.Peek(12) // the shortest block
+	if err == io.EOF && len(head) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
 	if err != nil {
-		return 0, nil, io.ErrUnexpectedEOF
+		return 0, nil, err
 	}
 	switch string(head[:4]) + string(head[8:]) { // a section header says the byte order
 	case "\n\r\r\n\x1a\x2b\x3c\x4d":
