@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/gomodule/redigo/redis"
 )
@@ -37,7 +36,8 @@ type Options struct {
 	Prefix string
 }
 
-// A Store is Redis or Valkey. It has one connection: a thousand hosts share it.
+// A Store is Redis or Valkey. It has one connection, because a thousand hosts share it, so it must be used by one
+// goroutine at a time.
 type Store struct {
 	network   string   // "tcp" or "unix"
 	addresses []string // of the store, or of its Sentinels
@@ -47,9 +47,7 @@ type Store struct {
 	login     []redis.DialOption // not for Sentinels
 	prefix    string
 	script    string
-
-	mu   sync.Mutex
-	conn redis.Conn
+	conn      redis.Conn // nil if there is none
 }
 
 // Open returns the store, without connecting to it.
@@ -102,8 +100,6 @@ func Open(o Options) (*Store, error) {
 
 // do runs a command. An error may wrap a redis.Error.
 func (s *Store) do(ctx context.Context, command string, args ...any) (reply any, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.conn == nil {
 		address := s.addresses[0]
 		if s.primary != "" {
@@ -223,8 +219,6 @@ func (s *Store) explain(err error) error {
 
 // Close ends the connection.
 func (s *Store) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.conn != nil {
 		s.conn.Close()
 		s.conn = nil
