@@ -146,7 +146,7 @@ func (s *Store) askSentinels(ctx context.Context) (address string, err error) {
 		err = a.err
 	}
 	if err == redis.ErrNil {
-		err = fmt.Errorf("Sentinel does not know %s", s.primary)
+		err = fmt.Errorf("no Sentinel knows %s", s.primary)
 	}
 	return "", err
 }
