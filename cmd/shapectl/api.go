@@ -78,7 +78,7 @@ var apiCommands = []apiCommand{
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
 	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
-	{name: "events", forms: []string{"name..."}, without: []string{"run", "journal"}, streams: true},
+	{name: "events", forms: []string{"name..."}, streams: true},
 	{name: "version"},
 }
 

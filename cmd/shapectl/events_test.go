@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -181,34 +180,10 @@ func TestEventsAfterKills(t *testing.T) {
 	testenv.Must(t, w.cmd.Wait()) // by --count
 }
 
-func TestEventsRunAProgram(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit", "--capacity", "5000", "--name", "$(touch pwned); `id`")
-	dir := t.TempDir()
-	script, result := filepath.Join(dir, "hook"), filepath.Join(dir, "result")
-	r.writeFile(script, "#!/bin/sh\n[ $# = 0 ] || exit 1\n{ echo \"$SHAPECTL_KIND $SHAPECTL_KEY $SHAPECTL_NAME\"; cat; } >"+result+".new && mv "+result+".new "+result+"\n")
-	testenv.Must(t, os.Chmod(script, 0o700))
-	w := r.events("--run", script, "--kind", "overflow")
-	r.flood("10.0.0.7")
-	var text []byte
-	testenv.Eventually(t, "the program to run", func() bool {
-		text, _ = os.ReadFile(result)
-		return len(text) > 0
-	})
-	first, rest, _ := strings.Cut(string(text), "\n")
-	var e report.Event
-	if err := json.Unmarshal([]byte(rest), &e); err != nil || first != "overflow 10.0.0.0/24 $(touch pwned); `id`" || !overflowOf("10.0.0.0/24", "10.0.0.0/24")(e) {
-		t.Errorf("the program got %q: %v", text, err)
-	}
-	w.stops(syscall.SIGINT)
-}
-
 func TestEventsRefusals(t *testing.T) {
 	r := newRig(t)
 	r.refused(exitInput, "there is no kind of event", "events", "--kind", "flood")
 	r.refused(exitInput, "out of range", "events", "--count", "0")
 	r.refused(exitInput, "out of range", "events", "--for", "0s")
-	r.refused(exitInput, "executable file not found", "events", "--run", "no-such-program")
-	r.refused(exitInput, "names no program", "events", "--run", "")
 	r.refused(exitInput, "malformed pattern", "events", "[")
 }
