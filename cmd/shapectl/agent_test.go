@@ -136,7 +136,7 @@ func TestLeasesAreShown(t *testing.T) {
 
 	// What packets meet on this host is what answers are about.
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--within", "up")
-	says("bucket of pool up: 0 of 375000 bytes", "ask", "va", "egress", "10.0.0.7")
+	says("\"capacity_bytes\": 375000,", "explain", "-j", "va", "egress", "10.0.0.7")
 	r.ok("delete", "va", "egress", "10.0.0.0/24")
 
 	told := r.events("--kind", "lease")

@@ -64,7 +64,6 @@ var apiCommands = []apiCommand{
 	{name: "confirm", changes: true},
 	{name: "rollback", changes: true},
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
-	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
 	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},

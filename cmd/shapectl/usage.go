@@ -22,7 +22,7 @@ func synonyms(command string) []string {
 		"confirm":  {"commit"},
 		"delete":   {"del", "remove", "rm", "unset"},
 		"doctor":   {"check", "diagnose"},
-		"explain":  {"trace", "why"},
+		"explain":  {"ask", "trace", "why"},
 		"export":   {"dump", "save"},
 		"flush":    {"clear", "reset"},
 		"line":     {"bufferbloat", "cake", "sqm"},

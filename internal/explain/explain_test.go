@@ -127,8 +127,12 @@ func TestJudgeStop(t *testing.T) {
 			p.Src = far
 		}
 		got := judgeStop(&p, s)
-		if got.Verdict != test.verdict {
-			t.Errorf("%s: the verdict is %s, want %s", test.name, got.Verdict, test.verdict)
+		if got.Verdict != test.verdict || got.Conforms != (test.verdict == "pass" || test.verdict == "delay") {
+			t.Errorf("%s: the verdict is %s, want %s; it conforms: %v", test.name, got.Verdict, test.verdict, got.Conforms)
+		}
+		limited := s.Rule != nil && s.Rule.Bucket != nil && !report.NotInForce(got.Attached)
+		if (got.DecidedBy != nil) != limited || limited && (*got.DecidedBy != "10.0.0.0/24" || *got.LevelBytes != got.Bucket.LevelBytes || *got.CapacityBytes != 5000) {
+			t.Errorf("%s: %+v", test.name, got.Answer)
 		}
 		said := strings.Join(append(got.Warnings, got.Note), "; ")
 		for _, want := range test.says {
@@ -145,6 +149,33 @@ func TestJudgeStop(t *testing.T) {
 		}
 		if got.Chain == nil != (s.Name == "") {
 			t.Errorf("%s: the chain is %v on device %q", test.name, got.Chain, s.Name)
+		}
+	}
+}
+
+// The answer of a path is that of the hook that does worst to the packets, and of two alike the first.
+func TestAnswer(t *testing.T) {
+	for _, test := range []struct{ stops, want string }{
+		{"", ""}, {"pass", "pass"}, {"pass,pass by a", "pass by a"}, {"pass by a,pass by b", "pass by a"}, {"pass by a,pass lately b", "pass lately b"},
+		{"pass lately a,delay by b", "delay by b"}, {"mark by a,unknown,delay by b", "unknown"}, {"unknown,drop by a,lost by b", "drop by a"}, {"lost,drop by b", "lost"},
+	} {
+		var stops []report.Stop
+		for i, name := range strings.Split(test.stops, ",") {
+			s := report.Stop{Answer: report.Answer{Device: name, Bytes: uint64(i)}}
+			words := strings.Fields(name)
+			if len(words) == 0 {
+				continue
+			}
+			if s.Verdict = words[0]; len(words) > 1 {
+				s.DecidedBy = &words[2]
+			}
+			if strings.Contains(name, "lately") {
+				s.LimitedBy = &words[2]
+			}
+			stops = append(stops, s)
+		}
+		if got := answer(stops); got.Device != test.want || test.want == "" && (got.Verdict != "pass" || !got.Conforms) {
+			t.Errorf("%q: %+v, want %q", test.stops, got, test.want)
 		}
 	}
 }
@@ -231,22 +262,23 @@ func TestMetWhen(t *testing.T) {
 		name    string
 		hook    Hook
 		in, out Leg
+		met     bool
 		want    string
 		address netip.Addr
 	}{
-		{"another device", on(eth1, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
-		{"the other direction", on(eth0, policy.Ingress), Leg{}, leaves, "met if they come in by eth0", netip.Addr{}},
-		{"a port", on(eth1, policy.Egress), Leg{}, ports, "met if eth1 is the port that they take", far},
-		{"below a tunnel", on(eth1, policy.Egress), Leg{}, wrapped, "met by them wrapped: 'shapectl explain eth1 egress 192.0.2.1'", near},
-		{"below a tunnel, by source", bySource, Leg{}, wrapped, "not met, as they leave by eth0, wrapped, to 192.0.2.1", netip.Addr{}},
-		{"a device that is gone", Hook{Name: "old", Direction: policy.Egress}, Leg{}, leaves, "not met", far},
-		{"the loopback, from here", on(lo, policy.Egress), own, Leg{}, "met if they stay on this host", far},
-		{"the loopback, to here", on(lo, policy.Ingress), Leg{}, own, "met if they stay on this host", netip.Addr{}},
-		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
-		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, "met if they come in by eth1", netip.Addr{}},
+		{"another device", on(eth1, policy.Egress), Leg{}, leaves, false, "not on this path", far},
+		{"the other direction", on(eth0, policy.Ingress), Leg{}, leaves, true, "met if they come in by eth0", netip.Addr{}},
+		{"a port", on(eth1, policy.Egress), Leg{}, ports, true, "met if eth1 is the port that they take", far},
+		{"below a tunnel", on(eth1, policy.Egress), Leg{}, wrapped, true, "met by them wrapped: 'shapectl explain eth1 egress 192.0.2.1'", near},
+		{"below a tunnel, by source", bySource, Leg{}, wrapped, false, "not on this path", netip.Addr{}},
+		{"a device that is gone", Hook{Name: "old", Direction: policy.Egress}, Leg{}, leaves, false, "not on this path", far},
+		{"the loopback, from here", on(lo, policy.Egress), own, Leg{}, true, "met if they stay on this host", far},
+		{"the loopback, to here", on(lo, policy.Ingress), Leg{}, own, true, "met if they stay on this host", netip.Addr{}},
+		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, false, "not on this path", far},
+		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, true, "met if they come in by eth1", netip.Addr{}},
 	} {
-		if got := metWhen("", &test.hook, &test.in, &test.out); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		if met, when := metWhen("", &test.hook, &test.in, &test.out); met != test.met || when != test.want {
+			t.Errorf("%s: %v, %q, want %q", test.name, met, when, test.want)
 		}
 		if got := addressAt(&test.hook, &Packets{Dst: far}, &test.in, &test.out); got != test.address {
 			t.Errorf("%s: the rules compare %s, want %s", test.name, got, test.address)
@@ -339,7 +371,7 @@ func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
 	s.Hook.Status, s.Rule.Hides = "attached, was lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
 	path := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
-	if path.Packets != "from 10.0.0.7" || path.How != "that come in by eth0" || path.Elsewhere == nil {
+	if path.Packets != "from 10.0.0.7" || path.How != "come in by eth0" || path.Elsewhere == nil {
 		t.Errorf("on a device: %+v", path)
 	}
 	if got := path.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
@@ -419,13 +451,13 @@ func TestChargedTwice(t *testing.T) {
 		{func(*Elsewhere) {}, `met if they come in by eth1, and then charged to pool "b" twice`},
 		{func(e *Elsewhere) { e.Pools = []string{"c"} }, "met if they come in by eth1"},
 		{func(e *Elsewhere) { e.State = loader.Detached }, "met if they come in by eth1"},
-		{func(e *Elsewhere) { e.Direction = policy.Egress; e.Rule.Prefix = netip.MustParsePrefix("10.0.0.7/32") }, "not met, as they leave by eth0"},
+		{func(e *Elsewhere) { e.Direction = policy.Egress; e.Rule.Prefix = netip.MustParsePrefix("10.0.0.7/32") }, "not on this path"},
 	} {
 		e := Elsewhere{Hook: *in.Hook, Rule: in.Rule.Rule, Pools: []string{"c", "b"}}
 		e.Device = eth1
 		test.change(&e)
 		facts.Elsewhere = []Elsewhere{e}
-		if got := Judge(facts).Elsewhere[0].Met; got != test.want {
+		if got := Judge(facts).Elsewhere[0].When; got != test.want {
 			t.Errorf("it is %q, want %q", got, test.want)
 		}
 	}
@@ -457,8 +489,8 @@ func TestFullPool(t *testing.T) {
 		if test.shares {
 			s.Levels[1].Share.Kind = policy.ShareHost
 		}
-		if pools := s.Judge(test.packet).Pools; pools[0].Full != test.full || pools[1].Full {
-			t.Errorf("%s: %+v", test.name, pools)
+		if v, _, _ := s.Judge(test.packet); v.Pools[0].Full != test.full || v.Pools[1].Full {
+			t.Errorf("%s: %+v", test.name, v.Pools)
 		}
 	}
 }
@@ -585,7 +617,7 @@ func TestLimiter(t *testing.T) {
 		s := pooled()
 		s.Watched = 1e9
 		test.change(&s, &s.Levels[0], &s.Levels[1], &s.Levels[2])
-		v := s.Judge(10)
+		v, _, _ := s.Judge(10)
 		limiter, full := "", ""
 		if v.LimitedBy != nil {
 			limiter = *v.LimitedBy
@@ -637,7 +669,7 @@ func TestJudgeStages(t *testing.T) {
 		s := pooled()
 		s.Now = 1 << 40
 		test.change(&s)
-		v := s.Judge(1000)
+		v, verdict, waitNS := s.Judge(1000)
 		refused, covered := "", strings.Join(v.BorrowedBy, " ")
 		if v.RefusedBy != nil {
 			refused = *v.RefusedBy + map[string]string{report.Share: beyond}[v.RefusedReason]
@@ -651,11 +683,11 @@ func TestJudgeStages(t *testing.T) {
 				conforms += p.Name
 			}
 		}
-		if v.Verdict.String() != test.verdict || refused != test.refused || covered != test.covered || conforms != test.conforms {
-			t.Errorf("%s: %v, refused by %q, covered: %q, %q conform", test.name, v.Verdict, refused, covered, conforms)
+		if verdict.String() != test.verdict || refused != test.refused || covered != test.covered || conforms != test.conforms {
+			t.Errorf("%s: %v, refused by %q, covered: %q, %q conform", test.name, verdict, refused, covered, conforms)
 		}
-		if v.Conforms != (test.refused == "") || v.WaitNS > 0 == v.Conforms || test.waitNS != 0 && v.WaitNS != test.waitNS {
-			t.Errorf("%s: it conforms: %v, wait %d ns", test.name, v.Conforms, v.WaitNS)
+		if waitNS > 0 == (test.refused == "") || test.waitNS != 0 && waitNS != test.waitNS {
+			t.Errorf("%s: wait %d ns", test.name, waitNS)
 		}
 	}
 }

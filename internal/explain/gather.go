@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -256,7 +255,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		}
 		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
 			e.Rule = entry.Rule
-			pools, _ := h.Set.Store.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
+			pools, _ := h.Set.Store.Stages(entry, h.Match(), flowOf(nil, f.side(h.Match())), maps.Now())
 			for _, pool := range pools[1:] {
 				e.Pools = append(e.Pools, pool.Label.Name)
 			}
@@ -415,26 +414,14 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 	}
 	if shadow, ok := h.Set.Store.Shadow(e); ok {
 		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
-			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b, Colours: coloursFor(h, shadow, address, p.Flow)}
+			r.Shadow = &Shadow{shadow.Rule, *b}
 		}
 	}
 	if e.Rate != policy.Unlimited {
 		r.Bucket = bucketFor(h, e, address, p.Flow)
 	}
-	if r.Bucket != nil {
-		r.SpeedBits = h.Device.Speed()
-	}
-	switch {
-	case e.Algorithm.HasColours() && r.Bucket != nil:
-		r.Colours = coloursFor(h, e, address, p.Flow)
-	case e.Algorithm.HasColours():
-	case e.Rate != policy.Unlimited || e.Within != "":
-		flow := flowTo(address)
-		if p.Flow != nil {
-			flow = *p.Flow
-		}
-		r.Stages = StagesFor(h.Set, e, h.Match(), flow, p.Flow != nil)
-		r.Stages.count(h.Set)
+	if !e.Algorithm.HasColours() && (e.Rate != policy.Unlimited || e.Within != "") {
+		r.Stages = stagesFor(h.Set, e, h.Match(), p.Flow, address)
 		if r.Bucket != nil {
 			r.Bucket.State = r.Stages.Model[0].State
 		}
@@ -444,26 +431,11 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 
 // bucketFor is the bucket of a rule for packets; nil where it depends on what is not known of them.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
-	flow := flowTo(address)
-	switch {
-	case given != nil:
-		flow = *given
-	case e.Each.Kind == policy.EachFlow, !address.IsValid() && e.Each.Kind != policy.EachAll:
+	if given == nil && (e.Each.Kind == policy.EachFlow || !address.IsValid() && e.Each.Kind != policy.EachAll) {
 		return nil
 	}
-	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.Store.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	flow := flowOf(given, address)
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.Store.State(e, h.Match(), flow, maps.Now())}
 	b.FIFO = b.FIFO || given == nil
 	return b
-}
-
-// coloursFor is ColoursFor for packets whose flow may not be known; nil for a rule without colours.
-func coloursFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Colours {
-	if !e.Algorithm.HasColours() {
-		return nil
-	}
-	flow := flowTo(address)
-	if given != nil {
-		flow = *given
-	}
-	return ColoursFor(h.Set, e, h.Match(), flow)
 }

@@ -15,8 +15,12 @@ import (
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 func judgeStop(p *Packets, s *Stop) report.Stop {
-	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
+	out := report.Stop{Warnings: []string{}, Hides: []report.Brief{}}
 	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
+	out.Answer = report.Answer{
+		Device: s.Name, Direction: s.Direction.String(), Verdict: "pass", Conforms: true,
+		Bytes: countPacket(s.Frame, s.Tags, p.Segments, policy.Framing{}).Bytes,
+	}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
 		out.Device, out.State, out.Attached, match = h.Name, h.Status, new(h.State.InForce()), h.Match
@@ -26,10 +30,10 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 		out.Address = address.String()
 	}
 	if s.Undecided {
-		out.Verdict, out.Note = "unknown", fmt.Sprintf("it depends on the %s; try --flow %s", sideNames[match], p.anyFlow())
+		out.Verdict, out.Conforms, out.Note = "unknown", false, fmt.Sprintf("it depends on the %s; try --flow %s", sideNames[match], p.anyFlow())
 	}
 	if s.Unreadable {
-		out.Verdict, out.Note = "unknown", "not known; the rules here cannot be read: "+maps.ErrOtherLayout.Error()
+		out.Verdict, out.Conforms, out.Note = "unknown", false, "the rules here cannot be read: "+maps.ErrOtherLayout.Error()
 	}
 	if s.Rule != nil {
 		judgeRule(&out, p, s)
@@ -58,7 +62,7 @@ func judgePath(out *report.Stop, s *Stop) {
 		switch {
 		case e.Ours:
 		case s.Rule == nil && isShapectl(e):
-			out.Verdict, out.Note = "unknown", loader.ErrElsewhere.Error()
+			out.Verdict, out.Conforms, out.Note = "unknown", false, loader.ErrElsewhere.Error()
 		case i < decides:
 			out.Warnings = append(out.Warnings, runsBefore(e))
 		case by.reenters:
@@ -72,7 +76,7 @@ func judgePath(out *report.Stop, s *Stop) {
 		out.Warnings = append(out.Warnings, by.warning)
 	}
 	if by.loses && out.Rule != nil && out.Verdict != "drop" && out.Verdict != "unknown" && !report.NotInForce(out.Attached) {
-		out.Verdict, out.Note = "lost", ""
+		out.Verdict, out.Conforms, out.Note = "lost", false, ""
 	}
 }
 

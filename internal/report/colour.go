@@ -172,8 +172,7 @@ type Colouring struct {
 	GreenInNS           *uint64 `json:"green_in_ns"`         // until the packet would be green, if no others come; null for never
 	YellowInNS          *uint64 `json:"yellow_in_ns"`        // until it would be yellow or green; null for never
 
-	Peak     bool `json:"-"` // the second bucket is P
-	RedFirst bool `json:"-"` // at the speed of the device, P is full before C
+	Peak bool `json:"-"` // the second bucket is P
 }
 
 // second is what RFCs call the second bucket, and its size.
@@ -204,22 +203,21 @@ func (c *Colouring) comesIn() string {
 	return fmt.Sprintf("%s (%s)", c.ColourIn, c.DSCP)
 }
 
-// become is what happens to packets of the colour.
-func (c *Colouring) become() string {
+// become is what happens to a packet of the colour, or to many.
+func (c *Colouring) become(many bool) string {
+	passes, is, gets, it := "passes", "is ", "gets ", "it allows"
+	if many {
+		passes, is, gets, it = "pass", "are ", "get ", "they allow"
+	}
 	switch c.Action {
 	case policy.ActionPass.String():
-		return "pass"
+		return passes
 	case policy.ActionDrop.String():
-		return "are dropped"
+		return is + "dropped"
 	case policy.ActionECN.String():
-		return "are marked by ECN if they allow it, else dropped"
+		return is + "marked by ECN if " + it + " it, else dropped"
 	}
-	return "get " + strings.TrimPrefix(c.Action, "dscp:") + ", and pass"
-}
-
-// becomes is the same for one packet.
-func (c *Colouring) becomes() string {
-	return strings.NewReplacer("pass", "passes", "get ", "gets ", "are ", "is ", "they allow", "it allows").Replace(c.become())
+	return gets + strings.TrimPrefix(c.Action, "dscp:") + ", and " + passes
 }
 
 func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colour.String() }
@@ -291,47 +289,22 @@ func (c *Colouring) better(bytes, cbs uint64) string {
 	return text
 }
 
-// coloured is the verdict of a rule with colours, and when there will be another one.
-func (p *Stop) coloured(s *strings.Builder) {
-	b, bytes := p.Bucket, p.Counted.Bytes
-	text := p.packet()
+// coloured is the colour of a packet, what happens to it, and when it would have a better one.
+func (p *Stop) coloured() string {
+	b, text := p.Bucket, ""
 	if in := b.comesIn(); in != "" {
-		text += " that comes in " + in
+		text = "that comes in " + in + " "
 	}
-	if b.Colour != policy.Green.String() {
-		is := "is"
-		if b.Colour == b.ColourIn {
-			is = "stays"
-		}
-		why := b.why(bytes, b.CapacityBytes)
-		if why != "" {
-			why = ": " + why
-		}
-		fact(s, "now", fmt.Sprintf("%s %s %s%s; it %s", text, is, b.Colour, why, b.becomes()))
-		fact(s, "later", b.better(bytes, b.CapacityBytes))
-		return
+	if b.Colour == policy.Green.String() {
+		return text + fmt.Sprintf("is green, and %s; room for %s", b.become(false), plain.Count(b.RoomPackets, "such packet"))
 	}
-	fact(s, "now", fmt.Sprintf("%s is green, and %s; room for %s", text, b.becomes(), plain.Count(b.RoomPackets, "such packet")))
-	switch {
-	case b.SpeedBits == nil:
-	case b.FullNS == nil:
-		fact(s, "later", fmt.Sprintf("green: the device's %s cannot fill C", policy.Rate(*b.SpeedBits)))
-	case b.RedFirst || bytes > *b.SecondCapacityBytes:
-		b.later(s, policy.Red.String())
-	default:
-		b.later(s, policy.Yellow.String())
+	is := "is "
+	if b.Colour == b.ColourIn {
+		is = "stays "
 	}
-}
-
-// coloured is the colour of the packet, what happens to it, and when it would have a better one.
-func (a *Answer) coloured() string {
-	text := fmt.Sprintf("%d bytes", a.Bytes)
-	if in := a.comesIn(); in != "" {
-		text += " that come in " + in
+	text += is + b.Colour
+	if why := b.why(p.Bytes, b.CapacityBytes); why != "" {
+		text += ": " + why
 	}
-	text += " are " + a.Colour + " now, and " + a.become()
-	if later := a.better(a.Bytes, *a.CapacityBytes); later != "" {
-		text += "; " + later
-	}
-	return text
+	return text + "; it " + b.become(false) + "; " + b.better(p.Bytes, b.CapacityBytes)
 }

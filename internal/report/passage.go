@@ -125,9 +125,6 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	}
 }
 
-// plain reports whether there are neither pools nor shares, so that the rule's bucket alone decides.
-func (p *Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
-
 // pool is the number of the pool with a name; -1 for a rule, and for no name.
 func (p *Passage) pool(name *string) int {
 	for i := range p.Pools {
@@ -138,28 +135,12 @@ func (p *Passage) pool(name *string) int {
 	return -1
 }
 
-// beyond is the fair share that the packet exceeds, as "beyond the fair share of 10.0.0.7"; "" for none.
-func (p *Passage) beyond() string {
-	if p.RefusedReason != Share {
-		return ""
+// limit names a rule or pool.
+func (p *Passage) limit(name *string) string {
+	if p.pool(name) >= 0 {
+		return "pool " + *name
 	}
-	sharer := p.Sharer
-	if i := p.pool(p.RefusedBy); i >= 0 {
-		sharer = p.Pools[i].Sharer
-	}
-	return "beyond the fair share of " + sharer
-}
-
-// excess is the limit that the packet exceeds, as "excess in pool a".
-func (p *Passage) excess() string {
-	text := p.beyond()
-	if text == "" {
-		text = "excess"
-	}
-	if i := p.pool(p.RefusedBy); i >= 0 {
-		text += " in pool " + p.Pools[i].Name
-	}
-	return text
+	return *name
 }
 
 // decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
@@ -278,59 +259,8 @@ func (s *Sharing) sharers() string {
 	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
 
-// become is what happens to packets now that meet pools or shares.
-func (p *Stop) become() string {
-	beyond := p.beyond()
-	if beyond != "" {
-		beyond += ", and "
-	}
-	switch refused := p.RefusedBy != nil; {
-	case refused && p.Verdict == "pass":
-		return "are excess, and pass"
-	case refused && p.Verdict == "mark":
-		return "are " + beyond + "marked by ECN now"
-	case refused:
-		return "are " + beyond + "dropped now"
-	case p.WaitNS > 0 && p.unheld():
-		return "pass now, NOT DELAYED"
-	case p.WaitNS > 0 && p.Verdict == "mark":
-		return "wait " + about(p.WaitNS) + ", marked by ECN"
-	case p.WaitNS > 0:
-		return "wait " + about(p.WaitNS)
-	}
-	return "pass now" + p.covers()
-}
-
 // unheld reports whether it is known that nothing delays packets.
 func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
-
-// throughPools is the verdict on a packet that meets pools or shares, and when there will be another one.
-func (p *Stop) throughPools(s *strings.Builder) {
-	text := p.packet()
-	switch {
-	case p.RecentPackets > 0: // the answer says what happens to them
-		return
-	case p.RefusedBy != nil:
-		fact(s, "now", text+" is "+p.excess()+": "+excessBecomes[p.Verdict])
-		fact(s, "later", "conforms in "+about(p.WaitNS)+", if no others come")
-		return
-	case p.Verdict == "lost":
-		text += lost
-	case p.WaitNS > 0 && p.unheld():
-		text += " passes: nothing delays it by " + about(p.WaitNS)
-	case p.WaitNS > 0 && p.Verdict == "mark":
-		text += " waits " + about(p.WaitNS) + ", and is marked by ECN if it allows that"
-	case p.WaitNS > 0:
-		text += " waits " + about(p.WaitNS)
-	default:
-		return // the answer says it
-	}
-	fact(s, "now", text)
-}
-
-var excessBecomes = map[string]string{
-	"drop": "dropped", "mark": "marked by ECN if the packet allows it, else dropped", "pass": "counted, and passes",
-}
 
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
 func (p *Passage) covers() (text string) {
@@ -361,12 +291,9 @@ func (s *Sharing) text() string {
 	return text
 }
 
-// text describes a pool; decides says that it refuses the packet.
-func (p *PoolLevel) text(decides bool) string {
+// text describes a pool.
+func (p *PoolLevel) text() string {
 	text := p.Name
-	if decides {
-		text += ", decides"
-	}
 	text += ": " + policy.Rate(p.RateBits).String()
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"

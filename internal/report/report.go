@@ -622,86 +622,6 @@ func rateText(bits *uint64) string {
 	return policy.Rate(*bits).String()
 }
 
-// An Answer is what would become of a packet.
-type Answer struct {
-	Device        string  `json:"device"`
-	Direction     string  `json:"direction"`
-	Address       string  `json:"address"`
-	Rule          *string `json:"rule"` // null where none matches
-	Bytes         uint64  `json:"bytes"`
-	Conforms      bool    `json:"conforms"`
-	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
-	Key           string  `json:"key"`     // of the bucket: the host, subnet or flow, or the network
-	Spilled       bool    `json:"spilled"` // the table has no room for the key: level and verdict are those of the spill bucket
-	LevelBytes    uint64  `json:"level_bytes"`
-	CapacityBytes *uint64 `json:"capacity_bytes"`
-	Queue
-	Colouring
-	Passage
-	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
-	WaitNS   uint64 `json:"wait_ns"`
-	Attached bool   `json:"attached"`
-	Sentence string `json:"sentence"`
-	Note     string `json:"note"` // a remark; "" for none
-}
-
-// Text writes the answer in a few lines.
-func (a *Answer) Text(w io.Writer) error {
-	text := bufio.NewWriter(w)
-	switch {
-	case a.Rule == nil:
-		fmt.Fprintf(text, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
-	case a.CapacityBytes == nil && len(a.Pools) == 0:
-		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
-	case a.CapacityBytes == nil:
-		fmt.Fprintf(text, "%s\n%d bytes %s\n", a.Sentence, a.Bytes, a.fate())
-	case a.Colour != "":
-		fmt.Fprintf(text, "%s\nbuckets of %s\n%s\n", a.Sentence, a.levels(a.Key, a.LevelBytes, *a.CapacityBytes), a.coloured())
-		if a.Spilled {
-			text.WriteString(noRoom(a.Key) + "\n")
-		}
-	default:
-		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Key, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
-		if a.Spilled {
-			text.WriteString(noRoom(a.Key) + "\n")
-		}
-	}
-	if full := a.full(); full != "" {
-		fmt.Fprintln(text, plain.Line(full))
-	}
-	for _, p := range a.Pools {
-		line := p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)
-		if !p.Conforms {
-			line += "; room in " + about(p.WaitNS)
-		}
-		fmt.Fprintln(text, plain.Line(line))
-	}
-	if a.Rule != nil && !a.Attached {
-		text.WriteString("the rule is NOT IN FORCE\n")
-	}
-	if a.Note != "" {
-		text.WriteString(a.Note + "\n")
-	}
-	return text.Flush()
-}
-
-func (a *Answer) fate() string {
-	wait := about(a.WaitNS)
-	switch {
-	case !a.Conforms && !a.plain():
-		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.excess(), a.Verdict, wait))
-	case !a.Conforms && a.delays():
-		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
-	case !a.Conforms:
-		return fmt.Sprintf("are excess now (%s) and would conform in %s", a.Verdict, wait)
-	case a.WaitNS == 0:
-		return plain.Line("would pass now" + a.covers())
-	case a.Verdict == "mark":
-		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
-	}
-	return fmt.Sprintf("would wait %s and pass", wait)
-}
-
 // noRoom says why a packet is charged to the spill bucket.
 func noRoom(key string) string {
 	return "the bucket table has no room for " + key + ": this is the rule's spill bucket, which all keys without a bucket share"
@@ -741,17 +661,17 @@ func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
 // delays reports whether the rule delays packets.
 func (q Queue) delays() bool { return q.QueueBytes > 0 }
 
-// filled says how full the bucket of a key is, and its queue.
-func (q Queue) filled(key string, level, capacity uint64) string {
+// filled says how full the bucket or queue of a key is. what is which of them.
+func (q Queue) filled(key string, level, capacity uint64) (what, text string) {
 	fill := func(level, of uint64) string {
 		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
 	}
 	switch {
 	case !q.delays():
-		return "bucket of " + key + ": " + fill(level, capacity)
+		return "bucket", "of " + key + ": " + fill(level, capacity)
 	case q.beyond == 0:
-		return "queue of " + key + ": " + fill(level, capacity)
+		return "queue", "of " + key + ": " + fill(level, capacity)
 	}
 	inside := min(level, capacity)
-	return "bucket of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
+	return "bucket", "of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
 }
