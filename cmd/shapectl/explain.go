@@ -38,10 +38,9 @@ colours, the answer has the colour of the packet; if the rule is colour-aware, g
 
 explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
 device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,
-it looks at each device that has a rule for ADDRESS. Where the rules of both directions compare the same side
-(--match), routes tell on which side of the device ADDRESS is. With --flow, both ends of the packets are known, and
-ADDRESS may be left out; of rules with NAME, explain takes those for the flow. Give --flow where each flow has a bucket
-or a share. With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
+it looks at each device that has a rule for ADDRESS. With --flow, both ends of the packets are known, and ADDRESS may
+be left out; of rules with NAME, explain takes those for the flow. Give --flow where each flow has a bucket or a share.
+With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
 
 nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
 egress.
@@ -285,7 +284,8 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	}
 	if flow := q.Flow; flow != nil {
 		if q.Flow = nil; explain.Named(hooks, q) != nil {
-			return nil, e.notForFlow(q.Name, flow)
+			return nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules",
+				flow.Src, flow.Dst, e.suggest("show", q.Name))
 		}
 	}
 	if q.Device != "" {
@@ -306,11 +306,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
 	}
 	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
-}
-
-// notForFlow is the error if rules have a name, but none of them is for a flow.
-func (e *env) notForFlow(name string, f *maps.Flow) error {
-	return inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", f.Src, f.Dst, e.suggest("show", name))
 }
 
 // inForce reports whether all rules for the packets are in force.

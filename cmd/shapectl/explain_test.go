@@ -206,8 +206,7 @@ func TestExplain(t *testing.T) {
 			r.setRules("va egress 10.0.0.0/24 --rate 1mbit --each flow", "va ingress 10.0.0.0/24 --rate 1mbit --each flow --match dst",
 				"vb ingress 2001:db8::/32 --rate 1mbit --each flow")
 			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53",
-				"explain va ingress 10.0.0.7", "explain vb ingress 2001:db8::7",
-				"explain va 192.0.2.1 --flow udp,192.0.2.1:5000,10.0.0.7:53", "explain va 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53")
+				"explain va ingress 10.0.0.7", "explain vb ingress 2001:db8::7", "explain vb 192.0.2.1 --flow udp,192.0.2.1:5000,10.0.0.7:53")
 		},
 		"foreign": func(r *rig) string {
 			r.setRules("va egress 10.0.0.0/24 --rate 1mbit", "va ingress 10.0.0.0/24 --rate 1mbit")
@@ -263,17 +262,12 @@ func TestExplain(t *testing.T) {
 		"match": func(r *rig) string {
 			r.router()
 			r.setRules("va ingress 10.0.0.0/24 --match dst --rate 1mbit", "wan ingress 10.0.0.0/24 --match dst --rate 2mbit", "wan egress 10.0.0.7 --rate 3mbit")
-			return r.explained("explain va 10.0.0.7", "explain wan 10.0.0.7", "explain 10.0.0.7", "explain wan ingress 10.0.0.7",
-				"explain wan 10.0.0.7 --flow udp,192.0.2.7:53,10.0.0.7:5000", "explain va 10.0.0.7 --flow udp,192.0.2.7:53,10.0.0.7:5000")
+			return r.explained("explain va 10.0.0.7", "explain 10.0.0.7", "explain wan ingress 10.0.0.7")
 		},
 		"any": func(r *rig) string {
 			r.router()
 			r.setRules("va ingress any --match dst --rate 1mbit", "wan egress any --match src --rate 1mbit --each host")
-			before := r.explained("explain 10.0.0.7", "explain 192.0.2.7")
-			r.ok("delete", "va", "ingress", "0.0.0.0/0")
-			before += r.explained("explain va 10.0.0.7")
-			r.setRules("va ingress 0.0.0.0/0 --match dst --rate 1mbit", "va ingress 192.0.2.0/24 --match dst --rate 2mbit")
-			return before + r.explained("explain va 10.0.0.7")
+			return r.explained("explain 10.0.0.7", "explain 192.0.2.7")
 		},
 		"others": func(r *rig) string {
 			r.router()

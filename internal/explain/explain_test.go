@@ -470,6 +470,29 @@ func pooledRule() *Rule {
 	return r
 }
 
+// Where the fair shares of a pool refuse a packet, a full pool above decides: it leaves the pool less than its rate.
+func TestDecidedBy(t *testing.T) {
+	for _, test := range []struct {
+		change func(Stages)
+		want   string
+	}{
+		{func(Stages) {}, "10.0.0.0/24"},
+		{func(s Stages) { s.fill(1, 0); s.fill(2, 0) }, "a"},
+		{func(s Stages) { s.beyond(1) }, "a"},
+		{func(s Stages) { s.beyond(1); s.fill(2, 0) }, "b"},
+		{func(s Stages) { s.beyond(0); s.fill(2, 0) }, "b"},
+		{func(s Stages) { s.beyond(0) }, "10.0.0.0/24"},
+	} {
+		s := limited(policy.Egress)
+		s.Rule = pooledRule()
+		s.Rule.Stages.Now = 1 << 40
+		test.change(s.Rule.Stages)
+		if got := judgeStop(&Packets{Dst: far, Segments: 1}, s); *got.DecidedBy != test.want || *got.CapacityBytes != 5000 {
+			t.Errorf("%+v: want %s", got.Answer, test.want)
+		}
+	}
+}
+
 // A pool is full as soon as it cannot serve more: with fair shares, its bucket does not fill up.
 func TestFullPool(t *testing.T) {
 	for _, test := range []struct {

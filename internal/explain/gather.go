@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -59,11 +60,9 @@ func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 		}
 		places = append(places, p)
 	}
-	if len(places) == 2 && places[0].match == places[1].match {
-		var err error
-		if places, err = possible(places, q); err != nil {
-			return nil, err
-		}
+	if len(places) == 2 && places[0].match == places[1].match { // no packet has the address on that side in both
+		return nil, &QuestionError{fmt.Errorf("the rules of both directions compare the %s; name a direction, as in %s",
+			sideNames[places[0].match], plain.Suggest(q.Netns, "explain", q.Device, "egress", q.Address.String()))}
 	}
 	var all []Facts
 	var refused *QuestionError
@@ -88,7 +87,6 @@ type place struct {
 	netinfo.Hop
 	hook  *loader.Hook // nil where there are no rules
 	match policy.Match // of its rules
-	side  policy.Match // the one of the address that was asked for
 }
 
 func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, err error) {
@@ -103,50 +101,11 @@ func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, e
 	if p.Device, err = netinfo.DeviceByName(device); errors.Is(err, netinfo.ErrNoDevice) {
 		err = &QuestionError{err}
 	}
-	p.side = p.match
 	return p, err
 }
 
 func placeOf(h *loader.Hook) place {
-	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match(), h.Match()}
-}
-
-// possible is for both directions of a device whose rules go by the same side. No packet has
-// the address on that side in both: it leaves by the device where that is the way to its
-// destination, else it enters by it.
-func possible(places []place, q Question) ([]place, error) {
-	address := q.Address
-	if q.Flow != nil {
-		address = q.Flow.Dst
-	}
-	far, err := leadsTo(places[0].Device, address)
-	if err != nil {
-		return nil, err
-	}
-	if q.Flow != nil && far {
-		return places[:1], nil
-	}
-	if q.Flow != nil {
-		return places[1:], nil
-	}
-	for i, p := range places {
-		places[i].side = p.Direction.FarSide()
-		if !far {
-			places[i].side = policy.MatchSrc + policy.MatchDst - places[i].side // the other one
-		}
-	}
-	return places, nil
-}
-
-// leadsTo reports whether packets to an address leave by a device. It assumes so of a bridge
-// port or a device that is gone, and where there is no route.
-func leadsTo(d netinfo.Device, address netip.Addr) (bool, error) {
-	l, err := legOut(address, Leg{})
-	if err != nil {
-		return false, err
-	}
-	leaves := slices.ContainsFunc(l.Hops, func(h netinfo.Hop) bool { return h.Index == d.Index && h.Direction == policy.Egress })
-	return leaves || d.Name == "" || d.Master != 0 || l.NoRoute != nil, nil
+	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match()}
 }
 
 func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
@@ -158,7 +117,7 @@ func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
 			return f, &QuestionError{fmt.Errorf("the flow's %s is %s; the rules of %s go by that side, so it must be the address asked for",
 				p.match, far, p.Direction)}
 		}
-	case p.side == policy.MatchSrc:
+	case p.match == policy.MatchSrc:
 		f.Src = q.Address
 	default:
 		f.Dst = q.Address

@@ -72,6 +72,10 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.DecidedBy = out.LimitedBy
 	case out.RefusedBy != nil:
 		out.DecidedBy = out.RefusedBy
+		// A pool whose fair shares refuse the packet may have room itself: then a full pool above leaves it less than its rate.
+		if full := out.FullFrom(max(out.Pool(out.RefusedBy), 0)); full >= 0 && out.RefusedReason == report.Share {
+			out.DecidedBy = &out.Pools[full].Name
+		}
 	case out.Bucket != nil:
 		out.DecidedBy = &cidr
 	case len(out.Pools) > 0:
@@ -81,10 +85,8 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	if out.Bucket != nil {
 		out.LevelBytes, out.CapacityBytes = &out.Bucket.LevelBytes, &out.Bucket.CapacityBytes
 	}
-	for i := range out.Pools {
-		if pool := &out.Pools[i]; *out.DecidedBy == pool.Name {
-			out.LevelBytes, out.CapacityBytes = &pool.LevelBytes, &pool.CapacityBytes
-		}
+	if i := out.Pool(out.DecidedBy); i >= 0 {
+		out.LevelBytes, out.CapacityBytes = &out.Pools[i].LevelBytes, &out.Pools[i].CapacityBytes
 	}
 }
 

@@ -306,10 +306,10 @@ func (p *Stop) decision() string {
 		return *p.Rule + " matches"
 	}
 	text := *p.Rule + " decides"
-	switch i := p.refuser(); {
-	case p.byRule():
+	switch i := p.Pool(p.DecidedBy); {
+	case p.LimitedBy != nil && i < 0:
 		text = *p.Rule + " is limited by its own rate"
-	case i >= 0:
+	case i >= 0 && (p.LimitedBy != nil || p.RefusedBy != nil && p.RecentPackets == 0):
 		text = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides"
 	case p.Bucket == nil && len(p.Pools) > 0:
 		text = *p.Rule + " matches"
@@ -533,7 +533,7 @@ func (p *Stop) now() string {
 
 // refused says which limit an excess packet exceeds, what happens to it, and when it would conform.
 func (p *Stop) refused() string {
-	b, by, pool := p.Bucket, "by "+p.limit(p.RefusedBy), p.pool(p.RefusedBy)
+	b, by, pool := p.Bucket, "by "+p.limit(p.RefusedBy), p.Pool(p.RefusedBy)
 	text, sharer := "is dropped now "+by, p.Sharer
 	switch p.Verdict {
 	case "pass":
@@ -592,31 +592,23 @@ func (b *Level) text(s *strings.Builder) {
 }
 
 func (c *Counted) words() string {
-	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
-	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
+	text := fmt.Sprintf("%d at layer 2", c.PacketBytes)
+	if c.Segments > 1 {
+		text = fmt.Sprintf("%d segments of %s", c.Segments, text)
+	}
 	if c.TagBytes > 0 {
-		parts = append(parts, fmt.Sprintf("+ %d VLAN tag", c.TagBytes))
+		text += fmt.Sprintf(" + %d VLAN tag", c.TagBytes)
 	}
 	switch {
 	case c.OverheadBytes > 0:
-		parts = append(parts, fmt.Sprintf("+ %d overhead", c.OverheadBytes))
+		text += fmt.Sprintf(" + %d overhead", c.OverheadBytes)
 	case c.OverheadBytes < 0:
-		parts = append(parts, fmt.Sprintf("- %d overhead", -int(c.OverheadBytes)))
+		text += fmt.Sprintf(" - %d overhead", -int(c.OverheadBytes))
 	}
-	sum := strings.Join(parts, " ")
-	if one < int64(c.MPUBytes) {
-		sum = fmt.Sprintf("the minimum, as %s is %d", sum, one)
-		one = int64(c.MPUBytes)
+	if int64(c.PacketBytes)+int64(c.TagBytes)+int64(c.OverheadBytes) < int64(c.MPUBytes) {
+		text += fmt.Sprintf(", but at least %d", c.MPUBytes)
 	}
-	switch {
-	case c.Segments > 1 && len(parts) == 1 && one == int64(c.PacketBytes):
-		return fmt.Sprintf("%d bytes: %d segments of %s", c.Bytes, c.Segments, sum)
-	case c.Segments > 1:
-		return fmt.Sprintf("%d bytes: %d segments of %d (%s)", c.Bytes, c.Segments, one, sum)
-	case len(parts) == 1 && one == int64(c.PacketBytes):
-		return fmt.Sprintf("%d bytes at layer 2", c.Bytes)
-	}
-	return fmt.Sprintf("%d bytes: %s", c.Bytes, sum)
+	return fmt.Sprintf("%d bytes: %s", c.Bytes, text)
 }
 
 // about rounds a time to three digits.

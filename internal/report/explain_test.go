@@ -13,8 +13,8 @@ func TestCountedWords(t *testing.T) {
 		counted Counted
 		want    string
 	}{
-		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes at layer 2"},
-		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
 		{Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, Bytes: 1518}, "1518 bytes: 1514 at layer 2 + 4 VLAN tag"},
 		{
 			Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, OverheadBytes: 24, MPUBytes: 84, Bytes: 1542},
@@ -23,24 +23,24 @@ func TestCountedWords(t *testing.T) {
 		{Counted{PacketBytes: 1514, Segments: 1, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
-			"84 bytes: the minimum, as 42 at layer 2 + 24 overhead is 66",
+			"84 bytes: 42 at layer 2 + 24 overhead, but at least 84",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, MPUBytes: 64, Bytes: 64},
-			"64 bytes: the minimum, as 42 at layer 2 is 42",
+			"64 bytes: 42 at layer 2, but at least 64",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: -64, Bytes: 0},
-			"0 bytes: the minimum, as 42 at layer 2 - 64 overhead is -22",
+			"0 bytes: 42 at layer 2 - 64 overhead, but at least 0",
 		},
 		{Counted{PacketBytes: 1514, Segments: 43, Bytes: 65102}, "65102 bytes: 43 segments of 1514 at layer 2"},
 		{
 			Counted{PacketBytes: 1514, Segments: 43, OverheadBytes: 24, Bytes: 66134},
-			"66134 bytes: 43 segments of 1538 (1514 at layer 2 + 24 overhead)",
+			"66134 bytes: 43 segments of 1514 at layer 2 + 24 overhead",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 3, OverheadBytes: 24, MPUBytes: 84, Bytes: 252},
-			"252 bytes: 3 segments of 84 (the minimum, as 42 at layer 2 + 24 overhead is 66)",
+			"252 bytes: 3 segments of 42 at layer 2 + 24 overhead, but at least 84",
 		},
 	} {
 		if got := test.counted.words(); got != test.want {

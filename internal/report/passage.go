@@ -125,8 +125,8 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	}
 }
 
-// pool is the number of the pool with a name; -1 for a rule, and for no name.
-func (p *Passage) pool(name *string) int {
+// Pool is the number of the pool with a name; -1 for a rule, and for no name.
+func (p *Passage) Pool(name *string) int {
 	for i := range p.Pools {
 		if name != nil && p.Pools[i].Name == *name {
 			return i
@@ -137,32 +137,14 @@ func (p *Passage) pool(name *string) int {
 
 // limit names a rule or pool.
 func (p *Passage) limit(name *string) string {
-	if p.pool(name) >= 0 {
+	if p.Pool(name) >= 0 {
 		return "pool " + *name
 	}
 	return *name
 }
 
-// decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
-// whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
-func (p *Passage) decider() int {
-	switch {
-	case p.LimitedBy != nil:
-		return p.pool(p.LimitedBy)
-	case p.RecentPackets > 0: // none limited these, whatever would become of one at a certain moment
-		return p.fullFrom(0)
-	case p.RefusedReason == Capacity:
-		return p.pool(p.RefusedBy)
-	}
-	refuses := p.pool(p.RefusedBy)
-	if i := p.fullFrom(max(refuses, 0)); i >= 0 {
-		return i
-	}
-	return refuses
-}
-
-// fullFrom is the lowest full pool from a number on; -1 for none.
-func (p *Passage) fullFrom(from int) int {
+// FullFrom is the lowest full pool from a number on; -1 for none.
+func (p *Passage) FullFrom(from int) int {
 	for i := from; i < len(p.Pools); i++ {
 		if p.Pools[i].Full {
 			return i
@@ -171,22 +153,14 @@ func (p *Passage) fullFrom(from int) int {
 	return -1
 }
 
-// refuser is the number of the pool that refuses packets; -1 for none.
-func (p *Passage) refuser() int {
-	if p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0) {
-		return -1
-	}
-	return p.decider()
-}
-
-// byRule reports whether the rule itself limited the packets while they were counted.
-func (p *Passage) byRule() bool { return p.LimitedBy != nil && p.pool(p.LimitedBy) < 0 }
-
 // full says that the pool that decides is full, and who has which part of it; "" if none is.
-func (p *Passage) full() string {
-	i, too := p.decider(), ""
-	if p.byRule() {
-		i, too = p.fullFrom(0), ", too"
+func (p *Stop) full() string {
+	i, too := p.Pool(p.DecidedBy), ""
+	switch {
+	case p.LimitedBy != nil && i < 0:
+		i, too = p.FullFrom(0), ", too"
+	case p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0): // none limited these, whatever would become of one
+		i = p.FullFrom(0)
 	}
 	if i < 0 || !p.Pools[i].Full {
 		return ""
@@ -201,7 +175,7 @@ func (p *Passage) full() string {
 	}
 	switch {
 	case p.RefusedBy != nil, p.RecentDrops > 0:
-	case p.Guaranteed && p.pool(p.GuaranteedBy) < i:
+	case p.Guaranteed && p.Pool(p.GuaranteedBy) < i:
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
 		text += ", and " + pool.Sharer + " gets its fair share"
@@ -267,7 +241,7 @@ func (p *Passage) covers() (text string) {
 	if len(p.BorrowedBy) > 0 {
 		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and ")
 	}
-	if i := p.pool(p.GuaranteedBy); i >= 0 {
+	if i := p.Pool(p.GuaranteedBy); i >= 0 {
 		return text + ", guaranteed by pool " + p.Pools[i].Name
 	}
 	if p.Guaranteed {

@@ -49,6 +49,9 @@ func TestPassageText(t *testing.T) {
 	} {
 		s := Stop{Answer: Answer{Rule: new(rule), Bytes: 1514, Verdict: test.verdict, WaitNS: test.wait}, Passage: test.passage}
 		s.Pools = []PoolLevel{pool}
+		if s.DecidedBy = test.passage.LimitedBy; s.DecidedBy == nil {
+			s.DecidedBy = test.passage.RefusedBy
+		}
 		if got := s.decision(); got != test.decision {
 			t.Errorf("%+v: the decision is %q, want %q", test, got, test.decision)
 		}
@@ -122,10 +125,11 @@ func TestPassageFull(t *testing.T) {
 			p.Guaranteed, p.GuaranteedBy = true, new("ap")
 		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
 	} {
-		p := Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}
-		test.change(&p.Pools[0], &p.Pools[1], &p)
-		if i, got := p.decider(), p.full(); i != test.decider || got != test.want {
-			t.Errorf("%s: %d decides; %q, want %d, %q", test.name, i, got, test.decider, test.want)
+		p := Stop{Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}}
+		p.DecidedBy = &[]string{"10.0.0.7/32", "home", "ap"}[test.decider+1]
+		test.change(&p.Pools[0], &p.Pools[1], &p.Passage)
+		if got := p.full(); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 	}
 }
