@@ -697,7 +697,7 @@ func TestJudgeStages(t *testing.T) {
 		if v.RefusedBy != nil {
 			refused = *v.RefusedBy + map[string]string{report.Share: beyond}[v.RefusedReason]
 		}
-		if v.Guaranteed {
+		if v.GuaranteedBy != nil {
 			covered += "guaranteed by " + *v.GuaranteedBy
 		}
 		conforms := ""

@@ -195,15 +195,14 @@ func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, wa
 		waitNS = waits(s.Model, p)
 	}
 	v.BorrowedBy = []string{}
-	for i := 0; conforms && !v.Guaranteed && i < len(s.Levels); i++ {
+	for i := 0; conforms && v.GuaranteedBy == nil && i < len(s.Levels); i++ {
 		switch l := &s.Levels[i]; {
 		case i == passage.Guaranteed:
-			v.Guaranteed, v.GuaranteedBy = true, new(l.Name())
+			v.GuaranteedBy = new(l.Name())
 		case l.Guarantee != 0:
 			v.BorrowedBy = append(v.BorrowedBy, l.Name())
 		}
 	}
-	v.Borrowed = len(v.BorrowedBy) > 0 && !v.Guaranteed
 	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(bytes, tests)
 	if v.WatchedNS = s.Watched; s.Watched == 0 {
 		return v, verdict, waitNS

@@ -63,7 +63,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	}
 	switch {
 	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
-		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.Guaranteed, out.GuaranteedBy = nil, "", []string{}, false, nil
+		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy = nil, "", []string{}, nil
 		if out.Conforms = true; !report.NotInForce(out.Attached) {
 			out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
 		}

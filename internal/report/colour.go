@@ -225,66 +225,41 @@ func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colou
 // why says which bucket decided over a packet of so many bytes; "" if none did.
 func (c *Colouring) why(bytes, cbs uint64) string {
 	second, size := c.second()
-	notFirst, notSecond := "C has no room for it", second+" has no room for it"
+	inFirst, inSecond := "C has no room for it", second+" has no room for it"
 	switch {
 	case !c.isIn(policy.Green):
-		notFirst = "it comes in " + c.comesIn()
+		inFirst = "it comes in " + c.comesIn()
 	case bytes > cbs:
-		notFirst = "it is larger than CBS"
+		inFirst = "it is larger than CBS"
 	}
 	switch {
+	case *c.SecondRoomPackets > 0:
+		inSecond = fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
 	case *c.SecondCapacityBytes == 0:
-		notSecond = size + " is 0"
+		inSecond = size + " is 0"
 	case bytes > *c.SecondCapacityBytes:
-		notSecond = "it is larger than " + size
+		inSecond = "it is larger than " + size
 	}
-	room := fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
 	switch {
 	case c.isIn(policy.Red):
 		return ""
-	case c.Colour == policy.Yellow.String() && c.Colour == c.ColourIn:
-		return room
-	case c.Colour == policy.Yellow.String():
-		return notFirst + ", and " + room
-	case c.Peak:
-		return notSecond
-	case c.isIn(policy.Green) && bytes <= min(cbs, *c.SecondCapacityBytes):
-		return "neither C nor E has room for it"
+	case c.Colour == c.ColourIn, c.Peak && c.Colour == policy.Red.String():
+		return inSecond
 	}
-	return notFirst + ", and " + notSecond
+	return inFirst + ", and " + inSecond
 }
 
-// better says when a packet of so many bytes would get a better colour; "" for a green one.
-func (c *Colouring) better(bytes, cbs uint64) string {
-	if c.Colour == policy.Green.String() {
-		return ""
+// better says when a packet that is not green would get a better colour.
+func (c *Colouring) better() string {
+	text, waits := "never green", c.GreenInNS != nil
+	if waits {
+		text = "green in " + about(*c.GreenInNS)
 	}
-	_, size := c.second()
-	var parts []string
 	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
-		parts = append(parts, "yellow in "+about(*c.YellowInNS))
+		text, waits = "yellow in "+about(*c.YellowInNS)+", "+text, true
 	}
-	if c.GreenInNS != nil {
-		parts = append(parts, "green in "+about(*c.GreenInNS))
-	}
-	never := ""
-	if c.GreenInNS == nil {
-		switch {
-		case !c.isIn(policy.Green):
-			never = "it comes in " + c.comesIn()
-		case bytes > cbs:
-			never = "it is larger than CBS"
-		default:
-			never = "it is larger than " + size
-		}
-		never = "never green, as " + never
-	}
-	text := strings.Join(parts, ", ")
-	if text == "" {
-		return never
-	}
-	if text += ", if no others come"; never != "" {
-		text += "; " + never
+	if waits {
+		text += ", if no others come"
 	}
 	return text
 }
@@ -306,5 +281,5 @@ func (p *Stop) coloured() string {
 	if why := b.why(p.Bytes, b.CapacityBytes); why != "" {
 		text += ": " + why
 	}
-	return text + "; it " + b.become(false) + "; " + b.better(p.Bytes, b.CapacityBytes)
+	return text + "; it " + b.become(false) + "; " + b.better()
 }

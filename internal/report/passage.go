@@ -15,13 +15,9 @@ type Passage struct {
 	RefusedBy *string `json:"refused_by"`
 	// RefusedReason is capacity, or share where the packet is beyond a fair share; "" without RefusedBy.
 	RefusedReason string `json:"refused_reason"`
-	// Borrowed says whether the packet passes beyond the guarantees of its rule and pools, of which there are some.
-	Borrowed bool `json:"borrowed"`
 	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
 	BorrowedBy []string `json:"borrowed_by"`
-	// Guaranteed says whether a guarantee lets the packet pass the pools above it.
-	Guaranteed bool `json:"guaranteed"`
-	// GuaranteedBy has that guarantee; null for none.
+	// GuaranteedBy has the guarantee that lets the packet pass the pools above; null for none.
 	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
@@ -175,7 +171,7 @@ func (p *Stop) full() string {
 	}
 	switch {
 	case p.RefusedBy != nil, p.RecentDrops > 0:
-	case p.Guaranteed && p.Pool(p.GuaranteedBy) < i:
+	case p.GuaranteedBy != nil && p.Pool(p.GuaranteedBy) < i:
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
 		text += ", and " + pool.Sharer + " gets its fair share"
@@ -244,7 +240,7 @@ func (p *Passage) covers() (text string) {
 	if i := p.Pool(p.GuaranteedBy); i >= 0 {
 		return text + ", guaranteed by pool " + p.Pools[i].Name
 	}
-	if p.Guaranteed {
+	if p.GuaranteedBy != nil {
 		text += ", guaranteed"
 	}
 	return text

@@ -28,8 +28,8 @@ func TestPassageText(t *testing.T) {
 	}{
 		{"pass", 0, Passage{}, rule + " matches", "passes now"},
 		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " matches", "passes now, borrowed by 10.0.0.0/24 and a"},
-		{"pass", 0, Passage{Guaranteed: true, GuaranteedBy: new(rule)}, rule + " matches", "passes now, guaranteed"},
-		{"pass", 0, Passage{Guaranteed: true, GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " matches",
+		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " matches", "passes now, guaranteed"},
+		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " matches",
 			"passes now, borrowed by 10.0.0.0/24, guaranteed by pool a"},
 		{"delay", 5000, Passage{}, rule + " matches", "waits 5us"},
 		{"mark", 5000, Passage{}, rule + " matches", "waits 5us, and is marked by ECN if it allows that"},
@@ -108,7 +108,7 @@ func TestPassageFull(t *testing.T) {
 		}, -1, ""},
 		{"guaranteed below", func(_, ap *PoolLevel, p *Passage) {
 			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-			p.Guaranteed, p.GuaranteedBy = true, new("home")
+			p.GuaranteedBy = new("home")
 		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
 		{"another one limited them lately", func(home, ap *PoolLevel, p *Passage) {
 			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
@@ -122,7 +122,7 @@ func TestPassageFull(t *testing.T) {
 		}, -1, ""},
 		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
 			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
-			p.Guaranteed, p.GuaranteedBy = true, new("ap")
+			p.GuaranteedBy = new("ap")
 		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
 	} {
 		p := Stop{Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}}
