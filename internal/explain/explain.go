@@ -158,8 +158,7 @@ type Shadow struct {
 // Elsewhere is a limit for packets on a hook that they may not pass.
 type Elsewhere struct {
 	Hook
-	Rule  policy.Rule
-	Pools []string // above the rule, the lowest first
+	Rule policy.Rule
 }
 
 // Judge says what the facts mean.
@@ -169,7 +168,7 @@ func Judge(f Facts) report.Path {
 		path.Hooks = append(path.Hooks, judgeStop(&f.Packets, &f.Stops[i]))
 	}
 	path.Answer = answer(path.Hooks)
-	charged := warnTwice(path.Hooks)
+	warnTwice(path.Hooks)
 	if !f.Routed {
 		path.How = "leave by " + path.Device
 		if f.Stops[0].Direction == policy.Ingress {
@@ -189,9 +188,6 @@ func Judge(f Facts) report.Path {
 		met, when := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
 		if !met && !f.expects(&e) {
 			continue
-		}
-		if i := slices.IndexFunc(e.Pools, func(pool string) bool { return charged[pool] }); i >= 0 && met && e.State.InForce() {
-			when += fmt.Sprintf(", and then charged to pool %q twice", e.Pools[i])
 		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
@@ -236,8 +232,8 @@ func answer(stops []report.Stop) report.Answer {
 	return worst
 }
 
-// warnTwice warns where packets are charged to a pool again, and returns the pools that they are charged to.
-func warnTwice(stops []report.Stop) map[string]bool {
+// warnTwice warns where packets are charged to a pool again.
+func warnTwice(stops []report.Stop) {
 	charged := map[string]bool{}
 	for i := range stops {
 		s, again := &stops[i], ""
@@ -250,7 +246,6 @@ func warnTwice(stops []report.Stop) map[string]bool {
 			charged[name] = true
 		}
 	}
-	return charged
 }
 
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It

@@ -441,26 +441,6 @@ func TestChargedTwice(t *testing.T) {
 	if got := twice(Judge(facts)); got != "" {
 		t.Errorf("of a rule that is not in force: %q", got)
 	}
-
-	facts.Stops = facts.Stops[1:]
-	facts.Out = Leg{Route: netinfo.Route{Device: eth0}, End: far, Descent: along(policy.Egress, eth0)}
-	for _, test := range []struct {
-		change func(*Elsewhere)
-		want   string
-	}{
-		{func(*Elsewhere) {}, `met if they come in by eth1, and then charged to pool "b" twice`},
-		{func(e *Elsewhere) { e.Pools = []string{"c"} }, "met if they come in by eth1"},
-		{func(e *Elsewhere) { e.State = loader.Detached }, "met if they come in by eth1"},
-		{func(e *Elsewhere) { e.Direction = policy.Egress; e.Rule.Prefix = netip.MustParsePrefix("10.0.0.7/32") }, "not on this path"},
-	} {
-		e := Elsewhere{Hook: *in.Hook, Rule: in.Rule.Rule, Pools: []string{"c", "b"}}
-		e.Device = eth1
-		test.change(&e)
-		facts.Elsewhere = []Elsewhere{e}
-		if got := Judge(facts).Elsewhere[0].When; got != test.want {
-			t.Errorf("it is %q, want %q", got, test.want)
-		}
-	}
 }
 
 // pooledRule is one in pools a and b.

@@ -205,20 +205,18 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		if met[h] {
 			continue
 		}
-		e := Elsewhere{Hook: hookOf(h)}
-		entry, found := maps.Entry{}, false
-		if address := addressAt(&e.Hook, &p, &f.In, &f.Out); address.IsValid() && !turnBack(&e.Hook, &f.In, &f.Out) {
-			entry, found = h.Set.Match(address)
-		} else if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
-			entry, found = h.Set.Match(outside(p.ipv6()))
+		hook := hookOf(h)
+		address := addressAt(&hook, &p, &f.In, &f.Out)
+		switch {
+		case address.IsValid() && turnBack(&hook, &f.In, &f.Out):
+			continue
+		case !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }):
+			address = outside(p.ipv6())
+		case !address.IsValid():
+			continue
 		}
-		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
-			e.Rule = entry.Rule
-			pools, _ := h.Set.Store.Stages(entry, h.Match(), flowOf(nil, f.side(h.Match())), maps.Now())
-			for _, pool := range pools[1:] {
-				e.Pools = append(e.Pools, pool.Label.Name)
-			}
-			f.Elsewhere = append(f.Elsewhere, e)
+		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule)) {
+			f.Elsewhere = append(f.Elsewhere, Elsewhere{hook, e.Rule})
 		}
 	}
 	return f, nil

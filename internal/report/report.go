@@ -610,7 +610,7 @@ func state(r Rule) string {
 	case !*r.Attached:
 		return "NOT IN FORCE: " + r.State
 	case r.State != "attached":
-		return strings.TrimPrefix(strings.TrimPrefix(r.State, "attached, "), "but the device has ")
+		return r.State
 	}
 	return ""
 }

@@ -103,7 +103,7 @@ wg0 egress   ::/0                     8kbit/flow        0
 DEVICE       NETWORK       RATE  STATE
 tap2 egress  10.0.0.0/24  1mbit
 tap3 egress  10.0.0.0/24  1mbit  NOT IN FORCE: device is gone
-tap4 egress  10.0.0.0/24  1mbit  moved to another namespace
+tap4 egress  10.0.0.0/24  1mbit  attached, but the device has moved to another namespace
 `},
 		"names": {Table{Width: 80, Rules: Rules{
 			named(passed(shown("tap2", out, "10.0.3.7/32", 10e6, nil), 10, 5000, 0), "alice", "gold"),
