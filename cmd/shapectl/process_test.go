@@ -406,7 +406,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			}
 		}
 		r.address("10.0.0.1/24")
-		says := regexp.MustCompile(`(?s)^packets to 10.0.0.7 leave by va, then vb\n  va egress: not known; the rules here cannot be read: .*\n  path +(tcx|clsact) shapectl`)
+		says := regexp.MustCompile(`(?s)^to 10.0.0.7, by va egress: not known: the rules here cannot be read: .*\n  they leave by va, then vb\n.*\n  path +(tcx|clsact) shapectl`)
 		if got := r.run("explain", "10.0.0.7"); got.code != exitKernel || !says.MatchString(got.out) ||
 			!strings.Contains(r.run("explain", "10.0.0.7", "-j").out, `"verdict": "unknown"`) {
 			t.Errorf("explain: %+v", got)
