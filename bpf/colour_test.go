@@ -227,10 +227,11 @@ func TestColoursThroughChanges(t *testing.T) {
 				return inColours(out)
 			}
 			plain := rule()
-			plain.Algorithm, plain.Capacity, plain.Colours = policy.GCRA, 10_000, policy.Colours{}
+			plain.Algorithm, plain.Capacity, plain.Colours = policy.Leaky, 1514, policy.Colours{}
+			plain.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: 50 * time.Millisecond}
 			c := &colouredRig{rig: r, entry: r.put(plain, now), pairs: map[netip.Addr]*model.Pair{}}
 			limit := model.NewLimit(plain)
-			for _, host := range hosts { // keys have slots before the rule has colours
+			for _, host := range append(hosts, hosts...) { // keys have slots, and a penalty, before the rule has colours
 				frame, m := painted(host, 1000, policy.Green, now)
 				send(t, r.program(), frame, m)
 				limit.Offer(&c.pair(host).First, nil, false, model.Packet{Time: now, Bytes: 1000})
@@ -238,30 +239,20 @@ func TestColoursThroughChanges(t *testing.T) {
 			c.entry = r.put(rule(), now)
 			c.model = model.NewColoured(c.entry.Rule)
 			c.model.First.Succeed(limit.Meter, now)
-			// With another algorithm, a second bucket begins anew; a revert finds the former one.
-			generation, last, second := 0, 0, map[netip.Addr]map[int]model.Bucket{}
-			become := func(rule policy.Rule, of int, at uint64) {
+			c.model.Second.Succeed(model.Meter{}, now)
+			// With another algorithm, a second bucket begins without room.
+			become := func(rule policy.Rule, at uint64) {
 				old := c.model
 				c.entry.Rule, c.model = rule, model.NewColoured(rule)
 				c.model.First.Succeed(old.First, at)
-				if generation == of {
+				if c.model.Kind == old.Kind {
 					c.model.Second.Succeed(old.Second, at)
 					return
 				}
-				for host, p := range c.pairs {
-					if second[host] == nil {
-						second[host] = map[int]model.Bucket{}
-					}
-					second[host][generation], p.Second = p.Second, second[host][of]
+				c.model.Second.Succeed(model.Meter{}, at)
+				for _, p := range c.pairs {
+					p.Second = model.Bucket{}
 				}
-				generation = of
-			}
-			next := func(rule policy.Rule) int {
-				if rule.Algorithm != c.entry.Algorithm {
-					last++
-					return last
-				}
-				return generation
 			}
 			offer := func() {
 				now += random.Uint64N(uint64(400 * time.Microsecond))
@@ -275,7 +266,7 @@ func TestColoursThroughChanges(t *testing.T) {
 				before, after := c.entry.Rule, rule()
 				if random.IntN(3) == 0 {
 					r.put(after, now)
-					become(after, next(after), now)
+					become(after, now)
 					continue
 				}
 				r.at(now)
@@ -292,8 +283,7 @@ func TestColoursThroughChanges(t *testing.T) {
 				now = from
 				r.at(now)
 				r.set.Store.Commit()
-				former, formerly := generation, c.model.Second
-				become(after, next(after), from)
+				become(after, from)
 				if until == maps.Never {
 					continue
 				}
@@ -305,13 +295,92 @@ func TestColoursThroughChanges(t *testing.T) {
 					continue
 				}
 				now = until
-				become(before, former, until)
-				if before.Algorithm != after.Algorithm {
-					c.model.Second = formerly
-				}
+				become(before, until)
 				for range random.IntN(10) {
 					offer()
 				}
+				r.at(now)
+				r.set.Store.Finish()
+			}
+		})
+	}
+}
+
+// However a rule changes between the algorithms, and back, over no window passes more than the rates in force and a burst allow.
+func TestChangesOfColoursGiveNoRoom(t *testing.T) {
+	plain := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8e6, Capacity: 20_000}
+	srtcm, trtcm := plain, plain
+	srtcm.Algorithm, srtcm.Colours = policy.SRTCM, policy.Colours{EBS: 10_000, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop}
+	trtcm.Algorithm, trtcm.Colours = policy.TRTCM, srtcm.Colours
+	trtcm.Colours.EBS, trtcm.Colours.PIR, trtcm.Colours.PBS = 0, 16e6, 30_000
+	leaky := plain
+	leaky.Algorithm, leaky.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: 50 * time.Millisecond}
+	rules := []policy.Rule{plain, leaky, srtcm, trtcm, byColour(plain, 4e6, 10_000)}
+	rates, bursts := []float64{8e6, 8e6, 8e6, 16e6, 12e6}, []float64{20_000, 20_000, 30_000, 30_000, 30_000} // of all that passes
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+		t.Run(policy.Each{Kind: each}.String(), func(t *testing.T) {
+			random := rand.New(rand.NewPCG(testenv.Seed(t), uint64(each)))
+			r := newRig(t, maps.Size{Rules: 8, Buckets: 64, Colours: true}, egress())
+			now, in := uint64(time.Hour), 0
+			net, least := 0.0, 0.0 // passed bytes less those of the rates; the least of net and burst of all beginnings
+			become := func(to int) { in, least = to, min(least, net+bursts[to]) }
+			offer := func(until uint64) {
+				for flood := random.IntN(3) > 0; now < until; {
+					next := min(until, now+50_000+random.Uint64N(100_000))
+					if !flood {
+						next = until
+					}
+					net -= rates[in] / 8e9 * float64(next-now)
+					now, least = next, min(least, net+bursts[in])
+					if now == until {
+						break
+					}
+					frame, m := painted(addr("10.1.1.1"), 1000, policy.Green, now)
+					if verdict, _ := send(t, r.program(), frame, m); verdict != drop {
+						net += 1000
+					}
+					if net > least+1001 {
+						t.Fatalf("%.0f bytes more than the rates and a burst passed, at last by %v", net-least, rules[in].Algorithm)
+					}
+				}
+			}
+			soon := func() uint64 { return now + uint64(6*time.Millisecond) + random.Uint64N(uint64(40*time.Millisecond)) }
+			for i := range rules {
+				rules[i].Each.Kind = each
+			}
+			r.put(rules[0], now)
+			least = bursts[0]
+			for range 100 {
+				offer(soon())
+				before, after := in, random.IntN(len(rules))
+				how := random.IntN(4)
+				if how == 0 {
+					r.put(rules[after], now)
+					become(after)
+					continue
+				}
+				r.at(now)
+				r.prepare(rules[after])
+				from := now + uint64(5*time.Millisecond)
+				until := from + uint64(60*time.Millisecond)
+				r.set.Store.Time(from, until)
+				testenv.Must(t, r.set.Store.Arm())
+				offer(from)
+				become(after)
+				offer(soon())
+				r.at(now)
+				switch how {
+				case 1:
+					testenv.Must(t, r.set.Store.Confirm())
+					continue
+				case 2: // rolled back
+					until = now + uint64(5*time.Millisecond)
+					r.set.Store.TimeRevert(until)
+					testenv.Must(t, r.set.Store.Revert(until))
+				}
+				offer(until)
+				become(before)
+				offer(soon())
 				r.at(now)
 				r.set.Store.Finish()
 			}
@@ -379,11 +448,12 @@ func TestSecondLimitsBeginAnew(t *testing.T) {
 		r.put(plain, now)
 		r.set.Delete(prefix("10.2.0.0/16"))
 		e := r.put(byColour(plain, 800e6, 20_000), now)
+		now += uint64(time.Millisecond)
 		r.paint(e, host, 40, now)
 		r.put(plain, now)
 		e = r.put(byColour(plain, 8000, 20_000), now)
 		now += uint64(10 * time.Second)
-		if green, yellow, red := r.paint(e, host, 50, now); green != 20 || yellow != 20 || red != 10 {
+		if green, yellow, red := r.paint(e, host, 50, now); green != 20 || yellow != 10 || red != 20 {
 			t.Errorf("%d rules: %d green packets, %d yellow, %d red", rules, green, yellow, red)
 		}
 		l := r.set.Store.State(e, policy.MatchDst, maps.Flow{Src: addr("10.9.9.9"), Dst: host, Proto: 17}, now)

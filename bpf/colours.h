@@ -17,14 +17,14 @@
  * The colour of a packet of the size cost, from the levels of its two buckets. It came with the colour in, GREEN without colours
  * from outside.
  *
- *	RFC 2697	green if level + cost <= CBS; else yellow if level2 + cost <= level + EBS; else red
+ *	RFC 2697	green if level + cost <= CBS; else yellow if level2 + cost <= min(level, CBS) + EBS; else red
  *	RFC 2698	red if level2 + cost > PBS; else yellow if level + cost > CBS; else green
  *	RFC 4115	green if level + cost <= CBS; else yellow if level2 + cost <= EBS; else red
  *
  * A token bucket of an RFC has its size less the level here. The first limit is the CBS, the second one the PBS or EBS. With
  * RFC 2697 that is CBS + EBS, and level2 is CBS + EBS - Tc - Te, to which green packets add, too: as a token that does not go to Tc
  * goes to Te, both levels fall at the CIR until they are 0. One bucket with two thresholds would be wrong: yellow packets would
- * delay green ones. level2 is at least level; it is less after a change from an algorithm without colours.
+ * delay green ones. Marks or a penalty before a change may leave level above CBS, or above level2. That is no room for E.
  */
 static __always_inline enum colour meter(__u32 flags, enum colour in, __u64 cost, __u64 level, __u64 limit, __u64 *level2, __u64 limit2)
 {
@@ -33,7 +33,8 @@ static __always_inline enum colour meter(__u32 flags, enum colour in, __u64 cost
 	if (flags & RULE_SRTCM) {
 		more = level - *level2;
 		*level2 += more & ((more >> 63) - 1);
-		limit2 += level - limit;
+		more = limit - level;
+		limit2 -= more & ((more >> 63) - 1);
 	}
 	no_green = (limit - level - cost) >> 63 | (in != GREEN);
 	no_yellow = (limit2 - *level2 - cost) >> 63 | (in == RED);

@@ -26,8 +26,7 @@ type Levels struct {
 	Second uint64 // of P (trtcm) or E (rfc4115); with srtcm of C and E together
 }
 
-// Levels returns the levels at now (ns). At an earlier time, as CPUs' clocks differ, they are higher, but E of srtcm is the
-// same.
+// Levels returns the levels at now (ns). At an earlier time, as CPUs' clocks differ, they are higher.
 func (l *Coloured) Levels(p Pair, now uint64) Levels {
 	return Levels{First: l.First.Level(p.First, now), Second: l.Second.Level(p.Second, now)}
 }
@@ -35,7 +34,7 @@ func (l *Coloured) Levels(p Pair, now uint64) Levels {
 // E returns the level of the second bucket in units: of E, or with trtcm of P.
 func (l *Coloured) E(s Levels) uint64 {
 	if l.Kind == policy.SRTCM {
-		return s.Second - min(s.First, s.Second)
+		return s.Second - min(s.First, l.First.Capacity, s.Second)
 	}
 	return s.Second
 }
@@ -54,7 +53,7 @@ func (l *Coloured) Decide(s Levels, bytes uint64, in policy.Colour) (policy.Colo
 	if !l.Aware {
 		in = policy.Green
 	}
-	if l.Kind == policy.SRTCM { // with another algorithm before, only C was charged
+	if l.Kind == policy.SRTCM { // by marks or a penalty before an edit
 		s.Second = max(s.First, s.Second)
 	}
 	cost := bytes << UnitBits

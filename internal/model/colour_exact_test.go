@@ -76,6 +76,14 @@ func (m *rfcMeter) at(now uint64) (tc, te *big.Rat) {
 	return tc, te
 }
 
+// free returns the tokens of E that a packet may take: with RFC 2697, none that C lacks because a clock stepped back.
+func (m *rfcMeter) free(tc, te *big.Rat) *big.Rat {
+	if m.kind == policy.SRTCM && tc.Sign() < 0 {
+		return new(big.Rat).Add(te, tc)
+	}
+	return te
+}
+
 // colour returns the colour of a packet, given whether Tc and Te (RFC 2698: Tp) are at least B.
 func (m *rfcMeter) colour(in policy.Colour, tc, te bool) policy.Colour {
 	if !m.aware {
@@ -153,7 +161,7 @@ func (p *colouredPair) offer(tb testing.TB, now, bytes uint64, in policy.Colour)
 	p.steps++
 	tc, te := p.e.at(now)
 	hasC, unsureC, tieC := p.e.c.has(tc, now, bytes)
-	hasE, unsureE, tieE := p.e.e.has(te, now, bytes)
+	hasE, unsureE, tieE := p.e.e.has(p.e.free(tc, te), now, bytes)
 	if tieC || tieE {
 		p.ties++
 	}
@@ -202,7 +210,7 @@ func (p *colouredPair) sameLevels(tb testing.TB, now uint64, levels Levels, tc, 
 		}
 	}
 	same("C", levels.First, p.e.c, tc)
-	same("E", p.l.E(levels), p.e.e, te)
+	same("E", p.l.E(levels), p.e.e, p.e.free(tc, te))
 	if p.e.kind == policy.SRTCM {
 		both := p.e.e
 		both.size = new(big.Rat).Add(p.e.c.size, p.e.e.size)

@@ -56,13 +56,17 @@ func (c *Companion) Of(v Version) (id uint32, ok bool) {
 	return *c.ID(v.AbiColdParams), v.Present() && v.Flags&c.Flags != 0
 }
 
-// Both returns the limits of a rule before and after a change. One that is new has nothing before.
+// Both returns the limits of a rule before and after a change. One that is new has nothing before, but the second limit of a rule
+// that had a rate has one without room: no edit gives room.
 func (c *Companion) Both(have, want policy.Rule) (before, after policy.Rule, has, isNew bool) {
 	before, had := c.Limit(have)
 	after, has = c.Limit(want)
 	before.Prefix, after.Prefix = netip.Prefix{}, netip.Prefix{}
 	if isNew = has && !(had && c.stays(before, after)); isNew {
-		before = policy.Rule{}
+		if before = (policy.Rule{}); kindOf(after) != policy.GCRA && have.Capacity != 0 {
+			before = after
+			before.Capacity = 0
+		}
 	}
 	return before, after, has, isNew
 }

@@ -6,18 +6,29 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all.
+// setCompanions sets up the companions of a rule that a change makes or alters, and returns the ids of all. A second limit that a
+// revert may bring back has no room meanwhile.
 func (s *Set) setCompanions(have, want policy.Rule, ids params.IDs, at when) (_ params.IDs, err error) {
 	for i := range params.Companions {
-		before, after, has, isNew := params.Companions[i].Both(have, want)
-		if !has || before == after {
-			continue
+		c, none := &params.Companions[i], policy.Rule{}
+		set := func(isNew bool, from, to policy.Rule, at when) {
+			if err == nil {
+				ids[i], err = s.write(placed{prefixes.Placed{ID: ids[i]}, isNew}, from, to, at)
+			}
 		}
-		if ids[i], err = s.write(placed{prefixes.Placed{ID: ids[i]}, isNew}, before, after, at); err != nil {
-			return ids, err
+		if spent, before, _, leaves := c.Both(want, have); leaves && spent != none && at == later {
+			set(false, before, spent, at)
+		}
+		before, after, has, isNew := c.Both(have, want)
+		if isNew && before != none {
+			set(true, none, before, atOnce)
+			isNew = false
+		}
+		if has && before != after {
+			set(isNew, before, after, at)
 		}
 	}
-	return ids, nil
+	return ids, err
 }
 
 // freeUnused frees the companions, the share and the lease of the parameters that are not in force, if the others do not use them.
