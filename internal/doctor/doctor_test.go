@@ -220,7 +220,7 @@ func TestJudge(t *testing.T) {
 			[]string{"failed bpffs"}, []string{"may not write"}},
 		{"a directory of somebody else", func(f *Facts) {
 			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", bpffs.ErrUntrusted)
-		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
+		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "not used: "}},
 		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
 			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "their state is kept for a rollback"}},
 		{"namespaces that no longer exist", func(f *Facts) {
@@ -301,7 +301,7 @@ func TestJudge(t *testing.T) {
 			f.slow()
 			f.Devices[0].Kind, f.Devices[0].Peer, f.Devices[1].GSOMax = "veth", 2, 4096
 			f.rule().Rate = 500_000
-		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 66ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
+		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 65.5ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
 		{"tap at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Kind = "tuntap" },
 			[]string{"note eth0 ingress packets"}, []string{"if eth0 is of a virtual machine"}},
 		{"ports at a low rate", func(f *Facts) {
@@ -349,7 +349,7 @@ func TestJudge(t *testing.T) {
 		{"capacity below a packet", func(f *Facts) { f.rule().Capacity = 65535 },
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
-			[]string{"warning eth0 egress capacity"}, []string{"5.243ms of 100mbit"}},
+			[]string{"warning eth0 egress capacity"}, []string{"5.24ms of 100mbit"}},
 		{"colours", func(f *Facts) { f.colours(policy.TRTCM) }, nil, nil},
 		{"CBS below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.colours(policy.SRTCM); f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"the CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 65536"}},
@@ -390,7 +390,7 @@ func TestJudge(t *testing.T) {
 		{"a queue below a frame", func(f *Facts) { f.leaky(1514); f.Devices[0].MTU = 9000 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
-			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.24ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
 		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },

@@ -281,18 +281,12 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	if len(f.delaying(*s)) == 0 || !s.inForce() {
 		return
 	}
-	var q Queue
-	var err error
-	if s.Direction == policy.Egress {
-		q.State, err = fq.Look(s.Index)
-	} else if q.Ifb, err = fq.FindIfb(s.Index); q.Ifb != nil {
-		q.State = q.Ifb.State
-	}
+	q, err := QueueOf(s.Index, s.Direction)
 	if err != nil {
 		f.unread(s.Name, s.Direction.String(), err)
 		return
 	}
-	s.Queue = &q
+	s.Queue = q
 }
 
 // watched adds what tells whether a watch is at work where one is needed.

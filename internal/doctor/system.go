@@ -75,8 +75,7 @@ func checkBPFFS(s System) []report.Finding {
 			"none on "+fs.Path+", and this process may not mount one; rules need it to outlive the command",
 			"as root: mount -t bpf bpf "+fs.Path+", or name another one in SHAPECTL_BPFFS")
 	case fs.Untrusted != nil:
-		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
-		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
+		return systemFinding(report.Failed, "bpffs", "not used: "+plain.OneLine(fs.Untrusted), "")
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",
 			"this process may not write to "+fs.Path+", so it can set no rule",

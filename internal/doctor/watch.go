@@ -145,8 +145,8 @@ func checkPolicy(f Facts) (findings []report.Finding) {
 			finding = fmt.Sprintf(" of the %d that the policy in force, %s, has here missing: %s", l.Of, policy, l.Networks())
 			advice += "; if they are not wanted, take them out of the policy"
 		}
-		at := Hook{Name: l.Device, Direction: l.Direction}.finding(status, "policy", plain.Count(len(l.Missing), "rule")+finding, advice)
-		at[0].Rules = len(l.Missing)
+		at := Hook{Name: l.Device, Direction: l.Direction}.finding(status, "policy", "", advice)
+		at[0].OfRules(len(l.Missing), finding)
 		findings = append(findings, at...)
 	}
 	return findings

@@ -11,10 +11,10 @@ import (
 	"sort"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -112,14 +112,11 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
-	Hook        *Hook // nil where there are no rules, or
-	Unreadable  bool  // where another version has set them
-	Undecided   bool  // the address that the rules compare is not known, and decides which one matches
-	Rule        *Rule // nil where none matches, or if Undecided
-	// What delays the packets of a rule with excess delay: on egress the device's
-	// qdisc, on ingress an ifb device, which is nil where there is none.
-	Qdisc fq.State
-	Ifb   *fq.Ifb
+	Hook        *Hook         // nil where there are no rules, or
+	Unreadable  bool          // where another version has set them
+	Undecided   bool          // the address that the rules compare is not known, and decides which one matches
+	Rule        *Rule         // nil where none matches, or if Undecided
+	Queue       *doctor.Queue // of a rule that is attached and delays packets, or whose pool does; else nil
 }
 
 // A Hook is a direction of a device that has rules.

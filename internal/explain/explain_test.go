@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
@@ -40,8 +41,10 @@ func limited(d policy.Direction) *Stop {
 // delays makes the rule one that delays.
 func (s *Stop) delays() {
 	r := &s.Rule.Rule
-	r.Algorithm, r.Excess, r.ECNAbove = policy.Leaky, policy.Delay, policy.Never
+	r.Algorithm, r.Excess, r.ECNAbove, s.Queue = policy.Leaky, policy.Delay, policy.Never, &doctor.Queue{}
 }
+
+func through(ifb fq.Ifb) doctor.Queue { return doctor.Queue{State: ifb.State, Ifb: &ifb} }
 
 // full makes the bucket so that no packet conforms.
 func (s *Stop) full() { s.Rule.Bucket.Level = s.Rule.Capacity << model.UnitBits }
@@ -93,31 +96,34 @@ func TestJudgeStop(t *testing.T) {
 			"pass", []string{"chain c runs before the limit: what it drops or redirects"}},
 		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
 
-		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
-		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
+		{"held by fq", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
+		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "pfifo"} },
 			"pass", []string{"eth0 has pfifo", "--setup-fq"}},
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
+			s.Queue.State = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order = policy.GCRA, 10_000, policy.SparseFirst
 			s.Rule.Bucket.FIFO, s.Rule.Bucket.Level = true, r.Capacity<<model.UnitBits
 		}, "delay", []string{"for a flow that has packets waiting"}},
 		{"sparse flow goes ahead", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
+			s.Queue.State = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
 		}, "pass", nil},
 		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb device for delayed packets is gone"}},
 		{"no ifb, and excess", ingress, func(s *Stop) { s.delays(); s.full() }, "drop", []string{"is gone"}},
-		{"ifb is down", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2"} }, "lost", []string{"ifb2", "is down"}},
-		{"ifb without fq", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}} },
-			"pass", []string{"ifb2 has pfifo", "set one of the rules here again"}},
+		{"ifb is down", ingress, func(s *Stop) { s.delays(); *s.Queue = through(fq.Ifb{Name: "ifb2"}) }, "lost", []string{"ifb2", "is down"}},
+		{"ifb without fq", ingress, func(s *Stop) {
+			s.delays()
+			*s.Queue = through(fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}})
+		},
+			"pass", []string{"ifb2 has pfifo", "set one of the rules again"}},
 		{"past a program by the ifb", ingress, func(s *Stop) {
 			s.delays()
 			s.Path = append(s.Path, foreign)
-			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}}
+			*s.Queue = through(fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}})
 		}, "pass", []string{"theirs runs after the limit"}},
 	} {
 		s, p := limited(test.d), Packets{Segments: 1}

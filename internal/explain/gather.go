@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -335,13 +335,8 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 			return s, err
 		}
 	}
-	if !delayed(&s) {
-		return s, nil
-	}
-	if hop.Direction == policy.Egress {
-		s.Qdisc, err = fq.Look(hop.Index)
-	} else {
-		s.Ifb, err = fq.FindIfb(hop.Index)
+	if s.Rule != nil && (s.Rule.Excess == policy.Delay || s.Rule.Stages.delays()) && deciderOf(s.Path) >= 0 {
+		s.Queue, err = doctor.QueueOf(hop.Index, hop.Direction)
 	}
 	return s, err
 }

@@ -253,10 +253,10 @@ func (c *Colouring) why(bytes, cbs uint64) string {
 func (c *Colouring) better() string {
 	text, waits := "never green", c.GreenInNS != nil
 	if waits {
-		text = "green in " + about(*c.GreenInNS)
+		text = "green in " + About(*c.GreenInNS)
 	}
 	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
-		text, waits = "yellow in "+about(*c.YellowInNS)+", "+text, true
+		text, waits = "yellow in "+About(*c.YellowInNS)+", "+text, true
 	}
 	if waits {
 		text += ", if no others come"

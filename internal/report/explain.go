@@ -507,9 +507,9 @@ func (p *Stop) now() string {
 	case p.RefusedBy != nil:
 		return text + p.refused()
 	case p.WaitNS > 0 && p.unheld():
-		text += "passes now: nothing delays it by " + about(p.WaitNS)
+		text += "passes now: nothing delays it by " + About(p.WaitNS)
 	case p.WaitNS > 0:
-		text += "waits " + about(p.WaitNS)
+		text += "waits " + About(p.WaitNS)
 	case b == nil && len(p.Pools) == 0:
 		return text + "passes, without a limit"
 	case b != nil && p.Bytes > b.CapacityBytes && !b.delays():
@@ -553,7 +553,7 @@ func (p *Stop) refused() string {
 	case p.Verdict == "drop" && b.Excess == policy.ECN.String():
 		text += ", not marked by ECN, as it exceeds twice the capacity"
 	}
-	text += "; it conforms in " + about(p.WaitNS)
+	text += "; it conforms in " + About(p.WaitNS)
 	if pool < 0 && b != nil && p.Bytes > b.holds(b.CapacityBytes) {
 		text += ", when the bucket is empty, as it is larger than that"
 	}
@@ -583,10 +583,10 @@ func (b *Level) text(s *strings.Builder) {
 	case b.Colour != "":
 		label, full = "buckets", "of "+b.levels(b.Key, b.LevelBytes, b.CapacityBytes)
 	case b.HeldNS > 0:
-		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s", b.Key, about(b.HeldNS))
+		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s", b.Key, About(b.HeldNS))
 	}
 	if b.EmptyNS > 0 {
-		full += "; empty in " + about(b.EmptyNS) + " if no more come"
+		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
 	fact(s, label, full)
 }
@@ -611,8 +611,8 @@ func (c *Counted) words() string {
 	return fmt.Sprintf("%d bytes: %s", c.Bytes, text)
 }
 
-// about rounds a time to three digits.
-func about(ns uint64) string {
+// About is a time in ns, rounded to three digits.
+func About(ns uint64) string {
 	d, digits := time.Duration(min(ns, math.MaxInt64/2)), time.Duration(1)
 	for d/digits >= 1000 {
 		digits *= 10

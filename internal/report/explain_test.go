@@ -54,7 +54,7 @@ func TestAbout(t *testing.T) {
 		0: "0s", 1: "1ns", 999: "999ns", 9999: "10us", 10001: "10us", 77_871_234: "77.9ms",
 		1_000_000_000: "1s", 29_999_999_999: "30s", 3_600_000_000_001: "1h0m0s", 1<<64 - 1: "1280555h33m20s",
 	} {
-		if got := about(ns); got != want {
+		if got := About(ns); got != want {
 			t.Errorf("%d ns is about %s, want %s", ns, got, want)
 		}
 	}

@@ -56,7 +56,7 @@ func (r *Rule) lease() string {
 	case !*r.Leased:
 		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(*r.SafeBits))
 	}
-	return fmt.Sprintf("%s of %s for %s unless renewed, then %s", bitsText(*r.LeaseBits), rateText(r.RateBits), about(*r.LeaseEndsInNS), bitsText(*r.SafeBits))
+	return fmt.Sprintf("%s of %s for %s unless renewed, then %s", bitsText(*r.LeaseBits), rateText(r.RateBits), About(*r.LeaseEndsInNS), bitsText(*r.SafeBits))
 }
 
 // leaseCell is lease in a table.

@@ -18,7 +18,7 @@ func Bytes(n uint64) string { return bytesText(n) }
 func Percent(p float64) string { return percentText(p) }
 
 // Wait is how long a packet would wait.
-func Wait(ns uint64) string { return about(ns) }
+func Wait(ns uint64) string { return About(ns) }
 
 // FullPercent is a level in percent of what a bucket of the rule and its queue hold; 0 if the rule has none.
 func (r *Rule) FullPercent(level uint64) float64 {

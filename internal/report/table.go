@@ -560,7 +560,7 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 			if r.bucket.WaitNS == nil && r.delays() {
 				return "dropped"
 			}
-			return optional(r.bucket.WaitNS, about)
+			return optional(r.bucket.WaitNS, About)
 		}},
 	}, width)
 	if err == nil && len(rows) < of {
