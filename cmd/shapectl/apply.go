@@ -383,15 +383,17 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
-		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Author: e.author(), Progress: func(rules, of int) {
+		how := e.asked()
+		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
+		how.Progress = func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))
-		}})
+		}
+		done, err := n.Apply(want.tables, how)
 		ready.finish()
 		if err != nil {
 			return err
 		}
-		unrecorded := inforce.Keep(n, f.File, f.Path, f.Text, done != nil)
 		pending, err := e.pending(n, "apply "+f.Path, done)
 		if err != nil {
 			return err
@@ -413,9 +415,6 @@ func (e *env) apply(o applyOptions) error {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
 			}
-		}
-		if unrecorded != nil && err == nil {
-			err = e.degraded("apply %s: the policy is in force, but %w", f.Path, unrecorded)
 		}
 		return err
 	})

@@ -22,14 +22,14 @@ func deleteCommand(e *env, kind string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
 		Short: "Delete a rule or pool",
-		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
+		Long: `Delete a rule. If there is no such rule, delete says so and succeeds. A name that nothing has is an error. The pools of a
+device go with the last rule in them.
 
 NAME is the exact name of something that is there. All of it goes at one moment:
 
   rules      all with this name, on all devices, and the pools of a host with this name
   a pool     if nothing is within it
-  a device   its rules for any, and its own pools if no other rule needs them;
-             'shapectl flush' deletes all its rules
+  a device   its rules for any; 'shapectl flush' deletes all its rules
 
 If NAME may mean several of these, delete deletes nothing, and lists a command for each. --kind says which is meant.
 
@@ -97,8 +97,15 @@ func (e *env) delete(want filterRules) error {
 		if found == nil {
 			return e.nothingToDelete(want)
 		}
-		return e.remove(n, "", found...)
+		return e.removeWithPools(n, "", nil, found)
 	})
+}
+
+// removeWithPools is remove for rules and the pools that go with them: see ownPools.
+func (e *env) removeWithPools(n *loader.Namespace, who string, own func(policy.Rule) bool, found []namedHook) error {
+	pools := n.Pools()
+	defer pools.Close()
+	return e.remove(n, who, append(found, ownPools(n, pools, own, found)...)...)
 }
 
 // remove deletes rules and pools, and says what limits their packets now. who is the one whose rules these are, if anybody.
@@ -287,12 +294,12 @@ func (e *env) flush(want filterRules, all bool) error {
 		if e.confirm > 0 && others != nil {
 			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
 		}
-		pools, owns := n.Pools(), want.owns
+		pools := n.Pools()
 		defer pools.Close()
-		if all {
-			owns = nil // all pools are among the rules
+		var own []namedHook
+		if !all { // else all pools are among the rules
+			own = ownPools(n, pools, want.owns, found)
 		}
-		own := ownPools(n, pools, owns, found)
 		if e.confirm > 0 && len(gone)+len(own) > 0 {
 			if want.pattern {
 				who = "" // it may match others, too
@@ -344,20 +351,42 @@ func (want filterRules) owns(p policy.Rule) bool {
 	return want.matchesDevice(o.Device) && (o.Whole || want.matchesHook(o.Device, o.Direction))
 }
 
-// ownPools are the pools of devices and hosts for which own is true and that nothing but deleted rules is within: of the hook
-// of all pools, or nil for none.
+// ownPools are the pools of devices and hosts that nothing but deleted rules is within: those that have such rules, or for which
+// own is true, and those above. If own is nil, the pools of hosts stay: other addresses may come. They are of the hook of all pools;
+// nil for none.
 func ownPools(n *loader.Namespace, pools *loader.Hook, own func(policy.Rule) bool, deleted []namedHook) []namedHook {
-	if pools.Set == nil || own == nil {
+	if pools.Set == nil {
+		return nil
+	}
+	emptied := map[string]bool{}
+	for _, h := range deleted {
+		for _, r := range h.rules {
+			p, _ := pools.Set.Find(policy.PoolKey(string(r.Within)))
+			if o := p.Label.Owner; o.Device != "" && (o.Host == "" || own != nil) {
+				emptied[p.Label.Name] = true
+			}
+		}
+	}
+	if own == nil && len(emptied) == 0 { // the tree takes a while
 		return nil
 	}
 	its := namedHook{Hook: pools}
 	tree := poolTree(n, deleted...)
-	var stays func(*policy.Node) bool
-	stays = func(node *policy.Node) bool {
-		return len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" || !own(*node.Pool) || slices.ContainsFunc(node.Below, stays)
+	var goes func(*policy.Node) bool
+	goes = func(node *policy.Node) bool {
+		if len(node.Rules) > 0 || node.Pool.Label.Owner.Device == "" {
+			return false
+		}
+		lost := emptied[node.Pool.Label.Name] || own != nil && own(*node.Pool)
+		for _, below := range node.Below {
+			if lost = goes(below); !lost {
+				return false
+			}
+		}
+		return lost
 	}
 	for _, entry := range pools.Set.Rules() {
-		if node := tree.Find(entry.Label.Name); node != nil && !stays(node) {
+		if node := tree.Find(entry.Label.Name); node != nil && goes(node) {
 			its.rules = append(its.rules, entry)
 		}
 	}

@@ -145,7 +145,6 @@ func TestTranscripts(t *testing.T) {
 			"delete ap-1",
 			"flush va",
 			"delete ap-1",
-			"delete ap-1",
 			"flush --all",
 		},
 	} {

@@ -106,6 +106,7 @@ type search struct {
 	device   []namedHook // with the rules for any of that device
 	others   int         // the other rules of that device
 	pool     policy.Rule // the one of that name, if its Pool is set
+	otherWay bool        // rules of the other direction have that name
 	host     bool        // a host of that name has a pool, which delete means
 	similar  string      // another name that may be meant if nothing has this one, or "". It is
 	noted    bool        // that of the only rules whose note has the word
@@ -142,6 +143,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		rank := filterRules{label: name}.ranks() // as show searches
 		for _, h := range hooks {
 			if of.direction != nil && h.Direction != *of.direction {
+				found.otherWay = found.otherWay || slices.ContainsFunc(h.Set.Rules(), func(r maps.Entry) bool { return r.Label.Name == name })
 				continue
 			}
 			its := namedHook{Hook: h}
@@ -283,7 +285,7 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case of.isNew || found.kind == kindPool:
 			return e.setPool(n, of, found.pool, limit)
 		case found.kind == "":
-			return e.nothingToSet(of, found)
+			return e.nothingNamed("set", of, found)
 		case found.kind == kindDevice && found.device == nil:
 			return inputf("%s is a device without a rule for any; write %s for one", plain.Line(of.name),
 				e.suggest("set"+of.flags, of.name, cmp.Or(of.direction, new(policy.Egress)).String(), policy.Any))
@@ -322,25 +324,24 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	})
 }
 
-// nothingToSet says that nothing has a name, and what may be meant.
-func (e *env) nothingToSet(of ruleName, found search) error {
-	says := "no " + of.what() + " has that name"
-	makes := " --new makes a pool"
-	if !of.mayBe(kindPool) {
-		makes = ""
+// nothingNamed says that nothing has a name, and what may be meant.
+func (e *env) nothingNamed(verb string, of ruleName, found search) error {
+	says, makes := "no "+of.what()+" has that name", ""
+	if verb == "set" && of.mayBe(kindPool) {
+		makes = " --new makes a pool"
 	}
 	_, notNetwork := policy.ParseNetworks(of.name)
 	switch {
 	case of.kind == kindDevice:
 		return noDevice(of.name)
 	case found.pool.Pool && of.kind == "":
-		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named("set", kindPool, ruleName{name: of.name, flags: of.flags}))
+		return inputf("%s, but a pool does, which has no direction; write %s", says, e.named(verb, kindPool, ruleName{name: of.name, flags: of.flags}))
 	case found.isPlan:
 		return inputf("%s, but a plan does; a plan is changed in the policy file", says)
 	case notNetwork == nil:
-		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest("set"+of.flags, "DEV", "egress", of.name))
+		return inputf("%s; for the network, write a device and a direction, too, as in %s", says, e.suggest(verb+of.flags, "DEV", "egress", of.name))
 	case policyfile.IsPattern(of.name):
-		return inputf("%s, and set takes no pattern; to change several at one moment, edit the policy file, and run %s", says, e.suggest("apply", "FILE"))
+		return inputf("%s, and %s NAME takes no pattern; to change several at one moment, edit the policy file, and run %s", says, verb, e.suggest("apply", "FILE"))
 	case found.similar != "":
 		return inputf("%s; %s%s", says, found.hint(), makes)
 	}
@@ -479,15 +480,8 @@ func (e *env) deleteNamed(of ruleName) error {
 			defer pools.Close()
 			return e.remove(n, "", namedHook{pools, filterRules{pool: of.name}.entries(pools.Set)})
 		case "":
-			if of.kind == kindDevice {
-				return noDevice(of.name)
-			}
-			if _, notNetwork := policy.ParseNetworks(of.name); notNetwork == nil {
-				return inputf("no %s has that name; for the network, write a device and a direction, too, as in %s",
-					of.what(), e.suggest("delete", "DEV", "egress", of.name))
-			}
-			if found.similar != "" {
-				e.say("shapectl: no %s has the name %s; %s", of.what(), plain.Line(of.name), found.hint())
+			if !found.otherWay {
+				return e.nothingNamed("delete", of, found)
 			}
 			if e.json {
 				return e.deleted(report.Rules{})
@@ -495,14 +489,7 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		own := func(p policy.Rule) bool {
-			return of.hasHost(p) || p.Label.Owner.Host != "" && slices.ContainsFunc(found.rules, func(h namedHook) bool {
-				return slices.ContainsFunc(h.rules, func(r maps.Entry) bool { return string(r.Within) == p.Label.Name })
-			})
-		}
-		pools := n.Pools()
-		defer pools.Close()
-		return e.remove(n, of.String(), append(found.rules, ownPools(n, pools, own, found.rules)...)...)
+		return e.removeWithPools(n, of.String(), of.hasHost, found.rules)
 	})
 }
 
@@ -515,9 +502,7 @@ func (e *env) deleteForAny(n *loader.Namespace, of ruleName, found search) (err 
 	if found.device == nil {
 		err = e.nothingToDelete(filterRules{device: of.name, direction: of.direction, networks: policy.Everything[:]})
 	} else {
-		pools, owns := n.Pools(), filterRules{device: found.device[0].Name(), direction: of.direction}.owns
-		defer pools.Close()
-		err = e.remove(n, who, append(found.device, ownPools(n, pools, owns, found.device)...)...)
+		err = e.removeWithPools(n, who, nil, found.device)
 	}
 	if found.others > 0 && !e.json && err == nil {
 		_, err = fmt.Fprintf(e.out, "%s keeps %s; %s deletes all\n", plain.Line(of.String()), plain.Count(found.others, "other rule"), e.suggest("flush", of.words()...))

@@ -79,7 +79,7 @@ func TestShowPoolRate(t *testing.T) {
 func TestNewPoolLikePattern(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"vnet*", "tap?1?"} {
-		r.refused(exitInput, "set takes no pattern; to change several at one moment, edit the policy file, and run 'shapectl apply FILE'", "set", name, "--rate", "3mbit")
+		r.refused(exitInput, "set NAME takes no pattern; to change several at one moment, edit the policy file, and run 'shapectl apply FILE'", "set", name, "--rate", "3mbit")
 		r.refused(exitInput, "a new pool cannot have *, ? or [ in its name", "set", name, "--new", "--rate", "3mbit")
 	}
 	r.ok("apply", r.policy("pools: {'tap*': 1mbit}\ndevices: {}\n"))
@@ -172,11 +172,7 @@ func TestPoolDelete(t *testing.T) {
 	if out := r.ok("delete", "ap-1"); !strings.HasPrefix(out, `deleted: pool "ap-1" gets 100mbit`) {
 		t.Errorf("delete: %s", out)
 	}
-	r.prints("nothing to delete: no rule or pool has the name ap-1\n", "delete", "ap-1")
-	r.prints("[]\n", "delete", "ap-1", "-j")
-	if got := r.run("delete", "uplnk"); got.code != exitDone || !strings.Contains(got.err, "did you mean uplink?") {
-		t.Errorf("delete of a name that is misspelt: %+v", got)
-	}
+	r.refused(exitInput, "no rule or pool has that name; did you mean uplink?", "delete", "uplnk")
 	r.ok("delete", "uplink")
 	if pins := r.pins(); len(pins) > 0 {
 		t.Errorf("left over: %v", pins)

@@ -29,11 +29,12 @@ func watchCommand(e *env) *cobra.Command {
 		Long: `Apply the rules of a policy to devices as they appear, until it is stopped. The rules stay in force.
 
 A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
-watch changes no direction that already has rules; 'shapectl apply' does. Only the rules of hosts with a MAC address
-follow the neighbours of the device: watch adds and deletes them, with a message for each address, while the pool of
-the host is in force. Then rollback is no longer possible. watch adds pools that the rules need, and changes none. If
-the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and sets no rules there.
-Devices whose rules could not be set are tried again within ten seconds.
+watch changes no direction that already has rules; 'shapectl apply' does. There are two exceptions. A device that was
+renamed and has rules in the pool of its old name gets the rules and the pool of its new name. The rules of hosts with
+a MAC address follow the neighbours of the device: watch adds and deletes them, with a message for each address, while
+the pool of the host is in force. Then rollback is no longer possible. watch adds pools that the rules need, and changes
+none. If the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and sets no
+rules there. Devices whose rules could not be set are tried again within ten seconds.
 
 If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
 and 'shapectl doctor' says so. When there is room, watch gives them, to the oldest device first. Then, and when it

@@ -187,6 +187,31 @@ devices:
 	w.ends(syscall.SIGTERM)
 }
 
+// A renamed device leaves its own pool to the next device of its old name.
+func TestRenamedDeviceLeavesItsPool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.taps(1)
+	file := r.policy("devices: {tap*: {pool: 5mbit, egress: {any: {}}, ingress: {any: {}}}}\n")
+	r.ok("apply", file)
+	rename(t, "tap0", "tap5")
+	testenv.Must(t, addVeth("tap0", "peer5"))
+	r.ok("apply", "--device", "tap0", file)
+	shares := `warning tap5 egress pools: since the device was renamed, it shares pool "tap0" with tap0`
+	r.doctorSays(exitDegraded, shares)
+	r.ok("set", "vb", "egress", "any", "--rate", "1mbit", "--confirm", "1h")
+	w := r.watch(file) // which changes no rules while a change is pending
+	r.doctorSays(exitDegraded, shares)
+	r.ok("confirm")
+	r.ok("delete", "vb", "egress", "any")
+	w.says("tap5 ingress: 2 rules of " + file)
+	r.doctorSays(exitDone)
+	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
+		t.Errorf("it is not as the policy says: %s", out)
+	}
+	w.ends(syscall.SIGTERM)
+}
+
 // watch warns once of a pool that is there and is not as in the policy, and does not change it.
 func TestWatchWarnsOfPools(t *testing.T) {
 	r := newRig(t)

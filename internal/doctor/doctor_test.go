@@ -603,6 +603,10 @@ func TestJudge(t *testing.T) {
 			f.rule().Within = ""
 			f.Unread = []Unread{{Err: errors.New("no")}}
 		}, []string{"warning access"}, nil},
+		{"a renamed device in the pool of another", func(f *Facts) {
+			f.pool("eth1").Label.Owner = policy.Owner{Device: "eth1", Whole: true}
+			f.Hooks[0].Limits.Was = "eth1"
+		}, []string{"note eth0 egress state", "warning eth0 egress pools"}, []string{`it shares pool "eth1" with eth1, whose pool that is now`}},
 		{"a burst that a pool has no room for", func(f *Facts) { f.pool("a").Capacity = 100_000 },
 			[]string{"note pools"}, []string{`pool "a" holds 100000 bytes`, "the burst of 3750000 bytes pass that eth0 egress 10.0.0.0/24 allows; ", "to 3750000b,", "to 100000b"}},
 		{"bursts that a pool has no room for", func(f *Facts) {

@@ -194,6 +194,23 @@ func checkForwarded(f Facts) []report.Finding {
 	return nil
 }
 
+// checkRenamed finds a renamed device in the pool of its old name, which another device has now.
+func checkRenamed(f Facts, s Hook, _ *Device) []report.Finding {
+	if s.Limits == nil || s.Limits.Was == s.Name {
+		return nil
+	}
+	for _, r := range s.Limits.Rules {
+		pool := f.tree.Find(string(r.Within))
+		if pool == nil || pool.Pool.Label.Owner.Device == s.Name || f.index(pool.Pool.Label.Owner.Device) == 0 {
+			continue
+		}
+		return s.finding(report.Warning, "pools",
+			fmt.Sprintf("since the device was renamed, it shares pool %q with %s, whose pool that is now", pool.Pool.Label.Name, plain.Line(pool.Pool.Label.Owner.Device)),
+			"apply the policy again, or start "+plain.Suggest(f.Netns, "watch")+", to give each its own; if the policy does not name this device, "+s.flush(f.Netns))
+	}
+	return nil
+}
+
 // widest adds the rules within a pool that have the shortest prefix of their direction and family.
 func widest(n *policy.Node, rules []policy.Member) []policy.Member {
 	for _, m := range n.Rules {

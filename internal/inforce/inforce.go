@@ -17,18 +17,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Keep records a policy as the one in force. Of a change, it lasts as long as that.
-func Keep(n *loader.Namespace, f *policyfile.File, path string, text []byte, byChange bool) error {
-	return n.KeepPolicy(Pack(f, path, text), byChange)
-}
-
 // A Packed policy is its text, and the path of its file, which is "-" for standard input.
 type Packed []byte
 
-// Pack packs a policy for its record; nil if it names no device.
+// Pack packs a policy for its record; it is empty if it names no device.
 func Pack(f *policyfile.File, path string, text []byte) Packed {
 	if len(f.Devices()) == 0 {
-		return nil
+		return Packed{}
 	}
 	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
 		path = absolute

@@ -31,7 +31,7 @@ func TestPack(t *testing.T) {
 			t.Errorf("%s became %q with %q: %v", path, got, text, err)
 		}
 	}
-	if packed := Pack(parse(t, "devices: {}").File, "p", nil); packed != nil {
+	if packed := Pack(parse(t, "devices: {}").File, "p", nil); len(packed) > 0 {
 		t.Errorf("a policy without devices became %q", packed)
 	}
 	mine := lastgood.Policy{File: &policyfile.File{}, Text: []byte("devices: {}")}
@@ -89,7 +89,7 @@ func TestLacks(t *testing.T) {
 		}
 	}
 	lacks("[]")
-	testenv.Must(t, n.KeepPolicy(Pack(p.File, p.Path, p.Text), false))
+	testenv.Must(t, n.KeepPolicy(Pack(p.File, p.Path, p.Text)))
 	lacks("[{lo egress [10.0.3.0/24] 1 false} {va egress [10.0.1.0/24] 2 false}]")
 	first := r.file
 	lacks("[{lo egress [10.0.3.0/24] 1 false} {va egress [10.0.1.0/24] 2 false}]")
@@ -99,6 +99,6 @@ func TestLacks(t *testing.T) {
 	filters, err := netlink.FilterList(testenv.Link(t, "va"), netlink.HANDLE_MIN_EGRESS)
 	testenv.Must(t, err)
 	testenv.Must(t, netlink.FilterDel(filters[0]))
-	testenv.Must(t, n.KeepPolicy(nil, false))
+	testenv.Must(t, n.KeepPolicy(nil))
 	lacks("[{va egress [10.0.0.0/24] 1 true}]")
 }

@@ -34,7 +34,8 @@ func wantedOn(dev policyfile.Device, from lastgood.Policy, has []policy.Directio
 
 // A target is a device, what to apply, and what that shall be once the pending change has reverted.
 type target struct {
-	dev netinfo.Device
+	dev     netinfo.Device
+	renamed bool // it has rules, which are to be those of its new name
 	wants
 	reverted wants
 }
@@ -74,7 +75,7 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from, reverted
 	r.comparePools(n, pools, from.Path)
 	for _, t := range targets {
 		returned := func(d loader.Applied) bool { return d.Device == t.dev.Name && d.Hook.Reattached != "" }
-		if err == nil && slices.ContainsFunc(done, returned) {
+		if err == nil && (t.renamed || slices.ContainsFunc(done, returned)) {
 			r.compare(n, t, from)
 		}
 	}

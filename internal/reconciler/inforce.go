@@ -19,7 +19,7 @@ func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
 	if r.packed.File != from.File {
 		r.packed = packedPolicy{from.File, inforce.Pack(from.File, from.Path, from.Text)}
 	}
-	if err := n.KeepPolicy(r.packed.Packed, false); err != nil {
+	if err := n.KeepPolicy(r.packed.Packed); err != nil {
 		r.OnWarning(err)
 	}
 }

@@ -1,6 +1,7 @@
 // Package reconciler applies a policy's rules to devices as they appear, and removes
 // leftovers of deleted devices and namespaces. In a direction of a device that has rules
-// in force, it changes only those for addresses of hosts, which it follows.
+// in force, it changes only those for addresses of hosts, which it follows, and those in
+// a pool of the name that the device had before.
 package reconciler
 
 import (
@@ -341,10 +342,12 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	}
 	defer loader.CloseHooks(hooks)
 	limited := map[int][]policy.Direction{} // by index: directions with rules in force
+	renamed := map[int]bool{}               // by index: devices in the pools of their old names
 	lost := map[string][]*loader.Hook{}     // by name: hooks with rules that are not in force; those of deleted devices can wait
 	for _, h := range hooks {
 		if h.State.InForce() {
 			limited[h.Device.Index] = append(limited[h.Device.Index], h.Direction)
+			renamed[h.Device.Index] = renamed[h.Device.Index] || inOldPool(h)
 		} else if h.State != loader.Gone {
 			lost[h.Name()] = append(lost[h.Name()], h)
 		}
@@ -353,11 +356,14 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	var targets []target
 	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(targets) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
+		next := target{dev: dev, renamed: renamed[dev.Index]}
 		has := limited[dev.Index]
+		if next.renamed {
+			has = nil
+		}
 		if len(has) == 2 || !exists(dev) {
 			continue
 		}
-		next := target{dev: dev}
 		on := policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes, Neighbours: known[dev.Index]}
 		next.wants, err = wantedOn(on, from, has)
 		if err == nil {
@@ -386,12 +392,27 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 	return done, wait, nil
 }
 
-// compare makes the rules that a device got back those of the policy, if they are others. While a change is pending, they are
-// those of both phases already.
+// inOldPool reports whether rules of a renamed device are still in a pool that goes with its old name.
+func inOldPool(h *loader.Hook) bool {
+	return h.Was != h.Name() && slices.ContainsFunc(h.Set.Policy(), func(r policy.Rule) bool {
+		p, _ := h.Set.Store.Pools().Find(policy.PoolKey(string(r.Within)))
+		return p.Label.Owner.Device != "" && p.Label.Owner.Device != h.Name()
+	})
+}
+
+// compare makes the rules of a device those of the policy, if they are others. While a change is pending, those that a device got
+// back are those of both phases already, and a renamed device waits for the next sweep.
 func (r *Reconciler) compare(n *loader.Namespace, t target, from lastgood.Policy) {
 	tables, pools := together([]target{t}, func(t target) wants { return t.wants }, from)
-	if _, err := n.ApplyTo(t.dev, append(tables, pools)); err != nil && !errors.Is(err, loader.ErrPending) {
+	done, err := n.ApplyTo(t.dev, append(tables, pools))
+	if errors.Is(err, loader.ErrPending) {
+		if t.renamed {
+			r.failed[t.dev.Index] = t.dev
+		}
+	} else if err != nil {
 		r.warn(t.dev, err)
+	} else if t.renamed {
+		r.tell(tables, done, from)
 	}
 	r.sayWaiting(n.Claims)
 }

@@ -47,6 +47,8 @@ type ApplyOptions struct {
 	Final bool
 	// Devices are those whose rules the tables replace; nil for all. Others keep their rules, whatever the tables say.
 	Devices []string
+	// Policy is recorded as the one in force, unless it is nil: see KeepPolicy.
+	Policy []byte
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 
@@ -111,6 +113,9 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 		// The rules of a device that has gone meanwhile may need pools that go.
 		_, again = errors.AsType[policy.PoolError](err)
 		again = again && !o.Check && o.Devices == nil && n.pins.collectDevices(nil) != nil
+	}
+	if err == nil && o.Policy != nil && !o.Check && all.steps() == 0 {
+		err = n.KeepPolicy(o.Policy)
 	}
 	if err != nil || o.Check {
 		return nil, err

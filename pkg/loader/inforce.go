@@ -3,7 +3,6 @@ package loader
 import (
 	"bytes"
 	"fmt"
-	"math"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -21,20 +20,16 @@ type Policies struct {
 
 // A policyRecord is the record of the policy in force as it was applied, because its file may change.
 type policyRecord struct {
-	Now, Other []byte
-	Began      uint64 // the change that replaced Other by Now, in ns of maps.Now; or undone, or 0
+	Now, Before, Undone []byte
+	ByChange            bool // the last change replaces Before by Now, and is not over, or a killed command prepared it
 }
 
-// undone says that the change that brought the other policy has reverted.
-const undone = math.MaxUint64
-
-// KeepPolicy records the policy that is in force from now on. If the last change brought it into force, the policy
-// before it is in force again when that change reverts.
-func (n *Namespace) KeepPolicy(p []byte, byChange bool) error {
+// KeepPolicy records the policy that is in force from now on.
+func (n *Namespace) KeepPolicy(p []byte) error {
 	if n.pins.foreign != nil {
 		return nil // this build changes nothing of another layout
 	}
-	if n.pins.dir == "" && p == nil { // none is recorded
+	if n.pins.dir == "" && len(p) == 0 { // none is recorded
 		return nil
 	}
 	if n.pins.dir == "" {
@@ -42,21 +37,26 @@ func (n *Namespace) KeepPolicy(p []byte, byChange bool) error {
 			return err
 		}
 	}
-	record, err := n.pins.dir.policies()
+	return n.pins.keepPolicy(p, false)
+}
+
+// keepPolicy records the policy that is in force from now on, or once the change that is prepared begins.
+func (s *bpfState) keepPolicy(p []byte, byChange bool) error {
+	record, err := s.dir.policies()
 	if err != nil {
 		return err
 	}
-	last := n.pins.followPolicy(record)
+	last := s.followPolicy(record)
 	switch {
 	case bytes.Equal(p, last.Now):
 		return nil
-	case byChange && n.pins.store != nil:
-		record.Other, record.Began = last.Now, n.pins.store.Begins()
+	case byChange:
+		record = policyRecord{Before: last.Now, Undone: last.Undone, ByChange: true}
 	case last.Undone != nil:
-		record.Other, record.Began = last.Undone, undone
+		record = policyRecord{Undone: last.Undone}
 	}
 	record.Now = p
-	return n.pins.dir.keepPolicies(record)
+	return s.dir.keepPolicies(record)
 }
 
 // Policies returns the policy in force, and what a revert would change or has changed.
@@ -70,17 +70,17 @@ func (n *Namespace) Policies() (Policies, error) {
 
 // followPolicy applies the state of the last change to a record.
 func (s *bpfState) followPolicy(p policyRecord) Policies {
-	state := s.state()
-	isLast := s.store != nil && p.Began == s.store.Begins()
-	switch {
-	case p.Began == undone:
-		return Policies{p.Now, p.Now, p.Other}
-	case isLast && state == maps.Expired:
-		return Policies{p.Other, p.Other, p.Now}
-	case isLast && state == maps.Pending:
-		return Policies{p.Now, p.Other, nil}
+	switch state := s.state(); {
+	case !p.ByChange:
+		return Policies{p.Now, p.Now, p.Undone}
+	case state == maps.Committed, s.store == nil: // another layout cannot be read
+		return Policies{p.Now, p.Now, nil}
+	case state == maps.Pending:
+		return Policies{p.Now, p.Before, nil}
+	case state == maps.Expired:
+		return Policies{p.Before, p.Before, p.Now}
 	}
-	return Policies{p.Now, p.Now, nil}
+	return Policies{p.Before, p.Before, p.Undone} // it has not begun
 }
 
 // state is that of the last change.
@@ -92,17 +92,14 @@ func (s *bpfState) state() maps.ChangeState {
 	return state
 }
 
-// settlePolicy records the policy that is in force, before a change that has reverted is forgotten.
+// settlePolicy records the policy that is in force, before a change is forgotten.
 func (s *bpfState) settlePolicy() error {
 	record, err := s.dir.policies()
-	if err != nil {
+	if err != nil || !record.ByChange {
 		return err
 	}
 	p := s.followPolicy(record)
-	if p.Undone == nil || record.Began == undone {
-		return nil
-	}
-	return s.dir.keepPolicies(policyRecord{p.Now, p.Undone, undone})
+	return s.dir.keepPolicies(policyRecord{Now: p.Now, Undone: p.Undone})
 }
 
 // policies reads the record.
@@ -113,7 +110,7 @@ func (dir home) policies() (p policyRecord, err error) {
 
 // keepPolicies replaces the record.
 func (dir home) keepPolicies(p policyRecord) error {
-	if size := len(p.Now) + len(p.Other); size == 0 || size > mostPolicy {
+	if size := len(p.Now) + len(p.Before) + len(p.Undone); size == 0 || size > mostPolicy {
 		return bpffs.Unlink(dir.pin(policyPin))
 	}
 	if err := bpffs.Record(dir.pin(policyPin), p); err != nil {

@@ -221,7 +221,7 @@ func (all orders) apply(p *pins, o ApplyOptions) (err error) {
 	case of == 1 && o.Final:
 		err = all.step()
 	case of > 0:
-		err = all.change(p.store, o, of)
+		err = all.change(p, o, of)
 	}
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func (all orders) step() error {
 }
 
 // change carries out all steps, of which there are so many, at one moment.
-func (all orders) change(store *maps.Store, o ApplyOptions, of int) error {
+func (all orders) change(p *pins, o ApplyOptions, of int) error {
 	ready := 0
 	for _, one := range all {
 		if err := one.Set.Prepare(one.steps, func(steps int) {
@@ -290,7 +290,12 @@ func (all orders) change(store *maps.Store, o ApplyOptions, of int) error {
 		}
 		ready += len(one.steps)
 	}
-	return arm(store, o.Confirm)
+	if o.Policy != nil {
+		if err := p.keepPolicy(o.Policy, true); err != nil {
+			return err
+		}
+	}
+	return arm(p.store, o.Confirm)
 }
 
 // finish rules out that a change reverts, if there was one, and removes what is not needed any more.

@@ -169,6 +169,9 @@ func (p *pins) complete() error {
 	}
 	if p.store != nil {
 		if state, _ := p.store.Change(); state == maps.NoChange {
+			if err := p.settlePolicy(); err != nil {
+				return err
+			}
 			p.store.Abandon()
 		}
 		if err := p.bpfState.unify(); err != nil {

@@ -211,6 +211,7 @@ func fillers(n int) (rules []policy.Rule) {
 
 // next are other rules on two hooks, one of them new: rules are added, removed, changed and kept.
 func next(n *Namespace, o ApplyOptions) error {
+	o.Policy = []byte("next")
 	return policyOn(n, o, []policy.Rule{stays, other, shadows, v6}, []policy.Rule{one})
 }
 
@@ -267,7 +268,7 @@ var stepped = []steppedCommand{
 	}, func(n *Namespace) error { return putOn(n, one) }},
 	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
-		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
+		return policyOn(n, ApplyOptions{Policy: []byte("last")}, []policy.Rule{stays, one}, nil)
 	}},
 	{"confirm", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), confirm},
 	{"rollback", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error { _, err := n.Rollback(); return err }},
@@ -427,7 +428,7 @@ func (r *rig) killed(name string, at ...stop) bool {
 	return true
 }
 
-// state describes both directions of va, and the pools.
+// state describes both directions of va with the policy in force, and the pools.
 type state struct {
 	hooks  [3]string
 	change [2]maps.ChangeState
@@ -440,6 +441,8 @@ func (r *rig) state() (s state) {
 	n, err := Read(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
+	policies, err := n.Policies()
+	testenv.Must(r.t, err)
 	for i, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		h, err := n.Find("va", d)
 		testenv.Must(r.t, err)
@@ -463,7 +466,7 @@ func (r *rig) state() (s state) {
 		if how == Gone { // the rules may be attached to a new device with that name
 			how, s.gone = Attached, true
 		}
-		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending)
+		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t, policies: %s", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending, policies)
 	}
 	return s
 }
@@ -556,7 +559,7 @@ func TestKilledWhileRecording(t *testing.T) {
 	r := newRig(t, "", policy.Egress)
 	r.put(stays)
 	_, err := stepping(stop{"rename pins", 0}, func() error {
-		return command(r.options, func(n *Namespace) error { return n.KeepPolicy([]byte("text"), false) })
+		return command(r.options, func(n *Namespace) error { return n.KeepPolicy([]byte("text")) })
 	})
 	if err == nil {
 		t.Error("a record was kept without its last step")
@@ -565,7 +568,23 @@ func TestKilledWhileRecording(t *testing.T) {
 	r.flush()
 	r.put(one)
 	r.inForce(one)
-	r.write(func(n *Namespace) error { return n.KeepPolicy([]byte("text"), false) })
+	r.write(func(n *Namespace) error { return n.KeepPolicy([]byte("text")) })
 	r.flush()
 	r.nothingLeft()
+}
+
+// A policy whose change was killed before it began does not come into force with the next change.
+func TestKilledBeforeChange(t *testing.T) {
+	r := newRig(t, "", policy.Egress)
+	r.put(stays)
+	r.killed("apply until confirmed", stop{"arm a change", 0})
+	r.write(func(n *Namespace) error {
+		if err := together(n, one, two); err != nil {
+			return err
+		}
+		if p, err := n.Policies(); len(p.Now) > 0 || err != nil {
+			t.Errorf("the policy in force is %q: %v", p.Now, err)
+		}
+		return nil
+	})
 }
