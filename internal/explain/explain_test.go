@@ -479,6 +479,19 @@ func TestDecidedBy(t *testing.T) {
 	}
 }
 
+// Of a full pool that is shared by flow, it depends on the flow whether packets pass.
+func TestNeedsFlow(t *testing.T) {
+	for room, want := range map[uint64]string{5000: "pass", 0: "drop", 2500: "unknown"} {
+		s := limited(policy.Egress)
+		s.Rule = pooledRule()
+		s.Rule.Stages.Levels[1].Share.Kind = policy.ShareFlow
+		s.Rule.Stages.fill(1, room)
+		if got := judgeStop(&Packets{Dst: far, Segments: 1}, s); got.Verdict != want || !strings.Contains(got.Note, "a is shared by flow") {
+			t.Errorf("with room for %d bytes: %s, want %s: %s", room, got.Verdict, want, got.Note)
+		}
+	}
+}
+
 // A pool is full as soon as it cannot serve more: with fair shares, its bucket does not fill up.
 func TestFullPool(t *testing.T) {
 	for _, test := range []struct {

@@ -68,6 +68,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 			out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
 		}
 		return
+	case needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0: // which serves some flows, and others not
+		out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
+		return
 	case out.LimitedBy != nil:
 		out.DecidedBy = out.LimitedBy
 	case out.RefusedBy != nil:

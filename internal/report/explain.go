@@ -399,7 +399,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	if told := len(p.Pools) > 0 && len(before) == len(p.Pools); p.Rule != nil && p.Note != "" && p.Verdict != "unknown" && !(told && p.needsFlow()) {
+	if p.Rule != nil && p.Note != "" && p.Verdict != "unknown" {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
@@ -514,8 +514,6 @@ func (p *Stop) now() string {
 		return text + "passes, without a limit"
 	case b != nil && p.Bytes > b.CapacityBytes && !b.delays():
 		return text + "passes now: it is larger than the bucket, but that is empty"
-	case p.full() != "" && p.needsFlow():
-		text += "passes now, unless its flow is beyond its share" + p.covers()
 	default:
 		text += "passes now" + p.covers()
 	}

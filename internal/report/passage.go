@@ -203,16 +203,6 @@ func useText(use *uint64, rate uint64) string {
 	return text
 }
 
-// needsFlow reports whether it is not known which flow the packet is of, and a pool that is shared by flow may refuse it.
-func (p *Passage) needsFlow() bool {
-	for i := range p.Pools {
-		if s := &p.Pools[i].Sharing; s.Share == "flow" && s.Sharer == "" {
-			return true
-		}
-	}
-	return false
-}
-
 // sharers are those that are active, as "2 active members"; "" without shares, and if none is: traffic below the rate has no
 // part of it.
 func (s *Sharing) sharers() string {
