@@ -226,15 +226,15 @@ func (w *Path) buckets() (key string) {
 // text writes a path, and what is different on others that are alike.
 func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 	answer := w.Packets + ": a packet passes; no rule limits it"
-	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.Device == w.Device && p.Direction == w.Direction && w.says() })
+	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
 	if decides >= 0 {
-		answer = w.Packets + ", by " + w.Device + " " + w.Direction + ": " + w.Hooks[decides].now()
+		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
 	}
 	s.WriteString(plain.Fold(plain.Line(answer), screenWidth, "", "    "))
 	s.WriteString(plain.Fold(plain.Line("they "+w.How), screenWidth, "  ", "    "))
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		line := stop.where() + ": " + stop.decision() + stop.limiters()
+		line := stop.where() + ": " + stop.decision()
 		if i != decides && stop.says() {
 			line += "; " + stop.now()
 		}
@@ -249,7 +249,7 @@ func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 	}
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
+		foreign := func(a Attached) bool { return !a.Ours && (a.At != "qdisc" || a.Limits) }
 		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
 			s.WriteByte('\n')
 			if len(w.Hooks) > 1 {
@@ -286,7 +286,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	}
 }
 
-func (p *Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
+func (a *Answer) where() string { return a.Device + " " + a.Direction }
 
 // says reports whether there is a verdict of a rule, or why it is not known.
 func (a *Answer) says() bool { return a.Rule != nil || a.Verdict == "unknown" }
@@ -336,19 +336,6 @@ func (p *Stop) network() string {
 		return *p.Rule
 	}
 	return *p.Rule + " (" + p.dropped() + " dropped)"
-}
-
-// limiters names those that are not shapectl.
-func (p *Stop) limiters() (text string) {
-	for _, a := range p.Chain {
-		switch {
-		case a.Limits && a.At == "qdisc":
-			text += "; the qdisc " + a.Name + " may limit them, too"
-		case a.Limits:
-			text += "; the " + a.Name + " may limit them, too"
-		}
-	}
-	return text
 }
 
 // lately is what the rule used while its packets were counted, and what happened to them.
@@ -437,31 +424,9 @@ func (p *Stop) counters(s *strings.Builder) {
 	}
 	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
 	if p.ExcessPackets != p.DroppedPackets {
-		what := "excess"
-		if p.Bucket != nil && p.Bucket.Colour != "" {
-			what = "yellow or red"
-		}
-		text += fmt.Sprintf(", %d %s", p.ExcessPackets, what)
+		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
 	}
 	fact(s, "so far", text)
-}
-
-// otherSide is the side that the rules compare, if that is not the far side. The packets may have any address there.
-func (p *Stop) otherSide() string {
-	anywhere := p.Rule != nil && p.Address == ""
-	switch {
-	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
-		if anywhere {
-			return ", from any source"
-		}
-		return ", by source address"
-	case p.Direction == policy.Ingress.String() && p.Match == policy.MatchDst.String():
-		if anywhere {
-			return ", to any destination"
-		}
-		return ", by destination address"
-	}
-	return ""
 }
 
 // wider are rules that match, too, the narrowest first.

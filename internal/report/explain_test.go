@@ -250,7 +250,7 @@ other rules for these packets:
 
 to 10.0.0.7/32, by va ingress: a packet of 1514 bytes passes now
   they leave by va
-  va ingress, by destination address: 10.0.0.7/32 matches
+  va ingress: 10.0.0.7/32 matches
 
   rule       is limited only by pool "home"
   pools      as above: home, ap
