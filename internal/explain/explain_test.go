@@ -136,6 +136,9 @@ func TestJudgeStop(t *testing.T) {
 		if got.Verdict != test.verdict || got.Conforms != (test.verdict == "pass" || test.verdict == "delay") {
 			t.Errorf("%s: the verdict is %s, want %s; it conforms: %v", test.name, got.Verdict, test.verdict, got.Conforms)
 		}
+		if got.WaitNS > 0 && (got.Verdict == "pass" || got.Verdict == "unknown") {
+			t.Errorf("%s: it passes, and waits %d ns", test.name, got.WaitNS)
+		}
 		limited := s.Rule != nil && s.Rule.Bucket != nil && !report.NotInForce(got.Attached)
 		if (got.DecidedBy != nil) != limited || limited && (*got.DecidedBy != "10.0.0.0/24" || *got.LevelBytes != got.Bucket.LevelBytes || *got.CapacityBytes != 5000) {
 			t.Errorf("%s: %+v", test.name, got.Answer)

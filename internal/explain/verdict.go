@@ -63,9 +63,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	}
 	switch {
 	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
-		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy = nil, "", []string{}, nil
+		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy, out.WaitNS = nil, "", []string{}, nil, 0
 		if out.Conforms = true; !report.NotInForce(out.Attached) {
-			out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
+			out.Verdict, out.Conforms = "unknown", false
 		}
 		return
 	case needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0: // which serves some flows, and others not
