@@ -80,36 +80,36 @@ func (a Applied) Text(w io.Writer) error {
 	if a.ConfirmedAgoNS != nil {
 		fmt.Fprintf(text, "confirmed %s, which stays\n", changeOf(*a.ConfirmedAgoNS))
 	}
-	var all changes
+	var all Changes
 	upgraded := 0
 	devices := map[string]bool{}
 	for _, h := range a.Hooks {
-		all = changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
+		all = Changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
 		devices[h.Device] = true
 		if h.Upgraded {
 			upgraded++
 		}
 	}
-	pools := changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
+	pools := Changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
 	switch {
-	case len(a.Hooks) == 0 && pools == changes{}:
+	case len(a.Hooks) == 0 && pools == Changes{}:
 		text.WriteString("nothing to change\n")
 	case len(a.Hooks) == 0:
-	case all == changes{}:
+	case all == Changes{}:
 		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
 	default:
-		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
+		fmt.Fprintf(text, "%s on %s\n", all.Words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
 	}
-	if pools != (changes{}) {
-		fmt.Fprintln(text, pools.words("pool", "added", "changed", "removed"))
+	if pools != (Changes{}) {
+		fmt.Fprintln(text, pools.Words("pool", "added", "changed", "removed"))
 	}
 	if upgraded > 0 && !a.Verbose {
 		text.WriteString("replaced the programs of another build\n")
 	}
 	for _, h := range a.Hooks {
 		var parts []string
-		if c := (changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (changes{}) {
-			parts = append(parts, c.words("rule", "added", "changed", "removed"))
+		if c := (Changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (Changes{}) {
+			parts = append(parts, c.Words("rule", "added", "changed", "removed"))
 		}
 		if h.Reattached != "" {
 			parts = append(parts, "attached again (was: "+h.Reattached+")")
@@ -136,11 +136,11 @@ func changeOf(ns uint64) string {
 	return fmt.Sprintf("the change of %s, %v ago", time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
 }
 
-// changes are how many rules were added, changed and removed.
-type changes [3]int
+// Changes are how many rules were added, changed and removed.
+type Changes [3]int
 
-// words is "2 rules added, 1 changed" for such a thing and verbs.
-func (c changes) words(thing string, verbs ...string) string {
+// Words is "2 rules added, 1 changed" for such a thing and verbs.
+func (c Changes) Words(thing string, verbs ...string) string {
 	var parts []string
 	for i, n := range c {
 		switch {
@@ -271,7 +271,7 @@ func (d Differences) Text(w io.Writer) error {
 		return text.Flush()
 	}
 	marks := []string{"add", "change", "remove"}
-	var all, pools changes
+	var all, pools Changes
 	devices, widest := map[string]bool{}, 0
 	for _, r := range d {
 		if r.Kind == KindPool {
@@ -282,11 +282,11 @@ func (d Differences) Text(w io.Writer) error {
 		}
 		widest = max(widest, min(len(r.what), mostWidth))
 	}
-	if all != (changes{}) {
-		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	if all != (Changes{}) {
+		fmt.Fprintf(text, "%s on %s\n", all.Words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
 	}
-	if pools != (changes{}) {
-		fmt.Fprintln(text, pools.words("pool", "to add", "to change", "to remove"))
+	if pools != (Changes{}) {
+		fmt.Fprintln(text, pools.Words("pool", "to add", "to change", "to remove"))
 	}
 	where := ""
 	for _, r := range d {
