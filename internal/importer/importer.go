@@ -22,7 +22,7 @@ type Imported struct {
 	Left   []Left         // what was not carried over: by effect, then in the order of the source
 	Notes  []string       // general differences from the other tool
 
-	origins map[place]origin
+	origins map[place]*origin
 }
 
 // Left is something that was not carried over, or was changed.
@@ -42,8 +42,9 @@ type reason struct {
 type effect int
 
 const (
-	unblocks effect = iota // a network that may have to be blocked has no limit
+	unblocks effect = iota // a network has no limit that may have to be blocked, or of which nothing is known
 	loosens                // a network has a higher limit, or none
+	lowers                 // a network has less than the source says
 	other
 )
 
@@ -89,7 +90,11 @@ func (i Imported) Lines() (lines []string) {
 			places = append(places, l.Where+" ("+l.What+")")
 		}
 		where := strings.Join(places, ", ")
-		if n := len(places); n > few && r.effect != unblocks {
+		switch n := len(places); {
+		case n <= few || r.effect == unblocks:
+		case r.effect == lowers: // first those who lose most
+			where = fmt.Sprintf("%d places, such as %s", n, strings.Join(places[:few], ", "))
+		default:
 			where = fmt.Sprintf("%d places, such as %s", n, places[0])
 		}
 		lines = append(lines, fmt.Sprintf("%s in %s: %s; %s", r.Kind, where, r.Why, r.Advice))
@@ -104,8 +109,12 @@ type collector struct {
 	left   map[Left]bool
 }
 
-// An origin is where a rule comes from.
-type origin struct{ where, comment string }
+// An origin is where a rule or pool comes from.
+type origin struct {
+	where, comment string
+	who            string // whose it is, for reports
+	kept           bool   // its guarantee is not lowered
+}
 
 type tableKey struct {
 	device    string
@@ -113,7 +122,7 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
+	return &collector{Imported{origins: map[place]*origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
 }
 
 // leave lists a thing once.
@@ -179,7 +188,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.tables[key] = t
 	}
 	t.Rules = append(t.Rules, r)
-	c.origins[at] = origin{where, clean(comment)}
+	c.origins[at] = &origin{where: where, comment: clean(comment), who: of}
 	return true
 }
 

@@ -240,7 +240,7 @@ func (n *nodes) addPool(v *node, w way) {
 	if least := v.least[w]; least.Rate != 0 && above != "" {
 		r.Guarantee = policy.Guarantee(min(least.Rate, rate.Rate))
 	}
-	if name := n.collector.addPool(v.name, "", " "+w.String(), r, v.where); name != "" {
+	if name := n.collector.addPool(v.name, " "+w.String(), r, v.where); name != "" {
 		v.pool[w], v.limits = name, true
 	}
 }

@@ -283,7 +283,7 @@ func (s *ruleset) within(l *limit) policy.Within {
 		if r.Within = s.within(l.in); r.Within == "" {
 			r.Guarantee, r.Weight = 0, 0
 		}
-		l.pool = s.addPool(l.where, "", "", r, l.where)
+		l.pool = s.addPool(l.where, "", r, l.where)
 	}
 	if l == nil {
 		return ""

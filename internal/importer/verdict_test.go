@@ -295,7 +295,7 @@ func FuzzLibreQoS(f *testing.F) {
 	f.Add(string(text), string(tree))
 	f.Add(newHeader+row("10.0.0.1", "2.5", "1"), "{}")
 	f.Fuzz(func(t *testing.T, text, network string) {
-		imported, err := LibreQoS(File{"f", strings.NewReader(text)}, File{"n", strings.NewReader(network)}, "eth1", "eth0")
+		imported, err := LibreQoS(File{"f", strings.NewReader(text)}, File{"n", strings.NewReader(network)}, LibreQoSOptions{Device: "eth1", Upload: "eth0"})
 		if err == nil {
 			transcript(t, imported)
 		}
