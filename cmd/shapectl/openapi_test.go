@@ -23,7 +23,7 @@ var apiAnswers = map[string][]string{
 	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"},
 	"line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
 	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
-	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
+	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
 	"events": {"Event", "value"}, "rtt": {"RTTs"}, "talkers": {"Talkers"},
 }

@@ -270,25 +270,11 @@ func (d Differences) Text(w io.Writer) error {
 		text.WriteString("nothing to change\n")
 		return text.Flush()
 	}
-	marks := []string{"add", "change", "remove"}
-	var all, pools changes
-	devices, widest := map[string]bool{}, 0
+	d.counts(text)
+	where, widest := "", 0
 	for _, r := range d {
-		if r.Kind == KindPool {
-			pools[slices.Index(marks, r.Change)]++
-		} else {
-			all[slices.Index(marks, r.Change)]++
-			devices[r.Device] = true
-		}
 		widest = max(widest, min(len(r.what), mostWidth))
 	}
-	if all != (changes{}) {
-		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
-	}
-	if pools != (changes{}) {
-		fmt.Fprintln(text, pools.words("pool", "to add", "to change", "to remove"))
-	}
-	where := ""
 	for _, r := range d {
 		at := plain.Line(r.Device) + " " + r.Direction
 		if r.Kind == KindPool {
@@ -302,6 +288,107 @@ func (d Differences) Text(w io.Writer) error {
 		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
+}
+
+// kinds of changes, in the order of changes.
+var changeKinds = []string{"add", "change", "remove"}
+
+// counts says how many rules and pools would change.
+func (d Differences) counts(w io.Writer) {
+	var all, pools changes
+	devices := map[string]bool{}
+	for _, r := range d {
+		if r.Kind == KindPool {
+			pools[slices.Index(changeKinds, r.Change)]++
+		} else {
+			all[slices.Index(changeKinds, r.Change)]++
+			devices[r.Device] = true
+		}
+	}
+	if all != (changes{}) {
+		fmt.Fprintf(w, "%s on %s\n", all.words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	}
+	if pools != (changes{}) {
+		fmt.Fprintln(w, pools.words("pool", "to add", "to change", "to remove"))
+	}
+}
+
+// A ChangeSummary is how many rules and pools apply would add, remove, or change an option of.
+type ChangeSummary struct {
+	Change string `json:"change"` // add, remove or change
+	Option string `json:"option"` // that changes; "" unless Change is change
+	Rules  int    `json:"rules"`
+	Pools  int    `json:"pools"`
+	// Names are whose these are, in their order, each once: the name of a rule, or its network; that of the rules in a pool, or
+	// of the pool.
+	Names []string `json:"names"`
+}
+
+// Summary is the differences by kind and option, in the order of the first of each. tables have the rules before and after.
+func (d Differences) Summary(tables ...[]policy.Table) []ChangeSummary {
+	owners := map[string]string{} // the name that all rules directly within a pool have
+	for _, t := range slices.Concat(tables...) {
+		for _, r := range t.Rules {
+			if name, known := owners[string(r.Within)]; r.Pool || known && name != r.Label.Name {
+				owners[string(r.Within)] = ""
+			} else if !known {
+				owners[string(r.Within)] = r.Label.Name
+			}
+		}
+	}
+	type key struct{ change, option string }
+	type named struct {
+		key
+		name string
+	}
+	out, at, seen := []ChangeSummary{}, map[key]int{}, map[named]bool{}
+	for _, r := range d {
+		keys := []key{{change: r.Change}}
+		if r.Change == "change" {
+			keys = nil
+			for _, o := range r.Options {
+				keys = append(keys, key{r.Change, o.Option})
+			}
+		}
+		who := cmp.Or(r.label.Name, r.what)
+		if r.Kind == KindPool {
+			who = cmp.Or(owners[r.Pool], r.Pool)
+		}
+		for _, k := range keys {
+			i, found := at[k]
+			if !found {
+				i = len(out)
+				at[k], out = i, append(out, ChangeSummary{Change: k.change, Option: k.option, Names: []string{}})
+			}
+			s := &out[i]
+			if r.Kind == KindPool {
+				s.Pools++
+			} else {
+				s.Rules++
+			}
+			if n := (named{k, who}); !seen[n] {
+				seen[n] = true
+				s.Names = append(s.Names, who)
+			}
+		}
+	}
+	return out
+}
+
+// SummaryText writes how much would change, and of each kind the first names.
+func (d Differences) SummaryText(all []ChangeSummary) func(io.Writer) error {
+	return func(w io.Writer) error {
+		text := bufio.NewWriter(w)
+		if len(d) == 0 {
+			text.WriteString("nothing to change\n")
+		}
+		d.counts(text)
+		for _, s := range all {
+			first := fmt.Sprintf("  %-19s %6d  ", strings.TrimSpace(s.Change+" "+s.Option), s.Rules+s.Pools)
+			text.WriteString(plain.Fold(plain.List(plain.Lines(s.Names)), screenWidth, first, strings.Repeat(" ", len(first))))
+		}
+		return text.Flush()
+	}
 }
 
 // words are what would change of the rule, or what the rule is.
