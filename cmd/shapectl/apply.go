@@ -184,7 +184,9 @@ var patience = time.Minute
 func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
-		text, err = e.readAll(name)
+		if text, err = e.readAll(name); err == nil {
+			text, err = policyfile.Include(inputName(name), text, e.readAll)
+		}
 		close(done)
 	}()
 	var late <-chan time.Time
@@ -197,7 +199,7 @@ func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err erro
 		return nil, nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, inputError(err)
 	}
 	if f, err = policyfile.Parse(inputName(name), text); err != nil {
 		return nil, text, inputError(err)

@@ -1268,3 +1268,24 @@ func (r *rig) removes(device string, args ...string) {
 		r.t.Fatalf("shapectl %s: %+v", strings.Join(args, " "), got)
 	}
 }
+
+// A policy includes another one. What is recorded is both, and diff counts by kind.
+func TestInclude(t *testing.T) {
+	r := newRig(t)
+	imported := r.policy("devices: {va: {egress: {10.0.0.1: 1mbit, 10.0.0.2: 1mbit}}}\n")
+	own := r.policy("include: [" + imported + "]\ndevices: {va: {egress: {10.0.0.2: {rate: 2mbit, name: mine}, 10.0.0.3: 3mbit}}}\n")
+	r.ok("apply", own)
+	if got := r.ok("export"); !strings.Contains(got, "10.0.0.1: 1mbit") || !strings.Contains(got, "10.0.0.2: {rate: 2mbit, name: mine}") || !strings.Contains(got, "10.0.0.3: 3mbit") {
+		t.Errorf("in force is\n%s", got)
+	}
+	if got := r.run("diff", own, "--summary"); got.code != exitDone || got.out != "nothing to change\n" {
+		t.Errorf("diff: %+v", got)
+	}
+	r.ok("delete", "va", "egress", "10.0.0.1")
+	if got := r.run("diff", own, "--summary"); got.code != exitDiffers || got.out != "1 rule to add on 1 device\n  add                      1  10.0.0.1\n" {
+		t.Errorf("diff: %+v", got)
+	}
+	if got := r.run("doctor", "va"); !strings.Contains(got.out, "10.0.0.1") {
+		t.Errorf("doctor does not miss the rule of the included file: %s", got.out)
+	}
+}

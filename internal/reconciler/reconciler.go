@@ -58,7 +58,7 @@ type Reconciler struct {
 
 	file, lastGood string
 	policy         lastgood.Policy
-	read           version      // of file when it was read
+	read           string       // versionsOf file and those that it includes, when they were read
 	missing        bool         // there was no file when it was read
 	packed         packedPolicy // the last one that was recorded
 	unrecorded     bool         // it was read, and is to be recorded
@@ -92,12 +92,6 @@ func (e Event) String() string {
 	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
 }
 
-// A version identifies the contents of a file.
-type version struct {
-	inode, bytes     uint64
-	changed, written unix.Timespec
-}
-
 // nothing is a policy without rules.
 func nothing(file string) lastgood.Policy {
 	f, _ := policyfile.Parse(file, []byte("devices: {}")) // which is valid
@@ -108,7 +102,7 @@ func nothing(file string) lastgood.Policy {
 // that is "". If there is no file, the error is fs.ErrNotExist. Then devices that appear get no rules until there is one.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
-	r.read = versionOf(r.file)
+	r.read = r.versions()
 	p, err := lastgood.Load(file, lastGood)
 	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
 		r.policy = nothing(file)
@@ -116,7 +110,9 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
+	if r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false; len(p.Included()) > 0 {
+		r.read = r.versions()
+	}
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
@@ -167,7 +163,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
 		}
-		if len(waiting) > 0 && versionOf(r.file) != r.read {
+		if len(waiting) > 0 && r.versions() != r.read {
 			r.reload(ctx)
 		}
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
@@ -286,13 +282,19 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// versionOf returns the zero version if stat fails.
-func versionOf(path string) version {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return version{}
+// versions tells whether the file of the policy and those that it includes have changed.
+func (r *Reconciler) versions() (all string) {
+	files := []string{r.file}
+	if r.policy.File != nil {
+		files = append(files, r.policy.Included()...)
 	}
-	return version{st.Ino, uint64(st.Size), st.Ctim, st.Mtim}
+	for _, path := range files {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err == nil {
+			all += fmt.Sprintln(path, st.Ino, st.Size, st.Ctim, st.Mtim)
+		}
+	}
+	return all
 }
 
 // serve applies the policy to devices, and returns those that remain for a retry.
