@@ -107,7 +107,7 @@ func writePolicy(file string, tables ...policy.Table) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(policyfile.Write(f, tables, nil), f.Close())
+	return errors.Join(policyfile.Write(f, tables), f.Close())
 }
 
 // round measures each figure once, on a new device.

@@ -109,7 +109,7 @@ func (e *env) export() error {
 			return err
 		}
 		text := new(pages) // so that an error prints no part of a policy
-		err = policyfile.Write(text, tables, nil)
+		err = policyfile.Write(text, tables)
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {
 			return inputError(err)

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -278,11 +279,13 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(import
 // imported prints what command, which is for a shell, imported.
 func (e *env) imported(doing, command string, i importer.Imported) error {
 	// Some device names cannot be in a policy. Then nothing of it is printed.
-	answer, err := report.NewImported(command, i)
+	policy, err := report.ImportedPolicy(command, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
 	}
-	if err = e.print(answer, answer.Text); err == nil && !e.json {
+	if e.json {
+		err = report.JSON(e.out, report.NewImported(policy, i))
+	} else if _, err = io.WriteString(e.out, policy); err == nil {
 		err = report.ImportedLines(e.err, i)
 	}
 	if err != nil {

@@ -54,11 +54,6 @@ type place struct {
 	prefix netip.Prefix
 }
 
-// Comment is where the source has a rule, in one line; "" if its name or note tells.
-func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
-	return i.origins[place{tableKey{device, d}, p}].comment
-}
-
 // Rules returns the number of rules, and Pools that of pools.
 func (i Imported) Rules() int { return i.count(false) }
 func (i Imported) Pools() int { return i.count(true) }
@@ -111,9 +106,9 @@ type collector struct {
 
 // An origin is where a rule or pool comes from.
 type origin struct {
-	where, comment string
-	who            string // whose it is, for reports
-	kept           bool   // its guarantee is not lowered
+	where string
+	who   string // whose it is, for reports
+	kept  bool   // its guarantee is not lowered
 }
 
 type tableKey struct {
@@ -157,7 +152,7 @@ var (
 // add adds a rule. It leaves out a rule that is not valid, or whose network has one
 // already, and reports whether it added the rule. All rules of a table must have the same
 // match.
-func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
+func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where string) bool {
 	at, of := place{key, r.Prefix}, name(r.Prefix)
 	if r.Pool {
 		of = strconv.Quote(r.Label.Name)
@@ -188,7 +183,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.tables[key] = t
 	}
 	t.Rules = append(t.Rules, r)
-	c.origins[at] = &origin{where: where, comment: clean(comment), who: of}
+	c.origins[at] = &origin{where: where, who: of}
 	return true
 }
 

@@ -677,7 +677,7 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 		}
 	}
 	for i, r := range rules {
-		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i], "")
+		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i])
 	}
 	if at := s.origins[limited]; at != nil {
 		at.who, at.kept = fmt.Sprintf("%s %v", c.name, w), c.protected

@@ -68,9 +68,8 @@ type entry struct {
 	// It is a default for the packets of no other entry. It is not reported if there are none.
 	fallback bool
 
-	where   string
-	label   policy.Label
-	comment string // what the tool itself calls it
+	where string
+	label policy.Label
 }
 
 // A limit is the limit of an entry. Entries with the same limit share its bucket.
@@ -201,7 +200,7 @@ func (s *ruleset) make() {
 			of.Each = l.Each.Canonical(r.prefix)
 		}
 		if of.Prefix, of.Label = r.prefix, r.label; of.Rate != policy.Unlimited || of.Within != "" || len(r.limits) == 0 {
-			s.add(r.key, r.match, of, r.where, r.comment)
+			s.add(r.key, r.match, of, r.where)
 		}
 	}
 	for key, t := range s.tables {

@@ -31,7 +31,7 @@ func (c *collector) addPool(title, ending string, r policy.Rule, where string) p
 		if c.origins[place{pools, r.Prefix}] != nil {
 			continue
 		}
-		if !c.add(pools, 0, r, where, "") {
+		if !c.add(pools, 0, r, where) {
 			return ""
 		}
 		return policy.Within(r.Label.Name)

@@ -36,7 +36,7 @@ func TestBalance(t *testing.T) {
 		for i := range random.IntN(most) {
 			r := member()
 			r.Prefix = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32)
-			if !c.add(key, policy.MatchDst, r, "here", "") {
+			if !c.add(key, policy.MatchDst, r, "here") {
 				t.Fatalf("seed %d: %+v", seed, c.Left)
 			}
 			c.origins[place{key, r.Prefix}].kept = random.IntN(8) == 0
@@ -100,7 +100,7 @@ func TestBalanceSteps(t *testing.T) {
 	}{{left, 100e6}, {left, 20e6}, {right, 60e6}, {right, 8000}} {
 		rule := policy.Rule{Rate: 100e6, Capacity: 1e6, Within: r.within, Guarantee: r.guarantee}
 		rule.Prefix = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32)
-		c.add(tableKey{"eth1", policy.Egress}, policy.MatchDst, rule, "here", "")
+		c.add(tableKey{"eth1", policy.Egress}, policy.MatchDst, rule, "here")
 	}
 	i := c.imported()
 	var got []string

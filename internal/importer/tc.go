@@ -364,7 +364,7 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 			d.leave(largest, where, "%d bytes", p.mtu)
 		}
 	}
-	v := verdict{entry: entry{limit: l, comment: fmt.Sprintf("police index %d", p.index)}}
+	v := verdict{entry: entry{limit: l, label: policy.Label{Note: fmt.Sprintf("police index %d", p.index)}}}
 	if conforming != controlNext {
 		v.until = everyEntry
 	}
@@ -712,7 +712,7 @@ func (d *device) tbf(q object) {
 		d.leavePartial(t, l.Rate)
 		return
 	}
-	d.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+	d.enter(policy.Egress, t, entry{limit: l, until: everyEntry, label: policy.Label{Note: "tbf " + handle(q.handle)}})
 }
 
 // leaveCake reports the cake qdiscs of a device, with the command that does the same.

@@ -58,7 +58,7 @@ func TestInclude(t *testing.T) {
 	tables, _, err := f.Tables([]Device{{Name: "eth1"}, {Name: "eth2"}})
 	testenv.Must(t, err)
 	var got strings.Builder
-	testenv.Must(t, Write(&got, tables, nil))
+	testenv.Must(t, Write(&got, tables))
 	const want = `plans:
   gold: {rate: 50mbit, excess: ecn, shadow: {rate: 10mbit}}
 pools:
