@@ -34,8 +34,8 @@ func Pack(f *policyfile.File, path string, text []byte) Packed {
 		path = absolute
 	}
 	var all bytes.Buffer
-	w := gzip.NewWriter(&all)
-	w.Write([]byte(path + "\x00")) // to memory
+	w, _ := gzip.NewWriterLevel(&all, gzip.BestSpeed) // a valid level
+	w.Write([]byte(path + "\x00"))                    // to memory
 	w.Write(text)
 	w.Close()
 	return all.Bytes()

@@ -288,5 +288,8 @@ func (rs *rules) discardLabels(id uint32) {
 	rs.labels.Discard(id, rs.version(id, 1))
 }
 
+// FetchLabels reads all labels at once, if so many rules are to be read, and keeps them until forget is called.
+func (rs *rules) FetchLabels(rules int) (forget func()) { return rs.labels.Fetch(rules) }
+
 // RememberLabels keeps labels once they are read, for a process that reads all rules again and again.
 func (rs *rules) RememberLabels() { rs.labels.Remember() }
