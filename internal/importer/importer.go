@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -221,25 +222,7 @@ func names(all []netip.Prefix) string {
 	for i, p := range all {
 		words[i] = name(p)
 	}
-	return some(words)
-}
-
-// some lists the first words in a sentence, and the number of others.
-func some(words []string) string {
-	const room = 4
-	if n := len(words); n > room {
-		words = append(slices.Clone(words[:room-1]), fmt.Sprintf("%d more", n-room+1))
-	}
-	return list(words)
-}
-
-// list joins words in a sentence: "a, b and c".
-func list(words []string) string {
-	if len(words) < 2 {
-		return strings.Join(words, "")
-	}
-	last := len(words) - 1
-	return strings.Join(words[:last], ", ") + " and " + words[last]
+	return plain.List(words)
 }
 
 // label returns a label with a name of the source.

@@ -130,7 +130,6 @@ type circuit struct {
 	protected    bool
 	rates, least [ways]speed
 	node         *node
-	terms        string // its rates and its node, for reports
 }
 
 // A File is a text with the name that errors have.
@@ -435,7 +434,6 @@ func (r *shapedDevice) rules() {
 		r.leave(noAddress, r.where, "%s", r.name)
 		return
 	}
-	c.terms = r.terms(&c)
 	of := r.circuit(&c)
 	for _, p := range networks {
 		if !of.has[p] {
@@ -453,24 +451,12 @@ func matches(pattern, text string) bool {
 	return match
 }
 
-// terms describes the rates and the node of a row.
-func (r *shapedDevice) terms(c *circuit) string {
-	words := []string{both(c.rates[down], c.rates[up])}
-	if least := both(c.least[down], c.least[up]); least != "" {
-		words = append(words, "guaranteed "+least)
-	}
-	if site := r.site(); site != "" {
-		words = append(words, "below "+site)
-	}
-	return strings.Join(words, ", ")
-}
-
 // circuit returns the circuit of a row, which is new if no row before had the circuit ID. A row without one has its own.
 func (r *shapedDevice) circuit(c *circuit) *circuit {
 	id := r.cell(circuitID)
 	if first := r.circuits[id]; first != nil && id != "" {
 		if c.rates != first.rates || c.least != first.least || c.node != first.node {
-			r.leave(unlike, r.where, "%s has %s; first it has %s", c.name, c.terms, first.terms)
+			r.leave(unlike, r.where, "%s, first in %s", c.name, first.rows[0].where)
 		}
 		return first
 	}
@@ -602,18 +588,6 @@ func (c *collector) speed(text, what, where string, guarantee bool) speed {
 	return speed{Rate: rate, left: err != nil}
 }
 
-// both describes two rates.
-func both(download, upload speed) string {
-	var words []string
-	if download.Rate != 0 {
-		words = append(words, download.String()+" down")
-	}
-	if upload.Rate != 0 {
-		words = append(words, upload.String()+" up")
-	}
-	return list(words)
-}
-
 // mbit returns the rate in megabits per second.
 func (s speed) mbit() string { return strconv.FormatFloat(float64(s.Rate)/1e6, 'f', -1, 64) }
 
@@ -626,11 +600,11 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 			why = zeroRate
 		}
 		if !rate.left {
-			var addresses []string
+			var addresses []string // all of them, which may have to be blocked
 			for _, p := range c.networks() {
 				addresses = append(addresses, name(p))
 			}
-			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, list(addresses))
+			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
 		}
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -40,7 +41,7 @@ type devices [2][]string
 func (d devices) describe() (words []string) {
 	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
 		if d[direction] != nil {
-			words = append(words, verb+some(d[direction]))
+			words = append(words, verb+plain.List(d[direction]))
 		}
 	}
 	return words
@@ -300,7 +301,7 @@ func sharers(entries []entry) string {
 			words[i] += fmt.Sprintf(" on %s %v", e.key.device, e.key.direction)
 		}
 	}
-	return some(words)
+	return plain.List(words)
 }
 
 // A ruled entry becomes a rule.

@@ -329,7 +329,7 @@ func (d *device) rates(actions []action) string {
 			words = append(words, bitRate(a.police.rate.bytes).String())
 		}
 	}
-	return list(words)
+	return plain.List(words)
 }
 
 // policed returns the verdict of a policer.
@@ -748,7 +748,7 @@ func (d *device) leaveCake(netns string) {
 	}
 	r := cakes
 	r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command+link+how, d.Device), line.Percent)
-	d.leave(r, list(where), "%s", list(rates))
+	d.leave(r, plain.List(where), "%s", plain.List(rates))
 }
 
 // and returns the inner term with the conditions of both; false if no packet meets them.
