@@ -36,12 +36,16 @@ func (n *Namespace) Settled(goal []byte) bool {
 	return err == nil && !slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State != Attached })
 }
 
-// settled is a hash of goal, the generation of the maps, and the stamp of their rules.
+// settled is a hash of goal, the generation of the maps, the stamp of their rules, and the policy that is recorded.
 func (n *Namespace) settled(goal []byte) (sum [sha256.Size]byte, err error) {
 	generations, err := generationsIn(string(n.pins.dir))
 	if err != nil {
 		return sum, err
 	}
 	newest, err := identify(n.pins.dir.pin(generations[len(generations)-1])) // there is one, as there are maps
-	return sha256.Sum256(fmt.Append(goal, newest, n.pins.store.Stamp())), err
+	if err != nil {
+		return sum, err
+	}
+	policies, err := n.Policies()
+	return sha256.Sum256(slices.Concat(goal, fmt.Append(nil, newest, n.pins.store.Stamp()), policies.Now)), err
 }
