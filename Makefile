@@ -64,9 +64,6 @@ test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and th
 test-packages: ## the packages: built twice, installed, upgraded under traffic, removed (root)
 	@scripts/packages-test.sh
 
-# bbolt follows pointers of damaged files. internal/history catches what comes of that, but not in the detector's own code.
-RACE_SKIP = '^TestDamage'
-
 # The internal packages that start goroutines or lock; program and testenv only do something once. Loading programs takes
 # long under the detector, so of pkg/loader and pkg/maps only what runs side by side is tested.
 RACE = $(filter-out ./internal/program/ ./internal/testenv/%,$(addprefix ./,$(sort $(dir $(shell grep -rlE '^\s+go |go func|"sync"' --include=*.go --exclude=*_test.go internal)))))
@@ -75,7 +72,7 @@ RACE_COMMANDS = 'Agent|Appl|Events|Loops|Metrics|Recorder|Replay|RTT|Serve|Talke
 
 race: ## the Go tests of all that runs side by side, with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' $(STORE_NEEDS) $(FILTER_NEEDS) $(BROWSER_NEEDS) gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short $(TEST) -skip $(RACE_SKIP) $(RACE)
+	CGO_ENABLED=1 go test -race -short $(TEST) $(RACE)
 	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_KERNEL) ./pkg/loader ./pkg/maps
 	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...

@@ -187,7 +187,7 @@ use() {
 	[[ $("${member[@]}" shapectl show --sentences 2>&1) == "$(shapectl show --sentences)" ]] ||
 		die "a member of the group cannot read the rules: $("${member[@]}" shapectl show 2>&1)"
 	systemctl reload shapectl-serve
-	[[ -f /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
+	[[ -d /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
 	systemctl stop shapectl-serve
 	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "the server does not end well: $(</run/said)"
 	limited tap4 20mbit || die 'stopping the server lifts the limit'

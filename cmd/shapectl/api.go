@@ -69,7 +69,7 @@ var apiCommands = []apiCommand{
 	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
-	{name: "report", computes: true},
+	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export"},
 	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {

@@ -116,8 +116,8 @@ func TestRefusedByServe(t *testing.T) {
 	}
 	refused("top -j", "; run as root, or use --once")
 	refusedAs(exitInput, "top --once --interval 20s --interval 1s", "shapectl: top: interval 20s is too long for a request")
-	refusedAs(exitInput, "report --name nobody", "report: the history has no readings")
-	for _, line := range []string{"show", "report --name alice"} {
+	refusedAs(exitInput, "report nobody", "report: the history has no readings")
+	for _, line := range []string{"show", "report alice"} {
 		elsewhere := r.asNobody(program, nil, strings.Fields(line)...)
 		elsewhere.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 		r.isRefusal(line, r.result(elsewhere), exitInput, "serve is for another network namespace")
@@ -138,7 +138,7 @@ func TestRefusedByServe(t *testing.T) {
 			t.Errorf("%s: %s", query, answer.Status)
 		}
 	}
-	for _, line := range []string{"show", "report --name alice"} {
+	for _, line := range []string{"show", "report alice"} {
 		outsider := r.asNobody(program, nil, strings.Fields(line)...)
 		outsider.SysProcAttr.Credential = &syscall.Credential{Uid: nobody - 1, Gid: nobody - 1}
 		r.isRefusal(line, r.result(outsider), exitMissing, ", or ask root to add you to the group shapectl")

@@ -42,7 +42,8 @@ import (
 type serveOptions struct {
 	file, lastGood string
 	listen         string
-	history        string // the file; "" for memory, none for none
+	history        string // the directory; "" for memory, none for none
+	historySize    int64
 	anyNetns       bool
 	buckets        int // of which /metrics tells the level
 	events         bool
@@ -85,7 +86,10 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
 			}
 			if set("history") && o.history == "" {
-				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
+				return inputf("serve: --history needs the name of a directory; leave it out to keep the history in memory")
+			}
+			if o.historySize < leastHistory {
+				return inputf("serve: --history-size %d is too little; use at least %d", o.historySize, leastHistory)
 			}
 			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
 				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
@@ -124,8 +128,9 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "largest request body in `bytes`, such as a policy")
-	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
-	must(cmd.MarkFlagFilename("history"))
+	f.StringVar(&o.history, "history", "", "keep the history at this `path`, or none; default: in memory")
+	must(cmd.MarkFlagDirname("history"))
+	f.Int64Var(&o.historySize, "history-size", history.DefaultBytes, "most `bytes` of the history")
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
@@ -231,7 +236,7 @@ func (e *env) serve(o serveOptions) error {
 	defer signal.Stop(hangup)
 
 	if o.history != "none" {
-		if e.history = openHistory(o.history, o.Say); e.history != nil {
+		if e.history = openHistory(&o); e.history != nil {
 			defer e.history.Close()
 		}
 	}
@@ -317,16 +322,20 @@ func (e *env) serve(o serveOptions) error {
 	return nil
 }
 
-// openHistory opens the history in a file. Limits do not depend on it: without the file it is in memory, and without memory
+// leastHistory is what --history-size needs at least.
+const leastHistory = 1_000_000
+
+// openHistory opens the history. Limits do not depend on it: if it cannot be at its path it is in memory, and without memory
 // there is none.
-func openHistory(path string, say func(string)) *history.History {
-	h, err := history.Open(path, history.Limits{}, say)
-	if err != nil && path != "" {
-		say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
-		h, err = history.Open("", history.Limits{}, say)
+func openHistory(o *serveOptions) *history.History {
+	options := history.Options{Bytes: o.historySize}
+	h, err := history.Open(o.history, options, o.Say)
+	if err != nil && o.history != "" {
+		o.Say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
+		h, err = history.Open("", options, o.Say)
 	}
 	if err != nil {
-		say(fmt.Sprintf("%v; there is no history", err))
+		o.Say(fmt.Sprintf("%v; there is no history", err))
 		return nil
 	}
 	return h

@@ -148,25 +148,11 @@ func TestUseOfColours(t *testing.T) {
 	}
 }
 
-// A rule with colours is at its limit while it drops, not as soon as it passes its CIR. That is the rate that is committed.
-func TestDeliveryOfColours(t *testing.T) {
+// TestSamplesOfColours sees that a history has what a rule with colours does as fields.
+func TestSamplesOfColours(t *testing.T) {
 	srtcm, _, _, _ := coloured(t)
 	r := NewRule("eth0", policy.Egress, policy.MatchDst, srtcm, maps.Counters{}, 0)
-	s := Samples([]*Rule{&r})[0]
-	if s.Rate != 1e6 || s.Excess != "yellow pass, red drop" || !s.Coloured {
+	if s := Samples([]*Rule{&r})[0]; s.Rate != 1e6 || s.Excess != "drop" || s.Yellow != "pass" || s.Aware {
 		t.Errorf("the series is %+v", s.Series)
-	}
-	const cir = 1_250_000 // bytes in 10 s
-	for _, test := range []struct {
-		coloured        bool
-		passed, dropped uint64
-		full, delivered uint64
-	}{{true, 2 * cir, 0, 0, 1}, {true, 2 * cir, 1, 1, 1}, {true, cir / 2, 1, 1, 0}, {false, 2 * cir, 0, 1, 1}} {
-		series := s.Series
-		series.Coloured = test.coloured
-		d := deliver(t, Deliverer{}, interval(0, series, test.passed, test.dropped))
-		if d.FullNS != test.full*10e9 || d.Delivered != test.delivered || *d.CommittedBits != 1e6 {
-			t.Errorf("%+v: full for %d ns, %d delivered of %d", test, d.FullNS, d.Delivered, *d.CommittedBits)
-		}
 	}
 }
