@@ -76,7 +76,7 @@ func TestDelivered(t *testing.T) {
 	slow.Rate, larger.Capacity = 4e6, 600000
 	changing := deliver(0, ofInterval(0, slow, 1, 0), ofInterval(1, eightMbit, 5e6, 1))         // the rate rose at some time in it
 	smaller := deliver(0, ofInterval(0, larger, 10e6, 1), ofInterval(1, eightMbit, 9400000, 1)) // the burst fell
-	if changing.Delivered != 2 || smaller.Delivered != 2 {
+	if changing.Delivered != 2 || changing.WithinBytes != 5e6+1 || smaller.Delivered != 2 {
 		t.Errorf("changes: %d and %d delivered", changing.Delivered, smaller.Delivered)
 	}
 }
@@ -223,7 +223,7 @@ func TestInterruptions(t *testing.T) {
 	l.now.Time = l.now.Time.Add(2 * time.Hour)
 	l.step("a", "b") // 15:02:30: the clock was set
 	l.Close()
-	l.o.Boot, l.now.Mono, l.now.Slept, a.Counters = "boot-2", 5e9, 0, Counters{Passed: 9}
+	l.o.Boot, l.now.Mono, l.now.Slept, a.Counters = "boot-2", 5e9, 0, Counters{Passed: 900}
 	l.open()
 	l.now.Time = l.now.Time.Add(time.Minute)
 	l.step("a", "b") // 15:03:40
@@ -239,7 +239,7 @@ func TestInterruptions(t *testing.T) {
 	l.step("a", "b")
 	d := l.deliveries(Request{Name: "a"})[0]
 	want := []string{"12:00:30+20s no such rule", "12:01:00+1m10s no readings 70", "12:02:10+1h0m0s the host slept",
-		"13:02:20+2h0m0s the clock was set forward", "15:02:30+1m10s the host was restarted 9", "15:03:50+10s no such rule"}
+		"13:02:20+2h0m0s the clock was set forward", "15:02:30+1m10s the host was restarted 900", "15:03:50+10s no such rule"}
 	if gaps := gapsOf(d); !slices.Equal(gaps, want) {
 		t.Errorf("gaps %q, want %q", gaps, want)
 	}
@@ -248,7 +248,7 @@ func TestInterruptions(t *testing.T) {
 		changes = append(changes, fmt.Sprintf("%s %.17s", c.End.UTC().Format(time.TimeOnly), c.What))
 	}
 	want = []string{"12:00:30 set anew; what it", "12:01:00 set anew; what it", "15:02:30 the clock was set", "15:03:50 rate 8mbit -> 16m"}
-	if !slices.Equal(changes, want) || d.PassedBytes != 10+3+4+70+1+9+5 || *d.RateBits != 16e6 {
+	if !slices.Equal(changes, want) || d.PassedBytes != 10+3+4+70+1+900+5 || *d.RateBits != 16e6 {
 		t.Errorf("changes %q, want %q; passed %d", changes, want, d.PassedBytes)
 	}
 	if c := l.deliveries(Request{Name: "c"})[0]; c.PassedBytes != 6 {
@@ -355,15 +355,15 @@ func TestDroppedByPools(t *testing.T) {
 	}
 	l.step(names...)
 	for _, test := range []struct {
-		count        func()
-		home, kids   uint64 // dropped
-		missed, sure uint64 // intervals of home so far: missed, and those that can be judged
+		count      func()
+		home, kids uint64 // dropped
+		judged     string // intervals of home so far: missed, checked, undecided
 	}{
-		{func() { count("phone", 0, 6e6, 0); count("kids", 5e6, 0, 6e6) }, 0, 6e6, 0, 0},                             // only kids refused
-		{func() { count("tv", 0, 9e6, 0); count("isp", 0, 0, 2e6); count("bob", 0, 2e6, 0) }, 0, 0, 0, 0},            // tv or isp
-		{func() { count("phone", 0, 6e6, 0); count("home", 5e6, 0, 6e6) }, 6e6, 6e6, 0, 1},                           // home
-		{func() { count("phone", 0, 7e6, 0); count("home", 1e6, 0, 0); count("isp", 0, 0, 7e6) }, 7e6, 7e6, 0, 1},    // isp, above home
-		{func() { count("phone", 0, 9e6, 0); count("home", 5e6, 0, 3e6); count("kids", 0, 0, 6e6) }, 3e6, 9e6, 1, 3}, // some of each
+		{func() { count("phone", 0, 6e6, 0); count("kids", 5e6, 0, 6e6) }, 0, 6e6, "0 0 0"},                             // only kids refused
+		{func() { count("tv", 0, 9e6, 0); count("isp", 0, 0, 2e6); count("bob", 0, 2e6, 0) }, 0, 0, "0 0 1"},            // tv or isp
+		{func() { count("phone", 0, 6e6, 0); count("home", 5e6, 0, 6e6) }, 6e6, 6e6, "0 1 1"},                           // home
+		{func() { count("phone", 0, 7e6, 0); count("home", 1e6, 0, 0); count("isp", 0, 0, 7e6) }, 7e6, 7e6, "0 1 2"},    // isp, above home
+		{func() { count("phone", 0, 9e6, 0); count("home", 5e6, 0, 3e6); count("kids", 0, 0, 6e6) }, 3e6, 9e6, "1 3 1"}, // some of each
 	} {
 		test.count()
 		before := l.now.Time
@@ -373,8 +373,41 @@ func TestDroppedByPools(t *testing.T) {
 				t.Errorf("%s dropped %d, want %d", name, d.DroppedBytes, want)
 			}
 		}
-		if d := l.deliveries(Request{Name: "home"})[0]; uint64(len(d.Missed)) != test.missed || d.Checked != test.sure {
-			t.Errorf("missed %d, checked %d, undecided %d; want %d, %d", len(d.Missed), d.Checked, d.Undecided, test.missed, test.sure)
+		d := l.deliveries(Request{Name: "home"})[0]
+		if judged := fmt.Sprint(len(d.Missed), d.Checked, d.Undecided); judged != test.judged {
+			t.Errorf("missed, checked and undecided are %s, want %s", judged, test.judged)
+		}
+	}
+}
+
+// TestHours sees reports over several hours of which some have no readings, or had a wrong clock.
+func TestHours(t *testing.T) {
+	l := timeline{record(t, Options{}), map[string]*Sample{}}
+	a := rule("a", 0, 0)
+	l.rules["a"] = &a
+	steps := func(n int) {
+		for range n {
+			a.Passed += 10
+			l.step("a")
+		}
+	}
+	steps(30)
+	begin := l.now.Time
+	l.now.Time, l.now.Mono = begin.Add(3*time.Hour), l.now.Mono+uint64(3*time.Hour)
+	steps(60)
+	d := l.deliveries(Request{Name: "a", Since: begin.Add(2 * time.Hour), Until: l.now.Time})[0]
+	if gaps := gapsOf(d); len(gaps) != 1 || gaps[0] != "14:05:00+1h0m10s no readings" || d.PassedBytes != 590 {
+		t.Errorf("gaps %q, %d passed", gaps, d.PassedBytes)
+	}
+	for _, years := range []int{50, -50} { // the clock is wrong for ten minutes
+		since := l.now.Time
+		l.now.Time = l.now.Time.AddDate(years, 0, 0)
+		steps(60)
+		l.now.Time = l.now.Time.AddDate(-years, 0, 0)
+		steps(60)
+		d := l.deliveries(Request{Name: "a", Since: since, Until: l.now.Time})[0]
+		if gaps := gapsOf(d); len(gaps) != 1 || !strings.HasSuffix(gaps[0], "+10m10s no readings 610") || d.PassedBytes != 1200 || len(d.Changes) != 0 {
+			t.Errorf("gaps %q, %d passed, changes %+v", gaps, d.PassedBytes, d.Changes)
 		}
 	}
 }

@@ -99,31 +99,21 @@ func newDelivering(q *Request, kind string) delivering {
 	return d
 }
 
+// gap notes that there is no data, or goes on with the gap before.
+func (d *delivering) gap(s Span, why string) {
+	d.settle(false)
+	if n := len(d.Gaps); n > 0 && d.Gaps[n-1].Reason == why && d.Gaps[n-1].End.Equal(s.Begin) && d.Gaps[n-1].PassedBytes == nil {
+		d.Gaps[n-1].End = s.End
+		return
+	}
+	d.Gaps = append(d.Gaps, DeliveryGap{Span: s, Reason: why})
+}
+
 // until notes that there is no data from the last interval until a time.
 func (d *delivering) until(at time.Time, why string) {
 	if gap := at.Sub(d.end); gap > longest(d.every) || why != "" && gap > 0 {
-		d.Gaps = append(d.Gaps, DeliveryGap{Span: Span{d.end, at}, Reason: cmp.Or(why, noData)})
-		d.settle(false)
+		d.gap(Span{d.end, at}, cmp.Or(why, noData))
 	}
-}
-
-// absent notes that there were no such rules in an interval.
-func (d *delivering) absent(it interval) {
-	if !it.End.After(d.Since) {
-		return
-	}
-	begin := it.Begin
-	if begin.Before(d.Since) {
-		begin = d.Since
-	}
-	d.until(begin, it.hole)
-	if n := len(d.Gaps); n > 0 && d.Gaps[n-1].Reason == absent && d.Gaps[n-1].End.Equal(begin) {
-		d.Gaps[n-1].End = it.End
-	} else {
-		d.Gaps = append(d.Gaps, DeliveryGap{Span: Span{begin, it.End}, Reason: absent})
-	}
-	d.end = it.End
-	d.settle(false)
 }
 
 // add adds an interval. Those of one subject come in the order of time. An interval counts where it ends, so that the sums of
@@ -132,29 +122,33 @@ func (d *delivering) add(it interval) {
 	if !it.End.After(d.Since) {
 		return
 	}
-	readings, known := it.Span, true
-	if it.gap != "" && it.Begin.Before(d.Since) { // nobody knows how much of it came when
-		it.Begin, known = d.Since, false
+	readings, before := it.Span, cmp.Or(d.series, it.series)
+	if it.series == nil {
+		it.gap = absent
+	}
+	part := it.gap != "" && it.Begin.Before(d.Since) // nobody knows how much of it came when
+	if part {
+		it.Begin = d.Since
 	}
 	d.until(it.Begin, it.hole)
-	d.every = it.every
-	d.change(it, readings)
-	before := cmp.Or(d.series, it.series)
-	d.series, d.end = it.series, it.End
-	if known {
-		d.OfferedBytes, d.PassedBytes, d.DroppedBytes = d.OfferedBytes+it.offered(), d.PassedBytes+it.passed, d.DroppedBytes+it.dropped
+	if it.series != nil {
+		d.change(it, readings)
+		d.series = it.series
+	}
+	d.end, d.every = it.End, it.every
+	offered := it.offered()
+	if !part {
+		d.OfferedBytes, d.PassedBytes, d.DroppedBytes = d.OfferedBytes+offered, d.PassedBytes+it.passed, d.DroppedBytes+it.dropped
 		if d.RefusedBytes != nil {
 			*d.RefusedBytes += it.refused
 		}
 	}
 	switch {
 	case it.gap != "":
-		gap := DeliveryGap{Span: it.Span, Reason: it.gap}
-		if offered := it.offered(); known {
-			gap.OfferedBytes, gap.PassedBytes = &offered, &it.passed
+		if d.gap(it.Span, it.gap); !part && it.gap != absent {
+			last := &d.Gaps[len(d.Gaps)-1]
+			last.OfferedBytes, last.PassedBytes = &offered, &it.passed
 		}
-		d.Gaps = append(d.Gaps, gap)
-		d.settle(false)
 	case it.length > 0:
 		d.measure(it)
 		d.check(it, before)

@@ -29,11 +29,6 @@ func (q *Request) means(s *Series) bool {
 	return s.Name == q.Name || s.Pool == q.Name || s.Device == q.Name || slices.Contains(q.Networks, s.Network)
 }
 
-// ofDevice reports whether a rule is meant as one of all rules of its device.
-func (q *Request) ofDevice(s *Series) bool {
-	return s.Device == q.Name && s.Name != q.Name && !slices.Contains(q.Networks, s.Network)
-}
-
 // mostDeliveries is how many deliveries and networks one report can have.
 const mostDeliveries = 100
 
@@ -75,7 +70,6 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 	for _, s := range t.subjects {
 		if s.series != nil {
 			s.finish(&q)
-			s.pools(seen)
 			all = append(all, &s.Delivery)
 		}
 	}
@@ -126,7 +120,7 @@ func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 		of.keys[s.Key] = true
 		return of
 	}
-	rules, meant := map[string]int{}, map[string]int{} // within each pool
+	rules, meant, ofDevice := map[string]int{}, map[string]int{}, false // within each pool
 	for _, s := range seen {
 		means := q.means(s)
 		if s.Pool != "" {
@@ -142,7 +136,8 @@ func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 		}
 		switch {
 		case !means:
-		case q.ofDevice(s):
+		case s.Device == q.Name && s.Name != q.Name && !slices.Contains(q.Networks, s.Network):
+			ofDevice = true
 			add(Key{Device: s.Device, Direction: s.Direction}, KindRules, s)
 		case s.Within != "" && s.Rate == 0 && s.Guarantee == 0:
 			add(Key{Pool: s.Within, Direction: s.Direction}, KindRules, s)
@@ -151,15 +146,12 @@ func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 		}
 	}
 	var pools []*Series
-	ofDevice := slices.ContainsFunc(all, func(s *subject) bool {
-		return s.Kind == KindRules && found[Key{Device: s.Device, Direction: s.Direction}] == s
-	})
 	for pool, n := range meant {
 		s := seen[Key{Pool: pool}]
-		if n < rules[pool] || s == nil || ofDevice && meant[s.Within] > 0 && meant[s.Within] == rules[s.Within] { // of a device only the topmost
-			continue
+		topmost := meant[s.Within] == 0 || meant[s.Within] < rules[s.Within]
+		if n == rules[pool] && (topmost || !ofDevice) {
+			pools = append(pools, s)
 		}
-		pools = append(pools, s)
 	}
 	for _, s := range pools {
 		if !ofDevice || len(pools) < mostDeliveries/2 {
@@ -167,29 +159,27 @@ func subjects(q *Request, seen map[Key]*Series) (all []*subject) {
 		}
 	}
 	for _, s := range all {
-		s.describe()
+		for key := range s.keys {
+			if key.Pool == "" {
+				s.Rules++
+				s.Networks = append(s.Networks, key.Network)
+			}
+		}
+		if s.Rules == 1 {
+			s.Kind = KindRule
+		}
+		slices.Sort(s.Networks)
+		s.Networks = slices.Compact(s.Networks)
+		s.Networks = s.Networks[:min(len(s.Networks), mostDeliveries)]
+		for pool := range lineage(s.within, seen) {
+			s.Pools = append(s.Pools, DeliveryPool{pool.Pool, NotZero(pool.Rate), NotZero(pool.Guarantee)})
+		}
 	}
 	slices.SortFunc(all, func(a, b *subject) int {
 		return cmp.Or(strings.Compare(b.Kind[:4], a.Kind[:4]), strings.Compare(a.Device, b.Device), strings.Compare(a.Direction, b.Direction),
 			slices.Compare(a.Networks, b.Networks), strings.Compare(a.Name, b.Name))
 	})
 	return all
-}
-
-// describe sums up which rules there are.
-func (s *subject) describe() {
-	for key := range s.keys {
-		if key.Pool == "" {
-			s.Rules++
-			s.Networks = append(s.Networks, key.Network)
-		}
-	}
-	if s.Rules == 1 {
-		s.Kind = KindRule
-	}
-	slices.Sort(s.Networks)
-	s.Networks = slices.Compact(s.Networks)
-	s.Networks = s.Networks[:min(len(s.Networks), mostDeliveries)]
 }
 
 // lineage is a pool and those above it.
@@ -203,13 +193,6 @@ func lineage(pool string, seen map[Key]*Series) func(yield func(*Series) bool) {
 			}
 			pool = s.Within
 		}
-	}
-}
-
-// pools lists the pools above.
-func (s *subject) pools(seen map[Key]*Series) {
-	for pool := range lineage(s.within, seen) {
-		s.Pools = append(s.Pools, DeliveryPool{pool.Pool, NotZero(pool.Rate), NotZero(pool.Guarantee)})
 	}
 }
 
@@ -309,10 +292,6 @@ func (s *subject) sum(it interval, r *Reading, grew []Counters, anew []bool) {
 		if p.role == own {
 			it.series, it.anew = r.Samples[p.sample].Series, it.anew || anew[p.sample]
 		}
-	}
-	if it.series == nil {
-		s.absent(it)
-		return
 	}
 	it.passed, it.dropped, it.refused = of[own].Passed, of[own].Dropped, of[own].Refused
 	it.perhaps = it.dropped

@@ -232,13 +232,10 @@ func (h *History) shrink() error {
 			}
 		}
 		sealed := len(h.segments) - 1
-		switch {
-		case all <= h.o.Bytes || sealed == 0:
+		if all <= h.o.Bytes || sealed == 0 {
 			return nil
-		case fine < sealed && old <= h.o.Bytes/2:
-			if err := h.coarsen(&h.segments[fine]); err != nil {
-				return err
-			}
+		}
+		if fine < sealed && old <= h.o.Bytes/2 && h.coarsen(&h.segments[fine]) == nil {
 			continue
 		}
 		if err := h.files.root.Remove(h.segments[0].name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -252,7 +249,7 @@ func (h *History) shrink() error {
 	}
 }
 
-// coarsen keeps the first reading of a segment, one each five minutes, and the last.
+// coarsen keeps the first reading of a segment, and one each five minutes.
 func (h *History) coarsen(s *segment) error {
 	s.coarse = true // also if it is damaged
 	from, err := h.files.root.Open(s.name)
@@ -272,14 +269,10 @@ func (h *History) coarsen(s *segment) error {
 	to, e := bufio.NewWriter(out), encoder{}
 	to.Write(newHeader(begun, coarse)) // Flush returns its error
 	kept := time.Time{}
-	var last *Reading
-	for r := d.next(); ; r = d.next() {
-		if last != nil && (r == nil || last.Time.Sub(kept) >= coarse || last.Time.Before(kept)) {
-			to.Write(e.block(last))
-			kept = last.Time
-		}
-		if last = r; r == nil {
-			break
+	for r := d.next(); r != nil; r = d.next() {
+		if since := r.Time.Sub(kept); since >= coarse || since < 0 {
+			to.Write(e.block(r))
+			kept = r.Time
 		}
 	}
 	if err := cmp.Or(to.Flush(), out.Sync()); err != nil {
