@@ -204,8 +204,13 @@ func TestInterruptions(t *testing.T) {
 	l := timeline{record(t, Options{}), map[string]*Sample{}}
 	a, other := rule("a", 100, 0), rule("b", 0, 0)
 	l.rules["a"], l.rules["b"] = &a, &other
+	off := *a.Series
+	off.Detached = true
 	counted := func(bytes uint64) { a.Passed += bytes }
+	on := a.Series
+	a.Series = &off
 	l.step("a") // 12:00:10
+	a.Series = on
 	counted(10)
 	l.step("a", "b")
 	a.Counters = Counters{Passed: 3} // set anew
@@ -247,7 +252,7 @@ func TestInterruptions(t *testing.T) {
 	for _, c := range d.Changes {
 		changes = append(changes, fmt.Sprintf("%s %.17s", c.End.UTC().Format(time.TimeOnly), c.What))
 	}
-	want = []string{"12:00:30 set anew; what it", "12:01:00 set anew; what it", "15:02:30 the clock was set", "15:03:50 rate 8mbit -> 16m"}
+	want = []string{"12:00:10 not in force", "12:00:20 in force no -> ye", "12:00:30 set anew; what it", "12:01:00 set anew; what it", "15:02:30 the clock was set", "15:03:50 rate 8mbit -> 16m"}
 	if !slices.Equal(changes, want) || d.PassedBytes != 10+3+4+70+1+900+5 || *d.RateBits != 16e6 {
 		t.Errorf("changes %q, want %q; passed %d", changes, want, d.PassedBytes)
 	}

@@ -30,7 +30,7 @@ type interval struct {
 	hole   string        // why the clock has more time than the interval; "" if it has not
 	step   time.Duration // by how much the clock was set
 
-	series          *Series // at the end
+	before, series  *Series // at the beginning and the end; nil for none
 	anew            bool    // a counter began anew: something may be missing
 	passed, dropped uint64  // bytes
 	refused         uint64  // of the dropped ones: by the pool itself
@@ -122,7 +122,7 @@ func (d *delivering) add(it interval) {
 	if !it.End.After(d.Since) {
 		return
 	}
-	readings, before := it.Span, cmp.Or(d.series, it.series)
+	readings := it.Span
 	if it.series == nil {
 		it.gap = absent
 	}
@@ -131,6 +131,13 @@ func (d *delivering) add(it interval) {
 		it.Begin = d.Since
 	}
 	d.until(it.Begin, it.hole)
+	if d.series == nil && it.series != nil {
+		d.series, d.end = cmp.Or(it.before, it.series), it.Begin
+		if d.series.Detached && d.Kind != KindRules {
+			d.Changes = append(d.Changes, DeliveryChange{Span{it.Begin, it.Begin}, "not in force"})
+		}
+	}
+	before := d.series
 	if it.series != nil {
 		d.change(it, readings)
 		d.series = it.series
@@ -160,18 +167,15 @@ func (d *delivering) change(it interval, readings Span) {
 	if it.step != 0 {
 		d.Changes = append(d.Changes, DeliveryChange{readings, fmt.Sprintf("the clock was set by %v", it.step.Round(time.Second))})
 	}
-	var what []string
-	switch {
-	case d.Kind == KindRules:
-	case d.series != nil:
-		if d.end.Before(readings.Begin) { // there was a gap
-			readings.Begin = d.end
-		}
-		if what = changed(d.series, it.series); it.anew && it.gap == "" {
-			what = append(what, "set anew; what it had counted since the reading before is not known")
-		}
-	case it.series.Detached:
-		readings.Begin, what = readings.End, []string{"not in force"}
+	if d.Kind == KindRules {
+		return
+	}
+	if d.end.Before(readings.Begin) { // there was a gap
+		readings.Begin = d.end
+	}
+	what := changed(d.series, it.series)
+	if it.anew && it.gap == "" {
+		what = append(what, "set anew; what it had counted since the reading before is not known")
 	}
 	if len(what) > 0 {
 		d.Changes = append(d.Changes, DeliveryChange{readings, strings.Join(what, ", ")})

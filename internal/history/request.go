@@ -240,15 +240,27 @@ func (t *tally) add(r *Reading) {
 		return
 	}
 	it := between(before, r)
-	grew, anew := make([]Counters, len(r.Samples)), make([]bool, len(r.Samples))
+	grew := make([]growth, len(r.Samples))
 	for i, s := range r.Samples {
-		if grew[i], anew[i] = s.Counters, true; t.at[i] >= 0 && before.boot == r.boot {
-			grew[i], anew[i] = s.Counters.since(before.Samples[t.at[i]].Counters)
+		g := growth{Counters: s.Counters, anew: true, after: s.Series}
+		if t.at[i] >= 0 {
+			was := before.Samples[t.at[i]]
+			if g.before = was.Series; before.boot == r.boot {
+				g.Counters, g.anew = s.since(was.Counters)
+			}
 		}
+		grew[i] = g
 	}
 	for _, s := range t.subjects {
-		s.sum(it, r, grew, anew)
+		s.sum(it, grew)
 	}
+}
+
+// A growth is what a sample counted in an interval.
+type growth struct {
+	Counters
+	anew          bool
+	before, after *Series
 }
 
 // index finds the samples of a reading in the one before, and what they say about the subjects.
@@ -285,12 +297,13 @@ func (t *tally) index(r *Reading) {
 }
 
 // sum adds what the parts of a subject counted in an interval.
-func (s *subject) sum(it interval, r *Reading, grew []Counters, anew []bool) {
+func (s *subject) sum(it interval, grew []growth) {
 	var of [above + 1]Counters
 	for _, p := range s.parts {
-		of[p.role] = of[p.role].plus(grew[p.sample])
+		g := grew[p.sample]
+		of[p.role] = of[p.role].plus(g.Counters)
 		if p.role == own {
-			it.series, it.anew = r.Samples[p.sample].Series, it.anew || anew[p.sample]
+			it.before, it.series, it.anew = g.before, g.after, it.anew || g.anew
 		}
 	}
 	it.passed, it.dropped, it.refused = of[own].Passed, of[own].Dropped, of[own].Refused
