@@ -28,7 +28,7 @@ type recorder struct {
 func (c *recorder) run(ctx context.Context, ready func()) error {
 	defer c.reader.Close()
 	ready()
-	ticker := time.NewTicker(history.DefaultInterval)
+	ticker := time.NewTicker(history.Interval)
 	defer ticker.Stop()
 	for {
 		c.record()

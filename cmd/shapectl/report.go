@@ -126,7 +126,7 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	path := cmp.Or(o.history, defaultHistory)
 	found, err := e.deliveries(path, q)
 	switch {
-	case o.history == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
+	case o.history == "" && e.history == nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
 		if found, err = askReport(given, o, q); err != nil {
 			return err
 		}
@@ -149,19 +149,18 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 
 // deliveries reads a history: that of this process if it records one, else that at a path.
 func (e *env) deliveries(path string, q history.Request) (report.Deliveries, error) {
-	var r *history.Reader
-	var err error
+	open := func() (*history.Reader, error) { return history.NewReader(path) }
 	switch {
 	case e.history != nil:
-		r = e.history.Reader()
+		open = e.history.Reader
 	case e.contents != nil:
 		return nil, inputf("this server keeps no history; start it without --history none, and ask it about its own namespace")
-	default:
-		if r, err = history.NewReader(path); err != nil {
-			return nil, inputError(err)
-		}
-		defer r.Close()
 	}
+	r, err := open()
+	if err != nil {
+		return nil, inputError(err)
+	}
+	defer r.Close()
 	found, err := r.Deliveries(q)
 	if err != nil {
 		return nil, inputError(err)

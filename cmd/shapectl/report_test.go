@@ -33,7 +33,7 @@ func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
 	down, up := of("eth0", "egress", "10.0.0.9/32", "bob"), of("eth0", "ingress", "10.0.0.7/32", "bob")
 	pool := history.Sample{Series: &history.Series{Key: history.Key{Pool: "up"}, Rate: 80e6, Capacity: 3e6}}
 	for i := range 721 {
-		at := time.Duration(i) * history.DefaultInterval
+		at := time.Duration(i) * history.Interval
 		if i > 360 {
 			rule.Passed, rule.Dropped = rule.Passed+10e6, rule.Dropped+2e6
 			pool.Passed += 10e6
@@ -59,7 +59,7 @@ func TestReport(t *testing.T) {
 	}
 	text := r.ok(command("eth0", "egress", "10.0.0.7")...)
 	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time",
-		"100% of what was offered up to the committed rate of", "all 360 intervals", "passed 8.00mbit, offered 9.60mbit"} {
+		"100% of what was offered up to the committed rate of", "delivered in 360 of 360 intervals", "passed 8.00mbit, offered 9.60mbit"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
 		}
@@ -129,7 +129,7 @@ func TestRecorder(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.1", "--rate", "unlimited", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "10.0.0.2", "--rate", "1mbit", "--algorithm", "srtcm", "--colour-aware", "--name", "bob")
 	r.ok("set", "va", "egress", "10.0.0.3", "--rate", "2mbit", "--within", "home", "--name", "carol")
-	h, err := history.Open("", history.Options{Interval: 1}, func(s string) { t.Error(s) })
+	h, err := history.Open("", history.Options{}, func(s string) { t.Error(s) })
 	testenv.Must(t, err)
 	defer h.Close()
 	var out bytes.Buffer
@@ -155,7 +155,10 @@ func TestRecorder(t *testing.T) {
 		}
 	}
 	var found []string
-	testenv.Must(t, h.Reader().Query(time.Now().Add(-time.Hour), time.Now().Add(time.Hour), func(*history.Series) bool { return true }, func(reading *history.Reading) {
+	reader, err := h.Reader()
+	testenv.Must(t, err)
+	defer reader.Close()
+	testenv.Must(t, reader.Query(time.Now().Add(-time.Hour), time.Now().Add(time.Hour), func(*history.Series) bool { return true }, func(reading *history.Reading) {
 		found = nil
 		for _, s := range reading.Samples {
 			found = append(found, fmt.Sprintf("%s%s %v %s %s", s.Pool, s.Name, policy.Rate(s.Rate), s.Within, s.Yellow))

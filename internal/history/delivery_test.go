@@ -182,7 +182,7 @@ func (l *timeline) deliveries(q Request) []*Delivery {
 	if q.Until.IsZero() {
 		q.Since, q.Until = noon, l.now.Time
 	}
-	all, err := l.Reader().Deliveries(q)
+	all, err := reader(l.t, l.History).Deliveries(q)
 	testenv.Must(l.t, err)
 	return all
 }
@@ -330,7 +330,7 @@ func TestWhoIsMeant(t *testing.T) {
 		if given.Name, given.Networks = name, nil; name == "both" {
 			given.Name, given.Networks = "none", []string{"10.0.0.2/32", "10.0.0.3/32"}
 		}
-		if _, err := l.Reader().Deliveries(given); (err != nil) != fails {
+		if _, err := reader(l.t, l.History).Deliveries(given); (err != nil) != fails {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

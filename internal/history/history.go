@@ -62,13 +62,11 @@ type Reading struct {
 
 // Options are what a history is opened with. The zero value of each field stands for the default.
 type Options struct {
-	Bytes    int64         // of all files
-	Interval time.Duration // between two readings; earlier ones are ignored
-	Boot     string        // of the host: counters of different boots have nothing to do with each other
+	Bytes int64  // of all files
+	Boot  string // of the host: counters of different boots have nothing to do with each other
 }
 
-// Defaults of Options.
 const (
-	DefaultBytes    = 200_000_000
-	DefaultInterval = 10 * time.Second
+	DefaultBytes = 200_000_000
+	Interval     = 10 * time.Second // between two readings
 )

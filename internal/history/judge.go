@@ -84,12 +84,12 @@ type delivering struct {
 
 type counted struct {
 	length          time.Duration
-	offered, passed float64 // bytes
+	offered, passed uint64 // bytes
 	rate, committed uint64
 }
 
 func newDelivering(q *Request, kind string) delivering {
-	d := delivering{every: DefaultInterval, end: q.Since, periods: map[int64]*counted{}}
+	d := delivering{every: Interval, end: q.Since, periods: map[int64]*counted{}}
 	d.Kind, d.Since, d.Until = kind, q.Since, q.Until
 	d.Networks, d.Pools, d.Missed, d.Gaps, d.Changes = []string{}, []DeliveryPool{}, []Missed{}, []DeliveryGap{}, []DeliveryChange{}
 	d.Periods = []Period{}
@@ -185,34 +185,29 @@ func (d *delivering) change(it interval, readings Span) {
 // measure adds an interval to the rates.
 func (d *delivering) measure(it interval) {
 	d.MeasuredNS += uint64(it.length)
-	perSecond := func(bytes uint64) uint64 { return uint64(math.Round(float64(bytes) * 8e9 / float64(it.length))) }
-	offered, passed := perSecond(it.offered()), perSecond(it.passed)
+	offered, passed := rate(it.offered(), it.length), rate(it.passed, it.length)
 	if it.length > it.every/2 { // a burst in a shorter one is no average
 		d.Offered.most(offered, it.Begin)
 		d.Passed.most(passed, it.Begin)
 	}
-	for at := it.Begin; at.Before(it.End); {
-		first := at.Truncate(PeriodLength)
-		end := first.Add(PeriodLength)
-		if end.After(it.End) {
-			end = it.End
-		}
-		part := float64(end.Sub(at)) / float64(it.End.Sub(it.Begin))
-		c := d.periods[first.Unix()]
-		if c == nil {
-			c = &counted{}
-			d.periods[first.Unix()] = c
-		}
-		c.length += time.Duration(part * float64(it.length))
-		c.offered, c.passed = c.offered+part*float64(it.offered()), c.passed+part*float64(it.passed)
-		if c.committed, _, _ = d.committed(it.series); d.Kind != KindRules {
-			c.rate = it.series.Rate
-		}
-		at = end
+	at := it.End.Add(-1).Truncate(PeriodLength).Unix() // it counts where it ends
+	c := d.periods[at]
+	if c == nil {
+		c = &counted{}
+		d.periods[at] = c
+	}
+	c.length, c.offered, c.passed = c.length+it.length, c.offered+it.offered(), c.passed+it.passed
+	if c.committed, _, _ = d.committed(it.series); d.Kind != KindRules {
+		c.rate = it.series.Rate
 	}
 	if d.isFull(it) {
 		d.FullNS += uint64(it.length)
 	}
+}
+
+// rate is an average in bits per second.
+func rate(bytes uint64, length time.Duration) uint64 {
+	return uint64(math.Round(float64(bytes) * 8e9 / float64(length)))
 }
 
 func (r *Rates) most(bits uint64, at time.Time) {
@@ -361,16 +356,12 @@ func (d *delivering) finish(q *Request) {
 		d.Plan, d.Each, d.Aware = s.Plan, cmp.Or(s.Each, "all"), s.Aware
 		d.RateBits, d.CapacityBytes, d.GuaranteeBits = NotZero(s.Rate), NotZero(s.Capacity), NotZero(s.Guarantee)
 	}
-	rate, _, by := d.committed(s)
-	d.CommittedBits, d.CommittedBy = NotZero(rate), by
+	bits, _, by := d.committed(s)
+	d.CommittedBits, d.CommittedBy = NotZero(bits), by
 	var offered, passed []uint64
 	for begin, c := range d.periods {
-		if c.length <= 0 {
-			continue
-		}
-		bits := func(bytes float64) uint64 { return uint64(math.Round(bytes * 8 / c.length.Seconds())) }
 		at := time.Unix(begin, 0).UTC()
-		p := Period{Span{at, at.Add(PeriodLength)}, uint64(c.length), bits(c.offered), bits(c.passed), NotZero(c.rate), NotZero(c.committed)}
+		p := Period{Span{at, at.Add(PeriodLength)}, uint64(c.length), rate(c.offered, c.length), rate(c.passed, c.length), NotZero(c.rate), NotZero(c.committed)}
 		d.Periods = append(d.Periods, p)
 		if c.length >= leastMeasured {
 			offered, passed = append(offered, p.OfferedBits), append(passed, p.PassedBits)

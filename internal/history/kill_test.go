@@ -62,7 +62,7 @@ func TestKill9(t *testing.T) {
 		h, err := Open(path, Options{}, func(s string) { t.Error(s) })
 		testenv.Must(t, err)
 		n := 0
-		testenv.Must(t, h.Reader().Query(noon, noon.AddDate(1, 0, 0), func(s *Series) bool { return s.Name == "home-7" }, func(r *Reading) { n += len(r.Samples) / 2 }))
+		testenv.Must(t, reader(t, h).Query(noon, noon.AddDate(1, 0, 0), func(s *Series) bool { return s.Name == "home-7" }, func(r *Reading) { n += len(r.Samples) / 2 }))
 		testenv.Must(t, h.Close())
 		if n != all && n != all+1 {
 			t.Fatalf("%d readings are there, of %d that were written", n, all)

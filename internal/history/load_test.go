@@ -113,7 +113,7 @@ func BenchmarkHistory(b *testing.B) {
 			for name, q := range map[string]Request{"subscriber": {Name: fmt.Sprintf("home-%d", subscribers/2)}, "device": {Name: "eth0"}} {
 				q.Since, q.Until = noon, noon.Add(time.Hour)
 				began := time.Now()
-				if found, err := h.Reader().Deliveries(q); err != nil || len(found) == 0 {
+				if found, err := reader(b, h).Deliveries(q); err != nil || len(found) == 0 {
 					b.Error(found, err)
 				}
 				b.ReportMetric(float64(time.Since(began).Milliseconds()), name+"-ms/hour")
@@ -139,4 +139,12 @@ func heap() int64 {
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
+}
+
+func reader(t testing.TB, h *History) *Reader {
+	t.Helper()
+	r, err := h.Reader()
+	testenv.Must(t, err)
+	t.Cleanup(func() { r.Close() })
+	return r
 }

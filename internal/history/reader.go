@@ -76,8 +76,11 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 	}
 	for _, name := range names {
 		f, err := r.root.Open(name)
-		if err != nil { // it was deleted meanwhile
+		if errors.Is(err, fs.ErrNotExist) { // it was deleted meanwhile
 			continue
+		}
+		if err != nil {
+			return fmt.Errorf("history: %w", err)
 		}
 		d, _, err := newDecoder(f, match)
 		for reading := d.next(); err == nil && reading != nil; reading = d.next() {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -42,7 +43,6 @@ type History struct {
 	file     *os.File  // the last of them; nil before a reading
 	encoder  encoder   // of that
 	begun    time.Time // the time of its first reading
-	last     uint64    // Reading.Mono of the last reading
 }
 
 // A segment is a file.
@@ -55,7 +55,7 @@ type segment struct {
 // Open begins to record into a directory, or into memory if path is "". What is there stays. Notices say what an operator
 // should know, such as that the disk is full.
 func Open(path string, o Options, notice func(string)) (*History, error) {
-	o.Bytes, o.Interval = cmp.Or(o.Bytes, DefaultBytes), cmp.Or(o.Interval, DefaultInterval)
+	o.Bytes = cmp.Or(o.Bytes, DefaultBytes)
 	if o.Boot == "" {
 		b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, counters tell whether they began anew
 		o.Boot = strings.TrimSpace(string(b))
@@ -136,14 +136,11 @@ func memory() (*os.File, error) {
 	return os.NewFile(uintptr(fd), ""), err
 }
 
-// Add adds a reading, unless it comes less than an interval after the one before it. If it cannot be written, there is a gap.
+// Add adds a reading. They come about an Interval after one another. If one cannot be written, there is a gap.
 func (h *History) Add(r Reading) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if since := r.Mono - h.last; h.last != 0 && r.Mono >= h.last && since < uint64(h.o.Interval)*19/20 {
-		return
-	}
-	h.last, r.boot = r.Mono, h.o.Boot
+	r.boot = h.o.Boot
 	err := h.write(&r)
 	switch {
 	case err != nil && !h.failing:
@@ -155,9 +152,9 @@ func (h *History) Add(r Reading) {
 }
 
 func (h *History) write(r *Reading) error {
-	if !h.isThere() {
-		if !h.failing {
-			h.notice(fmt.Sprintf("history: %s was removed or replaced; recording goes on in what is there now", h.name()))
+	if h.path != "" && !h.isThere() {
+		if h.file != nil {
+			h.notice(fmt.Sprintf("history: %s was removed or replaced; recording goes on in what is there now", h.path))
 		}
 		if err := h.open(); err != nil {
 			return err
@@ -177,7 +174,7 @@ func (h *History) write(r *Reading) error {
 		}
 		h.file.Close()
 		h.segments, h.file, h.encoder, h.begun = append(h.segments, segment{name: name}), file, encoder{}, r.Time
-		header, last = newHeader(r.Time, h.o.Interval), last+1
+		header, last = newHeader(r.Time, Interval), last+1
 	}
 	n, err := h.file.Write(append(header, h.encoder.block(r)...))
 	h.segments[last].size += int64(n)
@@ -198,24 +195,14 @@ func (h *History) write(r *Reading) error {
 	return h.shrink()
 }
 
-// isThere reports whether the directory and the last segment are still where they were opened.
+// isThere reports whether the last segment is still where it was opened.
 func (h *History) isThere() bool {
-	if h.path == "" {
-		return true
-	}
-	same := func(f *os.File, now fs.FileInfo, err error) bool {
-		was, failed := f.Stat()
-		return err == nil && failed == nil && os.SameFile(was, now)
-	}
-	now, err := os.Lstat(h.path)
-	if h.dir == nil || !same(h.dir, now, err) {
+	if h.file == nil {
 		return false
 	}
-	if h.file == nil {
-		return true
-	}
-	now, err = h.files.root.Stat(h.segments[len(h.segments)-1].name)
-	return same(h.file, now, err)
+	was, err := h.file.Stat()
+	now, failed := os.Lstat(filepath.Join(h.path, h.segments[len(h.segments)-1].name))
+	return err == nil && failed == nil && os.SameFile(was, now)
 }
 
 // shrink makes room: of the oldest segments it keeps a reading each five minutes. When these fill half of the room, the oldest
@@ -284,11 +271,11 @@ func (h *History) coarsen(s *segment) error {
 	return h.files.root.Rename(unfinished, s.name)
 }
 
-// Reader reads what is recorded. It need not be closed.
-func (h *History) Reader() *Reader {
+// Reader reads what is recorded. A caller closes it.
+func (h *History) Reader() (*Reader, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return &Reader{h.files.root}
+	return NewReader(fmt.Sprintf("/proc/self/fd/%d", h.dir.Fd()))
 }
 
 // Close ends recording. All readings are written already.

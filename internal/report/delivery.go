@@ -99,7 +99,6 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), every)
 	}
 	add("full", "%s of the measured time", percentText(100*float64(d.FullNS)/float64(max(d.MeasuredNS, 1))))
-	add("delivered", "%s", verdictText(d))
 	list := func(label string, n int, item func(i int) string) {
 		for i := range n {
 			if i == most {
@@ -110,6 +109,8 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 			label = ""
 		}
 	}
+	says := verdict(d)
+	list("delivered", len(says), func(i int) string { return says[i] })
 	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
 	slices.SortFunc(missed, func(a, b history.Missed) int { return a.Begin.Compare(b.Begin) })
 	list("missed", len(missed), func(i int) string {
@@ -139,15 +140,13 @@ func changeText(c history.DeliveryChange) string {
 // committedText says what is committed.
 func committedText(d *history.Delivery) string {
 	rate := "; the rate is " + rateText(d.RateBits)
-	switch d.CommittedBy {
-	case "guarantee":
-		return rateText(d.CommittedBits) + ", the guarantee" + rate
-	case "rate":
-		return rateText(d.CommittedBits) + ", the rate"
-	case "given":
-		return rateText(d.CommittedBits) + ", as given"
-	}
 	switch {
+	case d.CommittedBy == "rate":
+		return rateText(d.CommittedBits) + ", the rate"
+	case d.CommittedBy == "guarantee":
+		return rateText(d.CommittedBits) + ", the guarantee" + rate
+	case d.CommittedBy == "given":
+		return rateText(d.CommittedBits) + ", as given"
 	case d.Kind == history.KindRules:
 		return "none for these rules together"
 	case d.Each != "all":
@@ -160,46 +159,30 @@ func committedText(d *history.Delivery) string {
 	return "none" + rate
 }
 
-// verdictText says whether the committed rate was delivered.
-func verdictText(d *history.Delivery) string {
-	undecided := plain.Count(d.Undecided, "interval") + " with traffic cannot be judged: packets were dropped and less passed than the committed rate allows, " +
-		"but traffic began or ended, or less than that rate was offered"
-	switch {
-	case d.CommittedBits == nil && d.Checked == 0:
-		return "not checked: no rate is committed"
-	case d.Checked == 0 && d.Undecided > 0:
-		return undecided
-	case d.Checked == 0 && d.Unchecked > 0:
-		return "not checked: no rate was committed while there was traffic"
-	case d.Checked == 0:
-		return "nothing was offered"
+// verdict says whether the committed rate was delivered, and in how many intervals.
+func verdict(d *history.Delivery) (lines []string) {
+	count := func(n uint64, format string) {
+		if n > 0 {
+			lines = append(lines, fmt.Sprintf(format, plain.Count(n, "interval")))
+		}
 	}
-	what, traffic := "the committed rate", "with traffic"
-	if !slices.ContainsFunc(d.Periods, func(p history.Period) bool {
-		return p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits)
-	}) {
-		what += " of " + rateText(d.CommittedBits)
+	if d.Checked > 0 {
+		rate := "the committed rate"
+		if !slices.ContainsFunc(d.Periods, func(p history.Period) bool {
+			return p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits)
+		}) {
+			rate += " of " + rateText(d.CommittedBits)
+		}
+		lines = append(lines, fmt.Sprintf("%s of what was offered up to %s passed", wholePercent(d.WithinPassedBytes, d.WithinBytes), rate),
+			fmt.Sprintf("it was delivered in %d of %s with traffic (%s)", d.Delivered, plain.Count(d.Checked, "interval"), wholePercent(d.Delivered, d.Checked)))
+		count(d.Checked-d.Delivered, "it was missed in %s: packets were dropped although less passed. They came in bursts, a penalty lasted, or a pool was full")
 	}
-	text := fmt.Sprintf("%s of what was offered up to %s passed; it was delivered in ", wholePercent(d.WithinPassedBytes, d.WithinBytes), what)
-	if d.Unchecked > 0 {
-		traffic += " and a committed rate"
+	count(d.Undecided, "%s cannot be judged: packets were dropped and less passed, but traffic began or ended, or less was offered")
+	count(d.Unchecked, "%s with traffic had no committed rate")
+	if len(lines) == 0 {
+		return []string{"nothing was offered"}
 	}
-	if d.Checked == d.Delivered {
-		text += "all " + plain.Count(d.Checked, "interval") + " " + traffic
-	} else {
-		text += fmt.Sprintf("%d of %s %s (%s). In the rest, packets were dropped although less passed: they came in bursts, a penalty lasted, or a pool was full",
-			d.Delivered, plain.Count(d.Checked, "interval"), traffic, wholePercent(d.Delivered, d.Checked))
-	}
-	if d.CommittedBy == "guarantee" {
-		text += "; the rate above the guarantee is not checked"
-	}
-	if d.Undecided > 0 {
-		text += "; " + undecided
-	}
-	if d.Unchecked > 0 {
-		text += fmt.Sprintf("; no rate was committed in %d others with traffic", d.Unchecked)
-	}
-	return text
+	return lines
 }
 
 // wholePercent is a part in percent, rounded down so that only all is 100%.
