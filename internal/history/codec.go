@@ -136,35 +136,26 @@ func (e *encoder) fits(samples []Sample) bool {
 	return true
 }
 
-// place finds a slot for each sample.
+// place finds a slot for each sample. Free ones stay free until the next segment.
 func (e *encoder) place(samples []Sample, b *block) {
-	at, gone := make(map[Key]int32, len(samples)), make(map[Key]bool, len(e.series))
-	for slot, s := range e.series {
-		if s != nil {
-			at[s.Key], gone[s.Key] = int32(slot), true
-		}
-	}
+	at, there := make(map[Key]int32, len(samples)), make(map[Key]bool, len(samples))
 	for _, s := range samples {
-		delete(gone, s.Key)
+		there[s.Key] = true
 	}
-	var free []int32
 	for slot, s := range e.series {
-		if s != nil && gone[s.Key] {
+		switch {
+		case s == nil:
+		case there[s.Key]:
+			at[s.Key] = int32(slot)
+		default:
 			b.Freed = append(b.Freed, int32(slot))
 			e.series[slot], e.counters[slot] = nil, Counters{}
-		}
-		if e.series[slot] == nil {
-			free = append(free, int32(slot))
 		}
 	}
 	e.slots = e.slots[:0]
 	for _, s := range samples {
 		slot, known := at[s.Key]
-		switch {
-		case known:
-		case len(free) > 0:
-			slot, free = free[0], free[1:]
-		default:
+		if !known {
 			slot = int32(len(e.series))
 			e.series, e.counters = append(e.series, nil), append(e.counters, Counters{})
 		}

@@ -10,16 +10,10 @@ import (
 )
 
 const (
-	segmentName = "%08d.readings"
+	segmentName = "%08d" + segmentEnd
+	segmentEnd  = ".readings"
 	unfinished  = "unfinished" // a segment that is written anew
 )
-
-// isSegment reports whether a file has the name of a segment.
-func isSegment(name string) bool {
-	var n int
-	_, err := fmt.Sscanf(name, segmentName, &n)
-	return err == nil && name == fmt.Sprintf(segmentName, n)
-}
 
 // A Reader reads a history, also while a process records it.
 type Reader struct {
@@ -57,21 +51,19 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 	var names []string // the last segment before the time, and those in it
 	before := ""
 	for _, f := range files {
-		if !isSegment(f.Name()) {
-			continue
-		}
-		first, _, err := r.header(f.Name())
+		name := f.Name()
+		first, _, err := r.header(name)
 		switch {
-		case errors.Is(err, ErrFormat):
+		case name == unfinished || errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) || first.After(until):
+		case err != nil:
 			return fmt.Errorf("history: read %s: %w", r.root.Name(), err)
-		case err != nil || first.After(until):
 		case first.Add(segmentTime).Before(from):
-			before = f.Name()
+			before = name
 		default:
 			if len(names) == 0 && before != "" {
 				names = append(names, before)
 			}
-			names = append(names, f.Name())
+			names = append(names, name)
 		}
 	}
 	for _, name := range names {

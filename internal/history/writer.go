@@ -109,7 +109,7 @@ func (h *History) open() (err error) {
 			return err
 		case f.Name() == unfinished:
 			h.files.root.Remove(unfinished)
-		case !isSegment(f.Name()):
+		case !strings.HasSuffix(f.Name(), segmentEnd):
 			return ErrOther
 		default:
 			_, every, err := h.files.header(f.Name())
