@@ -119,7 +119,7 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 		return nil, err
 	}
 	defer a.Close()
-	arrived, err := a.count(drop)
+	arrived, err := a.count(1, drop)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 		return nil, err
 	}
 	defer a.Close()
-	arrived, err := a.count(next)
+	arrived, err := a.count(1, next)
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +221,7 @@ func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate,
 
 // most returns the arrival within a time that is furthest ahead of the rate.
 func (m accuracyMeter) most(c *counter, rate policy.Rate, while time.Duration) (best arrivals, err error) {
-	first, err := c.read()
+	first, err := c.read(0)
 	if err != nil {
 		return best, err
 	}
@@ -231,7 +231,7 @@ func (m accuracyMeter) most(c *counter, rate policy.Rate, while time.Duration) (
 		if err := sleep(m.ctx, time.Millisecond); err != nil {
 			return best, err
 		}
-		now, err := c.read()
+		now, err := c.read(0)
 		if err != nil {
 			return best, err
 		}
@@ -262,11 +262,9 @@ func (a *arena) noOffload() error {
 	return nil
 }
 
-// A counter counts the frames that arrive at the far end, at layer 2, in the same
-// way for all limiters.
-type counter struct {
-	counts *ebpf.Map
-}
+// A counter counts the frames that arrive at the far end, at layer 2, in the same way for all limiters: all of them, or
+// those for each address of addressOf.
+type counter struct{ counts *ebpf.Map }
 
 // Arrivals are the packets and bytes until the last frame, and the time of that frame.
 type arrivals struct {
@@ -274,23 +272,35 @@ type arrivals struct {
 	Last           uint64 // ns of the system's monotonic clock
 }
 
-// count attaches a counter to the far end, which returns a verdict for all packets.
-func (a *arena) count(verdict int32) (*counter, error) {
-	m, err := a.newMap(ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
+// count attaches a counter to the far end for n addresses, or for all packets if n is 1. It returns a verdict for all.
+func (a *arena) count(n int, verdict int32) (*counter, error) {
+	const lastByte, segments = 14 + 19, 164 // of the destination, and the offset of gso_segs
+	m, err := a.newMap(ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: uint32(n)})
 	if err != nil {
 		return nil, err
+	}
+	which := asm.Mov.Imm(asm.R0, 0)
+	if n > 1 {
+		which = asm.LoadAbs(lastByte, asm.Byte)
 	}
 	return &counter{m}, a.assemble(a.far, "count", slices.Concat(
 		asm.Instructions{
 			asm.Mov.Reg(asm.R6, asm.R1),
+			which,
+			asm.StoreMem(asm.R10, -4, asm.R0, asm.Word),
 			asm.FnKtimeGetNs.Call(),
 			asm.Mov.Reg(asm.R7, asm.R0),
-			asm.StoreImm(asm.R10, -4, 0, asm.Word),
 		},
 		lookup(m, -4, "out"),
 		asm.Instructions{
 			asm.LoadMem(asm.R2, asm.R6, skbLength, asm.Word),
-			asm.Mov.Imm(asm.R1, 1),
+			// A GSO packet has the headers of its first segment only.
+			asm.LoadMem(asm.R3, asm.R6, segments, asm.Word),
+			asm.JEq.Imm(asm.R3, 0, "add"),
+			asm.Sub.Imm(asm.R3, 1),
+			asm.Mul.Imm(asm.R3, maxFrame-fullPayload),
+			asm.Add.Reg(asm.R2, asm.R3),
+			asm.Mov.Imm(asm.R1, 1).WithSymbol("add"),
 			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
 			asm.StoreMem(asm.R0, 16, asm.R7, asm.DWord),
 			asm.Add.Imm(asm.R0, 8),
@@ -301,11 +311,11 @@ func (a *arena) count(verdict int32) (*counter, error) {
 	))
 }
 
-// read returns a consistent count.
-func (c *counter) read() (now arrivals, err error) {
+// read returns a consistent count of an address.
+func (c *counter) read(address uint32) (now arrivals, err error) {
 	for {
 		before := now
-		if err := c.counts.Lookup(uint32(0), &now); err != nil {
+		if err := c.counts.Lookup(address, &now); err != nil {
 			return now, fmt.Errorf("read the counter: %w", err)
 		}
 		if now == before {

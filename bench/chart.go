@@ -2,134 +2,102 @@ package main
 
 import (
 	"bytes"
-	"image/color"
+	"encoding/xml"
+	"fmt"
 	"math"
-	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// chartFile is the name of a table's chart.
-func chartFile(t table) string {
-	words := strings.FieldsFunc(strings.ToLower(t.Suite+" "+t.Title), func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
-	})
-	return strings.Join(words, "-") + ".svg"
+// A chart is the figures of a table in one unit, as SVG: lines if the columns are sizes, and bars if not. A figure is the
+// median, with a thin line from quartile to quartile.
+type chart struct {
+	bytes.Buffer
+	table
+	unit    string
+	x, y    scale
+	subject []string // with figures
 }
 
-// writeCharts writes the charts of all tables of a suite into a folder.
-func (s section) writeCharts(dir string) error {
-	for _, t := range s.Tables {
-		data, err := t.chart()
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(dir, chartFile(t)), data, 0o644); err != nil {
-			return err
-		}
+const (
+	chartWidth  = 660 // pixels
+	legendWidth = 190
+	linesHeight = 280
+	barHeight   = 13
+)
+
+// A scale maps figures to pixels.
+type scale struct {
+	least, most, from, to float64
+	log                   bool
+}
+
+func (s scale) at(v float64) float64 {
+	least, most := s.least, s.most
+	if s.log {
+		v, least, most = math.Log(max(v, least)), math.Log(least), math.Log(most)
 	}
-	return nil
+	return s.from + (v-least)/(most-least)*(s.to-s.from)
 }
 
-// Okabe and Ito chose most of these colours: the colour-blind can tell them apart.
-var (
-	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0), rgb(0x5b2fd6)}
-	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
-	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442), rgb(0x7a4a2b)}
-	allColors = slices.Concat(blue[:1], bright, blue[1:], gray)
-)
+// newScale has zero, or is logarithmic if the figures differ by more than a factor.
+func newScale(least, most, factor, from, to float64) scale {
+	switch {
+	case least > 0 && most > factor*least:
+		return scale{math.Pow(10, math.Floor(math.Log10(least))), most, from, to, true}
+	case !(most > min(0, least)): // no figures, or all are zero
+		return scale{0, 1, from, to, false}
+	}
+	return scale{min(0, least), most, from, to, false}
+}
 
-func rgb(c uint32) color.Color { return color.RGBA{byte(c >> 16), byte(c >> 8), byte(c), 0xff} }
-
-// colorsOf returns blues for shapectl, bright colours for peers, and grays for references that limit
-// nothing. Things other than subjects get one colour each.
-func colorsOf(things []string, areSubjects bool) (list []color.Color) {
-	used := map[string]int{}
-	for _, thing := range things {
-		kind, from := "other", allColors
-		switch {
-		case areSubjects && ours(thing):
-			kind, from = "ours", blue
-		case areSubjects && peer(thing):
-			kind, from = "peer", bright
-		case areSubjects:
-			kind, from = "reference", gray
-		}
-		list = append(list, from[used[kind]%len(from)])
-		used[kind]++
+// ticks are round figures.
+func (s scale) ticks() (list []float64) {
+	step := math.Pow(10, math.Floor(math.Log10(s.most-s.least)))
+	if (s.most-s.least)/step < 3 {
+		step /= 2
+	}
+	for v := math.Ceil(s.least/step) * step; !s.log && v <= s.most; v += step {
+		list = append(list, v)
+	}
+	for v := s.least; s.log && v <= s.most; v *= 10 {
+		list = append(list, v)
 	}
 	return list
 }
 
-const (
-	chartWidth  = 7 * vg.Inch
-	lineHeight  = 3.2 * vg.Inch // of a chart with lines
-	chartMargin = 8             // points
-)
-
-// chart draws a table: latency against goodput, or gaps, if it has them. Otherwise it draws the first
-// unit, as lines if the columns are sizes, and as bars if not.
-func (t table) chart() ([]byte, error) {
-	plot.DefaultFont.Variant = "Sans"
-	legend := plot.NewLegend()
-	legend.Top, legend.Left = true, true
-	legend.Padding = vg.Points(2)
-	legend.ThumbnailWidth = vg.Points(16)
-	plots, height, err := t.plots(&legend)
-	if err != nil {
-		return nil, err
-	}
-	svg := vgsvg.New(chartWidth, height*vg.Length(len(plots)))
-	all := draw.New(svg)
-	all.FillPolygon(color.White, []vg.Point{{}, {X: all.Max.X}, {X: all.Max.X, Y: all.Max.Y}, {Y: all.Max.Y}})
-	for i, p := range plots {
-		below, above := height*vg.Length(len(plots)-1-i), height*vg.Length(i)
-		one := draw.Crop(all, chartMargin, -chartMargin, below+chartMargin, -above-chartMargin)
-		box := legend.Rectangle(one) // beside the plot, where it hides nothing
-		width := box.Max.X - box.Min.X
-		if width > 0 {
-			width = 1.1*width + 3*chartMargin // other fonts are wider
+// draw returns the chart of a table.
+func (t table) draw(title, unit string) []byte {
+	c := chart{table: t, unit: unit}
+	sizes, isSizes := t.sizes()
+	least, most := math.Inf(1), math.Inf(-1)
+	for _, r := range t.results {
+		if r.Unit == unit && r.Rounds > 0 {
+			least, most = min(least, r.Low, r.Median), max(most, r.High, r.Median)
 		}
-		if i == 0 {
-			beside := one.Max.X - one.Min.X - width + 2*chartMargin
-			legend.Draw(draw.Crop(one, beside, 0, 0, -vg.Points(20)))
+	}
+	for _, s := range t.subjects() {
+		for _, column := range t.columns() {
+			if r, ok := t.find(column, s, unit); ok && r.Rounds > 0 {
+				c.subject = append(c.subject, s)
+				break
+			}
 		}
-		p.BackgroundColor = nil
-		p.Draw(draw.Crop(one, 0, -width, 0, 0))
 	}
-	var b bytes.Buffer
-	if _, err := svg.WriteTo(&b); err != nil {
-		return nil, err
+	height := linesHeight
+	if !isSizes {
+		height = 60 + barHeight*len(c.subject)*(len(t.columns())+1)
 	}
-	// Few readers have the font that the library names; these are as wide.
-	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans"),
-		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
-}
-
-// plots are the parts of a chart from top to bottom, and the height of each.
-func (t table) plots(legend *plot.Legend) (plots []*plot.Plot, height vg.Length, err error) {
-	if t.isPlane() {
-		plots, err := t.planes(legend)
-		return plots, planeHeight, err
+	fmt.Fprintf(&c, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n", chartWidth, height)
+	c.box(0, 0, chartWidth, float64(height), "#fff")
+	c.text(chartWidth/2, 16, "middle", title+" ("+unit+")")
+	if isSizes {
+		c.lines(sizes, least, most)
+	} else {
+		c.bars(least, most, float64(height))
 	}
-	if t.isSpacing() {
-		plots, err := t.ranges()
-		return plots, headHeight + 0.2*vg.Inch*vg.Length(len(t.subjects())+1), err
-	}
-	p, unit := plot.New(), t.units()[0]
-	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)
-	if sizes, ok := t.sizes(); ok {
-		return []*plot.Plot{p}, lineHeight, t.lines(p, legend, unit, sizes)
-	}
-	return []*plot.Plot{p}, t.bars(p, legend, unit), nil
+	c.WriteString("</svg>\n")
+	return c.Bytes()
 }
 
 // sizes are the columns as numbers; false if some are not.
@@ -144,170 +112,119 @@ func (t table) sizes() (sizes []float64, ok bool) {
 	return sizes, len(sizes) > 1
 }
 
-// points are medians, with quartiles as their errors.
-type points struct {
-	plotter.XYs
-	plotter.YErrors
-}
-
-func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []float64) error {
-	p.Add(plotter.NewGrid())
-	least, most := math.Inf(1), 0.0
-	colors := colorsOf(t.subjects(), true)
-	for i, subject := range t.subjects() {
-		var at points
-		for j, column := range t.columns() {
-			r, ok := t.find(column, subject, unit)
+func (c *chart) lines(sizes []float64, least, most float64) {
+	c.x = scale{sizes[0], sizes[len(sizes)-1], 60, chartWidth - legendWidth - 20, true}
+	c.y = newScale(least, most, 50, linesHeight-30, 40)
+	for _, v := range c.y.ticks() {
+		c.line(c.x.from, c.y.at(v), c.x.to, c.y.at(v), "#ddd", "")
+		c.text(c.x.from-5, c.y.at(v)+4, "end", number(v))
+	}
+	for i, size := range sizes {
+		if i+1 == len(sizes) || sizes[i+1] >= 8*size { // else the next one's label needs the room
+			c.text(c.x.at(size), linesHeight-14, "middle", c.columns()[i])
+		}
+	}
+	for i, subject := range c.subject {
+		color, dashes := colorOf(c.subject, i), ""
+		if !ours(subject) {
+			dashes = "5 3"
+		}
+		var before []float64
+		for j, column := range c.columns() {
+			r, ok := c.find(column, subject, c.unit)
 			if !ok || r.Rounds == 0 {
 				continue
 			}
-			at.XYs = append(at.XYs, plotter.XY{X: sizes[j], Y: r.Median})
-			at.YErrors = append(at.YErrors, struct{ Low, High float64 }{r.Median - r.Low, r.High - r.Median})
-			least, most = min(least, r.Low), max(most, r.High)
-		}
-		if len(at.XYs) == 0 {
-			continue
-		}
-		line, dots, err := plotter.NewLinePoints(at)
-		if err != nil {
-			return err
-		}
-		line.Color, line.Width = colors[i], vg.Points(1.5)
-		dots.Color, dots.Shape, dots.Radius = colors[i], draw.CircleGlyph{}, vg.Points(2.5)
-		if !ours(subject) {
-			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
-		}
-		spread, err := plotter.NewYErrorBars(at)
-		if err != nil {
-			return err
-		}
-		spread.Color = colors[i]
-		p.Add(line, dots, spread)
-		legend.Add(subject, line, dots)
-	}
-	p.Y.Label.Text = unit
-	p.X.Min, p.X.Max = slices.Min(sizes), slices.Max(sizes)
-	if p.X.Max > 8*p.X.Min {
-		p.X.Scale = plot.LogScale{}
-		var ticks plot.ConstantTicks
-		for i, column := range t.columns() {
-			if i+1 < len(sizes) && sizes[i+1] < 8*sizes[i] {
-				column = "" // the next one's label needs the room
+			x, y := c.x.at(sizes[j]), c.y.at(r.Median)
+			if before != nil {
+				c.line(before[0], before[1], x, y, color, dashes)
 			}
-			ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
+			before = []float64{x, y}
+			c.line(x, c.y.at(r.Low), x, c.y.at(r.High), color, "")
+			fmt.Fprintf(c, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`+"\n", x, y, color)
 		}
-		p.X.Tick.Marker = ticks
+		c.legend(i, color, subject)
 	}
-	if least > 0 && most > 50*least {
-		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		p.Y.Min, p.Y.Max = least/1.2, most*1.2
-	} else {
-		p.Y.Min, p.Y.Max = min(0, least), most*1.1
-	}
-	return nil
 }
 
-// A bar is a median, with its quartiles and its number. It begins at zero, or at the axis of a logarithmic scale.
-type bar struct {
-	Result
-	y     float64 // its middle; each bar is one high, with what is between bars
-	color color.Color
+// bars are those of each subject below each other, with a colour for each column.
+func (c *chart) bars(least, most, height float64) {
+	columns := c.columns()
+	right := float64(chartWidth - 60)
+	if len(columns) > 1 {
+		right -= legendWidth
+	}
+	c.x = newScale(least, most, 1000, 200, right)
+	labelled := 0.0
+	for _, v := range c.x.ticks() {
+		c.line(c.x.at(v), 30, c.x.at(v), height-20, "#ddd", "")
+		if c.x.at(v) > labelled+45 {
+			labelled = c.x.at(v)
+			c.text(labelled, height-6, "middle", number(v))
+		}
+	}
+	y := 36.0
+	for n, subject := range c.subject {
+		c.text(c.x.from-8, y+float64(barHeight*len(columns))/2+4, "end", subject)
+		for i, column := range columns {
+			color := colors[i%len(colors)]
+			if len(columns) == 1 {
+				color = colorOf(c.subject, n)
+			}
+			if r, ok := c.find(column, subject, c.unit); ok && r.Rounds > 0 {
+				zero, end := c.x.at(max(0, c.x.least)), c.x.at(r.Median)
+				c.box(min(zero, end), y+1, math.Abs(end-zero), barHeight-2, color)
+				c.line(c.x.at(r.Low), y+barHeight/2, c.x.at(r.High), y+barHeight/2, "#000", "")
+				c.text(c.x.at(max(r.High, r.Median, 0))+4, y+barHeight-3, "start", number(r.Median))
+			}
+			y += barHeight
+		}
+		y += barHeight
+	}
+	for i, column := range columns {
+		if len(columns) > 1 {
+			c.legend(i, colors[i%len(colors)], column)
+		}
+	}
 }
 
-// barPlotter draws horizontal bars.
-type barPlotter []bar
+func (c *chart) legend(i int, color, text string) {
+	y := float64(40 + 16*i)
+	c.box(chartWidth-legendWidth, y, 12, 10, color)
+	c.text(chartWidth-legendWidth+17, y+9, "start", text)
+}
 
-const (
-	barHeight  = 0.15 * vg.Inch
-	headHeight = 0.9 * vg.Inch // above and below all bars
+func (c *chart) box(x, y, width, height float64, color string) {
+	fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, width, height, color)
+}
+
+func (c *chart) line(x1, y1, x2, y2 float64, color, dashes string) {
+	fmt.Fprintf(c, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-dasharray="%s"/>`+"\n", x1, y1, x2, y2, color, dashes)
+}
+
+func (c *chart) text(x, y float64, anchor, text string) {
+	fmt.Fprintf(c, `<text x="%.1f" y="%.1f" text-anchor="%s">`, x, y, anchor)
+	xml.EscapeText(c, []byte(text))
+	c.WriteString("</text>\n")
+}
+
+// Okabe and Ito chose most of these colours: the colour-blind can tell them apart. Blue is for shapectl.
+var (
+	blues  = []string{"#0072b2", "#56b4e9", "#00304d", "#8c9fe0", "#5b2fd6"}
+	others = []string{"#d55e00", "#e69f00", "#009e73", "#cc79a7", "#888", "#7a4a2b", "#333"}
+	colors = append(blues[:1:1], others...)
 )
 
-// bars draws the figures of each subject below each other, with one colour per column, and returns their height.
-func (t table) bars(p *plot.Plot, legend *plot.Legend, unit string) vg.Length {
-	groups, within := t.subjects(), t.columns()
-	// Fewer colours are easier to tell apart, so the longer list becomes the groups.
-	bySubject := len(groups) >= len(within)
-	if !bySubject {
-		groups, within = within, groups
-	}
-	colors := colorsOf(within, !bySubject)
-	const gap = 0.6
-	var all barPlotter
-	var names plot.ConstantTicks
-	y := 0.0
-	for _, group := range groups {
-		first := y
-		for i, one := range within {
-			column, subject := one, group
-			if !bySubject {
-				column, subject = group, one
-			}
-			if r, ok := t.find(column, subject, unit); ok && r.Rounds > 0 {
-				all = append(all, bar{r, y, colors[i]})
-				y--
-			}
-		}
-		if y == first {
-			continue // nothing was measured
-		}
-		names = append(names, plot.Tick{Value: (first + y + 1) / 2, Label: group})
-		y -= gap
-	}
-	if len(within) > 1 {
-		for i, one := range within {
-			legend.Add(one, swatch{colors[i]})
+// colorOf is the colour of a subject.
+func colorOf(subjects []string, i int) string {
+	same := 0
+	for _, s := range subjects[:i] {
+		if ours(s) == ours(subjects[i]) {
+			same++
 		}
 	}
-	p.Add(all)
-	p.Y.Tick.Marker, p.Y.Tick.Width, p.Y.Width = names, 0, 0
-	p.X.Label.Text = unit
-	if least, most := all.bounds(); least > 0 && most > 1000*least {
-		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-		p.X.Min = math.Pow(10, math.Floor(math.Log10(least)))
-		p.X.Max *= 4
-	} else {
-		p.X.Max *= 1.1 // room for the numbers
+	if ours(subjects[i]) {
+		return blues[same%len(blues)]
 	}
-	return headHeight + barHeight*vg.Length(-y)
-}
-
-// bounds are the least and the greatest figure.
-func (b barPlotter) bounds() (least, most float64) {
-	least = math.Inf(1)
-	for _, one := range b {
-		least, most = min(least, one.Low, one.Median), max(most, one.High)
-	}
-	return least, most
-}
-
-func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
-	x, y := p.Transforms(&c)
-	text := p.X.Tick.Label
-	text.XAlign, text.YAlign = draw.XLeft, draw.YCenter
-	for _, one := range b {
-		low, high := y(one.y-0.42), y(one.y+0.42)
-		zero, end := x(max(0, p.X.Min)), x(one.Median)
-		c.FillPolygon(one.color, []vg.Point{{X: zero, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: zero, Y: high}})
-		whisker := draw.LineStyle{Color: color.Black, Width: vg.Points(1)}
-		c.StrokeLine2(whisker, x(one.Low), y(one.y), x(one.High), y(one.y))
-		c.FillText(text, vg.Point{X: x(max(one.High, one.Median, 0)) + vg.Points(3), Y: y(one.y)}, number(one.Median))
-	}
-}
-
-// DataRange tells the plot what there is to show.
-func (b barPlotter) DataRange() (xmin, xmax, ymin, ymax float64) {
-	ymax = 0.6
-	for _, one := range b {
-		xmin, xmax, ymin = min(xmin, one.Low), max(xmax, one.High), min(ymin, one.y-0.6)
-	}
-	return xmin, xmax, ymin, ymax
-}
-
-// A swatch is a colour in the legend.
-type swatch struct{ color.Color }
-
-func (s swatch) Thumbnail(c *draw.Canvas) {
-	low, high := c.Min.Y+vg.Points(2), c.Max.Y-vg.Points(2)
-	left, right := c.Min.X, c.Max.X
-	c.FillPolygon(s.Color, []vg.Point{{X: left, Y: low}, {X: right, Y: low}, {X: right, Y: high}, {X: left, Y: high}})
+	return others[same%len(others)]
 }

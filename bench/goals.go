@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
-
-	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // A goal is a target of shapectl.
@@ -18,7 +15,6 @@ type goal struct {
 	figures []figure                       // all of them must meet the bound
 	divisor *figure                        // figures are divided by it; may be nil
 	compute func([]Result) (float64, bool) // instead of figures
-	explain []figure                       // figures that help to judge it
 }
 
 // A figure names a result.
@@ -85,13 +81,6 @@ func millionPolicy(subjects ...string) []figure {
 	return each("policy", unitSeconds, []string{commandTime + ": " + million}, subjects)
 }
 
-var droppedKinds = func() (names []string) {
-	for _, k := range kindsOfRule {
-		names = append(names, "Dropped compared with passed packets: "+k.column)
-	}
-	return names
-}()
-
 var goals = []goal{
 	{what: "`each all`, instructions relative to `tc police`", bound: 1, unit: "x tc police",
 		figures: instructionsOf(allConform, "shapectl gcra, each all"), divisor: &policeFigure},
@@ -101,8 +90,6 @@ var goals = []goal{
 	{what: "`each host` and `each flow`, instructions added (stretch)", bound: 440,
 		figures: instructionsOf(allConform, "shapectl gcra, each host", "shapectl gcra, each flow")},
 	{what: "drop a packet, instructions relative to passing it", bound: 1, unit: "x passing", compute: droppingInstructions},
-	{what: "drop a packet, time of the program relative to passing it", bound: 1,
-		figures: each("program", unitPassing, droppedKinds, bothAlgorithms)},
 	{what: "100 IPv6 prefixes of mixed lengths, random addresses in them", bound: 1.3, figures: each("program", unitTrieBucket,
 		[]string{"IPv6 prefixes, addresses in all prefixes: 100"}, bothAlgorithms)},
 	{what: "a million IPv4 prefixes of mixed lengths, random addresses", bound: 0.25, figures: millionPrefixes("IPv4")},
@@ -112,12 +99,7 @@ var goals = []goal{
 	{what: "a million live flows, relative to an LRU hash map", bound: 0.6,
 		figures: each("program", unitLRU, []string{"Live flows, in random order: " + binMillion}, bothAlgorithms)},
 	{what: "throughput of two CPUs with one bucket", bound: 1.6, least: true,
-		figures: each("program", unitOneCPU, []string{"Throughput of two CPUs: one bucket"}, bothAlgorithms),
-		explain: append(
-			each("program", unitOneCPU, []string{"Throughput of two CPUs: one bucket"},
-				[]string{sharedClock, sharedCAS, sharedAdd}),
-			each("program", unitNanoseconds, []string{"Time between packets, two CPUs: one bucket"},
-				[]string{"shapectl gcra", sharedClock, sharedCAS, sharedAdd})...)},
+		figures: each("program", unitOneCPU, []string{"Throughput of two CPUs: one bucket"}, bothAlgorithms)},
 	{what: "rate error of the best peer, relative to ours", bound: 10, least: true, unit: "x ours", compute: rateError},
 	{what: "goodput of one delayed TCP flow", bound: 95, least: true, unit: "%",
 		figures: each("queue", unitGoodput, atPaces(oneFlow), delaying)},
@@ -162,7 +144,7 @@ var goals = []goal{
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksFirst, unitSeconds}}},
 	{what: "change the rates of all of them", bound: 0.5,
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksRates, unitSeconds}}},
-	{what: "`watch`: rules on 20 new devices", bound: 0.3,
+	{what: "`serve`: rules on 20 new devices", bound: 0.3,
 		figures: []figure{{"hooks", fmt.Sprintf(hooksWatch, 20) + ": 0", hooksWatched, unitSeconds}}},
 	{what: "kernel memory of four rules on each of 1 000 devices", bound: 100,
 		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksShared, unitMiB}}},
@@ -283,87 +265,39 @@ func rateError(results []Result) (least float64, ok bool) {
 	return least, ok
 }
 
-// A verdict is a goal compared with its figure.
-type verdict struct {
-	what, bound, value string
-	measured, met      bool
-}
-
-func (g goal) judge(results []Result) verdict {
-	v := verdict{what: g.what, bound: "at most "}
+// row is the goal in a table, and whether it is met.
+func (g goal) row(results []Result) (line string, met bool) {
+	bound, unit := "at most ", g.unit
 	if g.least {
-		v.bound = "at least "
+		bound = "at least "
 	}
-	v.bound += number(g.bound) + " " + g.unitName()
-	value, ok := g.value(results)
-	if ok {
-		v.measured, v.value = true, number(value)
-		v.met = value == g.bound || (value > g.bound) == g.least
+	if unit == "" {
+		unit = g.figures[0].unit
 	}
-	return v
-}
-
-func (g goal) unitName() string {
-	if g.unit == "" {
-		return g.figures[0].unit
-	}
-	return g.unit
-}
-
-func (v verdict) row() string {
-	switch {
-	case !v.measured:
-		return row(v.what, v.bound, "not measured", "")
-	case v.met:
-		return row(v.what, v.bound, v.value, "yes")
-	}
-	return row(v.what, v.bound, v.value, "**no**")
-}
-
-const goalHead = "| target | bound | figure | met |\n|---|--:|--:|---|\n"
-
-// goalTable compares all goals with their figures, and adds the figures that help to judge them.
-func goalTable(results []Result) string {
-	var b, notes strings.Builder
-	b.WriteString(goalHead)
-	for _, g := range goals {
-		v := g.judge(results)
-		b.WriteString(v.row())
-		if len(g.explain) > 0 && v.measured {
-			fmt.Fprintf(&notes, "\nFor comparison with \"%s\":\n\n", g.what)
-			for _, f := range g.explain {
-				if r, ok := f.in(results); ok {
-					fmt.Fprintf(&notes, "- %s: %s %s (%s)\n", f.subject, number(r.Median), r.Unit, r.table())
-				}
-			}
+	figure, verdict := "not measured", ""
+	if value, ok := g.value(results); ok {
+		figure, verdict = number(value), "**no**"
+		if met = value == g.bound || (value > g.bound) == g.least; met {
+			verdict = "yes"
 		}
 	}
-	return b.String() + notes.String()
+	return row(g.what, bound+number(g.bound)+" "+unit, figure, verdict), met
 }
 
-// targets sums the goals up.
-type targets struct {
-	Met, All int
-	Others   string // a table of those not met or not measured
-	List     string // a paragraph about those met
-}
-
-// pageWidth is the length of a line of text, in bytes.
-const pageWidth = 115
-
-func targetsOf(results []Result) (t targets) {
-	others, met := goalHead, []string{}
+// goalTable compares all goals with their figures, or lists those that are not met.
+func goalTable(results []Result, all bool) string {
+	text, met := row("target", "bound", "figure", "met")+"|---|--:|--:|---|\n", 0
 	for _, g := range goals {
-		v := g.judge(results)
-		if v.met {
-			met = append(met, fmt.Sprintf("%s: %s (%s)", v.what, v.value, v.bound))
-		} else {
-			others += v.row()
+		line, ok := g.row(results)
+		if ok {
+			met++
+		}
+		if all || !ok {
+			text += line
 		}
 	}
-	t.Met, t.All, t.Others = len(met), len(goals), others
-	if len(met) > 0 {
-		t.List = plain.Fold("Met, with the bound in parentheses: "+strings.Join(met, "; ")+".", pageWidth, "", "")
+	if all {
+		return text
 	}
-	return t
+	return fmt.Sprintf("%d of %d targets are met. The others:\n\n%s", met, len(goals), text)
 }

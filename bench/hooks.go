@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,23 +26,16 @@ const (
 	hooksWatch  = "Time until %d new devices have rules, by number of limited devices"
 )
 
-// Subjects of this suite, for this build. Those of another build have its name appended.
+// Subjects of this suite.
 const (
 	hooksFirst   = "shapectl apply, no rules before"
 	hooksRates   = "shapectl apply, all rates change"
 	hooksAgain   = "shapectl apply, nothing to change"
 	hooksSet     = "shapectl set, one rule"
 	hooksFlush   = "shapectl flush --all"
-	hooksWatched = "shapectl watch"
+	hooksWatched = "shapectl serve"
 	hooksShared  = "shapectl, each all"
 	hooksHosts   = "shapectl, each host"
-)
-
-// The maximum number of devices for another build. One with maps per hook needs 100 ms and,
-// with --each host, 130 MiB for each device.
-const (
-	mostOtherCommands = 200
-	mostOtherMemory   = 20
 )
 
 // expedited is the file in which commands request expedited grace periods while they attach many hooks.
@@ -64,30 +56,21 @@ func hooks(ctx context.Context, o options) (err error) {
 		}
 	}()
 	return withCommand(ctx, func(dir, binary string) error {
-		builds := []manyDevices{{options: o, binary: binary, dir: dir, fresh: fresh}}
-		if o.other != "" {
-			build := ", build " + strings.TrimPrefix(filepath.Base(o.other), "shapectl-")
-			builds = append(builds, manyDevices{options: o, binary: o.other, build: build, dir: dir, fresh: fresh})
-		}
+		m := manyDevices{options: o, binary: binary, dir: dir, fresh: fresh}
 		for _, part := range []struct {
-			what      string
-			mostOther int
-			sizes     []hookSize
-			round     func(manyDevices, context.Context) error
+			what  string
+			sizes []hookSize
+			round func(manyDevices, context.Context) error
 		}{
-			{"commands", mostOtherCommands, commands, manyDevices.commands},
-			{"watch, memory", mostOtherMemory, memory, manyDevices.watchAndMemory},
+			{"commands", commands, manyDevices.commands},
+			{"watch, memory", memory, manyDevices.watchAndMemory},
 		} {
 			for _, size := range part.sizes {
 				o.say("  %s: %s devices", part.what, count(size.devices))
+				m.devices = size.devices
 				for range o.rounds(size.rounds) {
-					for _, m := range builds {
-						if m.devices = size.devices; m.build != "" && m.devices > part.mostOther {
-							continue
-						}
-						if err := part.round(m, ctx); err != nil {
-							return fmt.Errorf("%s%s, %d devices: %w", part.what, m.build, m.devices, err)
-						}
+					if err := part.round(m, ctx); err != nil {
+						return fmt.Errorf("%s, %d devices: %w", part.what, m.devices, err)
 					}
 				}
 			}
@@ -96,18 +79,17 @@ func hooks(ctx context.Context, o options) (err error) {
 	})
 }
 
-// manyDevices are the devices of a round, limited by one build of shapectl.
+// manyDevices are the devices of a round.
 type manyDevices struct {
 	options
 	binary  string
-	build   string // a suffix for its subjects: "" for the build of these sources
 	dir     string // for files
 	devices int    // before a command
-	fresh   int    // that appear while `watch` runs
+	fresh   int    // that appear while `serve` runs
 }
 
 func (m manyDevices) add(table, subject, unit string, sample float64) {
-	m.options.add(table+": "+count(m.devices), subject+m.build, unit, "", sample)
+	m.options.add(table+": "+count(m.devices), subject, unit, "", sample)
 }
 
 // newArena returns an arena with the devices.
@@ -169,23 +151,13 @@ func (m manyDevices) commands(ctx context.Context) error {
 	}
 	defer a.Close()
 	settledMemory() // wait until the kernel has freed the previous arena
-	for _, step := range []struct {
-		subject string
-		args    []string
-	}{
-		{hooksFirst, []string{"apply", file}},
-		{hooksRates, []string{"apply", changed}},
-		{hooksAgain, []string{"apply", changed}},
-		{hooksSet, []string{"set", "dev0", "egress", "10.0.0.0/8", "--rate", "7777kbit"}},
-		{hooksFlush, []string{"flush", "--all"}},
-	} {
-		took, _, err := a.command(ctx, m.binary, 0, step.args...)
-		if err != nil {
-			return err
-		}
-		m.add(hooksTime, step.subject, unitSeconds, took)
-	}
-	return nil
+	return a.steps(ctx, m.binary, []step{
+		{hooksFirst, 0, []string{"apply", file}},
+		{hooksRates, 0, []string{"apply", changed}},
+		{hooksAgain, 0, []string{"apply", changed}},
+		{hooksSet, 0, []string{"set", "dev0", "egress", "10.0.0.0/8", "--rate", "7777kbit"}},
+		{hooksFlush, 0, []string{"flush", "--all"}},
+	}, func(subject string, took, _ float64) { m.add(hooksTime, subject, unitSeconds, took) })
 }
 
 // watchAndMemory measures the memory of two rules in each direction once, and the time until
@@ -226,7 +198,7 @@ func (m manyDevices) memory(ctx context.Context, subject string, each policy.Eac
 // watchPatience is the longest time until devices have their rules.
 const watchPatience = 2 * time.Minute
 
-// watch starts `shapectl watch` and adds new devices. It measures the time from before the
+// watch starts `shapectl serve` and adds new devices. It measures the time from before the
 // first of them until all have their rules.
 func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	file := filepath.Join(m.dir, "watch.yaml")
@@ -243,7 +215,7 @@ func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	defer manager.Close()
 	ctx, stop := context.WithTimeout(ctx, watchPatience)
 	defer stop()
-	cmd := a.shapectlCommand(ctx, m.binary, "watch", file)
+	cmd := a.shapectlCommand(ctx, m.binary, "serve", "--listen", "none", "--socket", "none", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+socket)
 	var stderr bytes.Buffer

@@ -57,50 +57,13 @@ func instructions(ctx context.Context, o options) error {
 				return err
 			}
 		}
-		if !o.chosen("shapectl prefixes") {
-			return nil
-		}
-		for _, s := range prefixSets {
-			if err := m.prefixes(s); err != nil {
-				return err
-			}
-		}
 		return nil
 	})
 }
 
-// A prefixSet is a number of rules, and the lengths of their prefixes.
-type prefixSet struct {
-	column  string
-	rules   int
-	lengths []int
-}
-
-var prefixSets = []prefixSet{
-	{"1 prefix", 1, []int{28}},
-	{"100 prefixes", 100, []int{28}},
-	{"1 000 of 4 lengths", 1000, []int{16, 20, 24, 28}},
-	{"1 000 of 8 lengths", 1000, []int{14, 16, 18, 20, 22, 24, 26, 28}},
-	{"10 000 prefixes", 10_000, []int{28}},
-}
-
-// prefixes measures many rules of shapectl, with packets to random addresses in their prefixes.
-func (m *instructionCounter) prefixes(s prefixSet) error {
-	prefixes := randomPrefixes(s.rules, s.lengths...)
-	targets := randomTargets(prefixes, 1024)
-	if _, err := m.without(targets...); err != nil {
-		return err
-	}
-	p, err := newLane(m.ctx, shapectlMany(prefixes), ample, settled, targets...)
-	if err != nil {
-		return err
-	}
-	return m.added(p, "Instructions added per packet, random addresses: "+s.column)
-}
-
 // without measures packets without a limiter, for comparison.
-func (m *instructionCounter) without(targets ...netip.Addr) (samples []float64, err error) {
-	p, err := newLane(m.ctx, bare, limit{}, settled, targets...)
+func (m *instructionCounter) without(to netip.Addr) (samples []float64, err error) {
+	p, err := newLane(m.ctx, bare, limit{}, settled, to)
 	if err != nil {
 		return nil, err
 	}

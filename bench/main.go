@@ -24,7 +24,6 @@ import (
 type options struct {
 	quick  bool              // only show that it runs: few rounds, small sizes, every figure
 	only   string            // prefixes of subjects' names, separated by semicolons; other subjects may be left out
-	other  string            // another build of the command, for the suite hooks; "" for none
 	log    io.Writer         // progress, in lines
 	report func(measurement) // records samples
 }
@@ -102,10 +101,8 @@ func run(ctx context.Context, args []string) error {
 	docs := flags.String("o", "",
 		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
 	render := flags.Bool("render", false, "measure nothing: write the pages and charts again from bench/benchmarks.json")
-	load := flags.String("load", "", "load rules and print the cost (the suite setup uses it)")
 	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
 		"only subjects with one of these name prefixes, separated by semicolons")
-	other := flags.String("other", "", "the suite hooks also measures the build of shapectl at this path")
 	task := flags.String("guest", "", "measure this in a virtual machine and print the figures "+
 		"(the suites instructions, accuracy, queue and pools use it)")
 	if err := flags.Parse(args); err != nil {
@@ -113,9 +110,6 @@ func run(ctx context.Context, args []string) error {
 	}
 	if *task != "" {
 		return guest(ctx, *task, os.Stdout)
-	}
-	if *load != "" {
-		return loadRules(*load, os.Stdout)
 	}
 	if *render {
 		r, err := readReport(*docs)
@@ -145,7 +139,7 @@ func run(ctx context.Context, args []string) error {
 	if k := thisMachine().Kernel; k != r.Machine.Kernel {
 		this.Kernel = k
 	}
-	o := options{quick: *quick, only: *subjects, other: *other, log: os.Stderr}
+	o := options{quick: *quick, only: *subjects, log: os.Stderr}
 	for _, s := range suites {
 		if !slices.Contains(chosen, s.name) {
 			continue

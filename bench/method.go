@@ -44,6 +44,6 @@ const (
 		"  that is the same."
 
 	hooksMethod = "All devices are veth devices in one network namespace. For the time of a command, each has one rule in each direction.\n" +
-		"For memory and for `watch`, each has two. The new devices get one rule in each direction; their time begins\n" +
-		"before the first one is created, and ends when `shapectl watch` reports the last rule."
+		"For memory and for `serve`, each has two. The new devices get one rule in each direction; their time begins\n" +
+		"before the first one is created, and ends when `shapectl serve` reports the last rule."
 )

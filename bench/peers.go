@@ -204,11 +204,11 @@ func shapectlMany(prefixes []netip.Prefix) competitor {
 // manyBits is the length of all prefixes. hashlimit and a hashed nft map support only one.
 const manyBits = 28
 
-// randomPrefixes returns n different prefixes in 10.0.0.0/8 of some lengths, sorted by address.
-func randomPrefixes(n int, lengths ...int) []netip.Prefix {
+// randomPrefixes returns n different prefixes in 10.0.0.0/8, sorted by address.
+func randomPrefixes(n int) []netip.Prefix {
 	random := newRandom()
 	prefixes := differentPrefixes(n, func() netip.Prefix {
-		return netip.PrefixFrom(addressIn(random, everything), lengths[random.IntN(len(lengths))])
+		return netip.PrefixFrom(addressIn(random, everything), manyBits)
 	})
 	slices.SortFunc(prefixes, netip.Prefix.Compare)
 	return prefixes

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"runtime"
@@ -26,11 +24,27 @@ const (
 	farDevice  = "far"
 )
 
-var (
-	nearAddrs = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
-	farAddrs  = []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
-	// The destinations of limited packets.
-	target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
+// The destinations of limited packets.
+var target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
+
+// Commands of ip for the two ends. Their neighbours are known, so that they send no other packets.
+const (
+	nearSetup = `link set near address 02:00:00:00:00:01 up
+addr add 192.0.2.1/24 dev near
+addr add 2001:db8::1/64 dev near nodad
+neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev near
+neigh add 2001:db8::2 lladdr 02:00:00:00:00:02 dev near
+route add default via 192.0.2.2
+route add default via 2001:db8::2 dev near
+`
+	farSetup = `link set far address 02:00:00:00:00:02 up
+addr add 192.0.2.2/24 dev far
+addr add 2001:db8::2/64 dev far nodad
+addr add 10.1.2.3/32 dev far
+addr add 2001:db8:1::7/128 dev far nodad
+neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev far
+neigh add 2001:db8::1 lladdr 02:00:00:00:00:01 dev far
+`
 )
 
 // An arena is a veth pair between two network namespaces. A limiter is set up on the
@@ -67,17 +81,7 @@ func newArena(ctx context.Context) (_ *arena, err error) {
 	if err := in(a.near, func() error { return addVeth(nearDevice, farDevice, netlink.NsFd(a.far)) }); err != nil {
 		return nil, err
 	}
-	if err := in(a.far, func() error {
-		return address(farDevice, append(farAddrs, netip.PrefixFrom(target, 32), netip.PrefixFrom(target6, 128)), nearAddrs)
-	}); err != nil {
-		return nil, err
-	}
-	if err := in(a.near, func() error {
-		if err := address(nearDevice, nearAddrs, farAddrs); err != nil {
-			return err
-		}
-		return routeAll(nearDevice, 0, farAddrs...)
-	}); err != nil {
+	if err := errors.Join(ip(ctx, a.far, farSetup), ip(ctx, a.near, nearSetup)); err != nil {
 		return nil, err
 	}
 	return a, errors.Join(waitUp(ctx, a.near, nearDevice), waitUp(ctx, a.far, farDevice))
@@ -142,59 +146,9 @@ func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
 	return handle, err
 }
 
-// address sets a device up with its addresses, and adds static neighbours.
-func address(device string, own, others []netip.Prefix) error {
-	l, err := lookUp(device)
-	if err != nil {
-		return err
-	}
-	if err := netlink.LinkSetHardwareAddr(l, hardwareAddr(own[0])); err != nil {
-		return fmt.Errorf("give %s its hardware address: %w", device, err)
-	}
-	if err := netlink.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set %s up: %w", device, err)
-	}
-	for _, p := range own {
-		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("give %s the address %v: %w", device, p, err)
-		}
-	}
-	for _, p := range others {
-		if err := netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, IP: p.Addr().AsSlice(),
-			HardwareAddr: hardwareAddr(others[0]), State: netlink.NUD_PERMANENT,
-		}); err != nil {
-			return fmt.Errorf("tell %s where %v is: %w", device, p, err)
-		}
-	}
-	return nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
-// hardwareAddr returns the hardware address of the device with an IP address.
-func hardwareAddr(p netip.Prefix) net.HardwareAddr {
-	ip := p.Addr().As4()
-	return net.HardwareAddr{0x02, 0, 0, 0, 0, ip[3]}
-}
-
-// routeAll routes all addresses through gateways on a device. The initial window of TCP is a
-// number of segments, or the default if that is 0.
-func routeAll(device string, segments int, via ...netip.Prefix) error {
-	l, err := lookUp(device)
-	if err != nil {
-		return err
-	}
-	for _, p := range via {
-		all := &net.IPNet{IP: make(net.IP, p.Addr().BitLen()/8), Mask: net.CIDRMask(0, p.Addr().BitLen())}
-		route := netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: p.Addr().AsSlice(), InitCwnd: segments}
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("route through %v: %w", p, err)
-		}
-	}
-	return nil
+// ip runs commands of ip in a namespace, one per line.
+func ip(ctx context.Context, namespace netns.NsHandle, commands string) error {
+	return in(namespace, func() error { return runCommand(ctx, commands, "ip", "-batch", "-") })
 }
 
 // upTime is much longer than the kernel needs to notice that a device is up.
@@ -239,10 +193,7 @@ func aside(f func() error) error {
 
 // run runs a command in the near namespace, with its standard input.
 func (a *arena) run(ctx context.Context, input, name string, args ...string) error {
-	return in(a.near, func() error {
-		_, err := runCommand(ctx, input, io.Discard, name, args...)
-		return err
-	})
+	return in(a.near, func() error { return runCommand(ctx, input, name, args...) })
 }
 
 // tc runs commands of tc in the near namespace, one per line.

@@ -72,7 +72,7 @@ func inGuest(ctx context.Context, o options, t guestTask, how []string) error {
 	for _, m := range guestModules {
 		call = append(call, "-M", m)
 	}
-	call = append(call, "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench",
+	call = append(call, "-p", "ip", "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench",
 		"--", "/bench", "-guest", string(task))
 	c := exec.CommandContext(ctx, "scripts/guest.sh", call...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // guest.sh must stop its guest

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,7 +67,7 @@ func withCommand(ctx context.Context, f func(dir, binary string) error) error {
 	}
 	defer os.RemoveAll(dir)
 	binary := filepath.Join(dir, "shapectl")
-	if _, err := runCommand(ctx, "", io.Discard, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w",
+	if err := runCommand(ctx, "", "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w",
 		"-o", binary, "github.com/shapectl/shapectl/cmd/shapectl"); err != nil {
 		return fmt.Errorf("build shapectl: %w", err)
 	}
@@ -107,7 +106,7 @@ func writePolicy(file string, tables ...policy.Table) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(policyfile.Write(f, tables, nil), f.Close())
+	return errors.Join(policyfile.Write(f, tables), f.Close())
 }
 
 // round measures each figure once, on a new device.
@@ -121,11 +120,7 @@ func (p policyCase) round(ctx context.Context, o options, binary string) error {
 	}
 	defer a.Close()
 	before := settledMemory()
-	for _, step := range []struct {
-		subject string
-		exit    int
-		args    []string
-	}{
+	return a.steps(ctx, binary, []step{
 		{applyFirst, 0, []string{"apply", p.file}},
 		{applyAgain, 0, []string{"apply", p.file}},
 		{applyChanged, 0, []string{"apply", p.changed}},
@@ -133,16 +128,30 @@ func (p policyCase) round(ctx context.Context, o options, binary string) error {
 		{diffChanged, 3, []string{"diff", p.file}},
 		{exportRules, 0, []string{"export"}},
 		{setOne, 0, []string{"set", nearDevice, "egress", p.one.Prefix.String(), "--rate", "7777kbit"}},
-	} {
-		took, peak, err := a.command(ctx, binary, step.exit, step.args...)
+	}, func(subject string, took, peak float64) {
+		o.add(commandTime+": "+p.size, subject, unitSeconds, "", took)
+		o.add(commandMemory+": "+p.size, subject, unitMiB, "", peak)
+		if subject == applyFirst {
+			o.add(policyMemory+": "+p.size, policyMaps, unitMiB, "", settledMemory()-before)
+		}
+	})
+}
+
+// A step is a command of shapectl, and its exit code.
+type step struct {
+	subject string
+	exit    int
+	args    []string
+}
+
+// steps runs commands one after another, and calls each with their time and memory.
+func (a *arena) steps(ctx context.Context, binary string, steps []step, each func(subject string, took, peak float64)) error {
+	for _, s := range steps {
+		took, peak, err := a.command(ctx, binary, s.exit, s.args...)
 		if err != nil {
 			return err
 		}
-		o.add(commandTime+": "+p.size, step.subject, unitSeconds, "", took)
-		o.add(commandMemory+": "+p.size, step.subject, unitMiB, "", peak)
-		if step.subject == applyFirst {
-			o.add(policyMemory+": "+p.size, policyMaps, unitMiB, "", settledMemory()-before)
-		}
+		each(s.subject, took, peak)
 	}
 	return nil
 }
@@ -160,7 +169,7 @@ func (a *arena) command(ctx context.Context, binary string, exit int, args ...st
 	cmd := a.shapectlCommand(ctx, binary, args...)
 	err = in(a.near, func() (err error) {
 		start := time.Now()
-		peak, err = watchCommand(cmd, ownMemory)
+		peak, err = watchCommand(cmd)
 		took = time.Since(start).Seconds()
 		return err
 	})

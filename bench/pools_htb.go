@@ -134,7 +134,7 @@ func (t *tree) carry(ctx context.Context, settle, part time.Duration, set func(*
 		return w, err
 	}
 	defer a.Close()
-	arrived, err := a.countEach(subscribers, drop)
+	arrived, err := a.count(subscribers, drop)
 	if err != nil {
 		return w, err
 	}

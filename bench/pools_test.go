@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -57,29 +55,5 @@ func TestDifferences(t *testing.T) {
 	got := differences([]uint64{90, 0, 220, 300, 1}, []uint64{100, 0, 200, 300, 0})
 	if want := []float64{0, 10, 10, 100}; len(got) != len(want) || !near(got, want) {
 		t.Errorf("%v, want %v", got, want)
-	}
-}
-
-func TestInstructionsOfPools(t *testing.T) {
-	var results []Result
-	add := func(pools int, subject string, median float64) {
-		results = append(results, result("pools", fmt.Sprintf("%s: %d", throughPools, pools), subject, unitInstructions, median))
-	}
-	for i, n := range poolDepths {
-		add(n, "shapectl", 400+[]float64{0, 100, 180, 420, 720}[i])
-	}
-	add(1, "shapectl, share flow", 600)
-	if _, ok := shareInstructions(results); ok {
-		t.Error("instructions of shares, without a figure by member")
-	}
-	add(1, "shapectl, share member", 610)
-	if got, ok := shareInstructions(results); got != 110 || !ok {
-		t.Errorf("%v instructions for shares, want 110", got)
-	}
-	if got, ok := poolInstructions(results); got != 105 || !ok {
-		t.Errorf("%v instructions for a pool, want 105", got)
-	}
-	if _, ok := poolInstructions(slices.Delete(results, 3, 4)); ok {
-		t.Error("instructions of pools, without a figure for four")
 	}
 }

@@ -9,9 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -65,9 +62,7 @@ func sharing(ctx context.Context, o options, table string, roundTrip time.Durati
 			if !o.chosen(s.name) {
 				continue
 			}
-			windows, err := inTime(mostTime, func() ([]window, error) {
-				return share(ctx, s, rate, roundTrip, settle, part, o.rounds(5))
-			})
+			windows, err := share(ctx, s, rate, roundTrip, settle, part, o.rounds(5))
 			name := fmt.Sprintf("%s: %v", table, rate)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", name, s.name, err)
@@ -95,10 +90,10 @@ func share(ctx context.Context, s competitor, rate policy.Rate, roundTrip, settl
 		return nil, err
 	}
 	defer p.Close()
-	if err := p.welcome(); err != nil {
+	if err := p.welcome(ctx); err != nil {
 		return nil, err
 	}
-	arrived, err := p.countEach(len(sendersAddrs), next)
+	arrived, err := p.count(len(sendersAddrs), next)
 	if err != nil {
 		return nil, err
 	}
@@ -140,17 +135,8 @@ func (s stream) control(name string) error {
 }
 
 // welcome makes the far end accept packets to all addresses of the rules, and UDP.
-func (p *path) welcome() error {
-	if err := in(p.far, func() error {
-		l, err := lookUp(farDevice)
-		if err != nil {
-			return err
-		}
-		all := netlink.Route{
-			LinkIndex: l.Attrs().Index, Dst: ipNet(everything), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
-		}
-		return netlink.RouteAdd(&all)
-	}); err != nil {
+func (p *path) welcome(ctx context.Context) error {
+	if err := ip(ctx, p.far, fmt.Sprintf("route add local %v dev %s\n", everything, farDevice)); err != nil {
 		return fmt.Errorf("accept packets to %v: %w", everything, err)
 	}
 	fd, err := p.socket(p.far, unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -158,41 +144,6 @@ func (p *path) welcome() error {
 		return err
 	}
 	return unix.Bind(fd, &unix.SockaddrInet4{Port: farPort})
-}
-
-// An eachCounter counts the bytes that arrive at the far end for each address of addressOf.
-type eachCounter struct {
-	counts *ebpf.Map
-	n      int
-}
-
-// countEach attaches a counter for n addresses, which returns a verdict for all packets.
-func (a *arena) countEach(n int, verdict int32) (*eachCounter, error) {
-	const lastByte, segments = 14 + 19, 164 // of the destination, and the offset of gso_segs
-	m, err := a.newMap(ebpf.MapSpec{Name: "each", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: uint32(n)})
-	if err != nil {
-		return nil, err
-	}
-	return &eachCounter{m, n}, a.assemble(a.far, "each", slices.Concat(
-		asm.Instructions{
-			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.LoadAbs(lastByte, asm.Byte),
-			asm.StoreMem(asm.R10, -4, asm.R0, asm.Word),
-		},
-		lookup(m, -4, "out"),
-		asm.Instructions{
-			asm.LoadMem(asm.R2, asm.R6, skbLength, asm.Word),
-			// A GSO packet has the headers of its first segment only.
-			asm.LoadMem(asm.R3, asm.R6, segments, asm.Word),
-			asm.JEq.Imm(asm.R3, 0, "add"),
-			asm.Sub.Imm(asm.R3, 1),
-			asm.Mul.Imm(asm.R3, maxFrame-fullPayload),
-			asm.Add.Reg(asm.R2, asm.R3),
-			asm.StoreXAdd(asm.R0, asm.R2, asm.DWord).WithSymbol("add"),
-			asm.Mov.Imm(asm.R0, verdict).WithSymbol("out"),
-			asm.Return(),
-		},
-	))
 }
 
 // A window is what arrived within a time for each address.
@@ -212,16 +163,16 @@ func (w window) total() (bytes float64) {
 func (w window) part(of policy.Rate) float64 { return 100 * w.total() * 8 / w.seconds / float64(of) }
 
 // windows returns several windows, the first of which begins after a time.
-func (c *eachCounter) windows(ctx context.Context, settle, part time.Duration, n int) (windows []window, err error) {
+func (c *counter) windows(ctx context.Context, settle, part time.Duration, n int) (windows []window, err error) {
 	if err := sleep(ctx, settle); err != nil {
 		return nil, err
 	}
-	since, before, err := c.read()
+	since, before, err := c.bytes()
 	for err == nil && len(windows) < n {
 		var at time.Time
 		var now []uint64
 		if err = sleep(ctx, part); err == nil {
-			at, now, err = c.read()
+			at, now, err = c.bytes()
 		}
 		w := window{at.Sub(since).Seconds(), slices.Clone(now)}
 		for i := range w.bytes {
@@ -232,12 +183,14 @@ func (c *eachCounter) windows(ctx context.Context, settle, part time.Duration, n
 	return windows, err
 }
 
-func (c *eachCounter) read() (at time.Time, bytes []uint64, err error) {
-	bytes = make([]uint64, c.n)
-	for i := range bytes {
-		if err := c.counts.Lookup(uint32(i), &bytes[i]); err != nil {
-			return at, nil, fmt.Errorf("read the counter: %w", err)
+// bytes are those that have arrived for each address.
+func (c *counter) bytes() (at time.Time, bytes []uint64, err error) {
+	for i := range c.counts.MaxEntries() {
+		now, err := c.read(i)
+		if err != nil {
+			return at, nil, err
 		}
+		bytes = append(bytes, now.Bytes)
 	}
 	return time.Now(), bytes, nil
 }

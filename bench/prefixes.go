@@ -56,22 +56,14 @@ func differentPrefixes(n int, next func() netip.Prefix) []netip.Prefix {
 }
 
 func mixedLength(r *rand.Rand, ipv6 bool) int {
-	tenth := r.IntN(10)
-	switch {
-	case ipv6 && tenth < 4:
-		return 48
-	case ipv6 && tenth < 6:
-		return 64
-	case ipv6 && tenth < 7:
-		return 128
-	case ipv6:
-		return 32 + r.IntN(32)
-	case tenth < 4:
-		return 24
-	case tenth < 6:
-		return 32
+	lengths, least, others := []int{24, 24, 24, 24, 32, 32}, 16, 16
+	if ipv6 {
+		lengths, least, others = []int{48, 48, 48, 48, 64, 64, 128}, 32, 32
 	}
-	return 16 + r.IntN(16)
+	if tenth := r.IntN(10); tenth < len(lengths) {
+		return lengths[tenth]
+	}
+	return least + r.IntN(others)
 }
 
 // randomAddress returns any IPv4 address, or any global IPv6 address.

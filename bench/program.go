@@ -37,7 +37,7 @@ func program(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if err := onLastCPU(func() error {
-		for _, part := range []func(context.Context) error{l.kinds, l.excess, l.prefixes, l.flows} {
+		for _, part := range []func(context.Context) error{l.kinds, l.prefixes, l.flows} {
 			if err := part(ctx); err != nil {
 				return err
 			}
@@ -156,34 +156,6 @@ func (l *lab) oneKind(ctx context.Context, k kind, prefix netip.Prefix) error {
 		{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets},
 	}, arms...)
 	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("One rule, one bucket: "+k.column, arms, t) })
-}
-
-// excess compares dropped packets with passed ones.
-func (l *lab) excess(ctx context.Context) error {
-	l.say("  dropped packets")
-	for _, k := range kindsOfRule {
-		for _, a := range algorithms {
-			if err := l.dropping(ctx, k, a); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) error {
-	var made owned
-	defer made.Close()
-	passing := generous(k.prefix(), a)
-	dropping := passing
-	dropping.Rate, dropping.Capacity = policy.MinRate, policy.MinCapacity
-	arms, err := made.limits(k, passing, dropping)
-	if err != nil {
-		return err
-	}
-	return l.contest(ctx, l.rounds(41), arms, func(t turn) {
-		l.add("Dropped compared with passed packets: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
-	})
 }
 
 // prefixes compares rules for up to a million prefixes with an LPM trie of the same prefixes.

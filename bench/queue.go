@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
@@ -20,7 +19,6 @@ const (
 	fourFlows = "Four TCP flows and a sparse one"
 	byLength  = "Queue length, one TCP flow at %v, %v round trip"
 	spacing   = "Spacing of packets"
-	spread    = "Cumulative gaps between packets at %v"
 )
 
 // roundTrip is typical of a path within a country.
@@ -80,28 +78,6 @@ func queue(ctx context.Context, o options) error {
 	return nil
 }
 
-// mostTime is longer than any single measurement.
-const mostTime = 3 * time.Minute
-
-// inTime calls f, which may wait for the kernel forever. After the time the error has the
-// stacks of all goroutines. f still runs then, and the program should exit.
-func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error) {
-	done := make(chan error, 1)
-	var got T
-	go func() {
-		var err error
-		got, err = f()
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return got, err
-	case <-time.After(most):
-		stacks := make([]byte, 1<<20)
-		return result, fmt.Errorf("not done after %v:\n%s", most, stacks[:runtime.Stack(stacks, true)])
-	}
-}
-
 type queueMeter struct {
 	options
 	ctx      context.Context
@@ -144,7 +120,7 @@ func (m queueMeter) length(long time.Duration) error {
 
 // carry sends TCP through a limiter, and reports the result.
 func (m queueMeter) carry(name string, s competitor, o offer) error {
-	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.rounds(4)) })
+	c, err := carry(m.ctx, s, o, m.rounds(4))
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", name, s.name, err)
 	}
@@ -173,16 +149,13 @@ func quantiles(lists [][]float64, q float64) (list []float64) {
 	return list
 }
 
-// spreadUp are the bounds for the shares of gaps.
-var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
-
 // udp sends twice the rate through each limiter, and reports the gaps behind it.
 func (m queueMeter) udp(at pace) error {
 	for _, s := range m.subjects {
 		if s.ecn {
 			continue // UDP here is not marked
 		}
-		ratios, err := inTime(mostTime, func() ([]float64, error) { return gaps(m.ctx, s, at) })
+		ratios, err := gaps(m.ctx, s, at)
 		if err != nil {
 			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
 		}
@@ -191,21 +164,6 @@ func (m queueMeter) udp(at pace) error {
 		m.add(name, s.name, unitGap1, s.note, quantile(ratios, 0.01))
 		m.add(name, s.name, unitGap50, s.note, quantile(ratios, 0.5))
 		m.add(name, s.name, unitGap99, s.note, quantile(ratios, 0.99))
-		if at.rate != m.common.rate {
-			continue
-		}
-		for _, up := range spreadUp {
-			m.add(fmt.Sprintf(spread+": %g", at.rate, up), s.name, unitGaps, "", 100*shareUpTo(ratios, up))
-		}
 	}
 	return nil
-}
-
-// shareUpTo returns the share of sorted samples that are at most a bound.
-func shareUpTo(sorted []float64, most float64) float64 {
-	n := slices.IndexFunc(sorted, func(one float64) bool { return one > most })
-	if n < 0 {
-		return 1
-	}
-	return float64(n) / float64(len(sorted))
 }

@@ -53,7 +53,7 @@ func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, er
 		return c, err
 	}
 	inFlight := uint64(o.rate) * uint64(o.roundTrip) / (maxFrame * 8 * uint64(time.Second))
-	if err := p.begin(from, inFlight/uint64(o.flows)); err != nil {
+	if err := p.begin(ctx, from, inFlight/uint64(o.flows)); err != nil {
 		return c, err
 	}
 	flows, err := p.open(from, slices.Repeat([]netip.Addr{target}, o.flows+1)...)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/netip"
 	"os"
 	"time"
 
@@ -19,9 +17,17 @@ const (
 	uplinkDevice = "uplink"
 )
 
-var (
-	sourceAddr = netip.MustParsePrefix("198.51.100.1/24")
-	uplinkAddr = netip.MustParsePrefix("198.51.100.2/24")
+// Commands of ip for them.
+const (
+	uplinkSetup = `link set uplink address 02:00:00:00:01:02 up
+addr add 198.51.100.2/24 dev uplink
+neigh add 198.51.100.1 lladdr 02:00:00:00:01:01 dev uplink
+`
+	sourceSetup = `link set source address 02:00:00:00:01:01 up
+addr add 198.51.100.1/24 dev source
+neigh add 198.51.100.2 lladdr 02:00:00:00:01:02 dev source
+route add default via 198.51.100.2
+`
 )
 
 // A path is an arena whose near end is a router. Packets from a source behind it to the far end
@@ -54,19 +60,11 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 			return fmt.Errorf("make a router: %w", err)
 		}
-		return address(uplinkDevice, []netip.Prefix{uplinkAddr}, []netip.Prefix{sourceAddr})
+		return nil
 	}); err != nil {
 		return nil, err
 	}
-	if err := in(p.source, func() error {
-		if err := address(sourceDevice, []netip.Prefix{sourceAddr}, []netip.Prefix{uplinkAddr}); err != nil {
-			return err
-		}
-		return routeAll(sourceDevice, 0, uplinkAddr)
-	}); err != nil {
-		return nil, err
-	}
-	if err := in(p.far, func() error { return routeAll(farDevice, 0, nearAddrs[0]) }); err != nil {
+	if err := errors.Join(ip(ctx, p.near, uplinkSetup), ip(ctx, p.source, sourceSetup), ip(ctx, p.far, "route add default via 192.0.2.1\n")); err != nil {
 		return nil, err
 	}
 	for _, end := range []netns.NsHandle{p.source, p.near, p.far} {
@@ -81,9 +79,8 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 		return p, nil
 	}
 	return p, in(p.far, func() error {
-		_, err := runCommand(ctx, "", io.Discard, "tc", "qdisc", "add", "dev", farDevice, "root",
+		return runCommand(ctx, "", "tc", "qdisc", "add", "dev", farDevice, "root",
 			"netem", "delay", fmt.Sprintf("%dus", roundTrip.Microseconds()), "limit", "1000000")
-		return err
 	})
 }
 
@@ -99,12 +96,12 @@ func largeWindows() error {
 
 // begin sets the initial window of TCP from a namespace, in segments. The default is 10; a
 // larger one shortens slow start.
-func (p *path) begin(from netns.NsHandle, segments uint64) error {
-	device, via := sourceDevice, uplinkAddr
+func (p *path) begin(ctx context.Context, from netns.NsHandle, segments uint64) error {
+	via := "198.51.100.2"
 	if from == p.near {
-		device, via = nearDevice, farAddrs[0]
+		via = "192.0.2.2"
 	}
-	return in(from, func() error { return routeAll(device, int(max(10, segments)), via) })
+	return ip(ctx, from, fmt.Sprintf("route replace default via %s initcwnd %d\n", via, max(10, segments)))
 }
 
 // askForECN makes TCP in a namespace negotiate ECN.

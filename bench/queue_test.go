@@ -3,7 +3,6 @@ package main
 import (
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 )
@@ -59,29 +58,4 @@ func TestEchoesInParts(t *testing.T) {
 	if math.Abs(unanswered-20) > 1e-9 {
 		t.Errorf("%v %% had no answer, not 20", unanswered)
 	}
-}
-
-func TestShareUpTo(t *testing.T) {
-	for most, want := range map[float64]float64{0.4: 0, 0.5: 0.5, 0.9: 0.5, 1: 0.75, 3: 1} {
-		if got := shareUpTo([]float64{0.5, 0.5, 1, 2}, most); got != want {
-			t.Errorf("%v are at most %v, not %v", got, most, want)
-		}
-	}
-}
-
-func TestInTime(t *testing.T) {
-	if got, err := inTime(time.Hour, func() (int, error) { return 7, nil }); got != 7 || err != nil {
-		t.Errorf("%d, error %v", got, err)
-	}
-	stop := make(chan struct{})
-	defer close(stop)
-	if _, err := inTime(time.Millisecond, func() (int, error) { return waitFor(stop), nil }); err == nil || !strings.Contains(err.Error(), "waitFor") {
-		t.Errorf("the error does not have the stack: %v", err)
-	}
-}
-
-//go:noinline
-func waitFor(stop <-chan struct{}) int {
-	<-stop
-	return 0
 }

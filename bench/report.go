@@ -73,17 +73,6 @@ func (r report) write(dir string) error {
 	if err := os.MkdirAll(detail, 0o755); err != nil {
 		return err
 	}
-	for _, pattern := range []string{"*.md", "*.svg"} {
-		old, err := filepath.Glob(filepath.Join(detail, pattern))
-		if err != nil {
-			return err
-		}
-		for _, path := range old {
-			if err := os.Remove(path); err != nil {
-				return err
-			}
-		}
-	}
 	data, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
@@ -101,8 +90,14 @@ func (r report) write(dir string) error {
 		if err := writePage(filepath.Join(detail, s.Page), "suite", s); err != nil {
 			return err
 		}
-		if err := s.writeCharts(detail); err != nil {
-			return err
+		for _, l := range allLeads {
+			i := slices.IndexFunc(s.Tables, func(t table) bool { return t.Suite == l.suite && t.Title == l.title })
+			if i < 0 {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(dir, l.Chart()), s.Tables[i].draw(l.Caption, l.unit), 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -141,10 +136,8 @@ var pageTemplates string
 
 var pages = template.Must(template.New("pages").Funcs(template.FuncMap{
 	"goals":     goalTable,
-	"targets":   targetsOf,
 	"leads":     leads,
 	"leadTable": leadTable,
-	"chart":     chartFile,
 	"summary":   func() string { return summaryFile },
 	"json":      func() string { return jsonFile },
 }).Parse(pageTemplates))
@@ -154,7 +147,6 @@ type section struct {
 	Title  string
 	Page   string
 	Method string // how it measures, where the tables do not say it
-	Wins   string
 	measured
 	Tables []table
 }
@@ -164,8 +156,8 @@ func (r report) Sections() (sections []section) {
 	for _, s := range suites {
 		if run, ok := r.Runs[s.name]; ok {
 			sections = append(sections, section{
-				Title: s.title, Page: s.page(), Method: s.method, Wins: winTable(s.name, r.Results),
-				measured: run, Tables: tablesOf(s.name, r.Results),
+				Title: s.title, Page: s.page(), Method: s.method, measured: run,
+				Tables: tablesOf(s.name, r.Results),
 			})
 		}
 	}
@@ -174,22 +166,20 @@ func (r report) Sections() (sections []section) {
 
 // A lead is a chart in the summary.
 type lead struct {
-	suite, title string // of its table
-	Caption      string
+	suite, title, unit string // of its table
+	Caption            string
 }
 
-func (l lead) Chart() string {
-	return detailDir + "/" + chartFile(table{Suite: l.suite, Title: l.title})
-}
-func (l lead) Page() string { return detailDir + "/" + suite{name: l.suite}.page() }
+func (l lead) Chart() string { return detailDir + "/" + l.suite + ".svg" }
+func (l lead) Page() string  { return detailDir + "/" + suite{name: l.suite}.page() }
 
 var allLeads = []lead{
-	{"instructions", "Instructions added per packet", "Instructions added per packet"},
-	{"traffic", "Time added per packet", "Time added per packet on a veth pair"},
-	{"program", "Live flows, in random order", "One bucket per flow: time per packet by number of flows"},
-	{"accuracy", "Rate error", "Error of the rate, UDP"},
-	{"queue", fourFlows, "Four TCP flows: ping against goodput"},
-	{"setup", "Time to change one rule, a random one each time", "Time to change one rule, by the number of rules"},
+	{"instructions", "Instructions added per packet", unitInstructions, "Instructions added per packet"},
+	{"traffic", "Time added per packet", unitNanoseconds, "Time added per packet on a veth pair"},
+	{"program", "Live flows, in random order", unitNanoseconds, "One bucket per flow: time per packet by number of flows"},
+	{"accuracy", "Rate error", unitMillionths, "Error of the rate, UDP"},
+	{"queue", fourFlows, unitPing99, "Four TCP flows: 99th percentile of a ping beside them"},
+	{"setup", "Time to change one rule, a random one each time", unitMicroseconds, "Time to change one rule, by the number of rules"},
 }
 
 // leads are the charts in the summary that have figures, two in a row.

@@ -35,7 +35,6 @@ const (
 	unitClock        = "x clock"   // relative to the clock program, within a round
 	unitEmpty        = "x empty"   // relative to the empty program
 	unitHot          = "x one hot" // relative to one bucket that is always the same
-	unitPassing      = "x passing" // relative to the same packet if it conforms
 	unitTrie         = "x trie"    // relative to an LPM trie of the same prefixes
 	unitTrieBucket   = "x trie, clock and bucket"
 	unitLRU          = "x LRU"        // relative to an LRU hash map of the same keys
@@ -58,7 +57,6 @@ const (
 	unitGap1          = "gap p1" // between packets, relative to the time of one at the rate
 	unitGap50         = "gap p50"
 	unitGap99         = "gap p99"
-	unitGaps          = "% of gaps"
 
 	unitCubic    = "cubic, %" // of what arrived
 	unitBBR      = "bbr, %"
@@ -80,12 +78,12 @@ const (
 )
 
 var units = map[string]better{
-	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
+	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower,
 	unitTrie: lower, unitTrieBucket: lower, unitLRU: lower, unitOneCPU: higher,
 	unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
 	unitGoodput: higher, unitLost: lower, unitRetransmitted: lower, unitPing50: lower, unitPing99: lower, unitPingsLost: lower,
-	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne, unitGaps: neither,
+	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne,
 	unitCubic: neither, unitBBR: neither, unitUDP: neither, unitOffThird: lower, unitTotal: higher,
 	unitOffHTB: lower, unitOffHTB50: lower,
 }

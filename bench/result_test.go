@@ -27,25 +27,6 @@ func TestSummarize(t *testing.T) {
 	}
 }
 
-func TestBeats(t *testing.T) {
-	for _, c := range []struct {
-		unit      string
-		a, b      float64
-		aIsBetter bool
-	}{
-		{unitNanoseconds, 1, 2, true},
-		{unitNanoseconds, 2, 2, false},
-		{unitOneCPU, 2, 1, true},
-		{unitOneCPU, 1, 2, false},
-		{unitDelivered, 1.01, 0.98, true}, // closer to 1
-		{unitDelivered, 0.5, 1.1, false},
-	} {
-		if got := (Result{Unit: c.unit, Median: c.a}).beats(Result{Unit: c.unit, Median: c.b}); got != c.aIsBetter {
-			t.Errorf("%v %s beats %v: %v", c.a, c.unit, c.b, got)
-		}
-	}
-}
-
 // Every other subject is a peer, so a new one cannot be missing where peers win.
 func TestPeer(t *testing.T) {
 	for subject, want := range map[string]bool{

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -103,35 +103,12 @@ func (l *lab) pairs() (pairs []pair, err error) {
 	return append(pairs, pair{"one bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
 }
 
-// A burst is a sequence of packets on one CPU.
-type burst struct {
-	start, end time.Duration // since the run began
-	took       time.Duration // CPU time of the thread
-}
-
-const burstPackets = 5000
-
-// packetRate returns the packets per second of some CPUs together, while all of them are running.
-func packetRate(on []int, p pair, long time.Duration) (float64, error) {
-	for range 10 {
-		bursts, err := bursts(on, p, long)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", p.subject, err)
-		}
-		if rate, ok := together(bursts); ok {
-			return rate, nil
-		}
-	}
-	return 0, fmt.Errorf("%s: the CPUs are too busy with other work to run together", p.subject)
-}
-
-// bursts runs packets on each CPU for a time, starting simultaneously.
-func bursts(on []int, p pair, long time.Duration) ([][]burst, error) {
-	all := make([][]burst, len(on))
-	errs := make([]error, len(on))
-	epoch := time.Now()
-	begin := make(chan struct{})
-	var ready, done sync.WaitGroup
+// packetRate returns the packets per second of some CPUs together. All run for the same time.
+func packetRate(on []int, p pair, long time.Duration) (rate float64, err error) {
+	const burst = 5000
+	rates, errs := make([]float64, len(on)), make([]error, len(on))
+	begin, ready, done := make(chan struct{}), sync.WaitGroup{}, sync.WaitGroup{}
+	var stop atomic.Bool
 	ready.Add(len(on))
 	for i, cpu := range on {
 		done.Go(func() {
@@ -140,44 +117,26 @@ func bursts(on []int, p pair, long time.Duration) ([][]burst, error) {
 			errs[i] = pinned(cpu, func() error {
 				arrive()
 				<-begin
-				for until := time.Since(epoch) + long; time.Since(epoch) < until; {
-					start := time.Since(epoch)
-					ns, err := nanoseconds(p.program, p.packets[i], burstPackets)
+				var all, bursts float64 // ns
+				for bursts == 0 || !stop.Load() {
+					ns, err := nanoseconds(p.program, p.packets[i], burst)
 					if err != nil {
-						return err
+						return fmt.Errorf("%s: %w", p.subject, err)
 					}
-					all[i] = append(all[i], burst{start, time.Since(epoch), time.Duration(ns * burstPackets)})
+					all, bursts = all+ns, bursts+1
 				}
+				rates[i] = 1e9 / (all / bursts)
 				return nil
 			})
 		})
 	}
 	ready.Wait()
 	close(begin)
+	time.Sleep(long)
+	stop.Store(true)
 	done.Wait()
-	return all, errors.Join(errs...)
-}
-
-// together returns the packet rate in the time in which all CPUs were running, or false
-// if there is no such time.
-func together(bursts [][]burst) (rate float64, ok bool) {
-	first, last := time.Duration(0), time.Duration(math.MaxInt64)
-	for _, list := range bursts {
-		first, last = max(first, list[0].start), min(last, list[len(list)-1].end)
+	for _, r := range rates {
+		rate += r
 	}
-	for _, list := range bursts {
-		var packets int
-		var took time.Duration
-		for _, b := range list {
-			if b.start >= first && b.end <= last {
-				packets += burstPackets
-				took += b.took
-			}
-		}
-		if packets == 0 {
-			return 0, false
-		}
-		rate += float64(packets) / took.Seconds()
-	}
-	return rate, true
+	return rate, errors.Join(errs...)
 }

@@ -3,11 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"runtime/debug"
 	"strings"
@@ -18,16 +15,14 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite setup loads many rules and changes one of them. It measures the time, the
-// memory of the process, and the kernel memory.
+// The suite setup loads many rules and changes one of them. It measures the time and the kernel memory.
 
 // An outcome has the samples of loading rules once and changing them. It is empty if that was not tried.
 type outcome struct {
-	Seconds    []float64
-	Random     []float64 // µs to change a rule, a random one each time
-	Same       []float64 // µs to change a rule, always the same one
-	KernelMiB  []float64
-	ProcessMiB []float64 // peak
+	Seconds   []float64
+	Random    []float64 // µs to change a rule, a random one each time
+	Same      []float64 // µs to change a rule, always the same one
+	KernelMiB []float64
 }
 
 // A contender is a subject of the suite setup.
@@ -100,83 +95,43 @@ func (c contender) report(o options, rules int, note string, out outcome) {
 		{"Time to change one rule, a random one each time", unitMicroseconds, out.Random},
 		{"Time to change one rule, always the same one", unitMicroseconds, out.Same},
 		{"Kernel memory of rules", unitMiB, out.KernelMiB},
-		{"Peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
 	} {
 		o.add(f.table+": "+count(rules), c.subject, f.unit, note, f.samples...)
 	}
 }
 
-// loadOurs runs this program again with -load, so that its memory is only that of loading.
+// loadOurs loads mixed rules. Creating them replaces reading them from a file, and is not measured.
 func loadOurs(each policy.EachKind) loadFunc {
-	return func(ctx context.Context, n, changes int) (out outcome, err error) {
-		self, err := os.Executable()
+	return func(_ context.Context, n, changes int) (out outcome, err error) {
+		size := maps.Size{Rules: uint32(n), Buckets: 1}
+		if each != policy.EachAll {
+			size.Buckets = 1 << 20
+		}
+		random := newRandom()
+		rules := mixedRules(random, n)
+		for i := range rules {
+			rules[i].Capacity, rules[i].Each = 1<<20, policy.Each{Kind: each}
+		}
+		debug.FreeOSMemory()
+		before := settledMemory()
+		start := time.Now()
+		var made owned
+		defer made.Close()
+		_, set, err := made.loaded(size, rules)
 		if err != nil {
 			return out, err
 		}
-		what, err := json.Marshal(loading{Rules: n, Changes: changes, Each: each})
-		if err != nil {
-			return out, err
-		}
-		var stdout bytes.Buffer
-		if _, err = runCommand(ctx, "", &stdout, self, "-load", string(what)); err != nil {
-			return out, err
-		}
-		err = json.Unmarshal(stdout.Bytes(), &out)
+		out.Seconds, out.KernelMiB = []float64{time.Since(start).Seconds()}, []float64{kernelMemory() - before}
+		out.Random, out.Same, err = changeRules(random, n, changes, func(i int) func() error {
+			rule := rules[i]
+			rule.Rate = someRate(random)
+			return func() error {
+				_, err := set.Put(rule)
+				return err
+			}
+		})
 		return out, err
 	}
-}
-
-// loading is the argument of -load, as JSON.
-type loading struct {
-	Rules   int
-	Changes int
-	Each    policy.EachKind
-}
-
-// loadRules runs a loading, and prints the outcome as JSON. Creating the rules replaces
-// reading them from a file, and is not measured.
-func loadRules(what string, w io.Writer) error {
-	var l loading
-	if err := json.Unmarshal([]byte(what), &l); err != nil {
-		return fmt.Errorf("-load %s: %w", what, err)
-	}
-	n := l.Rules
-	size := maps.Size{Rules: uint32(n), Buckets: 1}
-	if l.Each != policy.EachAll {
-		size.Buckets = 1 << 20
-	}
-	random := newRandom()
-	rules := mixedRules(random, n)
-	for i := range rules {
-		rules[i].Capacity, rules[i].Each = 1<<20, policy.Each{Kind: l.Each}
-	}
-	if err := forgetPeak(); err != nil {
-		return err
-	}
-	before := settledMemory()
-	start := time.Now()
-	var made owned
-	defer made.Close()
-	_, set, err := made.loaded(size, rules)
-	if err != nil {
-		return err
-	}
-	out := outcome{
-		Seconds: []float64{time.Since(start).Seconds()}, KernelMiB: []float64{kernelMemory() - before},
-		ProcessMiB: []float64{processMemory(os.Getpid(), peakMemory)},
-	}
-	change := func(i int) func() error {
-		rule := rules[i]
-		rule.Rate = someRate(random)
-		return func() error {
-			_, err := set.Put(rule)
-			return err
-		}
-	}
-	if out.Random, out.Same, err = changeRules(random, n, l.Changes, change); err != nil {
-		return err
-	}
-	return json.NewEncoder(w).Encode(out)
 }
 
 // A changeRule prepares a change of the i-th rule. The preparation is not measured.
@@ -227,29 +182,28 @@ func settledMemory() float64 {
 	return now
 }
 
-// runCommand runs a command in the calling thread's network namespace, with its standard input,
-// and returns its peak memory in MiB.
-func runCommand(ctx context.Context, input string, stdout io.Writer,
-	name string, args ...string) (peakMiB float64, err error) {
+// runCommand runs a command in the calling thread's network namespace, with its standard input.
+func runCommand(ctx context.Context, input, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdin, cmd.Stdout = strings.NewReader(input), stdout
-	return watchCommand(cmd, peakMemory)
+	cmd.Stdin = strings.NewReader(input)
+	_, err := watchCommand(cmd)
+	return err
 }
 
-// watchCommand runs a command, and returns the peak of a kind of memory of its process in MiB.
-func watchCommand(cmd *exec.Cmd, memory string) (peakMiB float64, err error) {
+// watchCommand runs a command, and returns the peak of the memory of its process in MiB, without maps, which it shares
+// with the kernel.
+func watchCommand(cmd *exec.Cmd) (peakMiB float64, err error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	// The kernel has the peak only while the process lives. The one in its rusage
-	// includes the memory of the parent before exec.
+	// The kernel knows the peak only with maps.
 	ended := make(chan struct{})
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		for {
-			peakMiB = max(peakMiB, processMemory(cmd.Process.Pid, memory))
+			peakMiB = max(peakMiB, readMiB(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid), "RssAnon"))
 			select {
 			case <-ended:
 				return
@@ -264,21 +218,4 @@ func watchCommand(cmd *exec.Cmd, memory string) (peakMiB float64, err error) {
 		return peakMiB, fmt.Errorf("%s: %w: %.300s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return peakMiB, nil
-}
-
-// forgetPeak resets the peak of this process's memory, after it has freed unused memory.
-func forgetPeak() error {
-	debug.FreeOSMemory()
-	return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // proc(5): resets VmHWM
-}
-
-// Kinds of memory of a process, by their names in proc(5).
-const (
-	peakMemory = "VmHWM"   // peak of all
-	ownMemory  = "RssAnon" // anonymous: without maps, which it shares with the kernel
-)
-
-// processMemory returns a kind of memory of a running process in MiB.
-func processMemory(pid int, what string) float64 {
-	return readMiB(fmt.Sprintf("/proc/%d/status", pid), what)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"strings"
 	"time"
@@ -32,12 +31,10 @@ func loadPeer(rules peerRules, command string, args ...string) loadFunc {
 			script, change := rules(ctx, n, func() policy.Rate { return someRate(random) })
 			before := settledMemory()
 			start := time.Now()
-			peak, err := runCommand(ctx, script, io.Discard, command, args...)
-			if err != nil {
+			if err := runCommand(ctx, script, command, args...); err != nil {
 				return err
 			}
 			out.Seconds, out.KernelMiB = []float64{time.Since(start).Seconds()}, []float64{kernelMemory() - before}
-			out.ProcessMiB = []float64{peak}
 			out.Random, out.Same, err = changeRules(random, n, changes, change)
 			return err
 		})
@@ -111,8 +108,5 @@ func nftPrefix(i int) netip.Prefix {
 
 func nftChange(ctx context.Context, format string, args ...any) func() error {
 	script := fmt.Sprintf(format, args...)
-	return func() error {
-		_, err := runCommand(ctx, script, io.Discard, "nft", "-f", "-")
-		return err
-	}
+	return func() error { return runCommand(ctx, script, "nft", "-f", "-") }
 }

@@ -184,7 +184,7 @@ func raceDropping(ctx context.Context, o options, subjects []competitor, w warmU
 
 // raceMany compares limiters with a rate for each of n prefixes. Packets go to random addresses in them.
 func raceMany(ctx context.Context, o options, n int) error {
-	prefixes := randomPrefixes(n, manyBits)
+	prefixes := randomPrefixes(n)
 	targets := randomTargets(prefixes, 1<<16)
 	subjects := []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix}
 	if n <= maxClasses {

@@ -30,31 +30,6 @@ func (t table) compared() []string {
 	})
 }
 
-// winTable lists each case of a suite in which a peer has a better figure than shapectl, or than one of its modes.
-func winTable(suite string, results []Result) string {
-	var b, notes strings.Builder
-	for _, t := range tablesOf(suite, results) {
-		for _, unit := range t.compared() {
-			for _, subject := range t.subjects() {
-				cases, note := t.wins(subject, unit)
-				if cases == nil {
-					continue
-				}
-				b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
-				if line := "- " + subject + ": " + note + "\n"; note != "" && !strings.Contains(notes.String(), line) {
-					notes.WriteString(line)
-				}
-			}
-		}
-	}
-	if b.Len() == 0 {
-		return ""
-	}
-	return "Every case in which the median of a peer is better than that of shapectl, or of one of its modes; ~ where\n" +
-		"the quartiles overlap.\n\n" +
-		row("", "peer", "its figure, and ours") + rule(3, 0) + b.String() + "\n" + notes.String()
-}
-
 // leadTable has a line for each suite with peers: which of them beat every mode of shapectl in how many cases, and
 // the case with the greatest lead.
 func leadTable(results []Result) string {
@@ -92,7 +67,7 @@ func leadTable(results []Result) string {
 			}
 		}
 		if len(peers) > 0 {
-			page := fmt.Sprintf("[%s](%s/%s#where-a-peer-wins)", s.title, detailDir, s.page())
+			page := fmt.Sprintf("[%s](%s/%s)", s.title, detailDir, s.page())
 			b += row(page, cmp.Or(strings.Join(list, "; "), "none"), example)
 		}
 	}
@@ -116,51 +91,3 @@ func (r Result) lead(other Result) float64 {
 
 // overlaps reports whether the quartiles of two figures overlap.
 func (r Result) overlaps(other Result) bool { return r.Low <= other.High && other.Low <= r.High }
-
-// wins are the cases in which a peer's figure of a unit is better than one of ours, and the note on the peer.
-func (t table) wins(subject, unit string) (cases []string, note string) {
-	for _, column := range t.columns() {
-		if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
-			if lost := t.behind(r); lost != "" {
-				cases, note = append(cases, lost), r.Note
-			}
-		}
-	}
-	return cases, note
-}
-
-// behind says which of our figures a peer's figure beats in its case; "" if none.
-func (t table) behind(theirs Result) string {
-	var all, beaten []Result
-	for _, r := range t.results {
-		if r.column() == theirs.column() && r.Unit == theirs.Unit && r.Rounds > 0 && ours(r.Subject) {
-			all = append(all, r)
-			if theirs.beats(r) {
-				beaten = append(beaten, r)
-			}
-		}
-	}
-	if len(beaten) == 0 {
-		return ""
-	}
-	var names []string
-	near := ""
-	for _, r := range beaten {
-		if theirs.overlaps(r) {
-			near = "~"
-		}
-		names = append(names, strings.TrimPrefix(r.Subject, "shapectl "))
-	}
-	slices.SortStableFunc(beaten, func(a, b Result) int { return cmp.Compare(a.badness(), b.badness()) })
-	text := near + number(theirs.Median) + " against " + number(beaten[0].Median)
-	if last := len(beaten) - 1; last > 0 {
-		text += " to " + number(beaten[last].Median)
-	}
-	if len(beaten) < len(all) {
-		text += " (" + strings.Join(names, "; ") + ")"
-	}
-	if column := theirs.column(); column != "" {
-		text = column + ": " + text
-	}
-	return text
-}

@@ -462,7 +462,7 @@ func TestShadowIsModel(t *testing.T) {
 				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
 					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
 				}
-				all, err := r.set.Affected()
+				all, err := r.set.Store.Affected(r.set.Rules())
 				testenv.Must(t, err)
 				if len(all[e.ID]) != len(affected) {
 					t.Errorf("%d hosts are affected, want %d", len(all[e.ID]), len(affected))

@@ -18,10 +18,12 @@ show() {
 	done <<<"$files"
 }
 
-echo "The program shapectl includes these Go modules. Their licences follow."
+echo "The program shapectl includes uPlot and these Go modules. Their licences follow."
 echo
 show "Go $(go env GOVERSION)" "$(go env GOROOT)"
 go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/shapectl |
 	LC_ALL=C sort -u | while read -r path version folder; do
 	show "$path $version" "$folder"
 done
+printf '==== uPlot: LICENSE\n\n'
+cat internal/serve/page/uPlot.LICENSE.txt

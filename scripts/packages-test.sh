@@ -233,7 +233,7 @@ use() {
 	SHAPECTL=/usr/bin/shapectl
 	make_pair packages-test
 	check_upgrade
-	asked 'an upgrade by dpkg' 'daemon-reload;try-restart shapectl-watch.service shapectl-serve.service shapectl-agent.service'
+	asked 'an upgrade by dpkg' 'daemon-reload;try-restart shapectl-serve.service'
 	check_scripts
 
 	# Files that an administrator adds.
@@ -244,7 +244,7 @@ use() {
 
 	said=$(nsenter --net="/run/netns/$near" dpkg -r shapectl 2>&1)
 	[[ $said == *'shapectl flush --all'* ]] || die "dpkg -r does not say how to lift the limits: $said"
-	asked 'dpkg -r' 'stop shapectl-agent.service shapectl-serve.service shapectl-watch.service shapectl.service;daemon-reload'
+	asked 'dpkg -r' 'stop shapectl-serve.service shapectl.service;daemon-reload'
 	kept 'after dpkg -r'
 	[[ -e /etc/shapectl/policy.yaml && -e /var/lib/shapectl/policy.yaml ]] || die 'dpkg -r removes the policy'
 	[[ ! -e /usr/bin/shapectl && ! -e /usr/share/doc/shapectl ]] || die 'dpkg -r leaves files of the package'
@@ -261,12 +261,12 @@ use() {
 	asked 'rpm -i' 'daemon-reload'
 	same 'rpm -V' '' "$("${rpm[@]}" -V shapectl)"
 	"${rpm[@]}" -U /run/packages/after/*."$(rpm --eval '%{_arch}')".rpm
-	asked 'rpm -U' 'daemon-reload;try-restart shapectl-watch.service shapectl-serve.service shapectl-agent.service'
+	asked 'rpm -U' 'daemon-reload;try-restart shapectl-serve.service'
 	same 'rpm: shapectl version' "shapectl $after" "$(shapectl version | cut -d' ' -f1,2)"
 	echo 'devices: {}' >/etc/shapectl/policy.yaml
 	said=$("${rpm[@]}" -e shapectl 2>&1)
 	[[ $said == *'shapectl flush --all'* ]] || die "rpm -e does not say how to lift the limits: $said"
-	asked 'rpm -e' '--no-reload disable shapectl-agent.service shapectl-serve.service shapectl-watch.service shapectl.service;stop shapectl-agent.service shapectl-serve.service shapectl-watch.service shapectl.service;daemon-reload'
+	asked 'rpm -e' '--no-reload disable shapectl-serve.service shapectl.service;stop shapectl-serve.service shapectl.service;daemon-reload'
 	kept 'after rpm -e'
 	[[ -e /etc/shapectl/policy.yaml ]] || die 'rpm -e removes the policy'
 	rm -r /etc/shapectl /var/lib/shapectl

@@ -34,7 +34,6 @@ check() {
 	done
 	systemctl --root="$tmp" --quiet enable shapectl
 	for unit in "${units[@]}"; do
-		[[ $unit == *-serve.service || $unit == *-agent.service ]] && continue # these are for who wants them
 		[[ -L $tmp/etc/systemd/system/multi-user.target.wants/${unit##*/} ]] || die "${unit##*/} is not enabled by 'systemctl enable shapectl'"
 	done
 }
@@ -65,14 +64,14 @@ boot() {
 	# devices and directories of this machine.
 	mkdir -p /run/units
 	ln -s /dev/null /run/units/sysinit.target
-	mkdir -p /run/units/shapectl{,-watch,-serve,-agent}.service.d
+	mkdir -p /run/units/shapectl{,-serve}.service.d
 	cat >/run/units/test.target <<-'END'
 		[Unit]
 		DefaultDependencies=no
-		Wants=network-pre.target shapectl.service shapectl-watch.service
+		Wants=network-pre.target shapectl.service shapectl-serve.service
 		After=network-pre.target
 	END
-	tee /run/units/shapectl{,-watch,-serve,-agent}.service.d/test.conf >/dev/null <<-'END'
+	tee /run/units/shapectl{,-serve}.service.d/test.conf >/dev/null <<-'END'
 		[Service]
 		RestartSec=0
 		StandardOutput=append:/run/said
@@ -143,18 +142,18 @@ use() {
 	systemctl reload shapectl
 	limited tap0 20mbit || die "after a reload, the policy is not in force: $(</run/said)"
 	ip link add tap2 type veth peer name p2
-	eventually 'the watch uses the new policy' limited tap2 20mbit
+	eventually 'the server uses the new policy' limited tap2 20mbit
 
 	policy faster
 	! systemctl restart shapectl 2>/dev/null || die 'a restart with an invalid policy succeeds'
 	limited tap0 20mbit || die "the last good policy is not in force: $(</run/said)"
-	systemctl kill --kill-whom=main --signal=KILL shapectl-watch
+	systemctl kill --kill-whom=main --signal=KILL shapectl-serve
 	ip link add tap3 type veth peer name p3
-	eventually 'the watch restarts with the last good policy' limited tap3 20mbit
+	eventually 'the server restarts with the last good policy' limited tap3 20mbit
 
-	systemctl stop shapectl-watch
-	[[ $(systemctl show --property=Result --value shapectl-watch) == success ]] || die "the watch does not end well: $(</run/said)"
-	limited tap3 20mbit || die 'stopping the watch lifts the limit'
+	systemctl stop shapectl-serve
+	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "the server does not end well: $(</run/said)"
+	limited tap3 20mbit || die 'stopping the server lifts the limit'
 
 	# The network comes up even without a good policy.
 	rm /var/lib/shapectl/policy.yaml
@@ -163,22 +162,21 @@ use() {
 	systemctl --quiet is-active network-pre.target || die 'without a good policy, the network stays down'
 
 	# Limits do not come back after their file was removed.
-	systemctl stop shapectl-watch
+	systemctl stop shapectl-serve
 	systemctl reset-failed
 	policy 20mbit
-	systemctl start shapectl shapectl-watch
+	systemctl start shapectl shapectl-serve
 	limited tap0 20mbit || die "a valid policy is not in force: $(</run/said)"
-	systemctl stop shapectl shapectl-watch
+	systemctl stop shapectl shapectl-serve
 	shapectl flush --all >/dev/null
 	rm /etc/shapectl/policy.yaml
-	systemctl start shapectl shapectl-watch
+	systemctl start shapectl shapectl-serve
 	[[ -f /var/lib/shapectl/policy.yaml ]] || die 'there is no copy of the policy'
 	[[ $(shapectl show) == 'no rules' ]] || die "without a policy, the units set rules: $(shapectl show 2>&1)"
 
-	# The server takes the place of the watch.
+	# The server answers, also without root, and keeps a history.
 	policy 20mbit
-	systemctl start shapectl shapectl-serve
-	! systemctl --quiet is-active shapectl-watch || die 'the server and the watch run both'
+	systemctl reload shapectl-serve
 	ip link add tap4 type veth peer name p4
 	eventually 'the server limits a device that appears' limited tap4 20mbit
 	[[ $(request /api/v1/show?device=tap4) == *'"rate_bits_per_second": 20000000'* ]] || die "the server answers $(request /api/v1/show?device=tap4)"
@@ -187,27 +185,22 @@ use() {
 	[[ $("${member[@]}" shapectl show --sentences 2>&1) == "$(shapectl show --sentences)" ]] ||
 		die "a member of the group cannot read the rules: $("${member[@]}" shapectl show 2>&1)"
 	systemctl reload shapectl-serve
-	[[ -f /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
-	systemctl stop shapectl-serve
-	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "the server does not end well: $(</run/said)"
-	limited tap4 20mbit || die 'stopping the server lifts the limit'
-	shapectl flush --all >/dev/null
+	[[ -d /var/lib/shapectl/history ]] || die "the server keeps no history: $(</run/said)"
 
-	# The agent renews leases.
+	# It renews leases.
 	redis-server --bind 127.0.0.1 --save '' --dir /run --daemonize yes >/dev/null
 	shapectl set up --new --rate 100mbit --cluster customer >/dev/null
-	systemctl start shapectl-agent
-	! systemctl --quiet is-active shapectl-agent || die 'without a store, the agent runs'
-	echo 'SHAPECTL_STORE=redis://127.0.0.1' >/etc/shapectl/agent.env
-	chmod 600 /etc/shapectl/agent.env
-	systemctl start shapectl-agent || die "the agent does not start: $(</run/said)"
+	echo 'SHAPECTL_STORE=redis://127.0.0.1' >/etc/shapectl/cluster.env
+	chmod 600 /etc/shapectl/cluster.env
+	systemctl restart shapectl-serve || die "with a store, the server does not start: $(</run/said)"
 	eventually 'the pool gets a lease' leased up
-	systemctl kill --kill-whom=main --signal=KILL shapectl-agent
-	eventually 'the agent restarts' systemctl --quiet is-active shapectl-agent
-	eventually 'the agent that was restarted gets a lease' leased up
-	systemctl stop shapectl-agent
-	[[ $(systemctl show --property=Result --value shapectl-agent) == success ]] || die "the agent does not end well: $(</run/said)"
-	eventually 'the lease ends when the agent is stopped' not leased up
+	systemctl kill --kill-whom=main --signal=KILL shapectl-serve
+	eventually 'the server restarts' systemctl --quiet is-active shapectl-serve
+	eventually 'the server that was restarted gets a lease' leased up
+	systemctl stop shapectl-serve
+	[[ $(systemctl show --property=Result --value shapectl-serve) == success ]] || die "with leases, the server does not end well: $(</run/said)"
+	eventually 'the lease ends when the server is stopped' not leased up
+	limited tap4 20mbit || die 'stopping the server lifts the limit'
 	shapectl flush --all >/dev/null
 	echo 'ok   the units work and keep limits in force'
 }

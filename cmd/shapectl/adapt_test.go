@@ -99,7 +99,7 @@ func (r *rig) waits(what string, happened func() bool) {
 	}
 }
 
-// A line becomes slower and fast again under load, and a watch adapts the pool. When the watch is killed, the rate of the
+// A line becomes slower and fast again under load, and serve adapts the pool. When serve is killed, the rate of the
 // policy is in force again.
 func TestAdapt(t *testing.T) {
 	t.Parallel()
@@ -150,20 +150,20 @@ devices:
 	lease := r.lease("up")
 	r.waits("the lease to end", func() bool { return isOver(r.lease("up")) })
 	if last := r.lease("up"); last.Safe != 20e6 || r.rateNow("up") != 20e6 || last.Until != lease.Until {
-		t.Errorf("after the watch was killed: %+v", last)
+		t.Errorf("after serve was killed: %+v", last)
 	}
-	if shown := r.rows("show", "--pools", "up")[0]; *shown.Leased || *shown.RateNow() != 20e6 {
+	if shown := r.rows("show", "--pools", "up")[0]; *shown.Leased || *shown.SafeBits != 20e6 {
 		t.Errorf("show has %+v", shown)
 	}
 }
 
-// doctor tells of pools that adapt while no watch does it.
+// doctor tells of pools that adapt while no serve does it.
 func TestDoctorOfAdapting(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
-	const warning = `pool "up" adapts to its line only while 'shapectl watch' runs, and none does`
+	const warning = `pool "up" adapts to its line only while 'shapectl serve' runs, and none does`
 	if got := r.warnings("adapt"); !slices.Equal(got, []string{warning}) {
-		t.Errorf("without a watch: %q", got)
+		t.Errorf("without a serve: %q", got)
 	}
 	l := loader.NewLessee(loader.LineLeases)
 	defer l.Close()
@@ -229,7 +229,7 @@ func TestChangeOfAdapting(t *testing.T) {
 	r.ok("rollback")
 	is("rolled back", 8e6)
 	r.ok("set", "up", "--adapt-min", "none")
-	if shown := r.rows("show", "--pools", "up")[0]; shown.Leased != nil || shown.Adapt != nil || *shown.RateNow() != 20e6 {
+	if shown := r.rows("show", "--pools", "up")[0]; shown.Leased != nil || shown.Adapt != nil || *shown.RateBits != 20e6 {
 		t.Errorf("without adaptation show has %+v", shown)
 	}
 }

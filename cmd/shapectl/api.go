@@ -64,12 +64,11 @@ var apiCommands = []apiCommand{
 	{name: "confirm", changes: true},
 	{name: "rollback", changes: true},
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
-	{name: "ask", forms: []string{"device direction address", "address direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
 	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
-	{name: "report", computes: true},
+	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export"},
 	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {
@@ -78,7 +77,7 @@ var apiCommands = []apiCommand{
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
 	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
-	{name: "events", forms: []string{"name..."}, without: []string{"run", "journal"}, streams: true},
+	{name: "events", forms: []string{"name..."}, streams: true},
 	{name: "version"},
 }
 

@@ -2,12 +2,14 @@ package main
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"os/user"
+	"path/filepath"
 	"slices"
 	"sort"
 	"strconv"
@@ -20,7 +22,7 @@ import (
 	"github.com/shapectl/shapectl/internal/inforce"
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -60,11 +62,11 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 kernel revert it, even if no shapectl process is left.
 
 Devices that do not exist are left out, and so are patterns that match no device. The exit code is then 4, or 0
-with --absent-ok. 'shapectl watch' sets their rules when they appear.
+with --absent-ok. 'shapectl serve' sets their rules when they appear.
 
 If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
 guarantees, and the exit code is 4. These get what the other guarantees leave, at worst nothing. A device that has its
-guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl watch'
+guarantees keeps them, unless the policy gives new ones to pools or devices that it names: these come first. 'shapectl serve'
 gives the others theirs when there is room.
 
 With --max-remove, apply refuses a policy that would remove more rules and pools than that, as half of a file would. Such
@@ -180,11 +182,29 @@ func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) 
 // patience is how long reading a file may take: a FIFO may have no end.
 var patience = time.Minute
 
-// readPolicy reads a policy file, or for "-" standard input, which may take any time.
+// readPolicy reads and checks a policy file.
 func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
+	if text, err = e.readText(name); err == nil {
+		f, err = parsePolicy(name, text)
+	}
+	return f, text, err
+}
+
+func parsePolicy(name string, text []byte) (*policyfile.File, error) {
+	f, err := policyfile.Parse(inputName(name), text)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	return f, nil
+}
+
+// readText reads a policy file with those that it includes, or for "-" standard input, which may take any time.
+func (e *env) readText(name string) (text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
-		text, err = e.readAll(name)
+		if text, err = e.readAll(name); err == nil {
+			text, err = policyfile.Include(inputName(name), text, e.readAll)
+		}
 		close(done)
 	}()
 	var late <-chan time.Time
@@ -194,15 +214,45 @@ func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err erro
 	select {
 	case <-done:
 	case <-late:
-		return nil, nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, inputError(err)
 	}
-	if f, err = policyfile.Parse(inputName(name), text); err != nil {
-		return nil, text, inputError(err)
+	return text, nil
+}
+
+// goalHash identifies what a policy wants here: it is the same if the text, the devices and this program are.
+func (e *env) goalHash(path string, text []byte) ([]byte, error) {
+	devices, err := netinfo.Devices()
+	if err != nil {
+		return nil, err
 	}
-	return f, text, nil
+	program, err := os.Stat("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	if absolute, err := filepath.Abs(path); path != "-" && err == nil {
+		path = absolute
+	}
+	sum := sha256.New()
+	fmt.Fprintln(sum, path, program.Size(), program.ModTime(), e.getenv("SHAPECTL_HOOK"))
+	for _, d := range devices {
+		fmt.Fprintln(sum, d.Name, d.Index, d.L2Bytes)
+	}
+	sum.Write(text)
+	return sum.Sum(nil), nil
+}
+
+// isSettled reports whether this policy is in force already, as the last apply left it. That costs little. If it is not known,
+// the policy has to be compared with all rules.
+func (e *env) isSettled(path string, text []byte) (settled bool) {
+	_ = e.with(loader.Read, "", func(n *loader.Namespace) error {
+		goal, err := e.goalHash(path, text)
+		settled = err == nil && n.Settled(goal)
+		return err
+	})
+	return settled
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
@@ -280,7 +330,7 @@ func (e *env) sayUnseen(f *policyfile.File, devices ...policyfile.Device) {
 	}
 	if hosts != nil {
 		e.say("no address is known of %s: not limited until the kernel's neighbour table has one ('ip neigh'), and %s adds its rule",
-			plain.List(hosts), e.suggest("watch", "FILE"))
+			plain.List(hosts), e.suggest("serve", "FILE"))
 	}
 }
 
@@ -368,6 +418,9 @@ func (e *env) apply(o applyOptions) error {
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
+	if f.File == nil {
+		return e.applied(report.Applied{Hooks: []report.HookChange{}, NoTimer: e.confirm > 0}, false)
+	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
 		want, err := goalOf(f.File)
@@ -405,7 +458,7 @@ func (e *env) apply(o applyOptions) error {
 		noRoom, _ := waiting(n)
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: noRoom,
-			RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
+			RevertsInNS: live.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		e.sayUnseen(f.File, devices...)
 		if e.sayNoRoom(n, f.File); noRoom != nil && err == nil {
@@ -414,6 +467,15 @@ func (e *env) apply(o applyOptions) error {
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
+			}
+		}
+		if err == nil && len(f.Warnings()) == 0 && len(f.MACs()) == 0 && len(f.Absent(devices)) == 0 && len(f.Unmatched(devices)) == 0 {
+			goal, err := e.goalHash(f.Path, f.Text)
+			if err == nil {
+				err = n.Settle(goal)
+			}
+			if err != nil {
+				return e.degraded("apply %s: the policy is in force, but it was not recorded that nothing is missing: %w", f.Path, err)
 			}
 		}
 		return err
@@ -437,11 +499,15 @@ func (e *env) apply(o applyOptions) error {
 	return err
 }
 
-// policyToApply is the policy of the file, or the last good one.
-func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
+// policyToApply is the policy of the file, or the last good one. It has no File if nothing of it is missing.
+func (e *env) policyToApply(o applyOptions) (p lastgood.Policy, err error) {
 	if o.lastGood == "" {
-		f, text, err := e.readPolicy(o.file)
-		return lastgood.Policy{File: f, Path: o.file, Text: text}, err
+		p.Path = o.file
+		if p.Text, err = e.readText(o.file); err != nil || len(o.devices) == 0 && !e.setupFQ && e.isSettled(p.Path, p.Text) {
+			return p, err
+		}
+		p.File, err = parsePolicy(o.file, p.Text)
+		return p, err
 	}
 	f, err := lastgood.Load(o.file, o.lastGood)
 	switch {
@@ -464,7 +530,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		})
 	}
-	sort.SliceStable(hooks, func(i, j int) bool { return report.Natural(hooks[i].Device, hooks[j].Device) < 0 })
+	sort.SliceStable(hooks, func(i, j int) bool { return plain.Natural(hooks[i].Device, hooks[j].Device) < 0 })
 	return hooks
 }
 
@@ -494,7 +560,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 // sayMissing says for which devices and patterns of a policy no device exists.
 func (e *env) sayMissing(absent, unmatched []string) {
 	if len(absent) > 0 {
-		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(plain.Lines(absent)), e.suggest("watch"))
+		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(plain.Lines(absent)), e.suggest("serve", "FILE"))
 	}
 	if len(unmatched) > 0 {
 		e.say("shapectl: no device matches %s", plain.List(plain.Lines(unmatched)))
@@ -547,7 +613,7 @@ The change may be confirmed or not. All devices switch back at one moment. Count
 room. The answer says when the change was made.
 
 rollback is refused after another command has changed rules. If the change left devices or directions without
-rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
+rules, 'shapectl serve' frees their state after an hour. Then rollback is refused, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "rollback", func(n *loader.Namespace) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/inforce"
@@ -18,7 +19,7 @@ import (
 func (e *env) applyToDevices(o applyOptions) error {
 	f, err := e.policyToApply(o)
 	if err != nil {
-		return prefixed("apply", err)
+		return fmt.Errorf("apply: %w", err)
 	}
 	var failed []error
 	for _, name := range o.devices {

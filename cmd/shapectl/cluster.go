@@ -1,18 +1,78 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/cluster"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 )
+
+// storeFlags say how to reach the store of clusters.
+type storeFlags struct {
+	cluster.Options
+	passwordFile string
+	named        string   // how the names of the flags begin
+	flags        []string // all of them, that for the URL first
+}
+
+func (s *storeFlags) add(f *pflag.FlagSet, named string) {
+	s.named = named
+	f.StringVar(&s.URL, named+"store", "", "`URL` of the store: redis://HOST:6379, rediss:// for TLS, or unix://PATH")
+	f.StringVar(&s.passwordFile, named+"password-file", "", "read the password for the store from this `file`")
+	f.StringVar(&s.CA, named+"ca", "", "trust the authorities in this `file` for the store's certificate")
+	f.StringVar(&s.Cert, named+"cert", "", "show the store the certificate in this `file`")
+	f.StringVar(&s.Key, named+"key", "", "read its private key from this `file`")
+	f.StringVar(&s.Prefix, named+"prefix", "shapectl", "begin all keys in the store with this `word`")
+	s.flags = []string{named + "store", named + "password-file", named + "ca", named + "cert", named + "key", named + "prefix"}
+	for _, file := range []string{"password-file", "ca", "cert", "key"} {
+		must(cobra.MarkFlagFilename(f, named+file))
+	}
+}
+
+// orEnvironment takes the URL from the environment, where ps does not show it, unless a flag says it.
+func (s *storeFlags) orEnvironment(e *env) {
+	s.URL = cmp.Or(s.URL, e.getenv("SHAPECTL_STORE"))
+}
+
+// open makes a client of the store, which connects later.
+func (s *storeFlags) open() (*cluster.Store, error) {
+	o := s.Options
+	if o.URL == "" {
+		return nil, inputf("there is no store; give its URL with --store, or in SHAPECTL_STORE, such as redis://HOST:6379")
+	}
+	if strings.ContainsFunc(o.Prefix, func(c rune) bool {
+		return strings.ContainsRune(`{}*?[]\`, c) || unicode.IsSpace(c) || !unicode.IsPrint(c)
+	}) || o.Prefix == "" {
+		return nil, inputf("--%sprefix %s: use a word without braces and * ? [ ]", s.named, plain.Line(strconv.Quote(o.Prefix)))
+	}
+	if s.passwordFile != "" {
+		text, err := os.ReadFile(s.passwordFile)
+		if err != nil {
+			return nil, inputf("--%spassword-file: %w", s.named, err)
+		}
+		if o.Password = strings.TrimRight(string(text), "\r\n"); o.Password == "" {
+			return nil, inputf("--%spassword-file: %s has no password", s.named, s.passwordFile)
+		}
+	}
+	store, err := cluster.Open(o)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	return store, nil
+}
 
 func clusterCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
@@ -20,7 +80,7 @@ func clusterCommand(e *env) *cobra.Command {
 		Short: "See how hosts share the rate of a cluster",
 		Long: `See how hosts share the rate of a cluster, and remove hosts that will not come back.
 
-A pool with --cluster NAME shares its rate with the pools of other hosts that have the same cluster. 'shapectl agent' on
+A pool with --cluster NAME shares its rate with the pools of other hosts that have the same cluster. 'shapectl serve' on
 each host gets its part from the store.`,
 		Example: `  shapectl cluster status --store redis://redis.example.net:6379
   shapectl cluster forget customer-7 gateway-3`,
@@ -97,18 +157,18 @@ const storePatience = 5 * time.Second
 
 // withStore runs f on the store. Errors begin with doing.
 func (e *env) withStore(from *storeFlags, doing string, f func(context.Context, *cluster.Store) error) error {
-	err := from.fromEnvironment(e)
-	if err != nil {
-		return prefixed(doing, err)
-	}
+	from.orEnvironment(e)
 	s, err := from.open()
-	if err != nil {
-		return prefixed(doing, err)
+	if err == nil {
+		defer s.Close()
+		ctx, cancel := context.WithTimeout(e.context(), storePatience)
+		defer cancel()
+		err = f(ctx, s)
 	}
-	defer s.Close()
-	ctx, cancel := context.WithTimeout(e.context(), storePatience)
-	defer cancel()
-	return prefixed(doing, f(ctx, s))
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
+	return nil
 }
 
 func (e *env) clusterStatus(ctx context.Context, s *cluster.Store, names []string) (err error) {
@@ -224,7 +284,7 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 		if err := s.Forget(ctx, name, host, m.Pool, 0); err != nil {
 			why := fromStore(s, err)
 			if errors.Is(err, cluster.ErrLive) {
-				why = inputf("host %s is live: it asked for a lease %v ago; end its agent first, or remove its pool %s",
+				why = inputf("host %s is live: it asked for a lease %v ago; end serve there first, or remove its pool %s",
 					plain.Line(host), m.Age, plain.Line(m.Pool))
 			}
 			if all != nil {

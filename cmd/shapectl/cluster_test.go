@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -25,7 +25,7 @@ func TestClusterStatus(t *testing.T) {
 	r.prints("no clusters\n", "cluster", "status")
 	r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7", "--cluster-safe", "10mbit")
 	r.ok("set", "bulk", "--new", "--rate", "8mbit", "--cluster", "b*")
-	a := r.agent("--host", "gate-1")
+	a := r.watch("--cluster-host", "gate-1")
 	testenv.Eventually(t, "a lease on the whole rate", func() bool {
 		all := r.clusters("customer-7")
 		return len(all[0].Members) == 1 && all[0].Members[0].LeaseBits == 100_000_000
@@ -41,14 +41,17 @@ func TestClusterStatus(t *testing.T) {
 	if want := "customer-7: 100mbit for 1 host; 0 used, 100mbit leased HOST POOL DEMAND USE LEASE SAFE AGE STATE gate-1 up"; !strings.HasPrefix(text, want) {
 		t.Errorf("status: %s", text)
 	}
-	broken := redis.NewClient(&redis.Options{Addr: strings.TrimPrefix(store.URL, "unix://")})
+	broken, err := redis.Dial("unix", strings.TrimPrefix(store.URL, "unix://"))
+	testenv.Must(t, err)
 	defer broken.Close()
-	testenv.Must(t, broken.Set(t.Context(), "{shapectl}:broken", "x", 0).Err())
+	_, err = broken.Do("SET", "{shapectl}:broken", "x")
+	testenv.Must(t, err)
 	got := r.run("cluster", "status")
 	if got.code != exitDegraded || !strings.Contains(got.out, "customer-7: 100mbit for 1 host") || !strings.Contains(got.err, `cluster "broken": WRONGTYPE`) {
 		t.Errorf("with a broken one: %+v", got)
 	}
-	testenv.Must(t, broken.Del(t.Context(), "{shapectl}:broken").Err())
+	_, err = broken.Do("DEL", "{shapectl}:broken")
+	testenv.Must(t, err)
 	r.refused(exitInput, "did you mean customer-7?", "cluster", "status", "customer-8")
 	r.refused(exitInput, "another --prefix", "cluster", "status", "customer-7", "--prefix", "other")
 
@@ -62,7 +65,7 @@ func TestClusterStatus(t *testing.T) {
 	other := newRig(t)
 	other.env["SHAPECTL_STORE"] = store.URL
 	other.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer-7")
-	other.agent("--host", "gate-2")
+	other.watch("--cluster-host", "gate-2")
 	testenv.Eventually(t, "the first host is silent", func() bool {
 		m := r.clusters("customer-7")[0].Members
 		return len(m) == 2 && m[0].State == report.Silent && m[1].LeaseBits == 90_000_000
@@ -88,17 +91,17 @@ func TestClusterForgetMissing(t *testing.T) {
 	t.Parallel()
 	store := testenv.NewRedis(t)
 	var rigs []*rig
-	var agents []*served
+	var daemons []*process
 	for _, host := range []string{"gate-1", "gate-2"} {
 		r := newRig(t)
 		r.env["SHAPECTL_STORE"] = store.URL
 		r.ok("set", "up", "--new", "--rate", "100mbit", "--cluster", "customer", "--cluster-safe", "10mbit")
-		rigs, agents = append(rigs, r), append(agents, r.agent("--host", host))
+		rigs, daemons = append(rigs, r), append(daemons, r.watch("--cluster-host", host))
 	}
 	r := rigs[1]
 	has := func(rate int) func() bool { return func() bool { return int(r.lease("up").Rate) == rate } }
 	testenv.Eventually(t, "both have a lease", has(50_000_000))
-	testenv.Must(t, agents[0].cmd.Process.Kill())
+	testenv.Must(t, daemons[0].cmd.Process.Kill())
 	store.Kill()
 	store.Start()
 	testenv.Eventually(t, "a lease beside the reserved share", func() bool {

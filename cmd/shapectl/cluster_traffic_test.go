@@ -38,7 +38,7 @@ type clusterHost struct {
 	name   string // of the namespace
 	netns  *testenv.Netns
 	sends  atomic.Bool
-	agent  *exec.Cmd
+	daemon *exec.Cmd
 	mutex  sync.Mutex
 	passed []passedPacket
 }
@@ -48,7 +48,7 @@ type passedPacket struct {
 	bytes uint64
 }
 
-// TestClusterTraffic has eight hosts with one rate, TCP and UDP, agents that are killed and stopped, and a Redis that is
+// TestClusterTraffic has eight hosts with one rate, TCP and UDP, daemons that are killed and stopped, and a Redis that is
 // killed and comes back empty. No window may have more than the rate and the bursts allow. How much is delivered depends
 // on this machine, so it is only printed.
 func TestClusterTraffic(t *testing.T) {
@@ -92,12 +92,12 @@ func TestClusterTraffic(t *testing.T) {
 	}
 	t.Logf("%.4f of the rate while demand moved", sum(hosts, time.Since(begin))/clusterRate)
 
-	hosts[2].agent.Process.Kill()
-	hosts[5].agent.Process.Signal(unix.SIGSTOP)
+	hosts[2].daemon.Process.Kill()
+	hosts[5].daemon.Process.Signal(unix.SIGSTOP)
 	stopped := time.Now()
 	demand(0, 1, 2, 3)
 	time.Sleep(*clusterPhase)
-	t.Logf("%.4f with one agent killed and one stopped", sum(hosts, *clusterPhase/2)/clusterRate)
+	t.Logf("%.4f with one daemon killed and one stopped", sum(hosts, *clusterPhase/2)/clusterRate)
 	redis.Kill()
 	time.Sleep(*clusterPhase)
 	t.Logf("%.4f without a store", sum(hosts, *clusterPhase/2)/clusterRate)
@@ -105,7 +105,7 @@ func TestClusterTraffic(t *testing.T) {
 	redis.Start()
 	healed := time.Now()
 	hosts[2].start(r, redis.URL)
-	hosts[5].agent.Process.Signal(unix.SIGCONT)
+	hosts[5].daemon.Process.Signal(unix.SIGCONT)
 	for sum(hosts, time.Second/2) < 0.95*clusterRate && time.Since(healed) < 10*time.Second {
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -222,16 +222,16 @@ func addressUp(device, address string) error {
 }
 
 func (h *clusterHost) start(r *rig, store string) {
-	agent := r.command("-n", h.name, "agent", "--store", store, "--host", fmt.Sprint("host", h.number))
+	daemon := r.command(pageless("-n", h.name, "--cluster-store", store, "--cluster-host", fmt.Sprint("host", h.number))...)
 	var said strings.Builder
-	agent.Stderr = &said
-	testenv.Must(h.t, agent.Start())
-	h.agent = agent
+	daemon.Stderr = &said
+	testenv.Must(h.t, daemon.Start())
+	h.daemon = daemon
 	h.t.Cleanup(func() {
-		agent.Process.Kill()
-		agent.Wait()
+		daemon.Process.Kill()
+		daemon.Wait()
 		if h.t.Failed() {
-			h.t.Logf("the agent of host %d: %s", h.number, said.String())
+			h.t.Logf("serve of host %d: %s", h.number, said.String())
 		}
 	})
 }

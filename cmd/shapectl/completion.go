@@ -21,7 +21,7 @@ import (
 
 func completionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "completion bash|zsh|fish|powershell",
+		Use:   "completion bash|zsh|fish",
 		Short: "Print a script that completes command lines",
 		Long:  `Print a script that completes command lines in a shell. The packages install it.`,
 		Example: `  source <(shapectl completion bash)
@@ -29,7 +29,7 @@ func completionCommand(e *env) *cobra.Command {
   shapectl completion zsh >/usr/local/share/zsh/site-functions/_shapectl
   shapectl completion fish >/etc/fish/completions/shapectl.fish`,
 		Args:      args(1, 1),
-		ValidArgs: []string{"bash", "zsh", "fish", "powershell"},
+		ValidArgs: []string{"bash", "zsh", "fish"},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			root := cmd.Root()
 			var script bytes.Buffer // errors are those of e.out alone
@@ -40,10 +40,8 @@ func completionCommand(e *env) *cobra.Command {
 				root.GenZshCompletion(&script)
 			case "fish":
 				root.GenFishCompletion(&script, true)
-			case "powershell":
-				root.GenPowerShellCompletionWithDesc(&script)
 			default:
-				return inputf("completion: shell %q is unknown; use bash, zsh, fish or powershell", given[0])
+				return inputf("completion: shell %q is unknown; use bash, zsh or fish", given[0])
 			}
 			_, err := inert.WriteString(e.out, script.String())
 			return err

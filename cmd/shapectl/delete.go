@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -8,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -110,7 +111,7 @@ func (e *env) removeWithPools(n *loader.Namespace, who string, own func(policy.R
 
 // remove deletes rules and pools, and says what limits their packets now. who is the one whose rules these are, if anybody.
 func (e *env) remove(n *loader.Namespace, who string, found ...namedHook) error {
-	rules, networks, hooks := described(found...)
+	rules, networks, hooks := toDelete(found...)
 	done, err := n.Delete(e.asked(), networks, hooks...)
 	if err != nil {
 		return err
@@ -118,7 +119,7 @@ func (e *env) remove(n *loader.Namespace, who string, found ...namedHook) error 
 	until, err := e.pending(n, "delete", done)
 	if e.confirm > 0 && until != 0 {
 		for i := range rules {
-			rules[i].RevertsInNS, rules[i].Confirm = measure.Ahead(until), e.suggest("confirm")
+			rules[i].RevertsInNS, rules[i].Confirm = live.Ahead(until), e.suggest("confirm")
 		}
 	}
 	if err != nil {
@@ -136,14 +137,14 @@ func (e *env) remove(n *loader.Namespace, who string, found ...namedHook) error 
 	return nil
 }
 
-// described describes rules that are to be deleted, and says which these are.
-func described(all ...namedHook) (rules report.Rules, networks func(*loader.Hook) []netip.Prefix, hooks []*loader.Hook) {
+// toDelete describes rules that are to be deleted, and says which these are.
+func toDelete(all ...namedHook) (rules report.Rules, networks func(*loader.Hook) []netip.Prefix, hooks []*loader.Hook) {
 	rules = report.Rules{}
 	of := map[*loader.Hook][]netip.Prefix{}
 	for _, h := range all {
 		hooks = append(hooks, h.Hook)
 		for _, entry := range h.rules {
-			rules, of[h.Hook] = append(rules, measure.Describe(h.Hook, entry)), append(of[h.Hook], entry.Prefix)
+			rules, of[h.Hook] = append(rules, report.Describe(h.Hook, entry)), append(of[h.Hook], entry.Prefix)
 		}
 	}
 	return rules, func(h *loader.Hook) []netip.Prefix { return of[h] }, hooks
@@ -207,7 +208,13 @@ func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 			fmt.Fprintln(e.out, "deleted: "+says)
 		}
 	}
-	rules.SortByDevice()
+	slices.SortStableFunc(rules, func(a, b report.Rule) int {
+		c := cmp.Or(plain.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+		if c == 0 && a.IsPool() {
+			c = plain.Natural(a.Name, b.Name)
+		}
+		return c
+	})
 	return e.print(rules, rules.Deleted)
 }
 
@@ -290,7 +297,7 @@ func (e *env) flush(want filterRules, all bool) error {
 				found = append(found, namedHook{h, h.Set.Rules()})
 			}
 		}
-		gone, _, _ := described(found...)
+		gone, _, _ := toDelete(found...)
 		if e.confirm > 0 && others != nil {
 			return inputf("%s %v has rules of another version, which cannot come back; leave --confirm out", plain.Line(others[0].Name()), others[0].Direction)
 		}
@@ -310,7 +317,7 @@ func (e *env) flush(want filterRules, all bool) error {
 			return err
 		}
 		if own != nil {
-			deleted, networks, hooks := described(own...)
+			deleted, networks, hooks := toDelete(own...)
 			if _, err := n.Delete(loader.ApplyOptions{}, networks, hooks...); err == nil {
 				gone = append(gone, deleted...)
 			} else if !errors.Is(err, loader.ErrPending) {

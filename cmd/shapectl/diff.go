@@ -6,7 +6,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -14,26 +13,38 @@ import (
 )
 
 func diffCommand(e *env) *cobra.Command {
-	return &cobra.Command{
-		Use:   "diff FILE|-",
+	var summary bool
+	cmd := &cobra.Command{
+		Use:   "diff FILE|- [flags]",
 		Short: "Show what 'shapectl apply' would change",
 		Long: `Show what 'shapectl apply' would change, and change nothing.
 
 + marks a rule that apply would add, - a rule that it would remove, and ~ a rule that it would change. A rule that
-is set but not in force counts as one to add. Devices that do not exist are left out, with a warning. diff also
+is set but not in force counts as one to add. --summary counts the rules and pools to add and to remove, and for each
+option those that would change, with the first names. Devices that do not exist are left out, with a warning. diff also
 warns if apply would refuse the policy, as far as it can know, or leave out guarantees for which a pool has no room. Like apply, diff refuses another 'match' for a
 direction that has rules.
 
 Exit codes: 0 nothing would change; 3 something would change.`,
-		Example:           `  shapectl diff policy.yaml`,
+		Example: `  shapectl diff policy.yaml
+  shapectl diff policy.yaml --summary`,
 		Args:              args(1, 1),
 		ValidArgsFunction: completePolicy,
-		RunE:              func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
+		RunE:              func(_ *cobra.Command, given []string) error { return e.diff(given[0], summary) },
 	}
+	cmd.Flags().BoolVar(&summary, "summary", false, "count what would change, by kind")
+	return cmd
 }
 
-func (e *env) diff(name string) error {
-	f, _, err := e.readPolicy(name)
+func (e *env) diff(name string, summary bool) error {
+	text, err := e.readText(name)
+	if err != nil {
+		return fmt.Errorf("diff: %w", err)
+	}
+	if e.isSettled(name, text) {
+		return e.print(report.Differences{}, report.Differences{}.Text)
+	}
+	f, err := parsePolicy(name, text)
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}
@@ -60,7 +71,13 @@ func (e *env) diff(name string) error {
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
 		}
 		differences := report.NewDifferences(policy.Diff(have, want.tables))
-		if err := e.print(differences, differences.Text); err != nil || len(differences) == 0 {
+		if summary {
+			all := differences.Summary(have, want.tables)
+			err = e.print(all, differences.SummaryText(all))
+		} else {
+			err = e.print(differences, differences.Text)
+		}
+		if err != nil || len(differences) == 0 {
 			return err
 		}
 		return errDiffers
@@ -83,7 +100,7 @@ A policy file cannot name a device whose name is not UTF-8. export leaves such a
 func (e *env) export() error {
 	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		if e.json {
-			rules, err := e.findRules(n, filterRules{}, measure.Details{Sentences: true})
+			rules, err := e.rulesOf(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
 		tables, err := n.Tables(loader.Attached, loader.Detached)
@@ -91,7 +108,7 @@ func (e *env) export() error {
 			return err
 		}
 		text := new(pages) // so that an error prints no part of a policy
-		err = policyfile.Write(text, tables, nil)
+		err = policyfile.Write(text, tables)
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {
 			return inputError(err)

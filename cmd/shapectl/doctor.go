@@ -23,8 +23,8 @@ func doctorCommand(e *env) *cobra.Command {
 Without DEV, doctor looks at all devices that have rules. It checks the kernel, permissions, the bpffs, each
 device, the other programs that are attached there, and whether packets pass a device twice or not at all.
 
-doctor also names devices that lack rules of the policy in force: the one that was applied last, or that 'shapectl watch'
-or 'shapectl serve' follows. It knows no policy if there was only 'shapectl set'.
+doctor also names devices that lack rules of the policy in force: the one that was applied last, or that 'shapectl serve'
+reads from a file. It knows no policy if there was only 'shapectl set'.
 
 A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
 rules are not in force). doctor shows warnings, failures and a pending change. With -v or -j, it shows all findings.

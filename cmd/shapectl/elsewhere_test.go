@@ -25,7 +25,7 @@ func TestElsewhere(t *testing.T) {
 				t.Errorf("%s: it prints %q", line, got.out)
 			}
 		}
-		if out := r.ok("explain", "va", "egress", "10.0.0.7"); !strings.Contains(strings.Join(strings.Fields(out), " "), "va egress: "+says) {
+		if out := r.ok("explain", "va", "egress", "10.0.0.7"); !strings.Contains(strings.Join(strings.Fields(out), " "), "va egress: not known: "+says) {
 			t.Errorf("explain: %s", out)
 		}
 		r.prints("va ingress has no rules; 'shapectl show' lists all rules\n", "show", "va", "ingress")

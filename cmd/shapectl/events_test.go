@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -16,15 +15,15 @@ import (
 )
 
 // events starts a `shapectl events -j` and waits until it listens.
-func (r *rig) events(args ...string) *watch {
+func (r *rig) events(args ...string) *process {
 	r.t.Helper()
-	w := r.startDaemon(append([]string{"events", "-j"}, args...)...)
-	w.notifies("READY=1")
+	w := r.launch(append([]string{"events", "-j"}, args...)...)
+	w.isTold("READY=1")
 	return w
 }
 
 // stops tells it to end, which it does well.
-func (w *watch) stops(by os.Signal) {
+func (w *process) stops(by os.Signal) {
 	w.t.Helper()
 	testenv.Must(w.t, w.cmd.Process.Signal(by))
 	if err := w.cmd.Wait(); err != nil || w.err.String() != "" {
@@ -33,7 +32,7 @@ func (w *watch) stops(by os.Signal) {
 }
 
 // told are the events that it has told of so far.
-func (w *watch) told() (all []report.Event) {
+func (w *process) told() (all []report.Event) {
 	w.t.Helper()
 	text := w.out.String()
 	for line := range strings.Lines(text[:strings.LastIndexByte(text, '\n')+1]) {
@@ -47,7 +46,7 @@ func (w *watch) told() (all []report.Event) {
 }
 
 // tells waits for an event after the first ones, and returns how many there are with it.
-func (w *watch) tells(after int, what string, is func(report.Event) bool) int {
+func (w *process) tells(after int, what string, is func(report.Event) bool) int {
 	w.t.Helper()
 	var at int
 	testenv.Eventually(w.t, what+" to be told", func() bool {
@@ -58,7 +57,7 @@ func (w *watch) tells(after int, what string, is func(report.Event) bool) int {
 	return after + at + 1
 }
 
-func (w *watch) tellsKind(after int, kind string) int {
+func (w *process) tellsKind(after int, kind string) int {
 	w.t.Helper()
 	return w.tells(after, kind, func(e report.Event) bool { return e.Kind == kind })
 }
@@ -119,7 +118,7 @@ func TestEvents(t *testing.T) {
 			t.Errorf("told %+v to one who asks for others", e)
 		}
 	}
-	for _, w := range []*watch{w, other} {
+	for _, w := range []*process{w, other} {
 		w.stops(syscall.SIGINT)
 	}
 }
@@ -181,34 +180,10 @@ func TestEventsAfterKills(t *testing.T) {
 	testenv.Must(t, w.cmd.Wait()) // by --count
 }
 
-func TestEventsRunAProgram(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit", "--capacity", "5000", "--name", "$(touch pwned); `id`")
-	dir := t.TempDir()
-	script, result := filepath.Join(dir, "hook"), filepath.Join(dir, "result")
-	r.writeFile(script, "#!/bin/sh\n[ $# = 0 ] || exit 1\n{ echo \"$SHAPECTL_KIND $SHAPECTL_KEY $SHAPECTL_NAME\"; cat; } >"+result+".new && mv "+result+".new "+result+"\n")
-	testenv.Must(t, os.Chmod(script, 0o700))
-	w := r.events("--run", script, "--kind", "overflow")
-	r.flood("10.0.0.7")
-	var text []byte
-	testenv.Eventually(t, "the program to run", func() bool {
-		text, _ = os.ReadFile(result)
-		return len(text) > 0
-	})
-	first, rest, _ := strings.Cut(string(text), "\n")
-	var e report.Event
-	if err := json.Unmarshal([]byte(rest), &e); err != nil || first != "overflow 10.0.0.0/24 $(touch pwned); `id`" || !overflowOf("10.0.0.0/24", "10.0.0.0/24")(e) {
-		t.Errorf("the program got %q: %v", text, err)
-	}
-	w.stops(syscall.SIGINT)
-}
-
 func TestEventsRefusals(t *testing.T) {
 	r := newRig(t)
 	r.refused(exitInput, "there is no kind of event", "events", "--kind", "flood")
 	r.refused(exitInput, "out of range", "events", "--count", "0")
 	r.refused(exitInput, "out of range", "events", "--for", "0s")
-	r.refused(exitInput, "executable file not found", "events", "--run", "no-such-program")
-	r.refused(exitInput, "names no program", "events", "--run", "")
 	r.refused(exitInput, "malformed pattern", "events", "[")
 }

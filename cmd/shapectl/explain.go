@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/explain"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -20,31 +21,31 @@ import (
 
 func explainCommand(e *env) *cobra.Command {
 	var q explain.Question
-	var p packetFlags
+	var flow, dscp string
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
-		Short: "Show which rule limits an address, and why",
-		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed. NAME is the
-exact name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule,
-explain says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses
-most within the pool. For a device with pools of its own, such as tap0 and tap0 ingress, it explains these.
+		Short: "Say whether packets of an address pass now, what limits them, and why",
+		Long: `Say whether packets to and from an address pass now, and why. Nothing is charged or changed. NAME is the exact
+name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule, explain
+says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses most within
+the pool. For a device with pools of its own, such as tap0 and tap0 ingress, it explains these.
 
-First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
-borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
+First comes the answer: whether a packet passes, which rule or pool decides, and how long the packet waits, or until it
+would pass. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
 their levels and shares, and the programs that run there. What repeats is said once; -j says all. Where there are pools,
-explain counts packets for the --interval, and names the rule or pool that limited them meanwhile.
+explain counts packets for the --interval, and names the rule or pool that limited them meanwhile. Of a rule with
+colours, the answer has the colour of the packet; if the rule is colour-aware, give the packet's --dscp.
 
 explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
 device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,
-it looks at each device that has a rule for ADDRESS. Where the rules of both directions compare the same side
-(--match), routes tell on which side of the device ADDRESS is. With --flow, both ends of the packets are known, and
-ADDRESS may be left out; of rules with NAME, explain takes those for the flow. With --order sparse-first and without --flow, the answer is about a flow that has packets
-queued already.
+it looks at each device that has a rule for ADDRESS. With --flow, both ends of the packets are known, and ADDRESS may
+be left out; of rules with NAME, explain takes those for the flow. Give --flow where each flow has a bucket or a share.
+With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
 
 nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
 egress.
 
-Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
+Exit codes: 0 done, whether packets pass or not; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
   shapectl explain alice
   shapectl explain ap-1
@@ -53,11 +54,21 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 		Args:              args(0, 3),
 		ValidArgsFunction: e.orPool(e.labelled(e.completeRule, nameOf)),
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
-			if err := p.parse(cmd); err != nil {
-				return err
+			if q.Bytes > model.MaxPacket || cmd.Flags().Changed("bytes") && q.Bytes == 0 {
+				return inputf("explain: a packet of %d bytes is out of range; use 1 to %d", q.Bytes, model.MaxPacket)
 			}
-			q.Bytes, q.Flow, q.DSCP, q.Netns = p.bytes, p.flow, p.dscp, e.netns
-			if err := parseQuestion(&q, cmd, given); err != nil {
+			if q.DSCP, err = policy.ParseDSCP(dscp); err != nil {
+				return inputf("explain: %w", err)
+			}
+			if flow != "" {
+				f, err := maps.ParseFlow(flow)
+				if err != nil {
+					return inputf("explain: %w", err)
+				}
+				q.Flow = &f
+			}
+			q.Netns = e.netns
+			if err := parseQuestion(&q, given); err != nil {
 				return err
 			}
 			if err := checkInterval(cmd, q.Interval); err != nil {
@@ -69,16 +80,17 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
+	cmd.Flags().Var(byteCount(&q.Bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
 	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
 	q.Interval = usualInterval
 	cmd.Flags().Var(duration(&q.Interval), "interval", "count packets in pools over this `time` (default: 1s)")
-	p.add(cmd, "the packets'")
+	cmd.Flags().StringVar(&flow, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
+	cmd.Flags().StringVar(&dscp, "dscp", policy.DSCPName(0), "the packets' DSCP: `name` or number, for rules that are colour-aware")
 	return cmd
 }
 
 // parseQuestion reads [DEV [ingress|egress]] ADDRESS|NAME, or NAME ingress|egress.
-func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
+func parseQuestion(q *explain.Question, given []string) (err error) {
 	if len(given) == 0 {
 		if q.Flow == nil {
 			return inputf("explain: the address is missing; give one such as 10.0.0.7, or --flow")
@@ -101,13 +113,22 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 		q.Name = given[last]
 		return nil
 	}
-	if q.Address, err = parseAddress(cmd, given[last]); err != nil {
+	if q.Address, err = parseAddress(given[last]); err != nil {
 		return err
 	}
 	if q.Flow != nil && q.Address != q.Flow.Src && q.Address != q.Flow.Dst {
 		return inputf("explain: the flow goes from %s to %s; %s is neither, leave it out", q.Flow.Src, q.Flow.Dst, q.Address)
 	}
 	return nil
+}
+
+func parseAddress(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7; 'shapectl show' finds rules by name", s)
+		return a, inputf("explain: %w", argumentError{err})
+	}
+	return a, nil
 }
 
 // isName reports whether a word may be the name of a rule, as it is nothing else.
@@ -208,15 +229,17 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	rules, err := e.measured(&filterRules{}, false, interval, measure.Details{Sharers: true})
-	if rules == nil {
+	s, err := e.readRules(&filterRules{command: "explain"}, false, reads{what: live.What{Sharers: true}, interval: interval})
+	if s == nil {
 		return err
 	}
 	pools := make(report.ExplainedPools, len(names))
 	for i, name := range names {
-		if pools[i] = rules.ExplainPool(name); len(pools[i].Levels) == 0 {
+		pool := s.Find(live.Key{Pool: name})
+		if pool == nil {
 			return inputf("pool %s was just deleted", plain.Line(name))
 		}
+		pools[i] = report.ExplainPool(pool)
 	}
 	if len(pools) == 1 {
 		return errors.Join(e.print(pools[0], pools.Text), err)
@@ -263,7 +286,8 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	}
 	if flow := q.Flow; flow != nil {
 		if q.Flow = nil; explain.Named(hooks, q) != nil {
-			return nil, e.notForFlow(q.Name, flow)
+			return nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules",
+				flow.Src, flow.Dst, e.suggest("show", q.Name))
 		}
 	}
 	if q.Device != "" {
@@ -284,11 +308,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
 	}
 	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
-}
-
-// notForFlow is the error if rules have a name, but none of them is for a flow.
-func (e *env) notForFlow(name string, f *maps.Flow) error {
-	return inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", f.Src, f.Dst, e.suggest("show", name))
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -1,12 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
 	"strings"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -126,13 +127,13 @@ func (want filterRules) isSingle() bool {
 
 // search finds out what the only argument of show means: a device, the name of rules or a pool, a direction, an
 // address, a network, a pattern of devices, or a part of a name, plan or note.
-func (want *filterRules) search(n *loader.Namespace) error {
+func (want *filterRules) search(n *loader.Namespace, all *live.Reading) error {
 	if there, err := want.isDevice(n); there || err != nil {
 		return err
 	}
 	named := *want
 	named.device, named.label = "", want.device
-	if err := want.searchFor(n); want.label == "" && named.isName(n) {
+	if err := want.searchFor(n); want.label == "" && named.isName(all) {
 		*want = named // as set and delete understand it
 	} else if err != nil {
 		return err
@@ -141,12 +142,8 @@ func (want *filterRules) search(n *loader.Namespace) error {
 }
 
 // isName reports whether rules or a pool have exactly the name that the filter is for.
-func (want filterRules) isName(n *loader.Namespace) bool {
-	hooks, _ := want.searched(n) // of those that cannot be read, the caller learns when it asks again
-	defer loader.CloseHooks(hooks)
-	return slices.ContainsFunc(hooks, func(h *loader.Hook) bool {
-		return slices.ContainsFunc(h.Set.Rules(), func(entry maps.Entry) bool { return entry.Label.Name == want.label })
-	})
+func (want filterRules) isName(all *live.Reading) bool {
+	return slices.ContainsFunc(all.Items, func(it live.Item) bool { return it.Label.Name == want.label && want.passes(&it) })
 }
 
 // searchFor is search for what is no device.
@@ -212,7 +209,7 @@ func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
 }
 
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
-func (e *env) checkThere(n *loader.Namespace, want filterRules) error {
+func (e *env) checkThere(all *live.Reading, want filterRules) error {
 	name, advice := plain.Line(want.label), e.suggest("show")+" lists all rules"
 	switch {
 	case want.pool != "":
@@ -226,8 +223,11 @@ func (e *env) checkThere(n *loader.Namespace, want filterRules) error {
 		}
 		return missingf("there is no device that matches %s, and no rule, plan or pool has such a name; %s", name, advice)
 	case want.label != "":
-		all, _ := e.findRules(n, filterRules{}, measure.Details{})
-		if similar := nearest(want.label, all.Names()); similar != "" {
+		var names []string
+		for i := range all.Items {
+			names = append(names, all.Items[i].Label.Name)
+		}
+		if similar := nearest(want.label, names); similar != "" {
 			advice = "did you mean " + plain.Line(similar) + "?"
 		}
 		return missingf("there is no device %s, and no rule, plan or pool has that name; %s", name, advice)
@@ -242,93 +242,93 @@ func (e *env) checkThere(n *loader.Namespace, want filterRules) error {
 	return inputf("%s; %s lists its rules", want.none(), e.suggest("show", want.device))
 }
 
-// matches are the rules of hooks that pass the filter.
-func (want filterRules) matches(hooks []*loader.Hook) []measure.Found {
-	found := want.best(hooks)
+// matches are the rules and pools that pass the filter.
+func (want filterRules) matches(all *live.Reading) []*live.Item {
+	found := want.best(all)
 	if want.network != nil && len(found) == 0 {
 		want.wider = true
-		found = want.best(hooks)
+		found = want.best(all)
 	}
-	if want.label != "" {
-		found = withMembers(found, hooks)
-	}
-	return found
-}
-
-// withMembers adds all that is within the pools that were found.
-func withMembers(found []measure.Found, hooks []*loader.Hook) []measure.Found {
-	pools, there := map[policy.Within]bool{}, map[uint32]bool{}
-	for _, m := range found {
-		if there[m.ID] = true; m.Pool {
-			pools[policy.Within(m.Label.Name)] = true
-		}
-	}
-	if len(pools) == 0 {
+	if want.label == "" {
 		return found
 	}
-	add := func(h *loader.Hook) (added bool) {
-		for _, entry := range h.Set.Rules() {
-			if there[entry.ID] || !pools[entry.Within] {
-				continue
-			}
-			found, there[entry.ID] = append(found, measure.Found{Entry: &entry, Hook: h}), true
-			if entry.Pool {
-				pools[policy.Within(entry.Label.Name)], added = true, true
-			}
-		}
-		return added
+	there := map[*live.Item]bool{} // and all that is within the pools that were found
+	for _, it := range found {
+		there[it] = true
 	}
-	for _, h := range hooks {
-		for add(h) { // pools within pools, which come in any order
+	for i := range all.Items {
+		for above := &all.Items[i]; above != nil; above = above.Parent() {
+			if there[above] && !there[&all.Items[i]] {
+				found, there[&all.Items[i]] = append(found, &all.Items[i]), true
+			}
 		}
 	}
 	return found
 }
 
 // withPools adds the pools that those which were found draw from.
-func withPools(found []measure.Found, pools []*loader.Hook) []measure.Found {
-	there := map[policy.Within]bool{}
-	for _, m := range found {
-		if m.Pool {
-			there[policy.Within(m.Label.Name)] = true
-		}
+func withPools(found []*live.Item) []*live.Item {
+	there := map[*live.Item]bool{}
+	for _, it := range found {
+		there[it] = true
 	}
-	for i := 0; i < len(found); i++ { // found grows
-		within := found[i].Within
-		if within == "" || there[within] {
-			continue
-		}
-		for _, h := range pools {
-			if entry, ok := h.Set.Find(policy.PoolKey(string(within))); ok {
-				found, there[within] = append(found, measure.Found{Entry: &entry, Hook: h}), true
-			}
+	for _, it := range slices.Clone(found) {
+		for above := it.Parent(); above != nil && !there[above]; above = above.Parent() {
+			found, there[above] = append(found, above), true
 		}
 	}
 	return found
 }
 
-// best are the rules of hooks that pass the filter with the highest rank.
-func (want filterRules) best(hooks []*loader.Hook) (found []measure.Found) {
+// best are the rules and pools that pass the filter with the highest rank; for an address, at each place the one that
+// decides first.
+func (want filterRules) best(all *live.Reading) (found []*live.Item) {
 	rank, best := want.ranks(), leastRank
-	for _, h := range hooks {
-		entries := want.entries(h.Set)
-		for i := range entries {
-			r := rank(entries[i].Label)
-			if r > best {
-				best, found = r, found[:0]
-			}
-			if r < best {
-				continue
-			}
-			m := measure.Found{Entry: &entries[i], Hook: h}
-			if want.address.IsValid() {
-				decides := i == 0
-				m.Decides = &decides
-			}
-			found = append(found, m)
+	for i := range all.Items {
+		it := &all.Items[i]
+		if !want.passes(it) {
+			continue
+		}
+		r := rank(it.Label)
+		if r > best {
+			best, found = r, found[:0]
+		}
+		if r == best {
+			found = append(found, it)
 		}
 	}
+	if want.address.IsValid() || want.wider {
+		slices.SortStableFunc(found, func(a, b *live.Item) int { // they are in the order of places
+			return cmp.Or(strings.Compare(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction), cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()))
+		})
+	}
+	if want.wider {
+		found = slices.CompactFunc(found, func(a, b *live.Item) bool { return a.Place == b.Place })
+	}
 	return found
+}
+
+// passes reports whether a rule or pool passes the filter, but for its label.
+func (want filterRules) passes(it *live.Item) bool {
+	switch {
+	case want.pools && want.pool != "":
+		return it.IsPool() && (it.Key.Pool == want.pool || policyfile.IsPattern(want.pool) && matchesName(want.pool, it.Key.Pool))
+	case want.pools:
+		return it.IsPool()
+	case it.IsPool():
+		return want.device == "" && want.direction == nil && want.networks == nil && !want.address.IsValid() && want.network == nil
+	case !want.matchesHook(it.Device, it.Place.Direction):
+		return false
+	case want.networks != nil:
+		return slices.Contains(want.networks, it.Prefix)
+	case want.address.IsValid():
+		return it.Prefix.Contains(want.address)
+	case want.wider:
+		return it.Prefix.Bits() <= want.network.Bits() && it.Prefix.Overlaps(*want.network)
+	case want.network != nil:
+		return it.Prefix.Bits() >= want.network.Bits() && it.Prefix.Overlaps(*want.network)
+	}
+	return true
 }
 
 // leastRank is that of a rule which passes a filter; one that passes it better hides the others.
@@ -372,34 +372,17 @@ func matchesName(pattern, name string) bool {
 	return policyfile.Matches(plain(pattern), plain(name))
 }
 
-// entries are the rules of a set that pass a filter by their network.
+// entries are the rules of a set that pass a filter of networks.
 func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
-	switch {
-	case want.pool != "":
-		if entry, ok := s.Find(policy.PoolKey(want.pool)); ok {
-			return append(entries, entry)
-		}
-		return slices.DeleteFunc(s.Rules(), func(e maps.Entry) bool {
-			return !policyfile.IsPattern(want.pool) || !matchesName(want.pool, e.Label.Name)
-		})
-	case want.networks != nil:
-		for _, p := range want.networks {
-			if entry, ok := s.Find(p); ok {
-				entries = append(entries, entry)
-			}
-		}
-		return entries
-	case want.address.IsValid():
-		return containing(s, netip.PrefixFrom(want.address, want.address.BitLen()))
-	case want.wider:
-		narrowest := containing(s, *want.network)
-		return narrowest[:min(1, len(narrowest))]
-	case want.network != nil:
-		return slices.DeleteFunc(s.Rules(), func(e maps.Entry) bool {
-			return e.Prefix.Bits() < want.network.Bits() || !e.Prefix.Overlaps(*want.network)
-		})
+	if want.networks == nil {
+		return s.Rules()
 	}
-	return s.Rules()
+	for _, p := range want.networks {
+		if entry, ok := s.Find(p); ok {
+			entries = append(entries, entry)
+		}
+	}
+	return entries
 }
 
 // containing are the rules whose network contains all of p, the narrowest first.
@@ -449,15 +432,6 @@ func (want filterRules) matchesHook(device string, d policy.Direction) bool {
 
 func (want filterRules) matchesDevice(name string) bool {
 	return want.device == "" || name == want.device || want.pattern && policyfile.Matches(want.device, name)
-}
-
-// searched are the hooks that pass the filter, after the pools if these may pass it, too.
-func (want filterRules) searched(n *loader.Namespace) ([]*loader.Hook, error) {
-	hooks, err := want.hooks(n)
-	if !want.pools && want.device == "" && want.direction == nil && want.networks == nil && !want.address.IsValid() && want.network == nil {
-		hooks = append(poolsOf(n), hooks...)
-	}
-	return hooks, err
 }
 
 // poolsOf is the hook of the pools, if there can be any.

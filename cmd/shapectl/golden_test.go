@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -53,7 +52,7 @@ func (r *rig) transcript(lines ...string) string {
 	return volatile.ReplaceAllString(s.String(), "$1…")
 }
 
-var volatile = regexp.MustCompile(`(\bgo|layout |"layout": "|would conform in |"wait_ns": )(?:[0-9][0-9a-z.µ]*|[0-9a-f]{16})`)
+var volatile = regexp.MustCompile(`(\bgo|layout |"layout": "|"wait_ns": )(?:[0-9][0-9a-z.µ]*|[0-9a-f]{16})`)
 
 // What the commands print, as a manual would show it. Buckets are empty or
 // drain at once, so that no level depends on the clock.
@@ -81,10 +80,6 @@ func TestTranscripts(t *testing.T) {
 			"# send 10.0.0.9 2 500",
 			"show va egress 10.2.0.0/16",
 			"show --wide va egress",
-			"ask va egress 10.2.0.7 --flow udp,192.0.2.1:5000,10.2.0.7:53",
-			"ask va egress 10.0.0.9",
-			"ask va egress 192.0.2.77",
-			"ask va egress 10.0.0.7 --bytes 9000",
 			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
 			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
 			"show va egress 10.3.0.0/16",
@@ -92,8 +87,6 @@ func TestTranscripts(t *testing.T) {
 			"# send 10.4.0.7 3 1000",
 			"show va egress",
 			"show --wide va egress",
-			"ask va egress 10.3.0.7",
-			"ask va egress 10.4.0.7",
 			"delete va egress 10.0.0.9",
 			"delete va egress 10.0.0.9",
 			"flush va egress",
@@ -107,14 +100,10 @@ func TestTranscripts(t *testing.T) {
 			"set -j va egress 10.0.0.0/24 --rate 10mbit --each host --capacity 100ms",
 			"set -j va egress 10.0.0.9 --rate unlimited",
 			"show -j --buckets",
-			"ask -j va egress 10.0.0.7",
-			"ask -j va egress 10.0.0.9",
-			"ask -j va egress 192.0.2.77",
 			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
 			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
 			"show -j va egress 10.3.0.0/16",
 			"show -j va egress 10.4.0.0/16",
-			"ask -j va egress 10.3.0.7",
 			"delete -j va egress 10.0.0.9",
 			"flush -j va",
 			"flush -j va",
@@ -130,11 +119,6 @@ func TestTranscripts(t *testing.T) {
 			"show --sentences",
 			"show --shadow",
 			"show va egress 10.0.1.0/24",
-			"ask va egress 10.0.0.7",
-			"ask va egress 10.0.2.7 --bytes 400000",
-			"ask va egress 10.0.1.8 --dscp AF13",
-			"ask -j va egress 10.0.1.8 --dscp af12",
-			"ask va egress 10.0.1.8 --dscp AF14",
 			"show -j va egress 10.0.1.0/24",
 			"flush va",
 		},
@@ -255,29 +239,6 @@ func TestCompletionExecutesNothing(t *testing.T) {
 	}
 }
 
-// A question leaves every counter and every word of every bucket as it was.
-func TestAskChangesNothing(t *testing.T) {
-	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "5000")
-	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "5000", "--each", "host")
-	r.ok("set", "va", "egress", "10.0.2.0/24", "--rate", "8kbit", "--capacity", "5000", "--algorithm", "leaky", "--each", "flow")
-	for _, to := range []string{"10.0.0.7", "10.0.1.7", "10.0.2.7"} {
-		r.send(to, 8, 1000)
-	}
-	before := r.state()
-	for _, bytes := range []string{"64", "1500", "9000"} {
-		for _, args := range []string{
-			"10.0.0.7", "10.0.1.7", "10.0.1.8", "192.0.2.9",
-			"10.0.2.7 --flow udp,192.0.2.1:5000,10.0.2.7:53", "10.0.2.8 --flow udp,192.0.2.1:5000,10.0.2.8:53",
-		} {
-			r.ok(append([]string{"ask", "va", "egress", "--bytes", bytes}, strings.Fields(args)...)...)
-		}
-	}
-	if after := r.state(); !bytes.Equal(before, after) {
-		t.Error("counters or buckets are not what they were")
-	}
-}
-
 // state is every byte of the maps of va's rules on egress.
 func (r *rig) state() (all []byte) {
 	r.t.Helper()
@@ -319,28 +280,6 @@ func (r *rig) state() (all []byte) {
 	return all
 }
 
-// Asked for a bucket that is not empty, the answer agrees with what the next packet meets.
-func TestAskAgreesWithPackets(t *testing.T) {
-	for _, each := range []string{"all", "host", "flow"} {
-		t.Run(each, func(t *testing.T) {
-			r := newRig(t)
-			r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 5000 --each " + each)
-			ask := []string{"ask", "va", "egress", "10.0.0.7", "--bytes", "1000", "--flow", "udp,192.0.2.1:5000,10.0.0.7:53"}
-			for packet := range 8 {
-				passes := strings.Contains(r.ok(ask...), "would pass now")
-				r.send("10.0.0.7", 1, 1000)
-				rule := r.show()[0]
-				if passed := rule.DroppedPackets == 0; passed != passes {
-					t.Errorf("packet %d: the answer was %v, and the packet passed: %v", packet, passes, passed)
-				}
-			}
-			if rule := r.show()[0]; rule.DroppedPackets < 2 {
-				t.Errorf("8000 bytes on a bucket of 5000: %+v", rule)
-			}
-		})
-	}
-}
-
 // Of a rule that delays, the answer and the buckets say how long the next packet
 // waits, and the counters that packets have waited; of others they do not.
 func TestQueueIsTold(t *testing.T) {
@@ -351,10 +290,9 @@ func TestQueueIsTold(t *testing.T) {
 	r.send("10.0.1.7", 6, 1000)
 	for args, want := range map[string]string{
 		"show --buckets va egress 10.0.0.0/24":           "WAIT",
-		"ask va egress 10.0.0.7":                         " bytes would wait ",
-		"ask va egress 10.0.0.7 --bytes 9000":            "do not fit the queue now (drop)",
-		"ask va egress 10.0.0.8":                         " bytes would pass now",
-		"ask -j va egress 10.0.0.7 --bytes 1000":         `"verdict": "mark"`,
+		"explain va egress 10.0.0.7 --bytes 9000":        "as the queue has no room for it",
+		"explain va egress 10.0.0.8":                     "bytes passes now; 10.0.0.0/24 has",
+		"explain -j va egress 10.0.0.7 --bytes 1000":     `"verdict": "mark"`,
 		"explain -j va egress 10.0.0.7":                  `"held_back": false`,
 		"show -j --wide --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
 	} {
@@ -379,7 +317,7 @@ func TestNamedNamespace(t *testing.T) {
 	if rules := r.show("-n", name); len(rules) != 1 || !rules[0].Attached {
 		t.Errorf("rules there: %+v", rules)
 	}
-	r.ok("ask", "-n", name, "va", "egress", "10.0.0.7")
+	r.ok("explain", "-n", name, "va", "egress", "10.0.0.7")
 	if out := r.ok("delete", "va", "egress", "10.0.0.0/24"); !strings.HasPrefix(out, "nothing to delete") {
 		t.Errorf("delete of what is there: %s", out)
 	}

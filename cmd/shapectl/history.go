@@ -1,46 +1,37 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
-	"io"
-	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/history"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/pulse"
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A recorder reads all rules again and again for the history.
 type recorder struct {
 	env    *env
-	reader *measure.Reader
+	shared *live.Shared
 	say    func(string)
 	pulse.Pulse
 
-	lost    report.Losses
 	failing bool
-	before  []history.Series
-	policy  string
-	hashed  time.Time // when that was computed
+	scene   *live.Scene // of which these are the series
+	series  []*history.Series
 }
 
-// policyAge is how old the hash of a policy may be: options that the history does not keep may have changed.
-const policyAge = 10 * time.Minute
-
 func (c *recorder) run(ctx context.Context, ready func()) error {
-	defer c.reader.Close()
-	c.lost.Resume(c.env.history.Resumed())
 	ready()
-	ticker := time.NewTicker(history.DefaultInterval)
+	ticker := time.NewTicker(history.Interval)
 	defer ticker.Stop()
 	for {
-		c.record()
+		c.record(ctx)
 		if !c.Wait(ctx, ticker.C) {
 			return nil
 		}
@@ -48,8 +39,8 @@ func (c *recorder) run(ctx context.Context, ready func()) error {
 }
 
 // record adds a reading. What could not be read as a whole is a gap.
-func (c *recorder) record() {
-	r, err := c.reader.Read(measure.What{})
+func (c *recorder) record(ctx context.Context) {
+	r, err := c.shared.Now(ctx, live.What{})
 	switch {
 	case err != nil && !c.failing:
 		c.say(fmt.Sprintf("history: read the rules: %s; until that works there is a gap", plain.OneLine(c.env.advise(err))))
@@ -59,38 +50,49 @@ func (c *recorder) record() {
 	if c.failing = err != nil; c.failing {
 		return
 	}
-	samples := c.samples(r.Rules)
-	if c.changed(samples) || time.Since(c.hashed) > policyAge {
-		c.policy, c.hashed = c.env.policyHash(), time.Now()
-	}
-	c.env.history.Add(history.Reading{Time: r.Time, Mono: r.At, Policy: c.policy, Samples: samples})
+	c.env.history.Add(history.Reading{Time: r.Time, Mono: r.At, Slept: slept(), Samples: c.samples(r)})
 }
 
 // samples are what the history is to keep of rules and pools.
-func (c *recorder) samples(all report.Rules) []history.Sample {
-	rules, pools := all.Once()
-	c.lost.Count(rules, pools, true)
-	return report.Samples(slices.Concat(pools, rules))
+func (c *recorder) samples(r *live.Reading) []history.Sample {
+	all := r.Once()
+	if c.scene != r.Scene() {
+		c.scene, c.series = r.Scene(), make([]*history.Series, len(all))
+		for i, it := range all {
+			c.series[i] = seriesOf(it)
+		}
+	}
+	samples := make([]history.Sample, len(all))
+	for i, it := range all {
+		samples[i] = history.Sample{Series: c.series[i], Counters: history.Counters{Passed: it.PassedBytes, Dropped: it.DroppedBytes}}
+		if it.IsPool() { // what rules within it lost, the history knows
+			samples[i].Dropped, samples[i].Refused = 0, it.DroppedBytes
+		}
+	}
+	return samples
 }
 
-// changed reports whether other rules are there than before, or with other parameters.
-func (c *recorder) changed(samples []history.Sample) bool {
-	if slices.EqualFunc(samples, c.before, func(s history.Sample, b history.Series) bool { return s.Series == b }) {
-		return false
+func seriesOf(it *live.Item) *history.Series {
+	s := &history.Series{
+		Key: history.Key(it.Key), Plan: it.Label.Plan, Within: string(it.Within), Each: it.Scope(), Excess: it.Excess.String(),
+		Guarantee: uint64(it.Guarantee), Aware: it.Colours.Aware, Detached: !it.Place.InForce,
 	}
-	c.before = c.before[:0]
-	for _, s := range samples {
-		c.before = append(c.before, s.Series)
+	if !it.IsPool() {
+		s.Name = it.Label.Name
 	}
-	return true
+	if it.Algorithm.HasColours() {
+		s.Excess, s.Yellow = it.Colours.Red.String(), it.Colours.Yellow.String()
+	}
+	if it.Rate != policy.Unlimited {
+		s.Rate, s.Capacity = uint64(it.Rate), it.Capacity+it.Queue
+	}
+	return s
 }
 
-// policyHash is the SHA-256 of what export prints: of the rules in force, however they came; "" if it cannot be told.
-func (e *env) policyHash() string {
-	var text bytes.Buffer
-	export := &env{out: &text, err: io.Discard, getenv: e.getenv, netns: e.netns}
-	if export.run([]string{"export"}) != exitDone {
-		return ""
-	}
-	return fmt.Sprintf("sha256:%x", sha256.Sum256(text.Bytes()))
+// slept is for how many ns the host slept since it was started.
+func slept() uint64 {
+	var with, without unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &without))
+	must(unix.ClockGettime(unix.CLOCK_BOOTTIME, &with))
+	return uint64(with.Nano() - without.Nano())
 }

@@ -91,10 +91,8 @@ func TestHostileDevices(t *testing.T) {
 				}
 			}
 		}
-		for _, command := range []string{"ask", "explain"} {
-			for _, j := range []string{"", "-j"} {
-				must(exitDone, dashed(append(strings.Fields(command+" "+j), name, "egress", "10.0.0.7")...)...)
-			}
+		for _, command := range []string{"explain", "explain -j"} {
+			must(exitDone, dashed(append(strings.Fields(command), name, "egress", "10.0.0.7")...)...)
 		}
 		r.tried("explain", "10.0.0.7")
 		r.tried(dashed("import", "tc", name)...)
@@ -199,7 +197,7 @@ func TestHostileText(t *testing.T) {
 	for i, evil := range append(hostileDevices, notUTF8, "a\nshapectl: all is well", "a\r\nb\t\v\f", "\n") {
 		for _, args := range [][]string{
 			{evil}, {"show", evil}, {"show", "va", evil}, {"show", "va", "egress", evil}, {"show", "-n", evil}, {"flush", evil}, {"doctor", evil}, {"explain", evil},
-			{"ask", "va", "egress", evil}, {"ask", "va", "egress", "10.0.0.7", "--flow", evil}, {"import", evil}, {"import", "tc", evil}, {"completion", evil}, {"help", evil},
+			{"explain", "va", "egress", evil}, {"explain", "va", "egress", "10.0.0.7", "--flow", evil}, {"import", evil}, {"import", "tc", evil}, {"completion", evil}, {"help", evil},
 			{"set", "va", "egress", "10.0.1.0/24", "--rate", evil}, {"set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit", "--shadow", evil},
 			{"set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit", "--capacity", evil}, {"set", evil, "egress", "10.0.1.0/24", "--rate", "1mbit"},
 			{"apply", filepath.Join(dir, evil)}, {"apply", r.policy("devices: {}\n"), "--last-good", dir + "/" + evil + "/x/y"},
@@ -276,7 +274,7 @@ func TestHostileNamesWhileWatching(t *testing.T) {
 		r := newRig(t)
 		name := "\x1b[31m\u202ex"
 		file := r.policy("devices: {\"\\e*\": {egress: {10.0.0.0/24: 1mbit}}}\n")
-		args := []string{"watch", file}
+		args := pageless(file)
 		if j != "" {
 			args = append(args, j)
 		}
@@ -293,9 +291,9 @@ func TestHostileNamesWhileWatching(t *testing.T) {
 		text := make([]byte, 1<<16)
 		n, err := out.Read(text)
 		testenv.Must(t, err)
-		isPlain(t, "watch "+j, string(text[:n]))
+		isPlain(t, "serve "+j, string(text[:n]))
 		if !strings.Contains(string(text[:n]), `\u001b[31m\u202ex`) {
-			t.Errorf("watch %s: %q", j, text[:n])
+			t.Errorf("serve %s: %q", j, text[:n])
 		}
 		stop()
 		cmd.Wait()

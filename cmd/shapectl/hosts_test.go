@@ -160,7 +160,7 @@ const tabletLimit = `devices:
     ingress: {3C-22-FB-12-34-56: {rate: 50kbit, name: tablet}}
 `
 
-// watch follows the addresses of a host, which stays limited as it changes them.
+// serve follows the addresses of a host, which stays limited as it changes them.
 func TestWatchFollowsHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
@@ -247,7 +247,7 @@ func TestDoctorOfUnknownHost(t *testing.T) {
 	}
 }
 
-// doctor tells of addresses of a host that have no rules, as no watch follows it.
+// doctor tells of addresses of a host that have no rules, as no serve follows it.
 func TestDoctorOfHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
@@ -290,7 +290,7 @@ func TestWatchHostsOfNewDevice(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
-// Where another command deletes the rules of a direction, watch adds none for its hosts.
+// Where another command deletes the rules of a direction, serve adds none for its hosts.
 func TestFlushedHost(t *testing.T) {
 	h := newHome(t)
 	h.gets("192.168.1.7/24")
@@ -314,7 +314,7 @@ func TestFlushedHost(t *testing.T) {
 	}
 }
 
-// The pools of a host go with its rules, so that nothing of it is left to export or to watch. The device's own pools go with it.
+// The pools of a host go with its rules, so that nothing of it is left to export or to serve. The device's own pools go with it.
 func TestDeleteHost(t *testing.T) {
 	h := newHome(t)
 	h.gets("192.168.1.7/24")
@@ -362,7 +362,7 @@ func TestWatchHostWithManyAddresses(t *testing.T) {
 	if lines := strings.Count(got.err, "\n"); lines > 100 || strings.Count(got.err, fmt.Sprintf("and only %d ", policyfile.MaxAddresses)) != 1 {
 		t.Errorf("%d lines: %s", lines, got.err)
 	}
-	t.Logf("watch used %v", w.cmd.ProcessState.UserTime()+w.cmd.ProcessState.SystemTime())
+	t.Logf("serve used %v", w.cmd.ProcessState.UserTime()+w.cmd.ProcessState.SystemTime())
 }
 
 // Two hosts within one pool have no pool of their own. Their rules are added while there is the pool, also after all
@@ -398,7 +398,7 @@ func TestWatchHostsWhilePending(t *testing.T) {
 	w := h.watch(file)
 	h.ok("set", "other", "--new", "--rate", "1mbit", "--confirm", "1h")
 	h.gets("192.168.1.7/24")
-	w.says("watch: cannot follow the addresses of hosts yet: the last change is not confirmed yet")
+	w.says("serve: cannot follow the addresses of hosts yet: the last change is not confirmed yet")
 	h.ok("confirm")
 	w.says("va: added 192.168.1.7 of tablet (3c:22:fb:12:34:56), egress and ingress")
 	w.ends(syscall.SIGTERM)

@@ -3,19 +3,23 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/importer"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func importCommand(e *env) *cobra.Command {
@@ -50,7 +54,8 @@ use 'shapectl apply --max-remove' for the policy.`,
 }
 
 func importLibreQoSCommand(e *env) *cobra.Command {
-	var device, upload, network string
+	var network string
+	o := importer.LibreQoSOptions{Share: policy.Share{Kind: policy.ShareFlow}}
 	cmd := &cobra.Command{
 		Use:   "libreqos FILE|- --device DEV [--upload DEV] [--network FILE]",
 		Short: "Convert LibreQoS's files to a policy",
@@ -63,15 +68,21 @@ Downloads are limited on egress of --device, which faces subscribers. Uploads ar
   a node with a rate   becomes a pool, such as "AP_9 down", in that of its parent;
                        its subscribers have fair shares
   a circuit            becomes a rule in the pool of its parent node; with
-                       several addresses, a pool with a rule for each
+                       several addresses, a pool with a rule for each. Its
+                       flows have fair shares, unless --share says otherwise
   Download Max Mbps    is its rate; the same for uploads
   Download Min Mbps    is its guarantee; the same for uploads
 
-Guarantees that add up to more than a node's rate are lowered in proportion. LibreQoS lowers them to 1 Mbps or less.
+Guarantees that add up to more than a node's rate are lowered: all within it get 3/4 of theirs, or 1/2, 3/8, 1/4 and
+so on. These steps are large, so a change of one circuit seldom changes others. The report names first who loses most.
+Circuits that --protect names keep their guarantee, if these fit. LibreQoS lowers all to 1 Mbps or less.
 
-The circuit's name becomes the name of the rule, with the circuit ID if several circuits have that name. Circuit ID,
-device, comment, and a parent node without a rate become its note. Rates that at least two circuits with one address
-have become plans: down-50-10 and up-50-10 for 50 Mbps down and 10 Mbps up.
+Circuits are known by their ID: another circuit of the same name changes nothing. The pools of circuit 10001 are "10001
+down" and "10001 up". Rules have its name with the ID, such as "School (10001)". Device, comment, and a parent node
+without a rate become their note. The rates of a circuit with one address become a plan: down-50-10 and up-50-10 for 50
+Mbps down and 10 Mbps up.
+
+Rows that cannot be read are an error, which names all of them. With --skip-bad, they are left out, and listed.
 
 A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. The report lists all these addresses.
 Also listed, but not imported: guarantees of circuits without a node, and addresses of an earlier circuit.`,
@@ -79,14 +90,21 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			switch {
-			case device == "":
+			case o.Device == "":
 				return inputf("import libreqos: --device is missing; name the device that faces the subscribers")
-			case cmd.Flags().Changed("upload") && upload == "":
-				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", device)
-			case upload == device:
-				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", device)
+			case cmd.Flags().Changed("upload") && o.Upload == "":
+				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", o.Device)
+			case o.Upload == o.Device:
+				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", o.Device)
+			case o.Share.Kind == policy.ShareMember:
+				return inputf("import libreqos: --share member is for pools of several circuits; use flow, host or none")
 			case cmd.Flags().Changed("network") && (network == "" || network == given[0]):
 				return inputf("import libreqos: --network needs a file of its own; name LibreQoS's network.json")
+			}
+			for _, pattern := range o.Protect {
+				if _, err := path.Match(pattern, ""); err != nil {
+					return inputf("import libreqos: --protect %q is a malformed pattern; use * for any characters, and \\ before a character to match it literally", pattern)
+				}
 			}
 			found := ""
 			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" && e.contents == nil {
@@ -95,7 +113,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 				}
 			}
 			return e.importFile("libreqos", given[0], cmd, func(devices importer.File) (importer.Imported, error) {
-				imported, err := e.importLibreQoS(devices, network, device, upload)
+				imported, err := e.importLibreQoS(devices, network, o)
 				if found != "" {
 					imported.Notes = append(imported.Notes, "the tree of nodes is that of "+found)
 				}
@@ -103,23 +121,26 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 			})
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces subscribers")
-	cmd.Flags().StringVar(&upload, "upload", "", "the `device` that faces the Internet, to limit uploads there")
+	cmd.Flags().StringVar(&o.Device, "device", "", "the `device` that faces subscribers")
+	cmd.Flags().StringVar(&o.Upload, "upload", "", "the `device` that faces the Internet, to limit uploads there")
 	cmd.Flags().StringVar(&network, "network", "", "the `file` with the tree of nodes (default network.json beside FILE)")
+	cmd.Flags().Var(&o.Share, "share", "who has fair shares of a circuit's rate: flow, host, /N or none")
+	cmd.Flags().StringArrayVar(&o.Protect, "protect", nil, "do not lower guarantees of circuits whose ID, name or comment matches this `pattern`; may be repeated")
+	cmd.Flags().BoolVar(&o.SkipBad, "skip-bad", false, "leave out rows that cannot be read, and list them")
 	return cmd
 }
 
 // importLibreQoS imports a ShapedDevices.csv with a tree of nodes; "" for none.
-func (e *env) importLibreQoS(devices importer.File, network, device, upload string) (importer.Imported, error) {
+func (e *env) importLibreQoS(devices importer.File, network string, o importer.LibreQoSOptions) (importer.Imported, error) {
 	if network == "" {
-		return importer.LibreQoS(devices, importer.File{}, device, upload)
+		return importer.LibreQoS(devices, importer.File{}, o)
 	}
 	tree, _, err := e.open(network)
 	if err != nil {
 		return importer.Imported{}, err
 	}
 	defer tree.Close()
-	return importer.LibreQoS(devices, importer.File{Name: inputName(network), Text: tree}, device, upload)
+	return importer.LibreQoS(devices, importer.File{Name: inputName(network), Text: tree}, o)
 }
 
 func importNFTCommand(e *env) *cobra.Command {
@@ -171,8 +192,8 @@ redirects what leaves. Name both devices. If several devices redirect to it, the
 
 A class becomes a rule, or a pool if it has classes below it or filters for several networks. ceil is its rate, rate
 its guarantee in the pool of its parent class, and its weight there follows from quantum. A class without a parent
-has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered in
-proportion; htb would exceed that rate.
+has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered to 3/4 of
+theirs, or 1/2, 3/8 and so on; htb would exceed that rate.
 
 Everything else that may limit packets is listed, but not imported: priorities of classes, filters by firewall mark
 or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate', and other qdiscs. For
@@ -237,22 +258,34 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(import
 		return inputf("import %s %s: %w", tool, inputName(name), err)
 	}
 	command := "import " + tool
-	for _, flag := range []string{"device", "upload", "network"} {
-		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
-			command += " --" + flag + " " + plain.Word(f.Value.String())
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if several, ok := f.Value.(pflag.SliceValue); ok {
+			values = several.GetSlice()
 		}
-	}
+		for _, v := range values {
+			switch {
+			case f.Name == "json":
+			case f.NoOptDefVal != "": // it needs no value
+				command += " --" + f.Name
+			default:
+				command += " --" + f.Name + " " + plain.Word(v)
+			}
+		}
+	})
 	return e.imported("import "+tool+" "+inputName(name), plain.Command("", command, name), imported)
 }
 
 // imported prints what command, which is for a shell, imported.
 func (e *env) imported(doing, command string, i importer.Imported) error {
 	// Some device names cannot be in a policy. Then nothing of it is printed.
-	answer, err := report.NewImported(command, i)
+	policy, err := report.ImportedPolicy(command, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
 	}
-	if err = e.print(answer, answer.Text); err == nil && !e.json {
+	if e.json {
+		err = report.JSON(e.out, report.NewImported(policy, i))
+	} else if _, err = io.WriteString(e.out, policy); err == nil {
 		err = report.ImportedLines(e.err, i)
 	}
 	if err != nil {

@@ -55,6 +55,7 @@ func TestImportTranscript(t *testing.T) {
 		{subscribers + leftover, "import libreqos - --device eth1 --network testdata/import-network.json -j"},
 		{strings.SplitAfter(subscribers, "\n")[0], "import libreqos - --device eth1"},
 		{strings.Replace(subscribers, "50.5", "fast", 1) + strings.Replace(leftover, "198.51.100.2", "198.51.100", 1), "import libreqos - --device eth1"},
+		{strings.Replace(subscribers, "50.5", "fast", 1) + leftover, "import libreqos - --device eth1 --share none --protect Farm --skip-bad"},
 		{`{"nftables": []}`, "import nft -"},
 		{"table inet filter {\n}\n", "import nft -"},
 	} {
@@ -176,6 +177,8 @@ func TestImportRefuses(t *testing.T) {
 		{"import libreqos - --device eth1 --network=", "needs a file of its own"},
 		{"import libreqos - --device eth1 --network -", "needs a file of its own"},
 		{"import libreqos - --device eth1 --network /nonexistent", "/nonexistent"},
+		{"import libreqos - --device eth1 --share member", "use flow, host or none"},
+		{"import libreqos - --device eth1 --protect [", "malformed pattern"},
 		{"import libreqos - --device eth1 -n blue", "-n has no meaning here"},
 		{"import libreqos - --device eth1 --frobnicate", "frobnicate"},
 		{"import libreqos /nonexistent --device eth1", "/nonexistent"},

@@ -30,7 +30,7 @@ func addTap(t *testing.T, name string) {
 	testenv.Veth(t, name, "peer"+name)
 }
 
-// The policy that watch reads again is the one in force, though no device appears.
+// The policy that serve reads again is the one in force, though no device appears.
 func TestPolicyInForceIsReadAgain(t *testing.T) {
 	r := newRig(t)
 	file := r.policy("devices: {vb: {egress: {10.0.0.0/24: 1mbit}}}\n")
@@ -64,7 +64,7 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 		r.ok("set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	}
 	events.says("tap9 egress: 1 of 1 rules of the policy in force are missing")
-	s := r.serve()
+	s := r.serve(file + "-not") // which sets no rules
 	answer, err := s.client().Get("http://localhost/metrics")
 	testenv.Must(t, err)
 	defer answer.Body.Close()
@@ -75,7 +75,7 @@ func TestDeviceWithoutItsRules(t *testing.T) {
 			t.Errorf("the metrics have no %q", want)
 		}
 	}
-	s.endsWell(syscall.SIGTERM)
+	s.ends(syscall.SIGTERM)
 	r.writeFile(file, watched)
 	r.ok("apply", file)
 	r.doctorSays(exitDone)

@@ -97,26 +97,21 @@ var badInput = []struct{ args, says string }{
 	{"show nosuch0", "no device nosuch0"},
 	{"show va sideways", "sideways"},
 	{"show va egress 10.77.0.0/24", "no rule for 10.77.0.0/24"},
-	{"ask", "takes"},
-	{"ask nosuch0 egress 10.0.0.1", "no device nosuch0"},
-	{"ask va sideways 10.0.0.1", "sideways"},
-	{"ask va egress 10.0.0.0/24", "10.0.0.0/24"},
-	{"ask va egress fe80::1%va", "fe80::1%va"},
-	{"ask va egress ::ffff:10.0.0.1", "::ffff:10.0.0.1"},
-	{"ask va egress 10.0.0.1 --bytes 0", "0 bytes"},
-	{"ask va egress 10.0.0.1 --bytes=-1", "-1"},
-	{"ask va egress 10.0.0.1 --bytes 99999999999", "99999999999"},
-	{"ask va egress 10.0.0.1 --flow udp", "udp"},
-	{"ask va egress 10.0.0.1 --flow warp,192.0.2.1:1,10.0.0.1:2", "warp"},
-	{"ask va egress 10.0.0.1 --flow udp,192.0.2.1:99999,10.0.0.1:2", "192.0.2.1:99999"},
-	{"ask va egress 10.0.0.1 --flow udp,2001:db8::1,10.0.0.1", "udp,2001:db8::1,10.0.0.1"},
-	{"agent", "--store"},
-	{"agent extra", "takes"},
-	{"agent --store http://127.0.0.1", "redis://HOST:6379"},
-	{"agent --store unix:///s --prefix {a}", "braces"},
-	{"agent --store unix:///s --password-file /nosuch", "/nosuch"},
-	{"agent --store redis://h --ca /nosuch", "rediss://"},
-	{"agent --store rediss://h --ca /nosuch", "/nosuch"},
+	{"explain va egress 10.0.0.0/24", "10.0.0.0/24"},
+	{"explain va egress 10.0.0.1 --bytes=-1", "-1"},
+	{"explain va egress 10.0.0.1 --bytes 99999999999", "99999999999"},
+	{"explain va egress 10.0.0.1 --flow udp", "udp"},
+	{"explain va egress 10.0.0.1 --flow warp,192.0.2.1:1,10.0.0.1:2", "warp"},
+	{"explain va egress 10.0.0.1 --flow udp,192.0.2.1:99999,10.0.0.1:2", "192.0.2.1:99999"},
+	{"explain va egress 10.0.0.1 --flow udp,2001:db8::1,10.0.0.1", "udp,2001:db8::1,10.0.0.1"},
+	{"serve a b", "takes"},
+	{"serve --cluster-store http://127.0.0.1", "redis://HOST:6379"},
+	{"serve --cluster-store unix:///s --cluster-prefix {a}", "braces"},
+	{"serve --cluster-store unix:///s --cluster-password-file /nosuch", "/nosuch"},
+	{"serve --cluster-store redis://h --cluster-ca /nosuch", "rediss://"},
+	{"serve --cluster-store rediss://h --cluster-ca /nosuch", "/nosuch"},
+	{"watch", "did you mean 'shapectl serve'?"},
+	{"agent", "did you mean 'shapectl serve'?"},
 	{"cluster", "status or forget"},
 	{"cluster frobnicate", "frobnicate"},
 	{"cluster status", "--store"},
@@ -146,7 +141,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 		if out := r.ok("show"); out != "no rules\n" {
 			t.Errorf("show: %q", out)
 		}
-		r.ok("ask", "va", "egress", "10.0.0.7")
+		r.ok("explain", "va", "egress", "10.0.0.7")
 		r.notMounted(empty)
 	})
 	t.Run("with rules", func(t *testing.T) {
@@ -158,8 +153,6 @@ func TestBadInputChangesNothing(t *testing.T) {
 			r.refused(exitInput, c.says, strings.Fields(c.args)...)
 		}
 		for _, c := range []struct{ args, says string }{
-			{"ask va egress 10.0.0.7", "--flow"}, // of a rule that has a bucket for each
-			{"ask va egress 10.0.0.7 --flow udp,192.0.2.1:1,10.0.0.8:2", "10.0.0.8"},
 			{"set va egress 10.0.2.0/24 --rate 1mbit --match src", "dst"},
 			{"set va egress 10.0.0.0/24 --rate 1mbit --match src", "dst"},
 		} {
@@ -277,13 +270,13 @@ func TestJSONOfARule(t *testing.T) {
 			t.Errorf("%v of no rules: %q", args, out)
 		}
 	}
-	var answer map[string]any
-	if err := json.Unmarshal([]byte(r.ok("ask", "-j", "va", "egress", "10.0.0.7")), &answer); err != nil {
+	var answers []map[string]any
+	if err := json.Unmarshal([]byte(r.ok("explain", "-j", "va", "egress", "10.0.0.7")), &answers); err != nil {
 		t.Fatal(err)
 	}
 	for _, field := range strings.Fields(`conforms level_bytes capacity_bytes wait_ns rule`) {
-		if _, ok := answer[field]; !ok {
-			t.Errorf("ask -j has no %s: %v", field, answer)
+		if _, ok := answers[0][field]; !ok {
+			t.Errorf("explain -j has no %s: %v", field, answers)
 		}
 	}
 }

@@ -280,7 +280,7 @@ func TestFlushAll(t *testing.T) {
 	})
 }
 
-// Devices that come and go under a watch leave nothing behind, and so do
+// Devices that come and go under a serve leave nothing behind, and so do
 // network namespaces that end.
 func TestWatchRemovesLeftovers(t *testing.T) {
 	t.Parallel()

@@ -13,7 +13,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/line"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -54,7 +54,7 @@ off removes all that line has made for DEV, and the fq qdisc.
 With --host, a host has limits of its own, too, by its hardware address. They are on the device where it is a neighbour,
 or on that of --inside.
 
-With --adapt, 'shapectl watch' lowers the rates while round-trip times are long, and raises them again.
+With --adapt, 'shapectl serve' lowers the rates while round-trip times are long, and raises them again.
 
 With --dry-run, line prints the policy that it would bring into force. Keep it for the next boot, or change and apply it.`,
 		Example: `  shapectl line eth0 --down 50mbit --up 10mbit --link docsis
@@ -262,7 +262,7 @@ func (e *env) line(name string, o lineOptions) error {
 			return err
 		}
 		e.sayLost(l, have)
-		e.sayWatch(l)
+		e.sayServe(l)
 		return degraded
 	})
 	if limited != "" && (err == nil || wasTold(err)) {
@@ -406,17 +406,13 @@ func hostsOf(l line.Line) []report.LineHost {
 	return all
 }
 
-// sayWatch says what of a line takes a running watch.
-func (e *env) sayWatch(l line.Line) {
-	var what []string
+// sayServe says what of a line takes a running serve.
+func (e *env) sayServe(l line.Line) {
 	if l.Adapt {
-		what = append(what, "its rates adapt")
+		e.say("%s: its rates adapt only while %s runs", plain.Line(l.Device), e.suggest("serve"))
 	}
 	if len(l.Hosts) > 0 {
-		what = append(what, "hosts are limited at new addresses")
-	}
-	if what != nil {
-		e.say("%s: %s only while %s runs, with the policy that --dry-run prints", plain.Line(l.Device), strings.Join(what, " and "), e.suggest("watch", "FILE"))
+		e.say("%s: hosts are limited at new addresses only while %s runs, with the policy that --dry-run prints", plain.Line(l.Device), e.suggest("serve", "FILE"))
 	}
 }
 
@@ -467,7 +463,7 @@ func (e *env) sayHosts(l line.Line, tables []policy.Table) {
 	for _, h := range l.Hosts {
 		follows := func(r policy.Rule) bool { return r.Label.Host == h.MAC }
 		if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() && slices.ContainsFunc(t.Rules, follows) }) {
-			e.say("%s: host %s (%v) has no address here now; it is limited when %s sees one", plain.Line(h.Device), plain.Line(h.Name), h.MAC, e.suggest("watch", "FILE"))
+			e.say("%s: host %s (%v) has no address here now; it is limited when %s sees one", plain.Line(h.Device), plain.Line(h.Name), h.MAC, e.suggest("serve", "FILE"))
 		}
 	}
 }
@@ -507,7 +503,7 @@ func (e *env) lineApplied(n *loader.Namespace, device string, done []loader.Appl
 	}
 	return &report.Applied{
 		Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: []string{}, Unmatched: []string{}, Waiting: []string{},
-		RevertsInNS: measure.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Confirm: e.suggest("confirm"),
+		RevertsInNS: live.Ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Confirm: e.suggest("confirm"),
 	}, degraded, nil
 }
 

@@ -7,11 +7,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -19,19 +18,19 @@ import (
 const mostBucketSeries = 1000
 
 // exporter answers the scrapes of Prometheus.
-func (e *env) exporter(o serveOptions, options loader.Options) (*metrics.Exporter, error) {
+func (e *env) exporter(o serveOptions, shared *live.Shared) (*metrics.Exporter, error) {
 	layout, err := maps.Layout()
 	if err != nil {
 		return nil, err
 	}
-	reader := &measure.Reader{Options: options, Netns: e.netns}
 	var rtts func() observe.Sums
 	if e.rtts != nil {
 		rtts = e.rtts.Sums
 	}
 	return metrics.New(metrics.Options{
 		RTTs: rtts, Version: version, Layout: fmt.Sprintf("%016x", layout),
-		Read:    func() (*measure.Reading, error) { return reader.Read(metrics.What(o.buckets)) },
+		Most:    o.metrics,
+		Read:    func(ctx context.Context) (*live.Reading, error) { return shared.Now(ctx, metrics.What(o.buckets)) },
 		OnError: func(err error) { o.Say(fmt.Sprintf("metrics: %v", e.advise(err))) },
 	}), nil
 }
@@ -48,7 +47,7 @@ func newEventCounter() eventCounter {
 }
 
 // run counts until ctx is done. What keeps it from that is said, and may pass.
-func (c eventCounter) run(ctx context.Context, e *env, ready func(), say func(string)) error {
+func (c eventCounter) run(ctx context.Context, e *env, ready func()) error {
 	ready()
 	for said := ""; ctx.Err() == nil; {
 		err := e.feed.Listen(ctx, nil, nil, nil, func(event report.Event) {
@@ -59,7 +58,7 @@ func (c eventCounter) run(ctx context.Context, e *env, ready func(), say func(st
 		})
 		if err != nil && err.Error() != said {
 			said = err.Error()
-			say(fmt.Sprintf("events: %v", e.advise(err)))
+			e.note(fmt.Sprintf("events: %v", e.advise(err)))
 		}
 		select {
 		case <-ctx.Done():

@@ -18,7 +18,7 @@ func TestMetricsOfServe(t *testing.T) {
 	testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
 	r.ok("set", "home", "--new", "--rate", "80mbit")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "80kbit", "--each", "host", "--name", "alice", "--within", "home")
-	serve := r.command("serve", "--socket", "none", "--metrics-buckets", "1")
+	serve := r.command("serve", "--socket", "none", "--metrics-buckets", "1", "--metrics-rules", "all")
 	serve.Stderr = os.Stderr
 	testenv.Must(t, serve.Start())
 	t.Cleanup(func() {

@@ -478,7 +478,7 @@ func (e *env) deleteNamed(of ruleName) error {
 		case kindPool:
 			pools := n.Pools()
 			defer pools.Close()
-			return e.remove(n, "", namedHook{pools, filterRules{pool: of.name}.entries(pools.Set)})
+			return e.remove(n, "", namedHook{pools, filterRules{networks: networks{policy.PoolKey(of.name)}}.entries(pools.Set)})
 		case "":
 			if !found.otherWay {
 				return e.nothingNamed("delete", of, found)

@@ -22,8 +22,8 @@ import (
 var apiAnswers = map[string][]string{
 	"set": {"list of Rule"}, "delete": {"list of Rule"}, "flush": {"list of Rule"},
 	"line": {"Line", "Applied"}, "apply": {"Applied"}, "confirm": {"Applied"}, "rollback": {"Applied"}, "show": {"list of Rule", "list of Named"},
-	"ask": {"Answer"}, "explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
-	"diff": {"list of Difference"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
+	"explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
+	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
 	"events": {"Event", "value"}, "rtt": {"RTTs"}, "talkers": {"Talkers"},
 }
@@ -162,7 +162,20 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 	}
 	responses := maps.Clone(failures)
 	responses["200"] = answer([]string{"Top"}, "done")
-	paths["/api/v1/top"] = object{"get": object{"operationId": "top-get", "summary": "What all rules and pools do now, measured over a second", "responses": responses}}
+	var parameters []object
+	for _, p := range topParameters {
+		of := object{"type": "string"}
+		switch {
+		case p.number != nil:
+			of = object{"type": "integer", "minimum": 1}
+		case p.list != nil:
+			of = object{"type": "array", "items": of}
+		case p.values != nil:
+			of["enum"] = p.values
+		}
+		parameters = append(parameters, object{"name": p.name, "in": "query", "description": p.help, "schema": of})
+	}
+	paths["/api/v1/top"] = object{"get": object{"operationId": "top-get", "summary": "What rules, pools and names do now, measured over a second", "parameters": parameters, "responses": responses}}
 	return object{
 		"openapi": "3.1.0",
 		"info":    object{"title": "shapectl serve", "version": "1", "description": "What the commands of shapectl do. The JSON is that of -j; the status follows from the exit code."},
@@ -192,7 +205,7 @@ func TestReferenceAPI(t *testing.T) {
 // notInAPI are the commands that make no sense in a request, or have a handler of their own. Those of clusters connect to a
 // store: a request must not choose where the server connects to.
 var notInAPI = []string{
-	"shapectl", "pool", "import", "completion", "help", "serve", "watch", "top", "agent", "cluster", "cluster status", "cluster forget",
+	"shapectl", "pool", "import", "completion", "help", "serve", "top", "cluster", "cluster status", "cluster forget",
 }
 
 // TestAPIHasAllCommands sees that a new command is in the API, or is left out on purpose, and that no request names a
@@ -210,7 +223,7 @@ func TestAPIHasAllCommands(t *testing.T) {
 		}
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			kind, _ := pflag.UnquoteUsage(f)
-			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "meter", "dscp=colour,..."}
+			known := []string{"", "string", "rate", "time", "size|time", "bytes", "number", "N", "order", "pool", "text", "limit", "flow", "device", "kind", "view", "rule", "name", "host", "host,...", "address", "pattern", "meter", "dscp=colour,..."}
 			if apiCommands[i].flag(cmd, f.Name) != nil && !slices.Contains(known, kind) && !strings.Contains(kind, "|") && !slices.Contains(apiCommands[i].contents, f.Name) {
 				t.Errorf("%s --%s takes a %s: may a request name one?", name, f.Name, kind)
 			}

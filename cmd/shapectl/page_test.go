@@ -76,6 +76,8 @@ func TestPage(t *testing.T) {
 	t.Logf("the offender was the first line after %v", time.Since(began).Round(10*time.Millisecond))
 
 	b.Eval("document.querySelector('.list tbody .who a').click()", nil)
+	b.Until("its rules", "document.querySelector('.list tbody')?.innerText.includes('va egress 10.0.0.66')")
+	b.Eval("[...document.querySelectorAll('.list tbody tr')].find((tr) => tr.innerText.includes('va egress 10.0.0.66')).querySelector('a').click()", nil)
 	b.Until("an event", "document.querySelector('.side .events')?.innerText.includes('overflow')")
 	b.Until("its page", "document.querySelector('h1')?.innerText.startsWith('<img src=x onerror=alert(1)>mallory')")
 	b.Until("the sentence of the rule", "document.querySelector('.sentence').innerText.includes('10.0.0.66')")

@@ -226,8 +226,8 @@ func TestAlternativeName(t *testing.T) {
 	if rules := r.show(name); len(rules) != 2 || rules[0].Device != "va" {
 		t.Errorf("show: %+v", rules)
 	}
-	if out := r.ok("ask", name, "egress", "10.0.0.1"); !strings.HasPrefix(out, "va egress: 10.0.0.0/24 as a whole gets 1mbit") {
-		t.Errorf("ask: %q", out)
+	if out := r.ok("explain", name, "egress", "10.0.0.1"); !strings.HasPrefix(out, "to 10.0.0.1, by va egress: ") {
+		t.Errorf("explain: %q", out)
 	}
 	r.ok("delete", name, "egress", "10.0.0.0/24")
 	r.has("va ingress 10.0.0.0/24 2000000")

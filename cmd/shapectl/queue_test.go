@@ -85,7 +85,7 @@ func TestDelayRefused(t *testing.T) {
 }
 
 // Who asks for a flow that goes ahead of those that wait is told that it does.
-func TestAskSparseFirst(t *testing.T) {
+func TestExplainSparseFirst(t *testing.T) {
 	r := newRig(t)
 	r.setUnheldSlow("va egress 10.0.0.0/24 --rate 1600kbit --capacity 1600 --excess delay --queue 1700 --order sparse-first --ecn-above never")
 	r.send("10.0.0.7", 3, 850) // the first one leaves at once, the others as a sparse flow's
@@ -93,10 +93,10 @@ func TestAskSparseFirst(t *testing.T) {
 	for flow, want := range map[string]string{
 		"": "delay", " --flow udp,192.0.2.1:5000,10.0.0.7:9": "pass", " --flow udp,192.0.2.1:5000,10.0.0.7:53": "delay",
 	} {
-		if got := r.ok(strings.Fields("ask -j " + packet + flow)...); !strings.Contains(got, `"verdict": "`+want+`"`) {
+		if got := r.ok(strings.Fields("explain -j " + packet + flow)...); !strings.Contains(got, `"verdict": "`+want+`"`) {
 			t.Errorf("%s: it is not %s: %s", flow, want, got)
 		}
-		for _, command := range []string{"ask ", "ask -j ", "explain ", "explain -j "} {
+		for _, command := range []string{"explain ", "explain -j "} {
 			got := strings.Join(strings.Fields(r.ok(strings.Fields(command+packet+flow)...)), " ")
 			if says := strings.Contains(got, "this is for a flow that has packets waiting; give --flow for another"); says != (flow == "") {
 				t.Errorf("%s%s: it says for which flow that is: %v: %s", command, flow, says, got)

@@ -42,7 +42,7 @@ const (
 const mostColumns = 1000
 
 // askable are the commands that serve runs for who may not read the rules. report asks by itself.
-var askable = []string{"show", "ask", "explain", "rtt", "doctor", "diff", "export", topOnce.name}
+var askable = []string{"show", "explain", "rtt", "doctor", "diff", "export", topOnce.name}
 
 // topOnce is 'top --once' for commands: the API has another answer at its path.
 var topOnce = apiCommand{name: "top", forms: []string{"device direction network", "address direction", "network direction", "named direction"}}

@@ -42,7 +42,7 @@ func TestReadByServe(t *testing.T) {
 		r.env["COLUMNS"] = columns
 		for _, line := range []string{
 			"show", "show va", "show --wide", "show --sentences", "-j show va ingress", "show va ingress ::/0", "export", "export -j", "doctor -v",
-			"show nowhere", "-j explain nowhere", "ask va", "show --nonsense", "show --sort nonsense", "ask va egress 10.1.0.7", "diff nonsense",
+			"show nowhere", "-j explain nowhere", "show --nonsense", "show --sort nonsense", "explain va egress 10.1.0.7", "diff nonsense",
 		} {
 			want, got := r.run(strings.Fields(line)...), r.result(r.asNobody(program, nil, strings.Fields(line)...))
 			if got != want {
@@ -51,7 +51,7 @@ func TestReadByServe(t *testing.T) {
 		}
 	}
 	for line, says := range map[string]string{
-		"show --buckets": "10.0.0.7", "ask va egress 10.0.0.7": "bucket of 10.0.0.7", "explain va egress 10.0.0.7": "10.0.0.0/24",
+		"show --buckets": "10.0.0.7", "explain va egress 10.0.0.7": "of 10.0.0.7: ",
 		"top --once --interval 100ms": "alice egress", "top va ingress --once --interval 100ms": "::/0", "rtt": "no TCP packets",
 	} {
 		got := r.result(r.asNobody(program, nil, strings.Fields(line)...))
@@ -116,8 +116,8 @@ func TestRefusedByServe(t *testing.T) {
 	}
 	refused("top -j", "; run as root, or use --once")
 	refusedAs(exitInput, "top --once --interval 20s --interval 1s", "shapectl: top: interval 20s is too long for a request")
-	refusedAs(exitInput, "report --name nobody", "report: the history has no readings")
-	for _, line := range []string{"show", "report --name alice"} {
+	refusedAs(exitInput, "report nobody", "report: the history has no readings")
+	for _, line := range []string{"show", "report alice"} {
 		elsewhere := r.asNobody(program, nil, strings.Fields(line)...)
 		elsewhere.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 		r.isRefusal(line, r.result(elsewhere), exitInput, "serve is for another network namespace")
@@ -138,7 +138,7 @@ func TestRefusedByServe(t *testing.T) {
 			t.Errorf("%s: %s", query, answer.Status)
 		}
 	}
-	for _, line := range []string{"show", "report --name alice"} {
+	for _, line := range []string{"show", "report alice"} {
 		outsider := r.asNobody(program, nil, strings.Fields(line)...)
 		outsider.SysProcAttr.Credential = &syscall.Credential{Uid: nobody - 1, Gid: nobody - 1}
 		r.isRefusal(line, r.result(outsider), exitMissing, ", or ask root to add you to the group shapectl")

@@ -154,7 +154,7 @@ func TestFilesOfAnyKind(t *testing.T) {
 	for _, command := range []string{"apply", "diff", "import nft", "import libreqos --device va", "replay testdata/traces/burst.csv --device va --direction egress --policy"} {
 		r.refused(exitInput, "more than 128 MiB", append(strings.Fields(command), "/dev/zero")...)
 	}
-	for _, args := range [][]string{{"apply", fifo, "--last-good", filepath.Join(dir, "kept")}, {"watch", fifo}, {"watch", "/dev/zero"}} {
+	for _, args := range [][]string{{"apply", fifo, "--last-good", filepath.Join(dir, "kept")}, {"serve", fifo}, {"serve", "/dev/zero"}} {
 		r.refused(exitInput, "it is not a regular file", args...)
 	}
 	directory := filepath.Join(dir, "d")

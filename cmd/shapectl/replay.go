@@ -146,8 +146,8 @@ With --summary, one object describes the whole trace.`,
 		o.engine = s
 		return nil
 	}}, "engine", "what computes the verdicts")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg, .png)")
-	must(cmd.MarkFlagFilename("plot", "svg", "png"))
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg)")
+	must(cmd.MarkFlagFilename("plot", "svg"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }
@@ -157,8 +157,8 @@ func (o *replayOptions) checkPlot(given bool) error {
 	if !given {
 		return nil
 	}
-	if kind := filepath.Ext(o.plot); kind != replay.SVG && kind != replay.PNG {
-		return fmt.Errorf("cannot draw %q; name the file .svg or .png", o.plot)
+	if filepath.Ext(o.plot) != ".svg" {
+		return fmt.Errorf("cannot draw %q; name the file .svg", o.plot)
 	}
 	if picture, err := os.Stat(o.plot); err == nil {
 		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
@@ -482,5 +482,5 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
+	return errors.Join(c.WriteSVG(f, strings.Join(sentences, "\n")), f.Close())
 }

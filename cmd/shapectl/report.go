@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,19 +29,20 @@ import (
 const defaultHistory = "/var/lib/shapectl/history"
 
 type reportOptions struct {
-	rule, name, pool string
-	since, until     string
-	committed        policy.Rate
-	html, history    string
+	since, until  string
+	committed     policy.Rate
+	html, history string
 }
 
 func reportCommand(e *env) *cobra.Command {
 	var o reportOptions
 	cmd := &cobra.Command{
-		Use:   "report --rule 'DEV DIR NET'|--name NAME|--pool NAME [flags]",
-		Short: "Report what a rule or pool delivered over time",
-		Long: `Report what a rule, all rules with a name, or a pool passed and dropped over time, and whether the committed rate was
-delivered. 'shapectl serve' records the history.
+		Use:   "report NAME|ADDRESS|CIDR|DEV [ingress|egress [CIDR|any]] [flags]",
+		Short: "Report what rules and pools delivered over time",
+		Long: `Report what rules and pools passed and dropped over time, and whether the committed rate was delivered.
+'shapectl serve' records the history. NAME is that of rules such as those of a subscriber, of a pool, or of a device.
+The report has both directions. Rules that have only the rate of the same pool are summed up, and so are all rules of a
+device. Pools that only these rules draw from are in the report, too.
 
 The committed rate is the guarantee. Without a guarantee, it is the rate, unless the rule draws from a pool.
 --committed checks another rate. Rules with a rate for each host, subnet or flow are checked only with --committed.
@@ -53,56 +53,43 @@ before and after it: packets came in bursts, or a pool was full. If less was off
 Intervals without traffic do not count. Gaps are times without readings. Rates and checks leave them out, but sums
 include the bytes counted meanwhile.
 
-The report has the 95th percentile of 5-minute averages, as used for billing, and of intervals. --html writes a page
-with a picture to a file.
+The report has the 95th percentile of 5-minute averages, as used for billing. --html writes a page with a picture to a
+file.
 
 --since and --until take an age such as 24h or 7d, or a time such as 2026-11-23, '2026-11-23 14:00' or 14:00.`,
-		Example: `  shapectl report --name alice --since 7d --html alice.html
-  shapectl report --rule 'eth0 egress 10.0.0.7' --since 24h
-  shapectl report --pool uplink --committed 400mbit -j`,
-		Args: args(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Example: `  shapectl report alice --since 7d --html alice.html
+  shapectl report eth0 egress 10.0.0.7 --since 24h
+  shapectl report uplink --committed 400mbit -j`,
+		Args:              args(1, 3),
+		ValidArgsFunction: e.completeNamed(false, func(l policy.Label) []string { return []string{l.Name} }),
+		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
-			given := 0
-			for _, name := range []string{"rule", "name", "pool"} {
-				if set(name) {
-					given++
-				}
-				if set(name) && cmd.Flag(name).Value.String() == "" {
-					return inputf("report: --%s is empty; name a rule or pool", name)
-				}
-			}
 			switch {
-			case given == 0:
-				return inputf("report: choose one of --rule 'DEV ingress|egress CIDR', --name NAME and --pool NAME")
-			case given > 1:
-				return inputf("report: give one of --rule, --name and --pool")
+			case given[0] == "":
+				return inputf("report: the name is empty; name rules, a pool or a device")
 			case e.json && o.html != "":
 				return inputf("report: -j and --html exclude each other; give one of them")
 			case set("html") && o.html == "" || set("history") && o.history == "":
-				return inputf("report: --html and --history need the name of a file")
+				return inputf("report: --html needs the name of a file, and --history that of a directory")
 			case set("committed") && o.committed == policy.Unlimited:
 				return inputf("report: --committed unlimited cannot be checked; write a rate such as 10mbit")
 			}
-			return e.report(o, time.Now())
+			return e.report(given, o, time.Now())
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.rule, "rule", "", "the `rule`: device, direction and network, in quotes")
-	flags.StringVar(&o.name, "name", "", "all rules with this `name`, and the pool with this name")
-	flags.StringVar(&o.pool, "pool", "", "the `pool`")
 	flags.StringVar(&o.since, "since", "24h", "from this `time` on")
 	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
 	once(flags, &o.committed, "committed", "check this rate instead of the rule's or pool's own")
 	flags.Lookup("committed").DefValue = ""
 	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
-	flags.StringVar(&o.history, "history", "", "read this `file`; default: "+defaultHistory+", or else the memory of a running serve")
-	must(cmd.MarkFlagFilename("history"))
+	flags.StringVar(&o.history, "history", "", "read the history at this `path`; default: "+defaultHistory+", or else the memory of a running serve")
+	must(cmd.MarkFlagDirname("history"))
 	return cmd
 }
 
-func (e *env) report(o reportOptions, now time.Time) error {
+func (e *env) report(given []string, o reportOptions, now time.Time) error {
 	until, err := parseMoment(cmp.Or(o.until, "0s"), now)
 	if err != nil {
 		return inputf("report: --until: %w", err)
@@ -117,81 +104,79 @@ func (e *env) report(o reportOptions, now time.Time) error {
 	if !since.Before(until) {
 		return inputf("report: --since %s is not before --until %s; give an earlier time", o.since, cmp.Or(o.until, "now"))
 	}
-	match, err := o.match()
+	want, err := parseFilter("report", given)
 	if err != nil {
-		return inputf("report: %w", err)
+		return err
+	}
+	q := history.Request{Since: since, Until: until, Device: want.device, Committed: uint64(o.committed)}
+	if want.direction != nil {
+		q.Direction = want.direction.String()
+	}
+	networks := want.networks
+	if networks == nil {
+		q.Name, q.Device = want.device, ""
+		networks, _ = policy.ParseNetworks(q.Name) // it may be an address
+	}
+	for _, n := range networks {
+		q.Networks = append(q.Networks, n.String())
 	}
 	if e.netns != "" && o.history == "" && e.contents == nil { // what is at the usual places is of another one
-		return inputf("report: the history of network namespace %s is elsewhere; name the file that its serve records by --history", plain.Line(e.netns))
+		return inputf("report: the history of network namespace %s is elsewhere; name the directory that its serve records by --history", plain.Line(e.netns))
 	}
-	deliverer := report.Deliverer{Since: since, Until: until, Committed: o.committed}
-	file, from := cmp.Or(o.history, defaultHistory), "the history"
-	if e.history == nil {
-		from = file
-	}
-	var found report.Deliveries
-	if err := e.queryHistory(file, history.Query{From: since, To: until, Match: match}, deliverer.Add); o.history == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)) {
-		if found, err = o.fromServe(since, until); err != nil {
+	path := cmp.Or(o.history, defaultHistory)
+	found, err := e.deliveries(path, q)
+	switch {
+	case o.history == "" && e.history == nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
+		if found, err = askReport(given, o, q); err != nil {
 			return err
 		}
-	} else if err != nil {
+	case err != nil:
 		return fmt.Errorf("report: %w", err)
-	} else {
-		found = deliverer.Deliveries()
 	}
 	if len(found) == 0 {
-		return inputf("report: %s has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
-			from, o.what(), since.Format(time.DateTime), until.Format(time.DateTime))
-	}
-	if o.committed != 0 && len(found) > 1 && !found.BothDirections() { // it is the rate of one of them
-		return inputf("report: --committed %s is the rate of one rule or pool, but %s match: %s; choose one by --rule 'DEV DIRECTION NETWORK' or --pool", o.committed, found.Count(), found.Names())
+		return inputf("report: the history has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
+			plain.Line(strings.Join(given, " ")), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {
 			return fmt.Errorf("report: write the page: %w", err)
 		}
-		_, err := fmt.Fprintf(e.out, "wrote %s, with %s\n", plain.Line(o.html), found.Count())
+		_, err := fmt.Fprintln(e.out, "wrote", plain.Line(o.html))
 		return err
 	}
 	return e.print(found, found.Text)
 }
 
-// queryHistory reads a history: that of this process if it records one, else that in a file.
-func (e *env) queryHistory(file string, q history.Query, add func(history.Interval) error) error {
-	var tooMany error
-	visit := func(it history.Interval) {
-		if tooMany == nil {
-			tooMany = add(it)
-		}
-	}
-	var err error
+// deliveries reads a history: that of this process if it records one, else that at a path.
+func (e *env) deliveries(path string, q history.Request) (report.Deliveries, error) {
+	open := func() (*history.Reader, error) { return history.NewReader(path) }
 	switch {
 	case e.history != nil:
-		err = e.history.Query(q, visit)
+		open = e.history.Reader
 	case e.contents != nil:
-		err = errors.New("this server keeps no history; start it without --history none, and ask it about its own namespace")
-	default:
-		var r *history.Reader
-		if r, err = history.NewReader(file); err == nil {
-			err = r.Query(q, visit)
-		}
+		return nil, inputf("this server keeps no history; start it without --history none, and ask it about its own namespace")
 	}
-	if err == nil {
-		err = tooMany
+	r, err := open()
+	if err != nil {
+		return nil, inputError(err)
 	}
-	if err == nil || errors.Is(err, fs.ErrPermission) {
-		return err
+	defer r.Close()
+	found, err := r.Deliveries(q)
+	if err != nil {
+		return nil, inputError(err)
 	}
-	return inputError(err)
+	return found, nil
 }
 
-// fromServe asks for a report, as serve may keep its history in memory, or in a file that only root can read.
-func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveries, err error) {
-	query := url.Values{"since": {since.Format(time.RFC3339Nano)}, "until": {until.Format(time.RFC3339Nano)}}
-	for name, value := range map[string]string{"rule": o.rule, "name": o.name, "pool": o.pool} {
-		if value != "" {
-			query.Set(name, value)
-		}
+// askReport asks a running serve, as it may keep its history in memory, or where only root can read it.
+func askReport(given []string, o reportOptions, q history.Request) (found report.Deliveries, err error) {
+	query := url.Values{"since": {q.Since.Format(time.RFC3339Nano)}, "until": {q.Until.Format(time.RFC3339Nano)}}
+	names := []string{"named", "direction", "network"}
+	if len(given) == len(names) {
+		names[0] = "device"
+	}
+	for i, value := range given {
+		query.Set(names[i], value)
 	}
 	if o.committed != 0 {
 		query.Set("committed", o.committed.String())
@@ -202,50 +187,12 @@ func (o *reportOptions) fromServe(since, until time.Time) (found report.Deliveri
 	}
 	answer, text, err := askServe("/api/v1/report?"+query.Encode(), http.Header{netnsHeader: {namespace}}, nil)
 	if answer == nil {
-		return nil, fmt.Errorf("report: there is no %s to read; name a file by --history, or %w", defaultHistory, err)
+		return nil, fmt.Errorf("report: there is no %s to read; name a directory by --history, or %w", defaultHistory, err)
 	}
 	if err != nil {
 		return nil, err // of serve, in its words
 	}
 	return found, json.Unmarshal(text, &found)
-}
-
-// match finds the rules or pools that are meant.
-func (o *reportOptions) match() (func(*history.Series) bool, error) {
-	switch {
-	case o.pool != "":
-		return func(s *history.Series) bool { return s.Pool == o.pool }, nil
-	case o.name != "":
-		return func(s *history.Series) bool { return s.Name == o.name || s.Pool == o.name }, nil
-	}
-	words := strings.Fields(o.rule)
-	if len(words) != 3 {
-		return nil, fmt.Errorf("--rule %q does not have three words; write device, direction and network, such as 'eth0 egress 10.0.0.7'", o.rule)
-	}
-	direction, err := policy.ParseDirection(words[1])
-	if err != nil {
-		return nil, err
-	}
-	networks, err := policy.ParseNetworks(words[2])
-	if err != nil {
-		return nil, err
-	}
-	var keys []report.Key
-	for _, p := range networks {
-		keys = append(keys, report.Key{Device: words[0], Direction: direction.String(), Network: p.String()})
-	}
-	return func(s *history.Series) bool { return slices.Contains(keys, s.Key) }, nil
-}
-
-// what names what is meant.
-func (o *reportOptions) what() string {
-	switch {
-	case o.pool != "":
-		return "pool " + plain.Line(o.pool)
-	case o.name != "":
-		return "the name " + plain.Line(o.name)
-	}
-	return plain.Line(o.rule)
 }
 
 // parseMoment reads a time, or how long ago it was.

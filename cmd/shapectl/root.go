@@ -19,7 +19,7 @@ import (
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
@@ -279,9 +279,9 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e, ""), deleteCommand(e, ""), flushCommand(e), poolCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), askCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
-		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), agentCommand(e), completionCommand(e), version}},
+		{"Run:", []*cobra.Command{serveCommand(e), completionCommand(e), version}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {
@@ -404,11 +404,11 @@ func (e *env) advise(err error) error {
 	case errors.As(err, new(policy.PoolError)):
 		return inputf("%w; nothing was changed", err)
 	case errors.As(err, &pending):
-		by := measure.MadeBy(pending)
+		by := report.MadeBy(pending)
 		if by != "" {
 			by = " (" + by + ")"
 		}
-		return inputf("%w%s, and %s; %s it or %s first", err, by, report.Reverts(*measure.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
+		return inputf("%w%s, and %s; %s it or %s first", err, by, report.Reverts(*live.Ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	case e.unserved != nil && errors.Is(err, fs.ErrPermission):

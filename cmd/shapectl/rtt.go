@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
 )
@@ -65,12 +66,11 @@ The measuring programs are attached only while this command runs. They need Linu
 func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
 func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn uint32) error {
-	rules, _, err := e.rules(&want, search, measure.Details{})
-	if rules == nil {
+	s, err := e.readRules(&want, search, reads{})
+	if s == nil {
 		return err
 	}
-	_, rules = rules.Split()
-	rules.SortByDevice()
+	rules := slices.DeleteFunc(slices.Clone(s.found), func(it *live.Item) bool { return it.IsPool() })
 	seen := report.RTTs{Rules: []report.RTT{}}
 	switch {
 	case len(rules) == 0:
@@ -88,7 +88,7 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 		if wrong != nil {
 			return wrong
 		}
-		reader := &measure.Reader{Options: o, Netns: e.netns}
+		reader := &live.Reader{Options: o, Netns: e.netns}
 		defer reader.Close()
 		reading, failed := e.observe(reader, rules, interval, oneIn)
 		switch {
@@ -114,10 +114,10 @@ func (e *env) rtt(want filterRules, search bool, interval time.Duration, oneIn u
 }
 
 // observe looks at the packets of rules for some time. With an error about some of the devices comes what was measured on others.
-func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
-	chosen := map[report.Key]bool{}
+func (e *env) observe(reader *live.Reader, rules []*live.Item, interval time.Duration, oneIn uint32) (out observe.Reading, err error) {
+	chosen := map[live.Key]bool{}
 	for i := range rules {
-		chosen[rules[i].Key()] = true
+		chosen[rules[i].Key] = true
 	}
 	o, err := observe.Start(observe.Options{Netns: e.netns, OneIn: oneIn})
 	if err != nil {
@@ -125,14 +125,14 @@ func (e *env) observe(reader *measure.Reader, rules report.Rules, interval time.
 	}
 	defer func() { err = errors.Join(err, o.Close()) }()
 	for end := time.Now().Add(interval); ; {
-		now, unread := reader.Read(measure.What{})
+		now, unread := reader.Read(live.What{})
 		if now == nil {
 			return out, unread
 		}
-		var follow report.Rules
-		for _, r := range now.Rules {
-			if chosen[r.Key()] {
-				follow = append(follow, r)
+		var follow []*live.Item
+		for i := range now.Items {
+			if it := &now.Items[i]; chosen[it.Key] {
+				follow = append(follow, it)
 			}
 		}
 		failed := o.Follow(follow)

@@ -7,30 +7,30 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"os"
 	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
-	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/events"
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/pulse"
+	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
@@ -41,10 +41,11 @@ import (
 // serveOptions are the flags of serve.
 type serveOptions struct {
 	file, lastGood string
-	listen         string
-	history        string // the file; "" for memory, none for none
+	history        string // the directory; "" for memory, none for none
+	historySize    int64
 	anyNetns       bool
 	buckets        int // of which /metrics tells the level
+	metrics        int // rules and pools that /metrics has at most; negative for all
 	events         bool
 	rtt            bool
 	rttOneIn       uint32
@@ -54,22 +55,49 @@ type serveOptions struct {
 }
 
 func serveCommand(e *env) *cobra.Command {
-	var o serveOptions
+	o := serveOptions{metrics: 1000}
+	var clusterFlags []string
+	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "any-netns", "metrics-buckets", "metrics-rules", "events", "rtt", "rtt-one-in"}
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
-		Short: "Serve a web page, an API and metrics over HTTP",
-		Long: `Serve a web page, an API for all commands, and Prometheus metrics over HTTP, until stopped. Limits do not depend on
-it: they stay in force when it stops.
+		Short: "Limit devices as they appear; serve a page, an API and metrics",
+		Long: `Limit devices as they appear, and serve a web page, an API and Prometheus metrics, until stopped. Limits do not
+depend on it: they stay in force when it stops. Run one serve in each network namespace.
 
-With FILE, serve also does the work of 'shapectl watch': run one or the other. While FILE does not exist, it sets no
-rules. With --cluster-store, serve does the work of 'shapectl agent' in the same way.
+Devices that appear get the rules that FILE has for them; without FILE, those of the policy that was applied last. A
+device appears when it is created, moved into the network namespace, or renamed to a name of the policy. serve changes no
+direction that already has rules; 'shapectl apply' does. There are two exceptions. A device that was renamed and has
+rules in the pool of its old name gets the rules and the pool of its new name. The rules of hosts with a MAC address
+follow the neighbours of the device, with a message for each address, while the pool of the host is in force. serve adds pools that
+the rules need, and changes none. If the rules need fq and the device lacks it, serve sets it up with --setup-fq.
+Otherwise it warns, and sets no rules there. Devices whose rules could not be set are tried again within ten seconds.
 
-serve listens on a Unix socket and on 127.0.0.1. Over the socket, root can do everything, and the group shapectl can
-read. Over 127.0.0.1, all users of this host can read; changes need the token in --token-file. On an address that other
-hosts can reach, every request needs the token and TLS: give --tls-cert, --tls-key and --token-file.
+If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
+and 'shapectl doctor' says so. When there is room, serve gives them, to the oldest device first.
 
-On SIGHUP, it reads FILE, the token and the certificate again.`,
-		Example: `  shapectl serve /etc/shapectl/policy.yaml
+While a change of 'shapectl apply' is pending, a device that appears has the rules of the new policy, and after a
+revert those of the old one. serve deletes nothing until the change is confirmed or has reverted.
+
+serve reads FILE, the token and the certificate again on SIGHUP, and FILE when a device appears after the file was
+changed. While FILE is not valid, serve uses the copy in --last-good, or else the version that it read before. After a
+change that was not confirmed or was rolled back, serve uses the policy from before it, or none if there was none, until
+FILE is written again. While there is no FILE, serve sets no rules.
+
+serve attaches programs again that something else has detached, within ten seconds. It adapts the rates of pools with
+--adapt-min to the latency of the line. It removes the state of deleted devices and network namespaces, and an hour
+after a change that of devices and directions without rules. Rollback is no longer possible once serve has freed that
+state, changed the rules of a host, given a guarantee, or removed the pool of a deleted device.
+
+With --cluster-store or SHAPECTL_STORE, serve gets leases on the rates of clusters from a store that hosts share: Redis
+(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. The
+kernel ends a lease after two seconds unless it was renewed. The pool then has its safe share. All hosts together never
+have more than the rate. Each host needs a name that no other host of its clusters has.
+
+Over the Unix socket, root can do everything, and the group shapectl can read. Over 127.0.0.1, all users of this host
+can read; changes need the token in --token-file. On an address that other hosts can reach, every request needs the
+token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none --socket none, serve listens nowhere.`,
+		Example: `  shapectl serve
+  shapectl serve /etc/shapectl/policy.yaml
   curl --unix-socket /run/shapectl/serve.sock 'http://localhost/api/v1/show?device=eth0'`,
 		Args:              args(0, 1),
 		ValidArgsFunction: completePolicy,
@@ -77,78 +105,83 @@ On SIGHUP, it reads FILE, the token and the certificate again.`,
 			if len(given) > 0 {
 				o.file = given[0]
 			}
+			o.cluster.orEnvironment(e)
 			set := cmd.Flags().Changed
-			switch {
-			case o.file == "" && (set("last-good") || set("setup-fq")):
-				return inputf("serve: --last-good and --setup-fq need FILE; name the policy, or leave them out")
-			case set("last-good") && o.lastGood == "":
-				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
+			first := func(flags []string) string { // the first of these that was given; "" for none
+				if at := slices.IndexFunc(flags, set); at >= 0 {
+					return flags[at]
+				}
+				return ""
 			}
-			if set("history") && o.history == "" {
-				return inputf("serve: --history needs the name of a file; leave it out to keep the history in memory")
-			}
-			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
-				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
-			}
-			if o.buckets < 0 || o.buckets > mostBucketSeries {
-				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
-			}
-			if o.cluster.URL == "" {
-				if at := slices.IndexFunc(o.cluster.flags, set); at >= 0 {
-					return inputf("serve: --%s needs --%s", o.cluster.flags[at], o.cluster.flags[0])
+			for _, address := range []*string{&o.Listen, &o.Socket} {
+				if *address == "none" {
+					*address = ""
 				}
 			}
-			if !isOneIn(o.rttOneIn) {
+			switch {
+			case o.file == "" && set("last-good"):
+				return inputf("serve: --last-good needs FILE; name the policy, or leave it out")
+			case set("last-good") && o.lastGood == "":
+				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
+			case set("history") && o.history == "":
+				return inputf("serve: --history needs the name of a directory; leave it out to keep the history in memory")
+			case o.historySize < leastHistory:
+				return inputf("serve: --history-size %d is too little; use at least %d", o.historySize, leastHistory)
+			case !o.listens() && first(listenerFlags) != "":
+				return inputf("serve: --%s is for the page, the API and metrics; remove --listen none or --socket none", first(listenerFlags))
+			case o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes:
+				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
+			case o.buckets < 0 || o.buckets > mostBucketSeries:
+				return inputf("serve: --metrics-buckets %d is out of range; use 0 to %d", o.buckets, mostBucketSeries)
+			case o.cluster.URL == "" && first(clusterFlags) != "":
+				return inputf("serve: --%s needs --cluster-store", first(clusterFlags))
+			case !isOneIn(o.rttOneIn):
 				return inputf("serve: --rtt-one-in %d is not a power of two up to 65536", o.rttOneIn)
-			}
-			if set("rtt-one-in") && !o.rtt {
+			case set("rtt-one-in") && !o.rtt:
 				return inputf("serve: --rtt-one-in needs --rtt")
-			}
-			if o.listen != "none" {
-				o.Listen = o.listen
-			}
-			if o.Socket == "none" {
-				o.Socket = ""
-			}
-			if o.Listen == "" && o.Socket == "" {
-				return inputf("serve: there is nothing to listen on; remove --listen none or --socket none")
 			}
 			return e.serve(o)
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
+	e.addSetupFQ(f)
+	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
+	f.StringVar(&o.history, "history", "", "keep the history at this `path`, or none; default: in memory")
+	must(cmd.MarkFlagDirname("history"))
+	f.Int64Var(&o.historySize, "history-size", history.DefaultBytes, "most `bytes` of the history")
+	f.StringVar(&o.Listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
 	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
 	f.StringVar(&o.TokenFile, "token-file", "", "read the token for changes over TCP from this `file`")
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "largest request body in `bytes`, such as a policy")
-	f.StringVar(&o.history, "history", "", "keep the history in this `file`, or none; default: in memory")
-	must(cmd.MarkFlagFilename("history"))
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
+	f.Var(countOrAll(&o.metrics), "metrics-rules", "export at most `N` rules, or all; pools that several names draw from do not count")
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
 	f.BoolVar(&o.rtt, "rtt", false, "measure TCP round-trip times all the time, at a cost to each packet")
 	f.Uint32Var(&o.rttOneIn, "rtt-one-in", 1, "follow one flow in `N` for that, a power of two")
+	groupFlags(f, "Page, API and metrics", append([]string{"listen", "socket"}, listenerFlags...)...)
 	o.cluster.add(f, "cluster-")
-	addHost(f, &o.host, "cluster-")
-	o.cluster.flags = append(o.cluster.flags, "cluster-host")
-	groupFlags(f, clusterFlagsTitle, o.cluster.flags...)
-	e.addSetupFQ(f)
-	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
+	f.StringVar(&o.host, "cluster-host", "", "the `name` of this host in its clusters (default: its host name, and that of -n)")
+	clusterFlags = append(o.cluster.flags, "cluster-host")
+	groupFlags(f, clusterFlagsTitle, clusterFlags...)
 	return cmd
 }
 
+// listens reports whether there is a page, an API and metrics.
+func (o *serveOptions) listens() bool { return o.Listen != "" || o.Socket != "" }
+
 // newServer makes the server with all its parts.
-func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Handler) (*serve.Server, error) {
+func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handler) (*serve.Server, error) {
 	s, err := serve.New(o.Options)
 	if err != nil {
 		return nil, err
 	}
 	a := &api{env: e, anyNetns: o.anyNetns}
 	a.addTo(s)
-	s.Handle("GET /api/v1/top", serve.Reads, a.topHandler(options))
+	s.Handle("GET /api/v1/top", serve.Reads, a.topHandler(shared))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("GET /metrics", serve.Reads, exporter)
@@ -156,49 +189,84 @@ func (e *env) newServer(o serveOptions, options loader.Options, exporter http.Ha
 	return s, nil
 }
 
-// topHandler answers with what all rules do now. All who ask share one reading a second, and its text: with thousands of
-// rules it is megabytes, and a tenth of that compressed.
-func (a *api) topHandler(options loader.Options) http.Handler {
-	e := a.env
-	live := measure.NewLive(&measure.Reader{Options: options, Netns: e.netns}, measure.What{Fullest: fullestBuckets}, usualInterval)
-	var mu sync.Mutex
-	var last *measure.Reading
-	var text, packed []byte
+// topHandler answers with what rules and pools do now. All who ask share one reading a second.
+func (a *api) topHandler(shared *live.Shared) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get(columnsHeader) != "" && slices.Equal(r.URL.Query()["once"], []string{"true"}) {
+		given := r.URL.Query()
+		if r.Header.Get(columnsHeader) != "" && slices.Equal(given["once"], []string{"true"}) {
 			a.answer(topOnce, w.(*serve.Answer), r)
 			return
 		}
-		if r.URL.RawQuery != "" {
-			serve.Fail(w, http.StatusBadRequest, exitInput, "top: it takes no parameters, and has all rules; use show to choose some")
+		view, err := topView(given)
+		if err != nil {
+			serve.Fail(w, http.StatusBadRequest, exitInput, "top: %v", err)
 			return
 		}
-		now, err := live.Latest(r.Context())
+		now, err := shared.Watch(r.Context(), live.What{Fullest: fullestBuckets})
 		if now == nil {
-			err = fmt.Errorf("top: %w", e.advise(err))
+			err = fmt.Errorf("top: %w", a.env.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		mu.Lock()
-		if now != last {
-			var all bytes.Buffer
-			must(json.NewEncoder(&all).Encode(now.Top()))
-			last, text, packed = now, all.Bytes(), nil
-		}
-		answer := text
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-			if packed == nil {
-				packed = compressed(text)
-			}
-			w.Header().Set("Content-Encoding", "gzip")
-			answer = packed
-		}
-		mu.Unlock()
 		w.Header().Set("Vary", "Accept-Encoding")
-		w.Write(answer)
+		text, err := json.Marshal(report.NewTop(now, view))
+		must(err)
+		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			text = compressed(text)
+			w.Header().Set("Content-Encoding", "gzip")
+		}
+		w.Write(text)
 	})
+}
+
+// topParameters are what a request can ask of the rows. values are those that exist; nil for any.
+var topParameters = []struct {
+	name, help string
+	values     []string
+	text       func(*live.View) *string // one of these
+	number     func(*live.View) *int
+	list       func(*live.View) *[]string
+}{
+	{name: "by", help: "what the rows are", values: live.Views, text: func(v *live.View) *string { return &v.By }},
+	{name: "sort", help: "their order", values: live.Orders, text: func(v *live.View) *string { return &v.Sort }},
+	{name: "search", help: "words in names, plans, notes, pools, devices and networks, and addresses in networks", text: func(v *live.View) *string { return &v.Search }},
+	{name: "show", help: "only rows with this activity; near includes dropping, and busy both", values: live.Activities, text: func(v *live.View) *string { return &v.Show }},
+	{name: "kind", help: "only rules or pools; of a tree, pool leaves out rules in no pool", values: live.Kinds, text: func(v *live.View) *string { return &v.Kind }},
+	{name: "under", help: "the pool that a tree is of", text: func(v *live.View) *string { return &v.Under }},
+	{name: "name", help: "only rules with this name; of a tree, with the pools above them", text: func(v *live.View) *string { return &v.Name }},
+	{name: "of", help: "only this rule ('DEVICE DIRECTION NETWORK') or pool ('pool NAME'); of a tree, with the pools above it and what is directly within it", text: func(v *live.View) *string { return &v.Of }},
+	{name: "open", help: "of a tree, show only what is directly within these pools; several times, and empty for none", list: func(v *live.View) *[]string { return &v.Open }},
+	{name: "top", help: "only so many rows; of a tree, in each pool", number: func(v *live.View) *int { return &v.Top }},
+	{name: "most", help: "of a tree, only so many rows in all", number: func(v *live.View) *int { return &v.Most }},
+}
+
+// topView is the view that a request asks for.
+func topView(given url.Values) (v live.View, err error) {
+	for _, p := range topParameters {
+		values := given[p.name]
+		delete(given, p.name)
+		switch {
+		case len(values) == 0:
+		case p.list != nil:
+			*p.list(&v) = values
+		case len(values) > 1:
+			return v, fmt.Errorf("%s was given %d times", p.name, len(values))
+		case p.number != nil:
+			if *p.number(&v), err = strconv.Atoi(values[0]); err != nil || *p.number(&v) < 1 {
+				return v, fmt.Errorf("%s %.20q is not a number of rows; use 1 or more", p.name, values[0])
+			}
+		case p.values != nil && values[0] != "" && !slices.Contains(p.values, values[0]):
+			return v, fmt.Errorf("%s %.20q is unknown; use one of %s", p.name, values[0], strings.Join(p.values, ", "))
+		default:
+			*p.text(&v) = values[0]
+		}
+	}
+	for name := range given {
+		return v, fmt.Errorf("unknown parameter %q", name)
+	}
+	return v, nil
 }
 
 func compressed(text []byte) []byte {
@@ -212,104 +280,48 @@ func compressed(text []byte) []byte {
 
 func (e *env) serve(o serveOptions) error {
 	options, err := e.options()
-	if err == nil {
-		o.SocketGID, err = socketGroup()
-	}
 	if err != nil {
-		return fmt.Errorf("serve: %w", e.advise(err))
+		return fmt.Errorf("serve: %w", err)
 	}
 	e.out, e.err = &lockedWriter{to: e.out}, &lockedWriter{to: e.err}
-	o.Say = func(text string) {
-		for line := range strings.Lines(text) {
-			e.say("shapectl: serve: %s", line)
-		}
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 
-	if o.history != "none" {
-		if e.history = openHistory(o.history, o.Say); e.history != nil {
-			defer e.history.Close()
-		}
-	}
-	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { o.Say(fmt.Sprintf("events: %v", e.advise(err))) }})
-	if o.rtt {
-		reader := &measure.Reader{Options: options, Netns: e.netns}
-		defer reader.Close()
-		e.rtts = observe.NewLive(observe.Options{Netns: e.netns, OneIn: o.rttOneIn}, func() (report.Rules, error) {
-			r, err := reader.Read(measure.What{})
-			if r == nil {
-				return nil, err
-			}
-			return r.Rules, err
-		}, func(text string) { o.Say("rtt: " + text) })
-	}
-	counted := newEventCounter()
-	exporter, err := e.exporter(o, options)
-	if err != nil {
-		return inputf("serve: %w", err)
-	}
-	if o.events {
-		exporter.Register(counted.total)
-	}
-	s, err := e.newServer(o, options, exporter)
-	if err != nil {
-		return inputf("serve: %w", err)
-	}
+	o.Say = e.note
+	d := &daemon{env: e}
 	reread := make(chan os.Signal, 1)
-	d := &daemon{env: e, say: o.Say}
-	d.started = func() string {
-		where := "listening on " + plain.List(s.Addresses())
-		o.Say(where)
-		return where
-	}
 	d.reload = func() {
-		if err := s.Reload(); err != nil {
-			o.Say(fmt.Sprintf("%v; still using the one that was read before", err))
-		}
 		select {
 		case reread <- syscall.SIGHUP:
 		default: // it will read it anyway
 		}
 	}
-	d.add("HTTP", s.Run, s.Alive)
-	if e.history != nil {
-		c := &recorder{env: e, reader: &measure.Reader{Options: options, Netns: e.netns}, say: o.Say, Pulse: make(pulse.Pulse)}
-		d.add("history", c.run, c.Alive)
+	shared := live.NewShared(&live.Reader{Options: options, Netns: e.netns}, usualInterval)
+	if err := e.follow(d, o, options, reread); err != nil {
+		return inputf("serve: %w", err)
 	}
-	if e.rtts != nil {
-		d.add("rtt", e.rtts.Run, e.rtts.Alive)
+	if o.listens() {
+		if err := e.listen(ctx, d, o, options, shared); err != nil {
+			return fmt.Errorf("serve: %w", e.advise(err))
+		}
 	}
-	if o.events {
-		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready, o.Say) }, func(context.Context) error { return nil })
+	if o.history != "none" && (o.listens() || o.history != "") {
+		if e.history = openHistory(&o); e.history != nil {
+			defer e.history.Close()
+			c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
+			d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
+		}
 	}
 	if o.cluster.URL != "" {
-		r, err := e.clusterLeases(&o.cluster, o.host, func(text string) { o.Say("cluster: " + text) })
+		r, err := e.clusterLeases(&o.cluster, o.host, options)
 		if err != nil {
-			return prefixed("serve", err)
+			return fmt.Errorf("serve: %w", err)
 		}
 		defer r.Store.Close()
-		d.alsoStarts(r.Started)
-		d.add("leases", r.Run, r.Alive)
-	}
-	if o.file != "" {
-		r := e.reconciler(options)
-		r.Pulse = make(pulse.Pulse)
-		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return inputf("serve: %w", err)
-		}
-		d.alsoStarts(func() string {
-			e.note(watchesFor(r, o.file))
-			return watchesFor(r, o.file)
-		})
-		d.add("watch", func(ctx context.Context, ready func()) error {
-			return netns.Stay(ctx, e.netns, func(ctx context.Context) error { return r.Run(ctx, reread, ready) })
-		}, r.Alive)
-		a := leases.Line{Keeper: e.keeper(options, e.note)}
-		d.add("adapt", a.Run, a.Alive)
+		d.add("leases", r.Run, r.Alive, r.Asks)
 	}
 	if err := d.run(ctx, hangup); err != nil {
 		return fmt.Errorf("serve: %w", e.advise(err))
@@ -317,136 +329,133 @@ func (e *env) serve(o serveOptions) error {
 	return nil
 }
 
-// openHistory opens the history in a file. Limits do not depend on it: without the file it is in memory, and without memory
+// listen adds the page, the API and metrics.
+func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loader.Options, shared *live.Shared) (err error) {
+	if o.SocketGID, err = socketGroup(); err != nil {
+		return err
+	}
+	e.feed = events.NewFeed(e.netns, events.Options{Loader: options, OnProblem: func(err error) { e.note(fmt.Sprintf("events: %v", e.advise(err))) }})
+	if o.rtt {
+		e.rtts = observe.NewLive(observe.Options{Netns: e.netns, OneIn: o.rttOneIn}, func() ([]*live.Item, error) {
+			r, err := shared.Now(ctx, live.What{})
+			if r == nil {
+				return nil, err
+			}
+			return r.Once(), err
+		}, func(text string) { e.note("rtt: " + text) })
+	}
+	counted := newEventCounter()
+	exporter, err := e.exporter(o, shared)
+	if err != nil {
+		return inputError(err)
+	}
+	s, err := e.newServer(o, shared, exporter)
+	if err != nil {
+		return inputError(err)
+	}
+	rereads := d.reload
+	d.reload = func() {
+		if err := s.Reload(); err != nil {
+			e.note(fmt.Sprintf("%v; still using the one that was read before", err))
+		}
+		rereads()
+	}
+	d.add("HTTP", s.Run, s.Alive, func() string { return "listening on " + plain.List(s.Addresses()) })
+	if o.rtt {
+		d.add("rtt", e.rtts.Run, e.rtts.Alive, func() string { return "measuring round-trip times" })
+	}
+	if o.events {
+		exporter.Register(counted.total)
+		d.add("events", func(ctx context.Context, ready func()) error { return counted.run(ctx, e, ready) }, func(context.Context) error { return nil },
+			func() string { return "counting events" })
+	}
+	return nil
+}
+
+// follow adds what keeps rules and rates as they should be.
+func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <-chan os.Signal) error {
+	r := &reconciler.Reconciler{Options: options, OnApply: e.reconciled, OnNotice: e.note, Pulse: make(pulse.Pulse)}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	if o.file != "" {
+		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	watches := ""
+	d.add("devices", func(ctx context.Context, ready func()) error {
+		err := netns.Stay(ctx, e.netns, func(ctx context.Context) error {
+			return r.Run(ctx, reread, func() {
+				watches = r.Watches()
+				ready()
+			})
+		})
+		if o.file != "" || !errors.Is(err, fs.ErrPermission) {
+			return err
+		}
+		r.OnWarning(fmt.Errorf("devices that appear get no rules: %w", err)) // the sandbox needs no rights
+		ready()
+		r.Pulse.Wait(ctx, nil)
+		return nil
+	}, r.Alive, func() string { return watches })
+	a := leases.Line{Keeper: e.keeper(options, e.note)}
+	d.add("adapt", a.Run, a.Alive, func() string { return "" })
+	return nil
+}
+
+// leastHistory is what --history-size needs at least.
+const leastHistory = 1_000_000
+
+// openHistory opens the history. Limits do not depend on it: if it cannot be at its path it is in memory, and without memory
 // there is none.
-func openHistory(path string, say func(string)) *history.History {
-	h, err := history.Open(path, history.Limits{}, say)
-	if err != nil && path != "" {
-		say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
-		h, err = history.Open("", history.Limits{}, say)
+func openHistory(o *serveOptions) *history.History {
+	options := history.Options{Bytes: o.historySize}
+	h, err := history.Open(o.history, options, o.Say)
+	if err != nil && o.history != "" {
+		o.Say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
+		h, err = history.Open("", options, o.Say)
 	}
 	if err != nil {
-		say(fmt.Sprintf("%v; there is no history", err))
+		o.Say(fmt.Sprintf("%v; there is no history", err))
 		return nil
 	}
 	return h
 }
 
-// A daemon runs loops until one of them ends, and tells the service manager about them.
-type daemon struct {
-	env     *env
-	say     func(string)
-	started func() (status string) // is called when all loops are ready
-	reload  func()                 // reads all files again
+// longestHost is how long the name of a host may be.
+const longestHost = 255
 
-	loops []loop
-}
-
-// A loop calls ready once, and runs until ctx is done. alive returns nil if it makes progress now.
-type loop struct {
-	name  string
-	run   func(ctx context.Context, ready func()) error
-	alive func(ctx context.Context) error
-}
-
-func (d *daemon) add(name string, run func(context.Context, func()) error, alive func(context.Context) error) {
-	d.loops = append(d.loops, loop{name, run, alive})
-}
-
-// alsoStarts adds to what started does.
-func (d *daemon) alsoStarts(another func() (status string)) {
-	before := d.started
-	d.started = func() string { return before() + "; " + another() }
-}
-
-func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	ready, ended := make(chan struct{}, len(d.loops)), make(chan error, len(d.loops))
-	for _, l := range d.loops {
-		go func() { ended <- l.run(ctx, sync.OnceFunc(func() { ready <- struct{}{} })) }()
-	}
-	waits, running := len(d.loops), len(d.loops)
-	var dogs <-chan time.Time
-	var patience time.Duration
-	var failed error
-	done := ctx.Done()
-	for running > 0 {
-		select {
-		case <-ready:
-			if waits--; waits > 0 {
-				continue
-			}
-			d.env.notify("READY=1\nSTATUS=" + d.started())
-			if patience = d.watchdog(); patience > 0 {
-				ticker := time.NewTicker(patience / 2)
-				defer ticker.Stop()
-				dogs = ticker.C
-			}
-		case <-dogs:
-			d.checkLoops(ctx, patience/2)
-		case <-hangup:
-			d.reloads()
-		case err := <-ended:
-			running--
-			if failed == nil {
-				failed = err
-			}
-			stop()
-		case <-done:
-			done = nil
-			d.env.notify("STOPPING=1")
+// hostIn is the name of this host in its clusters.
+func (e *env) hostIn(given string) (string, error) {
+	name := given
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return "", inputf("%w; name this host with --cluster-host", err)
+		}
+		if e.netns != "" {
+			name += "/" + e.netns
 		}
 	}
-	return failed
-}
-
-// reloads reloads, and tells the service manager so.
-func (d *daemon) reloads() {
-	var now unix.Timespec
-	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	d.env.notify(fmt.Sprintf("RELOADING=1\nMONOTONIC_USEC=%d", now.Nano()/1000))
-	d.reload()
-	d.env.notify("READY=1")
-}
-
-// watchdog is how long the service manager waits for a sign of life; 0 for ever.
-func (d *daemon) watchdog() time.Duration {
-	if pid := d.env.getenv("WATCHDOG_PID"); pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return 0
+	if len(name) > longestHost || !utf8.ValidString(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }) {
+		return "", inputf("--cluster-host %s: use at most %d printable characters", plain.Line(strconv.Quote(name)), longestHost)
 	}
-	us, err := strconv.ParseUint(d.env.getenv("WATCHDOG_USEC"), 10, 50)
+	return name, nil
+}
+
+// keeper is for the pools of this network namespace.
+func (e *env) keeper(o loader.Options, say func(string)) leases.Keeper {
+	return leases.Keeper{Options: o, Netns: e.netns, Say: say, Advise: e.advise, Pulse: make(pulse.Pulse)}
+}
+
+// clusterLeases renews the leases of clusters.
+func (e *env) clusterLeases(from *storeFlags, host string, o loader.Options) (*leases.Cluster, error) {
+	host, err := e.hostIn(host)
 	if err != nil {
-		return 0
+		return nil, err
 	}
-	return time.Duration(us) * time.Microsecond
-}
-
-// checkLoops tells the service manager that all loops make progress, if they do.
-func (d *daemon) checkLoops(ctx context.Context, patience time.Duration) {
-	asked, cancel := context.WithTimeout(ctx, patience)
-	go func() {
-		defer cancel()
-		for _, l := range d.loops {
-			if err := l.alive(asked); err != nil {
-				if !errors.Is(ctx.Err(), context.Canceled) {
-					d.say(fmt.Sprintf("%s does not answer: %v", l.name, err))
-				}
-				return
-			}
-		}
-		d.env.notify("WATCHDOG=1")
-	}()
-}
-
-// A lockedWriter is for several goroutines.
-type lockedWriter struct {
-	mu sync.Mutex
-	to io.Writer
-}
-
-func (w *lockedWriter) Write(text []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.to.Write(text)
+	store, err := from.open()
+	if err != nil {
+		return nil, err
+	}
+	return &leases.Cluster{Keeper: e.keeper(o, func(text string) { e.note("cluster: " + text) }), Store: store, Host: host}, nil
 }

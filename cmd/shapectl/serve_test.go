@@ -34,7 +34,7 @@ import (
 
 // A served is a `shapectl serve` that runs.
 type served struct {
-	*watch
+	*process
 	socket string
 	schema *apiSchema
 }
@@ -46,25 +46,9 @@ func (r *rig) serve(args ...string) *served {
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &served{socket: filepath.Join(dir, "s"), schema: newAPISchema(r.t)}
-	s.watch = r.startDaemon(append([]string{"serve", "--socket", s.socket, "--listen", "none"}, args...)...)
+	s.process = r.launch(append([]string{"serve", "--socket", s.socket, "--listen", "none"}, args...)...)
 	s.isTold("READY=1")
 	return s
-}
-
-// isTold waits until the service manager is told something that begins so.
-func (s *served) isTold(want string) {
-	s.t.Helper()
-	message := make([]byte, 1000)
-	testenv.Must(s.t, s.manager.SetReadDeadline(time.Now().Add(20*time.Second)))
-	for {
-		n, err := s.manager.Read(message)
-		if err != nil {
-			s.t.Fatalf("the service manager is not told %q: %v; %s%s", want, err, &s.out, &s.err)
-		}
-		if strings.HasPrefix(string(message[:n]), want) {
-			return
-		}
-	}
 }
 
 // client is one that talks to the socket.
@@ -128,11 +112,11 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "show", "device=va&direction=egress&network=10.0.0.0/24&sentences=true", "20mbit")
 	s.ask(200, "show", "names=true", "--alice")
 	s.ask(200, "show", "tree&interval=100ms", "interval_ns")
-	s.ask(200, "ask", "device=va&direction=egress&address=10.0.0.7&bytes=1000", `"pass"`)
-	s.ask(200, "explain", "address=10.0.0.7&device=va", "10.0.0.0/24")
+	s.ask(200, "explain", "device=va&direction=egress&address=10.0.0.7&bytes=1000", `"pass"`)
+	s.ask(404, "ask", "address=10.0.0.7", "")
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
-	s.ask(400, "top", "device=va", "takes no parameters")
+	s.ask(400, "top", "device=va", "unknown parameter")
 	for _, whole := range []bool{false, true} {
 		client := s.client()
 		client.Transport.(*http.Transport).DisableCompression = whole
@@ -172,17 +156,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(400, "events", "count=0", `"error":"events: --count`)
 	s.ask(404, "nothing", "", "there is no")
 	s.ask(405, "set", "device=va", "takes POST")
-	s.endsWell(syscall.SIGTERM)
-}
-
-// endsWell tells it to end.
-func (s *served) endsWell(by os.Signal) {
-	s.t.Helper()
-	testenv.Must(s.t, s.cmd.Process.Signal(by))
-	s.isTold("STOPPING=1")
-	if err := s.cmd.Wait(); err != nil {
-		s.t.Errorf("told to end, it ends with %v: %s", err, &s.err)
-	}
+	s.ends(syscall.SIGTERM)
 }
 
 // TestServeEvents sees that events come as they happen, also as server-sent events.
@@ -219,7 +193,7 @@ func TestServeEvents(t *testing.T) {
 			if !strings.Contains(said, `data: {`) || !strings.Contains(said, "rules-changed") {
 				t.Errorf("the stream says %q", said)
 			}
-			s.endsWell(syscall.SIGTERM) // also with a stream open
+			s.ends(syscall.SIGTERM) // also with a stream open
 			return
 		case <-time.After(100 * time.Millisecond):
 			if rate > 200 {
@@ -259,7 +233,7 @@ func TestServeSharesEvents(t *testing.T) {
 	if n := listeners(); n != 1 {
 		t.Errorf("%d listen for two clients and the count", n)
 	}
-	s.endsWell(syscall.SIGTERM)
+	s.ends(syscall.SIGTERM)
 }
 
 // TestServeMeasuresRoundTrips sees that whoever may read gets what --rtt measures, at once.
@@ -287,7 +261,7 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 	off.ask(200, "rtt", "interval=20ms", `"interval_ns": `)
 	off.ask(200, "talkers", "device=va&direction=egress&network=10.0.0.0/24&interval=20ms", `"talkers": [`)
 	off.ask(200, "talkers", "address=10.0.0.2&interval=20ms", `"host": "10.0.0.2"`)
-	off.endsWell(syscall.SIGTERM)
+	off.ends(syscall.SIGTERM)
 	s := r.serve("--rtt")
 	s.ask(400, "rtt", "interval=1s", "leave interval")
 	r.upload()
@@ -306,7 +280,7 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 			t.Errorf("the metrics have no %s: %s", want, text)
 		}
 	}
-	s.endsWell(syscall.SIGTERM)
+	s.ends(syscall.SIGTERM)
 	if left := r.programs(); len(left) != 1 {
 		t.Errorf("programs %v are left on the device", left)
 	}
@@ -363,7 +337,11 @@ func TestServeWatches(t *testing.T) {
 	s.says("was read again")
 	testenv.Veth(t, "vc", "vd")
 	testenv.Eventually(t, "the device that appears has a rule", func() bool { return len(r.show("vc")) == 1 })
-	s.endsWell(syscall.SIGTERM)
+	other := r.result(r.command("serve", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--listen", "none", "--socket", s.socket))
+	if other.code != exitKernel || !strings.Contains(other.err, "another process listens there") || len(r.show("va")) != 1 {
+		t.Errorf("where another one listens, it is not an error after devices are limited: %+v", other)
+	}
+	s.ends(syscall.SIGTERM)
 	if rules := r.show("vc"); len(rules) != 1 || rules[0].Rate != 7e6 || !rules[0].Attached {
 		t.Errorf("after it ended, there is %v", rules)
 	}
@@ -407,10 +385,10 @@ func TestServeBoundsReplays(t *testing.T) {
 	replay(200, 1000, 20, `"offered_packets": 1000`)
 	replay(400, 20_000, 20, "too many packets, buckets or sharers")
 	replay(400, 600, 64_000, "it unpacks to too many bytes")
-	s.endsWell(syscall.SIGTERM)
+	s.ends(syscall.SIGTERM)
 }
 
-// TestServeWithoutItsHistory sees that devices have their rules although the disk is full, or the file is no history.
+// TestServeWithoutItsHistory sees that devices have their rules although the disk is full, or there is a file in place of the history.
 func TestServeWithoutItsHistory(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -426,14 +404,15 @@ func TestServeWithoutItsHistory(t *testing.T) {
 		if rules := r.show("va"); len(rules) != 1 || !rules[0].Attached {
 			t.Errorf("there is %v", rules)
 		}
-		s.endsWell(syscall.SIGTERM)
+		s.ends(syscall.SIGTERM)
 		r.ok("flush", "--all")
 	}
 	_ = os.WriteFile(filler, make([]byte, 600<<10), 0o600)
-	serves("no space left on device; the history is in memory until")
+	serves("no space left on device; until that works there is a gap")
+	testenv.Must(t, os.RemoveAll(file))
 	testenv.Must(t, os.Remove(filler))
 	testenv.Must(t, os.WriteFile(file, []byte("notes"), 0o600))
-	serves("it is not a history of shapectl; the history is in memory until")
+	serves("it is not a directory; move it away, or name another one; the history is in memory until")
 	if text, err := os.ReadFile(file); string(text) != "notes" {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
@@ -445,9 +424,10 @@ func TestWatchdogNoticesALoopThatStands(t *testing.T) {
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	testenv.Must(t, err)
 	defer manager.Close()
-	said := make(chan string, 10)
-	d := &daemon{env: &env{err: io.Discard, getenv: func(string) string { return socket }}, say: func(text string) { said <- text }}
-	d.add("good", nil, func(context.Context) error { return nil })
+	t.Setenv("NOTIFY_SOCKET", socket)
+	said := new(transcript)
+	d := &daemon{env: &env{err: said}}
+	d.add("good", nil, func(context.Context) error { return nil }, nil)
 	d.checkLoops(t.Context(), time.Minute)
 	message := make([]byte, 100)
 	testenv.Must(t, manager.SetReadDeadline(time.Now().Add(10*time.Second)))
@@ -457,11 +437,9 @@ func TestWatchdogNoticesALoopThatStands(t *testing.T) {
 	d.add("bad", nil, func(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
-	})
+	}, nil)
 	d.checkLoops(t.Context(), time.Millisecond)
-	if text := <-said; !strings.Contains(text, "bad does not answer") {
-		t.Errorf("it says %q", text)
-	}
+	testenv.Eventually(t, "it to say so", func() bool { return strings.Contains(said.String(), "bad does not answer") })
 	testenv.Must(t, manager.SetReadDeadline(time.Now()))
 	if n, err := manager.Read(message); err == nil {
 		t.Errorf("a loop stands, and it hears %q", message[:n])
@@ -471,7 +449,7 @@ func TestWatchdogNoticesALoopThatStands(t *testing.T) {
 func TestServeFlags(t *testing.T) {
 	r := &rig{t, map[string]string{}}
 	for says, args := range map[string]string{
-		"nothing to listen on": "--listen none --socket none", "needs TLS and a token": "--listen 0.0.0.0:0 --socket none", "need FILE": "--last-good x",
+		"remove --listen none": "--listen none --socket none --rtt", "needs TLS and a token": "--listen 0.0.0.0:0 --socket none", "needs FILE": "--last-good x",
 		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
 	} {
 		r.refused(exitInput, says, append([]string{"serve"}, strings.Fields(args)...)...)
@@ -530,4 +508,22 @@ func FuzzRequestedLine(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestServeWithoutRights sees that somebody who may not read the rules still has the sandbox.
+func TestServeWithoutRights(t *testing.T) {
+	program, _ := publicCopy(t)
+	cmd := newRig(t).asNobody(program, nil, "serve", "--socket", "none", "--listen", "127.0.0.1:0")
+	var said transcript
+	cmd.Stderr = &said
+	testenv.Must(t, cmd.Start())
+	defer cmd.Process.Kill()
+	testenv.Eventually(t, "it to listen", func() bool { return strings.Contains(said.String(), "listening on http://127.0.0.1") })
+	if !strings.Contains(said.String(), "devices that appear get no rules: ") {
+		t.Errorf("it says %s", &said)
+	}
+	testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("told to end, it ends with %v: %s", err, &said)
+	}
 }

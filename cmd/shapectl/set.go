@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -198,15 +197,9 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 			e.say("%s %s: was not in force (%s); all its rules are attached again", d.Device, d.Direction, d.Hook.Reattached)
 		}
 	}
-	set := report.Rules{}
-	for _, t := range tables {
-		for _, of := range filtersOf(t) {
-			found, err := e.findRules(n, of, measure.Details{Sentences: true})
-			if err != nil {
-				return err
-			}
-			set = append(set, found...)
-		}
+	set, err := e.described(n, tables)
+	if err != nil {
+		return err
 	}
 	set.SayPools(poolsChanged(done))
 	above := limitedAbove(n, limit, tables)
@@ -226,19 +219,25 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 	return err
 }
 
-// filtersOf returns filters for just the rules or pools of a table.
-func filtersOf(t policy.Table) (filters []filterRules) {
-	if t.IsPools() {
-		for _, p := range t.Rules {
-			filters = append(filters, filterRules{pools: true, pool: p.Label.Name})
+// described are the rules and pools of tables as they are in force.
+func (e *env) described(n *loader.Namespace, tables []policy.Table) (set report.Rules, err error) {
+	for _, t := range tables {
+		h := n.Pools()
+		if !t.IsPools() {
+			if h, err = n.Find(t.Device, t.Direction); h == nil || err != nil {
+				return set, err
+			}
 		}
-		return filters
+		for _, r := range t.Rules {
+			if entry, ok := h.Set.Find(r.Prefix); ok {
+				r := report.Describe(h, entry)
+				r.Confirm, r.MadeBy = e.suggest("confirm"), report.MadeBy(n.Pending())
+				set = append(set, r)
+			}
+		}
+		h.Close()
 	}
-	of := filterRules{device: t.Device, direction: &t.Direction}
-	for _, r := range t.Rules {
-		of.networks = append(of.networks, r.Prefix)
-	}
-	return []filterRules{of}
+	return set, nil
 }
 
 // mostUncounted is how many rules somebody counts at a glance.

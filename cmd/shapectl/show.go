@@ -11,9 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 type showOptions struct {
@@ -29,6 +31,9 @@ const (
 	usualInterval = time.Second
 	maxInterval   = time.Hour
 )
+
+// byDevice is the order of show unless another one is asked for.
+const byDevice = "device"
 
 // showCommand is that of pools, or of all.
 func showCommand(e *env, pools bool) *cobra.Command {
@@ -52,8 +57,7 @@ is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of p
 is the share of packets that were excess or delayed. A RATE such as 5mbit/pool is that of the pool: all that is within
 the pool shares it. With --shadow, use, dropped and excess all sort by WOULD DROP.
 With --names, each name of rules has a line with both directions, summed up. A rate there is the most that its rules
-and the pools that only it has let through; POOL is the one above, which it shares with others. Orders are name, rate,
-use, passed and dropped. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
+and the pools that only it has let through; POOL is the one above, which it shares with others. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
 With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
 is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost since these were
@@ -95,7 +99,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	}
 	flags := cmd.Flags()
 	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
-	flags.StringVar(&o.sort, "sort", "device", "`order`: "+strings.Join(report.Sorts, ", ")+"; use measures over 1s unless --interval is given")
+	flags.StringVar(&o.sort, "sort", byDevice, "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
 	if !pools {
@@ -107,7 +111,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
-	e.completes(cmd, "sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }
@@ -126,10 +130,8 @@ func (o showOptions) check(cmd *cobra.Command, pools bool) error {
 		return inputf("show: --buckets, --names, --pools, --shadow, --sentences and --tree are screens of their own; give one of them")
 	case o.names && set("wide"):
 		return inputf("show: --names has columns of its own; leave --wide out")
-	case o.names && set("sort") && !slices.Contains(report.NameSorts, o.sort):
-		return inputf("show: --names cannot sort by %q; use one of %s", o.sort, strings.Join(report.NameSorts, ", "))
-	case !slices.Contains(report.Sorts, o.sort):
-		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(report.Sorts, ", "))
+	case !slices.Contains(live.Orders, o.sort):
+		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
 	case set("top") && o.top < 1:
 		return inputf("show: --top %d shows nothing; use 1 or more", o.top)
 	}
@@ -148,59 +150,90 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
-	rules, err := e.measured(&want, search, o.interval, measure.Details{
-		Sentences: e.json || o.sentences, Buckets: o.buckets, Active: o.wide || o.buckets, Affected: e.json || o.shadows, Sharers: o.tree,
-		PoolRates: !o.tree && !o.names,
-	})
-	if rules == nil {
+	read := reads{
+		what:    live.What{Buckets: o.wide || o.buckets || want.pools, Sharers: o.wide || o.buckets || o.tree || want.pools},
+		buckets: o.buckets, affected: e.json || o.shadows, interval: o.interval,
+	}
+	seen, err := e.readRules(&want, search, read)
+	if seen == nil {
 		return err
 	}
-	found := len(rules)
 	if want.lost && !e.json {
 		return errDegraded // there may be rules
 	}
-	if o.shadows {
-		rules = rules.WithShadow()
+	found := seen.found
+	if o.tree {
+		found = withPools(found)
 	}
-	if o.names && found > 0 {
-		return errors.Join(e.showNames(rules, o), err)
-	}
-	rules.Sort(o.sort, o.shadows)
-	pools, others := rules.Split()
-	of, ofPools := len(others), len(pools)
+	view := live.View{Sort: o.sort, Top: o.top, Chosen: chosen(found, o.shadows)}
 	switch {
+	case o.names:
+		if view.By = "name"; o.sort == byDevice {
+			view.Sort = "name"
+		}
+	case o.tree:
+		view.By = "tree"
+	case o.buckets || o.shadows:
+		view.Top = 0
+	}
+	rows, of := seen.Rows(view)
+	if o.shadows && slices.Contains([]string{"use", "dropped", "excess"}, o.sort) {
+		slices.SortStableFunc(rows, func(a, b live.Row) int {
+			return cmp.Compare(b.Shadow.RefusedPercent().Or(0), a.Shadow.RefusedPercent().Or(0))
+		})
+	}
+	if o.shadows && o.top > 0 {
+		rows = rows[:min(o.top, len(rows))]
+	}
+	if want.address.IsValid() && o.sort == byDevice && !o.tree { // those that decide first
+		at := map[*live.Item]int{}
+		for i, it := range found {
+			at[it] = i
+		}
+		slices.SortStableFunc(rows, func(a, b live.Row) int { return at[a.Item] - at[b.Item] })
+	}
+	rules, names := report.Rules{}, report.Names{}
+	for i := range rows {
+		if rows[i].Name != nil {
+			names = append(names, report.NewNamed(&rows[i]))
+		} else {
+			rules = append(rules, e.rule(seen, rows[i].Item, want, e.json || o.sentences || len(found) == 1))
+		}
+	}
+	var answer any = rules
+	switch {
+	case o.names:
+		answer = names
 	case o.buckets:
 		of = rules.KeepFullest(o.top)
-	case o.tree && o.top > 0:
-		rules = rules.KeepTop(o.top)
-	case o.top > 0:
-		pools, others = pools[:min(o.top, ofPools)], others[:min(o.top, of)]
-		rules = slices.Concat(pools, others)
 	}
 	// The state is closed, so that nobody waits for the reader of a long answer.
-	written := e.print(rules, func(w io.Writer) error {
+	written := e.print(answer, func(w io.Writer) error {
 		switch {
-		case found == 0:
+		case len(found) == 0:
 			says := want.none()
 			if says != noRules && !want.pools {
 				says += "; " + e.suggest("show") + " lists all rules"
 			}
 			_, err := fmt.Fprintln(w, says)
 			return err
+		case o.names && len(names) == 0:
+			_, err := fmt.Fprintln(w, "no rule has a name")
+			return err
+		case o.names:
+			return names.Text(w, of-len(rules), len(rules), e.columns)
 		case o.tree:
-			return rules.Tree(w, found, o.wide, e.columns)
+			return report.Tree(w, rows, rules, of, o.wide, e.columns)
 		case o.shadows:
-			return rules.Shadows(w, of+ofPools, e.columns)
+			return rules.Shadows(w, of, e.columns)
 		case o.buckets:
 			return rules.BucketsText(w, of, e.columns)
 		case o.sentences:
 			return e.sentences(rules)(w)
-		case of+ofPools == 1 && want.isSingle() && !o.wide:
+		case len(found) == 1 && want.isSingle() && !o.wide:
 			return rules[0].Detail(w)
 		}
-		return report.Table{
-			Pools: pools, Rules: others, OfPools: ofPools, Of: of, Wide: o.wide, Excess: o.sort == "excess", Width: e.columns,
-		}.Text(w)
+		return report.Table{Rules: rules, Of: of, Wide: o.wide, Excess: o.sort == "excess", Width: e.columns}.Text(w)
 	})
 	if written != nil {
 		return e.degraded("show: done, but the answer could not be written: %w", written)
@@ -211,93 +244,138 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	return err
 }
 
-// measured is rules, and what they did over an interval unless it is 0.
-func (e *env) measured(want *filterRules, search bool, interval time.Duration, read measure.Details) (report.Rules, error) {
-	since := func(report.Rules, uint64) {}
-	if interval > 0 {
+// chosen says which items were found; with shadows, only those that have one.
+func chosen(found []*live.Item, shadows bool) func(*live.Item) bool {
+	there := map[*live.Item]bool{}
+	for _, it := range found {
+		there[it] = !shadows || it.Shadow != nil
+	}
+	return func(it *live.Item) bool { return there[it] }
+}
+
+// reads are what to read of rules.
+type reads struct {
+	what     live.What
+	buckets  bool // that are not empty
+	affected bool // the hosts that shadows would have affected
+	interval time.Duration
+}
+
+// seen is what was read, and what of it was asked for.
+type seen struct {
+	*live.Reading
+	found    []*live.Item
+	buckets  map[*live.Item][]live.Bucket
+	affected map[uint32][]maps.Affected
+	madeBy   string // who made the change that is pending
+}
+
+// readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
+func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, err error) {
+	var before *live.Reading
+	if read.interval > 0 {
 		first := *want
-		rules, began, err := e.rules(&first, search, measure.Details{Sharers: read.Sharers})
-		if rules == nil {
+		once, err := e.readRules(&first, search, reads{})
+		if once == nil {
 			return nil, err
 		}
-		since = measure.Sampled(rules, began)
-		if err := e.wait(interval); err != nil {
+		before = once.Reading
+		if err := e.wait(read.interval); err != nil {
 			return nil, err
 		}
 	}
-	rules, at, err := e.rules(want, search, read)
-	since(rules, at)
-	return rules, err
-}
-
-// showNames shows a line for each name of rules.
-func (e *env) showNames(rules report.Rules, o showOptions) error {
-	all, _, err := e.rules(&filterRules{}, false, measure.Details{})
-	if all == nil {
-		return err
-	}
-	names, unnamed := rules.ByName(all)
-	by := o.sort
-	if !slices.Contains(report.NameSorts, by) {
-		by = "name"
-	}
-	names.Sort(by)
-	of := len(names)
-	if o.top > 0 {
-		names = names[:min(o.top, of)]
-	}
-	return e.print(names, func(w io.Writer) error {
-		if of == 0 {
-			_, err := fmt.Fprintln(w, "no rule has a name")
-			return err
-		}
-		return names.Text(w, rules, of, unnamed, e.columns)
-	})
-}
-
-// rules are those of a filter, and the time at which they were read. With the error come
-// those that could be read, nil if there are none. The filter is resolved.
-func (e *env) rules(want *filterRules, search bool, read measure.Details) (rules report.Rules, at uint64, err error) {
 	err = e.with(loader.Read, cmp.Or(want.command, "show"), func(n *loader.Namespace) error {
+		all, unread := new(live.Reader).In(n, live.What{})
+		if all == nil {
+			return unread
+		}
+		if before != nil {
+			all.Since(before)
+		}
 		resolve := want.resolve
 		if search {
-			resolve = want.search
+			resolve = func(n *loader.Namespace) error { return want.search(n, all) }
 		}
 		if err := resolve(n); err != nil {
 			return err
 		}
-		read.Sentences = read.Sentences || want.isSingle()
-		read.Active = read.Active || want.isSingle() || want.pools
-		read.At = &at
-		found, unread := e.findRules(n, *want, read)
-		if len(found) == 0 && unread == nil {
-			unread = e.checkThere(n, *want)
+		if dev, err := netinfo.DeviceByName(want.device); err == nil {
+			want.device = dev.Name // it may have been another of its names
 		}
-		if len(found) == 0 && unread == nil && !want.pools {
+		s := &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
+		if len(s.found) == 0 && unread == nil {
+			unread = e.checkThere(all, *want)
+		}
+		if len(s.found) == 0 && unread == nil && !want.pools {
 			want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
 		}
-		if len(found) > 0 || unread == nil {
-			rules = found
+		if len(s.found) > 0 || unread == nil {
+			out = s
 		}
-		return unread
+		if want.isSingle() {
+			read.what.Buckets, read.what.Sharers = true, true
+		}
+		return errors.Join(unread, s.details(n, read))
 	})
-	return rules, at, err
+	return out, err
 }
 
-// findRules are the rules that pass a filter; never nil, as JSON would
-// show that. With the error come those that could be read.
-func (e *env) findRules(n *loader.Namespace, want filterRules, read measure.Details) (report.Rules, error) {
-	hooks, unread := want.searched(n)
-	defer func() { loader.CloseHooks(hooks) }()
-	found := want.matches(hooks)
-	if read.Sharers {
-		pools := poolsOf(n)
-		hooks, found = append(hooks, pools...), withPools(found, pools)
+// details reads what goes beyond the figures.
+func (s *seen) details(n *loader.Namespace, read reads) error {
+	store, _, err := n.Maps()
+	if store == nil {
+		return err
 	}
-	rules, err := read.Rows(found)
-	confirm, by := e.suggest("confirm"), measure.MadeBy(n.Pending())
-	for i := range rules {
-		rules[i].Confirm, rules[i].MadeBy = confirm, by
+	defer store.Close()
+	s.Add(store, read.what)
+	if read.buckets {
+		s.buckets = map[*live.Item][]live.Bucket{}
+		for i, of := range live.Buckets(store, s.found) {
+			s.buckets[s.found[i]] = of
+		}
 	}
-	return rules, errors.Join(err, unread)
+	if read.affected {
+		var entries []maps.Entry
+		for _, it := range s.found {
+			entries = append(entries, it.Entry)
+		}
+		s.affected, err = store.Affected(entries)
+	}
+	return err
+}
+
+// rule is all that was read of an item.
+func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) report.Rule {
+	r := report.NewRule(it)
+	if sentence {
+		r.Sentence = it.Sentence()
+	}
+	if s.buckets != nil {
+		r.Buckets = []report.Bucket{}
+		for _, b := range s.buckets[it] {
+			r.Buckets = append(r.Buckets, report.NewBucket(it, b))
+		}
+	}
+	if r.Shadow != nil {
+		r.Shadow.Affects(s.affected[it.ID])
+	}
+	if want.address.IsValid() && !it.IsPool() {
+		first := slices.IndexFunc(s.found, func(other *live.Item) bool { return other.Place == it.Place })
+		r.Decides = new(s.found[first] == it)
+	}
+	r.Confirm, r.MadeBy = e.suggest("confirm"), s.madeBy
+	return r
+}
+
+// rulesOf are all that pass a filter, with their sentences.
+func (e *env) rulesOf(n *loader.Namespace, want filterRules) (report.Rules, error) {
+	all, err := new(live.Reader).In(n, live.What{})
+	if all == nil {
+		return nil, err
+	}
+	rules, s := report.Rules{}, &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
+	for _, it := range s.found {
+		rules = append(rules, e.rule(s, it, want, true))
+	}
+	return rules, err
 }

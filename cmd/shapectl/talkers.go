@@ -11,12 +11,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/top"
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 type talkersOptions struct {
@@ -65,28 +64,22 @@ The programs that count are attached only while this command runs. They need Lin
 }
 
 func (e *env) talkers(want filterRules, search bool, o talkersOptions) (err error) {
-	found, _, err := e.rules(&want, search, measure.Details{})
-	if found == nil {
+	s, err := e.readRules(&want, search, reads{})
+	if s == nil {
 		return err
 	}
-	_, rules := found.Split()
-	rules.SortByDevice()
-	host := ""
+	host, rules := "", slices.DeleteFunc(slices.Clone(s.found), func(it *live.Item) bool { return it.IsPool() })
 	if want.address.IsValid() {
 		host = want.address.String()
-		rules = slices.CompactFunc(rules, func(a, b report.Rule) bool { return a.Device == b.Device && a.Direction == b.Direction }) // the first decides
+		rules = slices.CompactFunc(rules, func(a, b *live.Item) bool { return a.Place == b.Place }) // the first decides
 	}
 	switch {
-	case len(rules) == 0 && len(found) > 0:
-		return inputf("talkers: %s is a pool; name one of its rules", plain.Line(found[0].Name))
+	case len(rules) == 0 && len(s.found) > 0:
+		return inputf("talkers: %s is a pool; name one of its rules", plain.Line(s.found[0].Key.Pool))
 	case len(rules) == 0:
 		return missingError{inputf("talkers: %s", want.none())}
 	case len(rules) > mostCounted:
 		return inputf("talkers: %d rules match; name at most %d", len(rules), mostCounted)
-	}
-	all, err := e.allRules()
-	if err != nil {
-		return fmt.Errorf("talkers: %w", e.advise(err))
 	}
 	var lookers []*ruleLooker
 	defer func() {
@@ -94,16 +87,11 @@ func (e *env) talkers(want filterRules, search bool, o talkersOptions) (err erro
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	for i := range rules {
-		l, failed := e.look(all, &rules[i], host)
-		if l != nil {
-			lookers = append(lookers, l)
-		}
-		if failed == nil {
-			failed = l.failed
-		}
-		if failed != nil {
-			return fmt.Errorf("talkers: %w", e.advise(failed))
+	for _, it := range rules {
+		l := e.look(s.Items, it, host)
+		lookers = append(lookers, l)
+		if l.failed != nil {
+			return fmt.Errorf("talkers: %w", e.advise(l.failed))
 		}
 	}
 	if err := e.wait(o.interval); err != nil {
@@ -123,31 +111,16 @@ func (e *env) talkers(want filterRules, search bool, o talkersOptions) (err erro
 	return errors.Join(err, e.print(seen, func(w io.Writer) error { return seen.Text(w, e.columns) }))
 }
 
-// allRules are the rules of this network namespace, as far as they can be read.
-func (e *env) allRules() (report.Rules, error) {
-	o, err := e.options()
-	if err != nil {
-		return nil, err
-	}
-	reader := &measure.Reader{Options: o, Netns: e.netns}
-	defer reader.Close()
-	now, err := reader.Read(measure.What{})
-	if now == nil {
-		return nil, err
-	}
-	return now.Rules, nil
-}
-
 // A ruleLooker watches the hosts of a rule, or the flows of one of them: what they send, and their buckets.
 type ruleLooker struct {
 	e       *env
-	rule    *report.Rule
+	rule    *live.Item
 	host    string           // whose flows; "" for the hosts
 	talkers *observe.Talkers // nil where this process cannot count
 	failed  error            // why talkers is nil
 
 	buckets map[string]report.Bucket // the fullest ones of the rule
-	of      report.Rule              // the rule as it was with them
+	of      *live.Item               // the rule as it was with them
 	next    time.Time                // not before are they read again
 }
 
@@ -158,12 +131,8 @@ const (
 )
 
 // look watches one of all rules.
-func (e *env) look(all report.Rules, rule *report.Rule, host string) (*ruleLooker, error) {
-	l := &ruleLooker{e: e, rule: rule, host: host}
-	o, err := observe.TalkersOf(all, rule)
-	if err != nil {
-		return nil, err
-	}
+func (e *env) look(all []live.Item, rule *live.Item, host string) *ruleLooker {
+	l, o := &ruleLooker{e: e, rule: rule, host: host}, observe.TalkersOf(all, rule.Limit)
 	if o.Netns, o.ByFlow = e.netns, host != ""; o.ByFlow {
 		if subnet, err := netip.ParsePrefix(host); err == nil {
 			o.Network = subnet
@@ -174,22 +143,19 @@ func (e *env) look(all report.Rules, rule *report.Rule, host string) (*ruleLooke
 	if l.talkers, l.failed = observe.StartTalkers(o); l.failed != nil {
 		l.talkers = nil
 	}
-	return l, nil
+	return l
 }
 
 // Look implements top.Source.
-func (s *topSource) Look(rule *report.Rule, host string) (top.Looker, error) {
-	l, err := s.e.look(*s.all.Load(), rule, host)
-	if err != nil {
-		return nil, err
-	}
-	return l, nil
+func (s *topSource) Look(rule *live.Item, host string) (top.Looker, error) {
+	return s.e.look(s.all.Load().Items, rule, host), nil
 }
 
 // Read implements top.Looker.
 func (l *ruleLooker) Read() (report.RuleTalkers, error) {
 	failed := l.readBuckets()
-	out := report.NewRuleTalkers(l.rule, l.host)
+	rule := report.NewRule(l.rule)
+	out := report.NewRuleTalkers(&rule, l.host)
 	if l.failed != nil {
 		out.Note = plain.OneLine(l.e.advise(l.failed))
 	}
@@ -239,7 +205,7 @@ func (l *ruleLooker) Read() (report.RuleTalkers, error) {
 // filled adds what is known of the bucket of a host or flow.
 func (l *ruleLooker) filled(t report.Talker) report.Talker {
 	if b, ok := l.buckets[t.Key]; ok {
-		t.LevelBytes, t.FullPercent = b.LevelBytes, new(l.of.FullPercent(b.LevelBytes))
+		t.LevelBytes, t.FullPercent = b.LevelBytes, new(l.of.FullPercent(b.LevelBytes).N)
 	}
 	return t
 }
@@ -247,35 +213,26 @@ func (l *ruleLooker) filled(t report.Talker) report.Talker {
 // readBuckets reads the buckets of the rule, if it has several and the last time is long enough ago.
 func (l *ruleLooker) readBuckets() error {
 	began := time.Now()
-	if l.rule.IsShared() || began.Before(l.next) {
+	if l.rule.Scope() == "" || began.Before(l.next) {
 		return nil
 	}
-	direction, prefix, err := ruleAt(l.rule)
-	if err != nil {
-		return err
-	}
 	e, _ := l.e.inner()
-	var rules report.Rules
-	err = e.with(loader.Read, "read buckets", func(n *loader.Namespace) (err error) {
-		want := filterRules{device: l.rule.Device, direction: &direction, networks: networks{prefix}}
-		rules, err = e.findRules(n, want, measure.Details{Buckets: true})
-		return err
-	})
+	want := filterRules{command: "read buckets", device: l.rule.Device, direction: &l.rule.Place.Direction, networks: networks{l.rule.Prefix}}
+	s, err := e.readRules(&want, false, reads{buckets: true})
 	l.next = began.Add(restFactor * time.Since(began))
-	if err != nil {
+	if s == nil {
 		return err
 	}
 	l.buckets = map[string]report.Bucket{}
-	if len(rules) == 0 {
+	if len(s.found) == 0 {
 		return errRuleGone
 	}
-	l.of = rules[0]
-	fullest := l.of.Buckets
-	slices.SortFunc(fullest, func(a, b report.Bucket) int { return cmp.Compare(b.LevelBytes, a.LevelBytes) })
+	l.of = s.found[0]
+	fullest := s.buckets[l.of]
+	slices.SortFunc(fullest, func(a, b live.Bucket) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	for _, b := range fullest[:min(len(fullest), mostBuckets)] {
-		l.buckets[b.Key] = b
+		l.buckets[b.Name] = report.NewBucket(l.of, b)
 	}
-	l.of.Buckets = nil
 	return nil
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/explain"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/top"
@@ -32,6 +32,7 @@ type topOptions struct {
 	interval time.Duration
 	by, sort string
 	once     bool
+	top      int // 0 for all
 }
 
 const leastTopInterval = 100 * time.Millisecond
@@ -54,8 +55,8 @@ pending change, p pauses, q quits, and ? lists all keys.
 rules have the keys of 'shapectl show -j'. The screen needs a terminal: without one, or with TERM=dumb, use --once or
 -j. NO_COLOR turns colours off.
 
-Columns: USE is the rate of packets that passed, OF is USE in percent of the rate. DROPPED is the rate of dropped packets, and
-LOST their share of all packets. LEVEL is how full the bucket is, or the fullest one of many.`,
+Columns: USE is the rate of packets that passed, OF is USE in percent of the rate. DROPS is the rate of dropped packets, and
+DROPPED their share of all packets. LEVEL is how full the bucket is, or the fullest one of many.`,
 		Example: `  shapectl top
   shapectl top --by tree
   shapectl top eth0 egress --sort use
@@ -67,10 +68,12 @@ LOST their share of all packets. LEVEL is how full the bucket is, or the fullest
 			switch {
 			case o.interval < leastTopInterval || o.interval > maxInterval:
 				return inputf("top: --interval %v is out of range; use %v to %v", o.interval, leastTopInterval, maxInterval)
-			case !slices.Contains(top.Views, o.by):
-				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(top.Views, ", "))
-			case !slices.Contains(top.Sorts, o.sort):
-				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(top.Sorts, ", "))
+			case !slices.Contains(live.Views, o.by):
+				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(live.Views, ", "))
+			case !slices.Contains(live.Orders, o.sort):
+				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
+			case cmd.Flags().Changed("top") && o.top < 1:
+				return inputf("top: --top %d shows nothing; use 1 or more", o.top)
 			}
 			want, search, err := parseSearch("top", given)
 			if err != nil {
@@ -83,13 +86,14 @@ LOST their share of all packets. LEVEL is how full the bucket is, or the fullest
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.by, "by", top.Views[0], "`view`: "+strings.Join(top.Views, ", "))
-	flags.StringVar(&o.sort, "sort", top.Sorts[0], "`order`: "+strings.Join(top.Sorts, ", "))
+	flags.StringVar(&o.by, "by", live.Views[0], "`view`: "+strings.Join(live.Views, ", "))
+	flags.StringVar(&o.sort, "sort", live.Orders[0], "`order`: "+strings.Join(live.Orders, ", "))
 	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s)")
 	flags.BoolVar(&o.once, "once", false, "print one table and exit")
+	flags.IntVar(&o.top, "top", 0, "with --once or -j, only the first `N` rows; of a tree, in each pool")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
-	e.completes(cmd, "by", cobra.FixedCompletions(top.Views, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "sort", cobra.FixedCompletions(top.Sorts, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "by", cobra.FixedCompletions(live.Views, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }
@@ -111,14 +115,12 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	if err != nil {
 		return err
 	}
-	s := &topSource{e: e, reader: &measure.Reader{Options: options, Netns: e.netns}, chosen: chosen}
-	first, err := s.Read() // before there is a screen: an error is a line
-	if err != nil && len(first.Rules) == 0 {
+	s := &topSource{e: e, reader: &live.Reader{Options: options, Netns: e.netns}, arguments: chosen}
+	if first, err := s.Read(); first == nil { // before there is a screen: an error is a line
 		return fmt.Errorf("top: %w", e.advise(err))
 	}
-	screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort}
 	if !o.once && !e.json {
-		screen.Colour, screen.UTF8 = e.getenv("NO_COLOR") == "", e.isUTF8()
+		screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort, Colour: e.getenv("NO_COLOR") == "", UTF8: e.isUTF8()}
 		// A reading may outlast the screen. So nothing closes the reader here but the end of the process.
 		err := top.Run(top.New(s, screen), os.Stdin, e.terminal, os.Environ())
 		if err != nil {
@@ -131,20 +133,23 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	defer stop()
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
+	view := live.View{By: o.by, Sort: o.sort, Top: o.top, Chosen: s.Chosen}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
-		t, err := s.Read()
+		r, err := s.Read()
 		switch {
-		case err != nil && len(t.Rules) == 0:
+		case r == nil:
 			return fmt.Errorf("top: %w", e.advise(err))
 		case !o.once:
-			err = errors.Join(json.NewEncoder(e.out).Encode(t), err)
-		case o.once:
-			return errors.Join(e.print(t, func(w io.Writer) error { return top.Text(w, t, screen, e.columns) }), err)
+			err = errors.Join(json.NewEncoder(e.out).Encode(report.NewTop(r, view)), err)
+		case e.json:
+			return errors.Join(e.print(report.NewTop(r, view), nil), err)
+		default:
+			return errors.Join(e.print(nil, func(w io.Writer) error { return top.Text(w, r, view, e.columns) }), err)
 		}
 		if err != nil {
 			return e.degraded("top: %w", err)
@@ -184,67 +189,54 @@ func hostname() string {
 
 // A topSource is the limits of this host.
 type topSource struct {
-	e      *env
-	reader *measure.Reader
-	chosen chosenRules
-	// all is the rules of the last reading, also those that are not chosen.
-	all atomic.Pointer[report.Rules]
-
-	// Which rules were chosen, when there were these.
-	shown map[ruleID]bool
-	of    []ruleID
+	e         *env
+	reader    *live.Reader
+	arguments chosenRules
+	// all is the last reading, and chosen what of it the arguments choose; nil for all.
+	all    atomic.Pointer[live.Reading]
+	chosen atomic.Pointer[map[live.Key]bool]
 }
-
-// A ruleID is a rule or pool, and what arguments may choose it by.
-type ruleID struct {
-	report.Key
-	name, plan string
-}
-
-func idOf(r *report.Rule) ruleID { return ruleID{r.Key(), r.Name, r.Plan} }
 
 // fullestBuckets is how many of the fullest buckets a reading has.
 const fullestBuckets = 20
 
 // Read implements top.Source.
-func (s *topSource) Read() (report.Top, error) {
-	reading, err := s.reader.Read(measure.What{Fullest: fullestBuckets})
-	if reading == nil {
-		return report.Top{}, err
+func (s *topSource) Read() (*live.Reading, error) {
+	r, err := s.reader.Read(live.What{Fullest: fullestBuckets})
+	if r == nil {
+		return nil, err
 	}
-	all := reading.Rules
-	s.all.Store(&all)
-	if s.chosen.some {
-		if chose := s.choose(reading.Rules); chose != nil {
-			return report.Top{}, chose
+	if last := s.all.Swap(r); s.arguments.some && (last == nil || r.Scene() != last.Scene()) {
+		chose := s.choose(r)
+		if chose != nil && s.chosen.Load() == nil {
+			return nil, chose
 		}
-		reading.Rules = slices.DeleteFunc(slices.Clone(reading.Rules), func(r report.Rule) bool { return !s.shown[idOf(&r)] })
-		reading.Fullest = slices.DeleteFunc(reading.Fullest, func(b report.FullBucket) bool {
-			return !slices.ContainsFunc(reading.Rules, func(r report.Rule) bool { return r.Key() == b.RuleKey() })
-		})
 	}
-	return reading.Top(), err
+	return r, err
 }
 
-// choose finds out which rules are chosen, unless they are the same as before.
-func (s *topSource) choose(rules report.Rules) error {
-	if s.shown != nil && slices.EqualFunc(rules, s.of, func(r report.Rule, id ruleID) bool { return idOf(&r) == id }) {
-		return nil
-	}
+// choose finds out which rules and pools the arguments choose.
+func (s *topSource) choose(r *live.Reading) error {
 	e, _ := s.e.inner()
-	want := s.chosen.want
-	found, _, err := e.rules(&want, s.chosen.search, measure.Details{Sharers: true})
-	if found == nil && s.shown == nil {
-		return err
+	want := s.arguments.want
+	seen, err := e.readRules(&want, s.arguments.search, reads{})
+	chosen := map[live.Key]bool{}
+	if seen != nil {
+		for _, it := range withPools(seen.found) {
+			chosen[it.Key] = true
+		}
+		err = nil
 	}
-	s.shown, s.of = map[ruleID]bool{}, nil
-	for i := range found {
-		s.shown[idOf(&found[i])] = true
+	if err == nil || s.chosen.Load() != nil { // rules that have gone since are none
+		s.chosen.Store(&chosen)
 	}
-	for i := range rules {
-		s.of = append(s.of, idOf(&rules[i]))
-	}
-	return nil
+	return err
+}
+
+// Chosen implements top.Source.
+func (s *topSource) Chosen(it *live.Item) bool {
+	chosen := s.chosen.Load()
+	return chosen == nil || (*chosen)[it.Key]
 }
 
 // inner is an environment for another command, whose answer and warnings are a text.
@@ -262,13 +254,10 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 		return text.String(), err
 	}
 	if t.Rule.IsPool() {
-		err := e.explainPools([]string{t.Rule.Name}, usualInterval)
+		err := e.explainPools([]string{t.Rule.Key.Pool}, usualInterval)
 		return text.String(), err
 	}
-	direction, prefix, err := ruleAt(t.Rule)
-	if err != nil {
-		return "", err
-	}
+	direction, prefix := t.Rule.Place.Direction, t.Rule.Prefix
 	q.Device, q.Direction = t.Rule.Device, &direction
 	if flow, err := maps.ParseFlow(t.Key); err == nil {
 		q.Flow = &flow
@@ -290,21 +279,11 @@ func (s *topSource) Explain(t top.Target) (string, error) {
 			return "", err
 		}
 	}
-	err = e.explain(q)
+	err := e.explain(q)
 	return text.String(), err
 }
 
 var errRuleGone = inputf("the rule was just deleted")
-
-// ruleAt is the direction and the network of a rule.
-func ruleAt(r *report.Rule) (policy.Direction, netip.Prefix, error) {
-	direction, err := policy.ParseDirection(r.Direction)
-	if err != nil {
-		return direction, netip.Prefix{}, err
-	}
-	prefix, err := netip.ParsePrefix(r.CIDR)
-	return direction, prefix, err
-}
 
 // SetRate implements top.Source. It is 'shapectl set NAME --rate', for one rule or pool: all other options stay, and
 // buckets keep what they hold.
@@ -328,13 +307,9 @@ func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (s
 		}
 		err = e.setNamed(of, limit)
 	case t.Rule.IsPool():
-		err = e.setNamed(ruleName{name: t.Rule.Name, kind: kindPool}, limit)
+		err = e.setNamed(ruleName{name: t.Rule.Key.Pool, kind: kindPool}, limit)
 	default:
-		var direction policy.Direction
-		var prefix netip.Prefix
-		if direction, prefix, err = ruleAt(t.Rule); err == nil {
-			err = e.set(filterRules{device: t.Rule.Device, direction: &direction, networks: []netip.Prefix{prefix}}, limit, true)
-		}
+		err = e.set(filterRules{device: t.Rule.Device, direction: &t.Rule.Place.Direction, networks: networks{t.Rule.Prefix}}, limit, true)
 	}
 	return text.String(), err
 }

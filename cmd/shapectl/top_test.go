@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -16,9 +17,10 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/top"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A terminal is a pseudo terminal, and what it shows. It is a vt100: others have more ways to say the same.
@@ -335,7 +337,7 @@ func TestTopOnATerminal(t *testing.T) {
 	before := term.modes()
 	cmd := r.command("top")
 	term.start(cmd)
-	term.shows("alice egress 10.0.0.7")
+	term.shows("alice egress")
 	tcx := !testenv.OlderThan(t, 6, 6)
 	flood := r.flooding(frameTo("10.0.0.8", 200))
 	for range 9 { // three times as much as the others
@@ -418,7 +420,7 @@ func TestTopAndSignals(t *testing.T) {
 		before := term.modes()
 		cmd := r.command("top", "--by", "tree")
 		term.start(cmd)
-		term.shows("alice egress 10.0.0.7")
+		term.shows("alice egress")
 		testenv.Must(t, cmd.Process.Signal(signal))
 		term.isLeft(cmd, before)
 	}
@@ -492,7 +494,10 @@ func TestTopSetsWhatIsThere(t *testing.T) {
 	r := newRig(t)
 	s := &topSource{e: &env{getenv: func(name string) string { return r.env[name] }}}
 	r.ok("set", "home", "--new", "--rate", "1mbit")
-	pool := top.Target{Rule: &report.Rule{Kind: report.KindPool, Name: "home"}}
+	target := func(t policy.Table) top.Target {
+		return top.Target{Rule: &livetest.Scene(t).Read(0, livetest.Counted(nil)).Items[0]}
+	}
+	pool := target(policy.Table{Rules: []policy.Rule{{Pool: true, Label: policy.Label{Name: "home"}}}})
 	said, err := s.SetRate(pool, "2mbit", 0)
 	if err != nil || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
 		t.Errorf("a pool: %s, %v", said, err)
@@ -501,7 +506,7 @@ func TestTopSetsWhatIsThere(t *testing.T) {
 	for says, target := range map[string]top.Target{
 		"set home: no pool has that name":                            pool,
 		"set alice: no rule or pool has that name":                   {Name: "alice"},
-		"va egress has no rule for 10.0.0.7/32; nothing was changed": {Rule: &report.Rule{Kind: report.KindRule, Device: "va", Direction: "egress", CIDR: "10.0.0.7/32"}},
+		"va egress has no rule for 10.0.0.7/32; nothing was changed": target(policy.Table{Device: "va", Direction: policy.Egress, Rules: []policy.Rule{{Prefix: netip.MustParsePrefix("10.0.0.7/32")}}}),
 	} {
 		if said, err := s.SetRate(target, "1mbit", 0); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %s, %v", says, said, err)

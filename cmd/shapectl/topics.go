@@ -68,7 +68,7 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 			Short: "Environment variables",
 			Long: `SHAPECTL_STORE is set where several hosts share rates. The others are for tests and for unusual hosts.
 
-  SHAPECTL_STORE   the URL of the store for agent and cluster
+  SHAPECTL_STORE   the URL of the store for serve and cluster
   SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
   SHAPECTL_BPFFS   the bpffs for pins (default ` + bpffs.Default + `)`,
 		},

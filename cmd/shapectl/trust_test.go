@@ -128,7 +128,7 @@ func TestFilesOfOthers(t *testing.T) {
 	testenv.Must(t, os.WriteFile(token, []byte("0123456789abcdef0123456789abcdef"), 0o600))
 	refused := func(says string) {
 		t.Helper()
-		for _, command := range []string{"apply", "diff", "watch", "serve --listen none --socket s"} {
+		for _, command := range []string{"apply", "diff", "serve --listen none --socket s"} {
 			r.refused(exitInput, says, append(strings.Fields(command), policy)...)
 		}
 	}

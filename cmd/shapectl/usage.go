@@ -22,7 +22,7 @@ func synonyms(command string) []string {
 		"confirm":  {"commit"},
 		"delete":   {"del", "remove", "rm", "unset"},
 		"doctor":   {"check", "diagnose"},
-		"explain":  {"trace", "why"},
+		"explain":  {"ask", "trace", "why"},
 		"export":   {"dump", "save"},
 		"flush":    {"clear", "reset"},
 		"line":     {"bufferbloat", "cake", "sqm"},
@@ -30,8 +30,8 @@ func synonyms(command string) []string {
 		"replay":   {"simulate", "test"},
 		"rollback": {"revert", "undo"},
 		"set":      {"add", "change", "limit", "replace"},
+		"serve":    {"agent", "daemon", "monitor", "watch"},
 		"show":     {"list", "ls", "stats", "status"},
-		"watch":    {"daemon", "monitor"},
 	}[command]
 }
 
@@ -212,6 +212,20 @@ func byteCount(bytes *uint64) flagValue {
 	return flagValue{"bytes", "0", func(s string) (err error) {
 		if *bytes, err = strconv.ParseUint(s, 10, 64); err != nil {
 			return fmt.Errorf("%.64q is not a number of bytes; write a whole number such as 1514", s)
+		}
+		return nil
+	}}
+}
+
+// countOrAll is a number of things, or all, which is negative.
+func countOrAll(n *int) flagValue {
+	return flagValue{"N", strconv.Itoa(*n), func(s string) (err error) {
+		if s == "all" {
+			*n = -1
+			return nil
+		}
+		if *n, err = strconv.Atoi(s); err != nil || *n < 0 {
+			return fmt.Errorf("%.64q is not a number; write a whole number such as 100, or all", s)
 		}
 		return nil
 	}}

@@ -34,7 +34,7 @@ func (r *rig) guarantees(args ...string) string {
 	return strings.Join(who, ", ")
 }
 
-// isAgreed checks that diff and apply find rules as watch has set them, and say the same of guarantees without room.
+// isAgreed checks that diff and apply find rules as serve has set them, and say the same of guarantees without room.
 func (r *rig) isAgreed(file, says string) {
 	r.t.Helper()
 	if got := r.run("diff", file); got.code != exitDone || got.out != "nothing to change\n" || !strings.Contains(got.err, says) {
@@ -82,7 +82,7 @@ devices:
 	exported := strings.Replace(r.ok("export"), "rate: 10mbit", "rate: 12mbit", 1)
 	w := r.watch(file) // which did not set these rules
 	r.ok("set", "uplink", "--rate", "12mbit")
-	r.remove("vb") // so that watch looks
+	r.remove("vb") // so that serve looks
 	w.says("tap0 has its guarantees now")
 	w.ends(syscall.SIGTERM)
 	if got := r.run("apply", r.policy(exported)); !strings.Contains(exported, "waits: 4mbit") || got.out != "nothing to change\n" {
@@ -103,7 +103,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w := r.watch(file)
 	testenv.Must(t, addVeth("tap2", "peer2"))
 	w.says("tap2 egress: 1 rule of " + file)
-	w.says(`watch: tap2 has its guarantees only when there is room, and until then what other guarantees leave: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n")
+	w.says(`serve: tap2 has its guarantees only when there is room, and until then what other guarantees leave: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n")
 	for _, row := range r.rows("show", "tap*") {
 		if row.RateBits == nil || *row.RateBits != 5_000_000 {
 			t.Errorf("%s: %s", row.Device, row.Sentence)
@@ -212,14 +212,14 @@ func TestRenamedDeviceLeavesItsPool(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
-// watch warns once of a pool that is there and is not as in the policy, and does not change it.
+// serve warns once of a pool that is there and is not as in the policy, and does not change it.
 func TestWatchWarnsOfPools(t *testing.T) {
 	r := newRig(t)
 	r.taps(1)
 	r.ok("set", "uplink", "--new", "--rate", "500mbit")
 	file := r.policy("pools: {uplink: {rate: 10mbit, share: member}}\ndevices:\n  tap*: {egress: {10.0.0.0/24: {within: uplink}}}\n")
 	w := r.watch(file)
-	w.says(`pool "uplink" is not as in ` + file + ", and watch does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")
+	w.says(`pool "uplink" is not as in ` + file + ", and serve does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")
 	w.says("tap0 egress: 1 rule of " + file)
 	testenv.Must(t, addVeth("tap1", "peer1"))
 	w.says("tap1 egress: 1 rule of " + file)

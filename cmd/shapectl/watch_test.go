@@ -40,8 +40,8 @@ func (s *transcript) String() string {
 	return s.text.String()
 }
 
-// A watch is a `shapectl watch` that runs.
-type watch struct {
+// A process is a command that goes on.
+type process struct {
 	t        *testing.T
 	cmd      *exec.Cmd
 	manager  *net.UnixConn // what a service manager has of it
@@ -49,19 +49,18 @@ type watch struct {
 	heard    map[string]int
 }
 
-// startWatch starts a watch and does not wait for it.
-func (r *rig) startWatch(args ...string) *watch {
-	r.t.Helper()
-	return r.startDaemon(append([]string{"watch"}, args...)...)
+// pageless is the command line of a serve without a page.
+func pageless(args ...string) []string {
+	return append([]string{"serve", "--listen", "none", "--socket", "none"}, args...)
 }
 
-// startDaemon starts a command that goes on.
-func (r *rig) startDaemon(args ...string) *watch {
+// launch starts a command that goes on, and does not wait for it.
+func (r *rig) launch(args ...string) *process {
 	r.t.Helper()
 	dir, err := os.MkdirTemp("", "watch") // a socket's path may not be as long as t.TempDir's are
 	testenv.Must(r.t, err)
 	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
-	w := &watch{t: r.t, heard: map[string]int{}, cmd: r.command(args...)}
+	w := &process{t: r.t, heard: map[string]int{}, cmd: r.command(args...)}
 	w.manager, err = net.ListenUnixgram(socket.Net, socket)
 	testenv.Must(r.t, err)
 	w.cmd.Env = append(w.cmd.Env, "NOTIFY_SOCKET="+socket.Name)
@@ -76,46 +75,48 @@ func (r *rig) startDaemon(args ...string) *watch {
 	return w
 }
 
-// watch starts a watch and waits until it has done what there was to do.
-func (r *rig) watch(args ...string) *watch {
+// watch starts a serve without a page, and waits until it has done what there was to do.
+func (r *rig) watch(args ...string) *process {
 	r.t.Helper()
-	w := r.startWatch(args...)
-	w.notifies("READY=1")
+	w := r.launch(pageless(args...)...)
+	w.isTold("READY=1\n")
 	return w
 }
 
-// notifies ends the test unless that is what a service manager is told next.
-func (w *watch) notifies(want string) {
+// isTold waits until the service manager is told something that begins so.
+func (w *process) isTold(want string) {
 	w.t.Helper()
-	message := make([]byte, 100)
+	message := make([]byte, 1000)
 	testenv.Must(w.t, w.manager.SetReadDeadline(time.Now().Add(testenv.Patience)))
-	n, err := w.manager.Read(message)
-	if have := string(message[:n]); err != nil || have != want {
-		w.t.Fatalf("the service manager is told %q, not %q: %v; %s%s", have, want, err, &w.out, &w.err)
+	for {
+		n, err := w.manager.Read(message)
+		if err != nil {
+			w.t.Fatalf("the service manager is not told %q: %v; %s%s", want, err, &w.out, &w.err)
+		}
+		if strings.HasPrefix(string(message[:n]), want) {
+			return
+		}
 	}
 }
 
-// ends tells the watch to end, which it does well, and returns what it said.
-func (w *watch) ends(by os.Signal) result {
+// ends tells it to end, which it does well, and returns what it said but for what it watches.
+func (w *process) ends(by os.Signal) result {
 	w.t.Helper()
 	testenv.Must(w.t, w.cmd.Process.Signal(by))
-	w.notifies("STOPPING=1")
+	w.isTold("STOPPING=1")
 	if err := w.cmd.Wait(); err != nil {
 		w.t.Errorf("told to end, it ends with %v: %s", err, &w.err)
-	}
-	if !strings.Contains(w.err.String(), "watch: watching for ") {
-		w.t.Errorf("it does not say what it watches: %s", &w.err)
 	}
 	return result{w.out.String(), withoutStart(w.err.String()), w.cmd.ProcessState.ExitCode()}
 }
 
-// withoutStart is what a watch said but for what it watches.
+// withoutStart is what a serve without a page said but for what it watches.
 func withoutStart(said string) string {
-	return regexp.MustCompile(`(?m)^.*watch: watching for .*, of .*\n`).ReplaceAllString(said, "")
+	return regexp.MustCompile(`(?m)^.*serve: watching for .*, of .*\n`).ReplaceAllString(said, "")
 }
 
 // says waits until it has said something, on either channel, once more than it was waited for before.
-func (w *watch) says(what string) {
+func (w *process) says(what string) {
 	w.t.Helper()
 	w.heard[what]++
 	for deadline := time.Now().Add(testenv.Patience); strings.Count(w.out.String()+w.err.String(), what) < w.heard[what]; time.Sleep(time.Millisecond) {
@@ -354,8 +355,8 @@ func TestWatchReadsThePolicyAgain(t *testing.T) {
 	w.says("was read again")
 	next("fast")
 	appears("tap2")
-	w.says("shapectl: watch: " + file + `:1:40: "fast"`)
-	w.says("shapectl: watch: still using the policy that was read before from " + file)
+	w.says("shapectl: serve: " + file + `:1:40: "fast"`)
+	w.says("shapectl: serve: still using the policy that was read before from " + file)
 	if n := strings.Count(w.err.String(), "still using"); n != 1 {
 		t.Errorf("one bad file is reported %d times: %s", n, &w.err)
 	}
@@ -373,6 +374,46 @@ func TestWatchReadsThePolicyAgain(t *testing.T) {
 	w.ends(syscall.SIGTERM)
 }
 
+// Without a file, what was applied last counts.
+func TestServeFollowsThePolicyInForce(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	policy := func(rate string) string {
+		return r.policy("devices: {tap*: {egress: {10.0.0.0/24: " + rate + "}}}\n")
+	}
+	s := r.serve()
+	s.says("no policy is in force; until one is applied, devices that appear get no rules")
+	appears := func(name string) {
+		t.Helper()
+		testenv.Veth(t, name, "peer"+name)
+		s.says(name + " egress")
+	}
+	first := policy("1mbit")
+	testenv.Veth(t, "tap0", "peertap0") // no policy is in force on no device
+	r.ok("apply", first)
+	testenv.Must(t, os.Remove(first))
+	appears("tap1")
+	r.ok("apply", policy("2mbit"), "--confirm", "60s")
+	appears("tap2")
+	r.has("tap0 egress 10.0.0.0/24 2000000", "tap1 egress 10.0.0.0/24 2000000", "tap2 egress 10.0.0.0/24 2000000")
+	r.ok("rollback")
+	appears("tap3")
+	r.has("tap0 egress 10.0.0.0/24 1000000", "tap1 egress 10.0.0.0/24 1000000", "tap2 egress 10.0.0.0/24 1000000", "tap3 egress 10.0.0.0/24 1000000")
+	s.ends(syscall.SIGTERM)
+
+	testenv.Veth(t, "tap4", "peertap4")
+	s = r.serve()
+	s.says("watching for tap*, of the policy in force")
+	s.says("tap4 egress")
+	for i := range 5 {
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, fmt.Sprintf("tap%d", i))))
+	}
+	testenv.Eventually(t, "nothing to be left", func() bool { return len(testenv.Pins(t, r.bpffs())) == 0 })
+	appears("tap5")
+	r.has("tap5 egress 10.0.0.0/24 1000000")
+	s.ends(syscall.SIGTERM)
+}
+
 // Without a good file, the last good one is used.
 func TestWatchLastGood(t *testing.T) {
 	r := newRig(t)
@@ -381,12 +422,12 @@ func TestWatchLastGood(t *testing.T) {
 	r.has(watchedVA()...)
 	said := w.ends(syscall.SIGTERM)
 	if lines := strings.Split(said.err, "\n"); len(lines) != 3 || !strings.Contains(lines[0], file) ||
-		lines[1] != "shapectl: watch: using the last good policy, "+good {
+		lines[1] != "shapectl: serve: using the last good policy, "+good {
 		t.Errorf("it said %s", said.err)
 	}
-	r.refused(exitInput, "there is no last good policy in "+good+"-not", "watch", file, "--last-good", good+"-not")
-	r.refused(exitInput, file, "watch", file)
-	r.refused(exitInput, "leave it out", "watch", file, "--last-good", "")
+	r.refused(exitInput, "there is no last good policy in "+good+"-not", "serve", file, "--last-good", good+"-not")
+	r.refused(exitInput, file, "serve", file)
+	r.refused(exitInput, "leave it out", "serve", file, "--last-good", "")
 	r.ok("flush", "va")
 	r.nothingLeft()
 }
@@ -417,7 +458,7 @@ func TestRemovedPolicy(t *testing.T) {
 	testenv.Veth(t, "tap3", "p3")
 	w.says("there is no file " + file)
 	testenv.Veth(t, "tap4", "p4")
-	time.Sleep(200 * time.Millisecond) // for the watch to say it again; if it does later, nothing is tested
+	time.Sleep(200 * time.Millisecond) // for serve to say it again; if it does later, nothing is tested
 	r.has("tap0 egress 10.0.0.0/24 1000000", "tap2 egress 10.0.0.0/24 3000000")
 	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "there is no file") != 2 {
 		t.Errorf("it said %s", said.err)
@@ -425,7 +466,7 @@ func TestRemovedPolicy(t *testing.T) {
 
 	r.ok("flush", "--all")
 	r.refused(exitInput, "there is no file "+file+"; nothing was changed", "apply", file, "--last-good", good)
-	r.refused(exitInput, "no such file", "watch", file, "--last-good", good)
+	r.watch(file, "--last-good", good).says("there is no file " + file)
 	r.nothingLeft()
 }
 
@@ -437,7 +478,7 @@ func TestWatchExpiredChange(t *testing.T) {
 	file := r.policy(policy("1mbit"))
 	good := filepath.Join(t.TempDir(), "good.yaml")
 	r.ok("apply", file, "--last-good", good)
-	start := func() *watch { return r.watch(file, "--last-good", good) }
+	start := func() *process { return r.watch(file, "--last-good", good) }
 	w := start()
 	appears := func(name, from string) {
 		t.Helper()
@@ -672,7 +713,7 @@ func TestWatchWaitsItsTurn(t *testing.T) {
 	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
 	testenv.Must(t, err)
 	testenv.Veth(t, "tap0", "xb")
-	time.Sleep(100 * time.Millisecond) // for the watch to wait; if it does not yet, nothing is tested
+	time.Sleep(100 * time.Millisecond) // for serve to wait; if it does not yet, nothing is tested
 	rename(t, "tap0", "other")
 	testenv.Veth(t, "tap0", "xc")
 	n.Close()
@@ -692,7 +733,7 @@ func TestWatchKilled(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	var want []string
 	for i := range 8 {
-		w := r.startWatch(file)
+		w := r.launch(pageless(file)...)
 		name := fmt.Sprintf("tap%d", i)
 		testenv.Veth(t, name, name+"p")
 		for _, end := range []string{"", "p"} {
@@ -738,7 +779,7 @@ func TestWatchNamedNamespace(t *testing.T) {
 			t.Errorf("%+v, %v, where it ought to be %s", line, err, want)
 		}
 	}
-	r.refused(exitInput, "no such network namespace", "watch", "-n", "nosuch", r.policy(watched))
+	r.refused(exitInput, "no such network namespace", "serve", "-n", "nosuch", r.policy(watched))
 }
 
 // One device that can not be given rules keeps no other one from them.
@@ -746,7 +787,7 @@ func TestWatchGoesOn(t *testing.T) {
 	r := newRig(t)
 	w := r.watch(r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}}, '*0': {egress: {10.0.0.0/24: 2mbit}}}\n"))
 	testenv.Veth(t, "tap0", "x0")
-	w.says("shapectl: watch: apply rules to tap0: ")
+	w.says("shapectl: serve: apply rules to tap0: ")
 	w.says("x0 egress")
 	r.has("x0 egress 10.0.0.0/24 2000000")
 	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "\n") != 1 || !strings.Contains(said.err, "tap*") {
@@ -773,7 +814,7 @@ func TestWatchTellsOfTheOneThatFails(t *testing.T) {
 	w := r.watch(r.policy("devices:" + watchedTap))
 	r.has(want...)
 	if said := w.ends(syscall.SIGTERM); strings.Count(said.out, "\n") != len(want) || strings.Count(said.err, "\n") != 1 ||
-		!strings.HasPrefix(said.err, "shapectl: watch: apply rules to tap1: ") {
+		!strings.HasPrefix(said.err, "shapectl: serve: apply rules to tap1: ") {
 		t.Errorf("it said %s%s", said.out, said.err)
 	}
 }

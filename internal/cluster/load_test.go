@@ -13,7 +13,6 @@ import (
 
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 
-	"github.com/redis/go-redis/v9"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -36,14 +35,8 @@ func BenchmarkThousandHosts(b *testing.B) {
 func runLoad(b *testing.B, changing float64) {
 	const clusters, warmUp, measured = 100, 12, 20
 	hosts := *loadHosts
-	s := openRedis(b, Options{URL: testenv.NewRedis(b, "--tcp-backlog", "4096").URL, Prefix: "t"})
-	options := *s.client.Options()
-	options.PoolSize = hosts // each agent has a connection of its own
-	s = &Store{client: redis.NewClient(&options), prefix: s.prefix, script: s.script}
-	options.ReadTimeout = time.Minute // of what only looks, if Redis has too much to do
-	watch := redis.NewClient(&options)
-	b.Cleanup(func() { watch.Close() })
-	b.Cleanup(func() { s.Close() })
+	options := Options{URL: testenv.NewRedis(b, "--tcp-backlog", "4096").URL, Prefix: "t"}
+	watch := openRedis(b, options)
 	ctx := context.Background()
 	start := time.Now()
 	var mutex sync.Mutex
@@ -63,6 +56,8 @@ func runLoad(b *testing.B, changing float64) {
 				demands[i] = random.Uint64N(2e7)
 			}
 			time.Sleep(time.Duration(random.Uint64N(1e9)))
+			s, _ := Open(options)
+			defer s.Close()
 			last := uint64(time.Since(start))
 			for time.Since(start) < (warmUp+measured)*time.Second {
 				now := 1e12 + uint64(time.Since(start))
@@ -113,12 +108,8 @@ func runLoad(b *testing.B, changing float64) {
 }
 
 // redisCPU is the CPU time that Redis has used, in seconds.
-func redisCPU(b *testing.B, watch *redis.Client) (seconds float64) {
-	info, err := watch.Info(context.Background(), "cpu").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(info) {
+func redisCPU(b *testing.B, watch *Store) (seconds float64) {
+	for line := range strings.Lines(do(b, watch, "INFO", "cpu")) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if name == "used_cpu_sys" || name == "used_cpu_user" {
 			n, err := strconv.ParseFloat(value, 64)

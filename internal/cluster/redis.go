@@ -1,17 +1,23 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha1"
 	"crypto/tls"
 	"crypto/x509"
 	_ "embed"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 )
 
 //go:embed store.lua
@@ -30,67 +36,125 @@ type Options struct {
 	Prefix string
 }
 
-// A Store is Redis or Valkey.
+// A Store is Redis or Valkey. It has one connection, because a thousand hosts share it, so it must be used by one
+// goroutine at a time.
 type Store struct {
-	client  *redis.Client
-	address string
-	prefix  string
-	script  *redis.Script
+	network   string   // "tcp" or "unix"
+	addresses []string // of the store, or of its Sentinels
+	primary   string   // its name for Sentinels; "" without them
+	tls       *tls.Config
+	dialing   []redis.DialOption
+	login     []redis.DialOption // not for Sentinels
+	prefix    string
+	script    string
+	conn      redis.Conn // nil if there is none
 }
 
 // Open returns the store, without connecting to it.
 func Open(o Options) (*Store, error) {
-	s := &Store{prefix: o.Prefix, script: redis.NewScript(storeScript)}
-	if err := s.connect(o); err != nil {
+	u, err := url.Parse(o.URL)
+	if err != nil {
+		return nil, errURL
+	}
+	s := &Store{network: "tcp", prefix: o.Prefix, script: storeScript}
+	query := u.Query()
+	database := query.Get("db")
+	switch u.Scheme {
+	case "unix":
+		s.network, s.addresses = "unix", []string{u.Path}
+	case "rediss":
+		s.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+		fallthrough
+	case "redis":
+		database, s.primary = cmp.Or(database, strings.Trim(u.Path, "/")), query.Get("master_name")
+		for _, address := range append([]string{u.Host}, query["addr"]...) {
+			host, port, err := net.SplitHostPort(address)
+			if err != nil {
+				host, port = strings.Trim(address, "[]"), "6379"
+			}
+			if _, err := strconv.ParseUint(port, 10, 16); err != nil || strings.Contains(host, "@") {
+				return nil, errURL
+			}
+			s.addresses = append(s.addresses, net.JoinHostPort(cmp.Or(host, "localhost"), port))
+		}
+	}
+	number, err := strconv.ParseUint(cmp.Or(database, "0"), 10, 16)
+	for _, known := range []string{"db", "master_name", "addr"} {
+		query.Del(known)
+	}
+	if err != nil || len(query) > 0 || len(s.addresses) == 0 || s.addresses[0] == "" || s.primary == "" && len(s.addresses) > 1 {
+		return nil, errURL
+	}
+	if s.tls, err = o.tls(s.tls); err != nil {
 		return nil, err
 	}
+	s.dialing = []redis.DialOption{
+		redis.DialConnectTimeout(Timeout), redis.DialTLSHandshakeTimeout(Timeout), redis.DialReadTimeout(Timeout), redis.DialWriteTimeout(Timeout),
+		redis.DialUseTLS(s.tls != nil), redis.DialTLSConfig(s.tls),
+	}
+	password, _ := u.User.Password()
+	s.login = append(slices.Clone(s.dialing),
+		redis.DialUsername(u.User.Username()), redis.DialPassword(cmp.Or(o.Password, password)), redis.DialDatabase(int(number)))
 	return s, nil
 }
 
-// connections are as many as a host has to the store at most: a thousand hosts share it.
-const connections = 2
-
-// A silent logger drops what the client of Redis would print beside the errors that it returns.
-type silent struct{}
-
-func (silent) Printf(context.Context, string, ...any) {}
-
-// connect makes the client, and says where the store is.
-func (s *Store) connect(o Options) error {
-	redis.SetLogger(silent{})
-	u := redis.UniversalOptions{
-		DialTimeout: Timeout, ReadTimeout: Timeout, WriteTimeout: Timeout, MaxRetries: -1, DialerRetries: 1,
-		Protocol: 2, DisableIdentity: true, PoolSize: connections,
-	}
-	if strings.Contains(o.URL, "master_name=") {
-		f, err := redis.ParseFailoverURL(o.URL)
-		if err != nil {
-			return errURL
+// do runs a command. An error may wrap a redis.Error.
+func (s *Store) do(ctx context.Context, command string, args ...any) (reply any, err error) {
+	if s.conn == nil {
+		address := s.addresses[0]
+		if s.primary != "" {
+			if address, err = s.askSentinels(ctx); err != nil {
+				return nil, err
+			}
 		}
-		u.MasterName, u.Addrs, u.SentinelUsername, u.SentinelPassword = f.MasterName, f.SentinelAddrs, f.SentinelUsername, f.SentinelPassword
-		u.Username, u.Password, u.DB, u.TLSConfig = f.Username, f.Password, f.DB, f.TLSConfig
-		s.address = fmt.Sprintf("%s, as Sentinel names it for %s", strings.Join(u.Addrs, ","), u.MasterName)
-	} else {
-		c, err := redis.ParseURL(o.URL)
-		if err != nil {
-			return errURL
+		if s.conn, err = redis.DialContext(ctx, s.network, address, s.login...); err != nil {
+			return nil, err
 		}
-		u.Addrs, u.Username, u.Password, u.DB, u.TLSConfig = []string{c.Addr}, c.Username, c.Password, c.DB, c.TLSConfig
-		s.address = c.Addr
 	}
-	if o.Password != "" {
-		u.Password = o.Password
+	reply, err = redis.DoContext(s.conn, ctx, command, args...)
+	if s.conn.Err() != nil || s.primary != "" && begins(err, "READONLY") { // Sentinel may name another one
+		s.conn.Close()
+		s.conn = nil
 	}
-	var err error
-	if u.TLSConfig, err = o.tls(u.TLSConfig); err != nil {
-		return err
+	return reply, err
+}
+
+// askSentinels returns the address of the primary, as the first Sentinel says that knows it.
+func (s *Store) askSentinels(ctx context.Context) (address string, err error) {
+	type answer struct {
+		address []string
+		err     error
 	}
-	if u.MasterName != "" {
-		s.client = redis.NewFailoverClient(u.Failover())
-	} else {
-		s.client = redis.NewClient(u.Simple())
+	answers := make(chan answer, len(s.addresses))
+	for _, sentinel := range s.addresses {
+		go func() {
+			c, err := redis.DialContext(ctx, "tcp", sentinel, s.dialing...)
+			if err != nil {
+				answers <- answer{err: err}
+				return
+			}
+			defer c.Close()
+			address, err := redis.Strings(redis.DoContext(c, ctx, "SENTINEL", "get-master-addr-by-name", s.primary))
+			answers <- answer{address, err}
+		}()
 	}
-	return nil
+	for range s.addresses {
+		a := <-answers
+		if len(a.address) == 2 {
+			return net.JoinHostPort(a.address[0], a.address[1]), nil
+		}
+		err = a.err
+	}
+	if err == redis.ErrNil {
+		err = fmt.Errorf("no Sentinel knows %s", s.primary)
+	}
+	return "", err
+}
+
+// begins reports whether an error is one of Redis that begins so.
+func begins(err error, code string) bool {
+	var e redis.Error
+	return errors.As(err, &e) && strings.HasPrefix(string(e), code)
 }
 
 // errURL does not say what is wrong: the URL may have a password.
@@ -126,25 +190,25 @@ func (o Options) tls(c *tls.Config) (*tls.Config, error) {
 // explain says what an error of Redis means, and what to do.
 func (s *Store) explain(err error) error {
 	var says string
-	switch text := err.Error(); {
-	case redis.HasErrorPrefix(err, "WRONGPASS"), redis.HasErrorPrefix(err, "NOAUTH"):
+	switch {
+	case begins(err, "WRONGPASS"), begins(err, "NOAUTH"):
 		says = "it refuses the user or the password"
-	case redis.HasErrorPrefix(err, "NOPERM"), strings.Contains(text, "can't run this command"):
+	case begins(err, "NOPERM"), strings.Contains(err.Error(), "can't run this command"):
 		says = "the user lacks a right; docs/cluster.md lists all"
-	case redis.HasErrorPrefix(err, "OOM"):
+	case begins(err, "OOM"):
 		says = "it has no memory left; raise its maxmemory"
-	case redis.HasErrorPrefix(err, "NOREPLICAS"):
+	case begins(err, "NOREPLICAS"):
 		says = "it has too few replicas that answer"
-	case redis.HasErrorPrefix(err, "READONLY"):
+	case begins(err, "READONLY"):
 		says = "it is a replica; name the primary, or Sentinels"
 	case errors.Is(err, io.EOF):
 		says = "it closed the connection"
-		if o := s.client.Options(); o.TLSConfig == nil && o.Network != "unix" {
+		if s.tls == nil && s.network != "unix" {
 			says += "; if it speaks only TLS, write rediss://"
 		}
 	case errors.Is(err, context.DeadlineExceeded), os.IsTimeout(err):
 		says = fmt.Sprintf("no answer within %v", Timeout)
-		if s.client.Options().TLSConfig != nil {
+		if s.tls != nil {
 			says += "; if it does not speak TLS, write redis://"
 		}
 	default:
@@ -153,17 +217,37 @@ func (s *Store) explain(err error) error {
 	return fmt.Errorf("%s (%w)", says, err)
 }
 
-// Close ends all connections.
-func (s *Store) Close() error { return s.client.Close() }
+// Close ends the connection.
+func (s *Store) Close() {
+	if s.conn != nil {
+		s.conn.Close()
+		s.conn = nil
+	}
+}
 
 // Address is that of the store, or of its Sentinels, without a password.
-func (s *Store) Address() string { return s.address }
+func (s *Store) Address() string {
+	if s.primary != "" {
+		return fmt.Sprintf("%s, as Sentinel names it for %s", strings.Join(s.addresses, ","), s.primary)
+	}
+	return s.addresses[0]
+}
 
 // key is that of a cluster. Redis Cluster has all keys of a prefix on one server, because of the braces.
 func (s *Store) key(cluster string) string { return "{" + s.prefix + "}:" + cluster }
 
 // batch is how many requests one run of the function takes at most. Others wait for so long.
 const batch = 50
+
+// eval runs the script, which Redis keeps by its hash.
+func (s *Store) eval(ctx context.Context, args []any) (any, error) {
+	hash := fmt.Sprintf("%x", sha1.Sum([]byte(s.script)))
+	reply, err := s.do(ctx, "EVALSHA", append([]any{hash}, args...)...)
+	if begins(err, "NOSCRIPT") {
+		return s.do(ctx, "EVAL", append([]any{s.script}, args...)...)
+	}
+	return reply, err
+}
 
 // Renew sends requests and returns their answers, in the same order. With an error come the answers to the first ones.
 func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
@@ -172,12 +256,12 @@ func (s *Store) Renew(ctx context.Context, calls []Call) ([]Answer, error) {
 	answers := make([]Answer, 0, len(calls))
 	for len(calls) > 0 {
 		n := min(len(calls), batch)
-		keys, args := make([]string, n), make([]any, 0, 2*n)
-		for i, c := range calls[:n] {
-			keys[i] = s.key(c.Cluster)
+		keys, args := []any{n}, make([]any, 0, 2*n)
+		for _, c := range calls[:n] {
+			keys = append(keys, s.key(c.Cluster))
 			args = append(args, c.Member, encode(c.Request))
 		}
-		got, err := s.script.Run(ctx, s.client, keys, args...).StringSlice()
+		got, err := redis.Strings(s.eval(ctx, append(keys, args...)))
 		if err != nil {
 			return answers, s.explain(err)
 		}

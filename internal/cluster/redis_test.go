@@ -19,8 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -30,13 +28,19 @@ func openRedis(t testing.TB, o Options) *Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	for deadline := time.Now().Add(10 * time.Second); s.client.Ping(context.Background()).Err() != nil; {
-		if time.Now().After(deadline) {
-			t.Fatal("Redis does not answer")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	testenv.Eventually(t, "Redis answers", func() bool {
+		_, err := s.do(context.Background(), "PING")
+		return err == nil
+	})
 	return s
+}
+
+// do runs a command of Redis that must succeed.
+func do(t testing.TB, s *Store, command string, args ...any) string {
+	t.Helper()
+	reply, err := s.do(context.Background(), command, args...)
+	testenv.Must(t, err)
+	return fmt.Sprintf("%s", reply)
 }
 
 // TestStoreAsInLua compares the answers of Redis with those of the store in Go, which the simulations use.
@@ -49,9 +53,7 @@ func TestStoreAsInLua(t *testing.T) {
 			w.compare = func(c Call, want Answer) {
 				if server != w.store.server { // emptied, or another one
 					server = w.store.server
-					if err := s.client.FlushAll(ctx).Err(); err != nil {
-						t.Fatal(err)
-					}
+					do(t, s, "FLUSHALL")
 				}
 				got, err := s.Renew(ctx, []Call{c})
 				if err != nil {
@@ -75,17 +77,13 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 	socket := strings.TrimPrefix(url, "unix://")
 	t.Run("restart", func(t *testing.T) {
 		dir := filepath.Dir(socket)
-		if err := first.client.Save(context.Background()).Err(); err != nil {
-			t.Fatal(err)
-		}
+		do(t, first, "SAVE")
 		again := openRedis(t, Options{URL: testenv.NewRedis(t, "--dir", dir).URL, Prefix: "t"})
 		isQuiet(t, again)
 	})
 	t.Run("failover", func(t *testing.T) {
 		port := freePort(t)
-		if err := first.client.ConfigSet(context.Background(), "port", port).Err(); err != nil {
-			t.Fatal(err)
-		}
+		do(t, first, "CONFIG", "SET", "port", port)
 		second := openRedis(t, Options{URL: testenv.NewRedis(t, "--replicaof", "127.0.0.1", port).URL, Prefix: "t"})
 		for deadline := time.Now().Add(20 * time.Second); ; {
 			if v, err := second.View(context.Background(), "c"); err == nil && v != nil && !v.Quiet {
@@ -96,9 +94,7 @@ func TestStoreWithoutItsWrites(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		if err := second.client.ReplicaOf(context.Background(), "NO", "ONE").Err(); err != nil {
-			t.Fatal(err)
-		}
+		do(t, second, "REPLICAOF", "NO", "ONE")
 		isQuiet(t, second)
 	})
 }
@@ -119,22 +115,19 @@ func TestSentinel(t *testing.T) {
 	start("--port", replica, "--replicaof", "127.0.0.1", primary)
 	second := openRedis(t, Options{URL: "redis://127.0.0.1:" + replica}) // Sentinel looks for it every 10 s only
 	testenv.Eventually(t, "the replica has all", func() bool {
-		info, err := second.client.Info(t.Context(), "replication").Result()
-		return err == nil && strings.Contains(info, "master_link_status:up")
+		return strings.Contains(do(t, second, "INFO", "replication"), "master_link_status:up")
 	})
 	conf := filepath.Join(t.TempDir(), "sentinel.conf")
 	testenv.Must(t, os.WriteFile(conf, []byte("sentinel monitor m 127.0.0.1 "+primary+" 1\nsentinel down-after-milliseconds m 500\n"), 0o600))
 	start(conf, "--port", sentinel, "--sentinel")
-	s := openRedis(t, Options{URL: "redis://127.0.0.1:" + sentinel + "?master_name=m", Prefix: "t"})
-	if want := "127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
+	s := openRedis(t, Options{URL: "redis://127.0.0.1:1?master_name=m&addr=127.0.0.1:" + sentinel, Prefix: "t"}) // the first one is down
+	if want := "127.0.0.1:1,127.0.0.1:" + sentinel + ", as Sentinel names it for m"; s.Address() != want {
 		t.Errorf("the address is %s", s.Address())
 	}
 	grant(t, s)
-	watch := redis.NewSentinelClient(&redis.Options{Addr: "127.0.0.1:" + sentinel})
-	defer watch.Close()
+	watch := openRedis(t, Options{URL: "redis://127.0.0.1:" + sentinel})
 	testenv.Eventually(t, "Sentinel knows the replica", func() bool {
-		replicas, err := watch.Replicas(t.Context(), "m").Result()
-		return err == nil && len(replicas) == 1 && replicas[0]["master-link-status"] == "ok"
+		return strings.Contains(do(t, watch, "SENTINEL", "REPLICAS", "m"), "master-link-status ok")
 	})
 	testenv.Must(t, first.Process.Kill())
 	testenv.Eventually(t, "the replica has taken over", func() bool {
@@ -252,7 +245,8 @@ func writeCertificate(t *testing.T, cert, key string) {
 // TestRollingUpgrade has hosts with two builds. The newer one knows one more field and another version of the records, which
 // come into use when the last old host is gone. An old host that comes back then is told so.
 func TestRollingUpgrade(t *testing.T) {
-	old := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
+	url := testenv.NewRedis(t).URL
+	old := openRedis(t, Options{URL: url, Prefix: "t"})
 	script := storeScript
 	for _, change := range [][2]string{
 		{"local VERSION = 1\n", "local VERSION = 2\n"},
@@ -266,7 +260,8 @@ func TestRollingUpgrade(t *testing.T) {
 		}
 		script = strings.ReplaceAll(script, change[0], change[1])
 	}
-	newer := &Store{client: old.client, prefix: old.prefix, script: redis.NewScript(script)}
+	newer := openRedis(t, Options{URL: url, Prefix: "t"})
+	newer.script = script
 	hosts := map[string]*Agent{}
 	now := testTime
 	ask := func(s *Store, host string, speaks float64) Answer {
@@ -366,9 +361,7 @@ func TestForgottenHostReturns(t *testing.T) {
 func TestForeignKey(t *testing.T) {
 	s := openRedis(t, Options{URL: testenv.NewRedis(t).URL, Prefix: "t"})
 	ctx := context.Background()
-	if err := s.client.Set(ctx, s.key("other"), "boo", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	do(t, s, "SET", s.key("other"), "boo")
 	other := testPool
 	other.Cluster = "other"
 	answers, err := s.Renew(ctx, append(New("h", 1).Ask(testTime, []Pool{other}, false), ask(t, New("h", 2), testTime, testPool)))
@@ -389,13 +382,13 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%v, not %q", err, want)
 		}
 	}
-	testenv.Must(t, s.client.ConfigSet(ctx, "maxmemory", "1").Err())
+	do(t, s, "CONFIG", "SET", "maxmemory", 1)
 	refused("it has no memory left; raise its maxmemory (OOM")
-	testenv.Must(t, s.client.ConfigSet(ctx, "maxmemory", "0").Err())
-	testenv.Must(t, s.client.ReplicaOf(ctx, "127.0.0.1", "1").Err())
+	do(t, s, "CONFIG", "SET", "maxmemory", 0)
+	do(t, s, "REPLICAOF", "127.0.0.1", 1)
 	refused("it is a replica; name the primary, or Sentinels (READONLY")
-	testenv.Must(t, s.client.ReplicaOf(ctx, "NO", "ONE").Err())
-	testenv.Must(t, s.client.ACLSetUser(ctx, "default", "-hset").Err())
+	do(t, s, "REPLICAOF", "NO", "ONE")
+	do(t, s, "ACL", "SETUSER", "default", "-hset")
 	refused("the user lacks a right; docs/cluster.md lists all (")
 }
 
@@ -409,9 +402,7 @@ func TestBrokenRecords(t *testing.T) {
 		for i := range 8 {
 			now += uint64(time.Second)
 			if i == 4 {
-				if err := s.client.HSet(ctx, s.key(p.Cluster), "other\tp", string(encode(record{Claim: bad, Safe: bad, Rate: bad, Order: 1000, Demand: bad}))).Err(); err != nil {
-					t.Fatal(err)
-				}
+				do(t, s, "HSET", s.key(p.Cluster), "other\tp", encode(record{Claim: bad, Safe: bad, Rate: bad, Order: 1000, Demand: bad}))
 			}
 			c := ask(t, a, now, p)
 			c.Request.Rate += float64(i) // a change, for which the store looks at all members
@@ -440,7 +431,7 @@ func TestBrokenRecords(t *testing.T) {
 
 // TestBadURL sees that no password is printed.
 func TestBadURL(t *testing.T) {
-	for _, url := range []string{"redis://u:s3cr/et@h:6379", "redis://:s3cret%zz@h:1", "redis://:s3 cret@h:1", "redis://h?master_name=x&addr=:s3cr@h:p"} {
+	for _, url := range []string{"redis://u:s3cr/et@h:6379", "redis://:s3cret%zz@h:1", "redis://:s3 cret@h:1", "redis://h?master_name=x&addr=:s3cr@h:p", "redis://:s3cr@h?master=x"} {
 		if _, err := Open(Options{URL: url}); err == nil || strings.Contains(err.Error(), "s3") {
 			t.Errorf("%s: %v", url, err)
 		}

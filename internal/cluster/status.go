@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/gomodule/redigo/redis"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -57,12 +57,21 @@ const forgettable = time.Minute
 // Clusters are the names of all clusters in the store.
 func (s *Store) Clusters(ctx context.Context) (names []string, err error) {
 	prefix := s.key("")
-	keys := s.client.Scan(ctx, 0, prefix+"*", 1000).Iterator()
-	for keys.Next(ctx) {
-		names = append(names, strings.TrimPrefix(keys.Val(), prefix))
-	}
-	if err := keys.Err(); err != nil {
-		return nil, s.explain(err)
+	for next := "0"; ; {
+		page, err := redis.Values(s.do(ctx, "SCAN", next, "MATCH", prefix+"*", "COUNT", 1000))
+		var keys []string
+		if err == nil {
+			_, err = redis.Scan(page, &next, &keys)
+		}
+		if err != nil {
+			return nil, s.explain(err)
+		}
+		for _, key := range keys {
+			names = append(names, strings.TrimPrefix(key, prefix))
+		}
+		if next == "0" {
+			break
+		}
 	}
 	slices.Sort(names)
 	return slices.Compact(names), nil
@@ -80,15 +89,15 @@ func decodeRecord(b string, v any) error {
 
 // View reads a cluster; nil if the store does not know it.
 func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
-	var fields *redis.MapStringStringCmd
-	var clock *redis.TimeCmd
-	if _, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
-		fields, clock = p.HGetAll(ctx, s.key(cluster)), p.Time(ctx)
-		return nil
-	}); err != nil {
+	fields, err := redis.StringMap(s.do(ctx, "HGETALL", s.key(cluster)))
+	var clock []float64 // s, µs
+	if err == nil {
+		clock, err = redis.Float64s(s.do(ctx, "TIME"))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", cluster, s.explain(err))
 	}
-	text, known := fields.Val()[""]
+	text, known := fields[""]
 	if !known {
 		return nil, nil
 	}
@@ -104,7 +113,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		Name: cluster, Version: int(c.Version), Quiet: c.Lapsed == 0, Rate: uint64(c.Rate),
 		Missing: uint64(max(0, c.Known-c.Seen)),
 	}
-	for name, text := range fields.Val() {
+	for name, text := range fields {
 		if name == "" {
 			continue
 		}
@@ -113,7 +122,7 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 			return nil, fmt.Errorf("cluster %q, member %q: %w", cluster, name, err)
 		}
 		m := MemberView{
-			Age:  max(0, clock.Val().Sub(time.Unix(int64(r.Clock), 0)).Truncate(time.Second)),
+			Age:  time.Duration(max(0, clock[0]-r.Clock)) * time.Second,
 			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Floor: uint64(r.Floor), Share: uint64(r.Share), Demand: uint64(r.Demand), Use: uint64(r.Use),
 			Lease: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
 		}

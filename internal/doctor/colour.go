@@ -64,7 +64,7 @@ func checkColours(f Facts, s Hook, d *Device) []report.Finding {
 					p.bytes, p.why, b.larger), advice)
 			case b.tcp && b.bytes < bytesIn(10*time.Millisecond, b.rate):
 				find("rate", b.name, r, report.Warning, is+fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate",
-					spell(drain(b.bytes, b.rate)), b.rate), raise(max(policy.DefaultCapacity(b.rate), p.bytes)))
+					report.About(uint64(drain(b.bytes, b.rate))), b.rate), raise(max(policy.DefaultCapacity(b.rate), p.bytes)))
 			}
 		}
 		if r.Colours.Red == policy.ActionECN {

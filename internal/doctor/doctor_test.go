@@ -220,7 +220,7 @@ func TestJudge(t *testing.T) {
 			[]string{"failed bpffs"}, []string{"may not write"}},
 		{"a directory of somebody else", func(f *Facts) {
 			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", bpffs.ErrUntrusted)
-		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
+		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "not used: "}},
 		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
 			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "their state is kept for a rollback"}},
 		{"namespaces that no longer exist", func(f *Facts) {
@@ -301,7 +301,7 @@ func TestJudge(t *testing.T) {
 			f.slow()
 			f.Devices[0].Kind, f.Devices[0].Peer, f.Devices[1].GSOMax = "veth", 2, 4096
 			f.rule().Rate = 500_000
-		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 66ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
+		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 65.5ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
 		{"tap at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Kind = "tuntap" },
 			[]string{"note eth0 ingress packets"}, []string{"if eth0 is of a virtual machine"}},
 		{"ports at a low rate", func(f *Facts) {
@@ -349,7 +349,7 @@ func TestJudge(t *testing.T) {
 		{"capacity below a packet", func(f *Facts) { f.rule().Capacity = 65535 },
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
-			[]string{"warning eth0 egress capacity"}, []string{"5.243ms of 100mbit"}},
+			[]string{"warning eth0 egress capacity"}, []string{"5.24ms of 100mbit"}},
 		{"colours", func(f *Facts) { f.colours(policy.TRTCM) }, nil, nil},
 		{"CBS below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.colours(policy.SRTCM); f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"the CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 65536"}},
@@ -390,7 +390,7 @@ func TestJudge(t *testing.T) {
 		{"a queue below a frame", func(f *Facts) { f.leaky(1514); f.Devices[0].MTU = 9000 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
-			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.24ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
 		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },
@@ -677,7 +677,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
 			f.Pools[1].Label.Owner.Device, f.Netns = "eth0", "blue"
 		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
-			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue watch' then gives them"}},
+			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue serve' then gives them"}},
 		{"guarantees that have room again", func(f *Facts) {
 			f.pool("a")
 			f.pool("b").Within = "a"
@@ -693,7 +693,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[0].Within, f.Pools[1].Within, f.Netns = "c", "c", "blue"
 			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
 			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
-		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue agent' runs"}},
+		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue serve --cluster-store URL' runs"}},
 		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
@@ -724,7 +724,7 @@ func TestJudge(t *testing.T) {
 		{"pools that nobody adapts", func(f *Facts) {
 			f.pool("a").Adapt.Min = 1_000_000
 			f.Unadapted, f.Netns = true, "blue"
-		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue watch' runs, and none does; start it`}},
+		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue serve' runs, and none does; start it`}},
 		{"several pools that nobody adapts", func(f *Facts) {
 			f.pool("a").Adapt.Min = 1_000_000
 			f.pool("b").Adapt.Min = 1_000_000
@@ -741,7 +741,7 @@ func TestJudge(t *testing.T) {
 			f.neighbour(1, "2001:db8::9", "10.0.0.7", "10.0.0.8", "2001:db8::8")
 			f.Netns = "blue"
 		}, []string{"warning eth0 egress hosts"},
-			[]string{"tablet (3c:22:fb:12:34:56) has no rule for its address 10.0.0.8 and 2 more; run 'shapectl -n blue watch FILE', which follows"}},
+			[]string{"tablet (3c:22:fb:12:34:56) has no rule for its address 10.0.0.8 and 2 more; run 'shapectl -n blue serve FILE', which follows"}},
 		{"an address of a host that has a rule of its own", func(f *Facts) {
 			f.follow("10.0.0.7")
 			f.line("10.0.0.0/24", "10.0.0.8/32")

@@ -11,9 +11,9 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/inforce"
-	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -59,7 +59,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
 		f.unread("", "", err)
 	}
-	f.MadeBy = measure.MadeBy(n.Pending())
+	f.MadeBy = report.MadeBy(n.Pending())
 	f.pools(n)
 	if err := f.allHooks(n); errors.Is(err, bpffs.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
@@ -281,21 +281,15 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	if len(f.delaying(*s)) == 0 || !s.inForce() {
 		return
 	}
-	var q Queue
-	var err error
-	if s.Direction == policy.Egress {
-		q.State, err = fq.Look(s.Index)
-	} else if q.Ifb, err = fq.FindIfb(s.Index); q.Ifb != nil {
-		q.State = q.Ifb.State
-	}
+	q, err := QueueOf(s.Index, s.Direction)
 	if err != nil {
 		f.unread(s.Name, s.Direction.String(), err)
 		return
 	}
-	s.Queue = &q
+	s.Queue = q
 }
 
-// watched adds what tells whether a watch is at work where one is needed.
+// watched adds what tells whether a serve is at work where one is needed.
 func (f *Facts) watched(o loader.Options) {
 	if slices.ContainsFunc(f.Pools, Rule.adapts) {
 		adapted, err := loader.HasLessee(o, loader.LineLeases)

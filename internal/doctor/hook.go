@@ -27,35 +27,34 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 		return s.finding(report.OK, "state", "no rules here; the other checks are for a first one", "")
 	}
 	l := s.Limits
-	rules := plain.Count(len(l.Rules), "rule")
 	switch l.State {
 	case loader.Attached:
 		if l.Was != s.Name {
 			return s.state(report.Note,
-				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and was renamed", rules, l.Mode, l.Was), "")
+				fmt.Sprintf(" in force by %s; the device was %s when they were set, and was renamed", l.Mode, l.Was), "")
 		}
-		return s.state(report.OK, fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+		return s.state(report.OK, fmt.Sprintf(" in force by %s", l.Mode), "")
 	case loader.Moved:
 		return s.state(report.Warning,
-			rules+" out of reach: the device has moved to another network namespace, where they still limit it",
+			" out of reach: the device has moved to another network namespace, where they still limit it",
 			fmt.Sprintf("%s here, then set them there", s.flush(f.Netns)))
 	case loader.Gone:
 		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
 			return s.state(report.Failed,
-				rules+" not in force: the device was deleted and created again; the new one has no limits",
+				" not in force: the device was deleted and created again; the new one has no limits",
 				"set them again; the next command that changes a rule removes the old ones")
 		}
-		return s.state(report.Failed, rules+" not in force: the device was deleted or moved away",
-			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" applies its policy to a new device")
+		return s.state(report.Failed, " not in force: the device was deleted or moved away",
+			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "serve")+" applies the policy in force to a new device")
 	}
-	return s.state(report.Failed, rules+" not in force: something else detached shapectl's program from the device",
+	return s.state(report.Failed, " not in force: something else detached shapectl's program from the device",
 		"set one of them again to attach all, or "+s.flush(f.Netns))
 }
 
-// state is a finding that begins with the number of rules.
-func (s Hook) state(status report.Status, finding, advice string) []report.Finding {
-	findings := s.finding(status, "state", finding, advice)
-	findings[0].Rules = len(s.Limits.Rules)
+// state is a finding of the rules.
+func (s Hook) state(status report.Status, of, advice string) []report.Finding {
+	findings := s.finding(status, "state", "", advice)
+	findings[0].OfRules(len(s.Limits.Rules), of)
 	return findings
 }
 

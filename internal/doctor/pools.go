@@ -73,7 +73,7 @@ func checkUnknownHosts(f Facts) (findings []report.Finding) {
 		if o.Host != "" && index != 0 && !known && f.judged(o.Device) && len(n.Below)+len(n.Rules) == 0 && len(f.Unread) == 0 {
 			findings = append(findings, Hook{Name: o.Device, Direction: o.Direction}.finding(report.Warning, "hosts",
 				"no address of "+mac.Called(o.Host)+" has a rule, so it is not limited",
-				"run "+plain.Suggest(f.Netns, "watch FILE")+", which limits it once "+plain.Line(o.Device)+" knows an address of it")...)
+				"run "+plain.Suggest(f.Netns, "serve FILE")+", which limits it once "+plain.Line(o.Device)+" knows an address of it")...)
 		}
 	}
 	return findings
@@ -113,7 +113,7 @@ func checkLeases(f Facts) []report.Finding {
 		return nil
 	}
 	return systemFinding(report.Warning, "leases", strings.Join(says, "; ")+": the safe share is in force",
-		"see that "+plain.Suggest(f.Netns, "agent")+" runs, and what it says about the store: systemctl status shapectl-agent")
+		"see that "+plain.Suggest(f.Netns, "serve --cluster-store URL")+" runs, and what it says about the store: systemctl status shapectl-serve")
 }
 
 // holds is the most that a bucket and its queue hold.
@@ -272,7 +272,7 @@ func (f *Facts) checkRoom(rules []Rule, of policy.Table, name func(Rule) string,
 			lack, full = append(lack, who), append(full, fmt.Sprintf("pool %q", pool))
 		}
 	}
-	watch := plain.Suggest(f.Netns, "watch")
+	serve := plain.Suggest(f.Netns, "serve")
 	slices.Sort(lack)
 	slices.Sort(ready)
 	slices.Sort(full)
@@ -280,11 +280,11 @@ func (f *Facts) checkRoom(rules []Rule, of policy.Table, name func(Rule) string,
 		findings = append(findings, warn(
 			fmt.Sprintf("there is no room in %s for the guarantee of %s: it gets what other guarantees leave, at worst nothing",
 				plain.List(slices.Compact(full)), plain.List(lack)),
-			"raise the rate of the pool, or lower guarantees in it; "+watch+" then gives them")...)
+			"raise the rate of the pool, or lower guarantees in it; "+serve+" then gives them")...)
 	}
 	if ready != nil {
 		findings = append(findings, warn("there is room now for the guarantee of "+plain.List(ready)+", but it is not in force",
-			watch+" gives it within seconds; or apply the policy again")...)
+			serve+" gives it within seconds; or apply the policy again")...)
 	}
 	return findings
 }

@@ -19,6 +19,37 @@ type Queue struct {
 	Ifb *fq.Ifb
 }
 
+// QueueOf looks at the queue of a hook.
+func QueueOf(index int, d policy.Direction) (*Queue, error) {
+	var q Queue
+	var err error
+	if d == policy.Egress {
+		q.State, err = fq.Look(index)
+	} else if q.Ifb, err = fq.FindIfb(index); q.Ifb != nil {
+		q.State = q.Ifb.State
+	}
+	return &q, err
+}
+
+// Mend is what repairs the queue of packets that enter.
+const Mend = "set one of the rules again to repair that"
+
+// Fault is what keeps packets of a direction of a device from being delayed, or from leaving at all; "" for nothing.
+func (q *Queue) Fault(device string, d policy.Direction) (fault string, lost bool) {
+	switch {
+	case d == policy.Ingress && q.Ifb == nil:
+		return "the ifb device for delayed packets is gone: those that conform are lost", true
+	case q.Ifb != nil && !q.Ifb.Up:
+		return q.Ifb.Name + ", the ifb device for delayed packets, is down: those that conform are lost", true
+	case q.State.HasFQ:
+		return "", false
+	case q.Ifb != nil:
+		device = q.Ifb.Name
+	}
+	return fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped",
+		device, q.State.Kind), false
+}
+
 // delaying are the rules with excess delay, and those in a pool with it.
 func (f Facts) delaying(s Hook) (rules []Rule) {
 	if s.Limits == nil {
@@ -55,39 +86,21 @@ func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
 				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
 	case !s.inForce() || s.Queue == nil:
 		return nil
-	case s.Direction == policy.Ingress:
-		if findings := s.checkIfb(delaying); findings != nil {
-			return findings
-		}
 	}
 	return s.checkFQ(f, delaying)
-}
-
-// checkIfb finds what keeps packets from leaving the ifb device.
-func (s Hook) checkIfb(delaying []Rule) []report.Finding {
-	again := "set one of them again to create it"
-	switch ifb := s.Queue.Ifb; {
-	case ifb == nil:
-		return s.finding(report.Failed, "queue", "the ifb device for delayed packets is gone: those that conform are lost: "+prefixes(delaying), again)
-	case !ifb.Up:
-		return s.finding(report.Failed, "queue", ifb.Name+", the ifb device for delayed packets, is down: those that conform are lost: "+prefixes(delaying), again)
-	}
-	return nil
 }
 
 func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := f.waiting(delaying)
-	device := s.Name
-	mend := q.Advice("use --setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply'")
-	if s.Queue.Ifb != nil {
+	device, mend := s.Name, Mend
+	if s.Direction == policy.Egress {
+		mend = q.Advice("use --setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply'")
+	} else if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
-		mend = "set one of the rules again to repair that"
 	}
-	if !q.HasFQ {
-		return s.finding(report.Failed, "queue",
-			fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped: %s",
-				device, q.Kind, prefixes(delaying)), mend)
+	if fault, _ := s.Queue.Fault(s.Name, s.Direction); fault != "" {
+		return s.finding(report.Failed, "queue", fault+": "+prefixes(delaying), mend)
 	}
 	var findings []report.Finding
 	if q.Horizon <= longest {

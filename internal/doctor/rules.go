@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -38,7 +37,7 @@ func checkMerged(f Facts, s Hook, d *Device) []report.Finding {
 		}
 		return s.finding(report.Note, "packets",
 			fmt.Sprintf("%s, which take %s at the %v of %s: the rate is right in the long run, but traffic is bursty, and one drop loses as much",
-				all, spell(took), slowest.Rate, slowest.Prefix), advice)
+				all, report.About(uint64(took)), slowest.Rate, slowest.Prefix), advice)
 	}
 	return s.finding(report.OK, "packets", all+", which count as their frames; at these rates that is little", "")
 }
@@ -46,15 +45,6 @@ func checkMerged(f Facts, s Hook, d *Device) []report.Finding {
 // drain is how long so many bytes take at a rate.
 func drain(bytes uint64, r policy.Rate) time.Duration {
 	return time.Duration(float64(bytes) * 8 / float64(r) * float64(time.Second))
-}
-
-// spell writes a time as rules do.
-func spell(t time.Duration) string {
-	digits := time.Microsecond
-	if t >= 10*time.Millisecond {
-		digits = time.Millisecond
-	}
-	return strings.ReplaceAll(t.Round(digits).String(), "µ", "u")
 }
 
 // bytesIn is what passes at a rate in a time.
@@ -120,7 +110,7 @@ func tooSmall(p packet, d *Device, r Rule) (kind, finding, advice string) {
 			p.bytes, p.why, empty, r.Rate), advice + p.less
 	case holds < bytesIn(10*time.Millisecond, r.Rate):
 		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate",
-			spell(drain(holds, r.Rate)), r.Rate), advice
+			report.About(uint64(drain(holds, r.Rate))), r.Rate), advice
 	}
 	return "", "", ""
 }
@@ -173,7 +163,7 @@ func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 		r := slow[0]
 		_, longest := r.Waiting()
 		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("%s: packets wait up to %s, which most senders take for a loss", prefixes(slow), spell(longest)),
+			fmt.Sprintf("%s: packets wait up to %s, which most senders take for a loss", prefixes(slow), report.About(uint64(longest))),
 			fmt.Sprintf("if that is not intended, lower %s; the default is %db", queueFlag(r), policy.DefaultQueue(r.Rate)))...)
 	}
 	return findings

@@ -75,8 +75,7 @@ func checkBPFFS(s System) []report.Finding {
 			"none on "+fs.Path+", and this process may not mount one; rules need it to outlive the command",
 			"as root: mount -t bpf bpf "+fs.Path+", or name another one in SHAPECTL_BPFFS")
 	case fs.Untrusted != nil:
-		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
-		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
+		return systemFinding(report.Failed, "bpffs", "not used: "+plain.OneLine(fs.Untrusted), "")
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",
 			"this process may not write to "+fs.Path+", so it can set no rule",
@@ -92,7 +91,7 @@ func checkKept(f Facts) []report.Finding {
 	return systemFinding(report.Note, "leftovers",
 		fmt.Sprintf("%s have no rule since the last change; their state is kept for a rollback: %s",
 			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
-		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "watch")+" after an hour")
+		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "serve")+" after an hour")
 }
 
 // checkElsewhere finds programs without pins.
@@ -120,7 +119,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
-			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "watch"))...)
+			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "serve"))...)
 	}
 	return findings
 }

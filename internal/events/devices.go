@@ -8,13 +8,13 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 )
 
-// A device that appears gets rules a moment later, for instance from watch. Only then it is known to be of interest.
+// A device that appears gets rules a moment later, for instance from serve. Only then it is told of.
 const newFor = 5 * time.Second
 
 // devices are those of the namespace, by index.
 type devices struct {
 	names map[int]string
-	fresh []newcomer // not known to be of interest yet
+	fresh []newcomer // that had no rules yet
 }
 
 type newcomer struct {
@@ -45,7 +45,7 @@ func (s *session) follow() error {
 		return nil
 	}
 	for index, name := range was {
-		if now[index] != name && s.isOfInterest(name) {
+		if now[index] != name && s.rules.had[name] {
 			s.tell(report.Event{Kind: report.DeviceGone, Device: name, Sentence: "device " + name + " is gone"})
 		}
 	}
@@ -58,16 +58,12 @@ func (s *session) follow() error {
 	return nil
 }
 
-func (s *session) isOfInterest(device string) bool {
-	return s.rules.had[device] || s.Names != nil && s.Names(device)
-}
-
-// newcomers tells of devices that came and are of interest.
+// newcomers tells of devices that came and have rules.
 func (s *session) newcomers() {
 	var wait []newcomer
 	for _, d := range s.devices.fresh {
 		switch {
-		case s.isOfInterest(d.name):
+		case s.rules.had[d.name]:
 			s.tell(report.Event{Kind: report.DeviceAppeared, Time: d.at, Device: d.name, Sentence: "device " + d.name + " appeared"})
 		case time.Since(d.at) < newFor:
 			wait = append(wait, d)

@@ -20,9 +20,7 @@ import (
 )
 
 const (
-	// DefaultMost is how many events of packets are told in a second.
-	DefaultMost = 100
-
+	mostEvents = 100                    // of packets in a second
 	lookEvery  = 100 * time.Millisecond // at changes and rules
 	renewEvery = time.Second            // the lease, see listener.Lease
 	leftAfter  = time.Second            // events that were left out are told of without another event
@@ -36,11 +34,7 @@ type Options struct {
 	Kinds []string
 	// Only lets events through. LeftOut of one that it lets through counts since the last such event.
 	Only Filter
-	// Most is how many events of packets are told in a second; DefaultMost if 0.
-	Most uint32
-	// Names reports whether a policy names a device. It may be nil. Devices that have rules, or had, are told of anyway.
-	Names func(device string) bool
-	// OnProblem is called for what keeps events from being told for a while. It may be nil.
+	// OnProblem is called for what keeps events from being told for a while.
 	OnProblem func(error)
 }
 
@@ -48,12 +42,6 @@ type Options struct {
 // may be nil, when it listens. It goes on when rules are flushed, the maps grow, or another build of the same layout takes over.
 // The error wraps fs.ErrPermission without the capabilities to listen.
 func Listen(ctx context.Context, o Options, ready func(), on func(report.Event)) error {
-	if o.Most == 0 {
-		o.Most = DefaultMost
-	}
-	if o.OnProblem == nil {
-		o.OnProblem = func(error) {}
-	}
 	s := &session{Options: o, on: on, arrivals: netinfo.NewArrivals(), packets: make(chan listener.Event)}
 	defer s.close()
 	if err := s.begin(); err != nil {
@@ -177,7 +165,7 @@ func (s *session) listen() (err error) {
 	if kinds == nil {
 		return nil
 	}
-	if s.listener, err = s.store.Listeners().Listen(s.Most, kinds...); err != nil {
+	if s.listener, err = s.store.Listeners().Listen(mostEvents, kinds...); err != nil {
 		return err
 	}
 	s.leftOut, s.leftSince, s.stop = 0, time.Time{}, make(chan struct{})

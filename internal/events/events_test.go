@@ -1,15 +1,9 @@
 package events
 
 import (
-	"encoding/binary"
-	"io"
-	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -59,101 +53,6 @@ func overflow() report.Event {
 		Excess: "dropped", LevelBytes: &level, CapacityBytes: &capacity}
 	e.DescribePacket()
 	return e
-}
-
-// parseJournal reads an entry as journald does.
-func parseJournal(t *testing.T, entry []byte) map[string]string {
-	fields := map[string]string{}
-	for text := string(entry); text != ""; {
-		line, rest, _ := strings.Cut(text, "\n")
-		name, value, short := strings.Cut(line, "=")
-		if !short {
-			n := binary.LittleEndian.Uint64([]byte(rest[:8]))
-			value, rest = rest[8:8+n], rest[8+n+1:]
-		}
-		fields[name], text = value, rest
-	}
-	return fields
-}
-
-func TestJournal(t *testing.T) {
-	dir, err := os.MkdirTemp("", "journal") // a socket's path may not be as long as t.TempDir's are
-	testenv.Must(t, err)
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "socket")
-	if _, err := OpenJournal(path); err == nil {
-		t.Error("a journal that does not exist is no error")
-	}
-	journald, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	testenv.Must(t, err)
-	j, err := OpenJournal(path)
-	testenv.Must(t, err)
-	defer j.Close()
-	testenv.Must(t, j.Write(overflow()))
-	journald.Close() // it is restarted
-	testenv.Must(t, os.Remove(path))
-	journald, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	testenv.Must(t, err)
-	defer journald.Close()
-	e := overflow()
-	e.Name = "two\nPRIORITY=0"
-	testenv.Must(t, j.Write(e))
-	entry := make([]byte, 1<<16)
-	n, err := journald.Read(entry)
-	testenv.Must(t, err)
-	got := parseJournal(t, entry[:n])
-	for name, want := range map[string]string{
-		"MESSAGE": e.Sentence, "PRIORITY": "4", "SYSLOG_IDENTIFIER": "shapectl", "SHAPECTL_KIND": "overflow", "SHAPECTL_DEVICE": "eth0",
-		"SHAPECTL_KEY": "10.0.0.7", "SHAPECTL_LEVEL_BYTES": "900", "SHAPECTL_NAME": e.Name,
-	} {
-		if got[name] != want {
-			t.Errorf("%s is %q, want %q", name, got[name], want)
-		}
-	}
-}
-
-// A flood of events runs a program one at a time and only so often, and it learns how many it was not run for.
-func TestRunner(t *testing.T) {
-	dir := t.TempDir()
-	script, log := filepath.Join(dir, "hook"), filepath.Join(dir, "log")
-	testenv.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nmkdir "+dir+"/runs || echo twice at once >>"+log+
-		"\necho $SHAPECTL_RUNS_LEFT_OUT >>"+log+"\nrmdir "+dir+"/runs\n"), 0o700))
-	r, err := NewRunner(script, os.Stderr, func(err error) { t.Error(err) })
-	testenv.Must(t, err)
-	const events = 1000
-	for i := range events {
-		if r.Run(overflow()); i%10 == 0 {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	leftOut := r.Close()
-	text, err := os.ReadFile(log)
-	testenv.Must(t, err)
-	ran := strings.Fields(string(text))
-	if len(ran) == 0 || len(ran) > runsPerMinute || len(ran)+int(leftOut) != events || strings.Contains(string(text), "twice") {
-		t.Errorf("of %d events it ran for %d, and %d were left out: %q", events, len(ran), leftOut, text)
-	}
-}
-
-func TestRunnerEndsWhatHangs(t *testing.T) {
-	script := filepath.Join(t.TempDir(), "hook")
-	testenv.Must(t, os.WriteFile(script, []byte("#!/bin/sh\nsleep 1000 &\nsleep 1000\n"), 0o700))
-	held, output, err := os.Pipe()
-	testenv.Must(t, err)
-	defer held.Close()
-	var failed error
-	r, err := NewRunner(script, output, func(err error) { failed = err })
-	testenv.Must(t, err)
-	r.deadline = 50 * time.Millisecond
-	r.Run(overflow())
-	if r.Close(); failed == nil {
-		t.Error("a program that was killed is no error")
-	}
-	testenv.Must(t, output.Close())
-	testenv.Must(t, held.SetReadDeadline(time.Now().Add(10*time.Second)))
-	if _, err := io.ReadAll(held); err != nil {
-		t.Errorf("what the program has started goes on: %v", err)
-	}
 }
 
 func TestSentences(t *testing.T) {

@@ -32,17 +32,14 @@ func ParseFilter(args []string) (f Filter, err error) {
 			one.network = netip.PrefixFrom(address, address.BitLen())
 		} else if network, err := netip.ParsePrefix(arg); err == nil {
 			one.network = network.Masked()
-		} else if address, _, found := strings.Cut(arg, "/"); found && isAddress(address) {
-			return nil, fmt.Errorf("%q is not a network: %w", arg, err)
+		} else if address, _, found := strings.Cut(arg, "/"); found {
+			if _, noAddress := netip.ParseAddr(address); noAddress == nil {
+				return nil, fmt.Errorf("%q is not a network: %w", arg, err)
+			}
 		}
 		f = append(f, one)
 	}
 	return f, nil
-}
-
-func isAddress(text string) bool {
-	_, err := netip.ParseAddr(text)
-	return err == nil
 }
 
 // Matches reports whether the filter lets an event through.

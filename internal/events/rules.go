@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/maphash"
 	"net/netip"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -198,7 +197,12 @@ func (s *session) compare(at hook, was, now *digest) {
 	if len(which) > 1 {
 		which = nil
 	}
-	e := named.event(at, report.RulesChanged, changed(d, at.ifindex == 0), which...)
+	thing := "rule"
+	if at.ifindex == 0 {
+		thing = "pool"
+	}
+	says := report.Changes{d.Added, d.Changed, d.Removed}.Words(thing, "added", "changed", "removed")
+	e := named.event(at, report.RulesChanged, says, which...)
 	e.Changed = rules
 	s.tell(e)
 }
@@ -224,28 +228,4 @@ func (d *digest) event(at hook, kind, says string, which ...netip.Prefix) report
 	}
 	e.Sentence = subject + ": " + says
 	return e
-}
-
-// changed says how many rules or pools were added, removed and changed: "1 rule added, 2 removed".
-func changed(d maps.Difference, pools bool) string {
-	thing := "rule"
-	if pools {
-		thing = "pool"
-	}
-	var parts []string
-	for _, part := range []struct {
-		n    int
-		verb string
-	}{{d.Added, "added"}, {d.Removed, "removed"}, {d.Changed, "changed"}} {
-		switch {
-		case part.n == 0:
-		case len(parts) > 0:
-			parts = append(parts, fmt.Sprint(part.n, " ", part.verb))
-		case part.n == 1:
-			parts = append(parts, fmt.Sprintf("1 %s %s", thing, part.verb))
-		default:
-			parts = append(parts, fmt.Sprintf("%d %ss %s", part.n, thing, part.verb))
-		}
-	}
-	return strings.Join(parts, ", ")
 }

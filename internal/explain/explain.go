@@ -9,13 +9,13 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
-	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -113,14 +113,11 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
-	Hook        *Hook // nil where there are no rules, or
-	Unreadable  bool  // where another version has set them
-	Undecided   bool  // the address that the rules compare is not known, and decides which one matches
-	Rule        *Rule // nil where none matches, or if Undecided
-	// What delays the packets of a rule with excess delay: on egress the device's
-	// qdisc, on ingress an ifb device, which is nil where there is none.
-	Qdisc fq.State
-	Ifb   *fq.Ifb
+	Hook        *Hook         // nil where there are no rules, or
+	Unreadable  bool          // where another version has set them
+	Undecided   bool          // the address that the rules compare is not known, and decides which one matches
+	Rule        *Rule         // nil where none matches, or if Undecided
+	Queue       *doctor.Queue // of a rule that is attached and delays packets, or whose pool does; else nil
 }
 
 // A Hook is a direction of a device that has rules.
@@ -137,34 +134,29 @@ type Hook struct {
 // A Rule is one that matches.
 type Rule struct {
 	policy.Rule
-	Counters  maps.Counters
-	Hides     []policy.Rule // wider rules that match, the narrowest first
-	Bucket    *Bucket       // nil for an unlimited rule, and where it depends on the flow
-	SpeedBits uint64        // of the device; 0 if not known
-	Shadow    *Shadow       // nil where there is none, and where its bucket depends on the flow
-	Stages    Stages        // of the rule, and the pools above; none for a rule without a limit, and for one with colours
-	Colours   *Colours      // of a rule with colours that has a Bucket; else nil
+	Counters maps.Counters
+	Hides    []policy.Rule // wider rules that match, the narrowest first
+	Bucket   *Bucket       // nil for an unlimited rule, and where it depends on the flow
+	Shadow   *Shadow       // nil where there is none, and where its bucket depends on the flow
+	Stages   Stages        // of the rule, and the pools above; none for a rule without a limit, and for one with colours
 }
 
 // A Bucket is the one that a packet is charged to.
 type Bucket struct {
 	Key string
 	model.State
-	Seen time.Time
 }
 
 // A Shadow is the shadow of a rule.
 type Shadow struct {
 	policy.Rule
 	Bucket
-	Colours *Colours // nil without colours
 }
 
 // Elsewhere is a limit for packets on a hook that they may not pass.
 type Elsewhere struct {
 	Hook
-	Rule  policy.Rule
-	Pools []string // above the rule, the lowest first
+	Rule policy.Rule
 }
 
 // Judge says what the facts mean.
@@ -173,11 +165,12 @@ func Judge(f Facts) report.Path {
 	for i := range f.Stops {
 		path.Hooks = append(path.Hooks, judgeStop(&f.Packets, &f.Stops[i]))
 	}
-	charged := warnTwice(path.Hooks)
+	path.Answer = answer(path.Hooks)
+	warnTwice(path.Hooks)
 	if !f.Routed {
-		path.How = "that leave by " + path.Hooks[0].Device
+		path.How = "leave by " + path.Device
 		if f.Stops[0].Direction == policy.Ingress {
-			path.How = "that come in by " + path.Hooks[0].Device
+			path.How = "come in by " + path.Device
 		}
 		return path
 	}
@@ -190,31 +183,55 @@ func Judge(f Facts) report.Path {
 		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		met := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
-		if strings.HasPrefix(met, notMet) && !f.expects(&e) {
+		met, when := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
+		if !met && !f.expects(&e) {
 			continue
-		}
-		for _, pool := range e.Pools {
-			if charged[pool] && !strings.HasPrefix(met, notMet) && e.State.InForce() {
-				met += fmt.Sprintf(", and then charged to pool %q twice", pool)
-				break
-			}
 		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
-			Attached: e.State.InForce(), State: e.Status, Met: met,
+			Attached: e.State.InForce(), State: e.Status, Met: met, When: when,
 		})
 	}
 	sort.SliceStable(path.Elsewhere, func(i, j int) bool {
 		a, b := &path.Elsewhere[i], &path.Elsewhere[j]
-		certain := func(e *report.Elsewhere) int { return strings.Count(e.Met, notMet) }
-		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction)) < 0
+		if a.Met != b.Met {
+			return a.Met
+		}
+		return cmp.Or(plain.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction)) < 0
 	})
 	return path
 }
 
-// warnTwice warns where packets are charged to a pool again, and returns the pools that they are charged to.
-func warnTwice(stops []report.Stop) map[string]bool {
+// weights order verdicts by what they mean for the packets. A limit that others exceeded lately counts more than one that
+// nobody meets.
+var weights = map[string]int{"pass": 0, "delay": 4, "mark": 5, "unknown": 6, "drop": 7, "lost": 7}
+
+// answer is that of the hook that decides: the first of those that do worst to the packets.
+func answer(stops []report.Stop) report.Answer {
+	worst, most := report.Answer{Verdict: model.Pass.String(), Conforms: true}, -1
+	for i := range stops {
+		s := &stops[i]
+		weight := 4 * weights[s.Verdict]
+		switch {
+		case s.LimitedBy != nil:
+			weight += 3
+		case s.DecidedBy != nil:
+			weight += 2
+		case s.Rule != nil:
+			weight++
+		}
+		if weight > most {
+			worst, most = s.Answer, weight
+		}
+		if s.Verdict == "drop" || s.Verdict == "lost" {
+			break // nothing comes to the hooks behind
+		}
+	}
+	return worst
+}
+
+// warnTwice warns where packets are charged to a pool again.
+func warnTwice(stops []report.Stop) {
 	charged := map[string]bool{}
 	for i := range stops {
 		s, again := &stops[i], ""
@@ -227,7 +244,6 @@ func warnTwice(stops []report.Stop) map[string]bool {
 			charged[name] = true
 		}
 	}
-	return charged
 }
 
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
@@ -40,8 +41,10 @@ func limited(d policy.Direction) *Stop {
 // delays makes the rule one that delays.
 func (s *Stop) delays() {
 	r := &s.Rule.Rule
-	r.Algorithm, r.Excess, r.ECNAbove = policy.Leaky, policy.Delay, policy.Never
+	r.Algorithm, r.Excess, r.ECNAbove, s.Queue = policy.Leaky, policy.Delay, policy.Never, &doctor.Queue{}
 }
+
+func through(ifb fq.Ifb) doctor.Queue { return doctor.Queue{State: ifb.State, Ifb: &ifb} }
 
 // full makes the bucket so that no packet conforms.
 func (s *Stop) full() { s.Rule.Bucket.Level = s.Rule.Capacity << model.UnitBits }
@@ -93,31 +96,34 @@ func TestJudgeStop(t *testing.T) {
 			"pass", []string{"chain c runs before the limit: what it drops or redirects"}},
 		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
 
-		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
-		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
+		{"held by fq", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
+		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Queue.State = fq.State{Kind: "pfifo"} },
 			"pass", []string{"eth0 has pfifo", "--setup-fq"}},
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
+			s.Queue.State = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order = policy.GCRA, 10_000, policy.SparseFirst
 			s.Rule.Bucket.FIFO, s.Rule.Bucket.Level = true, r.Capacity<<model.UnitBits
 		}, "delay", []string{"for a flow that has packets waiting"}},
 		{"sparse flow goes ahead", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
+			s.Queue.State = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
 		}, "pass", nil},
 		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb device for delayed packets is gone"}},
 		{"no ifb, and excess", ingress, func(s *Stop) { s.delays(); s.full() }, "drop", []string{"is gone"}},
-		{"ifb is down", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2"} }, "lost", []string{"ifb2", "is down"}},
-		{"ifb without fq", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}} },
-			"pass", []string{"ifb2 has pfifo", "set one of the rules here again"}},
+		{"ifb is down", ingress, func(s *Stop) { s.delays(); *s.Queue = through(fq.Ifb{Name: "ifb2"}) }, "lost", []string{"ifb2", "is down"}},
+		{"ifb without fq", ingress, func(s *Stop) {
+			s.delays()
+			*s.Queue = through(fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}})
+		},
+			"pass", []string{"ifb2 has pfifo", "set one of the rules again"}},
 		{"past a program by the ifb", ingress, func(s *Stop) {
 			s.delays()
 			s.Path = append(s.Path, foreign)
-			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}}
+			*s.Queue = through(fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}})
 		}, "pass", []string{"theirs runs after the limit"}},
 	} {
 		s, p := limited(test.d), Packets{Segments: 1}
@@ -127,8 +133,15 @@ func TestJudgeStop(t *testing.T) {
 			p.Src = far
 		}
 		got := judgeStop(&p, s)
-		if got.Verdict != test.verdict {
-			t.Errorf("%s: the verdict is %s, want %s", test.name, got.Verdict, test.verdict)
+		if got.Verdict != test.verdict || got.Conforms != (test.verdict == "pass" || test.verdict == "delay") {
+			t.Errorf("%s: the verdict is %s, want %s; it conforms: %v", test.name, got.Verdict, test.verdict, got.Conforms)
+		}
+		if got.WaitNS > 0 && (got.Verdict == "pass" || got.Verdict == "unknown") {
+			t.Errorf("%s: it passes, and waits %d ns", test.name, got.WaitNS)
+		}
+		limited := s.Rule != nil && s.Rule.Bucket != nil && !report.NotInForce(got.Attached)
+		if (got.DecidedBy != nil) != limited || limited && (*got.DecidedBy != "10.0.0.0/24" || *got.LevelBytes != got.Bucket.LevelBytes || *got.CapacityBytes != 5000) {
+			t.Errorf("%s: %+v", test.name, got.Answer)
 		}
 		said := strings.Join(append(got.Warnings, got.Note), "; ")
 		for _, want := range test.says {
@@ -145,6 +158,33 @@ func TestJudgeStop(t *testing.T) {
 		}
 		if got.Chain == nil != (s.Name == "") {
 			t.Errorf("%s: the chain is %v on device %q", test.name, got.Chain, s.Name)
+		}
+	}
+}
+
+// The answer of a path is that of the hook that does worst to the packets, and of two alike the first.
+func TestAnswer(t *testing.T) {
+	for _, test := range []struct{ stops, want string }{
+		{"", ""}, {"pass", "pass"}, {"pass,pass by a", "pass by a"}, {"pass by a,pass by b", "pass by a"}, {"pass by a,pass lately b", "pass lately b"},
+		{"pass lately a,delay by b", "delay by b"}, {"mark by a,unknown,delay by b", "unknown"}, {"unknown,drop by a,lost by b", "drop by a"}, {"lost,drop by b", "lost"},
+	} {
+		var stops []report.Stop
+		for i, name := range strings.Split(test.stops, ",") {
+			s := report.Stop{Answer: report.Answer{Device: name, Bytes: uint64(i)}}
+			words := strings.Fields(name)
+			if len(words) == 0 {
+				continue
+			}
+			if s.Verdict = words[0]; len(words) > 1 {
+				s.DecidedBy = &words[2]
+			}
+			if strings.Contains(name, "lately") {
+				s.LimitedBy = &words[2]
+			}
+			stops = append(stops, s)
+		}
+		if got := answer(stops); got.Device != test.want || test.want == "" && (got.Verdict != "pass" || !got.Conforms) {
+			t.Errorf("%q: %+v, want %q", test.stops, got, test.want)
 		}
 	}
 }
@@ -231,22 +271,23 @@ func TestMetWhen(t *testing.T) {
 		name    string
 		hook    Hook
 		in, out Leg
+		met     bool
 		want    string
 		address netip.Addr
 	}{
-		{"another device", on(eth1, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
-		{"the other direction", on(eth0, policy.Ingress), Leg{}, leaves, "met if they come in by eth0", netip.Addr{}},
-		{"a port", on(eth1, policy.Egress), Leg{}, ports, "met if eth1 is the port that they take", far},
-		{"below a tunnel", on(eth1, policy.Egress), Leg{}, wrapped, "met by them wrapped: 'shapectl explain eth1 egress 192.0.2.1'", near},
-		{"below a tunnel, by source", bySource, Leg{}, wrapped, "not met, as they leave by eth0, wrapped, to 192.0.2.1", netip.Addr{}},
-		{"a device that is gone", Hook{Name: "old", Direction: policy.Egress}, Leg{}, leaves, "not met", far},
-		{"the loopback, from here", on(lo, policy.Egress), own, Leg{}, "met if they stay on this host", far},
-		{"the loopback, to here", on(lo, policy.Ingress), Leg{}, own, "met if they stay on this host", netip.Addr{}},
-		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
-		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, "met if they come in by eth1", netip.Addr{}},
+		{"another device", on(eth1, policy.Egress), Leg{}, leaves, false, "not on this path", far},
+		{"the other direction", on(eth0, policy.Ingress), Leg{}, leaves, true, "met if they come in by eth0", netip.Addr{}},
+		{"a port", on(eth1, policy.Egress), Leg{}, ports, true, "met if eth1 is the port that they take", far},
+		{"below a tunnel", on(eth1, policy.Egress), Leg{}, wrapped, true, "met by them wrapped: 'shapectl explain eth1 egress 192.0.2.1'", near},
+		{"below a tunnel, by source", bySource, Leg{}, wrapped, false, "not on this path", netip.Addr{}},
+		{"a device that is gone", Hook{Name: "old", Direction: policy.Egress}, Leg{}, leaves, false, "not on this path", far},
+		{"the loopback, from here", on(lo, policy.Egress), own, Leg{}, true, "met if they stay on this host", far},
+		{"the loopback, to here", on(lo, policy.Ingress), Leg{}, own, true, "met if they stay on this host", netip.Addr{}},
+		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, false, "not on this path", far},
+		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, true, "met if they come in by eth1", netip.Addr{}},
 	} {
-		if got := metWhen("", &test.hook, &test.in, &test.out); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		if met, when := metWhen("", &test.hook, &test.in, &test.out); met != test.met || when != test.want {
+			t.Errorf("%s: %v, %q, want %q", test.name, met, when, test.want)
 		}
 		if got := addressAt(&test.hook, &Packets{Dst: far}, &test.in, &test.out); got != test.address {
 			t.Errorf("%s: the rules compare %s, want %s", test.name, got, test.address)
@@ -339,7 +380,7 @@ func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
 	s.Hook.Status, s.Rule.Hides = "attached, was lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
 	path := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
-	if path.Packets != "from 10.0.0.7" || path.How != "that come in by eth0" || path.Elsewhere == nil {
+	if path.Packets != "from 10.0.0.7" || path.How != "come in by eth0" || path.Elsewhere == nil {
 		t.Errorf("on a device: %+v", path)
 	}
 	if got := path.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
@@ -409,26 +450,6 @@ func TestChargedTwice(t *testing.T) {
 	if got := twice(Judge(facts)); got != "" {
 		t.Errorf("of a rule that is not in force: %q", got)
 	}
-
-	facts.Stops = facts.Stops[1:]
-	facts.Out = Leg{Route: netinfo.Route{Device: eth0}, End: far, Descent: along(policy.Egress, eth0)}
-	for _, test := range []struct {
-		change func(*Elsewhere)
-		want   string
-	}{
-		{func(*Elsewhere) {}, `met if they come in by eth1, and then charged to pool "b" twice`},
-		{func(e *Elsewhere) { e.Pools = []string{"c"} }, "met if they come in by eth1"},
-		{func(e *Elsewhere) { e.State = loader.Detached }, "met if they come in by eth1"},
-		{func(e *Elsewhere) { e.Direction = policy.Egress; e.Rule.Prefix = netip.MustParsePrefix("10.0.0.7/32") }, "not met, as they leave by eth0"},
-	} {
-		e := Elsewhere{Hook: *in.Hook, Rule: in.Rule.Rule, Pools: []string{"c", "b"}}
-		e.Device = eth1
-		test.change(&e)
-		facts.Elsewhere = []Elsewhere{e}
-		if got := Judge(facts).Elsewhere[0].Met; got != test.want {
-			t.Errorf("it is %q, want %q", got, test.want)
-		}
-	}
 }
 
 // pooledRule is one in pools a and b.
@@ -436,6 +457,42 @@ func pooledRule() *Rule {
 	r := limited(policy.Egress).Rule
 	r.Stages = pooled()
 	return r
+}
+
+// Where the fair shares of a pool refuse a packet, a full pool above decides: it leaves the pool less than its rate.
+func TestDecidedBy(t *testing.T) {
+	for _, test := range []struct {
+		change func(Stages)
+		want   string
+	}{
+		{func(Stages) {}, "10.0.0.0/24"},
+		{func(s Stages) { s.fill(1, 0); s.fill(2, 0) }, "a"},
+		{func(s Stages) { s.beyond(1) }, "a"},
+		{func(s Stages) { s.beyond(1); s.fill(2, 0) }, "b"},
+		{func(s Stages) { s.beyond(0); s.fill(2, 0) }, "b"},
+		{func(s Stages) { s.beyond(0) }, "10.0.0.0/24"},
+	} {
+		s := limited(policy.Egress)
+		s.Rule = pooledRule()
+		s.Rule.Stages.Now = 1 << 40
+		test.change(s.Rule.Stages)
+		if got := judgeStop(&Packets{Dst: far, Segments: 1}, s); *got.DecidedBy != test.want || *got.CapacityBytes != 5000 {
+			t.Errorf("%+v: want %s", got.Answer, test.want)
+		}
+	}
+}
+
+// Of a full pool that is shared by flow, it depends on the flow whether packets pass.
+func TestNeedsFlow(t *testing.T) {
+	for room, want := range map[uint64]string{5000: "pass", 0: "drop", 2500: "unknown"} {
+		s := limited(policy.Egress)
+		s.Rule = pooledRule()
+		s.Rule.Stages.Levels[1].Share.Kind = policy.ShareFlow
+		s.Rule.Stages.fill(1, room)
+		if got := judgeStop(&Packets{Dst: far, Segments: 1}, s); got.Verdict != want || !strings.Contains(got.Note, "a is shared by flow") {
+			t.Errorf("with room for %d bytes: %s, want %s: %s", room, got.Verdict, want, got.Note)
+		}
+	}
 }
 
 // A pool is full as soon as it cannot serve more: with fair shares, its bucket does not fill up.
@@ -457,8 +514,8 @@ func TestFullPool(t *testing.T) {
 		if test.shares {
 			s.Levels[1].Share.Kind = policy.ShareHost
 		}
-		if pools := s.Judge(test.packet).Pools; pools[0].Full != test.full || pools[1].Full {
-			t.Errorf("%s: %+v", test.name, pools)
+		if v, _, _ := s.Judge(test.packet); v.Pools[0].Full != test.full || v.Pools[1].Full {
+			t.Errorf("%s: %+v", test.name, v.Pools)
 		}
 	}
 }
@@ -585,7 +642,7 @@ func TestLimiter(t *testing.T) {
 		s := pooled()
 		s.Watched = 1e9
 		test.change(&s, &s.Levels[0], &s.Levels[1], &s.Levels[2])
-		v := s.Judge(10)
+		v, _, _ := s.Judge(10)
 		limiter, full := "", ""
 		if v.LimitedBy != nil {
 			limiter = *v.LimitedBy
@@ -637,12 +694,12 @@ func TestJudgeStages(t *testing.T) {
 		s := pooled()
 		s.Now = 1 << 40
 		test.change(&s)
-		v := s.Judge(1000)
+		v, verdict, waitNS := s.Judge(1000)
 		refused, covered := "", strings.Join(v.BorrowedBy, " ")
 		if v.RefusedBy != nil {
 			refused = *v.RefusedBy + map[string]string{report.Share: beyond}[v.RefusedReason]
 		}
-		if v.Guaranteed {
+		if v.GuaranteedBy != nil {
 			covered += "guaranteed by " + *v.GuaranteedBy
 		}
 		conforms := ""
@@ -651,11 +708,11 @@ func TestJudgeStages(t *testing.T) {
 				conforms += p.Name
 			}
 		}
-		if v.Verdict.String() != test.verdict || refused != test.refused || covered != test.covered || conforms != test.conforms {
-			t.Errorf("%s: %v, refused by %q, covered: %q, %q conform", test.name, v.Verdict, refused, covered, conforms)
+		if verdict.String() != test.verdict || refused != test.refused || covered != test.covered || conforms != test.conforms {
+			t.Errorf("%s: %v, refused by %q, covered: %q, %q conform", test.name, verdict, refused, covered, conforms)
 		}
-		if v.Conforms != (test.refused == "") || v.WaitNS > 0 == v.Conforms || test.waitNS != 0 && v.WaitNS != test.waitNS {
-			t.Errorf("%s: it conforms: %v, wait %d ns", test.name, v.Conforms, v.WaitNS)
+		if waitNS > 0 == (test.refused == "") || test.waitNS != 0 && waitNS != test.waitNS {
+			t.Errorf("%s: wait %d ns", test.name, waitNS)
 		}
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -60,11 +60,9 @@ func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 		}
 		places = append(places, p)
 	}
-	if len(places) == 2 && places[0].match == places[1].match {
-		var err error
-		if places, err = possible(places, q); err != nil {
-			return nil, err
-		}
+	if len(places) == 2 && places[0].match == places[1].match { // no packet has the address on that side in both
+		return nil, &QuestionError{fmt.Errorf("the rules of both directions compare the %s; name a direction, as in %s",
+			sideNames[places[0].match], plain.Suggest(q.Netns, "explain", q.Device, "egress", q.Address.String()))}
 	}
 	var all []Facts
 	var refused *QuestionError
@@ -89,7 +87,6 @@ type place struct {
 	netinfo.Hop
 	hook  *loader.Hook // nil where there are no rules
 	match policy.Match // of its rules
-	side  policy.Match // the one of the address that was asked for
 }
 
 func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, err error) {
@@ -104,50 +101,11 @@ func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, e
 	if p.Device, err = netinfo.DeviceByName(device); errors.Is(err, netinfo.ErrNoDevice) {
 		err = &QuestionError{err}
 	}
-	p.side = p.match
 	return p, err
 }
 
 func placeOf(h *loader.Hook) place {
-	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match(), h.Match()}
-}
-
-// possible is for both directions of a device whose rules go by the same side. No packet has
-// the address on that side in both: it leaves by the device where that is the way to its
-// destination, else it enters by it.
-func possible(places []place, q Question) ([]place, error) {
-	address := q.Address
-	if q.Flow != nil {
-		address = q.Flow.Dst
-	}
-	far, err := leadsTo(places[0].Device, address)
-	if err != nil {
-		return nil, err
-	}
-	if q.Flow != nil && far {
-		return places[:1], nil
-	}
-	if q.Flow != nil {
-		return places[1:], nil
-	}
-	for i, p := range places {
-		places[i].side = p.Direction.FarSide()
-		if !far {
-			places[i].side = policy.MatchSrc + policy.MatchDst - places[i].side // the other one
-		}
-	}
-	return places, nil
-}
-
-// leadsTo reports whether packets to an address leave by a device. It assumes so of a bridge
-// port or a device that is gone, and where there is no route.
-func leadsTo(d netinfo.Device, address netip.Addr) (bool, error) {
-	l, err := legOut(address, Leg{})
-	if err != nil {
-		return false, err
-	}
-	leaves := slices.ContainsFunc(l.Hops, func(h netinfo.Hop) bool { return h.Index == d.Index && h.Direction == policy.Egress })
-	return leaves || d.Name == "" || d.Master != 0 || l.NoRoute != nil, nil
+	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match()}
 }
 
 func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
@@ -159,7 +117,7 @@ func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
 			return f, &QuestionError{fmt.Errorf("the flow's %s is %s; the rules of %s go by that side, so it must be the address asked for",
 				p.match, far, p.Direction)}
 		}
-	case p.side == policy.MatchSrc:
+	case p.match == policy.MatchSrc:
 		f.Src = q.Address
 	default:
 		f.Dst = q.Address
@@ -247,20 +205,18 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		if met[h] {
 			continue
 		}
-		e := Elsewhere{Hook: hookOf(h)}
-		entry, found := maps.Entry{}, false
-		if address := addressAt(&e.Hook, &p, &f.In, &f.Out); address.IsValid() && !turnBack(&e.Hook, &f.In, &f.Out) {
-			entry, found = h.Set.Match(address)
-		} else if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
-			entry, found = h.Set.Match(outside(p.ipv6()))
+		hook := hookOf(h)
+		address := addressAt(&hook, &p, &f.In, &f.Out)
+		switch {
+		case address.IsValid() && turnBack(&hook, &f.In, &f.Out):
+			continue
+		case !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }):
+			address = outside(p.ipv6())
+		case !address.IsValid():
+			continue
 		}
-		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
-			e.Rule = entry.Rule
-			pools, _ := h.Set.Store.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
-			for _, pool := range pools[1:] {
-				e.Pools = append(e.Pools, pool.Label.Name)
-			}
-			f.Elsewhere = append(f.Elsewhere, e)
+		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule)) {
+			f.Elsewhere = append(f.Elsewhere, Elsewhere{hook, e.Rule})
 		}
 	}
 	return f, nil
@@ -379,13 +335,8 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 			return s, err
 		}
 	}
-	if !delayed(&s) {
-		return s, nil
-	}
-	if hop.Direction == policy.Egress {
-		s.Qdisc, err = fq.Look(hop.Index)
-	} else {
-		s.Ifb, err = fq.FindIfb(hop.Index)
+	if s.Rule != nil && (s.Rule.Excess == policy.Delay || s.Rule.Stages.delays()) && deciderOf(s.Path) >= 0 {
+		s.Queue, err = doctor.QueueOf(hop.Index, hop.Direction)
 	}
 	return s, err
 }
@@ -415,26 +366,14 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 	}
 	if shadow, ok := h.Set.Store.Shadow(e); ok {
 		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
-			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b, Colours: coloursFor(h, shadow, address, p.Flow)}
+			r.Shadow = &Shadow{shadow.Rule, *b}
 		}
 	}
 	if e.Rate != policy.Unlimited {
 		r.Bucket = bucketFor(h, e, address, p.Flow)
 	}
-	if r.Bucket != nil {
-		r.SpeedBits = h.Device.Speed()
-	}
-	switch {
-	case e.Algorithm.HasColours() && r.Bucket != nil:
-		r.Colours = coloursFor(h, e, address, p.Flow)
-	case e.Algorithm.HasColours():
-	case e.Rate != policy.Unlimited || e.Within != "":
-		flow := flowTo(address)
-		if p.Flow != nil {
-			flow = *p.Flow
-		}
-		r.Stages = StagesFor(h.Set, e, h.Match(), flow, p.Flow != nil)
-		r.Stages.count(h.Set)
+	if !e.Algorithm.HasColours() && (e.Rate != policy.Unlimited || e.Within != "") {
+		r.Stages = stagesFor(h.Set, e, h.Match(), p.Flow, address)
 		if r.Bucket != nil {
 			r.Bucket.State = r.Stages.Model[0].State
 		}
@@ -444,26 +383,11 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 
 // bucketFor is the bucket of a rule for packets; nil where it depends on what is not known of them.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
-	flow := flowTo(address)
-	switch {
-	case given != nil:
-		flow = *given
-	case e.Each.Kind == policy.EachFlow, !address.IsValid() && e.Each.Kind != policy.EachAll:
+	if given == nil && (e.Each.Kind == policy.EachFlow || !address.IsValid() && e.Each.Kind != policy.EachAll) {
 		return nil
 	}
-	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.Store.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	flow := flowOf(given, address)
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.Store.State(e, h.Match(), flow, maps.Now())}
 	b.FIFO = b.FIFO || given == nil
 	return b
-}
-
-// coloursFor is ColoursFor for packets whose flow may not be known; nil for a rule without colours.
-func coloursFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Colours {
-	if !e.Algorithm.HasColours() {
-		return nil
-	}
-	flow := flowTo(address)
-	if given != nil {
-		flow = *given
-	}
-	return ColoursFor(h.Set, e, h.Match(), flow)
 }

@@ -124,13 +124,10 @@ func turnBack(h *Hook, in, out *Leg) bool {
 	})
 }
 
-// notMet begins what metWhen says of a hook that packets do not pass.
-const notMet = "not met"
-
-// metWhen says in which case packets pass a hook that they may not pass.
-func metWhen(netns string, h *Hook, in, out *Leg) string {
+// metWhen says whether packets may pass a hook that is not on their path, and when.
+func metWhen(netns string, h *Hook, in, out *Leg) (bool, string) {
 	if t := tunnelOver(h, in, out); t != nil {
-		return "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
+		return true, "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
 	}
 	comesIn, leaves := judgeLegs(in, out)
 	here, words, come := in, comesIn, "they come in by "
@@ -139,18 +136,18 @@ func metWhen(netns string, h *Hook, in, out *Leg) string {
 	}
 	for _, port := range here.Ports {
 		if port.Index == h.Device.Index {
-			return "met if " + h.Name + " is the port that they take"
+			return true, "met if " + h.Name + " is the port that they take"
 		}
 	}
 	switch {
 	case h.Device.Name == "":
-		return notMet
+		return false, "not on this path"
 	case h.Device.Loopback && (in.Route.Local && leaves.how == "" || out.Route.Local && comesIn.how == ""):
-		return "met if they stay on this host"
+		return true, "met if they stay on this host"
 	case words.known && h.Device.Master != 0 && !slices.ContainsFunc(here.Hops, func(hop netinfo.Hop) bool { return hop.Index == h.Device.Master }):
-		return notMet + ", as they " + words.how + ", unless they are bridged"
+		return false, "not on this path, unless they are bridged"
 	case words.known:
-		return notMet + ", as they " + words.how
+		return false, "not on this path"
 	}
-	return "met if " + come + h.Name
+	return true, "met if " + come + h.Name
 }

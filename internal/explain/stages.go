@@ -31,22 +31,30 @@ type Level struct {
 	Active   *int          // how many sharers share now; nil if that is not known
 }
 
-// StagesFor are the stages of a rule for packets of a flow. Of packets whose flow was not given, only the far address of
-// flow is known, and not even that if it is not valid.
-func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, given bool) (s Stages) {
+// stagesFor are the stages of a rule for packets of a flow, or if given is nil, of any flow of an address, which may be unknown,
+// too.
+func stagesFor(set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow, address netip.Addr) (s Stages) {
+	flow := flowOf(given, address)
 	known := func(s policy.Share) bool {
-		return s.Kind == policy.ShareMember || given || s.Kind != policy.ShareFlow && flow.Far(match).IsValid()
+		return s.Kind == policy.ShareMember || given != nil || s.Kind != policy.ShareFlow && address.IsValid()
 	}
 	s.Now = maps.Now()
 	entries, stages := set.Store.Stages(e, match, flow, s.Now)
 	s.Model = stages
-	s.Model[0].FIFO = s.Model[0].FIFO || !given
+	s.Model[0].FIFO = s.Model[0].FIFO || given == nil
+	var active map[uint32]int // sharers
 	for i, entry := range entries {
 		l := Level{Entry: entry, Counters: set.Store.Counters(entry.ID)}
 		if entry.Pool {
 			if lease, ok := set.Store.Pools().Lease(entry.Prefix); ok {
 				l.Rule = l.Rule.Part(lease.At(s.Now)) // what packets meet
 			}
+		}
+		if entry.Share.Kind != policy.ShareNone {
+			if active == nil {
+				active = set.Store.ActiveSharers()
+			}
+			l.Active = new(active[entry.ID])
 		}
 		switch {
 		case s.Model[i].Share == nil:
@@ -58,20 +66,6 @@ func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, 
 		s.Levels = append(s.Levels, l)
 	}
 	return s
-}
-
-// count adds how many sharers are active.
-func (s Stages) count(set *maps.Set) {
-	shares := func(l Level) bool { return l.Share.Kind != policy.ShareNone }
-	if !slices.ContainsFunc(s.Levels, shares) {
-		return
-	}
-	active := set.Store.ActiveSharers()
-	for i := range s.Levels {
-		if l := &s.Levels[i]; shares(*l) {
-			l.Active = new(active[l.ID])
-		}
-	}
 }
 
 // watch counts packets for a while: a level changes with each packet, and that of one moment misleads.
@@ -178,19 +172,12 @@ func (l *Level) Name() string {
 	return l.Prefix.String()
 }
 
-// A Verdict is what becomes of a packet in stages.
-type Verdict struct {
-	report.Passage
-	Verdict  model.Verdict
-	Conforms bool
-	WaitNS   uint64 // how long the packet is queued, or until it conforms if no others come
-}
-
-// Judge says what becomes of a packet that counts so many bytes and may be marked.
-func (s Stages) Judge(bytes uint64) (v Verdict) {
+// Judge says what happens to a packet that counts so many bytes and may be marked. waitNS is how long it is queued, or until it
+// conforms if no others come.
+func (s Stages) Judge(bytes uint64) (v report.Passage, verdict model.Verdict, waitNS uint64) {
 	p := model.Packet{Time: s.Now, Bytes: bytes, ECT: true}
 	passage, tests := forecast(s.Model, p), tests(s.Model, p)
-	v.Verdict, v.WaitNS = passage.Verdict, passage.Wait
+	verdict, waitNS = passage.Verdict, passage.Wait
 	exceeds, beyond := passage.Refuses, passage.Beyond
 	if exceeds == model.NoStage {
 		p.ECT = false // else packets may be marked, and pass
@@ -199,26 +186,26 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 			exceeds, beyond = 0, tests[0].share != model.WithinShare
 		}
 	}
-	if v.Conforms = exceeds == model.NoStage; !v.Conforms {
+	conforms := exceeds == model.NoStage
+	if !conforms {
 		v.RefusedBy, v.RefusedReason = new(s.Levels[exceeds].Name()), report.Capacity
 		if beyond {
 			v.RefusedReason = report.Share
 		}
-		v.WaitNS = waits(s.Model, p)
+		waitNS = waits(s.Model, p)
 	}
 	v.BorrowedBy = []string{}
-	for i := 0; v.Conforms && !v.Guaranteed && i < len(s.Levels); i++ {
+	for i := 0; conforms && v.GuaranteedBy == nil && i < len(s.Levels); i++ {
 		switch l := &s.Levels[i]; {
 		case i == passage.Guaranteed:
-			v.Guaranteed, v.GuaranteedBy = true, new(l.Name())
+			v.GuaranteedBy = new(l.Name())
 		case l.Guarantee != 0:
 			v.BorrowedBy = append(v.BorrowedBy, l.Name())
 		}
 	}
-	v.Borrowed = len(v.BorrowedBy) > 0 && !v.Guaranteed
 	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(bytes, tests)
 	if v.WatchedNS = s.Watched; s.Watched == 0 {
-		return v
+		return v, verdict, waitNS
 	}
 	if i := s.limiter(); i != report.NoLimiter {
 		v.LimitedBy = new(s.Levels[i].Name())
@@ -226,7 +213,7 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 	rule := s.Levels[0].Lately
 	v.UseBits = new(s.use(0))
 	v.RecentPackets, v.RecentDrops = rule.PassedPackets+rule.DroppedPackets, rule.DroppedPackets
-	return v
+	return v, verdict, waitNS
 }
 
 // isFull reports whether the level of a pool is as high as it gets.
@@ -280,5 +267,10 @@ func (s Stages) delays() bool {
 	return false
 }
 
-// flowTo is a flow of which only the far address is known, and perhaps not even that.
-func flowTo(far netip.Addr) maps.Flow { return maps.Flow{Src: far, Dst: far} }
+// flowOf is the flow that was given, or one of which only the far address is known, and perhaps not even that.
+func flowOf(given *maps.Flow, far netip.Addr) maps.Flow {
+	if given != nil {
+		return *given
+	}
+	return maps.Flow{Src: far, Dst: far}
+}

@@ -3,7 +3,6 @@ package explain
 import (
 	"fmt"
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,70 +25,71 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}
 	counted := countPacket(s.Frame, s.Tags, p.Segments, r.Framing)
-	out.Counted, out.RevertsInNS = &counted, h.RevertsInNS
+	out.Counted, out.Bytes, out.RevertsInNS = &counted, counted.Bytes, h.RevertsInNS
 	out.PassedPackets, out.ExcessPackets, out.DroppedPackets = r.Counters.PassedPackets, r.Counters.ExcessPackets, r.Counters.DroppedPackets
-	switch h.State {
-	case loader.Detached:
-		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"
-	case loader.Gone:
-		out.Note = "the device was deleted; the next command that changes a rule removes this one"
-	}
 	if b := r.Shadow; b != nil {
 		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
-		out.Proposed = &report.Proposed{Key: b.Key, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity}
-		if b.Colours != nil {
-			l, _ := b.Colours.Judge(bytes, p.DSCP, 0)
-			out.Proposed.LevelBytes, out.Proposed.Conforms, out.Proposed.Colour = l.LevelBytes, l.Conforms, l.Colour
-			out.Proposed.SecondLevelBytes, out.Proposed.SecondCapacityBytes = l.SecondLevelBytes, l.SecondCapacityBytes
-		} else {
-			out.Proposed.Conforms = !model.NewLimit(b.Rule).Decide(b.State, model.Packet{Bytes: bytes}).Excess
+		l, _ := judgeBucket(b.Rule, b.Bucket, bytes, p.DSCP)
+		out.Proposed = &report.Proposed{
+			Key: l.Key, Bytes: bytes, LevelBytes: l.LevelBytes, CapacityBytes: l.CapacityBytes, Conforms: l.Conforms, Colour: l.Colour,
+			SecondLevelBytes: l.SecondLevelBytes, SecondCapacityBytes: l.SecondCapacityBytes,
 		}
 	}
-	inForce := !report.NotInForce(out.Attached)
-	if r.Rate != policy.Unlimited && r.Bucket == nil {
-		if len(r.Stages.Levels) > 0 {
-			out.Pools = r.Stages.Judge(counted.Bytes).Pools
-		}
-		if inForce {
-			out.Verdict = "unknown"
-			out.Note = fmt.Sprintf("each %s has a bucket; try --flow %s", r.Each, p.anyFlow())
-		}
-		return
-	}
-	if r.Colours != nil {
-		level, verdict := r.Colours.Judge(counted.Bytes, p.DSCP, r.SpeedBits)
-		out.Bucket, out.WaitNS = &level, level.WaitNS
-		if inForce {
-			out.Verdict = verdict.String()
-		}
-		if level.Colour == policy.Red.String() && inForce {
+	verdict := model.Pass
+	if r.Bucket != nil {
+		var level report.Level
+		level, verdict = judgeBucket(r.Rule, *r.Bucket, out.Bytes, p.DSCP)
+		out.Bucket, out.WaitNS, out.Conforms = &level, level.WaitNS, level.Conforms
+		if !level.Conforms && (level.Colour == "" || level.Colour == policy.Red.String()) {
 			out.RefusedBy, out.RefusedReason = &cidr, report.Capacity
-		}
-		return
-	}
-	if r.Rate != policy.Unlimited {
-		level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
-		out.Bucket, out.WaitNS = &level, level.WaitNS
-		if inForce {
-			out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
 		}
 	}
 	if len(r.Stages.Levels) > 0 {
-		judgeStages(out, p, r.Stages, inForce)
+		out.Passage, verdict, out.WaitNS = r.Stages.Judge(out.Bytes)
+		out.Conforms = out.RefusedBy == nil
 	}
-}
-
-// judgeStages explains the pools above a rule, and the shares of all.
-func judgeStages(out *report.Stop, p *Packets, stages Stages, inForce bool) {
-	v := stages.Judge(out.Counted.Bytes)
-	out.Passage, out.WaitNS = v.Passage, v.WaitNS
-	if !inForce {
-		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.Guaranteed, out.GuaranteedBy = nil, "", []string{}, false, nil
+	needsFlow := r.Stages.NeedsFlow()
+	switch {
+	case h.State == loader.Detached:
+		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"
+	case h.State == loader.Gone:
+		out.Note = "the device was deleted; the next command that changes a rule removes this one"
+	case r.Rate != policy.Unlimited && r.Bucket == nil:
+		out.Note = fmt.Sprintf("each %s has a bucket; try --flow %s", r.Each, p.anyFlow())
+	case p.Flow == nil && r.Order == policy.SparseFirst && (verdict == model.Delay || verdict == model.Mark):
+		out.Note = "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
+	case needsFlow != nil:
+		out.Note = fmt.Sprintf("%s is shared by flow, which is left out here; try --flow %s", needsFlow.Name(), p.anyFlow())
+	}
+	switch {
+	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
+		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy, out.WaitNS = nil, "", []string{}, nil, 0
+		if out.Conforms = true; !report.NotInForce(out.Attached) {
+			out.Verdict, out.Conforms = "unknown", false
+		}
 		return
+	case needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0: // which serves some flows, and others not
+		out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
+		return
+	case out.LimitedBy != nil:
+		out.DecidedBy = out.LimitedBy
+	case out.RefusedBy != nil:
+		out.DecidedBy = out.RefusedBy
+		// A pool whose fair shares refuse the packet may have room itself: then a full pool above leaves it less than its rate.
+		if full := out.FullFrom(max(out.Pool(out.RefusedBy), 0)); full >= 0 && out.RefusedReason == report.Share {
+			out.DecidedBy = &out.Pools[full].Name
+		}
+	case out.Bucket != nil:
+		out.DecidedBy = &cidr
+	case len(out.Pools) > 0:
+		out.DecidedBy = &out.Pools[0].Name
 	}
-	out.Verdict = v.Verdict.String()
-	if l := stages.NeedsFlow(); l != nil && out.Note == "" {
-		out.Note = fmt.Sprintf("%s is shared by flow, which is left out here; try --flow %s", l.Name(), p.anyFlow())
+	out.Verdict = verdict.String()
+	if out.Bucket != nil {
+		out.LevelBytes, out.CapacityBytes = &out.Bucket.LevelBytes, &out.Bucket.CapacityBytes
+	}
+	if i := out.Pool(out.DecidedBy); i >= 0 {
+		out.LevelBytes, out.CapacityBytes = &out.Pools[i].LevelBytes, &out.Pools[i].CapacityBytes
 	}
 }
 
@@ -131,26 +131,12 @@ func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) repo
 	return c
 }
 
-// fullIn is how many ns it takes to fill so much room at the speed of a device; nil for never.
-func fullIn(roomBytes, rateBits, speedBits uint64) *uint64 {
-	if speedBits <= rateBits {
-		return nil
+// judgeBucket says how full the bucket of a rule is, and what that means for packets that count so many bytes. They may be
+// marked.
+func judgeBucket(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Level, model.Verdict) {
+	if r.Algorithm.HasColours() {
+		return judgeColours(r, b, bytes, dscp)
 	}
-	return new(uint64(float64(roomBytes) * 8 / (float64(speedBits-rateBits) / 1e9)))
-}
-
-// OfWhichFlow is a note that says for which flow a verdict holds, if none was given and
-// the verdict is not the same for all; else "".
-func OfWhichFlow(r policy.Rule, given *maps.Flow, v model.Verdict) string {
-	if given != nil || r.Order != policy.SparseFirst || v != model.Delay && v != model.Mark {
-		return ""
-	}
-	return "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
-}
-
-// judgeBucket says how full a bucket is, and what that means for packets that count so
-// many bytes on a device of that speed, 0 if it is not known. They may be marked.
-func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level, model.Verdict) {
 	if b.Spilled { // a spill bucket has neither
 		r.Penalty = policy.Penalty{}
 		if r.Excess == policy.ECN {
@@ -178,14 +164,8 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 			l.AtOncePackets = max(l.AtOncePackets, 1)
 		}
 	}
-	if speedBits > 0 {
-		l.SpeedBits, l.FullNS = &speedBits, fullIn(l.RoomBytes, uint64(r.Rate), speedBits)
-	}
 	if r.Penalty.Kind == policy.PenaltyHold {
 		l.HeldNS = m.Wait(b.Level, 0) // a packet of 0 bytes waits until the level is at the capacity
-	}
-	if l.HeldNS > 0 {
-		l.HeldUntil = uint64(b.Seen.Add(time.Duration(l.HeldNS)).UnixNano())
 	}
 	return l, o.Verdict
 }

@@ -3,7 +3,6 @@ package explain
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
@@ -51,51 +50,44 @@ func TestLevelOfBucket(t *testing.T) {
 	burst.Excess, burst.Queue, burst.ECNAbove = policy.Delay, 7000, policy.Never
 	shared := limit
 	shared.Share.Kind = policy.ShareFlow
-	number := func(n uint64) *uint64 { return &n }
-	now := time.Unix(1_800_000_000, 0)
 	for _, test := range []struct {
 		name         string
 		rule         policy.Rule
 		level, bytes uint64 // of the bucket, and of the packet
-		speed        uint64
 		want         report.Level
 		verdict      string
 	}{
-		{"empty", limit, 0, 1000, 31_250_000, report.Level{Conforms: true, RoomPackets: 5, RoomBytes: 5000, FullNS: number(5000 * byteNS)}, "pass"},
-		{"just fits", limit, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
-		{"does not fit", limit, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
-		{"slow device", limit, 2500, 1000, 15_625_000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2500, EmptyNS: 2500 * byteNS}, "pass"},
-		{"shared", shared, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
-		{"bigger than the bucket", limit, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 5000}, "pass"},
-		{"bigger, and not empty", limit, 1000, 6000, 0, report.Level{EmptyNS: 1000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
-		{"held", held, 35000, 1000, 0, report.Level{
-			EmptyNS: 35000 * byteNS, WaitNS: 31000 * byteNS, HeldNS: 30000 * byteNS, HeldUntil: uint64(now.UnixNano() + 30000*byteNS),
+		{"empty", limit, 0, 1000, report.Level{Conforms: true, RoomPackets: 5, RoomBytes: 5000}, "pass"},
+		{"just fits", limit, 4000, 1000, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
+		{"does not fit", limit, 4001, 1000, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"shared", shared, 4000, 1000, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
+		{"bigger than the bucket", limit, 0, 6000, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 5000}, "pass"},
+		{"bigger, and not empty", limit, 1000, 6000, report.Level{EmptyNS: 1000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"held", held, 35000, 1000, report.Level{
+			EmptyNS: 35000 * byteNS, WaitNS: 31000 * byteNS, HeldNS: 30000 * byteNS,
 		}, "drop"},
-		{"full, not held", held, 5000, 1000, 0, report.Level{EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
-		{"marked", mark, 9000, 1000, 0, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
-		{"too full to be marked", mark, 9001, 1000, 0, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
-		{"empty queue", leaky, 0, 1000, 31_250_000, report.Level{
-			Conforms: true, RoomPackets: 5, RoomBytes: 5000, AtOncePackets: 1, FullNS: number(5000 * byteNS),
+		{"full, not held", held, 5000, 1000, report.Level{EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"marked", mark, 9000, 1000, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
+		{"too full to be marked", mark, 9001, 1000, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
+		{"empty queue", leaky, 0, 1000, report.Level{
+			Conforms: true, RoomPackets: 5, RoomBytes: 5000, AtOncePackets: 1,
 		}, "pass"},
-		{"waits", leaky, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 3, RoomBytes: 3000, EmptyNS: 2000 * byteNS, WaitNS: 2000 * byteNS}, "delay"},
-		{"waits longer", leaky, 2001, 1000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2999, EmptyNS: 2001 * byteNS, WaitNS: 2001 * byteNS}, "mark"},
-		{"does not fit the queue", leaky, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
-		{"leaves at once", burst, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, AtOncePackets: 3, EmptyNS: 2000 * byteNS}, "pass"},
-		{"waits behind a burst", burst, 5000, 1000, 0, report.Level{Conforms: true, RoomPackets: 7, RoomBytes: 7000, EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "delay"},
-		{"does not fit, behind a burst", burst, 11500, 1000, 0, report.Level{EmptyNS: 11500 * byteNS, WaitNS: 500 * byteNS}, "drop"},
-		{"bigger than what leaves at once", burst, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
+		{"waits", leaky, 2000, 1000, report.Level{Conforms: true, RoomPackets: 3, RoomBytes: 3000, EmptyNS: 2000 * byteNS, WaitNS: 2000 * byteNS}, "delay"},
+		{"waits longer", leaky, 2001, 1000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2999, EmptyNS: 2001 * byteNS, WaitNS: 2001 * byteNS}, "mark"},
+		{"does not fit the queue", leaky, 4001, 1000, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"leaves at once", burst, 2000, 1000, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, AtOncePackets: 3, EmptyNS: 2000 * byteNS}, "pass"},
+		{"waits behind a burst", burst, 5000, 1000, report.Level{Conforms: true, RoomPackets: 7, RoomBytes: 7000, EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "delay"},
+		{"does not fit, behind a burst", burst, 11500, 1000, report.Level{EmptyNS: 11500 * byteNS, WaitNS: 500 * byteNS}, "drop"},
+		{"bigger than what leaves at once", burst, 0, 6000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
 	} {
 		r := test.rule
-		got, verdict := judgeBucket(r, Bucket{State: model.State{Level: test.level << model.UnitBits}, Seen: now}, test.bytes, test.speed)
+		got, verdict := judgeBucket(r, Bucket{State: model.State{Level: test.level << model.UnitBits}}, test.bytes, 0)
 		want := test.want
 		want.Queue = report.NewQueue(r)
 		if r.Excess != policy.Delay {
 			want.AtOncePackets = want.RoomPackets
 		}
 		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
-		if test.speed > 0 {
-			want.SpeedBits = &test.speed
-		}
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
 		}
@@ -104,7 +96,7 @@ func TestLevelOfBucket(t *testing.T) {
 		}
 	}
 	// What counts nothing always finds room.
-	b := Bucket{State: model.State{Level: 1000 << model.UnitBits}, Seen: now}
+	b := Bucket{State: model.State{Level: 1000 << model.UnitBits}}
 	if l, _ := judgeBucket(limit, b, 0, 0); !l.Conforms || l.RoomPackets < 1e9 {
 		t.Errorf("no bytes: %+v", l)
 	}

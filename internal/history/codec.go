@@ -1,347 +1,320 @@
 package history
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/binary"
+	"encoding/gob"
 	"errors"
 	"fmt"
-	"math"
+	"hash/crc32"
+	"io"
 	"math/bits"
+	"strings"
 	"sync"
+	"time"
 
-	"github.com/klauspost/compress/huff0"
 	"github.com/klauspost/compress/zstd"
 )
 
-// Values are stored as a number of bits each, and the bits after the first one. The numbers compress well, as values of
-// one rule are of similar size; the bits do not. Where values take too much room, their last bits are rounded away.
+// A segment is a file of readings: a header, and a block for each reading with its length and a checksum. What a killed writer
+// left of a block is not read.
+//
+// Each rule or pool has a slot in a table. A block says which slots became free, which have another series, and by how much
+// the counters of each grew. These are in groups of slots, each compressed alone: who looks for few series decodes only
+// their groups. The first block of a segment needs none before it.
 
-// exact is the precision of values that are not rounded.
-const exact = 63
-
-// precisions are how many bits after the first one are kept, of passed and of other bytes, the best first. The last one is as
-// bad as evidence may be: rather than round more, the history keeps less than a day.
-var precisions = [][2]int{
-	{exact, exact}, {14, 12}, {12, 10}, {10, 9}, {9, 8}, {8, 7}, {7, 7}, {7, 6}, {6, 6}, {6, 5}, {5, 5}, {5, 4}, {4, 4},
-}
-
-// relativeError is the largest error of a value that was rounded to this many bits after the first one.
-func relativeError(precision int) float64 {
-	if precision == exact {
-		return 0
-	}
-	return math.Ldexp(1, -precision-1)
-}
-
-// rounded is the nearest value that has at most this many bits after the first one. It is 0 only for 0.
-func rounded(v uint64, precision int) uint64 {
-	cut := bits.Len64(v) - 1 - precision
-	if cut <= 0 {
-		return v
-	}
-	half := uint64(1) << (cut - 1)
-	if v > math.MaxUint64-half {
-		half = 0
-	}
-	return (v + half) >> cut << cut
-}
-
-// code numbers the values that rounded returns, without gaps and in their order.
-func code(v uint64, precision int) uint64 {
-	cut := bits.Len64(v) - 1 - precision
-	if cut <= 0 {
-		return v
-	}
-	return uint64(cut)<<precision + v>>cut
-}
-
-// decode is the inverse of code.
-func decode(c uint64, precision int) uint64 {
-	if precision == exact || c < 2<<precision {
-		return c
-	}
-	cut := c>>precision - 1
-	if cut > 63 {
-		return math.MaxUint64 // of a damaged file
-	}
-	return (c&(1<<precision-1) + 1<<precision) << cut
-}
-
-func zigzag(v int64) uint64   { return uint64(v)<<1 ^ uint64(v>>63) }
-func unzigzag(v uint64) int64 { return int64(v>>1) ^ -int64(v&1) }
-
-// How a column of a segment is stored.
 const (
-	allZero     = 0
-	plainly     = 1 // each value
-	differences = 2 // from the value before it
+	format     = 3
+	header     = "shapectl history %d %d %d\n" // the format, the time of the first reading and the usual interval in ns
+	blockHead  = 4 + 4
+	mostBytes  = 1 << 28 // of a block: a damaged length may be any
+	groupSlots = 2048
+	mostSlots  = 1 << 24
 )
 
-// A column is a writer of values: their numbers of bits, and the other bits.
-type column struct {
-	sizes []byte
-	rest  bitWriter
+// Errors of files.
+var (
+	ErrFormat  = errors.New("another version of shapectl wrote it; move it away to begin a new one, and read it with that version")
+	errDamaged = errors.New("it is damaged")
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+	packer     = sync.OnceValue(func() *zstd.Encoder {
+		e, _ := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true),
+			zstd.WithEncoderCRC(false), zstd.WithSingleSegment(true)) // fails for wrong options
+		return e
+	})
+	unpacker = sync.OnceValue(func() *zstd.Decoder {
+		d, _ := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(mostBytes))
+		return d
+	})
+)
+
+func sum(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+
+func newHeader(first time.Time, every time.Duration) []byte {
+	return fmt.Appendf(nil, header, format, first.UnixNano(), every)
 }
 
-// add adds values, and returns how they are stored.
-func (c *column) add(values []uint64, precision int) (mode byte) {
-	mode = layout(values, precision)
-	if mode == allZero {
-		return mode
-	}
-	before := uint64(0)
-	for _, v := range values {
-		v = rounded(v, precision)
-		if mode == plainly {
-			size := bits.Len64(v)
-			kept := max(0, min(precision, size-1))
-			c.sizes = append(c.sizes, byte(size))
-			c.rest.write(v>>max(0, size-1-kept), kept)
-			continue
-		}
-		now := code(v, precision)
-		z := zigzag(int64(now - before))
-		size := bits.Len64(z)
-		c.sizes = append(c.sizes, byte(size))
-		c.rest.write(z, max(0, size-1))
-		before = now
-	}
-	return mode
-}
-
-// layout is how values are stored in the least room. Numbers of bits of differences compress worse, by about a bit.
-func layout(values []uint64, precision int) (mode byte) {
-	plain, delta, before := 0, 0, uint64(0)
-	any := uint64(0)
-	for _, v := range values {
-		any |= v
-		now := code(rounded(v, precision), precision)
-		plain += max(0, min(precision, bits.Len64(v)-1))
-		delta += max(0, bits.Len64(zigzag(int64(now-before)))-1)
-		before = now
-	}
+// readHeader is the inverse of newHeader.
+func readHeader(from *bufio.Reader) (first time.Time, every time.Duration, err error) {
+	line, _ := from.ReadSlice('\n')
+	var number, wall int64
+	n, _ := fmt.Sscanf(string(line), header, &number, &wall, &every)
 	switch {
-	case any == 0:
-		return allZero
-	case plain <= delta+len(values):
-		return plainly
+	case n > 0 && number != format:
+		err = ErrFormat
+	case n < strings.Count(header, "%"):
+		err = errDamaged
 	}
-	return differences
+	return time.Unix(0, wall), every, err
 }
 
-// A columnReader reads what a column wrote.
-type columnReader struct {
-	sizes []byte
-	rest  bitReader
+// A block is a reading, as differences from the one before.
+type block struct {
+	Wall        int64
+	Mono, Slept uint64
+	Boot        string
+	Freed, Set  []int32   // slots
+	Series      []*Series // of Set
+	Groups      [][]byte
 }
 
-func (c *columnReader) read(values []uint64, mode byte, precision int) error {
-	if mode == allZero {
-		clear(values)
-		return nil
+// A table is what a block is relative to.
+type table struct {
+	series   []*Series  // of each slot; nil for a free one
+	counters []Counters // of each slot
+	coded    bytes.Buffer
+}
+
+// An encoder makes the blocks of a segment.
+type encoder struct {
+	table
+	to    *gob.Encoder
+	slots []int32 // of each sample of the last reading
+}
+
+// block is the block of the next reading.
+func (e *encoder) block(r *Reading) []byte {
+	b := block{Wall: r.Time.UnixNano(), Mono: r.Mono, Slept: r.Slept, Boot: r.boot}
+	if !e.fits(r.Samples) {
+		e.place(r.Samples, &b)
 	}
-	if len(values) > len(c.sizes) {
-		return errDamaged
+	counters := make([]Counters, len(e.series))
+	for i := range r.Samples {
+		counters[e.slots[i]] = r.Samples[i].Counters
 	}
-	before := uint64(0)
-	for i := range values {
-		size := int(c.sizes[i])
-		if size > 64 {
+	for at := 0; at < len(counters); at += groupSlots {
+		end := min(at+groupSlots, len(counters))
+		var group []byte
+		if grew := appendGroup(nil, e.counters[at:end], counters[at:end]); len(grew) > 0 {
+			group = packer().EncodeAll(grew, nil)
+		}
+		b.Groups = append(b.Groups, group)
+	}
+	e.counters = counters
+	if e.to == nil {
+		e.to = gob.NewEncoder(&e.coded)
+	}
+	e.to.Encode(&b) // to memory
+	out := packer().EncodeAll(e.coded.Bytes(), make([]byte, blockHead))
+	e.coded.Reset()
+	binary.LittleEndian.PutUint32(out, uint32(len(out)-blockHead))
+	binary.LittleEndian.PutUint32(out[4:], sum(out[blockHead:]))
+	return out
+}
+
+// fits reports whether the samples are of the same series as those of the last reading.
+func (e *encoder) fits(samples []Sample) bool {
+	if len(samples) != len(e.slots) {
+		return false
+	}
+	for i, slot := range e.slots {
+		if was, now := e.series[slot], samples[i].Series; was != now && *was != *now {
+			return false
+		}
+	}
+	return true
+}
+
+// place finds a slot for each sample. Free ones stay free until the next segment.
+func (e *encoder) place(samples []Sample, b *block) {
+	at, there := make(map[Key]int32, len(samples)), make(map[Key]bool, len(samples))
+	for _, s := range samples {
+		there[s.Key] = true
+	}
+	for slot, s := range e.series {
+		switch {
+		case s == nil:
+		case there[s.Key]:
+			at[s.Key] = int32(slot)
+		default:
+			b.Freed = append(b.Freed, int32(slot))
+			e.series[slot], e.counters[slot] = nil, Counters{}
+		}
+	}
+	e.slots = e.slots[:0]
+	for _, s := range samples {
+		slot, known := at[s.Key]
+		if !known {
+			slot = int32(len(e.series))
+			e.series, e.counters = append(e.series, nil), append(e.counters, Counters{})
+		}
+		if was := e.series[slot]; was == nil || *was != *s.Series {
+			b.Set, b.Series = append(b.Set, slot), append(b.Series, s.Series)
+			e.series[slot], e.counters[slot], at[s.Key] = s.Series, Counters{}, slot
+		}
+		e.slots = append(e.slots, slot)
+	}
+}
+
+// columns are the counters. A group has how far each slot that grew is from the one before, with a bit for each counter that
+// grew, and a 0. Then come the counters, one column after another. Those of a slot that was set begin at 0.
+func (c *Counters) columns() [columns]*uint64 { return [...]*uint64{&c.Passed, &c.Dropped, &c.Refused} }
+
+const columns = 3
+
+func appendGroup(b []byte, before, now []Counters) []byte {
+	var grew []Counters
+	last := -1
+	for i := range now {
+		d := Counters{now[i].Passed - before[i].Passed, now[i].Dropped - before[i].Dropped, now[i].Refused - before[i].Refused}
+		which := 0
+		for bit, v := range d.columns() {
+			if *v != 0 {
+				which |= 1 << bit
+			}
+		}
+		if which != 0 {
+			b = binary.AppendUvarint(b, uint64((i-last)<<columns|which))
+			grew, last = append(grew, d), i
+		}
+	}
+	if len(grew) == 0 {
+		return b
+	}
+	b = append(b, 0)
+	for c := range columns {
+		for i := range grew {
+			if v := *grew[i].columns()[c]; v != 0 {
+				b = binary.AppendUvarint(b, v)
+			}
+		}
+	}
+	return b
+}
+
+// readGroup is the inverse of appendGroup.
+func readGroup(b []byte, counters []Counters) error {
+	failed := false
+	next := func() uint64 {
+		v, n := binary.Uvarint(b)
+		failed = failed || n <= 0
+		b = b[max(n, 0):]
+		return v
+	}
+	var grew [columns][]*uint64
+	at := -1
+	for head := next(); head != 0; head = next() {
+		if at += int(head >> columns); at < 0 || at >= len(counters) {
 			return errDamaged
 		}
-		if mode == plainly {
-			kept := max(0, min(precision, size-1))
-			v := c.rest.read(kept)
-			if size > 0 {
-				v = (v | 1<<kept) << (size - 1 - kept)
-			}
-			values[i] = v
-			continue
+		for which := head & (1<<columns - 1); which != 0; which &= which - 1 {
+			c := bits.TrailingZeros64(which)
+			grew[c] = append(grew[c], counters[at].columns()[c])
 		}
-		z := c.rest.read(max(0, size-1))
-		if size > 0 {
-			z |= 1 << (size - 1)
-		}
-		before += uint64(unzigzag(z))
-		values[i] = decode(before, precision)
 	}
-	c.sizes = c.sizes[len(values):]
-	if c.rest.short {
+	for _, column := range grew {
+		for _, v := range column {
+			*v += next()
+		}
+	}
+	if failed {
 		return errDamaged
 	}
 	return nil
 }
 
-type bitWriter struct {
-	bytes []byte
-	acc   uint64
-	n     int // bits in acc
+// A decoder reads the blocks of a segment.
+type decoder struct {
+	table
+	from  *bufio.Reader
+	as    *gob.Decoder
+	every time.Duration
+	match func(*Series) bool
+
+	slots  []int32 // whose series match
+	groups []bool  // those that have some
 }
 
-func (w *bitWriter) write(v uint64, n int) {
-	if n > 32 {
-		w.write(v&(1<<32-1), 32)
-		v, n = v>>32, n-32
-	}
-	w.acc |= v & (1<<n - 1) << w.n
-	for w.n += n; w.n >= 8; w.n -= 8 {
-		w.bytes = append(w.bytes, byte(w.acc))
-		w.acc >>= 8
-	}
+func newDecoder(from io.Reader, match func(*Series) bool) (d *decoder, first time.Time, err error) {
+	d = &decoder{from: bufio.NewReader(from), match: match}
+	d.as = gob.NewDecoder(&d.coded)
+	first, d.every, err = readHeader(d.from)
+	return d, first, err
 }
 
-// finish returns all that was written.
-func (w *bitWriter) finish() []byte {
-	if w.n > 0 {
-		w.bytes = append(w.bytes, byte(w.acc))
+// next is the next reading, with the samples that match. At the end of the segment, or where it is damaged, it is nil.
+func (d *decoder) next() *Reading {
+	var head [blockHead]byte
+	if _, err := io.ReadFull(d.from, head[:]); err != nil {
+		return nil
 	}
-	w.acc, w.n = 0, 0
-	return w.bytes
-}
-
-type bitReader struct {
-	bytes []byte
-	acc   uint64
-	n     int
-	short bool // there were not enough bits
-}
-
-func (r *bitReader) read(n int) uint64 {
-	if n > 32 {
-		low := r.read(32)
-		return low | r.read(n-32)<<32
+	n := binary.LittleEndian.Uint32(head[:])
+	packed, err := io.ReadAll(io.LimitReader(d.from, int64(min(n, mostBytes))))
+	if err != nil || len(packed) != int(n) || sum(packed) != binary.LittleEndian.Uint32(head[4:]) {
+		return nil
 	}
-	for r.n < n {
-		if len(r.bytes) == 0 {
-			r.short = true
-			return 0
+	var b block
+	coded, err := unpacker().DecodeAll(packed, nil)
+	d.coded.Write(coded)
+	if err != nil || d.as.Decode(&b) != nil || !d.place(&b) {
+		return nil
+	}
+	for g, wanted := range d.groups {
+		if !wanted || len(b.Groups[g]) == 0 {
+			continue
 		}
-		r.acc |= uint64(r.bytes[0]) << r.n
-		r.bytes, r.n = r.bytes[1:], r.n+8
-	}
-	v := r.acc & (1<<n - 1)
-	r.acc >>= n
-	r.n -= n
-	return v
-}
-
-var errDamaged = errors.New("the history is damaged")
-
-// A reader reads what the append functions of encoding/binary wrote. The first error stays.
-type reader struct {
-	b   []byte
-	err error
-}
-
-func (r *reader) uint() uint64 {
-	v, n := binary.Uvarint(r.b)
-	if n <= 0 {
-		r.err, r.b = errDamaged, nil
-		return 0
-	}
-	r.b = r.b[n:]
-	return v
-}
-
-func (r *reader) int() int64 { return unzigzag(r.uint()) }
-
-// count is a number of things that take at least one byte each.
-func (r *reader) count() int {
-	v := r.uint()
-	if v > uint64(len(r.b)) {
-		r.err, r.b = errDamaged, nil
-		return 0
-	}
-	return int(v)
-}
-
-func (r *reader) bytes() []byte {
-	n := r.count()
-	b := r.b[:n]
-	r.b = r.b[n:]
-	return b
-}
-
-func (r *reader) string() string { return string(r.bytes()) }
-
-func appendInt(b []byte, v int64) []byte { return binary.AppendUvarint(b, zigzag(v)) }
-
-func appendBytes[T string | []byte](b []byte, s T) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
-// largestBlock is more than any block has once it is decompressed.
-const largestBlock = 256 << 20
-
-var (
-	encoder = sync.OnceValue(func() *zstd.Encoder {
-		// A block is at most some 100 kB long. The checksum is how damage is found.
-		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(true), zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithWindowSize(1<<20))
-		if err != nil {
-			panic(err) // only for wrong options
+		grew, err := unpacker().DecodeAll(b.Groups[g], nil)
+		if err != nil || readGroup(grew, d.counters[g*groupSlots:min((g+1)*groupSlots, len(d.counters))]) != nil {
+			return nil
 		}
-		return e
-	})
-	decoder = sync.OnceValue(func() *zstd.Decoder {
-		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(largestBlock))
-		if err != nil {
-			panic(err)
-		}
-		return d
-	})
-)
-
-// appendSizes appends numbers of bits. A Huffman code suits those of busy rules, whose similar values zstd takes for repeated
-// ones; zstd those of idle rules.
-func appendSizes(b, sizes []byte) []byte {
-	best := compress(sizes)
-	var s huff0.Scratch
-	if h, _, err := huff0.Compress4X(sizes, &s); err == nil && len(h) < len(best) {
-		b = append(b, huffman)
-		b = binary.AppendUvarint(b, uint64(len(sizes)))
-		return appendBytes(b, h)
 	}
-	return appendBytes(append(b, 0), best)
+	r := &Reading{Time: time.Unix(0, b.Wall), Mono: b.Mono, Slept: b.Slept, boot: b.Boot, every: d.every, Samples: make([]Sample, len(d.slots))}
+	for i, slot := range d.slots {
+		r.Samples[i] = Sample{d.series[slot], d.counters[slot]}
+	}
+	return r
 }
 
-// huffman says that a Huffman code follows, and not zstd.
-const huffman = 1
-
-// sizes reads at most so many numbers of bits.
-func (r *reader) sizes(most int) ([]byte, error) {
-	if len(r.b) == 0 {
-		return nil, errDamaged
-	}
-	how := r.b[0]
-	r.b = r.b[1:]
-	if how != huffman {
-		b := r.bytes()
-		if r.err != nil {
-			return nil, r.err
+// place notes which series slots have now: those that do not match are as free.
+func (d *decoder) place(b *block) (ok bool) {
+	put := func(slot int32, s *Series) {
+		for int(slot) >= len(d.series) && slot < mostSlots {
+			d.series, d.counters = append(d.series, nil), append(d.counters, Counters{})
 		}
-		return decompress(b)
+		if ok = ok && slot >= 0 && slot < mostSlots; ok {
+			d.series[slot], d.counters[slot] = s, Counters{}
+		}
 	}
-	n := r.uint()
-	b := r.bytes()
-	if r.err != nil || n > uint64(most) {
-		return nil, errDamaged
+	ok = len(b.Set) == len(b.Series)
+	if len(b.Freed)+len(b.Set) == 0 {
+		return ok && len(b.Groups) == len(d.groups)
 	}
-	s, b, err := huff0.ReadTable(b, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	for _, slot := range b.Freed {
+		put(slot, nil)
 	}
-	sizes, err := s.Decoder().Decompress4X(make([]byte, 0, n), b)
-	if err != nil || uint64(len(sizes)) != n {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	for i := range min(len(b.Set), len(b.Series)) {
+		s := b.Series[i]
+		if !d.match(s) {
+			s = nil
+		}
+		put(b.Set[i], s)
 	}
-	return sizes, nil
-}
-
-func compress(b []byte) []byte { return encoder().EncodeAll(b, nil) }
-
-func decompress(b []byte) ([]byte, error) {
-	plain, err := decoder().DecodeAll(b, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+	d.slots, d.groups = nil, make([]bool, (len(d.series)+groupSlots-1)/groupSlots)
+	for slot, s := range d.series {
+		if s != nil {
+			d.slots, d.groups[slot/groupSlots] = append(d.slots, int32(slot)), true
+		}
 	}
-	return plain, nil
+	return ok && len(b.Groups) == len(d.groups)
 }

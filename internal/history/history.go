@@ -1,48 +1,25 @@
-// Package history keeps what rules and pools passed and refused over time, in memory or in a file, within a fixed size.
+// Package history keeps readings of what rules and pools counted, and tells from them what was delivered.
 package history
 
-import (
-	"time"
-)
+import "time"
 
-// Counters count bytes since a rule was set. They never decrease, unless it is set anew.
+// Counters count bytes since a rule or pool was set. They never decrease, unless it is set anew.
 type Counters struct {
-	Passed, Dropped uint64 // bytes of the packets that matched
-	Refused         uint64 // of a pool: those of the dropped ones that it refused itself
+	Passed  uint64
+	Dropped uint64 // by whatever limit; 0 for a pool
+	Refused uint64 // by the pool itself; 0 for a rule
 }
 
-// Offered is all that came.
-func (c Counters) Offered() uint64 { return c.Passed + c.Dropped }
+func (c Counters) plus(d Counters) Counters {
+	return Counters{c.Passed + d.Passed, c.Dropped + d.Dropped, c.Refused + d.Refused}
+}
 
-func (c Counters) columns() [columns]uint64 { return [columns]uint64{c.Passed, c.Dropped, c.Refused} }
-
-func fromColumns(v [columns]uint64) Counters { return Counters{v[0], v[1], v[2]} }
-
-// Since is what was counted since earlier; ok is false where the counters began anew.
-func (c Counters) Since(earlier Counters) (d Counters, ok bool) {
+// since is what was counted since earlier. Counters that are lower began anew, so that is all of them.
+func (c Counters) since(earlier Counters) (d Counters, anew bool) {
 	if c.Passed < earlier.Passed || c.Dropped < earlier.Dropped || c.Refused < earlier.Refused {
-		return Counters{}, false
+		return c, true
 	}
-	return Counters{c.Passed - earlier.Passed, c.Dropped - earlier.Dropped, c.Refused - earlier.Refused}, true
-}
-
-// columns is the number of counters.
-const columns = 3
-
-// A Series is a rule or a pool, and its parameters at one time.
-type Series struct {
-	Key
-	Name, Plan string // of a pool, its name is in the Key
-	Within     string // the pool that it draws from; "" for none
-	Each       string // who has the rate; "" for all together
-	Excess     string // what becomes of excess packets, for people
-	Coloured   bool   // packets get colours: more than the rate may pass
-	Aware      bool   // and come in with them: only green ones have the rate
-	Rate       uint64 // bits per second; 0 for unlimited
-	Capacity   uint64 // bytes
-	Guarantee  uint64 // bits per second; 0 for none
-	PoolRate   uint64 // bits per second: the least of the pools above; 0 for unlimited
-	Detached   bool   // it is not in force
+	return Counters{c.Passed - earlier.Passed, c.Dropped - earlier.Dropped, c.Refused - earlier.Refused}, false
 }
 
 // A Key names a rule by device, direction and network, or a pool.
@@ -51,72 +28,45 @@ type Key struct {
 	Pool                       string // "" for a rule
 }
 
-// String is the key as people write it.
-func (k Key) String() string {
-	if k.Pool != "" {
-		return "pool " + k.Pool
-	}
-	return k.Device + " " + k.Direction + " " + k.Network
+// A Series is a rule or a pool with its parameters. It is never changed once it is part of a Reading.
+type Series struct {
+	Key
+	Name, Plan string // the name of a pool is in the Key
+	Within     string // the pool that it draws from; "" for none
+	Each       string // bucket scope; "" for one bucket
+	Excess     string // what happens to excess packets, with colours to red ones: drop, ecn, pass, delay or dscp:NAME
+	Yellow     string // the same for yellow packets; "" without colours
+	Rate       uint64 // bits per second, with colours the CIR; 0 for unlimited
+	Capacity   uint64 // bytes, with the queue
+	Guarantee  uint64 // bits per second; 0 for none
+	Aware      bool   // packets come in with colours
+	Detached   bool   // it is not in force
 }
 
 // A Sample is what a series had counted at one time.
 type Sample struct {
-	Series
+	*Series
 	Counters
 }
 
 // A Reading is all rules and pools at one time.
 type Reading struct {
 	Time    time.Time // of the wall clock
-	Mono    uint64    // ns of a clock that nobody sets
-	Policy  string    // hash of the rules in force; "" if it is not known
+	Mono    uint64    // ns since boot without sleep: CLOCK_MONOTONIC
+	Slept   uint64    // ns that the host slept since boot: CLOCK_BOOTTIME less CLOCK_MONOTONIC
 	Samples []Sample
+
+	boot  string        // the boot that Mono counts from
+	every time.Duration // usual time between two readings
 }
 
-// An Interval is the time between two readings of a series.
-type Interval struct {
-	Begin, End time.Time     // if the wall clock was set meanwhile, both are by the new time
-	Length     time.Duration // by the clock that nobody sets
-	Usual      time.Duration // length of an interval
-	Series     *Series       // as it was at the end
-	Counters                 // what was counted
-	Policy     string        // hash of the rules at the end
-	// By which part the counters of passed and of other bytes may be too large or too small, as they were rounded. Sums over
-	// ten minutes are exact.
-	PassedError, DroppedError float64
-	// Loose is whether the query has only a part of these ten minutes, so that its sum is not exact.
-	Loose bool
-	Known bool // the counters are known
-	// Gap says why this is more than one interval, or why nothing is known of it.
-	Gap Gap
-	// ClockStep is by how much the wall clock was set, or stood still while the machine slept.
-	ClockStep time.Duration
+// Options are what a history is opened with. The zero value of each field stands for the default.
+type Options struct {
+	Bytes int64  // of all files
+	Boot  string // of the host: counters of different boots have nothing to do with each other
 }
 
-// A Gap is a reason for missing data.
-type Gap string
-
-// Gaps.
 const (
-	NoGap     Gap = ""
-	NoReading Gap = "no readings"        // nobody read the counters; what they counted meanwhile is known
-	Restarted Gap = "counters restarted" // the rule was set anew, or the machine was started: what was counted is not known
-	Absent    Gap = "no such rule"       // others were read meanwhile
-)
-
-// Limits bound a history.
-type Limits struct {
-	Bytes    int64         // of memory, or of the file
-	Keep     time.Duration // how much recorded time to keep, if there is room
-	Interval time.Duration // between readings; others in between are ignored
-	Boot     string        // of the machine: readings of different ones have nothing to do with each other
-}
-
-// Defaults.
-const (
-	DefaultBytes    = 200_000_000
-	DefaultKeep     = 32 * 24 * time.Hour // a month, with a day to look back
-	DefaultInterval = 10 * time.Second
-	fullDay         = 24 * time.Hour // what is to fit into Bytes: values are rounded for it
-	chunkReadings   = 60             // readings of a chunk
+	DefaultBytes = 200_000_000
+	Interval     = 10 * time.Second // between two readings
 )

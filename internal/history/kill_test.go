@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
 )
 
 // killedEnv makes the test binary record into this file until it is killed.
@@ -26,11 +28,11 @@ func TestMain(m *testing.M) {
 // recordForEver adds readings, ten seconds of their own time apart, and says how many are in the file.
 func recordForEver(path string) {
 	boot := time.Now().String() // the clock of the readings begins anew
-	h, err := Open(path, Limits{Boot: boot, Bytes: 4_000_000}, func(s string) { panic(s) })
+	h, err := Open(path, Options{Boot: boot}, func(s string) { panic(s) })
 	if err != nil {
 		panic(err)
 	}
-	l := newLoad(200, mixedUse)
+	l := newLoad(100, 50)
 	for i := 1; ; i++ {
 		h.Add(l.next())
 		fmt.Println(i)
@@ -45,31 +47,27 @@ func TestKill9(t *testing.T) {
 		c.Env = append(os.Environ(), killedEnv+"="+path)
 		c.Stderr = os.Stderr
 		out, err := c.StdoutPipe()
-		must(t, err)
-		must(t, c.Start())
+		testenv.Must(t, err)
+		testenv.Must(t, c.Start())
 		lines, written, kill := bufio.NewScanner(out), 0, 1+rand.IntN(150)
 		for lines.Scan() {
 			written, err = strconv.Atoi(strings.TrimSpace(lines.Text()))
-			must(t, err)
+			testenv.Must(t, err)
 			if written == kill {
-				must(t, c.Process.Kill())
+				testenv.Must(t, c.Process.Kill())
 			}
 		}
 		c.Wait()
-		all += written - 1 // intervals
-		h, err := Open(path, Limits{}, func(s string) { t.Error(s) })
-		must(t, err)
+		all += written
+		h, err := Open(path, Options{}, func(s string) { t.Error(s) })
+		testenv.Must(t, err)
 		n := 0
-		must(t, h.Query(Query{time.Unix(0, 0), time.Now().AddDate(10, 0, 0), func(s *Series) bool { return s.Name == "home-7" && s.Direction == "egress" }}, func(it Interval) {
-			if it.Gap == NoGap {
-				n++
-			}
-		}))
-		must(t, h.Close())
+		testenv.Must(t, reader(t, h).Query(noon, noon.AddDate(1, 0, 0), func(s *Series) bool { return s.Name == "home-7" }, func(r *Reading) { n += len(r.Samples) / 2 }))
+		testenv.Must(t, h.Close())
 		if n != all && n != all+1 {
-			t.Fatalf("%d intervals are there, of %d that were written", n, all)
+			t.Fatalf("%d readings are there, of %d that were written", n, all)
 		}
 		all = n
 	}
-	t.Log(all, "intervals after 12 kills")
+	t.Log(all, "readings after 12 kills")
 }

@@ -3,56 +3,148 @@ package history
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
+	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A load is rules whose counters grow.
+// A load is rules and pools whose counters grow.
 type load struct {
 	random  *rand.Rand
 	reading Reading
-	step    func(r *rand.Rand, i int) Counters // what a rule counts in an interval
+	busy    int // of a hundred subscribers
+	tree    int // pools of several subscribers, which come first
+	set     int // subscribers so far
 }
 
-func newLoad(rules int, step func(*rand.Rand, int) Counters) *load {
-	l := &load{random: rand.New(rand.NewPCG(1, 2)), step: step}
-	l.reading = Reading{Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), Mono: 12345678900, Policy: "sha256:0"}
-	for i := range rules {
-		s := Series{Key: Key{"eth0", []string{"egress", "ingress"}[i%2], fmt.Sprintf("10.%d.%d.%d/32", i/2>>16, i/2>>8&255, i/2&255), ""},
-			Name: fmt.Sprintf("home-%d", i/2), Plan: "50", Within: fmt.Sprintf("ap-%d", i/100), Rate: 50e6, Capacity: 1875000, Guarantee: 5e6, Excess: "drop"}
-		l.reading.Samples = append(l.reading.Samples, Sample{Series: s})
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// newLoad is subscribers with a rule in each direction, and a pool each for both, in pools for 50, in one for all.
+func newLoad(subscribers, busy int) *load {
+	l := &load{random: rand.New(rand.NewPCG(1, 2)), busy: busy, tree: 1 + (subscribers+49)/50}
+	l.reading = Reading{Time: noon, Mono: 12345678900}
+	l.reading.Samples = append(l.reading.Samples, Sample{Series: &Series{Key: Key{Pool: "isp"}, Rate: 100e9, Capacity: 1e9, Excess: "drop"}})
+	for i := range l.tree - 1 {
+		l.reading.Samples = append(l.reading.Samples, Sample{Series: &Series{Key: Key{Pool: fmt.Sprintf("ap-%d", i)}, Within: "isp", Rate: 1e9, Capacity: 1e7, Excess: "drop"}})
 	}
+	l.add(subscribers)
 	return l
 }
 
-// next is the reading after an interval.
+func (l *load) add(subscribers int) {
+	for range subscribers {
+		i := l.set
+		l.set++
+		home := fmt.Sprintf("home-%d", i)
+		l.reading.Samples = append(l.reading.Samples, Sample{Series: &Series{Key: Key{Pool: home}, Within: fmt.Sprintf("ap-%d", i%(l.tree-1)), Rate: 50e6, Capacity: 1875000, Guarantee: 5e6, Excess: "drop"}})
+		for _, direction := range []string{"egress", "ingress"} {
+			l.reading.Samples = append(l.reading.Samples, Sample{Series: &Series{Key: Key{"eth0", direction, fmt.Sprintf("10.%d.%d.%d/32", i>>16, i>>8&255, i&255), ""}, Name: home, Plan: "50", Within: home, Excess: "drop"}})
+		}
+	}
+}
+
+// churn replaces some subscribers by others.
+func (l *load) churn(subscribers int) {
+	for range subscribers {
+		at := l.tree + 3*l.random.IntN((len(l.reading.Samples)-l.tree)/3)
+		l.reading.Samples = append(append([]Sample(nil), l.reading.Samples[:at]...), l.reading.Samples[at+3:]...)
+	}
+	l.add(subscribers)
+}
+
+// next is the reading after ten seconds: some subscribers are busy, few of them at their rate.
 func (l *load) next() Reading {
 	jitter := time.Duration(l.random.IntN(2e6)) - 1e6
 	l.reading.Time, l.reading.Mono = l.reading.Time.Add(10*time.Second+jitter), l.reading.Mono+uint64(10*time.Second+jitter)
-	samples := make([]Sample, len(l.reading.Samples))
-	for i, s := range l.reading.Samples {
-		d := l.step(l.random, i)
-		s.Passed, s.Dropped, s.Refused = s.Passed+d.Passed, s.Dropped+d.Dropped, s.Refused+d.Refused
-		samples[i] = s
+	samples := append([]Sample(nil), l.reading.Samples...)
+	for i := l.tree; i < len(samples); i += 3 {
+		if (i/3*7919+l.random.IntN(3))%100 >= l.busy {
+			continue
+		}
+		for j := i + 1; j < i+3; j++ {
+			d := Counters{Passed: 60 + l.random.Uint64N(40)*uint64(60+l.random.IntN(1400))}
+			if kind := (i / 3 * 31) % 100; kind < 20 {
+				d = Counters{Passed: 62500000/2 - 1514*l.random.Uint64N(600), Dropped: 1514 * l.random.Uint64N(4000)}
+			} else if kind < 50 {
+				d.Passed = uint64(l.random.ExpFloat64() * 2e6)
+			}
+			samples[j].Counters = samples[j].plus(d)
+			for _, pool := range []*Sample{&samples[i], &samples[1+i/3%(l.tree-1)], &samples[0]} {
+				pool.Counters = pool.plus(Counters{Passed: d.Passed})
+			}
+			samples[i].Refused += d.Dropped
+		}
 	}
 	l.reading.Samples = samples
 	return l.reading
 }
 
-// randomUse is the worst case: all rules are busy, and nothing can be told from what they did before.
-func randomUse(r *rand.Rand, _ int) Counters {
-	return Counters{Passed: r.Uint64N(1.25e9), Dropped: r.Uint64N(1.25e9)}
+// BenchmarkHistory is what a reading costs in time and memory, how much a day of them takes, and what a query of an hour takes,
+// of a provider with so many subscribers, two rules and a pool each. A third of them are busy; one of 500 changes each minute.
+func BenchmarkHistory(b *testing.B) {
+	for _, subscribers := range []int{5000, 20097} {
+		b.Run(fmt.Sprint(subscribers), func(b *testing.B) {
+			h, err := Open(b.TempDir(), Options{Bytes: 1e9}, func(s string) { b.Error(s) })
+			testenv.Must(b, err)
+			defer h.Close()
+			const hour = 360
+			l, before, most := newLoad(subscribers, 33), heap(), int64(0)
+			var cpu time.Duration
+			for range b.N {
+				for i := range hour {
+					if i%6 == 0 {
+						l.churn(subscribers / 500)
+					}
+					r, began := l.next(), used()
+					h.Add(r)
+					cpu += used() - began
+					if i%60 == 1 {
+						most = max(most, heap()-before)
+					}
+				}
+			}
+			b.ReportMetric(float64(cpu.Microseconds())/float64(b.N*hour)/1000, "cpu-ms/reading")
+			b.ReportMetric(float64(most)/1e6, "heap-MB")
+			b.ReportMetric(float64(dirSize(b, h.path))/float64(b.N)*24/1e6, "MB/day")
+			for name, q := range map[string]Request{"subscriber": {Name: fmt.Sprintf("home-%d", subscribers/2)}, "device": {Name: "eth0"}} {
+				q.Since, q.Until = noon, noon.Add(time.Hour)
+				began := time.Now()
+				if found, err := reader(b, h).Deliveries(q); err != nil || len(found) == 0 {
+					b.Error(found, err)
+				}
+				b.ReportMetric(float64(time.Since(began).Milliseconds()), name+"-ms/hour")
+			}
+			began := used()
+			testenv.Must(b, h.coarsen(&h.segments[0]))
+			b.ReportMetric(float64((used() - began).Milliseconds()), "coarsen-ms/hour")
+			b.ReportMetric(float64(h.segments[0].size)*24/1e6, "coarse-MB/day")
+		})
+	}
 }
 
-// mixedUse is as on a host with subscribers: most are idle, some have a little traffic, few are at their rate.
-func mixedUse(r *rand.Rand, i int) Counters {
-	switch kind := (i*7919 + r.IntN(20)) % 1000; {
-	case kind < 700:
-		return Counters{}
-	case kind < 930:
-		return Counters{Passed: 60 + r.Uint64N(40)*uint64(60+r.IntN(1400))}
-	case kind < 980:
-		return Counters{Passed: uint64(r.ExpFloat64() * 2e6), Dropped: 1514 * uint64(r.IntN(2)*r.IntN(20))}
-	default:
-		return Counters{Passed: 62500000 - 1514*r.Uint64N(6), Dropped: 1514 * r.Uint64N(4000)}
-	}
+// used is the time of all CPUs that this process used.
+func used() time.Duration {
+	var u unix.Rusage
+	unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// heap is the size of what lives in it.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+func reader(t testing.TB, h *History) *Reader {
+	t.Helper()
+	r, err := h.Reader()
+	testenv.Must(t, err)
+	t.Cleanup(func() { r.Close() })
+	return r
 }

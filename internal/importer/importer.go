@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -22,7 +23,7 @@ type Imported struct {
 	Left   []Left         // what was not carried over: by effect, then in the order of the source
 	Notes  []string       // general differences from the other tool
 
-	origins map[place]origin
+	origins map[place]*origin
 }
 
 // Left is something that was not carried over, or was changed.
@@ -42,8 +43,9 @@ type reason struct {
 type effect int
 
 const (
-	unblocks effect = iota // a network that may have to be blocked has no limit
+	unblocks effect = iota // a network has no limit that may have to be blocked, or of which nothing is known
 	loosens                // a network has a higher limit, or none
+	lowers                 // a network has less than the source says
 	other
 )
 
@@ -51,11 +53,6 @@ const (
 type place struct {
 	tableKey
 	prefix netip.Prefix
-}
-
-// Comment is where the source has a rule, in one line; "" if its name or note tells.
-func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
-	return i.origins[place{tableKey{device, d}, p}].comment
 }
 
 // Rules returns the number of rules, and Pools that of pools.
@@ -89,7 +86,11 @@ func (i Imported) Lines() (lines []string) {
 			places = append(places, l.Where+" ("+l.What+")")
 		}
 		where := strings.Join(places, ", ")
-		if n := len(places); n > few && r.effect != unblocks {
+		switch n := len(places); {
+		case n <= few || r.effect == unblocks:
+		case r.effect == lowers: // first those who lose most
+			where = fmt.Sprintf("%d places, such as %s", n, strings.Join(places[:few], ", "))
+		default:
 			where = fmt.Sprintf("%d places, such as %s", n, places[0])
 		}
 		lines = append(lines, fmt.Sprintf("%s in %s: %s; %s", r.Kind, where, r.Why, r.Advice))
@@ -104,8 +105,12 @@ type collector struct {
 	left   map[Left]bool
 }
 
-// An origin is where a rule comes from.
-type origin struct{ where, comment string }
+// An origin is where a rule or pool comes from.
+type origin struct {
+	where string
+	who   string // whose it is, for reports
+	kept  bool   // its guarantee is not lowered
+}
 
 type tableKey struct {
 	device    string
@@ -113,7 +118,7 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
+	return &collector{Imported{origins: map[place]*origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
 }
 
 // leave lists a thing once.
@@ -148,7 +153,7 @@ var (
 // add adds a rule. It leaves out a rule that is not valid, or whose network has one
 // already, and reports whether it added the rule. All rules of a table must have the same
 // match.
-func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
+func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where string) bool {
 	at, of := place{key, r.Prefix}, name(r.Prefix)
 	if r.Pool {
 		of = strconv.Quote(r.Label.Name)
@@ -179,7 +184,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.tables[key] = t
 	}
 	t.Rules = append(t.Rules, r)
-	c.origins[at] = origin{where, clean(comment)}
+	c.origins[at] = &origin{where: where, who: of}
 	return true
 }
 
@@ -217,25 +222,7 @@ func names(all []netip.Prefix) string {
 	for i, p := range all {
 		words[i] = name(p)
 	}
-	return some(words)
-}
-
-// some lists the first words in a sentence, and the number of others.
-func some(words []string) string {
-	const room = 4
-	if n := len(words); n > room {
-		words = append(slices.Clone(words[:room-1]), fmt.Sprintf("%d more", n-room+1))
-	}
-	return list(words)
-}
-
-// list joins words in a sentence: "a, b and c".
-func list(words []string) string {
-	if len(words) < 2 {
-		return strings.Join(words, "")
-	}
-	last := len(words) - 1
-	return strings.Join(words[:last], ", ") + " and " + words[last]
+	return plain.List(words)
 }
 
 // label returns a label with a name of the source.

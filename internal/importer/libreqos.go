@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"path"
 	"regexp"
 	"slices"
 	"sort"
@@ -39,6 +40,7 @@ var (
 		"no rule was made, so this direction is not limited; write a rate"}
 	noAddress = reason{loosens, "row without an address", "a rule needs a network",
 		"no rule was made; write an IPv4 or IPv6 address"}
+	skipped  = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
 	hostBits = reason{other, "address with the prefix length of a network", "a rule is for a whole network",
 		"the network was used; leave out the length if only the address was meant"}
 	disciplines = reason{other, "queue discipline", "rules drop excess packets by default",
@@ -99,33 +101,35 @@ type shapedDevices struct {
 	at     layout
 	header []string
 	errors policyfile.Errors // with columns in bytes
+	torn   bool              // quotes took one row for several, so nobody knows which are bad
 	short  []string          // rows without the columns for numbers of nodes
 	rows   []*subscriber
 
-	nodes       *nodes // nil if there is no network.json
-	keys        [ways]tableKey
-	circuits    map[string]*circuit
-	order       []*circuit
-	subscribers map[string]int // circuits by plan
+	nodes    *nodes // nil if there is no network.json
+	keys     [ways]tableKey
+	circuits map[string]*circuit
+	order    []*circuit
+	LibreQoSOptions
+	protected map[string]bool // patterns of Protect that a circuit matched
 }
 
 // A subscriber is the circuit of a row.
 type subscriber struct {
-	where, id, title string
-	suffix           string // the circuit ID, if several circuits have the name; else ""
-	name             string // title and suffix, for rules
-	note             string
-	networks         []netip.Prefix
+	where    string
+	name     string // of its rules
+	note     string
+	networks []netip.Prefix
 }
 
 // A circuit is the rows that share a rate.
 type circuit struct {
 	rows         []*subscriber
+	id           string                // what its pools are named after
 	has          map[netip.Prefix]bool // networks of its rows
 	name         string                // for reports
+	protected    bool
 	rates, least [ways]speed
 	node         *node
-	terms        string // its rates and its node, for reports
 }
 
 // A File is a text with the name that errors have.
@@ -134,18 +138,25 @@ type File struct {
 	Text io.Reader
 }
 
+// LibreQoSOptions say what to make of the files of LibreQoS.
+type LibreQoSOptions struct {
+	Device  string       // faces the subscribers: downloads leave it, and uploads enter it
+	Upload  string       // uploads leave this device instead, which faces the Internet, and are matched by source; "" for none
+	Share   policy.Share // of each circuit
+	Protect []string     // patterns, as of path.Match: guarantees of circuits with such an ID, name or comment are not lowered
+	SkipBad bool         // rows that cannot be read are left out
+}
+
 // LibreQoS imports a ShapedDevices.csv, and the tree of nodes in a network.json unless its Text is
-// nil. Downloads leave device, which faces the subscribers. Uploads enter device; or, if upload is
-// not "", they leave that device, which faces the Internet, and are matched by source. Mistakes in
-// the texts are an error of type policyfile.Errors.
-func LibreQoS(devices, network File, device, upload string) (Imported, error) {
+// nil. Mistakes in the texts are an error of type policyfile.Errors.
+func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	s := &shapedDevices{
-		collector: newCollector(), file: devices.Name,
-		keys:     [ways]tableKey{{device, policy.Egress}, {device, policy.Ingress}},
-		circuits: map[string]*circuit{}, subscribers: map[string]int{},
+		collector: newCollector(), file: devices.Name, LibreQoSOptions: o,
+		keys:     [ways]tableKey{{o.Device, policy.Egress}, {o.Device, policy.Ingress}},
+		circuits: map[string]*circuit{}, protected: map[string]bool{},
 	}
-	if upload != "" {
-		s.keys[up] = tableKey{upload, policy.Egress}
+	if o.Upload != "" {
+		s.keys[up] = tableKey{o.Upload, policy.Egress}
 	}
 	s.note("LibreQoS queues excess packets, and these rules drop them; to mark them first, write 'defaults: {excess: ecn}' above devices")
 	var err error
@@ -171,11 +182,16 @@ func LibreQoS(devices, network File, device, upload string) (Imported, error) {
 			break
 		}
 		if err != nil {
-			return Imported{}, s.syntax(err)
+			s.syntax(err)
+		} else {
+			s.read(record)
 		}
-		s.read(record)
 	}
-	if len(s.errors) > 0 {
+	if s.SkipBad && !s.torn {
+		for _, e := range s.located() {
+			s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
+		}
+	} else if len(s.errors) > 0 {
 		return Imported{}, s.located()
 	}
 	if len(s.rows) == 0 {
@@ -184,56 +200,21 @@ func LibreQoS(devices, network File, device, upload string) (Imported, error) {
 	if s.text[len(s.text)-1] != '\n' {
 		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
-	s.distinguish()
-	for _, r := range s.rows {
-		if full := r.title + r.suffix; len(full) > policy.MaxName {
-			s.leave(longName, r.where, "%.60q", full)
-		}
-	}
 	for _, c := range s.order {
 		for w := range ways {
 			s.limit(c, w)
 		}
 	}
-	s.dropPlans()
+	for _, pattern := range s.Protect {
+		if !s.protected[pattern] {
+			s.note(fmt.Sprintf("no circuit has an ID, name or comment that matches %q, so no guarantee is protected by it", pattern))
+		}
+	}
 	if len(s.short) > 0 {
 		s.note(fmt.Sprintf("%s had fewer columns than the header, such as %s: read without Parent Node ID and Anchor Node ID; check one of them",
 			plain.Count(len(s.short), "row"), s.short[0]))
 	}
 	return s.imported(), nil
-}
-
-// dropPlans removes plans that only one circuit has.
-func (s *shapedDevices) dropPlans() {
-	for _, t := range s.tables {
-		for i := range t.Rules {
-			if l := &t.Rules[i].Label; s.subscribers[l.Plan] < 2 {
-				l.Plan = ""
-			}
-		}
-	}
-}
-
-// distinguish adds circuit IDs to names that several circuits have. The result may be the name of yet another circuit,
-// which then gets its ID too.
-func (s *shapedDevices) distinguish() {
-	for again := true; again; {
-		again = false
-		last, several := map[string]string{}, map[string]bool{} // by name
-		for _, r := range s.rows {
-			if id, found := last[r.name]; found && id != r.id {
-				several[r.name] = true
-			}
-			last[r.name] = r.id
-		}
-		for i := range s.rows {
-			if r := s.rows[i]; several[r.name] && r.suffix == "" && r.id != "" {
-				r.suffix = mark(r.id)
-				r.name = ended(r.title, r.suffix)
-				again = true
-			}
-		}
-	}
 }
 
 const byteOrderMark = "\ufeff"
@@ -258,7 +239,8 @@ func (s *shapedDevices) open() error {
 		return s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
 	}
 	if err != nil {
-		return s.syntax(err)
+		s.syntax(err)
+		return s.located()
 	}
 	s.header = slices.Clone(header)
 	for i := range s.at {
@@ -331,17 +313,16 @@ func (s *shapedDevices) located() policyfile.Errors {
 	return s.errors
 }
 
-// syntax converts an error of package csv.
-func (s *shapedDevices) syntax(err error) error {
-	bad, ok := errors.AsType[*csv.ParseError](err)
-	if !ok {
-		return err
-	}
+// syntax adds an error of package csv, which reads from memory.
+func (s *shapedDevices) syntax(err error) {
+	bad, _ := errors.AsType[*csv.ParseError](err)
 	why := "a quote is in the middle of a cell"
 	if errors.Is(bad.Err, csv.ErrQuote) {
 		why = "a quote is not closed, or something follows it"
 	}
-	return s.wrong(bad.Line, bad.Column, why+"; put quotes around a whole cell, and write a quote inside as two")
+	s.torn = s.torn || bad.Line != bad.StartLine
+	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: bad.Line, Column: bad.Column,
+		Message: why + "; put quotes around a whole cell, and write a quote inside as two"})
 }
 
 // A shapedDevice is a row: a device of a subscriber.
@@ -431,7 +412,14 @@ func (r *shapedDevice) rules() {
 	v := r.subscriber()
 	before := len(r.errors)
 	networks := append(r.networks(ipv4), r.networks(ipv6)...)
-	c := circuit{name: r.name, has: map[netip.Prefix]bool{}}
+	c := circuit{name: r.name, id: cmp.Or(oneLine(r.cell(circuitID)), v.name, r.where), has: map[netip.Prefix]bool{}}
+	for _, pattern := range r.Protect {
+		for _, text := range []string{r.cell(circuitID), r.cell(circuitName), r.cell(remark)} {
+			if matches(pattern, text) {
+				c.protected, r.protected[pattern] = true, true
+			}
+		}
+	}
 	for w, columns := range [ways][2]column{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
 		c.rates[w], c.least[w] = r.speed(columns[0]), r.speed(columns[1])
 	}
@@ -446,7 +434,6 @@ func (r *shapedDevice) rules() {
 		r.leave(noAddress, r.where, "%s", r.name)
 		return
 	}
-	c.terms = r.terms(&c)
 	of := r.circuit(&c)
 	for _, p := range networks {
 		if !of.has[p] {
@@ -457,16 +444,11 @@ func (r *shapedDevice) rules() {
 	of.rows = append(of.rows, v)
 }
 
-// terms describes the rates and the node of a row.
-func (r *shapedDevice) terms(c *circuit) string {
-	words := []string{both(c.rates[down], c.rates[up])}
-	if least := both(c.least[down], c.least[up]); least != "" {
-		words = append(words, "guaranteed "+least)
-	}
-	if site := r.site(); site != "" {
-		words = append(words, "below "+site)
-	}
-	return strings.Join(words, ", ")
+// matches reports whether a valid pattern matches a text, in which a slash is a character like any other.
+func matches(pattern, text string) bool {
+	slash := strings.NewReplacer("/", "\x00")
+	match, _ := path.Match(slash.Replace(pattern), slash.Replace(text))
+	return match
 }
 
 // circuit returns the circuit of a row, which is new if no row before had the circuit ID. A row without one has its own.
@@ -474,7 +456,7 @@ func (r *shapedDevice) circuit(c *circuit) *circuit {
 	id := r.cell(circuitID)
 	if first := r.circuits[id]; first != nil && id != "" {
 		if c.rates != first.rates || c.least != first.least || c.node != first.node {
-			r.leave(unlike, r.where, "%s has %s; first it has %s", c.name, c.terms, first.terms)
+			r.leave(unlike, r.where, "%s, first in %s", c.name, first.rows[0].where)
 		}
 		return first
 	}
@@ -513,19 +495,18 @@ func (r *shapedDevice) node() *node {
 	return found
 }
 
-// subscriber describes the subscriber of a row: for reports, in the note of its rules, and in their name. A circuit
-// without a name is named by its ID, else by the device.
+// subscriber describes the subscriber of a row: for reports, in the note of its rules, and in their name, which has the
+// circuit ID, so that namesakes are told apart. A circuit without a name is named by its ID, else by the device.
 func (r *shapedDevice) subscriber() *subscriber {
 	id, device := oneLine(r.cell(circuitID)), oneLine(r.cell(deviceName))
-	title, notes := oneLine(r.cell(circuitName)), []string(nil)
-	if id != "" {
-		notes = append(notes, "circuit "+id)
-	}
-	if title == "" && id != "" {
-		title, notes = notes[0], nil
-	}
-	if title == "" {
+	title, ending, notes := oneLine(r.cell(circuitName)), "", []string(nil)
+	switch {
+	case title == "" && id != "":
+		title = "circuit " + id
+	case title == "":
 		title = device
+	case id != "" && id != title:
+		ending = " (" + cut(id, policy.MaxName/2) + ")"
 	}
 	if device != "" && device != title {
 		notes = append(notes, "device "+device)
@@ -537,11 +518,13 @@ func (r *shapedDevice) subscriber() *subscriber {
 	if s := r.cell(remark); s != "" && s != title && s != device {
 		notes = append(notes, s)
 	}
-	r.name = "the row"
-	if title != "" {
-		r.name = fmt.Sprintf("%.60q", title)
+	if len(title+ending) > policy.MaxName {
+		r.leave(longName, r.where, "%.60q", title+ending)
 	}
-	v := &subscriber{where: r.where, id: id, title: title, name: cut(title, policy.MaxName)}
+	v := &subscriber{where: r.where, name: ended(title, ending)}
+	if r.name = "the row"; v.name != "" {
+		r.name = strconv.Quote(v.name)
+	}
 	v.note = r.fit(r.where, strings.Join(notes, "; "), policy.MaxNote, longNote)
 	r.rows = append(r.rows, v)
 	return v
@@ -605,18 +588,6 @@ func (c *collector) speed(text, what, where string, guarantee bool) speed {
 	return speed{Rate: rate, left: err != nil}
 }
 
-// both describes two rates.
-func both(download, upload speed) string {
-	var words []string
-	if download.Rate != 0 {
-		words = append(words, download.String()+" down")
-	}
-	if upload.Rate != 0 {
-		words = append(words, upload.String()+" up")
-	}
-	return list(words)
-}
-
 // mbit returns the rate in megabits per second.
 func (s speed) mbit() string { return strconv.FormatFloat(float64(s.Rate)/1e6, 'f', -1, 64) }
 
@@ -629,11 +600,11 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 			why = zeroRate
 		}
 		if !rate.left {
-			var addresses []string
+			var addresses []string // all of them, which may have to be blocked
 			for _, p := range c.networks() {
 				addresses = append(addresses, name(p))
 			}
-			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, list(addresses))
+			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
 		}
 		return
 	}
@@ -650,7 +621,7 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 	if len(rules) == 0 {
 		return
 	}
-	terms := policy.Rule{Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
+	terms := policy.Rule{Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Share: s.Share}
 	if c.node != nil {
 		terms.Within = c.node.pool[w]
 	}
@@ -664,25 +635,25 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 	default:
 		terms.Guarantee = policy.Guarantee(least)
 	}
-	if first := c.rows[0]; len(rules) == 1 {
+	limited := place{key, rules[0].Prefix} // which has the guarantee
+	if len(rules) == 1 {
 		terms.Prefix, terms.Label = rules[0].Prefix, rules[0].Label
 		terms.Label.Plan = fmt.Sprintf("%v-%s-%s", w, c.rates[down].mbit(), c.rates[up].mbit())
-		s.subscribers[terms.Label.Plan]++
 		rules[0] = terms
 	} else {
-		id := first.id
-		if first.suffix != "" {
-			id = ""
-		}
-		within := s.addPool(cmp.Or(first.title, where), id, first.suffix+" "+w.String(), terms, where)
+		within := s.addPool(c.id, " "+w.String(), terms, where)
 		if within == "" {
 			return
 		}
+		limited = place{pools, policy.PoolKey(string(within))}
 		for i := range rules {
 			rules[i].Rate, rules[i].Within = policy.Unlimited, within
 		}
 	}
 	for i, r := range rules {
-		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i], "")
+		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i])
+	}
+	if at := s.origins[limited]; at != nil {
+		at.who, at.kept = fmt.Sprintf("%s %v", c.name, w), c.protected
 	}
 }

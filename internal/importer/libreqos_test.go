@@ -20,6 +20,8 @@ const (
 	oldHeader = "Circuit ID,Circuit Name,Device ID,Device Name,Parent Node,MAC,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max,Comment\n"
 )
 
+var flows = policy.Share{Kind: policy.ShareFlow}
+
 func TestLibreQoS(t *testing.T) {
 	for _, test := range []struct{ name, upload string }{{"subscribers", ""}, {"upload", "eth0"}} {
 		t.Run(test.name, func(t *testing.T) {
@@ -29,7 +31,7 @@ func TestLibreQoS(t *testing.T) {
 			tree, err := os.Open(filepath.Join("testdata", "libreqos", "network.json"))
 			testenv.Must(t, err)
 			defer tree.Close()
-			imported, err := LibreQoS(File{"subscribers.csv", f}, File{"network.json", tree}, "eth1", test.upload)
+			imported, err := LibreQoS(File{"subscribers.csv", f}, File{"network.json", tree}, LibreQoSOptions{Device: "eth1", Upload: test.upload, Share: flows})
 			testenv.Must(t, err)
 			golden(t, "libreqos/"+test.name+".golden", transcript(t, imported))
 		})
@@ -49,7 +51,7 @@ func TestLibreQoSExample(t *testing.T) {
 	tree, err := os.Open(files[1])
 	testenv.Must(t, err)
 	defer tree.Close()
-	i, err := LibreQoS(File{"example", f}, File{"tree", tree}, "eth1", "")
+	i, err := LibreQoS(File{"example", f}, File{"tree", tree}, LibreQoSOptions{Device: "eth1"})
 	testenv.Must(t, err)
 	transcript(t, i)
 	if len(i.Left) > 0 {
@@ -71,7 +73,7 @@ func TestLibreQoSExample(t *testing.T) {
 	// What the packets of 6 Littleton Drive draw from: guarantee and rate.
 	within := rules["ingress 100.64.0.6"].Within
 	for _, want := range []string{
-		"6 Littleton Drive, Ringgold, GA 30736 up: 1mbit 18mbit", "AP_11 up: none 30mbit", "PoP_6 up: none 60mbit",
+		"10005 up: 1mbit 18mbit", "AP_11 up: none 30mbit", "PoP_6 up: none 60mbit",
 		"PoP_5 up: none 200mbit", "Site_3 up: none 500mbit", "Site_1 up: none 1gbit", ": none 0",
 	} {
 		p := rules[string(within)]
@@ -84,7 +86,7 @@ func TestLibreQoSExample(t *testing.T) {
 
 // fromCSV imports a ShapedDevices.csv alone.
 func fromCSV(text string) (Imported, error) {
-	return LibreQoS(File{"f", strings.NewReader(text)}, File{}, "eth1", "")
+	return LibreQoS(File{"f", strings.NewReader(text)}, File{}, LibreQoSOptions{Device: "eth1"})
 }
 
 // row returns a row with a network and rates.
@@ -190,15 +192,15 @@ func TestLibreQoSLabels(t *testing.T) {
 		left []reason
 	}{
 		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n",
-			policy.Label{Name: "Smith", Note: "circuit 7; device Router; site Mast; pays late"}, []reason{noTree}},
-		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith", Note: "circuit 7"}, nil},
+			policy.Label{Name: "Smith (7)", Note: "device Router; site Mast; pays late"}, []reason{noTree}},
+		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith (7)"}, nil},
 		{"7,,1,Router,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7", Note: "device Router"}, nil},
 		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "Router", Note: "late"}, nil},
 		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
-		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b", Note: "circuit 7"}, nil},
-		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:62], Note: "circuit 7"}, []reason{longName}},
+		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b (7)"}, nil},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longName}},
 		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
-			policy.Label{Name: "Smith", Note: "circuit 7; " + strings.Repeat(long, 4)[:244]}, []reason{longNote}},
+			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longNote}},
 	} {
 		i, err := fromCSV(oldHeader + test.row)
 		testenv.Must(t, err)
@@ -210,60 +212,112 @@ func TestLibreQoSLabels(t *testing.T) {
 			t.Errorf("%q: left: %+v", test.row, i.Left)
 		}
 		for _, table := range i.Tables {
-			if got := table.Rules[0].Label; got != test.want {
+			got := table.Rules[0].Label
+			if got.Plan = ""; got != test.want {
 				t.Errorf("%q: got %+v, want %+v", test.row, got, test.want)
 			}
 		}
 	}
 }
 
-// TestLibreQoSNames gives all rules of a circuit one name, which no other circuit has.
+// TestLibreQoSNames knows circuits by their IDs: rules have them in their names, and pools as names.
 func TestLibreQoSNames(t *testing.T) {
-	long := strings.Repeat("é", 32)
+	long, id := strings.Repeat("é", 32), strings.Repeat("2", 80)
 	for _, test := range []struct {
-		name string
-		rows [][2]string // circuit ID and name
-		want []string
-		left int
+		name, rows   string
+		rules, pools []string
 	}{
-		{"one circuit", [][2]string{{"1", "Smith"}, {"1", "Smith"}}, []string{"Smith", "Smith"}, 0},
-		{"two circuits", [][2]string{{"1", "Smith"}, {"2", "Jones"}, {"3", "Smith"}, {"1", "Smith"}},
-			[]string{"Smith (1)", "Smith (1)", "Jones", "Smith (3)"}, 0},
-		{"one without an ID", [][2]string{{"", "Smith"}, {"2", "Smith"}}, []string{"Smith", "Smith (2)"}, 0},
-		{"a name with another's ID", [][2]string{{"1", "Smith"}, {"2", "Smith"}, {"3", "Smith (1)"}},
-			[]string{"Smith (1)", "Smith (2)", "Smith (1) (3)"}, 0},
-		{"long names", [][2]string{{"1", long + "a"}, {"2", long + "b"}}, []string{long[:60] + " (1)", long[:60] + " (2)"}, 2},
-		{"long with the ID", [][2]string{{"1", long}, {"22", long}}, []string{long[:60] + " (1)", long[:58] + " (22)"}, 2},
-		{"a long ID", [][2]string{{"1", "Smith"}, {strings.Repeat("2", 80), "Smith"}}, []string{"Smith (1)", "Smith (" + strings.Repeat("2", 32) + ")"}, 0},
+		{"namesakes", "1,Smith,\"10.0.0.1,10.0.0.2\"\n2,Smith,\"10.0.0.3,10.0.0.4\"\n", []string{"Smith (1)", "Smith (1)", "Smith (2)", "Smith (2)"}, []string{"1 down", "1 up", "2 down", "2 up"}},
+		{"two rows", "1,Smith,10.0.0.1\n1,Smith's barn,10.0.0.2\n", []string{"Smith (1)", "Smith's barn (1)"}, []string{"1 down", "1 up"}},
+		{"without IDs", ",Smith,\"10.0.0.1,10.0.0.2\"\n,Smith,\"10.0.0.3,10.0.0.4\"\n", []string{"Smith", "Smith", "Smith", "Smith"},
+			[]string{"Smith #2 down", "Smith #2 up", "Smith down", "Smith up"}},
+		{"the ID as name", "1,1,10.0.0.1\n", []string{"1"}, nil},
+		{"long", "1," + long + "," + "10.0.0.1\n" + id + ",Smith,\"10.0.0.3,10.0.0.4\"\n", []string{long[:60] + " (1)", "Smith (" + id[:32] + ")", "Smith (" + id[:32] + ")"},
+			[]string{id[:59] + " down", id[:61] + " up"}},
 	} {
-		text := "Circuit ID,Circuit Name,IPv4,Download Max,Upload Max\n"
-		for i, r := range test.rows {
-			text += r[0] + "," + r[1] + ",10.0.0." + strconv.Itoa(i+1) + ",1,1\n"
-		}
-		i, err := fromCSV(text)
+		i, err := fromCSV("Circuit ID,Circuit Name,IPv4,Download Max,Upload Max\n" + strings.ReplaceAll(test.rows, "\n", ",1,1\n"))
 		testenv.Must(t, err)
 		for _, table := range i.Tables {
-			if table.IsPools() {
-				continue
-			}
 			var got []string
 			for _, r := range table.Rules {
 				got = append(got, r.Label.Name)
 			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("%s: names are %q, not %q", test.name, got, test.want)
+			want := test.rules
+			if table.IsPools() {
+				slices.Sort(got)
+				want = test.pools
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: names are %q, not %q", test.name, got, want)
 			}
 		}
-		left := 0
-		for _, l := range i.Left {
-			if l.reason == longName {
-				left++
-			}
-		}
-		if left != test.left {
+		if (len(i.Left) > 0) != (test.name == "long") {
 			t.Errorf("%s: left: %+v", test.name, i.Left)
 		}
 		transcript(t, i)
+	}
+}
+
+// TestLibreQoSTouchesOnlyThoseConcerned compares an import with that of one more circuit: nothing else differs.
+func TestLibreQoSTouchesOnlyThoseConcerned(t *testing.T) {
+	const nodes = `{"Mast": {"downloadBandwidthMbps": 35, "uploadBandwidthMbps": 20}}`
+	rows := "Circuit ID,Circuit Name,IPv4,IPv6,Parent Node,Download Min,Upload Min,Download Max,Upload Max\n"
+	for n := range 30 {
+		rows += fmt.Sprintf("%d,Smith,10.0.0.%d,2001:db8:0:%d::/64,Mast,2,1,50,10\n", n, n, n)
+	}
+	tables := func(rows string) []policy.Table {
+		i, err := LibreQoS(File{"f", strings.NewReader(rows)}, File{"n", strings.NewReader(nodes)}, LibreQoSOptions{Device: "eth1", Share: flows})
+		testenv.Must(t, err)
+		for _, table := range i.Tables {
+			policy.SortRules(table.Rules)
+		}
+		return i.Tables
+	}
+	for _, d := range policy.Diff(tables(rows), tables(rows+"77,Smith,10.0.0.77,,Mast,2,1,50,10\n")) {
+		if d.Have != nil || name(d.Want.Prefix) != "10.0.0.77" {
+			t.Errorf("%v -> %v", d.Have, d.Want)
+		}
+	}
+}
+
+// TestLibreQoSProtects lowers the guarantees of others, and names first who loses most.
+func TestLibreQoSProtects(t *testing.T) {
+	const rows = "Circuit ID,Circuit Name,IPv4,Parent Node,Download Min,Upload Min,Download Max,Upload Max,Comment\n" +
+		"1,Inn,10.0.0.1,Mast,4,,9,9,\n2,Farm,10.0.0.2,Mast,8,,9,9,\n3,Mill,10.0.0.3,Mast,4,,9,9,SLA 4/4 kept\n"
+	for _, test := range []struct {
+		protect    []string
+		want, line string
+		notes      int
+	}{
+		{nil, "2mbit 4mbit 2mbit", `lowered guarantee in line 3 ("Farm (2)" down: 4mbit of 8mbit, because 16mbit are guaranteed within "Mast down", whose rate is 10mbit), line 2`, 1},
+		{[]string{"*SLA*"}, "2mbit 4mbit 4mbit", "", 1},
+		{[]string{"3", "Farm", "4"}, "2mbit 4mbit 2mbit", "", 2}, // as even these do not fit
+	} {
+		i, err := LibreQoS(File{"f", strings.NewReader(rows)}, File{"n", strings.NewReader(`{"Mast": {"downloadBandwidthMbps": 10}}`)},
+			LibreQoSOptions{Device: "eth1", Protect: test.protect})
+		testenv.Must(t, err)
+		var got []string
+		for _, r := range i.Tables[slices.IndexFunc(i.Tables, func(t policy.Table) bool { return t.Direction == policy.Egress && !t.IsPools() })].Rules {
+			got = append(got, r.Guarantee.String())
+		}
+		if s := strings.Join(got, " "); s != test.want || len(i.Notes) != test.notes || !strings.HasPrefix(i.Lines()[0], test.line) {
+			t.Errorf("protect %q: %s, not %s; %q, %q", test.protect, s, test.want, i.Lines(), i.Notes)
+		}
+	}
+}
+
+// TestLibreQoSSkipsBad leaves out rows that cannot be read, and names each.
+func TestLibreQoSSkipsBad(t *testing.T) {
+	text := oldHeader + row("10.0.0.1", "1", "1") + row("10.0.0", "1", "1") + "2,5\" pipe\n3\n" + strings.Replace(row("10.0.0.4", "1", "1"), "1", "4", 1)
+	i, err := LibreQoS(File{"f", strings.NewReader(text)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true})
+	testenv.Must(t, err)
+	if line := i.Lines()[0]; i.Rules() != 4 || len(i.Left) != 3 ||
+		!strings.Contains(line, "line 3 (network") || !strings.Contains(line, "line 4 (a quote") || !strings.Contains(line, "line 5 (1 column") {
+		t.Errorf("%d rules; %s", i.Rules(), line)
+	}
+	torn := oldHeader + "1,\"Inn\n" + row("10.0.0.1", "1", "1") + "2,\"Farm\",1\n"
+	if i, err := LibreQoS(File{"f", strings.NewReader(torn)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true}); err == nil {
+		t.Errorf("an open quote swallows rows: %+v", i)
 	}
 }
 
@@ -295,37 +349,23 @@ func TestLibreQoSCutOff(t *testing.T) {
 	}
 }
 
-// TestLibreQoSPlans makes plans of the rates that at least two circuits have. Rules are in the order of the file.
+// TestLibreQoSPlans makes plans of the rates of circuits with one address. Rules are in the order of the file.
 func TestLibreQoSPlans(t *testing.T) {
-	const file = "Circuit ID,Circuit Name,IPv4,IPv6,Download Max,Upload Max\n"
-	for _, test := range []struct{ name, rows, down, up string }{
-		{"two circuits", "1,A,10.0.0.9,,50,2.5\n2,B,10.0.0.1,,50.0,2.5\n",
-			"10.0.0.9:down-50-2.5 10.0.0.1:down-50-2.5", "10.0.0.9:up-50-2.5 10.0.0.1:up-50-2.5"},
-		{"a circuit with a pool", "1,A,10.0.0.9,2001:db8::/56,50,2.5\n2,B,10.0.0.1,,50.0,2.5\n",
-			"10.0.0.9: 2001:db8::/56: 10.0.0.1:", "10.0.0.9: 2001:db8::/56: 10.0.0.1:"},
-		{"one circuit", "1,A,10.0.0.9,,50,10\n1,B,10.0.0.1,,50,10\n", "10.0.0.9: 10.0.0.1:", "10.0.0.9: 10.0.0.1:"},
-		{"no circuit IDs", ",A,10.0.0.9,,50,10\n,B,10.0.0.1,,50,10\n",
-			"10.0.0.9:down-50-10 10.0.0.1:down-50-10", "10.0.0.9:up-50-10 10.0.0.1:up-50-10"},
-		{"other uploads", "1,A,10.0.0.9,,50,10\n2,B,10.0.0.1,,50,20\n", "10.0.0.9: 10.0.0.1:", "10.0.0.9: 10.0.0.1:"},
-		{"no downloads", "1,A,10.0.0.9,,0,10\n2,B,10.0.0.1,,0,10\n", "", "10.0.0.9:up-0-10 10.0.0.1:up-0-10"},
-		{"an address twice", "1,A,10.0.0.1,,50,10\n2,B,10.0.0.1,,50,10\n", "10.0.0.1:", "10.0.0.1:"},
-	} {
-		i, err := fromCSV(file + test.rows)
-		testenv.Must(t, err)
-		got := map[policy.Direction][]string{}
-		for _, table := range i.Tables {
-			if table.IsPools() {
-				continue
-			}
-			for _, r := range table.Rules {
-				got[table.Direction] = append(got[table.Direction], name(r.Prefix)+":"+r.Label.Plan)
+	i, err := fromCSV("Circuit ID,IPv4,IPv6,Download Max,Upload Max\n1,10.0.0.9,,50,2.5\n2,10.0.0.1,,50.0,2.5\n3,10.0.0.2,2001:db8::/56,50,2.5\n4,10.0.0.3,,0,10\n")
+	testenv.Must(t, err)
+	got := map[policy.Direction]string{}
+	for _, table := range i.Tables {
+		for _, r := range table.Rules {
+			if !table.IsPools() {
+				got[table.Direction] += name(r.Prefix) + ":" + r.Label.Plan + " "
 			}
 		}
-		if down, up := strings.Join(got[policy.Egress], " "), strings.Join(got[policy.Ingress], " "); down != test.down || up != test.up {
-			t.Errorf("%s: down %s, up %s", test.name, down, up)
-		}
-		transcript(t, i)
 	}
+	if down, up := got[policy.Egress], got[policy.Ingress]; down != "10.0.0.9:down-50-2.5 10.0.0.1:down-50-2.5 10.0.0.2: 2001:db8::/56: " ||
+		up != "10.0.0.9:up-50-2.5 10.0.0.1:up-50-2.5 10.0.0.2: 2001:db8::/56: 10.0.0.3:up-0-10 " {
+		t.Errorf("down %s, up %s", down, up)
+	}
+	transcript(t, i)
 }
 
 // TestLibreQoSRefuses checks that all mistakes are reported by line and column.
@@ -397,7 +437,7 @@ func TestCutOffAnywhere(t *testing.T) {
 		}
 	}
 	for n := range tree {
-		if i, err := LibreQoS(File{"f", strings.NewReader(csv)}, File{"n", strings.NewReader(tree[:n])}, "eth0", ""); err == nil {
+		if i, err := LibreQoS(File{"f", strings.NewReader(csv)}, File{"n", strings.NewReader(tree[:n])}, LibreQoSOptions{Device: "eth0"}); err == nil {
 			t.Errorf("with the tree %q, %d pools are imported", tree[:n], i.Pools())
 		}
 	}

@@ -80,15 +80,8 @@ func (n *nodes) read() error {
 	} else {
 		err = errors.New("the text ends within an object; is the file cut off?")
 	}
-	line, column := n.position(at)
+	line, column := position(n.text, at)
 	return policyfile.Errors{{File: n.file, Line: line, Column: column, Message: err.Error()}}
-}
-
-// position returns the line and column of an offset.
-func (n *nodes) position(at int64) (line, column int) {
-	before := n.text[:min(max(at, 0), int64(len(n.text)))]
-	start := bytes.LastIndexByte(before, '\n') + 1
-	return 1 + bytes.Count(before, []byte("\n")), 1 + len([]rune(string(before[start:])))
 }
 
 // next returns where the next token begins.
@@ -127,7 +120,7 @@ func (n *nodes) level() (all []*node, err error) {
 			return nil, err
 		}
 		name, _ := key.(string)
-		line, _ := n.position(at)
+		line, _ := position(n.text, at)
 		v := &node{name: oneLine(name), at: at, where: fmt.Sprintf("%s line %d", n.file, line)}
 		switch start, err := n.json.Token(); {
 		case err != nil:
@@ -240,7 +233,7 @@ func (n *nodes) addPool(v *node, w way) {
 	if least := v.least[w]; least.Rate != 0 && above != "" {
 		r.Guarantee = policy.Guarantee(min(least.Rate, rate.Rate))
 	}
-	if name := n.collector.addPool(v.name, "", " "+w.String(), r, v.where); name != "" {
+	if name := n.collector.addPool(v.name, " "+w.String(), r, v.where); name != "" {
 		v.pool[w], v.limits = name, true
 	}
 }

@@ -48,7 +48,7 @@ func TestNetworkTree(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			csv := strings.Replace(oldHeader, "Parent Node", "Parent Node,Parent Node ID", 1) +
 				fmt.Sprintf("1,Smith,1,,%s,%s,,\"10.0.0.1, 10.0.0.2\",,,,1,1,\n", test.parent, test.id)
-			i, err := LibreQoS(File{"f", strings.NewReader(csv)}, File{"n", strings.NewReader(test.network)}, "eth1", "")
+			i, err := LibreQoS(File{"f", strings.NewReader(csv)}, File{"n", strings.NewReader(test.network)}, LibreQoSOptions{Device: "eth1"})
 			testenv.Must(t, err)
 			testenv.Must(t, policy.CheckPools(i.Tables))
 			var left []reason
@@ -60,7 +60,7 @@ func TestNetworkTree(t *testing.T) {
 			}
 			tree := policy.NewTree(i.Tables)
 			var chain []string
-			for n := tree.Find("Smith down").Above; n != nil; n = n.Above {
+			for n := tree.Find("1 down").Above; n != nil; n = n.Above {
 				chain = append(chain, strings.TrimRight(strings.Replace(n.Pool.Label.Name, " down", "", 1), "123456789 0")+" down")
 			}
 			if got := strings.Join(chain, ", "); got != test.want {
@@ -99,7 +99,7 @@ func TestNetworkRefuses(t *testing.T) {
 		{"too deep", deep(policy.MaxDepth), "node \"n1\" is below 15 nodes with rates, and at most 15 can be above a subscriber"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := LibreQoS(File{"f", strings.NewReader(oldHeader + row("10.0.0.1", "1", "1"))}, File{"n", strings.NewReader(test.text)}, "eth1", "")
+			_, err := LibreQoS(File{"f", strings.NewReader(oldHeader + row("10.0.0.1", "1", "1"))}, File{"n", strings.NewReader(test.text)}, LibreQoSOptions{Device: "eth1"})
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, not %s", err, test.want)
 			}

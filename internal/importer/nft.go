@@ -314,7 +314,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		holes := w.enter(e, except)
 		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment)
 		if r.Comment == "" {
-			e.comment = fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
+			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)), policy.MaxNote)
 		}
 		o.entries = append(o.entries, w.enter(e, only)...)
 		w.end(holes)

@@ -191,10 +191,10 @@ func TestNFTLabels(t *testing.T) {
 		named(strings.Replace(limit, "10.0.0.1", "10.0.0.2", 1), "bob"),
 		strings.Replace(limit, "10.0.0.1", "10.0.0.3", 1))), "eth1")
 	testenv.Must(t, err)
-	want := map[string]string{"10.0.0.1/32": comment[1:], "10.0.0.2/32": "bob", "10.0.0.3/32": ""}
+	want := map[string]policy.Label{"10.0.0.1/32": {Name: comment[1:]}, "10.0.0.2/32": {Name: "bob"}, "10.0.0.3/32": {Note: "t c handle 4"}}
 	for _, r := range i.Tables[0].Rules {
-		if name := want[r.Prefix.String()]; r.Label != (policy.Label{Name: name}) {
-			t.Errorf("%v: %+v, want the name %q", r.Prefix, r.Label, name)
+		if label := want[r.Prefix.String()]; r.Label != label {
+			t.Errorf("%v: %+v, want %+v", r.Prefix, r.Label, label)
 		}
 	}
 	cut := 0

@@ -161,7 +161,7 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	}
 	all = bytes.TrimPrefix(all, []byte(byteOrderMark))
 	wrong := func(offset int64, err error) (Imported, error) {
-		line, column := position(all, offset)
+		line, column := position(all, offset-1)
 		return Imported{}, policyfile.Errors{{File: file, Line: line, Column: column, Message: err.Error()}}
 	}
 	rules, at, err := readNFT(all)
@@ -210,9 +210,9 @@ func readNFT(text []byte) (n *nftRuleset, at int64, err error) {
 	return n, 0, nil
 }
 
-// position returns the line and column, in characters, of the byte before an offset.
+// position returns the line and column, in characters, of an offset.
 func position(text []byte, offset int64) (line, column int) {
-	before := text[:max(0, min(offset-1, int64(len(text))))]
+	before := text[:max(0, min(offset, int64(len(text))))]
 	start := bytes.LastIndexByte(before, '\n') + 1
 	return 1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -40,7 +41,7 @@ type devices [2][]string
 func (d devices) describe() (words []string) {
 	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
 		if d[direction] != nil {
-			words = append(words, verb+some(d[direction]))
+			words = append(words, verb+plain.List(d[direction]))
 		}
 	}
 	return words
@@ -68,9 +69,8 @@ type entry struct {
 	// It is a default for the packets of no other entry. It is not reported if there are none.
 	fallback bool
 
-	where   string
-	label   policy.Label
-	comment string // what the tool itself calls it
+	where string
+	label policy.Label
 }
 
 // A limit is the limit of an entry. Entries with the same limit share its bucket.
@@ -201,7 +201,7 @@ func (s *ruleset) make() {
 			of.Each = l.Each.Canonical(r.prefix)
 		}
 		if of.Prefix, of.Label = r.prefix, r.label; of.Rate != policy.Unlimited || of.Within != "" || len(r.limits) == 0 {
-			s.add(r.key, r.match, of, r.where, r.comment)
+			s.add(r.key, r.match, of, r.where)
 		}
 	}
 	for key, t := range s.tables {
@@ -283,7 +283,7 @@ func (s *ruleset) within(l *limit) policy.Within {
 		if r.Within = s.within(l.in); r.Within == "" {
 			r.Guarantee, r.Weight = 0, 0
 		}
-		l.pool = s.addPool(l.where, "", "", r, l.where)
+		l.pool = s.addPool(l.where, "", r, l.where)
 	}
 	if l == nil {
 		return ""
@@ -301,7 +301,7 @@ func sharers(entries []entry) string {
 			words[i] += fmt.Sprintf(" on %s %v", e.key.device, e.key.direction)
 		}
 	}
-	return some(words)
+	return plain.List(words)
 }
 
 // A ruled entry becomes a rule.

@@ -1,8 +1,8 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
-	"math/bits"
 	"slices"
 	"strings"
 
@@ -10,8 +10,8 @@ import (
 )
 
 var (
-	overbooked = reason{other, "guarantees above the rate of their pool", "a pool guarantees no more than its rate",
-		"they were lowered in proportion; lower them in the source, or raise the rate"}
+	overbooked = reason{lowers, "lowered guarantee", "a pool guarantees no more than its rate",
+		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, raise the rate, or protect some by --protect"}
 	smallGuarantee = reason{other, "small guarantee", fmt.Sprintf("the least that a pool guarantees is %v", policy.MinRate), "it was left out"}
 )
 
@@ -19,30 +19,24 @@ var (
 var pools tableKey
 
 // addPool adds a pool, below pools that were added before, and returns its name; "" if it is not valid.
-// The name is a title and an ending, with an ID or a number between them if another pool has that name.
-func (c *collector) addPool(title, id, ending string, r policy.Rule, where string) policy.Within {
+// The name is a title and an ending, with a number between them if another pool has that name.
+func (c *collector) addPool(title, ending string, r policy.Rule, where string) policy.Within {
 	for n := 1; ; n++ {
 		end := ending
-		switch {
-		case n == 2 && id != "":
-			end = mark(id) + ending
-		case n > 1:
+		if n > 1 {
 			end = fmt.Sprintf(" #%d", n) + ending
 		}
 		r.Label.Name = ended(title, end)
 		r.Pool, r.Prefix = true, policy.PoolKey(r.Label.Name)
-		if _, found := c.origins[place{pools, r.Prefix}]; found {
+		if c.origins[place{pools, r.Prefix}] != nil {
 			continue
 		}
-		if !c.add(pools, 0, r, where, "") {
+		if !c.add(pools, 0, r, where) {
 			return ""
 		}
 		return policy.Within(r.Label.Name)
 	}
 }
-
-// mark returns an ID as the end of a name. It leaves room for the other parts.
-func mark(id string) string { return " (" + cut(id, policy.MaxName/2) + ")" }
 
 // ended returns a text with an ending, where the text is cut if both are too long for a name.
 func ended(text, ending string) string {
@@ -58,8 +52,33 @@ func (c *collector) guarantee(rate policy.Rate, where string) policy.Guarantee {
 	return policy.Guarantee(rate)
 }
 
-// balance makes the guarantees within each pool add up to no more than its rate. A pool's own guarantee is raised
-// to that of its members, because LibreQoS and htb give them theirs, too. A pool with one member has no shares.
+// A promise is what is guaranteed to a rule or pool, or to all within a pool.
+type promise struct{ kept, other uint64 } // kept: that of protected circuits
+
+func (p *promise) add(more promise) { p.kept, p.other = p.kept+more.kept, p.other+more.other }
+func (p promise) sum() uint64       { return p.kept + p.other }
+
+// A fraction is 1 or 3, divided by a power of two: 1, 3/4, 1/2, 3/8 and so on. Its steps are that large so that a change of one
+// guarantee seldom changes those of others.
+type fraction struct{ times, shift uint }
+
+func (f fraction) of(rate uint64) uint64 { return rate * uint64(f.times) >> f.shift }
+
+// fractionOf returns the largest one of a rate that has room.
+func fractionOf(rate, room uint64) fraction {
+	f := fraction{times: 1}
+	for f.of(rate) > room {
+		if f.times == 1 {
+			f = fraction{3, f.shift + 2}
+		} else {
+			f = fraction{1, f.shift - 1}
+		}
+	}
+	return f
+}
+
+// balance makes the guarantees within each pool add up to no more than its rate, and keeps those of protected circuits if
+// they fit. A pool's own guarantee is raised to that of its members, because LibreQoS and htb give them theirs, too.
 func (c *collector) balance() {
 	t := c.tables[pools]
 	if t == nil {
@@ -69,68 +88,81 @@ func (c *collector) balance() {
 	for i := range t.Rules {
 		at[policy.Within(t.Rules[i].Label.Name)] = i
 	}
-	sums, members := make([]uint64, len(t.Rules)), make([]int, len(t.Rules))
-	join := func(pool policy.Within, guarantee uint64) {
-		if i, found := at[pool]; found {
-			sums[i] += guarantee
-			members[i]++
+	within := make([]promise, len(t.Rules))
+	join := func(r *policy.Rule, g promise) {
+		if i, found := at[r.Within]; found {
+			within[i].add(g)
 		}
+	}
+	split := func(key tableKey, r *policy.Rule) promise {
+		switch {
+		case c.origins[place{key, r.Prefix}].kept:
+			return promise{kept: uint64(r.Guarantee)}
+		case key == pools:
+			kept := min(within[at[policy.Within(r.Label.Name)]].kept, uint64(r.Guarantee))
+			return promise{kept, uint64(r.Guarantee) - kept}
+		}
+		return promise{other: uint64(r.Guarantee)}
 	}
 	for key, t := range c.tables {
 		for i := range t.Rules {
-			if r := &t.Rules[i]; key != pools {
-				join(r.Within, uint64(r.Guarantee))
+			if key != pools {
+				join(&t.Rules[i], split(key, &t.Rules[i]))
 			}
 		}
 	}
 	for i := range slices.Backward(t.Rules) {
-		p := &t.Rules[i]
-		has := min(max(uint64(p.Guarantee), sums[i]), uint64(p.Rate))
+		p, all := &t.Rules[i], within[i]
 		if p.Guarantee != 0 {
-			p.Guarantee = policy.Guarantee(has)
+			p.Guarantee = policy.Guarantee(min(max(uint64(p.Guarantee), all.sum()), uint64(p.Rate)))
+			join(p, split(pools, p))
+			continue
 		}
-		if members[i] < 2 {
-			p.Share = policy.Share{}
-		}
-		join(p.Within, has)
+		kept := min(all.kept, uint64(p.Rate))
+		join(p, promise{kept, min(all.other, uint64(p.Rate)-kept)})
 	}
-	for i := range t.Rules {
-		if p := &t.Rules[i]; sums[i] > uint64(p.Rate) {
-			c.leave(overbooked, c.origins[place{pools, p.Prefix}].where, "%v in %q, whose rate is %v", policy.Rate(sums[i]), p.Label.Name, p.Rate)
-		}
-	}
-	for _, of := range c.tables {
+	var all []reduced
+	for key, of := range c.tables {
 		for k := range of.Rules {
 			r := &of.Rules[k]
-			if i, found := at[r.Within]; found && t.Rules[i].Share == (policy.Share{}) {
-				r.Weight = 0
-			}
-			g := uint64(r.Guarantee)
-			for pool := r.Within; pool != ""; {
-				i := at[pool]
-				if p := &t.Rules[i]; sums[i] > uint64(p.Rate) {
-					g = scaled(g, uint64(p.Rate), sums[i])
+			g, l := split(key, r), reduced{origin: c.origins[place{key, r.Prefix}], before: r.Guarantee}
+			for name := r.Within; name != "" && r.Guarantee != 0; {
+				i := at[name]
+				p, in := &t.Rules[i], within[i]
+				room := uint64(p.Rate)
+				if name = p.Within; in.sum() <= room {
+					continue
 				}
-				pool = t.Rules[i].Within
+				if l.in == nil {
+					l.in, l.sum = p, policy.Rate(in.sum())
+				}
+				if in.kept <= room {
+					g.other = fractionOf(in.other, room-in.kept).of(g.other)
+				} else { // not even those that are protected fit
+					f := fractionOf(in.sum(), room)
+					g = promise{f.of(g.kept), f.of(g.other)}
+				}
 			}
-			if g < uint64(r.Guarantee) {
-				r.Guarantee = readable(g)
+			if r.Guarantee = policy.Guarantee(g.sum()); r.Guarantee < policy.Guarantee(policy.MinRate) {
+				r.Guarantee = 0
+			}
+			if l.after = r.Guarantee; l.after < l.before {
+				all = append(all, l)
 			}
 		}
 	}
-}
-
-// scaled returns v * by / of, rounded down; by is less than of.
-func scaled(v, by, of uint64) uint64 {
-	hi, lo := bits.Mul64(v, by)
-	q, _ := bits.Div64(hi, lo, of)
-	return q
-}
-
-// readable rounds a guarantee down to kilobits.
-func readable(g uint64) policy.Guarantee {
-	if g -= g % 1000; g < uint64(policy.MinRate) {
-		return 0
+	slices.SortFunc(all, func(a, b reduced) int {
+		return cmp.Or(cmp.Compare(b.before-b.after, a.before-a.after), strings.Compare(a.who, b.who))
+	})
+	for _, l := range all {
+		c.leave(overbooked, l.where, "%s: %v of %v, because %v are guaranteed within %q, whose rate is %v", l.who, l.after, l.before, l.sum, l.in.Label.Name, l.in.Rate)
 	}
-	return policy.Guarantee(g)
+}
+
+// A reduced guarantee is one of a rule or pool that the pool in has no room for.
+type reduced struct {
+	*origin
+	before, after policy.Guarantee
+	in            *policy.Rule
+	sum           policy.Rate // what was guaranteed within that pool
 }

@@ -329,7 +329,7 @@ func (d *device) rates(actions []action) string {
 			words = append(words, bitRate(a.police.rate.bytes).String())
 		}
 	}
-	return list(words)
+	return plain.List(words)
 }
 
 // policed returns the verdict of a policer.
@@ -364,7 +364,7 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 			d.leave(largest, where, "%d bytes", p.mtu)
 		}
 	}
-	v := verdict{entry: entry{limit: l, comment: fmt.Sprintf("police index %d", p.index)}}
+	v := verdict{entry: entry{limit: l, label: policy.Label{Note: fmt.Sprintf("police index %d", p.index)}}}
 	if conforming != controlNext {
 		v.until = everyEntry
 	}
@@ -712,7 +712,7 @@ func (d *device) tbf(q object) {
 		d.leavePartial(t, l.Rate)
 		return
 	}
-	d.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+	d.enter(policy.Egress, t, entry{limit: l, until: everyEntry, label: policy.Label{Note: "tbf " + handle(q.handle)}})
 }
 
 // leaveCake reports the cake qdiscs of a device, with the command that does the same.
@@ -748,7 +748,7 @@ func (d *device) leaveCake(netns string) {
 	}
 	r := cakes
 	r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command+link+how, d.Device), line.Percent)
-	d.leave(r, list(where), "%s", list(rates))
+	d.leave(r, plain.List(where), "%s", plain.List(rates))
 }
 
 // and returns the inner term with the conditions of both; false if no packet meets them.

@@ -58,7 +58,7 @@ func setUp(t *testing.T, name string) []Dump {
 func transcript(t *testing.T, i Imported) string {
 	t.Helper()
 	var text strings.Builder
-	testenv.Must(t, policyfile.Write(&text, i.Tables, i.Comment))
+	testenv.Must(t, policyfile.Write(&text, i.Tables))
 	back, err := policyfile.Parse("policy", []byte(text.String()))
 	testenv.Must(t, err)
 	testenv.Must(t, policy.CheckPools(i.Tables))

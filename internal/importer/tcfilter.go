@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // A term is what a filter does to packets of some networks.
@@ -336,7 +338,7 @@ func (t term) does() string {
 	for _, a := range t.actions {
 		words = append(words, a.kind)
 	}
-	return list(words)
+	return plain.List(words)
 }
 
 // A u32Filter identifies a u32 filter. Handles are unique in a qdisc.

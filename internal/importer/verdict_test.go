@@ -146,7 +146,7 @@ func TestHeaderAddresses(t *testing.T) {
 	}{
 		{"nothing", ip, nil, "packets of 0.0.0.0/0"},
 		{"nothing of IPv6", ip6, nil, "packets of ::/0"},
-		{"nothing of all", all, nil, "packets of 0.0.0.0/0 and ::/0"},
+		{"nothing of all", all, nil, "packets of 0.0.0.0/0, ::/0"},
 		{"a destination", ip, []word{{16, 0x0a000005, 0xffffffff}}, "packets to 10.0.0.5"},
 		{"a source", ip, []word{{12, 0x0a000000, 0xff000000}}, "packets from 10.0.0.0/8"},
 		{"a destination of all", all, []word{{16, 0x0a000000, 0xffffff00}}, "packets to 10.0.0.0/24"},
@@ -160,7 +160,7 @@ func TestHeaderAddresses(t *testing.T) {
 		{"a mask with gaps", ip, []word{{16, 0x0a000005, 0xff0000ff}}, "packets of 0.0.0.0/0 with destination 10.0.0.5 with mask ff0000ff"},
 		{"a protocol", ip, []word{{8, 0x00060000, 0x00ff0000}, {16, 0x0a000005, 0xffffffff}}, "packets to 10.0.0.5 with match 00060000/00ff0000 at 8"},
 		{"ports", ip, []word{{20, 0x16, 0xffff}}, "packets of 0.0.0.0/0 with match 00000016/0000ffff at 20"},
-		{"a tag", vlan, []word{{16, 0x0a000005, 0xffffffff}}, "packets of 0.0.0.0/0 and ::/0 with protocol 0x8100"},
+		{"a tag", vlan, []word{{16, 0x0a000005, 0xffffffff}}, "packets of 0.0.0.0/0, ::/0 with protocol 0x8100"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var h header
@@ -295,7 +295,7 @@ func FuzzLibreQoS(f *testing.F) {
 	f.Add(string(text), string(tree))
 	f.Add(newHeader+row("10.0.0.1", "2.5", "1"), "{}")
 	f.Fuzz(func(t *testing.T, text, network string) {
-		imported, err := LibreQoS(File{"f", strings.NewReader(text)}, File{"n", strings.NewReader(network)}, "eth1", "eth0")
+		imported, err := LibreQoS(File{"f", strings.NewReader(text)}, File{"n", strings.NewReader(network)}, LibreQoSOptions{Device: "eth1", Upload: "eth0"})
 		if err == nil {
 			transcript(t, imported)
 		}

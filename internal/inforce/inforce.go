@@ -1,5 +1,5 @@
 // Package inforce finds rules that should be in force and are not: of the policy in force, which is the one that was
-// applied last, or that watch follows; and those that something else has detached.
+// applied last, or that serve reads from a file; and those that something else has detached.
 package inforce
 
 import (
@@ -29,8 +29,8 @@ func Pack(f *policyfile.File, path string, text []byte) Packed {
 		path = absolute
 	}
 	var all bytes.Buffer
-	w := gzip.NewWriter(&all)
-	w.Write([]byte(path + "\x00")) // to memory
+	w, _ := gzip.NewWriterLevel(&all, gzip.BestSpeed) // a valid level
+	w.Write([]byte(path + "\x00"))                    // to memory
 	w.Write(text)
 	w.Close()
 	return all.Bytes()

@@ -31,7 +31,8 @@ type Labels struct {
 	Map   *ebpf.Map
 	Parts *uint32 // an upper bound of the parts in the map
 
-	known map[labelID]knownLabel // nil unless labels are remembered
+	known map[labelID]knownLabel           // nil unless labels are remembered
+	all   map[bpf.AbiLabelKey]bpf.AbiLabel // nil unless all were fetched
 }
 
 // A labelID names one of the two labels of a rule.
@@ -50,6 +51,25 @@ type Mark struct{ Sets, Retired, View uint32 }
 // Remember keeps labels once they are read. Each costs a system call at least, so a process that reads all rules
 // again and again needs this.
 func (l *Labels) Remember() { l.known = map[labelID]knownLabel{} }
+
+// Fetch reads all labels, if so many will be read that a system call for each would cost more, until forget is called.
+func (l *Labels) Fetch(rules int) (forget func()) {
+	const few, many = 1 << 10, 1 << 14
+	if rules < few || l.known != nil || l.all != nil {
+		return func() {}
+	}
+	l.all = make(map[bpf.AbiLabelKey]bpf.AbiLabel, atomic.LoadUint32(l.Parts))
+	keys, parts := make([]bpf.AbiLabelKey, many), make([]bpf.AbiLabel, many)
+	var cursor ebpf.MapBatchCursor
+	for err := error(nil); err == nil; {
+		var n int
+		n, err = l.Map.BatchLookup(&cursor, keys, parts, nil)
+		for i := range n {
+			l.all[keys[i]] = parts[i]
+		}
+	}
+	return func() { l.all = nil }
+}
 
 // A field is a string, number or bool in params.Texts.
 type field struct {
@@ -138,7 +158,11 @@ func (l *Labels) Read(id, index uint32, mark Mark) params.Texts {
 func (l *Labels) read(id, index uint32) (t params.Texts) {
 	var text []byte
 	var part bpf.AbiLabel
-	for n := 0; l.Map.Lookup(keyOf(id, index, n), &part) == nil; n++ {
+	for n := 0; ; n++ {
+		key, fetched := keyOf(id, index, n), false
+		if part, fetched = l.all[key]; !fetched && l.Map.Lookup(key, &part) != nil {
+			break
+		}
 		text = append(text, part.Text[:]...)
 		if part.Text[partBytes-1] == 0 {
 			break

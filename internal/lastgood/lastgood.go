@@ -19,7 +19,7 @@ import (
 type Policy struct {
 	*policyfile.File
 	Path    string // of the file that was used
-	Text    []byte // of that file
+	Text    []byte // of that file, with those that it includes
 	Problem error  // of the requested file; nil if that was used
 }
 
@@ -47,6 +47,9 @@ func load(path string) (Policy, error) {
 	text, err := input.File(path)
 	if err != nil {
 		return Policy{}, fmt.Errorf("read the policy: %w", err)
+	}
+	if text, err = policyfile.Include(path, text, input.File); err != nil {
+		return Policy{}, err
 	}
 	f, err := policyfile.Parse(path, text)
 	if err != nil {

@@ -82,11 +82,9 @@ const (
 	notSooner = 10 * time.Millisecond
 )
 
-// Started says what it does, and returns that.
-func (r *Cluster) Started() (status string) {
-	status = fmt.Sprintf("asks for leases for host %s in the store at %s", plain.Line(r.Host), r.Store.Address())
-	r.Say(status)
-	return status
+// Asks says for whom it asks for leases.
+func (r *Cluster) Asks() string {
+	return fmt.Sprintf("asking for leases for host %s in the store at %s", plain.Line(r.Host), r.Store.Address())
 }
 
 // Run renews leases until ctx is done. It calls ready whenever it did. The error is that of netns.Stay, or why leases can never be
@@ -107,7 +105,7 @@ func (r *Cluster) step(ctx context.Context) (wait time.Duration, err error) {
 	var pools []cluster.Pool
 	read := func(set *maps.Set) (renews bool) {
 		pools = r.pools.read(set)
-		return true // also before there is any: a second agent would be a mistake
+		return true // also before there is any: a second process would be a mistake
 	}
 	if err := r.lessee.Pools(r.Options, read); err != nil {
 		return againAfter, r.unlessPassing(err)

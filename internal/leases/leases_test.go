@@ -53,7 +53,7 @@ func TestNewsOfLeases(t *testing.T) {
 	says("cannot get leases from the store at S: refused; leases end within 2s", "the store at S gives leases again, after 2s")
 }
 
-// What an answer of the store means is told when it changes. Of two agents with one name only that is told, once a minute.
+// What an answer of the store means is told when it changes. Of two processes with one name only that is told, once a minute.
 func TestNewsOfAnswers(t *testing.T) {
 	first, granted, leaves := cluster.Request{Rate: 1}, cluster.Request{Rate: 1, Granted: 1}, cluster.Request{}
 	k, says := listen(t)
@@ -69,7 +69,7 @@ func TestNewsOfAnswers(t *testing.T) {
 	} {
 		n.heard(c.seconds*1e9, []cluster.Call{{Cluster: "a", Request: c.request}}, []cluster.Answer{{Status: c.answer}})
 	}
-	const broken, taken = "the key of cluster a in the store holds something else", "another agent acts for this host in cluster a"
+	const broken, taken = "the key of cluster a in the store holds something else", "another process acts for this host in cluster a"
 	says("the store was emptied or may have lost writes; leases for cluster a", broken, broken, taken, taken)
 	calls := []cluster.Call{{Cluster: "y", Request: first}, {Cluster: "x", Request: first}, {Cluster: "y", Member: "2", Request: first}}
 	n.heard(1e12, calls, slices.Repeat([]cluster.Answer{{Status: cluster.Newer}}, 3))

@@ -36,7 +36,7 @@ func (a *Line) Run(ctx context.Context, ready func()) error {
 	return a.run(ctx, ready, func(context.Context) (time.Duration, error) { return a.step(), nil })
 }
 
-// step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end watch.
+// step adapts the pools now, and returns how long to wait for the next time. What it cannot do does not end serve.
 func (a *Line) step() (wait time.Duration) {
 	var pools []adapt.Pool
 	err := a.lessee.Pools(a.Options, func(set *maps.Set) (renews bool) {

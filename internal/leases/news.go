@@ -15,7 +15,7 @@ type leaseNews struct {
 	leased   map[string]bool           // whether a pool has a lease
 	lostAt   uint64                    // ns: when the store ceased to answer; 0 if it answers
 	statuses map[string]cluster.Status // of the last answer for a pool
-	replaced uint64                    // ns: when it was told that another agent acts for this host
+	replaced uint64                    // ns: when it was told that another process acts for this host
 }
 
 // listed is what a word names: one or several.
@@ -54,7 +54,7 @@ func (n *leaseNews) seen(now uint64, pools []cluster.Pool) {
 	}
 }
 
-// leasesEnd says what happens without the store or the agent.
+// leasesEnd says what happens without the store or serve.
 var leasesEnd = fmt.Sprintf("leases end within %v, those below the safe share within %v; then the safe shares are in force", cluster.Length, cluster.Rise)
 
 // reached takes note of whether the store answers.
@@ -69,7 +69,7 @@ func (n *leaseNews) reached(now uint64, store string, err error) {
 	}
 }
 
-// takeTurns is for how long another agent is of interest after it acted for this host: two of them take turns.
+// takeTurns is for how long another process is of interest after it acted for this host: two of them take turns.
 const takeTurns = uint64(time.Minute)
 
 // statusNews are what statuses mean, of clusters that follow.
@@ -77,7 +77,7 @@ var statusNews = []struct {
 	cluster.Status
 	says string
 }{
-	{cluster.Replaced, "another agent acts for this host in %s; give each host a name of its own with --host"},
+	{cluster.Replaced, "another process acts for this host in %s; give each host a name of its own with --cluster-host"},
 	{cluster.Newer, "the store has records of a newer version for %s; install a newer build here"},
 	{cluster.Broken, "the key of %s in the store holds something else; delete it there, or use another --prefix"},
 	{cluster.Quiet, "the store was emptied or may have lost writes; leases for %s come again when those from before have ended"},
@@ -86,7 +86,7 @@ var statusNews = []struct {
 // heard takes note of what the store answered.
 func (n *leaseNews) heard(now uint64, calls []cluster.Call, answers []cluster.Answer) {
 	changed := map[cluster.Status][]string{}
-	taken := n.replaced != 0 && now < n.replaced+takeTurns // by another agent, lately
+	taken := n.replaced != 0 && now < n.replaced+takeTurns // by another process, lately
 	for i, c := range calls {
 		id, status := c.Cluster+"\n"+c.Member, answers[i].Status
 		was := n.statuses[id]
@@ -101,7 +101,7 @@ func (n *leaseNews) heard(now uint64, calls []cluster.Call, answers []cluster.An
 			delete(n.statuses, id)
 			continue
 		case status == cluster.Old, status == cluster.Quiet && taken:
-			continue // two agents with one name take their leases from each other
+			continue // two processes with one name take their leases from each other
 		}
 		if n.statuses[id] = status; status != was && (status != cluster.Quiet || c.Request.Granted == 1) {
 			changed[status] = append(changed[status], c.Cluster)

@@ -132,7 +132,7 @@ func (l Line) direction(w *writer, direction policy.Direction, d Direction, what
 	}
 	w.option("share: "+share, "each "+share+" gets an equal part of the rate while it is used up")
 	if l.Adapt {
-		w.option("adapt-min: "+d.LeastRate().String(), "'shapectl watch' lowers the rate so far while the line is slow")
+		w.option("adapt-min: "+d.LeastRate().String(), "'shapectl serve' lowers the rate so far while the line is slow")
 		if len(l.Reflectors) > 0 {
 			w.option("adapt-to: "+strconv.Quote(strings.Join(l.Reflectors, ",")), "whose round-trip times tell that")
 		}

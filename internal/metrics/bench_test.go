@@ -1,6 +1,7 @@
 package metrics_test
 
 import (
+	"context"
 	"fmt"
 	"net/http/httptest"
 	"os"
@@ -10,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -40,12 +41,12 @@ func BenchmarkScrape(b *testing.B) {
 	_, err = n.Apply([]policy.Table{{Rules: pools}, {Device: dev.Name, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}}, loader.ApplyOptions{})
 	testenv.Must(b, err)
 	n.Close()
-	reader := &measure.Reader{Options: options, Netns: fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())}
+	reader := &live.Reader{Options: options, Netns: fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())}
 	defer reader.Close()
 	for _, part := range []string{"read", "text", "gzip"} {
 		b.Run(part, func(b *testing.B) {
 			b.ReportAllocs()
-			e := metrics.New(metrics.Options{Read: func() (*measure.Reading, error) { return reader.Read(metrics.What(20)) }})
+			e := metrics.New(metrics.Options{Most: -1, Read: func(context.Context) (*live.Reading, error) { return reader.Read(metrics.What(20)) }})
 			request := httptest.NewRequest("GET", "/metrics", nil)
 			if part == "gzip" {
 				request.Header.Set("Accept-Encoding", "gzip")

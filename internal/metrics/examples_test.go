@@ -1,6 +1,7 @@
 package metrics_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net"
@@ -15,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"go.yaml.in/yaml/v4"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -128,6 +129,11 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
+	for _, q := range queries { // an ISP has twenty thousand pools
+		if !regexp.MustCompile(`topk|sum|count|min|max|shapectl_bucket_level|shapectl_change`).MatchString(q.expr) && regexp.MustCompile(`shapectl_(rule|pool)_`).MatchString(q.expr) {
+			t.Errorf("%s has a series for each rule or pool: %s", q.where, q.expr)
+		}
+	}
 	ids, taken := map[int]bool{}, map[[2]int]string{}
 	for _, p := range d.Panels {
 		if ids[p.ID] || p.ID == 0 {
@@ -218,19 +224,19 @@ func TestPrometheus(t *testing.T) {
 // traffic is an exporter of rules and pools with all kinds of trouble, whose counters grow.
 func traffic(t *testing.T) http.Handler {
 	began, failing := time.Now(), errors.New("a device is gone")
-	return metrics.New(metrics.Options{Version: "test", Layout: "00", Read: func() (*measure.Reading, error) {
+	return metrics.New(metrics.Options{Version: "test", Layout: "00", Most: -1, Read: func(context.Context) (*live.Reading, error) {
 		now, n := everything(), 1000+uint64(time.Since(began).Milliseconds())
 		now.Time, now.Slots.InUse = time.Now(), now.Slots.All*9/10
-		for i := range now.Rules {
-			r := &now.Rules[i]
-			r.Attached = isTrue(false)
-			for _, counter := range []*uint64{&r.PassedBytes, &r.PassedPackets, &r.DroppedBytes, &r.DroppedPackets, &r.ContendedPackets, &r.SpilledPackets,
-				&r.GuaranteedBytes, &r.RefusedBytes, &r.RefusedPackets, &r.DelayedPackets, &r.MarkedPackets} {
+		for i := range now.Items {
+			it := &now.Items[i]
+			it.Place.InForce = false
+			for _, counter := range []*uint64{&it.PassedPackets, &it.DroppedBytes, &it.DroppedPackets, &it.ContendedPackets, &it.SpilledPackets,
+				&it.GuaranteedBytes, &it.LostBytes, &it.LostPackets, &it.DelayedPackets, &it.MarkedPackets} {
 				*counter = n
 			}
-			r.PassedBytes *= 2
-			if r.Shadow != nil {
-				r.Shadow.RefusedBytes = n
+			it.PassedBytes = 2 * n
+			if it.Shadow != nil {
+				it.Shadow.ExcessBytes = n
 			}
 		}
 		return now, failing

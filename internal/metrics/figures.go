@@ -7,7 +7,8 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -35,75 +36,79 @@ var (
 )
 
 // These are counted by rules and pools alike.
-var counted = []figure[*report.Rule]{
-	count("passed_bytes_total", "Bytes that passed.", always, func(r *report.Rule) uint64 { return r.PassedBytes }),
-	count("passed_packets_total", "Packets that passed.", always, func(r *report.Rule) uint64 { return r.PassedPackets }),
-	count("excess_bytes_total", "Bytes of packets that did not conform, whatever happened to them then.", always, func(r *report.Rule) uint64 { return r.ExcessBytes }),
-	count("excess_packets_total", "Packets that did not conform, whatever happened to them then.", always, func(r *report.Rule) uint64 { return r.ExcessPackets }),
-	count("delayed_bytes_total", "Bytes of packets that were queued. Only where excess packets are delayed.", delays, func(r *report.Rule) uint64 { return r.DelayedBytes }),
-	count("delayed_packets_total", "Packets that were queued. Only where excess packets are delayed.", delays, func(r *report.Rule) uint64 { return r.DelayedPackets }),
-	count("marked_packets_total", "Packets that were marked by ECN. Only where packets may be marked.", marks, func(r *report.Rule) uint64 { return r.MarkedPackets }),
-	count("contended_packets_total", "Packets whose bucket could not be updated in time.", always, func(r *report.Rule) uint64 { return r.ContendedPackets }),
-	count("guaranteed_bytes_total", "Bytes, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(r *report.Rule) uint64 { return r.GuaranteedBytes }),
-	count("guaranteed_packets_total", "Packets, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(r *report.Rule) uint64 { return r.GuaranteedPackets }),
+var counted = []figure[*live.Item]{
+	count("passed_bytes_total", "Bytes that passed.", always, func(it *live.Item) uint64 { return it.PassedBytes }),
+	count("passed_packets_total", "Packets that passed.", always, func(it *live.Item) uint64 { return it.PassedPackets }),
+	count("excess_bytes_total", "Bytes of packets that did not conform, whatever happened to them then.", always, func(it *live.Item) uint64 { return it.ExcessBytes }),
+	count("excess_packets_total", "Packets that did not conform, whatever happened to them then.", always, func(it *live.Item) uint64 { return it.ExcessPackets }),
+	count("delayed_bytes_total", "Bytes of packets that were queued. Only where excess packets are delayed.", delays, func(it *live.Item) uint64 { return it.DelayedBytes }),
+	count("delayed_packets_total", "Packets that were queued. Only where excess packets are delayed.", delays, func(it *live.Item) uint64 { return it.DelayedPackets }),
+	count("marked_packets_total", "Packets that were marked by ECN. Only where packets may be marked.", marks, func(it *live.Item) uint64 { return it.MarkedPackets }),
+	count("contended_packets_total", "Packets whose bucket could not be updated in time.", always, func(it *live.Item) uint64 { return it.ContendedPackets }),
+	count("guaranteed_bytes_total", "Bytes, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(it *live.Item) uint64 { return it.GuaranteedBytes }),
+	count("guaranteed_packets_total", "Packets, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(it *live.Item) uint64 { return it.GuaranteedPackets }),
 }
 
 // These are the parameters of rules and pools, and what they are now.
-var known = []figure[*report.Rule]{
-	now("rate_bits_per_second", "The rate. Not of rules that are unlimited or have only the rate of their pool.", func(r *report.Rule) *uint64 { return r.RateBits }),
-	now("capacity_bytes", "The burst: how many bytes a bucket can hold.", func(r *report.Rule) *uint64 { return r.CapacityBytes }),
-	now("guarantee_bits_per_second", "The guarantee. Only of those that have one.", func(r *report.Rule) *uint64 { return r.GuaranteeBits }),
-	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(r *report.Rule) *uint64 { return r.WaitingBits }),
-	now("level_bytes", "Bytes in the shared bucket now; in the spill bucket where hosts, subnets or flows have buckets of their own.", func(r *report.Rule) *uint64 {
-		if r.CapacityBytes == nil {
-			return nil
-		}
-		return &r.LevelBytes
-	}),
-	now("active_sharers", "How many have a part of the fair shares now. Only where there are shares.", func(r *report.Rule) *uint64 { return r.ActiveSharers }),
+var known = []figure[*live.Item]{
+	now("rate_bits_per_second", "The rate. Not of rules that are unlimited or have only the rate of their pool.", func(it *live.Item) *uint64 { return rate(it.Rate) }),
+	now("capacity_bytes", "The burst: how many bytes a bucket can hold.", func(it *live.Item) *uint64 { return ifLimited(it, it.Capacity) }),
+	now("guarantee_bits_per_second", "The guarantee. Only of those that have one.", func(it *live.Item) *uint64 { return optional(uint64(it.Guarantee)) }),
+	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(it *live.Item) *uint64 { return optional(uint64(it.Label.Waits)) }),
+	now("level_bytes", "Bytes in the shared bucket now; in the spill bucket where hosts, subnets or flows have buckets of their own.", func(it *live.Item) *uint64 { return ifLimited(it, it.Level) }),
+	now("active_sharers", "How many have a part of the fair shares now. Only where there are shares.", func(it *live.Item) *uint64 { return it.ActiveSharers }),
 }
 
-var ofRules = slices.Concat(counted, []figure[*report.Rule]{
-	count("dropped_bytes_total", "Bytes of packets that were dropped, by the rule or by a pool above it.", always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
-	count("dropped_packets_total", "Packets that were dropped, by the rule or by a pool above it.", always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
-	count("exempt_packets_total", "Packets of IPv6 neighbour discovery, which no rule limits. Only of IPv6 rules.", ipv6, func(r *report.Rule) uint64 { return r.ExemptPackets }),
-	count("spilled_packets_total", "Packets that were charged to the spill bucket, as the bucket table had no room for their key. Only where hosts, subnets or flows have buckets of their own.", hasBuckets, func(r *report.Rule) uint64 { return r.SpilledPackets }),
-	count("green_bytes_total", "Bytes of green packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.GreenBytes }),
-	count("green_packets_total", "Green packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.GreenPackets }),
-	count("yellow_bytes_total", "Bytes of yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.YellowBytes }),
-	count("yellow_packets_total", "Yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.YellowPackets }),
-	count("red_bytes_total", "Bytes of red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.RedBytes }),
-	count("red_packets_total", "Red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(r *report.Rule) uint64 { return r.RedPackets }),
-	now("peak_bits_per_second", "The peak rate (PIR). Only with trtcm.", func(r *report.Rule) *uint64 { return r.PIRBits }),
-	now("excess_bits_per_second", "The excess rate (EIR). Only with rfc4115.", func(r *report.Rule) *uint64 { return r.EIRBits }),
-	now("second_capacity_bytes", "How many bytes the second bucket can hold: the peak or excess burst size (PBS, EBS)."+onlyColours, func(r *report.Rule) *uint64 { return r.SecondBytes() }),
-	now("second_level_bytes", "Bytes in the second shared bucket, P or E, now; in the spill bucket where hosts, subnets or flows have buckets of their own."+onlyColours, func(r *report.Rule) *uint64 { return r.SecondLevelBytes }),
-	count("shadow_seen_bytes_total", "Bytes that the shadow limit saw. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.SeenBytes }),
-	count("shadow_refused_bytes_total", "Bytes that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedBytes }),
-	count("shadow_refused_packets_total", "Packets that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(r *report.Rule) uint64 { return r.Shadow.RefusedPackets }),
-	now("active_buckets", "Hosts, subnets or flows whose bucket is not empty. Only where they have buckets of their own.", func(r *report.Rule) *uint64 {
-		if !hasBuckets(r) {
+var ofRules = slices.Concat(counted, []figure[*live.Item]{
+	count("dropped_bytes_total", "Bytes of packets that were dropped, by the rule or by a pool above it.", always, func(it *live.Item) uint64 { return it.DroppedBytes }),
+	count("dropped_packets_total", "Packets that were dropped, by the rule or by a pool above it.", always, func(it *live.Item) uint64 { return it.DroppedPackets }),
+	count("exempt_packets_total", "Packets of IPv6 neighbour discovery, which no rule limits. Only of IPv6 rules.", ipv6, func(it *live.Item) uint64 { return it.ExemptPackets }),
+	count("spilled_packets_total", "Packets that were charged to the spill bucket, as the bucket table had no room for their key. Only where hosts, subnets or flows have buckets of their own.", hasBuckets, func(it *live.Item) uint64 { return it.SpilledPackets }),
+	count("green_bytes_total", "Bytes of green packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.GreenBytes }),
+	count("green_packets_total", "Green packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.GreenPackets }),
+	count("yellow_bytes_total", "Bytes of yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.YellowBytes }),
+	count("yellow_packets_total", "Yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.YellowPackets }),
+	count("red_bytes_total", "Bytes of red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.RedBytes }),
+	count("red_packets_total", "Red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.RedPackets }),
+	now("peak_bits_per_second", "The peak rate (PIR). Only with trtcm.", func(it *live.Item) *uint64 { return ifColours(it, policy.TRTCM, uint64(it.Colours.PIR)) }),
+	now("excess_bits_per_second", "The excess rate (EIR). Only with rfc4115.", func(it *live.Item) *uint64 { return ifColours(it, policy.RFC4115, uint64(it.Colours.EIR)) }),
+	now("second_capacity_bytes", "How many bytes the second bucket can hold: the peak or excess burst size (PBS, EBS)."+onlyColours, func(it *live.Item) *uint64 { return ifColours(it, it.Algorithm, it.Colours.Burst()) }),
+	now("second_level_bytes", "Bytes in the second shared bucket, P or E, now; in the spill bucket where hosts, subnets or flows have buckets of their own."+onlyColours, func(it *live.Item) *uint64 { return ifColours(it, it.Algorithm, it.Second) }),
+	count("shadow_seen_bytes_total", "Bytes that the shadow limit saw. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { return it.Shadow.PassedBytes + it.Shadow.DroppedBytes }),
+	count("shadow_refused_bytes_total", "Bytes that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { _, bytes := it.Shadow.Refused(); return bytes }),
+	count("shadow_refused_packets_total", "Packets that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { packets, _ := it.Shadow.Refused(); return packets }),
+	now("active_buckets", "Hosts, subnets or flows whose bucket is not empty. Only where they have buckets of their own.", func(it *live.Item) *uint64 {
+		if !hasBuckets(it) {
 			return nil
 		}
-		return r.ActiveBuckets
+		return it.ActiveBuckets
 	}),
 }, known)
 
-var ofPools = slices.Concat(counted, []figure[*report.Rule]{
-	count("refused_bytes_total", "Bytes of packets that the pool itself refused.", always, func(r *report.Rule) uint64 { return r.RefusedBytes }),
-	count("refused_packets_total", "Packets that the pool itself refused.", always, func(r *report.Rule) uint64 { return r.RefusedPackets }),
-	count("dropped_bytes_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedBytes }),
-	count("dropped_packets_total", droppedOfPool, always, func(r *report.Rule) uint64 { return r.DroppedPackets }),
-}, known, []figure[*report.Rule]{
-	now("leased", "1 if the pool has a lease on a part of its cluster's rate, or its line allows only a part of its rate; 0 if its safe share or all of its rate is in force. Only of pools with a cluster or --adapt-min.", func(r *report.Rule) *uint64 {
-		if r.Leased == nil {
+var ofPools = slices.Concat(counted, []figure[*live.Item]{
+	count("refused_bytes_total", "Bytes of packets that the pool itself refused.", always, func(it *live.Item) uint64 { return it.DroppedBytes }),
+	count("refused_packets_total", "Packets that the pool itself refused.", always, func(it *live.Item) uint64 { return it.DroppedPackets }),
+	count("dropped_bytes_total", droppedOfPool, always, func(it *live.Item) uint64 { return it.LostBytes }),
+	count("dropped_packets_total", droppedOfPool, always, func(it *live.Item) uint64 { return it.LostPackets }),
+}, known, []figure[*live.Item]{
+	now("leased", "1 if the pool has a lease on a part of its cluster's rate, or its line allows only a part of its rate; 0 if its safe share or all of its rate is in force. Only of pools with a cluster or --adapt-min.", func(it *live.Item) *uint64 {
+		if it.Lease == nil {
 			return nil
 		}
-		leased := uint64(truth(*r.Leased))
-		return &leased
+		return new(uint64(truth(it.At < it.Lease.Until)))
 	}),
-	now("lease_bits_per_second", "The lease. Only of pools that have one.", func(r *report.Rule) *uint64 { return r.LeaseBits }),
-	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster or --adapt-min.", func(r *report.Rule) *uint64 { return r.SafeBits }),
+	now("lease_bits_per_second", "The lease. Only of pools that have one.", func(it *live.Item) *uint64 {
+		if it.Lease == nil || it.At >= it.Lease.Until {
+			return nil
+		}
+		return rate(it.Lease.Rate)
+	}),
+	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster or --adapt-min.", func(it *live.Item) *uint64 {
+		if it.Lease == nil {
+			return nil
+		}
+		return rate(it.Lease.Safe)
+	}),
 })
 
 const onlyColours = " Only of rules with colours."
@@ -111,41 +116,74 @@ const onlyColours = " Only of rules with colours."
 const droppedOfPool = "What the rules within the pool lost, whoever dropped it, since serve was started."
 
 // count is a counter. A rule that cannot count it has none, unless it did when it had other parameters.
-func count(name, help string, can func(*report.Rule) bool, of func(*report.Rule) uint64) figure[*report.Rule] {
-	return figure[*report.Rule]{name, counter, help, func(r *report.Rule) (float64, bool) {
-		if can(r) {
-			return float64(of(r)), true
+func count(name, help string, can func(*live.Item) bool, of func(*live.Item) uint64) figure[*live.Item] {
+	return figure[*live.Item]{name, counter, help, func(it *live.Item) (float64, bool) {
+		if can(it) {
+			return float64(of(it)), true
 		}
 		return 0, false
 	}}
 }
 
 // now is a gauge; nil is unknown.
-func now(name, help string, of func(*report.Rule) *uint64) figure[*report.Rule] {
-	return figure[*report.Rule]{name, gauge, help, func(r *report.Rule) (float64, bool) {
-		if v := of(r); v != nil {
+func now(name, help string, of func(*live.Item) *uint64) figure[*live.Item] {
+	return figure[*live.Item]{name, gauge, help, func(it *live.Item) (float64, bool) {
+		if v := of(it); v != nil {
 			return float64(*v), true
 		}
 		return 0, false
 	}}
 }
 
-func always(*report.Rule) bool   { return true }
-func delays(r *report.Rule) bool { return r.QueueBytes > 0 || r.DelayedPackets > 0 }
-func marks(r *report.Rule) bool {
-	return r.Excess == "ecn" || r.HasColours() && slices.Contains([]string{*r.Green, *r.Yellow, *r.Red}, "ecn") || r.ECNAboveNS != nil || r.MarkedPackets > 0
+// rate is a rate in bit/s; nil for none.
+func rate(r policy.Rate) *uint64 {
+	if r == policy.Unlimited {
+		return nil
+	}
+	return new(uint64(r))
 }
-func guarantees(r *report.Rule) bool { return r.GuaranteeBits != nil }
-func hasColours(r *report.Rule) bool { return r.HasColours() }
-func ipv6(r *report.Rule) bool       { return strings.Contains(r.CIDR, ":") }
-func hasBuckets(r *report.Rule) bool { return r.Each != "all" && !r.Unlimited || r.SpilledPackets > 0 }
-func hasShadow(r *report.Rule) bool  { return r.Shadow != nil }
+
+func optional(n uint64) *uint64 {
+	if n == 0 {
+		return nil
+	}
+	return &n
+}
+
+func ifLimited(it *live.Item, n uint64) *uint64 {
+	if it.Rate == policy.Unlimited {
+		return nil
+	}
+	return &n
+}
+
+func ifColours(it *live.Item, by policy.Algorithm, n uint64) *uint64 {
+	if !it.Algorithm.HasColours() || it.Algorithm != by {
+		return nil
+	}
+	return &n
+}
+
+func always(*live.Item) bool    { return true }
+func delays(it *live.Item) bool { bytes, _ := it.Waiting(); return bytes > 0 || it.DelayedPackets > 0 }
+func marks(it *live.Item) bool {
+	c := &it.Colours
+	return it.Excess == policy.ECN || hasColours(it) && slices.Contains([]policy.Action{c.Green, c.Yellow, c.Red}, policy.ActionECN) ||
+		delays(it) && it.ECNAbove != policy.Never || it.MarkedPackets > 0
+}
+func guarantees(it *live.Item) bool { return it.Guarantee != 0 }
+func hasColours(it *live.Item) bool { return it.Algorithm.HasColours() }
+func ipv6(it *live.Item) bool       { return it.Prefix.Addr().Is6() }
+func hasBuckets(it *live.Item) bool {
+	return it.Each.Kind != policy.EachAll && it.Rate != policy.Unlimited || it.SpilledPackets > 0
+}
+func hasShadow(it *live.Item) bool { return it.Shadow != nil }
 
 // These are of everything together.
 var whole = []figure[*scrape]{
 	one("up", gauge, "1 if all rules and pools could be read, else 0. Then only some of them, or none, have metrics.", func(s *scrape) float64 { return truth(s.err == nil) }),
-	one("rules", gauge, "Rules.", func(s *scrape) float64 { return float64(len(s.rules)) }),
-	one("pools", gauge, "Pools.", func(s *scrape) float64 { return float64(len(s.pools)) }),
+	one("rules", gauge, "Rules.", func(s *scrape) float64 { return float64(s.all.Rules) }),
+	one("pools", gauge, "Pools.", func(s *scrape) float64 { return float64(s.all.Pools) }),
 	one("change_pending", gauge, "1 while a change waits to be confirmed, else 0.", func(s *scrape) float64 { return truth(s.RevertsInNS != nil) }),
 	{"change_reverts_timestamp_seconds", gauge, "When the pending change reverts, in seconds since 1970. Only while one is pending.", func(s *scrape) (float64, bool) {
 		if s.RevertsInNS == nil {

@@ -1,6 +1,7 @@
 package metrics_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -39,10 +40,11 @@ func newRig(t *testing.T, buckets int) *rig {
 	testenv.Veth(t, "va", "vb")
 	r.sender = testenv.NewSender(t, "va")
 	here := fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid()) // as scrapes come on other threads
-	reader := &measure.Reader{Options: r.options, Netns: here}
+	reader := &live.Reader{Options: r.options, Netns: here}
 	t.Cleanup(reader.Close)
 	r.exporter = metrics.New(metrics.Options{
-		Read:    func() (*measure.Reading, error) { return reader.Read(metrics.What(buckets)) },
+		Most:    -1,
+		Read:    func(context.Context) (*live.Reading, error) { return reader.Read(metrics.What(buckets)) },
 		OnError: func(err error) { t.Errorf("a reading failed: %v", err) },
 	})
 	return r

@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"context"
 	"net/http"
 	"runtime"
 	"sync"
@@ -12,24 +13,26 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/observe"
-	"github.com/shapectl/shapectl/internal/report"
 )
 
 // Options are what serve knows.
 type Options struct {
 	Version, Layout string
 	// Read reads rules, pools and the buckets to show. With the error comes what could be read, or nil.
-	Read func() (*measure.Reading, error)
+	Read func(context.Context) (*live.Reading, error)
 	// RTTs are what is measured of round-trip times; nil if nothing is.
-	RTTs    func() observe.Sums
+	RTTs func() observe.Sums
+	// Most is how many rules and pools have metrics, beside the pools that several names draw from: the rules in no pool, if
+	// they are so few, and what does worst; negative for all rules and pools.
+	Most    int
 	OnError func(error) // is told of a reading that failed, unless the one before failed in the same way
 }
 
 // What is what an exporter needs of a reading, with the levels of so many of the fullest buckets.
-func What(buckets int) measure.What {
-	return measure.What{Fullest: buckets, Slots: true, Active: true, Lacks: true}
+func What(buckets int) live.What {
+	return live.What{Fullest: buckets, Slots: true, Buckets: true, Sharers: true, Lacks: true}
 }
 
 // An Exporter answers scrapes.
@@ -38,7 +41,6 @@ type Exporter struct {
 	others *prometheus.Registry
 
 	mutex  sync.Mutex // one reading at a time
-	lost   report.Losses
 	errors uint64
 	last   string // error; "" for none
 }
@@ -55,20 +57,21 @@ func (e *Exporter) Register(c ...prometheus.Collector) { e.others.MustRegister(c
 
 // A scrape is what there is to answer.
 type scrape struct {
-	*measure.Reading
-	rules, pools []*report.Rule
+	*live.Reading
+	all          live.Summary
+	rules, pools []*live.Item // that have metrics
 	err          error
 	took         time.Duration
 	errors       uint64
 }
 
-func (e *Exporter) scrape() *scrape {
+func (e *Exporter) scrape(ctx context.Context) *scrape {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	began := time.Now()
-	reading, err := e.o.Read()
+	reading, err := e.o.Read(ctx)
 	if reading == nil {
-		reading = &measure.Reading{}
+		reading = live.NewScene(nil, nil).Read(0, nil)
 	}
 	s, said := &scrape{Reading: reading, err: err, took: time.Since(began)}, ""
 	if err != nil {
@@ -78,18 +81,24 @@ func (e *Exporter) scrape() *scrape {
 		}
 	}
 	s.errors, e.last = e.errors, said
-	s.rules, s.pools = reading.Rules.Once()
-	e.lost.Count(s.rules, s.pools, err == nil)
+	s.all = reading.Summary(nil)
+	for _, it := range reading.Exported(e.o.Most) {
+		if it.IsPool() {
+			s.pools = append(s.pools, it)
+		} else {
+			s.rules = append(s.rules, it)
+		}
+	}
 	return s
 }
 
 // ServeHTTP answers a scrape. If a reading fails, shapectl_up is 0, and the other metrics are what could be read: a
 // scrape that fails as a whole would hide them.
 func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	s := e.scrape()
+	s := e.scrape(r.Context())
 	others, _ := e.others.Gather() // what can be had of them
 	to, done := answer(w, r)
-	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Fullest), len(s.Lacks), 1))
+	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Places()), len(s.Fullest), len(s.Lacks), 1))
 	s.write(p, e.o)
 	if e.o.RTTs != nil {
 		writeRTTs(p, e.o.RTTs())
@@ -108,12 +117,8 @@ func (s *scrape) write(p *page, o Options) {
 	p.values(buildInfo, func(add func(float64, ...string)) { add(1, runtime.Version(), o.Layout, o.Version) })
 	writeFigures(p, "shapectl_", whole, []*scrape{s}, [][]*dto.LabelPair{nil})
 	p.values(attached, func(add func(float64, ...string)) {
-		told := map[[2]string]bool{}
-		for _, r := range s.rules {
-			if hook := [2]string{r.Device, r.Direction}; r.Attached != nil && !told[hook] {
-				told[hook] = true
-				add(truth(*r.Attached), r.Device, r.Direction)
-			}
+		for _, at := range s.Places() {
+			add(truth(at.InForce), at.Device, at.Direction.String())
 		}
 	})
 	p.values(missingRules, func(add func(float64, ...string)) {
@@ -123,27 +128,31 @@ func (s *scrape) write(p *page, o Options) {
 	})
 	p.values(bucketLevel, func(add func(float64, ...string)) {
 		for _, b := range s.Fullest {
-			add(float64(b.LevelBytes), b.Device, b.Direction, b.Key, b.CIDR)
+			add(float64(b.Bytes), b.Device, b.Direction, b.Bucket.Name, b.Network)
 		}
 	})
 	p.values(ruleInfo, func(add func(float64, ...string)) {
-		for _, r := range s.rules {
-			add(1, r.Algorithm, r.Device, r.Direction, r.Each, r.Excess, r.Name, r.CIDR, r.Plan, r.Within)
+		for _, it := range s.rules {
+			excess := it.Excess.String()
+			if hasColours(it) {
+				excess = "" // what happens depends on the colour
+			}
+			add(1, it.Algorithm.String(), it.Device, it.Direction, it.Each.String(), excess, it.Label.Name, it.Network, it.Label.Plan, string(it.Within))
 		}
 	})
 	labels := make([][]*dto.LabelPair, len(s.rules))
-	for i, r := range s.rules {
-		labels[i] = labelPairs(ruleLabels, r.Device, r.Direction, r.CIDR)
+	for i, it := range s.rules {
+		labels[i] = labelPairs(ruleLabels, it.Device, it.Direction, it.Network)
 	}
 	writeFigures(p, rulePrefix, ofRules, s.rules, labels)
 	p.values(poolInfo, func(add func(float64, ...string)) {
-		for _, r := range s.pools {
-			add(1, r.Plan, r.Name, r.Share, r.Within)
+		for _, it := range s.pools {
+			add(1, it.Label.Plan, it.Key.Pool, it.Share.String(), string(it.Within))
 		}
 	})
 	labels = labels[:0]
-	for _, r := range s.pools {
-		labels = append(labels, labelPairs(poolLabels, r.Name))
+	for _, it := range s.pools {
+		labels = append(labels, labelPairs(poolLabels, it.Key.Pool))
 	}
 	writeFigures(p, poolPrefix, ofPools, s.pools, labels)
 }

@@ -2,7 +2,9 @@ package metrics_test
 
 import (
 	"compress/gzip"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http/httptest"
 	"net/netip"
@@ -12,7 +14,8 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
-	"github.com/shapectl/shapectl/internal/measure"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/report"
@@ -23,16 +26,17 @@ import (
 
 // A source is readings that a test makes up.
 type source struct {
-	reading *measure.Reading
+	reading *live.Reading
 	err     error
 	told    []string
 	rtts    func() observe.Sums
+	most    int
 }
 
 func (s *source) exporter() *metrics.Exporter {
 	return metrics.New(metrics.Options{
-		Version: "v1.2.3", Layout: "00ff", OnError: func(err error) { s.told = append(s.told, err.Error()) },
-		Read: func() (*measure.Reading, error) { return s.reading, s.err }, RTTs: s.rtts,
+		Version: "v1.2.3", Layout: "00ff", OnError: func(err error) { s.told = append(s.told, err.Error()) }, Most: s.most,
+		Read: func(context.Context) (*live.Reading, error) { return s.reading, s.err }, RTTs: s.rtts,
 	})
 }
 
@@ -57,64 +61,43 @@ func series(text string) (lines []string) {
 	return lines
 }
 
-func number(n uint64) *uint64 { return &n }
-
-func isTrue(is bool) *bool { return &is }
-
-func aRule(device, network string) report.Rule {
-	return report.Rule{
-		Kind: report.KindRule, Device: device, Direction: "egress", CIDR: network, Algorithm: "gcra", Each: "all", Excess: "drop",
-		RateBits: number(10e6), CapacityBytes: number(375e3), Attached: isTrue(true),
-	}
-}
-
-func aPool(name, within string) report.Rule {
-	return report.Rule{
-		Kind: report.KindPool, Name: name, Within: within, Algorithm: "gcra", Each: "all", Excess: "drop", RateBits: number(50e6),
-		CapacityBytes: number(1e6), Share: "member",
-	}
-}
-
 // everything is a reading in which every metric has a value.
-func everything() *measure.Reading {
-	host := aRule("eth0", "2001:db8::/32")
-	host.Each, host.Excess, host.Name, host.Plan, host.Within = "host", "ecn", "alice", "gold", "home"
-	host.GuaranteeBits, host.ActiveBuckets, host.ActiveSharers = number(1e6), number(7), number(2)
-	host.PassedBytes, host.PassedPackets, host.ExcessBytes, host.ExcessPackets = 1, 2, 3, 4
-	host.MarkedPackets, host.ContendedPackets, host.GuaranteedBytes, host.GuaranteedPackets = 5, 6, 7, 8
-	host.DroppedBytes, host.DroppedPackets, host.ExemptPackets, host.SpilledPackets, host.LevelBytes = 9, 10, 11, 12, 13
-	host.Shadow = &report.Shadow{SeenBytes: 14, RefusedBytes: 15, RefusedPackets: 16}
-	queue := aRule("eth0", "10.0.0.0/8")
-	queue.Excess, queue.QueueBytes, queue.DelayedBytes, queue.DelayedPackets = "delay", 375e3, 17, 18
-	home, isp, full := aPool("home", "isp"), aPool("isp", ""), aPool("full", "isp")
-	queue.Within, queue.WaitingBits, full.WaitingBits = "home", number(2e6), number(2e6)
-	home.GuaranteeBits, home.ActiveSharers, home.RefusedBytes, home.RefusedPackets = number(2e6), number(1), 19, 20
-	home.DelayedBytes, home.DelayedPackets, home.MarkedPackets = 21, 22, 23
-	home.Leased, home.LeaseBits, home.SafeBits = isTrue(true), number(31e6), number(32e5)
-	full.Leased, full.SafeBits = isTrue(false), number(33e5)
-	peak, excess := aRule("eth0", "10.0.1.0/24"), aRule("eth0", "10.0.2.0/24")
-	peak.Algorithm, peak.ColourOptions = "trtcm", report.NewColourOptions(policy.Rule{Algorithm: policy.TRTCM, Colours: policy.Colours{
-		PIR: 20e6, PBS: 750e3, Yellow: policy.ActionECN,
-	}})
-	excess.Algorithm, excess.ColourOptions = "rfc4115", report.NewColourOptions(policy.Rule{Algorithm: policy.RFC4115, Colours: policy.Colours{
-		EIR: 5e6, EBS: 0, Red: policy.ActionDrop,
-	}})
-	peak.Excess, peak.SecondLevelBytes, excess.Excess, excess.SecondLevelBytes = "", number(34), "", number(0)
-	peak.ColourCounters = report.ColourCounters{GreenPackets: 35, GreenBytes: 36, YellowPackets: 37, YellowBytes: 38, RedPackets: 39, RedBytes: 40}
-	return &measure.Reading{
-		Time: time.Unix(1700000000, 0), Rules: report.Rules{full, home, isp, queue, host, peak, excess}, RevertsInNS: number(60e9), Slots: maps.Slots{All: 1 << 20, InUse: 7},
-		Lacks:   []inforce.Lack{{Device: "tap9", Direction: policy.Ingress, Missing: make([]netip.Prefix, 2), Of: 3}},
-		Fullest: []report.FullBucket{report.NewFullBucket(&host, report.Bucket{Key: "2001:db8::7", LevelBytes: 24}, 1)},
-	}
+func everything() *live.Reading {
+	host, queue := limit("2001:db8::/32", 10e6, "home"), limit("10.0.0.0/8", 10e6, "home")
+	host.Each.Kind, host.Excess, host.Guarantee, host.Share.Kind = policy.EachHost, policy.ECN, 1e6, policy.ShareHost
+	host.Label = policy.Label{Name: "alice", Plan: "gold"}
+	queue.Excess, queue.Queue, queue.Label.Waits = policy.Delay, 375e3, 2e6
+	peak, excess := limit("10.0.1.0/24", 10e6, ""), limit("10.0.2.0/24", 10e6, "")
+	peak.Algorithm, peak.Colours = policy.TRTCM, policy.Colours{PIR: 20e6, PBS: 750e3, Yellow: policy.ActionECN}
+	excess.Algorithm, excess.Colours = policy.RFC4115, policy.Colours{EIR: 5e6, Red: policy.ActionDrop}
+	full, home, isp := pool("full", 50e6, "isp"), pool("home", 50e6, "isp"), pool("isp", 50e6, "")
+	home.Share.Kind, home.Guarantee, full.Label.Waits = policy.ShareMember, 2e6, 2e6
+	r := livetest.Scene(policy.Table{Rules: []policy.Rule{full, home, isp}},
+		policy.Table{Device: "eth0", Direction: policy.Egress, Rules: []policy.Rule{queue, host, peak, excess}}).Read(1, func(l *live.Limit) live.Item { return live.Item{Limit: l} })
+	it := func(n int) *live.Item { return &r.Items[n] }
+	it(0).Lease = &maps.Lease{Safe: 33e5}
+	it(1).Counts = live.Counts{GuaranteedBytes: 41, GuaranteedPackets: 42, Counters: maps.Counters{DroppedBytes: 19, DroppedPackets: 20, DelayedBytes: 21, DelayedPackets: 22, MarkedPackets: 23}}
+	it(1).ActiveSharers, it(1).Lease, it(1).LostBytes, it(1).LostPackets = new(uint64(1)), &maps.Lease{Rate: 31e6, Safe: 32e5, Until: 2}, 9, 10
+	it(3).DelayedBytes, it(3).DelayedPackets = 17, 18
+	it(4).Counts = live.Counts{GuaranteedBytes: 7, GuaranteedPackets: 8, Counters: maps.Counters{
+		PassedBytes: 1, PassedPackets: 2, ExcessBytes: 3, ExcessPackets: 4, MarkedPackets: 5, ContendedPackets: 6, DroppedBytes: 9, DroppedPackets: 10, ExemptPackets: 11, SpilledPackets: 12,
+	}}
+	it(4).Level, it(4).ActiveBuckets, it(4).ActiveSharers = 13, new(uint64(7)), new(uint64(2))
+	it(4).Shadow = &live.Shadow{Counters: maps.Counters{PassedBytes: 14, ExcessBytes: 15, ExcessPackets: 16}}
+	it(5).Second, it(5).Counters = 34, maps.Counters{GreenPackets: 35, GreenBytes: 36, YellowPackets: 37, YellowBytes: 38, RedPackets: 39, RedBytes: 40}
+	r.Time, r.RevertsInNS, r.Slots = time.Unix(1700000000, 0), new(uint64(60e9)), maps.Slots{All: 1 << 20, InUse: 7}
+	r.Lacks = []inforce.Lack{{Device: "tap9", Direction: policy.Ingress, Missing: make([]netip.Prefix, 2), Of: 3}}
+	r.Fullest = []live.FullBucket{{Item: it(4), Bucket: live.Bucket{Name: "2001:db8::7", Bytes: 24}, Percent: 1}}
+	return r
 }
 
 // The whole answer for rules and pools that have everything.
 func TestMetrics(t *testing.T) {
-	s := source{reading: everything()}
+	s := source{reading: everything(), most: -1}
 	side := observe.SumOfTimes{Samples: 25, All: 26 * time.Second, Median: 27 * time.Millisecond}
 	part := observe.Sum{Receiver: side, Sender: side, Packets: 28, Again: 29}
 	s.rtts = func() observe.Sums {
-		return observe.Sums{Rules: map[report.Key][2]observe.Sum{s.reading.Rules[4].Key(): {part, part}}}
+		return observe.Sums{Rules: map[live.Key][2]observe.Sum{s.reading.Items[4].Key: {part, part}}}
 	}
 	e, events := s.exporter(), metrics.NewEvents()
 	events.WithLabelValues(report.Overflow).Add(30)
@@ -160,12 +143,27 @@ func TestReadingFails(t *testing.T) {
 
 // Names may hold anything, and a deleted device may have left rules under a name that another has now.
 func TestNames(t *testing.T) {
-	hostile := aRule("e\xff\"\\\n", "10.0.0.0/8")
-	hostile.Name = "\u202e<img onerror=1>\x1b[2J"
-	old, other := aRule("eth0", "10.0.0.0/8"), aRule("eth0", "10.0.0.0/8")
-	old.Attached, old.PassedBytes, other.PassedBytes = isTrue(false), 1, 2
-	alike := aRule("e\\xff\"\\\\n", "10.0.0.0/8") // as the hostile one is written
-	s := source{reading: &measure.Reading{Rules: report.Rules{hostile, alike, old, other}}}
+	one := func(device string, inForce bool) (live.Place, []maps.Entry) {
+		at := livetest.Place(policy.Table{Device: device, Direction: policy.Egress})
+		if !inForce {
+			at.InForce, at.Status = false, "detached"
+		}
+		return at, []maps.Entry{{Rule: limit("10.0.0.0/8", 10e6, "")}}
+	}
+	var places [4]live.Place
+	var rules [4][]maps.Entry
+	places[0], rules[0] = one("e\xff\"\\\n", true)
+	places[1], rules[1] = one("e\\xff\"\\\\n", true) // as the hostile one is written
+	places[2], rules[2] = one("eth0", false)
+	places[3], rules[3] = one("eth0", true)
+	rules[0][0].Label.Name = "\u202e<img onerror=1>\x1b[2J"
+	s := source{most: -1, reading: live.NewScene(places[:], rules[:]).Read(1, func(l *live.Limit) live.Item {
+		it := live.Item{Limit: l}
+		if l.Place.InForce && l.Device == "eth0" {
+			it.PassedBytes = 2
+		}
+		return it
+	})}
 	text := scrape(t, s.exporter())
 	if said := lint(t, text); said != nil {
 		t.Errorf("promtool check metrics: %q", said)
@@ -184,9 +182,46 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// Of an ISP with ten thousand pools, metrics are for the pools that several names draw from and a bounded number of others.
+func TestMost(t *testing.T) {
+	pools, rules := []policy.Rule{pool("isp", 1e9, "")}, []policy.Rule{limit("192.0.2.0/25", 1e6, ""), limit("192.0.2.128/25", 1e6, "")}
+	for i := range 10_000 {
+		own, r := pool(fmt.Sprint("own ", i), 1e6, "isp"), limit(fmt.Sprintf("10.0.%d.%d/32", i/256, i%256), policy.Unlimited, fmt.Sprint("own ", i))
+		r.Label.Name = fmt.Sprint("home ", i)
+		pools, rules = append(pools, own), append(rules, r)
+	}
+	scene := livetest.Scene(policy.Table{Rules: pools}, policy.Table{Device: "eth0", Direction: policy.Egress, Rules: rules})
+	second := func(n uint64) *live.Reading {
+		drops := live.Counts{Counters: maps.Counters{DroppedBytes: n, DroppedPackets: n}}
+		return scene.Read(n*1e9, livetest.Counted(map[string]live.Counts{"own 77": drops, "home 77": drops}))
+	}
+	for most, want := range map[int]string{
+		0:  "isp",
+		1:  "isp, home 77", // not all rules in no pool
+		2:  "isp, 192.0.2.0/25, 192.0.2.128/25",
+		3:  "isp, 192.0.2.0/25, 192.0.2.128/25, home 77",
+		99: "isp, own 77, 192.0.2.0/25, 192.0.2.128/25, home 77",
+	} {
+		s := source{reading: second(2), most: most}
+		s.reading.Since(second(1))
+		text := scrape(t, s.exporter())
+		for _, part := range strings.Split(want, ", ") {
+			if !strings.Contains(text, `"`+part+`"`) {
+				t.Errorf("most %d: there is no %s", most, part)
+			}
+		}
+		if infos := strings.Count(text, "\nshapectl_rule_info{") + strings.Count(text, "\nshapectl_pool_info{"); infos != strings.Count(want, ",")+1 {
+			t.Errorf("most %d: %d rules and pools have metrics, want %s", most, infos, want)
+		}
+		if !strings.Contains(text, "\nshapectl_rules 10002\n") || !strings.Contains(text, "\nshapectl_pools 10001\n") {
+			t.Errorf("most %d: not all are counted", most)
+		}
+	}
+}
+
 // Prometheus asks for other formats and compression; all say the same.
 func TestFormats(t *testing.T) {
-	s := source{reading: everything()}
+	s := source{reading: everything(), most: -1}
 	e := s.exporter()
 	for accept, says := range map[string]string{"application/openmetrics-text;version=1.0.0": "# EOF\n", "text/plain;version=0.0.4": "go_goroutines"} {
 		for _, encoding := range []string{"", "gzip", "br;q=1.0, gzip;q=0.8", "gzip;q=0"} {

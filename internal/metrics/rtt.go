@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/observe"
-	"github.com/shapectl/shapectl/internal/report"
 )
 
 var events = labelled{"shapectl_events_total", "Events by kind, as shapectl events tells them. The kind left-out counts those that were left out. Only with serve --events.", []string{"kind"}}
@@ -60,7 +60,7 @@ var ofRTTs = []rttFigure{
 // writeRTTs writes what was measured of round-trip times.
 func writeRTTs(p *page, sums observe.Sums) {
 	type one struct {
-		report.Key
+		live.Key
 		limited int
 		sum     observe.Sum
 	}

@@ -34,19 +34,3 @@ func (d Device) Offloads() (Offloads, error) {
 		LRO:        features["rx-lro"],
 	}, nil
 }
-
-// Speed returns the driver's link speed in bits per second; 0 if it is unknown or not
-// meaningful.
-func (d Device) Speed() uint64 {
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return 0
-	}
-	defer e.Close()
-	mbit, err := e.CmdGet(new(ethtool.EthtoolCmd), d.Name)
-	const unknown = 1<<32 - 1
-	if err != nil || mbit == unknown || d.Kind == "tuntap" {
-		return 0
-	}
-	return uint64(mbit) * 1e6
-}

@@ -191,18 +191,3 @@ func TestDescendTunnel(t *testing.T) {
 		t.Errorf("tunnel %+v, want 192.0.2.9 by device %d", w.Tunnel, va)
 	}
 }
-
-func TestSpeed(t *testing.T) {
-	testenv.NewNetns(t)
-	testenv.Veth(t, "va", "vb")
-	for name, want := range map[string]uint64{"va": 10e9, "lo": 0} {
-		d, err := DeviceByName(name)
-		testenv.Must(t, err)
-		if got := d.Speed(); got != want {
-			t.Errorf("the speed of %s is %d, want %d", name, got, want)
-		}
-	}
-	if got := (Device{}).Speed(); got != 0 {
-		t.Errorf("the speed of no device is %d", got)
-	}
-}

@@ -14,10 +14,10 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/hurry"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/program"
-	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -171,7 +171,7 @@ func isAround(ids []ebpf.ProgramID, ours [2]ebpf.ProgramID) bool {
 }
 
 // index is that of a rule's device where packets are seen, else 0.
-func (h *hooks) index(of report.Key) int {
+func (h *hooks) index(of live.Key) int {
 	d, err := policy.ParseDirection(of.Direction)
 	if have := h.at[hookKey{of.Device, d}]; err == nil && have != nil {
 		return have.index

@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/pulse"
-	"github.com/shapectl/shapectl/internal/report"
 )
 
 const (
@@ -19,7 +19,7 @@ const (
 // A Live looks all the time. Many may ask it for what it measured last.
 type Live struct {
 	options Options
-	rules   func() (report.Rules, error)
+	rules   func() ([]*live.Item, error)
 	say     func(string)
 	pulse.Pulse
 
@@ -32,7 +32,7 @@ type Live struct {
 
 // Sums are what was measured since a Live began, of the rules that are there now.
 type Sums struct {
-	Rules map[report.Key][2]Sum // while the rule did not limit, and while it did
+	Rules map[live.Key][2]Sum // while the rule did not limit, and while it did
 	// These were left out.
 	LostSamples, LostFlows, LostRules uint64
 }
@@ -64,8 +64,8 @@ func (s *Sum) add(p Part) {
 }
 
 // NewLive makes a Live, which reads rules by a function, and says what goes wrong.
-func NewLive(o Options, rules func() (report.Rules, error), say func(string)) *Live {
-	return &Live{options: o, rules: rules, say: say, Pulse: make(pulse.Pulse), first: make(chan struct{}), sums: Sums{Rules: map[report.Key][2]Sum{}}}
+func NewLive(o Options, rules func() ([]*live.Item, error), say func(string)) *Live {
+	return &Live{options: o, rules: rules, say: say, Pulse: make(pulse.Pulse), first: make(chan struct{}), sums: Sums{Rules: map[live.Key][2]Sum{}}}
 }
 
 // Run looks until ctx is done. Without tcx it says so, and looks at nothing.
@@ -103,7 +103,7 @@ func (l *Live) Run(ctx context.Context, ready func()) error {
 }
 
 // note keeps what was read, and says what went wrong unless it did the last time.
-func (l *Live) note(r *Reading, rules report.Rules, err error) {
+func (l *Live) note(r *Reading, rules []*live.Item, err error) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	if err != nil && (l.err == nil || l.err.Error() != err.Error()) {
@@ -123,10 +123,10 @@ func (l *Live) note(r *Reading, rules report.Rules, err error) {
 }
 
 // add adds a reading, and forgets rules that are gone.
-func (s *Sums) add(r *Reading, rules report.Rules) {
-	now := make(map[report.Key][2]Sum, len(s.Rules))
+func (s *Sums) add(r *Reading, rules []*live.Item) {
+	now := make(map[live.Key][2]Sum, len(s.Rules))
 	for i := range rules {
-		key := rules[i].Key()
+		key := rules[i].Key
 		sums, known := s.Rules[key]
 		parts := r.Rules[key]
 		if parts == nil {

@@ -4,18 +4,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
 )
 
 // Sums go on from reading to reading, and end with their rule: they are no more than there are rules.
 func TestSums(t *testing.T) {
-	rules := report.Rules{{Kind: "rule", Device: "va", Direction: "egress", CIDR: "10.0.0.0/24"}, {Kind: "rule", Device: "va", Direction: "egress", CIDR: "10.1.0.0/24"}}
-	key := rules[0].Key()
+	rules := []*live.Item{ruleOf("egress", "10.0.0.0/24"), ruleOf("egress", "10.1.0.0/24")}
+	key := rules[0].Key
 	measured := &Parts{Limited: Part{Packets: 10, AgainPackets: 1}}
 	measured.Limited.Receiver.add(20 * time.Millisecond)
-	s := Sums{Rules: map[report.Key][2]Sum{}}
+	s := Sums{Rules: map[live.Key][2]Sum{}}
 	for range 2 {
-		s.add(&Reading{Rules: map[report.Key]*Parts{key: measured, {Device: "gone"}: measured}, LostFlows: 3}, rules)
+		s.add(&Reading{Rules: map[live.Key]*Parts{key: measured, {Device: "gone"}: measured}, LostFlows: 3}, rules)
 	}
 	sum := s.Rules[key][1]
 	if len(s.Rules) != 1 || sum.Packets != 20 || sum.Again != 2 || sum.Receiver.Samples != 2 || sum.Receiver.All != 40*time.Millisecond || s.LostFlows != 6 {

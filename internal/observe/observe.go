@@ -5,7 +5,6 @@
 package observe
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -16,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/pkg/loader"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -78,7 +77,7 @@ func (p *Parts) part(limited bool) *Part {
 
 // A HostKey is a host that a rule matches.
 type HostKey struct {
-	report.Key
+	live.Key
 	Host netip.Addr
 }
 
@@ -86,7 +85,7 @@ type HostKey struct {
 type Reading struct {
 	Interval time.Duration
 	// Rules and Hosts have those with anything measured. A round trip counts for the rules of both directions.
-	Rules map[report.Key]*Parts
+	Rules map[live.Key]*Parts
 	Hosts map[HostKey]*Parts
 	// LostSamples, LostFlows and LostRules were left out, as there were too many.
 	LostSamples, LostFlows uint64
@@ -101,7 +100,7 @@ type Observer struct {
 	ring    *ringbuf.Reader
 	memory  []byte
 	states  []bpf.ObserveState // the same: the map rules
-	rules   map[report.Key]*rule
+	rules   map[live.Key]*rule
 	byPlace []*rule // nil where free
 	free    []uint32
 	left    []uint32 // of deleted rules, until Read has forgotten what was measured of them
@@ -114,7 +113,7 @@ type Observer struct {
 }
 
 type rule struct {
-	report.Key
+	live.Key
 	place    uint32
 	prefixes []bpf.ObservePrefix
 	limited  uint64 // packets that it dropped, delayed or marked, up to the last Follow
@@ -149,7 +148,7 @@ func Start(o Options) (*Observer, error) {
 	}
 	objects.virtual = o.virtual
 	w := &Observer{
-		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}}, rules: map[report.Key]*rule{},
+		options: o, objects: objects, hooks: hooks{netns: o.Netns, objects: objects, at: map[hookKey]*hook{}}, rules: map[live.Key]*rule{},
 		hosts: map[bpf.ObserveHost]*host{}, samples: map[HostKey]*Parts{}, read: time.Now(),
 	}
 	w.ring, err = ringbuf.NewReader(objects.maps[bpf.ObserveMapSamples])
@@ -184,32 +183,26 @@ func (w *Observer) Close() error {
 // what they limited and of round trips since the last call, so call it several times a second,
 // or with each reading of the rules. The error is about devices where packets cannot be seen; a device
 // that is gone is none.
-func (w *Observer) Follow(rules report.Rules) error {
+func (w *Observer) Follow(rules []*live.Item) error {
 	w.round++
 	w.drain()
 	now := shapemaps.Now()
 	w.over = 0
-	wanted, pools := map[hookKey]policy.Match{}, poolsOf(rules)
-	for i := range rules {
-		r := &rules[i]
-		if r.IsPool() {
+	wanted := map[hookKey]policy.Match{}
+	for _, it := range rules {
+		if it.IsPool() {
 			continue
 		}
-		var match policy.Match
-		direction, err := policy.ParseDirection(r.Direction)
-		if err = errors.Join(err, match.Set(r.Match)); err != nil {
-			return err
-		}
-		wanted[hookKey{r.Device, direction}] = match
+		wanted[hookKey{it.Device, it.Place.Direction}] = it.Place.Match
 		// Acknowledgements come the other way.
 		for _, other := range []policy.Direction{policy.Egress, policy.Ingress} {
-			if at := (hookKey{r.Device, other}); other != direction {
+			if at := (hookKey{it.Device, other}); other != it.Place.Direction {
 				if _, known := wanted[at]; !known {
 					wanted[at] = other.FarSide()
 				}
 			}
 		}
-		w.note(r, pools, now)
+		w.note(it, now)
 	}
 	for key, r := range w.rules {
 		if r.round != w.round {
@@ -220,19 +213,18 @@ func (w *Observer) Follow(rules report.Rules) error {
 }
 
 // note follows a rule, and notes whether it limited anything since the last time.
-func (w *Observer) note(r *report.Rule, pools map[string]*report.Rule, now uint64) {
-	key := r.Key()
-	limited := r.DroppedPackets + r.DelayedPackets + r.MarkedPackets
-	have := w.rules[key]
+func (w *Observer) note(it *live.Item, now uint64) {
+	limited := it.DroppedPackets + it.DelayedPackets + it.MarkedPackets
+	have := w.rules[it.Key]
 	if have == nil {
-		if have = w.add(key, limited); have == nil {
+		if have = w.add(it.Key, limited); have == nil {
 			w.over++
 			return
 		}
 	}
 	have.round = w.round
 	state := &w.states[have.place]
-	state.Flags = flagsOf(r, pools)
+	state.Flags = flagsOf(it.Limit)
 	if limited > have.limited && state.Flags&uint32(bpf.ObserveStateFlagSTATE_BY_KEY) == 0 {
 		state.LimitedUntil = max(state.LimitedUntil, now+uint64(time.Second))
 	}
@@ -241,43 +233,28 @@ func (w *Observer) note(r *report.Rule, pools map[string]*report.Rule, now uint6
 
 // flagsOf are the enum state_flag of a rule. A clsact filter runs behind all tcx programs,
 // and on ingress packets of rules that queue go another way.
-func flagsOf(r *report.Rule, pools map[string]*report.Rule) (flags uint32) {
-	if r.Hook != string(loader.TCX) || r.Direction == policy.Ingress.String() && queues(r, pools) {
+func flagsOf(l *live.Limit) (flags uint32) {
+	if l.Place.Mode != loader.TCX || l.Place.Direction == policy.Ingress && queues(l) {
 		return uint32(bpf.ObserveStateFlagSTATE_UNSEEN)
 	}
-	if r.Each != "all" || r.Share != "" && r.Share != "none" {
+	if l.Each.Kind != policy.EachAll || l.Share.Kind != policy.ShareNone {
 		flags |= uint32(bpf.ObserveStateFlagSTATE_BY_KEY)
 	}
 	return flags
 }
 
-// poolsOf are the pools among rules, by name.
-func poolsOf(rules report.Rules) map[string]*report.Rule {
-	pools := map[string]*report.Rule{}
-	for i := range rules {
-		if r := &rules[i]; r.IsPool() {
-			pools[r.Name] = r
+// queues reports whether a rule or a pool above it may queue packets. A pool that is not known may.
+func queues(l *live.Limit) bool {
+	for ; l.Excess != policy.Delay; l = l.Above {
+		if l.Above == nil {
+			return l.Within != ""
 		}
-	}
-	return pools
-}
-
-// queues reports whether a rule or a pool above it may queue packets. A pool that is not among these may.
-func queues(r *report.Rule, pools map[string]*report.Rule) bool {
-	for range policy.MaxDepth + 1 {
-		if r == nil || r.Excess == policy.Delay.String() {
-			return true
-		}
-		if r.Within == "" {
-			return false
-		}
-		r = pools[r.Within]
 	}
 	return true
 }
 
 // add gives a rule a place; nil if there is none left.
-func (w *Observer) add(key report.Key, limited uint64) *rule {
+func (w *Observer) add(key live.Key, limited uint64) *rule {
 	place := uint32(len(w.byPlace))
 	if n := len(w.free); n > 0 {
 		place, w.free = w.free[n-1], w.free[:n-1]
@@ -324,7 +301,7 @@ func (w *Observer) moved(at hookKey, ifindex int) {
 	}
 }
 
-func (w *Observer) drop(key report.Key) {
+func (w *Observer) drop(key live.Key) {
 	r := w.rules[key]
 	w.match(r, 0)
 	delete(w.rules, key)
@@ -337,7 +314,7 @@ func (w *Observer) Read() (Reading, error) {
 	w.round++
 	w.drain()
 	now := time.Now()
-	out := Reading{Interval: now.Sub(w.read), Rules: map[report.Key]*Parts{}, Hosts: w.samples, LostRules: w.over}
+	out := Reading{Interval: now.Sub(w.read), Rules: map[live.Key]*Parts{}, Hosts: w.samples, LostRules: w.over}
 	w.read, w.samples = now, map[HostKey]*Parts{}
 	for key, r := range w.rules {
 		counts := w.states[r.place].Counts

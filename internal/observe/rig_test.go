@@ -8,7 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -24,7 +25,7 @@ type rig struct {
 // device is that of test runs: loopback.
 const device, deviceIndex = "lo", 1
 
-func newRig(tb testing.TB, o Options, rules ...report.Rule) *rig {
+func newRig(tb testing.TB, o Options, rules ...*live.Item) *rig {
 	tb.Helper()
 	testenv.Root(tb)
 	o.virtual = true
@@ -45,14 +46,20 @@ func newRig(tb testing.TB, o Options, rules ...report.Rule) *rig {
 }
 
 // follow is Follow at the time of the packets.
-func (r *rig) follow(rules ...report.Rule) {
-	for i := range rules {
-		r.note(&rules[i], nil, uint64(r.now))
+func (r *rig) follow(rules ...*live.Item) {
+	for _, it := range rules {
+		r.note(it, uint64(r.now))
 	}
 }
 
-func ruleOf(direction, cidr string) report.Rule {
-	return report.Rule{Device: device, Direction: direction, CIDR: cidr, Each: "all", Share: "none", Hook: "tcx", Excess: "drop"}
+func ruleOf(direction, cidr string) *live.Item {
+	d, _ := policy.ParseDirection(direction)
+	return itemsOf(policy.Table{Device: device, Direction: d, Match: d.FarSide(), Rules: []policy.Rule{{Prefix: netip.MustParsePrefix(cidr)}}})[0]
+}
+
+// itemsOf are the rules of tables.
+func itemsOf(tables ...policy.Table) []*live.Item {
+	return livetest.Scene(tables...).Read(1, func(l *live.Limit) live.Item { return live.Item{Limit: l} }).Once()
 }
 
 // A tcp is a TCP packet.
@@ -165,8 +172,8 @@ func (r *rig) refuse(d policy.Direction, t tcp) {
 
 func (r *rig) wait(d time.Duration) { r.now += d }
 
-func keyOf(device, direction, network string) report.Key {
-	return report.Key{Device: device, Direction: direction, Network: network}
+func keyOf(device, direction, network string) live.Key {
+	return live.Key{Device: device, Direction: direction, Network: network}
 }
 
 // parts reads what was measured of a rule.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -247,10 +248,10 @@ func TestWhileLimited(t *testing.T) {
 		}
 		return steps
 	}
-	for each, others := range map[string]uint64{"all": 1, "host": 0} {
-		t.Run(each, func(t *testing.T) {
+	for each, others := range map[policy.EachKind]uint64{policy.EachAll: 1, policy.EachHost: 0} {
+		t.Run(policy.Each{Kind: each}.String(), func(t *testing.T) {
 			one := ruleOf("egress", "10.0.1.0/24")
-			one.Each = each
+			one.Each.Kind = each
 			r := newRig(t, Options{}, one)
 			samples := func() (limited, free uint64) {
 				p := r.parts("egress", "10.0.1.0/24")
@@ -280,7 +281,7 @@ func TestWhileLimited(t *testing.T) {
 // The counters of a rule tell what the programs cannot see.
 func TestLimitedByCounters(t *testing.T) {
 	one := ruleOf("egress", "10.0.1.0/24")
-	one.Hook = "clsact"
+	one.Place.Mode = loader.Clsact
 	r := newRig(t, Options{}, one)
 	r.talk(refused(send(0, 100, full, 1))) // nothing is seen behind
 	r.talk(refused(send(0, 100+full, full, 1)), answer(20*ms, 100+2*full, 1))

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -37,29 +37,18 @@ type TalkersOptions struct {
 	PassedUnknown bool
 }
 
-// TalkersOf are the options for the packets of one of these rules.
-func TalkersOf(rules report.Rules, r *report.Rule) (o TalkersOptions, err error) {
-	if o.Direction, err = policy.ParseDirection(r.Direction); err != nil {
-		return o, err
+// TalkersOf are the options for the packets of a rule. all are the rules of its namespace.
+func TalkersOf(all []live.Item, of *live.Limit) TalkersOptions {
+	o := TalkersOptions{
+		Device: of.Device, Direction: of.Place.Direction, Match: of.Place.Match, Network: of.Prefix, Framing: of.Framing,
+		PassedUnknown: flagsOf(of)&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0,
 	}
-	if err = o.Match.Set(r.Match); err != nil {
-		return o, err
-	}
-	if o.Network, err = netip.ParsePrefix(r.CIDR); err != nil {
-		return o, err
-	}
-	o.Device, o.Framing = r.Device, policy.Framing{Overhead: r.OverheadBytes, MPU: r.MPUBytes}
-	o.PassedUnknown = flagsOf(r, poolsOf(rules))&uint32(bpf.ObserveStateFlagSTATE_UNSEEN) != 0
-	for i := range rules {
-		if rules[i].Device != r.Device || rules[i].Direction != r.Direction {
-			continue
-		}
-		p, err := netip.ParsePrefix(rules[i].CIDR)
-		if err == nil && p.Bits() > o.Network.Bits() && o.Network.Contains(p.Addr()) {
+	for i := range all {
+		if p := all[i].Prefix; all[i].Place == of.Place && p.Bits() > o.Network.Bits() && o.Network.Contains(p.Addr()) {
 			o.Except = append(o.Except, p)
 		}
 	}
-	return o, nil
+	return o
 }
 
 // Traffic is packets and bytes on the wire.

@@ -7,7 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -75,7 +76,11 @@ func limit(network string) policy.Rule {
 	return policy.Rule{Prefix: netip.MustParsePrefix(network), Rate: 8_000, Capacity: 10_000, Algorithm: policy.GCRA}
 }
 
-var vaRule = report.Rule{Device: "va", Direction: "egress", Match: "dst", CIDR: "10.0.0.0/8", Each: "all", Share: "none", Hook: "tcx", Excess: "drop"}
+// talkersOf are the options for the first of some rules on egress of "va".
+func talkersOf(rules ...policy.Rule) TalkersOptions {
+	reading := livetest.Scene(policy.Table{Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}).Read(1, func(l *live.Limit) live.Item { return live.Item{Limit: l} })
+	return TalkersOf(reading.Items, reading.Items[0].Limit)
+}
 
 func read(t testing.TB, of *Talkers) TalkersReading {
 	t.Helper()
@@ -86,10 +91,7 @@ func read(t testing.TB, of *Talkers) TalkersReading {
 
 func TestTalkers(t *testing.T) {
 	r := newLimitRig(t, limit("10.0.0.0/8"), limit("10.7.0.0/16"))
-	longer := vaRule
-	longer.CIDR = "10.7.0.0/16"
-	o, err := TalkersOf(report.Rules{longer, vaRule}, &vaRule)
-	testenv.Must(t, err)
+	o := talkersOf(limit("10.0.0.0/8"), limit("10.7.0.0/16"))
 	hosts := r.start(o)
 	o.ByFlow = true
 	flows := r.start(o)
@@ -127,8 +129,7 @@ func TestTalkers(t *testing.T) {
 // The rules may be attached again meanwhile, and the device may go.
 func TestTalkersFollowTheDevice(t *testing.T) {
 	r := newLimitRig(t, limit("10.0.0.0/8"))
-	o, err := TalkersOf(nil, &vaRule)
-	testenv.Must(t, err)
+	o := talkersOf(limit("10.0.0.0/8"))
 	hosts := r.start(o)
 	r.flush()
 	r.send("10.0.0.1", 30)
@@ -188,30 +189,32 @@ func deleteLink(t testing.TB, name string) {
 
 // Packets of a rule that queues what enters a device cannot be seen behind it. Those of others can, also in a pool.
 func TestPassedIsUnknown(t *testing.T) {
-	pools := report.Rules{
-		{Kind: report.KindPool, Name: "drops", Excess: "drop", Within: "top"}, {Kind: report.KindPool, Name: "top", Excess: "ecn"},
-		{Kind: report.KindPool, Name: "inner", Excess: "drop", Within: "queues"}, {Kind: report.KindPool, Name: "queues", Excess: "delay"},
-		{Kind: report.KindPool, Name: "loop", Excess: "drop", Within: "loop"},
+	pool := func(name, within string, excess policy.Excess) policy.Rule {
+		return policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Label: policy.Label{Name: name}, Within: policy.Within(within), Excess: excess}
 	}
+	pools := []policy.Rule{pool("drops", "top", policy.Drop), pool("top", "", policy.ECN), pool("inner", "queues", policy.Drop), pool("queues", "", policy.Delay)}
 	for _, tt := range []struct {
-		direction, excess, within, hook string
-		want                            bool
+		direction policy.Direction
+		excess    policy.Excess
+		within    policy.Within
+		hook      loader.Mode
+		want      bool
 	}{
-		{"ingress", "drop", "", "tcx", false},
-		{"ingress", "delay", "", "tcx", true},
-		{"egress", "delay", "", "tcx", false},
-		{"egress", "drop", "", "clsact", true},
-		{"ingress", "drop", "drops", "tcx", false},
-		{"ingress", "drop", "inner", "tcx", true},
-		{"egress", "drop", "inner", "tcx", false},
-		{"ingress", "drop", "unknown", "tcx", true},
-		{"ingress", "drop", "loop", "tcx", true},
+		{policy.Ingress, policy.Drop, "", loader.TCX, false},
+		{policy.Ingress, policy.Delay, "", loader.TCX, true},
+		{policy.Egress, policy.Delay, "", loader.TCX, false},
+		{policy.Egress, policy.Drop, "", loader.Clsact, true},
+		{policy.Ingress, policy.Drop, "drops", loader.TCX, false},
+		{policy.Ingress, policy.Drop, "inner", loader.TCX, true},
+		{policy.Egress, policy.Drop, "inner", loader.TCX, false},
+		{policy.Ingress, policy.Drop, "unknown", loader.TCX, true},
 	} {
-		r := vaRule
-		r.Direction, r.Excess, r.Within, r.Hook = tt.direction, tt.excess, tt.within, tt.hook
-		o, err := TalkersOf(pools, &r)
-		testenv.Must(t, err)
-		if o.PassedUnknown != tt.want {
+		r := limit("10.0.0.0/8")
+		r.Excess, r.Within = tt.excess, tt.within
+		items := itemsOf(policy.Table{Rules: pools}, policy.Table{Device: "va", Direction: tt.direction, Rules: []policy.Rule{r}})
+		of := items[len(pools)]
+		of.Place.Mode = tt.hook
+		if o := TalkersOf(nil, of.Limit); o.PassedUnknown != tt.want {
 			t.Errorf("%+v: unknown is %v", tt, o.PassedUnknown)
 		}
 	}

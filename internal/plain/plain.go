@@ -16,6 +16,9 @@ import (
 // the cursor, or reverse text. Joiners are not hidden, as some languages need them.
 func hidden(c rune) bool {
 	const nonJoiner, joiner = '\u200c', '\u200d'
+	if c >= ' ' && c <= '~' { // as nearly all are
+		return false
+	}
 	return unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) && c != nonJoiner && c != joiner
 }
 

@@ -85,7 +85,7 @@ func BenchmarkMillion(b *testing.B) {
 		})
 		b.Run("Write/"+value.name, func(b *testing.B) {
 			for b.Loop() {
-				if err := Write(io.Discard, tables, nil); err != nil {
+				if err := Write(io.Discard, tables); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -12,8 +12,8 @@ func (r *reader) contradictions(rules []rule) {
 	behind := make([]int, len(rules)) // for each rule, the first one after it that is not within its network
 	for i, this := range slices.Backward(rules) {
 		if i > 0 && rules[i-1].prefix == this.prefix {
-			r.report(this.at, fmt.Sprintf("network %v appears twice, first in line %d; remove one of them",
-				this.prefix, r.line(rules[i-1].at)))
+			r.report(this.at, fmt.Sprintf("network %v appears twice, first in %s; remove one of them",
+				this.prefix, r.where(rules[i-1].at)))
 		}
 		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
 		for inner < len(rules) && rules[inner].prefix.Overlaps(this.prefix) {

@@ -49,8 +49,7 @@ func (f *File) errors(problems []problem) (errs Errors) {
 	sort.SliceStable(problems, func(i, j int) bool { return problems[i].at < problems[j].at })
 	cursor := f.cursor()
 	for _, p := range problems {
-		at := cursor.at(int(p.at))
-		errs = append(errs, Error{f.name, at.line, at.column, p.message})
+		errs = append(errs, f.located(cursor.at(int(p.at)), p.message))
 	}
 	return errs
 }

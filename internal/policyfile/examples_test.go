@@ -135,7 +135,7 @@ func TestExamples(t *testing.T) {
 				}
 			}
 			var out bytes.Buffer
-			if err := Write(&out, tables, nil); err != nil {
+			if err := Write(&out, tables); err != nil {
 				t.Fatal(err)
 			}
 			again, err := Parse("again.yaml", out.Bytes())

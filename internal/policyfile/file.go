@@ -37,7 +37,6 @@ import (
 
 // A File is a parsed policy file. It is valid for all devices.
 type File struct {
-	name string
 	source
 	devices  []section
 	exactly  map[string]*section // sections without a pattern, by device
@@ -203,8 +202,8 @@ func (f *File) section(device string) (*section, error) {
 		}
 		if found != nil {
 			return nil, f.errorAt(s.at, fmt.Sprintf(
-				"device %s matches %s here and %s in line %d; narrow one of the patterns, or give the device its own section",
-				device, s.key, found.key, f.line(found.at)))
+				"device %s matches %s here and %s in %s; narrow one of the patterns, or give the device its own section",
+				device, s.key, found.key, f.where(found.at)))
 		}
 		found = s
 	}

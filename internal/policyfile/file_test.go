@@ -54,7 +54,7 @@ func mustTables(t *testing.T, f *File, devices ...Device) []policy.Table {
 func written(t *testing.T, tables []policy.Table) string {
 	t.Helper()
 	var out strings.Builder
-	if err := Write(&out, tables, nil); err != nil {
+	if err := Write(&out, tables); err != nil {
 		t.Fatal(err)
 	}
 	return out.String()
@@ -448,32 +448,6 @@ func TestWriteDeviceNames(t *testing.T) {
 	}
 }
 
-func TestWriteComments(t *testing.T) {
-	tables := mustTables(t, mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit, 10.0.0.1: unlimited, 10.0.1.0/24: 2mbit}}}"), Device{Name: "eth0", L2Bytes: 14})
-	var out strings.Builder
-	if err := Write(&out, tables, func(device string, d policy.Direction, p netip.Prefix) string {
-		switch p.String() {
-		case "10.0.0.0/24":
-			return device + "\r\n\t10.9.0.0/24:  " + d.String() + "\xff\x00\u2028\u0085 é"
-		case "10.0.0.1/32":
-			return " \n"
-		}
-		return "# two"
-	}); err != nil {
-		t.Fatal(err)
-	}
-	want := `devices:
-  eth0:
-    egress:
-      10.0.0.0/24: 1mbit  # eth0 10.9.0.0/24: egress é
-      10.0.0.1: unlimited
-      10.0.1.0/24: 2mbit  # # two
-`
-	if out.String() != want {
-		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
-	}
-}
-
 // full is a writer that always fails.
 type full struct{}
 
@@ -492,7 +466,7 @@ func TestWriteErrors(t *testing.T) {
 		"write a policy: eth0 egress has two tables":                                                               {good[0], good[0]},
 		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
 	} {
-		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
+		if err := Write(new(bytes.Buffer), tables); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
 		}
 	}
@@ -504,7 +478,7 @@ func TestWriteErrors(t *testing.T) {
 	pools := func(p policy.Rule) []policy.Table {
 		return append([]policy.Table{{Rules: []policy.Rule{p}}}, within...)
 	}
-	if err := Write(io.Discard, pools(pool), nil); err != nil {
+	if err := Write(io.Discard, pools(pool)); err != nil {
 		t.Error(err)
 	}
 	slow := pool
@@ -517,7 +491,7 @@ func TestWriteErrors(t *testing.T) {
 		`write a policy: pool "uplink": rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?`:                                            pools(slow),
 		`write a policy: pool "uplink": rate 999999bit is less than the guarantees within the pool, which add up to 1mbit; raise it, or lower them`: pools(small),
 	} {
-		if err := Write(io.Discard, tables, nil); err == nil || err.Error() != want {
+		if err := Write(io.Discard, tables); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
 		}
 	}
@@ -526,10 +500,10 @@ func TestWriteErrors(t *testing.T) {
 	some := mustTables(t, plans, Device{Name: "eth0", L2Bytes: 14}, Device{Name: "x", L2Bytes: 14})
 	some[1].Device = "e\xff"
 	var out bytes.Buffer
-	if err := Write(&out, some, nil); !errors.As(err, new(LeftOutError)) || out.String() != "plans:\n  gold: 1mbit\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: gold\n" {
+	if err := Write(&out, some); !errors.As(err, new(LeftOutError)) || out.String() != "plans:\n  gold: 1mbit\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: gold\n" {
 		t.Errorf("Write: %v, got %s", err, &out)
 	}
-	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
+	if err := Write(full{}, good); err == nil || err.Error() != "write a policy: no room" {
 		t.Errorf("Write: got %v", err)
 	}
 }
@@ -551,7 +525,7 @@ func TestSameText(t *testing.T) {
 		}
 	}
 	var out strings.Builder
-	if err := Write(&out, tables, nil); err != nil {
+	if err := Write(&out, tables); err != nil {
 		t.Fatal(err)
 	}
 	if want := strings.ReplaceAll(text, ".0/24: {rate: 8mbit, each: /24}", ".0/24: 8mbit"); out.String() != want {

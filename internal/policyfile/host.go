@@ -34,13 +34,13 @@ func (r *reader) host(d *direction, e *entry) {
 	}
 	for _, other := range d.hosts {
 		if other.mac == mac {
-			r.errorf(&e.key, "host %v appears twice, first in line %d; remove one of them", mac, r.line(other.at))
+			r.errorf(&e.key, "host %v appears twice, first in %s; remove one of them", mac, r.where(other.at))
 			return
 		}
 	}
 	if d.match != d.direction.FarSide() {
-		r.errorf(&e.key, "host %v is at the far side, but this direction matches %v; move the host to another direction, or remove match in line %d",
-			mac, d.match, r.line(d.matchAt))
+		r.errorf(&e.key, "host %v is at the far side, but this direction matches %v; move the host to another direction, or remove match in %s",
+			mac, d.match, r.where(d.matchAt))
 		return
 	}
 	p := r.limit(&e.value, "a host", hostKeys)
@@ -105,7 +105,7 @@ func (r *reader) poolOfHost(of *direction, e *entry, said parcel, d policy.Draft
 	}
 	for _, other := range of.hosts {
 		if other.pool != nil && other.pool.rule.Label.Name == name {
-			r.errorf(&e.key, "host %s has the name of the one in line %d, and the name is that of its pool; rename one of them", d.Name, r.line(other.at))
+			r.errorf(&e.key, "host %s has the name of the one in %s, and the name is that of its pool; rename one of them", d.Name, r.where(other.at))
 			return nil
 		}
 	}

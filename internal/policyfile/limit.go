@@ -172,7 +172,8 @@ func (m *made) labelled(label *parcel) *made {
 // The text is the rest of the rule, which many rules have in common.
 func (r *reader) cutLabel(n *node) (text []byte, label *parcel) {
 	isLabel := func(e entry) bool { return slices.Contains(labelKeys, e.key.text) }
-	if !slices.ContainsFunc(n.entries, isLabel) {
+	merged := n.kind == mapping && n.end == n.start
+	if !merged && !slices.ContainsFunc(n.entries, isLabel) {
 		return r.text[n.start:n.end], nil
 	}
 	cut, at := node{kind: mapping, start: n.start}, n.start
@@ -185,6 +186,13 @@ func (r *reader) cutLabel(n *node) (text []byte, label *parcel) {
 		return isLabel(e)
 	})
 	p := r.parts(&cut, "a rule", labelKeys)
+	if merged {
+		text = nil
+		for _, e := range n.entries {
+			text = fmt.Appendf(text, "%s: %s, ", e.key.text, r.text[e.value.start:e.value.end])
+		}
+		return text, &p
+	}
 	return append(text, r.text[at:max(at, n.end)]...), &p
 }
 
@@ -204,9 +212,9 @@ func (r *limitReader) blame(err error, key uint32, rule, defaults parcel) {
 	if at, found := rule.place(word); found {
 		key = at
 	} else if p := rule.plan; p != nil && p.Gives(word) {
-		message += fmt.Sprintf(" (from plan %s, line %d)", p.key, r.line(p.at))
+		message += fmt.Sprintf(" (from plan %s, %s)", p.key, r.where(p.at))
 	} else if at, found := defaults.place(word); found {
-		message += fmt.Sprintf(" (from defaults, line %d)", r.line(at))
+		message += fmt.Sprintf(" (from defaults, %s)", r.where(at))
 	}
 	r.report(key, message)
 }

@@ -10,7 +10,6 @@ import (
 
 // notes are what is wrong with a text.
 type notes struct {
-	name string
 	*source
 	problems []problem
 	faults   int       // the number of problems, and of uses of something that was reported
@@ -18,19 +17,19 @@ type notes struct {
 	broken   bool      // there is a YAML error, which pieces may have caused
 }
 
-// yaml parses a part of the text, which has some lines before it. It returns nil if the
-// part is empty, and an error if it is not YAML.
-func (r *notes) yaml(text []byte, before int) (*node, error) {
+// yaml parses a part of the text, which has some lines before it. It returns the documents
+// that are not empty, and an error if it is not YAML.
+func (r *notes) yaml(text []byte, before int) ([]node, error) {
 	reported := len(r.problems)
 	t := tree{r, r.cursor(), before}
-	root, err := t.parse(text)
+	roots, err := t.parse(text)
 	if err != nil {
 		r.broken = true
 		at, message := r.syntaxError(err)
-		return nil, Errors{{r.name, at.line, at.column, message}}
+		return nil, Errors{r.located(at, message)}
 	}
 	r.broken = r.broken || len(r.problems) > reported
-	return root, nil
+	return roots, nil
 }
 
 func (r *notes) report(offset uint32, message string) {
@@ -46,7 +45,7 @@ func (r *notes) errorf(n *node, format string, args ...any) {
 func (r *notes) again(seen map[string]*node, key *node, name, called, advice string) bool {
 	first := seen[name]
 	if first != nil {
-		r.errorf(key, "%s appears twice, first in line %d%s", called, r.line(first.start), advice)
+		r.errorf(key, "%s appears twice, first in %s%s", called, r.where(first.start), advice)
 	} else {
 		seen[name] = key
 	}

@@ -15,7 +15,7 @@ func (r *reader) around(s *section, given map[string]*entry, direction string, w
 		if own := given["defaults"]; own != nil {
 			for _, part := range own.value.entries {
 				if part.key.text == "within" {
-					r.errorf(&part.key, "within names the pool of all rules here, and so does pool in line %d; remove one of them", r.line(e.key.start))
+					r.errorf(&part.key, "within names the pool of all rules here, and so does pool in %s; remove one of them", r.where(e.key.start))
 				}
 			}
 		}
@@ -104,7 +104,7 @@ func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
 			return nil, f.errorAt(p.at, err.Error())
 		}
 		if other := f.pools[name]; other != nil {
-			return nil, f.errorAt(p.at, fmt.Sprintf("pool %q of the device is also in line %d; rename that one", name, f.line(other.at)))
+			return nil, f.errorAt(p.at, fmt.Sprintf("pool %q of the device is also in %s; rename that one", name, f.where(other.at)))
 		}
 		pool.Label.Name, pool.Prefix, pool.Within = name, policy.PoolKey(name), s.poolOn(p.rule.Within, d.Name)
 		pool.Label.Owner.Device = d.Name

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -17,7 +18,7 @@ import (
 const maxDevice = 127
 
 var (
-	fileKeys      = []string{"defaults", "plans", "pools", "colours", "devices"}
+	fileKeys      = []string{"include", "defaults", "plans", "pools", "colours", "devices"}
 	deviceKeys    = append([]string{"defaults", "pool", "egress", "ingress"}, labelKeys...)
 	directionKeys = append([]string{"match", "defaults", "pool"}, labelKeys...)
 )
@@ -27,7 +28,7 @@ var (
 // devices. The File refers to the text, which must not change.
 func Parse(name string, text []byte) (*File, error) {
 	lines := 0
-	if len(text) >= largeFile {
+	if len(text) >= largeFile && !bytes.Contains(text, []byte("\n"+partLine)) {
 		lines = pieceLines
 	}
 	return parse(name, text, lines)
@@ -35,8 +36,8 @@ func Parse(name string, text []byte) (*File, error) {
 
 // parse parses a file by pieces of so many lines, or as a whole if lines is 0.
 func parse(name string, text []byte, lines int) (*File, error) {
-	source, at, err := newSource(text)
-	f := &File{name: name, source: source, exactly: map[string]*section{}, pools: map[string]*pool{}}
+	source, at, err := newSource(name, text)
+	f := &File{source: source, exactly: map[string]*section{}, pools: map[string]*pool{}}
 	if err != nil {
 		return nil, f.errorAt(uint32(at), err.Error())
 	}
@@ -44,10 +45,13 @@ func parse(name string, text []byte, lines int) (*File, error) {
 	if lines > 0 {
 		r.pieces, text = cut(source, lines)
 	}
-	root, err := r.yaml(text, 0)
+	roots, err := r.yaml(text, 0)
 	switch {
-	case root != nil && root.kind != nothing:
-		r.policy(root)
+	case len(roots) > 0:
+		for i := range roots[1:] {
+			r.merge(&roots[0], &roots[i+1])
+		}
+		r.policy(&roots[0])
 	case err == nil && len(r.problems) == 0:
 		r.report(0, "the file is empty; write devices: {} for a policy without rules")
 	}
@@ -71,7 +75,7 @@ type reader struct {
 }
 
 func newReader(f *File) *reader {
-	return &reader{file: f, limitReader: limitReader{notes: notes{name: f.name, source: &f.source}, pools: f.pools}}
+	return &reader{file: f, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
 }
 
 func (r *reader) policy(root *node) {
@@ -80,6 +84,9 @@ func (r *reader) policy(root *node) {
 		for _, e := range e.value.entries { // before all that may be within them
 			r.pools[e.key.text] = &pool{}
 		}
+	}
+	if e := given["include"]; e != nil && len(r.files) == 0 {
+		r.errorf(&e.key, "this includes no file; write it at the start of a line, such as include: [isp.yaml]")
 	}
 	var ofFile parcel
 	if e := given["colours"]; e != nil {
@@ -204,11 +211,11 @@ func (r *reader) table(s *section, of policy.Direction, n *node, defaults parcel
 			continue
 		}
 		for _, p := range r.pieces[e.key.start] {
-			root, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
-			if root == nil || err != nil {
+			roots, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
+			if len(roots) == 0 || err != nil {
 				continue // the file is parsed as a whole
 			}
-			more := r.entries(root, "a direction", directionExample)
+			more := r.entries(&roots[0], "a direction", directionExample)
 			for i := range more {
 				r.entry(d, &more[i])
 			}

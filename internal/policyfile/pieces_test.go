@@ -18,7 +18,7 @@ func TestPieces(t *testing.T) {
 		text.WriteString("      match: src\n      10.1.0.0/16: unlimited\n      \"10.2.0.0/16\": 2mbit\n")
 	}
 	for lines, pieces := range map[int]int{1: 2 * 39, 20: 2 * 2, 39: 2, 40: 0} {
-		source, _, err := newSource([]byte(text.String()))
+		source, _, err := newSource("f", []byte(text.String()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +36,7 @@ func TestPieces(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.policy(root)
+		r.policy(&root[0])
 		if r.broken || len(r.pieces) > 0 || len(r.problems) > 0 {
 			t.Errorf("pieces of %d lines: left are %v, problems are %v", lines, r.pieces, r.problems)
 		}

@@ -2,22 +2,25 @@ package policyfile
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"sort"
 	"unicode/utf8"
 )
 
-// A source is the text of a file, or of a part of it, with its lines.
+// A source is the text of a policy, or of a part of it, with its lines.
 type source struct {
+	name  string
 	text  []byte
 	lines []uint32 // the offset of each
+	files []part   // in the order of the text
 }
 
 // newSource splits a text into lines. If the text has a character that is not allowed, it
 // returns an error and the character's offset.
-func newSource(text []byte) (s source, at int, err error) {
-	s.text = text
+func newSource(name string, text []byte) (s source, at int, err error) {
+	s.name, s.text = name, text
 	if uint64(len(text)) > math.MaxUint32 {
 		return s, 0, fmt.Errorf("the file has %d bytes, and less than 4 GiB are allowed; merge networks", len(text))
 	}
@@ -38,7 +41,14 @@ func newSource(text []byte) (s source, at int, err error) {
 		}
 		i += size
 	}
+	s.findParts()
 	return s, 0, nil
+}
+
+// located is an error at a position.
+func (s *source) located(at position, message string) Error {
+	name, line := s.inPart(at.line)
+	return Error{cmp.Or(name, s.name), line, at.column, message}
 }
 
 // A position is a line and a column, in characters, both from 1.

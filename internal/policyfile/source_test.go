@@ -13,7 +13,7 @@ import (
 func TestCursor(t *testing.T) {
 	r := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	text := "\uFEFFab\r\n\n\u00e9\U0001F600x\n" + strings.Repeat("y\u00e9", 20) + "\nend"
-	s, _, err := newSource([]byte(text))
+	s, _, err := newSource("f", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

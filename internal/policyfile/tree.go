@@ -45,29 +45,27 @@ type tree struct {
 	before int // lines before what is parsed
 }
 
-// parse returns the root of the only document of a text, or nil if there is none. The error
+// parse returns the roots of the documents of a text that are not empty: one, and one for each file that it includes. The error
 // is for text that is not YAML. It reports YAML that policies cannot use.
-func (t *tree) parse(text []byte) (*node, error) {
+func (t *tree) parse(text []byte) (roots []node, err error) {
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
 		return nil, err
 	}
-	var document, another yaml.Node
-	if err = loader.Load(&document); err != nil {
-		if errors.Is(err, io.EOF) {
+	for {
+		var document yaml.Node
+		if err = loader.Load(&document); errors.Is(err, io.EOF) {
+			return roots, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if root := t.node(document.Content[0]); root.kind == nothing {
+			continue
+		} else if roots = append(roots, root); len(roots) > 1+len(t.files) {
+			t.report(uint32(t.at(&document)), "a second document begins here; a policy is one document, so remove the --- or move the rest to another file, which this one includes")
 			return nil, nil
 		}
-		return nil, err
 	}
-	switch err = loader.Load(&another); {
-	case err == nil:
-		t.report(uint32(t.at(&another)), "a second document begins here; a policy is one document, so remove the --- or move the rest to another file")
-		return nil, nil
-	case !errors.Is(err, io.EOF):
-		return nil, err
-	}
-	root := t.node(document.Content[0])
-	return &root, nil
 }
 
 // at returns the offset of a node.

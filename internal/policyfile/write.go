@@ -18,10 +18,9 @@ import (
 // Write writes a policy file of which Parse and File.Tables make these tables again,
 // with rules in their order. Rules must be valid, and as policy.Limit.Rule makes them.
 // Plans are made of the rules that follow them: rules that differ from most of the
-// others say how. A comment, if there is such a function and it returns one, ends the
-// line of its rule. A direction of a device has one table only. The error is a LeftOutError
+// others say how. A direction of a device has one table only. The error is a LeftOutError
 // if all but some devices were written.
-func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
+func Write(w io.Writer, tables []policy.Table) error {
 	pools, of, err := byDevice(tables)
 	if err == nil {
 		err = policy.CheckPools(tables)
@@ -69,13 +68,7 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 			}
 			for i := range t.Rules {
 				r := &t.Rules[i]
-				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell.value(r))
-				if comment != nil {
-					if text := harmless(comment(device, t.Direction, r.Prefix)); text != "" {
-						fmt.Fprintf(out, "  # %s", text)
-					}
-				}
-				out.WriteByte('\n')
+				fmt.Fprintf(out, "      %s: %s\n", networkKey(r.Prefix), spell.value(r))
 			}
 			for _, h := range hosts[side{device, t.Direction}] {
 				fmt.Fprintf(out, "      %v: %s\n", h.mac, h.value(spell))
@@ -147,13 +140,6 @@ func networkKey(p netip.Prefix) string {
 		return s
 	}
 	return p.String()
-}
-
-// harmless returns a text in one line, for a comment.
-func harmless(comment string) string {
-	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(comment, " "), func(c rune) bool {
-		return unicode.IsSpace(c) || !unicode.IsGraphic(c)
-	}), " ")
 }
 
 // A speller writes rules and pools. It remembers values, because most rules have the value of another one.

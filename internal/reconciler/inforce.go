@@ -10,9 +10,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-// record records the policy as the one in force, unless a change is pending, which has a record of its own.
+// record records the policy of the file as the one in force, unless a change is pending, which has a record of its own.
 func (r *Reconciler) record(n *loader.Namespace, from lastgood.Policy) {
-	if n.Pending() != nil || from.Text == nil {
+	if n.Pending() != nil || from.Text == nil || r.file == "" {
 		return
 	}
 	r.unrecorded = false
@@ -49,6 +49,9 @@ func (r *Reconciler) reattach() error {
 
 // inForce returns the policy in force for devices that appear, and the one that is once a pending change has reverted.
 func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy) {
+	if r.file == "" {
+		return r.recorded(n)
+	}
 	now, reverted, err := inforce.Phases(n, r.policy, r.parsed)
 	if err != nil {
 		r.OnWarning(err)
@@ -63,6 +66,38 @@ func (r *Reconciler) inForce(n *loader.Namespace) (now, reverted lastgood.Policy
 		}
 	}
 	return now, reverted
+}
+
+// recorded returns the same where there is no file. The record goes with the last device, so what was read before counts then.
+func (r *Reconciler) recorded(n *loader.Namespace) (now, reverted lastgood.Policy) {
+	last, err := n.Policies()
+	if err != nil {
+		r.OnWarning(err)
+	}
+	if len(last.Now)+len(last.Reverted)+len(last.Undone) == 0 {
+		return r.policy, r.policy
+	}
+	of := func(p inforce.Packed) lastgood.Policy {
+		if len(p) == 0 {
+			return nothing("")
+		}
+		return r.parsed(p)
+	}
+	return of(last.Now), of(last.Reverted)
+}
+
+// adopt reads the policy in force. An unconfirmed one is none to remember.
+func (r *Reconciler) adopt() error {
+	if r.policy.File == nil {
+		r.policy = nothing("")
+	}
+	n, err := loader.Read(r.Options)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	_, r.policy = r.recorded(n)
+	return nil
 }
 
 // parsed is inforce.Parsed. It remembers the last one that is not the policy of the file.

@@ -25,7 +25,7 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 		for _, c := range policy.Changes(&have.Rule, &want) {
 			changes = append(changes, c.String())
 		}
-		r.warnOnce(fmt.Errorf("pool %q is not as in %s, and watch does not change it: to change %s, apply the file",
+		r.warnOnce(fmt.Errorf("pool %q is not as in %s, and serve does not change it: to change %s, apply the file",
 			want.Label.Name, from, strings.Join(changes, ", ")))
 	}
 }

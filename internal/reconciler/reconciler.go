@@ -5,6 +5,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ const (
 // Rules that something else has detached limit nothing until then.
 var sweepEvery = 10 * time.Second
 
-// A Reconciler applies a policy to the devices of a network namespace.
+// A Reconciler applies a policy to the devices of a network namespace: the one in force, or that of the file of Load.
 type Reconciler struct {
 	Options     loader.Options
 	OnApply     func(Event)  // is called when rules were applied
@@ -59,7 +60,7 @@ type Reconciler struct {
 
 	file, lastGood string
 	policy         lastgood.Policy
-	read           version      // of file when it was read
+	read           string       // versionsOf file and those that it includes, when they were read
 	missing        bool         // there was no file when it was read
 	packed         packedPolicy // the last one that was recorded
 	unrecorded     bool         // it was read, and is to be recorded
@@ -93,12 +94,6 @@ func (e Event) String() string {
 	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
 }
 
-// A version identifies the contents of a file.
-type version struct {
-	inode, bytes     uint64
-	changed, written unix.Timespec
-}
-
 // nothing is a policy without rules.
 func nothing(file string) lastgood.Policy {
 	f, _ := policyfile.Parse(file, []byte("devices: {}")) // which is valid
@@ -109,7 +104,7 @@ func nothing(file string) lastgood.Policy {
 // that is "". If there is no file, the error is fs.ErrNotExist. Then devices that appear get no rules until there is one.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
-	r.read = versionOf(r.file)
+	r.read = r.versions()
 	p, err := lastgood.Load(file, lastGood)
 	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
 		r.policy = nothing(file)
@@ -117,18 +112,32 @@ func (r *Reconciler) Load(file, lastGood string) error {
 	if err != nil {
 		return err
 	}
-	r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false
+	if r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false; len(p.Included()) > 0 {
+		r.read = r.versions()
+	}
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
 	}
 	return nil
 }
 
-// Devices are the devices and patterns for which the policy has rules.
-func (r *Reconciler) Devices() []string { return r.policy.Devices() }
+// Watches says what Run watches for. Call it after Load and not during Run, except in ready.
+func (r *Reconciler) Watches() string {
+	from := cmp.Or(r.file, "the policy in force")
+	switch {
+	case r.missing:
+		return "there is no file " + from + "; until there is, devices that appear get no rules"
+	case r.file == "" && r.policy.Path == "":
+		return "no policy is in force; until one is applied, devices that appear get no rules"
+	}
+	return fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(plain.Lines(r.policy.Devices())), "no devices"), from)
+}
 
 // reload reads the policy again. It does not affect devices that exist.
 func (r *Reconciler) reload(ctx context.Context) {
+	if r.file == "" {
+		return
+	}
 	err := r.Load(r.file, r.lastGood)
 	if r.missing {
 		sleep(ctx, pause) // an editor may be replacing it
@@ -146,7 +155,8 @@ func (r *Reconciler) reload(ctx context.Context) {
 
 // Run applies the policy in the network namespace of the calling thread until ctx is
 // done. It begins with all existing devices, and then calls ready. It reads the policy
-// again after a value on reread, or if the file has changed when devices need rules.
+// again after a value on reread, or if the file has changed when devices need rules. Without Load, it follows the policy in
+// force.
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
@@ -168,7 +178,11 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			waiting = slices.AppendSeq(waiting, maps.Values(r.failed))
 			clear(r.failed)
 		}
-		if len(waiting) > 0 && versionOf(r.file) != r.read {
+		if r.file == "" && (due || len(waiting) > 0) {
+			if err := r.adopt(); err != nil {
+				return err
+			}
+		} else if len(waiting) > 0 && r.versions() != r.read {
 			r.reload(ctx)
 		}
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
@@ -287,13 +301,19 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// versionOf returns the zero version if stat fails.
-func versionOf(path string) version {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return version{}
+// versions tells whether the file of the policy and those that it includes have changed.
+func (r *Reconciler) versions() (all string) {
+	files := []string{r.file}
+	if r.policy.File != nil {
+		files = append(files, r.policy.Included()...)
 	}
-	return version{st.Ino, uint64(st.Size), st.Ctim, st.Mtim}
+	for _, path := range files {
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err == nil {
+			all += fmt.Sprintln(path, st.Ino, st.Size, st.Ctim, st.Mtim)
+		}
+	}
+	return all
 }
 
 // serve applies the policy to devices, and returns those that remain for a retry.

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"fmt"
 	"io"
 	"slices"
 
@@ -84,23 +83,8 @@ func (c *Chart) join() {
 	c.bins, c.width = joined, 2*c.width
 }
 
-// File formats of a chart, by file name extension.
-const (
-	SVG = ".svg"
-	PNG = ".png"
-)
-
-// Write draws the chart in one of these formats: rates at the top, levels below. The title may have
-// several lines.
-func (c *Chart) Write(w io.Writer, kind, title string) error {
-	switch kind {
-	case SVG:
-		return c.draw(title).writeSVG(w)
-	case PNG:
-		return c.draw(title).writePNG(w)
-	}
-	return fmt.Errorf("a chart is %s or %s, not %q", SVG, PNG, kind)
-}
+// WriteSVG draws the chart: rates at the top, levels below. The title may have several lines.
+func (c *Chart) WriteSVG(w io.Writer, title string) error { return c.draw(title).writeSVG(w) }
 
 // limit returns the rule of the chart, and whether it has a single bucket. The rules of one
 // chart differ only in their prefixes.

@@ -11,7 +11,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -80,36 +83,36 @@ func (a Applied) Text(w io.Writer) error {
 	if a.ConfirmedAgoNS != nil {
 		fmt.Fprintf(text, "confirmed %s, which stays\n", changeOf(*a.ConfirmedAgoNS))
 	}
-	var all changes
+	var all Changes
 	upgraded := 0
 	devices := map[string]bool{}
 	for _, h := range a.Hooks {
-		all = changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
+		all = Changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
 		devices[h.Device] = true
 		if h.Upgraded {
 			upgraded++
 		}
 	}
-	pools := changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
+	pools := Changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
 	switch {
-	case len(a.Hooks) == 0 && pools == changes{}:
+	case len(a.Hooks) == 0 && pools == Changes{}:
 		text.WriteString("nothing to change\n")
 	case len(a.Hooks) == 0:
-	case all == changes{}:
+	case all == Changes{}:
 		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
 	default:
-		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
+		fmt.Fprintf(text, "%s on %s\n", all.Words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
 	}
-	if pools != (changes{}) {
-		fmt.Fprintln(text, pools.words("pool", "added", "changed", "removed"))
+	if pools != (Changes{}) {
+		fmt.Fprintln(text, pools.Words("pool", "added", "changed", "removed"))
 	}
 	if upgraded > 0 && !a.Verbose {
 		text.WriteString("replaced the programs of another build\n")
 	}
 	for _, h := range a.Hooks {
 		var parts []string
-		if c := (changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (changes{}) {
-			parts = append(parts, c.words("rule", "added", "changed", "removed"))
+		if c := (Changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (Changes{}) {
+			parts = append(parts, c.Words("rule", "added", "changed", "removed"))
 		}
 		if h.Reattached != "" {
 			parts = append(parts, "attached again (was: "+h.Reattached+")")
@@ -136,11 +139,11 @@ func changeOf(ns uint64) string {
 	return fmt.Sprintf("the change of %s, %v ago", time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
 }
 
-// changes are how many rules were added, changed and removed.
-type changes [3]int
+// Changes are how many rules were added, changed and removed.
+type Changes [3]int
 
-// words is "2 rules added, 1 changed" for such a thing and verbs.
-func (c changes) words(thing string, verbs ...string) string {
+// Words is "2 rules added, 1 changed" for such a thing and verbs.
+func (c Changes) Words(thing string, verbs ...string) string {
 	var parts []string
 	for i, n := range c {
 		switch {
@@ -238,7 +241,7 @@ func NewDifferences(differences []policy.Difference) Differences {
 		out = append(out, r)
 	}
 	sort.SliceStable(out, func(i, j int) bool {
-		return cmp.Or(Natural(out[i].Device, out[j].Device), Natural(out[i].Pool, out[j].Pool)) < 0
+		return cmp.Or(plain.Natural(out[i].Device, out[j].Device), plain.Natural(out[i].Pool, out[j].Pool)) < 0
 	})
 	return out
 }
@@ -247,8 +250,8 @@ func NewDifferences(differences []policy.Difference) Differences {
 func shortLimit(r *policy.Rule) string {
 	rate, _ := limit(*r)
 	var parts []string
-	if rate != nil || r.Within == "" {
-		parts = append(parts, (&Rule{RateBits: rate, scope: scope(*r), ColourOptions: NewColourOptions(*r)}).rate())
+	if options := NewColourOptions(*r); rate != nil || r.Within == "" {
+		parts = append(parts, rateFor(options.rate(rateText(rate)), live.Scope(r)))
 	}
 	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
 	if r.Rate != policy.Unlimited {
@@ -270,25 +273,11 @@ func (d Differences) Text(w io.Writer) error {
 		text.WriteString("nothing to change\n")
 		return text.Flush()
 	}
-	marks := []string{"add", "change", "remove"}
-	var all, pools changes
-	devices, widest := map[string]bool{}, 0
+	d.counts(text)
+	where, widest := "", 0
 	for _, r := range d {
-		if r.Kind == KindPool {
-			pools[slices.Index(marks, r.Change)]++
-		} else {
-			all[slices.Index(marks, r.Change)]++
-			devices[r.Device] = true
-		}
 		widest = max(widest, min(len(r.what), mostWidth))
 	}
-	if all != (changes{}) {
-		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
-	}
-	if pools != (changes{}) {
-		fmt.Fprintln(text, pools.words("pool", "to add", "to change", "to remove"))
-	}
-	where := ""
 	for _, r := range d {
 		at := plain.Line(r.Device) + " " + r.Direction
 		if r.Kind == KindPool {
@@ -302,6 +291,107 @@ func (d Differences) Text(w io.Writer) error {
 		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
+}
+
+// kinds of changes, in the order of changes.
+var changeKinds = []string{"add", "change", "remove"}
+
+// counts says how many rules and pools would change.
+func (d Differences) counts(w io.Writer) {
+	var all, pools Changes
+	devices := map[string]bool{}
+	for _, r := range d {
+		if r.Kind == KindPool {
+			pools[slices.Index(changeKinds, r.Change)]++
+		} else {
+			all[slices.Index(changeKinds, r.Change)]++
+			devices[r.Device] = true
+		}
+	}
+	if all != (Changes{}) {
+		fmt.Fprintf(w, "%s on %s\n", all.Words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	}
+	if pools != (Changes{}) {
+		fmt.Fprintln(w, pools.Words("pool", "to add", "to change", "to remove"))
+	}
+}
+
+// A ChangeSummary is how many rules and pools apply would add, remove, or change an option of.
+type ChangeSummary struct {
+	Change string `json:"change"` // add, remove or change
+	Option string `json:"option"` // that changes; "" unless Change is change
+	Rules  int    `json:"rules"`
+	Pools  int    `json:"pools"`
+	// Names are whose these are, in their order, each once: the name of a rule, or its network; that of the rules in a pool, or
+	// of the pool.
+	Names []string `json:"names"`
+}
+
+// Summary is the differences by kind and option, in the order of the first of each. tables have the rules before and after.
+func (d Differences) Summary(tables ...[]policy.Table) []ChangeSummary {
+	owners := map[string]string{} // the name that all rules directly within a pool have
+	for _, t := range slices.Concat(tables...) {
+		for _, r := range t.Rules {
+			if name, known := owners[string(r.Within)]; r.Pool || known && name != r.Label.Name {
+				owners[string(r.Within)] = ""
+			} else if !known {
+				owners[string(r.Within)] = r.Label.Name
+			}
+		}
+	}
+	type key struct{ change, option string }
+	type named struct {
+		key
+		name string
+	}
+	out, at, seen := []ChangeSummary{}, map[key]int{}, map[named]bool{}
+	for _, r := range d {
+		keys := []key{{change: r.Change}}
+		if r.Change == "change" {
+			keys = nil
+			for _, o := range r.Options {
+				keys = append(keys, key{r.Change, o.Option})
+			}
+		}
+		who := cmp.Or(r.label.Name, r.what)
+		if r.Kind == KindPool {
+			who = cmp.Or(owners[r.Pool], r.Pool)
+		}
+		for _, k := range keys {
+			i, found := at[k]
+			if !found {
+				i = len(out)
+				at[k], out = i, append(out, ChangeSummary{Change: k.change, Option: k.option, Names: []string{}})
+			}
+			s := &out[i]
+			if r.Kind == KindPool {
+				s.Pools++
+			} else {
+				s.Rules++
+			}
+			if n := (named{k, who}); !seen[n] {
+				seen[n] = true
+				s.Names = append(s.Names, who)
+			}
+		}
+	}
+	return out
+}
+
+// SummaryText writes how much would change, and of each kind the first names.
+func (d Differences) SummaryText(all []ChangeSummary) func(io.Writer) error {
+	return func(w io.Writer) error {
+		text := bufio.NewWriter(w)
+		if len(d) == 0 {
+			text.WriteString("nothing to change\n")
+		}
+		d.counts(text)
+		for _, s := range all {
+			first := fmt.Sprintf("  %-19s %6d  ", strings.TrimSpace(s.Change+" "+s.Option), s.Rules+s.Pools)
+			text.WriteString(plain.Fold(plain.List(plain.Lines(s.Names)), screenWidth, first, strings.Repeat(" ", len(first))))
+		}
+		return text.Flush()
+	}
 }
 
 // words are what would change of the rule, or what the rule is.
@@ -325,4 +415,18 @@ func (r Difference) words() string {
 		says = strconv.Quote(r.label.Name) + ": " + says
 	}
 	return says
+}
+
+// MadeBy says who made the change that is pending; "" if that is not known.
+func MadeBy(pending *loader.PendingError) string {
+	if pending == nil {
+		return ""
+	}
+	a := pending.Author
+	user, command, known := strings.Cut(a.Who, "\x00")
+	if !known {
+		return ""
+	}
+	began := time.Now().Add(-time.Duration(maps.Now() - min(a.Began, maps.Now())))
+	return fmt.Sprintf("%s made it with %s at %s", plain.Line(user), plain.Quoted(plain.Line(command)), began.Format(time.TimeOnly))
 }

@@ -54,6 +54,37 @@ tap10 egress
 	same(t, "none", text(t, Differences{}.Text), "nothing to change\n")
 }
 
+// A summary has a line for each kind of change, with the names of those whose rules or pools these are.
+func TestSummary(t *testing.T) {
+	pool := func(name string, rate policy.Rate) *policy.Rule {
+		r, err := policy.Limit{Rate: rate}.Pool(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &r
+	}
+	member := func(address, name string, within policy.Within) *policy.Rule {
+		return &policy.Rule{Prefix: netip.MustParsePrefix(address), Rate: policy.Unlimited, Within: within, Label: policy.Label{Name: name}}
+	}
+	inn, farm := member("10.0.0.1/32", "Inn (1)", "1 down"), member("10.0.0.2/32", "Farm\x1b (2)", "mast")
+	all := NewDifferences([]policy.Difference{
+		{Have: pool("1 down", 1e6), Want: pool("1 down", 2e6)},
+		{Have: pool("mast", 1e6), Want: pool("mast", 2e6)},
+		{Device: "eth1", Want: inn},
+		{Device: "eth1", Have: farm},
+		{Device: "eth1", Have: member("10.0.0.3/32", "", "mast")},
+	})
+	summary := all.Summary([]policy.Table{{Device: "eth1", Rules: []policy.Rule{*inn, *farm, *member("10.0.0.3/32", "", "mast")}}})
+	same(t, "summary", text(t, all.SummaryText(summary)), `
+1 rule to add, 2 to remove on 1 device
+2 pools to change
+  change rate              2  Inn (1), mast
+  add                      1  Inn (1)
+  remove                   2  Farm\u001b (2), 10.0.0.3
+`)
+	same(t, "none", text(t, Differences{}.SummaryText(nil)), "nothing to change\n")
+}
+
 func TestApplied(t *testing.T) {
 	ok := HookChange{Device: "tap0", Direction: "egress", Added: 2}
 	again := HookChange{Device: "a\nb", Direction: "ingress", Changed: 1, Reattached: "detached"}

@@ -89,19 +89,6 @@ func (o *ColourOptions) rate(cir string) string {
 	return cir
 }
 
-// most is the rate of all packets that are not red, or if yellow ones are dropped, of green ones. It is given the CIR.
-func (o *ColourOptions) most(cir uint64) uint64 {
-	switch {
-	case *o.Yellow == policy.ActionDrop.String():
-		return cir
-	case o.PIRBits != nil:
-		return *o.PIRBits
-	case o.EIRBits != nil:
-		return cir + *o.EIRBits
-	}
-	return cir
-}
-
 // actions is what happens to packets by colour; that green ones pass goes without saying.
 func (o *ColourOptions) actions() string {
 	text := fmt.Sprintf("yellow %s, red %s", *o.Yellow, *o.Red)
@@ -111,16 +98,13 @@ func (o *ColourOptions) actions() string {
 	return text
 }
 
-// onExcess is what happens to excess packets.
-func (r *Rule) onExcess() string {
+// OnExcess is what happens to excess packets.
+func (r *Rule) OnExcess() string {
 	if r.HasColours() {
 		return r.actions()
 	}
 	return r.Excess
 }
-
-// isAware reports whether packets come in with colours.
-func (o *ColourOptions) isAware() bool { return o.Aware != nil && *o.Aware }
 
 // byColour is the packets of a rule by colour; "" for none.
 func (c *ColourCounters) byColour() string {
@@ -172,8 +156,7 @@ type Colouring struct {
 	GreenInNS           *uint64 `json:"green_in_ns"`         // until the packet would be green, if no others come; null for never
 	YellowInNS          *uint64 `json:"yellow_in_ns"`        // until it would be yellow or green; null for never
 
-	Peak     bool `json:"-"` // the second bucket is P
-	RedFirst bool `json:"-"` // at the speed of the device, P is full before C
+	Peak bool `json:"-"` // the second bucket is P
 }
 
 // second is what RFCs call the second bucket, and its size.
@@ -204,22 +187,21 @@ func (c *Colouring) comesIn() string {
 	return fmt.Sprintf("%s (%s)", c.ColourIn, c.DSCP)
 }
 
-// become is what happens to packets of the colour.
-func (c *Colouring) become() string {
+// become is what happens to a packet of the colour, or to many.
+func (c *Colouring) become(many bool) string {
+	passes, is, gets, it := "passes", "is ", "gets ", "it allows"
+	if many {
+		passes, is, gets, it = "pass", "are ", "get ", "they allow"
+	}
 	switch c.Action {
 	case policy.ActionPass.String():
-		return "pass"
+		return passes
 	case policy.ActionDrop.String():
-		return "are dropped"
+		return is + "dropped"
 	case policy.ActionECN.String():
-		return "are marked by ECN if they allow it, else dropped"
+		return is + "marked by ECN if " + it + " it, else dropped"
 	}
-	return "get " + strings.TrimPrefix(c.Action, "dscp:") + ", and pass"
-}
-
-// becomes is the same for one packet.
-func (c *Colouring) becomes() string {
-	return strings.NewReplacer("pass", "passes", "get ", "gets ", "are ", "is ", "they allow", "it allows").Replace(c.become())
+	return gets + strings.TrimPrefix(c.Action, "dscp:") + ", and " + passes
 }
 
 func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colour.String() }
@@ -227,111 +209,61 @@ func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colou
 // why says which bucket decided over a packet of so many bytes; "" if none did.
 func (c *Colouring) why(bytes, cbs uint64) string {
 	second, size := c.second()
-	notFirst, notSecond := "C has no room for it", second+" has no room for it"
+	inFirst, inSecond := "C has no room for it", second+" has no room for it"
 	switch {
 	case !c.isIn(policy.Green):
-		notFirst = "it comes in " + c.comesIn()
+		inFirst = "it comes in " + c.comesIn()
 	case bytes > cbs:
-		notFirst = "it is larger than CBS"
+		inFirst = "it is larger than CBS"
 	}
 	switch {
+	case *c.SecondRoomPackets > 0:
+		inSecond = fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
 	case *c.SecondCapacityBytes == 0:
-		notSecond = size + " is 0"
+		inSecond = size + " is 0"
 	case bytes > *c.SecondCapacityBytes:
-		notSecond = "it is larger than " + size
+		inSecond = "it is larger than " + size
 	}
-	room := fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
 	switch {
 	case c.isIn(policy.Red):
 		return ""
-	case c.Colour == policy.Yellow.String() && c.Colour == c.ColourIn:
-		return room
-	case c.Colour == policy.Yellow.String():
-		return notFirst + ", and " + room
-	case c.Peak:
-		return notSecond
-	case c.isIn(policy.Green) && bytes <= min(cbs, *c.SecondCapacityBytes):
-		return "neither C nor E has room for it"
+	case c.Colour == c.ColourIn, c.Peak && c.Colour == policy.Red.String():
+		return inSecond
 	}
-	return notFirst + ", and " + notSecond
+	return inFirst + ", and " + inSecond
 }
 
-// better says when a packet of so many bytes would get a better colour; "" for a green one.
-func (c *Colouring) better(bytes, cbs uint64) string {
-	if c.Colour == policy.Green.String() {
-		return ""
+// better says when a packet that is not green would get a better colour.
+func (c *Colouring) better() string {
+	text, waits := "never green", c.GreenInNS != nil
+	if waits {
+		text = "green in " + About(*c.GreenInNS)
 	}
-	_, size := c.second()
-	var parts []string
 	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
-		parts = append(parts, "yellow in "+about(*c.YellowInNS))
+		text, waits = "yellow in "+About(*c.YellowInNS)+", "+text, true
 	}
-	if c.GreenInNS != nil {
-		parts = append(parts, "green in "+about(*c.GreenInNS))
-	}
-	never := ""
-	if c.GreenInNS == nil {
-		switch {
-		case !c.isIn(policy.Green):
-			never = "it comes in " + c.comesIn()
-		case bytes > cbs:
-			never = "it is larger than CBS"
-		default:
-			never = "it is larger than " + size
-		}
-		never = "never green, as " + never
-	}
-	text := strings.Join(parts, ", ")
-	if text == "" {
-		return never
-	}
-	if text += ", if no others come"; never != "" {
-		text += "; " + never
+	if waits {
+		text += ", if no others come"
 	}
 	return text
 }
 
-// coloured is the verdict of a rule with colours, and when there will be another one.
-func (p *Stop) coloured(s *strings.Builder) {
-	b, bytes := p.Bucket, p.Counted.Bytes
-	text := p.packet()
+// coloured is the colour of a packet, what happens to it, and when it would have a better one.
+func (p *Stop) coloured() string {
+	b, text := p.Bucket, ""
 	if in := b.comesIn(); in != "" {
-		text += " that comes in " + in
+		text = "that comes in " + in + " "
 	}
-	if b.Colour != policy.Green.String() {
-		is := "is"
-		if b.Colour == b.ColourIn {
-			is = "stays"
-		}
-		why := b.why(bytes, b.CapacityBytes)
-		if why != "" {
-			why = ": " + why
-		}
-		fact(s, "now", fmt.Sprintf("%s %s %s%s; it %s", text, is, b.Colour, why, b.becomes()))
-		fact(s, "later", b.better(bytes, b.CapacityBytes))
-		return
+	if b.Colour == policy.Green.String() {
+		return text + fmt.Sprintf("is green, and %s; room for %s", b.become(false), plain.Count(b.RoomPackets, "such packet"))
 	}
-	fact(s, "now", fmt.Sprintf("%s is green, and %s; room for %s", text, b.becomes(), plain.Count(b.RoomPackets, "such packet")))
-	switch {
-	case b.SpeedBits == nil:
-	case b.FullNS == nil:
-		fact(s, "later", fmt.Sprintf("green: the device's %s cannot fill C", policy.Rate(*b.SpeedBits)))
-	case b.RedFirst || bytes > *b.SecondCapacityBytes:
-		b.later(s, policy.Red.String())
-	default:
-		b.later(s, policy.Yellow.String())
+	is := "is "
+	if b.Colour == b.ColourIn {
+		is = "stays "
 	}
-}
-
-// coloured is the colour of the packet, what happens to it, and when it would have a better one.
-func (a *Answer) coloured() string {
-	text := fmt.Sprintf("%d bytes", a.Bytes)
-	if in := a.comesIn(); in != "" {
-		text += " that come in " + in
+	text += is + b.Colour
+	if why := b.why(p.Bytes, b.CapacityBytes); why != "" {
+		text += ": " + why
 	}
-	text += " are " + a.Colour + " now, and " + a.become()
-	if later := a.better(a.Bytes, *a.CapacityBytes); later != "" {
-		text += "; " + later
-	}
-	return text
+	return text + "; it " + b.become(false) + "; " + b.better()
 }

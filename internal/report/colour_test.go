@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -49,19 +51,18 @@ func TestColoursInJSON(t *testing.T) {
 		{rfc4115, `"pir_bits_per_second":null,"pbs_bytes":null,"eir_bits_per_second":500000,"ebs_bytes":131072,"colour_aware":false`},
 		{plain, `"pir_bits_per_second":null,"pbs_bytes":null,"eir_bits_per_second":null,"ebs_bytes":null,"colour_aware":null,"colours":null,"green":null,"yellow":null,"red":null`},
 	} {
-		b, err := json.Marshal(NewRule("eth0", policy.Egress, policy.MatchDst, test.rule, byColours, 0))
+		b, err := json.Marshal(onEth0(test.rule, byColours, 0))
 		counted := `"green_packets":60,"green_bytes":60000,"yellow_packets":30,"yellow_bytes":30000,"red_packets":10,"red_bytes":10000`
 		if got := string(b); err != nil || !strings.Contains(got, test.want) || !strings.Contains(got, counted) {
 			t.Errorf("%v: %s, want %s and %s", err, got, test.want, counted)
 		}
 	}
 	proposed, _ := trtcm.Proposed()
-	shadow := NewShadow(proposed, byColours, nil, 0)
+	shadow := NewShadow(&live.Shadow{Rule: proposed, Counters: byColours})
 	if shadow.RefusedPackets != 10 || shadow.SeenPackets != 100 || shadow.YellowPackets != 30 || *shadow.PIRBits != 2e6 || *shadow.PBSBytes != 131072 {
 		t.Errorf("the shadow is %+v", shadow)
 	}
-	out := NewRule("eth0", policy.Egress, policy.MatchDst, trtcm, byColours, 0)
-	out.Shadow = NewShadow(proposed, byColours, nil, 100)
+	out := remade(onEth0(trtcm, byColours, 0), func(it *live.Item) { it.Shadow = &live.Shadow{Rule: proposed, Counters: byColours, Room: 100} })
 	same(t, "shadows", text(t, func(w io.Writer) error { return Rules{out}.Shadows(w, 1, 100) }), `
 RULE         DEVICE            SHADOW    SEEN  WOULD DROP  COLOURS
 10.0.1.0/24  eth0 egress  2mbit/2mbit  100 kB         10%  60% green, 30% yellow, 10% red
@@ -72,9 +73,9 @@ func TestColoursInTables(t *testing.T) {
 	srtcm, trtcm, rfc4115, plain := coloured(t)
 	var rules Rules
 	for _, r := range []policy.Rule{srtcm, trtcm, rfc4115, plain} {
-		out := NewRule("eth0", policy.Egress, policy.MatchDst, r, byColours, 1000)
-		if out.Attached, out.State = new(true), "attached"; out.HasColours() {
-			out.SecondLevelBytes = new(uint64(65536))
+		out := onEth0(r, byColours, 1000)
+		if out.HasColours() {
+			out = remade(out, func(it *live.Item) { it.Second = 65536 })
 			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: out.SecondLevelBytes}}
 		} else {
 			out.ColourCounters = ColourCounters{}
@@ -91,10 +92,12 @@ eth0 egress  10.0.1.0/24  1mbit/2mbit per host  90.0 kB      10%
 eth0 egress  10.0.2.0/24         1mbit+500kbit  90.0 kB      10%
 eth0 egress  10.0.3.0/24                 1mbit  90.0 kB      10%
 `)
-	before := Sample{passedBytes: 30_000, droppedBytes: 5000, offered: 35, dropped: 5, excess: 10, green: 20_000, yellow: 10_000, red: 5000}
+	before := maps.Counters{
+		PassedBytes: 30_000, PassedPackets: 30, DroppedBytes: 5000, DroppedPackets: 5, ExcessPackets: 10, GreenBytes: 20_000, YellowBytes: 10_000, RedBytes: 5000,
+	}
 	measured := slices.Clone(rules)
 	for i := range measured {
-		measured[i].Since(before, 1e9)
+		measured[i] = since(measured[i], live.Counts{Counters: before}, time.Second)
 	}
 	same(t, "measured", text(t, Table{Rules: measured, Of: len(rules)}.Text), `
 DEVICE       NETWORK                      RATE      USE  OF RATE    GREEN   YELLOW       RED  DROPPED
@@ -118,7 +121,7 @@ RULE         DEVICE       KEY         LEVEL  FULL       E OR P
 	rules[2].Sentence = "says"
 	same(t, "detail", text(t, rules[2].Detail), `
 says
-  state      in force, by 
+  state      in force, by tcx
   passed     90.0 kB in 90 packets
   dropped    10.0 kB in 10 packets, 10% of packets
   green      60.0 kB in 60 packets
@@ -141,32 +144,9 @@ func TestUseOfColours(t *testing.T) {
 		rule policy.Rule
 		want float64
 	}{{srtcm, 100}, {trtcm, 50}, {rfc4115, 66.67}, {dropsYellow, 100}} {
-		r := NewRule("eth0", policy.Egress, policy.MatchDst, test.rule, maps.Counters{PassedBytes: 125_000, PassedPackets: 100}, 0)
-		if r.Since(Sample{}, 1e9); *r.UsePercent != test.want {
+		r := since(onEth0(test.rule, maps.Counters{PassedBytes: 125_000, PassedPackets: 100}, 0), live.Counts{}, time.Second)
+		if *r.UsePercent != test.want {
 			t.Errorf("%v: %v %%, want %v", test.rule.Algorithm, *r.UsePercent, test.want)
-		}
-	}
-}
-
-// A rule with colours is at its limit while it drops, not as soon as it passes its CIR. That is the rate that is committed.
-func TestDeliveryOfColours(t *testing.T) {
-	srtcm, _, _, _ := coloured(t)
-	r := NewRule("eth0", policy.Egress, policy.MatchDst, srtcm, maps.Counters{}, 0)
-	s := Samples([]*Rule{&r})[0]
-	if s.Rate != 1e6 || s.Excess != "yellow pass, red drop" || !s.Coloured {
-		t.Errorf("the series is %+v", s.Series)
-	}
-	const cir = 1_250_000 // bytes in 10 s
-	for _, test := range []struct {
-		coloured        bool
-		passed, dropped uint64
-		full, delivered uint64
-	}{{true, 2 * cir, 0, 0, 1}, {true, 2 * cir, 1, 1, 1}, {true, cir / 2, 1, 1, 0}, {false, 2 * cir, 0, 1, 1}} {
-		series := s.Series
-		series.Coloured = test.coloured
-		d := deliver(t, Deliverer{}, interval(0, series, test.passed, test.dropped))
-		if d.FullNS != test.full*10e9 || d.Delivered != test.delivered || *d.CommittedBits != 1e6 {
-			t.Errorf("%+v: full for %d ns, %d delivered of %d", test, d.FullNS, d.Delivered, *d.CommittedBits)
 		}
 	}
 }

@@ -124,7 +124,7 @@ func (e *Event) fate() string {
 		return "are dropped"
 	}
 	red := Colouring{Action: e.Colours.Red.String()}
-	return red.become()
+	return red.become(true)
 }
 
 // DescribePacket sets the sentence of an event that a packet caused.

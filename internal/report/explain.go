@@ -12,8 +12,29 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Path is the path of packets into this host or out of it, and the rules there.
+// An Answer says whether a packet would pass now, and which limit decides.
+type Answer struct {
+	// Verdict is pass, drop, mark or delay; unknown where the rules or the bucket are; lost where there is no ifb
+	// for delayed packets.
+	Verdict  string `json:"verdict"`
+	Conforms bool   `json:"conforms"` // to the rule and its pools
+	// DecidedBy is the rule or pool that refuses the packet, or limited others just now, else the one that it conforms to;
+	// null without a limit.
+	DecidedBy *string `json:"decided_by"`
+	// WaitNS is how long the packet is queued or, if it does not conform, the time until it would.
+	WaitNS        uint64  `json:"wait_ns"`
+	LevelBytes    *uint64 `json:"level_bytes"` // of what decides; null where that is not known
+	CapacityBytes *uint64 `json:"capacity_bytes"`
+	Device        string  `json:"device"` // where it is
+	Direction     string  `json:"direction"`
+	Rule          *string `json:"rule"`     // null where none matches, or none can be read
+	Attached      *bool   `json:"attached"` // null where there are no rules
+	Bytes         uint64  `json:"bytes"`    // as the rule counts the packet
+}
+
+// A Path is the path of packets into this host or out of it, and the rules there. Its answer is that of the hook that decides.
 type Path struct {
+	Answer
 	Packets string `json:"packets"` // which they are
 	How     string `json:"how"`
 	Hooks   []Stop `json:"hooks"` // in the order in which packets pass them
@@ -24,17 +45,14 @@ type Path struct {
 
 // A Stop is a hook that packets pass.
 type Stop struct {
-	Device    string `json:"device"`
-	Direction string `json:"direction"`
-	Match     string `json:"match"`
-	Address   string `json:"address"` // on that side of the packet, "" where it is not known
+	Answer
+	Match   string `json:"match"`
+	Address string `json:"address"` // on that side of the packet, "" where it is not known
 	// Chain is all that is attached, in order; null where the device is not here.
 	Chain []Attached `json:"chain"`
 	// Warnings say what may keep packets from the rule that decides about them.
 	Warnings []string `json:"warnings"`
-	Rule     *string  `json:"rule"`     // null where none matches, or none can be read
-	Attached *bool    `json:"attached"` // null where there are no rules
-	State    string   `json:"state"`    // of the rules here, "" where there are none
+	State    string   `json:"state"` // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
 	// RateBits is the rate of the rule for all its packets together; null for none.
 	RateBits *uint64 `json:"rate_bits_per_second"`
@@ -43,11 +61,6 @@ type Stop struct {
 	Counted *Counted `json:"counted"` // null where no rule matches
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it is not known which it is
 	Passage
-	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
-	WaitNS uint64 `json:"wait_ns"`
-	// Verdict is pass, drop, mark or delay; unknown where the rules or the bucket are; lost where there is no ifb
-	// for delayed packets.
-	Verdict string `json:"verdict"`
 	// HeldBack says whether an fq qdisc delays packets; null where none are delayed, and where that is not known.
 	HeldBack *bool  `json:"held_back"`
 	Note     string `json:"note"` // a remark; "" for none
@@ -128,7 +141,8 @@ type Elsewhere struct {
 	Brief
 	Attached bool   `json:"attached"`
 	State    string `json:"state"`
-	Met      string `json:"met"` // whether and when packets pass it
+	Met      bool   `json:"met"`  // whether packets may pass it
+	When     string `json:"when"` // they pass it, or would
 }
 
 // Counted is how many bytes a packet counts.
@@ -148,18 +162,15 @@ type Level struct {
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Queue
-	EmptyNS       uint64  `json:"empty_ns"` // until it is empty, if nothing more comes
-	Conforms      bool    `json:"conforms"`
-	RoomPackets   uint64  `json:"room_packets"` // how many such packets conform now
-	RoomBytes     uint64  `json:"room_bytes"`
-	AtOncePackets uint64  `json:"at_once_packets"`        // how many of them are not delayed
-	SpeedBits     *uint64 `json:"device_bits_per_second"` // null where the device does not say
-	FullNS        *uint64 `json:"full_ns"`                // until it is full at that; null where it never is, or is not known
-	WaitNS        uint64  `json:"wait_ns"`                // how long the packet is queued, or until it conforms if no others come
-	Excess        string  `json:"excess"`
-	Penalty       string  `json:"penalty"`
-	HeldNS        uint64  `json:"held_ns"`            // how long a penalty still keeps it full
-	HeldUntil     uint64  `json:"held_until_unix_ns"` // 0 without such a penalty
+	EmptyNS       uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
+	Conforms      bool   `json:"conforms"`
+	RoomPackets   uint64 `json:"room_packets"` // how many such packets conform now
+	RoomBytes     uint64 `json:"room_bytes"`
+	AtOncePackets uint64 `json:"at_once_packets"` // how many of them are not delayed
+	WaitNS        uint64 `json:"wait_ns"`         // how long the packet is queued, or until it conforms if no others come
+	Excess        string `json:"excess"`
+	Penalty       string `json:"penalty"`
+	HeldNS        uint64 `json:"held_ns"` // how long a penalty still keeps it full
 	Colouring
 }
 
@@ -214,10 +225,20 @@ func (w *Path) buckets() (key string) {
 
 // text writes a path, and what is different on others that are alike.
 func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
-	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
+	answer := w.Packets + ": a packet passes; no rule limits it"
+	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
+	if decides >= 0 {
+		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
+	}
+	s.WriteString(plain.Fold(plain.Line(answer), screenWidth, "", "    "))
+	s.WriteString(plain.Fold(plain.Line("they "+w.How), screenWidth, "  ", "    "))
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
+		line := stop.where() + ": " + stop.decision()
+		if i != decides && stop.says() {
+			line += "; " + stop.now()
+		}
+		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
 		others := ""
 		for _, path := range same {
 			others += ", " + path.Hooks[i].network()
@@ -228,7 +249,7 @@ func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 	}
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
+		foreign := func(a Attached) bool { return !a.Ours && (a.At != "qdisc" || a.Limits) }
 		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
 			s.WriteByte('\n')
 			if len(w.Hooks) > 1 {
@@ -248,15 +269,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	var lines []string
 	for i := range rules {
 		e := &rules[i]
-		met := e.Met
-		if strings.HasPrefix(met, "not met") {
-			_, unless, _ := strings.Cut(met, ", unless")
-			met = "not on this path"
-			if unless != "" {
-				met += ", unless" + unless
-			}
-		}
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: new(e.Attached), State: e.State}))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(Rule{Attached: new(e.Attached), State: e.State}))
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -273,41 +286,44 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	}
 }
 
-func (p *Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
+func (a *Answer) where() string { return a.Device + " " + a.Direction }
 
-// answer is which rule decides, and what happens to the packets.
-func (p *Stop) answer() string {
+// says reports whether there is a verdict of a rule, or why it is not known.
+func (a *Answer) says() bool { return a.Rule != nil || a.Verdict == "unknown" }
+
+// decision is which rule or pool decides, and what it did just now.
+func (p *Stop) decision() string {
 	switch {
 	case p.Rule == nil && p.Verdict == "unknown":
-		return p.Note
+		return "not known"
 	case p.Rule == nil && p.State == "":
-		return "no rules; they pass"
+		return "no rules"
 	case p.Rule == nil && p.Address == "":
-		return "no rule matches them; they pass"
+		return "no rule matches them"
 	case p.Rule == nil:
-		return "no rule matches " + p.Address + "; they pass"
+		return "no rule matches " + p.Address
 	case NotInForce(p.Attached):
-		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
+		return *p.Rule + " matches"
 	}
-	says := *p.Rule + " decides; " + p.fate()
-	switch i := p.refuser(); {
-	case p.byRule():
-		says = *p.Rule + " is limited by its own rate; " + p.fate()
-	case i >= 0:
-		says = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides; " + p.fate()
+	text := *p.Rule + " decides"
+	switch i := p.Pool(p.DecidedBy); {
+	case p.LimitedBy != nil && i < 0:
+		text = *p.Rule + " is limited by its own rate"
+	case i >= 0 && (p.LimitedBy != nil || p.RefusedBy != nil && p.RecentPackets == 0):
+		text = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides"
 	case p.Bucket == nil && len(p.Pools) > 0:
-		says = *p.Rule + " matches; " + p.fate()
+		text = *p.Rule + " matches"
 	}
-	if p.WatchedNS > 0 && p.RecentPackets == 0 {
-		says += "; the rule uses nothing now"
+	switch {
+	case p.RecentPackets > 0:
+		text += "; " + p.lately()
+	case p.WatchedNS > 0:
+		text += "; the rule uses nothing now"
 	}
 	if full := p.full(); full != "" {
-		says += "; " + full
+		text += "; " + full
 	}
-	if p.DroppedPackets > 0 {
-		says += "; " + p.dropped() + " of all packets of " + *p.Rule + " were dropped so far"
-	}
-	return says
+	return text
 }
 
 func (p *Stop) dropped() string {
@@ -320,53 +336,6 @@ func (p *Stop) network() string {
 		return *p.Rule
 	}
 	return *p.Rule + " (" + p.dropped() + " dropped)"
-}
-
-// limiters names those that are not shapectl.
-func (p *Stop) limiters() (text string) {
-	for _, a := range p.Chain {
-		switch {
-		case a.Limits && a.At == "qdisc":
-			text += "; the qdisc " + a.Name + " may limit them, too"
-		case a.Limits:
-			text += "; the " + a.Name + " may limit them, too"
-		}
-	}
-	return text
-}
-
-// fate is what happens to the packets now.
-func (p *Stop) fate() string {
-	b := p.Bucket
-	switch {
-	case p.RecentPackets > 0 && p.Verdict != "lost":
-		return p.lately()
-	case p.Verdict == "unknown":
-		return "whether they pass depends on the flow"
-	case p.Verdict == "lost":
-		return "they are LOST"
-	case p.RefusedBy == nil && p.full() != "" && p.needsFlow():
-		return "whether they pass depends on the flow" + strings.Replace(p.covers(), ", ", "; if so, ", 1)
-	case !p.plain():
-		return "they " + p.become()
-	case b == nil:
-		return "they pass, without a limit"
-	case b.Colour != "":
-		return "they are " + b.Colour + " now, and " + b.become()
-	case p.Verdict == "drop":
-		return "they are dropped now"
-	case p.Verdict == "mark" && b.Conforms:
-		return "they wait " + about(b.WaitNS) + ", marked by ECN"
-	case p.Verdict == "mark":
-		return "they are marked by ECN now"
-	case p.Verdict == "delay" && p.unheld():
-		return "they pass now, NOT DELAYED"
-	case p.Verdict == "delay":
-		return "they wait " + about(b.WaitNS)
-	case !b.Conforms:
-		return "they are excess, and pass"
-	}
-	return "they pass now"
 }
 
 // lately is what the rule used while its packets were counted, and what happened to them.
@@ -387,9 +356,7 @@ func (p *Stop) lately() string {
 func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	var before []string // the pools that were told of
 	if p.Rule != nil {
-		_, says, _ := strings.Cut(p.Sentence, ": ")
-		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
-		p.now(s)
+		fact(s, "rule", p.Sentence+remark(Rule{Attached: p.Attached, State: p.State}))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
 			if p.Bucket.Spilled {
@@ -403,7 +370,6 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 			fact(s, "counted", c.words())
 		}
 		p.counters(s)
-		refuser := p.refuser()
 		for i := range p.Pools {
 			pool := &p.Pools[i]
 			if told[pool.Name] {
@@ -411,7 +377,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 				continue
 			}
 			told[pool.Name] = true
-			fact(s, "pool", pool.text(i == refuser))
+			fact(s, "pool", pool.text())
 		}
 		if before != nil {
 			fact(s, "pools", "as above: "+strings.Join(before, ", "))
@@ -420,7 +386,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	if told := len(p.Pools) > 0 && len(before) == len(p.Pools); p.Rule != nil && p.Note != "" && !(told && p.needsFlow()) {
+	if p.Rule != nil && p.Note != "" && p.Verdict != "unknown" {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
@@ -458,31 +424,9 @@ func (p *Stop) counters(s *strings.Builder) {
 	}
 	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
 	if p.ExcessPackets != p.DroppedPackets {
-		what := "excess"
-		if p.Bucket != nil && p.Bucket.Colour != "" {
-			what = "yellow or red"
-		}
-		text += fmt.Sprintf(", %d %s", p.ExcessPackets, what)
+		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
 	}
 	fact(s, "so far", text)
-}
-
-// otherSide is the side that the rules compare, if that is not the far side. The packets may have any address there.
-func (p *Stop) otherSide() string {
-	anywhere := p.Rule != nil && p.Address == ""
-	switch {
-	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
-		if anywhere {
-			return ", from any source"
-		}
-		return ", by source address"
-	case p.Direction == policy.Ingress.String() && p.Match == policy.MatchDst.String():
-		if anywhere {
-			return ", to any destination"
-		}
-		return ", by destination address"
-	}
-	return ""
 }
 
 // wider are rules that match, too, the narrowest first.
@@ -513,158 +457,125 @@ func (a Attached) String() string {
 	return a.At + " " + what
 }
 
-// now is the verdict, and when there will be another one.
-func (p *Stop) now(s *strings.Builder) {
-	b := p.Bucket
+// now says what happens to a packet at this moment, and when that changes.
+func (p *Stop) now() string {
+	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
-	case NotInForce(p.Attached):
-		fact(s, "now", "passes: NOTHING METERS IT")
 	case p.Verdict == "unknown":
-	case !p.plain():
-		p.throughPools(s)
-	case b == nil:
-	case b.Colour != "":
-		p.coloured(s)
-	case b.delays():
-		p.queued(s)
-	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
-		fact(s, "now", p.packet()+" conforms, and passes: it is larger than the bucket, but that is empty")
-	case b.Conforms:
-		fact(s, "now", p.packet()+" conforms, and passes; "+b.room())
-		b.later(s, "excess")
+		return "not known: " + p.Note
+	case NotInForce(p.Attached):
+		return text + "passes: the rule is NOT IN FORCE (" + p.State + ")"
+	case p.Verdict == "lost":
+		return text + "is LOST: no ifb device lets it enter again"
+	case b != nil && b.Colour != "":
+		return text + p.coloured()
+	case p.RefusedBy != nil:
+		return text + p.refused()
+	case p.WaitNS > 0 && p.unheld():
+		text += "passes now: nothing delays it by " + About(p.WaitNS)
+	case p.WaitNS > 0:
+		text += "waits " + About(p.WaitNS)
+	case b == nil && len(p.Pools) == 0:
+		return text + "passes, without a limit"
+	case b != nil && p.Bytes > b.CapacityBytes && !b.delays():
+		return text + "passes now: it is larger than the bucket, but that is empty"
 	default:
-		fact(s, "now", p.packet()+" is excess: "+b.fate(p.Verdict))
-		b.drained(s, p.Counted.Bytes)
-	}
-}
-
-// packet is the packet that the verdict is about.
-func (p *Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
-
-func (b *Level) room() string {
-	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
-}
-
-const lost = " is lost: no ifb device lets it enter again"
-
-// queued is the verdict of a rule that delays, and when there will be another one.
-func (p *Stop) queued(s *strings.Builder) {
-	b := p.Bucket
-	if !b.Conforms {
-		fact(s, "now", p.packet()+" is dropped: the queue has no room for it")
-		b.drained(s, p.Counted.Bytes)
-		return
-	}
-	if p.Verdict == "lost" {
-		fact(s, "now", p.packet()+lost)
-		return
-	}
-	text := p.packet() + " departs immediately"
-	if b.WaitNS > 0 {
-		text = p.packet() + " waits " + about(b.WaitNS)
-		if p.unheld() {
-			text = p.packet() + " passes: nothing delays it by " + about(b.WaitNS)
-		}
+		text += "passes now" + p.covers()
 	}
 	if p.Verdict == "mark" {
-		text += ", and is marked by ECN if it allows that, as that is more than " + about(*b.ECNAboveNS)
+		text += ", and is marked by ECN if it allows that"
 	}
-	text += "; " + b.room()
-	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
-		text += fmt.Sprintf(", of which %d would depart immediately", b.AtOncePackets)
-	}
-	fact(s, "now", text)
-	b.later(s, "dropped")
-}
-
-func (b *Level) text(s *strings.Builder) {
-	if b.Colour != "" {
-		fact(s, "buckets", fmt.Sprintf("of %s; all empty in %s if no more come", b.levels(b.Key, b.LevelBytes, b.CapacityBytes), about(b.EmptyNS)))
-		return
-	}
-	label, full, _ := strings.Cut(b.filled(b.Key, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
-	case b.LevelBytes == 0:
-		full = fmt.Sprintf("of %s: empty, of %d bytes", b.Key, b.CapacityBytes)
-		if b.beyond > 0 {
-			full += fmt.Sprintf(", with a queue of %d", b.beyond)
+	case p.LimitedBy != nil:
+		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
+	case b != nil && len(p.Pools) == 0:
+		text += "; " + *p.Rule + " has " + b.room()
+	}
+	return text
+}
+
+// refused says which limit an excess packet exceeds, what happens to it, and when it would conform.
+func (p *Stop) refused() string {
+	b, by, pool := p.Bucket, "by "+p.limit(p.RefusedBy), p.Pool(p.RefusedBy)
+	text, sharer := "is dropped now "+by, p.Sharer
+	switch p.Verdict {
+	case "pass":
+		text = "passes now, counted as excess " + by
+	case "mark":
+		text = "is marked by ECN now " + by + " if it allows that, else dropped"
+	}
+	switch {
+	case p.RefusedReason == Share:
+		if pool >= 0 {
+			sharer = p.Pools[pool].Sharer
 		}
-		fact(s, label, full)
-		return
-	case b.HeldNS > 0:
-		until := time.Unix(0, int64(b.HeldUntil)).Format(time.TimeOnly)
-		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s, until %s", b.Key, about(b.HeldNS), until)
+		text += ", as it is beyond the fair share of " + sharer
+	case pool >= 0 || b == nil:
+	case b.delays():
+		text += ", as the queue has no room for it"
+	case p.Verdict == "drop" && b.Excess == policy.ECN.String():
+		text += ", not marked by ECN, as it exceeds twice the capacity"
 	}
-	fact(s, label, fmt.Sprintf("%s; empty in %s if no more come", full, about(b.EmptyNS)))
-}
-
-// later says when such packets no longer conform; then is what happens to them.
-func (b *Level) later(s *strings.Builder, then string) {
-	if b.SpeedBits == nil {
-		return
-	}
-	speed := policy.Rate(*b.SpeedBits)
-	if b.FullNS == nil {
-		fact(s, "later", fmt.Sprintf("conforms: the device's %s cannot fill the bucket", speed))
-		return
-	}
-	fact(s, "later", fmt.Sprintf("%s after %s of such packets at the device's %s", then, about(*b.FullNS), speed))
-}
-
-// fate is what happens to an excess packet.
-func (b *Level) fate(verdict string) string {
-	if verdict == "drop" && b.Excess == policy.ECN.String() {
-		return "dropped, not marked by ECN, as it exceeds twice the capacity"
-	}
-	return excessBecomes[verdict]
-}
-
-// drained says when such a packet conforms.
-func (b *Level) drained(s *strings.Builder, bytes uint64) {
-	text := "conforms in " + about(b.WaitNS)
-	if bytes > b.holds(b.CapacityBytes) {
+	text += "; it conforms in " + About(p.WaitNS)
+	if pool < 0 && b != nil && p.Bytes > b.holds(b.CapacityBytes) {
 		text += ", when the bucket is empty, as it is larger than that"
 	}
 	text += ", if no others come"
 	switch {
+	case pool >= 0 || b == nil || b.Penalty == policy.Penalty{}.String():
 	case b.Penalty == policy.Penalty{Kind: policy.PenaltyFill}.String():
 		text += "; each excess packet until then fills the bucket again"
-	case b.Penalty != policy.Penalty{}.String():
+	default:
 		text += "; each excess packet until then keeps the bucket full for " + b.Penalty + " again"
 	}
-	fact(s, "later", text)
+	return text
+}
+
+// room is how many more packets conform.
+func (b *Level) room() string {
+	text := fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
+	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
+		text += fmt.Sprintf(", of which %d would depart immediately", b.AtOncePackets)
+	}
+	return text
+}
+
+func (b *Level) text(s *strings.Builder) {
+	label, full := b.filled(b.Key, b.LevelBytes, b.CapacityBytes)
+	switch {
+	case b.Colour != "":
+		label, full = "buckets", "of "+b.levels(b.Key, b.LevelBytes, b.CapacityBytes)
+	case b.HeldNS > 0:
+		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s", b.Key, About(b.HeldNS))
+	}
+	if b.EmptyNS > 0 {
+		full += "; empty in " + About(b.EmptyNS) + " if no more come"
+	}
+	fact(s, label, full)
 }
 
 func (c *Counted) words() string {
-	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
-	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
+	text := fmt.Sprintf("%d at layer 2", c.PacketBytes)
+	if c.Segments > 1 {
+		text = fmt.Sprintf("%d segments of %s", c.Segments, text)
+	}
 	if c.TagBytes > 0 {
-		parts = append(parts, fmt.Sprintf("+ %d VLAN tag", c.TagBytes))
+		text += fmt.Sprintf(" + %d VLAN tag", c.TagBytes)
 	}
 	switch {
 	case c.OverheadBytes > 0:
-		parts = append(parts, fmt.Sprintf("+ %d overhead", c.OverheadBytes))
+		text += fmt.Sprintf(" + %d overhead", c.OverheadBytes)
 	case c.OverheadBytes < 0:
-		parts = append(parts, fmt.Sprintf("- %d overhead", -int(c.OverheadBytes)))
+		text += fmt.Sprintf(" - %d overhead", -int(c.OverheadBytes))
 	}
-	sum := strings.Join(parts, " ")
-	if one < int64(c.MPUBytes) {
-		sum = fmt.Sprintf("the minimum, as %s is %d", sum, one)
-		one = int64(c.MPUBytes)
+	if int64(c.PacketBytes)+int64(c.TagBytes)+int64(c.OverheadBytes) < int64(c.MPUBytes) {
+		text += fmt.Sprintf(", but at least %d", c.MPUBytes)
 	}
-	switch {
-	case c.Segments > 1 && len(parts) == 1 && one == int64(c.PacketBytes):
-		return fmt.Sprintf("%d bytes: %d segments of %s", c.Bytes, c.Segments, sum)
-	case c.Segments > 1:
-		return fmt.Sprintf("%d bytes: %d segments of %d (%s)", c.Bytes, c.Segments, one, sum)
-	case len(parts) == 1 && one == int64(c.PacketBytes):
-		return fmt.Sprintf("%d bytes at layer 2", c.Bytes)
-	}
-	return fmt.Sprintf("%d bytes: %s", c.Bytes, sum)
+	return fmt.Sprintf("%d bytes: %s", c.Bytes, text)
 }
 
-// about rounds a time to three digits.
-func about(ns uint64) string {
+// About is a time in ns, rounded to three digits.
+func About(ns uint64) string {
 	d, digits := time.Duration(min(ns, math.MaxInt64/2)), time.Duration(1)
 	for d/digits >= 1000 {
 		digits *= 10

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -14,8 +13,8 @@ func TestCountedWords(t *testing.T) {
 		counted Counted
 		want    string
 	}{
-		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes at layer 2"},
-		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
 		{Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, Bytes: 1518}, "1518 bytes: 1514 at layer 2 + 4 VLAN tag"},
 		{
 			Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, OverheadBytes: 24, MPUBytes: 84, Bytes: 1542},
@@ -24,24 +23,24 @@ func TestCountedWords(t *testing.T) {
 		{Counted{PacketBytes: 1514, Segments: 1, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
-			"84 bytes: the minimum, as 42 at layer 2 + 24 overhead is 66",
+			"84 bytes: 42 at layer 2 + 24 overhead, but at least 84",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, MPUBytes: 64, Bytes: 64},
-			"64 bytes: the minimum, as 42 at layer 2 is 42",
+			"64 bytes: 42 at layer 2, but at least 64",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: -64, Bytes: 0},
-			"0 bytes: the minimum, as 42 at layer 2 - 64 overhead is -22",
+			"0 bytes: 42 at layer 2 - 64 overhead, but at least 0",
 		},
 		{Counted{PacketBytes: 1514, Segments: 43, Bytes: 65102}, "65102 bytes: 43 segments of 1514 at layer 2"},
 		{
 			Counted{PacketBytes: 1514, Segments: 43, OverheadBytes: 24, Bytes: 66134},
-			"66134 bytes: 43 segments of 1538 (1514 at layer 2 + 24 overhead)",
+			"66134 bytes: 43 segments of 1514 at layer 2 + 24 overhead",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 3, OverheadBytes: 24, MPUBytes: 84, Bytes: 252},
-			"252 bytes: 3 segments of 84 (the minimum, as 42 at layer 2 + 24 overhead is 66)",
+			"252 bytes: 3 segments of 42 at layer 2 + 24 overhead, but at least 84",
 		},
 	} {
 		if got := test.counted.words(); got != test.want {
@@ -55,7 +54,7 @@ func TestAbout(t *testing.T) {
 		0: "0s", 1: "1ns", 999: "999ns", 9999: "10us", 10001: "10us", 77_871_234: "77.9ms",
 		1_000_000_000: "1s", 29_999_999_999: "30s", 3_600_000_000_001: "1h0m0s", 1<<64 - 1: "1280555h33m20s",
 	} {
-		if got := about(ns); got != want {
+		if got := About(ns); got != want {
 			t.Errorf("%d ns is about %s, want %s", ns, got, want)
 		}
 	}
@@ -83,19 +82,18 @@ func TestFactIsFolded(t *testing.T) {
 
 // level is a stop of a bucket that is said to be as it is.
 func level(change func(*Stop)) string {
-	cidr, speed, full := "10.0.0.0/24", uint64(10e9), uint64(99_880)
 	p := Stop{
-		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: new(true), State: "attached",
-		Sentence: "va egress: says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000}, Verdict: "pass",
+		Answer: Answer{Device: "va", Direction: "egress", Rule: new("10.0.0.0/24"), Attached: new(true), Verdict: "pass", Bytes: 1000},
+		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000},
 		Bucket: &Level{
 			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
-			SpeedBits: &speed, FullNS: &full, Excess: "drop", Penalty: "none",
+			AtOncePackets: 4, Excess: "drop", Penalty: "none",
 		},
 	}
 	change(&p)
 	var s strings.Builder
 	p.text(&s, map[string]bool{})
-	return s.String()
+	return p.now() + "\n" + s.String()
 }
 
 // bare is text as if lines had no end.
@@ -103,7 +101,7 @@ func bare(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func TestVerdictWords(t *testing.T) {
 	excess := func(p *Stop) {
-		p.Verdict = "drop"
+		p.Verdict, p.WaitNS, p.RefusedBy, p.RefusedReason = "drop", 500_000_000, p.Rule, Capacity
 		b := p.Bucket
 		b.LevelBytes, b.Conforms, b.RoomPackets, b.RoomBytes, b.WaitNS = 4500, false, 0, 0, 500_000_000
 	}
@@ -112,11 +110,13 @@ func TestVerdictWords(t *testing.T) {
 		b := p.Bucket
 		b.Queue, b.Excess, b.CapacityBytes = NewQueue(r), "delay", r.Capacity
 		b.LevelBytes, b.WaitNS, b.RoomBytes, b.RoomPackets, p.Verdict = level, wait, 10000-level, (10000-level)/1000, verdict
-		b.Conforms = verdict != "drop"
+		b.AtOncePackets, p.WaitNS = b.RoomPackets, wait
+		if b.Conforms = verdict != "drop"; !b.Conforms {
+			p.RefusedBy, p.RefusedReason = p.Rule, Capacity
+		}
 	}
 	leaky, gcra := queues()
 	yes, no := true, false
-	until := time.Date(2026, 1, 2, 14, 3, 7, 0, time.Local)
 	for _, test := range []struct {
 		name   string
 		change func(*Stop)
@@ -124,61 +124,59 @@ func TestVerdictWords(t *testing.T) {
 	}{
 		{"conforms", func(*Stop) {}, []string{
 			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if no more come",
-			"now        a packet of 1000 bytes conforms, and passes; room for 4 such packets (4900 bytes)",
-			"later      excess after 99.9us of such packets at the device's 10gbit",
+			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 4 such packets (4900 bytes)",
 		}},
-		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: empty, of 5000 bytes"}},
+		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: 0 of 5000 bytes (0.0 % full)\n"}},
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
-		{"a slow device", func(p *Stop) { p.Bucket.FullNS = nil }, []string{"later      conforms: the device's 10gbit cannot fill the bucket"}},
-		{"bigger than the bucket", func(p *Stop) { p.Counted.Bytes = 9000 }, []string{"now        a packet of 9000 bytes conforms, and passes: it is larger than the bucket, but that is empty"}},
-		{"dropped", excess, []string{"now        a packet of 1000 bytes is excess: dropped", "later      conforms in 500ms, if no others come"}},
-		{"bigger than a bucket in use", func(p *Stop) { excess(p); p.Counted.Bytes = 9000 }, []string{
+		{"bigger than the bucket", func(p *Stop) { p.Bytes = 9000 }, []string{"a packet of 9000 bytes passes now: it is larger than the bucket, but that is empty"}},
+		{"dropped", excess, []string{"a packet of 1000 bytes is dropped now by 10.0.0.0/24; it conforms in 500ms, if no others come\n"}},
+		{"bigger than a bucket in use", func(p *Stop) { excess(p); p.Bytes = 9000 }, []string{
 			"conforms in 500ms, when the bucket is empty, as it is larger than that, if no others come",
 		}},
-		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"excess: marked by ECN if the packet allows it, else dropped"}},
-		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"excess: dropped, not marked by ECN, as it exceeds twice the capacity"}},
-		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"excess: counted, and passes"}},
+		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"is marked by ECN now by 10.0.0.0/24 if it allows that, else dropped; it conforms in"}},
+		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"is dropped now by 10.0.0.0/24, not marked by ECN, as it exceeds twice the capacity"}},
+		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"passes now, counted as excess by 10.0.0.0/24"}},
 		{"fills", func(p *Stop) { excess(p); p.Bucket.Penalty = "fill" }, []string{"; each excess packet until then fills the bucket again"}},
 		{"held", func(p *Stop) {
 			excess(p)
-			p.Bucket.Penalty, p.Bucket.HeldNS, p.Bucket.HeldUntil = "30s", 29_871_000_000, uint64(until.UnixNano())
+			p.Bucket.Penalty, p.Bucket.HeldNS = "30s", 29_871_000_000
 		}, []string{
-			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.9s, until 14:03:07; empty in",
+			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.9s; empty in",
 			"; each excess packet until then keeps the bucket full for 30s again",
 		}},
 		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass"); p.Bucket.AtOncePackets = 1 }, []string{
-			"queue      of 10.0.0.7: empty, of 10000 bytes",
-			"now        a packet of 1000 bytes departs immediately; room for 10 such packets (10000 bytes), of which 1 would depart immediately",
-			"later      dropped after 99.9us of such packets",
+			"queue      of 10.0.0.7: 0 of 10000 bytes (0.0 % full)",
+			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 10 such packets (10000 bytes), of which 1 would depart immediately",
 		}},
 		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass"); p.Bucket.AtOncePackets = 4 }, []string{
-			"bucket     of 10.0.0.7: empty, of 4000 bytes, with a queue of 6000", "of which 4 would depart immediately",
+			"bucket     of 10.0.0.7: 0 of 4000 bytes (0.0 % full), queue: 0 of 6000 bytes (0.0 % full)", "of which 4 would depart immediately",
 		}},
 		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
 			"queue      of 10.0.0.7: 2000 of 10000 bytes (20.0 % full); empty in",
-			"now        a packet of 1000 bytes waits 2ms; room for 8 such packets (8000 bytes) later",
+			"a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room for 8 such packets (8000 bytes)\n",
 		}},
 		{"waits behind a bucket", func(p *Stop) { queue(p, gcra, 5000, 2e6, "delay") }, []string{
-			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "now        a packet of 1000 bytes waits 2ms; room",
+			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room",
 		}},
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
-			"now        a packet of 1000 bytes waits 6ms, and is marked by ECN if it allows that, as that is more than 5ms; room for 4 such packets",
+			"a packet of 1000 bytes waits 6ms, and is marked by ECN if it allows that; 10.0.0.0/24 has room for 4 such packets",
 		}},
 		{"nothing delays", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
-			"now        a packet of 1000 bytes passes: nothing delays it by 2ms; room",
+			"a packet of 1000 bytes passes now: nothing delays it by 2ms; 10.0.0.0/24 has room",
 		}},
 		{"lost", func(p *Stop) { queue(p, leaky, 2000, 2e6, "lost"); p.HeldBack = &no }, []string{
-			"now        a packet of 1000 bytes is lost: no ifb device lets it enter again",
+			"a packet of 1000 bytes is LOST: no ifb device lets it enter again",
 		}},
 		{"no room", func(p *Stop) { queue(p, leaky, 9500, 5e5, "drop") }, []string{
-			"now        a packet of 1000 bytes is dropped: the queue has no room for it", "later      conforms in 500us, if no others come",
+			"a packet of 1000 bytes is dropped now by 10.0.0.0/24, as the queue has no room for it; it conforms in 500us, if no others come",
 		}},
-		{"bigger than bucket and queue", func(p *Stop) { queue(p, gcra, 9500, 95e5, "drop"); p.Counted.Bytes = 10001 }, []string{
+		{"bigger than bucket and queue", func(p *Stop) { queue(p, gcra, 9500, 95e5, "drop"); p.Bytes = 10001 }, []string{
 			"conforms in 9.5ms, when the bucket is empty, as it is larger than that",
 		}},
 		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
-			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",
+			"rule       says [NOT IN FORCE: detached]", "a packet of 1000 bytes passes: the rule is NOT IN FORCE (detached)",
 		}},
+		{"spilled", func(p *Stop) { p.Bucket.Spilled = true }, []string{"no room for 10.0.0.7: this is the rule's spill bucket"}},
 		{"wider", func(p *Stop) {
 			p.Hides = []Brief{{Rule: "10.0.0.0/8", Each: "all", RateBits: new(uint64)}, {Rule: "10.0.0.0/7", Each: "host"}}
 			*p.Hides[0].RateBits = 2e6
@@ -195,9 +193,6 @@ func TestVerdictWords(t *testing.T) {
 			}
 		}
 	}
-	if got := level(func(p *Stop) { p.Bucket.SpeedBits = nil }); strings.Contains(got, "later") {
-		t.Errorf("of a device whose speed is not known:\n%s", got)
-	}
 }
 
 func TestFewElsewhere(t *testing.T) {
@@ -205,14 +200,14 @@ func TestFewElsewhere(t *testing.T) {
 		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
 		for i := range count {
 			path.Elsewhere = append(path.Elsewhere, Elsewhere{
-				Device: fmt.Sprint("tap", i), Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
+				Device: fmt.Sprint("tap", i), Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", When: "not on this path",
 			})
 		}
 		var s strings.Builder
 		if err := (Paths{path}).Text(&s); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Count(s.String(), "\n") - 3; got != lines {
+		if got := strings.Count(s.String(), "\n") - 4; got != lines {
 			t.Errorf("%d are told in %d lines, want %d:\n%s", count, got, lines, &s)
 		}
 		if more := strings.Contains(s.String(), " more, which -j lists"); more != (count > lines) {
@@ -224,11 +219,12 @@ func TestFewElsewhere(t *testing.T) {
 // Paths on which only the addresses differ are one text, and each pool is described once.
 func TestAlikePaths(t *testing.T) {
 	path := func(network, direction string) Path {
-		return Path{Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
-			Device: "va", Address: "10.0.0.7", Direction: direction, Match: "dst", Rule: &network, Attached: new(true), State: "attached", Verdict: "pass",
-			Sentence: "va egress: is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
+		answer := Answer{Device: "va", Direction: direction, Rule: &network, Attached: new(true), Verdict: "pass", Bytes: 1514}
+		return Path{Answer: answer, Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
+			Answer: answer, Address: "10.0.0.7", Match: "dst", State: "attached",
+			Sentence: "is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
 			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
-		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "met"}}}
+		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", When: "met"}}}
 	}
 	alike := func(change func(other *Stop)) string {
 		paths := Paths{path("10.0.0.7/32", "egress"), path("10.0.0.7/32", "ingress"), path("10.0.0.8/32", "egress")}
@@ -240,8 +236,9 @@ func TestAlikePaths(t *testing.T) {
 		return s.String()
 	}
 	got := alike(func(other *Stop) { other.PassedPackets, other.DroppedPackets = 9, 1 })
-	if want := `packets to 10.0.0.7/32 leave by va
-  va egress: 10.0.0.7/32 matches; they pass now
+	if want := `to 10.0.0.7/32, by va egress: a packet of 1514 bytes passes now
+  they leave by va
+  va egress: 10.0.0.7/32 matches
   the same for 10.0.0.8/32 (10% dropped)
 
   rule       is limited only by pool "home"
@@ -251,8 +248,9 @@ func TestAlikePaths(t *testing.T) {
 other rules for these packets:
   wan ingress 0.0.0.0/0 (not limited): met
 
-packets to 10.0.0.7/32 leave by va
-  va ingress, by destination address: 10.0.0.7/32 matches; they pass now
+to 10.0.0.7/32, by va ingress: a packet of 1514 bytes passes now
+  they leave by va
+  va ingress: 10.0.0.7/32 matches
 
   rule       is limited only by pool "home"
   pools      as above: home, ap

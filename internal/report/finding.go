@@ -28,8 +28,14 @@ type Finding struct {
 	Direction string `json:"direction"`
 	Finding   string `json:"finding"`
 	Advice    string `json:"advice"` // what to do; "" for nothing
-	// Rules is the number with which Finding begins, 0 for none. Text adds up those of a device direction each.
-	Rules int `json:"-"`
+	// A Finding of some rules begins with their number, and goes on with Of. Text adds up those of a device direction each.
+	Rules int    `json:"-"`
+	Of    string `json:"-"`
+}
+
+// OfRules makes a finding one of so many rules.
+func (f *Finding) OfRules(n int, of string) {
+	f.Finding, f.Rules, f.Of = plain.Count(n, "rule")+of, n, of
 }
 
 // Findings are the results of all checks.
@@ -71,7 +77,9 @@ func (findings Findings) write(w io.Writer, shown func(Finding) bool) error {
 		}
 		at := strings.TrimSpace(plain.Line(f.Device) + " " + f.Direction)
 		n := f.Rules
-		f.Finding = strings.TrimPrefix(f.Finding, countOf(n))
+		if n > 0 {
+			f.Finding = f.Of
+		}
 		f.Device, f.Direction, f.Rules = "", "", 0
 		if where[f] == nil {
 			order = append(order, f)
@@ -83,7 +91,10 @@ func (findings Findings) write(w io.Writer, shown func(Finding) bool) error {
 	for _, f := range order {
 		says := strings.TrimSpace(plain.List(where[f]) + " " + f.Check)
 		first := fmt.Sprintf("%-7s  ", f.Status)
-		text.WriteString(plain.Fold(plain.Line(says+": "+countOf(rules[f])+f.Finding), screenWidth, first, indent))
+		if says += ": "; rules[f] > 0 {
+			says += plain.Count(rules[f], "rule")
+		}
+		text.WriteString(plain.Fold(plain.Line(says+f.Finding), screenWidth, first, indent))
 		if f.Advice != "" {
 			text.WriteString(plain.Fold(plain.Line(f.Advice), screenWidth, indent+"-> ", indent+"   "))
 		}
@@ -95,11 +106,4 @@ func (findings Findings) write(w io.Writer, shown func(Finding) bool) error {
 	}
 	text.WriteString(plain.Fold(sum, screenWidth, "", "  "))
 	return text.Flush()
-}
-
-func countOf(rules int) string {
-	if rules == 0 {
-		return ""
-	}
-	return plain.Count(rules, "rule")
 }

@@ -11,9 +11,11 @@ func TestFindings(t *testing.T) {
 		{Status: Note, Check: "traffic", Device: "tap0", Direction: "egress", Finding: "no packet"},
 		{Status: Warning, Check: "chain", Device: "tap0", Direction: "egress", Finding: "a program runs before it and may do what it likes to packets", Advice: "look at it"},
 		{Status: Warning, Check: "chain", Device: "tap\n1", Direction: "egress", Finding: "a program runs before it and may do what it likes to packets", Advice: "look at it"},
-		{Status: Failed, Check: "state", Device: "tap2", Direction: "egress", Finding: "1 rule not in force", Rules: 1},
-		{Status: Failed, Check: "state", Device: "tap2", Direction: "ingress", Finding: "12 rules not in force", Rules: 12},
+		{Status: Failed, Check: "state", Device: "tap2", Direction: "egress"},
+		{Status: Failed, Check: "state", Device: "tap2", Direction: "ingress"},
 	}
+	findings[4].OfRules(1, " not in force")
+	findings[5].OfRules(12, " not in force")
 	same(t, "problems", text(t, findings.Problems), `
 warning  tap0 egress, tap\n1 egress chain: a program runs before it and may do
          what it likes to packets

@@ -54,7 +54,6 @@ type ImportedRule struct {
 	Name          string  `json:"name"`
 	Note          string  `json:"note"`
 	Plan          string  `json:"plan"`
-	Comment       string  `json:"comment"` // what the other tool itself called it; empty for none
 	Sentence      string  `json:"sentence"`
 }
 
@@ -67,8 +66,8 @@ type Left struct {
 	Advice string `json:"advice"`
 }
 
-// NewImported is all that is known of an import; command is what it was made by.
-func NewImported(command string, i importer.Imported) (Imported, error) {
+// ImportedPolicy is the policy of an import, under what it lacks; command is what it was made by.
+func ImportedPolicy(command string, i importer.Imported) (string, error) {
 	var text bytes.Buffer
 	lines := i.Lines()
 	comment(&text, "", "Made by '"+command+"': "+summary(i, len(lines)))
@@ -79,27 +78,26 @@ func NewImported(command string, i importer.Imported) (Imported, error) {
 		comment(&text, "- ", "Note: "+note)
 	}
 	text.WriteByte('\n')
-	err := policyfile.Write(&text, i.Tables, i.Comment)
-	r := Imported{Policy: text.String(), Pools: []ImportedPool{}, Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
+	err := policyfile.Write(&text, i.Tables)
+	return text.String(), err
+}
+
+// NewImported is all that is known of an import, with its policy.
+func NewImported(policy string, i importer.Imported) Imported {
+	r := Imported{Policy: policy, Pools: []ImportedPool{}, Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
 			if rule.Pool {
 				r.Pools = append(r.Pools, importedPool(rule))
 				continue
 			}
-			r.Rules = append(r.Rules, importedRule(t, rule, i.Comment(t.Device, t.Direction, rule.Prefix)))
+			r.Rules = append(r.Rules, importedRule(t, rule))
 		}
 	}
 	for _, l := range i.Left {
 		r.Left = append(r.Left, Left{l.Kind, l.Where, l.What, l.Why, l.Advice})
 	}
-	return r, err
-}
-
-// Text writes the policy, under what it lacks.
-func (i Imported) Text(w io.Writer) error {
-	_, err := io.WriteString(w, i.Policy)
-	return err
+	return r
 }
 
 // ImportedLines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
@@ -130,14 +128,14 @@ func guarantee(r policy.Rule) *uint64 {
 	return &bits
 }
 
-func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
+func importedRule(t policy.Table, r policy.Rule) ImportedRule {
 	rate, capacity := limit(r)
 	return ImportedRule{
 		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
 		Each: r.Each.String(), Excess: r.Excess.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		Within: r.Within.String(), GuaranteeBits: guarantee(r), Weight: r.Weight.Value(),
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
-		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
 	}
 }
 

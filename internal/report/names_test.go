@@ -5,22 +5,20 @@ import (
 	"io"
 	"testing"
 
-	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // named is a rule with a name.
 func named(name string, d policy.Direction, cidr string, rate policy.Rate, within policy.Within) Rule {
-	r := shown("eth0", d, cidr, rate, func(r *policy.Rule) { r.Within = within })
-	r.Name = name
-	return r
+	return shown("eth0", d, cidr, rate, func(r *policy.Rule) { r.Within, r.Label.Name = within, name })
 }
 
 // subscriberPools are two access points, and pools that one subscriber alone has.
 func subscriberPools() Rules {
 	pool := func(name string, rate policy.Rate, within policy.Within) Rule {
 		r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: rate, Within: within, Label: policy.Label{Name: name}}
-		return NewRule("", 0, 0, r, maps.Counters{}, 0)
+		return asRead(policy.Table{Rules: []policy.Rule{r}}, live.Item{})
 	}
 	return Rules{
 		pool("mast north", 1e9, ""), pool("mast south", 1e9, ""),
@@ -30,12 +28,21 @@ func subscriberPools() Rules {
 	}
 }
 
+// namesOf are the names of a view, and the number of rules without one.
+func namesOf(r *live.Reading, v live.View) (names Names, unnamed int) {
+	v.By = "name"
+	top := NewTop(r, v)
+	for _, n := range top.Names {
+		names = append(names, n.Named)
+	}
+	return names, len(top.Rules)
+}
+
 // The rules with a name have one line: what they may have in each direction by the pools that are theirs alone, and the
 // pool above.
 func TestByName(t *testing.T) {
 	out, in := policy.Egress, policy.Ingress
-	perHost := shown("eth0", out, "10.0.6.0/24", 1e6, eachHost)
-	perHost.Name = "hosts"
+	perHost := remade(shown("eth0", out, "10.0.6.0/24", 1e6, eachHost), func(it *live.Item) { it.Label.Name = "hosts" })
 	rules := Rules{
 		passed(named("alice", out, "10.0.0.1/32", policy.Unlimited, "alice"), 300, 300_000, 100),
 		passed(named("alice", out, "2001:db8:1::/48", policy.Unlimited, "alice"), 100, 100_000, 0),
@@ -51,10 +58,9 @@ func TestByName(t *testing.T) {
 		perHost,
 		shown("eth0", out, "0.0.0.0/0", 1e9, nil),
 	}
-	all := append(subscriberPools(), rules...)
-	names, unnamed := rules.ByName(all)
-	names.Sort("name")
-	same(t, "names", text(t, func(w io.Writer) error { return names.Text(w, rules, len(names), unnamed, 80) }), `
+	all := readingOf(append(subscriberPools(), rules...))
+	names, unnamed := namesOf(all, live.View{Sort: "name"})
+	same(t, "names", text(t, func(w io.Writer) error { return names.Text(w, len(names), unnamed, 80) }), `
 NAME   POOL            EGRESS  PASSED    INGRESS  DROPPED
 alice  mast north      50mbit  400 kB     50mbit      20%
 bob    mast north     140mbit       0     20mbit
@@ -73,24 +79,20 @@ hosts              1mbit/host       0
 	}
 
 	// Of some rules, too, the pools that they share with others are known.
-	one, _ := rules[6:7].ByName(all)
+	one, _ := namesOf(all, live.View{Chosen: func(it *live.Item) bool { return it.Label.Name == "carol" && !it.IsPool() }})
 	if got := fmt.Sprint(one[0].Egress.Pools); got != "[family]" {
 		t.Errorf("carol alone is in the pools %s", got)
 	}
 
-	for i := range rules {
-		rules[i].Since(Sample{}, 1e9)
-	}
-	names, unnamed = rules.ByName(all)
+	busyFor1s(all)
 	for _, test := range []struct{ by, first string }{
-		{"name", "alice"}, {"rate", "eve"}, {"use", "alice"}, {"passed", "alice"}, {"dropped", "alice"},
+		{"name", "alice"}, {"rate", "carol"}, {"use", "alice"}, {"passed", "alice"}, {"dropped", "alice"},
 	} {
-		names.Sort(test.by)
-		if names[0].Name != test.first {
+		if names, _ = namesOf(all, live.View{Sort: test.by}); names[0].Name != test.first {
 			t.Errorf("by %s, %s is the first", test.by, names[0].Name)
 		}
 	}
-	same(t, "names, measured", text(t, func(w io.Writer) error { return names[:1].Text(w, rules, len(names), unnamed, 0) }), `
+	same(t, "names, measured", text(t, func(w io.Writer) error { return names[:1].Text(w, len(names), unnamed, 0) }), `
 NAME   POOL        EGRESS       USE  INGRESS  DROPPED
 alice  mast north  50mbit  3.20mbit   50mbit      20%
 1 of 6 names
@@ -104,13 +106,15 @@ func TestLongNames(t *testing.T) {
 	for i := range 2 {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			r := named(fmt.Sprintf("north-customer-%05d", i), d, "10.0.0.1/32", 1e7, policy.Within(fmt.Sprintf("access-point-hill-%02d", i)))
-			r = passed(r, 3000, 3_000_000, 1000)
-			r.Since(Sample{}, 1e9)
-			rules = append(rules, r)
+			rules = append(rules, passed(r, 3000, 3_000_000, 1000))
 		}
 	}
-	names, _ := rules.ByName(rules)
-	same(t, "long names", text(t, func(w io.Writer) error { return names.Text(w, rules, len(names), 0, 80) }), `
+	for i := range 2 { // which another name draws from, too
+		pool := fmt.Sprintf("access-point-hill-%02d", i)
+		rules = append(rules, shownPool(pool, "", 0, 0, 0), named("", policy.Egress, "10.0.0.2/32", 1e7, policy.Within(pool)))
+	}
+	names, _ := namesOf(busyFor1s(readingOf(rules)), live.View{Sort: "name"})
+	same(t, "long names", text(t, func(w io.Writer) error { return names.Text(w, len(names), 0, 80) }), `
 NAME                  POOL          EGRESS       USE  INGRESS       USE  DROPPED
 north-customer-00000  acces...l-00  10mbit  24.0mbit   10mbit  24.0mbit      25%
 north-customer-00001  acces...l-01  10mbit  24.0mbit   10mbit  24.0mbit      25%

@@ -15,13 +15,9 @@ type Passage struct {
 	RefusedBy *string `json:"refused_by"`
 	// RefusedReason is capacity, or share where the packet is beyond a fair share; "" without RefusedBy.
 	RefusedReason string `json:"refused_reason"`
-	// Borrowed says whether the packet passes beyond the guarantees of its rule and pools, of which there are some.
-	Borrowed bool `json:"borrowed"`
 	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
 	BorrowedBy []string `json:"borrowed_by"`
-	// Guaranteed says whether a guarantee lets the packet pass the pools above it.
-	Guaranteed bool `json:"guaranteed"`
-	// GuaranteedBy has that guarantee; null for none.
+	// GuaranteedBy has the guarantee that lets the packet pass the pools above; null for none.
 	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
@@ -125,11 +121,8 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	}
 }
 
-// plain reports whether there are neither pools nor shares, so that the rule's bucket alone decides.
-func (p *Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
-
-// pool is the number of the pool with a name; -1 for a rule, and for no name.
-func (p *Passage) pool(name *string) int {
+// Pool is the number of the pool with a name; -1 for a rule, and for no name.
+func (p *Passage) Pool(name *string) int {
 	for i := range p.Pools {
 		if name != nil && p.Pools[i].Name == *name {
 			return i
@@ -138,50 +131,16 @@ func (p *Passage) pool(name *string) int {
 	return -1
 }
 
-// beyond is the fair share that the packet exceeds, as "beyond the fair share of 10.0.0.7"; "" for none.
-func (p *Passage) beyond() string {
-	if p.RefusedReason != Share {
-		return ""
+// limit names a rule or pool.
+func (p *Passage) limit(name *string) string {
+	if p.Pool(name) >= 0 {
+		return "pool " + *name
 	}
-	sharer := p.Sharer
-	if i := p.pool(p.RefusedBy); i >= 0 {
-		sharer = p.Pools[i].Sharer
-	}
-	return "beyond the fair share of " + sharer
+	return *name
 }
 
-// excess is the limit that the packet exceeds, as "excess in pool a".
-func (p *Passage) excess() string {
-	text := p.beyond()
-	if text == "" {
-		text = "excess"
-	}
-	if i := p.pool(p.RefusedBy); i >= 0 {
-		text += " in pool " + p.Pools[i].Name
-	}
-	return text
-}
-
-// decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
-// whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
-func (p *Passage) decider() int {
-	switch {
-	case p.LimitedBy != nil:
-		return p.pool(p.LimitedBy)
-	case p.RecentPackets > 0: // none limited these, whatever would become of one at a certain moment
-		return p.fullFrom(0)
-	case p.RefusedReason == Capacity:
-		return p.pool(p.RefusedBy)
-	}
-	refuses := p.pool(p.RefusedBy)
-	if i := p.fullFrom(max(refuses, 0)); i >= 0 {
-		return i
-	}
-	return refuses
-}
-
-// fullFrom is the lowest full pool from a number on; -1 for none.
-func (p *Passage) fullFrom(from int) int {
+// FullFrom is the lowest full pool from a number on; -1 for none.
+func (p *Passage) FullFrom(from int) int {
 	for i := from; i < len(p.Pools); i++ {
 		if p.Pools[i].Full {
 			return i
@@ -190,22 +149,14 @@ func (p *Passage) fullFrom(from int) int {
 	return -1
 }
 
-// refuser is the number of the pool that refuses packets; -1 for none.
-func (p *Passage) refuser() int {
-	if p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0) {
-		return -1
-	}
-	return p.decider()
-}
-
-// byRule reports whether the rule itself limited the packets while they were counted.
-func (p *Passage) byRule() bool { return p.LimitedBy != nil && p.pool(p.LimitedBy) < 0 }
-
 // full says that the pool that decides is full, and who has which part of it; "" if none is.
-func (p *Passage) full() string {
-	i, too := p.decider(), ""
-	if p.byRule() {
-		i, too = p.fullFrom(0), ", too"
+func (p *Stop) full() string {
+	i, too := p.Pool(p.DecidedBy), ""
+	switch {
+	case p.LimitedBy != nil && i < 0:
+		i, too = p.FullFrom(0), ", too"
+	case p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0): // none limited these, whatever would become of one
+		i = p.FullFrom(0)
 	}
 	if i < 0 || !p.Pools[i].Full {
 		return ""
@@ -220,7 +171,7 @@ func (p *Passage) full() string {
 	}
 	switch {
 	case p.RefusedBy != nil, p.RecentDrops > 0:
-	case p.Guaranteed && p.pool(p.GuaranteedBy) < i:
+	case p.GuaranteedBy != nil && p.Pool(p.GuaranteedBy) < i:
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
 		text += ", and " + pool.Sharer + " gets its fair share"
@@ -252,16 +203,6 @@ func useText(use *uint64, rate uint64) string {
 	return text
 }
 
-// needsFlow reports whether it is not known which flow the packet is of, and a pool that is shared by flow may refuse it.
-func (p *Passage) needsFlow() bool {
-	for i := range p.Pools {
-		if s := &p.Pools[i].Sharing; s.Share == "flow" && s.Sharer == "" {
-			return true
-		}
-	}
-	return false
-}
-
 // sharers are those that are active, as "2 active members"; "" without shares, and if none is: traffic below the rate has no
 // part of it.
 func (s *Sharing) sharers() string {
@@ -278,69 +219,18 @@ func (s *Sharing) sharers() string {
 	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
 
-// become is what happens to packets now that meet pools or shares.
-func (p *Stop) become() string {
-	beyond := p.beyond()
-	if beyond != "" {
-		beyond += ", and "
-	}
-	switch refused := p.RefusedBy != nil; {
-	case refused && p.Verdict == "pass":
-		return "are excess, and pass"
-	case refused && p.Verdict == "mark":
-		return "are " + beyond + "marked by ECN now"
-	case refused:
-		return "are " + beyond + "dropped now"
-	case p.WaitNS > 0 && p.unheld():
-		return "pass now, NOT DELAYED"
-	case p.WaitNS > 0 && p.Verdict == "mark":
-		return "wait " + about(p.WaitNS) + ", marked by ECN"
-	case p.WaitNS > 0:
-		return "wait " + about(p.WaitNS)
-	}
-	return "pass now" + p.covers()
-}
-
 // unheld reports whether it is known that nothing delays packets.
 func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
-
-// throughPools is the verdict on a packet that meets pools or shares, and when there will be another one.
-func (p *Stop) throughPools(s *strings.Builder) {
-	text := p.packet()
-	switch {
-	case p.RecentPackets > 0: // the answer says what happens to them
-		return
-	case p.RefusedBy != nil:
-		fact(s, "now", text+" is "+p.excess()+": "+excessBecomes[p.Verdict])
-		fact(s, "later", "conforms in "+about(p.WaitNS)+", if no others come")
-		return
-	case p.Verdict == "lost":
-		text += lost
-	case p.WaitNS > 0 && p.unheld():
-		text += " passes: nothing delays it by " + about(p.WaitNS)
-	case p.WaitNS > 0 && p.Verdict == "mark":
-		text += " waits " + about(p.WaitNS) + ", and is marked by ECN if it allows that"
-	case p.WaitNS > 0:
-		text += " waits " + about(p.WaitNS)
-	default:
-		return // the answer says it
-	}
-	fact(s, "now", text)
-}
-
-var excessBecomes = map[string]string{
-	"drop": "dropped", "mark": "marked by ECN if the packet allows it, else dropped", "pass": "counted, and passes",
-}
 
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
 func (p *Passage) covers() (text string) {
 	if len(p.BorrowedBy) > 0 {
 		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and ")
 	}
-	if i := p.pool(p.GuaranteedBy); i >= 0 {
+	if i := p.Pool(p.GuaranteedBy); i >= 0 {
 		return text + ", guaranteed by pool " + p.Pools[i].Name
 	}
-	if p.Guaranteed {
+	if p.GuaranteedBy != nil {
 		text += ", guaranteed"
 	}
 	return text
@@ -361,12 +251,9 @@ func (s *Sharing) text() string {
 	return text
 }
 
-// text describes a pool; decides says that it refuses the packet.
-func (p *PoolLevel) text(decides bool) string {
+// text describes a pool.
+func (p *PoolLevel) text() string {
 	text := p.Name
-	if decides {
-		text += ", decides"
-	}
 	text += ": " + policy.Rate(p.RateBits).String()
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"

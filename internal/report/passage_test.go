@@ -7,60 +7,61 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What pools do is said in the answer, and once more with the reason.
+// What pools do is said of the packet, and what they did just now of the rule.
 func TestPassageText(t *testing.T) {
 	pool := NewPoolLevel(policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}, 0)
 	pool.Sharer = "10.0.0.7"
-	inPool := Passage{RefusedBy: new("a"), RefusedReason: Capacity}
+	const rule, lately = "10.0.0.0/24", "; in the last 0.2 s, the rule used 600kbit, and "
+	refused := func(by, reason string) Passage { return Passage{RefusedBy: &by, RefusedReason: reason} }
+	watched := func(p Passage, packets, drops uint64) Passage {
+		p.WatchedNS, p.UseBits, p.RecentPackets, p.RecentDrops = 204e6, new(uint64(600_000)), packets, drops
+		return p
+	}
+	limited := watched(Passage{LimitedBy: new("a")}, 12, 3)
+	byRule := watched(refused("a", Capacity), 12, 6)
+	byRule.LimitedBy = new(rule)
 	for _, test := range []struct {
-		stop        Stop
-		answer, now string
+		verdict       string
+		wait          uint64
+		passage       Passage
+		decision, now string
 	}{
-		{Stop{Verdict: "pass"}, "they pass now", ""},
-		{Stop{Verdict: "pass", Passage: Passage{BorrowedBy: []string{"10.0.0.0/24", "a"}}}, "they pass now, borrowed by 10.0.0.0/24 and a", ""},
-		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("10.0.0.0/24")}}, "they pass now, guaranteed", ""},
-		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("a"), BorrowedBy: []string{"10.0.0.0/24"}}},
-			"they pass now, borrowed by 10.0.0.0/24, guaranteed by pool a", ""},
-		{Stop{Verdict: "delay", WaitNS: 5000}, "they wait 5us", "waits 5us"},
-		{Stop{Verdict: "mark", WaitNS: 5000}, "they wait 5us, marked by ECN", "waits 5us, and is marked by ECN if it allows that"},
-		{Stop{Verdict: "delay", WaitNS: 5000, HeldBack: new(false)}, "they pass now, NOT DELAYED", "passes: nothing delays it by 5us"},
-		{Stop{Verdict: "lost"}, "they are LOST", "is lost: no ifb device lets it enter again"},
-		{Stop{Verdict: "drop", WaitNS: 5000, Passage: inPool}, "pool a decides; they are dropped now", "is excess in pool a: dropped"},
-		{Stop{Verdict: "mark", WaitNS: 5000, Passage: inPool},
-			"pool a decides; they are marked by ECN now", "is excess in pool a: marked by ECN if the packet allows it, else dropped"},
-		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), RefusedReason: Share}},
-			"they are beyond the fair share of 10.0.0.7, and dropped now", "is beyond the fair share of 10.0.0.7 in pool a: dropped"},
-		{Stop{Verdict: "pass", Passage: Passage{RefusedBy: new("10.0.0.0/24"), RefusedReason: Capacity}},
-			"they are excess, and pass", "is excess: counted, and passes"},
-		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12}},
-			"10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped", ""},
-		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12}},
-			"10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped", ""},
-		{Stop{Verdict: "drop", Passage: Passage{
-			RefusedBy: new("b"), WatchedNS: 204e6, UseBits: new(uint64(600_000)), RecentPackets: 12,
-		}}, "10.0.0.0/24 matches; in the last 0.2 s, the rule used 600kbit, and none of 12 packets was dropped; pool b is full", ""},
-		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(0))}},
-			"they pass now; the rule uses nothing now", ""},
-		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, UseBits: new(uint64(600_000)), LimitedBy: new("a"), RecentPackets: 12, RecentDrops: 3}},
-			"pool a decides; in the last 0.2 s, the rule used 600kbit, and 25% of 12 packets were dropped", ""},
-		{Stop{Verdict: "drop", RateBits: new(uint64(1_000_000)), Passage: Passage{
-			RefusedBy: new("a"), LimitedBy: new("10.0.0.0/24"), WatchedNS: 2e8, UseBits: new(uint64(990_000)), RecentPackets: 2, RecentDrops: 1,
-		}}, "10.0.0.0/24 is limited by its own rate; in the last 0.2 s, the rule used 990kbit of 1mbit, and 50% of 2 packets were dropped", ""},
+		{"pass", 0, Passage{}, rule + " matches", "passes now"},
+		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " matches", "passes now, borrowed by 10.0.0.0/24 and a"},
+		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " matches", "passes now, guaranteed"},
+		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " matches",
+			"passes now, borrowed by 10.0.0.0/24, guaranteed by pool a"},
+		{"delay", 5000, Passage{}, rule + " matches", "waits 5us"},
+		{"mark", 5000, Passage{}, rule + " matches", "waits 5us, and is marked by ECN if it allows that"},
+		{"lost", 0, Passage{}, rule + " matches", "is LOST: no ifb device lets it enter again"},
+		{"drop", 5000, refused("a", Capacity), rule + " matches, and pool a decides", "is dropped now by pool a; it conforms in 5us, if no others come"},
+		{"mark", 5000, refused("a", Capacity), rule + " matches, and pool a decides",
+			"is marked by ECN now by pool a if it allows that, else dropped; it conforms in 5us, if no others come"},
+		{"drop", 5000, refused("a", Share), rule + " matches, and pool a decides",
+			"is dropped now by pool a, as it is beyond the fair share of 10.0.0.7; it conforms in 5us, if no others come"},
+		{"pass", 5000, refused(rule, Capacity), rule + " matches", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
+		{"pass", 0, watched(Passage{}, 12, 0), rule + " matches" + lately + "none of 12 packets was dropped", "passes now"},
+		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches" + lately + "none of 12 packets was dropped",
+			"is dropped now by pool a; it conforms in 0s, if no others come"},
+		{"pass", 0, watched(Passage{}, 0, 0), rule + " matches; the rule uses nothing now", "passes now"},
+		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + "25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
+		{"drop", 0, byRule, rule + " is limited by its own rate" + lately + "50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
 	} {
-		s := test.stop
-		s.Rule, s.Pools, s.Counted = new("10.0.0.0/24"), []PoolLevel{pool}, &Counted{PacketBytes: 1514, Bytes: 1514}
-		if s.RefusedBy != nil && *s.RefusedBy == "b" {
-			s.Pools = []PoolLevel{{Name: "b", Full: true}}
+		s := Stop{Answer: Answer{Rule: new(rule), Bytes: 1514, Verdict: test.verdict, WaitNS: test.wait}, Passage: test.passage}
+		s.Pools = []PoolLevel{pool}
+		if s.DecidedBy = test.passage.LimitedBy; s.DecidedBy == nil {
+			s.DecidedBy = test.passage.RefusedBy
 		}
-		if got := s.answer(); !strings.HasSuffix(got, test.answer) {
-			t.Errorf("%+v: the answer is %q, want %q", test.stop, got, test.answer)
+		if got := s.decision(); got != test.decision {
+			t.Errorf("%+v: the decision is %q, want %q", test, got, test.decision)
 		}
-		var text strings.Builder
-		s.now(&text)
-		got := strings.Join(strings.Fields(text.String()), " ")
-		if want := "now a packet of 1514 bytes " + test.now; test.now == "" && got != "" || test.now != "" && got != want && !strings.HasPrefix(got, want+" later") {
-			t.Errorf("%+v: now %q, want %q", test.stop, got, want)
+		if got, want := s.now(), "a packet of 1514 bytes "+test.now; got != want {
+			t.Errorf("%+v: now %q, want %q", test, got, want)
 		}
+	}
+	s := Stop{Answer: Answer{Rule: new(rule), Verdict: "delay", WaitNS: 5000}, Passage: Passage{Pools: []PoolLevel{pool}}, HeldBack: new(false)}
+	if got := s.now(); !strings.HasSuffix(got, "passes now: nothing delays it by 5us") {
+		t.Errorf("without fq: %q", got)
 	}
 }
 
@@ -107,7 +108,7 @@ func TestPassageFull(t *testing.T) {
 		}, -1, ""},
 		{"guaranteed below", func(_, ap *PoolLevel, p *Passage) {
 			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-			p.Guaranteed, p.GuaranteedBy = true, new("home")
+			p.GuaranteedBy = new("home")
 		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
 		{"another one limited them lately", func(home, ap *PoolLevel, p *Passage) {
 			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
@@ -121,13 +122,14 @@ func TestPassageFull(t *testing.T) {
 		}, -1, ""},
 		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
 			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
-			p.Guaranteed, p.GuaranteedBy = true, new("ap")
+			p.GuaranteedBy = new("ap")
 		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
 	} {
-		p := Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}
-		test.change(&p.Pools[0], &p.Pools[1], &p)
-		if i, got := p.decider(), p.full(); i != test.decider || got != test.want {
-			t.Errorf("%s: %d decides; %q, want %d, %q", test.name, i, got, test.decider, test.want)
+		p := Stop{Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}}
+		p.DecidedBy = &[]string{"10.0.0.7/32", "home", "ap"}[test.decider+1]
+		test.change(&p.Pools[0], &p.Pools[1], &p.Passage)
+		if got := p.full(); got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 	}
 }
@@ -146,17 +148,16 @@ func TestPoolLevelText(t *testing.T) {
 	beyond := plain
 	beyond.Sharing = Sharing{Share: "member", Sharer: "c", WithinShare: new(false)}
 	for _, test := range []struct {
-		pool    PoolLevel
-		decides bool
-		want    string
+		pool PoolLevel
+		want string
 	}{
-		{plain, false, "a: 1mbit; empty"},
-		{all, false, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
-		{used, false, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
-		{below, false, "a: 1mbit, 500kbit guaranteed; 900kbit used now"},
-		{beyond, true, "a, decides: 1mbit; empty"},
+		{plain, "a: 1mbit; empty"},
+		{all, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
+		{used, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
+		{below, "a: 1mbit, 500kbit guaranteed; 900kbit used now"},
+		{beyond, "a: 1mbit; empty"},
 	} {
-		if got := test.pool.text(test.decides); got != test.want {
+		if got := test.pool.text(); got != test.want {
 			t.Errorf("%q, want %q", got, test.want)
 		}
 	}

@@ -1,11 +1,13 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -22,23 +24,19 @@ type ExplainedPool struct {
 	Members        []Rule  `json:"members"` // directly within it, those that use most first
 }
 
-// ExplainPool finds what limits a pool. The rules are those of the namespace, with its pools.
-func (rules Rules) ExplainPool(name string) *ExplainedPool {
-	f, p := newForest(rules), &ExplainedPool{Pool: name, Levels: []Rule{}, Members: []Rule{}}
-	for above := f.pools[name]; above != nil; above = f.pools[above.Within] {
-		p.Levels = append(p.Levels, *above)
+// ExplainPool finds what limits a pool.
+func ExplainPool(pool *live.Item) *ExplainedPool {
+	p := &ExplainedPool{Pool: pool.Key.Pool, Levels: []Rule{}, Members: []Rule{}}
+	var loads []Load
+	for at := pool; at != nil; at = at.Parent() {
+		p.Levels, loads = append(p.Levels, NewRule(at)), append(loads, loadOf(at))
 	}
-	for _, r := range f.within[name] {
-		p.Members = append(p.Members, *r)
-	}
-	Rules(p.Members).Sort("use", false)
-	loads := make([]Load, len(p.Levels))
-	for i := range p.Levels {
-		loads[i] = p.Levels[i].load(f.within[p.Levels[i].Name])
-	}
+	members := pool.Children()
+	slices.SortStableFunc(members, func(a, b *live.Item) int { return cmp.Compare(b.UseBits().Or(-1), a.UseBits().Or(-1)) })
+	p.Members = NewRules(members)
 	if limiter := Limiter(loads); limiter != NoLimiter && p.loses(limiter) {
 		p.LimitedBy = &p.Levels[limiter].Name
-		p.guarantees(f.within[*p.LimitedBy], limiter)
+		p.guarantees(limiter)
 	}
 	return p
 }
@@ -46,25 +44,25 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 // loses reports whether packets of the pool were dropped, so that one of its levels may have limited them. One that delays
 // or marks them drops none. Senders that got nothing through may have stopped, so a pool without packets counts, too.
 func (p *ExplainedPool) loses(limiter int) bool {
-	dropped := p.Levels[0].dropped()
-	return p.Levels[limiter].Excess != policy.Drop.String() || dropped == nil || *dropped > 0
+	dropped := p.Levels[0].it.DroppedPercent()
+	return p.Levels[limiter].Excess != policy.Drop.String() || !dropped.Known || dropped.N > 0
 }
 
-// load is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
+// loadOf is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
 // leave them. If none of those that refuse packets is below its own rate, the pool limits none of them.
-func (r *Rule) load(members []*Rule) Load {
-	rate, capacity := r.inForce()
-	l := Load{Use: uint64(number(r.UseBits, 0)), Rate: *rate, Refuses: number(r.ExcessPercent, 0) > 0}
-	l.Shares = r.Share != (policy.Share{}).String()
-	l.Full = model.AtRate(r.LevelBytes, *capacity, l.Shares)
-	if r.Share != (policy.Share{Kind: policy.ShareMember}).String() {
+func loadOf(pool *live.Item) Load {
+	rate, capacity, _ := pool.InForce()
+	l := Load{Use: uint64(pool.UseBits().N), Rate: rate, Refuses: pool.ExcessPercent().N > 0}
+	l.Shares = pool.Share.Kind != policy.ShareNone
+	l.Full = model.AtRate(pool.Level, capacity, l.Shares)
+	if pool.Share.Kind != policy.ShareMember {
 		return l
 	}
-	for _, m := range members {
-		if number(m.ExcessPercent, 0) == 0 {
+	for _, m := range pool.Children() {
+		if m.ExcessPercent().N == 0 {
 			continue
 		}
-		if l.Full = number(m.UsePercent, 0) < near; l.Full {
+		if l.Full = m.UsePercent().N < near; l.Full {
 			break
 		}
 	}
@@ -73,14 +71,14 @@ func (r *Rule) load(members []*Rule) Load {
 
 // guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without
 // a guarantee.
-func (p *ExplainedPool) guarantees(members []*Rule, limiter int) {
+func (p *ExplainedPool) guarantees(limiter int) {
 	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.GuaranteeBits != nil }) || limiter == 0 {
 		return
 	}
 	used, some := uint64(0), false
-	for _, m := range members {
-		if m.GuaranteeBits != nil && m.UseBits != nil && m.BorrowedBits != nil {
-			used, some = used+*m.UseBits-min(*m.UseBits, *m.BorrowedBits), true
+	for _, m := range p.Levels[limiter].it.Children() {
+		if use := m.UseBits(); m.Guarantee != 0 && use.Known {
+			used, some = used+uint64(use.N-m.BorrowedBits().N), true
 		}
 	}
 	if some {
@@ -117,19 +115,19 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Name == *p.LimitedBy })]
-		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.RateNow(), limiter.sharers())
+		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.rateNow(), limiter.sharers())
 		if limiter != own {
-			says = name + " gets " + useText(own.UseBits, *own.RateNow()) + "; " + says
+			says = name + " gets " + useText(own.UseBits, *own.rateNow()) + "; " + says
 		}
 	}
-	switch dropped := own.dropped(); {
-	case dropped == nil && own.DroppedPackets > 0:
-		says += "; none of its packets came, and " + percentText(percentOf(own.DroppedPackets, own.offered())) + " were dropped so far"
-	case number(dropped, 0) == 0:
+	switch dropped := own.it.DroppedPercent(); {
+	case !dropped.Known && own.DroppedPackets > 0:
+		says += "; none of its packets came, and " + percentText(percentOf(own.DroppedPackets, own.it.Offered())) + " were dropped so far"
+	case dropped.N == 0:
 	case p.LimitedBy == nil:
-		says += "; limits within it dropped " + percentText(*dropped) + " of its packets"
+		says += "; limits within it dropped " + percentText(dropped.N) + " of its packets"
 	default:
-		says += "; " + percentText(*dropped) + " of the packets of " + p.Pool + " were dropped"
+		says += "; " + percentText(dropped.N) + " of the packets of " + p.Pool + " were dropped"
 	}
 	if p.GuaranteedBits != nil {
 		says += "; " + p.Pool + " has no guarantee, and guaranteed members of " + *p.LimitedBy + " use " + bitsText(*p.GuaranteedBits)
@@ -142,13 +140,13 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	others := 0
 	for i := range p.Members {
 		m := &p.Members[i]
-		if i >= fewMembers || number(m.UseBits, 0) == 0 && number(m.dropped(), 0) == 0 {
+		if i >= fewMembers || number(m.UseBits, 0) == 0 && m.it.DroppedPercent().N == 0 {
 			others++
 			continue
 		}
 		text := (&row{Rule: m}).name(m.where()) + " uses " + optional(m.UseBits, bitsText)
-		if number(m.dropped(), 0) > 0 {
-			text += ", and loses " + percentText(*m.dropped())
+		if lost := m.it.DroppedPercent(); lost.N > 0 {
+			text += ", and loses " + percentText(lost.N)
 		}
 		fact(&s, "within it", text)
 	}
@@ -166,7 +164,7 @@ func (r *Rule) sharers() string {
 
 // poolText describes a pool as it was measured.
 func (r *Rule) poolText() string {
-	text := r.Name + ": " + rateText(r.RateNow())
+	text := r.Name + ": " + rateText(r.rateNow())
 	switch {
 	case r.Adapt != nil:
 		text += " of " + rateText(r.RateBits)
@@ -186,8 +184,8 @@ func (r *Rule) poolText() string {
 	if sharers := r.sharers(); sharers != "" {
 		parts = append(parts, sharers)
 	}
-	if refused := r.refused(); number(refused, 0) > 0 {
-		parts = append(parts, percentText(*refused)+" refused")
+	if refused := r.it.RefusedPercent(); refused.N > 0 {
+		parts = append(parts, percentText(refused.N)+" refused")
 	}
 	return strings.Join(parts, "; ")
 }

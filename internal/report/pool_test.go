@@ -3,10 +3,58 @@ package report
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
+
+// tested is a pool of 8 mbit.
+func tested(name string, within policy.Within, share policy.ShareKind, guarantee policy.Guarantee) policy.Rule {
+	return policy.Rule{
+		Pool: true, Prefix: policy.PoolKey(name), Rate: 8e6, Capacity: 100_000, Within: within, Share: policy.Share{Kind: share}, Guarantee: guarantee,
+		Label: policy.Label{Name: name},
+	}
+}
+
+// member is a rule within a pool, without a rate of its own.
+func member(network string, within policy.Within) policy.Rule {
+	return shown("eth0", policy.Egress, network, policy.Unlimited, func(r *policy.Rule) { r.Within = within }).it.Rule
+}
+
+// use is what a pool or rule counted, and its level.
+func use(bytes, packets, refused, level uint64) live.Item {
+	return live.Item{Level: level, Counts: live.Counts{Counters: maps.Counters{
+		PassedBytes: bytes, PassedPackets: packets, DroppedPackets: refused, DroppedBytes: 1000 * refused, ExcessPackets: refused,
+	}}}
+}
+
+// explained is what is said of a pool that did all that within an interval, and before that, what before says. Figures are by
+// the name of a pool or the network of a rule.
+func explained(t *testing.T, pool string, interval time.Duration, limits []policy.Rule, before, after map[string]live.Item) string {
+	t.Helper()
+	tables := []policy.Table{{}, {Device: "eth0", Direction: policy.Egress, Match: policy.MatchDst}}
+	for _, r := range limits {
+		to := &tables[1]
+		if r.Pool {
+			to = &tables[0]
+		}
+		to.Rules = append(to.Rules, r)
+	}
+	scene := livetest.Scene(tables...)
+	read := func(at uint64, figures map[string]live.Item) *live.Reading {
+		return scene.Read(at, func(l *live.Limit) live.Item {
+			it := figures[l.Key.Pool+strings.TrimSuffix(l.Network, "/32")]
+			it.Limit = l
+			return it
+		})
+	}
+	now := read(1e9+uint64(interval), after)
+	now.Since(read(1e9, before))
+	return text(t, ExplainPool(now.Find(live.Key{Pool: pool})).Text)
+}
 
 // A pool that members share is full if it leaves one of them less than that wants, and not if they use their own rates.
 func TestExplainSharedPool(t *testing.T) {
@@ -14,18 +62,10 @@ func TestExplainSharedPool(t *testing.T) {
 		use  uint64 // bytes of a member per second
 		want string
 	}{{400_000, "in the last 1.0 s, pool ap is full: "}, {950_000, "in the last 1.0 s, pool ap limited none of its packets, "}} {
-		ap := policy.Rule{Pool: true, Prefix: policy.PoolKey("ap"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareMember}}
-		home := policy.Rule{Pool: true, Prefix: policy.PoolKey("home"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareFlow}, Within: "ap"}
-		ap.Label.Name, home.Label.Name = "ap", "home"
-		rules := Rules{
-			NewRule("", 0, 0, ap, maps.Counters{PassedBytes: 950_000}, 60_000),
-			NewRule("", 0, 0, home, maps.Counters{PassedBytes: test.use, ExcessPackets: 9, DroppedPackets: 9}, 60_000),
-		}
-		for i := range rules {
-			rules[i].Lost(maps.Loss{MatchedPackets: 90, DroppedPackets: 9})
-			rules[i].Since(Sample{}, 1e9)
-		}
-		if got := text(t, rules.ExplainPool("ap").Text); !strings.HasPrefix(got, test.want) {
+		got := explained(t, "ap", time.Second,
+			[]policy.Rule{tested("ap", "", policy.ShareMember, 0), tested("home", "ap", policy.ShareFlow, 0), member("10.0.0.7/32", "home")}, nil,
+			map[string]live.Item{"ap": use(950_000, 90, 0, 60_000), "home": use(test.use, 90, 9, 60_000), "10.0.0.7": use(test.use, 81, 9, 0)})
+		if !strings.HasPrefix(got, test.want) {
 			t.Errorf("a member uses %d bytes per second: it says\n%s", test.use, got)
 		}
 	}
@@ -34,109 +74,94 @@ func TestExplainSharedPool(t *testing.T) {
 // A pool without a guarantee may lose all where guaranteed members use the pool above. A sender that got nothing through
 // may have stopped.
 func TestExplainPoolWithoutGuarantee(t *testing.T) {
-	const second = 1_000_000_000
-	pool := func(name string, guarantee policy.Guarantee, passed, guaranteed, matched, dropped uint64) Rule {
-		r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: 8e6, Capacity: 100_000, Guarantee: guarantee, Label: policy.Label{Name: name}}
-		if name != "uplink" {
-			r.Within = "uplink"
-		} else {
-			r.Share.Kind = policy.ShareMember
-		}
-		out := NewRule("", 0, 0, r, maps.Counters{PassedBytes: passed}, 50_000)
-		out.Guaranteed(maps.Counters{PassedBytes: guaranteed})
-		out.Lost(maps.Loss{MatchedPackets: matched, DroppedPackets: dropped})
-		return out
-	}
+	loses := map[string]live.Item{"10.0.0.7": use(0, 0, 50, 0)}
 	for _, test := range []struct {
-		name  string
-		mine  Rule
-		since Sample
-		want  string
+		name      string
+		guarantee policy.Guarantee
+		before    map[string]live.Item
+		want      string
 	}{
-		{"loses all", pool("mine", 0, 0, 0, 50, 50), Sample{}, `
+		{"loses all", 0, nil, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
     8mbit for its members; 100% of the packets of mine were dropped; mine has no
     guarantee, and guaranteed members of uplink use 7.60mbit
 `},
-		{"silent", pool("mine", 0, 0, 0, 50, 50), Sample{offered: 50, dropped: 50}, `
+		{"silent", 0, loses, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
     8mbit for its members; none of its packets came, and 100% were dropped so
     far; mine has no guarantee, and guaranteed members of uplink use 7.60mbit
 `},
-		{"guaranteed", pool("mine", 1e6, 0, 0, 50, 50), Sample{}, `
+		{"guaranteed", 1e6, nil, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
     8mbit for its members; 100% of the packets of mine were dropped
 `},
 	} {
-		uplink, other := pool("uplink", 0, 987_500, 0, 100, 50), pool("other", 7e6, 987_500, 950_000, 50, 0)
-		test.mine.Since(test.since, second)
-		uplink.Since(Sample{}, second)
-		other.Since(Sample{}, second)
-		got, _, _ := strings.Cut(text(t, Rules{test.mine, uplink, other}.ExplainPool("mine").Text), "  pool  ")
+		other := use(987_500, 50, 0, 50_000)
+		other.GuaranteedBytes = 950_000
+		got := explained(t, "mine", time.Second, []policy.Rule{
+			tested("mine", "uplink", policy.ShareNone, test.guarantee), tested("uplink", "", policy.ShareMember, 0), tested("other", "uplink", policy.ShareNone, 7e6),
+			member("10.0.0.7/32", "mine"), member("10.0.0.8/32", "other"),
+		}, test.before, map[string]live.Item{
+			"mine": use(0, 0, 0, 50_000), "uplink": use(987_500, 100, 0, 50_000), "other": other, "10.0.0.7": loses["10.0.0.7"], "10.0.0.8": use(987_500, 50, 0, 0),
+		})
+		got, _, _ = strings.Cut(got, "  pool  ")
 		same(t, test.name, got, test.want)
 	}
 }
 
 // What limits a pool is itself, a pool above, or nothing; and who uses most within it comes first.
 func TestExplainPool(t *testing.T) {
-	const interval = 200_000_000 // ns
-	pool := func(name string, within policy.Within, share policy.ShareKind, level, use, matched, dropped, refused uint64) Rule {
-		r := policy.Rule{
-			Pool: true, Prefix: policy.PoolKey(name), Rate: 8e6, Capacity: 100_000, Within: within, Share: policy.Share{Kind: share},
-			Label: policy.Label{Name: name},
-		}
-		out := NewRule("", 0, 0, r, maps.Counters{PassedBytes: use / 40, DroppedPackets: refused, ExcessPackets: refused}, level)
-		out.Lost(maps.Loss{MatchedPackets: matched, DroppedPackets: dropped})
-		out.Since(Sample{}, interval)
-		return out
-	}
-	rule := func(network string, within policy.Within, packets uint64, dropped uint64) Rule {
-		r := passed(shown("eth0", policy.Egress, network, policy.Unlimited, func(r *policy.Rule) { r.Within = within }), packets, 1000*packets, dropped)
-		r.Since(Sample{}, interval)
-		return r
-	}
-	const member, none = policy.ShareMember, policy.ShareNone
-	members := Rules{
-		rule("10.0.0.7/32", "home", 10, 0), rule("10.0.0.8/32", "home", 100, 50), rule("10.0.0.9/32", "home", 0, 0), rule("10.0.1.1/32", "", 999, 0),
-	}
+	const shared, none = policy.ShareMember, policy.ShareNone
 	for _, test := range []struct {
 		name     string
-		home, ap Rule
+		share    policy.ShareKind // of ap
+		home, ap live.Item
+		dropped  uint64 // packets of 10.0.0.8
 		want     string
 	}{
-		{"itself", pool("home", "ap", none, 90_000, 7_900_000, 160, 50, 50), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
+		{"itself", none, use(197_500, 110, 50, 90_000), use(197_500, 140, 0, 0), 50, `
 in the last 0.2 s, pool home is full: 7.90mbit of 8mbit; 31% of the packets of
     home were dropped
   pool       home: 8mbit; 7.90mbit used now; 31% refused
   pool       ap: 8mbit; 7.90mbit used now
 `},
-		{"the pool above, for whose sake it refuses", pool("home", "ap", none, 0, 4_000_000, 160, 50, 50), pool("ap", "", member, 45_000, 7_900_000, 200, 60, 0), `
+		{"the pool above, for whose sake it refuses", shared, use(100_000, 110, 50, 0), use(197_500, 140, 0, 45_000), 50, `
 in the last 0.2 s, pool home gets 4.00mbit of 8mbit; pool ap is full: 7.90mbit
     of 8mbit for its members; 31% of the packets of home were dropped
   pool       home: 8mbit; 4.00mbit used now; 31% refused
   pool       ap: 8mbit; 7.90mbit used now; its members
 `},
-		{"a rule within it", pool("home", "ap", none, 0, 4_000_000, 160, 50, 0), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
+		{"a rule within it", none, use(100_000, 110, 0, 0), use(197_500, 140, 0, 0), 50, `
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
     above; limits within it dropped 31% of its packets
   pool       home: 8mbit; 4.00mbit used now
   pool       ap: 8mbit; 7.90mbit used now
 `},
-		{"nothing, though a pool above is full", pool("home", "ap", none, 0, 4_000_000, 160, 0, 0), pool("ap", "", none, 95_000, 7_900_000, 200, 60, 60), `
+		{"nothing, though a pool above is full", none, use(100_000, 110, 0, 0), use(197_500, 140, 60, 95_000), 0, `
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
     above
   pool       home: 8mbit; 4.00mbit used now
-  pool       ap: 8mbit; 7.90mbit used now; 30% refused
+  pool       ap: 8mbit; 7.90mbit used now; 40% refused
 `},
-		{"nothing", pool("home", "ap", none, 0, 0, 0, 0, 0), pool("ap", "", none, 0, 0, 0, 0, 0), `
+		{"nothing", none, live.Item{}, live.Item{}, 0, `
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
     above
   pool       home: 8mbit; 0 used now
   pool       ap: 8mbit; 0 used now
 `},
 	} {
-		got := append(Rules{test.home, test.ap}, members...).ExplainPool("home")
-		same(t, test.name, text(t, got.Text), test.want+`  within it  eth0 egress 10.0.0.8 uses 4.00mbit, and loses 33%
+		got := explained(t, "home", 200*time.Millisecond, []policy.Rule{
+			tested("home", "ap", none, 0), tested("ap", "", test.share, 0),
+			member("10.0.0.7/32", "home"), member("10.0.0.8/32", "home"), member("10.0.0.9/32", "home"), member("10.0.1.1/32", ""), member("10.0.2.1/32", "ap"),
+		}, nil, map[string]live.Item{
+			"home": test.home, "ap": test.ap, "10.0.0.7": use(10_000, 10, 0, 0), "10.0.0.8": use(100_000, 100, test.dropped, 0), "10.0.1.1": use(999_000, 999, 0, 0),
+			"10.0.2.1": use(30_000, 40, 0, 0),
+		})
+		loses := ""
+		if test.dropped > 0 {
+			loses = ", and loses 33%"
+		}
+		same(t, test.name, got, test.want+`  within it  eth0 egress 10.0.0.8 uses 4.00mbit`+loses+`
   within it  eth0 egress 10.0.0.7 uses 400kbit
   within it  1 more, with less or no use
 `)

@@ -295,7 +295,7 @@ func (r *Replay) facts(w io.Writer) {
 		fact("longest gap", "%s without a passed packet, from %s on", span(r.LongestGapNS), span(r.LongestGapFromNS-r.FirstNS))
 	}
 	if r.DelayedPackets > 0 {
-		fact("longest delay", "%s; the mean of delayed packets is %s", about(r.LongestDelayNS), about(r.MeanDelayNS))
+		fact("longest delay", "%s; the mean of delayed packets is %s", About(r.LongestDelayNS), About(r.MeanDelayNS))
 	}
 	holds := r.holds(r.CapacityBytes)
 	level := func(name string, most, holds uint64) {

@@ -11,14 +11,14 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -135,12 +135,7 @@ type Rule struct {
 	// Decides says whether the rule decides about the address that was searched for; null for other searches.
 	Decides *bool `json:"decides"`
 
-	prefix               netip.Prefix
-	rateNow, capacityNow *uint64 // of a pool with leases; else nil
-	poolRate             PoolRate
-	scope                string // who has the rate; "" for all together
-	matched              uint64 // packets of the rules within a pool
-	lately               Sample // what was counted over the interval
+	it *live.Item
 }
 
 // A Bucket is a bucket of a rule that is not empty.
@@ -153,35 +148,97 @@ type Bucket struct {
 	WaitNS *uint64 `json:"wait_ns"`
 }
 
-// NewRule puts together what is known of a rule: its parameters, its counters and the level of its shared bucket, in
-// bytes. Whether it is in force, and until when, is for the caller; so is Sentence.
-func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rule, c maps.Counters, level uint64) Rule {
-	rate, capacity := limit(r)
-	out := Rule{
-		Kind: KindRule, Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), Members: uint32(r.Members), Weight: r.Weight.Value(),
-		Share: r.Share.String(), Cluster: newCluster(r.Cluster), Adapt: newAdapt(r.Adapt), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Host: r.Label.Host.String(),
-		Owner: r.Label.Owner.String(), Line: string(r.Label.Line),
-		WaitingBits: optionalRate(r.Label.Waits), prefix: r.Prefix, scope: scope(r),
-		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
-		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
-		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
-		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU, LevelBytes: level,
-		PassedPackets: c.PassedPackets, PassedBytes: c.PassedBytes,
-		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
-		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
-		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
-		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets,
-		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
-		ColourOptions: NewColourOptions(r), ColourCounters: newColourCounters(c),
+// NewBucket is a bucket of a rule or pool.
+func NewBucket(it *live.Item, b live.Bucket) Bucket {
+	out := Bucket{Key: b.Name, LevelBytes: b.Bytes}
+	if it.Algorithm.HasColours() {
+		out.SecondLevelBytes = &b.SecondBytes
 	}
-	if out.HasColours() {
-		out.Excess = "" // what happens depends on the colour
-	}
-	if r.Pool {
-		out.RefusedPackets, out.RefusedBytes, out.DroppedPackets, out.DroppedBytes = c.DroppedPackets, c.DroppedBytes, 0, 0
-		out.Kind, out.Device, out.Direction, out.CIDR, out.Match, out.prefix = KindPool, "", "", "", "", netip.Prefix{}
+	if b.Waits {
+		out.WaitNS = &b.WaitNS
 	}
 	return out
+}
+
+// NewRule is all that is known of a rule or pool, but for its sentence and its buckets.
+func NewRule(it *live.Item) Rule {
+	r, at := &it.Rule, it.Place
+	rate, capacity := limit(*r)
+	out := Rule{
+		it: it, Kind: KindRule, Device: at.Device, Direction: at.Direction.String(), CIDR: r.Prefix.String(), Match: at.Match.String(),
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Host: r.Label.Host.String(), Owner: r.Label.Owner.String(), Line: string(r.Label.Line),
+		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(), Penalty: r.Penalty.String(), Fail: r.Fail.String(),
+		RateBits: rate, CapacityBytes: capacity, Queue: NewQueue(*r), ColourOptions: NewColourOptions(*r), Unlimited: rate == nil,
+		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
+		Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), WaitingBits: optionalRate(r.Label.Waits), Members: uint32(r.Members),
+		Weight: r.Weight.Value(), Share: r.Share.String(), Cluster: newCluster(r.Cluster), Adapt: newAdapt(r.Adapt),
+		Attached: &at.InForce, State: at.Status, Hook: string(at.Mode),
+		LevelBytes: it.Level, PassedPackets: it.PassedPackets, PassedBytes: it.PassedBytes, ExcessPackets: it.ExcessPackets, ExcessBytes: it.ExcessBytes,
+		DroppedPackets: it.DroppedPackets, DroppedBytes: it.DroppedBytes, DelayedPackets: it.DelayedPackets, DelayedBytes: it.DelayedBytes,
+		MarkedPackets: it.MarkedPackets, ContendedPackets: it.ContendedPackets, ExemptPackets: it.ExemptPackets, SpilledPackets: it.SpilledPackets,
+		SKBs: it.SKBs(), ColourCounters: newColourCounters(it.Counters),
+		RevertsInNS: it.RevertsInNS, ActiveBuckets: it.ActiveBuckets, ActiveSharers: it.ActiveSharers,
+	}
+	if out.HasColours() {
+		out.Excess, out.SecondLevelBytes = "", &it.Second // what happens depends on the colour
+	}
+	if it.IsPool() {
+		out.RefusedPackets, out.RefusedBytes, out.DroppedPackets, out.DroppedBytes = it.DroppedPackets, it.DroppedBytes, it.Members.DroppedPackets, it.Members.DroppedBytes
+		out.Kind, out.Device, out.Direction, out.CIDR, out.Match = KindPool, "", "", "", ""
+	}
+	if r.Within != "" {
+		out.GuaranteedPackets, out.GuaranteedBytes = it.GuaranteedPackets, it.GuaranteedBytes
+		out.BorrowedPackets, out.BorrowedBytes = it.PassedPackets-min(it.PassedPackets, it.GuaranteedPackets), it.PassedBytes-min(it.PassedBytes, it.GuaranteedBytes)
+	}
+	if l := it.Lease; l != nil {
+		out.Leased, out.SafeBits = new(it.At < l.Until), new(uint64(l.Safe))
+		if *out.Leased {
+			out.LeaseBits, out.LeaseEndsInNS = new(uint64(l.Rate)), new(l.Until-it.At)
+		}
+	}
+	if it.Shadow != nil {
+		out.Shadow = NewShadow(it.Shadow)
+	}
+	if it.Interval == 0 {
+		return out
+	}
+	green, yellow, red := it.ColourBits()
+	out.IntervalNS, out.UseBits, out.DroppedBits, out.RefusedBits = new(uint64(it.Interval)), bits(it.UseBits()), bits(it.DroppedBits()), bits(it.RefusedBits())
+	out.BorrowedBits, out.GreenBits, out.YellowBits, out.RedBits = bits(it.BorrowedBits()), bits(green), bits(yellow), bits(red)
+	out.UsePercent, out.DroppedPercent = percentOrNull(it.UsePercent()), percentOrNull(it.DroppedPercent())
+	out.RefusedPercent, out.ExcessPercent = percentOrNull(it.RefusedPercent()), percentOrNull(it.ExcessPercent())
+	return out
+}
+
+// Describe is all that is known of a rule or pool that is read alone.
+func Describe(h *loader.Hook, e maps.Entry) Rule {
+	it := live.ReadLimit(h, e)
+	r := NewRule(&it)
+	r.Sentence = it.Sentence()
+	return r
+}
+
+// NewRules are items in their order.
+func NewRules(items []*live.Item) Rules {
+	rules := make(Rules, len(items)) // in JSON a list, also of none
+	for i, it := range items {
+		rules[i] = NewRule(it)
+	}
+	return rules
+}
+
+func bits(v live.Value) *uint64 {
+	if !v.Known {
+		return nil
+	}
+	return new(uint64(v.N))
+}
+
+func percentOrNull(v live.Value) *float64 {
+	if !v.Known {
+		return nil
+	}
+	return &v.N
 }
 
 // A Cluster is how a pool shares its rate with other hosts.
@@ -233,17 +290,6 @@ const (
 // IsPool reports whether this is a pool.
 func (r *Rule) IsPool() bool { return r.Kind == KindPool }
 
-// A Key tells a rule or pool from all others, now and later.
-type Key = history.Key
-
-// Key is the key of the rule.
-func (r *Rule) Key() Key {
-	if r.IsPool() {
-		return Key{Pool: r.Name}
-	}
-	return Key{Device: r.Device, Direction: r.Direction, Network: r.CIDR}
-}
-
 func optionalRate(g policy.Guarantee) *uint64 {
 	if g == 0 {
 		return nil
@@ -251,130 +297,12 @@ func optionalRate(g policy.Guarantee) *uint64 {
 	return (*uint64)(&g)
 }
 
-// Guaranteed divides what passed by the counters of the guarantee, which are zero without one.
-func (r *Rule) Guaranteed(c maps.Counters) {
-	if r.Within == "" {
-		return
-	}
-	r.GuaranteedPackets, r.GuaranteedBytes = c.PassedPackets, c.PassedBytes
-	r.BorrowedPackets = r.PassedPackets - min(r.PassedPackets, c.PassedPackets)
-	r.BorrowedBytes = r.PassedBytes - min(r.PassedBytes, c.PassedBytes)
-}
-
-// Lost says what became of the packets of a pool in all the rules within it.
-func (r *Rule) Lost(l maps.Loss) {
-	r.matched, r.DroppedPackets, r.DroppedBytes = l.MatchedPackets, l.DroppedPackets, l.DroppedBytes
-}
-
-// offered is the packets of a rule, or of the rules within a pool.
-func (r *Rule) offered() uint64 {
-	if r.IsPool() {
-		return r.matched
-	}
-	return r.PassedPackets + r.DroppedPackets
-}
-
-// scope is who has a bucket of a rule that more than one key may have; else "".
-func scope(r policy.Rule) string {
-	each := r.Each.Canonical(r.Prefix)
-	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && r.Prefix.IsSingleIP() {
+// percentOr writes a share; "" where it is not known.
+func percentOr(v live.Value) string {
+	if !v.Known {
 		return ""
 	}
-	return each.String()
-}
-
-// partOf is percentOf; nil if the whole is 0.
-func partOf(part, whole uint64) *float64 {
-	if whole == 0 {
-		return nil
-	}
-	p := percentOf(part, whole)
-	return &p
-}
-
-// dropped is the share of dropped packets over the interval, or else since the rule was set; nil where none matched.
-func (r *Rule) dropped() *float64 {
-	if r.IntervalNS != nil {
-		return r.DroppedPercent
-	}
-	return partOf(r.DroppedPackets, r.offered())
-}
-
-// refused is the same for packets that a pool itself refused; nil for a rule.
-func (r *Rule) refused() *float64 {
-	switch {
-	case !r.IsPool():
-		return nil
-	case r.IntervalNS != nil:
-		return r.RefusedPercent
-	}
-	return partOf(r.RefusedPackets, r.offered())
-}
-
-// excess is the same for packets that were excess or delayed.
-func (r *Rule) excess() *float64 {
-	if r.IntervalNS != nil {
-		return r.ExcessPercent
-	}
-	return partOf(r.ExcessPackets+r.DelayedPackets, r.offered())
-}
-
-// A Sample is the counters of a rule at one time.
-type Sample struct {
-	passedBytes, borrowedBytes        uint64
-	droppedBytes, refusedBytes        uint64
-	offered, dropped, refused, excess uint64 // packets
-	green, yellow, red                uint64 // bytes
-}
-
-// Sample is the rule's counters.
-func (r *Rule) Sample() Sample {
-	return Sample{
-		r.PassedBytes, r.BorrowedBytes, r.DroppedBytes, r.RefusedBytes,
-		r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets,
-		r.GreenBytes, r.YellowBytes, r.RedBytes,
-	}
-}
-
-// counted is the packets over the interval, or else since the rule was set.
-func (r *Rule) counted() Sample {
-	if r.IntervalNS != nil {
-		return r.lately
-	}
-	return r.Sample()
-}
-
-// Since measures what the rule did since a sample was taken, which is ns ago. Nothing is
-// known where it, or a rule within the pool, was set anew since.
-func (r *Rule) Since(s Sample, ns uint64) {
-	r.IntervalNS, r.DroppedPercent, r.RefusedPercent, r.ExcessPercent, r.lately = &ns, nil, nil, nil, Sample{}
-	now := r.Sample()
-	if now.passedBytes < s.passedBytes || now.offered < s.offered || now.dropped < s.dropped || now.refused < s.refused || now.excess < s.excess {
-		return
-	}
-	perSecond := func(bytes uint64) *uint64 {
-		bits := uint64(float64(bytes) * 8e9 / float64(max(ns, 1)))
-		return &bits
-	}
-	r.UseBits = perSecond(now.passedBytes - s.passedBytes)
-	r.DroppedBits = perSecond(now.droppedBytes - min(now.droppedBytes, s.droppedBytes))
-	r.BorrowedBits = perSecond(now.borrowedBytes - min(now.borrowedBytes, s.borrowedBytes))
-	if r.HasColours() {
-		r.GreenBits = perSecond(now.green - min(now.green, s.green))
-		r.YellowBits = perSecond(now.yellow - min(now.yellow, s.yellow))
-		r.RedBits = perSecond(now.red - min(now.red, s.red))
-	}
-	if rate := r.RateNow(); rate != nil && r.scope == "" {
-		p := percentOf(*r.UseBits, *rate)
-		r.UsePercent = &p
-	}
-	all := now.offered - s.offered
-	r.lately.offered, r.lately.dropped = all, now.dropped-s.dropped
-	r.DroppedPercent, r.ExcessPercent = partOf(now.dropped-s.dropped, all), partOf(now.excess-s.excess, all)
-	if r.IsPool() {
-		r.RefusedPercent = partOf(now.refused-s.refused, all)
-		r.RefusedBits = perSecond(now.refusedBytes - min(now.refusedBytes, s.refusedBytes))
-	}
+	return percentText(v.N)
 }
 
 // limit is the rate and the capacity of a rule, nil for an unlimited one.
@@ -483,13 +411,13 @@ func (r Rule) Detail(w io.Writer) error {
 	}
 	dropped := traffic(r.DroppedPackets, r.DroppedBytes)
 	if dropped != "" {
-		dropped += ", " + percentText(percentOf(r.DroppedPackets, r.offered())) + " of packets"
+		dropped += ", " + percentText(percentOf(r.DroppedPackets, r.it.Offered())) + " of packets"
 	}
 	refused := r.DroppedPackets
 	if r.IsPool() {
 		refused = r.RefusedPackets
 		if dropped != "" {
-			dropped += "; " + percentText(percentOf(refused, r.offered())) + " refused by this pool"
+			dropped += "; " + percentText(percentOf(refused, r.it.Offered())) + " refused by this pool"
 		}
 	}
 	excess := ""
@@ -516,7 +444,7 @@ func (r Rule) Detail(w io.Writer) error {
 		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
 		{"spilled", packets(r.SpilledPackets)}, {"exempt", packets(r.ExemptPackets)}, {"level", r.level()},
 		{"buckets", optional(r.ActiveBuckets, func(n uint64) string {
-			if r.scope == "" {
+			if r.it.Scope() == "" {
 				return ""
 			}
 			return countText(n) + " in use"
@@ -547,7 +475,7 @@ func (r *Rule) use() string {
 		text += ", " + percentText(*r.UsePercent) + " of "
 		switch {
 		case r.HasColours():
-			text += rateText(r.RateNow())
+			text += rateText(r.rateNow())
 		case r.Leased != nil:
 			text += "the rate in force"
 		default:
@@ -563,26 +491,20 @@ func (r *Rule) use() string {
 
 // level is how full the shared bucket is.
 func (r *Rule) level() string {
-	_, capacity := r.inForce()
-	if capacity == nil {
-		return ""
-	}
-	whose := "the bucket"
-	if r.scope != "" {
-		whose = "the spill bucket"
+	whose, spill := "the bucket", ""
+	if r.it.Scope() != "" {
+		whose, spill = "the spill bucket", "the spill buckets, "
 	}
 	fill := func(level, full uint64, whose string) string {
-		return fmt.Sprintf("%s of %s, %s of %s", bytesText(level), bytesText(full), percentText(percentOf(level, full)), whose)
+		return fmt.Sprintf("%s of %s, %s of %s", bytesText(level), bytesText(full), percentOr(live.Percent(level, full)), whose)
 	}
+	_, capacity, limited := r.it.InForce()
 	switch second := r.SecondLevelBytes; {
+	case !limited:
 	case second != nil && r.LevelBytes+*second > 0:
-		spill := ""
-		if r.scope != "" {
-			spill = "the spill buckets, "
-		}
-		return spill + fill(r.LevelBytes, *capacity, "C") + "; " + fill(*second, *r.SecondBytes(), r.secondName())
+		return spill + fill(r.LevelBytes, capacity, "C") + "; " + fill(*second, *r.SecondBytes(), r.secondName())
 	case r.LevelBytes > 0:
-		return fill(r.LevelBytes, r.holds(*capacity), whose)
+		return fill(r.LevelBytes, r.holds(capacity), whose)
 	}
 	return ""
 }
@@ -610,7 +532,7 @@ func state(r Rule) string {
 	case !*r.Attached:
 		return "NOT IN FORCE: " + r.State
 	case r.State != "attached":
-		return strings.TrimPrefix(strings.TrimPrefix(r.State, "attached, "), "but the device has ")
+		return r.State
 	}
 	return ""
 }
@@ -620,86 +542,6 @@ func rateText(bits *uint64) string {
 		return "unlimited"
 	}
 	return policy.Rate(*bits).String()
-}
-
-// An Answer is what would become of a packet.
-type Answer struct {
-	Device        string  `json:"device"`
-	Direction     string  `json:"direction"`
-	Address       string  `json:"address"`
-	Rule          *string `json:"rule"` // null where none matches
-	Bytes         uint64  `json:"bytes"`
-	Conforms      bool    `json:"conforms"`
-	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
-	Key           string  `json:"key"`     // of the bucket: the host, subnet or flow, or the network
-	Spilled       bool    `json:"spilled"` // the table has no room for the key: level and verdict are those of the spill bucket
-	LevelBytes    uint64  `json:"level_bytes"`
-	CapacityBytes *uint64 `json:"capacity_bytes"`
-	Queue
-	Colouring
-	Passage
-	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
-	WaitNS   uint64 `json:"wait_ns"`
-	Attached bool   `json:"attached"`
-	Sentence string `json:"sentence"`
-	Note     string `json:"note"` // a remark; "" for none
-}
-
-// Text writes the answer in a few lines.
-func (a *Answer) Text(w io.Writer) error {
-	text := bufio.NewWriter(w)
-	switch {
-	case a.Rule == nil:
-		fmt.Fprintf(text, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
-	case a.CapacityBytes == nil && len(a.Pools) == 0:
-		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
-	case a.CapacityBytes == nil:
-		fmt.Fprintf(text, "%s\n%d bytes %s\n", a.Sentence, a.Bytes, a.fate())
-	case a.Colour != "":
-		fmt.Fprintf(text, "%s\nbuckets of %s\n%s\n", a.Sentence, a.levels(a.Key, a.LevelBytes, *a.CapacityBytes), a.coloured())
-		if a.Spilled {
-			text.WriteString(noRoom(a.Key) + "\n")
-		}
-	default:
-		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Key, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
-		if a.Spilled {
-			text.WriteString(noRoom(a.Key) + "\n")
-		}
-	}
-	if full := a.full(); full != "" {
-		fmt.Fprintln(text, plain.Line(full))
-	}
-	for _, p := range a.Pools {
-		line := p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)
-		if !p.Conforms {
-			line += "; room in " + about(p.WaitNS)
-		}
-		fmt.Fprintln(text, plain.Line(line))
-	}
-	if a.Rule != nil && !a.Attached {
-		text.WriteString("the rule is NOT IN FORCE\n")
-	}
-	if a.Note != "" {
-		text.WriteString(a.Note + "\n")
-	}
-	return text.Flush()
-}
-
-func (a *Answer) fate() string {
-	wait := about(a.WaitNS)
-	switch {
-	case !a.Conforms && !a.plain():
-		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.excess(), a.Verdict, wait))
-	case !a.Conforms && a.delays():
-		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
-	case !a.Conforms:
-		return fmt.Sprintf("are excess now (%s) and would conform in %s", a.Verdict, wait)
-	case a.WaitNS == 0:
-		return plain.Line("would pass now" + a.covers())
-	case a.Verdict == "mark":
-		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
-	}
-	return fmt.Sprintf("would wait %s and pass", wait)
 }
 
 // noRoom says why a packet is charged to the spill bucket.
@@ -741,17 +583,17 @@ func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
 // delays reports whether the rule delays packets.
 func (q Queue) delays() bool { return q.QueueBytes > 0 }
 
-// filled says how full the bucket of a key is, and its queue.
-func (q Queue) filled(key string, level, capacity uint64) string {
+// filled says how full the bucket or queue of a key is. what is which of them.
+func (q Queue) filled(key string, level, capacity uint64) (what, text string) {
 	fill := func(level, of uint64) string {
 		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
 	}
 	switch {
 	case !q.delays():
-		return "bucket of " + key + ": " + fill(level, capacity)
+		return "bucket", "of " + key + ": " + fill(level, capacity)
 	case q.beyond == 0:
-		return "queue of " + key + ": " + fill(level, capacity)
+		return "queue", "of " + key + ": " + fill(level, capacity)
 	}
 	inside := min(level, capacity)
-	return "bucket of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
+	return "bucket", "of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
 }

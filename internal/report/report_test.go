@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -51,54 +52,10 @@ func TestRuleOfQueue(t *testing.T) {
 		{drop, `"capacity_bytes":10000,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
 		{policy.Rule{Prefix: leaky.Prefix, Rate: policy.Unlimited}, `"capacity_bytes":null,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
 	} {
-		b, err := json.Marshal(NewRule("", 0, 0, test.rule, maps.Counters{DelayedPackets: 3, DelayedBytes: 4}, 0))
+		b, err := json.Marshal(onEth0(test.rule, maps.Counters{DelayedPackets: 3, DelayedBytes: 4}, 0))
 		if got := string(b); err != nil || !strings.Contains(got, test.want) || !strings.Contains(got, `"delayed_packets":3,"delayed_bytes":4,`) {
 			t.Errorf("%v: %s, want %s", err, got, test.want)
 		}
-	}
-}
-
-func TestAnswerOfQueue(t *testing.T) {
-	leaky, gcra := queues()
-	cidr := "10.0.0.0/24"
-	for _, test := range []struct {
-		rule     policy.Rule
-		level    uint64
-		conforms bool
-		verdict  string
-		wait     uint64
-		want     string
-	}{
-		{leaky, 0, true, "pass", 0, "queue of x: 0 of 10000 bytes (0.0 % full); 1000 bytes would pass now"},
-		{leaky, 2000, true, "delay", 2e6, "queue of x: 2000 of 10000 bytes (20.0 % full); 1000 bytes would wait 2ms and pass"},
-		{leaky, 6000, true, "mark", 6e6, "queue of x: 6000 of 10000 bytes (60.0 % full); 1000 bytes would wait 6ms and pass, marked by ECN where they can be"},
-		{leaky, 9500, false, "drop", 5e5, "queue of x: 9500 of 10000 bytes (95.0 % full); 1000 bytes do not fit the queue now (drop), and would conform in 500us"},
-		{gcra, 3000, true, "pass", 0, "bucket of x: 3000 of 4000 bytes (75.0 % full), queue: 0 of 6000 bytes (0.0 % full); 1000 bytes would pass now"},
-		{gcra, 5500, true, "delay", 25e5, "bucket of x: 4000 of 4000 bytes (100.0 % full), queue: 1500 of 6000 bytes (25.0 % full); 1000 bytes would wait 2.5ms and pass"},
-		{leaky, 2000, true, "delay", 29899494564, "queue of x: 2000 of 10000 bytes (20.0 % full); 1000 bytes would wait 29.9s and pass"},
-	} {
-		var s strings.Builder
-		a := Answer{
-			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Key: "x", LevelBytes: test.level,
-			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: true, Sentence: "says",
-		}
-		if err := a.Text(&s); err != nil || s.String() != "says\n"+test.want+"\n" {
-			t.Errorf("%v, got\n%swant\n%s", err, s.String(), test.want)
-		}
-	}
-}
-
-// A packet without a bucket of its own is said to be charged to the spill bucket, and counts as such.
-func TestSpilled(t *testing.T) {
-	rule, capacity := "10.0.0.0/24", uint64(1000)
-	var text bytes.Buffer
-	a := Answer{Rule: &rule, Sentence: "each host", Key: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: true}
-	if err := a.Text(&text); err != nil || !strings.Contains(text.String(), "no room for 10.0.0.7: this is the rule's spill bucket") {
-		t.Errorf("%v, %s", err, text.String())
-	}
-	text.Reset()
-	if err := JSON(&text, a); err != nil || !strings.Contains(text.String(), `"spilled": true`) {
-		t.Errorf("%v, %s", err, text.String())
 	}
 }
 
@@ -106,7 +63,7 @@ func TestSpilled(t *testing.T) {
 func TestOptionsAreTold(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/24")
 	told := func(r policy.Rule) (rule, shadow string) {
-		out := NewRule("", 0, 0, r, maps.Counters{}, 0)
+		out := asRead(policy.Table{Rules: []policy.Rule{r}}, live.Item{})
 		out.Sentence = ""
 		text := func(v any) string {
 			s, err := json.Marshal(v)
@@ -115,7 +72,7 @@ func TestOptionsAreTold(t *testing.T) {
 			}
 			return string(s)
 		}
-		return text(out), text(NewShadow(r, maps.Counters{}, nil, 0))
+		return text(out), text(NewShadow(&live.Shadow{Rule: r}))
 	}
 	for _, o := range policy.Options {
 		if o.Name == "shadow" {

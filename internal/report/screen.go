@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -18,19 +17,7 @@ func Bytes(n uint64) string { return bytesText(n) }
 func Percent(p float64) string { return percentText(p) }
 
 // Wait is how long a packet would wait.
-func Wait(ns uint64) string { return about(ns) }
-
-// FullPercent is a level in percent of what a bucket of the rule and its queue hold; 0 if the rule has none.
-func (r *Rule) FullPercent(level uint64) float64 {
-	_, capacity := r.inForce()
-	if capacity == nil {
-		return 0
-	}
-	return percentOf(level, r.holds(*capacity))
-}
-
-// IsShared reports whether one bucket has the rate, not one for each key.
-func (r *Rule) IsShared() bool { return r.scope == "" }
+func Wait(ns uint64) string { return About(ns) }
 
 // RateText is the rate, and who has it.
 func (r *Rule) RateText() string { return r.rate() }
@@ -38,7 +25,7 @@ func (r *Rule) RateText() string { return r.rate() }
 // RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
 func (r *Rule) RateNowText() string {
 	if r.Leased != nil {
-		return bitsText(*r.RateNow())
+		return bitsText(*r.rateNow())
 	}
 	return r.rate()
 }
@@ -81,31 +68,12 @@ func (r *Rule) Facts() string {
 	case r.RateBits != nil:
 		add("excess %s", r.Excess)
 	}
-	if refused := r.refused(); number(refused, 0) > 0 {
-		add("refuses %s of its packets itself", percentText(*refused))
+	if refused := r.it.RefusedPercent(); refused.N > 0 {
+		add("refuses %s of its packets itself", percentText(refused.N))
 	}
 	add("%s", r.sharers())
 	add("note %s", plain.Line(r.Note))
 	return strings.Join(parts, ", ")
-}
-
-// Matches reports whether a part of what people know the rule by is text, which is in lower case.
-func (r *Rule) Matches(text string) bool {
-	return slices.ContainsFunc([]string{r.Name, r.Plan, r.Note, r.Host, r.Within, r.Device + " " + r.Direction + " " + r.CIDR}, func(s string) bool {
-		return strings.Contains(strings.ToLower(s), text)
-	})
-}
-
-// SideUse is what the rules with a name use in a direction, as text and in percent of their rate: "" and -1 for none.
-func (s *NamedSide) SideUse() (use string, percent float64) {
-	if s == nil {
-		return "", -1
-	}
-	percent = -1
-	if s.RateBits != nil && s.UseBits != nil {
-		percent = percentOf(*s.UseBits, *s.RateBits)
-	}
-	return optional(s.UseBits, bitsText), percent
 }
 
 // Facts says in one line all that a row of a screen has no room for.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -40,21 +41,25 @@ type Affected struct {
 }
 
 // NewShadow puts together what is known of a rule's shadow.
-func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, limit uint32) *Shadow {
+func NewShadow(of *live.Shadow) *Shadow {
+	proposed, c := of.Rule, of.Counters
 	s := &Shadow{
 		RateBits: uint64(proposed.Rate), CapacityBytes: proposed.Capacity, Each: proposed.Each.String(),
 		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
-		SeenPackets: c.PassedPackets + c.DroppedPackets, SeenBytes: c.PassedBytes + c.DroppedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
-		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
+		SeenPackets: c.PassedPackets + c.DroppedPackets, SeenBytes: c.PassedBytes + c.DroppedBytes,
+		AffectedLimit: of.Room, Affected: []Affected{},
 		ColourOptions: NewColourOptions(proposed), ColourCounters: newColourCounters(c),
 	}
-	if s.HasColours() { // some excess packets would pass
-		s.RefusedPackets, s.RefusedBytes = c.DroppedPackets, c.DroppedBytes
-	}
-	for _, h := range affected {
+	s.RefusedPackets, s.RefusedBytes = of.Refused()
+	return s
+}
+
+// Affects adds the hosts of which packets would have been refused.
+func (s *Shadow) Affects(hosts []maps.Affected) {
+	s.AffectedHosts = len(hosts)
+	for _, h := range hosts {
 		s.Affected = append(s.Affected, Affected{SubnetName(h.Subnet), h.Packets, h.Bytes})
 	}
-	return s
 }
 
 // SubnetName is a subnet as people read it: a host by its address alone.
@@ -82,7 +87,7 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	err := writeTable(text, rows, []column{called(rows), places(rows),
 		{head: "SHADOW", always: true, right: true, cell: (*row).proposed},
 		{head: "SEEN", always: true, right: true, cell: func(r *row) string { return bytesText(r.Shadow.SeenBytes) }},
-		{head: "WOULD DROP", always: true, right: true, cell: func(r *row) string { return percentText(r.Shadow.refused()) }},
+		{head: "WOULD DROP", always: true, right: true, cell: func(r *row) string { return percentText(percentOf(r.Shadow.RefusedBytes, r.Shadow.SeenBytes)) }},
 		{head: "HOSTS", right: true, cell: func(r *row) string { return r.Shadow.hosts() }},
 		{head: "COLOURS", drop: 2, cell: func(r *row) string { return r.Shadow.byColour() }},
 		{head: "MOST AFFECTED", drop: 1, cell: func(r *row) string {
@@ -107,16 +112,13 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	return cmp.Or(err, text.Flush())
 }
 
-// refused is the share of bytes that the shadow would have refused, in percent.
-func (s *Shadow) refused() float64 { return percentOf(s.RefusedBytes, s.SeenBytes) }
-
 // proposed is the rate of the shadow, and who has it.
 func (r *Rule) proposed() string {
-	as := Rule{RateBits: &r.Shadow.RateBits, ColourOptions: r.Shadow.ColourOptions}
-	if r.Shadow.Each != "all" {
-		as.scope = r.Shadow.Each
+	scope := r.Shadow.Each
+	if scope == "all" {
+		scope = ""
 	}
-	return as.rate()
+	return rateFor(r.Shadow.ColourOptions.rate(rateText(&r.Shadow.RateBits)), scope)
 }
 
 // hosts is how many would have been affected; with a + where there may have been more.

@@ -252,11 +252,11 @@ func cutInside(s string, width int) string {
 	return cutTo(s, width-displayWidth(s[end:])) + s[end:]
 }
 
-// A Table shows pools and rules in columns.
+// A Table shows pools, and then rules, in columns.
 type Table struct {
-	Pools, Rules Rules
-	OfPools, Of  int // pools and rules that were found; some may have been left out since
-	Wide         bool
+	Rules Rules
+	Of    int // how many were found; some may have been left out since
+	Wide  bool
 	// Excess shows the share of excess and delayed packets. A wide table has their numbers.
 	Excess bool
 	Width  int // columns of the terminal; 0 for no limit
@@ -268,39 +268,33 @@ const manyRows = 20
 // Text writes the table, and below it what concerns all of it.
 func (t Table) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
-	if len(t.Pools) > 0 {
-		if err := t.part(text, t.Pools, t.OfPools, "pool"); err != nil {
+	pools, rules := t.Rules.Split()
+	what := "rule"
+	for i, part := range []Rules{pools, rules} {
+		if len(part) == 0 && (i == 0 || len(pools) > 0) {
+			continue
+		}
+		if i > 0 && len(pools) > 0 {
+			text.WriteString("\n")
+		}
+		rows := part.rows()
+		if err := writeTable(text, rows, t.columns(rows), t.Width); err != nil {
 			return err
 		}
 	}
-	if len(t.Rules) > 0 && len(t.Pools) > 0 {
-		text.WriteString("\n")
+	switch {
+	case len(pools) > 0 && len(rules) > 0:
+		what = "limit"
+	case len(pools) > 0:
+		what = "pool"
 	}
-	if len(t.Rules) > 0 || len(t.Pools) == 0 {
-		if err := t.part(text, t.Rules, t.Of, "rule"); err != nil {
-			return err
-		}
-	}
-	if len(t.Rules) == 0 {
-		t.Pools.pending(text, lastReverts)
+	if n := len(t.Rules); n < t.Of {
+		fmt.Fprintf(text, "%d of %s\n", n, plain.Count(t.Of, what))
+	} else if n >= manyRows {
+		fmt.Fprintln(text, plain.Count(n, what))
 	}
 	t.Rules.pending(text, lastReverts)
 	return text.Flush()
-}
-
-// part writes the table of the pools, or of the rules.
-func (t Table) part(w io.Writer, rules Rules, of int, what string) error {
-	rows := rules.rows()
-	if err := writeTable(w, rows, t.columns(rows), t.Width); err != nil {
-		return err
-	}
-	switch {
-	case len(rules) < of:
-		fmt.Fprintf(w, "%d of %s\n", len(rules), plain.Count(of, what))
-	case of >= manyRows:
-		fmt.Fprintln(w, plain.Count(of, what))
-	}
-	return nil
 }
 
 // columns are those of a table of rules, or of pools.
@@ -333,7 +327,7 @@ func (t Table) columns(rows []row) []column {
 	}
 	if t.Wide {
 		columns = append(columns, text("ALGORITHM", func(r *row) string { return r.Algorithm }),
-			text("ON EXCESS", (*row).onExcess),
+			text("ON EXCESS", (*row).OnExcess),
 			figure("BURST", true, (*row).bursts),
 			figure("QUEUE", true, func(r *row) string { return bytesText(r.QueueBytes) }),
 			text("SHARE", (*row).sharedBy),
@@ -348,10 +342,10 @@ func (t Table) columns(rows []row) []column {
 		figure("RED", !t.Wide, func(r *row) string { return optional(r.RedBits, bitsText) }),
 		figure("PASSED", t.Wide || !measured, func(r *row) string { return bytesText(r.PassedBytes) }),
 		figure("BORROWED", pools || t.Wide, (*row).borrowed),
-		figure("DROPPED", true, func(r *row) string { return optional(r.dropped(), percentText) }),
-		figure("REFUSED", true, func(r *row) string { return optional(r.refused(), percentText) }),
+		figure("DROPPED", true, func(r *row) string { return percentOr(r.it.DroppedPercent()) }),
+		figure("REFUSED", true, func(r *row) string { return percentOr(r.it.RefusedPercent()) }),
 		figure("SHARERS", true, func(r *row) string { return optional(r.ActiveSharers, countText) }),
-		figure("EXCESS", t.Excess && !t.Wide, func(r *row) string { return optional(r.excess(), percentText) }))
+		figure("EXCESS", t.Excess && !t.Wide, func(r *row) string { return percentOr(r.it.ExcessPercent()) }))
 	if t.Wide {
 		for _, c := range []struct {
 			head string
@@ -464,22 +458,31 @@ func (r *Rule) matchedBy() string {
 
 // rate is the rate, and who has it.
 func (r *Rule) rate() string {
-	switch text := r.ColourOptions.rate(rateText(r.RateBits)); {
-	case r.RateBits == nil && r.Within != "":
+	if r.RateBits == nil && r.Within != "" {
 		return "as pool"
-	case r.scope == "":
-		return text
-	case strings.HasPrefix(r.scope, "/"), strings.ContainsAny(text, "/+"):
-		return text + " per " + r.scope
+	}
+	return rateFor(r.ColourOptions.rate(rateText(r.RateBits)), r.it.Scope())
+}
+
+// rateFor is a rate, and who has it; "" for all together.
+func rateFor(rate, scope string) string {
+	switch {
+	case scope == "":
+		return rate
+	case strings.HasPrefix(scope, "/"), strings.ContainsAny(rate, "/+"):
+		return rate + " per " + scope
 	default:
-		return text + "/" + r.scope
+		return rate + "/" + scope
 	}
 }
 
-// rateCell is rate in a table: of a rule that has only a pool the rate of that, where it is known.
+// rateCell is rate in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
 func (r *row) rateCell() string {
-	if r.poolRate.text != "" {
-		return r.poolRate.text + "/pool"
+	if r.depth == 0 && r.RateBits == nil {
+		if pool := r.it.Parent(); pool != nil {
+			of := NewRule(pool)
+			return of.RateNowText() + "/pool"
+		}
 	}
 	return r.rate()
 }
@@ -560,7 +563,7 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 			if r.bucket.WaitNS == nil && r.delays() {
 				return "dropped"
 			}
-			return optional(r.bucket.WaitNS, about)
+			return optional(r.bucket.WaitNS, About)
 		}},
 	}, width)
 	if err == nil && len(rows) < of {
@@ -570,100 +573,11 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 	return cmp.Or(err, text.Flush())
 }
 
-// Sorts are the names of the orders that Sort knows.
-var Sorts = []string{"device", "network", "name", "plan", "rate", "use", "passed", "dropped", "excess"}
-
-// Sort brings rules into one of the orders of Sorts: names and networks from the first on,
-// figures from the largest on. It starts from pools by their names, and rules by devices, each egress first, and networks. With shadows,
-// all of whose rules have one, the shares of packets are what those would have refused.
-func (rules Rules) Sort(by string, shadows bool) {
-	figure := func(of func(*Rule) float64) {
-		rules.stable(func(a, b *Rule) int { return cmp.Compare(of(b), of(a)) })
-	}
-	rules.SortByDevice()
-	if shadows && slices.Contains([]string{"use", "dropped", "excess"}, by) {
-		figure(func(r *Rule) float64 { return r.Shadow.refused() })
-		return
-	}
-	switch by {
-	case "network":
-		rules.stable(func(a, b *Rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
-	case "name":
-		rules.stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Name, b.Name), Natural(a.Name, b.Name)) })
-	case "plan":
-		rules.stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Plan, b.Plan), Natural(a.Plan, b.Plan)) })
-	case "rate":
-		figure(func(r *Rule) float64 { return number(cmp.Or(r.RateBits, r.poolRate.bits), math.Inf(1)) })
-	case "use":
-		figure(func(r *Rule) float64 { return number(r.UseBits, -1) })
-	case "passed":
-		figure(func(r *Rule) float64 { return float64(r.PassedBytes) })
-	case "dropped":
-		figure(func(r *Rule) float64 { return number(r.dropped(), -1) })
-	case "excess":
-		figure(func(r *Rule) float64 { return number(r.excess(), -1) })
-	}
-}
-
-// SortByDevice sorts rules by device and direction, and pools by name. Other rules stay in order.
-func (rules Rules) SortByDevice() {
-	rules.stable(func(a, b *Rule) int {
-		c := cmp.Or(Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
-		if c == 0 && a.IsPool() && b.IsPool() {
-			c = Natural(a.Name, b.Name)
-		}
-		return c
-	})
-}
-
-func (rules Rules) stable(compare func(a, b *Rule) int) {
-	// slices.SortStableFunc makes the program 8 KB larger for each type.
-	sort.SliceStable(rules, func(i, j int) bool { return compare(&rules[i], &rules[j]) < 0 })
-}
-
 func number[N uint64 | float64](v *N, none float64) float64 {
 	if v == nil {
 		return none
 	}
 	return float64(*v)
-}
-
-func lastIfEmpty(a, b string) int {
-	switch {
-	case a == "" && b != "":
-		return 1
-	case a != "" && b == "":
-		return -1
-	}
-	return 0
-}
-
-// Natural compares names as people do: tap2 comes before tap10.
-func Natural(a, b string) int {
-	for a != "" && b != "" {
-		da, db := digits(a), digits(b)
-		if da > 0 && db > 0 {
-			na, nb := strings.TrimLeft(a[:da], "0"), strings.TrimLeft(b[:db], "0")
-			if c := cmp.Or(cmp.Compare(len(na), len(nb)), strings.Compare(na, nb)); c != 0 {
-				return c
-			}
-			a, b = a[da:], b[db:]
-			continue
-		}
-		if a[0] != b[0] {
-			return cmp.Compare(a[0], b[0])
-		}
-		a, b = a[1:], b[1:]
-	}
-	return cmp.Compare(len(a), len(b))
-}
-
-// digits is how many digits a text begins with.
-func digits(s string) (n int) {
-	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
-		n++
-	}
-	return n
 }
 
 // optional is the text of a value; empty where it is not known or has no meaning.

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -23,17 +25,71 @@ func shown(device string, d policy.Direction, cidr string, rate policy.Rate, cha
 	if change != nil {
 		change(&r)
 	}
-	out := NewRule(device, d, d.FarSide(), r, maps.Counters{}, 0)
-	out.Attached, out.State, out.Hook = new(true), "attached", "tcx"
-	out.Sentence = r.Sentence(device, d, d.FarSide())
+	return asRead(policy.Table{Device: device, Direction: d, Match: d.FarSide(), Rules: []policy.Rule{r}}, live.Item{})
+}
+
+// asRead is the rule or pool of a table, with figures.
+func asRead(of policy.Table, figures live.Item) Rule {
+	r := livetest.Scene(of).Read(1e9, func(l *live.Limit) live.Item {
+		figures.Limit = l
+		return figures
+	})
+	return remade(Rule{it: &r.Items[0]}, func(*live.Item) {})
+}
+
+// onEth0 is asRead on egress of eth0.
+func onEth0(r policy.Rule, c maps.Counters, level uint64) Rule {
+	return asRead(policy.Table{Device: "eth0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{r}}, live.Item{Counts: live.Counts{Counters: c}, Level: level})
+}
+
+// remade is the rule with other figures or parameters.
+func remade(r Rule, change func(*live.Item)) Rule {
+	it, l, at := *r.it, *r.it.Limit, *r.it.Place
+	it.Limit, l.Place = &l, &at
+	change(&it)
+	out := NewRule(&it)
+	out.Sentence = it.Sentence()
 	return out
+}
+
+// since is the rule as it was measured over an interval, which began with these counts.
+func since(r Rule, before live.Counts, interval time.Duration) Rule {
+	return remade(r, func(it *live.Item) { it.Since(it.At-uint64(interval), &before) })
 }
 
 func eachHost(r *policy.Rule) { r.Each.Kind = policy.EachHost }
 
 // passed gives a rule counters.
 func passed(r Rule, packets, bytes, dropped uint64) Rule {
-	r.PassedPackets, r.PassedBytes, r.DroppedPackets, r.DroppedBytes = packets, bytes, dropped, 1000*dropped
+	return remade(r, func(it *live.Item) {
+		it.PassedPackets, it.PassedBytes, it.DroppedPackets, it.DroppedBytes = packets, bytes, dropped, 1000*dropped
+	})
+}
+
+// readingOf has all these rules and pools.
+func readingOf(rules Rules) *live.Reading {
+	var tables []policy.Table
+	figures := map[live.Key]live.Item{}
+	pools, others := rules.Split()
+	for _, r := range append(pools, others...) {
+		at := r.it.Place
+		if n := len(tables); n == 0 || tables[n-1].Device != at.Device || tables[n-1].Direction != at.Direction {
+			tables = append(tables, policy.Table{Device: at.Device, Direction: at.Direction, Match: at.Match})
+		}
+		t := &tables[len(tables)-1]
+		t.Rules, figures[r.it.Key] = append(t.Rules, r.it.Rule), *r.it
+	}
+	return livetest.Scene(tables...).Read(1e10, func(l *live.Limit) live.Item {
+		it := figures[l.Key]
+		it.Limit = l
+		return it
+	})
+}
+
+// busyFor1s is the reading a second after one in which nothing had been counted.
+func busyFor1s(r *live.Reading) *live.Reading {
+	before := r.Scene().Read(r.At-1e9, func(l *live.Limit) live.Item { return live.Item{Limit: l} })
+	r.Since(before)
 	return r
 }
 
@@ -56,27 +112,23 @@ func same(t *testing.T, what, got, want string) {
 func TestTable(t *testing.T) {
 	out, in := policy.Egress, policy.Ingress
 	named := func(r Rule, name, plan string) Rule {
-		r.Name, r.Plan = name, plan
-		return r
+		return remade(r, func(it *live.Item) { it.Label.Name, it.Label.Plan = name, plan })
 	}
-	gone := shown("tap3", out, "10.0.0.0/24", 1e6, nil)
-	gone.Attached, gone.State = new(bool), "device is gone"
-	moved := shown("tap4", out, "10.0.0.0/24", 1e6, nil)
-	moved.State = "attached, but the device has moved to another namespace"
-	bySource := shown("eth0", out, "10.0.0.0/24", 1e6, nil)
-	bySource.Match = "src"
-	left := uint64(59 * time.Second)
+	state := func(r Rule, inForce bool, status string) Rule {
+		return remade(r, func(it *live.Item) { it.Place.InForce, it.Place.Status = inForce, status })
+	}
+	gone := state(shown("tap3", out, "10.0.0.0/24", 1e6, nil), false, "device is gone")
+	moved := state(shown("tap4", out, "10.0.0.0/24", 1e6, nil), true, "attached, but the device has moved to another namespace")
+	bySource := remade(shown("eth0", out, "10.0.0.0/24", 1e6, nil), func(it *live.Item) { it.Place.Match = policy.MatchSrc })
 	pending := shown("eth0", out, "10.0.0.0/24", 1e6, nil)
-	pending.Confirm = "'shapectl confirm'"
-	pending.RevertsInNS = &left
-	measured := passed(shown("eth0", out, "10.0.0.0/24", 10e6, nil), 2000, 2_000_000, 500)
-	measured.Since(Sample{offered: 1000}, 2e9)
-	perHost := passed(shown("eth0", out, "10.0.1.0/24", 10e6, eachHost), 2000, 2_000_000, 0)
-	perHost.Since(Sample{passedBytes: 2_000_000, offered: 2000}, 2e9)
-	marking := passed(shown("eth0", out, "10.0.3.0/24", 10e6, nil), 90, 100_000, 10)
-	marking.ExcessPackets, marking.DelayedPackets = 30, 10
-	fresh := shown("eth0", out, "10.0.2.0/24", 10e6, nil)
-	fresh.Since(Sample{passedBytes: 1, offered: 2, dropped: 1}, 2e9)
+	pending.Confirm, pending.RevertsInNS = "'shapectl confirm'", new(uint64(59*time.Second))
+	counts := func(packets, bytes, dropped uint64) live.Counts {
+		return live.Counts{Counters: maps.Counters{PassedPackets: packets, PassedBytes: bytes, DroppedPackets: dropped}}
+	}
+	measured := since(passed(shown("eth0", out, "10.0.0.0/24", 10e6, nil), 2000, 2_000_000, 500), counts(1000, 0, 0), 2*time.Second)
+	perHost := since(passed(shown("eth0", out, "10.0.1.0/24", 10e6, eachHost), 2000, 2_000_000, 0), counts(2000, 2_000_000, 0), 2*time.Second)
+	marking := remade(passed(shown("eth0", out, "10.0.3.0/24", 10e6, nil), 90, 100_000, 10), func(it *live.Item) { it.ExcessPackets, it.DelayedPackets = 30, 10 })
+	fresh := since(shown("eth0", out, "10.0.2.0/24", 10e6, nil), counts(1, 1, 1), 2*time.Second)
 	for name, test := range map[string]struct {
 		table Table
 		want  string
@@ -103,7 +155,7 @@ wg0 egress   ::/0                     8kbit/flow        0
 DEVICE       NETWORK       RATE  STATE
 tap2 egress  10.0.0.0/24  1mbit
 tap3 egress  10.0.0.0/24  1mbit  NOT IN FORCE: device is gone
-tap4 egress  10.0.0.0/24  1mbit  moved to another namespace
+tap4 egress  10.0.0.0/24  1mbit  attached, but the device has moved to another namespace
 `},
 		"names": {Table{Width: 80, Rules: Rules{
 			named(passed(shown("tap2", out, "10.0.3.7/32", 10e6, nil), 10, 5000, 0), "alice", "gold"),
@@ -154,51 +206,6 @@ the last change is not confirmed: it reverts in 59s, at TIME, unless confirmed b
 	}
 }
 
-func TestSort(t *testing.T) {
-	rule := func(device, cidr, name string, rate policy.Rate, bytes, dropped uint64) Rule {
-		r := passed(shown(device, policy.Egress, cidr, rate, nil), 10, bytes, dropped)
-		r.Name, r.UseBits = name, &bytes
-		return r
-	}
-	rules := Rules{
-		rule("tap10", "10.0.0.0/24", "bob", 1e6, 3, 0), rule("tap2", "10.0.10.0/24", "", policy.Unlimited, 1, 9),
-		rule("tap2", "10.0.9.0/24", "alice", 2e6, 2, 5),
-	}
-	// The first drops none, but marks and delays more than the others drop.
-	rules[0].ExcessPackets, rules[0].DelayedPackets, rules[1].ExcessPackets, rules[2].ExcessPackets = 4, 4, 9, 5
-	for by, want := range map[string]string{
-		"excess": "10.0.0.0/24 10.0.10.0/24 10.0.9.0/24",
-		"device": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24", "network": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24",
-		"name": "10.0.9.0/24 10.0.0.0/24 10.0.10.0/24", "plan": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24",
-		"rate": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24", "use": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24",
-		"passed": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24", "dropped": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24",
-	} {
-		sorted := slices.Clone(rules)
-		sorted.Sort(by, false)
-		var got []string
-		for _, r := range sorted {
-			got = append(got, r.CIDR)
-		}
-		if got := strings.Join(got, " "); got != want {
-			t.Errorf("by %s: %s, want %s", by, got, want)
-		}
-		if !slices.Contains(Sorts, by) {
-			t.Errorf("%s is not among %v", by, Sorts)
-		}
-	}
-}
-
-func TestNatural(t *testing.T) {
-	names := []string{"", "eth0", "tap", "tap1", "tap2", "tap010", "tap10a", "tap10b", "tap99999999999999999999", "wg0"}
-	for i, a := range names {
-		for j, b := range names {
-			if got := Natural(a, b); got > 0 != (i > j) || got < 0 != (i < j) {
-				t.Errorf("%q and %q compare as %d", a, b, got)
-			}
-		}
-	}
-}
-
 func TestFigures(t *testing.T) {
 	for n, want := range map[uint64]string{
 		0: "0", 1: "1 B", 999: "999 B", 1000: "1.00 kB", 1005: "1.00 kB", 9994: "9.99 kB", 9999: "10.0 kB", 99_949: "99.9 kB", 99_951: "100 kB",
@@ -221,31 +228,19 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// A change that is measured knows nothing of a rule that was set anew meanwhile.
-func TestSince(t *testing.T) {
-	r := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 8e6, nil), 100, 1_000_000, 25)
-	r.ExcessPackets, r.DelayedPackets = 35, 20
-	r.Since(Sample{passedBytes: 500_000, offered: 25, excess: 5}, 1e9)
-	if *r.UseBits != 4e6 || *r.UsePercent != 50 || *r.DroppedPercent != 25 || *r.ExcessPercent != 50 || *r.IntervalNS != 1e9 {
-		t.Errorf("%d bit/s, %v %%, dropped %v %%, excess %v %%", *r.UseBits, *r.UsePercent, *r.DroppedPercent, *r.ExcessPercent)
-	}
-	r.UseBits, r.UsePercent = nil, nil
-	if r.Since(Sample{passedBytes: 1_000_001}, 1e9); r.UseBits != nil || r.UsePercent != nil || r.DroppedPercent != nil || r.ExcessPercent != nil {
-		t.Errorf("after it was set anew: %+v", r)
-	}
-}
-
 func TestDetail(t *testing.T) {
-	busy := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, nil), 1_234_567, 1_234_567_890, 12_345)
-	busy.ExcessPackets, busy.ExcessBytes, busy.LevelBytes, busy.MarkedPackets = 20_000, 20e6, 37_500, 7
-	busy.Name, busy.Plan, busy.Note = "alice", "gold", "moved in 2024\n"
-	busy.Since(Sample{passedBytes: 1_200_000_000, offered: 1_234_500 + 12_345, dropped: 12_345}, 1e9)
-	host := shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, eachHost)
-	host.ActiveBuckets, host.LevelBytes, host.SpilledPackets = new(uint64), 1000, 1
-	host.Attached, host.State = new(bool), "detached"
+	busy := remade(passed(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, nil), 1_234_567, 1_234_567_890, 12_345), func(it *live.Item) {
+		it.ExcessPackets, it.ExcessBytes, it.Level, it.MarkedPackets = 20_000, 20e6, 37_500, 7
+		it.Label.Name, it.Label.Plan, it.Label.Note = "alice", "gold", "moved in 2024\n"
+	})
+	busy = since(busy, live.Counts{Counters: maps.Counters{PassedPackets: 1_234_500, PassedBytes: 1_200_000_000, DroppedPackets: 12_345}}, time.Second)
+	host := remade(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, eachHost), func(it *live.Item) {
+		it.ActiveBuckets, it.Level, it.SpilledPackets = new(uint64), 1000, 1
+		it.Place.InForce, it.Place.Status = false, "detached"
+	})
 	for want, r := range map[string]Rule{`
-eth0 egress: 10.0.0.0/24 as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300
-    ms); excess is dropped (gcra)
+eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
+    kB (300 ms); excess is dropped (gcra)
   name       alice
   plan       gold
   note       moved in 2024\n
@@ -272,7 +267,7 @@ eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
 func TestBuckets(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
-	delaying := NewRule("eth0", policy.Ingress, policy.MatchSrc, leaky, maps.Counters{}, 0)
+	delaying := asRead(policy.Table{Device: "eth0", Direction: policy.Ingress, Match: policy.MatchSrc, Rules: []policy.Rule{leaky}}, live.Item{})
 	delaying.Buckets = []Bucket{{"10.0.0.1", 2500, nil, &wait}, {"10.0.0.2", 9999, nil, nil}}
 	hosts := shown("eth0", policy.Egress, "10.0.1.0/24", 1e6, eachHost)
 	hosts.Buckets = []Bucket{{"10.0.1.9", 13_107, nil, nil}}
@@ -296,7 +291,8 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 2 of 3 buckets
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)
-	pool.Buckets, *pool.CapacityBytes = []Bucket{{"pool", 1000, nil, nil}}, 10_000
+	pool = remade(pool, func(it *live.Item) { it.Capacity = 10_000 })
+	pool.Buckets = []Bucket{{"pool", 1000, nil, nil}}
 	pooled := Rules{pool, hosts}
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
 POOL OR RULE  DEVICE       KEY         LEVEL  FULL
@@ -314,13 +310,7 @@ func TestShadows(t *testing.T) {
 	all := shown("eth0", policy.Egress, "10.0.1.0/24", 1e9, nil)
 	all.Shadow = &Shadow{RateBits: 50e6, Each: "all", AffectedLimit: 65536}
 	rules := Rules{all, shown("eth0", policy.Egress, "10.0.2.0/24", 1e9, nil), r}.WithShadow()
-	for _, by := range []string{"use", "dropped", "excess"} {
-		sorted := slices.Clone(rules)
-		if sorted.Sort(by, true); len(sorted) != 2 || sorted[0].CIDR != r.CIDR {
-			t.Errorf("by %s: %+v", by, sorted)
-		}
-	}
-	rules.Sort("dropped", true)
+	slices.Reverse(rules)
 	same(t, "shadows", text(t, func(w io.Writer) error { return rules.Shadows(w, 3, 80) }), `
 RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
 10.0.0.0/24  50mbit/host  4.00 MB         25%  60.0k+  10.0.0.7

@@ -1,67 +1,65 @@
 package report
 
 import (
-	"cmp"
-	"math"
-	"slices"
 	"time"
+
+	"github.com/shapectl/shapectl/internal/live"
 )
 
-// Worst is the order of rules that are not in force first. Then come those that drop, and pools that refuse, most now, those
-// with the largest share of excess packets, and those nearest to their rate. docs/top.md says so.
-const Worst = "worst"
-
-// Refusing is the rate of packets that the rule drops or the pool itself refuses. What a pool lets through, rules within it
-// may still drop.
-func (r *Rule) Refusing() float64 {
-	if r.IsPool() {
-		return number(r.RefusedBits, 0)
-	}
-	return number(r.DroppedBits, 0)
-}
-
-// idle reports whether the rule is not in force, as far as it is known.
-func (r *Rule) idle() bool { return r.Attached != nil && !*r.Attached }
-
-// sortWorst sorts by Worst. full is the level of the fullest bucket in percent, by rule.
-func (rules Rules) sortWorst(full map[Key]float64) {
-	rules.SortByDevice()
-	near := func(r *Rule) float64 { // in whole percent, so that the order is calm
-		return math.Round(number(r.UsePercent, full[r.Key()]))
-	}
-	rules.stable(func(a, b *Rule) int {
-		if a.idle() != b.idle() {
-			if a.idle() {
-				return -1
-			}
-			return 1
-		}
-		c := cmp.Compare(b.Refusing(), a.Refusing())
-		if c == 0 && a.Refusing() > 0 && a.IsPool() != b.IsPool() { // the same packets: the rule says whose they are
-			if a.IsPool() {
-				return 1
-			}
-			return -1
-		}
-		return cmp.Or(
-			c,
-			cmp.Compare(number(b.ExcessPercent, 0), number(a.ExcessPercent, 0)),
-			cmp.Compare(near(b), near(a)),
-			cmp.Compare(number(b.UseBits, 0), number(a.UseBits, 0)),
-		)
-	})
-}
-
-// A Top is what all rules and pools do now.
+// A Top is what rules and pools do now.
 type Top struct {
 	Time       string `json:"time"`        // RFC 3339
 	IntervalNS uint64 `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
-	// Rules are rules and pools, in the order of Worst.
-	Rules []Rule `json:"rules"`
+	Of         int    `json:"of"`          // how many rows there are without a search and a number of rows
+	// Summary is what all rules do together.
+	Summary Summary `json:"summary"`
+	// Rules are rules and pools, in the order that was asked for.
+	Rules []TopRule `json:"rules"`
+	// Names are names, in that order; null unless they were asked for. Rules are then those without a name. Of a tree, it is
+	// the name that was asked for.
+	Names []TopName `json:"names"`
 	// The fullest buckets of hosts, subnets and flows, the fullest first.
 	Fullest []FullBucket `json:"fullest_buckets"`
 	// RevertsInNS is null unless a change is pending.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+}
+
+// A Summary is what all rules do together.
+type Summary struct {
+	Rules       int    `json:"rules"`
+	Pools       int    `json:"pools"`
+	Named       int    `json:"named"`                   // rules that have a name
+	NotInForce  int    `json:"not_in_force"`            // rules
+	Dropping    int    `json:"dropping"`                // rules that drop packets now
+	Near        int    `json:"near"`                    // other rules that use at least 90% of their rate
+	PassedBits  uint64 `json:"passed_bits_per_second"`  // of all rules
+	DroppedBits uint64 `json:"dropped_bits_per_second"` // of all rules
+}
+
+// A TopRule is a rule or pool that is a row of a Top.
+type TopRule struct {
+	Rule
+	TopRow
+}
+
+// A TopName is a name that is a row of a Top.
+type TopName struct {
+	Named
+	TopRow
+	Plan        string   `json:"plan"`                    // of its first rule
+	DroppedBits uint64   `json:"dropped_bits_per_second"` // of all its rules
+	UsePercent  *float64 `json:"use_percent"`             // of the direction that uses most of its rate; null where that is not known
+}
+
+// A TopRow is what a row of a Top is and does.
+type TopRow struct {
+	Row      int    `json:"row"`      // its place in the order, from 0; -1 of the name that a tree is of
+	Depth    int    `json:"depth"`    // the number of pools above it in a tree
+	Below    int    `json:"below"`    // how many rules and pools are directly within it
+	Activity string `json:"activity"` // what it does now: out (not in force), dropping, near (its rate), busy or idle
+	// FullPercent is the level of its bucket, or of its fullest one, in percent of what that and its queue can hold; null
+	// without a limit.
+	FullPercent *float64 `json:"full_percent"`
 }
 
 // A FullBucket is one of the fullest buckets of all rules.
@@ -74,27 +72,54 @@ type FullBucket struct {
 	FullPercent float64 `json:"full_percent"` // the level in percent of what the bucket and its queue can hold
 }
 
-// RuleKey is the key of the rule.
-func (b *FullBucket) RuleKey() Key {
-	return Key{Device: b.Device, Direction: b.Direction, Network: b.CIDR}
+// NewTop is the rows of a view.
+func NewTop(r *live.Reading, v live.View) Top {
+	rows, of := r.Rows(v)
+	all := r.Summary(v.Chosen)
+	out := Top{
+		Time: r.Time.Format(time.RFC3339Nano), IntervalNS: uint64(r.Interval), Of: of, Rules: []TopRule{}, Fullest: []FullBucket{}, RevertsInNS: r.RevertsInNS,
+		Summary: Summary{all.Rules, all.Pools, all.Named, all.Out, all.Dropping, all.Near, uint64(all.Passed), uint64(all.Dropped)},
+	}
+	if v.By == "name" {
+		out.Names = []TopName{}
+	}
+	for i := range rows {
+		if row := newTopRow(&rows[i], i); rows[i].Name == nil {
+			out.Rules = append(out.Rules, TopRule{NewRule(rows[i].Item), row})
+		} else {
+			out.Names = append(out.Names, newTopName(&rows[i], row))
+		}
+	}
+	if v.By == "tree" && v.Name != "" {
+		names, _ := r.Rows(live.View{By: "name", Name: v.Name, Chosen: v.Chosen})
+		for i := range names {
+			out.Names = append(out.Names, newTopName(&names[i], newTopRow(&names[i], -1)))
+		}
+	}
+	for _, b := range r.Fullest {
+		if v.Chosen == nil || v.Chosen(b.Item) {
+			out.Fullest = append(out.Fullest, FullBucket{b.Device, b.Direction, b.Network, b.Label.Name, NewBucket(b.Item, b.Bucket), b.Percent})
+		}
+	}
+	return out
 }
 
-// NewFullBucket is a bucket of a rule.
-func NewFullBucket(r *Rule, b Bucket, percent float64) FullBucket {
-	return FullBucket{r.Device, r.Direction, r.CIDR, r.Name, b, percent}
+func newTopRow(r *live.Row, at int) TopRow {
+	row := TopRow{Row: at, Depth: r.Depth, Activity: r.Activity(), FullPercent: knownOrNull(r.Level)}
+	if r.Item != nil {
+		row.Below = r.Below()
+	}
+	return row
 }
 
-// NewTop sorts a copy of rules.
-func NewTop(at time.Time, interval time.Duration, rules Rules, fullest []FullBucket, revertsInNS *uint64) Top {
-	sorted := slices.Clone(rules)
-	full := map[Key]float64{}
-	for i := range fullest {
-		key := fullest[i].RuleKey()
-		full[key] = max(full[key], fullest[i].FullPercent)
+func newTopName(r *live.Row, row TopRow) TopName {
+	return TopName{NewNamed(r), row, r.Items[0].Label.Plan, uint64(r.Dropped), knownOrNull(r.OfRate)}
+}
+
+// knownOrNull is a percentage of a row, which is negative where it is not known.
+func knownOrNull(percent float64) *float64 {
+	if percent < 0 {
+		return nil
 	}
-	sorted.sortWorst(full)
-	if fullest == nil {
-		fullest = []FullBucket{}
-	}
-	return Top{at.Format(time.RFC3339Nano), uint64(interval), sorted, fullest, revertsInNS}
+	return &percent
 }

@@ -2,12 +2,12 @@ package report
 
 import (
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
@@ -38,73 +38,12 @@ func (rules Rules) Names() []string {
 	return names
 }
 
-// branches are all pools with what is within them below: pools, then rules, in their order, and of each only the
-// first top; all for 0. It counts the rules that are in no pool.
-func (rules Rules) branches(top int) (all []row, alone int) {
-	within, there := map[string][]*Rule{}, map[string]bool{}
-	for i := range rules {
-		if rules[i].IsPool() {
-			there[rules[i].Name] = true
-		}
-	}
-	for i := range rules {
-		above := rules[i].Within
-		if !there[above] {
-			above = ""
-		}
-		if above == "" && !rules[i].IsPool() {
-			alone++
-			continue
-		}
-		within[above] = append(within[above], &rules[i])
-	}
-	var grow func(above string, depth int)
-	grow = func(above string, depth int) {
-		for _, pools := range []bool{true, false} {
-			left := cmp.Or(top, len(rules))
-			for _, r := range within[above] {
-				if r.IsPool() != pools || left == 0 {
-					continue
-				}
-				left--
-				if all = append(all, row{Rule: r, depth: depth}); pools {
-					grow(r.Name, depth+1)
-				}
-			}
-		}
-	}
-	grow("", 0)
-	return all, alone
-}
-
-// KeepTop leaves the first n pools and the first n rules within each pool, with what is within these, and the rules
-// that are in no pool.
-func (rules Rules) KeepTop(n int) (kept Rules) {
-	left := map[*Rule]bool{}
-	all, _ := rules.branches(0)
-	for _, b := range all {
-		left[b.Rule] = true
-	}
-	some, _ := rules.branches(n)
-	for _, b := range some {
-		left[b.Rule] = false
-	}
-	for i := range rules {
-		if !left[&rules[i]] {
-			kept = append(kept, rules[i])
-		}
-	}
-	return kept
-}
-
 // Tree writes each pool with all that is within it below, a line each. of is how many pools and rules there were.
 // Wide adds the columns of a wide table.
-func (rules Rules) Tree(w io.Writer, of int, wide bool, width int) error {
-	branches, alone := rules.branches(0)
-	text := bufio.NewWriter(w)
-	if len(branches) == 0 {
-		text.WriteString("no pools\n")
-		return text.Flush()
+func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width int) error {
+	text, branches := bufio.NewWriter(w), make([]row, len(rows))
+	for i, r := range rows {
+		branches[i] = row{Rule: &rules[i], depth: r.Depth}
 	}
 	place := places(branches)
 	columns := []column{{
@@ -123,10 +62,7 @@ func (rules Rules) Tree(w io.Writer, of int, wide bool, width int) error {
 		return err
 	}
 	if len(rules) < of {
-		fmt.Fprintf(text, "%d of %d pools and rules\n", len(rules), of)
-	}
-	if alone > 0 {
-		fmt.Fprintf(text, "%s in no pool\n", plain.Count(alone, "rule"))
+		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "limit"))
 	}
 	rules.pending(text, lastReverts)
 	return text.Flush()

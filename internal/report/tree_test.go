@@ -4,8 +4,8 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -13,17 +13,15 @@ import (
 // shownPool is a pool as show has it.
 func shownPool(name string, within policy.Within, guarantee policy.Guarantee, passedBytes, guaranteedBytes uint64) Rule {
 	r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: 1e8, Within: within, Guarantee: guarantee, Label: policy.Label{Name: name}}
-	out := NewRule("", 0, 0, r, maps.Counters{PassedPackets: passedBytes / 1000, PassedBytes: passedBytes, DroppedPackets: 1}, 0)
-	out.Guaranteed(maps.Counters{PassedBytes: guaranteedBytes})
-	out.Lost(maps.Loss{MatchedPackets: passedBytes/1000 + 4, DroppedPackets: 4, DroppedBytes: 4000})
-	out.Attached, out.State = new(true), "attached"
-	return out
+	return asRead(policy.Table{Rules: []policy.Rule{r}}, live.Item{Counts: live.Counts{
+		Counters:        maps.Counters{PassedPackets: passedBytes / 1000, PassedBytes: passedBytes, DroppedPackets: 1},
+		GuaranteedBytes: guaranteedBytes, Members: live.Loss{MatchedPackets: passedBytes/1000 + 4, DroppedPackets: 4, DroppedBytes: 4000},
+	}})
 }
 
 func pooled() Rules {
 	within := func(pool policy.Within) func(*policy.Rule) { return func(r *policy.Rule) { r.Within = pool } }
-	alice := shown("eth0", policy.Egress, "10.0.0.7/32", 2e7, within("ap-1"))
-	alice.Name = "alice"
+	alice := remade(shown("eth0", policy.Egress, "10.0.0.7/32", 2e7, within("ap-1")), func(it *live.Item) { it.Label.Name = "alice" })
 	return Rules{
 		shown("eth0", policy.Egress, "10.0.0.9/32", 1e6, nil),
 		alice,
@@ -35,38 +33,50 @@ func pooled() Rules {
 	}
 }
 
+// inView are the rules and pools of a view.
+func inView(rules Rules, v live.View) (out Rules, rows []live.Row) {
+	rows, _ = readingOf(rules).Rows(v)
+	for _, r := range rows {
+		out = append(out, NewRule(r.Item))
+	}
+	return out, rows
+}
+
 // Pools have a table of their own, before that of the rules.
 func TestPoolTable(t *testing.T) {
-	all := pooled()
-	all.Sort("device", false)
-	pools, rules := all.Split()
-	table := Table{Pools: pools, Rules: rules, OfPools: len(pools), Of: len(rules), Width: 80}
-	same(t, "a table", text(t, table.Text), `
+	all, _ := inView(pooled(), live.View{Sort: "device"})
+	same(t, "a table", text(t, Table{Rules: all, Of: len(all), Width: 80}.Text), `
 POOL    WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
 ap-10   uplink  100mbit                   0               100%      25%
 uplink          100mbit             3.00 GB                 0%       0%
 
-NAME   DEVICE        NETWORK          WITHIN     RATE
-       eth0 egress   10.0.0.9                   1mbit
-alice  eth0 egress   10.0.0.7         ap-1     20mbit
-       eth0 egress   2001:db8:7::/48  ap-1    as pool
-       eth0 ingress  10.0.0.7         uplink    1mbit
+NAME   DEVICE        NETWORK          WITHIN          RATE
+       eth0 egress   10.0.0.9                        1mbit
+alice  eth0 egress   10.0.0.7         ap-1          20mbit
+       eth0 egress   2001:db8:7::/48  ap-1    100mbit/pool
+       eth0 ingress  10.0.0.7         uplink         1mbit
 `)
-	table = Table{Pools: pools[:1], OfPools: len(pools), Width: 80}
-	same(t, "one pool", text(t, table.Text), `
+	same(t, "one pool", text(t, Table{Rules: all[:1], Of: 3, Width: 80}.Text), `
 POOL  WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
 1 of 3 pools
 `)
 }
 
-// Below each pool comes what is within it: pools, then rules.
+// Below each pool comes what is within it.
 func TestTree(t *testing.T) {
-	all := pooled()
-	all.Sort("device", false)
-	tree := func(w io.Writer) error { return all.Tree(w, len(all), false, 90) }
-	same(t, "a tree", text(t, tree), `
+	tree := func(r *live.Reading, v live.View, wide bool, width int) string {
+		v.By = "tree"
+		rows, of := r.Rows(v)
+		var rules Rules
+		for _, r := range rows {
+			rules = append(rules, NewRule(r.Item))
+		}
+		return text(t, func(w io.Writer) error { return Tree(w, rows, rules, of, wide, width) })
+	}
+	all := readingOf(pooled())
+	same(t, "a tree", tree(all, live.View{Sort: "device"}, false, 90), `
 POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 uplink                           100mbit             3.00 GB                 0%       0%
   ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
@@ -74,30 +84,30 @@ uplink                           100mbit             3.00 GB                 0% 
     eth0 egress 2001:db8:7::/48  as pool                   0
   ap-10                          100mbit                   0               100%      25%
   eth0 ingress 10.0.0.7            1mbit                   0
-1 rule in no pool
+eth0 egress 10.0.0.9               1mbit                   0
 `)
-	wide := text(t, func(w io.Writer) error { return all.Tree(w, len(all), true, 80) })
-	head, _, _ := strings.Cut(wide, "\n")
+	head, _, _ := strings.Cut(tree(all, live.View{Sort: "device"}, true, 80), "\n")
 	same(t, "columns of a wide tree", strings.Join(strings.Fields(head), " "),
 		"POOL OR RULE RATE GUARANTEE ALGORITHM ON EXCESS BURST PASSED BORROWED DROPPED REFUSED PACKETS DROPS")
-	for i := range all {
-		all[i].Since(Sample{}, uint64(8*time.Second))
-	}
-	all, _ = all.Split()
-	same(t, "pools, measured", text(t, tree), `
-POOL OR RULE     RATE  GUARANTEE       USE  OF RATE  BORROWED  DROPPED  REFUSED
-uplink        100mbit             3.00gbit    3000%                 0%       0%
-  ap-1        100mbit     20mbit  1.00mbit     1.0%   400kbit     0.4%     0.1%
-  ap-10       100mbit                    0       0%               100%      25%
+	same(t, "the first in each pool", tree(all, live.View{Sort: "passed", Top: 1}, false, 90), `
+POOL OR RULE                       RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+uplink                          100mbit             3.00 GB                 0%       0%
+  ap-1                          100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
+    alice eth0 egress 10.0.0.7   20mbit                   0
+3 of 7 limits
 `)
+	if got := tree(busyFor1s(all), live.View{Sort: "device"}, false, 90); !strings.Contains(got, "ap-1                           100mbit     20mbit  8.00mbit     8.0%  3.20mbit") {
+		t.Errorf("measured:\n%s", got)
+	}
 }
 
 // subscribers are named rules with long names in pools, on devices.
 func subscribers(devices ...string) (rules Rules) {
 	for _, device := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			r := shown(device, d, "2001:db8:2::/56", 2e7, func(r *policy.Rule) { r.Within, r.Guarantee = "Mast Oak Hill north", 5e6 })
-			r.Name, r.Plan = "School Oak Hill, 3rd floor", "gold-100"
+			r := shown(device, d, "2001:db8:2::/56", 2e7, func(r *policy.Rule) {
+				r.Within, r.Guarantee, r.Label.Name, r.Label.Plan = "Mast Oak Hill north", 5e6, "School Oak Hill, 3rd floor", "gold-100"
+			})
 			rules = append(rules, passed(r, 3000, 3_000_000, 0))
 		}
 	}
@@ -135,32 +145,14 @@ not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
 	if got := text(t, Table{Rules: one, Of: len(one), Width: 80, Wide: true}.Text); !strings.Contains(got, "GUARANTEE") {
 		t.Errorf("a wide table:\n%s", got)
 	}
-	all := subscribers("eth0")
-	same(t, "a tree", text(t, func(w io.Writer) error { return all.Tree(w, len(all), false, 70) }), `
+	all, rows := inView(subscribers("eth0"), live.View{By: "tree"})
+	same(t, "a tree", text(t, func(w io.Writer) error { return Tree(w, rows, all, len(all), false, 70) }), `
 POOL OR RULE                                  RATE  GUARANTEE   PASSED
 Mast Oak Hill north                        100mbit             3.00 GB
   School Oak Hill, 3rd floor egress 20...   20mbit      5mbit  3.00 MB
   School Oak Hill, 3rd floor ingress 2...   20mbit      5mbit  3.00 MB
 all rules: eth0
-`)
-}
-
-// The top of a tree is that of each pool, in the order of the rules.
-func TestTreeTop(t *testing.T) {
-	all := pooled()
-	for i := range all {
-		all[i].PassedBytes = 1000 * uint64(i)
-	}
-	all.Sort("passed", false)
-	top := all.KeepTop(1)
-	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), false, 90) }), `
-POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
-uplink                           100mbit             4.00 kB                 0%       0%
-  ap-1                           100mbit     20mbit  6.00 kB    400 kB     0.4%     0.1%
-    eth0 egress 2001:db8:7::/48  as pool             2.00 kB
-  eth0 ingress 10.0.0.7            1mbit             3.00 kB
-5 of 7 pools and rules
-1 rule in no pool
+not shown in 70 columns: BORROWED
 `)
 }
 

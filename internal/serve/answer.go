@@ -112,8 +112,8 @@ func (s *Server) bounded(who Access, next http.Handler) http.Handler {
 			kind = computing
 		case who == Changes:
 			kind = changing
-			if wait := s.changes.take(); wait > 0 {
-				w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
+			if !s.changes.Allow() {
+				w.Header().Set("Retry-After", "1")
 				Fail(w, http.StatusTooManyRequests, exitInput, "too many changes; nothing was changed; wait")
 				return
 			}

@@ -16,8 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,8 +24,8 @@ import (
 
 // Bounds on requests.
 const (
-	changeEvery, changeBurst   = 200 * time.Millisecond, 20
-	messageEvery, messageBurst = time.Second, 20
+	changesPerSecond, changeBurst   = 5, 20
+	messagesPerSecond, messageBurst = 1, 20
 
 	leastToken = 16 // bytes: too many to guess, however fast
 	maxToken   = 1024
@@ -72,30 +70,6 @@ func readToken(path string) (*token, error) {
 func (t *token) is(given string) bool {
 	sum := sha256.Sum256([]byte(given))
 	return subtle.ConstantTimeCompare(t[:], sum[:]) == 1
-}
-
-// A pace bounds how often something happens: bursts of up to burst, and then once every.
-type pace struct {
-	every time.Duration
-	burst int
-
-	mu   sync.Mutex
-	full time.Time // when burst is available again
-}
-
-// take reports whether it may happen now. If not, it returns after which time.
-func (p *pace) take() (wait time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	if p.full.Before(now) {
-		p.full = now
-	}
-	if wait = p.full.Sub(now) - time.Duration(p.burst-1)*p.every; wait > 0 {
-		return wait
-	}
-	p.full = p.full.Add(p.every)
-	return 0
 }
 
 // A peer is the other end of a connection.

@@ -25,6 +25,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Options are those of a Server.
@@ -76,8 +78,8 @@ type Server struct {
 	places   [places]chan struct{} // have a value for each request that is under way
 	ofUser   sync.Map              // those of a uid, likewise: a chan struct{}
 	stopping chan struct{}         // is closed when the server stops
-	changes  pace                  // of changes
-	messages pace                  // that clients cause
+	changes  *rate.Limiter
+	messages *rate.Limiter // that clients cause
 }
 
 // New makes a server, and reads the token and the certificate.
@@ -85,7 +87,7 @@ func New(o Options) (*Server, error) {
 	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
 	s := &Server{
 		o: o, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(), clients: newClients(), stopping: make(chan struct{}),
-		changes: pace{every: changeEvery, burst: changeBurst}, messages: pace{every: messageEvery, burst: messageBurst},
+		changes: rate.NewLimiter(changesPerSecond, changeBurst), messages: rate.NewLimiter(messagesPerSecond, messageBurst),
 	}
 	for i, most := range mostAtOnce {
 		s.places[i] = make(chan struct{}, most)
@@ -110,7 +112,7 @@ func New(o Options) (*Server, error) {
 
 // say writes a message that clients can cause, unless there were too many.
 func (s *Server) say(text string) {
-	if s.messages.take() == 0 {
+	if s.messages.Allow() {
 		s.o.Say(text)
 	}
 }

@@ -719,15 +719,6 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-func TestPace(t *testing.T) {
-	p := pace{every: time.Hour, burst: 3}
-	for i := range 5 {
-		if wait := p.take(); (wait > 0) != (i >= 3) {
-			t.Errorf("number %d waits for %v", i, wait)
-		}
-	}
-}
-
 // TestFail sees that an error is what the commands print.
 func TestFail(t *testing.T) {
 	w := httptest.NewRecorder()

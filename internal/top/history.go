@@ -1,6 +1,6 @@
 package top
 
-import "github.com/shapectl/shapectl/internal/report"
+import "github.com/shapectl/shapectl/internal/live"
 
 // samples is how many readings the plots show: a minute at one a second.
 const samples = 60
@@ -32,31 +32,30 @@ func (s *series) last(i int) point {
 
 // history is what each rule did lately.
 type history struct {
-	of      map[report.Key]*series
+	of      map[live.Key]*series
 	reading uint64
 }
 
 // add adds a reading, and forgets rules that are gone.
-func (h *history) add(t *report.Top) {
+func (h *history) add(r *live.Reading) {
 	if h.of == nil {
-		h.of = map[report.Key]*series{}
+		h.of = map[live.Key]*series{}
 	}
 	h.reading++
-	for i := range t.Rules {
-		r := &t.Rules[i]
-		if r.IntervalNS == nil {
+	for i := range r.Items {
+		it := &r.Items[i]
+		if it.Interval == 0 {
 			continue
 		}
-		key := r.Key()
-		s := h.of[key]
+		s := h.of[it.Key]
 		if s == nil {
 			s = &series{}
-			h.of[key] = s
+			h.of[it.Key] = s
 		}
 		s.seen = h.reading
-		s.add(point{float32(value(r.UseBits)), float32(value(r.DroppedBits))})
+		s.add(point{float32(it.UseBits().N), float32(it.DroppedBits().N)})
 	}
-	if len(h.of) <= len(t.Rules) {
+	if len(h.of) <= len(r.Items) {
 		return
 	}
 	for key, s := range h.of {
@@ -68,12 +67,12 @@ func (h *history) add(t *report.Top) {
 
 // plot draws the points of rules together in so many cells, the newest on the right. full is the rate of a full cell; 0
 // for the highest point. dropped says which cells have lost packets.
-func (h *history) plot(keys []report.Key, cells int, full float64, blocks []rune) (text []rune, dropped []bool) {
+func (h *history) plot(rules []*live.Item, cells int, full float64, blocks []rune) (text []rune, dropped []bool) {
 	each := max(samples/cells, 1)
 	heights := make([]float64, cells)
 	dropped = make([]bool, cells)
-	for _, key := range keys {
-		s := h.of[key]
+	for _, it := range rules {
+		s := h.of[it.Key]
 		for cell := range cells {
 			sum := float64(0)
 			for i := range each {
@@ -97,11 +96,4 @@ func (h *history) plot(keys []report.Key, cells int, full float64, blocks []rune
 		}
 	}
 	return text, dropped
-}
-
-func value(n *uint64) float64 {
-	if n == nil {
-		return 0
-	}
-	return float64(*n)
 }

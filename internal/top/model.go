@@ -9,6 +9,7 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -38,8 +39,8 @@ const (
 // A frame is one of the tables that were opened out of one another.
 type frame struct {
 	kind    frameKind
-	name    string       // of the pool or the rules
-	rule    *report.Rule // of the hosts or flows
+	name    string     // of the pool or the rules
+	rule    *live.Item // of the hosts or flows
 	host    string
 	cursor  string // the id of the selected row in the table below; "" for the first one
 	looker  Looker
@@ -58,9 +59,10 @@ func (f *frame) title() string {
 	case bucketsFrame:
 		return "fullest buckets"
 	case hostFrame:
-		return "flows of " + plain.Line(f.host) + ", " + f.rule.Where() + " " + f.rule.Network()
+		rule := report.NewRule(f.rule)
+		return "flows of " + plain.Line(f.host) + ", " + rule.Where() + " " + rule.Network()
 	case ruleFrame:
-		return "hosts of " + (&row{rule: f.rule}).label()
+		return "hosts of " + labelOf(f.rule)
 	}
 	return ""
 }
@@ -122,9 +124,9 @@ type Model struct {
 	look   look
 
 	width, height int
-	top           report.Top // what is shown
-	readings      int
-	failure       string // of the last reading
+	reading       *live.Reading // what is shown; nil before the first one
+	summary       live.Summary  // of it
+	failure       string        // of the last reading
 	history       history
 	paused        bool
 
@@ -158,8 +160,8 @@ func (m *Model) frame() *frame { return m.frames[len(m.frames)-1] }
 // Messages of commands that ended.
 type (
 	readingMsg struct {
-		top report.Top
-		err error
+		reading *live.Reading
+		err     error
 	}
 	tickMsg    struct{}
 	talkersMsg struct {
@@ -183,8 +185,8 @@ type (
 func (m *Model) Init() tea.Cmd { return m.read }
 
 func (m *Model) read() tea.Msg {
-	t, err := m.source.Read()
-	return readingMsg{t, err}
+	r, err := m.source.Read()
+	return readingMsg{r, err}
 }
 
 // View implements tea.Model.
@@ -252,13 +254,12 @@ func (m *Model) took(msg readingMsg) {
 	m.failure = ""
 	if msg.err != nil {
 		m.failure = oneLine(msg.err)
-		if len(msg.top.Rules) == 0 && m.readings > 0 {
-			return // the last reading is better than nothing
-		}
 	}
-	m.top = msg.top
-	m.readings++
-	m.history.add(&m.top)
+	if msg.reading == nil || msg.err != nil && len(msg.reading.Items) == 0 && m.reading != nil {
+		return // the last one is better than nothing
+	}
+	m.reading, m.summary = msg.reading, msg.reading.Summary(m.source.Chosen)
+	m.history.add(m.reading)
 	m.rebuild()
 }
 
@@ -278,22 +279,22 @@ func (m *Model) watch() tea.Cmd {
 
 // rebuild makes the table of the last frame anew.
 func (m *Model) rebuild() {
-	f := m.frame()
-	switch {
-	case f.kind == poolFrame:
-		m.table = byTree(&m.top, m.sort, m.filter, f.name)
-	case f.kind == nameFrame:
-		m.table = ofName(&m.top, m.sort, m.filter, f.name)
-	case f.kind == bucketsFrame:
-		m.table = ofBuckets(&m.top, m.sort, m.filter)
-	case f.kind == ruleFrame || f.kind == hostFrame:
+	if m.reading == nil {
+		return
+	}
+	f, v := m.frame(), live.View{By: m.view, Sort: m.sort, Search: m.filter, Chosen: m.source.Chosen}
+	switch f.kind {
+	case poolFrame:
+		v.By, v.Under = "tree", f.name
+	case nameFrame:
+		v.By, v.Name = "network", f.name
+	case bucketsFrame:
+		m.table = ofBuckets(m.reading, v)
+	case ruleFrame, hostFrame:
 		m.table = ofTalkers(f.talkers, m.sort, m.filter)
-	case m.view == "tree":
-		m.table = byTree(&m.top, m.sort, m.filter, "")
-	case m.view == "name":
-		m.table = byName(&m.top, m.sort, m.filter)
-	default:
-		m.table = byNetwork(&m.top, m.sort, m.filter)
+	}
+	if f.kind != bucketsFrame && f.kind != ruleFrame && f.kind != hostFrame {
+		m.table = ofView(m.reading, v)
 	}
 	if m.cursor != "" {
 		m.at = min(m.at, max(len(m.table.rows)-1, 0)) // stays in place if the row is gone
@@ -349,15 +350,15 @@ func (m *Model) enter() tea.Cmd {
 		return nil
 	}
 	r := &m.table.rows[m.at]
-	f := &frame{kind: ruleFrame, rule: r.rule}
+	f := &frame{kind: ruleFrame, rule: r.Item}
 	switch here := m.frame(); {
-	case r.named != nil:
-		m.open(&frame{kind: nameFrame, name: r.named.Name})
+	case r.Name != nil:
+		m.open(&frame{kind: nameFrame, name: r.Name.Name})
 		return nil
-	case r.isPool() && here.kind == poolFrame && here.name == r.rule.Name:
+	case r.isPool() && here.kind == poolFrame && here.name == r.Key.Pool:
 		return nil
 	case r.isPool():
-		m.open(&frame{kind: poolFrame, name: r.rule.Name})
+		m.open(&frame{kind: poolFrame, name: r.Key.Pool})
 		return nil
 	case r.talker != nil && here.kind == ruleFrame:
 		f = &frame{kind: hostFrame, rule: here.rule, host: r.talker.Key}
@@ -386,14 +387,12 @@ func (m *Model) target() (Target, bool) {
 	}
 	r := &m.table.rows[m.at]
 	switch {
-	case r.named != nil:
-		return Target{Name: r.named.Name}, true
-	case r.rule == nil:
-		return Target{}, false
+	case r.Name != nil:
+		return Target{Name: r.Name.Name}, true
 	case r.bucket != nil:
-		return Target{Rule: r.rule, Key: r.bucket.Key}, true
+		return Target{Rule: r.Item, Key: r.bucket.Bucket.Name}, true
 	}
-	return Target{Rule: r.rule}, true
+	return Target{Rule: r.Item}, true
 }
 
 // press handles a key.
@@ -435,10 +434,10 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "end", "G":
 		m.move(len(m.table.rows))
 	case "s", "S":
-		m.sort = next(Sorts, m.sort, name == "S")
+		m.sort = next(orders, m.sort, name == "S")
 		m.first()
 	case "v", "V", "tab", "shift+tab":
-		m.view = next(Views, m.view, name == "V" || name == "shift+tab")
+		m.view = next(live.Views, m.view, name == "V" || name == "shift+tab")
 		m.first()
 	case "/":
 		m.mode, m.input = filterMode, m.filter
@@ -474,6 +473,9 @@ func (m *Model) first() {
 	m.cursor, m.at, m.offset = "", 0, 0
 	m.rebuild()
 }
+
+// orders are those that a key chooses.
+var orders = []string{live.Worst, "use", "percent", "dropped", "level", "name"}
 
 func next(names []string, now string, back bool) string {
 	step := 1
@@ -557,25 +559,12 @@ func (m *Model) askRate() {
 		return
 	}
 	target.Key = "" // all keys have the rate of the rule
-	for r := target.Rule; r != nil && r.RateBits == nil && r.Within != ""; {
-		r = m.pool(r.Within) // whose rate it has
-		target.Rule = r
-	}
-	if target.Rule == nil && target.Name == "" {
-		m.message = "its pool is gone"
-		return
+	for it := target.Rule; it != nil && it.Limit.Rate == policy.Unlimited && it.Parent() != nil; {
+		it = it.Parent() // whose rate it has
+		target.Rule = it
 	}
 	m.ask = question{target: target}
 	m.mode, m.input, m.message = rateMode, "", ""
-}
-
-func (m *Model) pool(name string) *report.Rule {
-	for i := range m.top.Rules {
-		if r := &m.top.Rules[i]; r.IsPool() && r.Name == name {
-			return r
-		}
-	}
-	return nil
 }
 
 // called is what the question is about.
@@ -584,9 +573,14 @@ func (q *question) called() string {
 	case q.target.Rule == nil:
 		return plain.Line(q.target.Name)
 	case q.target.Rule.IsPool():
-		return "pool " + plain.Line(q.target.Rule.Name)
+		return "pool " + labelOf(q.target.Rule)
 	}
-	return (&row{rule: q.target.Rule}).label()
+	return labelOf(q.target.Rule)
+}
+
+func rateOf(it *live.Item) string {
+	rule := report.NewRule(it)
+	return rule.RateText()
 }
 
 // prompt asks for the rate.
@@ -594,7 +588,7 @@ func (q *question) prompt() string {
 	if q.target.Rule == nil {
 		return "[egress|ingress] rate of " + q.called()
 	}
-	return fmt.Sprintf("rate of %s, now %s", q.called(), q.target.Rule.RateText())
+	return fmt.Sprintf("rate of %s, now %s", q.called(), rateOf(q.target.Rule))
 }
 
 func (m *Model) pressRate(name, text string) tea.Cmd {
@@ -630,7 +624,7 @@ func (m *Model) checkRate() {
 	q.rate = rate.String()
 	before := "the rate"
 	if q.target.Rule != nil {
-		before = q.target.Rule.RateText()
+		before = rateOf(q.target.Rule)
 	}
 	q.what = fmt.Sprintf("%s: %s -> %s", strings.TrimSpace(q.called()+" "+q.target.Direction), before, q.rate)
 	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n cancel", plainly(confirmAfter))
@@ -650,7 +644,7 @@ func plainly(d time.Duration) string {
 
 // askConfirm asks what to do about the change that is not confirmed.
 func (m *Model) askConfirm() {
-	if m.top.RevertsInNS == nil {
+	if m.reading == nil || m.reading.RevertsInNS == nil {
 		m.message = "no change is pending"
 		return
 	}
@@ -763,7 +757,7 @@ const help = `Rows with ! drop packets now: rules, and pools that refuse packets
 then the rows nearest to their rate. X marks rules that are not in force.
 
   USE       rate of packets that passed       OF     that in percent of the rate
-  DROPPED   rate of packets that were dropped  LOST   that in percent of all packets
+  DROPS     rate of packets that were dropped  DROPPED  share of packets that were dropped
   LEVEL     how full the bucket, or the fullest of many, is
   LAST MINUTE  use, where a full cell is the rate; without a shared rate, the highest use
 
@@ -773,7 +767,8 @@ Keys
   enter      open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
   esc        go back; also clears the filter
   s, S       the next or previous order: worst, use, percent, dropped, level, name
-  v, V, tab  the next or previous view: by network, by tree of pools, by name
+  v, V, tab  the next or previous view: by network, by tree of pools, by name,
+             by the pools that several names draw from
   /          show only rows that contain a text: name, plan, note, pool, device, network
   b          the fullest buckets
   r          change the rate; asks first, and keeps buckets

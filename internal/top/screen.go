@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 )
@@ -118,13 +120,13 @@ func (m *Model) columns(f *frame) []column {
 		return column{head: head, width: 8, drop: drop, cell: func(r *row) string { return bitsCell(of(r)) }}
 	}
 	percent := func(head string, drop int, of func(*row) float64) column {
-		return column{head: head, width: 5, drop: drop, cell: func(r *row) string { return percentCell(of(r)) }}
+		return column{head: head, width: max(5, len(head)), drop: drop, cell: func(r *row) string { return percentCell(of(r)) }}
 	}
-	use := bits("USE", 0, func(r *row) float64 { return r.use })
-	of := percent("OF", 0, func(r *row) float64 { return r.percent })
-	dropped := bits("DROPPED", 0, func(r *row) float64 { return r.dropped })
-	lost := percent("LOST", 3, func(r *row) float64 { return r.lost })
-	level := percent("LEVEL", 2, func(r *row) float64 { return r.level })
+	use := bits("USE", 0, func(r *row) float64 { return r.Use })
+	of := percent("OF", 0, func(r *row) float64 { return r.OfRate })
+	drops := bits("DROPS", 0, func(r *row) float64 { return r.Dropped })
+	dropped := percent("DROPPED", 3, func(r *row) float64 { return r.DroppedPercent })
+	level := percent("LEVEL", 2, func(r *row) float64 { return r.Level })
 	plot := column{head: "LAST MINUTE", width: plotLeast, left: true, drop: 4, plot: true}
 	if span := m.every * samples; span != time.Minute {
 		plot.head = "LAST " + strings.ToUpper(plainly(span.Round(time.Second)))
@@ -135,20 +137,17 @@ func (m *Model) columns(f *frame) []column {
 		what.head = "BUCKET"
 		columns := []column{what,
 			{head: "RULE", width: 16, left: true, cell: func(r *row) string {
-				if r.bucket.Name != "" {
-					return plain.Line(r.bucket.Name)
-				}
-				return plain.Line(r.bucket.Device) + " " + r.bucket.Direction + " " + r.bucket.CIDR
+				return cmp.Or(plain.Line(r.Label.Name), plain.Line(r.Device)+" "+r.Direction+" "+r.Network)
 			}},
-			{head: "LEVEL", width: 8, cell: func(r *row) string { return report.Bytes(r.bucket.LevelBytes) }},
-			percent("FULL", 0, func(r *row) float64 { return r.level }),
+			{head: "LEVEL", width: 8, cell: func(r *row) string { return report.Bytes(r.bucket.Bytes) }},
+			percent("FULL", 0, func(r *row) float64 { return r.Level }),
 		}
-		if slices.ContainsFunc(m.top.Fullest, func(b report.FullBucket) bool { return b.WaitNS != nil }) {
+		if slices.ContainsFunc(m.reading.Fullest, func(b live.FullBucket) bool { return b.Waits }) {
 			columns = append(columns, column{head: "WAIT", width: 7, drop: 1, cell: func(r *row) string {
-				if r.bucket.WaitNS == nil {
+				if !r.bucket.Waits {
 					return ""
 				}
-				return report.Wait(*r.bucket.WaitNS)
+				return report.Wait(r.bucket.WaitNS)
 			}})
 		}
 		return columns
@@ -169,55 +168,56 @@ func (m *Model) columns(f *frame) []column {
 				if r.talker.OfferedBits != nil && r.talker.PassedBits == nil {
 					return ""
 				}
-				return bitsCell(r.dropped)
+				return bitsCell(r.Dropped)
 			}},
 			{head: "LEVEL", width: 8, drop: 2, cell: func(r *row) string {
-				if r.level < 0 && r.talker.LevelBytes == 0 {
+				if r.Level < 0 && r.talker.LevelBytes == 0 {
 					return ""
 				}
 				return report.Bytes(r.talker.LevelBytes)
 			}},
-			percent("FULL", 1, func(r *row) float64 { return r.level }),
+			percent("FULL", 1, func(r *row) float64 { return r.Level }),
 		}
 	case f.kind == allFrame && m.view == "name":
-		side := func(head string, of func(*row) *report.NamedSide) []column {
+		side := func(head string, of func(*live.Name) *live.Side) []column {
 			direction := strings.ToLower(head)
+			figures := func(r *row) (use, percent live.Value) {
+				switch {
+				case r.Name != nil && of(r.Name) != nil:
+					return of(r.Name).UseBits, of(r.Name).OfRate()
+				case r.Name == nil && r.Direction == direction:
+					return r.UseBits(), r.UsePercent()
+				}
+				return use, percent
+			}
 			return []column{
 				{head: head, width: 8, cell: func(r *row) string {
-					if r.named == nil && r.rule.Direction == direction {
-						return bitsCell(r.use)
-					} else if r.named == nil {
-						return ""
+					if use, _ := figures(r); use.Known {
+						return bitsCell(use.N)
 					}
-					text, _ := of(r).SideUse()
-					return text
+					return ""
 				}},
-				{head: "OF", width: 5, drop: 1, cell: func(r *row) string {
-					if r.named == nil && r.rule.Direction == direction {
-						return percentCell(r.percent)
-					} else if r.named == nil {
-						return ""
-					}
-					_, p := of(r).SideUse()
-					return percentCell(p)
-				}},
+				percent("OF", 1, func(r *row) float64 {
+					_, p := figures(r)
+					return p.Or(-1)
+				}),
 			}
 		}
 		what.head = "NAME"
-		return slices.Concat([]column{what}, side("EGRESS", func(r *row) *report.NamedSide { return r.named.Egress }),
-			side("INGRESS", func(r *row) *report.NamedSide { return r.named.Ingress }), []column{dropped, lost, plot})
+		return slices.Concat([]column{what}, side("EGRESS", func(n *live.Name) *live.Side { return n.Egress }),
+			side("INGRESS", func(n *live.Name) *live.Side { return n.Ingress }), []column{drops, dropped, plot})
 	}
 	what.head = "POOL OR RULE"
-	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule.RateNowText() }}
+	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule().RateNowText() }}
 	if m.width >= 100 {
 		rate.width = 12
 	}
-	if slices.ContainsFunc(m.table.rows, func(r row) bool { return r.rule != nil && r.rule.HasColours() }) {
+	if slices.ContainsFunc(m.table.rows, func(r row) bool { return r.Item != nil && r.Algorithm.HasColours() }) {
 		rate.width += 4 // for two rates
 	}
-	columns := []column{what, rate, use, of, dropped, lost, level, plot}
+	columns := []column{what, rate, use, of, drops, dropped, level, plot}
 	if m.width >= 110 {
-		plan := column{head: "PLAN", width: 10, left: true, drop: 6, cell: func(r *row) string { return plain.Line(r.rule.Plan) }}
+		plan := column{head: "PLAN", width: 10, left: true, drop: 6, cell: func(r *row) string { return plain.Line(r.Label.Plan) }}
 		columns = slices.Insert(columns, 1, plan)
 	}
 	return columns
@@ -277,12 +277,12 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 	}
 	style := ansi.Style(nil)
 	switch {
-	case r.refused > 0:
+	case r.Refusing > 0:
 		mark[1], style = "!", dropping
-	case r.percent >= nearRate || r.rule != nil && r.bucket == nil && r.rule.Unusual() != "":
+	case r.OfRate >= live.Near || r.Item != nil && r.bucket == nil && r.rule().Unusual() != "":
 		style = near
 	}
-	if r.rule != nil && r.bucket == nil && report.NotInForce(r.rule.Attached) {
+	if r.Item != nil && r.bucket == nil && !r.Place.InForce {
 		mark[1], style = "X", dropping
 	}
 	if selected {
@@ -298,10 +298,11 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 			continue
 		}
 		full := float64(0)
-		if r.rule != nil && r.rule.RateBits != nil && r.rule.IsShared() {
-			full = float64(*r.rule.RateNow())
+		if r.Item != nil && r.Scope() == "" {
+			rate, _, _ := r.InForce()
+			full = float64(rate)
 		}
-		text, dropped := m.history.plot(r.keys, c.width, full, m.look.blocks())
+		text, dropped := m.history.plot(r.All(), c.width, full, m.look.blocks())
 		for i, cell := range text {
 			if dropped[i] && !selected {
 				b.WriteString(m.look.styled(dropping, string(cell)))
@@ -315,9 +316,6 @@ func (m *Model) line(columns []column, r *row, selected bool) string {
 	}
 	return m.look.styled(style, b.String())
 }
-
-// nearRate is from which share of the rate on a rule is near it.
-const nearRate = 90
 
 // Screen is what the terminal shows: as many lines as it has, none wider than it is.
 func (m *Model) Screen() string {
@@ -351,8 +349,10 @@ func (m *Model) Screen() string {
 
 // header is the lines above the table.
 func (m *Model) header() []string {
-	t := &m.top
-	parts := []string{m.look.styled(bold, "shapectl top"), plain.Line(m.host), clock(t.Time)}
+	parts := []string{m.look.styled(bold, "shapectl top"), plain.Line(m.host)}
+	if m.reading != nil {
+		parts = append(parts, m.reading.Time.Format(time.TimeOnly))
+	}
 	if m.every != time.Second {
 		parts = append(parts, "every "+m.every.String())
 	}
@@ -364,37 +364,28 @@ func (m *Model) header() []string {
 		parts = append(parts, m.look.styled(waiting, "PAUSED"))
 	}
 	lines := []string{strings.Join(parts, "  ")}
-	pools, rules := report.Rules(t.Rules).Split()
-	says := plain.Count(len(rules), "rule")
-	if len(pools) > 0 {
-		says += ", " + plain.Count(len(pools), "pool")
+	all := m.summary
+	says := plain.Count(all.Rules, "rule")
+	if all.Pools > 0 {
+		says += ", " + plain.Count(all.Pools, "pool")
 	}
-	if t.IntervalNS > 0 {
-		losing, at, passed, dropped := 0, 0, float64(0), float64(0)
-		for i := range rules {
-			passed, dropped = passed+value(rules[i].UseBits), dropped+value(rules[i].DroppedBits)
-			if value(rules[i].DroppedBits) > 0 {
-				losing++
-			} else if optional(rules[i].UsePercent) >= nearRate {
-				at++
-			}
+	if m.reading != nil && m.reading.Interval > 0 {
+		says = "passed " + bitsCell(all.Passed) + "  dropped " + bitsCell(all.Dropped) + "  " + says
+		if all.Dropping > 0 {
+			says += m.look.styled(dropping, fmt.Sprintf("  %d dropping", all.Dropping))
 		}
-		says = "passed " + bitsCell(passed) + "  dropped " + bitsCell(dropped) + "  " + says
-		if losing > 0 {
-			says += m.look.styled(dropping, fmt.Sprintf("  %d dropping", losing))
+		if all.Near > 0 {
+			says += m.look.styled(near, fmt.Sprintf("  %d near the rate", all.Near))
 		}
-		if at > 0 {
-			says += m.look.styled(near, fmt.Sprintf("  %d near the rate", at))
-		}
-	} else if m.readings > 0 {
+	} else if m.reading != nil {
 		says += "  measuring"
 	}
 	lines = append(lines, says)
 	if m.failure != "" {
 		lines = append(lines, m.look.styled(dropping, m.failure))
 	}
-	if t.RevertsInNS != nil {
-		left := time.Duration(*t.RevertsInNS)
+	if m.reading != nil && m.reading.RevertsInNS != nil {
+		left := time.Duration(*m.reading.RevertsInNS)
 		says := fmt.Sprintf("a change is not confirmed: it reverts in %v; c confirms it", left.Round(time.Second))
 		lines = append(lines, m.look.styled(waiting, says))
 	}
@@ -402,15 +393,6 @@ func (m *Model) header() []string {
 		lines = append(lines, m.look.styled(bold, f.title()))
 	}
 	return lines
-}
-
-// clock is the time of day of a reading.
-func clock(text string) string {
-	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil {
-		return "" // there was no reading
-	}
-	return at.Format(time.TimeOnly)
 }
 
 // body is the table.
@@ -468,11 +450,14 @@ const (
 
 // preview is the fullest buckets, with a line above.
 func (m *Model) preview(height int) []string {
-	n := min(len(m.top.Fullest), previewMost)
-	if height < previewFrom || n == 0 {
+	if height < previewFrom || m.reading == nil {
 		return nil
 	}
-	t := ofBuckets(&m.top, "level", "")
+	t := ofBuckets(m.reading, live.View{Chosen: m.source.Chosen})
+	n := min(len(t.rows), previewMost)
+	if n == 0 {
+		return nil
+	}
 	columns := layout(m.columns(&frame{kind: bucketsFrame}), m.width-marks)
 	lines := []string{m.look.styled(bold, m.head(columns))}
 	for i := range t.rows[:n] {
@@ -494,7 +479,7 @@ func (m *Model) room() int {
 // none says why there is no row.
 func (m *Model) none(f *frame) string {
 	switch {
-	case m.readings == 0:
+	case m.reading == nil:
 		return "reading"
 	case m.filter != "" && m.table.of > 0:
 		return "none of " + fmt.Sprint(m.table.of) + " contains " + plain.Line(m.filter)
@@ -520,17 +505,15 @@ func (m *Model) bottom() []string {
 	if at := m.at; m.mode != textMode && at < len(m.table.rows) {
 		r := &m.table.rows[at]
 		switch {
-		case r.named != nil:
-			facts = r.named.Facts()
+		case r.Name != nil:
+			named := report.NewNamed(&r.Row)
+			facts = named.Facts()
 		case r.bucket != nil:
-			facts = r.label()
-			if r.rule != nil {
-				facts += ": " + r.rule.Facts()
-			}
+			facts = r.label() + ": " + r.rule().Facts()
 		case r.talker != nil:
 			facts = m.frame().note
 		default:
-			facts = r.rule.Facts()
+			facts = r.rule().Facts()
 		}
 	}
 	facts = m.look.styled(faint, m.look.cut(facts, m.width))
@@ -585,21 +568,23 @@ func (m *Model) keys() string {
 }
 
 // Text writes a table of a reading without a screen, at most width columns wide; 0 is no limit.
-func Text(w io.Writer, t report.Top, o Options, width int) error {
-	m := New(nil, o)
-	m.width, m.look.utf8 = width, true
-	m.took(readingMsg{top: t})
+func Text(w io.Writer, r *live.Reading, v live.View, width int) error {
+	m := &Model{width: width, look: look{utf8: true}, reading: r, view: v.By, frames: []*frame{{}}}
+	m.table = ofView(r, v)
 	var text strings.Builder
-	if len(t.Rules) == 0 {
+	if len(m.table.rows) == 0 {
 		text.WriteString("no rules\n")
 	}
 	m.writeRows(&text, m.columns(m.frame()), m.table.rows)
-	if buckets := ofBuckets(&m.top, Worst, "").rows; len(buckets) > 0 {
+	if n := len(m.table.rows); n < m.table.of {
+		fmt.Fprintf(&text, "%d of %d\n", n, m.table.of)
+	}
+	if buckets := ofBuckets(r, live.View{Chosen: v.Chosen}).rows; len(buckets) > 0 {
 		text.WriteString("\n")
 		m.writeRows(&text, m.columns(&frame{kind: bucketsFrame}), buckets)
 	}
-	if t.RevertsInNS != nil {
-		fmt.Fprintf(&text, "the last change is not confirmed: it reverts in %v\n", time.Duration(*t.RevertsInNS).Round(time.Second))
+	if r.RevertsInNS != nil {
+		fmt.Fprintf(&text, "the last change is not confirmed: it reverts in %v\n", time.Duration(*r.RevertsInNS).Round(time.Second))
 	}
 	_, err := io.WriteString(w, text.String())
 	return err

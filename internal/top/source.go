@@ -5,15 +5,18 @@ package top
 import (
 	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
 // A Source is where readings come from, and what the keys can do. Its functions may be called at the same time, Read
 // and Look not twice at a time.
 type Source interface {
-	Read() (report.Top, error)
+	Read() (*live.Reading, error)
+	// Chosen says which rules and pools are shown.
+	Chosen(*live.Item) bool
 	// Look watches the hosts of a rule, or the flows of one of its hosts.
-	Look(rule *report.Rule, host string) (Looker, error)
+	Look(rule *live.Item, host string) (Looker, error)
 	Explain(Target) (string, error)
 	// SetRate returns what it changed, in a sentence. The change reverts after confirm unless that is 0.
 	SetRate(target Target, rate string, confirm time.Duration) (string, error)
@@ -23,8 +26,8 @@ type Source interface {
 
 // A Target is a rule or a pool, a key of a rule, or the rules with a name.
 type Target struct {
-	Rule      *report.Rule // nil for the rules with a name
-	Key       string       // of a host or flow of the rule; "" for none
+	Rule      *live.Item // nil for the rules with a name
+	Key       string     // of a host or flow of the rule; "" for none
 	Name      string
 	Direction string // "" for both
 }

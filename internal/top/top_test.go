@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +14,9 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -50,50 +52,79 @@ type made struct {
 	refused                            uint64 // of a pool: what it dropped itself
 	each                               policy.Each
 	level                              float64 // of the burst
+	colours                            *policy.Colours
 }
 
-func (d made) rule(t *testing.T, interval uint64) report.Rule {
-	t.Helper()
+func (d made) rule() policy.Rule {
 	r := policy.Rule{Rate: policy.Rate(d.rate), Each: d.each, Within: policy.Within(d.within), Pool: d.pool, Label: policy.Label{Name: d.name, Plan: d.plan}}
-	if !d.pool {
+	if d.pool {
+		r.Prefix = policy.PoolKey(d.name)
+	} else {
 		r.Prefix = netip.MustParsePrefix(d.prefix)
 	}
-	if r.Rate = policy.Rate(d.rate); d.rate == 0 {
+	if d.rate == 0 {
 		r.Rate = policy.Unlimited
 	} else {
 		r.Capacity = policy.DefaultCapacity(r.Rate)
 	}
-	direction, match := policy.Egress, policy.MatchDst
-	if d.ingress {
-		direction, match = policy.Ingress, policy.MatchSrc
+	if d.colours != nil {
+		r.Algorithm, r.Colours = policy.TRTCM, *d.colours
 	}
-	level := uint64(d.level * float64(r.Capacity))
-	before := report.NewRule(d.device, direction, match, r, maps.Counters{}, level)
-	after := maps.Counters{
-		PassedBytes: d.use / 8, PassedPackets: d.use / 8 / 1000, DroppedBytes: d.dropped / 8, DroppedPackets: d.dropped / 8 / 1000,
-	}
+	return r
+}
+
+// counts are those after a second.
+func (d made) counts() (c live.Counts) {
+	dropped := d.dropped
 	if d.pool {
-		after.DroppedBytes, after.DroppedPackets = d.refused/8, d.refused/8/1000
+		dropped = d.refused
 	}
-	out := report.NewRule(d.device, direction, match, r, after, level)
-	attached := true
-	out.Attached, out.State = &attached, "attached"
-	if d.pool {
-		out.Lost(maps.Loss{MatchedPackets: (d.use + d.dropped) / 8 / 1000, DroppedPackets: d.dropped / 8 / 1000, DroppedBytes: d.dropped / 8})
-	}
-	out.Since(before.Sample(), interval)
-	return out
+	c.PassedBytes, c.PassedPackets, c.DroppedBytes, c.DroppedPackets = d.use/8, d.use/8/1000, dropped/8, dropped/8/1000
+	return c
 }
 
 var noon = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
-// reading is a made-up reading of a small provider, so many seconds after noon.
-func reading(t *testing.T, second int) report.Top {
+// readingOf is a made-up reading, so many seconds after noon. Pools come first, then a rule's device and direction together.
+func readingOf(second int, all ...made) *live.Reading {
+	var tables []policy.Table
+	var order []made
+	for _, d := range all {
+		t := policy.Table{Device: d.device, Direction: policy.Egress, Match: policy.MatchDst}
+		if d.ingress {
+			t.Direction, t.Match = policy.Ingress, policy.MatchSrc
+		}
+		at := slices.IndexFunc(tables, func(o policy.Table) bool { return o.Device == t.Device && o.Direction == t.Direction })
+		if at < 0 {
+			at, tables = len(tables), append(tables, t)
+		}
+		tables[at].Rules = append(tables[at].Rules, d.rule())
+	}
+	for _, t := range tables { // the items of a scene are in this order
+		for _, d := range all {
+			if d.device == t.Device && d.ingress == (t.Direction == policy.Ingress) {
+				order = append(order, d)
+			}
+		}
+	}
+	scene, n := livetest.Scene(tables...), 0
+	before := scene.Read(1e9, func(l *live.Limit) live.Item { return live.Item{Limit: l} })
+	r := scene.Read(2e9, func(l *live.Limit) live.Item {
+		d := order[n]
+		n++
+		return live.Item{Limit: l, Counts: d.counts(), Level: uint64(d.level * float64(l.Capacity))}
+	})
+	r.Since(before)
+	r.Time = noon.Add(time.Duration(second) * time.Second)
+	return r
+}
+
+// provider are the rules and pools of a small provider, so many seconds after noon.
+func provider(second int) []made {
 	wave := uint64(second%10+1) * 1e6
-	rules := report.Rules{}
-	for _, d := range []made{
-		{pool: true, name: "uplink", rate: 1e9, use: 400e6 + wave, dropped: 30e6},
-		{pool: true, name: "ap-1", within: "uplink", rate: 50e6, use: 49.8e6, dropped: 30e6, refused: 30e6, level: 0.97},
+	return []made{
+		{pool: true, name: "uplink", rate: 1e9, use: 400e6 + wave},
+		{pool: true, name: "ap-1", within: "uplink", rate: 50e6, use: 49.8e6, refused: 30e6, level: 0.97},
 		{device: "eth0", prefix: "10.0.0.7/32", name: "alice", plan: "gold", within: "ap-1", rate: 50e6, use: 20e6 + wave/4, level: 0.02},
 		{device: "eth0", prefix: "10.0.0.7/32", name: "alice", plan: "gold", ingress: true, rate: 10e6, use: wave},
 		{device: "eth0", prefix: "10.0.0.8/32", name: "bob", plan: "silver", within: "ap-1", rate: 30e6, use: 29.9e6, dropped: 30e6, level: 0.99},
@@ -101,20 +132,16 @@ func reading(t *testing.T, second int) report.Top {
 		{device: "eth0", prefix: "10.0.1.0/24", rate: 1e6, each: policy.Each{Kind: policy.EachHost}, use: 4e6, dropped: 12e3},
 		{device: "eth0", prefix: "2001:db8:1234:5678::/64", name: "Lehmann, Lindenallee 41 / Router / Hinterhaus", rate: 100e6, use: wave / 2},
 		{device: "wlan0", prefix: "0.0.0.0/0", rate: 0, use: 1234},
-	} {
-		rules = append(rules, d.rule(t, 1e9))
 	}
-	top := report.NewTop(noon.Add(time.Duration(second)*time.Second), time.Second, rules, fullest(rules), nil)
-	return top
 }
 
-// fullest are buckets of the rule with one for each host.
-func fullest(rules report.Rules) (buckets []report.FullBucket) {
+func reading(second int) *live.Reading {
+	r := readingOf(second, provider(second)...)
+	hosts := r.Find(live.Key{Device: "eth0", Direction: "egress", Network: "10.0.1.0/24"})
 	for i, level := range []uint64{14000, 9000, 300} {
-		b := report.Bucket{Key: fmt.Sprintf("10.0.1.%d", i+1), LevelBytes: level}
-		buckets = append(buckets, report.NewFullBucket(&rules[6], b, float64(level)/150))
+		r.Fullest = append(r.Fullest, live.FullBucket{Item: hosts, Bucket: live.Bucket{Name: fmt.Sprintf("10.0.1.%d", i+1), Bytes: level}, Percent: float64(level) / 150})
 	}
-	return buckets
+	return r
 }
 
 // A fake is a Source of made-up readings.
@@ -123,17 +150,19 @@ type fake struct {
 	second  int
 	asked   []string
 	err     error
-	reading func(second int) report.Top
+	reading func(second int) *live.Reading
 	open    int // lookers
 }
 
-func (f *fake) Read() (report.Top, error) {
+func (f *fake) Chosen(*live.Item) bool { return true }
+
+func (f *fake) Read() (*live.Reading, error) {
 	f.second++
 	return f.reading(f.second), f.err
 }
 
-func (f *fake) Look(rule *report.Rule, host string) (Looker, error) {
-	f.asked = append(f.asked, "look "+rule.CIDR+" "+host)
+func (f *fake) Look(rule *live.Item, host string) (Looker, error) {
+	f.asked = append(f.asked, "look "+rule.Network+" "+host)
 	f.open++
 	return &fakeLooker{f, host}, nil
 }
@@ -146,7 +175,7 @@ func (f *fake) did(what string) (string, error) {
 func (f *fake) Explain(t Target) (string, error) {
 	what := t.Name
 	if t.Rule != nil {
-		what = t.Rule.Name + " " + t.Rule.CIDR
+		what = t.Rule.Label.Name + " " + t.Rule.Network
 	}
 	return f.did("explain " + strings.TrimSpace(what+" "+t.Key))
 }
@@ -154,7 +183,7 @@ func (f *fake) Explain(t Target) (string, error) {
 func (f *fake) SetRate(t Target, rate string, confirm time.Duration) (string, error) {
 	what := t.Name
 	if t.Rule != nil {
-		what = t.Rule.Name
+		what = t.Rule.Label.Name
 	}
 	return f.did(fmt.Sprintf("set %s %s %s %v", what, t.Direction, rate, confirm))
 }
@@ -191,7 +220,7 @@ type driver struct {
 
 func drive(t *testing.T, width, height int, o Options) *driver {
 	t.Helper()
-	f := &fake{t: t, reading: func(second int) report.Top { return reading(t, second) }}
+	f := &fake{t: t, reading: reading}
 	o.Interval, o.Host = time.Second, "router-7"
 	if o.View == "" {
 		o.View = "network"
@@ -289,7 +318,7 @@ func trimmed(screen string) string {
 
 func TestScreens(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {120, 40}, {40, 10}} {
-		for _, view := range Views {
+		for _, view := range live.Views {
 			d := drive(t, size[0], size[1], Options{View: view, UTF8: true})
 			d.read(69)
 			golden(t, fmt.Sprintf("%s-%dx%d", view, size[0], size[1]), trimmed(d.Screen()))
@@ -315,13 +344,11 @@ func TestWorstFirst(t *testing.T) {
 	}
 	d.press("down")
 	selected := d.cursor
-	d.f.reading = func(second int) report.Top {
-		top := reading(t, second)
-		top.Rules = append(report.Rules{made{device: "eth9", prefix: "10.9.0.0/16", rate: 1e6, use: 1e6, dropped: 900e6}.rule(t, 1e9)}, top.Rules...)
-		return report.NewTop(noon, time.Second, top.Rules, top.Fullest, nil)
+	d.f.reading = func(second int) *live.Reading {
+		return readingOf(second, append(provider(second), made{device: "eth9", prefix: "10.9.0.0/16", rate: 1e6, use: 1e6, dropped: 900e6})...)
 	}
 	d.read(1)
-	if !strings.HasPrefix(first(), " !eth9 egres") {
+	if !strings.HasPrefix(first(), " !eth9 egre") {
 		t.Errorf("the first line is %q", first())
 	}
 	if d.cursor != selected || d.table.rows[d.at].id() != selected || d.at != 2 {
@@ -332,7 +359,7 @@ func TestWorstFirst(t *testing.T) {
 func TestOrdersAndViews(t *testing.T) {
 	d := drive(t, 100, 30, Options{})
 	firsts := map[string]string{}
-	for range Sorts {
+	for range orders {
 		firsts[d.sort] = d.table.rows[0].label()
 		d.press("s")
 	}
@@ -353,6 +380,8 @@ func TestOrdersAndViews(t *testing.T) {
 	d.press("down", "down")
 	d.shows("bob, egress 30mbit in 1 rule, ingress 3mbit in 1 rule, within ap-1")
 	d.press("v")
+	d.shows("by node", "ap-1")
+	d.press("v")
 	d.shows("by network")
 }
 
@@ -365,7 +394,7 @@ func TestFilter(t *testing.T) {
 	}
 	d.press("enter", "v", "v")
 	d.shows("filter silVER: 1 of 5", "bob")
-	d.press("v", "v")
+	d.press("v", "v", "v")
 	d.shows("uplink", "ap-1", "bob egress") // with the pools above
 	d.press("esc", "/", "nobody")
 	d.shows("none of 9 contains nobody")
@@ -386,7 +415,7 @@ func TestLookInto(t *testing.T) {
 	d.shows("pool ap-1", ">!ap-1", "bob egress", "alice egress")
 	d.press("esc", "v", "enter")
 	d.shows("rules of bob", "bob egress", "bob ingress")
-	d.press("esc", "v", "down", "down", "enter")
+	d.press("esc", "v", "v", "down", "down", "enter")
 	d.shows("measuring")
 	d.read(1)
 	d.shows("hosts of eth0 egress 10.0.1.0/24", ">!10.0.1.1", "5.00mbit", "1.00mbit", "4.00mbit", "14.0 kB", "93%", "10.0.1.2")
@@ -414,9 +443,9 @@ func TestLookInto(t *testing.T) {
 // Where it is not known what passed, it is not known either what was dropped.
 func TestTalkersOfAQueue(t *testing.T) {
 	bits := func(n uint64) *uint64 { return &n }
-	rows := ofTalkers([]report.Talker{{Key: "10.0.1.2", OfferedBits: bits(1e6)}, {Key: "10.0.1.1", OfferedBits: bits(5e6)}}, Worst, "").rows
-	if rows[0].talker.Key != "10.0.1.1" || rows[0].dropped != 0 {
-		t.Errorf("first is %s, which lost %v", rows[0].talker.Key, rows[0].dropped)
+	rows := ofTalkers([]report.Talker{{Key: "10.0.1.2", OfferedBits: bits(1e6)}, {Key: "10.0.1.1", OfferedBits: bits(5e6)}}, live.Worst, "").rows
+	if rows[0].talker.Key != "10.0.1.1" || rows[0].Dropped != 0 {
+		t.Errorf("first is %s, which lost %v", rows[0].talker.Key, rows[0].Dropped)
 	}
 	m := drive(t, 80, 24, Options{}).Model
 	for _, c := range m.columns(&frame{kind: ruleFrame}) {
@@ -500,12 +529,9 @@ func TestSetRate(t *testing.T) {
 // A rule without a rate of its own has that of its pool.
 func TestSetRateOfPool(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
-	d.f.reading = func(second int) report.Top {
-		rules := report.Rules{
-			made{pool: true, name: "home", rate: 50e6, use: 1e6}.rule(t, 1e9),
-			made{device: "eth0", prefix: "10.0.0.7/32", name: "alice", within: "home", use: 1e6, dropped: 1e6}.rule(t, 1e9),
-		}
-		return report.NewTop(noon, time.Second, rules, nil, nil)
+	d.f.reading = func(second int) *live.Reading {
+		return readingOf(second, made{pool: true, name: "home", rate: 50e6, use: 1e6},
+			made{device: "eth0", prefix: "10.0.0.7/32", name: "alice", within: "home", use: 1e6, dropped: 1e6})
 	}
 	d.read(1)
 	d.shows("as pool")
@@ -521,11 +547,10 @@ func TestPending(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
 	d.press("c")
 	d.shows("no change is pending")
-	reverts := uint64(42e9)
-	d.f.reading = func(second int) report.Top {
-		top := reading(t, second)
-		top.RevertsInNS = &reverts
-		return top
+	d.f.reading = func(second int) *live.Reading {
+		r := reading(second)
+		r.RevertsInNS = new(uint64(42e9))
+		return r
 	}
 	d.read(1)
 	d.shows("reverts in 42s")
@@ -549,9 +574,11 @@ func TestPause(t *testing.T) {
 func TestFailure(t *testing.T) {
 	d := drive(t, 80, 24, Options{})
 	d.f.err = fmt.Errorf("read: permission\x1b[31m denied")
-	d.f.reading = func(int) report.Top { return report.Top{} }
-	d.read(1)
-	d.shows(`permission\u001b[31m denied`, "bob egress")
+	for _, failed := range []*live.Reading{nil, readingOf(2)} {
+		d.f.reading = func(int) *live.Reading { return failed }
+		d.read(1)
+		d.shows(`permission\u001b[31m denied`, "bob egress")
+	}
 	d.f.err = nil
 	d.read(1)
 	d.shows("no rules; add one with 'shapectl set'")
@@ -559,13 +586,11 @@ func TestFailure(t *testing.T) {
 
 // A rule with colours shows both rates, and its use in percent of what may pass.
 func TestColours(t *testing.T) {
-	r := made{device: "eth0", prefix: "10.0.0.7/32", rate: 10e6, use: 15e6}.rule(t, 1e9)
-	r.ColourOptions = report.NewColourOptions(policy.Rule{Algorithm: policy.TRTCM, Rate: 10e6, Colours: policy.Colours{
-		PIR: 20e6, PBS: 750e3, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop,
-	}})
-	r.Since(report.Sample{}, 1e9)
+	colours := policy.Colours{PIR: 20e6, PBS: 750e3, Green: policy.ActionPass, Yellow: policy.ActionPass, Red: policy.ActionDrop}
 	d := drive(t, 80, 24, Options{})
-	d.f.reading = func(int) report.Top { return report.NewTop(noon, time.Second, report.Rules{r}, nil, nil) }
+	d.f.reading = func(second int) *live.Reading {
+		return readingOf(second, made{device: "eth0", prefix: "10.0.0.7/32", rate: 10e6, use: 15e6, colours: &colours})
+	}
 	d.read(1)
 	d.shows("10mbit/20mbit", "75%")
 }
@@ -577,16 +602,17 @@ func TestHostileNames(t *testing.T) {
 		"<img src=x onerror=alert(1)>", "\xff\xfe", "नमस्ते", "\u200b\u200d", "-rf", "%s%d",
 	}
 	for _, size := range [][2]int{{80, 24}, {40, 10}, {200, 60}, {25, 8}, {10, 3}, {3, 2}, {1, 1}} {
-		for _, view := range Views {
+		for _, view := range live.Views {
 			d := drive(t, size[0], size[1], Options{View: view, UTF8: true})
-			d.f.reading = func(second int) report.Top {
-				var rules report.Rules
-				for i, name := range names {
-					rules = append(rules, made{pool: true, name: name, plan: name, rate: 1e9, use: 1e6}.rule(t, 1e9),
-						made{device: "eth0", prefix: fmt.Sprintf("10.0.0.%d/32", i), name: name, plan: name, within: name, rate: 1e6, use: 1e6}.rule(t, 1e9))
-				}
-				buckets := []report.FullBucket{report.NewFullBucket(&rules[1], report.Bucket{Key: "10.0.0.0"}, 50)}
-				return report.NewTop(noon, time.Second, rules, buckets, nil)
+			var rules []made
+			for i, name := range names {
+				rules = append(rules, made{pool: true, name: name, plan: name, rate: 1e9, use: 1e6},
+					made{device: "eth0", prefix: fmt.Sprintf("10.0.0.%d/32", i), name: name, plan: name, within: name, rate: 1e6, use: 1e6})
+			}
+			d.f.reading = func(second int) *live.Reading {
+				r := readingOf(second, rules...)
+				r.Fullest = []live.FullBucket{{Item: &r.Items[1], Bucket: live.Bucket{Name: "10.0.0.0"}, Percent: 50}}
+				return r
 			}
 			d.read(2)
 			for range names {
@@ -638,8 +664,7 @@ func TestResize(t *testing.T) {
 func TestHistory(t *testing.T) {
 	var h history
 	for i := range 100 {
-		top := report.Top{Rules: report.Rules{made{device: "eth0", prefix: fmt.Sprintf("10.0.0.%d/32", i), rate: 1e6, use: 1e6}.rule(t, 1e9)}}
-		h.add(&top)
+		h.add(readingOf(i, made{device: "eth0", prefix: fmt.Sprintf("10.0.0.%d/32", i), rate: 1e6, use: 1e6}))
 	}
 	if len(h.of) > 2 {
 		t.Errorf("%d series for one rule", len(h.of))

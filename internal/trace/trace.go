@@ -1,7 +1,6 @@
 // Package trace reads recorded traffic, one packet at a time and in constant
 // memory: a CSV of times, sizes and perhaps DSCPs, a pcap or a pcapng, each of them perhaps
 // compressed with gzip. All formats and link types yield the same Packet.
-// The formats of captures are parsed by gopacket.
 package trace
 
 import (

@@ -135,7 +135,7 @@ func TestBadTraces(t *testing.T) {
 		"a giant":                {string(patch(valid, 24+15, 1)), "the maximum is"},
 		"unsupported link":       {string(patch(valid, 20, 127)), "link type 127 (RadioTap)"},
 		"unknown link":           {string(patch(valid, 21, 77)), "pcap-linktype(7)"},
-		"pcapng cut off":         {"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00", "begins like a pcapng"},
+		"pcapng cut off":         {"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00", "ends within packet 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := all([]byte(c.data))
@@ -332,6 +332,7 @@ func TestTimes(t *testing.T) {
 		"pcapng, 2^-1":       {pcapng(t, 0x81, 3_400_000_001), 1_700_000_000_500_000_000},
 		"pcapng, 2^-20":      {pcapng(t, 0x94, 1_700_000_000<<20|777_777), 1_700_000_000_741_745_948},
 		"pcapng, 2^-29":      {pcapng(t, 0x9d, 1_700_000_000<<29|(1<<29-1)), 1_700_000_000_999_999_998},
+		"pcapng, 2^-63":      {pcapng(t, 0xbf, 3<<62), 1_500_000_000},
 	} {
 		packets, err := all(c.data)
 		if err != nil || len(packets) != 1 || packets[0].Time != c.want {
@@ -339,7 +340,7 @@ func TestTimes(t *testing.T) {
 		}
 	}
 	for name, data := range map[string][]byte{
-		"2^-40":       pcapng(t, 0xa8, 1),
+		"2^-64":       pcapng(t, 0xc0, 1),
 		"10^-20":      pcapng(t, 20, 1),
 		"beyond 2262": pcapng(t, 3, 1<<62),
 	} {
@@ -349,7 +350,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// pcapng is a capture of one packet, with a time in units of the given resolution.
+// pcapng is a capture of one packet, with a time in units of the given resolution, or of the default one if that is 0.
 func pcapng(t *testing.T, resolution byte, units uint64) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -374,7 +375,9 @@ func pcapng(t *testing.T, resolution byte, units uint64) []byte {
 	if at < 0 || stamp < 0 {
 		t.Fatalf("no option at %d, no time at %d in % x", at, stamp, data)
 	}
-	data[at+4] = resolution
+	if data[at+4] = resolution; resolution == 0 {
+		data[at] = 2 // another option instead
+	}
 	binary.LittleEndian.PutUint32(data[stamp:], uint32(units>>32))
 	binary.LittleEndian.PutUint32(data[stamp+4:], uint32(units))
 	return data

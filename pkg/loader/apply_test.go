@@ -625,7 +625,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 			t.Errorf("the rule is %v", e.Rule)
 		}
 		testenv.Eventually(t, "a shadow that refuses", func() bool {
-			affected, err := h.Set.Affected()
+			affected, err := h.Set.Store.Affected(h.Set.Rules())
 			testenv.Must(t, err)
 			return len(affected[e.ID]) == 2
 		})
@@ -654,7 +654,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 		if conform := float64(shadow.PassedBytes - shadow.ExcessBytes); conform > most || conform < 2*float64(shadowed.Shadow.Capacity)-2*1514 {
 			t.Errorf("of two hosts %.0f bytes conform to the shadow, which lets %.0f through", conform, most)
 		}
-		affected, err := h.Set.Affected()
+		affected, err := h.Set.Store.Affected(h.Set.Rules())
 		testenv.Must(t, err)
 		var packets, bytes uint64
 		for _, one := range affected[e.ID] {

@@ -37,6 +37,13 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 		return nil, err
 	}
 	n.Claims = nil
+	if n.pins.store != nil && which == onlyThese { // it is compared with all rules, more than once
+		rules := 0
+		for _, t := range phases[0] {
+			rules += len(t.Rules)
+		}
+		defer n.pins.store.FetchLabels(rules)()
+	}
 	switch which {
 	case onlyThese:
 		if all, err = n.withoutRules(o.Devices); err != nil {

@@ -42,16 +42,35 @@ func (c Counters) SKBs() uint64 {
 	return all - min(all, c.ExtraPackets)
 }
 
-// Since is what was passed, refused, marked and delayed since earlier; nothing if the rule was set anew in between.
-func (c Counters) Since(earlier Counters) (d Counters) {
-	if c.PassedPackets < earlier.PassedPackets || c.DroppedPackets < earlier.DroppedPackets ||
-		c.ExcessPackets < earlier.ExcessPackets || c.DelayedPackets < earlier.DelayedPackets {
-		return d
-	}
-	d.PassedPackets, d.PassedBytes = c.PassedPackets-earlier.PassedPackets, c.PassedBytes-earlier.PassedBytes
-	d.DroppedPackets, d.DroppedBytes = c.DroppedPackets-earlier.DroppedPackets, c.DroppedBytes-earlier.DroppedBytes
-	d.ExcessPackets, d.DelayedPackets = c.ExcessPackets-earlier.ExcessPackets, c.DelayedPackets-earlier.DelayedPackets
-	return d
+// Follows reports whether c may have been counted after earlier: no rule was set anew in between.
+func (c Counters) Follows(earlier Counters) bool {
+	return c.PassedPackets >= earlier.PassedPackets && c.PassedBytes >= earlier.PassedBytes && c.DroppedPackets >= earlier.DroppedPackets &&
+		c.ExcessPackets+c.DelayedPackets >= earlier.ExcessPackets+earlier.DelayedPackets
+}
+
+// Since is what was counted since earlier, which c follows. What counts as another thing since a change counts as nothing.
+func (c Counters) Since(earlier Counters) Counters {
+	less := func(now *uint64, before uint64) { *now -= min(*now, before) }
+	less(&c.PassedPackets, earlier.PassedPackets)
+	less(&c.PassedBytes, earlier.PassedBytes)
+	less(&c.ExcessPackets, earlier.ExcessPackets)
+	less(&c.ExcessBytes, earlier.ExcessBytes)
+	less(&c.DroppedPackets, earlier.DroppedPackets)
+	less(&c.DroppedBytes, earlier.DroppedBytes)
+	less(&c.DelayedPackets, earlier.DelayedPackets)
+	less(&c.DelayedBytes, earlier.DelayedBytes)
+	less(&c.MarkedPackets, earlier.MarkedPackets)
+	less(&c.ContendedPackets, earlier.ContendedPackets)
+	less(&c.ExtraPackets, earlier.ExtraPackets)
+	less(&c.ExemptPackets, earlier.ExemptPackets)
+	less(&c.SpilledPackets, earlier.SpilledPackets)
+	less(&c.GreenPackets, earlier.GreenPackets)
+	less(&c.GreenBytes, earlier.GreenBytes)
+	less(&c.YellowPackets, earlier.YellowPackets)
+	less(&c.YellowBytes, earlier.YellowBytes)
+	less(&c.RedPackets, earlier.RedPackets)
+	less(&c.RedBytes, earlier.RedBytes)
+	return c
 }
 
 // Counters are the counters of the rule with that id.
@@ -126,24 +145,21 @@ type Affected struct {
 	Packets, Bytes uint64
 }
 
-// Affected are the hosts and subnets that the shadow of each rule would have affected, by
+// Affected are the hosts and subnets that the shadow of each of the rules would have affected, by
 // the rule's id, the most affected first. Beyond Size.Affected, the oldest are forgotten.
-func (s *Set) Affected() (map[uint32][]Affected, error) {
+func (s *Store) Affected(rules []Entry) (map[uint32][]Affected, error) {
 	type shadowed struct {
 		id   uint32
 		each policy.Each
 	}
 	by, affected := map[uint32]shadowed{}, map[uint32][]Affected{}
-	if s.Store.hook.Shadows == 0 {
-		return affected, nil
-	}
-	for _, e := range s.Rules() {
-		if shadow, ok := s.Store.Shadow(e); ok {
+	for _, e := range rules {
+		if shadow, ok := s.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
 				each = policy.Each{Kind: policy.EachHost}
 			}
-			by[s.Store.current(shadow.ID).Salt] = shadowed{e.ID, each}
+			by[s.current(shadow.ID).Salt] = shadowed{e.ID, each}
 		}
 	}
 	if len(by) == 0 {
@@ -151,7 +167,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	}
 	var key bpf.AbiAffectedKey
 	var value bpf.AbiAffected
-	entries := s.Store.maps[bpf.ShapectlMapAffected].Iterate()
+	entries := s.maps[bpf.ShapectlMapAffected].Iterate()
 	for entries.Next(&key, &value) {
 		of, ok := by[key.Salt]
 		if !ok {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 
 	"github.com/shapectl/shapectl/internal/params"
-	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -59,31 +58,6 @@ func (s *index) poolOf(r policy.Rule) (id uint32, err error) {
 		return 0, fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
 	return id + 1, nil
-}
-
-// A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
-type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
-
-// Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
-func (s *index) Losses() map[uint32]Loss {
-	losses, now := map[uint32]Loss{}, s.phase()
-	for f := range s.prefixes.ByID(prefixes.AllViews) {
-		id := f.ID
-		v := s.versionIn(id, now)
-		if !v.Present() || v.Flags&params.Pool != 0 || v.Flags&params.Within == 0 {
-			continue
-		}
-		c := s.Counters(id)
-		for depth := 0; v.Flags&params.Within != 0 && depth < policy.MaxDepth; depth++ {
-			sum := losses[v.Within-1]
-			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
-			sum.DroppedPackets += c.DroppedPackets
-			sum.DroppedBytes += c.DroppedBytes
-			losses[v.Within-1] = sum
-			v = s.versionIn(v.Within-1, now)
-		}
-	}
-	return losses
 }
 
 // poolName is the name of a pool, which its label holds.

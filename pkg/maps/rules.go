@@ -153,6 +153,7 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		ls.names = map[uint32]string{}
 		defer func() { ls.names = nil }()
+		defer ls.labels.Fetch(len(list))()
 		for _, at := range list {
 			if v := ls.versionIn(at.id, now); v.Present() && !yield(ls.entry(at.id, at.prefix, v, now)) {
 				return
@@ -163,7 +164,11 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 
 // AllRules are the Rules of each set, by its number. It reads the tables once.
 func (s *Store) AllRules() [][]Entry {
-	lists := s.ordered(prefixes.AllViews)
+	lists, rules := s.ordered(prefixes.AllViews), 0
+	for _, list := range lists {
+		rules += len(list)
+	}
+	defer s.labels.Fetch(rules)()
 	all := make([][]Entry, len(lists))
 	for number, list := range lists {
 		all[number] = slices.AppendSeq(make([]Entry, 0, len(list)), s.inForce(list))
@@ -282,6 +287,9 @@ func (rs *rules) discardLabels(id uint32) {
 	rs.labels.Discard(id, rs.version(id, 0))
 	rs.labels.Discard(id, rs.version(id, 1))
 }
+
+// FetchLabels reads all labels at once, if so many rules are to be read, and keeps them until forget is called.
+func (rs *rules) FetchLabels(rules int) (forget func()) { return rs.labels.Fetch(rules) }
 
 // RememberLabels keeps labels once they are read, for a process that reads all rules again and again.
 func (rs *rules) RememberLabels() { rs.labels.Remember() }

@@ -240,7 +240,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 		grown, err := r.Store.Derive(size, r.Store.Hook())
 		testenv.Must(t, err)
 		defer grown.Close()
-		got, err := grown.View(view).Affected()
+		got, err := grown.Affected(grown.View(view).Rules())
 		testenv.Must(t, err)
 		if !slices.Equal(got[e.ID], want) {
 			t.Errorf("with room for %d rules, these were affected: %+v, want %+v", size.Rules, got[e.ID], want)

@@ -351,7 +351,7 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Owner { return &l.Owner }, func(r *Rule) *Owner { return &r.Label.Owner }, Option{
 		Name: "owner", Fact: true, PoolOnly: true,
-		Doc:     "no flag: the device, direction and host that a pool belongs to: `tap7 egress alice`. When the device is gone, `watch` deletes the pool",
+		Doc:     "no flag: the device, direction and host that a pool belongs to: `tap7 egress alice`. When the device is gone, `serve` deletes the pool",
 		instead: "a rule belongs to its device, so leave it out",
 	}),
 	textOption(func(l *Limit) *LineOf { return &l.Line }, func(r *Rule) *LineOf { return &r.Label.Line }, MaxName, "device", Option{

@@ -31,7 +31,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	address, length, hasLength := strings.Cut(s, "/")
 	addr, err := netip.ParseAddr(address)
 	if err != nil && IsMAC(address) {
-		return netip.Prefix{}, fmt.Errorf("network %.64q is a MAC address; a policy can limit a host by it, and 'shapectl watch' follows its addresses; here, write a network such as 10.0.0.0/24", s)
+		return netip.Prefix{}, fmt.Errorf("network %.64q is a MAC address; a policy can limit a host by it, and 'shapectl serve' follows its addresses; here, write a network such as 10.0.0.0/24", s)
 	}
 	if err != nil {
 		return netip.Prefix{}, fmt.Errorf("network %.64q is not a CIDR or an address; write one such as 10.0.0.0/24 or 2001:db8::/32", s)

@@ -49,7 +49,7 @@ function query(params) {
   const q = new URLSearchParams();
   for (const [name, value] of Object.entries(params ?? {})) {
     for (const one of Array.isArray(value) ? value : [value]) {
-      if (one !== undefined && one !== null && one !== "") q.append(name, one);
+      if (one !== undefined && one !== null && (one !== "" || Array.isArray(value))) q.append(name, one);
     }
   }
   const text = q.toString();

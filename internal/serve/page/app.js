@@ -7,7 +7,8 @@ import { Detail } from "./detail.js";
 import { byID, h, s, setAttr, setText, visible } from "./dom.js";
 import { Events, Log } from "./events.js";
 import { List } from "./list.js";
-import { Store, networkOf } from "./store.js";
+import { Named } from "./named.js";
+import { Store } from "./store.js";
 import { clock, countdown, plural } from "./units.js";
 
 const EACH = 1000;
@@ -20,6 +21,8 @@ let lost = null; // the error of the last attempt
 let troubled = ""; // the error that is shown instead of a view
 let since = 0; // when it first failed
 let attempts = 0;
+let shows = null; // the view that the store has rows for
+let arrived = true; // the view was shown, and has the focus, since somebody went there
 let paused = false;
 let version = null; // of the server, when the page was opened
 let newer = false;
@@ -37,34 +40,41 @@ function parts() {
 function route(moved) {
   const host = h("div", { class: "view", id: "view" });
   const [page, ...rest] = parts();
-  const before = view;
   troubled = "";
   view?.close?.();
   document.title = "shapectl";
   if (page === "rule" || page === "pool") {
-    view = new Detail(store, host, `${page}/${rest.join("/")}`, log);
+    view = new Detail(store, host, `${page === "pool" ? "pool " : ""}${rest.join(" ")}`, log);
     view.hasEvents = true;
-  } else if (page === "events") {
+  } else if (page === "name") view = new Named(store, host, rest[0] ?? "");
+  else if (page === "events") {
     view = new Events(log, host);
     view.isEvents = true;
     document.title = "Events – shapectl";
-  } else view = new List(store, host, page === "pools");
+  } else view = new List(store, host, page === "pools", page === "out" ? page : "");
+  store.watched = view.key ?? "";
+  listen();
   byID("view").replaceWith(host);
   for (const a of document.querySelectorAll("#nav a")) {
     setAttr(a, "aria-current", a.getAttribute("href") === `#/${page === "pools" || page === "events" ? page : page === "" ? "" : "-"}` ? "page" : null);
   }
+  arrived = !moved;
   show();
-  if (moved && before) {
-    window.scrollTo(0, 0);
-    (byID("title") ?? byID("main")).focus({ preventScroll: true });
-  }
+  if (moved) poll();
 }
 
 function show() {
   document.body.classList.toggle("stale", lost !== null && store.readings > 0);
   if (store.readings > 0 && troubled) return route(false);
-  if (store.readings > 0 || view.isEvents) view.update();
-  else if (lost && troubled !== `${lost.status} ${lost.message}`) {
+  if (shows === view || view.isEvents) {
+    view.update();
+    if (!arrived) {
+      arrived = true;
+      window.scrollTo(0, 0);
+      (byID("title") ?? byID("main")).focus({ preventScroll: true });
+    }
+  }
+  else if (lost && store.readings === 0 && troubled !== `${lost.status} ${lost.message}`) {
     troubled = `${lost.status} ${lost.message}`;
     byID("view").replaceChildren(trouble(lost));
   }
@@ -117,11 +127,9 @@ function notices() {
     setText(el.querySelector(".countdown"), countdown(left));
     setText(el.querySelector(".what"), visible(log.changed()));
   });
-  const out = [...store.rows.values()].filter((row) => row.state === "out");
-  notice("out", out.length > 0, () => banner("bad", [h("strong"), " ", h("span")]), (el) => {
-    const text = el.firstChild;
-    setText(text.firstChild, `${plural(out.length, "rule")} ${out.length === 1 ? "is" : "are"} not in force.`);
-    setText(text.lastChild, visible(`${out[0].r.device} ${out[0].r.direction} ${networkOf(out[0].r)}: ${out[0].r.state}`));
+  const out = store.summary?.not_in_force ?? 0;
+  notice("out", out > 0, () => banner("bad", [h("strong"), " ", h("a", { href: "#/out" }, "Show them")]), (el) => {
+    setText(el.firstChild.firstChild, `${plural(out, "rule")} ${out === 1 ? "is" : "are"} not in force.`);
   });
 }
 
@@ -172,12 +180,19 @@ async function pollOnce() {
   clearTimeout(timer);
   const began = performance.now();
   const hadPending = store.pending !== null;
+  const asked = view;
+  const query = JSON.stringify(asked.query());
   try {
-    const top = await get("top");
+    const top = await get("top", asked.query());
+    if (asked !== view || query !== JSON.stringify(view.query())) {
+      timer = setTimeout(poll); // somebody wants something else meanwhile
+      return;
+    }
+    store.add(top);
+    shows = view;
     const wasLost = lost !== null;
     lost = null;
     attempts = 0;
-    store.add(top);
     if (wasLost || version === null) checkVersion();
   } catch (err) {
     if (lost === null) since = Date.now();
@@ -186,7 +201,7 @@ async function pollOnce() {
   }
   if (!lost && hadPending !== (store.pending !== null)) say(store.pending ? "A change is not confirmed. It reverts unless you confirm it." : "No change is pending.");
   show();
-  const wait = lost ? Math.min(PATIENT, EACH * attempts) : Math.max(100, EACH - (performance.now() - began));
+  const wait = !lost && (shows !== view || query !== JSON.stringify(view.query())) ? 0 : lost ? Math.min(PATIENT, EACH * attempts) : Math.max(100, EACH - (performance.now() - began));
   if (!paused && !document.hidden) timer = setTimeout(poll, wait);
 }
 
@@ -200,12 +215,15 @@ async function checkVersion() {
 
 function visibility() {
   clearTimeout(timer);
-  if (document.hidden) {
-    log.stop();
-    return;
-  }
+  if (document.hidden) return log.stop();
   if (!paused) poll();
-  log.listen();
+  listen();
+}
+
+// listen follows events only while they are shown: the server watches the kernel for that.
+function listen() {
+  if (!document.hidden && (view.isEvents || view.hasEvents)) log.listen();
+  else log.stop();
 }
 
 /* Begin. */

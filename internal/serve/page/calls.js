@@ -57,6 +57,6 @@ export async function talkers(r, host, top) {
 
 // history is what the server recorded of a rule or pool, over a time such as 24h; undefined for nothing.
 export async function history(r, since) {
-  const [found] = await get("report", { ...(r.kind === "pool" ? { pool: r.name } : { rule: `${r.device} ${r.direction} ${r.cidr}` }), since });
-  return found;
+  const found = await get("report", { ...named(r), since });
+  return found.find((one) => (one.kind === "pool") === (r.kind === "pool"));
 }

@@ -4,8 +4,8 @@ import { confirmRate, permitted, reverts } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
 import { fillBar, isEach, linkTo, rateNow, ratesOf, rateText } from "./list.js";
-import { Plot, timeTicks } from "./plot.js";
-import { networkOf, stateText, titleOf, worstFirst } from "./store.js";
+import { Plot } from "./plot.js";
+import { networkOf, stateText, titleOf } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate, rateParts } from "./units.js";
 
 const BUCKETS = 20;
@@ -22,27 +22,28 @@ const LOOK = 3000; // how often buckets are read
 const ranges = { "1 min": { seconds: 60 }, "5 min": { seconds: 300 }, "1 h": { seconds: 3600, since: "1h" }, "24 h": { seconds: 86400, since: "24h" } };
 
 export class Detail {
-  #store; #key; #host; #events; #parts = null; #range = ranges["1 min"]; #past = null; #looked = 0; #looking = false; #closed = false; #facts = "";
+  key; #store; #host; #events; #parts = null; #range = ranges["1 min"]; #past = null; #looked = 0; #looking = false; #closed = false; #facts = "";
 
   constructor(store, host, key, events) {
     this.#store = store;
-    this.#key = key;
+    this.key = key;
     this.#host = host;
     this.#events = events;
-    store.watch(key);
   }
+
+  // query is the rule or pool with the pools above it and its members.
+  query = () => ({ by: "tree", of: this.key, top: MEMBERS + 1 });
 
   close() {
     this.#closed = true;
-    this.#store.watch("");
   }
 
   update() {
-    const row = this.#store.rows.get(this.#key);
+    const row = this.#store.rows.get(this.key);
     if (!row) {
       this.#parts = null;
       this.#host.replaceChildren(h("div", { class: "card empty" }, h("h1", null, "There is no such rule now"),
-        h("p", null, visible(this.#key.split("/").slice(1).join(" ")), " may have been removed or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
+        h("p", null, visible(this.key), " may have been removed or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
       return;
     }
     this.#parts ??= this.#build(row);
@@ -100,7 +101,7 @@ export class Detail {
     } else if (isEach(r)) {
       p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
         setText(el.firstChild.firstChild, visible(b.key));
-        const full = this.#store.rows.get(this.#key)?.r.capacity_bytes;
+        const full = this.#store.rows.get(this.key)?.r.capacity_bytes;
         setText(el.children[1].firstChild, full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes));
         setAttr(el.children[1], "title", bytes(b.level_bytes));
         fillBar(el.children[1].lastChild, full ? b.level_bytes / full : 0, "level");
@@ -133,7 +134,7 @@ export class Detail {
     revert.value = "60s";
     const form = h("form", { class: "rate-form", onsubmit: async (e) => {
       e.preventDefault();
-      const here = this.#store.rows.get(this.#key);
+      const here = this.#store.rows.get(this.key);
       const now = here && this.#store.limiting(here).r;
       const wanted = field.value.trim();
       if (!now || wanted === "" || (now.rate_bits_per_second !== null && wanted === rate(now.rate_bits_per_second))) {
@@ -286,7 +287,7 @@ export class Detail {
           found.free.push(rtt(one?.not_limited) ?? NaN);
           setText(said, one ? "Median TCP round-trip time between this device and the receivers." : "No TCP round trips measured yet.");
           if (one) plot ??= new Plot(host, { label: "Round-trip time", height: 130 });
-          plot?.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xTicks: timeTicks, xText: (v) => clock(v), yText: duration,
+          plot?.draw({ x0: Math.max(found.t[0] - 1000, this.#store.at - 300_000), x1: this.#store.at, xText: (v) => clock(v), yText: duration,
             layers: [{ name: "while limited", color: "refused", kind: "line", x: found.t, y: found.limited }, { name: "otherwise", color: "rtt", kind: "line", x: found.t, y: found.free }],
             says: one ? `While limited ${duration(rtt(one.limited))}, otherwise ${duration(rtt(one.not_limited))}.` : "" });
           table.hidden = !one;
@@ -323,20 +324,22 @@ export class Detail {
       if (share !== undefined) fillBar(t.bar, share, state);
     };
     figure("passed", bitsParts(row.passed), r.guarantee_bits_per_second ? `${bits(r.borrowed_bits_per_second)} borrowed` : "");
-    const dropped = row.isPool ? (row.dropped > 0 ? `${bits(row.dropped)} dropped in total` : "") : row.droppedPercent !== null && row.dropped > 0 ? `${percent(row.droppedPercent)} of packets` : "";
+    const dropped = row.isPool ? (row.dropped > 0 ? `${bits(row.dropped)} dropped in total` : "") : r.dropped_percent !== null && row.dropped > 0 ? `${percent(r.dropped_percent)} of packets` : "";
     figure("refused", bitsParts(row.refused), dropped);
-    setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
+    setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile dropping" : "tile");
     const used = r.use_percent ?? null;
     figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : r.red ? [ratesOf(r), ""] : rateParts(rateNow(r)), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
-    const full = row.worst ?? row.full;
-    figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "of the fullest bucket" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
+    const { full } = row;
+    figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], isEach(r) ? "of the fullest bucket" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
 
     const above = this.#store.above(row).reverse();
     const path = above.map((a) => a.key).join() + r.name;
     if (p.crumbs.dataset.path !== path) {
       p.crumbs.dataset.path = path;
+      const links = above.map((a) => h("a", { href: linkTo(a.r) }, name(a.r.name)));
+      if (r.name && !row.isPool) links.push(h("a", { href: linkTo({ kind: "name", name: r.name }) }, "all rules of ", name(r.name)));
       p.crumbs.replaceChildren(h("a", { href: row.isPool || above.length ? "#/pools" : "#/" }, row.isPool || above.length ? "Pools" : "All rules"),
-        ...above.flatMap((a) => [h("span", { class: "sep", "aria-hidden": "true" }), h("a", { href: linkTo(a.r) }, name(a.r.name))]));
+        ...links.flatMap((a) => [h("span", { class: "sep", "aria-hidden": "true" }), a]));
       document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
     }
     const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr && networkOf(r), r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
@@ -370,7 +373,7 @@ export class Detail {
     const recorded = Boolean(this.#range.since);
     if (recorded) this.#recorded(row);
     else setText(p.past, "");
-    const all = row.series ?? { t: [], passed: [], dropped: [], level: [] };
+    const all = row.series;
     // A page that was just opened begins with a short time, which grows.
     const x0 = Math.max(now - (recorded ? ranges["1 min"] : this.#range).seconds * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
@@ -387,7 +390,7 @@ export class Detail {
       for (const f of Object.keys(at)) at[f].push(all[f][i]);
     }
     const offered = at.passed.map((v, i) => v + at.dropped[i]);
-    const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
+    const time = { x0, x1: now, xText: (v) => clock(v) };
     if (!recorded) p.ratePlot.draw({
       ...time, ...rateLayers(r, t, at.passed, offered),
       says: `Now ${bits(row.passed)} pass and ${bits(row.dropped)} are dropped, of ${rateText(r)}. Highest offered in the time shown: ${bits(Math.max(0, ...offered.filter((v) => v > 0)))}.`,
@@ -426,7 +429,7 @@ export class Detail {
         offered.push(one.measured_ns ? one.offered_bits_per_second : NaN);
       }
       const x1 = Date.parse(found.until) || Date.now();
-      p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xTicks: timeTicks, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
+      p.ratePlot.draw({ x0: x1 - range.seconds * 1000, x1, xText: (v) => clock(v, false), ...rateLayers(row.r, t, passed, offered), says: `Recorded over ${range.since}.` });
       const checked = found.checked_intervals;
       setText(p.past, ["Averages over 5 minutes.", `Passed ${bytes(found.passed_bytes)}, dropped ${bytes(found.dropped_bytes)}.`,
         found.passed?.p95_5min_bits_per_second ? `95th percentile: ${bits(found.passed.p95_5min_bits_per_second)}.` : "",
@@ -439,9 +442,9 @@ export class Detail {
   #members(row) {
     const p = this.#parts;
     if (!p.members) return;
-    const all = [...(this.#store.children.get(row.r.name) ?? [])].sort(worstFirst);
-    p.members.show(all.slice(0, MEMBERS), (m) => m.key);
-    setText(p.more, all.length > MEMBERS ? `and ${grouped(all.length - MEMBERS)} more with less use` : all.length === 0 ? "This pool has no members." : "");
+    const some = [...this.#store.rows.values()].filter((m) => m.r.within === row.r.name).slice(0, MEMBERS);
+    p.members.show(some, (m) => m.key);
+    setText(p.more, row.below > some.length ? `and ${grouped(row.below - some.length)} more with less use` : row.below === 0 ? "This pool has no members." : "");
   }
 
   // #look reads the buckets of the rule now and then: a reading has only the fullest of all rules.
@@ -470,7 +473,7 @@ function describe(r) {
 }
 
 // rateLayers is a plot of what passed and, on top of that, was dropped, with the limits of a rule.
-function rateLayers(r, t, passed, offered) {
+export function rateLayers(r, t, passed, offered) {
   const marks = [];
   if (r.rate_bits_per_second !== null && !isEach(r)) marks.push({ name: "rate", color: "ceiling", y: rateNow(r), dash: [6, 4], text: rate(rateNow(r)) });
   const most = r.pir_bits_per_second ?? (r.eir_bits_per_second && r.eir_bits_per_second + r.rate_bits_per_second);
@@ -479,7 +482,7 @@ function rateLayers(r, t, passed, offered) {
   return {
     yText: bits, marks,
     layers: [
-      { name: "dropped", color: "refused", kind: "area", x: t, y: offered, base: passed, text: (v, i) => bits(v - passed[i]) },
+      { name: "dropped", color: "refused", kind: "area", x: t, y: offered, text: (v, i) => bits(v - passed[i]) },
       { name: "passed", color: "passed", kind: "area", x: t, y: passed },
       { name: "offered", color: "muted", kind: "line", width: 1.25, x: t, y: offered },
     ],

@@ -8,7 +8,7 @@ const AGAIN = 5000; // until the page asks again after the stream ended
 const RARELY = 60_000; // the same where there is no stream
 
 // which colour the kinds have
-const tones = { overflow: "refusing", penalty: "refusing", guarantee: "refusing", "device-gone": "near", "change-begun": "near", "change-expired": "near", "change-reverted": "near", "left-out": "near" };
+const tones = { overflow: "dropping", penalty: "dropping", guarantee: "dropping", "device-gone": "near", "change-begun": "near", "change-expired": "near", "change-reverted": "near", "left-out": "near" };
 
 // A Log keeps the last events.
 export class Log {
@@ -125,6 +125,8 @@ export class Events {
       h("div", { class: "toolbar", role: "search" }, searchField(this.#search), this.#kind),
       h("section", { class: "card", "aria-label": "Events, the newest first" }, this.#list.el, h("p", { class: "muted small" }, this.#count)));
   }
+
+  query = () => ({ top: 1 }); // for what all pages show
 
   update() {
     const kinds = [...new Set(this.#log.all.map((e) => e.kind))].sort();

@@ -1,66 +1,76 @@
-// The list of rules, worst first, and the tree of pools.
+// The list of names or rules, worst first, and the tree of pools.
 import { Rows, h, name, s, searchField, setAttr, setText, visible } from "./dom.js";
 import { drawSpark, spark } from "./plot.js";
-import { matcher, natural, placeOf, stateText, titleOf, worstFirst } from "./store.js";
+import { networkOf, stateText, titleOf } from "./store.js";
 import { bits, bitsParts, bytes, grouped, percent, plural, rate } from "./units.js";
 
-const FIRST = 100; // rows that are shown before somebody asks for more
+const FIRST = 100; // rows that are asked for before somebody wants more
+const FEW = 10; // so many pools at the top of the tree begin open
+const LINES = 400; // of the tree
 const HOLD = 4000; // for so long after the pointer or keyboard was used in the list, its order stays
 
-export const linkTo = (r) => "#/" + (r.kind === "pool" ? ["pool", r.name] : ["rule", r.device, r.direction, r.cidr]).map(encodeURIComponent).join("/");
+export const linkTo = (r) => "#/" + (r.kind === "rule" ? ["rule", r.device, r.direction, r.cidr] : [r.kind, r.name]).map(encodeURIComponent).join("/");
 
-const orders = {
-  worst: { of: worstFirst, down: true },
-  name: { of: natural, down: false },
-  use: { of: (a, b) => (b.passed || 0) - (a.passed || 0) || natural(a, b), down: true },
-  dropped: { of: (a, b) => (b.dropped || 0) - (a.dropped || 0) || natural(a, b), down: true },
-  level: { of: (a, b) => (b.full ?? b.worst ?? 0) - (a.full ?? a.worst ?? 0) || natural(a, b), down: true },
-};
+const shows = { "": "Everything", dropping: "Dropping now", near: "At or near the rate", busy: "In use", idle: "Idle", out: "Not in force" };
 
-const shows = {
-  all: ["Everything", () => true],
-  dropping: ["Dropping now", (row) => row.refused > 0],
-  near: ["At or near the rate", (row) => row.state === "near" || row.state === "queueing" || row.refused > 0],
-  busy: ["In use", (row) => row.passed > 0 || row.dropped > 0],
-  idle: ["Idle", (row) => row.state === "idle"],
-  out: ["Not in force", (row) => row.state === "out"],
-};
-
-const kinds = { rule: "Rules", pool: "Pools", both: "Rules and pools" };
+const kinds = { name: "Names", rule: "Rules", pool: "Pools", both: "Rules and pools" };
+let kind = ""; // that somebody chose, or that most rules suggest
 
 const choice = (label, id, options, on) => h("select", { id, "aria-label": label, onchange: on }, Object.entries(options).map(([value, text]) => h("option", { value }, text)));
 
-// A List is the page of rules, or of the tree of pools.
-export class List {
-  #store; #tree; #limit = FIRST; #order = "worst"; #down = true; #search; #show; #kind; #open = new Set(); #shut = new Set();
-  #rows; #found; #more; #tiles; #empty; #held = 0; #last = []; #table; #heads = {}; #holding;
+const changed = (el) => el.dispatchEvent(new CustomEvent("changed", { bubbles: true }));
 
-  constructor(store, host, tree) {
-    this.#store = store;
-    this.#tree = tree;
-    const again = () => {
-      this.#limit = FIRST;
-      this.#held = 0;
-      this.update();
-    };
-    this.#search = h("input", { type: "search", id: "search", placeholder: "Name, plan, pool, device or address", "aria-label": "Search", autocomplete: "off", spellcheck: "false", oninput: again });
-    this.#show = choice("Show", "show", Object.fromEntries(Object.entries(shows).map(([k, v]) => [k, v[0]])), again);
-    this.#kind = choice("Rules or pools", "kind", kinds, again);
-    const head = (id, text, props) => {
-      const button = h("button", { type: "button", class: "sorter", onclick: () => this.#sortBy(id) }, text);
-      return (this.#heads[id] = h("th", { scope: "col", role: "columnheader", ...props }, button));
-    };
-    const body = h("tbody", { role: "rowgroup" });
-    this.#table = h("table", { role: "table", "aria-label": tree ? "Pools and their members" : "Rules", tabindex: "-1" },
+// A Table shows rows of the store: a tree if toggle opens and closes pools.
+export class Table {
+  #rows; heads = {};
+
+  constructor(label, first, toggle, sort) {
+    const head = (id, text, props) => (this.heads[id] = h("th", { scope: "col", role: "columnheader", ...props }, sort ? h("button", { type: "button", class: "sorter", onclick: () => sort(id) }, text) : text));
+    this.body = h("tbody", { role: "rowgroup" });
+    this.el = h("table", { role: "table", "aria-label": label, tabindex: "-1" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" },
-        head("name", tree ? "Pool or rule" : "Rule"), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
+        head("name", first), head("worst", "State", { class: "col-state" }), head("use", "Use now", { class: "col-use" }),
         head("dropped", "Dropped now", { class: "number col-dropped" }),
         h("th", { scope: "col", role: "columnheader", class: "col-spark" }, "Last minute"), head("level", "Level", { class: "col-level" }))),
-      body);
+      this.body);
+    this.#rows = new Rows(this.body, (item) => makeRow(toggle && (() => toggle(item.row))), updateRow);
+  }
+
+  // show shows { row, open }.
+  show(items) {
+    this.#rows.show(items, (item) => item.row.key);
+  }
+}
+
+// A List is the page of names or rules, or of the tree of pools.
+export class List {
+  #store; #tree; #host; #limit = FIRST; #order = "worst"; #search; #show; #kind; #open = null;
+  #found; #more; #tiles; #empty; #held = 0; #last = []; #table; #holding;
+
+  constructor(store, host, tree, show) {
+    this.#store = store;
+    this.#tree = tree;
+    this.#host = host;
+    const again = () => {
+      this.#limit = FIRST;
+      this.#ask();
+    };
+    this.#search = h("input", { type: "search", id: "search", placeholder: "Name, plan, pool, device or address", "aria-label": "Search", autocomplete: "off", spellcheck: "false", oninput: again });
+    this.#show = choice("Show", "show", shows, again);
+    this.#show.value = show;
+    this.#kind = choice("Names, rules or pools", "kind", kinds, () => {
+      kind = this.#kind.value;
+      again();
+    });
+    this.#table = new Table(tree ? "Pools and their members" : "Rules", tree ? "Pool or rule" : "Name or rule", tree && ((row) => this.#toggle(row.r.name)), (id) => {
+      this.#order = id;
+      this.#ask();
+    });
     this.#found = h("span");
     this.#holding = h("span");
-    this.#more = h("button", { type: "button", onclick: () => { this.#limit += FIRST; this.update(); } });
+    this.#more = h("button", { type: "button", onclick: () => { this.#limit += FIRST; this.#ask(); } }, "Show more");
     this.#empty = h("div");
+    const body = this.#table.body;
     const hold = () => { this.#held = performance.now() + HOLD; };
     for (const kind of ["pointermove", "focusin", "keydown", "touchstart"]) body.addEventListener(kind, hold, { passive: true });
     body.addEventListener("pointerleave", () => { this.#held = 0; });
@@ -72,114 +82,74 @@ export class List {
       h("div", { class: "toolbar", role: "search" },
         searchField(this.#search),
         this.#show, tree ? null : this.#kind),
-      h("section", { class: "card list", "aria-label": tree ? "Pools" : "Rules" }, this.#table, this.#empty,
+      h("section", { class: "card list", "aria-label": tree ? "Pools" : "Rules" }, this.#table.el, this.#empty,
         h("div", { class: "summary" }, this.#found, this.#holding, this.#more)));
-    this.#rows = new Rows(body, (item) => makeRow(this.#tree && (() => this.#toggle(item.row.key))), updateRow);
   }
 
-  #sortBy(id) {
-    if (this.#order === id && id !== "worst") this.#down = !this.#down;
-    else [this.#order, this.#down] = [id, orders[id].down];
+  // query is what to ask of the server. One row more than is shown tells that there are more.
+  query() {
+    const common = { sort: this.#order, search: this.#search.value.trim(), show: this.#show.value, top: this.#limit + 1 };
+    if (this.#tree) return { by: "tree", kind: "pool", most: LINES, open: ["", ...(this.#open ?? [])], ...common };
+    const of = kind || "name";
+    return { by: of === "name" ? "name" : "network", kind: of === "name" || of === "both" ? "" : of, ...common };
+  }
+
+  #ask() {
     this.#held = 0;
-    this.update();
+    changed(this.#host);
   }
 
-  #toggle(key) {
-    for (const [set, other] of [[this.#shut, this.#open]]) {
-      if (set.has(key)) {
-        set.delete(key);
-        other.add(key);
-      } else {
-        set.add(key);
-        other.delete(key);
-      }
+  #toggle(pool) {
+    if (!this.#open.delete(pool)) this.#open.add(pool);
+    this.#ask();
+  }
+
+  // #begin chooses what to show first: names if most rules have some, and the pools within the topmost ones if these are few.
+  #begin() {
+    const { rules, named } = this.#store.summary;
+    if (this.#tree && this.#open === null) {
+      const top = [...this.#store.rows.values()].filter((row) => row.isPool);
+      this.#open = new Set(top.length > FEW ? [] : top.map((row) => row.r.name));
+      if (this.#open.size > 0) this.#ask();
+    } else if (!this.#tree && kind === "" && rules > 0) {
+      kind = 2 * named > rules ? "name" : "rule";
+      if (kind === "rule") this.#ask();
     }
-    this.#held = 0;
-    this.update();
-  }
-
-  #compare() {
-    const { of, down } = orders[this.#order];
-    return this.#down === down ? of : (a, b) => of(b, a);
+    this.#kind.value = kind || "name";
   }
 
   update() {
     const store = this.#store;
+    this.#begin();
     this.#tiles.update();
-    const matches = matcher(this.#search.value);
-    const shown = shows[this.#show.value][1];
-    const searched = this.#search.value.trim() !== "" || this.#show.value !== "all";
-    const wanted = (row) => shown(row) && matches(row);
-    let items;
-    let of;
-    if (this.#tree) {
-      items = this.#branches(wanted, searched);
-      of = items.length;
-    } else {
-      const kind = this.#kind.value;
-      const all = [...store.rows.values()].filter((row) => kind === "both" || row.isPool === (kind === "pool"));
-      of = all.length;
-      items = this.#ordered(all.filter(wanted)).map((row) => ({ row, depth: 0 }));
-    }
-    const few = items.slice(0, this.#limit);
-    this.#rows.show(few, (item) => item.row.key);
-    for (const [id, th] of Object.entries(this.#heads)) setAttr(th, "aria-sort", id === this.#order ? (this.#down ? "descending" : "ascending") : null);
+    const searched = this.#search.value.trim() !== "" || this.#show.value !== "";
+    const all = [...store.rows.values()];
+    const items = (this.#tree ? all : this.#ordered(all).slice(0, this.#limit)).map((row) => ({ row, open: searched || this.#open?.has(row.r.name) }));
+    this.#table.show(items);
+    for (const [id, th] of Object.entries(this.#table.heads)) setAttr(th, "aria-sort", id === this.#order ? (id === "name" ? "ascending" : "descending") : null);
 
+    const more = this.#tree ? all.length === LINES || items.some(({ row, open }) => open && all.filter((o) => o.r.within === row.r.name).length > this.#limit) : all.length > this.#limit;
     const thing = this.#tree ? "lines" : kinds[this.#kind.value].toLowerCase();
-    setText(this.#found, items.length === of && few.length === of ? `${grouped(of)} ${of === 1 ? thing.replace(/s$/, "") : thing}` : `${grouped(few.length)} of ${grouped(items.length)}${items.length === of ? "" : ` found, of ${grouped(of)}`} ${thing}`);
+    const shown = `${more ? "the first " : ""}${plural(items.length, thing.replace(/s$/, ""))}`;
+    setText(this.#found, this.#tree ? shown : searched ? `${shown} found, of ${grouped(store.of)}` : more ? `${grouped(items.length)} of ${grouped(store.of)} ${thing}` : shown);
     setText(this.#holding, performance.now() < this.#held && this.#order === "worst" ? "order held while you use the list" : "");
-    this.#more.hidden = few.length === items.length;
-    setText(this.#more, `Show ${grouped(Math.min(FIRST, items.length - few.length))} more`);
-    this.#table.hidden = items.length === 0;
-    this.#showEmpty(items.length === 0, of);
+    this.#more.hidden = !more || (this.#tree && all.length === LINES);
+    this.#table.el.hidden = items.length === 0;
+    this.#showEmpty(items.length > 0 ? "" : store.summary.rules + store.summary.pools === 0 ? "no rules" : this.#tree && store.summary.pools === 0 ? "no pools" : "not found");
   }
 
-  // #ordered sorts rows. While somebody is in the list, those that were there keep their places.
+  // #ordered is the order of the server. While somebody is in the list, rows that were there keep their places.
   #ordered(rows) {
-    if (performance.now() < this.#held && this.#last.length > 0) {
+    if (performance.now() < this.#held) {
       const place = new Map(this.#last.map((key, i) => [key, i]));
       const end = this.#last.length;
-      const by = this.#compare();
-      return rows.sort((a, b) => (place.get(a.key) ?? end) - (place.get(b.key) ?? end) || by(a, b));
+      return rows.sort((a, b) => (place.get(a.key) ?? end) - (place.get(b.key) ?? end));
     }
-    rows.sort(this.#compare());
     this.#last = rows.map((row) => row.key);
     return rows;
   }
 
-  // #branches are pools with what is within them below. A search keeps the pools above what it found.
-  #branches(wanted, searched) {
-    const store = this.#store;
-    const items = [];
-    const found = new Map();
-    const has = (row, above) => {
-      if (found.has(row.key)) return found.get(row.key);
-      let any = wanted(row);
-      if (row.isPool && !above.has(row.key)) {
-        above.add(row.key);
-        for (const child of store.children.get(row.r.name) ?? []) any = has(child, above) || any;
-        above.delete(row.key);
-      }
-      found.set(row.key, any);
-      return any;
-    };
-    const compare = this.#order === "worst" ? (a, b) => a.foremost - b.foremost : this.#compare();
-    const grow = (rows, depth, above) => {
-      const left = (searched ? rows.filter((row) => has(row, above)) : [...rows]).sort(compare);
-      for (const row of left) {
-        const within = row.isPool ? store.children.get(row.r.name) ?? [] : [];
-        // Deep and wide trees begin closed, as nobody reads thousands of lines.
-        const open = !this.#shut.has(row.key) && (this.#open.has(row.key) || searched || (depth < 2 && within.length <= 50));
-        items.push({ row, depth, within: within.length, open });
-        if (open && within.length > 0 && depth < 20 && !above.has(row.key)) grow(within, depth + 1, new Set(above).add(row.key));
-      }
-    };
-    grow((store.children.get("") ?? []).filter((row) => row.isPool), 0, new Set());
-    return items;
-  }
-
-  #showEmpty(none, of) {
-    const why = !none ? "" : (of === 0 && !this.#tree) || (this.#tree && ![...this.#store.rows.values()].some((row) => row.isPool)) ? (this.#store.rows.size === 0 ? "no rules" : "no pools") : "not found";
+  #showEmpty(why) {
     if (this.#empty.dataset.why === why) return;
     this.#empty.dataset.why = why;
     this.#empty.replaceChildren(...emptyOf(why));
@@ -217,7 +187,7 @@ function makeRow(toggle) {
   return el;
 }
 
-export const isEach = (r) => r.kind !== "pool" && !r.unlimited && Boolean(r.each) && r.each !== "all";
+export const isEach = (r) => r.kind === "rule" && !r.unlimited && Boolean(r.each) && r.each !== "all";
 
 // rateNow is the rate that packets meet: of a pool with a cluster, the lease or the safe share.
 export const rateNow = (r) => r.lease_bits_per_second ?? r.safe_bits_per_second ?? r.rate_bits_per_second;
@@ -231,8 +201,19 @@ export function rateText(r) {
   return ratesOf(r) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
 }
 
-function updateRow(el, { row, depth, within, open }) {
-  const r = row.r;
+// placeOf says where a rule is, or what a name stands for.
+function placeOf(r) {
+  if (r.kind === "pool") return `pool with ${plural(r.below, "member")}`;
+  if (r.kind === "rule") return `${r.device} ${r.direction}${r.name ? ` ${networkOf(r)}` : ""}`;
+  return [r.egress, r.ingress].map((side, i) => side && `${["egress", "ingress"][i]} ${bits(side.use_bits_per_second)}`).filter(Boolean).join(" · ");
+}
+
+// sidesText is the rates of a name: 50mbit, or 50mbit/10mbit.
+const sidesText = (r) => [r.egress, r.ingress].filter(Boolean).map((side) => (side.rate_bits_per_second === null ? "no one rate" : rate(side.rate_bits_per_second))).join("/");
+
+function updateRow(el, { row, open }) {
+  const { r, depth } = row;
+  const within = row.isPool ? row.below : 0;
   setAttr(el, "class", `state-${row.state}`);
   const [who, state, use, dropped, sparkCell, level] = el.children;
   const link = who.querySelector("a");
@@ -243,11 +224,11 @@ function updateRow(el, { row, depth, within, open }) {
     link.title = title;
     link.href = linkTo(r);
   }
-  const place = [placeOf(r), r.plan && `plan ${r.plan}`, depth === 0 && r.within && `within ${r.within}`].filter(Boolean).join(" · ");
+  const pools = row.isName ? [...new Set([r.egress, r.ingress].flatMap((side) => side?.pools ?? []))].join(", ") : depth === 0 && r.within;
+  const place = [placeOf(r), r.plan && `plan ${r.plan}`, pools && `within ${pools}`].filter(Boolean).join(" · ");
   setText(who.querySelector(".place"), visible(place));
   const twig = who.querySelector(".twig");
   if (twig) {
-    who.style.paddingLeft = "";
     who.firstChild.style.marginLeft = `${depth * 1.25}rem`;
     who.lastChild.style.marginLeft = `${depth * 1.25 + 2}rem`;
     setAttr(twig, "class", within ? "twig" : "twig none");
@@ -260,17 +241,17 @@ function updateRow(el, { row, depth, within, open }) {
 
   const [figures, bar] = use.firstChild.children;
   setText(figures.firstChild, bits(row.passed));
-  const share = r.use_percent;
-  setText(figures.lastChild, share !== null && share !== undefined ? `${percent(share)} of ${rateText(r)}` : rateText(r));
+  const of = row.isName ? sidesText(r) : rateText(r);
+  setText(figures.lastChild, r.use_percent === null ? of : `${percent(r.use_percent)} of ${of}`);
   fillBar(bar, row.ofRate, row.state);
   setAttr(dropped, "class", row.dropped > 0 ? "number col-dropped any" : "number col-dropped");
   setText(dropped.firstChild, row.dropped > 0 ? bits(row.dropped) : "");
-  setText(dropped.lastChild, row.dropped > 0 ? (row.droppedPercent !== null ? `${percent(row.droppedPercent)} of packets` : "") : row.dropped === 0 ? "0" : "–");
-  drawSpark(sparkCell.firstChild, row.minute("passed"), row.minute("dropped"), 60, row.isPool || r.use_percent === null ? 0 : (rateNow(r) ?? 0) / 4);
+  setText(dropped.lastChild, row.dropped > 0 ? (r.dropped_percent === null ? "" : `${percent(r.dropped_percent)} of packets`) : row.dropped === 0 ? "0" : "–");
+  drawSpark(sparkCell.firstChild, row.series.minute("passed"), row.series.minute("dropped"), 60, row.isPool || row.isName || r.use_percent === null ? 0 : (rateNow(r) ?? 0) / 4);
   const [text, levelBar] = level.firstChild.children;
-  setText(text, row.worst !== null ? `fullest ${percent(row.worst * 100)}` : row.full === null ? "" : r.level_bytes === 0 ? "empty" : percent(row.full * 100));
+  setText(text, row.full === null ? "" : isEach(r) ? `fullest ${percent(row.full * 100)}` : row.full === 0 ? "empty" : percent(row.full * 100));
   setAttr(text, "title", r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : null);
-  fillBar(levelBar, row.worst ?? row.full, "level");
+  fillBar(levelBar, row.full, "level");
 }
 
 export function fillBar(bar, share, state) {
@@ -294,7 +275,9 @@ class Tiles {
   }
 
   update() {
-    const { passed, dropped } = this.#store.total;
+    const passed = this.#store.total.minute("passed");
+    const dropped = this.#store.total.minute("dropped");
+    const { rules, pools, not_in_force: out, dropping, near } = this.#store.summary;
     const parts = this.#parts;
     const figure = (el, [value, unit]) => {
       if (el.childNodes.length === 0) el.append(h("span"), h("span", { class: "unit" }));
@@ -307,23 +290,9 @@ class Tiles {
     figure(parts.dropped.figure, bitsParts(off));
     setText(parts.passed.more, "\u00a0");
     setText(parts.dropped.more, all > 0 ? `${percent((100 * off) / all)} of offered` : "\u00a0");
-    setAttr(parts.dropped.el, "class", off > 0 ? "tile refusing" : "tile");
+    setAttr(parts.dropped.el, "class", off > 0 ? "tile dropping" : "tile");
     drawSpark(parts.passed.spark, passed, null, 60);
     drawSpark(parts.dropped.spark, passed.map(() => 0), dropped, 60);
-    let dropping = 0;
-    let near = 0;
-    let pools = 0;
-    let out = 0;
-    for (const row of this.#store.rows.values()) {
-      if (row.isPool) {
-        pools++;
-        continue;
-      }
-      if (row.dropped > 0) dropping++;
-      else if (row.state === "near") near++;
-      if (row.state === "out") out++;
-    }
-    const rules = this.#store.ruleCount;
     figure(parts.worst.figure, [grouped(dropping), ""]);
     setText(parts.worst.more, near > 0 ? `${grouped(near)} near ${near === 1 ? "its" : "their"} rate` : "none near its rate");
     figure(parts.rules.figure, [grouped(rules - out), ""]);

@@ -14,7 +14,9 @@ import (
 	"time"
 )
 
-//go:embed *.html *.css *.js *.svg
+// uPlot.* are unchanged files of uPlot 1.6.32, of dist in the npm package uplot, and its licence.
+//
+//go:embed *.html *.css *.js *.svg *.txt
 var files embed.FS
 
 // Policy is the content security policy of the page, stricter than that of other answers of serve: nothing inline, nothing from elsewhere, no text that becomes HTML.

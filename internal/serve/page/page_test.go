@@ -7,25 +7,34 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/testenv/browser"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A fake answers as the API of serve does, about rules that do not exist.
 type fake struct {
 	*httptest.Server
 	mu      sync.Mutex
-	rules   report.Rules
-	buckets []report.FullBucket
+	limits  []limit
+	scene   *live.Scene // of the limits; nil if these changed
+	last    *live.Reading
 	reverts *uint64
 	token   string // that changes take; "" for none
 	fails   int    // the HTTP status of all readings; 0 for none
@@ -34,11 +43,10 @@ type fake struct {
 	events  []string // are sent to each listener
 	// whether round-trip times are measured all the time
 	measures bool
-	at       time.Time
 }
 
-func newFake(t *testing.T, rules report.Rules) *fake {
-	f := &fake{rules: rules, version: "1", at: time.Now()}
+func newFake(t *testing.T, limits []limit) *fake {
+	f := &fake{limits: limits, version: "1"}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", Handler())
 	answer := func(w http.ResponseWriter, value any) {
@@ -56,8 +64,11 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 			fail(w, f.fails, "read the limits: permission denied; run as root, or ask root to add you to the group shapectl")
 			return
 		}
-		f.step()
-		answer(w, report.NewTop(time.Now(), time.Second, f.rules, f.buckets, f.reverts))
+		q := r.URL.Query()
+		v := live.View{By: q.Get("by"), Sort: q.Get("sort"), Search: q.Get("search"), Show: q.Get("show"), Kind: q.Get("kind"), Name: q.Get("name"), Of: q.Get("of"), Open: q["open"]}
+		fmt.Sscan(q.Get("top"), &v.Top)
+		fmt.Sscan(q.Get("most"), &v.Most)
+		answer(w, report.NewTop(f.read(), v))
 	})
 	mux.HandleFunc("GET /api/v1/version", func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
@@ -67,16 +78,16 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 	mux.HandleFunc("GET /api/v1/show", func(w http.ResponseWriter, r *http.Request) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		for _, rule := range f.rules {
-			if q := r.URL.Query(); rule.Device == q.Get("device") && rule.Direction == q.Get("direction") && rule.CIDR == q.Get("network") {
-				for _, b := range f.buckets {
-					if b.CIDR == rule.CIDR && b.Device == rule.Device {
-						rule.Buckets = append(rule.Buckets, b.Bucket)
-					}
+		q := r.URL.Query()
+		if it := f.read().Find(live.Key{Device: q.Get("device"), Direction: q.Get("direction"), Network: q.Get("network")}); it != nil {
+			rule := report.NewRule(it)
+			for _, b := range f.last.Fullest {
+				if b.Item == it {
+					rule.Buckets = append(rule.Buckets, report.NewBucket(it, b.Bucket))
 				}
-				answer(w, report.Rules{rule})
-				return
 			}
+			answer(w, report.Rules{rule})
+			return
 		}
 		fail(w, http.StatusNotFound, "there is no such rule")
 	})
@@ -163,100 +174,114 @@ func newFake(t *testing.T, rules report.Rules) *fake {
 	return f
 }
 
-// step lets time pass for the rules: use rises and falls.
-func (f *fake) step() {
-	seconds := time.Since(f.at).Seconds()
-	for i := range f.rules {
-		r := &f.rules[i]
-		if r.UseBits == nil || r.RateBits == nil || r.DroppedBits == nil {
-			continue
+// read is a reading of a second in which each rule and pool did what its limit says.
+func (f *fake) read() *live.Reading {
+	if f.scene == nil {
+		var places []live.Place
+		var rules [][]maps.Entry
+		for i, l := range f.limits {
+			at := livetest.Place(policy.Table{Device: l.device, Direction: l.direction})
+			if l.out {
+				at.InForce, at.Status = false, "detached"
+			}
+			n := slices.Index(places, at)
+			if n < 0 {
+				n, places, rules = len(places), append(places, at), append(rules, nil)
+			}
+			rules[n] = append(rules[n], maps.Entry{ID: uint32(i), Rule: l.Rule})
 		}
-		use := float64(*r.UseBits)
-		if *r.DroppedBits == 0 {
-			use = max(0, use*(1+0.08*math.Sin(seconds/3+float64(i))))
-		}
-		r.PassedBytes += uint64(use / 8)
-		r.PassedPackets += uint64(use / 8 / 1200)
-		r.DroppedBytes += *r.DroppedBits / 8
-		r.DroppedPackets += *r.DroppedBits / 8 / 1200
-		if r.IsPool() {
-			r.RefusedBytes, r.RefusedPackets = r.DroppedBytes, r.DroppedPackets
+		f.scene = live.NewScene(places, rules)
+	}
+	second := func(n uint64) *live.Reading {
+		return f.scene.Read(n*1e9, func(l *live.Limit) live.Item {
+			is, it := &f.limits[l.ID], live.Item{Limit: l}
+			it.PassedBytes, it.DroppedBytes = n*is.use/8, n*is.dropped/8
+			it.PassedPackets, it.DroppedPackets = it.PassedBytes/1000, it.DroppedBytes/1000
+			it.ExcessPackets = it.DroppedPackets
+			if l.Scope() == "" && l.Rule.Rate != policy.Unlimited {
+				it.Level = l.Capacity * min(is.use, uint64(l.Rule.Rate)) / uint64(l.Rule.Rate)
+			}
+			return it
+		})
+	}
+	f.last = second(401)
+	f.last.Since(second(400))
+	f.last.Time, f.last.RevertsInNS = time.Now(), f.reverts
+	for i := range f.last.Items {
+		if it := &f.last.Items[i]; f.limits[it.ID].Each.Kind == policy.EachHost {
+			for n := range uint64(12) {
+				level := it.Capacity - n*n*500
+				f.last.Fullest = append(f.last.Fullest, live.FullBucket{Item: it, Bucket: live.Bucket{Name: fmt.Sprintf("10.0.0.%d", 7+n*3), Bytes: level}, Percent: 100 * float64(level) / float64(it.Capacity)})
+			}
 		}
 	}
 	if f.reverts != nil {
 		f.reverts = new(*f.reverts - min(*f.reverts, 1e9))
 	}
+	return f.last
 }
 
 func (f *fake) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
+	f.scene = nil
 }
 
-// rule is a rule with figures of now; dropped is in bits per second, too.
-func rule(device, direction, cidr, name string, rate, use, dropped uint64) report.Rule {
-	yes := true
-	capacity := max(rate*3/10/8, 32768)
-	r := report.Rule{
-		Kind: report.KindRule, Device: device, Direction: direction, CIDR: cidr, Name: name, Match: "dst", Algorithm: "gcra", Each: "all", Excess: "drop", Penalty: "none", Fail: "pass",
-		RateBits: &rate, CapacityBytes: &capacity, Share: "none", Weight: 1, Attached: &yes, State: "attached", Hook: "tcx",
-		IntervalNS: new(uint64(1e9)), UseBits: &use, BorrowedBits: new(uint64), UsePercent: new(math.Round(1e4*float64(use)/float64(rate)) / 100), DroppedBits: &dropped,
-		DroppedPercent: new(100 * float64(dropped) / float64(max(use+dropped, 1))), ExcessPercent: new(100 * float64(dropped) / float64(max(use+dropped, 1))),
-		LevelBytes: uint64(float64(capacity) * min(1, float64(use)/float64(rate)) * 0.97), PassedBytes: use * 400, PassedPackets: use / 3, DroppedBytes: dropped * 300, DroppedPackets: dropped / 4,
-	}
-	if use+dropped == 0 {
-		r.DroppedPercent, r.ExcessPercent = nil, nil
-	}
-	return r
+// A limit is a rule or pool, and what it does now, in bits per second.
+type limit struct {
+	policy.Rule
+	device       string
+	direction    policy.Direction
+	use, dropped uint64
+	out          bool // it is not in force
 }
 
-func pool(name, within string, rate, use, refused uint64) report.Rule {
-	r := rule("", "", "", name, rate, use, refused)
-	r.Kind, r.Within, r.Attached, r.Match, r.Share = report.KindPool, within, nil, "", "member"
-	r.RefusedPercent = r.DroppedPercent
-	return r
+func rule(device string, d policy.Direction, network, name string, rate policy.Rate, use, dropped uint64) limit {
+	return limit{Rule: policy.Rule{
+		Prefix: netip.MustParsePrefix(network), Rate: rate, Capacity: max(uint64(rate)*3/10/8, 32768), Algorithm: policy.GCRA, Label: policy.Label{Name: name},
+	}, device: device, direction: d, use: use, dropped: dropped}
 }
 
-const mbit = uint64(1e6)
+func pool(name, within string, rate policy.Rate, use, refused uint64) limit {
+	l := rule("", policy.Egress, "::/0", name, rate, use, refused)
+	l.Pool, l.Prefix, l.Within, l.Share.Kind = true, policy.PoolKey(name), policy.Within(within), policy.ShareMember
+	return l
+}
+
+const mbit = 1e6
 
 // town is an ISP with an offender, names that attack, and the usual rest.
-func town() (report.Rules, []report.FullBucket) {
-	all := report.Rules{
-		pool("uplink", "", 1000*mbit, 612*mbit, 0),
-		pool("ap-1", "uplink", 100*mbit, 99*mbit, 74*mbit),
-		pool("ap-2", "uplink", 100*mbit, 31*mbit, 0),
-	}
-	within := func(r report.Rule, pool, plan string) report.Rule {
-		r.Within, r.Plan = pool, plan
+func town() []limit {
+	within := func(r limit, pool, plan string) limit {
+		r.Within, r.Label.Plan = policy.Within(pool), plan
 		return r
 	}
-	all = append(all,
-		within(rule("eth0", "egress", "10.1.0.66/32", "mallory", 50*mbit, 49*mbit, 71*mbit), "ap-1", "home-50"),
-		within(rule("eth0", "egress", "10.1.0.7/32", "alice", 50*mbit, 21*mbit, 0), "ap-1", "home-50"),
-		within(rule("eth0", "egress", "2001:db8:7::/48", "alice", 50*mbit, 12*mbit, 0), "ap-1", "home-50"),
-		within(rule("eth0", "egress", "10.2.0.9/32", "bob", 25*mbit, 24*mbit, 3*mbit), "ap-2", "home-25"),
-		within(rule("eth0", "egress", "10.2.0.10/32", "carol", 25*mbit, 24*mbit, 0), "ap-2", "home-25"),
-		rule("eth0", "ingress", "0.0.0.0/0", "", 200*mbit, 88*mbit, 0),
-		rule("wg0", "egress", "10.9.0.0/24", "office", 20*mbit, 3*mbit, 0),
-		rule("tap0", "egress", "::/0", "", 200*mbit, 0, 0),
-		rule("eth1", "egress", "192.168.1.0/24", strings.Repeat("very-long-name-", 14), 10*mbit, 1*mbit, 0),
-		rule("eth1", "egress", "192.168.2.0/24", `<img src=x onerror="document.title='hurt'">`, 10*mbit, 2*mbit, 0),
-		rule("eth1", "egress", "192.168.3.0/24", "a\u202eevil\u2066\x1b[31m\n'\"", 10*mbit, 2*mbit, 0),
-		rule("eth1", "egress", "192.168.4.0/24", "مشترك-٧", 10*mbit, 1*mbit, 0),
-	)
-	dns := rule("eth1", "ingress", "10.0.0.0/24", "dns", 2*mbit, 9*mbit, 5*mbit)
-	dns.Each, dns.UsePercent, dns.LevelBytes = "host", nil, 0
-	all = append(all, dns)
-	for i := range 24 {
-		all = append(all, within(rule("eth0", "egress", fmt.Sprintf("10.3.0.%d/32", i), fmt.Sprintf("home-%d", i), 25*mbit, uint64(i%5)*mbit, 0), "ap-2", "home-25"))
+	const out, in = policy.Egress, policy.Ingress
+	dns := rule("eth1", in, "10.0.0.0/24", "dns", 2*mbit, 9*mbit, 5*mbit)
+	dns.Each.Kind = policy.EachHost
+	all := []limit{
+		pool("uplink", "", 1000*mbit, 612*mbit, 0),
+		pool("ap-1", "uplink", 100*mbit, 99*mbit, 71*mbit),
+		pool("ap-2", "uplink", 100*mbit, 31*mbit, 0),
+		within(rule("eth0", out, "10.1.0.66/32", "mallory", 50*mbit, 49*mbit, 71*mbit), "ap-1", "home-50"),
+		within(rule("eth0", out, "10.1.0.7/32", "alice", 50*mbit, 21*mbit, 0), "ap-1", "home-50"),
+		within(rule("eth0", out, "2001:db8:7::/48", "alice", 50*mbit, 12*mbit, 0), "ap-1", "home-50"),
+		within(rule("eth0", out, "10.2.0.9/32", "bob", 25*mbit, 24*mbit, 3*mbit), "ap-2", "home-25"),
+		within(rule("eth0", out, "10.2.0.10/32", "carol", 25*mbit, 24*mbit, 0), "ap-2", "home-25"),
+		rule("eth0", in, "0.0.0.0/0", "", 200*mbit, 88*mbit, 0),
+		rule("wg0", out, "10.9.0.0/24", "office", 20*mbit, 3*mbit, 0),
+		rule("tap0", out, "::/0", "", 200*mbit, 0, 0),
+		rule("eth1", out, "192.168.1.0/24", strings.Repeat("very-long-name-", 14), 10*mbit, 1*mbit, 0),
+		rule("eth1", out, "192.168.2.0/24", `<img src=x onerror="document.title='hurt'">`, 10*mbit, 2*mbit, 0),
+		rule("eth1", out, "192.168.3.0/24", "a\u202eevil\u2066\x1b[31m\n'\"", 10*mbit, 2*mbit, 0),
+		rule("eth1", out, "192.168.4.0/24", "مشترك-٧", 10*mbit, 1*mbit, 0),
+		dns,
 	}
-	buckets := []report.FullBucket{}
-	for i := range 12 {
-		level := *dns.CapacityBytes - uint64(i*i)*500
-		buckets = append(buckets, report.NewFullBucket(&dns, report.Bucket{Key: fmt.Sprintf("10.0.0.%d", 7+i*3), LevelBytes: level}, 100*float64(level)/float64(*dns.CapacityBytes)))
+	for i := range uint64(24) {
+		all = append(all, within(rule("eth0", out, fmt.Sprintf("10.3.0.%d/32", i), fmt.Sprintf("home-%d", i), 25*mbit, i%5*mbit, 0), "ap-2", "home-25"))
 	}
-	return all, buckets
+	return all
 }
 
 var happened = []string{
@@ -272,22 +297,29 @@ const offender = "#/rule/eth0/egress/10.1.0.66%2F32"
 // open shows a fake with the town in a browser, and waits for the first figures.
 func open(t *testing.T, hash string) (*fake, *browser.Tab) {
 	t.Helper()
-	rules, buckets := town()
-	f := newFake(t, rules)
-	f.buckets, f.events = buckets, happened
+	f := newFake(t, town())
+	f.events = happened
 	b := browser.New(t)
 	b.Size(1440, 900, "light")
 	b.Open(f.URL + "/" + hash)
-	b.Until("the view", "document.querySelector('.tile, .events li')")
+	b.Until("the view", "document.querySelector('.tile, .events li, .pair')")
 	return f, b
 }
 
 const firstLine = "document.querySelector('.list tbody .who a').textContent"
 
+// choose chooses from a list.
+func choose(b *browser.Tab, id, value string) {
+	b.Eval(fmt.Sprintf("{ const s = document.getElementById(%q); s.value = %q; s.dispatchEvent(new Event('change')); }", id, value), nil)
+}
+
 // The rule that drops most comes first, and no name does harm.
 func TestList(t *testing.T) {
 	f, b := open(t, "")
 	b.Until("the offender to be first", firstLine+" === 'mallory'")
+	b.Until("a line for both rules of a name", "[...document.querySelectorAll('.list tbody tr')].find((tr) => tr.querySelector('a').textContent === 'alice').innerText.includes('33.0mbit')")
+	choose(b, "kind", "rule")
+	b.Until("rules", "document.querySelector('.list').innerText.includes('2mbit/host')")
 	text := b.Text(".list")
 	for _, want := range []string{`<img src=x onerror="document.title='hurt'">`, `a\u202eevil\u2066\u001b[31m\u000a'"`, "مشترك-٧", "very-long-name-very", "98% of 50mbit", "59% of packets", "2mbit/host", "0.0.0.0/0"} {
 		if !strings.Contains(text, want) {
@@ -316,9 +348,14 @@ func TestList(t *testing.T) {
 	search("nobody")
 	b.Until("nothing to be found", "document.querySelector('.empty')?.innerText.includes('Nothing matches')")
 	search("")
-
-	b.Eval("[...document.querySelectorAll('.sorter')].find((s) => s.textContent === 'Rule').click()", nil)
-	b.Until("the order by name", "document.querySelector('[aria-sort=ascending]')?.innerText === 'Rule' && "+firstLine+" !== 'mallory'")
+	names := "[...document.querySelectorAll('.list tbody .who a')].map((a) => a.textContent).join(' ')"
+	for show, want := range map[string]string{"dropping": "mallory dns bob", "near": "mallory dns bob carol", "out": ""} {
+		choose(b, "show", show)
+		b.Until("only what is "+show, names+" === '"+want+"'")
+	}
+	choose(b, "show", "")
+	b.Eval("[...document.querySelectorAll('.sorter')].find((s) => s.textContent === 'Name or rule').click()", nil)
+	b.Until("the order by name", "document.querySelector('[aria-sort=ascending]')?.innerText === 'Name or rule' && "+firstLine+" !== 'mallory'")
 	b.Harmless(f.URL)
 }
 
@@ -326,12 +363,26 @@ func TestList(t *testing.T) {
 func TestPools(t *testing.T) {
 	f, b := open(t, "#/pools")
 	names := "[...document.querySelectorAll('.list tbody .who a')].map((a) => a.textContent).join(' ')"
-	b.Until("the tree", names+".startsWith('uplink ap-1 mallory alice alice ap-2')")
+	b.Until("the tree", names+" === 'uplink ap-1 ap-2'")
 	b.Click(".list tbody tr:nth-child(2) .twig")
-	b.Until("a pool to close", names+".startsWith('uplink ap-1 ap-2')")
+	b.Until("a pool to open", names+" === 'uplink ap-1 mallory alice alice ap-2'")
+	b.Click(".list tbody tr:nth-child(2) .twig")
+	b.Until("a pool to close", names+" === 'uplink ap-1 ap-2'")
 	b.Eval("{ const s = document.getElementById('search'); s.value = 'mallory'; s.dispatchEvent(new Event('input')); }", nil)
-	b.Click(".list tbody tr:nth-child(2) .twig")
 	b.Until("only the way to a rule", names+" === 'uplink ap-1 mallory'")
+	b.Harmless(f.URL)
+}
+
+// The page of a name has its rules, and the pools above them.
+func TestName(t *testing.T) {
+	f, b := open(t, "")
+	b.Until("the list", firstLine)
+	b.Eval("[...document.querySelectorAll('.who a')].find((a) => a.textContent === 'alice').click()", nil)
+	b.Until("the name", "document.querySelector('h1')?.innerText.startsWith('alice') && document.activeElement.id === 'title'")
+	b.Until("its rules", "[...document.querySelectorAll('.list tbody .who a')].map((a) => a.textContent).join(' ') === 'uplink ap-1 alice alice'")
+	b.Until("what they do together", "document.querySelector('.legend').innerText.includes('33.0mbit')")
+	b.Open(f.URL + "/#/name/nobody")
+	b.Until("that there is none", "document.querySelector('.empty')?.innerText.includes('No rule has this name')")
 	b.Harmless(f.URL)
 }
 
@@ -403,13 +454,13 @@ func TestChange(t *testing.T) {
 	fill("token", "let-me-change-this")
 	b.Click("dialog:last-of-type .primary")
 	b.Until("the error", "document.querySelector('dialog .wrong')?.innerText.includes('unknown unit')")
-	b.Key("Escape", 27)
+	b.Key(kb.Escape)
 	asked()
 
 	fill("new-rate", "10kbit")
 	b.Click(".rate-form button")
 	b.Until("a doubt", "document.querySelector('dialog')?.innerText.includes('100% less than now. Is the unit right?')")
-	b.Key("Escape", 27)
+	b.Key(kb.Escape)
 	asked()
 	fill("new-rate", "25mbit")
 	b.Click(".rate-form button")
@@ -465,11 +516,9 @@ func TestStates(t *testing.T) {
 	b.Until("no rights", "document.querySelector('.empty')?.innerText.includes('group shapectl')")
 	f.set(func() { f.fails = http.StatusUnauthorized })
 	b.Until("the token for reading", "document.querySelector('.empty')?.innerText.includes('needs a token')")
-	rules, _ := town()
-	f.set(func() { f.fails, f.rules = 0, rules })
+	f.set(func() { f.fails, f.limits = 0, town() })
 	b.Until("rules", "document.querySelector('.list tbody tr')")
-	out := &rules[4]
-	f.set(func() { out.Attached, out.State = new(false), "detached" })
+	f.set(func() { f.limits[4].out = true })
 	b.Until("a rule that is not in force", "document.querySelector('.banner.bad')?.innerText.includes('not in force')")
 	f.Listener.Close()
 	f.CloseClientConnections()
@@ -479,16 +528,16 @@ func TestStates(t *testing.T) {
 
 // Thousands of rules do not become thousands of lines.
 func TestManyRules(t *testing.T) {
-	rules := make(report.Rules, 5000)
+	rules := make([]limit, 5000)
 	for i := range rules {
-		rules[i] = rule("eth0", "egress", fmt.Sprintf("10.%d.%d.0/24", i/250, i%250), fmt.Sprintf("home-%d", i), 10*mbit, uint64(i)*1000, 0)
+		rules[i] = rule("eth0", policy.Egress, fmt.Sprintf("10.%d.%d.0/24", i/250, i%250), fmt.Sprintf("home-%d", i), 10*mbit, uint64(i)*1000, 0)
 	}
-	rules[4321] = rule("eth0", "egress", "10.17.71.0/24", "mallory", 10*mbit, 10*mbit, 50*mbit)
+	rules[4321] = rule("eth0", policy.Egress, "10.17.71.0/24", "mallory", 10*mbit, 10*mbit, 50*mbit)
 	f := newFake(t, rules)
 	b := browser.New(t)
 	b.Open(f.URL)
 	b.Until("the offender", firstLine+" === 'mallory'")
-	b.Until("100 lines", "document.querySelectorAll('.list tbody tr').length === 100 && document.querySelector('.summary').innerText.includes('100 of 5\u202f000 rules')")
+	b.Until("100 lines", "document.querySelectorAll('.list tbody tr').length === 100 && document.querySelector('.summary').innerText.includes('100 of 5\u202f000 names')")
 	b.Click(".summary button")
 	b.Until("100 more", "document.querySelectorAll('.list tbody tr').length === 200")
 	b.Harmless(f.URL)
@@ -499,9 +548,9 @@ func TestAccess(t *testing.T) {
 	f, b := open(t, "")
 	for _, width := range []int{360, 768, 1440} {
 		b.Size(width, 900, "dark")
-		for _, hash := range []string{"#/", "#/pools", offender, "#/rule/eth1/ingress/10.0.0.0%2F24", "#/events"} {
+		for _, hash := range []string{"#/", "#/pools", "#/name/alice", offender, "#/rule/eth1/ingress/10.0.0.0%2F24", "#/events"} {
 			b.Eval("location.hash = '"+hash+"'", nil)
-			b.Until("the view", "document.querySelector('.tile, .events li')")
+			b.Until("the view", "document.querySelector('.tile, .events li, .pair')")
 			var wide []string
 			b.Eval("[...document.querySelectorAll('body *')].filter((e) => e.getBoundingClientRect().right > (e.closest('.list')?.getBoundingClientRect().right ?? innerWidth) + 1 && !e.closest('.hidden, .scroll, .who a, dialog')).slice(0, 5).map((e) => e.outerHTML.slice(0, 120))", &wide)
 			if len(wide) > 0 {
@@ -516,11 +565,11 @@ func TestAccess(t *testing.T) {
 
 	b.Open(f.URL + "/?keys#/")
 	b.Until("the offender", firstLine+" === 'mallory'")
-	b.Key("Tab", 9)
+	b.Key(kb.Tab)
 	b.Until("the skip link", "document.activeElement.id === 'skip' && document.activeElement.getBoundingClientRect().top >= 0")
-	b.Key("Enter", 13)
+	b.Key(kb.Enter)
 	b.Until("the focus in the main part", "document.activeElement.id === 'main'")
-	b.Key("/", 191)
+	b.Key("/")
 	b.Until("the focus in the search", "document.activeElement.id === 'search'")
 	reached := func(what, expression string) {
 		t.Helper()
@@ -529,16 +578,17 @@ func TestAccess(t *testing.T) {
 			if b.Eval(expression, &is); is {
 				return
 			}
-			b.Key("Tab", 9)
+			b.Key(kb.Tab)
 		}
 		t.Errorf("Tab does not reach %s", what)
 	}
+	choose(b, "kind", "rule")
 	reached("the first rule", "document.activeElement.matches('.who a')")
-	b.Key("Enter", 13)
+	b.Key(kb.Enter)
 	b.Until("the rule", "document.activeElement.id === 'title'")
 	reached("the plot", "document.activeElement.matches('.plot-frame')")
 	b.Until("a second value", "document.querySelector('.legend')")
-	b.Key("ArrowLeft", 37)
+	b.Key(kb.ArrowLeft)
 	b.Until("the value at the cursor", "document.querySelector('.plot output').textContent.includes('passed 49.0mbit')")
 	reached("the rate", "document.activeElement.id === 'new-rate'")
 
@@ -565,7 +615,7 @@ func TestFiles(t *testing.T) {
 		content, err := files.ReadFile(name)
 		testenv.Must(t, err)
 		for _, found := range elsewhere.FindAllString(string(content), -1) {
-			if found != "http://www.w3.org/2000/svg" && found != "http://localhost" {
+			if found != "http://www.w3.org/2000/svg" && found != "http://localhost" && found != "https://github.com/leeoniya/uPlot" {
 				t.Errorf("%s has %s", name, found)
 			}
 		}
@@ -600,9 +650,8 @@ func TestPictures(t *testing.T) {
 	if !all {
 		dir = t.TempDir()
 	}
-	rules, buckets := town()
-	f := newFake(t, rules)
-	f.buckets, f.events = buckets, happened
+	f := newFake(t, town())
+	f.events = happened
 	b := browser.New(t)
 	b.Size(1120, 640, "light")
 	b.Open(f.URL + "/?docs#/")

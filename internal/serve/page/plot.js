@@ -1,11 +1,9 @@
-// Plots of lines and areas over time, on a canvas, with a legend that tells the values. Colours are the variables of
+// Plots of lines and areas over time, drawn by uPlot, with a legend that tells the values. Colours are the variables of
 // style.css, by their names without the dashes.
 import { h, s, setAttr, setText } from "./dom.js";
 
 export const LEFT = 60; // of the axis, in pixels
 export const RIGHT = 12;
-const TOP = 12;
-const BOTTOM = 22;
 
 // ticks are at most about n round values between lo and hi.
 export function ticks(lo, hi, n) {
@@ -19,77 +17,96 @@ export function ticks(lo, hi, n) {
   return out;
 }
 
-// timeTicks are round times of day between lo and hi, in milliseconds.
-export function timeTicks(lo, hi, n) {
-  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400].map((v) => v * 1000);
-  const step = steps.find((v) => (hi - lo) / v <= n) ?? 86400e3;
-  const zone = new Date(lo).getTimezoneOffset() * 60e3;
-  const out = [];
-  for (let at = Math.ceil((lo - zone) / step) * step + zone; at <= hi; at += step) out.push(at);
-  return out;
-}
-
 // A Plot draws what draw is given:
 //   x0, x1    the range of x
 //   yMax      the top of y; else it follows from the values
-//   layers    [{ name, color, kind, x, y, base, text }]: kind is area, line, step or points. y may have NaN for gaps.
-//             An area is between base (an array, or 0) and y. text(value, i) is the value in the legend.
-//             Those without a name are not in the legend.
+//   layers    [{ name, color, kind, x, y, text }]: kind is area (from 0), line or points. y may have NaN for gaps.
+//             text(value, i) is the value in the legend. Later layers cover earlier ones.
 //   marks     [{ name, color, y, dash }]: horizontal lines, such as a rate
-//   xTicks    a function (x0, x1, n), ticks by default;  xText, yText: functions that write a value
+//   xTicks    a function (x0, x1, n); else x is a time in ms.  xText, yText: functions that write a value
 //   says      the text of the plot for those who do not see it
 export class Plot {
-  #host; #frame; #canvas; #legend; #told; #given = null; #cursor = null; #queued = false; #entries = []; #scale = 0;
+  #host; #frame; #legend; #told; #given = null; #cursor = null; #entries = []; #scale = 0; #plot = null; #is = "";
   linked = []; // plots that have the same cursor
 
   constructor(host, { label, height = 208 }) {
     this.#host = host;
-    this.#canvas = h("canvas", { role: "img" });
-    this.#frame = h("div", { class: "plot-frame", tabindex: "0", role: "group", "aria-label": `${label}: arrow keys read values` }, this.#canvas);
+    this.#frame = h("div", { class: "plot-frame", tabindex: "0", role: "group", "aria-label": `${label}: arrow keys read values` });
     this.#frame.style.setProperty("--plot-height", `${height}px`);
     this.#legend = h("ul", { class: "legend" });
     this.#told = h("output", { class: "hidden" });
     host.classList.add("plot");
     host.replaceChildren(this.#frame, this.#legend, this.#told);
     this.label = label;
-
-    const at = (e) => this.#x(e.clientX - this.#frame.getBoundingClientRect().left);
-    this.#frame.addEventListener("pointermove", (e) => this.cursorAt(at(e)));
-    this.#frame.addEventListener("pointerdown", (e) => this.cursorAt(at(e)));
-    this.#frame.addEventListener("pointerleave", () => this.cursorAt(null));
+    this.height = height;
     this.#frame.addEventListener("blur", () => this.cursorAt(null));
     this.#frame.addEventListener("keydown", (e) => this.#key(e));
-    new ResizeObserver(() => this.#redraw()).observe(this.#frame);
-    document.addEventListener("theme", () => this.#redraw());
+    new ResizeObserver(() => (this.#plot ? this.#plot.setSize({ width: this.#frame.clientWidth, height }) : this.#given && this.draw(this.#given))).observe(this.#frame);
+    document.addEventListener("theme", () => this.#plot?.redraw());
   }
 
   draw(given) {
-    this.#given = { layers: [], marks: [], xTicks: ticks, xText: String, yText: String, ...given };
-    this.#redraw();
+    const g = (this.#given = { layers: [], marks: [], xText: String, yText: String, ...given });
+    if (this.#frame.clientWidth < 2 * LEFT) return;
+    const is = JSON.stringify([Boolean(g.xTicks), ...g.layers.map((l) => [l.color, l.kind])]);
+    const data = joined(g.layers);
+    if (this.#is === is) this.#plot.setData(data);
+    else {
+      this.#plot?.destroy();
+      this.#is = is;
+      this.#plot = new uPlot(this.#options(g), data, this.#frame);
+    }
+    const { canvas } = this.#plot.ctx;
+    setAttr(canvas, "role", "img");
+    setAttr(canvas, "aria-label", `${this.label}. ${g.says ?? ""}`);
+    this.#showLegend(g);
+  }
+
+  #options(g) {
+    const color = (name) => getComputedStyle(this.#host).getPropertyValue(`--${name}`).trim();
+    const axis = (more) => ({ stroke: () => color("muted"), font: `12px ${getComputedStyle(this.#host).fontFamily}`, ticks: { stroke: () => color("line"), size: 4 }, ...more });
+    return {
+      width: this.#frame.clientWidth, height: this.height, padding: [12, RIGHT, 0, 0], ms: 1, legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
+      scales: { x: { time: !g.xTicks, range: () => [this.#given.x0, this.#given.x1] }, y: { range: () => [0, this.#top(this.#given)] } },
+      axes: [
+        axis({ size: 26, gap: 4, space: 84, grid: { show: false }, values: (u, all) => all.map((v) => (u.valToPos(v, "x") + LEFT > u.width - 24 ? "" : this.#given.xText(v))), ...(g.xTicks && { splits: (u, _, lo, hi) => this.#given.xTicks(lo, hi, Math.max(2, Math.floor(u.width / 84))) }) }),
+        axis({ size: LEFT, gap: 4, space: 44, grid: { stroke: () => color("line"), width: 1 }, values: (_, all) => all.map((v) => short(this.#given.yText(v))) }),
+      ],
+      series: [{}, ...g.layers.map((l) => ({
+        stroke: () => color(l.color), width: l.width ?? 1.75,
+        ...(l.kind === "area" && { fill: () => color(`${l.color}-soft`) }),
+        ...(l.kind === "points" ? { paths: () => null, points: { show: true, size: 5, width: 0, fill: () => color(l.color) } } : { points: { show: false } }),
+      }))],
+      hooks: {
+        draw: [(u) => {
+          for (const m of this.#given.marks) {
+            const y = u.valToPos(m.y, "y", true);
+            if (y < u.bbox.top) continue;
+            u.ctx.save();
+            u.ctx.strokeStyle = color(m.color);
+            u.ctx.lineWidth = 1.5 * devicePixelRatio;
+            u.ctx.setLineDash((m.dash ?? []).map((n) => n * devicePixelRatio));
+            u.ctx.beginPath();
+            u.ctx.moveTo(u.bbox.left, y);
+            u.ctx.lineTo(u.bbox.left + u.bbox.width, y);
+            u.ctx.stroke();
+            u.ctx.restore();
+          }
+        }],
+        setCursor: [(u) => this.cursorAt(u.cursor.left < 0 ? null : u.posToVal(u.cursor.left, "x"))],
+      },
+    };
   }
 
   // cursorAt shows the values at x, null for the last ones, here and in linked plots.
   cursorAt(x) {
     for (const plot of [this, ...this.linked]) {
+      if (!plot.#plot || plot.#cursor === x) continue;
       plot.#cursor = x;
-      plot.#redraw();
+      plot.#plot.setCursor({ left: x === null ? -10 : plot.#plot.valToPos(x, "x"), top: 0 }, false);
+      plot.#showLegend(plot.#given);
     }
-  }
-
-  #redraw() {
-    if (this.#queued) return;
-    this.#queued = true;
-    requestAnimationFrame(() => {
-      this.#queued = false;
-      if (this.#given && this.#host.isConnected) this.#paint();
-    });
-  }
-
-  #x(pixel) {
-    const g = this.#given;
-    if (!g) return null;
-    const width = this.#frame.clientWidth - LEFT - RIGHT;
-    return g.x0 + ((Math.min(Math.max(pixel, LEFT), LEFT + width) - LEFT) / width) * (g.x1 - g.x0);
   }
 
   #key(e) {
@@ -107,7 +124,7 @@ export class Plot {
     setText(this.#told, `${g.xText(xs[i])}: ` + g.layers.filter((l) => l.name).map((l) => `${l.name} ${value(l, nearest(l.x, xs[i]), g)}`).join(", "));
   }
 
-  // #top is the top of y: a round value above all others. It falls only when much lower, as a scale that jumps is hard to read.
+  // #top is the top of y: above all other values. It falls only when much lower, as a scale that jumps is hard to read.
   #top(g) {
     if (g.yMax) return g.yMax;
     let most = 0;
@@ -118,79 +135,8 @@ export class Plot {
     const used = most;
     for (const m of g.marks) if (m.y <= 4 * used || used === 0) most = Math.max(most, m.y);
     most = (most || 1) * 1.08;
-    if (most > this.#scale || most < this.#scale / 2) {
-      const t = ticks(0, most, 4);
-      this.#scale = Math.max(most, t.at(-1) ?? 0);
-    }
+    if (most > this.#scale || most < this.#scale / 2) this.#scale = most;
     return this.#scale;
-  }
-
-  #paint() {
-    const g = this.#given;
-    const width = this.#frame.clientWidth;
-    const height = this.#frame.clientHeight;
-    if (width < LEFT + RIGHT + 10) return;
-    const dots = window.devicePixelRatio || 1;
-    if (this.#canvas.width !== Math.round(width * dots) || this.#canvas.height !== Math.round(height * dots)) {
-      this.#canvas.width = Math.round(width * dots);
-      this.#canvas.height = Math.round(height * dots);
-    }
-    const style = getComputedStyle(this.#host);
-    const color = (name) => style.getPropertyValue(`--${name}`).trim();
-    const c = this.#canvas.getContext("2d");
-    c.setTransform(dots, 0, 0, dots, 0, 0);
-    c.clearRect(0, 0, width, height);
-
-    const top = this.#top(g);
-    const w = width - LEFT - RIGHT;
-    const y0 = height - BOTTOM;
-    const px = (x) => LEFT + ((x - g.x0) / (g.x1 - g.x0)) * w;
-    const py = (y) => y0 - (y / top) * (y0 - TOP);
-
-    c.font = `12px ${style.fontFamily}`;
-    c.lineWidth = 1;
-    c.textBaseline = "middle";
-    c.textAlign = "right";
-    for (const t of ticks(0, top, Math.max(2, Math.floor((y0 - TOP) / 44)))) {
-      c.strokeStyle = color(t === 0 ? "strong-line" : "line");
-      line(c, LEFT, Math.round(py(t)) + 0.5, width - RIGHT, Math.round(py(t)) + 0.5);
-      c.fillStyle = color("muted");
-      c.fillText(short(g.yText(t)), LEFT - 8, py(t));
-    }
-    c.textBaseline = "alphabetic";
-    c.textAlign = "center";
-    for (const t of g.xTicks(g.x0, g.x1, Math.max(2, Math.floor(w / 84)))) {
-      const text = g.xText(t);
-      const half = c.measureText(text).width / 2;
-      c.fillStyle = color("muted");
-      c.fillText(text, Math.min(Math.max(px(t), LEFT + half - 8), width - half), height - 5);
-      c.strokeStyle = color("line");
-      line(c, Math.round(px(t)) + 0.5, y0, Math.round(px(t)) + 0.5, y0 + 4);
-    }
-
-    c.save();
-    c.beginPath();
-    c.rect(LEFT, 0, w, y0 + 1);
-    c.clip();
-    c.lineJoin = "round";
-    for (const l of g.layers) paintLayer(c, l, px, py, color);
-    for (const m of g.marks) {
-      if (!(m.y <= top)) continue;
-      c.strokeStyle = color(m.color);
-      c.lineWidth = 1.5;
-      c.setLineDash(m.dash ?? []);
-      line(c, LEFT, py(m.y), width - RIGHT, py(m.y));
-      c.setLineDash([]);
-    }
-    if (this.#cursor !== null && this.#cursor >= g.x0) {
-      c.strokeStyle = color("strong-line");
-      c.lineWidth = 1;
-      const at = Math.round(px(this.#cursor)) + 0.5;
-      line(c, at, TOP, at, y0);
-    }
-    c.restore();
-    this.#showLegend(g);
-    setAttr(this.#canvas, "aria-label", `${this.label}. ${g.says ?? ""}`);
   }
 
   #showLegend(g) {
@@ -210,6 +156,18 @@ export class Plot {
     all.forEach((l, i) => setText(this.#entries[i].text, l.says));
     setText(this.#entries.at(-1).text, this.#cursor === null ? "" : `at ${g.xText(this.#cursor)}`);
   }
+}
+
+// joined are the values of layers by a common x, as uPlot wants them: null is a gap, and undefined no value.
+function joined(layers) {
+  const y = (l) => l.y.map((v) => (Number.isNaN(v) ? null : v));
+  if (layers.every((l) => l.x === layers[0].x)) return [layers[0]?.x ?? [], ...layers.map(y)];
+  return uPlot.join(layers.map((l) => {
+    const x = [...l.x];
+    const least = (x.at(-1) - x[0]) * 1e-9; // each x of a layer is there once: a level jumps
+    for (let i = 1; i < x.length; i++) if (x[i] <= x[i - 1]) x[i] = x[i - 1] + least;
+    return [x, y(l)];
+  }));
 }
 
 // short leaves out the zeros of a round value: 50.0mbit is 50mbit beside a line.
@@ -233,73 +191,12 @@ function nearest(xs, x) {
   return lo > 0 && x - xs[lo - 1] < xs[lo] - x ? lo - 1 : lo;
 }
 
-function line(c, x0, y0, x1, y1) {
-  c.beginPath();
-  c.moveTo(x0, y0);
-  c.lineTo(x1, y1);
-  c.stroke();
-}
-
-// runs are the ranges of indices without a gap.
-function* runs(y) {
-  let from = -1;
-  for (let i = 0; i <= y.length; i++) {
-    const there = i < y.length && !Number.isNaN(y[i]);
-    if (there && from < 0) from = i;
-    if (!there && from >= 0) {
-      yield [from, i];
-      from = -1;
-    }
-  }
-}
-
-function paintLayer(c, l, px, py, color) {
-  c.strokeStyle = color(l.color);
-  c.fillStyle = color(l.kind === "area" ? `${l.color}-soft` : l.color) || color(l.color);
-  c.lineWidth = l.width ?? 1.75;
-  if (l.kind === "points") {
-    for (let i = 0; i < l.x.length; i++) {
-      if (Number.isNaN(l.y[i])) continue;
-      c.beginPath();
-      c.arc(px(l.x[i]), py(l.y[i]), l.radius ?? 2.5, 0, 7);
-      c.fill();
-    }
-    return;
-  }
-  c.setLineDash(l.dash ?? []);
-  for (const [from, to] of runs(l.y)) {
-    const trace = (y, i, first) => {
-      if (first) return c.moveTo(px(l.x[i]), py(y(i)));
-      if (l.kind === "step") c.lineTo(px(l.x[i]), py(y(i - 1)));
-      c.lineTo(px(l.x[i]), py(y(i)));
-    };
-    const upper = (i) => l.y[i];
-    if (l.kind === "area") {
-      c.beginPath();
-      for (let i = from; i < to; i++) trace(upper, i, i === from);
-      for (let i = to - 1; i >= from; i--) c.lineTo(px(l.x[i]), py(l.base ? l.base[i] : 0));
-      c.fill();
-    }
-    if (to - from === 1) {
-      c.fillStyle = color(l.color);
-      c.beginPath();
-      c.arc(px(l.x[from]), py(l.y[from]), 2, 0, 7);
-      c.fill();
-      continue;
-    }
-    c.beginPath();
-    for (let i = from; i < to; i++) trace(upper, i, i === from);
-    c.stroke();
-  }
-  c.setLineDash([]);
-}
-
 function swatch(l) {
   const box = s("svg", { class: "swatch", viewBox: "0 0 14 10", "aria-hidden": "true" });
   const mark = l.kind === "area"
     ? s("rect", { width: 14, height: 10, rx: 2 })
     : l.kind === "points" ? s("circle", { cx: 7, cy: 5, r: 3.5 }) : s("path", { d: "M0 5H14", "stroke-width": 2.5, "stroke-dasharray": l.dash?.join(" ") });
-  mark.style[l.kind === "line" || l.kind === "step" || !l.kind ? "stroke" : "fill"] = `var(--${l.color})`;
+  mark.style[l.kind === "line" ? "stroke" : "fill"] = `var(--${l.color})`;
   box.append(mark);
   return box;
 }

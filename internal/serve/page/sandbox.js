@@ -427,8 +427,8 @@ class Panel {
     const s = o.summary;
     const pill = (n, what, kind) => n > 0 && h("span", { class: `pill ${kind}` }, `${grouped(n)} ${what}`);
     this.tally.replaceChildren(...[
-      pill(s.passed_packets - s.delayed_packets, "passed", "passing"), pill(s.delayed_packets, "delayed", "queueing"),
-      pill(s.marked_packets, "marked", "marked"), pill(s.dropped_packets, "dropped", "refusing"),
+      pill(s.passed_packets - s.delayed_packets, "passed", "busy"), pill(s.delayed_packets, "delayed", "near"),
+      pill(s.marked_packets, "marked", "marked"), pill(s.dropped_packets, "dropped", "dropping"),
     ].filter(Boolean));
     setText(this.says, visible(o.says));
     setText(this.sentence, o.sentence);

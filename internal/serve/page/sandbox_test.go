@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/chromedp/chromedp/kb"
+
 	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/testenv/browser"
 )
@@ -47,7 +49,7 @@ func TestSandboxPage(t *testing.T) {
 
 	// By keyboard: the slider of the burst is pushed to its end.
 	tab.Eval(`document.querySelectorAll("#limit input[type=range]")[1].focus()`, nil)
-	tab.Key("End", 35)
+	tab.Key(kb.End)
 	tab.Until("a burst of 1000", verdicts+` === "20 passed | 20 passed | "`)
 	if text := tab.Text("#panels"); !strings.Contains(text, "delays packets for up to 200 s") {
 		t.Errorf("the queue does not say why it cannot be so long: %s", text)

@@ -1,13 +1,10 @@
-// Package browser drives a headless Chromium by the DevTools protocol. Only tests import it.
+// Package browser drives a headless Chromium. Only tests import it.
 package browser
 
 import (
-	"bufio"
-	"encoding/base64"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,228 +14,122 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/accessibility"
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A browser is a Chromium and its pipes.
-type browser struct {
-	tb      testing.TB
-	to      io.Writer
-	mu      sync.Mutex
-	last    int
-	waiting map[int]chan answer
+// A Tab is the page of a browser.
+type Tab struct {
+	tb  testing.TB
+	ctx context.Context
 
+	mu        sync.Mutex
 	requested []string // URLs
 	problems  []string // errors in the console, exceptions and reports of the security policy
 }
 
-type answer struct {
-	Result json.RawMessage
-	Error  *struct{ Message string }
-}
-
-// New starts Chromium in the network namespace of the calling thread. It has one tab.
+// New starts Chromium in the network namespace of the calling thread.
 func New(tb testing.TB) *Tab {
 	tb.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
 		testenv.Skip(tb, "needs chromium: apt-get install chromium")
 	}
-	in, to, err := os.Pipe()
-	testenv.Must(tb, err)
-	from, out, err := os.Pipe()
-	testenv.Must(tb, err)
-	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--hide-scrollbars",
-		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--user-data-dir="+tb.TempDir(), "about:blank")
-	cmd.ExtraFiles = []*os.File{in, out} // 3 and 4
-	testenv.Must(tb, cmd.Start())
-	in.Close()
-	out.Close()
-	b := &browser{tb: tb, to: to, waiting: map[int]chan answer{}}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		b.read(from)
-	}()
+	namespace := fmt.Sprintf("--net=/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	ctx, end := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(path), chromedp.UserDataDir(tb.TempDir()), chromedp.DisableGPU, chromedp.Flag("hide-scrollbars", true),
+		chromedp.ModifyCmdFunc(func(cmd *exec.Cmd) { // another thread starts it
+			cmd.Args = append([]string{"nsenter", namespace, path}, cmd.Args[1:]...)
+			cmd.Path, cmd.Err = exec.LookPath("nsenter")
+		}))...)
+	ctx, cancel := chromedp.NewContext(ctx)
 	tb.Cleanup(func() {
-		to.Close() // ends it
-		kill := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
-		cmd.Wait()
-		kill.Stop()
-		from.Close()
-		<-ended
+		cancel()
+		end()
 	})
-	var target struct{ TargetID string }
-	b.call("", "Target.createTarget", map[string]any{"url": "about:blank"}, &target)
-	var session struct{ SessionID string }
-	b.call("", "Target.attachToTarget", map[string]any{"targetId": target.TargetID, "flatten": true}, &session)
-	t := &Tab{b, session.SessionID}
-	for _, domain := range []string{"Page", "Runtime", "Network", "Log", "Accessibility", "DOM"} {
-		t.Call(domain+".enable", nil, nil)
-	}
+	t := &Tab{tb: tb, ctx: ctx}
+	testenv.Must(tb, chromedp.Listen(ctx, t.note))
 	return t
 }
 
-func (b *browser) read(from io.Reader) {
-	messages := bufio.NewReaderSize(from, 1<<20)
-	for {
-		text, err := messages.ReadBytes(0)
-		if err != nil {
-			b.mu.Lock()
-			for id, c := range b.waiting {
-				close(c)
-				delete(b.waiting, id)
-			}
-			b.mu.Unlock()
-			return
-		}
-		var m struct {
-			ID     int
-			Method string
-			Params json.RawMessage
-			answer
-		}
-		if json.Unmarshal(text[:len(text)-1], &m) != nil {
-			continue
-		}
-		b.mu.Lock()
-		if c := b.waiting[m.ID]; c != nil {
-			c <- m.answer
-			delete(b.waiting, m.ID)
-		}
-		b.note(m.Method, m.Params)
-		b.mu.Unlock()
-	}
-}
-
 // note keeps what went wrong, and what was asked for.
-func (b *browser) note(method string, params json.RawMessage) {
-	var p struct {
-		Request struct{ URL string }
-		Type    string
-		Entry   struct{ Level, Text, URL string }
-		Args    []struct {
-			Value any
-		}
-		ExceptionDetails struct {
-			Text      string
-			Exception struct{ Description string }
+func (t *Tab) note(event any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	problem := func(level string, text ...any) {
+		if level == "error" || level == "warning" || level == "assert" {
+			t.problems = append(t.problems, fmt.Sprint(text...))
 		}
 	}
-	if json.Unmarshal(params, &p) != nil {
-		return
-	}
-	switch method {
-	case "Network.requestWillBeSent":
-		b.requested = append(b.requested, p.Request.URL)
-	case "Runtime.exceptionThrown":
-		b.problems = append(b.problems, p.ExceptionDetails.Text+" "+p.ExceptionDetails.Exception.Description)
-	case "Runtime.consoleAPICalled":
-		if p.Type == "error" || p.Type == "warning" || p.Type == "assert" {
-			b.problems = append(b.problems, fmt.Sprint(p.Type, p.Args))
+	switch e := event.(type) {
+	case *network.EventRequestWillBeSent:
+		t.requested = append(t.requested, e.Request.URL)
+	case *runtime.EventExceptionThrown:
+		problem("error", e.ExceptionDetails.Text, " ", e.ExceptionDetails.Exception.Description)
+	case *runtime.EventConsoleAPICalled:
+		for _, a := range e.Args {
+			problem(string(e.Type), e.Type, " ", string(a.Value))
 		}
-	case "Log.entryAdded":
-		if p.Entry.Level == "error" || p.Entry.Level == "warning" {
-			b.problems = append(b.problems, p.Entry.Text+" "+p.Entry.URL)
-		}
+	case *log.EventEntryAdded:
+		problem(string(e.Entry.Level), e.Entry.Text, " ", e.Entry.URL)
 	}
 }
 
-func (b *browser) call(session, method string, params, result any) {
-	b.tb.Helper()
-	if err := b.try(session, method, params, result); err != nil {
-		b.tb.Fatalf("browser: %s: %v", method, err)
-	}
-}
-
-func (b *browser) try(session, method string, params, result any) error {
-	b.mu.Lock()
-	b.last++
-	id, c := b.last, make(chan answer, 1)
-	b.waiting[id] = c
-	b.mu.Unlock()
-	message := map[string]any{"id": id, "method": method}
-	if params != nil {
-		message["params"] = params
-	}
-	if session != "" {
-		message["sessionId"] = session
-	}
-	text, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	if _, err := b.to.Write(append(text, 0)); err != nil {
-		return err
-	}
-	select {
-	case a, alive := <-c:
-		switch {
-		case !alive:
-			return errors.New("the browser ended")
-		case a.Error != nil:
-			return errors.New(a.Error.Message)
-		case result == nil:
-			return nil
-		}
-		return json.Unmarshal(a.Result, result)
-	case <-time.After(30 * time.Second):
-		return errors.New("no answer in 30 s")
-	}
-}
-
-// A Tab is a page in a browser.
-type Tab struct {
-	*browser
-	session string
-}
-
-// Call calls a method of the protocol.
-func (t *Tab) Call(method string, params, result any) {
+// must ends the test if the browser refuses something or does not answer.
+func (t *Tab) must(what string, err error) {
 	t.tb.Helper()
-	t.browser.call(t.session, method, params, result)
+	if err != nil {
+		t.tb.Fatalf("browser: %s: %v", what, err)
+	}
+}
+
+// call calls a method of the DevTools protocol.
+func call[P, R any](t *Tab, command cdp.Command[P, R], params P) R {
+	t.tb.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, 30*time.Second)
+	defer cancel()
+	result, err := chromedp.Call(ctx, command, params)
+	t.must(string(command.Method), err)
+	return result
 }
 
 // Open goes to an address.
 func (t *Tab) Open(url string) {
 	t.tb.Helper()
-	t.Call("Page.navigate", map[string]any{"url": url}, nil)
+	call(t, page.Navigate, page.NavigateParams{URL: url})
 }
 
 // Size makes the page so wide and high, dark or light.
 func (t *Tab) Size(width, height int, theme string) {
 	t.tb.Helper()
-	t.Call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}, nil)
-	t.Call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": theme}}}, nil)
+	call(t, emulation.SetDeviceMetricsOverride, emulation.SetDeviceMetricsOverrideParams{Width: int64(width), Height: int64(height), DeviceScaleFactor: 1, Mobile: width < 500})
+	call(t, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: theme}}})
 }
 
 // Eval evaluates an expression, and waits for a promise. The value goes through JSON.
 func (t *Tab) Eval(expression string, value any) {
 	t.tb.Helper()
-	if err := t.tryEval(expression, value); err != nil {
-		t.tb.Fatalf("browser: %s: %v", expression, err)
-	}
+	t.must(expression, t.try(expression, value))
 }
 
-func (t *Tab) tryEval(expression string, value any) error {
-	var got struct {
-		Result           struct{ Value json.RawMessage }
-		ExceptionDetails *struct {
-			Text      string
-			Exception struct{ Description string }
-		}
-	}
-	params := map[string]any{"expression": expression, "returnByValue": true, "awaitPromise": true, "userGesture": true}
-	if err := t.try(t.session, "Runtime.evaluate", params, &got); err != nil {
+func (t *Tab) try(expression string, value any) error {
+	ctx, cancel := context.WithTimeout(t.ctx, 30*time.Second)
+	defer cancel()
+	gesture := func(p *runtime.EvaluateParams) { p.UserGesture = new(true) }
+	text, err := chromedp.Run(ctx, chromedp.Evaluate[[]byte](expression, chromedp.EvalAwaitPromise, gesture))
+	if err != nil || value == nil {
 		return err
 	}
-	if e := got.ExceptionDetails; e != nil {
-		return errors.New(e.Text + " " + e.Exception.Description)
-	}
-	if value == nil {
-		return nil
-	}
-	return json.Unmarshal(got.Result.Value, value)
+	return json.Unmarshal(text, value)
 }
 
 // Text is the text that an element shows, and its tree below.
@@ -253,7 +144,7 @@ func (t *Tab) Until(what, expression string) {
 	t.tb.Helper()
 	testenv.Eventually(t.tb, what, func() bool {
 		is := false
-		return t.tryEval("!!("+expression+")", &is) == nil && is
+		return t.try("!!("+expression+")", &is) == nil && is
 	})
 }
 
@@ -263,50 +154,37 @@ func (t *Tab) Click(selector string) {
 	t.Eval(fmt.Sprintf("document.querySelector(%q).click()", selector), nil)
 }
 
-// Key presses a key.
-func (t *Tab) Key(key string, code int) {
+// Key presses a key: a character, or one of package kb.
+func (t *Tab) Key(key string) {
 	t.tb.Helper()
-	text := map[bool]string{true: key}[len(key) == 1]
-	if key == "Enter" {
-		text = "\r"
-	}
-	for _, kind := range []string{"keyDown", "keyUp"} {
-		event := map[string]any{"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code}
-		if kind == "keyDown" && text != "" {
-			event["text"] = text
-		}
-		t.Call("Input.dispatchKeyEvent", event, nil)
-	}
+	t.must("press a key", chromedp.Do(t.ctx, chromedp.KeyEvent(key)))
 }
 
 // Picture writes a picture of the page to a file, whose name ends in .png or .webp.
 func (t *Tab) Picture(path string) {
 	t.tb.Helper()
-	var got struct{ Data string }
-	format := strings.TrimPrefix(filepath.Ext(path), ".")
-	t.Call("Page.captureScreenshot", map[string]any{"format": format, "quality": 80}, &got)
-	picture, err := base64.StdEncoding.DecodeString(got.Data)
-	testenv.Must(t.tb, err)
-	testenv.Must(t.tb, os.WriteFile(path, picture, 0o644))
+	format := page.CaptureScreenshotFormat(strings.TrimPrefix(filepath.Ext(path), "."))
+	got := call(t, page.CaptureScreenshot, page.CaptureScreenshotParams{Format: format, Quality: new(int64(80))})
+	testenv.Must(t.tb, os.WriteFile(path, got.Data, 0o644))
 }
 
 // Roles are the lines "role name" of the accessibility tree.
 func (t *Tab) Roles() string {
 	t.tb.Helper()
-	var got struct {
-		Nodes []struct {
-			Ignored    bool
-			Role, Name struct{ Value any }
-		}
-	}
-	t.Call("Accessibility.getFullAXTree", nil, &got)
 	lines := "\n"
-	for _, n := range got.Nodes {
+	for _, n := range call(t, accessibility.GetFullAXTree, accessibility.GetFullAXTreeParams{}).Nodes {
 		if !n.Ignored {
-			lines += fmt.Sprintln(n.Role.Value, n.Name.Value)
+			lines += valueOf(n.Role) + " " + valueOf(n.Name) + "\n"
 		}
 	}
 	return lines
+}
+
+func valueOf(v *accessibility.Value) (text string) {
+	if v != nil {
+		json.Unmarshal(v.Value, &text)
+	}
+	return text
 }
 
 // Problems are what the console said.

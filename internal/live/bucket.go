@@ -1,0 +1,57 @@
+package live
+
+import (
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Bucket is a bucket of a rule that is not empty.
+type Bucket struct {
+	Name        string // of the host, subnet or flow; "pool" of a pool
+	Bytes       uint64 // its level
+	SecondBytes uint64 // of P or E
+	Waits       bool   // a full packet that came now would wait for
+	WaitNS      uint64 // so long; else it would be dropped, or the rule delays none
+}
+
+// A FullBucket is one of the fullest buckets of all rules.
+type FullBucket struct {
+	*Item
+	Bucket
+	Percent float64 // the level in percent of what the bucket and its queue can hold
+}
+
+func (l *Limit) bucket(b maps.Bucket) Bucket {
+	out := Bucket{Name: b.Flow.String(), Bytes: b.LevelBytes, SecondBytes: b.SecondBytes}
+	switch {
+	case l.IsPool():
+		out.Name = "pool"
+	case b.Subnet.IsSingleIP():
+		out.Name = b.Subnet.Addr().String()
+	case b.Subnet.IsValid():
+		out.Name = b.Subnet.String()
+	}
+	if l.Excess != policy.Delay || l.Algorithm.HasColours() {
+		return out
+	}
+	packet := model.Packet{Bytes: model.Counted(l.Place.FullFrame, l.Framing)}
+	o := model.NewLimit(l.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
+	out.Waits, out.WaitNS = !o.Excess, o.Wait
+	return out
+}
+
+// Buckets are the buckets of items that are not empty, the shared ones too, in a store that has their rules.
+func Buckets(store *maps.Store, items []*Item) [][]Bucket {
+	all, entries := make([][]Bucket, len(items)), make([]maps.Entry, len(items))
+	for i, it := range items {
+		entries[i] = it.Entry
+		if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
+			all[i] = append(all[i], it.bucket(maps.Bucket{Subnet: it.Prefix, LevelBytes: it.Level, SecondBytes: it.Second}))
+		}
+	}
+	for i, b := range store.Buckets(entries, maps.Now) {
+		all[i] = append(all[i], items[i].bucket(b))
+	}
+	return all
+}

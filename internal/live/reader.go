@@ -1,0 +1,401 @@
+package live
+
+import (
+	gomaps "maps"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/netns"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Reader reads all rules and pools of a network namespace again and again. Between two readings it keeps the maps open
+// and holds no lock. Its methods must not run at the same time.
+type Reader struct {
+	Options loader.Options
+	Netns   string // as netns.In takes it
+
+	kept    loader.Kept
+	fullest maps.Fullest
+	inforce inforce.Reader
+	scene   *Scene
+	last    *Reading
+}
+
+// A Scene is what is set: it changes only with the rules, and with the state of devices.
+type Scene struct {
+	places []Place
+	limits []Limit
+	pools  []*Limit       // those within another pool, each before the one that it is within
+	ofID   map[uint32]int // the place in limits of an id
+
+	generation loader.Generation
+	stamp      maps.Stamp
+}
+
+// NewScene puts the rules of places together. The pools have the first place.
+func NewScene(places []Place, rules [][]maps.Entry) *Scene {
+	s, count := &Scene{places: places, ofID: map[uint32]int{}}, 0
+	for _, of := range rules {
+		count += len(of)
+	}
+	s.limits = make([]Limit, 0, count) // which does not move: limits point to each other
+	pools := map[policy.Within]*Limit{}
+	for i, of := range rules {
+		for _, e := range of {
+			n := len(s.limits)
+			s.limits, s.ofID[e.ID] = append(s.limits, newLimit(&s.places[i], e)), n
+			if s.limits[n].index = n; e.Rule.Pool {
+				pools[policy.Within(e.Label.Name)] = &s.limits[n]
+			}
+		}
+	}
+	for i := range s.limits {
+		s.limits[i].Above = pools[s.limits[i].Within]
+	}
+	for i := range s.limits {
+		l := &s.limits[i]
+		depth := 0
+		for above := l.Above; above != nil; above = above.Above {
+			if depth++; depth > policy.MaxDepth { // a change was halfway: pools would be within each other
+				l.Above = nil
+				break
+			}
+		}
+		if l.Above != nil {
+			l.Above.members = append(l.Above.members, l)
+		}
+	}
+	owned := map[*Limit]bool{} // pools that have a rule
+	for i := range s.limits {
+		l := &s.limits[i]
+		for above := l.Above; above != nil && !l.IsPool(); above = above.Above {
+			if !owned[above] && l.Label.Name != "" {
+				above.owner = &l.Label.Name
+			} else if above.owner != nil && *above.owner != l.Label.Name {
+				above.owner = nil
+			}
+			owned[above] = true
+		}
+	}
+	deep := map[int][]*Limit{}
+	for i := range s.limits {
+		depth := 0
+		for above := s.limits[i].Above; above != nil; above = above.Above {
+			depth++
+		}
+		if s.limits[i].IsPool() && depth > 0 {
+			deep[depth] = append(deep[depth], &s.limits[i])
+		}
+	}
+	for _, depth := range slices.Backward(slices.Sorted(gomaps.Keys(deep))) {
+		s.pools = append(s.pools, deep[depth]...)
+	}
+	return s
+}
+
+// Read makes a reading of what is counted of each limit at a time, by maps.Now.
+func (s *Scene) Read(at uint64, count func(*Limit) Item) *Reading {
+	out := &Reading{At: at, Items: make([]Item, len(s.limits)), scene: s}
+	for i := range s.limits {
+		out.Items[i] = count(&s.limits[i])
+		out.Items[i].in, out.Items[i].At = out, at
+	}
+	out.sum((*Item).offered, func(pool *Item) *Loss { return &pool.Members })
+	return out
+}
+
+// A Reading is what all rules and pools had counted at one time.
+type Reading struct {
+	At       uint64        // by maps.Now
+	Time     time.Time     // the same by the clock of the wall
+	Interval time.Duration // since the reading before; 0 for the first
+	// Items are all pools, and then all rules by device and direction. Their Place may be up to 10 s old.
+	Items   []Item
+	Fullest []FullBucket
+	// RevertsInNS is nil unless a change is pending.
+	RevertsInNS *uint64
+	// Slots is how full the table of buckets is; zero unless it was asked for.
+	Slots maps.Slots
+	// Lacks are rules that should be in force and are not; nil unless they were asked for.
+	Lacks []inforce.Lack
+
+	scene *Scene
+}
+
+// What to read beside what rules and pools counted.
+type What struct {
+	Fullest int  // so many of the fullest buckets of hosts, subnets and flows
+	Slots   bool // how full the table is: a pass over all keys
+	Buckets bool // the number of active buckets of each rule: a pass over all keys
+	Sharers bool // the number of active sharers of each rule and pool: likewise
+	Lacks   bool // rules that should be in force
+}
+
+// Close closes the maps.
+func (r *Reader) Close() { r.kept.Close() }
+
+// Read reads all rules and pools. With the error comes what could be read, nil if nothing could.
+func (r *Reader) Read(what What) (out *Reading, err error) {
+	err = netns.In(r.Netns, func() error {
+		n, err := r.kept.Read(r.Options)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		out, err = r.In(n, what)
+		return err
+	})
+	return out, err
+}
+
+// In is Read within a namespace that is open.
+func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
+	hooks, unread := n.Hooks()
+	if pools := n.Pools(); pools.Set != nil {
+		hooks = append([]*loader.Hook{pools}, hooks...)
+	}
+	defer func() { loader.CloseHooks(hooks) }()
+	out := NewScene(nil, nil).Read(maps.Now(), nil)
+	if len(hooks) > 0 {
+		store, generation, err := n.Maps()
+		if err != nil {
+			return nil, err
+		}
+		defer store.Close()
+		r.look(hooks, store, generation)
+		at := maps.Now()
+		out = r.scene.Read(at, func(l *Limit) Item { return l.read(store, at) })
+		if out.Add(store, what); what.Fullest > 0 {
+			out.findFullest(store, what.Fullest, &r.fullest)
+		}
+	}
+	wall, now := maps.Clocks() // of one instant: else a slow reading would look like a clock that was set
+	out.Time = wall.Add(-time.Duration(now - out.At))
+	if r.last != nil {
+		out.Since(r.last)
+	}
+	r.last = out
+	if what.Lacks && unread == nil {
+		out.Lacks, unread = r.inforce.Lacks(n)
+	}
+	return out, unread
+}
+
+// look reads what is set, unless that is what it was.
+func (r *Reader) look(hooks []*loader.Hook, store *maps.Store, generation loader.Generation) {
+	places := make([]Place, len(hooks))
+	for i, h := range hooks {
+		places[i] = placeOf(h)
+	}
+	stamp := store.Stamp() // before the rules: what changes meanwhile makes another one
+	if r.scene != nil && r.scene.generation == generation && r.scene.stamp == stamp && slices.Equal(r.scene.places, places) {
+		return
+	}
+	all, rules := store.AllRules(), make([][]maps.Entry, len(hooks))
+	for i, h := range hooks {
+		rules[i] = all[h.Set.Number()]
+	}
+	r.scene = NewScene(places, rules)
+	r.scene.generation, r.scene.stamp = generation, stamp
+	for i := range r.scene.limits {
+		r.scene.limits[i].companions(store)
+	}
+}
+
+// Add adds what is to be read beside what rules and pools counted, but for the fullest buckets and what is missing.
+func (out *Reading) Add(store *maps.Store, what What) {
+	if what.Slots {
+		out.Slots = store.Slots(out.At)
+	}
+	if state, until := store.Change(); state == maps.Pending {
+		out.RevertsInNS = Ahead(until)
+	}
+	if what.Sharers {
+		active := store.ActiveSharers()
+		for i := range out.Items {
+			if it := &out.Items[i]; it.Share.Kind != policy.ShareNone {
+				it.ActiveSharers = new(uint64(active[it.ID]))
+			}
+		}
+	}
+	if what.Buckets {
+		entries := make([]maps.Entry, len(out.Items))
+		for i := range out.Items {
+			it := &out.Items[i]
+			entries[i], it.ActiveBuckets = it.Entry, new(uint64)
+			if it.Each.Kind == policy.EachAll && it.Level|it.Second > 0 {
+				*it.ActiveBuckets = 1
+			}
+		}
+		for i := range store.Buckets(entries, maps.Now) {
+			*out.Items[i].ActiveBuckets++
+		}
+	}
+}
+
+func (out *Reading) findFullest(store *maps.Store, n int, fullest *maps.Fullest) {
+	for _, b := range fullest.Find(store, n, maps.Now(), func(id uint32) *maps.Entry {
+		if it := out.of(id); it != nil {
+			return &it.Entry
+		}
+		return nil
+	}) {
+		it := out.of(b.ID)
+		out.Fullest = append(out.Fullest, FullBucket{Item: it, Bucket: it.bucket(b.Bucket), Percent: b.Percent})
+	}
+}
+
+// of is the item with an id; nil for none.
+func (out *Reading) of(id uint32) *Item {
+	if i, known := out.scene.ofID[id]; known {
+		return &out.Items[i]
+	}
+	return nil
+}
+
+// sum adds up losses of rules for each pool above.
+func (out *Reading) sum(of func(*Item) Loss, to func(pool *Item) *Loss) {
+	for i := range out.Items {
+		if it := &out.Items[i]; !it.IsPool() && it.Above != nil {
+			to(&out.Items[it.Above.index]).add(of(it))
+		}
+	}
+	for _, pool := range out.scene.pools {
+		to(&out.Items[pool.Above.index]).add(*to(&out.Items[pool.index]))
+	}
+}
+
+// Since measures what was done since the reading before.
+func (out *Reading) Since(last *Reading) {
+	out.Interval = time.Duration(out.At - last.At)
+	joined := map[*Limit]bool{} // rules that were in no pool
+	since := func(it, before *Item) {
+		counts := &it.Counts // which most still have
+		if it.Counters != before.Counters || it.GuaranteedBytes != before.GuaranteedBytes {
+			counts = new(before.Counts) // else each reading would keep the one before it, which would keep the one before that
+		}
+		it.Since(before.At, counts)
+		it.LostPackets, it.LostBytes = before.LostPackets, before.LostBytes
+		if before.Within == "" && it.Within != "" {
+			joined[it.Limit] = true
+		}
+	}
+	if last.scene == out.scene {
+		for i := range out.Items {
+			since(&out.Items[i], &last.Items[i])
+		}
+	} else {
+		before := make(map[Key]*Item, len(last.Items))
+		for _, it := range last.Once() {
+			before[it.Key] = it
+		}
+		for i := range out.Items {
+			if was := before[out.Items[i].Key]; was != nil {
+				since(&out.Items[i], was)
+			}
+		}
+	}
+	out.sum(func(it *Item) Loss {
+		loss, _ := it.offeredLately()
+		if joined[it.Limit] {
+			return Loss{}
+		}
+		return loss
+	}, func(pool *Item) *Loss { return &pool.lately })
+	for i := range out.Items {
+		it := &out.Items[i]
+		it.LostPackets, it.LostBytes = it.LostPackets+it.lately.DroppedPackets, it.LostBytes+it.lately.DroppedBytes
+	}
+}
+
+// Ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.
+func Ahead(at uint64) *uint64 {
+	if at == 0 {
+		return nil
+	}
+	return new(at - min(at, maps.Now()))
+}
+
+// Find returns the item with a key; nil for none.
+func (out *Reading) Find(key Key) *Item {
+	for i := range out.Items {
+		if out.Items[i].Key == key {
+			return &out.Items[i]
+		}
+	}
+	return nil
+}
+
+// Once are the items, each key once. A device that moved to another namespace may have left rules beside those of a new
+// device with its name: these count.
+func (out *Reading) Once() []*Item {
+	all, at := make([]*Item, 0, len(out.Items)), make(map[Key]int, len(out.Items))
+	for i := range out.Items {
+		it := &out.Items[i]
+		n, twice := at[it.Key]
+		switch {
+		case !twice:
+			at[it.Key], all = len(all), append(all, it)
+		case all[n].Place.Status != string(loader.Attached):
+			all[n] = it
+		}
+	}
+	return all
+}
+
+// Places are where rules are, without the pools, each once. Where a device may have left rules, those of its namesake count.
+func (out *Reading) Places() (places []Place) {
+	for _, p := range out.scene.places {
+		same := func(o Place) bool { return o.Device == p.Device && o.Direction == p.Direction }
+		switch at := slices.IndexFunc(places, same); {
+		case p.Device == "": // the pools
+		case at < 0:
+			places = append(places, p)
+		case p.InForce:
+			places[at] = p
+		}
+	}
+	return places
+}
+
+// Exported are the items that metrics are for: the pools that several names draw from, and at most so many others. These are
+// the rules in no pool, if they are so few, and what does worst; all of them if most is negative. Each key is there once.
+func (out *Reading) Exported(most int) []*Item {
+	all := out.Once()
+	if most < 0 {
+		return all
+	}
+	left, some := make(map[*Item]bool, len(all)), []*Item{}
+	var free []*Item // rules in no pool
+	for _, it := range all {
+		switch {
+		case it.IsPool() && it.owner == nil:
+			some = append(some, it)
+			continue
+		case !it.IsPool() && it.Above == nil:
+			free = append(free, it)
+		}
+		left[it] = true
+	}
+	if len(free) <= most {
+		most, some = most-len(free), append(some, free...)
+		for _, it := range free {
+			delete(left, it)
+		}
+	}
+	if most == 0 {
+		return some
+	}
+	worst, _ := out.Rows(View{Top: most, Chosen: func(it *Item) bool { return left[it] && (!it.Place.InForce || it.Refusing() > 0) }})
+	for _, r := range worst {
+		some = append(some, r.Item)
+	}
+	return some
+}
+
+// Scene is what was set.
+func (out *Reading) Scene() *Scene { return out.scene }
