@@ -266,8 +266,13 @@ func topView(given url.Values) (v live.View, err error) {
 	for name := range given {
 		return v, fmt.Errorf("unknown parameter %q", name)
 	}
+	if n := len(strings.Fields(v.Search)); n > mostWords { // each is sought in all rules
+		return v, fmt.Errorf("search has %d words; use at most %d", n, mostWords)
+	}
 	return v, nil
 }
+
+const mostWords = 10
 
 func compressed(text []byte) []byte {
 	var all bytes.Buffer

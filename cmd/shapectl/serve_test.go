@@ -117,6 +117,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
 	s.ask(400, "top", "device=va", "unknown parameter")
+	s.ask(400, "top", "search="+strings.Repeat("a+", 11), "at most 10")
 	for _, whole := range []bool{false, true} {
 		client := s.client()
 		client.Transport.(*http.Transport).DisableCompression = whole

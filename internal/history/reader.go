@@ -15,6 +15,12 @@ const (
 	unfinished  = "unfinished" // a segment that is written anew
 )
 
+func isSegment(name string) bool {
+	var n int
+	_, err := fmt.Sscanf(name, segmentName, &n)
+	return err == nil && name == fmt.Sprintf(segmentName, n)
+}
+
 // A Reader reads a history, also while a process records it.
 type Reader struct {
 	root *os.Root
@@ -52,6 +58,9 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 	before := ""
 	for _, f := range files {
 		name := f.Name()
+		if !f.Type().IsRegular() { // to open a FIFO would block
+			continue
+		}
 		first, _, err := r.header(name)
 		switch {
 		case name == unfinished || errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) || first.After(until):

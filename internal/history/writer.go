@@ -109,7 +109,7 @@ func (h *History) open() (err error) {
 			return err
 		case f.Name() == unfinished:
 			h.files.root.Remove(unfinished)
-		case !strings.HasSuffix(f.Name(), segmentEnd):
+		case !f.Type().IsRegular() || !isSegment(f.Name()): // to open a FIFO would block
 			return ErrOther
 		default:
 			_, every, err := h.files.header(f.Name())
