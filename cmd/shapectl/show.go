@@ -292,32 +292,46 @@ func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, 
 		if before != nil {
 			all.Since(before)
 		}
-		resolve := want.resolve
-		if search {
-			resolve = func(n *loader.Namespace) error { return want.search(n, all) }
-		}
-		if err := resolve(n); err != nil {
+		if out, err = e.find(n, all, unread, want, search); out == nil {
 			return err
-		}
-		if dev, err := netinfo.DeviceByName(want.device); err == nil {
-			want.device = dev.Name // it may have been another of its names
-		}
-		s := &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
-		if len(s.found) == 0 && unread == nil {
-			unread = e.checkThere(all, *want)
-		}
-		if len(s.found) == 0 && unread == nil && !want.pools {
-			want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
-		}
-		if len(s.found) > 0 || unread == nil {
-			out = s
 		}
 		if want.isSingle() {
 			read.what.Buckets, read.what.Sharers = true, true
 		}
-		return errors.Join(unread, s.details(n, read))
+		return errors.Join(err, out.details(n, read))
 	})
 	return out, err
+}
+
+// find finds what passes a filter, which is resolved, in a reading of a namespace. unread is why some of it is missing. With the
+// error comes what was found, nil for nothing.
+func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules, search bool) (*seen, error) {
+	resolve := want.resolve
+	if search {
+		resolve = func(n *loader.Namespace) error { return want.search(n, all) }
+	}
+	if err := resolve(n); err != nil {
+		return nil, err
+	}
+	if want.device != "" && !want.pattern {
+		if dev, err := netinfo.DeviceByName(want.device); err == nil {
+			want.device = dev.Name // it may have been another of its names
+		}
+	}
+	s := &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
+	if len(s.found) > 0 {
+		return s, unread
+	}
+	if unread == nil {
+		unread = e.checkThere(all, *want)
+	}
+	if unread != nil {
+		return nil, unread
+	}
+	if !want.pools {
+		want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
+	}
+	return s, nil
 }
 
 // details reads what goes beyond the figures.

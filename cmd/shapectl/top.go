@@ -219,7 +219,11 @@ func (s *topSource) Read() (*live.Reading, error) {
 func (s *topSource) choose(r *live.Reading) error {
 	e, _ := s.e.inner()
 	want := s.arguments.want
-	seen, err := e.readRules(&want, s.arguments.search, reads{})
+	var seen *seen
+	err := e.with(loader.Read, "top", func(n *loader.Namespace) (err error) {
+		seen, err = e.find(n, r, nil, &want, s.arguments.search)
+		return err
+	})
 	chosen := map[live.Key]bool{}
 	if seen != nil {
 		for _, it := range withPools(seen.found) {
