@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -162,7 +161,7 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 			}
 			answer := "unlimited"
 			if next := containing(h.Set, r.Prefix); len(next) > 0 && next[0].Rate != policy.Unlimited {
-				answer = "limited by the rule for " + report.SubnetName(next[0].Prefix)
+				answer = "limited by the rule for " + policy.NetworkText(next[0].Prefix)
 			} else if len(next) > 0 && next[0].Within != "" {
 				answer = "limited only by pool " + plain.Line(string(next[0].Within))
 			} else if r.Rate == policy.Unlimited && r.Within == "" {
@@ -171,7 +170,7 @@ func limitedNow(who string, deleted []namedHook) (says string) {
 			if of[answer] == nil {
 				answers = append(answers, answer)
 			}
-			of[answer] = append(of[answer], fmt.Sprintf("%s %s %s", plain.Line(h.Name()), h.Direction, report.SubnetName(r.Prefix)))
+			of[answer] = append(of[answer], fmt.Sprintf("%s %s %s", plain.Line(h.Name()), h.Direction, policy.NetworkText(r.Prefix)))
 		}
 	}
 	for _, answer := range answers {
@@ -208,13 +207,7 @@ func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 			fmt.Fprintln(e.out, "deleted: "+says)
 		}
 	}
-	slices.SortStableFunc(rules, func(a, b report.Rule) int {
-		c := cmp.Or(plain.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
-		if c == 0 && a.IsPool() {
-			c = plain.Natural(a.Name, b.Name)
-		}
-		return c
-	})
+	rules.SortByPlace()
 	return e.print(rules, rules.Deleted)
 }
 

@@ -74,7 +74,7 @@ func (c *recorder) samples(r *live.Reading) []history.Sample {
 
 func seriesOf(it *live.Item) *history.Series {
 	s := &history.Series{
-		Key: history.Key(it.Key), Plan: it.Label.Plan, Within: string(it.Within), Each: it.Scope(), Excess: it.Excess.String(),
+		Key: it.Key, Plan: it.Label.Plan, Within: string(it.Within), Each: it.Scope(), Excess: it.Excess.String(),
 		Guarantee: uint64(it.Guarantee), Aware: it.Colours.Aware, Detached: !it.Place.InForce,
 	}
 	if !it.IsPool() {

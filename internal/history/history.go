@@ -22,10 +22,21 @@ func (c Counters) since(earlier Counters) (d Counters, anew bool) {
 	return Counters{c.Passed - earlier.Passed, c.Dropped - earlier.Dropped, c.Refused - earlier.Refused}, false
 }
 
-// A Key names a rule by device, direction and network, or a pool.
+// A Key tells a rule, by its device, direction and network, or a pool from all others, now and later.
 type Key struct {
 	Device, Direction, Network string
 	Pool                       string // "" for a rule
+}
+
+// IsPool reports whether the key is of a pool.
+func (k Key) IsPool() bool { return k.Pool != "" }
+
+// String is the key as people write it.
+func (k Key) String() string {
+	if k.IsPool() {
+		return "pool " + k.Pool
+	}
+	return k.Device + " " + k.Direction + " " + k.Network
 }
 
 // A Series is a rule or a pool with its parameters. It is never changed once it is part of a Reading.

@@ -154,7 +154,7 @@ var (
 // already, and reports whether it added the rule. All rules of a table must have the same
 // match.
 func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where string) bool {
-	at, of := place{key, r.Prefix}, name(r.Prefix)
+	at, of := place{key, r.Prefix}, policy.NetworkText(r.Prefix)
 	if r.Pool {
 		of = strconv.Quote(r.Label.Name)
 	}
@@ -192,7 +192,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 func (c *collector) taken(at place, where string) bool {
 	first, found := c.origins[at]
 	if found {
-		c.leave(twice, where, "%s %s %s was in %s", at.device, at.direction, name(at.prefix), first.where)
+		c.leave(twice, where, "%s %s %s was in %s", at.device, at.direction, policy.NetworkText(at.prefix), first.where)
 	}
 	return found
 }
@@ -208,19 +208,11 @@ func (c *collector) imported() Imported {
 	return i
 }
 
-// name returns a network in the shortest form.
-func name(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
-}
-
 // names lists the first networks of all.
 func names(all []netip.Prefix) string {
 	words := make([]string, len(all))
 	for i, p := range all {
-		words[i] = name(p)
+		words[i] = policy.NetworkText(p)
 	}
 	return plain.List(words)
 }

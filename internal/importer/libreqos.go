@@ -602,7 +602,7 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 		if !rate.left {
 			var addresses []string // all of them, which may have to be blocked
 			for _, p := range c.networks() {
-				addresses = append(addresses, name(p))
+				addresses = append(addresses, policy.NetworkText(p))
 			}
 			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
 		}

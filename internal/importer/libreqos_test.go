@@ -65,7 +65,7 @@ func TestLibreQoSExample(t *testing.T) {
 		for _, r := range table.Rules {
 			at := r.Label.Name
 			if !r.Pool {
-				at = table.Direction.String() + " " + name(r.Prefix)
+				at = table.Direction.String() + " " + policy.NetworkText(r.Prefix)
 			}
 			rules[at] = r
 		}
@@ -274,7 +274,7 @@ func TestLibreQoSTouchesOnlyThoseConcerned(t *testing.T) {
 		return i.Tables
 	}
 	for _, d := range policy.Diff(tables(rows), tables(rows+"77,Smith,10.0.0.77,,Mast,2,1,50,10\n")) {
-		if d.Have != nil || name(d.Want.Prefix) != "10.0.0.77" {
+		if d.Have != nil || policy.NetworkText(d.Want.Prefix) != "10.0.0.77" {
 			t.Errorf("%v -> %v", d.Have, d.Want)
 		}
 	}
@@ -357,7 +357,7 @@ func TestLibreQoSPlans(t *testing.T) {
 	for _, table := range i.Tables {
 		for _, r := range table.Rules {
 			if !table.IsPools() {
-				got[table.Direction] += name(r.Prefix) + ":" + r.Label.Plan + " "
+				got[table.Direction] += policy.NetworkText(r.Prefix) + ":" + r.Label.Plan + " "
 			}
 		}
 	}

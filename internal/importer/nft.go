@@ -281,7 +281,7 @@ func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
 	}
 	only, except := a.prefixes(s)
 	for _, p := range except {
-		a.restrict("not " + name(p))
+		a.restrict("not " + policy.NetworkText(p))
 	}
 	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
 	e.label = w.label(e.where, r.Comment)

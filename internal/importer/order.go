@@ -231,7 +231,7 @@ func (s *ruleset) possible(r ruled) []*limit {
 		if !l.possible() {
 			of := ""
 			if l == r.limit {
-				of = " for " + name(r.prefix)
+				of = " for " + policy.NetworkText(r.prefix)
 			}
 			s.leave(outside, l.where, "%d bit/s%s", uint64(l.Rate), of)
 		}
@@ -267,7 +267,7 @@ func (s *ruleset) nest(rules []ruled) {
 		r := &rules[i]
 		for k := 1; k < len(r.limits); k++ {
 			if l, last := r.limits[k], r.limits[k-1]; (k > 1 || last.pooled()) && last.in != l {
-				s.leave(stacked, r.where, "%v for %s, and %v of %s", r.limits[0].Rate, name(r.prefix), l.Rate, l.where)
+				s.leave(stacked, r.where, "%v for %s, and %v of %s", r.limits[0].Rate, policy.NetworkText(r.prefix), l.Rate, l.where)
 				r.limits = slices.Delete(r.limits, k, k+1)
 				k--
 			}
@@ -296,7 +296,7 @@ func sharers(entries []entry) string {
 	elsewhere := slices.ContainsFunc(entries, func(e entry) bool { return e.key != entries[0].key })
 	words := make([]string, len(entries))
 	for i, e := range entries {
-		words[i] = name(e.prefix)
+		words[i] = policy.NetworkText(e.prefix)
 		if elsewhere {
 			words[i] += fmt.Sprintf(" on %s %v", e.key.device, e.key.direction)
 		}
@@ -393,14 +393,14 @@ func (t *table) add(i int) {
 	}
 	if e.side != either && e.side.match() != t.match {
 		if e.limit != nil {
-			t.leave(otherSide, e.where, "%v by %v for %s", e.limit.Rate, e.side, name(e.prefix))
+			t.leave(otherSide, e.where, "%v by %v for %s", e.limit.Rate, e.side, policy.NetworkText(e.prefix))
 			return
 		}
 		partial = true
 	}
 	if before, covered := t.skipped(e.prefix, i, false); covered {
 		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
-			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, name(e.prefix), t.entries[before].where)
+			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, policy.NetworkText(e.prefix), t.entries[before].where)
 		}
 		return
 	}
@@ -465,7 +465,7 @@ func (t *table) rule(of entry) ruled {
 			}
 			return false
 		}
-		t.leave(why, r.where, "%v for %s, beside the rule of %s", e.limit.Rate, name(e.prefix), name(of.prefix))
+		t.leave(why, r.where, "%v for %s, beside the rule of %s", e.limit.Rate, policy.NetworkText(e.prefix), policy.NetworkText(of.prefix))
 		return false
 	})
 	return r
@@ -477,7 +477,7 @@ func (t *table) excepted() {
 	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {
 		e := t.entries[i]
-		what, sided := name(e.prefix), e.side == either || e.side.match() == t.match
+		what, sided := policy.NetworkText(e.prefix), e.side == either || e.side.match() == t.match
 		asks := e.partial
 		for _, words := range e.devices.describe() {
 			asks = also(asks, words)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A term is what a filter does to packets of some networks.
@@ -151,7 +152,7 @@ func (t *term) address(s side, value, mask []byte) {
 	case !ok:
 		t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, mask))
 	case t.side != either:
-		t.restrict(fmt.Sprintf("%v %s", s, name(p)))
+		t.restrict(fmt.Sprintf("%v %s", s, policy.NetworkText(p)))
 	default:
 		t.side, t.prefixes = s, []netip.Prefix{p}
 	}

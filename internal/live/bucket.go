@@ -27,10 +27,8 @@ func (l *Limit) bucket(b maps.Bucket) Bucket {
 	switch {
 	case l.IsPool():
 		out.Name = "pool"
-	case b.Subnet.IsSingleIP():
-		out.Name = b.Subnet.Addr().String()
 	case b.Subnet.IsValid():
-		out.Name = b.Subnet.String()
+		out.Name = policy.NetworkText(b.Subnet)
 	}
 	if l.Excess != policy.Delay || l.Algorithm.HasColours() {
 		return out

@@ -4,6 +4,7 @@ package live
 import (
 	"time"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -11,13 +12,7 @@ import (
 )
 
 // A Key tells a rule or pool from all others, now and later.
-type Key struct {
-	Device, Direction, Network string
-	Pool                       string // "" for a rule
-}
-
-// IsPool reports whether the key is of a pool.
-func (k Key) IsPool() bool { return k.Pool != "" }
+type Key = history.Key
 
 // A Limit is a rule or pool as it is set. Readings share it until rules change.
 type Limit struct {
@@ -108,13 +103,13 @@ type Item struct {
 	// they were asked for.
 	ActiveBuckets, ActiveSharers *uint64
 
-	in *Reading // nil if it was read alone
 	// LostPackets and LostBytes are of a pool: what rules within it lost since the reader began. They never decrease, as
 	// Members does when a rule leaves the pool or goes.
 	LostPackets, LostBytes uint64
 
-	before *Counts // what it had counted then; nil if it was not there, or was set anew since
-	lately Loss    // of a pool: Members since then
+	in     *Reading // nil if it was read alone
+	before *Counts  // what it had counted then; nil if it was not there, or was set anew since
+	lately Loss     // of a pool: Members since then
 }
 
 // A Shadow is the limit that a rule proposes, and what it counted.

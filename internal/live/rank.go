@@ -114,7 +114,7 @@ var orders = []order{
 	figure("level", func(r *Row) float64 { return r.Level }),
 	text("name", (*Row).label),
 	text("plan", func(r *Row) string { return r.first().Label.Plan }),
-	{"device", func(a, b *Row) int { return a.first().compare(b.first()) }},
+	{"device", func(a, b *Row) int { return a.first().Compare(b.first()) }},
 	{"network", func(a, b *Row) int { return policy.ComparePrefix(a.first().network(), b.first().network()) }},
 }
 
@@ -167,17 +167,9 @@ func (r *Row) label() string {
 	return cmp.Or(r.Label.Name, r.Key.String())
 }
 
-// String is the key as people write it.
-func (k Key) String() string {
-	if k.IsPool() {
-		return "pool " + k.Pool
-	}
-	return k.Device + " " + k.Direction + " " + k.Network
-}
-
-// compare sorts by device and direction, and pools, which come first, by name.
-func (k *Item) compare(o *Item) int {
-	return cmp.Or(plain.Natural(k.Device, o.Device), cmp.Compare(k.Direction, o.Direction), plain.Natural(k.Key.Pool, o.Key.Pool))
+// Compare sorts by device and direction, and pools, which come first, by name.
+func (it *Item) Compare(o *Item) int {
+	return cmp.Or(plain.Natural(it.Device, o.Device), cmp.Compare(it.Direction, o.Direction), plain.Natural(it.Key.Pool, o.Key.Pool))
 }
 
 func (l *Limit) network() (p netip.Prefix) {
@@ -310,7 +302,7 @@ func (r *Row) tie(o *Row) int {
 	if r.Name != nil && o.Name != nil {
 		return plain.Natural(r.Name.Name, o.Name.Name)
 	}
-	return r.first().compare(o.first())
+	return r.first().Compare(o.first())
 }
 
 // wanted says whether a row is what Search and Show ask for; nil for all rows.

@@ -31,6 +31,7 @@ type Scene struct {
 	limits []Limit
 	pools  []*Limit       // those within another pool, each before the one that it is within
 	ofID   map[uint32]int // the place in limits of an id
+	once   []int          // the places of limits, each key once: see Once
 
 	generation loader.Generation
 	stamp      maps.Stamp
@@ -56,6 +57,7 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 	for i := range s.limits {
 		s.limits[i].Above = pools[s.limits[i].Within]
 	}
+	deep := map[int][]*Limit{} // pools by the number of pools above
 	for i := range s.limits {
 		l := &s.limits[i]
 		depth := 0
@@ -65,8 +67,11 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 				break
 			}
 		}
-		if l.Above != nil {
-			l.Above.members = append(l.Above.members, l)
+		if l.Above == nil {
+			continue
+		}
+		if l.Above.members = append(l.Above.members, l); l.IsPool() {
+			deep[depth] = append(deep[depth], l)
 		}
 	}
 	owned := map[*Limit]bool{} // pools that have a rule
@@ -81,18 +86,19 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 			owned[above] = true
 		}
 	}
-	deep := map[int][]*Limit{}
-	for i := range s.limits {
-		depth := 0
-		for above := s.limits[i].Above; above != nil; above = above.Above {
-			depth++
-		}
-		if s.limits[i].IsPool() && depth > 0 {
-			deep[depth] = append(deep[depth], &s.limits[i])
-		}
-	}
 	for _, depth := range slices.Backward(slices.Sorted(gomaps.Keys(deep))) {
 		s.pools = append(s.pools, deep[depth]...)
+	}
+	at := make(map[Key]int, len(s.limits))
+	for i := range s.limits {
+		l := &s.limits[i]
+		n, twice := at[l.Key]
+		switch {
+		case !twice:
+			at[l.Key], s.once = len(s.once), append(s.once, i)
+		case s.limits[s.once[n]].Place.Status != string(loader.Attached):
+			s.once[n] = i
+		}
 	}
 	return s
 }
@@ -333,16 +339,9 @@ func (out *Reading) Find(key Key) *Item {
 // Once are the items, each key once. A device that moved to another namespace may have left rules beside those of a new
 // device with its name: these count.
 func (out *Reading) Once() []*Item {
-	all, at := make([]*Item, 0, len(out.Items)), make(map[Key]int, len(out.Items))
-	for i := range out.Items {
-		it := &out.Items[i]
-		n, twice := at[it.Key]
-		switch {
-		case !twice:
-			at[it.Key], all = len(all), append(all, it)
-		case all[n].Place.Status != string(loader.Attached):
-			all[n] = it
-		}
+	all := make([]*Item, len(out.scene.once))
+	for i, at := range out.scene.once {
+		all[i] = &out.Items[at]
 	}
 	return all
 }

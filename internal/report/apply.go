@@ -220,7 +220,7 @@ func NewDifferences(differences []policy.Difference) Differences {
 			if rule == nil {
 				return nil
 			}
-			r.CIDR, r.what, r.limit, r.label = rule.Prefix.String(), SubnetName(rule.Prefix), shortLimit(rule), rule.Label
+			r.CIDR, r.what, r.limit, r.label = rule.Prefix.String(), policy.NetworkText(rule.Prefix), shortLimit(rule), rule.Label
 			if rule.Pool {
 				r.Kind, r.Pool, r.what, r.Direction, r.CIDR = KindPool, rule.Label.Name, plain.Line(rule.Label.Name), "", ""
 			}

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/live"
@@ -58,16 +57,8 @@ func NewShadow(of *live.Shadow) *Shadow {
 func (s *Shadow) Affects(hosts []maps.Affected) {
 	s.AffectedHosts = len(hosts)
 	for _, h := range hosts {
-		s.Affected = append(s.Affected, Affected{SubnetName(h.Subnet), h.Packets, h.Bytes})
+		s.Affected = append(s.Affected, Affected{policy.NetworkText(h.Subnet), h.Packets, h.Bytes})
 	}
-}
-
-// SubnetName is a subnet as people read it: a host by its address alone.
-func SubnetName(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
 }
 
 // WithShadow are the rules that have a shadow.

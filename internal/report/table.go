@@ -5,13 +5,13 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"sort"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -628,7 +628,7 @@ func countText(n uint64) string { return si(float64(n), countNames) }
 
 // percentOf is part of a whole in percent, to a hundredth.
 func percentOf(part, whole uint64) float64 {
-	return math.Round(1e4*float64(part)/float64(max(whole, 1))) / 100
+	return live.Percent(part, max(whole, 1)).N
 }
 
 func percentText(p float64) string {

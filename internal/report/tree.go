@@ -29,6 +29,11 @@ func (rules Rules) Split() (pools, others Rules) {
 	return pools, others
 }
 
+// SortByPlace sorts rules that were read by device and direction, and pools by name.
+func (rules Rules) SortByPlace() {
+	slices.SortStableFunc(rules, func(a, b Rule) int { return a.it.Compare(b.it) })
+}
+
 // Names are the names of all rules.
 func (rules Rules) Names() []string {
 	names := make([]string, len(rules))

@@ -284,16 +284,16 @@ func (m *Model) rebuild() {
 	}
 	f, v := m.frame(), live.View{By: m.view, Sort: m.sort, Search: m.filter, Chosen: m.source.Chosen}
 	switch f.kind {
-	case poolFrame:
-		v.By, v.Under = "tree", f.name
-	case nameFrame:
-		v.By, v.Name = "network", f.name
 	case bucketsFrame:
 		m.table = ofBuckets(m.reading, v)
 	case ruleFrame, hostFrame:
 		m.table = ofTalkers(f.talkers, m.sort, m.filter)
-	}
-	if f.kind != bucketsFrame && f.kind != ruleFrame && f.kind != hostFrame {
+	default:
+		if f.kind == poolFrame {
+			v.By, v.Under = "tree", f.name
+		} else if f.kind == nameFrame {
+			v.By, v.Name = "network", f.name
+		}
 		m.table = ofView(m.reading, v)
 	}
 	if m.cursor != "" {

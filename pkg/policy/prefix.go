@@ -54,6 +54,14 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
+// NetworkText returns a network as people read it: a single address without its length.
+func NetworkText(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
 func checkPrefix(p netip.Prefix) error {
 	addr, network := p.Addr(), p.Masked()
 	switch {
