@@ -9,7 +9,7 @@ list_pins() {
 }
 
 left_over() {
-	ip netns list | grep '^demo-' || true
+	ip netns list | grep "^demo-$demo-" || true
 	comm -13 <(echo "$pins") <(list_pins)
 	# The demo leads a process group of its own.
 	if kill -0 -- "-$demo" 2>/dev/null; then echo "processes of group $demo"; fi
