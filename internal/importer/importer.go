@@ -13,7 +13,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -98,11 +97,13 @@ func (i Imported) Lines() (lines []string) {
 	return lines
 }
 
-// collector collects rules and what is left.
+// collector collects rules and what is left. Of tools that apply limits in order, it collects entries first.
 type collector struct {
 	Imported
-	tables map[tableKey]*policy.Table
-	left   map[Left]bool
+	entries []entry
+	tables  map[tableKey]*policy.Table
+	left    map[Left]bool
+	err     error // why the source cannot be read
 }
 
 // An origin is where a rule or pool comes from.
@@ -118,7 +119,14 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]*origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
+	return &collector{Imported: Imported{origins: map[place]*origin{}}, tables: map[tableKey]*policy.Table{}, left: map[Left]bool{}}
+}
+
+// fail keeps the first reason why the source cannot be read.
+func (c *collector) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
 }
 
 // leave lists a thing once.
@@ -146,7 +154,10 @@ var (
 	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
 	longName = reason{other, "long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut; shorten it"}
 	longNote = reason{other, "long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut; shorten it"}
-	twice    = reason{other, "duplicate network", "a network of a device and direction has one rule",
+	narrower = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
+		"no rule was made; write one by hand if it may limit all packets of the address"}
+	inPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+	twice     = reason{other, "duplicate network", "a network of a device and direction has one rule",
 		"the first one was kept; remove the wrong one"}
 )
 
@@ -208,15 +219,6 @@ func (c *collector) imported() Imported {
 	return i
 }
 
-// names lists the first networks of all.
-func names(all []netip.Prefix) string {
-	words := make([]string, len(all))
-	for i, p := range all {
-		words[i] = policy.NetworkText(p)
-	}
-	return plain.List(words)
-}
-
 // label returns a label with a name of the source.
 func (c *collector) label(where, name string) policy.Label {
 	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName)}
@@ -257,18 +259,4 @@ func clean(s string) string {
 		s = string(runes[:long]) + "..."
 	}
 	return s
-}
-
-// everything is the networks of all addresses.
-var everything = policy.Everything[:]
-
-// families returns the networks of all IPv4 addresses, all IPv6 addresses, or both.
-func families(four, six bool) (all []netip.Prefix) {
-	if four {
-		all = append(all, everything[0])
-	}
-	if six {
-		all = append(all, everything[1])
-	}
-	return all
 }

@@ -11,7 +11,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -95,21 +94,23 @@ func headerName(s string) string {
 // shapedDevices reads a ShapedDevices.csv.
 type shapedDevices struct {
 	*collector
+	LibreQoSOptions
 	file   string
 	text   []byte
+	lines  [][]byte
 	csv    *csv.Reader
-	at     layout
+	at     [columns]int // the index of each column; -1 if there is none
 	header []string
-	errors policyfile.Errors // with columns in bytes
-	torn   bool              // quotes took one row for several, so nobody knows which are bad
+	fields int               // of the current row
+	errors policyfile.Errors // in rows that --skip-bad leaves out
+	torn   policyfile.Errors // others: rows may be missing
 	short  []string          // rows without the columns for numbers of nodes
-	rows   []*subscriber
+	rows   int
 
-	nodes    *nodes // nil if there is no network.json
-	keys     [ways]tableKey
-	circuits map[string]*circuit
-	order    []*circuit
-	LibreQoSOptions
+	nodes     *nodes // nil if there is no network.json
+	keys      [ways]tableKey
+	circuits  map[string]*circuit
+	order     []*circuit
 	protected map[string]bool // patterns of Protect that a circuit matched
 }
 
@@ -162,43 +163,18 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	var err error
 	if network.Text != nil {
 		s.nodes = &nodes{collector: s.collector, file: network.Name, named: map[string]*node{}, ids: map[string]*node{}}
-		if s.nodes.text, err = input.All(network.Text); err == nil {
-			err = s.nodes.read()
-		}
-		if err != nil {
+		if s.nodes.text, err = input.All(network.Text); err != nil {
 			return Imported{}, err
+		}
+		if s.nodes.read(); s.err != nil {
+			return Imported{}, s.err
 		}
 	}
 	if s.text, err = input.All(devices.Text); err != nil {
 		return Imported{}, err
 	}
-	if err := s.open(); err != nil {
+	if err := s.read(); err != nil {
 		return Imported{}, err
-	}
-	header, _ := s.csv.FieldPos(0)
-	for {
-		record, err := s.csv.Read()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			s.syntax(err)
-		} else {
-			s.read(record)
-		}
-	}
-	if s.SkipBad && !s.torn {
-		for _, e := range s.located() {
-			s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
-		}
-	} else if len(s.errors) > 0 {
-		return Imported{}, s.located()
-	}
-	if len(s.rows) == 0 {
-		return Imported{}, s.wrong(header, 1, "no row follows the header; is the file cut off?")
-	}
-	if s.text[len(s.text)-1] != '\n' {
-		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
 	for _, c := range s.order {
 		for w := range ways {
@@ -217,137 +193,165 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	return s.imported(), nil
 }
 
-const byteOrderMark = "\ufeff"
-
-// open reads the header.
-func (s *shapedDevices) open() error {
-	if bytes.HasPrefix(s.text, []byte("\xff\xfe")) || bytes.HasPrefix(s.text, []byte("\xfe\xff")) {
-		return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
+// read reads all rows. An error is of type policyfile.Errors.
+func (s *shapedDevices) read() error {
+	if !s.readHeader() {
+		return s.errors
 	}
-	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
-	if valid := validPrefix(s.text); len(valid) < len(s.text) {
-		line, column := 1+bytes.Count(valid, []byte("\n")), len(valid)-bytes.LastIndexByte(valid, '\n')
-		return s.wrong(line, column, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
-	}
-	if bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")) {
-		return s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
-	}
-	s.csv = csv.NewReader(bytes.NewReader(s.text))
-	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
-	header, err := s.csv.Read()
-	if err == io.EOF {
-		return s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
-	}
-	if err != nil {
-		s.syntax(err)
-		return s.located()
-	}
-	s.header = slices.Clone(header)
-	for i := range s.at {
-		s.at[i] = -1
-	}
-	for i, h := range header {
-		c, known := columnNames[headerName(h)]
-		if !known {
-			continue
-		}
-		if s.at[c] >= 0 {
-			s.problem(i, "the column %.40q appears twice, first as %.40q; remove one", h, s.header[s.at[c]])
-			continue
-		}
-		s.at[c] = i
-	}
-	for _, c := range []struct {
-		need []column
-		name string
-	}{{[]column{ipv4, ipv6}, "IPv4"}, {[]column{downloadMax}, "Download Max Mbps"}, {[]column{uploadMax}, "Upload Max Mbps"}} {
-		if !slices.ContainsFunc(c.need, func(c column) bool { return s.at[c] >= 0 }) {
-			s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
-				c.name, strings.Join(header, ","))
+	header, _ := s.csv.FieldPos(0)
+	for {
+		record, err := s.csv.Read()
+		if err == io.EOF {
 			break
 		}
+		if s.fields = len(record); err != nil {
+			s.syntax(err)
+		} else {
+			s.row(record)
+		}
 	}
-	if len(s.errors) > 0 {
-		return s.located()
+	if s.rows == 0 && len(s.errors) == 0 {
+		s.wrong(header, 1, "no row follows the header; is the file cut off?")
+		s.torn = s.errors
+	}
+	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	switch {
+	case s.SkipBad && len(s.torn) > 0:
+		return s.torn
+	case !s.SkipBad && len(s.errors) > 0:
+		return s.errors
+	}
+	for _, e := range s.errors {
+		s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
+	}
+	if !s.ended() {
+		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
 	return nil
 }
 
-// validPrefix returns the text before the first byte that is not UTF-8.
-func validPrefix(text []byte) []byte {
-	for at := 0; at < len(text); {
-		r, size := utf8.DecodeRune(text[at:])
-		if r == utf8.RuneError && size == 1 {
-			return text[:at]
-		}
-		at += size
+// ended reports whether the text ends with a line break.
+func (s *shapedDevices) ended() bool { return bytes.HasSuffix(s.text, []byte("\n")) }
+
+const byteOrderMark = "\ufeff"
+
+// readHeader reads the header, and reports whether it can be used.
+func (s *shapedDevices) readHeader() bool {
+	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
+	s.lines = bytes.Split(s.text, []byte("\n"))
+	switch {
+	case bytes.HasPrefix(s.text, []byte("\xff\xfe")) || bytes.HasPrefix(s.text, []byte("\xfe\xff")):
+		s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
+		return false
+	case !utf8.Valid(s.text):
+		bad := slices.IndexFunc(s.lines, func(l []byte) bool { return !utf8.Valid(l) })
+		s.wrong(1+bad, 1, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
+		return false
+	case bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")):
+		s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
+		return false
 	}
-	return text
+	s.csv = csv.NewReader(bytes.NewReader(s.text))
+	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
+	header, err := s.csv.Read()
+	switch {
+	case err == io.EOF:
+		s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
+		return false
+	case err != nil:
+		s.syntax(err)
+		return false
+	}
+	s.header, s.fields = slices.Clone(header), len(header)
+	for i := range s.at {
+		s.at[i] = -1
+	}
+	for i, h := range header {
+		switch c, known := columnNames[headerName(h)]; {
+		case known && s.at[c] >= 0:
+			s.problem(i, "the column %.40q appears twice, first as %.40q; remove one", h, s.header[s.at[c]])
+		case known:
+			s.at[c] = i
+		}
+	}
+	missing := ""
+	switch {
+	case s.at[ipv4] < 0 && s.at[ipv6] < 0:
+		missing = "IPv4"
+	case s.at[downloadMax] < 0:
+		missing = "Download Max Mbps"
+	case s.at[uploadMax] < 0:
+		missing = "Upload Max Mbps"
+	}
+	if missing != "" {
+		s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
+			missing, strings.Join(header, ","))
+	}
+	return len(s.errors) == 0
 }
 
 // problem adds an error with a cell.
 func (s *shapedDevices) problem(field int, format string, args ...any) {
-	line, column := s.csv.FieldPos(field)
+	line, column := s.csv.FieldPos(min(field, s.fields-1))
+	s.wrong(line, column, format, args...)
+}
+
+// wrong adds an error, whose column is in bytes.
+func (s *shapedDevices) wrong(line, column int, format string, args ...any) {
+	of := s.lines[line-1]
+	column = 1 + utf8.RuneCount(of[:min(len(of), column-1)])
 	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
 }
 
-// wrong returns all errors and a last one, whose column is in bytes.
-func (s *shapedDevices) wrong(line, column int, message string) error {
-	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: message})
-	return s.located()
-}
-
-// located returns the errors in the order of the file, with columns in characters.
-func (s *shapedDevices) located() policyfile.Errors {
-	sort.SliceStable(s.errors, func(i, j int) bool {
-		a, b := s.errors[i], s.errors[j]
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column)) < 0
-	})
-	line, rest := 1, s.text
-	for i, e := range s.errors {
-		for ; line < e.Line; line++ {
-			_, rest, _ = bytes.Cut(rest, []byte("\n"))
-		}
-		s.errors[i].Column = 1 + utf8.RuneCount(rest[:max(0, min(len(rest), e.Column-1))])
-	}
-	return s.errors
-}
-
-// syntax adds an error of package csv, which reads from memory.
+// syntax adds an error of package csv, which reads from memory. If a quote took one row for several, nobody knows which are bad.
 func (s *shapedDevices) syntax(err error) {
 	bad, _ := errors.AsType[*csv.ParseError](err)
 	why := "a quote is in the middle of a cell"
 	if errors.Is(bad.Err, csv.ErrQuote) {
 		why = "a quote is not closed, or something follows it"
 	}
-	s.torn = s.torn || bad.Line != bad.StartLine
-	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: bad.Line, Column: bad.Column,
-		Message: why + "; put quotes around a whole cell, and write a quote inside as two"})
+	s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write a quote inside as two", why)
+	s.tear(bad.Line != bad.StartLine)
+}
+
+// tear records whether the last error is one after which rows may be missing: also if the text ends within its row.
+func (s *shapedDevices) tear(torn bool) {
+	if torn || !s.ended() && s.csv.InputOffset() == int64(len(s.text)) {
+		s.torn = append(s.torn, s.errors[len(s.errors)-1])
+	}
 }
 
 // A shapedDevice is a row: a device of a subscriber.
 type shapedDevice struct {
 	*shapedDevices
-	layout
 	record      []string
 	where, name string
 }
 
-// read reads a row.
-func (s *shapedDevices) read(record []string) {
+// row reads a row.
+func (s *shapedDevices) row(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
 		return // spreadsheets write empty rows at the end
 	}
 	line, _ := s.csv.FieldPos(0)
-	r := shapedDevice{shapedDevices: s, layout: s.at, record: record, where: fmt.Sprintf("line %d", line)}
-	switch n := len(s.header); {
-	case len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "":
+	r := shapedDevice{shapedDevices: s, record: record, where: fmt.Sprintf("line %d", line)}
+	n := len(s.header)
+	if len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
 		return
-	case len(record) < n:
-		short, gone := s.withoutNumbers()
-		if r.layout = short; len(record)+gone != n || !r.plausible() {
+	}
+	if len(record) < n {
+		// Some files have the columns for numbers of nodes only in the header.
+		for i := range n {
+			if i == s.at[nodeID] || i == s.at[anchorID] {
+				r.record = slices.Insert(slices.Clone(r.record), min(i, len(r.record)), "")
+			}
+		}
+		if len(r.record) != n || !r.plausible() {
 			s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
+			s.tear(false)
 			return
 		}
 		s.short = append(s.short, r.where)
@@ -355,37 +359,15 @@ func (s *shapedDevices) read(record []string) {
 	r.rules()
 }
 
-// withoutNumbers returns the layout of rows without the columns for numbers of nodes, and
-// the number of these columns. Some files have them only in the header.
-func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
-	at = s.at
-	for _, c := range []column{nodeID, anchorID} {
-		if s.at[c] < 0 {
-			continue
-		}
-		gone++
-		for i := range at {
-			if s.at[i] > s.at[c] {
-				at[i]--
-			}
-		}
-		at[c] = -1
-	}
-	return at, gone
-}
-
-// A layout is the index of each column; -1 if it does not exist.
-type layout [columns]int
-
 // cell returns the cell of a column, "" for none.
 func (r *shapedDevice) cell(c column) string {
-	if i := r.layout[c]; i >= 0 && i < len(r.record) {
+	if i := r.at[c]; i >= 0 && i < len(r.record) {
 		return strings.TrimSpace(r.record[i])
 	}
 	return ""
 }
 
-// plausible reports whether the layout finds addresses and rates in a row.
+// plausible reports whether addresses and rates are in their columns.
 func (r *shapedDevice) plausible() bool {
 	addresses := append(words(r.cell(ipv4)), words(r.cell(ipv6))...)
 	for _, a := range addresses {
@@ -526,7 +508,7 @@ func (r *shapedDevice) subscriber() *subscriber {
 		r.name = strconv.Quote(v.name)
 	}
 	v.note = r.fit(r.where, strings.Join(notes, "; "), policy.MaxNote, longNote)
-	r.rows = append(r.rows, v)
+	r.shapedDevices.rows++
 	return v
 }
 
@@ -539,10 +521,10 @@ func (r *shapedDevice) networks(c column) (all []netip.Prefix) {
 			r.leave(hostBits, r.where, "%s was read as %v", word, p)
 		}
 		if err == nil && p.Addr().Is4() != (c == ipv4) {
-			err = fmt.Errorf("%s is in the column %s; move it to the other one", word, r.header[r.layout[c]])
+			err = fmt.Errorf("%s is in the column %s; move it to the other one", word, r.header[r.at[c]])
 		}
 		if err != nil {
-			r.problem(r.layout[c], "%v", err)
+			r.problem(r.at[c], "%v", err)
 			continue
 		}
 		if !slices.Contains(all, p) {
@@ -567,10 +549,10 @@ func (r *shapedDevice) speed(c column) speed {
 	case text == "":
 		return speed{}
 	case !plainNumber.MatchString(text):
-		r.problem(r.layout[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", r.header[r.layout[c]], text)
+		r.problem(r.at[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", r.header[r.at[c]], text)
 		return speed{}
 	}
-	return r.collector.speed(text, fmt.Sprintf("%s %s for %s", r.header[r.layout[c]], text, r.name), r.where, c == downloadMin || c == uploadMin)
+	return r.collector.speed(text, fmt.Sprintf("%s %s for %s", r.header[r.at[c]], text, r.name), r.where, c == downloadMin || c == uploadMin)
 }
 
 // speed converts a plain number. It lists one that no rule can have, or guarantee.

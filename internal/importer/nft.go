@@ -1,21 +1,22 @@
 package importer
 
 import (
+	"bytes"
 	"cmp"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"math/bits"
+	"io"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 var (
-	nftPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
-	nftPartial = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
-		"no rule was made; write one by hand if it may limit all packets of the address"}
+	nftAccepts = reason{loosens, "limit that accepts conforming packets", "the import does not follow what becomes of excess packets",
+		"if they are dropped, write the rule as 'limit rate over ... drop', which is the same limit, and import that"}
 	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
@@ -27,84 +28,9 @@ var (
 	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
 		"no rule was made; write one by hand in a section such as tap*"}
 	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftRounded = reason{other, "fractional rate", "rates are whole bits per second", "it was rounded down"}
 	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", "no rule was made; write one by hand if it limits packets"}
 	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
-
-// conditions are those that packets of a rule of nft must meet.
-type conditions struct {
-	addresses [3]addresses // by side; those on either are the families
-	devices   devices
-	partial   string // other conditions
-}
-
-// addresses are a condition on the addresses of one side.
-type addresses struct{ only, except []netip.Prefix }
-
-// any reports whether all addresses meet the condition.
-func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
-
-func (a *conditions) restrict(what string) { a.partial = also(a.partial, what) }
-
-// side returns the side with a condition, and whether there is at most one.
-func (a conditions) side() (side, bool) {
-	switch to, source := !a.addresses[toward].any(), !a.addresses[from].any(); {
-	case to:
-		return toward, !source
-	case source:
-		return from, true
-	}
-	return either, true
-}
-
-// prefixes returns the networks on a side, limited to the families.
-func (a conditions) prefixes(s side) (only, except []netip.Prefix) {
-	on, families := a.addresses[s], a.addresses[either].only
-	return common(on.only, families), common(on.except, families)
-}
-
-// with adds a condition on the addresses of a side.
-func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
-	on := &a.addresses[s]
-	if not {
-		on.except = slices.Concat(on.except, networks)
-	} else {
-		on.only = common(on.only, networks)
-	}
-	// A condition on an address, also a negated one, is one on its family, too.
-	families := &a.addresses[either].only
-	*families = slices.DeleteFunc(slices.Clone(*families), func(all netip.Prefix) bool {
-		return !slices.ContainsFunc(networks, all.Overlaps)
-	})
-	return a
-}
-
-// covers reports whether all packets that meet b meet a.
-func (a conditions) covers(b conditions) bool {
-	if a.partial != "" {
-		return false
-	}
-	for d, mine := range a.devices {
-		theirs := b.devices[d]
-		other := func(name string) bool { return !slices.Contains(mine, name) }
-		if mine != nil && (theirs == nil || slices.ContainsFunc(theirs, other)) {
-			return false
-		}
-	}
-	for s, mine := range a.addresses {
-		theirs := b.addresses[s]
-		if len(mine.except) > 0 && !slices.Equal(mine.except, theirs.except) {
-			return false
-		}
-		if slices.ContainsFunc(theirs.only, func(p netip.Prefix) bool {
-			return !slices.ContainsFunc(mine.only, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Overlaps(p) })
-		}) {
-			return false
-		}
-	}
-	return true
-}
 
 // A held is a limit of nft, and the packets that it limits.
 type held struct {
@@ -114,26 +40,19 @@ type held struct {
 
 // nftWalk goes through the chains of a ruleset as packets do.
 type nftWalk struct {
-	*ruleset
+	*collector
 	nft    *nftRuleset
+	file   string
+	text   []byte
 	device string // for what names none; "" for none
 	base   *nftChain
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
-	// Limits that accept conforming packets, and whose excess no rule has dropped yet.
-	open   []openLimit
-	depth  int
-	at     *nftRule          // the current rule
-	limits map[any]*limit    // by what has them: each has one bucket, however often rules lead there
-	read   map[*nftRule]bool // rules that packets reach
-	rules  int               // the number of rules that were read
-}
-
-// An openLimit is entries that accept conforming packets.
-type openLimit struct {
-	held
-	entries []int
-	where   string
+	depth              int
+	at                 *nftRule          // the current rule
+	limits             map[any]*limit    // by what has them: each has one bucket, however often rules lead there
+	read               map[*nftRule]bool // rules that packets reach
+	rules              int               // the number of rules that were read
 }
 
 const (
@@ -143,34 +62,54 @@ const (
 	jumpsEach, jumpsMore = 64, 1 << 16
 )
 
-func (w *nftWalk) walk() error {
+// NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
+// the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
+// for the given file.
+func NFT(file string, text io.Reader, device string) (Imported, error) {
+	all, err := input.All(text)
+	if err != nil {
+		return Imported{}, err
+	}
+	ruleset, err := readNFT(file, all)
+	if err != nil {
+		return Imported{}, err
+	}
+	w := &nftWalk{
+		collector: newCollector(), nft: ruleset, file: file, text: all, device: device, limits: map[any]*limit{}, read: map[*nftRule]bool{},
+	}
+	w.walk()
+	for _, c := range ruleset.chains {
+		for _, r := range c.rules {
+			if !w.read[r] && slices.ContainsFunc(r.Expr, func(s statement) bool { return bytes.Contains(s.raw, []byte(`"rate"`)) }) {
+				w.leave(nftUnread, r.where(), "chain %s", c.Name)
+			}
+		}
+	}
+	w.make()
+	if len(w.tables) > 0 {
+		w.note("nft counts packets without the Ethernet header, and shapectl with it: set overhead: -14 on Ethernet devices to count like nft")
+	}
+	return w.imported(), w.err
+}
+
+// wrong fails because of the current rule.
+func (w *nftWalk) wrong(format string, args ...any) {
+	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
+}
+
+func (w *nftWalk) walk() {
 	for _, c := range w.nft.chains {
 		if c.Hook == "" || c.Type == "nat" || c.Family == "arp" {
 			continue
 		}
-		w.base, w.open, w.accepted = c, nil, nil
-		var start conditions
-		start.addresses[either].only = families(c.Family != "ip6", c.Family != "ip")
-		start.addresses[toward].only, start.addresses[from].only = everything, everything
+		w.base, w.accepted = c, nil
+		start := every(families(c.Family != "ip6", c.Family != "ip"))
 		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
 			start.devices[d] = c.Dev
 		}
-		if err := w.chain(c, start); err != nil {
-			return err
-		}
-		for _, o := range w.open {
-			if c.Policy == "drop" {
-				w.close(o)
-				continue
-			}
-			for _, i := range o.entries {
-				w.entries[i] = entry{}
-			}
-			w.leave(nftNoDrop, o.where, "%v for %s", o.Rate, o.conditions.describe())
-		}
+		w.chain(c, start)
 		w.end(w.accepted)
 	}
-	return nil
 }
 
 // end lets packets of entries skip what follows up to here.
@@ -181,9 +120,9 @@ func (w *nftWalk) end(entries []int) {
 }
 
 // chain reads a chain for the packets that reach it.
-func (w *nftWalk) chain(c *nftChain, a conditions) error {
+func (w *nftWalk) chain(c *nftChain, a conditions) {
 	if w.depth == deepest {
-		return nil
+		return
 	}
 	w.depth++
 	outer, at := w.returned, w.at
@@ -191,30 +130,83 @@ func (w *nftWalk) chain(c *nftChain, a conditions) error {
 	for _, r := range c.rules {
 		w.at = r
 		if w.rules++; w.rules > jumpsEach*w.nft.rules+jumpsMore {
-			return errors.New("rules jump to chains more often than can be followed")
+			w.wrong("rules jump to chains more often than can be followed")
 		}
-		if err := w.rule(r, a); err != nil {
-			return err
+		if w.err != nil {
+			return
 		}
+		w.rule(r, a)
 	}
 	w.end(w.returned)
 	w.returned, w.at = outer, at
 	w.depth--
-	return nil
 }
 
-// close records that excess packets are dropped here.
-func (w *nftWalk) close(o openLimit) {
-	for _, i := range o.entries {
-		w.entries[i].excessUntil = len(w.entries)
+// unconditional lists statements after which all packets go on.
+var unconditional = []string{"comment", "counter", "ct helper", "ct timeout", "dup", "flow", "last", "log", "mangle", "notrack", "secmark", "tproxy"}
+
+// conditional reports whether a statement keeps some packets.
+func conditional(all []statement) bool {
+	return slices.ContainsFunc(all, func(s statement) bool { return !slices.Contains(unconditional, s.kind) })
+}
+
+// rule applies a rule to the packets that reach it.
+func (w *nftWalk) rule(r *nftRule, a conditions) {
+	var limits []held
+	w.read[r] = true
+	for n := range r.Expr {
+		s := &r.Expr[n]
+		if limits != nil && (s.kind == "match" || s.kind == "limit") {
+			for i := range limits {
+				limits[i].restrict("a " + s.kind + " after the limit")
+			}
+			continue
+		}
+		switch s.kind {
+		case "match":
+			a, limits = w.match(s, a, r)
+		case "limit":
+			limits = w.limited(s, a, r)
+		case "set", "meter":
+			if l := limitOf(s.Stmt); l != nil {
+				limits = []held{w.each(s, l, a, r)}
+			} else if conditional(s.Stmt) {
+				a.restrict("conditions of a set")
+			}
+		case "vmap":
+			w.pairs(s.Key, s.Data, a, r, func(a conditions, value expr) {
+				var v statement
+				if err := json.Unmarshal(value.raw, &v); err != nil {
+					w.wrong("a verdict does not have the form that nft writes: %v", err)
+				}
+				w.verdict(v.kind, v.Target, a, limits, r)
+			})
+			return
+		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
+			w.verdict(s.kind, s.Target, a, limits, r)
+			return
+		case "quota":
+			w.leave(nftQuota, r.where(), "%s for %s", compact(s.raw), a.describe())
+			a.restrict("a quota")
+		case "xt":
+			w.leave(nftForeign, r.where(), "%s", compact(s.raw))
+			a.restrict("an extension of iptables")
+		default:
+			if !slices.Contains(unconditional, s.kind) {
+				a.restrict(s.kind)
+			}
+		}
+	}
+	if limits != nil {
+		w.verdict("continue", "", a, limits, r)
 	}
 }
 
 // verdict applies the verdict of a rule, after its limits.
-func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r *nftRule) error {
+func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r *nftRule) {
 	to := w.nft.named[r.named(target)]
 	if len(limits) == 0 {
-		return w.plain(verdict, to, a, r)
+		w.plain(verdict, to, a, r)
 	}
 	if to != nil && w.nft.drops(to) {
 		verdict = "drop"
@@ -224,47 +216,36 @@ func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r
 		case h.packets && verdict == "continue":
 			// It limits only logging or counting.
 		case h.packets:
-			w.leave(nftPackets, r.where(), "%s", h.conditions.describe())
+			w.leave(inPackets, r.where(), "%s", h.describe())
 		case h.over && (verdict == "drop" || verdict == "reject"):
-			w.hold(h, r, "")
+			w.hold(h, r)
 		case !h.over && (verdict == "accept" || verdict == "return"):
-			w.hold(h, r, verdict)
+			w.leave(nftAccepts, r.where(), "%v for %s", h.Rate, h.describe())
 		default:
-			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.describe())
 		}
 	}
-	return nil
 }
 
 // plain applies the verdict of a rule without a limit.
-func (w *nftWalk) plain(verdict string, to *nftChain, a conditions, r *nftRule) error {
+func (w *nftWalk) plain(verdict string, to *nftChain, a conditions, r *nftRule) {
 	switch verdict {
 	case "jump", "goto":
 		if to != nil {
-			if err := w.chain(to, a); err != nil {
-				return err
-			}
+			w.chain(to, a)
 		}
 		if verdict == "goto" {
-			return w.plain("return", nil, a, r)
+			w.plain("return", nil, a, r)
 		}
 	case "accept":
 		w.accepted = append(w.accepted, w.exempt(a, false, r)...)
 	case "return":
 		w.returned = append(w.returned, w.exempt(a, false, r)...)
 	case "drop", "reject":
-		w.open = slices.DeleteFunc(w.open, func(o openLimit) bool {
-			covered := a.covers(o.conditions)
-			if covered {
-				w.close(o)
-			}
-			return covered
-		})
 		for _, i := range w.exempt(a, true, r) {
 			w.entries[i].until = everyEntry
 		}
 	}
-	return nil
 }
 
 // exempt adds entries for packets that pass or are dropped without a limit.
@@ -274,41 +255,32 @@ func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
 			return nil // the loopback device has no rules
 		}
 	}
-	s, single := a.side()
-	if !single {
-		only, _ := a.prefixes(from)
-		a.restrict("source " + names(only))
+	s, only, except := a.networks()
+	if len(except) > 0 {
+		a.restrict("an address that is negated")
 	}
-	only, except := a.prefixes(s)
-	for _, p := range except {
-		a.restrict("not " + policy.NetworkText(p))
-	}
-	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
+	e := entry{conditions: a, side: s, drops: drops, where: r.where()}
 	e.label = w.label(e.where, r.Comment)
 	return w.enter(e, only)
 }
 
-// hold adds entries for limited packets. Conforming packets go on, or get the verdict
-// conforming if it is not "".
-func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
-	s, single := h.side()
-	if !single {
-		h.restrict("both addresses")
-	}
+// hold adds entries for packets whose excess is dropped.
+func (w *nftWalk) hold(h held, r *nftRule) {
 	if len(h.devices[policy.Ingress]) > 0 && len(h.devices[policy.Egress]) > 0 {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
-		w.leave(nftPartial, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+		w.leave(narrower, r.where(), "%v for %s", h.Rate, h.describe())
 		return
 	}
-	keys := w.places(h, s, r)
-	if len(keys) > 0 {
-		w.hooked()
-	}
-	only, except := h.prefixes(s)
-	o := openLimit{held: h, where: r.where()}
-	for _, key := range keys {
+	s, only, except := h.networks()
+	for _, key := range w.places(h, s, r) {
+		switch w.base.Hook {
+		case "forward":
+			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
+		case "input", "output":
+			w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
+		}
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: r.where()}
 		holes := w.enter(e, except)
@@ -316,120 +288,43 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		if r.Comment == "" {
 			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)), policy.MaxNote)
 		}
-		o.entries = append(o.entries, w.enter(e, only)...)
+		w.enter(e, only)
 		w.end(holes)
-	}
-	if conforming == "" {
-		return
-	}
-	for _, i := range o.entries {
-		w.entries[i].excessUntil = everyEntry
-	}
-	if conforming == "accept" {
-		w.accepted = append(w.accepted, o.entries...)
-	} else {
-		w.returned = append(w.returned, o.entries...)
-	}
-	w.open = append(w.open, o)
-}
-
-// hooked notes which packets a rule limits that the hook of the base chain did not see.
-func (w *nftWalk) hooked() {
-	switch w.base.Hook {
-	case "forward":
-		w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
-	case "input", "output":
-		w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
 	}
 }
 
 // places returns the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
-	d, hook := policy.Ingress, w.base.Hook
-	if len(h.devices[policy.Egress]) > 0 {
+	d, hook, why := policy.Ingress, w.base.Hook, reason{}
+	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
 		d = policy.Egress
+	}
+	if len(h.devices[policy.Ingress]) > 0 {
+		d = policy.Ingress
 	}
 	devices := h.devices[d]
 	if len(devices) == 0 {
 		devices = []string{w.device}
 		switch {
 		case hook == "egress" || hook == "ingress":
-			w.leave(nftLostDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
+			why = nftLostDevice
 		case w.device == "":
-			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
-		case hook == "output":
-			d = policy.Egress
-		case hook == "input":
-		case s == either:
-			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
-		case s == toward:
-			d = policy.Egress
+			why = nftNoDevice
+		case s == either && hook != "output" && hook != "input":
+			why = nftBothWays
 		}
 	}
 	for _, device := range devices {
 		if strings.HasSuffix(device, "*") {
-			w.leave(nftPattern, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+			why = nftPattern
+		}
+		if why != (reason{}) {
+			w.leave(why, r.where(), "%v for %s", h.Rate, h.describe())
 			continue
 		}
 		keys = append(keys, tableKey{device, d})
 	}
 	return keys
-}
-
-// describe returns the conditions for people.
-func (a conditions) describe() string {
-	var words []string
-	for _, s := range []side{toward, from} {
-		on := a.addresses[s]
-		if !slices.Equal(on.only, everything) {
-			words = append(words, prepositions[s]+names(on.only))
-		}
-		if len(on.except) > 0 {
-			words = append(words, prepositions[s]+"any but "+names(on.except))
-		}
-	}
-	words = append(words, a.devices.describe()...)
-	if a.partial != "" {
-		words = append(words, "with "+a.partial)
-	}
-	if len(words) == 0 {
-		return "all packets"
-	}
-	return "packets " + strings.Join(words, " ")
-}
-
-// ranged returns the networks that contain exactly the addresses from first to last.
-func ranged(first, last netip.Addr) (all []netip.Prefix) {
-	for first.Compare(last) <= 0 {
-		length := first.BitLen()
-		// The widest network that begins at first and does not reach beyond last.
-		for length > 0 {
-			wider := netip.PrefixFrom(first, length-1)
-			if wider.Masked().Addr() != first || lastOf(wider).Compare(last) > 0 {
-				break
-			}
-			length--
-		}
-		p := netip.PrefixFrom(first, length)
-		all = append(all, p)
-		if first = lastOf(p).Next(); !first.IsValid() {
-			break
-		}
-	}
-	return all
-}
-
-// lastOf returns the last address of a network.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // units of nft, in bytes and in seconds.
@@ -440,29 +335,182 @@ var (
 
 // newLimit converts a limit of nft. Its bucket holds the burst, and the bytes of one unit of
 // time at the rate.
-func (w *nftWalk) newLimit(key any, of *nftLimit, where string) (*limit, error) {
+func (w *nftWalk) newLimit(key any, of *nftLimit, where string) *limit {
 	if l := w.limits[key]; l != nil {
-		return l, nil
+		return l
 	}
 	l := &limit{over: of.Inv, where: where}
 	w.limits[key] = l
 	if of.RateUnit == "" || of.RateUnit == "packets" {
 		l.packets = true
-		return l, nil
+		return l
 	}
 	size, seconds, burstSize := nftBytes[of.RateUnit], nftSeconds[of.Per], nftBytes[cmp.Or(of.BurstUnit, "bytes")]
-	if size == 0 || seconds == 0 || burstSize == 0 {
-		return nil, fmt.Errorf("a limit of %d %s/%s burst %d %s has an unknown unit", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
-	}
-	hi, bytes := bits.Mul64(of.Rate, size)
-	high, burst := bits.Mul64(of.Burst, burstSize)
-	if hi != 0 || high != 0 || bytes > 1<<60 || burst > 1<<60 {
+	const most = 1 << 40 // beyond it, the products may overflow
+	switch {
+	case size == 0 || seconds == 0 || burstSize == 0:
+		w.wrong("a limit of %d %s/%s burst %d %s has an unknown unit", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
+	case of.Rate > most || of.Burst > most:
 		l.Rate = policy.MaxRate + 1
-		return l, nil
+	default:
+		l.Rate, l.Capacity = policy.Rate(8*of.Rate*size/seconds), of.Rate*size+of.Burst*burstSize
 	}
-	l.Rate, l.Capacity = policy.Rate(8*bytes/seconds), bytes+burst
-	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && l.Rate >= policy.MinRate {
-		w.leave(nftRounded, where, "%d %s/%s is %v", of.Rate, of.RateUnit, of.Per, l.Rate)
+	return l
+}
+
+// match adds the condition of a match statement. If the elements of a set have limits, it
+// returns these.
+func (w *nftWalk) match(s *statement, a conditions, r *nftRule) (conditions, []held) {
+	left, equal, unequal := s.Left.part(), s.Op == "==" || s.Op == "in" || s.Op == "", s.Op == "!="
+	switch {
+	case left.side != either && left.mask == nil && (equal || unequal):
+		networks, limits, ok := w.networks(s.Right, r)
+		if ok && limits == nil {
+			return a.with(left.side, networks, unequal), nil
+		}
+		if ok && equal {
+			var all []held
+			for i, p := range networks {
+				all = append(all, held{a.with(left.side, []netip.Prefix{p}, false), limits[i]})
+			}
+			return a, all
+		}
+	case left.device && equal:
+		if names := s.Right.devices(); names != nil {
+			return a.on(left.direction, names), nil
+		}
+	case left.family && equal:
+		switch s.Right.text {
+		case "ip", "ipv4":
+			return a.with(either, everything[:1], false), nil
+		case "ip6", "ipv6":
+			return a.with(either, everything[1:], false), nil
+		}
 	}
-	return l, nil
+	if unequal {
+		left.text += " !="
+	}
+	a.restrict(left.text + " " + compact(s.Right.raw))
+	return a, nil
+}
+
+// set returns the set or map that an expression is or names.
+func (w *nftWalk) set(e expr, kind string, r *nftRule) *nftSet {
+	name, named := strings.CutPrefix(e.text, "@")
+	if !named && e.Set != nil {
+		return &nftSet{Elem: e.Set}
+	}
+	if !named {
+		return &nftSet{Elem: []expr{e}}
+	}
+	if set := w.nft.sets[r.named(name)]; set != nil {
+		return set
+	}
+	w.wrong("there is no %s %s", kind, name)
+	return &nftSet{}
+}
+
+// networks returns the networks of a match, and the limits of its elements, if they have any.
+func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*limit, ok bool) {
+	set := w.set(e, "set", r)
+	own := limitOf(set.Stmt)
+	if slices.Contains(set.Flags, "dynamic") || conditional(set.Stmt) && own == nil {
+		return nil, nil, false
+	}
+	for n := range set.Elem {
+		networks, l, ok := set.Elem[n].networks()
+		if !ok {
+			return nil, nil, false
+		}
+		all = append(all, networks...)
+		if l = cmp.Or(l, own); l != nil {
+			limits = append(limits, slices.Repeat([]*limit{w.newLimit(&set.Elem[n], l, r.where())}, len(networks))...)
+		}
+	}
+	// nft does not make sets where only some elements have a limit.
+	return all, limits, limits == nil || len(limits) == len(all)
+}
+
+// limited returns the limits of a limit statement: its own, a named one, or one for each key
+// of a map.
+func (w *nftWalk) limited(s *statement, a conditions, r *nftRule) (all []held) {
+	switch {
+	case s.Map != nil:
+		w.pairs(s.Map.Key, s.Map.Data, a, r, func(a conditions, value expr) {
+			all = append(all, held{a, w.namedLimit(value.text, r)})
+		})
+		return all
+	case s.reference != "":
+		return []held{{a, w.namedLimit(s.reference, r)}}
+	}
+	return []held{{a, w.newLimit(s, &s.nftLimit, r.where())}}
+}
+
+// namedLimit returns a limit that rules share.
+func (w *nftWalk) namedLimit(name string, r *nftRule) *limit {
+	l := w.nft.limits[r.named(name)]
+	if l == nil {
+		w.wrong("there is no limit %q", name)
+		return &limit{}
+	}
+	return w.newLimit(l, l, fmt.Sprintf("table %s %s limit %s", r.Family, r.Table, name))
+}
+
+// pairs calls do for each value of a map, with the conditions of its key.
+func (w *nftWalk) pairs(key, data expr, a conditions, r *nftRule, do func(conditions, expr)) {
+	left := key.part()
+	for _, pair := range w.set(data, "map", r).Elem {
+		if len(pair.list) != 2 {
+			w.wrong("a map does not have the form that nft writes")
+			return
+		}
+		matched, at := a, pair.list[0]
+		switch networks, _, ok := at.networks(); {
+		case left.side != either && left.mask == nil && ok:
+			matched = a.with(left.side, networks, false)
+		case left.device && at.text != "":
+			matched = a.on(left.direction, []string{at.text})
+		default:
+			matched.restrict(left.text + " " + compact(at.raw))
+		}
+		do(matched, pair.list[1])
+	}
+}
+
+// limitOf returns the limit among the statements of a set; nil for none.
+func limitOf(all []statement) *nftLimit {
+	for i := range all {
+		if all[i].kind == "limit" {
+			return &all[i].nftLimit
+		}
+	}
+	return nil
+}
+
+// each returns the limit of a set or meter to which packets add elements, and sets its bucket scope.
+func (w *nftWalk) each(s *statement, of *nftLimit, a conditions, r *nftRule) held {
+	key := s.Elem
+	if s.kind == "meter" {
+		key = s.Key
+	}
+	if key.Elem != nil {
+		key = key.Elem.Val
+	}
+	l, left, length := w.newLimit(s, of, r.where()), key.part(), 0
+	if left.mask != nil {
+		p, ok := masked(*left.mask, left.mask.AsSlice())
+		if !ok {
+			left.side = either
+		}
+		length = p.Bits()
+	}
+	if left.side == either {
+		a.restrict("a bucket for each " + left.text)
+		return held{a, l}
+	}
+	l.Each = policy.Each{Kind: policy.EachHost}
+	if left.mask != nil {
+		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(length)}
+	}
+	return held{a.with(left.side, families(!left.six, left.six), false), l}
 }

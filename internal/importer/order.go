@@ -11,61 +11,19 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// side is the address of a packet that an entry looks at.
-type side uint8
-
-const (
-	either side = iota // no address: all packets of the family
-	toward             // the destination
-	from               // the source
-)
-
-func (s side) match() policy.Match {
-	if s == from {
-		return policy.MatchSrc
-	}
-	return policy.MatchDst
-}
-
-func (s side) String() string {
-	return [...]string{"any address", "destination", "source"}[s]
-}
-
-// prepositions stand before the networks of a side.
-var prepositions = [...]string{toward: "to ", from: "from "}
-
-// devices are those by which packets enter and leave, by direction; nil for any.
-type devices [2][]string
-
-// describe returns the devices for people.
-func (d devices) describe() (words []string) {
-	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
-		if d[direction] != nil {
-			words = append(words, verb+plain.List(d[direction]))
-		}
-	}
-	return words
-}
-
 // An entry is what a tool does to the packets of a network. Tools apply their entries in
 // order until one is final. Rules have no order: the longest prefix decides.
 type entry struct {
-	key    tableKey
-	side   side
-	prefix netip.Prefix
+	conditions          // those besides the address matter of exceptions and bans only
+	key        tableKey // none for a rule of nft that does not limit
+	side       side
+	prefix     netip.Prefix
 
 	limit *limit // nil for an exception, whose packets pass
 	drops bool   // the packets are dropped without a limit
-	// Packets of the entry, or its conforming packets if it has a limit, skip the entries
-	// before this index; 0 if they skip none.
+	// Packets of the entry skip the entries before this index; 0 if they skip none.
 	until int
-	// Excess packets go on to the entry before this index, which drops them; 0 if the limit
-	// drops them.
-	excessUntil int
-	// A condition that the packets must meet besides the address. No rule can have it.
-	partial string
-	devices devices // of an exception or a ban without a key
-	hook    string  // of nft; some hooks never see the same packet
+	hook  string // of nft; some hooks never see the same packet
 	// It is a default for the packets of no other entry. It is not reported if there are none.
 	fallback bool
 
@@ -122,30 +80,14 @@ var (
 		"no rule was made, because it had no effect"}
 	stacked = reason{loosens, "stacked limits", "packets had to conform to both limits, and no pool can express that",
 		"lower the rate of the rule, or set the other limit on another device"}
-	excess = reason{other, "limit for the excess of another", "a rule drops or marks its excess packets, and leaves them to no other limit",
-		"raise the rate of the rule if it is too low"}
 	otherHook = reason{other, "limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
 		"check whether the rules should limit all packets"}
 	exceptions = reason{other, "exception", "these packets skipped later limits, and the rules limit them",
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// also joins conditions.
-func also(asks, what string) string {
-	if asks == "" || what == "" {
-		return asks + what
-	}
-	return asks + ", " + what
-}
-
-// ruleset converts entries to rules.
-type ruleset struct {
-	*collector
-	entries []entry
-}
-
 // enter adds an entry for each network, and returns their indices.
-func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
+func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
 	for _, e.prefix = range networks {
 		added = append(added, len(s.entries))
 		s.entries = append(s.entries, e)
@@ -155,7 +97,7 @@ func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 
 // make converts all entries. Each device and direction has its own order. A limit becomes a pool if several networks
 // have it, or if other limits are within it.
-func (s *ruleset) make() {
+func (s *collector) make() {
 	var keys []tableKey
 	for _, e := range s.entries {
 		if e.limit != nil && !slices.Contains(keys, e.key) {
@@ -213,17 +155,12 @@ func (s *ruleset) make() {
 
 // compare orders false before true.
 func compare(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
+	number := map[bool]int{true: 1}
+	return number[a] - number[b]
 }
 
 // possible returns the limits whose rates a rule can have, and reports the others.
-func (s *ruleset) possible(r ruled) []*limit {
+func (s *collector) possible(r ruled) []*limit {
 	return slices.DeleteFunc(r.limits, func(l *limit) bool {
 		for l.in != nil && !l.in.possible() {
 			l.in = l.in.in
@@ -241,7 +178,7 @@ func (s *ruleset) possible(r ruled) []*limit {
 
 // nest orders the limits of each rule, those of fewer networks first, which become pools within the next ones. A pool
 // is in one other pool, so limits that have different ones above them in different rules have none, which it reports.
-func (s *ruleset) nest(rules []ruled) {
+func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
@@ -276,7 +213,7 @@ func (s *ruleset) nest(rules []ruled) {
 }
 
 // within returns the name of a limit's pool, which it adds at first.
-func (s *ruleset) within(l *limit) policy.Within {
+func (s *collector) within(l *limit) policy.Within {
 	if l != nil && l.pool == "" {
 		r := l.Rule
 		r.Framing = policy.Framing{}
@@ -314,7 +251,7 @@ type ruled struct {
 
 // A table converts the entries of one device and direction.
 type table struct {
-	*ruleset
+	*collector
 	key     tableKey
 	match   policy.Match
 	indices []int
@@ -325,8 +262,8 @@ type table struct {
 }
 
 // table returns the entries that become rules of one device and direction.
-func (s *ruleset) table(key tableKey) (made []ruled) {
-	t := &table{ruleset: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
+func (s *collector) table(key tableKey) (made []ruled) {
+	t := &table{collector: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
 		if e.key == key || e.key == (tableKey{}) && e.prefix.IsValid() {
 			t.indices = append(t.indices, i)
@@ -398,7 +335,7 @@ func (t *table) add(i int) {
 		}
 		partial = true
 	}
-	if before, covered := t.skipped(e.prefix, i, false); covered {
+	if before, covered := t.skipped(e.prefix, i); covered {
 		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
 			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, policy.NetworkText(e.prefix), t.entries[before].where)
 		}
@@ -421,11 +358,9 @@ func (t *table) add(i int) {
 	}
 }
 
-// skipped reports whether packets of p skip entry i, and which entry sends them on: all of them, or conforming ones only.
-func (t *table) skipped(p netip.Prefix, i int, conforming bool) (int, bool) {
-	return around(t.final, p, func(f int) bool {
-		return f < i && t.entries[f].until > i && (conforming || t.entries[f].excessUntil <= i)
-	})
+// skipped reports whether packets of p skip entry i, and which entry sends them on.
+func (t *table) skipped(p netip.Prefix, i int) (int, bool) {
+	return around(t.final, p, func(f int) bool { return f < i && t.entries[f].until > i })
 }
 
 // around returns the first wanted entry of the longest network that contains p.
@@ -448,14 +383,11 @@ func (t *table) rule(of entry) ruled {
 	r := ruled{entry: of, key: t.key, match: t.match}
 	around(t.limits, of.prefix, func(i int) bool {
 		e := t.entries[i]
-		_, skipped := t.skipped(of.prefix, i, false)
-		_, spared := t.skipped(of.prefix, i, true)
+		_, skipped := t.skipped(of.prefix, i)
 		why := stacked
 		switch {
 		case skipped || slices.Contains(r.limits, e.limit):
 			return false
-		case spared:
-			why = excess
 		case e.hook != r.hook && apart[e.hook] && apart[r.hook]:
 			why = otherHook
 		case e.limit.poolable() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
@@ -477,23 +409,11 @@ func (t *table) excepted() {
 	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {
 		e := t.entries[i]
-		what, sided := policy.NetworkText(e.prefix), e.side == either || e.side.match() == t.match
-		asks := e.partial
-		for _, words := range e.devices.describe() {
-			asks = also(asks, words)
-		}
-		switch {
-		case !sided:
-			what = also(fmt.Sprintf("%v %s", e.side, what), asks)
-		case e.prefix.Bits() == 0:
-			what = asks
-		case asks != "":
-			what += " with " + asks
-		}
+		sided := e.side == either || e.side.match() == t.match
 		if slices.ContainsFunc(limits, func(l int) bool {
 			return l > i && l < e.until && t.entries[l].limit != e.limit && (!sided || t.entries[l].prefix.Overlaps(e.prefix))
 		}) {
-			t.leave(exceptions, e.where, "%s", what)
+			t.leave(exceptions, e.where, "%s", e.describe())
 		}
 	}
 }

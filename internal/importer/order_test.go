@@ -18,7 +18,7 @@ func TestOrder(t *testing.T) {
 	exact := 0
 	const rulesets = 2000
 	for range rulesets {
-		s := &ruleset{collector: newCollector()}
+		s := newCollector()
 		for n := range 1 + r.IntN(8) {
 			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry * r.IntN(2), where: "here"}
 			switch r.IntN(5) {
@@ -119,12 +119,6 @@ func TestOrderLeaves(t *testing.T) {
 		{"a wider one after a narrower one that lets go on", []entry{
 			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
-		{"excess that goes on", []entry{
-			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{excess}, []policy.Rate{30_000, 10_000}},
-		{"excess that is dropped in between", []entry{
-			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{30_000, 10_000}},
 		{"a chain that ends in between", []entry{
 			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
@@ -180,10 +174,10 @@ func TestOrderLeaves(t *testing.T) {
 			{prefix: inside, until: everyEntry}, {prefix: narrow, until: everyEntry}, {prefix: wide, limit: a, until: everyEntry},
 		}, nil, []policy.Rate{10_000, policy.Unlimited}},
 		{"some packets of a network pass", []entry{
-			{prefix: narrow, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+			{prefix: narrow, conditions: conditions{partial: "port 22"}, until: everyEntry}, {prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"some packets of another network pass", []entry{
-			{prefix: other, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+			{prefix: other, conditions: conditions{partial: "port 22"}, until: everyEntry}, {prefix: inside, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"the other side", []entry{
 			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
@@ -192,16 +186,16 @@ func TestOrderLeaves(t *testing.T) {
 			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what leaves this device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth0"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Egress: {"eth0"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited}},
 		{"what leaves another device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth1"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Egress: {"eth1"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"what enters another device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth1"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Ingress: {"eth1"}}}}, {prefix: narrow, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what enters this device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth0"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Ingress: {"eth0"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
@@ -214,10 +208,10 @@ func TestOrderLeaves(t *testing.T) {
 		}, nil, []policy.Rate{10_000}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := &ruleset{collector: newCollector()}
+			s := newCollector()
 			copies := map[*limit]*limit{}
 			for _, e := range test.entries {
-				if e.where = "here"; e.devices.describe() == nil {
+				if e.where = "here"; e.devices[policy.Ingress] == nil && e.devices[policy.Egress] == nil {
 					e.key = egress
 				}
 				if of := e.limit; of != nil {
@@ -268,7 +262,7 @@ func TestOrderPools(t *testing.T) {
 	} {
 		top := &limit{Rule: policy.Rule{Rate: test.top, Capacity: 2000}, where: "top"}
 		middle := &limit{Rule: policy.Rule{Rate: test.middle, Capacity: 2000, Guarantee: 200_000}, in: top, where: "middle"}
-		s := &ruleset{collector: newCollector()}
+		s := newCollector()
 		for i := range 2 {
 			l := &limit{Rule: policy.Rule{Rate: 1e6, Capacity: 2000, Guarantee: 100_000, Weight: 2}, in: middle, where: "here"}
 			s.entries = append(s.entries, entry{
@@ -300,7 +294,7 @@ func TestTableSide(t *testing.T) {
 		{policy.Ingress, []side{toward, toward, either, either}, policy.MatchDst},
 		{policy.Ingress, []side{either}, policy.MatchSrc},
 	} {
-		s := &ruleset{collector: newCollector()}
+		s := newCollector()
 		for i, side := range test.sides {
 			s.entries = append(s.entries, entry{
 				key: tableKey{"eth0", test.direction}, side: side, limit: l, until: everyEntry,
