@@ -171,9 +171,6 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 	}
 	if r.Rate != policy.Unlimited {
 		switch {
-		case r.Rate < policy.MinRate || r.Rate > policy.MaxRate:
-			c.leave(outside, where, "%d bit/s for %s", uint64(r.Rate), of)
-			return false
 		case r.Capacity < policy.MinCapacity:
 			c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
 			r.Capacity = policy.MinCapacity

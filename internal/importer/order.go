@@ -2,12 +2,10 @@ package importer
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -55,10 +53,8 @@ func (l *limit) depth() (n int) {
 	return n
 }
 
-// poolable reports whether a pool can have the limit.
-func (l *limit) poolable() bool { return l.Each.Kind == policy.EachAll && l.Excess != policy.Pass }
-
-func (l *limit) scoped() bool { return !l.poolable() }
+// scoped reports whether the limit has several buckets, so that it cannot become a pool.
+func (l *limit) scoped() bool { return l.Each.Kind != policy.EachAll }
 
 // divides reports whether none of the limit's buckets for a network is for part of a network within it.
 func (l *limit) divides(whole, part netip.Prefix) bool {
@@ -66,14 +62,12 @@ func (l *limit) divides(whole, part netip.Prefix) bool {
 }
 
 // pooled reports whether the limit becomes a pool because several networks have it.
-func (l *limit) pooled() bool { return len(l.users) > 1 && l.poolable() }
+func (l *limit) pooled() bool { return len(l.users) > 1 && !l.scoped() }
 
 // possible reports whether a rule can have its rate.
 func (l *limit) possible() bool { return l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate }
 
 var (
-	shared = reason{loosens, "shared rate", "a pool cannot let excess packets pass, so each network has its own rule with the full rate",
-		"replace them by one network, or split the rate between them"}
 	otherSide = reason{loosens, "limit by the other address", "a direction of a device matches either destinations or sources",
 		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
 	unreached = reason{other, "limit without packets", "earlier entries decide all of its packets",
@@ -86,8 +80,13 @@ var (
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// enter adds an entry for each network, and returns their indices.
+// enter adds an entry for each network, and returns their indices. If no rule can have its limit, the networks have none, and skip
+// other entries all the same.
 func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
+	if e.limit != nil && !e.limit.possible() {
+		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(networks))
+		e.limit, e.drops = nil, true
+	}
 	for _, e.prefix = range networks {
 		added = append(added, len(s.entries))
 		s.entries = append(s.entries, e)
@@ -104,26 +103,18 @@ func (s *collector) make() {
 			keys = append(keys, e.key)
 		}
 	}
-	var limits []*limit
 	var rules []ruled
+	limits := 0
 	for _, key := range keys {
 		for _, r := range s.table(key) {
-			if r.limits = s.possible(r); len(r.limits) == 0 && r.limit != nil {
-				continue
-			}
 			rules = append(rules, r)
 			for _, l := range r.limits {
 				if l.users == nil {
-					l.order = len(limits)
-					limits = append(limits, l)
+					l.order = limits
+					limits++
 				}
 				l.users = append(l.users, r.entry)
 			}
-		}
-	}
-	for _, l := range limits {
-		if len(l.users) > 1 && l.Each.Kind == policy.EachAll && l.Excess == policy.Pass {
-			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(l.users))
 		}
 	}
 	s.nest(rules)
@@ -159,30 +150,13 @@ func compare(a, b bool) int {
 	return number[a] - number[b]
 }
 
-// possible returns the limits whose rates a rule can have, and reports the others.
-func (s *collector) possible(r ruled) []*limit {
-	return slices.DeleteFunc(r.limits, func(l *limit) bool {
-		for l.in != nil && !l.in.possible() {
-			l.in = l.in.in
-		}
-		if !l.possible() {
-			of := ""
-			if l == r.limit {
-				of = " for " + policy.NetworkText(r.prefix)
-			}
-			s.leave(outside, l.where, "%d bit/s%s", uint64(l.Rate), of)
-		}
-		return !l.possible()
-	})
-}
-
 // nest orders the limits of each rule, those of fewer networks first, which become pools within the next ones. A pool
 // is in one other pool, so limits that have different ones above them in different rules have none, which it reports.
 func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
-			return cmp.Or(compare(a.poolable(), b.poolable()), len(a.users)-len(b.users), b.depth()-a.depth(), a.order-b.order)
+			return cmp.Or(compare(b.scoped(), a.scoped()), len(a.users)-len(b.users), b.depth()-a.depth(), a.order-b.order)
 		})
 		for i, l := range r.limits {
 			var next *limit
@@ -226,19 +200,6 @@ func (s *collector) within(l *limit) policy.Within {
 		return ""
 	}
 	return l.pool
-}
-
-// sharers lists the networks that share a limit.
-func sharers(entries []entry) string {
-	elsewhere := slices.ContainsFunc(entries, func(e entry) bool { return e.key != entries[0].key })
-	words := make([]string, len(entries))
-	for i, e := range entries {
-		words[i] = policy.NetworkText(e.prefix)
-		if elsewhere {
-			words[i] += fmt.Sprintf(" on %s %v", e.key.device, e.key.direction)
-		}
-	}
-	return plain.List(words)
 }
 
 // A ruled entry becomes a rule.
@@ -390,7 +351,7 @@ func (t *table) rule(of entry) ruled {
 			return false
 		case e.hook != r.hook && apart[e.hook] && apart[r.hook]:
 			why = otherHook
-		case e.limit.poolable() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
+		case !e.limit.scoped() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
 			r.hook = e.hook
 			for l := e.limit; l != nil && !slices.Contains(r.limits, l); l = l.in {
 				r.limits = append(r.limits, l)

@@ -101,8 +101,8 @@ func ratesOf(tables []policy.Table, address netip.Addr) (rates []policy.Rate) {
 // TestOrderLeaves checks rules and pools of ordered entries, and what is reported where they cannot express the order.
 func TestOrderLeaves(t *testing.T) {
 	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
-	counts := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Excess: policy.Pass}, where: "c"}
 	hosts := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, where: "d"}
+	others := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, where: "c"}
 	subnets := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, where: "e"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
@@ -135,7 +135,7 @@ func TestOrderLeaves(t *testing.T) {
 			{prefix: narrow, limit: b}, {prefix: wide, limit: hosts},
 		}, nil, []policy.Rate{30_000, 10_000, 10_000}},
 		{"two limits of each host", []entry{
-			{prefix: narrow, limit: hosts}, {prefix: wide, limit: counts},
+			{prefix: narrow, limit: hosts}, {prefix: wide, limit: others},
 		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"subnets of another total", []entry{
 			{prefix: inside, limit: b}, {prefix: wide, limit: subnets},
@@ -200,9 +200,6 @@ func TestOrderLeaves(t *testing.T) {
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
 		}, nil, []policy.Rate{10_000, policy.Unlimited, policy.Unlimited}}, // a pool and what is within it
-		{"two networks that only count", []entry{
-			{prefix: narrow, limit: counts}, {prefix: other, limit: counts},
-		}, []reason{shared}, []policy.Rate{30_000, 30_000}},
 		{"one within the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
 		}, nil, []policy.Rate{10_000}},
@@ -245,38 +242,6 @@ func TestOrderLeaves(t *testing.T) {
 				t.Errorf("rules: %v, not %v", rates, test.rates)
 			}
 		})
-	}
-}
-
-// TestOrderPools puts limits into the pools of those above. One whose rate no pool can have is left out.
-func TestOrderPools(t *testing.T) {
-	for _, test := range []struct {
-		name              string
-		top, middle       policy.Rate
-		within, guarantee string
-		left              int
-	}{
-		{"all", 4e6, 2e6, "middle", "100kbit", 0},
-		{"not the one in the middle", 4e6, 1000, "top", "100kbit", 1},
-		{"none", 1000, policy.MaxRate + 1, "", "none", 2},
-	} {
-		top := &limit{Rule: policy.Rule{Rate: test.top, Capacity: 2000}, where: "top"}
-		middle := &limit{Rule: policy.Rule{Rate: test.middle, Capacity: 2000, Guarantee: 200_000}, in: top, where: "middle"}
-		s := newCollector()
-		for i := range 2 {
-			l := &limit{Rule: policy.Rule{Rate: 1e6, Capacity: 2000, Guarantee: 100_000, Weight: 2}, in: middle, where: "here"}
-			s.entries = append(s.entries, entry{
-				key: tableKey{"eth0", policy.Egress}, limit: l, until: everyEntry, where: "here",
-				prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32),
-			})
-		}
-		s.make()
-		i := s.imported()
-		testenv.Must(t, policy.CheckPools(i.Tables))
-		rules := i.Tables[len(i.Tables)-1].Rules
-		if len(rules) != 2 || rules[0].Within.String() != test.within || rules[0].Guarantee.String() != test.guarantee || len(i.Left) != test.left {
-			t.Errorf("%s: %+v, left %+v", test.name, rules, i.Left)
-		}
 	}
 }
 

@@ -28,7 +28,7 @@ var (
 	perFlow = reason{loosens, "rate of each flow", "fq delays the packets of each socket, and the import cannot",
 		"no rule was made; write one with 'each: flow' if you need one"}
 	cakes      = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
-	oddPolicer = reason{loosens, "policer that no rule can have", "a rule has one rate, and drops, marks or passes excess packets",
+	oddPolicer = reason{loosens, "policer that no rule can have", "a policer that becomes a rule has a rate in bytes, and drops excess packets",
 		"no rule was made; write one by hand if you need one"}
 	peakRate = reason{other, "peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
 	cells    = reason{other, "cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
@@ -264,12 +264,12 @@ func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIF
 // verdict follows the actions of a filter, for conforming and for excess packets.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var policer attributes
-	conforming, exceeding := netlink.TC_ACT_PIPE, netlink.TC_ACT_PIPE
+	next := netlink.TC_ACT_PIPE // of conforming packets
 	if t.unknown {
 		return d.nothing(unreadable, t.where, "it may limit packets")
 	}
 	for _, a := range t.actions {
-		if conforming != netlink.TC_ACT_PIPE && (policer == nil || exceeding != netlink.TC_ACT_PIPE) {
+		if next != netlink.TC_ACT_PIPE {
 			break
 		}
 		control := netlink.TcAct(decode[nl.TcGen](a.attributes[nl.TCA_GACT_PARMS]).Action)
@@ -277,18 +277,13 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		case a.kind == "police" && policer != nil:
 			return d.nothing(oddPolicer, t.where, "several: %s", rates(t.actions))
 		case a.kind == "police":
-			policer, conforming = a.attributes, netlink.TcAct(a.u32(nl.TCA_POLICE_RESULT))
-			exceeding = netlink.TcAct(decode[nl.TcPolice](a.attributes[nl.TCA_POLICE_TBF]).Action)
+			policer, next = a.attributes, netlink.TcAct(a.u32(nl.TCA_POLICE_RESULT))
 		case a.kind == "gact" && jumps(control):
 			return d.nothing(unreadable, t.where, "jump to chain %d", control&netlink.TC_ACT_EXT_VAL_MASK)
 		case a.kind == "gact" && len(a.attributes[nl.TCA_GACT_PROB]) > 0:
 			return d.nothing(unreadable, t.where, "gact by chance")
 		case a.kind == "gact":
-			for _, fate := range []*netlink.TcAct{&conforming, &exceeding} {
-				if *fate == netlink.TC_ACT_PIPE {
-					*fate = control
-				}
-			}
+			next = control
 		case a.kind == "mirred":
 			m := decode[nl.TcMirred](a.attributes[nl.TCA_MIRRED_PARMS])
 			if way := netlink.MirredAct(m.Eaction); way != netlink.TCA_EGRESS_REDIR && way != netlink.TCA_INGRESS_REDIR {
@@ -304,14 +299,19 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		}
 	}
 	if policer != nil {
-		return d.policed(t, policer, dir, conforming, exceeding)
+		return d.policed(t, policer, dir, next)
 	}
 	// Without actions, a filter with a class decides, and one at a hook passes packets.
-	v := verdict{entry: entry{drops: conforming == netlink.TC_ACT_SHOT || conforming == netlink.TC_ACT_RECLASSIFY}}
-	if conforming != netlink.TC_ACT_UNSPEC && (conforming != netlink.TC_ACT_PIPE || len(t.actions) == 0) {
+	v := verdict{entry: entry{drops: drops(next)}}
+	if next != netlink.TC_ACT_UNSPEC && (next != netlink.TC_ACT_PIPE || len(t.actions) == 0) {
 		v.until = everyEntry
 	}
 	return v
+}
+
+// drops reports whether packets are dropped: those that are classified again come to the same filter until the kernel drops them.
+func drops(control netlink.TcAct) bool {
+	return control == netlink.TC_ACT_SHOT || control == netlink.TC_ACT_RECLASSIFY
 }
 
 // Attributes of police that package nl lacks: linux/pkt_cls.h.
@@ -329,22 +329,20 @@ func rates(actions []action) string {
 }
 
 // policed returns the verdict of a policer.
-func (d *device) policed(t term, a attributes, dir policy.Direction, conforming, exceeding netlink.TcAct) verdict {
+func (d *device) policed(t term, a attributes, dir policy.Direction, conforming netlink.TcAct) verdict {
 	p := decode[nl.TcPolice](a[nl.TCA_POLICE_TBF])
-	rate, excess := rateOf(p.Rate, a[policeRate64]), policy.Pass
+	rate := rateOf(p.Rate, a[policeRate64])
 	switch {
 	case rate.bytes == 0 && len(a[policePktRate64]) > 0:
 		return d.nothing(inPackets, t.where, "policer %d", p.Index)
-	case rate.bytes == 0 || conforming == netlink.TC_ACT_SHOT || conforming == netlink.TC_ACT_RECLASSIFY:
+	case rate.bytes == 0 || drops(conforming):
 		return d.nothing(oddPolicer, t.where, "policer %d without a rate that passes packets", p.Index)
-	case exceeding == netlink.TC_ACT_UNSPEC || jumps(exceeding):
-		return d.nothing(oddPolicer, t.where, "%v, whose excess packets go on to other filters", bitRate(rate.bytes))
-	case exceeding == netlink.TC_ACT_SHOT || exceeding == netlink.TC_ACT_RECLASSIFY: // until the kernel drops it
-		excess = policy.Drop
+	case !drops(netlink.TcAct(p.Action)):
+		return d.nothing(oddPolicer, t.where, "%v, whose excess packets go on", bitRate(rate.bytes))
 	}
 	l := d.policers[p.Index] // several devices may have it
 	if l == nil {
-		l = &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes), Capacity: burst(p.Burst, rate.bytes), Excess: excess}, where: fmt.Sprintf("%s police index %d", d.Device, p.Index)}
+		l = &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes), Capacity: burst(p.Burst, rate.bytes)}, where: fmt.Sprintf("%s police index %d", d.Device, p.Index)}
 		d.policers[p.Index] = l
 		d.frame(l, rate, object{}, dir)
 		if p.PeakRate.Rate != 0 || len(a[policePeakRate64]) > 0 {
@@ -531,7 +529,10 @@ func (h *htb) limit(c *class) *limit {
 	h.buckets[c.Handle] = l
 	rate, ticks := c.ceil, c.Cbuffer
 	if above := h.classes[c.Parent]; above != nil {
-		l.in, l.Weight = h.limit(above), c.weight
+		if l.in, l.Weight = h.limit(above), c.weight; !l.in.possible() {
+			h.leave(outside, l.in.where, "%d bit/s", uint64(l.in.Rate))
+			l.in = l.in.in
+		}
 		l.Guarantee = h.guarantee(bitRate(min(c.rate.bytes, c.ceil.bytes)), l.where)
 	} else if c.rate.bytes < c.ceil.bytes {
 		rate, ticks = c.rate, c.Buffer
