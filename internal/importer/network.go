@@ -131,7 +131,8 @@ func (n *nodes) node(v *node, of member) {
 		case rates[m.name] != nil && !plainNumber.MatchString(text):
 			n.wrong(m.at, "%s of %.60q is no number of megabits per second; write one such as 25 or 2.5", m.name, v.name)
 		case rates[m.name] != nil:
-			*rates[m.name] = n.speed(text, fmt.Sprintf("%s for %q", m.name, v.name), v.where, strings.HasSuffix(m.name, "Min"))
+			r := map[bool]reason{true: noSuchGuarantee, false: noSuchRate}[strings.HasSuffix(m.name, "Min")]
+			*rates[m.name] = n.speed(text, v.where, r, "%s for %q", m.name, v.name)
 		case m.name == "virtual" && text == "true" || m.name == "type" && strings.EqualFold(text, "virtual"):
 			v.virtual = true
 		case m.name == "id" && n.ids[text] == nil:

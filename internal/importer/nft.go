@@ -20,9 +20,7 @@ var (
 	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
-		"use --device, or add iifname or oifname to the ruleset"}
-	nftLostDevice = reason{loosens, "limit at the hook of a device", "this version of nft does not print which device that is",
-		"use a newer nft, or set the limit by hand"}
+		"use --device, or add iifname or oifname to the ruleset; for a chain of a device, use a newer nft, which prints it"}
 	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device",
 		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
 	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
@@ -135,7 +133,7 @@ func (w *nftWalk) chain(c *nftChain, a conditions) {
 		if w.err != nil {
 			return
 		}
-		w.rule(r, a)
+		w.rule(a)
 	}
 	w.end(w.returned)
 	w.returned, w.at = outer, at
@@ -150,12 +148,12 @@ func conditional(all []statement) bool {
 	return slices.ContainsFunc(all, func(s statement) bool { return !slices.Contains(unconditional, s.kind) })
 }
 
-// rule applies a rule to the packets that reach it.
-func (w *nftWalk) rule(r *nftRule, a conditions) {
+// rule applies the current rule to the packets that reach it.
+func (w *nftWalk) rule(a conditions) {
 	var limits []held
-	w.read[r] = true
-	for n := range r.Expr {
-		s := &r.Expr[n]
+	w.read[w.at] = true
+	for n := range w.at.Expr {
+		s := &w.at.Expr[n]
 		if limits != nil && (s.kind == "match" || s.kind == "limit") {
 			for i := range limits {
 				limits[i].restrict("a " + s.kind + " after the limit")
@@ -164,32 +162,34 @@ func (w *nftWalk) rule(r *nftRule, a conditions) {
 		}
 		switch s.kind {
 		case "match":
-			a, limits = w.match(s, a, r)
+			if limits = w.elements(s, a); limits == nil {
+				a = w.meet(s.Left, s.Op, s.Right, a)
+			}
 		case "limit":
-			limits = w.limited(s, a, r)
+			limits = w.limited(s, a)
 		case "set", "meter":
 			if l := limitOf(s.Stmt); l != nil {
-				limits = []held{w.each(s, l, a, r)}
+				limits = []held{w.each(s, l, a)}
 			} else if conditional(s.Stmt) {
 				a.restrict("conditions of a set")
 			}
 		case "vmap":
-			w.pairs(s.Key, s.Data, a, r, func(a conditions, value expr) {
+			w.pairs(s.Key, s.Data, a, func(a conditions, value expr) {
 				var v statement
 				if err := json.Unmarshal(value.raw, &v); err != nil {
 					w.wrong("a verdict does not have the form that nft writes: %v", err)
 				}
-				w.verdict(v.kind, v.Target, a, limits, r)
+				w.verdict(v.kind, v.Target, a, limits)
 			})
 			return
 		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
-			w.verdict(s.kind, s.Target, a, limits, r)
+			w.verdict(s.kind, s.Target, a, limits)
 			return
 		case "quota":
-			w.leave(nftQuota, r.where(), "%s for %s", compact(s.raw), a.describe())
+			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s.raw), a.describe())
 			a.restrict("a quota")
 		case "xt":
-			w.leave(nftForeign, r.where(), "%s", compact(s.raw))
+			w.leave(nftForeign, w.at.where(), "%s", compact(s.raw))
 			a.restrict("an extension of iptables")
 		default:
 			if !slices.Contains(unconditional, s.kind) {
@@ -198,15 +198,15 @@ func (w *nftWalk) rule(r *nftRule, a conditions) {
 		}
 	}
 	if limits != nil {
-		w.verdict("continue", "", a, limits, r)
+		w.verdict("continue", "", a, limits)
 	}
 }
 
 // verdict applies the verdict of a rule, after its limits.
-func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r *nftRule) {
-	to := w.nft.named[r.named(target)]
+func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held) {
+	to := w.nft.named[w.at.named(target)]
 	if len(limits) == 0 {
-		w.plain(verdict, to, a, r)
+		w.plain(verdict, to, a)
 	}
 	if to != nil && w.nft.drops(to) {
 		verdict = "drop"
@@ -216,40 +216,40 @@ func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r
 		case h.packets && verdict == "continue":
 			// It limits only logging or counting.
 		case h.packets:
-			w.leave(inPackets, r.where(), "%s", h.describe())
+			w.leave(inPackets, w.at.where(), "%s", h.describe())
 		case h.over && (verdict == "drop" || verdict == "reject"):
-			w.hold(h, r)
+			w.hold(h)
 		case !h.over && (verdict == "accept" || verdict == "return"):
-			w.leave(nftAccepts, r.where(), "%v for %s", h.Rate, h.describe())
+			w.leave(nftAccepts, w.at.where(), "%v for %s", h.Rate, h.describe())
 		default:
-			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.describe())
+			w.leave(nftNoDrop, w.at.where(), "%v for %s", h.Rate, h.describe())
 		}
 	}
 }
 
 // plain applies the verdict of a rule without a limit.
-func (w *nftWalk) plain(verdict string, to *nftChain, a conditions, r *nftRule) {
+func (w *nftWalk) plain(verdict string, to *nftChain, a conditions) {
 	switch verdict {
 	case "jump", "goto":
 		if to != nil {
 			w.chain(to, a)
 		}
 		if verdict == "goto" {
-			w.plain("return", nil, a, r)
+			w.plain("return", nil, a)
 		}
 	case "accept":
-		w.accepted = append(w.accepted, w.exempt(a, false, r)...)
+		w.accepted = append(w.accepted, w.exempt(a, false)...)
 	case "return":
-		w.returned = append(w.returned, w.exempt(a, false, r)...)
+		w.returned = append(w.returned, w.exempt(a, false)...)
 	case "drop", "reject":
-		for _, i := range w.exempt(a, true, r) {
+		for _, i := range w.exempt(a, true) {
 			w.entries[i].until = everyEntry
 		}
 	}
 }
 
 // exempt adds entries for packets that pass or are dropped without a limit.
-func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
+func (w *nftWalk) exempt(a conditions, drops bool) []int {
 	for _, names := range a.devices {
 		if slices.Equal(names, []string{"lo"}) {
 			return nil // the loopback device has no rules
@@ -259,22 +259,22 @@ func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
 	if len(except) > 0 {
 		a.restrict("an address that is negated")
 	}
-	e := entry{conditions: a, side: s, drops: drops, where: r.where()}
-	e.label = w.label(e.where, r.Comment)
+	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
+	e.label = w.label(e.where, w.at.Comment)
 	return w.enter(e, only)
 }
 
 // hold adds entries for packets whose excess is dropped.
-func (w *nftWalk) hold(h held, r *nftRule) {
+func (w *nftWalk) hold(h held) {
 	if len(h.devices[policy.Ingress]) > 0 && len(h.devices[policy.Egress]) > 0 {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
-		w.leave(narrower, r.where(), "%v for %s", h.Rate, h.describe())
+		w.leave(narrower, w.at.where(), "%v for %s", h.Rate, h.describe())
 		return
 	}
 	s, only, except := h.networks()
-	for _, key := range w.places(h, s, r) {
+	for _, key := range w.places(h, s) {
 		switch w.base.Hook {
 		case "forward":
 			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
@@ -282,11 +282,11 @@ func (w *nftWalk) hold(h held, r *nftRule) {
 			w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
 		}
 		// Negated addresses are an exception from this limit only.
-		e := entry{key: key, side: s, where: r.where()}
+		e := entry{key: key, side: s, where: w.at.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment)
-		if r.Comment == "" {
-			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)), policy.MaxNote)
+		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, w.at.Comment)
+		if w.at.Comment == "" {
+			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", w.at.Table, w.at.Chain, w.at.Handle)), policy.MaxNote)
 		}
 		w.enter(e, only)
 		w.end(holes)
@@ -294,7 +294,7 @@ func (w *nftWalk) hold(h held, r *nftRule) {
 }
 
 // places returns the devices and directions of a limit.
-func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
+func (w *nftWalk) places(h held, s side) (keys []tableKey) {
 	d, hook, why := policy.Ingress, w.base.Hook, reason{}
 	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
 		d = policy.Egress
@@ -306,9 +306,7 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	if len(devices) == 0 {
 		devices = []string{w.device}
 		switch {
-		case hook == "egress" || hook == "ingress":
-			why = nftLostDevice
-		case w.device == "":
+		case w.device == "" || hook == "egress" || hook == "ingress":
 			why = nftNoDevice
 		case s == either && hook != "output" && hook != "input":
 			why = nftBothWays
@@ -319,7 +317,7 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 			why = nftPattern
 		}
 		if why != (reason{}) {
-			w.leave(why, r.where(), "%v for %s", h.Rate, h.describe())
+			w.leave(why, w.at.where(), "%v for %s", h.Rate, h.describe())
 			continue
 		}
 		keys = append(keys, tableKey{device, d})
@@ -358,44 +356,52 @@ func (w *nftWalk) newLimit(key any, of *nftLimit, where string) *limit {
 	return l
 }
 
-// match adds the condition of a match statement. If the elements of a set have limits, it
-// returns these.
-func (w *nftWalk) match(s *statement, a conditions, r *nftRule) (conditions, []held) {
-	left, equal, unequal := s.Left.part(), s.Op == "==" || s.Op == "in" || s.Op == "", s.Op == "!="
+// meet adds the condition that a part of packets is, or is not, a value or an element of a set.
+func (w *nftWalk) meet(of expr, op string, value expr, a conditions) conditions {
+	left, equal, unequal := of.part(), op == "==" || op == "in" || op == "", op == "!="
 	switch {
 	case left.side != either && left.mask == nil && (equal || unequal):
-		networks, limits, ok := w.networks(s.Right, r)
-		if ok && limits == nil {
-			return a.with(left.side, networks, unequal), nil
-		}
-		if ok && equal {
-			var all []held
-			for i, p := range networks {
-				all = append(all, held{a.with(left.side, []netip.Prefix{p}, false), limits[i]})
-			}
-			return a, all
+		if networks, ok := w.networks(value); ok {
+			return a.with(left.side, networks, unequal)
 		}
 	case left.device && equal:
-		if names := s.Right.devices(); names != nil {
-			return a.on(left.direction, names), nil
+		if names := value.devices(); names != nil {
+			return a.on(left.direction, names)
 		}
 	case left.family && equal:
-		switch s.Right.text {
+		switch value.text {
 		case "ip", "ipv4":
-			return a.with(either, everything[:1], false), nil
+			return a.with(either, everything[:1], false)
 		case "ip6", "ipv6":
-			return a.with(either, everything[1:], false), nil
+			return a.with(either, everything[1:], false)
 		}
 	}
 	if unequal {
 		left.text += " !="
 	}
-	a.restrict(left.text + " " + compact(s.Right.raw))
-	return a, nil
+	a.restrict(left.text + " " + compact(value.raw))
+	return a
+}
+
+// elements returns the limits of the elements of a set; nil if they have none.
+func (w *nftWalk) elements(s *statement, a conditions) (all []held) {
+	set := w.set(s.Right, "set")
+	own := limitOf(set.Stmt)
+	for n := range set.Elem {
+		e, l := set.Elem[n], own
+		if e.Elem != nil {
+			e, l = e.Elem.Val, cmp.Or(e.Elem.Limit, own)
+		}
+		if l == nil || slices.Contains(set.Flags, "dynamic") {
+			return nil
+		}
+		all = append(all, held{w.meet(s.Left, s.Op, e, a), w.newLimit(&set.Elem[n], l, w.at.where())})
+	}
+	return all
 }
 
 // set returns the set or map that an expression is or names.
-func (w *nftWalk) set(e expr, kind string, r *nftRule) *nftSet {
+func (w *nftWalk) set(e expr, kind string) *nftSet {
 	name, named := strings.CutPrefix(e.text, "@")
 	if !named && e.Set != nil {
 		return &nftSet{Elem: e.Set}
@@ -403,92 +409,75 @@ func (w *nftWalk) set(e expr, kind string, r *nftRule) *nftSet {
 	if !named {
 		return &nftSet{Elem: []expr{e}}
 	}
-	if set := w.nft.sets[r.named(name)]; set != nil {
+	if set := w.nft.sets[w.at.named(name)]; set != nil {
 		return set
 	}
 	w.wrong("there is no %s %s", kind, name)
 	return &nftSet{}
 }
 
-// networks returns the networks of a match, and the limits of its elements, if they have any.
-func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*limit, ok bool) {
-	set := w.set(e, "set", r)
-	own := limitOf(set.Stmt)
-	if slices.Contains(set.Flags, "dynamic") || conditional(set.Stmt) && own == nil {
-		return nil, nil, false
+// networks returns the networks of a value or set.
+func (w *nftWalk) networks(e expr) (all []netip.Prefix, ok bool) {
+	set := w.set(e, "set")
+	if slices.Contains(set.Flags, "dynamic") || conditional(set.Stmt) {
+		return nil, false
 	}
-	for n := range set.Elem {
-		networks, l, ok := set.Elem[n].networks()
+	for _, e := range set.Elem {
+		networks, ok := e.networks()
 		if !ok {
-			return nil, nil, false
+			return nil, false
 		}
 		all = append(all, networks...)
-		if l = cmp.Or(l, own); l != nil {
-			limits = append(limits, slices.Repeat([]*limit{w.newLimit(&set.Elem[n], l, r.where())}, len(networks))...)
-		}
 	}
-	// nft does not make sets where only some elements have a limit.
-	return all, limits, limits == nil || len(limits) == len(all)
+	return all, true
 }
 
 // limited returns the limits of a limit statement: its own, a named one, or one for each key
 // of a map.
-func (w *nftWalk) limited(s *statement, a conditions, r *nftRule) (all []held) {
+func (w *nftWalk) limited(s *statement, a conditions) (all []held) {
 	switch {
 	case s.Map != nil:
-		w.pairs(s.Map.Key, s.Map.Data, a, r, func(a conditions, value expr) {
-			all = append(all, held{a, w.namedLimit(value.text, r)})
+		w.pairs(s.Map.Key, s.Map.Data, a, func(a conditions, value expr) {
+			all = append(all, held{a, w.namedLimit(value.text)})
 		})
 		return all
 	case s.reference != "":
-		return []held{{a, w.namedLimit(s.reference, r)}}
+		return []held{{a, w.namedLimit(s.reference)}}
 	}
-	return []held{{a, w.newLimit(s, &s.nftLimit, r.where())}}
+	return []held{{a, w.newLimit(s, &s.nftLimit, w.at.where())}}
 }
 
 // namedLimit returns a limit that rules share.
-func (w *nftWalk) namedLimit(name string, r *nftRule) *limit {
-	l := w.nft.limits[r.named(name)]
+func (w *nftWalk) namedLimit(name string) *limit {
+	l := w.nft.limits[w.at.named(name)]
 	if l == nil {
 		w.wrong("there is no limit %q", name)
 		return &limit{}
 	}
-	return w.newLimit(l, l, fmt.Sprintf("table %s %s limit %s", r.Family, r.Table, name))
+	return w.newLimit(l, l, fmt.Sprintf("table %s %s limit %s", w.at.Family, w.at.Table, name))
 }
 
 // pairs calls do for each value of a map, with the conditions of its key.
-func (w *nftWalk) pairs(key, data expr, a conditions, r *nftRule, do func(conditions, expr)) {
-	left := key.part()
-	for _, pair := range w.set(data, "map", r).Elem {
+func (w *nftWalk) pairs(key, data expr, a conditions, do func(conditions, expr)) {
+	for _, pair := range w.set(data, "map").Elem {
 		if len(pair.list) != 2 {
 			w.wrong("a map does not have the form that nft writes")
 			return
 		}
-		matched, at := a, pair.list[0]
-		switch networks, _, ok := at.networks(); {
-		case left.side != either && left.mask == nil && ok:
-			matched = a.with(left.side, networks, false)
-		case left.device && at.text != "":
-			matched = a.on(left.direction, []string{at.text})
-		default:
-			matched.restrict(left.text + " " + compact(at.raw))
-		}
-		do(matched, pair.list[1])
+		do(w.meet(key, "==", pair.list[0], a), pair.list[1])
 	}
 }
 
 // limitOf returns the limit among the statements of a set; nil for none.
 func limitOf(all []statement) *nftLimit {
-	for i := range all {
-		if all[i].kind == "limit" {
-			return &all[i].nftLimit
-		}
+	if i := slices.IndexFunc(all, func(s statement) bool { return s.kind == "limit" }); i >= 0 {
+		return &all[i].nftLimit
 	}
 	return nil
 }
 
 // each returns the limit of a set or meter to which packets add elements, and sets its bucket scope.
-func (w *nftWalk) each(s *statement, of *nftLimit, a conditions, r *nftRule) held {
+func (w *nftWalk) each(s *statement, of *nftLimit, a conditions) held {
 	key := s.Elem
 	if s.kind == "meter" {
 		key = s.Key
@@ -496,21 +485,19 @@ func (w *nftWalk) each(s *statement, of *nftLimit, a conditions, r *nftRule) hel
 	if key.Elem != nil {
 		key = key.Elem.Val
 	}
-	l, left, length := w.newLimit(s, of, r.where()), key.part(), 0
+	l, left := w.newLimit(s, of, w.at.where()), key.part()
+	subnet, whole := netip.Prefix{}, true
 	if left.mask != nil {
-		p, ok := masked(*left.mask, left.mask.AsSlice())
-		if !ok {
-			left.side = either
-		}
-		length = p.Bits()
+		subnet, whole = masked(*left.mask, left.mask.AsSlice())
 	}
-	if left.side == either {
+	if left.side == either || !whole {
 		a.restrict("a bucket for each " + left.text)
 		return held{a, l}
 	}
+	six := strings.HasPrefix(left.text, "ip6 ")
 	l.Each = policy.Each{Kind: policy.EachHost}
 	if left.mask != nil {
-		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(length)}
+		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
 	}
-	return held{a.with(left.side, families(!left.six, left.six), false), l}
+	return held{a.with(left.side, families(!six, six), false), l}
 }

@@ -119,7 +119,7 @@ func TestNFTConditions(t *testing.T) {
 	}{
 		{"nothing", []string{chainObject, ruleObject(toHost, over, drop)}, 1, nil},
 		{"another chain", []string{natChain, ruleObject(toHost, over, drop)}, 0, []string{nftUnread.Kind}},
-		{"a device that is not printed", []string{strings.Replace(chainObject, `"forward"`, `"ingress"`, 1), ruleObject(toHost, over, drop)}, 0, []string{nftLostDevice.Kind}},
+		{"a device that is not printed", []string{strings.Replace(chainObject, `"forward"`, `"ingress"`, 1), ruleObject(toHost, over, drop)}, 0, []string{nftNoDevice.Kind}},
 		{"what comes after the limit", []string{chainObject, ruleObject(over, toHost, drop)}, 0, []string{narrower.Kind}},
 		{"a second limit", []string{chainObject, ruleObject(toHost, over, over, drop)}, 0, []string{narrower.Kind}},
 		{"a quota", []string{chainObject, ruleObject(toHost, `{"quota": {"val": 1}}`, over, drop)}, 0, []string{narrower.Kind, nftQuota.Kind}},

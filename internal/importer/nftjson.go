@@ -252,7 +252,6 @@ func (n *nftRuleset) drops(c *nftChain) bool {
 // A part is the part of a packet that a match compares.
 type part struct {
 	side      side
-	six       bool
 	mask      *netip.Addr // of the address
 	device    bool
 	direction policy.Direction // of the device
@@ -264,7 +263,7 @@ func (e expr) part() (p part) {
 	switch {
 	case e.Payload != nil:
 		p.text = e.Payload.Protocol + " " + e.Payload.Field
-		p.six, p.family = e.Payload.Protocol == "ip6", p.text == "ether type"
+		p.family = p.text == "ether type"
 		p.side = map[string]side{"ip daddr": toward, "ip6 daddr": toward, "ip saddr": from, "ip6 saddr": from}[p.text]
 	case e.Meta != nil:
 		p.text = "meta " + e.Meta.Key
@@ -316,27 +315,22 @@ func (e expr) devices() (names []string) {
 	return names
 }
 
-// networks returns the networks of an address, prefix or range, and the limit of an element
-// of a set, nil for none.
-func (e expr) networks() (all []netip.Prefix, l *nftLimit, ok bool) {
+// networks returns the networks of an address, prefix or range.
+func (e expr) networks() (all []netip.Prefix, ok bool) {
 	switch {
 	case e.text != "":
 		p, err := policy.ParsePrefix(e.text)
-		return []netip.Prefix{p}, nil, err == nil
+		return []netip.Prefix{p}, err == nil
 	case e.Prefix != nil:
 		a, err := netip.ParseAddr(e.Prefix.Addr)
 		p := netip.PrefixFrom(a, e.Prefix.Len).Masked()
-		return []netip.Prefix{p}, nil, err == nil && p.IsValid()
+		return []netip.Prefix{p}, err == nil && p.IsValid()
 	case len(e.Range) == 2:
 		first, err := netip.ParseAddr(e.Range[0])
 		last, bad := netip.ParseAddr(e.Range[1])
-		if err != nil || bad != nil || first.BitLen() != last.BitLen() {
-			return nil, nil, false
-		}
-		return ranged(first, last), nil, true
+		return ranged(first, last), err == nil && bad == nil && first.BitLen() == last.BitLen()
 	case e.Elem != nil:
-		all, _, ok = e.Elem.Val.networks()
-		return all, e.Elem.Limit, ok
+		return e.Elem.Val.networks()
 	}
-	return nil, nil, false
+	return nil, false
 }
