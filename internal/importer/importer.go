@@ -145,18 +145,19 @@ func (c *collector) note(s string) {
 	}
 }
 
+// byHand is an advice.
+const byHand = "no rule was made; write one by hand if you need it"
+
 var (
 	raised = reason{other, "small burst", "a bucket must hold a full packet",
 		fmt.Sprintf("it was raised to %d bytes", policy.MinCapacity)}
-	lowered = reason{other, "large burst", "a bucket holds at most 1024gb", "it was lowered to that"}
 	outside = reason{loosens, "rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
-	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
-	longName = reason{other, "long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut; shorten it"}
-	longNote = reason{other, "long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut; shorten it"}
+	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", byHand}
+	longText = reason{other, "long text", fmt.Sprintf("a name has at most %d bytes, a note %d", policy.MaxName, policy.MaxNote), "it was cut; shorten it"}
 	narrower = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
-		"no rule was made; write one by hand if it may limit all packets of the address"}
-	inPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+		byHand}
+	inPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", byHand}
 	twice     = reason{other, "duplicate network", "a network of a device and direction has one rule",
 		"the first one was kept; remove the wrong one"}
 )
@@ -169,15 +170,9 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 	if r.Pool {
 		of = strconv.Quote(r.Label.Name)
 	}
-	if r.Rate != policy.Unlimited {
-		switch {
-		case r.Capacity < policy.MinCapacity:
-			c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
-			r.Capacity = policy.MinCapacity
-		case r.Capacity > policy.MaxCapacity:
-			c.leave(lowered, where, "%d bytes for %s", r.Capacity, of)
-			r.Capacity = policy.MaxCapacity
-		}
+	if r.Rate != policy.Unlimited && r.Capacity < policy.MinCapacity {
+		c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
+		r.Capacity = policy.MinCapacity
 	}
 	if err := r.Validate(); err != nil {
 		c.leave(refused, where, "%v", err)
@@ -216,16 +211,11 @@ func (c *collector) imported() Imported {
 	return i
 }
 
-// label returns a label with a name of the source.
-func (c *collector) label(where, name string) policy.Label {
-	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName)}
-}
-
 // fit cuts a text of the source that is too long, and lists it.
-func (c *collector) fit(where, text string, most int, r reason) string {
+func (c *collector) fit(where, text string, most int) string {
 	text = oneLine(text)
 	if len(text) > most {
-		c.leave(r, where, "%.60q", text)
+		c.leave(longText, where, "%.60q", text)
 	}
 	return cut(text, most)
 }

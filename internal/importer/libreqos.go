@@ -443,13 +443,13 @@ func (s *shapedDevices) subscriber(site string, parent *node) *subscriber {
 		notes = append(notes, s)
 	}
 	if len(title+ending) > policy.MaxName {
-		s.leave(longName, s.where, "%.60q", title+ending)
+		s.leave(longText, s.where, "%.60q", title+ending)
 	}
 	v := &subscriber{where: s.where, name: ended(title, ending)}
 	if s.who = "the row"; v.name != "" {
 		s.who = strconv.Quote(v.name)
 	}
-	v.note = s.fit(s.where, strings.Join(notes, "; "), policy.MaxNote, longNote)
+	v.note = s.fit(s.where, strings.Join(notes, "; "), policy.MaxNote)
 	s.rows++
 	return v
 }

@@ -198,9 +198,9 @@ func TestLibreQoSLabels(t *testing.T) {
 		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "Router", Note: "late"}, nil},
 		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
 		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b (7)"}, nil},
-		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longName}},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longText}},
 		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
-			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longNote}},
+			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longText}},
 	} {
 		i, err := fromCSV(oldHeader + test.row)
 		testenv.Must(t, err)

@@ -21,12 +21,11 @@ var (
 		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
 		"use --device, or add iifname or oifname to the ruleset; for a chain of a device, use a newer nft, which prints it"}
-	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device",
-		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
-	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
+	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device", "add iifname or oifname to the ruleset"}
+	nftPattern  = reason{loosens, "limit of devices by pattern", "rules are made for devices by name only",
 		"no rule was made; write one by hand in a section such as tap*"}
 	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", "no rule was made; write one by hand if it limits packets"}
+	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", byHand}
 	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
@@ -260,7 +259,7 @@ func (w *nftWalk) exempt(a conditions, drops bool) []int {
 		a.restrict("an address that is negated")
 	}
 	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
-	e.label = w.label(e.where, w.at.Comment)
+	e.label.Name = w.fit(e.where, w.at.Comment, policy.MaxName)
 	return w.enter(e, only)
 }
 
@@ -284,7 +283,7 @@ func (w *nftWalk) hold(h held) {
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: w.at.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, w.at.Comment)
+		e.limit, e.hook, e.label.Name = h.limit, w.base.Hook, w.fit(e.where, w.at.Comment, policy.MaxName)
 		if w.at.Comment == "" {
 			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", w.at.Table, w.at.Chain, w.at.Handle)), policy.MaxNote)
 		}

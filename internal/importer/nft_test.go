@@ -180,7 +180,7 @@ func TestNFTLabels(t *testing.T) {
 	}
 	cut := 0
 	for _, l := range i.Left {
-		if l.Kind == longName.Kind {
+		if l.Kind == longText.Kind {
 			cut++
 		}
 	}

@@ -17,28 +17,20 @@ import (
 )
 
 var (
-	byMark = reason{loosens, "filter by firewall mark", "a rule matches addresses, not marks",
-		"no rule was made; write one for the addresses that are marked"}
-	unreadable = reason{loosens, "filter of another kind", "its conditions or actions cannot be read",
-		"no rule was made; write one by hand if it limits anything"}
-	redirects = reason{loosens, "redirection", "its packets are limited on another device, if at all",
+	unreadable = reason{loosens, "filter of another kind", "its conditions or actions cannot be read", byHand}
+	redirects  = reason{loosens, "redirection", "its packets are limited on another device, if at all",
 		"if that is an ifb device, name it too; its limits become rules here"}
 	unfed = reason{loosens, "limits on an ifb device", "they end when nothing redirects packets to it any more",
 		"name the device whose packets are redirected, too; the limits become its rules"}
-	perFlow = reason{loosens, "rate of each flow", "fq delays the packets of each socket, and the import cannot",
-		"no rule was made; write one with 'each: flow' if you need one"}
+	perFlow    = reason{loosens, "rate of each flow", "fq delays the packets of each socket", "no rule was made; write one with 'each: flow' if you need one"}
 	cakes      = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
-	oddPolicer = reason{loosens, "policer that no rule can have", "a policer that becomes a rule has a rate in bytes, and drops excess packets",
-		"no rule was made; write one by hand if you need one"}
-	peakRate = reason{other, "peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
-	cells    = reason{other, "cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
-	framing  = reason{other, "overhead out of range", fmt.Sprintf("an overhead is %d to %d bytes, an mpu 0 to %d", policy.MinOverhead, policy.MaxOverhead, policy.MaxMPU),
-		"the rule has none"}
-	priority  = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
-	noNetwork = reason{loosens, "class without an address", "a rule needs a network", "no rule was made; write one if its packets have their own addresses"}
-	inside    = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", "no rule was made; write one by hand"}
-	otherKind = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read",
-		"no rule was made; write one for any if it limits the device"}
+	oddPolicer = reason{loosens, "policer that no rule can have", "only one with a rate in bytes that drops excess packets becomes a rule", byHand}
+	peakRate   = reason{other, "peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
+	cells      = reason{other, "cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
+	priority   = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
+	noNetwork  = reason{loosens, "class without an address", "a rule needs a network", byHand}
+	inside     = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", byHand}
+	otherKind  = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read", byHand}
 )
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
@@ -67,9 +59,7 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 	}
 	for _, dump := range dumps {
 		d := all[dump.Device]
-		if d.tree != nil {
-			d.tree.rest()
-		}
+		d.rest()
 		d.leaveCake(netns)
 		d.leaveFilters()
 	}
@@ -88,7 +78,11 @@ type device struct {
 	reported map[uint32]bool    // classes with a rule, or reported as left
 	seen     map[uint32]bool    // places whose filters were read
 	met      map[u32Filter]bool // filters that packets can reach
-	tree     *htb
+	// Of htb: its classes, also in order, the qdisc, and the default class.
+	classes  map[uint32]*class
+	order    []*class
+	root     object
+	fallback uint32
 	cakes    [2]object // by direction: the qdisc of the device, or of an ifb device that it feeds
 	cakesAt  [2]string
 
@@ -129,13 +123,13 @@ func (d *device) qdisc(q object) {
 	switch {
 	case q.kind == "clsact":
 		if d.feeder == nil {
-			d.filters(atIngress, policy.Ingress, d.outer.conditions, nil, 0)
+			d.filters(atIngress, policy.Ingress, d.outer.conditions, -1)
 		}
-		d.filters(atEgress, policy.Egress, d.outer.conditions, nil, 0)
+		d.filters(atEgress, policy.Egress, d.outer.conditions, -1)
 		return
 	case q.kind == "ingress":
 		if d.feeder == nil {
-			d.filters(q.Handle, policy.Ingress, d.outer.conditions, nil, 0)
+			d.filters(q.Handle, policy.Ingress, d.outer.conditions, -1)
 		}
 		return
 	case q.kind == "htb" && atTop:
@@ -162,7 +156,7 @@ func (d *device) qdisc(q object) {
 		d.leave(inside, where, "%s below class %s", q.kind, handle(q.Parent))
 	}
 	if atTop && q.Handle != 0 {
-		d.filters(q.Handle, policy.Egress, d.outer.conditions, nil, 0)
+		d.filters(q.Handle, policy.Egress, d.outer.conditions, -1)
 	}
 }
 
@@ -185,20 +179,21 @@ func (d *device) enter(dir policy.Direction, t term, e entry) {
 	d.collector.enter(e, networks)
 }
 
-// filters adds entries for the filters of a place, for packets that meet conditions. h is nil at places that have no classes.
-func (d *device) filters(at uint32, dir policy.Direction, outer conditions, h *htb, depth int) {
+// filters adds entries for the filters of a place, for packets that meet conditions. depth is that of its class; -1 for places
+// that have no classes.
+func (d *device) filters(at uint32, dir policy.Direction, outer conditions, depth int) {
 	for _, t := range d.terms(at, outer) {
 		v := d.verdict(t, dir)
 		var c *class
-		if h != nil {
-			c = h.classes[t.class]
+		if depth >= 0 {
+			c = d.classes[t.class]
 		}
 		switch {
 		case v.left:
 		case v.to != nil:
 			v.to.feed(d, dir, t)
 			d.enter(dir, t, entry{until: everyEntry})
-		case t.partial != "" && c != nil && c.Handle != h.fallback:
+		case t.partial != "" && c != nil && c.Handle != d.fallback:
 			d.reported[c.Handle] = true
 			d.leavePartial(t, bitRate(c.ceil.bytes))
 		case t.partial != "" && v.limit != nil:
@@ -210,27 +205,20 @@ func (d *device) filters(at uint32, dir policy.Direction, outer conditions, h *h
 			}
 			d.enter(dir, t, v.entry)
 		case v.until == 0:
-		case v.drops || h == nil:
+		case v.drops || depth < 0:
 			d.enter(dir, t, v.entry)
 		case c != nil && !c.leaf && depth < policy.MaxDepth:
-			d.filters(c.Handle, dir, t.conditions, h, depth+1)
-			h.lead(h.fallback, t)
+			d.filters(c.Handle, dir, t.conditions, depth+1)
+			d.lead(d.fallback, t)
 		default:
-			h.lead(t.class, t)
+			d.lead(t.class, t)
 		}
 	}
 }
 
 // leavePartial reports a filter that has other conditions than an address.
 func (d *device) leavePartial(t term, rate policy.Rate) {
-	r := unreadable
-	switch t.kind {
-	case "fw":
-		r = byMark
-	case "u32", "flower", "matchall":
-		r = narrower
-	}
-	d.leave(r, t.where, "%v for %s", rate, t.describe())
+	d.leave(narrower, t.where, "%v for %s", rate, t.describe())
 }
 
 // feed reads an ifb device for packets of a term of another device.
@@ -426,9 +414,8 @@ func (d *device) frame(l *limit, r rateSpec, q object, dir policy.Direction) {
 	if base.Layer == nl.LINKLAYER_ATM || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
 		d.leave(cells, l.where, "%v", l.Rate)
 	}
-	if l.Framing, err = policy.ParseFraming(fmt.Sprintf("%d/%d", overhead, mpu)); err != nil {
-		d.leave(framing, l.where, "overhead %d, mpu %d", overhead, mpu)
-	}
+	// Validate refuses what is out of range.
+	l.Framing = policy.Framing{Overhead: int16(max(math.MinInt16, min(overhead, math.MaxInt16))), MPU: uint16(min(mpu, math.MaxUint16))}
 }
 
 // queued sets the capacity of a limit that delayed excess packets, and notes the differences. At least as much as the capacity
@@ -451,97 +438,88 @@ type class struct {
 	weight     policy.Weight
 }
 
-// htb converts a tree of classes.
-type htb struct {
-	*device
-	classes  map[uint32]*class
-	order    []*class
-	qdisc    object
-	fallback uint32 // the default class
-}
-
 // htb adds the classes of a qdisc.
 func (d *device) htb(q object) {
-	if d.tree == nil {
-		d.tree = d.parseHTB(q)
+	if d.classes == nil {
+		d.root, d.classes = q, map[uint32]*class{}
+		d.fallback = q.Handle&^0xffff | decode[nl.TcHtbGlob](q.options[nl.TCA_HTB_INIT]).Defcls&0xffff
+		d.readClasses()
 	}
-	h := d.tree
-	d.filters(q.Handle, policy.Egress, d.outer.conditions, h, 0)
+	d.filters(q.Handle, policy.Egress, d.outer.conditions, 0)
 	first, t := len(d.entries), d.outer
 	t.where = d.of("qdisc", q) + " default"
-	h.lead(h.fallback, t)
+	d.lead(d.fallback, t)
 	for i := range d.entries[first:] {
 		d.entries[first+i].fallback = true
 	}
 }
 
-// parseHTB reads the classes of a qdisc.
-func (d *device) parseHTB(q object) *htb {
-	h := &htb{device: d, classes: map[uint32]*class{}, qdisc: q}
-	h.fallback = q.Handle&^0xffff | decode[nl.TcHtbGlob](q.options[nl.TCA_HTB_INIT]).Defcls&0xffff
+// readClasses reads the classes of htb.
+func (d *device) readClasses() {
 	for _, o := range d.Classes {
-		if o.kind != "htb" || o.Handle>>16 != q.Handle>>16 {
+		if o.kind != "htb" || o.Handle>>16 != d.root.Handle>>16 {
 			continue
 		}
 		p := decode[nl.TcHtbCopt](o.options[nl.TCA_HTB_PARMS])
 		c := &class{object: o, TcHtbCopt: p, leaf: !d.inner[o.Handle]}
 		c.rate, c.ceil = rateOf(p.Rate, o.options[nl.TCA_HTB_RATE64]), rateOf(p.Ceil, o.options[nl.TCA_HTB_CEIL64])
-		h.classes[o.Handle] = c
-		h.order = append(h.order, c)
+		d.classes[o.Handle] = c
+		d.order = append(d.order, c)
 	}
-	for _, c := range h.order {
+	for _, c := range d.order {
 		levels := 1
-		for above := h.classes[c.Parent]; above != nil; above = h.classes[above.Parent] {
+		for above := d.classes[c.Parent]; above != nil; above = d.classes[above.Parent] {
 			if levels++; levels > policy.MaxDepth {
 				d.fail(fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
 					d.of("class", c.object), policy.MaxDepth))
-				h.classes = nil
-				return h
+				d.classes = map[uint32]*class{}
+				return
 			}
 		}
 	}
-	weigh(h.order)
-	return h
+	weigh(d.order)
 }
 
 // lead adds entries for packets that a filter sends to a class. The qdisc itself and classes
 // with children do not limit them. If the class does not exist, the default class does.
-func (h *htb) lead(to uint32, t term) {
-	c := h.classes[to]
-	if c == nil && to != h.qdisc.Handle {
-		to = h.fallback
-		c = h.classes[to]
+func (d *device) lead(to uint32, t term) {
+	c := d.classes[to]
+	if c == nil && to != d.root.Handle {
+		to = d.fallback
+		c = d.classes[to]
 	}
 	if c == nil || !c.leaf {
-		h.enter(policy.Egress, t, entry{until: everyEntry})
+		d.enter(policy.Egress, t, entry{until: everyEntry})
 		return
 	}
-	h.reported[to] = true
-	h.enter(policy.Egress, t, entry{limit: h.limit(c), until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
+	d.reported[to] = true
+	d.enter(policy.Egress, t, entry{limit: d.limit(c), until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
 }
 
 // limit returns the limit of a class within those above. A class at the qdisc cannot borrow, so its rate limits it.
-func (h *htb) limit(c *class) *limit {
-	if l := h.buckets[c.Handle]; l != nil {
+func (d *device) limit(c *class) *limit {
+	if l := d.buckets[c.Handle]; l != nil {
 		return l
 	}
-	l := &limit{where: h.of("class", c.object)}
-	h.buckets[c.Handle] = l
+	l := &limit{where: d.of("class", c.object)}
+	d.buckets[c.Handle] = l
 	rate, ticks := c.ceil, c.Cbuffer
-	if above := h.classes[c.Parent]; above != nil {
-		if l.in, l.Weight = h.limit(above), c.weight; !l.in.possible() {
-			h.leave(outside, l.in.where, "%d bit/s", uint64(l.in.Rate))
+	if above := d.classes[c.Parent]; above != nil {
+		if l.in, l.Weight = d.limit(above), c.weight; !l.in.possible() {
+			d.leave(outside, l.in.where, "%d bit/s", uint64(l.in.Rate))
 			l.in = l.in.in
 		}
-		l.Guarantee = h.guarantee(bitRate(min(c.rate.bytes, c.ceil.bytes)), l.where)
+		if rate := bitRate(min(c.rate.bytes, c.ceil.bytes)); rate >= policy.MinRate { // else it is nothing
+			l.Guarantee = policy.Guarantee(rate)
+		}
 	} else if c.rate.bytes < c.ceil.bytes {
 		rate, ticks = c.rate, c.Buffer
 	}
-	h.queued(l, ticks, rate.bytes)
+	d.queued(l, ticks, rate.bytes)
 	if !c.leaf {
 		l.Share.Kind = policy.ShareMember
 	}
-	h.frame(l, rate, h.qdisc, policy.Egress)
+	d.frame(l, rate, d.root, policy.Egress)
 	return l
 }
 
@@ -576,17 +554,17 @@ func weigh(classes []*class) {
 }
 
 // rest reports what rules cannot express of the classes.
-func (h *htb) rest() {
+func (d *device) rest() {
 	var leaf *class
-	for _, c := range h.order {
+	for _, c := range d.order {
 		switch {
 		case !c.leaf:
-		case !h.reported[c.Handle]:
-			h.leave(noNetwork, h.of("class", c.object), "%v", bitRate(c.ceil.bytes))
+		case !d.reported[c.Handle]:
+			d.leave(noNetwork, d.of("class", c.object), "%v", bitRate(c.ceil.bytes))
 		case leaf == nil:
 			leaf = c
 		case leaf.Prio != c.Prio:
-			h.leave(priority, h.of("class", c.object), "%d, others have %d", c.Prio, leaf.Prio)
+			d.leave(priority, d.of("class", c.object), "%d, others have %d", c.Prio, leaf.Prio)
 		}
 	}
 }

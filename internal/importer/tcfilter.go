@@ -17,7 +17,6 @@ import (
 // A term is what a filter does to some packets.
 type term struct {
 	conditions
-	kind    string // of filter
 	class   uint32
 	actions []action
 	where   string
@@ -49,7 +48,7 @@ func own(o object) bool {
 
 // term returns the term of a filter without conditions of its own.
 func (d *device) term(at uint32, o object, outer conditions) term {
-	t := term{conditions: outer, kind: o.kind, class: o.options.u32(filterKinds[o.kind].class), actions: o.actions}
+	t := term{conditions: outer, class: o.options.u32(filterKinds[o.kind].class), actions: o.actions}
 	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, o.id())
 	if chain := o.chain(); chain != 0 {
 		t.restrict(fmt.Sprintf("chain %d", chain))
@@ -117,34 +116,31 @@ func (t *term) flower(o attributes) {
 		}
 		t.address(toward+side(i/2), o[key], mask)
 	}
-	for _, key := range o.others() {
-		what, known := flowerKeys[key]
-		if !known {
-			what = fmt.Sprintf("flower's key %d", key)
-		}
-		if what != "" {
+	asks := t.partial
+	for _, key := range o.others(addressKeys...) {
+		if what := flowerKeys[key]; what != "" {
 			t.restrict(what)
+		} else if asks == "" {
+			asks = fmt.Sprintf("flower's key %d", key) // or a mask of a named key
 		}
+	}
+	if t.partial == "" {
+		t.partial = asks
 	}
 }
 
-// flowerKeys has the known keys; "" for those that are about an address, or belong to
-// another key.
+// addressKeys has the keys that are about an address, or are no condition.
+var addressKeys = []uint16{
+	nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, nl.TCA_FLOWER_FLAGS, nl.TCA_FLOWER_IN_HW_COUNT, nl.TCA_FLOWER_KEY_ETH_TYPE,
+	nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK,
+	nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK,
+}
+
+// flowerKeys names other keys. Those without a name are listed by number.
 var flowerKeys = map[uint16]string{
-	nl.TCA_FLOWER_CLASSID: "", nl.TCA_FLOWER_ACT: "", nl.TCA_FLOWER_FLAGS: "", nl.TCA_FLOWER_IN_HW_COUNT: "",
-	nl.TCA_FLOWER_KEY_ETH_TYPE: "", nl.TCA_FLOWER_KEY_IPV4_SRC: "", nl.TCA_FLOWER_KEY_IPV4_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_IPV4_DST: "", nl.TCA_FLOWER_KEY_IPV4_DST_MASK: "", nl.TCA_FLOWER_KEY_IPV6_SRC: "",
-	nl.TCA_FLOWER_KEY_IPV6_SRC_MASK: "", nl.TCA_FLOWER_KEY_IPV6_DST: "", nl.TCA_FLOWER_KEY_IPV6_DST_MASK: "",
-	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_ETH_SRC_MASK: "", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
-	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_TCP_DST: "dst_port", nl.TCA_FLOWER_KEY_TCP_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_UDP_SRC: "src_port", nl.TCA_FLOWER_KEY_UDP_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_UDP_DST: "dst_port", nl.TCA_FLOWER_KEY_UDP_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_VLAN_ID: "vlan_id", nl.TCA_FLOWER_KEY_VLAN_PRIO: "vlan_prio", nl.TCA_FLOWER_KEY_VLAN_ETH_TYPE: "vlan_ethtype",
-	nl.TCA_FLOWER_KEY_IP_TOS: "ip_tos", nl.TCA_FLOWER_KEY_IP_TOS_MASK: "", nl.TCA_FLOWER_KEY_IP_TTL: "ip_ttl", nl.TCA_FLOWER_KEY_IP_TTL_MASK: "",
-	nl.TCA_FLOWER_KEY_TCP_FLAGS: "tcp_flags", nl.TCA_FLOWER_KEY_TCP_FLAGS_MASK: "",
-	nl.TCA_FLOWER_KEY_FLAGS: "ip_flags", nl.TCA_FLOWER_KEY_FLAGS_MASK: "",
+	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
+	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_DST: "dst_port", nl.TCA_FLOWER_KEY_UDP_SRC: "src_port", nl.TCA_FLOWER_KEY_UDP_DST: "dst_port",
+	nl.TCA_FLOWER_KEY_VLAN_ID: "vlan_id", nl.TCA_FLOWER_KEY_IP_TOS: "ip_tos", nl.TCA_FLOWER_KEY_TCP_FLAGS: "tcp_flags",
 }
 
 // leaveFilters reports filters that may limit packets at places that were not read. Each place of a qdisc lists the u32

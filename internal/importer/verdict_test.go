@@ -72,7 +72,7 @@ func TestVerdict(t *testing.T) {
 		{"a copy elsewhere", []action{mirred(netlink.TCA_EGRESS_MIRROR), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
 		{"a peak rate", []action{with(func(p *nl.TcPolice) { p.PeakRate.Rate = 1 }, nil)}, true, policy.Drop, true, false, peakRate.Kind},
 		{"cells", []action{with(func(p *nl.TcPolice) { p.Rate.Linklayer = nl.LINKLAYER_ATM }, nil)}, true, policy.Drop, true, false, cells.Kind},
-		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, framing.Kind},
+		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, none},
 		{"packets", []action{with(noRate, attributes{policePktRate64: {1}})}, false, 0, false, false, inPackets.Kind},
 		{"an average", []action{with(noRate, attributes{nl.TCA_POLICE_AVRATE: {1}})}, false, 0, false, false, oddPolicer.Kind},
 		{"a size alone", []action{with(noRate, nil)}, false, 0, false, false, oddPolicer.Kind},
@@ -217,10 +217,9 @@ func TestClassDepth(t *testing.T) {
 		{"deeper", chain(policy.MaxDepth + 1), true},
 		{"its own parent", []object{{kind: "htb", TcMsg: nl.TcMsg{Handle: 1<<16 | 1, Parent: 1<<16 | 1}}}, true},
 	} {
-		d := &device{Dump: Dump{Classes: test.classes}, collector: newCollector()}
-		d.parseHTB(object{kind: "htb", TcMsg: nl.TcMsg{Handle: 1 << 16}})
-		if (d.err != nil) != test.refused {
-			t.Errorf("%s: %v", test.name, d.err)
+		q := object{kind: "htb", TcMsg: nl.TcMsg{Handle: 1 << 16, Parent: atRoot}}
+		if _, err := TC([]Dump{{Device: "eth0", Qdiscs: []object{q}, Classes: test.classes}}, ""); (err != nil) != test.refused {
+			t.Errorf("%s: %v", test.name, err)
 		}
 	}
 }
