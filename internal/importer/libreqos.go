@@ -327,12 +327,18 @@ func (s *shapedDevices) row(record []string) {
 				s.record = slices.Insert(slices.Clone(s.record), min(i, len(s.record)), "")
 			}
 		}
-		if len(s.record) != n || !s.plausible() {
-			s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
-			s.tear(false)
+		before := len(s.errors)
+		if len(s.record) == n {
+			s.device()
+		}
+		if len(s.record) == n && len(s.errors) == before {
+			s.short = append(s.short, s.where)
 			return
 		}
-		s.short = append(s.short, s.where)
+		s.errors = s.errors[:before]
+		s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
+		s.tear(false)
+		return
 	}
 	s.device()
 }
@@ -343,20 +349,6 @@ func (s *shapedDevices) cell(column string) string {
 		return strings.TrimSpace(s.record[i])
 	}
 	return ""
-}
-
-// plausible reports whether addresses and rates are in their columns.
-func (s *shapedDevices) plausible() bool {
-	addresses := append(words(s.cell(ipv4)), words(s.cell(ipv6))...)
-	for _, a := range addresses {
-		address, _, _ := strings.Cut(a, "/")
-		if _, err := netip.ParseAddr(address); err != nil {
-			return false
-		}
-	}
-	return len(addresses) > 0 && !slices.ContainsFunc([]string{downloadMin, uploadMin, downloadMax, uploadMax}, func(column string) bool {
-		return s.cell(column) != "" && !plainNumber.MatchString(s.cell(column))
-	})
 }
 
 // words returns the addresses of a cell.

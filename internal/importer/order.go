@@ -22,9 +22,6 @@ type entry struct {
 	// Packets of the entry skip the entries before this index; 0 if they skip none.
 	until int
 	hook  string // of nft; some hooks never see the same packet
-	// It is a default for the packets of no other entry. It is not reported if there are none.
-	fallback bool
-
 	where string
 	label policy.Label
 }
@@ -70,8 +67,6 @@ func (l *limit) possible() bool { return l.Rate >= policy.MinRate && l.Rate <= p
 var (
 	otherSide = reason{loosens, "limit by the other address", "a direction of a device matches either destinations or sources",
 		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
-	unreached = reason{other, "limit without packets", "earlier entries decide all of its packets",
-		"no rule was made, because it had no effect"}
 	stacked = reason{loosens, "stacked limits", "packets had to conform to both limits, and no pool can express that",
 		"lower the rate of the rule, or set the other limit on another device"}
 	otherHook = reason{other, "limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
@@ -296,10 +291,7 @@ func (t *table) add(i int) {
 		}
 		partial = true
 	}
-	if before, covered := t.skipped(e.prefix, i); covered {
-		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
-			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, policy.NetworkText(e.prefix), t.entries[before].where)
-		}
+	if t.skipped(e.prefix, i) {
 		return
 	}
 	_, found := t.holes[e.prefix]
@@ -319,21 +311,19 @@ func (t *table) add(i int) {
 	}
 }
 
-// skipped reports whether packets of p skip entry i, and which entry sends them on.
-func (t *table) skipped(p netip.Prefix, i int) (int, bool) {
-	return around(t.final, p, func(f int) bool { return f < i && t.entries[f].until > i })
+// skipped reports whether packets of p skip entry i.
+func (t *table) skipped(p netip.Prefix, i int) (skip bool) {
+	around(t.final, p, func(f int) { skip = skip || f < i && t.entries[f].until > i })
+	return skip
 }
 
-// around returns the first wanted entry of the longest network that contains p.
-func around(in map[netip.Prefix][]int, p netip.Prefix, wanted func(i int) bool) (int, bool) {
+// around calls do for what networks that contain p have, the longest first.
+func around(in map[netip.Prefix][]int, p netip.Prefix, do func(i int)) {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		for _, i := range in[netip.PrefixFrom(p.Addr(), bits).Masked()] {
-			if wanted(i) {
-				return i, true
-			}
+			do(i)
 		}
 	}
-	return 0, false
 }
 
 // apart has hooks of which a packet passes at most one in a direction.
@@ -342,13 +332,12 @@ var apart = map[string]bool{"forward": true, "input": true, "output": true}
 // rule returns the rule of an entry's network, with all limits that its packets must conform to.
 func (t *table) rule(of entry) ruled {
 	r := ruled{entry: of, key: t.key, match: t.match}
-	around(t.limits, of.prefix, func(i int) bool {
+	around(t.limits, of.prefix, func(i int) {
 		e := t.entries[i]
-		_, skipped := t.skipped(of.prefix, i)
 		why := stacked
 		switch {
-		case skipped || slices.Contains(r.limits, e.limit):
-			return false
+		case t.skipped(of.prefix, i) || slices.Contains(r.limits, e.limit):
+			return
 		case e.hook != r.hook && apart[e.hook] && apart[r.hook]:
 			why = otherHook
 		case !e.limit.scoped() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
@@ -356,10 +345,9 @@ func (t *table) rule(of entry) ruled {
 			for l := e.limit; l != nil && !slices.Contains(r.limits, l); l = l.in {
 				r.limits = append(r.limits, l)
 			}
-			return false
+			return
 		}
 		t.leave(why, r.where, "%v for %s, beside the rule of %s", e.limit.Rate, policy.NetworkText(e.prefix), policy.NetworkText(of.prefix))
-		return false
 	})
 	return r
 }

@@ -151,16 +151,13 @@ func TestOrderLeaves(t *testing.T) {
 		}, nil, []policy.Rate{30_000, 10_000}},
 		{"never reached", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{unreached}, []policy.Rate{10_000}},
-		{"nothing is left for a default", []entry{
-			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b, fallback: true},
 		}, nil, []policy.Rate{10_000}},
 		{"past a ban", []entry{
 			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{unreached}, nil},
+		}, nil, nil},
 		{"an exception that ends with its chain", []entry{
 			{prefix: narrow, until: 2}, {prefix: narrow, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{unreached}, []policy.Rate{30_000}},
+		}, nil, []policy.Rate{30_000}},
 		{"an exception that ends before a wider limit", []entry{
 			{prefix: inside, until: 2}, {prefix: other, limit: a, until: everyEntry}, {prefix: wide, limit: b, until: everyEntry},
 		}, nil, []policy.Rate{30_000, 10_000}},

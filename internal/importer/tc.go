@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"math/bits"
 	"net/netip"
 	"slices"
 
@@ -43,7 +42,7 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 	for _, d := range dumps {
 		all[d.Device] = &device{
 			Dump: d, collector: s, all: all, policers: policers, inner: d.parents(), buckets: map[uint32]*limit{}, reported: map[uint32]bool{},
-			seen: map[uint32]bool{}, met: map[u32Filter]bool{}, outer: term{conditions: every(everything)},
+			seen: map[uint32]bool{}, outer: term{conditions: every(everything)},
 		}
 	}
 	for _, ifbs := range []bool{false, true} {
@@ -72,12 +71,11 @@ type device struct {
 	Dump
 	*collector
 	all      map[string]*device
-	inner    map[uint32]bool    // classes with children
-	policers map[uint32]*limit  // by index
-	buckets  map[uint32]*limit  // of classes, by handle
-	reported map[uint32]bool    // classes with a rule, or reported as left
-	seen     map[uint32]bool    // places whose filters were read
-	met      map[u32Filter]bool // filters that packets can reach
+	inner    map[uint32]bool   // classes with children
+	policers map[uint32]*limit // by index
+	buckets  map[uint32]*limit // of classes, by handle
+	reported map[uint32]bool   // classes with a rule, or reported as left
+	seen     map[uint32]bool   // places whose filters were read
 	// Of htb: its classes, also in order, the qdisc, and the default class.
 	classes  map[uint32]*class
 	order    []*class
@@ -370,25 +368,16 @@ const (
 	uncounted = 1000 + tick
 )
 
-// burst returns the bytes that a rate drains in so many ticks. tc rounds down twice, so
-// burst returns the roundest size that has these ticks.
+// burst returns the bytes that a rate drains in so many ticks. tc rounds down twice, so burst returns the roundest size that has
+// these ticks.
 func burst(ticks uint32, rate uint64) uint64 {
-	least, most := drained(uint64(ticks)*tick, rate), drained(uint64(ticks)*tick+uncounted, rate)
-	for unit := uint64(1 << 30); unit > 1; unit >>= 10 {
-		if round := (least + unit - 1) / unit * unit; round > 0 && round <= most {
-			return round
+	least := float64(ticks) * tick * float64(min(rate, uint64(policy.MaxRate))) / 1e9
+	for unit := float64(1 << 30); unit > 1; unit /= 1 << 10 {
+		if round := math.Ceil(least/unit) * unit; round > 0 && round <= least+uncounted*float64(rate)/1e9 {
+			return uint64(round)
 		}
 	}
-	return least
-}
-
-// drained returns the bytes that a rate drains in so many nanoseconds, rounded up. It is too low if no rule can have the rate.
-func drained(nanoseconds, rate uint64) uint64 {
-	const second = 1e9
-	hi, lo := bits.Mul64(nanoseconds, min(rate, uint64(policy.MaxRate)/8))
-	lo, carry := bits.Add64(lo, second-1, 0)
-	v, _ := bits.Div64(hi+carry, lo, second)
-	return v
+	return uint64(math.Ceil(least))
 }
 
 // frame sets the framing of a limit; q is its qdisc, which may have a size table.
@@ -446,12 +435,9 @@ func (d *device) htb(q object) {
 		d.readClasses()
 	}
 	d.filters(q.Handle, policy.Egress, d.outer.conditions, 0)
-	first, t := len(d.entries), d.outer
+	t := d.outer
 	t.where = d.of("qdisc", q) + " default"
 	d.lead(d.fallback, t)
-	for i := range d.entries[first:] {
-		d.entries[first+i].fallback = true
-	}
 }
 
 // readClasses reads the classes of htb.

@@ -10,8 +10,6 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // A term is what a filter does to some packets.
@@ -64,7 +62,7 @@ func (d *device) plainTerm(at uint32, o object, outer conditions) term {
 	case "matchall":
 		const count = 4 // package nl lacks it
 		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, count)) > 0 {
-			t.restrict("an unknown attribute")
+			t.restrict("another condition")
 		}
 	case "flower":
 		t.flower(o.options)
@@ -116,16 +114,8 @@ func (t *term) flower(o attributes) {
 		}
 		t.address(toward+side(i/2), o[key], mask)
 	}
-	asks := t.partial
-	for _, key := range o.others(addressKeys...) {
-		if what := flowerKeys[key]; what != "" {
-			t.restrict(what)
-		} else if asks == "" {
-			asks = fmt.Sprintf("flower's key %d", key) // or a mask of a named key
-		}
-	}
-	if t.partial == "" {
-		t.partial = asks
+	if len(o.others(addressKeys...)) > 0 {
+		t.restrict("other keys")
 	}
 }
 
@@ -136,37 +126,17 @@ var addressKeys = []uint16{
 	nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK,
 }
 
-// flowerKeys names other keys. Those without a name are listed by number.
-var flowerKeys = map[uint16]string{
-	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
-	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_DST: "dst_port", nl.TCA_FLOWER_KEY_UDP_SRC: "src_port", nl.TCA_FLOWER_KEY_UDP_DST: "dst_port",
-	nl.TCA_FLOWER_KEY_VLAN_ID: "vlan_id", nl.TCA_FLOWER_KEY_IP_TOS: "ip_tos", nl.TCA_FLOWER_KEY_TCP_FLAGS: "tcp_flags",
-}
-
-// leaveFilters reports filters that may limit packets at places that were not read. Each place of a qdisc lists the u32
-// filters of all places.
+// leaveFilters reports places that were not read, and whose filters may limit packets.
 func (d *device) leaveFilters() {
 	for _, at := range d.places() {
+		var actions []action
+		limits := false
 		for _, o := range d.Filters[at] {
-			f := u32Filter{at >> 16, o.Handle}
-			if d.seen[at] || own(o) || o.kind == "u32" && (o.Handle&u32Node == 0 || d.met[f]) {
-				continue
-			}
-			d.met[f] = d.met[f] || o.kind == "u32"
-			t := d.term(at, o, d.outer.conditions)
-			if o.kind != "u32" {
-				t = d.plainTerm(at, o, d.outer.conditions)
-			}
-			switch {
-			case t.unknown:
-				d.leave(unreadable, t.where, "it may limit packets")
-			case len(t.actions) > 0:
-				var words []string
-				for _, a := range t.actions {
-					words = append(words, a.kind)
-				}
-				d.leave(inside, t.where, "%s", also(plain.List(words), rates(t.actions)))
-			}
+			_, known := filterKinds[o.kind]
+			actions, limits = append(actions, o.actions...), limits || len(o.actions) > 0 || !known && !own(o)
+		}
+		if limits && !d.seen[at] {
+			d.leave(inside, d.Device+" filters "+handle(at), "%s", rates(actions))
 		}
 	}
 }
@@ -182,9 +152,6 @@ type u32Filters struct {
 	steps    int
 	terms    []term
 }
-
-// A u32Filter identifies a u32 filter. Handles are unique in a qdisc.
-type u32Filter struct{ qdisc, handle uint32 }
 
 const (
 	// Parts of a handle: a table, a bucket of the table, a node in the bucket.
@@ -282,17 +249,13 @@ func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) 
 		if !possible {
 			continue
 		}
-		f.met[u32Filter{f.at >> 16, o.Handle}] = true
 		if mark := decode[[2]uint32](o.options[nl.TCA_U32_MARK]); mark[1] != 0 {
 			asks = also(asks, fmt.Sprintf("mark %#x/%#x", mark[0], mark[1]))
 		}
-		if len(o.options[nl.TCA_U32_INDEV]) > 0 {
-			asks = also(asks, "indev "+o.options.text(nl.TCA_U32_INDEV))
-		}
 		const flags, pad = 11, 12 // package nl lacks them
 		if len(o.options.others(nl.TCA_U32_CLASSID, nl.TCA_U32_HASH, nl.TCA_U32_LINK, nl.TCA_U32_DIVISOR, nl.TCA_U32_SEL, nl.TCA_U32_POLICE,
-			nl.TCA_U32_ACT, nl.TCA_U32_INDEV, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, flags, pad)) > 0 {
-			asks = also(asks, "an unknown attribute")
+			nl.TCA_U32_ACT, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, flags, pad)) > 0 {
+			asks = also(asks, "another condition")
 		}
 		if link := o.options.u32(nl.TCA_U32_LINK); link != 0 && depth < u32Depth {
 			f.hash(link, s, own, asks, depth)
