@@ -4,7 +4,11 @@
 package importer
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"sort"
@@ -13,6 +17,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -246,4 +251,32 @@ func clean(s string) string {
 		s = string(runes[:long]) + "..."
 	}
 	return s
+}
+
+// misread returns an error of type policyfile.Errors, which is about what ends at an offset of a text.
+func misread(file string, text []byte, end int64, format string, args ...any) error {
+	before := text[:max(0, min(end, int64(len(text))))]
+	start := bytes.LastIndexByte(before, '\n') + 1
+	line, column := 1+bytes.Count(before, []byte("\n")), utf8.RuneCount(before[start:])
+	return policyfile.Errors{{File: file, Line: line, Column: max(1, column), Message: fmt.Sprintf(format, args...)}}
+}
+
+// readJSON reads a text, which has one value, and returns the offset of its end. The error is of type policyfile.Errors.
+func readJSON(file string, text []byte, value any, advice string) (end int64, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	err = d.Decode(value)
+	end = d.InputOffset()
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return end, misread(file, text, syntax.Offset, "this is not JSON: %v; %s", err, advice)
+	}
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return end, misread(file, text, kind.Offset, "there is a %s where none can be; %s", kind.Value, advice)
+	}
+	if err != nil {
+		return end, misread(file, text, int64(len(text)), "the text ends within an object; is the file cut off?")
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return end, misread(file, text, d.InputOffset(), "something follows the object; remove it")
+	}
+	return end, nil
 }

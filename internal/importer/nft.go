@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/input"
@@ -29,6 +30,94 @@ var (
 	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
+// get returns a value within objects of JSON; nil if there is none.
+func get(v any, path ...string) any {
+	for _, key := range path {
+		of, _ := v.(map[string]any)
+		v = of[key]
+	}
+	return v
+}
+
+func text(v any, path ...string) string {
+	s, _ := get(v, path...).(string)
+	return s
+}
+
+func number(v any, path ...string) uint64 {
+	n, _ := get(v, path...).(json.Number)
+	u, _ := strconv.ParseUint(n.String(), 10, 64)
+	return u
+}
+
+// list returns the elements of a list, or another value as its only element.
+func list(v any, path ...string) []any {
+	switch v := get(v, path...).(type) {
+	case nil:
+		return nil
+	case []any:
+		return v
+	default:
+		return []any{v}
+	}
+}
+
+// kindOf returns the member of an object that has one, such as a statement.
+func kindOf(v any) (kind string, body any) {
+	of, _ := v.(map[string]any)
+	for kind, body = range of {
+	}
+	return kind, body
+}
+
+// compact returns a value as it is written, without quotes, cut if it is long.
+func compact(v any) string {
+	raw, _ := json.Marshal(v)
+	s := strings.NewReplacer(`"`, "", "{", "", "}", "", "[", "", "]", "", ",", ", ", ":", " ").Replace(string(raw))
+	const room = 60
+	if s = strings.Join(strings.Fields(s), " "); len(s) > room {
+		return strings.ToValidUTF8(s[:room], "") + "..."
+	}
+	return s
+}
+
+// An nftName is a name in a table.
+type nftName struct{ family, table, name string }
+
+// named returns a name in the table of an object.
+func named(of any, name string) nftName { return nftName{text(of, "family"), text(of, "table"), name} }
+
+type nftChain struct {
+	of    any
+	rules []*nftRule
+}
+
+// dropsAll reports whether a chain drops all packets.
+func (c *nftChain) dropsAll() bool {
+	for _, r := range c.rules {
+		for _, s := range list(r.of, "expr") {
+			switch kind, _ := kindOf(s); kind {
+			case "drop", "reject":
+				return true
+			case "counter", "log", "comment":
+			default:
+				return false
+			}
+		}
+	}
+	return false
+}
+
+type nftRule struct {
+	of  any
+	raw json.RawMessage
+	at  int64 // offset in the text
+}
+
+func (r *nftRule) where() string {
+	return fmt.Sprintf("table %s %s chain %s handle %d", text(r.of, "family"), text(r.of, "table"), text(r.of, "chain"), number(r.of, "handle"))
+}
+
 // A held is a limit of nft, and the packets that it limits.
 type held struct {
 	conditions
@@ -38,11 +127,16 @@ type held struct {
 // nftWalk goes through the chains of a ruleset as packets do.
 type nftWalk struct {
 	*collector
-	nft    *nftRuleset
 	file   string
 	text   []byte
-	device string // for what names none; "" for none
-	base   *nftChain
+	device string      // for what names none; "" for none
+	chains []*nftChain // those of a hook are in the order in which packets traverse them
+	named  map[nftName]*nftChain
+	sets   map[nftName]any // and maps
+	shared map[nftName]any // named limits
+	all    int             // rules
+
+	base *nftChain
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
 	depth              int
@@ -62,23 +156,23 @@ const (
 // NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
 // the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
 // for the given file.
-func NFT(file string, text io.Reader, device string) (Imported, error) {
-	all, err := input.All(text)
-	if err != nil {
-		return Imported{}, err
-	}
-	ruleset, err := readNFT(file, all)
+func NFT(file string, from io.Reader, device string) (Imported, error) {
+	all, err := input.All(from)
 	if err != nil {
 		return Imported{}, err
 	}
 	w := &nftWalk{
-		collector: newCollector(), nft: ruleset, file: file, text: all, device: device, limits: map[any]*limit{}, read: map[*nftRule]bool{},
+		collector: newCollector(), file: file, text: all, device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
+		shared: map[nftName]any{}, limits: map[any]*limit{}, read: map[*nftRule]bool{},
+	}
+	if err := w.parse(); err != nil {
+		return Imported{}, err
 	}
 	w.walk()
-	for _, c := range ruleset.chains {
+	for _, c := range w.chains {
 		for _, r := range c.rules {
-			if !w.read[r] && slices.ContainsFunc(r.Expr, func(s statement) bool { return bytes.Contains(s.raw, []byte(`"rate"`)) }) {
-				w.leave(nftUnread, r.where(), "chain %s", c.Name)
+			if !w.read[r] && bytes.Contains(r.raw, []byte(`"rate"`)) {
+				w.leave(nftUnread, r.where(), "chain %v", get(c.of, "name"))
 			}
 		}
 	}
@@ -89,20 +183,61 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	return w.imported(), w.err
 }
 
+// parse reads the text.
+func (w *nftWalk) parse() error {
+	const advice = "use the output of 'nft -j list ruleset'"
+	var document struct{ Nftables []json.RawMessage }
+	if _, err := readJSON(w.file, w.text, &document, advice); err != nil {
+		return err
+	}
+	if document.Nftables == nil {
+		return misread(w.file, w.text, 0, "there is no list called nftables; %s", advice)
+	}
+	at := int64(0)
+	for _, raw := range document.Nftables {
+		// Find where the object begins, since raw is a copy.
+		at += int64(bytes.Index(w.text[at:], raw)) + 1
+		var object any
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.UseNumber()
+		_ = d.Decode(&object) // it is valid
+		switch kind, of := kindOf(object); kind {
+		case "chain":
+			c := &nftChain{of: of}
+			w.chains = append(w.chains, c)
+			w.named[named(of, text(of, "name"))] = c
+		case "rule":
+			c := w.named[named(of, text(of, "chain"))]
+			if c == nil {
+				return misread(w.file, w.text, at, "rule %v is in chain %v, which does not come before it; %s", get(of, "handle"), get(of, "chain"), advice)
+			}
+			c.rules = append(c.rules, &nftRule{of, raw, at})
+			w.all++
+		case "set", "map":
+			w.sets[named(of, text(of, "name"))] = of
+		case "limit":
+			w.shared[named(of, text(of, "name"))] = of
+		}
+		at += int64(len(raw)) - 1
+	}
+	return nil
+}
+
 // wrong fails because of the current rule.
 func (w *nftWalk) wrong(format string, args ...any) {
 	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
 }
 
 func (w *nftWalk) walk() {
-	for _, c := range w.nft.chains {
-		if c.Hook == "" || c.Type == "nat" || c.Family == "arp" {
+	for _, c := range w.chains {
+		family, hook := text(c.of, "family"), text(c.of, "hook")
+		if hook == "" || text(c.of, "type") == "nat" || family == "arp" {
 			continue
 		}
 		w.base, w.accepted = c, nil
-		start := every(families(c.Family != "ip6", c.Family != "ip"))
-		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
-			start.devices[d] = c.Dev
+		start := every(families(family != "ip6", family != "ip"))
+		if d, err := policy.ParseDirection(hook); err == nil {
+			start.devices[d] = texts(list(c.of, "dev"))
 		}
 		w.chain(c, start)
 		w.end(w.accepted)
@@ -126,7 +261,7 @@ func (w *nftWalk) chain(c *nftChain, a conditions) {
 	w.returned = nil
 	for _, r := range c.rules {
 		w.at = r
-		if w.rules++; w.rules > jumpsEach*w.nft.rules+jumpsMore {
+		if w.rules++; w.rules > jumpsEach*w.all+jumpsMore {
 			w.wrong("rules jump to chains more often than can be followed")
 		}
 		if w.err != nil {
@@ -143,56 +278,52 @@ func (w *nftWalk) chain(c *nftChain, a conditions) {
 var unconditional = []string{"comment", "counter", "ct helper", "ct timeout", "dup", "flow", "last", "log", "mangle", "notrack", "secmark", "tproxy"}
 
 // conditional reports whether a statement keeps some packets.
-func conditional(all []statement) bool {
-	return slices.ContainsFunc(all, func(s statement) bool { return !slices.Contains(unconditional, s.kind) })
+func conditional(all []any) bool {
+	return slices.ContainsFunc(all, func(s any) bool { kind, _ := kindOf(s); return !slices.Contains(unconditional, kind) })
 }
 
 // rule applies the current rule to the packets that reach it.
 func (w *nftWalk) rule(a conditions) {
 	var limits []held
 	w.read[w.at] = true
-	for n := range w.at.Expr {
-		s := &w.at.Expr[n]
-		if limits != nil && (s.kind == "match" || s.kind == "limit") {
+	all := list(w.at.of, "expr")
+	for n := range all {
+		kind, s := kindOf(all[n])
+		if limits != nil && (kind == "match" || kind == "limit") {
 			for i := range limits {
-				limits[i].restrict("a " + s.kind + " after the limit")
+				limits[i].restrict("a " + kind + " after the limit")
 			}
 			continue
 		}
-		switch s.kind {
+		switch kind {
+		case "limit":
+			limits = w.limited(&all[n], s, a)
 		case "match":
 			if limits = w.elements(s, a); limits == nil {
-				a = w.meet(s.Left, s.Op, s.Right, a)
+				a = w.meet(get(s, "left"), text(s, "op"), get(s, "right"), a)
 			}
-		case "limit":
-			limits = w.limited(s, a)
-		case "set", "meter":
-			if l := limitOf(s.Stmt); l != nil {
-				limits = []held{w.each(s, l, a)}
-			} else if conditional(s.Stmt) {
-				a.restrict("conditions of a set")
-			}
+		case "set":
+			a, limits = w.dynamic(&all[n], s, get(s, "elem"), a)
+		case "meter":
+			a, limits = w.dynamic(&all[n], s, get(s, "key"), a)
 		case "vmap":
-			w.pairs(s.Key, s.Data, a, func(a conditions, value expr) {
-				var v statement
-				if err := json.Unmarshal(value.raw, &v); err != nil {
-					w.wrong("a verdict does not have the form that nft writes: %v", err)
-				}
-				w.verdict(v.kind, v.Target, a, limits)
+			w.pairs(s, a, func(a conditions, value any) {
+				kind, v := kindOf(value)
+				w.verdict(kind, text(v, "target"), a, limits)
 			})
 			return
 		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
-			w.verdict(s.kind, s.Target, a, limits)
+			w.verdict(kind, text(s, "target"), a, limits)
 			return
 		case "quota":
-			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s.raw), a.describe())
+			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s), a.describe())
 			a.restrict("a quota")
 		case "xt":
-			w.leave(nftForeign, w.at.where(), "%s", compact(s.raw))
+			w.leave(nftForeign, w.at.where(), "%s", compact(s))
 			a.restrict("an extension of iptables")
 		default:
-			if !slices.Contains(unconditional, s.kind) {
-				a.restrict(s.kind)
+			if !slices.Contains(unconditional, kind) {
+				a.restrict(kind)
 			}
 		}
 	}
@@ -203,11 +334,11 @@ func (w *nftWalk) rule(a conditions) {
 
 // verdict applies the verdict of a rule, after its limits.
 func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held) {
-	to := w.nft.named[w.at.named(target)]
+	to := w.named[named(w.at.of, target)]
 	if len(limits) == 0 {
 		w.plain(verdict, to, a)
 	}
-	if to != nil && w.nft.drops(to) {
+	if to != nil && to.dropsAll() {
 		verdict = "drop"
 	}
 	for _, h := range limits {
@@ -259,7 +390,7 @@ func (w *nftWalk) exempt(a conditions, drops bool) []int {
 		a.restrict("an address that is negated")
 	}
 	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
-	e.label.Name = w.fit(e.where, w.at.Comment, policy.MaxName)
+	e.label.Name = w.fit(e.where, text(w.at.of, "comment"), policy.MaxName)
 	return w.enter(e, only)
 }
 
@@ -273,8 +404,9 @@ func (w *nftWalk) hold(h held) {
 		return
 	}
 	s, only, except := h.networks()
+	hook, comment := text(w.base.of, "hook"), text(w.at.of, "comment")
 	for _, key := range w.places(h, s) {
-		switch w.base.Hook {
+		switch hook {
 		case "forward":
 			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
 		case "input", "output":
@@ -283,9 +415,9 @@ func (w *nftWalk) hold(h held) {
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: w.at.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.label.Name = h.limit, w.base.Hook, w.fit(e.where, w.at.Comment, policy.MaxName)
-		if w.at.Comment == "" {
-			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", w.at.Table, w.at.Chain, w.at.Handle)), policy.MaxNote)
+		e.limit, e.hook, e.label.Name = h.limit, hook, w.fit(e.where, comment, policy.MaxName)
+		if comment == "" {
+			e.label.Note = cut(oneLine(fmt.Sprintf("%v %v handle %v", get(w.at.of, "table"), get(w.at.of, "chain"), get(w.at.of, "handle"))), policy.MaxNote)
 		}
 		w.enter(e, only)
 		w.end(holes)
@@ -294,7 +426,7 @@ func (w *nftWalk) hold(h held) {
 
 // places returns the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side) (keys []tableKey) {
-	d, hook, why := policy.Ingress, w.base.Hook, reason{}
+	d, hook, why := policy.Ingress, text(w.base.of, "hook"), reason{}
 	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
 		d = policy.Egress
 	}
@@ -332,43 +464,88 @@ var (
 
 // newLimit converts a limit of nft. Its bucket holds the burst, and the bytes of one unit of
 // time at the rate.
-func (w *nftWalk) newLimit(key any, of *nftLimit, where string) *limit {
+func (w *nftWalk) newLimit(key, of any, where string) *limit {
 	if l := w.limits[key]; l != nil {
 		return l
 	}
-	l := &limit{over: of.Inv, where: where}
+	l := &limit{over: get(of, "inv") == true, where: where}
 	w.limits[key] = l
-	if of.RateUnit == "" || of.RateUnit == "packets" {
+	unit, per, rate, burst := text(of, "rate_unit"), text(of, "per"), number(of, "rate"), number(of, "burst")
+	if unit == "" || unit == "packets" {
 		l.packets = true
 		return l
 	}
-	size, seconds, burstSize := nftBytes[of.RateUnit], nftSeconds[of.Per], nftBytes[cmp.Or(of.BurstUnit, "bytes")]
+	size, seconds, burstSize := nftBytes[unit], nftSeconds[per], nftBytes[cmp.Or(text(of, "burst_unit"), "bytes")]
 	const most = 1 << 40 // beyond it, the products may overflow
 	switch {
 	case size == 0 || seconds == 0 || burstSize == 0:
-		w.wrong("a limit of %d %s/%s burst %d %s has an unknown unit", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
-	case of.Rate > most || of.Burst > most:
+		w.wrong("a limit of %d %s/%s burst %d %s has an unknown unit", rate, unit, per, burst, text(of, "burst_unit"))
+	case rate > most || burst > most:
 		l.Rate = policy.MaxRate + 1
 	default:
-		l.Rate, l.Capacity = policy.Rate(8*of.Rate*size/seconds), of.Rate*size+of.Burst*burstSize
+		l.Rate, l.Capacity = policy.Rate(8*rate*size/seconds), rate*size+burst*burstSize
 	}
 	return l
 }
 
+// A part is the part of a packet that a match compares.
+type part struct {
+	side      side
+	mask      netip.Addr // of the address; not valid for none
+	device    bool
+	direction policy.Direction // of the device
+	family    bool
+	text      string
+}
+
+func partOf(v any) (p part) {
+	kind, of := kindOf(v)
+	switch and := list(v, "&"); {
+	case kind == "payload":
+		p.text = text(of, "protocol") + " " + text(of, "field")
+		p.family = p.text == "ether type"
+		p.side = map[string]side{"ip daddr": toward, "ip6 daddr": toward, "ip saddr": from, "ip6 saddr": from}[p.text]
+	case kind == "meta":
+		p.text = "meta " + text(of, "key")
+		switch text(of, "key") {
+		case "iif", "iifname":
+			p.device, p.direction = true, policy.Ingress
+		case "oif", "oifname":
+			p.device, p.direction = true, policy.Egress
+		case "nfproto", "protocol":
+			p.family = true
+		}
+	case kind == "ct":
+		p.text = "ct " + text(of, "key")
+	case len(and) == 2:
+		p = partOf(and[0])
+		if mask, err := netip.ParseAddr(text(and[1])); err == nil && p.side != either {
+			p.mask = mask
+			p.text += " & " + mask.String()
+			break
+		}
+		fallthrough
+	default:
+		return part{text: compact(v)}
+	}
+	return p
+}
+
 // meet adds the condition that a part of packets is, or is not, a value or an element of a set.
-func (w *nftWalk) meet(of expr, op string, value expr, a conditions) conditions {
-	left, equal, unequal := of.part(), op == "==" || op == "in" || op == "", op == "!="
+func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
+	left, equal, unequal := partOf(of), op == "==" || op == "in" || op == "", op == "!="
 	switch {
-	case left.side != either && left.mask == nil && (equal || unequal):
+	case left.side != either && !left.mask.IsValid() && (equal || unequal):
 		if networks, ok := w.networks(value); ok {
 			return a.with(left.side, networks, unequal)
 		}
 	case left.device && equal:
-		if names := value.devices(); names != nil {
+		names := texts(append(list(value, "set"), value))
+		if all := len(list(value, "set")); len(names) == max(1, all) && !strings.HasPrefix(names[0], "@") {
 			return a.on(left.direction, names)
 		}
 	case left.family && equal:
-		switch value.text {
+		switch text(value) {
 		case "ip", "ipv4":
 			return a.with(either, everything[:1], false)
 		case "ip6", "ipv6":
@@ -378,51 +555,60 @@ func (w *nftWalk) meet(of expr, op string, value expr, a conditions) conditions 
 	if unequal {
 		left.text += " !="
 	}
-	a.restrict(left.text + " " + compact(value.raw))
+	a.restrict(left.text + " " + compact(value))
 	return a
 }
 
-// elements returns the limits of the elements of a set; nil if they have none.
-func (w *nftWalk) elements(s *statement, a conditions) (all []held) {
-	set := w.set(s.Right, "set")
-	own := limitOf(set.Stmt)
-	for n := range set.Elem {
-		e, l := set.Elem[n], own
-		if e.Elem != nil {
-			e, l = e.Elem.Val, cmp.Or(e.Elem.Limit, own)
+// texts returns the strings of a list.
+func texts(all []any) (texts []string) {
+	for _, v := range all {
+		if text(v) != "" {
+			texts = append(texts, text(v))
 		}
-		if l == nil || slices.Contains(set.Flags, "dynamic") {
+	}
+	return texts
+}
+
+// elements returns the limits of the elements of a set; nil if they have none.
+func (w *nftWalk) elements(s any, a conditions) (limits []held) {
+	set := w.set(get(s, "right"), "set")
+	own, all := limitOf(list(set, "stmt")), list(set, "elem")
+	for n, e := range all {
+		l := own
+		if of := get(e, "elem"); of != nil {
+			e, l = get(of, "val"), cmp.Or(get(of, "limit"), own)
+		}
+		if l == nil || slices.Contains(list(set, "flags"), any("dynamic")) {
 			return nil
 		}
-		all = append(all, held{w.meet(s.Left, s.Op, e, a), w.newLimit(&set.Elem[n], l, w.at.where())})
+		limits = append(limits, held{w.meet(get(s, "left"), text(s, "op"), e, a), w.newLimit(&all[n], l, w.at.where())})
 	}
-	return all
+	return limits
 }
 
 // set returns the set or map that an expression is or names.
-func (w *nftWalk) set(e expr, kind string) *nftSet {
-	name, named := strings.CutPrefix(e.text, "@")
-	if !named && e.Set != nil {
-		return &nftSet{Elem: e.Set}
-	}
-	if !named {
-		return &nftSet{Elem: []expr{e}}
-	}
-	if set := w.nft.sets[w.at.named(name)]; set != nil {
+func (w *nftWalk) set(v any, kind string) any {
+	name, isNamed := strings.CutPrefix(text(v), "@")
+	switch set := w.sets[named(w.at.of, name)]; {
+	case isNamed && set == nil:
+		w.wrong("there is no %s %s", kind, name)
+		return nil
+	case isNamed:
 		return set
+	case get(v, "set") != nil:
+		return map[string]any{"elem": get(v, "set")}
 	}
-	w.wrong("there is no %s %s", kind, name)
-	return &nftSet{}
+	return map[string]any{"elem": []any{v}}
 }
 
 // networks returns the networks of a value or set.
-func (w *nftWalk) networks(e expr) (all []netip.Prefix, ok bool) {
-	set := w.set(e, "set")
-	if slices.Contains(set.Flags, "dynamic") || conditional(set.Stmt) {
+func (w *nftWalk) networks(v any) (all []netip.Prefix, ok bool) {
+	set := w.set(v, "set")
+	if slices.Contains(list(set, "flags"), any("dynamic")) || conditional(list(set, "stmt")) {
 		return nil, false
 	}
-	for _, e := range set.Elem {
-		networks, ok := e.networks()
+	for _, e := range list(set, "elem") {
+		networks, ok := networksOf(e)
 		if !ok {
 			return nil, false
 		}
@@ -431,72 +617,96 @@ func (w *nftWalk) networks(e expr) (all []netip.Prefix, ok bool) {
 	return all, true
 }
 
+// networksOf returns the networks of an address, prefix or range.
+func networksOf(v any) (all []netip.Prefix, ok bool) {
+	kind, of := kindOf(v)
+	switch ends := texts(list(of)); {
+	case text(v) != "":
+		p, err := policy.ParsePrefix(text(v))
+		return []netip.Prefix{p}, err == nil
+	case kind == "prefix":
+		a, err := netip.ParseAddr(text(of, "addr"))
+		p := netip.PrefixFrom(a, int(number(of, "len"))).Masked()
+		return []netip.Prefix{p}, err == nil && p.IsValid()
+	case kind == "range" && len(ends) == 2:
+		first, err := netip.ParseAddr(ends[0])
+		last, bad := netip.ParseAddr(ends[1])
+		if err != nil || bad != nil || first.BitLen() != last.BitLen() {
+			return nil, false
+		}
+		return ranged(first, last), true
+	case kind == "elem":
+		return networksOf(get(of, "val"))
+	}
+	return nil, false
+}
+
 // limited returns the limits of a limit statement: its own, a named one, or one for each key
 // of a map.
-func (w *nftWalk) limited(s *statement, a conditions) (all []held) {
+func (w *nftWalk) limited(key, s any, a conditions) (all []held) {
 	switch {
-	case s.Map != nil:
-		w.pairs(s.Map.Key, s.Map.Data, a, func(a conditions, value expr) {
-			all = append(all, held{a, w.namedLimit(value.text)})
+	case get(s, "map") != nil:
+		w.pairs(get(s, "map"), a, func(a conditions, value any) {
+			all = append(all, held{a, w.namedLimit(text(value))})
 		})
 		return all
-	case s.reference != "":
-		return []held{{a, w.namedLimit(s.reference)}}
+	case text(s) != "":
+		return []held{{a, w.namedLimit(text(s))}}
 	}
-	return []held{{a, w.newLimit(s, &s.nftLimit, w.at.where())}}
+	return []held{{a, w.newLimit(key, s, w.at.where())}}
 }
 
 // namedLimit returns a limit that rules share.
 func (w *nftWalk) namedLimit(name string) *limit {
-	l := w.nft.limits[w.at.named(name)]
-	if l == nil {
+	id := named(w.at.of, name)
+	if w.shared[id] == nil {
 		w.wrong("there is no limit %q", name)
-		return &limit{}
 	}
-	return w.newLimit(l, l, fmt.Sprintf("table %s %s limit %s", w.at.Family, w.at.Table, name))
+	return w.newLimit(id, w.shared[id], fmt.Sprintf("table %s %s limit %s", id.family, id.table, name))
 }
 
 // pairs calls do for each value of a map, with the conditions of its key.
-func (w *nftWalk) pairs(key, data expr, a conditions, do func(conditions, expr)) {
-	for _, pair := range w.set(data, "map").Elem {
-		if len(pair.list) != 2 {
+func (w *nftWalk) pairs(of any, a conditions, do func(conditions, any)) {
+	for _, e := range list(w.set(get(of, "data"), "map"), "elem") {
+		pair := list(e)
+		if len(pair) != 2 {
 			w.wrong("a map does not have the form that nft writes")
 			return
 		}
-		do(w.meet(key, "==", pair.list[0], a), pair.list[1])
+		do(w.meet(get(of, "key"), "==", pair[0], a), pair[1])
 	}
 }
 
 // limitOf returns the limit among the statements of a set; nil for none.
-func limitOf(all []statement) *nftLimit {
-	if i := slices.IndexFunc(all, func(s statement) bool { return s.kind == "limit" }); i >= 0 {
-		return &all[i].nftLimit
+func limitOf(all []any) any {
+	for _, s := range all {
+		if l := get(s, "limit"); l != nil {
+			return l
+		}
 	}
 	return nil
 }
 
-// each returns the limit of a set or meter to which packets add elements, and sets its bucket scope.
-func (w *nftWalk) each(s *statement, of *nftLimit, a conditions) held {
-	key := s.Elem
-	if s.kind == "meter" {
-		key = s.Key
+// dynamic returns the limit of a set or meter to which packets add elements, and sets its bucket scope; nil for none.
+func (w *nftWalk) dynamic(id, s, key any, a conditions) (conditions, []held) {
+	of := limitOf(list(s, "stmt"))
+	if of == nil {
+		if conditional(list(s, "stmt")) {
+			a.restrict("conditions of a set")
+		}
+		return a, nil
 	}
-	if key.Elem != nil {
-		key = key.Elem.Val
-	}
-	l, left := w.newLimit(s, of, w.at.where()), key.part()
-	subnet, whole := netip.Prefix{}, true
-	if left.mask != nil {
-		subnet, whole = masked(*left.mask, left.mask.AsSlice())
-	}
-	if left.side == either || !whole {
+	l, left := w.newLimit(id, of, w.at.where()), partOf(cmp.Or(get(key, "elem", "val"), key))
+	subnet, whole := masked(left.mask, left.mask.AsSlice())
+	if left.side == either || left.mask.IsValid() && !whole {
 		a.restrict("a bucket for each " + left.text)
-		return held{a, l}
+		return a, []held{{a, l}}
 	}
 	six := strings.HasPrefix(left.text, "ip6 ")
 	l.Each = policy.Each{Kind: policy.EachHost}
-	if left.mask != nil {
+	if left.mask.IsValid() {
 		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
 	}
-	return held{a.with(left.side, families(!six, six), false), l}
+	a = a.with(left.side, families(!six, six), false)
+	return a, []held{{a, l}}
 }
