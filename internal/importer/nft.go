@@ -26,7 +26,7 @@ var (
 	nftPattern  = reason{loosens, "limit of devices by pattern", "rules are made for devices by name only",
 		"no rule was made; write one by hand in a section such as tap*"}
 	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", byHand}
+	nftUnread  = reason{loosens, "limit that is not read", "it is of set elements or for NAT or ARP, or no rule leads there", byHand}
 	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
@@ -299,9 +299,7 @@ func (w *nftWalk) rule(a conditions) {
 		case "limit":
 			limits = w.limited(&all[n], s, a)
 		case "match":
-			if limits = w.elements(s, a); limits == nil {
-				a = w.meet(get(s, "left"), text(s, "op"), get(s, "right"), a)
-			}
+			a = w.meet(get(s, "left"), text(s, "op"), get(s, "right"), a)
 		case "set":
 			a, limits = w.dynamic(&all[n], s, get(s, "elem"), a)
 		case "meter":
@@ -569,23 +567,6 @@ func texts(all []any) (texts []string) {
 	return texts
 }
 
-// elements returns the limits of the elements of a set; nil if they have none.
-func (w *nftWalk) elements(s any, a conditions) (limits []held) {
-	set := w.set(get(s, "right"), "set")
-	own, all := limitOf(list(set, "stmt")), list(set, "elem")
-	for n, e := range all {
-		l := own
-		if of := get(e, "elem"); of != nil {
-			e, l = get(of, "val"), cmp.Or(get(of, "limit"), own)
-		}
-		if l == nil || slices.Contains(list(set, "flags"), any("dynamic")) {
-			return nil
-		}
-		limits = append(limits, held{w.meet(get(s, "left"), text(s, "op"), e, a), w.newLimit(&all[n], l, w.at.where())})
-	}
-	return limits
-}
-
 // set returns the set or map that an expression is or names.
 func (w *nftWalk) set(v any, kind string) any {
 	name, isNamed := strings.CutPrefix(text(v), "@")
@@ -604,6 +585,9 @@ func (w *nftWalk) set(v any, kind string) any {
 // networks returns the networks of a value or set.
 func (w *nftWalk) networks(v any) (all []netip.Prefix, ok bool) {
 	set := w.set(v, "set")
+	if limitOf(list(set, "stmt")) != nil {
+		w.leave(nftUnread, w.at.where(), "limits of the elements of set %v", get(set, "name"))
+	}
 	if slices.Contains(list(set, "flags"), any("dynamic")) || conditional(list(set, "stmt")) {
 		return nil, false
 	}

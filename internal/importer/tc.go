@@ -21,15 +21,13 @@ var (
 		"if that is an ifb device, name it too; its limits become rules here"}
 	unfed = reason{loosens, "limits on an ifb device", "they end when nothing redirects packets to it any more",
 		"name the device whose packets are redirected, too; the limits become its rules"}
-	perFlow    = reason{loosens, "rate of each flow", "fq delays the packets of each socket", "no rule was made; write one with 'each: flow' if you need one"}
 	cakes      = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
 	oddPolicer = reason{loosens, "policer that no rule can have", "only one with a rate in bytes that drops excess packets becomes a rule", byHand}
-	peakRate   = reason{other, "peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
-	cells      = reason{other, "cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
+	counted    = reason{other, "size table or ATM cells", "a packet counts its bytes and a constant overhead", "give the rules an overhead, or a lower rate"}
 	priority   = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
 	noNetwork  = reason{loosens, "class without an address", "a rule needs a network", byHand}
 	inside     = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", byHand}
-	otherKind  = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read", byHand}
+	otherKind  = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read, and fq limits each flow", byHand}
 )
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
@@ -110,24 +108,21 @@ func (d *device) read() {
 
 // Attributes of cake, which package nl lacks: linux/pkt_sched.h.
 const (
-	cakeRate64, cakeCells, cakeMode, cakeOverhead, cakeRaw, cakeMPU = 2, 4, 5, 6, 12, 14
+	cakeRate64, cakeMode, cakeOverhead, cakeRaw, cakeMPU = 2, 5, 6, 12, 14
 
-	cakeATM   = 1 // of cakeCells
 	cakeFlows = 4 // of cakeMode
 )
 
 func (d *device) qdisc(q object) {
 	where, atTop := d.of("qdisc", q), q.Parent == atRoot
 	switch {
-	case q.kind == "clsact":
+	case q.kind == "clsact" || q.kind == "ingress":
+		at := map[string]uint32{"clsact": atIngress, "ingress": q.Handle}[q.kind]
 		if d.feeder == nil {
-			d.filters(atIngress, policy.Ingress, d.outer.conditions, -1)
+			d.filters(at, policy.Ingress, d.outer.conditions, -1)
 		}
-		d.filters(atEgress, policy.Egress, d.outer.conditions, -1)
-		return
-	case q.kind == "ingress":
-		if d.feeder == nil {
-			d.filters(q.Handle, policy.Ingress, d.outer.conditions, -1)
+		if q.kind == "clsact" {
+			d.filters(atEgress, policy.Egress, d.outer.conditions, -1)
 		}
 		return
 	case q.kind == "htb" && atTop:
@@ -143,10 +138,7 @@ func (d *device) qdisc(q object) {
 			of, dir = d.feeder, d.fed
 		}
 		of.cakes[dir], of.cakesAt[dir] = q, where
-	case q.kind == "fq":
-		if rate := q.options.u32(nl.TCA_FQ_FLOW_MAX_RATE); rate != 0 && rate != math.MaxUint32 {
-			d.leave(perFlow, where, "%v", bitRate(uint64(rate)))
-		}
+	case q.kind == "fq" && slices.Contains([]uint32{0, math.MaxUint32}, q.options.u32(nl.TCA_FQ_FLOW_MAX_RATE)):
 	case slices.Contains(unlimited, q.kind):
 	case atTop:
 		d.leave(otherKind, where, "%s", q.kind)
@@ -301,7 +293,7 @@ func drops(control netlink.TcAct) bool {
 }
 
 // Attributes of police that package nl lacks: linux/pkt_cls.h.
-const policeRate64, policePeakRate64, policePktRate64 = 8, 9, 10
+const policeRate64, policePktRate64 = 8, 10
 
 // rates lists the rates of the policers among actions.
 func rates(actions []action) string {
@@ -331,9 +323,6 @@ func (d *device) policed(t term, a attributes, dir policy.Direction, conforming 
 		l = &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes), Capacity: burst(p.Burst, rate.bytes)}, where: fmt.Sprintf("%s police index %d", d.Device, p.Index)}
 		d.policers[p.Index] = l
 		d.frame(l, rate, object{}, dir)
-		if p.PeakRate.Rate != 0 || len(a[policePeakRate64]) > 0 {
-			d.leave(peakRate, l.where, "with the rate %v", l.Rate)
-		}
 	}
 	v := verdict{entry: entry{limit: l, label: policy.Label{Note: fmt.Sprintf("police index %d", p.Index)}}}
 	if conforming != netlink.TC_ACT_UNSPEC {
@@ -382,29 +371,15 @@ func burst(ticks uint32, rate uint64) uint64 {
 
 // frame sets the framing of a limit; q is its qdisc, which may have a size table.
 func (d *device) frame(l *limit, r rateSpec, q object, dir policy.Direction) {
-	table, err := parseAttributes(q.attributes[nl.TCA_STAB])
-	if err != nil {
-		d.leave(unreadable, l.where, "its size table")
+	if len(q.attributes[nl.TCA_STAB]) > 0 || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
+		d.leave(counted, l.where, "%v", l.Rate)
 	}
-	base := decode[struct { // struct tc_sizespec
-		_        [4]byte
-		Overhead int32
-		Layer    uint32
-		MPU      uint32
-	}](table[1])
-	overhead, mpu := int(base.Overhead)+int(r.Overhead), int(r.Mpu)
-	if base.MPU > 0 {
-		mpu = max(mpu, int(base.MPU)+int(r.Overhead))
-	}
+	overhead := int(r.Overhead)
 	if dir == policy.Ingress && d.L2Bytes > 0 {
 		overhead -= int(d.L2Bytes)
 		d.note(fmt.Sprintf("tc counts ingress packets without the Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
 	}
-	if base.Layer == nl.LINKLAYER_ATM || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
-		d.leave(cells, l.where, "%v", l.Rate)
-	}
-	// Validate refuses what is out of range.
-	l.Framing = policy.Framing{Overhead: int16(max(math.MinInt16, min(overhead, math.MaxInt16))), MPU: uint16(min(mpu, math.MaxUint16))}
+	l.Framing = policy.Framing{Overhead: int16(min(overhead, math.MaxInt16)), MPU: r.Mpu} // Validate refuses what is out of range
 }
 
 // queued sets the capacity of a limit that delayed excess packets, and notes the differences. At least as much as the capacity
@@ -567,9 +542,6 @@ func (d *device) tbf(q object) {
 	}
 	d.queued(l, p.Buffer, rate.bytes)
 	d.frame(l, rate, q, policy.Egress)
-	if p.Peakrate.Rate != 0 {
-		d.leave(peakRate, t.where, "with the rate %v", l.Rate)
-	}
 	if t.partial != "" {
 		d.leavePartial(t, l.Rate)
 		return
@@ -579,35 +551,32 @@ func (d *device) tbf(q object) {
 
 // leaveCake reports the cake qdiscs of a device, with the command that does the same.
 func (d *device) leaveCake(netns string) {
-	var link, how string
 	var where, rates []string
+	var o attributes // those of egress, if it has one
 	command := "line"
 	for dir, flag := range []string{policy.Ingress: " --down ", policy.Egress: " --up "} {
-		o := d.cakes[dir].options
-		if o == nil {
+		if d.cakes[dir].options == nil {
 			continue
 		}
+		o = d.cakes[dir].options
 		rate := bitRate(decode[uint64](o[cakeRate64]))
 		where, rates = append(where, d.cakesAt[dir]), append(rates, rate.String())
 		const kilobit = 1000
 		command += flag + ((rate*100/line.Percent + kilobit - 1) / kilobit * kilobit).String()
-		overhead, mpu := int(int32(o.u32(cakeOverhead))), o.u32(cakeMPU)
-		if len(o[cakeRaw]) == 0 {
-			overhead -= int(d.L2Bytes) // cake adds it to the IP packet
-		}
-		if overhead != 0 || mpu != 0 {
-			link = fmt.Sprintf(" --link %d/%d", overhead, mpu)
-		}
-		if o.u32(cakeCells) == cakeATM {
-			d.leave(cells, d.cakesAt[dir], "%v", rate)
-		}
-		if o.u32(cakeMode) == cakeFlows {
-			how = " --fair flow"
-		}
+	}
+	overhead := int(int32(o.u32(cakeOverhead)))
+	if len(o[cakeRaw]) == 0 {
+		overhead -= int(d.L2Bytes) // cake adds it to the IP packet
+	}
+	if mpu := o.u32(cakeMPU); overhead != 0 || mpu != 0 {
+		command += fmt.Sprintf(" --link %d/%d", overhead, mpu)
+	}
+	if o.u32(cakeMode) == cakeFlows {
+		command += " --fair flow"
 	}
 	if where != nil {
 		r := cakes
-		r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command+link+how, d.Device), line.Percent)
+		r.Advice = fmt.Sprintf("no rule was made; %s does the same; it limits to %d %% of the rates that it is given", plain.Suggest(netns, command, d.Device), line.Percent)
 		d.leave(r, plain.List(where), "%s", plain.List(rates))
 	}
 }
