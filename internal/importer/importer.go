@@ -134,7 +134,6 @@ func (c *collector) fail(err error) {
 	}
 }
 
-// leave lists a thing once.
 func (c *collector) leave(r reason, where, format string, args ...any) {
 	l := Left{r, where, clean(fmt.Sprintf(format, args...))}
 	if !c.left[l] {
@@ -143,7 +142,6 @@ func (c *collector) leave(r reason, where, format string, args ...any) {
 	}
 }
 
-// note adds a note once.
 func (c *collector) note(s string) {
 	if !slices.Contains(c.Notes, s) {
 		c.Notes = append(c.Notes, s)

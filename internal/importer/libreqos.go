@@ -215,7 +215,6 @@ func (s *shapedDevices) read() error {
 	return nil
 }
 
-// ended reports whether the text ends with a line break.
 func (s *shapedDevices) ended() bool { return bytes.HasSuffix(s.text, []byte("\n")) }
 
 const byteOrderMark = "\ufeff"
@@ -266,7 +265,6 @@ func (s *shapedDevices) readHeader() bool {
 	return len(s.errors) == 0
 }
 
-// has reports whether a column exists.
 func (s *shapedDevices) has(column string) bool { _, found := s.at[column]; return found }
 
 // need adds an error if a column does not exist, unless there is one already.
@@ -308,7 +306,6 @@ func (s *shapedDevices) tear(torn bool) {
 	}
 }
 
-// row reads a row.
 func (s *shapedDevices) row(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
 		return // spreadsheets write empty rows at the end
@@ -351,7 +348,6 @@ func (s *shapedDevices) cell(column string) string {
 	return ""
 }
 
-// words returns the addresses of a cell.
 func words(cell string) []string {
 	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 }
@@ -446,7 +442,6 @@ func (s *shapedDevices) subscriber(site string, parent *node) *subscriber {
 	return v
 }
 
-// networks returns the networks of a cell.
 func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
 	for _, word := range words(s.cell(column)) {
 		p, err := policy.ParsePrefix(word)

@@ -40,10 +40,8 @@ type conditions struct {
 // addresses are a condition on the addresses of one side.
 type addresses struct{ only, except []netip.Prefix }
 
-// any reports whether all addresses meet the condition.
 func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
 
-// everything is the networks of all addresses.
 var everything = policy.Everything[:]
 
 // families returns the networks of all IPv4 addresses, all IPv6 addresses, or both.
@@ -64,7 +62,6 @@ func every(families []netip.Prefix) conditions {
 
 func (a *conditions) restrict(what string) { a.partial = also(a.partial, what) }
 
-// also joins conditions.
 func also(asks, what string) string {
 	if asks == "" || what == "" {
 		return asks + what
@@ -72,10 +69,8 @@ func also(asks, what string) string {
 	return asks + ", " + what
 }
 
-// both reports whether there is a condition on both addresses.
 func (a conditions) both() bool { return !a.addresses[toward].any() && !a.addresses[from].any() }
 
-// with adds a condition on the addresses of a side.
 func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
 	on, before := &a.addresses[s], a.both()
 	if not {
@@ -94,7 +89,6 @@ func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
 	return a
 }
 
-// on adds a condition on the devices that packets enter or leave.
 func (a conditions) on(d policy.Direction, names []string) conditions {
 	if before := a.devices[d]; before != nil {
 		names = slices.DeleteFunc(slices.Clone(before), func(n string) bool { return !slices.Contains(names, n) })
@@ -106,7 +100,6 @@ func (a conditions) on(d policy.Direction, names []string) conditions {
 	return a
 }
 
-// impossible reports whether no packet meets the conditions.
 func (a conditions) impossible() bool {
 	return slices.ContainsFunc(a.addresses[:], func(on addresses) bool { return len(on.only) == 0 })
 }
@@ -123,7 +116,6 @@ func (a conditions) networks() (s side, only, except []netip.Prefix) {
 	return s, common(on.only, families), common(on.except, families)
 }
 
-// common returns the networks that are in both.
 func common(a, b []netip.Prefix) (both []netip.Prefix) {
 	for _, p := range a {
 		for _, q := range b {
@@ -190,7 +182,6 @@ func ranged(first, last netip.Addr) (all []netip.Prefix) {
 	return all
 }
 
-// lastOf returns the last address of a network.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {

@@ -34,7 +34,6 @@ type node struct {
 	limits   bool                // it has a pool
 }
 
-// nodes reads a network.json.
 type nodes struct {
 	*collector
 	file  string
@@ -74,7 +73,6 @@ func (m member) text() (s string) {
 	return strings.TrimSpace(s)
 }
 
-// wrong fails because of a value.
 func (n *nodes) wrong(at int64, format string, args ...any) {
 	n.fail(misread(n.file, n.text, at+1, format, args...))
 }
@@ -117,7 +115,6 @@ func (n *nodes) level(of member) (all []*node) {
 	return all
 }
 
-// node reads the members of a node.
 func (n *nodes) node(v *node, of member) {
 	rates := map[string]*speed{
 		"downloadBandwidthMbps": &v.rates[down], "uploadBandwidthMbps": &v.rates[up],

@@ -84,7 +84,6 @@ func compact(v any) string {
 // An nftName is a name in a table.
 type nftName struct{ family, table, name string }
 
-// named returns a name in the table of an object.
 func named(of any, name string) nftName { return nftName{text(of, "family"), text(of, "table"), name} }
 
 type nftChain struct {
@@ -92,7 +91,6 @@ type nftChain struct {
 	rules []*nftRule
 }
 
-// dropsAll reports whether a chain drops all packets.
 func (c *nftChain) dropsAll() bool {
 	for _, r := range c.rules {
 		for _, s := range list(r.of, "expr") {
@@ -183,7 +181,6 @@ func NFT(file string, from io.Reader, device string) (Imported, error) {
 	return w.imported(), w.err
 }
 
-// parse reads the text.
 func (w *nftWalk) parse() error {
 	const advice = "use the output of 'nft -j list ruleset'"
 	var document struct{ Nftables []json.RawMessage }
@@ -223,7 +220,6 @@ func (w *nftWalk) parse() error {
 	return nil
 }
 
-// wrong fails because of the current rule.
 func (w *nftWalk) wrong(format string, args ...any) {
 	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
 }
@@ -422,7 +418,6 @@ func (w *nftWalk) hold(h held) {
 	}
 }
 
-// places returns the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side) (keys []tableKey) {
 	d, hook, why := policy.Ingress, text(w.base.of, "hook"), reason{}
 	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
@@ -557,7 +552,6 @@ func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
 	return a
 }
 
-// texts returns the strings of a list.
 func texts(all []any) (texts []string) {
 	for _, v := range all {
 		if text(v) != "" {
@@ -582,7 +576,6 @@ func (w *nftWalk) set(v any, kind string) any {
 	return map[string]any{"elem": []any{v}}
 }
 
-// networks returns the networks of a value or set.
 func (w *nftWalk) networks(v any) (all []netip.Prefix, ok bool) {
 	set := w.set(v, "set")
 	if limitOf(list(set, "stmt")) != nil {

@@ -38,11 +38,10 @@ type limit struct {
 	where   string
 
 	order int           // among limits of rules
-	users []entry       // those of rules
+	users int           // the number of rules
 	pool  policy.Within // the name of its pool, once it was added
 }
 
-// depth is the number of limits above.
 func (l *limit) depth() (n int) {
 	for ; l.in != nil; l = l.in {
 		n++
@@ -59,9 +58,8 @@ func (l *limit) divides(whole, part netip.Prefix) bool {
 }
 
 // pooled reports whether the limit becomes a pool because several networks have it.
-func (l *limit) pooled() bool { return len(l.users) > 1 && !l.scoped() }
+func (l *limit) pooled() bool { return l.users > 1 && !l.scoped() }
 
-// possible reports whether a rule can have its rate.
 func (l *limit) possible() bool { return l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate }
 
 var (
@@ -104,11 +102,10 @@ func (s *collector) make() {
 		for _, r := range s.table(key) {
 			rules = append(rules, r)
 			for _, l := range r.limits {
-				if l.users == nil {
-					l.order = limits
+				if l.users++; l.users == 1 {
 					limits++
+					l.order = limits
 				}
-				l.users = append(l.users, r.entry)
 			}
 		}
 	}
@@ -151,7 +148,7 @@ func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
-			return cmp.Or(compare(b.scoped(), a.scoped()), len(a.users)-len(b.users), b.depth()-a.depth(), a.order-b.order)
+			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, b.depth()-a.depth(), a.order-b.order)
 		})
 		for i, l := range r.limits {
 			var next *limit
@@ -217,7 +214,6 @@ type table struct {
 	some    []int                  // exceptions that no rule can express
 }
 
-// table returns the entries that become rules of one device and direction.
 func (s *collector) table(key tableKey) (made []ruled) {
 	t := &table{collector: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
@@ -273,7 +269,6 @@ func (t *table) side() side {
 	return far
 }
 
-// add adds the next entry.
 func (t *table) add(i int) {
 	e := t.entries[i]
 	partial := e.partial != ""
@@ -311,7 +306,6 @@ func (t *table) add(i int) {
 	}
 }
 
-// skipped reports whether packets of p skip entry i.
 func (t *table) skipped(p netip.Prefix, i int) (skip bool) {
 	around(t.final, p, func(f int) { skip = skip || f < i && t.entries[f].until > i })
 	return skip

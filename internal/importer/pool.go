@@ -14,7 +14,6 @@ var (
 		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, raise the rate, or protect some by --protect"}
 )
 
-// pools is the key of the table of pools.
 var pools tableKey
 
 // addPool adds a pool, below pools that were added before, and returns its name; "" if it is not valid.

@@ -157,7 +157,6 @@ func (d *device) of(what string, o object) string {
 // everyEntry is the value of until that skips all entries.
 const everyEntry = math.MaxInt
 
-// enter adds an entry for each network of a term.
 func (d *device) enter(dir policy.Direction, t term, e entry) {
 	e.key, e.where = tableKey{d.Device, dir}, t.where
 	if d.feeder != nil {
@@ -206,7 +205,6 @@ func (d *device) filters(at uint32, dir policy.Direction, outer conditions, dept
 	}
 }
 
-// leavePartial reports a filter that has other conditions than an address.
 func (d *device) leavePartial(t term, rate policy.Rate) {
 	d.leave(narrower, t.where, "%v for %s", rate, t.describe())
 }
@@ -236,7 +234,6 @@ func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 	return verdict{left: true}
 }
 
-// jumps reports whether packets go on in another chain.
 func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIFT == 2 }
 
 // verdict follows the actions of a filter, for conforming and for excess packets.
@@ -295,7 +292,6 @@ func drops(control netlink.TcAct) bool {
 // Attributes of police that package nl lacks: linux/pkt_cls.h.
 const policeRate64, policePktRate64 = 8, 10
 
-// rates lists the rates of the policers among actions.
 func rates(actions []action) string {
 	var words []string
 	for _, a := range actions {
@@ -306,7 +302,6 @@ func rates(actions []action) string {
 	return plain.List(words)
 }
 
-// policed returns the verdict of a policer.
 func (d *device) policed(t term, a attributes, dir policy.Direction, conforming netlink.TcAct) verdict {
 	p := decode[nl.TcPolice](a[nl.TCA_POLICE_TBF])
 	rate := rateOf(p.Rate, a[policeRate64])
@@ -402,7 +397,6 @@ type class struct {
 	weight     policy.Weight
 }
 
-// htb adds the classes of a qdisc.
 func (d *device) htb(q object) {
 	if d.classes == nil {
 		d.root, d.classes = q, map[uint32]*class{}
@@ -415,7 +409,6 @@ func (d *device) htb(q object) {
 	d.lead(d.fallback, t)
 }
 
-// readClasses reads the classes of htb.
 func (d *device) readClasses() {
 	for _, o := range d.Classes {
 		if o.kind != "htb" || o.Handle>>16 != d.root.Handle>>16 {

@@ -70,7 +70,6 @@ func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	return d, nil
 }
 
-// findRoots adds the roots of the filters at a place.
 func (d *Dump) findRoots(index int, parent uint32, filters []object) error {
 	for i, o := range filters {
 		if o.kind != "u32" || slices.ContainsFunc(filters[:i], func(b object) bool { return b.kind == "u32" && b.Info == o.Info && b.chain() == o.chain() }) {
@@ -120,7 +119,6 @@ func decode[T any](b []byte) (v T) {
 	return v
 }
 
-// attributes are netlink attributes by type.
 type attributes map[uint16][]byte
 
 func parseAttributes(b []byte) (attributes, error) {
@@ -130,7 +128,6 @@ func parseAttributes(b []byte) (attributes, error) {
 
 func (a attributes) u32(t uint16) uint32 { return decode[uint32](a[t]) }
 
-// text returns a string without the terminating zero.
 func (a attributes) text(t uint16) string { return unix.ByteSliceToString(a[t]) }
 
 // others returns the types that are not among known.
@@ -211,10 +208,8 @@ func parseObject(m []byte) (o object, err error) {
 	return o, err
 }
 
-// priority orders the filters of a place.
 func (o object) priority() uint16 { return uint16(o.Info >> 16) }
 
-// protocol returns the protocol of a filter's packets.
 func (o object) protocol() uint16 {
 	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, uint16(o.Info)))
 }
@@ -222,7 +217,6 @@ func (o object) protocol() uint16 {
 // chain returns the chain of a filter. Packets begin in chain 0.
 func (o object) chain() uint32 { return o.attributes.u32(nl.TCA_CHAIN) }
 
-// parents returns the classes and qdiscs that have classes.
 func (d Dump) parents() map[uint32]bool {
 	all := map[uint32]bool{}
 	for _, class := range d.Classes {

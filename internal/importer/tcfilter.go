@@ -93,7 +93,6 @@ func (t *term) ofProtocol(protocol uint16) bool {
 	return true
 }
 
-// address adds a condition on an address with a mask, if there is one.
 func (t *term) address(s side, value, mask []byte) {
 	address, given := netip.AddrFromSlice(value)
 	p, ok := masked(address, mask)
@@ -105,7 +104,6 @@ func (t *term) address(s side, value, mask []byte) {
 	}
 }
 
-// flower adds the conditions of a flower filter.
 func (t *term) flower(o attributes) {
 	for i, key := range []uint16{nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC} {
 		mask := o[key+1]
@@ -312,7 +310,6 @@ const (
 	src6, dst6, end6 = 8, 24, 40
 )
 
-// header adds the conditions of a header.
 func (t *term) header(h header, protocol uint16) {
 	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
 	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
