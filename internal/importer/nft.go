@@ -296,10 +296,12 @@ func (w *nftWalk) rule(a conditions) {
 			limits = w.limited(&all[n], s, a)
 		case "match":
 			a = w.meet(get(s, "left"), text(s, "op"), get(s, "right"), a)
-		case "set":
-			a, limits = w.dynamic(&all[n], s, get(s, "elem"), a)
-		case "meter":
-			a, limits = w.dynamic(&all[n], s, get(s, "key"), a)
+		case "set", "meter":
+			if of := limitOf(list(s, "stmt")); of != nil {
+				limits = []held{w.dynamic(&all[n], of, cmp.Or(get(s, "elem"), get(s, "key")), a)}
+			} else if conditional(list(s, "stmt")) {
+				a.restrict("conditions of a set")
+			}
 		case "vmap":
 			w.pairs(s, a, func(a conditions, value any) {
 				kind, v := kindOf(value)
@@ -664,26 +666,18 @@ func limitOf(all []any) any {
 	return nil
 }
 
-// dynamic returns the limit of a set or meter to which packets add elements, and sets its bucket scope; nil for none.
-func (w *nftWalk) dynamic(id, s, key any, a conditions) (conditions, []held) {
-	of := limitOf(list(s, "stmt"))
-	if of == nil {
-		if conditional(list(s, "stmt")) {
-			a.restrict("conditions of a set")
-		}
-		return a, nil
-	}
+// dynamic returns the limit of a set or meter to which packets add elements, and sets its bucket scope.
+func (w *nftWalk) dynamic(id, of, key any, a conditions) held {
 	l, left := w.newLimit(id, of, w.at.where()), partOf(cmp.Or(get(key, "elem", "val"), key))
 	subnet, whole := masked(left.mask, left.mask.AsSlice())
 	if left.side == either || left.mask.IsValid() && !whole {
 		a.restrict("a bucket for each " + left.text)
-		return a, []held{{a, l}}
+		return held{a, l}
 	}
 	six := strings.HasPrefix(left.text, "ip6 ")
 	l.Each = policy.Each{Kind: policy.EachHost}
 	if left.mask.IsValid() {
 		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
 	}
-	a = a.with(left.side, families(!six, six), false)
-	return a, []held{{a, l}}
+	return held{a.with(left.side, families(!six, six), false), l}
 }

@@ -127,6 +127,7 @@ func TestNFTConditions(t *testing.T) {
 		{"one device", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth7"), toHost, over, drop)}, 1, nil},
 		{"two devices", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth8"), toHost, over, drop)}, 0, []string{narrower.Kind}},
 		{"a set that packets add to", []string{set, chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 0, []string{narrower.Kind}},
+		{"a set that counts after the limit", []string{set, chainObject, ruleObject(toHost, over, `{"set": {"op": "add", "set": "@s", "elem": {"payload": {"protocol": "ip", "field": "saddr"}}}}`, drop)}, 1, nil},
 		{"a set that stays", []string{strings.Replace(set, "dynamic", "constant", 1), chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 1, nil},
 		{"an address of the other family", []string{chainObject, ruleObject(from6, over, drop)}, 0, nil},
 		{"a family", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), over, drop), `"ip"`, `"inet"`, 1)}, 1, nil},
