@@ -26,6 +26,7 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/serve/page"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -146,8 +147,8 @@ With --summary, one object describes the whole trace.`,
 		o.engine = s
 		return nil
 	}}, "engine", "what computes the verdicts")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg)")
-	must(cmd.MarkFlagFilename("plot", "svg"))
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw plots of rates and levels into this `file` (.html)")
+	must(cmd.MarkFlagFilename("plot", "html"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }
@@ -157,8 +158,8 @@ func (o *replayOptions) checkPlot(given bool) error {
 	if !given {
 		return nil
 	}
-	if filepath.Ext(o.plot) != ".svg" {
-		return fmt.Errorf("cannot draw %q; name the file .svg", o.plot)
+	if filepath.Ext(o.plot) != ".html" {
+		return fmt.Errorf("cannot draw %q; name the file .html", o.plot)
 	}
 	if picture, err := os.Stat(o.plot); err == nil {
 		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
@@ -211,7 +212,7 @@ func (e *env) replay(o replayOptions) error {
 	}
 	defer engine.Close()
 
-	run := replayRun{env: e, in: in, engine: engine, limits: limits, summary: replay.NewSummary(limits), chart: replay.NewChart(limits)}
+	run := replayRun{replay.NewRun(engine, limits), e, in, limits, nil}
 	if e.json && !o.summary {
 		run.lines = bufio.NewWriterSize(e.out, 1<<16)
 	}
@@ -234,7 +235,7 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 		}
 		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
 	}
-	answer := report.NewReplay(run.limits, run.summary)
+	answer := report.NewReplay(run.limits, run.Summary)
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
 	for _, r := range slices.Concat(run.limits.Rules, run.limits.Pools) {
 		sentence := r.Says(run.limits.Match)
@@ -254,28 +255,26 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 		return e.degraded("replay %s: the answer could not be written: %w", inputName(o.trace), err)
 	}
 	if o.plot != "" {
-		if err := o.draw(run.chart, answer.Sentences); err != nil {
+		if err := o.draw(run.Chart, answer.Sentences); err != nil {
 			return e.degraded("replay %s: the chart could not be drawn: %w", inputName(o.trace), err)
 		}
 	}
 	switch {
 	case errors.Is(ended, context.Canceled):
-		return e.degraded("replay %s: interrupted after %d packets", inputName(o.trace), run.summary.Packets())
+		return e.degraded("replay %s: interrupted after %d packets", inputName(o.trace), run.Packets())
 	case early:
-		return e.degraded("replay %s: %w; %d packets before that were replayed", inputName(o.trace), ended, run.summary.Packets())
+		return e.degraded("replay %s: %w; %d packets before that were replayed", inputName(o.trace), ended, run.Packets())
 	}
 	return nil
 }
 
 // A replayRun is the replay of a trace by an engine.
 type replayRun struct {
-	env     *env
-	in      *trace.Reader
-	engine  replay.Engine
-	limits  replay.Limits
-	summary *replay.Summary
-	chart   *replay.Chart
-	lines   *bufio.Writer // nil unless each packet has a line
+	*replay.Run
+	env    *env
+	in     *trace.Reader
+	limits replay.Limits
+	lines  *bufio.Writer // nil unless each packet has a line
 }
 
 // all replays all packets. It returns nil at the end of the trace.
@@ -286,7 +285,7 @@ func (r *replayRun) all(ctx context.Context) error {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if n%1024 == 0 && r.env.contents != nil && (n > mostPackets || r.engine.(*replay.Model).Keys() > mostKeys) {
+		if n%1024 == 0 && r.env.contents != nil && (n > mostPackets || r.Engine.(*replay.Model).Keys() > mostKeys) {
 			return errTooMuch
 		}
 		if err := r.in.Next(&p); err != nil {
@@ -301,12 +300,10 @@ func (r *replayRun) all(ctx context.Context) error {
 			}
 			return inputError(err)
 		}
-		result, err := r.engine.Offer(&p)
+		result, err := r.Offer(&p)
 		if err != nil {
 			return err
 		}
-		r.summary.Add(result)
-		r.chart.Add(result)
 		if r.lines == nil {
 			continue
 		}
@@ -472,7 +469,7 @@ func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
 	return replay.NewModel(l), nil
 }
 
-// draw draws the chart, with the sentences of the first rules as its title.
+// draw draws a chart, with the sentences of the first rules as its title.
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	const room = 3
 	if n := len(sentences); n > room {
@@ -482,5 +479,5 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.WriteSVG(f, strings.Join(sentences, "\n")), f.Close())
+	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels()), f.Close())
 }

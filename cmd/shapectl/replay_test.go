@@ -23,6 +23,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/internal/testenv/browser"
 )
 
 // Traces of these tests: see TestReplayTraces.
@@ -179,9 +180,9 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
 		{csvTrace + " --rate 1mbit --engine warp", "kernel, model or both"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
-		{csvTrace + " --rate 1mbit --plot x.png", "name the file .svg"},
-		{csvTrace + " --rate 1mbit --plot=", "name the file .svg"},
-		{csvTrace + " --rate 1mbit --plot /no/such/x.svg", "/no/such"},
+		{csvTrace + " --rate 1mbit --plot x.png", "name the file .html"},
+		{csvTrace + " --rate 1mbit --plot=", "name the file .html"},
+		{csvTrace + " --rate 1mbit --plot /no/such/x.html", "/no/such"},
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},
@@ -253,17 +254,19 @@ func TestReplayPlots(t *testing.T) {
 	capture, err := os.Open(pcapTrace)
 	testenv.Must(t, err)
 	defer capture.Close()
-	path := filepath.Join(t.TempDir(), "chart.svg")
+	path := filepath.Join(t.TempDir(), "chart.html")
 	cmd := r.command("replay", "-", "10.0.0.0/8", "--rate", "64kbit", "--capacity", "2000", "--plot", path)
 	cmd.Stdin = capture
 	if got := r.result(cmd); got.code != exitDone || got.err != "" || !strings.Contains(got.out, "offered") {
 		t.Fatalf("%+v", got)
 	}
-	data, err := os.ReadFile(path)
-	testenv.Must(t, err)
-	if !bytes.Contains(data, []byte(">10.0.0.0/8 as a whole gets 64kbit (8 kB/s), burst 2 kB (250 ms); excess is dropped (gcra)<")) {
-		t.Errorf("the rule is not the title of %.2000s", data)
+	tab := browser.New(t)
+	tab.Open("file://" + path)
+	tab.Until("two plots", `document.querySelectorAll("canvas").length === 2 && document.querySelectorAll(".legend li").length === 7`)
+	if text := tab.Text("main"); !strings.Contains(text, "10.0.0.0/8 as a whole gets 64kbit (8 kB/s), burst 2 kB (250 ms); excess is dropped (gcra)") || !strings.Contains(strings.Join(strings.Fields(text), " "), "burst 2.00 kB") {
+		t.Errorf("the page says %s", text)
 	}
+	tab.Harmless("file://" + path)
 }
 
 // Without permissions the kernel's engine says what to do; the model's needs none.
@@ -389,7 +392,7 @@ func TestReplayStreams(t *testing.T) {
 	var before runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	code := e.run([]string{"replay", "-", "--rate", "1gbit", "--capacity", "2000", "--each", "flow", "--plot", filepath.Join(t.TempDir(), "x.svg")})
+	code := e.run([]string{"replay", "-", "--rate", "1gbit", "--capacity", "2000", "--each", "flow", "--plot", filepath.Join(t.TempDir(), "x.html")})
 	if code != exitDone || !strings.Contains(out.String(), fmt.Sprintf("offered   %d", packets)) {
 		t.Fatalf("exit %d, %s%s", code, out.String(), stderr.String())
 	}

@@ -306,3 +306,23 @@ func (b *Both) Offer(p *trace.Packet) (Result, error) {
 
 // Close implements Engine.
 func (b *Both) Close() error { return b.kernel.Close() }
+
+// A Run is limits that meet a trace, summed up and as a chart.
+type Run struct {
+	Engine
+	*Summary
+	*Chart
+}
+
+// NewRun returns a run without packets.
+func NewRun(e Engine, l Limits) *Run { return &Run{e, NewSummary(l), NewChart(l)} }
+
+// Offer meters the next packet.
+func (r *Run) Offer(p *trace.Packet) (Result, error) {
+	result, err := r.Engine.Offer(p)
+	if err == nil {
+		r.Summary.Add(result)
+		r.Chart.Add(result)
+	}
+	return result, err
+}
