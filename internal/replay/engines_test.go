@@ -610,7 +610,7 @@ func TestDrainedBucketsAreRemoved(t *testing.T) {
 		t.Errorf("%d buckets were kept", most)
 	}
 	// 1 Mbit/s of 100 Mbit/s.
-	if top := s.MostExcess(5); len(top) != 1 || top[0].Key != "10.0.0.0" || top[0].Excess.Packets != excess || excess < hosts/2*8/10 {
+	if top := s.Sum().MostExcess; len(top) != 1 || top[0].Key != "10.0.0.0" || top[0].Packets != excess || excess < hosts/2*8/10 {
 		t.Errorf("excess %d, %+v", excess, top)
 	}
 }
