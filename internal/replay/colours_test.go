@@ -239,33 +239,6 @@ func TestColoursOfAlternatingSizes(t *testing.T) {
 	}
 }
 
-// After a pause in which the ticks in buckets repeat, both buckets are empty. The second one drains in 100 s, the first one in 1 s.
-func TestColoursAfterLongPauses(t *testing.T) {
-	for _, algorithm := range []policy.Algorithm{policy.SRTCM, policy.RFC4115} {
-		for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
-			rule := everything(8000, 1000)
-			colour(&rule, algorithm, 80, 1000)
-			rule.Each.Kind = each
-			e, now := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(0)
-			for _, pause := range []uint64{0, 2*longEra - 1, 2 * longEra, longEra, longEra} {
-				now += pause
-				for i, want := range []policy.Colour{policy.Green, policy.Yellow, policy.Red} {
-					p := at(now, typeIPv4, ip4("192.0.2.1", "10.0.0.1", 17, 0))
-					p.Bytes = 1000
-					if r, err := e.Offer(p); err != nil || r.Colour != want {
-						t.Errorf("%v, packet %d after %d ns: %+v, %v", algorithm, i, pause, r, err)
-					}
-				}
-			}
-		}
-	}
-	rule := everything(1_000_000_000, 1000)
-	colour(&rule, policy.RFC4115, 80, 1000)
-	if e := newEra(Limits{Rules: []policy.Rule{rule}}); e.idle < uint64(100*time.Second) {
-		t.Errorf("all buckets are said to be empty after %d ns", e.idle)
-	}
-}
-
 // Keys without a slot share the two spill buckets of the rule, and the kernel says so.
 func TestColoursWithFullTable(t *testing.T) {
 	testenv.Root(t)

@@ -18,7 +18,8 @@ import (
 
 // An Engine meters packets.
 type Engine interface {
-	// Offer meters the next packet. The result is valid until the next call.
+	// Offer meters the next packet. Times are as close together as those of a trace.Reader. The result is valid until the
+	// next call.
 	Offer(*trace.Packet) (Result, error)
 	Close() error
 }
