@@ -32,7 +32,7 @@ import (
 )
 
 // engines are the choices of --engine.
-const engines = "kernel|model|both"
+const engines = "kernel|model"
 
 // Bounds on the replay of a request, which takes memory and time of serve. It also takes at most longestRequest.
 const (
@@ -56,7 +56,7 @@ type replayOptions struct {
 	limit    limitFlags
 	policy   policyFlags
 	matched  bool   // addresses decide: by --match, --each or --order
-	engine   string // kernel, model or both
+	engine   string // kernel or model
 	plot     string
 	summary  bool
 }
@@ -78,7 +78,7 @@ With --policy, rules draw from the pools of the file. Packets of other devices a
 so they do not use the pools.
 
 --engine model computes verdicts in user space. --engine kernel runs the programs of the data path on the clock of
-the trace, and needs the same permissions as set. --engine both checks that the two agree on each packet.
+the trace, and needs the same permissions as set.
 
 With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
 (null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key. With
@@ -142,7 +142,7 @@ With --summary, one object describes the whole trace.`,
 	cmd.Flags().Lookup("direction").DefValue = "" // it has none
 	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
 		if !slices.Contains(strings.Split(engines, "|"), s) {
-			return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+			return fmt.Errorf("engine %.64q is unknown; use kernel or model", s)
 		}
 		o.engine = s
 		return nil
@@ -203,7 +203,10 @@ func (e *env) replay(o replayOptions) error {
 	if err != nil {
 		return inputf("replay %s: %w", inputName(o.trace), err)
 	}
-	engine, err := o.newEngine(limits)
+	var engine replay.Engine = replay.NewModel(limits)
+	if o.engine == "kernel" {
+		engine, err = replay.NewKernel(limits)
+	}
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
@@ -227,8 +230,7 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 		return inputf("replay %s: %w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
 			inputName(o.trace), ended, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
 	}
-	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) ||
-		errors.Is(ended, context.Canceled)
+	early := errors.As(ended, new(trace.DamagedError)) || errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
 		if run.lines != nil { // lines before an error are right
 			ended = errors.Join(ended, run.lines.Flush())
@@ -457,16 +459,6 @@ func poolsAbove(rules []policy.Rule, pools policy.Table) (above []policy.Rule) {
 		above = append(above, *n.Pool)
 	}
 	return above
-}
-
-func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
-	switch o.engine {
-	case "kernel":
-		return replay.NewKernel(l)
-	case "both":
-		return replay.NewBoth(l)
-	}
-	return replay.NewModel(l), nil
 }
 
 // draw draws a chart, with the sentences of the first rules as its title.

@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -287,21 +286,5 @@ func TestDrainedPairsAreRemoved(t *testing.T) {
 	}
 	if len(m.pairs.of) > firstSweep+1 || len(colours) != 2 {
 		t.Errorf("%d pairs were kept; %v packets by colour", len(m.pairs.of), colours)
-	}
-}
-
-// Engines that find other colours disagree, though the packet passes by both.
-func TestDisagreementOfColours(t *testing.T) {
-	rule := everything(8000, 1000)
-	colour(&rule, policy.RFC4115, 8000, 1001)
-	b := newBoth(t, Limits{Rules: []policy.Rule{rule}})
-	rule.Capacity++
-	b.model = NewModel(Limits{Rules: []policy.Rule{rule}})
-	p := at(0, typeIPv4, ip4("192.0.2.1", "10.0.0.1", 17, 12<<2))
-	p.Bytes = 1001
-	_, err := b.Offer(p)
-	var d *Disagreement
-	if !errors.As(err, &d) || d.Kernel.Verdict != d.Model.Verdict || !strings.Contains(err.Error(), "yellow with DSCP 12; the model") {
-		t.Errorf("%v", err)
 	}
 }
