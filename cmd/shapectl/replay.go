@@ -161,11 +161,6 @@ func (o *replayOptions) checkPlot(given bool) error {
 	if filepath.Ext(o.plot) != ".html" {
 		return fmt.Errorf("cannot draw %q; name the file .html", o.plot)
 	}
-	if picture, err := os.Stat(o.plot); err == nil {
-		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
-			return fmt.Errorf("the plot would overwrite the trace %s; name another file", o.trace)
-		}
-	}
 	_, err := os.Stat(filepath.Dir(o.plot))
 	return err
 }
@@ -190,128 +185,114 @@ func (e *env) replay(o replayOptions) error {
 	}
 	defer read.finish()
 	in, err := trace.OpenUpTo(io.TeeReader(interruptible(ctx, file), &read), unpacked)
-	if ctx.Err() != nil {
+	if err == nil {
+		err = e.replayAll(ctx, o, in, &read)
+	} else if ctx.Err() == nil {
+		err = inputError(err)
+	}
+	switch {
+	case err == nil || errors.Is(err, errDegraded): // which was told
+		return err
+	case errors.Is(err, errTooMuch), errors.Is(err, trace.ErrTooLong), errors.Is(err, context.DeadlineExceeded):
+		err = inputf("%w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
+			err, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
+	case errors.Is(err, context.Canceled):
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
-	if err != nil {
-		return inputf("replay %s: %w", inputName(o.trace), err)
-	}
+	return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
+}
+
+// replayAll replays a trace and reports what happened to its packets, also if the trace ends early.
+func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, read *progress) error {
 	limits, err := o.limits(in)
 	if o.policy.file != "" {
 		limits, err = e.policyLimits(o.policy, in)
 	}
 	if err != nil {
-		return inputf("replay %s: %w", inputName(o.trace), err)
+		return inputError(err)
 	}
 	var engine replay.Engine = replay.NewModel(limits)
 	if o.engine == "kernel" {
 		engine, err = replay.NewKernel(limits)
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
+	}
 	if err != nil {
-		if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
-		}
-		return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
+		return err
 	}
 	defer engine.Close()
-
-	run := replayRun{replay.NewRun(engine, limits), e, in, limits, nil}
+	run := replay.NewRun(engine, limits)
+	var lines *bufio.Writer // nil unless each packet has a line
 	if e.json && !o.summary {
-		run.lines = bufio.NewWriterSize(e.out, 1<<16)
+		lines = bufio.NewWriterSize(e.out, 1<<16)
 	}
-	ended := run.all(ctx)
-	read.finish()
-	return e.replayed(o, run, ended)
-}
-
-// replayed reports a run that ended, also early.
-func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
-	if errors.Is(ended, errTooMuch) || errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.DeadlineExceeded) {
-		return inputf("replay %s: %w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
-			inputName(o.trace), ended, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
-	}
-	early := errors.As(ended, new(trace.DamagedError)) || errors.Is(ended, context.Canceled)
-	if ended != nil && !early {
-		if run.lines != nil { // lines before an error are right
-			ended = errors.Join(ended, run.lines.Flush())
+	ended := e.offerAll(ctx, run, in, func(r replay.Result) bool {
+		if lines == nil {
+			return true
 		}
-		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
+		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed()))
+		return err == nil // Flush returns the same error
+	})
+	read.finish()
+	if lines != nil { // also before an error
+		err = lines.Flush()
 	}
-	answer := report.NewReplay(run.limits, run.Summary)
+	early := errors.As(ended, new(trace.DamagedError)) && !errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.Canceled)
+	if ended != nil && !early {
+		return errors.Join(ended, err)
+	}
+	answer := report.NewReplay(limits, run.Summary)
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
-	for _, r := range slices.Concat(run.limits.Rules, run.limits.Pools) {
-		sentence := r.Says(run.limits.Match)
-		if !run.in.Addressed() {
+	for _, r := range slices.Concat(limits.Rules, limits.Pools) {
+		sentence := r.Says(limits.Match)
+		if !in.Addressed() {
 			sentence = "the trace as a whole gets " + r.Gets()
 			answer.MostExcess = nil
 		}
 		answer.Sentences = append(answer.Sentences, sentence)
 	}
-	var err error
-	if run.lines != nil {
-		err = run.lines.Flush()
-	} else {
+	if lines == nil {
 		err = e.print(answer, answer.Text)
 	}
 	if err != nil {
-		return e.degraded("replay %s: the answer could not be written: %w", inputName(o.trace), err)
+		return e.degraded("replay %s: the answer could not be written: %w", answer.Trace, err)
 	}
 	if o.plot != "" {
 		if err := o.draw(run.Chart, answer.Sentences); err != nil {
-			return e.degraded("replay %s: the chart could not be drawn: %w", inputName(o.trace), err)
+			return e.degraded("replay %s: the plots could not be drawn: %w", answer.Trace, err)
 		}
 	}
-	switch {
-	case errors.Is(ended, context.Canceled):
-		return e.degraded("replay %s: interrupted after %d packets", inputName(o.trace), run.Packets())
-	case early:
-		return e.degraded("replay %s: %w; %d packets before that were replayed", inputName(o.trace), ended, run.Packets())
+	if errors.Is(ended, context.Canceled) {
+		return e.degraded("replay %s: interrupted after %d packets", answer.Trace, run.Packets())
+	} else if early {
+		return e.degraded("replay %s: %w; %d packets before that were replayed", answer.Trace, ended, run.Packets())
 	}
 	return nil
 }
 
-// A replayRun is the replay of a trace by an engine.
-type replayRun struct {
-	*replay.Run
-	env    *env
-	in     *trace.Reader
-	limits replay.Limits
-	lines  *bufio.Writer // nil unless each packet has a line
-}
-
-// all replays all packets. It returns nil at the end of the trace.
-func (r *replayRun) all(ctx context.Context) error {
-	var p trace.Packet
-	var line []byte
-	for n := 0; ; n++ {
+// offerAll offers all packets, until each returns false. It returns nil at the end of the trace.
+func (e *env) offerAll(ctx context.Context, run *replay.Run, in *trace.Reader, each func(replay.Result) bool) error {
+	for p, n := (trace.Packet{}), 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if n%1024 == 0 && r.env.contents != nil && (n > mostPackets || r.Engine.(*replay.Model).Keys() > mostKeys) {
+		if n%1024 == 0 && e.contents != nil && (n > mostPackets || run.Engine.(*replay.Model).Keys() > mostKeys) {
 			return errTooMuch
 		}
-		if err := r.in.Next(&p); err != nil {
-			if err == io.EOF {
-				return nil
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if errors.As(err, new(trace.DamagedError)) {
-				return err
-			}
+		switch err := in.Next(&p); {
+		case err == nil:
+		case err == io.EOF:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, new(trace.DamagedError)):
+			return err
+		default:
 			return inputError(err)
 		}
-		result, err := r.Offer(&p)
-		if err != nil {
+		if result, err := run.Offer(&p); err != nil || !each(result) {
 			return err
-		}
-		if r.lines == nil {
-			continue
-		}
-		line = report.AppendReplayed(line[:0], result, r.limits, r.in.Addressed())
-		if _, err := r.lines.Write(line); err != nil {
-			return nil // Flush returns the same error
 		}
 	}
 }
