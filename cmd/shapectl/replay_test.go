@@ -200,7 +200,7 @@ func TestReplayRefusals(t *testing.T) {
 		{write("giant.csv", "0,16777216\n") + " --rate 1mbit", "giant.csv: line 1: a packet of 16777216 bytes"},
 		{write("late.csv", "99999999999999999999,1\n") + " --rate 1mbit", "out of range"},
 		{write("elf", "\x7fELF") + " --rate 1mbit", "begins with 7f 45 4c 46"},
-		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (RadioTap)"},
+		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (see pcap-linktype(7))"},
 	} {
 		r.refused(exitInput, c.says, append([]string{"replay"}, strings.Fields(c.args)...)...)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -113,10 +114,10 @@ type source interface {
 
 // source returns a sender at its begin. It repeats itself exactly.
 func (s *Sender) source(number int) source {
-	clock := clock{start: s.StartNS, until: s.StartNS + s.DurationNS, perSecond: s.PacketsPerSecond}
+	clock := clock{start: s.StartNS, until: s.StartNS + s.DurationNS, perSecond: s.PacketsPerSecond, most: MaxPackets + 1}
 	switch s.Kind {
 	case "burst":
-		return &burst{s.StartNS, s.Packets}
+		clock.perSecond, clock.until, clock.most = math.Inf(1), math.MaxUint64, s.Packets
 	case "on-off":
 		return &onOff{clock, s.OnNS, s.OnNS + s.OffNS}
 	case "random":
@@ -127,21 +128,16 @@ func (s *Sender) source(number int) source {
 	return &clock
 }
 
-type burst struct{ at, left uint64 }
-
-func (b *burst) next() (at uint64, ok bool) { return b.at, b.left > 0 }
-func (b *burst) told(replay.Result)         { b.left-- }
-
 // A clock sends packets at equal intervals, each at its exact time, rounded down to 1 ns.
 type clock struct {
 	start, until uint64
 	perSecond    float64
-	sent         uint64
+	sent, most   uint64
 }
 
 func (c *clock) next() (at uint64, ok bool) {
 	at = c.start + uint64(float64(c.sent)*1e9/c.perSecond)
-	return at, at < c.until
+	return at, at < c.until && c.sent < c.most
 }
 
 func (c *clock) told(replay.Result) { c.sent++ }
