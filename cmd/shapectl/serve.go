@@ -26,6 +26,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -203,7 +204,10 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 			return
 		}
 		now, err := shared.Watch(r.Context(), live.What{Fullest: fullestBuckets})
-		if now == nil {
+		if now != nil {
+			err = checkView(now, view)
+		}
+		if now == nil || err != nil {
 			err = fmt.Errorf("top: %w", a.env.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
 			return
@@ -213,7 +217,7 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
 		must(err)
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		if metrics.AcceptsGzip(r.Header) {
 			text = compressed(text)
 			w.Header().Set("Content-Encoding", "gzip")
 		}
@@ -273,6 +277,40 @@ func topView(given url.Values) (v live.View, err error) {
 }
 
 const mostWords = 10
+
+// checkView returns an error that names the nearest if a view is of something that does not exist.
+func checkView(r *live.Reading, v live.View) error {
+	for _, is := range []struct {
+		what, wanted string
+		of           func(*live.Item) string
+	}{
+		{"pool", v.Under, func(it *live.Item) string { return it.Key.Pool }},
+		{"rule or pool", v.Of, func(it *live.Item) string { return it.Key.String() }},
+		{"rule with the name", v.Name, func(it *live.Item) string {
+			if it.IsPool() {
+				return ""
+			}
+			return it.Label.Name
+		}},
+	} {
+		if is.wanted == "" {
+			continue
+		}
+		var others []string
+		for i := range r.Items {
+			others = append(others, is.of(&r.Items[i]))
+		}
+		if slices.Contains(others, is.wanted) {
+			continue
+		}
+		advice := "by=tree lists what there is"
+		if similar := plain.SimilarName(is.wanted, others); similar != "" {
+			advice = "did you mean " + plain.Line(similar) + "?"
+		}
+		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
+	}
+	return nil
+}
 
 func compressed(text []byte) []byte {
 	var all bytes.Buffer

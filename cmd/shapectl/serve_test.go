@@ -117,6 +117,9 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
 	s.ask(400, "top", "device=va", "unknown parameter")
+	s.ask(404, "top", "by=tree&under=no", "there is no pool no; by=tree lists what there is")
+	s.ask(404, "top", "of=va+egress+10.0.0.1/24", "did you mean va egress 10.0.0.0/24?")
+	s.ask(404, "top", "by=name&name=--alic", "did you mean --alice?")
 	s.ask(400, "top", "search="+strings.Repeat("a+", 11), "at most 10")
 	for _, whole := range []bool{false, true} {
 		client := s.client()
