@@ -3,6 +3,7 @@ package live
 import (
 	gomaps "maps"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
@@ -32,6 +33,7 @@ type Scene struct {
 	pools  []*Limit       // those within another pool, each before the one that it is within
 	ofID   map[uint32]int // the place in limits of an id
 	once   []int          // the places of limits, each key once: see Once
+	names  func() []*Name
 
 	generation loader.Generation
 	stamp      maps.Stamp
@@ -100,6 +102,7 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 			s.once[n] = i
 		}
 	}
+	s.names = sync.OnceValue(func() []*Name { return s.namesOf(func(*Limit) bool { return true }) })
 	return s
 }
 
