@@ -212,6 +212,7 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
+		now.Release()
 		must(err)
 		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 			text = compressed(text)

@@ -45,10 +45,15 @@ func (r *Row) Done(s *Side) (sum Done) {
 			sum.UseBits = known(sum.UseBits.N + use.N)
 		}
 	}
-	if s.Rate.Known && sum.UseBits.Known {
-		sum.OfRate = Percent(uint64(sum.UseBits.N), uint64(s.Rate.N))
-	}
+	sum.OfRate = s.ofRate(sum.UseBits)
 	return sum
+}
+
+func (s *Side) ofRate(use Value) Value {
+	if !s.Rate.Known || !use.Known {
+		return Value{}
+	}
+	return Percent(uint64(use.N), uint64(s.Rate.N))
 }
 
 func (n *Name) rate() (sum float64) {
@@ -140,7 +145,7 @@ func (out *Reading) names(names []*Name, full map[*Item]float64) []Row {
 		*r = Row{Name: n, in: out, OfRate: -1, ExcessPercent: -1, Level: -1}
 		came := Loss{}
 		for _, s := range n.Sides {
-			r.OfRate = max(r.OfRate, r.Done(s).OfRate.Or(-1))
+			use, measured := float64(0), false
 			for _, l := range s.Rules {
 				it := &out.Items[l.index]
 				one := it.row(full)
@@ -148,7 +153,9 @@ func (out *Reading) names(names []*Name, full map[*Item]float64) []Row {
 				r.Use, r.Dropped, r.Refusing = r.Use+one.Use, r.Dropped+one.Dropped, r.Refusing+one.Refusing
 				r.Level, r.ExcessPercent = max(r.Level, one.Level), max(r.ExcessPercent, one.ExcessPercent)
 				came.add(it.came())
+				use, measured = use+one.Use, measured || it.before != nil
 			}
+			r.OfRate = max(r.OfRate, s.ofRate(Value{use, measured}).Or(-1))
 		}
 		r.DroppedPercent = Percent(came.DroppedPackets, came.MatchedPackets).Or(-1)
 	}
