@@ -216,6 +216,7 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
+		now.Release()
 		must(err)
 		if metrics.AcceptsGzip(r.Header) {
 			text = compressed(text)
@@ -352,11 +353,10 @@ func (e *env) serve(o serveOptions) error {
 		}
 	}
 	if o.history != "none" && (o.listens() || o.history != "") {
-		if e.history = openHistory(&o); e.history != nil {
-			defer e.history.Close()
-			c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
-			d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
-		}
+		e.history = history.Open(o.history, history.Options{Bytes: o.historySize}, o.Say)
+		defer e.history.Close()
+		c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
+		d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
 	}
 	if o.cluster.URL != "" {
 		r, err := e.clusterLeases(&o.cluster, o.host, options)
@@ -447,22 +447,6 @@ func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <
 
 // leastHistory is what --history-size needs at least.
 const leastHistory = 1_000_000
-
-// openHistory opens the history. Limits do not depend on it: if it cannot be at its path it is in memory, and without memory
-// there is none.
-func openHistory(o *serveOptions) *history.History {
-	options := history.Options{Bytes: o.historySize}
-	h, err := history.Open(o.history, options, o.Say)
-	if err != nil && o.history != "" {
-		o.Say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
-		h, err = history.Open("", options, o.Say)
-	}
-	if err != nil {
-		o.Say(fmt.Sprintf("%v; there is no history", err))
-		return nil
-	}
-	return h
-}
 
 // longestHost is how long the name of a host may be.
 const longestHost = 255

@@ -416,7 +416,7 @@ func TestServeWithoutItsHistory(t *testing.T) {
 	testenv.Must(t, os.RemoveAll(file))
 	testenv.Must(t, os.Remove(filler))
 	testenv.Must(t, os.WriteFile(file, []byte("notes"), 0o600))
-	serves("it is not a directory; move it away, or name another one; the history is in memory until")
+	serves("it is not a directory; move it away, or name another one; until that works there is a gap")
 	if text, err := os.ReadFile(file); string(text) != "notes" {
 		t.Errorf("the file is now %q, %v", text, err)
 	}

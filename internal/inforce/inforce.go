@@ -112,12 +112,9 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 			}
 			l := Lack{Device: d.Name, Direction: t.Direction, Of: len(t.Rules)}
 			for _, rule := range t.Rules {
-				if h != nil {
-					if _, has := h.Set.Find(rule.Prefix); has {
-						continue
-					}
+				if h == nil || !h.Set.Has(rule.Prefix) {
+					l.Missing = append(l.Missing, rule.Prefix)
 				}
-				l.Missing = append(l.Missing, rule.Prefix)
 			}
 			if l.Missing == nil {
 				continue

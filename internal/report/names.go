@@ -14,20 +14,22 @@ import (
 
 // Named is all rules that have a name, such as those of a subscriber.
 type Named struct {
-	Name    string     `json:"name"`
-	Egress  *NamedSide `json:"egress"`  // null without rules
-	Ingress *NamedSide `json:"ingress"` // null without rules
+	Name  string      `json:"name"`
+	Sides []NamedSide `json:"sides"`
 	// DroppedPercent is dropped packets in percent of all, over the interval or else since the rules were set; null where
 	// there were none.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	IntervalNS     *uint64  `json:"interval_ns"` // null unless it was asked for
 
+	row   *live.Row
 	state string
 }
 
-// NamedSide is the rules with a name in one direction.
+// NamedSide is the rules with a name in one direction of a device.
 type NamedSide struct {
-	Rules uint64 `json:"rules"`
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Rules     uint64 `json:"rules"`
 	// Pools are the ones above that rules with other names draw from, too.
 	Pools []string `json:"pools"`
 	// RateBits is the most that the rules and the pools of their own let through; null for no limit, and where hosts,
@@ -47,13 +49,15 @@ type Names []Named
 
 // NewNamed is the name of a row.
 func NewNamed(r *live.Row) Named {
-	n := Named{
-		Name: r.Name.Name, Egress: newSide(r.Name.Egress), Ingress: newSide(r.Name.Ingress), DroppedPercent: percentOrNull(r.Name.DroppedPercent),
+	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), row: r}
+	for _, s := range r.Name.Sides {
+		n.Sides = append(n.Sides, newSide(r, s))
 	}
-	if over := r.Items[0].Interval; over > 0 {
+	all := r.All()
+	if over := all[0].Interval; over > 0 {
 		n.IntervalNS = new(uint64(over))
 	}
-	for _, it := range r.Items {
+	for _, it := range all {
 		if n.state = state(NewRule(it)); n.state != "" {
 			break
 		}
@@ -61,14 +65,11 @@ func NewNamed(r *live.Row) Named {
 	return n
 }
 
-func newSide(s *live.Side) *NamedSide {
-	if s == nil {
-		return nil
-	}
-	first := NewRule(s.Rules[0])
-	out := &NamedSide{
-		Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(s.UseBits), rate: first.rate(),
-		PassedPackets: s.PassedPackets, PassedBytes: s.PassedBytes, DroppedPackets: s.DroppedPackets, DroppedBytes: s.DroppedBytes,
+func newSide(r *live.Row, s *live.Side) NamedSide {
+	done, first := r.Done(s), NewRule(r.Of(s)[0])
+	out := NamedSide{
+		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits), rate: first.rate(),
+		PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes, DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
 	}
 	if s.Rate.Known {
 		out.rate = policy.Rate(s.Rate.N).String()
@@ -79,12 +80,12 @@ func newSide(s *live.Side) *NamedSide {
 	return out
 }
 
-// pools are those of both directions.
+// pools are those of all sides.
 func (n *Named) pools() string {
 	var names []string
-	for _, side := range []*NamedSide{n.Egress, n.Ingress} {
-		for i := 0; side != nil && i < len(side.Pools); i++ {
-			if name := plain.Line(side.Pools[i]); !slices.Contains(names, name) {
+	for _, side := range n.Sides {
+		for _, pool := range side.Pools {
+			if name := plain.Line(pool); !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -104,18 +105,16 @@ func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 		{head: "NAME", cell: func(r *row) string { return plain.Line(r.named.Name) }, cut: all, least: leastName, always: true},
 		{head: "POOL", cell: func(r *row) string { return r.named.pools() }, cut: all, inside: true},
 	}
-	for _, d := range []struct {
-		head string
-		side func(*Named) *NamedSide
-	}{
-		{"EGRESS", func(n *Named) *NamedSide { return n.Egress }}, {"INGRESS", func(n *Named) *NamedSide { return n.Ingress }},
-	} {
+	for _, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
 		figure := func(head string, of func(*NamedSide) string) {
 			columns = append(columns, column{head: head, right: true, cell: func(r *row) string {
-				return optional(d.side(r.named), func(s NamedSide) string { return of(&s) })
+				if at := slices.Index(r.named.row.Name.Sides, r.named.row.Side(side)); at >= 0 {
+					return of(&r.named.Sides[at])
+				}
+				return ""
 			}})
 		}
-		figure(d.head, func(s *NamedSide) string { return s.rate })
+		figure(side.Head(), func(s *NamedSide) string { return s.rate })
 		if len(names) > 0 && names[0].IntervalNS != nil {
 			figure("USE", func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
 		} else {
