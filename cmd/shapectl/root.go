@@ -380,6 +380,7 @@ var advices = []advice{
 	{loader.ErrTooLate, true, "; make the change again if it was right", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
+	{loader.ErrUnpinned, false, "; nothing was changed: export all rules, then %s and apply them again", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
@@ -444,7 +445,7 @@ func noDevice(name string) error {
 	}
 	advice := "'ip link' lists the devices"
 	if similar := nearest(name, nil); similar != "" {
-		advice = "did you mean " + plain.Line(similar) + "?"
+		advice = "did you mean " + plain.Word(similar) + "?"
 	}
 	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
 }

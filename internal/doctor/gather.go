@@ -45,6 +45,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
+		f.Unpinned = n.Unpinned()
 		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.OthersExist()
 	}
 	devices, err := netinfo.Devices()
@@ -55,9 +56,6 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		added := Device{Device: d, Tunnel: d.Tunnel()}
 		added.Forwards4, added.Forwards6 = d.Forwards()
 		f.Devices = append(f.Devices, added)
-	}
-	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
-		f.unread("", "", err)
 	}
 	f.MadeBy = report.MadeBy(n.Pending())
 	f.pools(n)
@@ -186,7 +184,7 @@ func (f *Facts) allHooks(n *loader.Namespace) error {
 
 func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
-	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
+	l := &Limits{State: h.State, Mode: h.Mode, Unpinned: h.Unpinned, Was: h.Was, Match: h.Match()}
 	l.OtherFrames, l.OtherBytes = h.Set.Others()
 	f.changeOf(h.Set)
 	var err error
@@ -255,13 +253,6 @@ func (f *Facts) details() {
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
-		if d.Kind == "ifb" && d.Index < fq.IfbIndex(0) { // shapectl's own are fed by its programs
-			redirected, err := netinfo.MayRedirectTo(d.Index)
-			if err != nil {
-				f.unread(d.Name, "", err)
-			}
-			d.Unfed = err == nil && !redirected
-		}
 	}
 }
 
@@ -270,23 +261,24 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	if !f.judged(s.Name) {
 		return
 	}
-	if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }) {
-		chain, err := chainOf(n, s.Index, s.Direction)
+	if i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }); i >= 0 {
+		ours, err := n.Programs(s.Index, s.Direction)
+		if err == nil {
+			s.Path, err = netinfo.Path(f.Devices[i].Device, s.Direction, ours)
+			s.Path = append([]netinfo.ChainEntry{}, s.Path...) // not nil: it is known
+		}
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else {
-			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
-	if len(f.delaying(*s)) == 0 || !s.inForce() {
+	if len(f.delaying(s)) == 0 || !s.inForce() {
 		return
 	}
-	q, err := QueueOf(s.Index, s.Direction)
-	if err != nil {
+	var err error
+	if s.Queue, err = QueueOf(s.Index, s.Direction); err != nil {
 		f.unread(s.Name, s.Direction.String(), err)
-		return
+		s.Queue = nil
 	}
-	s.Queue = q
 }
 
 // watched adds what tells whether a serve is at work where one is needed.
