@@ -330,7 +330,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		e.ctx = r.Context()
 	}
 	if where == a.env.netns {
-		e.history, e.rtts = a.env.history, a.env.rtts
+		e.history, e.rtts, e.follows = a.env.history, a.env.rtts, a.env.follows
 	}
 	if c.running {
 		switch only := onlyRunning(given); {

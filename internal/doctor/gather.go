@@ -11,6 +11,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/report"
@@ -23,7 +24,8 @@ import (
 // Gather collects facts about the system, and in the calling thread's network namespace
 // about one device or, without a name, about all that have rules.
 // The error wraps netinfo.ErrNoDevice if there is neither a device nor a rule of that name.
-func Gather(o loader.Options, name string) (Facts, error) {
+// follows is the policy that a serve follows, if it is known.
+func Gather(o loader.Options, name string, follows lastgood.Policy) (Facts, error) {
 	f := Facts{}
 	var err error
 	if f.System, err = system(o); err != nil {
@@ -64,7 +66,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	} else if err != nil {
 		f.unread("", "", err)
 	} else {
-		f.lacks(n)
+		f.lacks(n, follows)
 	}
 	if name != "" {
 		if err := f.ask(n, name); err != nil {
@@ -203,13 +205,18 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 }
 
 // lacks adds what the policy in force lacks.
-func (f *Facts) lacks(n *loader.Namespace) {
+func (f *Facts) lacks(n *loader.Namespace, follows lastgood.Policy) {
 	var r inforce.Reader
 	var err error
 	if f.Lacks, err = r.Lacks(n); err != nil {
 		f.unread("", "", err)
 	}
-	f.Policy = r.Path
+	if f.Policy = r.Path; f.Policy == "" && follows.File != nil {
+		f.Policy = follows.Path
+		if f.Lacks, err = inforce.Lacking(follows, n); err != nil {
+			f.unread("", "", err)
+		}
+	}
 }
 
 // ask adds both directions of a device, and leaves the others for comparison only.
