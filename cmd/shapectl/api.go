@@ -315,7 +315,7 @@ func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 		e.netns = other[0]
 	}
 	if e.netns == a.env.netns {
-		e.history, e.rtts, e.feed = a.env.history, a.env.rtts, a.env.feed
+		e.history, e.rtts, e.feed, e.follows = a.env.history, a.env.rtts, a.env.feed, a.env.follows
 	}
 	if c.anywhere {
 		e.netns = ""

@@ -419,7 +419,7 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <-chan os.Signal) error {
 	r := &reconciler.Reconciler{Options: options, OnApply: e.reconciled, OnNotice: e.note, Pulse: make(pulse.Pulse)}
 	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
-	if o.file != "" {
+	if e.follows = o.file; o.file != "" {
 		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

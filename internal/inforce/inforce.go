@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -78,6 +79,15 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 	if err := r.read(n); err != nil {
 		return nil, err
 	}
+	return r.lacks(n)
+}
+
+// Lacking are the lacks of a policy while none is in force, such as after a flush.
+func Lacking(p lastgood.Policy, n *loader.Namespace) (lacks []Lack, err error) {
+	return (&Reader{file: p.File}).lacks(n)
+}
+
+func (r *Reader) lacks(n *loader.Namespace) (lacks []Lack, err error) {
 	devices, err := netinfo.Devices()
 	if err != nil {
 		return nil, err
