@@ -360,7 +360,7 @@ func (s *seen) details(n *loader.Namespace, read reads) error {
 
 // rule is all that was read of an item.
 func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) report.Rule {
-	r := report.NewRule(it)
+	r := report.Rule{Item: it}
 	if sentence {
 		r.Sentence = it.Sentence()
 	}
@@ -371,7 +371,7 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 		}
 	}
 	if r.Shadow != nil {
-		r.Shadow.Affects(s.affected[it.ID])
+		r.Shadow.Affected = live.AffectedOf(s.affected[it.ID])
 	}
 	if want.address.IsValid() && !it.IsPool() {
 		first := slices.IndexFunc(s.found, func(other *live.Item) bool { return other.Place == it.Place })

@@ -110,7 +110,7 @@ func (s *Scene) Read(at uint64, count func(*Limit) Item) *Reading {
 		out.Items[i] = count(&s.limits[i])
 		out.Items[i].in, out.Items[i].At = out, at
 	}
-	out.sum((*Item).offered, func(pool *Item) *Loss { return &pool.Members })
+	out.sum((*Item).Offered, func(pool *Item) *Loss { return &pool.Members })
 	return out
 }
 

@@ -57,7 +57,7 @@ func (rules Rules) SayPools(c PoolChange) {
 		case c.Added > 0:
 			r.Sentence = "new " + r.Sentence
 		case c.Changed > 0:
-			subject := fmt.Sprintf("pool %q", r.Name)
+			subject := fmt.Sprintf("pool %q", r.Label.Name)
 			r.Sentence = subject + " now" + strings.TrimPrefix(r.Sentence, subject)
 		}
 	}
@@ -248,10 +248,9 @@ func NewDifferences(differences []policy.Difference) Differences {
 
 // shortLimit is the rate of a rule, who has it, and the options that are not as usual.
 func shortLimit(r *policy.Rule) string {
-	rate, _ := limit(*r)
 	var parts []string
-	if options := NewColourOptions(*r); rate != nil || r.Within == "" {
-		parts = append(parts, rateFor(options.rate(rateText(rate)), live.Scope(r)))
+	if r.Rate != policy.Unlimited || r.Within == "" {
+		parts = append(parts, rateFor(ratesOf(r), live.Scope(r)))
 	}
 	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
 	if r.Rate != policy.Unlimited {

@@ -112,8 +112,7 @@ func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Mat
 	rate, _ := limit(r)
 	b := Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Within: string(r.Within), Sentence: r.Sentence(device, d, match)}
 	if r.Algorithm.HasColours() {
-		options := NewColourOptions(r)
-		b.rates = options.rate(rateText(rate))
+		b.rates = ratesOf(&r)
 	}
 	return b
 }
@@ -269,7 +268,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	var lines []string
 	for i := range rules {
 		e := &rules[i]
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(Rule{Attached: new(e.Attached), State: e.State}))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State))
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -356,7 +355,7 @@ func (p *Stop) lately() string {
 func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	var before []string // the pools that were told of
 	if p.Rule != nil {
-		fact(s, "rule", p.Sentence+remark(Rule{Attached: p.Attached, State: p.State}))
+		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
 			if p.Bucket.Spilled {

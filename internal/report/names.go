@@ -54,7 +54,7 @@ func NewNamed(r *live.Row) Named {
 		n.IntervalNS = new(uint64(over))
 	}
 	for _, it := range r.Items {
-		if n.state = state(NewRule(it)); n.state != "" {
+		if n.state = unusual(it.Place.InForce, it.Place.Status); n.state != "" {
 			break
 		}
 	}
@@ -65,9 +65,8 @@ func newSide(s *live.Side) *NamedSide {
 	if s == nil {
 		return nil
 	}
-	first := NewRule(s.Rules[0])
 	out := &NamedSide{
-		Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(s.UseBits), rate: first.rate(),
+		Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(s.UseBits), rate: (&Rule{Item: s.Rules[0]}).RateText(),
 		PassedPackets: s.PassedPackets, PassedBytes: s.PassedBytes, DroppedPackets: s.DroppedPackets, DroppedBytes: s.DroppedBytes,
 	}
 	if s.Rate.Known {
@@ -95,14 +94,9 @@ func (n *Named) pools() string {
 // Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
 func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
-	rows := make([]row, len(names))
-	for i := range names {
-		rows[i].named = &names[i]
-	}
-	all := func(*row) bool { return true }
-	columns := []column{
-		{head: "NAME", cell: func(r *row) string { return plain.Line(r.named.Name) }, cut: all, least: leastName, always: true},
-		{head: "POOL", cell: func(r *row) string { return r.named.pools() }, cut: all, inside: true},
+	columns := []column[Named]{
+		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
+		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true},
 	}
 	for _, d := range []struct {
 		head string
@@ -110,22 +104,20 @@ func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	}{
 		{"EGRESS", func(n *Named) *NamedSide { return n.Egress }}, {"INGRESS", func(n *Named) *NamedSide { return n.Ingress }},
 	} {
-		figure := func(head string, of func(*NamedSide) string) {
-			columns = append(columns, column{head: head, right: true, cell: func(r *row) string {
-				return optional(d.side(r.named), func(s NamedSide) string { return of(&s) })
-			}})
+		figure := func(head string, of func(NamedSide) string) {
+			columns = append(columns, column[Named]{head: head, right: true, cell: func(n *Named) string { return optional(d.side(n), of) }})
 		}
-		figure(d.head, func(s *NamedSide) string { return s.rate })
+		figure(d.head, func(s NamedSide) string { return s.rate })
 		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
+			figure("USE", func(s NamedSide) string { return optional(s.UseBits, bitsText) })
 		} else {
-			figure("PASSED", func(s *NamedSide) string { return bytesText(s.PassedBytes) })
+			figure("PASSED", func(s NamedSide) string { return bytesText(s.PassedBytes) })
 		}
 	}
 	columns = append(columns,
-		column{head: "DROPPED", right: true, cell: func(r *row) string { return optional(r.named.DroppedPercent, percentText) }},
-		column{head: "STATE", cell: func(r *row) string { return r.named.state }})
-	if err := writeTable(text, rows, columns, width); err != nil {
+		column[Named]{head: "DROPPED", right: true, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
+		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
+	if err := writeTable(text, names, columns, width); err != nil {
 		return err
 	}
 	if len(names) < of {

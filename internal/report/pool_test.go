@@ -21,7 +21,7 @@ func tested(name string, within policy.Within, share policy.ShareKind, guarantee
 
 // member is a rule within a pool, without a rate of its own.
 func member(network string, within policy.Within) policy.Rule {
-	return shown("eth0", policy.Egress, network, policy.Unlimited, func(r *policy.Rule) { r.Within = within }).it.Rule
+	return shown("eth0", policy.Egress, network, policy.Unlimited, func(r *policy.Rule) { r.Within = within }).Item.Rule
 }
 
 // use is what a pool or rule counted, and its level.
