@@ -134,8 +134,8 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 		return fmt.Errorf("report: %w", err)
 	}
 	if len(found) == 0 {
-		return inputf("report: the history has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
-			plain.Line(strings.Join(given, " ")), since.Format(time.DateTime), until.Format(time.DateTime))
+		return inputf("report: the history has no readings of %q from %s to %s; check the name, or run 'shapectl serve' to record them",
+			strings.Join(given, " "), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {

@@ -83,7 +83,7 @@ func TestReport(t *testing.T) {
 	if b, err := os.ReadFile(page); err != nil || strings.Count(string(b), "<h2>") != 2 || !strings.Contains(string(b), "<h2>pool &#34;up&#34;</h2>") {
 		t.Errorf("%v: %s", err, b)
 	}
-	r.refused(exitInput, "no readings of down", command("down")...)
+	r.refused(exitInput, `no readings of "down" from`, command("down")...)
 	r.refused(exitInput, "is not a time", "report", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "up", "--since", "1h", "--until", "2h")
 	r.refused(exitInput, "the name is empty", command("")...)

@@ -30,7 +30,7 @@ func deliver(given uint64, intervals ...interval) *Delivery {
 	for _, it := range intervals {
 		d.add(it)
 	}
-	d.finish(q)
+	d.finish(q, 0)
 	return &d.Delivery
 }
 
