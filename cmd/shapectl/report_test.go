@@ -58,7 +58,7 @@ func TestReport(t *testing.T) {
 		return all
 	}
 	text := r.ok(command("eth0", "egress", "10.0.0.7")...)
-	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time",
+	for _, want := range []string{"eth0 egress 10.0.0.7, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time",
 		"100% of what was offered up to the committed rate of", "delivered in 360 of 360 intervals", "passed 8.00mbit, offered 9.60mbit"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
