@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -119,29 +120,14 @@ var Figures = []Figure{
 	{Key: "cluster", Type: "Cluster" + orNull, Doc: "how a pool shares its rate with other hosts; null for a rule, and for a pool of this host alone", Of: func(it *Item) any { return clusterOf(&it.Cluster) }},
 	{Key: "adapt", Type: "Adapt" + orNull, Doc: "how a pool adapts its rate to the latency of its line; null if it does not", Of: func(it *Item) any { return adaptOf(&it.Adapt) }},
 	{Key: "leased", Type: isBool + orNull, Doc: "whether a pool has a lease now on a part of its cluster's rate, or of its own rate that its line allows; null for one without a cluster that does not adapt", Metric: OfPools, Of: func(it *Item) any {
-		if it.Lease == nil {
+		if !hasLeases(it) {
 			return nil
 		}
 		return it.Leased()
 	}},
-	optional("lease_bits_per_second", "rate of the lease; null without one", func(it *Item) *uint64 {
-		if !it.Leased() {
-			return nil
-		}
-		return rate(it.Lease.Rate)
-	}).as(OfPools),
-	optional("lease_ends_in_ns", "time until the lease ends unless it is renewed; null without one", func(it *Item) *uint64 {
-		if !it.Leased() {
-			return nil
-		}
-		return new(it.Lease.Until - it.At)
-	}),
-	optional("safe_bits_per_second", "rate without a lease, after this one if there is one; null if there never is one", func(it *Item) *uint64 {
-		if it.Lease == nil {
-			return nil
-		}
-		return rate(it.Lease.Safe)
-	}).as(OfPools),
+	leased("lease_bits_per_second", "rate of the lease; null without one", (*Item).Leased, func(it *Item) uint64 { return uint64(it.Lease.Rate) }).as(OfPools),
+	leased("lease_ends_in_ns", "time until the lease ends unless it is renewed; null without one", (*Item).Leased, func(it *Item) uint64 { return it.Lease.Until - it.At }),
+	leased("safe_bits_per_second", "rate without a lease, after this one if there is one; null if there never is one", hasLeases, func(it *Item) uint64 { return uint64(it.Lease.Safe) }).as(OfPools),
 	{Key: "attached", Type: isBool, Doc: "true if it is in force", Of: func(it *Item) any { return it.Place.InForce }},
 	text("state", "`attached`, or why it is not in force", func(it *Item) string { return it.Place.Status }),
 	text("hook", "`tcx` or `clsact`", func(it *Item) string { return string(it.Place.Mode) }),
@@ -242,6 +228,15 @@ func counted(key, doc string, of func(*Item) uint64) Figure {
 	return number(key, doc, of).total(OfRules).where((*Item).HasColours, "of rules with colours").shadow()
 }
 
+func leased(key, doc string, has func(*Item) bool, of func(*Item) uint64) Figure {
+	return Figure{Key: key, Type: isNumber + orNull, Doc: doc, Of: func(it *Item) any {
+		if !has(it) {
+			return nil
+		}
+		return of(it)
+	}}
+}
+
 func coloured(key, doc string, of func(*policy.Colours) string) Figure {
 	return Figure{Key: key, Type: isText + orNull, Doc: doc, Shadow: true, Of: func(it *Item) any {
 		if said := of(&it.Colours); it.HasColours() && said != "" {
@@ -286,21 +281,31 @@ var OfShadow = append(slices.DeleteFunc(slices.Clone(Figures), func(f Figure) bo
 
 func appendJSON(b []byte, figures []Figure, it *Item) ([]byte, error) {
 	for i := range figures {
-		b = append(strconv.AppendQuote(append(b, "{,"[min(i, 1)]), figures[i].Key), ':')
-		switch v := figures[i].Of(it).(type) {
+		b = append(append(append(b, "{,"[min(i, 1)], '"'), figures[i].Key...), '"', ':')
+		v := figures[i].Of(it)
+		switch v := v.(type) { // what most are, quickly
 		case nil:
 			b = append(b, "null"...)
-		case uint64: // most are
+			continue
+		case uint64:
 			b = strconv.AppendUint(b, v, 10)
-		default:
-			var text bytes.Buffer
-			e := json.NewEncoder(&text)
-			e.SetEscapeHTML(false)
-			if err := e.Encode(v); err != nil {
-				return nil, err
+			continue
+		case bool:
+			b = strconv.AppendBool(b, v)
+			continue
+		case string:
+			if !strings.ContainsFunc(v, func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }) {
+				b = append(append(append(b, '"'), v...), '"')
+				continue
 			}
-			b = append(b, bytes.TrimSuffix(text.Bytes(), []byte("\n"))...)
 		}
+		var text bytes.Buffer
+		e := json.NewEncoder(&text)
+		e.SetEscapeHTML(false)
+		if err := e.Encode(v); err != nil {
+			return nil, err
+		}
+		b = append(b, bytes.TrimSuffix(text.Bytes(), []byte("\n"))...)
 	}
 	return append(b, '}'), nil
 }
@@ -408,6 +413,7 @@ func (l *Limit) HasColours() bool { return l.Algorithm.HasColours() }
 func (it *Item) Leased() bool { return it.Lease != nil && it.At < it.Lease.Until }
 
 func hasGuarantee(it *Item) bool { return it.Guarantee != 0 }
+func hasLeases(it *Item) bool    { return it.Lease != nil }
 
 func (it *Item) delays() bool { bytes, _ := it.Waiting(); return bytes > 0 || it.DelayedPackets > 0 }
 

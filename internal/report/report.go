@@ -14,7 +14,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -218,71 +217,26 @@ func (rules Rules) Deleted(w io.Writer) error {
 	return text.Flush()
 }
 
-// Detail writes the sentence of one rule, and its figures, a line each.
+// Detail writes the sentence of one rule, and below it the columns of a wide table that it does not say.
 func (r *Rule) Detail(w io.Writer) error {
 	var text strings.Builder
 	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
-	add := func(label, says string) {
-		if says != "" {
-			fact(&text, label, says)
+	fact(&text, "state", cmp.Or(r.remarks(), strings.TrimSuffix("in force, by "+string(r.Place.Mode), ", by ")))
+	columns := append([]column[Rule]{figure("plan"), cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease)},
+		Table{Wide: true}.counted(Rules{*r})...)
+	for _, c := range columns {
+		says := c.cell(r)
+		if says == "" || (says == "0" || says == "0%") && c.head != "PASSED" {
+			continue
 		}
-	}
-	traffic := func(packets, bytes uint64) string {
-		if packets == 0 {
-			return ""
+		if strings.HasSuffix(c.key, "_packets") && c.head != "PACKETS" {
+			says += strings.TrimSuffix(" packets", map[string]string{"1": "s"}[says])
 		}
-		return fmt.Sprintf("%s in %s packets", bytesText(bytes), countText(packets))
+		fact(&text, strings.ToLower(c.head), says)
 	}
-	packets := func(label string, n uint64) {
-		if n > 0 {
-			add(label, plain.Count(n, "packet"))
-		}
+	if r.RevertsInNS != nil {
+		fact(&text, "pending", lastReverts(*r.RevertsInNS, r.MadeBy))
 	}
-	if !r.IsPool() { // its sentence has the name, and it has no other state
-		add("name", r.Label.Name)
-	}
-	add("plan", r.Label.Plan)
-	add("note", r.Label.Note)
-	add("host", r.Label.Host.String())
-	if r.Label.Waits != 0 {
-		add("guarantee", r.waits())
-	}
-	if !r.IsPool() {
-		add("state", cmp.Or(r.Unusual(), "in force, by "+string(r.Place.Mode)))
-	}
-	add("lease", r.lease())
-	add("use", r.use())
-	add("passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet"))
-	pool := plain.Line(string(r.Within))
-	if r.Guarantee != 0 {
-		pool += fmt.Sprintf(", %s guaranteed, %s borrowed", bytesText(r.GuaranteedBytes), r.figure("borrowed_bytes"))
-	}
-	add("of pool", pool)
-	all, refused := r.Offered(), r.Counters.DroppedPackets
-	if dropped := traffic(all.DroppedPackets, all.DroppedBytes); dropped != "" {
-		dropped += ", " + percentText(percentOf(all.DroppedPackets, all.MatchedPackets)) + " of packets"
-		if r.IsPool() {
-			dropped += "; " + percentText(percentOf(refused, all.MatchedPackets)) + " refused by this pool"
-		}
-		add("dropped", dropped)
-	}
-	if r.ExcessPackets != refused && !r.HasColours() {
-		add("excess", traffic(r.ExcessPackets, r.ExcessBytes))
-	}
-	add("green", traffic(r.GreenPackets, r.GreenBytes))
-	add("yellow", traffic(r.YellowPackets, r.YellowBytes))
-	add("red", traffic(r.RedPackets, r.RedBytes))
-	add("delayed", traffic(r.DelayedPackets, r.DelayedBytes))
-	packets("marked", r.MarkedPackets)
-	packets("contended", r.ContendedPackets)
-	packets("spilled", r.SpilledPackets)
-	packets("exempt", r.ExemptPackets)
-	add("level", r.level())
-	if r.Scope() != "" {
-		add("buckets", optional(r.ActiveBuckets, func(n uint64) string { return countText(n) + " in use" }))
-	}
-	add("sharers", r.figure("active_sharers"))
-	add("pending", optional(r.RevertsInNS, func(ns uint64) string { return lastReverts(ns, r.MadeBy) }))
 	_, err := io.WriteString(w, text.String())
 	return err
 }
@@ -292,50 +246,6 @@ func (r *Rule) figure(key string) string { return figureText(live.Figured(key), 
 
 // waits is what is to be guaranteed once there is room.
 func (r *Rule) waits() string { return fmt.Sprint(r.Label.Waits, " waits for room in the pool") }
-
-// use is what the rule let through over the interval.
-func (r *Rule) use() string {
-	text := r.figure("use_bits_per_second")
-	if text == "" {
-		return ""
-	}
-	if of := r.figure("use_percent"); of != "" {
-		text += ", " + of + " of "
-		switch {
-		case r.HasColours():
-			text += rateText(r.rateNow())
-		case r.Lease != nil:
-			text += "the rate in force"
-		default:
-			text += "the rate"
-		}
-	}
-	text += fmt.Sprintf(", over %v", r.Interval.Round(time.Millisecond))
-	if r.DroppedPercent().N > 0 {
-		text += "; " + r.figure("dropped_percent") + " of packets dropped"
-	}
-	return text
-}
-
-// level is how full the shared bucket is.
-func (r *Rule) level() string {
-	whose, spill := "the bucket", ""
-	if r.Scope() != "" {
-		whose, spill = "the spill bucket", "the spill buckets, "
-	}
-	fill := func(level, full uint64, whose string) string {
-		return fmt.Sprintf("%s of %s, %s of %s", bytesText(level), bytesText(full), percentOr(live.Percent(level, full)), whose)
-	}
-	_, capacity, limited := r.InForce()
-	switch {
-	case !limited:
-	case r.HasColours() && r.Level+r.Second > 0:
-		return spill + fill(r.Level, capacity, "C") + "; " + fill(r.Second, r.Colours.Burst(), secondName(&r.Item.Rule))
-	case r.Level > 0:
-		return fill(r.Level, capacity+r.Queue, whose)
-	}
-	return ""
-}
 
 // NotInForce reports whether a rule is not in force, by its key attached.
 func NotInForce(attached *bool) bool { return attached != nil && !*attached }

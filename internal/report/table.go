@@ -21,8 +21,9 @@ const screenWidth = 80
 // A column of a table is left out where all cells are empty or zero.
 type column[T any] struct {
 	head   string
-	right  bool // numbers are aligned to the right
-	always bool // also where all cells are empty
+	key    string // of its figure; "" for none
+	right  bool   // numbers are aligned to the right
+	always bool   // also where all cells are empty
 	cell   func(*T) string
 	cut    func(*T) bool // which cells may be cut to fit the width; nil for none
 	inside bool          // cells are cut in their middle
@@ -244,7 +245,7 @@ func (t Table) Text(w io.Writer) error {
 // figure is the column of a live.Figure.
 func figure(key string) column[Rule] {
 	f := live.Figured(key)
-	c := column[Rule]{head: f.Head, right: strings.HasPrefix(f.Type, "number"), cell: func(r *Rule) string { return figureText(f, r.Item) }}
+	c := column[Rule]{head: f.Head, key: key, right: strings.HasPrefix(f.Type, "number"), cell: func(r *Rule) string { return figureText(f, r.Item) }}
 	switch key {
 	case "plan":
 		c.cut = whole[Rule]
@@ -252,6 +253,10 @@ func figure(key string) column[Rule] {
 		c.cut, c.least = whole[Rule], leastPool
 	}
 	return c
+}
+
+func cell(head string, right bool, of func(*Rule) string) column[Rule] {
+	return column[Rule]{head: head, right: right, cell: of}
 }
 
 // figureText writes a figure, in the unit that its key has.
@@ -278,14 +283,10 @@ func figureText(f *live.Figure, it *live.Item) string {
 
 // columns are those of a table of rules, or of pools.
 func (t Table) columns(rules Rules) []column[Rule] {
-	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
 	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
-	cell := func(head string, right bool, of func(*Rule) string) column[Rule] {
-		return column[Rule]{head: head, right: right, cell: of}
-	}
 	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, cut: whole[Rule], least: leastName}
-	place, rate, use := places(rules), cell("RATE", true, (*Rule).rateCell), figure("use_bits_per_second")
-	if rate.always, use.always = true, measured; pools {
+	place, rate := places(rules), cell("RATE", true, (*Rule).rateCell)
+	if rate.always = true; pools {
 		name.head = "POOL"
 		place.cell, place.short = func(*Rule) string { return "" }, nil
 	}
@@ -295,14 +296,30 @@ func (t Table) columns(rules Rules) []column[Rule] {
 		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), cell("BURST", true, (*Rule).bursts), figure("queue_bytes"),
 			cell("SHARE", false, (*Rule).sharedBy), cell("WEIGHT", true, (*Rule).weight))
 	}
-	columns = append(columns, use, figure("use_percent"))
+	columns = append(columns, t.counted(rules)...)
+	if !t.Wide {
+		for i, c := range columns {
+			if c.head != place.head || t.Width > 0 && namesSayMore(rules) {
+				columns[i].drop = slices.Index(dropped, c.head) + 1
+			}
+		}
+	}
+	return append(columns, cell("STATE", false, (*Rule).remarks))
+}
+
+// counted are the columns of what was counted.
+func (t Table) counted(rules Rules) []column[Rule] {
+	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
+	use := figure("use_bits_per_second")
+	use.always = measured
+	columns := []column[Rule]{use, figure("use_percent")}
 	if !t.Wide {
 		columns = append(columns, figure("green_bits_per_second"), figure("yellow_bits_per_second"), figure("red_bits_per_second"))
 	}
 	if t.Wide || !measured {
 		columns = append(columns, figure("passed_bytes"))
 	}
-	if t.Wide || pools {
+	if t.Wide || slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
 		columns = append(columns, cell("BORROWED", true, (*Rule).borrowed))
 	}
 	columns = append(columns, figure("dropped_percent"), figure("refused_percent"), figure("active_sharers"))
@@ -312,18 +329,12 @@ func (t Table) columns(rules Rules) []column[Rule] {
 			"contended_packets", "spilled_packets", "exempt_packets"} {
 			columns = append(columns, figure(key))
 		}
-		columns = append(columns, cell("LEVEL", true, func(r *Rule) string { return r.withSecond(r.Level, r.Second) }), figure("active_buckets"), figure("note"))
+		columns = append(columns, cell("LEVEL", true, func(r *Rule) string { return r.withSecond(r.Level, r.Second) }),
+			cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("active_buckets"), figure("note"))
 	case t.Excess:
 		columns = append(columns, figure("excess_percent"))
 	}
-	if !t.Wide {
-		for i, c := range columns {
-			if c.head != place.head || t.Width > 0 && namesSayMore(rules) {
-				columns[i].drop = slices.Index(dropped, c.head) + 1
-			}
-		}
-	}
-	return append(columns, cell("STATE", false, (*Rule).remarks))
+	return columns
 }
 
 // dropped are the columns of a table that are left out where the screen is narrow, the last one first.

@@ -238,24 +238,26 @@ func TestDetail(t *testing.T) {
 	for want, r := range map[string]Rule{`
 eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
     kB (300 ms); excess is dropped (gcra)
-  name       alice
-  plan       gold
-  note       moved in 2024\n
   state      in force, by tcx
-  use        277mbit, 2765% of the rate, over 1s
-  passed     1.23 GB in 1.23M packets
-  dropped    12.3 MB in 12.3k packets, 1.0% of packets
-  excess     20.0 MB in 20.0k packets
+  plan       gold
+  use        277mbit
+  of rate    2765%
+  passed     1.23 GB
+  packets    1.23M
+  excess     20.0k packets
+  drops      12.3k packets
   marked     7 packets
-  level      37.5 kB of 375 kB, 10% of the bucket
+  level      37.5 kB
+  full       10%
+  note       moved in 2024\n
 `: busy, `
 eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
   state      NOT IN FORCE: detached
-  passed     nothing yet
+  passed     0
   spilled    1 packet
-  level      1.00 kB of 375 kB, 0.3% of the spill bucket
-  buckets    0 in use
+  level      1.00 kB
+  full       0.3%
 `: host} {
 		same(t, r.Network(), text(t, r.Detail), want)
 	}
