@@ -74,7 +74,7 @@ var Figures = []Figure{
 	text("penalty", "`none`, `fill` or a time", func(it *Item) string { return it.Penalty.String() }).shadow(),
 	text("fail", "verdict if a bucket cannot be updated: `open` or `closed`", func(it *Item) string { return it.Fail.String() }),
 	optional("rate_bits_per_second", "rate; null without a limit, and where only the pool has one", func(it *Item) *uint64 { return rate(it.Rate) }).as(OfAll).shadow(),
-	optional("capacity_bytes", "burst: how many bytes a bucket can hold; null without a limit", func(it *Item) *uint64 { return it.ifLimited(it.Capacity) }).as(OfAll).shadow(),
+	optional("capacity_bytes", "burst: how many bytes a bucket can hold; null without a limit", func(it *Item) *uint64 { return it.ifLimited(it.Capacity) }).as(OfAll).shadow().head("BURST"),
 	number("queue_bytes", "size of the queue; 0 if it does not delay", func(it *Item) uint64 { bytes, _ := it.Waiting(); return bytes }).head("QUEUE"),
 	number("longest_wait_ns", "longest wait that the queue allows", func(it *Item) uint64 { _, longest := it.Waiting(); return uint64(longest) }),
 	optional("ecn_above_ns", "packets that would wait longer are marked; null if none are", func(it *Item) *uint64 {
@@ -85,14 +85,14 @@ var Figures = []Figure{
 	}),
 	text("order", "`fifo` or `sparse-first`", func(it *Item) string { return it.Rule.Order.String() }),
 	optional("pir_bits_per_second", "peak information rate; null except with `trtcm`", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, uint64(it.Colours.PIR)) }).as(OfRules).shadow(),
-	optional("pbs_bytes", "peak burst size; null except with `trtcm`", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, it.Colours.PBS) }).as(OfRules).shadow(),
+	optional("pbs_bytes", "peak burst size; null except with `trtcm`", func(it *Item) *uint64 { return it.ifColours(policy.TRTCM, it.Colours.PBS) }).as(OfRules).shadow().head("PBS"),
 	optional("eir_bits_per_second", "excess information rate; null except with `rfc4115`", func(it *Item) *uint64 { return it.ifColours(policy.RFC4115, uint64(it.Colours.EIR)) }).as(OfRules).shadow(),
 	optional("ebs_bytes", "excess burst size; null except with `srtcm` and `rfc4115`", func(it *Item) *uint64 {
 		if it.Algorithm == policy.TRTCM {
 			return nil
 		}
 		return it.ifColours(it.Algorithm, it.Colours.EBS)
-	}).as(OfRules).shadow(),
+	}).as(OfRules).shadow().head("EBS"),
 	{Key: "colour_aware", Type: isBool + orNull, Doc: "true if packets come in with the colour of their DSCP" + noColours, Shadow: true, Of: func(it *Item) any {
 		if !it.HasColours() {
 			return nil
@@ -116,7 +116,7 @@ var Figures = []Figure{
 	optional("waiting_guarantee_bits_per_second", "guarantee that waits for room in the pool; null if none does", func(it *Item) *uint64 { return notZero(uint64(it.Label.Waits)) }).as(OfAll),
 	number("members", "the most buckets that have the guarantee each; 0 unless it has several", func(it *Item) uint64 { return uint64(it.Rule.Members) }),
 	number("weight", "its weight among the shares of its pool", func(it *Item) uint64 { return uint64(it.Weight.Value()) }),
-	text("share", "who gets a fair share of the bucket, as in policies", func(it *Item) string { return it.Share.String() }),
+	text("share", "who gets a fair share of the bucket, as in policies", func(it *Item) string { return it.Share.String() }).head("SHARE"),
 	{Key: "cluster", Type: "Cluster" + orNull, Doc: "how a pool shares its rate with other hosts; null for a rule, and for a pool of this host alone", Of: func(it *Item) any { return clusterOf(&it.Cluster) }},
 	{Key: "adapt", Type: "Adapt" + orNull, Doc: "how a pool adapts its rate to the latency of its line; null if it does not", Of: func(it *Item) any { return adaptOf(&it.Adapt) }},
 	{Key: "leased", Type: isBool + orNull, Doc: "whether a pool has a lease now on a part of its cluster's rate, or of its own rate that its line allows; null for one without a cluster that does not adapt", Metric: OfPools, Of: func(it *Item) any {
@@ -131,8 +131,8 @@ var Figures = []Figure{
 	{Key: "attached", Type: isBool, Doc: "true if it is in force", Of: func(it *Item) any { return it.Place.InForce }},
 	text("state", "`attached`, or why it is not in force", func(it *Item) string { return it.Place.Status }),
 	text("hook", "`tcx` or `clsact`", func(it *Item) string { return string(it.Place.Mode) }),
-	number("level_bytes", "bytes in the shared bucket, or in the spill bucket where hosts, subnets or flows have buckets of their own; with colours of C", func(it *Item) uint64 { return it.Level }).as(OfAll).where((*Item).isLimited, "of those with a rate"),
-	optional("second_level_bytes", "level of the second shared bucket, or of the second spill bucket: E, or with `trtcm` P"+noColours, func(it *Item) *uint64 { return it.ifColours(it.Algorithm, it.Second) }).as(OfRules),
+	number("level_bytes", "bytes in the shared bucket, or in the spill bucket where hosts, subnets or flows have buckets of their own; with colours of C", func(it *Item) uint64 { return it.Level }).as(OfAll).where((*Item).isLimited, "of those with a rate").head("LEVEL"),
+	optional("second_level_bytes", "level of the second shared bucket, or of the second spill bucket: E, or with `trtcm` P"+noColours, func(it *Item) *uint64 { return it.ifColours(it.Algorithm, it.Second) }).as(OfRules).head("LEVEL 2"),
 	number("passed_packets", "packets passed, marked and delayed ones included", func(it *Item) uint64 { return it.PassedPackets }).total(OfAll).head("PACKETS"),
 	number("passed_bytes", "bytes of the passed packets", func(it *Item) uint64 { return it.PassedBytes }).total(OfAll).head("PASSED"),
 	number("excess_packets", "packets that did not conform, also those that passed; with colours yellow and red ones", func(it *Item) uint64 { return it.ExcessPackets }).total(OfAll).head("EXCESS"),

@@ -9,14 +9,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// secondName is what RFCs call the second bucket of a rule with colours.
-func secondName(r *policy.Rule) string {
-	if r.Algorithm == policy.TRTCM {
-		return "P"
-	}
-	return "E"
-}
-
 // ratesOf is the rate of a rule; with colours its CIR, and the PIR or EIR beside it.
 func ratesOf(r *policy.Rule) string {
 	switch r.Algorithm {
@@ -53,15 +45,6 @@ func byColour(c *maps.Counters) string {
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-// withSecond is bytes of the first bucket of a rule, and with colours those of its second one, unless that has none.
-func (r *Rule) withSecond(first, second uint64) string {
-	text := bytesText(first)
-	if r.HasColours() && second > 0 {
-		text += " " + secondName(&r.Item.Rule) + " " + bytesText(second)
-	}
-	return text
 }
 
 // ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.

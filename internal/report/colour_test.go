@@ -109,14 +109,14 @@ eth0 egress  10.0.2.0/24         1mbit+500kbit  480kbit      32%  320kbit  160kb
 eth0 egress  10.0.3.0/24                 1mbit  480kbit      48%                                 7.7%
 `)
 	same(t, "wide", table(true), `
-DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS                        BURST   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS              LEVEL  FULL
-eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB  0.8%
-eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB P 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB P 65.5 kB  0.8%
-eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB  0.8%
-eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                            131 kB  90.0 kB      10%       90      40      0       0    0     10            1.00 kB  0.8%
+DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS               BURST     PBS     EBS   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS    LEVEL  FULL  LEVEL 2
+eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB  131 kB          90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                   131 kB                  90.0 kB      10%       90      40      0       0    0     10  1.00 kB  0.8%
 `)
 	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, 2, 80) }), `
-RULE         DEVICE       KEY         LEVEL  FULL       E OR P
+RULE         DEVICE       KEY         LEVEL  FULL      LEVEL 2
 10.0.0.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
 10.0.1.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
 `)
@@ -132,8 +132,9 @@ says
   yellow     30 packets
   red        10 packets
   drops      10 packets
-  level      1.00 kB E 65.5 kB
+  level      1.00 kB
   full       0.8%
+  level 2    65.5 kB
 `)
 	if got, want := rules[2].Facts(), rules[2].Item.Sentence()+"; by colour 60% green, 30% yellow, 10% red"; got != want {
 		t.Errorf("facts: %s, want %s", got, want)

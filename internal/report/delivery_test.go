@@ -96,16 +96,19 @@ pool "alice"               8mbit  6.00 GB  5.00 GB      17%  8.00mbit     99.10%
 	if got := text(t, func(w io.Writer) error { return all.Text(w, true, 80) }); !strings.Contains(got, "9mbit before, by which") {
 		t.Errorf("of a commitment that was lowered, it says\n%s", got)
 	}
-	for want, change := range map[string]func(d *history.Delivery){
-		"alice: all that was offered up to the committed rates passed\n":      func(d *history.Delivery) { d.WithinPassedBytes = d.WithinBytes },
-		"alice: 17% of what was offered was dropped; no rate was committed\n": func(d *history.Delivery) { d.Checked, d.Delivered = 0, 0 },
-		"alice: nothing was offered\n":                                        func(d *history.Delivery) { d.Checked, d.OfferedBytes = 0, 0 },
+	for _, test := range []struct {
+		want   string
+		change func(d *history.Delivery)
+	}{
+		{"alice: all that was offered up to the committed rates passed\n", func(d *history.Delivery) { d.WithinPassedBytes = d.WithinBytes }},
+		{"alice: 17% of what was offered was dropped; no rate was committed\n", func(d *history.Delivery) { d.Checked, d.Delivered = 0, 0 }},
+		{"alice: nothing was offered\n", func(d *history.Delivery) { d.OfferedBytes = 0 }},
 	} {
 		for _, d := range all {
-			change(d)
+			test.change(d)
 		}
-		if got := text(t, func(w io.Writer) error { return all.Text(w, false, 80) }); !strings.HasPrefix(got, want) {
-			t.Errorf("it is %s, want %s", got, want)
+		if got := text(t, func(w io.Writer) error { return all.Text(w, false, 80) }); !strings.HasPrefix(got, test.want) {
+			t.Errorf("it is %s, want %s", got, test.want)
 		}
 	}
 }

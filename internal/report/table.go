@@ -263,7 +263,9 @@ func cell(head string, right bool, of func(*Rule) string) column[Rule] {
 func figureText(f *live.Figure, it *live.Item) string {
 	switch v := f.Of(it).(type) {
 	case string:
-		return plain.Line(v)
+		if v != (policy.Share{}).String() { // that nobody has a share goes without saying
+			return plain.Line(v)
+		}
 	case uint64:
 		switch {
 		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
@@ -293,8 +295,8 @@ func (t Table) columns(rules Rules) []column[Rule] {
 	columns := []column[Rule]{name, place, cell("NETWORK", false, (*Rule).Network), figure("plan"), cell("BY", false, (*Rule).matchedBy), figure("within"), rate,
 		cell("LEASE", true, (*Rule).leaseCell), figure("guarantee_bits_per_second")}
 	if t.Wide {
-		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), cell("BURST", true, (*Rule).bursts), figure("queue_bytes"),
-			cell("SHARE", false, (*Rule).sharedBy), cell("WEIGHT", true, (*Rule).weight))
+		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), figure("capacity_bytes"), figure("pbs_bytes"), figure("ebs_bytes"), figure("queue_bytes"),
+			figure("share"), cell("WEIGHT", true, (*Rule).weight))
 	}
 	columns = append(columns, t.counted(rules)...)
 	if !t.Wide {
@@ -329,8 +331,7 @@ func (t Table) counted(rules Rules) []column[Rule] {
 			"contended_packets", "spilled_packets", "exempt_packets"} {
 			columns = append(columns, figure(key))
 		}
-		columns = append(columns, cell("LEVEL", true, func(r *Rule) string { return r.withSecond(r.Level, r.Second) }),
-			cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("active_buckets"), figure("note"))
+		columns = append(columns, figure("level_bytes"), cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("second_level_bytes"), figure("active_buckets"), figure("note"))
 	case t.Excess:
 		columns = append(columns, figure("excess_percent"))
 	}
@@ -360,28 +361,12 @@ const (
 // Where is the device and the direction, as commands take them.
 func (r *Rule) Where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
 
-// sharedBy is who gets fair shares, if anybody does.
-func (r *Rule) sharedBy() string {
-	if r.Share == (policy.Share{}) {
-		return ""
-	}
-	return r.Share.String()
-}
-
 // weight is the weight if it is not the usual one.
 func (r *Rule) weight() string {
 	if r.Weight <= 1 {
 		return ""
 	}
 	return r.Weight.String()
-}
-
-// bursts are the sizes of the buckets of a rule.
-func (r *Rule) bursts() string {
-	if r.Rate == policy.Unlimited {
-		return ""
-	}
-	return r.withSecond(r.Capacity, r.Colours.Burst())
 }
 
 // borrowed is what passed beyond a guarantee, or its rate over the interval.
@@ -530,7 +515,7 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 		}},
 		{head: "LEVEL", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) }},
 		{head: "FULL", right: true, cell: func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }},
-		{head: "E OR P", right: true, cell: func(r *Rule) string {
+		{head: "LEVEL 2", right: true, cell: func(r *Rule) string {
 			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
 				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 			})
