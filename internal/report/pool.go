@@ -134,24 +134,22 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))
-	for i := range p.Levels {
-		fact(&s, "pool", p.Levels[i].poolText())
+	var rows Rules // the topmost pool first, and below this one the members that use most
+	for depth, level := range slices.Backward(p.Levels) {
+		level.depth = len(p.Levels) - 1 - depth
+		rows = append(rows, level)
 	}
-	others := 0
-	for i := range p.Members {
-		m := &p.Members[i]
-		if i >= fewMembers || m.UseBits().N == 0 && m.DroppedPercent().N == 0 {
-			others++
-			continue
+	for _, m := range p.Members {
+		if len(rows) < len(p.Levels)+fewMembers && m.UseBits().N+m.DroppedPercent().N > 0 {
+			m.depth = len(p.Levels)
+			rows = append(rows, m)
 		}
-		text := m.branch(m.Where()) + " uses " + bitsText(uint64(m.UseBits().N))
-		if lost := m.DroppedPercent(); lost.N > 0 {
-			text += ", and loses " + percentText(lost.N)
-		}
-		fact(&s, "within it", text)
 	}
-	if others > 0 {
-		fact(&s, "within it", fmt.Sprintf("%d more, with less or no use", others))
+	if err := writeTable(&s, rows, branchColumns(rows, false), screenWidth); err != nil {
+		return err
+	}
+	if others := len(p.Levels) + len(p.Members) - len(rows); others > 0 {
+		fmt.Fprintf(&s, "%d more within it, with less or no use\n", others)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
@@ -160,32 +158,4 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 // sharers are those that are active; "" without shares.
 func (r *Rule) sharers() string {
 	return (&Sharing{Share: r.Share.String(), ActiveSharers: r.ActiveSharers}).sharers()
-}
-
-// poolText describes a pool as it was measured.
-func (r *Rule) poolText() string {
-	text := r.Label.Name + ": " + rateText(r.rateNow())
-	switch {
-	case r.Adapt.Min != 0:
-		text += " of " + r.Rate.String()
-	case r.Lease != nil:
-		text += " of its cluster's " + r.Rate.String()
-	}
-	if r.Guarantee != 0 {
-		text += ", " + r.Guarantee.String() + " guaranteed"
-	}
-	parts := []string{text, "use not known"} // as it was set anew meanwhile
-	if use := r.UseBits(); use.Known {
-		parts[1] = bitsText(uint64(use.N)) + " used now"
-	}
-	if borrowed := r.BorrowedBits(); borrowed.N > 0 && r.Guarantee != 0 {
-		parts[1] += ", " + bitsText(uint64(borrowed.N)) + " of it borrowed"
-	}
-	if sharers := r.sharers(); sharers != "" {
-		parts = append(parts, sharers)
-	}
-	if refused := r.RefusedPercent(); refused.N > 0 {
-		parts = append(parts, percentText(refused.N)+" refused")
-	}
-	return strings.Join(parts, "; ")
 }

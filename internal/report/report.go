@@ -226,7 +226,7 @@ func (r *Rule) Detail(w io.Writer) error {
 		Table{Wide: true}.counted(Rules{*r})...)
 	for _, c := range columns {
 		says := c.cell(r)
-		if says == "" || (says == "0" || says == "0%") && c.head != "PASSED" {
+		if says == "" || (says == "0" || says == "0%") && c.head != "PASSED" || c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets {
 			continue
 		}
 		if strings.HasSuffix(c.key, "_packets") && c.head != "PACKETS" {

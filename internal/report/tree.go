@@ -50,6 +50,18 @@ func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width in
 	for i := range rows {
 		branches[i].depth = rows[i].Depth
 	}
+	if err := writeTable(text, branches, branchColumns(branches, wide), width); err != nil {
+		return err
+	}
+	if len(rules) < of {
+		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "limit"))
+	}
+	rules.pending(text, lastReverts)
+	return text.Flush()
+}
+
+// branchColumns are those of pools and rules that have a depth.
+func branchColumns(branches Rules, wide bool) []column[Rule] {
 	place := places(branches)
 	columns := []column[Rule]{{
 		head: "POOL OR RULE", cell: func(r *Rule) string { return r.branch(r.Where()) }, cut: whole[Rule], least: leastBranch,
@@ -63,14 +75,7 @@ func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width in
 			columns = append(columns, c)
 		}
 	}
-	if err := writeTable(text, branches, columns, width); err != nil {
-		return err
-	}
-	if len(rules) < of {
-		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "limit"))
-	}
-	rules.pending(text, lastReverts)
-	return text.Flush()
+	return columns
 }
 
 // leastBranch is what a narrow screen leaves of how a line of the tree begins.

@@ -47,8 +47,11 @@ func (c *Capacity) Set(s string) (err error) {
 	return err
 }
 
-// ParseSize parses a number of bytes in the units of Capacity, 1 to MaxCapacity.
+// ParseSize parses a number of bytes in the units of Capacity, up to MaxCapacity.
 func ParseSize(s string) (uint64, error) {
+	if s == "0" {
+		return 0, nil
+	}
 	c, err := parseCapacity("size", s)
 	if err == nil && c.bytes == 0 {
 		err = fmt.Errorf("size %q is a time; write a number of bytes such as 1514 or 64kb", s)
