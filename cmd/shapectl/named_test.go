@@ -302,7 +302,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("set", "--kind", "pool", "--rate", "7mbit", "va")
 	r.ok("set", "--kind", "device", "--fail", "closed", "va")
 	for _, row := range r.rows("show") {
-		if row.Kind == report.KindPool && *row.RateBits != 7e6 || row.Kind == report.KindRule && row.Fail != "closed" {
+		if row.Kind == report.KindPool && row.Rate != 7e6 || row.Kind == report.KindRule && row.Fail != "closed" {
 			t.Errorf("%+v", row)
 		}
 	}
@@ -336,7 +336,7 @@ func TestSetRulesOfPool(t *testing.T) {
 	r.ok("set", "a", "--rate", "unlimited")
 	r.ok("set", "a", "--rate", "5mbit", "--within", "none")
 	for _, row := range r.rows("show") {
-		if row.Name == "a" && (row.Kind == report.KindPool) != (*row.RateBits == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
+		if row.Name == "a" && (row.Kind == report.KindPool) != (row.Rate == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
 			t.Errorf("%+v", row)
 		}
 	}

@@ -57,7 +57,7 @@ func TestReport(t *testing.T) {
 		return all
 	}
 	text := r.ok(command("eth0", "egress", "10.0.0.7")...)
-	for _, want := range []string{"eth0 egress 10.0.0.7/32, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time",
+	for _, want := range []string{"eth0 egress 10.0.0.7, alice", "8mbit, the rate", "3.60 GB (3600000000 bytes)", "17% of the offered bytes", "50% of the measured time",
 		"100% of what was offered up to the committed rate of", "delivered in 360 of 360 intervals", "passed 8.00mbit, offered 9.60mbit"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
@@ -82,7 +82,7 @@ func TestReport(t *testing.T) {
 	if b, err := os.ReadFile(page); err != nil || strings.Count(string(b), "<h2>") != 2 || !strings.Contains(string(b), "<h2>pool &#34;up&#34;</h2>") {
 		t.Errorf("%v: %s", err, b)
 	}
-	r.refused(exitInput, "no readings of down", command("down")...)
+	r.refused(exitInput, `no readings of "down" from`, command("down")...)
 	r.refused(exitInput, "is not a time", "report", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "up", "--since", "1h", "--until", "2h")
 	r.refused(exitInput, "the name is empty", command("")...)

@@ -454,7 +454,7 @@ func TestServeFlags(t *testing.T) {
 	r := &rig{t, map[string]string{}}
 	for says, args := range map[string]string{
 		"remove --listen none": "--listen none --socket none --rtt", "needs TLS and a token": "--listen 0.0.0.0:0 --socket none", "needs FILE": "--last-good x",
-		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
+		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "1024 is too little": "--history-size 1KB", `"10s" is a time`: "--history-size 10s", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
 	} {
 		r.refused(exitInput, says, append([]string{"serve"}, strings.Fields(args)...)...)
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -220,9 +221,25 @@ func TestDamage(t *testing.T) {
 			t.Errorf("damage at %d of %d: only %d readings", at, len(good), len(all))
 		}
 	}
+	// A report says which part is missing, and nothing of what a killed writer left.
 	testenv.Must(t, os.WriteFile(name, good[:len(good)-1], 0o600))
 	r.open()
 	r.after(tick, rule("a", 7000, 0))
+	gaps := func() []string {
+		all, err := reader(t, r.History).Deliveries(Request{Since: noon, Until: r.now.Time, Name: "a"})
+		testenv.Must(t, err)
+		return gapsOf(all[0])
+	}
+	if got := gaps(); len(got) != 0 {
+		t.Errorf("after a killed writer: %q", got)
+	}
+	middle := slices.Clone(good)
+	middle[len(good)/2] ^= 1
+	testenv.Must(t, os.WriteFile(name, middle, 0o600))
+	if got := gaps(); len(got) != 1 || !regexp.MustCompile(`s damaged, \d{3,} bytes skipped \d+$`).MatchString(got[0]) {
+		t.Errorf("after damage in the middle: %q", got)
+	}
+	testenv.Must(t, os.WriteFile(name, good[:len(good)-1], 0o600))
 	if all := r.all(); len(all) != 50 || all[49].Samples[0].Passed != 7000 || len(r.notices) > 0 {
 		t.Errorf("%d readings; notices %q", len(all), r.notices)
 	}
@@ -273,6 +290,7 @@ func TestFiles(t *testing.T) {
 	blocked, err := NewReader(fifo)
 	testenv.Must(t, err)
 	defer blocked.Close()
+	testenv.Must(t, os.Symlink("/dev/zero", filepath.Join(fifo, fmt.Sprintf(segmentName, 3)))) // it is left out, too
 	testenv.Must(t, blocked.Query(noon, noon, nil, nil))
 	refused(name, "name another one")
 	testenv.Must(t, os.Symlink(r.path, r.path+"-link"))

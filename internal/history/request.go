@@ -78,9 +78,12 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 	all := []*Delivery{}
 	for _, s := range t.subjects {
 		if s.series != nil {
-			s.finish(&q)
+			s.finish(&q, r.damaged)
 			all = append(all, &s.Delivery)
 		}
+	}
+	if len(all) == 0 && r.damaged > 0 {
+		return nil, fmt.Errorf("the history is damaged: %d bytes of it cannot be read", r.damaged)
 	}
 	return all, nil
 }

@@ -93,7 +93,7 @@ func figure(name string, of func(*Row) float64) order {
 	return order{name, func(a, b *Row) int { return cmp.Compare(of(b), of(a)) }}
 }
 
-func text(name string, of func(*Row) string) order {
+func ofText(name string, of func(*Row) string) order {
 	return order{name, func(a, b *Row) int {
 		x, y := of(a), of(b)
 		if (x == "") != (y == "") { // what has none comes last
@@ -112,8 +112,8 @@ var orders = []order{
 	figure("passed", func(r *Row) float64 { return r.sum(func(it *Item) float64 { return float64(it.PassedBytes) }) }),
 	figure("rate", (*Row).rate),
 	figure("level", func(r *Row) float64 { return r.Level }),
-	text("name", (*Row).label),
-	text("plan", func(r *Row) string { return r.first().Label.Plan }),
+	ofText("name", (*Row).label),
+	ofText("plan", func(r *Row) string { return r.first().Label.Plan }),
 	{"device", func(a, b *Row) int { return a.first().Compare(b.first()) }},
 	{"network", func(a, b *Row) int { return policy.ComparePrefix(a.first().network(), b.first().network()) }},
 }

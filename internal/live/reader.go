@@ -291,7 +291,7 @@ func (out *Reading) of(id uint32) *Item {
 func (out *Reading) addMembers() {
 	for i := range out.Items {
 		if it := &out.Items[i]; !it.IsPool() && it.Above != nil {
-			out.Items[it.Above.index].Members.add(it.offered())
+			out.Items[it.Above.index].Members.add(it.Offered())
 		}
 	}
 	for _, pool := range out.scene.pools {

@@ -135,7 +135,7 @@ func (s *scrape) write(p *page, o Options) {
 	p.values(ruleInfo, func(add func(float64, ...string)) {
 		for _, it := range s.rules {
 			excess := it.Excess.String()
-			if hasColours(it) {
+			if it.HasColours() {
 				excess = "" // what happens depends on the colour
 			}
 			add(1, it.Algorithm.String(), it.Device, it.Direction, it.Each.String(), excess, it.Label.Name, it.Network, it.Label.Plan, string(it.Within))

@@ -9,109 +9,32 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ColourOptions are what a rule with colours has beside its rate and capacity, which are its CIR and CBS. What a rule does
-// not have is null: all of it without colours, the PIR except with trtcm, and so on.
-type ColourOptions struct {
-	PIRBits  *uint64 `json:"pir_bits_per_second"`
-	PBSBytes *uint64 `json:"pbs_bytes"`
-	EIRBits  *uint64 `json:"eir_bits_per_second"`
-	EBSBytes *uint64 `json:"ebs_bytes"`
-	Aware    *bool   `json:"colour_aware"`
-	In       *string `json:"colours"` // as the flag; null unless packets come in with colours
-	Green    *string `json:"green"`   // what happens to such packets
-	Yellow   *string `json:"yellow"`
-	Red      *string `json:"red"`
-}
-
-// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
-type ColourCounters struct {
-	GreenPackets  uint64 `json:"green_packets"`
-	GreenBytes    uint64 `json:"green_bytes"`
-	YellowPackets uint64 `json:"yellow_packets"`
-	YellowBytes   uint64 `json:"yellow_bytes"`
-	RedPackets    uint64 `json:"red_packets"`
-	RedBytes      uint64 `json:"red_bytes"`
-}
-
-// NewColourOptions is what a rule has.
-func NewColourOptions(r policy.Rule) (o ColourOptions) {
-	if !r.Algorithm.HasColours() {
-		return o
-	}
-	c := &r.Colours
+// ratesOf is the rate of a rule; with colours its CIR, and the PIR or EIR beside it.
+func ratesOf(r *policy.Rule) string {
 	switch r.Algorithm {
 	case policy.TRTCM:
-		o.PIRBits, o.PBSBytes = (*uint64)(&c.PIR), &c.PBS
+		return r.Rate.String() + "/" + r.Colours.PIR.String()
 	case policy.RFC4115:
-		o.EIRBits = (*uint64)(&c.EIR)
-		fallthrough
-	default:
-		o.EBSBytes = &c.EBS
+		return r.Rate.String() + "+" + r.Colours.EIR.String() // which comes on top
 	}
-	if o.Aware = &c.Aware; c.Aware {
-		o.In = new(c.In.String())
-	}
-	o.Green, o.Yellow, o.Red = new(c.Green.String()), new(c.Yellow.String()), new(c.Red.String())
-	return o
+	return r.Rate.String()
 }
 
-func newColourCounters(c maps.Counters) ColourCounters {
-	return ColourCounters{c.GreenPackets, c.GreenBytes, c.YellowPackets, c.YellowBytes, c.RedPackets, c.RedBytes}
-}
-
-// HasColours reports whether packets get colours.
-func (o *ColourOptions) HasColours() bool { return o.Red != nil }
-
-// SecondBytes is the size of the second bucket in bytes: PBS or EBS; nil without colours.
-func (o *ColourOptions) SecondBytes() *uint64 {
-	if o.PBSBytes != nil {
-		return o.PBSBytes
+// OnExcess is what happens to excess packets, or to packets by colour; that green ones pass goes without saying.
+func (r *Rule) OnExcess() string {
+	if !r.HasColours() {
+		return r.Excess.String()
 	}
-	return o.EBSBytes
-}
-
-// secondName is what RFCs call the second bucket.
-func (o *ColourOptions) secondName() string {
-	if o.PBSBytes != nil {
-		return "P"
-	}
-	return "E"
-}
-
-// rate is a CIR, and the PIR or EIR beside it.
-func (o *ColourOptions) rate(cir string) string {
-	switch {
-	case o.PIRBits != nil:
-		return cir + "/" + rateText(o.PIRBits)
-	case o.EIRBits != nil:
-		return cir + "+" + rateText(o.EIRBits) // which comes on top
-	}
-	return cir
-}
-
-// actions is what happens to packets by colour; that green ones pass goes without saying.
-func (o *ColourOptions) actions() string {
-	text := fmt.Sprintf("yellow %s, red %s", *o.Yellow, *o.Red)
-	if *o.Green != policy.ActionPass.String() {
-		text = fmt.Sprintf("green %s, %s", *o.Green, text)
+	text := fmt.Sprintf("yellow %v, red %v", r.Colours.Yellow, r.Colours.Red)
+	if r.Colours.Green != policy.ActionPass {
+		text = fmt.Sprintf("green %v, %s", r.Colours.Green, text)
 	}
 	return text
 }
 
-// OnExcess is what happens to excess packets.
-func (r *Rule) OnExcess() string {
-	if r.HasColours() {
-		return r.actions()
-	}
-	return r.Excess
-}
-
 // byColour is the packets of a rule by colour; "" for none.
-func (c *ColourCounters) byColour() string {
+func byColour(c *maps.Counters) string {
 	all := c.GreenPackets + c.YellowPackets + c.RedPackets
-	if all == 0 {
-		return ""
-	}
 	var parts []string
 	for _, of := range []struct {
 		packets uint64
@@ -124,22 +47,14 @@ func (c *ColourCounters) byColour() string {
 	return strings.Join(parts, ", ")
 }
 
-// bursts are the sizes of the buckets of a rule.
-func (r *row) bursts() string {
-	text := optional(r.CapacityBytes, bytesText)
-	if r.HasColours() {
-		text += " " + r.secondName() + " " + bytesText(*r.SecondBytes())
-	}
-	return text
-}
-
-// levels are the levels of the shared buckets of a rule.
-func (r *row) levels() string {
-	text := bytesText(r.LevelBytes)
-	if second := number(r.SecondLevelBytes, 0); second > 0 {
-		text += " " + r.secondName() + " " + bytesText(*r.SecondLevelBytes)
-	}
-	return text
+// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
+type ColourCounters struct {
+	GreenPackets  uint64 `json:"green_packets"`
+	GreenBytes    uint64 `json:"green_bytes"`
+	YellowPackets uint64 `json:"yellow_packets"`
+	YellowBytes   uint64 `json:"yellow_bytes"`
+	RedPackets    uint64 `json:"red_packets"`
+	RedBytes      uint64 `json:"red_bytes"`
 }
 
 // Colouring is the colour that a packet gets from a rule with colours, and what follows. Without colours, texts are empty,

@@ -239,7 +239,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	var lines []string
 	for i := range rules {
 		e := &rules[i]
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(Rule{Attached: new(e.Attached), State: e.State}))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State))
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -326,7 +326,7 @@ func (p *Stop) lately() string {
 func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	var before []string // the pools that were told of
 	if p.Rule != nil {
-		fact(s, "rule", p.Sentence+remark(Rule{Attached: p.Attached, State: p.State}))
+		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
 			if p.Bucket.Spilled {

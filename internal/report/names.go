@@ -58,7 +58,7 @@ func NewNamed(r *live.Row) Named {
 		n.IntervalNS = new(uint64(over))
 	}
 	for _, it := range all {
-		if n.state = state(NewRule(it)); n.state != "" {
+		if n.state = unusual(it.Place.InForce, it.Place.Status); n.state != "" {
 			break
 		}
 	}
@@ -66,10 +66,11 @@ func NewNamed(r *live.Row) Named {
 }
 
 func newSide(r *live.Row, s *live.Side) NamedSide {
-	done, first := r.Done(s), NewRule(r.Of(s)[0])
+	done := r.Done(s)
 	out := NamedSide{
-		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits), rate: first.rate(),
-		PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes, DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
+		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits),
+		rate: (&Rule{Item: r.Of(s)[0]}).RateText(), PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes,
+		DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
 	}
 	if s.Rate.Known {
 		out.rate = policy.Rate(s.Rate.N).String()
@@ -96,20 +97,15 @@ func (n *Named) pools() string {
 // Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
 func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
-	rows := make([]row, len(names))
-	for i := range names {
-		rows[i].named = &names[i]
-	}
-	all := func(*row) bool { return true }
-	columns := []column{
-		{head: "NAME", cell: func(r *row) string { return plain.Line(r.named.Name) }, cut: all, least: leastName, always: true},
-		{head: "POOL", cell: func(r *row) string { return r.named.pools() }, cut: all, inside: true},
+	columns := []column[Named]{
+		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
+		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true},
 	}
 	for _, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
 		figure := func(head string, of func(*NamedSide) string) {
-			columns = append(columns, column{head: head, right: true, cell: func(r *row) string {
-				if at := slices.Index(r.named.row.Name.Sides, r.named.row.Side(side)); at >= 0 {
-					return of(&r.named.Sides[at])
+			columns = append(columns, column[Named]{head: head, right: true, cell: func(n *Named) string {
+				if at := slices.Index(n.row.Name.Sides, n.row.Side(side)); at >= 0 {
+					return of(&n.Sides[at])
 				}
 				return ""
 			}})
@@ -122,9 +118,9 @@ func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 		}
 	}
 	columns = append(columns,
-		column{head: "DROPPED", right: true, cell: func(r *row) string { return optional(r.named.DroppedPercent, percentText) }},
-		column{head: "STATE", cell: func(r *row) string { return r.named.state }})
-	if err := writeTable(text, rows, columns, width); err != nil {
+		column[Named]{head: "DROPPED", right: true, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
+		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
+	if err := writeTable(text, names, columns, width); err != nil {
 		return err
 	}
 	if len(names) < of {

@@ -19,61 +19,18 @@ func Percent(p float64) string { return percentText(p) }
 // Wait is how long a packet would wait.
 func Wait(ns uint64) string { return About(ns) }
 
-// RateText is the rate, and who has it.
-func (r *Rule) RateText() string { return r.rate() }
-
-// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
-func (r *Rule) RateNowText() string {
-	if r.Leased != nil {
-		return bitsText(*r.rateNow())
-	}
-	return r.rate()
-}
-
-// Network is the prefix; of a single address without its length.
-func (r *Rule) Network() string { return r.network() }
-
-// Where is the device and the direction.
-func (r *Rule) Where() string { return r.where() }
-
-// Unusual is what is unusual about the state of the rule; "" for nothing.
-func (r *Rule) Unusual() string { return state(*r) }
-
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {
-	parts := []string{strings.TrimSpace(r.where() + " " + r.network() + " " + r.matchedBy())}
-	if r.IsPool() {
-		parts[0] = "pool " + plain.Line(r.Name)
-	}
-	add := func(format, text string) {
-		if text != "" {
-			parts = append(parts, fmt.Sprintf(format, text))
+	text := r.Item.Sentence() + remark(r.Place.InForce, r.Place.Status) + r.marks()
+	for _, f := range []struct{ label, text string }{
+		{"plan", r.Label.Plan}, {"note", r.Label.Note}, {"by colour", byColour(&r.Counters)}, {"refuses itself", r.figure("refused_percent")},
+		{"for", r.sharers()},
+	} {
+		if f.text != "" && f.text != "0%" {
+			text += "; " + f.label + " " + f.text
 		}
 	}
-	add("%s", state(*r))
-	if !r.IsPool() {
-		add("name %s", plain.Line(r.Name))
-	}
-	add("plan %s", plain.Line(r.Plan))
-	add("within %s", plain.Line(r.Within))
-	add("%s", r.rate())
-	add("lease %s", r.lease())
-	add("%s guaranteed", optional(r.GuaranteeBits, func(bits uint64) string { return rateText(&bits) }))
-	add("burst %s", optional(r.CapacityBytes, bytesText))
-	switch {
-	case r.HasColours():
-		add("burst of yellow packets %s", bytesText(*r.SecondBytes()))
-		add("%s", r.actions())
-		add("%s", r.byColour())
-	case r.RateBits != nil:
-		add("excess %s", r.Excess)
-	}
-	if refused := r.it.RefusedPercent(); refused.N > 0 {
-		add("refuses %s of its packets itself", percentText(refused.N))
-	}
-	add("%s", r.sharers())
-	add("note %s", plain.Line(r.Note))
-	return strings.Join(parts, ", ")
+	return plain.Line(text)
 }
 
 // Facts says in one line all that a row of a screen has no room for.

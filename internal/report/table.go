@@ -6,10 +6,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sort"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -19,42 +18,27 @@ import (
 // screenWidth is how many columns text is folded to.
 const screenWidth = 80
 
-// A row is a rule or pool in a table, or a bucket of it, or its round-trip times; a name of rules; or a member of a cluster.
-type row struct {
-	*Rule
-	depth  int // the number of pools above it, in a tree
-	bucket *Bucket
-	named  *Named
-	rtt    *RTT
-	talker *Talker
-	member *ClusterMember
-}
-
-func (rules Rules) rows() []row {
-	rows := make([]row, len(rules))
-	for i := range rules {
-		rows[i].Rule = &rules[i]
-	}
-	return rows
-}
-
 // A column of a table is left out where all cells are empty or zero.
-type column struct {
+type column[T any] struct {
 	head   string
-	right  bool // numbers are aligned to the right
-	always bool // also where all cells are empty
-	cell   func(*row) string
-	cut    func(*row) bool // which cells may be cut to fit the width; nil for none
-	inside bool            // cells are cut in their middle
-	least  int             // columns that are left of a cell that is cut; 0 for leastCut
-	drop   int             // where cutting is not enough, columns with the highest number are left out first; 0 for never
-	short  *short          // what is shown where all do not fit; nil for the same
+	key    string // of its figure; "" for none
+	right  bool   // numbers are aligned to the right
+	always bool   // also where all cells are empty
+	cell   func(*T) string
+	cut    func(*T) bool // which cells may be cut to fit the width; nil for none
+	inside bool          // cells are cut in their middle
+	least  int           // columns that are left of a cell that is cut; 0 for leastCut
+	drop   int           // where cutting is not enough, columns with the highest number are left out first; 0 for never
+	short  *short[T]     // what is shown where all do not fit; nil for the same
 }
+
+// whole has all cells of a column cut.
+func whole[T any](*T) bool { return true }
 
 // A short is the cells of a column without what they have in common, and a line that says that.
-type short struct {
+type short[T any] struct {
 	head, common string
-	cell         func(*row) string
+	cell         func(*T) string
 }
 
 const (
@@ -64,22 +48,22 @@ const (
 )
 
 // A measured column has the width of its widest cell, and of the widest one that cannot be cut.
-type measured struct {
-	column
+type measured[T any] struct {
+	column[T]
 	width, least int
 }
 
 // measure returns the columns that have any cells to show, and the width of all.
-func measure(rows []row, columns []column) (shown []measured, total int) {
+func measure[T any](rows []T, columns []column[T]) (shown []measured[T], total int) {
 	total = -len(gap)
 	for _, c := range columns {
-		m, used := measured{c, displayWidth(c.head), cmp.Or(c.least, leastCut)}, c.always
+		m, used := measured[T]{c, ansi.StringWidth(c.head), cmp.Or(c.least, leastCut)}, c.always
 		for i := range rows {
 			cell := c.cell(&rows[i])
 			used = used || cell != "" && cell != "0" && cell != "0%"
-			m.width = max(m.width, displayWidth(cell))
+			m.width = max(m.width, ansi.StringWidth(cell))
 			if c.cut == nil || !c.cut(&rows[i]) {
-				m.least = max(m.least, displayWidth(cell))
+				m.least = max(m.least, ansi.StringWidth(cell))
 			}
 		}
 		if m.least = min(m.least, m.width); c.cut == nil {
@@ -94,7 +78,7 @@ func measure(rows []row, columns []column) (shown []measured, total int) {
 
 // fit makes a table at most width columns wide, if that can be: it shortens columns, leaves some out, and then cuts
 // cells, the last columns first. It returns lines that say what is not shown.
-func fit(rows []row, columns []column, width int) (shown []measured, notes []string) {
+func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], notes []string) {
 	shown, total := measure(rows, columns)
 	if width == 0 || total <= width {
 		return shown, nil
@@ -113,13 +97,13 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 	}
 	var out []string
 	for least > width {
-		first := slices.MaxFunc(shown, func(a, b measured) int { return cmp.Compare(a.drop, b.drop) })
+		first := slices.MaxFunc(shown, func(a, b measured[T]) int { return cmp.Compare(a.drop, b.drop) })
 		if first.drop == 0 {
 			break
 		}
 		out = append(out, first.head)
 		least, total = least-first.least-len(gap), total-first.width-len(gap)
-		shown = slices.DeleteFunc(shown, func(c measured) bool { return c.head == first.head })
+		shown = slices.DeleteFunc(shown, func(c measured[T]) bool { return c.head == first.head })
 	}
 	for i := len(shown) - 1; i >= 0 && total > width; i-- {
 		narrower := max(shown[i].width-(total-width), shown[i].least)
@@ -133,18 +117,18 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 }
 
 // writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
-func writeTable(w io.Writer, rows []row, columns []column, width int) error {
+func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) error {
 	shown, notes := fit(rows, columns, width)
-	line := func(cell func(column) string) error {
+	line := func(cell func(column[T]) string) error {
 		var b strings.Builder
 		for i, c := range shown {
 			text := cell(c.column)
-			if wide := displayWidth(text) > c.width; wide && c.inside {
+			if wide := ansi.StringWidth(text) > c.width; wide && c.inside {
 				text = cutInside(text, c.width)
 			} else if wide {
-				text = cutTo(text, c.width)
+				text = ansi.Truncate(text, c.width, ellipsis)
 			}
-			padding := strings.Repeat(" ", c.width-displayWidth(text))
+			padding := strings.Repeat(" ", c.width-ansi.StringWidth(text))
 			if i > 0 {
 				b.WriteString(gap)
 			}
@@ -159,11 +143,11 @@ func writeTable(w io.Writer, rows []row, columns []column, width int) error {
 		_, err := io.WriteString(w, strings.TrimRight(b.String(), " ")+"\n")
 		return err
 	}
-	if err := line(func(c column) string { return c.head }); err != nil {
+	if err := line(func(c column[T]) string { return c.head }); err != nil {
 		return err
 	}
 	for i := range rows {
-		if err := line(func(c column) string { return c.cell(&rows[i]) }); err != nil {
+		if err := line(func(c column[T]) string { return c.cell(&rows[i]) }); err != nil {
 			return err
 		}
 	}
@@ -176,16 +160,16 @@ func writeTable(w io.Writer, rows []row, columns []column, width int) error {
 }
 
 // places is the column of the device and direction of rules. The short one leaves out what is the same for all.
-func places(rows []row) column {
+func places(rules Rules) column[Rule] {
 	const pool = "pool" // which has no device
-	c := column{head: "DEVICE", cell: func(r *row) string { return cmp.Or(r.where(), pool) }}
+	c := column[Rule]{head: "DEVICE", cell: func(r *Rule) string { return cmp.Or(r.Where(), pool) }}
 	var first *Rule
 	direction := "" // of all
-	for _, r := range rows {
-		switch {
+	for i := range rules {
+		switch r := &rules[i]; {
 		case r.IsPool():
 		case first == nil:
-			first, direction = r.Rule, r.Direction
+			first, direction = r, r.Direction
 		case r.Device != first.Device:
 			return c
 		case r.Direction != direction:
@@ -195,7 +179,7 @@ func places(rows []row) column {
 	if first == nil {
 		return c
 	}
-	rest := func(r *row) string {
+	rest := func(r *Rule) string {
 		switch {
 		case r.IsPool():
 			return pool
@@ -204,52 +188,14 @@ func places(rows []row) column {
 		}
 		return ""
 	}
-	c.short = &short{"DIR", "all rules: " + strings.TrimSpace(plain.Line(first.Device)+" "+direction), rest}
+	c.short = &short[Rule]{"DIR", "all rules: " + strings.TrimSpace(plain.Line(first.Device)+" "+direction), rest}
 	return c
 }
 
-// displayWidth is how many columns a terminal needs for a text without control characters.
-func displayWidth(s string) (n int) {
-	for _, c := range s {
-		n += runeWidth(c)
-	}
-	return n
-}
-
-func runeWidth(c rune) int {
-	switch {
-	case c < 0x300:
-		return 1
-	case unicode.In(c, unicode.Mn, unicode.Me):
-		return 0
-	case unicode.In(c, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul) || c >= 0x1f300 && c < 0x1fb00:
-		return 2
-	}
-	return 1
-}
-
-// cutTo cuts a text to so many columns, and marks that.
-func cutTo(s string, width int) string {
-	left := width - len(ellipsis)
-	for i, c := range s {
-		if left -= runeWidth(c); left < 0 {
-			return s[:i] + ellipsis
-		}
-	}
-	return s
-}
-
-// cutInside is cutTo for texts that may differ only in their ends.
+// cutInside cuts a text to so many columns in its middle, for texts that may differ only in their ends.
 func cutInside(s string, width int) string {
-	end := len(s)
-	for left := (width - len(ellipsis)) / 2; end > 0; {
-		c, size := utf8.DecodeLastRuneInString(s[:end])
-		if left -= runeWidth(c); left < 0 {
-			break
-		}
-		end -= size
-	}
-	return cutTo(s, width-displayWidth(s[end:])) + s[end:]
+	end := (width - len(ellipsis)) / 2
+	return ansi.Truncate(s, width-end, ellipsis) + ansi.TruncateLeft(s, ansi.StringWidth(s)-end, "")
 }
 
 // A Table shows pools, and then rules, in columns.
@@ -277,8 +223,7 @@ func (t Table) Text(w io.Writer) error {
 		if i > 0 && len(pools) > 0 {
 			text.WriteString("\n")
 		}
-		rows := part.rows()
-		if err := writeTable(text, rows, t.columns(rows), t.Width); err != nil {
+		if err := writeTable(text, part, t.columns(part), t.Width); err != nil {
 			return err
 		}
 	}
@@ -297,95 +242,114 @@ func (t Table) Text(w io.Writer) error {
 	return text.Flush()
 }
 
+// figure is the column of a live.Figure.
+func figure(key string) column[Rule] {
+	f := live.Figured(key)
+	c := column[Rule]{head: f.Head, key: key, right: strings.HasPrefix(f.Type, "number"), cell: func(r *Rule) string { return figureText(f, r.Item) }}
+	switch key {
+	case "plan":
+		c.cut = whole[Rule]
+	case "within":
+		c.cut, c.least = whole[Rule], leastPool
+	}
+	return c
+}
+
+func cell(head string, right bool, of func(*Rule) string) column[Rule] {
+	return column[Rule]{head: head, right: right, cell: of}
+}
+
+// figureText writes a figure, in the unit that its key has.
+func figureText(f *live.Figure, it *live.Item) string {
+	switch v := f.Of(it).(type) {
+	case string:
+		if v != (policy.Share{}).String() { // that nobody has a share goes without saying
+			return plain.Line(v)
+		}
+	case uint64:
+		switch {
+		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
+			return policy.Rate(v).String()
+		case strings.HasSuffix(f.Key, "_bytes"):
+			return bytesText(v)
+		}
+		return countText(v)
+	case float64:
+		if strings.HasSuffix(f.Key, "_percent") {
+			return percentText(v)
+		}
+		return bitsText(uint64(v))
+	}
+	return ""
+}
+
 // columns are those of a table of rules, or of pools.
-func (t Table) columns(rows []row) []column {
-	measured := slices.ContainsFunc(rows, func(r row) bool { return r.IntervalNS != nil })
-	pools := slices.ContainsFunc(rows, func(r row) bool { return r.IsPool() })
-	always := func(*row) bool { return true }
-	name := column{head: "NAME", cell: func(r *row) string { return plain.Line(r.Name) }, cut: always, least: leastName}
-	plan := column{head: "PLAN", cell: func(r *row) string { return plain.Line(r.Plan) }, cut: always}
-	place := places(rows)
-	figure := func(head string, shown bool, cell func(*row) string) column {
-		if !shown {
-			cell = func(*row) string { return "" }
-		}
-		return column{head: head, right: true, cell: cell}
-	}
-	text := func(head string, of func(*row) string) column { return column{head: head, cell: of} }
-	rate := figure("RATE", true, (*row).rateCell)
-	rate.always = true
-	if pools {
+func (t Table) columns(rules Rules) []column[Rule] {
+	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
+	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, cut: whole[Rule], least: leastName}
+	place, rate := places(rules), cell("RATE", true, (*Rule).rateCell)
+	if rate.always = true; pools {
 		name.head = "POOL"
-		place.cell, place.short = func(*row) string { return "" }, nil
+		place.cell, place.short = func(*Rule) string { return "" }, nil
 	}
-	within := column{head: "WITHIN", cell: func(r *row) string { return plain.Line(r.Within) }, cut: always, least: leastPool}
-	columns := []column{name, place, text("NETWORK", (*row).network), plan, text("BY", (*row).matchedBy), within, rate,
-		figure("LEASE", true, (*row).leaseCell),
-		figure("GUARANTEE", true, func(r *row) string {
-			return optional(r.GuaranteeBits, func(bits uint64) string { return policy.Rate(bits).String() })
-		}),
-	}
+	columns := []column[Rule]{name, place, cell("NETWORK", false, (*Rule).Network), figure("plan"), cell("BY", false, (*Rule).matchedBy), figure("within"), rate,
+		cell("LEASE", true, (*Rule).leaseCell), figure("guarantee_bits_per_second")}
 	if t.Wide {
-		columns = append(columns, text("ALGORITHM", func(r *row) string { return r.Algorithm }),
-			text("ON EXCESS", (*row).OnExcess),
-			figure("BURST", true, (*row).bursts),
-			figure("QUEUE", true, func(r *row) string { return bytesText(r.QueueBytes) }),
-			text("SHARE", (*row).sharedBy),
-			figure("WEIGHT", true, (*row).weight))
+		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), figure("capacity_bytes"), figure("pbs_bytes"), figure("ebs_bytes"), figure("queue_bytes"),
+			figure("share"), cell("WEIGHT", true, (*Rule).weight))
 	}
-	use := figure("USE", measured, func(r *row) string { return optional(r.UseBits, bitsText) })
-	use.always = measured
-	columns = append(columns, use,
-		figure("OF RATE", measured, func(r *row) string { return optional(r.UsePercent, percentText) }),
-		figure("GREEN", !t.Wide, func(r *row) string { return optional(r.GreenBits, bitsText) }),
-		figure("YELLOW", !t.Wide, func(r *row) string { return optional(r.YellowBits, bitsText) }),
-		figure("RED", !t.Wide, func(r *row) string { return optional(r.RedBits, bitsText) }),
-		figure("PASSED", t.Wide || !measured, func(r *row) string { return bytesText(r.PassedBytes) }),
-		figure("BORROWED", pools || t.Wide, (*row).borrowed),
-		figure("DROPPED", true, func(r *row) string { return percentOr(r.it.DroppedPercent()) }),
-		figure("REFUSED", true, func(r *row) string { return percentOr(r.it.RefusedPercent()) }),
-		figure("SHARERS", true, func(r *row) string { return optional(r.ActiveSharers, countText) }),
-		figure("EXCESS", t.Excess && !t.Wide, func(r *row) string { return percentOr(r.it.ExcessPercent()) }))
-	if t.Wide {
-		for _, c := range []struct {
-			head string
-			of   func(*row) uint64
-		}{
-			{"PACKETS", func(r *row) uint64 { return r.PassedPackets }}, {"EXCESS", func(r *row) uint64 { return r.ExcessPackets }},
-			{"GREEN", func(r *row) uint64 { return r.GreenPackets }}, {"YELLOW", func(r *row) uint64 { return r.YellowPackets }},
-			{"RED", func(r *row) uint64 { return r.RedPackets }},
-			{"DROPS", func(r *row) uint64 { return r.DroppedPackets }}, {"DELAYED", func(r *row) uint64 { return r.DelayedPackets }},
-			{"MARKED", func(r *row) uint64 { return r.MarkedPackets }}, {"CONTENDED", func(r *row) uint64 { return r.ContendedPackets }},
-			{"SPILLED", func(r *row) uint64 { return r.SpilledPackets }}, {"EXEMPT", func(r *row) uint64 { return r.ExemptPackets }},
-		} {
-			columns = append(columns, figure(c.head, true, func(r *row) string { return countText(c.of(r)) }))
-		}
-		columns = append(columns, figure("LEVEL", true, (*row).levels),
-			figure("BUCKETS", true, func(r *row) string { return optional(r.ActiveBuckets, countText) }),
-			text("NOTE", func(r *row) string { return plain.Line(r.Note) }))
-	}
+	columns = append(columns, t.counted(rules)...)
 	if !t.Wide {
 		for i, c := range columns {
-			if c.head != place.head || t.Width > 0 && namesSayMore(rows) {
+			if c.head != place.head || t.Width > 0 && namesSayMore(rules) {
 				columns[i].drop = slices.Index(dropped, c.head) + 1
 			}
 		}
 	}
-	return append(columns, text("STATE", (*row).remarks))
+	return append(columns, cell("STATE", false, (*Rule).remarks))
+}
+
+// counted are the columns of what was counted.
+func (t Table) counted(rules Rules) []column[Rule] {
+	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
+	use := figure("use_bits_per_second")
+	use.always = measured
+	columns := []column[Rule]{use, figure("use_percent")}
+	if !t.Wide {
+		columns = append(columns, figure("green_bits_per_second"), figure("yellow_bits_per_second"), figure("red_bits_per_second"))
+	}
+	if t.Wide || !measured {
+		columns = append(columns, figure("passed_bytes"))
+	}
+	if t.Wide || slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
+		columns = append(columns, cell("BORROWED", true, (*Rule).borrowed))
+	}
+	columns = append(columns, figure("dropped_percent"), figure("refused_percent"), figure("active_sharers"))
+	switch {
+	case t.Wide:
+		for _, key := range []string{"passed_packets", "excess_packets", "green_packets", "yellow_packets", "red_packets", "dropped_packets", "delayed_packets", "marked_packets",
+			"contended_packets", "spilled_packets", "exempt_packets"} {
+			columns = append(columns, figure(key))
+		}
+		columns = append(columns, figure("level_bytes"), cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("second_level_bytes"), figure("active_buckets"), figure("note"))
+	case t.Excess:
+		columns = append(columns, figure("excess_percent"))
+	}
+	return columns
 }
 
 // dropped are the columns of a table that are left out where the screen is narrow, the last one first.
 var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GREEN", "YELLOW", "RED", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
 
 // namesSayMore reports whether rules can be told apart without their devices.
-func namesSayMore(rows []row) bool {
+func namesSayMore(rules Rules) bool {
 	there := map[[2]string]bool{}
-	for _, r := range rows {
-		if r.Name != "" {
-			there[[2]string{r.Name, r.CIDR}] = true
+	for _, r := range rules {
+		if r.Label.Name != "" {
+			there[[2]string{r.Label.Name, r.Item.Network}] = true
 		}
 	}
-	return len(there) == len(rows)
+	return len(there) == len(rules)
 }
 
 // These are more than leastCut, so that names can be told apart.
@@ -394,37 +358,30 @@ const (
 	leastPool = 15
 )
 
-// where is the device and the direction, as commands take them.
-func (r *Rule) where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
-
-// sharedBy is who gets fair shares, if anybody does.
-func (r *Rule) sharedBy() string {
-	if r.Share == (policy.Share{}).String() {
-		return ""
-	}
-	return r.Share
-}
+// Where is the device and the direction, as commands take them.
+func (r *Rule) Where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
 
 // weight is the weight if it is not the usual one.
 func (r *Rule) weight() string {
 	if r.Weight <= 1 {
 		return ""
 	}
-	return fmt.Sprint(r.Weight)
+	return r.Weight.String()
 }
 
 // borrowed is what passed beyond a guarantee, or its rate over the interval.
 func (r *Rule) borrowed() string {
 	switch {
-	case r.GuaranteeBits == nil:
+	case r.Guarantee == 0:
 		return ""
-	case r.IntervalNS != nil:
-		return optional(r.BorrowedBits, bitsText)
+	case r.Interval > 0:
+		return r.figure("borrowed_bits_per_second")
 	}
-	return bytesText(r.BorrowedBytes)
+	return r.figure("borrowed_bytes")
 }
 
-func (r *Rule) network() string { return addressOf(r.CIDR) }
+// Network is the prefix; of a single address without its length.
+func (r *Rule) Network() string { return addressOf(r.Item.Network) }
 
 // addressOf is a network; of a single address without its length.
 func addressOf(network string) string {
@@ -437,31 +394,39 @@ func addressOf(network string) string {
 }
 
 // calledBy is what people call the rule.
-func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Name), r.network()) }
+func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Label.Name), r.Network()) }
 
 // called is the column of what people call rules and pools.
-func called(rows []row) column {
+func called(rules Rules) column[Rule] {
 	head := "RULE"
-	if slices.ContainsFunc(rows, func(r row) bool { return r.IsPool() }) {
+	if slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
 		head = "POOL OR RULE"
 	}
-	return column{head: head, cell: (*row).calledBy, cut: func(r *row) bool { return r.Name != "" }, least: leastName}
+	return column[Rule]{head: head, cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Label.Name != "" }, least: leastName}
 }
 
 // matchedBy is the side that prefixes are compared with where that is not the far side.
 func (r *Rule) matchedBy() string {
-	if r.IsPool() || r.Direction == policy.Egress.String() == (r.Match == policy.MatchDst.String()) {
+	if r.IsPool() || r.Place.Match == r.Place.Direction.FarSide() {
 		return ""
 	}
-	return r.Match
+	return r.Place.Match.String()
 }
 
-// rate is the rate, and who has it.
-func (r *Rule) rate() string {
-	if r.RateBits == nil && r.Within != "" {
+// RateText is the rate, and who has it.
+func (r *Rule) RateText() string {
+	if r.Rate == policy.Unlimited && r.Within != "" {
 		return "as pool"
 	}
-	return rateFor(r.ColourOptions.rate(rateText(r.RateBits)), r.it.Scope())
+	return rateFor(ratesOf(&r.Item.Rule), r.Scope())
+}
+
+// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
+func (r *Rule) RateNowText() string {
+	if r.Lease != nil {
+		return bitsText(*r.rateNow())
+	}
+	return r.RateText()
 }
 
 // rateFor is a rate, and who has it; "" for all together.
@@ -476,24 +441,21 @@ func rateFor(rate, scope string) string {
 	}
 }
 
-// rateCell is rate in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
-func (r *row) rateCell() string {
-	if r.depth == 0 && r.RateBits == nil {
-		if pool := r.it.Parent(); pool != nil {
-			of := NewRule(pool)
-			return of.RateNowText() + "/pool"
-		}
+// rateCell is RateText in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
+func (r *Rule) rateCell() string {
+	if pool := r.Parent(); r.depth == 0 && r.Rate == policy.Unlimited && pool != nil {
+		return (&Rule{Item: pool}).RateNowText() + "/pool"
 	}
-	return r.rate()
+	return r.RateText()
 }
 
 // remarks say what is unusual about the rule: above all that it is not in force.
 func (r *Rule) remarks() string {
 	var says []string
-	if text := state(*r); text != "" {
+	if text := r.Unusual(); text != "" {
 		says = append(says, text)
 	}
-	if r.WaitingBits != nil {
+	if r.Label.Waits != 0 {
 		says = append(says, "guarantee waits")
 	}
 	if r.Decides != nil && *r.Decides {
@@ -504,14 +466,16 @@ func (r *Rule) remarks() string {
 	return strings.Join(says, ", ")
 }
 
-// fullest are the buckets of all rules, the fullest first.
-func (rules Rules) fullest() (rows []row) {
-	for i := range rules {
-		for j := range rules[i].Buckets {
-			rows = append(rows, row{Rule: &rules[i], bucket: &rules[i].Buckets[j]})
+// fullest are the rules of all buckets, with one bucket each, the fullest first.
+func (rules Rules) fullest() (rows Rules) {
+	for _, r := range rules {
+		for i := range r.Buckets {
+			one := r
+			one.Buckets = r.Buckets[i : i+1]
+			rows = append(rows, one)
 		}
 	}
-	sort.SliceStable(rows, func(i, j int) bool { return rows[i].bucket.LevelBytes > rows[j].bucket.LevelBytes })
+	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].LevelBytes, a.Buckets[0].LevelBytes) })
 	return rows
 }
 
@@ -522,13 +486,14 @@ func (rules Rules) KeepFullest(n int) (of int) {
 	if of = len(rows); n == 0 {
 		n = of
 	}
-	for i := range rules {
-		if rules[i].Buckets != nil {
-			rules[i].Buckets = []Bucket{}
-		}
-	}
+	kept := map[*live.Item][]Bucket{}
 	for _, r := range rows[:min(n, of)] {
-		r.Buckets = append(r.Buckets, *r.bucket)
+		kept[r.Item] = append(kept[r.Item], r.Buckets[0])
+	}
+	for i := range rules {
+		if r := &rules[i]; r.Buckets != nil {
+			r.Buckets = append([]Bucket{}, kept[r.Item]...)
+		}
 	}
 	return of
 }
@@ -541,29 +506,25 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, []column{called(rows), places(rows),
-		{head: "KEY", cell: func(r *row) string {
+	err := writeTable(text, rows, []column[Rule]{called(rows), places(rows),
+		{head: "KEY", cell: func(r *Rule) string {
 			if r.IsPool() {
 				return ""
 			}
-			return r.bucket.Key
+			return r.Buckets[0].Key
 		}},
-		{head: "LEVEL", always: true, right: true, cell: func(r *row) string { return bytesText(r.bucket.LevelBytes) }},
-		{head: "FULL", right: true, cell: func(r *row) string {
-			return optional(r.CapacityBytes, func(capacity uint64) string {
-				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))
+		{head: "LEVEL", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) }},
+		{head: "FULL", right: true, cell: func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }},
+		{head: "LEVEL 2", right: true, cell: func(r *Rule) string {
+			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
+				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 			})
 		}},
-		{head: "E OR P", right: true, cell: func(r *row) string {
-			return optional(r.bucket.SecondLevelBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, *r.SecondBytes()))
-			})
-		}},
-		{head: "WAIT", right: true, cell: func(r *row) string {
-			if r.bucket.WaitNS == nil && r.delays() {
+		{head: "WAIT", right: true, cell: func(r *Rule) string {
+			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
 				return "dropped"
 			}
-			return optional(r.bucket.WaitNS, About)
+			return optional(r.Buckets[0].WaitNS, About)
 		}},
 	}, width)
 	if err == nil && len(rows) < of {

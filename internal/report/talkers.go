@@ -32,7 +32,7 @@ type RuleTalkers struct {
 
 // NewRuleTalkers are the talkers of a rule, none yet.
 func NewRuleTalkers(r *Rule, host string) RuleTalkers {
-	return RuleTalkers{Device: r.Device, Direction: r.Direction, CIDR: r.CIDR, Name: r.Name, Host: host, Talkers: []Talker{}}
+	return RuleTalkers{Device: r.Device, Direction: r.Direction, CIDR: r.Item.Network, Name: r.Label.Name, Host: host, Talkers: []Talker{}}
 }
 
 // A Talker is a host or a flow.
@@ -71,21 +71,17 @@ func (t *RuleTalkers) text(w io.Writer, width int) error {
 	}
 	fmt.Fprintf(w, "%s: %s offered, %s passed\n", where, cmp.Or(optional(t.OfferedBits, Bits), "?"), cmp.Or(optional(t.PassedBits, Bits), "?"))
 	if len(t.Talkers) > 0 {
-		rows := make([]row, len(t.Talkers))
-		for i := range t.Talkers {
-			rows[i].talker = &t.Talkers[i]
-		}
-		err := writeTable(w, rows, []column{
-			{head: head, cell: func(r *row) string { return r.talker.Key }, always: true},
-			{head: "OFFERED", right: true, always: true, cell: func(r *row) string { return optional(r.talker.OfferedBits, Bits) }},
-			{head: "PASSED", right: true, cell: func(r *row) string { return optional(r.talker.PassedBits, Bits) }},
-			{head: "LEVEL", right: true, drop: 1, cell: func(r *row) string {
-				if r.talker.FullPercent == nil {
+		err := writeTable(w, t.Talkers, []column[Talker]{
+			{head: head, cell: func(t *Talker) string { return t.Key }, always: true},
+			{head: "OFFERED", right: true, always: true, cell: func(t *Talker) string { return optional(t.OfferedBits, Bits) }},
+			{head: "PASSED", right: true, cell: func(t *Talker) string { return optional(t.PassedBits, Bits) }},
+			{head: "LEVEL", right: true, drop: 1, cell: func(t *Talker) string {
+				if t.FullPercent == nil {
 					return ""
 				}
-				return Bytes(r.talker.LevelBytes)
+				return Bytes(t.LevelBytes)
 			}},
-			{head: "FULL", right: true, drop: 1, cell: func(r *row) string { return optional(r.talker.FullPercent, percentText) }},
+			{head: "FULL", right: true, drop: 1, cell: func(t *Talker) string { return optional(t.FullPercent, percentText) }},
 		}, width)
 		if err != nil {
 			return err

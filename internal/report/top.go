@@ -42,6 +42,12 @@ type TopRule struct {
 	TopRow
 }
 
+// MarshalJSON has the keys of both.
+func (r TopRule) MarshalJSON() ([]byte, error) {
+	rule, err := r.Rule.MarshalJSON()
+	return oneObject(rule, r.TopRow, err)
+}
+
 // A TopName is a name that is a row of a Top.
 type TopName struct {
 	Named
