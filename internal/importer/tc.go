@@ -236,7 +236,7 @@ func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 
 func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIFT == 2 }
 
-// verdict follows the actions of a filter, for conforming and for excess packets.
+// verdict follows the actions of a filter for the packets that conform to its policer, if it has one.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var policer attributes
 	next := netlink.TC_ACT_PIPE // of conforming packets
