@@ -195,10 +195,10 @@ its guarantee in the pool of its parent class, and its weight there follows from
 has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered to 3/4 of
 theirs, or 1/2, 3/8 and so on; htb would exceed that rate.
 
-Everything else that may limit packets is listed, but not imported: priorities of classes, filters by firewall mark
-or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate', and other qdiscs. For
-cake, the report has the 'shapectl line' command that does the same. tc keeps its limits: until you remove them, both
-limit.`,
+Everything else that may limit packets is listed, but not imported: priorities of classes, policers that do not drop,
+filters by firewall mark or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate',
+and other qdiscs. So are peak rates and size tables. For cake, the report has the 'shapectl line' command that does
+the same. tc keeps its limits: until you remove them, both limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {

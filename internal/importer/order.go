@@ -73,12 +73,10 @@ var (
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// enter adds an entry for each network, and returns their indices. If no rule can have its limit, the networks have none, and skip
-// other entries all the same.
+// enter adds an entry for each network, and returns their indices. It lists a limit that no rule can have.
 func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
 	if e.limit != nil && !e.limit.possible() {
 		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(networks))
-		e.limit, e.drops = nil, true
 	}
 	for _, e.prefix = range networks {
 		added = append(added, len(s.entries))
@@ -296,9 +294,9 @@ func (t *table) add(i int) {
 		return
 	case partial:
 		return
-	case e.limit != nil:
+	case e.limit != nil && e.limit.possible():
 		t.limits[e.prefix] = append(t.limits[e.prefix], i)
-	case !e.drops && !found:
+	case e.limit == nil && !e.drops && !found:
 		t.holes[e.prefix] = i
 	}
 	if e.until > i {

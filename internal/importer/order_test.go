@@ -152,6 +152,9 @@ func TestOrderLeaves(t *testing.T) {
 		{"never reached", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
 		}, nil, []policy.Rate{10_000}},
+		{"a rate that no rule can have", []entry{
+			{prefix: narrow, limit: &limit{Rule: policy.Rule{Rate: 1000}, where: "f"}, until: 1}, {prefix: inside, limit: b},
+		}, nil, []policy.Rate{30_000}},
 		{"past a ban", []entry{
 			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
 		}, nil, nil},

@@ -23,11 +23,12 @@ var (
 		"name the device whose packets are redirected, too; the limits become its rules"}
 	cakes      = reason{loosens, "cake", "it is a limit, a queue and fair shares in one", "no rule was made"}
 	oddPolicer = reason{loosens, "policer that no rule can have", "only one with a rate in bytes that drops excess packets becomes a rule", byHand}
-	counted    = reason{other, "size table or ATM cells", "a packet counts its bytes and a constant overhead", "give the rules an overhead, or a lower rate"}
-	priority   = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
-	noNetwork  = reason{loosens, "class without an address", "a rule needs a network", byHand}
-	inside     = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", byHand}
-	otherKind  = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read, and fq limits each flow", byHand}
+	counted    = reason{other, "peak rate, size table or ATM cells", "a rule has one rate, and a packet counts its bytes and a constant overhead",
+		"give the rules a lower rate or capacity, or an overhead"}
+	priority  = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
+	noNetwork = reason{loosens, "class without an address", "a rule needs a network", byHand}
+	inside    = reason{loosens, "limit inside a queue", "only some packets come there, by more than their address", byHand}
+	otherKind = reason{loosens, "queueing discipline of another kind", "only htb and tbf can be read, and fq limits each flow", byHand}
 )
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
@@ -236,7 +237,7 @@ func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 
 func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIFT == 2 }
 
-// verdict follows the actions of a filter, for conforming and for excess packets.
+// verdict follows the actions of a filter for the packets that conform to its policer, if it has one.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var policer attributes
 	next := netlink.TC_ACT_PIPE // of conforming packets
@@ -317,7 +318,7 @@ func (d *device) policed(t term, a attributes, dir policy.Direction, conforming 
 	if l == nil {
 		l = &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes), Capacity: burst(p.Burst, rate.bytes)}, where: fmt.Sprintf("%s police index %d", d.Device, p.Index)}
 		d.policers[p.Index] = l
-		d.frame(l, rate, object{}, dir)
+		d.frame(l, rate, object{}, dir, p.PeakRate.Rate != 0)
 	}
 	v := verdict{entry: entry{limit: l, label: policy.Label{Note: fmt.Sprintf("police index %d", p.Index)}}}
 	if conforming != netlink.TC_ACT_UNSPEC {
@@ -364,9 +365,9 @@ func burst(ticks uint32, rate uint64) uint64 {
 	return uint64(math.Ceil(least))
 }
 
-// frame sets the framing of a limit; q is its qdisc, which may have a size table.
-func (d *device) frame(l *limit, r rateSpec, q object, dir policy.Direction) {
-	if len(q.attributes[nl.TCA_STAB]) > 0 || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
+// frame sets the framing of a limit; q is its qdisc, which may have a size table. It lists what no framing expresses, and a peak rate.
+func (d *device) frame(l *limit, r rateSpec, q object, dir policy.Direction, peak bool) {
+	if peak || len(q.attributes[nl.TCA_STAB]) > 0 || r.Linklayer&nl.TC_LINKLAYER_MASK == nl.LINKLAYER_ATM {
 		d.leave(counted, l.where, "%v", l.Rate)
 	}
 	overhead := int(r.Overhead)
@@ -473,7 +474,7 @@ func (d *device) limit(c *class) *limit {
 	if !c.leaf {
 		l.Share.Kind = policy.ShareMember
 	}
-	d.frame(l, rate, d.root, policy.Egress)
+	d.frame(l, rate, d.root, policy.Egress, false)
 	return l
 }
 
@@ -534,7 +535,7 @@ func (d *device) tbf(q object) {
 		d.buckets[q.Handle] = l
 	}
 	d.queued(l, p.Buffer, rate.bytes)
-	d.frame(l, rate, q, policy.Egress)
+	d.frame(l, rate, q, policy.Egress, p.Peakrate.Rate != 0)
 	if t.partial != "" {
 		d.leavePartial(t, l.Rate)
 		return

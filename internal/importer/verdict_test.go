@@ -70,6 +70,7 @@ func TestVerdict(t *testing.T) {
 		{"a second policer that nothing comes to", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
 		{"police, then elsewhere", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_SHOT), mirred(netlink.TCA_EGRESS_REDIR)}, false, 0, false, false, redirects.Kind},
 		{"a copy elsewhere", []action{mirred(netlink.TCA_EGRESS_MIRROR), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
+		{"a peak rate", []action{with(func(p *nl.TcPolice) { p.PeakRate.Rate = 1 }, nil)}, true, policy.Drop, true, false, counted.Kind},
 		{"cells", []action{with(func(p *nl.TcPolice) { p.Rate.Linklayer = nl.LINKLAYER_ATM }, nil)}, true, policy.Drop, true, false, counted.Kind},
 		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, none},
 		{"packets", []action{with(noRate, attributes{policePktRate64: {1}})}, false, 0, false, false, inPackets.Kind},
