@@ -217,9 +217,7 @@ func (l Limits) Key(r Result) string { return l.name(r.key) }
 
 // sharerName returns the sharer of a rule with fair shares as text.
 func (l Limits) sharerName(k bucketKey) string {
-	rule := l.Rules[k.rule]
-	rule.Each = sharerScope(rule.Share)
-	return maps.KeyName(maps.Entry{Rule: rule}, l.Match, k.flow)
+	return maps.SharerName(maps.Entry{Rule: l.Rules[k.rule]}, maps.Entry{}, l.Match, k.flow)
 }
 
 // Sharer returns the sharer of a packet that matched a rule with fair shares, as text.
