@@ -62,11 +62,11 @@ func openPcapng(b *bufio.Reader) (*Reader, error) {
 }
 
 func captured(c *capture, read func() (frame, error)) *Reader {
-	r := &Reader{addressed: true, classed: true, l2Bytes: ethernetHeader}
+	r := &Reader{Addressed: true, HasDSCPs: true, L2Bytes: ethernetHeader}
 	r.next = func(p *Packet) error {
 		err := c.next(p, read)
 		if c.count == 1 {
-			r.l2Bytes = c.l2
+			r.L2Bytes = c.l2
 		}
 		return err
 	}

@@ -37,13 +37,18 @@ type Packet struct {
 
 // A Reader reads one trace.
 type Reader struct {
-	next      func(*Packet) error
-	addressed bool
-	classed   bool
-	l2Bytes   uint8
-	first     Packet
-	state     error // from reading the first packet
-	started   bool
+	// Addressed is true if packets have addresses. Those of a CSV have none.
+	Addressed bool
+	// HasDSCPs is true if packets have DSCPs. Those of a CSV have them in the column dscp, if there is one.
+	HasDSCPs bool
+	// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is that of the first packet,
+	// because a pcapng can mix links.
+	L2Bytes uint8
+
+	next    func(*Packet) error
+	first   Packet
+	state   error // from reading the first packet
+	started bool
 
 	earliest, latest uint64 // ns
 }
@@ -125,16 +130,6 @@ func isText(start []byte) bool {
 		return r < ' ' && r != '\t' && r != '\r' && r != '\n' || r > '~'
 	})
 }
-
-// Addressed reports whether packets have addresses. Packets of a CSV have none.
-func (r *Reader) Addressed() bool { return r.addressed }
-
-// HasDSCPs reports whether packets have DSCPs. Packets of a CSV have them in the column dscp, if there is one.
-func (r *Reader) HasDSCPs() bool { return r.classed }
-
-// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is
-// that of the first packet, because a pcapng can mix links.
-func (r *Reader) L2Bytes() uint8 { return r.l2Bytes }
 
 // Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early or its times
 // are too far apart.

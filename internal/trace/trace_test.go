@@ -83,7 +83,7 @@ func TestCSV(t *testing.T) {
 // A column dscp has names or numbers. Packets stay ECN-capable.
 func TestCSVWithDSCPs(t *testing.T) {
 	r, err := Open(strings.NewReader("dscp,time_ns,bytes\nAF12,0,1\n63,0,1\n0,0,1\nef,0,1\n"))
-	if err != nil || !r.HasDSCPs() {
+	if err != nil || !r.HasDSCPs {
 		t.Fatalf("%v, %+v", err, r)
 	}
 	var p Packet
@@ -92,7 +92,7 @@ func TestCSVWithDSCPs(t *testing.T) {
 			t.Errorf("DSCP %d: %v, %x", dscp, err, p.Network)
 		}
 	}
-	if r, err := Open(strings.NewReader("time_ns,bytes\n0,1\n")); err != nil || r.HasDSCPs() {
+	if r, err := Open(strings.NewReader("time_ns,bytes\n0,1\n")); err != nil || r.HasDSCPs {
 		t.Errorf("without the column: %v, %+v", err, r)
 	}
 }
@@ -235,10 +235,10 @@ func TestLinks(t *testing.T) {
 			if err := r.Next(&p); err != nil {
 				t.Fatal(err)
 			}
-			if p.Time != 7 || p.Bytes != c.bytes || p.EtherType != c.kind || !bytes.Equal(p.Network, c.rest) || r.L2Bytes() != c.l2 {
-				t.Errorf("%+v on a link of %d bytes", p, r.L2Bytes())
+			if p.Time != 7 || p.Bytes != c.bytes || p.EtherType != c.kind || !bytes.Equal(p.Network, c.rest) || r.L2Bytes != c.l2 {
+				t.Errorf("%+v on a link of %d bytes", p, r.L2Bytes)
 			}
-			if !r.Addressed() {
+			if !r.Addressed {
 				t.Error("not addressed")
 			}
 			if err := r.Next(&p); err != io.EOF {
