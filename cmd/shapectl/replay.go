@@ -68,7 +68,7 @@ func replayCommand(e *env) *cobra.Command {
 		Short: "Show what a limit would do to recorded traffic",
 		Long: `Show what a limit would do to recorded traffic. No device is touched.
 
-TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
+TRACE is a pcap or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
 CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
 Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. If the
 header of a CSV has a column dscp, that is the DSCP of each packet, such as AF12 or 12. Packets count with their length
