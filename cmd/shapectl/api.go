@@ -49,10 +49,10 @@ type apiCommand struct {
 	forms []string
 	// contents are the names of files whose contents come with the request: of an argument or a flag.
 	contents []string
-	without  []string                 // flags that requests may not have: engines of replay load programs, which takes root
-	streams  bool                     // the answer does not end
-	lines    func(line []string) bool // the answer is an object on each line
-	anywhere bool                     // it is about no network namespace, so it refuses -n
+	without  []string // flags that requests may not have: engines of replay load programs, which takes root
+	streams  bool     // the answer does not end
+	lines    string   // the answer is an object on each line, unless this flag is given
+	anywhere bool     // it is about no network namespace, so it refuses -n
 }
 
 // someRules are the arguments of commands that show rules.
@@ -75,9 +75,7 @@ var apiCommands = []apiCommand{
 	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export"},
-	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(line []string) bool {
-		return !slices.Contains(line, "--summary=true")
-	}},
+	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: "summary"},
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
 	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
@@ -387,7 +385,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		h.Set("Content-Type", "application/yaml; charset=utf-8")
 	case w.Len() > 0 && asText:
 		h.Set("Content-Type", "text/plain; charset=utf-8")
-	case w.Len() > 0 && c.lines != nil && c.lines(line):
+	case w.Len() > 0 && c.lines != "" && !slices.Contains(line, "--"+c.lines+"=true"):
 		h.Set("Content-Type", "application/x-ndjson")
 	case w.Len() == 0 && told.line != "":
 		serve.Fail(w, status(code, e.cause), code, "%s", told.line)

@@ -68,7 +68,7 @@ func replayCommand(e *env) *cobra.Command {
 		Short: "Show what a limit would do to recorded traffic",
 		Long: `Show what a limit would do to recorded traffic. No device is touched.
 
-TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
+TRACE is a pcap or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
 CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
 Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. If the
 header of a CSV has a column dscp, that is the DSCP of each packet, such as AF12 or 12. Packets count with their length
@@ -231,7 +231,7 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 		if lines == nil {
 			return true
 		}
-		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed()))
+		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed))
 		return err == nil // Flush returns the same error
 	})
 	read.finish()
@@ -246,7 +246,7 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
 	for _, r := range slices.Concat(limits.Rules, limits.Pools) {
 		sentence := r.Says(limits.Match)
-		if !in.Addressed() {
+		if !in.Addressed {
 			sentence = "the trace as a whole gets " + r.Gets()
 			answer.MostExcess = nil
 		}
@@ -344,13 +344,13 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	l := replay.Limits{Match: o.limit.match}
 	networks := o.networks
 	switch {
-	case in.Addressed() && len(networks) == 0:
+	case in.Addressed && len(networks) == 0:
 		networks, _ = policy.ParseNetworks("any")
-	case !in.Addressed() && (len(networks) > 0 || o.matched):
+	case !in.Addressed && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
-	case bool(o.limit.Colours.Aware) && !in.HasDSCPs():
+	case bool(o.limit.Colours.Aware) && !in.HasDSCPs:
 		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
-	case !in.Addressed():
+	case !in.Addressed:
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
@@ -358,7 +358,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		if err != nil {
 			return l, err
 		}
-		l.Rules = append(l.Rules, r.On(in.L2Bytes()))
+		l.Rules = append(l.Rules, r.On(in.L2Bytes))
 	}
 	return l, nil
 }
@@ -388,10 +388,10 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if err != nil {
 		return l, err
 	}
-	if !in.Addressed() {
+	if !in.Addressed {
 		return l, errors.New("packets of a CSV have no addresses for the rules of a policy; replay a pcap")
 	}
-	device := policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes()}
+	device := policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes}
 	tables, err := f.For(device)
 	if err != nil {
 		return l, err

@@ -658,7 +658,7 @@ func TestKeysOfHostsAndFlows(t *testing.T) {
 		c, p := compile(l), packet{ip: true, flow: maps.Flow{Src: host, Dst: host}}
 		if rule := c.match(p); c.key(rule, p) == (bucketKey{rule, p.flow}) {
 			t.Errorf("match %v: both are %+v", match, p.flow)
-		} else if name := l.name(c.key(rule, p)); name != "10.0.0.1" {
+		} else if name := l.Key(Result{key: c.key(rule, p)}); name != "10.0.0.1" {
 			t.Errorf("match %v: the key is %s", match, name)
 		}
 	}

@@ -207,23 +207,15 @@ func (c *compiled) sharer(number int, p packet) maps.Flow {
 	return c.scoped(sharerScope(c.rules[number].Share), p)
 }
 
-// name returns a bucket key as text.
-func (l Limits) name(k bucketKey) string {
-	return maps.KeyName(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
-}
-
 // Key returns the bucket key of a packet that matched a rule, as text.
-func (l Limits) Key(r Result) string { return l.name(r.key) }
-
-// sharerName returns the sharer of a rule with fair shares as text.
-func (l Limits) sharerName(k bucketKey) string {
-	rule := l.Rules[k.rule]
-	rule.Each = sharerScope(rule.Share)
-	return maps.KeyName(maps.Entry{Rule: rule}, l.Match, k.flow)
+func (l Limits) Key(r Result) string {
+	return maps.KeyName(maps.Entry{Rule: l.Rules[r.key.rule]}, l.Match, r.key.flow)
 }
 
 // Sharer returns the sharer of a packet that matched a rule with fair shares, as text.
-func (l Limits) Sharer(r Result) string { return l.sharerName(bucketKey{r.Rule, r.sharer}) }
+func (l Limits) Sharer(r Result) string {
+	return maps.SharerName(maps.Entry{Rule: l.Rules[r.Rule]}, maps.Entry{}, l.Match, r.sharer)
+}
 
 // A Run is limits that meet a trace, summed up and as a chart.
 type Run struct {

@@ -279,11 +279,11 @@ func (s *Summary) Sum() Figures {
 	f.MostExcess = []KeyExcess{}
 	for key, a := range s.accounts.of {
 		if a.excess.Packets > 0 && s.limits.Rules[key.rule].Share.Kind == policy.ShareNone {
-			f.MostExcess = append(f.MostExcess, KeyExcess{s.limits.name(key), a.excess.Packets, a.excess.Bytes})
+			f.MostExcess = append(f.MostExcess, KeyExcess{s.limits.Key(Result{key: key}), a.excess.Packets, a.excess.Bytes})
 		}
 	}
 	for key, x := range s.sharers.of {
-		f.MostExcess = append(f.MostExcess, KeyExcess{s.limits.sharerName(key), x.Packets, x.Bytes})
+		f.MostExcess = append(f.MostExcess, KeyExcess{s.limits.Sharer(Result{Rule: key.rule, sharer: key.flow}), x.Packets, x.Bytes})
 	}
 	slices.SortFunc(f.MostExcess, func(a, b KeyExcess) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Key, b.Key)) })
 	f.MostExcess = f.MostExcess[:min(mostKeys, len(f.MostExcess))]

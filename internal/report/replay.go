@@ -89,9 +89,7 @@ type Replay struct {
 
 	replay.Figures
 
-	alone, colours bool
-	second         string // the name of the second bucket of the first rule; "" without colours
-	burst          uint64 // its size in bytes
+	limits replay.Limits
 }
 
 // NewReplay returns what limits and a summary say. The caller adds the trace, the engine, the
@@ -101,10 +99,7 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
 		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
-		Figures: s.Sum(), alone: l.Alone(), colours: l.HasColours(),
-	}
-	if rule.Algorithm.HasColours() {
-		r.second, r.burst = replay.SecondBucket(rule.Algorithm), rule.Colours.Burst()
+		Figures: s.Sum(), limits: l,
 	}
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
@@ -153,9 +148,9 @@ func (r *Replay) table(w io.Writer) {
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
 		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
-		{"green", r.GreenPackets, r.GreenBytes, r.colours},
-		{"yellow", r.YellowPackets, r.YellowBytes, r.colours},
-		{"red", r.RedPackets, r.RedBytes, r.colours},
+		{"green", r.GreenPackets, r.GreenBytes, r.limits.HasColours()},
+		{"yellow", r.YellowPackets, r.YellowBytes, r.limits.HasColours()},
+		{"red", r.RedPackets, r.RedBytes, r.limits.HasColours()},
 		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes, r.GuaranteedPackets > 0},
 		{"borrowed", r.BorrowedPackets, r.BorrowedBytes, r.GuaranteedPackets > 0},
 	}
@@ -214,17 +209,18 @@ func (r *Replay) facts(w io.Writer) {
 		}
 	}
 	switch {
-	case !r.colours:
+	case !r.limits.HasColours():
 		level("highest level", r.HighestLevelBytes, holds)
 	case r.Mixed:
 		level("highest level", r.HighestLevelBytes, holds)
 		level("highest P or E", r.HighestSecondLevelBytes, 0)
 	default:
 		level("highest level of C", r.HighestLevelBytes, holds)
-		level("highest level of "+r.second, r.HighestSecondLevelBytes, r.burst)
+		rule := &r.limits.Rules[0]
+		level("highest level of "+replay.SecondBucket(rule.Algorithm), r.HighestSecondLevelBytes, rule.Colours.Burst())
 	}
 	switch least := r.LosslessCapacityBytes; {
-	case r.OfferedPackets == 0 || !r.alone:
+	case r.OfferedPackets == 0 || !r.limits.Alone():
 	case least == nil:
 		fact("lossless capacity", "none: it would be above %d bytes", uint64(policy.MaxCapacity))
 	case *least == 0:

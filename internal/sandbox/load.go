@@ -193,7 +193,7 @@ func (r *Request) load() (*load, error) {
 	if l.trace, err = trace.Open(strings.NewReader(r.Trace)); err != nil {
 		return nil, fmt.Errorf("trace: %w", err)
 	}
-	if l.trace.Addressed() {
+	if l.trace.Addressed {
 		return nil, errors.New("trace: it is a capture; write lines of time_ns,bytes, or replay it with 'shapectl replay'")
 	}
 	return l, nil

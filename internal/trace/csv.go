@@ -45,7 +45,7 @@ func openCSV(b *bufio.Reader) (*Reader, error) {
 	} else {
 		t.pending = first
 	}
-	return &Reader{next: t.next, l2Bytes: 14, classed: t.dscp >= 0}, nil
+	return &Reader{next: t.next, L2Bytes: ethernetHeader, HasDSCPs: t.dscp >= 0}, nil
 }
 
 func (t *table) next(p *Packet) (err error) {

@@ -1,5 +1,5 @@
 // Package trace reads recorded traffic, one packet at a time and in constant
-// memory: a CSV of times, sizes and perhaps DSCPs, a pcap or a pcapng, each of them perhaps
+// memory: a CSV of times, sizes and perhaps DSCPs, or a pcap, each of them perhaps
 // compressed with gzip. All formats and link types yield the same Packet.
 package trace
 
@@ -37,13 +37,18 @@ type Packet struct {
 
 // A Reader reads one trace.
 type Reader struct {
-	next      func(*Packet) error
-	addressed bool
-	classed   bool
-	l2Bytes   uint8
-	first     Packet
-	state     error // from reading the first packet
-	started   bool
+	// Addressed is true if packets have addresses. Those of a CSV have none.
+	Addressed bool
+	// HasDSCPs is true if packets have DSCPs. Those of a CSV have them in the column dscp, if there is one.
+	HasDSCPs bool
+	// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is that of the first packet,
+	// because the Linux device any mixes links.
+	L2Bytes uint8
+
+	next    func(*Packet) error
+	first   Packet
+	state   error // from reading the first packet
+	started bool
 
 	earliest, latest uint64 // ns
 }
@@ -94,11 +99,11 @@ func open(b *bufio.Reader, most int64) (*Reader, error) {
 	case magic == 0xa1b2c3d4 || magic == 0xd4c3b2a1 || magic == 0xa1b23c4d || magic == 0x4d3cb2a1:
 		return openPcap(b)
 	case magic == 0x0a0d0d0a:
-		return openPcapng(b)
+		return nil, errors.New("it is a pcapng; convert it: editcap -F pcap TRACE TRACE.pcap, or tcpdump -r TRACE -w - | shapectl replay -")
 	case isText(start):
 		return openCSV(b)
 	}
-	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; unpack it, for example with zstd -dc TRACE | shapectl replay -, or convert it with 'editcap -F pcap'",
+	return nil, fmt.Errorf("it begins with % x, which is no pcap or CSV of time_ns,bytes; unpack it, for example with zstd -dc TRACE | shapectl replay -, or convert it with 'editcap -F pcap'",
 		start[:min(4, len(start))])
 }
 
@@ -125,16 +130,6 @@ func isText(start []byte) bool {
 		return r < ' ' && r != '\t' && r != '\r' && r != '\n' || r > '~'
 	})
 }
-
-// Addressed reports whether packets have addresses. Packets of a CSV have none.
-func (r *Reader) Addressed() bool { return r.addressed }
-
-// HasDSCPs reports whether packets have DSCPs. Packets of a CSV have them in the column dscp, if there is one.
-func (r *Reader) HasDSCPs() bool { return r.classed }
-
-// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is
-// that of the first packet, because a pcapng can mix links.
-func (r *Reader) L2Bytes() uint8 { return r.l2Bytes }
 
 // Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early or its times
 // are too far apart.

@@ -26,7 +26,7 @@ export const fromBegin = (lo, hi, n) => ticks(0, hi - lo, n + 2).map((t) => lo +
 //   layers    [{ name, color, kind, x, y, text }]: kind is area (from 0), line, points, or ticks from base up to y. y may
 //             have NaN for gaps. text(value, i) is the value in the legend. Later layers cover earlier ones.
 //   marks     [{ name, color, y, dash }]: horizontal lines, such as a rate
-//   xTicks    a function (x0, x1, n); else x is a time in ms.  xText, yText: functions that write a value.  yTicks: values
+//   xTicks    a function (x0, x1, n); else x is a time in ms.  xText, yText: functions that write a value.  yTicks: a function
 //   says      the text of the plot for those who do not see it
 export class Plot {
   #host; #frame; #legend; #told; #given = null; #cursor = null; #entries = []; #scale = 0; #plot = null; #is = "";
@@ -36,7 +36,7 @@ export class Plot {
   constructor(host, { label, height = 208, bare = false }) {
     this.#host = host;
     this.bare = bare;
-    this.#frame = h("div", { class: "plot-frame", tabindex: bare ? null : "0", role: "group", "aria-label": `${label}: arrow keys read values` });
+    this.#frame = h("div", { class: "plot-frame", tabindex: bare ? null : "0", role: "group", "aria-label": bare ? label : `${label}: arrow keys read values` });
     this.#frame.style.setProperty("--plot-height", `${height}px`);
     this.#legend = h("ul", { class: "legend", hidden: bare });
     this.#told = h("output", { class: "hidden" });

@@ -354,21 +354,23 @@ function end(o, from) {
 function levels(o, until) {
   const p = o.packets;
   const lines = new Map();
-  const last = new Map();
-  const fall = (line, i, to, level) => {
-    if (level === 0 && p.level_bytes[i] > 0) line.add(Math.min(empties(o, i), to), 0);
-    line.add(to, level);
+  const add = (line, at, level) => {
+    line.x.push(at);
+    line.y.push(level);
+  };
+  const fall = (line, to, level) => {
+    if (level === 0 && p.level_bytes[line.last] > 0) add(line, Math.min(empties(o, line.last), to), 0);
+    add(line, to, level);
   };
   p.time_ns.forEach((at, i) => {
     const bucket = o.summary.each === "all" ? 0 : p.sender[i];
-    if (!lines.has(bucket)) lines.set(bucket, { x: [], y: [], add(x, y) { this.x.push(x); this.y.push(y); } });
+    if (!lines.has(bucket)) lines.set(bucket, { x: [], y: [] });
     const line = lines.get(bucket);
-    if (last.has(bucket)) fall(line, last.get(bucket), Math.max(at, p.time_ns[last.get(bucket)]), p.level_before_bytes[i]);
-    else line.add(at, p.level_before_bytes[i]);
-    line.add(at, p.level_bytes[i]);
-    last.set(bucket, i);
+    fall(line, Math.max(at, line.x.at(-1) ?? at), p.level_before_bytes[i]);
+    add(line, at, p.level_bytes[i]);
+    line.last = i;
   });
-  for (const [bucket, i] of last) fall(lines.get(bucket), i, until, Math.max(0, ((empties(o, i) - until) * o.summary.rate_bits_per_second) / 8e9));
+  for (const line of lines.values()) fall(line, until, Math.max(0, ((empties(o, line.last) - until) * o.summary.rate_bits_per_second) / 8e9));
   return lines;
 }
 
