@@ -471,7 +471,7 @@ func TestExplainJSON(t *testing.T) {
 				t.Errorf("%s: hooks are %v", args, path["hooks"])
 			} else {
 				for _, h := range hooks {
-					for _, field := range strings.Fields("device direction match address chain warnings rule attached state sentence hides counted bucket verdict note") {
+					for _, field := range strings.Fields("device direction match address chain warnings rule attached state sentence hides bucket verdict note") {
 						if _, ok := h.(map[string]any)[field]; !ok {
 							t.Errorf("%s: a hook has no %s: %v", args, field, h)
 						}
@@ -485,7 +485,7 @@ func TestExplainJSON(t *testing.T) {
 	}
 	stop := r.explain("va", "egress", "10.0.0.7").Hooks[0]
 	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Key != "10.0.0.7" ||
-		stop.Bucket.LevelBytes < 3900 || stop.Bucket.LevelBytes > 4000 || stop.Hides[0].Rule != "0.0.0.0/0" || stop.Counted.Bytes != 1514 {
+		stop.Bucket.LevelBytes < 3900 || stop.Bucket.LevelBytes > 4000 || stop.Hides[0].Rule != "0.0.0.0/0" || stop.Bytes != 1514 {
 		t.Errorf("a full bucket is explained as %+v, %+v", stop, stop.Bucket)
 	}
 }

@@ -269,12 +269,8 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 		return
 	}
 	if i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }); i >= 0 {
-		ours, err := n.Programs(s.Index, s.Direction)
-		if err == nil {
-			s.Path, err = netinfo.Path(f.Devices[i].Device, s.Direction, ours)
-			s.Path = append([]netinfo.ChainEntry{}, s.Path...) // not nil: it is known
-		}
-		if err != nil {
+		var err error
+		if s.Path, err = PathOf(n, f.Devices[i].Device, s.Direction); err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
 		}
 	}

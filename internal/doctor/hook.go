@@ -136,6 +136,19 @@ func foreign(path []netinfo.ChainEntry) []netinfo.ChainEntry {
 	return slices.DeleteFunc(slices.Clone(path), func(e netinfo.ChainEntry) bool { return e.Ours })
 }
 
+// PathOf is what packets of a direction of a device pass; with an error, it is nil.
+func PathOf(n *loader.Namespace, dev netinfo.Device, d policy.Direction) ([]netinfo.ChainEntry, error) {
+	ours, err := n.Programs(dev.Index, d)
+	if err != nil {
+		return nil, err
+	}
+	path, err := netinfo.Path(dev, d, ours)
+	if err != nil {
+		return nil, err
+	}
+	return append([]netinfo.ChainEntry{}, path...), nil
+}
+
 // Behind says what comes after the program of shapectl on a direction of a device; "" if nothing does.
 func Behind(n *loader.Namespace, index int, d policy.Direction) (string, error) {
 	ours, err := n.Programs(index, d)

@@ -193,8 +193,8 @@ func TestAnswer(t *testing.T) {
 func TestJudgeTagged(t *testing.T) {
 	s := limited(policy.Egress)
 	s.Tags = 2
-	if got := judgeStop(&Packets{Dst: far}, s); got.Counted.Bytes != 1008 {
-		t.Errorf("1000 bytes with two tags: %+v", got.Counted)
+	if got := judgeStop(&Packets{Dst: far}, s); got.Bytes != 1008 {
+		t.Errorf("1000 bytes with two tags: %+v", got.Answer)
 	}
 }
 

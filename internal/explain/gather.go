@@ -323,12 +323,7 @@ func legOut(dst netip.Addr, in Leg) (Leg, error) {
 func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (s Stop, err error) {
 	s = Stop{Hop: hop, Frame: frame}
 	if hop.Name != "" {
-		ours, err := n.Programs(hop.Index, hop.Direction)
-		if err != nil {
-			return s, err
-		}
-		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
-		if err != nil {
+		if s.Path, err = doctor.PathOf(n.Namespace, hop.Device, hop.Direction); err != nil {
 			return s, err
 		}
 		s.Unreadable = loader.OtherLayout(n.Readable(), hop.Index, hop.Direction)

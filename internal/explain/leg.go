@@ -23,30 +23,24 @@ func judgeLegs(in, out *Leg) (legWords, legWords) {
 		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
 		return stay, stay
 	}
-	return judgeIn(in), judgeOut(out)
+	return in.words(true), out.words(false)
 }
 
-// judgeIn assumes that packets come in where those to their source leave.
-func judgeIn(l *Leg) legWords {
+// words assume that packets come in where those to their source leave.
+func (l *Leg) words(in bool) legWords {
 	switch {
 	case !l.End.IsValid():
 		return legWords{}
-	case l.NoRoute != nil:
+	case l.NoRoute != nil && in:
 		return legWords{how: "come in by any device, if at all", why: " (to " + l.End.String() + ": " + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Local:
-		return legWords{known: true, how: "are this host's own"}
-	}
-	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
-}
-
-func judgeOut(l *Leg) legWords {
-	switch {
-	case !l.End.IsValid():
-		return legWords{}
 	case l.NoRoute != nil:
 		return legWords{known: true, how: "have no route", why: " (" + kernelReason(l.NoRoute) + ")"}
+	case l.Route.Local && in:
+		return legWords{known: true, how: "are this host's own"}
 	case l.Route.Local:
 		return legWords{known: true, how: "are for this host itself"}
+	case in:
+		return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
 	}
 	words := legWords{known: true, how: "leave by " + deviceNames(l.Hops) + beyond(l, "to")}
 	if l.Route.Next != l.End {

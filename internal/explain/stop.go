@@ -19,7 +19,7 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
 	out.Answer = report.Answer{
 		Device: s.Name, Direction: s.Direction.String(), Verdict: "pass", Conforms: true,
-		Bytes: countPacket(s.Frame, s.Tags, policy.Framing{}).Bytes,
+		Bytes: countPacket(s.Frame, s.Tags, policy.Framing{}),
 	}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {

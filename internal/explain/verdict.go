@@ -25,8 +25,7 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	for _, wider := range r.Hides {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}
-	counted := countPacket(s.Frame, s.Tags, r.Framing)
-	out.Counted, out.Bytes, out.RevertsInNS = &counted, counted.Bytes, h.RevertsInNS
+	out.Bytes, out.RevertsInNS = countPacket(s.Frame, s.Tags, r.Framing), h.RevertsInNS
 	out.PassedPackets, out.ExcessPackets, out.DroppedPackets = r.Counters.PassedPackets, r.Counters.ExcessPackets, r.Counters.DroppedPackets
 	verdict := model.Pass
 	if r.Bucket != nil {
@@ -110,10 +109,8 @@ func outside(ipv6 bool) netip.Addr {
 }
 
 // countPacket is how many bytes a packet counts that has one segment of that length: measure of bpf/packet.h.
-func countPacket(frame uint64, tags int, f policy.Framing) report.Counted {
-	c := report.Counted{PacketBytes: frame, TagBytes: 4 * uint64(tags), OverheadBytes: f.Overhead, MPUBytes: f.MPU}
-	c.Bytes = min(model.Counted(c.PacketBytes+c.TagBytes, f), model.MaxPacket)
-	return c
+func countPacket(frame uint64, tags int, f policy.Framing) uint64 {
+	return min(model.Counted(frame+4*uint64(tags), f), model.MaxPacket)
 }
 
 // judgeBucket says how full the bucket of a rule is, and what that means for packets that count so many bytes. They may be

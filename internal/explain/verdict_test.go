@@ -25,8 +25,8 @@ func TestCountPacket(t *testing.T) {
 		{60, 0, policy.Framing{Overhead: -64, MPU: 50}, 50},
 		{1<<24 - 1, 0, policy.Framing{Overhead: 38}, 1<<24 - 1}, // as the programs bound it
 	} {
-		if got := countPacket(test.frame, test.tags, test.framing); got.Bytes != test.want {
-			t.Errorf("%+v counts %d", test, got.Bytes)
+		if got := countPacket(test.frame, test.tags, test.framing); got != test.want {
+			t.Errorf("%+v counts %d", test, got)
 		}
 	}
 }

@@ -58,9 +58,8 @@ type Stop struct {
 	// RateBits is the rate of the rule for all its packets together; null for none.
 	RateBits *uint64 `json:"rate_bits_per_second"`
 	// Hides are the wider rules that match, too, the narrowest first.
-	Hides   []Brief  `json:"hides"`
-	Counted *Counted `json:"counted"` // null where no rule matches
-	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it is not known which it is
+	Hides  []Brief `json:"hides"`
+	Bucket *Level  `json:"bucket"` // null where there is none, and where it is not known which it is
 	Passage
 	// HeldBack says whether an fq qdisc delays packets; null where none are delayed, and where that is not known.
 	HeldBack *bool  `json:"held_back"`
@@ -115,15 +114,6 @@ type Elsewhere struct {
 	State    string `json:"state"`
 	Met      bool   `json:"met"`  // whether packets may pass it
 	When     string `json:"when"` // they pass it, or would
-}
-
-// Counted is how many bytes a packet counts.
-type Counted struct {
-	PacketBytes   uint64 `json:"packet_bytes"` // at layer 2
-	TagBytes      uint64 `json:"tag_bytes"`
-	OverheadBytes int16  `json:"overhead_bytes"`
-	MPUBytes      uint16 `json:"mpu_bytes"` // at least
-	Bytes         uint64 `json:"bytes"`
 }
 
 // Level is the level of a bucket, and what that means for a packet.
@@ -185,7 +175,7 @@ func (w *Path) buckets() (key string) {
 		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.RevertsInNS != nil {
 			return ""
 		}
-		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, *p.Counted, p.Warnings)
+		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, p.Bytes, p.Warnings)
 		for j := range p.Pools {
 			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
 		}
@@ -335,9 +325,6 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		}
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)
-		}
-		if c := p.Counted; c.Bytes != c.PacketBytes {
-			fact(s, "counted", c.words())
 		}
 		p.counters(s)
 		for i := range p.Pools {
@@ -508,23 +495,6 @@ func (b *Level) text(s *strings.Builder) {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
 	fact(s, label, full)
-}
-
-func (c *Counted) words() string {
-	text := fmt.Sprintf("%d at layer 2", c.PacketBytes)
-	if c.TagBytes > 0 {
-		text += fmt.Sprintf(" + %d VLAN tag", c.TagBytes)
-	}
-	switch {
-	case c.OverheadBytes > 0:
-		text += fmt.Sprintf(" + %d overhead", c.OverheadBytes)
-	case c.OverheadBytes < 0:
-		text += fmt.Sprintf(" - %d overhead", -int(c.OverheadBytes))
-	}
-	if int64(c.PacketBytes)+int64(c.TagBytes)+int64(c.OverheadBytes) < int64(c.MPUBytes) {
-		text += fmt.Sprintf(", but at least %d", c.MPUBytes)
-	}
-	return fmt.Sprintf("%d bytes: %s", c.Bytes, text)
 }
 
 // About is a time in ns, rounded to three digits.

@@ -9,38 +9,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func TestCountedWords(t *testing.T) {
-	for _, test := range []struct {
-		counted Counted
-		want    string
-	}{
-		{Counted{PacketBytes: 1514, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
-		{Counted{PacketBytes: 1514, MPUBytes: 64, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
-		{Counted{PacketBytes: 1514, TagBytes: 4, Bytes: 1518}, "1518 bytes: 1514 at layer 2 + 4 VLAN tag"},
-		{
-			Counted{PacketBytes: 1514, TagBytes: 4, OverheadBytes: 24, MPUBytes: 84, Bytes: 1542},
-			"1542 bytes: 1514 at layer 2 + 4 VLAN tag + 24 overhead",
-		},
-		{Counted{PacketBytes: 1514, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
-		{
-			Counted{PacketBytes: 42, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
-			"84 bytes: 42 at layer 2 + 24 overhead, but at least 84",
-		},
-		{
-			Counted{PacketBytes: 42, MPUBytes: 64, Bytes: 64},
-			"64 bytes: 42 at layer 2, but at least 64",
-		},
-		{
-			Counted{PacketBytes: 42, OverheadBytes: -64, Bytes: 0},
-			"0 bytes: 42 at layer 2 - 64 overhead, but at least 0",
-		},
-	} {
-		if got := test.counted.words(); got != test.want {
-			t.Errorf("%+v is %q, want %q", test.counted, got, test.want)
-		}
-	}
-}
-
 func TestAbout(t *testing.T) {
 	for ns, want := range map[uint64]string{
 		0: "0s", 1: "1ns", 999: "999ns", 9999: "10us", 10001: "10us", 77_871_234: "77.9ms",
@@ -76,7 +44,7 @@ func TestFactIsFolded(t *testing.T) {
 func level(change func(*Stop)) string {
 	p := Stop{
 		Answer: Answer{Device: "va", Direction: "egress", Rule: new("10.0.0.0/24"), Attached: new(true), Verdict: "pass", Bytes: 1000},
-		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says", Counted: &Counted{PacketBytes: 1000, Bytes: 1000},
+		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says",
 		Bucket: &Level{
 			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
 			Excess: "drop", Penalty: "none",
@@ -211,8 +179,8 @@ func TestAlikePaths(t *testing.T) {
 		answer := Answer{Device: "va", Direction: direction, Rule: &network, Attached: new(true), Verdict: "pass", Bytes: 1514}
 		return Path{Answer: answer, Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
 			Answer: answer, Address: "10.0.0.7", Match: "dst", State: "attached",
-			Sentence: "is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
-			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
+			Sentence: "is limited only by pool \"home\"",
+			Passage:  Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
 		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0", limit: "not limited"}, Attached: true, State: "attached", When: "met"}}}
 	}
 	alike := func(change func(other *Stop)) string {
@@ -255,7 +223,7 @@ other rules for these packets:
 		"another device":  func(other *Stop) { other.Device = "vb" },
 		"another pool":    func(other *Stop) { other.Pools[0].Name = "other" },
 		"another sharer":  func(other *Stop) { other.Pools[1].Sharer = "10.0.0.8/32" },
-		"another size":    func(other *Stop) { other.Counted.Bytes = 1518 },
+		"another size":    func(other *Stop) { other.Bytes = 1518 },
 		"not in force":    func(other *Stop) { other.Attached, other.State = new(false), "detached" },
 		"a warning":       func(other *Stop) { other.Warnings = []string{"early runs before the limit"} },
 		"not known which": func(other *Stop) { other.Verdict = "unknown" },
