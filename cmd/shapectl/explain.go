@@ -152,9 +152,6 @@ func (e *env) explain(q explain.Question) error {
 	}
 	var pools []string
 	err := e.with(loader.Read, doing, func(n *loader.Namespace) (err error) {
-		if err := flowOnDevice(n, &q); err != nil {
-			return err
-		}
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			if questions, pools, err = e.questions(n, q); questions == nil {
@@ -184,23 +181,6 @@ func (e *env) explain(q explain.Question) error {
 		return e.explainPools(pools, q.Interval)
 	}
 	return err
-}
-
-// flowOnDevice makes a question about a name and a direction one about the device of that name, if there is one: the
-// flow has the address.
-func flowOnDevice(n *loader.Namespace, q *explain.Question) error {
-	if q.Flow == nil || q.Name == "" || q.Device != "" || q.Direction == nil {
-		return nil
-	}
-	isDevice, err := (filterRules{device: q.Name}).isDevice(n)
-	if !isDevice || err != nil {
-		return err
-	}
-	q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst
-	if *q.Direction == policy.Ingress {
-		q.Address = q.Flow.Src
-	}
-	return nil
 }
 
 // poolsNamed are the pools that a question means: the one with that name, and those of the directions of a device.
@@ -253,9 +233,16 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	if q.Device == "" {
 		pools = poolsNamed(n, q)
-		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil || there && pools != nil {
+		there, err := (filterRules{device: q.Name}).isDevice(n)
+		switch {
+		case there && q.Flow != nil && q.Direction != nil:
+			if q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst; *q.Direction == policy.Ingress {
+				q.Address = q.Flow.Src
+			}
+			return []explain.Question{q}, nil, nil
+		case err != nil || there && pools != nil:
 			return nil, pools, err
-		} else if there {
+		case there:
 			device := filterRules{device: q.Name, direction: q.Direction}
 			hooks, err := device.hooks(n)
 			loader.CloseHooks(hooks)
