@@ -30,9 +30,10 @@ func explainCommand(e *env) *cobra.Command {
 		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
 		Short: "Say whether packets of an address pass now, what limits them, and why",
 		Long: `Say whether packets to and from an address pass now, and why. Nothing is charged or changed. NAME is the exact
-name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule, explain
-says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses most within
-the pool. For a device with pools of its own, such as tap0 and tap0 ingress, it explains these.
+name of rules, or an ID in parentheses at its end, such as 10001 of 'School (10001)'; explain then takes an address from
+each of their networks. If a pool has the name, and no rule, explain says what limits the pool: itself, or one above. It
+shows what each uses, borrows and refuses, and who uses most within the pool. For a device with pools of its own, such
+as tap0 and tap0 ingress, it explains these.
 
 First comes the answer: whether a packet passes, which rule or pool decides, and how long the packet waits, or until it
 would pass. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
