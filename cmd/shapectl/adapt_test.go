@@ -161,7 +161,7 @@ devices:
 func TestDoctorOfAdapting(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "up", "--new", "--rate", "20mbit", "--adapt-min", "2mbit")
-	const warning = `pool "up" adapts to its line only while 'shapectl serve' runs, and none does`
+	const warning = `the rate of pools follows their line only while 'shapectl serve' runs, and none does: "up"`
 	if got := r.warnings("adapt"); !slices.Equal(got, []string{warning}) {
 		t.Errorf("without a serve: %q", got)
 	}

@@ -150,10 +150,10 @@ func importNFTCommand(e *env) *cobra.Command {
 		Short: "Convert limits of nftables to a policy",
 		Long: `Print a policy that has the limits of nftables, as 'nft -j list ruleset' prints them.
 
-Limits in bytes by address are imported: 'limit rate over ... drop', 'limit rate ... accept' if the rest is
-dropped, named limits and maps to them, sets, ranges, verdict maps, chains that rules jump to, and sets and
-meters with a limit for each address. A rule with iifname is for ingress, one with oifname for egress. A rule with
-neither is for --device: packets to an address leave it, packets from an address enter it.
+Limits in bytes by address are imported: 'limit rate over ... drop', named limits and maps to them, sets, ranges,
+verdict maps, chains that rules jump to, and sets and meters with a limit for each address. A rule with iifname is
+for ingress, one with oifname for egress. A rule with neither is for --device: packets to an address leave it, packets
+from an address enter it. 'limit rate ... accept' is listed: write it as 'limit rate over ... drop' first.
 Comments of nft rules become names.
 
 If packets must conform to several limits, such as one for each host and one for all, the limit of more networks

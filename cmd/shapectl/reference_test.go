@@ -210,7 +210,7 @@ func parseSource(t *testing.T) *source {
 				}
 				return true
 			})
-			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || path == "../../internal/history/delivery.go" || path == "../../internal/live/table.go" {
+			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || slices.Contains([]string{"../../internal/history/delivery.go", "../../internal/replay/summary.go", "../../internal/live/table.go"}, path) {
 				s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
 			}
 			if path == "root.go" {
@@ -288,7 +288,11 @@ func (s *source) readJSON(file *ast.File, command string) {
 func jsonKeys(structure *ast.StructType) (keys []jsonKey) {
 	for _, field := range structure.Fields.List {
 		if len(field.Names) == 0 {
-			if embedded, ok := field.Type.(*ast.Ident); ok {
+			embedded := field.Type
+			if of, ok := embedded.(*ast.SelectorExpr); ok { // of another package
+				embedded = of.Sel
+			}
+			if embedded, ok := embedded.(*ast.Ident); ok {
 				keys = append(keys, jsonKey{kind: embedded.Name})
 			}
 			continue

@@ -22,8 +22,7 @@ import (
 // recorded is a history of two hours: a rule and a pool at their rate in the second one. It is still being recorded.
 func recorded(t *testing.T, path string) (h *history.History, begin time.Time) {
 	t.Helper()
-	h, err := history.Open(path, history.Options{Boot: "test"}, func(s string) { t.Error(s) })
-	testenv.Must(t, err)
+	h = history.Open(path, history.Options{Boot: "test"}, func(s string) { t.Error(s) })
 	t.Cleanup(func() { h.Close() })
 	begin = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	of := func(device, direction, network, name string) history.Sample {
@@ -129,8 +128,7 @@ func TestRecorder(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.1", "--rate", "unlimited", "--within", "home", "--name", "alice")
 	r.ok("set", "va", "egress", "10.0.0.2", "--rate", "1mbit", "--algorithm", "srtcm", "--colour-aware", "--name", "bob")
 	r.ok("set", "va", "egress", "10.0.0.3", "--rate", "2mbit", "--within", "home", "--name", "carol")
-	h, err := history.Open("", history.Options{}, func(s string) { t.Error(s) })
-	testenv.Must(t, err)
+	h := history.Open("", history.Options{}, func(s string) { t.Error(s) })
 	defer h.Close()
 	var out bytes.Buffer
 	e := &env{out: &out, err: &out, getenv: func(name string) string { return r.env[name] }, history: h}

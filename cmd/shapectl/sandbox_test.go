@@ -36,7 +36,7 @@ func TestSandboxAsReplay(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "trace.csv")
 		testenv.Must(t, os.WriteFile(path, []byte(csv), 0o644))
 		result, err := sandbox.Run(sandbox.Request{
-			Limit: map[string]string{"rate": rate, "capacity": capacity, "algorithm": "leaky", "penalty": "fill"}, Trace: csv, DrawPackets: sandbox.MaxPackets,
+			Limit: map[string]string{"rate": rate, "capacity": capacity, "algorithm": "leaky", "penalty": "fill"}, Trace: csv,
 		})
 		testenv.Must(t, err)
 		for i, flags := range []string{"--algorithm gcra", "--algorithm leaky --penalty fill", "--algorithm leaky --excess delay"} {

@@ -26,6 +26,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -204,7 +205,10 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 			return
 		}
 		now, err := shared.Watch(r.Context(), live.What{Fullest: fullestBuckets})
-		if now == nil {
+		if now != nil {
+			err = checkView(now, view)
+		}
+		if now == nil || err != nil {
 			err = fmt.Errorf("top: %w", a.env.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
 			return
@@ -213,8 +217,9 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
+		now.Release()
 		must(err)
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		if metrics.AcceptsGzip(r.Header) {
 			text = compressed(text)
 			w.Header().Set("Content-Encoding", "gzip")
 		}
@@ -275,6 +280,40 @@ func topView(given url.Values) (v live.View, err error) {
 
 const mostWords = 10
 
+// checkView returns an error that names the nearest if a view is of something that does not exist.
+func checkView(r *live.Reading, v live.View) error {
+	for _, is := range []struct {
+		what, wanted string
+		of           func(*live.Item) string
+	}{
+		{"pool", v.Under, func(it *live.Item) string { return it.Key.Pool }},
+		{"rule or pool", v.Of, func(it *live.Item) string { return it.Key.String() }},
+		{"rule with the name", v.Name, func(it *live.Item) string {
+			if it.IsPool() {
+				return ""
+			}
+			return it.Label.Name
+		}},
+	} {
+		if is.wanted == "" {
+			continue
+		}
+		var others []string
+		for i := range r.Items {
+			others = append(others, is.of(&r.Items[i]))
+		}
+		if slices.Contains(others, is.wanted) {
+			continue
+		}
+		advice := "by=tree lists what there is"
+		if similar := plain.SimilarName(is.wanted, others); similar != "" {
+			advice = "did you mean " + plain.Line(similar) + "?"
+		}
+		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
+	}
+	return nil
+}
+
 func compressed(text []byte) []byte {
 	var all bytes.Buffer
 	w, err := gzip.NewWriterLevel(&all, gzip.BestSpeed)
@@ -315,11 +354,10 @@ func (e *env) serve(o serveOptions) error {
 		}
 	}
 	if o.history != "none" && (o.listens() || o.history != "") {
-		if e.history = openHistory(&o); e.history != nil {
-			defer e.history.Close()
-			c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
-			d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
-		}
+		e.history = history.Open(o.history, history.Options{Bytes: o.historySize}, o.Say)
+		defer e.history.Close()
+		c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
+		d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
 	}
 	if o.cluster.URL != "" {
 		r, err := e.clusterLeases(&o.cluster, o.host, options)
@@ -382,7 +420,7 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <-chan os.Signal) error {
 	r := &reconciler.Reconciler{Options: options, OnApply: e.reconciled, OnNotice: e.note, Pulse: make(pulse.Pulse)}
 	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
-	if o.file != "" {
+	if e.follows = o.file; o.file != "" {
 		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -410,22 +448,6 @@ func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <
 
 // leastHistory is what --history-size needs at least.
 const leastHistory = 1_000_000
-
-// openHistory opens the history. Limits do not depend on it: if it cannot be at its path it is in memory, and without memory
-// there is none.
-func openHistory(o *serveOptions) *history.History {
-	options := history.Options{Bytes: o.historySize}
-	h, err := history.Open(o.history, options, o.Say)
-	if err != nil && o.history != "" {
-		o.Say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
-		h, err = history.Open("", options, o.Say)
-	}
-	if err != nil {
-		o.Say(fmt.Sprintf("%v; there is no history", err))
-		return nil
-	}
-	return h
-}
 
 // longestHost is how long the name of a host may be.
 const longestHost = 255

@@ -259,6 +259,7 @@ type reads struct {
 	buckets  bool // that are not empty
 	affected bool // the hosts that shadows would have affected
 	interval time.Duration
+	reader   *live.Reader // that has read the rules before; nil for none
 }
 
 // seen is what was read, and what of it was asked for.
@@ -272,25 +273,20 @@ type seen struct {
 
 // readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
 func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, err error) {
-	var before *live.Reading
+	reader := cmp.Or(read.reader, new(live.Reader))
 	if read.interval > 0 {
 		first := *want
-		once, err := e.readRules(&first, search, reads{})
-		if once == nil {
+		if once, err := e.readRules(&first, search, reads{reader: reader}); once == nil {
 			return nil, err
 		}
-		before = once.Reading
 		if err := e.wait(read.interval); err != nil {
 			return nil, err
 		}
 	}
 	err = e.with(loader.Read, cmp.Or(want.command, "show"), func(n *loader.Namespace) error {
-		all, unread := new(live.Reader).In(n, live.What{})
+		all, unread := reader.In(n, live.What{})
 		if all == nil {
 			return unread
-		}
-		if before != nil {
-			all.Since(before)
 		}
 		if out, err = e.find(n, all, unread, want, search); out == nil {
 			return err

@@ -252,13 +252,13 @@ func (e *env) inner() (*env, *bytes.Buffer) {
 // Explain implements top.Source.
 func (s *topSource) Explain(t top.Target) (string, error) {
 	e, text := s.e.inner()
-	q := explain.Question{Segments: 1, Interval: usualInterval, Netns: e.netns, Name: t.Name}
+	q := explain.Question{Interval: explainInterval, Netns: e.netns, Name: t.Name}
 	if t.Rule == nil {
 		err := e.explain(q)
 		return text.String(), err
 	}
 	if t.Rule.IsPool() {
-		err := e.explainPools([]string{t.Rule.Key.Pool}, usualInterval)
+		err := e.explainPools([]string{t.Rule.Key.Pool}, explainInterval)
 		return text.String(), err
 	}
 	direction, prefix := t.Rule.Place.Direction, t.Rule.Prefix

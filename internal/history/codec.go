@@ -117,7 +117,7 @@ func (e *encoder) block(r *Reading) []byte {
 	}
 	e.to.Encode(&b) // to memory
 	out := packer().EncodeAll(e.coded.Bytes(), make([]byte, blockHead))
-	e.coded.Reset()
+	e.coded = bytes.Buffer{} // the first block is much larger than those after it
 	binary.LittleEndian.PutUint32(out, uint32(len(out)-blockHead))
 	binary.LittleEndian.PutUint32(out[4:], sum(out[blockHead:]))
 	return out

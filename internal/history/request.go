@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A Request is for what rules or pools delivered.
@@ -45,6 +47,13 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 	if err != nil {
 		return nil, err
 	}
+	q.Name = cmp.Or(policy.FindName(q.Name, func(yield func(string) bool) {
+		for _, s := range seen {
+			if !yield(s.Name) || !yield(s.Pool) || !yield(s.Device) {
+				return
+			}
+		}
+	}), q.Name)
 	t := &tally{subjects: subjects(&q, seen)}
 	if len(t.subjects) > mostDeliveries {
 		return nil, fmt.Errorf("more than %d rules and pools match; name fewer", mostDeliveries)

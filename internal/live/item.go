@@ -165,8 +165,10 @@ func (l *Limit) read(s *maps.Store, now uint64) Item {
 	if l.shadow != nil {
 		it.Shadow = &Shadow{Rule: l.shadow.Rule, Counters: s.Counters(l.shadow.ID), Room: s.Size().Affected}
 	}
-	if state, until := s.Change(); state == maps.Pending && s.Changes(l.ID) {
-		it.RevertsInNS = Ahead(until)
+	if s.Changes(l.ID) { // most do not
+		if state, until := s.Change(); state == maps.Pending {
+			it.RevertsInNS = Ahead(until)
+		}
 	}
 	return it
 }

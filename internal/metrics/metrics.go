@@ -96,6 +96,7 @@ func (e *Exporter) scrape(ctx context.Context) *scrape {
 // scrape that fails as a whole would hide them.
 func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := e.scrape(r.Context())
+	defer s.Release()
 	others, _ := e.others.Gather() // what can be had of them
 	to, done := answer(w, r)
 	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Places()), len(s.Fullest), len(s.Lacks), 1))

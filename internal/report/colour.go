@@ -67,24 +67,17 @@ type Colouring struct {
 	// The second bucket is E, or with trtcm P.
 	SecondLevelBytes    *uint64 `json:"second_level_bytes"`
 	SecondCapacityBytes *uint64 `json:"second_capacity_bytes"`
-	SecondRoomPackets   *uint64 `json:"second_room_packets"` // how many such packets it has room for now
-	GreenInNS           *uint64 `json:"green_in_ns"`         // until the packet would be green, if no others come; null for never
-	YellowInNS          *uint64 `json:"yellow_in_ns"`        // until it would be yellow or green; null for never
+	GreenInNS           *uint64 `json:"green_in_ns"` // until the packet would be green, if no others come; null for never
 
 	Peak bool `json:"-"` // the second bucket is P
 }
 
-// second is what RFCs call the second bucket, and its size.
-func (c *Colouring) second() (bucket, size string) {
-	if c.Peak {
-		return "P", "PBS"
-	}
-	return "E", "EBS"
-}
-
 // levels says how full both buckets of a key are.
 func (c *Colouring) levels(key string, level, capacity uint64) string {
-	second, _ := c.second()
+	second := "E"
+	if c.Peak {
+		second = "P"
+	}
 	fill := func(level, of uint64) string {
 		if of == 0 {
 			return "0 bytes"
@@ -92,14 +85,6 @@ func (c *Colouring) levels(key string, level, capacity uint64) string {
 		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
 	}
 	return fmt.Sprintf("%s: C %s, %s %s", key, fill(level, capacity), second, fill(*c.SecondLevelBytes, *c.SecondCapacityBytes))
-}
-
-// comesIn is the incoming colour if that matters.
-func (c *Colouring) comesIn() string {
-	if c.DSCP == "" {
-		return ""
-	}
-	return fmt.Sprintf("%s (%s)", c.ColourIn, c.DSCP)
 }
 
 // become is what happens to a packet of the colour, or to many.
@@ -119,66 +104,21 @@ func (c *Colouring) become(many bool) string {
 	return gets + strings.TrimPrefix(c.Action, "dscp:") + ", and " + passes
 }
 
-func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colour.String() }
-
-// why says which bucket decided over a packet of so many bytes; "" if none did.
-func (c *Colouring) why(bytes, cbs uint64) string {
-	second, size := c.second()
-	inFirst, inSecond := "C has no room for it", second+" has no room for it"
-	switch {
-	case !c.isIn(policy.Green):
-		inFirst = "it comes in " + c.comesIn()
-	case bytes > cbs:
-		inFirst = "it is larger than CBS"
-	}
-	switch {
-	case *c.SecondRoomPackets > 0:
-		inSecond = fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
-	case *c.SecondCapacityBytes == 0:
-		inSecond = size + " is 0"
-	case bytes > *c.SecondCapacityBytes:
-		inSecond = "it is larger than " + size
-	}
-	switch {
-	case c.isIn(policy.Red):
-		return ""
-	case c.Colour == c.ColourIn, c.Peak && c.Colour == policy.Red.String():
-		return inSecond
-	}
-	return inFirst + ", and " + inSecond
-}
-
-// better says when a packet that is not green would get a better colour.
-func (c *Colouring) better() string {
-	text, waits := "never green", c.GreenInNS != nil
-	if waits {
-		text = "green in " + About(*c.GreenInNS)
-	}
-	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
-		text, waits = "yellow in "+About(*c.YellowInNS)+", "+text, true
-	}
-	if waits {
-		text += ", if no others come"
-	}
-	return text
-}
-
-// coloured is the colour of a packet, what happens to it, and when it would have a better one.
+// coloured is the colour of a packet, what happens to it, and when it would be green.
 func (p *Stop) coloured() string {
-	b, text := p.Bucket, ""
-	if in := b.comesIn(); in != "" {
-		text = "that comes in " + in + " "
+	b, text, is := p.Bucket, "", "is "
+	if b.DSCP != "" {
+		text = fmt.Sprintf("that comes in %s (%s) ", b.ColourIn, b.DSCP)
 	}
-	if b.Colour == policy.Green.String() {
-		return text + fmt.Sprintf("is green, and %s; room for %s", b.become(false), plain.Count(b.RoomPackets, "such packet"))
-	}
-	is := "is "
-	if b.Colour == b.ColourIn {
+	if b.Colour == b.ColourIn && b.Colour != policy.Green.String() {
 		is = "stays "
 	}
-	text += is + b.Colour
-	if why := b.why(p.Bytes, b.CapacityBytes); why != "" {
-		text += ": " + why
+	text += is + b.Colour + ", and " + b.become(false)
+	switch {
+	case b.Colour == policy.Green.String():
+		return text + "; room for " + plain.Count(b.RoomPackets, "such packet")
+	case b.GreenInNS == nil:
+		return text + "; it would never be green"
 	}
-	return text + "; it " + b.become(false) + "; " + b.better()
+	return text + "; it would be green in " + About(*b.GreenInNS) + ", if no others come"
 }

@@ -14,20 +14,22 @@ import (
 
 // Named is all rules that have a name, such as those of a subscriber.
 type Named struct {
-	Name    string     `json:"name"`
-	Egress  *NamedSide `json:"egress"`  // null without rules
-	Ingress *NamedSide `json:"ingress"` // null without rules
+	Name  string      `json:"name"`
+	Sides []NamedSide `json:"sides"`
 	// DroppedPercent is dropped packets in percent of all, over the interval or else since the rules were set; null where
 	// there were none.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	IntervalNS     *uint64  `json:"interval_ns"` // null unless it was asked for
 
+	row   *live.Row
 	state string
 }
 
-// NamedSide is the rules with a name in one direction.
+// NamedSide is the rules with a name in one direction of a device.
 type NamedSide struct {
-	Rules uint64 `json:"rules"`
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Rules     uint64 `json:"rules"`
 	// Pools are the ones above that rules with other names draw from, too.
 	Pools []string `json:"pools"`
 	// RateBits is the most that the rules and the pools of their own let through; null for no limit, and where hosts,
@@ -47,13 +49,15 @@ type Names []Named
 
 // NewNamed is the name of a row.
 func NewNamed(r *live.Row) Named {
-	n := Named{
-		Name: r.Name.Name, Egress: newSide(r.Name.Egress), Ingress: newSide(r.Name.Ingress), DroppedPercent: percentOrNull(r.Name.DroppedPercent),
+	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), row: r}
+	for _, s := range r.Name.Sides {
+		n.Sides = append(n.Sides, newSide(r, s))
 	}
-	if over := r.Items[0].Interval; over > 0 {
+	all := r.All()
+	if over := all[0].Interval; over > 0 {
 		n.IntervalNS = new(uint64(over))
 	}
-	for _, it := range r.Items {
+	for _, it := range all {
 		if n.state = unusual(it.Place.InForce, it.Place.Status); n.state != "" {
 			break
 		}
@@ -61,13 +65,12 @@ func NewNamed(r *live.Row) Named {
 	return n
 }
 
-func newSide(s *live.Side) *NamedSide {
-	if s == nil {
-		return nil
-	}
-	out := &NamedSide{
-		Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(s.UseBits), rate: (&Rule{Item: s.Rules[0]}).RateText(),
-		PassedPackets: s.PassedPackets, PassedBytes: s.PassedBytes, DroppedPackets: s.DroppedPackets, DroppedBytes: s.DroppedBytes,
+func newSide(r *live.Row, s *live.Side) NamedSide {
+	done := r.Done(s)
+	out := NamedSide{
+		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits),
+		rate: (&Rule{Item: r.Of(s)[0]}).RateText(), PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes,
+		DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
 	}
 	if s.Rate.Known {
 		out.rate = policy.Rate(s.Rate.N).String()
@@ -78,12 +81,12 @@ func newSide(s *live.Side) *NamedSide {
 	return out
 }
 
-// pools are those of both directions.
+// pools are those of all sides.
 func (n *Named) pools() string {
 	var names []string
-	for _, side := range []*NamedSide{n.Egress, n.Ingress} {
-		for i := 0; side != nil && i < len(side.Pools); i++ {
-			if name := plain.Line(side.Pools[i]); !slices.Contains(names, name) {
+	for _, side := range n.Sides {
+		for _, pool := range side.Pools {
+			if name := plain.Line(pool); !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -98,20 +101,20 @@ func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
 		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true},
 	}
-	for _, d := range []struct {
-		head string
-		side func(*Named) *NamedSide
-	}{
-		{"EGRESS", func(n *Named) *NamedSide { return n.Egress }}, {"INGRESS", func(n *Named) *NamedSide { return n.Ingress }},
-	} {
-		figure := func(head string, of func(NamedSide) string) {
-			columns = append(columns, column[Named]{head: head, right: true, cell: func(n *Named) string { return optional(d.side(n), of) }})
+	for _, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
+		figure := func(head string, of func(*NamedSide) string) {
+			columns = append(columns, column[Named]{head: head, right: true, cell: func(n *Named) string {
+				if at := slices.Index(n.row.Name.Sides, n.row.Side(side)); at >= 0 {
+					return of(&n.Sides[at])
+				}
+				return ""
+			}})
 		}
-		figure(d.head, func(s NamedSide) string { return s.rate })
+		figure(side.Head(), func(s *NamedSide) string { return s.rate })
 		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", func(s NamedSide) string { return optional(s.UseBits, bitsText) })
+			figure("USE", func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
 		} else {
-			figure("PASSED", func(s NamedSide) string { return bytesText(s.PassedBytes) })
+			figure("PASSED", func(s *NamedSide) string { return bytesText(s.PassedBytes) })
 		}
 	}
 	columns = append(columns,

@@ -36,13 +36,8 @@ func (r *Rule) Facts() string {
 // Facts says in one line all that a row of a screen has no room for.
 func (n *Named) Facts() string {
 	parts := []string{plain.Line(n.Name)}
-	for _, side := range []struct {
-		direction string
-		*NamedSide
-	}{{"egress", n.Egress}, {"ingress", n.Ingress}} {
-		if side.NamedSide != nil {
-			parts = append(parts, fmt.Sprintf("%s %s in %s", side.direction, side.rate, plain.Count(side.Rules, "rule")))
-		}
+	for _, side := range n.Sides {
+		parts = append(parts, fmt.Sprintf("%s %s %s in %s", plain.Line(side.Device), side.Direction, side.rate, plain.Count(side.Rules, "rule")))
 	}
 	if pools := n.pools(); pools != "" {
 		parts = append(parts, "within "+pools)

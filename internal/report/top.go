@@ -119,7 +119,7 @@ func newTopRow(r *live.Row, at int) TopRow {
 }
 
 func newTopName(r *live.Row, row TopRow) TopName {
-	return TopName{NewNamed(r), row, r.Items[0].Label.Plan, uint64(r.Dropped), knownOrNull(r.OfRate)}
+	return TopName{NewNamed(r), row, r.All()[0].Label.Plan, uint64(r.Dropped), knownOrNull(r.OfRate)}
 }
 
 // knownOrNull is a percentage of a row, which is negative where it is not known.

@@ -179,19 +179,21 @@ func (m *Model) columns(f *frame) []column {
 			percent("FULL", 1, func(r *row) float64 { return r.Level }),
 		}
 	case f.kind == allFrame && m.view == "name":
-		side := func(head string, of func(*live.Name) *live.Side) []column {
-			direction := strings.ToLower(head)
+		what.head = "NAME"
+		columns := []column{what}
+		for _, side := range live.SideColumns(len(m.table.rows), func(i int) *live.Row { return &m.table.rows[i].Row }) {
 			figures := func(r *row) (use, percent live.Value) {
 				switch {
-				case r.Name != nil && of(r.Name) != nil:
-					return of(r.Name).UseBits, of(r.Name).OfRate()
-				case r.Name == nil && r.Direction == direction:
+				case r.Name == nil && r.Direction == side.Direction && (side.Device == "" || r.Device == side.Device):
 					return r.UseBits(), r.UsePercent()
+				case r.Name != nil && r.Side(side) != nil:
+					done := r.Done(r.Side(side))
+					return done.UseBits, done.OfRate
 				}
 				return use, percent
 			}
-			return []column{
-				{head: head, width: 8, cell: func(r *row) string {
+			columns = append(columns,
+				column{head: side.Head(), width: 8, cell: func(r *row) string {
 					if use, _ := figures(r); use.Known {
 						return bitsCell(use.N)
 					}
@@ -200,12 +202,9 @@ func (m *Model) columns(f *frame) []column {
 				percent("OF", 1, func(r *row) float64 {
 					_, p := figures(r)
 					return p.Or(-1)
-				}),
-			}
+				}))
 		}
-		what.head = "NAME"
-		return slices.Concat([]column{what}, side("EGRESS", func(n *live.Name) *live.Side { return n.Egress }),
-			side("INGRESS", func(n *live.Name) *live.Side { return n.Ingress }), []column{drops, dropped, plot})
+		return append(columns, drops, dropped, plot)
 	}
 	what.head = "POOL OR RULE"
 	rate := column{head: "RATE", width: 10, drop: 5, cell: func(r *row) string { return r.rule().RateNowText() }}

@@ -25,8 +25,8 @@ type capture struct {
 
 // A device is where packets were captured. Times are in its units.
 type device struct {
-	link              uint16
-	perSecond, offset uint64 // units in a second; seconds to add
+	link      uint16
+	perSecond uint64
 }
 
 // A frame is what a capture has of a packet.
@@ -103,7 +103,7 @@ func (c *capture) record() (f frame, err error) {
 
 var (
 	errShort  = errors.New("a block is too short")
-	errNoTime = errors.New("it has no time between 1970 and 2262")
+	errNoTime = errors.New("it has no time between 1970 and 2262; convert the capture with 'editcap -F pcap'")
 )
 
 // packetBlock reads a packet of a pcapng, and the blocks before it.
@@ -122,27 +122,20 @@ func (c *capture) packetBlock() (f frame, err error) {
 			if err := c.describe(body); err != nil {
 				return f, err
 			}
-		case 3: // a simple packet
+		case 2, 3: // an obsolete packet, or a simple one
 			return f, errNoTime
-		case 2, 6: // an obsolete and an enhanced packet
-			if len(body) < 20 {
+		case 6: // an enhanced packet
+			if len(body) < 20 || uint64(c.order.Uint32(body[12:])) > uint64(len(body)-20) {
 				return f, errShort
 			}
 			id := c.order.Uint32(body)
-			if kind == 2 {
-				id = uint32(c.order.Uint16(body))
-			}
 			if uint64(id) >= uint64(len(c.devices)) {
 				return f, fmt.Errorf("no block describes interface %d", id)
 			}
-			f = frame{device: c.devices[id], wire: c.order.Uint32(body[16:]), data: body[20:]}
-			f.units = uint64(c.order.Uint32(body[4:]))<<32 | uint64(c.order.Uint32(body[8:]))
-			n := uint64(c.order.Uint32(body[12:]))
-			if n > uint64(len(f.data)) {
-				return f, errShort
-			}
-			f.data = f.data[:n]
-			return f, nil
+			return frame{
+				device: c.devices[id], units: uint64(c.order.Uint32(body[4:]))<<32 | uint64(c.order.Uint32(body[8:])),
+				wire: c.order.Uint32(body[16:]), data: body[20 : 20+c.order.Uint32(body[12:])],
+			}, nil
 		}
 	}
 }
@@ -188,13 +181,10 @@ func (c *capture) describe(body []byte) error {
 		if code == 0 || n > len(value) {
 			break
 		}
-		switch {
-		case code == 9 && n == 1: // the unit: a negative power of 10 or, if the highest bit is set, of 2
+		if code == 9 && n == 1 { // the unit: a negative power of 10 or, if the highest bit is set, of 2
 			if exponent = value[0] & 0x7f; value[0] != exponent {
 				base = 2
 			}
-		case code == 14 && n == 8: // seconds
-			d.offset = c.order.Uint64(value)
 		}
 		options = value[min((n+3)&^3, len(value)):]
 	}
@@ -211,7 +201,7 @@ func (c *capture) describe(body []byte) error {
 
 // time returns ns since 1970.
 func (f frame) time() (uint64, error) {
-	seconds := f.units/f.perSecond + f.offset
+	seconds := f.units / f.perSecond
 	if seconds >= math.MaxInt64/1_000_000_000 {
 		return 0, errNoTime
 	}
@@ -219,9 +209,6 @@ func (f frame) time() (uint64, error) {
 	ns, _ := bits.Div64(over, product, f.perSecond)
 	return seconds*1e9 + ns, nil
 }
-
-// linkNames are those of links that Linux has and a trace may not.
-var linkNames = map[uint16]string{9: "PPP", 105: "802.11", 127: "RadioTap", 220: "USB"}
 
 // network returns the length of the header in front of the network header, the protocol of that, and the length
 // of the link header that the frame had.
@@ -264,11 +251,7 @@ func (f frame) network() (header int, etherType uint16, l2 uint8, err error) {
 	case 276: // version 2 of it
 		return 20, word(0), cooked(word(8)), nil
 	}
-	name, known := linkNames[f.link]
-	if !known {
-		name = "see pcap-linktype(7)"
-	}
-	return 0, 0, 0, fmt.Errorf("is of link type %d (%s), which is not supported; capture on Ethernet, raw IP, or the Linux device any", f.link, name)
+	return 0, 0, 0, fmt.Errorf("is of link type %d (see pcap-linktype(7)), which is not supported; capture on Ethernet, raw IP, or the Linux device any", f.link)
 }
 
 func (c *capture) next(p *Packet, read func() (frame, error)) error {

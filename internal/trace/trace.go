@@ -13,11 +13,16 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 )
 
 const (
 	// MaxBytes is the maximum length of a packet.
 	MaxBytes = 1<<24 - 1
+	// maxSpan is how far apart packets may be: the data path can tell apart the ages of buckets for a multiple of that.
+	maxSpan = 18 * 365 * 24 * time.Hour
+	// maxBack is how far the clock may step back. Beyond that, the data path takes a bucket for one that drained long ago.
+	maxBack = 12 * 24 * time.Hour
 	// MaxHeaders is the maximum number of bytes that are kept of a packet. Longer headers are cut off.
 	MaxHeaders = 3 << 10
 )
@@ -39,6 +44,8 @@ type Reader struct {
 	first     Packet
 	state     error // from reading the first packet
 	started   bool
+
+	earliest, latest uint64 // ns
 }
 
 // A DamagedError says that a trace cannot be read to its end. The packets before are
@@ -91,18 +98,8 @@ func open(b *bufio.Reader, most int64) (*Reader, error) {
 	case isText(start):
 		return openCSV(b)
 	}
-	for prefix, what := range map[string]string{
-		"\x28\xb5\x2f\xfd": "compressed by zstd; pipe it: zstd -dc TRACE | shapectl replay -",
-		"\xfd7zXZ":         "compressed by xz; pipe it: xz -dc TRACE | shapectl replay -",
-		"BZh":              "compressed by bzip2; pipe it: bzip2 -dc TRACE | shapectl replay -",
-		"PK\x03\x04":       "a zip archive; pipe its content: unzip -p TRACE | shapectl replay -",
-		"snoop\x00":        "a snoop capture; convert it to a pcap: editcap -F pcap TRACE TRACE.pcap",
-	} {
-		if bytes.HasPrefix(start, []byte(prefix)) {
-			return nil, errors.New("it is " + what)
-		}
-	}
-	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; convert other captures with 'editcap -F pcap'", start[:min(4, len(start))])
+	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; unpack it, for example with zstd -dc TRACE | shapectl replay -, or convert it with 'editcap -F pcap'",
+		start[:min(4, len(start))])
 }
 
 // bounded fails after so many bytes.
@@ -139,12 +136,23 @@ func (r *Reader) HasDSCPs() bool { return r.classed }
 // that of the first packet, because a pcapng can mix links.
 func (r *Reader) L2Bytes() uint8 { return r.l2Bytes }
 
-// Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early.
+// Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early or its times
+// are too far apart.
 func (r *Reader) Next(p *Packet) error {
 	if !r.started {
 		r.started = true
 		*p = r.first
+		r.earliest, r.latest = p.Time, p.Time
 		return r.state
 	}
-	return r.next(p)
+	if err := r.next(p); err != nil {
+		return err
+	}
+	if r.latest > p.Time && r.latest-p.Time > uint64(maxBack) {
+		return DamagedError{fmt.Errorf("the clock steps back by %v; sort the packets by time, for example with reordercap", time.Duration(r.latest-p.Time).Round(time.Second))}
+	}
+	if r.earliest, r.latest = min(r.earliest, p.Time), max(r.latest, p.Time); r.latest-r.earliest > uint64(maxSpan) {
+		return DamagedError{errors.New("the packets are more than 18 years apart; cut the trace into parts")}
+	}
+	return nil
 }
