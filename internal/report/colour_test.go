@@ -136,7 +136,7 @@ says
   full       0.8%
   level 2    65.5 kB
 `)
-	if got, want := rules[2].Facts(), rules[2].Item.Sentence()+"; by colour 60% green, 30% yellow, 10% red"; got != want {
+	if got, want := rules[2].Facts(), "60% green, 30% yellow, 10% red; "+rules[2].Item.Sentence(); got != want {
 		t.Errorf("facts: %s, want %s", got, want)
 	}
 }
