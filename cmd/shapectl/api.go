@@ -37,12 +37,9 @@ var openAPI []byte
 
 // An apiCommand is a command of the API. A request becomes a command line: the API can do what the command can.
 type apiCommand struct {
-	name    string // of the command: "import tc"
-	changes bool
-	// It changes nothing, but slows packets down while it runs, so it takes the same rights.
-	measures bool
+	name     string // of the command: "import tc"
+	changes  bool
 	computes bool // it takes much memory or time
-	running  bool // and takes none if serve measures this anyway
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
 	forms []string
@@ -65,8 +62,6 @@ var apiCommands = []apiCommand{
 	{name: "rollback", changes: true},
 	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
-	{name: "rtt", measures: true, running: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
-	{name: "talkers", measures: true, forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
@@ -100,8 +95,6 @@ func (c apiCommand) access() serve.Access {
 	switch {
 	case c.changes:
 		return serve.Changes
-	case c.measures:
-		return serve.Measures
 	case c.computes || c.method() == http.MethodPost:
 		return serve.Computes
 	}
@@ -270,13 +263,7 @@ func (a *api) addTo(s *serve.Server) {
 			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
-		access := func(r *http.Request) serve.Access {
-			if c.running && (a.env.rtts != nil || onlyRunning(arguments(r.URL.Query()))) {
-				return serve.Reads
-			}
-			return c.access()
-		}
-		s.HandleBy(c.method()+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
+		s.Handle(c.method()+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 	}
 	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -300,6 +287,10 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
 		return
 	}
+	rtt := false
+	if c.name == topOnce.name {
+		given["once"], rtt = []string{"true"}, given["rtt"] != nil
+	}
 	where := a.env.netns
 	if other := given["netns"]; other != nil {
 		if !a.anyNetns || len(other) != 1 {
@@ -310,7 +301,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: netns is the name of a network namespace, or the id of a process in it", c.name)
 			return
 		}
-		if c.running && a.env.rtts != nil {
+		if rtt && a.env.rtts != nil {
 			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: serve measures in its own network namespace, and in no other", c.name)
 			return
 		}
@@ -332,8 +323,8 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if where == a.env.netns {
 		e.history, e.rtts = a.env.history, a.env.rtts
 	}
-	if c.running {
-		switch only := onlyRunning(given); {
+	if rtt {
+		switch only := onlyRunning(url.Values(given)); {
 		case e.rtts == nil && only:
 			w.Header().Set("Content-Type", "application/json")
 			must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
@@ -388,11 +379,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	case w.Len() == 0:
 		w.Write(told.last)
 	}
-}
-
-// onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
-func onlyRunning(given arguments) bool {
-	return len(given["running"]) > 0 && given["running"][0] == "true"
 }
 
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,10 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/internal/top"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A terminal is a pseudo terminal, and what it shows. It is a vt100: others have more ways to say the same.
@@ -350,15 +346,17 @@ func TestTopOnATerminal(t *testing.T) {
 		return strings.HasPrefix(lines[3], ">!mallory egress")
 	})
 	t.Logf("the offender was first after %v", time.Since(began))
+	term.press("V") // the last view
 	term.until("the fullest bucket", func(lines []string) bool {
 		flood.send()
-		return strings.HasPrefix(lines[21], "  10.0.1.5 ")
+		return strings.HasPrefix(lines[3], "> 10.0.1.5 ")
 	})
+	term.press("v")
 
 	term.resize(120, 40)
 	term.until("40 lines", func(lines []string) bool {
 		flood.send()
-		return strings.Contains(lines[2], " PLAN ") && strings.HasPrefix(lines[39], "q quit")
+		return strings.Contains(lines[2], " LEVEL ") && strings.HasPrefix(lines[39], "q quit")
 	})
 	term.resize(40, 10)
 	term.until("10 lines", func(lines []string) bool { return strings.HasPrefix(lines[9], "q quit") })
@@ -489,27 +487,22 @@ func TestTopOnADumbTerminal(t *testing.T) {
 	}
 }
 
-// What is gone is not set again.
+// What is gone is not set again: neither by the arguments of the screen.
 func TestTopSetsWhatIsThere(t *testing.T) {
 	r := newRig(t)
 	s := &topSource{e: &env{getenv: func(name string) string { return r.env[name] }}}
 	r.ok("set", "home", "--new", "--rate", "1mbit")
-	target := func(t policy.Table) top.Target {
-		return top.Target{Rule: &livetest.Scene(t).Read(0, livetest.Counted(nil)).Items[0]}
-	}
-	pool := target(policy.Table{Rules: []policy.Rule{{Pool: true, Label: policy.Label{Name: "home"}}}})
-	said, err := s.SetRate(pool, "2mbit", 0)
-	if err != nil || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
-		t.Errorf("a pool: %s, %v", said, err)
+	if said, ok := s.Run("set", "--rate", "2mbit", "--kind", "pool", "--", "home"); !ok || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
+		t.Errorf("a pool: %s", said)
 	}
 	r.ok("delete", "home")
-	for says, target := range map[string]top.Target{
-		"set home: no pool has that name":                            pool,
-		"set alice: no rule or pool has that name":                   {Name: "alice"},
-		"va egress has no rule for 10.0.0.7/32; nothing was changed": target(policy.Table{Device: "va", Direction: policy.Egress, Rules: []policy.Rule{{Prefix: netip.MustParsePrefix("10.0.0.7/32")}}}),
+	for says, line := range map[string]string{
+		"set home: no pool has that name":                            "--kind pool -- home",
+		"set alice: no rule or pool has that name":                   "-- alice",
+		"va egress has no rule for 10.0.0.7/32; nothing was changed": "--kind rule -- va egress 10.0.0.7/32",
 	} {
-		if said, err := s.SetRate(target, "1mbit", 0); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %s, %v", says, said, err)
+		if said, ok := s.Run(append([]string{"set", "--rate", "1mbit"}, strings.Fields(line)...)...); ok || !strings.Contains(said, says) {
+			t.Errorf("%s: %s", says, said)
 		}
 	}
 }

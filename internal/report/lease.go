@@ -13,6 +13,14 @@ func (r *Rule) rateNow() *uint64 {
 	return &rate
 }
 
+// rateNowText is the rate, but of a pool with leases what packets meet: the lease or the safe share.
+func (r *Rule) rateNowText() string {
+	if r.Leased != nil {
+		return bitsText(*r.rateNow())
+	}
+	return r.rate()
+}
+
 // lease says what a pool has of its cluster's rate, or what its line allows; "" for one that has all of its rate.
 func (r *Rule) lease() string {
 	switch {

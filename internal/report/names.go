@@ -92,6 +92,58 @@ func (n *Named) pools() string {
 	return strings.Join(names, ", ")
 }
 
+// side is what a name has in a direction, or a rule without a name; nil for nothing.
+func (r *row) side(d policy.Direction) *NamedSide {
+	switch {
+	case r.named == nil && r.Direction != d.String():
+		return nil
+	case r.named == nil:
+		return &NamedSide{UseBits: r.UseBits, PassedBytes: r.PassedBytes, rate: r.rate()}
+	case d == policy.Egress:
+		return r.named.Egress
+	}
+	return r.named.Ingress
+}
+
+// ofName is a cell that names have, and rules without a name.
+func ofName(name func(*Named) string, rule func(*Rule) string) func(*row) string {
+	return func(r *row) string {
+		if r.named != nil {
+			return name(r.named)
+		}
+		return rule(r.Rule)
+	}
+}
+
+// nameColumns are those of names. measured is whether they are about an interval.
+func nameColumns(measured bool) []column {
+	all := func(*row) bool { return true }
+	columns := []column{
+		{head: "NAME", cell: ofName(func(n *Named) string { return plain.Line(n.Name) }, (*Rule).calledBy), cut: all, least: leastName, always: true},
+		{head: "POOL", cell: ofName((*Named).pools, func(r *Rule) string { return plain.Line(r.Within) }), cut: all, inside: true, drop: 2},
+	}
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		drop := 0
+		if d == policy.Ingress {
+			drop = 3
+		}
+		figure := func(head string, wide int, of func(*NamedSide) string) {
+			columns = append(columns, column{head: head, right: true, wide: wide, drop: drop, cell: func(r *row) string {
+				return optional(r.side(d), func(s NamedSide) string { return of(&s) })
+			}})
+		}
+		figure(strings.ToUpper(d.String()), 0, func(s *NamedSide) string { return s.rate })
+		if measured {
+			figure("USE", bitsWide, func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
+		} else {
+			figure("PASSED", 0, func(s *NamedSide) string { return bytesText(s.PassedBytes) })
+		}
+	}
+	return append(columns,
+		column{head: "DROPPED", right: true, drop: 1, cell: ofName(func(n *Named) string { return optional(n.DroppedPercent, percentText) }, func(r *Rule) string { return percentOr(r.it.DroppedPercent()) })},
+		column{head: "STATE", cell: ofName(func(n *Named) string { return n.state }, (*Rule).remarks)})
+}
+
 // Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
 func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
@@ -99,33 +151,7 @@ func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	for i := range names {
 		rows[i].named = &names[i]
 	}
-	all := func(*row) bool { return true }
-	columns := []column{
-		{head: "NAME", cell: func(r *row) string { return plain.Line(r.named.Name) }, cut: all, least: leastName, always: true},
-		{head: "POOL", cell: func(r *row) string { return r.named.pools() }, cut: all, inside: true},
-	}
-	for _, d := range []struct {
-		head string
-		side func(*Named) *NamedSide
-	}{
-		{"EGRESS", func(n *Named) *NamedSide { return n.Egress }}, {"INGRESS", func(n *Named) *NamedSide { return n.Ingress }},
-	} {
-		figure := func(head string, of func(*NamedSide) string) {
-			columns = append(columns, column{head: head, right: true, cell: func(r *row) string {
-				return optional(d.side(r.named), func(s NamedSide) string { return of(&s) })
-			}})
-		}
-		figure(d.head, func(s *NamedSide) string { return s.rate })
-		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
-		} else {
-			figure("PASSED", func(s *NamedSide) string { return bytesText(s.PassedBytes) })
-		}
-	}
-	columns = append(columns,
-		column{head: "DROPPED", right: true, cell: func(r *row) string { return optional(r.named.DroppedPercent, percentText) }},
-		column{head: "STATE", cell: func(r *row) string { return r.named.state }})
-	if err := writeTable(text, rows, columns, width); err != nil {
+	if err := writeTable(text, rows, nameColumns(len(names) > 0 && names[0].IntervalNS != nil), width); err != nil {
 		return err
 	}
 	if len(names) < of {

@@ -13,31 +13,8 @@ func Bits(n uint64) string { return bitsText(n) }
 // Bytes is Bits for bytes.
 func Bytes(n uint64) string { return bytesText(n) }
 
-// Percent is Bits for shares.
-func Percent(p float64) string { return percentText(p) }
-
-// Wait is how long a packet would wait.
-func Wait(ns uint64) string { return About(ns) }
-
 // RateText is the rate, and who has it.
 func (r *Rule) RateText() string { return r.rate() }
-
-// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
-func (r *Rule) RateNowText() string {
-	if r.Leased != nil {
-		return bitsText(*r.rateNow())
-	}
-	return r.rate()
-}
-
-// Network is the prefix; of a single address without its length.
-func (r *Rule) Network() string { return r.network() }
-
-// Where is the device and the direction.
-func (r *Rule) Where() string { return r.where() }
-
-// Unusual is what is unusual about the state of the rule; "" for nothing.
-func (r *Rule) Unusual() string { return state(*r) }
 
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -26,7 +26,7 @@ type row struct {
 	bucket *Bucket
 	named  *Named
 	rtt    *RTT
-	talker *Talker
+	now    *live.Row // of a view
 	member *ClusterMember
 }
 
@@ -42,6 +42,7 @@ func (rules Rules) rows() []row {
 type column struct {
 	head   string
 	right  bool // numbers are aligned to the right
+	wide   int  // at least so many columns, so that it does not move on a screen
 	always bool // also where all cells are empty
 	cell   func(*row) string
 	cut    func(*row) bool // which cells may be cut to fit the width; nil for none
@@ -51,7 +52,7 @@ type column struct {
 	short  *short          // what is shown where all do not fit; nil for the same
 }
 
-// A short is the cells of a column without what they have in common, and a line that says that.
+// A short is the cells of a column without what they have in common, and a line that says that; "" for none.
 type short struct {
 	head, common string
 	cell         func(*row) string
@@ -63,23 +64,35 @@ const (
 	ellipsis = "..."
 )
 
-// A measured column has the width of its widest cell, and of the widest one that cannot be cut.
+// A measured column has its cells, and the width of the widest one, and of the widest one that cannot be cut.
 type measured struct {
 	column
+	cells        []string
 	width, least int
+}
+
+// textWidth is how many columns a terminal needs for a text. Most are ASCII.
+func textWidth(s string) int {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return ansi.StringWidth(s)
+		}
+	}
+	return len(s)
 }
 
 // measure returns the columns that have any cells to show, and the width of all.
 func measure(rows []row, columns []column) (shown []measured, total int) {
 	total = -len(gap)
 	for _, c := range columns {
-		m, used := measured{c, displayWidth(c.head), cmp.Or(c.least, leastCut)}, c.always
+		m, used := measured{c, make([]string, len(rows)), max(textWidth(c.head), c.wide), cmp.Or(c.least, leastCut)}, c.always
 		for i := range rows {
 			cell := c.cell(&rows[i])
+			width := textWidth(cell)
 			used = used || cell != "" && cell != "0" && cell != "0%"
-			m.width = max(m.width, displayWidth(cell))
+			m.cells[i], m.width = cell, max(m.width, width)
 			if c.cut == nil || !c.cut(&rows[i]) {
-				m.least = max(m.least, displayWidth(cell))
+				m.least = max(m.least, width)
 			}
 		}
 		if m.least = min(m.least, m.width); c.cut == nil {
@@ -103,7 +116,9 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 	for i, c := range columns {
 		if c.short != nil {
 			columns[i].head, columns[i].cell = c.short.head, c.short.cell
-			notes = append(notes, c.short.common)
+			if c.short.common != "" {
+				notes = append(notes, c.short.common)
+			}
 		}
 	}
 	shown, total = measure(rows, columns)
@@ -113,13 +128,18 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 	}
 	var out []string
 	for least > width {
-		first := slices.MaxFunc(shown, func(a, b measured) int { return cmp.Compare(a.drop, b.drop) })
-		if first.drop == 0 {
+		first := 0
+		for i, c := range shown {
+			if c.drop > shown[first].drop {
+				first = i
+			}
+		}
+		if shown[first].drop == 0 {
 			break
 		}
-		out = append(out, first.head)
-		least, total = least-first.least-len(gap), total-first.width-len(gap)
-		shown = slices.DeleteFunc(shown, func(c measured) bool { return c.head == first.head })
+		out = append(out, shown[first].head)
+		least, total = least-shown[first].least-len(gap), total-shown[first].width-len(gap)
+		shown = slices.Delete(shown, first, first+1)
 	}
 	for i := len(shown) - 1; i >= 0 && total > width; i-- {
 		narrower := max(shown[i].width-(total-width), shown[i].least)
@@ -132,19 +152,24 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 	return shown, notes
 }
 
-// writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
-func writeTable(w io.Writer, rows []row, columns []column, width int) error {
+// tableLines are the heads and rows of a table, at most width columns wide where that can be, 0 is no limit; and lines that say
+// what is not shown.
+func tableLines(rows []row, columns []column, width int) (lines, notes []string) {
 	shown, notes := fit(rows, columns, width)
-	line := func(cell func(column) string) error {
+	lines = make([]string, len(rows)+1)
+	for n := range lines {
 		var b strings.Builder
 		for i, c := range shown {
-			text := cell(c.column)
-			if wide := displayWidth(text) > c.width; wide && c.inside {
-				text = cutInside(text, c.width)
-			} else if wide {
-				text = cutTo(text, c.width)
+			text := c.head
+			if n > 0 {
+				text = c.cells[n-1]
 			}
-			padding := strings.Repeat(" ", c.width-displayWidth(text))
+			wide := textWidth(text)
+			if wide > c.width {
+				text = cut(text, c.width, c.inside)
+				wide = textWidth(text)
+			}
+			padding := strings.Repeat(" ", max(c.width-wide, 0))
 			if i > 0 {
 				b.WriteString(gap)
 			}
@@ -156,19 +181,16 @@ func writeTable(w io.Writer, rows []row, columns []column, width int) error {
 				b.WriteString(padding)
 			}
 		}
-		_, err := io.WriteString(w, strings.TrimRight(b.String(), " ")+"\n")
-		return err
+		lines[n] = strings.TrimRight(b.String(), " ")
 	}
-	if err := line(func(c column) string { return c.head }); err != nil {
-		return err
-	}
-	for i := range rows {
-		if err := line(func(c column) string { return c.cell(&rows[i]) }); err != nil {
-			return err
-		}
-	}
-	for _, note := range notes {
-		if _, err := fmt.Fprintln(w, note); err != nil {
+	return lines, notes
+}
+
+// writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
+func writeTable(w io.Writer, rows []row, columns []column, width int) error {
+	lines, notes := tableLines(rows, columns, width)
+	for _, line := range append(lines, notes...) {
+		if _, err := io.WriteString(w, line+"\n"); err != nil {
 			return err
 		}
 	}
@@ -208,48 +230,13 @@ func places(rows []row) column {
 	return c
 }
 
-// displayWidth is how many columns a terminal needs for a text without control characters.
-func displayWidth(s string) (n int) {
-	for _, c := range s {
-		n += runeWidth(c)
+// cut cuts a text to so many columns, and marks that: at its end, or inside where texts may differ only in their ends.
+func cut(text string, width int, inside bool) string {
+	if inside {
+		end := ansi.TruncateLeft(text, ansi.StringWidth(text)-(width-len(ellipsis))/2, "")
+		return ansi.Truncate(text, width-ansi.StringWidth(end), ellipsis) + end
 	}
-	return n
-}
-
-func runeWidth(c rune) int {
-	switch {
-	case c < 0x300:
-		return 1
-	case unicode.In(c, unicode.Mn, unicode.Me):
-		return 0
-	case unicode.In(c, unicode.Han, unicode.Hiragana, unicode.Katakana, unicode.Hangul) || c >= 0x1f300 && c < 0x1fb00:
-		return 2
-	}
-	return 1
-}
-
-// cutTo cuts a text to so many columns, and marks that.
-func cutTo(s string, width int) string {
-	left := width - len(ellipsis)
-	for i, c := range s {
-		if left -= runeWidth(c); left < 0 {
-			return s[:i] + ellipsis
-		}
-	}
-	return s
-}
-
-// cutInside is cutTo for texts that may differ only in their ends.
-func cutInside(s string, width int) string {
-	end := len(s)
-	for left := (width - len(ellipsis)) / 2; end > 0; {
-		c, size := utf8.DecodeLastRuneInString(s[:end])
-		if left -= runeWidth(c); left < 0 {
-			break
-		}
-		end -= size
-	}
-	return cutTo(s, width-displayWidth(s[end:])) + s[end:]
+	return ansi.Truncate(text, width, ellipsis)
 }
 
 // A Table shows pools, and then rules, in columns.
@@ -480,11 +467,20 @@ func rateFor(rate, scope string) string {
 func (r *row) rateCell() string {
 	if r.depth == 0 && r.RateBits == nil {
 		if pool := r.it.Parent(); pool != nil {
-			of := NewRule(pool)
-			return of.RateNowText() + "/pool"
+			return poolRate(pool) + "/pool"
 		}
 	}
 	return r.rate()
+}
+
+// poolRate is rateNowText of a pool.
+func poolRate(pool *live.Item) string {
+	rate, _ := limit(pool.Rule)
+	of := Rule{it: pool, RateBits: rate, ColourOptions: NewColourOptions(pool.Rule), Within: string(pool.Within)}
+	if pool.Lease != nil {
+		of.Leased = new(bool)
+	}
+	return of.rateNowText()
 }
 
 // remarks say what is unusual about the rule: above all that it is not in force.
@@ -541,36 +537,62 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, []column{called(rows), places(rows),
-		{head: "KEY", cell: func(r *row) string {
-			if r.IsPool() {
-				return ""
-			}
-			return r.bucket.Key
-		}},
-		{head: "LEVEL", always: true, right: true, cell: func(r *row) string { return bytesText(r.bucket.LevelBytes) }},
-		{head: "FULL", right: true, cell: func(r *row) string {
-			return optional(r.CapacityBytes, func(capacity uint64) string {
-				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))
-			})
-		}},
-		{head: "E OR P", right: true, cell: func(r *row) string {
-			return optional(r.bucket.SecondLevelBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, *r.SecondBytes()))
-			})
-		}},
-		{head: "WAIT", right: true, cell: func(r *row) string {
-			if r.bucket.WaitNS == nil && r.delays() {
-				return "dropped"
-			}
-			return optional(r.bucket.WaitNS, About)
-		}},
-	}, width)
+	err := writeTable(text, rows, append([]column{called(rows), places(rows)}, partColumns("KEY")...), width)
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}
 	rules.pending(text, lastReverts)
 	return cmp.Or(err, text.Flush())
+}
+
+// partColumns are those of buckets, and of hosts and flows that send: who it is comes first.
+func partColumns(head string) []column {
+	bits := func(head string, of func(*live.Part) live.Value) column {
+		return column{head: head, right: true, cell: func(r *row) string {
+			if r.now == nil {
+				return ""
+			}
+			return optional(bits(of(r.now.Part)), bitsText)
+		}}
+	}
+	bucket := func(head string, drop int, cell func(*row) string) column {
+		return column{head: head, right: true, drop: drop, cell: func(r *row) string {
+			if r.now != nil && !r.now.Part.Full.Known {
+				return ""
+			}
+			return cell(r)
+		}}
+	}
+	return []column{
+		{head: head, cut: func(*row) bool { return true }, inside: true, least: leastName, cell: func(r *row) string {
+			if r.IsPool() {
+				return ""
+			}
+			return plain.Line(r.bucket.Key)
+		}},
+		bits("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
+		bits("PASSED", func(p *live.Part) live.Value { return p.Passed }),
+		bits("DROPS", func(p *live.Part) live.Value {
+			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
+		}),
+		bucket("LEVEL", 1, func(r *row) string { return bytesText(r.bucket.LevelBytes) }),
+		bucket("FULL", 1, func(r *row) string {
+			return optional(r.CapacityBytes, func(capacity uint64) string {
+				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))
+			})
+		}),
+		bucket("E OR P", 0, func(r *row) string {
+			return optional(r.bucket.SecondLevelBytes, func(level uint64) string {
+				return bytesText(level) + " " + percentText(percentOf(level, *r.SecondBytes()))
+			})
+		}),
+		bucket("WAIT", 0, func(r *row) string {
+			if r.bucket.WaitNS == nil && r.delays() {
+				return "dropped"
+			}
+			return optional(r.bucket.WaitNS, About)
+		}),
+	}
 }
 
 func number[N uint64 | float64](v *N, none float64) float64 {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -223,8 +225,18 @@ func TestFigures(t *testing.T) {
 	if bits := bitsText(9_812_345); bits != "9.81mbit" {
 		t.Errorf("bits: %s", bits)
 	}
-	if width := displayWidth("aß名e\u0301"); width != 5 {
-		t.Errorf("width %d", width)
+}
+
+// Columns are where they belong whatever is in those before.
+func TestCut(t *testing.T) {
+	for _, text := range []string{"abc", "東京ネットワーク", "👍👍👍👍👍👍", "éééééééééééé", "abcdefghijklmnopq"} {
+		for width := len(ellipsis); width < 12; width++ {
+			for _, inside := range []bool{false, true} {
+				if got := cut(text, width, inside); ansi.StringWidth(got) > width {
+					t.Errorf("%q in %d columns is %q", text, width, got)
+				}
+			}
+		}
 	}
 }
 

@@ -1,9 +1,15 @@
 package report
 
 import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // A Top is what rules and pools do now.
@@ -84,10 +90,11 @@ func NewTop(r *live.Reading, v live.View) Top {
 		out.Names = []TopName{}
 	}
 	for i := range rows {
-		if row := newTopRow(&rows[i], i); rows[i].Name == nil {
-			out.Rules = append(out.Rules, TopRule{NewRule(rows[i].Item), row})
-		} else {
+		switch row := newTopRow(&rows[i], i); {
+		case rows[i].Name != nil:
 			out.Names = append(out.Names, newTopName(&rows[i], row))
+		case rows[i].Part == nil:
+			out.Rules = append(out.Rules, TopRule{NewRule(rows[i].Item), row})
 		}
 	}
 	if v.By == "tree" && v.Name != "" {
@@ -122,4 +129,129 @@ func knownOrNull(percent float64) *float64 {
 		return nil
 	}
 	return &percent
+}
+
+// These are wide enough for figures that change, and for the names of rules on a narrow screen.
+const (
+	bitsWide  = 8
+	leastRule = 14
+	planWidth = 96 // of a table that has room for plans
+)
+
+// Lines are the heads and rows of a view, at most width columns wide where that can be; 0 is no limit. Before what is not in
+// force stands X, and before what drops packets !. notes say what is not shown.
+func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
+	cells, marks := make([]row, len(rows)), make([]string, len(rows)+1)
+	marks[0] = "  "
+	for i := range rows {
+		r := &rows[i]
+		marks[i+1] = map[string]string{"out": " X", "dropping": " !"}[r.Activity()]
+		if marks[i+1] == "" {
+			marks[i+1] = "  "
+		}
+		if cells[i].depth, cells[i].now = r.Depth, r; r.Name != nil {
+			named := NewNamed(r)
+			cells[i].named = &named
+			continue
+		}
+		rule := NewRule(r.Item)
+		if cells[i].Rule = &rule; r.Part != nil {
+			bucket := NewBucket(r.Item, r.Part.Bucket)
+			bucket.Key = r.Part.Key
+			cells[i].bucket = &bucket
+		}
+	}
+	lines, notes = tableLines(cells, topColumns(cells, by, width), max(width-len(marks[0]), 0))
+	for i := range lines {
+		lines[i] = marks[i] + lines[i]
+	}
+	return lines, notes
+}
+
+// topColumns are those of a view. The figures of rules are those of show, and what they drop now and how full they are.
+func topColumns(cells []row, by string, width int) []column {
+	switch by {
+	case "name":
+		columns := nameColumns(true)
+		columns[0].least = leastRule
+		return columns
+	case "bucket", "host", "flow":
+		columns := partColumns(strings.ToUpper(by))
+		if by == "bucket" || slices.ContainsFunc(cells, func(r row) bool { return r.now.Key != cells[0].now.Key }) {
+			return slices.Insert(columns, 1, called(cells), places(cells))
+		}
+		return columns
+	}
+	indent := func(r *row, text string) string { return strings.Repeat("  ", r.depth) + text }
+	columns := []column{{
+		head: "POOL OR RULE", always: true, cut: func(*row) bool { return true }, inside: true, least: leastRule,
+		cell: func(r *row) string { return indent(r, r.Called()) },
+		short: &short{"POOL OR RULE", "", func(r *row) string {
+			if r.IsPool() || r.Name == "" {
+				return indent(r, r.Called())
+			}
+			return indent(r, plain.Line(r.Name)+" "+r.Direction)
+		}},
+	}}
+	rate := column{head: "RATE", drop: 3, cell: func(r *row) string {
+		if r.Leased != nil {
+			return r.rateNowText()
+		}
+		return r.rateCell()
+	}}
+	drops := column{head: "DROPS", cell: func(r *row) string { return bitsText(uint64(r.now.Dropped)) }}
+	level := column{head: "LEVEL", cell: func(r *row) string { return optional(knownOrNull(r.now.Level), percentText) }, drop: 5}
+	shown := Table{}.columns(cells)
+	for _, c := range []column{{head: "PLAN", drop: 6}, rate, {head: "USE"}, {head: "OF RATE", drop: 2}, drops, {head: "DROPPED", drop: 4}, level} {
+		if c.cell == nil {
+			of := shown[slices.IndexFunc(shown, func(o column) bool { return o.head == c.head })]
+			c.cell, c.cut = of.cell, of.cut
+		}
+		if c.right = c.head != "PLAN"; c.head == "USE" || c.head == "DROPS" {
+			c.wide = bitsWide
+		}
+		if c.always = c.right; c.right || width == 0 || width >= planWidth {
+			columns = append(columns, c)
+		}
+	}
+	return columns
+}
+
+// Called is what people call the rule or pool: a pool by its name, a rule by its name or else its device.
+func (r *Rule) Called() string {
+	switch {
+	case r.IsPool():
+		return plain.Line(r.Name)
+	case r.Name == "":
+		return r.where() + " " + r.network()
+	}
+	return plain.Line(r.Name) + " " + r.Direction + " " + r.network()
+}
+
+// writeRows writes the rows of a view as a table.
+func writeRows(text *bufio.Writer, rows []live.Row, by string, width int) {
+	if len(rows) == 0 {
+		return
+	}
+	lines, notes := Lines(rows, by, width)
+	for _, line := range append(lines, notes...) {
+		fmt.Fprintln(text, line)
+	}
+}
+
+// TopText writes the rows of a view.
+func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
+	text := bufio.NewWriter(w)
+	rows, of := r.Rows(v)
+	if of == 0 {
+		fmt.Fprintln(text, map[bool]string{true: "all buckets are empty", false: "no rules"}[v.By == "bucket"])
+	}
+	writeRows(text, rows, v.By, width)
+	if len(rows) < of {
+		fmt.Fprintf(text, "%d of %d\n", len(rows), of)
+	}
+	if r.RevertsInNS != nil {
+		fmt.Fprintf(text, "the last change is not confirmed: it %s\n", Reverts(*r.RevertsInNS))
+	}
+	return text.Flush()
 }
