@@ -136,8 +136,8 @@ func (l *ruleLooker) read() (use live.Use, err error) {
 			return live.Value{N: offered(bytes).N, Known: !reading.PassedUnknown}
 		}
 		for _, t := range reading.Talkers {
-			p := l.buckets[t.Name(l.byFlow)]
-			p.Key, p.Offered, p.Passed = t.Name(l.byFlow), offered(t.Bytes), passed(t.PassedBytes)
+			p := l.buckets[t.Key]
+			p.Key, p.Offered, p.Passed = t.Key, offered(t.Bytes), passed(t.PassedBytes)
 			seen[p.Key] = true
 			use.Parts = append(use.Parts, l.rule.PartRow(p))
 		}
@@ -167,7 +167,7 @@ func (l *ruleLooker) readBuckets() error {
 	it := l.all.Load().Find(l.rule.Key)
 	if it == nil {
 		l.buckets = nil
-		return errRuleGone
+		return errors.New("the rule was just deleted")
 	}
 	e, _ := l.e.inner()
 	err := e.with(loader.Read, "read buckets", func(n *loader.Namespace) error {

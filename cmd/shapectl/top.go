@@ -2,13 +2,11 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/bits"
-	"net/netip"
 	"os"
 	"os/signal"
 	"slices"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -58,19 +55,30 @@ func topCommand(e *env) *cobra.Command {
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Watch what rules, pools, hosts and flows use and drop now",
 		Long: `Watch what rules and pools use and drop now. The rule that drops most comes first, then the rules nearest to their
-rate. Arguments choose rules as in 'shapectl show'; the pools of these rules are shown, too. Nothing changes unless you
-press r to change a rate, and r asks first.
-
-Keys: up and down select a row, enter opens it (a pool's members, a name's rules, a rule's hosts, a host's flows), esc
-goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits the row, c confirms a
-pending change, p pauses, q quits, and ? lists all keys.
+rate. Arguments choose rules as in 'shapectl show'; the pools of these rules are shown, too.
 
 --once prints one table after one interval. -j prints a line of JSON for each interval, or one document with --once;
 rules have the keys of 'shapectl show -j'. The screen needs a terminal: without one, or with TERM=dumb, use --once or
 -j. NO_COLOR turns colours off.
 
-USE is the rate of packets that passed, OF RATE is USE in percent of the rate. DROPS is the rate of dropped packets, and
-DROPPED their share of all packets. LEVEL is how full the bucket is, or the fullest one of many.
+Rows with ! drop packets now: rules, and pools that refuse packets themselves. X marks rules that are not in force. USE is
+the rate of packets that passed, OF RATE is USE in percent of the rate. DROPS is the rate of dropped packets, and DROPPED
+their share of all packets. LEVEL is how full the bucket is, or the fullest one of many. LAST MINUTE is USE, where a full
+cell is the rate; without a shared rate, it is the highest use.
+
+Keys:
+
+  up, down, page up, page down, home, end   select a row (also k, j, g, G)
+  enter   open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
+  esc     go back; also clears the filter
+  s, S    the next or previous order
+  v, V    the next or previous view, as --by names them
+  /       show only rows that contain a text: name, plan, note, pool, device, network
+  r       change the rate: it reverts after a minute unless you press c
+  c, u    confirm a pending change, or undo it
+  e       explain what limits the row
+  p       pause
+  ?, q    help, and quit; ctrl-z suspends
 
 --by host and --by flow measure who uses rules: OFFERED is what a host or flow sent, PASSED what left the rule again,
 LEVEL and FULL how full its bucket is, if it has one of its own. An ADDRESS stands for the rules that decide over it.
@@ -173,7 +181,7 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		by = "rtt"
 	}
 	if onScreen {
-		screen := top.Options{Host: hostname(), Interval: o.interval, By: by, Sort: o.sort, Colour: e.getenv("NO_COLOR") == "", UTF8: e.isUTF8()}
+		screen := top.Options{Host: hostname(), Interval: o.interval, By: by, Sort: o.sort}
 		// A reading may outlast the screen. So nothing closes the reader here but the end of the process.
 		err := top.Run(top.New(s, screen), os.Stdin, e.terminal, os.Environ())
 		if err != nil {
@@ -241,16 +249,6 @@ func (e *env) checkScreen() error {
 		return inputf("top: this terminal (TERM=%s) cannot show a screen; %s", plain.Line(kind), instead)
 	}
 	return nil
-}
-
-// isUTF8 reports whether the terminal shows UTF-8, by the variables of the locale.
-func (e *env) isUTF8() bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if locale := strings.ToLower(e.getenv(name)); locale != "" {
-			return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
-		}
-	}
-	return false
 }
 
 func hostname() string {
@@ -332,40 +330,3 @@ func (s *topSource) Run(args ...string) (string, bool) {
 	code := e.run(args)
 	return text.String(), code == exitDone
 }
-
-// Explain implements top.Source.
-func (s *topSource) Explain(r *live.Row) (string, bool) {
-	if r.Name != nil {
-		return s.Run("explain", "--", r.Name.Name)
-	}
-	if r.IsPool() {
-		return s.Run("explain", "--", r.Item.Key.Pool)
-	}
-	where := []string{"--", r.Device, r.Direction}
-	if r.Part == nil {
-		var address netip.Addr
-		e, _ := s.e.inner()
-		err := e.with(loader.Read, "explain", func(n *loader.Namespace) error {
-			h, err := n.Find(r.Device, r.Place.Direction)
-			if err != nil || h == nil {
-				return cmp.Or(err, errRuleGone)
-			}
-			defer h.Close()
-			address = explain.Example(h, r.Prefix)
-			return nil
-		})
-		if err != nil {
-			return err.Error(), false
-		}
-		where = append(where, address.String())
-	} else if subnet, err := netip.ParsePrefix(r.Part.Key); err == nil {
-		where = append(where, subnet.Addr().String())
-	} else if _, err := netip.ParseAddr(r.Part.Key); err == nil {
-		where = append(where, r.Part.Key)
-	} else {
-		where = append([]string{"--flow", r.Part.Key}, where...)
-	}
-	return s.Run(append([]string{"explain"}, where...)...)
-}
-
-var errRuleGone = inputf("the rule was just deleted")

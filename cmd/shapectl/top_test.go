@@ -381,23 +381,20 @@ func TestTopOnATerminal(t *testing.T) {
 
 	counted := r.show("va", "egress", "10.0.0.9")[0]
 	term.press("/mallory\rr2mbit\r")
-	term.shows("mallory egress 10.0.0.9: 1mbit -> 2mbit")
-	if now := r.show("va", "egress", "10.0.0.9")[0]; now.Rate != 1e6 {
-		t.Errorf("the rate is %d before the answer", now.Rate)
-	}
-	term.press("y")
 	term.until("the new rate", func(lines []string) bool {
 		flood.send()
-		return strings.Contains(lines[3], " 2mbit ")
+		return strings.Contains(strings.Join(lines, "\n"), "u undoes it") && strings.Contains(lines[4], " 2mbit ")
 	})
+	term.press("c")
+	term.until("no pending change", func(lines []string) bool { return strings.Contains(lines[3], " 2mbit ") })
 	now := r.show("va", "egress", "10.0.0.9")[0]
 	if now.Rate != 2e6 || now.Name != "mallory" || now.PassedPackets < counted.PassedPackets || now.DroppedPackets < counted.DroppedPackets {
 		t.Errorf("the rule was %+v and is %+v", counted, now)
 	}
-	term.press("r3mbit\rt")
-	term.shows("it reverts in")
-	term.press("cu")
-	term.until("no change", func(lines []string) bool { return !strings.Contains(strings.Join(lines, "\n"), "it reverts in") })
+	term.press("r3mbit\r")
+	term.shows("u undoes it")
+	term.press("u")
+	term.until("no change", func(lines []string) bool { return !strings.Contains(strings.Join(lines, "\n"), "u undoes it") })
 	if now := r.show("va", "egress", "10.0.0.9")[0]; now.Rate != 2e6 {
 		t.Errorf("undone, the rate is %d", now.Rate)
 	}

@@ -141,14 +141,9 @@ const (
 // Lines are the heads and rows of a view, at most width columns wide where that can be; 0 is no limit. Before what is not in
 // force stands X, and before what drops packets !. notes say what is not shown.
 func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
-	cells, marks := make([]row, len(rows)), make([]string, len(rows)+1)
-	marks[0] = "  "
+	cells := make([]row, len(rows))
 	for i := range rows {
 		r := &rows[i]
-		marks[i+1] = map[string]string{"out": " X", "dropping": " !"}[r.Activity()]
-		if marks[i+1] == "" {
-			marks[i+1] = "  "
-		}
 		if cells[i].depth, cells[i].now = r.Depth, r; r.Name != nil {
 			named := NewNamed(r)
 			cells[i].named = &named
@@ -161,9 +156,15 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 			cells[i].bucket = &bucket
 		}
 	}
-	lines, notes = tableLines(cells, topColumns(cells, by, width), max(width-len(marks[0]), 0))
+	lines, notes = tableLines(cells, topColumns(cells, by, width), max(width-2, 0))
 	for i := range lines {
-		lines[i] = marks[i] + lines[i]
+		mark := "  "
+		if i > 0 && rows[i-1].Activity() == "out" {
+			mark = " X"
+		} else if i > 0 && rows[i-1].Refusing > 0 {
+			mark = " !"
+		}
+		lines[i] = mark + lines[i]
 	}
 	return lines, notes
 }

@@ -5,6 +5,9 @@ import "github.com/shapectl/shapectl/internal/live"
 // samples is how many readings the plots show: a minute at one a second.
 const samples = 60
 
+// blocks are what plots are drawn with.
+var blocks = []rune("▁▂▃▄▅▆▇█")
+
 // A point is what a rule did over an interval.
 type point struct{ passed, dropped float32 } // bit/s
 
@@ -32,7 +35,7 @@ func (h *history) add(r *live.Reading) {
 
 // plot draws the points of rules together in so many cells, the newest on the right. full is the rate of a full cell; 0
 // for the highest point. dropped says which cells have lost packets.
-func (h *history) plot(rules []*live.Item, cells int, full float64, blocks []rune) (text []rune, dropped []bool) {
+func (h *history) plot(rules []*live.Item, cells int, full float64) (text []rune, dropped []bool) {
 	each := max(samples/cells, 1)
 	heights := make([]float64, cells)
 	dropped = make([]bool, cells)

@@ -1,9 +1,9 @@
 package top
 
 import (
+	"cmp"
 	"context"
-	"errors"
-	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -22,8 +22,6 @@ type Options struct {
 	Host     string
 	Interval time.Duration
 	By, Sort string // By is one of live.Views, or of a Subject
-	Colour   bool
-	UTF8     bool
 }
 
 // A frame is one of the tables that were opened out of one another.
@@ -38,37 +36,25 @@ type frame struct {
 	close context.CancelFunc
 	next  chan Seen
 	seen  *Seen // the last; nil for none yet
+
+	text string // a page instead of a table; "" for none
 }
 
-// A mode is what keys are for.
-type mode int
-
-const (
-	tableMode  mode = iota
-	filterMode      // they write the filter
-	rateMode        // a rate
-	askMode         // they answer a question
-	textMode        // they scroll a text
-)
-
-// A question is a change that is asked for.
-type question struct {
-	of             *live.Item // the rule or pool; nil for the rules with a name
-	name           string
-	args           []string // of set
-	what, question string   // would change; with the keys that answer it
-	confirms       bool     // it is about the change that is not confirmed
+// A prompt is a line that keys write, and what it is for.
+type prompt struct {
+	says  string   // "" for none
+	args  []string // of set, for a rate; nil for the filter
+	input string
 }
 
-// confirmAfter is when a change of a rate reverts, if that is what the answer says.
-const confirmAfter = time.Minute
+// confirmAfter is when a change of a rate reverts.
+const confirmAfter = "1m"
 
 // Model is the state of the screen. It implements tea.Model.
 type Model struct {
 	source Source
 	host   string
 	every  time.Duration
-	look
 
 	width, height int
 	reading       *live.Reading // what is shown; nil before the first one
@@ -84,14 +70,9 @@ type Model struct {
 	of                 int        // how many there were before the filter
 	cursor             string     // the id of the selected row; "" for the first one
 	at                 int        // where that row was
-	offset             int        // the first row that is shown
+	offset             int        // the first row or line that is shown
 
-	mode    mode
-	input   string
-	ask     question
-	text    []string
-	whole   string // text before it was folded
-	scroll  int
+	prompt  prompt
 	message string // until the next key
 	busy    string // what is done now; "" for nothing
 }
@@ -99,8 +80,7 @@ type Model struct {
 // New makes a screen of a source.
 func New(source Source, o Options) *Model {
 	m := &Model{
-		source: source, host: o.Host, every: o.Interval, look: look{o.Colour, o.UTF8}, view: o.By, sort: o.Sort, width: 80, height: 24,
-		frames: []*frame{{}},
+		source: source, host: o.Host, every: o.Interval, view: o.By, sort: o.Sort, width: 80, height: 24, frames: []*frame{{}},
 	}
 	if !slices.Contains(live.Views, o.By) {
 		m.view = live.Views[0]
@@ -134,8 +114,9 @@ type (
 		seen Seen
 	}
 	doneMsg struct { // a command that the user asked for
-		text string
-		long bool // the text is a page
+		text  string
+		title string // of a page with the text
+		long  bool   // it is a page
 	}
 )
 
@@ -159,7 +140,6 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
-		m.fold()
 	case tickMsg:
 		return m, m.read
 	case readingMsg:
@@ -174,14 +154,12 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	case doneMsg:
 		m.busy = ""
 		if msg.text = strings.TrimRight(msg.text, "\n"); msg.long || strings.Count(msg.text, "\n") > mostSaid {
-			m.show(msg.text)
+			m.open(&frame{title: msg.title, text: msg.text})
 		} else {
 			m.message = plain.Line(strings.ReplaceAll(msg.text, "\n", "; "))
 		}
 	case tea.PasteMsg:
-		if m.mode == filterMode || m.mode == rateMode {
-			m.write(msg.Content)
-		}
+		m.write(msg.Content)
 	case tea.KeyPressMsg:
 		return m, m.press(msg)
 	}
@@ -267,14 +245,18 @@ func (m *Model) rebuild() {
 
 // selected is the selected row; nil for none.
 func (m *Model) selected() *live.Row {
-	if m.at >= len(m.rows) {
+	if m.at >= len(m.rows) || len(m.page()) > 0 {
 		return nil
 	}
 	return &m.rows[m.at]
 }
 
-// move selects another row.
+// move selects another row, or scrolls.
 func (m *Model) move(by int) {
+	if len(m.page()) > 0 {
+		m.offset = max(min(m.offset+by, len(m.page())-m.room()), 0)
+		return
+	}
 	m.at = max(min(m.at+by, len(m.rows)-1), 0)
 	if m.cursor = ""; m.at > 0 { // else whoever is the first one
 		m.cursor = m.rows[m.at].ID()
@@ -304,11 +286,11 @@ func (m *Model) back() {
 	}
 }
 
-// enter looks into the selected row.
-func (m *Model) enter() tea.Cmd {
-	r, here := m.selected(), m.frame()
+// enter looks into a row.
+func (m *Model) enter(r *live.Row) tea.Cmd {
+	here := m.frame()
 	switch {
-	case r == nil || here.by == "flow":
+	case here.by == "flow":
 		return nil
 	case r.Name != nil:
 		return m.open(&frame{title: "rules of " + plain.Line(r.Name.Name), by: "network", name: r.Name.Name})
@@ -331,16 +313,11 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "ctrl+z":
 		return tea.Suspend
 	}
-	if m.mode != rateMode {
-		m.message = ""
-	}
-	switch m.mode {
-	case filterMode, rateMode:
+	m.message = ""
+	if m.prompt.says != "" {
 		return m.edit(name, key.Text)
-	case askMode:
-		return m.answer(name)
 	}
-	by, all := 0, len(m.rows)+len(m.text)
+	by, all := 0, 1<<30
 	switch name {
 	case "up", "k":
 		by = -1
@@ -355,54 +332,45 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case "end", "G":
 		by = all
 	}
-	if m.mode == textMode {
-		m.scroll = max(min(m.scroll+by, len(m.text)-m.room()), 0)
-		if slices.Contains([]string{"esc", "q", "enter", "left", "h", "backspace", "?"}, name) {
-			m.mode = tableMode
-		}
-		return nil
-	}
 	if by != 0 {
 		m.move(by)
 		return nil
 	}
-	switch name {
-	case "q":
+	r, pending := m.selected(), m.reading != nil && m.reading.RevertsInNS != nil
+	switch {
+	case name == "q":
 		return tea.Quit
-	case "s", "S":
+	case name == "s", name == "S":
 		m.sort = next(orders, m.sort, name == "S")
 		m.first()
-	case "v", "V", "tab", "shift+tab":
-		m.view = next(live.Views, m.view, name == "V" || name == "shift+tab")
+	case name == "v", name == "V":
+		m.view = next(live.Views, m.view, name == "V")
 		m.first()
-	case "/":
-		m.mode, m.input = filterMode, m.filter
-	case "enter", "right", "l":
-		return m.enter()
-	case "esc", "left", "h", "backspace":
+	case name == "/":
+		m.prompt = prompt{says: "filter", input: m.filter}
+	case name == "enter" && r != nil:
+		return m.enter(r)
+	case name == "esc", name == "backspace":
 		if m.filter == "" {
 			m.back()
 		}
 		m.filter = ""
 		m.rebuild()
-	case "p", "space":
+	case name == "p", name == "space":
 		m.paused = !m.paused
-	case "?", "f1":
-		m.show(help)
-	case "e":
-		if r := m.selected(); r != nil && m.busy == "" {
-			row := *r
-			return m.do("counting packets for a second", true, func() (string, bool) { return m.source.Explain(&row) })
-		}
-	case "r":
-		m.askRate()
-	case "c":
-		if m.reading == nil || m.reading.RevertsInNS == nil {
-			m.message = "no change is pending"
-			return nil
-		}
-		m.ask = question{confirms: true, what: "the last change is not confirmed", question: "y confirm it  u undo it now  n cancel"}
-		m.mode = askMode
+	case name == "?":
+		return m.do("", "help", "top", "--help")
+	case m.busy != "": // one after the other
+	case name == "e" && r != nil:
+		return m.do("counting packets for a second", "explain", explainArgs(r)...)
+	case name == "r" && r != nil:
+		m.prompt = askRate(r)
+	case name == "c" && pending:
+		return m.do("confirming", "", "confirm")
+	case name == "u" && pending:
+		return m.do("undoing", "", "rollback")
+	case name == "c", name == "u":
+		m.message = "no change is pending"
 	}
 	return nil
 }
@@ -439,67 +407,43 @@ const mostInput = 100
 
 // write adds to the line that is written.
 func (m *Model) write(text string) {
-	if len(m.input)+len(text) <= mostInput {
-		m.input += strings.Map(func(c rune) rune {
+	p := &m.prompt
+	if p.says != "" && len(p.input)+len(text) <= mostInput {
+		p.input += strings.Map(func(c rune) rune {
 			if c < ' ' {
 				return -1
 			}
 			return c
 		}, text)
 	}
-	if m.mode == filterMode {
-		m.filter = m.input
+	if p.says != "" && p.args == nil {
+		m.filter = p.input
 		m.first()
 	}
 }
 
 // edit handles the keys that change the line that is written, or end it.
 func (m *Model) edit(name, text string) tea.Cmd {
-	filters := m.mode == filterMode
-	switch {
-	case name == "enter" && filters:
-		m.mode = tableMode
+	p := m.prompt
+	switch words := strings.Fields(p.input); {
+	case name == "enter" && len(words) > 0 && p.args != nil: // a rate, after a direction where that may be
+		m.prompt = prompt{}
+		args := slices.Concat([]string{"set", "--confirm", confirmAfter, "--rate", words[len(words)-1]}, p.args, words[:len(words)-1])
+		return m.do("setting the "+p.says, "", args...)
 	case name == "enter":
-		if err := m.askWhether(); err != nil {
-			m.message = oneLine(err)
-		}
+		m.prompt = prompt{}
 	case name == "esc":
-		m.input, m.message = "", ""
+		m.prompt.input = ""
 		m.write("")
-		m.mode = tableMode
-	case name == "up" && filters:
-		m.move(-1)
-	case name == "down" && filters:
-		m.move(1)
+		m.prompt = prompt{}
 	case name == "backspace":
-		runes := []rune(m.input)
-		m.input = string(runes[:max(len(runes)-1, 0)])
+		runes := []rune(p.input)
+		m.prompt.input = string(runes[:max(len(runes)-1, 0)])
 		m.write("")
-	case name == "ctrl+u":
-		m.input = ""
-		m.write("")
-	case text != "":
-		m.message = ""
+	default:
 		m.write(text)
 	}
 	return nil
-}
-
-// askRate begins to ask for another rate: of a rule without one, for that of its pool.
-func (m *Model) askRate() {
-	r := m.selected()
-	if r == nil {
-		return
-	}
-	m.ask = question{of: r.Item}
-	if r.Name != nil {
-		m.ask.name = r.Name.Name
-	}
-	for it := r.Item; it != nil && it.Limit.Rate == policy.Unlimited && it.Parent() != nil; {
-		it = it.Parent()
-		m.ask.of = it
-	}
-	m.mode, m.input, m.message = rateMode, "", ""
 }
 
 // called is what people call a rule or pool.
@@ -508,157 +452,70 @@ func called(it *live.Item) string {
 	return rule.Called()
 }
 
-// called is what the question is about, and now its rate.
-func (q *question) called() (called, now string) {
+// askRate asks for another rate: of a rule without one, for that of its pool.
+func askRate(r *live.Row) prompt {
+	if r.Name != nil {
+		return prompt{says: "[egress|ingress] rate of " + plain.Line(r.Name.Name), args: []string{"--", r.Name.Name}}
+	}
+	it := r.Item
+	for it.Limit.Rate == policy.Unlimited && it.Parent() != nil {
+		it = it.Parent()
+	}
+	rule := report.NewRule(it)
+	p := prompt{says: "rate of " + rule.Kind + " " + rule.Called() + ", now " + rule.RateText(), args: []string{"--kind", rule.Kind, "--"}}
+	if it.IsPool() {
+		p.args = append(p.args, it.Key.Pool)
+	} else {
+		p.args = append(p.args, it.Device, it.Direction, it.Network)
+	}
+	return p
+}
+
+// explainArgs are a command line that explains what limits a row.
+func explainArgs(r *live.Row) []string {
 	switch {
-	case q.of == nil:
-		return plain.Line(q.name), "the rate"
-	case q.of.IsPool():
-		called = "pool "
+	case r.Name != nil:
+		return []string{"explain", "--", r.Name.Name}
+	case r.IsPool():
+		return []string{"explain", "--", r.Item.Key.Pool}
 	}
-	rule := report.NewRule(q.of)
-	return called + rule.Called(), rule.RateText()
+	address := r.Prefix.Addr()
+	if !r.Prefix.IsSingleIP() {
+		address = address.Next()
+	}
+	where := []string{"explain", "--", r.Device, r.Direction}
+	if r.Part == nil {
+		return append(where, address.String())
+	}
+	if subnet, err := netip.ParsePrefix(r.Part.Key); err == nil {
+		return append(where, subnet.Addr().String())
+	}
+	if _, err := netip.ParseAddr(r.Part.Key); err == nil {
+		return append(where, r.Part.Key)
+	}
+	return slices.Insert(where, 1, "--flow", r.Part.Key)
 }
 
-// prompt asks for the rate.
-func (q *question) prompt() string {
-	called, now := q.called()
-	if q.of == nil {
-		return "[egress|ingress] rate of " + called
-	}
-	return fmt.Sprintf("rate of %s, now %s", called, now)
-}
-
-// askWhether asks whether to set the rate that was written.
-func (m *Model) askWhether() error {
-	q, words := &m.ask, strings.Fields(m.input)
-	direction := ""
-	if q.of == nil && len(words) == 2 {
-		d, err := policy.ParseDirection(words[0])
-		if err != nil {
-			return err
-		}
-		direction, words = d.String(), words[1:]
-	}
-	rate, err := policy.ParseRate(strings.Join(words, " "))
-	if err != nil {
-		return err
-	}
-	q.args = []string{"set", "--rate", rate.String()}
-	switch {
-	case q.of == nil:
-		q.args = append(q.args, "--", q.name)
-	case q.of.IsPool():
-		q.args = append(q.args, "--kind", "pool", "--", q.of.Key.Pool)
-	default:
-		q.args = append(q.args, "--kind", "rule", "--", q.of.Device, q.of.Direction, q.of.Network)
-	}
-	called, now := q.called()
-	if direction != "" {
-		called, q.args = called+" "+direction, append(q.args, direction)
-	}
-	q.what = fmt.Sprintf("%s: %s -> %s", called, now, rate)
-	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n cancel", plainly(confirmAfter))
-	m.mode, m.message = askMode, ""
-	return nil
-}
-
-// plainly is a duration without parts that are zero.
-func plainly(d time.Duration) string {
-	text := d.String()
-	for _, zero := range []string{"m0s", "h0m"} {
-		if strings.HasSuffix(text, zero) {
-			text = text[:len(text)-2]
-		}
-	}
-	return text
-}
-
-// do does something, and shows what it says.
-func (m *Model) do(says string, long bool, f func() (string, bool)) tea.Cmd {
-	m.busy = says
+// do runs a command line, and shows what it says: on a page if that has a title, fails or is long.
+func (m *Model) do(busy, title string, args ...string) tea.Cmd {
+	m.busy = busy
 	return func() tea.Msg {
-		text, ok := f()
-		return doneMsg{text, long || !ok}
-	}
-}
-
-// answer handles the answer to a question.
-func (m *Model) answer(key string) tea.Cmd {
-	q := m.ask
-	m.mode = tableMode
-	run := func(says string, args ...string) tea.Cmd {
-		return m.do(says, false, func() (string, bool) { return m.source.Run(args...) })
-	}
-	switch {
-	case q.confirms && key == "y":
-		return run("confirming", "confirm")
-	case q.confirms && key == "u":
-		return run("undoing", "rollback")
-	case !q.confirms && key == "y":
-		return run("setting "+q.what, q.args...)
-	case !q.confirms && key == "t":
-		return run("setting "+q.what, slices.Insert(q.args, 1, "--confirm", confirmAfter.String())...)
-	case key == "n" || key == "esc" || key == "q":
-		m.message = "nothing was changed"
-	default:
-		m.mode = askMode
-	}
-	return nil
-}
-
-// show shows a page.
-func (m *Model) show(text string) {
-	m.mode, m.whole, m.scroll = textMode, text, 0
-	m.fold()
-}
-
-// fold breaks the page into lines of the screen's width.
-func (m *Model) fold() {
-	m.text = nil
-	for line := range strings.Lines(m.whole) {
-		line = plain.Line(strings.TrimRight(line, "\n"))
-		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
-		folded := plain.Fold(strings.TrimLeft(line, " "), max(m.width, 20), indent, indent+"  ")
-		m.text = append(m.text, strings.Split(strings.TrimRight(folded, "\n"), "\n")...)
+		text, ok := m.source.Run(args...)
+		return doneMsg{text, cmp.Or(title, args[0]), title != "" || !ok}
 	}
 }
 
 func oneLine(err error) string { return plain.Line(plain.OneLine(err)) }
 
-// says is what a frame that looks at packets cannot see.
+// says is what was not seen.
 func (s *Seen) says() string {
-	var errs []error
+	if s.Err != nil {
+		return oneLine(s.Err)
+	}
 	for _, u := range s.Uses {
 		if u.Note != "" {
-			errs = append(errs, errors.New(u.Note))
+			return plain.Line(u.Note)
 		}
-	}
-	if err := errors.Join(append(errs, s.Err)...); err != nil {
-		return oneLine(err)
 	}
 	return ""
 }
-
-const help = `Rows with ! drop packets now: rules, and pools that refuse packets themselves. The row that drops most comes first,
-then the rows nearest to their rate. X marks rules that are not in force.
-
-  USE       rate of packets that passed       OF RATE  that in percent of the rate
-  DROPS     rate of packets that were dropped  DROPPED  share of packets that were dropped
-  LEVEL     how full the bucket, or the fullest of many, is
-  LAST MINUTE  use, where a full cell is the rate; without a shared rate, the highest use
-
-Keys
-
-  up, down, page up, page down, home, end   select a row (also k, j, g, G)
-  enter      open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
-  esc        go back; also clears the filter
-  s, S       the next or previous order: worst, use, percent, dropped, level, name
-  v, V, tab  the next or previous view: by network, by tree of pools, by name,
-             by the pools that several names draw from, the fullest buckets
-  /          show only rows that contain a text: name, plan, note, pool, device, network
-  r          change the rate; asks first, and keeps buckets
-  c          confirm or undo a pending change
-  e          explain what limits the row
-  p, space   pause
-  q, ctrl-c  quit; ctrl-z suspends`

@@ -14,12 +14,6 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 )
 
-// A look is how a terminal can show things.
-type look struct {
-	colour bool
-	utf8   bool
-}
-
 // Styles of parts of the screen.
 var (
 	bold     = ansi.NewStyle(ansi.AttrBold)
@@ -30,36 +24,37 @@ var (
 	waiting  = ansi.NewStyle(ansi.AttrBold).ForegroundColor(ansi.Yellow)
 )
 
-func (l look) styled(s ansi.Style, text string) string {
-	if !l.colour || text == "" || s == nil {
+func styled(s ansi.Style, text string) string {
+	if text == "" || s == nil {
 		return text
 	}
 	return s.Styled(text)
 }
 
-func (l look) blocks() []rune {
-	if l.utf8 {
-		return []rune("▁▂▃▄▅▆▇█")
+// page is the lines of a text that is shown instead of a table; nil for a table.
+func (m *Model) page() (lines []string) {
+	f := m.frame()
+	if f.seen != nil && f.seen.RTTs != nil {
+		var text strings.Builder
+		f.seen.RTTs.Text(&text, m.width)
+		return strings.Split(strings.TrimRight(text.String(), "\n"), "\n")
 	}
-	return []rune(".,:-=+*#")
-}
-
-// cut is a line that is at most so wide.
-func (l look) cut(text string, width int) string {
-	dots := "..."
-	if l.utf8 {
-		dots = "…"
+	for line := range strings.Lines(f.text) {
+		line = plain.Line(strings.TrimRight(line, "\n"))
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		folded := plain.Fold(strings.TrimLeft(line, " "), max(m.width, 20), indent, indent+"  ")
+		lines = append(lines, strings.Split(strings.TrimRight(folded, "\n"), "\n")...)
 	}
-	return ansi.Truncate(text, max(width, 0), dots)
+	return lines
 }
 
 // Screen is what the terminal shows: as many lines as it has, none wider than it is.
 func (m *Model) Screen() string {
 	lines, bottom := m.header(), m.bottom()
 	body := max(m.height-len(lines)-len(bottom), 0)
-	if m.mode == textMode {
-		text := m.text[min(m.scroll, max(len(m.text)-body, 0)):]
-		lines = append(lines, text[:min(body, len(text))]...)
+	if page := m.page(); page != nil {
+		page = page[min(m.offset, max(len(page)-body, 0)):]
+		lines = append(lines, page[:min(body, len(page))]...)
 	} else {
 		lines = append(lines, m.body(body)...)
 	}
@@ -68,14 +63,14 @@ func (m *Model) Screen() string {
 	}
 	lines = append(lines[:max(min(len(lines), m.height-len(bottom)), 0)], bottom...)
 	for i := range lines {
-		lines[i] = m.cut(lines[i], m.width)
+		lines[i] = ansi.Truncate(lines[i], m.width, "…")
 	}
 	return strings.Join(lines[:min(len(lines), m.height)], "\n")
 }
 
 // header is the lines above the table.
 func (m *Model) header() []string {
-	parts := []string{m.styled(bold, "shapectl top"), plain.Line(m.host)}
+	parts := []string{styled(bold, "shapectl top"), plain.Line(m.host)}
 	if m.reading != nil {
 		parts = append(parts, m.reading.Time.Format(time.TimeOnly))
 	}
@@ -88,7 +83,7 @@ func (m *Model) header() []string {
 	}
 	parts = append(parts, "by "+m.view, order)
 	if m.paused {
-		parts = append(parts, m.styled(waiting, "PAUSED"))
+		parts = append(parts, styled(waiting, "PAUSED"))
 	}
 	all := m.summary
 	says := plain.Count(all.Rules, "rule")
@@ -98,24 +93,24 @@ func (m *Model) header() []string {
 	if m.reading != nil && m.reading.Interval > 0 {
 		says = "passed " + report.Bits(uint64(all.Passed)) + "  dropped " + report.Bits(uint64(all.Dropped)) + "  " + says
 		if all.Dropping > 0 {
-			says += m.styled(dropping, fmt.Sprintf("  %d dropping", all.Dropping))
+			says += styled(dropping, fmt.Sprintf("  %d dropping", all.Dropping))
 		}
 		if all.Near > 0 {
-			says += m.styled(near, fmt.Sprintf("  %d near the rate", all.Near))
+			says += styled(near, fmt.Sprintf("  %d near the rate", all.Near))
 		}
 	} else if m.reading != nil {
 		says += "  measuring"
 	}
 	lines := []string{strings.Join(parts, "  "), says}
 	if m.failure != "" {
-		lines = append(lines, m.styled(dropping, m.failure))
+		lines = append(lines, styled(dropping, m.failure))
 	}
 	if m.reading != nil && m.reading.RevertsInNS != nil {
 		left := time.Duration(*m.reading.RevertsInNS)
-		lines = append(lines, m.styled(waiting, fmt.Sprintf("a change is not confirmed: it reverts in %v; c confirms it", left.Round(time.Second))))
+		lines = append(lines, styled(waiting, fmt.Sprintf("a change is not confirmed: it reverts in %v; c confirms it, u undoes it", left.Round(time.Second))))
 	}
 	if f := m.frame(); f.title != "" {
-		lines = append(lines, m.styled(bold, f.title))
+		lines = append(lines, styled(bold, f.title))
 	}
 	return lines
 }
@@ -129,11 +124,6 @@ const (
 // body is the table.
 func (m *Model) body(height int) []string {
 	f := m.frame()
-	if f.seen != nil && f.seen.RTTs != nil {
-		var text strings.Builder
-		f.seen.RTTs.Text(&text, m.width)
-		return strings.Split(strings.TrimRight(text.String(), "\n"), "\n")
-	}
 	if len(m.rows) == 0 {
 		return []string{"", "  " + m.none()}
 	}
@@ -155,7 +145,7 @@ func (m *Model) body(height int) []string {
 			line += strings.Repeat(" ", wide-ansi.StringWidth(line)+2)
 		}
 		if i == 0 {
-			lines[0] = m.styled(bold, line+m.plotHead(plots))
+			lines[0] = styled(bold, line+m.plotHead(plots))
 			continue
 		}
 		r := &rows[i-1]
@@ -167,7 +157,7 @@ func (m *Model) body(height int) []string {
 		if plots {
 			line += m.plot(r, min(m.width-wide-2, samples), selected)
 		}
-		lines[i] = m.styled(style, line)
+		lines[i] = styled(style, line)
 	}
 	return lines
 }
@@ -177,7 +167,7 @@ func (m *Model) plotHead(plots bool) string {
 		return ""
 	}
 	if span := m.every * samples; span != time.Minute {
-		return "LAST " + strings.ToUpper(plainly(span.Round(time.Second)))
+		return "LAST " + strings.ToUpper(span.Round(time.Second).String())
 	}
 	return "LAST MINUTE"
 }
@@ -189,11 +179,11 @@ func (m *Model) plot(r *live.Row, width int, selected bool) string {
 		rate, _, _ := r.InForce()
 		full = float64(rate)
 	}
-	text, dropped := m.history.plot(r.All(), width, full, m.blocks())
+	text, dropped := m.history.plot(r.All(), width, full)
 	var b strings.Builder
 	for i, cell := range text {
 		if dropped[i] && !selected {
-			b.WriteString(m.styled(dropping, string(cell)))
+			b.WriteString(styled(dropping, string(cell)))
 		} else {
 			b.WriteRune(cell)
 		}
@@ -202,7 +192,7 @@ func (m *Model) plot(r *live.Row, width int, selected bool) string {
 }
 
 // room is how many rows of the table, or lines of a page, have room.
-func (m *Model) room() int { return max(m.height-len(m.header())-len(m.bottom())-1, 1) }
+func (m *Model) room() int { return max(m.height-len(m.header())-3, 1) }
 
 // none says why there is no row.
 func (m *Model) none() string {
@@ -228,36 +218,26 @@ func (m *Model) none() string {
 func (m *Model) bottom() []string {
 	facts := ""
 	switch r, f := m.selected(), m.frame(); {
-	case m.mode == textMode || r == nil:
+	case r == nil:
 	case r.Name != nil:
-		named := report.NewNamed(r)
-		facts = named.Facts()
+		facts = plain.Count(len(r.Items), "rule") + " of " + plain.Line(r.Name.Name)
 	case f.look.By != "":
 		facts = f.seen.says()
 	default:
-		rule := report.NewRule(r.Item)
-		facts = rule.Facts()
+		facts = report.Facts(r.Item)
 	}
-	facts = m.styled(faint, m.cut(facts, m.width))
-	switch {
-	case m.mode == filterMode:
-		return []string{facts, "filter: " + plain.Line(m.input) + "_   enter keeps it, esc clears it"}
-	case m.mode == rateMode:
-		prompt := m.ask.prompt() + ": " + plain.Line(m.input) + "_"
-		if m.message != "" {
-			return append(m.folded(dropping, m.message), prompt)
-		}
-		return []string{m.styled(faint, "for example 20mbit; enter continues, esc cancels"), prompt}
-	case m.mode == askMode:
-		return append(m.folded(waiting, m.ask.what), m.styled(waiting, m.ask.question))
+	facts = styled(faint, ansi.Truncate(facts, m.width, "…"))
+	switch p := m.prompt; {
+	case p.says != "" && p.args == nil:
+		return []string{facts, "filter: " + plain.Line(p.input) + "_   enter keeps it, esc clears it"}
+	case p.says != "":
+		return []string{styled(faint, "for example 20mbit; enter sets it for "+confirmAfter+", then c confirms it; esc cancels"), p.says + ": " + plain.Line(p.input) + "_"}
 	case m.busy != "":
 		return []string{facts, m.busy}
 	case m.message != "":
 		return append([]string{facts}, m.folded(nil, m.message)...)
-	case m.mode == textMode && len(m.text) > m.height:
+	case m.page() != nil:
 		return []string{"esc goes back, the arrows scroll"}
-	case m.mode == textMode:
-		return []string{"esc goes back"}
 	}
 	return []string{facts, m.keys()}
 }
@@ -265,7 +245,7 @@ func (m *Model) bottom() []string {
 // folded breaks a text into lines.
 func (m *Model) folded(s ansi.Style, text string) (lines []string) {
 	for line := range strings.Lines(plain.Fold(text, max(m.width, 20), "", "  ")) {
-		lines = append(lines, m.styled(s, strings.TrimSuffix(line, "\n")))
+		lines = append(lines, styled(s, strings.TrimSuffix(line, "\n")))
 	}
 	return lines
 }

@@ -22,8 +22,6 @@ type Source interface {
 	Chosen(*live.Item) bool
 	// Look looks at packets until ctx is done, and says after each interval what it saw.
 	Look(ctx context.Context, at Subject, see func(Seen)) error
-	// Explain says what limits a row.
-	Explain(*live.Row) (text string, ok bool)
 	// Run runs a command line. ok is whether it did all of it.
 	Run(args ...string) (text string, ok bool)
 }
