@@ -453,20 +453,26 @@ func TestTopWithoutATerminal(t *testing.T) {
 		}
 	}
 
-	cmd := r.command("top", "-j", "--interval", "100ms")
-	out, err := cmd.StdoutPipe()
-	testenv.Must(t, err)
-	testenv.Must(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	for range 3 {
-		if !lines.Scan() || !json.Valid(lines.Bytes()) {
-			t.Fatalf("a line of top -j is %q, %v", lines.Text(), lines.Err())
-		}
+	streams := [][]string{{"top", "-j", "--interval", "100ms"}}
+	if !testenv.OlderThan(t, 6, 6) {
+		streams = append(streams, []string{"top", "-j", "--interval", "100ms", "--by", "host"}, []string{"top", "-j", "--interval", "100ms", "--rtt"})
 	}
-	testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
+	for _, line := range streams {
+		cmd := r.command(line...)
+		out, err := cmd.StdoutPipe()
+		testenv.Must(t, err)
+		testenv.Must(t, cmd.Start())
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for range 3 {
+			if !lines.Scan() || !json.Valid(lines.Bytes()) {
+				t.Fatalf("a line of %s is %q, %v", line, lines.Text(), lines.Err())
+			}
+		}
+		testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }
 

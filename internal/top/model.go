@@ -31,6 +31,7 @@ type frame struct {
 	pool   string // what the rows are within
 	name   string // of the rules
 	cursor string // the id of the selected row in the table below; "" for the first one
+	filter string // of that table
 
 	look  Subject // what it looks at, if by is of one
 	close context.CancelFunc
@@ -84,10 +85,8 @@ func New(source Source, o Options) *Model {
 	}
 	if !slices.Contains(live.Views, o.By) {
 		m.view = live.Views[0]
-		m.frames = append(m.frames, &frame{title: o.By + "s of all rules", by: o.By, look: Subject{By: o.By}})
-		if o.By == "rtt" {
-			m.frame().title = "round trips"
-		}
+		title := map[string]string{"host": "hosts", "flow": "flows", "rtt": "round trips"}[o.By]
+		m.frames = append(m.frames, &frame{title: title, by: o.By, look: Subject{By: o.By}})
 	}
 	return m
 }
@@ -265,7 +264,7 @@ func (m *Model) move(by int) {
 
 // open shows another table.
 func (m *Model) open(f *frame) tea.Cmd {
-	f.cursor = m.cursor
+	f.cursor, f.filter = m.cursor, m.filter
 	m.frames = append(m.frames, f)
 	m.filter = ""
 	m.first()
@@ -279,7 +278,7 @@ func (m *Model) back() {
 	}
 	f := m.frame()
 	m.frames = m.frames[:len(m.frames)-1]
-	m.cursor, m.offset = f.cursor, 0
+	m.cursor, m.filter, m.offset = f.cursor, f.filter, 0
 	m.rebuild()
 	if f.close != nil {
 		f.close()
@@ -341,7 +340,7 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	case name == "q":
 		return tea.Quit
 	case name == "s", name == "S":
-		m.sort = next(orders, m.sort, name == "S")
+		m.sort = next(live.Orders, m.sort, name == "S")
 		m.first()
 	case name == "v", name == "V":
 		m.view = next(live.Views, m.view, name == "V")
@@ -350,12 +349,11 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 		m.prompt = prompt{says: "filter", input: m.filter}
 	case name == "enter" && r != nil:
 		return m.enter(r)
+	case m.filter == "" && (name == "esc" || name == "backspace"):
+		m.back()
 	case name == "esc", name == "backspace":
-		if m.filter == "" {
-			m.back()
-		}
 		m.filter = ""
-		m.rebuild()
+		m.first()
 	case name == "p", name == "space":
 		m.paused = !m.paused
 	case name == "?":
@@ -380,9 +378,6 @@ func (m *Model) first() {
 	m.cursor, m.at, m.offset = "", 0, 0
 	m.rebuild()
 }
-
-// orders are those that a key chooses.
-var orders = []string{live.Worst, "use", "percent", "dropped", "level", "name"}
 
 func next(names []string, now string, back bool) string {
 	step := 1

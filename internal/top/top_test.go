@@ -349,7 +349,7 @@ func TestWorstFirst(t *testing.T) {
 func TestOrdersAndViews(t *testing.T) {
 	d := drive(t, 100, 30, Options{})
 	firsts := map[string]string{}
-	for range orders {
+	for range live.Orders {
 		firsts[d.sort] = d.rows[0].Called()
 		d.press("s")
 	}
@@ -360,7 +360,7 @@ func TestOrdersAndViews(t *testing.T) {
 			t.Errorf("by %s the first one is %s, not %s", sort, firsts[sort], want)
 		}
 	}
-	d.press("S")
+	d.press("S", "S", "S", "S")
 	d.shows("sorted by name")
 	d.press("v")
 	d.shows("by tree", "    bob egress")
@@ -383,7 +383,9 @@ func TestFilter(t *testing.T) {
 	if len(d.rows) != 2 {
 		t.Errorf("%d rows have that plan:\n%s", len(d.rows), d.Screen())
 	}
-	d.press("enter", "v", "v")
+	d.press("enter", "e")
+	d.shows("done: explain")
+	d.press("esc", "v", "v") // the filter stays
 	d.shows("filter silVER: 1 of 5", "bob")
 	d.press("v", "v", "v", "v")
 	d.shows("uplink", "ap-1", "bob egress") // with the pools above
