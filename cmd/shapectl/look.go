@@ -137,8 +137,8 @@ func (l *ruleLooker) read() (use live.Use, err error) {
 		}
 		for _, t := range reading.Talkers {
 			p := l.buckets[t.Key]
-			p.Key, p.Offered, p.Passed = t.Key, offered(t.Bytes), passed(t.PassedBytes)
-			seen[p.Key] = true
+			p.Name, p.Offered, p.Passed = t.Key, offered(t.Bytes), passed(t.PassedBytes)
+			seen[t.Key] = true
 			use.Parts = append(use.Parts, l.rule.PartRow(p))
 		}
 		use.Offered, use.Passed = offered(reading.Total.Bytes), passed(reading.Total.PassedBytes)
@@ -180,7 +180,7 @@ func (l *ruleLooker) readBuckets() error {
 		slices.SortFunc(fullest, func(a, b live.Bucket) int { return cmp.Compare(b.Bytes, a.Bytes) })
 		l.buckets = map[string]live.Part{}
 		for _, b := range fullest[:min(len(fullest), mostBuckets)] {
-			l.buckets[b.Name] = live.Part{Bucket: b, Key: b.Name, Full: it.FullPercent(b.Bytes)}
+			l.buckets[b.Name] = live.Part{Bucket: b, Full: it.FullPercent(b.Bytes)}
 		}
 		return nil
 	})

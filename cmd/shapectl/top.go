@@ -221,10 +221,10 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	}
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			return failed
+			return nil
 		case <-tick.C:
 		}
 		r, err := s.Read()
@@ -237,6 +237,7 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		}
 		print(answer, func(w io.Writer, width int) error { return report.TopText(w, r, view, width) }, err)
 	}
+	return failed
 }
 
 // checkScreen returns an error unless there is a terminal that can show a screen.

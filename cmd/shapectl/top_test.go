@@ -377,6 +377,8 @@ func TestTopOnATerminal(t *testing.T) {
 		term.press("\x1b")
 		term.shows("hosts of va")
 	}
+	term.press("\x1b")
+	term.shows("filter 10.0.1.0: 1 of 4")
 	term.back()
 
 	counted := r.show("va", "egress", "10.0.0.9")[0]

@@ -24,10 +24,9 @@ type FullBucket struct {
 
 // A Part of a rule is one of its hosts, subnets or flows: what it sends, and its bucket.
 type Part struct {
-	Bucket                 // without a Name if it has none
-	Key             string // the host, subnet or flow
-	Full            Value  // the level in percent of what the bucket and its queue can hold
-	Offered, Passed Value  // bit/s; not known of who is only known by a bucket
+	Bucket                // Name is always known
+	Full            Value // its level in percent of what the bucket and its queue can hold; not known if it has no bucket
+	Offered, Passed Value // bit/s; not known of who is only known by a bucket
 }
 
 // A Use is who used a rule over an interval.

@@ -166,7 +166,7 @@ func (r *Row) Called() string {
 	case r.Name != nil:
 		return r.Name.Name
 	case r.Part != nil:
-		return r.Part.Key
+		return r.Part.Name
 	}
 	return cmp.Or(r.Label.Name, r.Key.String())
 }
@@ -177,7 +177,7 @@ func (r *Row) ID() string {
 	case r.Name != nil:
 		return "name\x00" + r.Name.Name
 	case r.Part != nil:
-		return r.Key.String() + "\x00" + r.Part.Key
+		return r.Key.String() + "\x00" + r.Part.Name
 	}
 	return r.Key.String()
 }
@@ -236,7 +236,7 @@ func (out *Reading) Rows(v View) (rows []Row, of int) {
 	for _, b := range out.Fullest {
 		full[b.Item] = max(full[b.Item], b.Percent)
 		if v.By == "bucket" && (v.Chosen == nil || v.Chosen(b.Item)) {
-			rows = append(rows, b.PartRow(Part{Bucket: b.Bucket, Key: b.Bucket.Name, Full: known(b.Percent)}))
+			rows = append(rows, b.PartRow(Part{Bucket: b.Bucket, Full: known(b.Percent)}))
 		}
 	}
 	if v.By == "bucket" {
@@ -356,7 +356,7 @@ func (v View) wanted() func(*Row) bool {
 			return false
 		}
 		for i, word := range words {
-			isPart := r.Part != nil && strings.Contains(r.Part.Key, word)
+			isPart := r.Part != nil && strings.Contains(r.Part.Name, word)
 			if !isPart && !slices.ContainsFunc(r.All(), func(it *Item) bool { return it.matches(word, addresses[i]) }) {
 				return false
 			}

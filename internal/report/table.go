@@ -563,6 +563,8 @@ func partColumns(head string) []column {
 			return cell(r)
 		}}
 	}
+	level := bucket("LEVEL", 1, func(r *row) string { return bytesText(r.bucket.LevelBytes) })
+	level.always = head == "KEY" // of buckets, whose second level may be all that they have
 	return []column{
 		{head: head, cut: func(*row) bool { return true }, inside: true, least: leastName, cell: func(r *row) string {
 			if r.IsPool() {
@@ -575,7 +577,7 @@ func partColumns(head string) []column {
 		bits("DROPS", func(p *live.Part) live.Value {
 			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
 		}),
-		bucket("LEVEL", 1, func(r *row) string { return bytesText(r.bucket.LevelBytes) }),
+		level,
 		bucket("FULL", 1, func(r *row) string {
 			return optional(r.CapacityBytes, func(capacity uint64) string {
 				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))

@@ -56,7 +56,7 @@ func NewTalkers(interval time.Duration, uses []live.Use, v live.View) Talkers {
 			OfferedBits: bits(u.Offered), PassedBits: bits(u.Passed), Talkers: []Talker{}, LeftOut: of - len(rows), Note: u.Note,
 		}
 		for _, r := range rows {
-			one.Talkers = append(one.Talkers, Talker{r.Part.Key, bits(r.Part.Offered), bits(r.Part.Passed), r.Part.Bytes, percentOrNull(r.Part.Full)})
+			one.Talkers = append(one.Talkers, Talker{r.Part.Name, bits(r.Part.Offered), bits(r.Part.Passed), r.Part.Bytes, percentOrNull(r.Part.Full)})
 		}
 		all.Rules, all.rows, all.of = append(all.Rules, one), append(all.rows, rows...), all.of+of
 	}

@@ -152,7 +152,6 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 		rule := NewRule(r.Item)
 		if cells[i].Rule = &rule; r.Part != nil {
 			bucket := NewBucket(r.Item, r.Part.Bucket)
-			bucket.Key = r.Part.Key
 			cells[i].bucket = &bucket
 		}
 	}
@@ -184,6 +183,21 @@ func topColumns(cells []row, by string, width int) []column {
 		return columns
 	}
 	indent := func(r *row, text string) string { return strings.Repeat("  ", r.depth) + text }
+	devices, directions := map[string]bool{}, map[string]bool{}
+	for _, r := range cells {
+		if !r.IsPool() && r.Name != "" {
+			devices[r.Device], directions[r.Direction] = true, true
+		}
+	}
+	place := func(r *row) string { // what tells rules with a name apart
+		switch {
+		case len(devices) < 2:
+			return r.Direction
+		case len(directions) < 2:
+			return plain.Line(r.Device)
+		}
+		return r.where()
+	}
 	columns := []column{{
 		head: "POOL OR RULE", always: true, cut: func(*row) bool { return true }, inside: true, least: leastRule,
 		cell: func(r *row) string { return indent(r, r.Called()) },
@@ -191,7 +205,7 @@ func topColumns(cells []row, by string, width int) []column {
 			if r.IsPool() || r.Name == "" {
 				return indent(r, r.Called())
 			}
-			return indent(r, plain.Line(r.Name)+" "+r.Direction)
+			return indent(r, plain.Line(r.Name)+" "+place(r))
 		}},
 	}}
 	rate := column{head: "RATE", drop: 3, cell: func(r *row) string {
@@ -218,15 +232,12 @@ func topColumns(cells []row, by string, width int) []column {
 	return columns
 }
 
-// Called is what people call the rule or pool: a pool by its name, a rule by its name or else its device.
+// Called is what people call the rule or pool: a pool by its name, a rule by its name, if any, and its place.
 func (r *Rule) Called() string {
-	switch {
-	case r.IsPool():
+	if r.IsPool() {
 		return plain.Line(r.Name)
-	case r.Name == "":
-		return r.where() + " " + r.network()
 	}
-	return plain.Line(r.Name) + " " + r.Direction + " " + r.network()
+	return strings.TrimLeft(plain.Line(r.Name)+" "+r.where()+" "+r.network(), " ")
 }
 
 // writeRows writes the rows of a view as a table.

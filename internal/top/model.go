@@ -294,7 +294,7 @@ func (m *Model) enter(r *live.Row) tea.Cmd {
 	case r.Name != nil:
 		return m.open(&frame{title: "rules of " + plain.Line(r.Name.Name), by: "network", name: r.Name.Name})
 	case here.by == "host":
-		return m.open(&frame{title: "flows of " + r.Part.Key + ", " + called(r.Item), by: "flow", look: Subject{"flow", r.Item, r.Part.Key}})
+		return m.open(&frame{title: "flows of " + r.Part.Name + ", " + called(r.Item), by: "flow", look: Subject{"flow", r.Item, r.Part.Name}})
 	case !r.IsPool():
 		return m.open(&frame{title: "hosts of " + called(r.Item), by: "host", look: Subject{By: "host", Rule: r.Item}})
 	case here.pool != r.Key.Pool:
@@ -482,13 +482,13 @@ func explainArgs(r *live.Row) []string {
 	if r.Part == nil {
 		return append(where, address.String())
 	}
-	if subnet, err := netip.ParsePrefix(r.Part.Key); err == nil {
+	if subnet, err := netip.ParsePrefix(r.Part.Name); err == nil {
 		return append(where, subnet.Addr().String())
 	}
-	if _, err := netip.ParseAddr(r.Part.Key); err == nil {
-		return append(where, r.Part.Key)
+	if _, err := netip.ParseAddr(r.Part.Name); err == nil {
+		return append(where, r.Part.Name)
 	}
-	return slices.Insert(where, 1, "--flow", r.Part.Key)
+	return slices.Insert(where, 1, "--flow", r.Part.Name)
 }
 
 // do runs a command line, and shows what it says: on a page if that has a title, fails or is long.

@@ -167,7 +167,7 @@ func (m *Model) plotHead(plots bool) string {
 		return ""
 	}
 	if span := m.every * samples; span != time.Minute {
-		return "LAST " + strings.ToUpper(span.Round(time.Second).String())
+		return "LAST " + strings.ToUpper(strings.Replace(span.Round(time.Second).String(), "m0s", "m", 1))
 	}
 	return "LAST MINUTE"
 }
@@ -235,19 +235,12 @@ func (m *Model) bottom() []string {
 	case m.busy != "":
 		return []string{facts, m.busy}
 	case m.message != "":
-		return append([]string{facts}, m.folded(nil, m.message)...)
+		text := plain.Fold(m.message, max(m.width, 20), "", "  ")
+		return append([]string{facts}, strings.Split(strings.TrimRight(text, "\n"), "\n")...)
 	case m.page() != nil:
 		return []string{"esc goes back, the arrows scroll"}
 	}
 	return []string{facts, m.keys()}
-}
-
-// folded breaks a text into lines.
-func (m *Model) folded(s ansi.Style, text string) (lines []string) {
-	for line := range strings.Lines(plain.Fold(text, max(m.width, 20), "", "  ")) {
-		lines = append(lines, styled(s, strings.TrimSuffix(line, "\n")))
-	}
-	return lines
 }
 
 // keys names the keys, the most important ones first.

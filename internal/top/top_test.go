@@ -177,10 +177,10 @@ func (f *fake) Look(ctx context.Context, at Subject, see func(Seen)) error {
 		see(Seen{RTTs: &report.RTTs{Rules: []report.RTT{{Device: "eth0", Direction: "egress", CIDR: "10.0.1.0/24"}}}})
 		return nil
 	case at.Host != "":
-		add(live.Part{Key: "tcp," + at.Host + ":443,192.0.2.1:5000", Offered: known(3e6), Passed: known(1e6)})
+		add(live.Part{Bucket: live.Bucket{Name: "tcp," + at.Host + ":443,192.0.2.1:5000"}, Offered: known(3e6), Passed: known(1e6)})
 	default:
-		add(live.Part{Key: "10.0.1.2", Offered: known(1e6), Passed: known(1e6)})
-		add(live.Part{Key: "10.0.1.1", Offered: known(5e6), Passed: known(1e6), Bucket: live.Bucket{Bytes: 14000}, Full: known(93.3)})
+		add(live.Part{Bucket: live.Bucket{Name: "10.0.1.2"}, Offered: known(1e6), Passed: known(1e6)})
+		add(live.Part{Bucket: live.Bucket{Name: "10.0.1.1", Bytes: 14000}, Offered: known(5e6), Passed: known(1e6), Full: known(93.3)})
 	}
 	see(Seen{Uses: []live.Use{use}})
 	return nil
@@ -444,7 +444,7 @@ func TestBeginWithALook(t *testing.T) {
 // Where it is not known what passed, it is not known either what was dropped.
 func TestTalkersOfAQueue(t *testing.T) {
 	it := &readingOf(1, made{device: "eth0", prefix: "10.0.1.0/24", rate: 1e6}).Items[0]
-	rows := []live.Row{it.PartRow(live.Part{Key: "10.0.1.1", Offered: live.Value{N: 5e6, Known: true}})}
+	rows := []live.Row{it.PartRow(live.Part{Bucket: live.Bucket{Name: "10.0.1.1"}, Offered: live.Value{N: 5e6, Known: true}})}
 	if rows[0].Dropped != 0 || rows[0].Use != 5e6 {
 		t.Errorf("it is %+v", rows[0])
 	}
@@ -473,7 +473,7 @@ func TestSetRate(t *testing.T) {
 		d.f.asked = nil
 	}
 	d.press("r")
-	d.shows("rate of rule bob egress 10.0.0.8, now 30mbit: _")
+	d.shows("rate of rule bob eth0 egress 10.0.0.8, now 30mbit: _")
 	d.press("10mbt", "backspace", "it")
 	d.f.reading = func(second int) *live.Reading { return readingOf(second, provider(second)[:3]...) }
 	d.read(3) // the question stays about the same rule
