@@ -173,7 +173,7 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 		return err
 	}
 	s := &topSource{e: e, reader: &live.Reader{Options: options, Netns: e.netns}, arguments: chosen, topOptions: o, onScreen: onScreen}
-	if first, err := s.read(live.What{}); first == nil { // before there is a screen: an error is a line
+	if first, err := s.Read(); first == nil { // before there is a screen: an error is a line
 		return err
 	}
 	by := o.by
@@ -276,10 +276,8 @@ type topSource struct {
 const fullestBuckets = 20
 
 // Read implements top.Source.
-func (s *topSource) Read() (*live.Reading, error) { return s.read(live.What{Fullest: fullestBuckets}) }
-
-func (s *topSource) read(what live.What) (*live.Reading, error) {
-	r, err := s.reader.Read(what)
+func (s *topSource) Read() (*live.Reading, error) {
+	r, err := s.reader.Read(live.What{Fullest: fullestBuckets})
 	if r == nil {
 		return nil, fmt.Errorf("top: %w", s.e.advise(err))
 	}
