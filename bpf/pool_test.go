@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -510,6 +511,44 @@ func TestPoolOnTwoCPUs(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A guarantee gives its burst beyond the pool only once, however often it is taken away and given again.
+func TestGuaranteeGivesNoRoom(t *testing.T) {
+	const guarantee, burst, step = 80_000, 32 << 10, uint64(100 * time.Millisecond)
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+		t.Run(policy.Each{Kind: each}.String(), func(t *testing.T) {
+			f := newForest(t, 64)
+			now := uint64(time.Hour)
+			f.putIn(pool("up", policy.Rule{Rate: 8000, Capacity: 2000}), now)
+			with := policy.Rule{
+				Prefix: prefix("10.0.0.0/16"), Rate: 8_000_000, Capacity: 1 << 20, Within: "up", Guarantee: guarantee,
+				Each: policy.Each{Kind: each}, Members: 1,
+			}
+			without := with
+			without.Guarantee, without.Members = 0, 0
+			passed, atMost := 0.0, 2000.0+burst+1000
+			for i := range 40 {
+				rule := with
+				if i%2 == 1 {
+					rule = without
+				} else {
+					atMost += guarantee / 8 * float64(step) / 1e9
+				}
+				atMost += 1000 * float64(step) / 1e9 // of the pool
+				f.put(rule, now)
+				for end := now + step; now < end; now += step / 100 {
+					frame, m := sized(addr("10.0.0.1"), 1000, 0, now)
+					if verdict, _, _ := sendTimed(f, f.program(), frame, m); verdict != drop {
+						passed += 1000
+					}
+				}
+			}
+			if passed > atMost {
+				t.Errorf("%.0f bytes passed, want at most %.0f", passed, atMost)
+			}
+		})
 	}
 }
 

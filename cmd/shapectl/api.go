@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -45,11 +46,14 @@ type apiCommand struct {
 	forms []string
 	// contents are the names of files whose contents come with the request: of an argument or a flag.
 	contents []string
-	without  []string                             // flags that requests may not have: engines of replay load programs, which takes root
-	streams  bool                                 // the answer does not end
-	lines    func(given map[string][]string) bool // the answer is an object on each line
-	anywhere bool                                 // it is about no network namespace, so it refuses -n
+	without  []string // flags that requests may not have: engines of replay load programs, which takes root
+	streams  bool     // the answer does not end
+	lines    string   // the answer is an object on each line, unless this flag is given
+	anywhere bool     // it is about no network namespace, so it refuses -n
 }
+
+// someRules are the arguments of commands that show rules.
+var someRules = []string{"device direction network", "address direction", "network direction", "named direction"}
 
 // apiCommands are all commands but those that make no sense in a request.
 var apiCommands = []apiCommand{
@@ -60,15 +64,13 @@ var apiCommands = []apiCommand{
 	{name: "apply", changes: true, forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "confirm", changes: true},
 	{name: "rollback", changes: true},
-	{name: "show", forms: []string{"device direction network", "address direction", "network direction", "named direction"}},
+	{name: "show", forms: someRules},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export"},
-	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: func(given map[string][]string) bool {
-		return !slices.Equal(given["summary"], []string{"true"})
-	}},
+	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, anywhere: true, lines: "summary"},
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}, anywhere: true},
 	{name: "import nft", forms: []string{"ruleset"}, contents: []string{"ruleset"}, anywhere: true},
 	{name: "import tc", forms: []string{"device..."}},
@@ -249,11 +251,6 @@ func (a *api) getenv(name string) string {
 	return a.env.getenv(name)
 }
 
-// newEnv is for the command of a request.
-func (a *api) newEnv(netns string) *env {
-	return &env{in: strings.NewReader(""), getenv: a.getenv, netns: netns, contents: map[string][]byte{}}
-}
-
 // addTo plugs the API into a server.
 func (a *api) addTo(s *serve.Server) {
 	paths := map[string]string{"/api/v1/openapi.json": http.MethodGet}
@@ -280,64 +277,77 @@ func (a *api) addTo(s *serve.Server) {
 	}))
 }
 
-// answer runs the command of a request. It ends also if the client leaves: no change is left half made.
-func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
+// errForbidden is wrapped by errors of requests that lack a right.
+var errForbidden = errors.New("start serve with --any-netns to permit it")
+
+// prepare returns an environment for the command of a request, and the command line.
+func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 	given, err := argumentsOf(r)
 	if err != nil {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
-		return
+		return nil, nil, err
 	}
 	rtt := false
 	if c.name == topOnce.name {
 		given["once"], rtt = []string{"true"}, given["rtt"] != nil
 	}
-	where := a.env.netns
-	if other := given["netns"]; other != nil {
-		if !a.anyNetns || len(other) != 1 {
-			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
-			return
-		}
-		if where = other[0]; where == "" || strings.Contains(where, "/") { // a path would open any file of the server
-			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: netns is the name of a network namespace, or the id of a process in it", c.name)
-			return
-		}
-		if rtt && a.env.rtts != nil {
-			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: serve measures in its own network namespace, and in no other", c.name)
-			return
-		}
-		delete(given, "netns")
+	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns, contents: map[string][]byte{}}
+	other, elsewhere := given["netns"]
+	switch {
+	case !elsewhere:
+	case !a.anyNetns || len(other) != 1 || c.streams:
+		return nil, nil, fmt.Errorf("requests may name no network namespace; %w", errForbidden)
+	case other[0] == "" || strings.Contains(other[0], "/"): // a path would open any file of the server
+		return nil, nil, errors.New("netns is the name of a network namespace, or the id of a process in it")
+	case rtt && a.env.rtts != nil:
+		return nil, nil, errors.New("serve measures in its own network namespace, and in no other")
+	default:
+		e.netns = other[0]
 	}
-	e := a.newEnv(where)
+	if e.netns == a.env.netns {
+		e.history, e.rtts, e.feed, e.follows = a.env.history, a.env.rtts, a.env.feed, a.env.follows
+	}
 	if c.anywhere {
 		e.netns = ""
 	}
 	if asked := r.Header.Get(netnsHeader); asked != "" {
 		if here, err := netns.ID(e.netns); err != nil || here != asked {
-			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve is for another network namespace; run the command there, or as root", c.name)
-			return
+			return nil, nil, errors.New("serve is for another network namespace; run the command there, or as root")
 		}
 	}
 	if !c.changes {
 		e.ctx = r.Context()
 	}
-	if where == a.env.netns {
-		e.history, e.rtts = a.env.history, a.env.rtts
-	}
 	if rtt {
-		switch only := onlyRunning(url.Values(given)); {
-		case e.rtts == nil && only:
-			w.Header().Set("Content-Type", "application/json")
-			must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
-			return
-		case e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil):
-			serve.Fail(w, http.StatusBadRequest, exitInput, "%s: serve measures all the time, as --rtt says; leave interval and one-in out", c.name)
-			return
+		if e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil) {
+			return nil, nil, errors.New("serve measures all the time, as --rtt says; leave interval and one-in out")
 		}
 		delete(given, "running")
 	}
+	delete(given, "netns")
 	line, err := e.requested(c, given)
+	return e, line, err
+}
+
+// refuse answers with the error of a request that is not run.
+func refuse(c apiCommand, w http.ResponseWriter, err error) {
+	status, code := http.StatusBadRequest, exitInput
+	if errors.Is(err, errForbidden) {
+		status, code = http.StatusForbidden, exitMissing
+	}
+	serve.Fail(w, status, code, "%s: %v", c.name, err)
+}
+
+// answer runs the command of a request. It ends also if the client leaves: no change is left half made.
+func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	if c.name == topOnce.name && r.URL.Query().Has("rtt") && a.env.rtts == nil && onlyRunning(r) {
+		must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
+		return
+	}
+	e, line, err := a.prepare(c, r)
 	if err != nil {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
+		refuse(c, w, err)
 		return
 	}
 	accepted := r.Header.Get("Accept")
@@ -346,7 +356,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
-	w.Header().Set("Cache-Control", "no-store")
+	h.Set("Cache-Control", "no-store")
 	if r.Header.Get(columnsHeader) != "" {
 		a.runFor(c, e, line, w, r)
 		return
@@ -356,8 +366,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	if code == exitInput {
 		w.Discard() // or nobody hears of the error
 	}
-	h := w.Header()
-	h.Set("Content-Type", "application/json")
 	h.Set("Shapectl-Exit-Code", strconv.Itoa(code))
 	if text := told.warnings(); text != "" {
 		h.Set("Shapectl-Warnings", text)
@@ -368,7 +376,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		h.Set("Content-Type", "application/yaml; charset=utf-8")
 	case w.Len() > 0 && asText:
 		h.Set("Content-Type", "text/plain; charset=utf-8")
-	case w.Len() > 0 && c.lines != nil && c.lines(given):
+	case w.Len() > 0 && c.lines != "" && !slices.Contains(line, "--"+c.lines+"=true"):
 		h.Set("Content-Type", "application/x-ndjson")
 	case w.Len() == 0 && told.line != "":
 		serve.Fail(w, status(code, e.cause), code, "%s", told.line)
@@ -383,15 +391,9 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.
 func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {
-	given, err := argumentsOf(r)
-	e := a.newEnv(a.env.netns)
-	e.ctx, e.feed = r.Context(), a.env.feed
-	var line []string
-	if err == nil {
-		line, err = e.requested(c, given)
-	}
+	e, line, err := a.prepare(c, r)
 	if err != nil {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
+		refuse(c, w, err)
 		return
 	}
 	told := new(messages)
@@ -552,19 +554,15 @@ func (m *messages) warnings() string {
 
 // ascii escapes other characters in JSON.
 func ascii(text []byte) string {
-	var s strings.Builder
-	for _, r := range string(text) {
-		switch {
-		case r < 0x7f:
-			s.WriteRune(r)
-		case r < 0x10000:
-			fmt.Fprintf(&s, `\u%04x`, r)
-		default:
-			r -= 0x10000
-			fmt.Fprintf(&s, `\u%04x\u%04x`, 0xd800+r>>10, 0xdc00+r&0x3ff)
+	var s []byte
+	for _, unit := range utf16.Encode([]rune(string(text))) {
+		if unit < 0x7f {
+			s = append(s, byte(unit))
+		} else {
+			s = fmt.Appendf(s, `\u%04x`, unit)
 		}
 	}
-	return s.String()
+	return string(s)
 }
 
 // status is the HTTP status of an exit code.

@@ -207,7 +207,7 @@ func viewOf(ctx context.Context, s *cluster.Store, name string) (*cluster.View, 
 	}
 	if names, err := s.Clusters(ctx); err == nil {
 		if similar := plain.SimilarName(name, names); similar != "" {
-			return nil, missingf("the store at %s has no cluster %s; did you mean %s?", s.Address(), plain.Line(name), plain.Line(similar))
+			return nil, missingf("the store at %s has no cluster %s; did you mean %s?", s.Address(), plain.Line(name), plain.Word(similar))
 		}
 	}
 	return nil, missingf("the store at %s has no cluster %s; its hosts may have another store or another --prefix", s.Address(), plain.Line(name))

@@ -197,7 +197,9 @@ func (e *env) nothingToDelete(want filterRules) error {
 // another version were, which it cannot read. JSON has only rules, so then these are messages.
 func (e *env) deleted(rules report.Rules, others ...*loader.Hook) error {
 	for i := range rules {
-		rules[i].Attached, rules[i].State = new(bool), "deleted"
+		at := *rules[i].Place // which rules that stay may have, too
+		at.InForce, at.Status = false, "deleted"
+		rules[i].Place = &at
 	}
 	for _, other := range others {
 		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
@@ -404,7 +406,7 @@ func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
 	tree, known := poolTree(n), map[*policy.Node]bool{}
 	var unused []string // those within others first
 	for _, r := range gone {
-		for node := tree.Find(r.Within); node != nil && !known[node] && !used(node); node = node.Above {
+		for node := tree.Find(string(r.Within)); node != nil && !known[node] && !used(node); node = node.Above {
 			unused, known[node] = append(unused, node.Pool.Label.Name), true
 		}
 	}

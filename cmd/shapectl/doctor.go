@@ -1,13 +1,17 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/report"
@@ -58,11 +62,31 @@ func (e *env) doctor(name string, verbose bool) error {
 		return fmt.Errorf("doctor: %w", e.advise(err))
 	}
 	findings := doctor.Judge(facts)
+	if facts.Policy == "" && e.contents == nil && e.netns == "" {
+		findings = append(findings, servedFindings(name)...)
+	}
 	text := findings.Problems
 	if verbose {
 		text = findings.Text
 	}
 	return errors.Join(e.print(findings, text), verdict(findings))
+}
+
+// servedFindings are those that only a serve knows: what the policy that it follows lacks while none is in force.
+func servedFindings(name string) (findings report.Findings) {
+	namespace, err := netns.ID("")
+	if err != nil {
+		return nil
+	}
+	path := "/api/v1/doctor"
+	if name != "" {
+		path += "?" + url.Values{"device": {name}}.Encode()
+	}
+	_, text, _ := askServe(path, http.Header{netnsHeader: {namespace}}, nil)
+	if json.Unmarshal(text, &findings) != nil { // there is no serve, or it refuses
+		return nil
+	}
+	return slices.DeleteFunc(findings, func(f report.Finding) bool { return f.Check != "policy" })
 }
 
 // facts are what doctor judges: of a device, or of all that have rules.
@@ -72,7 +96,11 @@ func (e *env) facts(name string) (facts doctor.Facts, err error) {
 		return facts, err
 	}
 	err = netns.In(e.netns, func() error {
-		facts, err = doctor.Gather(o, name)
+		var follows lastgood.Policy
+		if e.follows != "" {
+			follows, _ = lastgood.Load(e.follows, "") // serve tells what is wrong with it
+		}
+		facts, err = doctor.Gather(o, name, follows)
 		return err
 	})
 	facts.Netns = e.netns

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -242,17 +243,17 @@ func TestDoctorOnRouter(t *testing.T) {
 		testenv.Must(t, os.WriteFile("/proc/sys/net/"+family+"/conf/all/forwarding", []byte("0"), 0))
 	}
 	c.run(exitDone, "set", "br", "egress", "0.0.0.0/0", "--rate", "1mbit", "--capacity", "4096b")
-	c.expect(exitDone, nil, "note br egress path", "note br egress families")
+	c.expect(exitDone, nil, "note br egress path")
 
 	for _, set := range []string{"ipv4/conf/all/forwarding=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/br/disable_ipv6=0"} {
 		file, value, _ := strings.Cut(set, "=")
 		testenv.Must(t, os.WriteFile("/proc/sys/net/"+file, []byte(value), 0))
 	}
-	c.expect(exitDegraded, nil, "note br egress packets", "warning br egress capacity", "note br egress path", "warning br egress families")
+	c.expect(exitDegraded, nil, "warning br egress capacity", "note br egress path", "warning br egress families")
 	text, _ := c.run(exitDegraded, "doctor")
 	words := strings.Join(strings.Fields(text), " ")
 	for _, want := range []string{
-		"packets of this host have up to 4096 bytes (GSO), and forwarded ones up to 65536, as packets of the other end of vb, va enter",
+		"less than the largest packet (65536), as forwarded packets arrive merged (GRO) at v",
 		"'shapectl set br egress ::/0 --rate RATE'",
 	} {
 		if !strings.Contains(words, want) {
@@ -281,7 +282,7 @@ func TestDoctorWithPools(t *testing.T) {
 	c.expect(exitDegraded, nil, "note   pools", "failed vb egress queue")
 
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vb")))
-	c.expect(exitDegraded, nil, "note   pools", "failed vb egress state", "warning vb egress guarantees")
+	c.expect(exitDegraded, nil, "note   pools", "failed vb egress state")
 }
 
 // Frames that are not IP pass any limit. doctor counts them, once they are more than those of a link's protocols.
@@ -307,5 +308,43 @@ func TestDoctorCountsFramesThatAreNotIP(t *testing.T) {
 		if got := r.run("doctor"); strings.Contains(got.out, "not IP") {
 			t.Errorf("after a new rule: %s", got.out)
 		}
+	})
+}
+
+// A limit whose pins something else deleted stays in force. doctor says which are gone, and its advice helps.
+func TestDoctorOfDeletedPins(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		lose := func(pin string) {
+			pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", pin))
+			testenv.Must(t, err)
+			for _, path := range pins {
+				testenv.Must(t, os.Remove(path))
+			}
+		}
+		programs := func(want int) {
+			t.Helper()
+			chain, err := netinfo.Chain(testenv.Link(t, "va").Attrs().Index, policy.Egress, nil)
+			if err != nil || len(chain) != want {
+				t.Errorf("attached are %+v, %v, want %d", chain, err, want)
+			}
+		}
+		file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}")
+		r.ok("apply", file)
+		for _, mend := range [][]string{{"apply", file}, {"set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit"}} {
+			lose("*/program")
+			r.doctorSays(exitDegraded, "deleted the pin of the program that is attached -> set one of them again", "1 warning")
+			if got := r.ok("explain", "va", "egress", "10.0.0.7"); !strings.Contains(bare(got), ", decides") || strings.Contains(got, "another bpffs") {
+				t.Errorf("explain says %s", got)
+			}
+			r.ok(mend...)
+			r.doctorSays(exitDone, "0 warnings")
+			programs(1)
+		}
+		lose("kinds")
+		r.doctorSays(exitDegraded, "deleted the pin of the programs (kinds)", "flush --all")
+		r.refused(exitKernel, "the rules stay in force, but cannot be changed; nothing was changed: export all rules", "set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+		r.ok("flush", "--all")
+		programs(0)
+		r.doctorSays(exitDone, "0 warnings")
 	})
 }

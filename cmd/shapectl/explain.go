@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,6 +19,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
+
+// explainInterval is how long explain counts packets: long enough to tell what limits a rule of some packets a second.
+const explainInterval = 500 * time.Millisecond
 
 func explainCommand(e *env) *cobra.Command {
 	var q explain.Question
@@ -49,7 +53,7 @@ Exit codes: 0 done, whether packets pass or not; 4 a rule for the packets is not
 		Example: `  shapectl explain 10.0.0.7
   shapectl explain alice
   shapectl explain ap-1
-  shapectl explain eth0 egress 10.0.0.7 --bytes 1514 --segments 43
+  shapectl explain eth0 egress 10.0.0.7 --bytes 100
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
 		ValidArgsFunction: e.orPool(e.labelled(e.completeRule, nameOf)),
@@ -74,16 +78,12 @@ Exit codes: 0 done, whether packets pass or not; 4 a rule for the packets is not
 			if err := checkInterval(cmd, q.Interval); err != nil {
 				return err
 			}
-			if q.Segments == 0 {
-				return inputf("explain: --segments 0 is out of range; use 1 to 65535")
-			}
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(byteCount(&q.Bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
-	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
-	q.Interval = usualInterval
-	cmd.Flags().Var(duration(&q.Interval), "interval", "count packets in pools over this `time` (default: 1s)")
+	cmd.Flags().Var(byteCount(&q.Bytes), "bytes", "bytes of the packet at layer 2 (default: full)")
+	q.Interval = explainInterval
+	cmd.Flags().Var(duration(&q.Interval), "interval", "count packets in pools over this `time` (default: 500ms)")
 	cmd.Flags().StringVar(&flow, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
 	cmd.Flags().StringVar(&dscp, "dscp", policy.DSCPName(0), "the packets' DSCP: `name` or number, for rules that are colour-aware")
 	return cmd
@@ -151,23 +151,13 @@ func (e *env) explain(q explain.Question) error {
 		doing += " on " + plain.Line(q.Device)
 	}
 	var pools []string
-	err := e.with(loader.Read, doing, func(n *loader.Namespace) error {
+	err := e.with(loader.Read, doing, func(n *loader.Namespace) (err error) {
 		if err := flowOnDevice(n, &q); err != nil {
 			return err
 		}
 		questions := []explain.Question{q}
 		if q.Name != "" {
-			var err error
-			if questions, err = e.questions(n, q); questions == nil && q.Device == "" {
-				pools = poolsNamed(n, q)
-			}
-			if pools != nil && q.Flow != nil {
-				return inputf("a pool has that name, and no rule; what limits a pool does not depend on a flow, so leave --flow out")
-			}
-			if pools != nil {
-				return nil
-			}
-			if err != nil {
+			if questions, pools, err = e.questions(n, q); questions == nil {
 				return err
 			}
 		}
@@ -250,64 +240,58 @@ func (e *env) explainPools(names []string, interval time.Duration) error {
 // mostExplained is how many rules somebody reads about at most.
 const mostExplained = 100
 
-// questions are those about the networks of the rules with a name.
-func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Question, error) {
+// questions are those about the networks of the rules with a name or, if none has it, the pools with it.
+func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []explain.Question, pools []string, err error) {
 	rule, where := "rule or pool", []string{}
 	if q.Device != "" {
 		rule = "rule there"
 	} else if q.Direction != nil {
 		rule, where = q.Direction.String()+" rule", []string{q.Direction.String()}
 	}
+	suggest := func(verb, name string, more ...string) string {
+		return e.suggest(verb, slices.Concat([]string{name}, where, more)...)
+	}
 	if q.Device == "" {
-		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil {
-			return nil, err
+		pools = poolsNamed(n, q)
+		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil || there && pools != nil {
+			return nil, pools, err
 		} else if there {
 			device := filterRules{device: q.Name, direction: q.Direction}
 			hooks, err := device.hooks(n)
 			loader.CloseHooks(hooks)
 			if hooks == nil && err == nil {
-				return nil, inputf("%s", device.none())
+				return nil, nil, inputf("%s", device.none())
 			}
-			return nil, inputf("the address is missing; give one, such as %s; %s lists what limits it",
-				e.suggest("explain", append(append([]string{q.Name}, where...), "10.0.0.7")...), e.suggest("show", append([]string{q.Name}, where...)...))
+			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
 		}
 	}
 	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
 	defer loader.CloseHooks(hooks)
-	questions := explain.Named(hooks, q)
+	questions, names := explain.Named(hooks, q)
 	switch {
 	case len(questions) > mostExplained:
-		return nil, inputf("%d rules have that name; explain takes at most %d; %s lists them", len(questions), mostExplained, e.suggest("show", q.Name))
+		return nil, nil, inputf("%d rules have that name; explain takes at most %d; %s lists them", len(questions), mostExplained, e.suggest("show", q.Name))
 	case questions != nil:
-		return questions, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if flow := q.Flow; flow != nil {
-		if q.Flow = nil; explain.Named(hooks, q) != nil {
-			return nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules",
-				flow.Src, flow.Dst, e.suggest("show", q.Name))
-		}
+		return questions, nil, nil
+	case pools != nil && q.Flow != nil:
+		return nil, nil, inputf("a pool has that name, and no rule; what limits a pool does not depend on a flow, so leave --flow out")
+	case pools != nil || err != nil:
+		return nil, pools, err
+	case policy.FindName(q.Name, slices.Values(names)) != "":
+		return nil, nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", q.Flow.Src, q.Flow.Dst, e.suggest("show", q.Name))
 	}
 	if q.Device != "" {
 		if _, err := device(q.Device); err != nil && hooks == nil {
-			return nil, inputError(argumentError{err})
+			return nil, nil, inputError(argumentError{err})
 		}
 	}
-	var names []string
 	if q.Device == "" && q.Direction == nil {
-		names = poolNames(n)
-	}
-	for _, h := range hooks {
-		for _, rule := range h.Set.Policy() {
-			names = append(names, rule.Label.Name)
-		}
+		names = append(names, poolNames(n)...)
 	}
 	if similar := plain.SimilarName(q.Name, names); similar != "" {
-		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
+		return nil, nil, inputf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
 	}
-	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
+	return nil, nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -228,7 +228,7 @@ func (e *env) checkThere(all *live.Reading, want filterRules) error {
 			names = append(names, all.Items[i].Label.Name)
 		}
 		if similar := nearest(want.label, names); similar != "" {
-			advice = "did you mean " + plain.Line(similar) + "?"
+			advice = "did you mean " + plain.Word(similar) + "?"
 		}
 		return missingf("there is no device %s, and no rule, plan or pool has that name; %s", name, advice)
 	case want.device == "" && want.plan != "":

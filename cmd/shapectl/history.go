@@ -51,6 +51,7 @@ func (c *recorder) record(ctx context.Context) {
 		return
 	}
 	c.env.history.Add(history.Reading{Time: r.Time, Mono: r.At, Slept: slept(), Samples: c.samples(r)})
+	r.Release()
 }
 
 // samples are what the history is to keep of rules and pools.

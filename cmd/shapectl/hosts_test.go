@@ -130,7 +130,7 @@ func (h *home) has(want ...string) {
 	h.t.Helper()
 	var all []string
 	for _, row := range h.rows("show") {
-		says := names([]report.Rule{row})
+		says := names([]shownRule{row})
 		if row.Kind != report.KindPool {
 			says += fmt.Sprintf(" of %s in %s", row.Name, row.Within)
 		}

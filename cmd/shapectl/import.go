@@ -150,10 +150,10 @@ func importNFTCommand(e *env) *cobra.Command {
 		Short: "Convert limits of nftables to a policy",
 		Long: `Print a policy that has the limits of nftables, as 'nft -j list ruleset' prints them.
 
-Limits in bytes by address are imported: 'limit rate over ... drop', 'limit rate ... accept' if the rest is
-dropped, named limits and maps to them, sets, ranges, verdict maps, chains that rules jump to, and sets and
-meters with a limit for each address. A rule with iifname is for ingress, one with oifname for egress. A rule with
-neither is for --device: packets to an address leave it, packets from an address enter it.
+Limits in bytes by address are imported: 'limit rate over ... drop', named limits and maps to them, sets, ranges,
+verdict maps, chains that rules jump to, and sets and meters with a limit for each address. A rule with iifname is
+for ingress, one with oifname for egress. A rule with neither is for --device: packets to an address leave it, packets
+from an address enter it. 'limit rate ... accept' is listed: write it as 'limit rate over ... drop' first.
 Comments of nft rules become names.
 
 If packets must conform to several limits, such as one for each host and one for all, the limit of more networks
@@ -195,10 +195,10 @@ its guarantee in the pool of its parent class, and its weight there follows from
 has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered to 3/4 of
 theirs, or 1/2, 3/8 and so on; htb would exceed that rate.
 
-Everything else that may limit packets is listed, but not imported: priorities of classes, filters by firewall mark
-or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate', and other qdiscs. For
-cake, the report has the 'shapectl line' command that does the same. tc keeps its limits: until you remove them, both
-limit.`,
+Everything else that may limit packets is listed, but not imported: priorities of classes, policers that do not drop,
+filters by firewall mark or by more than an address, other filters and actions, limits inside a queue, 'fq maxrate',
+and other qdiscs. So are peak rates and size tables. For cake, the report has the 'shapectl line' command that does
+the same. tc keeps its limits: until you remove them, both limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {

@@ -91,7 +91,7 @@ func TestImportFindsNetwork(t *testing.T) {
 		t.Errorf("named: exit %d: %s%s", got.code, got.out, got.err)
 	}
 	testenv.Must(t, os.WriteFile(beside, []byte("{"), 0o600))
-	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitInput || got.out != "" || !strings.Contains(got.err, beside+":1:2: the text ends") {
+	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitInput || got.out != "" || !strings.Contains(got.err, beside+":1:1: the text ends") {
 		t.Errorf("cut off: exit %d: %s%s", got.code, got.out, got.err)
 	}
 	d.in = subscribers

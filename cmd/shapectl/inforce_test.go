@@ -132,3 +132,28 @@ func TestDetachedProgramIsAttachedAgain(t *testing.T) {
 	}
 	r.has(append(watchedVA(), "vb egress 10.0.0.0/24 1000000")...)
 }
+
+// A flush takes the record of the policy with the rules. What is missing then, doctor asks a serve that follows a file.
+func TestDoctorAfterAFlushUnderServe(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	file := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
+	s := r.serve(file)
+	r.env[socketEnv] = s.socket
+	for _, args := range [][]string{{"doctor"}, {"doctor", "va"}} {
+		if got := r.result(r.command(args...)); got.code != exitDone {
+			t.Errorf("%q before the flush: %+v", args, got)
+		}
+	}
+	r.ok("flush", "--all")
+	for _, args := range [][]string{{"doctor"}, {"doctor", "va"}} {
+		got := r.result(r.command(args...))
+		if want := "failed va egress policy: 1 rule of the policy in force, " + file + ", missing"; got.code != exitDegraded || !strings.Contains(bare(got.out), want) {
+			t.Errorf("%q after it: %+v", args, got)
+		}
+	}
+	if got := r.result(r.command("doctor", "vb")); got.code != exitDone {
+		t.Errorf("of another device: %+v", got)
+	}
+	s.ends(syscall.SIGTERM)
+}

@@ -115,25 +115,46 @@ type search struct {
 
 // hint asks whether another name is meant, after what was searched for.
 func (found search) hint() string {
-	hint := "did you mean " + plain.Line(found.similar)
+	hint := "did you mean " + plain.Word(found.similar)
 	if found.noted {
 		hint += ", whose note has it"
 	}
 	return hint + "?"
 }
 
+// meantName returns the name of rules that somebody means who writes a name or an ID. It returns what was written if that is a
+// device or a pool, or no rule of these hooks has such a name.
+func meantName(n *loader.Namespace, hooks []*loader.Hook, written string) string {
+	_, isPool := findPool(n, written)
+	if _, err := netinfo.DeviceByName(written); isPool || err == nil {
+		return written
+	}
+	return cmp.Or(policy.FindName(written, func(yield func(string) bool) {
+		for _, h := range hooks {
+			for _, rule := range h.Set.Policy() {
+				if !yield(rule.Label.Name) {
+					return
+				}
+			}
+		}
+	}), written)
+}
+
 // withNamed runs f on what was found for exactly this name.
-func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, found search) error) error {
-	name := of.name
-	if name == "" {
+func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of ruleName, found search) error) error {
+	if of.name == "" {
 		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
 	}
-	return e.with(loader.Write, verb+" "+plain.Line(name), func(n *loader.Namespace) error {
+	return e.with(loader.Write, verb+" "+plain.Line(of.name), func(n *loader.Namespace) error {
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)
 		if err != nil {
 			return err
 		}
+		if !of.isNew {
+			of.name = meantName(n, hooks, of.name)
+		}
+		name := of.name
 		deviceName := name
 		if dev, err := netinfo.DeviceByName(name); err == nil {
 			deviceName = dev.Name // which may have an alternative one
@@ -194,7 +215,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 				found.similar, found.noted = noted[0], true
 			}
 		}
-		return f(n, found)
+		return f(n, of, found)
 	})
 }
 
@@ -276,7 +297,7 @@ func sameRules(a, b []namedHook) bool {
 // new pool.
 func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	of.flags = limit.all() + e.how()
-	return e.withNamed("set", of, func(n *loader.Namespace, found search) error {
+	return e.withNamed("set", of, func(n *loader.Namespace, of ruleName, found search) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
@@ -471,7 +492,7 @@ func sameRate(hooks []namedHook) bool {
 // deleteNamed deletes the rules that have a name, those for any of a device, or the pool.
 func (e *env) deleteNamed(of ruleName) error {
 	of.flags = e.how()
-	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
+	return e.withNamed("delete", of, func(n *loader.Namespace, of ruleName, found search) error {
 		switch found.kind {
 		case kindDevice:
 			return e.deleteForAny(n, of, found)

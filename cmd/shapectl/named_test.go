@@ -106,7 +106,7 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 	if rule := r.show("va", "egress", "2001:db8:7::/64")[0]; rule.Name != "Alice B." || rule.Note != "" || rule.Capacity != 1875000 {
 		t.Errorf("with another excess and name it is %+v", rule)
 	}
-	r.refused(exitInput, "no rule or pool has that name; did you mean Alice B.?", "set", "alice b.", "--rate", "1mbit")
+	r.refused(exitInput, "no rule or pool has that name; did you mean 'Alice B.'?", "set", "alice b.", "--rate", "1mbit")
 	r.ok("set", "Alice B.", "--rate", "unlimited")
 	if said := r.ok("set", "Alice B.", "--rate", "5mbit"); strings.Count(said, "gets 5mbit") != 4 {
 		t.Errorf("limited again: %s", said)
@@ -302,7 +302,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("set", "--kind", "pool", "--rate", "7mbit", "va")
 	r.ok("set", "--kind", "device", "--fail", "closed", "va")
 	for _, row := range r.rows("show") {
-		if row.Kind == report.KindPool && *row.RateBits != 7e6 || row.Kind == report.KindRule && row.Fail != "closed" {
+		if row.Kind == report.KindPool && row.Rate != 7e6 || row.Kind == report.KindRule && row.Fail != "closed" {
 			t.Errorf("%+v", row)
 		}
 	}
@@ -336,7 +336,7 @@ func TestSetRulesOfPool(t *testing.T) {
 	r.ok("set", "a", "--rate", "unlimited")
 	r.ok("set", "a", "--rate", "5mbit", "--within", "none")
 	for _, row := range r.rows("show") {
-		if row.Name == "a" && (row.Kind == report.KindPool) != (*row.RateBits == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
+		if row.Name == "a" && (row.Kind == report.KindPool) != (row.Rate == 20e6) || row.Kind == report.KindRule && row.Name == "a" && row.Within != "" {
 			t.Errorf("%+v", row)
 		}
 	}
@@ -419,6 +419,24 @@ func TestKeptOptions(t *testing.T) {
 	}
 }
 
+// An ID in parentheses at the end of a name stands for the name, for all commands. A name that is suggested can be typed.
+func TestNamedByID(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "10001 down", "--new", "--rate", "5mbit")
+	for _, network := range []string{"10.0.0.7", "2001:db8:7::/64"} {
+		r.ok("set", "va", "egress", network, "--within", "10001 down", "--name", "School (10001)")
+	}
+	for _, command := range [][]string{{"show", "10001"}, {"explain", "10001"}, {"set", "10001", "--rate", "4mbit"}} {
+		if out := r.ok(command...); !strings.Contains(out, "10.0.0.7") && !strings.Contains(out, "4mbit") {
+			t.Errorf("%q: %s", command, out)
+		}
+	}
+	if r.run("delete", "10001"); len(r.rows("show", "10001")) != 1 {
+		t.Error("delete 10001 left more than the pool")
+	}
+	r.refused(exitInput, "did you mean '10001 down'?", "set", "10001 don", "--rate", "1mbit")
+}
+
 // What a name cannot mean is refused, and changes nothing.
 func TestNamedRefused(t *testing.T) {
 	r := newNamedRig(t)
@@ -426,7 +444,7 @@ func TestNamedRefused(t *testing.T) {
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
 	r.refused(exitInput, "no rule, plan or pool has that name; did you mean alice?", "show", "alcie")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
-	r.refused(exitInput, "no rule or pool has that name; did you mean alice b, whose note has it?", "set", "1007", "--rate", "1mbit")
+	r.refused(exitInput, "no rule or pool has that name; did you mean 'alice b', whose note has it?", "set", "1007", "--rate", "1mbit")
 	r.refused(exitInput, "there is no device vaa; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
 	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {

@@ -54,11 +54,8 @@ func (s *source) schemas(t *testing.T) object {
 		properties := object{}
 		for _, k := range s.flat(name) {
 			property := s.schema(k.kind)
-			for _, meaning := range []string{meanings[name+"."+k.name], meanings[k.name], k.doc} {
-				if meaning != "" {
-					property["description"] = meaning
-					break
-				}
+			if meaning := k.meaning(name, meanings); meaning != "" {
+				property["description"] = meaning
 			}
 			properties[k.name] = property
 		}

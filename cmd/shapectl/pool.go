@@ -82,7 +82,7 @@ func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
 		return err
 	}
 	if similar := plain.SimilarName(name, poolNames(n)); similar != "" {
-		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Line(similar))
+		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Word(similar))
 	}
 	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("set --new --rate RATE", name))
 }

@@ -119,15 +119,15 @@ func TestKilledInTree(t *testing.T) {
 // inForceInTree ends the test unless each rule, and each pool above, meters each packet of the rule once.
 func (r *rig) inForceInTree(senders map[string]*testenv.Sender) {
 	r.t.Helper()
-	find := func(rows []report.Rule, name string) int {
-		return slices.IndexFunc(rows, func(row report.Rule) bool { return row.Kind == report.KindPool && row.Name == name })
+	find := func(rows []shownRule, name string) int {
+		return slices.IndexFunc(rows, func(row shownRule) bool { return row.Kind == report.KindPool && row.Name == name })
 	}
 	before := r.rows("show")
 	for _, row := range before {
 		if row.Kind == report.KindPool {
 			continue
 		}
-		if row.Attached == nil || !*row.Attached {
+		if !row.Attached {
 			r.t.Errorf("%s %s is not in force: %s", row.Device, row.CIDR, row.State)
 		}
 		frame := frameTo(strings.TrimSuffix(row.CIDR, "0/24")+"7", 200)

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -178,6 +179,15 @@ type source struct {
 // A jsonKey is a key of an object in JSON.
 type jsonKey struct {
 	name, kind, doc string
+	figure          bool // the doc says all
+}
+
+// meaning is what the reference says of a key.
+func (k jsonKey) meaning(of string, meanings map[string]string) string {
+	if k.figure {
+		return k.doc
+	}
+	return cmp.Or(meanings[of+"."+k.name], meanings[k.name], k.doc)
 }
 
 // parseSource reads the packages that print JSON, and finds all that read the environment.
@@ -200,7 +210,7 @@ func parseSource(t *testing.T) *source {
 				}
 				return true
 			})
-			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || path == "../../internal/history/delivery.go" {
+			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || slices.Contains([]string{"../../internal/history/delivery.go", "../../internal/replay/summary.go", "../../internal/live/table.go"}, path) {
 				s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
 			}
 			if path == "root.go" {
@@ -209,6 +219,14 @@ func parseSource(t *testing.T) *source {
 		}
 	}
 	s.variables = slices.Sorted(maps.Keys(variables))
+	figures := func(of []live.Figure) (keys []jsonKey) {
+		for _, f := range of {
+			keys = append(keys, jsonKey{f.Key, f.Type, f.Doc, true})
+		}
+		return keys
+	}
+	s.keys["Rule"] = append(figures(live.Figures), s.keys["Rule"]...)
+	s.keys["Shadow"], s.order = figures(live.OfShadow), append(s.order, "Shadow")
 	return s
 }
 
@@ -270,7 +288,11 @@ func (s *source) readJSON(file *ast.File, command string) {
 func jsonKeys(structure *ast.StructType) (keys []jsonKey) {
 	for _, field := range structure.Fields.List {
 		if len(field.Names) == 0 {
-			if embedded, ok := field.Type.(*ast.Ident); ok {
+			embedded := field.Type
+			if of, ok := embedded.(*ast.SelectorExpr); ok { // of another package
+				embedded = of.Sel
+			}
+			if embedded, ok := embedded.(*ast.Ident); ok {
 				keys = append(keys, jsonKey{kind: embedded.Name})
 			}
 			continue
@@ -284,7 +306,7 @@ func jsonKeys(structure *ast.StructType) (keys []jsonKey) {
 			continue
 		}
 		doc := cmp.Or(field.Doc.Text(), field.Comment.Text())
-		keys = append(keys, jsonKey{name, jsonType(field.Type), strings.Join(strings.Fields(doc), " ")})
+		keys = append(keys, jsonKey{name: name, kind: jsonType(field.Type), doc: strings.Join(strings.Fields(doc), " ")})
 	}
 	if !slices.ContainsFunc(keys, func(k jsonKey) bool { return k.name != "" }) {
 		return nil
@@ -328,14 +350,12 @@ var printedBy = map[string]string{
 func (s *source) json(t *testing.T) string {
 	t.Helper()
 	meanings := jsonMeanings(t)
-	meaning := func(of, key, doc string) string {
-		for _, m := range []string{meanings[of+"."+key], meanings[key], doc} {
-			if m != "" {
-				return m
-			}
+	meaning := func(of string, k jsonKey) string {
+		text := k.meaning(of, meanings)
+		if text == "" {
+			t.Errorf("JSON key %s of %s: neither testdata/json-keys.txt nor a comment in the code says what it means", k.name, of)
 		}
-		t.Errorf("JSON key %s of %s: neither testdata/json-keys.txt nor a comment in the code says what it means", key, of)
-		return ""
+		return text
 	}
 	var out strings.Builder
 	out.WriteString("| printed by | object |\n| --- | --- |\n")
@@ -352,12 +372,12 @@ func (s *source) json(t *testing.T) string {
 		fmt.Fprintf(&out, "\n## %s\n\n", name)
 		out.WriteString("| key | type | meaning |\n| --- | --- | --- |\n")
 		for _, k := range s.flat(name) {
-			fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k.name, k.doc))
+			fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k))
 		}
 	}
 	out.WriteString("\n## packet\n\n| key | meaning |\n| --- | --- |\n")
 	for _, key := range s.packets {
-		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", key, ""))
+		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", jsonKey{name: key}))
 	}
 	return out.String()
 }

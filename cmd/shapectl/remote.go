@@ -45,7 +45,7 @@ const mostColumns = 1000
 var askable = []string{"show", "explain", "doctor", "diff", "export", topOnce.name}
 
 // topOnce is 'top --once', for commands and for requests that look at packets: to others, the API has another answer at its path.
-var topOnce = apiCommand{name: "top", forms: []string{"device direction network", "address direction", "network direction", "named direction"}}
+var topOnce = apiCommand{name: "top", forms: someRules}
 
 // socketGroup is the number of the group that may connect to the socket; negative if there is none.
 func socketGroup() (int, error) {

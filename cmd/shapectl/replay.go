@@ -26,12 +26,13 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/serve/page"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // engines are the choices of --engine.
-const engines = "kernel|model|both"
+const engines = "kernel|model"
 
 // Bounds on the replay of a request, which takes memory and time of serve. It also takes at most longestRequest.
 const (
@@ -55,7 +56,7 @@ type replayOptions struct {
 	limit    limitFlags
 	policy   policyFlags
 	matched  bool   // addresses decide: by --match, --each or --order
-	engine   string // kernel, model or both
+	engine   string // kernel or model
 	plot     string
 	summary  bool
 }
@@ -67,7 +68,7 @@ func replayCommand(e *env) *cobra.Command {
 		Short: "Show what a limit would do to recorded traffic",
 		Long: `Show what a limit would do to recorded traffic. No device is touched.
 
-TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
+TRACE is a pcap or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
 CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
 Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. If the
 header of a CSV has a column dscp, that is the DSCP of each packet, such as AF12 or 12. Packets count with their length
@@ -77,7 +78,7 @@ With --policy, rules draw from the pools of the file. Packets of other devices a
 so they do not use the pools.
 
 --engine model computes verdicts in user space. --engine kernel runs the programs of the data path on the clock of
-the trace, and needs the same permissions as set. --engine both checks that the two agree on each packet.
+the trace, and needs the same permissions as set.
 
 With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
 (null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key. With
@@ -141,13 +142,13 @@ With --summary, one object describes the whole trace.`,
 	cmd.Flags().Lookup("direction").DefValue = "" // it has none
 	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
 		if !slices.Contains(strings.Split(engines, "|"), s) {
-			return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+			return fmt.Errorf("engine %.64q is unknown; use kernel or model", s)
 		}
 		o.engine = s
 		return nil
 	}}, "engine", "what computes the verdicts")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg)")
-	must(cmd.MarkFlagFilename("plot", "svg"))
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw plots of rates and levels into this `file` (.html)")
+	must(cmd.MarkFlagFilename("plot", "html"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }
@@ -157,13 +158,8 @@ func (o *replayOptions) checkPlot(given bool) error {
 	if !given {
 		return nil
 	}
-	if filepath.Ext(o.plot) != ".svg" {
-		return fmt.Errorf("cannot draw %q; name the file .svg", o.plot)
-	}
-	if picture, err := os.Stat(o.plot); err == nil {
-		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
-			return fmt.Errorf("the plot would overwrite the trace %s; name another file", o.trace)
-		}
+	if filepath.Ext(o.plot) != ".html" {
+		return fmt.Errorf("cannot draw %q; name the file .html", o.plot)
 	}
 	_, err := os.Stat(filepath.Dir(o.plot))
 	return err
@@ -189,130 +185,114 @@ func (e *env) replay(o replayOptions) error {
 	}
 	defer read.finish()
 	in, err := trace.OpenUpTo(io.TeeReader(interruptible(ctx, file), &read), unpacked)
-	if ctx.Err() != nil {
+	if err == nil {
+		err = e.replayAll(ctx, o, in, &read)
+	} else if ctx.Err() == nil {
+		err = inputError(err)
+	}
+	switch {
+	case err == nil || errors.Is(err, errDegraded): // which was told
+		return err
+	case errors.Is(err, errTooMuch), errors.Is(err, trace.ErrTooLong), errors.Is(err, context.DeadlineExceeded):
+		err = inputf("%w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
+			err, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
+	case errors.Is(err, context.Canceled):
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
-	if err != nil {
-		return inputf("replay %s: %w", inputName(o.trace), err)
-	}
+	return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
+}
+
+// replayAll replays a trace and reports what happened to its packets, also if the trace ends early.
+func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, read *progress) error {
 	limits, err := o.limits(in)
 	if o.policy.file != "" {
 		limits, err = e.policyLimits(o.policy, in)
 	}
 	if err != nil {
-		return inputf("replay %s: %w", inputName(o.trace), err)
+		return inputError(err)
 	}
-	engine, err := o.newEngine(limits)
+	var engine replay.Engine = replay.NewModel(limits)
+	if o.engine == "kernel" {
+		engine, err = replay.NewKernel(limits)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
+	}
 	if err != nil {
-		if errors.Is(err, fs.ErrPermission) {
-			err = fmt.Errorf("%w; run as root, with CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, or use --engine model", err)
-		}
-		return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
+		return err
 	}
 	defer engine.Close()
-
-	run := replayRun{env: e, in: in, engine: engine, limits: limits, summary: replay.NewSummary(limits), chart: replay.NewChart(limits)}
+	run := replay.NewRun(engine, limits)
+	var lines *bufio.Writer // nil unless each packet has a line
 	if e.json && !o.summary {
-		run.lines = bufio.NewWriterSize(e.out, 1<<16)
+		lines = bufio.NewWriterSize(e.out, 1<<16)
 	}
-	ended := run.all(ctx)
-	read.finish()
-	return e.replayed(o, run, ended)
-}
-
-// replayed reports a run that ended, also early.
-func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
-	if errors.Is(ended, errTooMuch) || errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.DeadlineExceeded) {
-		return inputf("replay %s: %w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
-			inputName(o.trace), ended, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
-	}
-	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) ||
-		errors.Is(ended, context.Canceled)
-	if ended != nil && !early {
-		if run.lines != nil { // lines before an error are right
-			ended = errors.Join(ended, run.lines.Flush())
+	ended := e.offerAll(ctx, run, in, func(r replay.Result) bool {
+		if lines == nil {
+			return true
 		}
-		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
+		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed))
+		return err == nil // Flush returns the same error
+	})
+	read.finish()
+	if lines != nil { // also before an error
+		err = lines.Flush()
 	}
-	answer := report.NewReplay(run.limits, run.summary)
+	early := errors.As(ended, new(trace.DamagedError)) && !errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.Canceled)
+	if ended != nil && !early {
+		return errors.Join(ended, err)
+	}
+	answer := report.NewReplay(limits, run.Summary)
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
-	for _, r := range slices.Concat(run.limits.Rules, run.limits.Pools) {
-		sentence := r.Says(run.limits.Match)
-		if !run.in.Addressed() {
+	for _, r := range slices.Concat(limits.Rules, limits.Pools) {
+		sentence := r.Says(limits.Match)
+		if !in.Addressed {
 			sentence = "the trace as a whole gets " + r.Gets()
 			answer.MostExcess = nil
 		}
 		answer.Sentences = append(answer.Sentences, sentence)
 	}
-	var err error
-	if run.lines != nil {
-		err = run.lines.Flush()
-	} else {
+	if lines == nil {
 		err = e.print(answer, answer.Text)
 	}
 	if err != nil {
-		return e.degraded("replay %s: the answer could not be written: %w", inputName(o.trace), err)
+		return e.degraded("replay %s: the answer could not be written: %w", answer.Trace, err)
 	}
 	if o.plot != "" {
-		if err := o.draw(run.chart, answer.Sentences); err != nil {
-			return e.degraded("replay %s: the chart could not be drawn: %w", inputName(o.trace), err)
+		if err := o.draw(run.Chart, answer.Sentences); err != nil {
+			return e.degraded("replay %s: the plots could not be drawn: %w", answer.Trace, err)
 		}
 	}
-	switch {
-	case errors.Is(ended, context.Canceled):
-		return e.degraded("replay %s: interrupted after %d packets", inputName(o.trace), run.summary.Packets())
-	case early:
-		return e.degraded("replay %s: %w; %d packets before that were replayed", inputName(o.trace), ended, run.summary.Packets())
+	if errors.Is(ended, context.Canceled) {
+		return e.degraded("replay %s: interrupted after %d packets", answer.Trace, run.Packets())
+	} else if early {
+		return e.degraded("replay %s: %w; %d packets before that were replayed", answer.Trace, ended, run.Packets())
 	}
 	return nil
 }
 
-// A replayRun is the replay of a trace by an engine.
-type replayRun struct {
-	env     *env
-	in      *trace.Reader
-	engine  replay.Engine
-	limits  replay.Limits
-	summary *replay.Summary
-	chart   *replay.Chart
-	lines   *bufio.Writer // nil unless each packet has a line
-}
-
-// all replays all packets. It returns nil at the end of the trace.
-func (r *replayRun) all(ctx context.Context) error {
-	var p trace.Packet
-	var line []byte
-	for n := 0; ; n++ {
+// offerAll offers all packets, until each returns false. It returns nil at the end of the trace.
+func (e *env) offerAll(ctx context.Context, run *replay.Run, in *trace.Reader, each func(replay.Result) bool) error {
+	for p, n := (trace.Packet{}), 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if n%1024 == 0 && r.env.contents != nil && (n > mostPackets || r.engine.(*replay.Model).Keys() > mostKeys) {
+		if n%1024 == 0 && e.contents != nil && (n > mostPackets || run.Engine.(*replay.Model).Keys() > mostKeys) {
 			return errTooMuch
 		}
-		if err := r.in.Next(&p); err != nil {
-			if err == io.EOF {
-				return nil
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if errors.As(err, new(trace.DamagedError)) {
-				return err
-			}
+		switch err := in.Next(&p); {
+		case err == nil:
+		case err == io.EOF:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, new(trace.DamagedError)):
+			return err
+		default:
 			return inputError(err)
 		}
-		result, err := r.engine.Offer(&p)
-		if err != nil {
+		if result, err := run.Offer(&p); err != nil || !each(result) {
 			return err
-		}
-		r.summary.Add(result)
-		r.chart.Add(result)
-		if r.lines == nil {
-			continue
-		}
-		line = report.AppendReplayed(line[:0], result, r.limits, r.in.Addressed())
-		if _, err := r.lines.Write(line); err != nil {
-			return nil // Flush returns the same error
 		}
 	}
 }
@@ -364,13 +344,13 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	l := replay.Limits{Match: o.limit.match}
 	networks := o.networks
 	switch {
-	case in.Addressed() && len(networks) == 0:
+	case in.Addressed && len(networks) == 0:
 		networks, _ = policy.ParseNetworks("any")
-	case !in.Addressed() && (len(networks) > 0 || o.matched):
+	case !in.Addressed && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
-	case bool(o.limit.Colours.Aware) && !in.HasDSCPs():
+	case bool(o.limit.Colours.Aware) && !in.HasDSCPs:
 		return l, errors.New("packets of a CSV have a colour only with a column dscp; add it, or leave --colour-aware out")
-	case !in.Addressed():
+	case !in.Addressed:
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
@@ -378,7 +358,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		if err != nil {
 			return l, err
 		}
-		l.Rules = append(l.Rules, r.On(in.L2Bytes()))
+		l.Rules = append(l.Rules, r.On(in.L2Bytes))
 	}
 	return l, nil
 }
@@ -408,10 +388,10 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if err != nil {
 		return l, err
 	}
-	if !in.Addressed() {
+	if !in.Addressed {
 		return l, errors.New("packets of a CSV have no addresses for the rules of a policy; replay a pcap")
 	}
-	device := policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes()}
+	device := policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes}
 	tables, err := f.For(device)
 	if err != nil {
 		return l, err
@@ -462,17 +442,7 @@ func poolsAbove(rules []policy.Rule, pools policy.Table) (above []policy.Rule) {
 	return above
 }
 
-func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
-	switch o.engine {
-	case "kernel":
-		return replay.NewKernel(l)
-	case "both":
-		return replay.NewBoth(l)
-	}
-	return replay.NewModel(l), nil
-}
-
-// draw draws the chart, with the sentences of the first rules as its title.
+// draw draws a chart, with the sentences of the first rules as its title.
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	const room = 3
 	if n := len(sentences); n > room {
@@ -482,5 +452,5 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.WriteSVG(f, strings.Join(sentences, "\n")), f.Close())
+	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels()), f.Close())
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/internal/testenv/browser"
 )
 
 // Traces of these tests: see TestReplayTraces.
@@ -42,32 +43,32 @@ func TestReplayTranscripts(t *testing.T) {
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000",
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j",
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --excess ecn --engine kernel",
-		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --algorithm leaky --penalty 5ms --engine both",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --algorithm leaky --penalty 5ms --engine kernel",
 		"replay "+csvTrace+" --cir 8mbit --cbs 7000 --excess pass -j --summary",
-		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --algorithm leaky --excess delay --ecn-above 2ms --engine both",
-		"replay "+csvTrace+" --rate 8mbit --capacity 1400 -j --excess delay --queue 1600 --ecn-above never --engine both",
-		"replay "+csvTrace+" --rate 8mbit --capacity 2000 --excess delay --queue 1000 --engine both",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --algorithm leaky --excess delay --ecn-above 2ms --engine kernel",
+		"replay "+csvTrace+" --rate 8mbit --capacity 1400 -j --excess delay --queue 1600 --ecn-above never --engine kernel",
+		"replay "+csvTrace+" --rate 8mbit --capacity 2000 --excess delay --queue 1000 --engine kernel",
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --excess delay --algorithm leaky --ecn-above 2ms --summary -j",
-		"replay "+pcapTrace+" --rate 64kbit --capacity 2000 --engine both",
-		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host --algorithm leaky --excess delay --ecn-above 100ms --engine both",
-		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --excess delay --queue 6000 -j --engine both",
-		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --excess delay --queue 6000 --order sparse-first -j --engine both",
+		"replay "+pcapTrace+" --rate 64kbit --capacity 2000 --engine kernel",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host --algorithm leaky --excess delay --ecn-above 100ms --engine kernel",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --excess delay --queue 6000 -j --engine kernel",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --excess delay --queue 6000 --order sparse-first -j --engine kernel",
 		"replay "+csvTrace+" --rate 8mbit --capacity 2000 --excess delay --order sparse-first",
 		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host",
 		"replay "+pcapTrace+" 10.0.0.0/24 2001:db8::/32 --rate 64kbit --capacity 2000 --each flow --excess ecn -j",
 		"replay "+pcapTrace+" 192.0.2.0/24 --match src --rate 64kbit --capacity 2000 --each /26 --overhead ethernet --engine kernel",
 		"replay "+pcapTrace+" 198.51.100.0/24 --rate 64kbit",
-		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --share flow --engine both",
-		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 4000 --share host --engine both",
-		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both",
-		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both -j",
-		"replay "+csvTrace+" --cir 8mbit --cbs 2000 --algorithm srtcm --ebs 1500 --engine both -j",
-		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm rfc4115 --eir 4mbit --ebs 1500 --colour-aware --yellow dscp:AF12 --red ecn --engine both -j",
-		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm trtcm --pir 9mbit --pbs 3000 --colour-aware --engine both",
-		"replay "+dscpTrace+" --cir 8mbit --cbs 1 --algorithm trtcm --pir 9mbit --pbs 600 --engine both -j --summary",
-		"replay "+colouredPcap+" 10.0.0.0/24 --cir 16kbit --cbs 2000 --algorithm srtcm --ebs 3000 --each host --colour-aware --engine both",
-		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine both",
-		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine both -j",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --share flow --engine kernel",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 4000 --share host --engine kernel",
+		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine kernel",
+		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine kernel -j",
+		"replay "+csvTrace+" --cir 8mbit --cbs 2000 --algorithm srtcm --ebs 1500 --engine kernel -j",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm rfc4115 --eir 4mbit --ebs 1500 --colour-aware --yellow dscp:AF12 --red ecn --engine kernel -j",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 2000 --algorithm trtcm --pir 9mbit --pbs 3000 --colour-aware --engine kernel",
+		"replay "+dscpTrace+" --cir 8mbit --cbs 1 --algorithm trtcm --pir 9mbit --pbs 600 --engine kernel -j --summary",
+		"replay "+colouredPcap+" 10.0.0.0/24 --cir 16kbit --cbs 2000 --algorithm srtcm --ebs 3000 --each host --colour-aware --engine kernel",
+		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine kernel",
+		"replay "+colouredPcap+" --policy testdata/traces/colours.yaml --device eth0 --direction egress --engine kernel -j",
 		"replay testdata/traces/nothing.csv --rate 64kbit",
 		"replay testdata/traces/cut.pcap --rate 64kbit --capacity 2000",
 	))
@@ -177,11 +178,11 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --excess delay --queue 10s", "delays packets for up to 10 s"},
 		{csvTrace + " --rate 8kbit --excess delay --algorithm leaky --capacity 10000", "delays packets for up to 10 s"},
 		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
-		{csvTrace + " --rate 1mbit --engine warp", "kernel, model or both"},
+		{csvTrace + " --rate 1mbit --engine warp", "kernel or model"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
-		{csvTrace + " --rate 1mbit --plot x.png", "name the file .svg"},
-		{csvTrace + " --rate 1mbit --plot=", "name the file .svg"},
-		{csvTrace + " --rate 1mbit --plot /no/such/x.svg", "/no/such"},
+		{csvTrace + " --rate 1mbit --plot x.png", "name the file .html"},
+		{csvTrace + " --rate 1mbit --plot=", "name the file .html"},
+		{csvTrace + " --rate 1mbit --plot /no/such/x.html", "/no/such"},
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},
@@ -199,7 +200,7 @@ func TestReplayRefusals(t *testing.T) {
 		{write("giant.csv", "0,16777216\n") + " --rate 1mbit", "giant.csv: line 1: a packet of 16777216 bytes"},
 		{write("late.csv", "99999999999999999999,1\n") + " --rate 1mbit", "out of range"},
 		{write("elf", "\x7fELF") + " --rate 1mbit", "begins with 7f 45 4c 46"},
-		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (RadioTap)"},
+		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (see pcap-linktype(7))"},
 	} {
 		r.refused(exitInput, c.says, append([]string{"replay"}, strings.Fields(c.args)...)...)
 	}
@@ -253,17 +254,19 @@ func TestReplayPlots(t *testing.T) {
 	capture, err := os.Open(pcapTrace)
 	testenv.Must(t, err)
 	defer capture.Close()
-	path := filepath.Join(t.TempDir(), "chart.svg")
+	path := filepath.Join(t.TempDir(), "chart.html")
 	cmd := r.command("replay", "-", "10.0.0.0/8", "--rate", "64kbit", "--capacity", "2000", "--plot", path)
 	cmd.Stdin = capture
 	if got := r.result(cmd); got.code != exitDone || got.err != "" || !strings.Contains(got.out, "offered") {
 		t.Fatalf("%+v", got)
 	}
-	data, err := os.ReadFile(path)
-	testenv.Must(t, err)
-	if !bytes.Contains(data, []byte(">10.0.0.0/8 as a whole gets 64kbit (8 kB/s), burst 2 kB (250 ms); excess is dropped (gcra)<")) {
-		t.Errorf("the rule is not the title of %.2000s", data)
+	tab := browser.New(t)
+	tab.Open("file://" + path)
+	tab.Until("two plots", `document.querySelectorAll("canvas").length === 2 && document.querySelectorAll(".legend li").length === 7`)
+	if text := tab.Text("main"); !strings.Contains(text, "10.0.0.0/8 as a whole gets 64kbit (8 kB/s), burst 2 kB (250 ms); excess is dropped (gcra)") || !strings.Contains(strings.Join(strings.Fields(text), " "), "burst 2.00 kB") {
+		t.Errorf("the page says %s", text)
 	}
+	tab.Harmless("file://" + path)
 }
 
 // Without permissions the kernel's engine says what to do; the model's needs none.
@@ -274,10 +277,7 @@ func TestReplayAsNobody(t *testing.T) {
 	path := filepath.Join(dir, "trace.csv")
 	testenv.Must(t, os.WriteFile(path, []byte("0,1000\n"), 0o644))
 	line := []string{"replay", path, "--rate", "1mbit", "--engine"}
-	for _, engine := range []string{"kernel", "both"} {
-		got := r.result(r.asNobody(program, nil, append(line, engine)...))
-		r.isRefusal(engine, got, exitMissing, "or use --engine model")
-	}
+	r.isRefusal("kernel", r.result(r.asNobody(program, nil, append(line, "kernel")...)), exitMissing, "or use --engine model")
 	if got := r.result(r.asNobody(program, nil, append(line, "model")...)); got.code != exitDone || got.err != "" {
 		t.Errorf("%+v", got)
 	}
@@ -389,7 +389,7 @@ func TestReplayStreams(t *testing.T) {
 	var before runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	code := e.run([]string{"replay", "-", "--rate", "1gbit", "--capacity", "2000", "--each", "flow", "--plot", filepath.Join(t.TempDir(), "x.svg")})
+	code := e.run([]string{"replay", "-", "--rate", "1gbit", "--capacity", "2000", "--each", "flow", "--plot", filepath.Join(t.TempDir(), "x.html")})
 	if code != exitDone || !strings.Contains(out.String(), fmt.Sprintf("offered   %d", packets)) {
 		t.Fatalf("exit %d, %s%s", code, out.String(), stderr.String())
 	}

@@ -32,6 +32,7 @@ type reportOptions struct {
 	since, until  string
 	committed     policy.Rate
 	html, history string
+	verbose       bool
 }
 
 func reportCommand(e *env) *cobra.Command {
@@ -41,8 +42,9 @@ func reportCommand(e *env) *cobra.Command {
 		Short: "Report what rules and pools delivered over time",
 		Long: `Report what rules and pools passed and dropped over time, and whether the committed rate was delivered.
 'shapectl serve' records the history. NAME is that of rules such as those of a subscriber, of a pool, or of a device.
-The report has both directions. Rules that have only the rate of the same pool are summed up, and so are all rules of a
-device. Pools that only these rules draw from are in the report, too.
+The report has a part for each direction. Rules that have only the rate of the same pool are one part, and so are all
+rules of a device. Pools that only these rules draw from are parts, too. The first line says whether the committed
+rates were delivered. With several parts, each has a line; --verbose shows all of each.
 
 The committed rate is the guarantee. Without a guarantee, it is the rate, unless the rule draws from a pool.
 --committed checks another rate. Rules with a rate for each host, subnet or flow are checked only with --committed.
@@ -82,6 +84,7 @@ file.
 	flags.StringVar(&o.until, "until", "", "until this `time`; default: now")
 	once(flags, &o.committed, "committed", "check this rate instead of the rule's or pool's own")
 	flags.Lookup("committed").DefValue = ""
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "show all of each part")
 	flags.StringVar(&o.html, "html", "", "write a page to this `file`")
 	must(cmd.MarkFlagFilename("html", "html"))
 	flags.StringVar(&o.history, "history", "", "read the history at this `path`; default: "+defaultHistory+", or else the memory of a running serve")
@@ -134,8 +137,8 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 		return fmt.Errorf("report: %w", err)
 	}
 	if len(found) == 0 {
-		return inputf("report: the history has no readings of %s from %s to %s; check the name, or run 'shapectl serve' to record them",
-			plain.Line(strings.Join(given, " ")), since.Format(time.DateTime), until.Format(time.DateTime))
+		return inputf("report: the history has no readings of %q from %s to %s; check the name, or run 'shapectl serve' to record them",
+			strings.Join(given, " "), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
 		if err := writePage(o.html, found); err != nil {
@@ -144,7 +147,7 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 		_, err := fmt.Fprintln(e.out, "wrote", plain.Line(o.html))
 		return err
 	}
-	return e.print(found, found.Text)
+	return e.print(found, func(w io.Writer) error { return found.Text(w, o.verbose, e.columns) })
 }
 
 // deliveries reads a history: that of this process if it records one, else that at a path.

@@ -65,6 +65,7 @@ type env struct {
 	history  *history.History // that this process records; nil if it does not
 	feed     *events.Feed     // of a serve, which many requests share
 	rtts     *observe.Live    // of a serve that measures round-trip times all the time
+	follows  string           // the file of the policy that a serve follows; "" for none
 
 	typed      string // the arguments, as one writes them in a shell
 	completing bool   // a line for a shell
@@ -383,6 +384,7 @@ var advices = []advice{
 	{loader.ErrTooLate, true, "; make the change again if it was right", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
+	{loader.ErrUnpinned, false, "; nothing was changed: export all rules, then %s and apply them again", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},
@@ -447,7 +449,7 @@ func noDevice(name string) error {
 	}
 	advice := "'ip link' lists the devices"
 	if similar := nearest(name, nil); similar != "" {
-		advice = "did you mean " + plain.Line(similar) + "?"
+		advice = "did you mean " + plain.Word(similar) + "?"
 	}
 	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -148,14 +149,15 @@ token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none -
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
 	f.StringVar(&o.history, "history", "", "keep the history at this `path`, or none; default: in memory")
 	must(cmd.MarkFlagDirname("history"))
-	f.Int64Var(&o.historySize, "history-size", history.DefaultBytes, "most `bytes` of the history")
+	o.historySize, o.MaxBody = history.DefaultBytes, 1<<20
+	f.Var(byteCount(&o.historySize), "history-size", "most `bytes` of the history, such as 500mb")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:9824", "listen on this `address`, or none")
 	f.StringVar(&o.Socket, "socket", serveSocket, "listen on this Unix socket: a `path`, or none")
 	f.StringVar(&o.TokenFile, "token-file", "", "read the token for changes over TCP from this `file`")
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
-	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "largest request body in `bytes`, such as a policy")
+	f.Var(byteCount(&o.MaxBody), "max-body", "largest request body in `bytes`, such as a policy")
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
 	f.Var(countOrAll(&o.metrics), "metrics-rules", "export at most `N` rules, or all; pools that several names draw from do not count")
@@ -195,14 +197,12 @@ func looks(given url.Values) bool {
 }
 
 // onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
-func onlyRunning(given url.Values) bool {
-	return len(given["running"]) > 0 && given["running"][0] == "true"
-}
+func onlyRunning(r *http.Request) bool { return r.URL.Query().Get("running") == "true" }
 
 // topAccess is what a request to top takes.
 func (a *api) topAccess(r *http.Request) serve.Access {
 	given := r.URL.Query()
-	if !looks(given) || given["rtt"] != nil && given["by"] == nil && (a.env.rtts != nil || onlyRunning(given)) {
+	if !looks(given) || given["rtt"] != nil && given["by"] == nil && (a.env.rtts != nil || onlyRunning(r)) {
 		return serve.Reads
 	}
 	return serve.Measures
@@ -222,7 +222,10 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 			return
 		}
 		now, err := shared.Watch(r.Context(), live.What{Fullest: fullestBuckets})
-		if now == nil {
+		if now != nil {
+			err = checkView(now, view)
+		}
+		if now == nil || err != nil {
 			err = fmt.Errorf("top: %w", a.env.advise(err))
 			serve.Fail(w, status(exitCode(err), err), exitCode(err), "%v", err)
 			return
@@ -231,8 +234,9 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("Vary", "Accept-Encoding")
 		text, err := json.Marshal(report.NewTop(now, view))
+		now.Release()
 		must(err)
-		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		if metrics.AcceptsGzip(r.Header) {
 			text = compressed(text)
 			w.Header().Set("Content-Encoding", "gzip")
 		}
@@ -293,6 +297,40 @@ func topView(given url.Values) (v live.View, err error) {
 
 const mostWords = 10
 
+// checkView returns an error that names the nearest if a view is of something that does not exist.
+func checkView(r *live.Reading, v live.View) error {
+	for _, is := range []struct {
+		what, wanted string
+		of           func(*live.Item) string
+	}{
+		{"pool", v.Under, func(it *live.Item) string { return it.Key.Pool }},
+		{"rule or pool", v.Of, func(it *live.Item) string { return it.Key.String() }},
+		{"rule with the name", v.Name, func(it *live.Item) string {
+			if it.IsPool() {
+				return ""
+			}
+			return it.Label.Name
+		}},
+	} {
+		if is.wanted == "" {
+			continue
+		}
+		var others []string
+		for i := range r.Items {
+			others = append(others, is.of(&r.Items[i]))
+		}
+		if slices.Contains(others, is.wanted) {
+			continue
+		}
+		advice := "by=tree lists what there is"
+		if similar := plain.SimilarName(is.wanted, others); similar != "" {
+			advice = "did you mean " + plain.Line(similar) + "?"
+		}
+		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
+	}
+	return nil
+}
+
 func compressed(text []byte) []byte {
 	var all bytes.Buffer
 	w, err := gzip.NewWriterLevel(&all, gzip.BestSpeed)
@@ -333,11 +371,10 @@ func (e *env) serve(o serveOptions) error {
 		}
 	}
 	if o.history != "none" && (o.listens() || o.history != "") {
-		if e.history = openHistory(&o); e.history != nil {
-			defer e.history.Close()
-			c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
-			d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
-		}
+		e.history = history.Open(o.history, history.Options{Bytes: o.historySize}, o.Say)
+		defer e.history.Close()
+		c := &recorder{env: e, shared: shared, say: e.note, Pulse: make(pulse.Pulse)}
+		d.add("history", c.run, c.Alive, func() string { return "recording a history for 'shapectl report'" })
 	}
 	if o.cluster.URL != "" {
 		r, err := e.clusterLeases(&o.cluster, o.host, options)
@@ -400,7 +437,7 @@ func (e *env) listen(ctx context.Context, d *daemon, o serveOptions, options loa
 func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <-chan os.Signal) error {
 	r := &reconciler.Reconciler{Options: options, OnApply: e.reconciled, OnNotice: e.note, Pulse: make(pulse.Pulse)}
 	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
-	if o.file != "" {
+	if e.follows = o.file; o.file != "" {
 		if err := r.Load(o.file, o.lastGood); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -428,22 +465,6 @@ func (e *env) follow(d *daemon, o serveOptions, options loader.Options, reread <
 
 // leastHistory is what --history-size needs at least.
 const leastHistory = 1_000_000
-
-// openHistory opens the history. Limits do not depend on it: if it cannot be at its path it is in memory, and without memory
-// there is none.
-func openHistory(o *serveOptions) *history.History {
-	options := history.Options{Bytes: o.historySize}
-	h, err := history.Open(o.history, options, o.Say)
-	if err != nil && o.history != "" {
-		o.Say(fmt.Sprintf("%v; the history is in memory until serve is started again: mend that, and restart serve", err))
-		h, err = history.Open("", options, o.Say)
-	}
-	if err != nil {
-		o.Say(fmt.Sprintf("%v; there is no history", err))
-		return nil
-	}
-	return h
-}
 
 // longestHost is how long the name of a host may be.
 const longestHost = 255

@@ -117,6 +117,9 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "export", "", "20mbit")
 	s.ask(200, "top", "", "fullest_buckets")
 	s.ask(400, "top", "device=va", "unknown parameter")
+	s.ask(404, "top", "by=tree&under=no", "there is no pool no; by=tree lists what there is")
+	s.ask(404, "top", "of=va+egress+10.0.0.1/24", "did you mean va egress 10.0.0.0/24?")
+	s.ask(404, "top", "by=name&name=--alic", "did you mean --alice?")
 	s.ask(400, "top", "search="+strings.Repeat("a+", 11), "at most 10")
 	for _, whole := range []bool{false, true} {
 		client := s.client()
@@ -414,7 +417,7 @@ func TestServeWithoutItsHistory(t *testing.T) {
 	testenv.Must(t, os.RemoveAll(file))
 	testenv.Must(t, os.Remove(filler))
 	testenv.Must(t, os.WriteFile(file, []byte("notes"), 0o600))
-	serves("it is not a directory; move it away, or name another one; the history is in memory until")
+	serves("it is not a directory; move it away, or name another one; until that works there is a gap")
 	if text, err := os.ReadFile(file); string(text) != "notes" {
 		t.Errorf("the file is now %q, %v", text, err)
 	}
@@ -452,7 +455,7 @@ func TestServeFlags(t *testing.T) {
 	r := &rig{t, map[string]string{}}
 	for says, args := range map[string]string{
 		"remove --listen none": "--listen none --socket none --rtt", "needs TLS and a token": "--listen 0.0.0.0:0 --socket none", "needs FILE": "--last-good x",
-		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
+		"needs the name": "policy.yaml --last-good=", "out of range": "--max-body 1", "1024 is too little": "--history-size 1KB", `"10s" is a time`: "--history-size 10s", "read the token": "--token-file /nonexistent", "both a certificate": "--tls-cert x",
 	} {
 		r.refused(exitInput, says, append([]string{"serve"}, strings.Fields(args)...)...)
 	}

@@ -57,7 +57,7 @@ is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of p
 is the share of packets that were excess or delayed. A RATE such as 5mbit/pool is that of the pool: all that is within
 the pool shares it. With --shadow, use, dropped and excess all sort by WOULD DROP.
 With --names, each name of rules has a line with both directions, summed up. A rate there is the most that its rules
-and the pools that only it has let through; POOL is the one above, which it shares with others. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
+and the pools that only it has let through; POOL is the one above, which it shares with others. FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
 With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
 is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost since these were
@@ -259,6 +259,7 @@ type reads struct {
 	buckets  bool // that are not empty
 	affected bool // the hosts that shadows would have affected
 	interval time.Duration
+	reader   *live.Reader // that has read the rules before; nil for none
 }
 
 // seen is what was read, and what of it was asked for.
@@ -272,25 +273,20 @@ type seen struct {
 
 // readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
 func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, err error) {
-	var before *live.Reading
+	reader := cmp.Or(read.reader, new(live.Reader))
 	if read.interval > 0 {
 		first := *want
-		once, err := e.readRules(&first, search, reads{})
-		if once == nil {
+		if once, err := e.readRules(&first, search, reads{reader: reader}); once == nil {
 			return nil, err
 		}
-		before = once.Reading
 		if err := e.wait(read.interval); err != nil {
 			return nil, err
 		}
 	}
 	err = e.with(loader.Read, cmp.Or(want.command, "show"), func(n *loader.Namespace) error {
-		all, unread := new(live.Reader).In(n, live.What{})
+		all, unread := reader.In(n, live.What{})
 		if all == nil {
 			return unread
-		}
-		if before != nil {
-			all.Since(before)
 		}
 		if out, err = e.find(n, all, unread, want, search); out == nil {
 			return err
@@ -360,7 +356,7 @@ func (s *seen) details(n *loader.Namespace, read reads) error {
 
 // rule is all that was read of an item.
 func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) report.Rule {
-	r := report.NewRule(it)
+	r := report.Rule{Item: it}
 	if sentence {
 		r.Sentence = it.Sentence()
 	}
@@ -371,7 +367,7 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 		}
 	}
 	if r.Shadow != nil {
-		r.Shadow.Affects(s.affected[it.ID])
+		r.Shadow.Affected = live.AffectedOf(s.affected[it.ID])
 	}
 	if want.address.IsValid() && !it.IsPool() {
 		first := slices.IndexFunc(s.found, func(other *live.Item) bool { return other.Place == it.Place })

@@ -54,7 +54,7 @@ func TestShowSearches(t *testing.T) {
 			t.Errorf("show %s: %s, want %s", arg, got, want)
 		}
 	}
-	var rules []report.Rule
+	var rules []shownRule
 	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "10.0.3.7")), &rules))
 	for i, decides := range []bool{true, true, false, false, true} {
 		if got := rules[i].Decides; got == nil || *got != decides {
@@ -156,7 +156,7 @@ func TestShowInterval(t *testing.T) {
 		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
 	}
 	got := show.result()
-	var rules []report.Rule
+	var rules []shownRule
 	testenv.Must(t, json.Unmarshal([]byte(got.out), &rules))
 	if len(rules) < 2 || rules[0].UseBits == nil || *rules[0].UseBits == 0 || rules[0].UsePercent == nil || *rules[0].UsePercent == 0 ||
 		rules[0].DroppedPercent == nil || *rules[0].DroppedPercent != 0 || rules[0].IntervalNS == nil || *rules[0].IntervalNS < 1e9 {
@@ -175,7 +175,7 @@ func TestShowSorted(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "2000", "--excess", "pass")
 	r.send("10.0.0.7", 5, 1000)
-	var rules []report.Rule
+	var rules []shownRule
 	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "--sort", "use")), &rules))
 	if len(rules) != 1 || rules[0].IntervalNS == nil || *rules[0].IntervalNS < 1e9 {
 		t.Errorf("--sort use: %+v", rules)
@@ -228,7 +228,7 @@ func TestShowBuckets(t *testing.T) {
 	if out := r.ok("show", "--buckets", "--top", "2"); strings.Join(order(out), " ") != "10.0.0.8 10.0.1.7" || !strings.HasSuffix(out, "\n2 of 3 buckets\n") {
 		t.Errorf("the fullest two: %s", out)
 	}
-	var rules []report.Rule
+	var rules []shownRule
 	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "--buckets", "--top", "2")), &rules))
 	if len(rules) != 2 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Key != "10.0.0.8" || len(rules[1].Buckets) != 1 || *rules[0].ActiveBuckets != 2 {
 		t.Errorf("in JSON: %+v", rules)

@@ -207,13 +207,12 @@ func duration(d *time.Duration) flagValue {
 	}}
 }
 
-// byteCount is a number of bytes.
-func byteCount(bytes *uint64) flagValue {
-	return flagValue{"bytes", "0", func(s string) (err error) {
-		if *bytes, err = strconv.ParseUint(s, 10, 64); err != nil {
-			return fmt.Errorf("%.64q is not a number of bytes; write a whole number such as 1514", s)
-		}
-		return nil
+// byteCount is a number of bytes, which may have a unit.
+func byteCount[N int64 | uint64](bytes *N) flagValue {
+	return flagValue{"bytes", fmt.Sprint(*bytes), func(s string) error {
+		n, err := policy.ParseSize(s)
+		*bytes = N(n)
+		return err
 	}}
 }
 

@@ -27,8 +27,8 @@ func (r *rig) guarantees(args ...string) string {
 	r.t.Helper()
 	var who []string
 	for _, row := range r.rows(args...) {
-		if row.GuaranteeBits != nil {
-			who = append(who, names([]report.Rule{row}))
+		if row.GuaranteeBits != 0 {
+			who = append(who, names([]shownRule{row}))
 		}
 	}
 	return strings.Join(who, ", ")
@@ -105,7 +105,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w.says("tap2 egress: 1 rule of " + file)
 	w.says(`serve: tap2 has its guarantees only when there is room, and until then what other guarantees leave: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n")
 	for _, row := range r.rows("show", "tap*") {
-		if row.RateBits == nil || *row.RateBits != 5_000_000 {
+		if row.Rate != 5_000_000 {
 			t.Errorf("%s: %s", row.Device, row.Sentence)
 		}
 	}

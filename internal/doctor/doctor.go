@@ -23,7 +23,6 @@ type Facts struct {
 	Devices []Device // all of the namespace, as they may be stacked
 	Hooks   []Hook   // all that have rules, and those that were asked about
 	Pools   []Rule   // all of the namespace
-	PPPoE   []string // the devices that carry PPPoE sessions
 	Unread  []Unread
 	// Change is the state of the last change of many rules.
 	Change maps.ChangeState
@@ -42,15 +41,17 @@ type Facts struct {
 	Left []string
 	// Elsewhere are the directions of devices with programs of shapectl that have no pins here.
 	Elsewhere   []string
+	Unpinned    error  // the pin of the programs is gone; nil if it is not
 	KnowsOthers bool   // the programs may be of other namespaces, which have pins
 	Only        string // the device that was asked about, "" for all that have rules
 	Netns       string // the name of the network namespace in commands, "" for the one this is
 
-	byIndex map[int]*Device                 // of Devices, for Judge
-	tree    *policy.Tree                    // of Pools
-	noRoom  map[string]string               // the pool without room for the guarantees of a policy.Claim, by claimant
-	queues  map[policy.Within][]policy.Rule // of the pools that delay packets: by name, itself and those above
-	sharers map[uint32]int                  // that are active, by the id of the rule or pool
+	byIndex  map[int]*Device                 // of Devices, for Judge
+	tree     *policy.Tree                    // of Pools
+	noRoom   map[string]string               // the pool without room for the guarantees of a policy.Claim, by claimant
+	queues   map[policy.Within][]policy.Rule // of the pools that delay packets: by name, itself and those above
+	sharers  map[uint32]int                  // that are active, by the id of the rule or pool
+	findings report.Findings
 }
 
 // System is what does not depend on a device.
@@ -74,7 +75,6 @@ type Device struct {
 	// The rest is known of the devices of Hooks only.
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs cannot read its packets
-	Unfed      bool  // it is an ifb, and nothing redirects packets to it
 }
 
 // A Hook is a direction of a device.
@@ -84,8 +84,8 @@ type Hook struct {
 	Direction policy.Direction
 	Limits    *Limits // nil where there are no rules
 	Other     bool    // there are rules of another layout, which cannot be read
-	// Chain is what is attached; nil if that is not known.
-	Chain []netinfo.ChainEntry
+	// Path is what packets pass; nil if that is not known.
+	Path []netinfo.ChainEntry
 	// Queue is nil where no rule delays packets, and if it is not known.
 	Queue *Queue
 	// HasOurFQ: on egress, the device has the fq qdisc of --setup-fq, which 'shapectl flush' removes.
@@ -96,6 +96,7 @@ type Hook struct {
 type Limits struct {
 	State      loader.State
 	Mode       loader.Mode
+	Unpinned   bool   // the pin of the program is gone
 	Was        string // the device's name when the first one was set
 	OtherBuild bool
 	Match      policy.Match
@@ -128,58 +129,72 @@ func Judge(f Facts) report.Findings {
 		f.byIndex[f.Devices[i].Index] = &f.Devices[i]
 	}
 	f.findPools()
-	findings := []report.Finding{}
-	for _, check := range systemChecks {
-		findings = append(findings, check(f.System)...)
+	f.findings = report.Findings{}
+	for _, check := range checks {
+		check(&f)
 	}
-	findings = append(findings, checkChange(f)...)
-	findings = append(findings, checkKept(f)...)
-	findings = append(findings, checkLeft(f)...)
-	findings = append(findings, checkElsewhere(f)...)
-	for _, check := range poolChecks {
-		findings = append(findings, check(f)...)
-	}
-	findings = append(findings, checkHosts(f)...)
-	findings = append(findings, checkPolicy(f)...)
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "use that version to see them; " + plain.Suggest(f.Netns, "flush --all") + " deletes them"
+			advice = "use that version to see them; " + f.suggest("flush --all") + " deletes them"
 		}
-		findings = append(findings, report.Finding{
+		f.findings = append(f.findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
 			Finding: "cannot be read, so findings may be missing: " + plain.OneLine(u.Err), Advice: advice,
 		})
 	}
 	if len(f.Hooks) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "there are none", plain.Suggest(f.Netns, "doctor DEV")+" checks a device for its first rule")...)
+		f.say(nil, report.OK, "rules", "there are none", f.suggest("doctor DEV")+" checks a device for its first rule")
 	}
-	for _, s := range f.Hooks {
-		if !f.judged(s.Name) {
-			continue
-		}
-		d := f.byIndex[s.Index]
+	for i := range f.Hooks {
+		s := &f.Hooks[i]
 		for _, check := range hookChecks {
-			findings = append(findings, check(f, s, d)...)
+			if f.judged(s.Name) {
+				check(&f, s, f.byIndex[s.Index])
+			}
 		}
 	}
-	return findings
+	return f.findings
 }
 
-var systemChecks = []func(System) []report.Finding{
-	checkKernel, checkPermissions, checkPrograms, checkHook, checkBPFFS,
+var checks = []func(*Facts){
+	(*Facts).checkPermissions, (*Facts).checkPrograms, (*Facts).checkHook, (*Facts).checkBPFFS, (*Facts).checkChange,
+	(*Facts).checkLeft, (*Facts).checkElsewhere, (*Facts).checkPools, (*Facts).checkForwarded, (*Facts).checkHosts, (*Facts).checkPolicy,
 }
 
 // Each takes the device of the hook, nil where it is not here.
-var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
-	checkState, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkNotIP, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkColours, checkBurst, checkGuarantees, checkRenamed, checkWaiting, checkSharers, checkStacked, checkIfb, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+var hookChecks = []func(*Facts, *Hook, *Device){
+	(*Facts).checkState, (*Facts).checkQueue, (*Facts).checkDevice, (*Facts).checkPath, (*Facts).checkCapacity,
+	(*Facts).checkPoolsOf, (*Facts).checkStacked, (*Facts).checkFamilies, (*Facts).checkCounters,
 }
 
-func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }
+// say adds a finding about a hook, nil for the whole system.
+func (f *Facts) say(s *Hook, status report.Status, check, finding, advice string) {
+	found := report.Finding{Status: status, Check: check, Finding: finding, Advice: advice}
+	if s != nil {
+		found.Device, found.Direction = s.Name, s.Direction.String()
+	}
+	f.findings = append(f.findings, found)
+}
+
+// sayOfRules adds a finding about n rules, whose number it begins with.
+func (f *Facts) sayOfRules(n int, s *Hook, status report.Status, check, of, advice string) {
+	f.say(s, status, check, "", advice)
+	f.findings[len(f.findings)-1].OfRules(n, of)
+}
+
+// suggest is a command line of shapectl.
+func (f *Facts) suggest(verb string, args ...string) string {
+	return plain.Suggest(f.Netns, verb, args...)
+}
+
+func (f *Facts) judged(name string) bool { return f.Only == "" || f.Only == name }
+
+// flush is the command that deletes the rules of a hook.
+func (f *Facts) flush(s *Hook) string { return f.suggest("flush", s.Name, s.Direction.String()) }
 
 // limits are the rules in force on a direction of a device, nil if there are none.
-func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
+func (f *Facts) limits(d *Device, direction policy.Direction) *Limits {
 	for _, s := range f.Hooks {
 		if s.Index == d.Index && s.Direction == direction && s.inForce() {
 			return s.Limits
@@ -188,30 +203,18 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Hook) inForce() bool {
-	return s.Limits != nil && s.Limits.State == loader.Attached
-}
+func (s *Hook) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
 
-// limited are the rules that have a rate; l may be nil.
+// limited are the rules that have a rate, and metered those that have a rate or a pool; l may be nil.
 func (l *Limits) limited() []Rule {
-	if l == nil {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
+	return slices.DeleteFunc(l.metered(), func(r Rule) bool { return r.Rate == policy.Unlimited })
 }
 
-// metered are the rules that have a rate or a pool; l may be nil.
 func (l *Limits) metered() []Rule {
 	if l == nil {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited && r.Within == "" })
-}
-
-func (s Hook) finding(status report.Status, check, finding, advice string) []report.Finding {
-	return []report.Finding{{
-		Status: status, Check: check, Device: s.Name, Direction: s.Direction.String(), Finding: finding, Advice: advice,
-	}}
 }
 
 func prefixes(rules []Rule) string {

@@ -44,7 +44,7 @@ func device(index int, name, kind string) Device {
 
 // limitedHook has rules of 100mbit that have seen packets.
 func limitedHook(index int, name string, d policy.Direction, cidrs ...string) Hook {
-	s := Hook{Name: name, Index: index, Direction: d, Chain: []netinfo.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
+	s := Hook{Name: name, Index: index, Direction: d, Path: []netinfo.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
 	s.Limits = &Limits{State: loader.Attached, Mode: loader.TCX, Was: name, Match: d.FarSide()}
 	for _, cidr := range cidrs {
 		r := Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix(cidr), Rate: 100_000_000}}
@@ -225,11 +225,11 @@ func TestJudge(t *testing.T) {
 			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "their state is kept for a rollback"}},
 		{"namespaces that no longer exist", func(f *Facts) {
 			f.Left = []string{"/p/1", "/p/2"}
-		}, []string{"note leftovers"}, []string{`2 network namespaces that no longer exist: "/p/1", "/p/2"`}},
+		}, []string{"note leftovers"}, []string{"2 network namespaces that no longer exist: /p/1, /p/2"}},
 		{"rules of another version", func(f *Facts) { f.Hooks[0].Limits, f.Hooks[0].Other = nil, true },
 			[]string{"warning eth0 egress state"}, []string{"are attached", "shapectl flush eth0 egress"}},
 		{"rules of another version that are not attached", func(f *Facts) {
-			f.Hooks[0] = Hook{Name: "eth0", Index: f.Hooks[0].Index, Direction: policy.Egress, Chain: []netinfo.ChainEntry{}, Other: true}
+			f.Hooks[0] = Hook{Name: "eth0", Index: f.Hooks[0].Index, Direction: policy.Egress, Path: []netinfo.ChainEntry{}, Other: true}
 		}, []string{"warning eth0 egress state"}, []string{"are not attached"}},
 		{"rules of another version elsewhere", func(f *Facts) { f.Unread = []Unread{{Err: fmt.Errorf("a: %w", maps.ErrOtherLayout)}} },
 			[]string{"warning access"}, []string{"use that version to see them; 'shapectl flush --all'"}},
@@ -253,92 +253,47 @@ func TestJudge(t *testing.T) {
 		{"link type", func(f *Facts) { f.Devices[0].Unreadable = netinfo.ErrUnsupportedDevice },
 			[]string{"failed eth0 egress link type"}, []string{"no rule can be set"}},
 
-		{"program before", func(f *Facts) { f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignTCX) },
-			[]string{"warning eth0 egress chain"}, []string{"program their_program (tcx, id 9) before", "attach them first"}},
+		{"program before", func(f *Facts) { f.Hooks[0].Path = slices.Insert(f.Hooks[0].Path, 0, foreignTCX) },
+			[]string{"warning eth0 egress chain"}, []string{"before the limit, packets pass program their_program (tcx, id 9): ", "attach them first"}},
 		{"program without a name before", func(f *Facts) {
-			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9})
-		}, []string{"warning eth0 egress chain"}, []string{"program 9 (tcx) before"}},
+			f.Hooks[0].Path = slices.Insert(f.Hooks[0].Path, 0, netinfo.ChainEntry{At: "tcx", ID: 9})
+		}, []string{"warning eth0 egress chain"}, []string{"before the limit, packets pass program 9 (tcx)"}},
 		{"program between ours", func(f *Facts) {
-			c := f.Hooks[0].Chain
-			f.Hooks[0].Chain = []netinfo.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
+			c := f.Hooks[0].Path
+			f.Hooks[0].Path = []netinfo.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
 		}, []string{"warning eth0 egress chain"}, nil},
-		{"program after", func(f *Facts) { f.Hooks[0].Chain = append(f.Hooks[0].Chain, foreignTCX) },
+		{"program after", func(f *Facts) { f.Hooks[0].Path = append(f.Hooks[0].Path, foreignTCX) },
 			[]string{"note eth0 egress chain"}, []string{"were charged already"}},
-		{"filter listed twice before clsact", func(f *Facts) {
+		{"filter before clsact", func(f *Facts) {
 			f.Hooks[0].Limits.Mode = loader.Clsact
-			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignFilter, foreignFilter)
-		}, []string{"warning eth0 egress chain"}, []string{"flower filter, priority 1 (clsact) before", "higher priority number"}},
+			f.Hooks[0].Path = slices.Insert(f.Hooks[0].Path, 0, foreignFilter)
+		}, []string{"warning eth0 egress chain"}, []string{"packets pass flower filter, priority 1 (clsact)", "higher priority number"}},
 		{"tcx before clsact", func(f *Facts) {
 			f.Hooks[0].Limits.Mode = loader.Clsact
-			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignTCX)
+			f.Hooks[0].Path = slices.Insert(f.Hooks[0].Path, 0, foreignTCX)
 		}, []string{"warning eth0 egress chain"}, []string{"unset SHAPECTL_HOOK"}},
 		{"limits of another namespace", func(f *Facts) {
-			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
+			f.Hooks[0].Path = slices.Insert(f.Hooks[0].Path, 0, netinfo.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
 		}, []string{"warning eth0 egress chain"}, []string{"another network namespace", "flush them there"}},
-		{"chain unknown", func(f *Facts) { f.Hooks[0].Chain = nil }, nil, nil},
+		{"chain unknown", func(f *Facts) { f.Hooks[0].Path = nil }, nil, nil},
 
-		{"XDP on egress", func(f *Facts) { f.Devices[0].XDP = "native" }, nil, nil},
-		{"XDP on ingress", func(f *Facts) { f.Devices[0].XDP = "native"; f.onIngress() },
+		{"XDP on ingress", func(f *Facts) {
+			s := f.onIngress()
+			s.Path = slices.Insert(s.Path, 0, netinfo.ChainEntry{At: "xdp", Name: "native"})
+		},
 			[]string{"note eth0 ingress xdp"}, []string{"AF_XDP"}},
 		{"hardware", func(f *Facts) { f.Devices[0].Offloads.HardwareTC = true },
 			[]string{"note eth0 egress offload"}, []string{"ethtool -K eth0 hw-tc-offload off"}},
 
-		{"big packets at a low rate", func(f *Facts) { f.slow() },
-			[]string{"note eth0 egress packets"}, []string{"65536 bytes, which take 524ms at the 1mbit of 10.0.0.0/24", "gso_max_size"}},
-		{"GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow() },
-			[]string{"note eth0 ingress packets"}, []string{"ethtool -K eth0 gro off"}},
-		{"no GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Offloads.GRO = false }, nil, nil},
-		{"LRO at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Offloads.LRO = true },
-			[]string{"note eth0 ingress packets"}, []string{"lro off"}},
-		{"veth at a low rate", func(f *Facts) {
-			f.onIngress()
-			f.slow()
-			f.Devices[0].Kind, f.Devices[0].Offloads.GRO = "veth", false
-		}, []string{"note eth0 ingress packets"}, []string{"the other end"}},
-
-		{"veth whose other end is known to send small packets", func(f *Facts) {
-			f.onIngress()
-			f.slow()
-			f.Devices[0].Kind, f.Devices[0].Peer, f.Devices[1].GSOMax = "veth", 2, 4096
-			f.rule().Rate = 500_000
-		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 65.5ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
-		{"tap at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Kind = "tuntap" },
-			[]string{"note eth0 ingress packets"}, []string{"if eth0 is of a virtual machine"}},
-		{"ports at a low rate", func(f *Facts) {
-			f.onIngress()
-			f.slow()
-			f.Devices[0].Kind, f.Devices[0].GROMax, f.Devices[1].Master = "bond", 1<<20, 1
-			f.Devices[1].GROMax = 32768
-		}, []string{"note eth0 ingress packets"}, []string{"merged on arrival at eth1 (GRO): one verdict for up to 32768 bytes", "ethtool -K eth1 gro off"}},
-
 		{"a router merges packets", func(f *Facts) { f.router(); f.rule().Capacity = 65535 },
 			[]string{"warning eth0 egress capacity"}, []string{
-				"less than the largest packet (65536), as packets of this host have up to 4096 bytes (GSO), and forwarded ones up to 65536, as frames are merged on arrival at eth1 (GRO): such",
-				"raise --capacity to 3750000b, or: ethtool -K eth1 gro off\n"}},
-		{"a router without GRO", func(f *Facts) {
-			f.router()
-			f.Devices[1].Offloads.GRO, f.rule().Capacity = false, 4095
-		}, []string{"warning eth0 egress capacity"}, []string{"less than the largest packet (4096)", "raise --capacity to 3750000b\n"}},
-		{"a router whose local packets are large, too", func(f *Facts) {
-			f.router()
-			f.Devices[0].GSOMax, f.rule().Capacity = 32768, 32768
-		}, []string{"warning eth0 egress capacity"}, []string{"or: ip link set dev eth0 gso_max_size 4096, and ethtool -K eth1 gro off\n"}},
-		{"a router with several sources", func(f *Facts) {
-			f.router()
-			f.rule().Capacity = 65535
-			f.stack(device(3, "eth2", "device"))
-			f.stack(device(4, "eth3", "dummy"))
-			f.stack(unlike(device(5, "eth4", "device"), func(d *Device) { d.Up = false }))
-			f.stack(unlike(device(6, "eth1.5", "vlan"), func(d *Device) { d.Parent = 2 }))
-			f.stack(unlike(device(7, "tap0", "tuntap"), func(d *Device) { d.Forwards4 = true }))
-		}, []string{"warning eth0 egress capacity"}, []string{"at eth1, eth2 (GRO), and packets of the program that has tap0", "ethtool -K DEV gro off (DEV: eth1, eth2), and if tap0 is"}},
-		{"a router at a low rate", func(f *Facts) { f.router(); f.slow() },
-			[]string{"note eth0 egress packets"}, []string{"one verdict for up to 65536 bytes, which take 524ms", "if that matters: ethtool -K eth1 gro off\n"}},
+				"less than the largest packet (65536), as forwarded packets arrive merged (GRO) at eth1: such",
+				"raise --capacity to 3750000b"}},
 		{"a port of a bridge gets merged packets from another", func(f *Facts) {
 			f.Devices[0].GSOMax, f.Devices[0].Master, f.Devices[1].Master, f.rule().Capacity = 4096, 3, 3, 65535
 			f.stack(device(3, "br0", "bridge"))
 			f.stack(device(4, "eth2", "device"))
-		}, []string{"warning eth0 egress capacity"}, []string{"at eth1 (GRO): such"}},
+		}, []string{"warning eth0 egress capacity"}, []string{"forwarded packets arrive merged (GRO) at eth1: such"}},
 
 		{"capacity below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014)"}},
@@ -350,49 +305,21 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
 			[]string{"warning eth0 egress capacity"}, []string{"5.24ms of 100mbit"}},
-		{"colours", func(f *Facts) { f.colours(policy.TRTCM) }, nil, nil},
 		{"CBS below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.colours(policy.SRTCM); f.rule().Capacity = 9013 },
-			[]string{"warning eth0 egress capacity"}, []string{"the CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 65536"}},
-		{"EBS below a packet", func(f *Facts) { f.colours(policy.RFC4115); f.rule().Colours.EBS = 65535 },
-			[]string{"warning eth0 egress capacity"}, []string{"the EBS of 65535 bytes is less than the largest packet (65536), as TCP sends large packets", "is metered as a whole, and is never yellow",
-				"raise --ebs to 65536, or: ip link set dev eth0 gso_max_size 4096"}},
-		{"no EBS", func(f *Facts) { f.colours(policy.SRTCM); f.rule().Colours.EBS = 0 }, nil, nil},
-		{"PBS below a packet", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Capacity, f.rule().Colours.PBS = 60000, 60000 },
-			[]string{"warning eth0 egress capacity", "warning eth0 egress capacity"}, []string{"the PBS of 60000 bytes", "always red", "the CBS of 60000 bytes", "never green"}},
-		{"PBS of less than 10 ms", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PBS = 66_000 },
-			[]string{"warning eth0 egress capacity", "note eth0 egress capacity"}, []string{"the PBS of 66000 bytes is only 2.64ms of 200mbit", "a burst has red packets while C has room"}},
-		{"red packets are marked", func(f *Facts) { f.colours(policy.SRTCM); f.rule().Colours.Red = policy.ActionECN },
-			[]string{"note eth0 egress capacity"}, []string{"no rate holds for a sender that ignores marks", "drop red ones"}},
-		{"PIR is CIR", func(f *Facts) { f.colours(policy.TRTCM); f.rule().Colours.PIR = f.rule().Rate },
-			[]string{"note eth0 egress capacity"}, []string{"yellow only in bursts"}},
-		{"PIR and PBS are those of CIR", func(f *Facts) {
-			f.colours(policy.TRTCM)
-			f.rule().Colours.PIR, f.rule().Colours.PBS = f.rule().Rate, f.rule().Capacity
-		},
-			[]string{"note eth0 egress capacity"}, []string{"green or red, and not yellow"}},
-		{"alike colours", func(f *Facts) {
-			f.colours(policy.SRTCM)
-			f.rule().Colours.EBS = 2000
-			second := *f.rule()
-			second.Prefix = netip.MustParsePrefix("10.0.1.0/24")
-			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, second)
-		}, []string{"warning eth0 egress capacity"}, []string{"(alike: 10.0.1.0/24)"}},
+			[]string{"warning eth0 egress capacity"}, []string{"a CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 3750000b"}},
 		{"capacity of 10 ms", func(f *Facts) { f.rule().Capacity = 125_000 }, nil, nil},
 		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
-			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
-		{"more than a second", func(f *Facts) { f.rule().Capacity = 12_500_001 },
-			[]string{"note eth0 egress capacity"}, []string{"a burst of 12500001 bytes passes"}},
-		{"a second", func(f *Facts) { f.rule().Capacity = 12_500_000 }, nil, nil},
+			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
 
 		{"a queue", func(f *Facts) { f.leaky(queue) }, nil, nil},
 		{"a queue below a packet", func(f *Facts) { f.leaky(65535) },
-			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65535 bytes is less than the largest packet (65536)", fmt.Sprintf("raise --capacity to %db, or: ", queue)}},
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65535 bytes is less than the largest packet (65536)", fmt.Sprintf("raise --capacity to %db", queue)}},
 		{"a queue below a frame", func(f *Facts) { f.leaky(1514); f.Devices[0].MTU = 9000 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.24ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
-			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
+			[]string{"warning eth0 egress capacity"}, []string{"stay far below 50kbit; let eth0 carry smaller packets: ip link set dev eth0 gso_max_size"}},
 		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },
 			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' brings the default qdisc back"}},
 		{"no fq", func(f *Facts) {
@@ -410,13 +337,6 @@ func TestJudge(t *testing.T) {
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
 		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
 			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},
-		{"the default queue, which is below a packet", func(f *Facts) { f.leaky(62_500); f.rule().Rate = 10_000_000 },
-			[]string{"note eth0 egress packets"}, nil},
-		{"a queue of a second", func(f *Facts) { f.leaky(12_500_000) }, nil, nil},
-		{"a queue of more than a second", func(f *Facts) { f.leaky(12_500_001) },
-			[]string{"note eth0 egress queue"}, []string{"packets wait up to 1s", fmt.Sprintf("lower --capacity; the default is %db", queue)}},
-		{"more than a second in a burst, and then in a queue", func(f *Facts) { f.queued(12_500_001, 25_000_000) },
-			[]string{"note eth0 egress capacity", "note eth0 egress queue"}, []string{"a burst of 12500001 bytes passes", "packets wait up to 2s", "lower --queue"}},
 		{"many small ones", func(f *Facts) {
 			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
 			for i := range f.Hooks[0].Limits.Rules {
@@ -426,9 +346,9 @@ func TestJudge(t *testing.T) {
 		{"unlimited", func(f *Facts) { f.rule().Rate, f.rule().Capacity = policy.Unlimited, 0 }, nil, nil},
 
 		{"IPv6 unlimited", func(f *Facts) { f.Devices[0].IPv6 = true },
-			[]string{"warning eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
+			[]string{"warning eth0 egress families"}, []string{"IPv6 traffic bypasses the limit", "::/0"}},
 		{"IPv4 unlimited", func(f *Facts) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "2001:db8::/32") },
-			[]string{"warning eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
+			[]string{"warning eth0 egress families"}, []string{"IPv4 traffic bypasses the limit"}},
 		{"a host by its MAC address", func(f *Facts) {
 			f.Devices[0].IPv6 = true
 			f.rule().Label.Host = tablet
@@ -439,7 +359,7 @@ func TestJudge(t *testing.T) {
 		}, nil, nil},
 
 		{"all IPv4, and the device has IPv6", func(f *Facts) { f.line("0.0.0.0/0"); f.Devices[0].IPv6 = true },
-			[]string{"warning eth0 egress families"}, []string{"all IPv4 traffic is limited, and no rule is for IPv6, which bypasses the limit: the device has IPv6 addresses; 'shapectl set eth0 egress ::/0 --rate RATE'"}},
+			[]string{"warning eth0 egress families"}, []string{"all rules are for IPv4, and the device has IPv6 addresses: IPv6 traffic bypasses the limit; 'shapectl set eth0 egress ::/0 --rate RATE'"}},
 		{"all IPv4, and the host forwards IPv6", func(f *Facts) { f.line("0.0.0.0/0"); f.Devices[0].Forwards6 = true },
 			[]string{"warning eth0 egress families"}, []string{"this host forwards IPv6"}},
 		{"all IPv4, and the device is a port of a bridge", func(f *Facts) {
@@ -447,8 +367,6 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].Master = 3
 			f.stack(device(3, "br0", "bridge"))
 		}, []string{"warning eth0 egress families"}, []string{"bridge br0 forwards both"}},
-		{"all IPv4, and there is no IPv6", func(f *Facts) { f.line("0.0.0.0/0") },
-			[]string{"note eth0 egress families"}, []string{"the device has no IPv6 address, and this host does not forward IPv6"}},
 		{"all IPv4 is exempt", func(f *Facts) {
 			f.line("0.0.0.0/0", "10.0.0.0/24")
 			f.rule().Rate, f.Devices[0].IPv6 = policy.Unlimited, true
@@ -458,18 +376,6 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].IPv4, f.Devices[0].Forwards4 = false, true
 		}, []string{"warning eth0 egress families"}, []string{"'shapectl set eth0 egress 0.0.0.0/0 --rate RATE'"}},
 		{"all IPv4, and a part of IPv6", func(f *Facts) { f.line("0.0.0.0/0", "2001:db8::/32"); f.Devices[0].IPv6 = true }, nil, nil},
-
-		{"PPPoE", func(f *Facts) { f.PPPoE = []string{"gone", "eth0"}; f.stack(device(3, "ppp0", "ppp")) },
-			[]string{"failed eth0 egress pppoe"}, []string{"eth0 carries PPPoE: its packets are not IP there, and pass unlimited; set the rules on ppp0"}},
-		{"PPPoE on a VLAN", func(f *Facts) {
-			f.PPPoE = []string{"eth0.7"}
-			f.stack(unlike(device(3, "eth0.7", "vlan"), func(d *Device) { d.Parent = 1 }))
-		}, []string{"failed eth0 egress pppoe", "note eth0 egress path"}, []string{"set the rules on the PPP device"}},
-		{"PPPoE before the first rule", func(f *Facts) {
-			f.Only, f.PPPoE = "eth1", []string{"eth1"}
-			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Egress})
-		}, []string{"note eth1 egress pppoe"}, nil},
-		{"PPPoE elsewhere", func(f *Facts) { f.PPPoE = []string{"eth1"} }, nil, nil},
 
 		{"contended", func(f *Facts) { f.rule().Counters.ContendedPackets = 3 },
 			[]string{"warning eth0 egress contended"}, []string{"3 packets of 10.0.0.0/24"}},
@@ -482,13 +388,13 @@ func TestJudge(t *testing.T) {
 			f.Hooks[0].Limits.Slots = maps.Slots{All: 200, InUse: 20}
 		}, []string{"note eth0 egress spilled"}, []string{"there is room again"}},
 		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
-			[]string{"note eth0 egress traffic"}, []string{"egress is what leaves", "the destination"}},
+			[]string{"note eth0 egress traffic"}, []string{"egress leaves the device", "the destination"}},
 		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},
 
 		{"bridge and port", func(f *Facts) {
 			f.Devices[0].Master = 3
 			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.0.0/16"))
-		}, []string{"warning eth0 egress counted twice", "note br0 egress path"}, []string{"packets of bridge br0 pass its port eth0", "set rules on its ports: eth0"}},
+		}, []string{"warning eth0 egress counted twice", "note br0 egress path"}, []string{"packets of bridge br0 pass eth0 as well", "set rules on its ports: eth0"}},
 		{"bridge and port, other networks", func(f *Facts) {
 			f.Devices[0].Master = 3
 			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.1.0/24"))
@@ -509,9 +415,7 @@ func TestJudge(t *testing.T) {
 		{"port of a bond", func(f *Facts) {
 			f.Devices[0].Master, f.Devices[1].Master = 3, 3
 			f.stack(device(3, "bond0", "bond"))
-		}, []string{"warning eth0 egress path"}, []string{"for this port alone", "not limited here: eth1", "set the rule on bond0"}},
-		{"an ifb that gets no packets", func(f *Facts) { f.Devices[0].Kind, f.Devices[0].Unfed = "ifb", true },
-			[]string{"warning eth0 egress path"}, []string{"rules here limit nothing", "on ingress of the device"}},
+		}, []string{"warning eth0 egress path"}, []string{"its other ports are not limited here: eth1", "set the rule on bond0"}},
 		{"bond and port", func(f *Facts) {
 			f.Devices[0].Master = 3
 			f.stack(device(3, "bond0", "bond"), limitedHook(3, "bond0", policy.Egress, "10.0.0.0/24"))
@@ -526,12 +430,12 @@ func TestJudge(t *testing.T) {
 		{"VLAN and parent", func(f *Facts) {
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
 				limitedHook(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
-		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
+		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of vlan eth0.5 pass eth0 as well"}},
 		{"asked about the VLAN", func(f *Facts) {
 			f.Only = "eth0.5"
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
 				limitedHook(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
-		}, []string{"warning eth0.5 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
+		}, []string{"warning eth0.5 egress counted twice"}, []string{"packets of vlan eth0.5 pass eth0 as well"}},
 		{"veth with both ends", func(f *Facts) {
 			f.Devices[0].Peer = 3
 			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedHook(3, "p0", policy.Ingress, "10.9.0.0/24"))
@@ -540,12 +444,10 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].Peer = 3
 			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedHook(3, "p0", policy.Egress, "10.0.0.0/24"))
 		}, nil, nil},
-		{"lo, one way", func(f *Facts) { f.Devices[0].Loopback = true },
-			[]string{"note eth0 egress path"}, []string{"use one direction"}},
 		{"lo, both ways", func(f *Facts) {
 			f.Devices[0].Loopback = true
 			f.Hooks = append(f.Hooks, limitedHook(1, "eth0", policy.Ingress, "10.0.0.0/24"))
-		}, []string{"note eth0 egress path", "warning eth0 ingress counted twice", "note eth0 ingress path"}, nil},
+		}, []string{"warning eth0 ingress counted twice"}, nil},
 		{"tunnel over rules for its end", func(f *Facts) {
 			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.0.9")} }),
 				limitedHook(3, "tun0", policy.Egress, "192.0.2.0/24"))
@@ -554,8 +456,6 @@ func TestJudge(t *testing.T) {
 			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.1.9")} }),
 				limitedHook(3, "tun0", policy.Egress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path"}, nil},
-		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &netinfo.Tunnel{} },
-			[]string{"note eth0 egress path"}, []string{"it is not known which"}},
 
 		{"delayed", func(f *Facts) { f.held(enough) }, nil, nil},
 		{"no fq", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
@@ -591,8 +491,8 @@ func TestJudge(t *testing.T) {
 		{"behind an ifb", func(f *Facts) {
 			f.onIngress()
 			f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
-			f.Hooks[0].Chain = append(f.Hooks[0].Chain, foreignTCX)
-		}, []string{"warning eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
+			f.Hooks[0].Path = append(f.Hooks[0].Path, foreignTCX)
+		}, []string{"warning eth0 ingress chain"}, []string{"but not those of 10.0.0.0/24"}},
 
 		{"a pool", func(f *Facts) { f.pool("a") }, nil, nil},
 		{"unused pools", func(f *Facts) { f.pool("a"); f.pool("b"); f.Netns = "blue" },
@@ -603,36 +503,10 @@ func TestJudge(t *testing.T) {
 			f.rule().Within = ""
 			f.Unread = []Unread{{Err: errors.New("no")}}
 		}, []string{"warning access"}, nil},
-		{"a renamed device in the pool of another", func(f *Facts) {
-			f.pool("eth1").Label.Owner = policy.Owner{Device: "eth1", Whole: true}
-			f.Hooks[0].Limits.Was = "eth1"
-		}, []string{"note eth0 egress state", "warning eth0 egress pools"}, []string{`it shares pool "eth1" with eth1, whose pool that is now`}},
-		{"a burst that a pool has no room for", func(f *Facts) { f.pool("a").Capacity = 100_000 },
-			[]string{"note pools"}, []string{`pool "a" holds 100000 bytes`, "the burst of 3750000 bytes pass that eth0 egress 10.0.0.0/24 allows; ", "to 3750000b,", "to 100000b"}},
-		{"bursts that a pool has no room for", func(f *Facts) {
-			f.pool("a").Capacity = 100_000
-			f.pool("b").Within = "a"
-			f.Pools[1].Capacity = 4_000_000
-			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule())
-			f.Hooks[0].Limits.Rules[1].Within = "a"
-		}, []string{"note pools"}, []string{`of 4000000 bytes pass that pool "b" allows (nor those of 1 more)`}},
-		{"a rule without a burst of its own", func(f *Facts) { f.pool("a").Capacity = 100_000; f.rule().Rate = policy.Unlimited }, nil, nil},
-		{"a burst for which a pool has a queue", func(f *Facts) {
-			p := f.pool("a")
-			p.delays()
-			f.Hooks[0].Queue = &Queue{State: unlikeFQ(func(s *fq.State) { s.Limit, s.FlowLimit = 1<<20, 1<<20 })}
-			p.Capacity, p.Queue = 750_000, 3_000_000
-		}, nil, nil},
 		{"forwarded packets that are charged twice", func(f *Facts) { f.forwards("10.0.0.0/8", "a") },
 			[]string{"warning pools"}, []string{`may be charged to pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
 		{"forwarded packets of narrower rules", func(f *Facts) { f.forwards("10.0.0.7/32", "a") },
 			[]string{"warning pools"}, []string{"eth1 ingress 10.0.0.7/32 and eth0 egress 10.0.0.0/24 are within it"}},
-		{"forwarded packets in a tree", func(f *Facts) {
-			f.pool("a")
-			f.forwards("10.0.0.0/8", "b")
-			f.pool("c").Within = "b"
-			f.Pools[1].Within = "a"
-		}, []string{"warning pools"}, []string{`pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
 		{"forwarded packets in two pools", func(f *Facts) {
 			f.forwards("10.0.0.0/8", "b")
 			f.pool("a")
@@ -656,12 +530,6 @@ func TestJudge(t *testing.T) {
 			f.Hooks[1].Name, f.Hooks[1].Limits.Was, f.Hooks[1].Index = "eth0", "eth0", 2
 			f.Devices[0].Forwards4 = true
 		}, nil, nil},
-		{"guarantees of a device that is gone", func(f *Facts) {
-			f.pool("a")
-			f.rule().Guarantee, f.rule().Members = 5_000_000, 3
-			f.Hooks[0].Limits.State = loader.Gone
-		}, []string{"failed eth0 egress state", "warning eth0 egress guarantees"},
-			[]string{`15mbit of pool "a" stay reserved`, "'shapectl flush eth0 egress' frees them"}},
 		{"guarantees of a detached rule", func(f *Facts) {
 			f.pool("a")
 			f.rule().Guarantee = 5_000_000
@@ -693,16 +561,8 @@ func TestJudge(t *testing.T) {
 			f.Pools[0].Within, f.Pools[1].Within, f.Netns = "c", "c", "blue"
 			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
 			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
-		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue serve --cluster-store URL' runs"}},
+		}, []string{"warning leases"}, []string{`no lease was ever granted to "a" (8kbit); the lease ended of "b" (8kbit): the safe share is in force`, "'shapectl -n blue serve --cluster-store URL' runs"}},
 		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
-		{"as many sharers as a pool has room for", func(f *Facts) {
-			p := f.pool("a")
-			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514
-		}, nil, nil},
-		{"more sharers than a pool has room for", func(f *Facts) {
-			p := f.pool("a")
-			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514+1
-		}, []string{"note shares"}, []string{`pool "a": 2477 sharers are active`, "full packet of 2476", "--capacity to 3750178b"}},
 		{"too many sharers of a rule", func(f *Facts) { f.rule().Share.Kind, f.rule().Sharers = policy.ShareFlow, 4001 },
 			[]string{"warning eth0 egress shares"}, []string{"10.0.0.0/24: 4001 sharers are active", "--share /24"}},
 		{"delayed by a pool", func(f *Facts) { f.pool("a").delays(); f.Hooks[0].Queue = &Queue{State: enough} }, nil, nil},
@@ -724,15 +584,7 @@ func TestJudge(t *testing.T) {
 		{"pools that nobody adapts", func(f *Facts) {
 			f.pool("a").Adapt.Min = 1_000_000
 			f.Unadapted, f.Netns = true, "blue"
-		}, []string{"warning adapt"}, []string{`pool "a" adapts to its line only while 'shapectl -n blue serve' runs, and none does; start it`}},
-		{"several pools that nobody adapts", func(f *Facts) {
-			f.pool("a").Adapt.Min = 1_000_000
-			f.pool("b").Adapt.Min = 1_000_000
-			f.Pools[0].Within = "b"
-			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule())
-			f.rule().Within = "a"
-			f.Unadapted = true
-		}, []string{"warning adapt"}, []string{`pools "a", "b" adapt to their line only`}},
+		}, []string{"warning adapt"}, []string{`follows their line only while 'shapectl -n blue serve' runs, and none does: "a"; start it`}},
 		{"a pool that adapts", func(f *Facts) { f.pool("a").Adapt.Min = 1_000_000 }, nil, nil},
 		{"nothing to adapt", func(f *Facts) { f.pool("a"); f.Unadapted = true }, nil, nil},
 
@@ -799,8 +651,7 @@ func TestJudge(t *testing.T) {
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"
-			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []netinfo.ChainEntry{foreignTCX}})
-			f.Devices[1].XDP = "generic"
+			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Ingress, Path: []netinfo.ChainEntry{{At: "xdp", Name: "generic"}, foreignTCX}})
 		}, []string{"note eth1 ingress chain", "note eth1 ingress xdp"}, []string{"attached already: program their_program"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -842,24 +693,5 @@ func TestStateOfSeveralHooks(t *testing.T) {
 	testenv.Must(t, Judge(*f).Problems(&text))
 	if want := "eth0 egress, eth0 ingress state: 3 rules not in force: "; !strings.Contains(text.String(), want) {
 		t.Errorf("%q is not in\n%s", want, &text)
-	}
-}
-
-func TestForeign(t *testing.T) {
-	chain := []netinfo.ChainEntry{foreignFilter, foreignFilter, {At: "clsact", ID: 3, Ours: true}, {At: "clsact", ID: 4}}
-	if got, want := describe(foreign(chain)), "flower filter, priority 1 (clsact), program 4 (clsact)"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestBehind(t *testing.T) {
-	ours := netinfo.ChainEntry{At: "clsact", ID: 3, Ours: true}
-	for want, chain := range map[string][]netinfo.ChainEntry{
-		"":                                   {foreignFilter, ours},
-		"flower filter, priority 1 (clsact)": {foreignTCX, ours, ours, foreignFilter},
-	} {
-		if got := describe(behind(chain)); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/inforce"
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/report"
@@ -23,7 +24,8 @@ import (
 // Gather collects facts about the system, and in the calling thread's network namespace
 // about one device or, without a name, about all that have rules.
 // The error wraps netinfo.ErrNoDevice if there is neither a device nor a rule of that name.
-func Gather(o loader.Options, name string) (Facts, error) {
+// follows is the policy that a serve follows, if it is known.
+func Gather(o loader.Options, name string, follows lastgood.Policy) (Facts, error) {
 	f := Facts{}
 	var err error
 	if f.System, err = system(o); err != nil {
@@ -45,6 +47,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
+		f.Unpinned = n.Unpinned()
 		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.OthersExist()
 	}
 	devices, err := netinfo.Devices()
@@ -56,9 +59,6 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		added.Forwards4, added.Forwards6 = d.Forwards()
 		f.Devices = append(f.Devices, added)
 	}
-	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
-		f.unread("", "", err)
-	}
 	f.MadeBy = report.MadeBy(n.Pending())
 	f.pools(n)
 	if err := f.allHooks(n); errors.Is(err, bpffs.ErrUntrusted) {
@@ -66,7 +66,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	} else if err != nil {
 		f.unread("", "", err)
 	} else {
-		f.lacks(n)
+		f.lacks(n, follows)
 	}
 	if name != "" {
 		if err := f.ask(n, name); err != nil {
@@ -186,7 +186,7 @@ func (f *Facts) allHooks(n *loader.Namespace) error {
 
 func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
-	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
+	l := &Limits{State: h.State, Mode: h.Mode, Unpinned: h.Unpinned, Was: h.Was, Match: h.Match()}
 	l.OtherFrames, l.OtherBytes = h.Set.Others()
 	f.changeOf(h.Set)
 	var err error
@@ -205,13 +205,18 @@ func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 }
 
 // lacks adds what the policy in force lacks.
-func (f *Facts) lacks(n *loader.Namespace) {
+func (f *Facts) lacks(n *loader.Namespace, follows lastgood.Policy) {
 	var r inforce.Reader
 	var err error
 	if f.Lacks, err = r.Lacks(n); err != nil {
 		f.unread("", "", err)
 	}
-	f.Policy = r.Path
+	if f.Policy = r.Path; f.Policy == "" && follows.File != nil {
+		f.Policy = follows.Path
+		if f.Lacks, err = inforce.Lacking(follows, n); err != nil {
+			f.unread("", "", err)
+		}
+	}
 }
 
 // ask adds both directions of a device, and leaves the others for comparison only.
@@ -255,13 +260,6 @@ func (f *Facts) details() {
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
-		if d.Kind == "ifb" && d.Index < fq.IfbIndex(0) { // shapectl's own are fed by its programs
-			redirected, err := netinfo.MayRedirectTo(d.Index)
-			if err != nil {
-				f.unread(d.Name, "", err)
-			}
-			d.Unfed = err == nil && !redirected
-		}
 	}
 }
 
@@ -270,23 +268,20 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	if !f.judged(s.Name) {
 		return
 	}
-	if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }) {
-		chain, err := chainOf(n, s.Index, s.Direction)
-		if err != nil {
+	if i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }); i >= 0 {
+		var err error
+		if s.Path, err = PathOf(n, f.Devices[i].Device, s.Direction); err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else {
-			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
-	if len(f.delaying(*s)) == 0 || !s.inForce() {
+	if len(f.delaying(s)) == 0 || !s.inForce() {
 		return
 	}
-	q, err := QueueOf(s.Index, s.Direction)
-	if err != nil {
+	var err error
+	if s.Queue, err = QueueOf(s.Index, s.Direction); err != nil {
 		f.unread(s.Name, s.Direction.String(), err)
-		return
+		s.Queue = nil
 	}
-	s.Queue = q
 }
 
 // watched adds what tells whether a serve is at work where one is needed.

@@ -31,27 +31,28 @@ func QueueOf(index int, d policy.Direction) (*Queue, error) {
 	return &q, err
 }
 
-// Mend is what repairs the queue of packets that enter.
-const Mend = "set one of the rules again to repair that"
-
-// Fault is what keeps packets of a direction of a device from being delayed, or from leaving at all; "" for nothing.
-func (q *Queue) Fault(device string, d policy.Direction) (fault string, lost bool) {
+// Fault is what keeps packets of a direction of a device from being delayed, or from leaving at all, "" for nothing, and what
+// to do.
+func (q *Queue) Fault(netns, device string, d policy.Direction) (fault, mend string, lost bool) {
+	mend = "set one of the rules again to repair that"
 	switch {
 	case d == policy.Ingress && q.Ifb == nil:
-		return "the ifb device for delayed packets is gone: those that conform are lost", true
+		return "the ifb device for delayed packets is gone: those that conform are lost", mend, true
 	case q.Ifb != nil && !q.Ifb.Up:
-		return q.Ifb.Name + ", the ifb device for delayed packets, is down: those that conform are lost", true
-	case q.State.HasFQ:
-		return "", false
+		return q.Ifb.Name + ", the ifb device for delayed packets, is down: those that conform are lost", mend, true
 	case q.Ifb != nil:
 		device = q.Ifb.Name
+	default:
+		mend = q.State.Advice("use --setup-fq with " + plain.Suggest(netns, "set") + " or 'apply'")
 	}
-	return fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped",
-		device, q.State.Kind), false
+	if !q.State.HasFQ {
+		fault = fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped", device, q.State.Kind)
+	}
+	return fault, mend, false
 }
 
 // delaying are the rules with excess delay, and those in a pool with it.
-func (f Facts) delaying(s Hook) (rules []Rule) {
+func (f *Facts) delaying(s *Hook) (rules []Rule) {
 	if s.Limits == nil {
 		return nil
 	}
@@ -63,67 +64,55 @@ func (f Facts) delaying(s Hook) (rules []Rule) {
 	return rules
 }
 
-// waiting is how many packets one of the rules, or of their pools, may queue, and for how long.
-func (f Facts) waiting(rules []Rule) (packets uint32, longest time.Duration) {
-	var limits []policy.Rule
-	for _, r := range rules {
-		limits = append(append(limits, r.Rule), f.queues[r.Within]...)
-	}
-	return loader.Waiting(limits)
-}
-
-func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
+func (f *Facts) checkQueue(s *Hook, _ *Device) {
 	delaying := f.delaying(s)
 	switch {
 	case len(delaying) == 0 && s.HasOurFQ:
-		return s.finding(report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets",
-			fmt.Sprintf("%s brings the default qdisc back; it also deletes other rules there", s.flush(f.Netns)))
+		f.say(s, report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets", f.flush(s)+" brings the default qdisc back; it also deletes other rules there")
+		return
 	case len(delaying) == 0:
-		return nil
+		return
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
-		return s.finding(report.Failed, "queue",
-			"the device has moved to another network namespace without its ifb device for delayed packets: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
+		f.say(s, report.Failed, "queue", "the device has moved to another network namespace without its ifb device for delayed packets: those that conform are lost there: "+prefixes(delaying), f.flush(s)+" here")
+		return
 	case !s.inForce() || s.Queue == nil:
-		return nil
+		return
 	}
-	return s.checkFQ(f, delaying)
-}
-
-func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
-	q := s.Queue.State
-	packets, longest := f.waiting(delaying)
-	device, mend := s.Name, Mend
-	if s.Direction == policy.Egress {
-		mend = q.Advice("use --setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply'")
-	} else if s.Queue.Ifb != nil {
+	q, device := s.Queue.State, s.Name
+	fault, mend, _ := s.Queue.Fault(f.Netns, s.Name, s.Direction)
+	if fault != "" {
+		f.say(s, report.Failed, "queue", fault+": "+prefixes(delaying), mend)
+		return
+	}
+	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 	}
-	if fault, _ := s.Queue.Fault(s.Name, s.Direction); fault != "" {
-		return s.finding(report.Failed, "queue", fault+": "+prefixes(delaying), mend)
+	var limits []policy.Rule
+	for _, r := range delaying {
+		limits = append(append(limits, r.Rule), f.queues[r.Within]...)
 	}
-	var findings []report.Finding
+	packets, longest := loader.Waiting(limits)
+	enough := true
 	if q.Horizon <= longest {
 		becomes := "are sent too early"
 		if q.HorizonDrop {
 			becomes = "are dropped"
 		}
-		findings = append(findings, s.finding(report.Failed, "queue",
-			fmt.Sprintf("the fq of %s delays packets by %v at most, and rules by up to %v: packets with a longer delay %s, and count as passed",
-				device, q.Horizon, longest.Round(time.Millisecond), becomes), "shorten the wait (--capacity or --queue), or "+mend)...)
+		enough = false
+		f.say(s, report.Failed, "queue", fmt.Sprintf("the fq of %s delays packets by %v at most, and rules by up to %v: packets with a longer delay %s, and count as passed",
+			device, q.Horizon, longest.Round(time.Millisecond), becomes), "shorten the wait (--capacity or --queue), or "+mend)
 	}
 	if !q.Room(packets) {
-		findings = append(findings, s.finding(report.Warning, "queue",
-			fmt.Sprintf("up to %d packets may be queued, and the fq of %s has room for %d, and for %d of one flow: it drops the others, which count as passed",
-				packets, device, q.Limit, q.FlowLimit), mend)...)
+		enough = false
+		f.say(s, report.Warning, "queue", fmt.Sprintf("up to %d packets may be queued, and the fq of %s has room for %d, and for %d of one flow: it drops the others, which count as passed",
+			packets, device, q.Limit, q.FlowLimit), mend)
 	}
 	if q.Drops > 0 {
-		findings = append(findings, s.finding(report.Warning, "queue",
-			fmt.Sprintf("the fq of %s has dropped %s by its own limits since it was created; they count as passed", device, plain.Count(q.Drops, "packet")),
-			fmt.Sprintf("'tc -s qdisc show dev %s' shows by which", plain.Word(device)))...)
+		enough = false
+		f.say(s, report.Warning, "queue", fmt.Sprintf("the fq of %s has dropped %s by its own limits since it was created; they count as passed", device, plain.Count(q.Drops, "packet")),
+			fmt.Sprintf("'tc -s qdisc show dev %s' shows by which", plain.Word(device)))
 	}
-	if findings == nil {
-		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s delays packets", device), "")
+	if enough {
+		f.say(s, report.OK, "queue", fmt.Sprintf("the fq of %s delays packets", device), "")
 	}
-	return findings
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -12,271 +11,206 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// jerk is how long one packet may take at a rate without a note: 64 KiB at 10mbit
-// take longer.
-const jerk = 50 * time.Millisecond
-
-func checkMerged(f Facts, s Hook, d *Device) []report.Finding {
-	if d == nil {
-		return nil
-	}
-	p := f.biggest(s, d)
-	if p.why == "" {
-		return s.finding(report.OK, "packets", "each frame gets its own verdict", "")
-	}
-	all := fmt.Sprintf("%s: one verdict for up to %d bytes", p.why, p.bytes)
-	limited := s.Limits.limited()
-	if len(limited) == 0 {
-		return s.finding(report.OK, "packets", all+", which count as their frames", "")
-	}
-	slowest := slices.MinFunc(limited, func(a, b Rule) int { return cmp.Compare(a.Rate, b.Rate) })
-	if took := drain(p.bytes, slowest.Rate); took > jerk {
-		advice := p.less
-		if advice != "" {
-			advice = "if that matters: " + advice
-		}
-		return s.finding(report.Note, "packets",
-			fmt.Sprintf("%s, which take %s at the %v of %s: the rate is right in the long run, but traffic is bursty, and one drop loses as much",
-				all, report.About(uint64(took)), slowest.Rate, slowest.Prefix), advice)
-	}
-	return s.finding(report.OK, "packets", all+", which count as their frames; at these rates that is little", "")
-}
-
 // drain is how long so many bytes take at a rate.
 func drain(bytes uint64, r policy.Rate) time.Duration {
 	return time.Duration(float64(bytes) * 8 / float64(r) * float64(time.Second))
 }
 
-// bytesIn is what passes at a rate in a time.
-func bytesIn(t time.Duration, r policy.Rate) uint64 {
-	return uint64(float64(r) / 8 * t.Seconds())
+// biggest is the largest packet that may come to a hook, and why it may be more than a frame; "" if it may not.
+func (f *Facts) biggest(s *Hook, d *Device) (bytes uint64, why string) {
+	bytes = d.FullFrame()
+	grow := func(to int, because string) {
+		if uint64(to) > bytes {
+			bytes, why = uint64(to), because
+		}
+	}
+	const merged = "frames are merged on arrival (GRO, LRO)"
+	if s.Direction == policy.Ingress && !d.Loopback {
+		switch d.Kind {
+		case "veth", "netkit", "tuntap":
+			grow(d.GSOMax, "the other end of "+d.Name+" sends packets that are not segmented yet (GSO)")
+		case "bridge", "bond", "team", "vlan", "macvlan", "ipvlan", "vrf":
+			grow(d.GROMax, merged)
+		default:
+			if d.Offloads.GRO || d.Offloads.LRO {
+				grow(d.GROMax, merged)
+			}
+		}
+		return bytes, why
+	}
+	// With ethtool -K gso off or tso off TCP still passes large packets to the hook: these settings only change where behind it
+	// they are segmented.
+	grow(d.GSOMax, "TCP sends large packets that are segmented later (GSO)")
+	// No device splits a merged packet before it leaves (ip_finish_output_gso checks the segments only).
+	master := f.byIndex[d.Master]
+	for i := range f.Devices {
+		o := &f.Devices[i]
+		bridged := master != nil && master.Kind == "bridge" && o.Master == d.Master
+		if o.Index != d.Index && o.Up && (bridged || o.Forwards4 || o.Forwards6) && (o.Offloads.GRO || o.Offloads.LRO || o.Kind == "veth" || o.Kind == "tuntap") {
+			grow(o.GROMax, "forwarded packets arrive merged (GRO) at "+o.Name)
+		}
+	}
+	return bytes, why
 }
 
 // checkCapacity finds buckets too small for their packets or their rate. It reports the
 // worst of each rule, and of rules alike the first.
-func checkCapacity(f Facts, s Hook, d *Device) []report.Finding {
+func (f *Facts) checkCapacity(s *Hook, d *Device) {
 	if d == nil {
-		return nil
+		return
 	}
-	var findings []report.Finding
-	p := f.biggest(s, d)
+	bytes, why := f.biggest(s, d)
 	alike := map[string][]Rule{}
 	for _, r := range s.Limits.limited() {
-		if r.Algorithm.HasColours() {
-			continue // checkColours has them
-		}
-		kind, _, _ := tooSmall(p, d, r)
+		kind, _ := tooSmall(bytes, why, d, r)
 		alike[kind] = append(alike[kind], r)
 	}
-	for _, kind := range kinds {
-		if rules := alike[kind]; len(rules) > 0 {
-			_, finding, advice := tooSmall(p, d, rules[0])
-			if len(rules) > 1 {
-				finding += fmt.Sprintf(" (alike: %s)", prefixes(rules[1:]))
-			}
-			status := report.Warning
-			if kind != "frame" && !slices.ContainsFunc(rules, func(r Rule) bool { return r.Excess != policy.ECN }) {
-				// Such a rule may be there to keep the queue of a line short, which a larger burst would fill.
-				status, advice = report.Note, "if the rate matters more than a short queue behind this device: "+advice
-			}
-			findings = append(findings, s.finding(status, "capacity", finding, advice)...)
+	for _, kind := range []string{"frame", "packet", "rate"} {
+		rules := alike[kind]
+		if len(rules) == 0 {
+			continue
 		}
+		_, finding := tooSmall(bytes, why, d, rules[0])
+		if len(rules) > 1 {
+			finding += fmt.Sprintf(" (alike: %s)", prefixes(rules[1:]))
+		}
+		status, advice := report.Warning, raise(rules[0], bytes, d.Name)
+		if kind != "frame" && !slices.ContainsFunc(rules, func(r Rule) bool { return r.Excess != policy.ECN }) {
+			// Such a rule may be there to keep the queue of a line short, which a larger burst would fill.
+			status, advice = report.Note, "if the rate matters more than a short queue behind this device: "+advice
+		}
+		f.say(s, status, "capacity", finding, advice)
 	}
-	return findings
 }
 
 // tooSmall says for what a rule's capacity is too small; kind is "" if it is not.
-func tooSmall(p packet, d *Device, r Rule) (kind, finding, advice string) {
-	frame := d.FullFrame()
-	holds := r.Capacity + r.Queue // the most that it admits, also with excess delay
-	what, empty := "bucket", "the bucket is empty"
+func tooSmall(bytes uint64, why string, d *Device, r Rule) (kind, finding string) {
+	frame, holds := d.FullFrame(), r.Capacity+r.Queue // the most that it admits, also with excess delay
+	what, passes := "bucket", "passes only while the bucket is empty"
 	switch {
+	case r.Algorithm.HasColours():
+		what, passes = "CBS", "is never green"
 	case r.Queue > 0:
-		what, empty = "bucket with its queue", "both are empty"
+		what, passes = "bucket with its queue", "passes only while both are empty"
 	case r.Excess == policy.Delay:
-		what, empty = "queue", "the queue is empty"
+		what, passes = "queue", "passes only while the queue is empty"
 	}
 	of := fmt.Sprintf("%s: a %s of %d bytes is ", r.Prefix, what, holds)
-	advice = raise(r, p.bytes)
 	switch {
 	case holds < frame:
-		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while %s", frame, empty), advice
+		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame %s", frame, passes)
 	// TCP that is delayed sends smaller packets: it reaches the rate with the default.
-	case holds < p.bytes && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
-		if advice != "" && p.less != "" {
-			advice += ", or: "
-		}
-		return "packet", of + fmt.Sprintf("less than the largest packet (%d), as %s: such a packet passes only while %s, and TCP may stay far below %v",
-			p.bytes, p.why, empty, r.Rate), advice + p.less
-	case holds < bytesIn(10*time.Millisecond, r.Rate):
-		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate",
-			report.About(uint64(drain(holds, r.Rate))), r.Rate), advice
+	case holds < bytes && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
+		return "packet", of + fmt.Sprintf("less than the largest packet (%d), as %s: such a packet %s, and TCP may stay far below %v", bytes, why, passes, r.Rate)
+	case drain(holds, r.Rate) < 10*time.Millisecond:
+		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate", report.About(uint64(drain(holds, r.Rate))), r.Rate)
 	}
-	return "", "", ""
+	return "", ""
 }
 
-// raise is advice for at least the default size, and for a packet of so many bytes; ""
-// where a queue that long would delay packets for too long.
-func raise(r Rule, bytes uint64) string {
-	if r.Excess != policy.Delay {
-		return fmt.Sprintf("raise --capacity to %db", max(policy.DefaultCapacity(r.Rate), bytes))
-	}
-	to := max(policy.DefaultQueue(r.Rate), bytes)
-	if drain(to, r.Rate) > policy.MaxWait {
-		return ""
-	}
-	return fmt.Sprintf("raise %s to %db", queueFlag(r), to)
-}
-
-// queueFlag is the flag for the queue of a rule that delays packets.
-func queueFlag(r Rule) string {
-	if r.Algorithm == policy.GCRA {
-		return "--queue"
-	}
-	return "--capacity"
-}
-
-// checkBurst finds larger bursts and longer queues than people may intend.
-func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
-	var long, slow []Rule
-	for _, r := range s.Limits.limited() {
-		burst := r.Capacity
-		waiting, longest := r.Waiting()
-		if waiting > 0 && r.Algorithm == policy.Leaky {
-			burst = 0
+// raise is advice for at least the default size, and for a packet of so many bytes, unless a queue that long would delay
+// packets for too long.
+func raise(r Rule, bytes uint64, device string) string {
+	flag, to := "capacity", max(policy.DefaultCapacity(r.Rate), bytes)
+	switch {
+	case r.Algorithm.HasColours():
+		flag = "cbs"
+	case r.Excess == policy.Delay:
+		if to = max(policy.DefaultQueue(r.Rate), bytes); drain(to, r.Rate) > policy.MaxWait {
+			return fmt.Sprintf("let %s carry smaller packets: ip link set dev %s gso_max_size 4096", device, plain.Word(device))
 		}
-		if burst > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
-			long = append(long, r)
-		}
-		if longest > time.Second && waiting > policy.DefaultQueue(r.Rate) {
-			slow = append(slow, r)
+		if r.Algorithm == policy.GCRA {
+			flag = "queue"
 		}
 	}
-	var findings []report.Finding
-	if len(long) > 0 {
-		r := long[0]
-		findings = s.finding(report.Note, "capacity",
-			fmt.Sprintf("%s: after a pause, a burst of %d bytes passes, more than %v carries in a second", prefixes(long), r.Capacity, r.Rate),
-			fmt.Sprintf("if that is not intended, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
-	}
-	if len(slow) > 0 {
-		r := slow[0]
-		_, longest := r.Waiting()
-		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("%s: packets wait up to %s, which most senders take for a loss", prefixes(slow), report.About(uint64(longest))),
-			fmt.Sprintf("if that is not intended, lower %s; the default is %db", queueFlag(r), policy.DefaultQueue(r.Rate)))...)
-	}
-	return findings
+	return fmt.Sprintf("raise --%s to %db", flag, to)
 }
 
-// checkFamilies finds directions whose rules are all for one family.
-func checkFamilies(f Facts, s Hook, d *Device) []report.Finding {
+// checkFamilies finds directions whose rules are all for one family, while packets of the other one pass.
+func (f *Facts) checkFamilies(s *Hook, d *Device) {
 	limited := slices.DeleteFunc(s.Limits.metered(), func(r Rule) bool {
 		return r.Label.Host != policy.MAC{} // whose other addresses get rules as they become known
 	})
 	if d == nil || len(limited) == 0 {
-		return nil
+		return
 	}
-	is4 := func(r Rule) bool { return r.Prefix.Addr().Is4() }
-	is6 := func(r Rule) bool { return r.Prefix.Addr().Is6() }
-	lacks := func(has, other, all string, addresses, forwards bool) []report.Finding {
-		whole := slices.ContainsFunc(limited, func(r Rule) bool { return r.Prefix.Bits() == 0 })
-		how := ""
-		switch master := f.byIndex[d.Master]; {
-		case addresses:
-			how = "the device has " + other + " addresses"
-		case forwards:
-			how = "this host forwards " + other
-		case master != nil && master.Kind == "bridge":
-			how = "bridge " + master.Name + " forwards both"
-		}
-		switch {
-		case whole && how != "":
-			return s.finding(report.Warning, "families",
-				fmt.Sprintf("all %s traffic is limited, and no rule is for %s, which bypasses the limit: %s", has, other, how),
-				plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE")+"; each rule has its own bucket: split the rate between them, or put both in a pool (--within)")
-		case whole:
-			return s.finding(report.Note, "families",
-				fmt.Sprintf("all rules are for %s; the device has no %s address, and this host does not forward %s", has, other, other),
-				fmt.Sprintf("if that may change, set rules for its networks or for %s", all))
-		case addresses:
-			level := report.Warning
-			if slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Bits() == 0 }) {
-				level = report.Note // all but some networks are exempt anyway
-			}
-			return s.finding(level, "families",
-				fmt.Sprintf("all rules are for %s, and the device has %s addresses, too: %s traffic is not limited", has, other, other),
-				fmt.Sprintf("set rules for its networks or for %s, perhaps with --rate unlimited", all))
-		}
-		return nil
+	any4 := slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Addr().Is4() })
+	any6 := slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Addr().Is6() })
+	if any4 && any6 {
+		return
 	}
-	switch {
-	case !slices.ContainsFunc(s.Limits.Rules, is6):
-		return lacks("IPv4", "IPv6", "::/0", d.IPv6, d.Forwards6)
-	case !slices.ContainsFunc(s.Limits.Rules, is4):
-		return lacks("IPv6", "IPv4", "0.0.0.0/0", d.IPv4, d.Forwards4)
+	has, other, all, addresses, forwards := "IPv4", "IPv6", "::/0", d.IPv6, d.Forwards6
+	if any6 {
+		has, other, all, addresses, forwards = "IPv6", "IPv4", "0.0.0.0/0", d.IPv4, d.Forwards4
 	}
-	return nil
-}
-
-// counting are the limits that have counted such packets, and their sum.
-func (s Hook) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
-	for _, r := range s.Limits.limited() {
-		if n := such(r.Counters); n > 0 {
-			packets += n
-			rules = append(rules, r)
-		}
+	isWhole := func(r Rule) bool { return r.Prefix.Bits() == 0 }
+	whole, exempt := slices.ContainsFunc(limited, isWhole), slices.ContainsFunc(s.Limits.Rules, isWhole)
+	how := "the device has " + other + " addresses"
+	switch master := f.byIndex[d.Master]; {
+	case addresses:
+	case !whole:
+		return
+	case forwards:
+		how = "this host forwards " + other
+	case master != nil && master.Kind == "bridge":
+		how = "bridge " + master.Name + " forwards both"
+	default:
+		return
 	}
-	return packets, rules
-}
-
-func checkContended(_ Facts, s Hook, _ *Device) []report.Finding {
-	packets, contended := s.counting(func(c maps.Counters) uint64 { return c.ContendedPackets })
-	if packets == 0 {
-		return nil
+	status := report.Warning
+	if exempt && !whole { // all but some networks
+		status = report.Note
 	}
-	return s.finding(report.Warning, "contended",
-		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs contended for one bucket, or a mark could not be written",
-			plain.Count(packets, "packet"), prefixes(contended)),
-		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
+	f.say(s, status, "families", fmt.Sprintf("all rules are for %s, and %s: %s traffic bypasses the limit", has, how, other),
+		plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE")+"; each rule has its own bucket: split the rate between them, or put both in a pool (--within)")
 }
 
 // fullTable is the use of the bucket table, in percent, from which on some keys find no slot.
 const fullTable = 75
 
-func checkSpilled(_ Facts, s Hook, _ *Device) []report.Finding {
-	packets, spilled := s.counting(func(c maps.Counters) uint64 { return c.SpilledPackets })
-	if packets == 0 {
-		return nil
+// checkCounters finds packets that were not metered as their rule says, or did not come at all.
+func (f *Facts) checkCounters(s *Hook, _ *Device) {
+	l := s.Limits
+	if l == nil {
+		return
 	}
-	slots := s.Limits.Slots
-	found := fmt.Sprintf("%s of %s were charged to the rule's spill bucket, as their keys found no slot; %d of the table's %d slots (%.0f %%) are in use now",
-		plain.Count(packets, "packet"), prefixes(spilled), slots.InUse, slots.All, 100*float64(slots.InUse)/float64(max(slots.All, 1)))
-	advice := "use fewer buckets (--each /24, or /64 for IPv6), or free them sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
-	if slots.InUse*100 < slots.All*fullTable {
-		return s.finding(report.Note, "spilled", found+": there is room again", "if it recurs, "+advice)
+	counting := func(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
+		for _, r := range l.limited() {
+			if n := such(r.Counters); n > 0 {
+				packets, rules = packets+n, append(rules, r)
+			}
+		}
+		return packets, rules
 	}
-	return s.finding(report.Warning, "spilled", found, advice)
-}
-
-func checkUnmatched(_ Facts, s Hook, _ *Device) []report.Finding {
-	if !s.inForce() {
-		return nil
+	if packets, rules := counting(func(c maps.Counters) uint64 { return c.ContendedPackets }); packets > 0 {
+		f.say(s, report.Warning, "contended",
+			fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs contended for one bucket, or a mark could not be written",
+				plain.Count(packets, "packet"), prefixes(rules)), "spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
 	}
-	idle := slices.DeleteFunc(slices.Clone(s.Limits.Rules), func(r Rule) bool {
-		return r.Counters.PassedPackets+r.Counters.DroppedPackets > 0
-	})
-	if len(idle) == 0 {
-		return nil
+	if packets, rules := counting(func(c maps.Counters) uint64 { return c.SpilledPackets }); packets > 0 {
+		found := fmt.Sprintf("%s of %s were charged to the rule's spill bucket, as their keys found no slot; %d of the table's %d slots (%.0f %%) are in use now",
+			plain.Count(packets, "packet"), prefixes(rules), l.Slots.InUse, l.Slots.All, 100*float64(l.Slots.InUse)/float64(max(l.Slots.All, 1)))
+		status, advice := report.Warning, "use fewer buckets (--each /24, or /64 for IPv6), or free them sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
+		if l.Slots.InUse*100 < l.Slots.All*fullTable {
+			status, found, advice = report.Note, found+": there is room again", "if it recurs, "+advice
+		}
+		f.say(s, status, "spilled", found, advice)
 	}
-	means, side := "egress is what leaves the device", "destination"
-	if s.Direction == policy.Ingress {
-		means = "ingress is what enters the device"
+	seen, idle := l.OtherBytes, []Rule{}
+	for _, r := range l.Rules {
+		seen += r.Counters.PassedBytes
+		if r.Counters.PassedPackets+r.Counters.DroppedPackets == 0 {
+			idle = append(idle, r)
+		}
 	}
-	if s.Limits.Match == policy.MatchSrc {
-		side = "source"
+	const few, percent = 1e6, 1 // as of LLDP and spanning trees, on many links
+	if l.OtherBytes >= few && l.OtherBytes*100 >= seen*percent {
+		f.say(s, report.Warning, "not-ip", fmt.Sprintf("%d frames with %s were not IP, and passed unlimited: no rule can match them, for example PPPoE", l.OtherFrames, report.Bytes(l.OtherBytes)),
+			"limit PPPoE sessions where they end, on their PPP devices; tcpdump -i "+plain.Word(s.Name)+" 'not ip and not ip6 and not arp' shows the frames")
 	}
-	return s.finding(report.Note, "traffic",
-		"no packet has matched yet: "+prefixes(idle),
-		fmt.Sprintf("if some should have, check the direction (%s) and the address (compared with the %s)", means, side))
+	if s.inForce() && len(idle) > 0 {
+		side := map[policy.Match]string{policy.MatchSrc: "source", policy.MatchDst: "destination"}[l.Match]
+		f.say(s, report.Note, "traffic", "no packet has matched yet: "+prefixes(idle),
+			fmt.Sprintf("if some should have, check the direction (egress leaves the device, ingress enters it) and the address (compared with the %s)", side))
+	}
 }

@@ -12,47 +12,62 @@ import (
 
 // checkStacked finds packets that pass more than one device, and so may be limited
 // twice, or bypass the device that has the rules.
-func checkStacked(f Facts, s Hook, d *Device) []report.Finding {
+func (f *Facts) checkStacked(s *Hook, d *Device) {
 	if d == nil {
-		return nil
+		return
 	}
-	var findings []report.Finding
 	for i := range f.Devices {
-		findings = append(findings, twice(f, s, d, &f.Devices[i])...)
+		f.checkTwice(s, d, &f.Devices[i])
 	}
-	if len(s.Limits.metered()) > 0 || s.Limits == nil {
-		findings = append(findings, unseen(f, s, d)...)
+	if s.Limits != nil && len(s.Limits.metered()) == 0 {
+		return
 	}
-	return findings
+	ports := f.names(func(o *Device) bool { return isPort(o, d) })
+	above := f.names(func(o *Device) bool { return o.Parent == d.Index })
+	tunnels := f.names(func(o *Device) bool { return carries(d, o) })
+	master := f.byIndex[d.Master]
+	switch {
+	case d.Kind == "bridge":
+		f.say(s, report.Note, "path", "packets that this host sends, receives or routes pass the bridge; packets between its ports are not limited", "to limit those, set rules on its ports: "+plain.List(ports))
+	case master != nil && (master.Kind == "bond" || master.Kind == "team"):
+		others := f.names(func(o *Device) bool { return isPort(o, master) && o.Index != d.Index })
+		status := report.Warning
+		if others == nil || s.Limits == nil {
+			status = report.Note
+		}
+		f.say(s, status, "path", fmt.Sprintf("%s is one port of %s %s: packets that pass its other ports are not limited here: %s", d.Name, master.Kind, master.Name, plain.List(others)),
+			"set the rule on "+master.Name+" to limit all ports together")
+	}
+	if above != nil {
+		f.say(s, report.Note, "path", "packets of the devices on top pass here, too: "+plain.List(above), "set rules there to limit them separately; limit the same packets only there or only here")
+	}
+	if tunnels != nil {
+		f.say(s, report.Note, "path", "packets of tunnels have the addresses of the tunnel's ends here, not those inside: "+plain.List(tunnels), "set rules on the tunnel to limit by the addresses inside")
+	}
 }
 
-// twice warns of rules on two devices that the same packets pass.
-func twice(f Facts, s Hook, d, other *Device) []report.Finding {
+// checkTwice warns of rules on two devices that the same packets pass.
+func (f *Facts) checkTwice(s *Hook, d, other *Device) {
 	how, direction := meet(s, d, other)
-	if how == "" {
-		return nil
+	if how == "" || !s.inForce() {
+		return
 	}
 	there := f.limits(other, direction)
-	if !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
-		return nil
+	told := f.judged(other.Name) && (other.Index < s.Index || other.Index == s.Index && direction < s.Direction) // by the finding of the other device
+	if there == nil || told || !overlap(s, d, there, other) {
+		return
 	}
-	return s.finding(report.Warning, "counted twice",
-		fmt.Sprintf("%s, and %s %s has rules for them, too: both charge them, and the lower rate decides", how, other.Name, direction),
+	f.say(s, report.Warning, "counted twice", fmt.Sprintf("%s, and %s %s has rules for them, too: both charge them, and the lower rate decides", how, other.Name, direction),
 		"keep the rules of one of the two")
-}
-
-// told reports whether the finding of the other device says so already.
-func told(f Facts, s Hook, other *Device, direction policy.Direction) bool {
-	return f.judged(other.Name) && (other.Index < s.Index || other.Index == s.Index && direction < s.Direction)
 }
 
 // meet says how packets of a hook also pass another device, and in which direction; ""
 // if they do not.
-func meet(s Hook, d, other *Device) (how string, there policy.Direction) {
-	opposite := policy.Ingress
-	if s.Direction == policy.Ingress {
-		opposite = policy.Egress
+func meet(s *Hook, d, other *Device) (how string, there policy.Direction) {
+	passAsWell := func(kind, upper, lower string) string {
+		return fmt.Sprintf("packets of %s %s pass %s as well", kind, upper, lower)
 	}
+	opposite := policy.Ingress + policy.Egress - s.Direction
 	switch {
 	case d.Index == other.Index && d.Loopback:
 		return "each packet leaves and enters " + d.Name, opposite
@@ -60,18 +75,14 @@ func meet(s Hook, d, other *Device) (how string, there policy.Direction) {
 		return "", 0
 	case d.Peer == other.Index:
 		return fmt.Sprintf("packets that leave one of %s and %s enter the other", d.Name, other.Name), opposite
-	case isPort(other, d):
-		return portOf(other, d), s.Direction
-	case isPort(d, other):
-		return portOf(d, other), s.Direction
-	case other.Parent == d.Index:
-		return fmt.Sprintf("packets of %s (%s) pass %s as well", other.Name, other.Kind, d.Name), s.Direction
-	case d.Parent == other.Index:
-		return fmt.Sprintf("packets of %s (%s) pass %s as well", d.Name, d.Kind, other.Name), s.Direction
-	case carries(d, other):
-		return wrapped(other, d), s.Direction
-	case carries(other, d):
-		return wrapped(d, other), s.Direction
+	}
+	for _, pair := range [][2]*Device{{d, other}, {other, d}} {
+		switch upper, lower := pair[0], pair[1]; {
+		case isPort(lower, upper), upper.Parent == lower.Index:
+			return passAsWell(upper.Kind, upper.Name, lower.Name), s.Direction
+		case carries(lower, upper):
+			return passAsWell("tunnel", upper.Name, lower.Name) + ", wrapped in packets between the tunnel's ends", s.Direction
+		}
 	}
 	return "", 0
 }
@@ -85,16 +96,8 @@ func carries(d, tunnel *Device) bool {
 	return tunnel.Tunnel != nil && tunnel.Tunnel.Underlay == d.Index
 }
 
-func portOf(port, master *Device) string {
-	return fmt.Sprintf("packets of %s %s pass its port %s as well", master.Kind, master.Name, port.Name)
-}
-
-func wrapped(tunnel, underlay *Device) string {
-	return fmt.Sprintf("packets of tunnel %s pass %s as well, wrapped in packets between the tunnel's ends", tunnel.Name, underlay.Name)
-}
-
 // overlap reports whether rules of two devices on one path can be for the same packets.
-func overlap(s Hook, d *Device, there *Limits, other *Device) bool {
+func overlap(s *Hook, d *Device, there *Limits, other *Device) bool {
 	// Of a tunnel, the device below sees the outer addresses only.
 	switch {
 	case carries(d, other):
@@ -117,73 +120,7 @@ func holds(l *Limits, t *netinfo.Tunnel) bool {
 	return slices.ContainsFunc(l.metered(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
 }
 
-// unseen notes packets that rules on this device miss, or see besides.
-func unseen(f Facts, s Hook, d *Device) []report.Finding {
-	var findings []report.Finding
-	note := func(finding, advice string) {
-		findings = append(findings, s.finding(report.Note, "path", finding, advice)...)
-	}
-	ports := f.names(func(o *Device) bool { return isPort(o, d) })
-	above := f.names(func(o *Device) bool { return o.Parent == d.Index })
-	wrapping := f.names(func(o *Device) bool { return carries(d, o) })
-	switch {
-	case d.Loopback:
-		note("packets between programs of this host pass "+d.Name+" twice, out and in", "use one direction, egress or ingress, not both")
-	case d.Kind == "bridge":
-		advice := ""
-		if len(ports) > 0 {
-			advice = "to limit those, set rules on its ports: " + plain.List(ports)
-		}
-		note("packets that this host sends, receives or routes pass the bridge; packets between its ports are not limited", advice)
-	case d.Master != 0:
-		findings = append(findings, ofPort(f, s, d)...)
-	case d.Tunnel != nil && d.Tunnel.Underlay == 0:
-		note("the packets pass another device as well, wrapped; it is not known which", "a rule for the tunnel's other end on that device would charge them twice")
-	}
-	if len(above) > 0 {
-		note("packets of the devices on top pass here, too: "+plain.List(above), "set rules there to limit them separately; limit the same packets only there or only here")
-	}
-	if len(wrapping) > 0 {
-		note("packets of tunnels have the addresses of the tunnel's ends here, not those inside: "+plain.List(wrapping), "set rules on the tunnel to limit by the addresses inside")
-	}
-	return findings
-}
-
-// ofPort says that rules on the port of a bond are for that port alone.
-func ofPort(f Facts, s Hook, d *Device) []report.Finding {
-	master := f.byIndex[d.Master]
-	if master == nil || master.Kind != "bond" && master.Kind != "team" {
-		return nil
-	}
-	bond := master.Kind + " " + master.Name
-	advice := "set the rule on " + master.Name + " to limit all ports together"
-	others := f.names(func(o *Device) bool { return isPort(o, master) && o.Index != d.Index })
-	if len(others) == 0 {
-		return s.finding(report.Note, "path", d.Name+" is the only port of "+bond+" now: packets on ports that are added are not limited here", advice)
-	}
-	status := report.Warning
-	if s.Limits == nil {
-		status = report.Note
-	}
-	return s.finding(status, "path",
-		fmt.Sprintf("%s is one port of %s: the limit is for this port alone; packets of the bond also pass, and are not limited here: %s", d.Name, bond, plain.List(others)), advice)
-}
-
-// checkIfb finds rules on an ifb device that gets no packets.
-func checkIfb(_ Facts, s Hook, d *Device) []report.Finding {
-	if d == nil || !d.Unfed {
-		return nil
-	}
-	status := report.Warning
-	if s.Limits == nil {
-		status = report.Note
-	}
-	return s.finding(status, "path", "no filter redirects packets to this ifb device, so rules here limit nothing",
-		"set the rules on ingress of the device that the packets enter; or redirect them here with tc's action mirred")
-}
-
-func (f Facts) names(is func(*Device) bool) []string {
-	var names []string
+func (f *Facts) names(is func(*Device) bool) (names []string) {
 	for i := range f.Devices {
 		if is(&f.Devices[i]) {
 			names = append(names, f.Devices[i].Name)

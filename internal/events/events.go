@@ -348,11 +348,3 @@ func (s *session) look() error {
 	s.newcomers()
 	return err
 }
-
-// directionOf is "" for pools.
-func directionOf(set *maps.Set) string {
-	if set.IsPools() {
-		return ""
-	}
-	return set.Direction().String()
-}

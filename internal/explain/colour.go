@@ -14,17 +14,16 @@ func judgeColours(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Lev
 		in = r.Colours.In.Of(dscp)
 	}
 	colour, _ := m.Decide(levels, bytes, in)
-	first, second := room(m, levels, bytes)
+	first := room(m, levels, bytes)
 	action := r.Colours.Action(colour)
 	l := report.Level{
 		Key: b.Key, Spilled: b.Spilled, LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Queue: report.NewQueue(r),
 		Penalty: r.Penalty.String(), Conforms: colour == policy.Green,
 		EmptyNS: max(m.First.Drain(levels.First), m.Second.Drain(levels.Second)),
 		Colouring: report.Colouring{
-			Colour: colour.String(), ColourIn: in.String(), Action: action.String(), SecondRoomPackets: &second,
+			Colour: colour.String(), ColourIn: in.String(), Action: action.String(),
 			SecondLevelBytes: new(model.Bytes(m.E(levels))), SecondCapacityBytes: new(m.Burst() >> model.UnitBits),
-			GreenInNS: until(m, levels, bytes, in, policy.Green), YellowInNS: until(m, levels, bytes, in, policy.Yellow),
-			Peak: r.Algorithm == policy.TRTCM,
+			GreenInNS: until(m, levels, bytes, in), Peak: r.Algorithm == policy.TRTCM,
 		},
 	}
 	if r.Colours.Aware {
@@ -34,7 +33,7 @@ func judgeColours(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Lev
 		l.WaitNS = *l.GreenInNS
 	}
 	if l.Conforms {
-		l.RoomPackets, l.AtOncePackets = first, first
+		l.RoomPackets = first
 		l.RoomBytes = (m.First.Capacity - min(levels.First, m.First.Capacity)) >> model.UnitBits
 	}
 	return l, verdictOf(action)

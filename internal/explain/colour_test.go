@@ -47,27 +47,27 @@ func TestJudgeColours(t *testing.T) {
 		{"green", srtcm, false, af12, 1000, 1000, 1000, "pass",
 			"a packet of 1000 bytes is green, and passes; room for 4 such packets"},
 		{"yellow", srtcm, false, 0, 4500, 5500, 1000, "pass",
-			"is yellow: C has no room for it, and E has room for 3 such packets; it gets AF12, and passes; green in 500ms, if no others come"},
+			"is yellow, and gets AF12, and passes; it would be green in 500ms, if no others come"},
 		{"red", srtcm, false, 0, 5000, 8500, 1000, "drop",
-			"is red: C has no room for it, and E has no room for it; it is dropped; green in 1s, if no others come"},
+			"is red, and is dropped; it would be green in 1s, if no others come"},
 		{"yellow first", rfc4115, false, 0, 5000, 3500, 1000, "drop",
-			"is dropped; yellow in 250ms, green in 1s, if no others come"},
+			"is dropped; it would be green in 1s, if no others come"},
 		{"larger than CBS", rfc4115, false, 0, 0, 0, 6000, "drop",
-			"is red: it is larger than CBS, and it is larger than EBS; it is dropped; never green"},
+			"is red, and is dropped; it would never be green"},
 		{"larger than PBS", trtcm, false, 0, 0, 0, 4500, "drop",
-			"is red: it is larger than PBS; it is dropped; never green"},
+			"is red, and is dropped; it would never be green"},
 		{"beyond the PIR", trtcm, false, 0, 0, 3500, 1000, "drop",
-			"is red: P has no room for it; it is dropped; green in 250ms, if no others come"},
+			"is red, and is dropped; it would be green in 250ms, if no others come"},
 		{"comes in yellow", trtcm, true, af12, 0, 0, 1000, "pass",
-			"a packet of 1000 bytes that comes in yellow (AF12) stays yellow: P has room for 4 such packets; it gets AF12, and passes; never green"},
+			"a packet of 1000 bytes that comes in yellow (AF12) stays yellow, and gets AF12, and passes; it would never be green"},
 		{"comes in red", srtcm, true, af13, 0, 0, 1000, "drop",
-			"stays red; it is dropped; never green"},
+			"stays red, and is dropped; it would never be green"},
 		{"comes in green", srtcm, true, 10, 0, 0, 1000, "pass", "that comes in green (AF11) is green, and passes; room for 5 such packets"},
 	} {
 		s := limited(policy.Egress)
 		s.Frame, s.Rule.Rule = test.bytes, meter(test.kind, test.aware)
 		s.Rule.Bucket = &Bucket{"10.0.0.7", model.State{Level: test.first << model.UnitBits, Second: test.second << model.UnitBits}}
-		p := Packets{Dst: far, Segments: 1, DSCP: test.dscp}
+		p := Packets{Dst: far, DSCP: test.dscp}
 		stop := judgeStop(&p, s)
 		var text strings.Builder
 		if err := (report.Paths{{Answer: stop.Answer, Packets: "p", Hooks: []report.Stop{stop}}}).Text(&text); err != nil {
@@ -80,16 +80,5 @@ func TestJudgeColours(t *testing.T) {
 		if conforms := stop.Bucket.Conforms; conforms != (stop.Bucket.Colour == "green") || (stop.RefusedBy != nil) != (stop.Bucket.Colour == "red") {
 			t.Errorf("%s: %s, conforms: %v, refused by %v", test.name, stop.Bucket.Colour, conforms, stop.RefusedBy)
 		}
-	}
-}
-
-// A shadow with colours is judged by its own buckets.
-func TestJudgeColouredShadow(t *testing.T) {
-	s := limited(policy.Egress)
-	s.Rule.Rule = meter(policy.SRTCM, false)
-	s.Rule.Shadow = &Shadow{s.Rule.Rule, Bucket{"10.0.0.7", model.State{Level: 5000 << model.UnitBits, Second: 6000 << model.UnitBits}}}
-	stop := judgeStop(&Packets{Dst: far, Segments: 1}, s)
-	if got := stop.Proposed; got.Colour != "yellow" || got.Conforms || got.LevelBytes != 5000 || *got.SecondLevelBytes != 1000 || *got.SecondCapacityBytes != 4000 {
-		t.Errorf("the shadow: %+v", got)
 	}
 }

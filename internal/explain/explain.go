@@ -31,8 +31,7 @@ type Question struct {
 	Routes    bool              // explain all of the path if the routes have Device
 	Flow      *maps.Flow        // nil for any
 	DSCP      uint8             // of the packets
-	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
-	Segments  uint16            // at least 1
+	Bytes     uint64            // at layer 2, without VLAN tags; 0 for a full one of the device
 	Netns     string            // network namespace of suggested commands; "" for that of the caller
 	Interval  time.Duration     // for how long packets are counted where there are pools
 }
@@ -48,15 +47,15 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // error is, or wraps, a *QuestionError where a question has no answer. With an
 // error about hooks that could not be read it returns the answers for the others.
 func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, unread error) {
-	var hooks []*loader.Hook
+	v := &view{Namespace: n}
 	if slices.ContainsFunc(questions, func(q Question) bool { return q.Device == "" || q.Routes }) {
-		hooks, unread = n.Hooks()
-		defer loader.CloseHooks(hooks)
+		v.hooks, unread = n.Hooks()
+		defer func() { loader.CloseHooks(v.hooks) }()
 	}
 	told := map[string]bool{} // the ends of packets whose path is explained
 	var all []Facts
 	for _, q := range questions {
-		facts, err := q.gather(n, hooks)
+		facts, err := q.gather(v)
 		if err != nil {
 			return nil, err
 		}
@@ -66,7 +65,6 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 				continue
 			}
 			told[ends] = told[ends] || f.Routed
-			f.Netns = q.Netns
 			all = append(all, f)
 		}
 	}
@@ -86,7 +84,6 @@ type Facts struct {
 	In, Out   Leg  // known if Routed
 	Stops     []Stop
 	Elsewhere []Elsewhere
-	Netns     string // see Question
 }
 
 // Packets are those that are asked about.
@@ -94,9 +91,9 @@ type Packets struct {
 	Src, Dst netip.Addr // the zero Addr for any
 	Flow     *maps.Flow // nil for any between them
 	DSCP     uint8
-	Segments uint16
 	Name     string       // see Question
 	Network  netip.Prefix // see Question
+	Netns    string       // see Question
 }
 
 // A Leg is one half of the path of packets: into this host, or out of it.
@@ -126,6 +123,7 @@ type Hook struct {
 	Device      netinfo.Device
 	Direction   policy.Direction
 	Match       policy.Match
+	Mode        loader.Mode
 	State       loader.State
 	Status      string  // the state for people to read
 	RevertsInNS *uint64 // nil unless a change waits to be confirmed
@@ -137,7 +135,6 @@ type Rule struct {
 	Counters maps.Counters
 	Hides    []policy.Rule // wider rules that match, the narrowest first
 	Bucket   *Bucket       // nil for an unlimited rule, and where it depends on the flow
-	Shadow   *Shadow       // nil where there is none, and where its bucket depends on the flow
 	Stages   Stages        // of the rule, and the pools above; none for a rule without a limit, and for one with colours
 }
 
@@ -145,12 +142,6 @@ type Rule struct {
 type Bucket struct {
 	Key string
 	model.State
-}
-
-// A Shadow is the shadow of a rule.
-type Shadow struct {
-	policy.Rule
-	Bucket
 }
 
 // Elsewhere is a limit for packets on a hook that they may not pass.
@@ -183,7 +174,7 @@ func Judge(f Facts) report.Path {
 		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		met, when := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
+		met, when := metWhen(&e.Hook, &f.In, &f.Out)
 		if !met && !f.expects(&e) {
 			continue
 		}

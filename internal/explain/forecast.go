@@ -64,13 +64,12 @@ func later(stages []model.Stage, ns uint64) []model.Stage {
 	return to
 }
 
-// until returns the time in ns until a packet (bytes below 2^model.PacketBits) that arrives with a colour would be green or, if
-// it is asked for Yellow, no longer red, if no other packet arrives. It is nil if the packet never will: it is larger than the
-// burst size, or arrives with a worse colour.
-func until(l *model.Coloured, s model.Levels, bytes uint64, in, better policy.Colour) *uint64 {
+// until returns the time in ns until a packet (bytes below 2^model.PacketBits) that arrives with a colour would be green, if no
+// other packet arrives. It is nil if the packet never will: it is larger than the burst size, or arrives with another colour.
+func until(l *model.Coloured, s model.Levels, bytes uint64, in policy.Colour) *uint64 {
 	ns := sort.Search(math.MaxInt64, func(ns int) bool {
 		colour, _ := l.Decide(model.Levels{First: l.First.Drained(s.First, uint64(ns)), Second: l.Second.Drained(s.Second, uint64(ns))}, bytes, in)
-		return colour <= better
+		return colour == policy.Green
 	})
 	if ns == math.MaxInt64 {
 		return nil
@@ -78,14 +77,13 @@ func until(l *model.Coloured, s model.Levels, bytes uint64, in, better policy.Co
 	return new(uint64(ns))
 }
 
-// room returns how many packets of a size, arriving now one after the other, have room in the first bucket, and with trtcm in
-// both, and how many in the second one. Packets of 0 bytes count as one unit.
-func room(l *model.Coloured, s model.Levels, bytes uint64) (first, second uint64) {
+// room returns how many packets of a size, arriving now one after the other, would be green. Packets of 0 bytes count as one unit.
+func room(l *model.Coloured, s model.Levels, bytes uint64) uint64 {
 	cost := max(bytes<<model.UnitBits, 1)
 	packets := func(level, capacity uint64) uint64 { return (capacity - min(level, capacity)) / cost }
-	first, second = packets(s.First, l.First.Capacity), packets(l.E(s), l.Burst())
+	first := packets(s.First, l.First.Capacity)
 	if l.Kind == policy.TRTCM {
-		first = min(first, second)
+		first = min(first, packets(l.E(s), l.Burst()))
 	}
-	return first, second
+	return first
 }

@@ -123,28 +123,26 @@ func TestColourUntil(t *testing.T) {
 		bytes, in := 1+random.Uint64N(12_000), policy.Colour(random.IntN(3))
 		levels := l.Levels(p, now)
 		colour, _ := l.Decide(levels, bytes, in)
-		for _, better := range []policy.Colour{policy.Green, policy.Yellow} {
-			wait := until(l, levels, bytes, in, better)
-			at := func(later uint64) policy.Colour {
-				colour, _ := l.Decide(l.Levels(p, now+later), bytes, in)
-				return colour
+		wait := until(l, levels, bytes, in)
+		at := func(later uint64) policy.Colour {
+			colour, _ := l.Decide(l.Levels(p, now+later), bytes, in)
+			return colour
+		}
+		switch {
+		case wait == nil:
+			never++
+			if got := at(1 << 45); got == policy.Green { // all is empty
+				t.Fatalf("%+v, %d bytes, %v in: never green, but then it is", r, bytes, in)
 			}
-			switch {
-			case wait == nil:
-				never++
-				if got := at(1 << 45); got <= better { // all is empty
-					t.Fatalf("%+v, %d bytes, %v in: never %v, but then it is %v", r, bytes, in, better, got)
-				}
-			case *wait == 0 && colour > better, at(*wait) > better:
-				t.Fatalf("%+v, %+v, %d bytes, %v in: %v in %d ns, but then it is %v", r, levels, bytes, in, better, *wait, at(*wait))
-			case *wait > 0:
-				waited++
-				if got := at(*wait - 1); got <= better {
-					t.Fatalf("%+v, %+v, %d bytes, %v in: %v in %d ns, but before it is %v", r, levels, bytes, in, better, *wait, got)
-				}
+		case *wait == 0 && colour != policy.Green, at(*wait) != policy.Green:
+			t.Fatalf("%+v, %+v, %d bytes, %v in: green in %d ns, but then it is %v", r, levels, bytes, in, *wait, at(*wait))
+		case *wait > 0:
+			waited++
+			if at(*wait-1) == policy.Green {
+				t.Fatalf("%+v, %+v, %d bytes, %v in: green in %d ns, but before, too", r, levels, bytes, in, *wait)
 			}
 		}
-		first, _ := room(l, levels, bytes)
+		first := room(l, levels, bytes)
 		after := levels
 		for i := uint64(0); i <= first; i++ {
 			if colour, after = l.Decide(after, bytes, policy.Green); (colour == policy.Green) != (i < first) {

@@ -17,19 +17,34 @@ import (
 
 // packets are those in question, with the ends left out.
 func (q *Question) packets() Packets {
-	return Packets{Flow: q.Flow, DSCP: q.DSCP, Segments: q.Segments, Name: q.Name, Network: q.Network}
+	return Packets{Flow: q.Flow, DSCP: q.DSCP, Name: q.Name, Network: q.Network, Netns: q.Netns}
 }
 
-func (q *Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
+// A view is what is read of a namespace.
+type view struct {
+	*loader.Namespace
+	hooks  []*loader.Hook // all, if a question is about routes
+	active map[uint32]int // sharers; nil unless it was asked for
+}
+
+// sharers are how many sharers of each rule and pool are active: a pass over all keys.
+func (n *view) sharers(s *maps.Store) map[uint32]int {
+	if n.active == nil {
+		n.active = s.ActiveSharers()
+	}
+	return n.active
+}
+
+func (q *Question) gather(n *view) ([]Facts, error) {
 	if q.Device == "" {
-		return onRoutes(n, *q, hooks)
+		return onRoutes(n, *q)
 	}
 	all, err := onDevice(n, *q)
 	if err != nil || !q.Routes {
 		return all, err
 	}
 	for i := range all {
-		path, err := routed(n, all[i].Packets, q.Bytes, hooks)
+		path, err := routed(n, all[i].Packets, q.Bytes)
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +59,7 @@ func (q *Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, e
 }
 
 // onDevice is about both directions of the device that was named, or one.
-func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
+func onDevice(n *view, q Question) ([]Facts, error) {
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if q.Direction != nil {
 		directions = []policy.Direction{*q.Direction}
@@ -89,7 +104,7 @@ type place struct {
 	match policy.Match // of its rules
 }
 
-func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, err error) {
+func placeOn(n *view, device string, d policy.Direction) (p place, err error) {
 	h, err := n.Find(device, d)
 	if err != nil {
 		return p, err
@@ -108,7 +123,7 @@ func placeOf(h *loader.Hook) place {
 	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match()}
 }
 
-func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
+func (p place) explain(n *view, q Question) (f Facts, err error) {
 	f.Packets = q.packets()
 	switch {
 	case q.Flow != nil:
@@ -128,7 +143,7 @@ func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
 }
 
 // onRoutes is about all hooks that packets pass by the present routes.
-func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, error) {
+func onRoutes(n *view, q Question) ([]Facts, error) {
 	to, from := q.packets(), q.packets()
 	to.Dst, from.Src = q.Address, q.Address
 	asked := []Packets{to, from}
@@ -138,11 +153,11 @@ func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, e
 	}
 	var all []Facts
 	for _, p := range asked {
-		f, err := routed(n, p, q.Bytes, hooks)
+		f, err := routed(n, p, q.Bytes)
 		if err != nil {
 			return nil, err
 		}
-		bridged, err := f.bridged(n, q, hooks)
+		bridged, err := f.bridged(n, q)
 		if err != nil {
 			return nil, err
 		}
@@ -155,11 +170,11 @@ func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, e
 }
 
 // bridged is about each hook with a rule for the packets, if there is no route for them: a bridge needs none.
-func (f *Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
+func (f *Facts) bridged(n *view, q Question) (all []Facts, err error) {
 	if f.Flow != nil || f.In.NoRoute == nil && f.Out.NoRoute == nil {
 		return nil, nil
 	}
-	for _, h := range hooks {
+	for _, h := range n.hooks {
 		address := f.side(h.Match())
 		if _, found := h.Set.Match(address); !address.IsValid() || !found {
 			continue
@@ -174,7 +189,7 @@ func (f *Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (
 }
 
 // routed is about the hooks with rules that packets pass, and about their device in any case.
-func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) (f Facts, err error) {
+func routed(n *view, p Packets, bytes uint64) (f Facts, err error) {
 	f = Facts{Packets: p, Routed: true}
 	if f.In, err = legIn(p.Src); err != nil {
 		return f, err
@@ -185,7 +200,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 	met := map[*loader.Hook]bool{}
 	for _, l := range []Leg{f.In, f.Out} {
 		for _, hop := range l.Hops {
-			h := hookOn(hooks, hop)
+			h := n.hookOn(hop)
 			if h == nil && hop.Index != l.Route.Device.Index && !loader.OtherLayout(n.Readable(), hop.Index, hop.Direction) {
 				continue
 			}
@@ -201,22 +216,23 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 	if err != nil {
 		return f, err
 	}
-	for _, h := range hooks {
+	for _, h := range n.hooks {
 		if met[h] {
 			continue
 		}
-		hook := hookOf(h)
-		address := addressAt(&hook, &p, &f.In, &f.Out)
-		switch {
-		case address.IsValid() && turnBack(&hook, &f.In, &f.Out):
-			continue
-		case !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }):
+		back := &f.Out // by whose device packets do not come in again
+		if h.Direction == policy.Egress {
+			back = &f.In
+		}
+		address := p.side(h.Match())
+		if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
 			address = outside(p.ipv6())
-		case !address.IsValid():
+		}
+		if !address.IsValid() || h.Device.Index != 0 && h.Device.Index == back.Route.Device.Index {
 			continue
 		}
 		if e, found := h.Set.Match(address); found && (e.Rate != policy.Unlimited || e.Within != "" || p.named(e.Rule)) {
-			f.Elsewhere = append(f.Elsewhere, Elsewhere{hook, e.Rule})
+			f.Elsewhere = append(f.Elsewhere, Elsewhere{hookOf(h), e.Rule})
 		}
 	}
 	return f, nil
@@ -239,9 +255,9 @@ func (f *Facts) toOutside() ([]netinfo.Hop, error) {
 	return l.Hops, err
 }
 
-func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
-	if i := slices.IndexFunc(hooks, func(h *loader.Hook) bool { return isOn(h, hop) }); i >= 0 {
-		return hooks[i]
+func (n *view) hookOn(hop netinfo.Hop) *loader.Hook {
+	if i := slices.IndexFunc(n.hooks, func(h *loader.Hook) bool { return isOn(h, hop) }); i >= 0 {
+		return n.hooks[i]
 	}
 	return nil
 }
@@ -304,15 +320,10 @@ func legOut(dst netip.Addr, in Leg) (Leg, error) {
 }
 
 // stopAt is about a hop, which has no rules if h is nil.
-func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (s Stop, err error) {
+func stopAt(n *view, h *loader.Hook, hop netinfo.Hop, p Packets, frame uint64) (s Stop, err error) {
 	s = Stop{Hop: hop, Frame: frame}
 	if hop.Name != "" {
-		ours, err := n.Programs(hop.Index, hop.Direction)
-		if err != nil {
-			return s, err
-		}
-		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
-		if err != nil {
+		if s.Path, err = doctor.PathOf(n.Namespace, hop.Device, hop.Direction); err != nil {
 			return s, err
 		}
 		s.Unreadable = loader.OtherLayout(n.Readable(), hop.Index, hop.Direction)
@@ -331,9 +342,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 	}
 	s.Undecided = !same
 	if found {
-		if s.Rule, err = ruleFor(h, e, address, &p, &s); err != nil {
-			return s, err
-		}
+		s.Rule = ruleFor(n, h, e, address, &p)
 	}
 	if s.Rule != nil && (s.Rule.Excess == policy.Delay || s.Rule.Stages.delays()) && deciderOf(s.Path) >= 0 {
 		s.Queue, err = doctor.QueueOf(hop.Index, hop.Direction)
@@ -343,7 +352,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 
 func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
-		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(),
+		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), Mode: h.Mode, State: h.State, Status: h.Status(),
 	}
 	if change, until := h.Set.Store.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())
@@ -353,10 +362,7 @@ func hookOf(h *loader.Hook) Hook {
 }
 
 // ruleFor is a rule that matches an address, the zero Addr for one that is not known.
-func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *Stop) (*Rule, error) {
-	if err := checkSize(s.Frame, p.Segments); err != nil {
-		return nil, err
-	}
+func ruleFor(n *view, h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets) *Rule {
 	r := &Rule{Rule: e.Rule, Counters: h.Set.Store.Counters(e.ID)}
 	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
 		prefix := netip.PrefixFrom(e.Prefix.Addr(), bits).Masked()
@@ -364,21 +370,16 @@ func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *St
 			r.Hides = append(r.Hides, wider.Rule)
 		}
 	}
-	if shadow, ok := h.Set.Store.Shadow(e); ok {
-		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
-			r.Shadow = &Shadow{shadow.Rule, *b}
-		}
-	}
 	if e.Rate != policy.Unlimited {
 		r.Bucket = bucketFor(h, e, address, p.Flow)
 	}
 	if !e.Algorithm.HasColours() && (e.Rate != policy.Unlimited || e.Within != "") {
-		r.Stages = stagesFor(h.Set, e, h.Match(), p.Flow, address)
+		r.Stages = stagesFor(n, h.Set, e, h.Match(), p.Flow, address)
 		if r.Bucket != nil {
 			r.Bucket.State = r.Stages.Model[0].State
 		}
 	}
-	return r, nil
+	return r
 }
 
 // bucketFor is the bucket of a rule for packets; nil where it depends on what is not known of them.

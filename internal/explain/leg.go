@@ -2,14 +2,12 @@ package explain
 
 import (
 	"errors"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -25,30 +23,24 @@ func judgeLegs(in, out *Leg) (legWords, legWords) {
 		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
 		return stay, stay
 	}
-	return judgeIn(in), judgeOut(out)
+	return in.words(true), out.words(false)
 }
 
-// judgeIn assumes that packets come in where those to their source leave.
-func judgeIn(l *Leg) legWords {
+// words assume that packets come in where those to their source leave.
+func (l *Leg) words(in bool) legWords {
 	switch {
 	case !l.End.IsValid():
 		return legWords{}
-	case l.NoRoute != nil:
+	case l.NoRoute != nil && in:
 		return legWords{how: "come in by any device, if at all", why: " (to " + l.End.String() + ": " + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Local:
-		return legWords{known: true, how: "are this host's own"}
-	}
-	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
-}
-
-func judgeOut(l *Leg) legWords {
-	switch {
-	case !l.End.IsValid():
-		return legWords{}
 	case l.NoRoute != nil:
 		return legWords{known: true, how: "have no route", why: " (" + kernelReason(l.NoRoute) + ")"}
+	case l.Route.Local && in:
+		return legWords{known: true, how: "are this host's own"}
 	case l.Route.Local:
 		return legWords{known: true, how: "are for this host itself"}
+	case in:
+		return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
 	}
 	words := legWords{known: true, how: "leave by " + deviceNames(l.Hops) + beyond(l, "to")}
 	if l.Route.Next != l.End {
@@ -90,63 +82,17 @@ func beyond(l *Leg, preposition string) string {
 	return ""
 }
 
-// addressAt is the address of the packets that the rules of a hook compare: their own, or the
-// other end of the tunnel that wraps them first.
-func addressAt(h *Hook, p *Packets, in, out *Leg) netip.Addr {
-	if t := tunnelOver(h, in, out); t != nil {
-		return t.Remote
-	}
-	return p.side(h.Match)
-}
-
-// tunnelOver is the tunnel whose packets pass a hook that sees the addresses of its ends; nil for none.
-func tunnelOver(h *Hook, in, out *Leg) *netinfo.Tunnel {
-	here := in
-	if h.Direction == policy.Egress {
-		here = out
-	}
-	if t := here.Tunnel; t != nil && t.Underlay != 0 && t.Underlay == h.Device.Index && h.Match == h.Direction.FarSide() {
-		return t
-	}
-	return nil
-}
-
-// turnBack reports whether packets that pass a hook would pass its device in the other
-// direction, too. Below a VLAN they may.
-func turnBack(h *Hook, in, out *Leg) bool {
-	other := out
-	if h.Direction == policy.Egress {
-		other = in
-	}
-	return slices.ContainsFunc(other.Hops, func(hop netinfo.Hop) bool {
-		return hop.Index == h.Device.Index && hop.Direction != h.Direction && hop.Tags == 0 &&
-			(hop.Index == other.Route.Device.Index || hop.Master != 0)
-	})
-}
-
 // metWhen says whether packets may pass a hook that is not on their path, and when.
-func metWhen(netns string, h *Hook, in, out *Leg) (bool, string) {
-	if t := tunnelOver(h, in, out); t != nil {
-		return true, "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
-	}
+func metWhen(h *Hook, in, out *Leg) (bool, string) {
 	comesIn, leaves := judgeLegs(in, out)
 	here, words, come := in, comesIn, "they come in by "
 	if h.Direction == policy.Egress {
 		here, words, come = out, leaves, "they leave by "
 	}
-	for _, port := range here.Ports {
-		if port.Index == h.Device.Index {
-			return true, "met if " + h.Name + " is the port that they take"
-		}
-	}
 	switch {
-	case h.Device.Name == "":
-		return false, "not on this path"
-	case h.Device.Loopback && (in.Route.Local && leaves.how == "" || out.Route.Local && comesIn.how == ""):
-		return true, "met if they stay on this host"
-	case words.known && h.Device.Master != 0 && !slices.ContainsFunc(here.Hops, func(hop netinfo.Hop) bool { return hop.Index == h.Device.Master }):
-		return false, "not on this path, unless they are bridged"
-	case words.known:
+	case slices.ContainsFunc(here.Ports, func(port netinfo.Device) bool { return port.Index == h.Device.Index }):
+		return true, "met if " + h.Name + " is the port that they take"
+	case h.Device.Name == "" || words.known:
 		return false, "not on this path"
 	}
 	return true, "met if " + come + h.Name

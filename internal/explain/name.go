@@ -2,31 +2,40 @@ package explain
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Named returns a question for each rule of hooks that has q.Name, about an address in its network.
-func Named(hooks []*loader.Hook, q Question) (questions []Question) {
-	q.Routes = q.Device == ""
-	for _, h := range hooks {
-		for _, e := range h.Set.Rules() {
-			if e.Label.Name != q.Name {
+// Named returns a question for each rule of hooks that has q.Name or, see policy.FindName, that ID, about an address in its
+// network; and the names of all rules.
+func Named(hooks []*loader.Hook, q Question) (questions []Question, names []string) {
+	rules := make([][]maps.Entry, len(hooks))
+	for i, h := range hooks {
+		rules[i] = h.Set.Rules()
+		for _, e := range rules[i] {
+			names = append(names, e.Label.Name)
+		}
+	}
+	q.Routes, q.Name = q.Device == "", policy.FindName(q.Name, slices.Values(names))
+	for i, h := range hooks {
+		q.Device, q.Direction = h.Name(), &h.Direction
+		for _, e := range rules[i] {
+			if q.Name == "" || e.Label.Name != q.Name {
 				continue
 			}
-			q.Device, q.Direction = h.Name(), &h.Direction
-			if q.Flow != nil {
-				if q.Address, q.Network = q.Flow.Far(h.Match()), e.Prefix; e.Prefix.Contains(q.Address) {
-					questions = append(questions, q)
-				}
+			if q.Network = e.Prefix; q.Flow == nil {
+				q.Address = Example(h, e.Prefix)
+			} else if q.Address = q.Flow.Far(h.Match()); !e.Prefix.Contains(q.Address) {
 				continue
 			}
-			q.Address, q.Network = Example(h, e.Prefix), e.Prefix
 			questions = append(questions, q)
 		}
 	}
-	return questions
+	return questions, names
 }
 
 // Example returns an address of the network of a rule.

@@ -33,7 +33,7 @@ type Level struct {
 
 // stagesFor are the stages of a rule for packets of a flow, or if given is nil, of any flow of an address, which may be unknown,
 // too.
-func stagesFor(set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow, address netip.Addr) (s Stages) {
+func stagesFor(n *view, set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow, address netip.Addr) (s Stages) {
 	flow := flowOf(given, address)
 	known := func(s policy.Share) bool {
 		return s.Kind == policy.ShareMember || given != nil || s.Kind != policy.ShareFlow && address.IsValid()
@@ -42,7 +42,6 @@ func stagesFor(set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow
 	entries, stages := set.Store.Stages(e, match, flow, s.Now)
 	s.Model = stages
 	s.Model[0].FIFO = s.Model[0].FIFO || given == nil
-	var active map[uint32]int // sharers
 	for i, entry := range entries {
 		l := Level{Entry: entry, Counters: set.Store.Counters(entry.ID)}
 		if entry.Pool {
@@ -51,10 +50,7 @@ func stagesFor(set *maps.Set, e maps.Entry, match policy.Match, given *maps.Flow
 			}
 		}
 		if entry.Share.Kind != policy.ShareNone {
-			if active == nil {
-				active = set.Store.ActiveSharers()
-			}
-			l.Active = new(active[entry.ID])
+			l.Active = new(n.sharers(set.Store)[entry.ID])
 		}
 		switch {
 		case s.Model[i].Share == nil:

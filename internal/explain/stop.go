@@ -3,7 +3,6 @@ package explain
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -20,7 +19,7 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
 	out.Answer = report.Answer{
 		Device: s.Name, Direction: s.Direction.String(), Verdict: "pass", Conforms: true,
-		Bytes: countPacket(s.Frame, s.Tags, p.Segments, policy.Framing{}).Bytes,
+		Bytes: countPacket(s.Frame, s.Tags, policy.Framing{}),
 	}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
@@ -39,12 +38,12 @@ func judgeStop(p *Packets, s *Stop) report.Stop {
 	if s.Rule != nil {
 		judgeRule(&out, p, s)
 	}
-	judgePath(&out, s)
+	judgePath(&out, p.Netns, s)
 	return out
 }
 
 // judgePath says what is attached, and how that affects the packets of the rule.
-func judgePath(out *report.Stop, s *Stop) {
+func judgePath(out *report.Stop, netns string, s *Stop) {
 	if s.Name == "" {
 		return // the device is not here
 	}
@@ -55,30 +54,31 @@ func judgePath(out *report.Stop, s *Stop) {
 	out.Chain = []report.Attached{}
 	for i, e := range s.Path {
 		out.Chain = append(out.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides, Limits: e.Limits})
-		switch {
-		case e.Ours:
-		case s.Rule == nil && isShapectl(e):
+		if s.Rule == nil && !e.Ours && e.IsShapectl() {
 			out.Verdict, out.Conforms, out.Note = "unknown", false, loader.ErrElsewhere.Error()
-		case i < decides:
-			out.Warnings = append(out.Warnings, runsBefore(e))
-		case s.Queue != nil && s.Direction == policy.Ingress:
-			out.Warnings = append(out.Warnings, called(e)+" runs after the limit, and does not see packets that enter through the ifb")
 		}
 		if i == decides && s.Queue != nil && s.Queue.Ifb != nil {
 			out.Chain = append(out.Chain, report.Attached{At: "ifb", Name: s.Queue.Ifb.Name, Ours: true}, report.Attached{At: "qdisc", Name: s.Queue.Ifb.State.Kind})
 		}
 	}
+	var delaying []doctor.Rule
+	if s.Queue != nil {
+		delaying = []doctor.Rule{{Rule: s.Rule.Rule}}
+	}
+	if decides >= 0 {
+		hook := doctor.Hook{Name: s.Name, Direction: s.Direction, Limits: &doctor.Limits{Mode: s.Hook.Mode}, Path: s.Path}
+		for _, f := range hook.Beside(netns, delaying) {
+			if f.Status == report.Warning || f.Check == "xdp" {
+				out.Warnings = append(out.Warnings, f.Finding+"; "+f.Advice)
+			}
+		}
+	}
 	if s.Queue == nil {
 		return
 	}
-	fault, lost := s.Queue.Fault(s.Name, s.Direction)
-	out.HeldBack = new(fault == "")
-	switch {
-	case fault == "":
-	case s.Direction == policy.Egress:
-		out.Warnings = append(out.Warnings, fault+"; 'shapectl set' with --setup-fq installs fq")
-	default:
-		out.Warnings = append(out.Warnings, fault+"; "+doctor.Mend)
+	fault, mend, lost := s.Queue.Fault(netns, s.Name, s.Direction)
+	if out.HeldBack = new(fault == ""); fault != "" {
+		out.Warnings = append(out.Warnings, fault+"; "+mend)
 	}
 	if lost && out.Verdict != "drop" && out.Verdict != "unknown" && !report.NotInForce(out.Attached) {
 		out.Verdict, out.Conforms, out.Note = "lost", false, ""
@@ -88,29 +88,4 @@ func judgePath(out *report.Stop, s *Stop) {
 // deciderOf is which of a path is shapectl, -1 if none is.
 func deciderOf(path []netinfo.ChainEntry) int {
 	return slices.IndexFunc(path, func(e netinfo.ChainEntry) bool { return e.Ours })
-}
-
-// called is a program, filter or chain by its name, if that is known.
-func called(e netinfo.ChainEntry) string {
-	if e.ID != 0 && e.Name == "" {
-		return fmt.Sprintf("program %d", e.ID)
-	}
-	return e.Name
-}
-
-// isShapectl reports whether a program that is not ours is one of shapectl nevertheless.
-func isShapectl(e netinfo.ChainEntry) bool { return strings.HasPrefix(called(e), "shapectl") }
-
-// runsBefore says how a program, filter or chain that is not ours may affect a limit that runs after it.
-func runsBefore(e netinfo.ChainEntry) string {
-	name := called(e)
-	switch {
-	case isShapectl(e):
-		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"
-	case e.At == "xdp":
-		return "the XDP program runs before the limit: packets that it drops, sends back or redirects bypass it"
-	case e.At == "netfilter":
-		return name + " runs before the limit: what it drops or redirects bypasses it"
-	}
-	return name + " runs before the limit: packets that it drops or redirects, or passes by ending the chain, bypass it"
 }

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -24,17 +25,8 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	for _, wider := range r.Hides {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}
-	counted := countPacket(s.Frame, s.Tags, p.Segments, r.Framing)
-	out.Counted, out.Bytes, out.RevertsInNS = &counted, counted.Bytes, h.RevertsInNS
+	out.Bytes, out.RevertsInNS = countPacket(s.Frame, s.Tags, r.Framing), h.RevertsInNS
 	out.PassedPackets, out.ExcessPackets, out.DroppedPackets = r.Counters.PassedPackets, r.Counters.ExcessPackets, r.Counters.DroppedPackets
-	if b := r.Shadow; b != nil {
-		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
-		l, _ := judgeBucket(b.Rule, b.Bucket, bytes, p.DSCP)
-		out.Proposed = &report.Proposed{
-			Key: l.Key, Bytes: bytes, LevelBytes: l.LevelBytes, CapacityBytes: l.CapacityBytes, Conforms: l.Conforms, Colour: l.Colour,
-			SecondLevelBytes: l.SecondLevelBytes, SecondCapacityBytes: l.SecondCapacityBytes,
-		}
-	}
 	verdict := model.Pass
 	if r.Bucket != nil {
 		var level report.Level
@@ -59,8 +51,10 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	case p.Flow == nil && r.Order == policy.SparseFirst && (verdict == model.Delay || verdict == model.Mark):
 		out.Note = "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
 	case needsFlow != nil:
-		out.Note = fmt.Sprintf("%s is shared by flow, which is left out here; try --flow %s", needsFlow.Name(), p.anyFlow())
+		out.Note = fmt.Sprintf("its flows share %v of %s, and one that sends less than its part loses nothing; try --flow %s",
+			needsFlow.Rate, needsFlow.Name(), p.anyFlow())
 	}
+	byFlow := needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0 // the pool serves some flows, and others not
 	switch {
 	case report.NotInForce(out.Attached) || r.Rate != policy.Unlimited && r.Bucket == nil: // the verdict is that of nothing
 		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.GuaranteedBy, out.WaitNS = nil, "", []string{}, nil, 0
@@ -68,9 +62,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 			out.Verdict, out.Conforms = "unknown", false
 		}
 		return
-	case needsFlow != nil && out.RefusedBy == nil && out.FullFrom(0) >= 0: // which serves some flows, and others not
-		out.Verdict, out.Conforms, out.WaitNS = "unknown", false, 0
-		return
+	case byFlow:
+		out.DecidedBy = cmp.Or(out.LimitedBy, &out.Pools[out.FullFrom(0)].Name)
+		out.Conforms, out.WaitNS = false, 0
 	case out.LimitedBy != nil:
 		out.DecidedBy = out.LimitedBy
 	case out.RefusedBy != nil:
@@ -84,7 +78,9 @@ func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	case len(out.Pools) > 0:
 		out.DecidedBy = &out.Pools[0].Name
 	}
-	out.Verdict = verdict.String()
+	if out.Verdict = verdict.String(); byFlow {
+		out.Verdict = "unknown"
+	}
 	if out.Bucket != nil {
 		out.LevelBytes, out.CapacityBytes = &out.Bucket.LevelBytes, &out.Bucket.CapacityBytes
 	}
@@ -112,23 +108,9 @@ func outside(ipv6 bool) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 0, 2, 1})
 }
 
-// checkSize reports as an error that there is no packet of so many segments of that length.
-func checkSize(frame uint64, segments uint16) error {
-	if frame*uint64(segments) > model.MaxPacket {
-		return &QuestionError{fmt.Errorf("a packet of %d segments of %d bytes is out of range; it has %d bytes at most", segments, frame, model.MaxPacket)}
-	}
-	return nil
-}
-
-// countPacket is how many bytes a packet counts whose segments are frames of that length:
-// measure of bpf/packet.h, except that there the last one may be shorter.
-func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) report.Counted {
-	c := report.Counted{
-		PacketBytes: frame, Segments: uint64(segments), TagBytes: 4 * uint64(tags),
-		OverheadBytes: f.Overhead, MPUBytes: f.MPU,
-	}
-	c.Bytes = min(model.Counted(c.PacketBytes+c.TagBytes, f)*c.Segments, model.MaxPacket)
-	return c
+// countPacket is how many bytes a packet counts that has one segment of that length: measure of bpf/packet.h.
+func countPacket(frame uint64, tags int, f policy.Framing) uint64 {
+	return min(model.Counted(frame+4*uint64(tags), f), model.MaxPacket)
 }
 
 // judgeBucket says how full the bucket of a rule is, and what that means for packets that count so many bytes. They may be
@@ -156,13 +138,6 @@ func judgeBucket(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Leve
 	if l.Conforms {
 		l.RoomBytes = room >> model.UnitBits
 		l.RoomPackets = max(room/cost, 1)
-		l.AtOncePackets = l.RoomPackets
-	}
-	if r.Excess == policy.Delay {
-		l.AtOncePackets = (m.Burst - min(b.Level, m.Burst)) / cost
-		if l.Conforms && l.WaitNS == 0 { // also one that is larger than the burst
-			l.AtOncePackets = max(l.AtOncePackets, 1)
-		}
 	}
 	if r.Penalty.Kind == policy.PenaltyHold {
 		l.HeldNS = m.Wait(b.Level, 0) // a packet of 0 bytes waits until the level is at the capacity

@@ -12,29 +12,22 @@ import (
 
 func TestCountPacket(t *testing.T) {
 	for _, test := range []struct {
-		frame    uint64
-		tags     int
-		segments uint16
-		framing  policy.Framing
-		want     uint64
+		frame   uint64
+		tags    int
+		framing policy.Framing
+		want    uint64
 	}{
-		{1514, 0, 1, policy.Framing{}, 1514},
-		{1514, 2, 1, policy.Framing{}, 1522},
-		{1514, 1, 43, policy.Framing{Overhead: 20}, 43 * 1538},
-		{60, 1, 3, policy.Framing{Overhead: 10, MPU: 84}, 3 * 84},
-		{60, 0, 3, policy.Framing{Overhead: -64}, 0},
-		{60, 0, 3, policy.Framing{Overhead: -64, MPU: 50}, 150},
-		{1<<24 - 1, 0, 1, policy.Framing{Overhead: 38}, 1<<24 - 1}, // as the programs bound it
+		{1514, 0, policy.Framing{}, 1514},
+		{1514, 2, policy.Framing{}, 1522},
+		{1514, 1, policy.Framing{Overhead: 20}, 1538},
+		{60, 1, policy.Framing{Overhead: 10, MPU: 84}, 84},
+		{60, 0, policy.Framing{Overhead: -64}, 0},
+		{60, 0, policy.Framing{Overhead: -64, MPU: 50}, 50},
+		{1<<24 - 1, 0, policy.Framing{Overhead: 38}, 1<<24 - 1}, // as the programs bound it
 	} {
-		if got := countPacket(test.frame, test.tags, test.segments, test.framing); got.Bytes != test.want {
-			t.Errorf("%+v counts %d", test, got.Bytes)
+		if got := countPacket(test.frame, test.tags, test.framing); got != test.want {
+			t.Errorf("%+v counts %d", test, got)
 		}
-	}
-	if err := checkSize(1<<20, 16); err == nil {
-		t.Error("2^24 bytes are not refused")
-	}
-	if err := checkSize(1<<24-1, 1); err != nil {
-		t.Errorf("2^24 - 1 bytes: %v", err)
 	}
 }
 
@@ -70,23 +63,20 @@ func TestLevelOfBucket(t *testing.T) {
 		{"marked", mark, 9000, 1000, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
 		{"too full to be marked", mark, 9001, 1000, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
 		{"empty queue", leaky, 0, 1000, report.Level{
-			Conforms: true, RoomPackets: 5, RoomBytes: 5000, AtOncePackets: 1,
+			Conforms: true, RoomPackets: 5, RoomBytes: 5000,
 		}, "pass"},
 		{"waits", leaky, 2000, 1000, report.Level{Conforms: true, RoomPackets: 3, RoomBytes: 3000, EmptyNS: 2000 * byteNS, WaitNS: 2000 * byteNS}, "delay"},
 		{"waits longer", leaky, 2001, 1000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2999, EmptyNS: 2001 * byteNS, WaitNS: 2001 * byteNS}, "mark"},
 		{"does not fit the queue", leaky, 4001, 1000, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
-		{"leaves at once", burst, 2000, 1000, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, AtOncePackets: 3, EmptyNS: 2000 * byteNS}, "pass"},
+		{"leaves at once", burst, 2000, 1000, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, EmptyNS: 2000 * byteNS}, "pass"},
 		{"waits behind a burst", burst, 5000, 1000, report.Level{Conforms: true, RoomPackets: 7, RoomBytes: 7000, EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "delay"},
 		{"does not fit, behind a burst", burst, 11500, 1000, report.Level{EmptyNS: 11500 * byteNS, WaitNS: 500 * byteNS}, "drop"},
-		{"bigger than what leaves at once", burst, 0, 6000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
+		{"bigger than what leaves at once", burst, 0, 6000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000}, "pass"},
 	} {
 		r := test.rule
 		got, verdict := judgeBucket(r, Bucket{State: model.State{Level: test.level << model.UnitBits}}, test.bytes, 0)
 		want := test.want
 		want.Queue = report.NewQueue(r)
-		if r.Excess != policy.Delay {
-			want.AtOncePackets = want.RoomPackets
-		}
 		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)

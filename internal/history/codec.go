@@ -117,7 +117,7 @@ func (e *encoder) block(r *Reading) []byte {
 	}
 	e.to.Encode(&b) // to memory
 	out := packer().EncodeAll(e.coded.Bytes(), make([]byte, blockHead))
-	e.coded.Reset()
+	e.coded = bytes.Buffer{} // the first block is much larger than those after it
 	binary.LittleEndian.PutUint32(out, uint32(len(out)-blockHead))
 	binary.LittleEndian.PutUint32(out[4:], sum(out[blockHead:]))
 	return out
@@ -242,6 +242,9 @@ type decoder struct {
 	every time.Duration
 	match func(*Series) bool
 
+	good       int64 // bytes of the blocks that were read
+	last, this int64 // bytes of the last of them, and of the one after it as it says
+
 	slots  []int32 // whose series match
 	groups []bool  // those that have some
 }
@@ -250,7 +253,18 @@ func newDecoder(from io.Reader, match func(*Series) bool) (d *decoder, first tim
 	d = &decoder{from: bufio.NewReader(from), match: match}
 	d.as = gob.NewDecoder(&d.coded)
 	first, d.every, err = readHeader(d.from)
+	d.good = int64(len(newHeader(first, d.every)))
 	return d, first, err
+}
+
+// damaged is how many bytes of a file of so many were not read because they are damaged. A block that its writer did not finish
+// is not: it is shorter than it says, and the last one.
+func (d *decoder) damaged(size int64) int64 {
+	rest := size - d.good
+	if rest >= max(d.this, 1) || d.last > 0 && rest > 2*d.last {
+		return rest
+	}
+	return 0
 }
 
 // next is the next reading, with the samples that match. At the end of the segment, or where it is damaged, it is nil.
@@ -260,6 +274,7 @@ func (d *decoder) next() *Reading {
 		return nil
 	}
 	n := binary.LittleEndian.Uint32(head[:])
+	d.this = blockHead + int64(n)
 	packed, err := io.ReadAll(io.LimitReader(d.from, int64(min(n, mostBytes))))
 	if err != nil || len(packed) != int(n) || sum(packed) != binary.LittleEndian.Uint32(head[4:]) {
 		return nil
@@ -279,6 +294,8 @@ func (d *decoder) next() *Reading {
 			return nil
 		}
 	}
+	d.last = d.this
+	d.good += d.last
 	r := &Reading{Time: time.Unix(0, b.Wall), Mono: b.Mono, Slept: b.Slept, boot: b.Boot, every: d.every, Samples: make([]Sample, len(d.slots))}
 	for i, slot := range d.slots {
 		r.Samples[i] = Sample{d.series[slot], d.counters[slot]}

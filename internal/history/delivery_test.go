@@ -30,7 +30,7 @@ func deliver(given uint64, intervals ...interval) *Delivery {
 	for _, it := range intervals {
 		d.add(it)
 	}
-	d.finish(q)
+	d.finish(q, 0)
 	return &d.Delivery
 }
 
@@ -76,6 +76,12 @@ func TestDelivered(t *testing.T) {
 	slow.Rate, larger.Capacity = 4e6, 600000
 	changing := deliver(0, ofInterval(0, slow, 1, 0), ofInterval(1, eightMbit, 5e6, 1))         // the rate rose at some time in it
 	smaller := deliver(0, ofInterval(0, larger, 10e6, 1), ofInterval(1, eightMbit, 9400000, 1)) // the burst fell
+	lowered := guaranteed
+	lowered.Guarantee = 2e6 // by the plan: what was committed counts until then
+	night := deliver(0, ofInterval(0, guaranteed, 5e6, 1), ofInterval(1, lowered, 2.5e6, 1), ofInterval(2, lowered, 2.5e6, 1))
+	if night.Delivered != 3 || *night.CommittedBits != 2e6 || night.WithinBytes != 5e6+2.5e6+2.5e6 {
+		t.Errorf("a guarantee that was lowered: %d delivered, %d within", night.Delivered, night.WithinBytes)
+	}
 	if changing.Delivered != 2 || changing.WithinBytes != 5e6+1 || smaller.Delivered != 2 {
 		t.Errorf("changes: %d and %d delivered", changing.Delivered, smaller.Delivered)
 	}

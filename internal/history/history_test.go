@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -42,8 +43,7 @@ func record(t *testing.T, o Options) *recording {
 
 func (r *recording) open() {
 	r.t.Helper()
-	h, err := Open(r.path, r.o, func(s string) { r.notices = append(r.notices, s) })
-	testenv.Must(r.t, err)
+	h := Open(r.path, r.o, func(s string) { r.notices = append(r.notices, s) })
 	r.History = h
 }
 
@@ -221,9 +221,25 @@ func TestDamage(t *testing.T) {
 			t.Errorf("damage at %d of %d: only %d readings", at, len(good), len(all))
 		}
 	}
+	// A report says which part is missing, and nothing of what a killed writer left.
 	testenv.Must(t, os.WriteFile(name, good[:len(good)-1], 0o600))
 	r.open()
 	r.after(tick, rule("a", 7000, 0))
+	gaps := func() []string {
+		all, err := reader(t, r.History).Deliveries(Request{Since: noon, Until: r.now.Time, Name: "a"})
+		testenv.Must(t, err)
+		return gapsOf(all[0])
+	}
+	if got := gaps(); len(got) != 0 {
+		t.Errorf("after a killed writer: %q", got)
+	}
+	middle := slices.Clone(good)
+	middle[len(good)/2] ^= 1
+	testenv.Must(t, os.WriteFile(name, middle, 0o600))
+	if got := gaps(); len(got) != 1 || !regexp.MustCompile(`s damaged, \d{3,} bytes skipped \d+$`).MatchString(got[0]) {
+		t.Errorf("after damage in the middle: %q", got)
+	}
+	testenv.Must(t, os.WriteFile(name, good[:len(good)-1], 0o600))
 	if all := r.all(); len(all) != 50 || all[49].Samples[0].Passed != 7000 || len(r.notices) > 0 {
 		t.Errorf("%d readings; notices %q", len(all), r.notices)
 	}
@@ -235,16 +251,24 @@ func TestFiles(t *testing.T) {
 	r.after(0, rule("a", 1, 0))
 	refused := func(path string, want string) {
 		t.Helper()
-		if _, err := Open(path, r.o, func(s string) { t.Error(s) }); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %v", err, want)
+		said := ""
+		if Open(path, r.o, func(s string) { said += s }).Close(); !strings.Contains(said, want+"; until that works there is a gap") {
+			t.Errorf("%q, want %v", said, want)
 		}
 	}
-	refused(r.path, ErrLocked.Error())
+	killed := r.History // which still has the lock
+	r.open()
+	r.told(ErrLocked.Error())
+	r.after(tick, rule("a", 1, 0))
+	killed.Close()
+	r.after(tick, rule("a", 1, 0))
+	r.told("is written again")
+	r.passed(1, 1)
 	r.Close()
 	testenv.Must(t, os.WriteFile(filepath.Join(r.path, unfinished), nil, 0o600)) // a process was killed
 	r.open()
 	r.after(tick, rule("a", 2, 0))
-	r.passed(1, 2)
+	r.passed(1, 1, 2)
 	r.Close()
 	name := filepath.Join(r.path, r.segments[0].name)
 	b, err := os.ReadFile(name)
@@ -266,10 +290,11 @@ func TestFiles(t *testing.T) {
 	blocked, err := NewReader(fifo)
 	testenv.Must(t, err)
 	defer blocked.Close()
+	testenv.Must(t, os.Symlink("/dev/zero", filepath.Join(fifo, fmt.Sprintf(segmentName, 3)))) // it is left out, too
 	testenv.Must(t, blocked.Query(noon, noon, nil, nil))
-	refused(name, "not a directory")
+	refused(name, "name another one")
 	testenv.Must(t, os.Symlink(r.path, r.path+"-link"))
-	refused(r.path+"-link", "not a directory")
+	refused(r.path+"-link", "name another one")
 }
 
 // TestHistoryIsGone sees that recording goes on if the directory or a file in it is removed, and says so.
@@ -328,8 +353,7 @@ func TestFullDisk(t *testing.T) {
 
 // TestMemory sees that a history in memory is as one in a directory.
 func TestMemory(t *testing.T) {
-	h, err := Open("", Options{Bytes: 1_000_000}, func(s string) { t.Error(s) })
-	testenv.Must(t, err)
+	h := Open("", Options{Bytes: 1_000_000}, func(s string) { t.Error(s) })
 	defer h.Close()
 	at := time.Now()
 	for i := range 200 {
@@ -376,8 +400,7 @@ func TestMemoryOfUnit(t *testing.T) {
 	testenv.Must(t, unix.Capget(&header, &data[0]))
 	data[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
 	testenv.Must(t, unix.Capset(&header, &data[0]))
-	h, err := Open("", Options{}, func(s string) { t.Error(s) })
-	testenv.Must(t, err)
+	h := Open("", Options{}, func(s string) { t.Error(s) })
 	h.Add(Reading{Time: noon, Mono: 1, Samples: []Sample{rule("a", 1, 0)}})
 	if files, err := os.ReadDir(run); err != nil || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)

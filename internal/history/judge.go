@@ -62,9 +62,17 @@ func between(a, b *Reading) interval {
 		it.Begin = it.End.Add(-it.length)
 	}
 	if it.length > longest(it.every) {
-		it.gap = noReading
+		it.gap = cmp.Or(skipped(b.damaged), noReading)
 	}
 	return it
+}
+
+// skipped is the reason of a gap with so many damaged bytes; "" for none.
+func skipped(bytes int64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return fmt.Sprintf("damaged, %d bytes skipped", bytes)
 }
 
 // longest is how long an interval may be that is no gap.
@@ -347,8 +355,8 @@ func changed(a, b *Series) (what []string) {
 }
 
 // finish adds what is known at the end.
-func (d *delivering) finish(q *Request) {
-	d.until(q.Until, "")
+func (d *delivering) finish(q *Request, damaged int64) {
+	d.until(q.Until, skipped(damaged))
 	d.settle(false)
 	s := d.series
 	d.IntervalNS, d.Each = uint64(d.every), "all"

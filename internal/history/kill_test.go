@@ -28,10 +28,7 @@ func TestMain(m *testing.M) {
 // recordForEver adds readings, ten seconds of their own time apart, and says how many are in the file.
 func recordForEver(path string) {
 	boot := time.Now().String() // the clock of the readings begins anew
-	h, err := Open(path, Options{Boot: boot}, func(s string) { panic(s) })
-	if err != nil {
-		panic(err)
-	}
+	h := Open(path, Options{Boot: boot}, func(s string) { panic(s) })
 	l := newLoad(100, 50)
 	for i := 1; ; i++ {
 		h.Add(l.next())
@@ -59,8 +56,7 @@ func TestKill9(t *testing.T) {
 		}
 		c.Wait()
 		all += written
-		h, err := Open(path, Options{}, func(s string) { t.Error(s) })
-		testenv.Must(t, err)
+		h := Open(path, Options{}, func(s string) { t.Error(s) })
 		n := 0
 		testenv.Must(t, reader(t, h).Query(noon, noon.AddDate(1, 0, 0), func(s *Series) bool { return s.Name == "home-7" }, func(r *Reading) { n += len(r.Samples) / 2 }))
 		testenv.Must(t, h.Close())

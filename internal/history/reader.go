@@ -23,7 +23,8 @@ func isSegment(name string) bool {
 
 // A Reader reads a history, also while a process records it.
 type Reader struct {
-	root *os.Root
+	root    *os.Root
+	damaged int64 // bytes that the last Query could not read after the last reading
 }
 
 // NewReader reads the history in a directory. A caller closes it.
@@ -32,7 +33,7 @@ func NewReader(path string) (*Reader, error) {
 	if err != nil {
 		return nil, fmt.Errorf("history: %w", err)
 	}
-	return &Reader{root}, nil
+	return &Reader{root: root}, nil
 }
 
 // Close ends reading.
@@ -55,26 +56,26 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 		return fmt.Errorf("history: %w", err)
 	}
 	var names []string // the last segment before the time, and those in it
-	before := ""
+	within := false
 	for _, f := range files {
 		name := f.Name()
-		if !f.Type().IsRegular() { // to open a FIFO would block
+		if !f.Type().IsRegular() || !isSegment(name) { // to open a FIFO would block
 			continue
 		}
 		first, _, err := r.header(name)
 		switch {
-		case name == unfinished || errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) || first.After(until):
-		case err != nil:
+		case errors.Is(err, fs.ErrNotExist) || err == nil && first.After(until):
+		case err != nil && !errors.Is(err, errDamaged):
 			return fmt.Errorf("history: read %s: %w", r.root.Name(), err)
-		case first.Add(segmentTime).Before(from):
-			before = name
-		default:
-			if len(names) == 0 && before != "" {
-				names = append(names, before)
-			}
+		case err != nil:
 			names = append(names, name)
+		case !first.Add(segmentTime).Before(from):
+			names, within = append(names, name), true
+		case !within:
+			names = []string{name}
 		}
 	}
+	r.damaged = 0
 	for _, name := range names {
 		f, err := r.root.Open(name)
 		if errors.Is(err, fs.ErrNotExist) { // it was deleted meanwhile
@@ -83,11 +84,18 @@ func (r *Reader) Query(from, until time.Time, match func(*Series) bool, visit fu
 		if err != nil {
 			return fmt.Errorf("history: %w", err)
 		}
-		d, _, err := newDecoder(f, match)
-		for reading := d.next(); err == nil && reading != nil; reading = d.next() {
-			if !reading.Time.After(until) {
+		d, _, bad := newDecoder(f, match)
+		for bad == nil {
+			reading := d.next()
+			if reading == nil {
+				break
+			}
+			if reading.damaged, r.damaged = r.damaged, 0; !reading.Time.After(until) {
 				visit(reading)
 			}
+		}
+		if info, err := f.Stat(); err == nil {
+			r.damaged += d.damaged(info.Size())
 		}
 		f.Close()
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A Request is for what rules or pools delivered.
@@ -45,6 +47,13 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 	if err != nil {
 		return nil, err
 	}
+	q.Name = cmp.Or(policy.FindName(q.Name, func(yield func(string) bool) {
+		for _, s := range seen {
+			if !yield(s.Name) || !yield(s.Pool) || !yield(s.Device) {
+				return
+			}
+		}
+	}), q.Name)
 	t := &tally{subjects: subjects(&q, seen)}
 	if len(t.subjects) > mostDeliveries {
 		return nil, fmt.Errorf("more than %d rules and pools match; name fewer", mostDeliveries)
@@ -69,9 +78,12 @@ func (r *Reader) Deliveries(q Request) ([]*Delivery, error) {
 	all := []*Delivery{}
 	for _, s := range t.subjects {
 		if s.series != nil {
-			s.finish(&q)
+			s.finish(&q, r.damaged)
 			all = append(all, &s.Delivery)
 		}
+	}
+	if len(all) == 0 && r.damaged > 0 {
+		return nil, fmt.Errorf("the history is damaged: %d bytes of it cannot be read", r.damaged)
 	}
 	return all, nil
 }

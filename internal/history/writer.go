@@ -53,19 +53,16 @@ type segment struct {
 }
 
 // Open begins to record into a directory, or into memory if path is "". What is there stays. Notices say what an operator
-// should know, such as that the disk is full.
-func Open(path string, o Options, notice func(string)) (*History, error) {
+// should know, such as that the disk is full. What cannot be opened is tried again with each reading.
+func Open(path string, o Options, notice func(string)) *History {
 	o.Bytes = cmp.Or(o.Bytes, DefaultBytes)
 	if o.Boot == "" {
 		b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, counters tell whether they began anew
 		o.Boot = strings.TrimSpace(string(b))
 	}
 	h := &History{o: o, path: path, notice: notice}
-	if err := h.open(); err != nil {
-		h.close()
-		return nil, fmt.Errorf("history: open %s: %w", h.name(), err)
-	}
-	return h, nil
+	h.tell("open", h.open())
+	return h
 }
 
 func (h *History) name() string { return cmp.Or(h.path, "memory") }
@@ -73,7 +70,7 @@ func (h *History) name() string { return cmp.Or(h.path, "memory") }
 // open opens and locks the directory that has the name now.
 func (h *History) open() (err error) {
 	h.close()
-	h.segments, h.file = nil, nil
+	h.segments, h.file, h.dir = nil, nil, nil
 	if h.path == "" {
 		h.dir, err = memory()
 		if errors.Is(err, unix.EPERM) { // as in the unit
@@ -141,10 +138,14 @@ func (h *History) Add(r Reading) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r.boot = h.o.Boot
-	err := h.write(&r)
+	h.tell("write", h.write(&r))
+}
+
+// tell tells whether what was done worked, unless it was as before.
+func (h *History) tell(did string, err error) {
 	switch {
 	case err != nil && !h.failing:
-		h.notice(fmt.Sprintf("history: write %s: %v; until that works there is a gap", h.name(), err))
+		h.notice(fmt.Sprintf("history: %s %s: %v; until that works there is a gap", did, h.name(), err))
 	case err == nil && h.failing:
 		h.notice(fmt.Sprintf("history: %s is written again", h.name()))
 	}
@@ -152,7 +153,7 @@ func (h *History) Add(r Reading) {
 }
 
 func (h *History) write(r *Reading) error {
-	if h.path != "" && !h.isThere() {
+	if h.dir == nil || h.path != "" && !h.isThere() {
 		if h.file != nil {
 			h.notice(fmt.Sprintf("history: %s was removed or replaced; recording goes on in what is there now", h.path))
 		}
@@ -275,6 +276,9 @@ func (h *History) coarsen(s *segment) error {
 func (h *History) Reader() (*Reader, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.dir == nil {
+		return NewReader(h.path) // which says why it cannot be opened
+	}
 	return NewReader(fmt.Sprintf("/proc/self/fd/%d", h.dir.Fd()))
 }
 

@@ -4,7 +4,11 @@
 package importer
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"sort"
@@ -13,7 +17,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -98,11 +102,13 @@ func (i Imported) Lines() (lines []string) {
 	return lines
 }
 
-// collector collects rules and what is left.
+// collector collects rules and what is left. Of tools that apply limits in order, it collects entries first.
 type collector struct {
 	Imported
-	tables map[tableKey]*policy.Table
-	left   map[Left]bool
+	entries []entry
+	tables  map[tableKey]*policy.Table
+	left    map[Left]bool
+	err     error // why the source cannot be read
 }
 
 // An origin is where a rule or pool comes from.
@@ -118,10 +124,16 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]*origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
+	return &collector{Imported: Imported{origins: map[place]*origin{}}, tables: map[tableKey]*policy.Table{}, left: map[Left]bool{}}
 }
 
-// leave lists a thing once.
+// fail keeps the first reason why the source cannot be read.
+func (c *collector) fail(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+}
+
 func (c *collector) leave(r reason, where, format string, args ...any) {
 	l := Left{r, where, clean(fmt.Sprintf(format, args...))}
 	if !c.left[l] {
@@ -130,23 +142,26 @@ func (c *collector) leave(r reason, where, format string, args ...any) {
 	}
 }
 
-// note adds a note once.
 func (c *collector) note(s string) {
 	if !slices.Contains(c.Notes, s) {
 		c.Notes = append(c.Notes, s)
 	}
 }
 
+// byHand is an advice.
+const byHand = "no rule was made; write one by hand if you need it"
+
 var (
 	raised = reason{other, "small burst", "a bucket must hold a full packet",
 		fmt.Sprintf("it was raised to %d bytes", policy.MinCapacity)}
-	lowered = reason{other, "large burst", "a bucket holds at most 1024gb", "it was lowered to that"}
 	outside = reason{loosens, "rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
-	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
-	longName = reason{other, "long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut; shorten it"}
-	longNote = reason{other, "long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut; shorten it"}
-	twice    = reason{other, "duplicate network", "a network of a device and direction has one rule",
+	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", byHand}
+	longText = reason{other, "long text", fmt.Sprintf("a name has at most %d bytes, a note %d", policy.MaxName, policy.MaxNote), "it was cut; shorten it"}
+	narrower = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
+		byHand}
+	inPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", byHand}
+	twice     = reason{other, "duplicate network", "a network of a device and direction has one rule",
 		"the first one was kept; remove the wrong one"}
 )
 
@@ -158,18 +173,9 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 	if r.Pool {
 		of = strconv.Quote(r.Label.Name)
 	}
-	if r.Rate != policy.Unlimited {
-		switch {
-		case r.Rate < policy.MinRate || r.Rate > policy.MaxRate:
-			c.leave(outside, where, "%d bit/s for %s", uint64(r.Rate), of)
-			return false
-		case r.Capacity < policy.MinCapacity:
-			c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
-			r.Capacity = policy.MinCapacity
-		case r.Capacity > policy.MaxCapacity:
-			c.leave(lowered, where, "%d bytes for %s", r.Capacity, of)
-			r.Capacity = policy.MaxCapacity
-		}
+	if r.Rate != policy.Unlimited && r.Capacity < policy.MinCapacity {
+		c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
+		r.Capacity = policy.MinCapacity
 	}
 	if err := r.Validate(); err != nil {
 		c.leave(refused, where, "%v", err)
@@ -208,25 +214,11 @@ func (c *collector) imported() Imported {
 	return i
 }
 
-// names lists the first networks of all.
-func names(all []netip.Prefix) string {
-	words := make([]string, len(all))
-	for i, p := range all {
-		words[i] = policy.NetworkText(p)
-	}
-	return plain.List(words)
-}
-
-// label returns a label with a name of the source.
-func (c *collector) label(where, name string) policy.Label {
-	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName)}
-}
-
 // fit cuts a text of the source that is too long, and lists it.
-func (c *collector) fit(where, text string, most int, r reason) string {
+func (c *collector) fit(where, text string, most int) string {
 	text = oneLine(text)
 	if len(text) > most {
-		c.leave(r, where, "%.60q", text)
+		c.leave(longText, where, "%.60q", text)
 	}
 	return cut(text, most)
 }
@@ -259,16 +251,30 @@ func clean(s string) string {
 	return s
 }
 
-// everything is the networks of all addresses.
-var everything = policy.Everything[:]
+// misread returns an error of type policyfile.Errors, which is about what ends at an offset of a text.
+func misread(file string, text []byte, end int64, format string, args ...any) error {
+	before := text[:max(0, min(end, int64(len(text))))]
+	start := bytes.LastIndexByte(before, '\n') + 1
+	line, column := 1+bytes.Count(before, []byte("\n")), utf8.RuneCount(before[start:])
+	return policyfile.Errors{{File: file, Line: line, Column: max(1, column), Message: fmt.Sprintf(format, args...)}}
+}
 
-// families returns the networks of all IPv4 addresses, all IPv6 addresses, or both.
-func families(four, six bool) (all []netip.Prefix) {
-	if four {
-		all = append(all, everything[0])
+// readJSON reads a text, which has one value, and returns the offset of its end. The error is of type policyfile.Errors.
+func readJSON(file string, text []byte, value any, advice string) (end int64, err error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	err = d.Decode(value)
+	end = d.InputOffset()
+	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return end, misread(file, text, syntax.Offset, "this is not JSON: %v; %s", err, advice)
 	}
-	if six {
-		all = append(all, everything[1])
+	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return end, misread(file, text, kind.Offset, "there is a %s where none can be; %s", kind.Value, advice)
 	}
-	return all
+	if err != nil {
+		return end, misread(file, text, int64(len(text)), "the text ends within an object; is the file cut off?")
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return end, misread(file, text, d.InputOffset(), "something follows the object; remove it")
+	}
+	return end, nil
 }

@@ -11,7 +11,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -43,42 +42,20 @@ var (
 	skipped  = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
 	hostBits = reason{other, "address with the prefix length of a network", "a rule is for a whole network",
 		"the network was used; leave out the length if only the address was meant"}
-	disciplines = reason{other, "queue discipline", "rules drop excess packets by default",
-		"set excess: delay in rules that should queue them"}
 	noSuchGuarantee = reason{other, "guaranteed rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
 		"it was left out; write another rate"}
 	noSuchRate = reason{loosens, "rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made for it; write another rate"}
 )
 
-// columnNames has the columns of ShapedDevices.csv by headerName, including the names of
-// earlier versions.
-var columnNames = map[string]column{
-	"circuitid": circuitID, "circuitiddonotduplicate": circuitID, "id": anchorID, "circuitname": circuitName, "devicename": deviceName, "hostname": deviceName,
-	"parentnode": parentNode, "ap": parentNode, "ipv4": ipv4, "ipv6": ipv6,
-	"downloadmin": downloadMin, "uploadmin": uploadMin, "downloadmax": downloadMax, "uploadmax": uploadMax,
-	"parentnodeid": nodeID, "anchornodeid": anchorID, "comment": remark, "sqm": sqm,
-}
-
-type column int
-
+// Columns of ShapedDevices.csv by headerName, and names of earlier versions for them.
 const (
-	circuitID column = iota
-	circuitName
-	deviceName
-	parentNode
-	nodeID
-	anchorID
-	ipv4
-	ipv6
-	downloadMin
-	uploadMin
-	downloadMax
-	uploadMax
-	remark
-	sqm
-	columns
+	circuitID, circuitName, deviceName, parentNode, nodeID, anchorID = "circuitid", "circuitname", "devicename", "parentnode", "parentnodeid", "anchornodeid"
+
+	ipv4, ipv6, downloadMin, uploadMin, downloadMax, uploadMax, remark = "ipv4", "ipv6", "downloadmin", "uploadmin", "downloadmax", "uploadmax", "comment"
 )
+
+var columnNames = map[string]string{"circuitiddonotduplicate": circuitID, "hostname": deviceName, "ap": parentNode}
 
 // headerName returns a column's name without case, punctuation and unit, which differ
 // between versions.
@@ -95,21 +72,28 @@ func headerName(s string) string {
 // shapedDevices reads a ShapedDevices.csv.
 type shapedDevices struct {
 	*collector
+	LibreQoSOptions
 	file   string
 	text   []byte
+	lines  [][]byte
 	csv    *csv.Reader
-	at     layout
+	at     map[string]int // the index of each column
 	header []string
-	errors policyfile.Errors // with columns in bytes
-	torn   bool              // quotes took one row for several, so nobody knows which are bad
+	errors policyfile.Errors // in rows that --skip-bad leaves out
+	torn   policyfile.Errors // others: rows may be missing
 	short  []string          // rows without the columns for numbers of nodes
-	rows   []*subscriber
+	rows   int
 
-	nodes    *nodes // nil if there is no network.json
-	keys     [ways]tableKey
-	circuits map[string]*circuit
-	order    []*circuit
-	LibreQoSOptions
+	// The current row: a device of a subscriber.
+	fields int // in the file
+	record []string
+	where  string
+	who    string // for reports
+
+	nodes     *nodes // nil if there is no network.json
+	keys      [ways]tableKey
+	circuits  map[string]*circuit
+	order     []*circuit
 	protected map[string]bool // patterns of Protect that a circuit matched
 }
 
@@ -153,7 +137,7 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	s := &shapedDevices{
 		collector: newCollector(), file: devices.Name, LibreQoSOptions: o,
 		keys:     [ways]tableKey{{o.Device, policy.Egress}, {o.Device, policy.Ingress}},
-		circuits: map[string]*circuit{}, protected: map[string]bool{},
+		circuits: map[string]*circuit{}, protected: map[string]bool{}, at: map[string]int{},
 	}
 	if o.Upload != "" {
 		s.keys[up] = tableKey{o.Upload, policy.Egress}
@@ -162,43 +146,18 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	var err error
 	if network.Text != nil {
 		s.nodes = &nodes{collector: s.collector, file: network.Name, named: map[string]*node{}, ids: map[string]*node{}}
-		if s.nodes.text, err = input.All(network.Text); err == nil {
-			err = s.nodes.read()
-		}
-		if err != nil {
+		if s.nodes.text, err = input.All(network.Text); err != nil {
 			return Imported{}, err
+		}
+		if s.nodes.read(); s.err != nil {
+			return Imported{}, s.err
 		}
 	}
 	if s.text, err = input.All(devices.Text); err != nil {
 		return Imported{}, err
 	}
-	if err := s.open(); err != nil {
+	if err := s.read(); err != nil {
 		return Imported{}, err
-	}
-	header, _ := s.csv.FieldPos(0)
-	for {
-		record, err := s.csv.Read()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			s.syntax(err)
-		} else {
-			s.read(record)
-		}
-	}
-	if s.SkipBad && !s.torn {
-		for _, e := range s.located() {
-			s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
-		}
-	} else if len(s.errors) > 0 {
-		return Imported{}, s.located()
-	}
-	if len(s.rows) == 0 {
-		return Imported{}, s.wrong(header, 1, "no row follows the header; is the file cut off?")
-	}
-	if s.text[len(s.text)-1] != '\n' {
-		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
 	for _, c := range s.order {
 		for w := range ways {
@@ -217,231 +176,229 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	return s.imported(), nil
 }
 
-const byteOrderMark = "\ufeff"
-
-// open reads the header.
-func (s *shapedDevices) open() error {
-	if bytes.HasPrefix(s.text, []byte("\xff\xfe")) || bytes.HasPrefix(s.text, []byte("\xfe\xff")) {
-		return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
+// read reads all rows. An error is of type policyfile.Errors.
+func (s *shapedDevices) read() error {
+	if !s.readHeader() {
+		return s.errors
 	}
-	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
-	if valid := validPrefix(s.text); len(valid) < len(s.text) {
-		line, column := 1+bytes.Count(valid, []byte("\n")), len(valid)-bytes.LastIndexByte(valid, '\n')
-		return s.wrong(line, column, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
-	}
-	if bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")) {
-		return s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
-	}
-	s.csv = csv.NewReader(bytes.NewReader(s.text))
-	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
-	header, err := s.csv.Read()
-	if err == io.EOF {
-		return s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
-	}
-	if err != nil {
-		s.syntax(err)
-		return s.located()
-	}
-	s.header = slices.Clone(header)
-	for i := range s.at {
-		s.at[i] = -1
-	}
-	for i, h := range header {
-		c, known := columnNames[headerName(h)]
-		if !known {
-			continue
-		}
-		if s.at[c] >= 0 {
-			s.problem(i, "the column %.40q appears twice, first as %.40q; remove one", h, s.header[s.at[c]])
-			continue
-		}
-		s.at[c] = i
-	}
-	for _, c := range []struct {
-		need []column
-		name string
-	}{{[]column{ipv4, ipv6}, "IPv4"}, {[]column{downloadMax}, "Download Max Mbps"}, {[]column{uploadMax}, "Upload Max Mbps"}} {
-		if !slices.ContainsFunc(c.need, func(c column) bool { return s.at[c] >= 0 }) {
-			s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
-				c.name, strings.Join(header, ","))
+	header, _ := s.csv.FieldPos(0)
+	for {
+		record, err := s.csv.Read()
+		if err == io.EOF {
 			break
 		}
+		if s.fields = len(record); err != nil {
+			s.syntax(err)
+		} else {
+			s.row(record)
+		}
 	}
-	if len(s.errors) > 0 {
-		return s.located()
+	if s.rows == 0 && len(s.errors) == 0 {
+		s.wrong(header, 1, "no row follows the header; is the file cut off?")
+		s.torn = s.errors
+	}
+	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	switch {
+	case s.SkipBad && len(s.torn) > 0:
+		return s.torn
+	case !s.SkipBad && len(s.errors) > 0:
+		return s.errors
+	}
+	for _, e := range s.errors {
+		s.leave(skipped, fmt.Sprintf("line %d", e.Line), "%s", e.Message)
+	}
+	if !s.ended() {
+		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
 	return nil
 }
 
-// validPrefix returns the text before the first byte that is not UTF-8.
-func validPrefix(text []byte) []byte {
-	for at := 0; at < len(text); {
-		r, size := utf8.DecodeRune(text[at:])
-		if r == utf8.RuneError && size == 1 {
-			return text[:at]
-		}
-		at += size
+func (s *shapedDevices) ended() bool { return bytes.HasSuffix(s.text, []byte("\n")) }
+
+const byteOrderMark = "\ufeff"
+
+// readHeader reads the header, and reports whether it can be used.
+func (s *shapedDevices) readHeader() bool {
+	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
+	s.lines = bytes.Split(s.text, []byte("\n"))
+	switch {
+	case !utf8.Valid(s.text):
+		bad := slices.IndexFunc(s.lines, func(l []byte) bool { return !utf8.Valid(l) })
+		s.wrong(1+bad, 1, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
+		return false
+	case bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")):
+		s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
+		return false
 	}
-	return text
+	s.csv = csv.NewReader(bytes.NewReader(s.text))
+	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
+	header, err := s.csv.Read()
+	switch {
+	case err == io.EOF:
+		s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
+		return false
+	case err != nil:
+		s.syntax(err)
+		return false
+	}
+	s.header, s.fields = slices.Clone(header), len(header)
+	var twice []int
+	for i, h := range header {
+		c := cmp.Or(columnNames[headerName(h)], headerName(h))
+		if s.has(c) && c != "" {
+			twice = append(twice, i)
+		}
+		s.at[c] = i
+	}
+	if !s.has(ipv6) || s.has(ipv4) {
+		s.need(ipv4, "IPv4")
+	}
+	s.need(downloadMax, "Download Max Mbps")
+	s.need(uploadMax, "Upload Max Mbps")
+	if len(s.errors) == 0 {
+		for _, i := range twice {
+			s.problem(i, "the column %.40q appears twice; remove one", header[i])
+		}
+	}
+	return len(s.errors) == 0
+}
+
+func (s *shapedDevices) has(column string) bool { _, found := s.at[column]; return found }
+
+// need adds an error if a column does not exist, unless there is one already.
+func (s *shapedDevices) need(column, name string) {
+	if !s.has(column) && len(s.errors) == 0 {
+		s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
+			name, strings.Join(s.header, ","))
+	}
 }
 
 // problem adds an error with a cell.
 func (s *shapedDevices) problem(field int, format string, args ...any) {
-	line, column := s.csv.FieldPos(field)
+	line, column := s.csv.FieldPos(min(field, s.fields-1))
+	s.wrong(line, column, format, args...)
+}
+
+// wrong adds an error, whose column is in bytes.
+func (s *shapedDevices) wrong(line, column int, format string, args ...any) {
+	of := s.lines[line-1]
+	column = 1 + utf8.RuneCount(of[:min(len(of), column-1)])
 	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
 }
 
-// wrong returns all errors and a last one, whose column is in bytes.
-func (s *shapedDevices) wrong(line, column int, message string) error {
-	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: message})
-	return s.located()
-}
-
-// located returns the errors in the order of the file, with columns in characters.
-func (s *shapedDevices) located() policyfile.Errors {
-	sort.SliceStable(s.errors, func(i, j int) bool {
-		a, b := s.errors[i], s.errors[j]
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column)) < 0
-	})
-	line, rest := 1, s.text
-	for i, e := range s.errors {
-		for ; line < e.Line; line++ {
-			_, rest, _ = bytes.Cut(rest, []byte("\n"))
-		}
-		s.errors[i].Column = 1 + utf8.RuneCount(rest[:max(0, min(len(rest), e.Column-1))])
-	}
-	return s.errors
-}
-
-// syntax adds an error of package csv, which reads from memory.
+// syntax adds an error of package csv, which reads from memory. If a quote took one row for several, nobody knows which are bad.
 func (s *shapedDevices) syntax(err error) {
 	bad, _ := errors.AsType[*csv.ParseError](err)
 	why := "a quote is in the middle of a cell"
 	if errors.Is(bad.Err, csv.ErrQuote) {
 		why = "a quote is not closed, or something follows it"
 	}
-	s.torn = s.torn || bad.Line != bad.StartLine
-	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: bad.Line, Column: bad.Column,
-		Message: why + "; put quotes around a whole cell, and write a quote inside as two"})
+	s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write a quote inside as two", why)
+	s.tear(bad.Line != bad.StartLine)
 }
 
-// A shapedDevice is a row: a device of a subscriber.
-type shapedDevice struct {
-	*shapedDevices
-	layout
-	record      []string
-	where, name string
+// tear records whether the last error is one after which rows may be missing: also if the text ends within its row.
+func (s *shapedDevices) tear(torn bool) {
+	if torn || !s.ended() && s.csv.InputOffset() == int64(len(s.text)) {
+		s.torn = append(s.torn, s.errors[len(s.errors)-1])
+	}
 }
 
-// read reads a row.
-func (s *shapedDevices) read(record []string) {
+func (s *shapedDevices) row(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
 		return // spreadsheets write empty rows at the end
 	}
 	line, _ := s.csv.FieldPos(0)
-	r := shapedDevice{shapedDevices: s, layout: s.at, record: record, where: fmt.Sprintf("line %d", line)}
-	switch n := len(s.header); {
-	case len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "":
+	s.record, s.where = record, fmt.Sprintf("line %d", line)
+	n := len(s.header)
+	if len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
 		return
-	case len(record) < n:
-		short, gone := s.withoutNumbers()
-		if r.layout = short; len(record)+gone != n || !r.plausible() {
-			s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
-			return
-		}
-		s.short = append(s.short, r.where)
 	}
-	r.rules()
-}
-
-// withoutNumbers returns the layout of rows without the columns for numbers of nodes, and
-// the number of these columns. Some files have them only in the header.
-func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
-	at = s.at
-	for _, c := range []column{nodeID, anchorID} {
-		if s.at[c] < 0 {
-			continue
-		}
-		gone++
-		for i := range at {
-			if s.at[i] > s.at[c] {
-				at[i]--
+	if len(record) < n {
+		// Some files have the columns for numbers of nodes only in the header.
+		for i, h := range s.header {
+			if h := headerName(h); h == nodeID || h == anchorID {
+				s.record = slices.Insert(slices.Clone(s.record), min(i, len(s.record)), "")
 			}
 		}
-		at[c] = -1
+		before := len(s.errors)
+		if len(s.record) == n {
+			s.device()
+		}
+		if len(s.record) == n && len(s.errors) == before {
+			s.short = append(s.short, s.where)
+			return
+		}
+		s.errors = s.errors[:before]
+		s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
+		s.tear(false)
+		return
 	}
-	return at, gone
+	s.device()
 }
 
-// A layout is the index of each column; -1 if it does not exist.
-type layout [columns]int
-
 // cell returns the cell of a column, "" for none.
-func (r *shapedDevice) cell(c column) string {
-	if i := r.layout[c]; i >= 0 && i < len(r.record) {
-		return strings.TrimSpace(r.record[i])
+func (s *shapedDevices) cell(column string) string {
+	if i, found := s.at[column]; found && i < len(s.record) {
+		return strings.TrimSpace(s.record[i])
 	}
 	return ""
 }
 
-// plausible reports whether the layout finds addresses and rates in a row.
-func (r *shapedDevice) plausible() bool {
-	addresses := append(words(r.cell(ipv4)), words(r.cell(ipv6))...)
-	for _, a := range addresses {
-		address, _, _ := strings.Cut(a, "/")
-		if _, err := netip.ParseAddr(address); err != nil {
-			return false
-		}
-	}
-	for _, c := range []column{downloadMin, uploadMin, downloadMax, uploadMax} {
-		if rate := r.cell(c); rate != "" && !plainNumber.MatchString(rate) {
-			return false
-		}
-	}
-	return len(addresses) > 0
-}
-
-// words returns the addresses of a cell.
 func words(cell string) []string {
 	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 }
 
-// rules adds a row to its circuit.
-func (r *shapedDevice) rules() {
-	v := r.subscriber()
-	before := len(r.errors)
-	networks := append(r.networks(ipv4), r.networks(ipv6)...)
-	c := circuit{name: r.name, id: cmp.Or(oneLine(r.cell(circuitID)), v.name, r.where), has: map[netip.Prefix]bool{}}
-	for _, pattern := range r.Protect {
-		for _, text := range []string{r.cell(circuitID), r.cell(circuitName), r.cell(remark)} {
+// device adds a row to its circuit, which is new if no row before had the circuit ID. A row without one has its own.
+func (s *shapedDevices) device() {
+	id, site := s.cell(circuitID), oneLine(s.cell(parentNode))
+	if strings.EqualFold(site, "none") {
+		site = ""
+	}
+	node, before := s.nodes.find(site, s.cell(nodeID)), len(s.errors)
+	v := s.subscriber(site, node)
+	networks := append(s.networks(ipv4), s.networks(ipv6)...)
+	c := &circuit{name: s.who, id: cmp.Or(oneLine(id), v.name, s.where), node: node, has: map[netip.Prefix]bool{}}
+	for _, pattern := range s.Protect {
+		for _, text := range []string{id, s.cell(circuitName), s.cell(remark)} {
 			if matches(pattern, text) {
-				c.protected, r.protected[pattern] = true, true
+				c.protected, s.protected[pattern] = true, true
 			}
 		}
 	}
-	for w, columns := range [ways][2]column{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
-		c.rates[w], c.least[w] = r.speed(columns[0]), r.speed(columns[1])
+	for w, columns := range [ways][2]string{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
+		c.rates[w], c.least[w] = s.speed(columns[0], noSuchRate), s.speed(columns[1], noSuchGuarantee)
 	}
-	if len(r.errors) > before {
+	first := s.circuits[id]
+	switch {
+	case len(s.errors) > before:
 		return
+	case node != nil || site == "" || s.nodes != nil && len(s.nodes.roots) == 0: // {} is LibreQoS's flat network
+	case s.nodes == nil:
+		s.leave(noTree, s.where, "%s is below %s", s.who, site)
+	default:
+		s.leave(unknownNode, s.where, "%s is below %s", s.who, site)
 	}
-	if queue := r.cell(sqm); queue != "" {
-		r.leave(disciplines, r.where, "%s for %s", queue, r.name)
-	}
-	c.node = r.node()
-	if len(networks) == 0 {
-		r.leave(noAddress, r.where, "%s", r.name)
+	switch {
+	case len(networks) == 0:
+		s.leave(noAddress, s.where, "%s", s.who)
 		return
+	case first == nil || id == "":
+		first, s.circuits[id] = c, c
+		s.order = append(s.order, c)
+	case c.rates != first.rates || c.least != first.least || c.node != first.node:
+		s.leave(unlike, s.where, "%s, first in %s", s.who, first.rows[0].where)
 	}
-	of := r.circuit(&c)
 	for _, p := range networks {
-		if !of.has[p] {
-			of.has[p] = true
+		if !first.has[p] {
+			first.has[p] = true
 			v.networks = append(v.networks, p)
 		}
 	}
-	of.rows = append(of.rows, v)
+	first.rows = append(first.rows, v)
 }
 
 // matches reports whether a valid pattern matches a text, in which a slash is a character like any other.
@@ -451,55 +408,11 @@ func matches(pattern, text string) bool {
 	return match
 }
 
-// circuit returns the circuit of a row, which is new if no row before had the circuit ID. A row without one has its own.
-func (r *shapedDevice) circuit(c *circuit) *circuit {
-	id := r.cell(circuitID)
-	if first := r.circuits[id]; first != nil && id != "" {
-		if c.rates != first.rates || c.least != first.least || c.node != first.node {
-			r.leave(unlike, r.where, "%s, first in %s", c.name, first.rows[0].where)
-		}
-		return first
-	}
-	r.circuits[id] = c
-	r.order = append(r.order, c)
-	return c
-}
-
-// networks returns the networks of all rows.
-func (c *circuit) networks() (all []netip.Prefix) {
-	for _, r := range c.rows {
-		all = append(all, r.networks...)
-	}
-	return all
-}
-
-// site returns the name of the parent node; "" for none.
-func (r *shapedDevice) site() string {
-	if site := oneLine(r.cell(parentNode)); !strings.EqualFold(site, "none") {
-		return site
-	}
-	return ""
-}
-
-// node returns the parent node; nil for none.
-func (r *shapedDevice) node() *node {
-	site := r.site()
-	found := r.nodes.find(site, r.cell(nodeID))
-	switch {
-	case found != nil || site == "" || r.nodes != nil && len(r.nodes.roots) == 0: // {} is LibreQoS's flat network
-	case r.nodes == nil:
-		r.leave(noTree, r.where, "%s is below %s", r.name, site)
-	default:
-		r.leave(unknownNode, r.where, "%s is below %s", r.name, site)
-	}
-	return found
-}
-
 // subscriber describes the subscriber of a row: for reports, in the note of its rules, and in their name, which has the
 // circuit ID, so that namesakes are told apart. A circuit without a name is named by its ID, else by the device.
-func (r *shapedDevice) subscriber() *subscriber {
-	id, device := oneLine(r.cell(circuitID)), oneLine(r.cell(deviceName))
-	title, ending, notes := oneLine(r.cell(circuitName)), "", []string(nil)
+func (s *shapedDevices) subscriber(site string, parent *node) *subscriber {
+	id, device := oneLine(s.cell(circuitID)), oneLine(s.cell(deviceName))
+	title, ending, notes := oneLine(s.cell(circuitName)), "", []string(nil)
 	switch {
 	case title == "" && id != "":
 		title = "circuit " + id
@@ -511,41 +424,37 @@ func (r *shapedDevice) subscriber() *subscriber {
 	if device != "" && device != title {
 		notes = append(notes, "device "+device)
 	}
-	site := r.site()
-	if n := r.nodes.find(site, r.cell(nodeID)); site != "" && (n == nil || !n.limits) { // else its pool tells
+	if site != "" && (parent == nil || !parent.limits) { // else its pool tells
 		notes = append(notes, "site "+site)
 	}
-	if s := r.cell(remark); s != "" && s != title && s != device {
+	if s := s.cell(remark); s != "" && s != title && s != device {
 		notes = append(notes, s)
 	}
 	if len(title+ending) > policy.MaxName {
-		r.leave(longName, r.where, "%.60q", title+ending)
+		s.leave(longText, s.where, "%.60q", title+ending)
 	}
-	v := &subscriber{where: r.where, name: ended(title, ending)}
-	if r.name = "the row"; v.name != "" {
-		r.name = strconv.Quote(v.name)
+	v := &subscriber{where: s.where, name: ended(title, ending)}
+	if s.who = "the row"; v.name != "" {
+		s.who = strconv.Quote(v.name)
 	}
-	v.note = r.fit(r.where, strings.Join(notes, "; "), policy.MaxNote, longNote)
-	r.rows = append(r.rows, v)
+	v.note = s.fit(s.where, strings.Join(notes, "; "), policy.MaxNote)
+	s.rows++
 	return v
 }
 
-// networks returns the networks of a cell.
-func (r *shapedDevice) networks(c column) (all []netip.Prefix) {
-	for _, word := range words(r.cell(c)) {
+func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
+	for _, word := range words(s.cell(column)) {
 		p, err := policy.ParsePrefix(word)
 		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
 			p, err = loose.Masked(), nil
-			r.leave(hostBits, r.where, "%s was read as %v", word, p)
+			s.leave(hostBits, s.where, "%s was read as %v", word, p)
 		}
-		if err == nil && p.Addr().Is4() != (c == ipv4) {
-			err = fmt.Errorf("%s is in the column %s; move it to the other one", word, r.header[r.layout[c]])
-		}
-		if err != nil {
-			r.problem(r.layout[c], "%v", err)
-			continue
-		}
-		if !slices.Contains(all, p) {
+		switch {
+		case err != nil:
+			s.problem(s.at[column], "%v", err)
+		case p.Addr().Is4() != (column == ipv4):
+			s.problem(s.at[column], "%s is in the column %s; move it to the other one", word, s.header[s.at[column]])
+		case !slices.Contains(all, p):
 			all = append(all, p)
 		}
 	}
@@ -561,29 +470,27 @@ type speed struct {
 	left bool // no rule can have the rate, which was reported
 }
 
-func (r *shapedDevice) speed(c column) speed {
-	text := r.cell(c)
-	switch {
+// speed reads a cell. The reason is for a rate that no rule can have.
+func (s *shapedDevices) speed(column string, r reason) speed {
+	switch text := s.cell(column); {
 	case text == "":
 		return speed{}
 	case !plainNumber.MatchString(text):
-		r.problem(r.layout[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", r.header[r.layout[c]], text)
+		s.problem(s.at[column], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", s.header[s.at[column]], text)
 		return speed{}
+	default:
+		return s.collector.speed(text, s.where, r, "%s %s for %s", s.header[s.at[column]], text, s.who)
 	}
-	return r.collector.speed(text, fmt.Sprintf("%s %s for %s", r.header[r.layout[c]], text, r.name), r.where, c == downloadMin || c == uploadMin)
 }
 
-// speed converts a plain number. It lists one that no rule can have, or guarantee.
-func (c *collector) speed(text, what, where string, guarantee bool) speed {
+// speed converts a plain number. It lists one that no rule can have.
+func (c *collector) speed(text, where string, r reason, format string, args ...any) speed {
 	if strings.Trim(text, "0.") == "" {
 		return speed{zero: true}
 	}
 	rate, err := policy.ParseRate(text + "mbit")
-	switch {
-	case err != nil && guarantee:
-		c.leave(noSuchGuarantee, where, "%s", what)
-	case err != nil:
-		c.leave(noSuchRate, where, "%s", what)
+	if err != nil {
+		c.leave(r, where, format, args...)
 	}
 	return speed{Rate: rate, left: err != nil}
 }
@@ -594,29 +501,24 @@ func (s speed) mbit() string { return strconv.FormatFloat(float64(s.Rate)/1e6, '
 // limit adds the rules of a circuit for one way, and a pool if there are several.
 func (s *shapedDevices) limit(c *circuit, w way) {
 	key, rate, where := s.keys[w], c.rates[w], c.rows[0].where
-	if rate.Rate == 0 {
-		why := noRate
-		if rate.zero {
-			why = zeroRate
-		}
-		if !rate.left {
-			var addresses []string // all of them, which may have to be blocked
-			for _, p := range c.networks() {
-				addresses = append(addresses, policy.NetworkText(p))
-			}
-			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
-		}
-		return
-	}
 	var rules []policy.Rule
-	var from []string
+	var from, addresses []string
 	for _, r := range c.rows {
 		for _, p := range r.networks {
-			if !s.taken(place{key, p}, r.where) {
+			addresses = append(addresses, policy.NetworkText(p))
+			if rate.Rate != 0 && !s.taken(place{key, p}, r.where) {
 				rules = append(rules, policy.Rule{Prefix: p, Label: policy.Label{Name: r.name, Note: r.note}})
 				from = append(from, r.where)
 			}
 		}
+	}
+	if rate.Rate == 0 && !rate.left {
+		why := noRate
+		if rate.zero {
+			why = zeroRate
+		}
+		// All addresses, which may have to be blocked
+		s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
 	}
 	if len(rules) == 0 {
 		return
@@ -631,9 +533,9 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 		s.leave(guaranteed, where, "%v %v for %s", least, w, c.name)
 	case least > rate.Rate:
 		s.leave(highGuarantee, where, "%v of %v %v for %s", least, rate, w, c.name)
-		terms.Guarantee = policy.Guarantee(rate.Rate)
+		fallthrough
 	default:
-		terms.Guarantee = policy.Guarantee(least)
+		terms.Guarantee = policy.Guarantee(min(least, rate.Rate))
 	}
 	limited := place{key, rules[0].Prefix} // which has the guarantee
 	if len(rules) == 1 {

@@ -198,9 +198,9 @@ func TestLibreQoSLabels(t *testing.T) {
 		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "Router", Note: "late"}, nil},
 		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
 		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b (7)"}, nil},
-		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longName}},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longText}},
 		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
-			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longNote}},
+			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longText}},
 	} {
 		i, err := fromCSV(oldHeader + test.row)
 		testenv.Must(t, err)
@@ -319,6 +319,15 @@ func TestLibreQoSSkipsBad(t *testing.T) {
 	if i, err := LibreQoS(File{"f", strings.NewReader(torn)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true}); err == nil {
 		t.Errorf("an open quote swallows rows: %+v", i)
 	}
+	for _, cut := range []string{"5", "5,\"Inn", "5,,1,,,,10.0.0.5,,,,1"} {
+		i, err := LibreQoS(File{"f", strings.NewReader(text + cut)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true})
+		if err == nil || !strings.HasPrefix(err.Error(), "f:7:") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("a file that ends with %q: %v, %d rules", cut, err, i.Rules())
+		}
+		if i, err = LibreQoS(File{"f", strings.NewReader(text + cut + "\n")}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true}); err != nil || len(i.Left) != 4 {
+			t.Errorf("a row of %q: %v, left %+v", cut, err, i.Left)
+		}
+	}
 }
 
 // TestLibreQoSCutOff cuts a file at each byte. Its last cell is empty, so each cut loses at least a column.
@@ -377,7 +386,7 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"nothing", "", []string{"f:1:1: there is no header"}},
 		{"comments alone", "# nothing\n", []string{"f:1:1: there is no header"}},
 		{"a header alone", "# made by hand\n" + oldHeader + ",,,,,,,,,,,,\n# end\n", []string{"f:2:1: no row follows the header"}},
-		{"Latin-1", byteOrderMark + oldHeader + "1,é M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n", []string{"f:2:6: the text is not UTF-8; convert it"}},
+		{"Latin-1", byteOrderMark + oldHeader + "1,é M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n", []string{"f:2:1: the text is not UTF-8; convert it"}},
 		{"a row that is cut off", oldHeader + row("10.0.0.1", "1", "1") + "2,,1,,,,10.0.0.2,,,,1", []string{"f:3:21: 11 columns where the header has 13"}},
 		{"a cell", oldHeader + "100\n", []string{"f:2:1: 1 column where the header has 13"}},
 		{"rows without the end", newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n", []string{"f:2:31: 14 columns where the header has 16"}},
@@ -388,7 +397,7 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
 		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" appears twice`}},
 		{"network.json", "{\n\t\"Site_1\": {}\n}\n", []string{"f:1:1: this is JSON"}},
-		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is UTF-16"}},
+		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is not UTF-8"}},
 		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
 		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is in the middle of a cell"}},
 		{"too many columns", oldHeader + "1,968 Circle St., Gurnee,1,,,,10.0.0.1,,,,1,1,x\n", []string{"f:2:47: 14 columns where the header has 13"}},

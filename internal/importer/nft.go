@@ -1,109 +1,119 @@
 package importer
 
 import (
+	"bytes"
 	"cmp"
-	"errors"
+	"encoding/json"
 	"fmt"
-	"math/bits"
+	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 var (
-	nftPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
-	nftPartial = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
-		"no rule was made; write one by hand if it may limit all packets of the address"}
+	nftAccepts = reason{loosens, "limit that accepts conforming packets", "the import does not follow what becomes of excess packets",
+		"if they are dropped, write the rule as 'limit rate over ... drop', which is the same limit, and import that"}
 	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
-		"use --device, or add iifname or oifname to the ruleset"}
-	nftLostDevice = reason{loosens, "limit at the hook of a device", "this version of nft does not print which device that is",
-		"use a newer nft, or set the limit by hand"}
-	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device",
-		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
-	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
+		"use --device, or add iifname or oifname to the ruleset; for a chain of a device, use a newer nft, which prints it"}
+	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device", "add iifname or oifname to the ruleset"}
+	nftPattern  = reason{loosens, "limit of devices by pattern", "rules are made for devices by name only",
 		"no rule was made; write one by hand in a section such as tap*"}
 	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftRounded = reason{other, "fractional rate", "rates are whole bits per second", "it was rounded down"}
-	nftUnread  = reason{other, "limit in a chain that is not read", "it is for NAT or ARP, or no rule leads there", "no rule was made; write one by hand if it limits packets"}
+	nftUnread  = reason{loosens, "limit that is not read", "it is of set elements or for NAT or ARP, or no rule leads there", byHand}
 	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
-// conditions are those that packets of a rule of nft must meet.
-type conditions struct {
-	addresses [3]addresses // by side; those on either are the families
-	devices   devices
-	partial   string // other conditions
-}
-
-// addresses are a condition on the addresses of one side.
-type addresses struct{ only, except []netip.Prefix }
-
-// any reports whether all addresses meet the condition.
-func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
-
-func (a *conditions) restrict(what string) { a.partial = also(a.partial, what) }
-
-// side returns the side with a condition, and whether there is at most one.
-func (a conditions) side() (side, bool) {
-	switch to, source := !a.addresses[toward].any(), !a.addresses[from].any(); {
-	case to:
-		return toward, !source
-	case source:
-		return from, true
+// get returns a value within objects of JSON; nil if there is none.
+func get(v any, path ...string) any {
+	for _, key := range path {
+		of, _ := v.(map[string]any)
+		v = of[key]
 	}
-	return either, true
+	return v
 }
 
-// prefixes returns the networks on a side, limited to the families.
-func (a conditions) prefixes(s side) (only, except []netip.Prefix) {
-	on, families := a.addresses[s], a.addresses[either].only
-	return common(on.only, families), common(on.except, families)
+func text(v any, path ...string) string {
+	s, _ := get(v, path...).(string)
+	return s
 }
 
-// with adds a condition on the addresses of a side.
-func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
-	on := &a.addresses[s]
-	if not {
-		on.except = slices.Concat(on.except, networks)
-	} else {
-		on.only = common(on.only, networks)
+func number(v any, path ...string) uint64 {
+	n, _ := get(v, path...).(json.Number)
+	u, _ := strconv.ParseUint(n.String(), 10, 64)
+	return u
+}
+
+// list returns the elements of a list, or another value as its only element.
+func list(v any, path ...string) []any {
+	switch v := get(v, path...).(type) {
+	case nil:
+		return nil
+	case []any:
+		return v
+	default:
+		return []any{v}
 	}
-	// A condition on an address, also a negated one, is one on its family, too.
-	families := &a.addresses[either].only
-	*families = slices.DeleteFunc(slices.Clone(*families), func(all netip.Prefix) bool {
-		return !slices.ContainsFunc(networks, all.Overlaps)
-	})
-	return a
 }
 
-// covers reports whether all packets that meet b meet a.
-func (a conditions) covers(b conditions) bool {
-	if a.partial != "" {
-		return false
+// kindOf returns the member of an object that has one, such as a statement.
+func kindOf(v any) (kind string, body any) {
+	of, _ := v.(map[string]any)
+	for kind, body = range of {
 	}
-	for d, mine := range a.devices {
-		theirs := b.devices[d]
-		other := func(name string) bool { return !slices.Contains(mine, name) }
-		if mine != nil && (theirs == nil || slices.ContainsFunc(theirs, other)) {
-			return false
+	return kind, body
+}
+
+// compact returns a value as it is written, without quotes, cut if it is long.
+func compact(v any) string {
+	raw, _ := json.Marshal(v)
+	s := strings.NewReplacer(`"`, "", "{", "", "}", "", "[", "", "]", "", ",", ", ", ":", " ").Replace(string(raw))
+	const room = 60
+	if s = strings.Join(strings.Fields(s), " "); len(s) > room {
+		return strings.ToValidUTF8(s[:room], "") + "..."
+	}
+	return s
+}
+
+// An nftName is a name in a table.
+type nftName struct{ family, table, name string }
+
+func named(of any, name string) nftName { return nftName{text(of, "family"), text(of, "table"), name} }
+
+type nftChain struct {
+	of    any
+	rules []*nftRule
+}
+
+func (c *nftChain) dropsAll() bool {
+	for _, r := range c.rules {
+		for _, s := range list(r.of, "expr") {
+			switch kind, _ := kindOf(s); kind {
+			case "drop", "reject":
+				return true
+			case "counter", "log", "comment":
+			default:
+				return false
+			}
 		}
 	}
-	for s, mine := range a.addresses {
-		theirs := b.addresses[s]
-		if len(mine.except) > 0 && !slices.Equal(mine.except, theirs.except) {
-			return false
-		}
-		if slices.ContainsFunc(theirs.only, func(p netip.Prefix) bool {
-			return !slices.ContainsFunc(mine.only, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Overlaps(p) })
-		}) {
-			return false
-		}
-	}
-	return true
+	return false
+}
+
+type nftRule struct {
+	of  any
+	raw json.RawMessage
+	at  int64 // offset in the text
+}
+
+func (r *nftRule) where() string {
+	return fmt.Sprintf("table %s %s chain %s handle %d", text(r.of, "family"), text(r.of, "table"), text(r.of, "chain"), number(r.of, "handle"))
 }
 
 // A held is a limit of nft, and the packets that it limits.
@@ -114,26 +124,24 @@ type held struct {
 
 // nftWalk goes through the chains of a ruleset as packets do.
 type nftWalk struct {
-	*ruleset
-	nft    *nftRuleset
-	device string // for what names none; "" for none
-	base   *nftChain
+	*collector
+	file   string
+	text   []byte
+	device string      // for what names none; "" for none
+	chains []*nftChain // those of a hook are in the order in which packets traverse them
+	named  map[nftName]*nftChain
+	sets   map[nftName]any // and maps
+	shared map[nftName]any // named limits
+	all    int             // rules
+
+	base *nftChain
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
-	// Limits that accept conforming packets, and whose excess no rule has dropped yet.
-	open   []openLimit
-	depth  int
-	at     *nftRule          // the current rule
-	limits map[any]*limit    // by what has them: each has one bucket, however often rules lead there
-	read   map[*nftRule]bool // rules that packets reach
-	rules  int               // the number of rules that were read
-}
-
-// An openLimit is entries that accept conforming packets.
-type openLimit struct {
-	held
-	entries []int
-	where   string
+	depth              int
+	at                 *nftRule          // the current rule
+	limits             map[any]*limit    // by what has them: each has one bucket, however often rules lead there
+	read               map[*nftRule]bool // rules that packets reach
+	rules              int               // the number of rules that were read
 }
 
 const (
@@ -143,34 +151,93 @@ const (
 	jumpsEach, jumpsMore = 64, 1 << 16
 )
 
-func (w *nftWalk) walk() error {
-	for _, c := range w.nft.chains {
-		if c.Hook == "" || c.Type == "nat" || c.Family == "arp" {
-			continue
-		}
-		w.base, w.open, w.accepted = c, nil, nil
-		var start conditions
-		start.addresses[either].only = families(c.Family != "ip6", c.Family != "ip")
-		start.addresses[toward].only, start.addresses[from].only = everything, everything
-		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
-			start.devices[d] = c.Dev
-		}
-		if err := w.chain(c, start); err != nil {
-			return err
-		}
-		for _, o := range w.open {
-			if c.Policy == "drop" {
-				w.close(o)
-				continue
+// NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
+// the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
+// for the given file.
+func NFT(file string, from io.Reader, device string) (Imported, error) {
+	all, err := input.All(from)
+	if err != nil {
+		return Imported{}, err
+	}
+	w := &nftWalk{
+		collector: newCollector(), file: file, text: all, device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
+		shared: map[nftName]any{}, limits: map[any]*limit{}, read: map[*nftRule]bool{},
+	}
+	if err := w.parse(); err != nil {
+		return Imported{}, err
+	}
+	w.walk()
+	for _, c := range w.chains {
+		for _, r := range c.rules {
+			if !w.read[r] && bytes.Contains(r.raw, []byte(`"rate"`)) {
+				w.leave(nftUnread, r.where(), "chain %v", get(c.of, "name"))
 			}
-			for _, i := range o.entries {
-				w.entries[i] = entry{}
-			}
-			w.leave(nftNoDrop, o.where, "%v for %s", o.Rate, o.conditions.describe())
 		}
-		w.end(w.accepted)
+	}
+	w.make()
+	if len(w.tables) > 0 {
+		w.note("nft counts packets without the Ethernet header, and shapectl with it: set overhead: -14 on Ethernet devices to count like nft")
+	}
+	return w.imported(), w.err
+}
+
+func (w *nftWalk) parse() error {
+	const advice = "use the output of 'nft -j list ruleset'"
+	var document struct{ Nftables []json.RawMessage }
+	if _, err := readJSON(w.file, w.text, &document, advice); err != nil {
+		return err
+	}
+	if document.Nftables == nil {
+		return misread(w.file, w.text, 0, "there is no list called nftables; %s", advice)
+	}
+	at := int64(0)
+	for _, raw := range document.Nftables {
+		// Find where the object begins, since raw is a copy.
+		at += int64(bytes.Index(w.text[at:], raw)) + 1
+		var object any
+		d := json.NewDecoder(bytes.NewReader(raw))
+		d.UseNumber()
+		_ = d.Decode(&object) // it is valid
+		switch kind, of := kindOf(object); kind {
+		case "chain":
+			c := &nftChain{of: of}
+			w.chains = append(w.chains, c)
+			w.named[named(of, text(of, "name"))] = c
+		case "rule":
+			c := w.named[named(of, text(of, "chain"))]
+			if c == nil {
+				return misread(w.file, w.text, at, "rule %v is in chain %v, which does not come before it; %s", get(of, "handle"), get(of, "chain"), advice)
+			}
+			c.rules = append(c.rules, &nftRule{of, raw, at})
+			w.all++
+		case "set", "map":
+			w.sets[named(of, text(of, "name"))] = of
+		case "limit":
+			w.shared[named(of, text(of, "name"))] = of
+		}
+		at += int64(len(raw)) - 1
 	}
 	return nil
+}
+
+func (w *nftWalk) wrong(format string, args ...any) {
+	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
+}
+
+func (w *nftWalk) walk() {
+	for _, c := range w.chains {
+		family, hook := text(c.of, "family"), text(c.of, "hook")
+		if hook == "" || text(c.of, "type") == "nat" || family == "arp" {
+			continue
+		}
+		w.base, w.accepted = c, nil
+		start := every(families(family != "ip6", family != "ip"))
+		if d, err := policy.ParseDirection(hook); err == nil {
+			start.devices[d] = texts(list(c.of, "dev"))
+		}
+		w.chain(c, start)
+		w.end(w.accepted)
+	}
 }
 
 // end lets packets of entries skip what follows up to here.
@@ -181,42 +248,93 @@ func (w *nftWalk) end(entries []int) {
 }
 
 // chain reads a chain for the packets that reach it.
-func (w *nftWalk) chain(c *nftChain, a conditions) error {
+func (w *nftWalk) chain(c *nftChain, a conditions) {
 	if w.depth == deepest {
-		return nil
+		return
 	}
 	w.depth++
 	outer, at := w.returned, w.at
 	w.returned = nil
 	for _, r := range c.rules {
 		w.at = r
-		if w.rules++; w.rules > jumpsEach*w.nft.rules+jumpsMore {
-			return errors.New("rules jump to chains more often than can be followed")
+		if w.rules++; w.rules > jumpsEach*w.all+jumpsMore {
+			w.wrong("rules jump to chains more often than can be followed")
 		}
-		if err := w.rule(r, a); err != nil {
-			return err
+		if w.err != nil {
+			return
 		}
+		w.rule(a)
 	}
 	w.end(w.returned)
 	w.returned, w.at = outer, at
 	w.depth--
-	return nil
 }
 
-// close records that excess packets are dropped here.
-func (w *nftWalk) close(o openLimit) {
-	for _, i := range o.entries {
-		w.entries[i].excessUntil = len(w.entries)
+// unconditional lists statements after which all packets go on.
+var unconditional = []string{"comment", "counter", "ct helper", "ct timeout", "dup", "flow", "last", "log", "mangle", "notrack", "secmark", "tproxy"}
+
+// conditional reports whether a statement keeps some packets.
+func conditional(all []any) bool {
+	return slices.ContainsFunc(all, func(s any) bool { kind, _ := kindOf(s); return !slices.Contains(unconditional, kind) })
+}
+
+// rule applies the current rule to the packets that reach it.
+func (w *nftWalk) rule(a conditions) {
+	var limits []held
+	w.read[w.at] = true
+	all := list(w.at.of, "expr")
+	for n := range all {
+		kind, s := kindOf(all[n])
+		if limits != nil && (kind == "match" || kind == "limit") {
+			for i := range limits {
+				limits[i].restrict("a " + kind + " after the limit")
+			}
+			continue
+		}
+		switch kind {
+		case "limit":
+			limits = w.limited(&all[n], s, a)
+		case "match":
+			a = w.meet(get(s, "left"), text(s, "op"), get(s, "right"), a)
+		case "set", "meter":
+			if of := limitOf(list(s, "stmt")); of != nil {
+				limits = []held{w.dynamic(&all[n], of, cmp.Or(get(s, "elem"), get(s, "key")), a)}
+			} else if conditional(list(s, "stmt")) {
+				a.restrict("conditions of a set")
+			}
+		case "vmap":
+			w.pairs(s, a, func(a conditions, value any) {
+				kind, v := kindOf(value)
+				w.verdict(kind, text(v, "target"), a, limits)
+			})
+			return
+		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
+			w.verdict(kind, text(s, "target"), a, limits)
+			return
+		case "quota":
+			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s), a.describe())
+			a.restrict("a quota")
+		case "xt":
+			w.leave(nftForeign, w.at.where(), "%s", compact(s))
+			a.restrict("an extension of iptables")
+		default:
+			if !slices.Contains(unconditional, kind) {
+				a.restrict(kind)
+			}
+		}
+	}
+	if limits != nil {
+		w.verdict("continue", "", a, limits)
 	}
 }
 
 // verdict applies the verdict of a rule, after its limits.
-func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r *nftRule) error {
-	to := w.nft.named[r.named(target)]
+func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held) {
+	to := w.named[named(w.at.of, target)]
 	if len(limits) == 0 {
-		return w.plain(verdict, to, a, r)
+		w.plain(verdict, to, a)
 	}
-	if to != nil && w.nft.drops(to) {
+	if to != nil && to.dropsAll() {
 		verdict = "drop"
 	}
 	for _, h := range limits {
@@ -224,212 +342,113 @@ func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r
 		case h.packets && verdict == "continue":
 			// It limits only logging or counting.
 		case h.packets:
-			w.leave(nftPackets, r.where(), "%s", h.conditions.describe())
+			w.leave(inPackets, w.at.where(), "%s", h.describe())
 		case h.over && (verdict == "drop" || verdict == "reject"):
-			w.hold(h, r, "")
+			w.hold(h)
 		case !h.over && (verdict == "accept" || verdict == "return"):
-			w.hold(h, r, verdict)
+			w.leave(nftAccepts, w.at.where(), "%v for %s", h.Rate, h.describe())
 		default:
-			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+			w.leave(nftNoDrop, w.at.where(), "%v for %s", h.Rate, h.describe())
 		}
 	}
-	return nil
 }
 
 // plain applies the verdict of a rule without a limit.
-func (w *nftWalk) plain(verdict string, to *nftChain, a conditions, r *nftRule) error {
+func (w *nftWalk) plain(verdict string, to *nftChain, a conditions) {
 	switch verdict {
 	case "jump", "goto":
 		if to != nil {
-			if err := w.chain(to, a); err != nil {
-				return err
-			}
+			w.chain(to, a)
 		}
 		if verdict == "goto" {
-			return w.plain("return", nil, a, r)
+			w.plain("return", nil, a)
 		}
 	case "accept":
-		w.accepted = append(w.accepted, w.exempt(a, false, r)...)
+		w.accepted = append(w.accepted, w.exempt(a, false)...)
 	case "return":
-		w.returned = append(w.returned, w.exempt(a, false, r)...)
+		w.returned = append(w.returned, w.exempt(a, false)...)
 	case "drop", "reject":
-		w.open = slices.DeleteFunc(w.open, func(o openLimit) bool {
-			covered := a.covers(o.conditions)
-			if covered {
-				w.close(o)
-			}
-			return covered
-		})
-		for _, i := range w.exempt(a, true, r) {
+		for _, i := range w.exempt(a, true) {
 			w.entries[i].until = everyEntry
 		}
 	}
-	return nil
 }
 
 // exempt adds entries for packets that pass or are dropped without a limit.
-func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
+func (w *nftWalk) exempt(a conditions, drops bool) []int {
 	for _, names := range a.devices {
 		if slices.Equal(names, []string{"lo"}) {
 			return nil // the loopback device has no rules
 		}
 	}
-	s, single := a.side()
-	if !single {
-		only, _ := a.prefixes(from)
-		a.restrict("source " + names(only))
+	s, only, except := a.networks()
+	if len(except) > 0 {
+		a.restrict("an address that is negated")
 	}
-	only, except := a.prefixes(s)
-	for _, p := range except {
-		a.restrict("not " + policy.NetworkText(p))
-	}
-	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
-	e.label = w.label(e.where, r.Comment)
+	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
+	e.label.Name = w.fit(e.where, text(w.at.of, "comment"), policy.MaxName)
 	return w.enter(e, only)
 }
 
-// hold adds entries for limited packets. Conforming packets go on, or get the verdict
-// conforming if it is not "".
-func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
-	s, single := h.side()
-	if !single {
-		h.restrict("both addresses")
-	}
+// hold adds entries for packets whose excess is dropped.
+func (w *nftWalk) hold(h held) {
 	if len(h.devices[policy.Ingress]) > 0 && len(h.devices[policy.Egress]) > 0 {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
-		w.leave(nftPartial, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+		w.leave(narrower, w.at.where(), "%v for %s", h.Rate, h.describe())
 		return
 	}
-	keys := w.places(h, s, r)
-	if len(keys) > 0 {
-		w.hooked()
-	}
-	only, except := h.prefixes(s)
-	o := openLimit{held: h, where: r.where()}
-	for _, key := range keys {
-		// Negated addresses are an exception from this limit only.
-		e := entry{key: key, side: s, where: r.where()}
-		holes := w.enter(e, except)
-		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment)
-		if r.Comment == "" {
-			e.label.Note = cut(oneLine(fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)), policy.MaxNote)
+	s, only, except := h.networks()
+	hook, comment := text(w.base.of, "hook"), text(w.at.of, "comment")
+	for _, key := range w.places(h, s) {
+		switch hook {
+		case "forward":
+			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
+		case "input", "output":
+			w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
 		}
-		o.entries = append(o.entries, w.enter(e, only)...)
+		// Negated addresses are an exception from this limit only.
+		e := entry{key: key, side: s, where: w.at.where()}
+		holes := w.enter(e, except)
+		e.limit, e.hook, e.label.Name = h.limit, hook, w.fit(e.where, comment, policy.MaxName)
+		if comment == "" {
+			e.label.Note = cut(oneLine(fmt.Sprintf("%v %v handle %v", get(w.at.of, "table"), get(w.at.of, "chain"), get(w.at.of, "handle"))), policy.MaxNote)
+		}
+		w.enter(e, only)
 		w.end(holes)
 	}
-	if conforming == "" {
-		return
-	}
-	for _, i := range o.entries {
-		w.entries[i].excessUntil = everyEntry
-	}
-	if conforming == "accept" {
-		w.accepted = append(w.accepted, o.entries...)
-	} else {
-		w.returned = append(w.returned, o.entries...)
-	}
-	w.open = append(w.open, o)
 }
 
-// hooked notes which packets a rule limits that the hook of the base chain did not see.
-func (w *nftWalk) hooked() {
-	switch w.base.Hook {
-	case "forward":
-		w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
-	case "input", "output":
-		w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
-	}
-}
-
-// places returns the devices and directions of a limit.
-func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
-	d, hook := policy.Ingress, w.base.Hook
-	if len(h.devices[policy.Egress]) > 0 {
+func (w *nftWalk) places(h held, s side) (keys []tableKey) {
+	d, hook, why := policy.Ingress, text(w.base.of, "hook"), reason{}
+	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
 		d = policy.Egress
+	}
+	if len(h.devices[policy.Ingress]) > 0 {
+		d = policy.Ingress
 	}
 	devices := h.devices[d]
 	if len(devices) == 0 {
 		devices = []string{w.device}
 		switch {
-		case hook == "egress" || hook == "ingress":
-			w.leave(nftLostDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
-		case w.device == "":
-			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
-		case hook == "output":
-			d = policy.Egress
-		case hook == "input":
-		case s == either:
-			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.conditions.describe())
-			return nil
-		case s == toward:
-			d = policy.Egress
+		case w.device == "" || hook == "egress" || hook == "ingress":
+			why = nftNoDevice
+		case s == either && hook != "output" && hook != "input":
+			why = nftBothWays
 		}
 	}
 	for _, device := range devices {
 		if strings.HasSuffix(device, "*") {
-			w.leave(nftPattern, r.where(), "%v for %s", h.Rate, h.conditions.describe())
+			why = nftPattern
+		}
+		if why != (reason{}) {
+			w.leave(why, w.at.where(), "%v for %s", h.Rate, h.describe())
 			continue
 		}
 		keys = append(keys, tableKey{device, d})
 	}
 	return keys
-}
-
-// describe returns the conditions for people.
-func (a conditions) describe() string {
-	var words []string
-	for _, s := range []side{toward, from} {
-		on := a.addresses[s]
-		if !slices.Equal(on.only, everything) {
-			words = append(words, prepositions[s]+names(on.only))
-		}
-		if len(on.except) > 0 {
-			words = append(words, prepositions[s]+"any but "+names(on.except))
-		}
-	}
-	words = append(words, a.devices.describe()...)
-	if a.partial != "" {
-		words = append(words, "with "+a.partial)
-	}
-	if len(words) == 0 {
-		return "all packets"
-	}
-	return "packets " + strings.Join(words, " ")
-}
-
-// ranged returns the networks that contain exactly the addresses from first to last.
-func ranged(first, last netip.Addr) (all []netip.Prefix) {
-	for first.Compare(last) <= 0 {
-		length := first.BitLen()
-		// The widest network that begins at first and does not reach beyond last.
-		for length > 0 {
-			wider := netip.PrefixFrom(first, length-1)
-			if wider.Masked().Addr() != first || lastOf(wider).Compare(last) > 0 {
-				break
-			}
-			length--
-		}
-		p := netip.PrefixFrom(first, length)
-		all = append(all, p)
-		if first = lastOf(p).Next(); !first.IsValid() {
-			break
-		}
-	}
-	return all
-}
-
-// lastOf returns the last address of a network.
-func lastOf(p netip.Prefix) netip.Addr {
-	b := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < 8*len(b); i++ {
-		b[i/8] |= 0x80 >> (i % 8)
-	}
-	a, _ := netip.AddrFromSlice(b)
-	return a
 }
 
 // units of nft, in bytes and in seconds.
@@ -440,29 +459,225 @@ var (
 
 // newLimit converts a limit of nft. Its bucket holds the burst, and the bytes of one unit of
 // time at the rate.
-func (w *nftWalk) newLimit(key any, of *nftLimit, where string) (*limit, error) {
+func (w *nftWalk) newLimit(key, of any, where string) *limit {
 	if l := w.limits[key]; l != nil {
-		return l, nil
+		return l
 	}
-	l := &limit{over: of.Inv, where: where}
+	l := &limit{over: get(of, "inv") == true, where: where}
 	w.limits[key] = l
-	if of.RateUnit == "" || of.RateUnit == "packets" {
+	unit, per, rate, burst := text(of, "rate_unit"), text(of, "per"), number(of, "rate"), number(of, "burst")
+	if unit == "" || unit == "packets" {
 		l.packets = true
-		return l, nil
+		return l
 	}
-	size, seconds, burstSize := nftBytes[of.RateUnit], nftSeconds[of.Per], nftBytes[cmp.Or(of.BurstUnit, "bytes")]
-	if size == 0 || seconds == 0 || burstSize == 0 {
-		return nil, fmt.Errorf("a limit of %d %s/%s burst %d %s has an unknown unit", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
-	}
-	hi, bytes := bits.Mul64(of.Rate, size)
-	high, burst := bits.Mul64(of.Burst, burstSize)
-	if hi != 0 || high != 0 || bytes > 1<<60 || burst > 1<<60 {
+	size, seconds, burstSize := nftBytes[unit], nftSeconds[per], nftBytes[cmp.Or(text(of, "burst_unit"), "bytes")]
+	const most = 1 << 40 // beyond it, the products may overflow
+	switch {
+	case size == 0 || seconds == 0 || burstSize == 0:
+		w.wrong("a limit of %d %s/%s burst %d %s has an unknown unit", rate, unit, per, burst, text(of, "burst_unit"))
+	case rate > most || burst > most:
 		l.Rate = policy.MaxRate + 1
-		return l, nil
+	default:
+		l.Rate, l.Capacity = policy.Rate(8*rate*size/seconds), rate*size+burst*burstSize
 	}
-	l.Rate, l.Capacity = policy.Rate(8*bytes/seconds), bytes+burst
-	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && l.Rate >= policy.MinRate {
-		w.leave(nftRounded, where, "%d %s/%s is %v", of.Rate, of.RateUnit, of.Per, l.Rate)
+	return l
+}
+
+// A part is the part of a packet that a match compares.
+type part struct {
+	side      side
+	mask      netip.Addr // of the address; not valid for none
+	device    bool
+	direction policy.Direction // of the device
+	family    bool
+	text      string
+}
+
+func partOf(v any) (p part) {
+	kind, of := kindOf(v)
+	switch and := list(v, "&"); {
+	case kind == "payload":
+		p.text = text(of, "protocol") + " " + text(of, "field")
+		p.family = p.text == "ether type"
+		p.side = map[string]side{"ip daddr": toward, "ip6 daddr": toward, "ip saddr": from, "ip6 saddr": from}[p.text]
+	case kind == "meta":
+		p.text = "meta " + text(of, "key")
+		switch text(of, "key") {
+		case "iif", "iifname":
+			p.device, p.direction = true, policy.Ingress
+		case "oif", "oifname":
+			p.device, p.direction = true, policy.Egress
+		case "nfproto", "protocol":
+			p.family = true
+		}
+	case kind == "ct":
+		p.text = "ct " + text(of, "key")
+	case len(and) == 2:
+		p = partOf(and[0])
+		if mask, err := netip.ParseAddr(text(and[1])); err == nil && p.side != either {
+			p.mask = mask
+			p.text += " & " + mask.String()
+			break
+		}
+		fallthrough
+	default:
+		return part{text: compact(v)}
 	}
-	return l, nil
+	return p
+}
+
+// meet adds the condition that a part of packets is, or is not, a value or an element of a set.
+func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
+	left, equal, unequal := partOf(of), op == "==" || op == "in" || op == "", op == "!="
+	switch {
+	case left.side != either && !left.mask.IsValid() && (equal || unequal):
+		if networks, ok := w.networks(value); ok {
+			return a.with(left.side, networks, unequal)
+		}
+	case left.device && equal:
+		names := texts(append(list(value, "set"), value))
+		if all := len(list(value, "set")); len(names) == max(1, all) && !strings.HasPrefix(names[0], "@") {
+			return a.on(left.direction, names)
+		}
+	case left.family && equal:
+		switch text(value) {
+		case "ip", "ipv4":
+			return a.with(either, everything[:1], false)
+		case "ip6", "ipv6":
+			return a.with(either, everything[1:], false)
+		}
+	}
+	if unequal {
+		left.text += " !="
+	}
+	a.restrict(left.text + " " + compact(value))
+	return a
+}
+
+func texts(all []any) (texts []string) {
+	for _, v := range all {
+		if text(v) != "" {
+			texts = append(texts, text(v))
+		}
+	}
+	return texts
+}
+
+// set returns the set or map that an expression is or names.
+func (w *nftWalk) set(v any, kind string) any {
+	name, isNamed := strings.CutPrefix(text(v), "@")
+	switch set := w.sets[named(w.at.of, name)]; {
+	case isNamed && set == nil:
+		w.wrong("there is no %s %s", kind, name)
+		return nil
+	case isNamed:
+		return set
+	case get(v, "set") != nil:
+		return map[string]any{"elem": get(v, "set")}
+	}
+	return map[string]any{"elem": []any{v}}
+}
+
+func (w *nftWalk) networks(v any) (all []netip.Prefix, ok bool) {
+	set := w.set(v, "set")
+	if limitOf(list(set, "stmt")) != nil {
+		w.leave(nftUnread, w.at.where(), "limits of the elements of set %v", get(set, "name"))
+	}
+	if slices.Contains(list(set, "flags"), any("dynamic")) || conditional(list(set, "stmt")) {
+		return nil, false
+	}
+	for _, e := range list(set, "elem") {
+		networks, ok := networksOf(e)
+		if !ok {
+			return nil, false
+		}
+		all = append(all, networks...)
+	}
+	return all, true
+}
+
+// networksOf returns the networks of an address, prefix or range.
+func networksOf(v any) (all []netip.Prefix, ok bool) {
+	kind, of := kindOf(v)
+	switch ends := texts(list(of)); {
+	case text(v) != "":
+		p, err := policy.ParsePrefix(text(v))
+		return []netip.Prefix{p}, err == nil
+	case kind == "prefix":
+		a, err := netip.ParseAddr(text(of, "addr"))
+		p := netip.PrefixFrom(a, int(number(of, "len"))).Masked()
+		return []netip.Prefix{p}, err == nil && p.IsValid()
+	case kind == "range" && len(ends) == 2:
+		first, err := netip.ParseAddr(ends[0])
+		last, bad := netip.ParseAddr(ends[1])
+		if err != nil || bad != nil || first.BitLen() != last.BitLen() {
+			return nil, false
+		}
+		return ranged(first, last), true
+	case kind == "elem":
+		return networksOf(get(of, "val"))
+	}
+	return nil, false
+}
+
+// limited returns the limits of a limit statement: its own, a named one, or one for each key
+// of a map.
+func (w *nftWalk) limited(key, s any, a conditions) (all []held) {
+	switch {
+	case get(s, "map") != nil:
+		w.pairs(get(s, "map"), a, func(a conditions, value any) {
+			all = append(all, held{a, w.namedLimit(text(value))})
+		})
+		return all
+	case text(s) != "":
+		return []held{{a, w.namedLimit(text(s))}}
+	}
+	return []held{{a, w.newLimit(key, s, w.at.where())}}
+}
+
+// namedLimit returns a limit that rules share.
+func (w *nftWalk) namedLimit(name string) *limit {
+	id := named(w.at.of, name)
+	if w.shared[id] == nil {
+		w.wrong("there is no limit %q", name)
+	}
+	return w.newLimit(id, w.shared[id], fmt.Sprintf("table %s %s limit %s", id.family, id.table, name))
+}
+
+// pairs calls do for each value of a map, with the conditions of its key.
+func (w *nftWalk) pairs(of any, a conditions, do func(conditions, any)) {
+	for _, e := range list(w.set(get(of, "data"), "map"), "elem") {
+		pair := list(e)
+		if len(pair) != 2 {
+			w.wrong("a map does not have the form that nft writes")
+			return
+		}
+		do(w.meet(get(of, "key"), "==", pair[0], a), pair[1])
+	}
+}
+
+// limitOf returns the limit among the statements of a set; nil for none.
+func limitOf(all []any) any {
+	for _, s := range all {
+		if l := get(s, "limit"); l != nil {
+			return l
+		}
+	}
+	return nil
+}
+
+// dynamic returns the limit of a set or meter to which packets add elements, and sets its bucket scope.
+func (w *nftWalk) dynamic(id, of, key any, a conditions) held {
+	l, left := w.newLimit(id, of, w.at.where()), partOf(cmp.Or(get(key, "elem", "val"), key))
+	subnet, whole := masked(left.mask, left.mask.AsSlice())
+	if left.side == either || left.mask.IsValid() && !whole {
+		a.restrict("a bucket for each " + left.text)
+		return held{a, l}
+	}
+	six := strings.HasPrefix(left.text, "ip6 ")
+	l.Each = policy.Each{Kind: policy.EachHost}
+	if left.mask.IsValid() {
+		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
+	}
+	return held{a.with(left.side, families(!six, six), false), l}
 }

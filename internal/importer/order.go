@@ -2,73 +2,26 @@ package importer
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// side is the address of a packet that an entry looks at.
-type side uint8
-
-const (
-	either side = iota // no address: all packets of the family
-	toward             // the destination
-	from               // the source
-)
-
-func (s side) match() policy.Match {
-	if s == from {
-		return policy.MatchSrc
-	}
-	return policy.MatchDst
-}
-
-func (s side) String() string {
-	return [...]string{"any address", "destination", "source"}[s]
-}
-
-// prepositions stand before the networks of a side.
-var prepositions = [...]string{toward: "to ", from: "from "}
-
-// devices are those by which packets enter and leave, by direction; nil for any.
-type devices [2][]string
-
-// describe returns the devices for people.
-func (d devices) describe() (words []string) {
-	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
-		if d[direction] != nil {
-			words = append(words, verb+plain.List(d[direction]))
-		}
-	}
-	return words
-}
 
 // An entry is what a tool does to the packets of a network. Tools apply their entries in
 // order until one is final. Rules have no order: the longest prefix decides.
 type entry struct {
-	key    tableKey
-	side   side
-	prefix netip.Prefix
+	conditions          // those besides the address matter of exceptions and bans only
+	key        tableKey // none for a rule of nft that does not limit
+	side       side
+	prefix     netip.Prefix
 
 	limit *limit // nil for an exception, whose packets pass
 	drops bool   // the packets are dropped without a limit
-	// Packets of the entry, or its conforming packets if it has a limit, skip the entries
-	// before this index; 0 if they skip none.
+	// Packets of the entry skip the entries before this index; 0 if they skip none.
 	until int
-	// Excess packets go on to the entry before this index, which drops them; 0 if the limit
-	// drops them.
-	excessUntil int
-	// A condition that the packets must meet besides the address. No rule can have it.
-	partial string
-	devices devices // of an exception or a ban without a key
-	hook    string  // of nft; some hooks never see the same packet
-	// It is a default for the packets of no other entry. It is not reported if there are none.
-	fallback bool
-
+	hook  string // of nft; some hooks never see the same packet
 	where string
 	label policy.Label
 }
@@ -85,11 +38,10 @@ type limit struct {
 	where   string
 
 	order int           // among limits of rules
-	users []entry       // those of rules
+	users int           // the number of rules
 	pool  policy.Within // the name of its pool, once it was added
 }
 
-// depth is the number of limits above.
 func (l *limit) depth() (n int) {
 	for ; l.in != nil; l = l.in {
 		n++
@@ -97,10 +49,8 @@ func (l *limit) depth() (n int) {
 	return n
 }
 
-// poolable reports whether a pool can have the limit.
-func (l *limit) poolable() bool { return l.Each.Kind == policy.EachAll && l.Excess != policy.Pass }
-
-func (l *limit) scoped() bool { return !l.poolable() }
+// scoped reports whether the limit has several buckets, so that it cannot become a pool.
+func (l *limit) scoped() bool { return l.Each.Kind != policy.EachAll }
 
 // divides reports whether none of the limit's buckets for a network is for part of a network within it.
 func (l *limit) divides(whole, part netip.Prefix) bool {
@@ -108,44 +58,26 @@ func (l *limit) divides(whole, part netip.Prefix) bool {
 }
 
 // pooled reports whether the limit becomes a pool because several networks have it.
-func (l *limit) pooled() bool { return len(l.users) > 1 && l.poolable() }
+func (l *limit) pooled() bool { return l.users > 1 && !l.scoped() }
 
-// possible reports whether a rule can have its rate.
 func (l *limit) possible() bool { return l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate }
 
 var (
-	shared = reason{loosens, "shared rate", "a pool cannot let excess packets pass, so each network has its own rule with the full rate",
-		"replace them by one network, or split the rate between them"}
 	otherSide = reason{loosens, "limit by the other address", "a direction of a device matches either destinations or sources",
 		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
-	unreached = reason{other, "limit without packets", "earlier entries decide all of its packets",
-		"no rule was made, because it had no effect"}
 	stacked = reason{loosens, "stacked limits", "packets had to conform to both limits, and no pool can express that",
 		"lower the rate of the rule, or set the other limit on another device"}
-	excess = reason{other, "limit for the excess of another", "a rule drops or marks its excess packets, and leaves them to no other limit",
-		"raise the rate of the rule if it is too low"}
 	otherHook = reason{other, "limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
 		"check whether the rules should limit all packets"}
 	exceptions = reason{other, "exception", "these packets skipped later limits, and the rules limit them",
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// also joins conditions.
-func also(asks, what string) string {
-	if asks == "" || what == "" {
-		return asks + what
+// enter adds an entry for each network, and returns their indices. It lists a limit that no rule can have.
+func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
+	if e.limit != nil && !e.limit.possible() {
+		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(networks))
 	}
-	return asks + ", " + what
-}
-
-// ruleset converts entries to rules.
-type ruleset struct {
-	*collector
-	entries []entry
-}
-
-// enter adds an entry for each network, and returns their indices.
-func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 	for _, e.prefix = range networks {
 		added = append(added, len(s.entries))
 		s.entries = append(s.entries, e)
@@ -155,33 +87,24 @@ func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 
 // make converts all entries. Each device and direction has its own order. A limit becomes a pool if several networks
 // have it, or if other limits are within it.
-func (s *ruleset) make() {
+func (s *collector) make() {
 	var keys []tableKey
 	for _, e := range s.entries {
 		if e.limit != nil && !slices.Contains(keys, e.key) {
 			keys = append(keys, e.key)
 		}
 	}
-	var limits []*limit
 	var rules []ruled
+	limits := 0
 	for _, key := range keys {
 		for _, r := range s.table(key) {
-			if r.limits = s.possible(r); len(r.limits) == 0 && r.limit != nil {
-				continue
-			}
 			rules = append(rules, r)
 			for _, l := range r.limits {
-				if l.users == nil {
-					l.order = len(limits)
-					limits = append(limits, l)
+				if l.users++; l.users == 1 {
+					limits++
+					l.order = limits
 				}
-				l.users = append(l.users, r.entry)
 			}
-		}
-	}
-	for _, l := range limits {
-		if len(l.users) > 1 && l.Each.Kind == policy.EachAll && l.Excess == policy.Pass {
-			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(l.users))
 		}
 	}
 	s.nest(rules)
@@ -213,39 +136,17 @@ func (s *ruleset) make() {
 
 // compare orders false before true.
 func compare(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
-}
-
-// possible returns the limits whose rates a rule can have, and reports the others.
-func (s *ruleset) possible(r ruled) []*limit {
-	return slices.DeleteFunc(r.limits, func(l *limit) bool {
-		for l.in != nil && !l.in.possible() {
-			l.in = l.in.in
-		}
-		if !l.possible() {
-			of := ""
-			if l == r.limit {
-				of = " for " + policy.NetworkText(r.prefix)
-			}
-			s.leave(outside, l.where, "%d bit/s%s", uint64(l.Rate), of)
-		}
-		return !l.possible()
-	})
+	number := map[bool]int{true: 1}
+	return number[a] - number[b]
 }
 
 // nest orders the limits of each rule, those of fewer networks first, which become pools within the next ones. A pool
 // is in one other pool, so limits that have different ones above them in different rules have none, which it reports.
-func (s *ruleset) nest(rules []ruled) {
+func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
-			return cmp.Or(compare(a.poolable(), b.poolable()), len(a.users)-len(b.users), b.depth()-a.depth(), a.order-b.order)
+			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, b.depth()-a.depth(), a.order-b.order)
 		})
 		for i, l := range r.limits {
 			var next *limit
@@ -276,7 +177,7 @@ func (s *ruleset) nest(rules []ruled) {
 }
 
 // within returns the name of a limit's pool, which it adds at first.
-func (s *ruleset) within(l *limit) policy.Within {
+func (s *collector) within(l *limit) policy.Within {
 	if l != nil && l.pool == "" {
 		r := l.Rule
 		r.Framing = policy.Framing{}
@@ -291,19 +192,6 @@ func (s *ruleset) within(l *limit) policy.Within {
 	return l.pool
 }
 
-// sharers lists the networks that share a limit.
-func sharers(entries []entry) string {
-	elsewhere := slices.ContainsFunc(entries, func(e entry) bool { return e.key != entries[0].key })
-	words := make([]string, len(entries))
-	for i, e := range entries {
-		words[i] = policy.NetworkText(e.prefix)
-		if elsewhere {
-			words[i] += fmt.Sprintf(" on %s %v", e.key.device, e.key.direction)
-		}
-	}
-	return plain.List(words)
-}
-
 // A ruled entry becomes a rule.
 type ruled struct {
 	entry
@@ -314,7 +202,7 @@ type ruled struct {
 
 // A table converts the entries of one device and direction.
 type table struct {
-	*ruleset
+	*collector
 	key     tableKey
 	match   policy.Match
 	indices []int
@@ -324,9 +212,8 @@ type table struct {
 	some    []int                  // exceptions that no rule can express
 }
 
-// table returns the entries that become rules of one device and direction.
-func (s *ruleset) table(key tableKey) (made []ruled) {
-	t := &table{ruleset: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
+func (s *collector) table(key tableKey) (made []ruled) {
+	t := &table{collector: s, key: key, final: map[netip.Prefix][]int{}, limits: map[netip.Prefix][]int{}, holes: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
 		if e.key == key || e.key == (tableKey{}) && e.prefix.IsValid() {
 			t.indices = append(t.indices, i)
@@ -380,7 +267,6 @@ func (t *table) side() side {
 	return far
 }
 
-// add adds the next entry.
 func (t *table) add(i int) {
 	e := t.entries[i]
 	partial := e.partial != ""
@@ -398,10 +284,7 @@ func (t *table) add(i int) {
 		}
 		partial = true
 	}
-	if before, covered := t.skipped(e.prefix, i, false); covered {
-		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
-			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, policy.NetworkText(e.prefix), t.entries[before].where)
-		}
+	if t.skipped(e.prefix, i) {
 		return
 	}
 	_, found := t.holes[e.prefix]
@@ -411,9 +294,9 @@ func (t *table) add(i int) {
 		return
 	case partial:
 		return
-	case e.limit != nil:
+	case e.limit != nil && e.limit.possible():
 		t.limits[e.prefix] = append(t.limits[e.prefix], i)
-	case !e.drops && !found:
+	case e.limit == nil && !e.drops && !found:
 		t.holes[e.prefix] = i
 	}
 	if e.until > i {
@@ -421,23 +304,18 @@ func (t *table) add(i int) {
 	}
 }
 
-// skipped reports whether packets of p skip entry i, and which entry sends them on: all of them, or conforming ones only.
-func (t *table) skipped(p netip.Prefix, i int, conforming bool) (int, bool) {
-	return around(t.final, p, func(f int) bool {
-		return f < i && t.entries[f].until > i && (conforming || t.entries[f].excessUntil <= i)
-	})
+func (t *table) skipped(p netip.Prefix, i int) (skip bool) {
+	around(t.final, p, func(f int) { skip = skip || f < i && t.entries[f].until > i })
+	return skip
 }
 
-// around returns the first wanted entry of the longest network that contains p.
-func around(in map[netip.Prefix][]int, p netip.Prefix, wanted func(i int) bool) (int, bool) {
+// around calls do for what networks that contain p have, the longest first.
+func around(in map[netip.Prefix][]int, p netip.Prefix, do func(i int)) {
 	for bits := p.Bits(); bits >= 0; bits-- {
 		for _, i := range in[netip.PrefixFrom(p.Addr(), bits).Masked()] {
-			if wanted(i) {
-				return i, true
-			}
+			do(i)
 		}
 	}
-	return 0, false
 }
 
 // apart has hooks of which a packet passes at most one in a direction.
@@ -446,27 +324,22 @@ var apart = map[string]bool{"forward": true, "input": true, "output": true}
 // rule returns the rule of an entry's network, with all limits that its packets must conform to.
 func (t *table) rule(of entry) ruled {
 	r := ruled{entry: of, key: t.key, match: t.match}
-	around(t.limits, of.prefix, func(i int) bool {
+	around(t.limits, of.prefix, func(i int) {
 		e := t.entries[i]
-		_, skipped := t.skipped(of.prefix, i, false)
-		_, spared := t.skipped(of.prefix, i, true)
 		why := stacked
 		switch {
-		case skipped || slices.Contains(r.limits, e.limit):
-			return false
-		case spared:
-			why = excess
+		case t.skipped(of.prefix, i) || slices.Contains(r.limits, e.limit):
+			return
 		case e.hook != r.hook && apart[e.hook] && apart[r.hook]:
 			why = otherHook
-		case e.limit.poolable() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
+		case !e.limit.scoped() || e.limit.divides(e.prefix, of.prefix) && !slices.ContainsFunc(r.limits, (*limit).scoped):
 			r.hook = e.hook
 			for l := e.limit; l != nil && !slices.Contains(r.limits, l); l = l.in {
 				r.limits = append(r.limits, l)
 			}
-			return false
+			return
 		}
 		t.leave(why, r.where, "%v for %s, beside the rule of %s", e.limit.Rate, policy.NetworkText(e.prefix), policy.NetworkText(of.prefix))
-		return false
 	})
 	return r
 }
@@ -477,23 +350,11 @@ func (t *table) excepted() {
 	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {
 		e := t.entries[i]
-		what, sided := policy.NetworkText(e.prefix), e.side == either || e.side.match() == t.match
-		asks := e.partial
-		for _, words := range e.devices.describe() {
-			asks = also(asks, words)
-		}
-		switch {
-		case !sided:
-			what = also(fmt.Sprintf("%v %s", e.side, what), asks)
-		case e.prefix.Bits() == 0:
-			what = asks
-		case asks != "":
-			what += " with " + asks
-		}
+		sided := e.side == either || e.side.match() == t.match
 		if slices.ContainsFunc(limits, func(l int) bool {
 			return l > i && l < e.until && t.entries[l].limit != e.limit && (!sided || t.entries[l].prefix.Overlaps(e.prefix))
 		}) {
-			t.leave(exceptions, e.where, "%s", what)
+			t.leave(exceptions, e.where, "%s", e.describe())
 		}
 	}
 }

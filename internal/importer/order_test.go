@@ -18,7 +18,7 @@ func TestOrder(t *testing.T) {
 	exact := 0
 	const rulesets = 2000
 	for range rulesets {
-		s := &ruleset{collector: newCollector()}
+		s := newCollector()
 		for n := range 1 + r.IntN(8) {
 			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry * r.IntN(2), where: "here"}
 			switch r.IntN(5) {
@@ -101,8 +101,8 @@ func ratesOf(tables []policy.Table, address netip.Addr) (rates []policy.Rate) {
 // TestOrderLeaves checks rules and pools of ordered entries, and what is reported where they cannot express the order.
 func TestOrderLeaves(t *testing.T) {
 	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
-	counts := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Excess: policy.Pass}, where: "c"}
 	hosts := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, where: "d"}
+	others := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}, where: "c"}
 	subnets := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000, Each: policy.Each{Kind: policy.EachSubnet, Bits: 24}}, where: "e"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
@@ -119,12 +119,6 @@ func TestOrderLeaves(t *testing.T) {
 		{"a wider one after a narrower one that lets go on", []entry{
 			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
-		{"excess that goes on", []entry{
-			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{excess}, []policy.Rate{30_000, 10_000}},
-		{"excess that is dropped in between", []entry{
-			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{30_000, 10_000}},
 		{"a chain that ends in between", []entry{
 			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited, 10_000}},
@@ -141,7 +135,7 @@ func TestOrderLeaves(t *testing.T) {
 			{prefix: narrow, limit: b}, {prefix: wide, limit: hosts},
 		}, nil, []policy.Rate{30_000, 10_000, 10_000}},
 		{"two limits of each host", []entry{
-			{prefix: narrow, limit: hosts}, {prefix: wide, limit: counts},
+			{prefix: narrow, limit: hosts}, {prefix: wide, limit: others},
 		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"subnets of another total", []entry{
 			{prefix: inside, limit: b}, {prefix: wide, limit: subnets},
@@ -157,16 +151,16 @@ func TestOrderLeaves(t *testing.T) {
 		}, nil, []policy.Rate{30_000, 10_000}},
 		{"never reached", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{unreached}, []policy.Rate{10_000}},
-		{"nothing is left for a default", []entry{
-			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b, fallback: true},
 		}, nil, []policy.Rate{10_000}},
+		{"a rate that no rule can have", []entry{
+			{prefix: narrow, limit: &limit{Rule: policy.Rule{Rate: 1000}, where: "f"}, until: 1}, {prefix: inside, limit: b},
+		}, nil, []policy.Rate{30_000}},
 		{"past a ban", []entry{
 			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{unreached}, nil},
+		}, nil, nil},
 		{"an exception that ends with its chain", []entry{
 			{prefix: narrow, until: 2}, {prefix: narrow, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{unreached}, []policy.Rate{30_000}},
+		}, nil, []policy.Rate{30_000}},
 		{"an exception that ends before a wider limit", []entry{
 			{prefix: inside, until: 2}, {prefix: other, limit: a, until: everyEntry}, {prefix: wide, limit: b, until: everyEntry},
 		}, nil, []policy.Rate{30_000, 10_000}},
@@ -180,10 +174,10 @@ func TestOrderLeaves(t *testing.T) {
 			{prefix: inside, until: everyEntry}, {prefix: narrow, until: everyEntry}, {prefix: wide, limit: a, until: everyEntry},
 		}, nil, []policy.Rate{10_000, policy.Unlimited}},
 		{"some packets of a network pass", []entry{
-			{prefix: narrow, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+			{prefix: narrow, conditions: conditions{partial: "port 22"}, until: everyEntry}, {prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"some packets of another network pass", []entry{
-			{prefix: other, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+			{prefix: other, conditions: conditions{partial: "port 22"}, until: everyEntry}, {prefix: inside, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"the other side", []entry{
 			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
@@ -192,32 +186,29 @@ func TestOrderLeaves(t *testing.T) {
 			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what leaves this device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth0"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Egress: {"eth0"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited}},
 		{"what leaves another device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth1"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Egress: {"eth1"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"what enters another device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth1"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Ingress: {"eth1"}}}}, {prefix: narrow, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what enters this device passes", []entry{
-			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth0"}}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Ingress: {"eth0"}}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
 		}, nil, []policy.Rate{10_000, policy.Unlimited, policy.Unlimited}}, // a pool and what is within it
-		{"two networks that only count", []entry{
-			{prefix: narrow, limit: counts}, {prefix: other, limit: counts},
-		}, []reason{shared}, []policy.Rate{30_000, 30_000}},
 		{"one within the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
 		}, nil, []policy.Rate{10_000}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := &ruleset{collector: newCollector()}
+			s := newCollector()
 			copies := map[*limit]*limit{}
 			for _, e := range test.entries {
-				if e.where = "here"; e.devices.describe() == nil {
+				if e.where = "here"; e.devices[policy.Ingress] == nil && e.devices[policy.Egress] == nil {
 					e.key = egress
 				}
 				if of := e.limit; of != nil {
@@ -254,38 +245,6 @@ func TestOrderLeaves(t *testing.T) {
 	}
 }
 
-// TestOrderPools puts limits into the pools of those above. One whose rate no pool can have is left out.
-func TestOrderPools(t *testing.T) {
-	for _, test := range []struct {
-		name              string
-		top, middle       policy.Rate
-		within, guarantee string
-		left              int
-	}{
-		{"all", 4e6, 2e6, "middle", "100kbit", 0},
-		{"not the one in the middle", 4e6, 1000, "top", "100kbit", 1},
-		{"none", 1000, policy.MaxRate + 1, "", "none", 2},
-	} {
-		top := &limit{Rule: policy.Rule{Rate: test.top, Capacity: 2000}, where: "top"}
-		middle := &limit{Rule: policy.Rule{Rate: test.middle, Capacity: 2000, Guarantee: 200_000}, in: top, where: "middle"}
-		s := &ruleset{collector: newCollector()}
-		for i := range 2 {
-			l := &limit{Rule: policy.Rule{Rate: 1e6, Capacity: 2000, Guarantee: 100_000, Weight: 2}, in: middle, where: "here"}
-			s.entries = append(s.entries, entry{
-				key: tableKey{"eth0", policy.Egress}, limit: l, until: everyEntry, where: "here",
-				prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32),
-			})
-		}
-		s.make()
-		i := s.imported()
-		testenv.Must(t, policy.CheckPools(i.Tables))
-		rules := i.Tables[len(i.Tables)-1].Rules
-		if len(rules) != 2 || rules[0].Within.String() != test.within || rules[0].Guarantee.String() != test.guarantee || len(i.Left) != test.left {
-			t.Errorf("%s: %+v, left %+v", test.name, rules, i.Left)
-		}
-	}
-}
-
 // TestTableSide checks that a table matches the side of most limits, or the far one.
 func TestTableSide(t *testing.T) {
 	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "here"}
@@ -300,7 +259,7 @@ func TestTableSide(t *testing.T) {
 		{policy.Ingress, []side{toward, toward, either, either}, policy.MatchDst},
 		{policy.Ingress, []side{either}, policy.MatchSrc},
 	} {
-		s := &ruleset{collector: newCollector()}
+		s := newCollector()
 		for i, side := range test.sides {
 			s.entries = append(s.entries, entry{
 				key: tableKey{"eth0", test.direction}, side: side, limit: l, until: everyEntry,

@@ -12,10 +12,8 @@ import (
 var (
 	overbooked = reason{lowers, "lowered guarantee", "a pool guarantees no more than its rate",
 		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, raise the rate, or protect some by --protect"}
-	smallGuarantee = reason{other, "small guarantee", fmt.Sprintf("the least that a pool guarantees is %v", policy.MinRate), "it was left out"}
 )
 
-// pools is the key of the table of pools.
 var pools tableKey
 
 // addPool adds a pool, below pools that were added before, and returns its name; "" if it is not valid.
@@ -41,15 +39,6 @@ func (c *collector) addPool(title, ending string, r policy.Rule, where string) p
 // ended returns a text with an ending, where the text is cut if both are too long for a name.
 func ended(text, ending string) string {
 	return strings.TrimSpace(cut(text, max(0, policy.MaxName-len(ending))) + ending)
-}
-
-// guarantee returns the guarantee of a rule or pool within a pool; 0 if it is too small.
-func (c *collector) guarantee(rate policy.Rate, where string) policy.Guarantee {
-	if rate < policy.MinRate {
-		c.leave(smallGuarantee, where, "%d bit/s", uint64(rate))
-		return 0
-	}
-	return policy.Guarantee(rate)
 }
 
 // A promise is what is guaranteed to a rule or pool, or to all within a pool.

@@ -31,6 +31,18 @@ var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb", "block"}
 // captured lists the set-ups of which testdata has a dump.
 var captured = append([]string{"police", "hosts", "unread", "cake"}, live...)
 
+// A test keeps objects as messages.
+func (o object) MarshalJSON() ([]byte, error) { return json.Marshal(o.message) }
+
+func (o *object) UnmarshalJSON(text []byte) error {
+	var message []byte
+	err := json.Unmarshal(text, &message)
+	if err == nil {
+		*o, err = parseObject(message)
+	}
+	return err
+}
+
 // setUp makes two devices and an ifb device, and runs tc commands.
 func setUp(t *testing.T, name string) []Dump {
 	t.Helper()

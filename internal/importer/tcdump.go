@@ -1,7 +1,9 @@
 package importer
 
 import (
+	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -10,15 +12,15 @@ import (
 	"github.com/shapectl/shapectl/internal/netmsg"
 )
 
-// A Dump is a device's traffic control as the kernel lists it: netlink messages that begin
-// with struct tcmsg.
+// A Dump is a device's traffic control as the kernel lists it. The typed lists of package netlink lack what the import needs:
+// conditions and actions that the package does not know, actions of basic filters, rates of 64 bits, overheads.
 type Dump struct {
 	Device  string
 	L2Bytes uint8 // length of the link header that shapectl counts: 14, or 0 for none
 	IFB     bool  // it is an ifb device
-	Qdiscs  [][]byte
-	Classes [][]byte
-	Filters map[uint32][][]byte // by qdisc, class or hook
+	Qdiscs  []object
+	Classes []object
+	Filters map[uint32][]object // by qdisc, class or hook
 	Roots   []Root
 	Devices map[uint32]string // the names of all devices, by index
 }
@@ -42,7 +44,7 @@ const (
 // ReadTC reads the traffic control of a device in the calling thread's network namespace.
 // l2Bytes is the length of the link header that shapectl counts. It needs no permissions.
 func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
-	d = Dump{Device: device, L2Bytes: l2Bytes, Filters: map[uint32][][]byte{}, Devices: map[uint32]string{}}
+	d = Dump{Device: device, L2Bytes: l2Bytes, Filters: map[uint32][]object{}, Devices: map[uint32]string{}}
 	links, err := netmsg.List(netlink.LinkList)
 	if err != nil {
 		return d, fmt.Errorf("list the devices: %w", err)
@@ -57,74 +59,202 @@ func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	if d.Classes, err = dump(unix.RTM_GETTCLASS, unix.RTM_NEWTCLASS, index, 0); err != nil {
 		return d, fmt.Errorf("list the classes of %s: %w", device, err)
 	}
-	c, err := parse(d)
-	if err != nil {
-		return d, err
-	}
-	for _, parent := range c.places() {
-		found, err := dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, index, parent)
-		if err != nil {
-			return d, fmt.Errorf("list the filters of %s at %s: %w", device, handle(parent), err)
+	for _, at := range d.places() {
+		if d.Filters[at], err = dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, index, at); err != nil {
+			return d, fmt.Errorf("list the filters of %s at %s: %w", device, handle(at), err)
 		}
-		if len(found) == 0 {
-			continue
-		}
-		d.Filters[parent] = found
-		if err := d.findRoots(index, parent, found); err != nil {
+		if err := d.findRoots(index, at, d.Filters[at]); err != nil {
 			return d, err
 		}
 	}
 	return d, nil
 }
 
-// findRoots adds the roots of the filters at a place.
-func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
-	objects, err := d.objects("a filter", filters)
-	if err != nil {
-		return err
-	}
-	known := map[Root]bool{}
-	for i, o := range objects {
-		r := Root{At: parent, Info: o.info, Chain: o.chain()}
-		if o.kind != "u32" || known[r] {
+func (d *Dump) findRoots(index int, parent uint32, filters []object) error {
+	for i, o := range filters {
+		if o.kind != "u32" || slices.ContainsFunc(filters[:i], func(b object) bool { return b.kind == "u32" && b.Info == o.Info && b.chain() == o.chain() }) {
 			continue
 		}
-		known[r] = true
 		q := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, 0)
-		request := &nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: u32Root, Parent: parent, Info: o.info}
-		if of := int32(fields(filters[i]).u32(4)); of != int32(index) {
-			request.Ifindex, request.Parent = of, o.parent // a shared block
+		request := &nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: u32Root, Parent: parent, Info: o.Info}
+		if o.Ifindex != int32(index) {
+			request.Ifindex, request.Parent = o.Ifindex, o.Parent // a shared block
 		}
 		q.AddData(request)
 		q.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(o.kind)))
-		q.AddData(nl.NewRtAttr(nl.TCA_CHAIN, nl.Uint32Attr(r.Chain)))
+		q.AddData(nl.NewRtAttr(nl.TCA_CHAIN, nl.Uint32Attr(o.chain())))
 		answer, err := q.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWTFILTER)
 		if err != nil {
 			return fmt.Errorf("find the first hash table of %s at %s pref %d: %w", d.Device, handle(parent), o.priority(), err)
 		}
 		for _, m := range answer {
-			r.Table = fields(m).u32(8)
-			d.Roots = append(d.Roots, r)
+			d.Roots = append(d.Roots, Root{At: parent, Info: o.Info, Chain: o.chain(), Table: decode[nl.TcMsg](m).Handle})
 		}
 	}
 	return nil
 }
 
 // dump requests a list. The kernel lists the qdiscs of all devices.
-func dump(get, answer, index int, parent uint32) (found [][]byte, err error) {
+func dump(get, answer, index int, parent uint32) (found []object, err error) {
 	all, err := netmsg.List(func() ([][]byte, error) {
 		r := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
 		r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Parent: parent})
 		return r.Execute(unix.NETLINK_ROUTE, uint16(answer))
 	})
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range all {
+	for i := 0; i < len(all) && err == nil; i++ {
+		var o object
 		// Filters of a shared block have no device.
-		if i := int(int32(fields(m).u32(4))); i == index || get == unix.RTM_GETTFILTER {
-			found = append(found, m)
+		if o, err = parseObject(all[i]); o.Ifindex == int32(index) || get == unix.RTM_GETTFILTER {
+			found = append(found, o)
 		}
 	}
-	return found, nil
+	return found, err
+}
+
+// decode reads a structure of the kernel. Its length depends on the kernel version; missing fields are 0.
+func decode[T any](b []byte) (v T) {
+	whole := make([]byte, binary.Size(v))
+	copy(whole, b)
+	_, _ = binary.Decode(whole, binary.NativeEndian, &v) // it is long enough
+	return v
+}
+
+type attributes map[uint16][]byte
+
+func parseAttributes(b []byte) (attributes, error) {
+	a := attributes{}
+	return a, netmsg.Each(b, func(kind uint16, value []byte) error { a[kind] = value; return nil })
+}
+
+func (a attributes) u32(t uint16) uint32 { return decode[uint32](a[t]) }
+
+func (a attributes) text(t uint16) string { return unix.ByteSliceToString(a[t]) }
+
+// others returns the types that are not among known.
+func (a attributes) others(known ...uint16) (types []uint16) {
+	for t := range a {
+		if !slices.Contains(known, t) {
+			types = append(types, t)
+		}
+	}
+	slices.Sort(types)
+	return types
+}
+
+// An object is a qdisc, class or filter.
+type object struct {
+	nl.TcMsg
+	message    []byte
+	kind       string
+	attributes attributes
+	options    attributes
+	actions    []action
+}
+
+// An action of a filter.
+type action struct {
+	kind string
+	attributes
+}
+
+// Attributes that package nl lacks: linux/pkt_cls.h.
+const basicClass, basicEmatches, basicActions, basicPolice = 1, 2, 3, 4
+
+// filterKinds has the attributes of the kinds of filters whose actions can be read; 0 for none.
+var filterKinds = map[string]struct{ class, actions, police uint16 }{
+	"u32":      {nl.TCA_U32_CLASSID, nl.TCA_U32_ACT, nl.TCA_U32_POLICE},
+	"matchall": {nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, 0},
+	"flower":   {nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, 0},
+	"fw":       {nl.TCA_FW_CLASSID, nl.TCA_FW_ACT, nl.TCA_FW_POLICE},
+	"basic":    {basicClass, basicActions, basicPolice},
+	"bpf":      {nl.TCA_BPF_CLASSID, nl.TCA_BPF_ACT, nl.TCA_BPF_POLICE},
+}
+
+func parseObject(m []byte) (o object, err error) {
+	o.TcMsg, o.message = decode[nl.TcMsg](m), m
+	if o.attributes, err = parseAttributes(m[min(nl.SizeofTcMsg, len(m)):]); err != nil {
+		return o, err
+	}
+	o.kind = o.attributes.text(nl.TCA_KIND)
+	kind, known := filterKinds[o.kind]
+	if !known && !slices.Contains([]string{"htb", "tbf", "fq", "cake"}, o.kind) {
+		return o, nil // the options of other kinds may be a structure without attributes
+	}
+	if o.options, err = parseAttributes(o.attributes[nl.TCA_OPTIONS]); err != nil {
+		return o, err
+	}
+	if police := o.options[kind.police]; kind.police != 0 && len(police) > 0 { // the format that is older than lists
+		a, err := parseAttributes(police)
+		if err != nil {
+			return o, err
+		}
+		o.actions = append(o.actions, action{"police", a})
+	}
+	if kind.actions == 0 {
+		return o, nil
+	}
+	list, err := parseAttributes(o.options[kind.actions])
+	for _, order := range list.others() { // the types give the order
+		entry, bad := parseAttributes(list[order])
+		if bad != nil {
+			return o, bad
+		}
+		a := action{kind: entry.text(nl.TCA_ACT_KIND)}
+		if a.attributes, bad = parseAttributes(entry[nl.TCA_ACT_OPTIONS]); bad != nil {
+			return o, bad
+		}
+		o.actions = append(o.actions, a)
+	}
+	return o, err
+}
+
+func (o object) priority() uint16 { return uint16(o.Info >> 16) }
+
+func (o object) protocol() uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, uint16(o.Info)))
+}
+
+// chain returns the chain of a filter. Packets begin in chain 0.
+func (o object) chain() uint32 { return o.attributes.u32(nl.TCA_CHAIN) }
+
+func (d Dump) parents() map[uint32]bool {
+	all := map[uint32]bool{}
+	for _, class := range d.Classes {
+		if class.Parent>>16 == class.Handle>>16 {
+			all[class.Parent] = true
+		}
+	}
+	return all
+}
+
+// places returns the places where filters can be.
+func (d Dump) places() (at []uint32) {
+	for _, q := range d.Qdiscs {
+		switch {
+		case q.kind == "clsact":
+			at = append(at, atIngress, atEgress)
+		case q.Handle != 0:
+			at = append(at, q.Handle)
+		}
+	}
+	parents := d.parents()
+	for _, class := range d.Classes {
+		if parents[class.Handle] {
+			at = append(at, class.Handle)
+		}
+	}
+	return at
+}
+
+// handle formats a handle like tc.
+func handle(h uint32) string {
+	switch {
+	case h == atIngress:
+		return "ingress"
+	case h == atEgress:
+		return "egress"
+	case h&0xffff == 0:
+		return fmt.Sprintf("%x:", h>>16)
+	}
+	return fmt.Sprintf("%x:%x", h>>16, h&0xffff)
 }

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/bits"
 	"net/netip"
@@ -9,219 +10,140 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A term is what a filter does to packets of some networks.
+// A term is what a filter does to some packets.
 type term struct {
-	kind     string // of filter
-	side     side
-	prefixes []netip.Prefix
-	partial  string // other conditions; "" for none
-	class    uint32
-	actions  []action
-	where    string
-	unknown  bool // what it does is not known
+	conditions
+	class   uint32
+	actions []action
+	where   string
+	unknown bool // what it does is not known
 }
 
-// terms returns the terms of a place in the order in which packets meet them.
-func (c control) terms(at uint32) (all []term, err error) {
-	c.seen[at] = true
+// terms returns the terms of a place, for packets that meet conditions, in the order in which packets meet them. It leaves out
+// those that none of these packets meets.
+func (d *device) terms(at uint32, outer conditions) (all []term) {
+	d.seen[at] = true
 	var before object
-	for i, o := range c.filters[at] {
-		sameList := i > 0 && o.priority() == before.priority() && o.chain() == before.chain()
+	for i, o := range d.Filters[at] {
+		first := i == 0 || o.priority() != before.priority() || o.chain() != before.chain()
 		before = o
-		var found []term
 		switch {
-		case o.kind != "u32":
-			found, err = c.plainTerms(at, o)
-		case !sameList:
-			found, err = c.u32Terms(at, o)
+		case o.kind == "u32" && first:
+			all = append(all, d.u32Terms(at, o, outer)...)
+		case o.kind != "u32" && !own(o):
+			all = append(all, d.plainTerm(at, o, outer))
 		}
-		if err != nil {
-			return nil, err
-		}
-		if chain := o.chain(); chain != 0 {
-			for i := range found {
-				found[i].restrict(fmt.Sprintf("chain %d", chain))
-			}
-		}
-		all = append(all, found...)
 	}
-	return all, nil
+	return slices.DeleteFunc(all, func(t term) bool { return t.impossible() })
 }
 
-// chain returns the chain of a filter. Packets begin in chain 0.
-func (o object) chain() uint32 { return o.attributes[nl.TCA_CHAIN].u32(0) }
-
-// restrict adds a condition.
-func (t *term) restrict(what string) {
-	t.partial = also(t.partial, what)
+// own reports whether an object is one of shapectl's own filters, or the head of a list.
+func own(o object) bool {
+	return o.kind == "bpf" && strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), "shapectl") || len(o.attributes[nl.TCA_OPTIONS]) == 0
 }
 
-// describe returns the packets of a term for people.
-func (t term) describe() string {
-	words := "packets"
-	if t.side != either {
-		words += " " + prepositions[t.side] + names(t.prefixes)
+// term returns the term of a filter without conditions of its own.
+func (d *device) term(at uint32, o object, outer conditions) term {
+	t := term{conditions: outer, class: o.options.u32(filterKinds[o.kind].class), actions: o.actions}
+	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, o.id())
+	if chain := o.chain(); chain != 0 {
+		t.restrict(fmt.Sprintf("chain %d", chain))
 	}
-	if t.partial != "" {
-		words += " with " + t.partial
-	}
-	return words
+	return t
 }
 
-func (c control) where(at uint32, o object, id string) string {
-	return fmt.Sprintf("%s filter %s pref %d %s %s", c.Device, handle(at), o.priority(), o.kind, id)
-}
-
-// shown returns the networks of the packets of a protocol; none if they are not IP.
-func shown(protocol uint16) []netip.Prefix {
-	every := protocol == unix.ETH_P_ALL
-	return families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
-}
-
-// ownPrograms is the prefix of the names of shapectl's own filters.
-const ownPrograms = "shapectl"
-
-// plainTerms returns the term of a filter that is not u32. It returns none for the head of a
-// list and for shapectl's own filters.
-func (c control) plainTerms(at uint32, o object) ([]term, error) {
-	own := o.kind == "bpf" && strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms)
-	if own || len(o.attributes[nl.TCA_OPTIONS]) == 0 {
-		return nil, nil
-	}
-	t := term{kind: o.kind, where: c.where(at, o, o.id()), prefixes: shown(o.protocol())}
-	if t.prefixes == nil {
-		t.prefixes = everything
-		t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
-	}
-	kind, known := filterKinds[o.kind]
-	t.class = o.options[kind.class].u32(0)
+// plainTerm returns the term of a filter that is not u32.
+func (d *device) plainTerm(at uint32, o object, outer conditions) term {
+	t := d.term(at, o, outer)
+	t.ofProtocol(o.protocol())
 	switch o.kind {
 	case "matchall":
-		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
-			t.restrict("an unknown attribute")
+		const count = 4 // package nl lacks it
+		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, count)) > 0 {
+			t.restrict("another condition")
 		}
 	case "flower":
 		t.flower(o.options)
 	case "fw":
-		if len(o.options) == 0 {
-			t.class = o.handle // a filter without options: the mark is the class
-		}
-		t.restrict(fmt.Sprintf("mark %#x", o.handle))
+		t.restrict(fmt.Sprintf("mark %#x", o.Handle))
 	case "basic":
-		conditions, err := o.options.nested(basicEmatches)
-		if err != nil || conditions[ematchHeader].u16(0) > 0 {
+		conditions, err := parseAttributes(o.options[basicEmatches])
+		if err != nil || decode[uint16](conditions[1]) > 0 { // the number of them
 			t.restrict("conditions of basic")
 		}
 	default:
 		t.restrict("conditions of " + o.kind)
-		t.unknown = !known || o.options[nl.TCA_BPF_FLAGS].u32(0)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
+		_, known := filterKinds[o.kind]
+		t.unknown = !known || o.options.u32(nl.TCA_BPF_FLAGS)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
 	}
-	err := t.act(o.options[kind.actions], o.options[kind.police])
-	return []term{t}, err
+	return t
 }
 
-// filterKinds has the attributes of the kinds of filters whose actions can be read; 0 for none.
-var filterKinds = map[string]struct{ class, actions, police uint16 }{
-	"u32":      {nl.TCA_U32_CLASSID, nl.TCA_U32_ACT, nl.TCA_U32_POLICE},
-	"matchall": {nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, 0},
-	"flower":   {nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, 0},
-	"fw":       {nl.TCA_FW_CLASSID, nl.TCA_FW_ACT, nl.TCA_FW_POLICE},
-	"basic":    {basicClass, basicActions, basicPolice},
-	"bpf":      {nl.TCA_BPF_CLASSID, nl.TCA_BPF_ACT, nl.TCA_BPF_POLICE},
-}
-
-// act reads the actions of a term's filter.
-func (t *term) act(list, police fields) (err error) {
-	if t.actions, err = parseActions(list, police); err != nil {
-		return fmt.Errorf("read %s: %w", t.where, err)
+// ofProtocol adds a condition on the protocol of packets, and reports whether it is IP.
+func (t *term) ofProtocol(protocol uint16) bool {
+	every := protocol == unix.ETH_P_ALL
+	networks := families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
+	if networks == nil {
+		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
+		return false
 	}
-	return nil
+	t.conditions = t.with(either, networks, false)
+	return true
 }
 
-// address adds a condition on an address with a mask, if there is one.
 func (t *term) address(s side, value, mask []byte) {
 	address, given := netip.AddrFromSlice(value)
 	p, ok := masked(address, mask)
 	switch {
-	case !given:
-	case !ok:
+	case given && ok:
+		t.conditions = t.with(s, []netip.Prefix{p}, false)
+	case given:
 		t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, mask))
-	case t.side != either:
-		t.restrict(fmt.Sprintf("%v %s", s, policy.NetworkText(p)))
-	default:
-		t.side, t.prefixes = s, []netip.Prefix{p}
 	}
 }
 
-// flower adds the conditions of a flower filter.
 func (t *term) flower(o attributes) {
-	for _, a := range []struct {
-		side      side
-		key, mask uint16
-	}{
-		{toward, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK},
-		{toward, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK},
-		{from, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK},
-		{from, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK},
-	} {
-		mask := o[a.mask]
+	for i, key := range []uint16{nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC} {
+		mask := o[key+1]
 		if len(mask) == 0 {
-			mask = slices.Repeat([]byte{0xff}, len(o[a.key]))
+			mask = slices.Repeat([]byte{0xff}, len(o[key]))
 		}
-		t.address(a.side, o[a.key], mask)
+		t.address(toward+side(i/2), o[key], mask)
 	}
-	for _, key := range o.others() {
-		what, known := flowerKeys[key]
-		if !known {
-			what = fmt.Sprintf("flower's key %d", key)
-		}
-		if what != "" {
-			t.restrict(what)
-		}
+	if len(o.others(addressKeys...)) > 0 {
+		t.restrict("other keys")
 	}
 }
 
-// flowerKeys has the known keys; "" for those that are about an address, or belong to
-// another key.
-var flowerKeys = map[uint16]string{
-	nl.TCA_FLOWER_CLASSID: "", nl.TCA_FLOWER_ACT: "", nl.TCA_FLOWER_FLAGS: "", nl.TCA_FLOWER_IN_HW_COUNT: "",
-	nl.TCA_FLOWER_KEY_ETH_TYPE: "", nl.TCA_FLOWER_KEY_IPV4_SRC: "", nl.TCA_FLOWER_KEY_IPV4_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_IPV4_DST: "", nl.TCA_FLOWER_KEY_IPV4_DST_MASK: "", nl.TCA_FLOWER_KEY_IPV6_SRC: "",
-	nl.TCA_FLOWER_KEY_IPV6_SRC_MASK: "", nl.TCA_FLOWER_KEY_IPV6_DST: "", nl.TCA_FLOWER_KEY_IPV6_DST_MASK: "",
-	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_ETH_SRC_MASK: "", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
-	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_TCP_DST: "dst_port", nl.TCA_FLOWER_KEY_TCP_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_UDP_SRC: "src_port", nl.TCA_FLOWER_KEY_UDP_SRC_MASK: "",
-	nl.TCA_FLOWER_KEY_UDP_DST: "dst_port", nl.TCA_FLOWER_KEY_UDP_DST_MASK: "",
-	nl.TCA_FLOWER_KEY_VLAN_ID: "vlan_id", nl.TCA_FLOWER_KEY_VLAN_PRIO: "vlan_prio", nl.TCA_FLOWER_KEY_VLAN_ETH_TYPE: "vlan_ethtype",
-	nl.TCA_FLOWER_KEY_IP_TOS: "ip_tos", nl.TCA_FLOWER_KEY_IP_TOS_MASK: "", nl.TCA_FLOWER_KEY_IP_TTL: "ip_ttl", nl.TCA_FLOWER_KEY_IP_TTL_MASK: "",
-	nl.TCA_FLOWER_KEY_TCP_FLAGS: "tcp_flags", nl.TCA_FLOWER_KEY_TCP_FLAGS_MASK: "",
-	nl.TCA_FLOWER_KEY_FLAGS: "ip_flags", nl.TCA_FLOWER_KEY_FLAGS_MASK: "",
+// addressKeys has the keys that are about an address, or are no condition.
+var addressKeys = []uint16{
+	nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, nl.TCA_FLOWER_FLAGS, nl.TCA_FLOWER_IN_HW_COUNT, nl.TCA_FLOWER_KEY_ETH_TYPE,
+	nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK,
+	nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK,
 }
 
-// masked returns the network of an address with a mask; false if the mask has gaps.
-func masked(address netip.Addr, mask []byte) (netip.Prefix, bool) {
-	length := 0
-	for i, b := range mask {
-		ones := bits.LeadingZeros8(^b)
-		if b<<ones != 0 || ones > 0 && length < 8*i {
-			return netip.Prefix{}, false
+// leaveFilters reports places that were not read, and whose filters may limit packets.
+func (d *device) leaveFilters() {
+	for _, at := range d.places() {
+		var actions []action
+		limits := false
+		for _, o := range d.Filters[at] {
+			_, known := filterKinds[o.kind]
+			actions, limits = append(actions, o.actions...), limits || len(o.actions) > 0 || !known && !own(o)
 		}
-		length += ones
+		if limits && !d.seen[at] {
+			d.leave(inside, d.Device+" filters "+handle(at), "%s", rates(actions))
+		}
 	}
-	return netip.PrefixFrom(address, length).Masked(), true
 }
 
 // u32Filters is the hash tables and u32 filters of a place and priority.
 type u32Filters struct {
-	control
+	*device
 	at       uint32
+	outer    conditions
 	protocol uint16              // of the packets
 	tables   map[uint32]uint32   // divisors
 	buckets  map[uint32][]object // filters of a table and bucket, in order
@@ -229,13 +151,20 @@ type u32Filters struct {
 	terms    []term
 }
 
-// Parts of a handle: a table, a bucket of the table, a node in the bucket.
 const (
+	// Parts of a handle: a table, a bucket of the table, a node in the bucket.
 	u32Table  = 0xfff00000
 	u32Bucket = 0x000ff000
 	u32Node   = 0x00000fff
 	// u32Root is the handle of the first table in requests.
 	u32Root = 0xfff00000
+
+	// u32Depth is the number of nested tables that the kernel follows.
+	u32Depth = 8
+	// u32Widest is the largest number of buckets of a table.
+	u32Widest = 256
+	// u32Steps bounds the number of buckets that are followed, because tables can form cycles.
+	u32Steps = 1 << 22
 )
 
 // A header is the known bits of the first bytes of an IP packet.
@@ -263,111 +192,52 @@ func (h header) with(at int, value, mask uint32) (_ header, possible, within boo
 
 // u32Terms follows the tables of a place and priority from its root, as packets do. first is
 // a filter of that place and priority.
-func (c control) u32Terms(at uint32, first object) ([]term, error) {
-	f := &u32Filters{control: c, at: at, protocol: first.protocol(), tables: map[uint32]uint32{}, buckets: map[uint32][]object{}}
-	i := slices.IndexFunc(c.Roots, func(r Root) bool {
-		return r.At == at && r.Info == first.info && r.Chain == first.chain()
+func (d *device) u32Terms(at uint32, first object, outer conditions) []term {
+	f := &u32Filters{device: d, at: at, outer: outer, protocol: first.protocol(), tables: map[uint32]uint32{}, buckets: map[uint32][]object{}}
+	i := slices.IndexFunc(d.Roots, func(r Root) bool {
+		return r.At == at && r.Info == first.Info && r.Chain == first.chain()
 	})
 	if i < 0 {
-		return nil, fmt.Errorf("read the filters of %s at %s: pref %d has no first hash table", c.Device, handle(at), first.priority())
+		d.fail(fmt.Errorf("read the filters of %s at %s: pref %d has no first hash table", d.Device, handle(at), first.priority()))
+		return nil
 	}
 	// A filter may lead to a table that was made with another priority.
-	for _, o := range c.filters[at] {
+	for _, o := range d.Filters[at] {
 		switch {
-		case o.kind != "u32" || len(o.attributes[nl.TCA_OPTIONS]) == 0:
-		case o.handle&^u32Table == 0:
-			f.tables[o.handle] = min(max(1, o.options[nl.TCA_U32_DIVISOR].u32(0)), u32Widest)
+		case o.kind != "u32" || own(o):
+		case o.Handle&^u32Table == 0:
+			f.tables[o.Handle] = min(max(1, o.options.u32(nl.TCA_U32_DIVISOR)), u32Widest)
 		default:
-			bucket := o.handle &^ u32Node
+			bucket := o.Handle &^ u32Node
 			f.buckets[bucket] = append(f.buckets[bucket], o)
 		}
 	}
-	err := f.follow(c.Roots[i].Table, header{}, "", 0)
-	return f.terms, err
+	f.follow(d.Roots[i].Table, header{}, "", 0)
+	return f.terms
 }
 
-// leaveFilters reports filters that limit packets at places that were not read, and u32 filters that no packet can
-// reach and match. Each place of a qdisc lists the u32 filters of all places.
-func (d *device) leaveFilters() error {
-	unread := map[uint32]bool{} // qdiscs
-	for at, filters := range d.control.filters {
-		unread[at>>16] = unread[at>>16] || len(filters) > 0 && !d.seen[at]
-	}
-	for _, at := range d.places() {
-		for _, o := range d.control.filters[at] {
-			if o.kind == "u32" {
-				f := u32Filter{at >> 16, o.handle}
-				if o.handle&u32Node == 0 || d.met[f] {
-					continue
-				}
-				d.met[f] = true // report it once
-			}
-			switch {
-			case !d.seen[at]:
-				if err := d.leaveFilter(at, o); err != nil {
-					return err
-				}
-			case o.kind == "u32" && !unread[at>>16]:
-				to := "it has no class"
-				if class := o.options[nl.TCA_U32_CLASSID].u32(0); class != 0 {
-					to = "class " + handle(class)
-				}
-				d.leave(lost, d.where(at, o, o.id()), "%s", to)
-			}
-		}
-	}
-	return nil
+// big returns the value of a field in network order.
+func big(field uint32) uint32 {
+	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, field))
 }
-
-// leaveFilter reports a filter if it may limit packets.
-func (d *device) leaveFilter(at uint32, o object) error {
-	terms, err := d.plainTerms(at, o)
-	for _, t := range terms {
-		switch {
-		case t.unknown:
-			d.leave(unreadable, t.where, "it may limit packets")
-		case len(t.actions) > 0:
-			d.leave(inside, t.where, "%s", also(t.does(), d.rates(t.actions)))
-		}
-	}
-	return err
-}
-
-// does lists the actions of a filter.
-func (t term) does() string {
-	var words []string
-	for _, a := range t.actions {
-		words = append(words, a.kind)
-	}
-	return plain.List(words)
-}
-
-// A u32Filter identifies a u32 filter. Handles are unique in a qdisc.
-type u32Filter struct{ qdisc, handle uint32 }
-
-const (
-	// u32Depth is the number of nested tables that the kernel follows.
-	u32Depth = 8
-	// u32Widest is the largest number of buckets of a table.
-	u32Widest = 256
-	// u32Steps bounds the number of buckets that are followed, because tables can form cycles.
-	u32Steps = 1 << 22
-)
 
 // follow reads a bucket. partial is the conditions on the path to it that are not in h.
-func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) error {
+func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) {
 	if f.steps++; f.steps > u32Steps {
-		return fmt.Errorf("read the filters of %s at %s: there are too many links between hash tables", f.Device, handle(f.at))
+		f.fail(fmt.Errorf("read the filters of %s at %s: there are too many links between hash tables", f.Device, handle(f.at)))
+		return
 	}
 	for _, o := range f.buckets[bucket] {
-		s := selector(o.options[nl.TCA_U32_SEL])
-		own, asks := h, partial
-		possible := true
-		for _, k := range s.keys() {
-			next, can, within := own.with(k.at, k.value, k.mask)
+		s := nl.DeserializeTcU32Sel(o.options[nl.TCA_U32_SEL])
+		own, asks, possible := h, partial, true
+		for _, k := range s.Keys {
+			value, mask := big(k.Val), big(k.Mask)
+			next, can, within := own.with(int(k.Off), value, mask)
 			switch {
-			case k.offsetMask != 0 && k.mask != 0 || !within:
-				asks = also(asks, fmt.Sprintf("match %08x/%08x at %s%d", k.value, k.mask, map[bool]string{true: "nexthdr+"}[k.offsetMask != 0], k.at))
+			case k.OffMask != 0 && mask != 0:
+				asks = also(asks, fmt.Sprintf("match %08x/%08x at nexthdr+%d", value, mask, k.Off))
+			case !within:
+				asks = also(asks, fmt.Sprintf("match %08x/%08x at %d", value, mask, k.Off))
 			case !can:
 				possible = false
 			default:
@@ -377,38 +247,32 @@ func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) 
 		if !possible {
 			continue
 		}
-		f.met[u32Filter{f.at >> 16, o.handle}] = true
-		if len(o.options[nl.TCA_U32_MARK]) > 0 && o.options[nl.TCA_U32_MARK].u32(4) != 0 {
-			asks = also(asks, fmt.Sprintf("mark %#x/%#x", o.options[nl.TCA_U32_MARK].u32(0), o.options[nl.TCA_U32_MARK].u32(4)))
+		if mark := decode[[2]uint32](o.options[nl.TCA_U32_MARK]); mark[1] != 0 {
+			asks = also(asks, fmt.Sprintf("mark %#x/%#x", mark[0], mark[1]))
 		}
-		if len(o.options[nl.TCA_U32_INDEV]) > 0 {
-			asks = also(asks, "indev "+o.options.text(nl.TCA_U32_INDEV))
-		}
+		const flags, pad = 11, 12 // package nl lacks them
 		if len(o.options.others(nl.TCA_U32_CLASSID, nl.TCA_U32_HASH, nl.TCA_U32_LINK, nl.TCA_U32_DIVISOR, nl.TCA_U32_SEL, nl.TCA_U32_POLICE,
-			nl.TCA_U32_ACT, nl.TCA_U32_INDEV, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, u32Flags, u32Pad)) > 0 {
-			asks = also(asks, "an unknown attribute")
+			nl.TCA_U32_ACT, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, flags, pad)) > 0 {
+			asks = also(asks, "another condition")
 		}
-		if link := o.options[nl.TCA_U32_LINK].u32(0); link != 0 && depth < u32Depth {
-			if err := f.hash(link, s, own, asks, depth); err != nil {
-				return err
-			}
+		if link := o.options.u32(nl.TCA_U32_LINK); link != 0 && depth < u32Depth {
+			f.hash(link, s, own, asks, depth)
 		}
-		if s.flags()&nl.TC_U32_TERMINAL != 0 {
-			if err := f.terminal(o, own, asks); err != nil {
-				return err
-			}
+		if s.Flags&nl.TC_U32_TERMINAL != 0 {
+			t := f.term(f.at, o, f.outer)
+			t.partial = also(t.partial, asks)
+			t.header(own, f.protocol)
+			f.terms = append(f.terms, t)
 		}
 	}
-	return nil
 }
 
 // hash follows the buckets of a table to which a filter's packets are hashed.
-func (f *u32Filters) hash(table uint32, s selector, h header, partial string, depth int) error {
-	if s.flags()&nl.TC_U32_EAT != 0 {
+func (f *u32Filters) hash(table uint32, s *nl.TcU32Sel, h header, partial string, depth int) {
+	if s.Flags&nl.TC_U32_EAT != 0 {
 		partial = also(partial, "data after the header")
 	}
-	divisor, mask := f.tables[table], s.hashMask()
-	shift := 0
+	divisor, mask, shift := f.tables[table], big(s.Hmask), 0
 	if mask != 0 {
 		shift = bits.TrailingZeros32(mask)
 	}
@@ -417,39 +281,27 @@ func (f *u32Filters) hash(table uint32, s selector, h header, partial string, de
 			continue // no packet has this hash
 		}
 		// Hashed bits beyond the divisor have no effect.
-		next, possible, within := h.with(s.hashAt(), n<<shift, mask&((divisor-1)<<shift))
-		if !possible {
-			continue
-		}
+		next, possible, within := h.with(int(s.Hoff), n<<shift, mask&((divisor-1)<<shift))
 		asks := partial
 		if !within {
-			asks = also(asks, fmt.Sprintf("hash of the word at %d", s.hashAt()))
+			asks = also(asks, fmt.Sprintf("hash of the word at %d", s.Hoff))
 		}
-		if err := f.follow(table|n<<12, next, asks, depth+1); err != nil {
-			return err
+		if possible {
+			f.follow(table|n<<12, next, asks, depth+1)
 		}
 	}
-	return nil
-}
-
-func (f *u32Filters) terminal(o object, h header, partial string) error {
-	t := term{kind: o.kind, where: f.where(f.at, o, o.id()), partial: partial, class: o.options[nl.TCA_U32_CLASSID].u32(0)}
-	t.addresses(h, f.protocol)
-	err := t.act(o.options[nl.TCA_U32_ACT], o.options[nl.TCA_U32_POLICE])
-	f.terms = append(f.terms, t)
-	return err
 }
 
 // id formats the handle of a filter like tc.
 func (o object) id() string {
 	if o.kind != "u32" {
-		return fmt.Sprintf("%#x", o.handle)
+		return fmt.Sprintf("%#x", o.Handle)
 	}
 	bucket := ""
-	if b := o.handle & u32Bucket >> 12; b != 0 {
+	if b := o.Handle & u32Bucket >> 12; b != 0 {
 		bucket = fmt.Sprintf("%x", b)
 	}
-	return fmt.Sprintf("%x:%s:%x", o.handle>>20, bucket, o.handle&u32Node)
+	return fmt.Sprintf("%x:%s:%x", o.Handle>>20, bucket, o.Handle&u32Node)
 }
 
 // Offsets of addresses in headers.
@@ -458,8 +310,7 @@ const (
 	src6, dst6, end6 = 8, 24, 40
 )
 
-// addresses adds the conditions of a header.
-func (t *term) addresses(h header, protocol uint16) {
+func (t *term) header(h header, protocol uint16) {
 	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
 	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
 	asked := func(begin, end int) bool {
@@ -470,20 +321,17 @@ func (t *term) addresses(h header, protocol uint16) {
 		// A condition on one address is for IPv4 if it is at the offset of an IPv4 address.
 		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
 	}
-	t.prefixes = shown(protocol)
-	switch {
-	case t.prefixes == nil:
-		t.prefixes = everything
-		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
-		return
-	case versionMask != 0 && (versionMask != 0xf0 || version != map[bool]byte{false: 0x40, true: 0x60}[six]):
-		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
-	case protocol == unix.ETH_P_ALL && (versionMask != 0 || asked(0, end6)):
-		t.prefixes = families(!six, six)
-	}
-	source, destination, end := src4, dst4, end4
+	source, destination, end, own := src4, dst4, end4, byte(0x40)
 	if six {
-		source, destination, end = src6, dst6, end6
+		source, destination, end, own = src6, dst6, end6, 0x60
+	}
+	switch {
+	case !t.ofProtocol(protocol):
+		return
+	case versionMask != 0 && (versionMask != 0xf0 || version != own):
+		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
+	case versionMask != 0 || asked(0, end6):
+		t.conditions = t.with(either, families(!six, six), false)
 	}
 	if asked(destination, end) {
 		t.address(toward, h.value[destination:end], h.mask[destination:end])
@@ -496,31 +344,4 @@ func (t *term) addresses(h header, protocol uint16) {
 			t.restrict(fmt.Sprintf("match %x/%x at %d", h.value[at:at+4], h.mask[at:at+4], at))
 		}
 	}
-}
-
-// A selector is struct tc_u32_sel, with its keys.
-type selector fields
-
-const (
-	selectorBytes = 16
-	keyBytes      = 16
-)
-
-func (s selector) flags() uint8     { return fields(s).u8(0) }
-func (s selector) hashAt() int      { return int(int16(fields(s).u16(10))) }
-func (s selector) hashMask() uint32 { return fields(s).be32(12) }
-
-// A key is a condition on a word of the packet.
-type key struct {
-	mask, value uint32
-	at          int
-	offsetMask  uint32 // not 0 for a word after the IP header
-}
-
-func (s selector) keys() (all []key) {
-	for i := range int(fields(s).u8(2)) {
-		k := fields(fields(s).bytes(selectorBytes+i*keyBytes, keyBytes))
-		all = append(all, key{mask: k.be32(0), value: k.be32(4), at: int(int32(k.u32(8))), offsetMask: k.u32(12)})
-	}
-	return all
 }

@@ -1,7 +1,7 @@
 package importer
 
 import (
-	"encoding/json"
+	"maps"
 	"math"
 	"net/netip"
 	"os"
@@ -9,22 +9,37 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // TestVerdict checks the effect of a filter's actions on conforming and excess packets.
 func TestVerdict(t *testing.T) {
-	police := func(conforming, exceeded int32) action {
-		return action{kind: "police", police: policer{
-			index: 1, rate: rateSpec{bytes: 1e6}, burst: 1e6 / tick * 10, mtu: unsetMTU, conforming: conforming, exceeded: exceeded,
-		}}
+	base := func() nl.TcPolice {
+		return nl.TcPolice{Index: 1, Action: 2, Rate: nl.TcRateSpec{Rate: 1e6}, Burst: 1e6 / tick * 10, Mtu: 255 << 3}
 	}
-	with := func(a action, change func(*policer)) action {
-		change(&a.police)
-		return a
+	with := func(change func(*nl.TcPolice), more attributes) action {
+		p := base()
+		change(&p)
+		a := attributes{nl.TCA_POLICE_TBF: p.Serialize(), nl.TCA_POLICE_RESULT: nl.Uint32Attr(0)}
+		maps.Copy(a, more)
+		return action{"police", a}
 	}
-	gact := func(control int32) action { return action{kind: "gact", control: control} }
+	police := func(conforming, exceeded netlink.TcAct) action {
+		return with(func(p *nl.TcPolice) { p.Action = int32(exceeded) }, attributes{nl.TCA_POLICE_RESULT: nl.Uint32Attr(uint32(conforming))})
+	}
+	gact := func(control netlink.TcAct) action {
+		g := nl.TcGen{Action: int32(control)}
+		return action{"gact", attributes{nl.TCA_GACT_PARMS: g.Serialize()}}
+	}
+	mirred := func(way netlink.MirredAct) action {
+		m := nl.TcMirred{Eaction: int32(way), Ifindex: 3}
+		return action{"mirred", attributes{nl.TCA_MIRRED_PARMS: m.Serialize()}}
+	}
+	noRate := func(p *nl.TcPolice) { p.Rate.Rate = 0 }
 	const none = ""
 	for _, test := range []struct {
 		name    string
@@ -36,37 +51,35 @@ func TestVerdict(t *testing.T) {
 		left    string
 	}{
 		{"nothing", nil, false, 0, true, false, none},
-		{"pass", []action{gact(controlOK)}, false, 0, true, false, none},
-		{"drop", []action{gact(controlShot)}, false, 0, true, true, none},
-		{"continue", []action{gact(controlNext)}, false, 0, false, false, none},
-		{"something that changes packets", []action{{kind: "skbedit"}}, false, 0, false, false, none},
-		{"something that changes packets, and pass", []action{{kind: "skbedit"}, gact(controlOK)}, false, 0, true, false, none},
-		{"perhaps", []action{{kind: "gact", random: true}}, false, 0, false, false, bans.Kind},
-		{"police, drop and pass", []action{police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
-		{"police, reclassify", []action{police(controlOK, controlReclassify)}, true, policy.Drop, true, false, none},
-		{"police, pass and pass", []action{police(controlOK, controlOK)}, true, policy.Pass, true, false, none},
-		{"police, drop and continue", []action{police(controlNext, controlShot)}, true, policy.Drop, false, false, none},
-		{"police, drop and pipe", []action{police(controlPipe, controlShot)}, true, policy.Drop, true, false, none},
-		{"police, drop and pipe, then continue", []action{police(controlPipe, controlShot), gact(controlNext)}, true, policy.Drop, false, false, none},
-		{"police, pipe and pass, then drop", []action{police(controlOK, controlPipe), gact(controlShot)}, true, policy.Drop, true, false, none},
-		{"police, pipe and pipe, then drop", []action{police(controlPipe, controlPipe), gact(controlShot)}, false, 0, false, false, bans.Kind},
-		{"police, continue", []action{police(controlOK, controlNext)}, false, 0, false, false, goesOn.Kind},
-		{"police that drops what conforms", []action{police(controlShot, controlOK)}, false, 0, false, false, bans.Kind},
-		{"two policers", []action{police(controlPipe, controlShot), police(controlOK, controlShot)}, false, 0, false, false, severalPolicers.Kind},
-		{"a second policer that nothing comes to", []action{police(controlOK, controlShot), police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
-		{"police, then elsewhere", []action{police(controlPipe, controlShot), {kind: "mirred", steals: true, to: 3}}, false, 0, false, false, redirects.Kind},
-		{"a copy elsewhere", []action{{kind: "mirred", to: 3}, police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
-		{"a peak rate", []action{with(police(controlOK, controlShot), func(p *policer) { p.peak = true })}, true, policy.Drop, true, false, peakRate.Kind},
-		{"a largest packet", []action{with(police(controlOK, controlShot), func(p *policer) { p.mtu = 1600 })}, true, policy.Drop, true, false, largest.Kind},
-		{"cells", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.linkLayer = 2 })}, true, policy.Drop, true, false, cells.Kind},
-		{"an overhead of 300", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.overhead = 300 })}, true, policy.Drop, true, false, framing.Kind},
-		{"packets", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.packets = 0, true })}, false, 0, false, false, packetRate.Kind},
-		{"an average", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.average = 0, true })}, false, 0, false, false, average.Kind},
-		{"a size alone", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes = 0 })}, false, 0, false, false, bans.Kind},
+		{"pass", []action{gact(netlink.TC_ACT_OK)}, false, 0, true, false, none},
+		{"drop", []action{gact(netlink.TC_ACT_SHOT)}, false, 0, true, true, none},
+		{"continue", []action{gact(netlink.TC_ACT_UNSPEC)}, false, 0, false, false, none},
+		{"something that changes packets", []action{{"skbedit", nil}}, false, 0, false, false, none},
+		{"something that changes packets, and pass", []action{{"skbedit", nil}, gact(netlink.TC_ACT_OK)}, false, 0, true, false, none},
+		{"perhaps", []action{{"gact", attributes{nl.TCA_GACT_PROB: {1}}}}, false, 0, false, false, unreadable.Kind},
+		{"police, drop and pass", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
+		{"police, reclassify", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_RECLASSIFY)}, true, policy.Drop, true, false, none},
+		{"police, pass and pass", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_OK)}, false, 0, false, false, oddPolicer.Kind},
+		{"police, drop and continue", []action{police(netlink.TC_ACT_UNSPEC, netlink.TC_ACT_SHOT)}, true, policy.Drop, false, false, none},
+		{"police, drop and pipe", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
+		{"police, drop and pipe, then continue", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_SHOT), gact(netlink.TC_ACT_UNSPEC)}, true, policy.Drop, false, false, none},
+		{"police, pipe and pipe, then drop", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_PIPE), gact(netlink.TC_ACT_SHOT)}, false, 0, false, false, oddPolicer.Kind},
+		{"police, continue", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_UNSPEC)}, false, 0, false, false, oddPolicer.Kind},
+		{"police that drops what conforms", []action{police(netlink.TC_ACT_SHOT, netlink.TC_ACT_OK)}, false, 0, false, false, oddPolicer.Kind},
+		{"two policers", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_SHOT), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, false, 0, false, false, oddPolicer.Kind},
+		{"a second policer that nothing comes to", []action{police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
+		{"police, then elsewhere", []action{police(netlink.TC_ACT_PIPE, netlink.TC_ACT_SHOT), mirred(netlink.TCA_EGRESS_REDIR)}, false, 0, false, false, redirects.Kind},
+		{"a copy elsewhere", []action{mirred(netlink.TCA_EGRESS_MIRROR), police(netlink.TC_ACT_OK, netlink.TC_ACT_SHOT)}, true, policy.Drop, true, false, none},
+		{"a peak rate", []action{with(func(p *nl.TcPolice) { p.PeakRate.Rate = 1 }, nil)}, true, policy.Drop, true, false, counted.Kind},
+		{"cells", []action{with(func(p *nl.TcPolice) { p.Rate.Linklayer = nl.LINKLAYER_ATM }, nil)}, true, policy.Drop, true, false, counted.Kind},
+		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, none},
+		{"packets", []action{with(noRate, attributes{policePktRate64: {1}})}, false, 0, false, false, inPackets.Kind},
+		{"an average", []action{with(noRate, attributes{nl.TCA_POLICE_AVRATE: {1}})}, false, 0, false, false, oddPolicer.Kind},
+		{"a size alone", []action{with(noRate, nil)}, false, 0, false, false, oddPolicer.Kind},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := &ruleset{collector: newCollector()}
-			d := &device{control: control{Dump: Dump{Device: "eth0"}}, ruleset: s, policers: map[uint32]*limit{}}
+			s := newCollector()
+			d := &device{Dump: Dump{Device: "eth0"}, collector: s, policers: map[uint32]*limit{}}
 			v := d.verdict(term{where: "here", actions: test.actions}, policy.Egress)
 			left := ""
 			for _, l := range s.Left {
@@ -100,9 +113,6 @@ func TestBurst(t *testing.T) {
 			t.Errorf("%d bytes at %d bytes/s: %d ticks are %d bytes", test.bytes, test.rate, ticks, got)
 		}
 	}
-	if got := burst(math.MaxUint32, math.MaxUint64); got != math.MaxInt64 {
-		t.Errorf("the longest burst is %d", got)
-	}
 	if got := burst(0, 1000); got != 1 && got != 0 {
 		t.Errorf("no burst is %d", got)
 	}
@@ -110,7 +120,7 @@ func TestBurst(t *testing.T) {
 
 func TestBitRate(t *testing.T) {
 	for bytes, want := range map[uint64]policy.Rate{
-		1: 8, 125_000: 1_000_000, 50_000_000_000: policy.MaxRate, math.MaxUint64: policy.MaxRate + 1, 1 << 61: policy.MaxRate + 1,
+		1: 8, 125_000: 1_000_000, 50_000_000_000: policy.MaxRate, math.MaxUint64: policy.MaxRate + 8, 1 << 61: policy.MaxRate + 8,
 	} {
 		if got := bitRate(bytes); got != want {
 			t.Errorf("%d bytes/s are %d, not %d", bytes, got, want)
@@ -147,18 +157,18 @@ func TestHeaderAddresses(t *testing.T) {
 		{"nothing", ip, nil, "packets of 0.0.0.0/0"},
 		{"nothing of IPv6", ip6, nil, "packets of ::/0"},
 		{"nothing of all", all, nil, "packets of 0.0.0.0/0, ::/0"},
-		{"a destination", ip, []word{{16, 0x0a000005, 0xffffffff}}, "packets to 10.0.0.5"},
-		{"a source", ip, []word{{12, 0x0a000000, 0xff000000}}, "packets from 10.0.0.0/8"},
-		{"a destination of all", all, []word{{16, 0x0a000000, 0xffffff00}}, "packets to 10.0.0.0/24"},
+		{"a destination", ip, []word{{16, 0x0a000005, 0xffffffff}}, "packets of 0.0.0.0/0 to 10.0.0.5"},
+		{"a source", ip, []word{{12, 0x0a000000, 0xff000000}}, "packets of 0.0.0.0/0 from 10.0.0.0/8"},
+		{"a destination of all", all, []word{{16, 0x0a000000, 0xffffff00}}, "packets of 0.0.0.0/0 to 10.0.0.0/24"},
 		{"the version of all", all, []word{{0, 0x40000000, 0xf0000000}}, "packets of 0.0.0.0/0"},
 		{"the version of IPv6, of all", all, []word{{0, 0x60000000, 0xf0000000}}, "packets of ::/0"},
 		{"another version", ip, []word{{0, 0x60000000, 0xf0000000}}, "packets of 0.0.0.0/0 with version 6/f"},
-		{"a destination of IPv6", ip6, []word{{24, 0x20010db8, 0xffffffff}, {28, 0x00010000, 0xffff0000}}, "packets to 2001:db8:1::/48"},
-		{"a source of IPv6", ip6, []word{{8, 0x20010db8, 0xffffffff}}, "packets from 2001:db8::/32"},
-		{"a destination of IPv6, of all", all, []word{{24, 0x20010db8, 0xffffffff}}, "packets to 2001:db8::/32"},
-		{"both", ip, []word{{12, 0x0a000005, 0xffffffff}, {16, 0x0a000006, 0xffffffff}}, "packets to 10.0.0.6 with source 10.0.0.5"},
+		{"a destination of IPv6", ip6, []word{{24, 0x20010db8, 0xffffffff}, {28, 0x00010000, 0xffff0000}}, "packets of ::/0 to 2001:db8:1::/48"},
+		{"a source of IPv6", ip6, []word{{8, 0x20010db8, 0xffffffff}}, "packets of ::/0 from 2001:db8::/32"},
+		{"a destination of IPv6, of all", all, []word{{24, 0x20010db8, 0xffffffff}}, "packets of ::/0 to 2001:db8::/32"},
+		{"both", ip, []word{{12, 0x0a000005, 0xffffffff}, {16, 0x0a000006, 0xffffffff}}, "packets of 0.0.0.0/0 to 10.0.0.6 from 10.0.0.5 with both addresses"},
 		{"a mask with gaps", ip, []word{{16, 0x0a000005, 0xff0000ff}}, "packets of 0.0.0.0/0 with destination 10.0.0.5 with mask ff0000ff"},
-		{"a protocol", ip, []word{{8, 0x00060000, 0x00ff0000}, {16, 0x0a000005, 0xffffffff}}, "packets to 10.0.0.5 with match 00060000/00ff0000 at 8"},
+		{"a protocol", ip, []word{{8, 0x00060000, 0x00ff0000}, {16, 0x0a000005, 0xffffffff}}, "packets of 0.0.0.0/0 to 10.0.0.5 with match 00060000/00ff0000 at 8"},
 		{"ports", ip, []word{{20, 0x16, 0xffff}}, "packets of 0.0.0.0/0 with match 00000016/0000ffff at 20"},
 		{"a tag", vlan, []word{{16, 0x0a000005, 0xffffffff}}, "packets of 0.0.0.0/0, ::/0 with protocol 0x8100"},
 	} {
@@ -171,12 +181,9 @@ func TestHeaderAddresses(t *testing.T) {
 				}
 				h = next
 			}
-			var f term
-			f.addresses(h, test.protocol)
-			got := f.describe()
-			if f.side == either {
-				got = strings.Replace(got, "packets", "packets of "+names(f.prefixes), 1)
-			}
+			f := term{conditions: every(everything)}
+			f.header(h, test.protocol)
+			got := strings.Replace(strings.Replace(f.describe(), "all packets", "packets", 1), "packets", "packets of "+names(f.addresses[either].only), 1)
 			if got != test.want {
 				t.Errorf("it is %q, not %q", got, test.want)
 			}
@@ -197,7 +204,7 @@ func TestHeaderAddresses(t *testing.T) {
 func TestClassDepth(t *testing.T) {
 	chain := func(n int) (all []object) {
 		for i := range n {
-			all = append(all, object{kind: "htb", handle: 1<<16 | uint32(i+1), parent: 1<<16 | uint32(i)})
+			all = append(all, object{kind: "htb", TcMsg: nl.TcMsg{Handle: 1<<16 | uint32(i+1), Parent: 1<<16 | uint32(i)}})
 		}
 		return all
 	}
@@ -208,11 +215,10 @@ func TestClassDepth(t *testing.T) {
 	}{
 		{"as deep as can be", chain(policy.MaxDepth), false},
 		{"deeper", chain(policy.MaxDepth + 1), true},
-		{"its own parent", []object{{kind: "htb", handle: 1<<16 | 1, parent: 1<<16 | 1}}, true},
+		{"its own parent", []object{{kind: "htb", TcMsg: nl.TcMsg{Handle: 1<<16 | 1, Parent: 1<<16 | 1}}}, true},
 	} {
-		c := control{Dump: Dump{Device: "eth0"}, classes: test.classes, inner: map[uint32]bool{}, seen: map[uint32]bool{}, met: map[u32Filter]bool{}}
-		d := &device{control: c, ruleset: &ruleset{collector: newCollector()}, buckets: map[uint32]*limit{}, reported: map[uint32]bool{}}
-		if err := d.htb(object{kind: "htb", handle: 1 << 16}); (err != nil) != test.refused {
+		q := object{kind: "htb", TcMsg: nl.TcMsg{Handle: 1 << 16, Parent: atRoot}}
+		if _, err := TC([]Dump{{Device: "eth0", Qdiscs: []object{q}, Classes: test.classes}}, ""); (err != nil) != test.refused {
 			t.Errorf("%s: %v", test.name, err)
 		}
 	}
@@ -230,47 +236,15 @@ func TestWeigh(t *testing.T) {
 	} {
 		var classes []*class
 		for _, q := range test.quanta {
-			classes = append(classes, &class{quantum: q, leaf: true})
+			classes = append(classes, &class{TcHtbCopt: nl.TcHtbCopt{Quantum: q}, leaf: true})
 		}
 		weigh(classes)
 		for i, c := range classes {
 			if got := uint32(c.weight.Value()); got != test.want[i] {
-				t.Errorf("%v: weight %d of %d, not %d", test.quanta, got, c.quantum, test.want[i])
+				t.Errorf("%v: weight %d of %d, not %d", test.quanta, got, c.Quantum, test.want[i])
 			}
 		}
 	}
-}
-
-// Messages that are cut off or wrong give an error, or are read as far as possible.
-func FuzzTC(f *testing.F) {
-	for _, name := range captured {
-		text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))
-		testenv.Must(f, err)
-		var dumps []Dump
-		testenv.Must(f, json.Unmarshal(text, &dumps))
-		for _, d := range dumps {
-			for at, filters := range d.Filters {
-				for _, m := range filters {
-					f.Add(m, at)
-				}
-			}
-			for _, m := range append(d.Qdiscs, d.Classes...) {
-				f.Add(m, uint32(0))
-			}
-		}
-	}
-	f.Fuzz(func(t *testing.T, message []byte, at uint32) {
-		all := [][]byte{message}
-		head := fields(message)
-		d := Dump{
-			Device: "eth0", L2Bytes: 14, Qdiscs: all, Classes: all, Filters: map[uint32][][]byte{at: all, atEgress: all},
-			Roots: []Root{{At: at, Info: head.u32(16), Table: head.u32(8) & u32Table}},
-		}
-		imported, err := TC([]Dump{d}, "")
-		if err == nil {
-			transcript(t, imported)
-		}
-	})
 }
 
 func FuzzNFT(f *testing.F) {

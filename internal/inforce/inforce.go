@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
@@ -78,6 +79,15 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 	if err := r.read(n); err != nil {
 		return nil, err
 	}
+	return r.lacks(n)
+}
+
+// Lacking are the lacks of a policy while none is in force, such as after a flush.
+func Lacking(p lastgood.Policy, n *loader.Namespace) (lacks []Lack, err error) {
+	return (&Reader{file: p.File}).lacks(n)
+}
+
+func (r *Reader) lacks(n *loader.Namespace) (lacks []Lack, err error) {
 	devices, err := netinfo.Devices()
 	if err != nil {
 		return nil, err
@@ -112,12 +122,9 @@ func (r *Reader) Lacks(n *loader.Namespace) (lacks []Lack, err error) {
 			}
 			l := Lack{Device: d.Name, Direction: t.Direction, Of: len(t.Rules)}
 			for _, rule := range t.Rules {
-				if h != nil {
-					if _, has := h.Set.Find(rule.Prefix); has {
-						continue
-					}
+				if h == nil || !h.Set.Has(rule.Prefix) {
+					l.Missing = append(l.Missing, rule.Prefix)
 				}
-				l.Missing = append(l.Missing, rule.Prefix)
 			}
 			if l.Missing == nil {
 				continue

@@ -31,31 +31,13 @@ type Labels struct {
 	Map   *ebpf.Map
 	Parts *uint32 // an upper bound of the parts in the map
 
-	known map[labelID]knownLabel           // nil unless labels are remembered
-	all   map[bpf.AbiLabelKey]bpf.AbiLabel // nil unless all were fetched
+	all map[bpf.AbiLabelKey]bpf.AbiLabel // nil unless all were fetched
 }
-
-// A labelID names one of the two labels of a rule.
-type labelID struct{ id, index uint32 }
-
-// A knownLabel is a label that was read before.
-type knownLabel struct {
-	texts params.Texts
-	mark  Mark
-}
-
-// A Mark has what tells the label of a version from any later label there: the sets of its rule, when its id was freed, and
-// its view.
-type Mark struct{ Sets, Retired, View uint32 }
-
-// Remember keeps labels once they are read. Each costs a system call at least, so a process that reads all rules
-// again and again needs this.
-func (l *Labels) Remember() { l.known = map[labelID]knownLabel{} }
 
 // Fetch reads all labels, if so many will be read that a system call for each would cost more, until forget is called.
 func (l *Labels) Fetch(rules int) (forget func()) {
 	const few, many = 1 << 10, 1 << 14
-	if rules < few || l.known != nil || l.all != nil {
+	if rules < few || l.all != nil {
 		return func() {}
 	}
 	l.all = make(map[bpf.AbiLabelKey]bpf.AbiLabel, atomic.LoadUint32(l.Parts))
@@ -143,19 +125,7 @@ func (l *Labels) Write(id, index uint32, r policy.Rule) error {
 }
 
 // Read is the label of a version.
-func (l *Labels) Read(id, index uint32, mark Mark) params.Texts {
-	at := labelID{id, index}
-	if have, ok := l.known[at]; ok && have.mark == mark {
-		return have.texts
-	}
-	t := l.read(id, index)
-	if l.known != nil {
-		l.known[at] = knownLabel{t, mark}
-	}
-	return t
-}
-
-func (l *Labels) read(id, index uint32) (t params.Texts) {
+func (l *Labels) Read(id, index uint32) (t params.Texts) {
 	var text []byte
 	var part bpf.AbiLabel
 	for n := 0; ; n++ {

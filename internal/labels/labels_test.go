@@ -46,11 +46,11 @@ func TestLabelsAreKept(t *testing.T) {
 		if int(parts) != len(Parts(rule)) {
 			t.Fatalf("%d parts are counted, want %d", parts, len(Parts(rule)))
 		}
-		if got := l.Read(7, 1, Mark{}); got != want {
+		if got := l.Read(7, 1); got != want {
 			t.Fatalf("wrote %+v, read %+v", want, got)
 		}
 		l.Discard(7, params.Version{AbiParams: &bpf.AbiParams{Flags: params.Label}, Index: 1})
-		if parts != 0 || l.Read(7, 1, Mark{}) != (params.Texts{}) {
+		if parts != 0 || l.Read(7, 1) != (params.Texts{}) {
 			t.Fatalf("discarded, %d parts are left of %+v", parts, want)
 		}
 	}

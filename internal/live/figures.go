@@ -91,7 +91,7 @@ func (it *Item) came() Loss {
 		loss, _ := it.offeredLately()
 		return loss
 	}
-	return it.offered()
+	return it.Offered()
 }
 
 // share is the share of some packets in that, in percent.

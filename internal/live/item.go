@@ -116,7 +116,8 @@ type Item struct {
 type Shadow struct {
 	policy.Rule
 	maps.Counters
-	Room uint32 // about how many of the hosts that all shadows would have affected are remembered
+	Room     uint32     // about how many of the hosts that all shadows would have affected are remembered
+	Affected []Affected // nil unless they were asked for
 }
 
 // Refused is the packets that it would have refused, and their bytes.
@@ -162,10 +163,12 @@ func (l *Limit) read(s *maps.Store, now uint64) Item {
 		}
 	}
 	if l.shadow != nil {
-		it.Shadow = &Shadow{l.shadow.Rule, s.Counters(l.shadow.ID), s.Size().Affected}
+		it.Shadow = &Shadow{Rule: l.shadow.Rule, Counters: s.Counters(l.shadow.ID), Room: s.Size().Affected}
 	}
-	if state, until := s.Change(); state == maps.Pending && s.Changes(l.ID) {
-		it.RevertsInNS = Ahead(until)
+	if s.Changes(l.ID) { // most do not
+		if state, until := s.Change(); state == maps.Pending {
+			it.RevertsInNS = Ahead(until)
+		}
 	}
 	return it
 }
@@ -202,9 +205,6 @@ func (it *Item) offeredLately() (l Loss, ok bool) {
 	}, true
 }
 
-// Offered is the packets of a rule, or of the rules within a pool, since these were set.
-func (it *Item) Offered() uint64 { return it.offered().MatchedPackets }
-
 // Parent is the pool that the item is within; nil for none, and if it was read alone.
 func (it *Item) Parent() *Item {
 	if it.Above == nil || it.in == nil {
@@ -224,8 +224,8 @@ func (it *Item) Children() (all []*Item) {
 	return all
 }
 
-// offered is what came of a rule, or of the rules within a pool, since these were set.
-func (it *Item) offered() Loss {
+// Offered is what came of a rule, or of the rules within a pool, since these were set.
+func (it *Item) Offered() Loss {
 	if it.IsPool() {
 		return it.Members
 	}

@@ -1,117 +1,104 @@
 package live
 
 import (
+	"cmp"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A Name is all rules that have a name, such as those of a subscriber.
 type Name struct {
-	Name            string
-	Egress, Ingress *Side // nil without rules
-	// DroppedPercent is the share of dropped packets, over the interval or else since the rules were set.
-	DroppedPercent Value
+	Name  string  // "" for one rule that has none
+	Sides []*Side // by device and direction
 }
 
-// A Side is the rules with a name in one direction.
+// A Side is the rules with a name in one direction of a device. Downloads and uploads are never in one side, whose rate would
+// mean nothing: both may be egress, on different devices.
 type Side struct {
-	Rules []*Item
-	Pools []*Limit // the ones above that rules with other names draw from, too
+	Device, Direction string
+	Rules             []*Limit
+	Pools             []*Limit // the ones above that rules with other names draw from, too
 	// Rate is the most that the rules and the pools of their own let through, in bit/s; not known for no limit, and where
 	// hosts, subnets or flows have a rate each.
-	Rate                                                     Value
-	PassedPackets, PassedBytes, DroppedPackets, DroppedBytes uint64
-	UseBits                                                  Value
+	Rate Value
 
 	tops []*Limit // the pools of their own, and rules in none, that Rate is the sum of
 }
 
-// OfRate is UseBits in percent of Rate.
-func (s *Side) OfRate() Value {
-	if s == nil || !s.Rate.Known || !s.UseBits.Known {
-		return Value{}
-	}
-	return Percent(uint64(s.UseBits.N), uint64(s.Rate.N))
+// Done is what the rules of a side did together.
+type Done struct {
+	PassedPackets, PassedBytes, DroppedPackets, DroppedBytes uint64
+	UseBits                                                  Value
+	OfRate                                                   Value // UseBits in percent of the rate of the side
 }
 
-// sides are the directions that have rules.
-func (n *Name) sides() []*Side {
-	return slices.DeleteFunc([]*Side{n.Egress, n.Ingress}, func(s *Side) bool { return s == nil })
+// Done is what the rules of a side of the row's name did.
+func (r *Row) Done(s *Side) (sum Done) {
+	for _, l := range s.Rules {
+		it := &r.in.Items[l.index]
+		sum.PassedPackets, sum.PassedBytes = sum.PassedPackets+it.PassedPackets, sum.PassedBytes+it.PassedBytes
+		sum.DroppedPackets, sum.DroppedBytes = sum.DroppedPackets+it.DroppedPackets, sum.DroppedBytes+it.DroppedBytes
+		if use := it.UseBits(); use.Known {
+			sum.UseBits = known(sum.UseBits.N + use.N)
+		}
+	}
+	sum.OfRate = s.ofRate(sum.UseBits)
+	return sum
+}
+
+func (s *Side) ofRate(use Value) Value {
+	if !s.Rate.Known || !use.Known {
+		return Value{}
+	}
+	return Percent(uint64(use.N), uint64(s.Rate.N))
 }
 
 func (n *Name) rate() (sum float64) {
-	for _, s := range n.sides() {
+	for _, s := range n.Sides {
 		sum += s.Rate.Or(math.Inf(1))
 	}
 	return sum
 }
 
-// names puts the rules with a name together, and leaves the others as they are. Pools have no row.
-func (out *Reading) names(all []Row) (rows []Row) {
-	at := map[string]int{}
-	for _, r := range all {
-		name := r.Label.Name
-		if r.IsPool() {
+// namesOf puts the rules that are chosen together by name, and leaves those without one alone.
+func (s *Scene) namesOf(chosen func(*Limit) bool) (names []*Name) {
+	at := map[string]*Name{}
+	for i := range s.limits {
+		l := &s.limits[i]
+		if l.IsPool() || !chosen(l) {
 			continue
 		}
-		if name == "" {
-			rows = append(rows, r)
-			continue
+		n := at[l.Label.Name]
+		if n == nil || n.Name == "" {
+			n = &Name{Name: l.Label.Name}
+			at[n.Name], names = n, append(names, n)
 		}
-		n, known := at[name]
-		if !known {
-			n = len(rows)
-			at[name], rows = n, append(rows, Row{Name: &Name{Name: name}, OfRate: -1, DroppedPercent: -1, ExcessPercent: -1, Level: -1})
-		}
-		sum := &rows[n]
-		sum.Items = append(sum.Items, r.Item)
-		sum.idle = sum.idle || r.idle
-		sum.Use, sum.Dropped, sum.Refusing = sum.Use+r.Use, sum.Dropped+r.Dropped, sum.Refusing+r.Refusing
-		sum.Level, sum.ExcessPercent = max(sum.Level, r.Level), max(sum.ExcessPercent, r.ExcessPercent)
+		n.side(l).add(l)
 	}
-	for i := range rows {
-		if rows[i].Name != nil {
-			rows[i].add()
-		}
-	}
-	return rows
+	return names
 }
 
-// add makes the sides of a name from its rules.
-func (r *Row) add() {
-	came := Loss{}
-	for _, it := range r.Items {
-		to := &r.Name.Egress
-		if it.Place.Direction == policy.Ingress {
-			to = &r.Name.Ingress
+// side is the one that a rule belongs to.
+func (n *Name) side(l *Limit) *Side {
+	for _, s := range n.Sides {
+		if s.has(l) {
+			return s
 		}
-		if *to == nil {
-			*to = &Side{}
-		}
-		(*to).add(it)
-		came.add(it.came())
 	}
-	for _, s := range r.Name.sides() {
-		r.OfRate = max(r.OfRate, s.OfRate().Or(-1))
-	}
-	r.Name.DroppedPercent = Percent(came.DroppedPackets, came.MatchedPackets)
-	r.DroppedPercent = r.Name.DroppedPercent.Or(-1)
+	s := &Side{Device: l.Device, Direction: l.Direction, Rate: known(0)}
+	n.Sides = append(n.Sides, s)
+	return s
 }
 
-func (s *Side) add(it *Item) {
-	if s.Rules == nil {
-		s.Rate = known(0)
-	}
-	s.Rules = append(s.Rules, it)
-	s.PassedPackets, s.PassedBytes = s.PassedPackets+it.PassedPackets, s.PassedBytes+it.PassedBytes
-	s.DroppedPackets, s.DroppedBytes = s.DroppedPackets+it.DroppedPackets, s.DroppedBytes+it.DroppedBytes
-	if use := it.UseBits(); use.Known {
-		s.UseBits = known(s.UseBits.Or(0) + use.N)
-	}
-	top := it.Limit
-	for top.Above != nil && top.Above.owner != nil && *top.Above.owner == it.Label.Name {
+func (s *Side) has(l *Limit) bool { return l.Device == s.Device && l.Direction == s.Direction }
+
+func (s *Side) add(l *Limit) {
+	s.Rules = append(s.Rules, l)
+	top := l
+	for top.Above != nil && top.Above.owner != nil && *top.Above.owner == l.Label.Name {
 		top = top.Above
 	}
 	if top.Above != nil && !slices.Contains(s.Pools, top.Above) {
@@ -119,7 +106,7 @@ func (s *Side) add(it *Item) {
 	}
 	if !slices.Contains(s.tops, top) {
 		s.tops = append(s.tops, top)
-		if most := top.mostIn(it.Place.Direction); s.Rate.Known && !math.IsInf(most, 0) {
+		if most := top.mostOf(s); s.Rate.Known && !math.IsInf(most, 0) {
 			s.Rate.N += most
 		} else {
 			s.Rate = Value{}
@@ -127,21 +114,90 @@ func (s *Side) add(it *Item) {
 	}
 }
 
-// mostIn is what a rule or pool lets through in a direction at most, in bit/s; infinite for no limit.
-func (l *Limit) mostIn(d policy.Direction) float64 {
+// mostOf is what a rule or pool lets through of a side at most, in bit/s; infinite for no limit.
+func (l *Limit) mostOf(s *Side) float64 {
 	limit := math.Inf(1)
 	if l.Rate != policy.Unlimited && l.Scope() == "" {
 		limit = float64(l.most())
 	}
 	switch {
-	case !l.IsPool() && l.Place.Direction != d:
+	case !l.IsPool() && !s.has(l):
 		return 0
 	case !l.IsPool():
 		return limit
 	}
 	sum := float64(0)
 	for _, below := range l.members {
-		sum += below.mostIn(d)
+		sum += below.mostOf(s)
 	}
 	return min(sum, limit)
+}
+
+// names are the rows of names.
+func (out *Reading) names(names []*Name, full map[*Item]float64) []Row {
+	rows := make([]Row, len(names))
+	for i, n := range names {
+		r := &rows[i]
+		if n.Name == "" {
+			*r = out.Items[n.Sides[0].Rules[0].index].row(full)
+			continue
+		}
+		*r = Row{Name: n, in: out, OfRate: -1, ExcessPercent: -1, Level: -1}
+		came := Loss{}
+		for _, s := range n.Sides {
+			use, measured := float64(0), false
+			for _, l := range s.Rules {
+				it := &out.Items[l.index]
+				one := it.row(full)
+				r.idle = r.idle || one.idle
+				r.Use, r.Dropped, r.Refusing = r.Use+one.Use, r.Dropped+one.Dropped, r.Refusing+one.Refusing
+				r.Level, r.ExcessPercent = max(r.Level, one.Level), max(r.ExcessPercent, one.ExcessPercent)
+				came.add(it.came())
+				use, measured = use+one.Use, measured || it.before != nil
+			}
+			r.OfRate = max(r.OfRate, s.ofRate(Value{use, measured}).Or(-1))
+		}
+		r.DroppedPercent = Percent(came.DroppedPackets, came.MatchedPackets).Or(-1)
+	}
+	return rows
+}
+
+// A SideColumn is a column of a table of names.
+type SideColumn struct{ Device, Direction string } // the device is "" for all
+
+// Head is the head of the column.
+func (c SideColumn) Head() string { return cmp.Or(c.Device, strings.ToUpper(c.Direction)) }
+
+// SideColumns are the columns for what rows have: a direction each, or if all have one direction of two devices, such as
+// downloads of one and uploads of the other, a device each.
+func SideColumns(rows int, row func(int) *Row) []SideColumn {
+	var places []SideColumn
+	for i := range rows {
+		for _, it := range row(i).All() {
+			at := SideColumn{it.Device, it.Direction}
+			if !slices.Contains(places, at) {
+				places = append(places, at)
+			}
+			if len(places) > 2 || at.Direction != places[0].Direction {
+				return directions
+			}
+		}
+	}
+	if len(places) < 2 {
+		return directions
+	}
+	return places
+}
+
+var directions = []SideColumn{{Direction: policy.Egress.String()}, {Direction: policy.Ingress.String()}}
+
+// Side is the side of the row in a column, of several the one nearest to its rate; nil for none.
+func (r *Row) Side(c SideColumn) (in *Side) {
+	of := func(s *Side) float64 { return r.Done(s).OfRate.Or(-1) }
+	for _, s := range r.Name.Sides {
+		if s.Direction == c.Direction && (c.Device == "" || s.Device == c.Device) && (in == nil || of(s) > of(in)) {
+			in = s
+		}
+	}
+	return in
 }

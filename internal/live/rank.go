@@ -13,11 +13,10 @@ import (
 
 // A Row is a line of a view: a rule or pool, a part of one, or a name with all its rules.
 type Row struct {
-	*Item         // nil for a name
-	Name  *Name   // nil for a rule or pool
-	Part  *Part   // nil unless it is a part of the item
-	Depth int     // the number of pools above it, in a tree
-	Items []*Item // the rules of a name; nil for a rule or pool
+	*Item       // nil for a name
+	Name  *Name // nil for a rule or pool
+	Part  *Part // nil unless it is a part of the item
+	Depth int   // the number of pools above it, in a tree
 
 	Use      float64 // bit/s
 	Dropped  float64 // bit/s; of a pool, of all rules within it
@@ -25,8 +24,9 @@ type Row struct {
 	// These are in percent, and negative where they are not known.
 	OfRate, DroppedPercent, ExcessPercent, Level float64
 
-	idle     bool // it is not in force, or a part of it
-	foremost *Row // of a tree, the worst one of it and all rows within it; nil for itself
+	in       *Reading // of a name
+	idle     bool     // it is not in force, or a part of it
+	foremost *Row     // of a tree, the worst one of it and all rows within it; nil for itself
 }
 
 // A View is which rows to show, and in which order.
@@ -94,7 +94,7 @@ func figure(name string, of func(*Row) float64) order {
 	return order{name, func(a, b *Row) int { return cmp.Compare(of(b), of(a)) }}
 }
 
-func text(name string, of func(*Row) string) order {
+func ofText(name string, of func(*Row) string) order {
 	return order{name, func(a, b *Row) int {
 		x, y := of(a), of(b)
 		if (x == "") != (y == "") { // what has none comes last
@@ -113,8 +113,8 @@ var orders = []order{
 	figure("passed", func(r *Row) float64 { return r.sum(func(it *Item) float64 { return float64(it.PassedBytes) }) }),
 	figure("rate", (*Row).rate),
 	figure("level", func(r *Row) float64 { return r.Level }),
-	text("name", (*Row).Called),
-	text("plan", func(r *Row) string { return r.first().Label.Plan }),
+	ofText("name", (*Row).Called),
+	ofText("plan", func(r *Row) string { return r.first().Label.Plan }),
 	{"device", func(a, b *Row) int { return a.first().Compare(b.first()) }},
 	{"network", func(a, b *Row) int { return policy.ComparePrefix(a.first().network(), b.first().network()) }},
 }
@@ -132,15 +132,26 @@ func (r *Row) first() *Item {
 	if r.Item != nil {
 		return r.Item
 	}
-	return r.Items[0]
+	return &r.in.Items[r.Name.Sides[0].Rules[0].index]
 }
 
 // All are the rule or pool, or the rules of a name.
-func (r *Row) All() []*Item {
+func (r *Row) All() (all []*Item) {
 	if r.Item != nil {
 		return []*Item{r.Item}
 	}
-	return r.Items
+	for _, s := range r.Name.Sides {
+		all = append(all, r.Of(s)...)
+	}
+	return all
+}
+
+// Of are the rules of a side of the row's name.
+func (r *Row) Of(s *Side) (all []*Item) {
+	for _, l := range s.Rules {
+		all = append(all, &r.in.Items[l.index])
+	}
+	return all
 }
 
 func (r *Row) sum(of func(*Item) float64) (sum float64) {
@@ -242,19 +253,27 @@ func (out *Reading) Rows(v View) (rows []Row, of int) {
 	if v.By == "bucket" {
 		return v.Arrange(rows)
 	}
-	all, tree, picked := make([]Row, 0, len(out.Items)), v.By == "tree" || v.By == "node", out.picked(v)
-	for i := range out.Items {
-		it := &out.Items[i]
+	tree, picked := v.By == "tree" || v.By == "node", out.picked(v)
+	wants := func(it *Item) bool {
 		ofKind := v.Kind == "" || it.IsPool() == (v.Kind == "pool") || tree && it.Above != nil
-		if ofKind && (v.Chosen == nil || v.Chosen(it)) && (picked == nil || picked[it.Limit]) {
-			all = append(all, it.row(full))
+		return ofKind && (v.Chosen == nil || v.Chosen(it)) && (picked == nil || picked[it.Limit])
+	}
+	var all []Row
+	switch {
+	case v.By != "name":
+		all = make([]Row, 0, len(out.Items))
+		for i := range out.Items {
+			if it := &out.Items[i]; wants(it) {
+				all = append(all, it.row(full))
+			}
 		}
+	case v.Kind == "" && v.Chosen == nil && picked == nil:
+		all = out.names(out.scene.names(), full)
+	default:
+		all = out.names(out.scene.namesOf(func(l *Limit) bool { return wants(&out.Items[l.index]) }), full)
 	}
 	if tree {
 		return out.tree(all, v)
-	}
-	if v.By == "name" {
-		all = out.names(all)
 	}
 	return v.Arrange(all)
 }

@@ -166,3 +166,25 @@ func TestPoolsWithinEachOther(t *testing.T) {
 		t.Errorf("the tree is %s", labels(rows))
 	}
 }
+
+// Downloads and uploads that are egress of two devices are never added up: each side has its own limit.
+func TestSides(t *testing.T) {
+	r := inASecond(map[string]live.Counts{"10.0.0.1/32": counts(0, 0), "10.0.0.2/32": counts(950_000, 0), "10.0.0.3/32": counts(100_000, 0)},
+		policy.Table{Rules: []policy.Rule{pool("down", "")}},
+		policy.Table{Device: "lan", Rules: []policy.Rule{rule("10.0.0.2/32", "ann", policy.Unlimited, "down"), rule("10.0.0.4/32", "ben", 8e6, "")}},
+		policy.Table{Device: "wan", Rules: []policy.Rule{rule("10.0.0.3/32", "ann", 80e6, "")}})
+	rows, _ := r.Rows(live.View{By: "name", Top: 1})
+	ann := &rows[0]
+	if labels(rows) != "ann" || ann.Activity() != "near" || ann.OfRate != 95 || ann.Use != 8*1_050_000 {
+		t.Fatalf("%s is %s with %v %% and %v bit/s", labels(rows), ann.Activity(), ann.OfRate, ann.Use)
+	}
+	for i, c := range live.SideColumns(len(rows), func(i int) *live.Row { return &rows[i] }) {
+		want := []struct {
+			head      string
+			rate, use float64
+		}{{"lan", 8e6, 8 * 950_000}, {"wan", 80e6, 8 * 100_000}}[i]
+		if s := ann.Side(c); c.Head() != want.head || s.Rate.N != want.rate || ann.Done(s).UseBits.N != want.use {
+			t.Errorf("%s has %v of %v", c.Head(), ann.Done(s).UseBits, s.Rate)
+		}
+	}
+}

@@ -3,6 +3,8 @@ package live
 import (
 	gomaps "maps"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/inforce"
@@ -23,6 +25,8 @@ type Reader struct {
 	inforce inforce.Reader
 	scene   *Scene
 	last    *Reading
+	old     *Reading // the one before
+	reuses  bool     // the memory of a reading that nobody uses is for a later one
 }
 
 // A Scene is what is set: it changes only with the rules, and with the state of devices.
@@ -32,6 +36,7 @@ type Scene struct {
 	pools  []*Limit       // those within another pool, each before the one that it is within
 	ofID   map[uint32]int // the place in limits of an id
 	once   []int          // the places of limits, each key once: see Once
+	names  func() []*Name
 
 	generation loader.Generation
 	stamp      maps.Stamp
@@ -100,17 +105,29 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 			s.once[n] = i
 		}
 	}
+	s.names = sync.OnceValue(func() []*Name { return s.namesOf(func(*Limit) bool { return true }) })
 	return s
 }
 
 // Read makes a reading of what is counted of each limit at a time, by maps.Now.
 func (s *Scene) Read(at uint64, count func(*Limit) Item) *Reading {
-	out := &Reading{At: at, Items: make([]Item, len(s.limits)), scene: s}
+	out := s.read(nil, at, count)
+	out.addMembers()
+	return out
+}
+
+// read is Read without Members, with the memory of a reading that nobody uses any more; nil for none.
+func (s *Scene) read(free *Reading, at uint64, count func(*Limit) Item) *Reading {
+	out := &Reading{At: at, scene: s}
+	if free != nil && len(free.Items) == len(s.limits) {
+		out.Items, out.before = free.Items, free.before[:0]
+	} else {
+		out.Items = make([]Item, len(s.limits))
+	}
 	for i := range s.limits {
 		out.Items[i] = count(&s.limits[i])
 		out.Items[i].in, out.Items[i].At = out, at
 	}
-	out.sum((*Item).offered, func(pool *Item) *Loss { return &pool.Members })
 	return out
 }
 
@@ -129,7 +146,9 @@ type Reading struct {
 	// Lacks are rules that should be in force and are not; nil unless they were asked for.
 	Lacks []inforce.Lack
 
-	scene *Scene
+	scene  *Scene
+	before []Counts     // of items, where they are others now
+	users  atomic.Int32 // of a Shared: see Release
 }
 
 // What to read beside what rules and pools counted.
@@ -141,7 +160,7 @@ type What struct {
 	Lacks   bool // rules that should be in force
 }
 
-// Close closes the maps.
+// Close closes the maps. Another reading opens them again.
 func (r *Reader) Close() { r.kept.Close() }
 
 // Read reads all rules and pools. With the error comes what could be read, nil if nothing could.
@@ -174,17 +193,22 @@ func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
 		defer store.Close()
 		r.look(hooks, store, generation)
 		at := maps.Now()
-		out = r.scene.Read(at, func(l *Limit) Item { return l.read(store, at) })
+		if r.old != nil && (!r.reuses || r.old.users.Load() > 0) {
+			r.old = nil
+		}
+		out = r.scene.read(r.old, at, func(l *Limit) Item { return l.read(store, at) })
 		if out.Add(store, what); what.Fullest > 0 {
 			out.findFullest(store, what.Fullest, &r.fullest)
 		}
 	}
 	wall, now := maps.Clocks() // of one instant: else a slow reading would look like a clock that was set
 	out.Time = wall.Add(-time.Duration(now - out.At))
-	if r.last != nil {
+	if r.last == nil {
+		out.addMembers()
+	} else {
 		out.Since(r.last)
 	}
-	r.last = out
+	r.old, r.last = r.last, out
 	if what.Lacks && unread == nil {
 		out.Lacks, unread = r.inforce.Lacks(n)
 	}
@@ -263,34 +287,39 @@ func (out *Reading) of(id uint32) *Item {
 	return nil
 }
 
-// sum adds up losses of rules for each pool above.
-func (out *Reading) sum(of func(*Item) Loss, to func(pool *Item) *Loss) {
+// addMembers adds up what all rules within each pool lost.
+func (out *Reading) addMembers() {
 	for i := range out.Items {
 		if it := &out.Items[i]; !it.IsPool() && it.Above != nil {
-			to(&out.Items[it.Above.index]).add(of(it))
+			out.Items[it.Above.index].Members.add(it.Offered())
 		}
 	}
 	for _, pool := range out.scene.pools {
-		to(&out.Items[pool.Above.index]).add(*to(&out.Items[pool.index]))
+		out.Items[pool.Above.index].Members.add(out.Items[pool.index].Members)
 	}
 }
 
 // Since measures what was done since the reading before.
 func (out *Reading) Since(last *Reading) {
 	out.Interval = time.Duration(out.At - last.At)
-	joined := map[*Limit]bool{} // rules that were in no pool
+	same, anew := last.scene == out.scene, false
 	since := func(it, before *Item) {
 		counts := &it.Counts // which most still have
 		if it.Counters != before.Counters || it.GuaranteedBytes != before.GuaranteedBytes {
-			counts = new(before.Counts) // else each reading would keep the one before it, which would keep the one before that
+			out.before = append(out.before, before.Counts) // else each reading would keep the one before it, which would keep the one before that
+			counts = &out.before[len(out.before)-1]
 		}
 		it.Since(before.At, counts)
-		it.LostPackets, it.LostBytes = before.LostPackets, before.LostBytes
-		if before.Within == "" && it.Within != "" {
-			joined[it.Limit] = true
+		it.LostPackets, it.LostBytes, it.Members = before.LostPackets, before.LostBytes, before.Members
+		switch {
+		case it.before == nil:
+			anew = true
+		case it.before != &it.Counts && it.Above != nil && !it.IsPool() && before.Within != "": // else it was in no pool
+			loss, _ := it.offeredLately()
+			out.Items[it.Above.index].lately.add(loss)
 		}
 	}
-	if last.scene == out.scene {
+	if same {
 		for i := range out.Items {
 			since(&out.Items[i], &last.Items[i])
 		}
@@ -305,16 +334,19 @@ func (out *Reading) Since(last *Reading) {
 			}
 		}
 	}
-	out.sum(func(it *Item) Loss {
-		loss, _ := it.offeredLately()
-		if joined[it.Limit] {
-			return Loss{}
-		}
-		return loss
-	}, func(pool *Item) *Loss { return &pool.lately })
+	for _, pool := range out.scene.pools {
+		out.Items[pool.Above.index].lately.add(out.Items[pool.index].lately)
+	}
 	for i := range out.Items {
 		it := &out.Items[i]
-		it.LostPackets, it.LostBytes = it.LostPackets+it.lately.DroppedPackets, it.LostBytes+it.lately.DroppedBytes
+		if it.LostPackets, it.LostBytes = it.LostPackets+it.lately.DroppedPackets, it.LostBytes+it.lately.DroppedBytes; same && !anew {
+			it.Members.add(it.lately)
+		} else {
+			it.Members = Loss{}
+		}
+	}
+	if !same || anew {
+		out.addMembers()
 	}
 }
 

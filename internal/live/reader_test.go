@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -233,4 +234,42 @@ func TestShared(t *testing.T) {
 		testenv.Must(t, err)
 		return now.Items[0].PassedPackets >= 5
 	})
+}
+
+// What somebody uses stays as it is. What nobody uses any more is the memory of a later reading.
+func TestRelease(t *testing.T) {
+	r := newRig(t)
+	r.put(slow("10.0.0.0/24", ""))
+	shared := live.NewShared(r.reader, 10*time.Millisecond)
+	next := func(last *live.Reading) (now *live.Reading) {
+		testenv.Eventually(t, "another reading", func() (is bool) {
+			var err error
+			now, err = shared.Watch(t.Context(), live.What{})
+			testenv.Must(t, err)
+			if is = now != last; !is {
+				now.Release()
+			}
+			return is
+		})
+		return now
+	}
+	held := next(nil)
+	had := held.Items[0].PassedPackets
+	r.send("10.0.0.1", 5)
+	seen, again := []*live.Item{}, 0
+	for last, i := held, 0; i < 20; i++ {
+		last = next(last)
+		if at := &last.Items[0]; slices.Contains(seen, at) {
+			again++
+		} else {
+			seen = append(seen, at)
+		}
+		last.Release()
+	}
+	if held.Items[0].PassedPackets != had || slices.Contains(seen, &held.Items[0]) {
+		t.Errorf("a reading that is in use has %d packets now, not %d", held.Items[0].PassedPackets, had)
+	}
+	if again == 0 {
+		t.Errorf("%d readings share no memory", len(seen))
+	}
 }

@@ -27,10 +27,12 @@ type Shared struct {
 
 // NewShared makes a Shared of a reader, which it alone uses from now on.
 func NewShared(reader *Reader, interval time.Duration) *Shared {
+	reader.reuses = true
 	return &Shared{reader: reader, interval: interval, next: make(chan struct{})}
 }
 
-// Watch is the latest reading that measured one interval. The first who asks waits for that long.
+// Watch is the latest reading that measured one interval. The first who asks waits for that long. Who calls Release on it uses
+// neither it nor its items any more.
 func (s *Shared) Watch(ctx context.Context, what What) (*Reading, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -41,13 +43,24 @@ func (s *Shared) Watch(ctx context.Context, what What) (*Reading, error) {
 		}
 		s.asked, s.more = time.Now(), s.more.and(what)
 		if s.err != nil || s.regular && s.had.and(what) == s.had {
-			return s.reading, s.err
+			return s.used(), s.err
 		}
 		if err := s.wait(ctx); err != nil {
 			return nil, err
 		}
 	}
 }
+
+// used is the reading, with one more user.
+func (s *Shared) used() *Reading {
+	if s.reading != nil {
+		s.reading.users.Add(1)
+	}
+	return s.reading
+}
+
+// Release gives memory back to the Shared of the reading, so that its later readings need not be collected as garbage.
+func (out *Reading) Release() { out.users.Add(-1) }
 
 // Now is a reading with what is asked for, at most an interval old. Its own interval may be long.
 func (s *Shared) Now(ctx context.Context, what What) (*Reading, error) {
@@ -56,7 +69,7 @@ func (s *Shared) Now(ctx context.Context, what What) (*Reading, error) {
 	for !s.asked.IsZero() { // those who watch keep their intervals
 		s.more = s.more.and(what)
 		if s.err != nil || s.isRecent() && s.had.and(what) == s.had {
-			return s.reading, s.err
+			return s.used(), s.err
 		}
 		if err := s.wait(ctx); err != nil {
 			return nil, err
@@ -64,9 +77,10 @@ func (s *Shared) Now(ctx context.Context, what What) (*Reading, error) {
 	}
 	if !s.isRecent() || s.had.and(what) != s.had {
 		s.reading, s.err = s.reader.Read(what)
+		s.reader.Close() // maps take memory
 		s.had, s.regular = what, false
 	}
-	return s.reading, s.err
+	return s.used(), s.err
 }
 
 func (s *Shared) isRecent() bool { return s.reading != nil && time.Since(s.reading.Time) < s.interval }
@@ -91,6 +105,7 @@ func (s *Shared) run() {
 		s.mutex.Lock()
 		if n > 0 && time.Since(s.asked) > linger {
 			s.asked = time.Time{}
+			s.reader.Close()
 			close(s.next) // for those who wait for a reading
 			s.next = make(chan struct{})
 			s.mutex.Unlock()

@@ -1,14 +1,12 @@
 package metrics
 
 import (
-	"slices"
 	"strings"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -35,149 +33,47 @@ var (
 	poolLabels = []string{"pool"}
 )
 
-// These are counted by rules and pools alike.
-var counted = []figure[*live.Item]{
-	count("passed_bytes_total", "Bytes that passed.", always, func(it *live.Item) uint64 { return it.PassedBytes }),
-	count("passed_packets_total", "Packets that passed.", always, func(it *live.Item) uint64 { return it.PassedPackets }),
-	count("excess_bytes_total", "Bytes of packets that did not conform, whatever happened to them then.", always, func(it *live.Item) uint64 { return it.ExcessBytes }),
-	count("excess_packets_total", "Packets that did not conform, whatever happened to them then.", always, func(it *live.Item) uint64 { return it.ExcessPackets }),
-	count("delayed_bytes_total", "Bytes of packets that were queued. Only where excess packets are delayed.", delays, func(it *live.Item) uint64 { return it.DelayedBytes }),
-	count("delayed_packets_total", "Packets that were queued. Only where excess packets are delayed.", delays, func(it *live.Item) uint64 { return it.DelayedPackets }),
-	count("marked_packets_total", "Packets that were marked by ECN. Only where packets may be marked.", marks, func(it *live.Item) uint64 { return it.MarkedPackets }),
-	count("contended_packets_total", "Packets whose bucket could not be updated in time.", always, func(it *live.Item) uint64 { return it.ContendedPackets }),
-	count("guaranteed_bytes_total", "Bytes, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(it *live.Item) uint64 { return it.GuaranteedBytes }),
-	count("guaranteed_packets_total", "Packets, of those that passed, that the guarantee covered. The others were borrowed.", guarantees, func(it *live.Item) uint64 { return it.GuaranteedPackets }),
+// Of rules and pools, the metrics are live.Figures.
+var ofRules, ofPools = ofItems(live.OfRules), append(ofItems(live.OfPools), lost("bytes", func(it *live.Item) uint64 { return it.LostBytes }), lost("packets", func(it *live.Item) uint64 { return it.LostPackets }))
+
+// lost counts what rules within a pool dropped: figures of the pool decrease when a rule leaves it.
+func lost(what string, of func(*live.Item) uint64) figure[*live.Item] {
+	const help = "What the rules within the pool lost, whoever dropped it, since serve was started."
+	return figure[*live.Item]{"dropped_" + what + "_total", counter, help, func(it *live.Item) (float64, bool) { return float64(of(it)), true }}
 }
 
-// These are the parameters of rules and pools, and what they are now.
-var known = []figure[*live.Item]{
-	now("rate_bits_per_second", "The rate. Not of rules that are unlimited or have only the rate of their pool.", func(it *live.Item) *uint64 { return rate(it.Rate) }),
-	now("capacity_bytes", "The burst: how many bytes a bucket can hold.", func(it *live.Item) *uint64 { return ifLimited(it, it.Capacity) }),
-	now("guarantee_bits_per_second", "The guarantee. Only of those that have one.", func(it *live.Item) *uint64 { return optional(uint64(it.Guarantee)) }),
-	now("waiting_guarantee_bits_per_second", "The guarantee that waits for room in the pool above. Only while one does.", func(it *live.Item) *uint64 { return optional(uint64(it.Label.Waits)) }),
-	now("level_bytes", "Bytes in the shared bucket now; in the spill bucket where hosts, subnets or flows have buckets of their own.", func(it *live.Item) *uint64 { return ifLimited(it, it.Level) }),
-	now("active_sharers", "How many have a part of the fair shares now. Only where there are shares.", func(it *live.Item) *uint64 { return it.ActiveSharers }),
-}
-
-var ofRules = slices.Concat(counted, []figure[*live.Item]{
-	count("dropped_bytes_total", "Bytes of packets that were dropped, by the rule or by a pool above it.", always, func(it *live.Item) uint64 { return it.DroppedBytes }),
-	count("dropped_packets_total", "Packets that were dropped, by the rule or by a pool above it.", always, func(it *live.Item) uint64 { return it.DroppedPackets }),
-	count("exempt_packets_total", "Packets of IPv6 neighbour discovery, which no rule limits. Only of IPv6 rules.", ipv6, func(it *live.Item) uint64 { return it.ExemptPackets }),
-	count("spilled_packets_total", "Packets that were charged to the spill bucket, as the bucket table had no room for their key. Only where hosts, subnets or flows have buckets of their own.", hasBuckets, func(it *live.Item) uint64 { return it.SpilledPackets }),
-	count("green_bytes_total", "Bytes of green packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.GreenBytes }),
-	count("green_packets_total", "Green packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.GreenPackets }),
-	count("yellow_bytes_total", "Bytes of yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.YellowBytes }),
-	count("yellow_packets_total", "Yellow packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.YellowPackets }),
-	count("red_bytes_total", "Bytes of red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.RedBytes }),
-	count("red_packets_total", "Red packets, which are excess packets, whatever happened to them then."+onlyColours, hasColours, func(it *live.Item) uint64 { return it.RedPackets }),
-	now("peak_bits_per_second", "The peak rate (PIR). Only with trtcm.", func(it *live.Item) *uint64 { return ifColours(it, policy.TRTCM, uint64(it.Colours.PIR)) }),
-	now("excess_bits_per_second", "The excess rate (EIR). Only with rfc4115.", func(it *live.Item) *uint64 { return ifColours(it, policy.RFC4115, uint64(it.Colours.EIR)) }),
-	now("second_capacity_bytes", "How many bytes the second bucket can hold: the peak or excess burst size (PBS, EBS)."+onlyColours, func(it *live.Item) *uint64 { return ifColours(it, it.Algorithm, it.Colours.Burst()) }),
-	now("second_level_bytes", "Bytes in the second shared bucket, P or E, now; in the spill bucket where hosts, subnets or flows have buckets of their own."+onlyColours, func(it *live.Item) *uint64 { return ifColours(it, it.Algorithm, it.Second) }),
-	count("shadow_seen_bytes_total", "Bytes that the shadow limit saw. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { return it.Shadow.PassedBytes + it.Shadow.DroppedBytes }),
-	count("shadow_refused_bytes_total", "Bytes that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { _, bytes := it.Shadow.Refused(); return bytes }),
-	count("shadow_refused_packets_total", "Packets that the shadow limit would have refused. Only of rules that have one.", hasShadow, func(it *live.Item) uint64 { packets, _ := it.Shadow.Refused(); return packets }),
-	now("active_buckets", "Hosts, subnets or flows whose bucket is not empty. Only where they have buckets of their own.", func(it *live.Item) *uint64 {
-		if !hasBuckets(it) {
-			return nil
+func ofItems(kind live.Metric) (all []figure[*live.Item]) {
+	add := func(prefix, more string, figures []live.Figure, of func(*live.Item) *live.Item) {
+		for i := range figures {
+			f := &figures[i]
+			if f.Metric&kind == 0 || kind == live.OfPools && strings.HasPrefix(f.Key, "dropped_") {
+				continue
+			}
+			name, type_ := prefix+f.Key, gauge
+			if f.Total {
+				name, type_ = name+"_total", counter
+			}
+			help := strings.ToUpper(f.Doc[:1]) + strings.ReplaceAll(f.Doc[1:], "null", "none") + "." + f.Only + more
+			all = append(all, figure[*live.Item]{name, type_, help, func(it *live.Item) (float64, bool) {
+				if it = of(it); it == nil || f.Means != nil && !f.Means(it) {
+					return 0, false
+				}
+				switch v := f.Of(it).(type) {
+				case uint64:
+					return float64(v), true
+				case bool:
+					return truth(v), true
+				}
+				return 0, false
+			}})
 		}
-		return it.ActiveBuckets
-	}),
-}, known)
-
-var ofPools = slices.Concat(counted, []figure[*live.Item]{
-	count("refused_bytes_total", "Bytes of packets that the pool itself refused.", always, func(it *live.Item) uint64 { return it.DroppedBytes }),
-	count("refused_packets_total", "Packets that the pool itself refused.", always, func(it *live.Item) uint64 { return it.DroppedPackets }),
-	count("dropped_bytes_total", droppedOfPool, always, func(it *live.Item) uint64 { return it.LostBytes }),
-	count("dropped_packets_total", droppedOfPool, always, func(it *live.Item) uint64 { return it.LostPackets }),
-}, known, []figure[*live.Item]{
-	now("leased", "1 if the pool has a lease on a part of its cluster's rate, or its line allows only a part of its rate; 0 if its safe share or all of its rate is in force. Only of pools with a cluster or --adapt-min.", func(it *live.Item) *uint64 {
-		if it.Lease == nil {
-			return nil
-		}
-		return new(uint64(truth(it.At < it.Lease.Until)))
-	}),
-	now("lease_bits_per_second", "The lease. Only of pools that have one.", func(it *live.Item) *uint64 {
-		if it.Lease == nil || it.At >= it.Lease.Until {
-			return nil
-		}
-		return rate(it.Lease.Rate)
-	}),
-	now("safe_bits_per_second", "The rate without a lease. Only of pools with a cluster or --adapt-min.", func(it *live.Item) *uint64 {
-		if it.Lease == nil {
-			return nil
-		}
-		return rate(it.Lease.Safe)
-	}),
-})
-
-const onlyColours = " Only of rules with colours."
-
-const droppedOfPool = "What the rules within the pool lost, whoever dropped it, since serve was started."
-
-// count is a counter. A rule that cannot count it has none, unless it did when it had other parameters.
-func count(name, help string, can func(*live.Item) bool, of func(*live.Item) uint64) figure[*live.Item] {
-	return figure[*live.Item]{name, counter, help, func(it *live.Item) (float64, bool) {
-		if can(it) {
-			return float64(of(it)), true
-		}
-		return 0, false
-	}}
-}
-
-// now is a gauge; nil is unknown.
-func now(name, help string, of func(*live.Item) *uint64) figure[*live.Item] {
-	return figure[*live.Item]{name, gauge, help, func(it *live.Item) (float64, bool) {
-		if v := of(it); v != nil {
-			return float64(*v), true
-		}
-		return 0, false
-	}}
-}
-
-// rate is a rate in bit/s; nil for none.
-func rate(r policy.Rate) *uint64 {
-	if r == policy.Unlimited {
-		return nil
 	}
-	return new(uint64(r))
-}
-
-func optional(n uint64) *uint64 {
-	if n == 0 {
-		return nil
+	add("", "", live.Figures, func(it *live.Item) *live.Item { return it })
+	if kind == live.OfRules {
+		add("shadow_", " Only of rules with a shadow.", live.ShadowFigures, func(it *live.Item) *live.Item { return it.Shadow.Item() })
 	}
-	return &n
+	return all
 }
-
-func ifLimited(it *live.Item, n uint64) *uint64 {
-	if it.Rate == policy.Unlimited {
-		return nil
-	}
-	return &n
-}
-
-func ifColours(it *live.Item, by policy.Algorithm, n uint64) *uint64 {
-	if !it.Algorithm.HasColours() || it.Algorithm != by {
-		return nil
-	}
-	return &n
-}
-
-func always(*live.Item) bool    { return true }
-func delays(it *live.Item) bool { bytes, _ := it.Waiting(); return bytes > 0 || it.DelayedPackets > 0 }
-func marks(it *live.Item) bool {
-	c := &it.Colours
-	return it.Excess == policy.ECN || hasColours(it) && slices.Contains([]policy.Action{c.Green, c.Yellow, c.Red}, policy.ActionECN) ||
-		delays(it) && it.ECNAbove != policy.Never || it.MarkedPackets > 0
-}
-func guarantees(it *live.Item) bool { return it.Guarantee != 0 }
-func hasColours(it *live.Item) bool { return it.Algorithm.HasColours() }
-func ipv6(it *live.Item) bool       { return it.Prefix.Addr().Is6() }
-func hasBuckets(it *live.Item) bool {
-	return it.Each.Kind != policy.EachAll && it.Rate != policy.Unlimited || it.SpilledPackets > 0
-}
-func hasShadow(it *live.Item) bool { return it.Shadow != nil }
 
 // These are of everything together.
 var whole = []figure[*scrape]{

@@ -96,6 +96,7 @@ func (e *Exporter) scrape(ctx context.Context) *scrape {
 // scrape that fails as a whole would hide them.
 func (e *Exporter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := e.scrape(r.Context())
+	defer s.Release()
 	others, _ := e.others.Gather() // what can be had of them
 	to, done := answer(w, r)
 	p := newPage(to, max(len(s.rules), len(s.pools), len(s.Places()), len(s.Fullest), len(s.Lacks), 1))
@@ -134,7 +135,7 @@ func (s *scrape) write(p *page, o Options) {
 	p.values(ruleInfo, func(add func(float64, ...string)) {
 		for _, it := range s.rules {
 			excess := it.Excess.String()
-			if hasColours(it) {
+			if it.HasColours() {
 				excess = "" // what happens depends on the colour
 			}
 			add(1, it.Algorithm.String(), it.Device, it.Direction, it.Each.String(), excess, it.Label.Name, it.Network, it.Label.Plan, string(it.Within))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
@@ -243,6 +244,16 @@ func TestFormats(t *testing.T) {
 			if !strings.Contains(string(text), says) || !strings.Contains(string(text), `shapectl_rule_level_bytes{device="eth0"`) {
 				t.Errorf("%s, %q: %s", accept, encoding, text)
 			}
+		}
+	}
+}
+
+func TestAcceptsGzip(t *testing.T) {
+	for accept, want := range map[string]bool{
+		"gzip": true, "gzip;q=0": false, "gzip; q=0.000": false, "deflate, gzip;q=0.5": true, "": false, "x-gzip": false, "identity,gzip ;q=1": true,
+	} {
+		if got := metrics.AcceptsGzip(http.Header{"Accept-Encoding": {accept}}); got != want {
+			t.Errorf("%q: %t", accept, got)
 		}
 	}
 }

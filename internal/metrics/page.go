@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -84,7 +85,7 @@ func answer(w http.ResponseWriter, r *http.Request) (to expfmt.Encoder, done fun
 	w.Header().Set("Vary", "Accept, Accept-Encoding")
 	var out io.Writer = w
 	finish := func() error { return nil }
-	if acceptsGzip(r.Header) {
+	if AcceptsGzip(r.Header) {
 		w.Header().Set("Content-Encoding", "gzip")
 		zip, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // which fails only for levels that do not exist
 		out, finish = zip, zip.Close
@@ -100,10 +101,12 @@ func answer(w http.ResponseWriter, r *http.Request) (to expfmt.Encoder, done fun
 	}
 }
 
-func acceptsGzip(h http.Header) bool {
-	for _, part := range strings.Split(strings.Join(h.Values("Accept-Encoding"), ","), ",") {
-		name, q, _ := strings.Cut(strings.TrimSpace(part), ";")
-		if strings.TrimSpace(name) == "gzip" && strings.ReplaceAll(q, " ", "") != "q=0" {
+// AcceptsGzip reports whether the client of a request wants answers compressed by gzip. With a weight of 0, it does not.
+func AcceptsGzip(h http.Header) bool {
+	for part := range strings.SplitSeq(strings.Join(h.Values("Accept-Encoding"), ","), ",") {
+		coding, weight, _ := strings.Cut(strings.ReplaceAll(part, " ", ""), ";")
+		q, err := strconv.ParseFloat(strings.TrimPrefix(weight, "q="), 64)
+		if coding == "gzip" && (err != nil || q > 0) {
 			return true
 		}
 	}

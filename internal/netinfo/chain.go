@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -24,6 +25,9 @@ type ChainEntry struct {
 	// Limits: it limits the rate of packets, or of some of them, and is not ours.
 	Limits bool
 }
+
+// IsShapectl reports whether it is a program of shapectl, whoever attached it.
+func (e ChainEntry) IsShapectl() bool { return strings.HasPrefix(e.Name, "shapectl") }
 
 // LookName is the kernel's name of programs of shapectl that only look at packets, for as long as a process lives.
 const LookName = "shapectl_look"
@@ -57,33 +61,26 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 		}
 		chain = append(chain, e)
 	}
-	return chain, nil
-}
-
-// actionsOf returns the actions of a filter, and whether they can be read.
-func actionsOf(f netlink.Filter) (actions []netlink.Action, known bool) {
-	var police *netlink.PoliceAction
-	switch f := f.(type) {
-	case *netlink.U32:
-		actions, police = f.Actions, f.Police
-	case *netlink.FwFilter:
-		actions, police = f.Actions, f.Police
-	case *netlink.Flower:
-		actions = f.Actions
-	case *netlink.MatchAll:
-		actions = f.Actions
-	default:
-		return nil, false
-	}
-	if police != nil {
-		actions = append(slices.Clone(actions), police)
-	}
-	return actions, true
+	return slices.Compact(chain), nil // the kernel lists some filters several times, once per table
 }
 
 // polices reports whether a filter limits packets to a rate.
 func polices(f netlink.Filter) bool {
-	actions, _ := actionsOf(f)
+	var actions []netlink.Action
+	switch f := f.(type) {
+	case *netlink.U32:
+		if actions = f.Actions; f.Police != nil {
+			return true
+		}
+	case *netlink.FwFilter:
+		if actions = f.Actions; f.Police != nil {
+			return true
+		}
+	case *netlink.Flower:
+		actions = f.Actions
+	case *netlink.MatchAll:
+		actions = f.Actions
+	}
 	return slices.ContainsFunc(actions, func(a netlink.Action) bool { return a.Type() == "police" })
 }
 

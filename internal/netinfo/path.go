@@ -19,8 +19,6 @@ func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 	if err != nil {
 		return nil, err
 	}
-	// The kernel lists some filters several times, once per table.
-	chain = slices.Compact(chain)
 	netfilter, err := netfilterChains(dev.Name, d)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 // its rule.
 type Companion struct {
 	Flags uint32                                 // of rules that have one
+	spent bool                                   // begins without room in a rule that exists: no edit gives room
 	Limit func(policy.Rule) (policy.Rule, bool)  // of a rule
 	ID    func(*bpf.AbiColdParams) *uint32       // in a version of the rule
 	stays func(have, want policy.Rule) (is bool) // a limit keeps id, counters and buckets when it changes so
@@ -26,6 +27,7 @@ var Companions = [...]Companion{
 	},
 	{
 		Flags: Guarantee | Colours,
+		spent: true,
 		Limit: func(r policy.Rule) (policy.Rule, bool) {
 			if r.Algorithm.HasColours() {
 				return r.Second()
@@ -56,14 +58,13 @@ func (c *Companion) Of(v Version) (id uint32, ok bool) {
 	return *c.ID(v.AbiColdParams), v.Present() && v.Flags&c.Flags != 0
 }
 
-// Both returns the limits of a rule before and after a change. One that is new has nothing before, but the second limit of a rule
-// that had a rate has one without room: no edit gives room.
+// Both returns the limits of a rule before and after a change. One that is new has nothing before, or one without room.
 func (c *Companion) Both(have, want policy.Rule) (before, after policy.Rule, has, isNew bool) {
 	before, had := c.Limit(have)
 	after, has = c.Limit(want)
 	before.Prefix, after.Prefix = netip.Prefix{}, netip.Prefix{}
 	if isNew = has && !(had && c.stays(before, after)); isNew {
-		if before = (policy.Rule{}); kindOf(after) != policy.GCRA && have.Capacity != 0 {
+		if before = (policy.Rule{}); c.spent && have != (policy.Rule{}) {
 			before = after
 			before.Capacity = 0
 		}

@@ -69,16 +69,17 @@ type rule struct {
 }
 
 // made is the meaning of a rule, for networks of one family and length. Rules with the same
-// text share it. Rules that differ only in name and note share the rule in it.
+// text share it. Rules that differ only in the network, pool, name and note share the rule in it.
 type made struct {
 	rule       *policy.Rule
+	within     policy.Within
 	name, note string
 }
 
 // on returns the rule on a device.
 func (r *rule) on(d Device) policy.Rule {
 	out := r.rule.On(d.L2Bytes)
-	out.Prefix, out.Label.Name, out.Label.Note = r.prefix, r.name, r.note
+	out.Prefix, out.Within, out.Label.Name, out.Label.Note = r.prefix, r.within, r.name, r.note
 	return out
 }
 

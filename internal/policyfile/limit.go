@@ -63,7 +63,7 @@ var colourEntries = strings.NewReplacer("=", ": ", ",", ", ")
 // A parcel is what a rule, a pool, a plan or defaults give.
 type parcel struct {
 	policy.Draft
-	places []place
+	places places
 	plan   *plan // of a rule or pool; nil for none
 	bad    bool  // it has an error that is reported already
 }
@@ -74,9 +74,11 @@ type place struct {
 	at     uint32 // its offset
 }
 
-// place returns the offset of the value of an option.
-func (p *parcel) place(name string) (at uint32, found bool) {
-	for _, place := range p.places {
+type places []place
+
+// of returns the offset of the value of an option.
+func (all places) of(name string) (at uint32, found bool) {
+	for _, place := range all {
 		if place.option.Name == name {
 			at, found = place.at, true // the narrowest is the last
 		}
@@ -146,7 +148,12 @@ func (r *reader) made(of *direction, prefix netip.Prefix, e *entry, text []byte)
 	if p.plan != nil {
 		rule.Label.Plan = p.plan.shown
 	}
-	out := &made{&rule, d.Name, d.Note}
+	out := &made{within: rule.Within, name: d.Name, note: d.Note}
+	rule.Prefix, rule.Within, rule.Label.Name, rule.Label.Note = netip.Prefix{}, "", "", ""
+	if out.rule = r.alike[rule]; out.rule == nil {
+		out.rule = &rule
+		r.alike[rule] = out.rule
+	}
 	if len(of.known) < maxKnown {
 		of.known[ruleText{string(text), family, prefix.Bits()}] = out
 	}
@@ -209,11 +216,11 @@ func (r *limitReader) blame(err error, key uint32, rule, defaults parcel) {
 	message := err.Error()
 	word, _, _ := strings.Cut(message, " ")
 	word = strings.TrimSuffix(word, ":")
-	if at, found := rule.place(word); found {
+	if at, found := rule.places.of(word); found {
 		key = at
 	} else if p := rule.plan; p != nil && p.Gives(word) {
 		message += fmt.Sprintf(" (from plan %s, %s)", p.key, r.where(p.at))
-	} else if at, found := defaults.place(word); found {
+	} else if at, found := defaults.places.of(word); found {
 		message += fmt.Sprintf(" (from defaults, %s)", r.where(at))
 	}
 	r.report(key, message)

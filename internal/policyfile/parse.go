@@ -71,11 +71,12 @@ func parse(name string, text []byte, lines int) (*File, error) {
 type reader struct {
 	limitReader
 	file   *File
-	pieces map[uint32][]piece // not read yet, by the offset of the key before them
+	pieces map[uint32][]piece           // not read yet, by the offset of the key before them
+	alike  map[policy.Rule]*policy.Rule // what rules with other networks, pools, names and notes share
 }
 
 func newReader(f *File) *reader {
-	return &reader{file: f, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
+	return &reader{file: f, alike: map[policy.Rule]*policy.Rule{}, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
 }
 
 func (r *reader) policy(root *node) {

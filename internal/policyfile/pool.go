@@ -10,7 +10,7 @@ import (
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
 	at   uint32 // the offset of its key
-	said parcel
+	said places
 	rule policy.Rule
 }
 
@@ -71,7 +71,7 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	if usual.Within = within; within != "" {
 		usual.Mark(policy.FindOption("within"))
 	}
-	p := &pool{at: e.key.start, said: said}
+	p := &pool{at: e.key.start, said: said.places}
 	var err error
 	if p.rule, err = said.draft(usual).Pool(name); err != nil {
 		r.blame(err, e.key.start, said, defaults)
@@ -101,7 +101,8 @@ func (r *reader) checkPools() {
 		}
 		for _, t := range r.file.devices[i].tables {
 			for j := range t.rules {
-				tree.Add(nil, t.rules[j].rule)
+				one := t.rules[j].on(Device{})
+				tree.Add(nil, &one)
 			}
 		}
 	}
@@ -113,7 +114,7 @@ func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {
 		option, _, _ := strings.Cut(p.Message, " ")
 		pool := f.poolOf(p.Rule)
 		at := pool.at
-		if own, found := pool.said.place(option); found {
+		if own, found := pool.said.of(option); found {
 			at = own
 		}
 		problems = append(problems, problem{at, p.Error()})

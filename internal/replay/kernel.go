@@ -44,8 +44,6 @@ type Kernel struct {
 	program *ebpf.Program
 	entries []entry // of rules
 	pools   []entry
-	slots   uint32
-	era     era
 	begun   bool
 	frame   []byte
 	after   []byte // the frame of the last packet after the program
@@ -76,7 +74,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 		hook.MatchSrc = 1
 	}
 	k := &Kernel{
-		compiled: compile(l), entries: make([]entry, len(l.Rules)), pools: make([]entry, len(l.Pools)), slots: slots, era: newEra(l),
+		compiled: compile(l), entries: make([]entry, len(l.Rules)), pools: make([]entry, len(l.Pools)),
 		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders), after: make([]byte, linkHeader+trace.MaxHeaders),
 	}
 	for i := range hook.Secret { // without a secret, a flow and its replies share a bucket
@@ -116,18 +114,6 @@ func (k *Kernel) begin(now uint64) (err error) {
 	return nil
 }
 
-// renew empties all buckets.
-func (k *Kernel) renew() error {
-	renewed, err := newKernel(k.Limits, k.slots)
-	if err != nil {
-		return err
-	}
-	renewed.era = k.era
-	err = k.Close()
-	*k = *renewed
-	return err
-}
-
 // put sets a rule for small or big packets, and keeps levels.
 func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	rule := k.Rules[i]
@@ -155,13 +141,6 @@ func put(in *maps.Set, rule policy.Rule, now uint64) (maps.Entry, error) {
 
 // Offer implements Engine.
 func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
-	another, err := k.era.next(t.Time)
-	if another {
-		err = k.renew()
-	}
-	if err != nil {
-		return Result{}, err
-	}
 	if !k.begun {
 		if err := k.begin(t.Time); err != nil {
 			return Result{}, err

@@ -14,7 +14,6 @@ type Model struct {
 	buckets    table[model.Bucket]
 	guarantees table[model.Bucket]
 	pairs      table[model.Pair] // of rules with colours
-	era        era
 
 	// Of a packet: its rule and the pools above.
 	climbed []*stage
@@ -56,28 +55,15 @@ func newStage(r policy.Rule) *stage {
 
 // NewModel returns an engine with empty buckets.
 func NewModel(l Limits) *Model {
-	m := &Model{compiled: compile(l), era: newEra(l)}
-	m.empty()
-	return m
-}
-
-// empty empties all buckets.
-func (m *Model) empty() {
-	m.stages, m.buckets, m.guarantees, m.pairs = nil, newTable[model.Bucket](), newTable[model.Bucket](), newTable[model.Pair]()
+	m := &Model{compiled: compile(l), buckets: newTable[model.Bucket](), guarantees: newTable[model.Bucket](), pairs: newTable[model.Pair]()}
 	for _, r := range m.rules {
 		m.stages = append(m.stages, newStage(r))
 	}
+	return m
 }
 
 // Offer implements Engine.
 func (m *Model) Offer(t *trace.Packet) (Result, error) {
-	another, err := m.era.next(t.Time)
-	if err != nil {
-		return Result{}, err
-	}
-	if another {
-		m.empty()
-	}
 	p := read(t)
 	r := Result{Rule: m.match(p), Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
 	if r.Rule == NoRule {

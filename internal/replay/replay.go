@@ -5,10 +5,8 @@
 package replay
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
@@ -18,7 +16,8 @@ import (
 
 // An Engine meters packets.
 type Engine interface {
-	// Offer meters the next packet. The result is valid until the next call.
+	// Offer meters the next packet. Times are as close together as those of a trace.Reader. The result is valid until the
+	// next call.
 	Offer(*trace.Packet) (Result, error)
 	Close() error
 }
@@ -208,101 +207,32 @@ func (c *compiled) sharer(number int, p packet) maps.Flow {
 	return c.scoped(sharerScope(c.rules[number].Share), p)
 }
 
-// name returns a bucket key as text.
-func (l Limits) name(k bucketKey) string {
-	return maps.KeyName(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
-}
-
 // Key returns the bucket key of a packet that matched a rule, as text.
-func (l Limits) Key(r Result) string { return l.name(r.key) }
-
-// sharerName returns the sharer of a rule with fair shares as text.
-func (l Limits) sharerName(k bucketKey) string {
-	rule := l.Rules[k.rule]
-	rule.Each = sharerScope(rule.Share)
-	return maps.KeyName(maps.Entry{Rule: rule}, l.Match, k.flow)
+func (l Limits) Key(r Result) string {
+	return maps.KeyName(maps.Entry{Rule: l.Rules[r.key.rule]}, l.Match, r.key.flow)
 }
 
 // Sharer returns the sharer of a packet that matched a rule with fair shares, as text.
-func (l Limits) Sharer(r Result) string { return l.sharerName(bucketKey{r.Rule, r.sharer}) }
-
-// A Disagreement is a packet for which two engines have different results.
-type Disagreement struct {
-	Packet        uint64 // counted from 1
-	Kernel, Model Result
-	limits        Limits
+func (l Limits) Sharer(r Result) string {
+	return maps.SharerName(maps.Entry{Rule: l.Rules[r.Rule]}, maps.Entry{}, l.Match, r.sharer)
 }
 
-func (d *Disagreement) Error() string {
-	return fmt.Sprintf("packet %d: the kernel says %s; the model says %s", d.Packet, d.say(d.Kernel), d.say(d.Model))
+// A Run is limits that meet a trace, summed up and as a chart.
+type Run struct {
+	Engine
+	*Summary
+	*Chart
 }
 
-func (d *Disagreement) say(r Result) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "%v at %d ns with %d bytes", r.Verdict, r.Time, r.Bytes)
-	if r.Excess {
-		s.WriteString(" (excess)")
-	}
-	switch {
-	case r.Rule == NoRule:
-		s.WriteString(", no rule")
-	default:
-		if r.Wait > 0 {
-			fmt.Fprintf(&s, ", queued for %d ns", r.Wait)
-		}
-		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
-		if d.limits.Rules[r.Rule].Algorithm.HasColours() {
-			fmt.Fprintf(&s, ", second level %d, %v with DSCP %d", r.Second, r.Colour, r.DSCP)
-		}
-		if d.limits.Rules[r.Rule].Within != "" {
-			fmt.Fprintf(&s, ", of its pools %d", r.Pools)
-		}
-	}
-	if r.RefusedBy != "" {
-		fmt.Fprintf(&s, ", refused by %s", r.RefusedBy)
-	}
-	if r.GuaranteedBy != "" {
-		fmt.Fprintf(&s, ", guaranteed by %s", r.GuaranteedBy)
-	}
-	if r.Spilled {
-		s.WriteString(" (the spill bucket, because the table is full)")
-	}
-	if r.Contended {
-		s.WriteString(" (contended)")
-	}
-	return s.String()
-}
+// NewRun returns a run without packets.
+func NewRun(e Engine, l Limits) *Run { return &Run{e, NewSummary(l), NewChart(l)} }
 
-// Both offers each packet to the kernel and to the model. It fails with a
-// Disagreement at the first packet for which they differ.
-type Both struct {
-	kernel  *Kernel
-	model   *Model
-	packets uint64
-}
-
-// NewBoth returns both engines. For errors see NewKernel.
-func NewBoth(l Limits) (*Both, error) {
-	kernel, err := NewKernel(l)
-	if err != nil {
-		return nil, err
+// Offer meters the next packet.
+func (r *Run) Offer(p *trace.Packet) (Result, error) {
+	result, err := r.Engine.Offer(p)
+	if err == nil {
+		r.Summary.Add(result)
+		r.Chart.Add(result)
 	}
-	return &Both{kernel: kernel, model: NewModel(l)}, nil
+	return result, err
 }
-
-// Offer implements Engine.
-func (b *Both) Offer(p *trace.Packet) (Result, error) {
-	b.packets++
-	kernel, err := b.kernel.Offer(p)
-	if err != nil {
-		return kernel, err
-	}
-	want, err := b.model.Offer(p)
-	if err == nil && kernel != want {
-		err = &Disagreement{Packet: b.packets, Kernel: kernel, Model: want, limits: b.model.Limits}
-	}
-	return kernel, err
-}
-
-// Close implements Engine.
-func (b *Both) Close() error { return b.kernel.Close() }

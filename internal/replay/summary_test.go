@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,13 +14,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func summarize(t *testing.T, l Limits, csv string) *Summary {
+func summarize(t *testing.T, l Limits, csv string) Figures {
 	t.Helper()
 	s := NewSummary(l)
 	for _, r := range offer(t, NewModel(l), csv) {
 		s.Add(r)
 	}
-	return s
+	return s.Sum()
 }
 
 // Every number of this trace was computed by hand: 1000 bytes/s, 2000 bytes.
@@ -39,22 +40,14 @@ func TestSummary(t *testing.T) {
 		"9100000000,100",       // back in time, 2500: refused
 		"100" + second + ",1", "100" + second + ",1",
 	}, "\n"))
-	want := Summary{
-		Offered: Count{12, 7502}, Passed: Count{6, 5602}, Excess: Count{6, 1900}, Dropped: Count{6, 1900},
-		First: 5e9, Last: 100e9,
+	want := Figures{
+		OfferedPackets: 12, OfferedBytes: 7502, PassedPackets: 6, PassedBytes: 5602, ExcessPackets: 6, ExcessBytes: 1900, DroppedPackets: 6, DroppedBytes: 1900,
+		FirstNS: 5e9, DurationNS: 95e9, Pools: []ReplayedPool{}, HighestLevelBytes: 3000, LosslessCapacityBytes: new(uint64(3500)),
 		// From the packet that passed at 9.7 s to those at 100 s; one was dropped between them.
-		LongestGap: Gap{9_700_000_000, 90_300_000_000},
+		LongestGapFromNS: 9_700_000_000, LongestGapNS: 90_300_000_000,
 	}
-	got := *s
-	got.limits, got.highest, got.free, got.needed, got.beyond, got.accounts, got.sharers, got.Pools = compiled{}, 0, nil, 0, false, table[account]{}, table[Count]{}, nil
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("%+v, want\n%+v", got, want)
-	}
-	if n := s.HighestLevelBytes(); n != 3000 {
-		t.Errorf("highest level %d", n)
-	}
-	if top := s.MostExcess(5); top != nil {
-		t.Errorf("excess by key with a single bucket: %+v", top)
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("%+v, want\n%+v", s, want)
 	}
 }
 
@@ -69,19 +62,14 @@ func TestSummaryOfQueue(t *testing.T) {
 		"500000000,500",  // marked after 2.5 s, 3 s after the first
 		"20000000000,50", // departs immediately
 	}, "\n"))
-	if s.Offered != (Count{7, 4650}) || s.Passed != (Count{5, 3550}) || s.Dropped != (Count{2, 1100}) || s.Excess != s.Dropped ||
-		s.Delayed != (Count{3, 2500}) || s.Marked != (Count{2, 1500}) {
-		t.Errorf("%+v", s)
+	want := Figures{
+		OfferedPackets: 7, OfferedBytes: 4650, PassedPackets: 5, PassedBytes: 3550, DroppedPackets: 2, DroppedBytes: 1100, ExcessPackets: 2, ExcessBytes: 1100,
+		DelayedPackets: 3, DelayedBytes: 2500, MarkedPackets: 2, MarkedBytes: 1500, LongestDelayNS: 2_500_000_000, MeanDelayNS: 5_500_000_000 / 3,
+		// From the third departure at 2 s to that at 3 s; two packets were dropped between them.
+		LongestGapFromNS: 2e9, LongestGapNS: 1e9, DurationNS: 20e9, HighestLevelBytes: 3000, LosslessCapacityBytes: new(uint64(4100)), Pools: []ReplayedPool{},
 	}
-	if s.LongestDelay != 2_500_000_000 || s.MeanDelay() != 5_500_000_000/3 {
-		t.Errorf("delays of up to %d ns, mean %d", s.LongestDelay, s.MeanDelay())
-	}
-	// From the third departure at 2 s to that at 3 s; two packets were dropped between them.
-	if d := s.LongestGap; d != (Gap{2e9, 1e9}) {
-		t.Errorf("longest gap %+v", d)
-	}
-	if n, known := s.LosslessCapacity(); n != 4100 || !known {
-		t.Errorf("lossless capacity %d", n)
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("%+v, want\n%+v", s, want)
 	}
 }
 
@@ -102,46 +90,51 @@ func TestLosslessCapacity(t *testing.T) {
 			}
 		}
 		l := Limits{Rules: []policy.Rule{everything(rate, 1514)}}
-		least, known := summarize(t, l, csv.String()).LosslessCapacity()
-		if !known || least == 0 {
-			t.Fatalf("trace %d: %d, %v", i, least, known)
+		known := summarize(t, l, csv.String()).LosslessCapacityBytes
+		if known == nil || *known == 0 {
+			t.Fatalf("trace %d: no lossless capacity", i)
 		}
+		least := *known
 		for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 			for capacity, wantLoss := range map[uint64]bool{least: false, least + 1: false, 2 * least: false, least - 1: true, least / 2: true} {
 				l.Rules[0].Capacity, l.Rules[0].Algorithm = capacity, algorithm
 				s := summarize(t, l, csv.String())
-				if (s.Excess.Packets > 0) != wantLoss {
-					t.Errorf("trace %d at %v: with %d bytes (least %d), excess %+v", i, rate, capacity, least, s.Excess)
+				if (s.ExcessPackets > 0) != wantLoss {
+					t.Errorf("trace %d at %v: with %d bytes (least %d), excess %+v", i, rate, capacity, least, s.ExcessPackets)
 				}
-				if again, _ := s.LosslessCapacity(); again != least {
+				if again := *s.LosslessCapacityBytes; again != least {
 					t.Errorf("trace %d: %d bytes from a bucket of %d, %d before", i, again, capacity, least)
 				}
 				delays := l
 				delays.Rules = slices.Clone(l.Rules)
 				queued(&delays.Rules[0], roll)
-				if q := summarize(t, delays, csv.String()); q.Excess != s.Excess {
-					t.Errorf("trace %d: with %+v, excess %+v, want %+v", i, delays.Rules[0], q.Excess, s.Excess)
+				if q := summarize(t, delays, csv.String()); q.ExcessPackets != s.ExcessPackets || q.ExcessBytes != s.ExcessBytes {
+					t.Errorf("trace %d: with %+v, excess %+v, want %+v", i, delays.Rules[0], q.ExcessPackets, s.ExcessPackets)
 				}
 			}
 		}
 	}
 }
 
+type gap struct{ from, ns uint64 }
+
+func longest(f Figures) gap { return gap{f.LongestGapFromNS, f.LongestGapNS} }
+
 func TestLongestGap(t *testing.T) {
 	rule := everything(8000, 1000)
 	hosts := bothFamilies(8000, 1000, policy.EachHost)
 	for name, c := range map[string]struct {
 		csv  string
-		want Gap
+		want gap
 	}{
-		"nothing dropped":                  {"0,1000\n5000000000,1000\n", Gap{}},
-		"one":                              {"0,1000\n400000000,1000\n1000000000,1000\n", Gap{0, 1_000_000_000}},
-		"idle, without a drop":             {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Gap{0, 1_000_000_000}},
-		"the second":                       {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Gap{1_000_000_000, 1_200_000_000}},
-		"to the end":                       {"7,1000\n8,1000\n500,1000\n", Gap{7, 493}},
-		"one at the end, at the same time": {"7,1000\n7,1000\n", Gap{7, 0}},
+		"nothing dropped":                  {"0,1000\n5000000000,1000\n", gap{}},
+		"one":                              {"0,1000\n400000000,1000\n1000000000,1000\n", gap{0, 1_000_000_000}},
+		"idle, without a drop":             {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", gap{0, 1_000_000_000}},
+		"the second":                       {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", gap{1_000_000_000, 1_200_000_000}},
+		"to the end":                       {"7,1000\n8,1000\n500,1000\n", gap{7, 493}},
+		"one at the end, at the same time": {"7,1000\n7,1000\n", gap{7, 0}},
 	} {
-		if d := summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv).LongestGap; d != c.want {
+		if d := longest(summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv)); d != c.want {
 			t.Errorf("%s: %+v, want %+v", name, d, c.want)
 		}
 	}
@@ -153,7 +146,7 @@ func TestLongestGap(t *testing.T) {
 		r.Limited, r.Bytes = true, 1000
 		ahead.Add(r)
 	}
-	if d := ahead.LongestGap; d != (Gap{5000, 500}) {
+	if d := longest(ahead.Sum()); d != (gap{5000, 500}) {
 		t.Errorf("with a packet that overtakes: %+v", d)
 	}
 	// A packet of one bucket does not end the gap of another.
@@ -164,15 +157,15 @@ func TestLongestGap(t *testing.T) {
 		testenv.Must(t, err)
 		s.Add(r)
 	}
-	if d := s.LongestGap; d != (Gap{0, 6000}) {
+	if d := longest(s.Sum()); d != (gap{0, 6000}) {
 		t.Errorf("two hosts: %+v", d)
 	}
 }
 
 func TestLosslessCapacityLimits(t *testing.T) {
 	l := Limits{Rules: []policy.Rule{everything(8, 1)}}
-	if n, known := summarize(t, l, "0,9000\n9000000000000,9000\n").LosslessCapacity(); n != 0 || !known {
-		t.Errorf("each packet finds an empty bucket: %d, %v", n, known)
+	if n := summarize(t, l, "0,9000\n9000000000000,9000\n").LosslessCapacityBytes; n == nil || *n != 0 {
+		t.Errorf("each packet finds an empty bucket: %v", n)
 	}
 	s := NewSummary(l)
 	m := NewModel(l)
@@ -184,8 +177,8 @@ func TestLosslessCapacityLimits(t *testing.T) {
 		testenv.Must(t, err)
 		s.Add(r)
 	}
-	if n, known := s.LosslessCapacity(); known {
-		t.Errorf("above the largest capacity: %d", n)
+	if n := s.Sum().LosslessCapacityBytes; n != nil {
+		t.Errorf("above the largest capacity: %d", *n)
 	}
 }
 
@@ -205,11 +198,8 @@ func TestMostExcess(t *testing.T) {
 	send(2, 11, 100)
 	send(3, 6, 1000)
 	send(4, 14, 100)
-	if got, want := fmt.Sprint(s.MostExcess(2)), "[{10.0.0.3 {5 5000}} {10.0.0.4 {4 400}}]"; got != want {
+	if got, want := fmt.Sprint(s.Sum().MostExcess), "[{10.0.0.3 5 5000} {10.0.0.4 4 400} {10.0.0.2 1 100}]"; got != want {
 		t.Errorf("%s, want %s", got, want)
-	}
-	if got := s.MostExcess(9); len(got) != 3 {
-		t.Errorf("%v", got)
 	}
 	// Never limited: not IP, and neighbour discovery. Outside: other addresses.
 	l = Limits{Rules: []policy.Rule{{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 1000}}}
@@ -227,7 +217,7 @@ func TestMostExcess(t *testing.T) {
 		testenv.Must(t, err)
 		s.Add(r)
 	}
-	if s.Unlimited != (Count{2, 42 + 58}) || s.Outside != (Count{2, 58 + 34}) || s.Offered != (Count{}) || s.Packets() != 4 {
+	if s.UnlimitedPackets != 2 || s.UnlimitedBytes != 42+58 || s.OutsidePackets != 2 || s.OutsideBytes != 58+34 || s.OfferedPackets != 0 || s.Packets() != 4 {
 		t.Errorf("%+v", s)
 	}
 }

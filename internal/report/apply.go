@@ -57,7 +57,7 @@ func (rules Rules) SayPools(c PoolChange) {
 		case c.Added > 0:
 			r.Sentence = "new " + r.Sentence
 		case c.Changed > 0:
-			subject := fmt.Sprintf("pool %q", r.Name)
+			subject := fmt.Sprintf("pool %q", r.Label.Name)
 			r.Sentence = subject + " now" + strings.TrimPrefix(r.Sentence, subject)
 		}
 	}
@@ -84,29 +84,20 @@ func (a Applied) Text(w io.Writer) error {
 		fmt.Fprintf(text, "confirmed %s, which stays\n", changeOf(*a.ConfirmedAgoNS))
 	}
 	var all Changes
-	upgraded := 0
-	devices := map[string]bool{}
+	devices, upgraded := map[string]bool{}, false
 	for _, h := range a.Hooks {
 		all = Changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
-		devices[h.Device] = true
-		if h.Upgraded {
-			upgraded++
-		}
+		devices[h.Device], upgraded = true, upgraded || h.Upgraded
 	}
 	pools := Changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
+	writeChanges(text, all, pools, len(devices), "added", "changed", "removed")
 	switch {
+	case len(a.Hooks) > 0 && all == Changes{}:
+		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
 	case len(a.Hooks) == 0 && pools == Changes{}:
 		text.WriteString("nothing to change\n")
-	case len(a.Hooks) == 0:
-	case all == Changes{}:
-		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
-	default:
-		fmt.Fprintf(text, "%s on %s\n", all.Words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
 	}
-	if pools != (Changes{}) {
-		fmt.Fprintln(text, pools.Words("pool", "added", "changed", "removed"))
-	}
-	if upgraded > 0 && !a.Verbose {
+	if upgraded && !a.Verbose {
 		text.WriteString("replaced the programs of another build\n")
 	}
 	for _, h := range a.Hooks {
@@ -141,6 +132,16 @@ func changeOf(ns uint64) string {
 
 // Changes are how many rules were added, changed and removed.
 type Changes [3]int
+
+// writeChanges writes how many rules of some devices changed, and how many pools.
+func writeChanges(w io.Writer, rules, pools Changes, devices int, verbs ...string) {
+	if rules != (Changes{}) {
+		fmt.Fprintf(w, "%s on %s\n", rules.Words("rule", verbs...), plain.Count(devices, "device"))
+	}
+	if pools != (Changes{}) {
+		fmt.Fprintln(w, pools.Words("pool", verbs...))
+	}
+}
 
 // Words is "2 rules added, 1 changed" for such a thing and verbs.
 func (c Changes) Words(thing string, verbs ...string) string {
@@ -248,10 +249,9 @@ func NewDifferences(differences []policy.Difference) Differences {
 
 // shortLimit is the rate of a rule, who has it, and the options that are not as usual.
 func shortLimit(r *policy.Rule) string {
-	rate, _ := limit(*r)
 	var parts []string
-	if options := NewColourOptions(*r); rate != nil || r.Within == "" {
-		parts = append(parts, rateFor(options.rate(rateText(rate)), live.Scope(r)))
+	if r.Rate != policy.Unlimited || r.Within == "" {
+		parts = append(parts, rateFor(ratesOf(r), live.Scope(r)))
 	}
 	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
 	if r.Rate != policy.Unlimited {
@@ -308,12 +308,7 @@ func (d Differences) counts(w io.Writer) {
 			devices[r.Device] = true
 		}
 	}
-	if all != (Changes{}) {
-		fmt.Fprintf(w, "%s on %s\n", all.Words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
-	}
-	if pools != (Changes{}) {
-		fmt.Fprintln(w, pools.Words("pool", "to add", "to change", "to remove"))
-	}
+	writeChanges(w, all, pools, len(devices), "to add", "to change", "to remove")
 }
 
 // A ChangeSummary is how many rules and pools apply would add, remove, or change an option of.

@@ -82,12 +82,8 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 		hosts += fmt.Sprintf(" (%d silent)", silent)
 	}
 	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased\n", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, bitsText(c.UseBits), bitsText(c.LeasedBits))
-	rows := make([]row, len(c.Members))
-	for i := range c.Members {
-		rows[i].member = &c.Members[i]
-	}
-	if len(rows) > 0 {
-		if err := writeTable(w, rows, c.columns(), width); err != nil {
+	if len(c.Members) > 0 {
+		if err := writeTable(w, c.Members, c.columns(), width); err != nil {
 			return err
 		}
 	}
@@ -123,26 +119,26 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	return nil
 }
 
-func (c *ClusterStatus) columns() []column {
-	columns := []column{
-		{head: "HOST", always: true, cell: func(r *row) string { return plain.Line(r.member.Host) }, cut: func(*row) bool { return true }},
-		{head: "POOL", drop: 3, cell: func(r *row) string {
-			if r.member.Pool == c.Cluster {
+func (c *ClusterStatus) columns() []column[ClusterMember] {
+	columns := []column[ClusterMember]{
+		{head: "HOST", always: true, cell: func(m *ClusterMember) string { return plain.Line(m.Host) }, cut: whole[ClusterMember]},
+		{head: "POOL", drop: 3, cell: func(m *ClusterMember) string {
+			if m.Pool == c.Cluster {
 				return ""
 			}
-			return plain.Line(r.member.Pool)
+			return plain.Line(m.Pool)
 		}},
 	}
 	add := func(head string, drop int, of func(*ClusterMember) uint64) {
-		columns = append(columns, column{head: head, right: true, always: true, drop: drop, cell: func(r *row) string {
-			if r.member.State == Silent && head != "SAFE" {
+		columns = append(columns, column[ClusterMember]{head: head, right: true, always: true, drop: drop, cell: func(m *ClusterMember) string {
+			if m.State == Silent && head != "SAFE" {
 				return "-"
 			}
-			return bitsText(of(r.member))
+			return bitsText(of(m))
 		}})
 	}
 	option := func(head string, of func(*ClusterMember) string) {
-		columns = append(columns, column{head: head, right: true, drop: 4, cell: func(r *row) string { return of(r.member) }})
+		columns = append(columns, column[ClusterMember]{head: head, right: true, drop: 4, cell: of})
 	}
 	option("WEIGHT", func(m *ClusterMember) string {
 		if m.Weight == 1 {
@@ -157,7 +153,7 @@ func (c *ClusterStatus) columns() []column {
 	add("LEASE", 0, func(m *ClusterMember) uint64 { return m.LeaseBits })
 	add("SAFE", 2, func(m *ClusterMember) uint64 { return m.SafeBits })
 	return append(columns,
-		column{head: "AGE", right: true, always: true, cell: func(r *row) string { return time.Duration(r.member.AgeNS).String() }},
-		column{head: "STATE", always: true, cell: func(r *row) string { return r.member.State }},
+		column[ClusterMember]{head: "AGE", right: true, always: true, cell: func(m *ClusterMember) string { return time.Duration(m.AgeNS).String() }},
+		column[ClusterMember]{head: "STATE", always: true, cell: func(m *ClusterMember) string { return m.State }},
 	)
 }

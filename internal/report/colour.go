@@ -9,109 +9,32 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ColourOptions are what a rule with colours has beside its rate and capacity, which are its CIR and CBS. What a rule does
-// not have is null: all of it without colours, the PIR except with trtcm, and so on.
-type ColourOptions struct {
-	PIRBits  *uint64 `json:"pir_bits_per_second"`
-	PBSBytes *uint64 `json:"pbs_bytes"`
-	EIRBits  *uint64 `json:"eir_bits_per_second"`
-	EBSBytes *uint64 `json:"ebs_bytes"`
-	Aware    *bool   `json:"colour_aware"`
-	In       *string `json:"colours"` // as the flag; null unless packets come in with colours
-	Green    *string `json:"green"`   // what happens to such packets
-	Yellow   *string `json:"yellow"`
-	Red      *string `json:"red"`
-}
-
-// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
-type ColourCounters struct {
-	GreenPackets  uint64 `json:"green_packets"`
-	GreenBytes    uint64 `json:"green_bytes"`
-	YellowPackets uint64 `json:"yellow_packets"`
-	YellowBytes   uint64 `json:"yellow_bytes"`
-	RedPackets    uint64 `json:"red_packets"`
-	RedBytes      uint64 `json:"red_bytes"`
-}
-
-// NewColourOptions is what a rule has.
-func NewColourOptions(r policy.Rule) (o ColourOptions) {
-	if !r.Algorithm.HasColours() {
-		return o
-	}
-	c := &r.Colours
+// ratesOf is the rate of a rule; with colours its CIR, and the PIR or EIR beside it.
+func ratesOf(r *policy.Rule) string {
 	switch r.Algorithm {
 	case policy.TRTCM:
-		o.PIRBits, o.PBSBytes = (*uint64)(&c.PIR), &c.PBS
+		return r.Rate.String() + "/" + r.Colours.PIR.String()
 	case policy.RFC4115:
-		o.EIRBits = (*uint64)(&c.EIR)
-		fallthrough
-	default:
-		o.EBSBytes = &c.EBS
+		return r.Rate.String() + "+" + r.Colours.EIR.String() // which comes on top
 	}
-	if o.Aware = &c.Aware; c.Aware {
-		o.In = new(c.In.String())
-	}
-	o.Green, o.Yellow, o.Red = new(c.Green.String()), new(c.Yellow.String()), new(c.Red.String())
-	return o
+	return r.Rate.String()
 }
 
-func newColourCounters(c maps.Counters) ColourCounters {
-	return ColourCounters{c.GreenPackets, c.GreenBytes, c.YellowPackets, c.YellowBytes, c.RedPackets, c.RedBytes}
-}
-
-// HasColours reports whether packets get colours.
-func (o *ColourOptions) HasColours() bool { return o.Red != nil }
-
-// SecondBytes is the size of the second bucket in bytes: PBS or EBS; nil without colours.
-func (o *ColourOptions) SecondBytes() *uint64 {
-	if o.PBSBytes != nil {
-		return o.PBSBytes
+// OnExcess is what happens to excess packets, or to packets by colour; that green ones pass goes without saying.
+func (r *Rule) OnExcess() string {
+	if !r.HasColours() {
+		return r.Excess.String()
 	}
-	return o.EBSBytes
-}
-
-// secondName is what RFCs call the second bucket.
-func (o *ColourOptions) secondName() string {
-	if o.PBSBytes != nil {
-		return "P"
-	}
-	return "E"
-}
-
-// rate is a CIR, and the PIR or EIR beside it.
-func (o *ColourOptions) rate(cir string) string {
-	switch {
-	case o.PIRBits != nil:
-		return cir + "/" + rateText(o.PIRBits)
-	case o.EIRBits != nil:
-		return cir + "+" + rateText(o.EIRBits) // which comes on top
-	}
-	return cir
-}
-
-// actions is what happens to packets by colour; that green ones pass goes without saying.
-func (o *ColourOptions) actions() string {
-	text := fmt.Sprintf("yellow %s, red %s", *o.Yellow, *o.Red)
-	if *o.Green != policy.ActionPass.String() {
-		text = fmt.Sprintf("green %s, %s", *o.Green, text)
+	text := fmt.Sprintf("yellow %v, red %v", r.Colours.Yellow, r.Colours.Red)
+	if r.Colours.Green != policy.ActionPass {
+		text = fmt.Sprintf("green %v, %s", r.Colours.Green, text)
 	}
 	return text
 }
 
-// OnExcess is what happens to excess packets.
-func (r *Rule) OnExcess() string {
-	if r.HasColours() {
-		return r.actions()
-	}
-	return r.Excess
-}
-
 // byColour is the packets of a rule by colour; "" for none.
-func (c *ColourCounters) byColour() string {
+func byColour(c *maps.Counters) string {
 	all := c.GreenPackets + c.YellowPackets + c.RedPackets
-	if all == 0 {
-		return ""
-	}
 	var parts []string
 	for _, of := range []struct {
 		packets uint64
@@ -124,22 +47,14 @@ func (c *ColourCounters) byColour() string {
 	return strings.Join(parts, ", ")
 }
 
-// bursts are the sizes of the buckets of a rule.
-func (r *row) bursts() string {
-	text := optional(r.CapacityBytes, bytesText)
-	if r.HasColours() {
-		text += " " + r.secondName() + " " + bytesText(*r.SecondBytes())
-	}
-	return text
-}
-
-// levels are the levels of the shared buckets of a rule.
-func (r *row) levels() string {
-	text := bytesText(r.LevelBytes)
-	if second := number(r.SecondLevelBytes, 0); second > 0 {
-		text += " " + r.secondName() + " " + bytesText(*r.SecondLevelBytes)
-	}
-	return text
+// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
+type ColourCounters struct {
+	GreenPackets  uint64 `json:"green_packets"`
+	GreenBytes    uint64 `json:"green_bytes"`
+	YellowPackets uint64 `json:"yellow_packets"`
+	YellowBytes   uint64 `json:"yellow_bytes"`
+	RedPackets    uint64 `json:"red_packets"`
+	RedBytes      uint64 `json:"red_bytes"`
 }
 
 // Colouring is the colour that a packet gets from a rule with colours, and what follows. Without colours, texts are empty,
@@ -152,24 +67,17 @@ type Colouring struct {
 	// The second bucket is E, or with trtcm P.
 	SecondLevelBytes    *uint64 `json:"second_level_bytes"`
 	SecondCapacityBytes *uint64 `json:"second_capacity_bytes"`
-	SecondRoomPackets   *uint64 `json:"second_room_packets"` // how many such packets it has room for now
-	GreenInNS           *uint64 `json:"green_in_ns"`         // until the packet would be green, if no others come; null for never
-	YellowInNS          *uint64 `json:"yellow_in_ns"`        // until it would be yellow or green; null for never
+	GreenInNS           *uint64 `json:"green_in_ns"` // until the packet would be green, if no others come; null for never
 
 	Peak bool `json:"-"` // the second bucket is P
 }
 
-// second is what RFCs call the second bucket, and its size.
-func (c *Colouring) second() (bucket, size string) {
-	if c.Peak {
-		return "P", "PBS"
-	}
-	return "E", "EBS"
-}
-
 // levels says how full both buckets of a key are.
 func (c *Colouring) levels(key string, level, capacity uint64) string {
-	second, _ := c.second()
+	second := "E"
+	if c.Peak {
+		second = "P"
+	}
 	fill := func(level, of uint64) string {
 		if of == 0 {
 			return "0 bytes"
@@ -177,14 +85,6 @@ func (c *Colouring) levels(key string, level, capacity uint64) string {
 		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
 	}
 	return fmt.Sprintf("%s: C %s, %s %s", key, fill(level, capacity), second, fill(*c.SecondLevelBytes, *c.SecondCapacityBytes))
-}
-
-// comesIn is the incoming colour if that matters.
-func (c *Colouring) comesIn() string {
-	if c.DSCP == "" {
-		return ""
-	}
-	return fmt.Sprintf("%s (%s)", c.ColourIn, c.DSCP)
 }
 
 // become is what happens to a packet of the colour, or to many.
@@ -204,66 +104,21 @@ func (c *Colouring) become(many bool) string {
 	return gets + strings.TrimPrefix(c.Action, "dscp:") + ", and " + passes
 }
 
-func (c *Colouring) isIn(colour policy.Colour) bool { return c.ColourIn == colour.String() }
-
-// why says which bucket decided over a packet of so many bytes; "" if none did.
-func (c *Colouring) why(bytes, cbs uint64) string {
-	second, size := c.second()
-	inFirst, inSecond := "C has no room for it", second+" has no room for it"
-	switch {
-	case !c.isIn(policy.Green):
-		inFirst = "it comes in " + c.comesIn()
-	case bytes > cbs:
-		inFirst = "it is larger than CBS"
-	}
-	switch {
-	case *c.SecondRoomPackets > 0:
-		inSecond = fmt.Sprintf("%s has room for %s", second, plain.Count(*c.SecondRoomPackets, "such packet"))
-	case *c.SecondCapacityBytes == 0:
-		inSecond = size + " is 0"
-	case bytes > *c.SecondCapacityBytes:
-		inSecond = "it is larger than " + size
-	}
-	switch {
-	case c.isIn(policy.Red):
-		return ""
-	case c.Colour == c.ColourIn, c.Peak && c.Colour == policy.Red.String():
-		return inSecond
-	}
-	return inFirst + ", and " + inSecond
-}
-
-// better says when a packet that is not green would get a better colour.
-func (c *Colouring) better() string {
-	text, waits := "never green", c.GreenInNS != nil
-	if waits {
-		text = "green in " + About(*c.GreenInNS)
-	}
-	if c.Colour == policy.Red.String() && c.YellowInNS != nil && (c.GreenInNS == nil || *c.YellowInNS < *c.GreenInNS) {
-		text, waits = "yellow in "+About(*c.YellowInNS)+", "+text, true
-	}
-	if waits {
-		text += ", if no others come"
-	}
-	return text
-}
-
-// coloured is the colour of a packet, what happens to it, and when it would have a better one.
+// coloured is the colour of a packet, what happens to it, and when it would be green.
 func (p *Stop) coloured() string {
-	b, text := p.Bucket, ""
-	if in := b.comesIn(); in != "" {
-		text = "that comes in " + in + " "
+	b, text, is := p.Bucket, "", "is "
+	if b.DSCP != "" {
+		text = fmt.Sprintf("that comes in %s (%s) ", b.ColourIn, b.DSCP)
 	}
-	if b.Colour == policy.Green.String() {
-		return text + fmt.Sprintf("is green, and %s; room for %s", b.become(false), plain.Count(b.RoomPackets, "such packet"))
-	}
-	is := "is "
-	if b.Colour == b.ColourIn {
+	if b.Colour == b.ColourIn && b.Colour != policy.Green.String() {
 		is = "stays "
 	}
-	text += is + b.Colour
-	if why := b.why(p.Bytes, b.CapacityBytes); why != "" {
-		text += ": " + why
+	text += is + b.Colour + ", and " + b.become(false)
+	switch {
+	case b.Colour == policy.Green.String():
+		return text + "; room for " + plain.Count(b.RoomPackets, "such packet")
+	case b.GreenInNS == nil:
+		return text + "; it would never be green"
 	}
-	return text + "; it " + b.become(false) + "; " + b.better()
+	return text + "; it would be green in " + About(*b.GreenInNS) + ", if no others come"
 }

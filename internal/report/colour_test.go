@@ -58,9 +58,11 @@ func TestColoursInJSON(t *testing.T) {
 		}
 	}
 	proposed, _ := trtcm.Proposed()
-	shadow := NewShadow(&live.Shadow{Rule: proposed, Counters: byColours})
-	if shadow.RefusedPackets != 10 || shadow.SeenPackets != 100 || shadow.YellowPackets != 30 || *shadow.PIRBits != 2e6 || *shadow.PBSBytes != 131072 {
-		t.Errorf("the shadow is %+v", shadow)
+	b, _ := json.Marshal(&live.Shadow{Rule: proposed, Counters: byColours})
+	for _, want := range []string{`"refused_packets":10,`, `"seen_packets":100,`, `"yellow_packets":30,`, `"pir_bits_per_second":2000000,"pbs_bytes":131072,`} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("the shadow is %s", b)
+		}
 	}
 	out := remade(onEth0(trtcm, byColours, 0), func(it *live.Item) { it.Shadow = &live.Shadow{Rule: proposed, Counters: byColours, Room: 100} })
 	same(t, "shadows", text(t, func(w io.Writer) error { return Rules{out}.Shadows(w, 1, 100) }), `
@@ -76,9 +78,9 @@ func TestColoursInTables(t *testing.T) {
 		out := onEth0(r, byColours, 1000)
 		if out.HasColours() {
 			out = remade(out, func(it *live.Item) { it.Second = 65536 })
-			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: out.SecondLevelBytes}}
+			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: &out.Second}}
 		} else {
-			out.ColourCounters = ColourCounters{}
+			out = remade(out, func(it *live.Item) { it.GreenPackets, it.YellowPackets, it.RedPackets = 0, 0, 0 })
 		}
 		rules = append(rules, out)
 	}
@@ -107,14 +109,14 @@ eth0 egress  10.0.2.0/24         1mbit+500kbit  480kbit      32%  320kbit  160kb
 eth0 egress  10.0.3.0/24                 1mbit  480kbit      48%                                 7.7%
 `)
 	same(t, "wide", table(true), `
-DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS                        BURST   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS              LEVEL
-eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB
-eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB P 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB P 65.5 kB
-eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB E 131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB E 65.5 kB
-eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                            131 kB  90.0 kB      10%       90      40      0       0    0     10            1.00 kB
+DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS               BURST     PBS     EBS   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS    LEVEL  FULL  LEVEL 2
+eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB  131 kB          90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
+eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                   131 kB                  90.0 kB      10%       90      40      0       0    0     10  1.00 kB  0.8%
 `)
 	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, 2, 80) }), `
-RULE         DEVICE       KEY         LEVEL  FULL       E OR P
+RULE         DEVICE       KEY         LEVEL  FULL      LEVEL 2
 10.0.0.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
 10.0.1.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
 `)
@@ -122,13 +124,21 @@ RULE         DEVICE       KEY         LEVEL  FULL       E OR P
 	same(t, "detail", text(t, rules[2].Detail), `
 says
   state      in force, by tcx
-  passed     90.0 kB in 90 packets
-  dropped    10.0 kB in 10 packets, 10% of packets
-  green      60.0 kB in 60 packets
-  yellow     30.0 kB in 30 packets
-  red        10.0 kB in 10 packets
-  level      1.00 kB of 131 kB, 0.8% of C; 65.5 kB of 131 kB, 50% of E
+  passed     90.0 kB
+  dropped    10%
+  packets    90
+  excess     40 packets
+  green      60 packets
+  yellow     30 packets
+  red        10 packets
+  drops      10 packets
+  level      1.00 kB
+  full       0.8%
+  level 2    65.5 kB
 `)
+	if got, want := rules[2].Facts(), rules[2].Item.Sentence()+"; by colour 60% green, 30% yellow, 10% red"; got != want {
+		t.Errorf("facts: %s, want %s", got, want)
+	}
 }
 
 // What is used is compared with the rate of all packets that pass by their colour.
@@ -142,8 +152,8 @@ func TestUseOfColours(t *testing.T) {
 		want float64
 	}{{srtcm, 100}, {trtcm, 50}, {rfc4115, 66.67}, {dropsYellow, 100}} {
 		r := since(onEth0(test.rule, maps.Counters{PassedBytes: 125_000, PassedPackets: 100}, 0), live.Counts{}, time.Second)
-		if *r.UsePercent != test.want {
-			t.Errorf("%v: %v %%, want %v", test.rule.Algorithm, *r.UsePercent, test.want)
+		if r.UsePercent().N != test.want {
+			t.Errorf("%v: %v %%, want %v", test.rule.Algorithm, r.UsePercent().N, test.want)
 		}
 	}
 }

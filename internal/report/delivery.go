@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
@@ -18,15 +20,31 @@ func NotZero(v uint64) *uint64 { return history.NotZero(v) }
 // Deliveries are what several rules and pools delivered.
 type Deliveries []*history.Delivery
 
-// Text writes the summary of each.
-func (all Deliveries) Text(w io.Writer) error {
+// Text writes whether the committed rate was delivered, and then why: the facts of one part, or a line for each of several.
+// Verbose has the facts of these, too. Tables are at most width columns wide; 0 is no limit.
+func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 	var s strings.Builder
-	for i, d := range all {
-		if i > 0 {
+	line := func(text string) { s.WriteString(plain.Fold(plain.Line(text), screenWidth, "", "    ")) }
+	if len(all) > 1 {
+		line(plain.List(all.names()) + ": " + all.answer())
+		line(timeOf(all[0]))
+		if err := writeTable(&s, all, deliveryColumns, width); err != nil {
+			return err
+		}
+		missed, gaps, changes := uint64(0), 0, 0
+		for _, d := range all {
+			missed, gaps, changes = missed+d.Checked-d.Delivered, max(gaps, len(d.Gaps)), changes+len(d.Changes)
+		}
+		if !verbose {
+			fmt.Fprintf(&s, "%s, %s, %s; -v shows all of each part\n", plain.Count(missed, "missed interval"), plain.Count(gaps, "gap"), plain.Count(changes, "change"))
+		}
+	}
+	for i := 0; i < len(all) && (len(all) == 1 || verbose); i++ {
+		if len(all) > 1 {
 			s.WriteByte('\n')
 		}
-		s.WriteString(plain.Fold(plain.Line(deliveryTitle(d)), screenWidth, "", "    "))
-		for _, f := range deliveryFacts(d, fewest) {
+		line(deliveryTitle(all[i]))
+		for _, f := range deliveryFacts(all[i], fewest) {
 			fact(&s, f[0], f[1])
 		}
 	}
@@ -34,21 +52,86 @@ func (all Deliveries) Text(w io.Writer) error {
 	return err
 }
 
-// deliveryTitle names the rules or the pool.
+// deliveryColumns are those of several parts.
+var deliveryColumns = func() []column[*history.Delivery] {
+	columns := []column[*history.Delivery]{{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, cut: whole[*history.Delivery], least: leastName, inside: true}}
+	add := func(head string, of func(*history.Delivery) string) {
+		columns = append(columns, column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }})
+	}
+	add("COMMITTED", func(d *history.Delivery) string {
+		return cmp.Or(optional(d.CommittedBits, func(bits uint64) string { return rateText(&bits) }), "none")
+	})
+	add("OFFERED", func(d *history.Delivery) string { return bytesText(d.OfferedBytes) })
+	add("PASSED", func(d *history.Delivery) string { return bytesText(d.PassedBytes) })
+	add("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) })
+	add("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, bitsText) })
+	add("DELIVERED", func(d *history.Delivery) string {
+		if d.Checked == 0 {
+			return ""
+		}
+		return wholePercent(d.WithinPassedBytes, d.WithinBytes)
+	})
+	return columns
+}()
+
+// answer says whether several parts delivered what was committed.
+func (all Deliveries) answer() string {
+	var within, passed, offered, dropped uint64
+	var worst *history.Delivery
+	for _, d := range all {
+		if d.Checked > 0 {
+			within, passed = within+d.WithinBytes, passed+d.WithinPassedBytes
+			if worst == nil || float64(d.WithinPassedBytes)*float64(worst.WithinBytes) < float64(worst.WithinPassedBytes)*float64(d.WithinBytes) {
+				worst = d
+			}
+		}
+		if d.Kind != history.KindPool { // whose packets are those of rules
+			offered, dropped = offered+d.OfferedBytes, dropped+d.DroppedBytes
+		}
+	}
+	switch {
+	case worst != nil && passed < within:
+		return fmt.Sprintf("%s of what was offered up to the committed rates passed; least of %s, %s", wholePercent(passed, within), partOf(worst),
+			wholePercent(worst.WithinPassedBytes, worst.WithinBytes))
+	case worst != nil:
+		return "all that was offered up to the committed rates passed"
+	case offered == 0:
+		return "nothing was offered"
+	}
+	return percentText(percentOf(dropped, offered)) + " of what was offered was dropped; no rate was committed"
+}
+
+// names are those of all parts.
+func (all Deliveries) names() (names []string) {
+	for _, d := range all {
+		if name := cmp.Or(d.Name, deliveryTitle(d)); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// partOf names the rules or the pool.
+func partOf(d *history.Delivery) string {
+	const few = 4
+	switch {
+	case d.Kind == history.KindPool:
+		return fmt.Sprintf("pool %q", d.Name)
+	case len(d.Networks) <= few:
+		networks := slices.Clone(d.Networks)
+		for i, n := range networks {
+			networks[i] = addressOf(n)
+		}
+		return strings.TrimSpace(d.Device+" "+d.Direction) + " " + plain.List(networks)
+	}
+	return strings.TrimSpace(d.Device+" "+d.Direction) + ", " + plain.Count(d.Rules, KindRule) + " together"
+}
+
+// deliveryTitle is that with the name and plan.
 func deliveryTitle(d *history.Delivery) string {
-	text := strings.TrimSpace(d.Device + " " + d.Direction)
-	if d.Kind == history.KindPool {
-		text = fmt.Sprintf("pool %q", d.Name)
-	} else {
-		const few = 4
-		if len(d.Networks) <= few {
-			text += " " + plain.List(d.Networks)
-		} else {
-			text += ", " + plain.Count(d.Rules, KindRule) + " together"
-		}
-		if d.Name != "" {
-			text += ", " + d.Name
-		}
+	text := partOf(d)
+	if d.Name != "" && d.Kind != history.KindPool {
+		text += ", " + d.Name
 	}
 	if d.Plan != "" {
 		text += ", plan " + d.Plan
@@ -58,6 +141,13 @@ func deliveryTitle(d *history.Delivery) string {
 
 func moment(t time.Time) string { return t.Local().Format(time.DateTime) }
 
+// timeOf is the time of a report, and how much of it was measured. The first interval may begin before it.
+func timeOf(d *history.Delivery) string {
+	length := d.Until.Sub(d.Since)
+	return fmt.Sprintf("%s to %s (%s), %v; %s of it measured, every %v", moment(d.Since), moment(d.Until), d.Until.Local().Format("MST -0700"), length.Round(time.Second),
+		percentText(min(100, 100*float64(d.MeasuredNS)/float64(max(length, 1)))), time.Duration(d.IntervalNS))
+}
+
 // fewest is how many missed intervals are listed, and how many gaps and changes in the text.
 const fewest = 10
 
@@ -66,11 +156,23 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
 	}
-	length, every := d.Until.Sub(d.Since), time.Duration(d.IntervalNS)
-	add("time", "%s to %s (%s), %v", moment(d.Since), moment(d.Until), d.Until.Local().Format("MST -0700"), length.Round(time.Second))
-	// The first interval may begin before the report.
-	add("measured", "%s of the time, every %v", percentText(min(100, 100*float64(d.MeasuredNS)/float64(max(length, 1)))), every)
-	add("committed", "%s", committedText(d))
+	list := func(label string, n int, item func(i int) string) {
+		for i := range n {
+			if i == most {
+				add("", "and %d more; -j lists them", n-most)
+				break
+			}
+			add(label, "%s", item(i))
+			label = ""
+		}
+	}
+	says := verdict(d)
+	list("delivered", len(says), func(i int) string { return says[i] })
+	committed := committedText(d)
+	if before := committedBefore(d); before != nil {
+		committed += "; " + rateText(before) + " before, by which intervals of that time are checked"
+	}
+	add("committed", "%s", committed)
 	for i, p := range d.Pools {
 		text := fmt.Sprintf("%s, %s", p.Name, rateText(p.RateBits))
 		if p.GuaranteeBits != nil {
@@ -78,6 +180,7 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 		}
 		add([]string{"within", ""}[min(i, 1)], "%s", text)
 	}
+	add("time", "%s", timeOf(d))
 	sum := func(label string, bytes uint64, more string) {
 		add(label, "%s (%d bytes)%s", bytesText(bytes), bytes, more)
 	}
@@ -96,21 +199,9 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 	}
 	if p := d.Passed; p.Largest != nil {
 		add("largest", "passed %s from %s, offered %s from %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
-			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), every)
+			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}
 	add("full", "%s of the measured time", percentText(100*float64(d.FullNS)/float64(max(d.MeasuredNS, 1))))
-	list := func(label string, n int, item func(i int) string) {
-		for i := range n {
-			if i == most {
-				add("", "and %d more; -j lists them", n-most)
-				break
-			}
-			add(label, "%s", item(i))
-			label = ""
-		}
-	}
-	says := verdict(d)
-	list("delivered", len(says), func(i int) string { return says[i] })
 	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
 	slices.SortFunc(missed, func(a, b history.Missed) int { return a.Begin.Compare(b.Begin) })
 	list("missed", len(missed), func(i int) string {
@@ -135,6 +226,16 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 // changeText says what changed, and between which readings.
 func changeText(c history.DeliveryChange) string {
 	return moment(c.Begin) + " to " + c.End.Local().Format(time.TimeOnly) + ": " + c.What
+}
+
+// committedBefore is another rate that was committed in a part of the time, the last one; nil for none.
+func committedBefore(d *history.Delivery) (bits *uint64) {
+	for _, p := range d.Periods {
+		if p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits) {
+			bits = p.CommittedBits
+		}
+	}
+	return bits
 }
 
 // committedText says what is committed.
@@ -168,9 +269,7 @@ func verdict(d *history.Delivery) (lines []string) {
 	}
 	if d.Checked > 0 {
 		rate := "the committed rate"
-		if !slices.ContainsFunc(d.Periods, func(p history.Period) bool {
-			return p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits)
-		}) {
+		if committedBefore(d) == nil {
 			rate += " of " + rateText(d.CommittedBits)
 		}
 		lines = append(lines, fmt.Sprintf("%s of what was offered up to %s passed", wholePercent(d.WithinPassedBytes, d.WithinBytes), rate),

@@ -47,7 +47,7 @@ func hourOf() *history.Delivery {
 func textOf(t *testing.T, all ...*history.Delivery) string {
 	t.Helper()
 	var text bytes.Buffer
-	if err := Deliveries(all).Text(&text); err != nil {
+	if err := Deliveries(all).Text(&text, true, 80); err != nil {
 		t.Fatal(err)
 	}
 	return text.String()
@@ -63,12 +63,52 @@ func TestDeliveryText(t *testing.T) {
 	}
 	bare := strings.Join(strings.Fields(text), " ")
 	for _, want := range []string{
-		"eth0 egress 10.0.0.7/32, alice time ", "measured 83% of the time, every 10s committed 8mbit, the guarantee; the rate is 16mbit within home, 20mbit, guarantee 5mbit isp, unlimited",
+		"eth0 egress 10.0.0.7, alice delivered 100% of what was offered", "committed 8mbit, the guarantee; the rate is 16mbit within home, 20mbit, guarantee 5mbit isp, unlimited time ",
+		"1h0m0s; 83% of it measured, every 10s offered",
 		"dropped 1.00 GB (1000000000 bytes), 17% of the offered bytes 95th passed 8.00mbit, offered 10.0mbit", "full 50% of the measured time",
 		"(10m0s): the host slept changes ", ": rate 8mbit -> 16mbit",
 	} {
 		if !strings.Contains(bare, want) {
 			t.Errorf("the report lacks %q:\n%s", want, text)
+		}
+	}
+}
+
+// TestDeliveryAnswer sees that the report of several parts begins with the answer, and has a line for each of them.
+func TestDeliveryAnswer(t *testing.T) {
+	down, up, pool := hourOf(), hourOf(), hourOf()
+	up.Direction, up.CommittedBits, up.Checked, up.Delivered = "ingress", nil, 0, 0
+	pool.Kind, pool.Name, pool.WithinBytes, pool.WithinPassedBytes = history.KindPool, "alice", 1000, 991
+	all := Deliveries{down, up, pool}
+	got := text(t, func(w io.Writer) error { return all.Text(w, false, 80) })
+	head, rest, _ := strings.Cut(got, "PART")
+	if !strings.HasPrefix(head, "alice: 99.18% of what was offered up to the committed rates passed; least of\n    pool \"alice\", 99.10%\n") {
+		t.Errorf("it begins with\n%s", head)
+	}
+	same(t, "the parts", "PART"+rest, `
+PART                   COMMITTED  OFFERED   PASSED  DROPPED      95TH  DELIVERED
+eth0 egress 10.0.0.7       8mbit  6.00 GB  5.00 GB      17%  8.00mbit       100%
+eth0 ingress 10.0.0.7       none  6.00 GB  5.00 GB      17%  8.00mbit
+pool "alice"               8mbit  6.00 GB  5.00 GB      17%  8.00mbit     99.10%
+0 missed intervals, 1 gap, 3 changes; -v shows all of each part
+`)
+	pool.Periods[0].CommittedBits = new(uint64(9e6)) // the plan lowered it
+	if got := text(t, func(w io.Writer) error { return all.Text(w, true, 80) }); !strings.Contains(got, "9mbit before, by which") {
+		t.Errorf("of a commitment that was lowered, it says\n%s", got)
+	}
+	for _, test := range []struct {
+		want   string
+		change func(d *history.Delivery)
+	}{
+		{"alice: all that was offered up to the committed rates passed\n", func(d *history.Delivery) { d.WithinPassedBytes = d.WithinBytes }},
+		{"alice: 17% of what was offered was dropped; no rate was committed\n", func(d *history.Delivery) { d.Checked, d.Delivered = 0, 0 }},
+		{"alice: nothing was offered\n", func(d *history.Delivery) { d.OfferedBytes = 0 }},
+	} {
+		for _, d := range all {
+			test.change(d)
+		}
+		if got := text(t, func(w io.Writer) error { return all.Text(w, false, 80) }); !strings.HasPrefix(got, test.want) {
+			t.Errorf("it is %s, want %s", got, test.want)
 		}
 	}
 }

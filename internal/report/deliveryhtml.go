@@ -1,11 +1,9 @@
 package report
 
 import (
-	"cmp"
 	"fmt"
 	"html"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -31,17 +29,14 @@ const deliveryNotes = `<p>Offered is all traffic. The limits passed a part of it
 
 // HTML writes the reports as one page that needs no other file. host is where the rules are.
 func (all Deliveries) HTML(w io.Writer, host string) error {
-	var names []string
-	for _, d := range all {
-		if name := cmp.Or(d.Name, deliveryTitle(d)); !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	title := inHTML("Delivered rates of " + plain.List(names) + " on " + host)
+	title := inHTML("Delivered rates of " + plain.List(all.names()) + " on " + host)
 	var s strings.Builder
 	fmt.Fprintf(&s, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"+
 		"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"+
 		"<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>%s</title>\n<style>%s</style>\n</head>\n<body>\n<main>\n<h1>%s</h1>\n", title, deliveryStyle, title)
+	if len(all) > 1 {
+		fmt.Fprintf(&s, "<p>%s</p>\n", inHTML(all.answer()))
+	}
 	for _, d := range all {
 		fmt.Fprintf(&s, "<section>\n<h2>%s</h2>\n", inHTML(deliveryTitle(d)))
 		deliveryPicture(&s, d)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -57,34 +58,18 @@ type Stop struct {
 	// RateBits is the rate of the rule for all its packets together; null for none.
 	RateBits *uint64 `json:"rate_bits_per_second"`
 	// Hides are the wider rules that match, too, the narrowest first.
-	Hides   []Brief  `json:"hides"`
-	Counted *Counted `json:"counted"` // null where no rule matches
-	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it is not known which it is
+	Hides  []Brief `json:"hides"`
+	Bucket *Level  `json:"bucket"` // null where there is none, and where it is not known which it is
 	Passage
 	// HeldBack says whether an fq qdisc delays packets; null where none are delayed, and where that is not known.
 	HeldBack *bool  `json:"held_back"`
 	Note     string `json:"note"` // a remark; "" for none
-	// Proposed is null for a rule without a shadow, and where its bucket is not known.
-	Proposed *Proposed `json:"proposed"`
 	// RevertsInNS is null unless the rules here are not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// What became of the packets of the rule since it was set.
 	PassedPackets  uint64 `json:"passed_packets"`
 	ExcessPackets  uint64 `json:"excess_packets"`
 	DroppedPackets uint64 `json:"dropped_packets"`
-}
-
-// Proposed is the verdict of a rule's shadow on a packet.
-type Proposed struct {
-	Key           string `json:"key"`   // of the bucket
-	Bytes         uint64 `json:"bytes"` // as it counts them
-	LevelBytes    uint64 `json:"level_bytes"`
-	CapacityBytes uint64 `json:"capacity_bytes"`
-	Conforms      bool   `json:"conforms"`
-	Colour        string `json:"colour"` // "" without colours
-	// The second bucket is P or E; both are null without colours.
-	SecondLevelBytes    *uint64 `json:"second_level_bytes"`
-	SecondCapacityBytes *uint64 `json:"second_capacity_bytes"`
 }
 
 // Attached is a program, filter, chain, ifb or qdisc that packets pass.
@@ -99,40 +84,26 @@ type Attached struct {
 
 // Brief is what matters of a rule that does not decide.
 type Brief struct {
-	Rule     string  `json:"rule"`
-	RateBits *uint64 `json:"rate_bits_per_second"` // null if it is unlimited
-	Each     string  `json:"each"`
-	Within   string  `json:"within"` // "" for no pool
-	Sentence string  `json:"sentence"`
-	rates    string  // of a rule with colours; else ""
+	Rule     string `json:"rule"`
+	Sentence string `json:"sentence"`
+	limit    string
 }
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
-	rate, _ := limit(r)
-	b := Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Within: string(r.Within), Sentence: r.Sentence(device, d, match)}
-	if r.Algorithm.HasColours() {
-		options := NewColourOptions(r)
-		b.rates = options.rate(rateText(rate))
+	b := Brief{Rule: r.Prefix.String(), Sentence: r.Sentence(device, d, match), limit: r.Rate.String()}
+	switch scope := live.Scope(&r); {
+	case r.Rate == policy.Unlimited && r.Within != "":
+		b.limit = "limited by pool " + string(r.Within)
+	case r.Rate == policy.Unlimited:
+		b.limit = "not limited"
+	case scope != "":
+		b.limit += " for each " + scope
 	}
 	return b
 }
 
-func (b Brief) String() string {
-	all, rate := policy.Each{}, b.rates
-	if b.RateBits != nil && rate == "" {
-		rate = rateText(b.RateBits)
-	}
-	switch {
-	case b.RateBits == nil && b.Within != "":
-		return b.Rule + " (limited by pool " + b.Within + ")"
-	case b.RateBits == nil:
-		return b.Rule + " (not limited)"
-	case b.Each == all.String():
-		return fmt.Sprintf("%s (%s)", b.Rule, rate)
-	}
-	return fmt.Sprintf("%s (%s for each %s)", b.Rule, rate, b.Each)
-}
+func (b Brief) String() string { return b.Rule + " (" + b.limit + ")" }
 
 // Elsewhere is a rule of a hook that packets do not pass, or only some.
 type Elsewhere struct {
@@ -145,16 +116,6 @@ type Elsewhere struct {
 	When     string `json:"when"` // they pass it, or would
 }
 
-// Counted is how many bytes a packet counts.
-type Counted struct {
-	PacketBytes   uint64 `json:"packet_bytes"` // of each segment, at layer 2
-	Segments      uint64 `json:"segments"`
-	TagBytes      uint64 `json:"tag_bytes"`      // of each
-	OverheadBytes int16  `json:"overhead_bytes"` // of each
-	MPUBytes      uint16 `json:"mpu_bytes"`      // of each, at least
-	Bytes         uint64 `json:"bytes"`          // in all
-}
-
 // Level is the level of a bucket, and what that means for a packet.
 type Level struct {
 	Key           string `json:"key"`     // the host, subnet or flow, or the network
@@ -162,15 +123,14 @@ type Level struct {
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Queue
-	EmptyNS       uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
-	Conforms      bool   `json:"conforms"`
-	RoomPackets   uint64 `json:"room_packets"` // how many such packets conform now
-	RoomBytes     uint64 `json:"room_bytes"`
-	AtOncePackets uint64 `json:"at_once_packets"` // how many of them are not delayed
-	WaitNS        uint64 `json:"wait_ns"`         // how long the packet is queued, or until it conforms if no others come
-	Excess        string `json:"excess"`
-	Penalty       string `json:"penalty"`
-	HeldNS        uint64 `json:"held_ns"` // how long a penalty still keeps it full
+	EmptyNS     uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
+	Conforms    bool   `json:"conforms"`
+	RoomPackets uint64 `json:"room_packets"` // how many such packets conform now
+	RoomBytes   uint64 `json:"room_bytes"`
+	WaitNS      uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
+	Excess      string `json:"excess"`
+	Penalty     string `json:"penalty"`
+	HeldNS      uint64 `json:"held_ns"` // how long a penalty still keeps it full
 	Colouring
 }
 
@@ -212,10 +172,10 @@ func (paths Paths) Text(w io.Writer) error {
 func (w *Path) buckets() (key string) {
 	for i := range w.Hooks {
 		p := &w.Hooks[i]
-		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.Proposed != nil || p.RevertsInNS != nil {
+		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.RevertsInNS != nil {
 			return ""
 		}
-		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, *p.Counted, p.Warnings)
+		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, p.Bytes, p.Warnings)
 		for j := range p.Pools {
 			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
 		}
@@ -269,7 +229,7 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	var lines []string
 	for i := range rules {
 		e := &rules[i]
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(Rule{Attached: new(e.Attached), State: e.State}))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State))
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
@@ -356,7 +316,7 @@ func (p *Stop) lately() string {
 func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	var before []string // the pools that were told of
 	if p.Rule != nil {
-		fact(s, "rule", p.Sentence+remark(Rule{Attached: p.Attached, State: p.State}))
+		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
 			if p.Bucket.Spilled {
@@ -365,9 +325,6 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		}
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)
-		}
-		if c := p.Counted; c.Bytes != c.PacketBytes {
-			fact(s, "counted", c.words())
 		}
 		p.counters(s)
 		for i := range p.Pools {
@@ -401,18 +358,6 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	}
 	if len(p.Hides) > 0 {
 		fact(s, "wider", wider(p.Hides))
-	}
-	if p.Proposed != nil {
-		would, second := "would pass", ""
-		switch {
-		case p.Proposed.Colour != "":
-			would = "would be " + p.Proposed.Colour
-			second = fmt.Sprintf(", and %d of %d in the second one", *p.Proposed.SecondLevelBytes, *p.Proposed.SecondCapacityBytes)
-		case !p.Proposed.Conforms:
-			would = "would be refused"
-		}
-		fact(s, "shadow", fmt.Sprintf("%s: bucket of %s with %d of %d bytes%s",
-			would, p.Proposed.Key, p.Proposed.LevelBytes, p.Proposed.CapacityBytes, second))
 	}
 }
 
@@ -461,6 +406,8 @@ func (a Attached) String() string {
 func (p *Stop) now() string {
 	b, text := p.Bucket, fmt.Sprintf("a packet of %d bytes ", p.Bytes)
 	switch {
+	case p.Verdict == "unknown" && p.DecidedBy != nil:
+		return "it depends on the flow: " + p.Note
 	case p.Verdict == "unknown":
 		return "not known: " + p.Note
 	case NotInForce(p.Attached):
@@ -533,11 +480,7 @@ func (p *Stop) refused() string {
 
 // room is how many more packets conform.
 func (b *Level) room() string {
-	text := fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
-	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
-		text += fmt.Sprintf(", of which %d would depart immediately", b.AtOncePackets)
-	}
-	return text
+	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 }
 
 func (b *Level) text(s *strings.Builder) {
@@ -552,26 +495,6 @@ func (b *Level) text(s *strings.Builder) {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
 	fact(s, label, full)
-}
-
-func (c *Counted) words() string {
-	text := fmt.Sprintf("%d at layer 2", c.PacketBytes)
-	if c.Segments > 1 {
-		text = fmt.Sprintf("%d segments of %s", c.Segments, text)
-	}
-	if c.TagBytes > 0 {
-		text += fmt.Sprintf(" + %d VLAN tag", c.TagBytes)
-	}
-	switch {
-	case c.OverheadBytes > 0:
-		text += fmt.Sprintf(" + %d overhead", c.OverheadBytes)
-	case c.OverheadBytes < 0:
-		text += fmt.Sprintf(" - %d overhead", -int(c.OverheadBytes))
-	}
-	if int64(c.PacketBytes)+int64(c.TagBytes)+int64(c.OverheadBytes) < int64(c.MPUBytes) {
-		text += fmt.Sprintf(", but at least %d", c.MPUBytes)
-	}
-	return fmt.Sprintf("%d bytes: %s", c.Bytes, text)
 }
 
 // About is a time in ns, rounded to three digits.

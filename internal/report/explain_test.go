@@ -2,52 +2,12 @@ package report
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-func TestCountedWords(t *testing.T) {
-	for _, test := range []struct {
-		counted Counted
-		want    string
-	}{
-		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
-		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes: 1514 at layer 2"},
-		{Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, Bytes: 1518}, "1518 bytes: 1514 at layer 2 + 4 VLAN tag"},
-		{
-			Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, OverheadBytes: 24, MPUBytes: 84, Bytes: 1542},
-			"1542 bytes: 1514 at layer 2 + 4 VLAN tag + 24 overhead",
-		},
-		{Counted{PacketBytes: 1514, Segments: 1, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
-		{
-			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
-			"84 bytes: 42 at layer 2 + 24 overhead, but at least 84",
-		},
-		{
-			Counted{PacketBytes: 42, Segments: 1, MPUBytes: 64, Bytes: 64},
-			"64 bytes: 42 at layer 2, but at least 64",
-		},
-		{
-			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: -64, Bytes: 0},
-			"0 bytes: 42 at layer 2 - 64 overhead, but at least 0",
-		},
-		{Counted{PacketBytes: 1514, Segments: 43, Bytes: 65102}, "65102 bytes: 43 segments of 1514 at layer 2"},
-		{
-			Counted{PacketBytes: 1514, Segments: 43, OverheadBytes: 24, Bytes: 66134},
-			"66134 bytes: 43 segments of 1514 at layer 2 + 24 overhead",
-		},
-		{
-			Counted{PacketBytes: 42, Segments: 3, OverheadBytes: 24, MPUBytes: 84, Bytes: 252},
-			"252 bytes: 3 segments of 42 at layer 2 + 24 overhead, but at least 84",
-		},
-	} {
-		if got := test.counted.words(); got != test.want {
-			t.Errorf("%+v is %q, want %q", test.counted, got, test.want)
-		}
-	}
-}
 
 func TestAbout(t *testing.T) {
 	for ns, want := range map[uint64]string{
@@ -84,10 +44,10 @@ func TestFactIsFolded(t *testing.T) {
 func level(change func(*Stop)) string {
 	p := Stop{
 		Answer: Answer{Device: "va", Direction: "egress", Rule: new("10.0.0.0/24"), Attached: new(true), Verdict: "pass", Bytes: 1000},
-		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000},
+		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says",
 		Bucket: &Level{
 			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
-			AtOncePackets: 4, Excess: "drop", Penalty: "none",
+			Excess: "drop", Penalty: "none",
 		},
 	}
 	change(&p)
@@ -110,7 +70,7 @@ func TestVerdictWords(t *testing.T) {
 		b := p.Bucket
 		b.Queue, b.Excess, b.CapacityBytes = NewQueue(r), "delay", r.Capacity
 		b.LevelBytes, b.WaitNS, b.RoomBytes, b.RoomPackets, p.Verdict = level, wait, 10000-level, (10000-level)/1000, verdict
-		b.AtOncePackets, p.WaitNS = b.RoomPackets, wait
+		p.WaitNS = wait
 		if b.Conforms = verdict != "drop"; !b.Conforms {
 			p.RefusedBy, p.RefusedReason = p.Rule, Capacity
 		}
@@ -144,12 +104,12 @@ func TestVerdictWords(t *testing.T) {
 			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.9s; empty in",
 			"; each excess packet until then keeps the bucket full for 30s again",
 		}},
-		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass"); p.Bucket.AtOncePackets = 1 }, []string{
+		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass") }, []string{
 			"queue      of 10.0.0.7: 0 of 10000 bytes (0.0 % full)",
-			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 10 such packets (10000 bytes), of which 1 would depart immediately",
+			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 10 such packets (10000 bytes)",
 		}},
-		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass"); p.Bucket.AtOncePackets = 4 }, []string{
-			"bucket     of 10.0.0.7: 0 of 4000 bytes (0.0 % full), queue: 0 of 6000 bytes (0.0 % full)", "of which 4 would depart immediately",
+		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass") }, []string{
+			"bucket     of 10.0.0.7: 0 of 4000 bytes (0.0 % full), queue: 0 of 6000 bytes (0.0 % full)",
 		}},
 		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
 			"queue      of 10.0.0.7: 2000 of 10000 bytes (20.0 % full); empty in",
@@ -178,12 +138,9 @@ func TestVerdictWords(t *testing.T) {
 		}},
 		{"spilled", func(p *Stop) { p.Bucket.Spilled = true }, []string{"no room for 10.0.0.7: this is the rule's spill bucket"}},
 		{"wider", func(p *Stop) {
-			p.Hides = []Brief{{Rule: "10.0.0.0/8", Each: "all", RateBits: new(uint64)}, {Rule: "10.0.0.0/7", Each: "host"}}
-			*p.Hides[0].RateBits = 2e6
-			p.Hides = append(p.Hides, p.Hides[0])
-			p.Hides[2].Rule, p.Hides[2].Each = "0.0.0.0/0", "/24"
+			p.Hides = []Brief{{Rule: "10.0.0.0/8", limit: "2mbit"}, {Rule: "10.0.0.0/7", limit: "not limited"}}
 		}, []string{
-			"wider      overrides 10.0.0.0/8 (2mbit), 10.0.0.0/7 (not limited), 0.0.0.0/0 (2mbit for each /24)",
+			"wider      overrides 10.0.0.0/8 (2mbit), 10.0.0.0/7 (not limited)",
 		}},
 	} {
 		got := level(test.change)
@@ -222,9 +179,9 @@ func TestAlikePaths(t *testing.T) {
 		answer := Answer{Device: "va", Direction: direction, Rule: &network, Attached: new(true), Verdict: "pass", Bytes: 1514}
 		return Path{Answer: answer, Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
 			Answer: answer, Address: "10.0.0.7", Match: "dst", State: "attached",
-			Sentence: "is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
-			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
-		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", When: "met"}}}
+			Sentence: "is limited only by pool \"home\"",
+			Passage:  Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
+		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0", limit: "not limited"}, Attached: true, State: "attached", When: "met"}}}
 	}
 	alike := func(change func(other *Stop)) string {
 		paths := Paths{path("10.0.0.7/32", "egress"), path("10.0.0.7/32", "ingress"), path("10.0.0.8/32", "egress")}
@@ -266,7 +223,7 @@ other rules for these packets:
 		"another device":  func(other *Stop) { other.Device = "vb" },
 		"another pool":    func(other *Stop) { other.Pools[0].Name = "other" },
 		"another sharer":  func(other *Stop) { other.Pools[1].Sharer = "10.0.0.8/32" },
-		"another size":    func(other *Stop) { other.Counted.Bytes = 1518 },
+		"another size":    func(other *Stop) { other.Bytes = 1518 },
 		"not in force":    func(other *Stop) { other.Attached, other.State = new(false), "detached" },
 		"a warning":       func(other *Stop) { other.Warnings = []string{"early runs before the limit"} },
 		"not known which": func(other *Stop) { other.Verdict = "unknown" },
@@ -278,12 +235,16 @@ other rules for these packets:
 }
 
 func TestNewBrief(t *testing.T) {
-	r := policy.Rule{Rate: policy.Unlimited}
-	if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.RateBits != nil {
-		t.Errorf("an unlimited rule has a rate: %+v", b)
-	}
-	r = policy.Rule{Rate: 5000, Capacity: 2000}
-	if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.RateBits == nil || *b.RateBits != 5000 || !strings.HasPrefix(b.Sentence, "va egress: ") {
-		t.Errorf("a rule of 5000 bits: %+v", b)
+	network := netip.MustParsePrefix("10.0.0.0/24")
+	for want, r := range map[string]policy.Rule{
+		"10.0.0.0/24 (not limited)":         {Rate: policy.Unlimited},
+		"10.0.0.0/24 (limited by pool a)":   {Rate: policy.Unlimited, Within: "a"},
+		"10.0.0.0/24 (5mbit)":               {Rate: 5e6},
+		"10.0.0.0/24 (5mbit for each host)": {Rate: 5e6, Each: policy.Each{Kind: policy.EachHost}},
+	} {
+		r.Prefix = network
+		if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.String() != want || !strings.HasPrefix(b.Sentence, "va egress: ") {
+			t.Errorf("%q, %q, want %q", b, b.Sentence, want)
+		}
 	}
 }

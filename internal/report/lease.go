@@ -1,44 +1,37 @@
 package report
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // rateNow is the rate that packets meet; nil for no limit.
 func (r *Rule) rateNow() *uint64 {
-	rate, _, limited := r.it.InForce()
+	rate, _, limited := r.InForce()
 	if !limited {
 		return nil
 	}
 	return &rate
 }
 
-// rateNowText is the rate, but of a pool with leases what packets meet: the lease or the safe share.
-func (r *Rule) rateNowText() string {
-	if r.Leased != nil {
-		return bitsText(*r.rateNow())
-	}
-	return r.rate()
-}
-
 // lease says what a pool has of its cluster's rate, or what its line allows; "" for one that has all of its rate.
 func (r *Rule) lease() string {
 	switch {
-	case r.Leased == nil, r.Adapt != nil && !*r.Leased:
+	case !r.isLeased():
 		return ""
-	case !*r.Leased:
-		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(*r.SafeBits))
+	case !r.Leased():
+		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(uint64(r.Lease.Safe)))
 	}
-	return fmt.Sprintf("%s of %s for %s unless renewed, then %s", bitsText(*r.LeaseBits), rateText(r.RateBits), About(*r.LeaseEndsInNS), bitsText(*r.SafeBits))
+	return fmt.Sprintf("%s of %v for %s unless renewed, then %s", bitsText(uint64(r.Lease.Rate)), r.Rate, About(r.Lease.Until-r.At), bitsText(uint64(r.Lease.Safe)))
 }
 
+// isLeased reports whether a pool has a lease, or its safe share in place of one.
+func (r *Rule) isLeased() bool { return r.Lease != nil && (r.Adapt.Min == 0 || r.Leased()) }
+
 // leaseCell is lease in a table.
-func (r *row) leaseCell() string {
+func (r *Rule) leaseCell() string {
 	switch {
-	case r.Leased == nil, r.Adapt != nil && !*r.Leased:
+	case !r.isLeased():
 		return ""
-	case !*r.Leased:
-		return "safe " + bitsText(*r.SafeBits)
+	case !r.Leased():
+		return "safe " + bitsText(uint64(r.Lease.Safe))
 	}
-	return bitsText(*r.LeaseBits)
+	return bitsText(uint64(r.Lease.Rate))
 }

@@ -14,7 +14,7 @@ func TestRateNow(t *testing.T) {
 		"10gbit": nil, "3.00gbit": {Rate: 3e9, Safe: 1e9, Until: maps.Never}, "1.00gbit": {Rate: 3e9, Safe: 1e9},
 	} {
 		r := remade(shownPool("home", "", 0, 0, 0), func(it *live.Item) { it.Rate, it.Lease = 10e9, lease })
-		if got := r.rateNowText(); got != want {
+		if got := r.RateNowText(); got != want {
 			t.Errorf("%s, not %s", got, want)
 		}
 	}

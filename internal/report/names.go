@@ -14,20 +14,22 @@ import (
 
 // Named is all rules that have a name, such as those of a subscriber.
 type Named struct {
-	Name    string     `json:"name"`
-	Egress  *NamedSide `json:"egress"`  // null without rules
-	Ingress *NamedSide `json:"ingress"` // null without rules
+	Name  string      `json:"name"`
+	Sides []NamedSide `json:"sides"`
 	// DroppedPercent is dropped packets in percent of all, over the interval or else since the rules were set; null where
 	// there were none.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	IntervalNS     *uint64  `json:"interval_ns"` // null unless it was asked for
 
+	row   *live.Row
 	state string
 }
 
-// NamedSide is the rules with a name in one direction.
+// NamedSide is the rules with a name in one direction of a device.
 type NamedSide struct {
-	Rules uint64 `json:"rules"`
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Rules     uint64 `json:"rules"`
 	// Pools are the ones above that rules with other names draw from, too.
 	Pools []string `json:"pools"`
 	// RateBits is the most that the rules and the pools of their own let through; null for no limit, and where hosts,
@@ -47,28 +49,28 @@ type Names []Named
 
 // NewNamed is the name of a row.
 func NewNamed(r *live.Row) Named {
-	n := Named{
-		Name: r.Name.Name, Egress: newSide(r.Name.Egress), Ingress: newSide(r.Name.Ingress), DroppedPercent: percentOrNull(r.Name.DroppedPercent),
+	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), row: r}
+	for _, s := range r.Name.Sides {
+		n.Sides = append(n.Sides, newSide(r, s))
 	}
-	if over := r.Items[0].Interval; over > 0 {
+	all := r.All()
+	if over := all[0].Interval; over > 0 {
 		n.IntervalNS = new(uint64(over))
 	}
-	for _, it := range r.Items {
-		if n.state = state(NewRule(it)); n.state != "" {
+	for _, it := range all {
+		if n.state = unusual(it.Place.InForce, it.Place.Status); n.state != "" {
 			break
 		}
 	}
 	return n
 }
 
-func newSide(s *live.Side) *NamedSide {
-	if s == nil {
-		return nil
-	}
-	first := NewRule(s.Rules[0])
-	out := &NamedSide{
-		Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(s.UseBits), rate: first.rate(),
-		PassedPackets: s.PassedPackets, PassedBytes: s.PassedBytes, DroppedPackets: s.DroppedPackets, DroppedBytes: s.DroppedBytes,
+func newSide(r *live.Row, s *live.Side) NamedSide {
+	done := r.Done(s)
+	out := NamedSide{
+		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits),
+		rate: (&Rule{Item: r.Of(s)[0]}).RateText(), PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes,
+		DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
 	}
 	if s.Rate.Known {
 		out.rate = policy.Rate(s.Rate.N).String()
@@ -79,12 +81,12 @@ func newSide(s *live.Side) *NamedSide {
 	return out
 }
 
-// pools are those of both directions.
+// pools are those of all sides.
 func (n *Named) pools() string {
 	var names []string
-	for _, side := range []*NamedSide{n.Egress, n.Ingress} {
-		for i := 0; side != nil && i < len(side.Pools); i++ {
-			if name := plain.Line(side.Pools[i]); !slices.Contains(names, name) {
+	for _, side := range n.Sides {
+		for _, pool := range side.Pools {
+			if name := plain.Line(pool); !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -92,66 +94,60 @@ func (n *Named) pools() string {
 	return strings.Join(names, ", ")
 }
 
-// side is what a name has in a direction, or a rule without a name; nil for nothing.
-func (r *row) side(d policy.Direction) *NamedSide {
-	switch {
-	case r.named == nil && r.Direction != d.String():
+// unnamed is a rule without a name, as a line among names.
+func unnamed(row *live.Row) Named {
+	r := NewRule(row.Item)
+	n := Named{Name: r.calledBy(), row: row, DroppedPercent: knownOrNull(row.DroppedPercent), state: r.remarks()}
+	if r.Interval > 0 {
+		n.IntervalNS = new(uint64(r.Interval))
+	}
+	n.Sides = []NamedSide{{Device: r.Device, Direction: r.Direction, Pools: []string{}, UseBits: bits(r.UseBits()), PassedBytes: r.PassedBytes, rate: r.RateText()}}
+	if r.Within != "" {
+		n.Sides[0].Pools = []string{string(r.Within)}
+	}
+	return n
+}
+
+// side is what a name has in a column; nil for nothing.
+func (n *Named) side(c live.SideColumn) *NamedSide {
+	at := 0
+	if n.row.Name != nil {
+		at = slices.Index(n.row.Name.Sides, n.row.Side(c))
+	} else if n.Sides[0].Direction != c.Direction || c.Device != "" && c.Device != n.Sides[0].Device {
+		at = -1
+	}
+	if at < 0 {
 		return nil
-	case r.named == nil:
-		return &NamedSide{UseBits: r.UseBits, PassedBytes: r.PassedBytes, rate: r.rate()}
-	case d == policy.Egress:
-		return r.named.Egress
 	}
-	return r.named.Ingress
+	return &n.Sides[at]
 }
 
-// ofName is a cell that names have, and rules without a name.
-func ofName(name func(*Named) string, rule func(*Rule) string) func(*row) string {
-	return func(r *row) string {
-		if r.named != nil {
-			return name(r.named)
-		}
-		return rule(r.Rule)
+// nameColumns are those of a table of names.
+func nameColumns(names Names) []column[Named] {
+	columns := []column[Named]{
+		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
+		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 2},
 	}
-}
-
-// nameColumns are those of names. measured is whether they are about an interval.
-func nameColumns(measured bool) []column {
-	all := func(*row) bool { return true }
-	columns := []column{
-		{head: "NAME", cell: ofName(func(n *Named) string { return plain.Line(n.Name) }, (*Rule).calledBy), cut: all, least: leastName, always: true},
-		{head: "POOL", cell: ofName((*Named).pools, func(r *Rule) string { return plain.Line(r.Within) }), cut: all, inside: true, drop: 2},
-	}
-	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		drop := 0
-		if d == policy.Ingress {
-			drop = 3
+	for i, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
+		figure := func(head string, wide int, of func(NamedSide) string) {
+			columns = append(columns, column[Named]{head: head, right: true, wide: wide, drop: 3 * i, cell: func(n *Named) string { return optional(n.side(side), of) }})
 		}
-		figure := func(head string, wide int, of func(*NamedSide) string) {
-			columns = append(columns, column{head: head, right: true, wide: wide, drop: drop, cell: func(r *row) string {
-				return optional(r.side(d), func(s NamedSide) string { return of(&s) })
-			}})
-		}
-		figure(strings.ToUpper(d.String()), 0, func(s *NamedSide) string { return s.rate })
-		if measured {
-			figure("USE", bitsWide, func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
+		figure(side.Head(), 0, func(s NamedSide) string { return s.rate })
+		if len(names) > 0 && names[0].IntervalNS != nil {
+			figure("USE", bitsWide, func(s NamedSide) string { return optional(s.UseBits, bitsText) })
 		} else {
-			figure("PASSED", 0, func(s *NamedSide) string { return bytesText(s.PassedBytes) })
+			figure("PASSED", 0, func(s NamedSide) string { return bytesText(s.PassedBytes) })
 		}
 	}
 	return append(columns,
-		column{head: "DROPPED", right: true, drop: 1, cell: ofName(func(n *Named) string { return optional(n.DroppedPercent, percentText) }, func(r *Rule) string { return percentOr(r.it.DroppedPercent()) })},
-		column{head: "STATE", cell: ofName(func(n *Named) string { return n.state }, (*Rule).remarks)})
+		column[Named]{head: "DROPPED", right: true, drop: 1, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
+		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
 }
 
 // Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
 func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
-	rows := make([]row, len(names))
-	for i := range names {
-		rows[i].named = &names[i]
-	}
-	if err := writeTable(text, rows, nameColumns(len(names) > 0 && names[0].IntervalNS != nil), width); err != nil {
+	if err := writeTable(text, names, nameColumns(names), width); err != nil {
 		return err
 	}
 	if len(names) < of {

@@ -71,16 +71,16 @@ hosts              1mbit/host       0
 1 rule without a name
 `)
 	alice := names[0]
-	if e := alice.Egress; e.Rules != 2 || *e.RateBits != 5e7 || e.PassedPackets != 400 || e.DroppedPackets != 100 || alice.Ingress.Rules != 1 {
-		t.Errorf("alice: %+v, %+v", e, alice.Ingress)
+	if e := alice.Sides[0]; e.Rules != 2 || *e.RateBits != 5e7 || e.PassedPackets != 400 || e.DroppedPackets != 100 || alice.Sides[1].Rules != 1 {
+		t.Errorf("alice: %+v", alice.Sides)
 	}
-	if carol := names[2]; carol.Egress.RateBits != nil || carol.Ingress != nil || carol.DroppedPercent != nil {
+	if carol := names[2]; carol.Sides[0].RateBits != nil || len(carol.Sides) != 1 || carol.DroppedPercent != nil {
 		t.Errorf("carol: %+v", carol)
 	}
 
 	// Of some rules, too, the pools that they share with others are known.
 	one, _ := namesOf(all, live.View{Chosen: func(it *live.Item) bool { return it.Label.Name == "carol" && !it.IsPool() }})
-	if got := fmt.Sprint(one[0].Egress.Pools); got != "[family]" {
+	if got := fmt.Sprint(one[0].Sides[0].Pools); got != "[family]" {
 		t.Errorf("carol alone is in the pools %s", got)
 	}
 

@@ -35,7 +35,7 @@ func ExplainPool(pool *live.Item) *ExplainedPool {
 	slices.SortStableFunc(members, func(a, b *live.Item) int { return cmp.Compare(b.UseBits().Or(-1), a.UseBits().Or(-1)) })
 	p.Members = NewRules(members)
 	if limiter := Limiter(loads); limiter != NoLimiter && p.loses(limiter) {
-		p.LimitedBy = &p.Levels[limiter].Name
+		p.LimitedBy = &p.Levels[limiter].Label.Name
 		p.guarantees(limiter)
 	}
 	return p
@@ -44,8 +44,8 @@ func ExplainPool(pool *live.Item) *ExplainedPool {
 // loses reports whether packets of the pool were dropped, so that one of its levels may have limited them. One that delays
 // or marks them drops none. Senders that got nothing through may have stopped, so a pool without packets counts, too.
 func (p *ExplainedPool) loses(limiter int) bool {
-	dropped := p.Levels[0].it.DroppedPercent()
-	return p.Levels[limiter].Excess != policy.Drop.String() || !dropped.Known || dropped.N > 0
+	dropped := p.Levels[0].DroppedPercent()
+	return p.Levels[limiter].Excess != policy.Drop || !dropped.Known || dropped.N > 0
 }
 
 // loadOf is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
@@ -72,11 +72,11 @@ func loadOf(pool *live.Item) Load {
 // guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without
 // a guarantee.
 func (p *ExplainedPool) guarantees(limiter int) {
-	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.GuaranteeBits != nil }) || limiter == 0 {
+	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.Guarantee != 0 }) || limiter == 0 {
 		return
 	}
 	used, some := uint64(0), false
-	for _, m := range p.Levels[limiter].it.Children() {
+	for _, m := range p.Levels[limiter].Children() {
 		if use := m.UseBits(); m.Guarantee != 0 && use.Known {
 			used, some = used+uint64(use.N-m.BorrowedBits().N), true
 		}
@@ -114,15 +114,15 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	own := &p.Levels[0]
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
-		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Name == *p.LimitedBy })]
-		says = fullText(limiter.Name, "", limiter.UseBits, *limiter.rateNow(), limiter.sharers())
+		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Label.Name == *p.LimitedBy })]
+		says = fullText(limiter.Label.Name, "", bits(limiter.UseBits()), *limiter.rateNow(), limiter.sharers())
 		if limiter != own {
-			says = name + " gets " + useText(own.UseBits, *own.rateNow()) + "; " + says
+			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
 		}
 	}
-	switch dropped := own.it.DroppedPercent(); {
-	case !dropped.Known && own.DroppedPackets > 0:
-		says += "; none of its packets came, and " + percentText(percentOf(own.DroppedPackets, own.it.Offered())) + " were dropped so far"
+	switch dropped := own.DroppedPercent(); {
+	case !dropped.Known && own.Offered().DroppedPackets > 0:
+		says += "; none of its packets came, and " + percentText(percentOf(own.Offered().DroppedPackets, own.Offered().MatchedPackets)) + " were dropped so far"
 	case dropped.N == 0:
 	case p.LimitedBy == nil:
 		says += "; limits within it dropped " + percentText(dropped.N) + " of its packets"
@@ -132,26 +132,24 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	if p.GuaranteedBits != nil {
 		says += "; " + p.Pool + " has no guarantee, and guaranteed members of " + *p.LimitedBy + " use " + bitsText(*p.GuaranteedBits)
 	}
-	says = fmt.Sprintf("in the last %.1f s, %s", float64(*p.Levels[0].IntervalNS)/1e9, says)
+	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))
-	for i := range p.Levels {
-		fact(&s, "pool", p.Levels[i].poolText())
+	var rows Rules // the topmost pool first, and below this one the members that use most
+	for depth, level := range slices.Backward(p.Levels) {
+		level.depth = len(p.Levels) - 1 - depth
+		rows = append(rows, level)
 	}
-	others := 0
-	for i := range p.Members {
-		m := &p.Members[i]
-		if i >= fewMembers || number(m.UseBits, 0) == 0 && m.it.DroppedPercent().N == 0 {
-			others++
-			continue
+	for _, m := range p.Members {
+		if len(rows) < len(p.Levels)+fewMembers && m.UseBits().N+m.DroppedPercent().N > 0 {
+			m.depth = len(p.Levels)
+			rows = append(rows, m)
 		}
-		text := (&row{Rule: m}).name(m.where()) + " uses " + optional(m.UseBits, bitsText)
-		if lost := m.it.DroppedPercent(); lost.N > 0 {
-			text += ", and loses " + percentText(lost.N)
-		}
-		fact(&s, "within it", text)
 	}
-	if others > 0 {
-		fact(&s, "within it", fmt.Sprintf("%d more, with less or no use", others))
+	if err := writeTable(&s, rows, branchColumns(rows, false), screenWidth); err != nil {
+		return err
+	}
+	if others := len(p.Levels) + len(p.Members) - len(rows); others > 0 {
+		fmt.Fprintf(&s, "%d more within it, with less or no use\n", others)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
@@ -159,33 +157,5 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 
 // sharers are those that are active; "" without shares.
 func (r *Rule) sharers() string {
-	return (&Sharing{Share: r.Share, ActiveSharers: r.ActiveSharers}).sharers()
-}
-
-// poolText describes a pool as it was measured.
-func (r *Rule) poolText() string {
-	text := r.Name + ": " + rateText(r.rateNow())
-	switch {
-	case r.Adapt != nil:
-		text += " of " + rateText(r.RateBits)
-	case r.Leased != nil:
-		text += " of its cluster's " + rateText(r.RateBits)
-	}
-	if r.GuaranteeBits != nil {
-		text += ", " + rateText(r.GuaranteeBits) + " guaranteed"
-	}
-	parts := []string{text, "use not known"} // as it was set anew meanwhile
-	if r.UseBits != nil {
-		parts[1] = bitsText(*r.UseBits) + " used now"
-	}
-	if number(r.BorrowedBits, 0) > 0 && r.GuaranteeBits != nil {
-		parts[1] += ", " + bitsText(*r.BorrowedBits) + " of it borrowed"
-	}
-	if sharers := r.sharers(); sharers != "" {
-		parts = append(parts, sharers)
-	}
-	if refused := r.it.RefusedPercent(); refused.N > 0 {
-		parts = append(parts, percentText(refused.N)+" refused")
-	}
-	return strings.Join(parts, "; ")
+	return (&Sharing{Share: r.Share.String(), ActiveSharers: r.ActiveSharers}).sharers()
 }

@@ -87,73 +87,10 @@ type Replay struct {
 	// Complete is true if the trace was read to its end.
 	Complete bool `json:"complete"`
 
-	OfferedPackets   uint64 `json:"offered_packets"`
-	OfferedBytes     uint64 `json:"offered_bytes"`
-	PassedPackets    uint64 `json:"passed_packets"`
-	PassedBytes      uint64 `json:"passed_bytes"`
-	ExcessPackets    uint64 `json:"excess_packets"`
-	ExcessBytes      uint64 `json:"excess_bytes"`
-	DroppedPackets   uint64 `json:"dropped_packets"`
-	DroppedBytes     uint64 `json:"dropped_bytes"`
-	MarkedPackets    uint64 `json:"marked_packets"`
-	MarkedBytes      uint64 `json:"marked_bytes"`
-	DelayedPackets   uint64 `json:"delayed_packets"`
-	DelayedBytes     uint64 `json:"delayed_bytes"`
-	LongestDelayNS   uint64 `json:"longest_delay_ns"`
-	MeanDelayNS      uint64 `json:"mean_delay_ns"`   // of delayed packets
-	OutsidePackets   uint64 `json:"outside_packets"` // match no rule
-	OutsideBytes     uint64 `json:"outside_bytes"`
-	UnlimitedPackets uint64 `json:"unlimited_packets"` // not IP, or neighbour discovery
-	UnlimitedBytes   uint64 `json:"unlimited_bytes"`
-	ContendedPackets uint64 `json:"contended_packets"`
-	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their bucket key
+	replay.Figures
 
-	ColourCounters // of rules with colours; yellow and red packets are excess
-
-	GuaranteedPackets uint64         `json:"guaranteed_packets"`
-	GuaranteedBytes   uint64         `json:"guaranteed_bytes"`
-	BorrowedPackets   uint64         `json:"borrowed_packets"`
-	BorrowedBytes     uint64         `json:"borrowed_bytes"`
-	Pools             []ReplayedPool `json:"pools"` // those above the rules
-
-	FirstNS           uint64 `json:"first_ns"`
-	DurationNS        uint64 `json:"duration_ns"`
-	LongestGapNS      uint64 `json:"longest_gap_ns"`
-	LongestGapFromNS  uint64 `json:"longest_gap_from_ns"`
-	HighestLevelBytes uint64 `json:"highest_level_bytes"`
-	// HighestSecondLevelBytes is the level of E, or with trtcm of P; 0 without colours.
-	HighestSecondLevelBytes uint64 `json:"highest_second_level_bytes"`
-	// LosslessCapacityBytes is null if no capacity is large enough, and with fair shares, pools or colours.
-	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
-	alone, colours        bool
-	second                string // the name of the second bucket of the first rule; "" without colours
-	burst                 uint64 // its size in bytes
-
-	// MostExcess are the bucket keys and sharers with the most excess bytes; null if all packets share one bucket
-	// without fair shares.
-	MostExcess []KeyExcess `json:"most_excess"`
+	limits replay.Limits
 }
-
-// A ReplayedPool is what happened to packets in a pool.
-type ReplayedPool struct {
-	Name              string `json:"name"`
-	PassedPackets     uint64 `json:"passed_packets"`
-	PassedBytes       uint64 `json:"passed_bytes"`
-	RefusedPackets    uint64 `json:"refused_packets"`
-	RefusedBytes      uint64 `json:"refused_bytes"`
-	GuaranteedPackets uint64 `json:"guaranteed_packets"`
-	GuaranteedBytes   uint64 `json:"guaranteed_bytes"`
-}
-
-// A KeyExcess is the excess of a bucket key or sharer.
-type KeyExcess struct {
-	Key     string `json:"key"`
-	Packets uint64 `json:"excess_packets"`
-	Bytes   uint64 `json:"excess_bytes"`
-}
-
-// mostKeys is the length of MostExcess.
-const mostKeys = 5
 
 // NewReplay returns what limits and a summary say. The caller adds the trace, the engine, the
 // sentences, and whether it is complete.
@@ -162,45 +99,11 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
 		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
-		OfferedPackets: s.Offered.Packets, OfferedBytes: s.Offered.Bytes,
-		PassedPackets: s.Passed.Packets, PassedBytes: s.Passed.Bytes,
-		ExcessPackets: s.Excess.Packets, ExcessBytes: s.Excess.Bytes,
-		DroppedPackets: s.Dropped.Packets, DroppedBytes: s.Dropped.Bytes,
-		MarkedPackets: s.Marked.Packets, MarkedBytes: s.Marked.Bytes,
-		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestDelayNS: s.LongestDelay, MeanDelayNS: s.MeanDelay(),
-		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
-		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
-		ContendedPackets: s.Contended.Packets, SpilledPackets: s.Spilled.Packets,
-		FirstNS: s.First, DurationNS: s.Last - s.First,
-		LongestGapNS: s.LongestGap.NS, LongestGapFromNS: s.LongestGap.From,
-		HighestLevelBytes: s.HighestLevelBytes(), HighestSecondLevelBytes: s.HighestSecondBytes(),
-		ColourCounters:    ColourCounters{s.Green.Packets, s.Green.Bytes, s.Yellow.Packets, s.Yellow.Bytes, s.Red.Packets, s.Red.Bytes},
-		GuaranteedPackets: s.Guaranteed.Packets, GuaranteedBytes: s.Guaranteed.Bytes,
-		BorrowedPackets: s.Borrowed.Packets, BorrowedBytes: s.Borrowed.Bytes,
-		Pools: []ReplayedPool{},
-	}
-	for i, c := range s.Pools {
-		r.Pools = append(r.Pools, ReplayedPool{
-			l.Pools[i].Label.Name, c.Passed.Packets, c.Passed.Bytes, c.Refused.Packets, c.Refused.Bytes, c.Guaranteed.Packets, c.Guaranteed.Bytes,
-		})
-	}
-	r.alone, r.colours = l.Alone(), l.HasColours()
-	if rule.Algorithm.HasColours() {
-		r.second, r.burst = replay.SecondBucket(rule.Algorithm), rule.Colours.Burst()
+		Figures: s.Sum(), limits: l,
 	}
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
 		r.Mixed = r.Mixed || other != rule
-	}
-	if bytes, known := s.LosslessCapacity(); known {
-		r.LosslessCapacityBytes = &bytes
-	}
-	top := s.MostExcess(mostKeys)
-	if top != nil {
-		r.MostExcess = []KeyExcess{}
-	}
-	for _, x := range top {
-		r.MostExcess = append(r.MostExcess, KeyExcess{x.Key, x.Excess.Packets, x.Excess.Bytes})
 	}
 	return r
 }
@@ -245,9 +148,9 @@ func (r *Replay) table(w io.Writer) {
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
 		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
-		{"green", r.GreenPackets, r.GreenBytes, r.colours},
-		{"yellow", r.YellowPackets, r.YellowBytes, r.colours},
-		{"red", r.RedPackets, r.RedBytes, r.colours},
+		{"green", r.GreenPackets, r.GreenBytes, r.limits.HasColours()},
+		{"yellow", r.YellowPackets, r.YellowBytes, r.limits.HasColours()},
+		{"red", r.RedPackets, r.RedBytes, r.limits.HasColours()},
 		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes, r.GuaranteedPackets > 0},
 		{"borrowed", r.BorrowedPackets, r.BorrowedBytes, r.GuaranteedPackets > 0},
 	}
@@ -306,17 +209,18 @@ func (r *Replay) facts(w io.Writer) {
 		}
 	}
 	switch {
-	case !r.colours:
+	case !r.limits.HasColours():
 		level("highest level", r.HighestLevelBytes, holds)
 	case r.Mixed:
 		level("highest level", r.HighestLevelBytes, holds)
 		level("highest P or E", r.HighestSecondLevelBytes, 0)
 	default:
 		level("highest level of C", r.HighestLevelBytes, holds)
-		level("highest level of "+r.second, r.HighestSecondLevelBytes, r.burst)
+		rule := &r.limits.Rules[0]
+		level("highest level of "+replay.SecondBucket(rule.Algorithm), r.HighestSecondLevelBytes, rule.Colours.Burst())
 	}
 	switch least := r.LosslessCapacityBytes; {
-	case r.OfferedPackets == 0 || !r.alone:
+	case r.OfferedPackets == 0 || !r.limits.Alone():
 	case least == nil:
 		fact("lossless capacity", "none: it would be above %d bytes", uint64(policy.MaxCapacity))
 	case *least == 0:

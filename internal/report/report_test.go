@@ -15,9 +15,9 @@ import (
 // TestJSONOfLists writes lists of any length as the standard library would.
 func TestJSONOfLists(t *testing.T) {
 	rate := uint64(1e6)
-	rule := Rule{Device: "eth0", CIDR: "10.0.0.0/24", RateBits: &rate, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil, nil}, {"10.0.0.2", 8, &rate, &rate}}}
+	rule := Rule{Item: shown("eth0", policy.Egress, "10.0.0.0/24", 1e6, nil).Item, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil, nil}, {"10.0.0.2", 8, &rate, &rate}}}
 	for _, v := range []any{
-		[]Rule{}, []Rule{rule}, []Rule{rule, {}, rule}, []any{1, "two", nil, []int{}}, Differences{{CIDR: "::/0"}}, rule, nil,
+		[]Rule{}, []Rule{rule}, []Rule{rule, rule, rule}, []any{1, "two", nil, []int{}}, Differences{{CIDR: "::/0"}}, rule, nil,
 	} {
 		var got, want bytes.Buffer
 		e := json.NewEncoder(&want)
@@ -72,7 +72,7 @@ func TestOptionsAreTold(t *testing.T) {
 			}
 			return string(s)
 		}
-		return text(out), text(NewShadow(&live.Shadow{Rule: r}))
+		return text(out), text(&live.Shadow{Rule: r})
 	}
 	for _, o := range policy.Options {
 		if o.Name == "shadow" {

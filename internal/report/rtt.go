@@ -82,17 +82,10 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		lines = append(lines, lines[0].Hosts...)
 	}
 	slices.SortStableFunc(lines, func(a, b RTT) int { return cmp.Compare(min(len(a.Host), 1), min(len(b.Host), 1)) })
-	rows := make([]row, len(lines))
-	for i := range lines {
-		r := &lines[i]
-		rows[i] = row{Rule: &Rule{Kind: "rule", Device: r.Device, Direction: r.Direction, CIDR: r.CIDR, Name: r.Name}, rtt: r}
-	}
-	name := called(rows)
-	name.always = true
-	columns := []column{
-		{head: "DEVICE", cell: func(r *row) string { return r.where() }, always: true},
-		name,
-		{head: "HOST", cell: func(r *row) string { return r.rtt.Host }},
+	columns := []column[RTT]{
+		{head: "DEVICE", cell: func(r *RTT) string { return plain.Line(r.Device) + " " + r.Direction }, always: true},
+		{head: "RULE", cell: func(r *RTT) string { return cmp.Or(plain.Line(r.Name), addressOf(r.CIDR)) }, cut: func(r *RTT) bool { return r.Name != "" }, least: leastName, always: true},
+		{head: "HOST", cell: func(r *RTT) string { return r.Host }},
 	}
 	for _, side := range []struct {
 		head string
@@ -101,7 +94,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		{"LIMITED", func(r *RTT) *RTTPart { return &r.Limited }}, {"OTHERWISE", func(r *RTT) *RTTPart { return &r.NotLimited }},
 	} {
 		figure := func(head string, drop int, always bool, cell func(p *RTTPart) string) {
-			columns = append(columns, column{head: head, right: true, drop: drop, always: always, cell: func(r *row) string { return cell(side.part(r.rtt)) }})
+			columns = append(columns, column[RTT]{head: head, right: true, drop: drop, always: always, cell: func(r *RTT) string { return cell(side.part(r)) }})
 		}
 		figure(side.head, 0, true, func(p *RTTPart) string { return optional(p.Receiver.P50NS, shortTime) })
 		figure("P95", 1, false, func(p *RTTPart) string { return optional(p.Receiver.P95NS, shortTime) })
@@ -109,7 +102,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		figure("RESENT", 0, true, func(p *RTTPart) string { return p.retransmitted() })
 		figure("SAMPLES", 2, false, func(p *RTTPart) string { return fmt.Sprint(p.Receiver.Samples + p.Sender.Samples) })
 	}
-	if err := writeTable(text, rows, columns, width); err != nil {
+	if err := writeTable(text, lines, columns, width); err != nil {
 		return err
 	}
 	if all.LeftOutRules > 0 {

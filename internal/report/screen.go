@@ -1,7 +1,9 @@
 package report
 
 import (
-	"github.com/shapectl/shapectl/internal/live"
+	"fmt"
+	"strings"
+
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
@@ -11,16 +13,28 @@ func Bits(n uint64) string { return bitsText(n) }
 // Bytes is Bits for bytes.
 func Bytes(n uint64) string { return bytesText(n) }
 
-// RateText is the rate, and who has it.
-func (r *Rule) RateText() string { return r.rate() }
-
-// Facts says in one line what a rule or pool is.
-func Facts(it *live.Item) string {
-	rule, says := NewRule(it), it.Sentence()
-	for _, more := range []string{state(rule), rule.Note} {
-		if more != "" {
-			says += "; " + more
+// Facts says in one line all that a row of a screen has no room for.
+func (r *Rule) Facts() string {
+	text := r.Item.Sentence() + remark(r.Place.InForce, r.Place.Status) + r.marks()
+	for _, f := range []struct{ label, text string }{
+		{"plan", r.Label.Plan}, {"note", r.Label.Note}, {"by colour", byColour(&r.Counters)}, {"refuses itself", r.figure("refused_percent")},
+		{"for", r.sharers()},
+	} {
+		if f.text != "" && f.text != "0%" {
+			text += "; " + f.label + " " + f.text
 		}
 	}
-	return plain.Line(says)
+	return plain.Line(text)
+}
+
+// Facts says in one line all that a row of a screen has no room for.
+func (n *Named) Facts() string {
+	parts := []string{plain.Line(n.Name)}
+	for _, side := range n.Sides {
+		parts = append(parts, fmt.Sprintf("%s %s %s in %s", plain.Line(side.Device), side.Direction, side.rate, plain.Count(side.Rules, "rule")))
+	}
+	if pools := n.pools(); pools != "" {
+		parts = append(parts, "within "+pools)
+	}
+	return strings.Join(parts, ", ")
 }

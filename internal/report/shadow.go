@@ -9,57 +9,8 @@ import (
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// Shadow is what a proposed limit would have done to the packets of its rule.
-type Shadow struct {
-	RateBits      uint64 `json:"rate_bits_per_second"`
-	CapacityBytes uint64 `json:"capacity_bytes"`
-	Each          string `json:"each"`
-	Penalty       string `json:"penalty"`
-	OverheadBytes int16  `json:"overhead_bytes"`
-	MPUBytes      uint16 `json:"mpu_bytes"`
-	ColourOptions
-	ColourCounters
-	SeenPackets    uint64     `json:"seen_packets"`
-	SeenBytes      uint64     `json:"seen_bytes"`
-	RefusedPackets uint64     `json:"refused_packets"`
-	RefusedBytes   uint64     `json:"refused_bytes"`
-	AffectedHosts  int        `json:"affected_hosts"` // or subnets, with each /N
-	AffectedLimit  uint32     `json:"affected_limit"` // about how many of all shadows of the hook are remembered
-	Affected       []Affected `json:"affected"`
-}
-
-// Affected is a host or subnet of which packets would have been refused.
-type Affected struct {
-	Subnet         string `json:"subnet"`
-	RefusedPackets uint64 `json:"refused_packets"`
-	RefusedBytes   uint64 `json:"refused_bytes"`
-}
-
-// NewShadow puts together what is known of a rule's shadow.
-func NewShadow(of *live.Shadow) *Shadow {
-	proposed, c := of.Rule, of.Counters
-	s := &Shadow{
-		RateBits: uint64(proposed.Rate), CapacityBytes: proposed.Capacity, Each: proposed.Each.String(),
-		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
-		SeenPackets: c.PassedPackets + c.DroppedPackets, SeenBytes: c.PassedBytes + c.DroppedBytes,
-		AffectedLimit: of.Room, Affected: []Affected{},
-		ColourOptions: NewColourOptions(proposed), ColourCounters: newColourCounters(c),
-	}
-	s.RefusedPackets, s.RefusedBytes = of.Refused()
-	return s
-}
-
-// Affects adds the hosts of which packets would have been refused.
-func (s *Shadow) Affects(hosts []maps.Affected) {
-	s.AffectedHosts = len(hosts)
-	for _, h := range hosts {
-		s.Affected = append(s.Affected, Affected{policy.NetworkText(h.Subnet), h.Packets, h.Bytes})
-	}
-}
 
 // WithShadow are the rules that have a shadow.
 func (rules Rules) WithShadow() Rules {
@@ -74,14 +25,13 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	rows := rules.rows()
-	err := writeTable(text, rows, []column{called(rows), places(rows),
-		{head: "SHADOW", always: true, right: true, cell: (*row).proposed},
-		{head: "SEEN", always: true, right: true, cell: func(r *row) string { return bytesText(r.Shadow.SeenBytes) }},
-		{head: "WOULD DROP", always: true, right: true, cell: func(r *row) string { return percentText(percentOf(r.Shadow.RefusedBytes, r.Shadow.SeenBytes)) }},
-		{head: "HOSTS", right: true, cell: func(r *row) string { return r.Shadow.hosts() }},
-		{head: "COLOURS", drop: 2, cell: func(r *row) string { return r.Shadow.byColour() }},
-		{head: "MOST AFFECTED", drop: 1, cell: func(r *row) string {
+	err := writeTable(text, rules, []column[Rule]{called(rules), places(rules),
+		{head: "SHADOW", always: true, right: true, cell: func(r *Rule) string { return rateFor(ratesOf(&r.Shadow.Rule), r.Shadow.Item().Scope()) }},
+		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
+		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.RefusedPercent().N) }},
+		{head: "HOSTS", right: true, cell: func(r *Rule) string { return affectedHosts(r.Shadow) }},
+		{head: "COLOURS", drop: 2, cell: func(r *Rule) string { return byColour(&r.Shadow.Counters) }},
+		{head: "MOST AFFECTED", drop: 1, cell: func(r *Rule) string {
 			if len(r.Shadow.Affected) == 0 {
 				return ""
 			}
@@ -93,8 +43,8 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	}
 	var shared []string
 	for i := range rules {
-		if r := &rules[i]; r.Share != (policy.Share{}).String() {
-			shared = append(shared, cmp.Or(plain.Line(r.Name), r.network()))
+		if r := &rules[i]; r.Share != (policy.Share{}) {
+			shared = append(shared, r.calledBy())
 		}
 	}
 	if shared != nil {
@@ -103,20 +53,11 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	return cmp.Or(err, text.Flush())
 }
 
-// proposed is the rate of the shadow, and who has it.
-func (r *Rule) proposed() string {
-	scope := r.Shadow.Each
-	if scope == "all" {
-		scope = ""
-	}
-	return rateFor(r.Shadow.ColourOptions.rate(rateText(&r.Shadow.RateBits)), scope)
-}
-
-// hosts is how many would have been affected; with a + where there may have been more.
-func (s *Shadow) hosts() string {
-	text := countText(uint64(s.AffectedHosts))
+// affectedHosts is how many would have been affected; with a + where there may have been more.
+func affectedHosts(s *live.Shadow) string {
+	text := countText(uint64(len(s.Affected)))
 	// The kernel begins to forget a little before there is no room.
-	if uint32(s.AffectedHosts) >= s.AffectedLimit-s.AffectedLimit/8 {
+	if uint32(len(s.Affected)) >= s.Room-s.Room/8 {
 		text += "+"
 	}
 	return text

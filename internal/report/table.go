@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -19,43 +18,28 @@ import (
 // screenWidth is how many columns text is folded to.
 const screenWidth = 80
 
-// A row is a rule or pool in a table, or a bucket of it, or its round-trip times; a name of rules; or a member of a cluster.
-type row struct {
-	*Rule
-	depth  int // the number of pools above it, in a tree
-	bucket *Bucket
-	named  *Named
-	rtt    *RTT
-	now    *live.Row // of a view
-	member *ClusterMember
-}
-
-func (rules Rules) rows() []row {
-	rows := make([]row, len(rules))
-	for i := range rules {
-		rows[i].Rule = &rules[i]
-	}
-	return rows
-}
-
 // A column of a table is left out where all cells are empty or zero.
-type column struct {
+type column[T any] struct {
 	head   string
-	right  bool // numbers are aligned to the right
-	wide   int  // at least so many columns, so that it does not move on a screen
-	always bool // also where all cells are empty
-	cell   func(*row) string
-	cut    func(*row) bool // which cells may be cut to fit the width; nil for none
-	inside bool            // cells are cut in their middle
-	least  int             // columns that are left of a cell that is cut; 0 for leastCut
-	drop   int             // where cutting is not enough, columns with the highest number are left out first; 0 for never
-	short  *short          // what is shown where all do not fit; nil for the same
+	key    string // of its figure; "" for none
+	right  bool   // numbers are aligned to the right
+	wide   int    // at least so many columns, so that it does not move on a screen
+	always bool   // also where all cells are empty
+	cell   func(*T) string
+	cut    func(*T) bool // which cells may be cut to fit the width; nil for none
+	inside bool          // cells are cut in their middle
+	least  int           // columns that are left of a cell that is cut; 0 for leastCut
+	drop   int           // where cutting is not enough, columns with the highest number are left out first; 0 for never
+	short  *short[T]     // what is shown where all do not fit; nil for the same
 }
+
+// whole has all cells of a column cut.
+func whole[T any](*T) bool { return true }
 
 // A short is the cells of a column without what they have in common, and a line that says that; "" for none.
-type short struct {
+type short[T any] struct {
 	head, common string
-	cell         func(*row) string
+	cell         func(*T) string
 }
 
 const (
@@ -65,8 +49,8 @@ const (
 )
 
 // A measured column has its cells, and the width of the widest one, and of the widest one that cannot be cut.
-type measured struct {
-	column
+type measured[T any] struct {
+	column[T]
 	cells        []string
 	width, least int
 }
@@ -82,10 +66,10 @@ func textWidth(s string) int {
 }
 
 // measure returns the columns that have any cells to show, and the width of all.
-func measure(rows []row, columns []column) (shown []measured, total int) {
+func measure[T any](rows []T, columns []column[T]) (shown []measured[T], total int) {
 	total = -len(gap)
 	for _, c := range columns {
-		m, used := measured{c, make([]string, len(rows)), max(textWidth(c.head), c.wide), cmp.Or(c.least, leastCut)}, c.always
+		m, used := measured[T]{c, make([]string, len(rows)), max(textWidth(c.head), c.wide), cmp.Or(c.least, leastCut)}, c.always
 		for i := range rows {
 			cell := c.cell(&rows[i])
 			width := textWidth(cell)
@@ -107,7 +91,7 @@ func measure(rows []row, columns []column) (shown []measured, total int) {
 
 // fit makes a table at most width columns wide, if that can be: it shortens columns, leaves some out, and then cuts
 // cells, the last columns first. It returns lines that say what is not shown.
-func fit(rows []row, columns []column, width int) (shown []measured, notes []string) {
+func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], notes []string) {
 	shown, total := measure(rows, columns)
 	if width == 0 || total <= width {
 		return shown, nil
@@ -154,7 +138,7 @@ func fit(rows []row, columns []column, width int) (shown []measured, notes []str
 
 // tableLines are the heads and rows of a table, at most width columns wide where that can be, 0 is no limit; and lines that say
 // what is not shown.
-func tableLines(rows []row, columns []column, width int) (lines, notes []string) {
+func tableLines[T any](rows []T, columns []column[T], width int) (lines, notes []string) {
 	shown, notes := fit(rows, columns, width)
 	lines = make([]string, len(rows)+1)
 	for n := range lines {
@@ -165,11 +149,12 @@ func tableLines(rows []row, columns []column, width int) (lines, notes []string)
 				text = c.cells[n-1]
 			}
 			wide := textWidth(text)
-			if wide > c.width {
-				text = cut(text, c.width, c.inside)
-				wide = textWidth(text)
+			if wide > c.width && c.inside {
+				text = cutInside(text, c.width)
+			} else if wide > c.width {
+				text = ansi.Truncate(text, c.width, ellipsis)
 			}
-			padding := strings.Repeat(" ", max(c.width-wide, 0))
+			padding := strings.Repeat(" ", max(c.width-textWidth(text), 0))
 			if i > 0 {
 				b.WriteString(gap)
 			}
@@ -187,7 +172,7 @@ func tableLines(rows []row, columns []column, width int) (lines, notes []string)
 }
 
 // writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
-func writeTable(w io.Writer, rows []row, columns []column, width int) error {
+func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) error {
 	lines, notes := tableLines(rows, columns, width)
 	for _, line := range append(lines, notes...) {
 		if _, err := io.WriteString(w, line+"\n"); err != nil {
@@ -198,16 +183,16 @@ func writeTable(w io.Writer, rows []row, columns []column, width int) error {
 }
 
 // places is the column of the device and direction of rules. The short one leaves out what is the same for all.
-func places(rows []row) column {
+func places(rules Rules) column[Rule] {
 	const pool = "pool" // which has no device
-	c := column{head: "DEVICE", cell: func(r *row) string { return cmp.Or(r.where(), pool) }}
+	c := column[Rule]{head: "DEVICE", cell: func(r *Rule) string { return cmp.Or(r.Where(), pool) }}
 	var first *Rule
 	direction := "" // of all
-	for _, r := range rows {
-		switch {
+	for i := range rules {
+		switch r := &rules[i]; {
 		case r.IsPool():
 		case first == nil:
-			first, direction = r.Rule, r.Direction
+			first, direction = r, r.Direction
 		case r.Device != first.Device:
 			return c
 		case r.Direction != direction:
@@ -217,7 +202,7 @@ func places(rows []row) column {
 	if first == nil {
 		return c
 	}
-	rest := func(r *row) string {
+	rest := func(r *Rule) string {
 		switch {
 		case r.IsPool():
 			return pool
@@ -226,17 +211,14 @@ func places(rows []row) column {
 		}
 		return ""
 	}
-	c.short = &short{"DIR", "all rules: " + strings.TrimSpace(plain.Line(first.Device)+" "+direction), rest}
+	c.short = &short[Rule]{"DIR", "all rules: " + strings.TrimSpace(plain.Line(first.Device)+" "+direction), rest}
 	return c
 }
 
-// cut cuts a text to so many columns, and marks that: at its end, or inside where texts may differ only in their ends.
-func cut(text string, width int, inside bool) string {
-	if inside {
-		end := ansi.TruncateLeft(text, ansi.StringWidth(text)-(width-len(ellipsis))/2, "")
-		return ansi.Truncate(text, width-ansi.StringWidth(end), ellipsis) + end
-	}
-	return ansi.Truncate(text, width, ellipsis)
+// cutInside cuts a text to so many columns in its middle, for texts that may differ only in their ends.
+func cutInside(s string, width int) string {
+	end := (width - len(ellipsis)) / 2
+	return ansi.Truncate(s, width-end, ellipsis) + ansi.TruncateLeft(s, ansi.StringWidth(s)-end, "")
 }
 
 // A Table shows pools, and then rules, in columns.
@@ -264,8 +246,7 @@ func (t Table) Text(w io.Writer) error {
 		if i > 0 && len(pools) > 0 {
 			text.WriteString("\n")
 		}
-		rows := part.rows()
-		if err := writeTable(text, rows, t.columns(rows), t.Width); err != nil {
+		if err := writeTable(text, part, t.columns(part), t.Width); err != nil {
 			return err
 		}
 	}
@@ -284,95 +265,114 @@ func (t Table) Text(w io.Writer) error {
 	return text.Flush()
 }
 
+// figure is the column of a live.Figure.
+func figure(key string) column[Rule] {
+	f := live.Figured(key)
+	c := column[Rule]{head: f.Head, key: key, right: strings.HasPrefix(f.Type, "number"), cell: func(r *Rule) string { return figureText(f, r.Item) }}
+	switch key {
+	case "plan":
+		c.cut = whole[Rule]
+	case "within":
+		c.cut, c.least = whole[Rule], leastPool
+	}
+	return c
+}
+
+func cell(head string, right bool, of func(*Rule) string) column[Rule] {
+	return column[Rule]{head: head, right: right, cell: of}
+}
+
+// figureText writes a figure, in the unit that its key has.
+func figureText(f *live.Figure, it *live.Item) string {
+	switch v := f.Of(it).(type) {
+	case string:
+		if v != (policy.Share{}).String() { // that nobody has a share goes without saying
+			return plain.Line(v)
+		}
+	case uint64:
+		switch {
+		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
+			return policy.Rate(v).String()
+		case strings.HasSuffix(f.Key, "_bytes"):
+			return bytesText(v)
+		}
+		return countText(v)
+	case float64:
+		if strings.HasSuffix(f.Key, "_percent") {
+			return percentText(v)
+		}
+		return bitsText(uint64(v))
+	}
+	return ""
+}
+
 // columns are those of a table of rules, or of pools.
-func (t Table) columns(rows []row) []column {
-	measured := slices.ContainsFunc(rows, func(r row) bool { return r.IntervalNS != nil })
-	pools := slices.ContainsFunc(rows, func(r row) bool { return r.IsPool() })
-	always := func(*row) bool { return true }
-	name := column{head: "NAME", cell: func(r *row) string { return plain.Line(r.Name) }, cut: always, least: leastName}
-	plan := column{head: "PLAN", cell: func(r *row) string { return plain.Line(r.Plan) }, cut: always}
-	place := places(rows)
-	figure := func(head string, shown bool, cell func(*row) string) column {
-		if !shown {
-			cell = func(*row) string { return "" }
-		}
-		return column{head: head, right: true, cell: cell}
-	}
-	text := func(head string, of func(*row) string) column { return column{head: head, cell: of} }
-	rate := figure("RATE", true, (*row).rateCell)
-	rate.always = true
-	if pools {
+func (t Table) columns(rules Rules) []column[Rule] {
+	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
+	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, cut: whole[Rule], least: leastName}
+	place, rate := places(rules), cell("RATE", true, (*Rule).rateCell)
+	if rate.always = true; pools {
 		name.head = "POOL"
-		place.cell, place.short = func(*row) string { return "" }, nil
+		place.cell, place.short = func(*Rule) string { return "" }, nil
 	}
-	within := column{head: "WITHIN", cell: func(r *row) string { return plain.Line(r.Within) }, cut: always, least: leastPool}
-	columns := []column{name, place, text("NETWORK", (*row).network), plan, text("BY", (*row).matchedBy), within, rate,
-		figure("LEASE", true, (*row).leaseCell),
-		figure("GUARANTEE", true, func(r *row) string {
-			return optional(r.GuaranteeBits, func(bits uint64) string { return policy.Rate(bits).String() })
-		}),
-	}
+	columns := []column[Rule]{name, place, cell("NETWORK", false, (*Rule).Network), figure("plan"), cell("BY", false, (*Rule).matchedBy), figure("within"), rate,
+		cell("LEASE", true, (*Rule).leaseCell), figure("guarantee_bits_per_second")}
 	if t.Wide {
-		columns = append(columns, text("ALGORITHM", func(r *row) string { return r.Algorithm }),
-			text("ON EXCESS", (*row).OnExcess),
-			figure("BURST", true, (*row).bursts),
-			figure("QUEUE", true, func(r *row) string { return bytesText(r.QueueBytes) }),
-			text("SHARE", (*row).sharedBy),
-			figure("WEIGHT", true, (*row).weight))
+		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), figure("capacity_bytes"), figure("pbs_bytes"), figure("ebs_bytes"), figure("queue_bytes"),
+			figure("share"), cell("WEIGHT", true, (*Rule).weight))
 	}
-	use := figure("USE", measured, func(r *row) string { return optional(r.UseBits, bitsText) })
-	use.always = measured
-	columns = append(columns, use,
-		figure("OF RATE", measured, func(r *row) string { return optional(r.UsePercent, percentText) }),
-		figure("GREEN", !t.Wide, func(r *row) string { return optional(r.GreenBits, bitsText) }),
-		figure("YELLOW", !t.Wide, func(r *row) string { return optional(r.YellowBits, bitsText) }),
-		figure("RED", !t.Wide, func(r *row) string { return optional(r.RedBits, bitsText) }),
-		figure("PASSED", t.Wide || !measured, func(r *row) string { return bytesText(r.PassedBytes) }),
-		figure("BORROWED", pools || t.Wide, (*row).borrowed),
-		figure("DROPPED", true, func(r *row) string { return percentOr(r.it.DroppedPercent()) }),
-		figure("REFUSED", true, func(r *row) string { return percentOr(r.it.RefusedPercent()) }),
-		figure("SHARERS", true, func(r *row) string { return optional(r.ActiveSharers, countText) }),
-		figure("EXCESS", t.Excess && !t.Wide, func(r *row) string { return percentOr(r.it.ExcessPercent()) }))
-	if t.Wide {
-		for _, c := range []struct {
-			head string
-			of   func(*row) uint64
-		}{
-			{"PACKETS", func(r *row) uint64 { return r.PassedPackets }}, {"EXCESS", func(r *row) uint64 { return r.ExcessPackets }},
-			{"GREEN", func(r *row) uint64 { return r.GreenPackets }}, {"YELLOW", func(r *row) uint64 { return r.YellowPackets }},
-			{"RED", func(r *row) uint64 { return r.RedPackets }},
-			{"DROPS", func(r *row) uint64 { return r.DroppedPackets }}, {"DELAYED", func(r *row) uint64 { return r.DelayedPackets }},
-			{"MARKED", func(r *row) uint64 { return r.MarkedPackets }}, {"CONTENDED", func(r *row) uint64 { return r.ContendedPackets }},
-			{"SPILLED", func(r *row) uint64 { return r.SpilledPackets }}, {"EXEMPT", func(r *row) uint64 { return r.ExemptPackets }},
-		} {
-			columns = append(columns, figure(c.head, true, func(r *row) string { return countText(c.of(r)) }))
-		}
-		columns = append(columns, figure("LEVEL", true, (*row).levels),
-			figure("BUCKETS", true, func(r *row) string { return optional(r.ActiveBuckets, countText) }),
-			text("NOTE", func(r *row) string { return plain.Line(r.Note) }))
-	}
+	columns = append(columns, t.counted(rules)...)
 	if !t.Wide {
 		for i, c := range columns {
-			if c.head != place.head || t.Width > 0 && namesSayMore(rows) {
+			if c.head != place.head || t.Width > 0 && namesSayMore(rules) {
 				columns[i].drop = slices.Index(dropped, c.head) + 1
 			}
 		}
 	}
-	return append(columns, text("STATE", (*row).remarks))
+	return append(columns, cell("STATE", false, (*Rule).remarks))
+}
+
+// counted are the columns of what was counted.
+func (t Table) counted(rules Rules) []column[Rule] {
+	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
+	use := figure("use_bits_per_second")
+	use.always = measured
+	columns := []column[Rule]{use, figure("use_percent")}
+	if !t.Wide {
+		columns = append(columns, figure("green_bits_per_second"), figure("yellow_bits_per_second"), figure("red_bits_per_second"))
+	}
+	if t.Wide || !measured {
+		columns = append(columns, figure("passed_bytes"))
+	}
+	if t.Wide || slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
+		columns = append(columns, cell("BORROWED", true, (*Rule).borrowed))
+	}
+	columns = append(columns, figure("dropped_percent"), figure("refused_percent"), figure("active_sharers"))
+	switch {
+	case t.Wide:
+		for _, key := range []string{"passed_packets", "excess_packets", "green_packets", "yellow_packets", "red_packets", "dropped_packets", "delayed_packets", "marked_packets",
+			"contended_packets", "spilled_packets", "exempt_packets"} {
+			columns = append(columns, figure(key))
+		}
+		columns = append(columns, figure("level_bytes"), cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("second_level_bytes"), figure("active_buckets"), figure("note"))
+	case t.Excess:
+		columns = append(columns, figure("excess_percent"))
+	}
+	return columns
 }
 
 // dropped are the columns of a table that are left out where the screen is narrow, the last one first.
 var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GREEN", "YELLOW", "RED", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
 
 // namesSayMore reports whether rules can be told apart without their devices.
-func namesSayMore(rows []row) bool {
+func namesSayMore(rules Rules) bool {
 	there := map[[2]string]bool{}
-	for _, r := range rows {
-		if r.Name != "" {
-			there[[2]string{r.Name, r.CIDR}] = true
+	for _, r := range rules {
+		if r.Label.Name != "" {
+			there[[2]string{r.Label.Name, r.Item.Network}] = true
 		}
 	}
-	return len(there) == len(rows)
+	return len(there) == len(rules)
 }
 
 // These are more than leastCut, so that names can be told apart.
@@ -381,37 +381,30 @@ const (
 	leastPool = 15
 )
 
-// where is the device and the direction, as commands take them.
-func (r *Rule) where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
-
-// sharedBy is who gets fair shares, if anybody does.
-func (r *Rule) sharedBy() string {
-	if r.Share == (policy.Share{}).String() {
-		return ""
-	}
-	return r.Share
-}
+// Where is the device and the direction, as commands take them.
+func (r *Rule) Where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
 
 // weight is the weight if it is not the usual one.
 func (r *Rule) weight() string {
 	if r.Weight <= 1 {
 		return ""
 	}
-	return fmt.Sprint(r.Weight)
+	return r.Weight.String()
 }
 
 // borrowed is what passed beyond a guarantee, or its rate over the interval.
 func (r *Rule) borrowed() string {
 	switch {
-	case r.GuaranteeBits == nil:
+	case r.Guarantee == 0:
 		return ""
-	case r.IntervalNS != nil:
-		return optional(r.BorrowedBits, bitsText)
+	case r.Interval > 0:
+		return r.figure("borrowed_bits_per_second")
 	}
-	return bytesText(r.BorrowedBytes)
+	return r.figure("borrowed_bytes")
 }
 
-func (r *Rule) network() string { return addressOf(r.CIDR) }
+// Network is the prefix; of a single address without its length.
+func (r *Rule) Network() string { return addressOf(r.Item.Network) }
 
 // addressOf is a network; of a single address without its length.
 func addressOf(network string) string {
@@ -424,31 +417,39 @@ func addressOf(network string) string {
 }
 
 // calledBy is what people call the rule.
-func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Name), r.network()) }
+func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Label.Name), r.Network()) }
 
 // called is the column of what people call rules and pools.
-func called(rows []row) column {
+func called(rules Rules) column[Rule] {
 	head := "RULE"
-	if slices.ContainsFunc(rows, func(r row) bool { return r.IsPool() }) {
+	if slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
 		head = "POOL OR RULE"
 	}
-	return column{head: head, cell: (*row).calledBy, cut: func(r *row) bool { return r.Name != "" }, least: leastName}
+	return column[Rule]{head: head, cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Label.Name != "" }, least: leastName}
 }
 
 // matchedBy is the side that prefixes are compared with where that is not the far side.
 func (r *Rule) matchedBy() string {
-	if r.IsPool() || r.Direction == policy.Egress.String() == (r.Match == policy.MatchDst.String()) {
+	if r.IsPool() || r.Place.Match == r.Place.Direction.FarSide() {
 		return ""
 	}
-	return r.Match
+	return r.Place.Match.String()
 }
 
-// rate is the rate, and who has it.
-func (r *Rule) rate() string {
-	if r.RateBits == nil && r.Within != "" {
+// RateText is the rate, and who has it.
+func (r *Rule) RateText() string {
+	if r.Rate == policy.Unlimited && r.Within != "" {
 		return "as pool"
 	}
-	return rateFor(r.ColourOptions.rate(rateText(r.RateBits)), r.it.Scope())
+	return rateFor(ratesOf(&r.Item.Rule), r.Scope())
+}
+
+// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
+func (r *Rule) RateNowText() string {
+	if r.Lease != nil {
+		return bitsText(*r.rateNow())
+	}
+	return r.RateText()
 }
 
 // rateFor is a rate, and who has it; "" for all together.
@@ -463,33 +464,21 @@ func rateFor(rate, scope string) string {
 	}
 }
 
-// rateCell is rate in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
-func (r *row) rateCell() string {
-	if r.depth == 0 && r.RateBits == nil {
-		if pool := r.it.Parent(); pool != nil {
-			return poolRate(pool) + "/pool"
-		}
+// rateCell is RateText in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
+func (r *Rule) rateCell() string {
+	if pool := r.Parent(); r.depth == 0 && r.Rate == policy.Unlimited && pool != nil {
+		return (&Rule{Item: pool}).RateNowText() + "/pool"
 	}
-	return r.rate()
-}
-
-// poolRate is rateNowText of a pool.
-func poolRate(pool *live.Item) string {
-	rate, _ := limit(pool.Rule)
-	of := Rule{it: pool, RateBits: rate, ColourOptions: NewColourOptions(pool.Rule), Within: string(pool.Within)}
-	if pool.Lease != nil {
-		of.Leased = new(bool)
-	}
-	return of.rateNowText()
+	return r.RateText()
 }
 
 // remarks say what is unusual about the rule: above all that it is not in force.
 func (r *Rule) remarks() string {
 	var says []string
-	if text := state(*r); text != "" {
+	if text := r.Unusual(); text != "" {
 		says = append(says, text)
 	}
-	if r.WaitingBits != nil {
+	if r.Label.Waits != 0 {
 		says = append(says, "guarantee waits")
 	}
 	if r.Decides != nil && *r.Decides {
@@ -500,14 +489,16 @@ func (r *Rule) remarks() string {
 	return strings.Join(says, ", ")
 }
 
-// fullest are the buckets of all rules, the fullest first.
-func (rules Rules) fullest() (rows []row) {
-	for i := range rules {
-		for j := range rules[i].Buckets {
-			rows = append(rows, row{Rule: &rules[i], bucket: &rules[i].Buckets[j]})
+// fullest are the rules of all buckets, with one bucket each, the fullest first.
+func (rules Rules) fullest() (rows Rules) {
+	for _, r := range rules {
+		for i := range r.Buckets {
+			one := r
+			one.Buckets = r.Buckets[i : i+1]
+			rows = append(rows, one)
 		}
 	}
-	sort.SliceStable(rows, func(i, j int) bool { return rows[i].bucket.LevelBytes > rows[j].bucket.LevelBytes })
+	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].LevelBytes, a.Buckets[0].LevelBytes) })
 	return rows
 }
 
@@ -518,15 +509,66 @@ func (rules Rules) KeepFullest(n int) (of int) {
 	if of = len(rows); n == 0 {
 		n = of
 	}
+	kept := map[*live.Item][]Bucket{}
+	for _, r := range rows[:min(n, of)] {
+		kept[r.Item] = append(kept[r.Item], r.Buckets[0])
+	}
 	for i := range rules {
-		if rules[i].Buckets != nil {
-			rules[i].Buckets = []Bucket{}
+		if r := &rules[i]; r.Buckets != nil {
+			r.Buckets = append([]Bucket{}, kept[r.Item]...)
 		}
 	}
-	for _, r := range rows[:min(n, of)] {
-		r.Buckets = append(r.Buckets, *r.bucket)
-	}
 	return of
+}
+
+// partColumns are those of rules with one bucket each, or with a host or flow that sends: who it is comes first.
+func partColumns(head string) []column[Rule] {
+	sends := func(head string, of func(*live.Part) live.Value) column[Rule] {
+		return cell(head, true, func(r *Rule) string {
+			if r.now == nil {
+				return ""
+			}
+			return optional(bits(of(r.now.Part)), bitsText)
+		})
+	}
+	bucket := func(head string, drop int, of func(*Rule) string) column[Rule] {
+		c := cell(head, true, func(r *Rule) string {
+			if r.now != nil && !r.now.Part.Full.Known {
+				return ""
+			}
+			return of(r)
+		})
+		c.drop = drop
+		return c
+	}
+	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) })
+	level.always = head == "KEY" // of buckets, whose second level may be all that they have
+	return []column[Rule]{
+		{head: head, cut: whole[Rule], inside: true, least: leastName, cell: func(r *Rule) string {
+			if r.IsPool() {
+				return ""
+			}
+			return plain.Line(r.Buckets[0].Key)
+		}},
+		sends("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
+		sends("PASSED", func(p *live.Part) live.Value { return p.Passed }),
+		sends("DROPS", func(p *live.Part) live.Value {
+			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
+		}),
+		level,
+		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }),
+		bucket("LEVEL 2", 0, func(r *Rule) string {
+			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
+				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
+			})
+		}),
+		bucket("WAIT", 0, func(r *Rule) string {
+			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
+				return "dropped"
+			}
+			return optional(r.Buckets[0].WaitNS, About)
+		}),
+	}
 }
 
 // BucketsText writes a line for each bucket, the fullest first. of is as KeepFullest reports it.
@@ -537,64 +579,12 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, append([]column{called(rows), places(rows)}, partColumns("KEY")...), width)
+	err := writeTable(text, rows, append([]column[Rule]{called(rows), places(rows)}, partColumns("KEY")...), width)
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}
 	rules.pending(text, lastReverts)
 	return cmp.Or(err, text.Flush())
-}
-
-// partColumns are those of buckets, and of hosts and flows that send: who it is comes first.
-func partColumns(head string) []column {
-	bits := func(head string, of func(*live.Part) live.Value) column {
-		return column{head: head, right: true, cell: func(r *row) string {
-			if r.now == nil {
-				return ""
-			}
-			return optional(bits(of(r.now.Part)), bitsText)
-		}}
-	}
-	bucket := func(head string, drop int, cell func(*row) string) column {
-		return column{head: head, right: true, drop: drop, cell: func(r *row) string {
-			if r.now != nil && !r.now.Part.Full.Known {
-				return ""
-			}
-			return cell(r)
-		}}
-	}
-	level := bucket("LEVEL", 1, func(r *row) string { return bytesText(r.bucket.LevelBytes) })
-	level.always = head == "KEY" // of buckets, whose second level may be all that they have
-	return []column{
-		{head: head, cut: func(*row) bool { return true }, inside: true, least: leastName, cell: func(r *row) string {
-			if r.IsPool() {
-				return ""
-			}
-			return plain.Line(r.bucket.Key)
-		}},
-		bits("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
-		bits("PASSED", func(p *live.Part) live.Value { return p.Passed }),
-		bits("DROPS", func(p *live.Part) live.Value {
-			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
-		}),
-		level,
-		bucket("FULL", 1, func(r *row) string {
-			return optional(r.CapacityBytes, func(capacity uint64) string {
-				return percentText(percentOf(r.bucket.LevelBytes, r.holds(capacity)))
-			})
-		}),
-		bucket("E OR P", 0, func(r *row) string {
-			return optional(r.bucket.SecondLevelBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, *r.SecondBytes()))
-			})
-		}),
-		bucket("WAIT", 0, func(r *row) string {
-			if r.bucket.WaitNS == nil && r.delays() {
-				return "dropped"
-			}
-			return optional(r.bucket.WaitNS, About)
-		}),
-	}
 }
 
 func number[N uint64 | float64](v *N, none float64) float64 {

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/charmbracelet/x/ansi"
-
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -36,7 +34,7 @@ func asRead(of policy.Table, figures live.Item) Rule {
 		figures.Limit = l
 		return figures
 	})
-	return remade(Rule{it: &r.Items[0]}, func(*live.Item) {})
+	return remade(Rule{Item: &r.Items[0]}, func(*live.Item) {})
 }
 
 // onEth0 is asRead on egress of eth0.
@@ -46,7 +44,7 @@ func onEth0(r policy.Rule, c maps.Counters, level uint64) Rule {
 
 // remade is the rule with other figures or parameters.
 func remade(r Rule, change func(*live.Item)) Rule {
-	it, l, at := *r.it, *r.it.Limit, *r.it.Place
+	it, l, at := *r.Item, *r.Limit, *r.Place
 	it.Limit, l.Place = &l, &at
 	change(&it)
 	out := NewRule(&it)
@@ -74,12 +72,12 @@ func readingOf(rules Rules) *live.Reading {
 	figures := map[live.Key]live.Item{}
 	pools, others := rules.Split()
 	for _, r := range append(pools, others...) {
-		at := r.it.Place
+		at := r.Place
 		if n := len(tables); n == 0 || tables[n-1].Device != at.Device || tables[n-1].Direction != at.Direction {
 			tables = append(tables, policy.Table{Device: at.Device, Direction: at.Direction, Match: at.Match})
 		}
 		t := &tables[len(tables)-1]
-		t.Rules, figures[r.it.Key] = append(t.Rules, r.it.Rule), *r.it
+		t.Rules, figures[r.Key] = append(t.Rules, r.Item.Rule), *r.Item
 	}
 	return livetest.Scene(tables...).Read(1e10, func(l *live.Limit) live.Item {
 		it := figures[l.Key]
@@ -123,7 +121,7 @@ func TestTable(t *testing.T) {
 	moved := state(shown("tap4", out, "10.0.0.0/24", 1e6, nil), true, "attached, but the device has moved to another namespace")
 	bySource := remade(shown("eth0", out, "10.0.0.0/24", 1e6, nil), func(it *live.Item) { it.Place.Match = policy.MatchSrc })
 	pending := shown("eth0", out, "10.0.0.0/24", 1e6, nil)
-	pending.Confirm, pending.RevertsInNS = "'shapectl confirm'", new(uint64(59*time.Second))
+	pending.Confirm, pending.Item.RevertsInNS = "'shapectl confirm'", new(uint64(59*time.Second))
 	counts := func(packets, bytes, dropped uint64) live.Counts {
 		return live.Counts{Counters: maps.Counters{PassedPackets: packets, PassedBytes: bytes, DroppedPackets: dropped}}
 	}
@@ -227,19 +225,6 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// Columns are where they belong whatever is in those before.
-func TestCut(t *testing.T) {
-	for _, text := range []string{"abc", "東京ネットワーク", "👍👍👍👍👍👍", "éééééééééééé", "abcdefghijklmnopq"} {
-		for width := len(ellipsis); width < 12; width++ {
-			for _, inside := range []bool{false, true} {
-				if got := cut(text, width, inside); ansi.StringWidth(got) > width {
-					t.Errorf("%q in %d columns is %q", text, width, got)
-				}
-			}
-		}
-	}
-}
-
 func TestDetail(t *testing.T) {
 	busy := remade(passed(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, nil), 1_234_567, 1_234_567_890, 12_345), func(it *live.Item) {
 		it.ExcessPackets, it.ExcessBytes, it.Level, it.MarkedPackets = 20_000, 20e6, 37_500, 7
@@ -253,26 +238,28 @@ func TestDetail(t *testing.T) {
 	for want, r := range map[string]Rule{`
 eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
     kB (300 ms); excess is dropped (gcra)
-  name       alice
-  plan       gold
-  note       moved in 2024\n
   state      in force, by tcx
-  use        277mbit, 2765% of the rate, over 1s
-  passed     1.23 GB in 1.23M packets
-  dropped    12.3 MB in 12.3k packets, 1.0% of packets
-  excess     20.0 MB in 20.0k packets
+  plan       gold
+  use        277mbit
+  of rate    2765%
+  passed     1.23 GB
+  packets    1.23M
+  excess     20.0k packets
+  drops      12.3k packets
   marked     7 packets
-  level      37.5 kB of 375 kB, 10% of the bucket
+  level      37.5 kB
+  full       10%
+  note       moved in 2024\n
 `: busy, `
 eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
   state      NOT IN FORCE: detached
-  passed     nothing yet
+  passed     0
   spilled    1 packet
-  level      1.00 kB of 375 kB, 0.3% of the spill bucket
-  buckets    0 in use
+  level      1.00 kB
+  full       0.3%
 `: host} {
-		same(t, r.CIDR, text(t, r.Detail), want)
+		same(t, r.Network(), text(t, r.Detail), want)
 	}
 }
 
@@ -315,12 +302,14 @@ uplink        pool                   1.00 kB   10%
 
 func TestShadows(t *testing.T) {
 	r := shown("eth0", policy.Egress, "10.0.0.0/24", 1e9, nil)
-	r.Shadow = &Shadow{
-		RateBits: 50e6, Each: "host", SeenBytes: 4_000_000, RefusedBytes: 1_000_000, AffectedHosts: 60000, AffectedLimit: 65536,
-		Affected: []Affected{{"10.0.0.7", 700, 900_000}},
+	proposed := func(each policy.EachKind) policy.Rule {
+		return policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 50e6, Each: policy.Each{Kind: each}}
 	}
+	affected := make([]live.Affected, 60000)
+	affected[0].Subnet = "10.0.0.7"
+	r.Shadow = &live.Shadow{Rule: proposed(policy.EachHost), Counters: maps.Counters{PassedBytes: 3_000_000, DroppedBytes: 1_000_000, ExcessBytes: 1_000_000}, Room: 65536, Affected: affected}
 	all := shown("eth0", policy.Egress, "10.0.1.0/24", 1e9, nil)
-	all.Shadow = &Shadow{RateBits: 50e6, Each: "all", AffectedLimit: 65536}
+	all.Shadow = &live.Shadow{Rule: proposed(policy.EachAll), Room: 65536}
 	rules := Rules{all, shown("eth0", policy.Egress, "10.0.2.0/24", 1e9, nil), r}.WithShadow()
 	slices.Reverse(rules)
 	same(t, "shadows", text(t, func(w io.Writer) error { return rules.Shadows(w, 3, 80) }), `
@@ -330,7 +319,7 @@ RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
 all rules: eth0 egress
 2 of 3 rules
 `)
-	rules[1].Share = "flow"
+	rules[1].Share.Kind = policy.ShareFlow
 	if got := text(t, func(w io.Writer) error { return rules.Shadows(w, 2, 80) }); !strings.HasSuffix(got, `
 a shadow has no shares, so with those of 10.0.1.0/24 others may lose, and less
     or more

@@ -48,6 +48,12 @@ type TopRule struct {
 	TopRow
 }
 
+// MarshalJSON has the keys of both.
+func (r TopRule) MarshalJSON() ([]byte, error) {
+	rule, err := r.Rule.MarshalJSON()
+	return oneObject(rule, r.TopRow, err)
+}
+
 // A TopName is a name that is a row of a Top.
 type TopName struct {
 	Named
@@ -120,7 +126,7 @@ func newTopRow(r *live.Row, at int) TopRow {
 }
 
 func newTopName(r *live.Row, row TopRow) TopName {
-	return TopName{NewNamed(r), row, r.Items[0].Label.Plan, uint64(r.Dropped), knownOrNull(r.OfRate)}
+	return TopName{NewNamed(r), row, r.All()[0].Label.Plan, uint64(r.Dropped), knownOrNull(r.OfRate)}
 }
 
 // knownOrNull is a percentage of a row, which is negative where it is not known.
@@ -141,21 +147,30 @@ const (
 // Lines are the heads and rows of a view, at most width columns wide where that can be; 0 is no limit. Before what is not in
 // force stands X, and before what drops packets !. notes say what is not shown.
 func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
-	cells := make([]row, len(rows))
-	for i := range rows {
-		r := &rows[i]
-		if cells[i].depth, cells[i].now = r.Depth, r; r.Name != nil {
-			named := NewNamed(r)
-			cells[i].named = &named
-			continue
+	width = max(width-2, 0)
+	if by == "name" {
+		names := make(Names, len(rows))
+		for i := range rows {
+			if rows[i].Name == nil {
+				names[i] = unnamed(&rows[i])
+			} else {
+				names[i] = NewNamed(&rows[i])
+			}
 		}
-		rule := NewRule(r.Item)
-		if cells[i].Rule = &rule; r.Part != nil {
-			bucket := NewBucket(r.Item, r.Part.Bucket)
-			cells[i].bucket = &bucket
+		columns := nameColumns(names)
+		columns[0].least = leastRule
+		lines, notes = tableLines(names, columns, width)
+	} else {
+		rules := make(Rules, len(rows))
+		for i := range rows {
+			r := &rows[i]
+			rules[i] = Rule{Item: r.Item, depth: r.Depth, now: r}
+			if r.Part != nil {
+				rules[i].Buckets = []Bucket{NewBucket(r.Item, r.Part.Bucket)}
+			}
 		}
+		lines, notes = tableLines(rules, topColumns(rules, by, width), width)
 	}
-	lines, notes = tableLines(cells, topColumns(cells, by, width), max(width-2, 0))
 	for i := range lines {
 		mark := "  "
 		if i > 0 && rows[i-1].Activity() == "out" {
@@ -169,65 +184,58 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 }
 
 // topColumns are those of a view. The figures of rules are those of show, and what they drop now and how full they are.
-func topColumns(cells []row, by string, width int) []column {
-	switch by {
-	case "name":
-		columns := nameColumns(true)
-		columns[0].least = leastRule
-		return columns
-	case "bucket", "host", "flow":
+func topColumns(rules Rules, by string, width int) []column[Rule] {
+	if by == "bucket" || by == "host" || by == "flow" {
 		columns := partColumns(strings.ToUpper(by))
-		if by == "bucket" || slices.ContainsFunc(cells, func(r row) bool { return r.now.Key != cells[0].now.Key }) {
-			return slices.Insert(columns, 1, called(cells), places(cells))
+		if by == "bucket" || slices.ContainsFunc(rules, func(r Rule) bool { return r.Key != rules[0].Key }) {
+			return slices.Insert(columns, 1, called(rules), places(rules))
 		}
 		return columns
 	}
-	indent := func(r *row, text string) string { return strings.Repeat("  ", r.depth) + text }
 	devices, directions := map[string]bool{}, map[string]bool{}
-	for _, r := range cells {
-		if !r.IsPool() && r.Name != "" {
+	for _, r := range rules {
+		if !r.IsPool() && r.Label.Name != "" {
 			devices[r.Device], directions[r.Direction] = true, true
 		}
 	}
-	place := func(r *row) string { // what tells rules with a name apart
+	place := func(r *Rule) string { // what tells rules with a name apart
 		switch {
 		case len(devices) < 2:
 			return r.Direction
 		case len(directions) < 2:
 			return plain.Line(r.Device)
 		}
-		return r.where()
+		return r.Where()
 	}
-	columns := []column{{
-		head: "POOL OR RULE", always: true, cut: func(*row) bool { return true }, inside: true, least: leastRule,
-		cell: func(r *row) string { return indent(r, r.Called()) },
-		short: &short{"POOL OR RULE", "", func(r *row) string {
-			if r.IsPool() || r.Name == "" {
+	indent := func(r *Rule, text string) string { return strings.Repeat("  ", r.depth) + text }
+	columns := []column[Rule]{{
+		head: "POOL OR RULE", always: true, cut: whole[Rule], inside: true, least: leastRule,
+		cell: func(r *Rule) string { return indent(r, r.Called()) },
+		short: &short[Rule]{"POOL OR RULE", "", func(r *Rule) string {
+			if r.IsPool() || r.Label.Name == "" {
 				return indent(r, r.Called())
 			}
-			return indent(r, plain.Line(r.Name)+" "+place(r))
+			return indent(r, plain.Line(r.Label.Name)+" "+place(r))
 		}},
 	}}
-	rate := column{head: "RATE", drop: 3, cell: func(r *row) string {
-		if r.Leased != nil {
-			return r.rateNowText()
+	if plan := figure("plan"); width == 0 || width >= planWidth {
+		plan.drop = 6
+		columns = append(columns, plan)
+	}
+	rate := cell("RATE", true, func(r *Rule) string {
+		if r.Lease != nil {
+			return r.RateNowText()
 		}
 		return r.rateCell()
-	}}
-	drops := column{head: "DROPS", cell: func(r *row) string { return bitsText(uint64(r.now.Dropped)) }}
-	level := column{head: "LEVEL", cell: func(r *row) string { return optional(knownOrNull(r.now.Level), percentText) }, drop: 5}
-	shown := Table{}.columns(cells)
-	for _, c := range []column{{head: "PLAN", drop: 6}, rate, {head: "USE"}, {head: "OF RATE", drop: 2}, drops, {head: "DROPPED", drop: 4}, level} {
-		if c.cell == nil {
-			of := shown[slices.IndexFunc(shown, func(o column) bool { return o.head == c.head })]
-			c.cell, c.cut = of.cell, of.cut
-		}
-		if c.right = c.head != "PLAN"; c.head == "USE" || c.head == "DROPS" {
+	})
+	drops := cell("DROPS", true, func(r *Rule) string { return bitsText(uint64(r.now.Dropped)) })
+	level := cell("LEVEL", true, func(r *Rule) string { return optional(knownOrNull(r.now.Level), percentText) })
+	for i, c := range []column[Rule]{rate, figure("use_bits_per_second"), figure("use_percent"), drops, figure("dropped_percent"), level} {
+		c.always, c.drop = true, []int{3, 0, 2, 0, 4, 5}[i]
+		if c.drop == 0 {
 			c.wide = bitsWide
 		}
-		if c.always = c.right; c.right || width == 0 || width >= planWidth {
-			columns = append(columns, c)
-		}
+		columns = append(columns, c)
 	}
 	return columns
 }
@@ -235,9 +243,9 @@ func topColumns(cells []row, by string, width int) []column {
 // Called is what people call the rule or pool: a pool by its name, a rule by its name, if any, and its place.
 func (r *Rule) Called() string {
 	if r.IsPool() {
-		return plain.Line(r.Name)
+		return plain.Line(r.Item.Key.Pool)
 	}
-	return strings.TrimLeft(plain.Line(r.Name)+" "+r.where()+" "+r.network(), " ")
+	return strings.TrimLeft(plain.Line(r.Label.Name)+" "+r.Where()+" "+r.Network(), " ")
 }
 
 // writeRows writes the rows of a view as a table.

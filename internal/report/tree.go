@@ -31,14 +31,14 @@ func (rules Rules) Split() (pools, others Rules) {
 
 // SortByPlace sorts rules that were read by device and direction, and pools by name.
 func (rules Rules) SortByPlace() {
-	slices.SortStableFunc(rules, func(a, b Rule) int { return a.it.Compare(b.it) })
+	slices.SortStableFunc(rules, func(a, b Rule) int { return a.Compare(b.Item) })
 }
 
 // Names are the names of all rules.
 func (rules Rules) Names() []string {
 	names := make([]string, len(rules))
 	for i := range rules {
-		names[i] = rules[i].Name
+		names[i] = rules[i].Label.Name
 	}
 	return names
 }
@@ -46,24 +46,11 @@ func (rules Rules) Names() []string {
 // Tree writes each pool with all that is within it below, a line each. of is how many pools and rules there were.
 // Wide adds the columns of a wide table.
 func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width int) error {
-	text, branches := bufio.NewWriter(w), make([]row, len(rows))
-	for i, r := range rows {
-		branches[i] = row{Rule: &rules[i], depth: r.Depth}
+	text, branches := bufio.NewWriter(w), slices.Clone(rules)
+	for i := range rows {
+		branches[i].depth = rows[i].Depth
 	}
-	place := places(branches)
-	columns := []column{{
-		head: "POOL OR RULE", cell: func(r *row) string { return r.name(r.where()) }, cut: func(*row) bool { return true }, least: leastBranch,
-	}}
-	if place.short != nil {
-		columns[0].short = &short{columns[0].head, place.short.common, func(r *row) string { return r.name(place.short.cell(r)) }}
-	}
-	told := []string{"POOL", "NAME", place.head, "NETWORK", "WITHIN"} // by the first column
-	for _, c := range (Table{Wide: wide}).columns(branches) {
-		if c.right || wide && !slices.Contains(told, c.head) {
-			columns = append(columns, c)
-		}
-	}
-	if err := writeTable(text, branches, columns, width); err != nil {
+	if err := writeTable(text, branches, branchColumns(branches, wide), width); err != nil {
 		return err
 	}
 	if len(rules) < of {
@@ -73,16 +60,34 @@ func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width in
 	return text.Flush()
 }
 
+// branchColumns are those of pools and rules that have a depth.
+func branchColumns(branches Rules, wide bool) []column[Rule] {
+	place := places(branches)
+	columns := []column[Rule]{{
+		head: "POOL OR RULE", cell: func(r *Rule) string { return r.branch(r.Where()) }, cut: whole[Rule], least: leastBranch,
+	}}
+	if place.short != nil {
+		columns[0].short = &short[Rule]{columns[0].head, place.short.common, func(r *Rule) string { return r.branch(place.short.cell(r)) }}
+	}
+	told := []string{"POOL", "NAME", place.head, "NETWORK", "WITHIN"} // by the first column
+	for _, c := range (Table{Wide: wide}).columns(branches) {
+		if c.right || wide && !slices.Contains(told, c.head) {
+			columns = append(columns, c)
+		}
+	}
+	return columns
+}
+
 // leastBranch is what a narrow screen leaves of how a line of the tree begins.
 const leastBranch = 40
 
-// name is how a line of the tree begins. where is the device and direction of a rule, as far as they are to be shown.
-func (r *row) name(where string) string {
-	words := []string{plain.Line(r.Name)}
+// branch is how a line of the tree begins. where is the device and direction of a rule, as far as they are to be shown.
+func (r *Rule) branch(where string) string {
+	words := []string{plain.Line(r.Label.Name)}
 	if !r.IsPool() {
-		words = append(words, where, r.network())
+		words = append(words, where, r.Network())
 	}
-	if r.Name == r.Within { // the pool above has the name
+	if r.Label.Name == string(r.Within) { // the pool above has the name
 		words[0] = ""
 	}
 	words = slices.DeleteFunc(words, func(word string) bool { return word == "" })

@@ -131,14 +131,14 @@ not shown in 80 columns: PLAN, GUARANTEE
 	if got := text(t, table.Text); !strings.Contains(got, "eth1 ingress") {
 		t.Errorf("rules with one name and network cannot be told apart:\n%s", got)
 	}
-	two[0].Name = "Mill Lane"
+	two[0] = remade(two[0], func(it *live.Item) { it.Label.Name = "Mill Lane" })
 	same(t, "two devices", text(t, table.Text), `
 NAME                        NETWORK            RATE   PASSED
 Mill Lane                   2001:db8:2::/56  20mbit  3.00 MB
 School Oak Hill, 3rd floor  2001:db8:2::/56  20mbit  3.00 MB
 not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
 `)
-	two[0].Name = ""
+	two[0] = remade(two[0], func(it *live.Item) { it.Label.Name = "" })
 	if got := text(t, table.Text); !strings.Contains(got, "DEVICE") {
 		t.Errorf("without the name of a rule, its device is not shown:\n%s", got)
 	}
@@ -167,7 +167,7 @@ func TestBorrowed(t *testing.T) {
 		{shownPool("a", "b", 1e6, 5000, 2000), 2000, 3000},
 		{shownPool("a", "b", 1e6, 5000, 6000), 6000, 0}, // read a moment later
 	} {
-		if test.pool.GuaranteedBytes != test.guaranteed || test.pool.BorrowedBytes != test.borrowed {
+		if figure := func(key string) any { return live.Figured(key).Of(test.pool.Item) }; figure("guaranteed_bytes") != test.guaranteed || figure("borrowed_bytes") != test.borrowed {
 			t.Errorf("%+v", test.pool)
 		}
 	}

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
+	"slices"
+	"strconv"
 	"strings"
-	"time"
 
-	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -21,10 +22,11 @@ const (
 	// MaxSenders is the number of senders of a load.
 	MaxSenders = 4
 
-	maxTime   = 24 * time.Hour
-	maxRTT    = 10 * time.Second
-	maxTrace  = 256 << 10
-	maxSender = 32 // bytes of a name
+	maxTrace    = 256 << 10
+	maxSender   = 32 // bytes of a name
+	microsecond = 1_000
+	second      = 1_000_000 * microsecond
+	day         = 24 * 3600 * second
 )
 
 // A Sender is a part of a load: a host with one flow. Times count from the begin of the load.
@@ -44,60 +46,78 @@ type Sender struct {
 	RTTNS            uint64  `json:"rtt_ns,omitempty"` // of TCP, without the queue
 }
 
+var kinds = []string{"burst", "steady", "on-off", "random", "tcp", "tcp-delay"}
+
 // check returns an error that says what to write instead.
 func (s *Sender) check() error {
-	between := func(what string, ns uint64, least, most time.Duration) error {
-		if ns < uint64(least) || ns > uint64(most) {
-			return fmt.Errorf("%s of %d ns is out of range; use %v to %v", what, ns, least, most)
-		}
-		return nil
-	}
 	switch {
 	case len(s.Name) > maxSender:
 		return fmt.Errorf("the name is longer than %d bytes; shorten it", maxSender)
-	case s.Bytes == 0 || s.Bytes > trace.MaxBytes:
-		return fmt.Errorf("a packet of %d bytes; one has 1 to %d", s.Bytes, trace.MaxBytes)
+	case !slices.Contains(kinds, s.Kind):
+		return fmt.Errorf("the kind %.40q is unknown; use %s", s.Kind, strings.Join(kinds, ", "))
 	}
-	if err := between("start_ns", s.StartNS, 0, maxTime); err != nil {
-		return err
-	}
-	if s.Kind == "burst" {
-		if s.Packets == 0 || s.Packets > MaxPackets {
-			return fmt.Errorf("a burst of %d packets; one has 1 to %d", s.Packets, MaxPackets)
+	number := func(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
+	for _, b := range []struct {
+		key                string
+		value, least, most float64
+		needed             bool
+	}{
+		{"bytes", float64(s.Bytes), 1, trace.MaxBytes, true},
+		{"start_ns", float64(s.StartNS), 0, day, true},
+		{"packets", float64(s.Packets), 1, MaxPackets, s.Kind == "burst"},
+		{"packets_per_second", s.PacketsPerSecond, 0.001, 1e9, s.Kind != "burst"},
+		{"duration_ns", float64(s.DurationNS), 1, day, s.Kind != "burst"},
+		{"on_ns", float64(s.OnNS), 1, day, s.Kind == "on-off"},
+		{"off_ns", float64(s.OffNS), 0, day, s.Kind == "on-off"},
+		{"rtt_ns", float64(s.RTTNS), microsecond, 10 * second, strings.HasPrefix(s.Kind, "tcp")},
+	} {
+		if b.needed && !(b.value >= b.least && b.value <= b.most) {
+			return fmt.Errorf("%s of %s is out of range; use %s to %s", b.key, number(b.value), number(b.least), number(b.most))
 		}
-		return nil
 	}
-	if !(s.PacketsPerSecond >= 0.001 && s.PacketsPerSecond <= 1e9) {
-		return fmt.Errorf("packets_per_second of %v is out of range; use 0.001 to 1e9", s.PacketsPerSecond)
-	}
-	err := between("duration_ns", s.DurationNS, 1, maxTime)
-	switch s.Kind {
-	case "steady", "random":
-	case "on-off":
-		err = errors.Join(err, between("on_ns", s.OnNS, 1, maxTime), between("off_ns", s.OffNS, 0, maxTime))
-	case "tcp", "tcp-delay":
-		err = errors.Join(err, between("rtt_ns", s.RTTNS, time.Microsecond, maxRTT))
-	default:
-		err = fmt.Errorf("the kind %.40q is unknown; use burst, steady, on-off, random, tcp or tcp-delay", s.Kind)
-	}
-	return err
+	return nil
 }
 
-// A source sends packets. A packet is offered before the next one is asked for.
+// check checks the load.
+func (r *Request) check() error {
+	r.direction = policy.Egress
+	if r.Direction != "" {
+		if err := r.direction.Set(r.Direction); err != nil {
+			return err
+		}
+	}
+	switch {
+	case r.Unit != "" && r.Unit != "packet" && r.Unit != "request":
+		return fmt.Errorf("the unit %.40q is unknown; use packet or request", r.Unit)
+	case (r.Trace == "") == (len(r.Senders) == 0):
+		return errors.New("the load is missing; give either senders or a trace")
+	case len(r.Trace) > maxTrace:
+		return fmt.Errorf("the trace has %d bytes, more than %d; replay it with 'shapectl replay'", len(r.Trace), maxTrace)
+	case len(r.Senders) > MaxSenders:
+		return fmt.Errorf("%d senders; at most %d can send", len(r.Senders), MaxSenders)
+	}
+	for i := range r.Senders {
+		if err := r.Senders[i].check(); err != nil {
+			return fmt.Errorf("sender %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+// A source says when a sender sends. A packet is offered before the next one is asked for.
 type source interface {
-	// next returns the time and size of the next packet.
-	next() (at, bytes uint64, ok bool)
+	// next returns the time of the next packet.
+	next() (at uint64, ok bool)
 	// told tells what happened to that packet.
 	told(replay.Result)
 }
 
 // source returns a sender at its begin. It repeats itself exactly.
 func (s *Sender) source(number int) source {
-	if s.Kind == "burst" {
-		return &burst{s.StartNS, s.Bytes, s.Packets}
-	}
-	clock := clock{bytes: s.Bytes, start: s.StartNS, until: s.StartNS + s.DurationNS, perSecond: s.PacketsPerSecond}
+	clock := clock{start: s.StartNS, until: s.StartNS + s.DurationNS, perSecond: s.PacketsPerSecond, most: MaxPackets + 1}
 	switch s.Kind {
+	case "burst":
+		clock.perSecond, clock.until, clock.most = math.Inf(1), math.MaxUint64, s.Packets
 	case "on-off":
 		return &onOff{clock, s.OnNS, s.OnNS + s.OffNS}
 	case "random":
@@ -108,21 +128,16 @@ func (s *Sender) source(number int) source {
 	return &clock
 }
 
-type burst struct{ at, bytes, left uint64 }
-
-func (b *burst) next() (at, bytes uint64, ok bool) { return b.at, b.bytes, b.left > 0 }
-func (b *burst) told(replay.Result)                { b.left-- }
-
 // A clock sends packets at equal intervals, each at its exact time, rounded down to 1 ns.
 type clock struct {
-	bytes, start, until uint64
-	perSecond           float64
-	sent                uint64
+	start, until uint64
+	perSecond    float64
+	sent, most   uint64
 }
 
-func (c *clock) next() (at, bytes uint64, ok bool) {
+func (c *clock) next() (at uint64, ok bool) {
 	at = c.start + uint64(float64(c.sent)*1e9/c.perSecond)
-	return at, c.bytes, at < c.until
+	return at, at < c.until && c.sent < c.most
 }
 
 func (c *clock) told(replay.Result) { c.sent++ }
@@ -133,8 +148,8 @@ type onOff struct {
 	on, period uint64
 }
 
-func (o *onOff) next() (at, bytes uint64, ok bool) {
-	if at, _, _ := o.clock.next(); at-o.start >= o.on {
+func (o *onOff) next() (at uint64, ok bool) {
+	if at, _ := o.clock.next(); at-o.start >= o.on {
 		o.start, o.sent = o.start+(at-o.start-o.on)/o.period*o.period+o.period, 0
 	}
 	return o.clock.next()
@@ -147,89 +162,72 @@ type random struct {
 	from *rand.Rand
 }
 
-func (r *random) next() (at, bytes uint64, ok bool) { return r.at, r.bytes, r.at < r.until }
-func (r *random) told(replay.Result)                { r.at += uint64(r.from.ExpFloat64() * 1e9 / r.perSecond) }
+func (r *random) next() (at uint64, ok bool) { return r.at, r.at < r.until }
+func (r *random) told(replay.Result)         { r.at += uint64(r.from.ExpFloat64() * 1e9 / r.perSecond) }
 
-// recorded sends the packets of a CSV.
-type recorded struct {
-	packets []trace.Packet
-}
-
-func (r *recorded) next() (at, bytes uint64, ok bool) {
-	if len(r.packets) == 0 {
-		return 0, 0, false
-	}
-	return r.packets[0].Time, r.packets[0].Bytes, true
-}
-
-func (r *recorded) told(replay.Result) { r.packets = r.packets[1:] }
-
-// readTrace returns the packets of a CSV, up to one more than MaxPackets.
-func readTrace(text string) (all []trace.Packet, err error) {
-	if len(text) > maxTrace {
-		return nil, fmt.Errorf("the trace has %d bytes, more than %d; replay it with 'shapectl replay'", len(text), maxTrace)
-	}
-	in, err := trace.Open(strings.NewReader(text))
-	if err != nil {
-		return nil, err
-	}
-	if in.Addressed() {
-		return nil, errors.New("it is a capture; write lines of time_ns,bytes, or replay it with 'shapectl replay'")
-	}
-	for p := (trace.Packet{}); len(all) <= MaxPackets; {
-		if err := in.Next(&p); err == io.EOF {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-		all = append(all, p)
-	}
-	return all, nil
-}
-
-// A load is several sources as one sequence of packets.
+// A load is several senders as one sequence of packets, or a trace.
 type load struct {
-	sources []source
-	headers [][]byte
-	// Of the next packet of each source.
-	at, bytes []uint64
-	more      []bool
+	trace   *trace.Reader // nil for senders
+	senders []sender
 }
 
-func (r *Request) load() *load {
+type sender struct {
+	source
+	packet trace.Packet // the next one
+	more   bool
+}
+
+// load returns the load at its begin.
+func (r *Request) load() (*load, error) {
 	l := new(load)
-	if r.recorded != nil {
-		l.add(&recorded{r.recorded}, r.header(0, true))
-	}
 	for i := range r.Senders {
-		l.add(r.Senders[i].source(i), r.header(i, r.Senders[i].ECN))
+		s := sender{r.Senders[i].source(i), trace.Packet{Bytes: r.Senders[i].Bytes, EtherType: 0x0800, Network: r.header(i, r.Senders[i].ECN)}, false}
+		s.packet.Time, s.more = s.next()
+		l.senders = append(l.senders, s)
 	}
-	return l
+	if r.Trace == "" {
+		return l, nil
+	}
+	l.senders = []sender{{packet: trace.Packet{EtherType: 0x0800, Network: r.header(0, true)}}}
+	var err error
+	if l.trace, err = trace.Open(strings.NewReader(r.Trace)); err != nil {
+		return nil, fmt.Errorf("trace: %w", err)
+	}
+	if l.trace.Addressed {
+		return nil, errors.New("trace: it is a capture; write lines of time_ns,bytes, or replay it with 'shapectl replay'")
+	}
+	return l, nil
 }
 
-func (l *load) add(s source, header []byte) {
-	at, bytes, ok := s.next()
-	l.sources, l.headers = append(l.sources, s), append(l.headers, header)
-	l.at, l.bytes, l.more = append(l.at, at), append(l.bytes, bytes), append(l.more, ok)
-}
-
-// next returns the sender of the next packet, the first one of several at the same time; -1 after the last packet.
-func (l *load) next(p *trace.Packet) int {
-	first := -1
-	for i, more := range l.more {
-		if more && (first < 0 || l.at[i] < l.at[first]) {
-			first = i
+// next returns the next packet and its sender, the first one of several at the same time. The error is io.EOF after
+// the last packet.
+func (l *load) next(p *trace.Packet) (from int, err error) {
+	if l.trace != nil {
+		if err = l.trace.Next(p); err != nil && err != io.EOF {
+			err = fmt.Errorf("trace: %w", err)
+		}
+		p.EtherType, p.Network = l.senders[0].packet.EtherType, l.senders[0].packet.Network
+		return 0, err
+	}
+	from = -1
+	for i := range l.senders {
+		if s := &l.senders[i]; s.more && (from < 0 || s.packet.Time < l.senders[from].packet.Time) {
+			from = i
 		}
 	}
-	if first >= 0 {
-		*p = trace.Packet{Time: l.at[first], Bytes: l.bytes[first], EtherType: 0x0800, Network: l.headers[first]}
+	if from < 0 {
+		return 0, io.EOF
 	}
-	return first
+	*p = l.senders[from].packet
+	return from, nil
 }
 
-func (l *load) told(sender int, r replay.Result) {
-	l.sources[sender].told(r)
-	l.at[sender], l.bytes[sender], l.more[sender] = l.sources[sender].next()
+// told tells a sender what happened to its packet.
+func (l *load) told(from int, r replay.Result) {
+	if s := &l.senders[from]; l.trace == nil {
+		s.told(r)
+		s.packet.Time, s.more = s.next()
+	}
 }
 
 // header is the IPv4 and UDP header of packets to or from a host, one for each sender.
@@ -249,6 +247,3 @@ func (r *Request) header(sender int, ect bool) []byte {
 	binary.BigEndian.PutUint16(h[22:], uint16(50000+sender))
 	return h
 }
-
-// dropped reports whether a packet is lost to its sender.
-func dropped(r replay.Result) bool { return r.Verdict == model.Drop }

@@ -1,12 +1,15 @@
-// Package sandbox runs the model on loads that people make up, to show what a limit does: the two meters
+// Package sandbox offers loads that people make up to the model of replay, to show what a limit does: the two meters
 // and the queue side by side. It touches no device. The work and the answer are bounded, whatever is asked.
 package sandbox
 
 import (
+	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
-	"math"
+	"net/http"
 	"net/netip"
 	"slices"
 
@@ -27,17 +30,14 @@ type Request struct {
 	Direction string            `json:"direction,omitempty"` // of the rule: egress (default) or ingress
 	// Unit is what a packet is called: packet (default) or request.
 	Unit string `json:"unit,omitempty"`
-	// DrawPackets is how many packets the answer lists for each limit at most; 0 for the default.
-	DrawPackets int `json:"draw_packets,omitempty"`
 
-	recorded  []trace.Packet
 	direction policy.Direction
 }
 
 // A Result is what happened to a load.
 type Result struct {
-	Says   string    `json:"says"` // compares the limits
-	Limits []Outcome `json:"limits"`
+	Says   string     `json:"says"` // compares the limits
+	Limits []*Outcome `json:"limits"`
 }
 
 // An Outcome is what one limit did. With an error, it has only a name and the error.
@@ -49,28 +49,23 @@ type Outcome struct {
 	Command   string `json:"command"` // that sets the limit; empty if it cannot be set
 	NoCommand string `json:"no_command,omitempty"`
 
-	Complete bool            `json:"complete"` // false if the load was cut
-	Thinned  bool            `json:"thinned"`  // not every packet is listed
-	Summary  report.Replay   `json:"summary"`
-	Senders  []SenderOutcome `json:"senders"`
-	// FirstDroppedNS is null if nothing is dropped.
-	FirstDroppedNS *uint64 `json:"first_dropped_ns"`
-	Drawing
+	Summary report.Replay `json:"summary"`
+	Packets Columns       `json:"packets"`
+	Rates   replay.Panel  `json:"rates"`
 
-	rule     policy.Rule
-	verdicts []model.Verdict
-	drawer   *drawer // nil after an error
+	rule policy.Rule
 }
 
-// A SenderOutcome is what happened to the packets of a sender.
-type SenderOutcome struct {
-	Name           string `json:"name"`
-	OfferedPackets uint64 `json:"offered_packets"`
-	PassedPackets  uint64 `json:"passed_packets"`
-	PassedBytes    uint64 `json:"passed_bytes"`
-	DroppedPackets uint64 `json:"dropped_packets"`
-	MarkedPackets  uint64 `json:"marked_packets"`
-	LongestDelayNS uint64 `json:"longest_delay_ns"`
+// Columns are all packets, in the order of the load, with the keys of 'shapectl replay -j'.
+type Columns struct {
+	TimeNS      []uint64  `json:"time_ns"`
+	Bytes       []uint64  `json:"bytes"`
+	Sender      []int     `json:"sender"`
+	Verdict     []string  `json:"verdict"`
+	Conforms    []bool    `json:"conforms"`
+	DepartNS    []*uint64 `json:"depart_ns"`          // null if dropped
+	BeforeBytes []uint64  `json:"level_before_bytes"` // of its bucket
+	AfterBytes  []uint64  `json:"level_bytes"`
 }
 
 // network is the network of the rule. All hosts of a load are in it.
@@ -109,46 +104,11 @@ func (r *Request) limit() (l policy.Limit, err error) {
 	return l, nil
 }
 
-// check checks the load.
-func (r *Request) check() (err error) {
-	r.direction = policy.Egress
-	if r.Direction != "" {
-		if err := r.direction.Set(r.Direction); err != nil {
-			return err
-		}
-	}
-	switch {
-	case r.Unit != "" && r.Unit != "packet" && r.Unit != "request":
-		return fmt.Errorf("the unit %.40q is unknown; use packet or request", r.Unit)
-	case r.DrawPackets < 0 || r.DrawPackets > MaxPackets:
-		return fmt.Errorf("draw_packets of %d is out of range; use 1 to %d", r.DrawPackets, MaxPackets)
-	case (r.Trace == "") == (len(r.Senders) == 0):
-		return errors.New("the load is missing; give either senders or a trace")
-	case len(r.Senders) > MaxSenders:
-		return fmt.Errorf("%d senders; at most %d can send", len(r.Senders), MaxSenders)
-	}
-	if r.Trace != "" {
-		r.recorded, err = readTrace(r.Trace)
-		if err != nil {
-			return fmt.Errorf("trace: %w", err)
-		}
-	}
-	for i := range r.Senders {
-		if err := r.Senders[i].check(); err != nil {
-			return fmt.Errorf("sender %d: %w", i+1, err)
-		}
-	}
-	return nil
-}
-
 // Run offers the load to both meters and the queue, to each as if it were alone.
-func Run(r Request) (Result, error) {
+func Run(r Request) (result Result, err error) {
 	l, err := r.limit()
 	if err == nil {
 		err = r.check()
-	}
-	if err != nil {
-		return Result{}, err
 	}
 	gcra, leaky, queue := l, l, l
 	gcra.Algorithm, leaky.Algorithm, queue.Excess = policy.GCRA, policy.Leaky, policy.Delay
@@ -159,103 +119,76 @@ func Run(r Request) (Result, error) {
 	if queue.Algorithm == policy.Leaky {
 		queue.Queue, queue.Order = policy.Capacity{}, policy.FIFO
 	}
-	result := Result{}
-	for _, of := range []struct {
-		name  string
-		limit *policy.Limit
-	}{{"gcra", &gcra}, {"leaky", &leaky}, {"queue", &queue}} {
-		result.Limits = append(result.Limits, r.run(of.name, of.limit))
+	for i, limit := range []*policy.Limit{&gcra, &leaky, &queue} {
+		if err == nil {
+			o := &Outcome{Name: [...]string{"gcra", "leaky", "queue"}[i]}
+			result.Limits = append(result.Limits, o)
+			err = r.run(o, limit)
+		}
 	}
-	r.draw(result.Limits)
+	if err != nil {
+		return Result{}, err
+	}
 	result.Says = r.compare(result.Limits)
 	return result, nil
 }
 
-// draw draws all runs on the same axis of time.
-func (r *Request) draw(all []Outcome) {
-	most := r.DrawPackets
-	if most == 0 {
-		most = defaultDrawn
-	}
-	from, until := uint64(math.MaxUint64), uint64(0)
-	for _, o := range all {
-		if o.drawer != nil {
-			first, last := o.drawer.span()
-			from, until = min(from, first), max(until, last)
-		}
-	}
-	for i := range all {
-		if o := &all[i]; o.drawer != nil {
-			o.Drawing, o.Thinned = o.drawer.drawing(from, until, most)
-			o.Says = r.says(o)
-		}
-	}
-}
-
-// run offers the load to a limit.
-func (r *Request) run(name string, l *policy.Limit) Outcome {
-	o := Outcome{Name: name, Complete: true}
+// run offers the load to a limit. Its error is one of the load.
+func (r *Request) run(o *Outcome, l *policy.Limit) error {
 	rule, err := l.Tiny(network)
 	if err != nil {
-		return Outcome{Name: name, Error: err.Error()}
+		o.Error = err.Error()
+		return nil
 	}
-	rule = rule.On(l2Bytes)
-	limits := replay.Limits{Rules: []policy.Rule{rule}, Match: r.direction.FarSide()}
-	o.Sentence = rule.Sentence(device, r.direction, limits.Match)
-	o.Command, o.NoCommand = r.command(l)
-
-	engine, summary, load := replay.NewModel(limits), replay.NewSummary(limits), r.load()
-	begin := uint64(0)
-	if r.recorded != nil {
-		begin = math.MaxUint64 // at its first packet
+	load, err := r.load()
+	if err != nil {
+		return err
 	}
-	draw := newDrawer(rule, begin, len(load.sources))
-	for i := range load.sources {
-		o.Senders = append(o.Senders, SenderOutcome{})
-		if i < len(r.Senders) {
-			o.Senders[i].Name = r.Senders[i].Name
-		}
-	}
-	var p trace.Packet
-	for {
-		sender := load.next(&p)
-		if sender < 0 {
+	o.rule = rule.On(l2Bytes)
+	limits := replay.Limits{Rules: []policy.Rule{o.rule}, Match: r.direction.FarSide()}
+	run, limit := replay.NewRun(replay.NewModel(limits), limits), model.NewLimit(o.rule)
+	buckets, complete := make([]model.Bucket, MaxSenders), true
+	for p := (trace.Packet{}); ; {
+		sender, err := load.next(&p)
+		if err == io.EOF {
 			break
 		}
-		if summary.Packets() == MaxPackets {
-			o.Complete = false
+		if complete = run.Packets() < MaxPackets; !complete {
 			break
 		}
-		result, err := engine.Offer(&p)
+		var result replay.Result
+		if err == nil {
+			result, err = run.Offer(&p)
+		}
 		if err != nil {
-			return Outcome{Name: name, Error: err.Error()}
-		}
-		summary.Add(result)
-		draw.add(sender, result)
-		o.Senders[sender].add(result)
-		if o.verdicts = append(o.verdicts, result.Verdict); dropped(result) && o.FirstDroppedNS == nil {
-			o.FirstDroppedNS = &result.Time
+			return err
 		}
 		load.told(sender, result)
+		b := &buckets[0]
+		if o.rule.Each.Kind != policy.EachAll {
+			b = &buckets[sender]
+		}
+		o.Packets.add(sender, result, model.Bytes(limit.Level(*b, result.Time)))
+		*b = limit.WithLevel(result.Level, result.Time)
 	}
-	o.Summary = report.NewReplay(limits, summary)
-	o.Summary.Engine, o.Summary.Complete, o.Summary.Sentences = "model", o.Complete, []string{o.Sentence}
-	o.rule, o.drawer = rule, draw
-	return o
+	o.Sentence = o.rule.Sentence(device, r.direction, limits.Match)
+	o.Command, o.NoCommand = r.command(l)
+	o.Summary = report.NewReplay(limits, run.Summary)
+	o.Summary.Engine, o.Summary.Complete, o.Summary.Sentences = "model", complete, []string{o.Sentence}
+	o.Rates = run.Rates(int(min(max(run.Packets()/8, 10), 80))) // an interval has some packets
+	o.Says = r.says(o)
+	return nil
 }
 
-func (s *SenderOutcome) add(r replay.Result) {
-	s.OfferedPackets++
-	if dropped(r) {
-		s.DroppedPackets++
-		return
+func (c *Columns) add(sender int, r replay.Result, before uint64) {
+	c.TimeNS, c.Bytes, c.Sender = append(c.TimeNS, r.Time), append(c.Bytes, r.Bytes), append(c.Sender, sender)
+	c.Verdict, c.Conforms = append(c.Verdict, r.Verdict.String()), append(c.Conforms, !r.Excess)
+	c.BeforeBytes, c.AfterBytes = append(c.BeforeBytes, before), append(c.AfterBytes, r.LevelBytes())
+	var departs *uint64
+	if r.Verdict != model.Drop {
+		departs = new(r.Departure())
 	}
-	s.PassedPackets++
-	s.PassedBytes += r.Bytes
-	if r.Verdict == model.Mark {
-		s.MarkedPackets++
-	}
-	s.LongestDelayNS = max(s.LongestDelayNS, r.Wait)
+	c.DepartNS = append(c.DepartNS, departs)
 }
 
 // command returns the command that sets the limit, or why it cannot be set.
@@ -277,4 +210,38 @@ func (r *Request) command(l *policy.Limit) (command, why string) {
 		command += " --setup-fq"
 	}
 	return command, ""
+}
+
+// presets are the cases of textbooks, then those of networks: a list of a name, a title, why it is worth a look, and a
+// Request. A request of 1000 bytes a second is 8 kbit/s.
+//
+//go:embed presets.json
+var presets []byte
+
+// Handler answers GET with the presets and POST of a Request with a Result. It reads nothing else and changes nothing.
+func Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		if r.Method != http.MethodPost {
+			_, _ = w.Write(presets) // the client may have left
+			return
+		}
+		var asked Request
+		var result any
+		from := json.NewDecoder(r.Body)
+		from.DisallowUnknownFields()
+		err := from.Decode(&asked)
+		if err == nil {
+			result, err = Run(asked)
+		}
+		if err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			result = struct {
+				Error    string `json:"error"`
+				ExitCode int    `json:"exit_code"` // as of the commands: bad input
+			}{"sandbox: " + err.Error(), 1}
+		}
+		_ = json.NewEncoder(w).Encode(result) // the client may have left
+	})
 }

@@ -31,13 +31,13 @@ func ask(t testing.TB, status int, method, body string) string {
 }
 
 // post returns the answer to a request, by the name of the limit.
-func answered(t testing.TB, r Request) map[string]Outcome {
+func answered(t testing.TB, r Request) map[string]*Outcome {
 	t.Helper()
 	body, err := json.Marshal(r)
 	testenv.Must(t, err)
 	var result Result
 	testenv.Must(t, json.Unmarshal([]byte(ask(t, http.StatusOK, http.MethodPost, string(body))), &result))
-	byName := map[string]Outcome{}
+	byName := map[string]*Outcome{}
 	for _, o := range result.Limits {
 		byName[o.Name] = o
 	}
@@ -58,18 +58,18 @@ func TestVectors(t *testing.T) {
 			}
 			byName := answered(t, Request{
 				Limit: map[string]string{"rate": fmt.Sprintf("%dbit", v.Rate), "capacity": fmt.Sprintf("%db", v.Capacity), "algorithm": "leaky", "ecn-above": "never"},
-				Trace: csv.String(), DrawPackets: MaxPackets,
+				Trace: csv.String(),
 			})
 			for _, name := range []string{"gcra", "leaky", "queue"} {
 				o, p := byName[name], byName[name].Packets
-				if o.Error != "" || !o.Complete || o.Thinned || len(p.TimeNS) != len(steps) {
-					t.Fatalf("%s: %d packets of %d, complete %v, error %q", name, len(p.TimeNS), len(steps), o.Complete, o.Error)
+				if o.Error != "" || !o.Summary.Complete || len(p.TimeNS) != len(steps) {
+					t.Fatalf("%s: %d packets of %d, complete %v, error %q", name, len(p.TimeNS), len(steps), o.Summary.Complete, o.Error)
 				}
 				for i, s := range steps {
 					if p.TimeNS[i] != s.Now || p.Bytes[i] != s.Bytes || (p.Verdict[i] != "drop") != s.Pass || math.Abs(float64(p.AfterBytes[i])-s.Level) > 1.001 {
 						t.Fatalf("%s, packet %d: %s with level %d, want %+v", name, i+1, p.Verdict[i], p.AfterBytes[i], s)
 					}
-					if name == "queue" && s.Departs && (*p.DepartNS[i]+1-s.Departure > 2 || p.WaitNS[i] != *p.DepartNS[i]-s.Now) {
+					if name == "queue" && s.Departs && *p.DepartNS[i]+1-s.Departure > 2 {
 						t.Fatalf("packet %d departs at %d, want %d", i+1, *p.DepartNS[i], s.Departure)
 					}
 				}
@@ -96,7 +96,7 @@ func TestEqualsReplay(t *testing.T) {
 			at += uint64(random.ExpFloat64() * 1e6)
 			fmt.Fprintf(&csv, "%d,%d\n", at, 40+random.IntN(1475))
 		}
-		for name, o := range answered(t, Request{Limit: limit, Trace: csv.String(), DrawPackets: MaxPackets}) {
+		for name, o := range answered(t, Request{Limit: limit, Trace: csv.String()}) {
 			if o.Error != "" {
 				t.Fatalf("%v: %s: %s", limit, name, o.Error)
 			}
@@ -111,9 +111,10 @@ func TestEqualsReplay(t *testing.T) {
 				want, err := engine.Offer(&p)
 				testenv.Must(t, err)
 				got := o.Packets
+				departs := got.DepartNS[i]
 				if got.TimeNS[i] != want.Time || got.Bytes[i] != want.Bytes || got.Verdict[i] != want.Verdict.String() || got.Conforms[i] == want.Excess ||
-					got.WaitNS[i] != want.Wait || got.AfterBytes[i] != want.LevelBytes() {
-					t.Fatalf("%v: %s, packet %d: %s, waits %d, level %d; a replay says %+v", limit, name, i+1, got.Verdict[i], got.WaitNS[i], got.AfterBytes[i], want)
+					(departs == nil) != (got.Verdict[i] == "drop") || departs != nil && *departs != want.Departure() || got.AfterBytes[i] != want.LevelBytes() {
+					t.Fatalf("%v: %s, packet %d: %s, departs %v, level %d; a replay says %+v", limit, name, i+1, got.Verdict[i], departs, got.AfterBytes[i], want)
 				}
 				// The level before is what is left: a packet that adds nothing does not change it.
 				if added := got.AfterBytes[i] - got.BeforeBytes[i]; got.Conforms[i] && added+1-got.Bytes[i] > 2 || got.Verdict[i] == "drop" && limit["penalty"] == "" && added != 0 {
@@ -189,14 +190,29 @@ func TestCommand(t *testing.T) {
 	}
 }
 
+const millisecond = second / 1000
+
+// examples are the requests of the presets.
+func examples(t testing.TB) map[string]Request {
+	var all []struct {
+		Name    string
+		Request Request
+	}
+	testenv.Must(t, json.Unmarshal([]byte(ask(t, http.StatusOK, http.MethodGet, "")), &all))
+	byName := map[string]Request{}
+	for _, p := range all {
+		byName[p.Name] = p.Request
+	}
+	return byName
+}
+
 func preset(t *testing.T, name string) Request {
 	t.Helper()
-	presets := Presets()
-	i := slices.IndexFunc(presets, func(p Preset) bool { return p.Name == name })
-	if i < 0 {
+	r, ok := examples(t)[name]
+	if !ok {
 		t.Fatalf("there is no preset %s", name)
 	}
-	return presets[i].Request
+	return r
 }
 
 // Two presets are vectors: here are their verdicts and departures, so that the test needs no other files.
@@ -239,23 +255,23 @@ func TestPresetVectors(t *testing.T) {
 
 // What the presets say is what happens.
 func TestPresets(t *testing.T) {
-	run := func(name string, set ...string) map[string]Outcome {
+	run := func(name string, set ...string) map[string]*Outcome {
 		r := preset(t, name)
 		for i := 0; i < len(set); i += 2 {
 			r.Limit[set[i]] = set[i+1]
 		}
 		return answered(t, r)
 	}
-	says := func(o Outcome, want string) {
+	says := func(o *Outcome, want string) {
 		t.Helper()
 		if !strings.HasPrefix(o.Says, want) {
 			t.Errorf("%s: %q, want %q", o.Name, o.Says, want)
 		}
 	}
-	for _, p := range Presets() {
-		for name, o := range run(p.Name) {
-			if o.Error != "" || !o.Complete || o.Command == "" {
-				t.Errorf("%s: %s: error %q, complete %v, command %q", p.Name, name, o.Error, o.Complete, o.Command)
+	for p := range examples(t) {
+		for name, o := range run(p) {
+			if o.Error != "" || !o.Summary.Complete || o.Command == "" {
+				t.Errorf("%s: %s: error %q, complete %v, command %q", p, name, o.Error, o.Summary.Complete, o.Command)
 			}
 		}
 	}
@@ -265,9 +281,9 @@ func TestPresets(t *testing.T) {
 	says(run("ten-after-idle")["gcra"], "All 10 requests pass. The highest level is 10 of 10 requests.")
 	more := preset(t, "ten-after-idle")
 	more.Senders[0].Packets++
-	says(answered(t, more)["gcra"], "10 of 11 requests pass; 1 is dropped, the first at 3 s. The highest level is 10 of 10 requests.")
-	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms.")
-	says(run("three-times", "excess", "ecn")["gcra"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms. No sender allows ECN marks.")
+	says(answered(t, more)["gcra"], "10 of 11 requests pass; 1 is dropped, the first at 3s. The highest level is 10 of 10 requests.")
+	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467ms.")
+	says(run("three-times", "excess", "ecn")["gcra"], "39 of 90 requests pass; 51 are dropped, the first at 467ms. No sender allows ECN marks.")
 	says(run("three-times", "excess", "pass")["gcra"], "All 90 requests pass. 51 are excess and only counted.")
 	never := run("never-stops")["leaky"]
 	says(never, "14 of 90 requests pass; 76 are dropped")
@@ -277,19 +293,21 @@ func TestPresets(t *testing.T) {
 	if d := run("download"); d["queue"].Summary.DroppedPackets >= d["gcra"].Summary.DroppedPackets {
 		t.Error("the queue does not lose fewer packets of the download")
 	}
-	if call := run("call-and-download")["queue"].Senders[0]; call.LongestDelayNS != 0 || call.DroppedPackets != 0 {
-		t.Errorf("with sparse-first, the call waits up to %d ns", call.LongestDelayNS)
+	if offered, passed, longest := run("call-and-download")["queue"].Packets.of(0); longest != 0 || passed != offered {
+		t.Errorf("with sparse-first, the call waits up to %d ns, and %d of %d pass", longest, passed, offered)
 	}
-	if call := run("call-and-download", "order", "fifo")["queue"].Senders[0]; call.LongestDelayNS < 80*millisecond || call.LongestDelayNS > 100*millisecond {
-		t.Errorf("with fifo, the call waits up to %d ns", call.LongestDelayNS)
+	if _, _, longest := run("call-and-download", "order", "fifo")["queue"].Packets.of(0); longest < 80*millisecond || longest > 100*millisecond {
+		t.Errorf("with fifo, the call waits up to %d ns", longest)
 	}
 	for name, o := range run("dns-flood") {
-		if client, flood := o.Senders[0], o.Senders[1]; client.DroppedPackets != 0 || flood.PassedPackets*4 > flood.OfferedPackets {
-			t.Errorf("%s: the client loses %d, %d of %d of the flood pass", name, client.DroppedPackets, flood.PassedPackets, flood.OfferedPackets)
+		client, passed, _ := o.Packets.of(0)
+		flood, more, _ := o.Packets.of(1)
+		if passed != client || more*4 > flood {
+			t.Errorf("%s: %d of %d of the client pass, %d of %d of the flood", name, passed, client, more, flood)
 		}
 	}
-	if client := run("dns-flood", "each", "all")["leaky"].Senders[0]; client.DroppedPackets < client.OfferedPackets/2 {
-		t.Errorf("with one bucket, the client loses only %d of %d", client.DroppedPackets, client.OfferedPackets)
+	if offered, passed, _ := run("dns-flood", "each", "all")["leaky"].Packets.of(0); passed > offered/2 {
+		t.Errorf("with one bucket, %d of %d of the client pass", passed, offered)
 	}
 	if p := run("pages", "capacity", "256kb")["gcra"].Summary; p.DroppedPackets != 0 {
 		t.Errorf("pages lose %d packets although they fit", p.DroppedPackets)
@@ -303,7 +321,7 @@ func TestTCP(t *testing.T) {
 	}
 	limit := map[string]string{"rate": "5mbit", "capacity": "4kb", "queue": "50ms"}
 	loss, delay := answered(t, Request{Limit: limit, Senders: sender("tcp")})["queue"], answered(t, Request{Limit: limit, Senders: sender("tcp-delay")})["queue"]
-	for _, o := range []Outcome{loss, delay} {
+	for _, o := range []*Outcome{loss, delay} {
 		if passed := o.Summary.PassedBytes * 8 / 4; passed < 4_700_000 || passed > 5_200_000 {
 			t.Errorf("%s: %d bit/s pass of 5 mbit", o.Says, passed)
 		}
@@ -328,42 +346,38 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// A drawing that leaves packets out keeps the extremes, and its bins count all packets.
-func TestThinned(t *testing.T) {
+// All packets are in the rates, at their departures, and the level before each is what the one before in its bucket left.
+func TestPictures(t *testing.T) {
 	r := Request{
 		Limit:   map[string]string{"rate": "1mbit", "capacity": "20kb", "excess": "ecn"},
-		Senders: []Sender{{Kind: "random", Bytes: 300, PacketsPerSecond: 1000, DurationNS: 5 * second, ECN: true}, {Kind: "on-off", Bytes: 900, PacketsPerSecond: 500, OnNS: 50 * millisecond, OffNS: second, DurationNS: 5 * second}},
+		Senders: []Sender{{Kind: "random", Bytes: 300, PacketsPerSecond: 500, DurationNS: 5 * second, ECN: true}, {Kind: "on-off", Bytes: 900, PacketsPerSecond: 500, OnNS: 50 * millisecond, OffNS: second, DurationNS: 5 * second}},
 	}
-	for _, each := range []string{"all", "host", "host"} {
-		if r.Limit["each"] == "host" {
-			r.Limit["capacity"] = "1mb" // nothing is excess
-		}
+	for _, each := range []string{"all", "host"} {
 		r.Limit["each"] = each
 		for name, o := range answered(t, r) {
-			s, p, b := o.Summary, o.Packets, o.Bins
-			sum := func(of []uint64) (all uint64) {
-				for _, n := range of {
-					all += n
-				}
-				return all
-			}
-			if !o.Thinned || len(p.TimeNS) > defaultDrawn || len(p.TimeNS) < defaultDrawn/4 {
-				t.Errorf("%s: %d packets are drawn of %d", name, len(p.TimeNS), s.OfferedPackets)
-			}
-			if slices.Max(p.AfterBytes) != s.HighestLevelBytes || slices.Max(p.WaitNS) != s.LongestDelayNS {
-				t.Errorf("%s: the highest level is not drawn, or the longest wait", name)
-			}
-			if sum(b.OfferedPackets) != s.OfferedPackets || sum(b.OfferedBytes) != s.OfferedBytes || sum(b.PassedPackets) != s.PassedPackets ||
-				sum(b.PassedBytes) != s.PassedBytes || sum(b.DroppedPackets) != s.DroppedPackets {
-				t.Errorf("%s: the bins do not add up: %+v", name, b)
-			}
-			for _, l := range o.Levels {
-				if !slices.IsSorted(l.TimeNS) || slices.Max(l.Bytes) > s.HighestLevelBytes {
-					t.Errorf("%s: the level of bucket %d is wrong", name, l.Bucket)
+			s, p, bytes := o.Summary, o.Packets, [2]float64{}
+			for i, l := range o.Rates.Layers {
+				for _, v := range l.Y {
+					bytes[i] += v * o.Rates.X[0] * 2 / 8e9
 				}
 			}
-			if want := map[string]int{"all": 1, "host": 2}[each]; len(o.Levels) != want {
-				t.Errorf("%s: %d buckets for each %s", name, len(o.Levels), each)
+			if math.Abs(bytes[0]-float64(s.OfferedBytes)) > 1 || math.Abs(bytes[1]-float64(s.PassedBytes)) > 1 || len(o.Rates.X) > 80 || len(o.Rates.X) < 40 {
+				t.Errorf("%s: in %d parts, %v bytes are offered and passed, want %d and %d", name, len(o.Rates.X), bytes, s.OfferedBytes, s.PassedBytes)
+			}
+			last := map[int]int{}
+			for i, at := range p.TimeNS {
+				bucket := p.Sender[i]
+				if each == "all" {
+					bucket = 0
+				}
+				want := 0.0
+				if before, ok := last[bucket]; ok {
+					want = max(0, float64(p.AfterBytes[before])-float64(at-p.TimeNS[before])/8000)
+				}
+				if math.Abs(float64(p.BeforeBytes[i])-want) > 1 {
+					t.Fatalf("%s, each %s: packet %d finds a level of %d, want %v", name, each, i+1, p.BeforeBytes[i], want)
+				}
+				last[bucket] = i
 			}
 		}
 	}
@@ -376,7 +390,6 @@ func TestRefusals(t *testing.T) {
 	for body, want := range map[string]string{
 		``:    "EOF",
 		`[1]`: "cannot unmarshal",
-		`{"limit":{"rate":"1mbit"},` + sender + `} {}`:                                                             "more than one JSON document",
 		`{"limit":{"rate":"1mbit"},` + sender + `,"file":"/etc/passwd"}`:                                           `unknown field \"file\"`,
 		`{"limit":{},` + sender + `}`:                                                                              "rate is missing",
 		`{"limit":{"rate":"10mbps"},` + sender + `}`:                                                               "ambiguous",
@@ -392,21 +405,18 @@ func TestRefusals(t *testing.T) {
 		`{"limit":{"rate":"1mbit"},"trace":` + text(long) + `}`:                                                    "more than 262144",
 		`{"limit":{"rate":"1mbit"},"direction":"up",` + sender + `}`:                                               "direction",
 		`{"limit":{"rate":"1mbit"},"unit":"car",` + sender + `}`:                                                   "unit",
-		`{"limit":{"rate":"1mbit"},"draw_packets":-1,` + sender + `}`:                                              "draw_packets",
 		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"flood","bytes":1,"packets_per_second":1,"duration_ns":1}]}`: "is unknown",
 		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"steady","bytes":1,"duration_ns":1}]}`:                       "packets_per_second",
 		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"steady","bytes":1,"packets_per_second":1}]}`:                "duration_ns",
 		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"tcp","bytes":1,"packets_per_second":1,"duration_ns":1}]}`:   "rtt_ns",
-		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"burst","packets":1}]}`:                                      "a packet of 0 bytes",
-		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"burst","bytes":1,"packets":1000000}]}`:                      "a burst of 1000000",
+		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"burst","packets":1}]}`:                                      "bytes of 0 is out of range",
+		`{"limit":{"rate":"1mbit"},"senders":[{"kind":"burst","bytes":1,"packets":1000000}]}`:                      "packets of 1000000",
 		`{"limit":{"rate":"1mbit"},"senders":[{},{},{},{},{}]}`:                                                    "5 senders",
 	} {
 		if got := ask(t, http.StatusBadRequest, http.MethodPost, body); !strings.Contains(got, `{"error":"sandbox: `) || !strings.Contains(got, want) || !strings.Contains(got, `"exit_code":1`) {
 			t.Errorf("%.200s: %s, want %q", body, got, want)
 		}
 	}
-	ask(t, http.StatusMethodNotAllowed, http.MethodDelete, "")
-	ask(t, http.StatusRequestEntityTooLarge, http.MethodPost, `{"trace":"`+strings.Repeat(" ", maxBody)+`"}`)
 	// An option that one limit cannot have does not hide the others.
 	byName := answered(t, Request{Limit: map[string]string{"rate": "8kbit", "queue": "1gb"}, Senders: []Sender{{Kind: "burst", Bytes: 1, Packets: 1}}})
 	if byName["gcra"].Error != "" || !strings.Contains(byName["queue"].Error, "longest delay") {
@@ -416,8 +426,8 @@ func TestRefusals(t *testing.T) {
 
 // Whatever is asked, the answer is bounded and adds up.
 func FuzzHandler(f *testing.F) {
-	for _, p := range Presets() {
-		body, err := json.Marshal(p.Request)
+	for _, r := range examples(f) {
+		body, err := json.Marshal(r)
 		testenv.Must(f, err)
 		f.Add(string(body))
 	}
@@ -437,11 +447,6 @@ func FuzzHandler(f *testing.F) {
 			s, p := o.Summary, o.Packets
 			if s.OfferedPackets > MaxPackets || len(p.TimeNS) > MaxPackets || s.PassedPackets+s.DroppedPackets != s.OfferedPackets {
 				t.Fatalf("%s: %d pass and %d are dropped of %d", o.Name, s.PassedPackets, s.DroppedPackets, s.OfferedPackets)
-			}
-			for _, l := range o.Levels {
-				if len(l.TimeNS) > 3*MaxPackets+2 || len(l.TimeNS) != len(l.Bytes) {
-					t.Fatalf("%s: a level of %d points", o.Name, len(l.TimeNS))
-				}
 			}
 		}
 	})

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -8,122 +9,96 @@ import (
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // unit is what a packet is called.
-func (r *Request) unit() string {
-	if r.Unit == "" {
-		return "packet"
-	}
-	return r.Unit
-}
+func (r *Request) unit() string { return cmp.Or(r.Unit, "packet") }
 
 // says tells what a limit did to a load.
 func (r *Request) says(o *Outcome) string {
-	s, unit := &o.Summary, r.unit()
-	var says []string
-	if !o.Complete {
-		says = append(says, fmt.Sprintf("The load is cut after %d packets, at %s.", MaxPackets, span(s.FirstNS+s.DurationNS-o.FromNS)))
-	}
-	switch {
-	case s.OfferedPackets == 0:
+	s, p, begin := &o.Summary, &o.Packets, uint64(0)
+	if s.OfferedPackets == 0 {
 		return "Nothing is sent."
-	case s.DroppedPackets == 0:
-		says = append(says, fmt.Sprintf("All %s pass.", plain.Count(s.OfferedPackets, unit)))
-	default:
-		says = append(says, fmt.Sprintf("%d of %s pass%s; %s dropped, the first at %s.", s.PassedPackets, plain.Count(s.OfferedPackets, unit),
-			plural(s.PassedPackets, "es"), are(s.DroppedPackets), span(*o.FirstDroppedNS-o.FromNS)))
 	}
-	if o.rule.Excess == policy.Pass && s.ExcessPackets > 0 {
-		says = append(says, fmt.Sprintf("%s excess and only counted.", are(s.ExcessPackets)))
+	if r.Trace != "" {
+		begin = s.FirstNS
 	}
-	if s.DelayedPackets > 0 {
-		says = append(says, fmt.Sprintf("%s in the queue, for %s on average and %s at most.", wait(s.DelayedPackets), span(s.MeanDelayNS), span(s.LongestDelayNS)))
+	var says []string
+	say := func(format string, args ...any) { says = append(says, fmt.Sprintf(format, args...)) }
+	if !s.Complete {
+		say("The load is cut after %d packets, at %s.", MaxPackets, report.About(s.FirstNS+s.DurationNS-begin))
 	}
-	if o.rule.Excess == policy.ECN && s.ExcessPackets > 0 && !r.allowsMarks() {
-		says = append(says, "No sender allows ECN marks.")
+	if s.DroppedPackets == 0 {
+		say("All %s pass.", plain.Count(s.OfferedPackets, r.unit()))
+	} else {
+		say("%d of %s %s; %d %s dropped, the first at %s.", s.PassedPackets, plain.Count(s.OfferedPackets, r.unit()), verb(s.PassedPackets, "passes", "pass"),
+			s.DroppedPackets, verb(s.DroppedPackets, "is", "are"), report.About(p.TimeNS[slices.Index(p.Verdict, "drop")]-begin))
 	}
-	if s.MarkedPackets > 0 {
-		says = append(says, fmt.Sprintf("%s marked by ECN.", are(s.MarkedPackets)))
+	if n := s.ExcessPackets; n > 0 && o.rule.Excess == policy.Pass {
+		say("%d %s excess and only counted.", n, verb(n, "is", "are"))
+	} else if n > 0 && o.rule.Excess == policy.ECN && r.Trace == "" && !slices.ContainsFunc(r.Senders, func(s Sender) bool { return s.ECN }) {
+		say("No sender allows ECN marks.")
 	}
-	says = append(says, fmt.Sprintf("The highest level is %s.", r.level(s.HighestLevelBytes, o.FullBytes)))
-	if len(o.Senders) > 1 {
-		var parts []string
-		for i, of := range o.Senders {
-			name := of.Name
-			if name == "" {
-				name = fmt.Sprintf("sender %d", i+1)
-			}
-			part := fmt.Sprintf("%s: %d of %d pass", plain.Line(name), of.PassedPackets, of.OfferedPackets)
-			if of.LongestDelayNS > 0 {
-				part += fmt.Sprintf(", the longest wait is %s", span(of.LongestDelayNS))
-			}
-			parts = append(parts, part)
+	if n := s.DelayedPackets; n > 0 {
+		say("%d %s in the queue, for %s on average and %s at most.", n, verb(n, "waits", "wait"), report.About(s.MeanDelayNS), report.About(s.LongestDelayNS))
+	}
+	if n := s.MarkedPackets; n > 0 {
+		say("%d %s marked by ECN.", n, verb(n, "is", "are"))
+	}
+	full, most, things := float64(o.rule.Capacity+o.rule.Queue), float64(s.HighestLevelBytes), "bytes"
+	if size := p.Bytes[0]; r.unit() == "request" && slices.Min(p.Bytes) == slices.Max(p.Bytes) {
+		full, most, things = full/float64(size), most/float64(size), "requests"
+	}
+	say("The highest level is %s of %s %s.", hundredths(most), hundredths(full), things)
+	var parts []string
+	for i, sender := range r.Senders {
+		offered, passed, longest := p.of(i)
+		part := fmt.Sprintf("%s: %d of %d pass", plain.Line(cmp.Or(sender.Name, fmt.Sprintf("sender %d", i+1))), passed, offered)
+		if longest > 0 {
+			part += ", the longest wait is " + report.About(longest)
 		}
-		says = append(says, "By sender: "+strings.Join(parts, "; ")+".")
+		parts = append(parts, part)
+	}
+	if len(parts) > 1 {
+		say("By sender: %s.", strings.Join(parts, "; "))
 	}
 	return strings.Join(says, " ")
 }
 
-// allowsMarks reports whether packets can be marked.
-func (r *Request) allowsMarks() bool {
-	return r.recorded != nil || slices.ContainsFunc(r.Senders, func(s Sender) bool { return s.ECN })
-}
-
-// level compares a level with the capacity, in requests if all have the same size.
-func (r *Request) level(bytes, full uint64) string {
-	if size := r.size(); r.unit() == "request" && size > 0 {
-		of := func(bytes uint64) string {
-			return strconv.FormatFloat(math.Round(float64(bytes)/float64(size)*100)/100, 'f', -1, 64)
+// of returns what happened to the packets of a sender, with their longest wait in ns.
+func (c *Columns) of(sender int) (offered, passed, longest uint64) {
+	for i, from := range c.Sender {
+		if from != sender {
+			continue
 		}
-		return fmt.Sprintf("%s of %s requests", of(bytes), of(full))
-	}
-	return fmt.Sprintf("%d of %d bytes", bytes, full)
-}
-
-// size is the size of all packets, or 0 if they differ.
-func (r *Request) size() (bytes uint64) {
-	sizes := func(yield func(uint64) bool) {
-		for _, p := range r.recorded {
-			if !yield(p.Bytes) {
-				return
-			}
-		}
-		for _, s := range r.Senders {
-			if !yield(s.Bytes) {
-				return
-			}
+		offered++
+		if departs := c.DepartNS[i]; departs != nil {
+			passed++
+			longest = max(longest, *departs-c.TimeNS[i])
 		}
 	}
-	for size := range sizes {
-		if bytes != 0 && size != bytes {
-			return 0
-		}
-		bytes = size
-	}
-	return bytes
+	return offered, passed, longest
 }
 
 // compare tells how the limits differ.
-func (r *Request) compare(all []Outcome) string {
-	gcra, leaky, queue := &all[0], &all[1], &all[2]
-	if gcra.Error != "" || leaky.Error != "" {
+func (r *Request) compare(all []*Outcome) string {
+	if all[0].Error != "" || all[1].Error != "" {
 		return ""
 	}
+	g, l, q := &all[0].Summary, &all[1].Summary, &all[2].Summary
 	says := "GCRA and the leaky bucket give the same verdict for each " + r.unit() + "."
-	switch g, l := gcra.Summary.DroppedPackets, leaky.Summary.DroppedPackets; {
-	case slices.Equal(gcra.verdicts, leaky.verdicts):
-	case g <= l:
-		says = fmt.Sprintf("With the penalty, the leaky bucket drops %d instead of %d.", l, g)
-	default:
-		says = fmt.Sprintf("With the penalty, the leaky bucket drops %d instead of %d, because the senders back off.", l, g)
+	if !slices.Equal(all[0].Packets.Verdict, all[1].Packets.Verdict) {
+		says = fmt.Sprintf("With the penalty, the leaky bucket drops %d instead of %d", l.DroppedPackets, g.DroppedPackets)
+		if g.DroppedPackets > l.DroppedPackets {
+			says += ", because the senders back off"
+		}
+		says += "."
 	}
-	if queue.Error != "" {
-		return says
-	}
-	g, q := &gcra.Summary, &queue.Summary
 	switch {
+	case all[2].Error != "":
+		return says
 	case g.OfferedPackets != q.OfferedPackets: // the senders react
 		says += fmt.Sprintf(" The queue passes %d instead of %d and drops %d instead of %d", q.PassedPackets, g.PassedPackets, q.DroppedPackets, g.DroppedPackets)
 	case q.DroppedPackets == 0 && g.DroppedPackets == 0:
@@ -134,47 +109,16 @@ func (r *Request) compare(all []Outcome) string {
 		says += fmt.Sprintf(" The queue drops %d instead of %d", q.DroppedPackets, g.DroppedPackets)
 	}
 	if longest := q.LongestDelayNS; longest > 0 {
-		return says + fmt.Sprintf(", and %ss wait in the queue for up to %s.", r.unit(), span(longest))
+		says += fmt.Sprintf(", and %ss wait in the queue for up to %s", r.unit(), report.About(longest))
 	}
 	return says + "."
 }
 
-func are(n uint64) string {
-	if n == 1 {
-		return "1 is"
-	}
-	return fmt.Sprintf("%d are", n)
-}
-
-func wait(n uint64) string {
-	if n == 1 {
-		return "1 waits"
-	}
-	return fmt.Sprintf("%d wait", n)
-}
-
-// plural returns the ending of a verb after one thing.
-func plural(n uint64, one string) string {
+func verb(n uint64, one, several string) string {
 	if n == 1 {
 		return one
 	}
-	return ""
+	return several
 }
 
-// span is a time with three digits.
-func span(ns uint64) string {
-	value, unit := float64(ns), "ns"
-	for _, u := range []struct {
-		size float64
-		name string
-	}{{1e9, "s"}, {1e6, "ms"}, {1e3, "us"}} {
-		if value >= u.size {
-			value, unit = value/u.size, u.name
-			break
-		}
-	}
-	if value < 1000 {
-		value, _ = strconv.ParseFloat(strconv.FormatFloat(value, 'g', 3, 64), 64)
-	}
-	return strconv.FormatFloat(math.Round(value*1000)/1000, 'f', -1, 64) + " " + unit
-}
+func hundredths(v float64) string { return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64) }

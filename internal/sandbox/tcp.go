@@ -1,7 +1,8 @@
 package sandbox
 
 import (
-	"container/heap"
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -28,7 +29,7 @@ type tcp struct {
 	recovered uint64 // a loss of an earlier packet belongs to the last reduction
 	unacked   int
 	lost      []uint64 // sequences of lost packets that were not noticed yet
-	notices   notices
+	notices   []notice // by time
 }
 
 // A notice is what the sender hears of a packet.
@@ -37,45 +38,31 @@ type notice struct {
 	marked, timeout    bool
 }
 
-type notices []notice
-
-func (n notices) Len() int           { return len(n) }
-func (n notices) Less(i, j int) bool { return n[i].at < n[j].at }
-func (n notices) Swap(i, j int)      { n[i], n[j] = n[j], n[i] }
-func (n *notices) Push(x any)        { *n = append(*n, x.(notice)) }
-func (n *notices) Pop() any {
-	last := (*n)[len(*n)-1]
-	*n = (*n)[:len(*n)-1]
-	return last
-}
-
 func newTCP(c clock, rtt uint64, byDelay bool) *tcp {
 	return &tcp{clock: c, rtt: rtt, interval: uint64(1e9 / c.perSecond), byDelay: byDelay, now: c.start, window: initialWindow, threshold: MaxPackets}
 }
 
-func (t *tcp) next() (at, bytes uint64, ok bool) {
-	for {
+func (t *tcp) next() (at uint64, ok bool) {
+	for t.now < t.until {
 		open := t.unacked < int(t.window)
 		at = max(t.now, t.free)
-		switch {
-		case len(t.notices) > 0 && (!open || t.notices[0].at <= at):
-			t.hear(heap.Pop(&t.notices).(notice))
-		default:
-			return at, t.bytes, open && at < t.until
+		if len(t.notices) == 0 || open && t.notices[0].at > at {
+			return at, open && at < t.until
 		}
-		if t.now >= t.until {
-			return 0, 0, false
-		}
+		t.hear(t.notices[0])
+		t.notices = t.notices[1:]
 	}
+	return 0, false
 }
 
 func (t *tcp) told(r replay.Result) {
 	n := notice{at: r.Departure() + t.rtt, sequence: t.sequence, wait: r.Wait, marked: r.Verdict == model.Mark}
-	if dropped(r) {
+	if r.Verdict == model.Drop {
 		t.lost = append(t.lost, t.sequence)
 		n.at, n.timeout = r.Time+max(uint64(minRTO), 2*t.rtt), true
 	}
-	heap.Push(&t.notices, n)
+	i, _ := slices.BinarySearchFunc(t.notices, n.at+1, func(n notice, at uint64) int { return cmp.Compare(n.at, at) })
+	t.notices = slices.Insert(t.notices, i, n)
 	t.sequence++
 	t.unacked++
 	t.now, t.free = r.Time, r.Time+t.interval

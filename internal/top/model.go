@@ -456,14 +456,11 @@ func askRate(r *live.Row) prompt {
 	for it.Limit.Rate == policy.Unlimited && it.Parent() != nil {
 		it = it.Parent()
 	}
-	rule := report.NewRule(it)
-	p := prompt{says: "rate of " + rule.Kind + " " + rule.Called() + ", now " + rule.RateText(), args: []string{"--kind", rule.Kind, "--"}}
+	rule, kind, args := report.NewRule(it), "rule", []string{it.Device, it.Direction, it.Network}
 	if it.IsPool() {
-		p.args = append(p.args, it.Key.Pool)
-	} else {
-		p.args = append(p.args, it.Device, it.Direction, it.Network)
+		kind, args = "pool", []string{it.Key.Pool}
 	}
-	return p
+	return prompt{says: "rate of " + kind + " " + rule.Called() + ", now " + rule.RateText(), args: append([]string{"--kind", kind, "--"}, args...)}
 }
 
 // explainArgs are a command line that explains what limits a row.

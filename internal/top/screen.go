@@ -220,11 +220,13 @@ func (m *Model) bottom() []string {
 	switch r, f := m.selected(), m.frame(); {
 	case r == nil:
 	case r.Name != nil:
-		facts = plain.Count(len(r.Items), "rule") + " of " + plain.Line(r.Name.Name)
+		named := report.NewNamed(r)
+		facts = named.Facts()
 	case f.look.By != "":
 		facts = f.seen.says()
 	default:
-		facts = report.Facts(r.Item)
+		rule := report.NewRule(r.Item)
+		facts = rule.Facts()
 	}
 	facts = styled(faint, ansi.Truncate(facts, m.width, "…"))
 	switch p := m.prompt; {

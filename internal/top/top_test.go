@@ -367,7 +367,7 @@ func TestOrdersAndViews(t *testing.T) {
 	d.press("v")
 	d.shows("by name", "EGRESS", "INGRESS")
 	d.press("down", "down")
-	d.shows("2 rules of bob")
+	d.shows("bob, eth0 egress 30mbit in 1 rule, eth0 ingress 3mbit in 1 rule, within ap-1")
 	d.press("v")
 	d.shows("by node", "ap-1")
 	d.press("v")

@@ -1,5 +1,5 @@
 // Package trace reads recorded traffic, one packet at a time and in constant
-// memory: a CSV of times, sizes and perhaps DSCPs, a pcap or a pcapng, each of them perhaps
+// memory: a CSV of times, sizes and perhaps DSCPs, or a pcap, each of them perhaps
 // compressed with gzip. All formats and link types yield the same Packet.
 package trace
 
@@ -13,11 +13,16 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 )
 
 const (
 	// MaxBytes is the maximum length of a packet.
 	MaxBytes = 1<<24 - 1
+	// maxSpan is how far apart packets may be: the data path can tell apart the ages of buckets for a multiple of that.
+	maxSpan = 18 * 365 * 24 * time.Hour
+	// maxBack is how far the clock may step back. Beyond that, the data path takes a bucket for one that drained long ago.
+	maxBack = 12 * 24 * time.Hour
 	// MaxHeaders is the maximum number of bytes that are kept of a packet. Longer headers are cut off.
 	MaxHeaders = 3 << 10
 )
@@ -32,13 +37,20 @@ type Packet struct {
 
 // A Reader reads one trace.
 type Reader struct {
-	next      func(*Packet) error
-	addressed bool
-	classed   bool
-	l2Bytes   uint8
-	first     Packet
-	state     error // from reading the first packet
-	started   bool
+	// Addressed is true if packets have addresses. Those of a CSV have none.
+	Addressed bool
+	// HasDSCPs is true if packets have DSCPs. Those of a CSV have them in the column dscp, if there is one.
+	HasDSCPs bool
+	// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is that of the first packet,
+	// because the Linux device any mixes links.
+	L2Bytes uint8
+
+	next    func(*Packet) error
+	first   Packet
+	state   error // from reading the first packet
+	started bool
+
+	earliest, latest uint64 // ns
 }
 
 // A DamagedError says that a trace cannot be read to its end. The packets before are
@@ -87,22 +99,12 @@ func open(b *bufio.Reader, most int64) (*Reader, error) {
 	case magic == 0xa1b2c3d4 || magic == 0xd4c3b2a1 || magic == 0xa1b23c4d || magic == 0x4d3cb2a1:
 		return openPcap(b)
 	case magic == 0x0a0d0d0a:
-		return openPcapng(b)
+		return nil, errors.New("it is a pcapng; convert it: editcap -F pcap TRACE TRACE.pcap, or tcpdump -r TRACE -w - | shapectl replay -")
 	case isText(start):
 		return openCSV(b)
 	}
-	for prefix, what := range map[string]string{
-		"\x28\xb5\x2f\xfd": "compressed by zstd; pipe it: zstd -dc TRACE | shapectl replay -",
-		"\xfd7zXZ":         "compressed by xz; pipe it: xz -dc TRACE | shapectl replay -",
-		"BZh":              "compressed by bzip2; pipe it: bzip2 -dc TRACE | shapectl replay -",
-		"PK\x03\x04":       "a zip archive; pipe its content: unzip -p TRACE | shapectl replay -",
-		"snoop\x00":        "a snoop capture; convert it to a pcap: editcap -F pcap TRACE TRACE.pcap",
-	} {
-		if bytes.HasPrefix(start, []byte(prefix)) {
-			return nil, errors.New("it is " + what)
-		}
-	}
-	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; convert other captures with 'editcap -F pcap'", start[:min(4, len(start))])
+	return nil, fmt.Errorf("it begins with % x, which is no pcap or CSV of time_ns,bytes; unpack it, for example with zstd -dc TRACE | shapectl replay -, or convert it with 'editcap -F pcap'",
+		start[:min(4, len(start))])
 }
 
 // bounded fails after so many bytes.
@@ -129,22 +131,23 @@ func isText(start []byte) bool {
 	})
 }
 
-// Addressed reports whether packets have addresses. Packets of a CSV have none.
-func (r *Reader) Addressed() bool { return r.addressed }
-
-// HasDSCPs reports whether packets have DSCPs. Packets of a CSV have them in the column dscp, if there is one.
-func (r *Reader) HasDSCPs() bool { return r.classed }
-
-// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is
-// that of the first packet, because a pcapng can mix links.
-func (r *Reader) L2Bytes() uint8 { return r.l2Bytes }
-
-// Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early.
+// Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early or its times
+// are too far apart.
 func (r *Reader) Next(p *Packet) error {
 	if !r.started {
 		r.started = true
 		*p = r.first
+		r.earliest, r.latest = p.Time, p.Time
 		return r.state
 	}
-	return r.next(p)
+	if err := r.next(p); err != nil {
+		return err
+	}
+	if r.latest > p.Time && r.latest-p.Time > uint64(maxBack) {
+		return DamagedError{fmt.Errorf("the clock steps back by %v; sort the packets by time, for example with reordercap", time.Duration(r.latest-p.Time).Round(time.Second))}
+	}
+	if r.earliest, r.latest = min(r.earliest, p.Time), max(r.latest, p.Time); r.latest-r.earliest > uint64(maxSpan) {
+		return DamagedError{errors.New("the packets are more than 18 years apart; cut the trace into parts")}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,9 +37,10 @@ type filter = *netlink.BpfFilter
 // that runs the program.
 type attachment struct {
 	hookDir
-	link    link.Link      // nil if none is pinned
-	program ebpf.ProgramID // that is pinned; 0 for none
-	filters []filter       // that run it
+	link     link.Link      // nil if none is pinned
+	program  ebpf.ProgramID // that is pinned or, if something deleted the pin, that the link or filter runs; 0 for none
+	unpinned bool           // something did
+	filters  []filter       // that run it
 }
 
 // Pins of a hook. They are the same in every layout, as flush needs them.
@@ -62,11 +64,16 @@ func openAttachment(at hookDir) (*attachment, error) {
 		return nil, fmt.Errorf("open the program of device %d %s: %w", a.index, a.direction, err)
 	}
 	if a.link, err = link.LoadPinnedLink(a.pin(linkPin), nil); err == nil {
-		if a.index == 0 {
-			if _, a.index, err = a.ask(); err != nil {
+		if a.index == 0 || a.program == 0 {
+			info, index, err := a.ask()
+			if err != nil {
 				a.close()
 				return nil, err
 			}
+			if a.unpinned = a.program == 0; a.unpinned {
+				a.program = info.Program
+			}
+			a.index = cmp.Or(a.index, index)
 		}
 		return a, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -89,23 +96,29 @@ func pinnedProgram(pin string) (id ebpf.ProgramID, err error) {
 	return id, nil
 }
 
-// findFilters finds the filters that run the pinned program on the device, or if that is not known, on any.
+// findFilters finds the filters that run the pinned program on the device, or if that is not known, on any. Without the pin,
+// they are those that run a program with its name.
 func (a *attachment) findFilters() error {
 	devices := []netinfo.Device{{Index: a.index}}
-	if a.program == 0 {
+	switch {
+	case a.program == 0 && a.index == 0:
 		return nil
-	} else if a.index == 0 {
+	case a.index == 0:
 		var err error
 		if devices, err = netinfo.Devices(); err != nil {
 			return err
 		}
 	}
+	a.unpinned = a.program == 0
 	for _, dev := range devices {
 		if _, err := netlink.LinkByIndex(dev.Index); err != nil {
 			continue
 		}
 		all, err := bpfFilters(dev.Index, a.direction)
 		for _, f := range all {
+			if a.program == 0 && f.Name == program.Name {
+				a.program = ebpf.ProgramID(f.Id)
+			}
 			if ebpf.ProgramID(f.Id) == a.program {
 				a.filters, a.index = append(a.filters, f), dev.Index
 			}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -117,34 +116,13 @@ func (p *pins) collectPools() error {
 	if p.store == nil {
 		return nil
 	}
-	owned := slices.DeleteFunc(p.store.Pools().Policy(), func(pool policy.Rule) bool { return pool.Label.Owner.Device == "" })
-	if len(owned) == 0 { // to list the devices takes longer
-		return nil
-	}
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return err
-	}
-	here := map[string]bool{}
-	for _, dev := range devices {
-		here[dev.Name] = true
-	}
-	var gone []string
-	for _, pool := range owned {
-		if !here[pool.Label.Owner.Device] {
-			gone = append(gone, pool.Label.Name)
+	unused := p.store.Unused(func(pool policy.Rule) bool {
+		if pool.Label.Owner.Device == "" {
+			return false
 		}
-	}
-	if gone == nil {
-		return nil
-	}
-	slices.Sort(gone)
-	slices.Reverse(gone) // the pool of a direction is within that of its device
-	var keys []netip.Prefix
-	for _, name := range gone {
-		keys = append(keys, policy.PoolKey(name))
-	}
-	unused := p.store.Unused(keys)
+		_, err := netinfo.DeviceByName(pool.Label.Owner.Device)
+		return errors.Is(err, netinfo.ErrNoDevice)
+	})
 	if unused == nil {
 		return nil
 	}

@@ -38,6 +38,7 @@ type Hook struct {
 	Was       string         // its name when the hook was made
 	Mode      Mode
 	State     State
+	Unpinned  bool      // it is attached, and something deleted the pin of its program
 	Set       *maps.Set // nil for a hook of another layout, or that is yet to be made
 
 	at hookDir
@@ -177,6 +178,17 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	return hooks, errors.Join(unread...)
 }
 
+// ErrUnpinned means that something deleted the pin of the programs. Rules stay in force, and can only be read and flushed.
+var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) in the bpffs; the rules stay in force, but cannot be changed")
+
+// Unpinned is ErrUnpinned if rules are so, else nil.
+func (n *Namespace) Unpinned() error {
+	if n.pins.store == nil || !n.pins.isUnpinned() {
+		return nil
+	}
+	return ErrUnpinned
+}
+
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
 func (n *Namespace) Readable() error { return n.pins.readable() }
 
@@ -251,7 +263,7 @@ func (h *Hook) judge() error {
 		return err
 	}
 	defer attached.close()
-	h.Mode = attached.mode()
+	h.Mode, h.Unpinned = attached.mode(), attached.unpinned
 	device, anywhere, err := attached.on()
 	if err != nil {
 		return err

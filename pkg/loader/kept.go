@@ -53,7 +53,7 @@ func CurrentGeneration(o Options) (Generation, error) {
 // judgedFor is how long a kept State of a hook counts. To find it out takes some system calls for each hook.
 const judgedFor = 10 * time.Second
 
-// A Kept is what stays open and known between two readings of a namespace: the maps in memory, the labels of rules,
+// A Kept is what stays open and known between two readings of a namespace: the maps in memory
 // and, for 10 s, the State of hooks. It holds no lock between the readings. The zero Kept keeps nothing yet. A nil one never does.
 type Kept struct {
 	generation Generation
@@ -113,7 +113,6 @@ func (k *Kept) take(is Generation) *maps.Store {
 // put keeps the maps of a generation.
 func (k *Kept) put(generation Generation, store *maps.Store) {
 	if k != nil {
-		store.RememberLabels()
 		*k = Kept{generation, store.Hold(), map[hookID]judgement{}}
 	}
 }

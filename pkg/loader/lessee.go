@@ -30,12 +30,15 @@ const leasePatience = 300 * time.Millisecond
 // claimPatience is enough for a second try, as HasLessee may have the lock for a moment.
 const claimPatience = time.Millisecond
 
-// A Lessee is the process that renews the leases of a kind of a network namespace's pools. It keeps the maps open for changes, and
-// holds no lock on them between two calls.
+// A Lessee is the process that renews the leases of a kind of a network namespace's pools. It keeps the maps open for changes while
+// there are any, and holds no lock on them between two calls.
 type Lessee struct {
 	kind    LeaseKind
 	kept    Kept
 	claimed *os.File
+
+	none       *maps.Watch // of rules and pools among which none had leases to renew; else nil
+	generation Generation  // of these
 }
 
 // NewLessee returns the Lessee of a process.
@@ -44,6 +47,7 @@ func NewLessee(kind LeaseKind) *Lessee { return &Lessee{kind: kind} }
 // Close lets another process renew the leases.
 func (l *Lessee) Close() {
 	l.kept.Close()
+	l.none.Close()
 	l.release()
 }
 
@@ -58,6 +62,11 @@ func (l *Lessee) release() {
 // changes them meanwhile. If f returns true, there are leases to renew. Then the error wraps ErrLessee if there is another
 // Lessee of that kind. It wraps unix.EWOULDBLOCK if a command is at work.
 func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
+	if is, err := CurrentGeneration(o); err == nil && is == l.generation && l.none.Same() {
+		return nil
+	}
+	l.none.Close()
+	l.none = nil
 	o.Patience, o.Renews = leasePatience, true
 	n, err := l.kept.Read(o)
 	if err != nil {
@@ -67,9 +76,12 @@ func (l *Lessee) Pools(o Options, f func(pools *maps.Set) (renews bool)) error {
 	if n.pins.store == nil {
 		return n.pins.readable()
 	}
-	if !f(n.pins.store.Pools()) {
+	if was := n.pins.store.Stamp(); !f(n.pins.store.Pools()) {
 		l.release()
-		return nil
+		l.generation = n.pins.generation
+		l.none, err = n.pins.store.Watch(was)
+		l.kept.Close()
+		return err
 	}
 	return l.claim(n.pins.dir)
 }

@@ -121,3 +121,30 @@ func TestLessee(t *testing.T) {
 		t.Errorf("once the first one is gone: %v, %v", got, err)
 	}
 }
+
+// While no pool has leases to renew, a Lessee keeps no maps open, and looks again when rules change.
+func TestLesseeRests(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	l := NewLessee(LineLeases)
+	defer l.Close()
+	put := func(name string) {
+		p, err := policy.Limit{Rate: 1_000_000}.Pool(name)
+		testenv.Must(t, err)
+		r.write(func(n *Namespace) error {
+			_, err := n.Put(ApplyOptions{}, policy.Table{Rules: []policy.Rule{p}})
+			return err
+		})
+	}
+	for i, name := range []string{"first", "second", ""} {
+		if name != "" {
+			put(name)
+		}
+		looked := 0
+		for range 2 {
+			testenv.Must(t, l.Pools(r.options, func(pools *maps.Set) bool { looked = len(pools.Rules()); return false }))
+		}
+		if want := []int{1, 2, 0}[i]; looked != want || l.kept.store != nil {
+			t.Errorf("it saw %d pools, want %d, and has the maps %v", looked, want, l.kept.store)
+		}
+	}
+}

@@ -90,7 +90,7 @@ func (o *order) hasWork() bool {
 	if o.asIs || o.isPools() {
 		return o.flush || len(o.steps) > 0
 	}
-	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0 || o.isOther())
+	return o.gone == nil && (o.Set == nil || o.State != Attached || o.Unpinned || o.fq > 0 || len(o.steps) > 0 || o.isOther())
 }
 
 // isOther reports whether a hook matches another address than is wanted, or has the program of another build.
@@ -407,7 +407,7 @@ func (o *order) attach(p *pins) error {
 			o.done.Hook.Redirected = true
 		}
 	}
-	if h.State == Attached && h.Match() == o.want.Match {
+	if h.State == Attached && h.Match() == o.want.Match && !h.Unpinned {
 		return nil
 	}
 	kind := program.KindOf(h.Direction, o.want.Match, o.dev.L2Bytes)
@@ -438,7 +438,7 @@ func (o *order) attach(p *pins) error {
 	}
 	h.Set.SetSide(o.want.Match)
 	h.Set.SetAttached()
-	h.State, h.Mode, h.Device = Attached, mode, o.dev
+	h.State, h.Mode, h.Device, h.Unpinned = Attached, mode, o.dev, false
 	return nil
 }
 

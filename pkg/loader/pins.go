@@ -15,8 +15,8 @@ import (
 )
 
 // sweepTime is how long a command may spend on hooks that an earlier change has left
-// without rules. The kernel needs up to 20 ms to detach a program.
-const sweepTime = time.Second
+// without rules. The kernel needs up to 20 ms to detach a program. A variable for tests, which want all of them gone.
+var sweepTime = time.Second
 
 // busyPin marks that a command is changing something. A killed command leaves it, and the
 // next one completes the work.

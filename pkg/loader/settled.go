@@ -24,7 +24,7 @@ func (n *Namespace) Settle(goal []byte) error {
 
 // Settled reports whether goal was settled last, nothing has changed since, and all hooks are attached.
 func (n *Namespace) Settled(goal []byte) bool {
-	if n.pins.store == nil || bpffs.Exists(n.pins.dir.pin(busyPin)) {
+	if n.pins.store == nil || bpffs.Exists(n.pins.dir.pin(busyPin)) || n.pins.isUnpinned() {
 		return false
 	}
 	var last [sha256.Size]byte
@@ -33,7 +33,7 @@ func (n *Namespace) Settled(goal []byte) bool {
 	}
 	hooks, err := n.Hooks()
 	defer CloseHooks(hooks)
-	return err == nil && !slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State != Attached })
+	return err == nil && !slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State != Attached || h.Unpinned })
 }
 
 // settled is a hash of goal, the generation of the maps, the stamp of their rules, and the policy that is recorded.

@@ -77,7 +77,11 @@ func (s *bpfState) open() error {
 		s.store.Close()
 		err = maps.ErrOtherLayout
 	}
-	if errors.Is(err, maps.ErrOtherLayout) {
+	if err == nil && s.writing && s.isUnpinned() {
+		s.store.Close()
+		err = ErrUnpinned
+	}
+	if errors.Is(err, maps.ErrOtherLayout) || errors.Is(err, ErrUnpinned) {
 		s.store, s.foreign = nil, &OtherLayoutError{err: err}
 		s.foreign.Hooks, err = s.dir.otherHooks()
 		return err
@@ -97,6 +101,9 @@ func (s *bpfState) open() error {
 	}
 	return nil
 }
+
+// isUnpinned reports whether the pin of the programs is gone, which the hooks still call.
+func (s *bpfState) isUnpinned() bool { return !bpffs.Exists(s.dir.pin(kindsPin)) }
 
 func (s *bpfState) close() {
 	if s.store != nil {

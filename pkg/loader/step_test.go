@@ -82,6 +82,7 @@ func TestMain(m *testing.M) {
 		}
 		return nil
 	}
+	sweepTime = time.Hour
 	os.Exit(m.Run())
 }
 

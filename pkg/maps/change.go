@@ -6,8 +6,10 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/grace"
@@ -236,6 +238,32 @@ type Stamp struct {
 func (p *progress) Stamp() Stamp {
 	state, _ := p.Change()
 	return Stamp{state, atomic.LoadUint64(&p.change.Edits), p.Begins(), p.Until()}
+}
+
+// A Watch tells whether rules are as they were at a Stamp. It keeps nothing else of their store open.
+type Watch struct {
+	progress
+	was    Stamp
+	memory []byte
+}
+
+// Watch watches the rules from a stamp on.
+func (s *Store) Watch(was Stamp) (*Watch, error) {
+	memory, err := s.memoryOf(changeMap)
+	if err != nil {
+		return nil, err
+	}
+	return &Watch{progress{change: (*bpf.AbiChange)(unsafe.Pointer(&memory[0])), now: s.now}, was, memory}, nil
+}
+
+// Same reports whether the rules are as they were. A nil Watch knows nothing.
+func (w *Watch) Same() bool { return w != nil && w.Stamp() == w.was }
+
+// Close ends the watch.
+func (w *Watch) Close() {
+	if w != nil {
+		unix.Munmap(w.memory)
+	}
 }
 
 // edited makes the stamp another one.

@@ -75,24 +75,26 @@ func (c Counters) Since(earlier Counters) Counters {
 
 // Counters are the counters of the rule with that id.
 func (ls *limits) Counters(id uint32) (sum Counters) {
-	sum = ls.count(id)
-	if v := ls.current(id); v.Flags&params.Colours != 0 {
+	v := ls.current(id)
+	sum = ls.count(id, v)
+	if v.Flags&params.Colours != 0 {
 		// The second limit passes yellow packets, drops red ones, and has green ones as further excess.
-		second := ls.count(v.AbiColdParams.Second)
+		second := ls.count(v.AbiColdParams.Second, ls.current(v.AbiColdParams.Second))
 		sum.YellowPackets, sum.YellowBytes, sum.RedPackets, sum.RedBytes = second.PassedPackets, second.PassedBytes, second.DroppedPackets, second.DroppedBytes
 		sum.GreenPackets, sum.GreenBytes = second.ExcessPackets-second.DroppedPackets, second.ExcessBytes-second.DroppedBytes
 	}
 	return sum
 }
 
-// count is Counters without colours.
-func (ls *limits) count(id uint32) (sum Counters) {
+// count is Counters of a version without colours.
+func (ls *limits) count(id uint32, v params.Version) (sum Counters) {
 	r := ls.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
 	sum.SpilledPackets = atomic.LoadUint64(&r.SpilledPackets)
-	for i := range ls.countersOf(id) {
-		c := &ls.countersOf(id)[i]
+	counters := ls.countersOf(id)
+	for i := range counters {
+		c := &counters[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
@@ -103,7 +105,7 @@ func (ls *limits) count(id uint32) (sum Counters) {
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
-	if ls.current(id).Flags&params.Delay == 0 {
+	if v.Flags&params.Delay == 0 {
 		sum.ExcessPackets += sum.DelayedPackets
 		sum.ExcessBytes += sum.DelayedBytes
 		sum.DelayedPackets, sum.DelayedBytes = 0, 0

@@ -51,6 +51,15 @@ func mapArray[T any](s *Store, name string, count uint32, array *[]T) error {
 }
 
 func (s *Store) mapMemory(name string) ([]byte, error) {
+	memory, err := s.memoryOf(name)
+	if err == nil {
+		s.mapped = append(s.mapped, memory)
+	}
+	return memory, err
+}
+
+// memoryOf maps a map into memory, which the caller unmaps.
+func (s *Store) memoryOf(name string) ([]byte, error) {
 	m, access := s.maps[name], unix.PROT_READ|unix.PROT_WRITE
 	if s.readOnly {
 		access = unix.PROT_READ
@@ -59,7 +68,6 @@ func (s *Store) mapMemory(name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
-	s.mapped = append(s.mapped, memory)
 	return memory, nil
 }
 

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/shapectl/shapectl/internal/params"
+	"github.com/shapectl/shapectl/internal/prefixes"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -21,10 +23,10 @@ func (s *Store) Pools() *Set { return s.View(poolView) }
 // IsPools reports whether the set is that of the pools.
 func (v view) IsPools() bool { return v.number == poolView }
 
-// Unused are those of pools that exist and that nothing is within in any phase of a change, or only others of these that come
-// before. It needs one pass for all.
-func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
-	users := map[uint32]int{}
+// Unused are the pools that may go and that nothing is within in any phase of a change, or only others of these. It reads the texts
+// of unused pools alone.
+func (s *Store) Unused(may func(policy.Rule) bool) (unused []netip.Prefix) {
+	users, pools := map[uint32]int{}, []prefixes.Placed{}
 	count := func(id uint32, by int) {
 		before, after := s.bothPhases(id)
 		for _, v := range []params.Version{before, after} {
@@ -37,13 +39,23 @@ func (s *index) Unused(pools []netip.Prefix) (unused []netip.Prefix) {
 		}
 	}
 	for f := range s.prefixes.All(nil) {
-		count(f.ID, 1)
-	}
-	for _, p := range pools {
-		if id, found := s.prefixes.Find(poolView, p); found && users[id] == 0 {
-			unused = append(unused, p)
-			count(id, -1)
+		if count(f.ID, 1); f.View == poolView {
+			pools = append(pools, f)
 		}
+	}
+	for found := true; found; {
+		found = false
+		pools = slices.DeleteFunc(pools, func(f prefixes.Placed) bool {
+			if users[f.ID] > 0 {
+				return false
+			}
+			p := s.prefixes.Prefix(poolView, f.Key)
+			if e, exists := s.Pools().Find(p); exists && may(e.Rule) {
+				unused, found = append(unused, p), true
+				count(f.ID, -1)
+			}
+			return true
+		})
 	}
 	return unused
 }
@@ -69,7 +81,7 @@ func (ls *limits) poolName(id uint32, in phase) string {
 	if v.Flags&params.Label == 0 {
 		v = ls.version(id, v.Index^1) // it does not exist in this phase
 	}
-	name := ls.label(id, v.Index).Label.Name
+	name := ls.labels.Read(id, v.Index).Label.Name
 	if ls.names != nil {
 		ls.names[id] = name
 	}

@@ -265,21 +265,21 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	return s.Store.entry(id, p, v, now), v.Present()
 }
 
+// Has reports whether Find finds a rule, without its texts.
+func (s *Set) Has(p netip.Prefix) bool {
+	id, found := s.Store.prefixes.Find(s.number, p)
+	return found && s.Store.current(id).Present()
+}
+
 // entry is a rule as one of its versions has it.
 func (ls *limits) entry(id uint32, p netip.Prefix, v params.Version, in phase) Entry {
 	other := func(id uint32) params.Version { return ls.versionIn(id, in) }
 	e := Entry{v.Decode(p, other, func(id uint32) string { return ls.poolName(id, in) }), id}
 	if v.Flags&params.Label != 0 {
-		t := ls.label(id, v.Index)
+		t := ls.labels.Read(id, v.Index)
 		e.Label, e.Cluster, e.Adapt = t.Label, t.Cluster, t.Adapt
 	}
 	return e
-}
-
-// label is what a version of a rule has in labels.
-func (rs *rules) label(id, index uint32) params.Texts {
-	r := rs.rule(id)
-	return rs.labels.Read(id, index, labels.Mark{Sets: atomic.LoadUint32(&r.Sets), Retired: r.Retired, View: r.View})
 }
 
 // discardLabels deletes the labels of both versions of a rule.
@@ -290,6 +290,3 @@ func (rs *rules) discardLabels(id uint32) {
 
 // FetchLabels reads all labels at once, if so many rules are to be read, and keeps them until forget is called.
 func (rs *rules) FetchLabels(rules int) (forget func()) { return rs.labels.Fetch(rules) }
-
-// RememberLabels keeps labels once they are read, for a process that reads all rules again and again.
-func (rs *rules) RememberLabels() { rs.labels.Remember() }

@@ -47,6 +47,18 @@ func (c *Capacity) Set(s string) (err error) {
 	return err
 }
 
+// ParseSize parses a number of bytes in the units of Capacity, up to MaxCapacity.
+func ParseSize(s string) (uint64, error) {
+	if s == "0" {
+		return 0, nil
+	}
+	c, err := parseCapacity("size", s)
+	if err == nil && c.bytes == 0 {
+		err = fmt.Errorf("size %q is a time; write a number of bytes such as 1514 or 64kb", s)
+	}
+	return c.bytes, err
+}
+
 func parseCapacity(what, s string) (Capacity, error) {
 	const example = "64kb or 100ms"
 	number, unit, err := splitNumber(what, s, example)

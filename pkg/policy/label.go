@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"unicode"
@@ -27,6 +28,25 @@ type Label struct {
 	Waits Guarantee // what is to be guaranteed once the pool above has room
 	Owner Owner     // only of a pool
 	Line  LineOf    // only of a pool
+}
+
+// FindName returns the one of names that somebody means who writes all of it, or only the ID in parentheses at its end, such as
+// 10001 of "School (10001)". It is "" if there is none, or several have that ID.
+func FindName(written string, names iter.Seq[string]) (found string) {
+	several := false
+	for name := range names {
+		switch {
+		case name == written:
+			return name
+		case strings.HasSuffix(name, " ("+written+")"):
+			several = several || found != "" && found != name
+			found = name
+		}
+	}
+	if several || written == "" {
+		return ""
+	}
+	return found
 }
 
 // LineOf is the device of the line that a pool is of, by the name that it had when 'shapectl line' made it; "" for none.

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -43,4 +44,15 @@ func TestLabel(t *testing.T) {
 	}
 	wantError(t, n.Set(strings.Repeat("n", MaxNote+1)), "note ", "at most 256")
 	wantError(t, CheckPlan(""), "empty")
+}
+
+func TestFindName(t *testing.T) {
+	names := []string{"School (10001)", "School (10001)", "Oak (7)", "Elm (7)", "10002", "Ash (10002)", ""}
+	for written, want := range map[string]string{
+		"School (10001)": "School (10001)", "10001": "School (10001)", "10002": "10002", "7": "", "0001": "", "School": "", "": "",
+	} {
+		if got := FindName(written, slices.Values(names)); got != want {
+			t.Errorf("%q is %q, want %q", written, got, want)
+		}
+	}
 }

@@ -183,7 +183,8 @@ async function pollOnce() {
   const asked = view;
   const query = JSON.stringify(asked.query());
   try {
-    const top = await get("top", asked.query());
+    // Where the view is of something that has gone, it says so: that needs a reading without it.
+    const top = await get("top", asked.query()).catch((err) => (err.status === 404 ? get("top", { top: 1 }) : Promise.reject(err)));
     if (asked !== view || query !== JSON.stringify(view.query())) {
       timer = setTimeout(poll); // somebody wants something else meanwhile
       return;

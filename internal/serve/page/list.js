@@ -205,11 +205,11 @@ export function rateText(r) {
 function placeOf(r) {
   if (r.kind === "pool") return `pool with ${plural(r.below, "member")}`;
   if (r.kind === "rule") return `${r.device} ${r.direction}${r.name ? ` ${networkOf(r)}` : ""}`;
-  return [r.egress, r.ingress].map((side, i) => side && `${["egress", "ingress"][i]} ${bits(side.use_bits_per_second)}`).filter(Boolean).join(" · ");
+  return r.sides.map((side) => `${side.device} ${side.direction} ${bits(side.use_bits_per_second)}`).join(" · ");
 }
 
 // sidesText is the rates of a name: 50mbit, or 50mbit/10mbit.
-const sidesText = (r) => [r.egress, r.ingress].filter(Boolean).map((side) => (side.rate_bits_per_second === null ? "no one rate" : rate(side.rate_bits_per_second))).join("/");
+const sidesText = (r) => r.sides.map((side) => (side.rate_bits_per_second === null ? "no one rate" : rate(side.rate_bits_per_second))).join("/");
 
 function updateRow(el, { row, open }) {
   const { r, depth } = row;
@@ -224,7 +224,7 @@ function updateRow(el, { row, open }) {
     link.title = title;
     link.href = linkTo(r);
   }
-  const pools = row.isName ? [...new Set([r.egress, r.ingress].flatMap((side) => side?.pools ?? []))].join(", ") : depth === 0 && r.within;
+  const pools = row.isName ? [...new Set(r.sides.flatMap((side) => side.pools))].join(", ") : depth === 0 && r.within;
   const place = [placeOf(r), r.plan && `plan ${r.plan}`, pools && `within ${pools}`].filter(Boolean).join(" · ");
   setText(who.querySelector(".place"), visible(place));
   const twig = who.querySelector(".twig");

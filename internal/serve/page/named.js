@@ -8,10 +8,10 @@ import { bits, clock, percent, plural, rate } from "./units.js";
 
 const MOST = 200; // rows
 const SHOWN = 300_000; // of the plots, in ms
-const sides = ["egress", "ingress"];
+const titleOf = (side) => `${side.device} ${side.direction}`;
 
 export class Named {
-  key; #store; #host; #name; #parts = null; #series = { egress: new Series(), ingress: new Series() };
+  key; #store; #host; #name; #parts = null; #sides = new Map(); // by title
 
   constructor(store, host, name) {
     this.#store = store;
@@ -26,6 +26,7 @@ export class Named {
     const [row] = this.#store.names;
     if (!row) {
       this.#parts = null;
+      this.#sides.clear();
       this.#host.replaceChildren(h("div", { class: "card empty" }, h("h1", null, "No rule has this name now"), h("p", null, name(this.#name), " may have been removed or renamed."), h("a", { class: "button", href: "#/" }, "All rules")));
       return;
     }
@@ -35,37 +36,41 @@ export class Named {
     document.title = `${visible(r.name).slice(0, 60)} – shapectl`;
     setText(p.pill, stateText(row));
     p.pill.setAttribute("class", `pill ${row.state}`);
-    const rates = sides.filter((d) => r[d]).map((d) => `${d} ${r[d].rate_bits_per_second === null ? "without one rate" : rate(r[d].rate_bits_per_second)} in ${plural(r[d].rules, "rule")}`);
+    const rates = r.sides.map((side) => `${titleOf(side)} ${side.rate_bits_per_second === null ? "without one rate" : rate(side.rate_bits_per_second)} in ${plural(side.rules, "rule")}`);
     setText(p.sentence, visible([rates.join(", "), r.plan && `plan ${r.plan}`, row.dropped > 0 && `${percent(r.dropped_percent)} of packets dropped`].filter(Boolean).join("; ")));
     const rows = [...this.#store.rows.values()];
     p.table.show(rows.map((one) => ({ row: one, open: true })));
-    for (const d of sides) {
-      p[d].el.hidden = !r[d];
-      if (!r[d]) continue;
-      const dropped = rows.filter((one) => one.r.direction === d).reduce((sum, one) => sum + (one.dropped ?? 0), 0);
-      const all = this.#series[d];
-      all.add(this.#store.at, { passed: r[d].use_bits_per_second, dropped });
+    for (const [title, side] of this.#sides) if (!r.sides.some((one) => titleOf(one) === title)) side.el.remove(), this.#sides.delete(title);
+    for (const one of r.sides) {
+      const side = this.#sides.get(titleOf(one)) ?? this.#side(titleOf(one));
+      const dropped = rows.filter(({ r }) => r.device === one.device && r.direction === one.direction).reduce((sum, row) => sum + (row.dropped ?? 0), 0);
+      const all = side.series;
+      all.add(this.#store.at, { passed: one.use_bits_per_second, dropped });
       const offered = all.passed.map((v, i) => v + all.dropped[i]);
-      p[d].plot.draw({
+      side.plot.draw({
         x0: Math.max(Math.min(all.t[0], this.#store.at - 15_000), this.#store.at - SHOWN), x1: this.#store.at, xText: (v) => clock(v),
-        ...rateLayers({ rate_bits_per_second: r[d].rate_bits_per_second, each: "all" }, all.t, all.passed, offered),
-        says: `Now ${bits(r[d].use_bits_per_second)} pass and ${bits(dropped)} are dropped.`,
+        ...rateLayers({ rate_bits_per_second: one.rate_bits_per_second, each: "all" }, all.t, all.passed, offered),
+        says: `Now ${bits(one.use_bits_per_second)} pass and ${bits(dropped)} are dropped.`,
       });
     }
   }
 
+  // side adds the plot of a side.
+  #side(title) {
+    const host = h("div");
+    const side = { series: new Series(), el: h("section", { class: "card", "aria-label": visible(title) }, h("h2", null, visible(title)), host), plot: new Plot(host, { label: title, height: 200 }) };
+    this.#sides.set(title, side);
+    this.#parts.plots.append(side.el);
+    const plots = [...this.#sides.values()].map(({ plot }) => plot);
+    for (const plot of plots) plot.linked = plots.filter((other) => other !== plot);
+    return side;
+  }
+
   #build() {
-    const p = { pill: h("span", { class: "pill" }), sentence: h("p", { class: "sentence" }), table: new Table("Rules and pools", "Pool or rule", () => {}) };
-    const plots = sides.map((d) => {
-      const host = h("div");
-      p[d] = { el: h("section", { class: "card", "aria-labelledby": `${d}-title` }, h("h2", { id: `${d}-title` }, d === "egress" ? "Egress" : "Ingress"), host) };
-      p[d].plot = new Plot(host, { label: d, height: 200 });
-      return p[d].el;
-    });
-    [p.egress.plot.linked, p.ingress.plot.linked] = [[p.ingress.plot], [p.egress.plot]];
+    const p = { pill: h("span", { class: "pill" }), sentence: h("p", { class: "sentence" }), table: new Table("Rules and pools", "Pool or rule", () => {}), plots: h("div", { class: "pair" }) };
     this.#host.replaceChildren(
       h("div", { class: "head" }, h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "All rules")), h("h1", { tabindex: "-1", id: "title" }, name(this.#name), p.pill), p.sentence),
-      h("div", { class: "pair" }, plots),
+      p.plots,
       h("section", { class: "card list", "aria-label": "Rules, and the pools above them" }, p.table.el));
     return p;
   }

@@ -2,11 +2,11 @@
 // style.css, by their names without the dashes.
 import { h, s, setAttr, setText } from "./dom.js";
 
-export const LEFT = 60; // of the axis, in pixels
-export const RIGHT = 12;
+const LEFT = 60; // of the axis, in pixels
+const RIGHT = 12;
 
 // ticks are at most about n round values between lo and hi.
-export function ticks(lo, hi, n) {
+function ticks(lo, hi, n) {
   const span = hi - lo;
   if (!(span > 0)) return [];
   const rough = span / Math.max(1, n);
@@ -17,23 +17,28 @@ export function ticks(lo, hi, n) {
   return out;
 }
 
+// fromBegin are round times since the begin.
+export const fromBegin = (lo, hi, n) => ticks(0, hi - lo, n + 2).map((t) => lo + t);
+
 // A Plot draws what draw is given:
 //   x0, x1    the range of x
 //   yMax      the top of y; else it follows from the values
-//   layers    [{ name, color, kind, x, y, text }]: kind is area (from 0), line or points. y may have NaN for gaps.
-//             text(value, i) is the value in the legend. Later layers cover earlier ones.
+//   layers    [{ name, color, kind, x, y, text }]: kind is area (from 0), line, points, or ticks from base up to y. y may
+//             have NaN for gaps. text(value, i) is the value in the legend. Later layers cover earlier ones.
 //   marks     [{ name, color, y, dash }]: horizontal lines, such as a rate
-//   xTicks    a function (x0, x1, n); else x is a time in ms.  xText, yText: functions that write a value
+//   xTicks    a function (x0, x1, n); else x is a time in ms.  xText, yText: functions that write a value.  yTicks: a function
 //   says      the text of the plot for those who do not see it
 export class Plot {
   #host; #frame; #legend; #told; #given = null; #cursor = null; #entries = []; #scale = 0; #plot = null; #is = "";
   linked = []; // plots that have the same cursor
 
-  constructor(host, { label, height = 208 }) {
+  // A bare plot has neither an axis of x nor a legend: it belongs to another one.
+  constructor(host, { label, height = 208, bare = false }) {
     this.#host = host;
-    this.#frame = h("div", { class: "plot-frame", tabindex: "0", role: "group", "aria-label": `${label}: arrow keys read values` });
+    this.bare = bare;
+    this.#frame = h("div", { class: "plot-frame", tabindex: bare ? null : "0", role: "group", "aria-label": bare ? label : `${label}: arrow keys read values` });
     this.#frame.style.setProperty("--plot-height", `${height}px`);
-    this.#legend = h("ul", { class: "legend" });
+    this.#legend = h("ul", { class: "legend", hidden: bare });
     this.#told = h("output", { class: "hidden" });
     host.classList.add("plot");
     host.replaceChildren(this.#frame, this.#legend, this.#told);
@@ -66,16 +71,17 @@ export class Plot {
     const color = (name) => getComputedStyle(this.#host).getPropertyValue(`--${name}`).trim();
     const axis = (more) => ({ stroke: () => color("muted"), font: `12px ${getComputedStyle(this.#host).fontFamily}`, ticks: { stroke: () => color("line"), size: 4 }, ...more });
     return {
-      width: this.#frame.clientWidth, height: this.height, padding: [12, RIGHT, 0, 0], ms: 1, legend: { show: false },
+      width: this.#frame.clientWidth, height: this.height, padding: [this.bare ? 2 : 12, RIGHT, 0, 0], ms: 1, legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: !g.xTicks, range: () => [this.#given.x0, this.#given.x1] }, y: { range: () => [0, this.#top(this.#given)] } },
       axes: [
-        axis({ size: 26, gap: 4, space: 84, grid: { show: false }, values: (u, all) => all.map((v) => (u.valToPos(v, "x") + LEFT > u.width - 24 ? "" : this.#given.xText(v))), ...(g.xTicks && { splits: (u, _, lo, hi) => this.#given.xTicks(lo, hi, Math.max(2, Math.floor(u.width / 84))) }) }),
-        axis({ size: LEFT, gap: 4, space: 44, grid: { stroke: () => color("line"), width: 1 }, values: (_, all) => all.map((v) => short(this.#given.yText(v))) }),
+        axis({ show: !this.bare, size: 26, gap: 4, space: 84, grid: { show: false }, values: (u, all) => all.map((v) => (u.valToPos(v, "x") + LEFT > u.width - 24 ? "" : this.#given.xText(v))), ...(g.xTicks && { splits: (u, _, lo, hi) => this.#given.xTicks(lo, hi, Math.max(2, Math.floor(u.width / 84))) }) }),
+        axis({ size: LEFT, gap: 4, space: 44, grid: { stroke: () => color("line"), width: 1 }, ...(g.yTicks && { splits: g.yTicks }), values: (_, all) => all.map((v) => short(this.#given.yText(v))) }),
       ],
       series: [{}, ...g.layers.map((l) => ({
         stroke: () => color(l.color), width: l.width ?? 1.75,
         ...(l.kind === "area" && { fill: () => color(`${l.color}-soft`) }),
+        ...(l.kind === "ticks" && { width: 0, pxAlign: 0, fill: () => color(l.color), fillTo: l.base, paths: uPlot.paths.bars({ size: [1, 1.25, 1.25] }) }),
         ...(l.kind === "points" ? { paths: () => null, points: { show: true, size: 5, width: 0, fill: () => color(l.color) } } : { points: { show: false } }),
       }))],
       hooks: {

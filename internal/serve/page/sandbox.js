@@ -1,12 +1,13 @@
 // The sandbox: fields make a request, the model of serve answers, and this draws the answer. It decides over no packet.
 import { byID, commandLine, h, setAttr, setText, visible } from "./dom.js";
 import { get, post } from "./api.js";
-import { LEFT, Plot, RIGHT, ticks } from "./plot.js";
+import { fromBegin, Plot } from "./plot.js";
 import { bits, bytes, rate as rateText, grouped, percent } from "./units.js";
 
 const MS = 1e6;
 const LONGEST_LINK = 8000;
 const ROWS = 200;
+const MAX_SENDERS = 4;
 
 const LIMIT_KEYS = ["rate", "capacity", "algorithm", "each", "excess", "queue", "ecn-above", "order", "penalty", "overhead", "mpu", "share"];
 const SENDER_KEYS = { name: "string", kind: "string", bytes: "number", ecn: "boolean", start_ns: "number", duration_ns: "number", packets: "number", packets_per_second: "number", on_ns: "number", off_ns: "number", rtt_ns: "number" };
@@ -14,7 +15,7 @@ const KINDS = { burst: "burst: all at once", steady: "steady", "on-off": "on and
 const TITLES = { gcra: "GCRA meter", leaky: "Leaky bucket meter", queue: "Queue" };
 const COLORS = ["level", "passed", "guarantee", "rtt"];
 
-let catalogue = { presets: [], max_senders: 4 };
+let presets = [];
 let asked = null; // the request that the fields show
 let presetName = "";
 let changed = 0; // counts changes, to drop answers to older ones
@@ -24,7 +25,7 @@ let answer = null;
 function clean(from) {
   const r = { limit: {}, senders: [] };
   for (const key of LIMIT_KEYS) if (typeof from?.limit?.[key] === "string") r.limit[key] = from.limit[key].slice(0, 64);
-  for (const s of Array.isArray(from?.senders) ? from.senders.slice(0, catalogue.max_senders) : []) {
+  for (const s of Array.isArray(from?.senders) ? from.senders.slice(0, MAX_SENDERS) : []) {
     const sender = {};
     for (const [key, type] of Object.entries(SENDER_KEYS)) if (typeof s?.[key] === type) sender[key] = type === "string" ? s[key].slice(0, 32) : s[key];
     if (KINDS[sender.kind]) r.senders.push(sender);
@@ -37,8 +38,6 @@ function clean(from) {
   if (from?.direction === "ingress") r.direction = "ingress";
   return r;
 }
-
-const copyOf = (r) => structuredClone(r);
 
 // Links: the name of an example, or the request.
 const encode = (text) => btoa(String.fromCharCode(...new TextEncoder().encode(text))).replace(/\+/g, "-").replace(/\//g, "_").replace(/=+$/, "");
@@ -54,7 +53,7 @@ function hashOf() {
 function fromHash() {
   const hash = location.hash.slice(1);
   if (asked && hash && byID(hash)) return history.replaceState(null, "", hashOf() || location.pathname); // the skip link
-  const preset = catalogue.presets.find((p) => p.name === hash);
+  const preset = presets.find((p) => p.name === hash);
   if (preset) return choose(preset);
   if (hash.startsWith("case=")) {
     try {
@@ -66,12 +65,11 @@ function fromHash() {
       wrong("This link is damaged; here is an example instead.");
     }
   }
-  choose(catalogue.presets[0]);
+  choose(presets[0]);
 }
 
 function choose(preset) {
-  asked = copyOf(preset.request);
-  asked.senders ??= [];
+  asked = structuredClone(preset.request);
   presetName = preset.name;
   build();
   run();
@@ -90,55 +88,43 @@ function round2(v) {
 
 let ids = 0;
 
-// slide is a slider with a field. read is the text of the field; lo, hi its bounds as numbers; write makes a text of a
+const input = (props, onInput) => h("input", { id: `f${++ids}`, type: "text", spellcheck: "false", autocapitalize: "off", oninput: (e) => onInput(e.target), ...props });
+
+// field is a control with a label.
+const field = (label, control) => h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+
+// slide is a slider with a field. text is that of the field; lo, hi its bounds as numbers; write makes a text of a
 // number of the slider; number is the number of a text, or null where only the answer tells (then place is called).
-function slide({ label, text, lo, hi, write, number, hint, option, onText }) {
-  const id = `f${++ids}`;
-  const field = h("input", { id, type: "text", value: text, inputmode: number ? "decimal" : null, spellcheck: "false", autocapitalize: "off", "data-option": option ?? null, "aria-describedby": hint ? `${id}h` : null });
-  const range = h("input", { type: "range", min: 0, max: STEPS, step: 1, "aria-label": label, "aria-valuetext": text });
+function slide({ label, text, lo, hi, write, number, option, onText }) {
+  const tell = () => range.setAttribute("aria-valuetext", field.value);
   const place = (v) => {
     if (document.activeElement !== range && v > 0) range.value = toStep(v, lo, hi);
   };
-  range.addEventListener("input", () => {
-    field.value = write(fromStep(Number(range.value), lo, hi));
-    range.setAttribute("aria-valuetext", field.value);
+  const field = input({ value: text, inputmode: number && "decimal", "data-option": option }, () => {
+    if (number) place(number(field.value));
+    tell();
     onText(field.value);
   });
-  field.addEventListener("input", () => {
-    if (number) place(number(field.value));
-    range.setAttribute("aria-valuetext", field.value);
+  const range = input({ type: "range", min: 0, max: STEPS, step: 1, "aria-label": label, "aria-valuetext": text }, () => {
+    field.value = write(fromStep(Number(range.value), lo, hi));
+    tell();
     onText(field.value);
   });
   if (number) place(number(text));
-  const el = h("div", { class: "slide" }, h("div", { class: "row" }, h("label", { for: id }, label), field), range, hint && h("p", { class: "hint small muted", id: `${id}h` }, hint));
-  return { el, field, range, place };
+  return { el: h("div", { class: "slide" }, h("div", { class: "row" }, h("label", { for: field.id }, label), field), range), field, range, place };
 }
 
 function choice({ label, value, options, option, onValue }) {
-  const id = `f${++ids}`;
-  const select = h("select", { id, "data-option": option ?? null }, Object.entries(options).map(([v, text]) => h("option", { value: v }, text)));
+  const select = h("select", { id: `f${++ids}`, "data-option": option, onchange: () => onValue(select.value) }, Object.entries(options).map(([v, text]) => h("option", { value: v }, text)));
   if (!(value in options)) select.append(h("option", { value }, visible(value)));
   select.value = value;
-  select.addEventListener("change", () => onValue(select.value));
-  return h("div", { class: "field" }, h("label", { for: id }, label), select);
-}
-
-function entry({ label, value, option, placeholder, onText }) {
-  const id = `f${++ids}`;
-  const input = h("input", { id, type: "text", value, placeholder: placeholder ?? null, spellcheck: "false", autocapitalize: "off", "data-option": option ?? null });
-  input.addEventListener("input", () => onText(input.value));
-  return h("div", { class: "field" }, h("label", { for: id }, label), input);
+  return field(label, select);
 }
 
 // number is a field for a number in a unit.
-function number({ label, value, onNumber, min = 0 }) {
-  const id = `f${++ids}`;
-  const input = h("input", { id, type: "number", value, min, step: "any", inputmode: "decimal" });
-  input.addEventListener("input", () => {
-    if (input.value !== "" && input.validity.valid) onNumber(Number(input.value));
-  });
-  return h("div", { class: "field" }, h("label", { for: id }, label), input);
-}
+const number = (label, value, onNumber) => field(label, input({ type: "number", value, min: 0, step: "any", inputmode: "decimal" }, (e) => {
+  if (e.value !== "" && e.validity.valid) onNumber(Number(e.value));
+}));
 
 const numberOf = (text) => {
   const v = Number(text);
@@ -150,10 +136,17 @@ const requestBytes = () => asked.senders[0]?.bytes || 1000;
 let placed = {}; // sliders that the answer places
 
 function set(option, value) {
-  if (value === "" || value === undefined) delete asked.limit[option];
+  if (value === "") delete asked.limit[option];
   else asked.limit[option] = value;
   touched();
 }
+
+// change is a change that other fields depend on.
+const change = (doIt) => () => {
+  doIt();
+  touched();
+  build();
+};
 
 // touched asks the model again.
 function touched() {
@@ -168,41 +161,45 @@ function build() {
   showExamples();
   byID("limit").replaceChildren(buildLimit(), buildQueue());
   buildLoad();
-  byID("add").hidden = Boolean(asked.trace) || asked.senders.length >= catalogue.max_senders;
+  byID("add").hidden = Boolean(asked.trace) || asked.senders.length >= MAX_SENDERS;
   byID("paste").hidden = Boolean(asked.trace);
-  const preset = catalogue.presets.find((p) => p.name === presetName);
+  const preset = presets.find((p) => p.name === presetName);
   if (preset) setText(byID("why"), preset.why);
 }
 
-function buildLimit() {
+// amount is a slider of the limit: a number of requests, of so many units of the command line, or what that takes.
+function amount(option, label, lo, hi, write, requestLabel, unit, per) {
   const l = asked.limit;
   const requests = isRequests();
+  const s = requests
+    ? slide({ label: requestLabel, text: "", lo: 1, hi: 1000, option, number: numberOf, write, onText: (t) => set(option, numberOf(t) ? `${Math.round(numberOf(t) * per)}${unit}` : t || "0") })
+    : slide({ label, text: l[option] ?? "", lo, hi, option, write, onText: (t) => set(option, t) });
+  placed[option] = (v) => {
+    const text = trim(v / per);
+    s.place(requests ? v / per : v);
+    if (option !== "rate") s.field.placeholder = requests ? text : bytes(v);
+    if (requests && document.activeElement !== s.field && document.activeElement !== s.range) s.field.value = text;
+  };
+  return s.el;
+}
+
+// option is a choice of an option of the limit. The first one is the default.
+function option(option, label, options) {
+  const usual = Object.keys(options)[0];
+  return choice({ label, option, value: asked.limit[option] ?? usual, options, onValue: (v) => set(option, v === usual ? "" : v) });
+}
+
+function buildLimit() {
   const of = requestBytes();
-  const perRequest = 8 * of;
-  const rate = requests
-    ? slide({ label: "Requests a second", text: "", lo: 1, hi: 1000, option: "rate", number: numberOf, write: String, onText: (t) => set("rate", numberOf(t) ? `${Math.round(numberOf(t) * perRequest)}bit` : t || "0") })
-    : slide({ label: "Rate", text: l.rate ?? "", lo: 8e3, hi: 1e9, option: "rate", write: (v) => rateText(Math.round(v)), onText: (t) => set("rate", t) });
-  const capacity = requests
-    ? slide({ label: "Burst, requests", text: "", lo: 1, hi: 1000, option: "capacity", number: numberOf, write: (v) => String(Math.max(1, Math.round(v))), onText: (t) => set("capacity", numberOf(t) ? `${Math.round(numberOf(t) * of)}b` : t || "0") })
-    : slide({ label: "Burst", text: l.capacity ?? "", lo: 1514, hi: 16 * 2 ** 20, option: "capacity", write: (v) => (v >= 2048 ? `${Math.round(v / 1024)}kb` : `${Math.round(v)}b`), onText: (t) => set("capacity", t) });
-  placed.rate = (o) => {
-    const v = o.summary.rate_bits_per_second;
-    rate.place(requests ? v / perRequest : v);
-    if (requests && document.activeElement !== rate.field && document.activeElement !== rate.range) rate.field.value = trim(v / perRequest);
-  };
-  placed.capacity = (o) => {
-    const v = o.summary.capacity_bytes;
-    capacity.place(requests ? v / of : v);
-    capacity.field.placeholder = requests ? trim(v / of) : bytes(v);
-    if (requests && document.activeElement !== capacity.field && document.activeElement !== capacity.range) capacity.field.value = trim(v / of);
-  };
+  const requests = isRequests();
   return h("fieldset", null, h("legend", null, "Limit"),
-    rate.el, capacity.el,
+    amount("rate", "Rate", 8e3, 1e9, requests ? String : (v) => rateText(Math.round(v)), "Requests a second", "bit", 8 * of),
+    amount("capacity", "Burst", 1514, 16 * 2 ** 20, (v) => (requests ? String(Math.max(1, Math.round(v))) : v >= 2048 ? `${Math.round(v / 1024)}kb` : `${Math.round(v)}b`), "Burst, requests", "b", of),
     h("div", { class: "two" },
-      choice({ label: "Meters: excess is", option: "excess", value: l.excess ?? "drop", options: { drop: "dropped", ecn: "marked (ECN)", pass: "only counted" }, onValue: (v) => set("excess", v) }),
-      choice({ label: "Leaky: penalty", option: "penalty", value: l.penalty ?? "none", options: { none: "none", fill: "fill", "100ms": "100 ms", "1s": "1 s", "10s": "10 s" }, onValue: (v) => set("penalty", v === "none" ? "" : v) }),
-      choice({ label: "A bucket for", option: "each", value: l.each ?? "all", options: { all: "all together", host: "each sender" }, onValue: (v) => set("each", v === "all" ? "" : v) }),
-      choice({ label: "Fair shares", option: "share", value: l.share ?? "none", options: { none: "none", host: "of each sender" }, onValue: (v) => set("share", v === "none" ? "" : v) }),
+      option("excess", "Meters: excess is", { drop: "dropped", ecn: "marked (ECN)", pass: "only counted" }),
+      option("penalty", "Leaky: penalty", { none: "none", fill: "fill", "100ms": "100 ms", "1s": "1 s", "10s": "10 s" }),
+      option("each", "A bucket for", { all: "all together", host: "each sender" }),
+      option("share", "Fair shares", { none: "none", host: "of each sender" }),
     ));
 }
 
@@ -210,17 +207,15 @@ function buildQueue() {
   const l = asked.limit;
   const leaky = l.algorithm === "leaky";
   const length = slide({ label: "Length", text: l.queue ?? "", lo: 1, hi: 9000, option: "queue", write: (v) => `${Math.round(v)}ms`, onText: (t) => set("queue", t) });
-  placed.queue = (o) => {
-    length.place((o.summary.queue_bytes * 8e3) / o.summary.rate_bits_per_second);
-    length.field.placeholder = bytes(o.summary.queue_bytes);
+  placed.queue = (v, rate) => {
+    length.place((v * 8e3) / rate);
+    length.field.placeholder = bytes(v);
   };
+  const mark = input({ value: l["ecn-above"] ?? "", placeholder: "half", "data-option": "ecn-above" }, (e) => set("ecn-above", e.value));
   return h("fieldset", null, h("legend", null, "Queue"),
-    choice({ label: "Algorithm", option: "algorithm", value: l.algorithm ?? "gcra", options: { gcra: "gcra: the burst leaves at once", leaky: "leaky: never faster than the rate" }, onValue: (v) => { set("algorithm", v); build(); } }),
+    choice({ label: "Algorithm", option: "algorithm", value: l.algorithm ?? "gcra", options: { gcra: "gcra: the burst leaves at once", leaky: "leaky: never faster than the rate" }, onValue: (v) => change(() => (l.algorithm = v))() }),
     leaky ? h("p", { class: "small muted" }, "The burst is the length of the queue.") : length.el,
-    h("div", { class: "two" },
-      entry({ label: "ECN mark beyond", option: "ecn-above", value: l["ecn-above"] ?? "", placeholder: "half", onText: (t) => set("ecn-above", t) }),
-      !leaky && choice({ label: "Order", option: "order", value: l.order ?? "fifo", options: { fifo: "fifo", "sparse-first": "sparse first" }, onValue: (v) => set("order", v === "fifo" ? "" : v) }),
-    ));
+    h("div", { class: "two" }, field("ECN mark beyond", mark), !leaky && option("order", "Order", { fifo: "fifo", "sparse-first": "sparse first" })));
 }
 
 function buildLoad() {
@@ -228,16 +223,15 @@ function buildLoad() {
 }
 
 function buildTrace() {
-  const id = `f${++ids}`;
-  const area = h("textarea", { id, spellcheck: "false", "data-option": "trace" });
-  area.value = asked.trace;
-  area.addEventListener("input", () => {
+  const area = h("textarea", { id: `f${++ids}`, spellcheck: "false", "data-option": "trace", value: asked.trace, oninput: () => {
     asked.trace = area.value;
     touched();
+  } });
+  const remove = change(() => {
+    delete asked.trace;
+    asked.senders = [newSender()];
   });
-  return h("fieldset", null,
-    h("legend", null, "Trace", h("button", { type: "button", class: "quiet", onclick: () => { delete asked.trace; asked.senders = [newSender()]; touched(); build(); } }, "Remove")),
-    h("div", { class: "field" }, h("label", { for: id }, "Lines of time_ns,bytes"), area));
+  return h("fieldset", null, h("legend", null, "Trace", h("button", { type: "button", class: "quiet", onclick: remove }, "Remove")), field("Lines of time_ns,bytes", area));
 }
 
 const newSender = () => ({ kind: "steady", bytes: requestBytes(), packets_per_second: isRequests() ? 10 : 200, duration_ns: 2e9 });
@@ -245,55 +239,29 @@ const newSender = () => ({ kind: "steady", bytes: requestBytes(), packets_per_se
 function buildSender(s, i) {
   const label = s.name ? visible(s.name) : asked.senders.length > 1 ? `Sender ${i + 1}` : "Sender";
   const tcp = s.kind.startsWith("tcp");
-  const things = asked.unit === "request" ? "requests" : "packets";
-  const change = (key, scale = 1) => (v) => {
-    s[key] = scale === 1 ? v : Math.round(v * scale);
+  const requests = asked.unit === "request";
+  const things = requests ? "Requests" : "Packets";
+  const put = (key, value) => {
+    s[key] = value;
     touched();
   };
-  const kind = choice({ label: "Load", value: s.kind, options: KINDS, onValue: (v) => {
-    s.kind = v;
-    if (v !== "burst") {
-      s.packets_per_second ??= 200;
-      s.duration_ns ??= 2e9;
-    } else s.packets ??= 20;
-    if (v === "on-off") {
-      s.on_ns ??= 100 * MS;
-      s.off_ns ??= 400 * MS;
-    }
-    if (v.startsWith("tcp")) {
-      s.rtt_ns ??= 30 * MS;
-      s.packets_per_second = Math.max(s.packets_per_second, 5000);
-    }
-    touched();
-    build();
-  } });
-  const perSecond = () => slide({ label: tcp ? `At most ${things} a second` : `${things[0].toUpperCase()}${things.slice(1)} a second`, text: String(s.packets_per_second), lo: 1, hi: 100_000, number: numberOf, write: String, onText: (t) => numberOf(t) && change("packets_per_second")(numberOf(t)) }).el;
-  const size = slide({ label: asked.unit === "request" ? "Bytes of a request" : "Packet size, bytes", text: String(s.bytes), lo: 40, hi: 9000, number: numberOf, write: (v) => String(Math.round(v)), onText: (t) => {
-    if (!numberOf(t)) return;
-    s.bytes = Math.round(numberOf(t));
-    touched();
-  } });
+  const whole = (v) => String(Math.round(v));
+  const slider = (key, label, lo, hi, write) => slide({ label, text: String(s[key]), lo, hi, number: numberOf, write, onText: (t) => numberOf(t) && put(key, Number(write(numberOf(t)))) }).el;
+  const ms = (key, label) => number(label, (s[key] ?? 0) / MS, (v) => put(key, Math.round(v * MS)));
+  const kind = choice({ label: "Load", value: s.kind, options: KINDS, onValue: (kind) => change(() => {
+    const usual = { packets: 20, packets_per_second: 200, duration_ns: 2e9, on_ns: 100 * MS, off_ns: 400 * MS, rtt_ns: 30 * MS };
+    Object.assign(s, { ...usual, ...s, kind });
+    if (kind.startsWith("tcp")) s.packets_per_second = Math.max(s.packets_per_second, 5000);
+  })() });
+  const box = h("input", { type: "checkbox", checked: s.ecn, onchange: () => put("ecn", box.checked) });
   return h("fieldset", null,
-    h("legend", null, label, asked.senders.length > 1 && h("button", { type: "button", class: "quiet", "aria-label": `Remove ${label}`, onclick: () => { asked.senders.splice(i, 1); touched(); build(); } }, "Remove")),
+    h("legend", null, label, asked.senders.length > 1 && h("button", { type: "button", class: "quiet", "aria-label": `Remove ${label}`, onclick: change(() => asked.senders.splice(i, 1)) }, "Remove")),
     kind,
-    s.kind === "burst"
-      ? slide({ label: `${things[0].toUpperCase()}${things.slice(1)} at once`, text: String(s.packets), lo: 1, hi: 2000, number: numberOf, write: (v) => String(Math.round(v)), onText: (t) => numberOf(t) && change("packets", 1)(Math.round(numberOf(t))) }).el
-      : perSecond(),
-    asked.unit === "request" ? null : size.el,
-    s.kind === "on-off" && h("div", { class: "two" },
-      number({ label: "On, ms", value: s.on_ns / MS, onNumber: change("on_ns", MS) }),
-      number({ label: "Off, ms", value: s.off_ns / MS, onNumber: change("off_ns", MS) })),
-    h("div", { class: "two" },
-      number({ label: "Begins at, ms", value: (s.start_ns ?? 0) / MS, onNumber: change("start_ns", MS) }),
-      s.kind !== "burst" && number({ label: "Lasts, ms", value: s.duration_ns / MS, onNumber: change("duration_ns", MS) }),
-      tcp && number({ label: "Round trip, ms", value: s.rtt_ns / MS, onNumber: change("rtt_ns", MS) })),
-    asked.unit === "request" ? null : checkbox("Packets allow ECN marks", s.ecn ?? false, (v) => change("ecn")(v)));
-}
-
-function checkbox(label, checked, onValue) {
-  const box = h("input", { type: "checkbox", checked });
-  box.addEventListener("change", () => onValue(box.checked));
-  return h("label", { class: "check" }, box, label);
+    s.kind === "burst" ? slider("packets", `${things} at once`, 1, 2000, whole) : slider("packets_per_second", tcp ? `At most ${things.toLowerCase()} a second` : `${things} a second`, 1, 100_000, String),
+    !requests && slider("bytes", "Packet size, bytes", 40, 9000, whole),
+    s.kind === "on-off" && h("div", { class: "two" }, ms("on_ns", "On, ms"), ms("off_ns", "Off, ms")),
+    h("div", { class: "two" }, ms("start_ns", "Begins at, ms"), s.kind !== "burst" && ms("duration_ns", "Lasts, ms"), tcp && ms("rtt_ns", "Round trip, ms")),
+    !requests && h("label", { class: "check" }, box, "Packets allow ECN marks"));
 }
 
 const trim = (v) => String(Number(v.toPrecision(6)));
@@ -354,22 +322,56 @@ const panels = {};
 function show() {
   const ok = answer.limits.filter((o) => !o.error);
   setText(byID("says"), answer.says || ok[0]?.says || "");
-  const until = Math.max(1, ...ok.map((o) => o.until_ns));
-  const from = Math.min(...ok.map((o) => o.from_ns), until - 1);
+  const from = Math.min(asked.trace ? Infinity : 0, ...ok.flatMap((o) => o.packets.time_ns));
+  const until = Math.max(from + 1, ...ok.map((o) => end(o, from)));
   for (const o of answer.limits) {
     panels[o.name] ??= new Panel(o.name);
     panels[o.name].show(o, from, until);
   }
-  const all = Object.values(panels);
-  for (const p of all) p.level.linked = all.filter((other) => other !== p).map((other) => other.level);
+  const plots = Object.values(panels).flatMap((p) => [p.level, p.lanes, p.rates]);
+  for (const p of plots) p.linked = plots.filter((other) => other !== p);
   const [meter, , queue] = answer.limits;
   if (!meter.error) {
-    placed.rate?.(meter);
-    placed.capacity?.(meter);
+    placed.rate?.(meter.summary.rate_bits_per_second);
+    placed.capacity?.(meter.summary.capacity_bytes);
   }
-  if (!queue.error) placed.queue?.(queue);
+  if (!queue.error) placed.queue?.(queue.summary.queue_bytes, queue.summary.rate_bits_per_second);
   const share = (o) => percent((100 * o.summary.passed_packets) / Math.max(1, o.summary.offered_packets));
   setText(byID("peek"), `Passed: ${ok.map((o) => `${o.name} ${bytes(o.summary.passed_bytes)} (${share(o)})`).join(" · ")}  ↓`); // TCP offers more, the more passes
+}
+
+const empties = (o, i) => o.packets.time_ns[i] + (o.packets.level_bytes[i] * 8e9) / o.summary.rate_bits_per_second;
+
+// end is somewhat after the last packet of a limit, so that the picture shows how the bucket goes on.
+function end(o, from) {
+  const { time_ns: times, depart_ns: departs } = o.packets;
+  const last = Math.max(from, ...times, ...departs);
+  return Math.min(Math.max(last, ...times.map((_, i) => empties(o, i))), last > from ? last + (last - from) / 20 : Infinity);
+}
+
+// levels are the level of each bucket as a line: it rises with each packet, and falls at the rate. They are keyed by
+// the first sender of the bucket.
+function levels(o, until) {
+  const p = o.packets;
+  const lines = new Map();
+  const add = (line, at, level) => {
+    line.x.push(at);
+    line.y.push(level);
+  };
+  const fall = (line, to, level) => {
+    if (level === 0 && p.level_bytes[line.last] > 0) add(line, Math.min(empties(o, line.last), to), 0);
+    add(line, to, level);
+  };
+  p.time_ns.forEach((at, i) => {
+    const bucket = o.summary.each === "all" ? 0 : p.sender[i];
+    if (!lines.has(bucket)) lines.set(bucket, { x: [], y: [] });
+    const line = lines.get(bucket);
+    fall(line, Math.max(at, line.x.at(-1) ?? at), p.level_before_bytes[i]);
+    add(line, at, p.level_bytes[i]);
+    line.last = i;
+  });
+  for (const line of lines.values()) fall(line, until, Math.max(0, ((empties(o, line.last) - until) * o.summary.rate_bits_per_second) / 8e9));
+  return lines;
 }
 
 // time writes a time on the clock of the load.
@@ -379,9 +381,6 @@ const time = (from, span) => (ns) => {
   if (span >= 2e6) return `${trim(Math.round(t / 1e3) / 1e3)} ms`;
   return `${trim(Math.round(t) / 1e3)} µs`;
 };
-
-// fromBegin are round times since the begin of the load.
-const fromBegin = (lo, hi, n) => ticks(0, hi - lo, n + 2).map((t) => lo + t);
 
 // A Panel shows what one limit did.
 class Panel {
@@ -397,8 +396,9 @@ class Panel {
     this.level = new Plot(level, { label: `${title}: level`, height: 176 });
     this.rates = new Plot(rates, { label: `${title}: rate`, height: 176 });
     this.ratesBox = h("div", null, h("h3", null, "Rate"), rates);
-    this.lanes = h("canvas", { class: "lanes", role: "img" });
-    level.querySelector(".legend").before(this.lanes); // on the same axis
+    const lanes = h("div");
+    this.lanes = new Plot(lanes, { label: `${title}: packets`, height: 70, bare: true });
+    level.querySelector(".legend").before(lanes); // on the same axis
     this.plots = h("div", { class: "plots" }, h("div", null, h("h3", null, "Level of the bucket"), level), this.ratesBox);
     this.command = h("code", { class: "command" });
     this.copy = h("button", { type: "button", "aria-label": `Copy the command for ${title}` }, "Copy");
@@ -412,14 +412,11 @@ class Panel {
     this.details.addEventListener("toggle", () => this.showRows());
     this.body = h("div", { class: "panel" }, this.plots, this.says, this.sentence, this.run, this.noCommand, this.details);
     byID("panels").append(h("section", { class: "card panel", "aria-label": title }, h("div", { class: "head" }, h("h2", null, title), this.tally), this.error, this.body));
-    new ResizeObserver(() => this.paintLanes()).observe(this.lanes);
-    document.addEventListener("theme", () => this.paintLanes());
   }
 
   show(o, from, until) {
     this.o = o;
-    this.from = from;
-    this.until = until;
+    this.x = { x0: from, x1: until, xTicks: fromBegin, xText: time(from, until - from) };
     this.error.hidden = !o.error;
     this.body.hidden = Boolean(o.error);
     setText(this.error, visible(o.error ?? ""));
@@ -437,108 +434,70 @@ class Panel {
     this.noCommand.hidden = Boolean(o.command);
     setText(this.noCommand, o.command ? "" : `No rule can have this limit: ${visible(o.no_command ?? "")}`);
     this.showLevel(o);
+    this.showLanes(o);
     this.showRates(o);
-    this.paintLanes();
     this.showRows();
   }
 
   showLevel(o) {
-    const size = asked.unit === "request" ? requestBytes() : 0;
-    const text = size ? (v) => trim(Math.round((v / size) * 100) / 100) : bytes;
-    const layers = o.levels.map((l, i) => ({
-      name: o.levels.length > 1 ? visible(o.senders[l.bucket].name || `sender ${l.bucket + 1}`) : "level", color: COLORS[i % COLORS.length],
-      kind: o.levels.length > 1 ? "line" : "area", x: l.time_ns, y: l.level_bytes,
-    }));
-    const p = o.packets;
-    const pick = (name, color, count, keep, y) => {
-      const at = p.verdict.map((_, i) => i).filter(keep);
-      if (at.length) layers.push({ name, color, kind: "points", radius: 2.5, x: at.map((i) => p.time_ns[i]), y: at.map(y), text: () => grouped(count) });
-    };
-    const bump = (i) => Math.min(p.level_before_bytes[i] + p.bytes[i], o.full_bytes * 1.06);
-    pick("marked", "delayed", o.summary.marked_packets, (i) => p.verdict[i] === "mark", (i) => p.level_bytes[i]);
-    pick("dropped", "refused", o.summary.dropped_packets, (i) => p.verdict[i] === "drop", bump);
-    const marks = [{ name: o.name === "queue" ? "full" : "burst", color: "ceiling", y: o.full_bytes, dash: [6, 4] }];
-    if (o.name === "queue" && o.burst_bytes > 0 && o.burst_bytes < o.full_bytes) marks.push({ name: "burst, then the queue", color: "muted", y: o.burst_bytes, dash: [2, 3] });
-    const yMax = 1.08 * Math.max(o.full_bytes, o.summary.highest_level_bytes);
-    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
-  }
-
-  // showRates shows what passes over time, in parts with some packets each.
-  showRates(o) {
-    const enough = o.summary.offered_packets >= 100;
-    this.ratesBox.hidden = !enough;
-    if (!enough) return;
-    const b = o.bins;
-    const each = Math.max(6, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
-    const x = [];
-    const offered = [];
-    const passed = [];
-    for (let i = 0; i < b.offered_bytes.length; i += each) {
-      const sum = (from) => from.slice(i, i + each).reduce((a, v) => a + v, 0);
-      const width = Math.min(each, b.offered_bytes.length - i) * b.width_ns;
-      x.push(o.from_ns + i * b.width_ns + width / 2);
-      offered.push((sum(b.offered_bytes) * 8e9) / width);
-      passed.push((sum(b.passed_bytes) * 8e9) / width);
-    }
-    this.rates.draw({
-      x0: this.from, x1: this.until, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: bits,
-      layers: [{ name: "offered", color: "refused", kind: "line", x, y: offered }, { name: o.name === "queue" ? "leaves" : "passes", color: "passed", kind: "area", x, y: passed }],
-      marks: [{ name: "rate", color: "ceiling", y: o.summary.rate_bits_per_second, dash: [6, 4], text: rateText(o.summary.rate_bits_per_second) }],
-      says: `${percent((100 * o.summary.passed_bytes) / Math.max(1, o.summary.offered_bytes))} of the bytes pass.`,
-    });
-  }
-
-  // paintLanes draws a tick for each arrival, departure and drop, on the time of the level above.
-  paintLanes() {
-    const o = this.o;
-    const width = this.lanes.clientWidth;
-    const height = this.lanes.clientHeight;
-    if (!o || o.error || width < 90) return;
-    const dots = window.devicePixelRatio || 1;
-    this.lanes.width = Math.round(width * dots);
-    this.lanes.height = Math.round(height * dots);
-    const style = getComputedStyle(this.lanes);
-    const color = (name) => style.getPropertyValue(`--${name}`).trim();
-    const c = this.lanes.getContext("2d");
-    c.setTransform(dots, 0, 0, dots, 0, 0);
-    c.font = `12px ${style.fontFamily}`;
-    c.textBaseline = "middle";
-    const w = width - LEFT - RIGHT;
-    const px = (ns) => LEFT + ((ns - this.from) / (this.until - this.from)) * w;
-    const p = o.packets;
-    // Of many packets, parts of the time have a tick, so that none is missing.
-    const b = o.bins;
-    const parts = (counts) => counts.map((n, i) => (n > 0 ? o.from_ns + (i + 0.5) * b.width_ns : null));
-    const few = !o.thinned;
-    const lanes = [
-      ["arrive", () => "muted", few ? p.time_ns : parts(b.offered_packets)],
-      ["depart", (i) => (few && p.verdict[i] === "mark" ? "delayed" : "passed"), few ? p.depart_ns : parts(b.passed_packets)],
-      ["drop", () => "refused", few ? p.time_ns.map((t, i) => (p.verdict[i] === "drop" ? t : null)) : parts(b.dropped_packets)],
-    ];
-    const tick = few ? 1.25 : Math.max(1.25, w / b.offered_packets.length);
-    const lane = height / lanes.length;
-    lanes.forEach(([name, colorOf, times], n) => {
-      const y = n * lane;
-      c.fillStyle = color("muted");
-      c.textAlign = "right";
-      c.fillText(name, LEFT - 8, y + lane / 2);
-      c.fillStyle = color("sunken");
-      c.fillRect(LEFT, y + 2, w, lane - 4);
-      times.forEach((t, i) => {
-        if (t === null) return;
-        c.fillStyle = color(colorOf(i));
-        c.fillRect(Math.min(px(t), LEFT + w - tick), y + 2, tick, lane - 4);
-      });
-    });
     const s = o.summary;
-    setAttr(this.lanes, "aria-label", `${s.offered_packets} arrive, ${s.passed_packets} depart, ${s.dropped_packets} are dropped.`);
+    const p = o.packets;
+    const size = asked.unit === "request" ? requestBytes() : 0;
+    const lines = [...levels(o, this.x.x1)];
+    const layers = lines.map(([bucket, { x, y }], i) => ({
+      name: lines.length > 1 ? visible(asked.senders[bucket]?.name || `sender ${bucket + 1}`) : "level", color: COLORS[i % COLORS.length], kind: lines.length > 1 ? "line" : "area", x, y,
+    }));
+    const queue = o.name === "queue";
+    const burst = queue && s.algorithm === "leaky" ? 0 : s.capacity_bytes;
+    const full = burst + s.queue_bytes;
+    const pick = (name, color, count, verdict, y) => {
+      const at = p.verdict.map((_, i) => i).filter((i) => p.verdict[i] === verdict);
+      if (at.length) layers.push({ name, color, kind: "points", x: at.map((i) => p.time_ns[i]), y: at.map(y), text: () => grouped(count) });
+    };
+    pick("marked", "delayed", s.marked_packets, "mark", (i) => p.level_bytes[i]);
+    pick("dropped", "refused", s.dropped_packets, "drop", (i) => Math.min(p.level_before_bytes[i] + p.bytes[i], full * 1.06));
+    const marks = [{ name: queue ? "full" : "burst", color: "ceiling", y: full, dash: [6, 4] }];
+    if (burst > 0 && burst < full) marks.push({ name: "burst, then the queue", color: "muted", y: burst, dash: [2, 3] });
+    this.level.draw({ ...this.x, yMax: 1.08 * Math.max(full, s.highest_level_bytes), layers, marks, yText: size ? (v) => trim(Math.round((v / size) * 100) / 100) : bytes, says: o.says });
+  }
+
+  // showLanes shows a tick for each arrival, departure and drop, on the time of the level above.
+  showLanes(o) {
+    const s = o.summary;
+    const p = o.packets;
+    const names = ["drop", "depart", "arrive"];
+    const lane = (name, color, times, is = () => true) => {
+      const x = times.filter((t, i) => t !== null && is(i)).sort((a, b) => a - b); // a sparse flow overtakes
+      const base = names.indexOf(name);
+      return { color, kind: "ticks", x, y: x.map(() => base + 0.85), base: base + 0.15 };
+    };
+    this.lanes.draw({
+      ...this.x, yMax: names.length, yTicks: () => names.map((_, i) => i + 0.5), yText: (v) => names[Math.floor(v)],
+      layers: [
+        lane("arrive", "muted", p.time_ns), lane("depart", "passed", p.depart_ns), lane("depart", "delayed", p.depart_ns, (i) => p.verdict[i] === "mark"),
+        lane("drop", "refused", p.time_ns, (i) => p.verdict[i] === "drop"),
+      ],
+      says: `${s.offered_packets} arrive, ${s.passed_packets} depart, ${s.dropped_packets} are dropped.`,
+    });
+  }
+
+  // showRates shows what passes over time.
+  showRates(o) {
+    const s = o.summary;
+    this.ratesBox.hidden = s.offered_packets < 100;
+    if (this.ratesBox.hidden) return;
+    const x = o.rates.x.map((v) => v + o.rates.start_ns);
+    this.rates.draw({
+      ...this.x, yText: bits, layers: o.rates.layers.map((l) => ({ ...l, x })), marks: o.rates.marks.map((m) => ({ ...m, text: rateText(m.y) })),
+      says: `${percent((100 * s.passed_bytes) / Math.max(1, s.offered_bytes))} of the bytes pass.`,
+    });
   }
 
   showRows() {
     const o = this.o;
     if (!this.details.open || !o || o.error) return;
     const p = o.packets;
-    const at = time(this.from, this.until - this.from);
+    const at = this.x.xText;
     const shown = Math.min(ROWS, p.time_ns.length);
     const rows = [];
     for (let i = 0; i < shown; i++) {
@@ -546,7 +505,7 @@ class Panel {
       rows.push(h("tr", null, cell(at(p.time_ns[i])), cell(grouped(p.bytes[i])), cell(p.verdict[i], `v-${p.verdict[i]}`),
         cell(grouped(p.level_before_bytes[i])), cell(grouped(p.level_bytes[i])), cell(p.depart_ns[i] === null ? "–" : at(p.depart_ns[i]))));
     }
-    setText(this.caption, `${o.thinned ? "Some of the" : shown < p.time_ns.length ? "The first" : "All"} packets: ${grouped(shown)} of ${grouped(o.summary.offered_packets)}`);
+    setText(this.caption, `${shown < p.time_ns.length ? "The first" : "All"} packets: ${grouped(shown)} of ${grouped(o.summary.offered_packets)}`);
     this.rows.replaceChildren(...rows);
   }
 }
@@ -569,8 +528,8 @@ function addExamples() {
   const group = (label, presets) => h("div", { class: "example-group", role: "group", "aria-label": label }, h("span", { class: "label" }, label),
     h("div", { class: "chips" }, presets.map((p) => h("button", { type: "button", "data-name": p.name, "aria-pressed": "false", onclick: () => choose(p) }, p.title))));
   byID("examples").append(
-    group("Textbook", catalogue.presets.filter((p) => p.request.unit === "request")),
-    group("Networks", catalogue.presets.filter((p) => p.request.unit !== "request")),
+    group("Textbook", presets.filter((p) => p.request.unit === "request")),
+    group("Networks", presets.filter((p) => p.request.unit !== "request")),
   );
 }
 
@@ -584,24 +543,20 @@ byID("peek").addEventListener("click", () => {
 });
 
 byID("controls").addEventListener("submit", (e) => e.preventDefault());
-byID("add").addEventListener("click", () => {
-  asked.senders.push(newSender());
-  touched();
-  build();
-});
+byID("add").addEventListener("click", change(() => asked.senders.push(newSender())));
 byID("paste").addEventListener("click", () => {
-  delete asked.unit;
-  asked.senders = [];
-  asked.trace = "# time_ns,bytes\n0,1000\n25000000,1000\n50000000,1000\n";
-  touched();
-  build();
+  change(() => {
+    delete asked.unit;
+    asked.senders = [];
+    asked.trace = "# time_ns,bytes\n0,1000\n25000000,1000\n50000000,1000\n";
+  })();
   document.querySelector("textarea")?.focus();
 });
 byID("link").addEventListener("click", () => copy(location.href, byID("link")));
 addEventListener("hashchange", fromHash);
 
 try {
-  catalogue = await get("sandbox");
+  presets = await get("sandbox");
   addExamples();
   fromHash();
 } catch (err) {

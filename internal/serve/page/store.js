@@ -34,7 +34,7 @@ export const titleOf = (r) => r.name || networkOf(r);
 // rowOf is a rule, pool or name with its figures of now.
 function rowOf(r) {
   const isPool = r.kind === "pool";
-  const use = r.kind === "name" && r.interval_ns ? (r.egress?.use_bits_per_second ?? 0) + (r.ingress?.use_bits_per_second ?? 0) : r.use_bits_per_second;
+  const use = r.kind === "name" && r.interval_ns ? r.sides.reduce((sum, side) => sum + (side.use_bits_per_second ?? 0), 0) : r.use_bits_per_second;
   const dropped = r.dropped_bits_per_second ?? null;
   return {
     r, isPool, key: keyOf(r), isName: r.kind === "name", state: r.activity, depth: r.depth, below: r.below,
