@@ -126,21 +126,21 @@ func (n *Named) side(c live.SideColumn) *NamedSide {
 func nameColumns(names Names) []column[Named] {
 	columns := []column[Named]{
 		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
-		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 2},
+		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 5},
 	}
 	for i, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
-		figure := func(head string, wide int, of func(NamedSide) string) {
-			columns = append(columns, column[Named]{head: head, right: true, wide: wide, drop: 3 * i, cell: func(n *Named) string { return optional(n.side(side), of) }})
+		figure := func(head string, wide, drop int, of func(NamedSide) string) {
+			columns = append(columns, column[Named]{head: head, right: true, wide: wide, drop: drop * i, cell: func(n *Named) string { return optional(n.side(side), of) }})
 		}
-		figure(side.Head(), 0, func(s NamedSide) string { return s.rate })
+		figure(side.Head(), 0, 2, func(s NamedSide) string { return s.rate })
 		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", bitsWide, func(s NamedSide) string { return optional(s.UseBits, bitsText) })
+			figure("USE", bitsWide, 3, func(s NamedSide) string { return optional(s.UseBits, bitsText) })
 		} else {
-			figure("PASSED", 0, func(s NamedSide) string { return bytesText(s.PassedBytes) })
+			figure("PASSED", 0, 3, func(s NamedSide) string { return bytesText(s.PassedBytes) })
 		}
 	}
 	return append(columns,
-		column[Named]{head: "DROPPED", right: true, drop: 1, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
+		column[Named]{head: "DROPPED", right: true, drop: 4, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
 		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
 }
 
