@@ -38,12 +38,9 @@ var openAPI []byte
 
 // An apiCommand is a command of the API. A request becomes a command line: the API can do what the command can.
 type apiCommand struct {
-	name    string // of the command: "import tc"
-	changes bool
-	// It changes nothing, but slows packets down while it runs, so it takes the same rights.
-	measures bool
+	name     string // of the command: "import tc"
+	changes  bool
 	computes bool // it takes much memory or time
-	running  bool // and takes none if serve measures this anyway
 	// forms are the arguments of the command by name, in the orders that it takes them. The last of a form may be
 	// left out. A name with ... is a list.
 	forms []string
@@ -69,8 +66,6 @@ var apiCommands = []apiCommand{
 	{name: "rollback", changes: true},
 	{name: "show", forms: someRules},
 	{name: "explain", forms: []string{"device direction address", "device address", "address", "named direction"}},
-	{name: "rtt", measures: true, running: true, forms: someRules},
-	{name: "talkers", measures: true, forms: someRules},
 	{name: "doctor", forms: []string{"device"}},
 	{name: "report", computes: true, forms: []string{"device direction network", "named direction"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
@@ -102,8 +97,6 @@ func (c apiCommand) access() serve.Access {
 	switch {
 	case c.changes:
 		return serve.Changes
-	case c.measures:
-		return serve.Measures
 	case c.computes || c.method() == http.MethodPost:
 		return serve.Computes
 	}
@@ -267,13 +260,7 @@ func (a *api) addTo(s *serve.Server) {
 			s.HandleStream("GET "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.stream(c, w, r) }))
 			continue
 		}
-		access := func(r *http.Request) serve.Access {
-			if c.running && (a.env.rtts != nil || onlyRunning(r)) {
-				return serve.Reads
-			}
-			return c.access()
-		}
-		s.HandleBy(c.method()+" "+c.path(), access, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
+		s.Handle(c.method()+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 	}
 	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -299,6 +286,10 @@ func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	rtt := false
+	if c.name == topOnce.name {
+		given["once"], rtt = []string{"true"}, given["rtt"] != nil
+	}
 	e := &env{in: strings.NewReader(""), getenv: a.getenv, netns: a.env.netns, contents: map[string][]byte{}}
 	other, elsewhere := given["netns"]
 	switch {
@@ -307,7 +298,7 @@ func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 		return nil, nil, fmt.Errorf("requests may name no network namespace; %w", errForbidden)
 	case other[0] == "" || strings.Contains(other[0], "/"): // a path would open any file of the server
 		return nil, nil, errors.New("netns is the name of a network namespace, or the id of a process in it")
-	case c.running && a.env.rtts != nil:
+	case rtt && a.env.rtts != nil:
 		return nil, nil, errors.New("serve measures in its own network namespace, and in no other")
 	default:
 		e.netns = other[0]
@@ -326,7 +317,7 @@ func (a *api) prepare(c apiCommand, r *http.Request) (*env, []string, error) {
 	if !c.changes {
 		e.ctx = r.Context()
 	}
-	if c.running {
+	if rtt {
 		if e.rtts != nil && (given["interval"] != nil || given["one-in"] != nil) {
 			return nil, nil, errors.New("serve measures all the time, as --rtt says; leave interval and one-in out")
 		}
@@ -350,7 +341,7 @@ func refuse(c apiCommand, w http.ResponseWriter, err error) {
 func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
-	if c.running && a.env.rtts == nil && onlyRunning(r) {
+	if c.name == topOnce.name && r.URL.Query().Has("rtt") && a.env.rtts == nil && onlyRunning(r) {
 		must(json.NewEncoder(w).Encode(report.RTTs{Rules: []report.RTT{}}))
 		return
 	}
@@ -397,9 +388,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		w.Write(told.last)
 	}
 }
-
-// onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
-func onlyRunning(r *http.Request) bool { return r.URL.Query().Get("running") == "true" }
 
 // stream answers with what a command prints, as it prints it: lines of JSON, or server-sent events.
 func (a *api) stream(c apiCommand, w http.ResponseWriter, r *http.Request) {

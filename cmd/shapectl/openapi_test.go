@@ -25,7 +25,7 @@ var apiAnswers = map[string][]string{
 	"explain": {"list of Path", "ExplainedPool", "list of ExplainedPool"}, "doctor": {"list of Finding"},
 	"diff": {"list of Difference", "list of ChangeSummary"}, "export": {"list of Rule"}, "replay": {"Replay", "value"}, "import libreqos": {"Imported"},
 	"import nft": {"Imported"}, "import tc": {"Imported"}, "report": {"list of Delivery"}, "version": {"list of version"},
-	"events": {"Event", "value"}, "rtt": {"RTTs"}, "talkers": {"Talkers"},
+	"events": {"Event", "value"},
 }
 
 type object = map[string]any
@@ -97,11 +97,22 @@ func requestSchema(c apiCommand, cmd *cobra.Command) object {
 		}
 		properties[name] = of
 	}
-	if c.running {
+	if c.name == topOnce.name {
 		properties["running"] = object{"type": "boolean", "description": "answer with what serve --rtt measures anyway, with an interval of 0 if it does not, and start nothing"}
 	}
 	properties["netns"] = object{"type": "string", "description": "work in this network namespace, if serve permits it"}
 	return object{"type": "object", "properties": properties, "additionalProperties": false}
+}
+
+// inQuery are the properties of a request as parameters of a query.
+func inQuery(properties object) (parameters []object) {
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		of := maps.Clone(properties[name].(object))
+		text := of["description"]
+		delete(of, "description")
+		parameters = append(parameters, object{"name": name, "in": "query", "description": text, "schema": of})
+	}
+	return parameters
 }
 
 // apiDescription is the API in OpenAPI 3.1.
@@ -142,15 +153,7 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 		if c.method() == http.MethodPost {
 			operation["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": request}}}
 		} else {
-			var parameters []object
-			properties := request["properties"].(object)
-			for _, name := range slices.Sorted(maps.Keys(properties)) {
-				of := maps.Clone(properties[name].(object))
-				text := of["description"]
-				delete(of, "description")
-				parameters = append(parameters, object{"name": name, "in": "query", "description": text, "schema": of})
-			}
-			operation["parameters"] = parameters
+			operation["parameters"] = inQuery(request["properties"].(object))
 		}
 		if c.access() != serve.Reads {
 			operation["security"] = []object{{"token": []string{}}, {}}
@@ -158,8 +161,10 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 		paths[c.path()] = object{method: operation}
 	}
 	responses := maps.Clone(failures)
-	responses["200"] = answer([]string{"Top"}, "done")
-	var parameters []object
+	responses["200"] = answer([]string{"Top", "Talkers", "RTTs"}, "done")
+	cmd, _, err := root.Find([]string{topOnce.name})
+	testenv.Must(t, err)
+	properties := requestSchema(topOnce, cmd)["properties"].(object)
 	for _, p := range topParameters {
 		of := object{"type": "string"}
 		switch {
@@ -167,12 +172,18 @@ func (s *source) apiDescription(t *testing.T, root *cobra.Command) object {
 			of = object{"type": "integer", "minimum": 1}
 		case p.list != nil:
 			of = object{"type": "array", "items": of}
+		case p.name == "by":
+			of["enum"] = topViews
 		case p.values != nil:
 			of["enum"] = p.values
 		}
-		parameters = append(parameters, object{"name": p.name, "in": "query", "description": p.help, "schema": of})
+		of["description"] = p.help
+		properties[p.name] = of
 	}
-	paths["/api/v1/top"] = object{"get": object{"operationId": "top-get", "summary": "What rules, pools and names do now, measured over a second", "parameters": parameters, "responses": responses}}
+	paths["/api/v1/top"] = object{"get": object{
+		"operationId": "top-get", "summary": "What rules, pools and names do now, measured over a second; by host or flow, or with rtt, what the command measures",
+		"parameters": inQuery(properties), "responses": responses,
+	}}
 	return object{
 		"openapi": "3.1.0",
 		"info":    object{"title": "shapectl serve", "version": "1", "description": "What the commands of shapectl do. The JSON is that of -j; the status follows from the exit code."},

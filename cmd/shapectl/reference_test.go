@@ -341,7 +341,7 @@ func jsonType(of ast.Expr) string {
 var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "ChangeSummary": "`diff --summary`: a list", "Imported": "`import`",
-	"RTTs": "`rtt`", "Talkers": "`talkers`", "Event": "`events`: an object on each line",
+	"RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
 	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",

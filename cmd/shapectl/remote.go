@@ -42,9 +42,9 @@ const (
 const mostColumns = 1000
 
 // askable are the commands that serve runs for who may not read the rules. report asks by itself.
-var askable = []string{"show", "explain", "rtt", "doctor", "diff", "export", topOnce.name}
+var askable = []string{"show", "explain", "doctor", "diff", "export", topOnce.name}
 
-// topOnce is 'top --once' for commands: the API has another answer at its path.
+// topOnce is 'top --once', for commands and for requests that look at packets: to others, the API has another answer at its path.
 var topOnce = apiCommand{name: "top", forms: someRules}
 
 // socketGroup is the number of the group that may connect to the socket; negative if there is none.

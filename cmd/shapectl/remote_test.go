@@ -52,7 +52,7 @@ func TestReadByServe(t *testing.T) {
 	}
 	for line, says := range map[string]string{
 		"show --buckets": "10.0.0.7", "explain va egress 10.0.0.7": "of 10.0.0.7: ",
-		"top --once --interval 100ms": "alice egress", "top va ingress --once --interval 100ms": "::/0", "rtt": "no TCP packets",
+		"top --once --interval 100ms": "alice egress", "top va ingress --once --interval 100ms": "::/0", "top --rtt --once": "no TCP packets",
 	} {
 		got := r.result(r.asNobody(program, nil, strings.Fields(line)...))
 		if got.code != exitDone || got.err != "" || !strings.Contains(got.out, says) {
@@ -109,7 +109,7 @@ func TestRefusedByServe(t *testing.T) {
 	}
 	for _, line := range []string{
 		"set va egress 10.0.0.0/24 --rate 2mbit", "delete va egress 10.0.0.0/24", "flush --all", "confirm", "rollback", "apply " + policy,
-		"rtt --interval 20ms", "talkers va --interval 20ms", "-n 1 show",
+		"top --rtt --once --interval 20ms", "top va --by host --once --interval 20ms", "-n 1 show",
 		"pool show up",
 	} {
 		refused(line, byRoot)

@@ -81,12 +81,15 @@ func (e *env) context() context.Context {
 }
 
 // wait waits, unless nobody waits for the answer any more.
-func (e *env) wait(d time.Duration) error {
+func (e *env) wait(d time.Duration) error { return wait(e.context(), d) }
+
+// wait waits, unless ctx is done before.
+func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
 		return nil
-	case <-e.context().Done():
-		return e.context().Err()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -280,7 +283,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e, ""), deleteCommand(e, ""), flushCommand(e), poolCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), explainCommand(e), talkersCommand(e), rttCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), explainCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{serveCommand(e), completionCommand(e), version}},
 	}

@@ -68,5 +68,5 @@ func TestRTTRefused(t *testing.T) {
 	}
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
-	r.refused(exitMissing, "this kernel has no tcx; Linux has it from 6.6 on", "rtt", "--interval", "20ms")
+	r.refused(exitMissing, "this kernel has no tcx; Linux has it from 6.6 on", "top", "--rtt", "--once", "--interval", "20ms")
 }

@@ -91,7 +91,7 @@ func (r *tcpRig) upload() {
 
 func (r *tcpRig) rtt(args ...string) (out report.RTTs) {
 	r.t.Helper()
-	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append([]string{"rtt", "-j"}, args...)...)), &out))
+	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append([]string{"top", "--rtt", "--once", "-j"}, args...)...)), &out))
 	return out
 }
 
@@ -130,7 +130,7 @@ func TestRTT(t *testing.T) {
 		t.Errorf("programs %v are on the device, want only that of shapectl", left)
 	}
 	testenv.Eventually(t, "a line for the rule and one for its host", func() bool {
-		lines := strings.Split(r.ok("rtt", "10.0.0.2", "--interval", "500ms"), "\n")
+		lines := strings.Split(r.ok("top", "10.0.0.2", "--rtt", "--once", "--interval", "500ms"), "\n")
 		return len(lines) == 4 && strings.HasPrefix(lines[2], "va egress  10.0.0.0/24  10.0.0.2")
 	})
 }
@@ -143,44 +143,47 @@ func TestTalkers(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/16", "--rate", "1gbit")
 	r.upload()
 	talkers := func(args ...string) (out report.Talkers) {
-		testenv.Must(t, json.Unmarshal([]byte(r.ok(append([]string{"talkers", "-j"}, args...)...)), &out))
+		testenv.Must(t, json.Unmarshal([]byte(r.ok(append([]string{"top", "--once", "-j", "--interval", "500ms"}, args...)...)), &out))
 		return out
 	}
 	testenv.Eventually(t, "the host that sends", func() bool {
-		got := talkers("alice").Rules
+		got := talkers("alice", "--by", "host").Rules
 		return len(got) == 1 && got[0].Name == "alice" && len(got[0].Talkers) == 1 && got[0].Talkers[0].Key == "10.0.0.2" &&
 			*got[0].Talkers[0].PassedBits > 0 && *got[0].Talkers[0].OfferedBits >= *got[0].Talkers[0].PassedBits
 	})
 	testenv.Eventually(t, "its flow, in the rule that decides", func() bool {
-		got := talkers("10.0.0.2", "egress").Rules
+		got := talkers("10.0.0.2", "egress", "--by", "flow").Rules
 		return len(got) == 1 && got[0].CIDR == "10.0.0.0/24" && got[0].Host == "10.0.0.2" && len(got[0].Talkers) == 1 && strings.HasSuffix(got[0].Talkers[0].Key, ",10.0.0.2:5001")
 	})
-	for _, one := range talkers("va").Rules {
+	for _, one := range talkers("va", "--by", "host").Rules {
 		if one.CIDR == "10.0.0.0/16" && len(one.Talkers) > 0 {
 			t.Errorf("packets count for the rule around theirs: %+v", one)
 		}
 	}
-	if got := r.ok("talkers", "alice"); !strings.HasPrefix(got, "alice (va egress 10.0.0.0/24): ") || !strings.Contains(got, "\n10.0.0.2 ") {
+	if got := talkers("alice", "--by", "flow").Rules; len(got) != 1 || len(got[0].Talkers) != 1 || !strings.HasSuffix(got[0].Talkers[0].Key, ",10.0.0.2:5001") {
+		t.Errorf("the flows of all hosts are %+v", got)
+	}
+	if got := r.ok("top", "alice", "--by", "host", "--once"); !strings.HasPrefix(got, "alice (va egress 10.0.0.0/24): ") || !strings.Contains(got, "10.0.0.2 ") {
 		t.Errorf("prints %q", got)
 	}
 	if left := r.programs(); len(left) != 1 {
 		t.Errorf("programs %v are on the device, want only that of shapectl", left)
 	}
-	r.refused(exitInput, "--top 0 shows nothing", "talkers", "alice", "--top", "0")
-	r.refused(exitInput, "talkers: ", "talkers", "nobody")
+	r.refused(exitInput, "--top 0 shows nothing", "top", "--once", "alice", "--by", "host", "--top", "0")
+	r.refused(exitInput, "top: ", "top", "--once", "nobody", "--by", "host")
 	r.ok("set", "town", "--new", "--rate", "1gbit")
-	r.refused(exitInput, "town is a pool", "talkers", "town")
+	r.refused(exitInput, "town is a pool", "top", "--once", "town", "--by", "host")
 	for i := range mostCounted {
 		r.ok("set", "va", "egress", "10.1."+strconv.Itoa(i)+".0/24", "--rate", "1mbit")
 	}
-	r.refused(exitInput, "12 rules match; name at most 10", "talkers", "va")
+	r.refused(exitInput, "12 rules match; name at most 10", "top", "--once", "va", "--by", "host")
 }
 
 // The kernel detaches what a killed process has left.
 func TestRTTKilled(t *testing.T) {
 	r := newTCPRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
-	cmd := r.command("rtt", "--interval", "1h")
+	cmd := r.command("top", "--rtt", "--once", "--interval", "1h")
 	testenv.Must(t, cmd.Start())
 	testenv.Eventually(t, "programs before and behind", func() bool { return len(r.programs()) == 5 })
 	var found []report.Finding
@@ -198,13 +201,15 @@ func TestRTTKilled(t *testing.T) {
 func TestRTTWithoutTraffic(t *testing.T) {
 	r := newTCPRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit")
-	if out := r.ok("rtt", "--interval", (20 * time.Millisecond).String()); out != "no TCP packets with payload in 20ms\n" {
+	if out := r.ok("top", "--rtt", "--once", "--interval", "20ms"); out != "no TCP packets with payload\n" {
 		t.Errorf("prints %q", out)
 	}
-	r.refused(exitInput, "use a power of two", "rtt", "--one-in", "3")
-	r.refused(exitInput, "rtt: ", "rtt", "nowhere")
-	r.refused(exitInput, "out of range", "rtt", "--interval", "1us")
-	if out := r.ok("rtt", "-j", "va", "ingress"); !strings.Contains(out, `"rules": []`) {
+	r.refused(exitInput, "use a power of two", "top", "--once", "--rtt", "--one-in", "3")
+	r.refused(exitInput, "--one-in needs --rtt", "top", "--once", "--one-in", "2")
+	r.refused(exitInput, "leave --by", "top", "--once", "--rtt", "--by", "host")
+	r.refused(exitInput, "top: ", "top", "--once", "--rtt", "nowhere")
+	r.refused(exitInput, "out of range", "top", "--once", "--rtt", "--interval", "1us")
+	if out := r.ok("top", "--rtt", "--once", "-j", "--interval", "20ms", "va", "ingress"); !strings.Contains(out, `"rules": []`) {
 		t.Errorf("without a rule: %s", out)
 	}
 }

@@ -183,7 +183,7 @@ func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handl
 	}
 	a := &api{env: e, anyNetns: o.anyNetns}
 	a.addTo(s)
-	s.Handle("GET /api/v1/top", serve.Reads, a.topHandler(shared))
+	s.HandleBy("GET /api/v1/top", a.topAccess, a.topHandler(shared))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	s.Handle("GET /metrics", serve.Reads, exporter)
@@ -191,11 +191,28 @@ func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handl
 	return s, nil
 }
 
+// looks reports whether a request to top looks at packets. That changes nothing, but slows packets down.
+func looks(given url.Values) bool {
+	return given["rtt"] != nil || slices.ContainsFunc(given["by"], func(by string) bool { return slices.Contains(lookViews, by) })
+}
+
+// onlyRunning reports whether a request only wants what serve measures anyway. It then takes no right to measure.
+func onlyRunning(r *http.Request) bool { return r.URL.Query().Get("running") == "true" }
+
+// topAccess is what a request to top takes.
+func (a *api) topAccess(r *http.Request) serve.Access {
+	given := r.URL.Query()
+	if !looks(given) || given["rtt"] != nil && given["by"] == nil && (a.env.rtts != nil || onlyRunning(r)) {
+		return serve.Reads
+	}
+	return serve.Measures
+}
+
 // topHandler answers with what rules and pools do now. All who ask share one reading a second.
 func (a *api) topHandler(shared *live.Shared) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		given := r.URL.Query()
-		if r.Header.Get(columnsHeader) != "" && slices.Equal(given["once"], []string{"true"}) {
+		if looks(given) || r.Header.Get(columnsHeader) != "" && slices.Equal(given["once"], []string{"true"}) {
 			a.answer(topOnce, w.(*serve.Answer), r)
 			return
 		}

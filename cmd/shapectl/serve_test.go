@@ -252,26 +252,27 @@ func TestServeMeasuresRoundTrips(t *testing.T) {
 		return c, err
 	}}}
 	for query, want := range map[string]int{
-		"rtt": 403, "rtt?running=false": 403, "rtt?running=false&running=true": 403, "rtt?running=true": 200, "rtt?running=true&running=false": 200,
-		"talkers": 403, "talkers?running=true": 403,
+		"rtt=true": 403, "rtt=true&running=false": 403, "rtt=true&running=false&running=true": 403, "rtt=true&running=true": 200,
+		"rtt=true&running=true&running=false": 200, "rtt=true&by=host&running=true": 403,
+		"by=host": 403, "by=flow&running=true": 403, "by=network&by=host": 403, "by=network": 200,
 	} {
-		answer, err := tcp.Get("http://127.0.0.1:9824/api/v1/" + query)
+		answer, err := tcp.Get("http://127.0.0.1:9824/api/v1/top?" + query)
 		testenv.Must(t, err)
 		if answer.Body.Close(); answer.StatusCode != want {
 			t.Errorf("without a token, %q gets %s, not %d", query, answer.Status, want)
 		}
 	}
-	off.ask(200, "rtt", "running=true", `"interval_ns":0`)
-	off.ask(200, "rtt", "interval=20ms", `"interval_ns": `)
-	off.ask(200, "talkers", "device=va&direction=egress&network=10.0.0.0/24&interval=20ms", `"talkers": [`)
-	off.ask(200, "talkers", "address=10.0.0.2&interval=20ms", `"host": "10.0.0.2"`)
+	off.ask(200, "top", "rtt=true&running=true", `"interval_ns":0`)
+	off.ask(200, "top", "rtt=true&interval=20ms", `"interval_ns": `)
+	off.ask(200, "top", "by=host&device=va&direction=egress&network=10.0.0.0/24&interval=20ms", `"talkers": [`)
+	off.ask(200, "top", "by=flow&address=10.0.0.2&interval=20ms", `"host": "10.0.0.2"`)
 	off.ends(syscall.SIGTERM)
 	s := r.serve("--rtt")
-	s.ask(400, "rtt", "interval=1s", "leave interval")
+	s.ask(400, "top", "rtt=true&interval=1s", "leave interval")
 	r.upload()
 	testenv.Eventually(t, "round trips while limited", func() bool {
 		var got report.RTTs
-		testenv.Must(t, json.Unmarshal(s.ask(200, "rtt", "running=true", "interval_ns"), &got))
+		testenv.Must(t, json.Unmarshal(s.ask(200, "top", "rtt=true&running=true", "interval_ns"), &got))
 		return len(got.Rules) == 1 && got.Rules[0].Limited.Receiver.Samples > 0 && len(got.Rules[0].Hosts) == 1
 	})
 	answer, err := s.client().Get("http://localhost/metrics")

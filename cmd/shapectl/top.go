@@ -2,12 +2,11 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
+	"math/bits"
 	"os"
 	"os/signal"
 	"slices"
@@ -18,14 +17,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/top"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 type topOptions struct {
@@ -33,70 +29,130 @@ type topOptions struct {
 	by, sort string
 	once     bool
 	top      int // 0 for all
+	rtt      bool
+	oneIn    uint32
 }
 
-const leastTopInterval = 100 * time.Millisecond
+const (
+	leastTopInterval = 100 * time.Millisecond
+	usualRTTInterval = 5 * time.Second
+	onceInterval     = 250 * time.Millisecond
+)
+
+// topViews are what --by takes, and lookViews those of them that look at packets.
+var (
+	lookViews = []string{"host", "flow"}
+	topViews  = slices.Concat(live.Views, lookViews)
+)
+
+// looks reports whether packets are looked at.
+func (o *topOptions) looks() bool { return o.rtt || slices.Contains(lookViews, o.by) }
 
 func topCommand(e *env) *cobra.Command {
-	o := topOptions{interval: usualInterval}
+	o := topOptions{interval: usualInterval, oneIn: 1}
 	var plan string
 	cmd := &cobra.Command{
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
-		Short: "Watch what rules and pools use and drop now",
+		Short: "Watch what rules, pools, hosts and flows use and drop now",
 		Long: `Watch what rules and pools use and drop now. The rule that drops most comes first, then the rules nearest to their
-rate. Arguments choose rules as in 'shapectl show'; the pools of these rules are shown, too. Nothing changes unless you
-press r to change a rate, and r asks first.
-
-Keys: up and down select a row, enter opens it (a pool's members, a name's rules, a rule's hosts, a host's flows), esc
-goes back. s changes the order, v the view, / filters, r changes a rate, e explains what limits the row, c confirms a
-pending change, p pauses, q quits, and ? lists all keys.
+rate. Arguments choose rules as in 'shapectl show'; the pools of these rules are shown, too.
 
 --once prints one table after one interval. -j prints a line of JSON for each interval, or one document with --once;
 rules have the keys of 'shapectl show -j'. The screen needs a terminal: without one, or with TERM=dumb, use --once or
 -j. NO_COLOR turns colours off.
 
-Columns: USE is the rate of packets that passed, OF is USE in percent of the rate. DROPS is the rate of dropped packets, and
-DROPPED their share of all packets. LEVEL is how full the bucket is, or the fullest one of many.`,
+Rows with ! drop packets now: rules, and pools that refuse packets themselves. X marks rules that are not in force. USE is
+the rate of packets that passed, OF RATE is USE in percent of the rate. DROPS is the rate of dropped packets, and DROPPED
+their share of all packets. LEVEL is how full the bucket is, or the fullest one of many. LAST MINUTE is USE, where a full
+cell is the rate; without a shared rate, it is the highest use.
+
+Keys:
+
+  up, down, page up, page down, home, end   select a row (also k, j, g, G)
+  enter   open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
+  esc     go back; also clears the filter
+  s, S    the next or previous order
+  v, V    the next or previous view, as --by names them
+  /       show only rows that contain a text: name, plan, note, pool, device, network
+  r       change the rate: it reverts after a minute unless you press c
+  c, u    confirm a pending change, or undo it
+  e       explain what limits the row
+  p       pause
+  ?, q    help, and quit; ctrl-z suspends
+
+--by host and --by flow measure who uses rules: OFFERED is what a host or flow sent, PASSED what left the rule again,
+LEVEL and FULL how full its bucket is, if it has one of its own. An ADDRESS stands for the rules that decide over it.
+
+--rtt measures whether limits slow TCP down. It compares round-trip times and retransmissions while a rule is limiting
+with those at other times. A rule is limiting until one second after it last dropped, delayed or marked a packet. If
+each host has its own bucket, this applies to each host. LIMITED and OTHERWISE are median round-trip times between the
+device and the receivers, including the delay in the rule's queue; P95 is the 95th percentile. SENDER is the median
+between the device and the senders. RESENT is the share of packets with payload that were sent again. For a single
+rule, its hosts are listed, too.
+
+--by host, --by flow and --rtt attach programs that look at packets, only while the command runs. They need Linux 6.6.`,
 		Example: `  shapectl top
   shapectl top --by tree
   shapectl top eth0 egress --sort use
-  shapectl top alice
+  shapectl top alice --by host
+  shapectl top 10.0.3.7 egress --by flow --once
+  shapectl top alice --rtt --once --interval 30s
   shapectl top --once -j`,
 		Args:              args(0, 3),
 		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
 		RunE: func(cmd *cobra.Command, given []string) error {
+			set := cmd.Flags().Changed
+			least := leastTopInterval
+			if o.looks() {
+				least = leastInterval
+			}
 			switch {
-			case o.interval < leastTopInterval || o.interval > maxInterval:
-				return inputf("top: --interval %v is out of range; use %v to %v", o.interval, leastTopInterval, maxInterval)
-			case !slices.Contains(live.Views, o.by):
-				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(live.Views, ", "))
+			case o.interval < least || o.interval > maxInterval:
+				return inputf("top: --interval %v is out of range; use %v to %v", o.interval, least, maxInterval)
+			case !slices.Contains(topViews, o.by):
+				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(topViews, ", "))
 			case !slices.Contains(live.Orders, o.sort):
 				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
-			case cmd.Flags().Changed("top") && o.top < 1:
+			case set("top") && o.top < 1:
 				return inputf("top: --top %d shows nothing; use 1 or more", o.top)
+			case o.rtt && (set("by") || set("sort") || set("top")):
+				return inputf("top: --rtt has a table of its own; leave --by, --sort and --top out")
+			case set("one-in") && !o.rtt:
+				return inputf("top: --one-in needs --rtt")
+			case !isOneIn(o.oneIn):
+				return inputf("top: --one-in %d is out of range; use a power of two up to 65536", o.oneIn)
+			case o.rtt && !set("interval"):
+				o.interval = usualRTTInterval
+			case o.once && !set("interval") && !o.looks():
+				o.interval = onceInterval
 			}
 			want, search, err := parseSearch("top", given)
 			if err != nil {
 				return err
 			}
-			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
+			if want.plan = plan; plan == "" && set("plan") {
 				return inputf("top: --plan is empty; leave it out for all rules")
 			}
 			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.by, "by", live.Views[0], "`view`: "+strings.Join(live.Views, ", "))
+	flags.StringVar(&o.by, "by", live.Views[0], "`view`: "+strings.Join(topViews, ", "))
 	flags.StringVar(&o.sort, "sort", live.Orders[0], "`order`: "+strings.Join(live.Orders, ", "))
-	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s)")
+	flags.BoolVar(&o.rtt, "rtt", false, "measure round-trip times and retransmissions of TCP")
+	flags.Uint32Var(&o.oneIn, "one-in", o.oneIn, "follow one flow in `N` for that, a power of two; for busy devices")
+	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s; 250ms with --once; 5s with --rtt)")
 	flags.BoolVar(&o.once, "once", false, "print one table and exit")
 	flags.IntVar(&o.top, "top", 0, "with --once or -j, only the first `N` rows; of a tree, in each pool")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
-	e.completes(cmd, "by", cobra.FixedCompletions(live.Views, cobra.ShellCompDirectiveNoFileComp))
+	e.completes(cmd, "by", cobra.FixedCompletions(topViews, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "plan", e.completePlan)
 	return cmd
 }
+
+// isOneIn reports whether one flow in n can be followed: n is a power of two up to 65536.
+func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
 // chosenRules are those that arguments choose.
 type chosenRules struct {
@@ -106,7 +162,8 @@ type chosenRules struct {
 }
 
 func (e *env) top(chosen chosenRules, o topOptions) error {
-	if !o.once && !e.json {
+	onScreen := !o.once && !e.json
+	if onScreen {
 		if err := e.checkScreen(); err != nil {
 			return err
 		}
@@ -115,12 +172,16 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	if err != nil {
 		return err
 	}
-	s := &topSource{e: e, reader: &live.Reader{Options: options, Netns: e.netns}, arguments: chosen}
+	s := &topSource{e: e, reader: &live.Reader{Options: options, Netns: e.netns}, arguments: chosen, topOptions: o, onScreen: onScreen}
 	if first, err := s.Read(); first == nil { // before there is a screen: an error is a line
-		return fmt.Errorf("top: %w", e.advise(err))
+		return err
 	}
-	if !o.once && !e.json {
-		screen := top.Options{Host: hostname(), Interval: o.interval, View: o.by, Sort: o.sort, Colour: e.getenv("NO_COLOR") == "", UTF8: e.isUTF8()}
+	by := o.by
+	if o.rtt {
+		by = "rtt"
+	}
+	if onScreen {
+		screen := top.Options{Host: hostname(), Interval: o.interval, By: by, Sort: o.sort}
 		// A reading may outlast the screen. So nothing closes the reader here but the end of the process.
 		err := top.Run(top.New(s, screen), os.Stdin, e.terminal, os.Environ())
 		if err != nil {
@@ -131,30 +192,52 @@ func (e *env) top(chosen chosenRules, o topOptions) error {
 	defer s.reader.Close()
 	ctx, stop := signal.NotifyContext(e.context(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	view := live.View{By: o.by, Sort: o.sort, Top: o.top, Chosen: s.Chosen}
+	var failed error
+	print := func(answer any, text func(io.Writer, int) error, err error) {
+		if err != nil {
+			err = e.degraded("top: %w", err)
+		}
+		written := error(nil)
+		if o.once {
+			written = e.print(answer, func(w io.Writer) error { return text(w, e.columns) })
+		} else {
+			written = json.NewEncoder(e.out).Encode(answer)
+		}
+		if failed = errors.Join(written, err); failed != nil || o.once {
+			stop()
+		}
+	}
+	if o.looks() {
+		err := s.Look(ctx, top.Subject{By: by}, func(seen top.Seen) {
+			if seen.RTTs != nil {
+				print(seen.RTTs, seen.RTTs.Text, seen.Err)
+				return
+			}
+			talkers := report.NewTalkers(o.interval, seen.Uses, view)
+			print(talkers, talkers.Text, seen.Err)
+		})
+		return errors.Join(err, failed)
+	}
 	tick := time.NewTicker(o.interval)
 	defer tick.Stop()
-	view := live.View{By: o.by, Sort: o.sort, Top: o.top, Chosen: s.Chosen}
-	for {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		}
 		r, err := s.Read()
-		switch {
-		case r == nil:
-			return fmt.Errorf("top: %w", e.advise(err))
-		case !o.once:
-			err = errors.Join(json.NewEncoder(e.out).Encode(report.NewTop(r, view)), err)
-		case e.json:
-			return errors.Join(e.print(report.NewTop(r, view), nil), err)
-		default:
-			return errors.Join(e.print(nil, func(w io.Writer) error { return top.Text(w, r, view, e.columns) }), err)
+		if r == nil {
+			return err
 		}
-		if err != nil {
-			return e.degraded("top: %w", err)
+		var answer any
+		if e.json {
+			answer = report.NewTop(r, view)
 		}
+		print(answer, func(w io.Writer, width int) error { return report.TopText(w, r, view, width) }, err)
 	}
+	return failed
 }
 
 // checkScreen returns an error unless there is a terminal that can show a screen.
@@ -167,16 +250,6 @@ func (e *env) checkScreen() error {
 		return inputf("top: this terminal (TERM=%s) cannot show a screen; %s", plain.Line(kind), instead)
 	}
 	return nil
-}
-
-// isUTF8 reports whether the terminal shows UTF-8, by the variables of the locale.
-func (e *env) isUTF8() bool {
-	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
-		if locale := strings.ToLower(e.getenv(name)); locale != "" {
-			return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
-		}
-	}
-	return false
 }
 
 func hostname() string {
@@ -192,6 +265,8 @@ type topSource struct {
 	e         *env
 	reader    *live.Reader
 	arguments chosenRules
+	topOptions
+	onScreen bool
 	// all is the last reading, and chosen what of it the arguments choose; nil for all.
 	all    atomic.Pointer[live.Reading]
 	chosen atomic.Pointer[map[live.Key]bool]
@@ -204,37 +279,36 @@ const fullestBuckets = 20
 func (s *topSource) Read() (*live.Reading, error) {
 	r, err := s.reader.Read(live.What{Fullest: fullestBuckets})
 	if r == nil {
-		return nil, err
+		return nil, fmt.Errorf("top: %w", s.e.advise(err))
 	}
 	if last := s.all.Swap(r); s.arguments.some && (last == nil || r.Scene() != last.Scene()) {
-		chose := s.choose(r)
-		if chose != nil && s.chosen.Load() == nil {
-			return nil, chose
+		found, _, wrong := s.find(r)
+		if wrong != nil && last == nil {
+			return nil, wrong
 		}
+		chosen := map[live.Key]bool{} // rules that have gone since are none
+		for _, it := range withPools(found) {
+			chosen[it.Key] = true
+		}
+		s.chosen.Store(&chosen)
 	}
 	return r, err
 }
 
-// choose finds out which rules and pools the arguments choose.
-func (s *topSource) choose(r *live.Reading) error {
+// find finds the rules and pools that the arguments choose, and what these mean.
+func (s *topSource) find(r *live.Reading) (found []*live.Item, want filterRules, err error) {
+	if want = s.arguments.want; !s.arguments.some {
+		return r.Once(), want, nil
+	}
 	e, _ := s.e.inner()
-	want := s.arguments.want
-	var seen *seen
-	err := e.with(loader.Read, "top", func(n *loader.Namespace) (err error) {
-		seen, err = e.find(n, r, nil, &want, s.arguments.search)
+	err = e.with(loader.Read, "top", func(n *loader.Namespace) error {
+		seen, err := e.find(n, r, nil, &want, s.arguments.search)
+		if seen != nil {
+			found = seen.found
+		}
 		return err
 	})
-	chosen := map[live.Key]bool{}
-	if seen != nil {
-		for _, it := range withPools(seen.found) {
-			chosen[it.Key] = true
-		}
-		err = nil
-	}
-	if err == nil || s.chosen.Load() != nil { // rules that have gone since are none
-		s.chosen.Store(&chosen)
-	}
-	return err
+	return found, want, err
 }
 
 // Chosen implements top.Source.
@@ -249,84 +323,9 @@ func (e *env) inner() (*env, *bytes.Buffer) {
 	return &env{in: strings.NewReader(""), out: text, err: text, getenv: e.getenv, netns: e.netns}, text
 }
 
-// Explain implements top.Source.
-func (s *topSource) Explain(t top.Target) (string, error) {
+// Run implements top.Source.
+func (s *topSource) Run(args ...string) (string, bool) {
 	e, text := s.e.inner()
-	q := explain.Question{Interval: explainInterval, Netns: e.netns, Name: t.Name}
-	if t.Rule == nil {
-		err := e.explain(q)
-		return text.String(), err
-	}
-	if t.Rule.IsPool() {
-		err := e.explainPools([]string{t.Rule.Key.Pool}, explainInterval)
-		return text.String(), err
-	}
-	direction, prefix := t.Rule.Place.Direction, t.Rule.Prefix
-	q.Device, q.Direction = t.Rule.Device, &direction
-	if flow, err := maps.ParseFlow(t.Key); err == nil {
-		q.Flow = &flow
-	} else if address, err := netip.ParseAddr(t.Key); err == nil {
-		q.Address = address
-	} else if subnet, err := netip.ParsePrefix(t.Key); err == nil {
-		q.Address = subnet.Addr()
-	} else {
-		err := e.with(loader.Read, "explain", func(n *loader.Namespace) error {
-			h, err := n.Find(t.Rule.Device, direction)
-			if err != nil || h == nil {
-				return cmp.Or(err, errRuleGone)
-			}
-			defer h.Close()
-			q.Address = explain.Example(h, prefix)
-			return nil
-		})
-		if err != nil {
-			return "", err
-		}
-	}
-	err := e.explain(q)
-	return text.String(), err
-}
-
-var errRuleGone = inputf("the rule was just deleted")
-
-// SetRate implements top.Source. It is 'shapectl set NAME --rate', for one rule or pool: all other options stay, and
-// buckets keep what they hold.
-func (s *topSource) SetRate(t top.Target, rate string, confirm time.Duration) (string, error) {
-	e, text := s.e.inner()
-	e.confirm = confirm
-	var limit limitFlags
-	err := limit.Give(policy.FindOption("rate"), rate)
-	if err != nil {
-		return "", err
-	}
-	switch {
-	case t.Rule == nil:
-		of := ruleName{name: t.Name}
-		if t.Direction != "" {
-			d, err := policy.ParseDirection(t.Direction)
-			if err != nil {
-				return "", err
-			}
-			of.direction = &d
-		}
-		err = e.setNamed(of, limit)
-	case t.Rule.IsPool():
-		err = e.setNamed(ruleName{name: t.Rule.Key.Pool, kind: kindPool}, limit)
-	default:
-		err = e.set(filterRules{device: t.Rule.Device, direction: &t.Rule.Place.Direction, networks: networks{t.Rule.Prefix}}, limit, true)
-	}
-	return text.String(), err
-}
-
-// Confirm implements top.Source.
-func (s *topSource) Confirm() (string, error) { return s.run("confirm") }
-
-// Rollback implements top.Source.
-func (s *topSource) Rollback() (string, error) { return s.run("rollback") }
-
-// run runs a command line.
-func (s *topSource) run(args ...string) (string, error) {
-	e, text := s.e.inner()
-	e.run(args)
-	return text.String(), nil // an error is in the text
+	code := e.run(args)
+	return text.String(), code == exitDone
 }

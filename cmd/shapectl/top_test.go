@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,10 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/live/livetest"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/internal/top"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A terminal is a pseudo terminal, and what it shows. It is a vt100: others have more ways to say the same.
@@ -350,15 +346,17 @@ func TestTopOnATerminal(t *testing.T) {
 		return strings.HasPrefix(lines[3], ">!mallory egress")
 	})
 	t.Logf("the offender was first after %v", time.Since(began))
+	term.press("V") // the last view
 	term.until("the fullest bucket", func(lines []string) bool {
 		flood.send()
-		return strings.HasPrefix(lines[21], "  10.0.1.5 ")
+		return strings.HasPrefix(lines[3], "> 10.0.1.5 ")
 	})
+	term.press("v")
 
 	term.resize(120, 40)
 	term.until("40 lines", func(lines []string) bool {
 		flood.send()
-		return strings.Contains(lines[2], " PLAN ") && strings.HasPrefix(lines[39], "q quit")
+		return strings.Contains(lines[2], " LEVEL ") && strings.HasPrefix(lines[39], "q quit")
 	})
 	term.resize(40, 10)
 	term.until("10 lines", func(lines []string) bool { return strings.HasPrefix(lines[9], "q quit") })
@@ -379,27 +377,26 @@ func TestTopOnATerminal(t *testing.T) {
 		term.press("\x1b")
 		term.shows("hosts of va")
 	}
+	term.press("\x1b")
+	term.shows("filter 10.0.1.0: 1 of 4")
 	term.back()
 
 	counted := r.show("va", "egress", "10.0.0.9")[0]
 	term.press("/mallory\rr2mbit\r")
-	term.shows("mallory egress 10.0.0.9: 1mbit -> 2mbit")
-	if now := r.show("va", "egress", "10.0.0.9")[0]; now.Rate != 1e6 {
-		t.Errorf("the rate is %d before the answer", now.Rate)
-	}
-	term.press("y")
 	term.until("the new rate", func(lines []string) bool {
 		flood.send()
-		return strings.Contains(lines[3], " 2mbit ")
+		return strings.Contains(strings.Join(lines, "\n"), "u undoes it") && strings.Contains(lines[4], " 2mbit ")
 	})
+	term.press("c")
+	term.until("no pending change", func(lines []string) bool { return strings.Contains(lines[3], " 2mbit ") })
 	now := r.show("va", "egress", "10.0.0.9")[0]
 	if now.Rate != 2e6 || now.Name != "mallory" || now.PassedPackets < counted.PassedPackets || now.DroppedPackets < counted.DroppedPackets {
 		t.Errorf("the rule was %+v and is %+v", counted, now)
 	}
-	term.press("r3mbit\rt")
-	term.shows("it reverts in")
-	term.press("cu")
-	term.until("no change", func(lines []string) bool { return !strings.Contains(strings.Join(lines, "\n"), "it reverts in") })
+	term.press("r3mbit\r")
+	term.shows("u undoes it")
+	term.press("u")
+	term.until("no change", func(lines []string) bool { return !strings.Contains(strings.Join(lines, "\n"), "u undoes it") })
 	if now := r.show("va", "egress", "10.0.0.9")[0]; now.Rate != 2e6 {
 		t.Errorf("undone, the rate is %d", now.Rate)
 	}
@@ -458,20 +455,26 @@ func TestTopWithoutATerminal(t *testing.T) {
 		}
 	}
 
-	cmd := r.command("top", "-j", "--interval", "100ms")
-	out, err := cmd.StdoutPipe()
-	testenv.Must(t, err)
-	testenv.Must(t, cmd.Start())
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	for range 3 {
-		if !lines.Scan() || !json.Valid(lines.Bytes()) {
-			t.Fatalf("a line of top -j is %q, %v", lines.Text(), lines.Err())
-		}
+	streams := [][]string{{"top", "-j", "--interval", "100ms"}}
+	if !testenv.OlderThan(t, 6, 6) {
+		streams = append(streams, []string{"top", "-j", "--interval", "100ms", "--by", "host"}, []string{"top", "-j", "--interval", "100ms", "--rtt"})
 	}
-	testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
+	for _, line := range streams {
+		cmd := r.command(line...)
+		out, err := cmd.StdoutPipe()
+		testenv.Must(t, err)
+		testenv.Must(t, cmd.Start())
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, 1<<20)
+		for range 3 {
+			if !lines.Scan() || !json.Valid(lines.Bytes()) {
+				t.Fatalf("a line of %s is %q, %v", line, lines.Text(), lines.Err())
+			}
+		}
+		testenv.Must(t, cmd.Process.Signal(syscall.SIGTERM))
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
 	}
 }
 
@@ -489,27 +492,22 @@ func TestTopOnADumbTerminal(t *testing.T) {
 	}
 }
 
-// What is gone is not set again.
+// What is gone is not set again: neither by the arguments of the screen.
 func TestTopSetsWhatIsThere(t *testing.T) {
 	r := newRig(t)
 	s := &topSource{e: &env{getenv: func(name string) string { return r.env[name] }}}
 	r.ok("set", "home", "--new", "--rate", "1mbit")
-	target := func(t policy.Table) top.Target {
-		return top.Target{Rule: &livetest.Scene(t).Read(0, livetest.Counted(nil)).Items[0]}
-	}
-	pool := target(policy.Table{Rules: []policy.Rule{{Pool: true, Label: policy.Label{Name: "home"}}}})
-	said, err := s.SetRate(pool, "2mbit", 0)
-	if err != nil || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
-		t.Errorf("a pool: %s, %v", said, err)
+	if said, ok := s.Run("set", "--rate", "2mbit", "--kind", "pool", "--", "home"); !ok || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
+		t.Errorf("a pool: %s", said)
 	}
 	r.ok("delete", "home")
-	for says, target := range map[string]top.Target{
-		"set home: no pool has that name":                            pool,
-		"set alice: no rule or pool has that name":                   {Name: "alice"},
-		"va egress has no rule for 10.0.0.7/32; nothing was changed": target(policy.Table{Device: "va", Direction: policy.Egress, Rules: []policy.Rule{{Prefix: netip.MustParsePrefix("10.0.0.7/32")}}}),
+	for says, line := range map[string]string{
+		"set home: no pool has that name":                            "--kind pool -- home",
+		"set alice: no rule or pool has that name":                   "-- alice",
+		"va egress has no rule for 10.0.0.7/32; nothing was changed": "--kind rule -- va egress 10.0.0.7/32",
 	} {
-		if said, err := s.SetRate(target, "1mbit", 0); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %s, %v", says, said, err)
+		if said, ok := s.Run(append([]string{"set", "--rate", "1mbit"}, strings.Fields(line)...)...); ok || !strings.Contains(said, says) {
+			t.Errorf("%s: %s", says, said)
 		}
 	}
 }

@@ -22,6 +22,29 @@ type FullBucket struct {
 	Percent float64 // the level in percent of what the bucket and its queue can hold
 }
 
+// A Part of a rule is one of its hosts, subnets or flows: what it sends, and its bucket.
+type Part struct {
+	Bucket                // Name is always known
+	Full            Value // its level in percent of what the bucket and its queue can hold; not known if it has no bucket
+	Offered, Passed Value // bit/s; not known of who is only known by a bucket
+}
+
+// A Use is who used a rule over an interval.
+type Use struct {
+	*Item
+	Host            string // whose flows the parts are; "" for all hosts of the rule
+	Offered, Passed Value  // bit/s, of all together
+	Parts           []Row
+	Note            string // what the figures lack
+}
+
+// PartRow is the row of a part of the item.
+func (it *Item) PartRow(p Part) Row {
+	use := p.Passed.Or(p.Offered.Or(0))
+	dropped := max(p.Offered.Or(0)-use, 0)
+	return Row{Item: it, Part: &p, idle: !it.Place.InForce, Use: use, Dropped: dropped, Refusing: dropped, OfRate: -1, DroppedPercent: -1, ExcessPercent: -1, Level: p.Full.Or(-1)}
+}
+
 func (l *Limit) bucket(b maps.Bucket) Bucket {
 	out := Bucket{Name: b.Flow.String(), Bytes: b.LevelBytes, SecondBytes: b.SecondBytes}
 	switch {

@@ -11,10 +11,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Row is a line of a view: a rule or pool, or a name with all its rules.
+// A Row is a line of a view: a rule or pool, a part of one, or a name with all its rules.
 type Row struct {
 	*Item       // nil for a name
 	Name  *Name // nil for a rule or pool
+	Part  *Part // nil unless it is a part of the item
 	Depth int   // the number of pools above it, in a tree
 
 	Use      float64 // bit/s
@@ -75,9 +76,9 @@ func (r *Row) does(activity string) bool {
 	return is == want || 0 < is && is < want && activity != "idle"
 }
 
-// Views are what rows are grouped by: rules and pools, pools with what is within them, names, and the pools that several
-// names draw from.
-var Views = []string{"network", "tree", "name", "node"}
+// Views are what rows are grouped by: rules and pools, pools with what is within them, names, the pools that several names
+// draw from, and the fullest buckets.
+var Views = []string{"network", "tree", "name", "node", "bucket"}
 
 // Worst is the order of what is not in force first. Then come those that drop, and pools that refuse, most now, those with
 // the largest share of excess packets, and those nearest to their rate. docs/top.md says so.
@@ -112,7 +113,7 @@ var orders = []order{
 	figure("passed", func(r *Row) float64 { return r.sum(func(it *Item) float64 { return float64(it.PassedBytes) }) }),
 	figure("rate", (*Row).rate),
 	figure("level", func(r *Row) float64 { return r.Level }),
-	ofText("name", (*Row).label),
+	ofText("name", (*Row).Called),
 	ofText("plan", func(r *Row) string { return r.first().Label.Plan }),
 	{"device", func(a, b *Row) int { return a.first().Compare(b.first()) }},
 	{"network", func(a, b *Row) int { return policy.ComparePrefix(a.first().network(), b.first().network()) }},
@@ -170,16 +171,33 @@ func (r *Row) rate() float64 {
 	return float64(r.Limit.Rate)
 }
 
-// label is the name of a rule or pool; of a rule without one, its place.
-func (r *Row) label() string {
-	if r.Name != nil {
+// Called is the key of a part, or the name of a rule or pool; of a rule without one, its place.
+func (r *Row) Called() string {
+	switch {
+	case r.Name != nil:
 		return r.Name.Name
+	case r.Part != nil:
+		return r.Part.Name
 	}
 	return cmp.Or(r.Label.Name, r.Key.String())
 }
 
+// ID is what the row is about, in every reading.
+func (r *Row) ID() string {
+	switch {
+	case r.Name != nil:
+		return "name\x00" + r.Name.Name
+	case r.Part != nil:
+		return r.Key.String() + "\x00" + r.Part.Name
+	}
+	return r.Key.String()
+}
+
 // Compare sorts by device and direction, and pools, which come first, by name.
 func (it *Item) Compare(o *Item) int {
+	if it.Place == o.Place && !it.IsPool() {
+		return 0
+	}
 	return cmp.Or(plain.Natural(it.Device, o.Device), cmp.Compare(it.Direction, o.Direction), plain.Natural(it.Key.Pool, o.Key.Pool))
 }
 
@@ -226,9 +244,14 @@ func (it *Item) row(full map[*Item]float64) Row {
 // Rows are those of a view. of is how many there were without Search and Top.
 func (out *Reading) Rows(v View) (rows []Row, of int) {
 	full := map[*Item]float64{}
-	for i := range out.Fullest {
-		b := &out.Fullest[i]
+	for _, b := range out.Fullest {
 		full[b.Item] = max(full[b.Item], b.Percent)
+		if v.By == "bucket" && (v.Chosen == nil || v.Chosen(b.Item)) {
+			rows = append(rows, b.PartRow(Part{Bucket: b.Bucket, Full: known(b.Percent)}))
+		}
+	}
+	if v.By == "bucket" {
+		return v.Arrange(rows)
 	}
 	tree, picked := v.By == "tree" || v.By == "node", out.picked(v)
 	wants := func(it *Item) bool {
@@ -252,6 +275,11 @@ func (out *Reading) Rows(v View) (rows []Row, of int) {
 	if tree {
 		return out.tree(all, v)
 	}
+	return v.Arrange(all)
+}
+
+// Arrange leaves of rows what Search and Show want, and the first of them by the order. of is how many there were.
+func (v View) Arrange(all []Row) (rows []Row, of int) {
 	of = len(all)
 	if wanted := v.wanted(); wanted != nil {
 		all = slices.DeleteFunc(all, func(r Row) bool { return !wanted(&r) })
@@ -293,8 +321,16 @@ func (v View) first(rows []Row) []Row {
 		return cmp.Or(o.compare(a, b), a.tie(b))
 	}
 	if v.Top == 0 || v.Top >= len(rows) {
-		slices.SortStableFunc(rows, func(a, b Row) int { return compare(&a, &b) })
-		return rows
+		at := make([]int, len(rows)) // rows are large
+		for i := range at {
+			at[i] = i
+		}
+		slices.SortFunc(at, func(a, b int) int { return cmp.Or(compare(&rows[a], &rows[b]), a-b) })
+		sorted := make([]Row, len(rows))
+		for i, from := range at {
+			sorted[i] = rows[from]
+		}
+		return sorted
 	}
 	best := make([]Row, 0, v.Top+1) // of many rows, few are among the first
 	for i := range rows {
@@ -318,8 +354,8 @@ func worst(a, b *Row) int {
 
 // tie orders what is otherwise alike: names and pools by name, and rules by their places.
 func (r *Row) tie(o *Row) int {
-	if r.Name != nil && o.Name != nil {
-		return plain.Natural(r.Name.Name, o.Name.Name)
+	if r.Name != nil && o.Name != nil || r.Part != nil && o.Part != nil {
+		return plain.Natural(r.Called(), o.Called())
 	}
 	return r.first().Compare(o.first())
 }
@@ -339,7 +375,8 @@ func (v View) wanted() func(*Row) bool {
 			return false
 		}
 		for i, word := range words {
-			if !slices.ContainsFunc(r.All(), func(it *Item) bool { return it.matches(word, addresses[i]) }) {
+			isPart := r.Part != nil && strings.Contains(r.Part.Name, word)
+			if !isPart && !slices.ContainsFunc(r.All(), func(it *Item) bool { return it.matches(word, addresses[i]) }) {
 				return false
 			}
 		}

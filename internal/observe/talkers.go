@@ -52,28 +52,17 @@ func TalkersOf(all []live.Item, of *live.Limit) TalkersOptions {
 }
 
 // Traffic is packets and bytes on the wire.
-type Traffic struct{ Packets, Bytes, PassedPackets, PassedBytes uint64 }
+type Traffic = bpf.ObserveTraffic
 
-func (t *Traffic) add(c bpf.ObserveTraffic) {
-	t.Packets += c.Packets
-	t.Bytes += c.Bytes
-	t.PassedPackets += c.PassedPackets
-	t.PassedBytes += c.PassedBytes
+func add(t *Traffic, c Traffic) {
+	t.Packets, t.Bytes = t.Packets+c.Packets, t.Bytes+c.Bytes
+	t.PassedPackets, t.PassedBytes = t.PassedPackets+c.PassedPackets, t.PassedBytes+c.PassedBytes
 }
 
 // A Talker is a host or flow that sent something since the last Read.
 type Talker struct {
-	Host netip.Addr     // the address that rules match; of a flow the same
-	Flow shapemaps.Flow // only by flow
+	Key string // the address that rules match, or the flow
 	Traffic
-}
-
-// Name is the host or flow as people read it.
-func (t Talker) Name(byFlow bool) string {
-	if byFlow {
-		return t.Flow.String()
-	}
-	return t.Host.String()
 }
 
 // A TalkersReading is what was sent since the last Read.
@@ -93,13 +82,13 @@ type Talkers struct {
 	hooks   hooks
 	placed  []bpf.ObservePrefix
 	last    map[bpf.AbiKey]*talker
-	total   bpf.ObserveTraffic
+	total   Traffic
 	round   uint64
 	read    time.Time
 }
 
 type talker struct {
-	bpf.ObserveTraffic
+	Traffic
 	round uint64
 }
 
@@ -180,7 +169,7 @@ func (t *Talkers) Read() (TalkersReading, error) {
 	t.read = now
 	t.round++
 	var sum Traffic
-	err := each(t.objects.maps[bpf.ObserveMapTalkers], maxTalkers, func(k bpf.AbiKey, now bpf.ObserveTraffic) {
+	err := each(t.objects.maps[bpf.ObserveMapTalkers], maxTalkers, func(k bpf.AbiKey, now Traffic) {
 		have := t.last[k]
 		if have == nil {
 			have = &talker{}
@@ -190,36 +179,29 @@ func (t *Talkers) Read() (TalkersReading, error) {
 			return // it came twice
 		}
 		have.round = t.round
-		fresh := trafficSince(now, have.ObserveTraffic)
-		if have.ObserveTraffic = now; fresh == (bpf.ObserveTraffic{}) {
-			return
+		fresh := trafficSince(now, have.Traffic)
+		if have.Traffic = now; fresh != (Traffic{}) {
+			add(&sum, fresh)
+			out.Talkers = append(out.Talkers, Talker{t.keyOf(k), fresh})
 		}
-		one := t.talker(k)
-		one.add(fresh)
-		sum.add(fresh)
-		out.Talkers = append(out.Talkers, one)
 	})
 	if err != nil {
 		return out, err
 	}
 	maps.DeleteFunc(t.last, func(_ bpf.AbiKey, v *talker) bool { return v.round != t.round })
-	var cpus []bpf.ObserveTraffic
+	var cpus []Traffic
 	if err := t.objects.maps[bpf.ObserveMapTotal].Lookup(uint32(0), &cpus); err != nil {
 		return out, fmt.Errorf("read the sum of all: %w", err)
 	}
 	var total Traffic
 	for _, c := range cpus {
-		total.add(c)
+		add(&total, c)
 	}
-	all := bpf.ObserveTraffic{Packets: total.Packets, Bytes: total.Bytes, PassedPackets: total.PassedPackets, PassedBytes: total.PassedBytes}
-	out.Total.add(trafficSince(all, t.total))
-	t.total = all
-	out.Others = Traffic{
-		less(out.Total.Packets, sum.Packets), less(out.Total.Bytes, sum.Bytes),
-		less(out.Total.PassedPackets, sum.PassedPackets), less(out.Total.PassedBytes, sum.PassedBytes),
-	}
+	out.Total, t.total = trafficSince(total, t.total), total
+	out.Others.Packets, out.Others.Bytes = less(out.Total.Packets, sum.Packets), less(out.Total.Bytes, sum.Bytes)
+	out.Others.PassedPackets, out.Others.PassedBytes = less(out.Total.PassedPackets, sum.PassedPackets), less(out.Total.PassedBytes, sum.PassedBytes)
 	slices.SortFunc(out.Talkers, func(a, b Talker) int {
-		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(b.Packets, a.Packets), a.Host.Compare(b.Host), cmp.Compare(a.Flow.String(), b.Flow.String()))
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Key, b.Key))
 	})
 	return out, placed
 }
@@ -228,7 +210,7 @@ func (t *Talkers) Read() (TalkersReading, error) {
 func less(a, b uint64) uint64 { return a - min(a, b) }
 
 // trafficSince is what was counted since earlier; all, if counting began anew.
-func trafficSince(now, earlier bpf.ObserveTraffic) bpf.ObserveTraffic {
+func trafficSince(now, earlier Traffic) Traffic {
 	if now.Packets < earlier.Packets || now.Bytes < earlier.Bytes || now.PassedBytes < earlier.PassedBytes {
 		return now
 	}
@@ -239,15 +221,13 @@ func trafficSince(now, earlier bpf.ObserveTraffic) bpf.ObserveTraffic {
 	return now
 }
 
-func (t *Talkers) talker(k bpf.AbiKey) (one Talker) {
+func (t *Talkers) keyOf(k bpf.AbiKey) string {
 	is4 := k.Family == 4
-	if one.Host = addrOf(k.Src, is4); !t.options.ByFlow {
-		return one
+	if !t.options.ByFlow {
+		return addrOf(k.Src, is4).String()
 	}
 	port := func(networkOrder uint16) uint16 {
 		return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, networkOrder))
 	}
-	one.Flow = shapemaps.Flow{Src: addrOf(k.Src, is4), Dst: addrOf(k.Dst, is4), Proto: k.Proto, SrcPort: port(k.Sport), DstPort: port(k.Dport)}
-	one.Host = one.Flow.Far(t.options.Match)
-	return one
+	return shapemaps.Flow{Src: addrOf(k.Src, is4), Dst: addrOf(k.Dst, is4), Proto: k.Proto, SrcPort: port(k.Sport), DstPort: port(k.Dport)}.String()
 }

@@ -3,6 +3,7 @@ package observe
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -104,16 +105,16 @@ func TestTalkers(t *testing.T) {
 	r.send("192.0.2.1", 5) // of no rule
 	for _, of := range []*Talkers{hosts, flows} {
 		got := read(t, of)
-		if len(got.Talkers) != 2 || got.Talkers[0].Host.String() != "10.0.0.2" || got.Talkers[1].Host.String() != "10.0.0.1" {
+		if len(got.Talkers) != 2 || !strings.Contains(got.Talkers[0].Key, "10.0.0.2") || !strings.Contains(got.Talkers[1].Key, "10.0.0.1") {
 			t.Fatalf("who sends is %+v", got.Talkers)
 		}
-		if want := (Traffic{30, 30_000, 6, 6_000}); got.Talkers[0].Traffic != want {
+		if want := (Traffic{Packets: 30, Bytes: 30_000, PassedPackets: 6, PassedBytes: 6_000}); got.Talkers[0].Traffic != want {
 			t.Errorf("one who is limited sent %+v, want %+v", got.Talkers[0].Traffic, want)
 		}
-		if want := (Traffic{4, 4_000, 4, 4_000}); got.Talkers[1].Traffic != want {
+		if want := (Traffic{Packets: 4, Bytes: 4_000, PassedPackets: 4, PassedBytes: 4_000}); got.Talkers[1].Traffic != want {
 			t.Errorf("one who is not limited sent %+v, want %+v", got.Talkers[1].Traffic, want)
 		}
-		if want := (Traffic{34, 34_000, 10, 10_000}); got.Total != want || got.Others != (Traffic{}) || got.PassedUnknown || got.Interval <= 0 {
+		if want := (Traffic{Packets: 34, Bytes: 34_000, PassedPackets: 10, PassedBytes: 10_000}); got.Total != want || got.Others != (Traffic{}) || got.PassedUnknown || got.Interval <= 0 {
 			t.Errorf("all sent %+v, want %+v, and others %+v", got.Total, want, got.Others)
 		}
 		if again := read(t, of); len(again.Talkers) != 0 || again.Total != (Traffic{}) {
@@ -121,7 +122,7 @@ func TestTalkers(t *testing.T) {
 		}
 	}
 	r.send("10.0.0.1", 1)
-	if got := read(t, flows).Talkers; len(got) != 1 || got[0].Flow.Dst.String() != "10.0.0.1" || got[0].Flow.Proto != 17 {
+	if got := read(t, flows).Talkers; len(got) != 1 || !strings.HasPrefix(got[0].Key, "udp,10.9.9.9:") || !strings.Contains(got[0].Key, ",10.0.0.1:") {
 		t.Errorf("the flow is %+v", got)
 	}
 }
@@ -133,13 +134,13 @@ func TestTalkersFollowTheDevice(t *testing.T) {
 	hosts := r.start(o)
 	r.flush()
 	r.send("10.0.0.1", 30)
-	if got := read(t, hosts).Total; got != (Traffic{30, 30_000, 30, 30_000}) {
+	if got := read(t, hosts).Total; got != (Traffic{Packets: 30, Bytes: 30_000, PassedPackets: 30, PassedBytes: 30_000}) {
 		t.Errorf("without a limit: %+v", got)
 	}
 	r.put(limit("10.0.0.0/8"))
 	read(t, hosts) // finds that the limit is not between the programs
 	r.send("10.0.0.1", 30)
-	if got := read(t, hosts).Total; got != (Traffic{30, 30_000, 10, 10_000}) {
+	if got := read(t, hosts).Total; got != (Traffic{Packets: 30, Bytes: 30_000, PassedPackets: 10, PassedBytes: 10_000}) {
 		t.Errorf("with a new limit: %+v", got)
 	}
 	deleteLink(t, "va")
@@ -150,7 +151,7 @@ func TestTalkersFollowTheDevice(t *testing.T) {
 	r.sender = testenv.NewSender(t, "va")
 	read(t, hosts)
 	r.send("10.0.0.1", 3)
-	if got := read(t, hosts).Total; got != (Traffic{3, 3_000, 3, 3_000}) {
+	if got := read(t, hosts).Total; got != (Traffic{Packets: 3, Bytes: 3_000, PassedPackets: 3, PassedBytes: 3_000}) {
 		t.Errorf("the device is back: %+v", got)
 	}
 }
@@ -170,7 +171,7 @@ func TestTalkersUnderASpray(t *testing.T) {
 	if len(got.Talkers) > maxTalkers {
 		t.Errorf("%d talkers are kept, at most %d have room", len(got.Talkers), maxTalkers)
 	}
-	if first := got.Talkers[0]; first.Host.String() != "10.255.0.1" || first.Packets < sprayed/100 {
+	if first := got.Talkers[0]; first.Key != "10.255.0.1" || first.Packets < sprayed/100 {
 		t.Errorf("who sends most is %+v", first)
 	}
 	var sum Traffic

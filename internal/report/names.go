@@ -94,33 +94,60 @@ func (n *Named) pools() string {
 	return strings.Join(names, ", ")
 }
 
+// unnamed is a rule without a name, as a line among names.
+func unnamed(row *live.Row) Named {
+	r := NewRule(row.Item)
+	n := Named{Name: r.calledBy(), row: row, DroppedPercent: knownOrNull(row.DroppedPercent), state: r.remarks()}
+	if r.Interval > 0 {
+		n.IntervalNS = new(uint64(r.Interval))
+	}
+	n.Sides = []NamedSide{{Device: r.Device, Direction: r.Direction, Pools: []string{}, UseBits: bits(r.UseBits()), PassedBytes: r.PassedBytes, rate: r.RateText()}}
+	if r.Within != "" {
+		n.Sides[0].Pools = []string{string(r.Within)}
+	}
+	return n
+}
+
+// side is what a name has in a column; nil for nothing.
+func (n *Named) side(c live.SideColumn) *NamedSide {
+	at := 0
+	if n.row.Name != nil {
+		at = slices.Index(n.row.Name.Sides, n.row.Side(c))
+	} else if n.Sides[0].Direction != c.Direction || c.Device != "" && c.Device != n.Sides[0].Device {
+		at = -1
+	}
+	if at < 0 {
+		return nil
+	}
+	return &n.Sides[at]
+}
+
+// nameColumns are those of a table of names.
+func nameColumns(names Names) []column[Named] {
+	columns := []column[Named]{
+		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
+		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 5},
+	}
+	for i, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
+		figure := func(head string, wide, drop int, of func(NamedSide) string) {
+			columns = append(columns, column[Named]{head: head, right: true, wide: wide, drop: drop * i, cell: func(n *Named) string { return optional(n.side(side), of) }})
+		}
+		figure(side.Head(), 0, 2, func(s NamedSide) string { return s.rate })
+		if len(names) > 0 && names[0].IntervalNS != nil {
+			figure("USE", bitsWide, 3, func(s NamedSide) string { return optional(s.UseBits, bitsText) })
+		} else {
+			figure("PASSED", 0, 3, func(s NamedSide) string { return bytesText(s.PassedBytes) })
+		}
+	}
+	return append(columns,
+		column[Named]{head: "DROPPED", right: true, drop: 4, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
+		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
+}
+
 // Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
 func (names Names) Text(w io.Writer, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
-	columns := []column[Named]{
-		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
-		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true},
-	}
-	for _, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
-		figure := func(head string, of func(*NamedSide) string) {
-			columns = append(columns, column[Named]{head: head, right: true, cell: func(n *Named) string {
-				if at := slices.Index(n.row.Name.Sides, n.row.Side(side)); at >= 0 {
-					return of(&n.Sides[at])
-				}
-				return ""
-			}})
-		}
-		figure(side.Head(), func(s *NamedSide) string { return s.rate })
-		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", func(s *NamedSide) string { return optional(s.UseBits, bitsText) })
-		} else {
-			figure("PASSED", func(s *NamedSide) string { return bytesText(s.PassedBytes) })
-		}
-	}
-	columns = append(columns,
-		column[Named]{head: "DROPPED", right: true, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
-		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
-	if err := writeTable(text, names, columns, width); err != nil {
+	if err := writeTable(text, names, nameColumns(names), width); err != nil {
 		return err
 	}
 	if len(names) < of {

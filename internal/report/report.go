@@ -32,7 +32,8 @@ type Rule struct {
 	Confirm string `json:"-"`
 	MadeBy  string `json:"-"`
 
-	depth int // the number of pools above it, in a tree
+	depth int       // the number of pools above it, in a tree
+	now   *live.Row // of a view; nil elsewhere
 }
 
 // MarshalJSON has the figures first.

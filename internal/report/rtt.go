@@ -72,6 +72,10 @@ func shortTime(ns uint64) string {
 
 // Text writes a line for each rule, and where it is the only one, for each of its hosts.
 func (all RTTs) Text(w io.Writer, width int) error {
+	if len(all.Rules) == 0 {
+		_, err := fmt.Fprintln(w, "no TCP packets with payload")
+		return err
+	}
 	text := bufio.NewWriter(w)
 	lines := slices.Clone(all.Rules)
 	if len(lines) == 1 {

@@ -7,17 +7,11 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// Bits, Bytes and Percent write figures as all tables have them.
+// Bits and Bytes write figures as all tables have them.
 func Bits(n uint64) string { return bitsText(n) }
 
 // Bytes is Bits for bytes.
 func Bytes(n uint64) string { return bytesText(n) }
-
-// Percent is Bits for shares.
-func Percent(p float64) string { return percentText(p) }
-
-// Wait is how long a packet would wait.
-func Wait(ns uint64) string { return About(ns) }
 
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {

@@ -23,6 +23,7 @@ type column[T any] struct {
 	head   string
 	key    string // of its figure; "" for none
 	right  bool   // numbers are aligned to the right
+	wide   int    // at least so many columns, so that it does not move on a screen
 	always bool   // also where all cells are empty
 	cell   func(*T) string
 	cut    func(*T) bool // which cells may be cut to fit the width; nil for none
@@ -35,7 +36,7 @@ type column[T any] struct {
 // whole has all cells of a column cut.
 func whole[T any](*T) bool { return true }
 
-// A short is the cells of a column without what they have in common, and a line that says that.
+// A short is the cells of a column without what they have in common, and a line that says that; "" for none.
 type short[T any] struct {
 	head, common string
 	cell         func(*T) string
@@ -47,23 +48,35 @@ const (
 	ellipsis = "..."
 )
 
-// A measured column has the width of its widest cell, and of the widest one that cannot be cut.
+// A measured column has its cells, and the width of the widest one, and of the widest one that cannot be cut.
 type measured[T any] struct {
 	column[T]
+	cells        []string
 	width, least int
+}
+
+// textWidth is how many columns a terminal needs for a text. Most are ASCII.
+func textWidth(s string) int {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return ansi.StringWidth(s)
+		}
+	}
+	return len(s)
 }
 
 // measure returns the columns that have any cells to show, and the width of all.
 func measure[T any](rows []T, columns []column[T]) (shown []measured[T], total int) {
 	total = -len(gap)
 	for _, c := range columns {
-		m, used := measured[T]{c, ansi.StringWidth(c.head), cmp.Or(c.least, leastCut)}, c.always
+		m, used := measured[T]{c, make([]string, len(rows)), max(textWidth(c.head), c.wide), cmp.Or(c.least, leastCut)}, c.always
 		for i := range rows {
 			cell := c.cell(&rows[i])
+			width := textWidth(cell)
 			used = used || cell != "" && cell != "0" && cell != "0%"
-			m.width = max(m.width, ansi.StringWidth(cell))
+			m.cells[i], m.width = cell, max(m.width, width)
 			if c.cut == nil || !c.cut(&rows[i]) {
-				m.least = max(m.least, ansi.StringWidth(cell))
+				m.least = max(m.least, width)
 			}
 		}
 		if m.least = min(m.least, m.width); c.cut == nil {
@@ -87,7 +100,9 @@ func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], 
 	for i, c := range columns {
 		if c.short != nil {
 			columns[i].head, columns[i].cell = c.short.head, c.short.cell
-			notes = append(notes, c.short.common)
+			if c.short.common != "" {
+				notes = append(notes, c.short.common)
+			}
 		}
 	}
 	shown, total = measure(rows, columns)
@@ -97,13 +112,18 @@ func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], 
 	}
 	var out []string
 	for least > width {
-		first := slices.MaxFunc(shown, func(a, b measured[T]) int { return cmp.Compare(a.drop, b.drop) })
-		if first.drop == 0 {
+		first := 0
+		for i, c := range shown {
+			if c.drop > shown[first].drop {
+				first = i
+			}
+		}
+		if shown[first].drop == 0 {
 			break
 		}
-		out = append(out, first.head)
-		least, total = least-first.least-len(gap), total-first.width-len(gap)
-		shown = slices.DeleteFunc(shown, func(c measured[T]) bool { return c.head == first.head })
+		out = append(out, shown[first].head)
+		least, total = least-shown[first].least-len(gap), total-shown[first].width-len(gap)
+		shown = slices.Delete(shown, first, first+1)
 	}
 	for i := len(shown) - 1; i >= 0 && total > width; i-- {
 		narrower := max(shown[i].width-(total-width), shown[i].least)
@@ -116,19 +136,25 @@ func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], 
 	return shown, notes
 }
 
-// writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
-func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) error {
+// tableLines are the heads and rows of a table, at most width columns wide where that can be, 0 is no limit; and lines that say
+// what is not shown.
+func tableLines[T any](rows []T, columns []column[T], width int) (lines, notes []string) {
 	shown, notes := fit(rows, columns, width)
-	line := func(cell func(column[T]) string) error {
+	lines = make([]string, len(rows)+1)
+	for n := range lines {
 		var b strings.Builder
 		for i, c := range shown {
-			text := cell(c.column)
-			if wide := ansi.StringWidth(text) > c.width; wide && c.inside {
+			text := c.head
+			if n > 0 {
+				text = c.cells[n-1]
+			}
+			wide := textWidth(text)
+			if wide > c.width && c.inside {
 				text = cutInside(text, c.width)
-			} else if wide {
+			} else if wide > c.width {
 				text = ansi.Truncate(text, c.width, ellipsis)
 			}
-			padding := strings.Repeat(" ", c.width-ansi.StringWidth(text))
+			padding := strings.Repeat(" ", max(c.width-textWidth(text), 0))
 			if i > 0 {
 				b.WriteString(gap)
 			}
@@ -140,19 +166,16 @@ func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) er
 				b.WriteString(padding)
 			}
 		}
-		_, err := io.WriteString(w, strings.TrimRight(b.String(), " ")+"\n")
-		return err
+		lines[n] = strings.TrimRight(b.String(), " ")
 	}
-	if err := line(func(c column[T]) string { return c.head }); err != nil {
-		return err
-	}
-	for i := range rows {
-		if err := line(func(c column[T]) string { return c.cell(&rows[i]) }); err != nil {
-			return err
-		}
-	}
-	for _, note := range notes {
-		if _, err := fmt.Fprintln(w, note); err != nil {
+	return lines, notes
+}
+
+// writeTable writes rows, at most width columns wide where that can be; 0 is no limit.
+func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) error {
+	lines, notes := tableLines(rows, columns, width)
+	for _, line := range append(lines, notes...) {
+		if _, err := io.WriteString(w, line+"\n"); err != nil {
 			return err
 		}
 	}
@@ -498,6 +521,56 @@ func (rules Rules) KeepFullest(n int) (of int) {
 	return of
 }
 
+// partColumns are those of rules with one bucket each, or with a host or flow that sends: who it is comes first.
+func partColumns(head string) []column[Rule] {
+	sends := func(head string, of func(*live.Part) live.Value) column[Rule] {
+		return cell(head, true, func(r *Rule) string {
+			if r.now == nil {
+				return ""
+			}
+			return optional(bits(of(r.now.Part)), bitsText)
+		})
+	}
+	bucket := func(head string, drop int, of func(*Rule) string) column[Rule] {
+		c := cell(head, true, func(r *Rule) string {
+			if r.now != nil && !r.now.Part.Full.Known {
+				return ""
+			}
+			return of(r)
+		})
+		c.drop = drop
+		return c
+	}
+	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) })
+	level.always = head == "KEY" // of buckets, whose second level may be all that they have
+	return []column[Rule]{
+		{head: head, cut: whole[Rule], inside: true, least: leastName, cell: func(r *Rule) string {
+			if r.IsPool() {
+				return ""
+			}
+			return plain.Line(r.Buckets[0].Key)
+		}},
+		sends("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
+		sends("PASSED", func(p *live.Part) live.Value { return p.Passed }),
+		sends("DROPS", func(p *live.Part) live.Value {
+			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
+		}),
+		level,
+		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }),
+		bucket("LEVEL 2", 0, func(r *Rule) string {
+			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
+				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
+			})
+		}),
+		bucket("WAIT", 0, func(r *Rule) string {
+			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
+				return "dropped"
+			}
+			return optional(r.Buckets[0].WaitNS, About)
+		}),
+	}
+}
+
 // BucketsText writes a line for each bucket, the fullest first. of is as KeepFullest reports it.
 func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 	rows := rules.fullest()
@@ -506,27 +579,7 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, []column[Rule]{called(rows), places(rows),
-		{head: "KEY", cell: func(r *Rule) string {
-			if r.IsPool() {
-				return ""
-			}
-			return r.Buckets[0].Key
-		}},
-		{head: "LEVEL", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) }},
-		{head: "FULL", right: true, cell: func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }},
-		{head: "LEVEL 2", right: true, cell: func(r *Rule) string {
-			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
-			})
-		}},
-		{head: "WAIT", right: true, cell: func(r *Rule) string {
-			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
-				return "dropped"
-			}
-			return optional(r.Buckets[0].WaitNS, About)
-		}},
-	}, width)
+	err := writeTable(text, rows, append([]column[Rule]{called(rows), places(rows)}, partColumns("KEY")...), width)
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}

@@ -5,7 +5,10 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
+	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
@@ -13,6 +16,10 @@ import (
 type Talkers struct {
 	IntervalNS uint64        `json:"interval_ns"`
 	Rules      []RuleTalkers `json:"rules"`
+
+	rows []live.Row // of all rules
+	of   int
+	by   string
 }
 
 // RuleTalkers are the hosts that used a rule, or the flows of one of its hosts.
@@ -30,68 +37,52 @@ type RuleTalkers struct {
 	Note        string   `json:"note"`
 }
 
-// NewRuleTalkers are the talkers of a rule, none yet.
-func NewRuleTalkers(r *Rule, host string) RuleTalkers {
-	return RuleTalkers{Device: r.Device, Direction: r.Direction, CIDR: r.Item.Network, Name: r.Label.Name, Host: host, Talkers: []Talker{}}
-}
-
 // A Talker is a host or a flow.
 type Talker struct {
 	Key         string   `json:"key"`
-	OfferedBits *uint64  `json:"offered_bits_per_second"` // nil in a top where this is not known
+	OfferedBits *uint64  `json:"offered_bits_per_second"`
 	PassedBits  *uint64  `json:"passed_bits_per_second"`
 	LevelBytes  uint64   `json:"level_bytes"`
 	FullPercent *float64 `json:"full_percent"`
 }
 
-// Text writes a table for each rule.
-func (all Talkers) Text(w io.Writer, width int) error {
-	text := bufio.NewWriter(w)
-	for i := range all.Rules {
-		r := &all.Rules[i]
-		if i > 0 {
-			fmt.Fprintln(text)
+// NewTalkers are those who sent anything, in the order of a view, and of each rule as many as it has.
+func NewTalkers(interval time.Duration, uses []live.Use, v live.View) Talkers {
+	all := Talkers{IntervalNS: uint64(interval), Rules: []RuleTalkers{}, by: v.By}
+	for _, u := range uses {
+		rows, of := v.Arrange(slices.DeleteFunc(slices.Clone(u.Parts), func(r live.Row) bool { return !r.Part.Offered.Known }))
+		one := RuleTalkers{
+			Device: u.Device, Direction: u.Direction, CIDR: u.Network, Name: u.Label.Name, Host: u.Host,
+			OfferedBits: bits(u.Offered), PassedBits: bits(u.Passed), Talkers: []Talker{}, LeftOut: of - len(rows), Note: u.Note,
 		}
-		if err := r.text(text, width); err != nil {
-			return err
+		for _, r := range rows {
+			one.Talkers = append(one.Talkers, Talker{r.Part.Name, bits(r.Part.Offered), bits(r.Part.Passed), r.Part.Bytes, percentOrNull(r.Part.Full)})
 		}
+		all.Rules, all.rows, all.of = append(all.Rules, one), append(all.rows, rows...), all.of+of
 	}
-	return text.Flush()
+	all.rows, _ = v.Arrange(all.rows)
+	return all
 }
 
-func (t *RuleTalkers) text(w io.Writer, width int) error {
-	head, what := "HOST", "host"
-	where := plain.Line(t.Device) + " " + t.Direction + " " + t.CIDR
-	if t.Name != "" {
-		where = plain.Line(t.Name) + " (" + where + ")"
-	}
-	if t.Host != "" {
-		head, what = "FLOW", "flow"
-		where = t.Host + " in " + where
-	}
-	fmt.Fprintf(w, "%s: %s offered, %s passed\n", where, cmp.Or(optional(t.OfferedBits, Bits), "?"), cmp.Or(optional(t.PassedBits, Bits), "?"))
-	if len(t.Talkers) > 0 {
-		err := writeTable(w, t.Talkers, []column[Talker]{
-			{head: head, cell: func(t *Talker) string { return t.Key }, always: true},
-			{head: "OFFERED", right: true, always: true, cell: func(t *Talker) string { return optional(t.OfferedBits, Bits) }},
-			{head: "PASSED", right: true, cell: func(t *Talker) string { return optional(t.PassedBits, Bits) }},
-			{head: "LEVEL", right: true, drop: 1, cell: func(t *Talker) string {
-				if t.FullPercent == nil {
-					return ""
-				}
-				return Bytes(t.LevelBytes)
-			}},
-			{head: "FULL", right: true, drop: 1, cell: func(t *Talker) string { return optional(t.FullPercent, percentText) }},
-		}, width)
-		if err != nil {
-			return err
+// Text writes a line for each rule, and a table of all talkers.
+func (all Talkers) Text(w io.Writer, width int) error {
+	text := bufio.NewWriter(w)
+	for _, r := range all.Rules {
+		where := plain.Line(r.Device) + " " + r.Direction + " " + r.CIDR
+		if r.Name != "" {
+			where = plain.Line(r.Name) + " (" + where + ")"
+		}
+		if r.Host != "" {
+			where = r.Host + " in " + where
+		}
+		fmt.Fprintf(text, "%s: %s offered, %s passed\n", where, cmp.Or(optional(r.OfferedBits, Bits), "?"), cmp.Or(optional(r.PassedBits, Bits), "?"))
+		if r.Note != "" {
+			fmt.Fprintln(text, r.Note)
 		}
 	}
-	if t.LeftOut > 0 {
-		fmt.Fprintf(w, "and %s\n", plain.Count(t.LeftOut, "more "+what))
+	writeRows(text, all.rows, all.by, width)
+	if n := len(all.rows); n < all.of {
+		fmt.Fprintf(text, "%d of %s\n", n, plain.Count(all.of, all.by))
 	}
-	if t.Note != "" {
-		fmt.Fprintln(w, t.Note)
-	}
-	return nil
+	return text.Flush()
 }

@@ -1,9 +1,15 @@
 package report
 
 import (
+	"bufio"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/live"
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // A Top is what rules and pools do now.
@@ -90,10 +96,11 @@ func NewTop(r *live.Reading, v live.View) Top {
 		out.Names = []TopName{}
 	}
 	for i := range rows {
-		if row := newTopRow(&rows[i], i); rows[i].Name == nil {
-			out.Rules = append(out.Rules, TopRule{NewRule(rows[i].Item), row})
-		} else {
+		switch row := newTopRow(&rows[i], i); {
+		case rows[i].Name != nil:
 			out.Names = append(out.Names, newTopName(&rows[i], row))
+		case rows[i].Part == nil:
+			out.Rules = append(out.Rules, TopRule{NewRule(rows[i].Item), row})
 		}
 	}
 	if v.By == "tree" && v.Name != "" {
@@ -128,4 +135,143 @@ func knownOrNull(percent float64) *float64 {
 		return nil
 	}
 	return &percent
+}
+
+// These are wide enough for figures that change, and for the names of rules on a narrow screen.
+const (
+	bitsWide  = 8
+	leastRule = 14
+	planWidth = 96 // of a table that has room for plans
+)
+
+// Lines are the heads and rows of a view, at most width columns wide where that can be; 0 is no limit. Before what is not in
+// force stands X, and before what drops packets !. notes say what is not shown.
+func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
+	width = max(width-2, 0)
+	if by == "name" {
+		names := make(Names, len(rows))
+		for i := range rows {
+			if rows[i].Name == nil {
+				names[i] = unnamed(&rows[i])
+			} else {
+				names[i] = NewNamed(&rows[i])
+			}
+		}
+		columns := nameColumns(names)
+		columns[0].least = leastRule
+		lines, notes = tableLines(names, columns, width)
+	} else {
+		rules := make(Rules, len(rows))
+		for i := range rows {
+			r := &rows[i]
+			rules[i] = Rule{Item: r.Item, depth: r.Depth, now: r}
+			if r.Part != nil {
+				rules[i].Buckets = []Bucket{NewBucket(r.Item, r.Part.Bucket)}
+			}
+		}
+		lines, notes = tableLines(rules, topColumns(rules, by, width), width)
+	}
+	for i := range lines {
+		mark := "  "
+		if i > 0 && rows[i-1].Activity() == "out" {
+			mark = " X"
+		} else if i > 0 && rows[i-1].Refusing > 0 {
+			mark = " !"
+		}
+		lines[i] = mark + lines[i]
+	}
+	return lines, notes
+}
+
+// topColumns are those of a view. The figures of rules are those of show, and what they drop now and how full they are.
+func topColumns(rules Rules, by string, width int) []column[Rule] {
+	if by == "bucket" || by == "host" || by == "flow" {
+		columns := partColumns(strings.ToUpper(by))
+		if by == "bucket" || slices.ContainsFunc(rules, func(r Rule) bool { return r.Key != rules[0].Key }) {
+			return slices.Insert(columns, 1, called(rules), places(rules))
+		}
+		return columns
+	}
+	devices, directions := map[string]bool{}, map[string]bool{}
+	for _, r := range rules {
+		if !r.IsPool() && r.Label.Name != "" {
+			devices[r.Device], directions[r.Direction] = true, true
+		}
+	}
+	place := func(r *Rule) string { // what tells rules with a name apart
+		switch {
+		case len(devices) < 2:
+			return r.Direction
+		case len(directions) < 2:
+			return plain.Line(r.Device)
+		}
+		return r.Where()
+	}
+	indent := func(r *Rule, text string) string { return strings.Repeat("  ", r.depth) + text }
+	columns := []column[Rule]{{
+		head: "POOL OR RULE", always: true, cut: whole[Rule], inside: true, least: leastRule,
+		cell: func(r *Rule) string { return indent(r, r.Called()) },
+		short: &short[Rule]{"POOL OR RULE", "", func(r *Rule) string {
+			if r.IsPool() || r.Label.Name == "" {
+				return indent(r, r.Called())
+			}
+			return indent(r, plain.Line(r.Label.Name)+" "+place(r))
+		}},
+	}}
+	if plan := figure("plan"); width == 0 || width >= planWidth {
+		plan.drop = 6
+		columns = append(columns, plan)
+	}
+	rate := cell("RATE", true, func(r *Rule) string {
+		if r.Lease != nil {
+			return r.RateNowText()
+		}
+		return r.rateCell()
+	})
+	drops := cell("DROPS", true, func(r *Rule) string { return bitsText(uint64(r.now.Dropped)) })
+	level := cell("LEVEL", true, func(r *Rule) string { return optional(knownOrNull(r.now.Level), percentText) })
+	for i, c := range []column[Rule]{rate, figure("use_bits_per_second"), figure("use_percent"), drops, figure("dropped_percent"), level} {
+		c.always, c.drop = true, []int{3, 0, 2, 0, 4, 5}[i]
+		if c.drop == 0 {
+			c.wide = bitsWide
+		}
+		columns = append(columns, c)
+	}
+	return columns
+}
+
+// Called is what people call the rule or pool: a pool by its name, a rule by its name, if any, and its place.
+func (r *Rule) Called() string {
+	if r.IsPool() {
+		return plain.Line(r.Item.Key.Pool)
+	}
+	return strings.TrimLeft(plain.Line(r.Label.Name)+" "+r.Where()+" "+r.Network(), " ")
+}
+
+// writeRows writes the rows of a view as a table.
+func writeRows(text *bufio.Writer, rows []live.Row, by string, width int) {
+	if len(rows) == 0 {
+		return
+	}
+	lines, notes := Lines(rows, by, width)
+	for _, line := range append(lines, notes...) {
+		fmt.Fprintln(text, line)
+	}
+}
+
+// TopText writes the rows of a view.
+func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
+	text := bufio.NewWriter(w)
+	rows, of := r.Rows(v)
+	if of == 0 {
+		fmt.Fprintln(text, map[bool]string{true: "all buckets are empty", false: "no rules"}[v.By == "bucket"])
+	}
+	writeRows(text, rows, v.By, width)
+	if len(rows) < of {
+		fmt.Fprintf(text, "%d of %d\n", len(rows), of)
+	}
+	if r.RevertsInNS != nil {
+		fmt.Fprintf(text, "the last change is not confirmed: it %s\n", Reverts(*r.RevertsInNS))
+	}
+	return text.Flush()
 }

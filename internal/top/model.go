@@ -1,7 +1,9 @@
 package top
 
 import (
-	"fmt"
+	"cmp"
+	"context"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,111 +19,43 @@ import (
 
 // Options are how a screen begins.
 type Options struct {
-	Host       string
-	Interval   time.Duration
-	View, Sort string
-	Colour     bool
-	UTF8       bool
+	Host     string
+	Interval time.Duration
+	By, Sort string // By is one of live.Views, or of a Subject
 }
-
-// A frameKind is what the table is of.
-type frameKind int
-
-const (
-	allFrame     frameKind = iota
-	poolFrame              // a pool, with what is within it
-	nameFrame              // the rules with a name
-	bucketsFrame           // the fullest buckets
-	ruleFrame              // the hosts of a rule
-	hostFrame              // the flows of a host
-)
 
 // A frame is one of the tables that were opened out of one another.
 type frame struct {
-	kind    frameKind
-	name    string     // of the pool or the rules
-	rule    *live.Item // of the hosts or flows
-	host    string
-	cursor  string // the id of the selected row in the table below; "" for the first one
-	looker  Looker
-	reading bool // looker reads now
-	read    bool // it has read
-	talkers []report.Talker
-	note    string // about what looker sees
+	title  string
+	by     string // what its rows are; "" for the view that keys choose
+	pool   string // what the rows are within
+	name   string // of the rules
+	cursor string // the id of the selected row in the table below; "" for the first one
+	filter string // of that table
+
+	look  Subject // what it looks at, if by is of one
+	close context.CancelFunc
+	next  chan Seen
+	seen  *Seen // the last; nil for none yet
+
+	text string // a page instead of a table; "" for none
 }
 
-func (f *frame) title() string {
-	switch f.kind {
-	case poolFrame:
-		return "pool " + plain.Line(f.name)
-	case nameFrame:
-		return "rules of " + plain.Line(f.name)
-	case bucketsFrame:
-		return "fullest buckets"
-	case hostFrame:
-		rule := report.NewRule(f.rule)
-		return "flows of " + plain.Line(f.host) + ", " + rule.Where() + " " + rule.Network()
-	case ruleFrame:
-		return "hosts of " + labelOf(f.rule)
-	}
-	return ""
+// A prompt is a line that keys write, and what it is for.
+type prompt struct {
+	says  string   // "" for none
+	args  []string // of set, for a rate; nil for the filter
+	input string
 }
 
-// A guarded looker is not closed while it reads, and reads nothing after that.
-type guarded struct {
-	Looker
-	mutex  sync.Mutex
-	closed bool
-}
-
-func (g *guarded) Read() (report.RuleTalkers, error) {
-	g.mutex.Lock()
-	defer g.mutex.Unlock()
-	if g.closed {
-		return report.RuleTalkers{}, nil
-	}
-	return g.Looker.Read()
-}
-
-func (g *guarded) Close() error {
-	g.mutex.Lock()
-	defer g.mutex.Unlock()
-	if g.closed {
-		return nil
-	}
-	g.closed = true
-	return g.Looker.Close()
-}
-
-// A mode is what keys are for.
-type mode int
-
-const (
-	tableMode  mode = iota
-	filterMode      // they write the filter
-	rateMode        // a rate
-	askMode         // they answer a question
-	textMode        // they scroll a text
-)
-
-// A question is a change that is asked for.
-type question struct {
-	target   Target
-	rate     string
-	what     string // would change
-	question string // with the keys that answer it
-	confirms bool   // it is about the change that is not confirmed
-}
-
-// confirmAfter is when a change of a rate reverts, if that is what the answer says.
-const confirmAfter = time.Minute
+// confirmAfter is when a change of a rate reverts.
+const confirmAfter = "1m"
 
 // Model is the state of the screen. It implements tea.Model.
 type Model struct {
 	source Source
 	host   string
 	every  time.Duration
-	look   look
 
 	width, height int
 	reading       *live.Reading // what is shown; nil before the first one
@@ -132,30 +66,40 @@ type Model struct {
 
 	view, sort, filter string
 	frames             []*frame // those that were opened, below the last one; never empty
-	table              table    // of the last frame
-	cursor             string   // the id of the selected row; "" for the first one
-	at                 int      // where that row was
-	offset             int      // the first row that is shown
+	looks              sync.WaitGroup
+	rows               []live.Row // of the last frame
+	of                 int        // how many there were before the filter
+	cursor             string     // the id of the selected row; "" for the first one
+	at                 int        // where that row was
+	offset             int        // the first row or line that is shown
 
-	mode    mode
-	input   string
-	ask     question
-	text    []string
-	whole   string // text before it was folded
-	scroll  int
+	prompt  prompt
 	message string // until the next key
 	busy    string // what is done now; "" for nothing
 }
 
 // New makes a screen of a source.
 func New(source Source, o Options) *Model {
-	return &Model{
-		source: source, host: o.Host, every: o.Interval, look: look{o.Colour, o.UTF8}, view: o.View, sort: o.Sort, width: 80, height: 24,
-		frames: []*frame{{}},
+	m := &Model{
+		source: source, host: o.Host, every: o.Interval, view: o.By, sort: o.Sort, width: 80, height: 24, frames: []*frame{{}},
 	}
+	if !slices.Contains(live.Views, o.By) {
+		m.view = live.Views[0]
+		title := map[string]string{"host": "hosts", "flow": "flows", "rtt": "round trips"}[o.By]
+		m.frames = append(m.frames, &frame{title: title, by: o.By, look: Subject{By: o.By}})
+	}
+	return m
 }
 
 func (m *Model) frame() *frame { return m.frames[len(m.frames)-1] }
+
+// by is what the rows are.
+func (m *Model) by() string {
+	if by := m.frame().by; by != "" {
+		return by
+	}
+	return m.view
+}
 
 // Messages of commands that ended.
 type (
@@ -163,26 +107,20 @@ type (
 		reading *live.Reading
 		err     error
 	}
-	tickMsg    struct{}
-	talkersMsg struct {
-		of      *frame
-		reading report.RuleTalkers
-		err     error
-	}
-	lookMsg struct {
-		of     *frame
-		looker Looker
-		err    error
+	tickMsg struct{}
+	seenMsg struct {
+		of   *frame
+		seen Seen
 	}
 	doneMsg struct { // a command that the user asked for
-		text string
-		err  error
-		long bool // the text is a page
+		text  string
+		title string // of a page with the text
+		long  bool   // it is a page
 	}
 )
 
 // Init implements tea.Model.
-func (m *Model) Init() tea.Cmd { return m.read }
+func (m *Model) Init() tea.Cmd { return tea.Batch(m.read, m.watch()) }
 
 func (m *Model) read() tea.Msg {
 	r, err := m.source.Read()
@@ -201,50 +139,34 @@ func (m *Model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
-		m.fold()
 	case tickMsg:
 		return m, m.read
 	case readingMsg:
 		m.took(msg)
-		return m, tea.Batch(m.tick(), m.watch())
-	case lookMsg:
-		if !slices.Contains(m.frames, msg.of) {
-			if msg.looker != nil { // the frame was left meanwhile
-				return m, func() tea.Msg { msg.looker.Close(); return nil }
-			}
-			return m, nil
+		return m, tea.Every(m.every, func(time.Time) tea.Msg { return tickMsg{} }) // at its next multiple, so that no time adds up
+	case seenMsg:
+		if !m.paused {
+			msg.of.seen = &msg.seen
+			m.rebuild()
 		}
-		if msg.looker != nil {
-			msg.of.looker = &guarded{Looker: msg.looker}
-		}
-		if msg.err != nil {
-			msg.of.note = oneLine(msg.err)
-		}
-		return m, nil // it has nothing to tell before the next tick
-	case talkersMsg:
-		msg.of.reading, msg.of.read = false, true
-		if msg.err != nil {
-			msg.reading.Note = oneLine(msg.err)
-		}
-		msg.of.talkers, msg.of.note = msg.reading.Talkers, msg.reading.Note
-		m.rebuild()
+		return m, msg.of.wait
 	case doneMsg:
-		m.done(msg)
-		return m, nil
-	case tea.PasteMsg:
-		if m.mode == filterMode || m.mode == rateMode {
-			m.write(msg.Content)
+		m.busy = ""
+		if msg.text = strings.TrimRight(msg.text, "\n"); msg.long || strings.Count(msg.text, "\n") > mostSaid {
+			m.open(&frame{title: msg.title, text: msg.text})
+		} else {
+			m.message = plain.Line(strings.ReplaceAll(msg.text, "\n", "; "))
 		}
+	case tea.PasteMsg:
+		m.write(msg.Content)
 	case tea.KeyPressMsg:
 		return m, m.press(msg)
 	}
 	return m, nil
 }
 
-// tick reads again at the next multiple of the interval, so that no time adds up.
-func (m *Model) tick() tea.Cmd {
-	return tea.Every(m.every, func(time.Time) tea.Msg { return tickMsg{} })
-}
+// mostSaid is how many lines of an answer are shown below the table, rather than on a page.
+const mostSaid = 3
 
 // took takes a reading in.
 func (m *Model) took(msg readingMsg) {
@@ -263,18 +185,35 @@ func (m *Model) took(msg readingMsg) {
 	m.rebuild()
 }
 
-// watch has the looker of the frame read.
+// watch begins to look, if the frame needs that.
 func (m *Model) watch() tea.Cmd {
 	f := m.frame()
-	if f.looker == nil || f.reading || m.paused {
+	if f.look.By == "" {
 		return nil
 	}
-	f.reading = true
-	looker := f.looker
-	return func() tea.Msg {
-		reading, err := looker.Read()
-		return talkersMsg{f, reading, err}
+	ctx, cancel := context.WithCancel(context.Background())
+	f.close, f.next = cancel, make(chan Seen)
+	m.looks.Go(func() {
+		defer close(f.next)
+		see := func(s Seen) {
+			select {
+			case f.next <- s:
+			case <-ctx.Done():
+			}
+		}
+		if err := m.source.Look(ctx, f.look, see); err != nil {
+			see(Seen{Err: err})
+		}
+	})
+	return f.wait
+}
+
+// wait waits for what the frame sees next.
+func (f *frame) wait() tea.Msg {
+	if seen, more := <-f.next; more {
+		return seenMsg{f, seen}
 	}
+	return nil
 }
 
 // rebuild makes the table of the last frame anew.
@@ -282,117 +221,86 @@ func (m *Model) rebuild() {
 	if m.reading == nil {
 		return
 	}
-	f, v := m.frame(), live.View{By: m.view, Sort: m.sort, Search: m.filter, Chosen: m.source.Chosen}
-	switch f.kind {
-	case bucketsFrame:
-		m.table = ofBuckets(m.reading, v)
-	case ruleFrame, hostFrame:
-		m.table = ofTalkers(f.talkers, m.sort, m.filter)
-	default:
-		if f.kind == poolFrame {
-			v.By, v.Under = "tree", f.name
-		} else if f.kind == nameFrame {
-			v.By, v.Name = "network", f.name
+	f := m.frame()
+	v := live.View{By: m.by(), Sort: m.sort, Search: m.filter, Under: f.pool, Name: f.name, Chosen: m.source.Chosen}
+	if f.look.By == "" {
+		m.rows, m.of = m.reading.Rows(v)
+	} else {
+		var all []live.Row
+		for i := 0; f.seen != nil && i < len(f.seen.Uses); i++ {
+			all = append(all, f.seen.Uses[i].Parts...)
 		}
-		m.table = ofView(m.reading, v)
+		m.rows, m.of = v.Arrange(all)
 	}
-	if m.cursor != "" {
-		m.at = min(m.at, max(len(m.table.rows)-1, 0)) // stays in place if the row is gone
-		for i := range m.table.rows {
-			if m.table.rows[i].id() == m.cursor {
-				m.at = i
-				return
-			}
-		}
+	if m.cursor == "" {
+		m.at = 0
 		return
 	}
-	m.at = 0
+	m.at = min(m.at, max(len(m.rows)-1, 0)) // stays in place if the row is gone
+	if at := slices.IndexFunc(m.rows, func(r live.Row) bool { return r.ID() == m.cursor }); at >= 0 {
+		m.at = at
+	}
 }
 
-// move selects another row.
+// selected is the selected row; nil for none.
+func (m *Model) selected() *live.Row {
+	if m.at >= len(m.rows) || len(m.page()) > 0 {
+		return nil
+	}
+	return &m.rows[m.at]
+}
+
+// move selects another row, or scrolls.
 func (m *Model) move(by int) {
-	if len(m.table.rows) == 0 {
+	if len(m.page()) > 0 {
+		m.offset = max(min(m.offset+by, len(m.page())-m.room()), 0)
 		return
 	}
-	m.at = min(max(m.at+by, 0), len(m.table.rows)-1)
-	m.cursor = m.table.rows[m.at].id()
-	if m.at == 0 {
-		m.cursor = "" // whoever is the first one
+	m.at = max(min(m.at+by, len(m.rows)-1), 0)
+	if m.cursor = ""; m.at > 0 { // else whoever is the first one
+		m.cursor = m.rows[m.at].ID()
 	}
 }
 
 // open shows another table.
-func (m *Model) open(f *frame) {
-	f.cursor = m.cursor
+func (m *Model) open(f *frame) tea.Cmd {
+	f.cursor, f.filter = m.cursor, m.filter
 	m.frames = append(m.frames, f)
-	m.cursor, m.at, m.offset, m.filter = "", 0, 0, ""
-	m.rebuild()
+	m.filter = ""
+	m.first()
+	return m.watch()
 }
 
 // back returns to the table below.
-func (m *Model) back() tea.Cmd {
+func (m *Model) back() {
 	if len(m.frames) == 1 {
-		return nil
+		return
 	}
 	f := m.frame()
 	m.frames = m.frames[:len(m.frames)-1]
-	m.cursor, m.offset, m.filter = f.cursor, 0, ""
+	m.cursor, m.filter, m.offset = f.cursor, f.filter, 0
 	m.rebuild()
-	if f.looker == nil {
-		return nil
-	}
-	return func() tea.Msg { f.looker.Close(); return nil }
-}
-
-// enter looks into the selected row.
-func (m *Model) enter() tea.Cmd {
-	if m.at >= len(m.table.rows) {
-		return nil
-	}
-	r := &m.table.rows[m.at]
-	f := &frame{kind: ruleFrame, rule: r.Item}
-	switch here := m.frame(); {
-	case r.Name != nil:
-		m.open(&frame{kind: nameFrame, name: r.Name.Name})
-		return nil
-	case r.isPool() && here.kind == poolFrame && here.name == r.Key.Pool:
-		return nil
-	case r.isPool():
-		m.open(&frame{kind: poolFrame, name: r.Key.Pool})
-		return nil
-	case r.talker != nil && here.kind == ruleFrame:
-		f = &frame{kind: hostFrame, rule: here.rule, host: r.talker.Key}
-	case f.rule == nil || r.talker != nil:
-		return nil
-	}
-	m.open(f)
-	return func() tea.Msg {
-		looker, err := m.source.Look(f.rule, f.host)
-		return lookMsg{f, looker, err}
+	if f.close != nil {
+		f.close()
 	}
 }
 
-// target is what the selected row stands for.
-func (m *Model) target() (Target, bool) {
-	f := m.frame()
-	if f.kind == ruleFrame || f.kind == hostFrame {
-		t := Target{Rule: f.rule, Key: f.host}
-		if m.at < len(m.table.rows) && f.kind == ruleFrame {
-			t.Key = m.table.rows[m.at].talker.Key
-		}
-		return t, true
-	}
-	if m.at >= len(m.table.rows) {
-		return Target{}, false
-	}
-	r := &m.table.rows[m.at]
+// enter looks into a row.
+func (m *Model) enter(r *live.Row) tea.Cmd {
+	here := m.frame()
 	switch {
+	case here.by == "flow":
+		return nil
 	case r.Name != nil:
-		return Target{Name: r.Name.Name}, true
-	case r.bucket != nil:
-		return Target{Rule: r.Item, Key: r.bucket.Bucket.Name}, true
+		return m.open(&frame{title: "rules of " + plain.Line(r.Name.Name), by: "network", name: r.Name.Name})
+	case here.by == "host":
+		return m.open(&frame{title: "flows of " + r.Part.Name + ", " + called(r.Item), by: "flow", look: Subject{"flow", r.Item, r.Part.Name}})
+	case !r.IsPool():
+		return m.open(&frame{title: "hosts of " + called(r.Item), by: "host", look: Subject{By: "host", Rule: r.Item}})
+	case here.pool != r.Key.Pool:
+		return m.open(&frame{title: "pool " + plain.Line(r.Key.Pool), by: "tree", pool: r.Key.Pool})
 	}
-	return Target{Rule: r.Item}, true
+	return nil
 }
 
 // press handles a key.
@@ -400,70 +308,67 @@ func (m *Model) press(key tea.KeyPressMsg) tea.Cmd {
 	name := key.String()
 	switch name {
 	case "ctrl+c":
-		return m.quit()
+		return tea.Quit
 	case "ctrl+z":
 		return tea.Suspend
 	}
-	if m.mode != rateMode {
-		m.message = ""
+	m.message = ""
+	if m.prompt.says != "" {
+		return m.edit(name, key.Text)
 	}
-	switch m.mode {
-	case filterMode:
-		return m.pressFilter(name, key.Text)
-	case rateMode:
-		return m.pressRate(name, key.Text)
-	case askMode:
-		return m.answer(name)
-	case textMode:
-		m.pressText(name)
+	by, all := 0, 1<<30
+	switch name {
+	case "up", "k":
+		by = -1
+	case "down", "j":
+		by = 1
+	case "pgup":
+		by = -m.room()
+	case "pgdown":
+		by = m.room()
+	case "home", "g":
+		by = -all
+	case "end", "G":
+		by = all
+	}
+	if by != 0 {
+		m.move(by)
 		return nil
 	}
-	switch name {
-	case "q":
-		return m.quit()
-	case "up", "k":
-		m.move(-1)
-	case "down", "j":
-		m.move(1)
-	case "pgup":
-		m.move(-m.room())
-	case "pgdown":
-		m.move(m.room())
-	case "home", "g":
-		m.move(-len(m.table.rows))
-	case "end", "G":
-		m.move(len(m.table.rows))
-	case "s", "S":
-		m.sort = next(orders, m.sort, name == "S")
+	r, pending := m.selected(), m.reading != nil && m.reading.RevertsInNS != nil
+	switch {
+	case name == "q":
+		return tea.Quit
+	case name == "s", name == "S":
+		m.sort = next(live.Orders, m.sort, name == "S")
 		m.first()
-	case "v", "V", "tab", "shift+tab":
-		m.view = next(live.Views, m.view, name == "V" || name == "shift+tab")
+	case name == "v", name == "V":
+		m.view = next(live.Views, m.view, name == "V")
 		m.first()
-	case "/":
-		m.mode, m.input = filterMode, m.filter
-	case "enter", "right", "l":
-		return m.enter()
-	case "esc", "left", "h", "backspace":
-		if m.filter != "" {
-			m.filter = ""
-			m.rebuild()
-			return nil
-		}
-		return m.back()
-	case "b":
-		if m.frame().kind != bucketsFrame {
-			m.open(&frame{kind: bucketsFrame})
-		}
-	case "p", "space":
+	case name == "/":
+		m.prompt = prompt{says: "filter", input: m.filter}
+	case name == "enter" && r != nil:
+		return m.enter(r)
+	case m.filter == "" && (name == "esc" || name == "backspace"):
+		m.back()
+	case name == "esc", name == "backspace":
+		m.filter = ""
+		m.first()
+	case name == "p", name == "space":
 		m.paused = !m.paused
-	case "?", "f1":
-		m.show(help)
-	case "e":
-		return m.explain()
-	case "r":
-		m.askRate()
-	case "c":
-		m.askConfirm()
+	case name == "?":
+		return m.do("", "help", "top", "--help")
+	case m.busy != "": // one after the other
+	case name == "e" && r != nil:
+		return m.do("counting packets for a second", "explain", explainArgs(r)...)
+	case name == "r" && r != nil:
+		m.prompt = askRate(r)
+	case name == "c" && pending:
+		return m.do("confirming", "", "confirm")
+	case name == "u" && pending:
+		return m.do("undoing", "", "rollback")
+	case name == "c", name == "u":
+		m.message = "no change is pending"
 	}
 	return nil
 }
@@ -474,31 +379,22 @@ func (m *Model) first() {
 	m.rebuild()
 }
 
-// orders are those that a key chooses.
-var orders = []string{live.Worst, "use", "percent", "dropped", "level", "name"}
-
 func next(names []string, now string, back bool) string {
 	step := 1
 	if back {
 		step = len(names) - 1
 	}
-	return names[(slices.Index(names, now)+step)%len(names)]
+	return names[(max(slices.Index(names, now), 0)+step)%len(names)]
 }
 
-// quit ends the program, and what looks into rules before.
-func (m *Model) quit() tea.Cmd {
-	m.Close()
-	return tea.Quit
-}
-
-// Close ends what looks into rules.
+// Close ends what looks at packets.
 func (m *Model) Close() {
 	for _, f := range m.frames {
-		if f.looker != nil {
-			f.looker.Close()
-			f.looker = nil
+		if f.close != nil {
+			f.close()
 		}
 	}
+	m.looks.Wait()
 }
 
 // mostInput is how much of a filter or rate one can write.
@@ -506,273 +402,112 @@ const mostInput = 100
 
 // write adds to the line that is written.
 func (m *Model) write(text string) {
-	if len(m.input)+len(text) <= mostInput {
-		m.input += strings.Map(func(c rune) rune {
+	p := &m.prompt
+	if p.says != "" && len(p.input)+len(text) <= mostInput {
+		p.input += strings.Map(func(c rune) rune {
 			if c < ' ' {
 				return -1
 			}
 			return c
 		}, text)
 	}
-	if m.mode == filterMode {
-		m.filter = m.input
+	if p.says != "" && p.args == nil {
+		m.filter = p.input
 		m.first()
 	}
 }
 
-// edit handles the keys that change the line that is written.
-func (m *Model) edit(name, text string) {
-	switch {
+// edit handles the keys that change the line that is written, or end it.
+func (m *Model) edit(name, text string) tea.Cmd {
+	p := m.prompt
+	switch words := strings.Fields(p.input); {
+	case name == "enter" && len(words) > 0 && p.args != nil: // a rate, after a direction where that may be
+		m.prompt = prompt{}
+		args := slices.Concat([]string{"set", "--confirm", confirmAfter, "--rate", words[len(words)-1]}, p.args, words[:len(words)-1])
+		return m.do("setting the "+p.says, "", args...)
+	case name == "enter":
+		m.prompt = prompt{}
+	case name == "esc":
+		m.prompt.input = ""
+		m.write("")
+		m.prompt = prompt{}
 	case name == "backspace":
-		runes := []rune(m.input)
-		m.input = string(runes[:max(len(runes)-1, 0)])
+		runes := []rune(p.input)
+		m.prompt.input = string(runes[:max(len(runes)-1, 0)])
 		m.write("")
-	case name == "ctrl+u":
-		m.input = ""
-		m.write("")
-	case text != "":
+	default:
 		m.write(text)
 	}
-}
-
-func (m *Model) pressFilter(name, text string) tea.Cmd {
-	switch name {
-	case "enter":
-		m.mode = tableMode
-	case "esc":
-		m.mode, m.filter = tableMode, ""
-		m.first()
-	case "up":
-		m.move(-1)
-	case "down":
-		m.move(1)
-	default:
-		m.edit(name, text)
-	}
 	return nil
 }
 
-// askRate begins to ask for another rate.
-func (m *Model) askRate() {
-	target, ok := m.target()
-	if !ok {
-		return
-	}
-	target.Key = "" // all keys have the rate of the rule
-	for it := target.Rule; it != nil && it.Limit.Rate == policy.Unlimited && it.Parent() != nil; {
-		it = it.Parent() // whose rate it has
-		target.Rule = it
-	}
-	m.ask = question{target: target}
-	m.mode, m.input, m.message = rateMode, "", ""
-}
-
-// called is what the question is about.
-func (q *question) called() string {
-	switch {
-	case q.target.Rule == nil:
-		return plain.Line(q.target.Name)
-	case q.target.Rule.IsPool():
-		return "pool " + labelOf(q.target.Rule)
-	}
-	return labelOf(q.target.Rule)
-}
-
-func rateOf(it *live.Item) string {
+// called is what people call a rule or pool.
+func called(it *live.Item) string {
 	rule := report.NewRule(it)
-	return rule.RateText()
+	return rule.Called()
 }
 
-// prompt asks for the rate.
-func (q *question) prompt() string {
-	if q.target.Rule == nil {
-		return "[egress|ingress] rate of " + q.called()
+// askRate asks for another rate: of a rule without one, for that of its pool.
+func askRate(r *live.Row) prompt {
+	if r.Name != nil {
+		return prompt{says: "[egress|ingress] rate of " + plain.Line(r.Name.Name), args: []string{"--", r.Name.Name}}
 	}
-	return fmt.Sprintf("rate of %s, now %s", q.called(), rateOf(q.target.Rule))
+	it := r.Item
+	for it.Limit.Rate == policy.Unlimited && it.Parent() != nil {
+		it = it.Parent()
+	}
+	rule, kind, args := report.NewRule(it), "rule", []string{it.Device, it.Direction, it.Network}
+	if it.IsPool() {
+		kind, args = "pool", []string{it.Key.Pool}
+	}
+	return prompt{says: "rate of " + kind + " " + rule.Called() + ", now " + rule.RateText(), args: append([]string{"--kind", kind, "--"}, args...)}
 }
 
-func (m *Model) pressRate(name, text string) tea.Cmd {
-	switch name {
-	case "enter":
-		m.checkRate()
-	case "esc":
-		m.mode, m.message = tableMode, ""
-	default:
-		m.message = ""
-		m.edit(name, text)
-	}
-	return nil
-}
-
-// checkRate asks whether to set the rate that was written.
-func (m *Model) checkRate() {
-	q := &m.ask
-	words := strings.Fields(m.input)
-	if q.target.Direction = ""; q.target.Rule == nil && len(words) == 2 {
-		d, err := policy.ParseDirection(words[0])
-		if err != nil {
-			m.message = oneLine(err)
-			return
-		}
-		q.target.Direction, words = d.String(), words[1:]
-	}
-	rate, err := policy.ParseRate(strings.Join(words, " "))
-	if err != nil {
-		m.message = oneLine(err)
-		return
-	}
-	q.rate = rate.String()
-	before := "the rate"
-	if q.target.Rule != nil {
-		before = rateOf(q.target.Rule)
-	}
-	q.what = fmt.Sprintf("%s: %s -> %s", strings.TrimSpace(q.called()+" "+q.target.Direction), before, q.rate)
-	q.question = fmt.Sprintf("y set it  t set it, reverts in %s unless confirmed  n cancel", plainly(confirmAfter))
-	m.mode, m.message = askMode, ""
-}
-
-// plainly is a duration without parts that are zero.
-func plainly(d time.Duration) string {
-	text := d.String()
-	for _, zero := range []string{"m0s", "h0m"} {
-		if strings.HasSuffix(text, zero) {
-			text = text[:len(text)-2]
-		}
-	}
-	return text
-}
-
-// askConfirm asks what to do about the change that is not confirmed.
-func (m *Model) askConfirm() {
-	if m.reading == nil || m.reading.RevertsInNS == nil {
-		m.message = "no change is pending"
-		return
-	}
-	m.ask = question{confirms: true, what: "the last change is not confirmed", question: "y confirm it  u undo it now  n cancel"}
-	m.mode = askMode
-}
-
-// answer handles the answer to a question.
-func (m *Model) answer(key string) tea.Cmd {
-	q := m.ask
-	m.mode = tableMode
-	do := func(says string, f func() (string, error)) tea.Cmd {
-		m.busy = says
-		return func() tea.Msg {
-			text, err := f()
-			return doneMsg{text: text, err: err}
-		}
-	}
-	set := func(confirm time.Duration) tea.Cmd {
-		return do("setting "+q.what, func() (string, error) { return m.source.SetRate(q.target, q.rate, confirm) })
-	}
+// explainArgs are a command line that explains what limits a row.
+func explainArgs(r *live.Row) []string {
 	switch {
-	case q.confirms && key == "y":
-		return do("confirming", m.source.Confirm)
-	case q.confirms && key == "u":
-		return do("undoing", m.source.Rollback)
-	case !q.confirms && key == "y":
-		return set(0)
-	case !q.confirms && key == "t":
-		return set(confirmAfter)
-	case key == "n" || key == "esc" || key == "q":
-		m.message = "nothing was changed"
-	default:
-		m.mode = askMode
+	case r.Name != nil:
+		return []string{"explain", "--", r.Name.Name}
+	case r.IsPool():
+		return []string{"explain", "--", r.Item.Key.Pool}
 	}
-	return nil
+	address := r.Prefix.Addr()
+	if !r.Prefix.IsSingleIP() {
+		address = address.Next()
+	}
+	where := []string{"explain", "--", r.Device, r.Direction}
+	if r.Part == nil {
+		return append(where, address.String())
+	}
+	if subnet, err := netip.ParsePrefix(r.Part.Name); err == nil {
+		return append(where, subnet.Addr().String())
+	}
+	if _, err := netip.ParseAddr(r.Part.Name); err == nil {
+		return append(where, r.Part.Name)
+	}
+	return slices.Insert(where, 1, "--flow", r.Part.Name)
 }
 
-// explain explains the selected row.
-func (m *Model) explain() tea.Cmd {
-	target, ok := m.target()
-	if !ok || m.busy != "" {
-		return nil
-	}
-	m.busy = "counting packets for a second"
+// do runs a command line, and shows what it says: on a page if that has a title, fails or is long.
+func (m *Model) do(busy, title string, args ...string) tea.Cmd {
+	m.busy = busy
 	return func() tea.Msg {
-		text, err := m.source.Explain(target)
-		return doneMsg{text, err, true}
+		text, ok := m.source.Run(args...)
+		return doneMsg{text, cmp.Or(title, args[0]), title != "" || !ok}
 	}
-}
-
-// mostSaid is how many lines of an answer are shown below the table, rather than on a page.
-const mostSaid = 3
-
-// done shows what a command said.
-func (m *Model) done(msg doneMsg) {
-	m.busy = ""
-	text := strings.TrimRight(msg.text, "\n")
-	if msg.err != nil {
-		text = strings.TrimSpace(text + "\n" + msg.err.Error())
-	}
-	if msg.long || msg.err != nil || strings.Count(text, "\n") > mostSaid {
-		m.show(text)
-		return
-	}
-	m.message = plain.Line(strings.Join(strings.Split(text, "\n"), "; "))
-}
-
-// show shows a page.
-func (m *Model) show(text string) {
-	m.mode, m.whole, m.scroll = textMode, text, 0
-	m.fold()
-}
-
-// fold breaks the page into lines of the screen's width.
-func (m *Model) fold() {
-	m.text = nil
-	for line := range strings.Lines(m.whole) {
-		line = plain.Line(strings.TrimRight(line, "\n"))
-		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
-		folded := plain.Fold(strings.TrimLeft(line, " "), max(m.width, 20), indent, indent+"  ")
-		m.text = append(m.text, strings.Split(strings.TrimRight(folded, "\n"), "\n")...)
-	}
-}
-
-func (m *Model) pressText(name string) {
-	page := max(m.height-4, 1)
-	switch name {
-	case "up", "k":
-		m.scroll--
-	case "down", "j":
-		m.scroll++
-	case "pgup":
-		m.scroll -= page
-	case "pgdown", "space":
-		m.scroll += page
-	case "home", "g":
-		m.scroll = 0
-	case "end", "G":
-		m.scroll = len(m.text)
-	case "esc", "q", "enter", "left", "h", "backspace", "?":
-		m.mode = tableMode
-	}
-	m.scroll = max(min(m.scroll, len(m.text)-page), 0)
 }
 
 func oneLine(err error) string { return plain.Line(plain.OneLine(err)) }
 
-const help = `Rows with ! drop packets now: rules, and pools that refuse packets themselves. The row that drops most comes first,
-then the rows nearest to their rate. X marks rules that are not in force.
-
-  USE       rate of packets that passed       OF     that in percent of the rate
-  DROPS     rate of packets that were dropped  DROPPED  share of packets that were dropped
-  LEVEL     how full the bucket, or the fullest of many, is
-  LAST MINUTE  use, where a full cell is the rate; without a shared rate, the highest use
-
-Keys
-
-  up, down, page up, page down, home, end   select a row (also k, j, g, G)
-  enter      open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
-  esc        go back; also clears the filter
-  s, S       the next or previous order: worst, use, percent, dropped, level, name
-  v, V, tab  the next or previous view: by network, by tree of pools, by name,
-             by the pools that several names draw from
-  /          show only rows that contain a text: name, plan, note, pool, device, network
-  b          the fullest buckets
-  r          change the rate; asks first, and keeps buckets
-  c          confirm or undo a pending change
-  e          explain what limits the row
-  p, space   pause
-  q, ctrl-c  quit; ctrl-z suspends`
+// says is what was not seen.
+func (s *Seen) says() string {
+	if s.Err != nil {
+		return oneLine(s.Err)
+	}
+	for _, u := range s.Uses {
+		if u.Note != "" {
+			return plain.Line(u.Note)
+		}
+	}
+	return ""
+}

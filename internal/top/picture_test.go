@@ -12,7 +12,7 @@ import (
 
 // TestPicture holds docs/top.svg to the screen. With -update it draws it.
 func TestPicture(t *testing.T) {
-	d := drive(t, 100, 20, Options{UTF8: true, Colour: true})
+	d := drive(t, 100, 20, Options{})
 	d.read(69)
 	const path = "../../docs/top.svg"
 	picture := svg(d.Screen(), 100)

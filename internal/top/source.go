@@ -3,38 +3,58 @@
 package top
 
 import (
-	"time"
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	tea "charm.land/bubbletea/v2"
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
 // A Source is where readings come from, and what the keys can do. Its functions may be called at the same time, Read
-// and Look not twice at a time.
+// not twice at a time.
 type Source interface {
 	Read() (*live.Reading, error)
 	// Chosen says which rules and pools are shown.
 	Chosen(*live.Item) bool
-	// Look watches the hosts of a rule, or the flows of one of its hosts.
-	Look(rule *live.Item, host string) (Looker, error)
-	Explain(Target) (string, error)
-	// SetRate returns what it changed, in a sentence. The change reverts after confirm unless that is 0.
-	SetRate(target Target, rate string, confirm time.Duration) (string, error)
-	Confirm() (string, error)
-	Rollback() (string, error)
+	// Look looks at packets until ctx is done, and says after each interval what it saw.
+	Look(ctx context.Context, at Subject, see func(Seen)) error
+	// Run runs a command line. ok is whether it did all of it.
+	Run(args ...string) (text string, ok bool)
 }
 
-// A Target is a rule or a pool, a key of a rule, or the rules with a name.
-type Target struct {
-	Rule      *live.Item // nil for the rules with a name
-	Key       string     // of a host or flow of the rule; "" for none
-	Name      string
-	Direction string // "" for both
+// A Subject is whose packets to look at.
+type Subject struct {
+	By   string     // host or flow, for who sends them; rtt, for their round trips
+	Rule *live.Item // nil for all rules that are chosen
+	Host string     // whose flows; "" for all
 }
 
-// A Looker watches who uses a rule.
-type Looker interface {
-	// Read returns what each used since the last Read.
-	Read() (report.RuleTalkers, error)
-	Close() error
+// Seen is what was seen in an interval: the one or the other.
+type Seen struct {
+	Uses []live.Use
+	RTTs *report.RTTs
+	Err  error // what is missing
+}
+
+// framesPerSecond is how often the terminal is written at most: readings come once a second, and keys must not feel slow.
+const framesPerSecond = 20
+
+// Run shows the screen on a terminal until the user or a signal ends it. The terminal is then as it was.
+func Run(m *Model, in, out *os.File, environ []string) error {
+	defer m.Close()
+	p := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(environ), tea.WithFPS(framesPerSecond), tea.WithoutSignalHandler())
+	// A terminal that goes away, or a kill, ends it as a key does. The library's own way, a context, closes the input while
+	// it is read. A second signal ends a process whose terminal takes no output.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGHUP, syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	defer context.AfterFunc(ctx, func() {
+		stop()
+		p.Quit()
+	})()
+	_, err := p.Run()
+	return err
 }

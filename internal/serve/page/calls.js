@@ -43,15 +43,15 @@ export function explain(r, address) {
 // roundTrips are TCP round-trip times of a rule: those that the server measures anyway (running), or it measures now for a
 // few seconds. null is none, and undefined that the server measures nothing by itself.
 export async function roundTrips(r, running) {
-  const all = await get("rtt", { ...named(r), ...(running ? { running } : { interval: `${RTT_SECONDS}s` }) });
+  const all = await get("top", { rtt: true, ...named(r), ...(running ? { running } : { interval: `${RTT_SECONDS}s` }) });
   if (running && all.interval_ns === 0) return undefined;
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 
 // talkers are the hosts that use a rule now, or the flows of one of them.
 export async function talkers(r, host, top) {
-  const of = host ? { address: host, direction: r.direction } : named(r);
-  const all = await get("talkers", { ...of, top, interval: `${COUNT_SECONDS}s` });
+  const of = host ? { by: "flow", address: host, direction: r.direction } : { by: "host", ...named(r) };
+  const all = await get("top", { ...of, sort: "use", top, interval: `${COUNT_SECONDS}s` });
   return all.rules.find((one) => one.device === r.device && one.direction === r.direction && one.cidr === r.cidr) ?? null;
 }
 

@@ -57,7 +57,43 @@ func newFake(t *testing.T, limits []limit) *fake {
 		w.WriteHeader(status)
 		answer(w, map[string]any{"error": says, "exit_code": 1})
 	}
+	roundTrips := func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		measures := f.measures
+		f.mu.Unlock()
+		if r.URL.Query().Has("running") && !measures {
+			answer(w, map[string]any{"interval_ns": 0, "rules": []any{}})
+			return
+		}
+		time.Sleep(500 * time.Millisecond)
+		part := func(ms float64, again int) map[string]any {
+			return map[string]any{"receiver_rtt": map[string]any{"p50_ns": ms * 1e6}, "payload_packets": 1000, "retransmitted_packets": again}
+		}
+		one := func(host string, ms float64) map[string]any {
+			return map[string]any{"device": "eth1", "direction": "ingress", "cidr": "10.0.0.0/24", "host": host, "limited": part(ms*9, 40), "not_limited": part(ms, 0)}
+		}
+		all := one("", 21.5)
+		all["hosts"] = []any{one("10.0.0.7", 20), one("<i>10.0.0.9</i>", 23)}
+		answer(w, map[string]any{"interval_ns": 3e9, "rules": []any{all}})
+	}
+	talkers := func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(500 * time.Millisecond)
+		answer(w, report.Talkers{IntervalNS: 2e9, Rules: []report.RuleTalkers{{Device: "eth1", Direction: "ingress", CIDR: "10.0.0.0/24",
+			OfferedBits: new(uint64(14e6)), PassedBits: new(uint64(9e6)), LeftOut: 3,
+			Talkers: []report.Talker{
+				{Key: "10.0.0.9", OfferedBits: new(uint64(7e6)), PassedBits: new(uint64(2e6)), FullPercent: new(99.5)},
+				{Key: "10.0.0.7", OfferedBits: new(uint64(3e6)), PassedBits: new(uint64(2e6)), FullPercent: new(64.0)},
+			}}}})
+	}
 	mux.HandleFunc("GET /api/v1/top", func(w http.ResponseWriter, r *http.Request) {
+		switch q := r.URL.Query(); {
+		case q.Has("rtt"):
+			roundTrips(w, r)
+			return
+		case q.Get("by") == "host" || q.Get("by") == "flow":
+			talkers(w, r)
+			return
+		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.fails != 0 {
@@ -111,34 +147,6 @@ func newFake(t *testing.T, limits []limit) *fake {
 			periods = append(periods, map[string]any{"begin": now.Add(time.Duration(i-288) * 5 * time.Minute), "measured_ns": 300e9, "passed_bits_per_second": passed, "offered_bits_per_second": max(passed, 1.4*passed-6e6)})
 		}
 		answer(w, []any{map[string]any{"until": now, "periods": periods, "passed_bytes": 86e9, "dropped_bytes": 3e9, "passed": map[string]any{"p95_5min_bits_per_second": 16.8e6}, "checked_intervals": 8640, "delivered_intervals": 8630}})
-	})
-	mux.HandleFunc("GET /api/v1/rtt", func(w http.ResponseWriter, r *http.Request) {
-		f.mu.Lock()
-		measures := f.measures
-		f.mu.Unlock()
-		if r.URL.Query().Has("running") && !measures {
-			answer(w, map[string]any{"interval_ns": 0, "rules": []any{}})
-			return
-		}
-		time.Sleep(500 * time.Millisecond)
-		part := func(ms float64, again int) map[string]any {
-			return map[string]any{"receiver_rtt": map[string]any{"p50_ns": ms * 1e6}, "payload_packets": 1000, "retransmitted_packets": again}
-		}
-		one := func(host string, ms float64) map[string]any {
-			return map[string]any{"device": "eth1", "direction": "ingress", "cidr": "10.0.0.0/24", "host": host, "limited": part(ms*9, 40), "not_limited": part(ms, 0)}
-		}
-		all := one("", 21.5)
-		all["hosts"] = []any{one("10.0.0.7", 20), one("<i>10.0.0.9</i>", 23)}
-		answer(w, map[string]any{"interval_ns": 3e9, "rules": []any{all}})
-	})
-	mux.HandleFunc("GET /api/v1/talkers", func(w http.ResponseWriter, _ *http.Request) {
-		time.Sleep(500 * time.Millisecond)
-		answer(w, report.Talkers{IntervalNS: 2e9, Rules: []report.RuleTalkers{{Device: "eth1", Direction: "ingress", CIDR: "10.0.0.0/24",
-			OfferedBits: new(uint64(14e6)), PassedBits: new(uint64(9e6)), LeftOut: 3,
-			Talkers: []report.Talker{
-				{Key: "10.0.0.9", OfferedBits: new(uint64(7e6)), PassedBits: new(uint64(2e6)), FullPercent: new(99.5)},
-				{Key: "10.0.0.7", OfferedBits: new(uint64(3e6)), PassedBits: new(uint64(2e6)), FullPercent: new(64.0)},
-			}}}})
 	})
 	mux.HandleFunc("GET /api/v1/events", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
