@@ -103,6 +103,7 @@ type collector struct {
 	Imported
 	tables map[tableKey]*policy.Table
 	left   map[Left]bool
+	room   int // for rules in a new table
 }
 
 // An origin is where a rule or pool comes from.
@@ -118,7 +119,7 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]*origin{}}, map[tableKey]*policy.Table{}, map[Left]bool{}}
+	return &collector{Imported: Imported{origins: map[place]*origin{}}, tables: map[tableKey]*policy.Table{}, left: map[Left]bool{}}
 }
 
 // leave lists a thing once.
@@ -180,7 +181,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 	}
 	t := c.tables[key]
 	if t == nil {
-		t = &policy.Table{Device: key.device, Direction: key.direction, Match: m}
+		t = &policy.Table{Device: key.device, Direction: key.direction, Match: m, Rules: make([]policy.Rule, 0, c.room)}
 		c.tables[key] = t
 	}
 	t.Rules = append(t.Rules, r)

@@ -200,6 +200,10 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	if s.text[len(s.text)-1] != '\n' {
 		s.note("the last line does not end with a line break: if the file is cut off, rows are missing and the last cell may be wrong")
 	}
+	s.room = 5 * len(s.order) / 2 // two families, and some with more addresses
+	if t := s.tables[pools]; t != nil {
+		t.Rules = slices.Grow(t.Rules, s.room)
+	}
 	for _, c := range s.order {
 		for w := range ways {
 			s.limit(c, w)

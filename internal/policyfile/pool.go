@@ -1,10 +1,6 @@
 package policyfile
 
-import (
-	"cmp"
-
-	"github.com/shapectl/shapectl/pkg/policy"
-)
+import "github.com/shapectl/shapectl/pkg/policy"
 
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
@@ -153,5 +149,3 @@ func (f *File) placeOf(m policy.Member) uint32 {
 	}
 	return s.at
 }
-
-func comparePools(a, b policy.Rule) int { return cmp.Compare(a.Label.Name, b.Label.Name) }

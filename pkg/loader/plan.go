@@ -28,7 +28,10 @@ const (
 )
 
 // A planner makes the orders of commands. It changes nothing.
-type planner struct{ *Namespace }
+type planner struct {
+	*Namespace
+	have [][]policy.Rule // the rules in force, by view; nil unless they are compared with all that are wanted
+}
 
 // plan makes the orders for tables. A device that does not exist has none. A second list of tables is for after the revert of
 // the pending change.
@@ -37,17 +40,14 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 		return nil, err
 	}
 	n.Claims = nil
-	if n.pins.store != nil && which == onlyThese { // it is compared with all rules, more than once
-		rules := 0
-		for _, t := range phases[0] {
-			rules += len(t.Rules)
-		}
-		defer n.pins.store.FetchLabels(rules)()
-	}
 	switch which {
 	case onlyThese:
 		if all, err = n.withoutRules(o.Devices); err != nil {
-			return all, err
+			all.close()
+			return nil, err
+		}
+		if n.pins.store != nil && o.Devices == nil {
+			n.have = n.pins.store.Policies()
 		}
 	case onNewHooks:
 		all = orders{n.poolsOrder(nil)}
@@ -78,7 +78,7 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 	}
 	for _, one := range all {
 		one.reverts = len(phases) > 1
-		one.planSteps(which)
+		one.planSteps(which, n.have)
 	}
 	if problem != nil && all.steps() > 0 {
 		return all, problem
@@ -123,8 +123,8 @@ func (n planner) addTables(all orders, tables []policy.Table, phase int, which s
 		if !t.IsPools() && o.Devices != nil && !slices.Contains(o.Devices, t.Device) {
 			continue
 		}
-		if !o.Check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
-			t.Rules = slices.Clone(t.Rules) // with Check, the caller learns who has his guarantee
+		if !o.check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
+			t.Rules = slices.Clone(t.Rules) // with check, the caller learns who has his guarantee
 		}
 		known := at[Side{t.Device, t.Direction}]
 		if known == nil {
@@ -255,11 +255,13 @@ func (n planner) left(t policy.Table) (*Hook, error) {
 	return nil, nil
 }
 
-// planSteps finds the steps from the rules that the hook has to those that it shall have.
-func (o *order) planSteps(which scope) {
+// planSteps finds the steps from the rules that the hook has to those that it shall have. all are those in force by view, if known.
+func (o *order) planSteps(which scope, all [][]policy.Rule) {
 	have := policy.Table{Device: o.want.Device, Direction: o.want.Direction, Match: o.want.Match}
 	switch {
 	case o.Set == nil:
+	case which == onlyThese && all != nil:
+		have.Rules = all[o.Set.Number()]
 	case which == onlyThese:
 		have.Rules = o.Set.Policy()
 	default:
@@ -269,7 +271,7 @@ func (o *order) planSteps(which scope) {
 			}
 		}
 	}
-	o.steps = have.Diff(o.want)
+	o.have, o.steps = have.Rules, have.Diff(o.want)
 	if o.isPools() {
 		parentsFirst(o.steps)
 	}
