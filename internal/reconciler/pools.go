@@ -62,7 +62,7 @@ func (r *Reconciler) guarantee() error {
 		return nil
 	}
 	for i := range tables {
-		tables[i].Rules = slices.DeleteFunc(tables[i].Rules, func(p policy.Rule) bool { return p.Label.Waits == 0 })
+		tables[i].Rules = slices.DeleteFunc(slices.Clone(tables[i].Rules), func(p policy.Rule) bool { return p.Label.Waits == 0 })
 	}
 	tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return len(t.Rules) == 0 })
 	if len(tables) > 0 {

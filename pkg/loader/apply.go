@@ -66,7 +66,7 @@ type Applied struct {
 	Began uint64
 }
 
-// Tables are the pools, and the rules of all hooks in one of these states, sorted.
+// Tables are the pools, and the rules of all hooks in one of these states, sorted. The rules must not be changed.
 func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	hooks, err := n.Hooks()
 	defer CloseHooks(hooks)
@@ -80,7 +80,7 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 	hooks = append(hooks, pools)
 	for {
-		state, tables, rules := n.pins.state(), []policy.Table{}, pools.Set.Store.Policies()
+		state, tables, rules := n.pins.state(), []policy.Table{}, n.pins.policies()
 		for _, h := range hooks {
 			if of := rules[h.Set.Number()]; len(of) > 0 && (h == pools || slices.Contains(states, h.State)) {
 				tables = append(tables, policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: of})
@@ -93,10 +93,13 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 }
 
+// Rules are those in force of a hook or of pools, sorted. All are read once while nothing changes, and must not be changed.
+func (n *Namespace) Rules(h *Hook) []policy.Rule { return n.pins.policies()[h.Set.Number()] }
+
 // Check returns why Apply would refuse tables, and the pools and rules of attached hooks, in the order of Tables; nil if they cannot
 // be read. It gives the guarantees that wait in tables as far as there is room.
 func (n *Namespace) Check(tables []policy.Table) (have []policy.Table, refused error) {
-	all, refused := planner{Namespace: n}.plan(onlyThese, ApplyOptions{check: true}, tables)
+	all, refused := planner{n}.plan(onlyThese, ApplyOptions{check: true}, tables)
 	defer all.close()
 	if all == nil {
 		return nil, refused
@@ -123,7 +126,7 @@ func (n *Namespace) Check(tables []policy.Table) (have []policy.Table, refused e
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	var all orders
 	for again := true; again; {
-		all, err = n.pins.carryOut(func() (orders, error) { return planner{Namespace: n}.plan(onlyThese, o, tables) }, o)
+		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onlyThese, o, tables) }, o)
 		// The rules of a device that has gone meanwhile may need pools that go.
 		_, again = errors.AsType[policy.PoolError](err)
 		again = again && o.Devices == nil && n.pins.collectDevices(nil) != nil

@@ -517,7 +517,7 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		orders, err := planner{Namespace: n}.plan(onlyThese, ApplyOptions{}, tables)
+		orders, err := planner{n}.plan(onlyThese, ApplyOptions{}, tables)
 		if err != nil {
 			return err
 		}

@@ -54,7 +54,7 @@ func (n *Namespace) Put(o ApplyOptions, tables ...policy.Table) (done []Applied,
 		policy.SortRules(tables[i].Rules)
 	}
 	o.Final = o.Confirm == 0
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{Namespace: n}.plan(besideOthers, o, tables) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(besideOthers, o, tables) }, o)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (n *Namespace) ApplyNew(tables, reverted []policy.Table, returns func(devic
 		phases = append(phases, policy.WithoutGuarantees(reverted))
 	}
 	o := ApplyOptions{beside: true, returns: returns}
-	all, err := n.pins.carryOut(func() (orders, error) { return planner{Namespace: n}.plan(onNewHooks, o, phases...) }, o)
+	all, err := n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onNewHooks, o, phases...) }, o)
 	return all.done(func(o *order) bool { return o.State == Attached && !o.isPools() }), err
 }
 

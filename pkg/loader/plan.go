@@ -28,10 +28,7 @@ const (
 )
 
 // A planner makes the orders of commands. It changes nothing.
-type planner struct {
-	*Namespace
-	have [][]policy.Rule // the rules in force, by view; nil unless they are compared with all that are wanted
-}
+type planner struct{ *Namespace }
 
 // plan makes the orders for tables. A device that does not exist has none. A second list of tables is for after the revert of
 // the pending change.
@@ -45,9 +42,6 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 		if all, err = n.withoutRules(o.Devices); err != nil {
 			all.close()
 			return nil, err
-		}
-		if n.pins.store != nil && o.Devices == nil {
-			n.have = n.pins.store.Policies()
 		}
 	case onNewHooks:
 		all = orders{n.poolsOrder(nil)}
@@ -78,7 +72,7 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 	}
 	for _, one := range all {
 		one.reverts = len(phases) > 1
-		one.planSteps(which, n.have)
+		one.planSteps(n, which, o.Devices == nil)
 	}
 	if problem != nil && all.steps() > 0 {
 		return all, problem
@@ -255,13 +249,13 @@ func (n planner) left(t policy.Table) (*Hook, error) {
 	return nil, nil
 }
 
-// planSteps finds the steps from the rules that the hook has to those that it shall have. all are those in force by view, if known.
-func (o *order) planSteps(which scope, all [][]policy.Rule) {
+// planSteps finds the steps from the rules that the hook has to those that it shall have. ofAll: so for all hooks.
+func (o *order) planSteps(n planner, which scope, ofAll bool) {
 	have := policy.Table{Device: o.want.Device, Direction: o.want.Direction, Match: o.want.Match}
 	switch {
 	case o.Set == nil:
-	case which == onlyThese && all != nil:
-		have.Rules = all[o.Set.Number()]
+	case which == onlyThese && ofAll:
+		have.Rules = n.Rules(o.Hook)
 	case which == onlyThese:
 		have.Rules = o.Set.Policy()
 	default:

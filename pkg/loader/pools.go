@@ -116,9 +116,11 @@ func (n planner) settleAmong(all orders, phase int, which scope) (pools []policy
 		}
 	}
 	has := map[string]bool{}
-	have := n.have
-	if s := n.store(phase); s != nil && (have == nil || phase > 0) {
-		have = s.Policies()
+	var have [][]policy.Rule
+	if phase > 0 {
+		have = n.store(phase).Policies()
+	} else if n.pins.store != nil {
+		have = n.pins.policies()
 	}
 	for number, rules := range have {
 		set := n.pins.store.View(uint32(number))
