@@ -203,7 +203,11 @@ func (e *env) readText(name string) (text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		if text, err = e.readAll(name); err == nil {
-			text, err = policyfile.Include(inputName(name), text, e.readAll)
+			read := input.File
+			if e.contents != nil {
+				read = e.readAll
+			}
+			text, err = policyfile.Include(inputName(name), text, read)
 		}
 		close(done)
 	}()
