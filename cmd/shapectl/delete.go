@@ -327,8 +327,12 @@ func (e *env) flush(want filterRules, all bool) error {
 				return err
 			}
 		}
+		elsewhere := false
+		if !any {
+			elsewhere, _ = e.sayElsewhere(n, want)
+		}
 		switch {
-		case !any && e.sayElsewhere(n, want):
+		case elsewhere:
 			return e.nothingDeleted()
 		case !any && !e.json && all:
 			_, err = fmt.Fprintln(e.out, "no rules are left")
@@ -433,13 +437,14 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 	return any, err
 }
 
-// sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
-func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
-	found := n.Elsewhere(want.matchesHook)
+// sayElsewhere says which devices of a filter have limits that this command cannot see. It reports whether any have, and whether
+// these may be those of other namespaces.
+func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) (any, others bool) {
+	found, others := loader.Elsewhere(n, want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
-	return found != nil
+	return found != nil, others
 }
 
 // nothingDeleted answers that limits are left.

@@ -140,7 +140,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		}
 		var found search
 		for _, h := range hooks {
-			rules := n.Rules(h)
+			rules := h.Rules()
 			if of.direction != nil && h.Direction != *of.direction {
 				found.otherWay = found.otherWay || slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Label.Name == name })
 				continue
@@ -166,7 +166,7 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		}
 		found.pool, _ = findPool(n, name)
 		for _, pools := range poolsOf(n) {
-			found.host = verb == "delete" && slices.ContainsFunc(n.Rules(pools), of.hasHost)
+			found.host = verb == "delete" && slices.ContainsFunc(pools.Rules(), of.hasHost)
 			pools.Close()
 		}
 		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
@@ -190,7 +190,7 @@ func similarTo(n *loader.Namespace, of ruleName, hooks []*loader.Hook) (similar 
 		if !of.mayBe(kindRule) || of.direction != nil && h.Direction != *of.direction {
 			continue
 		}
-		for _, r := range n.Rules(h) {
+		for _, r := range h.Rules() {
 			others = append(others, r.Label.Name)
 			if r.Label.Name != "" && rank(r.Label) == leastRank {
 				inNotes = append(inNotes, r.Label.Name)

@@ -329,7 +329,8 @@ func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *f
 		return nil, unread
 	}
 	if !want.pools {
-		want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
+		found, others := e.sayElsewhere(n, *want)
+		want.lost = found && !others
 	}
 	return s, nil
 }

@@ -34,7 +34,7 @@ func parse(name string, text []byte, cuts bool) (*File, error) {
 	if err != nil {
 		return nil, f.errorAt(uint32(at), err.Error())
 	}
-	r := newReader(f)
+	r := &reader{file: f, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
 	roots, err := r.yaml(cuts)
 	switch {
 	case err != nil:
@@ -78,10 +78,6 @@ type reader struct {
 	file   *File
 	common []byte // see meaningOf
 	own    parcel // see withOwn
-}
-
-func newReader(f *File) *reader {
-	return &reader{file: f, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
 }
 
 func (r *reader) policy(root *node) {

@@ -44,7 +44,7 @@ func Write(w io.Writer, tables []policy.Table) error {
 	if len(plans) > 0 {
 		fmt.Fprintln(out, "plans:")
 	}
-	for _, p := range sortedPlans(plans) {
+	for _, p := range slices.SortedFunc(maps.Values(plans), func(a, b *plan) int { return cmp.Compare(a.key, b.key) }) {
 		fmt.Fprintf(out, "  %s: %s\n", word(p.key), p.value())
 	}
 	if len(pools) > 0 {
@@ -79,20 +79,16 @@ func Write(w io.Writer, tables []policy.Table) error {
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
-	return left.orNil()
+	if left != nil {
+		return left
+	}
+	return nil
 }
 
 // A LeftOutError is why a policy was written without some devices: a text for each.
 type LeftOutError []string
 
 func (e LeftOutError) Error() string { return strings.Join(e, "; ") }
-
-func (e LeftOutError) orNil() error {
-	if len(e) == 0 {
-		return nil
-	}
-	return e
-}
 
 // byDevice returns the pools by name, and the tables of each device that have rules, in the order of
 // policy.SortTables. The error is for a rule that is not valid.

@@ -93,9 +93,6 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 }
 
-// Rules are those in force of a hook or of pools, sorted. All are read once while nothing changes, and must not be changed.
-func (n *Namespace) Rules(h *Hook) []policy.Rule { return n.pins.policies()[h.Set.Number()] }
-
 // Check returns why Apply would refuse tables, and the pools and rules of attached hooks, in the order of Tables; nil if they cannot
 // be read. It gives the guarantees that wait in tables as far as there is room.
 func (n *Namespace) Check(tables []policy.Table) (have []policy.Table, refused error) {

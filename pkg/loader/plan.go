@@ -72,7 +72,7 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 	}
 	for _, one := range all {
 		one.reverts = len(phases) > 1
-		one.planSteps(n, which, o.Devices == nil)
+		one.planSteps(which, o.Devices == nil)
 	}
 	if problem != nil && all.steps() > 0 {
 		return all, problem
@@ -250,12 +250,12 @@ func (n planner) left(t policy.Table) (*Hook, error) {
 }
 
 // planSteps finds the steps from the rules that the hook has to those that it shall have. ofAll: so for all hooks.
-func (o *order) planSteps(n planner, which scope, ofAll bool) {
+func (o *order) planSteps(which scope, ofAll bool) {
 	have := policy.Table{Device: o.want.Device, Direction: o.want.Direction, Match: o.want.Match}
 	switch {
 	case o.Set == nil:
 	case which == onlyThese && ofAll:
-		have.Rules = n.Rules(o.Hook)
+		have.Rules = o.Rules()
 	case which == onlyThese:
 		have.Rules = o.Set.Policy()
 	default:

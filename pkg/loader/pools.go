@@ -21,7 +21,7 @@ var ErrPoolInUse = errors.New("the pool is in use")
 // Pools is a hook that stands for the pools. It has no device, is always attached, and has no Set where there are
 // neither rules nor pools.
 func (n *Namespace) Pools() *Hook {
-	h := &Hook{State: Attached}
+	h := &Hook{State: Attached, state: &n.pins.bpfState}
 	if n.pins.store != nil {
 		h.Set = n.pins.store.Hold().Pools()
 	}
