@@ -17,8 +17,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// deleteCommand is that of things of a kind; of any if kind is "".
-func deleteCommand(e *env, kind string) *cobra.Command {
+func deleteCommand(e *env) *cobra.Command {
+	var kind string
 	cmd := &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
 		Short: "Delete a rule or pool",
@@ -66,9 +66,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		},
 	}
 	e.addConfirm(cmd.Flags())
-	if kind == "" {
-		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
-	}
+	addKind(cmd.Flags(), &kind)
 	return cmd
 }
 

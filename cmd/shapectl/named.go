@@ -25,8 +25,9 @@ const (
 	kindDevice = "device"
 )
 
-// addKind adds --kind, whose values are some of these.
-func addKind(f *pflag.FlagSet, kind *string, kinds ...string) {
+// addKind adds --kind.
+func addKind(f *pflag.FlagSet, kind *string) {
+	kinds := []string{kindRule, kindPool, kindDevice}
 	f.Var(flagValue{strings.Join(kinds, "|"), "", func(s string) error {
 		if *kind = s; !slices.Contains(kinds, s) {
 			return fmt.Errorf("kind %q is unknown; use %s", s, strings.Join(kinds, " or "))
