@@ -203,7 +203,11 @@ func (e *env) readText(name string) (text []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		if text, err = e.readAll(name); err == nil {
-			text, err = policyfile.Include(inputName(name), text, e.readAll)
+			read := input.File
+			if e.contents != nil {
+				read = e.readAll
+			}
+			text, err = policyfile.Include(inputName(name), text, read)
 		}
 		close(done)
 	}()
@@ -373,25 +377,13 @@ func atMost(s string, all int) (int, error) {
 	return int(most), nil
 }
 
-// checkRemoved returns an error if tables would remove more rules and pools than --max-remove allows.
-func (o *applyOptions) checkRemoved(n *loader.Namespace, want []policy.Table) error {
-	if o.maxRemove == "" {
-		return nil
-	}
-	have, err := n.Tables(loader.Attached, loader.Detached)
-	if err != nil {
-		return err
-	}
-	all := 0
-	for _, t := range have {
-		all += len(t.Rules)
-	}
-	removed := maps.Count(policy.Diff(have, want)).Removed
-	if most, err := atMost(o.maxRemove, all); err != nil || removed <= most {
+// checkRemoved returns an error if a change would remove more rules and pools than --max-remove allows.
+func (o *applyOptions) checkRemoved(removed, of int) error {
+	if most, err := atMost(o.maxRemove, of); err != nil || removed <= most {
 		return err
 	}
 	return inputf("it would remove %d of %d rules and pools, more than --max-remove %s; nothing was changed; if the policy is complete, give a larger --max-remove, or leave it out",
-		removed, all, o.maxRemove)
+		removed, of, o.maxRemove)
 }
 
 // warn writes the warnings of a valid policy.
@@ -432,12 +424,12 @@ func (e *env) apply(o applyOptions) error {
 				return err
 			}
 		}
-		if err := o.checkRemoved(n, want.tables); err != nil {
-			return err
-		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
 		how := e.asked()
 		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
+		if o.maxRemove != "" {
+			how.Allow = o.checkRemoved
+		}
 		how.Progress = func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))

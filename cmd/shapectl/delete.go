@@ -17,8 +17,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// deleteCommand is that of things of a kind; of any if kind is "".
-func deleteCommand(e *env, kind string) *cobra.Command {
+func deleteCommand(e *env) *cobra.Command {
+	var kind string
 	cmd := &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
 		Short: "Delete a rule or pool",
@@ -66,9 +66,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		},
 	}
 	e.addConfirm(cmd.Flags())
-	if kind == "" {
-		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
-	}
+	addKind(cmd.Flags(), &kind)
 	return cmd
 }
 
@@ -329,8 +327,12 @@ func (e *env) flush(want filterRules, all bool) error {
 				return err
 			}
 		}
+		elsewhere := false
+		if !any {
+			elsewhere, _ = e.sayElsewhere(n, want)
+		}
 		switch {
-		case !any && e.sayElsewhere(n, want):
+		case elsewhere:
 			return e.nothingDeleted()
 		case !any && !e.json && all:
 			_, err = fmt.Fprintln(e.out, "no rules are left")
@@ -435,13 +437,14 @@ func (e *env) removeFQs(want filterRules) (any bool, err error) {
 	return any, err
 }
 
-// sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
-func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
-	found := n.Elsewhere(want.matchesHook)
+// sayElsewhere says which devices of a filter have limits that this command cannot see. It reports whether any have, and whether
+// these may be those of other namespaces.
+func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) (any, others bool) {
+	found, others := loader.Elsewhere(n, want.matchesHook)
 	if found != nil {
 		e.say("shapectl: %s: %w", plain.List(plain.Lines(found)), e.advise(loader.ErrElsewhere))
 	}
-	return found != nil
+	return found != nil, others
 }
 
 // nothingDeleted answers that limits are left.

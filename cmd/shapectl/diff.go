@@ -55,17 +55,13 @@ func (e *env) diff(name string, summary bool) error {
 			return err
 		}
 		e.sayMissing(want.absent, want.unmatched)
-		have, err := n.Tables(loader.Attached)
-		if err != nil {
-			return err
-		}
-		refused := removesAll(n, f, want)
-		if refused == nil {
-			_, refused = n.Apply(want.tables, loader.ApplyOptions{Check: true})
+		have, refused := n.Check(want.tables)
+		if empty := removesAll(n, f, want); empty != nil {
+			refused = empty
 		}
 		e.sayNoRoom(n, f)
 		switch {
-		case errors.Is(refused, loader.ErrMatch):
+		case have == nil, errors.Is(refused, loader.ErrMatch):
 			return refused
 		case refused != nil:
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))

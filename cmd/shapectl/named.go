@@ -25,8 +25,9 @@ const (
 	kindDevice = "device"
 )
 
-// addKind adds --kind, whose values are some of these.
-func addKind(f *pflag.FlagSet, kind *string, kinds ...string) {
+// addKind adds --kind.
+func addKind(f *pflag.FlagSet, kind *string) {
+	kinds := []string{kindRule, kindPool, kindDevice}
 	f.Var(flagValue{strings.Join(kinds, "|"), "", func(s string) error {
 		if *kind = s; !slices.Contains(kinds, s) {
 			return fmt.Errorf("kind %q is unknown; use %s", s, strings.Join(kinds, " or "))
@@ -160,38 +161,34 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 			deviceName = dev.Name // which may have an alternative one
 		}
 		var found search
-		var others, noted []string
-		rank := filterRules{label: name}.ranks() // as show searches
 		for _, h := range hooks {
+			rules := h.Rules()
 			if of.direction != nil && h.Direction != *of.direction {
-				found.otherWay = found.otherWay || slices.ContainsFunc(h.Set.Rules(), func(r maps.Entry) bool { return r.Label.Name == name })
+				found.otherWay = found.otherWay || slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Label.Name == name })
 				continue
 			}
 			its := namedHook{Hook: h}
-			for _, entry := range h.Set.Rules() {
-				if entry.Label.Name == name {
+			for i := range rules {
+				if l := &rules[i].Label; l.Name == name {
+					entry, _ := h.Set.Find(rules[i].Prefix)
 					its.rules = append(its.rules, entry)
-				} else {
-					others = append(others, entry.Label.Name)
-					if entry.Label.Name != "" && rank(entry.Label) == leastRank {
-						noted = append(noted, entry.Label.Name)
-					}
+				} else if l.Plan == name {
+					found.isPlan = true
 				}
-				found.isPlan = found.isPlan || entry.Label.Plan == name
 			}
 			if its.rules != nil {
 				found.rules = append(found.rules, its)
 			}
 			if h.Name() == deviceName {
 				all := filterRules{networks: policy.Everything[:]}.entries(h.Set)
-				if found.others += len(h.Set.Rules()) - len(all); all != nil {
+				if found.others += len(rules) - len(all); all != nil {
 					found.device = append(found.device, namedHook{h, all})
 				}
 			}
 		}
 		found.pool, _ = findPool(n, name)
 		for _, pools := range poolsOf(n) {
-			found.host = verb == "delete" && slices.ContainsFunc(pools.Set.Policy(), of.hasHost)
+			found.host = verb == "delete" && slices.ContainsFunc(pools.Rules(), of.hasHost)
 			pools.Close()
 		}
 		if found.isDevice, err = (filterRules{device: name}).isDevice(n); err != nil {
@@ -201,22 +198,38 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of
 			return err
 		}
 		if found.kind == "" && !of.isNew {
-			if !of.mayBe(kindRule) {
-				others, noted = nil, nil
-			}
-			if of.mayBe(kindPool) {
-				others = append(others, poolNames(n)...)
-			}
-			if found.similar = plain.SimilarName(name, others); of.mayBe(kindDevice) {
-				found.similar = nearest(name, others)
-			}
-			slices.Sort(noted)
-			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
-				found.similar, found.noted = noted[0], true
-			}
+			found.similar, found.noted = similarTo(n, of, hooks)
 		}
 		return f(n, of, found)
 	})
+}
+
+// similarTo returns another name that may be meant, or "", and whether it is that of the only rules whose note has the word.
+func similarTo(n *loader.Namespace, of ruleName, hooks []*loader.Hook) (similar string, noted bool) {
+	var others, inNotes []string
+	rank := filterRules{label: of.name}.ranks() // as show searches
+	for _, h := range hooks {
+		if !of.mayBe(kindRule) || of.direction != nil && h.Direction != *of.direction {
+			continue
+		}
+		for _, r := range h.Rules() {
+			others = append(others, r.Label.Name)
+			if r.Label.Name != "" && rank(r.Label) == leastRank {
+				inNotes = append(inNotes, r.Label.Name)
+			}
+		}
+	}
+	if of.mayBe(kindPool) {
+		others = append(others, poolNames(n)...)
+	}
+	if similar = plain.SimilarName(of.name, others); of.mayBe(kindDevice) {
+		similar = nearest(of.name, others)
+	}
+	slices.Sort(inNotes)
+	if inNotes = slices.Compact(inNotes); similar == "" && len(inNotes) == 1 {
+		return inNotes[0], true
+	}
+	return similar, false
 }
 
 // meaning returns the kind of the one thing that a name stands for; "" for none. If there are several, the error has a command
@@ -267,7 +280,9 @@ func poolTree(n *loader.Namespace, deleted ...namedHook) *policy.Tree {
 	}
 	tables, _ := n.Tables(loader.Attached, loader.Detached, loader.Moved, loader.Gone) // delete refuses what cannot be read
 	for i, t := range tables {
-		tables[i].Rules = slices.DeleteFunc(t.Rules, func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
+		if len(gone) > 0 {
+			tables[i].Rules = slices.DeleteFunc(slices.Clone(t.Rules), func(r policy.Rule) bool { return gone[rule{t.Device, t.Direction, r.Prefix}] })
+		}
 	}
 	return policy.NewTree(tables)
 }

@@ -244,9 +244,9 @@ func TestSetPoolOrRules(t *testing.T) {
 	if rule, pool := r.show("va")[0], r.show("--pools")[0]; rule.Rate != 6e6 || pool.Rate != 20e6 {
 		t.Errorf("the rule has %d, the pool %d", rule.Rate, pool.Rate)
 	}
-	r.refused(exitInput, "each has no use in a pool", "pool", "set", "alice", "--each", "host")
-	r.refused(exitInput, "a pool keeps its name", "pool", "set", "alice", "--name", "bob")
-	r.refused(exitInput, "--match is of rules", "pool", "set", "alice", "--match", "src")
+	r.refused(exitInput, "each has no use in a pool", "set", "--kind", "pool", "alice", "--each", "host")
+	r.refused(exitInput, "a pool keeps its name", "set", "--kind", "pool", "alice", "--name", "bob")
+	r.refused(exitInput, "--match is of rules", "set", "--kind", "pool", "alice", "--match", "src")
 	r.refused(exitInput, "a pool has no direction", "set", "new", "egress", "--new", "--rate", "7mbit")
 	r.refused(exitInput, "takes only its name", "set", "va", "egress", "any", "--new", "--rate", "7mbit")
 	r.refused(exitInput, "leave --kind rule out", "set", "new", "--new", "--kind", "rule", "--rate", "7mbit")
@@ -258,23 +258,22 @@ func TestSetPoolOrRules(t *testing.T) {
 	}
 }
 
-// With --kind, a name is only that of such a thing. 'pool' has only pools.
+// With --kind, a name is only that of such a thing.
 func TestKind(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "any", "--rate", "10mbit")
 	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "10mbit", "--name", "alice")
 	before := r.ok("export")
 	for args, says := range map[string]string{
-		"pool set va --rate 1mbit":                        "no pool has that name",
-		"pool set alice --rate 1mbit":                     "no pool has that name",
-		"pool delete alice":                               "no pool has that name",
-		"pool set va egress any --rate 1mbit":             "a pool has only a name",
+		"set --kind pool va --rate 1mbit":                 "no pool has that name",
+		"set --kind pool alice --rate 1mbit":              "no pool has that name",
+		"delete --kind pool alice":                        "no pool has that name",
+		"set --kind pool va egress any --rate 1mbit":      "a pool has only a name",
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
 		"set --kind device alice --rate 1mbit":            "there is no device alice",
 		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
 		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
-		"pool show --pools=false":                         "unknown flag",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
 	}

@@ -3,32 +3,10 @@ package main
 import (
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// poolCommand has set, delete and show under the name of pool, which they had when pools had commands of their own.
-func poolCommand(e *env) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:    "pool set|delete|show ...",
-		Short:  "Set, delete or show pools",
-		Hidden: true,
-		Args: func(cmd *cobra.Command, given []string) error {
-			if len(given) > 0 {
-				return unknownCommand(cmd, given[0])
-			}
-			return nil
-		},
-		RunE: func(*cobra.Command, []string) error {
-			return inputf("pool: what to do is missing; use set, delete or show")
-		},
-	}
-	cmd.AddCommand(setCommand(e, kindPool), deleteCommand(e, kindPool), showCommand(e, true))
-	return cmd
-}
 
 // setPool changes a pool, or makes it. It is there if its Pool is set.
 func (e *env) setPool(n *loader.Namespace, of ruleName, have policy.Rule, limit limitFlags) error {

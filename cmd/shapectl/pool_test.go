@@ -124,9 +124,6 @@ func TestPoolSet(t *testing.T) {
 		"set uplink --within uplink":                   "is the pool itself",
 		"set new --new --rate 1mbit --each host":       "each has no use in a pool",
 		"set new --new --rate 1mbit --guarantee 1kbit": "",
-		"pool":          "what to do is missing; use set, delete or show",
-		"pool lst":      "unknown command",
-		"pool remove a": "unknown command",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
 	}
@@ -405,9 +402,8 @@ func TestCompletionOfPools(t *testing.T) {
 	for args, want := range map[string]string{
 		"set u":                            "uplink\n:4\n",
 		"show --pools a":                   "ap-1\n:4\n",
-		"pool set a":                       "ap-1\n:4\n",
-		"pool delete a":                    "ap-1\n:4\n",
-		"pool show a":                      "ap-1\n:4\n",
+		"set --kind pool a":                "ap-1\n:4\n",
+		"delete --kind pool a":             "ap-1\n:4\n",
 		"set --new a":                      ":4\n",
 		"set x --share ":                   "none\nhost\nflow\nmember\n:4\n",
 		"set x --within a":                 "ap-1\n:4\n",

@@ -339,7 +339,7 @@ func jsonType(of ast.Expr) string {
 
 // printedBy says which commands print a type, for those that no other type has as a part.
 var printedBy = map[string]string{
-	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
+	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "ChangeSummary": "`diff --summary`: a list", "Imported": "`import`",
 	"RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
 	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",

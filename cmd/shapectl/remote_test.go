@@ -110,7 +110,6 @@ func TestRefusedByServe(t *testing.T) {
 	for _, line := range []string{
 		"set va egress 10.0.0.0/24 --rate 2mbit", "delete va egress 10.0.0.0/24", "flush --all", "confirm", "rollback", "apply " + policy,
 		"top --rtt --once --interval 20ms", "top va --by host --once --interval 20ms", "-n 1 show",
-		"pool show up",
 	} {
 		refused(line, byRoot)
 	}

@@ -282,8 +282,8 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		},
 	})
 	groups := []commandGroup{
-		{"Change limits:", []*cobra.Command{setCommand(e, ""), deleteCommand(e, ""), flushCommand(e), poolCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e, false), topCommand(e), explainCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
+		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), lineCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), explainCommand(e), eventsCommand(e), reportCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e), clusterCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{serveCommand(e), completionCommand(e), version}},
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// setCommand is that of things of a kind; of any if kind is "".
-func setCommand(e *env, kind string) *cobra.Command {
+func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
+	var kind string
 	var isNew bool
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR|any | NAME [ingress|egress] [flags]",
@@ -108,9 +108,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
-	if kind == "" {
-		addKind(cmd.Flags(), &kind, kindRule, kindPool, kindDevice)
-	}
+	addKind(cmd.Flags(), &kind)
 	e.completes(cmd, "within", e.completeWithin)
 	return cmd
 }

@@ -35,10 +35,10 @@ const (
 // byDevice is the order of show unless another one is asked for.
 const byDevice = "device"
 
-// showCommand is that of pools, or of all.
-func showCommand(e *env, pools bool) *cobra.Command {
+func showCommand(e *env) *cobra.Command {
 	var o showOptions
 	var plan string
+	var pools bool
 	cmd := &cobra.Command{
 		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
 		Short: "Show rules and what happened to their packets",
@@ -102,9 +102,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.StringVar(&o.sort, "sort", byDevice, "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
-	if !pools {
-		flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
-	}
+	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
 	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")
@@ -325,7 +323,8 @@ func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *f
 		return nil, unread
 	}
 	if !want.pools {
-		want.lost = e.sayElsewhere(n, *want) && !n.OthersExist()
+		found, others := e.sayElsewhere(n, *want)
+		want.lost = found && !others
 	}
 	return s, nil
 }

@@ -63,7 +63,7 @@ devices:
 	}
 	testenv.Must(t, addVeth("tap0", "peer0"))
 	says := "shapectl: no room for the guarantees of 1 of 3 devices: tap0; until there is room, they get what other guarantees leave, at worst nothing\n" +
-		file + `:1:24: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n"
+		file + `:1:9: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n"
 	if got := r.run("diff", file); got.code != exitDiffers || got.err != says {
 		t.Errorf("diff: %+v", got)
 	}

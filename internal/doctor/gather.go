@@ -44,11 +44,11 @@ func Gather(o loader.Options, name string, follows lastgood.Policy) (Facts, erro
 		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
-		if f.Left, err = n.Leftovers(); err != nil {
+		if f.Left, err = loader.Leftovers(o); err != nil {
 			f.unread("", "", err)
 		}
 		f.Unpinned = n.Unpinned()
-		f.Elsewhere, f.KnowsOthers = n.Elsewhere(func(string, policy.Direction) bool { return true }), n.OthersExist()
+		f.Elsewhere, f.KnowsOthers = loader.Elsewhere(n, func(string, policy.Direction) bool { return true })
 	}
 	devices, err := netinfo.Devices()
 	if err != nil {

@@ -63,7 +63,7 @@ func File(name string) ([]byte, error) {
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is not a regular file")
+		err = errors.New("it is not a regular file; name one that is")
 	}
 	if err == nil {
 		err = Trusted(f)

@@ -31,7 +31,8 @@ type Labels struct {
 	Map   *ebpf.Map
 	Parts *uint32 // an upper bound of the parts in the map
 
-	all map[bpf.AbiLabelKey]bpf.AbiLabel // nil unless all were fetched
+	all   map[uint64]uint32 // where each part is in parts; nil unless all were fetched
+	parts []bpf.AbiLabel
 }
 
 // Fetch reads all labels, if so many will be read that a system call for each would cost more, until forget is called.
@@ -40,18 +41,25 @@ func (l *Labels) Fetch(rules int) (forget func()) {
 	if rules < few || l.all != nil {
 		return func() {}
 	}
-	l.all = make(map[bpf.AbiLabelKey]bpf.AbiLabel, atomic.LoadUint32(l.Parts))
-	keys, parts := make([]bpf.AbiLabelKey, many), make([]bpf.AbiLabel, many)
+	expected := atomic.LoadUint32(l.Parts)
+	l.all, l.parts = make(map[uint64]uint32, expected), make([]bpf.AbiLabel, 0, expected+many)
+	keys := make([]bpf.AbiLabelKey, many)
 	var cursor ebpf.MapBatchCursor
 	for err := error(nil); err == nil; {
 		var n int
-		n, err = l.Map.BatchLookup(&cursor, keys, parts, nil)
-		for i := range n {
-			l.all[keys[i]] = parts[i]
+		have := len(l.parts)
+		l.parts = slices.Grow(l.parts, many)[:have+many]
+		n, err = l.Map.BatchLookup(&cursor, keys, l.parts[have:], nil)
+		l.parts = l.parts[:have+n]
+		for i, key := range keys[:n] {
+			l.all[word(key)] = uint32(have + i)
 		}
 	}
-	return func() { l.all = nil }
+	return func() { l.all, l.parts = nil, nil }
 }
+
+// word is a key as a number, which maps find faster.
+func word(k bpf.AbiLabelKey) uint64 { return uint64(k.Id)<<32 | uint64(k.Version)<<16 | uint64(k.Part) }
 
 // A field is a string, number or bool in params.Texts.
 type field struct {
@@ -126,11 +134,13 @@ func (l *Labels) Write(id, index uint32, r policy.Rule) error {
 
 // Read is the label of a version.
 func (l *Labels) Read(id, index uint32) (t params.Texts) {
-	var text []byte
-	var part bpf.AbiLabel
+	text := make([]byte, 0, 4*partBytes)
 	for n := 0; ; n++ {
-		key, fetched := keyOf(id, index, n), false
-		if part, fetched = l.all[key]; !fetched && l.Map.Lookup(key, &part) != nil {
+		var part bpf.AbiLabel
+		key := keyOf(id, index, n)
+		if at, fetched := l.all[word(key)]; fetched {
+			part = l.parts[at]
+		} else if l.Map.Lookup(key, &part) != nil {
 			break
 		}
 		text = append(text, part.Text[:]...)
@@ -139,8 +149,15 @@ func (l *Labels) Read(id, index uint32) (t params.Texts) {
 		}
 	}
 	text, _, _ = bytes.Cut(text, []byte{0})
-	for i, line := range strings.SplitN(string(text), lineBreak, len(fields)) {
-		switch v := fields[i].in(&t); {
+	rest := string(text)
+	for _, f := range fields {
+		var line string
+		line, rest, _ = strings.Cut(rest, lineBreak)
+		switch v := f.in(&t); {
+		case line == "":
+			if rest == "" {
+				return t
+			}
 		case v.CanUint():
 			n, _ := strconv.ParseUint(line, 10, 64)
 			v.SetUint(n)
@@ -148,7 +165,7 @@ func (l *Labels) Read(id, index uint32) (t params.Texts) {
 			n, _ := strconv.ParseInt(line, 10, 64)
 			v.SetInt(n)
 		case v.Kind() == reflect.Bool:
-			v.SetBool(line != "")
+			v.SetBool(true)
 		default:
 			v.SetString(line)
 		}

@@ -68,18 +68,18 @@ type rule struct {
 	*made
 }
 
-// made is the meaning of a rule, for networks of one family and length. Rules with the same
-// text share it. Rules that differ only in the network, pool, name and note share the rule in it.
+// made is a rule or pool without its network or, if it is a pool, its name. Those with the same text share it. Those that differ
+// only in ownOptions share the rule in it.
 type made struct {
 	rule       *policy.Rule
-	within     policy.Within
 	name, note string
+	within     policy.Within
 }
 
 // on returns the rule on a device.
 func (r *rule) on(d Device) policy.Rule {
 	out := r.rule.On(d.L2Bytes)
-	out.Prefix, out.Within, out.Label.Name, out.Label.Note = r.prefix, r.within, r.name, r.note
+	out.Prefix, out.Label.Name, out.Label.Note, out.Within = r.prefix, r.name, r.note, r.within
 	return out
 }
 
@@ -125,8 +125,10 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 		tables = append(tables, pools)
 	}
 	policy.SortTables(tables)
-	if problems := f.poolProblems(policy.NewTree(tables).Problems()...); len(problems) > 0 {
-		return nil, nil, f.errors(problems)
+	if slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern }) { // Parse has checked the others
+		if problems := f.poolProblems(policy.NewTree(tables).Problems()...); len(problems) > 0 {
+			return nil, nil, f.errors(problems)
+		}
 	}
 	return tables, f.Absent(devices), nil
 }

@@ -121,7 +121,7 @@ func (r *reader) poolOfHost(of *direction, e *entry, said parcel, d policy.Draft
 		own.Drop(policy.FindOption("each"))
 		d.Shadow = &own
 	}
-	p := &pool{at: e.key.start, said: said.places}
+	p := &pool{at: e.key.start}
 	var err error
 	if d.Share.Kind == policy.ShareMember && said.gives(policy.FindOption("share")) {
 		err = errors.New("share member would divide the rate among the addresses of one host; use flow")

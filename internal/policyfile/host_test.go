@@ -187,7 +187,7 @@ func TestHostErrors(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		{"devices: {br0: {" + mac + ": 1mbit}}\n", "host 3c:22:fb:12:34:56 is not in a direction"},
 		{"devices: {br0: {egress: '" + mac + " 1mbit'}}\n", "a colon and a space are missing"},
-		{"pools: {up: 1mbit}\ndevices: {br0: {egress: {" + mac + ": {rate: 2mbit, within: up, guarantee: 2mbit}}}}\n", `1:13: pool "up": rate 1mbit is less than the guarantees`},
+		{"pools: {up: 1mbit}\ndevices: {br0: {egress: {" + mac + ": {rate: 2mbit, within: up, guarantee: 2mbit}}}}\n", `1:9: pool "up": rate 1mbit is less than the guarantees`},
 	} {
 		_, err := Parse("p.yaml", []byte(test.text))
 		if err == nil || !strings.Contains(err.Error(), test.want) {

@@ -2,13 +2,17 @@ package policyfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // A policy that includes files is one text: the texts of these files follow its own, each as a YAML document behind a line
@@ -24,31 +28,48 @@ type part struct {
 
 var includeKey = regexp.MustCompile(`(?m)^include:(.*\n?(?:[ \t#-].*\n?|\r?\n)*)`)
 
+// findInclude returns the offsets of the key include and of its value; nil for none. It saves most texts the regular expression.
+func findInclude(text []byte) []int {
+	if !bytes.HasPrefix(text, []byte("include:")) && !bytes.Contains(text, []byte("\ninclude:")) {
+		return nil
+	}
+	return includeKey.FindSubmatchIndex(text)
+}
+
 // Include returns the text of a policy with the texts of the files that it includes. Their names are relative to that of the
 // policy, which is not a file if it is "-". A text that has them already stays as it is. The error is of type Errors.
 func Include(name string, text []byte, read func(name string) ([]byte, error)) ([]byte, error) {
-	at := includeKey.FindSubmatchIndex(text)
+	at := findInclude(text)
 	if at == nil || bytes.Contains(text, []byte("\n"+partLine)) {
 		return text, nil
 	}
-	refuse := func(format string, args ...any) error {
-		return Errors{{name, 1 + bytes.Count(text[:at[0]], []byte("\n")), 1, fmt.Sprintf(format, args...)}}
-	}
+	line := 1 + bytes.Count(text[:at[0]], []byte("\n"))
+	var value yaml.Node
 	var names []string
-	if err := yaml.Unmarshal(text[at[2]:at[3]], &names); err != nil {
-		return nil, refuse("include is not a list of files; write it such as include: [isp.yaml]")
+	if yaml.Unmarshal(text[at[2]:at[3]], &value) != nil || value.Decode(&names) != nil {
+		return nil, Errors{{name, line, 1, "include is not a list of files; write it such as include: [isp.yaml]"}}
 	}
 	all := slices.Clone(text)
-	for _, file := range names {
+	for i, file := range names {
 		if !filepath.IsAbs(file) {
 			file = filepath.Join(filepath.Dir(name), file)
 		}
 		more, err := read(file)
-		if err != nil {
-			return nil, refuse("include: %v", err)
+		if path, ok := errors.AsType[*fs.PathError](err); ok {
+			err = path.Err
 		}
-		if includeKey.Match(more) {
-			return nil, refuse("%s includes files itself; include them here instead", file)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = errors.New("there is no such file; correct the name, or take it out of the list")
+		case err == nil && findInclude(more) != nil:
+			err = errors.New("it includes files itself; include them here instead")
+		}
+		if err != nil {
+			entry := value.Content[0].Content[i]
+			if entry.Line == 1 {
+				entry.Column += len("include:")
+			}
+			return nil, Errors{{name, line + entry.Line - 1, entry.Column, fmt.Sprintf("include %s: %v", file, err)}}
 		}
 		all = append(bytes.TrimSuffix(all, []byte("\n")), "\n"+partLine+strconv.Quote(file)+"\n"...)
 		all = append(all, bytes.TrimPrefix(more, []byte("\uFEFF"))...)
@@ -97,36 +118,52 @@ func (s *source) where(offset uint32) string {
 	return fmt.Sprintf("line %d", number)
 }
 
-// merge adds the entries of a mapping to another one. Where both have a value, that of the policy itself wins. Two included
-// files must not have different ones.
-func (r *reader) merge(into, from *node) {
+// merge adds the entries of a mapping to another one, which is at these keys. Where both have a value, that of the policy itself
+// wins. Two included files must not have different ones.
+func (r *reader) merge(into, from *node, keys ...string) {
 	if into.kind != mapping || from.kind != mapping {
 		r.errorf(from, "this is not a mapping such as devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}")
 		return
 	}
 	at := map[string]int{}
 	for i, e := range slices.Backward(into.entries) {
-		at[e.key.text] = i
+		at[meantBy(keys, e.key.text)] = i
 	}
 	into.end = into.start // it has no text of its own
 	for _, e := range from.entries {
-		i, found := at[e.key.text]
+		key := meantBy(keys, e.key.text)
+		i, found := at[key]
 		if !found {
-			at[e.key.text] = len(into.entries)
+			at[key] = len(into.entries)
 			into.entries = append(into.entries, e)
 			continue
 		}
-		have, whole := &into.entries[i], e.key.text == "shadow" || e.key.text == "colours" || e.key.text == "include"
+		have, whole := &into.entries[i], key == "shadow" || key == "colours" || key == "include"
 		file, _ := r.inPart(r.line(have.value.start))
 		switch {
 		case !whole && (have.value.kind == mapping || e.value.kind == mapping):
 			have.value.spellOut()
 			e.value.spellOut()
-			r.merge(&have.value, &e.value)
+			r.merge(&have.value, &e.value, append(keys, key)...)
 		case file != "" && !bytes.Equal(r.text[have.value.start:have.value.end], r.text[e.value.start:e.value.end]):
 			r.errorf(&e.key, "%s is also in %s, with another value; remove one of them", shorten(e.key.text), r.where(have.key.start))
 		}
 	}
+}
+
+// meantBy returns what a key below others means, however it is spelled.
+func meantBy(above []string, key string) string {
+	switch {
+	case len(above) == 1 && above[0] != "defaults":
+		return key // a name
+	case len(above) == 3:
+		if p, err := policy.ParsePrefix(key); err == nil {
+			return p.String()
+		} else if mac, err := policy.ParseMAC(key); err == nil {
+			return mac.String()
+		}
+	}
+	return policy.LimitKey(key)
 }
 
 // spellOut makes a rate or a plan that is the whole value of a limit an option.

@@ -28,8 +28,8 @@ pools:
 devices:
   eth1:
     egress:
-      10.0.0.8: {shadow: 10mbit, name: mine}
-      10.0.0.9: {shadow: 10mbit, rate: 5mbit}
+      10.0.0.8/32: {shadow: 10mbit, name: mine}
+      10.0.0.9: {shadow: 10mbit, cir: 5mbit}
       10.0.0.0/8: 1mbit
 `
 	more = "---\ndevices:\n  eth2: {ingress: {any: 3mbit}}\n  eth1: {egress: {10.0.0.7: {note: late}}}\n"
@@ -90,8 +90,8 @@ func TestIncludeRefuses(t *testing.T) {
 		want string
 	}{
 		{"include: isp.yaml\n", nil, "p/own.yaml:1:1: include is not a list of files; write it such as include: [isp.yaml]"},
-		{"# mine\ninclude:\n- isp.yaml\n", nil, "p/own.yaml:2:1: include: no file p/isp.yaml"},
-		{"include: [a]\n", map[string]string{"p/a": "include: [b]\n"}, "p/own.yaml:1:1: p/a includes files itself; include them here instead"},
+		{"# mine\ninclude:\n- isp.yaml\n", nil, "p/own.yaml:3:3: include p/isp.yaml: no file p/isp.yaml"},
+		{"include: [a]\n", map[string]string{"p/a": "include: [b]\n"}, "p/own.yaml:1:11: include p/a: it includes files itself; include them here instead"},
 		{" include: [a]\n", nil, "p/own.yaml:1:2: this includes no file; write it at the start of a line, such as include: [isp.yaml]"},
 		{"include: [a]\n", map[string]string{"p/a": "# nothing\n"}, "p/own.yaml:1:1: devices is missing; write devices: {} for a policy without rules"},
 		{"include: [a]\n", map[string]string{"p/a": "\ndevices: []\n"}, "p/a:2:10: devices cannot be a list; write it like eth0: {egress: {10.0.0.0/24: 10mbit}}"},
@@ -100,8 +100,8 @@ func TestIncludeRefuses(t *testing.T) {
 		{"include: [a]\ndevices: {}\n", map[string]string{"p/a": "devices:\n\teth0: {}\n"}, "p/a:2:1: a tab indents this line; use spaces"},
 		{"include: [a, b]\n", map[string]string{"p/a": "pools: {x: {rate: 1mbit}}\ndevices: {}\n", "p/b": "pools:\n  x: {rate: 2mbit}\n"},
 			"p/b:2:7: rate is also in line 1 of p/a, with another value; remove one of them"},
-		{"include: [a]\ndevices: {eth0: {egress: {10.0.0.7: 1mbit}}}\n", map[string]string{"p/a": "devices:\n  eth0: {egress: {10.0.0.7/32: 2mbit}}\n"},
-			"p/a:2:19: network 10.0.0.7/32 appears twice, first in line 2; remove one of them"},
+		{"include: [a, b]\n", map[string]string{"p/a": "devices:\n  eth0: {egress: {10.0.0.7/32: 2mbit}}\n", "p/b": "devices: {eth0: {egress: {10.0.0.7: {cir: 3mbit}}}}\n"},
+			"p/b:1:38: cir is also in line 2 of p/a, with another value; remove one of them"},
 		{"include: [a]\n", map[string]string{"p/a": "devices: {}\n---\ndevices: {}\n"}, "p/a:2:1: a second document begins here"},
 	} {
 		text, err := Include("p/own.yaml", []byte(test.main), parts(test.more))

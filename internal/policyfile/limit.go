@@ -119,28 +119,61 @@ type plan struct {
 	at    uint32
 }
 
-// A ruleText is the text of a rule, and the properties of its network that matter.
-type ruleText struct {
-	text         string
-	family, bits int
+// ownOptions are those that most rules and pools have for themselves. The rest many have in common.
+var ownOptions = [...]*policy.Option{policy.FindOption("within"), policy.FindOption("note"), policy.FindOption("name")}
+
+const ownName = 1 << 2 // the bit of a name in meaning.own
+
+// A meaning is what rules for networks of one family and length, or pools, have in common.
+type meaning struct {
+	text         string // without ownOptions
+	own          uint8  // a bit for each of ownOptions that they have
+	family, bits int    // of the network
 }
 
 // maxKnown bounds the size of each cache.
 const maxKnown = 1 << 16
 
-// made returns the meaning of a rule, given its text without the label; nil if it is not
-// valid.
-func (r *reader) made(of *direction, prefix netip.Prefix, e *entry, text []byte) *made {
-	family := prefix.Addr().BitLen()
-	if known := of.known[ruleText{string(text), family, prefix.Bits()}]; known != nil {
-		return known
+// eachOwn calls f for the entries of a rule or pool that are ownOptions.
+func eachOwn(n *node, f func(bit int, e *entry)) {
+	for i := range n.entries {
+		for bit, o := range ownOptions {
+			if e := &n.entries[i]; e.key.text == o.Name && e.value.text != noPool {
+				f(bit, e)
+			}
+		}
+	}
+}
+
+// meaningOf returns the meaning of a rule or pool. It is false for one that has to be read as a whole.
+func (r *reader) meaningOf(n *node) (m meaning, ok bool) {
+	if ok = n.end > n.start; !ok {
+		return m, false // it is merged from several
+	}
+	r.common = r.common[:0]
+	at := n.start
+	eachOwn(n, func(bit int, e *entry) {
+		ok = ok && e.value.kind == text && m.own&(1<<bit) == 0
+		m.own |= 1 << bit
+		r.common = append(r.common, r.text[at:max(at, e.key.start)]...)
+		at = e.value.end
+	})
+	r.common = append(r.common, r.text[at:max(at, n.end)]...)
+	return m, ok
+}
+
+// made returns the meaning of a rule; nil if it is not valid.
+func (r *reader) made(of *direction, prefix netip.Prefix, e *entry) *made {
+	m, ok := r.meaningOf(&e.value)
+	m.family, m.bits = prefix.Addr().BitLen(), prefix.Bits()
+	if known := of.known[meaning{string(r.common), m.own, m.family, m.bits}]; ok && known != nil {
+		return r.withOwn(known, m.own, &e.value)
 	}
 	p := r.limit(&e.value, "a rule", ruleKeys)
 	if p.bad || of.defaults.bad {
 		return nil
 	}
-	d := p.draft(of.defaults.Draft)
-	rule, err := d.Rule(prefix)
+	rule, err := p.draft(of.defaults.Draft).Rule(prefix)
 	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
@@ -148,59 +181,40 @@ func (r *reader) made(of *direction, prefix netip.Prefix, e *entry, text []byte)
 	if p.plan != nil {
 		rule.Label.Plan = p.plan.shown
 	}
-	out := &made{within: rule.Within, name: d.Name, note: d.Note}
-	rule.Prefix, rule.Within, rule.Label.Name, rule.Label.Note = netip.Prefix{}, "", "", ""
-	if out.rule = r.alike[rule]; out.rule == nil {
-		out.rule = &rule
-		r.alike[rule] = out.rule
-	}
-	if len(of.known) < maxKnown {
-		of.known[ruleText{string(text), family, prefix.Bits()}] = out
-	}
-	return out
+	made := madeOf(&rule)
+	r.know(of.known, m, ok, made)
+	return made
 }
 
-// labelled returns m with the name and note of a rule, if it has any.
-func (m *made) labelled(label *parcel) *made {
-	if label == nil {
+// know remembers a meaning whose text is r.common.
+func (r *reader) know(known map[meaning]*made, m meaning, ok bool, made *made) {
+	if m.text = string(r.common); ok && len(known) < maxKnown {
+		known[m] = made
+	}
+}
+
+func madeOf(rule *policy.Rule) *made {
+	return &made{rule, rule.Label.Name, rule.Label.Note, rule.Within}
+}
+
+// withOwn returns a meaning with the ownOptions that a rule or pool has; nil if they are not valid.
+func (r *reader) withOwn(m *made, own uint8, n *node) *made {
+	if own == 0 {
 		return m
 	}
-	out := *m
-	if label.Gives("name") {
-		out.name = label.Name
+	p, faults := &r.own, r.faults
+	*p = parcel{places: p.places[:0]}
+	eachOwn(n, func(bit int, e *entry) { r.option(p, ownOptions[bit], &e.value) })
+	if r.faults > faults {
+		return nil
 	}
-	if label.Gives("note") {
-		out.note = label.Note
+	out := *m
+	for bit, set := range [...]func(){func() { out.within = p.Within }, func() { out.note = p.Note }, func() { out.name = p.Name }} {
+		if own&(1<<bit) != 0 {
+			set()
+		}
 	}
 	return &out
-}
-
-// cutLabel removes name and note from a rule, because they are different for most rules.
-// The text is the rest of the rule, which many rules have in common.
-func (r *reader) cutLabel(n *node) (text []byte, label *parcel) {
-	isLabel := func(e entry) bool { return slices.Contains(labelKeys, e.key.text) }
-	merged := n.kind == mapping && n.end == n.start
-	if !merged && !slices.ContainsFunc(n.entries, isLabel) {
-		return r.text[n.start:n.end], nil
-	}
-	cut, at := node{kind: mapping, start: n.start}, n.start
-	n.entries = slices.DeleteFunc(n.entries, func(e entry) bool {
-		if isLabel(e) {
-			cut.entries = append(cut.entries, e)
-			text = append(text, r.text[at:e.key.start]...)
-			at = e.value.end
-		}
-		return isLabel(e)
-	})
-	p := r.parts(&cut, "a rule", labelKeys)
-	if merged {
-		text = nil
-		for _, e := range n.entries {
-			text = fmt.Appendf(text, "%s: %s, ", e.key.text, r.text[e.value.start:e.value.end])
-		}
-		return text, &p
-	}
-	return append(text, r.text[at:max(at, n.end)]...), &p
 }
 
 // A limitReader reads limits: of rules, hosts, pools, plans, defaults and shadows.
@@ -351,8 +365,10 @@ func (r *limitReader) option(p *parcel, o *policy.Option, n *node) {
 	if !ok {
 		return
 	}
-	if note := policy.BareRate(text); note != "" && slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, o.Name) {
-		r.warned = append(r.warned, problem{n.start, o.Name + " " + note})
+	if slices.Contains([]string{"rate", "pir", "eir", "guarantee"}, o.Name) {
+		if note := policy.BareRate(text); note != "" {
+			r.warned = append(r.warned, problem{n.start, o.Name + " " + note})
+		}
 	}
 	if r.value(p, o, text, n) && o.Name == "within" && p.Within != "" && !r.knowsPool(n, string(p.Within)) {
 		p.Drop(o)

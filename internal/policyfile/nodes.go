@@ -14,22 +14,6 @@ type notes struct {
 	problems []problem
 	faults   int       // the number of problems, and of uses of something that was reported
 	warned   []problem // warnings
-	broken   bool      // there is a YAML error, which pieces may have caused
-}
-
-// yaml parses a part of the text, which has some lines before it. It returns the documents
-// that are not empty, and an error if it is not YAML.
-func (r *notes) yaml(text []byte, before int) ([]node, error) {
-	reported := len(r.problems)
-	t := tree{r, r.cursor(), before}
-	roots, err := t.parse(text)
-	if err != nil {
-		r.broken = true
-		at, message := r.syntaxError(err)
-		return nil, Errors{r.located(at, message)}
-	}
-	r.broken = r.broken || len(r.problems) > reported
-	return roots, nil
 }
 
 func (r *notes) report(offset uint32, message string) {

@@ -43,7 +43,7 @@ func (r *reader) ownPool(s *section, e *entry, direction string, defaults parcel
 		r.errorf(&e.key, "pool %q of the device is also among the pools; rename that one", name)
 		return nil
 	}
-	p := r.pool(e, name, above, defaults)
+	p := r.pool(e, name, above, defaults, nil)
 	if p == nil {
 		return nil
 	}
@@ -111,15 +111,4 @@ func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
 		pools = append(pools, pool)
 	}
 	return pools, nil
-}
-
-// poolOf returns the pool of the file that makes a pool in force.
-func (f *File) poolOf(r *policy.Rule) *pool {
-	if p := f.pools[r.Label.Name]; p != nil {
-		return p
-	}
-	device := r.Label.Owner.Device
-	s, _ := f.section(device)
-	own := s.allPools()
-	return own[slices.IndexFunc(own, func(p *pool) bool { return p.on(device) == r.Label.Name })]
 }

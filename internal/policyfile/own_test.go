@@ -58,7 +58,7 @@ func TestOwnPoolErrors(t *testing.T) {
 		{"devices: {tap0: {pool: {rate: 1mbit, within: up}}}\n", `1:46: pool "up" is unknown`},
 		{"devices: {eth0: {egress: {10.0.0.1: {within: tap*}}}, tap*: {pool: 1mbit}}\n", `pool "tap*" is unknown`},
 		{"pools: {up: 1mbit}\ndevices: {tap0: {pool: 1mbit, defaults: {within: up}}}\n", "2:42: within names the pool of all rules here, and so does pool in line 2"},
-		{"pools: {up: 1mbit}\ndevices:\n  tap0: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n  tap1: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n", `1:13: pool "up": rate 1mbit is less than the guarantees`},
+		{"pools: {up: 1mbit}\ndevices:\n  tap0: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n  tap1: {pool: {rate: 1mbit, within: up, guarantee: 800kbit}}\n", `1:9: pool "up": rate 1mbit is less than the guarantees`},
 		{"devices: {tap0: {pool: {rate: 1mbit, within: tap0 egress}, egress: {pool: 1mbit}}}\n", `pool "tap0 egress" is unknown`},
 		{"devices: {tap0: {pool: 1mbit}, eth0: {egress: {any: {within: tap0}}}}\n", `1:62: pool "tap0" is unknown`},
 	} {

@@ -1,7 +1,6 @@
 package policyfile
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -26,57 +25,59 @@ var (
 // Parse parses a policy file; the name is for errors. The error is of type Errors and lists
 // all mistakes, or only the first one if the file is not YAML. Each rule is valid on all
 // devices. The File refers to the text, which must not change.
-func Parse(name string, text []byte) (*File, error) {
-	lines := 0
-	if len(text) >= largeFile && !bytes.Contains(text, []byte("\n"+partLine)) {
-		lines = pieceLines
-	}
-	return parse(name, text, lines)
-}
+func Parse(name string, text []byte) (*File, error) { return parse(name, text, true) }
 
-// parse parses a file by pieces of so many lines, or as a whole if lines is 0.
-func parse(name string, text []byte, lines int) (*File, error) {
+// parse is Parse, which cuts clear lines out or not.
+func parse(name string, text []byte, cuts bool) (*File, error) {
 	source, at, err := newSource(name, text)
 	f := &File{source: source, exactly: map[string]*section{}, pools: map[string]*pool{}}
 	if err != nil {
 		return nil, f.errorAt(uint32(at), err.Error())
 	}
-	r := newReader(f)
-	if lines > 0 {
-		r.pieces, text = cut(source, lines)
-	}
-	roots, err := r.yaml(text, 0)
+	r := &reader{file: f, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
+	roots, err := r.yaml(cuts)
 	switch {
+	case err != nil:
+		return nil, err
 	case len(roots) > 0:
 		for i := range roots[1:] {
 			r.merge(&roots[0], &roots[i+1])
 		}
 		r.policy(&roots[0])
-	case err == nil && len(r.problems) == 0:
+	case len(r.problems) == 0:
 		r.report(0, "the file is empty; write devices: {} for a policy without rules")
 	}
-	switch {
-	case lines > 0 && (r.broken || len(r.pieces) > 0):
-		return parse(name, source.text, 0)
-	case err != nil:
-		return nil, err
-	case len(r.problems) > 0:
+	if len(r.problems) > 0 {
 		return nil, f.errors(r.problems)
 	}
 	f.warnings = f.errors(r.warned)
 	return f, nil
 }
 
+// yaml returns the documents of the text that are not empty, and an error if it is not YAML.
+func (r *notes) yaml(cuts bool) (roots []node, err error) {
+	t, text := tree{notes: r, cursor: r.cursor()}, r.text
+	if cuts {
+		t.cut, text = r.cut()
+	}
+	roots, err = t.parse(text)
+	if cuts && (err != nil || len(r.problems) > 0 || len(t.cut) > 0) { // what was cut may have caused these
+		r.problems, r.faults = nil, 0
+		return r.yaml(false)
+	}
+	if err != nil {
+		at, message := r.syntaxError(err)
+		return nil, Errors{r.located(at, message)}
+	}
+	return roots, nil
+}
+
 // A reader makes a File of the nodes of its text.
 type reader struct {
 	limitReader
 	file   *File
-	pieces map[uint32][]piece           // not read yet, by the offset of the key before them
-	alike  map[policy.Rule]*policy.Rule // what rules with other networks, pools, names and notes share
-}
-
-func newReader(f *File) *reader {
-	return &reader{file: f, alike: map[policy.Rule]*policy.Rule{}, limitReader: limitReader{notes: notes{source: &f.source}, pools: f.pools}}
+	common []byte // see meaningOf
+	own    parcel // see withOwn
 }
 
 func (r *reader) policy(root *node) {
@@ -183,14 +184,12 @@ type direction struct {
 	table
 	section  *section
 	defaults parcel
-	known    map[ruleText]*made // most rules have the text of another one
+	known    map[meaning]*made
 }
 
-const directionExample = "10.0.0.0/24: 10mbit"
-
 func (r *reader) table(s *section, of policy.Direction, n *node, defaults parcel) table {
-	d := &direction{table: table{direction: of, match: of.FarSide()}, section: s, known: map[ruleText]*made{}}
-	entries := r.entries(n, "a direction", directionExample)
+	d := &direction{table: table{direction: of, match: of.FarSide()}, section: s, known: map[meaning]*made{}}
+	entries := r.entries(n, "a direction", "10.0.0.0/24: 10mbit")
 	given := r.named(entries, directionKeys)
 	if e := given["match"]; e != nil {
 		d.matchAt = e.key.start
@@ -208,20 +207,6 @@ func (r *reader) table(s *section, of policy.Direction, n *node, defaults parcel
 			continue
 		}
 		r.entry(d, e)
-		if n.braces {
-			continue
-		}
-		for _, p := range r.pieces[e.key.start] {
-			roots, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
-			if len(roots) == 0 || err != nil {
-				continue // the file is parsed as a whole
-			}
-			more := r.entries(&roots[0], "a direction", directionExample)
-			for i := range more {
-				r.entry(d, &more[i])
-			}
-		}
-		delete(r.pieces, e.key.start)
 	}
 	slices.SortFunc(d.rules, func(a, b rule) int {
 		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.at, b.at))
@@ -247,13 +232,12 @@ func (r *reader) entry(d *direction, e *entry) {
 		return
 	}
 	faults := r.faults
-	text, label := r.cutLabel(&e.value)
 	for _, p := range networks {
 		if r.faults > faults { // the second family would have the same errors
 			return
 		}
-		if made := r.made(d, p, e, text); made != nil {
-			d.rules = append(d.rules, rule{e.key.start, p, made.labelled(label)})
+		if made := r.made(d, p, e); made != nil {
+			d.rules = append(d.rules, rule{e.key.start, p, made})
 		}
 	}
 }

@@ -129,7 +129,3 @@ func planKey(shown string, used map[string]bool) string {
 	}
 	return free
 }
-
-func sortedPlans(plans map[string]*plan) []*plan {
-	return slices.SortedFunc(maps.Values(plans), func(a, b *plan) int { return cmp.Compare(a.key, b.key) })
-}

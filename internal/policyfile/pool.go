@@ -1,22 +1,16 @@
 package policyfile
 
-import (
-	"cmp"
-	"strings"
-
-	"github.com/shapectl/shapectl/pkg/policy"
-)
+import "github.com/shapectl/shapectl/pkg/policy"
 
 // A pool is a pool of the file. One that is not valid has no rule.
 type pool struct {
 	at   uint32 // the offset of its key
-	said places
 	rule policy.Rule
 }
 
 // Pools returns the table of the pools, which is the same for all devices.
 func (f *File) Pools() policy.Table {
-	var t policy.Table
+	t := policy.Table{Rules: make([]policy.Rule, 0, len(f.pools))}
 	for _, p := range f.pools {
 		t.Rules = append(t.Rules, p.rule)
 	}
@@ -41,14 +35,14 @@ func (f *File) Above(tables ...policy.Table) []policy.Rule {
 }
 
 func (r *reader) readPools(n *node, defaults parcel) {
-	seen := map[string]*node{}
+	seen, known := map[string]*node{}, map[meaning]*made{}
 	entries := r.entries(n, "pools", "uplink: {rate: 1gbit, share: member}")
 	for i := range entries {
 		key := &entries[i].key
 		if r.again(seen, key, key.text, "pool "+shorten(key.text), "; remove one of them") {
 			continue
 		}
-		if p := r.pool(&entries[i], key.text, "", defaults); p != nil {
+		if p := r.pool(&entries[i], key.text, "", defaults, known); p != nil {
 			*r.pools[key.text] = *p
 		}
 	}
@@ -58,8 +52,22 @@ func (r *reader) readPools(n *node, defaults parcel) {
 // and who has them, is different at each level.
 var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
 
-// pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
-func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
+// pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid. known are
+// pools with the same defaults.
+func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel, known map[meaning]*made) *pool {
+	p := &pool{at: e.key.start}
+	m, ok := r.meaningOf(&e.value)
+	ok = ok && m.own&ownName == 0 && policy.CheckPoolName(name) == nil
+	if like := known[meaning{text: string(r.common), own: m.own}]; ok && like != nil {
+		if like = r.withOwn(like, m.own, &e.value); like == nil {
+			return nil
+		}
+		if string(like.within) != name {
+			p.rule = *like.rule
+			p.rule.Prefix, p.rule.Label.Name, p.rule.Label.Note, p.rule.Within = policy.PoolKey(name), name, like.note, like.within
+			return p
+		}
+	}
 	said := r.limit(&e.value, "a pool", poolWithPlan)
 	if said.bad || defaults.bad {
 		return nil
@@ -71,12 +79,12 @@ func (r *reader) pool(e *entry, name string, within policy.Within, defaults parc
 	if usual.Within = within; within != "" {
 		usual.Mark(policy.FindOption("within"))
 	}
-	p := &pool{at: e.key.start, said: said.places}
 	var err error
 	if p.rule, err = said.draft(usual).Pool(name); err != nil {
 		r.blame(err, e.key.start, said, defaults)
 		return nil
 	}
+	r.know(known, m, ok && known != nil, madeOf(&p.rule))
 	return p
 }
 
@@ -94,32 +102,50 @@ func (r *reader) checkPools() {
 			pools.Rules = append(pools.Rules, p.rule)
 		}
 	}
-	tree := policy.NewTree([]policy.Table{pools})
+	tables := []policy.Table{pools}
 	for i := range r.file.devices {
-		if r.file.devices[i].pattern {
-			continue
-		}
-		for _, t := range r.file.devices[i].tables {
+		s := &r.file.devices[i]
+		for _, t := range s.tables {
+			of := policy.Table{Device: s.device(), Direction: t.direction}
 			for j := range t.rules {
-				one := t.rules[j].on(Device{})
-				tree.Add(nil, &one)
+				if rule := &t.rules[j]; rule.rule.Guarantee != 0 && !s.pattern {
+					of.Rules = append(of.Rules, rule.on(Device{}))
+				}
 			}
+			tables = append(tables, of)
 		}
 	}
-	r.problems = append(r.problems, r.file.poolProblems(tree.Problems()...)...)
+	r.problems = append(r.problems, r.file.poolProblems(policy.NewTree(tables).Problems()...)...)
 }
 
 func (f *File) poolProblems(all ...policy.PoolError) (problems []problem) {
 	for _, p := range all {
-		option, _, _ := strings.Cut(p.Message, " ")
-		pool := f.poolOf(p.Rule)
-		at := pool.at
-		if own, found := pool.said.of(option); found {
-			at = own
-		}
-		problems = append(problems, problem{at, p.Error()})
+		problems = append(problems, problem{f.placeOf(p.Member), p.Error()})
 	}
 	return problems
 }
 
-func comparePools(a, b policy.Rule) int { return cmp.Compare(a.Label.Name, b.Label.Name) }
+// placeOf returns the offset of the key that makes a rule or pool.
+func (f *File) placeOf(m policy.Member) uint32 {
+	if p := f.pools[m.Rule.Label.Name]; p != nil && m.Table == nil {
+		return p.at
+	}
+	device := m.Rule.Label.Owner.Device
+	if m.Table != nil {
+		device = m.Table.Device
+	}
+	s, _ := f.section(device)
+	for _, t := range s.tables {
+		for i := range t.rules {
+			if m.Table != nil && t.direction == m.Table.Direction && t.rules[i].prefix == m.Rule.Prefix {
+				return t.rules[i].at
+			}
+		}
+	}
+	for _, p := range s.allPools() {
+		if p.on(device) == m.Rule.Label.Name {
+			return p.at
+		}
+	}
+	return s.at
+}

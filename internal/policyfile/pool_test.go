@@ -25,7 +25,7 @@ func TestManyPools(t *testing.T) {
 	for i := range 30 {
 		fmt.Fprintf(&text, "  10.0.%d.1: {rate: 1gbit, within: 10.0.%d.1}\n", i, max(i-1, 0))
 	}
-	if _, err := parse("p.yaml", []byte(strings.Replace(text.String(), ", within: 10.0.0.1", "", 1)+"devices: {}\n"), 20); err == nil || !strings.Contains(err.Error(), "chain of 17 pools") {
+	if _, err := Parse("p.yaml", []byte(strings.Replace(text.String(), ", within: 10.0.0.1", "", 1)+"devices: {}\n")); err == nil || !strings.Contains(err.Error(), "chain of 17 pools") {
 		t.Errorf("got %v", err)
 	}
 	text.WriteString("devices:\n  eth0:\n    egress:\n")

@@ -526,16 +526,13 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// examine checks that a text parses the same by pieces and as a whole. If it is a policy,
+// examine checks that a text parses the same with and without clear lines cut out. If it is a policy,
 // examine changes its rules and checks that Write makes a file with these rules.
 func examine(t *testing.T, r random, text []byte) (valid bool) {
 	t.Helper()
-	f, err := parse("random.yaml", text, 0)
-	for lines := 1; lines < 4; lines++ {
-		again, errAgain := parse("random.yaml", text, lines)
-		if !reflect.DeepEqual(again, f) || !reflect.DeepEqual(errAgain, err) {
-			t.Fatalf("by pieces of %d lines: %v; as a whole: %v; of\n%s", lines, errAgain, err, text)
-		}
+	f, err := Parse("random.yaml", text)
+	if whole, errWhole := parse("random.yaml", text, false); !reflect.DeepEqual(whole, f) || !reflect.DeepEqual(errWhole, err) {
+		t.Fatalf("%v; as a whole: %v; of\n%s", err, errWhole, text)
 	}
 	if err != nil {
 		for _, e := range err.(Errors) {

@@ -42,7 +42,7 @@ type entry struct{ key, value node }
 type tree struct {
 	*notes
 	cursor cursor
-	before int // lines before what is parsed
+	cut    map[uint32][]entry // see source.cut
 }
 
 // parse returns the roots of the documents of a text that are not empty: one, and one for each file that it includes. The error
@@ -70,7 +70,7 @@ func (t *tree) parse(text []byte) (roots []node, err error) {
 
 // at returns the offset of a node.
 func (t *tree) at(n *yaml.Node) int {
-	return t.cursor.find(position{t.before + n.Line, n.Column})
+	return t.cursor.find(position{n.Line, n.Column})
 }
 
 func (t *tree) node(n *yaml.Node) node {
@@ -143,8 +143,12 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 			t.report(e.key.start, "this is not written as key: value; write it so, with the key at the start of a line or inside braces")
 			known = false
 		}
-		at = int(e.value.end)
 		out.entries = append(out.entries, e)
+		if more := t.cut[e.key.start]; more != nil && !out.braces {
+			delete(t.cut, e.key.start)
+			out.entries, e = append(out.entries, more...), more[len(more)-1]
+		}
+		at = int(e.value.end)
 	}
 	if known && out.braces {
 		at = t.skip(at) + 1

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -43,7 +44,7 @@ func Write(w io.Writer, tables []policy.Table) error {
 	if len(plans) > 0 {
 		fmt.Fprintln(out, "plans:")
 	}
-	for _, p := range sortedPlans(plans) {
+	for _, p := range slices.SortedFunc(maps.Values(plans), func(a, b *plan) int { return cmp.Compare(a.key, b.key) }) {
 		fmt.Fprintf(out, "  %s: %s\n", word(p.key), p.value())
 	}
 	if len(pools) > 0 {
@@ -78,20 +79,16 @@ func Write(w io.Writer, tables []policy.Table) error {
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
-	return left.orNil()
+	if left != nil {
+		return left
+	}
+	return nil
 }
 
 // A LeftOutError is why a policy was written without some devices: a text for each.
 type LeftOutError []string
 
 func (e LeftOutError) Error() string { return strings.Join(e, "; ") }
-
-func (e LeftOutError) orNil() error {
-	if len(e) == 0 {
-		return nil
-	}
-	return e
-}
 
 // byDevice returns the pools by name, and the tables of each device that have rules, in the order of
 // policy.SortTables. The error is for a rule that is not valid.
@@ -111,7 +108,8 @@ func byDevice(tables []policy.Table) (pools []policy.Rule, of map[string][]polic
 			}
 		}
 		if t.IsPools() {
-			pools = slices.SortedFunc(slices.Values(t.Rules), comparePools)
+			pools = slices.Clone(t.Rules)
+			slices.SortFunc(pools, func(a, b policy.Rule) int { return cmp.Compare(a.Label.Name, b.Label.Name) })
 		} else if len(t.Rules) > 0 {
 			of[t.Device] = append(of[t.Device], t)
 		}
@@ -148,18 +146,23 @@ type speller struct {
 	known map[policy.Rule]spelling
 }
 
-// A spelling is the value of rules that differ only in network, name and note.
+// A spelling is the value of rules that differ only in network and ownOptions.
 type spelling struct {
-	short      string // the value without name and note, if it needs no braces
-	parts      string // that value in braces, without the braces
-	name, note string // of rules that do not set one
+	short      string   // the value without ownOptions, if it needs no braces
+	parts      []string // those of the value in braces; withinPart where the pool is
+	name, note string   // of rules that do not set one
 }
+
+const withinPart = "within: "
 
 // value returns the shortest value in YAML that makes r.
 func (s *speller) value(r *policy.Rule) string {
 	wide, _ := r.Prefix.Addr().Prefix(0)
 	key := *r // only family and length of its network matter
 	key.Prefix, key.Label.Name, key.Label.Note = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), "", ""
+	if r.Within != "" {
+		key.Within = "any"
+	}
 	common, ok := s.known[key]
 	if !ok {
 		if common = s.spell(key); len(s.known) < maxKnown {
@@ -169,20 +172,17 @@ func (s *speller) value(r *policy.Rule) string {
 	if r.Label.Name == common.name && r.Label.Note == common.note && common.short != "" {
 		return common.short
 	}
-	parts := common.parts
-	add := func(key, text string) {
-		if parts != "" {
-			parts += ", "
-		}
-		parts += key + ": " + word(text)
+	parts := slices.Clone(common.parts)
+	if i := slices.Index(parts, withinPart); i >= 0 {
+		parts[i] += word(string(r.Within))
 	}
 	if r.Label.Name != common.name {
-		add("name", r.Label.Name)
+		parts = append(parts, "name: "+word(r.Label.Name))
 	}
 	if r.Label.Note != common.note {
-		add("note", r.Label.Note)
+		parts = append(parts, "note: "+word(r.Label.Note))
 	}
-	return "{" + parts + "}"
+	return "{" + strings.Join(parts, ", ") + "}"
 }
 
 // spell returns the spelling of a rule without name and note.
@@ -192,16 +192,23 @@ func (s *speller) spell(r policy.Rule) (out spelling) {
 	for _, key := range labelKeys {
 		d.Drop(policy.FindOption(key))
 	}
-	out.parts = inBraces(&d)
 	given := d.Given()
+	if p != nil {
+		out.parts = []string{"plan: " + word(p.key)}
+	}
+	for _, o := range given {
+		if part := o.Name + ": "; part == withinPart && r.Within != "" {
+			out.parts = append(out.parts, part)
+		} else {
+			out.parts = append(out.parts, part+value(o, &d))
+		}
+	}
 	switch {
 	case p != nil:
 		out.name, out.note = string(p.Name), string(p.Note)
-		key := word(p.key)
 		if len(given) == 0 {
-			out.short = key
+			out.short = word(p.key)
 		}
-		out.parts = strings.TrimSuffix("plan: "+key+", "+out.parts, ", ")
 	case len(given) == 1 && given[0].Name == "rate":
 		out.short = value(given[0], &d)
 	}

@@ -108,7 +108,7 @@ func (r *Reconciler) followHosts() error {
 		return nil
 	}
 	r.hosts.devices, r.hosts.all, r.pending = map[int]bool{}, false, false
-	allOrEach(moves, func(some ...move) error { return r.move(n, some) }, func(m move, err error) { r.warn(m.dev, err) })
+	allOrEach(moves, func(some ...move) error { return r.hosts.move(n, some, r.OnNotice, r.OnWarning) }, func(m move, err error) { r.warn(m.dev, err) })
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (r *Reconciler) moves(n *loader.Namespace) (moves []move, err error) {
 			if len(here) == 0 {
 				continue
 			}
-			m := r.movesOn(dev, d, here, at[side{dev.Index, d}], pools)
+			m := r.hosts.movesOn(dev, d, here, at[side{dev.Index, d}], pools, r.warnOnce)
 			if len(m.add.Rules)+len(m.drop.Rules) > 0 {
 				moves = append(moves, m)
 			}
@@ -150,7 +150,7 @@ func (r *Reconciler) moves(n *loader.Namespace) (moves []move, err error) {
 }
 
 // movesOn compares the rules of a direction, whose hook is nil if it has none, with the neighbours.
-func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []policyfile.Host, h *loader.Hook, pools *loader.Hook) (m move) {
+func (f *followed) movesOn(dev netinfo.Device, d policy.Direction, hosts []policyfile.Host, h, pools *loader.Hook, warn func(error)) (m move) {
 	m = move{dev: dev, add: policy.Table{Device: dev.Name, Direction: d, Match: d.FarSide()}}
 	m.drop = m.add
 	var rules []policy.Rule
@@ -169,8 +169,8 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 		have[rule.Prefix] = mac
 	}
 	key := side{dev.Index, d}
-	flushed := r.hosts.limited[key] && len(rules) == 0
-	r.hosts.limited[key] = len(rules) > 0 || flushed
+	flushed := f.limited[key] && len(rules) == 0
+	f.limited[key] = len(rules) > 0 || flushed
 	want := map[netip.Prefix]policy.MAC{}
 	for _, host := range hosts {
 		for _, rule := range host.Rules {
@@ -194,7 +194,7 @@ func (r *Reconciler) movesOn(dev netinfo.Device, d policy.Direction, hosts []pol
 				break // another command deleted the pool, or all rules
 			}
 			if count[host.MAC]++; count[host.MAC] > policyfile.MaxAddresses {
-				r.warnOnce(fmt.Errorf("%s %v: %s has more than %d addresses, and only %d of a host are limited; does it make them up? To limit it all, limit the networks that it can use",
+				warn(fmt.Errorf("%s %v: %s has more than %d addresses, and only %d of a host are limited; does it make them up? To limit it all, limit the networks that it can use",
 					dev.Name, d, called(&rule), policyfile.MaxAddresses, policyfile.MaxAddresses))
 				break
 			}
@@ -234,7 +234,7 @@ func called(rule *policy.Rule) string {
 }
 
 // move makes changes together.
-func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
+func (f *followed) move(n *loader.Namespace, moves []move, say func(string), warn func(error)) error {
 	var tables []policy.Table
 	drop := map[side][]netip.Prefix{}
 	for _, m := range moves {
@@ -252,19 +252,19 @@ func (r *Reconciler) move(n *loader.Namespace, moves []move) error {
 		}
 		for _, m := range moves {
 			if len(m.add.Rules) > 0 {
-				r.hosts.limited[side{m.dev.Index, m.add.Direction}] = true
+				f.limited[side{m.dev.Index, m.add.Direction}] = true
 			}
 		}
 	}
 	if len(drop) > 0 {
-		if err := r.hosts.drop(n, drop); err != nil {
-			r.OnWarning(fmt.Errorf("delete rules of addresses that hosts no longer have: %w", err))
+		if err := f.drop(n, drop); err != nil {
+			warn(fmt.Errorf("delete rules of addresses that hosts no longer have: %w", err))
 			for i := range moves {
 				moves[i].drop.Rules = nil // which of them are gone is not known
 			}
 		}
 	}
-	sayMoves(moves, r.OnNotice)
+	sayMoves(moves, say)
 	return nil
 }
 

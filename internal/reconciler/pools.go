@@ -46,26 +46,16 @@ func (r *Reconciler) guarantee() error {
 		return nil // serve reports what cannot be read
 	}
 	r.granted = pools.Set.Store.Stamp()
-	waiting := false
-	for _, rule := range pools.Set.Store.EveryRule() {
-		if waiting = rule.Label.Waits != 0; waiting {
-			break
-		}
-	}
-	if !waiting { // devices that appear do not wait for more
-		clear(r.waits)
-		return nil
-	}
 	tables, err := n.Tables(loader.Attached)
 	if err != nil {
 		r.OnWarning(err)
 		return nil
 	}
 	for i := range tables {
-		tables[i].Rules = slices.DeleteFunc(tables[i].Rules, func(p policy.Rule) bool { return p.Label.Waits == 0 })
+		tables[i].Rules = slices.DeleteFunc(slices.Clone(tables[i].Rules), func(p policy.Rule) bool { return p.Label.Waits == 0 })
 	}
 	tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return len(t.Rules) == 0 })
-	if len(tables) > 0 {
+	if len(tables) > 0 { // devices that appear do not wait for more
 		if _, err := n.Put(loader.ApplyOptions{}, tables...); err != nil {
 			r.OnWarning(fmt.Errorf("give guarantees that have room now: %w", err))
 			return nil

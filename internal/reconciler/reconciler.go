@@ -104,7 +104,7 @@ func nothing(file string) lastgood.Policy {
 // that is "". If there is no file, the error is fs.ErrNotExist. Then devices that appear get no rules until there is one.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
-	r.read = r.versions()
+	r.read = versions(file, r.policy)
 	p, err := lastgood.Load(file, lastGood)
 	if r.missing = errors.Is(err, fs.ErrNotExist); r.missing && r.policy.File == nil {
 		r.policy = nothing(file)
@@ -113,7 +113,7 @@ func (r *Reconciler) Load(file, lastGood string) error {
 		return err
 	}
 	if r.policy, r.applied, r.unrecorded, r.undone = p, nil, true, false; len(p.Included()) > 0 {
-		r.read = r.versions()
+		r.read = versions(file, p)
 	}
 	if p.Problem != nil {
 		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
@@ -182,7 +182,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			if err := r.adopt(); err != nil {
 				return err
 			}
-		} else if len(waiting) > 0 && r.versions() != r.read {
+		} else if len(waiting) > 0 && versions(r.file, r.policy) != r.read {
 			r.reload(ctx)
 		}
 		if err := r.hosts.take(r.policy.MACs(), fresh, due); err != nil {
@@ -301,11 +301,11 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// versions tells whether the file of the policy and those that it includes have changed.
-func (r *Reconciler) versions() (all string) {
-	files := []string{r.file}
-	if r.policy.File != nil {
-		files = append(files, r.policy.Included()...)
+// versions tells whether the file of a policy and those that it includes have changed.
+func versions(file string, p lastgood.Policy) (all string) {
+	files := []string{file}
+	if p.File != nil {
+		files = append(files, p.Included()...)
 	}
 	for _, path := range files {
 		var st unix.Stat_t

@@ -40,9 +40,8 @@ type ApplyOptions struct {
 	Confirm time.Duration
 	// Author is who makes a change that is to be confirmed, a zero byte, and the command.
 	Author string
-	// Check changes nothing, and only finds out whether the change would be refused. Then the tables themselves have the
-	// guarantees that there is room for.
-	Check bool
+	// Allow, unless it is nil, is asked before a change that would remove so many of all rules and pools. Its error refuses that.
+	Allow func(removed, of int) error
 	// Final: the change cannot be rolled back, so what only that would need is removed at once. Not with Confirm.
 	Final bool
 	// Devices are those whose rules the tables replace; nil for all. Others keep their rules, whatever the tables say.
@@ -52,6 +51,7 @@ type ApplyOptions struct {
 	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 
+	check   bool // see Check
 	beside  bool // the hooks had no rules in force, and the last change goes on
 	returns func(device string) bool
 }
@@ -66,7 +66,7 @@ type Applied struct {
 	Began uint64
 }
 
-// Tables are the pools, and the rules of all hooks in one of these states, sorted.
+// Tables are the pools, and the rules of all hooks in one of these states, sorted. The rules must not be changed.
 func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	hooks, err := n.Hooks()
 	defer CloseHooks(hooks)
@@ -80,17 +80,10 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	}
 	hooks = append(hooks, pools)
 	for {
-		state, tables, rules := n.pins.state(), []policy.Table{}, pools.Set.Store.AllRules()
+		state, tables, rules := n.pins.state(), []policy.Table{}, n.pins.policies()
 		for _, h := range hooks {
-			if h != pools && !slices.Contains(states, h.State) {
-				continue
-			}
-			t := policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match()}
-			for _, r := range rules[h.Set.Number()] {
-				t.Rules = append(t.Rules, r.Rule)
-			}
-			if len(t.Rules) > 0 {
-				tables = append(tables, t)
+			if of := rules[h.Set.Number()]; len(of) > 0 && (h == pools || slices.Contains(states, h.State)) {
+				tables = append(tables, policy.Table{Device: h.Name(), Direction: h.Direction, Match: h.Match(), Rules: of})
 			}
 		}
 		policy.SortTables(tables)
@@ -98,6 +91,27 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 			return tables, nil
 		}
 	}
+}
+
+// Check returns why Apply would refuse tables, and the pools and rules of attached hooks, in the order of Tables; nil if they cannot
+// be read. It gives the guarantees that wait in tables as far as there is room.
+func (n *Namespace) Check(tables []policy.Table) (have []policy.Table, refused error) {
+	all, refused := planner{n}.plan(onlyThese, ApplyOptions{check: true}, tables)
+	defer all.close()
+	if all == nil {
+		return nil, refused
+	}
+	have = []policy.Table{}
+	for _, o := range all {
+		if o.Set != nil && o.State == Attached && len(o.have) > 0 {
+			have = append(have, policy.Table{Device: o.Name(), Direction: o.Direction, Match: o.Match(), Rules: o.have})
+		}
+	}
+	policy.SortTables(have)
+	if refused == nil && all.haveWork() && n.pins.state() == maps.Pending {
+		refused = n.pins.pending()
+	}
+	return have, refused
 }
 
 // Apply brings a policy into force: these tables and no other rules or pools. Each table is of a
@@ -112,12 +126,12 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 		all, err = n.pins.carryOut(func() (orders, error) { return planner{n}.plan(onlyThese, o, tables) }, o)
 		// The rules of a device that has gone meanwhile may need pools that go.
 		_, again = errors.AsType[policy.PoolError](err)
-		again = again && !o.Check && o.Devices == nil && n.pins.collectDevices(nil) != nil
+		again = again && o.Devices == nil && n.pins.collectDevices(nil) != nil
 	}
-	if err == nil && o.Policy != nil && !o.Check && all.steps() == 0 {
+	if err == nil && o.Policy != nil && all.steps() == 0 {
 		err = n.KeepPolicy(o.Policy)
 	}
-	if err != nil || o.Check {
+	if err != nil {
 		return nil, err
 	}
 	return all.done(func(o *order) bool { return o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) }), nil

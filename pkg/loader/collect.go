@@ -171,12 +171,10 @@ func (dir home) clear() {
 	}
 }
 
-// OthersExist reports whether other namespaces have pins: limits of Elsewhere may be theirs, as devices move.
-func (n *Namespace) OthersExist() bool { return len(n.pins.place.others()) > 0 }
-
 // Leftovers are the directories of namespaces that no longer exist. With an error they are those that could be read.
-func (n *Namespace) Leftovers() (left []string, err error) {
-	for _, dir := range n.pins.place.others() {
+func Leftovers(o Options) (left []string, err error) {
+	at, err := locate(o)
+	for _, dir := range at.others() {
 		dead, failed := dir.isDead()
 		if dead {
 			left = append(left, string(dir))
@@ -188,8 +186,8 @@ func (n *Namespace) Leftovers() (left []string, err error) {
 }
 
 // Elsewhere returns the directions of devices, among those for which which is true, that have limits of ErrElsewhere, as
-// far as this process may look.
-func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool) (found []string) {
+// far as this process may look. others is whether other namespaces have pins: these limits may be theirs, as devices move.
+func Elsewhere(n *Namespace, which func(device string, d policy.Direction) bool) (found []string, others bool) {
 	devices, _ := netinfo.Devices()
 	for _, dev := range devices {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
@@ -198,7 +196,7 @@ func (n *Namespace) Elsewhere(which func(device string, d policy.Direction) bool
 			}
 		}
 	}
-	return found
+	return found, len(n.pins.place.others()) > 0
 }
 
 // EndOldChange ends the last change for good if it is over, older than an age, and has

@@ -41,8 +41,13 @@ type Hook struct {
 	Unpinned  bool      // it is attached, and something deleted the pin of its program
 	Set       *maps.Set // nil for a hook of another layout, or that is yet to be made
 
-	at hookDir
+	at    hookDir
+	state *bpfState // that it was found in
 }
+
+// Rules are those in force of a hook of Namespace.Hooks or Pools, sorted. All are read once while nothing changes, and must not be
+// changed.
+func (h *Hook) Rules() []policy.Rule { return h.state.policies()[h.Set.Number()] }
 
 // Name is the device's name now, or when the hook was made.
 func (h *Hook) Name() string { return cmp.Or(h.Device.Name, h.Was) }
@@ -157,6 +162,7 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 			continue
 		}
 		h := n.pins.dir.hookOf(set)
+		h.state = &n.pins.bpfState
 		if err := n.pins.kept.judge(h); err != nil {
 			h.Close()
 			unread = append(unread, err)

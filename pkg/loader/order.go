@@ -24,6 +24,7 @@ type order struct {
 	*Hook
 	dev   netinfo.Device
 	want  policy.Table
+	have  []policy.Rule // that are in force and compared with those of want
 	steps []policy.Difference
 	flush bool   // the hook goes, whatever its rules are
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
@@ -118,6 +119,12 @@ func (all orders) steps() (n int) {
 	return n
 }
 
+// haveHooksToSweep reports whether some hooks, or all maps, go with the last change.
+func (all orders) haveHooksToSweep(s *maps.Store) bool {
+	have := s.Have(maps.InForce)
+	return !slices.Contains(have, true) || slices.ContainsFunc(all, func(o *order) bool { return o.Set != nil && !o.isPools() && !have[o.Set.Number()] })
+}
+
 // done is what was done by those that did something.
 func (all orders) done(did func(*order) bool) (done []Applied) {
 	for _, o := range all {
@@ -141,11 +148,14 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 	if all, err = plan(); err != nil || !all.haveWork() {
 		return all, err // the last change can still be rolled back
 	}
-	if o.Check {
-		if p.state() == maps.Pending {
-			err = p.pending()
+	if o.Allow != nil {
+		removed, have := 0, 0
+		for _, one := range all {
+			removed, have = removed+maps.Count(one.steps).Removed, have+len(one.have)
 		}
-		return all, err
+		if err := o.Allow(removed, have); err != nil {
+			return all, err
+		}
 	}
 	if p.dir == "" { // another command may have been faster
 		if err := after(p.makeHome()); err != nil || !all.haveWork() {
@@ -155,8 +165,13 @@ func (p *pins) carryOut(plan func() (orders, error), o ApplyOptions) (all orders
 			return all, ErrFaster
 		}
 	}
-	if ends, concerned := all.endLast(o); ends && p.state() != maps.NoChange { // hooks may go with it
-		if err := after(p.endChange(concerned...)); err != nil {
+	if ends, concerned := all.endLast(o); ends && p.state() != maps.NoChange {
+		stale := all.haveHooksToSweep(p.store)
+		err := p.endChange(concerned...)
+		if stale {
+			err = after(err)
+		}
+		if err != nil {
 			return all, err
 		}
 	}

@@ -37,17 +37,11 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 		return nil, err
 	}
 	n.Claims = nil
-	if n.pins.store != nil && which == onlyThese { // it is compared with all rules, more than once
-		rules := 0
-		for _, t := range phases[0] {
-			rules += len(t.Rules)
-		}
-		defer n.pins.store.FetchLabels(rules)()
-	}
 	switch which {
 	case onlyThese:
 		if all, err = n.withoutRules(o.Devices); err != nil {
-			return all, err
+			all.close()
+			return nil, err
 		}
 	case onNewHooks:
 		all = orders{n.poolsOrder(nil)}
@@ -78,7 +72,7 @@ func (n planner) plan(which scope, o ApplyOptions, phases ...[]policy.Table) (al
 	}
 	for _, one := range all {
 		one.reverts = len(phases) > 1
-		one.planSteps(which)
+		one.planSteps(which, o.Devices == nil)
 	}
 	if problem != nil && all.steps() > 0 {
 		return all, problem
@@ -123,8 +117,8 @@ func (n planner) addTables(all orders, tables []policy.Table, phase int, which s
 		if !t.IsPools() && o.Devices != nil && !slices.Contains(o.Devices, t.Device) {
 			continue
 		}
-		if !o.Check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
-			t.Rules = slices.Clone(t.Rules) // with Check, the caller learns who has his guarantee
+		if !o.check && slices.ContainsFunc(t.Rules, func(r policy.Rule) bool { return r.Label.Waits != 0 }) {
+			t.Rules = slices.Clone(t.Rules) // with check, the caller learns who has his guarantee
 		}
 		known := at[Side{t.Device, t.Direction}]
 		if known == nil {
@@ -255,11 +249,13 @@ func (n planner) left(t policy.Table) (*Hook, error) {
 	return nil, nil
 }
 
-// planSteps finds the steps from the rules that the hook has to those that it shall have.
-func (o *order) planSteps(which scope) {
+// planSteps finds the steps from the rules that the hook has to those that it shall have. ofAll: so for all hooks.
+func (o *order) planSteps(which scope, ofAll bool) {
 	have := policy.Table{Device: o.want.Device, Direction: o.want.Direction, Match: o.want.Match}
 	switch {
 	case o.Set == nil:
+	case which == onlyThese && ofAll:
+		have.Rules = o.Rules()
 	case which == onlyThese:
 		have.Rules = o.Set.Policy()
 	default:
@@ -269,7 +265,7 @@ func (o *order) planSteps(which scope) {
 			}
 		}
 	}
-	o.steps = have.Diff(o.want)
+	o.have, o.steps = have.Rules, have.Diff(o.want)
 	if o.isPools() {
 		parentsFirst(o.steps)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"iter"
 	"math"
 	"net/netip"
 	"slices"
@@ -22,7 +21,7 @@ var ErrPoolInUse = errors.New("the pool is in use")
 // Pools is a hook that stands for the pools. It has no device, is always attached, and has no Set where there are
 // neither rules nor pools.
 func (n *Namespace) Pools() *Hook {
-	h := &Hook{State: Attached}
+	h := &Hook{State: Attached, state: &n.pins.bpfState}
 	if n.pins.store != nil {
 		h.Set = n.pins.store.Hold().Pools()
 	}
@@ -45,17 +44,15 @@ func tableName(t policy.Table) string {
 
 // within names all that is directly within pools, but for rules and pools of some ids.
 func (s *bpfState) within(pools map[policy.Within]bool, without map[uint32]bool) (users []string) {
-	for set, rules := range s.allRules() {
-		for _, r := range rules {
-			if !pools[r.Within] || without[r.ID] {
-				continue
-			}
-			name := r.Label.Name
-			if !r.Pool {
-				name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
-			}
-			users = append(users, plain.Line(name))
+	for set, r := range s.store.EveryRule() {
+		if !pools[r.Within] || without[r.ID] {
+			continue
 		}
+		name := r.Label.Name
+		if !r.Pool {
+			name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
+		}
+		users = append(users, plain.Line(name))
 	}
 	return users
 }
@@ -119,16 +116,25 @@ func (n planner) settleAmong(all orders, phase int, which scope) (pools []policy
 		}
 	}
 	has := map[string]bool{}
-	for set, rules := range (&bpfState{store: n.store(phase)}).allRules() {
+	var have [][]policy.Rule
+	if phase > 0 {
+		have = n.store(phase).Policies()
+	} else if n.pins.store != nil {
+		have = n.pins.policies()
+	}
+	for number, rules := range have {
+		set := n.pins.store.View(uint32(number))
 		t, o := policy.Table{Device: set.Device(), Direction: set.Direction()}, of[set.Number()]
 		for i := range rules {
-			r := &rules[i].Rule
-			if r.Guarantee != 0 {
-				has[t.Claimant(r)] = true
+			if rules[i].Guarantee != 0 {
+				has[t.Claimant(&rules[i])] = true
 			}
-			if r.Label.Waits = 0; o == nil || which != onlyThese { // what is not wanted here goes on waiting
-				t.Rules = append(t.Rules, *r)
-			}
+		}
+		if len(rules) == 0 && o == nil {
+			continue
+		}
+		if o == nil || which != onlyThese {
+			t.Rules = withoutWaits(rules)
 		}
 		if o != nil {
 			t.Device, t.Rules = o.want.Device, beside(t.Rules, *o.wants(phase))
@@ -183,8 +189,24 @@ func (all orders) drawFromPools() bool {
 	})
 }
 
+// withoutWaits returns rules none of which waits for its guarantee: those that are not wanted go on waiting.
+func withoutWaits(rules []policy.Rule) []policy.Rule {
+	waits := func(r policy.Rule) bool { return r.Label.Waits != 0 }
+	if slices.ContainsFunc(rules, waits) {
+		rules = slices.Clone(rules)
+		for i := range rules {
+			rules[i].Label.Waits = 0
+		}
+	}
+	return rules
+}
+
 // beside returns rules together with others, which replace those of the same networks. All are sorted.
 func beside(rules, others []policy.Rule) (all []policy.Rule) {
+	if len(rules) == 0 {
+		return others
+	}
+	all = make([]policy.Rule, 0, len(rules)+len(others))
 	for have, want := range policy.Pairs(rules, others, func(a, b policy.Rule) int { return policy.ComparePrefix(a.Prefix, b.Prefix) }) {
 		all = append(all, *cmp.Or(want, have))
 	}
@@ -268,19 +290,4 @@ func (n planner) planDrawing(all orders, pools []policy.Rule) (orders, error) {
 		}
 	}
 	return all, err
-}
-
-// allRules are the rules of all hooks, and the pools. It needs one pass for all.
-func (s *bpfState) allRules() iter.Seq2[*maps.Set, []maps.Entry] {
-	return func(yield func(*maps.Set, []maps.Entry) bool) {
-		if s.store == nil {
-			return
-		}
-		rules := s.store.AllRules()
-		for _, set := range append(s.sets(), s.store.Pools()) {
-			if !yield(set, rules[set.Number()]) {
-				return
-			}
-		}
-	}
 }

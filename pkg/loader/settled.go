@@ -15,7 +15,7 @@ func (n *Namespace) Settle(goal []byte) error {
 	if n.pins.store == nil || n.pins.state() == maps.Pending {
 		return nil
 	}
-	sum, err := n.settled(goal)
+	sum, err := settled(n, goal)
 	if err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (n *Namespace) Settled(goal []byte) bool {
 		return false
 	}
 	var last [sha256.Size]byte
-	if sum, err := n.settled(goal); err != nil || bpffs.Recorded(n.pins.dir.pin(settledPin), &last) != nil || last != sum {
+	if sum, err := settled(n, goal); err != nil || bpffs.Recorded(n.pins.dir.pin(settledPin), &last) != nil || last != sum {
 		return false
 	}
 	hooks, err := n.Hooks()
@@ -37,7 +37,7 @@ func (n *Namespace) Settled(goal []byte) bool {
 }
 
 // settled is a hash of goal, the generation of the maps, the stamp of their rules, and the policy that is recorded.
-func (n *Namespace) settled(goal []byte) (sum [sha256.Size]byte, err error) {
+func settled(n *Namespace, goal []byte) (sum [sha256.Size]byte, err error) {
 	generations, err := generationsIn(string(n.pins.dir))
 	if err != nil {
 		return sum, err

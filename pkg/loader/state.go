@@ -53,6 +53,9 @@ type bpfState struct {
 	kept    *Kept             // nil unless the namespace is read again and again
 
 	generation Generation // that was opened
+
+	rules [][]policy.Rule // see policies
+	as    maps.Stamp      // of when they were read
 }
 
 // open opens the pinned rules of the namespace, if there are any.
@@ -112,7 +115,7 @@ func (s *bpfState) close() {
 	if s.kinds != nil {
 		s.kinds.Close()
 	}
-	s.store, s.kinds = nil, nil
+	s.store, s.kinds, s.rules = nil, nil, nil
 }
 
 // generationsIn are the generations of maps that are pinned in a directory, oldest first.
@@ -395,6 +398,14 @@ func (dir home) otherHooks() (others []*Hook, err error) {
 		others = append(others, &Hook{Direction: at.direction, Device: dev, Was: "device that is gone", at: at})
 	}
 	return others, err
+}
+
+// policies are the rules in force of all views, which are read once while nothing changes. They must not be changed.
+func (s *bpfState) policies() [][]policy.Rule {
+	if now := s.store.Stamp(); s.rules == nil || s.as != now {
+		s.as, s.rules = now, s.store.Policies()
+	}
+	return s.rules
 }
 
 // readable is Namespace.Readable.

@@ -100,19 +100,39 @@ func (rs *rules) afterRevert(id uint32, v params.Version) params.Version {
 func (rs *rules) current(id uint32) params.Version { return rs.versionIn(id, rs.phase()) }
 
 // Rules are the rules in force, in the order of policy.ComparePrefix.
-func (s *Set) Rules() []Entry {
-	list := s.Store.ordered(s.number)[s.number]
-	return slices.AppendSeq(make([]Entry, 0, len(list)), s.Store.inForce(list))
-}
+func (s *Set) Rules() []Entry { return collect(s.Store, s.number, itself)[s.number] }
 
 // Policy are Rules without ids.
-func (s *Set) Policy() []policy.Rule {
-	list := s.Store.ordered(s.number)[s.number]
-	rules := make([]policy.Rule, 0, len(list))
-	for e := range s.Store.inForce(list) {
-		rules = append(rules, e.Rule)
+func (s *Set) Policy() []policy.Rule { return collect(s.Store, s.number, withoutID)[s.number] }
+
+// AllRules are the Rules of each set, by its number. It reads the tables once.
+func (s *Store) AllRules() [][]Entry { return collect(s, prefixes.AllViews, itself) }
+
+// Policies are AllRules without ids.
+func (s *Store) Policies() [][]policy.Rule { return collect(s, prefixes.AllViews, withoutID) }
+
+func itself(e Entry) Entry          { return e }
+func withoutID(e Entry) policy.Rule { return e.Rule }
+
+// collect returns what of each rule that is in force in a view, or in prefixes.AllViews, by view.
+func collect[T any](s *Store, view uint32, what func(Entry) T) [][]T {
+	lists, rules := s.ordered(view), 0
+	for _, list := range lists {
+		rules += len(list)
 	}
-	return rules
+	defer s.labels.Fetch(rules)()
+	s.names = map[uint32]string{}
+	defer func() { s.names = nil }()
+	all := make([][]T, len(lists))
+	for number, list := range lists {
+		if len(list) > 0 {
+			all[number] = make([]T, 0, len(list))
+		}
+		for e := range s.inForce(list) {
+			all[number] = append(all[number], what(e))
+		}
+	}
+	return all
 }
 
 // EveryRule are the Rules of all sets, one by one. It reads the tables once.
@@ -151,8 +171,10 @@ func (s *Store) ordered(view uint32) [][]listed {
 func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 	now := ls.phase()
 	return func(yield func(Entry) bool) {
-		ls.names = map[uint32]string{}
-		defer func() { ls.names = nil }()
+		if ls.names == nil {
+			ls.names = map[uint32]string{}
+			defer func() { ls.names = nil }()
+		}
 		defer ls.labels.Fetch(len(list))()
 		for _, at := range list {
 			if v := ls.versionIn(at.id, now); v.Present() && !yield(ls.entry(at.id, at.prefix, v, now)) {
@@ -160,20 +182,6 @@ func (ls *limits) inForce(list []listed) iter.Seq[Entry] {
 			}
 		}
 	}
-}
-
-// AllRules are the Rules of each set, by its number. It reads the tables once.
-func (s *Store) AllRules() [][]Entry {
-	lists, rules := s.ordered(prefixes.AllViews), 0
-	for _, list := range lists {
-		rules += len(list)
-	}
-	defer s.labels.Fetch(rules)()
-	all := make([][]Entry, len(lists))
-	for number, list := range lists {
-		all[number] = slices.AppendSeq(make([]Entry, 0, len(list)), s.inForce(list))
-	}
-	return all
 }
 
 // A Trait is what a rule may be.

@@ -2,9 +2,9 @@ package policy
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 )
 
 // A Claim is the guarantees of a device that waited for room, which it gets all or none; or that of a pool without a device.
@@ -16,7 +16,10 @@ type Claim struct {
 
 // Claimant is who claims the guarantee of a rule or pool of the table: a device, or the pool.
 func (t Table) Claimant(r *Rule) string {
-	return cmp.Or(t.Device, r.Label.Owner.Device, fmt.Sprintf("pool %q", r.Label.Name))
+	if device := cmp.Or(t.Device, r.Label.Owner.Device); device != "" {
+		return device
+	}
+	return "pool " + strconv.Quote(r.Label.Name)
 }
 
 // Grant gives guarantees that wait as far as there is room beside those that are given, to claimants in the order of turn.
