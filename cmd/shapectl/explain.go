@@ -30,9 +30,10 @@ func explainCommand(e *env) *cobra.Command {
 		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
 		Short: "Say whether packets of an address pass now, what limits them, and why",
 		Long: `Say whether packets to and from an address pass now, and why. Nothing is charged or changed. NAME is the exact
-name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule, explain
-says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses most within
-the pool. For a device with pools of its own, such as tap0 and tap0 ingress, it explains these.
+name of rules, or an ID in parentheses at its end, such as 10001 of 'School (10001)'; explain then takes an address from
+each of their networks. If a pool has the name, and no rule, explain says what limits the pool: itself, or one above. It
+shows what each uses, borrows and refuses, and who uses most within the pool. For a device with pools of its own, such
+as tap0 and tap0 ingress, it explains these.
 
 First comes the answer: whether a packet passes, which rule or pool decides, and how long the packet waits, or until it
 would pass. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
@@ -152,9 +153,6 @@ func (e *env) explain(q explain.Question) error {
 	}
 	var pools []string
 	err := e.with(loader.Read, doing, func(n *loader.Namespace) (err error) {
-		if err := flowOnDevice(n, &q); err != nil {
-			return err
-		}
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			if questions, pools, err = e.questions(n, q); questions == nil {
@@ -184,23 +182,6 @@ func (e *env) explain(q explain.Question) error {
 		return e.explainPools(pools, q.Interval)
 	}
 	return err
-}
-
-// flowOnDevice makes a question about a name and a direction one about the device of that name, if there is one: the
-// flow has the address.
-func flowOnDevice(n *loader.Namespace, q *explain.Question) error {
-	if q.Flow == nil || q.Name == "" || q.Device != "" || q.Direction == nil {
-		return nil
-	}
-	isDevice, err := (filterRules{device: q.Name}).isDevice(n)
-	if !isDevice || err != nil {
-		return err
-	}
-	q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst
-	if *q.Direction == policy.Ingress {
-		q.Address = q.Flow.Src
-	}
-	return nil
 }
 
 // poolsNamed are the pools that a question means: the one with that name, and those of the directions of a device.
@@ -253,9 +234,16 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	if q.Device == "" {
 		pools = poolsNamed(n, q)
-		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil || there && pools != nil {
+		there, err := (filterRules{device: q.Name}).isDevice(n)
+		switch {
+		case there && q.Flow != nil && q.Direction != nil:
+			if q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst; *q.Direction == policy.Ingress {
+				q.Address = q.Flow.Src
+			}
+			return []explain.Question{q}, nil, nil
+		case err != nil || there && pools != nil:
 			return nil, pools, err
-		} else if there {
+		case there:
 			device := filterRules{device: q.Name, direction: q.Direction}
 			hooks, err := device.hooks(n)
 			loader.CloseHooks(hooks)

@@ -142,7 +142,7 @@ func TestSuggestions(t *testing.T) {
 		"flush egress tap*":                                 "did you mean shapectl flush 'tap*' egress?",
 		"show egress -- -x":                                 "did you mean 'shapectl show -- -x egress'?",
 		"set egress 10.0.0.0/24 ingress --rate 1mbit":       "direction",
-		"explain va --segments x":                           `--segments: "x" is not a whole number in range`,
+		"events --count x":                                  `--count: "x" is not a whole number in range`,
 		"show --wide=perhaps":                               `--wide: "perhaps" is not true or false`,
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)

@@ -57,26 +57,6 @@ func limitedHook(index int, name string, d policy.Direction, cidrs ...string) Ho
 
 func (f *Facts) rule() *Rule { return &f.Hooks[0].Limits.Rules[0] }
 
-// slow makes its rate one that takes long over a big packet.
-func (f *Facts) slow() {
-	f.rule().Rate = 1_000_000
-	f.rule().Capacity = policy.DefaultCapacity(f.rule().Rate)
-}
-
-// colours makes the rule one with colours: twice its rate in all with trtcm, and half more with rfc4115.
-func (f *Facts) colours(kind policy.Algorithm) {
-	r := f.rule()
-	r.Algorithm = kind
-	switch kind {
-	case policy.TRTCM:
-		r.Colours.PIR, r.Colours.PBS = 2*r.Rate, 2*r.Capacity
-	case policy.RFC4115:
-		r.Colours.EIR, r.Colours.EBS = r.Rate/2, r.Capacity/2
-	default:
-		r.Colours.EBS = r.Capacity
-	}
-}
-
 // line makes the rules some for all traffic.
 func (f *Facts) line(cidrs ...string) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, cidrs...) }
 
@@ -305,7 +285,11 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
 			[]string{"warning eth0 egress capacity"}, []string{"5.24ms of 100mbit"}},
-		{"CBS below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.colours(policy.SRTCM); f.rule().Capacity = 9013 },
+		{"CBS below a frame", func(f *Facts) {
+			f.Devices[0].MTU = 9000
+			r := f.rule()
+			r.Algorithm, r.Colours.EBS, r.Capacity = policy.SRTCM, r.Capacity, 9013
+		},
 			[]string{"warning eth0 egress capacity"}, []string{"a CBS of 9013 bytes is less than one full frame (9014): such a frame is never green", "raise --cbs to 3750000b"}},
 		{"capacity of 10 ms", func(f *Facts) { f.rule().Capacity = 125_000 }, nil, nil},
 		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
@@ -561,7 +545,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[0].Within, f.Pools[1].Within, f.Netns = "c", "c", "blue"
 			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule(), *f.rule())
 			f.Hooks[0].Limits.Rules[1].Within, f.Hooks[0].Limits.Rules[2].Within = "a", "b"
-		}, []string{"warning leases"}, []string{`no lease was ever granted to "a" (8kbit); the lease ended of "b" (8kbit): the safe share is in force`, "'shapectl -n blue serve --cluster-store URL' runs"}},
+		}, []string{"warning leases"}, []string{"no lease was ever granted to a (8kbit); the lease ended of b (8kbit): the safe share is in force", "'shapectl -n blue serve --cluster-store URL' runs"}},
 		{"a pool with a lease", func(f *Facts) { p := f.pool("a"); p.Cluster.Name, p.Leased = "customer", true }, nil, nil},
 		{"too many sharers of a rule", func(f *Facts) { f.rule().Share.Kind, f.rule().Sharers = policy.ShareFlow, 4001 },
 			[]string{"warning eth0 egress shares"}, []string{"10.0.0.0/24: 4001 sharers are active", "--share /24"}},

@@ -74,9 +74,9 @@ func (f *Facts) checkPools() {
 			adapting = append(adapting, name)
 		case p.Cluster.Name == "" || p.Leased:
 		case p.Lease.Until == 0:
-			never = append(never, fmt.Sprintf("%s (%v)", name, p.Lease.Safe))
+			never = append(never, fmt.Sprintf("%s (%v)", p.Label.Name, p.Lease.Safe))
 		default:
-			ended = append(ended, fmt.Sprintf("%s (%v)", name, p.Lease.Safe))
+			ended = append(ended, fmt.Sprintf("%s (%v)", p.Label.Name, p.Lease.Safe))
 		}
 		f.checkSharers(nil, "pool "+name, p)
 	}

@@ -434,15 +434,26 @@ func TestDecidedBy(t *testing.T) {
 	}
 }
 
-// Of a full pool that is shared by flow, it depends on the flow whether packets pass.
+// Of a full pool that is shared by flow, it depends on the flow whether packets pass. Its rate is told, and that flows share it.
 func TestNeedsFlow(t *testing.T) {
 	for room, want := range map[uint64]string{5000: "pass", 0: "drop", 2500: "unknown"} {
 		s := limited(policy.Egress)
 		s.Rule = pooledRule()
 		s.Rule.Stages.Levels[1].Share.Kind = policy.ShareFlow
 		s.Rule.Stages.fill(1, room)
-		if got := judgeStop(&Packets{Dst: far}, s); got.Verdict != want || !strings.Contains(got.Note, "its flows share 15625kbit of a") {
+		got := judgeStop(&Packets{Dst: far}, s)
+		if got.Verdict != want || !strings.Contains(got.Note, "its flows share 15625kbit of a") {
 			t.Errorf("with room for %d bytes: %s, want %s: %s", room, got.Verdict, want, got.Note)
+		}
+		if full := want != "pass"; full != (got.DecidedBy != nil && *got.DecidedBy == "a") {
+			t.Errorf("with room for %d bytes: %+v", room, got.Answer)
+		}
+		var text strings.Builder
+		if err := (report.Paths{{Answer: got.Answer, Hooks: []report.Stop{got}}}).Text(&text); err != nil {
+			t.Fatal(err)
+		}
+		if depends := strings.Contains(text.String(), "it depends on the flow: its flows share"); depends != (want == "unknown") {
+			t.Errorf("with room for %d bytes: %s", room, &text)
 		}
 	}
 }

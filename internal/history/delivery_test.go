@@ -298,7 +298,7 @@ func TestWhoIsMeant(t *testing.T) {
 		add(Key{Pool: "isp"}, "", "", 100e6, 0), add(Key{Pool: "ap"}, "", "isp", 50e6, 20e6), add(Key{Pool: "home"}, "", "ap", 20e6, 8e6),
 		add(Key{"eth0", "egress", "10.0.0.1/32", ""}, "alice", "home", 0, 0), add(Key{"eth0", "egress", "2001:db8::1/128", ""}, "alice", "home", 0, 0),
 		add(Key{"eth0", "ingress", "10.0.0.1/32", ""}, "alice", "home", 0, 0), add(Key{"eth0", "egress", "10.0.0.2/32", ""}, "bob", "ap", 8e6, 2e6),
-		add(Key{"eth1", "egress", "10.0.0.3/32", ""}, "carol", "", 8e6, 0),
+		add(Key{"eth1", "egress", "10.0.0.3/32", ""}, "carol (7)", "", 8e6, 0),
 	}
 	for range 3 {
 		l.step(names...)
@@ -316,7 +316,8 @@ func TestWhoIsMeant(t *testing.T) {
 		{Request{Name: "home"}, `pool   [] home guarantee 0 in ap isp`},
 		{Request{Name: "eth0"}, `rules eth0 egress [10.0.0.1/32 10.0.0.2/32 2001:db8::1/128]   14 in; rule eth0 ingress [10.0.0.1/32] alice  6 in home ap isp; pool   [] isp rate 0 in`},
 		{Request{Name: "10.0.0.1", Networks: []string{"10.0.0.1/32"}}, `rule eth0 egress [10.0.0.1/32] alice  2 in home ap isp; rule eth0 ingress [10.0.0.1/32] alice  6 in home ap isp`},
-		{Request{Device: "eth1", Direction: "egress", Networks: []string{"10.0.0.3/32"}}, `rule eth1 egress [10.0.0.3/32] carol rate 10 in`},
+		{Request{Device: "eth1", Direction: "egress", Networks: []string{"10.0.0.3/32"}}, `rule eth1 egress [10.0.0.3/32] carol (7) rate 10 in`},
+		{Request{Name: "7"}, `rule eth1 egress [10.0.0.3/32] carol (7) rate 10 in`},
 		{Request{Name: "dave"}, ``},
 	} {
 		var got []string

@@ -255,9 +255,12 @@ func (f Figure) where(means func(*Item) bool, only string) Figure {
 }
 func (f Figure) shadow() Figure { f.Shadow = true; return f }
 
-// Figured is the figure with a key, which there is.
+// Figured is the figure with a key; nil for none.
 func Figured(key string) *Figure {
-	return &Figures[slices.IndexFunc(Figures, func(f Figure) bool { return f.Key == key })]
+	if i := slices.IndexFunc(Figures, func(f Figure) bool { return f.Key == key }); i >= 0 {
+		return &Figures[i]
+	}
+	return nil
 }
 
 // AppendJSON appends the figures of an item as an object.

@@ -47,16 +47,6 @@ func byColour(c *maps.Counters) string {
 	return strings.Join(parts, ", ")
 }
 
-// ColourCounters are the passed and dropped packets of a rule by colour; 0 without colours.
-type ColourCounters struct {
-	GreenPackets  uint64 `json:"green_packets"`
-	GreenBytes    uint64 `json:"green_bytes"`
-	YellowPackets uint64 `json:"yellow_packets"`
-	YellowBytes   uint64 `json:"yellow_bytes"`
-	RedPackets    uint64 `json:"red_packets"`
-	RedBytes      uint64 `json:"red_bytes"`
-}
-
 // Colouring is the colour that a packet gets from a rule with colours, and what follows. Without colours, texts are empty,
 // and all else is null.
 type Colouring struct {

@@ -127,16 +127,16 @@ says
   passed     90.0 kB
   dropped    10%
   packets    90
-  excess     40 packets
-  green      60 packets
-  yellow     30 packets
-  red        10 packets
-  drops      10 packets
+  excess     40 packets, 40.0 kB
+  green      60 packets, 60.0 kB
+  yellow     30 packets, 30.0 kB
+  red        10 packets, 10.0 kB
+  drops      10 packets, 10.0 kB
   level      1.00 kB
   full       0.8%
   level 2    65.5 kB
 `)
-	if got, want := rules[2].Facts(), rules[2].Item.Sentence()+"; by colour 60% green, 30% yellow, 10% red"; got != want {
+	if got, want := rules[2].Facts(), "60% green, 30% yellow, 10% red; "+rules[2].Item.Sentence(); got != want {
 		t.Errorf("facts: %s, want %s", got, want)
 	}
 }

@@ -222,7 +222,10 @@ func (rules Rules) Deleted(w io.Writer) error {
 func (r *Rule) Detail(w io.Writer) error {
 	var text strings.Builder
 	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
-	fact(&text, "state", cmp.Or(r.remarks(), strings.TrimSuffix("in force, by "+string(r.Place.Mode), ", by ")))
+	fact(&text, "state", cmp.Or(r.Unusual(), strings.TrimSuffix("in force, by "+string(r.Place.Mode), ", by ")))
+	if r.Label.Waits != 0 {
+		fact(&text, "guarantee", r.waits())
+	}
 	columns := append([]column[Rule]{figure("plan"), cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease)},
 		Table{Wide: true}.counted(Rules{*r})...)
 	for _, c := range columns {
@@ -232,6 +235,9 @@ func (r *Rule) Detail(w io.Writer) error {
 		}
 		if strings.HasSuffix(c.key, "_packets") && c.head != "PACKETS" {
 			says += strings.TrimSuffix(" packets", map[string]string{"1": "s"}[says])
+			if bytes := live.Figured(strings.TrimSuffix(c.key, "packets") + "bytes"); bytes != nil {
+				says += ", " + figureText(bytes, r.Item)
+			}
 		}
 		fact(&text, strings.ToLower(c.head), says)
 	}

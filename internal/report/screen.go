@@ -15,16 +15,16 @@ func Bytes(n uint64) string { return bytesText(n) }
 
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {
-	text := r.Item.Sentence() + remark(r.Place.InForce, r.Place.Status) + r.marks()
+	text := ""
 	for _, f := range []struct{ label, text string }{
-		{"plan", r.Label.Plan}, {"note", r.Label.Note}, {"by colour", byColour(&r.Counters)}, {"refuses itself", r.figure("refused_percent")},
-		{"for", r.sharers()},
+		{"", r.Unusual()}, {"plan ", r.Label.Plan}, {"refuses itself ", strings.TrimPrefix(r.figure("refused_percent"), "0%")}, {"for ", r.sharers()},
+		{"", byColour(&r.Counters)}, {"note ", r.Label.Note}, {"", r.Item.Sentence() + r.marks()},
 	} {
-		if f.text != "" && f.text != "0%" {
-			text += "; " + f.label + " " + f.text
+		if f.text != "" {
+			text += "; " + f.label + f.text
 		}
 	}
-	return plain.Line(text)
+	return plain.Line(strings.TrimPrefix(text, "; "))
 }
 
 // Facts says in one line all that a row of a screen has no room for.

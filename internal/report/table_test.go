@@ -244,8 +244,8 @@ eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
   of rate    2765%
   passed     1.23 GB
   packets    1.23M
-  excess     20.0k packets
-  drops      12.3k packets
+  excess     20.0k packets, 20.0 MB
+  drops      12.3k packets, 12.3 MB
   marked     7 packets
   level      37.5 kB
   full       10%
