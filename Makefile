@@ -78,9 +78,10 @@ race: ## the Go tests of all that runs side by side, with the race detector, tho
 	CGO_ENABLED=1 go test -race -short $(TEST) -run $(RACE_COMMANDS) ./cmd/shapectl
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 
-generate: ## compile bpf/*.c and make its Go bindings
+generate: ## compile bpf/*.c and its Go bindings, and bench/reference.c
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
 	go generate ./...
+	go generate -C bench ./...
 
 verify-generated: generate ## check that the committed generated files match their source
 	git diff --exit-code --stat -- $(GENERATED)
@@ -97,7 +98,7 @@ lint: lint-fast ## lint-fast, staticcheck and clang
 	@scripts/need.sh 'make lint' $(CLANG_NEEDS)
 	go run $(STATICCHECK) -tags guest ./...
 	go run -C bench $(STATICCHECK) ./...
-	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/observe.c bpf/shapectl.c
+	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/observe.c bpf/shapectl.c bench/reference.c
 
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in 45 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)

@@ -1,66 +1,50 @@
 // Command bench measures shapectl beside the limiters of the kernel: `make bench`.
 // Each suite yields figures with their spread, which become docs/benchmarks.md and
-// the pages, charts and figures in docs/bench. It needs root.
+// the pages and figures in docs/bench. It needs root.
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-// options apply to every suite.
-type options struct {
-	quick  bool              // only show that it runs: few rounds, small sizes, every figure
-	only   string            // prefixes of subjects' names, separated by semicolons; other subjects may be left out
-	log    io.Writer         // progress, in lines
-	report func(measurement) // records samples
-}
+var (
+	suiteFlag = flag.String("suite", "", "suites to run, separated by commas (default: all)")
+	quick     = flag.Bool("quick", false, "only show that every suite runs: seconds instead of minutes; the figures mean little")
+	docs      = flag.String("o", "",
+		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
+	render = flag.Bool("render", false, "measure nothing: write the pages again from bench/benchmarks.json")
+	only   = flag.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
+		"only subjects with one of these name prefixes, separated by semicolons")
+	guestFlag = flag.String("guest", "", "measure this suite in a virtual machine and print the figures "+
+		"(the suites instructions, accuracy, queue and pools use it)")
+)
 
-// say reports progress, because a run takes minutes.
-func (o options) say(format string, args ...any) {
-	fmt.Fprintf(o.log, format+"\n", args...)
-}
-
-// rounds is how often each figure is measured: an odd number, so that one of them is the median.
-func (o options) rounds(full int) int {
-	if o.quick {
-		return 1
-	}
-	return full
-}
-
-// add records samples of a figure. Without samples, the figure is reported as missing.
-func (o options) add(name, subject, unit, note string, samples ...float64) {
-	o.report(measurement{name, subject, unit, note, samples})
-}
-
-// chosen reports whether a subject is to be measured.
-func (o options) chosen(subject string) bool {
-	return slices.ContainsFunc(strings.Split(o.only, ";"), func(begin string) bool {
-		return strings.HasPrefix(subject, begin)
-	})
-}
-
-// A suite measures, and cleans up after itself even if ctx is cancelled.
+// A suite measures, and cleans up after itself even if it is interrupted.
 type suite struct {
-	name   string
-	title  string
-	method string                                     // for readers of its tables
-	here   func(ctx context.Context, o options) error // on this machine; may be nil
-	guest  func(ctx context.Context, o options) error // in a guest; may be nil
-	how    []string                                   // options of guest.sh for the guest
+	name, title string
+	here, guest func()   // on this machine, and in a guest; either may be nil
+	how         []string // options of guest.sh
 }
 
 // page is the file name of its page.
@@ -68,24 +52,50 @@ func (s suite) page() string { return s.name + ".md" }
 
 // suites are in the order in which they run and are reported.
 var suites = []suite{
-	{name: "program", title: "Cost of the program", here: program, method: programMethod},
-	{name: "traffic", title: "Cost per packet on a veth pair", here: traffic, method: trafficMethod},
-	{name: "instructions", title: "Instructions per packet", method: instructionsMethod,
-		guest: instructions, how: []string{"-i"}},
-	{name: "accuracy", title: "Accuracy of the rate", method: accuracyMethod,
-		here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
-	{name: "queue", title: "Queueing instead of dropping", method: queueMethod,
-		guest: queue, how: []string{"-i", "-t", "3600"}},
+	{name: "program", title: "Cost of the program", here: program},
+	{name: "traffic", title: "Cost per packet on a veth pair", here: traffic},
+	{name: "instructions", title: "Instructions per packet", guest: instructions, how: []string{"-i"}},
+	{name: "accuracy", title: "Accuracy of the rate", here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
+	{name: "queue", title: "Queueing instead of dropping", guest: queue, how: []string{"-i", "-t", "3600"}},
 	{name: "setup", title: "Loading and changing rules", here: setup},
 	{name: "policy", title: "Whole policies on the command line", here: policies},
-	{name: "pools", title: "Pools and fair shares", here: pools, method: poolsMethod,
-		guest: guestPools, how: []string{"-i", "-t", "3600"}},
-	{name: "hooks", title: "Rules on many devices", here: hooks, method: hooksMethod},
+	{name: "pools", title: "Pools and fair shares", here: pools, guest: guestPools, how: []string{"-i", "-t", "3600"}},
+	{name: "hooks", title: "Rules on many devices", here: hooks},
+}
+
+// record takes samples.
+var record func(Result)
+
+// add records samples of a figure.
+func add(name, subject, unit, note string, samples ...float64) {
+	record(Result{Case: name, Subject: subject, Unit: unit, Note: note, Samples: samples})
+}
+
+// say reports progress, because a run takes minutes.
+func say(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }
+
+// rounds is how often each figure is measured: an odd number, so that one of them is the median.
+func rounds(full int) int { return unlessQuick(full, 1) }
+
+func unlessQuick[T any](full, small T) T {
+	if *quick {
+		return small
+	}
+	return full
+}
+
+// chosen reports whether a subject is to be measured.
+func chosen(subject string) bool {
+	return slices.ContainsFunc(strings.Split(*only, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
+}
+
+func chosenOf(list ...limiter) []limiter {
+	return slices.DeleteFunc(slices.Clone(list), func(s limiter) bool { return !chosen(s.name) })
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	flag.Parse()
+	err := try(run)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -93,97 +103,268 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	only := flags.String("suite", "", "suites to run, separated by commas (default: all)")
-	quick := flags.Bool("quick", false,
-		"only show that every suite runs: seconds instead of minutes; the figures mean little")
-	docs := flags.String("o", "",
-		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
-	render := flags.Bool("render", false, "measure nothing: write the pages and charts again from bench/benchmarks.json")
-	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
-		"only subjects with one of these name prefixes, separated by semicolons")
-	task := flags.String("guest", "", "measure this in a virtual machine and print the figures "+
-		"(the suites instructions, accuracy, queue and pools use it)")
-	if err := flags.Parse(args); err != nil {
-		return err
+func run() {
+	switch {
+	case *guestFlag != "":
+		inside(*guestFlag)
+		return
+	case *render:
+		must(readReport(*docs)).write(*docs)
+		return
+	case os.Geteuid() != 0:
+		check(errors.New("measuring needs root, to load programs and make network namespaces; run it with sudo"))
 	}
-	if *task != "" {
-		return guest(ctx, *task, os.Stdout)
-	}
-	if *render {
-		r, err := readReport(*docs)
-		if err != nil {
-			return err
-		}
-		return r.write(*docs)
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("measuring needs root, to load programs and make network namespaces; run it with sudo")
-	}
-	chosen, err := choose(*only)
-	if err != nil {
-		return err
-	}
+	chosen := choose(*suiteFlag)
 	r := report{Machine: thisMachine(), Runs: map[string]measured{}}
-	if *docs != "" && *only != "" {
+	if *docs != "" && *suiteFlag != "" {
 		before, err := readReport(*docs)
 		if err == nil {
 			err = r.keep(before, chosen)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		if !errors.Is(err, fs.ErrNotExist) {
+			check(err)
 		}
 	}
-	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
+	now := measured{Date: time.Now().Format(time.DateOnly), Shapectl: firstLine("git", "describe", "--tags", "--always", "--dirty"), Quick: *quick}
 	if k := thisMachine().Kernel; k != r.Machine.Kernel {
-		this.Kernel = k
+		now.Kernel = k
 	}
-	o := options{quick: *quick, only: *subjects, log: os.Stderr}
 	for _, s := range suites {
-		if !slices.Contains(chosen, s.name) {
-			continue
+		if slices.Contains(chosen, s.name) {
+			r.measure(s)
+			r.Runs[s.name] = now
 		}
-		start := time.Now()
-		o.say("%s: %s", s.name, s.title)
-		var all []measurement
-		o.report = func(t measurement) {
-			all = append(all, t)
-			if s.guest != nil { // each figure takes long
-				median, _, _ := summarize(t.Samples)
-				o.say("  %s, %s: %.6g %s", t.Case, t.Subject, median, t.Unit)
-			}
-		}
-		if s.here != nil {
-			err = s.here(ctx, o)
-		}
-		if err == nil && s.guest != nil {
-			err = inGuest(ctx, o, guestTask{s.name, o.only, o.quick}, s.how)
-		}
-		if err != nil {
-			return fmt.Errorf("suite %s: %w", s.name, err)
-		}
-		results := resultsOf(s.name, all)
-		r.Runs[s.name], r.Results = this, append(r.Results, results...)
-		o.say("%s: %d figures in %v", s.name, len(results), time.Since(start).Round(time.Second))
 	}
 	if *docs == "" {
-		return r.print(os.Stdout)
+		for _, s := range r.Sections() {
+			check(pages.ExecuteTemplate(os.Stdout, "suite", s))
+		}
+		return
 	}
-	return r.write(*docs)
+	r.write(*docs)
+}
+
+// measure runs a suite.
+func (r *report) measure(s suite) {
+	start := time.Now()
+	say("%s: %s", s.name, s.title)
+	record = func(f Result) {
+		f.Suite = s.name
+		r.record(f)
+		if s.guest != nil { // each figure takes long
+			say("  %s, %s: %.6g %s", f.Case, f.Subject, f.Samples, f.Unit)
+		}
+	}
+	if s.here != nil {
+		s.here()
+	}
+	if s.guest != nil {
+		s.inGuest()
+	}
+	r.summarize()
+	say("%s: %v", s.name, time.Since(start).Round(time.Second))
 }
 
 // choose reads a list of suites. An empty list means all of them.
-func choose(list string) (chosen []string, err error) {
+func choose(list string) (chosen []string) {
 	var names []string
 	for _, s := range suites {
 		names = append(names, s.name)
 	}
-	chosen = strings.Split(cmp.Or(list, strings.Join(names, ",")), ",")
-	for _, name := range chosen {
+	for name := range strings.SplitSeq(cmp.Or(list, strings.Join(names, ",")), ",") {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("suite %q does not exist; use %s", name, strings.Join(names, ", "))
+			check(fmt.Errorf("suite %q does not exist; use %s", name, strings.Join(names, ", ")))
+		}
+		chosen = append(chosen, name)
+	}
+	return chosen
+}
+
+// ctx ends when the user interrupts the run.
+var ctx, stop = signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+
+// Any error ends the run. Thus check and must panic with it, and try returns it as an error: in main, and at the end of
+// each thread.
+type failure struct{ error }
+
+func check(err error) { fail(err) }
+
+func must[T any](value T, err error) T {
+	fail(err)
+	return value
+}
+
+// fail adds the place of the call that failed, unless err has one.
+func fail(err error) {
+	if err != nil && !errors.As(err, new(failure)) {
+		_, file, line, _ := runtime.Caller(2)
+		err = failure{fmt.Errorf("%s:%d: %w", filepath.Base(file), line, err)}
+	}
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+func try(f func()) (err error) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case failure:
+			err = p
+		default:
+			panic(p)
+		}
+	}()
+	f()
+	return nil
+}
+
+// together runs functions at the same time. An error of one ends the run, and so the others.
+func together(all ...func()) {
+	errs := make([]error, len(all))
+	var running sync.WaitGroup
+	for i, f := range all {
+		running.Go(func() {
+			if errs[i] = try(f); errs[i] != nil {
+				stop()
+			}
+		})
+	}
+	running.Wait()
+	check(errors.Join(errs...))
+}
+
+// aside runs f on its own thread. f may change the state of the thread.
+func aside(f func()) {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
+		done <- try(f)
+	}()
+	check(<-done)
+}
+
+// in runs f on its own thread in a network namespace.
+func in(namespace netns.NsHandle, f func()) {
+	aside(func() {
+		check(netns.Set(namespace))
+		f()
+	})
+}
+
+// pinned runs f on a thread on one CPU.
+func pinned(cpu int, f func()) {
+	aside(func() {
+		var one unix.CPUSet
+		one.Set(cpu)
+		check(unix.SchedSetaffinity(0, &one))
+		f()
+	})
+}
+
+// cpus returns the CPUs that this process may run on.
+func cpus() (list []int) {
+	var allowed unix.CPUSet
+	check(unix.SchedGetaffinity(0, &allowed))
+	for cpu := range len(allowed) * 64 {
+		if allowed.IsSet(cpu) {
+			list = append(list, cpu)
 		}
 	}
-	return chosen, nil
+	return list
+}
+
+// onLastCPU runs f on a thread on the last CPU, because interrupts mostly go to the first one.
+func onLastCPU(f func()) { pinned(slices.Max(cpus()), f) }
+
+// sleep waits for a time.
+func sleep(d time.Duration) {
+	select {
+	case <-ctx.Done():
+		check(ctx.Err())
+	case <-time.After(d):
+	}
+}
+
+// interleave measures n subjects in each round, in random order, and calls each with the figures of the round. A machine
+// that is slow for a while is slow for all of them.
+func interleave(rounds, n int, measure func(i int) float64, each func(round []float64)) {
+	for range rounds {
+		round := make([]float64, n)
+		for _, i := range rand.Perm(n) {
+			check(ctx.Err())
+			round[i] = measure(i)
+		}
+		each(round)
+	}
+}
+
+// newRandom returns the same sequence in each run, so that all runs measure the same rules.
+func newRandom() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
+
+// owned are what closes the resources of a case.
+type owned []func()
+
+func (o *owned) keep(close func()) { *o = append(*o, close) }
+
+func (o *owned) Close() {
+	for _, close := range *o {
+		close()
+	}
+	*o = nil
+}
+
+// keepFD closes a file descriptor with the case.
+func (o *owned) keepFD(fd int) { o.keep(func() { unix.Close(fd) }) }
+
+// Some peers, and a clock that counts instructions, are not on every machine. For them
+// the program runs itself in a virtual machine.
+
+// guestKernel has tcx and all peers.
+const guestKernel = "6.12"
+
+// guestModules are the kernel modules of the suites and the peers.
+const guestModules = "veth sch_ingress cls_bpf cls_matchall cls_u32 act_police sch_tbf sch_htb sch_cake " +
+	"sch_fq sch_fq_codel sch_netem tcp_bbr nf_tables nft_limit nft_compat ip_tables iptable_raw xt_hashlimit"
+
+// guestMark begins the lines with samples in the output of a guest.
+const guestMark = "@samples "
+
+// inside measures in the guest, and writes a line with the samples of each figure.
+func inside(name string) {
+	record = func(t Result) { fmt.Printf("%s%s\n", guestMark, must(json.Marshal(t))) }
+	for _, s := range suites {
+		if s.name == name {
+			s.guest()
+		}
+	}
+}
+
+// inGuest runs a suite in a guest, and records its samples.
+func (s suite) inGuest() {
+	self := must(os.Executable())
+	call := append([]string{guestKernel}, s.how...)
+	for m := range strings.FieldsSeq(guestModules) {
+		call = append(call, "-M", m)
+	}
+	call = append(call, "-p", "ip", "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench",
+		"--", "/bench", "-guest", s.name, "-only", *only, "-quick="+strconv.FormatBool(*quick))
+	c := exec.CommandContext(ctx, "scripts/guest.sh", call...)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // guest.sh must stop its guest
+	c.Stderr = os.Stderr
+	output := must(c.StdoutPipe())
+	check(c.Start())
+	others := ""
+	for lines := bufio.NewScanner(output); lines.Scan(); {
+		line, marked := strings.CutPrefix(lines.Text(), guestMark)
+		var t Result
+		if marked && json.Unmarshal([]byte(line), &t) == nil {
+			record(t)
+		} else {
+			others += line + "\n"
+		}
+	}
+	if err := c.Wait(); err != nil {
+		check(fmt.Errorf("measure in a guest: %w: %s", err, others))
+	}
 }

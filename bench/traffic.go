@@ -1,204 +1,88 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/cilium/ebpf/asm"
-
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // The suite traffic sends small UDP packets over veth pairs, each with another limiter, in turns. The cost
 // of a limiter is the time of a packet minus its time without a limiter in the same round.
-
-const (
-	trafficConforming = "Time added per packet: all packets conform"
-	trafficDropped    = "Time added per packet: 90 % dropped"
-	trafficMany       = "Time added per packet, random addresses"
-
-	// slice is the time of a turn. It is short, so that other activity affects few turns.
-	slice = 10 * time.Millisecond
-	// drainStep is the number of packets per step until a bucket is full.
-	drainStep = 1000
-)
-
-// shapectlModes returns the modes of shapectl to compare.
-func shapectlModes() (modes []competitor) {
-	for _, a := range algorithms {
-		for _, e := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
-			modes = append(modes, shapectl(a, e, loader.TCX))
-		}
-	}
-	return modes
-}
+//
+// The suite instructions does so in a guest whose clock counts the instructions of its only
+// CPU: these figures have no noise. They do not include the effect of caches; traffic does.
 
 // traffic compares limiters by wall time. A packet stays on one CPU for its whole path.
-func traffic(ctx context.Context, o options) error {
-	return onLastCPU(func() error {
-		subjects := append(shapectlModes(), nftOneLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
-		warmed := warmUp{packets: 20_000}
-		if err := race(ctx, o, trafficConforming, o.rounds(101), subjects, func(s competitor) (*lane, error) {
-			return newLane(ctx, s, ample, warmed, target)
-		}); err != nil {
-			return err
-		}
-		if err := raceDropping(ctx, o, subjects, warmed); err != nil {
-			return err
-		}
-		counts := []int{1, 100, 10_000, 100_000}
-		if o.quick {
-			counts = counts[:2]
-		}
-		for _, n := range counts {
-			if err := raceMany(ctx, o, n); err != nil {
-				return fmt.Errorf("%d prefixes: %w", n, err)
+func traffic() {
+	onLastCPU(func() {
+		subjects := append(shapectlModes(), nftLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
+		const warmUp = 20_000
+		race("Time added per packet: all packets conform", rounds(101), subjects, func(s limiter) *lane {
+			return newLane(s, ample, target, warmUp)
+		})
+		alone := 0.0
+		race("Time added per packet: 90 % dropped", rounds(101), subjects, func(s limiter) *lane {
+			if s.name != noLimiter {
+				// A quick run may share the CPU, so the share of passed packets varies.
+				return newDroppingLane(s, target, warmUp, alone, unlessQuick(0.2, 9))
 			}
-		}
-		return nil
+			p := newLane(s, limit{}, target, warmUp)
+			alone = p.cost
+			return p
+		})
 	})
 }
 
-// A lane is an arena with a sender in a race.
+// A lane is an arena with a sender.
 type lane struct {
 	*arena
 	*sender
-	competitor
-	nanoseconds float64 // approximate time of a packet
-	drops       bool    // most packets
+	limiter
+	cost  float64 // approximate time of a packet in ns
+	drops bool    // most packets
 }
 
-// A warmUp prepares a lane for a measurement.
-type warmUp struct {
-	settle  time.Duration // for deferred work of the kernel
-	packets int           // to fill caches
-}
-
-// newLane sets a limiter up in a new arena, and warms it up.
-func newLane(ctx context.Context, s competitor, l limit, w warmUp, targets ...netip.Addr) (_ *lane, err error) {
-	a, err := newArena(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			a.Close()
-			err = fmt.Errorf("%s: %w", s.name, err)
-		}
-	}()
-	p := &lane{arena: a, competitor: s}
+// newLane sets a limiter up in a new arena, and sends so many packets to fill caches.
+func newLane(s limiter, l limit, to netip.Addr, warmUp int) *lane {
+	p := &lane{arena: newArena(), limiter: s}
 	// The far end drops packets as early as possible.
-	if err := p.assemble(p.far, "sink", asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()}); err != nil {
-		return nil, err
-	}
-	if p.sender, err = p.newSender(p.near, smallPayload, targets...); err != nil {
-		return nil, err
-	}
-	if err := p.set(ctx, p.arena, l); err != nil {
-		return nil, err
-	}
-	if err := sleep(ctx, w.settle); err != nil {
-		return nil, err
-	}
-	p.nanoseconds, err = p.send(w.packets)
-	return p, err
+	p.attach(p.far, p.plain("sink"))
+	p.sender = p.newSender(p.near, smallPayload, to)
+	p.set(p.arena, l)
+	sleep(unlessQuick(3*time.Second, time.Second/10)) // for deferred work of the kernel
+	p.cost = p.send(warmUp)
+	return p
 }
 
-// turn sends for the time of a slice, and returns the time of a packet.
-func (p *lane) turn() (nanoseconds float64, err error) {
+// turn sends for a short time, so that other activity affects few turns. It returns the time of a packet.
+func (p *lane) turn() (nanoseconds float64) {
 	if p.drops {
-		// The bucket has drained in the turns of other lanes.
-		if _, err := p.afterBurst(drainStep); err != nil {
-			return 0, err
-		}
+		p.afterBurst(1000) // the bucket has drained in the turns of other lanes
 	}
-	return p.send(max(len(p.targets), int(float64(slice)/p.nanoseconds)))
+	return p.send(int(float64(10*time.Millisecond) / p.cost))
 }
-
-// bare is an arena without a limiter.
-var bare = competitor{name: noLimiter, set: func(context.Context, *arena, limit) error { return nil }}
 
 // race runs limiters in turns, in lanes that enter creates, beside one without a limiter.
-// It reports the time that each limiter adds to a packet.
-func race(ctx context.Context, o options, name string, rounds int, subjects []competitor,
-	enter func(competitor) (*lane, error)) error {
+// It records the time that each limiter adds to a packet.
+func race(name string, rounds int, subjects []limiter, enter func(limiter) *lane) {
 	var lanes []*lane
-	defer func() {
-		for _, p := range lanes {
-			p.Close()
-		}
-	}()
-	for _, s := range append([]competitor{bare}, subjects...) {
-		if s.name != noLimiter && !o.chosen(s.name) {
-			continue
-		}
-		p, err := enter(s)
-		if err != nil {
-			return err
-		}
+	for _, s := range append([]limiter{bare}, chosenOf(subjects...)...) {
+		p := enter(s)
+		defer p.Close()
 		lanes = append(lanes, p)
 	}
-	o.say("  %s, %d rounds of %d", name, rounds, len(lanes))
-	cost := make([]float64, len(lanes))
-	for range rounds {
-		for _, i := range rand.Perm(len(lanes)) {
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			var err error
-			if cost[i], err = lanes[i].turn(); err != nil {
-				return fmt.Errorf("%s: %w", lanes[i].name, err)
-			}
-		}
-		o.add(name, noLimiter, unitNanoseconds, "total time; the other rows are the time added to it", cost[0])
+	say("  %s, %d rounds of %d", name, rounds, len(lanes))
+	interleave(rounds, len(lanes), func(i int) float64 { return lanes[i].turn() }, func(costs []float64) {
+		add(name, noLimiter, "ns", "total time; the other rows are the time added to it", costs[0])
 		for i, p := range lanes[1:] {
-			o.add(name, p.name, unitNanoseconds, p.note, cost[i+1]-cost[0])
+			add(name, p.name, "ns", p.note, costs[i+1]-costs[0])
 		}
-	}
-	return nil
-}
-
-// raceDropping compares limiters that pass 10 %.
-func raceDropping(ctx context.Context, o options, subjects []competitor, w warmUp) error {
-	tolerance := 0.2
-	if o.quick {
-		tolerance = 9 // a quick run may share the CPU, so the share of passed packets varies
-	}
-	var alone float64
-	return race(ctx, o, trafficDropped, o.rounds(101), subjects, func(s competitor) (*lane, error) {
-		if s.name != noLimiter {
-			return newDroppingLane(ctx, s, target, w, alone, tolerance)
-		}
-		p, err := newLane(ctx, s, limit{}, w, target)
-		if err == nil {
-			alone = p.nanoseconds
-		}
-		return p, err
-	})
-}
-
-// raceMany compares limiters with a rate for each of n prefixes. Packets go to random addresses in them.
-func raceMany(ctx context.Context, o options, n int) error {
-	prefixes := randomPrefixes(n)
-	targets := randomTargets(prefixes, 1<<16)
-	subjects := []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix}
-	if n <= maxClasses {
-		subjects = append(subjects, htbMany(prefixes))
-	}
-	name := trafficMany + ": 1 prefix"
-	if n > 1 {
-		name = fmt.Sprintf("%s: %s prefixes", trafficMany, count(n))
-	}
-	return race(ctx, o, name, o.rounds(21), subjects, func(s competitor) (*lane, error) {
-		start := time.Now()
-		p, err := newLane(ctx, s, ample, warmUp{packets: len(targets)}, targets...)
-		o.say("  %d prefixes: %s was set up in %v", n, s.name, time.Since(start).Round(time.Millisecond))
-		return p, err
 	})
 }
 
@@ -207,26 +91,18 @@ func raceMany(ctx context.Context, o options, n int) error {
 // differ by the tolerance, which grows with each attempt, because the sender's speed varies on a noisy
 // machine. If a proportional step leaves the known bounds, the next rate is their geometric mean: a limiter
 // that queues everything drops nothing, and has no proportion.
-func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
-	nanoseconds, tolerance float64) (*lane, error) {
+func newDroppingLane(s limiter, to netip.Addr, warmUp int, cost, tolerance float64) *lane {
 	frame := float64(smallFrame)
 	if to.Is6() {
 		frame += 20
 	}
-	rate, share := frame*8*1e9/nanoseconds/10, 0.0
-	low, high := 0.0, math.Inf(1)
+	rate, share, low, high := frame*8*1e9/cost/10, 0.0, 0.0, math.Inf(1)
 	for try := range 10 {
-		p, err := newLane(ctx, s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, w, to)
-		if err != nil {
-			return nil, err
-		}
-		if share, err = p.afterBurst(w.packets); err != nil {
-			p.Close()
-			return nil, fmt.Errorf("%s: %w", s.name, err)
-		}
+		p := newLane(s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, to, warmUp)
+		share = p.afterBurst(warmUp)
 		if off := 1 + tolerance*float64(1+try); share > 0.1/off && share < 0.1*off {
 			p.drops = true
-			return p, nil
+			return p
 		}
 		p.Close()
 		if share < 0.1 {
@@ -238,31 +114,156 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 			rate = math.Sqrt(low * high)
 		}
 	}
-	return nil, fmt.Errorf("%s: no rate passes 10 %% of the packets: the share is %.2g at %v", s.name, share, policy.Rate(rate))
+	check(fmt.Errorf("%s: no rate passes 10 %% of the packets: the share is %.2g at %v", s.name, share, policy.Rate(rate)))
+	return nil
 }
 
 // afterBurst sends until the burst is used up, and returns the share of packets that pass then.
-func (p *lane) afterBurst(packets int) (share float64, err error) {
+func (p *lane) afterBurst(packets int) float64 {
+	passing := func() float64 {
+		before := p.sent()
+		p.send(packets)
+		return float64(p.sent()-before) / float64(packets)
+	}
 	for range 200 {
-		if share, err = p.passing(packets); err != nil || share < 0.5 {
+		if passing() < 0.5 {
 			break
 		}
 	}
-	if err != nil {
-		return 0, err
-	}
-	return p.passing(packets)
+	return passing()
 }
 
-// passing sends packets, and returns the share that passed.
-func (p *lane) passing(packets int) (share float64, err error) {
-	before, err := p.sent()
-	if err != nil {
-		return 0, err
+// counted are the packets of a sample of instructions, enough to average the ticks of the clock.
+const counted = 4000
+
+// instructions measures in the guest.
+func instructions() {
+	if *quick && *only == "" {
+		*only = "shapectl gcra, each all"
 	}
-	if _, err := p.send(packets); err != nil {
-		return 0, err
+	subjects := chosenOf(append(shapectlModes(), onClsact, police, tbf, htb, cake, nftLimit, nftSet, hashlimitAll, hashlimitHost)...)
+	countingInstructions(func() {
+		for _, to := range []netip.Addr{target, target6} {
+			family := map[bool]string{true: "IPv4", false: "IPv6"}[to.Is4()]
+			alone := samplesOf(newLane(bare, limit{}, to, counted))
+			add("Instructions per packet without a limiter: "+family, noLimiter, "instructions", "", alone...)
+			table, compared := "Instructions added per packet", append([]limiter{emptyTCX, clockTCX}, subjects...)
+			if to == target6 {
+				table += ", IPv6"
+				compared = slices.DeleteFunc(slices.Clone(subjects), func(s limiter) bool { return !ours(s.name) })
+			}
+			for _, s := range compared {
+				p := newLane(s, ample, to, counted)
+				p.added(table+": all packets conform", alone)
+				if s.name != emptyProgram && s.name != clockProgram {
+					newDroppingLane(s, to, counted, 0.85*p.cost, 0.05).added(table+": 90 % dropped", alone)
+				}
+			}
+		}
+	})
+}
+
+// countingInstructions runs f where only the sender may use the CPU.
+func countingInstructions(f func()) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	onLastCPU(f)
+}
+
+// added records the instructions that the limiter of a lane adds to a packet, and closes the lane.
+func (p *lane) added(name string, alone []float64) {
+	without := quantile(slices.Sorted(slices.Values(alone)), 0.5)
+	samples := samplesOf(p)
+	for i := range samples {
+		samples[i] -= without
 	}
-	after, err := p.sent()
-	return float64(after-before) / float64(packets), err
+	add(name, p.name, "instructions", p.note, samples...)
+}
+
+// samplesOf returns the instructions of a packet in a lane, and closes the lane. A nanosecond of the guest is an
+// instruction.
+func samplesOf(p *lane) (samples []float64) {
+	defer p.Close()
+	for range rounds(5) {
+		samples = append(samples, p.send(counted))
+	}
+	return samples
+}
+
+// The suite accuracy offers each limiter more than its rate, and compares the bytes that arrive
+// in windows of time with the rate. They are counted behind the limiter as on a wire: GSO packets
+// are segmented by then.
+
+// accuracy compares limiters on this machine.
+func accuracy() {
+	compareAccuracy("", append(shapectlModes()[:1], shapectlModes()[3], nftLimit, nftSet, hashlimitAll, tbf, htb))
+}
+
+// guestAccuracy compares limiters in a guest, because not every kernel has these peers.
+func guestAccuracy() {
+	compareAccuracy(" in a virtual machine", append(shapectlModes()[:1], police, cake))
+}
+
+// compareAccuracy measures limiters at all rates. Where is a part of the tables' names.
+func compareAccuracy(where string, subjects []limiter) {
+	for _, rate := range unlessQuick([]policy.Rate{1e6, 20e6, 500e6}, []policy.Rate{20e6}) {
+		for _, s := range chosenOf(subjects...) {
+			shares := delivered(s, rate)
+			if shares == nil {
+				continue
+			}
+			for i := range shares {
+				shares[i] = math.Abs(shares[i]-1) * 1e6
+			}
+			add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, "millionths", s.note, shares...)
+		}
+	}
+}
+
+// delivered offers as many datagrams as the system can send. If that is not well above the rate, it returns no shares.
+func delivered(s limiter, rate policy.Rate) (shares []float64) {
+	a := newArena()
+	defer a.Close()
+	arrived := a.count(1, "count_drop")
+	s.set(a, limit{rate, uint64(rate) / 8}) // the smallest burst that nft and hashlimit support
+	from, start := a.newSender(a.near, floodPayload, target), time.Now()
+	from.flooding(0, func() { shares = arrived.shares(s, rate) })
+	if float64(from.packets*maxFrame*8)/time.Since(start).Seconds() < 1.3*float64(rate) {
+		return nil
+	}
+	return shares
+}
+
+// shares returns the bytes that arrive in each of several windows, relative to the rate, after the
+// first burst. A window begins and ends with the arrival that is furthest ahead of the rate for
+// a while: then the bucket is full, and not half empty because the sender waited for its CPU.
+func (c counter) shares(s limiter, rate policy.Rate) (shares []float64) {
+	window := unlessQuick(time.Second/2, time.Second/4)
+	sleep(3 * window)
+	var from arrivals
+	for i := range rounds(5) + 1 {
+		to := c.furthest(rate, window/5)
+		bytes := to.Bytes - from.Bytes
+		if strings.HasPrefix(s.name, hashlimitAll.name) { // does not count Ethernet headers, by design
+			bytes -= (to.Packets - from.Packets) * ethernetBytes
+		}
+		if i > 0 {
+			shares = append(shares, float64(bytes)*8e9/max(1, float64(to.Last-from.Last))/float64(rate))
+		}
+		from = to
+		sleep(window - window/5)
+	}
+	return shares
+}
+
+// furthest returns the arrival within a time that is furthest ahead of the rate.
+func (c counter) furthest(rate policy.Rate, while time.Duration) arrivals {
+	first := c.read(0)
+	best, lead := first, 0.0 // bytes ahead of the rate since the first arrival
+	for start := time.Now(); time.Since(start) < while; sleep(time.Millisecond) {
+		now := c.read(0)
+		if l := float64(now.Bytes-first.Bytes) - float64(now.Last-first.Last)*float64(rate)/8e9; l >= lead {
+			best, lead = now, l
+		}
+	}
+	return best
 }

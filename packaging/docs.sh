@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# docs.sh DIRECTORY: installs README, docs, examples and licences there. Of the raw benchmark results it installs only
-# the charts that a page shows. Links to files that are not installed, such as source code, become links to the
-# repository. A link to a missing file is an error.
+# docs.sh DIRECTORY: installs README, docs, examples and licences there, without the raw benchmark results. Links to files
+# that are not installed, such as source code, become links to the repository. A link to a missing file is an error.
 set -euo pipefail
 
 repository=https://github.com/shapectl/shapectl/blob/main
@@ -27,10 +26,6 @@ find . -name '*.md' -printf '%P\n' | sort | while IFS= read -r page; do
 		if [[ ! -e $root/$target ]]; then
 			echo "docs.sh: $page links to $link, which does not exist" >&2
 			exit 1
-		fi
-		if [[ $target == *.svg ]]; then
-			install -D -m 644 "$root/$target" "$target"
-			continue
 		fi
 		sed -i -E "s,(\]\(|=\")${link//./\\.}([)\"#[:space:]]),\1$repository/$target\2,g" "$page"
 	done

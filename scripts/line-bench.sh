@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# line-bench.sh [-l LOAD]... [-n RUNS] [-o FILE] [GATEWAY]...: measures ping times and goodput on a home line of 50 mbit
-# down and 10 mbit up, with a path of 20 ms and a modem that queues for 500 ms. It prints a Markdown table. A row takes
-# about half a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
+# line-bench.sh [-l LOAD]... [LIMITER]...: measures ping times and goodput on a home line of 50 mbit down and 10 mbit up,
+# with a path of 20 ms and a modem that queues for 500 ms. It prints the table of docs/bench/line.md. A row takes about half
+# a minute, in a guest whose clock counts instructions, so the host's load changes nothing.
 #   -l LOAD  measure this load (default all)
-#   -n RUNS  repeat each load; the table has the medians (default 1)
-#   -o FILE  write each run to FILE, too, as tab-separated values
-# A GATEWAY does nothing (none), limits by cake, by htb with fq_codel, or by `shapectl line` (line), or applies the
-# policy in a file. Default: the first four. The loads, by hosts a, b and c:
+# A LIMITER is none, htb (with fq_codel), cake, line (`shapectl line`) or flow (the same by connection). Default: all. The
+# loads, by hosts a, b and c:
 #   down1, up1, down8, up8  one TCP connection, or eight, of one host
 #   hosts-down, hosts-up    a has eight and b has one; b pings
 #   dual-down, dual-up      a, b and c have two each, of IPv4 and of IPv6
@@ -19,71 +17,27 @@ export LC_ALL=C
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-columns=(gateway load ping_mean_ms ping_p50_ms ping_p99_ms ping_lost {down,up}{,_a,_b,_c}_mbit page_mean_ms page_p95_ms)
-
-# table: prints runs as rows of a Markdown table, and what are no runs as they are. Runs of one row follow each other.
-table() {
-	awk -F '\t' -v columns=${#columns[@]} '
-		function median(column,    i, j, swap, sorted) {
-			for (i = 1; i <= runs; i++) {
-				if (run[i, column] == "-") return "-"
-				sorted[i] = run[i, column]
-				for (j = i; j > 1 && sorted[j - 1] > sorted[j]; j--) {
-					swap = sorted[j]; sorted[j] = sorted[j - 1]; sorted[j - 1] = swap
-				}
-			}
-			return (sorted[int((runs + 1) / 2)] + sorted[int(runs / 2) + 1]) / 2
-		}
-		function number(format, column,    value) {
-			value = median(column)
-			return value == "-" ? "" : sprintf(format, value)
-		}
-		# A rate in all, and of each host if there are several.
-		function rates(column,    i, hosts, count, text) {
-			for (i = 1; i <= 3; i++) {
-				text = number("%.1f", column + i)
-				if (text != "") hosts = hosts (count++ ? " + " : "") text
-			}
-			return number("%.1f", column) (count > 1 ? " (" hosts ")" : "")
-		}
-		function row() {
-			if (runs) printf "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", name[1], name[2],
-				number("%.1f", 3), number("%.1f", 4), number("%.1f", 5), number("%.0f", 6), rates(7), rates(11),
-				number("%.0f", 15), number("%.0f", 16)
-			runs = 0
-		}
-		NF != columns { print; next }
-		$1 FS $2 != key { row(); key = $1 FS $2; name[1] = $1; name[2] = $2 }
-		{ runs++; for (i = 3; i <= NF; i++) run[runs, i] = $i == "-" ? $i : $i + 0 }
-		END { row() }'
-}
+all=(down1 up1 down8 up8 hosts-down hosts-up dual-down dual-up rrul loss web)
+# shellcheck disable=SC2016 # Markdown
+declare -A words=(
+	[none]='no limit' [htb]='HTB + fq_codel' [cake]=CAKE [line]='`line`' [flow]='`line`, by connection'
+	[down1]='one download' [up1]='one upload' [down8]='eight downloads' [up8]='eight uploads'
+	[hosts-down]='downloads: 8 of a host, 1 of another' [hosts-up]='uploads: 8 of a host, 1 of another'
+	[dual-down]='downloads by IPv4 and IPv6, 3 hosts' [dual-up]='uploads by IPv4 and IPv6, 3 hosts'
+	[rrul]='4 downloads and 4 uploads' [loss]='4 downloads, 1 % loss' [web]='8 downloads beside pages of another host'
+)
 
 if [[ ! ${LINE_GUEST-} ]]; then
-	all=(down1 up1 down8 up8 hosts-down hosts-up dual-down dual-up rrul loss web) loads=() runs=1 out=/dev/null
-	while getopts :l:n:o: option; do
-		case $option in
-		l)
-			[[ " ${all[*]} " == *" $OPTARG "* ]] || die "-l $OPTARG: there is no such load; there are ${all[*]}"
-			loads+=("$OPTARG")
-			;;
-		n)
-			runs=$OPTARG
-			[[ $runs =~ ^[1-9][0-9]?$ ]] || die "-n $runs: RUNS is a number from 1 to 99"
-			;;
-		o) out=$OPTARG ;;
-		*) die "usage: ${0##*/} [-l LOAD]... [-n RUNS] [-o FILE] [none|cake|htb|line|POLICY]..." ;;
-		esac
+	loads=()
+	while getopts :l: option; do
+		[[ $option == l && " ${all[*]} " == *" $OPTARG "* ]] || die "usage: ${0##*/} [-l LOAD]... [LIMITER]...; loads: ${all[*]}"
+		loads+=("$OPTARG")
 	done
 	shift $((OPTIND - 1))
 	[[ ${loads[*]} ]] || loads=("${all[@]}")
-	gateways=("$@")
-	[[ $# -gt 0 ]] || gateways=(none htb cake line)
-	for gateway in "${gateways[@]}"; do
-		[[ -f $gateway || $gateway =~ ^(none|cake|htb|line)$ ]] ||
-			die "$gateway: there is no such file, and the other gateways are none, cake, htb and line"
-	done
+	[[ $# -gt 0 ]] || set -- none htb cake line flow
 	[[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
-	call=(6.12 -i -t $((600 * ${#loads[@]} * runs)))
+	call=(6.12 -i -t $((600 * ${#loads[@]})))
 	for module in veth ifb sch_{fq,cake,htb,fq_codel,tbf,netem,ingress} cls_{bpf,matchall} act_mirred tcp_diag; do
 		call+=(-M "$module")
 	done
@@ -91,15 +45,12 @@ if [[ ! ${LINE_GUEST-} ]]; then
 		call+=(-p "$program")
 	done
 	call+=(-f "$here:/line/scripts" -f "$SHAPECTL:/line/bin/shapectl")
-	(IFS=$'\t' && echo "${columns[*]}") >"$out"
-	echo '| gateway | load | ping mean, ms | 50 % | 99 % | lost of 700 | down, Mbit/s | up, Mbit/s | page mean, ms | 95 % |'
-	echo '| --- | --- | ---: | ---: | ---: | ---: | --- | --- | ---: | ---: |'
-	for gateway in "${gateways[@]}"; do
-		file=()
-		[[ ! -f $gateway ]] || file=(-f "$gateway:/line/policy/${gateway##*/}")
-		"$here/guest.sh" "${call[@]}" "${file[@]}" -- \
-			env LINE_GUEST=1 bash /line/scripts/line-bench.sh "${gateway##*/}" "$runs" "${loads[@]}" | tee -a "$out" | table
-	done
+	echo '| load | limiter | ping mean | 50 % | 99 % | lost of 700 | down, Mbit/s | up, Mbit/s | page mean, 95 % |'
+	echo '| --- | --- | --: | --: | --: | --: | --: | --: | --: |'
+	for name in "$@"; do
+		[[ $name =~ ^(none|htb|cake|line|flow)$ ]] || die "$name: the limiters are none, htb, cake, line and flow"
+		"$here/guest.sh" "${call[@]}" -- env LINE_GUEST=1 bash /line/scripts/line-bench.sh "$name" "${loads[@]}"
+	done | sort -s -t '|' -k 1,1n | cut -f 2-
 	exit
 fi
 
@@ -177,8 +128,11 @@ htb)
 	htb eth0 9500kbit
 	htb ifb0 47500kbit
 	;;
-line) "$SHAPECTL" -n gateway line eth0 --down 50mbit --up 10mbit >"$tmp/line" 2>&1 || die "$(<"$tmp/line")" ;;
-*) "$SHAPECTL" -n gateway apply "/line/policy/$1" --setup-fq >"$tmp/apply" 2>&1 || die "$(<"$tmp/apply")" ;;
+line | flow)
+	options=()
+	[[ $1 != flow ]] || options=(--fair flow)
+	"$SHAPECTL" -n gateway line eth0 --down 50mbit --up 10mbit "${options[@]}" >"$tmp/line" 2>&1 || die "$(<"$tmp/line")"
+	;;
 esac
 
 # bulk HOST down|up CONNECTIONS [-6]: starts them. They end with $pids.
@@ -230,18 +184,38 @@ pages() {
 }
 export -f pages
 
-# statistics UNIT PERCENT...: prints the mean and these percentiles of the numbers in stdin, in that unit.
+# statistics SEPARATOR FORMAT UNIT PERCENT...: prints the mean and these percentiles of the numbers in stdin, in that unit.
 statistics() {
-	sort -n | awk -v unit="$1" -v percents="${*:2}" '
+	sort -n | awk -v separator="$1" -v format="$2" -v unit="$3" -v percents="${*:4}" '
 		{ all[NR] = $1 / unit; sum += all[NR] }
 		END {
+			if (!NR) exit
 			count = split(percents, percent, " ")
-			printf "%s", NR ? sprintf("%.2f", sum / NR) : "-"
-			for (i = 1; i <= count; i++) printf "\t%s", NR ? sprintf("%.2f", all[int(NR * percent[i] / 100 + 0.5)]) : "-"
+			printf format, sum / NR
+			for (i = 1; i <= count; i++) printf separator format, all[int(NR * percent[i] / 100 + 0.5)]
 		}'
 }
 
-# measure LOAD: prints a run.
+# rates DIRECTION: prints the goodput of all hosts that load it, and of each if there are several.
+rates() {
+	local host hosts=''
+	for host in a b c; do
+		[[ ! ${loaded[${host}_$1]-} ]] || hosts+=" ${number[$host]}"
+	done
+	awk -v direction="$1" -v hosts="$hosts" '
+		NF == 1 { us = $1 - us; sign = sign ? 1 : -1 }
+		$1 == direction { bytes[$2] += sign * $3 }
+		END {
+			count = split(hosts, host, " ")
+			for (i = 1; i <= count; i++) {
+				sum += bytes[host[i]] * 8 / us
+				text = text (i > 1 ? " + " : "") sprintf("%.1f", bytes[host[i]] * 8 / us)
+			}
+			if (count) printf "%.1f%s", sum, (count > 1 ? " (" text ")" : "")
+		}' "$tmp/before" "$tmp/after"
+}
+
+# measure LOAD: prints a row, after the number of the load.
 measure() {
 	local host pinger=idle pid pids=() waits=() port=5201 loss=0% count
 	local -A loaded=()
@@ -301,29 +275,16 @@ measure() {
 	pause 2 # the queues are empty then
 
 	sed -nE 's/.* time=([0-9.]+) ms/\1/p' "$tmp"/ping[46] >"$tmp/pings"
-	local direction rates='' rate sum all
-	for direction in down up; do
-		sum=- all=''
-		for host in a b c; do
-			rate=-
-			if [[ ${loaded[${host}_$direction]-} ]]; then
-				rate=$(awk -v key="$direction ${number[$host]}" '
-					NF == 1 { us = $1 - us; sign = sign ? 1 : -1 }
-					$1 " " $2 == key { bytes += sign * $3 }
-					END { printf "%.2f", bytes * 8 / us }' "$tmp/before" "$tmp/after")
-				sum=$(awk "BEGIN { printf \"%.2f\", ${sum#-} + $rate }")
-			fi
-			all+=$'\t'$rate
-		done
-		rates+=$'\t'$sum$all
-	done
-	printf '%s\t%s\t%s\t%s%s\t%s\n' "$name" "$1" "$(statistics 1 50 99 <"$tmp/pings")" \
-		$((700 - $(wc -l <"$tmp/pings"))) "$rates" "$(statistics 1000 95 <"$tmp/pages")"
+	local pages
+	pages=$(statistics ', ' %.0f 1000 95 <"$tmp/pages")
+	printf '%s\t| %s | %s | %s | %s | %s | %s | %s |\n' "$2" "${words[$1]}" "${words[$limiter]}" \
+		"$(statistics ' | ' %.1f 1 50 99 <"$tmp/pings")" $((700 - $(wc -l <"$tmp/pings"))) "$(rates down)" "$(rates up)" \
+		"${pages:+$pages ms}"
 }
 
-name=$1
-for load in "${@:3}"; do
-	for ((run = 0; run < $2; run++)); do
-		measure "$load"
+limiter=$1
+for load in "${@:2}"; do
+	for i in "${!all[@]}"; do
+		[[ ${all[i]} != "$load" ]] || measure "$load" "$i"
 	done
 done

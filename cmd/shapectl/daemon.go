@@ -76,10 +76,8 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 				continue
 			}
 			d.env.notify(sd.SdNotifyReady + "\nSTATUS=" + d.started())
-			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(25) // garbage is rare from now on, and what is kept is much
-			}
-			debug.FreeOSMemory() // reading the policy took several times as much as serve needs now
+			debug.SetGCPercent(10) // garbage is rare from now on, and what is kept is much
+			debug.FreeOSMemory()   // reading the policy took several times as much as serve needs now
 			var err error
 			if patience, err = sd.SdWatchdogEnabled(false); err != nil {
 				d.env.note(err.Error())

@@ -31,12 +31,13 @@ type Reader struct {
 
 // A Scene is what is set: it changes only with the rules, and with the state of devices.
 type Scene struct {
-	places []Place
-	limits []Limit
-	pools  []*Limit       // those within another pool, each before the one that it is within
-	ofID   map[uint32]int // the place in limits of an id
-	once   []int          // the places of limits, each key once: see Once
-	names  func() []*Name
+	places   []Place
+	limits   []Limit
+	pools    []*Limit       // those within another pool, each before the one that it is within
+	allPools int            // their number, and of those within none
+	ofID     map[uint32]int // the place in limits of an id
+	once     []int          // the places of limits, each key once: see Once
+	names    func() []*Name
 
 	generation loader.Generation
 	stamp      maps.Stamp
@@ -56,6 +57,7 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 			s.limits, s.ofID[e.ID] = append(s.limits, newLimit(&s.places[i], e)), n
 			if s.limits[n].index = n; e.Rule.Pool {
 				pools[policy.Within(e.Label.Name)] = &s.limits[n]
+				s.allPools = n + 1 // they come first
 			}
 		}
 	}
@@ -111,13 +113,14 @@ func NewScene(places []Place, rules [][]maps.Entry) *Scene {
 
 // Read makes a reading of what is counted of each limit at a time, by maps.Now.
 func (s *Scene) Read(at uint64, count func(*Limit) Item) *Reading {
-	out := s.read(nil, at, count)
+	out := s.read(nil, nil, at, count)
 	out.addMembers()
 	return out
 }
 
-// read is Read without Members, with the memory of a reading that nobody uses any more; nil for none.
-func (s *Scene) read(free *Reading, at uint64, count func(*Limit) Item) *Reading {
+// read is Read without Members, with the memory of a reading that nobody uses any more; nil for none. It measures what was done since
+// the last reading, nil for none, if that is of the scene, as long as each item is in the cache of the CPU.
+func (s *Scene) read(free, last *Reading, at uint64, count func(*Limit) Item) *Reading {
 	out := &Reading{At: at, scene: s}
 	if free != nil && len(free.Items) == len(s.limits) {
 		out.Items, out.before = free.Items, free.before[:0]
@@ -127,6 +130,9 @@ func (s *Scene) read(free *Reading, at uint64, count func(*Limit) Item) *Reading
 	for i := range s.limits {
 		out.Items[i] = count(&s.limits[i])
 		out.Items[i].in, out.Items[i].At = out, at
+		if last != nil && last.scene == s {
+			out.since(&out.Items[i], &last.Items[i])
+		}
 	}
 	return out
 }
@@ -148,6 +154,7 @@ type Reading struct {
 
 	scene  *Scene
 	before []Counts     // of items, where they are others now
+	anew   bool         // a rule or pool was set anew, or is new
 	users  atomic.Int32 // of a Shared: see Release
 }
 
@@ -196,16 +203,19 @@ func (r *Reader) In(n *loader.Namespace, what What) (*Reading, error) {
 		if r.old != nil && (!r.reuses || r.old.users.Load() > 0) {
 			r.old = nil
 		}
-		out = r.scene.read(r.old, at, func(l *Limit) Item { return l.read(store, at) })
+		out = r.scene.read(r.old, r.last, at, func(l *Limit) Item { return l.read(store, at) })
 		if out.Add(store, what); what.Fullest > 0 {
 			out.findFullest(store, what.Fullest, &r.fullest)
 		}
 	}
 	wall, now := maps.Clocks() // of one instant: else a slow reading would look like a clock that was set
 	out.Time = wall.Add(-time.Duration(now - out.At))
-	if r.last == nil {
+	switch {
+	case r.last == nil:
 		out.addMembers()
-	} else {
+	case r.last.scene == out.scene:
+		out.addLately(r.last)
+	default:
 		out.Since(r.last)
 	}
 	r.old, r.last = r.last, out
@@ -301,51 +311,52 @@ func (out *Reading) addMembers() {
 
 // Since measures what was done since the reading before.
 func (out *Reading) Since(last *Reading) {
+	before := make(map[Key]*Item, len(last.Items))
+	for _, it := range last.Once() {
+		before[it.Key] = it
+	}
+	for i := range out.Items {
+		if was := before[out.Items[i].Key]; was != nil {
+			out.since(&out.Items[i], was)
+		}
+	}
+	out.anew = true // another rule may be in a pool
+	out.addLately(last)
+}
+
+// since measures what an item did since the reading before.
+func (out *Reading) since(it, before *Item) {
+	counts := &it.Counts // which most still have
+	if it.Counters != before.Counters || it.GuaranteedBytes != before.GuaranteedBytes {
+		out.before = append(out.before, before.Counts) // else each reading would keep the one before it, which would keep the one before that
+		counts = &out.before[len(out.before)-1]
+	}
+	it.Since(before.At, counts)
+	it.LostPackets, it.LostBytes, it.Members = before.LostPackets, before.LostBytes, before.Members
+	switch {
+	case it.before == nil:
+		out.anew = true
+	case it.before != &it.Counts && it.Above != nil && !it.IsPool() && before.Within != "": // else it was in no pool
+		loss, _ := it.offeredLately()
+		out.Items[it.Above.index].lately.add(loss)
+	}
+}
+
+// addLately adds up what rules within each pool did since the last reading.
+func (out *Reading) addLately(last *Reading) {
 	out.Interval = time.Duration(out.At - last.At)
-	same, anew := last.scene == out.scene, false
-	since := func(it, before *Item) {
-		counts := &it.Counts // which most still have
-		if it.Counters != before.Counters || it.GuaranteedBytes != before.GuaranteedBytes {
-			out.before = append(out.before, before.Counts) // else each reading would keep the one before it, which would keep the one before that
-			counts = &out.before[len(out.before)-1]
-		}
-		it.Since(before.At, counts)
-		it.LostPackets, it.LostBytes, it.Members = before.LostPackets, before.LostBytes, before.Members
-		switch {
-		case it.before == nil:
-			anew = true
-		case it.before != &it.Counts && it.Above != nil && !it.IsPool() && before.Within != "": // else it was in no pool
-			loss, _ := it.offeredLately()
-			out.Items[it.Above.index].lately.add(loss)
-		}
-	}
-	if same {
-		for i := range out.Items {
-			since(&out.Items[i], &last.Items[i])
-		}
-	} else {
-		before := make(map[Key]*Item, len(last.Items))
-		for _, it := range last.Once() {
-			before[it.Key] = it
-		}
-		for i := range out.Items {
-			if was := before[out.Items[i].Key]; was != nil {
-				since(&out.Items[i], was)
-			}
-		}
-	}
 	for _, pool := range out.scene.pools {
 		out.Items[pool.Above.index].lately.add(out.Items[pool.index].lately)
 	}
-	for i := range out.Items {
+	for i := range out.Items[:out.scene.allPools] {
 		it := &out.Items[i]
-		if it.LostPackets, it.LostBytes = it.LostPackets+it.lately.DroppedPackets, it.LostBytes+it.lately.DroppedBytes; same && !anew {
-			it.Members.add(it.lately)
-		} else {
+		if it.LostPackets, it.LostBytes = it.LostPackets+it.lately.DroppedPackets, it.LostBytes+it.lately.DroppedBytes; out.anew {
 			it.Members = Loss{}
+		} else {
+			it.Members.add(it.lately)
 		}
 	}
-	if !same || anew {
+	if out.anew {
 		out.addMembers()
 	}
 }

@@ -124,14 +124,12 @@ RULE         DEVICE       KEY         LEVEL  FULL      LEVEL 2
 	same(t, "detail", text(t, rules[2].Detail), `
 says
   state      in force, by tcx
-  passed     90.0 kB
-  dropped    10%
-  packets    90
-  excess     40 packets, 40.0 kB
-  green      60 packets, 60.0 kB
-  yellow     30 packets, 30.0 kB
-  red        10 packets, 10.0 kB
-  drops      10 packets, 10.0 kB
+  passed     90.0 kB in 90 packets
+  excess     40.0 kB in 40 packets
+  green      60.0 kB in 60 packets
+  yellow     30.0 kB in 30 packets
+  red        10.0 kB in 10 packets
+  dropped    10.0 kB in 10 packets, 10%
   level      1.00 kB
   full       0.8%
   level 2    65.5 kB

@@ -229,17 +229,25 @@ func (r *Rule) Detail(w io.Writer) error {
 	columns := append([]column[Rule]{figure("plan"), cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease)},
 		Table{Wide: true}.counted(Rules{*r})...)
 	for _, c := range columns {
-		says := c.cell(r)
-		if says == "" || (says == "0" || says == "0%") && c.head != "PASSED" || c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets {
+		says, what := c.cell(r), strings.ToLower(c.head)
+		switch {
+		case says == "" || (says == "0" || says == "0%") && c.key != "passed_packets":
 			continue
-		}
-		if strings.HasSuffix(c.key, "_packets") && c.head != "PACKETS" {
-			says += strings.TrimSuffix(" packets", map[string]string{"1": "s"}[says])
-			if bytes := live.Figured(strings.TrimSuffix(c.key, "packets") + "bytes"); bytes != nil {
-				says += ", " + figureText(bytes, r.Item)
+		case c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets, c.key == "passed_bytes", c.key == "dropped_percent":
+			continue // said with the packets that passed or were dropped
+		case strings.HasSuffix(c.key, "_packets"):
+			what = strings.TrimSuffix(c.key, "_packets")
+			if says += " packets"; says == "1 packets" {
+				says = "1 packet"
+			}
+			if bytes := live.Figured(what + "_bytes"); bytes != nil && says != "0 packets" {
+				says = figureText(bytes, r.Item) + " in " + says
+			}
+			if c.key == "dropped_packets" {
+				says += ", " + r.figure("dropped_percent")
 			}
 		}
-		fact(&text, strings.ToLower(c.head), says)
+		fact(&text, what, says)
 	}
 	if r.RevertsInNS != nil {
 		fact(&text, "pending", lastReverts(*r.RevertsInNS, r.MadeBy))

@@ -242,10 +242,9 @@ eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
   plan       gold
   use        277mbit
   of rate    2765%
-  passed     1.23 GB
-  packets    1.23M
-  excess     20.0k packets, 20.0 MB
-  drops      12.3k packets, 12.3 MB
+  passed     1.23 GB in 1.23M packets
+  excess     20.0 MB in 20.0k packets
+  dropped    12.3 MB in 12.3k packets, 0%
   marked     7 packets
   level      37.5 kB
   full       10%
@@ -254,7 +253,7 @@ eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
 eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
   state      NOT IN FORCE: detached
-  passed     0
+  passed     0 packets
   spilled    1 packet
   level      1.00 kB
   full       0.3%

@@ -53,7 +53,7 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 		if !state.Spilled {
 			state.Level, state.Departs = bs.levelOf(key, now), 0
 			if n, has := bs.slotOf(key); has {
-				state.Departs = atomic.LoadUint64(&bs.keys[n].Departs)
+				state.Departs = atomic.LoadUint64(&bs.table().keys[n].Departs)
 			}
 			if coloured {
 				state.Second = bs.levelOf(other, now)
@@ -90,7 +90,7 @@ func (bs *buckets) Buckets(rules []Entry, now func() uint64) iter.Seq2[int, Buck
 		}
 		at := now()
 		for n := range bs.slots(has) {
-			before, k := load(bs.slot(n)), bs.keys[n]
+			before, k := load(bs.slot(n)), bs.table().keys[n]
 			i, ok := index[k.Id]
 			if !ok || before.TAT&tatBusy != 0 || k.Sharer != 0 {
 				continue

@@ -39,7 +39,7 @@ type FullBucket struct {
 // Shared buckets are not among them. A bucket that moves to another slot meanwhile may be missing.
 func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry) (top []FullBucket) {
 	add := func(number uint32) {
-		word, k := load(s.slot(number)), s.keys[number]
+		word, k := load(s.slot(number)), s.table().keys[number]
 		if word.TAT&tatBusy != 0 || k.Sharer != 0 {
 			return
 		}
@@ -66,19 +66,19 @@ func (f *Fullest) Find(s *Store, n int, now uint64, rule func(id uint32) *Entry)
 		return nil
 	}
 	for _, number := range f.kept {
-		if int(number) < len(s.keys) {
+		if int(number) < len(s.table().keys) {
 			add(number)
 		}
 	}
-	tick, keys := model.Tick(now), 0
-	for range s.lines {
+	tick, keys, lines := model.Tick(now), 0, s.table().lines
+	for range lines {
 		if keys >= mostKeys {
 			break
 		}
-		if f.line++; f.line >= len(s.lines) {
+		if f.line++; f.line >= len(lines) {
 			f.line = 0
 		}
-		line := &s.lines[f.line].Slot
+		line := &lines[f.line].Slot
 		for i := range line {
 			if atomic.LoadUint32(&line[i].Fingerprint) == 0 || tick-atomic.LoadUint32(&line[i].Tick)+uint32(bpf.AbiLayoutTICKS_AHEAD) > recentTicks {
 				continue

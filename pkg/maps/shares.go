@@ -41,7 +41,7 @@ func (rs *rules) freeShare(id uint32) {
 
 // isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
 func (bs *buckets) isActive(n uint32) bool {
-	return bs.isAhead(bs.current(bs.keys[n].Id), *sharer(bs.slot(n)))
+	return bs.isAhead(bs.current(bs.table().keys[n].Id), *sharer(bs.slot(n)))
 }
 
 // isAhead reports whether a sharer of a version of a rule or pool is active.
@@ -78,7 +78,7 @@ func (s *index) ActiveSharers() map[uint32]int {
 		}
 	}
 	for n := range s.slots(func(id uint32) bool { return id < s.room() }) {
-		if key := &s.keys[n]; key.Sharer != 0 && s.isActive(n) {
+		if key := &s.table().keys[n]; key.Sharer != 0 && s.isActive(n) {
 			active[key.Id]++
 		}
 	}

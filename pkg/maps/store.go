@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"sync"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -206,6 +208,17 @@ func (s *Store) attach() (err error) {
 	rules := &s.rules
 	s.prefixes.Hook, s.prefixes.Change, s.prefixes.ViewOf = hook, s.change, func(id uint32) uint32 { return rules.rule(id).View }
 	s.labels = labels.Labels{Map: s.maps[bpf.ShapectlMapLabels], Parts: &s.change.Labels}
+	lines := hook.LineMask + 1
+	if s.maps[tableMap].ValueSize() != lines*uint32(unsafe.Sizeof(bpf.AbiLine{})) || s.maps[bpf.ShapectlMapKeys].MaxEntries() != lines*lineSlots {
+		return fmt.Errorf("map %s: %w", tableMap, ErrOtherLayout)
+	}
+	s.table = sync.OnceValue(func() *table {
+		t := &table{}
+		if err := errors.Join(mapArray(s, tableMap, lines, &t.lines), mapArray(s, bpf.ShapectlMapKeys, lines*lineSlots, &t.keys)); err != nil {
+			panic(err) // there is no address space, or no memory for page tables
+		}
+		return t
+	})
 	return errors.Join(
 		mapArray(s, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
 		mapArray(s, bpf.ShapectlMapLeases, s.maps[bpf.ShapectlMapLeases].MaxEntries(), &s.leases),
@@ -213,8 +226,6 @@ func (s *Store) attach() (err error) {
 		mapArray(s, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.Lines4),
 		mapArray(s, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.Lines6),
 		mapArray(s, filterMap, hook.FilterMask+1, &s.prefixes.Filter),
-		mapArray(s, tableMap, hook.LineMask+1, &s.lines),
-		mapArray(s, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
@@ -224,7 +235,7 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 // Size is the room of the store.
 func (s *Store) Size() Size {
 	return Size{
-		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
+		Views: uint32(len(s.prefixes.Views)), Rules: s.room(), Buckets: (s.hook.LineMask + 1) * lineSlots, Affected: s.hook.Shadows,
 		Labels: s.labels.Map.MaxEntries(), Shares: uint32(len(s.shares)), Leases: uint32(len(s.leases)), Pools: s.hook.Pools != 0,
 		Colours: s.hook.Colours != 0,
 	}

@@ -14,6 +14,11 @@ const tatBusy = 1 // TAT_BUSY of abi.h
 // buckets are the buckets of all rules: a shared bucket for each rule, and the slots of the table, by number.
 type buckets struct {
 	limits
+	table func() *table
+}
+
+// A table is most of the memory of a store, and is mapped when it is needed first.
+type table struct {
 	lines []bpf.AbiLine
 	keys  []bpf.AbiKey
 }
@@ -22,7 +27,9 @@ func load(b *bpf.AbiBucket) model.Bucket {
 	return model.Bucket{TAT: atomic.LoadUint64(&b.Tat), Tick: atomic.LoadUint32(&b.Tick)}
 }
 
-func (bs *buckets) slot(n uint32) *bpf.AbiBucket { return &bs.lines[n/lineSlots].Slot[n%lineSlots] }
+func (bs *buckets) slot(n uint32) *bpf.AbiBucket {
+	return &bs.table().lines[n/lineSlots].Slot[n%lineSlots]
+}
 
 // slotOf is the slot that a key has.
 func (bs *buckets) slotOf(key bpf.AbiKey) (n uint32, found bool) {
@@ -55,8 +62,8 @@ func (bs *buckets) canHaveSlot(key bpf.AbiKey, now uint64) bool {
 		return true
 	}
 	for _, p := range places {
-		for i := range bs.lines[p.line].Slot {
-			moved := place{p.line, atomic.LoadUint32(&bs.lines[p.line].Slot[i].Fingerprint)}
+		for i := range bs.table().lines[p.line].Slot {
+			moved := place{p.line, atomic.LoadUint32(&bs.table().lines[p.line].Slot[i].Fingerprint)}
 			if isFirst(moved.fingerprint) && bs.emptySlots(bs.second(moved).line, now) > 0 {
 				return true
 			}
@@ -73,8 +80,8 @@ type Slots struct {
 
 // Slots counts the slots of the table.
 func (bs *buckets) Slots(now uint64) Slots {
-	n := Slots{All: len(bs.lines) * int(lineSlots)}
-	for i := range bs.lines {
+	n := Slots{All: len(bs.table().lines) * int(lineSlots)}
+	for i := range bs.table().lines {
 		n.InUse += int(lineSlots) - bs.emptySlots(uint32(i), now)
 	}
 	return n
@@ -93,7 +100,7 @@ func (bs *buckets) emptySlots(line uint32, now uint64) (n int) {
 // isEmpty is is_empty of bpf/table.h. It allows for CPUs whose clock is behind.
 func (bs *buckets) isEmpty(n uint32, now uint64) bool {
 	const skew = 1 << 20 // SKEW_NS
-	slot, key := bs.slot(n), &bs.keys[n]
+	slot, key := bs.slot(n), &bs.table().keys[n]
 	b, id := load(slot), atomic.LoadUint32(&key.Id)
 	switch {
 	case b.TAT == 0 && atomic.LoadUint32(&slot.Fingerprint) == 0:
@@ -111,16 +118,17 @@ func (bs *buckets) isEmpty(n uint32, now uint64) bool {
 // move from first lines to second ones: one pass is for keys in their first line, and one for those in their second.
 func (bs *buckets) slots(of func(id uint32) bool) iter.Seq[uint32] {
 	return func(yield func(uint32) bool) {
+		lines, keys := bs.table().lines, bs.table().keys
 		for _, first := range []bool{true, false} {
-			for i := range bs.lines {
-				line := &bs.lines[i].Slot
+			for i := range lines {
+				line := &lines[i].Slot
 				at := func(j int) uint32 { return atomic.LoadUint32(&line[j].Fingerprint) }
 				if at(0)|at(1)|at(2)|at(3) == 0 {
 					continue // most lines are empty
 				}
 				for j := range line {
 					n := uint32(i)*lineSlots + uint32(j)
-					if fingerprint := at(j); fingerprint == 0 || isFirst(fingerprint) != first || !of(atomic.LoadUint32(&bs.keys[n].Id)) {
+					if fingerprint := at(j); fingerprint == 0 || isFirst(fingerprint) != first || !of(atomic.LoadUint32(&keys[n].Id)) {
 						continue
 					}
 					if !yield(n) {

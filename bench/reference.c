@@ -1,0 +1,258 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Programs for comparison. They parse a plain IPv4 or IPv6 frame with UDP, and have no checks and counters beyond their
+// purpose.
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <stddef.h>
+#include <bpf/bpf_helpers.h>
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+// NEXT is TCX_NEXT: the next program sees the packet, as with conforming packets of shapectl.
+enum { NEXT = -1, DROP = 2 };
+
+#define inline static __always_inline
+#define PROGRAM(name, verdict) SEC("tc") int name(struct __sk_buff *skb) { (void)skb; return verdict; }
+
+// The loader sets the number of entries of maps, a power of two, and the last index of arrays.
+#define MAP(name, kind, flags, key_type, value_type) \
+	struct { \
+		__uint(type, BPF_MAP_TYPE_##kind); \
+		__uint(map_flags, flags); \
+		__uint(max_entries, 1); \
+		__type(key, key_type); \
+		__type(value, value_type); \
+	} name SEC(".maps")
+const volatile __u32 last;
+
+struct frame4 {
+	struct ethhdr ethernet;
+	struct iphdr ip;
+	__u32 ports;
+} __attribute__((packed));
+
+struct frame6 {
+	struct ethhdr ethernet;
+	struct ipv6hdr ip;
+} __attribute__((packed));
+
+inline void *frame(struct __sk_buff *skb, __u32 bytes)
+{
+	void *data = (void *)(long)skb->data;
+
+	return data + bytes <= (void *)(long)skb->data_end ? data : NULL;
+}
+
+PROGRAM(empty, NEXT)
+PROGRAM(clock, (bpf_ktime_get_ns(), NEXT))
+PROGRAM(sink, DROP)
+
+// GCRA at a fixed rate has a TAT in a word. BURST is never used up, in ns.
+struct line {
+	__u64 value;
+} __attribute__((aligned(64)));
+#define BURST (1ull << 30)
+
+// LPM tries: from the destination to the number of its prefix, which has a word.
+struct key4 {
+	__u32 bits, address;
+};
+struct key6 {
+	__u32 bits;
+	struct in6_addr address;
+};
+MAP(trie4, LPM_TRIE, BPF_F_NO_PREALLOC, struct key4, __u32);
+MAP(trie6, LPM_TRIE, BPF_F_NO_PREALLOC, struct key6, __u32);
+MAP(words, ARRAY, 0, __u32, struct line);
+
+inline __u32 *find4(struct __sk_buff *skb)
+{
+	struct frame4 *f = frame(skb, sizeof(*f));
+
+	return f ? bpf_map_lookup_elem(&trie4, &(struct key4){32, f->ip.daddr}) : NULL;
+}
+
+inline __u32 *find6(struct __sk_buff *skb)
+{
+	struct frame6 *f = frame(skb, sizeof(*f));
+
+	return f ? bpf_map_lookup_elem(&trie6, &(struct key6){128, f->ip.daddr}) : NULL;
+}
+
+// The number is read, so that the lookup is not in vain.
+inline int known(__u32 *number)
+{
+	return number && *number == ~0u ? DROP : NEXT;
+}
+
+inline int charge(__u32 *number)
+{
+	__u64 now = number ? bpf_ktime_get_ns() : 0;
+	struct line *word = number ? bpf_map_lookup_elem(&words, number) : NULL;
+
+	if (word) {
+		__u64 old = word->value, tat = (old > now ? old : now) + 1;
+
+		if (tat - now <= BURST)
+			__sync_val_compare_and_swap(&word->value, old, tat);
+	}
+	return NEXT;
+}
+
+PROGRAM(trie_4, known(find4(skb)))
+PROGRAM(trie_6, known(find6(skb)))
+PROGRAM(charged_4, charge(find4(skb)))
+PROGRAM(charged_6, charge(find6(skb)))
+
+// A limiter as they are often written: a hash map from the 5-tuple to the TAT of the flow. It has no atomic operation: two
+// CPUs admit more than one.
+struct flow {
+	__u32 source, destination, ports, protocol;
+};
+MAP(flows, LRU_HASH, 0, struct flow, __u64);
+
+inline int limit(struct __sk_buff *skb)
+{
+	struct frame4 *f = frame(skb, sizeof(*f));
+
+	if (!f)
+		return NEXT;
+
+	struct flow key = {f->ip.saddr, f->ip.daddr, f->ports, f->ip.protocol};
+	__u64 now = bpf_ktime_get_ns(), *tat = bpf_map_lookup_elem(&flows, &key);
+
+	if (!tat) {
+		bpf_map_update_elem(&flows, &key, &now, BPF_ANY);
+		return NEXT;
+	}
+	__u64 next = (*tat > now ? *tat : now) + (skb->len >> 4);
+
+	if (next - now > BURST)
+		return DROP;
+	*tat = next;
+	return NEXT;
+}
+
+PROGRAM(flow_map, limit(skb))
+
+// Reads the clock and one cache line, selected by a hash of the source address. Every limiter with as many buckets does at
+// least this. The lines are in pages of 4 KiB, like large arrays of the kernel.
+MAP(lines, ARRAY, BPF_F_MMAPABLE, __u32, struct line);
+
+inline int touch(struct __sk_buff *skb)
+{
+	struct frame4 *f = frame(skb, sizeof(*f));
+	__u32 i = f ? f->ip.saddr * 0x9e3779b97f4a7c15ull >> 32 & last : 0;
+
+	bpf_ktime_get_ns();
+	struct line *l = bpf_map_lookup_elem(&lines, &i);
+
+	return l && l->value ? DROP : NEXT;
+}
+
+PROGRAM(memory, touch(skb))
+
+// The clock, and a word that all CPUs share.
+struct line shared;
+
+inline int swap(void)
+{
+	bpf_ktime_get_ns();
+	for (int i = 0; i < 8; i++) {
+		__u64 old = *(volatile __u64 *)&shared.value;
+
+		if (__sync_val_compare_and_swap(&shared.value, old, old + 1) == old)
+			break;
+	}
+	return NEXT;
+}
+
+PROGRAM(shared_word, swap())
+
+// A walk writes the next address of a list in random order into each packet, and calls another program: a test run repeats
+// a single packet. A list is cheaper than random numbers, and the CPU prefetches it.
+MAP(addresses4, ARRAY, 0, __u32, __u32);
+MAP(addresses6, ARRAY, 0, __u32, struct in6_addr);
+MAP(chain, PROG_ARRAY, 0, __u32, __u32);
+__u32 cursor;
+
+inline int walk4(struct __sk_buff *skb, __u32 at)
+{
+	__u32 i = cursor++ & last, *address = bpf_map_lookup_elem(&addresses4, &i);
+	struct frame4 *f = frame(skb, sizeof(*f));
+
+	if (f && address) {
+		*(__u32 *)((void *)f + at) = *address;
+		bpf_tail_call(skb, &chain, 0);
+	}
+	return DROP;
+}
+
+inline int walk6(struct __sk_buff *skb)
+{
+	__u32 i = cursor++ & last;
+	struct in6_addr *address = bpf_map_lookup_elem(&addresses6, &i);
+	struct frame6 *f = frame(skb, sizeof(*f));
+
+	if (f && address) {
+		f->ip.daddr = *address;
+		bpf_tail_call(skb, &chain, 0);
+	}
+	return DROP;
+}
+
+PROGRAM(walk_source, walk4(skb, offsetof(struct frame4, ip.saddr)))
+PROGRAM(walk_4, walk4(skb, offsetof(struct frame4, ip.daddr)))
+PROGRAM(walk_6, walk6(skb))
+
+// Counts the packets and bytes that arrive, and the time of the last frame: of all, or by the last byte of the destination.
+struct count {
+	__u64 packets, bytes, last;
+};
+MAP(counts, ARRAY, 0, __u32, struct count);
+
+inline int count(struct __sk_buff *skb, int verdict)
+{
+	const __u32 tcp_headers = 14 + 20 + 32; // of Ethernet, IPv4, and TCP with timestamps
+	__u32 i = 0, segments = skb->gso_segs;
+
+	if (last)
+		bpf_skb_load_bytes(skb, offsetof(struct frame4, ip.daddr) + 3, &i, 1);
+	struct count *c = bpf_map_lookup_elem(&counts, &i);
+
+	if (c) {
+		__sync_fetch_and_add(&c->packets, 1);
+		// A GSO packet has the headers of its first segment only.
+		__sync_fetch_and_add(&c->bytes, skb->len + (segments ? segments - 1 : 0) * tcp_headers);
+		c->last = bpf_ktime_get_ns();
+	}
+	return verdict;
+}
+
+PROGRAM(count_pass, count(skb, NEXT))
+PROGRAM(count_drop, count(skb, DROP))
+
+// Records the times at which UDP packets arrive, until the array is full, and drops them.
+MAP(times, ARRAY, 0, __u32, __u64);
+
+inline int arrive(struct __sk_buff *skb)
+{
+	struct frame4 *f = frame(skb, sizeof(*f));
+	__u32 i = cursor;
+	__u64 *at = bpf_map_lookup_elem(&times, &i);
+
+	if (!f || f->ip.protocol != IPPROTO_UDP)
+		return NEXT;
+	if (at) {
+		*at = bpf_ktime_get_ns();
+		cursor++;
+	}
+	return DROP;
+}
+
+PROGRAM(arrivals, arrive(skb))
