@@ -1,43 +1,50 @@
 package page
 
 import (
-	"html/template"
+	"encoding/json"
+	"fmt"
+	"html"
 	"io"
 	"regexp"
 )
 
-// chartPage has all that it needs: it is opened as a file, where modules cannot be imported.
-var chartPage = template.Must(template.New("").Parse(`<!doctype html>
+// chartPage has all that it needs: it is opened as a file, where modules cannot be imported. A template of Go would keep
+// every method of the program, which is 3 MB.
+const chartPage = `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{.Title}} · shapectl replay</title>
-<style>{{.Style}}</style>
-<script>{{.Theme}}</script>
-<main class="page"><h1>{{.Title}}</h1>{{range .Sentences}}<p>{{.}}</p>{{end}}<div id="plots"></div></main>
-<script>{{.Library}}</script>
-<script type="module">const panels = { rate: {{.Rate}}, level: {{.Level}} };
-{{.Script}}</script>
+<title>%[1]s · shapectl replay</title>
+<style>%[3]s</style>
+<script>%[4]s</script>
+<main class="page"><h1>%[1]s</h1>%[2]s<div id="plots"></div></main>
+<script>%[5]s</script>
+<script type="module">const panels = %[6]s;
+%[7]s</script>
 </html>
-`))
+`
 
 var module = regexp.MustCompile(`(?m)^import .*\n|^export `)
 
 // WriteChart writes a page with the plots of a chart, which needs no other file. rate and level become JSON as plot.js
 // draws it.
 func WriteChart(w io.Writer, title string, sentences []string, rate, level any) error {
-	script := ""
+	panels, err := json.Marshal(struct { // it escapes what would end the script
+		Rate  any `json:"rate"`
+		Level any `json:"level"`
+	}{rate, level})
+	if err != nil {
+		return err
+	}
+	text, script := "", ""
+	for _, s := range sentences {
+		text += "<p>" + html.EscapeString(s) + "</p>"
+	}
 	for _, name := range []string{"dom.js", "units.js", "plot.js", "chart.js"} {
 		script += module.ReplaceAllString(asset(name), "")
 	}
-	return chartPage.Execute(w, struct {
-		Title          string
-		Sentences      []string
-		Style          template.CSS
-		Theme, Library template.JS
-		Script         template.JS
-		Rate, Level    any
-	}{title, sentences, template.CSS(asset("style.css") + asset("uPlot.min.css")), template.JS(asset("theme.js")), template.JS(asset("uPlot.iife.min.js")), template.JS(script), rate, level})
+	_, err = fmt.Fprintf(w, chartPage, html.EscapeString(title), text, asset("style.css")+asset("uPlot.min.css"), asset("theme.js"), asset("uPlot.iife.min.js"), panels, script)
+	return err
 }
 
 func asset(name string) string {
