@@ -148,7 +148,7 @@ func TestSecondBucketAlone(t *testing.T) {
 	if text := r.ok("show", "--buckets"); !strings.Contains(text, "10.0.0.7      0  1.00 kB 25%") {
 		t.Error(text)
 	}
-	if text := r.ok("show", "va", "egress", "10.0.0.0/24"); !strings.Contains(text, "yellow     1 packet, 1.00 kB\n") {
+	if text := r.ok("show", "va", "egress", "10.0.0.0/24"); !strings.Contains(text, "yellow     1.00 kB in 1 packet\n") {
 		t.Error(text)
 	}
 }
