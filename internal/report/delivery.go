@@ -78,6 +78,7 @@ var deliveryColumns = func() []column[*history.Delivery] {
 func (all Deliveries) answer() string {
 	var within, passed, offered, dropped uint64
 	var worst *history.Delivery
+	onlyPools := all.onlyPools()
 	for _, d := range all {
 		if d.Checked > 0 {
 			within, passed = within+d.WithinBytes, passed+d.WithinPassedBytes
@@ -85,26 +86,34 @@ func (all Deliveries) answer() string {
 				worst = d
 			}
 		}
-		if d.Kind != history.KindPool { // whose packets are those of rules
+		if onlyPools || d.Kind != history.KindPool { // whose packets are those of rules
 			offered, dropped = offered+d.OfferedBytes, dropped+d.DroppedBytes
 		}
 	}
+	lost := percentText(percentOf(dropped, offered)) + " of all that was offered was dropped"
 	switch {
 	case worst != nil && passed < within:
-		return fmt.Sprintf("%s of what was offered up to the committed rates passed; least of %s, %s", wholePercent(passed, within), partOf(worst),
+		return fmt.Sprintf("%s; %s of what was offered up to the committed rates passed, least of %s, %s", lost, wholePercent(passed, within), partOf(worst),
 			wholePercent(worst.WithinPassedBytes, worst.WithinBytes))
+	case worst != nil && dropped > 0:
+		return lost + ", none of it within the committed rates"
 	case worst != nil:
-		return "all that was offered up to the committed rates passed"
+		return "all that was offered passed"
 	case offered == 0:
 		return "nothing was offered"
 	}
-	return percentText(percentOf(dropped, offered)) + " of what was offered was dropped; no rate was committed"
+	return lost + "; no rate was committed"
 }
 
-// names are those of all parts.
+func (all Deliveries) onlyPools() bool {
+	return !slices.ContainsFunc(all, func(d *history.Delivery) bool { return d.Kind != history.KindPool })
+}
+
+// names are those of all rules, or else of their devices. Pools have theirs only without rules.
 func (all Deliveries) names() (names []string) {
+	onlyPools := all.onlyPools()
 	for _, d := range all {
-		if name := cmp.Or(d.Name, deliveryTitle(d)); !slices.Contains(names, name) {
+		if name := cmp.Or(d.Name, d.Device); (onlyPools || d.Kind != history.KindPool) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}

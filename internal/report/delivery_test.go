@@ -82,7 +82,7 @@ func TestDeliveryAnswer(t *testing.T) {
 	all := Deliveries{down, up, pool}
 	got := text(t, func(w io.Writer) error { return all.Text(w, false, 80) })
 	head, rest, _ := strings.Cut(got, "PART")
-	if !strings.HasPrefix(head, "alice: 99.18% of what was offered up to the committed rates passed; least of\n    pool \"alice\", 99.10%\n") {
+	if !strings.HasPrefix(head, "alice: 17% of all that was offered was dropped; 99.18% of what was offered up to\n    the committed rates passed, least of pool \"alice\", 99.10%\n") {
 		t.Errorf("it begins with\n%s", head)
 	}
 	same(t, "the parts", "PART"+rest, `
@@ -100,8 +100,8 @@ pool "alice"               8mbit  6.00 GB  5.00 GB      17%  8.00mbit     99.10%
 		want   string
 		change func(d *history.Delivery)
 	}{
-		{"alice: all that was offered up to the committed rates passed\n", func(d *history.Delivery) { d.WithinPassedBytes = d.WithinBytes }},
-		{"alice: 17% of what was offered was dropped; no rate was committed\n", func(d *history.Delivery) { d.Checked, d.Delivered = 0, 0 }},
+		{"alice: 17% of all that was offered was dropped, none of it within the committed\n    rates\n", func(d *history.Delivery) { d.WithinPassedBytes = d.WithinBytes }},
+		{"alice: 17% of all that was offered was dropped; no rate was committed\n", func(d *history.Delivery) { d.Checked, d.Delivered = 0, 0 }},
 		{"alice: nothing was offered\n", func(d *history.Delivery) { d.OfferedBytes = 0 }},
 	} {
 		for _, d := range all {
