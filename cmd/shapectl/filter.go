@@ -337,7 +337,7 @@ const leastRank = 1
 // ranks returns how well a rule passes the filter by its label: less than leastRank if it does not.
 func (want filterRules) ranks() func(policy.Label) int {
 	part, pattern := strings.ToLower(want.label), policyfile.IsPattern(want.label)
-	contains := func(text string) bool { return strings.Contains(strings.ToLower(text), part) }
+	contains := func(text string) bool { return hasPart(strings.ToLower(text), part) }
 	rankOf := func(name string) int {
 		switch {
 		case name == "":
@@ -363,6 +363,20 @@ func (want filterRules) ranks() func(policy.Label) int {
 			rank = leastRank
 		}
 		return rank
+	}
+}
+
+// hasPart reports whether a text has a part that does not end inside a number: vm3 is not in vm30.
+func hasPart(text, part string) bool {
+	isDigit := func(s string, i int) bool { return i >= 0 && i < len(s) && s[i] >= '0' && s[i] <= '9' }
+	for from := 0; ; from++ {
+		at := strings.Index(text[from:], part)
+		if at < 0 {
+			return false
+		}
+		if from += at; !isDigit(part, len(part)-1) || !isDigit(text, from+len(part)) {
+			return true
+		}
 	}
 }
 

@@ -48,8 +48,8 @@ full. Instead of a device, write an address, a network, or a name:
   ADDRESS   the rules whose network contains it; the first one decides
   CIDR      the rules for it and for parts of it, else the one that contains it
   NAME      the rules with that name or plan, or with a part of it or of the note;
-            NAME may be a pattern, whose * also matches /; the name of a pool
-            stands for it and for all that is within it;
+            vm3 is no part of vm30; NAME may be a pattern, whose * also matches /;
+            the name of a pool stands for it and for all that is within it;
             the exact name of a rule or pool wins over an address
 
 PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are measured over that time. OF RATE

@@ -26,6 +26,17 @@ func (r *rig) found(args ...string) string {
 	return strings.Join(found, ", ")
 }
 
+func TestHasPart(t *testing.T) {
+	for text, has := range map[string]bool{"vm3": true, "vm30": false, "vm30 to vm3": true, "vm3a": true, "VM": false, "xvm3-up": true} {
+		if hasPart(text, "vm3") != has {
+			t.Errorf("%q: %v", text, !has)
+		}
+	}
+	if !hasPart("becker", "beck") || hasPart("", "beck") {
+		t.Error("beck is a part of becker, and of nothing")
+	}
+}
+
 func TestShowSearches(t *testing.T) {
 	r := newRig(t)
 	r.taps(1)

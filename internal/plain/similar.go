@@ -34,15 +34,18 @@ func Similar(word string, words []string) string {
 	return best
 }
 
-// SimilarName is Similar for a name that people gave. The only one that begins so wins. One that has other digits
-// is somebody else's, if any name has the same digits.
+// SimilarName is Similar for a name that people gave. The only one that begins so wins, or
+// the first of both directions. One that has other digits is somebody else's, if any name has the same digits.
 func SimilarName(name string, names []string) string {
-	var begin, alike []string
+	var begin, ways, alike []string
 	number := digitsOf(name)
 	names = slices.Compact(slices.Sorted(slices.Values(names))) // several rules may have one name
 	for _, n := range names {
 		if strings.HasPrefix(strings.ToLower(n), strings.ToLower(name)) {
 			begin = append(begin, n)
+			if strings.HasPrefix(strings.ToLower(n), strings.ToLower(name)+" ") {
+				ways = append(ways, n)
+			}
 		}
 		if number != "" && digitsOf(n) == number {
 			alike = append(alike, n)
@@ -51,6 +54,8 @@ func SimilarName(name string, names []string) string {
 	switch {
 	case len(begin) == 1:
 		return begin[0]
+	case len(ways) == 1 || len(ways) == 2: // such as "AP1 down" and "AP1 up", for AP1, beside "AP10 down"
+		return ways[0]
 	case len(begin) > 1:
 		return ""
 	case alike != nil:
