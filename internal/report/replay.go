@@ -195,7 +195,7 @@ func (r *Replay) facts(w io.Writer) {
 	case r.LongestGapNS == 0 && r.DelayedPackets > 0:
 		fact("longest gap", "none: packets were queued at every drop")
 	default:
-		fact("longest gap", "%s without a passed packet, from %s on", span(r.LongestGapNS), span(r.LongestGapFromNS-r.FirstNS))
+		fact("longest gap", "%s without a passed packet, from %s on", span(r.LongestGapNS), span(r.LongestGapFromNS-min(r.FirstNS, r.LongestGapFromNS)))
 	}
 	if r.DelayedPackets > 0 {
 		fact("longest delay", "%s; the mean of delayed packets is %s", About(r.LongestDelayNS), About(r.MeanDelayNS))

@@ -21,8 +21,9 @@ const (
 	MaxBytes = 1<<24 - 1
 	// maxSpan is how far apart packets may be: the data path can tell apart the ages of buckets for a multiple of that.
 	maxSpan = 18 * 365 * 24 * time.Hour
-	// maxBack is how far the clock may step back. Beyond that, the data path takes a bucket for one that drained long ago.
-	maxBack = 12 * 24 * time.Hour
+	// maxBack is how far the clock may step back: packets of several CPUs are out of order by less. Figures of a trace with larger
+	// steps would mean nothing.
+	maxBack = time.Second
 	// MaxHeaders is the maximum number of bytes that are kept of a packet. Longer headers are cut off.
 	MaxHeaders = 3 << 10
 )
