@@ -311,7 +311,8 @@ func TestDoctorCountsFramesThatAreNotIP(t *testing.T) {
 	})
 }
 
-// A limit whose pins something else deleted stays in force. doctor says which are gone, and its advice helps.
+// A limit stays in force while something deletes the pin of its own program, and not without that of all. doctor says which are gone,
+// and its advice helps.
 func TestDoctorOfDeletedPins(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		lose := func(pin string) {
@@ -341,8 +342,11 @@ func TestDoctorOfDeletedPins(t *testing.T) {
 			programs(1)
 		}
 		lose("kinds")
-		r.doctorSays(exitDegraded, "deleted the pin of the programs (kinds)", "flush --all")
-		r.refused(exitKernel, "the rules stay in force, but cannot be changed; nothing was changed: export all rules", "set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+		r.doctorSays(exitMissing, "deleted the pin of the programs (kinds)", "flush --all", "not in force: the programs are gone")
+		if got := r.ok("show"); !strings.Contains(got, "NOT IN FORCE") {
+			t.Errorf("show says %s", got)
+		}
+		r.refused(exitKernel, "so no rule is in force; nothing was changed: export all rules", "set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
 		r.ok("flush", "--all")
 		programs(0)
 		r.doctorSays(exitDone, "0 warnings")

@@ -40,6 +40,8 @@ func (f *Facts) checkState(s *Hook, _ *Device) {
 	case l.State == loader.Gone:
 		state(report.Failed, " not in force: the device was deleted or moved away",
 			"the next command that changes a rule removes them; "+f.suggest("serve")+" applies the policy in force to a new device")
+	case f.Unpinned != nil:
+		state(report.Failed, " not in force: the programs are gone", "")
 	default:
 		state(report.Failed, " not in force: something else detached shapectl's program from the device", "set one of them again to attach all, or "+f.flush(s))
 	}

@@ -59,7 +59,7 @@ func (f *Facts) checkHook() {
 func (f *Facts) checkBPFFS() {
 	switch fs := f.System.BPFFS; {
 	case f.Unpinned != nil:
-		f.say(nil, report.Warning, "bpffs", f.Unpinned.Error(), f.suggest("export")+" all rules, then "+f.suggest("flush --all")+" and apply them again")
+		f.say(nil, report.Failed, "programs", f.Unpinned.Error(), f.suggest("export")+" all rules, then "+f.suggest("flush --all")+" and apply them again")
 	case !fs.Mounted && f.System.has(unix.CAP_SYS_ADMIN):
 		f.say(nil, report.OK, "bpffs", "none on "+fs.Path+" yet; the first rule mounts one", "")
 	case !fs.Mounted:

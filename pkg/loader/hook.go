@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -184,8 +185,8 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	return hooks, errors.Join(unread...)
 }
 
-// ErrUnpinned means that something deleted the pin of the programs. Rules stay in force, and can only be read and flushed.
-var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) in the bpffs; the rules stay in force, but cannot be changed")
+// ErrUnpinned means that something deleted the pin of the programs. Rules limit nothing, and can only be read and flushed.
+var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) in the bpffs, so no rule is in force")
 
 // Unpinned is ErrUnpinned if rules are so, else nil.
 func (n *Namespace) Unpinned() error {
@@ -274,20 +275,21 @@ func (h *Hook) judge() error {
 	if err != nil {
 		return err
 	}
-	if device.Index != 0 {
-		h.State, h.Device = Attached, device
-		return nil
+	here := device.Index != 0
+	if !here {
+		if device, here, err = netinfo.DeviceByIndex(h.Set.Ifindex()); err != nil {
+			return err
+		}
+		here = here && len(attached.filters) > 0
 	}
-	device, here, err := netinfo.DeviceByIndex(h.Set.Ifindex())
-	if err != nil {
-		return err
-	}
-	switch {
-	case here && len(attached.filters) > 0:
+	switch programs := filepath.Join(filepath.Dir(h.at.dir), kindsPin); {
+	case here && bpffs.Exists(programs):
 		h.State, h.Device = Attached, device
+	case here: // the kernel emptied the map of programs with its last pin
+		h.State, h.Device = Detached, device
 	case anywhere:
 		h.State = Moved
-	case here && device.Name == h.Was:
+	case device.Index != 0 && device.Name == h.Was:
 		h.State, h.Device = Detached, device
 	default:
 		h.State = Gone // also if another device has its index now
