@@ -102,6 +102,9 @@ func (d *daemon) run(ctx context.Context, hangup <-chan os.Signal) error {
 			d.env.notify(sd.SdNotifyStopping)
 		}
 	}
+	if done != nil { // all loops ended at once
+		d.env.notify(sd.SdNotifyStopping)
+	}
 	return failed
 }
 
