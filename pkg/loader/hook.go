@@ -190,7 +190,7 @@ var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) 
 
 // Unpinned is ErrUnpinned if rules are so, else nil.
 func (n *Namespace) Unpinned() error {
-	if n.pins.store == nil || !n.pins.isUnpinned() {
+	if n.pins.store == nil || !n.pins.dir.isUnpinned() {
 		return nil
 	}
 	return ErrUnpinned
@@ -282,11 +282,11 @@ func (h *Hook) judge() error {
 		}
 		here = here && len(attached.filters) > 0
 	}
-	switch programs := filepath.Join(filepath.Dir(h.at.dir), kindsPin); {
-	case here && bpffs.Exists(programs):
-		h.State, h.Device = Attached, device
-	case here: // the kernel emptied the map of programs with its last pin
+	switch {
+	case here && home(filepath.Dir(h.at.dir)).isUnpinned():
 		h.State, h.Device = Detached, device
+	case here:
+		h.State, h.Device = Attached, device
 	case anywhere:
 		h.State = Moved
 	case device.Index != 0 && device.Name == h.Was:

@@ -80,7 +80,7 @@ func (s *bpfState) open() error {
 		s.store.Close()
 		err = maps.ErrOtherLayout
 	}
-	if err == nil && s.writing && s.isUnpinned() {
+	if err == nil && s.writing && s.dir.isUnpinned() {
 		s.store.Close()
 		err = ErrUnpinned
 	}
@@ -105,8 +105,8 @@ func (s *bpfState) open() error {
 	return nil
 }
 
-// isUnpinned reports whether the pin of the programs is gone, which the hooks still call.
-func (s *bpfState) isUnpinned() bool { return !bpffs.Exists(s.dir.pin(kindsPin)) }
+// isUnpinned reports whether the pin of the programs is gone, which the hooks call. The kernel empties the map with its last pin.
+func (dir home) isUnpinned() bool { return !bpffs.Exists(dir.pin(kindsPin)) }
 
 func (s *bpfState) close() {
 	if s.store != nil {
