@@ -28,7 +28,7 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 				continue
 			}
 			if q.Network = e.Prefix; q.Flow == nil {
-				q.Address = Example(h, e.Prefix)
+				q.Address = example(h, e.Prefix)
 			} else if q.Address = q.Flow.Far(h.Match()); !e.Prefix.Contains(q.Address) {
 				continue
 			}
@@ -38,8 +38,8 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question, names []stri
 	return questions, names
 }
 
-// Example returns an address of the network of a rule.
-func Example(h *loader.Hook, network netip.Prefix) netip.Addr {
+// example returns an address of the network of a rule.
+func example(h *loader.Hook, network netip.Prefix) netip.Addr {
 	return exampleOf(network, func(a netip.Addr) netip.Prefix {
 		if route, err := netinfo.RouteTo(a); err == nil && route.Local {
 			return netip.PrefixFrom(a, a.BitLen()) // packets to this host itself pass no device
