@@ -372,7 +372,7 @@ struct stage {
 	__u32 set;   /* of its parameters, see set_in */
 	__u32 flags;
 	__u32 weight; /* in this pool, of the stage below */
-	__u32 light; /* the sharer is light, see judge */
+	__u32 load;  /* of the sharer, see judge */
 	__u32 share; /* see cold_params */
 };
 

@@ -470,7 +470,7 @@ type AbiWork struct {
 		Set    uint32
 		Flags  uint32
 		Weight uint32
-		Light  uint32
+		Load   uint32
 		Share  uint32
 	}
 }

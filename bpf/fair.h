@@ -180,7 +180,7 @@ static __always_inline int judge_stage(struct __sk_buff *skb, __u32 cpu, struct 
 			b = bucket_of(st->slot);
 	}
 	verdict = judge(w, st, s, params, b);
-	st->light = w->load == LIGHT;
+	st->load = w->load;
 	if (verdict == BEYOND_DEBT && b)
 		forgive_debt(st, s, b);
 	if (verdict != BEYOND_MARK || !(st->flags & RULE_ECN || (st->flags & RULE_DELAY && cold->ecn_above_ns != NEVER_NS)) ||
@@ -230,7 +230,7 @@ __noinline int charge_share(struct __sk_buff *skb, __u32 cpu, __u32 i)
 		__sync_fetch_and_add(&s->skip, (__u64)w->bytes << FAIR_BITS);
 		return 0;
 	}
-	if (st->light)
+	if (st->load == LIGHT)
 		__sync_fetch_and_sub(&s->credit, (__u64)w->bytes << FAIR_BITS);
 	if (st->flags & RULE_SHARE_MEMBER) {
 		member = member_of(w, i);

@@ -32,9 +32,16 @@ static __always_inline void narrow(struct key *flow, __u32 scope, __u32 bits)
 __noinline __u64 seek(struct __sk_buff *skb, __u32 cpu, __u32 salt, __u32 scope, __u32 bits)
 {
 	struct work *w = work_of(cpu);
+	__u64 slot;
 
 	if (!w->parsed)
 		parse(skb, w);
+	if (scope & RULE_FLOW) {
+		w->hash = hash_flow(&w->flow, w->ip, salt);
+		slot = find_handle(w->hash);
+		if (likely(slot))
+			return slot; /* most packets need no copy */
+	}
 	w->key = w->flow;
 	narrow(&w->key, scope, bits);
 	w->hash = hash_flow(&w->key, w->ip, salt);

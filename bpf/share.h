@@ -62,7 +62,7 @@ static __always_inline __u64 fair_tat(__u64 tat)
 /* The TAT of a new sharer: in a bin that v has left, so it has no weight on the wheels yet. */
 static __always_inline __u64 new_tat(const struct share *s)
 {
-	return fair_tat(READ_ONCE(s->v) - (1ULL << (s->fine_shift & 63)));
+	return fair_tat(READ_ONCE(s->v) - (1ULL << s->fine_shift));
 }
 
 /*
@@ -73,7 +73,7 @@ static __always_inline __u64 ahead_of(const struct share *s, __u64 tat)
 {
 	__u64 ahead = fair_tat(tat) - READ_ONCE(s->v);
 
-	return ahead < (__u64)FAIR_BINS << (s->coarse_shift & 63) && (__s32)READ_ONCE(s->weight) > 0 ? ahead : 0;
+	return ahead < (__u64)FAIR_BINS << s->coarse_shift && (__s32)READ_ONCE(s->weight) > 0 ? ahead : 0;
 }
 
 /* The wheels begin behind all TATs, so nobody is active. */
@@ -113,8 +113,8 @@ static __always_inline __u64 clock_speed(const struct stage *st)
 static __always_inline __u32 bin_of(const struct share *s, __u64 tat)
 {
 	if (tat & TAT_COARSE)
-		return FAIR_BINS + (tat >> (s->coarse_shift & 63) & (FAIR_BINS - 1));
-	return tat >> (s->fine_shift & 63) & (FAIR_BINS - 1);
+		return FAIR_BINS + (tat >> s->coarse_shift & (FAIR_BINS - 1));
+	return tat >> s->fine_shift & (FAIR_BINS - 1);
 }
 
 /* Removes the weight of a bin that v leaves. */
@@ -136,7 +136,7 @@ static long leave_next(__u64 i, struct share **share)
 	__u64 v = s->v, bin, to;
 	__s32 weight;
 
-	bin = 1ULL << ((fine ? s->fine_shift : s->coarse_shift) & 63);
+	bin = 1ULL << (fine ? s->fine_shift : s->coarse_shift);
 	to = bin - (v & (bin - 1));
 	weight = READ_ONCE(s->weight);
 	if (weight <= 0)
@@ -148,9 +148,9 @@ static long leave_next(__u64 i, struct share **share)
 	}
 	s->rest -= to * weight;
 	if (fine)
-		leave_bin(s, v >> (s->fine_shift & 63) & (FAIR_BINS - 1));
-	if (!((v + to) & ((1ULL << (s->coarse_shift & 63)) - 1)))
-		leave_bin(s, FAIR_BINS + (v >> (s->coarse_shift & 63) & (FAIR_BINS - 1)));
+		leave_bin(s, v >> s->fine_shift & (FAIR_BINS - 1));
+	if (!((v + to) & ((1ULL << s->coarse_shift) - 1)))
+		leave_bin(s, FAIR_BINS + (v >> s->coarse_shift & (FAIR_BINS - 1)));
 	WRITE_ONCE(s->v, v + to);
 	return 0;
 }
@@ -274,7 +274,7 @@ static __always_inline void advance_clock(struct share *s, const struct stage *s
 /* Whether the weight of a sharer with that TAT is in a bin. It is until v leaves that. */
 static __always_inline bool weighs(const struct share *s, __u64 tat)
 {
-	__u32 shift = (tat & TAT_COARSE ? s->coarse_shift : s->fine_shift) & 63;
+	__u32 shift = tat & TAT_COARSE ? s->coarse_shift : s->fine_shift;
 
 	return (tat >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0;
 }
@@ -297,9 +297,9 @@ static __always_inline void move_weight(struct share *s, __u64 old, __u64 tat, _
 /* A TAT that is so far ahead of v, with the bit that says on which wheel it is. */
 static __always_inline __u64 on_wheel(const struct share *s, __u64 ahead)
 {
-	__u64 v = READ_ONCE(s->v), most = (__u64)(FAIR_BINS - 2) << (s->coarse_shift & 63);
+	__u64 v = READ_ONCE(s->v), most = (__u64)(FAIR_BINS - 2) << s->coarse_shift;
 	__u64 tat = fair_tat(v + lesser(ahead, most) + TAT_BUSY + TAT_COARSE);
-	__u32 fine = s->fine_shift & 63;
+	__u32 fine = s->fine_shift;
 
 	return (tat >> fine) - (v >> fine) < FAIR_BINS ? tat : tat | TAT_COARSE;
 }
@@ -347,21 +347,22 @@ static __always_inline enum load load_if(const struct share *s, bool small)
 static __always_inline enum share_verdict judge(struct work *w, const struct stage *st, const struct share *s,
 						const struct params *params, const struct bucket *b)
 {
-	__u64 ahead = b ? ahead_of(s, READ_ONCE(b->tat)) * st->weight : 0, own = w->bytes, most, may, free, debt;
+	__u64 ahead = b ? ahead_of(s, READ_ONCE(b->tat)) * st->weight : 0, own = (__u64)w->bytes << FAIR_BITS, most, may, free, debt;
+	const __u64 small = 2ULL * SHARED_BYTES << FAIR_BITS;
 	enum load below = w->load;
 
-	if ((!ahead && own <= 2 * SHARED_BYTES) || (below == LIGHT && params->flags & RULE_SHARE_MEMBER)) {
+	if ((!ahead && own <= small) || (below == LIGHT && params->flags & RULE_SHARE_MEMBER)) {
 		w->load = load_if(s, true);
 		return WITHIN_SHARE;
 	}
 	most = may = may_be_ahead(s, st->weight);
-	w->load = load_if(s, ahead + (own << FAIR_BITS) <= may / 8);
+	w->load = load_if(s, ahead + own <= may / 8);
 	if (below != HEAVY) {
 		may *= 2;
-		if (own < 2 * SHARED_BYTES)
-			own = 2 * SHARED_BYTES;
+		if (own < small)
+			own = small;
 	}
-	own = own * OWN_PACKETS << FAIR_BITS;
+	own *= OWN_PACKETS;
 	free = free_part(s, params, st, lesser(w->cost, st->limit / ROOM_PART));
 	may = ((may < own ? own : may) >> FREE_BITS) * free;
 	if (w->load == MODEST && ahead > may / 2)
