@@ -3,13 +3,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Programs for comparison. They parse a plain IPv4 or IPv6 frame with UDP, and have no checks and counters beyond their
 // purpose.
-#include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <stddef.h>
-#include <bpf/bpf_helpers.h>
+#include "../bpf/map.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -20,14 +19,6 @@ enum { NEXT = -1, DROP = 2 };
 #define PROGRAM(name, verdict) SEC("tc") int name(struct __sk_buff *skb) { (void)skb; return verdict; }
 
 // The loader sets the number of entries of maps, a power of two, and the last index of arrays.
-#define MAP(name, kind, flags, key_type, value_type) \
-	struct { \
-		__uint(type, BPF_MAP_TYPE_##kind); \
-		__uint(map_flags, flags); \
-		__uint(max_entries, 1); \
-		__type(key, key_type); \
-		__type(value, value_type); \
-	} name SEC(".maps")
 const volatile __u32 last;
 
 struct frame4 {

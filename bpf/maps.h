@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps of a network namespace. User space sets their sizes when it creates them. */
+/* The maps of a network namespace. */
 #ifndef SHAPECTL_MAPS_H
 #define SHAPECTL_MAPS_H
 
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
 #include "hook.h"
+#include "map.h"
 
 /* Commands map these into memory, so values are page-aligned and lines are cache lines. */
-#define ARRAY(name, struct_name)                          \
-	struct {                                          \
-		__uint(type, BPF_MAP_TYPE_ARRAY);         \
-		__uint(map_flags, BPF_F_MMAPABLE);        \
-		__uint(max_entries, 1);                   \
-		__type(key, __u32);                       \
-		__type(value, struct struct_name);        \
-	} name SEC(".maps")
+#define ARRAY(name, struct_name) MAP(name, ARRAY, BPF_F_MMAPABLE, __u32, struct struct_name)
 
 ARRAY(rules, rule); /* value_size is set at creation, for the counters of all CPUs */
 ARRAY(rules1, rule);
@@ -28,21 +20,8 @@ ARRAY(rules7, rule);
 ARRAY(shares, share);
 ARRAY(leases, lease);
 ARRAY(keys, key); /* by slot: line * LINE_SLOTS + slot in the line */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1);
-	__type(key, struct affected_key);
-	__type(value, struct affected);
-} affected SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct label_key);
-	__type(value, struct label);
-} labels SEC(".maps");
+MAP(affected, LRU_HASH, 0, struct affected_key, struct affected);
+MAP(labels, HASH, BPF_F_NO_PREALLOC, struct label_key, struct label);
 
 /* Each of these is one value, so programs need no lookup. The loader sets its size. */
 struct change change SEC(".data.change");

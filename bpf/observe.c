@@ -12,6 +12,7 @@
  */
 #include <linux/pkt_cls.h>
 #include "flow.h"
+#include "map.h"
 
 #define NEXT TC_ACT_UNSPEC
 
@@ -129,15 +130,6 @@ struct traffic {
 	__u64 passed_packets;
 	__u64 passed_bytes;
 };
-
-#define MAP(name, kind, flags, key_type, value_type)   \
-	struct {                                       \
-		__uint(type, BPF_MAP_TYPE_##kind);     \
-		__uint(map_flags, flags);              \
-		__uint(max_entries, 1);                \
-		__type(key, key_type);                 \
-		__type(value, value_type);             \
-	} name SEC(".maps")
 
 MAP(prefixes, LPM_TRIE, BPF_F_NO_PREALLOC, struct prefix, __u32); /* the place of the rule; of talkers 0 for the one that counts */
 MAP(rules, ARRAY, BPF_F_MMAPABLE, __u32, struct state);
