@@ -367,7 +367,7 @@ static __always_inline enum share_verdict judge(struct work *w, const struct sta
 	may = ((may < own ? own : may) >> FREE_BITS) * free;
 	if (w->load == MODEST && ahead > may / 2)
 		w->load = HEAVY;
-	if (ahead < may)
+	if (ahead <= may && free)
 		return WITHIN_SHARE;
 	debt = b ? most_debt(most, READ_ONCE(b->tick)) : 0;
 	if (ahead <= 2 * may && ahead <= debt)

@@ -260,7 +260,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) S
 		*load = Heavy
 	}
 	switch {
-	case ahead < may:
+	case ahead <= may && free > 0:
 		return WithinShare
 	case ahead > less:
 		old := *b
