@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -162,8 +161,7 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 		if of != nil && !named[set.Device()] && !indexed[set.Ifindex()] { // to judge a hook takes system calls
 			continue
 		}
-		h := n.pins.dir.hookOf(set)
-		h.state = &n.pins.bpfState
+		h := n.pins.hookOf(set)
 		if err := n.pins.kept.judge(h); err != nil {
 			h.Close()
 			unread = append(unread, err)
@@ -185,16 +183,8 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	return hooks, errors.Join(unread...)
 }
 
-// ErrUnpinned means that something deleted the pin of the programs. Rules limit nothing, and can only be read and flushed.
-var ErrUnpinned = errors.New("something deleted the pin of the programs (kinds) in the bpffs, so no rule is in force")
-
-// Unpinned is ErrUnpinned if rules are so, else nil.
-func (n *Namespace) Unpinned() error {
-	if n.pins.store == nil || !n.pins.dir.isUnpinned() {
-		return nil
-	}
-	return ErrUnpinned
-}
+// Lost is the pin of programs that something deleted; "" for none. Until the next change restores them, no rule counts as in force.
+func (n *Namespace) Lost() string { return n.pins.lost }
 
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
 func (n *Namespace) Readable() error { return n.pins.readable() }
@@ -225,7 +215,7 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 		}
 	}
 	for _, set := range sets {
-		h, err := n.pins.dir.openHook(set)
+		h, err := n.pins.openHook(set)
 		if err != nil {
 			return nil, err
 		}
@@ -241,11 +231,11 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 }
 
 // openHook opens the hook of a set; nil if it has no rules in any phase of a change.
-func (dir home) openHook(set *maps.Set) (*Hook, error) {
+func (s *bpfState) openHook(set *maps.Set) (*Hook, error) {
 	if isUnused(set) {
 		return nil, nil
 	}
-	h := dir.hookOf(set)
+	h := s.hookOf(set)
 	if err := h.judge(); err != nil {
 		h.Close()
 		return nil, err
@@ -254,9 +244,9 @@ func (dir home) openHook(set *maps.Set) (*Hook, error) {
 }
 
 // hookOf is the hook of a set, before judge finds its State.
-func (dir home) hookOf(set *maps.Set) *Hook {
+func (s *bpfState) hookOf(set *maps.Set) *Hook {
 	set.Store.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDirOf(set)}
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: s.dir.hookDirOf(set), state: s}
 }
 
 // isUnused reports whether a hook has no rules, or was never attached because a command was killed.
@@ -283,7 +273,7 @@ func (h *Hook) judge() error {
 		here = here && len(attached.filters) > 0
 	}
 	switch {
-	case here && home(filepath.Dir(h.at.dir)).isUnpinned():
+	case here && h.state.lost != "":
 		h.State, h.Device = Detached, device
 	case here:
 		h.State, h.Device = Attached, device

@@ -238,7 +238,7 @@ func (n planner) left(t policy.Table) (*Hook, error) {
 		if set.Device() != t.Device || set.Direction() != t.Direction || set.Side() != t.Match || set.Any(maps.Delays) {
 			continue
 		}
-		h, err := n.pins.dir.openHook(set)
+		h, err := n.pins.openHook(set)
 		if err != nil || h != nil && h.State == Gone {
 			return h, err
 		}

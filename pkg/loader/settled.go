@@ -24,7 +24,7 @@ func (n *Namespace) Settle(goal []byte) error {
 
 // Settled reports whether goal was settled last, nothing has changed since, and all hooks are attached.
 func (n *Namespace) Settled(goal []byte) bool {
-	if n.pins.store == nil || bpffs.Exists(n.pins.dir.pin(busyPin)) || n.pins.dir.isUnpinned() {
+	if n.pins.store == nil || bpffs.Exists(n.pins.dir.pin(busyPin)) || n.pins.lost != "" {
 		return false
 	}
 	var last [sha256.Size]byte
