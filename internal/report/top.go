@@ -259,12 +259,23 @@ func writeRows(text *bufio.Writer, rows []live.Row, by string, width int) {
 	}
 }
 
+// NoRows says what a view without a row lacks.
+func NoRows(by string) string {
+	switch by {
+	case "bucket":
+		return "all buckets are empty"
+	case "node":
+		return "no pools that several names draw from"
+	}
+	return "no rules"
+}
+
 // TopText writes the rows of a view.
 func TopText(w io.Writer, r *live.Reading, v live.View, width int) error {
 	text := bufio.NewWriter(w)
 	rows, of := r.Rows(v)
-	if of == 0 {
-		fmt.Fprintln(text, map[bool]string{true: "all buckets are empty", false: "no rules"}[v.By == "bucket"])
+	if len(rows) == 0 {
+		fmt.Fprintln(text, NoRows(v.By))
 	}
 	writeRows(text, rows, v.By, width)
 	if len(rows) < of {
