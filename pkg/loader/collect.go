@@ -58,8 +58,8 @@ func (dir home) isDead() (bool, error) {
 
 // ownPins are those of a home without rules.
 var ownPins = []string{
-	alivePin, reattachedPin, authorPin, policyPin, settledPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix,
-	policyPin + bpffs.AsideSuffix, settledPin + bpffs.AsideSuffix,
+	alivePin, reattachedPin, authorPin, policyPin, reattachedPin + bpffs.AsideSuffix, authorPin + bpffs.AsideSuffix, policyPin + bpffs.AsideSuffix,
+	"settled", // of former builds
 	string(ClusterLeases), string(LineLeases), lockPin,
 }
 
