@@ -347,7 +347,9 @@ func TestDoctorOfDeletedPins(t *testing.T) {
 			if got := r.ok("show"); !strings.Contains(got, "NOT IN FORCE") {
 				t.Errorf("show says %s", got)
 			}
-			r.ok("apply", file)
+			if got := r.run("apply", file); got.code != exitDone || !strings.Contains(got.err, "restored limits that were not in force, as something had deleted the pin "+r.bpffs()) {
+				t.Errorf("apply: %+v", got)
+			}
 			r.doctorSays(exitDone, "0 warnings")
 			programs(1)
 		}

@@ -344,6 +344,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 				return err
 			}
 			defer n.Close()
+			if n.Restored != "" {
+				e.say("shapectl: restored limits that were not in force, as something had deleted the pin %s", n.Restored)
+			}
 			err = f(n)
 			if collected := n.Collected; err == nil && len(collected) > 0 {
 				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))

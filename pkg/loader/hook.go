@@ -187,9 +187,6 @@ func (n *Namespace) Hooks(of ...netinfo.Device) (hooks []*Hook, err error) {
 	return hooks, errors.Join(unread...)
 }
 
-// Lost is the pin of programs that something deleted; "" for none. Until the next change restores them, no rule counts as in force.
-func (n *Namespace) Lost() string { return n.pins.lost }
-
 // Readable is an OtherLayoutError if this build cannot read the rules, else nil. Then only Flush changes anything.
 func (n *Namespace) Readable() error { return n.pins.readable() }
 

@@ -177,18 +177,17 @@ func Open(dir string, writing bool) (*Store, error) {
 	}
 	s := &Store{maps: map[string]*ebpf.Map{}, readOnly: !writing}
 	for name, pin := range pinned {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			if name == bpf.ShapectlMapPrograms {
-				continue
-			}
-			err = PinError(filepath.Join(dir, pin))
-		}
-		if err != nil {
+		path := filepath.Join(dir, pin)
+		switch m, err := ebpf.LoadPinnedMap(path, nil); {
+		case err == nil:
+			s.maps[name] = m
+		case !errors.Is(err, fs.ErrNotExist):
 			s.Close()
-			return nil, fmt.Errorf("open %s: %w", filepath.Join(dir, pin), err)
+			return nil, fmt.Errorf("open %s: %w", path, err)
+		case name != bpf.ShapectlMapPrograms:
+			s.Close()
+			return nil, PinError(path)
 		}
-		s.maps[name] = m
 	}
 	return s, s.attach()
 }
