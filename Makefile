@@ -33,7 +33,7 @@ TAGS = -tags=nethttpomithttp2
 export CGO_ENABLED = 0
 export GOFLAGS := -trimpath $(TAGS) $(filter-out -trimpath $(TAGS),$(GOFLAGS))
 
-.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast bench install uninstall packages clean help
+.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast bench install uninstall packages release clean help
 
 all: ## build bin/shapectl (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
@@ -120,8 +120,12 @@ uninstall: ## remove what install made; limits in force stay
 	rm -f $(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN))
 	rm -rf $(SHARE)/doc/shapectl
 
-packages: all ## .deb, .rpm and a tarball, for amd64 and arm64, to $(OUT)
+packages: all ## .deb, .rpm, .apk and a tarball, for amd64 and arm64, to $(OUT)
 	packaging/build.sh '$(VERSION)' $(OUT)
+
+release: all ## a release from the tag that is checked out, signed with the SSH key SIGN_KEY, to $(OUT)
+	@scripts/need.sh 'make release' jq=jq ssh-keygen=openssh-client
+	packaging/release.sh $(OUT)
 
 clean: ## remove what was built
 	rm -rf bin dist
