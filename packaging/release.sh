@@ -20,7 +20,9 @@ tag=$(git describe --tags --exact-match 2>/dev/null) || refuse "this commit has 
 [[ $tag =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?$ ]] || refuse "the tag $tag is no version: use one such as v0.1.0 or v0.1.0-rc.1"
 [[ ! $(git status --porcelain) ]] || refuse "files differ from $tag: commit, move or remove what  git status  lists"
 [[ ${SIGN_KEY-} ]] || refuse 'no key to sign with: set SIGN_KEY to the file of an SSH key (ssh-keygen -t ed25519)'
-[[ -r $SIGN_KEY ]] || refuse "cannot read the key $SIGN_KEY"
+public=$(ssh-keygen -y -P '' -f "$SIGN_KEY" 2>&1) || refuse "cannot use the key $SIGN_KEY: $public"
+grep -qsF "$(cut -d' ' -f1,2 <<<"$public")" packaging/signers ||
+	refuse "packaging/signers does not name the key, so nobody could check the release: add the line  shapectl $public"
 version=$(packaging/version.sh "$tag")
 plain=${tag#v} plain=${plain%-rc.*} # a candidate has the notes of its release
 notes=$(awk -v head="## $plain" '/^## / { on = index($0 " ", head " ") == 1; next } on' CHANGELOG.md)
@@ -96,5 +98,4 @@ sha256sum "$name"-* shapectl_* | jq -R 'split("  ") | {name: .[1], digest: {sha2
 	}
 }' >"$name.intoto.json"
 sha256sum "$name"[-.]* shapectl_* >SHA256SUMS
-rm -f SHA256SUMS.sig
 ssh-keygen -q -Y sign -n shapectl -f "$SIGN_KEY" SHA256SUMS

@@ -27,6 +27,7 @@ build() {
 		mkdir -p "$tree"
 		(cd "${here%/*}" && git ls-files -z --cached --others --exclude-standard | tar -c --null -T -) | tar -x -m -C "$tree"
 		sed -i "s/^## Unreleased/## ${after#v}/" "$tree/CHANGELOG.md"
+		echo "shapectl $(<"$tmp/key.pub")" >>"$tree/packaging/signers"
 		(cd "$tree" && git init -q && git add -A && "${commit[@]}" && git tag "$after")
 	done
 	export SIGN_KEY=$tmp/key
@@ -44,8 +45,7 @@ build() {
 	diff -r "$tmp/after" "$tmp/again" || die 'two releases differ: see above'
 	passed 'two releases in different folders, with another umask, time zone and number of CPUs, are the same bytes'
 
-	echo "shapectl $(<"$tmp/key.pub")" >"$tmp/signers"
-	(cd "$tmp/after" && ssh-keygen -q -Y verify -f "$tmp/signers" -I shapectl -n shapectl -s SHA256SUMS.sig <SHA256SUMS &&
+	(cd "$tmp/after" && ssh-keygen -q -Y verify -f "$tmp/one/packaging/signers" -I shapectl -n shapectl -s SHA256SUMS.sig <SHA256SUMS &&
 		sha256sum -c --quiet SHA256SUMS) || die 'the release does not agree with its signature'
 	same 'files that SHA256SUMS does not name' SHA256SUMS,SHA256SUMS.sig \
 		"$(cd "$tmp/after" && find . -type f -printf '%P\n' | grep -vxFf <(cut -c 67- SHA256SUMS) | sort | paste -sd,)"
@@ -57,7 +57,7 @@ build() {
 image_platforms() {
 	mkdir "$tmp/image"
 	tar -C "$tmp/image" -xf "$tmp/after/"*-image.tar
-	(cd "$tmp/image/blobs/sha256" && sha256sum * | while read -r digest file; do [[ $digest == "$file" ]] || die "the blob $file has the digest $digest"; done)
+	(cd "$tmp/image/blobs/sha256" && sha256sum ./* | while read -r digest file; do [[ ./$digest == "$file" ]] || die "the blob $file has the digest $digest"; done)
 	local index
 	index=$(jq -r '.manifests[0].digest' "$tmp/image/index.json")
 	jq -r '[.manifests[].platform | "\(.os)/\(.architecture)"] | join(" ")' "$tmp/image/blobs/${index/://}"
