@@ -442,7 +442,7 @@ func TestNeedsFlow(t *testing.T) {
 		s.Rule.Stages.Levels[1].Share.Kind = policy.ShareFlow
 		s.Rule.Stages.fill(1, room)
 		got := judgeStop(&Packets{Dst: far}, s)
-		if got.Verdict != want || !strings.Contains(got.Note, "its flows share 15625kbit of a") {
+		if got.Verdict != want || !strings.Contains(got.Note, "its flows share 15.625mbit of a") {
 			t.Errorf("with room for %d bytes: %s, want %s: %s", room, got.Verdict, want, got.Note)
 		}
 		if full := want != "pass"; full != (got.DecidedBy != nil && *got.DecidedBy == "a") {

@@ -34,7 +34,7 @@ type Top struct {
 type Summary struct {
 	Rules       int    `json:"rules"`
 	Pools       int    `json:"pools"`
-	Named       int    `json:"named"`                   // rules that have a name, or are for all that a device sends or receives
+	Named       int    `json:"named"`                   // rules with a name: see live.Limit.Who
 	NotInForce  int    `json:"not_in_force"`            // rules
 	Dropping    int    `json:"dropping"`                // rules that drop packets now
 	Near        int    `json:"near"`                    // other rules that use at least 90% of their rate
