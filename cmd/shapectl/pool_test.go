@@ -608,7 +608,7 @@ func TestExplainPoolSharedByFlow(t *testing.T) {
 	}
 	s := r.explain("va", "egress", "10.0.0.7").Hooks[0]
 	if p := s.Pools[0]; s.Verdict != "pass" || p.Sharer != "" || p.WithinShare != nil || *p.ActiveSharers != 0 ||
-		!strings.Contains(s.Note, "its flows share 1mbit of uplink, and one that sends less than its part loses nothing; try --flow "+flow) {
+		!strings.Contains(s.Note, "up to 1mbit, shared by the flows of uplink: one that sends less than its part loses nothing; for one of them, try --flow "+flow) {
 		t.Errorf("without a flow: %+v", s)
 	}
 }
