@@ -256,7 +256,8 @@ func TestShowPools(t *testing.T) {
 	r.ok("set", "up", "--new", "--rate", "1mbit")
 	r.ok("set", "vb", "--new", "--rate", "1mbit")
 	for args, says := range map[string]string{
-		"show --pools ap-2":                                       "there is no pool ap-2; 'shapectl show --pools' lists the pools",
+		"show --pools ap-2":                                       "there is no pool ap-2; did you mean ap-1?",
+		"show --pools quiet":                                      "there is no pool quiet; 'shapectl show --pools' lists the pools",
 		"show --pools home-*":                                     "there is no pool that matches home-*; 'shapectl show --pools' lists the pools",
 		"show --pools home-[":                                     "home-[",
 		"show --pools ap-1 more":                                  "direction \"more\" is unknown",
