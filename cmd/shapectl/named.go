@@ -525,7 +525,14 @@ func (e *env) deleteNamed(of ruleName) error {
 			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.what(), plain.Line(of.name))
 			return err
 		}
-		return e.removeWithPools(n, of.String(), of.hasHost, found.rules)
+		limits := map[string]bool{of.name: true} // the pools that are the rate of these rules
+		for _, h := range found.rules {
+			for _, r := range h.rules {
+				limits[string(r.Within)] = limits[string(r.Within)] || r.Rate == policy.Unlimited
+			}
+		}
+		own := func(p policy.Rule) bool { return of.hasHost(p) || p.Label.Owner.Device == "" && limits[p.Label.Name] }
+		return e.removeWithPools(n, of.String(), own, found.rules)
 	})
 }
 
