@@ -254,7 +254,13 @@ func (e *env) meaning(n *loader.Namespace, verb string, of ruleName, found searc
 		kind = kindPool
 		commands = append(commands, e.named(verb, kind, of)+" for the pool")
 	}
-	if device {
+	switch {
+	case device && pool && verb == "set":
+		kind = kindDevice
+		for _, h := range found.device { // which may have a pool of its own
+			commands = append(commands, e.named(verb, "", ruleName{name: of.name, direction: &h.Direction, flags: of.flags})+" for "+h.Direction.String())
+		}
+	case device:
 		kind = kindDevice
 		commands = append(commands, e.named(verb, kind, of)+" for the rules for any of the device")
 	}

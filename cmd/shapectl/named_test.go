@@ -295,7 +295,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
 		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
-	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
+	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, 'shapectl set --rate 7mbit va egress' for egress, or 'shapectl set --rate 7mbit va ingress' for ingress",
 		"set", "va", "--rate", "7mbit")
 	r.ok("set", "--kind", "pool", "--rate", "7mbit", "va")
 	r.ok("set", "--kind", "device", "--fail", "closed", "va")
