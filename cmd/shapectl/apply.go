@@ -374,18 +374,12 @@ func (e *env) apply(o applyOptions) error {
 				return err
 			}
 		}
-		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
 		how := e.asked()
 		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
 		if o.maxRemove != "" {
 			how.Allow = o.checkRemoved
 		}
-		how.Progress = func(rules, of int) {
-			ready.of = int64(of)
-			ready.set(int64(rules))
-		}
 		done, err := n.Apply(want.tables, how)
-		ready.finish()
 		if err != nil {
 			return err
 		}

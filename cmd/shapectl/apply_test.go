@@ -1124,7 +1124,7 @@ func TestExportAndDiff(t *testing.T) {
 	shown := r.ok("show", "-j")
 	got := r.run("diff", b)
 	if got.code != exitDiffers || got.err != "" || strings.Count(got.out, "\n  - ") != 7 ||
-		!strings.HasPrefix(got.out, "2 rules to change, 7 to remove on 2 devices\n") || !strings.Contains(got.out, "\n  ~ 10.0.2.0/24    rate 1500kbit -> unlimited, fail closed -> open\n") {
+		!strings.HasPrefix(got.out, "2 rules to change, 7 to remove on 2 devices\n") || !strings.Contains(got.out, "\n  ~ 10.0.2.0/24    rate 1.5mbit -> unlimited, fail closed -> open\n") {
 		t.Errorf("diff: %+v", got)
 	}
 	var differences []report.Difference

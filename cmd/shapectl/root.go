@@ -333,6 +333,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	if err != nil {
 		return err
 	}
+	shown := progress{to: e.screen, begun: time.Now()}
+	defer shown.finish() // where it failed
+	o.Progress = shown.at
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {

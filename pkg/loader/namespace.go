@@ -56,6 +56,14 @@ type Options struct {
 	Patience time.Duration
 	// Renews says that a process which only reads renews leases, or listens to packets.
 	Renews bool
+	// Progress, unless it is nil, is told how many things of a kind a change has done.
+	Progress func(what string, done, of int)
+}
+
+func (o *Options) progress(what string, done, of int) {
+	if o.Progress != nil {
+		o.Progress(what, done, of)
+	}
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling

@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -262,15 +261,4 @@ func (p *pins) end() error {
 	p.store.End() // otherwise a killed process could leave a change of which only a part can be reverted
 	p.store.Finish()
 	return nil
-}
-
-// forEach calls f, which may detach a hook, for each hook, even after f failed for some.
-func forEach[H any](hooks []H, f func(H) error) error {
-	return hurry.Up(len(hooks), func() error {
-		var failed []error
-		for _, h := range hooks {
-			failed = append(failed, f(h))
-		}
-		return errors.Join(failed...)
-	})
 }

@@ -251,13 +251,13 @@ func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
 
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	id, found := s.Store.prefixes.Find(s.number, p)
-	if !found {
-		return Entry{}, false
+	if id, found := s.Store.prefixes.Find(s.number, p); found {
+		now := s.Store.phase()
+		if v := s.Store.versionIn(id, now); v.Present() {
+			return s.Store.entry(id, p, v, now), true
+		}
 	}
-	now := s.Store.phase()
-	v := s.Store.versionIn(id, now)
-	return s.Store.entry(id, p, v, now), v.Present()
+	return Entry{}, false
 }
 
 // Has reports whether Find finds a rule, without its texts.
