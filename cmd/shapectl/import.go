@@ -28,8 +28,9 @@ func importCommand(e *env) *cobra.Command {
 		Short: "Convert limits of another tool to a policy",
 		Long: `Print a policy that has the limits of another tool. Nothing is changed.
 
-What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what it
-is, where, why, and what to do about it. With -j, one object has the policy, its rules and everything of each kind.
+What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what
+becomes of the limit, what it was, where, and what to do about it. With -j, one object has the policy, its rules and
+all places of each kind, with the reason.
 
 Exit codes: 0 all was imported; 1 the input cannot be read, and there is no policy; 4 there is a policy, and something
 was left out or changed: read the report before you apply it.
@@ -74,17 +75,18 @@ Downloads are limited on egress of --device, which faces subscribers. Uploads ar
   Download Min Mbps    is its guarantee; the same for uploads
 
 Guarantees that add up to more than a node's rate are lowered: all within it get 3/4 of theirs, or 1/2, 3/8, 1/4 and
-so on. These steps are large, so a change of one circuit seldom changes others. The report names first who loses most.
+so on. These steps are large, so a change of one circuit seldom changes others. The report names who loses most.
 Circuits that --protect names keep their guarantee, if these fit. LibreQoS lowers all to 1 Mbps or less.
 
 Circuits are known by their ID: another circuit of the same name changes nothing. The pools of circuit 10001 are "10001
-down" and "10001 up". Rules have its name with the ID, such as "School (10001)". Device, comment, and a parent node
-without a rate become their note. The rates of a circuit with one address become a plan: down-50-10 and up-50-10 for 50
-Mbps down and 10 Mbps up.
+down" and "10001 up". All its rules have the name of its first row with the ID, such as "School (10001)". Without an ID,
+the first address stands for it. Other names, device, comment, and a parent node without a rate become the note of a
+rule. Names of more than 64 bytes and notes of more than 256 are cut. The rates of a circuit with one address become a
+plan: down-50-10 and up-50-10 for 50 Mbps down and 10 Mbps up.
 
 Rows that cannot be read are an error, which names all of them. With --skip-bad, they are left out, and listed.
 
-A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. The report lists all these addresses.
+A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. These circuits are listed first.
 Also listed, but not imported: guarantees of circuits without a node, and addresses of an earlier circuit.`,
 		Example: `  shapectl import libreqos /opt/libreqos/src/ShapedDevices.csv --device eth1 >policy.yaml`,
 		Args:    args(1, 1),

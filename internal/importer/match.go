@@ -157,12 +157,14 @@ func (a conditions) describe() string {
 }
 
 // names lists the first networks of all.
-func names(all []netip.Prefix) string {
+func names(all []netip.Prefix) string { return plain.List(networkTexts(all)) }
+
+func networkTexts(all []netip.Prefix) []string {
 	words := make([]string, len(all))
 	for i, p := range all {
 		words[i] = policy.NetworkText(p)
 	}
-	return plain.List(words)
+	return words
 }
 
 // ranged returns the networks that contain exactly the addresses from first to last.

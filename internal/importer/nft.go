@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -106,11 +107,7 @@ func (c *nftChain) dropsAll() bool {
 	return false
 }
 
-type nftRule struct {
-	of  any
-	raw json.RawMessage
-	at  int64 // offset in the text
-}
+type nftRule struct{ of any }
 
 func (r *nftRule) where() string {
 	return fmt.Sprintf("table %s %s chain %s handle %d", text(r.of, "family"), text(r.of, "table"), text(r.of, "chain"), number(r.of, "handle"))
@@ -125,8 +122,6 @@ type held struct {
 // nftWalk goes through the chains of a ruleset as packets do.
 type nftWalk struct {
 	*collector
-	file   string
-	text   []byte
 	device string      // for what names none; "" for none
 	chains []*nftChain // those of a hook are in the order in which packets traverse them
 	named  map[nftName]*nftChain
@@ -152,24 +147,32 @@ const (
 )
 
 // NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
-// the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
-// for the given file.
+// the given one; "" for none.
 func NFT(file string, from io.Reader, device string) (Imported, error) {
 	all, err := input.All(from)
 	if err != nil {
 		return Imported{}, err
 	}
 	w := &nftWalk{
-		collector: newCollector(), file: file, text: all, device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
+		collector: newCollector(), device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
 		shared: map[nftName]any{}, limits: map[any]*limit{}, read: map[*nftRule]bool{},
 	}
-	if err := w.parse(); err != nil {
+	const advice = "use the output of 'nft -j list ruleset'"
+	document, err := readJSON(file, all, advice)
+	if err != nil {
 		return Imported{}, err
+	}
+	objects, ok := get(document, "nftables").([]any)
+	if !ok {
+		return Imported{}, errors.New("there is no list called nftables; " + advice)
+	}
+	for _, o := range objects {
+		w.object(o)
 	}
 	w.walk()
 	for _, c := range w.chains {
 		for _, r := range c.rules {
-			if !w.read[r] && bytes.Contains(r.raw, []byte(`"rate"`)) {
+			if raw, _ := json.Marshal(r.of); !w.read[r] && bytes.Contains(raw, []byte(`"rate"`)) {
 				w.leave(nftUnread, r.where(), "chain %v", get(c.of, "name"))
 			}
 		}
@@ -181,47 +184,30 @@ func NFT(file string, from io.Reader, device string) (Imported, error) {
 	return w.imported(), w.err
 }
 
-func (w *nftWalk) parse() error {
-	const advice = "use the output of 'nft -j list ruleset'"
-	var document struct{ Nftables []json.RawMessage }
-	if _, err := readJSON(w.file, w.text, &document, advice); err != nil {
-		return err
-	}
-	if document.Nftables == nil {
-		return misread(w.file, w.text, 0, "there is no list called nftables; %s", advice)
-	}
-	at := int64(0)
-	for _, raw := range document.Nftables {
-		// Find where the object begins, since raw is a copy.
-		at += int64(bytes.Index(w.text[at:], raw)) + 1
-		var object any
-		d := json.NewDecoder(bytes.NewReader(raw))
-		d.UseNumber()
-		_ = d.Decode(&object) // it is valid
-		switch kind, of := kindOf(object); kind {
-		case "chain":
-			c := &nftChain{of: of}
-			w.chains = append(w.chains, c)
-			w.named[named(of, text(of, "name"))] = c
-		case "rule":
-			c := w.named[named(of, text(of, "chain"))]
-			if c == nil {
-				return misread(w.file, w.text, at, "rule %v is in chain %v, which does not come before it; %s", get(of, "handle"), get(of, "chain"), advice)
-			}
-			c.rules = append(c.rules, &nftRule{of, raw, at})
+// object adds an object of a ruleset, which comes after those that it names.
+func (w *nftWalk) object(o any) {
+	switch kind, of := kindOf(o); kind {
+	case "chain":
+		c := &nftChain{of: of}
+		w.chains = append(w.chains, c)
+		w.named[named(of, text(of, "name"))] = c
+	case "rule":
+		r := &nftRule{of}
+		if c := w.named[named(of, text(of, "chain"))]; c != nil {
+			c.rules = append(c.rules, r)
 			w.all++
-		case "set", "map":
-			w.sets[named(of, text(of, "name"))] = of
-		case "limit":
-			w.shared[named(of, text(of, "name"))] = of
+			break
 		}
-		at += int64(len(raw)) - 1
+		w.fail(fmt.Errorf("%s: the chain does not come before the rule; use the output of 'nft -j list ruleset'", r.where()))
+	case "set", "map":
+		w.sets[named(of, text(of, "name"))] = of
+	case "limit":
+		w.shared[named(of, text(of, "name"))] = of
 	}
-	return nil
 }
 
 func (w *nftWalk) wrong(format string, args ...any) {
-	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
+	w.fail(fmt.Errorf("%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
 }
 
 func (w *nftWalk) walk() {
@@ -386,7 +372,7 @@ func (w *nftWalk) exempt(a conditions, drops bool) []int {
 		a.restrict("an address that is negated")
 	}
 	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
-	e.label.Name = w.fit(e.where, text(w.at.of, "comment"), policy.MaxName)
+	e.label.Name = cut(oneLine(text(w.at.of, "comment")), policy.MaxName)
 	return w.enter(e, only)
 }
 
@@ -411,7 +397,7 @@ func (w *nftWalk) hold(h held) {
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: w.at.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.label.Name = h.limit, hook, w.fit(e.where, comment, policy.MaxName)
+		e.limit, e.hook, e.label.Name = h.limit, hook, cut(oneLine(comment), policy.MaxName)
 		if comment == "" {
 			e.label.Note = cut(oneLine(fmt.Sprintf("%v %v handle %v", get(w.at.of, "table"), get(w.at.of, "chain"), get(w.at.of, "handle"))), policy.MaxNote)
 		}

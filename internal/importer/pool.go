@@ -11,7 +11,7 @@ import (
 
 var (
 	overbooked = reason{lowers, "lowered guarantee", "a pool guarantees no more than its rate",
-		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, raise the rate, or protect some by --protect"}
+		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, or raise the rate"}
 )
 
 var pools tableKey
@@ -143,8 +143,10 @@ func (c *collector) balance() {
 	slices.SortFunc(all, func(a, b reduced) int {
 		return cmp.Or(cmp.Compare(b.before-b.after, a.before-a.after), strings.Compare(a.who, b.who))
 	})
+	why := overbooked
+	why.Advice += c.protect
 	for _, l := range all {
-		c.leave(overbooked, l.where, "%s: %v of %v, because %v are guaranteed within %q, whose rate is %v", l.who, l.after, l.before, l.sum, l.in.Label.Name, l.in.Rate)
+		c.leave(why, l.where, "%s: %v of %v, because %v are guaranteed within %q, whose rate is %v", l.who, l.after, l.before, l.sum, l.in.Label.Name, l.in.Rate)
 	}
 }
 
