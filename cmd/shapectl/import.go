@@ -184,7 +184,7 @@ func importTCCommand(e *env) *cobra.Command {
 		Short: "Convert limits of tc to a policy",
 		Long: `Print a policy that has the limits that tc set on devices, as the kernel has them now.
 
-Policers of filters by address (u32, also with hash tables, flower, matchall, basic) on clsact, ingress and root
+Policers of filters by address (u32, also with hash tables, flower, matchall) on clsact, ingress and root
 qdiscs are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf
 delay packets; these rules drop them. So they have the burst of tc as capacity, but at least the default. With
 'excess: delay', set queue to the limit of tbf. Handles of classes become notes.

@@ -141,8 +141,10 @@ func (c *collector) fail(err error) {
 	}
 }
 
+const longestWhat = 400 // bytes
+
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	l := Left{r, where, clean(fmt.Sprintf(format, args...))}
+	l := Left{r, where, cut(oneLine(fmt.Sprintf(format, args...)), longestWhat)}
 	if !c.left[l] {
 		c.left[l] = true
 		c.Left = append(c.Left, l)
@@ -228,16 +230,6 @@ func oneLine(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune("\u2028\u2029\ufeff", r)
 	}), " ")
-}
-
-// clean returns a text of the source in one line, cut if it is too long to read.
-func clean(s string) string {
-	s = oneLine(s)
-	const long = 200
-	if runes := []rune(s); len(runes) > long {
-		s = string(runes[:long]) + "..."
-	}
-	return s
 }
 
 // readJSON reads a text with one value, whose numbers are json.Number. The error is of type policyfile.Errors.

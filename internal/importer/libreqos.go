@@ -194,9 +194,6 @@ func (s *shapedDevices) read() error {
 		s.wrong(header, 1, "no row follows the header; is the file cut off?")
 		return s.errors
 	}
-	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
 	switch {
 	case s.err != nil:
 		return s.err
@@ -220,10 +217,6 @@ const byteOrderMark = "\ufeff"
 func (s *shapedDevices) readHeader() bool {
 	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
 	s.lines = bytes.Split(s.text, []byte("\n"))
-	if bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")) {
-		s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
-		return false
-	}
 	s.csv = csv.NewReader(bytes.NewReader(s.text))
 	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
 	header, err := s.csv.Read()
@@ -258,7 +251,7 @@ func (s *shapedDevices) has(column string) bool { _, found := s.at[column]; retu
 // need adds an error if a column does not exist, unless there is one already.
 func (s *shapedDevices) need(column, name string) {
 	if !s.has(column) && len(s.errors) == 0 {
-		s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
+		s.problem(0, "there is no column %s; the columns are %.100q; give a ShapedDevices.csv, with commas between columns",
 			name, strings.Join(s.header, ","))
 	}
 }
@@ -288,11 +281,7 @@ func (s *shapedDevices) wrong(line, column int, format string, args ...any) {
 // syntax adds an error of package csv, which reads from memory. If a quote took one row for several, nobody knows which are bad.
 func (s *shapedDevices) syntax(err error) {
 	bad, _ := errors.AsType[*csv.ParseError](err)
-	why := "a quote is in the middle of a cell"
-	if errors.Is(bad.Err, csv.ErrQuote) {
-		why = "a quote is not closed, or something follows it"
-	}
-	s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write a quote inside as two", why)
+	s.wrong(bad.Line, bad.Column, "a quote is not closed or is within a cell; put quotes around a whole cell, and write a quote inside as two")
 	s.tear(bad.Line != bad.StartLine)
 }
 

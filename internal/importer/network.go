@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -27,7 +28,6 @@ type node struct {
 	virtual  bool // it is for people, and limits nothing
 	rates    [ways]policy.Rate
 	whys     [ways]reason // why it has no rate
-	least    [ways]policy.Rate
 	children []*node
 	pool     [ways]policy.Within // what its subscribers draw from: its pool, or that of a node above; "" for none
 	limits   bool                // it has a pool
@@ -37,7 +37,7 @@ type nodes struct {
 	*collector
 	file  string
 	roots []*node
-	named map[string]*node // by name, and by other names where no node has it as name
+	named map[string]*node
 	ids   map[string]*node
 }
 
@@ -73,10 +73,10 @@ func (n *nodes) level(of any) (all []*node) {
 			continue
 		}
 		v := &node{name: oneLine(name)}
-		switch first := n.named[v.name]; {
+		switch {
 		case v.name == "":
 			n.wrong(v, "needs a name such as Site_1")
-		case first != nil && first.name == v.name:
+		case n.named[v.name] != nil:
 			n.wrong(v, "appears twice; give each node its own name")
 		}
 		n.named[v.name] = v
@@ -89,19 +89,10 @@ func (n *nodes) level(of any) (all []*node) {
 func (n *nodes) node(v *node, of any) {
 	for w, key := range [ways]string{down: "downloadBandwidthMbps", up: "uploadBandwidthMbps"} {
 		v.rates[w], v.whys[w] = n.speed(v, of, key)
-		var why reason
-		if v.least[w], why = n.speed(v, of, key+"Min"); why == outside {
-			n.leave(outOfRange, n.file, "%q %v", v.name, way(w))
-		}
 	}
 	v.virtual = written(of, "virtual") == "true" || strings.EqualFold(written(of, "type"), "virtual")
-	if id := written(of, "id"); n.ids[id] == nil {
+	if id := written(of, "id"); id != "" {
 		n.ids[id] = v
-	}
-	for _, key := range []string{"name", "active_attachment_name"} {
-		if name := oneLine(written(of, key)); n.named[name] == nil {
-			n.named[name] = v
-		}
 	}
 	v.children = n.level(get(of, "children"))
 }
@@ -152,9 +143,6 @@ func (n *nodes) addPool(v *node, w way) {
 		return
 	}
 	r := policy.Rule{Rate: rate, Capacity: policy.DefaultCapacity(rate), Within: above, Share: policy.Share{Kind: policy.ShareMember}}
-	if above != "" {
-		r.Guarantee = policy.Guarantee(min(v.least[w], rate))
-	}
 	if name := n.collector.addPool(v.name, " "+w.String(), r, n.file); name != "" {
 		v.pool[w], v.limits = name, true
 	}
@@ -162,13 +150,8 @@ func (n *nodes) addPool(v *node, w way) {
 
 // find returns the node of a name, else of an ID; nil for none.
 func (n *nodes) find(name, id string) *node {
-	switch {
-	case n == nil:
+	if n == nil {
 		return nil
-	case name != "" && n.named[name] != nil:
-		return n.named[name]
-	case id != "":
-		return n.ids[id]
 	}
-	return nil
+	return cmp.Or(n.named[name], n.ids[id])
 }

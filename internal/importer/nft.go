@@ -21,14 +21,9 @@ var (
 		"if they are dropped, write the rule as 'limit rate over ... drop', which is the same limit, and import that"}
 	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
-	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
-		"use --device, or add iifname or oifname to the ruleset; for a chain of a device, use a newer nft, which prints it"}
-	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device", "add iifname or oifname to the ruleset"}
-	nftPattern  = reason{loosens, "limit of devices by pattern", "rules are made for devices by name only",
-		"no rule was made; write one by hand in a section such as tap*"}
-	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftUnread  = reason{loosens, "limit that is not read", "it is of set elements or for NAT or ARP, or no rule leads there", byHand}
-	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
+	nftNoPlace = reason{loosens, "limit without a device and direction", "a rule is for one direction of a device that the ruleset names",
+		"add iifname or oifname to the ruleset, or use --device; for devices such as tap*, write a rule by hand"}
+	nftUnread = reason{loosens, "limit that is not read", "it is a quota, of iptables, of set elements or for NAT or ARP, or no rule leads there", byHand}
 )
 
 // get returns a value within objects of JSON; nil if there is none.
@@ -92,21 +87,6 @@ type nftChain struct {
 	rules []*nftRule
 }
 
-func (c *nftChain) dropsAll() bool {
-	for _, r := range c.rules {
-		for _, s := range list(r.of, "expr") {
-			switch kind, _ := kindOf(s); kind {
-			case "drop", "reject":
-				return true
-			case "counter", "log", "comment":
-			default:
-				return false
-			}
-		}
-	}
-	return false
-}
-
 type nftRule struct{ of any }
 
 func (r *nftRule) where() string {
@@ -132,7 +112,6 @@ type nftWalk struct {
 	base *nftChain
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
-	depth              int
 	at                 *nftRule          // the current rule
 	limits             map[any]*limit    // by what has them: each has one bucket, however often rules lead there
 	read               map[*nftRule]bool // rules that packets reach
@@ -140,8 +119,6 @@ type nftWalk struct {
 }
 
 const (
-	// deepest is the number of nested jumps that nft allows.
-	deepest = 16
 	// jumpsEach and jumpsMore bound how often rules are read: a chain is read for each jump to it.
 	jumpsEach, jumpsMore = 64, 1 << 16
 )
@@ -235,10 +212,6 @@ func (w *nftWalk) end(entries []int) {
 
 // chain reads a chain for the packets that reach it.
 func (w *nftWalk) chain(c *nftChain, a conditions) {
-	if w.depth == deepest {
-		return
-	}
-	w.depth++
 	outer, at := w.returned, w.at
 	w.returned = nil
 	for _, r := range c.rules {
@@ -253,7 +226,6 @@ func (w *nftWalk) chain(c *nftChain, a conditions) {
 	}
 	w.end(w.returned)
 	w.returned, w.at = outer, at
-	w.depth--
 }
 
 // unconditional lists statements after which all packets go on.
@@ -297,12 +269,9 @@ func (w *nftWalk) rule(a conditions) {
 		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
 			w.verdict(kind, text(s, "target"), a, limits)
 			return
-		case "quota":
-			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s), a.describe())
-			a.restrict("a quota")
-		case "xt":
-			w.leave(nftForeign, w.at.where(), "%s", compact(s))
-			a.restrict("an extension of iptables")
+		case "quota", "xt":
+			w.leave(nftUnread, w.at.where(), "%s %s for %s", kind, compact(s), a.describe())
+			a.restrict(kind)
 		default:
 			if !slices.Contains(unconditional, kind) {
 				a.restrict(kind)
@@ -319,9 +288,6 @@ func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held) {
 	to := w.named[named(w.at.of, target)]
 	if len(limits) == 0 {
 		w.plain(verdict, to, a)
-	}
-	if to != nil && to.dropsAll() {
-		verdict = "drop"
 	}
 	for _, h := range limits {
 		switch {
@@ -388,11 +354,8 @@ func (w *nftWalk) hold(h held) {
 	s, only, except := h.networks()
 	hook, comment := text(w.base.of, "hook"), text(w.at.of, "comment")
 	for _, key := range w.places(h, s) {
-		switch hook {
-		case "forward":
-			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
-		case "input", "output":
-			w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
+		if apart[hook] {
+			w.note("limits at the hooks forward, input and output were for forwarded packets, or for those of this host; rules limit both")
 		}
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: w.at.where()}
@@ -406,33 +369,23 @@ func (w *nftWalk) hold(h held) {
 	}
 }
 
+// places returns the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side) (keys []tableKey) {
-	d, hook, why := policy.Ingress, text(w.base.of, "hook"), reason{}
-	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
+	d, hook := policy.Ingress, text(w.base.of, "hook")
+	if len(h.devices[policy.Ingress]) == 0 && (len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input") {
 		d = policy.Egress
 	}
-	if len(h.devices[policy.Ingress]) > 0 {
-		d = policy.Ingress
-	}
 	devices := h.devices[d]
-	if len(devices) == 0 {
+	if len(devices) == 0 && w.device != "" && (s != either || hook == "output" || hook == "input") && hook != "egress" && hook != "ingress" {
 		devices = []string{w.device}
-		switch {
-		case w.device == "" || hook == "egress" || hook == "ingress":
-			why = nftNoDevice
-		case s == either && hook != "output" && hook != "input":
-			why = nftBothWays
-		}
 	}
 	for _, device := range devices {
-		if strings.HasSuffix(device, "*") {
-			why = nftPattern
+		if !strings.HasSuffix(device, "*") {
+			keys = append(keys, tableKey{device, d})
 		}
-		if why != (reason{}) {
-			w.leave(why, w.at.where(), "%v for %s", h.Rate, h.describe())
-			continue
-		}
-		keys = append(keys, tableKey{device, d})
+	}
+	if len(keys) < max(1, len(devices)) {
+		w.leave(nftNoPlace, w.at.where(), "%v for %s", h.Rate, h.describe())
 	}
 	return keys
 }

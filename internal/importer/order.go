@@ -219,7 +219,7 @@ func (s *collector) table(key tableKey) (made []ruled) {
 			t.indices = append(t.indices, i)
 		}
 	}
-	t.match = t.side().match()
+	t.match = t.side()
 	for _, i := range t.indices {
 		t.add(i)
 	}
@@ -249,22 +249,14 @@ func (s *collector) table(key tableKey) (made []ruled) {
 	return made
 }
 
-// side returns the side that most limits match, or the far one.
-func (t *table) side() side {
-	var count [from + 1]int
+// side returns the address that the first limit matches, or that of the far side.
+func (t *table) side() policy.Match {
 	for _, i := range t.indices {
-		if t.entries[i].limit != nil {
-			count[t.entries[i].side]++
+		if e := t.entries[i]; e.limit != nil && e.side != either {
+			return e.side.match()
 		}
 	}
-	far, near := toward, from
-	if t.key.direction == policy.Ingress {
-		far, near = from, toward
-	}
-	if count[near] > count[far] {
-		return near
-	}
-	return far
+	return t.key.direction.FarSide()
 }
 
 func (t *table) add(i int) {

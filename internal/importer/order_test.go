@@ -245,7 +245,7 @@ func TestOrderLeaves(t *testing.T) {
 	}
 }
 
-// TestTableSide checks that a table matches the side of most limits, or the far one.
+// TestTableSide checks that a table matches the side of the first limit that has one, or the far one.
 func TestTableSide(t *testing.T) {
 	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "here"}
 	for _, test := range []struct {
@@ -253,10 +253,9 @@ func TestTableSide(t *testing.T) {
 		sides     []side
 		want      policy.Match
 	}{
-		{policy.Egress, []side{toward, from, from}, policy.MatchSrc},
-		{policy.Egress, []side{toward, from}, policy.MatchDst},
-		{policy.Ingress, []side{toward, from}, policy.MatchSrc},
-		{policy.Ingress, []side{toward, toward, either, either}, policy.MatchDst},
+		{policy.Egress, []side{from, toward}, policy.MatchSrc},
+		{policy.Egress, []side{either, toward, from}, policy.MatchDst},
+		{policy.Ingress, []side{toward, from}, policy.MatchDst},
 		{policy.Ingress, []side{either}, policy.MatchSrc},
 	} {
 		s := newCollector()

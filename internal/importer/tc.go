@@ -34,7 +34,7 @@ var (
 // TC imports the traffic control of devices: policers of filters, classes of htb that
 // filters by address select, and tbf. Limits of an ifb device are for the devices that feed it.
 // Commands that it names are for a network namespace; "" for the current one. The error is for
-// classes or hash tables that are too many.
+// hash tables that are too many.
 func TC(dumps []Dump, netns string) (Imported, error) {
 	s := newCollector()
 	all, policers := map[string]*device{}, map[uint32]*limit{}
@@ -235,8 +235,6 @@ func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 	return verdict{left: true}
 }
 
-func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIFT == 2 }
-
 // verdict follows the actions of a filter for the packets that conform to its policer, if it has one.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var policer attributes
@@ -254,10 +252,8 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 			return d.nothing(oddPolicer, t.where, "several: %s", rates(t.actions))
 		case a.kind == "police":
 			policer, next = a.attributes, netlink.TcAct(a.u32(nl.TCA_POLICE_RESULT))
-		case a.kind == "gact" && jumps(control):
-			return d.nothing(unreadable, t.where, "jump to chain %d", control&netlink.TC_ACT_EXT_VAL_MASK)
-		case a.kind == "gact" && len(a.attributes[nl.TCA_GACT_PROB]) > 0:
-			return d.nothing(unreadable, t.where, "gact by chance")
+		case a.kind == "gact" && (control>>netlink.TC_ACT_EXT_SHIFT == 2 || len(a.attributes[nl.TCA_GACT_PROB]) > 0):
+			return d.nothing(unreadable, t.where, "gact with a jump or by chance")
 		case a.kind == "gact":
 			next = control
 		case a.kind == "mirred":
@@ -420,17 +416,6 @@ func (d *device) readClasses() {
 		c.rate, c.ceil = rateOf(p.Rate, o.options[nl.TCA_HTB_RATE64]), rateOf(p.Ceil, o.options[nl.TCA_HTB_CEIL64])
 		d.classes[o.Handle] = c
 		d.order = append(d.order, c)
-	}
-	for _, c := range d.order {
-		levels := 1
-		for above := d.classes[c.Parent]; above != nil; above = d.classes[above.Parent] {
-			if levels++; levels > policy.MaxDepth {
-				d.fail(fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
-					d.of("class", c.object), policy.MaxDepth))
-				d.classes = map[uint32]*class{}
-				return
-			}
-		}
 	}
 	weigh(d.order)
 }

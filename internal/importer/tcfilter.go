@@ -47,7 +47,11 @@ func own(o object) bool {
 // term returns the term of a filter without conditions of its own.
 func (d *device) term(at uint32, o object, outer conditions) term {
 	t := term{conditions: outer, class: o.options.u32(filterKinds[o.kind].class), actions: o.actions}
-	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, o.id())
+	id := fmt.Sprintf("%#x", o.Handle)
+	if o.kind == "u32" {
+		id = fmt.Sprintf("%x:%x:%x", o.Handle>>20, o.Handle>>12&0xff, o.Handle&u32Node)
+	}
+	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, id)
 	if chain := o.chain(); chain != 0 {
 		t.restrict(fmt.Sprintf("chain %d", chain))
 	}
@@ -66,17 +70,8 @@ func (d *device) plainTerm(at uint32, o object, outer conditions) term {
 		}
 	case "flower":
 		t.flower(o.options)
-	case "fw":
-		t.restrict(fmt.Sprintf("mark %#x", o.Handle))
-	case "basic":
-		conditions, err := parseAttributes(o.options[basicEmatches])
-		if err != nil || decode[uint16](conditions[1]) > 0 { // the number of them
-			t.restrict("conditions of basic")
-		}
 	default:
-		t.restrict("conditions of " + o.kind)
-		_, known := filterKinds[o.kind]
-		t.unknown = !known || o.options.u32(nl.TCA_BPF_FLAGS)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
+		t.unknown = true
 	}
 	return t
 }
@@ -153,9 +148,8 @@ type u32Filters struct {
 
 const (
 	// Parts of a handle: a table, a bucket of the table, a node in the bucket.
-	u32Table  = 0xfff00000
-	u32Bucket = 0x000ff000
-	u32Node   = 0x00000fff
+	u32Table = 0xfff00000
+	u32Node  = 0x00000fff
 	// u32Root is the handle of the first table in requests.
 	u32Root = 0xfff00000
 
@@ -292,18 +286,6 @@ func (f *u32Filters) hash(table uint32, s *nl.TcU32Sel, h header, partial string
 	}
 }
 
-// id formats the handle of a filter like tc.
-func (o object) id() string {
-	if o.kind != "u32" {
-		return fmt.Sprintf("%#x", o.Handle)
-	}
-	bucket := ""
-	if b := o.Handle & u32Bucket >> 12; b != 0 {
-		bucket = fmt.Sprintf("%x", b)
-	}
-	return fmt.Sprintf("%x:%s:%x", o.Handle>>20, bucket, o.Handle&u32Node)
-}
-
 // Offsets of addresses in headers.
 const (
 	src4, dst4, end4 = 12, 16, 20
@@ -311,26 +293,19 @@ const (
 )
 
 func (t *term) header(h header, protocol uint16) {
-	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
-	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
 	asked := func(begin, end int) bool {
 		return slices.ContainsFunc(h.mask[begin:end], func(b byte) bool { return b != 0 })
 	}
-	six := protocol == unix.ETH_P_IPV6
-	if protocol == unix.ETH_P_ALL {
-		// A condition on one address is for IPv4 if it is at the offset of an IPv4 address.
-		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
-	}
-	source, destination, end, own := src4, dst4, end4, byte(0x40)
+	// With any protocol, a condition on one address is for IPv4 if it is at the offset of an IPv4 address.
+	six := protocol == unix.ETH_P_IPV6 || protocol == unix.ETH_P_ALL && (asked(src6, src4) || asked(end4, end6))
+	source, destination, end := src4, dst4, end4
 	if six {
-		source, destination, end, own = src6, dst6, end6, 0x60
+		source, destination, end = src6, dst6, end6
 	}
-	switch {
-	case !t.ofProtocol(protocol):
+	if !t.ofProtocol(protocol) {
 		return
-	case versionMask != 0 && (versionMask != 0xf0 || version != own):
-		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
-	case versionMask != 0 || asked(0, end6):
+	}
+	if asked(0, end6) {
 		t.conditions = t.with(either, families(!six, six), false)
 	}
 	if asked(destination, end) {
