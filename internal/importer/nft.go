@@ -194,7 +194,7 @@ func (w *nftWalk) walk() {
 			continue
 		}
 		w.base, w.accepted = c, nil
-		start := every(families(family != "ip6", family != "ip"))
+		start := conditions{networks: families(family != "ip6", family != "ip")}
 		if d, err := policy.ParseDirection(hook); err == nil {
 			start.devices[d] = texts(list(c.of, "dev"))
 		}
@@ -333,13 +333,9 @@ func (w *nftWalk) exempt(a conditions, drops bool) []int {
 			return nil // the loopback device has no rules
 		}
 	}
-	s, only, except := a.networks()
-	if len(except) > 0 {
-		a.restrict("an address that is negated")
-	}
-	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
+	e := entry{conditions: a, drops: drops, where: w.at.where()}
 	e.label.Name = cut(oneLine(text(w.at.of, "comment")), policy.MaxName)
-	return w.enter(e, only)
+	return w.enter(e)
 }
 
 // hold adds entries for packets whose excess is dropped.
@@ -351,32 +347,28 @@ func (w *nftWalk) hold(h held) {
 		w.leave(narrower, w.at.where(), "%v for %s", h.Rate, h.describe())
 		return
 	}
-	s, only, except := h.networks()
 	hook, comment := text(w.base.of, "hook"), text(w.at.of, "comment")
-	for _, key := range w.places(h, s) {
+	for _, key := range w.places(h) {
 		if apart[hook] {
 			w.note("limits at the hooks forward, input and output were for forwarded packets, or for those of this host; rules limit both")
 		}
-		// Negated addresses are an exception from this limit only.
-		e := entry{key: key, side: s, where: w.at.where()}
-		holes := w.enter(e, except)
-		e.limit, e.hook, e.label.Name = h.limit, hook, cut(oneLine(comment), policy.MaxName)
+		e := entry{conditions: h.conditions, key: key, limit: h.limit, hook: hook, where: w.at.where()}
+		e.label.Name = cut(oneLine(comment), policy.MaxName)
 		if comment == "" {
 			e.label.Note = cut(oneLine(fmt.Sprintf("%v %v handle %v", get(w.at.of, "table"), get(w.at.of, "chain"), get(w.at.of, "handle"))), policy.MaxNote)
 		}
-		w.enter(e, only)
-		w.end(holes)
+		w.enter(e)
 	}
 }
 
 // places returns the devices and directions of a limit.
-func (w *nftWalk) places(h held, s side) (keys []tableKey) {
+func (w *nftWalk) places(h held) (keys []tableKey) {
 	d, hook := policy.Ingress, text(w.base.of, "hook")
-	if len(h.devices[policy.Ingress]) == 0 && (len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input") {
+	if len(h.devices[policy.Ingress]) == 0 && (len(h.devices[policy.Egress]) > 0 || hook == "output" || h.side == toward && hook != "input") {
 		d = policy.Egress
 	}
 	devices := h.devices[d]
-	if len(devices) == 0 && w.device != "" && (s != either || hook == "output" || hook == "input") && hook != "egress" && hook != "ingress" {
+	if len(devices) == 0 && w.device != "" && (h.side != either || hook == "output" || hook == "input") && hook != "egress" && hook != "ingress" {
 		devices = []string{w.device}
 	}
 	for _, device := range devices {
@@ -467,11 +459,11 @@ func partOf(v any) (p part) {
 
 // meet adds the condition that a part of packets is, or is not, a value or an element of a set.
 func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
-	left, equal, unequal := partOf(of), op == "==" || op == "in" || op == "", op == "!="
+	left, equal := partOf(of), op == "==" || op == "in" || op == ""
 	switch {
-	case left.side != either && !left.mask.IsValid() && (equal || unequal):
+	case left.side != either && !left.mask.IsValid() && equal:
 		if networks, ok := w.networks(value); ok {
-			return a.with(left.side, networks, unequal)
+			return a.with(left.side, networks)
 		}
 	case left.device && equal:
 		names := texts(append(list(value, "set"), value))
@@ -481,13 +473,13 @@ func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
 	case left.family && equal:
 		switch text(value) {
 		case "ip", "ipv4":
-			return a.with(either, everything[:1], false)
+			return a.with(either, everything[:1])
 		case "ip6", "ipv6":
-			return a.with(either, everything[1:], false)
+			return a.with(either, everything[1:])
 		}
 	}
-	if unequal {
-		left.text += " !="
+	if !equal {
+		left.text += " " + op
 	}
 	a.restrict(left.text + " " + compact(value))
 	return a
@@ -618,5 +610,5 @@ func (w *nftWalk) dynamic(id, of, key any, a conditions) held {
 	if left.mask.IsValid() {
 		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
 	}
-	return held{a.with(left.side, families(!six, six), false), l}
+	return held{a.with(left.side, families(!six, six)), l}
 }

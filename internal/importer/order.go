@@ -12,9 +12,8 @@ import (
 // An entry is what a tool does to the packets of a network. Tools apply their entries in
 // order until one is final. Rules have no order: the longest prefix decides.
 type entry struct {
-	conditions          // those besides the address matter of exceptions and bans only
+	conditions          // the devices matter of exceptions and bans only
 	key        tableKey // none for a rule of nft that does not limit
-	side       side
 	prefix     netip.Prefix
 
 	limit *limit // nil for an exception, whose packets pass
@@ -73,12 +72,12 @@ var (
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// enter adds an entry for each network, and returns their indices. It lists a limit that no rule can have.
-func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
+// enter adds an entry for each network of its conditions, and returns their indices. It lists a limit that no rule can have.
+func (s *collector) enter(e entry) (added []int) {
 	if e.limit != nil && !e.limit.possible() {
-		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(networks))
+		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(e.networks))
 	}
-	for _, e.prefix = range networks {
+	for _, e.prefix = range e.networks {
 		added = append(added, len(s.entries))
 		s.entries = append(s.entries, e)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -41,7 +40,7 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 	for _, d := range dumps {
 		all[d.Device] = &device{
 			Dump: d, collector: s, all: all, policers: policers, inner: d.parents(), buckets: map[uint32]*limit{}, reported: map[uint32]bool{},
-			seen: map[uint32]bool{}, outer: term{conditions: every(everything)},
+			seen: map[uint32]bool{}, outer: term{conditions: conditions{networks: everything}},
 		}
 	}
 	for _, ifbs := range []bool{false, true} {
@@ -163,10 +162,8 @@ func (d *device) enter(dir policy.Direction, t term, e entry) {
 	if d.feeder != nil {
 		e.key = tableKey{d.feeder.Device, d.fed}
 	}
-	var networks []netip.Prefix
 	e.conditions = t.conditions
-	e.side, networks, _ = t.networks()
-	d.collector.enter(e, networks)
+	d.collector.enter(e)
 }
 
 // filters adds entries for the filters of a place, for packets that meet conditions. depth is that of its class; -1 for places

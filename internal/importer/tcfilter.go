@@ -36,7 +36,7 @@ func (d *device) terms(at uint32, outer conditions) (all []term) {
 			all = append(all, d.plainTerm(at, o, outer))
 		}
 	}
-	return slices.DeleteFunc(all, func(t term) bool { return t.impossible() })
+	return slices.DeleteFunc(all, func(t term) bool { return len(t.networks) == 0 })
 }
 
 // own reports whether an object is one of shapectl's own filters, or the head of a list.
@@ -84,7 +84,7 @@ func (t *term) ofProtocol(protocol uint16) bool {
 		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
 		return false
 	}
-	t.conditions = t.with(either, networks, false)
+	t.conditions = t.with(either, networks)
 	return true
 }
 
@@ -93,7 +93,7 @@ func (t *term) address(s side, value, mask []byte) {
 	p, ok := masked(address, mask)
 	switch {
 	case given && ok:
-		t.conditions = t.with(s, []netip.Prefix{p}, false)
+		t.conditions = t.with(s, []netip.Prefix{p})
 	case given:
 		t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, mask))
 	}
@@ -306,7 +306,7 @@ func (t *term) header(h header, protocol uint16) {
 		return
 	}
 	if asked(0, end6) {
-		t.conditions = t.with(either, families(!six, six), false)
+		t.conditions = t.with(either, families(!six, six))
 	}
 	if asked(destination, end) {
 		t.address(toward, h.value[destination:end], h.mask[destination:end])
