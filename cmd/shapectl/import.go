@@ -161,8 +161,8 @@ Comments of nft rules become names.
 If packets must conform to several limits, such as one for each host and one for all, the limit of more networks
 becomes a pool, and the rules of the others are within it.
 
-Listed, but not imported: limits in packets, limits on more than an address, quotas, matches of iptables, and limits
-in chains for NAT.`,
+Listed, but not imported: limits in packets, limits on more than an address or on all but some, quotas, matches of
+iptables, limits whose excess packets jump to a chain, and limits in chains for NAT.`,
 		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {

@@ -27,11 +27,9 @@ var (
 		"give its parent node in network.json a rate"}
 	highGuarantee = reason{other, "guaranteed rate above the rate", "a rule or pool never gets more than its rate",
 		"it was lowered to the rate; correct one of them"}
-	outOfRange = reason{other, "guaranteed rate out of range", outside.Why, "it was left out; write one in that range"}
-	noTree     = reason{loosens, "parent node without network.json", "the tree of nodes is not here, so a node's rate does not limit its subscribers together",
-		"give it with --network network.json"}
-	unknownNode = reason{loosens, "unknown parent node", "network.json has no node of that name",
-		"its subscribers are in no pool; correct the name"}
+	outOfRange  = reason{other, "guaranteed rate out of range", outside.Why, "it was left out; write one in that range"}
+	unknownNode = reason{loosens, "unknown parent node", "no network.json has a node of that name, so no node's rate limits these subscribers",
+		"correct the name, or give the tree of nodes with --network network.json"}
 	unlike = reason{other, "row unlike the first of its circuit", "a circuit has one rate and one parent node",
 		"those of its first row were used, as LibreQoS does; correct the row"}
 	zeroRate = reason{unblocks, "rate of 0", "no rule can have it, so this direction has no limit at all",
@@ -335,10 +333,6 @@ func (s *shapedDevices) cell(column string) string {
 	return ""
 }
 
-func words(cell string) []string {
-	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
-}
-
 // device adds a row to its circuit, which is new if no row before has its ID. The first address stands for an ID that is missing.
 func (s *shapedDevices) device() {
 	s.rows++
@@ -427,10 +421,7 @@ func (s *shapedDevices) findNode(c *circuit) string {
 	switch {
 	case c.node != nil && c.node.limits:
 		return ""
-	case c.node != nil || site == "" || s.nodes != nil && len(s.nodes.roots) == 0: // {} is LibreQoS's flat network
-	case s.nodes == nil:
-		s.leave(noTree, s.where, "%s is below %s", c.who, site)
-	default:
+	case c.node == nil && site != "" && (s.nodes == nil || len(s.nodes.roots) > 0): // {} is LibreQoS's flat network
 		s.leave(unknownNode, s.where, "%s is below %s", c.who, site)
 	}
 	return site
@@ -444,7 +435,8 @@ func matches(pattern, text string) bool {
 }
 
 func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
-	for _, word := range words(s.cell(column)) {
+	separates := func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) }
+	for _, word := range strings.FieldsFunc(s.cell(column), separates) {
 		p, err := policy.ParsePrefix(word)
 		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
 			p, err = loose.Masked(), nil

@@ -156,13 +156,13 @@ func TestLibreQoSLeaves(t *testing.T) {
 		{"two rows of a circuit", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "1"), 4, nil},
 		{"two rows with one address", row("10.0.0.1", "1", "1") + row("10.0.0.1", "1", "1"), 2, nil},
 		{"two rows with other rates", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "2"), 4, []reason{unlike}},
-		{"two rows with other nodes", row("10.0.0.1", "1", "1") + "1,,1,,Tower,,10.0.0.2,,,,1,1,\n", 4, []reason{noTree}},
+		{"two rows with other nodes", row("10.0.0.1", "1", "1") + "1,,1,,Tower,,10.0.0.2,,,,1,1,\n", 4, []reason{unknownNode}},
 		{"two circuits without a number", strings.ReplaceAll(row("10.0.0.1", "1", "1")+row("10.0.0.2", "1", "1"), "1,,1", ",,1"), 4, nil},
 		{"an address of a circuit with a rate of 0", row("10.0.0.1", "0", "0") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 0,
 			[]reason{zeroRate, zeroRate, twice}},
 		{"a guaranteed rate", "1,,1,,,,10.0.0.1,,0.5,0,1,1,\n", 2, []reason{guaranteed}},
 		{"a guaranteed rate of 1 bit", "1,,1,,,,10.0.0.1,,0.000001,0,1,1,\n", 2, []reason{outOfRange}},
-		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{noTree}},
+		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{unknownNode}},
 		{"no node", "1,,1,,none,,10.0.0.1,,,,1,1,\n", 2, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestLibreQoSLabels(t *testing.T) {
 		left []reason
 	}{
 		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n",
-			policy.Label{Name: "Smith (7)", Note: "device Router; site Mast; pays late"}, []reason{noTree}},
+			policy.Label{Name: "Smith (7)", Note: "device Router; site Mast; pays late"}, []reason{unknownNode}},
 		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith (7)"}, nil},
 		{"7,,1,Router,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "7", Note: "device Router"}, nil},
 		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "10.0.0.1", Note: "device Router; late"}, nil},
@@ -477,7 +477,7 @@ func TestLibreQoSLines(t *testing.T) {
 			t.Errorf("a line of %d bytes: %s", len(line), line)
 		}
 	}
-	for k, want := range []string{"higher limit or none: parent node without network.json, 10000 times, such as line 2 (", "different: guaranteed rate without a node, 20000 times, such as line 2 ("} {
+	for k, want := range []string{"higher limit or none: unknown parent node, 10000 times, such as line 2 (", "different: guaranteed rate without a node, 20000 times, such as line 2 ("} {
 		if lines := i.Lines(); len(lines) != 2 || !strings.HasPrefix(lines[k], want) {
 			t.Errorf("line %d does not begin with %q: %q", k, want, lines)
 		}

@@ -77,53 +77,51 @@ func (c *collector) balance() {
 	for i := range t.Rules {
 		at[policy.Within(t.Rules[i].Label.Name)] = i
 	}
-	within := make([]promise, len(t.Rules))
-	join := func(r *policy.Rule, g promise) {
+	within, own := make([]promise, len(t.Rules)), map[*policy.Rule]promise{}
+	enter := func(key tableKey, r *policy.Rule, members promise) {
+		sum := min(max(uint64(r.Guarantee), members.sum()), uint64(r.Rate))
+		kept := min(members.kept, sum)
+		if c.origins[place{key, r.Prefix}].kept {
+			kept = sum
+		}
+		if r.Guarantee != 0 {
+			r.Guarantee = policy.Guarantee(sum)
+		}
+		own[r] = promise{kept, sum - kept}
 		if i, found := at[r.Within]; found {
-			within[i].add(g)
+			within[i].add(own[r])
 		}
 	}
-	split := func(key tableKey, r *policy.Rule) promise {
-		switch {
-		case c.origins[place{key, r.Prefix}].kept:
-			return promise{kept: uint64(r.Guarantee)}
-		case key == pools:
-			kept := min(within[at[policy.Within(r.Label.Name)]].kept, uint64(r.Guarantee))
-			return promise{kept, uint64(r.Guarantee) - kept}
-		}
-		return promise{other: uint64(r.Guarantee)}
-	}
-	for key, t := range c.tables {
-		for i := range t.Rules {
+	for key, of := range c.tables {
+		for i := range of.Rules {
 			if key != pools {
-				join(&t.Rules[i], split(key, &t.Rules[i]))
+				enter(key, &of.Rules[i], promise{})
 			}
 		}
 	}
 	for i := range slices.Backward(t.Rules) {
-		p, all := &t.Rules[i], within[i]
-		if p.Guarantee != 0 {
-			p.Guarantee = policy.Guarantee(min(max(uint64(p.Guarantee), all.sum()), uint64(p.Rate)))
-			join(p, split(pools, p))
-			continue
-		}
-		kept := min(all.kept, uint64(p.Rate))
-		join(p, promise{kept, min(all.other, uint64(p.Rate)-kept)})
+		enter(pools, &t.Rules[i], within[i])
 	}
-	var all []reduced
+	type loss struct {
+		policy.Guarantee
+		where, what string
+	}
+	var losses []loss
 	for key, of := range c.tables {
 		for k := range of.Rules {
 			r := &of.Rules[k]
-			g, l := split(key, r), reduced{origin: c.origins[place{key, r.Prefix}], before: r.Guarantee}
-			for name := r.Within; name != "" && r.Guarantee != 0; {
-				i := at[name]
-				p, in := &t.Rules[i], within[i]
+			g, before, because := own[r], r.Guarantee, ""
+			if before == 0 {
+				continue
+			}
+			for name := r.Within; name != ""; {
+				p, in := &t.Rules[at[name]], within[at[name]]
 				room := uint64(p.Rate)
 				if name = p.Within; in.sum() <= room {
 					continue
 				}
-				if l.in == nil {
-					l.in, l.sum = p, policy.Rate(in.sum())
+				if because == "" {
+					because = fmt.Sprintf("%v are guaranteed within %q, whose rate is %v", policy.Rate(in.sum()), p.Label.Name, p.Rate)
 				}
 				if in.kept <= room {
 					g.other = fractionOf(in.other, room-in.kept).of(g.other)
@@ -135,25 +133,18 @@ func (c *collector) balance() {
 			if r.Guarantee = policy.Guarantee(g.sum()); r.Guarantee < policy.Guarantee(policy.MinRate) {
 				r.Guarantee = 0
 			}
-			if l.after = r.Guarantee; l.after < l.before {
-				all = append(all, l)
+			if r.Guarantee < before {
+				o := c.origins[place{key, r.Prefix}]
+				losses = append(losses, loss{before - r.Guarantee, o.where, fmt.Sprintf("%s: %v of %v, because %s", o.who, r.Guarantee, before, because)})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b reduced) int {
-		return cmp.Or(cmp.Compare(b.before-b.after, a.before-a.after), strings.Compare(a.who, b.who))
+	slices.SortFunc(losses, func(a, b loss) int {
+		return cmp.Or(cmp.Compare(b.Guarantee, a.Guarantee), strings.Compare(a.what, b.what))
 	})
 	why := overbooked
 	why.Advice += c.protect
-	for _, l := range all {
-		c.leave(why, l.where, "%s: %v of %v, because %v are guaranteed within %q, whose rate is %v", l.who, l.after, l.before, l.sum, l.in.Label.Name, l.in.Rate)
+	for _, l := range losses {
+		c.leave(why, l.where, "%s", l.what)
 	}
-}
-
-// A reduced guarantee is one of a rule or pool that the pool in has no room for.
-type reduced struct {
-	*origin
-	before, after policy.Guarantee
-	in            *policy.Rule
-	sum           policy.Rate // what was guaranteed within that pool
 }

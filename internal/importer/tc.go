@@ -40,7 +40,7 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 	for _, d := range dumps {
 		all[d.Device] = &device{
 			Dump: d, collector: s, all: all, policers: policers, inner: d.parents(), buckets: map[uint32]*limit{}, reported: map[uint32]bool{},
-			seen: map[uint32]bool{}, outer: term{conditions: conditions{networks: everything}},
+			outer: term{conditions: conditions{networks: everything}},
 		}
 	}
 	for _, ifbs := range []bool{false, true} {
@@ -58,7 +58,6 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 		d := all[dump.Device]
 		d.rest()
 		d.leaveCake(netns)
-		d.leaveFilters()
 	}
 	s.make()
 	return s.imported(), s.err
@@ -73,7 +72,6 @@ type device struct {
 	policers map[uint32]*limit // by index
 	buckets  map[uint32]*limit // of classes, by handle
 	reported map[uint32]bool   // classes with a rule, or reported as left
-	seen     map[uint32]bool   // places whose filters were read
 	// Of htb: its classes, also in order, the qdisc, and the default class.
 	classes  map[uint32]*class
 	order    []*class
@@ -246,7 +244,7 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		control := netlink.TcAct(decode[nl.TcGen](a.attributes[nl.TCA_GACT_PARMS]).Action)
 		switch {
 		case a.kind == "police" && policer != nil:
-			return d.nothing(oddPolicer, t.where, "several: %s", rates(t.actions))
+			return d.nothing(oddPolicer, t.where, "several policers")
 		case a.kind == "police":
 			policer, next = a.attributes, netlink.TcAct(a.u32(nl.TCA_POLICE_RESULT))
 		case a.kind == "gact" && (control>>netlink.TC_ACT_EXT_SHIFT == 2 || len(a.attributes[nl.TCA_GACT_PROB]) > 0):
@@ -283,27 +281,14 @@ func drops(control netlink.TcAct) bool {
 	return control == netlink.TC_ACT_SHOT || control == netlink.TC_ACT_RECLASSIFY
 }
 
-// Attributes of police that package nl lacks: linux/pkt_cls.h.
-const policeRate64, policePktRate64 = 8, 10
-
-func rates(actions []action) string {
-	var words []string
-	for _, a := range actions {
-		if a.kind == "police" {
-			words = append(words, bitRate(rateOf(decode[nl.TcPolice](a.attributes[nl.TCA_POLICE_TBF]).Rate, a.attributes[policeRate64]).bytes).String())
-		}
-	}
-	return plain.List(words)
-}
+const policeRate64 = 8 // package nl lacks it
 
 func (d *device) policed(t term, a attributes, dir policy.Direction, conforming netlink.TcAct) verdict {
 	p := decode[nl.TcPolice](a[nl.TCA_POLICE_TBF])
 	rate := rateOf(p.Rate, a[policeRate64])
 	switch {
-	case rate.bytes == 0 && len(a[policePktRate64]) > 0:
-		return d.nothing(inPackets, t.where, "policer %d", p.Index)
 	case rate.bytes == 0 || drops(conforming):
-		return d.nothing(oddPolicer, t.where, "policer %d without a rate that passes packets", p.Index)
+		return d.nothing(oddPolicer, t.where, "policer %d without a rate in bytes that passes packets", p.Index)
 	case !drops(netlink.TcAct(p.Action)):
 		return d.nothing(oddPolicer, t.where, "%v, whose excess packets go on", bitRate(rate.bytes))
 	}

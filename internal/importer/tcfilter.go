@@ -24,7 +24,6 @@ type term struct {
 // terms returns the terms of a place, for packets that meet conditions, in the order in which packets meet them. It leaves out
 // those that none of these packets meets.
 func (d *device) terms(at uint32, outer conditions) (all []term) {
-	d.seen[at] = true
 	var before object
 	for i, o := range d.Filters[at] {
 		first := i == 0 || o.priority() != before.priority() || o.chain() != before.chain()
@@ -76,16 +75,15 @@ func (d *device) plainTerm(at uint32, o object, outer conditions) term {
 	return t
 }
 
-// ofProtocol adds a condition on the protocol of packets, and reports whether it is IP.
-func (t *term) ofProtocol(protocol uint16) bool {
+// ofProtocol adds a condition on the protocol of packets.
+func (t *term) ofProtocol(protocol uint16) {
 	every := protocol == unix.ETH_P_ALL
 	networks := families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
 	if networks == nil {
 		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
-		return false
+		return
 	}
 	t.conditions = t.with(either, networks)
-	return true
 }
 
 func (t *term) address(s side, value, mask []byte) {
@@ -117,21 +115,6 @@ var addressKeys = []uint16{
 	nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, nl.TCA_FLOWER_FLAGS, nl.TCA_FLOWER_IN_HW_COUNT, nl.TCA_FLOWER_KEY_ETH_TYPE,
 	nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK,
 	nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK,
-}
-
-// leaveFilters reports places that were not read, and whose filters may limit packets.
-func (d *device) leaveFilters() {
-	for _, at := range d.places() {
-		var actions []action
-		limits := false
-		for _, o := range d.Filters[at] {
-			_, known := filterKinds[o.kind]
-			actions, limits = append(actions, o.actions...), limits || len(o.actions) > 0 || !known && !own(o)
-		}
-		if limits && !d.seen[at] {
-			d.leave(inside, d.Device+" filters "+handle(at), "%s", rates(actions))
-		}
-	}
 }
 
 // u32Filters is the hash tables and u32 filters of a place and priority.
@@ -302,10 +285,7 @@ func (t *term) header(h header, protocol uint16) {
 	if six {
 		source, destination, end = src6, dst6, end6
 	}
-	if !t.ofProtocol(protocol) {
-		return
-	}
-	if asked(0, end6) {
+	if t.ofProtocol(protocol); asked(0, end6) {
 		t.conditions = t.with(either, families(!six, six))
 	}
 	if asked(destination, end) {

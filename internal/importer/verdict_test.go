@@ -74,7 +74,6 @@ func TestVerdict(t *testing.T) {
 		{"a peak rate", []action{with(func(p *nl.TcPolice) { p.PeakRate.Rate = 1 }, nil)}, true, policy.Drop, true, false, counted.Kind},
 		{"cells", []action{with(func(p *nl.TcPolice) { p.Rate.Linklayer = nl.LINKLAYER_ATM }, nil)}, true, policy.Drop, true, false, counted.Kind},
 		{"an overhead of 300", []action{with(func(p *nl.TcPolice) { p.Rate.Overhead = 300 }, nil)}, true, policy.Drop, true, false, none},
-		{"packets", []action{with(noRate, attributes{policePktRate64: {1}})}, false, 0, false, false, inPackets.Kind},
 		{"an average", []action{with(noRate, attributes{nl.TCA_POLICE_AVRATE: {1}})}, false, 0, false, false, oddPolicer.Kind},
 		{"a size alone", []action{with(noRate, nil)}, false, 0, false, false, oddPolicer.Kind},
 	} {
@@ -169,7 +168,7 @@ func TestHeaderAddresses(t *testing.T) {
 		{"a mask with gaps", ip, []word{{16, 0x0a000005, 0xff0000ff}}, "any address 0.0.0.0/0 with destination 10.0.0.5 with mask ff0000ff"},
 		{"a protocol", ip, []word{{8, 0x00060000, 0x00ff0000}, {16, 0x0a000005, 0xffffffff}}, "destination 10.0.0.5 with match 00060000/00ff0000 at 8"},
 		{"ports", ip, []word{{20, 0x16, 0xffff}}, "any address 0.0.0.0/0 with match 00000016/0000ffff at 20"},
-		{"a tag", vlan, []word{{16, 0x0a000005, 0xffffffff}}, "any address 0.0.0.0/0, ::/0 with protocol 0x8100"},
+		{"a tag", vlan, []word{{16, 0x0a000005, 0xffffffff}}, "destination 10.0.0.5 with protocol 0x8100"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var h header
