@@ -141,10 +141,9 @@ func (c *collector) fail(err error) {
 	}
 }
 
-const longestWhat = 400 // bytes
-
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	l := Left{r, where, cut(oneLine(fmt.Sprintf(format, args...)), longestWhat)}
+	const most = 400
+	l := Left{r, where, cut(oneLine(fmt.Sprintf(format, args...)), most)}
 	if !c.left[l] {
 		c.left[l] = true
 		c.Left = append(c.Left, l)

@@ -230,7 +230,6 @@ func (s *shapedDevices) readHeader() bool {
 	for i, h := range s.header {
 		s.at[headerName(h)] = i
 	}
-	s.isText(s.header)
 	if !s.has(ipv6) || s.has(ipv4) {
 		s.need(ipv4, "IPv4")
 	}
@@ -252,15 +251,6 @@ func (s *shapedDevices) need(column, name string) {
 		s.problem(0, "there is no column %s; the columns are %.100q; give a ShapedDevices.csv, with commas between columns",
 			name, strings.Join(s.header, ","))
 	}
-}
-
-// isText adds an error unless all cells are UTF-8.
-func (s *shapedDevices) isText(cells []string) bool {
-	bad := slices.IndexFunc(cells, func(cell string) bool { return !utf8.ValidString(cell) })
-	if bad >= 0 {
-		s.problem(bad, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
-	}
-	return bad < 0
 }
 
 // problem adds an error with a cell.
@@ -297,8 +287,10 @@ func (s *shapedDevices) row(record []string) {
 	line, _ := s.csv.FieldPos(0)
 	s.record, s.where = record, fmt.Sprintf("line %d", line)
 	n := len(s.header)
+	notText := slices.IndexFunc(record, func(cell string) bool { return !utf8.ValidString(cell) })
 	switch {
-	case !s.isText(record):
+	case notText >= 0:
+		s.problem(notText, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
 		return
 	case len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "":
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)

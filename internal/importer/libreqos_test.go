@@ -399,7 +399,7 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
 		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" appears twice`}},
 		{"network.json", "{\n\t\"Site_1\": {}\n}\n", []string{"f:1:1: there is no column IPv4"}},
-		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is not UTF-8"}},
+		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: there is no column IPv4"}},
 		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
 		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is not closed or is within a cell"}},
 		{"too many columns", oldHeader + "1,968 Circle St., Gurnee,1,,,,10.0.0.1,,,,1,1,x\n", []string{"f:2:47: 14 columns where the header has 13"}},

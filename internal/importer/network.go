@@ -88,7 +88,10 @@ func (n *nodes) level(of any) (all []*node) {
 
 func (n *nodes) node(v *node, of any) {
 	for w, key := range [ways]string{down: "downloadBandwidthMbps", up: "uploadBandwidthMbps"} {
-		v.rates[w], v.whys[w] = n.speed(v, of, key)
+		var ok bool
+		if v.rates[w], v.whys[w], ok = parseMbit(written(of, key)); !ok {
+			n.wrong(v, "has a %s of %.40q; write a number of megabits per second such as 25 or 2.5", key, written(of, key))
+		}
 	}
 	v.virtual = written(of, "virtual") == "true" || strings.EqualFold(written(of, "type"), "virtual")
 	if id := written(of, "id"); id != "" {
@@ -103,15 +106,6 @@ func written(of any, key string) string {
 		return strings.TrimSpace(fmt.Sprint(v))
 	}
 	return ""
-}
-
-func (n *nodes) speed(v *node, of any, key string) (policy.Rate, reason) {
-	text := written(of, key)
-	rate, why, ok := parseMbit(text)
-	if !ok {
-		n.wrong(v, "has a %s of %.40q; write a number of megabits per second such as 25 or 2.5", key, text)
-	}
-	return rate, why
 }
 
 // addPools adds the pools of nodes, below those of the nodes above.

@@ -29,11 +29,9 @@ type entry struct {
 type limit struct {
 	policy.Rule // without a network
 
-	// The limit that packets must conform to, too; nil for none. Of htb, it is the class above, and make finds the others.
-	in *limit
-
-	packets bool // of nft: it counts packets, not bytes
-	over    bool // of nft: its verdict is for excess packets, not for conforming ones
+	in      *limit // packets must conform to it, too; of htb, the class above, and nest finds the others; nil for none
+	packets bool   // of nft: it counts packets, not bytes
+	over    bool   // of nft: its verdict is for excess packets, not for conforming ones
 	where   string
 
 	order int           // among limits of rules
@@ -280,10 +278,10 @@ func (t *table) add(i int) {
 	}
 	_, found := t.holes[e.prefix]
 	switch {
-	case partial && !e.drops:
-		t.some = append(t.some, i)
-		return
 	case partial:
+		if !e.drops {
+			t.some = append(t.some, i)
+		}
 		return
 	case e.limit != nil && e.limit.possible():
 		t.limits[e.prefix] = append(t.limits[e.prefix], i)
@@ -335,8 +333,7 @@ func (t *table) rule(of entry) ruled {
 	return r
 }
 
-// excepted reports packets that skipped limits because of other conditions than the address
-// that is matched.
+// excepted reports packets that skipped limits by other conditions than the address that is matched.
 func (t *table) excepted() {
 	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {

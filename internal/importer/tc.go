@@ -32,8 +32,7 @@ var (
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
 // filters by address select, and tbf. Limits of an ifb device are for the devices that feed it.
-// Commands that it names are for a network namespace; "" for the current one. The error is for
-// hash tables that are too many.
+// Commands that it names are for a network namespace; "" for the current one. The error is for too many hash tables.
 func TC(dumps []Dump, netns string) (Imported, error) {
 	s := newCollector()
 	all, policers := map[string]*device{}, map[uint32]*limit{}
