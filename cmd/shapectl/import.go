@@ -12,11 +12,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/importer"
 	"github.com/shapectl/shapectl/internal/netns"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -114,7 +112,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 					network, found = beside, beside
 				}
 			}
-			return e.importFile("libreqos", given[0], cmd, func(devices importer.File) (importer.Imported, error) {
+			return e.importFile("libreqos", given[0], func(devices importer.File) (importer.Imported, error) {
 				imported, err := e.importLibreQoS(devices, network, o)
 				if found != "" {
 					imported.Notes = append(imported.Notes, "the tree of nodes is that of "+found)
@@ -169,7 +167,7 @@ iptables, limits whose excess packets jump to a chain, and limits in chains for 
 			if cmd.Flags().Changed("device") && device == "" {
 				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
 			}
-			return e.importFile("nft", given[0], cmd, func(ruleset importer.File) (importer.Imported, error) {
+			return e.importFile("nft", given[0], func(ruleset importer.File) (importer.Imported, error) {
 				return importer.NFT(ruleset.Name, ruleset.Text, device)
 			})
 		},
@@ -237,13 +235,13 @@ the same. tc keeps its limits: until you remove them, both limit.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}
-			return e.imported("import tc "+strings.Join(given, " "), plain.Command(e.netns, "import tc", given...), imported)
+			return e.imported("import tc "+strings.Join(given, " "), imported)
 		},
 	}
 }
 
 // importFile imports a file or standard input.
-func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(importer.File) (importer.Imported, error)) error {
+func (e *env) importFile(tool, name string, read func(importer.File) (importer.Imported, error)) error {
 	if e.netns != "" {
 		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
@@ -259,29 +257,13 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(import
 	if err != nil {
 		return inputf("import %s %s: %w", tool, inputName(name), err)
 	}
-	command := "import " + tool
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		values := []string{f.Value.String()}
-		if several, ok := f.Value.(pflag.SliceValue); ok {
-			values = several.GetSlice()
-		}
-		for _, v := range values {
-			switch {
-			case f.Name == "json":
-			case f.NoOptDefVal != "": // it needs no value
-				command += " --" + f.Name
-			default:
-				command += " --" + f.Name + " " + plain.Word(v)
-			}
-		}
-	})
-	return e.imported("import "+tool+" "+inputName(name), plain.Command("", command, name), imported)
+	return e.imported("import "+tool+" "+inputName(name), imported)
 }
 
-// imported prints what command, which is for a shell, imported.
-func (e *env) imported(doing, command string, i importer.Imported) error {
+// imported prints what was imported.
+func (e *env) imported(doing string, i importer.Imported) error {
 	// Some device names cannot be in a policy. Then nothing of it is printed.
-	policy, err := report.ImportedPolicy(command, i)
+	policy, err := report.ImportedPolicy("shapectl "+e.typed, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
 	}
