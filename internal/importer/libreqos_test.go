@@ -302,7 +302,7 @@ func TestLibreQoSProtects(t *testing.T) {
 		for _, r := range i.Tables[slices.IndexFunc(i.Tables, func(t policy.Table) bool { return t.Direction == policy.Egress && !t.IsPools() })].Rules {
 			got = append(got, r.Guarantee.String())
 		}
-		if s := strings.Join(got, " "); s != test.want || len(i.Notes) != test.notes || !strings.HasPrefix(i.Lines()[0], test.line) {
+		if s := strings.Join(got, " "); s != test.want || len(i.Notes) != test.notes || !strings.HasPrefix(i.Lines()[0], test.line) || !strings.HasSuffix(i.Lines()[0], "or keep some by --protect") {
 			t.Errorf("protect %q: %s, not %s; %q, %q", test.protect, s, test.want, i.Lines(), i.Notes)
 		}
 	}
