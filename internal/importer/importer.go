@@ -218,10 +218,7 @@ func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
-	for !utf8.RuneStart(text[most]) {
-		most--
-	}
-	return strings.TrimRightFunc(text[:most], unicode.IsSpace)
+	return strings.TrimRightFunc(strings.ToValidUTF8(text[:most], ""), unicode.IsSpace)
 }
 
 // oneLine replaces control characters, and characters that end a line in YAML, by spaces.

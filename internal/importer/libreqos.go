@@ -38,9 +38,7 @@ var (
 		"no rule was made, so this direction is not limited; write a rate"}
 	noAddress = reason{loosens, "row without an address", "a rule needs a network",
 		"no rule was made; write an IPv4 or IPv6 address"}
-	skipped  = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
-	hostBits = reason{other, "address with the prefix length of a network", "a rule is for a whole network",
-		"the network was used; leave out the length if only the address was meant"}
+	skipped = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
 )
 
 // Columns of ShapedDevices.csv by headerName, and names of earlier versions for them.
@@ -79,7 +77,6 @@ type shapedDevices struct {
 	at     map[string]int // the index of each column
 	header []string
 	errors policyfile.Errors
-	rows   int
 
 	// The current row: a device of a subscriber.
 	fields int // in the file
@@ -176,7 +173,6 @@ func (s *shapedDevices) read() error {
 	if !s.readHeader() {
 		return s.errors
 	}
-	header, _ := s.csv.FieldPos(0)
 	for {
 		record, err := s.csv.Read()
 		if err == io.EOF {
@@ -188,8 +184,8 @@ func (s *shapedDevices) read() error {
 			s.row(record)
 		}
 	}
-	if s.rows == 0 && len(s.errors) == 0 {
-		s.wrong(header, 1, "no row follows the header; is the file cut off?")
+	if len(s.order) == 0 && len(s.Left) == 0 && len(s.errors) == 0 {
+		s.wrong(1, 1, "no row follows the header; is the file cut off?")
 		return s.errors
 	}
 	switch {
@@ -325,31 +321,11 @@ func (s *shapedDevices) cell(column string) string {
 	return ""
 }
 
-// device adds a row to its circuit, which is new if no row before has its ID. The first address stands for an ID that is missing.
+// device adds a row to its circuit, which is new if no row before has its ID.
 func (s *shapedDevices) device() {
-	s.rows++
 	before := len(s.errors)
 	networks := append(s.networks(ipv4), s.networks(ipv6)...)
-	id := oneLine(s.cell(circuitID))
-	if len(id) > maxID {
-		s.problem(s.at[circuitID], "the Circuit ID has %d bytes, and at most %d fit into names; shorten it", len(id), maxID)
-	}
-	hasID := id != ""
-	if !hasID && len(networks) > 0 {
-		id = policy.NetworkText(networks[0])
-	}
-	c := &circuit{id: id, title: oneLine(s.cell(circuitName)), name: id}
-	if c.title != "" && c.title != id {
-		c.name = ended(c.title, " ("+id+")")
-	}
-	c.who = strconv.Quote(c.name)
-	for w, columns := range [ways][2]string{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
-		c.rates[w], c.whys[w] = s.speed(columns[0])
-		least, why := s.speed(columns[1])
-		if c.least[w] = least; why == outside {
-			s.leave(outOfRange, s.where, "%v for %s", way(w), c.who)
-		}
-	}
+	c := s.circuit(networks)
 	if len(s.errors) > before {
 		return
 	}
@@ -358,16 +334,16 @@ func (s *shapedDevices) device() {
 		s.leave(noAddress, s.where, "%s", c.who)
 		return
 	}
-	if !hasID {
+	if s.cell(circuitID) == "" {
 		s.noIDs = append(s.noIDs, s.where)
 	}
-	first := s.circuits[id]
+	first := s.circuits[c.id]
 	switch {
 	case first == nil:
-		first, s.circuits[id] = c, c
+		first, s.circuits[c.id] = c, c
 		s.order = append(s.order, c)
 		for _, pattern := range s.Protect {
-			if matches(pattern, id) || matches(pattern, c.title) || matches(pattern, s.cell(remark)) {
+			if matches(pattern, c.id) || matches(pattern, c.title) || matches(pattern, s.cell(remark)) {
 				c.protected, s.protected[pattern] = true, true
 			}
 		}
@@ -403,6 +379,29 @@ func (s *shapedDevices) device() {
 	}
 }
 
+// circuit reads the circuit of a row. The first address stands for an ID that is missing.
+func (s *shapedDevices) circuit(networks []netip.Prefix) *circuit {
+	c := &circuit{id: oneLine(s.cell(circuitID)), title: oneLine(s.cell(circuitName))}
+	switch {
+	case len(c.id) > maxID:
+		s.problem(s.at[circuitID], "the Circuit ID has %d bytes, and at most %d fit into names; shorten it", len(c.id), maxID)
+	case c.id == "" && len(networks) > 0:
+		c.id = policy.NetworkText(networks[0])
+	}
+	if c.name = cmp.Or(c.id, c.title); c.title != "" && c.title != c.name {
+		c.name = ended(c.title, " ("+c.id+")")
+	}
+	c.who = strconv.Quote(c.name)
+	for w, columns := range [ways][2]string{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
+		c.rates[w], c.whys[w] = s.speed(columns[0])
+		least, why := s.speed(columns[1])
+		if c.least[w] = least; why == outside {
+			s.leave(outOfRange, s.where, "%v for %s", way(w), c.who)
+		}
+	}
+	return c
+}
+
 // findNode finds the parent node of a circuit, and returns its name unless its pool tells it.
 func (s *shapedDevices) findNode(c *circuit) string {
 	site := oneLine(s.cell(parentNode))
@@ -429,12 +428,7 @@ func matches(pattern, text string) bool {
 func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
 	separates := func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) }
 	for _, word := range strings.FieldsFunc(s.cell(column), separates) {
-		p, err := policy.ParsePrefix(word)
-		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
-			p, err = loose.Masked(), nil
-			s.leave(hostBits, s.where, "%s was read as %v", word, p)
-		}
-		switch {
+		switch p, err := policy.ParsePrefix(word); {
 		case err != nil:
 			s.problem(s.at[column], "%v", err)
 		case p.Addr().Is4() != (column == ipv4):

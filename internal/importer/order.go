@@ -39,13 +39,6 @@ type limit struct {
 	pool  policy.Within // the name of its pool, once it was added
 }
 
-func (l *limit) depth() (n int) {
-	for ; l.in != nil; l = l.in {
-		n++
-	}
-	return n
-}
-
 // scoped reports whether the limit has several buckets, so that it cannot become a pool.
 func (l *limit) scoped() bool { return l.Each.Kind != policy.EachAll }
 
@@ -143,7 +136,7 @@ func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
-			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, b.depth()-a.depth(), a.order-b.order)
+			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, a.order-b.order)
 		})
 		for i, l := range r.limits {
 			var next *limit

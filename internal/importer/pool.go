@@ -66,6 +66,55 @@ func fractionOf(rate, room uint64) fraction {
 	return f
 }
 
+// A ledger has what is guaranteed within pools.
+type ledger struct {
+	pools  []policy.Rule
+	at     map[policy.Within]int
+	within []promise // by pool: to all that are directly within it
+	own    map[*policy.Rule]promise
+}
+
+// enter enters what is guaranteed to a rule, or to a pool and its members.
+func (l *ledger) enter(r *policy.Rule, isKept bool, members promise) {
+	sum := min(max(uint64(r.Guarantee), members.sum()), uint64(r.Rate))
+	kept := min(members.kept, sum)
+	if isKept {
+		kept = sum
+	}
+	if r.Guarantee != 0 {
+		r.Guarantee = policy.Guarantee(sum)
+	}
+	l.own[r] = promise{kept, sum - kept}
+	if i, found := l.at[r.Within]; found {
+		l.within[i].add(l.own[r])
+	}
+}
+
+// leave returns what the pools above a rule or pool leave of what is guaranteed to it, and why that is less.
+func (l *ledger) leave(r *policy.Rule) (g policy.Guarantee, why string) {
+	own := l.own[r]
+	for name := r.Within; name != ""; {
+		p, in := &l.pools[l.at[name]], l.within[l.at[name]]
+		room := uint64(p.Rate)
+		if name = p.Within; in.sum() <= room {
+			continue
+		}
+		if why == "" {
+			why = fmt.Sprintf("%v are guaranteed within %q, whose rate is %v", policy.Rate(in.sum()), p.Label.Name, p.Rate)
+		}
+		if in.kept <= room {
+			own.other = fractionOf(in.other, room-in.kept).of(own.other)
+		} else { // not even those that are protected fit
+			f := fractionOf(in.sum(), room)
+			own = promise{f.of(own.kept), f.of(own.other)}
+		}
+	}
+	if g = policy.Guarantee(own.sum()); g < policy.Guarantee(policy.MinRate) {
+		g = 0
+	}
+	return g, why
+}
+
 // balance makes the guarantees within each pool add up to no more than its rate, and keeps those of protected circuits if
 // they fit. A pool's own guarantee is raised to that of its members, because LibreQoS and htb give them theirs, too.
 func (c *collector) balance() {
@@ -73,34 +122,19 @@ func (c *collector) balance() {
 	if t == nil {
 		return
 	}
-	at := map[policy.Within]int{}
+	l := ledger{t.Rules, map[policy.Within]int{}, make([]promise, len(t.Rules)), map[*policy.Rule]promise{}}
 	for i := range t.Rules {
-		at[policy.Within(t.Rules[i].Label.Name)] = i
-	}
-	within, own := make([]promise, len(t.Rules)), map[*policy.Rule]promise{}
-	enter := func(key tableKey, r *policy.Rule, members promise) {
-		sum := min(max(uint64(r.Guarantee), members.sum()), uint64(r.Rate))
-		kept := min(members.kept, sum)
-		if c.origins[place{key, r.Prefix}].kept {
-			kept = sum
-		}
-		if r.Guarantee != 0 {
-			r.Guarantee = policy.Guarantee(sum)
-		}
-		own[r] = promise{kept, sum - kept}
-		if i, found := at[r.Within]; found {
-			within[i].add(own[r])
-		}
+		l.at[policy.Within(t.Rules[i].Label.Name)] = i
 	}
 	for key, of := range c.tables {
 		for i := range of.Rules {
-			if key != pools {
-				enter(key, &of.Rules[i], promise{})
+			if r := &of.Rules[i]; key != pools {
+				l.enter(r, c.origins[place{key, r.Prefix}].kept, promise{})
 			}
 		}
 	}
 	for i := range slices.Backward(t.Rules) {
-		enter(pools, &t.Rules[i], within[i])
+		l.enter(&t.Rules[i], c.origins[place{pools, t.Rules[i].Prefix}].kept, l.within[i])
 	}
 	type loss struct {
 		policy.Guarantee
@@ -110,32 +144,13 @@ func (c *collector) balance() {
 	for key, of := range c.tables {
 		for k := range of.Rules {
 			r := &of.Rules[k]
-			g, before, because := own[r], r.Guarantee, ""
+			before, o := r.Guarantee, c.origins[place{key, r.Prefix}]
 			if before == 0 {
 				continue
 			}
-			for name := r.Within; name != ""; {
-				p, in := &t.Rules[at[name]], within[at[name]]
-				room := uint64(p.Rate)
-				if name = p.Within; in.sum() <= room {
-					continue
-				}
-				if because == "" {
-					because = fmt.Sprintf("%v are guaranteed within %q, whose rate is %v", policy.Rate(in.sum()), p.Label.Name, p.Rate)
-				}
-				if in.kept <= room {
-					g.other = fractionOf(in.other, room-in.kept).of(g.other)
-				} else { // not even those that are protected fit
-					f := fractionOf(in.sum(), room)
-					g = promise{f.of(g.kept), f.of(g.other)}
-				}
-			}
-			if r.Guarantee = policy.Guarantee(g.sum()); r.Guarantee < policy.Guarantee(policy.MinRate) {
-				r.Guarantee = 0
-			}
-			if r.Guarantee < before {
-				o := c.origins[place{key, r.Prefix}]
-				losses = append(losses, loss{before - r.Guarantee, o.where, fmt.Sprintf("%s: %v of %v, because %s", o.who, r.Guarantee, before, because)})
+			after, why := l.leave(r)
+			if r.Guarantee = after; after < before {
+				losses = append(losses, loss{before - after, o.where, fmt.Sprintf("%s: %v of %v, because %s", o.who, after, before, why)})
 			}
 		}
 	}
