@@ -91,18 +91,18 @@ func (i Imported) Lines() (lines []string) {
 		if more := len(reasons) - n; len(lines) == mostLines-1 && more > 1 {
 			return append(lines, fmt.Sprintf("%d other kinds", more))
 		}
-		all, shown, such := of[r], 1, ""
+		all, shown, often := of[r], 1, ""
 		if r.effect == unblocks {
 			shown = 3 // customers
 		}
-		if len(all) > 1 {
-			such = fmt.Sprintf("%d times, such as ", len(all))
+		if len(all) > shown {
+			often = fmt.Sprintf("%d times, such as ", len(all))
 		}
 		var places []string
 		for _, l := range all[:min(shown, len(all))] {
 			places = append(places, l.Where+" ("+l.What+")")
 		}
-		lines = append(lines, fmt.Sprintf("%v: %s, %s%s; %s", r.effect, r.Kind, such, strings.Join(places, ", "), r.Advice))
+		lines = append(lines, fmt.Sprintf("%v: %s, %s%s; %s", r.effect, r.Kind, often, strings.Join(places, ", "), r.Advice))
 	}
 	return lines
 }
