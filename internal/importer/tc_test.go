@@ -31,6 +31,9 @@ var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb", "block"}
 // captured lists the set-ups of which testdata has a dump.
 var captured = append([]string{"police", "hosts", "unread", "cake"}, live...)
 
+func (i Imported) Rules() int { _, n := i.Count(); return n }
+func (i Imported) Pools() int { n, _ := i.Count(); return n }
+
 // A test keeps objects as messages.
 func (o object) MarshalJSON() ([]byte, error) { return json.Marshal(o.message) }
 
@@ -164,8 +167,8 @@ func TestTCCake(t *testing.T) {
 	testenv.Must(t, err)
 	all := strings.Join(imported.Lines(), "\n")
 	for _, command := range []string{
-		"'shapectl -n lab line --down 26316kbit --up 39474kbit --link 30/84 va'",
-		"'shapectl -n lab line --up 1053kbit --fair flow vb'",
+		"'shapectl -n lab line --down 26.316mbit --up 39.474mbit --link 30/84 va'",
+		"'shapectl -n lab line --up 1.053mbit --fair flow vb'",
 	} {
 		if !strings.Contains(all, command) {
 			t.Errorf("%s is not in: %s", command, all)
