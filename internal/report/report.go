@@ -128,14 +128,6 @@ func percentOr(v live.Value) string {
 	return percentText(v.N)
 }
 
-// limit is the rate and the capacity of a rule, nil for an unlimited one.
-func limit(r policy.Rule) (rate, capacity *uint64) {
-	if r.Rate == policy.Unlimited {
-		return nil, nil
-	}
-	return (*uint64)(&r.Rate), &r.Capacity
-}
-
 // JSON writes a value as one indented document; a list, which may be long, one element after another.
 func JSON(w io.Writer, v any) error {
 	const indent = "  "
