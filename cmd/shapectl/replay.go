@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -224,16 +225,15 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 	defer engine.Close()
 	run := replay.NewRun(engine, limits)
 	var lines *bufio.Writer // nil unless each packet has a line
+	each := func(replay.Result) bool { return true }
 	if e.json && !o.summary {
 		lines = bufio.NewWriterSize(e.out, 1<<16)
-	}
-	ended := e.offerAll(ctx, run, in, func(r replay.Result) bool {
-		if lines == nil {
-			return true
+		encoder := json.NewEncoder(lines)
+		each = func(r replay.Result) bool { // Flush returns the same error
+			return encoder.Encode(report.NewPacket(r, limits, in.Addressed)) == nil
 		}
-		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed))
-		return err == nil // Flush returns the same error
-	})
+	}
+	ended := e.offerAll(ctx, run, in, each)
 	read.finish()
 	if lines != nil { // also before an error
 		err = lines.Flush()

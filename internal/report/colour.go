@@ -68,13 +68,7 @@ func (c *Colouring) levels(key string, level, capacity uint64) string {
 	if c.Peak {
 		second = "P"
 	}
-	fill := func(level, of uint64) string {
-		if of == 0 {
-			return "0 bytes"
-		}
-		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
-	}
-	return fmt.Sprintf("%s: C %s, %s %s", key, fill(level, capacity), second, fill(*c.SecondLevelBytes, *c.SecondCapacityBytes))
+	return fmt.Sprintf("%s: C %s, %s %s", key, filled(level, capacity), second, filled(*c.SecondLevelBytes, *c.SecondCapacityBytes))
 }
 
 // become is what happens to a packet of the colour, or to many.

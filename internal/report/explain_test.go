@@ -83,10 +83,10 @@ func TestVerdictWords(t *testing.T) {
 		want   []string
 	}{
 		{"conforms", func(*Stop) {}, []string{
-			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if no more come",
+			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0% full); empty in 1m40s if no more come",
 			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 4 such packets (4900 bytes)",
 		}},
-		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: 0 of 5000 bytes (0.0 % full)\n"}},
+		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: 0 of 5000 bytes (0% full)\n"}},
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
 		{"bigger than the bucket", func(p *Stop) { p.Bytes = 9000 }, []string{"a packet of 9000 bytes passes now: it is larger than the bucket, but that is empty"}},
 		{"dropped", excess, []string{"a packet of 1000 bytes is dropped now by 10.0.0.0/24; it conforms in 500ms, if no others come\n"}},
@@ -105,18 +105,18 @@ func TestVerdictWords(t *testing.T) {
 			"; each excess packet until then keeps the bucket full for 30s again",
 		}},
 		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass") }, []string{
-			"queue      of 10.0.0.7: 0 of 10000 bytes (0.0 % full)",
+			"queue      of 10.0.0.7: 0 of 10000 bytes (0% full)",
 			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 10 such packets (10000 bytes)",
 		}},
 		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass") }, []string{
-			"bucket     of 10.0.0.7: 0 of 4000 bytes (0.0 % full), queue: 0 of 6000 bytes (0.0 % full)",
+			"bucket     of 10.0.0.7: 0 of 4000 bytes (0% full), queue: 0 of 6000 bytes (0% full)",
 		}},
 		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
-			"queue      of 10.0.0.7: 2000 of 10000 bytes (20.0 % full); empty in",
+			"queue      of 10.0.0.7: 2000 of 10000 bytes (20% full); empty in",
 			"a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room for 8 such packets (8000 bytes)\n",
 		}},
 		{"waits behind a bucket", func(p *Stop) { queue(p, gcra, 5000, 2e6, "delay") }, []string{
-			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room",
+			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100% full), queue: 1000 of 6000 bytes (17% full); empty in", "a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room",
 		}},
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
 			"a packet of 1000 bytes waits 6ms, and is marked by ECN if it allows that; 10.0.0.0/24 has room for 4 such packets",

@@ -301,11 +301,9 @@ func noRoom(key string) string {
 	return "the bucket table has no room for " + key + ": this is the rule's spill bucket, which all keys without a bucket share"
 }
 
-func percent(part, whole uint64) string {
-	if whole == 0 {
-		return "no room"
-	}
-	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
+// filled says how full a bucket or queue is.
+func filled(level, of uint64) string {
+	return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percentText(percentOf(level, of)))
 }
 
 // Queue is how much a rule may queue, and for how long.
@@ -337,15 +335,12 @@ func (q Queue) delays() bool { return q.QueueBytes > 0 }
 
 // filled says how full the bucket or queue of a key is. what is which of them.
 func (q Queue) filled(key string, level, capacity uint64) (what, text string) {
-	fill := func(level, of uint64) string {
-		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
-	}
 	switch {
 	case !q.delays():
-		return "bucket", "of " + key + ": " + fill(level, capacity)
+		return "bucket", "of " + key + ": " + filled(level, capacity)
 	case q.beyond == 0:
-		return "queue", "of " + key + ": " + fill(level, capacity)
+		return "queue", "of " + key + ": " + filled(level, capacity)
 	}
 	inside := min(level, capacity)
-	return "bucket", "of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
+	return "bucket", "of " + key + ": " + filled(inside, capacity) + ", queue: " + filled(level-inside, q.beyond)
 }
