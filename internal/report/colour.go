@@ -62,15 +62,6 @@ type Colouring struct {
 	Peak bool `json:"-"` // the second bucket is P
 }
 
-// levels says how full both buckets of a key are.
-func (c *Colouring) levels(key string, level, capacity uint64) string {
-	second := "E"
-	if c.Peak {
-		second = "P"
-	}
-	return fmt.Sprintf("%s: C %s, %s %s", key, filled(level, capacity), second, filled(*c.SecondLevelBytes, *c.SecondCapacityBytes))
-}
-
 // become is what happens to a packet of the colour, or to many.
 func (c *Colouring) become(many bool) string {
 	passes, is, gets, it := "passes", "is ", "gets ", "it allows"

@@ -143,69 +143,36 @@ const (
 // Paths are all paths that the packets in question may take.
 type Paths []Path
 
-// Text writes paths for people to read: first which rules decide and how, then why. Paths that differ only in their
-// addresses are one text.
+// Text writes paths for people to read: first which rules decide and how, then why.
 func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
 	told := map[string]bool{} // pools
-	written := make([]bool, len(paths))
 	for i := range paths {
-		if written[i] {
-			continue
-		}
-		var same []*Path
-		for j := i + 1; j < len(paths); j++ {
-			if key := paths[i].buckets(); key != "" && !written[j] && paths[j].buckets() == key {
-				same, written[j] = append(same, &paths[j]), true
-			}
-		}
 		if i > 0 {
 			s.WriteByte('\n')
 		}
-		paths[i].text(&s, same, told)
+		paths[i].text(&s, told)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-// buckets identifies all that packets meet on a path, if they meet only buckets of pools; else it is "".
-func (w *Path) buckets() (key string) {
-	for i := range w.Hooks {
-		p := &w.Hooks[i]
-		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.RevertsInNS != nil {
-			return ""
-		}
-		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, p.Bytes, p.Warnings)
-		for j := range p.Pools {
-			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
-		}
-	}
-	return key
-}
-
-// text writes a path, and what is different on others that are alike.
-func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
+func (w *Path) text(s *strings.Builder, told map[string]bool) {
+	line := func(indent, text string) { s.WriteString(plain.Fold(plain.Line(text), screenWidth, indent, "    ")) }
 	answer := w.Packets + ": a packet passes; no rule limits it"
 	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
 	if decides >= 0 {
 		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
 	}
-	s.WriteString(plain.Fold(plain.Line(answer), screenWidth, "", "    "))
-	s.WriteString(plain.Fold(plain.Line("they "+w.How), screenWidth, "  ", "    "))
+	line("", answer)
+	line("  ", "they "+w.How)
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		line := stop.where() + ": " + stop.decision()
+		text := stop.where() + ": " + stop.decision()
 		if i != decides && stop.says() {
-			line += "; " + stop.now()
+			text += "; " + stop.now()
 		}
-		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
-		others := ""
-		for _, path := range same {
-			others += ", " + path.Hooks[i].network()
-		}
-		if others != "" {
-			s.WriteString(plain.Fold(plain.Line("the same for "+others[2:]), screenWidth, "  ", "    "))
-		}
+		line("  ", text)
 	}
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
@@ -218,31 +185,16 @@ func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 			stop.text(s, told)
 		}
 	}
-	for _, path := range same {
-		w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
-	}
-	elsewhere(w.Elsewhere, s)
-}
-
-// elsewhere writes rules that packets do not meet, or not all of them.
-func elsewhere(rules []Elsewhere, s *strings.Builder) {
-	var lines []string
-	for i := range rules {
-		e := &rules[i]
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State))
-		if !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	if len(lines) > 0 {
+	if len(w.Elsewhere) > 0 {
 		s.WriteString("\nother rules for these packets:\n")
 	}
-	for i, line := range lines {
-		if i == fewElsewhere && len(lines) > fewElsewhere+1 {
-			fmt.Fprintf(s, "  %d more, which -j lists\n", len(lines)-fewElsewhere)
+	for i := range w.Elsewhere {
+		e := &w.Elsewhere[i]
+		if i == fewElsewhere {
+			fmt.Fprintf(s, "  %d more, which -j lists\n", len(w.Elsewhere)-i)
 			break
 		}
-		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
+		line("  ", fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State)))
 	}
 }
 
@@ -286,18 +238,6 @@ func (p *Stop) decision() string {
 	return text
 }
 
-func (p *Stop) dropped() string {
-	return percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
-}
-
-// network is that of the rule that matches, with what it dropped.
-func (p *Stop) network() string {
-	if p.DroppedPackets == 0 {
-		return *p.Rule
-	}
-	return *p.Rule + " (" + p.dropped() + " dropped)"
-}
-
 // lately is what the rule used while its packets were counted, and what happened to them.
 func (p *Stop) lately() string {
 	used := optional(p.UseBits, bitsText)
@@ -319,14 +259,17 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
-			if p.Bucket.Spilled {
-				fact(s, "spilled", noRoom(p.Bucket.Key))
-			}
 		}
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)
 		}
-		p.counters(s)
+		if all := p.PassedPackets + p.DroppedPackets; all > 0 {
+			text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+			if p.ExcessPackets != p.DroppedPackets {
+				text += fmt.Sprintf(", %d excess", p.ExcessPackets)
+			}
+			fact(s, "so far", text)
+		}
 		for i := range p.Pools {
 			pool := &p.Pools[i]
 			if told[pool.Name] {
@@ -356,31 +299,13 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	if chain != nil {
 		fact(s, "path", strings.Join(chain, "; "))
 	}
-	if len(p.Hides) > 0 {
-		fact(s, "wider", wider(p.Hides))
+	var wider []string
+	for _, r := range p.Hides {
+		wider = append(wider, r.String())
 	}
-}
-
-// counters are how many packets the rule refused so far.
-func (p *Stop) counters(s *strings.Builder) {
-	all := p.PassedPackets + p.DroppedPackets
-	if all == 0 {
-		return
+	if wider != nil {
+		fact(s, "wider", "overrides "+strings.Join(wider, ", "))
 	}
-	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
-	if p.ExcessPackets != p.DroppedPackets {
-		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
-	}
-	fact(s, "so far", text)
-}
-
-// wider are rules that match, too, the narrowest first.
-func wider(rules []Brief) string {
-	var names []string
-	for _, r := range rules {
-		names = append(names, r.String())
-	}
-	return "overrides " + strings.Join(names, ", ")
 }
 
 func (a Attached) String() string {
@@ -484,17 +409,25 @@ func (b *Level) room() string {
 }
 
 func (b *Level) text(s *strings.Builder) {
-	label, full := b.filled(b.Key, b.LevelBytes, b.CapacityBytes)
+	label, full := "bucket", filled(b.LevelBytes, b.CapacityBytes)
 	switch {
 	case b.Colour != "":
-		label, full = "buckets", "of "+b.levels(b.Key, b.LevelBytes, b.CapacityBytes)
+		label, full = "buckets", "C "+full+", "+map[bool]string{false: "E ", true: "P "}[b.Peak]+filled(*b.SecondLevelBytes, *b.SecondCapacityBytes)
 	case b.HeldNS > 0:
-		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s", b.Key, About(b.HeldNS))
+		full = "full, and kept full by the penalty for another " + About(b.HeldNS)
+	case b.beyond > 0:
+		inside := min(b.LevelBytes, b.CapacityBytes)
+		full = filled(inside, b.CapacityBytes) + ", queue: " + filled(b.LevelBytes-inside, b.beyond)
+	case b.delays():
+		label = "queue"
 	}
 	if b.EmptyNS > 0 {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
-	fact(s, label, full)
+	fact(s, label, "of "+b.Key+": "+full)
+	if b.Spilled {
+		fact(s, "spilled", "the bucket table has no room for "+b.Key+": this is the rule's spill bucket, which all keys without a bucket share")
+	}
 }
 
 // About is a time in ns, rounded to three digits.

@@ -296,11 +296,6 @@ func rateText(bits *uint64) string {
 	return policy.Rate(*bits).String()
 }
 
-// noRoom says why a packet is charged to the spill bucket.
-func noRoom(key string) string {
-	return "the bucket table has no room for " + key + ": this is the rule's spill bucket, which all keys without a bucket share"
-}
-
 // filled says how full a bucket or queue is.
 func filled(level, of uint64) string {
 	return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percentText(percentOf(level, of)))
@@ -332,15 +327,3 @@ func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
 
 // delays reports whether the rule delays packets.
 func (q Queue) delays() bool { return q.QueueBytes > 0 }
-
-// filled says how full the bucket or queue of a key is. what is which of them.
-func (q Queue) filled(key string, level, capacity uint64) (what, text string) {
-	switch {
-	case !q.delays():
-		return "bucket", "of " + key + ": " + filled(level, capacity)
-	case q.beyond == 0:
-		return "queue", "of " + key + ": " + filled(level, capacity)
-	}
-	inside := min(level, capacity)
-	return "bucket", "of " + key + ": " + filled(inside, capacity) + ", queue: " + filled(level-inside, q.beyond)
-}
