@@ -14,9 +14,6 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// NotZero is a figure that is null in JSON where it is 0.
-func NotZero(v uint64) *uint64 { return history.NotZero(v) }
-
 // Deliveries are what several rules and pools delivered.
 type Deliveries []*history.Delivery
 

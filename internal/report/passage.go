@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -116,7 +117,7 @@ func Limiter(levels []Load) int {
 // NewPoolLevel is a pool with a level in units.
 func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	return PoolLevel{
-		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: optionalRate(r.Guarantee),
+		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: history.NotZero(uint64(r.Guarantee)),
 		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, Queue: NewQueue(r),
 	}
 }

@@ -113,13 +113,6 @@ const (
 	KindPool = "pool"
 )
 
-func optionalRate(g policy.Guarantee) *uint64 {
-	if g == 0 {
-		return nil
-	}
-	return (*uint64)(&g)
-}
-
 // percentOr writes a share; "" where it is not known.
 func percentOr(v live.Value) string {
 	if !v.Known {
