@@ -121,7 +121,7 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 
 func (c *ClusterStatus) columns() []column[ClusterMember] {
 	columns := []column[ClusterMember]{
-		{head: "HOST", always: true, cell: func(m *ClusterMember) string { return plain.Line(m.Host) }, cut: whole[ClusterMember]},
+		{head: "HOST", always: true, cell: func(m *ClusterMember) string { return plain.Line(m.Host) }, least: leastCut},
 		{head: "POOL", drop: 3, cell: func(m *ClusterMember) string {
 			if m.Pool == c.Cluster {
 				return ""

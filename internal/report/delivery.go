@@ -51,7 +51,7 @@ func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 
 // deliveryColumns are those of several parts.
 var deliveryColumns = func() []column[*history.Delivery] {
-	columns := []column[*history.Delivery]{{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, cut: whole[*history.Delivery], least: leastName, inside: true}}
+	columns := []column[*history.Delivery]{{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, least: leastName}}
 	add := func(head string, of func(*history.Delivery) string) {
 		columns = append(columns, column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }})
 	}

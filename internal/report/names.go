@@ -125,8 +125,8 @@ func (n *Named) side(c live.SideColumn) *NamedSide {
 // nameColumns are those of a table of names.
 func nameColumns(names Names) []column[Named] {
 	columns := []column[Named]{
-		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
-		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 5},
+		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, least: leastName, always: true},
+		{head: "POOL", cell: (*Named).pools, least: leastCut, drop: 5},
 	}
 	for i, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
 		figure := func(head string, wide, drop int, of func(NamedSide) string) {

@@ -211,24 +211,19 @@ func (r *Rule) Detail(w io.Writer) error {
 	if r.Label.Waits != 0 {
 		fact(&text, "guarantee", r.waits())
 	}
-	columns := append([]column[Rule]{figure("plan"), cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease)},
-		Table{Wide: true}.counted(Rules{*r})...)
+	columns := figures([]column[Rule]{cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease), full})
+	said := []string{"algorithm", "capacity_bytes", "queue_bytes", "pbs_bytes", "ebs_bytes", "within", "guarantee_bits_per_second", "share", "passed_bytes", "dropped_percent"}
 	for _, c := range columns {
 		says, what := c.cell(r), strings.ToLower(c.head)
-		switch {
-		case says == "" || (says == "0" || says == "0%") && c.key != "passed_packets":
+		if slices.Contains(said, c.key) || says == "" || (says == "0" || says == "0%") && c.key != "passed_packets" || c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets {
 			continue
-		case c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets, c.key == "passed_bytes", c.key == "dropped_percent":
-			continue // said with the packets that passed or were dropped
-		case strings.HasSuffix(c.key, "_packets"):
-			what = strings.TrimSuffix(c.key, "_packets")
-			if says += " packets"; says == "1 packets" {
-				says = "1 packet"
-			}
-			if bytes := live.Figured(what + "_bytes"); bytes != nil && says != "0 packets" {
+		}
+		if of, packets := strings.CutSuffix(c.key, "_packets"); packets {
+			what, says = of, says+" packets"
+			if bytes := live.Figured(of + "_bytes"); bytes != nil && says != "0 packets" {
 				says = figureText(bytes, r.Item) + " in " + says
 			}
-			if c.key == "dropped_packets" {
+			if of == "dropped" {
 				says += ", " + r.figure("dropped_percent")
 			}
 		}

@@ -84,7 +84,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 	slices.SortStableFunc(lines, func(a, b RTT) int { return cmp.Compare(min(len(a.Host), 1), min(len(b.Host), 1)) })
 	columns := []column[RTT]{
 		{head: "DEVICE", cell: func(r *RTT) string { return plain.Line(r.Device) + " " + r.Direction }, always: true},
-		{head: "RULE", cell: func(r *RTT) string { return cmp.Or(plain.Line(r.Name), addressOf(r.CIDR)) }, cut: func(r *RTT) bool { return r.Name != "" }, least: leastName, always: true},
+		{head: "RULE", cell: func(r *RTT) string { return cmp.Or(plain.Line(r.Name), addressOf(r.CIDR)) }, least: leastName, always: true},
 		{head: "HOST", cell: func(r *RTT) string { return r.Host }},
 	}
 	for _, side := range []struct {

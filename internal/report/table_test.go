@@ -163,17 +163,16 @@ tap4 egress  10.0.0.0/24  1mbit  attached, but the device has moved to another n
 			named(shown("tap2", in, "10.0.3.8/32", 10e6, nil), "Smith & Sons, 3rd floor, behind the second door on the left", "gold"),
 			named(shown("tap2", in, "10.0.3.9/32", 10e6, nil), "a\nb\x1b[31m", ""),
 		}}, `
-NAME                         DIR      NETWORK            PLAN      RATE   PASSED
-alice                        egress   10.0.3.7           gold    10mbit  5.00 kB
-                             egress   2001:db8:1:2::/64  silver  10mbit        0
-Smith & Sons, 3rd floor,...  ingress  10.0.3.8           gold    10mbit        0
-a\nb\u001b[31m               ingress  10.0.3.9                   10mbit        0
-all rules: tap2
+NAME                    DEVICE        NETWORK            PLAN      RATE   PASSED
+alice                   tap2 egress   10.0.3.7           gold    10mbit  5.00 kB
+                        tap2 egress   2001:db8:1:2::/64  silver  10mbit        0
+Smith & So... the left  tap2 ingress  10.0.3.8           gold    10mbit        0
+a\nb\u001b[31m          tap2 ingress  10.0.3.9                   10mbit        0
 `},
 		"wide": {Table{Wide: true, Width: 80, Rules: Rules{named(shown("tap2", out, "10.0.3.7/32", 10e6, nil), "alice", ""), shown("tap2", out, "10.0.3.8/32", 10e6, nil)}}, `
-NAME   DEVICE       NETWORK     RATE  ALGORITHM  ON EXCESS   BURST
-alice  tap2 egress  10.0.3.7  10mbit  gcra       drop       375 kB
-       tap2 egress  10.0.3.8  10mbit  gcra       drop       375 kB
+NAME   DEVICE       NETWORK     RATE  ON EXCESS  ALGORITHM   BURST
+alice  tap2 egress  10.0.3.7  10mbit  drop       gcra       375 kB
+       tap2 egress  10.0.3.8  10mbit  drop       gcra       375 kB
 `},
 		"match": {Table{Rules: Rules{bySource, shown("eth0", in, "10.0.0.0/24", 1e6, nil)}}, `
 DEVICE        NETWORK      BY    RATE
@@ -239,24 +238,24 @@ func TestDetail(t *testing.T) {
 eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
     kB (300 ms); excess is dropped (gcra)
   state      in force, by tcx
+  full       10%
+  note       moved in 2024\n
   plan       gold
-  use        277mbit
-  of rate    2765%
+  level      37.5 kB
   passed     1.23 GB in 1.23M packets
   excess     20.0 MB in 20.0k packets
   dropped    12.3 MB in 12.3k packets, 0%
   marked     7 packets
-  level      37.5 kB
-  full       10%
-  note       moved in 2024\n
+  use        277mbit
+  of rate    2765%
 `: busy, `
 eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
   state      NOT IN FORCE: detached
-  passed     0 packets
-  spilled    1 packet
-  level      1.00 kB
   full       0.3%
+  level      1.00 kB
+  passed     0 packets
+  spilled    1 packets
 `: host} {
 		same(t, r.Network(), text(t, r.Detail), want)
 	}
@@ -295,7 +294,7 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
 POOL OR RULE  DEVICE       KEY         LEVEL  FULL
 10.0.1.0/24   eth0 egress  10.0.1.9  13.1 kB   10%
-uplink        pool                   1.00 kB   10%
+uplink                               1.00 kB   10%
 `)
 }
 

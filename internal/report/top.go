@@ -188,7 +188,7 @@ func topColumns(rules Rules, by string, width int) []column[Rule] {
 	if by == "bucket" || by == "host" || by == "flow" {
 		columns := partColumns(strings.ToUpper(by))
 		if by == "bucket" || slices.ContainsFunc(rules, func(r Rule) bool { return r.Key != rules[0].Key }) {
-			return slices.Insert(columns, 1, called(rules), places(rules))
+			return slices.Insert(columns, 1, called(rules), places())
 		}
 		return columns
 	}
@@ -198,27 +198,23 @@ func topColumns(rules Rules, by string, width int) []column[Rule] {
 			devices[r.Device], directions[r.Direction] = true, true
 		}
 	}
-	place := func(r *Rule) string { // what tells rules with a name apart
-		switch {
-		case len(devices) < 2:
-			return r.Direction
-		case len(directions) < 2:
-			return plain.Line(r.Device)
-		}
-		return r.Where()
-	}
-	indent := func(r *Rule, text string) string { return strings.Repeat("  ", r.depth) + text }
-	columns := []column[Rule]{{
-		head: "POOL OR RULE", always: true, cut: whole[Rule], inside: true, least: leastRule,
-		cell: func(r *Rule) string { return indent(r, r.Called()) },
-		short: &short[Rule]{"POOL OR RULE", "", func(r *Rule) string {
-			if r.IsPool() || r.Label.Name == "" {
-				return indent(r, r.Called())
+	full := width == 0 || width >= planWidth
+	called := func(r *Rule) string {
+		text := r.Called()
+		if !full && !r.IsPool() && r.Label.Name != "" { // what tells rules with a name apart
+			switch text = plain.Line(r.Label.Name) + " "; {
+			case len(devices) < 2:
+				text += r.Direction
+			case len(directions) < 2:
+				text += plain.Line(r.Device)
+			default:
+				text += r.Where()
 			}
-			return indent(r, plain.Line(r.Label.Name)+" "+place(r))
-		}},
-	}}
-	if plan := figure("plan"); width == 0 || width >= planWidth {
+		}
+		return strings.Repeat("  ", r.depth) + text
+	}
+	columns := []column[Rule]{{head: "POOL OR RULE", always: true, least: leastRule, cell: called}}
+	if plan := figure("plan"); full {
 		plan.drop = 6
 		columns = append(columns, plan)
 	}
