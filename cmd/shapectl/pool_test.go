@@ -144,7 +144,7 @@ func TestPoolShadow(t *testing.T) {
 		t.Errorf("with another rate, set says\n%s, want %q in it", got, of)
 	}
 	r.ok("set", "va", "egress", "0.0.0.0/0", "--within", "up")
-	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "POOL OR RULE  DEVICE  SHADOW  SEEN  WOULD DROP\nup            pool     5mbit     0") {
+	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "POOL OR RULE  SHADOW  SEEN  WOULD DROP\nup             5mbit     0") {
 		t.Errorf("show --shadow says\n%s", got)
 	}
 	policy := r.policy(r.ok("export"))

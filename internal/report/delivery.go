@@ -41,7 +41,7 @@ func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 			s.WriteByte('\n')
 		}
 		line(deliveryTitle(all[i]))
-		for _, f := range deliveryFacts(all[i], fewest) {
+		for _, f := range deliveryFacts(all[i]) {
 			fact(&s, f[0], f[1])
 		}
 	}
@@ -50,38 +50,34 @@ func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 }
 
 // deliveryColumns are those of several parts.
-var deliveryColumns = func() []column[*history.Delivery] {
-	columns := []column[*history.Delivery]{{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, least: leastName}}
-	add := func(head string, of func(*history.Delivery) string) {
-		columns = append(columns, column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }})
-	}
-	add("COMMITTED", func(d *history.Delivery) string {
+var deliveryColumns = []column[*history.Delivery]{
+	{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, least: leastName},
+	ofDelivery("COMMITTED", func(d *history.Delivery) string {
 		return cmp.Or(optional(d.CommittedBits, func(bits uint64) string { return rateText(&bits) }), "none")
-	})
-	add("OFFERED", func(d *history.Delivery) string { return bytesText(d.OfferedBytes) })
-	add("PASSED", func(d *history.Delivery) string { return bytesText(d.PassedBytes) })
-	add("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) })
-	add("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, bitsText) })
-	add("DELIVERED", func(d *history.Delivery) string {
+	}),
+	ofDelivery("OFFERED", func(d *history.Delivery) string { return bytesText(d.OfferedBytes) }),
+	ofDelivery("PASSED", func(d *history.Delivery) string { return bytesText(d.PassedBytes) }),
+	ofDelivery("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) }),
+	ofDelivery("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, bitsText) }),
+	ofDelivery("DELIVERED", func(d *history.Delivery) string {
 		if d.Checked == 0 {
 			return ""
 		}
 		return wholePercent(d.WithinPassedBytes, d.WithinBytes)
-	})
-	return columns
-}()
+	}),
+}
+
+func ofDelivery(head string, of func(*history.Delivery) string) column[*history.Delivery] {
+	return column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }}
+}
 
 // answer says whether several parts delivered what was committed.
 func (all Deliveries) answer() string {
-	var within, passed, offered, dropped uint64
-	var worst *history.Delivery
+	var within, passed, offered, dropped, checked uint64
 	onlyPools := all.onlyPools()
 	for _, d := range all {
-		if d.Checked > 0 {
+		if checked += d.Checked; d.Checked > 0 {
 			within, passed = within+d.WithinBytes, passed+d.WithinPassedBytes
-			if worst == nil || float64(d.WithinPassedBytes)*float64(worst.WithinBytes) < float64(worst.WithinPassedBytes)*float64(d.WithinBytes) {
-				worst = d
-			}
 		}
 		if onlyPools || d.Kind != history.KindPool { // whose packets are those of rules
 			offered, dropped = offered+d.OfferedBytes, dropped+d.DroppedBytes
@@ -89,17 +85,12 @@ func (all Deliveries) answer() string {
 	}
 	lost := percentText(percentOf(dropped, offered)) + " of all that was offered was dropped"
 	switch {
-	case worst != nil && passed < within:
-		return fmt.Sprintf("%s; %s of what was offered up to the committed rates passed, least of %s, %s", lost, wholePercent(passed, within), partOf(worst),
-			wholePercent(worst.WithinPassedBytes, worst.WithinBytes))
-	case worst != nil && dropped > 0:
-		return lost + ", none of it within the committed rates"
-	case worst != nil:
-		return "all that was offered passed"
 	case offered == 0:
 		return "nothing was offered"
+	case checked == 0:
+		return lost + "; no rate was committed"
 	}
-	return lost + "; no rate was committed"
+	return lost + "; " + wholePercent(passed, within) + " of what was offered up to the committed rates passed"
 }
 
 func (all Deliveries) onlyPools() bool {
@@ -154,18 +145,18 @@ func timeOf(d *history.Delivery) string {
 		percentText(min(100, 100*float64(d.MeasuredNS)/float64(max(length, 1)))), time.Duration(d.IntervalNS))
 }
 
-// fewest is how many missed intervals are listed, and how many gaps and changes in the text.
+// fewest is how many missed intervals, gaps and changes are listed.
 const fewest = 10
 
-// deliveryFacts are the lines of the summary: a label and a text each. They list at most so many gaps and changes.
-func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
+// deliveryFacts are the lines of the summary: a label and a text each.
+func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
 	}
 	list := func(label string, n int, item func(i int) string) {
 		for i := range n {
-			if i == most {
-				add("", "and %d more; -j lists them", n-most)
+			if i == fewest {
+				add("", "and %d more; -j lists them", n-fewest)
 				break
 			}
 			add(label, "%s", item(i))
@@ -174,11 +165,7 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 	}
 	says := verdict(d)
 	list("delivered", len(says), func(i int) string { return says[i] })
-	committed := committedText(d)
-	if before := committedBefore(d); before != nil {
-		committed += "; " + rateText(before) + " before, by which intervals of that time are checked"
-	}
-	add("committed", "%s", committed)
+	add("committed", "%s", committedText(d))
 	for i, p := range d.Pools {
 		text := fmt.Sprintf("%s, %s", p.Name, rateText(p.RateBits))
 		if p.GuaranteeBits != nil {
@@ -234,16 +221,6 @@ func changeText(c history.DeliveryChange) string {
 	return moment(c.Begin) + " to " + c.End.Local().Format(time.TimeOnly) + ": " + c.What
 }
 
-// committedBefore is another rate that was committed in a part of the time, the last one; nil for none.
-func committedBefore(d *history.Delivery) (bits *uint64) {
-	for _, p := range d.Periods {
-		if p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits) {
-			bits = p.CommittedBits
-		}
-	}
-	return bits
-}
-
 // committedText says what is committed.
 func committedText(d *history.Delivery) string {
 	rate := "; the rate is " + rateText(d.RateBits)
@@ -274,11 +251,7 @@ func verdict(d *history.Delivery) (lines []string) {
 		}
 	}
 	if d.Checked > 0 {
-		rate := "the committed rate"
-		if committedBefore(d) == nil {
-			rate += " of " + rateText(d.CommittedBits)
-		}
-		lines = append(lines, fmt.Sprintf("%s of what was offered up to %s passed", wholePercent(d.WithinPassedBytes, d.WithinBytes), rate),
+		lines = append(lines, wholePercent(d.WithinPassedBytes, d.WithinBytes)+" of what was offered up to the committed rate passed",
 			fmt.Sprintf("it was delivered in %d of %s with traffic (%s)", d.Delivered, plain.Count(d.Checked, "interval"), wholePercent(d.Delivered, d.Checked)))
 		count(d.Checked-d.Delivered, "it was missed in %s: packets were dropped although less passed. They came in bursts, a penalty lasted, or a pool was full")
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +19,7 @@ const deliveryStyle = `:root{color-scheme:light dark;--ink:#222;--soft:#666;--pa
 @media print{:root{color-scheme:light;--ink:#000;--soft:#444;--paper:#fff;--line:#ccc;--passed:#0072b2;--offered:#d55e00;--limit:#000;--gap:#eee}section{break-inside:avoid}*{print-color-adjust:exact}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;max-width:60rem;padding:1rem}
 h1{font-size:1.4rem;margin:.5rem 0}h2{font-size:1.15rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}p{color:var(--soft);margin:.3rem 0}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}th,td{text-align:left;vertical-align:top;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}th{font-weight:600;white-space:nowrap;width:1%}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.3rem 1rem}dt{font-weight:600}dd{grid-column:2;margin:0;overflow-wrap:anywhere}
 svg{width:100%;height:auto;display:block;margin:.5rem 0}svg text{fill:var(--soft);font:11px system-ui,sans-serif}
 .grid{stroke:var(--line)}.gap{fill:var(--gap)}.offered{fill:var(--offered);opacity:.55}.passed{fill:var(--passed)}.limit{stroke:var(--limit);stroke-width:1.5;fill:none}.rate{stroke-width:1;opacity:.6}.change{stroke:var(--soft);fill:var(--soft)}
 @media(max-width:40rem){section{overflow-x:auto}svg{min-width:36rem}svg text{font-size:15px}}`
@@ -40,21 +42,14 @@ func (all Deliveries) HTML(w io.Writer, host string) error {
 	for _, d := range all {
 		fmt.Fprintf(&s, "<section>\n<h2>%s</h2>\n", inHTML(deliveryTitle(d)))
 		deliveryPicture(&s, d)
-		s.WriteString("<table>")
-		const mostListed = 100
-		for i, f := range deliveryFacts(d, mostListed) {
-			switch {
-			case f[0] == "":
-				s.WriteString("<br>")
-			case i > 0:
-				s.WriteString("</td></tr>\n")
-				fallthrough
-			default:
-				fmt.Fprintf(&s, "<tr><th scope=\"row\">%s</th><td>", f[0])
+		s.WriteString("<dl>\n")
+		for _, f := range deliveryFacts(d) {
+			if f[0] != "" {
+				fmt.Fprintf(&s, "<dt>%s</dt>", f[0])
 			}
-			s.WriteString(inHTML(f[1]))
+			fmt.Fprintf(&s, "<dd>%s</dd>\n", inHTML(f[1]))
 		}
-		s.WriteString("</td></tr>\n</table>\n</section>\n")
+		s.WriteString("</dl>\n</section>\n")
 	}
 	s.WriteString(deliveryNotes + "</main>\n</body>\n</html>\n")
 	_, err := io.WriteString(w, s.String())
@@ -71,45 +66,32 @@ const (
 	svgTicks            = 4
 )
 
-// A bar is one or several periods of a picture.
-type bar struct {
-	history.Span
-	seconds         float64 // measured
-	offered, passed float64 // bits
-	limits          [2]*uint64
-}
-
-// deliveryBars joins periods until a picture can show them, and tells how long each bar is.
-func deliveryBars(d *history.Delivery) (bars []bar, width time.Duration) {
-	const most = 450
-	for width = history.PeriodLength; d.Until.Sub(d.Since)/width > most; {
-		width *= 2
-	}
-	for _, p := range d.Periods {
-		begin := p.Begin.Truncate(width)
-		if n := len(bars); n == 0 || !bars[n-1].Begin.Equal(begin) {
-			bars = append(bars, bar{Span: history.Span{Begin: begin, End: begin.Add(width)}})
-		}
-		b, seconds := &bars[len(bars)-1], float64(p.MeasuredNS)/1e9
-		b.seconds, b.limits = b.seconds+seconds, [...]*uint64{p.RateBits, p.CommittedBits}
-		b.offered, b.passed = b.offered+float64(p.OfferedBits)*seconds, b.passed+float64(p.PassedBits)*seconds
-	}
-	return bars, width
-}
-
 // deliveryPicture draws what was offered and passed over time, beside the committed rate and the rate.
 func deliveryPicture(s *strings.Builder, d *history.Delivery) {
-	bars, width := deliveryBars(d)
+	const most = 450 // a picture of a long time joins periods
+	joined := 1 + len(d.Periods)/most
+	steps := slices.Collect(slices.Chunk(d.Periods, joined))
+	average := func(step []history.Period, of func(*history.Period) uint64) float64 {
+		bits, seconds := 0.0, 1e-9
+		for i := range step {
+			measured := float64(step[i].MeasuredNS) / 1e9
+			bits, seconds = bits+float64(of(&step[i]))*measured, seconds+measured
+		}
+		return bits / seconds
+	}
+	offered := func(p *history.Period) uint64 { return p.OfferedBits }
+	passed := func(p *history.Period) uint64 { return p.PassedBits }
+	limits := [...]func(*history.Period) *uint64{func(p *history.Period) *uint64 { return p.RateBits }, func(p *history.Period) *uint64 { return p.CommittedBits }}
 	length := d.Until.Sub(d.Since).Seconds()
 	busiest := 1.0
-	for _, b := range bars {
-		busiest = max(busiest, b.offered/max(b.seconds, 1))
+	for _, step := range steps {
+		busiest = max(busiest, average(step, offered))
 	}
 	top := busiest
-	for _, b := range bars {
-		for _, bits := range b.limits {
-			if bits != nil && float64(*bits) < 20*busiest { // a far limit would hide the traffic
-				top = max(top, float64(*bits))
+	for i := range d.Periods {
+		for _, limit := range limits {
+			if bits := number(limit(&d.Periods[i]), 0); bits < 20*busiest { // a far limit would hide the traffic
+				top = max(top, bits)
 			}
 		}
 	}
@@ -133,27 +115,25 @@ func deliveryPicture(s *strings.Builder, d *history.Delivery) {
 		t := d.Since.Add(time.Duration(part * length * 1e9))
 		fmt.Fprintf(s, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"%s\">%s</text>\n", x(t), svgHeight-8, []string{"start", "middle", "end"}[min(i, 1)+i/svgTicks], t.Local().Format(layout))
 	}
-	area := func(class string, bits func(bar) float64) {
+	area := func(class string, bits func(*history.Period) uint64) {
 		fmt.Fprintf(s, "<path class=\"%s\" d=\"", class)
-		for _, b := range bars {
-			if v := bits(b) / max(b.seconds, 1e-9); v > 0 {
-				fmt.Fprintf(s, "M%.1f %.1fV%.1fH%.1fV%.1fZ", x(b.Begin), y(0), y(v), x(b.End), y(0))
-			}
+		for _, step := range steps {
+			fmt.Fprintf(s, "M%.1f %.1fV%.1fH%.1fV%.1fZ", x(step[0].Begin), y(0), y(average(step, bits)), x(step[len(step)-1].End), y(0))
 		}
 		s.WriteString("\"/>\n")
 	}
-	area("offered", func(b bar) float64 { return b.offered })
-	area("passed", func(b bar) float64 { return b.passed })
+	area("offered", offered)
+	area("passed", passed)
 	for i, class := range []string{"limit rate", "limit"} {
 		fmt.Fprintf(s, "<path class=\"%s\" d=\"", class)
-		for _, b := range bars {
-			if bits := b.limits[i]; bits != nil && float64(*bits) <= top {
-				fmt.Fprintf(s, "M%.1f %.1fH%.1f", x(b.Begin), y(float64(*bits)), x(b.End))
+		for _, step := range steps {
+			if bits := number(limits[i](&step[0]), math.Inf(1)); bits <= top {
+				fmt.Fprintf(s, "M%.1f %.1fH%.1f", x(step[0].Begin), y(bits), x(step[len(step)-1].End))
 			}
 		}
 		s.WriteString("\"/>\n")
 	}
-	for _, g := range d.Gaps { // over what is drawn: a bar may reach into a gap
+	for _, g := range d.Gaps { // over what is drawn: a step may reach into a gap
 		fmt.Fprintf(s, "<rect class=\"gap\" x=\"%.1f\" y=\"%g\" width=\"%.1f\" height=\"%g\"/>\n", x(g.Begin), svgTop, x(g.End)-x(g.Begin), svgHeight-svgTop-svgBottom)
 	}
 	for _, c := range d.Changes {
@@ -163,5 +143,5 @@ func deliveryPicture(s *strings.Builder, d *history.Delivery) {
 		at := svgLeft + 120*float64(i)
 		fmt.Fprintf(s, "<path class=\"%s\" d=\"M%g 5h20v6h-20z\"/><text x=\"%g\" y=\"14\">%s</text>\n", of[0], at, at+25, of[1])
 	}
-	fmt.Fprintf(s, "</svg>\n<p>Each step of the picture is an average over %v.</p>\n", width)
+	fmt.Fprintf(s, "</svg>\n<p>Each step of the picture is an average over %v.</p>\n", time.Duration(joined)*history.PeriodLength)
 }
