@@ -149,17 +149,9 @@ const (
 func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 	width = max(width-2, 0)
 	if by == "name" {
-		names := make(Names, len(rows))
-		for i := range rows {
-			if rows[i].Name == nil {
-				names[i] = unnamed(&rows[i])
-			} else {
-				names[i] = NewNamed(&rows[i])
-			}
-		}
-		columns := nameColumns(names)
+		columns := nameColumns(rows)
 		columns[0].least = leastRule
-		lines, notes = tableLines(names, columns, width)
+		lines, notes = tableLines(rows, columns, width)
 	} else {
 		rules := make(Rules, len(rows))
 		for i := range rows {
