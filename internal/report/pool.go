@@ -18,10 +18,8 @@ type ExplainedPool struct {
 	Pool string `json:"pool"`
 	// LimitedBy is the one of Levels that limited the pool's packets; null if none did.
 	LimitedBy *string `json:"limited_by"`
-	// GuaranteedBits is what members of LimitedBy use within their guarantees, if the pool has none; else null.
-	GuaranteedBits *uint64 `json:"guaranteed_bits_per_second"`
-	Levels         []Rule  `json:"levels"`  // the pool and those above it, the lowest first
-	Members        []Rule  `json:"members"` // directly within it, those that use most first
+	Levels    []Rule  `json:"levels"`  // the pool and those above it, the lowest first
+	Members   []Rule  `json:"members"` // directly within it, those that use most first
 }
 
 // ExplainPool finds what limits a pool.
@@ -34,26 +32,20 @@ func ExplainPool(pool *live.Item) *ExplainedPool {
 	members := pool.Children()
 	slices.SortStableFunc(members, func(a, b *live.Item) int { return cmp.Compare(b.UseBits().Or(-1), a.UseBits().Or(-1)) })
 	p.Members = NewRules(members)
-	if limiter := Limiter(loads); limiter != NoLimiter && p.loses(limiter) {
-		p.LimitedBy = &p.Levels[limiter].Label.Name
-		p.guarantees(limiter)
+	// One that delays or marks packets drops none. Senders that got nothing through may have stopped, so a pool without packets
+	// counts as one that loses some.
+	dropped := pool.DroppedPercent()
+	if i := Limiter(loads); i != NoLimiter && (p.Levels[i].Excess != policy.Drop || !dropped.Known || dropped.N > 0) {
+		p.LimitedBy = &p.Levels[i].Label.Name
 	}
 	return p
-}
-
-// loses reports whether packets of the pool were dropped, so that one of its levels may have limited them. One that delays
-// or marks them drops none. Senders that got nothing through may have stopped, so a pool without packets counts, too.
-func (p *ExplainedPool) loses(limiter int) bool {
-	dropped := p.Levels[0].DroppedPercent()
-	return p.Levels[limiter].Excess != policy.Drop || !dropped.Known || dropped.N > 0
 }
 
 // loadOf is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
 // leave them. If none of those that refuse packets is below its own rate, the pool limits none of them.
 func loadOf(pool *live.Item) Load {
 	rate, capacity, _ := pool.InForce()
-	l := Load{Use: uint64(pool.UseBits().N), Rate: rate, Refuses: pool.ExcessPercent().N > 0}
-	l.Shares = pool.Share.Kind != policy.ShareNone
+	l := Load{Use: uint64(pool.UseBits().N), Rate: rate, Refuses: pool.ExcessPercent().N > 0, Shares: pool.Share.Kind != policy.ShareNone}
 	l.Full = model.AtRate(pool.Level, capacity, l.Shares)
 	if pool.Share.Kind != policy.ShareMember {
 		return l
@@ -67,23 +59,6 @@ func loadOf(pool *live.Item) Load {
 		}
 	}
 	return l
-}
-
-// guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without
-// a guarantee.
-func (p *ExplainedPool) guarantees(limiter int) {
-	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.Guarantee != 0 }) || limiter == 0 {
-		return
-	}
-	used, some := uint64(0), false
-	for _, m := range p.Levels[limiter].Children() {
-		if use := m.UseBits(); m.Guarantee != 0 && use.Known {
-			used, some = used+uint64(use.N-m.BorrowedBits().N), true
-		}
-	}
-	if some {
-		p.GuaranteedBits = &used
-	}
 }
 
 // ExplainedPools are several pools, such as those of a device.
@@ -128,9 +103,6 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 		says += "; limits within it dropped " + percentText(dropped.N) + " of its packets"
 	default:
 		says += "; " + percentText(dropped.N) + " of the packets of " + p.Pool + " were dropped"
-	}
-	if p.GuaranteedBits != nil {
-		says += "; " + p.Pool + " has no guarantee, and guaranteed members of " + *p.LimitedBy + " use " + bitsText(*p.GuaranteedBits)
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))

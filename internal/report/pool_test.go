@@ -83,13 +83,12 @@ func TestExplainPoolWithoutGuarantee(t *testing.T) {
 	}{
 		{"loses all", 0, nil, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
-    8mbit for its members; 100% of the packets of mine were dropped; mine has no
-    guarantee, and guaranteed members of uplink use 7.60mbit
+    8mbit for its members; 100% of the packets of mine were dropped
 `},
 		{"silent", 0, loses, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
     8mbit for its members; none of its packets came, and 100% were dropped so
-    far; mine has no guarantee, and guaranteed members of uplink use 7.60mbit
+    far
 `},
 		{"guaranteed", 1e6, nil, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
