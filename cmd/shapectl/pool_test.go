@@ -527,7 +527,7 @@ func TestExplainWatches(t *testing.T) {
 		hook.Pools[0].RecentRefusals == 0 || hook.Pools[1].RecentRefusals != 0 {
 		t.Errorf("%+v", hook.Passage)
 	}
-	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full") {
+	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "; full, ") {
 		t.Errorf("it says %s", text)
 	}
 }
@@ -592,7 +592,7 @@ func TestExplainPoolInTheMiddle(t *testing.T) {
 		t.Errorf("the packet waits %d ns, and %d, %d and %d for room", a.WaitNS, home.WaitNS, ap.WaitNS, uplink.WaitNS)
 	}
 	text := bare(r.ok("explain", "va", "egress", "10.0.0.7", "--bytes", "1500", "--interval", "10ms"))
-	if !strings.HasPrefix(text, "to 10.0.0.7, by va egress: a packet of 1500 bytes is dropped now by pool ap-1; it conforms in ") || !strings.Contains(text, "; pool ap-1 is full") {
+	if !strings.HasPrefix(text, "to 10.0.0.7, by va egress: a packet of 1500 bytes is dropped now by pool ap-1; it conforms in ") || !strings.Contains(text, " ap-1: 8kbit; full") {
 		t.Error(text)
 	}
 }

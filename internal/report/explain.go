@@ -232,9 +232,6 @@ func (p *Stop) decision() string {
 	case p.WatchedNS > 0:
 		text += "; the rule uses nothing now"
 	}
-	if full := p.full(); full != "" {
-		text += "; " + full
-	}
 	return text
 }
 

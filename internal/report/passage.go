@@ -150,51 +150,6 @@ func (p *Passage) FullFrom(from int) int {
 	return -1
 }
 
-// full says that the pool that decides is full, and who has which part of it; "" if none is.
-func (p *Stop) full() string {
-	i, too := p.Pool(p.DecidedBy), ""
-	switch {
-	case p.LimitedBy != nil && i < 0:
-		i, too = p.FullFrom(0), ", too"
-	case p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0): // none limited these, whatever would become of one
-		i = p.FullFrom(0)
-	}
-	if i < 0 || !p.Pools[i].Full {
-		return ""
-	}
-	pool := &p.Pools[i]
-	text := fullText(pool.Name, too, pool.UseBits, pool.RateBits, pool.sharers())
-	if too != "" {
-		return text
-	}
-	if own := &p.Pools[0]; i > 0 && number(pool.UseBits, 0) > 0 {
-		text = "pool " + own.Name + " gets " + useText(own.UseBits, own.RateBits) + "; " + text
-	}
-	switch {
-	case p.RefusedBy != nil, p.RecentDrops > 0:
-	case p.GuaranteedBy != nil && p.Pool(p.GuaranteedBy) < i:
-		text += ", but guaranteed packets pass"
-	case pool.Sharer != "":
-		text += ", and " + pool.Sharer + " gets its fair share"
-	}
-	return text
-}
-
-// fullText says that a pool is full, or full, too, and who shares it, if there are shares.
-func fullText(name, too string, use *uint64, rate uint64, sharers string) string {
-	text := "pool " + name + " is full" + too
-	if number(use, 0) == 0 {
-		use = nil // it is full of what came before
-	}
-	switch {
-	case sharers != "":
-		text += ": " + useText(use, rate) + " for " + sharers
-	case use != nil:
-		text += ": " + useText(use, rate)
-	}
-	return text
-}
-
 // useText is how much of a rate is used, as far as that is known.
 func useText(use *uint64, rate uint64) string {
 	text := policy.Rate(rate).String()
@@ -254,17 +209,22 @@ func (s *Sharing) text() string {
 
 // text describes a pool.
 func (p *PoolLevel) text() string {
-	text := p.Name
-	text += ": " + policy.Rate(p.RateBits).String()
+	text := p.Name + ": " + policy.Rate(p.RateBits).String()
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
-	parts := []string{text, "empty"}
-	if p.UseBits != nil && *p.UseBits > 0 {
-		parts[1] = bitsText(*p.UseBits) + " used now"
-	} else if p.LevelBytes > 0 {
-		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
+	state := "empty"
+	switch use := number(p.UseBits, 0); {
+	case use > 0 && p.Full:
+		state = "full, " + bitsText(*p.UseBits) + " used now"
+	case use > 0:
+		state = bitsText(*p.UseBits) + " used now"
+	case p.Full:
+		state = "full"
+	case p.LevelBytes > 0:
+		state = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
 	}
+	parts := []string{text, state}
 	if number(p.ActiveSharers, 0) > 0 {
 		parts = append(parts, p.sharers())
 	}

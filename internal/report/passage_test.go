@@ -65,75 +65,6 @@ func TestPassageText(t *testing.T) {
 	}
 }
 
-// A full pool is named, and who has which part of it.
-func TestPassageFull(t *testing.T) {
-	shares := func(kind, sharer string, active *uint64) Sharing {
-		return Sharing{Share: kind, Sharer: sharer, ActiveSharers: active}
-	}
-	for _, test := range []struct {
-		name    string
-		change  func(home, ap *PoolLevel, p *Passage)
-		decider int
-		want    string
-	}{
-		{"room everywhere", func(_, _ *PoolLevel, _ *Passage) {}, -1, ""},
-		{"first come, first served", func(_, ap *PoolLevel, _ *Passage) { ap.Full = true }, 1, "pool ap is full"},
-		{"by member", func(_, ap *PoolLevel, _ *Passage) {
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(24)))
-		},
-			1, "pool ap is full: 8mbit for 24 active members, and home gets its fair share"},
-		{"sharers not counted", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("/24", "10.0.0.0/24", nil) },
-			1, "pool ap is full: 8mbit for its /24 subnets, and 10.0.0.0/24 gets its fair share"},
-		{"sharer not known", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("flow", "", new(uint64(1))) },
-			1, "pool ap is full: 8mbit for 1 active flow"},
-		{"use is known", func(home, ap *PoolLevel, p *Passage) {
-			home.UseBits, ap.UseBits = new(uint64(3_000_000)), new(uint64(7_900_000))
-			ap.Full, ap.Sharing, p.RecentDrops = true, shares("member", "home", new(uint64(2))), 1
-		}, 1, "pool home gets 3.00mbit of 8mbit; pool ap is full: 7.90mbit of 8mbit for 2 active members"},
-		{"its own use is known", func(home, _ *PoolLevel, _ *Passage) { home.Full, home.UseBits = true, new(uint64(7_900_000)) },
-			0, "pool home is full: 7.90mbit of 8mbit"},
-		{"the lowest of two", func(home, ap *PoolLevel, _ *Passage) { home.Full, ap.Full = true, true }, 0, "pool home is full"},
-		{"refused by the shares of a pool below", func(home, ap *PoolLevel, p *Passage) {
-			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-		}, 1, "pool ap is full: 8mbit for 2 active members"},
-		{"refused by shares alone", func(home, _ *PoolLevel, p *Passage) {
-			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
-		}, 0, ""},
-		{"refused for lack of room", func(home, ap *PoolLevel, p *Passage) {
-			home.Full, ap.Full, p.RefusedBy, p.RefusedReason = true, true, new("home"), Capacity
-		}, 0, "pool home is full"},
-		{"refused by the rule", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, p.RefusedBy, p.RefusedReason = true, new("10.0.0.7/32"), Capacity
-		}, -1, ""},
-		{"guaranteed below", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-			p.GuaranteedBy = new("home")
-		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
-		{"another one limited them lately", func(home, ap *PoolLevel, p *Passage) {
-			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
-		}, 0, "pool home is full"},
-		{"the rule limited them lately", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, p.LimitedBy, p.RecentDrops = true, new("10.0.0.0/24"), 1
-			ap.UseBits, ap.Sharing = new(uint64(7_900_000)), shares("member", "home", new(uint64(2)))
-		}, -1, "pool ap is full, too: 7.90mbit of 8mbit for 2 active members"},
-		{"nothing limited them lately", func(home, _ *PoolLevel, p *Passage) {
-			p.RefusedBy, p.RefusedReason, p.RecentPackets = new("home"), Capacity, 9
-		}, -1, ""},
-		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
-			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
-			p.GuaranteedBy = new("ap")
-		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
-	} {
-		p := Stop{Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}}
-		p.DecidedBy = &[]string{"10.0.0.7/32", "home", "ap"}[test.decider+1]
-		test.change(&p.Pools[0], &p.Pools[1], &p.Passage)
-		if got := p.full(); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
 func TestPoolLevelText(t *testing.T) {
 	rule := policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}
 	plain := NewPoolLevel(rule, 0)
@@ -145,6 +76,8 @@ func TestPoolLevelText(t *testing.T) {
 	used.UseBits, used.RecentRefusals = new(uint64(900_000)), 2
 	below := used
 	below.PassedPackets, below.RefusedPackets, below.RecentRefusals, below.ActiveSharers = 0, 0, 0, new(uint64)
+	full := used
+	full.Full = true
 	beyond := plain
 	beyond.Sharing = Sharing{Share: "member", Sharer: "c", WithinShare: new(false)}
 	for _, test := range []struct {
@@ -154,6 +87,7 @@ func TestPoolLevelText(t *testing.T) {
 		{plain, "a: 1mbit; empty"},
 		{all, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
 		{used, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
+		{full, "a: 1mbit, 500kbit guaranteed; full, 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
 		{below, "a: 1mbit, 500kbit guaranteed; 900kbit used now"},
 		{beyond, "a: 1mbit; empty"},
 	} {

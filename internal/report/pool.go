@@ -90,7 +90,10 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Label.Name == *p.LimitedBy })]
-		says = fullText(limiter.Label.Name, "", bits(limiter.UseBits()), *limiter.rateNow(), limiter.sharers())
+		says = "pool " + limiter.Label.Name + " is full: " + useText(bits(limiter.UseBits()), *limiter.rateNow())
+		if sharers := limiter.sharers(); sharers != "" {
+			says += " for " + sharers
+		}
 		if limiter != own {
 			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
 		}
