@@ -129,7 +129,7 @@ func TestColoursAgreeWithPackets(t *testing.T) {
 				}
 				buckets := r.reported("--buckets")
 				a := r.explain("va", "egress", "10.0.0.7").Hooks[0].Bucket
-				if of := buckets.Buckets; len(of) != 1 || !near(of[0].LevelBytes, a.LevelBytes) || !near(*of[0].SecondLevelBytes, *a.SecondLevelBytes) {
+				if of := buckets.Buckets; len(of) != 1 || !near(of[0].Bytes, a.LevelBytes) || !near(*of[0].SecondBytes, *a.SecondLevelBytes) {
 					t.Errorf("buckets are %+v, and explain says %d and %d", of, a.LevelBytes, *a.SecondLevelBytes)
 				}
 				if each == "all" && !near(buckets.SecondLevelBytes, *a.SecondLevelBytes) {

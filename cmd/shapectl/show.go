@@ -360,10 +360,7 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 		r.Sentence = it.Sentence()
 	}
 	if s.buckets != nil {
-		r.Buckets = []report.Bucket{}
-		for _, b := range s.buckets[it] {
-			r.Buckets = append(r.Buckets, report.NewBucket(it, b))
-		}
+		r.Buckets = append([]live.Bucket{}, s.buckets[it]...)
 	}
 	if r.Shadow != nil {
 		r.Shadow.Affected = live.AffectedOf(s.affected[it.ID])

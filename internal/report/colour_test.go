@@ -78,7 +78,7 @@ func TestColoursInTables(t *testing.T) {
 		out := onEth0(r, byColours, 1000)
 		if out.HasColours() {
 			out = remade(out, func(it *live.Item) { it.Second = 65536 })
-			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: &out.Second}}
+			out.Buckets = []live.Bucket{{Name: "10.0.0.7", Bytes: 1000, SecondBytes: &out.Second}}
 		} else {
 			out = remade(out, func(it *live.Item) { it.GreenPackets, it.YellowPackets, it.RedPackets = 0, 0, 0 })
 		}

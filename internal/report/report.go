@@ -25,9 +25,9 @@ import (
 // A Rule is a rule or pool, with what a command knows of it beside its figures. Its JSON has these, too.
 type Rule struct {
 	*live.Item `json:"-"`
-	Sentence   string   `json:"sentence"`
-	Buckets    []Bucket `json:"buckets"` // null unless they were asked for
-	Decides    *bool    `json:"decides"` // whether the rule decides about the address that was searched for; null for other searches
+	Sentence   string        `json:"sentence"`
+	Buckets    []live.Bucket `json:"buckets"` // null unless they were asked for
+	Decides    *bool         `json:"decides"` // whether the rule decides about the address that was searched for; null for other searches
 	// Confirm is the command that confirms the change that it came with, and MadeBy says who made that; "" if that is not known.
 	Confirm string `json:"-"`
 	MadeBy  string `json:"-"`
@@ -51,28 +51,6 @@ func oneObject(object []byte, more any, err error) ([]byte, error) {
 	}
 	object = append(bytes.TrimSuffix(object, []byte("}")), ',')
 	return append(object, bytes.TrimSpace(text.Bytes())[1:]...), nil
-}
-
-// A Bucket is a bucket of a rule that is not empty.
-type Bucket struct {
-	Key              string  `json:"key"` // the host, subnet or flow
-	LevelBytes       uint64  `json:"level_bytes"`
-	SecondLevelBytes *uint64 `json:"second_level_bytes"` // of P or E; null without colours
-	// WaitNS is how long a full packet that came now would wait; null where it
-	// would be dropped, and where the rule delays no packets.
-	WaitNS *uint64 `json:"wait_ns"`
-}
-
-// NewBucket is a bucket of a rule or pool.
-func NewBucket(it *live.Item, b live.Bucket) Bucket {
-	out := Bucket{Key: b.Name, LevelBytes: b.Bytes}
-	if it.Algorithm.HasColours() {
-		out.SecondLevelBytes = &b.SecondBytes
-	}
-	if b.Waits {
-		out.WaitNS = &b.WaitNS
-	}
-	return out
 }
 
 // NewRule is all that is known of a rule or pool, but for its sentence and its buckets.

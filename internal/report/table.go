@@ -430,7 +430,7 @@ func (rules Rules) fullest() (rows Rules) {
 			rows = append(rows, one)
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].LevelBytes, a.Buckets[0].LevelBytes) })
+	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].Bytes, a.Buckets[0].Bytes) })
 	return rows
 }
 
@@ -441,13 +441,13 @@ func (rules Rules) KeepFullest(n int) (of int) {
 	if of = len(rows); n == 0 {
 		n = of
 	}
-	kept := map[*live.Item][]Bucket{}
+	kept := map[*live.Item][]live.Bucket{}
 	for _, r := range rows[:min(n, of)] {
 		kept[r.Item] = append(kept[r.Item], r.Buckets[0])
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Buckets != nil {
-			r.Buckets = append([]Bucket{}, kept[r.Item]...)
+			r.Buckets = append([]live.Bucket{}, kept[r.Item]...)
 		}
 	}
 	return of
@@ -473,14 +473,14 @@ func partColumns(head string) []column[Rule] {
 		c.drop = drop
 		return c
 	}
-	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) })
+	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].Bytes) })
 	level.always = head == "KEY" // of buckets, whose second level may be all that they have
 	return []column[Rule]{
 		{head: head, least: leastName, cell: func(r *Rule) string {
 			if r.IsPool() {
 				return ""
 			}
-			return plain.Line(r.Buckets[0].Key)
+			return plain.Line(r.Buckets[0].Name)
 		}},
 		sends("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
 		sends("PASSED", func(p *live.Part) live.Value { return p.Passed }),
@@ -488,9 +488,9 @@ func partColumns(head string) []column[Rule] {
 			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
 		}),
 		level,
-		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }),
+		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].Bytes)) }),
 		bucket("LEVEL 2", 0, func(r *Rule) string {
-			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
+			return optional(r.Buckets[0].SecondBytes, func(level uint64) string {
 				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 			})
 		}),

@@ -265,11 +265,11 @@ func TestBuckets(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
 	delaying := asRead(policy.Table{Device: "eth0", Direction: policy.Ingress, Match: policy.MatchSrc, Rules: []policy.Rule{leaky}}, live.Item{})
-	delaying.Buckets = []Bucket{{"10.0.0.1", 2500, nil, &wait}, {"10.0.0.2", 9999, nil, nil}}
+	delaying.Buckets = []live.Bucket{{Name: "10.0.0.1", Bytes: 2500, WaitNS: &wait}, {Name: "10.0.0.2", Bytes: 9999}}
 	hosts := shown("eth0", policy.Egress, "10.0.1.0/24", 1e6, eachHost)
-	hosts.Buckets = []Bucket{{"10.0.1.9", 13_107, nil, nil}}
+	hosts.Buckets = []live.Bucket{{Name: "10.0.1.9", Bytes: 13_107}}
 	empty := shown("eth0", policy.Egress, "10.0.2.0/24", 1e6, eachHost)
-	empty.Buckets = []Bucket{}
+	empty.Buckets = []live.Bucket{}
 	rules := Rules{delaying, hosts, empty}
 	of := rules.KeepFullest(0)
 	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
@@ -278,7 +278,7 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
 10.0.0.0/24  eth0 ingress  10.0.0.1  2.50 kB   25%    2.5ms
 `)
-	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Key != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
+	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
 	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
@@ -289,7 +289,7 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)
 	pool = remade(pool, func(it *live.Item) { it.Capacity = 10_000 })
-	pool.Buckets = []Bucket{{"pool", 1000, nil, nil}}
+	pool.Buckets = []live.Bucket{{Name: "pool", Bytes: 1000}}
 	pooled := Rules{pool, hosts}
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
 POOL OR RULE  DEVICE       KEY         LEVEL  FULL

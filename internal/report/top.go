@@ -18,7 +18,7 @@ type Top struct {
 	IntervalNS uint64 `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
 	Of         int    `json:"of"`          // how many rows there are without a search and a number of rows
 	// Summary is what all rules do together.
-	Summary Summary `json:"summary"`
+	Summary live.Summary `json:"summary"`
 	// Rules are rules and pools, in the order that was asked for.
 	Rules []TopRule `json:"rules"`
 	// Names are names, in that order; null unless they were asked for. Rules are then those without a name. Of a tree, it is
@@ -28,18 +28,6 @@ type Top struct {
 	Fullest []FullBucket `json:"fullest_buckets"`
 	// RevertsInNS is null unless a change is pending.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
-}
-
-// A Summary is what all rules do together.
-type Summary struct {
-	Rules       int    `json:"rules"`
-	Pools       int    `json:"pools"`
-	Named       int    `json:"named"`                   // rules that have a name
-	NotInForce  int    `json:"not_in_force"`            // rules
-	Dropping    int    `json:"dropping"`                // rules that drop packets now
-	Near        int    `json:"near"`                    // other rules that use at least 90% of their rate
-	PassedBits  uint64 `json:"passed_bits_per_second"`  // of all rules
-	DroppedBits uint64 `json:"dropped_bits_per_second"` // of all rules
 }
 
 // A TopRule is a rule or pool that is a row of a Top.
@@ -80,17 +68,16 @@ type FullBucket struct {
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
 	Name      string `json:"name"` // of the rule; "" for none
-	Bucket
+	live.Bucket
 	FullPercent float64 `json:"full_percent"` // the level in percent of what the bucket and its queue can hold
 }
 
 // NewTop is the rows of a view.
 func NewTop(r *live.Reading, v live.View) Top {
 	rows, of := r.Rows(v)
-	all := r.Summary(v.Chosen)
 	out := Top{
 		Time: r.Time.Format(time.RFC3339Nano), IntervalNS: uint64(r.Interval), Of: of, Rules: []TopRule{}, Fullest: []FullBucket{}, RevertsInNS: r.RevertsInNS,
-		Summary: Summary{all.Rules, all.Pools, all.Named, all.Out, all.Dropping, all.Near, uint64(all.Passed), uint64(all.Dropped)},
+		Summary: r.Summary(v.Chosen),
 	}
 	if v.By == "name" {
 		out.Names = []TopName{}
@@ -111,7 +98,7 @@ func NewTop(r *live.Reading, v live.View) Top {
 	}
 	for _, b := range r.Fullest {
 		if v.Chosen == nil || v.Chosen(b.Item) {
-			out.Fullest = append(out.Fullest, FullBucket{b.Device, b.Direction, b.Network, b.Label.Name, NewBucket(b.Item, b.Bucket), b.Percent})
+			out.Fullest = append(out.Fullest, FullBucket{b.Device, b.Direction, b.Network, b.Label.Name, b.Bucket, b.Percent})
 		}
 	}
 	return out
@@ -158,7 +145,7 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 			r := &rows[i]
 			rules[i] = Rule{Item: r.Item, depth: r.Depth, now: r}
 			if r.Part != nil {
-				rules[i].Buckets = []Bucket{NewBucket(r.Item, r.Part.Bucket)}
+				rules[i].Buckets = []live.Bucket{r.Part.Bucket}
 			}
 		}
 		lines, notes = tableLines(rules, topColumns(rules, by, width), width)
