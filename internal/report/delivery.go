@@ -55,10 +55,10 @@ var deliveryColumns = []column[*history.Delivery]{
 	ofDelivery("COMMITTED", func(d *history.Delivery) string {
 		return cmp.Or(optional(d.CommittedBits, func(bits uint64) string { return rateText(&bits) }), "none")
 	}),
-	ofDelivery("OFFERED", func(d *history.Delivery) string { return bytesText(d.OfferedBytes) }),
-	ofDelivery("PASSED", func(d *history.Delivery) string { return bytesText(d.PassedBytes) }),
+	ofDelivery("OFFERED", func(d *history.Delivery) string { return Bytes(d.OfferedBytes) }),
+	ofDelivery("PASSED", func(d *history.Delivery) string { return Bytes(d.PassedBytes) }),
 	ofDelivery("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) }),
-	ofDelivery("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, bitsText) }),
+	ofDelivery("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, Bits) }),
 	ofDelivery("DELIVERED", func(d *history.Delivery) string {
 		if d.Checked == 0 {
 			return ""
@@ -175,7 +175,7 @@ func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 	}
 	add("time", "%s", timeOf(d))
 	sum := func(label string, bytes uint64, more string) {
-		add(label, "%s (%d bytes)%s", bytesText(bytes), bytes, more)
+		add(label, "%s (%d bytes)%s", Bytes(bytes), bytes, more)
 	}
 	sum("offered", d.OfferedBytes, "")
 	sum("passed", d.PassedBytes, "")
@@ -184,22 +184,22 @@ func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 		dropped = ", " + percentText(percentOf(d.DroppedBytes, d.OfferedBytes)) + " of the offered bytes"
 	}
 	if d.RefusedBytes != nil && *d.RefusedBytes != d.DroppedBytes {
-		dropped += "; the pool itself refused " + bytesText(*d.RefusedBytes)
+		dropped += "; the pool itself refused " + Bytes(*d.RefusedBytes)
 	}
 	sum("dropped", d.DroppedBytes, dropped)
 	if p := d.Passed; p.P95 != nil {
-		add("95th", "passed %s, offered %s (percentile of 5-minute averages)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+		add("95th", "passed %s, offered %s (percentile of 5-minute averages)", Bits(*p.P95), Bits(*d.Offered.P95))
 	}
 	if p := d.Passed; p.Largest != nil {
-		add("largest", "passed %s from %s, offered %s from %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
-			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
+		add("largest", "passed %s from %s, offered %s from %s (over %v)", Bits(*p.Largest), moment(*p.LargestAt),
+			Bits(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}
 	add("full", "%s of the measured time", percentText(100*float64(d.FullNS)/float64(max(d.MeasuredNS, 1))))
 	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
 	slices.SortFunc(missed, func(a, b history.Missed) int { return a.Begin.Compare(b.Begin) })
 	list("missed", len(missed), func(i int) string {
 		m := missed[i]
-		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
+		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), Bytes(m.OfferedBytes), Bytes(m.PassedBytes), Bytes(m.DueBytes))
 	})
 	if all := d.Checked - d.Delivered; all > fewest {
 		add("", "the %d worst of %d; -j lists up to 100", fewest, all)
@@ -208,7 +208,7 @@ func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 		g := d.Gaps[i]
 		text := fmt.Sprintf("%s to %s (%v): %s", moment(g.Begin), moment(g.End), g.End.Sub(g.Begin).Round(time.Second), g.Reason)
 		if g.PassedBytes != nil {
-			text += fmt.Sprintf("; %s passed of %s offered", bytesText(*g.PassedBytes), bytesText(*g.OfferedBytes))
+			text += fmt.Sprintf("; %s passed of %s offered", Bytes(*g.PassedBytes), Bytes(*g.OfferedBytes))
 		}
 		return text
 	})

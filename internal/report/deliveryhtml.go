@@ -103,7 +103,7 @@ func deliveryPicture(s *strings.Builder, d *history.Delivery) {
 		return svgHeight - svgBottom - min(1, bits/top)*(svgHeight-svgTop-svgBottom)
 	}
 	fmt.Fprintf(s, "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"%s\">\n", svgWidth, svgHeight,
-		inHTML(fmt.Sprintf("From %s to %s, %s were offered and %s passed.", moment(d.Since), moment(d.Until), bytesText(d.OfferedBytes), bytesText(d.PassedBytes))))
+		inHTML(fmt.Sprintf("From %s to %s, %s were offered and %s passed.", moment(d.Since), moment(d.Until), Bytes(d.OfferedBytes), Bytes(d.PassedBytes))))
 	layout := "2006-01-02 15:04"
 	if length <= 36*3600 {
 		layout = time.TimeOnly
@@ -111,7 +111,7 @@ func deliveryPicture(s *strings.Builder, d *history.Delivery) {
 	for i := range svgTicks + 1 {
 		part := float64(i) / svgTicks
 		fmt.Fprintf(s, "<path class=\"grid\" d=\"M%g %.1fH%g\"/><text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n",
-			svgLeft, y(top*part), svgWidth-svgRight, svgLeft-6, y(top*part)+4, bitsText(uint64(top*part)))
+			svgLeft, y(top*part), svgWidth-svgRight, svgLeft-6, y(top*part)+4, Bits(uint64(top*part)))
 		t := d.Since.Add(time.Duration(part * length * 1e9))
 		fmt.Fprintf(s, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"%s\">%s</text>\n", x(t), svgHeight-8, []string{"start", "middle", "end"}[min(i, 1)+i/svgTicks], t.Local().Format(layout))
 	}

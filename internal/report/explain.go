@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -91,16 +90,7 @@ type Brief struct {
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
-	b := Brief{Rule: r.Prefix.String(), Sentence: r.Sentence(device, d, match), limit: r.Rate.String()}
-	switch scope := live.Scope(&r); {
-	case r.Rate == policy.Unlimited && r.Within != "":
-		b.limit = "limited by pool " + string(r.Within)
-	case r.Rate == policy.Unlimited:
-		b.limit = "not limited"
-	case scope != "":
-		b.limit += " for each " + scope
-	}
-	return b
+	return Brief{r.Prefix.String(), r.Sentence(device, d, match), options(&r)}
 }
 
 func (b Brief) String() string { return b.Rule + " (" + b.limit + ")" }
@@ -237,7 +227,7 @@ func (p *Stop) decision() string {
 
 // lately is what the rule used while its packets were counted, and what happened to them.
 func (p *Stop) lately() string {
-	used := optional(p.UseBits, bitsText)
+	used := optional(p.UseBits, Bits)
 	if p.RateBits != nil {
 		used = useText(p.UseBits, *p.RateBits)
 	}

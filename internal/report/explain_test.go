@@ -176,10 +176,10 @@ func TestFewElsewhere(t *testing.T) {
 func TestNewBrief(t *testing.T) {
 	network := netip.MustParsePrefix("10.0.0.0/24")
 	for want, r := range map[string]policy.Rule{
-		"10.0.0.0/24 (not limited)":         {Rate: policy.Unlimited},
-		"10.0.0.0/24 (limited by pool a)":   {Rate: policy.Unlimited, Within: "a"},
-		"10.0.0.0/24 (5mbit)":               {Rate: 5e6},
-		"10.0.0.0/24 (5mbit for each host)": {Rate: 5e6, Each: policy.Each{Kind: policy.EachHost}},
+		"10.0.0.0/24 (unlimited)":        {Rate: policy.Unlimited},
+		"10.0.0.0/24 (within a)":         {Rate: policy.Unlimited, Within: "a"},
+		"10.0.0.0/24 (5mbit)":            {Rate: 5e6, Capacity: policy.DefaultCapacity(5e6)},
+		"10.0.0.0/24 (5mbit, each host)": {Rate: 5e6, Capacity: policy.DefaultCapacity(5e6), Each: policy.Each{Kind: policy.EachHost}},
 	} {
 		r.Prefix = network
 		if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.String() != want || !strings.HasPrefix(b.Sentence, "va egress: ") {

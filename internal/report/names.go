@@ -95,9 +95,9 @@ func nameColumns(rows []live.Row) []column[live.Row] {
 		}
 		figure(side.Head(), 0, 2, sideRate)
 		if len(rows) > 0 && rows[0].All()[0].Interval > 0 {
-			figure("USE", bitsWide, 3, func(r *live.Row, s *live.Side) string { return optional(bits(r.Done(s).UseBits), bitsText) })
+			figure("USE", bitsWide, 3, func(r *live.Row, s *live.Side) string { return optional(bits(r.Done(s).UseBits), Bits) })
 		} else {
-			figure("PASSED", 0, 3, func(r *live.Row, s *live.Side) string { return bytesText(r.Done(s).PassedBytes) })
+			figure("PASSED", 0, 3, func(r *live.Row, s *live.Side) string { return Bytes(r.Done(s).PassedBytes) })
 		}
 	}
 	return append(columns,

@@ -154,7 +154,7 @@ func (p *Passage) FullFrom(from int) int {
 func useText(use *uint64, rate uint64) string {
 	text := policy.Rate(rate).String()
 	if use != nil {
-		text = bitsText(*use) + " of " + text
+		text = Bits(*use) + " of " + text
 	}
 	return text
 }
@@ -216,9 +216,9 @@ func (p *PoolLevel) text() string {
 	state := "empty"
 	switch use := number(p.UseBits, 0); {
 	case use > 0 && p.Full:
-		state = "full, " + bitsText(*p.UseBits) + " used now"
+		state = "full, " + Bits(*p.UseBits) + " used now"
 	case use > 0:
-		state = bitsText(*p.UseBits) + " used now"
+		state = Bits(*p.UseBits) + " used now"
 	case p.Full:
 		state = "full"
 	case p.LevelBytes > 0:

@@ -8,12 +8,6 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// Bits and Bytes write figures as all tables have them.
-func Bits(n uint64) string { return bitsText(n) }
-
-// Bytes is Bits for bytes.
-func Bytes(n uint64) string { return bytesText(n) }
-
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {
 	text := ""

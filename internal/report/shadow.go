@@ -27,7 +27,7 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	text := bufio.NewWriter(w)
 	err := writeTable(text, rules, []column[Rule]{called(rules), places(),
 		{head: "SHADOW", always: true, right: true, cell: func(r *Rule) string { return rateFor(ratesOf(&r.Shadow.Rule), r.Shadow.Item().Scope()) }},
-		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
+		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return Bytes(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
 		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.RefusedPercent().N) }},
 		{head: "HOSTS", right: true, cell: func(r *Rule) string { return affectedHosts(r.Shadow) }},
 		{head: "COLOURS", drop: 2, cell: func(r *Rule) string { return byColour(&r.Shadow.Counters) }},

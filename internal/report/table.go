@@ -241,14 +241,14 @@ func figureText(f *live.Figure, it *live.Item) string {
 		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
 			return policy.Rate(v).String()
 		case strings.HasSuffix(f.Key, "_bytes"):
-			return bytesText(v)
+			return Bytes(v)
 		}
 		return countText(v)
 	case float64:
 		if strings.HasSuffix(f.Key, "_percent") {
 			return percentText(v)
 		}
-		return bitsText(uint64(v))
+		return Bits(uint64(v))
 	}
 	return ""
 }
@@ -265,7 +265,7 @@ func (t Table) columns(rules Rules) []column[Rule] {
 	columns := []column[Rule]{name, places(), cell("NETWORK", false, (*Rule).Network), cell("BY", false, (*Rule).matchedBy)}
 	state := cell("STATE", false, (*Rule).remarks)
 	if t.Wide {
-		columns = append(columns, rate, cell("LEASE", true, (*Rule).leaseCell), cell("ON EXCESS", false, (*Rule).OnExcess), cell("WEIGHT", true, (*Rule).weight))
+		columns = append(columns, rate, cell("ON EXCESS", false, (*Rule).OnExcess), cell("WEIGHT", true, (*Rule).weight))
 		return append(figures(columns), full, borrowed, state)
 	}
 	add := func(drop int, c column[Rule]) {
@@ -275,7 +275,6 @@ func (t Table) columns(rules Rules) []column[Rule] {
 	add(10, figure("plan"))
 	add(1, figure("within"))
 	add(0, rate)
-	add(0, cell("LEASE", true, (*Rule).leaseCell))
 	add(7, figure("guarantee_bits_per_second"))
 	use := figure("use_bits_per_second")
 	use.always = measured
@@ -368,20 +367,15 @@ func (r *Rule) matchedBy() string {
 	return r.Place.Match.String()
 }
 
-// RateText is the rate, and who has it.
+// RateText is the rate, and who has it; of a pool with a lease or a safe share, that comes first.
 func (r *Rule) RateText() string {
-	if r.Rate == policy.Unlimited && r.Within != "" {
+	switch {
+	case r.isLeased():
+		return Bits(*r.rateNow()) + map[bool]string{true: " leased", false: " safe"}[r.Leased()] + " of " + r.Rate.String()
+	case r.Rate == policy.Unlimited && r.Within != "":
 		return "as pool"
 	}
 	return rateFor(ratesOf(&r.Item.Rule), r.Scope())
-}
-
-// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
-func (r *Rule) RateNowText() string {
-	if r.Lease != nil {
-		return bitsText(*r.rateNow())
-	}
-	return r.RateText()
 }
 
 // rateFor is a rate, and who has it; "" for all together.
@@ -399,7 +393,7 @@ func rateFor(rate, scope string) string {
 // rateCell is RateText in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
 func (r *Rule) rateCell() string {
 	if pool := r.Parent(); r.depth == 0 && r.Rate == policy.Unlimited && pool != nil {
-		return (&Rule{Item: pool}).RateNowText() + "/pool"
+		return (&Rule{Item: pool}).RateText() + "/pool"
 	}
 	return r.RateText()
 }
@@ -460,7 +454,7 @@ func partColumns(head string) []column[Rule] {
 			if r.now == nil {
 				return ""
 			}
-			return optional(bits(of(r.now.Part)), bitsText)
+			return optional(bits(of(r.now.Part)), Bits)
 		})
 	}
 	bucket := func(head string, drop int, of func(*Rule) string) column[Rule] {
@@ -473,7 +467,7 @@ func partColumns(head string) []column[Rule] {
 		c.drop = drop
 		return c
 	}
-	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].Bytes) })
+	level := bucket("LEVEL", 1, func(r *Rule) string { return Bytes(r.Buckets[0].Bytes) })
 	level.always = head == "KEY" // of buckets, whose second level may be all that they have
 	return []column[Rule]{
 		{head: head, least: leastName, cell: func(r *Rule) string {
@@ -491,7 +485,7 @@ func partColumns(head string) []column[Rule] {
 		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].Bytes)) }),
 		bucket("LEVEL 2", 0, func(r *Rule) string {
 			return optional(r.Buckets[0].SecondBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
+				return Bytes(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 			})
 		}),
 		bucket("WAIT", 0, func(r *Rule) string {
@@ -556,14 +550,16 @@ var (
 	countNames = []string{"", "k", "M", "G", "T", "P", "E"}
 )
 
-func bytesText(n uint64) string {
+// Bytes writes a number of bytes as all tables have it.
+func Bytes(n uint64) string {
 	if n == 0 {
 		return "0"
 	}
 	return si(float64(n), byteNames)
 }
 
-func bitsText(n uint64) string {
+// Bits is Bytes for bit/s.
+func Bits(n uint64) string {
 	if n == 0 {
 		return "0"
 	}

@@ -210,7 +210,7 @@ func TestFigures(t *testing.T) {
 		0: "0", 1: "1 B", 999: "999 B", 1000: "1.00 kB", 1005: "1.00 kB", 9994: "9.99 kB", 9999: "10.0 kB", 99_949: "99.9 kB", 99_951: "100 kB",
 		999_499: "999 kB", 999_500: "1.00 MB", 1 << 63: "9.22 EB",
 	} {
-		if got := bytesText(n); got != want {
+		if got := Bytes(n); got != want {
 			t.Errorf("%d is %s, want %s", n, got, want)
 		}
 	}
@@ -219,7 +219,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%v is %s, want %s", p, got, want)
 		}
 	}
-	if bits := bitsText(9_812_345); bits != "9.81mbit" {
+	if bits := Bits(9_812_345); bits != "9.81mbit" {
 		t.Errorf("bits: %s", bits)
 	}
 }

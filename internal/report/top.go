@@ -197,13 +197,8 @@ func topColumns(rules Rules, by string, width int) []column[Rule] {
 		plan.drop = 6
 		columns = append(columns, plan)
 	}
-	rate := cell("RATE", true, func(r *Rule) string {
-		if r.Lease != nil {
-			return r.RateNowText()
-		}
-		return r.rateCell()
-	})
-	drops := cell("DROPS", true, func(r *Rule) string { return bitsText(uint64(r.now.Dropped)) })
+	rate := cell("RATE", true, (*Rule).rateCell)
+	drops := cell("DROPS", true, func(r *Rule) string { return Bits(uint64(r.now.Dropped)) })
 	level := cell("LEVEL", true, func(r *Rule) string { return optional(knownOrNull(r.now.Level), percentText) })
 	for i, c := range []column[Rule]{rate, figure("use_bits_per_second"), figure("use_percent"), drops, figure("dropped_percent"), level} {
 		c.always, c.drop = true, []int{3, 0, 2, 0, 4, 5}[i]
