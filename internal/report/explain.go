@@ -208,35 +208,21 @@ func (p *Stop) decision() string {
 		return *p.Rule + " matches"
 	}
 	text := *p.Rule + " decides"
-	switch i := p.Pool(p.DecidedBy); {
-	case p.LimitedBy != nil && i < 0:
-		text = *p.Rule + " is limited by its own rate"
-	case i >= 0 && (p.LimitedBy != nil || p.RefusedBy != nil && p.RecentPackets == 0):
+	if i := p.Pool(p.DecidedBy); i >= 0 {
 		text = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides"
-	case p.Bucket == nil && len(p.Pools) > 0:
-		text = *p.Rule + " matches"
 	}
-	switch {
-	case p.RecentPackets > 0:
-		text += "; " + p.lately()
-	case p.WatchedNS > 0:
-		text += "; the rule uses nothing now"
+	if p.WatchedNS == 0 {
+		return text
 	}
-	return text
-}
-
-// lately is what the rule used while its packets were counted, and what happened to them.
-func (p *Stop) lately() string {
 	used := optional(p.UseBits, Bits)
 	if p.RateBits != nil {
 		used = useText(p.UseBits, *p.RateBits)
 	}
-	packets := plain.Count(p.RecentPackets, "packet")
-	what := "none of " + packets + " was dropped"
+	text += fmt.Sprintf("; in the last %.1f s, the rule used %s", float64(p.WatchedNS)/1e9, used)
 	if p.RecentDrops > 0 {
-		what = percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + packets + " were dropped"
+		text += ", and " + percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + plain.Count(p.RecentPackets, "packet") + " were dropped"
 	}
-	return fmt.Sprintf("in the last %.1f s, the rule used %s, and %s", float64(p.WatchedNS)/1e9, used, what)
+	return text
 }
 
 // text says why. Pools that were told of are only named.
@@ -330,14 +316,12 @@ func (p *Stop) now() string {
 		return text + p.coloured()
 	case p.RefusedBy != nil:
 		return text + p.refused()
-	case p.WaitNS > 0 && p.unheld():
+	case p.WaitNS > 0 && p.HeldBack != nil && !*p.HeldBack:
 		text += "passes now: nothing delays it by " + About(p.WaitNS)
 	case p.WaitNS > 0:
 		text += "waits " + About(p.WaitNS)
 	case b == nil && len(p.Pools) == 0:
 		return text + "passes, without a limit"
-	case b != nil && p.Bytes > b.CapacityBytes && !b.delays():
-		return text + "passes now: it is larger than the bucket, but that is empty"
 	default:
 		text += "passes now" + p.covers()
 	}
@@ -348,7 +332,7 @@ func (p *Stop) now() string {
 	case p.LimitedBy != nil:
 		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
 	case b != nil && len(p.Pools) == 0:
-		text += "; " + *p.Rule + " has " + b.room()
+		text += fmt.Sprintf("; %s has room for %s (%d bytes)", *p.Rule, plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 	}
 	return text
 }
@@ -372,27 +356,8 @@ func (p *Stop) refused() string {
 	case pool >= 0 || b == nil:
 	case b.delays():
 		text += ", as the queue has no room for it"
-	case p.Verdict == "drop" && b.Excess == policy.ECN.String():
-		text += ", not marked by ECN, as it exceeds twice the capacity"
 	}
-	text += "; it conforms in " + About(p.WaitNS)
-	if pool < 0 && b != nil && p.Bytes > b.holds(b.CapacityBytes) {
-		text += ", when the bucket is empty, as it is larger than that"
-	}
-	text += ", if no others come"
-	switch {
-	case pool >= 0 || b == nil || b.Penalty == policy.Penalty{}.String():
-	case b.Penalty == policy.Penalty{Kind: policy.PenaltyFill}.String():
-		text += "; each excess packet until then fills the bucket again"
-	default:
-		text += "; each excess packet until then keeps the bucket full for " + b.Penalty + " again"
-	}
-	return text
-}
-
-// room is how many more packets conform.
-func (b *Level) room() string {
-	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
+	return text + "; it conforms in " + About(p.WaitNS) + ", if no others come"
 }
 
 func (b *Level) text(s *strings.Builder) {

@@ -175,9 +175,6 @@ func (s *Sharing) sharers() string {
 	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
 
-// unheld reports whether it is known that nothing delays packets.
-func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
-
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
 func (p *Passage) covers() (text string) {
 	if len(p.BorrowedBy) > 0 {

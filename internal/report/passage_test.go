@@ -11,7 +11,7 @@ import (
 func TestPassageText(t *testing.T) {
 	pool := NewPoolLevel(policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}, 0)
 	pool.Sharer = "10.0.0.7"
-	const rule, lately = "10.0.0.0/24", "; in the last 0.2 s, the rule used 600kbit, and "
+	const rule, lately = "10.0.0.0/24", "; in the last 0.2 s, the rule used 600kbit"
 	refused := func(by, reason string) Passage { return Passage{RefusedBy: &by, RefusedReason: reason} }
 	watched := func(p Passage, packets, drops uint64) Passage {
 		p.WatchedNS, p.UseBits, p.RecentPackets, p.RecentDrops = 204e6, new(uint64(600_000)), packets, drops
@@ -26,26 +26,26 @@ func TestPassageText(t *testing.T) {
 		passage       Passage
 		decision, now string
 	}{
-		{"pass", 0, Passage{}, rule + " matches", "passes now"},
-		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " matches", "passes now, borrowed by 10.0.0.0/24 and a"},
-		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " matches", "passes now, guaranteed"},
-		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " matches",
+		{"pass", 0, Passage{}, rule + " decides", "passes now"},
+		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " decides", "passes now, borrowed by 10.0.0.0/24 and a"},
+		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " decides", "passes now, guaranteed"},
+		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " decides",
 			"passes now, borrowed by 10.0.0.0/24, guaranteed by pool a"},
-		{"delay", 5000, Passage{}, rule + " matches", "waits 5us"},
-		{"mark", 5000, Passage{}, rule + " matches", "waits 5us, and is marked by ECN if it allows that"},
-		{"lost", 0, Passage{}, rule + " matches", "is LOST: no ifb device lets it enter again"},
+		{"delay", 5000, Passage{}, rule + " decides", "waits 5us"},
+		{"mark", 5000, Passage{}, rule + " decides", "waits 5us, and is marked by ECN if it allows that"},
+		{"lost", 0, Passage{}, rule + " decides", "is LOST: no ifb device lets it enter again"},
 		{"drop", 5000, refused("a", Capacity), rule + " matches, and pool a decides", "is dropped now by pool a; it conforms in 5us, if no others come"},
 		{"mark", 5000, refused("a", Capacity), rule + " matches, and pool a decides",
 			"is marked by ECN now by pool a if it allows that, else dropped; it conforms in 5us, if no others come"},
 		{"drop", 5000, refused("a", Share), rule + " matches, and pool a decides",
 			"is dropped now by pool a, as it is beyond the fair share of 10.0.0.7; it conforms in 5us, if no others come"},
-		{"pass", 5000, refused(rule, Capacity), rule + " matches", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
-		{"pass", 0, watched(Passage{}, 12, 0), rule + " matches" + lately + "none of 12 packets was dropped", "passes now"},
-		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches" + lately + "none of 12 packets was dropped",
+		{"pass", 5000, refused(rule, Capacity), rule + " decides", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
+		{"pass", 0, watched(Passage{}, 12, 0), rule + " decides" + lately, "passes now"},
+		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches, and pool a decides" + lately,
 			"is dropped now by pool a; it conforms in 0s, if no others come"},
-		{"pass", 0, watched(Passage{}, 0, 0), rule + " matches; the rule uses nothing now", "passes now"},
-		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + "25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
-		{"drop", 0, byRule, rule + " is limited by its own rate" + lately + "50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
+		{"pass", 0, watched(Passage{}, 0, 0), rule + " decides" + lately, "passes now"},
+		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + ", and 25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
+		{"drop", 0, byRule, rule + " decides" + lately + ", and 50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
 	} {
 		s := Stop{Answer: Answer{Rule: new(rule), Bytes: 1514, Verdict: test.verdict, WaitNS: test.wait}, Passage: test.passage}
 		s.Pools = []PoolLevel{pool}

@@ -224,22 +224,21 @@ func (r *Rule) waits() string { return fmt.Sprint(r.Label.Waits, " waits for roo
 func NotInForce(attached *bool) bool { return attached != nil && !*attached }
 
 // remark says what is unusual about the state of a rule, after its sentence.
-func remark(inForce bool, status string) string {
-	if state := unusual(inForce, status); state != "" {
-		return " [" + state + "]"
-	}
-	return ""
-}
+func remark(inForce bool, status string) string { return bracketed("", unusual(inForce, status)) }
 
 // marks are what else a sentence does not say.
 func (r *Rule) marks() (text string) {
-	if lease := r.lease(); lease != "" {
-		text = " [lease: " + lease + "]"
-	}
 	if r.Label.Waits != 0 {
-		text += " [guarantee: " + r.waits() + "]"
+		text = bracketed("guarantee: ", r.waits())
 	}
-	return text
+	return bracketed("lease: ", r.lease()) + text
+}
+
+func bracketed(label, text string) string {
+	if text == "" {
+		return ""
+	}
+	return " [" + label + text + "]"
 }
 
 // Unusual is what is unusual about the state of the rule; "" for nothing.
