@@ -112,14 +112,12 @@ type Level struct {
 	Spilled       bool   `json:"spilled"` // the table has no room for the key: this is the rule's spill bucket
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
-	Queue
+	HoldsBytes    uint64 `json:"holds_bytes"` // the bucket and its queue together
 	EmptyNS     uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
 	Conforms    bool   `json:"conforms"`
 	RoomPackets uint64 `json:"room_packets"` // how many such packets conform now
 	RoomBytes   uint64 `json:"room_bytes"`
 	WaitNS      uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
-	Excess      string `json:"excess"`
-	Penalty     string `json:"penalty"`
 	HeldNS      uint64 `json:"held_ns"` // how long a penalty still keeps it full
 	Colouring
 }
@@ -339,39 +337,30 @@ func (p *Stop) now() string {
 
 // refused says which limit an excess packet exceeds, what happens to it, and when it would conform.
 func (p *Stop) refused() string {
-	b, by, pool := p.Bucket, "by "+p.limit(p.RefusedBy), p.Pool(p.RefusedBy)
-	text, sharer := "is dropped now "+by, p.Sharer
+	by, sharer := " now by "+p.limit(p.RefusedBy), p.Sharer
+	if pool := p.Pool(p.RefusedBy); pool >= 0 {
+		sharer = p.Pools[pool].Sharer
+	}
+	text := "is dropped" + by
 	switch p.Verdict {
 	case "pass":
-		text = "passes now, counted as excess " + by
+		text = "passes, counted as excess" + by
 	case "mark":
-		text = "is marked by ECN now " + by + " if it allows that, else dropped"
+		text = "is marked by ECN" + by + " if it allows that, else dropped"
 	}
-	switch {
-	case p.RefusedReason == Share:
-		if pool >= 0 {
-			sharer = p.Pools[pool].Sharer
-		}
+	if p.RefusedReason == Share {
 		text += ", as it is beyond the fair share of " + sharer
-	case pool >= 0 || b == nil:
-	case b.delays():
-		text += ", as the queue has no room for it"
 	}
 	return text + "; it conforms in " + About(p.WaitNS) + ", if no others come"
 }
 
 func (b *Level) text(s *strings.Builder) {
-	label, full := "bucket", filled(b.LevelBytes, b.CapacityBytes)
+	label, full := "bucket", filled(b.LevelBytes, b.HoldsBytes)
 	switch {
 	case b.Colour != "":
 		label, full = "buckets", "C "+full+", "+map[bool]string{false: "E ", true: "P "}[b.Peak]+filled(*b.SecondLevelBytes, *b.SecondCapacityBytes)
 	case b.HeldNS > 0:
 		full = "full, and kept full by the penalty for another " + About(b.HeldNS)
-	case b.beyond > 0:
-		inside := min(b.LevelBytes, b.CapacityBytes)
-		full = filled(inside, b.CapacityBytes) + ", queue: " + filled(b.LevelBytes-inside, b.beyond)
-	case b.delays():
-		label = "queue"
 	}
 	if b.EmptyNS > 0 {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"

@@ -46,8 +46,7 @@ func level(change func(*Stop)) string {
 		Answer: Answer{Device: "va", Direction: "egress", Rule: new("10.0.0.0/24"), Attached: new(true), Verdict: "pass", Bytes: 1000},
 		Match:  "dst", Address: "10.0.0.7", State: "attached", Sentence: "says",
 		Bucket: &Level{
-			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
-			Excess: "drop", Penalty: "none",
+			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, HoldsBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
 		},
 	}
 	change(&p)
@@ -68,7 +67,7 @@ func TestVerdictWords(t *testing.T) {
 	// queue makes the rule one that delays, with a level at which the packet waits.
 	queue := func(p *Stop, r policy.Rule, level, wait uint64, verdict string) {
 		b := p.Bucket
-		b.Queue, b.Excess, b.CapacityBytes = NewQueue(r), "delay", r.Capacity
+		b.CapacityBytes, b.HoldsBytes = r.Capacity, r.Capacity+r.Queue
 		b.LevelBytes, b.WaitNS, b.RoomBytes, b.RoomPackets, p.Verdict = level, wait, 10000-level, (10000-level)/1000, verdict
 		p.WaitNS = wait
 		if b.Conforms = verdict != "drop"; !b.Conforms {
@@ -89,27 +88,27 @@ func TestVerdictWords(t *testing.T) {
 		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: 0 of 5000 bytes (0% full)\n"}},
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
 		{"dropped", excess, []string{"a packet of 1000 bytes is dropped now by 10.0.0.0/24; it conforms in 500ms, if no others come\n"}},
-		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"is marked by ECN now by 10.0.0.0/24 if it allows that, else dropped; it conforms in"}},
-		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"passes now, counted as excess by 10.0.0.0/24"}},
+		{"marked", func(p *Stop) { excess(p); p.Verdict = "mark" }, []string{"is marked by ECN now by 10.0.0.0/24 if it allows that, else dropped; it conforms in"}},
+		{"counted only", func(p *Stop) { excess(p); p.Verdict = "pass" }, []string{"passes, counted as excess now by 10.0.0.0/24"}},
 		{"held", func(p *Stop) {
 			excess(p)
-			p.Bucket.Penalty, p.Bucket.HeldNS = "30s", 29_871_000_000
+			p.Bucket.HeldNS = 29_871_000_000
 		}, []string{
 			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.9s; empty in",
 		}},
 		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass") }, []string{
-			"queue      of 10.0.0.7: 0 of 10000 bytes (0% full)",
+			"bucket     of 10.0.0.7: 0 of 10000 bytes (0% full)",
 			"a packet of 1000 bytes passes now; 10.0.0.0/24 has room for 10 such packets (10000 bytes)",
 		}},
 		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass") }, []string{
-			"bucket     of 10.0.0.7: 0 of 4000 bytes (0% full), queue: 0 of 6000 bytes (0% full)",
+			"bucket     of 10.0.0.7: 0 of 10000 bytes (0% full)",
 		}},
 		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
-			"queue      of 10.0.0.7: 2000 of 10000 bytes (20% full); empty in",
+			"bucket     of 10.0.0.7: 2000 of 10000 bytes (20% full); empty in",
 			"a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room for 8 such packets (8000 bytes)\n",
 		}},
 		{"waits behind a bucket", func(p *Stop) { queue(p, gcra, 5000, 2e6, "delay") }, []string{
-			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100% full), queue: 1000 of 6000 bytes (17% full); empty in", "a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room",
+			"bucket     of 10.0.0.7: 5000 of 10000 bytes (50% full); empty in", "a packet of 1000 bytes waits 2ms; 10.0.0.0/24 has room",
 		}},
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
 			"a packet of 1000 bytes waits 6ms, and is marked by ECN if it allows that; 10.0.0.0/24 has room for 4 such packets",
@@ -121,7 +120,7 @@ func TestVerdictWords(t *testing.T) {
 			"a packet of 1000 bytes is LOST: no ifb device lets it enter again",
 		}},
 		{"no room", func(p *Stop) { queue(p, leaky, 9500, 5e5, "drop") }, []string{
-			"a packet of 1000 bytes is dropped now by 10.0.0.0/24, as the queue has no room for it; it conforms in 500us, if no others come",
+			"a packet of 1000 bytes is dropped now by 10.0.0.0/24; it conforms in 500us, if no others come",
 		}},
 		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "a packet of 1000 bytes passes: the rule is NOT IN FORCE (detached)",

@@ -56,7 +56,7 @@ type PoolLevel struct {
 	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes uint64  `json:"capacity_bytes"`
-	Queue
+	HoldsBytes    uint64  `json:"holds_bytes"` // the bucket and its queue together
 	Full       bool   `json:"full"`       // as it is while more is offered than its rate
 	Conforms   bool   `json:"conforms"`   // it has room for the packet
 	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
@@ -118,7 +118,7 @@ func Limiter(levels []Load) int {
 func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	return PoolLevel{
 		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: history.NotZero(uint64(r.Guarantee)),
-		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, Queue: NewQueue(r),
+		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue,
 	}
 }
 
@@ -219,7 +219,7 @@ func (p *PoolLevel) text() string {
 	case p.Full:
 		state = "full"
 	case p.LevelBytes > 0:
-		state = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
+		state = percentText(percentOf(p.LevelBytes, p.HoldsBytes)) + " full"
 	}
 	parts := []string{text, state}
 	if number(p.ActiveSharers, 0) > 0 {

@@ -97,7 +97,7 @@ type Replay struct {
 	Excess        string `json:"excess"`
 	RateBits      uint64 `json:"rate_bits_per_second"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
-	Queue
+	QueueBytes    uint64 `json:"queue_bytes"`
 
 	// Complete is true if the trace was read to its end.
 	Complete bool `json:"complete"`
@@ -113,9 +113,10 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	rule := l.Rules[0]
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
-		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
+		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity,
 		Figures: s.Sum(), limits: l,
 	}
+	r.QueueBytes, _ = rule.Waiting()
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
 		r.Mixed = r.Mixed || other != rule
@@ -199,7 +200,7 @@ func (r *Replay) facts(w io.Writer) {
 	if r.DelayedPackets > 0 {
 		fact("longest delay", "%s; the mean of delayed packets is %s", About(r.LongestDelayNS), About(r.MeanDelayNS))
 	}
-	holds := r.holds(r.CapacityBytes)
+	holds := r.CapacityBytes + r.limits.Rules[0].Queue
 	level := func(name string, most, holds uint64) {
 		if r.Mixed {
 			fact(name, "%d bytes", most)

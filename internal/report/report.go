@@ -265,30 +265,3 @@ func rateText(bits *uint64) string {
 func filled(level, of uint64) string {
 	return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percentText(percentOf(level, of)))
 }
-
-// Queue is how much a rule may queue, and for how long.
-type Queue struct {
-	QueueBytes    uint64 `json:"queue_bytes"`     // 0 for a rule that delays no packets
-	LongestWaitNS uint64 `json:"longest_wait_ns"` // of any packet
-	// ECNAboveNS is the wait above which packets are marked; null where none are.
-	ECNAboveNS *uint64 `json:"ecn_above_ns"`
-	Order      string  `json:"order"` // in which packets leave
-	beyond     uint64  // of QueueBytes, those beyond the capacity
-}
-
-// NewQueue is the queue of a rule.
-func NewQueue(r policy.Rule) Queue {
-	bytes, longest := r.Waiting()
-	q := Queue{QueueBytes: bytes, LongestWaitNS: uint64(longest), Order: r.Order.String(), beyond: r.Queue}
-	if bytes > 0 && r.ECNAbove != policy.Never {
-		above := uint64(r.ECNAbove)
-		q.ECNAboveNS = &above
-	}
-	return q
-}
-
-// holds is the bytes that a bucket and its queue hold together.
-func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
-
-// delays reports whether the rule delays packets.
-func (q Queue) delays() bool { return q.QueueBytes > 0 }
