@@ -70,7 +70,7 @@ func TestShowPoolRate(t *testing.T) {
 	// In force is the lease of a pool, or its safe share.
 	r.ok("set", "customer", "--new", "--rate", "100mbit", "--cluster", "c")
 	r.ok("set", "vb", "egress", "10.0.0.7", "--within", "customer")
-	if out := r.ok("show", "vb"); !strings.Contains(out, " 8.00kbit/pool\n") {
+	if out := r.ok("show", "vb"); !strings.Contains(out, " 8.00kbit safe of 100mbit/pool\n") {
 		t.Errorf("without a lease: %s", out)
 	}
 }
