@@ -19,7 +19,7 @@ func judgeColours(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Lev
 	l := report.Level{
 		Key: b.Key, Spilled: b.Spilled, LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity,
 		Conforms: colour == policy.Green,
-		EmptyNS: max(m.First.Drain(levels.First), m.Second.Drain(levels.Second)),
+		EmptyNS:  max(m.First.Drain(levels.First), m.Second.Drain(levels.Second)),
 		Colouring: report.Colouring{
 			Colour: colour.String(), ColourIn: in.String(), Action: action.String(),
 			SecondLevelBytes: new(model.Bytes(m.E(levels))), SecondCapacityBytes: new(m.Burst() >> model.UnitBits),

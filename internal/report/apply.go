@@ -47,21 +47,6 @@ type PoolChange struct {
 	Removed int `json:"removed_pools"`
 }
 
-// SayPools has the sentences say whether these pools, which a command has set, are new or other than before.
-func (rules Rules) SayPools(c PoolChange) {
-	for i := range rules {
-		r := &rules[i]
-		switch {
-		case !r.IsPool():
-		case c.Added > 0:
-			r.Sentence = "new " + r.Sentence
-		case c.Changed > 0:
-			subject := fmt.Sprintf("pool %q", r.Label.Name)
-			r.Sentence = subject + " now" + strings.TrimPrefix(r.Sentence, subject)
-		}
-	}
-}
-
 // HookChange is what changed on a direction of a device.
 type HookChange struct {
 	Device     string `json:"device"`

@@ -91,12 +91,8 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	if c.Quiet {
 		note("The store was emptied or may have lost writes: no leases until those from before have ended.")
 	}
-	var least []string
 	var fixed uint64
 	for _, m := range c.Members {
-		if m.State == Live && m.RateBits == c.RateBits {
-			least = append(least, m.Host)
-		}
 		switch {
 		case m.ShareBits != nil:
 			fixed += *m.ShareBits
@@ -104,8 +100,8 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 			fixed += *m.FloorBits
 		}
 	}
-	if len(least) > 0 && slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
-		note(fmt.Sprintf("The policies of the hosts differ in the rate; the least, %s, is in force. It is from %s.", rateText(&c.RateBits), plain.List(least)))
+	if slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
+		note("The policies of the hosts differ in the rate; the least is in force.")
 	}
 	if fixed > c.RateBits {
 		note(fmt.Sprintf("Floors and fixed shares are %s together, which is more than the rate: fixed shares come first, and what does not fit is lowered for all.", Bits(fixed)))
@@ -145,6 +141,12 @@ func (c *ClusterStatus) columns() []column[ClusterMember] {
 			return ""
 		}
 		return fmt.Sprint(m.Weight)
+	})
+	option("RATE", func(m *ClusterMember) string { // by its policy, where that is another one
+		if m.RateBits == c.RateBits {
+			return ""
+		}
+		return rateText(&m.RateBits)
 	})
 	option("FLOOR", func(m *ClusterMember) string { return optional(m.FloorBits, Bits) })
 	option("SHARE", func(m *ClusterMember) string { return optional(m.ShareBits, Bits) })

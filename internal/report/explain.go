@@ -113,12 +113,12 @@ type Level struct {
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	HoldsBytes    uint64 `json:"holds_bytes"` // the bucket and its queue together
-	EmptyNS     uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
-	Conforms    bool   `json:"conforms"`
-	RoomPackets uint64 `json:"room_packets"` // how many such packets conform now
-	RoomBytes   uint64 `json:"room_bytes"`
-	WaitNS      uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
-	HeldNS      uint64 `json:"held_ns"` // how long a penalty still keeps it full
+	EmptyNS       uint64 `json:"empty_ns"`    // until it is empty, if nothing more comes
+	Conforms      bool   `json:"conforms"`
+	RoomPackets   uint64 `json:"room_packets"` // how many such packets conform now
+	RoomBytes     uint64 `json:"room_bytes"`
+	WaitNS        uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
+	HeldNS        uint64 `json:"held_ns"` // how long a penalty still keeps it full
 	Colouring
 }
 
@@ -337,16 +337,16 @@ func (p *Stop) now() string {
 
 // refused says which limit an excess packet exceeds, what happens to it, and when it would conform.
 func (p *Stop) refused() string {
-	by, sharer := " now by "+p.limit(p.RefusedBy), p.Sharer
+	by, sharer := p.limit(p.RefusedBy), p.Sharer
 	if pool := p.Pool(p.RefusedBy); pool >= 0 {
 		sharer = p.Pools[pool].Sharer
 	}
-	text := "is dropped" + by
+	text := "is dropped now by " + by
 	switch p.Verdict {
 	case "pass":
-		text = "passes, counted as excess" + by
+		text = "passes now, counted as excess by " + by
 	case "mark":
-		text = "is marked by ECN" + by + " if it allows that, else dropped"
+		text = "is marked by ECN now by " + by + " if it allows that, else dropped"
 	}
 	if p.RefusedReason == Share {
 		text += ", as it is beyond the fair share of " + sharer

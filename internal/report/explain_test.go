@@ -89,7 +89,7 @@ func TestVerdictWords(t *testing.T) {
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
 		{"dropped", excess, []string{"a packet of 1000 bytes is dropped now by 10.0.0.0/24; it conforms in 500ms, if no others come\n"}},
 		{"marked", func(p *Stop) { excess(p); p.Verdict = "mark" }, []string{"is marked by ECN now by 10.0.0.0/24 if it allows that, else dropped; it conforms in"}},
-		{"counted only", func(p *Stop) { excess(p); p.Verdict = "pass" }, []string{"passes, counted as excess now by 10.0.0.0/24"}},
+		{"counted only", func(p *Stop) { excess(p); p.Verdict = "pass" }, []string{"passes now, counted as excess by 10.0.0.0/24"}},
 		{"held", func(p *Stop) {
 			excess(p)
 			p.Bucket.HeldNS = 29_871_000_000

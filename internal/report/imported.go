@@ -14,19 +14,10 @@ import (
 
 // An Imported is the policy that another tool's limits make, and what it lacks of them.
 type Imported struct {
-	Policy    string   `json:"policy"`    // the file
-	Sentences []string `json:"sentences"` // of each pool and rule of it, in its order
-	Left      []Left   `json:"not_carried_over"`
-	Notes     []string `json:"notes"`
-}
-
-// A Left is something that was not carried over, or not as it was.
-type Left struct {
-	Kind   string `json:"kind"`
-	Where  string `json:"where"`
-	What   string `json:"what"`
-	Why    string `json:"why"`
-	Advice string `json:"advice"`
+	Policy    string          `json:"policy"`    // the file
+	Sentences []string        `json:"sentences"` // of each pool and rule of it, in its order
+	Left      []importer.Left `json:"not_carried_over"`
+	Notes     []string        `json:"notes"`
 }
 
 // ImportedPolicy is the policy of an import, under what it lacks; command is what it was made by.
@@ -47,14 +38,11 @@ func ImportedPolicy(command string, i importer.Imported) (string, error) {
 
 // NewImported is all that is known of an import, with its policy.
 func NewImported(policy string, i importer.Imported) Imported {
-	r := Imported{Policy: policy, Sentences: []string{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
+	r := Imported{Policy: policy, Sentences: []string{}, Left: append([]importer.Left{}, i.Left...), Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
 			r.Sentences = append(r.Sentences, rule.Sentence(t.Device, t.Direction, t.Match))
 		}
-	}
-	for _, l := range i.Left {
-		r.Left = append(r.Left, Left{l.Kind, l.Where, l.What, l.Why, l.Advice})
 	}
 	return r
 }

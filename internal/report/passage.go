@@ -57,10 +57,10 @@ type PoolLevel struct {
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes uint64  `json:"capacity_bytes"`
 	HoldsBytes    uint64  `json:"holds_bytes"` // the bucket and its queue together
-	Full       bool   `json:"full"`       // as it is while more is offered than its rate
-	Conforms   bool   `json:"conforms"`   // it has room for the packet
-	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
-	Guarantees bool   `json:"guarantees"` // the packet conforms to the pool's guarantee
+	Full          bool    `json:"full"`        // as it is while more is offered than its rate
+	Conforms      bool    `json:"conforms"`    // it has room for the packet
+	WaitNS        uint64  `json:"wait_ns"`     // until it has, if no others come
+	Guarantees    bool    `json:"guarantees"`  // the packet conforms to the pool's guarantee
 	Sharing
 	// What the pool passed and refused since it was set.
 	PassedPackets  uint64 `json:"passed_packets"`

@@ -39,7 +39,7 @@ func TestPassageText(t *testing.T) {
 			"is marked by ECN now by pool a if it allows that, else dropped; it conforms in 5us, if no others come"},
 		{"drop", 5000, refused("a", Share), rule + " matches, and pool a decides",
 			"is dropped now by pool a, as it is beyond the fair share of 10.0.0.7; it conforms in 5us, if no others come"},
-		{"pass", 5000, refused(rule, Capacity), rule + " decides", "passes, counted as excess now by 10.0.0.0/24; it conforms in 5us, if no others come"},
+		{"pass", 5000, refused(rule, Capacity), rule + " decides", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
 		{"pass", 0, watched(Passage{}, 12, 0), rule + " decides" + lately, "passes now"},
 		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches, and pool a decides" + lately,
 			"is dropped now by pool a; it conforms in 0s, if no others come"},

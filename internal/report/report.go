@@ -157,16 +157,12 @@ func (rules Rules) Deleted(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if len(rules) > mostDeleted {
 		pools, others := rules.Split()
-		var devices []string
-		for first := 0; first < len(others); {
-			next := first
-			for next < len(others) && others[next].Device == others[first].Device {
-				next++
-			}
-			devices = append(devices, fmt.Sprintf("%s (%d)", plain.Line(others[first].Device), next-first))
-			first = next
-		}
 		if len(others) > 0 {
+			var devices []string
+			for _, r := range others {
+				devices = append(devices, plain.Line(r.Device))
+			}
+			devices = slices.Compact(devices)
 			fmt.Fprintf(text, "deleted: %s on %s: %s\n", plain.Count(len(others), "rule"), plain.Count(len(devices), "device"), plain.List(devices))
 		}
 		if len(pools) > 0 {

@@ -25,7 +25,7 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rules, []column[Rule]{called(rules), places(),
+	err := writeTable(text, rules, []column[Rule]{called(rules.havePools()), places(),
 		{head: "SHADOW", always: true, right: true, cell: func(r *Rule) string { return rateFor(ratesOf(&r.Shadow.Rule), r.Shadow.Item().Scope()) }},
 		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return Bytes(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
 		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.RefusedPercent().N) }},

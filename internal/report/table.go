@@ -255,7 +255,7 @@ func figureText(f *live.Figure, it *live.Item) string {
 
 // columns are those of a table of rules, or of pools.
 func (t Table) columns(rules Rules) []column[Rule] {
-	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
+	pools := rules.havePools()
 	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
 	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, least: leastName}
 	rate, borrowed := cell("RATE", true, (*Rule).rateCell), cell("BORROWED", true, (*Rule).borrowed)
@@ -350,13 +350,13 @@ func addressOf(network string) string {
 // calledBy is what people call the rule.
 func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Label.Name), r.Network()) }
 
-// called is the column of what people call rules and pools.
-func called(rules Rules) column[Rule] {
-	head := "RULE"
-	if slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
-		head = "POOL OR RULE"
-	}
-	return column[Rule]{head: head, cell: (*Rule).calledBy, least: leastName}
+// called is the column of what people call rules, and pools if there are some.
+func called(pools bool) column[Rule] {
+	return column[Rule]{head: map[bool]string{false: "RULE", true: "POOL OR RULE"}[pools], cell: (*Rule).calledBy, least: leastName}
+}
+
+func (rules Rules) havePools() bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
 }
 
 // matchedBy is the side that prefixes are compared with where that is not the far side.
@@ -415,29 +415,27 @@ func (r *Rule) remarks() string {
 	return strings.Join(says, ", ")
 }
 
-// fullest are the rules of all buckets, with one bucket each, the fullest first.
-func (rules Rules) fullest() (rows Rules) {
+// bucketRows are the rows of all buckets, the fullest first.
+func (rules Rules) bucketRows() (rows []live.Row) {
 	for _, r := range rules {
-		for i := range r.Buckets {
-			one := r
-			one.Buckets = r.Buckets[i : i+1]
-			rows = append(rows, one)
+		for _, b := range r.Buckets {
+			rows = append(rows, r.PartRow(live.Part{Bucket: b, Full: r.FullPercent(b.Bytes)}))
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].Bytes, a.Buckets[0].Bytes) })
+	slices.SortStableFunc(rows, func(a, b live.Row) int { return cmp.Compare(b.Part.Bytes, a.Part.Bytes) })
 	return rows
 }
 
 // KeepFullest leaves rules the n buckets with the highest levels of all, each rule's own
 // with the fullest first; all for n = 0. It reports how many there were.
 func (rules Rules) KeepFullest(n int) (of int) {
-	rows := rules.fullest()
+	rows := rules.bucketRows()
 	if of = len(rows); n == 0 {
 		n = of
 	}
 	kept := map[*live.Item][]live.Bucket{}
 	for _, r := range rows[:min(n, of)] {
-		kept[r.Item] = append(kept[r.Item], r.Buckets[0])
+		kept[r.Item] = append(kept[r.Item], r.Part.Bucket)
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Buckets != nil {
@@ -447,65 +445,62 @@ func (rules Rules) KeepFullest(n int) (of int) {
 	return of
 }
 
-// partColumns are those of rules with one bucket each, or with a host or flow that sends: who it is comes first.
-func partColumns(head string) []column[Rule] {
-	sends := func(head string, of func(*live.Part) live.Value) column[Rule] {
-		return cell(head, true, func(r *Rule) string {
-			if r.now == nil {
-				return ""
-			}
-			return optional(bits(of(r.now.Part)), Bits)
+// partColumns are those of parts of rules: who it is, then the rule if that may not be the same for all, then what it sends and
+// its bucket.
+func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row] {
+	columns := []column[live.Row]{{head: head, least: leastName, cell: func(r *live.Row) string {
+		if r.IsPool() {
+			return ""
+		}
+		return plain.Line(r.Part.Name)
+	}}}
+	if withRule {
+		pools := slices.ContainsFunc(rows, func(r live.Row) bool { return r.IsPool() })
+		for _, c := range []column[Rule]{called(pools), places()} {
+			columns = append(columns, column[live.Row]{head: c.head, least: c.least, common: c.common, cell: func(r *live.Row) string { return c.cell(&Rule{Item: r.Item}) }})
+		}
+	}
+	add := func(head string, drop int, of func(r *live.Row) string) {
+		columns = append(columns, column[live.Row]{head: head, right: true, drop: drop, cell: of})
+	}
+	add("OFFERED", 0, func(r *live.Row) string { return optional(bits(r.Part.Offered), Bits) })
+	add("PASSED", 0, func(r *live.Row) string { return optional(bits(r.Part.Passed), Bits) })
+	add("DROPS", 0, func(r *live.Row) string {
+		if !r.Part.Offered.Known || !r.Part.Passed.Known {
+			return ""
+		}
+		return Bits(uint64(r.Dropped))
+	})
+	add("LEVEL", 1, func(r *live.Row) string {
+		if !r.Part.Full.Known {
+			return ""
+		}
+		return Bytes(r.Part.Bytes)
+	})
+	add("FULL", 1, func(r *live.Row) string { return percentOr(r.Part.Full) })
+	add("LEVEL 2", 0, func(r *live.Row) string {
+		return optional(r.Part.SecondBytes, func(level uint64) string {
+			return Bytes(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 		})
-	}
-	bucket := func(head string, drop int, of func(*Rule) string) column[Rule] {
-		c := cell(head, true, func(r *Rule) string {
-			if r.now != nil && !r.now.Part.Full.Known {
-				return ""
-			}
-			return of(r)
-		})
-		c.drop = drop
-		return c
-	}
-	level := bucket("LEVEL", 1, func(r *Rule) string { return Bytes(r.Buckets[0].Bytes) })
-	level.always = head == "KEY" // of buckets, whose second level may be all that they have
-	return []column[Rule]{
-		{head: head, least: leastName, cell: func(r *Rule) string {
-			if r.IsPool() {
-				return ""
-			}
-			return plain.Line(r.Buckets[0].Name)
-		}},
-		sends("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
-		sends("PASSED", func(p *live.Part) live.Value { return p.Passed }),
-		sends("DROPS", func(p *live.Part) live.Value {
-			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
-		}),
-		level,
-		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].Bytes)) }),
-		bucket("LEVEL 2", 0, func(r *Rule) string {
-			return optional(r.Buckets[0].SecondBytes, func(level uint64) string {
-				return Bytes(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
-			})
-		}),
-		bucket("WAIT", 0, func(r *Rule) string {
-			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
-				return "dropped"
-			}
-			return optional(r.Buckets[0].WaitNS, About)
-		}),
-	}
+	})
+	add("WAIT", 0, func(r *live.Row) string {
+		if r.Part.WaitNS == nil && r.Part.Full.Known && r.Excess == policy.Delay {
+			return "dropped"
+		}
+		return optional(r.Part.WaitNS, About)
+	})
+	return columns
 }
 
 // BucketsText writes a line for each bucket, the fullest first. of is as KeepFullest reports it.
 func (rules Rules) BucketsText(w io.Writer, of, width int) error {
-	rows := rules.fullest()
+	rows := rules.bucketRows()
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(w, "all buckets are empty")
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, append([]column[Rule]{called(rows), places()}, partColumns("KEY")...), width)
+	err := writeTable(text, rows, partColumns(rows, "KEY", true), width)
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}

@@ -273,18 +273,18 @@ func TestBuckets(t *testing.T) {
 	rules := Rules{delaying, hosts, empty}
 	of := rules.KeepFullest(0)
 	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-RULE         DEVICE        KEY         LEVEL  FULL     WAIT
-10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
-10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
-10.0.0.0/24  eth0 ingress  10.0.0.1  2.50 kB   25%    2.5ms
+KEY       RULE         DEVICE          LEVEL  FULL     WAIT
+10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
+10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
+10.0.0.1  10.0.0.0/24  eth0 ingress  2.50 kB   25%    2.5ms
 `)
 	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
 	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-RULE         DEVICE        KEY         LEVEL  FULL     WAIT
-10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
-10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
+KEY       RULE         DEVICE          LEVEL  FULL     WAIT
+10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
+10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
 2 of 3 buckets
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)
@@ -292,9 +292,9 @@ RULE         DEVICE        KEY         LEVEL  FULL     WAIT
 	pool.Buckets = []live.Bucket{{Name: "pool", Bytes: 1000}}
 	pooled := Rules{pool, hosts}
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
-POOL OR RULE  DEVICE       KEY         LEVEL  FULL
-10.0.1.0/24   eth0 egress  10.0.1.9  13.1 kB   10%
-uplink                               1.00 kB   10%
+KEY       POOL OR RULE  DEVICE         LEVEL  FULL
+10.0.1.9  10.0.1.0/24   eth0 egress  13.1 kB   10%
+          uplink                     1.00 kB   10%
 `)
 }
 

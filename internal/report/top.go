@@ -135,20 +135,21 @@ const (
 // force stands X, and before what drops packets !. notes say what is not shown.
 func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 	width = max(width-2, 0)
-	if by == "name" {
+	switch {
+	case by == "name":
 		columns := nameColumns(rows)
 		columns[0].least = leastRule
 		lines, notes = tableLines(rows, columns, width)
-	} else {
+	case len(rows) > 0 && rows[0].Part != nil:
+		several := slices.ContainsFunc(rows, func(r live.Row) bool { return r.Item.Key != rows[0].Item.Key })
+		lines, notes = tableLines(rows, partColumns(rows, strings.ToUpper(by), by == "bucket" || several), width)
+	default:
 		rules := make(Rules, len(rows))
 		for i := range rows {
 			r := &rows[i]
 			rules[i] = Rule{Item: r.Item, depth: r.Depth, now: r}
-			if r.Part != nil {
-				rules[i].Buckets = []live.Bucket{r.Part.Bucket}
-			}
 		}
-		lines, notes = tableLines(rules, topColumns(rules, by, width), width)
+		lines, notes = tableLines(rules, topColumns(rules, width), width)
 	}
 	for i := range lines {
 		mark := "  "
@@ -163,14 +164,7 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 }
 
 // topColumns are those of a view. The figures of rules are those of show, and what they drop now and how full they are.
-func topColumns(rules Rules, by string, width int) []column[Rule] {
-	if by == "bucket" || by == "host" || by == "flow" {
-		columns := partColumns(strings.ToUpper(by))
-		if by == "bucket" || slices.ContainsFunc(rules, func(r Rule) bool { return r.Key != rules[0].Key }) {
-			return slices.Insert(columns, 1, called(rules), places())
-		}
-		return columns
-	}
+func topColumns(rules Rules, width int) []column[Rule] {
 	devices, directions := map[string]bool{}, map[string]bool{}
 	for _, r := range rules {
 		if !r.IsPool() && r.Label.Name != "" {

@@ -62,7 +62,7 @@ func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width in
 
 // branchColumns are those of pools and rules that have a depth.
 func branchColumns(branches Rules, wide bool) []column[Rule] {
-	first := called(branches)
+	first := called(branches.havePools())
 	first.cell = func(r *Rule) string { return strings.Repeat("  ", r.depth) + r.calledBy() }
 	network := cell("NETWORK", false, func(r *Rule) string {
 		if r.Label.Name == "" || r.IsPool() {
