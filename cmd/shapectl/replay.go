@@ -448,9 +448,10 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if n := len(sentences); n > room {
 		sentences = append(slices.Clone(sentences[:room-1]), fmt.Sprintf("and %d more", n-room+1))
 	}
+	charts := []map[string]any{{"name": "rate", "panel": c.Rates(replay.MostBins)}, {"name": "level", "panel": c.Levels()}}
 	f, err := os.Create(o.plot)
 	if err != nil {
 		return err
 	}
-	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels()), f.Close())
+	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, charts), f.Close())
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/serve/page"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -231,21 +232,22 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 
 // writePage writes a page as a whole or not at all.
 func writePage(path string, found report.Deliveries) error {
-	var page bytes.Buffer
-	if err := found.HTML(&page, hostname()); err != nil {
+	var text bytes.Buffer
+	title, sentences, charts := found.Page(hostname())
+	if err := page.WriteChart(&text, title, sentences, charts); err != nil {
 		return err
 	}
 	if path == "-" {
 		return errors.New("name a file, not -")
 	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // such as /dev/stdout
-		return os.WriteFile(path, page.Bytes(), 0o600)
+		return os.WriteFile(path, text.Bytes(), 0o600)
 	}
 	f, err := os.CreateTemp(filepath.Dir(path), ".shapectl-report-*")
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, &page)
+	_, err = io.Copy(f, &text)
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}

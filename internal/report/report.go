@@ -193,7 +193,10 @@ func (r *Rule) Detail(w io.Writer) error {
 			continue
 		}
 		if of, packets := strings.CutSuffix(c.key, "_packets"); packets {
-			what, says = of, says+" packets"
+			what = of
+			if says += " packets"; says == "1 packets" {
+				says = "1 packet"
+			}
 			if bytes := live.Figured(of + "_bytes"); bytes != nil && says != "0 packets" {
 				says = figureText(bytes, r.Item) + " in " + says
 			}

@@ -477,6 +477,7 @@ func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row]
 		}
 		return Bytes(r.Part.Bytes)
 	})
+	columns[len(columns)-1].always = withRule // a second level may be all that a bucket has
 	add("FULL", 1, func(r *live.Row) string { return percentOr(r.Part.Full) })
 	add("LEVEL 2", 0, func(r *live.Row) string {
 		return optional(r.Part.SecondBytes, func(level uint64) string {

@@ -255,7 +255,7 @@ eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
   full       0.3%
   level      1.00 kB
   passed     0 packets
-  spilled    1 packets
+  spilled    1 packet
 `: host} {
 		same(t, r.Network(), text(t, r.Detail), want)
 	}
