@@ -98,14 +98,11 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
 		}
 	}
-	switch dropped := own.DroppedPercent(); {
-	case !dropped.Known && own.Offered().DroppedPackets > 0:
-		says += "; none of its packets came, and " + percentText(percentOf(own.Offered().DroppedPackets, own.Offered().MatchedPackets)) + " were dropped so far"
-	case dropped.N == 0:
-	case p.LimitedBy == nil:
-		says += "; limits within it dropped " + percentText(dropped.N) + " of its packets"
-	default:
+	if dropped := own.DroppedPercent(); dropped.N > 0 {
 		says += "; " + percentText(dropped.N) + " of the packets of " + p.Pool + " were dropped"
+		if p.LimitedBy == nil {
+			says += " by limits within it"
+		}
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))

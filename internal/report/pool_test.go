@@ -87,8 +87,7 @@ in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
 `},
 		{"silent", 0, loses, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
-    8mbit for its members; none of its packets came, and 100% were dropped so
-    far
+    8mbit for its members
 `},
 		{"guaranteed", 1e6, nil, `
 in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
@@ -140,7 +139,7 @@ ap                           8mbit  7.90mbit      99%      25%       0%
 `},
 		{"a rule within it", none, use(100_000, 110, 0, 0), use(197_500, 140, 0, 0), 50, `
 in the last 0.2 s, pool home limited none of its packets, and neither did a pool
-    above; limits within it dropped 31% of its packets
+    above; 31% of the packets of home were dropped by limits within it
 POOL OR RULE  DEVICE          RATE       USE  OF RATE  DROPPED
 ap                           8mbit  7.90mbit      99%      25%
   home                       8mbit  4.00mbit      50%      31%

@@ -9,7 +9,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // WithShadow are the rules that have a shadow.
@@ -40,15 +39,6 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	}, width)
 	if err == nil && len(rules) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "rule"))
-	}
-	var shared []string
-	for i := range rules {
-		if r := &rules[i]; r.Share != (policy.Share{}) {
-			shared = append(shared, r.calledBy())
-		}
-	}
-	if shared != nil {
-		text.WriteString(plain.Fold("a shadow has no shares, so with those of "+plain.List(shared)+" others may lose, and less or more", screenWidth, "", "    "))
 	}
 	return cmp.Or(err, text.Flush())
 }

@@ -317,11 +317,4 @@ RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
 all rules: eth0 egress
 2 of 3 rules
 `)
-	rules[1].Share.Kind = policy.ShareFlow
-	if got := text(t, func(w io.Writer) error { return rules.Shadows(w, 2, 80) }); !strings.HasSuffix(got, `
-a shadow has no shares, so with those of 10.0.1.0/24 others may lose, and less
-    or more
-`) {
-		t.Errorf("of a rule with shares, it says\n%s", got)
-	}
 }
