@@ -163,7 +163,7 @@ func (o *replayOptions) checkPlot(given bool) error {
 		return fmt.Errorf("cannot draw %q; name the file .html", o.plot)
 	}
 	_, err := os.Stat(filepath.Dir(o.plot))
-	return err
+	return cmp.Or(err, checkRegular(o.plot))
 }
 
 func (e *env) replay(o replayOptions) error {
@@ -449,9 +449,5 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 		sentences = append(slices.Clone(sentences[:room-1]), fmt.Sprintf("and %d more", n-room+1))
 	}
 	charts := []map[string]any{{"name": "rate", "panel": c.Rates(replay.MostBins)}, {"name": "level", "panel": c.Levels()}}
-	f, err := os.Create(o.plot)
-	if err != nil {
-		return err
-	}
-	return errors.Join(page.WriteChart(f, inputName(o.trace), sentences, charts), f.Close())
+	return writeFile(o.plot, func(w io.Writer) error { return page.WriteChart(w, inputName(o.trace), sentences, charts) })
 }

@@ -3,12 +3,16 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/live"
@@ -86,6 +90,11 @@ func TestReport(t *testing.T) {
 		t.Errorf("the page says %s", text)
 	}
 	tab.Harmless("file://" + page)
+	fifo, to := page+".fifo", page+".link"
+	testenv.Must(t, errors.Join(unix.Mkfifo(fifo, 0o600), os.Symlink(page, to)))
+	for _, path := range []string{fifo, to, "-"} {
+		r.refused(exitInput, "is not a regular file", command("up", "--html", path)...)
+	}
 	r.refused(exitInput, `no readings of "down" from`, command("down")...)
 	r.refused(exitInput, "is not a time", "report", "up", "--since", "yesterday")
 	r.refused(exitInput, "is not before", "report", "up", "--since", "1h", "--until", "2h")

@@ -182,7 +182,7 @@ const Near = 90
 type Summary struct {
 	Rules    int     `json:"rules"`
 	Pools    int     `json:"pools"`
-	Named    int     `json:"named"`                   // rules that have a name
+	Named    int     `json:"named"`                   // rules of a name or of a device
 	Out      int     `json:"not_in_force"`            // rules
 	Dropping int     `json:"dropping"`                // rules that drop packets now
 	Near     int     `json:"near"`                    // other rules that are near their rate
@@ -203,7 +203,7 @@ func (out *Reading) Summary(chosen func(*Item) bool) (s Summary) {
 		}
 		dropped := it.DroppedBits().N
 		s.Rules, s.Passed, s.Dropped = s.Rules+1, s.Passed+it.UseBits().N, s.Dropped+dropped
-		if it.Label.Name != "" {
+		if it.Who() != "" {
 			s.Named++
 		}
 		if !it.Place.InForce {

@@ -81,7 +81,12 @@ func sharedPools(r *live.Row) string {
 // nameColumns are those of a table of names, and of rules that have none.
 func nameColumns(rows []live.Row) []column[live.Row] {
 	columns := []column[live.Row]{
-		{head: "NAME", least: leastName, always: true, cell: func(r *live.Row) string { return (&Rule{Item: r.All()[0]}).calledBy() }},
+		{head: "NAME", least: leastName, always: true, cell: func(r *live.Row) string {
+			if r.Name != nil {
+				return plain.Line(r.Name.Name)
+			}
+			return (&Rule{Item: r.Item}).calledBy()
+		}},
 		{head: "POOL", cell: sharedPools, least: leastCut, drop: 5},
 	}
 	for i, side := range live.SideColumns(rows) {
