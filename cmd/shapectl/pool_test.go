@@ -528,7 +528,7 @@ func TestExplainWatches(t *testing.T) {
 		hook.Pools[0].RecentRefusals == 0 || hook.Pools[1].RecentRefusals != 0 {
 		t.Errorf("%+v", hook.Passage)
 	}
-	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "; full, ") {
+	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, " home: 8kbit; full") {
 		t.Errorf("it says %s", text)
 	}
 }
