@@ -186,7 +186,8 @@ func (e *env) clusterStatus(ctx context.Context, s *cluster.Store, names []strin
 		if err != nil {
 			unread = append(unread, err)
 		} else if v != nil { // else its last host has left just now
-			all = append(all, e.statusOf(v))
+			v.ForgetHost, v.ForgetLost = e.suggest("cluster forget", name, "HOST"), e.suggest("cluster forget --missing", name)
+			all = append(all, *v)
 		}
 	}
 	err = e.print(all, func(w io.Writer) error { return all.Text(w, e.columns) })
@@ -197,7 +198,7 @@ func (e *env) clusterStatus(ctx context.Context, s *cluster.Store, names []strin
 }
 
 // viewOf is what the store knows of a cluster, or an error if it knows nothing.
-func viewOf(ctx context.Context, s *cluster.Store, name string) (*cluster.View, error) {
+func viewOf(ctx context.Context, s *cluster.Store, name string) (*report.ClusterStatus, error) {
 	v, err := s.View(ctx, name)
 	if err != nil {
 		return nil, fromStore(s, err)
@@ -217,26 +218,6 @@ func fromStore(s *cluster.Store, err error) error {
 	return fmt.Errorf("ask the store at %s: %w", s.Address(), err)
 }
 
-func (e *env) statusOf(v *cluster.View) report.ClusterStatus {
-	c := report.ClusterStatus{
-		Cluster: v.Name, Version: v.Version, Quiet: v.Quiet, RateBits: v.Rate, LeasedBits: v.Leased, MissingBits: v.Missing,
-		Members: []report.ClusterMember{}, ForgetHost: e.suggest("cluster forget", v.Name, "HOST"), ForgetLost: e.suggest("cluster forget --missing", v.Name),
-	}
-	for _, m := range v.Members {
-		state := report.Live
-		if m.Silent {
-			state = report.Silent
-		} else {
-			c.UseBits += m.Use
-		}
-		c.Members = append(c.Members, report.ClusterMember{
-			Host: m.Host, Pool: m.Pool, State: state, AgeNS: uint64(m.Age), Weight: m.Weight, FloorBits: report.NotZero(m.Floor), ShareBits: report.NotZero(m.Share), RateBits: m.Rate,
-			DemandBits: m.Demand, UseBits: m.Use, LeaseBits: m.Lease, SafeBits: m.Safe, ClaimBits: m.Claims,
-		})
-	}
-	return c
-}
-
 // A forgotten is a host that was forgotten, or all missing ones.
 type forgotten struct {
 	Cluster   string `json:"cluster"`               // its name
@@ -250,13 +231,13 @@ func (e *env) forgetMissing(ctx context.Context, s *cluster.Store, name string) 
 	if err != nil {
 		return err
 	}
-	if v.Missing == 0 {
+	if v.MissingBits == 0 {
 		return e.forgot(nil, "nothing is reserved for missing hosts")
 	}
-	if err := s.Forget(ctx, name, "", "", v.Missing); err != nil {
+	if err := s.Forget(ctx, name, "", "", v.MissingBits); err != nil {
 		return fromStore(s, err)
 	}
-	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.Missing}}, "")
+	return e.forgot([]forgotten{{Cluster: name, FreedBits: v.MissingBits}}, "")
 }
 
 func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host string, pool []string) error {
@@ -264,7 +245,7 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 	if err != nil {
 		return err
 	}
-	var found []cluster.MemberView
+	var found []report.ClusterMember
 	known := false
 	for _, m := range v.Members {
 		known = known || m.Host == host
@@ -285,14 +266,14 @@ func (e *env) forgetHost(ctx context.Context, s *cluster.Store, name, host strin
 			why := fromStore(s, err)
 			if errors.Is(err, cluster.ErrLive) {
 				why = inputf("host %s is live: it asked for a lease %v ago; end serve there first, or remove its pool %s",
-					plain.Line(host), m.Age, plain.Line(m.Pool))
+					plain.Line(host), time.Duration(m.AgeNS), plain.Line(m.Pool))
 			}
 			if all != nil {
 				why = errors.Join(e.forgot(all, ""), why)
 			}
 			return why
 		}
-		all = append(all, forgotten{name, host, m.Pool, m.Safe})
+		all = append(all, forgotten{name, host, m.Pool, m.SafeBits})
 	}
 	return e.forgot(all, "")
 }

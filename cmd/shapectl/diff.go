@@ -61,7 +61,7 @@ func (e *env) diff(name string, summary bool) error {
 		}
 		differences := report.NewDifferences(policy.Diff(have, want.tables))
 		if summary {
-			all := differences.Summary(have, want.tables)
+			all := differences.Summary()
 			err = e.print(all, differences.SummaryText(all))
 		} else {
 			err = e.print(differences, differences.Text)

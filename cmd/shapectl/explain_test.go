@@ -28,8 +28,9 @@ import (
 var passing = []struct{ pattern, with string }{
 	{`id [0-9]+`, "id …"},
 	{`program [0-9]+`, "program …"},
-	{`[0-9]+ of ([0-9]+ bytes) \([0-9.]+ % full\)`, "… of $1 (… full)"},
+	{`[0-9]+ of ([0-9]+ bytes) \([0-9.<]+% full\)`, "… of $1 (… full)"},
 	{`[0-9.<]+% full`, "…% full"},
+	{`last [0-9.]+ s,`, "last … s,"},
 	{`(empty in|conforms in|room in|another) [0-9][0-9a-z.]*`, "$1 …"},
 }
 

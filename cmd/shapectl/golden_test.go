@@ -290,7 +290,7 @@ func TestQueueIsTold(t *testing.T) {
 	r.send("10.0.1.7", 6, 1000)
 	for args, want := range map[string]string{
 		"show --buckets va egress 10.0.0.0/24":           "WAIT",
-		"explain va egress 10.0.0.7 --bytes 9000":        "as the queue has no room for it",
+		"explain va egress 10.0.0.7 --bytes 9000":        "is dropped now by 10.0.0.0/24;",
 		"explain va egress 10.0.0.8":                     "bytes passes now; 10.0.0.0/24 has",
 		"explain -j va egress 10.0.0.7 --bytes 1000":     `"verdict": "mark"`,
 		"explain -j va egress 10.0.0.7":                  `"held_back": false`,

@@ -140,10 +140,10 @@ func TestImportIsAPolicy(t *testing.T) {
 				}
 			}
 			var object struct {
-				Policy string
-				Rules  []map[string]any
-				Left   []map[string]string `json:"not_carried_over"`
-				Notes  []string
+				Policy    string
+				Sentences []string
+				Left      []map[string]string `json:"not_carried_over"`
+				Notes     []string
 			}
 			asJSON := d.run("import", "libreqos", d.file("ShapedDevices.csv", test.text), "--device", "eth1", "-j")
 			if err := json.Unmarshal([]byte(asJSON.out), &object); err != nil {
@@ -152,8 +152,8 @@ func TestImportIsAPolicy(t *testing.T) {
 			if asJSON.code != test.code || asJSON.err != "" {
 				t.Errorf("with -j: exit %d, %s", asJSON.code, asJSON.err)
 			}
-			if (len(object.Left) > 0) != (test.code == exitDegraded) || object.Rules == nil || object.Left == nil {
-				t.Errorf("rules %v, left %v", object.Rules, object.Left)
+			if (len(object.Left) > 0) != (test.code == exitDegraded) || object.Sentences == nil || object.Left == nil {
+				t.Errorf("sentences %q, left %v", object.Sentences, object.Left)
 			}
 			body := func(policy string) string { return policy[strings.Index(policy, "\ndevices:"):] }
 			if body(object.Policy) != body(got.out) {

@@ -121,7 +121,7 @@ func TestLeasesAreShown(t *testing.T) {
 	}
 	says("lease none; its safe share of 10.0mbit is in force", "show", "--pools", "up")
 	says("[lease: none; its safe share of 10.0mbit is in force]", "show", "--sentences")
-	says("up 100mbit safe 10.0mbit", "show", "--tree")
+	says("up 10.0mbit safe of 100mbit", "show", "--tree")
 	says("no lease was ever granted to up (10mbit): the safe share is in force", "doctor")
 	metric("leased", "0")
 	metric("safe_bits_per_second", "1e+07")
@@ -139,7 +139,7 @@ func TestLeasesAreShown(t *testing.T) {
 		t.Errorf("with a lease: %+v", p)
 	}
 	says("lease 100mbit of 100mbit for ", "show", "--pools", "up")
-	says("up 100mbit 100mbit", "show", "--tree")
+	says("up 100mbit leased of 100mbit", "show", "--tree")
 	metric("leased", "1")
 	metric("lease_bits_per_second", "1e+08")
 	if got := r.run("doctor"); strings.Contains(got.out, "lease") {

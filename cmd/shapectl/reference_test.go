@@ -171,7 +171,6 @@ func metricsReference() string {
 type source struct {
 	keys      map[string][]jsonKey // of each type that is printed as JSON
 	order     []string             // of these types
-	packets   []string             // keys of a line of replay -j
 	codes     [][2]string          // exit codes, and what they mean
 	variables []string             // of the environment
 }
@@ -210,7 +209,7 @@ func parseSource(t *testing.T) *source {
 				}
 				return true
 			})
-			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || slices.Contains([]string{"../../internal/history/delivery.go", "../../internal/replay/summary.go", "../../internal/live/table.go"}, path) {
+			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" || slices.Contains([]string{"../../internal/history/delivery.go", "../../internal/replay/summary.go", "../../internal/live/table.go", "../../internal/live/bucket.go", "../../internal/importer/importer.go", "../../internal/live/figures.go"}, path) {
 				s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
 			}
 			if path == "root.go" {
@@ -245,8 +244,6 @@ func environmentVariable(n ast.Node) string {
 	return text
 }
 
-var keyInText = regexp.MustCompile(`"([a-z_]+)":`)
-
 // readJSON finds the types of a file that have JSON tags. One without a name is that of the command of its file.
 func (s *source) readJSON(file *ast.File, command string) {
 	named := map[*ast.StructType]string{}
@@ -266,19 +263,6 @@ func (s *source) readJSON(file *ast.File, command string) {
 				s.keys[name] = keys
 				s.order = append(s.order, name)
 			}
-		case *ast.FuncDecl:
-			if n.Name.Name == "AppendReplayed" {
-				ast.Inspect(n, func(n ast.Node) bool {
-					if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING {
-						for _, key := range keyInText.FindAllStringSubmatch(text.Value, -1) {
-							if !slices.Contains(s.packets, key[1]) {
-								s.packets = append(s.packets, key[1])
-							}
-						}
-					}
-					return true
-				})
-			}
 		}
 		return true
 	})
@@ -289,6 +273,9 @@ func jsonKeys(structure *ast.StructType) (keys []jsonKey) {
 	for _, field := range structure.Fields.List {
 		if len(field.Names) == 0 {
 			embedded := field.Type
+			if of, ok := embedded.(*ast.StarExpr); ok {
+				embedded = of.X
+			}
 			if of, ok := embedded.(*ast.SelectorExpr); ok { // of another package
 				embedded = of.Sel
 			}
@@ -321,8 +308,11 @@ func jsonType(of ast.Expr) string {
 		return jsonType(of.X) + " or null"
 	case *ast.ArrayType:
 		return "list of " + jsonType(of.Elt)
-	case *ast.SelectorExpr: // time.Time
-		return "string"
+	case *ast.SelectorExpr:
+		if of.Sel.Name == "Time" {
+			return "string"
+		}
+		return of.Sel.Name
 	case *ast.Ident:
 		switch {
 		case of.Name == "bool":
@@ -342,7 +332,7 @@ var printedBy = map[string]string{
 	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "ChangeSummary": "`diff --summary`: a list", "Imported": "`import`",
 	"RTTs": "`top --rtt`", "Talkers": "`top --by host`, `top --by flow`", "Event": "`events`: an object on each line",
-	"Replay": "`replay --summary`", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
+	"Replay": "`replay --summary`", "Packet": "`replay`: an object on each line", "Delivery": "`report`: a list", "version": "`version`", "limited": "`serve`: an object on each line",
 	"Named": "`show --names`: a list", "ExplainedPool": "`explain` of a pool; of a device with several pools, a list",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
@@ -364,7 +354,6 @@ func (s *source) json(t *testing.T) string {
 			fmt.Fprintf(&out, "| %s | %s |\n", by, s.link(name))
 		}
 	}
-	out.WriteString("| `replay`: an object on each line | [packet](#packet) |\n")
 	for _, name := range s.order {
 		if s.isOnlyEmbedded(name) && printedBy[name] == "" {
 			continue
@@ -374,10 +363,6 @@ func (s *source) json(t *testing.T) string {
 		for _, k := range s.flat(name) {
 			fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k))
 		}
-	}
-	out.WriteString("\n## packet\n\n| key | meaning |\n| --- | --- |\n")
-	for _, key := range s.packets {
-		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", jsonKey{name: key}))
 	}
 	return out.String()
 }

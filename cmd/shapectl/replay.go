@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -224,16 +225,15 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 	defer engine.Close()
 	run := replay.NewRun(engine, limits)
 	var lines *bufio.Writer // nil unless each packet has a line
+	each := func(replay.Result) bool { return true }
 	if e.json && !o.summary {
 		lines = bufio.NewWriterSize(e.out, 1<<16)
-	}
-	ended := e.offerAll(ctx, run, in, func(r replay.Result) bool {
-		if lines == nil {
-			return true
+		encoder := json.NewEncoder(lines)
+		each = func(r replay.Result) bool { // Flush returns the same error
+			return encoder.Encode(report.NewPacket(r, limits, in.Addressed)) == nil
 		}
-		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed))
-		return err == nil // Flush returns the same error
-	})
+	}
+	ended := e.offerAll(ctx, run, in, each)
 	read.finish()
 	if lines != nil { // also before an error
 		err = lines.Flush()
@@ -448,7 +448,6 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	if n := len(sentences); n > room {
 		sentences = append(slices.Clone(sentences[:room-1]), fmt.Sprintf("and %d more", n-room+1))
 	}
-	return writeFile(o.plot, func(w io.Writer) error {
-		return page.WriteChart(w, inputName(o.trace), sentences, c.Rates(replay.MostBins), c.Levels())
-	})
+	charts := []map[string]any{{"name": "rate", "panel": c.Rates(replay.MostBins)}, {"name": "level", "panel": c.Levels()}}
+	return writeFile(o.plot, func(w io.Writer) error { return page.WriteChart(w, inputName(o.trace), sentences, charts) })
 }

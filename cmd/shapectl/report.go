@@ -21,6 +21,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/serve/page"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -140,7 +141,8 @@ func (e *env) report(given []string, o reportOptions, now time.Time) error {
 			strings.Join(given, " "), since.Format(time.DateTime), until.Format(time.DateTime))
 	}
 	if o.html != "" {
-		if err := writeFile(o.html, func(w io.Writer) error { return found.HTML(w, hostname()) }); err != nil {
+		title, text, charts := found.Page(hostname())
+		if err := writeFile(o.html, func(w io.Writer) error { return page.WriteChart(w, title, text, charts) }); err != nil {
 			return fmt.Errorf("report: write the page: %w", err)
 		}
 		_, err := fmt.Fprintln(e.out, "wrote", plain.Line(o.html))

@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -148,39 +147,39 @@ type shownRule struct {
 	SKBs           uint64 `json:"skbs"`
 	LevelBytes     uint64 `json:"level_bytes"`
 
-	Kind              string          `json:"kind"`
-	Decides           *bool           `json:"decides"`
-	Host              string          `json:"host"`
-	Excess            string          `json:"excess"`
-	Within            string          `json:"within"`
-	Fail              string          `json:"fail"`
-	Sentence          string          `json:"sentence"`
-	GuaranteeBits     uint64          `json:"guarantee_bits_per_second"`
-	SecondLevelBytes  uint64          `json:"second_level_bytes"`
-	DroppedBytes      uint64          `json:"dropped_bytes"`
-	RefusedBytes      uint64          `json:"refused_bytes"`
-	RefusedPackets    uint64          `json:"refused_packets"`
-	BorrowedPackets   uint64          `json:"borrowed_packets"`
-	BorrowedBytes     uint64          `json:"borrowed_bytes"`
-	GuaranteedPackets uint64          `json:"guaranteed_packets"`
-	GuaranteedBytes   uint64          `json:"guaranteed_bytes"`
-	Weight            uint16          `json:"weight"`
-	GreenPackets      uint64          `json:"green_packets"`
-	YellowPackets     uint64          `json:"yellow_packets"`
-	RedPackets        uint64          `json:"red_packets"`
-	Leased            *bool           `json:"leased"`
-	LeaseBits         uint64          `json:"lease_bits_per_second"`
-	SafeBits          uint64          `json:"safe_bits_per_second"`
-	Adapt             *live.Adapt     `json:"adapt"`
-	ActiveBuckets     *uint64         `json:"active_buckets"`
-	ActiveSharers     *uint64         `json:"active_sharers"`
-	IntervalNS        *uint64         `json:"interval_ns"`
-	UseBits           *uint64         `json:"use_bits_per_second"`
-	BorrowedBits      *uint64         `json:"borrowed_bits_per_second"`
-	UsePercent        *float64        `json:"use_percent"`
-	DroppedPercent    *float64        `json:"dropped_percent"`
-	RefusedPercent    *float64        `json:"refused_percent"`
-	Buckets           []report.Bucket `json:"buckets"`
+	Kind              string        `json:"kind"`
+	Decides           *bool         `json:"decides"`
+	Host              string        `json:"host"`
+	Excess            string        `json:"excess"`
+	Within            string        `json:"within"`
+	Fail              string        `json:"fail"`
+	Sentence          string        `json:"sentence"`
+	GuaranteeBits     uint64        `json:"guarantee_bits_per_second"`
+	SecondLevelBytes  uint64        `json:"second_level_bytes"`
+	DroppedBytes      uint64        `json:"dropped_bytes"`
+	RefusedBytes      uint64        `json:"refused_bytes"`
+	RefusedPackets    uint64        `json:"refused_packets"`
+	BorrowedPackets   uint64        `json:"borrowed_packets"`
+	BorrowedBytes     uint64        `json:"borrowed_bytes"`
+	GuaranteedPackets uint64        `json:"guaranteed_packets"`
+	GuaranteedBytes   uint64        `json:"guaranteed_bytes"`
+	Weight            uint16        `json:"weight"`
+	GreenPackets      uint64        `json:"green_packets"`
+	YellowPackets     uint64        `json:"yellow_packets"`
+	RedPackets        uint64        `json:"red_packets"`
+	Leased            *bool         `json:"leased"`
+	LeaseBits         uint64        `json:"lease_bits_per_second"`
+	SafeBits          uint64        `json:"safe_bits_per_second"`
+	Adapt             *live.Adapt   `json:"adapt"`
+	ActiveBuckets     *uint64       `json:"active_buckets"`
+	ActiveSharers     *uint64       `json:"active_sharers"`
+	IntervalNS        *uint64       `json:"interval_ns"`
+	UseBits           *uint64       `json:"use_bits_per_second"`
+	BorrowedBits      *uint64       `json:"borrowed_bits_per_second"`
+	UsePercent        *float64      `json:"use_percent"`
+	DroppedPercent    *float64      `json:"dropped_percent"`
+	RefusedPercent    *float64      `json:"refused_percent"`
+	Buckets           []live.Bucket `json:"buckets"`
 	Shadow            *struct {
 		Rate uint64 `json:"rate_bits_per_second"`
 	} `json:"shadow"`

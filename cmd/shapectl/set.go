@@ -199,7 +199,6 @@ func (e *env) put(n *loader.Namespace, limit limitFlags, tables ...policy.Table)
 	if err != nil {
 		return err
 	}
-	set.SayPools(poolsChanged(done))
 	above := limitedAbove(n, limit, tables)
 	err = e.print(set, func(w io.Writer) error {
 		err := e.sentences(set)(w)

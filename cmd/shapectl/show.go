@@ -190,7 +190,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		}
 		slices.SortStableFunc(rows, func(a, b live.Row) int { return at[a.Item] - at[b.Item] })
 	}
-	rules, names := report.Rules{}, report.Names{}
+	rules, names := report.Rules{}, []report.Named{}
 	for i := range rows {
 		if rows[i].Name != nil {
 			names = append(names, report.NewNamed(&rows[i]))
@@ -219,7 +219,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 			_, err := fmt.Fprintln(w, "no rule has a name")
 			return err
 		case o.names:
-			return names.Text(w, of-len(rules), len(rules), e.columns)
+			return report.Names(w, slices.DeleteFunc(rows, func(r live.Row) bool { return r.Name == nil }), of-len(rules), len(rules), e.columns)
 		case o.tree:
 			return report.Tree(w, rows, rules, of, o.wide, e.columns)
 		case o.shadows:
@@ -360,10 +360,7 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 		r.Sentence = it.Sentence()
 	}
 	if s.buckets != nil {
-		r.Buckets = []report.Bucket{}
-		for _, b := range s.buckets[it] {
-			r.Buckets = append(r.Buckets, report.NewBucket(it, b))
-		}
+		r.Buckets = append([]live.Bucket{}, s.buckets[it]...)
 	}
 	if r.Shadow != nil {
 		r.Shadow.Affected = live.AffectedOf(s.affected[it.ID])

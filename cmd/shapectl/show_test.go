@@ -241,7 +241,7 @@ func TestShowBuckets(t *testing.T) {
 	}
 	var rules []shownRule
 	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "--buckets", "--top", "2")), &rules))
-	if len(rules) != 2 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Key != "10.0.0.8" || len(rules[1].Buckets) != 1 || *rules[0].ActiveBuckets != 2 {
+	if len(rules) != 2 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.8" || len(rules[1].Buckets) != 1 || *rules[0].ActiveBuckets != 2 {
 		t.Errorf("in JSON: %+v", rules)
 	}
 	if out := r.ok("show", "--wide"); !strings.Contains(out, "BUCKETS") {

@@ -502,7 +502,7 @@ func TestTopSetsWhatIsThere(t *testing.T) {
 	r := newRig(t)
 	s := &topSource{e: &env{getenv: func(name string) string { return r.env[name] }}}
 	r.ok("set", "home", "--new", "--rate", "1mbit")
-	if said, ok := s.Run("set", "--rate", "2mbit", "--kind", "pool", "--", "home"); !ok || !strings.HasPrefix(said, `pool "home" now gets 2mbit`) {
+	if said, ok := s.Run("set", "--rate", "2mbit", "--kind", "pool", "--", "home"); !ok || !strings.HasPrefix(said, `pool "home" gets 2mbit`) {
 		t.Errorf("a pool: %s", said)
 	}
 	r.ok("delete", "home")

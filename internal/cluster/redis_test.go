@@ -193,7 +193,7 @@ func TestTLSAndUser(t *testing.T) {
 	if names, err := s.Clusters(ctx); err != nil || len(names) != 1 || names[0] != "c" {
 		t.Errorf("%q %v", names, err)
 	}
-	if v, err := s.View(ctx, "c"); err != nil || len(v.Members) != 1 || v.Members[0].Host != "h" || v.Rate != 1e9 {
+	if v, err := s.View(ctx, "c"); err != nil || len(v.Members) != 1 || v.Members[0].Host != "h" || v.RateBits != 1e9 {
 		t.Errorf("%+v %v", v, err)
 	}
 	if err := s.Forget(ctx, "c", "h", "p", 0); !errors.Is(err, ErrLive) {
@@ -344,7 +344,7 @@ func TestForgottenHostReturns(t *testing.T) {
 		step("a")
 		step("b")
 	}
-	if v, err := s.View(context.Background(), "c"); err != nil || v.Missing != 0 || len(v.Members) != 2 {
+	if v, err := s.View(context.Background(), "c"); err != nil || v.MissingBits != 0 || len(v.Members) != 2 {
 		t.Errorf("%+v %v", v, err)
 	}
 	for _, a := range agents {

@@ -13,31 +13,10 @@ import (
 
 	"github.com/gomodule/redigo/redis"
 
+	"github.com/shapectl/shapectl/internal/history"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// A View is what the store knows of a cluster. Rates are in bits per second.
-type View struct {
-	Name    string
-	Version int  // of its records
-	Quiet   bool // the store was emptied or may have lost writes, and leases from before may last
-	Rate    uint64
-	Leased  uint64 // the sum of what members may use
-	Missing uint64 // reserved for the safe shares of hosts that have not come back since the store was emptied
-	Members []MemberView
-}
-
-// A MemberView is what the store knows of one host's pool.
-type MemberView struct {
-	Host, Pool          string
-	Silent              bool // its lease has ended; its safe share stays reserved
-	Age                 time.Duration
-	Rate                uint64 // of the cluster, by the policy of this host
-	Weight              uint64
-	Floor, Share        uint64 // by the policy of this host; 0 for none
-	Demand, Use         uint64
-	Lease, Safe, Claims uint64 // what it was granted, and what it may be using
-}
 
 // A record is a member in store.lua, and stateRecord the state of a cluster, in the order of their fields.
 type record struct {
@@ -88,7 +67,7 @@ func decodeRecord(b string, v any) error {
 }
 
 // View reads a cluster; nil if the store does not know it.
-func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
+func (s *Store) View(ctx context.Context, cluster string) (*report.ClusterStatus, error) {
 	fields, err := redis.StringMap(s.do(ctx, "HGETALL", s.key(cluster)))
 	var clock []float64 // s, µs
 	if err == nil {
@@ -109,9 +88,9 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 	if c.Version > Version {
 		return nil, fmt.Errorf("cluster %q has records of version %.0f, and this build knows up to %d; install a newer build", cluster, c.Version, Version)
 	}
-	v := &View{
-		Name: cluster, Version: int(c.Version), Quiet: c.Lapsed == 0, Rate: uint64(c.Rate),
-		Missing: uint64(max(0, c.Known-c.Seen)),
+	v := &report.ClusterStatus{
+		Cluster: cluster, Version: int(c.Version), Quiet: c.Lapsed == 0, RateBits: uint64(c.Rate),
+		MissingBits: uint64(max(0, c.Known-c.Seen)), Members: []report.ClusterMember{},
 	}
 	for name, text := range fields {
 		if name == "" {
@@ -121,19 +100,24 @@ func (s *Store) View(ctx context.Context, cluster string) (*View, error) {
 		if err := decodeRecord(text, &r); err != nil {
 			return nil, fmt.Errorf("cluster %q, member %q: %w", cluster, name, err)
 		}
-		m := MemberView{
-			Age:  time.Duration(max(0, clock[0]-r.Clock)) * time.Second,
-			Rate: uint64(r.Rate), Weight: uint64(r.Weight), Floor: uint64(r.Floor), Share: uint64(r.Share), Demand: uint64(r.Demand), Use: uint64(r.Use),
-			Lease: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), Safe: uint64(r.Safe), Claims: uint64(r.Claim),
+		age := time.Duration(max(0, clock[0]-r.Clock)) * time.Second
+		m := report.ClusterMember{
+			State: report.Live, AgeNS: uint64(age), RateBits: uint64(r.Rate), Weight: uint64(r.Weight),
+			FloorBits: history.NotZero(uint64(r.Floor)), ShareBits: history.NotZero(uint64(r.Share)), DemandBits: uint64(r.Demand), UseBits: uint64(r.Use),
+			LeaseBits: max(uint64(max(0, r.Lease)), uint64(policy.MinRate)), SafeBits: uint64(r.Safe), ClaimBits: uint64(r.Claim),
 		}
-		if m.Silent = r.Order <= c.Lapsed || m.Age >= forgettable; m.Silent {
-			m.Claims = m.Safe
+		if r.Order <= c.Lapsed || age >= forgettable {
+			m.State, m.ClaimBits = report.Silent, m.SafeBits
+		} else {
+			v.UseBits += m.UseBits
 		}
 		m.Host, m.Pool = splitMember(name)
-		v.Leased += m.Claims
+		v.LeasedBits += m.ClaimBits
 		v.Members = append(v.Members, m)
 	}
-	slices.SortFunc(v.Members, func(a, b MemberView) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Pool, b.Pool)) })
+	slices.SortFunc(v.Members, func(a, b report.ClusterMember) int {
+		return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.Pool, b.Pool))
+	})
 	return v, nil
 }
 

@@ -72,9 +72,9 @@ func TestSentences(t *testing.T) {
 	e.Colours.Red, e.Excess = policy.SetDSCP(12), "passed"
 	check("eth0 egress 10.0.0.0/24: packets of 10.0.0.7 are red, and get AF12, and pass")
 	e.Colours, e.Excess = nil, "delayed"
-	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is over its burst (900 B of 1.00 kB); packets are queued")
+	check("eth0 egress 10.0.0.0/24: the bucket of 10.0.0.7 is full (900 B of 1.00 kB); excess packets are queued")
 	e.Pool, e.Excess = "ap-1", "dropped"
-	check(`eth0 egress 10.0.0.0/24: pool "ap-1" starts to refuse packets (900 B of 1.00 kB); first address: 10.0.0.7`)
+	check(`eth0 egress 10.0.0.0/24: pool "ap-1" is full (900 B of 1.00 kB); excess packets are dropped; first address: 10.0.0.7`)
 	e.Kind = report.GuaranteeFails
 	check(`eth0 egress 10.0.0.0/24: pool "ap-1" refuses packets of 10.0.0.7 within its guarantee: it has no room for all guarantees`)
 	e.Kind, e.Key = report.PenaltyStarts, e.Network

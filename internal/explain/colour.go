@@ -17,9 +17,9 @@ func judgeColours(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Lev
 	first := room(m, levels, bytes)
 	action := r.Colours.Action(colour)
 	l := report.Level{
-		Key: b.Key, Spilled: b.Spilled, LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Queue: report.NewQueue(r),
-		Penalty: r.Penalty.String(), Conforms: colour == policy.Green,
-		EmptyNS: max(m.First.Drain(levels.First), m.Second.Drain(levels.Second)),
+		Key: b.Key, Spilled: b.Spilled, LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity,
+		Conforms: colour == policy.Green,
+		EmptyNS:  max(m.First.Drain(levels.First), m.Second.Drain(levels.Second)),
 		Colouring: report.Colouring{
 			Colour: colour.String(), ColourIn: in.String(), Action: action.String(),
 			SecondLevelBytes: new(model.Bytes(m.E(levels))), SecondCapacityBytes: new(m.Burst() >> model.UnitBits),

@@ -5,7 +5,6 @@ package explain
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"sort"
@@ -157,7 +156,6 @@ func Judge(f Facts) report.Path {
 		path.Hooks = append(path.Hooks, judgeStop(&f.Packets, &f.Stops[i]))
 	}
 	path.Answer = answer(path.Hooks)
-	warnTwice(path.Hooks)
 	if !f.Routed {
 		path.How = "leave by " + path.Device
 		if f.Stops[0].Direction == policy.Ingress {
@@ -219,22 +217,6 @@ func answer(stops []report.Stop) report.Answer {
 		}
 	}
 	return worst
-}
-
-// warnTwice warns where packets are charged to a pool again.
-func warnTwice(stops []report.Stop) {
-	charged := map[string]bool{}
-	for i := range stops {
-		s, again := &stops[i], ""
-		for j := 0; j < len(s.Pools) && !report.NotInForce(s.Attached); j++ {
-			name := s.Pools[j].Name
-			if charged[name] && again == "" {
-				again = name
-				s.Warnings = append(s.Warnings, fmt.Sprintf("the packets are charged to pool %q twice: before, and here; keep the rules of one device in it", name))
-			}
-			charged[name] = true
-		}
-	}
 }
 
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It

@@ -383,27 +383,6 @@ func (s Stages) beyond(level int) {
 	}
 }
 
-// A packet that meets rules of two devices within one pool is charged there twice.
-func TestChargedTwice(t *testing.T) {
-	out, in := limited(policy.Egress), limited(policy.Ingress)
-	out.Rule.Stages, in.Rule.Stages = pooled(), pooled()
-	in.Hook.Match, in.Device, in.Hook.Name = policy.MatchDst, eth1, "eth1"
-	twice := func(w report.Path) string { return strings.Join(w.Hooks[1].Warnings, "") }
-	facts := Facts{Packets: Packets{Dst: far}, Routed: true, Stops: []Stop{*in, *out}}
-	if got := twice(Judge(facts)); !strings.Contains(got, `charged to pool "a" twice`) {
-		t.Errorf("the warning is %q", got)
-	}
-	in.Rule.Stages.Levels, in.Rule.Stages.Model = in.Rule.Stages.Levels[:1], in.Rule.Stages.Model[:1]
-	facts.Stops[0] = *in
-	if got := twice(Judge(facts)); got != "" {
-		t.Errorf("of a rule in no pool: %q", got)
-	}
-	facts.Stops[0].Rule, facts.Stops[0].Hook = pooledRule(), &Hook{Name: "eth1", State: loader.Detached}
-	if got := twice(Judge(facts)); got != "" {
-		t.Errorf("of a rule that is not in force: %q", got)
-	}
-}
-
 // pooledRule is one in pools a and b.
 func pooledRule() *Rule {
 	r := limited(policy.Egress).Rule

@@ -129,8 +129,8 @@ func judgeBucket(r policy.Rule, b Bucket, bytes uint64, dscp uint8) (report.Leve
 	o := m.Decide(b.State, model.Packet{Bytes: bytes, ECT: true})
 	l := report.Level{
 		Key: b.Key, Spilled: b.Spilled,
-		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
-		Queue: report.NewQueue(r), Conforms: !o.Excess, WaitNS: o.Wait,
+		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue,
+		Conforms: !o.Excess, WaitNS: o.Wait,
 		EmptyNS: m.Drain(b.Level),
 	}
 	cost := max(bytes<<model.UnitBits, 1)

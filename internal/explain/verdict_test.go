@@ -76,8 +76,7 @@ func TestLevelOfBucket(t *testing.T) {
 		r := test.rule
 		got, verdict := judgeBucket(r, Bucket{State: model.State{Level: test.level << model.UnitBits}}, test.bytes, 0)
 		want := test.want
-		want.Queue = report.NewQueue(r)
-		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
+		want.LevelBytes, want.CapacityBytes, want.HoldsBytes = test.level, r.Capacity, r.Capacity+r.Queue
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
 		}

@@ -31,14 +31,16 @@ type Imported struct {
 // Left is something that was not carried over, or was changed.
 type Left struct {
 	reason
-	Where string // a line, a handle
-	What  string
+	Where string `json:"where"` // a line, a handle
+	What  string `json:"what"`
 }
 
 // reason is what all things of a kind have in common.
 type reason struct {
 	effect
-	Kind, Why, Advice string
+	Kind   string `json:"kind"`
+	Why    string `json:"why"`
+	Advice string `json:"advice"`
 }
 
 // effect is what a reason does to the limits of the source. The most important one is first.

@@ -8,11 +8,10 @@ import (
 
 // A Bucket is a bucket of a rule that is not empty.
 type Bucket struct {
-	Name        string // of the host, subnet or flow; "pool" of a pool
-	Bytes       uint64 // its level
-	SecondBytes uint64 // of P or E
-	Waits       bool   // a full packet that came now would wait for
-	WaitNS      uint64 // so long; else it would be dropped, or the rule delays none
+	Name        string  `json:"key"`         // of the host, subnet or flow; "pool" of a pool
+	Bytes       uint64  `json:"level_bytes"` // its level
+	SecondBytes *uint64 `json:"second_level_bytes"`
+	WaitNS      *uint64 `json:"wait_ns"`
 }
 
 // A FullBucket is one of the fullest buckets of all rules.
@@ -46,7 +45,7 @@ func (it *Item) PartRow(p Part) Row {
 }
 
 func (l *Limit) bucket(b maps.Bucket) Bucket {
-	out := Bucket{Name: b.Flow.String(), Bytes: b.LevelBytes, SecondBytes: b.SecondBytes}
+	out := Bucket{Name: b.Flow.String(), Bytes: b.LevelBytes, SecondBytes: l.ifColours(l.Algorithm, b.SecondBytes)}
 	switch {
 	case l.IsPool():
 		out.Name = "pool"
@@ -57,8 +56,9 @@ func (l *Limit) bucket(b maps.Bucket) Bucket {
 		return out
 	}
 	packet := model.Packet{Bytes: model.Counted(l.Place.FullFrame, l.Framing)}
-	o := model.NewLimit(l.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
-	out.Waits, out.WaitNS = !o.Excess, o.Wait
+	if o := model.NewLimit(l.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet); !o.Excess {
+		out.WaitNS = &o.Wait
+	}
 	return out
 }
 

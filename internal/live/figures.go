@@ -180,10 +180,14 @@ const Near = 90
 
 // A Summary is what all rules do together.
 type Summary struct {
-	Rules, Pools    int
-	Named, Out      int     // rules of a name or of a device, and rules that are not in force
-	Dropping, Near  int     // rules that drop packets now, and others that are near their rate
-	Passed, Dropped float64 // bit/s
+	Rules    int     `json:"rules"`
+	Pools    int     `json:"pools"`
+	Named    int     `json:"named"`                   // rules of a name or of a device
+	Out      int     `json:"not_in_force"`            // rules
+	Dropping int     `json:"dropping"`                // rules that drop packets now
+	Near     int     `json:"near"`                    // other rules that are near their rate
+	Passed   float64 `json:"passed_bits_per_second"`  // of all rules
+	Dropped  float64 `json:"dropped_bits_per_second"` // of all rules
 }
 
 // Summary sums up the items that are chosen; nil for all.

@@ -37,8 +37,7 @@ type Done struct {
 
 // Done is what the rules of a side of the row's name did.
 func (r *Row) Done(s *Side) (sum Done) {
-	for _, l := range s.Rules {
-		it := &r.in.Items[l.index]
+	for _, it := range r.Of(s) {
 		sum.PassedPackets, sum.PassedBytes = sum.PassedPackets+it.PassedPackets, sum.PassedBytes+it.PassedBytes
 		sum.DroppedPackets, sum.DroppedBytes = sum.DroppedPackets+it.DroppedPackets, sum.DroppedBytes+it.DroppedBytes
 		if use := it.UseBits(); use.Known {
@@ -171,10 +170,10 @@ func (c SideColumn) Head() string { return cmp.Or(c.Device, strings.ToUpper(c.Di
 
 // SideColumns are the columns for what rows have: a direction each, or if all have one direction of two devices, such as
 // downloads of one and uploads of the other, a device each.
-func SideColumns(rows int, row func(int) *Row) []SideColumn {
+func SideColumns(rows []Row) []SideColumn {
 	var places []SideColumn
 	for i := range rows {
-		for _, it := range row(i).All() {
+		for _, it := range rows[i].All() {
 			at := SideColumn{it.Device, it.Direction}
 			if !slices.Contains(places, at) {
 				places = append(places, at)
@@ -192,10 +191,20 @@ func SideColumns(rows int, row func(int) *Row) []SideColumn {
 
 var directions = []SideColumn{{Direction: policy.Egress.String()}, {Direction: policy.Ingress.String()}}
 
+// Sides are those of the name, or of the rule alone.
+func (r *Row) Sides() []*Side {
+	if r.Name != nil {
+		return r.Name.Sides
+	}
+	var alone Name
+	alone.side(r.Limit).add(r.Limit)
+	return alone.Sides
+}
+
 // Side is the side of the row in a column, of several the one nearest to its rate; nil for none.
 func (r *Row) Side(c SideColumn) (in *Side) {
 	of := func(s *Side) float64 { return r.Done(s).OfRate.Or(-1) }
-	for _, s := range r.Name.Sides {
+	for _, s := range r.Sides() {
 		if s.Direction == c.Direction && (c.Device == "" || s.Device == c.Device) && (in == nil || of(s) > of(in)) {
 			in = s
 		}

@@ -148,6 +148,9 @@ func (r *Row) All() (all []*Item) {
 
 // Of are the rules of a side of the row's name.
 func (r *Row) Of(s *Side) (all []*Item) {
+	if r.Item != nil {
+		return []*Item{r.Item}
+	}
 	for _, l := range s.Rules {
 		all = append(all, &r.in.Items[l.index])
 	}

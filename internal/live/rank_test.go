@@ -204,7 +204,7 @@ func TestSides(t *testing.T) {
 	if labels(rows) != "ann" || ann.Activity() != "near" || ann.OfRate != 95 || ann.Use != 8*1_050_000 {
 		t.Fatalf("%s is %s with %v %% and %v bit/s", labels(rows), ann.Activity(), ann.OfRate, ann.Use)
 	}
-	for i, c := range live.SideColumns(len(rows), func(i int) *live.Row { return &rows[i] }) {
+	for i, c := range live.SideColumns(rows) {
 		want := []struct {
 			head      string
 			rate, use float64

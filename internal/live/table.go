@@ -387,7 +387,7 @@ func (it *Item) ifLimited(n uint64) *uint64 {
 	return &n
 }
 
-func (it *Item) ifColours(by policy.Algorithm, n uint64) *uint64 {
+func (it *Limit) ifColours(by policy.Algorithm, n uint64) *uint64 {
 	if !it.HasColours() || it.Algorithm != by {
 		return nil
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -46,21 +45,6 @@ type PoolChange struct {
 	Added   int `json:"added_pools"`
 	Changed int `json:"changed_pools"`
 	Removed int `json:"removed_pools"`
-}
-
-// SayPools has the sentences say whether these pools, which a command has set, are new or other than before.
-func (rules Rules) SayPools(c PoolChange) {
-	for i := range rules {
-		r := &rules[i]
-		switch {
-		case !r.IsPool():
-		case c.Added > 0:
-			r.Sentence = "new " + r.Sentence
-		case c.Changed > 0:
-			subject := fmt.Sprintf("pool %q", r.Label.Name)
-			r.Sentence = subject + " now" + strings.TrimPrefix(r.Sentence, subject)
-		}
-	}
 }
 
 // HookChange is what changed on a direction of a device.
@@ -200,9 +184,9 @@ type Difference struct {
 	// Options are those that differ; empty unless Change is change.
 	Options []OptionChange `json:"options"`
 
-	what  string // the name of the pool, or CIDR as people read it
-	limit string // of a rule that is added or removed
-	label policy.Label
+	what string // the name of the pool, or CIDR as people read it
+	name string // of the rule; "" for none, and for a pool
+	says string // what would change of it, or what it is
 }
 
 // An OptionChange is an option of a rule that differs. Values are as in policy files; "" is none.
@@ -216,19 +200,19 @@ type OptionChange struct {
 func NewDifferences(differences []policy.Difference) Differences {
 	out := Differences{}
 	for _, d := range differences {
-		r := Difference{Kind: KindRule, Device: d.Device, Direction: d.Direction.String(), Change: "change", Options: []OptionChange{}}
-		say := func(rule *policy.Rule, match policy.Match) *string {
-			if rule == nil {
-				return nil
-			}
-			r.CIDR, r.what, r.limit, r.label = rule.Prefix.String(), policy.NetworkText(rule.Prefix), shortLimit(rule), rule.Label
-			if rule.Pool {
-				r.Kind, r.Pool, r.what, r.Direction, r.CIDR = KindPool, rule.Label.Name, plain.Line(rule.Label.Name), "", ""
-			}
-			sentence := rule.Sentence(d.Device, d.Direction, match)
-			return &sentence
+		rule := cmp.Or(d.Want, d.Have)
+		r := Difference{Kind: KindRule, Device: d.Device, Direction: d.Direction.String(), CIDR: rule.Prefix.String(), Change: "change", Options: []OptionChange{}}
+		r.what, r.name = policy.NetworkText(rule.Prefix), rule.Label.Name
+		if rule.Pool {
+			r.Kind, r.Pool, r.what, r.Direction, r.CIDR, r.name = KindPool, r.name, plain.Line(r.name), "", "", ""
 		}
-		r.Have, r.Want = say(d.Have, d.HaveMatch), say(d.Want, d.WantMatch)
+		if d.Have != nil {
+			r.Have = new(d.Have.Sentence(d.Device, d.Direction, d.HaveMatch))
+		}
+		if d.Want != nil {
+			r.Want = new(d.Want.Sentence(d.Device, d.Direction, d.WantMatch))
+		}
+		var parts []string
 		switch {
 		case d.Have == nil:
 			r.Change = "add"
@@ -236,8 +220,13 @@ func NewDifferences(differences []policy.Difference) Differences {
 			r.Change = "remove"
 		default:
 			for _, c := range policy.Changes(d.Have, d.Want) {
-				r.Options = append(r.Options, OptionChange(c))
+				r.Options, parts = append(r.Options, OptionChange(c)), append(parts, c.String())
 			}
+		}
+		if r.says = strings.Join(parts, ", "); parts == nil {
+			r.says = options(rule)
+		} else if r.name != "" && d.Have.Label.Name == r.name {
+			r.says = strconv.Quote(r.name) + ": " + r.says
 		}
 		out = append(out, r)
 	}
@@ -247,15 +236,17 @@ func NewDifferences(differences []policy.Difference) Differences {
 	return out
 }
 
-// shortLimit is the rate of a rule, who has it, and the options that are not as usual.
-func shortLimit(r *policy.Rule) string {
-	var parts []string
-	if r.Rate != policy.Unlimited || r.Within == "" {
-		parts = append(parts, rateFor(ratesOf(r), live.Scope(r)))
-	}
-	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
+// options are the rate of a rule or pool, and its options that are not as usual.
+func options(r *policy.Rule) string {
+	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate}
+	parts := []string{r.Rate.String()}
 	if r.Rate != policy.Unlimited {
 		usual.Capacity = policy.DefaultCapacity(r.Rate)
+	} else if r.Within != "" {
+		parts = nil
+	}
+	if r.Pool {
+		usual.Label.Name = r.Label.Name
 	}
 	for _, c := range policy.Changes(&usual, r) {
 		parts = append(parts, c.Option+" "+c.Want)
@@ -288,7 +279,7 @@ func (d Differences) Text(w io.Writer) error {
 			fmt.Fprintln(text, where)
 		}
 		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.what)
-		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
+		text.WriteString(plain.Fold(plain.Line(r.says), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
 }
@@ -317,23 +308,12 @@ type ChangeSummary struct {
 	Option string `json:"option"` // that changes; "" unless Change is change
 	Rules  int    `json:"rules"`
 	Pools  int    `json:"pools"`
-	// Names are whose these are, in their order, each once: the name of a rule, or its network; that of the rules in a pool, or
-	// of the pool.
+	// Names are those of the pools and rules, each once; of a rule without one, its network.
 	Names []string `json:"names"`
 }
 
-// Summary is the differences by kind and option, in the order of the first of each. tables have the rules before and after.
-func (d Differences) Summary(tables ...[]policy.Table) []ChangeSummary {
-	owners := map[string]string{} // the name that all rules directly within a pool have
-	for _, t := range slices.Concat(tables...) {
-		for _, r := range t.Rules {
-			if name, known := owners[string(r.Within)]; r.Pool || known && name != r.Label.Name {
-				owners[string(r.Within)] = ""
-			} else if !known {
-				owners[string(r.Within)] = r.Label.Name
-			}
-		}
-	}
+// Summary is the differences by kind and option, in the order of the first of each.
+func (d Differences) Summary() []ChangeSummary {
 	type key struct{ change, option string }
 	type named struct {
 		key
@@ -341,22 +321,16 @@ func (d Differences) Summary(tables ...[]policy.Table) []ChangeSummary {
 	}
 	out, at, seen := []ChangeSummary{}, map[key]int{}, map[named]bool{}
 	for _, r := range d {
-		keys := []key{{change: r.Change}}
-		if r.Change == "change" {
-			keys = nil
-			for _, o := range r.Options {
-				keys = append(keys, key{r.Change, o.Option})
-			}
+		options := r.Options
+		if r.Change != "change" {
+			options = []OptionChange{{}}
 		}
-		who := cmp.Or(r.label.Name, r.what)
-		if r.Kind == KindPool {
-			who = cmp.Or(owners[r.Pool], r.Pool)
-		}
-		for _, k := range keys {
+		for _, o := range options {
+			k := key{r.Change, o.Option}
 			i, found := at[k]
 			if !found {
 				i = len(out)
-				at[k], out = i, append(out, ChangeSummary{Change: k.change, Option: k.option, Names: []string{}})
+				at[k], out = i, append(out, ChangeSummary{Change: k.change, Option: k.option})
 			}
 			s := &out[i]
 			if r.Kind == KindPool {
@@ -364,9 +338,8 @@ func (d Differences) Summary(tables ...[]policy.Table) []ChangeSummary {
 			} else {
 				s.Rules++
 			}
-			if n := (named{k, who}); !seen[n] {
-				seen[n] = true
-				s.Names = append(s.Names, who)
+			if who := (named{k, cmp.Or(r.name, r.what)}); !seen[who] {
+				seen[who], s.Names = true, append(s.Names, who.name)
 			}
 		}
 	}
@@ -387,29 +360,6 @@ func (d Differences) SummaryText(all []ChangeSummary) func(io.Writer) error {
 		}
 		return text.Flush()
 	}
-}
-
-// words are what would change of the rule, or what the rule is.
-func (r Difference) words() string {
-	if r.Change != "change" {
-		says := r.limit
-		if r.label.Plan != "" {
-			says += fmt.Sprintf(", plan %q", r.label.Plan)
-		}
-		if r.label.Name != "" && r.Kind != KindPool {
-			says += fmt.Sprintf(", name %q", r.label.Name)
-		}
-		return says
-	}
-	var parts []string
-	for _, o := range r.Options {
-		parts = append(parts, policy.Change(o).String())
-	}
-	says := strings.Join(parts, ", ")
-	if named := slices.ContainsFunc(r.Options, func(o OptionChange) bool { return o.Option == "name" }); !named && r.label.Name != "" && r.Kind != KindPool {
-		says = strconv.Quote(r.label.Name) + ": " + says
-	}
-	return says
 }
 
 // MadeBy says who made the change that is pending; "" if that is not known.

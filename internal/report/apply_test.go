@@ -37,9 +37,9 @@ func TestDifferences(t *testing.T) {
 	same(t, "differences", text(t, all.Text), `
 3 rules to add, 3 to change, 1 to remove on 4 devices
 a\nb egress
-  + 10.0.0.0/24  1mbit, plan "gold", name "alice \x1b"
+  + 10.0.0.0/24  1mbit, name alice \u001b, plan gold
 tap2 egress
-  + 10.0.0.0/24  1mbit/host, algorithm leaky, excess delay
+  + 10.0.0.0/24  1mbit, algorithm leaky, each host, excess delay
 tap3 egress
   ~ 10.0.0.0/24  rate 1mbit -> 2mbit, excess drop -> ecn
   ~ 10.0.0.0/24  name none -> "alice \x1b", plan none -> gold
@@ -74,11 +74,11 @@ func TestSummary(t *testing.T) {
 		{Device: "eth1", Have: farm},
 		{Device: "eth1", Have: member("10.0.0.3/32", "", "mast")},
 	})
-	summary := all.Summary([]policy.Table{{Device: "eth1", Rules: []policy.Rule{*inn, *farm, *member("10.0.0.3/32", "", "mast")}}})
+	summary := all.Summary()
 	same(t, "summary", text(t, all.SummaryText(summary)), `
 1 rule to add, 2 to remove on 1 device
 2 pools to change
-  change rate              2  Inn (1), mast
+  change rate              2  1 down, mast
   add                      1  Inn (1)
   remove                   2  Farm\u001b (2), 10.0.0.3
 `)

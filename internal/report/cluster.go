@@ -81,7 +81,7 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	if silent > 0 {
 		hosts += fmt.Sprintf(" (%d silent)", silent)
 	}
-	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased\n", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, bitsText(c.UseBits), bitsText(c.LeasedBits))
+	fmt.Fprintf(w, "%s: %s for %s; %s used, %s leased\n", plain.Line(c.Cluster), rateText(&c.RateBits), hosts, Bits(c.UseBits), Bits(c.LeasedBits))
 	if len(c.Members) > 0 {
 		if err := writeTable(w, c.Members, c.columns(), width); err != nil {
 			return err
@@ -91,12 +91,8 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 	if c.Quiet {
 		note("The store was emptied or may have lost writes: no leases until those from before have ended.")
 	}
-	var least []string
 	var fixed uint64
 	for _, m := range c.Members {
-		if m.State == Live && m.RateBits == c.RateBits {
-			least = append(least, m.Host)
-		}
 		switch {
 		case m.ShareBits != nil:
 			fixed += *m.ShareBits
@@ -104,24 +100,24 @@ func (c *ClusterStatus) text(w io.Writer, width int) error {
 			fixed += *m.FloorBits
 		}
 	}
-	if len(least) > 0 && slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
-		note(fmt.Sprintf("The policies of the hosts differ in the rate; the least, %s, is in force. It is from %s.", rateText(&c.RateBits), plain.List(least)))
+	if slices.ContainsFunc(c.Members, func(m ClusterMember) bool { return m.RateBits != c.RateBits }) {
+		note("The policies of the hosts differ in the rate; the least is in force.")
 	}
 	if fixed > c.RateBits {
-		note(fmt.Sprintf("Floors and fixed shares are %s together, which is more than the rate: fixed shares come first, and what does not fit is lowered for all.", bitsText(fixed)))
+		note(fmt.Sprintf("Floors and fixed shares are %s together, which is more than the rate: fixed shares come first, and what does not fit is lowered for all.", Bits(fixed)))
 	}
 	if silent > 0 {
 		note("The safe shares of silent hosts stay reserved. If a host will not come back: " + c.ForgetHost)
 	}
 	if c.MissingBits > 0 && !c.Quiet { // else they may come back in a moment
-		note(fmt.Sprintf("%s are reserved for hosts that have not come back since the store was emptied. If they will not: %s", bitsText(c.MissingBits), c.ForgetLost))
+		note(fmt.Sprintf("%s are reserved for hosts that have not come back since the store was emptied. If they will not: %s", Bits(c.MissingBits), c.ForgetLost))
 	}
 	return nil
 }
 
 func (c *ClusterStatus) columns() []column[ClusterMember] {
 	columns := []column[ClusterMember]{
-		{head: "HOST", always: true, cell: func(m *ClusterMember) string { return plain.Line(m.Host) }, cut: whole[ClusterMember]},
+		{head: "HOST", always: true, cell: func(m *ClusterMember) string { return plain.Line(m.Host) }, least: leastCut},
 		{head: "POOL", drop: 3, cell: func(m *ClusterMember) string {
 			if m.Pool == c.Cluster {
 				return ""
@@ -134,7 +130,7 @@ func (c *ClusterStatus) columns() []column[ClusterMember] {
 			if m.State == Silent && head != "SAFE" {
 				return "-"
 			}
-			return bitsText(of(m))
+			return Bits(of(m))
 		}})
 	}
 	option := func(head string, of func(*ClusterMember) string) {
@@ -146,8 +142,14 @@ func (c *ClusterStatus) columns() []column[ClusterMember] {
 		}
 		return fmt.Sprint(m.Weight)
 	})
-	option("FLOOR", func(m *ClusterMember) string { return optional(m.FloorBits, bitsText) })
-	option("SHARE", func(m *ClusterMember) string { return optional(m.ShareBits, bitsText) })
+	option("RATE", func(m *ClusterMember) string { // by its policy, where that is another one
+		if m.RateBits == c.RateBits {
+			return ""
+		}
+		return rateText(&m.RateBits)
+	})
+	option("FLOOR", func(m *ClusterMember) string { return optional(m.FloorBits, Bits) })
+	option("SHARE", func(m *ClusterMember) string { return optional(m.ShareBits, Bits) })
 	add("DEMAND", 1, func(m *ClusterMember) uint64 { return m.DemandBits })
 	add("USE", 0, func(m *ClusterMember) uint64 { return m.UseBits })
 	add("LEASE", 0, func(m *ClusterMember) uint64 { return m.LeaseBits })

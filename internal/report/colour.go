@@ -62,21 +62,6 @@ type Colouring struct {
 	Peak bool `json:"-"` // the second bucket is P
 }
 
-// levels says how full both buckets of a key are.
-func (c *Colouring) levels(key string, level, capacity uint64) string {
-	second := "E"
-	if c.Peak {
-		second = "P"
-	}
-	fill := func(level, of uint64) string {
-		if of == 0 {
-			return "0 bytes"
-		}
-		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
-	}
-	return fmt.Sprintf("%s: C %s, %s %s", key, fill(level, capacity), second, fill(*c.SecondLevelBytes, *c.SecondCapacityBytes))
-}
-
 // become is what happens to a packet of the colour, or to many.
 func (c *Colouring) become(many bool) string {
 	passes, is, gets, it := "passes", "is ", "gets ", "it allows"

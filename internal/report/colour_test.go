@@ -78,7 +78,7 @@ func TestColoursInTables(t *testing.T) {
 		out := onEth0(r, byColours, 1000)
 		if out.HasColours() {
 			out = remade(out, func(it *live.Item) { it.Second = 65536 })
-			out.Buckets = []Bucket{{Key: "10.0.0.7", LevelBytes: 1000, SecondLevelBytes: &out.Second}}
+			out.Buckets = []live.Bucket{{Name: "10.0.0.7", Bytes: 1000, SecondBytes: &out.Second}}
 		} else {
 			out = remade(out, func(it *live.Item) { it.GreenPackets, it.YellowPackets, it.RedPackets = 0, 0, 0 })
 		}
@@ -109,30 +109,30 @@ eth0 egress  10.0.2.0/24         1mbit+500kbit  480kbit      32%  320kbit  160kb
 eth0 egress  10.0.3.0/24                 1mbit  480kbit      48%                                 7.7%
 `)
 	same(t, "wide", table(true), `
-DEVICE       NETWORK                      RATE  ALGORITHM  ON EXCESS               BURST     PBS     EBS   PASSED  DROPPED  PACKETS  EXCESS  GREEN  YELLOW  RED  DROPS    LEVEL  FULL  LEVEL 2
-eth0 egress  10.0.0.0/24                 1mbit  srtcm      yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
-eth0 egress  10.0.1.0/24  1mbit/2mbit per host  trtcm      yellow pass, red drop  131 kB  131 kB          90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
-eth0 egress  10.0.2.0/24         1mbit+500kbit  rfc4115    yellow pass, red drop  131 kB          131 kB  90.0 kB      10%       90      40     60      30   10     10  1.00 kB  0.8%  65.5 kB
-eth0 egress  10.0.3.0/24                 1mbit  gcra       drop                   131 kB                  90.0 kB      10%       90      40      0       0    0     10  1.00 kB  0.8%
+DEVICE       NETWORK                      RATE  ON EXCESS              ALGORITHM   BURST     PBS     EBS    LEVEL  LEVEL 2  PACKETS   PASSED  EXCESS  DROPS  GREEN  YELLOW  RED  DROPPED  FULL
+eth0 egress  10.0.0.0/24                 1mbit  yellow pass, red drop  srtcm      131 kB          131 kB  1.00 kB  65.5 kB       90  90.0 kB      40     10     60      30   10      10%  0.8%
+eth0 egress  10.0.1.0/24  1mbit/2mbit per host  yellow pass, red drop  trtcm      131 kB  131 kB          1.00 kB  65.5 kB       90  90.0 kB      40     10     60      30   10      10%  0.8%
+eth0 egress  10.0.2.0/24         1mbit+500kbit  yellow pass, red drop  rfc4115    131 kB          131 kB  1.00 kB  65.5 kB       90  90.0 kB      40     10     60      30   10      10%  0.8%
+eth0 egress  10.0.3.0/24                 1mbit  drop                   gcra       131 kB                  1.00 kB                90  90.0 kB      40     10      0       0    0      10%  0.8%
 `)
 	same(t, "buckets", text(t, func(w io.Writer) error { return rules[:2].BucketsText(w, 2, 80) }), `
-RULE         DEVICE       KEY         LEVEL  FULL      LEVEL 2
-10.0.0.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
-10.0.1.0/24  eth0 egress  10.0.0.7  1.00 kB  0.8%  65.5 kB 50%
+KEY       RULE         DEVICE         LEVEL  FULL      LEVEL 2
+10.0.0.7  10.0.0.0/24  eth0 egress  1.00 kB  0.8%  65.5 kB 50%
+10.0.0.7  10.0.1.0/24  eth0 egress  1.00 kB  0.8%  65.5 kB 50%
 `)
 	rules[2].Sentence = "says"
 	same(t, "detail", text(t, rules[2].Detail), `
 says
   state      in force, by tcx
+  full       0.8%
+  level      1.00 kB
+  level 2    65.5 kB
   passed     90.0 kB in 90 packets
   excess     40.0 kB in 40 packets
+  dropped    10.0 kB in 10 packets, 10%
   green      60.0 kB in 60 packets
   yellow     30.0 kB in 30 packets
   red        10.0 kB in 10 packets
-  dropped    10.0 kB in 10 packets, 10%
-  level      1.00 kB
-  full       0.8%
-  level 2    65.5 kB
 `)
 	if got, want := rules[2].Facts(), "60% green, 30% yellow, 10% red; "+rules[2].Item.Sentence(); got != want {
 		t.Errorf("facts: %s, want %s", got, want)

@@ -14,9 +14,6 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// NotZero is a figure that is null in JSON where it is 0.
-func NotZero(v uint64) *uint64 { return history.NotZero(v) }
-
 // Deliveries are what several rules and pools delivered.
 type Deliveries []*history.Delivery
 
@@ -44,7 +41,7 @@ func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 			s.WriteByte('\n')
 		}
 		line(deliveryTitle(all[i]))
-		for _, f := range deliveryFacts(all[i], fewest) {
+		for _, f := range deliveryFacts(all[i]) {
 			fact(&s, f[0], f[1])
 		}
 	}
@@ -53,38 +50,34 @@ func (all Deliveries) Text(w io.Writer, verbose bool, width int) error {
 }
 
 // deliveryColumns are those of several parts.
-var deliveryColumns = func() []column[*history.Delivery] {
-	columns := []column[*history.Delivery]{{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, cut: whole[*history.Delivery], least: leastName, inside: true}}
-	add := func(head string, of func(*history.Delivery) string) {
-		columns = append(columns, column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }})
-	}
-	add("COMMITTED", func(d *history.Delivery) string {
+var deliveryColumns = []column[*history.Delivery]{
+	{head: "PART", cell: func(d **history.Delivery) string { return partOf(*d) }, least: leastName},
+	ofDelivery("COMMITTED", func(d *history.Delivery) string {
 		return cmp.Or(optional(d.CommittedBits, func(bits uint64) string { return rateText(&bits) }), "none")
-	})
-	add("OFFERED", func(d *history.Delivery) string { return bytesText(d.OfferedBytes) })
-	add("PASSED", func(d *history.Delivery) string { return bytesText(d.PassedBytes) })
-	add("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) })
-	add("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, bitsText) })
-	add("DELIVERED", func(d *history.Delivery) string {
+	}),
+	ofDelivery("OFFERED", func(d *history.Delivery) string { return Bytes(d.OfferedBytes) }),
+	ofDelivery("PASSED", func(d *history.Delivery) string { return Bytes(d.PassedBytes) }),
+	ofDelivery("DROPPED", func(d *history.Delivery) string { return percentOr(live.Percent(d.DroppedBytes, d.OfferedBytes)) }),
+	ofDelivery("95TH", func(d *history.Delivery) string { return optional(d.Passed.P95, Bits) }),
+	ofDelivery("DELIVERED", func(d *history.Delivery) string {
 		if d.Checked == 0 {
 			return ""
 		}
 		return wholePercent(d.WithinPassedBytes, d.WithinBytes)
-	})
-	return columns
-}()
+	}),
+}
+
+func ofDelivery(head string, of func(*history.Delivery) string) column[*history.Delivery] {
+	return column[*history.Delivery]{head: head, right: true, always: true, cell: func(d **history.Delivery) string { return of(*d) }}
+}
 
 // answer says whether several parts delivered what was committed.
 func (all Deliveries) answer() string {
-	var within, passed, offered, dropped uint64
-	var worst *history.Delivery
+	var within, passed, offered, dropped, checked uint64
 	onlyPools := all.onlyPools()
 	for _, d := range all {
-		if d.Checked > 0 {
+		if checked += d.Checked; d.Checked > 0 {
 			within, passed = within+d.WithinBytes, passed+d.WithinPassedBytes
-			if worst == nil || float64(d.WithinPassedBytes)*float64(worst.WithinBytes) < float64(worst.WithinPassedBytes)*float64(d.WithinBytes) {
-				worst = d
-			}
 		}
 		if onlyPools || d.Kind != history.KindPool { // whose packets are those of rules
 			offered, dropped = offered+d.OfferedBytes, dropped+d.DroppedBytes
@@ -92,17 +85,12 @@ func (all Deliveries) answer() string {
 	}
 	lost := percentText(percentOf(dropped, offered)) + " of all that was offered was dropped"
 	switch {
-	case worst != nil && passed < within:
-		return fmt.Sprintf("%s; %s of what was offered up to the committed rates passed, least of %s, %s", lost, wholePercent(passed, within), partOf(worst),
-			wholePercent(worst.WithinPassedBytes, worst.WithinBytes))
-	case worst != nil && dropped > 0:
-		return lost + ", none of it within the committed rates"
-	case worst != nil:
-		return "all that was offered passed"
 	case offered == 0:
 		return "nothing was offered"
+	case checked == 0:
+		return lost + "; no rate was committed"
 	}
-	return lost + "; no rate was committed"
+	return lost + "; " + wholePercent(passed, within) + " of what was offered up to the committed rates passed"
 }
 
 func (all Deliveries) onlyPools() bool {
@@ -157,18 +145,18 @@ func timeOf(d *history.Delivery) string {
 		percentText(min(100, 100*float64(d.MeasuredNS)/float64(max(length, 1)))), time.Duration(d.IntervalNS))
 }
 
-// fewest is how many missed intervals are listed, and how many gaps and changes in the text.
+// fewest is how many missed intervals, gaps and changes are listed.
 const fewest = 10
 
-// deliveryFacts are the lines of the summary: a label and a text each. They list at most so many gaps and changes.
-func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
+// deliveryFacts are the lines of the summary: a label and a text each.
+func deliveryFacts(d *history.Delivery) (facts [][2]string) {
 	add := func(label, format string, args ...any) {
 		facts = append(facts, [2]string{label, fmt.Sprintf(format, args...)})
 	}
 	list := func(label string, n int, item func(i int) string) {
 		for i := range n {
-			if i == most {
-				add("", "and %d more; -j lists them", n-most)
+			if i == fewest {
+				add("", "and %d more; -j lists them", n-fewest)
 				break
 			}
 			add(label, "%s", item(i))
@@ -177,11 +165,7 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 	}
 	says := verdict(d)
 	list("delivered", len(says), func(i int) string { return says[i] })
-	committed := committedText(d)
-	if before := committedBefore(d); before != nil {
-		committed += "; " + rateText(before) + " before, by which intervals of that time are checked"
-	}
-	add("committed", "%s", committed)
+	add("committed", "%s", committedText(d))
 	for i, p := range d.Pools {
 		text := fmt.Sprintf("%s, %s", p.Name, rateText(p.RateBits))
 		if p.GuaranteeBits != nil {
@@ -191,7 +175,7 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 	}
 	add("time", "%s", timeOf(d))
 	sum := func(label string, bytes uint64, more string) {
-		add(label, "%s (%d bytes)%s", bytesText(bytes), bytes, more)
+		add(label, "%s (%d bytes)%s", Bytes(bytes), bytes, more)
 	}
 	sum("offered", d.OfferedBytes, "")
 	sum("passed", d.PassedBytes, "")
@@ -200,22 +184,22 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 		dropped = ", " + percentText(percentOf(d.DroppedBytes, d.OfferedBytes)) + " of the offered bytes"
 	}
 	if d.RefusedBytes != nil && *d.RefusedBytes != d.DroppedBytes {
-		dropped += "; the pool itself refused " + bytesText(*d.RefusedBytes)
+		dropped += "; the pool itself refused " + Bytes(*d.RefusedBytes)
 	}
 	sum("dropped", d.DroppedBytes, dropped)
 	if p := d.Passed; p.P95 != nil {
-		add("95th", "passed %s, offered %s (percentile of 5-minute averages)", bitsText(*p.P95), bitsText(*d.Offered.P95))
+		add("95th", "passed %s, offered %s (percentile of 5-minute averages)", Bits(*p.P95), Bits(*d.Offered.P95))
 	}
 	if p := d.Passed; p.Largest != nil {
-		add("largest", "passed %s from %s, offered %s from %s (over %v)", bitsText(*p.Largest), moment(*p.LargestAt),
-			bitsText(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
+		add("largest", "passed %s from %s, offered %s from %s (over %v)", Bits(*p.Largest), moment(*p.LargestAt),
+			Bits(*d.Offered.Largest), moment(*d.Offered.LargestAt), time.Duration(d.IntervalNS))
 	}
 	add("full", "%s of the measured time", percentText(100*float64(d.FullNS)/float64(max(d.MeasuredNS, 1))))
 	missed := slices.Clone(d.Missed[:min(fewest, len(d.Missed))])
 	slices.SortFunc(missed, func(a, b history.Missed) int { return a.Begin.Compare(b.Begin) })
 	list("missed", len(missed), func(i int) string {
 		m := missed[i]
-		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), bytesText(m.OfferedBytes), bytesText(m.PassedBytes), bytesText(m.DueBytes))
+		return fmt.Sprintf("%s: offered %s, passed %s, due %s", moment(m.Begin), Bytes(m.OfferedBytes), Bytes(m.PassedBytes), Bytes(m.DueBytes))
 	})
 	if all := d.Checked - d.Delivered; all > fewest {
 		add("", "the %d worst of %d; -j lists up to 100", fewest, all)
@@ -224,7 +208,7 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 		g := d.Gaps[i]
 		text := fmt.Sprintf("%s to %s (%v): %s", moment(g.Begin), moment(g.End), g.End.Sub(g.Begin).Round(time.Second), g.Reason)
 		if g.PassedBytes != nil {
-			text += fmt.Sprintf("; %s passed of %s offered", bytesText(*g.PassedBytes), bytesText(*g.OfferedBytes))
+			text += fmt.Sprintf("; %s passed of %s offered", Bytes(*g.PassedBytes), Bytes(*g.OfferedBytes))
 		}
 		return text
 	})
@@ -235,16 +219,6 @@ func deliveryFacts(d *history.Delivery, most int) (facts [][2]string) {
 // changeText says what changed, and between which readings.
 func changeText(c history.DeliveryChange) string {
 	return moment(c.Begin) + " to " + c.End.Local().Format(time.TimeOnly) + ": " + c.What
-}
-
-// committedBefore is another rate that was committed in a part of the time, the last one; nil for none.
-func committedBefore(d *history.Delivery) (bits *uint64) {
-	for _, p := range d.Periods {
-		if p.CommittedBits != nil && (d.CommittedBits == nil || *p.CommittedBits != *d.CommittedBits) {
-			bits = p.CommittedBits
-		}
-	}
-	return bits
 }
 
 // committedText says what is committed.
@@ -277,11 +251,7 @@ func verdict(d *history.Delivery) (lines []string) {
 		}
 	}
 	if d.Checked > 0 {
-		rate := "the committed rate"
-		if committedBefore(d) == nil {
-			rate += " of " + rateText(d.CommittedBits)
-		}
-		lines = append(lines, fmt.Sprintf("%s of what was offered up to %s passed", wholePercent(d.WithinPassedBytes, d.WithinBytes), rate),
+		lines = append(lines, wholePercent(d.WithinPassedBytes, d.WithinBytes)+" of what was offered up to the committed rate passed",
 			fmt.Sprintf("it was delivered in %d of %s with traffic (%s)", d.Delivered, plain.Count(d.Checked, "interval"), wholePercent(d.Delivered, d.Checked)))
 		count(d.Checked-d.Delivered, "it was missed in %s: packets were dropped although less passed. They came in bursts, a penalty lasted, or a pool was full")
 	}

@@ -99,7 +99,7 @@ func (e *Event) filled() string {
 	if e.LevelBytes == nil || e.CapacityBytes == nil {
 		return ""
 	}
-	return fmt.Sprintf(" (%s of %s)", bytesText(*e.LevelBytes), bytesText(*e.CapacityBytes))
+	return fmt.Sprintf(" (%s of %s)", Bytes(*e.LevelBytes), Bytes(*e.CapacityBytes))
 }
 
 var excessWords = map[string]string{"dropped": "dropped", "marked": "marked by ECN", "delayed": "queued", "passed": "passed and counted"}
@@ -140,12 +140,8 @@ func (e *Event) DescribePacket() {
 		e.Sentence = fmt.Sprintf("%s: %s refuses packets of %s within its guarantee: it has no room for all guarantees", e.Rule(), pool, addressOf(e.Key))
 	case e.Kind == PenaltyStarts:
 		e.Sentence = fmt.Sprintf("%s: a penalty starts for the bucket%s%s", e.Rule(), e.whose(), e.filled())
-	case e.Pool != "" && e.Excess == "dropped":
-		e.Sentence = fmt.Sprintf("%s: %s starts to refuse packets%s; first address: %s", e.Rule(), pool, e.filled(), e.Address)
 	case e.Pool != "":
-		e.Sentence = fmt.Sprintf("%s: %s is over its burst%s; packets are %s; first address: %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
-	case e.Excess == "delayed" || e.Excess == "marked":
-		e.Sentence = fmt.Sprintf("%s: the bucket%s is over its burst%s; packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
+		e.Sentence = fmt.Sprintf("%s: %s is full%s; excess packets are %s; first address: %s", e.Rule(), pool, e.filled(), excessWords[e.Excess], e.Address)
 	default:
 		e.Sentence = fmt.Sprintf("%s: the bucket%s is full%s; excess packets are %s", e.Rule(), e.whose(), e.filled(), excessWords[e.Excess])
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -91,16 +90,7 @@ type Brief struct {
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
-	b := Brief{Rule: r.Prefix.String(), Sentence: r.Sentence(device, d, match), limit: r.Rate.String()}
-	switch scope := live.Scope(&r); {
-	case r.Rate == policy.Unlimited && r.Within != "":
-		b.limit = "limited by pool " + string(r.Within)
-	case r.Rate == policy.Unlimited:
-		b.limit = "not limited"
-	case scope != "":
-		b.limit += " for each " + scope
-	}
-	return b
+	return Brief{r.Prefix.String(), r.Sentence(device, d, match), options(&r)}
 }
 
 func (b Brief) String() string { return b.Rule + " (" + b.limit + ")" }
@@ -122,15 +112,13 @@ type Level struct {
 	Spilled       bool   `json:"spilled"` // the table has no room for the key: this is the rule's spill bucket
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
-	Queue
-	EmptyNS     uint64 `json:"empty_ns"` // until it is empty, if nothing more comes
-	Conforms    bool   `json:"conforms"`
-	RoomPackets uint64 `json:"room_packets"` // how many such packets conform now
-	RoomBytes   uint64 `json:"room_bytes"`
-	WaitNS      uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
-	Excess      string `json:"excess"`
-	Penalty     string `json:"penalty"`
-	HeldNS      uint64 `json:"held_ns"` // how long a penalty still keeps it full
+	HoldsBytes    uint64 `json:"holds_bytes"` // the bucket and its queue together
+	EmptyNS       uint64 `json:"empty_ns"`    // until it is empty, if nothing more comes
+	Conforms      bool   `json:"conforms"`
+	RoomPackets   uint64 `json:"room_packets"` // how many such packets conform now
+	RoomBytes     uint64 `json:"room_bytes"`
+	WaitNS        uint64 `json:"wait_ns"` // how long the packet is queued, or until it conforms if no others come
+	HeldNS        uint64 `json:"held_ns"` // how long a penalty still keeps it full
 	Colouring
 }
 
@@ -143,69 +131,36 @@ const (
 // Paths are all paths that the packets in question may take.
 type Paths []Path
 
-// Text writes paths for people to read: first which rules decide and how, then why. Paths that differ only in their
-// addresses are one text.
+// Text writes paths for people to read: first which rules decide and how, then why.
 func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
 	told := map[string]bool{} // pools
-	written := make([]bool, len(paths))
 	for i := range paths {
-		if written[i] {
-			continue
-		}
-		var same []*Path
-		for j := i + 1; j < len(paths); j++ {
-			if key := paths[i].buckets(); key != "" && !written[j] && paths[j].buckets() == key {
-				same, written[j] = append(same, &paths[j]), true
-			}
-		}
 		if i > 0 {
 			s.WriteByte('\n')
 		}
-		paths[i].text(&s, same, told)
+		paths[i].text(&s, told)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-// buckets identifies all that packets meet on a path, if they meet only buckets of pools; else it is "".
-func (w *Path) buckets() (key string) {
-	for i := range w.Hooks {
-		p := &w.Hooks[i]
-		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.RevertsInNS != nil {
-			return ""
-		}
-		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, p.Bytes, p.Warnings)
-		for j := range p.Pools {
-			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
-		}
-	}
-	return key
-}
-
-// text writes a path, and what is different on others that are alike.
-func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
+func (w *Path) text(s *strings.Builder, told map[string]bool) {
+	line := func(indent, text string) { s.WriteString(plain.Fold(plain.Line(text), screenWidth, indent, "    ")) }
 	answer := w.Packets + ": a packet passes; no rule limits it"
 	decides := slices.IndexFunc(w.Hooks, func(p Stop) bool { return p.where() == w.where() && w.says() })
 	if decides >= 0 {
 		answer = w.Packets + ", by " + w.where() + ": " + w.Hooks[decides].now()
 	}
-	s.WriteString(plain.Fold(plain.Line(answer), screenWidth, "", "    "))
-	s.WriteString(plain.Fold(plain.Line("they "+w.How), screenWidth, "  ", "    "))
+	line("", answer)
+	line("  ", "they "+w.How)
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
-		line := stop.where() + ": " + stop.decision()
+		text := stop.where() + ": " + stop.decision()
 		if i != decides && stop.says() {
-			line += "; " + stop.now()
+			text += "; " + stop.now()
 		}
-		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
-		others := ""
-		for _, path := range same {
-			others += ", " + path.Hooks[i].network()
-		}
-		if others != "" {
-			s.WriteString(plain.Fold(plain.Line("the same for "+others[2:]), screenWidth, "  ", "    "))
-		}
+		line("  ", text)
 	}
 	for i := range w.Hooks {
 		stop := &w.Hooks[i]
@@ -218,31 +173,16 @@ func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 			stop.text(s, told)
 		}
 	}
-	for _, path := range same {
-		w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
-	}
-	elsewhere(w.Elsewhere, s)
-}
-
-// elsewhere writes rules that packets do not meet, or not all of them.
-func elsewhere(rules []Elsewhere, s *strings.Builder) {
-	var lines []string
-	for i := range rules {
-		e := &rules[i]
-		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State))
-		if !slices.Contains(lines, line) {
-			lines = append(lines, line)
-		}
-	}
-	if len(lines) > 0 {
+	if len(w.Elsewhere) > 0 {
 		s.WriteString("\nother rules for these packets:\n")
 	}
-	for i, line := range lines {
-		if i == fewElsewhere && len(lines) > fewElsewhere+1 {
-			fmt.Fprintf(s, "  %d more, which -j lists\n", len(lines)-fewElsewhere)
+	for i := range w.Elsewhere {
+		e := &w.Elsewhere[i]
+		if i == fewElsewhere {
+			fmt.Fprintf(s, "  %d more, which -j lists\n", len(w.Elsewhere)-i)
 			break
 		}
-		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
+		line("  ", fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.When, remark(e.Attached, e.State)))
 	}
 }
 
@@ -266,50 +206,21 @@ func (p *Stop) decision() string {
 		return *p.Rule + " matches"
 	}
 	text := *p.Rule + " decides"
-	switch i := p.Pool(p.DecidedBy); {
-	case p.LimitedBy != nil && i < 0:
-		text = *p.Rule + " is limited by its own rate"
-	case i >= 0 && (p.LimitedBy != nil || p.RefusedBy != nil && p.RecentPackets == 0):
+	if i := p.Pool(p.DecidedBy); i >= 0 {
 		text = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides"
-	case p.Bucket == nil && len(p.Pools) > 0:
-		text = *p.Rule + " matches"
 	}
-	switch {
-	case p.RecentPackets > 0:
-		text += "; " + p.lately()
-	case p.WatchedNS > 0:
-		text += "; the rule uses nothing now"
+	if p.WatchedNS == 0 {
+		return text
 	}
-	if full := p.full(); full != "" {
-		text += "; " + full
-	}
-	return text
-}
-
-func (p *Stop) dropped() string {
-	return percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
-}
-
-// network is that of the rule that matches, with what it dropped.
-func (p *Stop) network() string {
-	if p.DroppedPackets == 0 {
-		return *p.Rule
-	}
-	return *p.Rule + " (" + p.dropped() + " dropped)"
-}
-
-// lately is what the rule used while its packets were counted, and what happened to them.
-func (p *Stop) lately() string {
-	used := optional(p.UseBits, bitsText)
+	used := optional(p.UseBits, Bits)
 	if p.RateBits != nil {
 		used = useText(p.UseBits, *p.RateBits)
 	}
-	packets := plain.Count(p.RecentPackets, "packet")
-	what := "none of " + packets + " was dropped"
+	text += fmt.Sprintf("; in the last %.1f s, the rule used %s", float64(p.WatchedNS)/1e9, used)
 	if p.RecentDrops > 0 {
-		what = percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + packets + " were dropped"
+		text += ", and " + percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + plain.Count(p.RecentPackets, "packet") + " were dropped"
 	}
-	return fmt.Sprintf("in the last %.1f s, the rule used %s, and %s", float64(p.WatchedNS)/1e9, used, what)
+	return text
 }
 
 // text says why. Pools that were told of are only named.
@@ -319,14 +230,17 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "rule", p.Sentence+remark(!NotInForce(p.Attached), p.State))
 		if p.Bucket != nil {
 			p.Bucket.text(s)
-			if p.Bucket.Spilled {
-				fact(s, "spilled", noRoom(p.Bucket.Key))
-			}
 		}
 		if shares := p.Sharing.text(); shares != "" {
 			fact(s, "shares", shares)
 		}
-		p.counters(s)
+		if all := p.PassedPackets + p.DroppedPackets; all > 0 {
+			text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+			if p.ExcessPackets != p.DroppedPackets {
+				text += fmt.Sprintf(", %d excess", p.ExcessPackets)
+			}
+			fact(s, "so far", text)
+		}
 		for i := range p.Pools {
 			pool := &p.Pools[i]
 			if told[pool.Name] {
@@ -356,31 +270,13 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	if chain != nil {
 		fact(s, "path", strings.Join(chain, "; "))
 	}
-	if len(p.Hides) > 0 {
-		fact(s, "wider", wider(p.Hides))
+	var wider []string
+	for _, r := range p.Hides {
+		wider = append(wider, r.String())
 	}
-}
-
-// counters are how many packets the rule refused so far.
-func (p *Stop) counters(s *strings.Builder) {
-	all := p.PassedPackets + p.DroppedPackets
-	if all == 0 {
-		return
+	if wider != nil {
+		fact(s, "wider", "overrides "+strings.Join(wider, ", "))
 	}
-	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
-	if p.ExcessPackets != p.DroppedPackets {
-		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
-	}
-	fact(s, "so far", text)
-}
-
-// wider are rules that match, too, the narrowest first.
-func wider(rules []Brief) string {
-	var names []string
-	for _, r := range rules {
-		names = append(names, r.String())
-	}
-	return "overrides " + strings.Join(names, ", ")
 }
 
 func (a Attached) String() string {
@@ -418,14 +314,12 @@ func (p *Stop) now() string {
 		return text + p.coloured()
 	case p.RefusedBy != nil:
 		return text + p.refused()
-	case p.WaitNS > 0 && p.unheld():
+	case p.WaitNS > 0 && p.HeldBack != nil && !*p.HeldBack:
 		text += "passes now: nothing delays it by " + About(p.WaitNS)
 	case p.WaitNS > 0:
 		text += "waits " + About(p.WaitNS)
 	case b == nil && len(p.Pools) == 0:
 		return text + "passes, without a limit"
-	case b != nil && p.Bytes > b.CapacityBytes && !b.delays():
-		return text + "passes now: it is larger than the bucket, but that is empty"
 	default:
 		text += "passes now" + p.covers()
 	}
@@ -436,65 +330,45 @@ func (p *Stop) now() string {
 	case p.LimitedBy != nil:
 		text += "; " + p.limit(p.LimitedBy) + " limited such packets just now"
 	case b != nil && len(p.Pools) == 0:
-		text += "; " + *p.Rule + " has " + b.room()
+		text += fmt.Sprintf("; %s has room for %s (%d bytes)", *p.Rule, plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 	}
 	return text
 }
 
 // refused says which limit an excess packet exceeds, what happens to it, and when it would conform.
 func (p *Stop) refused() string {
-	b, by, pool := p.Bucket, "by "+p.limit(p.RefusedBy), p.Pool(p.RefusedBy)
-	text, sharer := "is dropped now "+by, p.Sharer
+	by, sharer := p.limit(p.RefusedBy), p.Sharer
+	if pool := p.Pool(p.RefusedBy); pool >= 0 {
+		sharer = p.Pools[pool].Sharer
+	}
+	text := "is dropped now by " + by
 	switch p.Verdict {
 	case "pass":
-		text = "passes now, counted as excess " + by
+		text = "passes now, counted as excess by " + by
 	case "mark":
-		text = "is marked by ECN now " + by + " if it allows that, else dropped"
+		text = "is marked by ECN now by " + by + " if it allows that, else dropped"
 	}
-	switch {
-	case p.RefusedReason == Share:
-		if pool >= 0 {
-			sharer = p.Pools[pool].Sharer
-		}
+	if p.RefusedReason == Share {
 		text += ", as it is beyond the fair share of " + sharer
-	case pool >= 0 || b == nil:
-	case b.delays():
-		text += ", as the queue has no room for it"
-	case p.Verdict == "drop" && b.Excess == policy.ECN.String():
-		text += ", not marked by ECN, as it exceeds twice the capacity"
 	}
-	text += "; it conforms in " + About(p.WaitNS)
-	if pool < 0 && b != nil && p.Bytes > b.holds(b.CapacityBytes) {
-		text += ", when the bucket is empty, as it is larger than that"
-	}
-	text += ", if no others come"
-	switch {
-	case pool >= 0 || b == nil || b.Penalty == policy.Penalty{}.String():
-	case b.Penalty == policy.Penalty{Kind: policy.PenaltyFill}.String():
-		text += "; each excess packet until then fills the bucket again"
-	default:
-		text += "; each excess packet until then keeps the bucket full for " + b.Penalty + " again"
-	}
-	return text
-}
-
-// room is how many more packets conform.
-func (b *Level) room() string {
-	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
+	return text + "; it conforms in " + About(p.WaitNS) + ", if no others come"
 }
 
 func (b *Level) text(s *strings.Builder) {
-	label, full := b.filled(b.Key, b.LevelBytes, b.CapacityBytes)
+	label, full := "bucket", filled(b.LevelBytes, b.HoldsBytes)
 	switch {
 	case b.Colour != "":
-		label, full = "buckets", "of "+b.levels(b.Key, b.LevelBytes, b.CapacityBytes)
+		label, full = "buckets", "C "+full+", "+map[bool]string{false: "E ", true: "P "}[b.Peak]+filled(*b.SecondLevelBytes, *b.SecondCapacityBytes)
 	case b.HeldNS > 0:
-		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s", b.Key, About(b.HeldNS))
+		full = "full, and kept full by the penalty for another " + About(b.HeldNS)
 	}
 	if b.EmptyNS > 0 {
 		full += "; empty in " + About(b.EmptyNS) + " if no more come"
 	}
-	fact(s, label, full)
+	fact(s, label, "of "+b.Key+": "+full)
+	if b.Spilled {
+		fact(s, "spilled", "the bucket table has no room for "+b.Key+": this is the rule's spill bucket, which all keys without a bucket share")
+	}
 }
 
 // About is a time in ns, rounded to three digits.

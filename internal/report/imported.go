@@ -10,60 +10,14 @@ import (
 	"github.com/shapectl/shapectl/internal/importer"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // An Imported is the policy that another tool's limits make, and what it lacks of them.
 type Imported struct {
-	Policy string         `json:"policy"` // the file
-	Pools  []ImportedPool `json:"pools"`  // of the policy, above their members
-	Rules  []ImportedRule `json:"rules"`
-	Left   []Left         `json:"not_carried_over"`
-	Notes  []string       `json:"notes"`
-}
-
-// An ImportedPool is a pool of the policy.
-type ImportedPool struct {
-	Name          string  `json:"name"`
-	Within        string  `json:"within"` // empty for none
-	RateBits      uint64  `json:"rate_bits_per_second"`
-	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
-	CapacityBytes uint64  `json:"capacity_bytes"`
-	Weight        uint16  `json:"weight"` // 1 or more
-	Share         string  `json:"share"`  // who gets a fair share
-	Sentence      string  `json:"sentence"`
-}
-
-// An ImportedRule is a rule of the policy.
-type ImportedRule struct {
-	Device    string `json:"device"`
-	Direction string `json:"direction"`
-	CIDR      string `json:"cidr"`
-	Match     string `json:"match"`
-	Each      string `json:"each"`
-	Excess    string `json:"excess"`
-	// Rate and capacity are null for an unlimited rule.
-	RateBits      *uint64 `json:"rate_bits_per_second"`
-	CapacityBytes *uint64 `json:"capacity_bytes"`
-	Unlimited     bool    `json:"unlimited"`
-	Within        string  `json:"within"`                    // its pool; empty for none
-	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
-	Weight        uint16  `json:"weight"`                    // 1 or more
-	OverheadBytes int16   `json:"overhead_bytes"`
-	MPUBytes      uint16  `json:"mpu_bytes"`
-	Name          string  `json:"name"`
-	Note          string  `json:"note"`
-	Plan          string  `json:"plan"`
-	Sentence      string  `json:"sentence"`
-}
-
-// A Left is something that was not carried over, or not as it was.
-type Left struct {
-	Kind   string `json:"kind"`
-	Where  string `json:"where"`
-	What   string `json:"what"`
-	Why    string `json:"why"`
-	Advice string `json:"advice"`
+	Policy    string          `json:"policy"`    // the file
+	Sentences []string        `json:"sentences"` // of each pool and rule of it, in its order
+	Left      []importer.Left `json:"not_carried_over"`
+	Notes     []string        `json:"notes"`
 }
 
 // ImportedPolicy is the policy of an import, under what it lacks; command is what it was made by.
@@ -83,18 +37,11 @@ func ImportedPolicy(command string, i importer.Imported) (string, error) {
 
 // NewImported is all that is known of an import, with its policy.
 func NewImported(policy string, i importer.Imported) Imported {
-	r := Imported{Policy: policy, Pools: []ImportedPool{}, Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
+	r := Imported{Policy: policy, Sentences: []string{}, Left: append([]importer.Left{}, i.Left...), Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
-			if rule.Pool {
-				r.Pools = append(r.Pools, importedPool(rule))
-				continue
-			}
-			r.Rules = append(r.Rules, importedRule(t, rule))
+			r.Sentences = append(r.Sentences, rule.Sentence(t.Device, t.Direction, t.Match))
 		}
-	}
-	for _, l := range i.Left {
-		r.Left = append(r.Left, Left{l.Kind, l.Where, l.What, l.Why, l.Advice})
 	}
 	return r
 }
@@ -110,32 +57,6 @@ func ImportedLines(w io.Writer, i importer.Imported) error {
 		fmt.Fprintln(text, plain.Line("note: "+note))
 	}
 	return text.Flush()
-}
-
-func importedPool(p policy.Rule) ImportedPool {
-	return ImportedPool{
-		Name: p.Label.Name, Within: p.Within.String(), RateBits: uint64(p.Rate), GuaranteeBits: guarantee(p), CapacityBytes: p.Capacity,
-		Weight: p.Weight.Value(), Share: p.Share.String(), Sentence: p.Says(0),
-	}
-}
-
-func guarantee(r policy.Rule) *uint64 {
-	if r.Guarantee == 0 {
-		return nil
-	}
-	bits := uint64(r.Guarantee)
-	return &bits
-}
-
-func importedRule(t policy.Table, r policy.Rule) ImportedRule {
-	rate, capacity := limit(r)
-	return ImportedRule{
-		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
-		Each: r.Each.String(), Excess: r.Excess.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
-		Within: r.Within.String(), GuaranteeBits: guarantee(r), Weight: r.Weight.Value(),
-		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
-		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
-	}
 }
 
 func summary(i importer.Imported) string {

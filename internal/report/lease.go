@@ -17,21 +17,10 @@ func (r *Rule) lease() string {
 	case !r.isLeased():
 		return ""
 	case !r.Leased():
-		return fmt.Sprintf("none; its safe share of %s is in force", bitsText(uint64(r.Lease.Safe)))
+		return fmt.Sprintf("none; its safe share of %s is in force", Bits(uint64(r.Lease.Safe)))
 	}
-	return fmt.Sprintf("%s of %v for %s unless renewed, then %s", bitsText(uint64(r.Lease.Rate)), r.Rate, About(r.Lease.Until-r.At), bitsText(uint64(r.Lease.Safe)))
+	return fmt.Sprintf("%s of %v for %s unless renewed, then %s", Bits(uint64(r.Lease.Rate)), r.Rate, About(r.Lease.Until-r.At), Bits(uint64(r.Lease.Safe)))
 }
 
 // isLeased reports whether a pool has a lease, or its safe share in place of one.
 func (r *Rule) isLeased() bool { return r.Lease != nil && (r.Adapt.Min == 0 || r.Leased()) }
-
-// leaseCell is lease in a table.
-func (r *Rule) leaseCell() string {
-	switch {
-	case !r.isLeased():
-		return ""
-	case !r.Leased():
-		return "safe " + bitsText(uint64(r.Lease.Safe))
-	}
-	return bitsText(uint64(r.Lease.Rate))
-}

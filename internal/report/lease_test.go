@@ -8,13 +8,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// TestRateNow: a screen shows what packets meet, not the rate of the whole cluster.
+// TestRateNow: what packets meet comes before the rate of the whole cluster.
 func TestRateNow(t *testing.T) {
 	for want, lease := range map[string]*maps.Lease{
-		"10gbit": nil, "3.00gbit": {Rate: 3e9, Safe: 1e9, Until: maps.Never}, "1.00gbit": {Rate: 3e9, Safe: 1e9},
+		"10gbit": nil, "3.00gbit leased of 10gbit": {Rate: 3e9, Safe: 1e9, Until: maps.Never}, "1.00gbit safe of 10gbit": {Rate: 3e9, Safe: 1e9},
 	} {
 		r := remade(shownPool("home", "", 0, 0, 0), func(it *live.Item) { it.Rate, it.Lease = 10e9, lease })
-		if got := r.RateNowText(); got != want {
+		if got := r.RateText(); got != want {
 			t.Errorf("%s, not %s", got, want)
 		}
 	}
@@ -37,11 +37,11 @@ func TestPoolRate(t *testing.T) {
 		rules = append(rules, NewRule(&all.Items[2+i]))
 	}
 	same(t, "rules", text(t, Table{Rules: rules, Of: len(rules)}.Text), `
-DEVICE       NETWORK    WITHIN           RATE
-eth0 egress  10.0.0.7   home      50mbit/pool
-eth0 egress  10.0.0.8   leased  12.3mbit/pool
-eth0 egress  10.0.0.9   gone          as pool
-eth0 egress  10.0.0.10  home           20mbit
-eth0 egress  10.0.0.11              unlimited
+DEVICE       NETWORK    WITHIN                             RATE
+eth0 egress  10.0.0.7   home                        50mbit/pool
+eth0 egress  10.0.0.8   leased  12.3mbit leased of 100mbit/pool
+eth0 egress  10.0.0.9   gone                            as pool
+eth0 egress  10.0.0.10  home                             20mbit
+eth0 egress  10.0.0.11                                unlimited
 `)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -20,9 +21,6 @@ type Named struct {
 	// there were none.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	IntervalNS     *uint64  `json:"interval_ns"` // null unless it was asked for
-
-	row   *live.Row
-	state string
 }
 
 // NamedSide is the rules with a name in one direction of a device.
@@ -40,53 +38,39 @@ type NamedSide struct {
 	DroppedPackets uint64  `json:"dropped_packets"`
 	DroppedBytes   uint64  `json:"dropped_bytes"`
 	UseBits        *uint64 `json:"use_bits_per_second"` // null without an interval
-
-	rate string
 }
-
-// Names are the names of rules, with what they stand for.
-type Names []Named
 
 // NewNamed is the name of a row.
 func NewNamed(r *live.Row) Named {
-	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), row: r}
-	for _, s := range r.Name.Sides {
-		n.Sides = append(n.Sides, newSide(r, s))
-	}
-	all := r.All()
-	if over := all[0].Interval; over > 0 {
-		n.IntervalNS = new(uint64(over))
-	}
-	for _, it := range all {
-		if n.state = unusual(it.Place.InForce, it.Place.Status); n.state != "" {
-			break
+	n := Named{Name: r.Name.Name, DroppedPercent: knownOrNull(r.DroppedPercent), IntervalNS: history.NotZero(uint64(r.All()[0].Interval))}
+	for _, s := range r.Sides() {
+		done := r.Done(s)
+		side := NamedSide{
+			Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits),
+			PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes, DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
 		}
+		for _, p := range s.Pools {
+			side.Pools = append(side.Pools, p.Label.Name)
+		}
+		n.Sides = append(n.Sides, side)
 	}
 	return n
 }
 
-func newSide(r *live.Row, s *live.Side) NamedSide {
-	done := r.Done(s)
-	out := NamedSide{
-		Device: s.Device, Direction: s.Direction, Rules: uint64(len(s.Rules)), Pools: []string{}, RateBits: bits(s.Rate), UseBits: bits(done.UseBits),
-		rate: (&Rule{Item: r.Of(s)[0]}).RateText(), PassedPackets: done.PassedPackets, PassedBytes: done.PassedBytes,
-		DroppedPackets: done.DroppedPackets, DroppedBytes: done.DroppedBytes,
-	}
+// sideRate is the rate of a side; where that is not known, the rate of its first rule, and who has it.
+func sideRate(r *live.Row, s *live.Side) string {
 	if s.Rate.Known {
-		out.rate = policy.Rate(s.Rate.N).String()
+		return policy.Rate(s.Rate.N).String()
 	}
-	for _, p := range s.Pools {
-		out.Pools = append(out.Pools, p.Label.Name)
-	}
-	return out
+	return (&Rule{Item: r.Of(s)[0]}).RateText()
 }
 
-// pools are those of all sides.
-func (n *Named) pools() string {
+// sharedPools are the pools of all sides.
+func sharedPools(r *live.Row) string {
 	var names []string
-	for _, side := range n.Sides {
+	for _, side := range r.Sides() {
 		for _, pool := range side.Pools {
-			if name := plain.Line(pool); !slices.Contains(names, name) {
+			if name := plain.Line(pool.Label.Name); !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -94,58 +78,47 @@ func (n *Named) pools() string {
 	return strings.Join(names, ", ")
 }
 
-// unnamed is a rule without a name, as a line among names.
-func unnamed(row *live.Row) Named {
-	r := NewRule(row.Item)
-	n := Named{Name: r.calledBy(), row: row, DroppedPercent: knownOrNull(row.DroppedPercent), state: r.remarks()}
-	if r.Interval > 0 {
-		n.IntervalNS = new(uint64(r.Interval))
+// nameColumns are those of a table of names, and of rules that have none.
+func nameColumns(rows []live.Row) []column[live.Row] {
+	columns := []column[live.Row]{
+		{head: "NAME", least: leastName, always: true, cell: func(r *live.Row) string {
+			if r.Name != nil {
+				return plain.Line(r.Name.Name)
+			}
+			return (&Rule{Item: r.Item}).calledBy()
+		}},
+		{head: "POOL", cell: sharedPools, least: leastCut, drop: 5},
 	}
-	n.Sides = []NamedSide{{Device: r.Device, Direction: r.Direction, Pools: []string{}, UseBits: bits(r.UseBits()), PassedBytes: r.PassedBytes, rate: r.RateText()}}
-	if r.Within != "" {
-		n.Sides[0].Pools = []string{string(r.Within)}
-	}
-	return n
-}
-
-// side is what a name has in a column; nil for nothing.
-func (n *Named) side(c live.SideColumn) *NamedSide {
-	at := 0
-	if n.row.Name != nil {
-		at = slices.Index(n.row.Name.Sides, n.row.Side(c))
-	} else if n.Sides[0].Direction != c.Direction || c.Device != "" && c.Device != n.Sides[0].Device {
-		at = -1
-	}
-	if at < 0 {
-		return nil
-	}
-	return &n.Sides[at]
-}
-
-// nameColumns are those of a table of names.
-func nameColumns(names Names) []column[Named] {
-	columns := []column[Named]{
-		{head: "NAME", cell: func(n *Named) string { return plain.Line(n.Name) }, cut: whole[Named], least: leastName, always: true},
-		{head: "POOL", cell: (*Named).pools, cut: whole[Named], inside: true, drop: 5},
-	}
-	for i, side := range live.SideColumns(len(names), func(i int) *live.Row { return names[i].row }) {
-		figure := func(head string, wide, drop int, of func(NamedSide) string) {
-			columns = append(columns, column[Named]{head: head, right: true, wide: wide, drop: drop * i, cell: func(n *Named) string { return optional(n.side(side), of) }})
+	for i, side := range live.SideColumns(rows) {
+		figure := func(head string, wide, drop int, of func(*live.Row, *live.Side) string) {
+			columns = append(columns, column[live.Row]{head: head, right: true, wide: wide, drop: drop * i, cell: func(r *live.Row) string {
+				if s := r.Side(side); s != nil {
+					return of(r, s)
+				}
+				return ""
+			}})
 		}
-		figure(side.Head(), 0, 2, func(s NamedSide) string { return s.rate })
-		if len(names) > 0 && names[0].IntervalNS != nil {
-			figure("USE", bitsWide, 3, func(s NamedSide) string { return optional(s.UseBits, bitsText) })
+		figure(side.Head(), 0, 2, sideRate)
+		if len(rows) > 0 && rows[0].All()[0].Interval > 0 {
+			figure("USE", bitsWide, 3, func(r *live.Row, s *live.Side) string { return optional(bits(r.Done(s).UseBits), Bits) })
 		} else {
-			figure("PASSED", 0, 3, func(s NamedSide) string { return bytesText(s.PassedBytes) })
+			figure("PASSED", 0, 3, func(r *live.Row, s *live.Side) string { return Bytes(r.Done(s).PassedBytes) })
 		}
 	}
 	return append(columns,
-		column[Named]{head: "DROPPED", right: true, drop: 4, cell: func(n *Named) string { return optional(n.DroppedPercent, percentText) }},
-		column[Named]{head: "STATE", cell: func(n *Named) string { return n.state }})
+		column[live.Row]{head: "DROPPED", right: true, drop: 4, cell: func(r *live.Row) string { return optional(knownOrNull(r.DroppedPercent), percentText) }},
+		column[live.Row]{head: "STATE", cell: func(r *live.Row) string {
+			for _, it := range r.All() {
+				if state := (&Rule{Item: it}).remarks(); state != "" {
+					return state
+				}
+			}
+			return ""
+		}})
 }
 
-// Text writes a line for each name. of is how many there were, and unnamed how many of the rules have none.
-func (names Names) Text(w io.Writer, of, unnamed, width int) error {
+// Names writes a line for each row that is a name. of is how many there were, and unnamed how many rules have none.
+func Names(w io.Writer, names []live.Row, of, unnamed, width int) error {
 	text := bufio.NewWriter(w)
 	if err := writeTable(text, names, nameColumns(names), width); err != nil {
 		return err

@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"testing"
 
 	"github.com/shapectl/shapectl/internal/live"
@@ -28,14 +29,12 @@ func subscriberPools() Rules {
 	}
 }
 
-// namesOf are the names of a view, and the number of rules without one.
-func namesOf(r *live.Reading, v live.View) (names Names, unnamed int) {
+// namesOf are the names of a view, their rows, and the number of rules without one.
+func namesOf(r *live.Reading, v live.View) (names []TopName, rows []live.Row, unnamed int) {
 	v.By = "name"
+	rows, _ = r.Rows(v)
 	top := NewTop(r, v)
-	for _, n := range top.Names {
-		names = append(names, n.Named)
-	}
-	return names, len(top.Rules)
+	return top.Names, slices.DeleteFunc(rows, func(r live.Row) bool { return r.Name == nil }), len(top.Rules)
 }
 
 // The rules with a name have one line: what they may have in each direction by the pools that are theirs alone, and the
@@ -59,8 +58,8 @@ func TestByName(t *testing.T) {
 		shown("eth0", out, "10.0.7.0/24", 1e9, nil),
 	}
 	all := readingOf(append(subscriberPools(), rules...))
-	names, unnamed := namesOf(all, live.View{Sort: "name"})
-	same(t, "names", text(t, func(w io.Writer) error { return names.Text(w, len(names), unnamed, 80) }), `
+	names, rows, unnamed := namesOf(all, live.View{Sort: "name"})
+	same(t, "names", text(t, func(w io.Writer) error { return Names(w, rows, len(names), unnamed, 80) }), `
 NAME   POOL            EGRESS  PASSED    INGRESS  DROPPED
 alice  mast north      50mbit  400 kB     50mbit      20%
 bob    mast north     140mbit       0     20mbit
@@ -79,7 +78,7 @@ hosts              1mbit/host       0
 	}
 
 	// Of some rules, too, the pools that they share with others are known.
-	one, _ := namesOf(all, live.View{Chosen: func(it *live.Item) bool { return it.Label.Name == "carol" && !it.IsPool() }})
+	one, _, _ := namesOf(all, live.View{Chosen: func(it *live.Item) bool { return it.Label.Name == "carol" && !it.IsPool() }})
 	if got := fmt.Sprint(one[0].Sides[0].Pools); got != "[family]" {
 		t.Errorf("carol alone is in the pools %s", got)
 	}
@@ -88,11 +87,11 @@ hosts              1mbit/host       0
 	for _, test := range []struct{ by, first string }{
 		{"name", "alice"}, {"rate", "carol"}, {"use", "alice"}, {"passed", "alice"}, {"dropped", "alice"},
 	} {
-		if names, _ = namesOf(all, live.View{Sort: test.by}); names[0].Name != test.first {
+		if names, rows, _ = namesOf(all, live.View{Sort: test.by}); names[0].Name != test.first {
 			t.Errorf("by %s, %s is the first", test.by, names[0].Name)
 		}
 	}
-	same(t, "names, measured", text(t, func(w io.Writer) error { return names[:1].Text(w, len(names), unnamed, 0) }), `
+	same(t, "names, measured", text(t, func(w io.Writer) error { return Names(w, rows[:1], len(names), unnamed, 0) }), `
 NAME   POOL        EGRESS       USE  INGRESS  DROPPED
 alice  mast north  50mbit  3.20mbit   50mbit      20%
 1 of 6 names
@@ -113,8 +112,8 @@ func TestLongNames(t *testing.T) {
 		pool := fmt.Sprintf("access-point-hill-%02d", i)
 		rules = append(rules, shownPool(pool, "", 0, 0, 0), named("", policy.Egress, "10.0.0.2/32", 1e7, policy.Within(pool)))
 	}
-	names, _ := namesOf(busyFor1s(readingOf(rules)), live.View{Sort: "name"})
-	same(t, "long names", text(t, func(w io.Writer) error { return names.Text(w, len(names), 0, 80) }), `
+	names, rows, _ := namesOf(busyFor1s(readingOf(rules)), live.View{Sort: "name"})
+	same(t, "long names", text(t, func(w io.Writer) error { return Names(w, rows, len(names), 0, 80) }), `
 NAME                  POOL          EGRESS       USE  INGRESS       USE  DROPPED
 north-customer-00000  acces...l-00  10mbit  24.0mbit   10mbit  24.0mbit      25%
 north-customer-00001  acces...l-01  10mbit  24.0mbit   10mbit  24.0mbit      25%

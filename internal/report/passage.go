@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/history"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -55,11 +56,11 @@ type PoolLevel struct {
 	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes uint64  `json:"capacity_bytes"`
-	Queue
-	Full       bool   `json:"full"`       // as it is while more is offered than its rate
-	Conforms   bool   `json:"conforms"`   // it has room for the packet
-	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
-	Guarantees bool   `json:"guarantees"` // the packet conforms to the pool's guarantee
+	HoldsBytes    uint64  `json:"holds_bytes"` // the bucket and its queue together
+	Full          bool    `json:"full"`        // as it is while more is offered than its rate
+	Conforms      bool    `json:"conforms"`    // it has room for the packet
+	WaitNS        uint64  `json:"wait_ns"`     // until it has, if no others come
+	Guarantees    bool    `json:"guarantees"`  // the packet conforms to the pool's guarantee
 	Sharing
 	// What the pool passed and refused since it was set.
 	PassedPackets  uint64 `json:"passed_packets"`
@@ -116,8 +117,8 @@ func Limiter(levels []Load) int {
 // NewPoolLevel is a pool with a level in units.
 func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	return PoolLevel{
-		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: optionalRate(r.Guarantee),
-		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, Queue: NewQueue(r),
+		Name: r.Label.Name, Within: string(r.Within), RateBits: uint64(r.Rate), GuaranteeBits: history.NotZero(uint64(r.Guarantee)),
+		LevelBytes: model.Bytes(level), CapacityBytes: r.Capacity, HoldsBytes: r.Capacity + r.Queue,
 	}
 }
 
@@ -149,56 +150,11 @@ func (p *Passage) FullFrom(from int) int {
 	return -1
 }
 
-// full says that the pool that decides is full, and who has which part of it; "" if none is.
-func (p *Stop) full() string {
-	i, too := p.Pool(p.DecidedBy), ""
-	switch {
-	case p.LimitedBy != nil && i < 0:
-		i, too = p.FullFrom(0), ", too"
-	case p.LimitedBy == nil && (p.RefusedBy == nil || p.RecentPackets > 0): // none limited these, whatever would become of one
-		i = p.FullFrom(0)
-	}
-	if i < 0 || !p.Pools[i].Full {
-		return ""
-	}
-	pool := &p.Pools[i]
-	text := fullText(pool.Name, too, pool.UseBits, pool.RateBits, pool.sharers())
-	if too != "" {
-		return text
-	}
-	if own := &p.Pools[0]; i > 0 && number(pool.UseBits, 0) > 0 {
-		text = "pool " + own.Name + " gets " + useText(own.UseBits, own.RateBits) + "; " + text
-	}
-	switch {
-	case p.RefusedBy != nil, p.RecentDrops > 0:
-	case p.GuaranteedBy != nil && p.Pool(p.GuaranteedBy) < i:
-		text += ", but guaranteed packets pass"
-	case pool.Sharer != "":
-		text += ", and " + pool.Sharer + " gets its fair share"
-	}
-	return text
-}
-
-// fullText says that a pool is full, or full, too, and who shares it, if there are shares.
-func fullText(name, too string, use *uint64, rate uint64, sharers string) string {
-	text := "pool " + name + " is full" + too
-	if number(use, 0) == 0 {
-		use = nil // it is full of what came before
-	}
-	switch {
-	case sharers != "":
-		text += ": " + useText(use, rate) + " for " + sharers
-	case use != nil:
-		text += ": " + useText(use, rate)
-	}
-	return text
-}
-
 // useText is how much of a rate is used, as far as that is known.
 func useText(use *uint64, rate uint64) string {
 	text := policy.Rate(rate).String()
 	if use != nil {
-		text = bitsText(*use) + " of " + text
+		text = Bits(*use) + " of " + text
 	}
 	return text
 }
@@ -218,9 +174,6 @@ func (s *Sharing) sharers() string {
 	}
 	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
-
-// unheld reports whether it is known that nothing delays packets.
-func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
 
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
 func (p *Passage) covers() (text string) {
@@ -253,17 +206,22 @@ func (s *Sharing) text() string {
 
 // text describes a pool.
 func (p *PoolLevel) text() string {
-	text := p.Name
-	text += ": " + policy.Rate(p.RateBits).String()
+	text := p.Name + ": " + policy.Rate(p.RateBits).String()
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
-	parts := []string{text, "empty"}
-	if p.UseBits != nil && *p.UseBits > 0 {
-		parts[1] = bitsText(*p.UseBits) + " used now"
-	} else if p.LevelBytes > 0 {
-		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
+	state := "empty"
+	switch use := number(p.UseBits, 0); {
+	case use > 0 && p.Full:
+		state = "full, " + Bits(*p.UseBits) + " used now"
+	case use > 0:
+		state = Bits(*p.UseBits) + " used now"
+	case p.Full:
+		state = "full"
+	case p.LevelBytes > 0:
+		state = percentText(percentOf(p.LevelBytes, p.HoldsBytes)) + " full"
 	}
+	parts := []string{text, state}
 	if number(p.ActiveSharers, 0) > 0 {
 		parts = append(parts, p.sharers())
 	}

@@ -11,7 +11,7 @@ import (
 func TestPassageText(t *testing.T) {
 	pool := NewPoolLevel(policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}, 0)
 	pool.Sharer = "10.0.0.7"
-	const rule, lately = "10.0.0.0/24", "; in the last 0.2 s, the rule used 600kbit, and "
+	const rule, lately = "10.0.0.0/24", "; in the last 0.2 s, the rule used 600kbit"
 	refused := func(by, reason string) Passage { return Passage{RefusedBy: &by, RefusedReason: reason} }
 	watched := func(p Passage, packets, drops uint64) Passage {
 		p.WatchedNS, p.UseBits, p.RecentPackets, p.RecentDrops = 204e6, new(uint64(600_000)), packets, drops
@@ -26,26 +26,26 @@ func TestPassageText(t *testing.T) {
 		passage       Passage
 		decision, now string
 	}{
-		{"pass", 0, Passage{}, rule + " matches", "passes now"},
-		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " matches", "passes now, borrowed by 10.0.0.0/24 and a"},
-		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " matches", "passes now, guaranteed"},
-		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " matches",
+		{"pass", 0, Passage{}, rule + " decides", "passes now"},
+		{"pass", 0, Passage{BorrowedBy: []string{rule, "a"}}, rule + " decides", "passes now, borrowed by 10.0.0.0/24 and a"},
+		{"pass", 0, Passage{GuaranteedBy: new(rule)}, rule + " decides", "passes now, guaranteed"},
+		{"pass", 0, Passage{GuaranteedBy: new("a"), BorrowedBy: []string{rule}}, rule + " decides",
 			"passes now, borrowed by 10.0.0.0/24, guaranteed by pool a"},
-		{"delay", 5000, Passage{}, rule + " matches", "waits 5us"},
-		{"mark", 5000, Passage{}, rule + " matches", "waits 5us, and is marked by ECN if it allows that"},
-		{"lost", 0, Passage{}, rule + " matches", "is LOST: no ifb device lets it enter again"},
+		{"delay", 5000, Passage{}, rule + " decides", "waits 5us"},
+		{"mark", 5000, Passage{}, rule + " decides", "waits 5us, and is marked by ECN if it allows that"},
+		{"lost", 0, Passage{}, rule + " decides", "is LOST: no ifb device lets it enter again"},
 		{"drop", 5000, refused("a", Capacity), rule + " matches, and pool a decides", "is dropped now by pool a; it conforms in 5us, if no others come"},
 		{"mark", 5000, refused("a", Capacity), rule + " matches, and pool a decides",
 			"is marked by ECN now by pool a if it allows that, else dropped; it conforms in 5us, if no others come"},
 		{"drop", 5000, refused("a", Share), rule + " matches, and pool a decides",
 			"is dropped now by pool a, as it is beyond the fair share of 10.0.0.7; it conforms in 5us, if no others come"},
-		{"pass", 5000, refused(rule, Capacity), rule + " matches", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
-		{"pass", 0, watched(Passage{}, 12, 0), rule + " matches" + lately + "none of 12 packets was dropped", "passes now"},
-		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches" + lately + "none of 12 packets was dropped",
+		{"pass", 5000, refused(rule, Capacity), rule + " decides", "passes now, counted as excess by 10.0.0.0/24; it conforms in 5us, if no others come"},
+		{"pass", 0, watched(Passage{}, 12, 0), rule + " decides" + lately, "passes now"},
+		{"drop", 0, watched(refused("a", Capacity), 12, 0), rule + " matches, and pool a decides" + lately,
 			"is dropped now by pool a; it conforms in 0s, if no others come"},
-		{"pass", 0, watched(Passage{}, 0, 0), rule + " matches; the rule uses nothing now", "passes now"},
-		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + "25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
-		{"drop", 0, byRule, rule + " is limited by its own rate" + lately + "50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
+		{"pass", 0, watched(Passage{}, 0, 0), rule + " decides" + lately, "passes now"},
+		{"pass", 0, limited, rule + " matches, and pool a decides" + lately + ", and 25% of 12 packets were dropped", "passes now; pool a limited such packets just now"},
+		{"drop", 0, byRule, rule + " decides" + lately + ", and 50% of 12 packets were dropped", "is dropped now by pool a; it conforms in 0s, if no others come"},
 	} {
 		s := Stop{Answer: Answer{Rule: new(rule), Bytes: 1514, Verdict: test.verdict, WaitNS: test.wait}, Passage: test.passage}
 		s.Pools = []PoolLevel{pool}
@@ -65,75 +65,6 @@ func TestPassageText(t *testing.T) {
 	}
 }
 
-// A full pool is named, and who has which part of it.
-func TestPassageFull(t *testing.T) {
-	shares := func(kind, sharer string, active *uint64) Sharing {
-		return Sharing{Share: kind, Sharer: sharer, ActiveSharers: active}
-	}
-	for _, test := range []struct {
-		name    string
-		change  func(home, ap *PoolLevel, p *Passage)
-		decider int
-		want    string
-	}{
-		{"room everywhere", func(_, _ *PoolLevel, _ *Passage) {}, -1, ""},
-		{"first come, first served", func(_, ap *PoolLevel, _ *Passage) { ap.Full = true }, 1, "pool ap is full"},
-		{"by member", func(_, ap *PoolLevel, _ *Passage) {
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(24)))
-		},
-			1, "pool ap is full: 8mbit for 24 active members, and home gets its fair share"},
-		{"sharers not counted", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("/24", "10.0.0.0/24", nil) },
-			1, "pool ap is full: 8mbit for its /24 subnets, and 10.0.0.0/24 gets its fair share"},
-		{"sharer not known", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("flow", "", new(uint64(1))) },
-			1, "pool ap is full: 8mbit for 1 active flow"},
-		{"use is known", func(home, ap *PoolLevel, p *Passage) {
-			home.UseBits, ap.UseBits = new(uint64(3_000_000)), new(uint64(7_900_000))
-			ap.Full, ap.Sharing, p.RecentDrops = true, shares("member", "home", new(uint64(2))), 1
-		}, 1, "pool home gets 3.00mbit of 8mbit; pool ap is full: 7.90mbit of 8mbit for 2 active members"},
-		{"its own use is known", func(home, _ *PoolLevel, _ *Passage) { home.Full, home.UseBits = true, new(uint64(7_900_000)) },
-			0, "pool home is full: 7.90mbit of 8mbit"},
-		{"the lowest of two", func(home, ap *PoolLevel, _ *Passage) { home.Full, ap.Full = true, true }, 0, "pool home is full"},
-		{"refused by the shares of a pool below", func(home, ap *PoolLevel, p *Passage) {
-			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-		}, 1, "pool ap is full: 8mbit for 2 active members"},
-		{"refused by shares alone", func(home, _ *PoolLevel, p *Passage) {
-			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
-		}, 0, ""},
-		{"refused for lack of room", func(home, ap *PoolLevel, p *Passage) {
-			home.Full, ap.Full, p.RefusedBy, p.RefusedReason = true, true, new("home"), Capacity
-		}, 0, "pool home is full"},
-		{"refused by the rule", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, p.RefusedBy, p.RefusedReason = true, new("10.0.0.7/32"), Capacity
-		}, -1, ""},
-		{"guaranteed below", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
-			p.GuaranteedBy = new("home")
-		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
-		{"another one limited them lately", func(home, ap *PoolLevel, p *Passage) {
-			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
-		}, 0, "pool home is full"},
-		{"the rule limited them lately", func(_, ap *PoolLevel, p *Passage) {
-			ap.Full, p.LimitedBy, p.RecentDrops = true, new("10.0.0.0/24"), 1
-			ap.UseBits, ap.Sharing = new(uint64(7_900_000)), shares("member", "home", new(uint64(2)))
-		}, -1, "pool ap is full, too: 7.90mbit of 8mbit for 2 active members"},
-		{"nothing limited them lately", func(home, _ *PoolLevel, p *Passage) {
-			p.RefusedBy, p.RefusedReason, p.RecentPackets = new("home"), Capacity, 9
-		}, -1, ""},
-		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
-			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
-			p.GuaranteedBy = new("ap")
-		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
-	} {
-		p := Stop{Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}}
-		p.DecidedBy = &[]string{"10.0.0.7/32", "home", "ap"}[test.decider+1]
-		test.change(&p.Pools[0], &p.Pools[1], &p.Passage)
-		if got := p.full(); got != test.want {
-			t.Errorf("%s: %q, want %q", test.name, got, test.want)
-		}
-	}
-}
-
 func TestPoolLevelText(t *testing.T) {
 	rule := policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}
 	plain := NewPoolLevel(rule, 0)
@@ -145,6 +76,8 @@ func TestPoolLevelText(t *testing.T) {
 	used.UseBits, used.RecentRefusals = new(uint64(900_000)), 2
 	below := used
 	below.PassedPackets, below.RefusedPackets, below.RecentRefusals, below.ActiveSharers = 0, 0, 0, new(uint64)
+	full := used
+	full.Full = true
 	beyond := plain
 	beyond.Sharing = Sharing{Share: "member", Sharer: "c", WithinShare: new(false)}
 	for _, test := range []struct {
@@ -154,6 +87,7 @@ func TestPoolLevelText(t *testing.T) {
 		{plain, "a: 1mbit; empty"},
 		{all, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
 		{used, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
+		{full, "a: 1mbit, 500kbit guaranteed; full, 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
 		{below, "a: 1mbit, 500kbit guaranteed; 900kbit used now"},
 		{beyond, "a: 1mbit; empty"},
 	} {

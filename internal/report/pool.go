@@ -18,10 +18,8 @@ type ExplainedPool struct {
 	Pool string `json:"pool"`
 	// LimitedBy is the one of Levels that limited the pool's packets; null if none did.
 	LimitedBy *string `json:"limited_by"`
-	// GuaranteedBits is what members of LimitedBy use within their guarantees, if the pool has none; else null.
-	GuaranteedBits *uint64 `json:"guaranteed_bits_per_second"`
-	Levels         []Rule  `json:"levels"`  // the pool and those above it, the lowest first
-	Members        []Rule  `json:"members"` // directly within it, those that use most first
+	Levels    []Rule  `json:"levels"`  // the pool and those above it, the lowest first
+	Members   []Rule  `json:"members"` // directly within it, those that use most first
 }
 
 // ExplainPool finds what limits a pool.
@@ -34,26 +32,20 @@ func ExplainPool(pool *live.Item) *ExplainedPool {
 	members := pool.Children()
 	slices.SortStableFunc(members, func(a, b *live.Item) int { return cmp.Compare(b.UseBits().Or(-1), a.UseBits().Or(-1)) })
 	p.Members = NewRules(members)
-	if limiter := Limiter(loads); limiter != NoLimiter && p.loses(limiter) {
-		p.LimitedBy = &p.Levels[limiter].Label.Name
-		p.guarantees(limiter)
+	// One that delays or marks packets drops none. Senders that got nothing through may have stopped, so a pool without packets
+	// counts as one that loses some.
+	dropped := pool.DroppedPercent()
+	if i := Limiter(loads); i != NoLimiter && (p.Levels[i].Excess != policy.Drop || !dropped.Known || dropped.N > 0) {
+		p.LimitedBy = &p.Levels[i].Label.Name
 	}
 	return p
-}
-
-// loses reports whether packets of the pool were dropped, so that one of its levels may have limited them. One that delays
-// or marks them drops none. Senders that got nothing through may have stopped, so a pool without packets counts, too.
-func (p *ExplainedPool) loses(limiter int) bool {
-	dropped := p.Levels[0].DroppedPercent()
-	return p.Levels[limiter].Excess != policy.Drop || !dropped.Known || dropped.N > 0
 }
 
 // loadOf is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
 // leave them. If none of those that refuse packets is below its own rate, the pool limits none of them.
 func loadOf(pool *live.Item) Load {
 	rate, capacity, _ := pool.InForce()
-	l := Load{Use: uint64(pool.UseBits().N), Rate: rate, Refuses: pool.ExcessPercent().N > 0}
-	l.Shares = pool.Share.Kind != policy.ShareNone
+	l := Load{Use: uint64(pool.UseBits().N), Rate: rate, Refuses: pool.ExcessPercent().N > 0, Shares: pool.Share.Kind != policy.ShareNone}
 	l.Full = model.AtRate(pool.Level, capacity, l.Shares)
 	if pool.Share.Kind != policy.ShareMember {
 		return l
@@ -67,23 +59,6 @@ func loadOf(pool *live.Item) Load {
 		}
 	}
 	return l
-}
-
-// guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without
-// a guarantee.
-func (p *ExplainedPool) guarantees(limiter int) {
-	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.Guarantee != 0 }) || limiter == 0 {
-		return
-	}
-	used, some := uint64(0), false
-	for _, m := range p.Levels[limiter].Children() {
-		if use := m.UseBits(); m.Guarantee != 0 && use.Known {
-			used, some = used+uint64(use.N-m.BorrowedBits().N), true
-		}
-	}
-	if some {
-		p.GuaranteedBits = &used
-	}
 }
 
 // ExplainedPools are several pools, such as those of a device.
@@ -115,22 +90,19 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	says := name + " limited none of its packets, and neither did a pool above"
 	if p.LimitedBy != nil {
 		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Label.Name == *p.LimitedBy })]
-		says = fullText(limiter.Label.Name, "", bits(limiter.UseBits()), *limiter.rateNow(), limiter.sharers())
+		says = "pool " + limiter.Label.Name + " is full: " + useText(bits(limiter.UseBits()), *limiter.rateNow())
+		if sharers := limiter.sharers(); sharers != "" {
+			says += " for " + sharers
+		}
 		if limiter != own {
 			says = name + " gets " + useText(bits(own.UseBits()), *own.rateNow()) + "; " + says
 		}
 	}
-	switch dropped := own.DroppedPercent(); {
-	case !dropped.Known && own.Offered().DroppedPackets > 0:
-		says += "; none of its packets came, and " + percentText(percentOf(own.Offered().DroppedPackets, own.Offered().MatchedPackets)) + " were dropped so far"
-	case dropped.N == 0:
-	case p.LimitedBy == nil:
-		says += "; limits within it dropped " + percentText(dropped.N) + " of its packets"
-	default:
+	if dropped := own.DroppedPercent(); dropped.N > 0 {
 		says += "; " + percentText(dropped.N) + " of the packets of " + p.Pool + " were dropped"
-	}
-	if p.GuaranteedBits != nil {
-		says += "; " + p.Pool + " has no guarantee, and guaranteed members of " + *p.LimitedBy + " use " + bitsText(*p.GuaranteedBits)
+		if p.LimitedBy == nil {
+			says += " by limits within it"
+		}
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", p.Levels[0].Interval.Seconds(), says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))

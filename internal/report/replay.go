@@ -2,70 +2,85 @@ package report
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
-	"strconv"
-	"strings"
-	"text/tabwriter"
-	"time"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// AppendReplayed appends a line of JSON with the result of a packet. Packets with addresses
-// have a rule and a bucket key. Packets of rules with colours have a colour. With pools, a packet has the rule or pool that refused it and the one that guaranteed it.
-func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) []byte {
-	b = strconv.AppendUint(append(b, `{"time_ns":`...), r.Time, 10)
-	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
-	b = append(append(b, `,"verdict":"`...), r.Verdict.String()...)
-	b = append(b, `","depart_ns":`...)
-	if r.Verdict == model.Drop {
-		b = append(b, "null"...)
-	} else {
-		b = strconv.AppendUint(b, r.Departure(), 10)
-	}
-	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
-	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
-	if r.Rule != replay.NoRule && l.Rules[r.Rule].Algorithm.HasColours() {
-		b = append(append(b, `,"colour":"`...), r.Colour.String()...)
-		b = strconv.AppendUint(append(b, `","second_level_bytes":`...), r.SecondBytes(), 10)
-		b = append(b, `,"dscp_out":`...)
-		if r.Verdict == model.Drop {
-			b = append(b, "null"...)
-		} else {
-			b = strconv.AppendUint(b, uint64(r.DSCP), 10)
-		}
-	}
-	switch {
-	case addressed && r.Rule == replay.NoRule:
-		b = append(b, `,"rule":null,"key":null`...)
-	case addressed:
-		b = l.Rules[r.Rule].Prefix.AppendTo(append(b, `,"rule":"`...))
-		b = append(append(b, `","key":"`...), l.Key(r)...)
-		b = append(b, '"')
-		if l.Rules[r.Rule].Share.Kind != policy.ShareNone {
-			b = append(append(b, `,"sharer":"`...), l.Sharer(r)...)
-			b = append(b, '"')
-		}
-	}
-	if len(l.Pools) > 0 {
-		b = appendName(append(b, `,"refused_by":`...), r.RefusedBy)
-		b = appendName(append(b, `,"guaranteed_by":`...), r.GuaranteedBy)
-	}
-	return append(b, "}\n"...)
+// A Packet is what happened to a packet.
+type Packet struct {
+	TimeNS     uint64  `json:"time_ns"`
+	Bytes      uint64  `json:"bytes"`
+	Verdict    string  `json:"verdict"`
+	DepartNS   *uint64 `json:"depart_ns"`
+	LevelBytes uint64  `json:"level_bytes"`
+	Conforms   bool    `json:"conforms"`
+	*PacketColours
+	*PacketBucket
+	*PacketPools
 }
 
-// appendName appends a name as JSON, null for an empty one.
-func appendName(b []byte, name string) []byte {
-	if name == "" {
-		return append(b, "null"...)
+// PacketColours is of packets of rules with colours.
+type PacketColours struct {
+	Colour           string `json:"colour"`
+	SecondLevelBytes uint64 `json:"second_level_bytes"`
+	DSCPOut          *uint8 `json:"dscp_out"`
+}
+
+// PacketBucket is of packets with addresses.
+type PacketBucket struct {
+	Rule   *string `json:"rule"`
+	Key    *string `json:"key"`
+	Sharer string  `json:"sharer,omitempty"`
+}
+
+// PacketPools is of packets where there are pools: who refused or guaranteed them.
+type PacketPools struct {
+	RefusedBy    *string `json:"refused_by"`
+	GuaranteedBy *string `json:"guaranteed_by"`
+}
+
+// NewPacket is the result of a packet, which has addresses or none.
+func NewPacket(r replay.Result, l replay.Limits, addressed bool) Packet {
+	p := Packet{TimeNS: r.Time, Bytes: r.Bytes, Verdict: r.Verdict.String(), LevelBytes: r.LevelBytes(), Conforms: !r.Excess}
+	if r.Verdict != model.Drop {
+		p.DepartNS = new(r.Departure())
 	}
-	text, _ := json.Marshal(name) // a string has no error
-	return append(b, text...)
+	if addressed {
+		p.PacketBucket = new(PacketBucket)
+	}
+	if len(l.Pools) > 0 {
+		p.PacketPools = &PacketPools{notEmpty(r.RefusedBy), notEmpty(r.GuaranteedBy)}
+	}
+	if r.Rule == replay.NoRule {
+		return p
+	}
+	rule := &l.Rules[r.Rule]
+	if rule.Algorithm.HasColours() {
+		p.PacketColours = &PacketColours{Colour: r.Colour.String(), SecondLevelBytes: r.SecondBytes()}
+		if r.Verdict != model.Drop {
+			p.DSCPOut = &r.DSCP
+		}
+	}
+	if addressed {
+		p.Rule, p.Key = new(rule.Prefix.String()), new(l.Key(r))
+		if rule.Share.Kind != policy.ShareNone {
+			p.Sharer = l.Sharer(r)
+		}
+	}
+	return p
+}
+
+func notEmpty(name string) *string {
+	if name == "" {
+		return nil
+	}
+	return &name
 }
 
 // A Replay is the effect of limits on a trace.
@@ -82,7 +97,7 @@ type Replay struct {
 	Excess        string `json:"excess"`
 	RateBits      uint64 `json:"rate_bits_per_second"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
-	Queue
+	QueueBytes    uint64 `json:"queue_bytes"`
 
 	// Complete is true if the trace was read to its end.
 	Complete bool `json:"complete"`
@@ -98,9 +113,10 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	rule := l.Rules[0]
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
-		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
+		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity,
 		Figures: s.Sum(), limits: l,
 	}
+	r.QueueBytes, _ = rule.Waiting()
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
 		r.Mixed = r.Mixed || other != rule
@@ -115,7 +131,9 @@ func (r Replay) Text(w io.Writer) error {
 		fmt.Fprintln(text, sentence)
 	}
 	fmt.Fprintln(text)
-	r.table(text)
+	if err := r.table(text); err != nil {
+		return err
+	}
 	fmt.Fprintln(text)
 	r.facts(text)
 	for i, p := range r.Pools {
@@ -134,48 +152,30 @@ func (r Replay) Text(w io.Writer) error {
 	return text.Flush()
 }
 
-func (r *Replay) table(w io.Writer) {
-	var aligned strings.Builder
-	t := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', tabwriter.AlignRight)
-	rows := []struct {
+func (r *Replay) table(w io.Writer) error {
+	type row struct {
 		name           string
 		packets, bytes uint64
-		always         bool
-	}{
-		{"offered", r.OfferedPackets, r.OfferedBytes, true},
-		{"passed", r.PassedPackets, r.PassedBytes, true},
-		{"excess", r.ExcessPackets, r.ExcessBytes, true},
-		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
-		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
-		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
-		{"green", r.GreenPackets, r.GreenBytes, r.limits.HasColours()},
-		{"yellow", r.YellowPackets, r.YellowBytes, r.limits.HasColours()},
-		{"red", r.RedPackets, r.RedBytes, r.limits.HasColours()},
-		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes, r.GuaranteedPackets > 0},
-		{"borrowed", r.BorrowedPackets, r.BorrowedBytes, r.GuaranteedPackets > 0},
 	}
-	width := len("offered")
-	if r.GuaranteedPackets > 0 {
-		width = len("guaranteed")
-	}
-	fmt.Fprintf(t, "%-*s\tPACKETS\t\tBYTES\t\t\n", width, "")
-	for _, row := range rows {
-		if row.always {
-			fmt.Fprintf(t, "%-*s\t%d\t%s\t%d\t%s\t\n", width, row.name, row.packets, share(row.packets, r.OfferedPackets),
-				row.bytes, share(row.bytes, r.OfferedBytes))
+	rows := []row{{"offered", r.OfferedPackets, r.OfferedBytes}, {"passed", r.PassedPackets, r.PassedBytes}, {"excess", r.ExcessPackets, r.ExcessBytes}}
+	for _, more := range []row{
+		{"dropped", r.DroppedPackets, r.DroppedBytes}, {"delayed", r.DelayedPackets, r.DelayedBytes}, {"marked", r.MarkedPackets, r.MarkedBytes},
+		{"green", r.GreenPackets, r.GreenBytes}, {"yellow", r.YellowPackets, r.YellowBytes}, {"red", r.RedPackets, r.RedBytes},
+		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes}, {"borrowed", r.BorrowedPackets, r.BorrowedBytes},
+	} {
+		if more.packets > 0 {
+			rows = append(rows, more)
 		}
 	}
-	t.Flush() // into memory
-	for line := range strings.Lines(aligned.String()) {
-		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // the last column has no name
+	count := func(head string, of func(*row) uint64) []column[row] {
+		return []column[row]{
+			{head: head, right: true, always: true, cell: func(r *row) string { return fmt.Sprint(of(r)) }},
+			{right: true, cell: func(r *row) string { return percentOr(live.Percent(of(r), of(&rows[0]))) }},
+		}
 	}
-}
-
-func share(part, whole uint64) string {
-	if whole == 0 {
-		return "-"
-	}
-	return percent(part, whole)
+	columns := []column[row]{{cell: func(r *row) string { return r.name }}}
+	columns = append(columns, count("PACKETS", func(r *row) uint64 { return r.packets })...)
+	return writeTable(w, rows, append(columns, count("BYTES", func(r *row) uint64 { return r.bytes })...), 0)
 }
 
 func (r *Replay) facts(w io.Writer) {
@@ -188,36 +188,29 @@ func (r *Replay) facts(w io.Writer) {
 	if r.UnlimitedPackets > 0 {
 		fact("never limited", "%d packets, %d bytes: not IP, or neighbour discovery", r.UnlimitedPackets, r.UnlimitedBytes)
 	}
-	fact("duration", "%s", span(r.DurationNS))
+	fact("duration", "%s", About(r.DurationNS))
 	switch {
 	case r.DroppedPackets == 0:
 		fact("longest gap", "none: no packet was dropped")
 	case r.LongestGapNS == 0 && r.DelayedPackets > 0:
 		fact("longest gap", "none: packets were queued at every drop")
 	default:
-		fact("longest gap", "%s without a passed packet, from %s on", span(r.LongestGapNS), span(r.LongestGapFromNS-min(r.FirstNS, r.LongestGapFromNS)))
+		fact("longest gap", "%s without a passed packet, from %s on", About(r.LongestGapNS), About(r.LongestGapFromNS-min(r.FirstNS, r.LongestGapFromNS)))
 	}
 	if r.DelayedPackets > 0 {
 		fact("longest delay", "%s; the mean of delayed packets is %s", About(r.LongestDelayNS), About(r.MeanDelayNS))
 	}
-	holds := r.holds(r.CapacityBytes)
+	holds := r.CapacityBytes + r.limits.Rules[0].Queue
 	level := func(name string, most, holds uint64) {
 		if r.Mixed {
 			fact(name, "%d bytes", most)
 		} else {
-			fact(name, "%d of %d bytes (%s)", most, holds, percent(most, holds))
+			fact(name, "%s", filled(most, holds))
 		}
 	}
-	switch {
-	case !r.limits.HasColours():
-		level("highest level", r.HighestLevelBytes, holds)
-	case r.Mixed:
-		level("highest level", r.HighestLevelBytes, holds)
-		level("highest P or E", r.HighestSecondLevelBytes, 0)
-	default:
-		level("highest level of C", r.HighestLevelBytes, holds)
-		rule := &r.limits.Rules[0]
-		level("highest level of "+replay.SecondBucket(rule.Algorithm), r.HighestSecondLevelBytes, rule.Colours.Burst())
+	level("highest level", r.HighestLevelBytes, holds)
+	if r.limits.HasColours() {
+		level("highest P or E", r.HighestSecondLevelBytes, r.limits.Rules[0].Colours.Burst())
 	}
 	switch least := r.LosslessCapacityBytes; {
 	case r.OfferedPackets == 0 || !r.limits.Alone():
@@ -237,12 +230,4 @@ func (r *Replay) facts(w io.Writer) {
 		fact("contended", "%d packets", r.ContendedPackets)
 	}
 	fact("engine", "%s", r.Engine)
-}
-
-// span is a time for people to read.
-func span(ns uint64) string {
-	if d := time.Duration(ns); d >= 0 {
-		return d.String()
-	}
-	return fmt.Sprintf("%d s", ns/uint64(time.Second))
 }

@@ -25,9 +25,9 @@ import (
 // A Rule is a rule or pool, with what a command knows of it beside its figures. Its JSON has these, too.
 type Rule struct {
 	*live.Item `json:"-"`
-	Sentence   string   `json:"sentence"`
-	Buckets    []Bucket `json:"buckets"` // null unless they were asked for
-	Decides    *bool    `json:"decides"` // whether the rule decides about the address that was searched for; null for other searches
+	Sentence   string        `json:"sentence"`
+	Buckets    []live.Bucket `json:"buckets"` // null unless they were asked for
+	Decides    *bool         `json:"decides"` // whether the rule decides about the address that was searched for; null for other searches
 	// Confirm is the command that confirms the change that it came with, and MadeBy says who made that; "" if that is not known.
 	Confirm string `json:"-"`
 	MadeBy  string `json:"-"`
@@ -51,28 +51,6 @@ func oneObject(object []byte, more any, err error) ([]byte, error) {
 	}
 	object = append(bytes.TrimSuffix(object, []byte("}")), ',')
 	return append(object, bytes.TrimSpace(text.Bytes())[1:]...), nil
-}
-
-// A Bucket is a bucket of a rule that is not empty.
-type Bucket struct {
-	Key              string  `json:"key"` // the host, subnet or flow
-	LevelBytes       uint64  `json:"level_bytes"`
-	SecondLevelBytes *uint64 `json:"second_level_bytes"` // of P or E; null without colours
-	// WaitNS is how long a full packet that came now would wait; null where it
-	// would be dropped, and where the rule delays no packets.
-	WaitNS *uint64 `json:"wait_ns"`
-}
-
-// NewBucket is a bucket of a rule or pool.
-func NewBucket(it *live.Item, b live.Bucket) Bucket {
-	out := Bucket{Key: b.Name, LevelBytes: b.Bytes}
-	if it.Algorithm.HasColours() {
-		out.SecondLevelBytes = &b.SecondBytes
-	}
-	if b.Waits {
-		out.WaitNS = &b.WaitNS
-	}
-	return out
 }
 
 // NewRule is all that is known of a rule or pool, but for its sentence and its buckets.
@@ -113,27 +91,12 @@ const (
 	KindPool = "pool"
 )
 
-func optionalRate(g policy.Guarantee) *uint64 {
-	if g == 0 {
-		return nil
-	}
-	return (*uint64)(&g)
-}
-
 // percentOr writes a share; "" where it is not known.
 func percentOr(v live.Value) string {
 	if !v.Known {
 		return ""
 	}
 	return percentText(v.N)
-}
-
-// limit is the rate and the capacity of a rule, nil for an unlimited one.
-func limit(r policy.Rule) (rate, capacity *uint64) {
-	if r.Rate == policy.Unlimited {
-		return nil, nil
-	}
-	return (*uint64)(&r.Rate), &r.Capacity
 }
 
 // JSON writes a value as one indented document; a list, which may be long, one element after another.
@@ -194,16 +157,12 @@ func (rules Rules) Deleted(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if len(rules) > mostDeleted {
 		pools, others := rules.Split()
-		var devices []string
-		for first := 0; first < len(others); {
-			next := first
-			for next < len(others) && others[next].Device == others[first].Device {
-				next++
-			}
-			devices = append(devices, fmt.Sprintf("%s (%d)", plain.Line(others[first].Device), next-first))
-			first = next
-		}
 		if len(others) > 0 {
+			var devices []string
+			for _, r := range others {
+				devices = append(devices, plain.Line(r.Device))
+			}
+			devices = slices.Compact(devices)
 			fmt.Fprintf(text, "deleted: %s on %s: %s\n", plain.Count(len(others), "rule"), plain.Count(len(devices), "device"), plain.List(devices))
 		}
 		if len(pools) > 0 {
@@ -226,24 +185,22 @@ func (r *Rule) Detail(w io.Writer) error {
 	if r.Label.Waits != 0 {
 		fact(&text, "guarantee", r.waits())
 	}
-	columns := append([]column[Rule]{figure("plan"), cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease)},
-		Table{Wide: true}.counted(Rules{*r})...)
+	columns := figures([]column[Rule]{cell("HOST", false, func(r *Rule) string { return r.Label.Host.String() }), cell("LEASE", false, (*Rule).lease), full})
+	said := []string{"algorithm", "capacity_bytes", "queue_bytes", "pbs_bytes", "ebs_bytes", "within", "guarantee_bits_per_second", "share", "passed_bytes", "dropped_percent"}
 	for _, c := range columns {
 		says, what := c.cell(r), strings.ToLower(c.head)
-		switch {
-		case says == "" || (says == "0" || says == "0%") && c.key != "passed_packets":
+		if slices.Contains(said, c.key) || says == "" || (says == "0" || says == "0%") && c.key != "passed_packets" || c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets {
 			continue
-		case c.key == "excess_packets" && r.ExcessPackets == r.Offered().DroppedPackets, c.key == "passed_bytes", c.key == "dropped_percent":
-			continue // said with the packets that passed or were dropped
-		case strings.HasSuffix(c.key, "_packets"):
-			what = strings.TrimSuffix(c.key, "_packets")
+		}
+		if of, packets := strings.CutSuffix(c.key, "_packets"); packets {
+			what = of
 			if says += " packets"; says == "1 packets" {
 				says = "1 packet"
 			}
-			if bytes := live.Figured(what + "_bytes"); bytes != nil && says != "0 packets" {
+			if bytes := live.Figured(of + "_bytes"); bytes != nil && says != "0 packets" {
 				says = figureText(bytes, r.Item) + " in " + says
 			}
-			if c.key == "dropped_packets" {
+			if of == "dropped" {
 				says += ", " + r.figure("dropped_percent")
 			}
 		}
@@ -266,22 +223,21 @@ func (r *Rule) waits() string { return fmt.Sprint(r.Label.Waits, " waits for roo
 func NotInForce(attached *bool) bool { return attached != nil && !*attached }
 
 // remark says what is unusual about the state of a rule, after its sentence.
-func remark(inForce bool, status string) string {
-	if state := unusual(inForce, status); state != "" {
-		return " [" + state + "]"
-	}
-	return ""
-}
+func remark(inForce bool, status string) string { return bracketed("", unusual(inForce, status)) }
 
 // marks are what else a sentence does not say.
 func (r *Rule) marks() (text string) {
-	if lease := r.lease(); lease != "" {
-		text = " [lease: " + lease + "]"
-	}
 	if r.Label.Waits != 0 {
-		text += " [guarantee: " + r.waits() + "]"
+		text = bracketed("guarantee: ", r.waits())
 	}
-	return text
+	return bracketed("lease: ", r.lease()) + text
+}
+
+func bracketed(label, text string) string {
+	if text == "" {
+		return ""
+	}
+	return " [" + label + text + "]"
 }
 
 // Unusual is what is unusual about the state of the rule; "" for nothing.
@@ -304,56 +260,7 @@ func rateText(bits *uint64) string {
 	return policy.Rate(*bits).String()
 }
 
-// noRoom says why a packet is charged to the spill bucket.
-func noRoom(key string) string {
-	return "the bucket table has no room for " + key + ": this is the rule's spill bucket, which all keys without a bucket share"
-}
-
-func percent(part, whole uint64) string {
-	if whole == 0 {
-		return "no room"
-	}
-	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
-}
-
-// Queue is how much a rule may queue, and for how long.
-type Queue struct {
-	QueueBytes    uint64 `json:"queue_bytes"`     // 0 for a rule that delays no packets
-	LongestWaitNS uint64 `json:"longest_wait_ns"` // of any packet
-	// ECNAboveNS is the wait above which packets are marked; null where none are.
-	ECNAboveNS *uint64 `json:"ecn_above_ns"`
-	Order      string  `json:"order"` // in which packets leave
-	beyond     uint64  // of QueueBytes, those beyond the capacity
-}
-
-// NewQueue is the queue of a rule.
-func NewQueue(r policy.Rule) Queue {
-	bytes, longest := r.Waiting()
-	q := Queue{QueueBytes: bytes, LongestWaitNS: uint64(longest), Order: r.Order.String(), beyond: r.Queue}
-	if bytes > 0 && r.ECNAbove != policy.Never {
-		above := uint64(r.ECNAbove)
-		q.ECNAboveNS = &above
-	}
-	return q
-}
-
-// holds is the bytes that a bucket and its queue hold together.
-func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
-
-// delays reports whether the rule delays packets.
-func (q Queue) delays() bool { return q.QueueBytes > 0 }
-
-// filled says how full the bucket or queue of a key is. what is which of them.
-func (q Queue) filled(key string, level, capacity uint64) (what, text string) {
-	fill := func(level, of uint64) string {
-		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
-	}
-	switch {
-	case !q.delays():
-		return "bucket", "of " + key + ": " + fill(level, capacity)
-	case q.beyond == 0:
-		return "queue", "of " + key + ": " + fill(level, capacity)
-	}
-	inside := min(level, capacity)
-	return "bucket", "of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
+// filled says how full a bucket or queue is.
+func filled(level, of uint64) string {
+	return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percentText(percentOf(level, of)))
 }

@@ -15,7 +15,7 @@ import (
 // TestJSONOfLists writes lists of any length as the standard library would.
 func TestJSONOfLists(t *testing.T) {
 	rate := uint64(1e6)
-	rule := Rule{Item: shown("eth0", policy.Egress, "10.0.0.0/24", 1e6, nil).Item, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil, nil}, {"10.0.0.2", 8, &rate, &rate}}}
+	rule := Rule{Item: shown("eth0", policy.Egress, "10.0.0.0/24", 1e6, nil).Item, Sentence: "<a> & b", Buckets: []live.Bucket{{Name: "10.0.0.1", Bytes: 7}, {Name: "10.0.0.2", Bytes: 8, SecondBytes: &rate, WaitNS: &rate}}}
 	for _, v := range []any{
 		[]Rule{}, []Rule{rule}, []Rule{rule, rule, rule}, []any{1, "two", nil, []int{}}, Differences{{CIDR: "::/0"}}, rule, nil,
 	} {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"time"
 
 	"github.com/shapectl/shapectl/internal/plain"
 )
@@ -60,16 +59,6 @@ func (p RTTPart) retransmitted() string {
 	return percentText(percentOf(p.RetransmittedPackets, p.PayloadPackets))
 }
 
-// shortTime is a time with three digits.
-func shortTime(ns uint64) string {
-	d := time.Duration(ns)
-	unit := time.Duration(1)
-	for d >= 1000*unit {
-		unit *= 10
-	}
-	return d.Round(unit).String()
-}
-
 // Text writes a line for each rule, and where it is the only one, for each of its hosts.
 func (all RTTs) Text(w io.Writer, width int) error {
 	if len(all.Rules) == 0 {
@@ -84,7 +73,7 @@ func (all RTTs) Text(w io.Writer, width int) error {
 	slices.SortStableFunc(lines, func(a, b RTT) int { return cmp.Compare(min(len(a.Host), 1), min(len(b.Host), 1)) })
 	columns := []column[RTT]{
 		{head: "DEVICE", cell: func(r *RTT) string { return plain.Line(r.Device) + " " + r.Direction }, always: true},
-		{head: "RULE", cell: func(r *RTT) string { return cmp.Or(plain.Line(r.Name), addressOf(r.CIDR)) }, cut: func(r *RTT) bool { return r.Name != "" }, least: leastName, always: true},
+		{head: "RULE", cell: func(r *RTT) string { return cmp.Or(plain.Line(r.Name), addressOf(r.CIDR)) }, least: leastName, always: true},
 		{head: "HOST", cell: func(r *RTT) string { return r.Host }},
 	}
 	for _, side := range []struct {
@@ -96,9 +85,9 @@ func (all RTTs) Text(w io.Writer, width int) error {
 		figure := func(head string, drop int, always bool, cell func(p *RTTPart) string) {
 			columns = append(columns, column[RTT]{head: head, right: true, drop: drop, always: always, cell: func(r *RTT) string { return cell(side.part(r)) }})
 		}
-		figure(side.head, 0, true, func(p *RTTPart) string { return optional(p.Receiver.P50NS, shortTime) })
-		figure("P95", 1, false, func(p *RTTPart) string { return optional(p.Receiver.P95NS, shortTime) })
-		figure("SENDER", 3, false, func(p *RTTPart) string { return optional(p.Sender.P50NS, shortTime) })
+		figure(side.head, 0, true, func(p *RTTPart) string { return optional(p.Receiver.P50NS, About) })
+		figure("P95", 1, false, func(p *RTTPart) string { return optional(p.Receiver.P95NS, About) })
+		figure("SENDER", 3, false, func(p *RTTPart) string { return optional(p.Sender.P50NS, About) })
 		figure("RESENT", 0, true, func(p *RTTPart) string { return p.retransmitted() })
 		figure("SAMPLES", 2, false, func(p *RTTPart) string { return fmt.Sprint(p.Receiver.Samples + p.Sender.Samples) })
 	}

@@ -4,14 +4,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
 )
-
-// Bits and Bytes write figures as all tables have them.
-func Bits(n uint64) string { return bitsText(n) }
-
-// Bytes is Bits for bytes.
-func Bytes(n uint64) string { return bytesText(n) }
 
 // Facts says in one line all that a row of a screen has no room for.
 func (r *Rule) Facts() string {
@@ -27,13 +22,13 @@ func (r *Rule) Facts() string {
 	return plain.Line(strings.TrimPrefix(text, "; "))
 }
 
-// Facts says in one line all that a row of a screen has no room for.
-func (n *Named) Facts() string {
-	parts := []string{plain.Line(n.Name)}
-	for _, side := range n.Sides {
-		parts = append(parts, fmt.Sprintf("%s %s %s in %s", plain.Line(side.Device), side.Direction, side.rate, plain.Count(side.Rules, "rule")))
+// NameFacts is Facts for a name.
+func NameFacts(r *live.Row) string {
+	parts := []string{plain.Line(r.Name.Name)}
+	for _, side := range r.Sides() {
+		parts = append(parts, fmt.Sprintf("%s %s %s in %s", plain.Line(side.Device), side.Direction, sideRate(r, side), plain.Count(len(side.Rules), "rule")))
 	}
-	if pools := n.pools(); pools != "" {
+	if pools := sharedPools(r); pools != "" {
 		parts = append(parts, "within "+pools)
 	}
 	return strings.Join(parts, ", ")

@@ -9,7 +9,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/live"
 	"github.com/shapectl/shapectl/internal/plain"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // WithShadow are the rules that have a shadow.
@@ -25,9 +24,9 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rules, []column[Rule]{called(rules), places(rules),
+	err := writeTable(text, rules, []column[Rule]{called(rules.havePools()), places(),
 		{head: "SHADOW", always: true, right: true, cell: func(r *Rule) string { return rateFor(ratesOf(&r.Shadow.Rule), r.Shadow.Item().Scope()) }},
-		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
+		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return Bytes(r.Shadow.PassedBytes + r.Shadow.DroppedBytes) }},
 		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.RefusedPercent().N) }},
 		{head: "HOSTS", right: true, cell: func(r *Rule) string { return affectedHosts(r.Shadow) }},
 		{head: "COLOURS", drop: 2, cell: func(r *Rule) string { return byColour(&r.Shadow.Counters) }},
@@ -40,15 +39,6 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	}, width)
 	if err == nil && len(rules) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "rule"))
-	}
-	var shared []string
-	for i := range rules {
-		if r := &rules[i]; r.Share != (policy.Share{}) {
-			shared = append(shared, r.calledBy())
-		}
-	}
-	if shared != nil {
-		text.WriteString(plain.Fold("a shadow has no shares, so with those of "+plain.List(shared)+" others may lose, and less or more", screenWidth, "", "    "))
 	}
 	return cmp.Or(err, text.Flush())
 }

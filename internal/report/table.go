@@ -26,29 +26,25 @@ type column[T any] struct {
 	wide   int    // at least so many columns, so that it does not move on a screen
 	always bool   // also where all cells are empty
 	cell   func(*T) string
-	cut    func(*T) bool // which cells may be cut to fit the width; nil for none
-	inside bool          // cells are cut in their middle
-	least  int           // columns that are left of a cell that is cut; 0 for leastCut
-	drop   int           // where cutting is not enough, columns with the highest number are left out first; 0 for never
-	short  *short[T]     // what is shown where all do not fit; nil for the same
-}
-
-// whole has all cells of a column cut.
-func whole[T any](*T) bool { return true }
-
-// A short is the cells of a column without what they have in common, and a line that says that; "" for none.
-type short[T any] struct {
-	head, common string
-	cell         func(*T) string
+	// Where not all fit: a line below says what all cells of a common column are, the columns with the highest drop are left out
+	// first, and cells are cut in their middle to no less than least columns. 0 is for never.
+	common      bool
+	drop, least int
 }
 
 const (
 	gap      = "  "
-	leastCut = 12
 	ellipsis = "..."
 )
 
-// A measured column has its cells, and the width of the widest one, and of the widest one that cannot be cut.
+// Of names more is left, so that they can be told apart.
+const (
+	leastCut  = 12
+	leastPool = 15
+	leastName = 20
+)
+
+// A measured column has its cells, and how wide it is and has to be.
 type measured[T any] struct {
 	column[T]
 	cells        []string
@@ -65,56 +61,54 @@ func textWidth(s string) int {
 	return len(s)
 }
 
-// measure returns the columns that have any cells to show, and the width of all.
-func measure[T any](rows []T, columns []column[T]) (shown []measured[T], total int) {
-	total = -len(gap)
+// measure returns the columns that have any cells to show.
+func measure[T any](rows []T, columns []column[T]) (shown []measured[T]) {
 	for _, c := range columns {
-		m, used := measured[T]{c, make([]string, len(rows)), max(textWidth(c.head), c.wide), cmp.Or(c.least, leastCut)}, c.always
+		m, used := measured[T]{column: c, cells: make([]string, len(rows)), width: max(textWidth(c.head), c.wide)}, c.always
 		for i := range rows {
-			cell := c.cell(&rows[i])
-			width := textWidth(cell)
-			used = used || cell != "" && cell != "0" && cell != "0%"
-			m.cells[i], m.width = cell, max(m.width, width)
-			if c.cut == nil || !c.cut(&rows[i]) {
-				m.least = max(m.least, width)
-			}
+			m.cells[i] = c.cell(&rows[i])
+			used = used || m.cells[i] != "" && m.cells[i] != "0" && m.cells[i] != "0%"
+			m.width = max(m.width, textWidth(m.cells[i]))
 		}
-		if m.least = min(m.least, m.width); c.cut == nil {
-			m.least = m.width
+		if m.least = m.width; c.least > 0 {
+			m.least = min(c.least, m.width)
 		}
 		if used {
-			shown, total = append(shown, m), total+m.width+len(gap)
+			shown = append(shown, m)
 		}
 	}
-	return shown, total
+	return shown
 }
 
-// fit makes a table at most width columns wide, if that can be: it shortens columns, leaves some out, and then cuts
-// cells, the last columns first. It returns lines that say what is not shown.
+// fit makes a table at most width columns wide, if that can be. It returns lines that say what is not shown.
 func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], notes []string) {
-	shown, total := measure(rows, columns)
-	if width == 0 || total <= width {
-		return shown, nil
-	}
-	columns = slices.Clone(columns)
-	for i, c := range columns {
-		if c.short != nil {
-			columns[i].head, columns[i].cell = c.short.head, c.short.cell
-			if c.short.common != "" {
-				notes = append(notes, c.short.common)
+	shown = measure(rows, columns)
+	over := func(least bool) (sum int) {
+		for _, m := range shown {
+			if sum += len(gap); least {
+				sum += m.least
+			} else {
+				sum += m.width
 			}
 		}
+		return sum - len(gap) - width
 	}
-	shown, total = measure(rows, columns)
-	least := total
-	for _, c := range shown {
-		least -= c.width - c.least
+	if width == 0 || over(false) <= 0 {
+		return shown, nil
 	}
+	shown = slices.DeleteFunc(shown, func(m measured[T]) bool {
+		values := slices.Compact(slices.DeleteFunc(slices.Clone(m.cells), func(cell string) bool { return cell == "" }))
+		if !m.common || len(values) > 1 {
+			return false
+		}
+		notes = append(notes, "all rules: "+values[0])
+		return true
+	})
 	var out []string
-	for least > width {
+	for over(true) > 0 {
 		first := 0
-		for i, c := range shown {
-			if c.drop > shown[first].drop {
+		for i, m := range shown {
+			if m.drop > shown[first].drop {
 				first = i
 			}
 		}
@@ -122,13 +116,10 @@ func fit[T any](rows []T, columns []column[T], width int) (shown []measured[T], 
 			break
 		}
 		out = append(out, shown[first].head)
-		least, total = least-shown[first].least-len(gap), total-shown[first].width-len(gap)
 		shown = slices.Delete(shown, first, first+1)
 	}
-	for i := len(shown) - 1; i >= 0 && total > width; i-- {
-		narrower := max(shown[i].width-(total-width), shown[i].least)
-		total -= shown[i].width - narrower
-		shown[i].width = narrower
+	for i := len(shown) - 1; i >= 0; i-- {
+		shown[i].width = max(shown[i].width-max(over(false), 0), shown[i].least)
 	}
 	if out != nil {
 		notes = append(notes, fmt.Sprintf("not shown in %d columns: %s", width, strings.Join(out, ", ")))
@@ -148,23 +139,18 @@ func tableLines[T any](rows []T, columns []column[T], width int) (lines, notes [
 			if n > 0 {
 				text = c.cells[n-1]
 			}
-			wide := textWidth(text)
-			if wide > c.width && c.inside {
-				text = cutInside(text, c.width)
-			} else if wide > c.width {
-				text = ansi.Truncate(text, c.width, ellipsis)
+			if wide := textWidth(text); wide > c.width {
+				end := (c.width - len(ellipsis)) / 2 // texts may differ only in their ends
+				text = ansi.Truncate(text, c.width-end, ellipsis) + ansi.TruncateLeft(text, wide-end, "")
 			}
 			padding := strings.Repeat(" ", max(c.width-textWidth(text), 0))
 			if i > 0 {
 				b.WriteString(gap)
 			}
 			if c.right {
-				b.WriteString(padding)
+				text, padding = padding, text
 			}
-			b.WriteString(text)
-			if !c.right {
-				b.WriteString(padding)
-			}
+			b.WriteString(text + padding)
 		}
 		lines[n] = strings.TrimRight(b.String(), " ")
 	}
@@ -182,43 +168,9 @@ func writeTable[T any](w io.Writer, rows []T, columns []column[T], width int) er
 	return nil
 }
 
-// places is the column of the device and direction of rules. The short one leaves out what is the same for all.
-func places(rules Rules) column[Rule] {
-	const pool = "pool" // which has no device
-	c := column[Rule]{head: "DEVICE", cell: func(r *Rule) string { return cmp.Or(r.Where(), pool) }}
-	var first *Rule
-	direction := "" // of all
-	for i := range rules {
-		switch r := &rules[i]; {
-		case r.IsPool():
-		case first == nil:
-			first, direction = r, r.Direction
-		case r.Device != first.Device:
-			return c
-		case r.Direction != direction:
-			direction = ""
-		}
-	}
-	if first == nil {
-		return c
-	}
-	rest := func(r *Rule) string {
-		switch {
-		case r.IsPool():
-			return pool
-		case direction == "":
-			return r.Direction
-		}
-		return ""
-	}
-	c.short = &short[Rule]{"DIR", "all rules: " + strings.TrimSpace(plain.Line(first.Device)+" "+direction), rest}
-	return c
-}
-
-// cutInside cuts a text to so many columns in its middle, for texts that may differ only in their ends.
-func cutInside(s string, width int) string {
-	end := (width - len(ellipsis)) / 2
-	return ansi.Truncate(s, width-end, ellipsis) + ansi.TruncateLeft(s, ansi.StringWidth(s)-end, "")
+// places is the column of the device and direction of rules.
+func places() column[Rule] {
+	return column[Rule]{head: "DEVICE", common: true, cell: (*Rule).Where}
 }
 
 // A Table shows pools, and then rules, in columns.
@@ -269,12 +221,7 @@ func (t Table) Text(w io.Writer) error {
 func figure(key string) column[Rule] {
 	f := live.Figured(key)
 	c := column[Rule]{head: f.Head, key: key, right: strings.HasPrefix(f.Type, "number"), cell: func(r *Rule) string { return figureText(f, r.Item) }}
-	switch key {
-	case "plan":
-		c.cut = whole[Rule]
-	case "within":
-		c.cut, c.least = whole[Rule], leastPool
-	}
+	c.least = map[string]int{"plan": leastCut, "within": leastPool}[key]
 	return c
 }
 
@@ -294,92 +241,76 @@ func figureText(f *live.Figure, it *live.Item) string {
 		case strings.HasSuffix(f.Key, "_bits_per_second"): // as it was set
 			return policy.Rate(v).String()
 		case strings.HasSuffix(f.Key, "_bytes"):
-			return bytesText(v)
+			return Bytes(v)
 		}
 		return countText(v)
 	case float64:
 		if strings.HasSuffix(f.Key, "_percent") {
 			return percentText(v)
 		}
-		return bitsText(uint64(v))
+		return Bits(uint64(v))
 	}
 	return ""
 }
 
 // columns are those of a table of rules, or of pools.
 func (t Table) columns(rules Rules) []column[Rule] {
-	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
-	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, cut: whole[Rule], least: leastName}
-	place, rate := places(rules), cell("RATE", true, (*Rule).rateCell)
+	pools := rules.havePools()
+	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
+	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Label.Name) }, least: leastName}
+	rate, borrowed := cell("RATE", true, (*Rule).rateCell), cell("BORROWED", true, (*Rule).borrowed)
 	if rate.always = true; pools {
 		name.head = "POOL"
-		place.cell, place.short = func(*Rule) string { return "" }, nil
 	}
-	columns := []column[Rule]{name, place, cell("NETWORK", false, (*Rule).Network), figure("plan"), cell("BY", false, (*Rule).matchedBy), figure("within"), rate,
-		cell("LEASE", true, (*Rule).leaseCell), figure("guarantee_bits_per_second")}
+	columns := []column[Rule]{name, places(), cell("NETWORK", false, (*Rule).Network), cell("BY", false, (*Rule).matchedBy)}
+	state := cell("STATE", false, (*Rule).remarks)
 	if t.Wide {
-		columns = append(columns, figure("algorithm"), cell("ON EXCESS", false, (*Rule).OnExcess), figure("capacity_bytes"), figure("pbs_bytes"), figure("ebs_bytes"), figure("queue_bytes"),
-			figure("share"), cell("WEIGHT", true, (*Rule).weight))
+		columns = append(columns, rate, cell("ON EXCESS", false, (*Rule).OnExcess), cell("WEIGHT", true, (*Rule).weight))
+		return append(figures(columns), full, borrowed, state)
 	}
-	columns = append(columns, t.counted(rules)...)
-	if !t.Wide {
-		for i, c := range columns {
-			if c.head != place.head || t.Width > 0 && namesSayMore(rules) {
-				columns[i].drop = slices.Index(dropped, c.head) + 1
-			}
-		}
+	add := func(drop int, c column[Rule]) {
+		c.drop = drop
+		columns = append(columns, c)
 	}
-	return append(columns, cell("STATE", false, (*Rule).remarks))
-}
-
-// counted are the columns of what was counted.
-func (t Table) counted(rules Rules) []column[Rule] {
-	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.Interval > 0 })
+	add(10, figure("plan"))
+	add(1, figure("within"))
+	add(0, rate)
+	add(7, figure("guarantee_bits_per_second"))
 	use := figure("use_bits_per_second")
 	use.always = measured
-	columns := []column[Rule]{use, figure("use_percent")}
-	if !t.Wide {
-		columns = append(columns, figure("green_bits_per_second"), figure("yellow_bits_per_second"), figure("red_bits_per_second"))
+	add(0, use)
+	add(3, figure("use_percent"))
+	add(4, figure("green_bits_per_second"))
+	add(5, figure("yellow_bits_per_second"))
+	add(6, figure("red_bits_per_second"))
+	if !measured {
+		add(0, figure("passed_bytes"))
 	}
-	if t.Wide || !measured {
-		columns = append(columns, figure("passed_bytes"))
+	if pools {
+		add(8, borrowed)
 	}
-	if t.Wide || slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
-		columns = append(columns, cell("BORROWED", true, (*Rule).borrowed))
+	add(0, figure("dropped_percent"))
+	add(2, figure("refused_percent"))
+	add(9, figure("active_sharers"))
+	if t.Excess {
+		add(0, figure("excess_percent"))
 	}
-	columns = append(columns, figure("dropped_percent"), figure("refused_percent"), figure("active_sharers"))
-	switch {
-	case t.Wide:
-		for _, key := range []string{"passed_packets", "excess_packets", "green_packets", "yellow_packets", "red_packets", "dropped_packets", "delayed_packets", "marked_packets",
-			"contended_packets", "spilled_packets", "exempt_packets"} {
-			columns = append(columns, figure(key))
+	add(0, state)
+	return columns
+}
+
+// figures adds the columns of all figures that have a head, each head once.
+func figures(columns []column[Rule]) []column[Rule] {
+	for _, f := range live.Figures {
+		if f.Head != "" && !slices.ContainsFunc(columns, func(c column[Rule]) bool { return c.head == f.Head }) {
+			columns = append(columns, figure(f.Key))
 		}
-		columns = append(columns, figure("level_bytes"), cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) }), figure("second_level_bytes"), figure("active_buckets"), figure("note"))
-	case t.Excess:
-		columns = append(columns, figure("excess_percent"))
 	}
 	return columns
 }
 
-// dropped are the columns of a table that are left out where the screen is narrow, the last one first.
-var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GREEN", "YELLOW", "RED", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
-
-// namesSayMore reports whether rules can be told apart without their devices.
-func namesSayMore(rules Rules) bool {
-	there := map[[2]string]bool{}
-	for _, r := range rules {
-		if r.Label.Name != "" {
-			there[[2]string{r.Label.Name, r.Item.Network}] = true
-		}
-	}
-	return len(there) == len(rules)
-}
-
-// These are more than leastCut, so that names can be told apart.
-const (
-	leastName = 20
-	leastPool = 15
-)
+// full is how full the shared bucket is.
+var full = cell("FULL", true, func(r *Rule) string { return percentOr(r.FullPercent(r.Level)) })
 
 // Where is the device and the direction, as commands take them.
 func (r *Rule) Where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
@@ -419,13 +350,13 @@ func addressOf(network string) string {
 // calledBy is what people call the rule.
 func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Label.Name), r.Network()) }
 
-// called is the column of what people call rules and pools.
-func called(rules Rules) column[Rule] {
-	head := "RULE"
-	if slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() }) {
-		head = "POOL OR RULE"
-	}
-	return column[Rule]{head: head, cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Label.Name != "" }, least: leastName}
+// called is the column of what people call rules, and pools if there are some.
+func called(pools bool) column[Rule] {
+	return column[Rule]{head: map[bool]string{false: "RULE", true: "POOL OR RULE"}[pools], cell: (*Rule).calledBy, least: leastName}
+}
+
+func (rules Rules) havePools() bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
 }
 
 // matchedBy is the side that prefixes are compared with where that is not the far side.
@@ -436,20 +367,15 @@ func (r *Rule) matchedBy() string {
 	return r.Place.Match.String()
 }
 
-// RateText is the rate, and who has it.
+// RateText is the rate, and who has it; of a pool with a lease or a safe share, that comes first.
 func (r *Rule) RateText() string {
-	if r.Rate == policy.Unlimited && r.Within != "" {
+	switch {
+	case r.isLeased():
+		return Bits(*r.rateNow()) + map[bool]string{true: " leased", false: " safe"}[r.Leased()] + " of " + r.Rate.String()
+	case r.Rate == policy.Unlimited && r.Within != "":
 		return "as pool"
 	}
 	return rateFor(ratesOf(&r.Item.Rule), r.Scope())
-}
-
-// RateNowText is RateText, but of a pool with leases what packets meet: the lease or the safe share.
-func (r *Rule) RateNowText() string {
-	if r.Lease != nil {
-		return bitsText(*r.rateNow())
-	}
-	return r.RateText()
 }
 
 // rateFor is a rate, and who has it; "" for all together.
@@ -467,7 +393,7 @@ func rateFor(rate, scope string) string {
 // rateCell is RateText in a table; of a rule that has only a pool the rate of that, unless a line of its own shows it.
 func (r *Rule) rateCell() string {
 	if pool := r.Parent(); r.depth == 0 && r.Rate == policy.Unlimited && pool != nil {
-		return (&Rule{Item: pool}).RateNowText() + "/pool"
+		return (&Rule{Item: pool}).RateText() + "/pool"
 	}
 	return r.RateText()
 }
@@ -489,97 +415,93 @@ func (r *Rule) remarks() string {
 	return strings.Join(says, ", ")
 }
 
-// fullest are the rules of all buckets, with one bucket each, the fullest first.
-func (rules Rules) fullest() (rows Rules) {
+// bucketRows are the rows of all buckets, the fullest first.
+func (rules Rules) bucketRows() (rows []live.Row) {
 	for _, r := range rules {
-		for i := range r.Buckets {
-			one := r
-			one.Buckets = r.Buckets[i : i+1]
-			rows = append(rows, one)
+		for _, b := range r.Buckets {
+			rows = append(rows, r.PartRow(live.Part{Bucket: b, Full: r.FullPercent(b.Bytes)}))
 		}
 	}
-	slices.SortStableFunc(rows, func(a, b Rule) int { return cmp.Compare(b.Buckets[0].LevelBytes, a.Buckets[0].LevelBytes) })
+	slices.SortStableFunc(rows, func(a, b live.Row) int { return cmp.Compare(b.Part.Bytes, a.Part.Bytes) })
 	return rows
 }
 
 // KeepFullest leaves rules the n buckets with the highest levels of all, each rule's own
 // with the fullest first; all for n = 0. It reports how many there were.
 func (rules Rules) KeepFullest(n int) (of int) {
-	rows := rules.fullest()
+	rows := rules.bucketRows()
 	if of = len(rows); n == 0 {
 		n = of
 	}
-	kept := map[*live.Item][]Bucket{}
+	kept := map[*live.Item][]live.Bucket{}
 	for _, r := range rows[:min(n, of)] {
-		kept[r.Item] = append(kept[r.Item], r.Buckets[0])
+		kept[r.Item] = append(kept[r.Item], r.Part.Bucket)
 	}
 	for i := range rules {
 		if r := &rules[i]; r.Buckets != nil {
-			r.Buckets = append([]Bucket{}, kept[r.Item]...)
+			r.Buckets = append([]live.Bucket{}, kept[r.Item]...)
 		}
 	}
 	return of
 }
 
-// partColumns are those of rules with one bucket each, or with a host or flow that sends: who it is comes first.
-func partColumns(head string) []column[Rule] {
-	sends := func(head string, of func(*live.Part) live.Value) column[Rule] {
-		return cell(head, true, func(r *Rule) string {
-			if r.now == nil {
-				return ""
-			}
-			return optional(bits(of(r.now.Part)), bitsText)
+// partColumns are those of parts of rules: who it is, then the rule if that may not be the same for all, then what it sends and
+// its bucket.
+func partColumns(rows []live.Row, head string, withRule bool) []column[live.Row] {
+	columns := []column[live.Row]{{head: head, least: leastName, cell: func(r *live.Row) string {
+		if r.IsPool() {
+			return ""
+		}
+		return plain.Line(r.Part.Name)
+	}}}
+	if withRule {
+		pools := slices.ContainsFunc(rows, func(r live.Row) bool { return r.IsPool() })
+		for _, c := range []column[Rule]{called(pools), places()} {
+			columns = append(columns, column[live.Row]{head: c.head, least: c.least, common: c.common, cell: func(r *live.Row) string { return c.cell(&Rule{Item: r.Item}) }})
+		}
+	}
+	add := func(head string, drop int, of func(r *live.Row) string) {
+		columns = append(columns, column[live.Row]{head: head, right: true, drop: drop, cell: of})
+	}
+	add("OFFERED", 0, func(r *live.Row) string { return optional(bits(r.Part.Offered), Bits) })
+	add("PASSED", 0, func(r *live.Row) string { return optional(bits(r.Part.Passed), Bits) })
+	add("DROPS", 0, func(r *live.Row) string {
+		if !r.Part.Offered.Known || !r.Part.Passed.Known {
+			return ""
+		}
+		return Bits(uint64(r.Dropped))
+	})
+	add("LEVEL", 1, func(r *live.Row) string {
+		if !r.Part.Full.Known {
+			return ""
+		}
+		return Bytes(r.Part.Bytes)
+	})
+	columns[len(columns)-1].always = withRule // a second level may be all that a bucket has
+	add("FULL", 1, func(r *live.Row) string { return percentOr(r.Part.Full) })
+	add("LEVEL 2", 0, func(r *live.Row) string {
+		return optional(r.Part.SecondBytes, func(level uint64) string {
+			return Bytes(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
 		})
-	}
-	bucket := func(head string, drop int, of func(*Rule) string) column[Rule] {
-		c := cell(head, true, func(r *Rule) string {
-			if r.now != nil && !r.now.Part.Full.Known {
-				return ""
-			}
-			return of(r)
-		})
-		c.drop = drop
-		return c
-	}
-	level := bucket("LEVEL", 1, func(r *Rule) string { return bytesText(r.Buckets[0].LevelBytes) })
-	level.always = head == "KEY" // of buckets, whose second level may be all that they have
-	return []column[Rule]{
-		{head: head, cut: whole[Rule], inside: true, least: leastName, cell: func(r *Rule) string {
-			if r.IsPool() {
-				return ""
-			}
-			return plain.Line(r.Buckets[0].Key)
-		}},
-		sends("OFFERED", func(p *live.Part) live.Value { return p.Offered }),
-		sends("PASSED", func(p *live.Part) live.Value { return p.Passed }),
-		sends("DROPS", func(p *live.Part) live.Value {
-			return live.Value{N: max(p.Offered.N-p.Passed.N, 0), Known: p.Offered.Known && p.Passed.Known}
-		}),
-		level,
-		bucket("FULL", 1, func(r *Rule) string { return percentOr(r.FullPercent(r.Buckets[0].LevelBytes)) }),
-		bucket("LEVEL 2", 0, func(r *Rule) string {
-			return optional(r.Buckets[0].SecondLevelBytes, func(level uint64) string {
-				return bytesText(level) + " " + percentText(percentOf(level, r.Colours.Burst()))
-			})
-		}),
-		bucket("WAIT", 0, func(r *Rule) string {
-			if r.Buckets[0].WaitNS == nil && r.Excess == policy.Delay {
-				return "dropped"
-			}
-			return optional(r.Buckets[0].WaitNS, About)
-		}),
-	}
+	})
+	add("WAIT", 0, func(r *live.Row) string {
+		if r.Part.WaitNS == nil && r.Part.Full.Known && r.Excess == policy.Delay {
+			return "dropped"
+		}
+		return optional(r.Part.WaitNS, About)
+	})
+	return columns
 }
 
 // BucketsText writes a line for each bucket, the fullest first. of is as KeepFullest reports it.
 func (rules Rules) BucketsText(w io.Writer, of, width int) error {
-	rows := rules.fullest()
+	rows := rules.bucketRows()
 	if len(rows) == 0 {
 		_, err := fmt.Fprintln(w, "all buckets are empty")
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rows, append([]column[Rule]{called(rows), places(rows)}, partColumns("KEY")...), width)
+	err := writeTable(text, rows, partColumns(rows, "KEY", true), width)
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}
@@ -624,14 +546,16 @@ var (
 	countNames = []string{"", "k", "M", "G", "T", "P", "E"}
 )
 
-func bytesText(n uint64) string {
+// Bytes writes a number of bytes as all tables have it.
+func Bytes(n uint64) string {
 	if n == 0 {
 		return "0"
 	}
 	return si(float64(n), byteNames)
 }
 
-func bitsText(n uint64) string {
+// Bits is Bytes for bit/s.
+func Bits(n uint64) string {
 	if n == 0 {
 		return "0"
 	}

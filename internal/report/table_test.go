@@ -163,17 +163,16 @@ tap4 egress  10.0.0.0/24  1mbit  attached, but the device has moved to another n
 			named(shown("tap2", in, "10.0.3.8/32", 10e6, nil), "Smith & Sons, 3rd floor, behind the second door on the left", "gold"),
 			named(shown("tap2", in, "10.0.3.9/32", 10e6, nil), "a\nb\x1b[31m", ""),
 		}}, `
-NAME                         DIR      NETWORK            PLAN      RATE   PASSED
-alice                        egress   10.0.3.7           gold    10mbit  5.00 kB
-                             egress   2001:db8:1:2::/64  silver  10mbit        0
-Smith & Sons, 3rd floor,...  ingress  10.0.3.8           gold    10mbit        0
-a\nb\u001b[31m               ingress  10.0.3.9                   10mbit        0
-all rules: tap2
+NAME                    DEVICE        NETWORK            PLAN      RATE   PASSED
+alice                   tap2 egress   10.0.3.7           gold    10mbit  5.00 kB
+                        tap2 egress   2001:db8:1:2::/64  silver  10mbit        0
+Smith & So... the left  tap2 ingress  10.0.3.8           gold    10mbit        0
+a\nb\u001b[31m          tap2 ingress  10.0.3.9                   10mbit        0
 `},
 		"wide": {Table{Wide: true, Width: 80, Rules: Rules{named(shown("tap2", out, "10.0.3.7/32", 10e6, nil), "alice", ""), shown("tap2", out, "10.0.3.8/32", 10e6, nil)}}, `
-NAME   DEVICE       NETWORK     RATE  ALGORITHM  ON EXCESS   BURST
-alice  tap2 egress  10.0.3.7  10mbit  gcra       drop       375 kB
-       tap2 egress  10.0.3.8  10mbit  gcra       drop       375 kB
+NAME   DEVICE       NETWORK     RATE  ON EXCESS  ALGORITHM   BURST
+alice  tap2 egress  10.0.3.7  10mbit  drop       gcra       375 kB
+       tap2 egress  10.0.3.8  10mbit  drop       gcra       375 kB
 `},
 		"match": {Table{Rules: Rules{bySource, shown("eth0", in, "10.0.0.0/24", 1e6, nil)}}, `
 DEVICE        NETWORK      BY    RATE
@@ -211,7 +210,7 @@ func TestFigures(t *testing.T) {
 		0: "0", 1: "1 B", 999: "999 B", 1000: "1.00 kB", 1005: "1.00 kB", 9994: "9.99 kB", 9999: "10.0 kB", 99_949: "99.9 kB", 99_951: "100 kB",
 		999_499: "999 kB", 999_500: "1.00 MB", 1 << 63: "9.22 EB",
 	} {
-		if got := bytesText(n); got != want {
+		if got := Bytes(n); got != want {
 			t.Errorf("%d is %s, want %s", n, got, want)
 		}
 	}
@@ -220,7 +219,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%v is %s, want %s", p, got, want)
 		}
 	}
-	if bits := bitsText(9_812_345); bits != "9.81mbit" {
+	if bits := Bits(9_812_345); bits != "9.81mbit" {
 		t.Errorf("bits: %s", bits)
 	}
 }
@@ -239,24 +238,24 @@ func TestDetail(t *testing.T) {
 eth0 egress: 10.0.0.0/24 ("alice") as a whole gets 10mbit (1.25 MB/s), burst 375
     kB (300 ms); excess is dropped (gcra)
   state      in force, by tcx
+  full       10%
+  note       moved in 2024\n
   plan       gold
-  use        277mbit
-  of rate    2765%
+  level      37.5 kB
   passed     1.23 GB in 1.23M packets
   excess     20.0 MB in 20.0k packets
   dropped    12.3 MB in 12.3k packets, 0%
   marked     7 packets
-  level      37.5 kB
-  full       10%
-  note       moved in 2024\n
+  use        277mbit
+  of rate    2765%
 `: busy, `
 eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
   state      NOT IN FORCE: detached
+  full       0.3%
+  level      1.00 kB
   passed     0 packets
   spilled    1 packet
-  level      1.00 kB
-  full       0.3%
 `: host} {
 		same(t, r.Network(), text(t, r.Detail), want)
 	}
@@ -266,36 +265,36 @@ func TestBuckets(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
 	delaying := asRead(policy.Table{Device: "eth0", Direction: policy.Ingress, Match: policy.MatchSrc, Rules: []policy.Rule{leaky}}, live.Item{})
-	delaying.Buckets = []Bucket{{"10.0.0.1", 2500, nil, &wait}, {"10.0.0.2", 9999, nil, nil}}
+	delaying.Buckets = []live.Bucket{{Name: "10.0.0.1", Bytes: 2500, WaitNS: &wait}, {Name: "10.0.0.2", Bytes: 9999}}
 	hosts := shown("eth0", policy.Egress, "10.0.1.0/24", 1e6, eachHost)
-	hosts.Buckets = []Bucket{{"10.0.1.9", 13_107, nil, nil}}
+	hosts.Buckets = []live.Bucket{{Name: "10.0.1.9", Bytes: 13_107}}
 	empty := shown("eth0", policy.Egress, "10.0.2.0/24", 1e6, eachHost)
-	empty.Buckets = []Bucket{}
+	empty.Buckets = []live.Bucket{}
 	rules := Rules{delaying, hosts, empty}
 	of := rules.KeepFullest(0)
 	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-RULE         DEVICE        KEY         LEVEL  FULL     WAIT
-10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
-10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
-10.0.0.0/24  eth0 ingress  10.0.0.1  2.50 kB   25%    2.5ms
+KEY       RULE         DEVICE          LEVEL  FULL     WAIT
+10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
+10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
+10.0.0.1  10.0.0.0/24  eth0 ingress  2.50 kB   25%    2.5ms
 `)
-	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Key != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
+	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Name != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
 	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-RULE         DEVICE        KEY         LEVEL  FULL     WAIT
-10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
-10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
+KEY       RULE         DEVICE          LEVEL  FULL     WAIT
+10.0.1.9  10.0.1.0/24  eth0 egress   13.1 kB   10%
+10.0.0.2  10.0.0.0/24  eth0 ingress  10.0 kB  100%  dropped
 2 of 3 buckets
 `)
 	pool := shownPool("uplink", "", 0, 0, 0)
 	pool = remade(pool, func(it *live.Item) { it.Capacity = 10_000 })
-	pool.Buckets = []Bucket{{"pool", 1000, nil, nil}}
+	pool.Buckets = []live.Bucket{{Name: "pool", Bytes: 1000}}
 	pooled := Rules{pool, hosts}
 	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
-POOL OR RULE  DEVICE       KEY         LEVEL  FULL
-10.0.1.0/24   eth0 egress  10.0.1.9  13.1 kB   10%
-uplink        pool                   1.00 kB   10%
+KEY       POOL OR RULE  DEVICE         LEVEL  FULL
+10.0.1.9  10.0.1.0/24   eth0 egress  13.1 kB   10%
+          uplink                     1.00 kB   10%
 `)
 }
 
@@ -318,11 +317,4 @@ RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
 all rules: eth0 egress
 2 of 3 rules
 `)
-	rules[1].Share.Kind = policy.ShareFlow
-	if got := text(t, func(w io.Writer) error { return rules.Shadows(w, 2, 80) }); !strings.HasSuffix(got, `
-a shadow has no shares, so with those of 10.0.1.0/24 others may lose, and less
-    or more
-`) {
-		t.Errorf("of a rule with shares, it says\n%s", got)
-	}
 }

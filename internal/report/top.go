@@ -18,7 +18,7 @@ type Top struct {
 	IntervalNS uint64 `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
 	Of         int    `json:"of"`          // how many rows there are without a search and a number of rows
 	// Summary is what all rules do together.
-	Summary Summary `json:"summary"`
+	Summary live.Summary `json:"summary"`
 	// Rules are rules and pools, in the order that was asked for.
 	Rules []TopRule `json:"rules"`
 	// Names are names, in that order; null unless they were asked for. Rules are then those without a name. Of a tree, it is
@@ -28,18 +28,6 @@ type Top struct {
 	Fullest []FullBucket `json:"fullest_buckets"`
 	// RevertsInNS is null unless a change is pending.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
-}
-
-// A Summary is what all rules do together.
-type Summary struct {
-	Rules       int    `json:"rules"`
-	Pools       int    `json:"pools"`
-	Named       int    `json:"named"`                   // rules with a name: see live.Limit.Who
-	NotInForce  int    `json:"not_in_force"`            // rules
-	Dropping    int    `json:"dropping"`                // rules that drop packets now
-	Near        int    `json:"near"`                    // other rules that use at least 90% of their rate
-	PassedBits  uint64 `json:"passed_bits_per_second"`  // of all rules
-	DroppedBits uint64 `json:"dropped_bits_per_second"` // of all rules
 }
 
 // A TopRule is a rule or pool that is a row of a Top.
@@ -80,17 +68,16 @@ type FullBucket struct {
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
 	Name      string `json:"name"` // of the rule; "" for none
-	Bucket
+	live.Bucket
 	FullPercent float64 `json:"full_percent"` // the level in percent of what the bucket and its queue can hold
 }
 
 // NewTop is the rows of a view.
 func NewTop(r *live.Reading, v live.View) Top {
 	rows, of := r.Rows(v)
-	all := r.Summary(v.Chosen)
 	out := Top{
 		Time: r.Time.Format(time.RFC3339Nano), IntervalNS: uint64(r.Interval), Of: of, Rules: []TopRule{}, Fullest: []FullBucket{}, RevertsInNS: r.RevertsInNS,
-		Summary: Summary{all.Rules, all.Pools, all.Named, all.Out, all.Dropping, all.Near, uint64(all.Passed), uint64(all.Dropped)},
+		Summary: r.Summary(v.Chosen),
 	}
 	if v.By == "name" {
 		out.Names = []TopName{}
@@ -111,7 +98,7 @@ func NewTop(r *live.Reading, v live.View) Top {
 	}
 	for _, b := range r.Fullest {
 		if v.Chosen == nil || v.Chosen(b.Item) {
-			out.Fullest = append(out.Fullest, FullBucket{b.Device, b.Direction, b.Network, b.Label.Name, NewBucket(b.Item, b.Bucket), b.Percent})
+			out.Fullest = append(out.Fullest, FullBucket{b.Device, b.Direction, b.Network, b.Label.Name, b.Bucket, b.Percent})
 		}
 	}
 	return out
@@ -148,28 +135,21 @@ const (
 // force stands X, and before what drops packets !. notes say what is not shown.
 func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 	width = max(width-2, 0)
-	if by == "name" {
-		names := make(Names, len(rows))
-		for i := range rows {
-			if rows[i].Name == nil {
-				names[i] = unnamed(&rows[i])
-			} else {
-				names[i] = NewNamed(&rows[i])
-			}
-		}
-		columns := nameColumns(names)
+	switch {
+	case by == "name":
+		columns := nameColumns(rows)
 		columns[0].least = leastRule
-		lines, notes = tableLines(names, columns, width)
-	} else {
+		lines, notes = tableLines(rows, columns, width)
+	case len(rows) > 0 && rows[0].Part != nil:
+		several := slices.ContainsFunc(rows, func(r live.Row) bool { return r.Item.Key != rows[0].Item.Key })
+		lines, notes = tableLines(rows, partColumns(rows, strings.ToUpper(by), by == "bucket" || several), width)
+	default:
 		rules := make(Rules, len(rows))
 		for i := range rows {
 			r := &rows[i]
 			rules[i] = Rule{Item: r.Item, depth: r.Depth, now: r}
-			if r.Part != nil {
-				rules[i].Buckets = []Bucket{NewBucket(r.Item, r.Part.Bucket)}
-			}
 		}
-		lines, notes = tableLines(rules, topColumns(rules, by, width), width)
+		lines, notes = tableLines(rules, topColumns(rules, width), width)
 	}
 	for i := range lines {
 		mark := "  "
@@ -184,51 +164,35 @@ func Lines(rows []live.Row, by string, width int) (lines, notes []string) {
 }
 
 // topColumns are those of a view. The figures of rules are those of show, and what they drop now and how full they are.
-func topColumns(rules Rules, by string, width int) []column[Rule] {
-	if by == "bucket" || by == "host" || by == "flow" {
-		columns := partColumns(strings.ToUpper(by))
-		if by == "bucket" || slices.ContainsFunc(rules, func(r Rule) bool { return r.Key != rules[0].Key }) {
-			return slices.Insert(columns, 1, called(rules), places(rules))
-		}
-		return columns
-	}
+func topColumns(rules Rules, width int) []column[Rule] {
 	devices, directions := map[string]bool{}, map[string]bool{}
 	for _, r := range rules {
 		if !r.IsPool() && r.Label.Name != "" {
 			devices[r.Device], directions[r.Direction] = true, true
 		}
 	}
-	place := func(r *Rule) string { // what tells rules with a name apart
-		switch {
-		case len(devices) < 2:
-			return r.Direction
-		case len(directions) < 2:
-			return plain.Line(r.Device)
-		}
-		return r.Where()
-	}
-	indent := func(r *Rule, text string) string { return strings.Repeat("  ", r.depth) + text }
-	columns := []column[Rule]{{
-		head: "POOL OR RULE", always: true, cut: whole[Rule], inside: true, least: leastRule,
-		cell: func(r *Rule) string { return indent(r, r.Called()) },
-		short: &short[Rule]{"POOL OR RULE", "", func(r *Rule) string {
-			if r.IsPool() || r.Label.Name == "" {
-				return indent(r, r.Called())
+	full := width == 0 || width >= planWidth
+	called := func(r *Rule) string {
+		text := r.Called()
+		if !full && !r.IsPool() && r.Label.Name != "" { // what tells rules with a name apart
+			switch text = plain.Line(r.Label.Name) + " "; {
+			case len(devices) < 2:
+				text += r.Direction
+			case len(directions) < 2:
+				text += plain.Line(r.Device)
+			default:
+				text += r.Where()
 			}
-			return indent(r, plain.Line(r.Label.Name)+" "+place(r))
-		}},
-	}}
-	if plan := figure("plan"); width == 0 || width >= planWidth {
+		}
+		return strings.Repeat("  ", r.depth) + text
+	}
+	columns := []column[Rule]{{head: "POOL OR RULE", always: true, least: leastRule, cell: called}}
+	if plan := figure("plan"); full {
 		plan.drop = 6
 		columns = append(columns, plan)
 	}
-	rate := cell("RATE", true, func(r *Rule) string {
-		if r.Lease != nil {
-			return r.RateNowText()
-		}
-		return r.rateCell()
-	})
-	drops := cell("DROPS", true, func(r *Rule) string { return bitsText(uint64(r.now.Dropped)) })
+	rate := cell("RATE", true, (*Rule).rateCell)
+	drops := cell("DROPS", true, func(r *Rule) string { return Bits(uint64(r.now.Dropped)) })
 	level := cell("LEVEL", true, func(r *Rule) string { return optional(knownOrNull(r.now.Level), percentText) })
 	for i, c := range []column[Rule]{rate, figure("use_bits_per_second"), figure("use_percent"), drops, figure("dropped_percent"), level} {
 		c.always, c.drop = true, []int{3, 0, 2, 0, 4, 5}[i]

@@ -62,34 +62,20 @@ func Tree(w io.Writer, rows []live.Row, rules Rules, of int, wide bool, width in
 
 // branchColumns are those of pools and rules that have a depth.
 func branchColumns(branches Rules, wide bool) []column[Rule] {
-	place := places(branches)
-	columns := []column[Rule]{{
-		head: "POOL OR RULE", cell: func(r *Rule) string { return r.branch(r.Where()) }, cut: whole[Rule], least: leastBranch,
-	}}
-	if place.short != nil {
-		columns[0].short = &short[Rule]{columns[0].head, place.short.common, func(r *Rule) string { return r.branch(place.short.cell(r)) }}
-	}
-	told := []string{"POOL", "NAME", place.head, "NETWORK", "WITHIN"} // by the first column
+	first := called(branches.havePools())
+	first.cell = func(r *Rule) string { return strings.Repeat("  ", r.depth) + r.calledBy() }
+	network := cell("NETWORK", false, func(r *Rule) string {
+		if r.Label.Name == "" || r.IsPool() {
+			return ""
+		}
+		return r.Network()
+	})
+	columns := []column[Rule]{first, places(), network}
+	told := []string{"POOL", "NAME", "DEVICE", "NETWORK", "WITHIN"}
 	for _, c := range (Table{Wide: wide}).columns(branches) {
 		if c.right || wide && !slices.Contains(told, c.head) {
 			columns = append(columns, c)
 		}
 	}
 	return columns
-}
-
-// leastBranch is what a narrow screen leaves of how a line of the tree begins.
-const leastBranch = 40
-
-// branch is how a line of the tree begins. where is the device and direction of a rule, as far as they are to be shown.
-func (r *Rule) branch(where string) string {
-	words := []string{plain.Line(r.Label.Name)}
-	if !r.IsPool() {
-		words = append(words, where, r.Network())
-	}
-	if r.Label.Name == string(r.Within) { // the pool above has the name
-		words[0] = ""
-	}
-	words = slices.DeleteFunc(words, func(word string) bool { return word == "" })
-	return strings.Repeat("  ", r.depth) + strings.Join(words, " ")
 }

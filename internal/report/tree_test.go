@@ -76,27 +76,27 @@ func TestTree(t *testing.T) {
 		return text(t, func(w io.Writer) error { return Tree(w, rows, rules, of, wide, width) })
 	}
 	all := readingOf(pooled())
-	same(t, "a tree", tree(all, live.View{Sort: "device"}, false, 90), `
-POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
-uplink                           100mbit             3.00 GB                 0%       0%
-  ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
-    alice eth0 egress 10.0.0.7    20mbit                   0
-    eth0 egress 2001:db8:7::/48  as pool                   0
-  ap-10                          100mbit                   0               100%      25%
-  eth0 ingress 10.0.0.7            1mbit                   0
-eth0 egress 10.0.0.9               1mbit                   0
+	same(t, "a tree", tree(all, live.View{Sort: "device"}, false, 100), `
+POOL OR RULE         DEVICE        NETWORK      RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+uplink                                       100mbit             3.00 GB                 0%       0%
+  ap-1                                       100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
+    alice            eth0 egress   10.0.0.7   20mbit                   0
+    2001:db8:7::/48  eth0 egress             as pool                   0
+  ap-10                                      100mbit                   0               100%      25%
+  10.0.0.7           eth0 ingress              1mbit                   0
+10.0.0.9             eth0 egress               1mbit                   0
 `)
 	head, _, _ := strings.Cut(tree(all, live.View{Sort: "device"}, true, 80), "\n")
 	same(t, "columns of a wide tree", strings.Join(strings.Fields(head), " "),
-		"POOL OR RULE RATE GUARANTEE ALGORITHM ON EXCESS BURST PASSED BORROWED DROPPED REFUSED PACKETS DROPS")
-	same(t, "the first in each pool", tree(all, live.View{Sort: "passed", Top: 1}, false, 90), `
-POOL OR RULE                       RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
-uplink                          100mbit             3.00 GB                 0%       0%
-  ap-1                          100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
-    alice eth0 egress 10.0.0.7   20mbit                   0
+		"POOL OR RULE DEVICE NETWORK RATE ON EXCESS ALGORITHM BURST GUARANTEE PACKETS PASSED DROPS DROPPED REFUSED BORROWED")
+	same(t, "the first in each pool", tree(all, live.View{Sort: "passed", Top: 1}, false, 100), `
+POOL OR RULE  DEVICE       NETWORK      RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+uplink                               100mbit             3.00 GB                 0%       0%
+  ap-1                               100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
+    alice     eth0 egress  10.0.0.7   20mbit                   0
 3 of 7 limits
 `)
-	if got := tree(busyFor1s(all), live.View{Sort: "device"}, false, 90); !strings.Contains(got, "ap-1                           100mbit     20mbit  8.00mbit     8.0%  3.20mbit") {
+	if got := tree(busyFor1s(all), live.View{Sort: "device"}, false, 100); !strings.Contains(got, " 20mbit  8.00mbit     8.0%  3.20mbit") {
 		t.Errorf("measured:\n%s", got)
 	}
 }
@@ -119,11 +119,10 @@ func TestNarrow(t *testing.T) {
 	_, one := subscribers("eth0").Split()
 	table := Table{Rules: one, Of: len(one), Width: 80}
 	same(t, "one device", text(t, table.Text), `
-NAME                  DIR      NETWORK          WITHIN             RATE   PASSED
-School Oak Hill, ...  egress   2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
-School Oak Hill, ...  ingress  2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
-all rules: eth0
-not shown in 80 columns: PLAN, GUARANTEE
+NAME                        DEVICE        NETWORK            RATE   PASSED
+School Oak Hill, 3rd floor  eth0 egress   2001:db8:2::/56  20mbit  3.00 MB
+School Oak Hill, 3rd floor  eth0 ingress  2001:db8:2::/56  20mbit  3.00 MB
+not shown in 80 columns: PLAN, GUARANTEE, WITHIN
 `)
 	_, two := subscribers("eth0", "eth1").Split()
 	two = Rules{two[0], two[3]}
@@ -133,10 +132,10 @@ not shown in 80 columns: PLAN, GUARANTEE
 	}
 	two[0] = remade(two[0], func(it *live.Item) { it.Label.Name = "Mill Lane" })
 	same(t, "two devices", text(t, table.Text), `
-NAME                        NETWORK            RATE   PASSED
-Mill Lane                   2001:db8:2::/56  20mbit  3.00 MB
-School Oak Hill, 3rd floor  2001:db8:2::/56  20mbit  3.00 MB
-not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
+NAME                  DEVICE        NETWORK            RATE   PASSED
+Mill Lane             eth0 egress   2001:db8:2::/56  20mbit  3.00 MB
+School Oa...rd floor  eth1 ingress  2001:db8:2::/56  20mbit  3.00 MB
+not shown in 60 columns: PLAN, GUARANTEE, WITHIN
 `)
 	two[0] = remade(two[0], func(it *live.Item) { it.Label.Name = "" })
 	if got := text(t, table.Text); !strings.Contains(got, "DEVICE") {
@@ -147,12 +146,11 @@ not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
 	}
 	all, rows := inView(subscribers("eth0"), live.View{By: "tree"})
 	same(t, "a tree", text(t, func(w io.Writer) error { return Tree(w, rows, all, len(all), false, 70) }), `
-POOL OR RULE                                  RATE  GUARANTEE   PASSED
-Mast Oak Hill north                        100mbit             3.00 GB
-  School Oak Hill, 3rd floor egress 20...   20mbit      5mbit  3.00 MB
-  School Oak Hill, 3rd floor ingress 2...   20mbit      5mbit  3.00 MB
-all rules: eth0
-not shown in 70 columns: BORROWED
+POOL OR RULE           DEVICE        NETWORK             RATE   PASSED
+Mast Oak Hill north                                   100mbit  3.00 GB
+  School ...3rd floor  eth0 egress   2001:db8:2::/56   20mbit  3.00 MB
+  School ...3rd floor  eth0 ingress  2001:db8:2::/56   20mbit  3.00 MB
+not shown in 70 columns: BORROWED, GUARANTEE
 `)
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // unit is what a packet is called.
@@ -30,22 +29,19 @@ func (r *Request) says(o *Outcome) string {
 	if !s.Complete {
 		say("The load is cut after %d packets, at %s.", MaxPackets, report.About(s.FirstNS+s.DurationNS-begin))
 	}
-	if s.DroppedPackets == 0 {
-		say("All %s pass.", plain.Count(s.OfferedPackets, r.unit()))
-	} else {
-		say("%d of %s %s; %d %s dropped, the first at %s.", s.PassedPackets, plain.Count(s.OfferedPackets, r.unit()), verb(s.PassedPackets, "passes", "pass"),
-			s.DroppedPackets, verb(s.DroppedPackets, "is", "are"), report.About(p.TimeNS[slices.Index(p.Verdict, "drop")]-begin))
+	passed := fmt.Sprintf("%d of %s pass", s.PassedPackets, plain.Count(s.OfferedPackets, r.unit()))
+	if s.DroppedPackets > 0 {
+		passed += fmt.Sprintf("; dropped: %d, the first at %s", s.DroppedPackets, report.About(p.TimeNS[slices.Index(p.Verdict, "drop")]-begin))
 	}
-	if n := s.ExcessPackets; n > 0 && o.rule.Excess == policy.Pass {
-		say("%d %s excess and only counted.", n, verb(n, "is", "are"))
-	} else if n > 0 && o.rule.Excess == policy.ECN && r.Trace == "" && !slices.ContainsFunc(r.Senders, func(s Sender) bool { return s.ECN }) {
-		say("No sender allows ECN marks.")
+	say("%s.", passed)
+	if s.ExcessPackets != s.DroppedPackets {
+		say("Excess: %d.", s.ExcessPackets)
 	}
-	if n := s.DelayedPackets; n > 0 {
-		say("%d %s in the queue, for %s on average and %s at most.", n, verb(n, "waits", "wait"), report.About(s.MeanDelayNS), report.About(s.LongestDelayNS))
+	if s.DelayedPackets > 0 {
+		say("Queued: %d, for %s on average and %s at most.", s.DelayedPackets, report.About(s.MeanDelayNS), report.About(s.LongestDelayNS))
 	}
-	if n := s.MarkedPackets; n > 0 {
-		say("%d %s marked by ECN.", n, verb(n, "is", "are"))
+	if s.MarkedPackets > 0 {
+		say("Marked by ECN: %d.", s.MarkedPackets)
 	}
 	full, most, things := float64(o.rule.Capacity+o.rule.Queue), float64(s.HighestLevelBytes), "bytes"
 	if size := p.Bytes[0]; r.unit() == "request" && slices.Min(p.Bytes) == slices.Max(p.Bytes) {
@@ -84,41 +80,17 @@ func (c *Columns) of(sender int) (offered, passed, longest uint64) {
 
 // compare tells how the limits differ.
 func (r *Request) compare(all []*Outcome) string {
-	if all[0].Error != "" || all[1].Error != "" {
-		return ""
-	}
-	g, l, q := &all[0].Summary, &all[1].Summary, &all[2].Summary
-	says := "GCRA and the leaky bucket give the same verdict for each " + r.unit() + "."
-	if !slices.Equal(all[0].Packets.Verdict, all[1].Packets.Verdict) {
-		says = fmt.Sprintf("With the penalty, the leaky bucket drops %d instead of %d", l.DroppedPackets, g.DroppedPackets)
-		if g.DroppedPackets > l.DroppedPackets {
-			says += ", because the senders back off"
+	var says []string
+	for _, o := range all {
+		if s := &o.Summary; o.Error == "" {
+			text := fmt.Sprintf("%s passes %d of %s", o.Name, s.PassedPackets, plain.Count(s.OfferedPackets, r.unit()))
+			if s.DelayedPackets > 0 {
+				text += " after up to " + report.About(s.LongestDelayNS)
+			}
+			says = append(says, text)
 		}
-		says += "."
 	}
-	switch {
-	case all[2].Error != "":
-		return says
-	case g.OfferedPackets != q.OfferedPackets: // the senders react
-		says += fmt.Sprintf(" The queue passes %d instead of %d and drops %d instead of %d", q.PassedPackets, g.PassedPackets, q.DroppedPackets, g.DroppedPackets)
-	case q.DroppedPackets == 0 && g.DroppedPackets == 0:
-		says += " Nothing is dropped"
-	case q.DroppedPackets == g.DroppedPackets:
-		says += " The queue drops as many as GCRA"
-	default:
-		says += fmt.Sprintf(" The queue drops %d instead of %d", q.DroppedPackets, g.DroppedPackets)
-	}
-	if longest := q.LongestDelayNS; longest > 0 {
-		says += fmt.Sprintf(", and %ss wait in the queue for up to %s", r.unit(), report.About(longest))
-	}
-	return says + "."
-}
-
-func verb(n uint64, one, several string) string {
-	if n == 1 {
-		return one
-	}
-	return several
+	return strings.Join(says, "; ") + "."
 }
 
 func hundredths(v float64) string { return strconv.FormatFloat(math.Round(v*100)/100, 'f', -1, 64) }

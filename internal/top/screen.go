@@ -220,8 +220,7 @@ func (m *Model) bottom() []string {
 	switch r, f := m.selected(), m.frame(); {
 	case r == nil:
 	case r.Name != nil:
-		named := report.NewNamed(r)
-		facts = named.Facts()
+		facts = report.NameFacts(r)
 	case f.look.By != "":
 		facts = f.seen.says()
 	default:

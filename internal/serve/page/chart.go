@@ -14,25 +14,22 @@ const chartPage = `<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>%[1]s · shapectl replay</title>
+<title>%[1]s · shapectl</title>
 <style>%[3]s</style>
 <script>%[4]s</script>
 <main class="page"><h1>%[1]s</h1>%[2]s<div id="plots"></div></main>
 <script>%[5]s</script>
-<script type="module">const panels = %[6]s;
+<script type="module">const charts = %[6]s;
 %[7]s</script>
 </html>
 `
 
 var module = regexp.MustCompile(`(?m)^import .*\n|^export `)
 
-// WriteChart writes a page with the plots of a chart, which needs no other file. rate and level become JSON as plot.js
-// draws it.
-func WriteChart(w io.Writer, title string, sentences []string, rate, level any) error {
-	panels, err := json.Marshal(struct { // it escapes what would end the script
-		Rate  any `json:"rate"`
-		Level any `json:"level"`
-	}{rate, level})
+// WriteChart writes a page with plots, which needs no other file. Each has a name, facts, which are pairs of a label and a
+// text, and a panel, as plot.js draws it.
+func WriteChart(w io.Writer, title string, sentences []string, charts []map[string]any) error {
+	panels, err := json.Marshal(charts) // it escapes what would end the script
 	if err != nil {
 		return err
 	}

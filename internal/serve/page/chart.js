@@ -1,14 +1,19 @@
-// The page that 'shapectl replay --plot' writes: page/chart.go puts it behind the modules below, and panels before it.
+// The page that 'shapectl replay --plot' and 'shapectl report --html' write: page/chart.go puts it behind the modules below, and
+// charts before it.
 import { byID, h } from "./dom.js";
 import { bits, bytes, duration } from "./units.js";
 import { fromBegin, Plot } from "./plot.js";
 
-const plots = Object.entries(panels).map(([name, panel]) => {
+const moment = (ms) => new Date(ms).toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+
+const plots = charts.map(({ name, facts, panel }) => {
   const host = h("div");
-  byID("plots").append(h("section", { class: "card" }, h("h2", null, name), host));
+  const said = facts && h("dl", null, facts.map(([label, text]) => [label ? h("dt", null, label) : null, h("dd", null, text)]));
+  byID("plots").append(h("section", { class: "card" }, h("h2", null, name), host, said));
   const plot = new Plot(host, { label: name, height: 260 });
   const span = 2 * (panel.x.at(-1) ?? 0) - (panel.x.at(-2) ?? 0);
-  plot.draw({ ...panel, x0: 0, x1: span || 1, layers: panel.layers.map((l) => ({ ...l, x: panel.x, y: l.y })), xTicks: fromBegin, xText: duration, yText: name === "rate" ? bits : bytes });
+  const time = panel.until ? { x0: panel.since, x1: panel.until, xText: moment } : { x0: 0, x1: span || 1, xTicks: fromBegin, xText: duration };
+  plot.draw({ ...panel, ...time, layers: panel.layers.map((l) => ({ ...l, x: panel.x, y: l.y.map((v) => v ?? NaN) })), yText: name === "level" ? bytes : bits });
   return plot;
 });
 for (const p of plots) p.linked = plots.filter((other) => other !== p);

@@ -124,7 +124,7 @@ func newFake(t *testing.T, limits []limit) *fake {
 			rule := report.NewRule(it)
 			for _, b := range f.last.Fullest {
 				if b.Item == it {
-					rule.Buckets = append(rule.Buckets, report.NewBucket(it, b.Bucket))
+					rule.Buckets = append(rule.Buckets, b.Bucket)
 				}
 			}
 			answer(w, report.Rules{rule})

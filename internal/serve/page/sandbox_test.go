@@ -38,7 +38,7 @@ func TestSandboxPage(t *testing.T) {
 	tab.Click(`[data-name="five-per-second"]`)
 	tab.Until("the example", verdicts+` === "12 passed 8 dropped | 12 passed 8 dropped | 1 passed 11 delayed 8 dropped"`)
 	tab.Until("the link of the example", `location.hash === "#five-per-second"`)
-	if text := tab.Text("#panels"); !strings.Contains(text, "12 of 20 requests pass; 8 are dropped, the first at 275ms.") || !strings.Contains(text, "shapectl set eth0 egress 10.0.0.0/24 --rate 40kbit --capacity 10000b") {
+	if text := tab.Text("#panels"); !strings.Contains(text, "12 of 20 requests pass; dropped: 8, the first at 275ms.") || !strings.Contains(text, "shapectl set eth0 egress 10.0.0.0/24 --rate 40kbit --capacity 10000b") {
 		t.Errorf("the panels say %s", text)
 	}
 	tab.Eval(`document.querySelector("#panels details").open = true`, nil)
