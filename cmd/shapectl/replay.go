@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"math"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -33,15 +32,6 @@ import (
 
 // engines are the choices of --engine.
 const engines = "kernel|model"
-
-// Bounds on the replay of a request, which takes memory and time of serve. It also takes at most longestRequest.
-const (
-	mostUnpacked = 32 << 20 // bytes of the trace
-	mostPackets  = 1_000_000
-	mostKeys     = 100_000 // buckets and sharers
-)
-
-var errTooMuch = errors.New("there are too many packets, buckets or sharers")
 
 // policyFlags select the rules of a policy file.
 type policyFlags struct {
@@ -173,18 +163,12 @@ func (e *env) replay(o replayOptions) error {
 	defer file.Close()
 	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
-	unpacked := int64(math.MaxInt64)
-	if e.contents != nil {
-		ctx, stop = context.WithTimeout(ctx, longestRequest)
-		defer stop()
-		unpacked = mostUnpacked
-	}
 	read := progress{what: "bytes read", of: size, begun: time.Now()}
 	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
 		read.to = e.screen
 	}
 	defer read.finish()
-	in, err := trace.OpenUpTo(io.TeeReader(interruptible(ctx, file), &read), unpacked)
+	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), &read))
 	if err == nil {
 		err = e.replayAll(ctx, o, in, &read)
 	} else if ctx.Err() == nil {
@@ -193,9 +177,6 @@ func (e *env) replay(o replayOptions) error {
 	switch {
 	case err == nil || errors.Is(err, errDegraded): // which was told
 		return err
-	case errors.Is(err, errTooMuch), errors.Is(err, trace.ErrTooLong), errors.Is(err, context.DeadlineExceeded):
-		err = inputf("%w; a request may take %v, %d MiB unpacked, %d packets, and %d buckets and sharers; run 'shapectl replay'",
-			err, longestRequest, mostUnpacked>>20, mostPackets, mostKeys)
 	case errors.Is(err, context.Canceled):
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
@@ -238,7 +219,7 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 	if lines != nil { // also before an error
 		err = lines.Flush()
 	}
-	early := errors.As(ended, new(trace.DamagedError)) && !errors.Is(ended, trace.ErrTooLong) || errors.Is(ended, context.Canceled)
+	early := errors.As(ended, new(trace.DamagedError)) || errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
 		return errors.Join(ended, err)
 	}
@@ -276,9 +257,6 @@ func (e *env) offerAll(ctx context.Context, run *replay.Run, in *trace.Reader, e
 	for p, n := (trace.Packet{}), 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
-		}
-		if n%1024 == 0 && e.contents != nil && (n > mostPackets || run.Engine.(*replay.Model).Keys() > mostKeys) {
-			return errTooMuch
 		}
 		switch err := in.Next(&p); {
 		case err == nil:

@@ -44,7 +44,6 @@ type serveOptions struct {
 	file, lastGood string
 	history        string // the directory; "" for memory, none for none
 	historySize    int64
-	anyNetns       bool
 	buckets        int // of which /metrics tells the level
 	metrics        int // rules and pools that /metrics has at most; negative for all
 	events         bool
@@ -58,7 +57,7 @@ type serveOptions struct {
 func serveCommand(e *env) *cobra.Command {
 	o := serveOptions{metrics: 1000}
 	var clusterFlags []string
-	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "any-netns", "metrics-buckets", "metrics-rules", "events", "rtt", "rtt-one-in"}
+	listenerFlags := []string{"token-file", "tls-cert", "tls-key", "host", "max-body", "metrics-buckets", "metrics-rules", "events", "rtt", "rtt-one-in"}
 	cmd := &cobra.Command{
 		Use:   "serve [FILE] [flags]",
 		Short: "Limit devices as they appear; serve a page, an API and metrics",
@@ -158,7 +157,6 @@ token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none -
 	f.StringVar(&o.Key, "tls-key", "", "read its private key from this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
 	f.Var(byteCount(&o.MaxBody), "max-body", "largest request body in `bytes`, such as a policy")
-	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	f.IntVar(&o.buckets, "metrics-buckets", 20, "export the levels of the `N` fullest buckets to /metrics; 0 for none")
 	f.Var(countOrAll(&o.metrics), "metrics-rules", "export at most `N` rules, or all; pools that several names draw from do not count")
 	f.BoolVar(&o.events, "events", false, "count events in /metrics, at a cost to each excess packet")
@@ -181,7 +179,7 @@ func (e *env) newServer(o serveOptions, shared *live.Shared, exporter http.Handl
 	if err != nil {
 		return nil, err
 	}
-	a := &api{env: e, anyNetns: o.anyNetns}
+	a := &api{e}
 	a.addTo(s)
 	s.HandleBy("GET /api/v1/top", a.topAccess, a.topHandler(shared))
 	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
