@@ -127,7 +127,7 @@ func parseAddress(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
 		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7; 'shapectl show' finds rules by name", s)
-		return a, inputf("explain: %w", argumentError{err})
+		return a, inputf("explain: %w", err)
 	}
 	return a, nil
 }
@@ -270,7 +270,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	}
 	if q.Device != "" {
 		if _, err := device(q.Device); err != nil && hooks == nil {
-			return nil, nil, inputError(argumentError{err})
+			return nil, nil, err
 		}
 	}
 	if q.Device == "" && q.Direction == nil {
@@ -279,7 +279,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 	if similar := plain.SimilarName(q.Name, names); similar != "" {
 		return nil, nil, inputf("no %s has that name; did you mean %s?", rule, suggest("explain", similar))
 	}
-	return nil, nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
+	return nil, nil, inputf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -70,7 +70,7 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	}
 	if len(given) > 2 {
 		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
-			return want, inputf("%s: %w", cmd, argumentError{err})
+			return want, inputf("%s: %w", cmd, err)
 		}
 	}
 	return want, nil

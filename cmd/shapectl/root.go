@@ -167,16 +167,13 @@ func (e *env) runPlain(args []string) int {
 		e.json = asksForJSON(args) // -j may stand behind the wrong flag
 		return flagError(cmd, err)
 	})
-	cmd, err := root.ExecuteC()
+	err := root.Execute()
 	e.cause = err
 	if err == nil {
 		return exitDone
 	}
 	if wasTold(err) {
 		return exitCode(err)
-	}
-	if meant := inOrder(cmd.Flags().Args()); meant != nil && errors.As(err, new(argumentError)) {
-		err = inputf("%s: the arguments are in another order; did you mean %s?", cmd.Name(), plain.Quoted(commandLine(cmd, args, meant)))
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {

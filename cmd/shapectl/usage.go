@@ -132,56 +132,43 @@ func args(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// An argumentError is of an argument that is not what its place is for.
-type argumentError struct{ error }
-
-func (e argumentError) Unwrap() error { return e.error }
-
 // directionError is the error of an argument that is no direction.
 func directionError(word string, err error) error {
 	if plain.Similar(word, []string{"ingress", "egress"}) != "" { // one is similar to the other, so both are named
 		err = fmt.Errorf("direction %.64q is unknown; did you mean egress, which leaves the device, or ingress, which enters it?", word)
 	}
-	return argumentError{err}
+	return err
 }
 
-// inOrder is DEV ingress|egress [NETWORK] of arguments that are in another order; nil for others.
-func inOrder(given []string) []string {
-	var devices, directions, networks []string
-	for _, arg := range given {
-		if _, err := policy.ParseDirection(arg); err == nil {
-			directions = append(directions, arg)
-		} else if _, err := policy.ParseNetworks(arg); err == nil {
-			networks = append(networks, arg)
-		} else {
-			devices = append(devices, arg)
-		}
-	}
-	meant := slices.Concat(devices, directions, networks)
-	if len(devices) != 1 || len(directions) != 1 || len(networks) > 1 || slices.Equal(meant, given) {
-		return nil
-	}
-	return meant
-}
-
-// commandLine is a command line of cmd for a shell: with these arguments, and the flags of args.
-func commandLine(cmd *cobra.Command, args, given []string) string {
+// commandLine is the command line of cmd for a shell: with these arguments, and the flags that were given, but for some.
+func (e *env) commandLine(cmd *cobra.Command, given []string, but ...string) string {
 	flags := ""
-	_ = cmd.Flags().ParseAll(args, func(f *pflag.Flag, value string) error { // they were parsed before
-		if f.Shorthand != "" {
-			flags += " -" + f.Shorthand
-		} else {
-			flags += " --" + f.Name
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if slices.Contains(but, f.Name) || cmd.InheritedFlags().Lookup(f.Name) != nil {
+			return
 		}
-		if f.NoOptDefVal == "" || value != f.NoOptDefVal {
-			flags += " " + plain.Word(value)
+		values := []string{f.Value.String()}
+		switch v := f.Value.(type) {
+		case *onceValue:
+			values[0] = v.text
+		case pflag.SliceValue:
+			values = v.GetSlice()
 		}
-		return nil
+		for _, v := range values {
+			switch {
+			case f.NoOptDefVal == "":
+				flags += " --" + f.Name + " " + plain.Word(v)
+			case v == f.NoOptDefVal:
+				flags += " --" + f.Name
+			default:
+				flags += " --" + f.Name + "=" + v
+			}
+		}
 	})
 	if strings.HasPrefix(given[0], "-") {
-		return plain.Command("", verb(cmd)+flags, given...)
+		return plain.Command(e.netns, verb(cmd)+flags, given...)
 	}
-	return plain.Command("", verb(cmd), given...) + flags
+	return plain.Command(e.netns, verb(cmd), given...) + flags
 }
 
 // verb is the name of a command with those of its parents, but for shapectl.
