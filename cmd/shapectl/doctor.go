@@ -38,7 +38,7 @@ feature is missing.`,
 		Example: `  shapectl doctor
   shapectl doctor eth0`,
 		Args:              args(0, 1),
-		ValidArgsFunction: e.completeDevice,
+		ValidArgsFunction: e.complete(devices),
 		RunE: func(_ *cobra.Command, given []string) error {
 			name := ""
 			if len(given) > 0 {

@@ -57,7 +57,7 @@ Exit codes: 0 done, whether packets pass or not; 4 a rule for the packets is not
   shapectl explain eth0 egress 10.0.0.7 --bytes 100
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeRule, nameOf)),
+		ValidArgsFunction: e.complete(e.labels(false), directions),
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
 			if q.Bytes > model.MaxPacket || cmd.Flags().Changed("bytes") && q.Bytes == 0 {
 				return inputf("explain: a packet of %d bytes is out of range; use 1 to %d", q.Bytes, model.MaxPacket)

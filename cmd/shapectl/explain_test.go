@@ -436,7 +436,7 @@ func TestExplainRefuses(t *testing.T) {
 func TestExplainIsCompleted(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.7 --rate 1mbit --name alice")
-	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "ingress\negress\n"}} {
+	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "egress\ningress\n"}} {
 		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), c.typed)
 		if got := r.run(args...); !strings.Contains(got.out, c.want) {
 			t.Errorf("%q: %q", args, got.out)

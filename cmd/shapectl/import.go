@@ -202,7 +202,7 @@ the same. tc keeps its limits: until you remove them, both limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return e.completeDevice(cmd, nil, typed)
+			return e.complete(devices)(cmd, nil, typed)
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			for i, name := range given {

@@ -55,7 +55,7 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
   shapectl line eth0 --down 50mbit --up 10mbit --dry-run >policy.yaml
   shapectl line eth0 off`,
 		Args:              args(1, 2),
-		ValidArgsFunction: e.completeLine,
+		ValidArgsFunction: e.complete(devices, oneOf("off")),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if given[0] == "" {
 				return inputf("line: the name of the device is empty; write that of the line, such as eth0")
@@ -112,14 +112,6 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 	e.addConfirm(f)
 	e.completes(cmd, "link", cobra.FixedCompletions([]string{"docsis", "ethernet", "pppoe-ptm", "bridged-ptm"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
-}
-
-// completeLine completes DEV [off].
-func (e *env) completeLine(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) == 1 {
-		return []string{"off"}, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeDevice(cmd, given, typed)
 }
 
 func lineRate(r *policy.Rate) flagValue {

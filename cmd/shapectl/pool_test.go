@@ -404,7 +404,7 @@ func TestCompletionOfPools(t *testing.T) {
 		"show --pools a":                   "ap-1\n:4\n",
 		"set --kind pool a":                "ap-1\n:4\n",
 		"delete --kind pool a":             "ap-1\n:4\n",
-		"set --new a":                      ":4\n",
+		"set --new a":                      "ap-1\n:4\n",
 		"set x --share ":                   "none\nhost\nflow\nmember\n:4\n",
 		"set x --within a":                 "ap-1\n:4\n",
 		"set va egress 10.0.0.9 --within ": "ap-1\nuplink\n:4\n",

@@ -63,7 +63,7 @@ file.
   shapectl report eth0 egress 10.0.0.7 --since 24h
   shapectl report uplink --committed 400mbit -j`,
 		Args:              args(1, 3),
-		ValidArgsFunction: e.completeNamed(false, func(l policy.Label) []string { return []string{l.Name} }),
+		ValidArgsFunction: e.completeNamed(false, nil),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			switch {

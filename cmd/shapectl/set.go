@@ -63,12 +63,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 			}
 			return args(1, 3)(cmd, given)
 		},
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			if isNew {
-				return nil, cobra.ShellCompDirectiveNoFileComp
-			}
-			return e.completeNamed(kind == kindPool, nameOf)(cmd, given, typed)
-		},
+		ValidArgsFunction: e.completeNamed(false, func() bool { return isNew || kind == kindPool }),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.mark(cmd.Flags())
 			e.noteRates(cmd)
@@ -109,7 +104,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	addKind(cmd.Flags(), &kind)
-	e.completes(cmd, "within", e.completeWithin)
+	e.completesValue(cmd, "within", e.pools)
 	return cmd
 }
 

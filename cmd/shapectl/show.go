@@ -73,10 +73,8 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --names --sort use --top 10
   shapectl show 'tap*' egress --wide
   shapectl show --pools 'home-*' --sort dropped`,
-		Args: args(0, 3),
-		ValidArgsFunction: func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return e.completeNamed(pools, nameAndPlanOf)(cmd, given, typed)
-		},
+		Args:              args(0, 3),
+		ValidArgsFunction: e.completeNamed(true, func() bool { return pools }),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd, pools); err != nil {
 				return err
@@ -110,7 +108,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
 	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "plan", e.completePlan)
+	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }
 

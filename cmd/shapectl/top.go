@@ -99,7 +99,7 @@ rule, its hosts are listed, too.
   shapectl top alice --rtt --once --interval 30s
   shapectl top --once -j`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
+		ValidArgsFunction: e.completeNamed(true, nil),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			least := leastTopInterval
@@ -147,7 +147,7 @@ rule, its hosts are listed, too.
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	e.completes(cmd, "by", cobra.FixedCompletions(topViews, cobra.ShellCompDirectiveNoFileComp))
 	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "plan", e.completePlan)
+	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }
 
