@@ -179,9 +179,6 @@ func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) 
 	return 0, err
 }
 
-// patience is how long reading a file may take: a FIFO may have no end.
-var patience = time.Minute
-
 // readPolicy reads and checks a policy file.
 func (e *env) readPolicy(name string) (f *policyfile.File, text []byte, err error) {
 	if text, err = e.readText(name); err == nil {
@@ -198,27 +195,15 @@ func parsePolicy(name string, text []byte) (*policyfile.File, error) {
 	return f, nil
 }
 
-// readText reads a policy file with those that it includes, or for "-" standard input, which may take any time.
-func (e *env) readText(name string) (text []byte, err error) {
-	done := make(chan struct{})
-	go func() {
-		if text, err = e.readAll(name); err == nil {
-			read := input.File
-			if e.contents != nil {
-				read = e.readAll
-			}
-			text, err = policyfile.Include(inputName(name), text, read)
-		}
-		close(done)
-	}()
-	var late <-chan time.Time
-	if name != "-" {
-		late = time.After(patience)
+// readText reads a policy file, or for "-" standard input, with those that it includes.
+func (e *env) readText(name string) ([]byte, error) {
+	read := input.File
+	if e.contents != nil {
+		read = e.readAll
 	}
-	select {
-	case <-done:
-	case <-late:
-		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+	text, err := e.readAll(name)
+	if err == nil {
+		text, err = policyfile.Include(inputName(name), text, read)
 	}
 	if err != nil {
 		return nil, inputError(err)
@@ -260,27 +245,29 @@ func (e *env) isSettled(path string, text []byte) (settled bool) {
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
-	file, _, err := e.open(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, inputf("there is no file %s", name)
-	case err != nil:
-		return nil, inputf("%w", err)
+	if text, given := e.contents[name]; given {
+		return text, nil
+	} else if e.contents != nil {
+		return nil, fmt.Errorf("the request has no %s", plain.Line(name))
+	}
+	file, err := e.open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no file %s", name)
+	} else if err != nil {
+		return nil, err
 	}
 	defer file.Close()
 	if f, ok := file.(*os.File); ok {
-		if err := input.Trusted(f); err != nil {
-			return nil, inputf("read %s: %w", inputName(name), err)
-		}
+		err = input.Trusted(f)
 	}
-	text, err := input.All(file)
-	switch {
-	case errors.As(err, new(*fs.PathError)): // which names it
-		return nil, inputError(err)
-	case err != nil:
-		return nil, inputf("read %s: %w", inputName(name), err)
+	var text []byte
+	if err == nil {
+		text, err = input.All(file)
 	}
-	return text, nil
+	if err != nil && !errors.As(err, new(*fs.PathError)) { // which names it
+		err = fmt.Errorf("read %s: %w", inputName(name), err)
+	}
+	return text, err
 }
 
 // A goal is what a policy wants of the devices that exist.
@@ -424,18 +411,12 @@ func (e *env) apply(o applyOptions) error {
 				return err
 			}
 		}
-		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
 		how := e.asked()
 		how.Policy = inforce.Pack(f.File, f.Path, f.Text)
 		if o.maxRemove != "" {
 			how.Allow = o.checkRemoved
 		}
-		how.Progress = func(rules, of int) {
-			ready.of = int64(of)
-			ready.set(int64(rules))
-		}
 		done, err := n.Apply(want.tables, how)
-		ready.finish()
 		if err != nil {
 			return err
 		}

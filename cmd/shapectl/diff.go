@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -103,7 +104,7 @@ func (e *env) export() error {
 		if err != nil {
 			return err
 		}
-		text := new(pages) // so that an error prints no part of a policy
+		text := new(bytes.Buffer) // so that an error prints no part of a policy
 		err = policyfile.Write(text, tables)
 		var left policyfile.LeftOutError
 		if err != nil && !errors.As(err, &left) {

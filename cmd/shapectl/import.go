@@ -107,7 +107,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 				}
 			}
 			found := ""
-			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" && e.contents == nil {
+			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" {
 				if _, err := os.Stat(beside); !errors.Is(err, fs.ErrNotExist) {
 					network, found = beside, beside
 				}
@@ -135,7 +135,7 @@ func (e *env) importLibreQoS(devices importer.File, network string, o importer.L
 	if network == "" {
 		return importer.LibreQoS(devices, importer.File{}, o)
 	}
-	tree, _, err := e.open(network)
+	tree, err := e.open(network)
 	if err != nil {
 		return importer.Imported{}, err
 	}
@@ -245,7 +245,7 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(import
 	if e.netns != "" {
 		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
-	file, _, err := e.open(name)
+	file, err := e.open(name)
 	if err != nil {
 		return inputf("import %s: %w", tool, err)
 	}

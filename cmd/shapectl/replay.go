@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -16,12 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
@@ -156,21 +153,16 @@ func (o *replayOptions) checkPlot(given bool) error {
 }
 
 func (e *env) replay(o replayOptions) error {
-	file, size, err := e.open(o.trace)
+	file, err := e.open(o.trace)
 	if err != nil {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
 	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
-	read := progress{what: "bytes read", of: size, begun: time.Now()}
-	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
-		read.to = e.screen
-	}
-	defer read.finish()
-	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), &read))
+	in, err := trace.Open(interruptible(ctx, file))
 	if err == nil {
-		err = e.replayAll(ctx, o, in, &read)
+		err = e.replayAll(ctx, o, in)
 	} else if ctx.Err() == nil {
 		err = inputError(err)
 	}
@@ -184,7 +176,7 @@ func (e *env) replay(o replayOptions) error {
 }
 
 // replayAll replays a trace and reports what happened to its packets, also if the trace ends early.
-func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, read *progress) error {
+func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader) error {
 	limits, err := o.limits(in)
 	if o.policy.file != "" {
 		limits, err = e.policyLimits(o.policy, in)
@@ -215,7 +207,6 @@ func (e *env) replayAll(ctx context.Context, o replayOptions, in *trace.Reader, 
 		_, err := lines.Write(report.AppendReplayed(lines.AvailableBuffer(), r, limits, in.Addressed))
 		return err == nil // Flush returns the same error
 	})
-	read.finish()
 	if lines != nil { // also before an error
 		err = lines.Flush()
 	}
@@ -283,27 +274,12 @@ func inputName(name string) string {
 	return name
 }
 
-// open opens an input. Its size is -1 if it is unknown.
-func (e *env) open(name string) (io.ReadCloser, int64, error) {
-	if e.contents != nil {
-		text, ok := e.contents[name]
-		if !ok {
-			return nil, 0, fmt.Errorf("the request has no %s", plain.Line(name))
-		}
-		return io.NopCloser(bytes.NewReader(text)), int64(len(text)), nil
-	}
+// open opens an input.
+func (e *env) open(name string) (io.ReadCloser, error) {
 	if name == "-" {
-		return io.NopCloser(e.in), -1, nil
+		return io.NopCloser(e.in), nil
 	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	info, err := f.Stat()
-	if err != nil || !info.Mode().IsRegular() {
-		return f, -1, nil // the next read returns the error, if any
-	}
-	return f, info.Size(), nil
+	return os.Open(name)
 }
 
 // interruptible reads until ctx is done. It also ends a read that waits for data.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/events"
@@ -48,8 +50,6 @@ type env struct {
 	out, err io.Writer // run escapes what is written to them
 	getenv   func(string) string
 
-	// screen is err without escaping, for progress bars; nil if it is no terminal.
-	screen   io.Writer
 	terminal *os.File // out without escaping; nil if it is no terminal
 	columns  int      // width of that terminal; 0 if there is none
 
@@ -134,9 +134,6 @@ func missingf(format string, args ...any) error {
 
 // run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
-	if isTerminal(e.err) {
-		e.screen = e.err
-	}
 	if e.columns = e.columnsOf(e.out); isTerminal(e.out) {
 		e.terminal = e.out.(*os.File)
 	}
@@ -147,6 +144,11 @@ func (e *env) run(args []string) int {
 		return exitDegraded
 	}
 	return code
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 func (e *env) runPlain(args []string) int {
@@ -331,9 +333,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		return err
 	}
 	// The lock must not be held until a pager has shown the last page.
-	out, text := e.out, new(pages)
+	out, text := e.out, new(bytes.Buffer)
 	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
-		*text = nil
+		text.Reset()
 		e.out = text
 		err = netns.In(e.netns, func() error {
 			n, err := open(o)

@@ -236,7 +236,7 @@ func (all orders) apply(p *pins, o ApplyOptions) (err error) {
 	case of == 1 && o.Final:
 		err = all.step()
 	case of > 0:
-		err = all.change(p, o, of)
+		err = all.change(p, o)
 	}
 	if err != nil {
 		return err
@@ -292,18 +292,12 @@ func (all orders) step() error {
 	return nil
 }
 
-// change carries out all steps, of which there are so many, at one moment.
-func (all orders) change(p *pins, o ApplyOptions, of int) error {
-	ready := 0
+// change carries out all steps at one moment.
+func (all orders) change(p *pins, o ApplyOptions) error {
 	for _, one := range all {
-		if err := one.Set.Prepare(one.steps, func(steps int) {
-			if o.Progress != nil {
-				o.Progress(ready+steps, of)
-			}
-		}); err != nil {
+		if err := one.Set.Prepare(one.steps); err != nil {
 			return fmt.Errorf("%s: %w", tableName(one.want), err)
 		}
-		ready += len(one.steps)
 	}
 	if o.Policy != nil {
 		if err := p.keepPolicy(o.Policy, true); err != nil {

@@ -137,10 +137,9 @@ func Count(steps []policy.Difference) (d Difference) {
 	return d
 }
 
-// Prepare readies the set for steps of valid rules. Packets see nothing of them yet.
-// progress is called now and then with the number of steps that are ready. The error
+// Prepare readies the set for steps of valid rules. Packets see nothing of them yet. The error
 // wraps ErrFull where there is no room; Abandon then undoes what was done.
-func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
+func (s *Set) Prepare(steps []policy.Difference) error {
 	k := s.Store.gather()
 	if phase(s.Store.change.Phase) != phaseBefore { // of other sets, too, the last change is over
 		s.Store.Finish()
@@ -148,7 +147,7 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
 	grace.Wait(s.Store.change, s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
-	return s.do(steps, later, progress)
+	return s.do(steps, later)
 }
 
 // Abandon undoes what Prepare did, also in a process that was killed before Arm.
