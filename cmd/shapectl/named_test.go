@@ -117,26 +117,21 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 	}
 }
 
-// Rules with different rates do not get one by their name alone. Each command of the error changes only what it should.
+// Rules with different rates do not get one by their name alone.
 func TestSetNamedDifferentRates(t *testing.T) {
 	r := newNamedRig(t)
 	r.ok("set", "alice", "ingress", "--rate", "2mbit")
 	before := r.labelled()
-	r.refused(exitInput, "set alice: these rules have different rates: va egress has 10mbit, va ingress has 2mbit, vc egress has 10mbit; nothing was changed; "+
-		"write 'shapectl set --rate 20mbit --note x alice egress' or 'shapectl set --rate 20mbit --note x alice ingress'",
+	r.refused(exitInput, "set alice: these rules have different rates: va egress 10.0.0.7/32 has 10mbit, va ingress 10.0.0.7/32 has 2mbit; nothing was changed; "+
+		"give a direction, or name one rule, as in 'shapectl set --rate 20mbit --note x va egress 10.0.0.7/32'",
 		"set", "alice", "--rate", "20mbit", "--note", "x")
-	r.refused(exitInput, "; to change several at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 1m0s FILE'",
-		"set", "alice", "--rate", "20mbit", "--confirm", "60s")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
 	}
 
 	// As after an import with --upload: both directions are egress.
 	r.ok("set", "vc", "egress", "10.9.0.0/24", "--rate", "1mbit", "--each", "host")
-	const commands = "write 'shapectl set --rate 20mbit va egress 10.0.0.7/32' or 'shapectl set --rate 20mbit va egress 2001:db8:7::/64' " +
-		"or 'shapectl set --rate 20mbit vc egress 10.9.0.0/24'"
-	r.refused(exitInput, "va egress has 10mbit, vc egress has 1mbit; nothing was changed; "+commands, "set", "alice", "egress", "--rate", "20mbit")
-	r.refused(exitInput, commands+", and so on", "set", "alice", "--rate", "20mbit")
+	r.refused(exitInput, "va egress 10.0.0.7/32 has 10mbit, vc egress 10.9.0.0/24 has 1mbit; nothing was changed", "set", "alice", "egress", "--rate", "20mbit")
 	r.ok("set", "alice", "--excess", "drop") // no rate is no question
 	if said := r.ok("set", "alice", "--rate", "unlimited"); strings.Count(said, "\n") != 4 {
 		t.Errorf("an exemption of all: %s", said)
@@ -294,7 +289,7 @@ func TestSetPoolOfDevice(t *testing.T) {
 	r.ok("apply", r.policy("devices: {va: {pool: 50mbit, egress: {any: {}}, ingress: {any: {}}}}\n"))
 	r.ok("set", "va", "--rate", "60mbit")
 	r.refused(exitInput, "these rules share the rate of a pool with others: va has 60mbit; nothing was changed; "+
-		"write 'shapectl set --rate 7mbit va egress 0.0.0.0/0' or 'shapectl set --kind pool --rate 7mbit va'", "set", "va", "egress", "--rate", "7mbit")
+		"name a pool, as in 'shapectl set --kind pool --rate 7mbit va', or a rule, as in 'shapectl set --rate 7mbit va egress 0.0.0.0/0'", "set", "va", "egress", "--rate", "7mbit")
 	r.ok("set", "va", "egress", "any", "--rate", "5mbit")
 	r.refused(exitInput, "write 'shapectl set --kind pool --rate 7mbit va' for the pool, or 'shapectl set --kind device --rate 7mbit va' for the rules for any of the device",
 		"set", "va", "--rate", "7mbit")
@@ -443,9 +438,8 @@ func TestNamedRefused(t *testing.T) {
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
 	r.refused(exitInput, "no rule, plan or pool has that name; did you mean alice?", "show", "alcie")
 	r.refused(exitInput, "no rule or pool has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
-	r.refused(exitInput, "no rule or pool has that name; did you mean 'alice b', whose note has it?", "set", "1007", "--rate", "1mbit")
 	r.refused(exitInput, "there is no device vaa; did you mean va?", "set", "vaa", "--kind", "device", "--rate", "1mbit")
-	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
+	r.refused(exitInput, "no rule or pool has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit")
 	for _, name := range []string{"gold", "zelda", "mallory\x1b31m"} {
 		says := "no rule or pool has that name; 'shapectl show --sort name' lists the names"
 		if name == "gold" {
