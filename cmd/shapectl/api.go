@@ -295,7 +295,6 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	}
 	accepted := r.Header.Get("Accept")
 	asText := strings.HasPrefix(accepted, "text/plain") || c.name == "export" && strings.Contains(accepted, "yaml")
-	told := &messages{text: asText}
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
@@ -304,6 +303,7 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		a.runFor(c, e, line, w, r)
 		return
 	}
+	told := new(messages)
 	e.out, e.err = w, told
 	code := e.run(line)
 	if code == exitInput {
@@ -319,14 +319,12 @@ func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 		h.Set("Content-Type", "application/yaml; charset=utf-8")
 	case w.Len() > 0 && asText:
 		h.Set("Content-Type", "text/plain; charset=utf-8")
-	case w.Len() == 0 && told.line != "":
-		serve.Fail(w, status(code, e.cause), code, "%s", told.line)
-	case w.Len() == 0 && told.last == nil && e.cause != nil:
-		serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
-	case w.Len() == 0 && told.last == nil:
-		w.Write([]byte("{}\n"))
-	case w.Len() == 0:
+	case w.Len() == 0 && told.last != nil:
 		w.Write(told.last)
+	case w.Len() == 0 && e.cause != nil:
+		serve.Fail(w, status(code, e.cause), code, "%v", e.cause)
+	case w.Len() == 0:
+		w.Write([]byte("{}\n"))
 	}
 }
 
@@ -440,8 +438,6 @@ func (e *env) requested(c apiCommand, given arguments) (line []string, err error
 
 // Messages are what a command writes on stderr: with -j, an object on each line.
 type messages struct {
-	text bool   // without -j
-	line string // the last one, then
 	last []byte // the last error
 	all  []json.RawMessage
 	size int
@@ -459,10 +455,6 @@ func (m *messages) Write(text []byte) (int, error) {
 			return len(text), nil
 		}
 		m.part = rest
-		if m.text {
-			m.line = string(bytes.TrimPrefix(line, []byte("shapectl: ")))
-			continue
-		}
 		var object struct{ Error string }
 		if json.Unmarshal(line, &object) != nil {
 			continue

@@ -92,8 +92,8 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			switch set := cmd.Flags().Changed; {
 			case set("confirm") && set("last-good"):
 				return inputf("apply: a policy that is not confirmed is not known to be good; leave --confirm or --last-good out")
-			case set("last-good") && (o.lastGood == "" || o.file == "-"):
-				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
+			case set("last-good") && o.file == "-":
+				return inputf("apply: --last-good keeps a copy of FILE; name it")
 			}
 			if cmd.Flags().Changed("device") {
 				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty", "max-remove"} {

@@ -48,9 +48,6 @@ func (n networks) String() string {
 // parseSearch reads the arguments of a command that takes those of show. search is whether the first one may be something
 // else than a device.
 func parseSearch(cmd string, given []string) (want filterRules, search bool, err error) {
-	if len(given) > 0 && given[0] == "" {
-		return want, false, inputf("%s: the first argument is empty; leave it out for all rules", cmd)
-	}
 	want, err = parseFilter(cmd, given)
 	return want, len(given) == 1 || len(given) == 2, err
 }

@@ -57,9 +57,6 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 		Args:              args(1, 2),
 		ValidArgsFunction: e.complete(devices, oneOf("off")),
 		RunE: func(cmd *cobra.Command, given []string) error {
-			if given[0] == "" {
-				return inputf("line: the name of the device is empty; write that of the line, such as eth0")
-			}
 			if len(given) == 2 {
 				if given[1] != "off" {
 					return inputf("line: %.64q is unknown; write off to remove the limits of %s, and rates as flags, such as --down 50mbit", given[1], plain.Line(given[0]))

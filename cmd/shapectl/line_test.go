@@ -255,7 +255,6 @@ func TestLineRefused(t *testing.T) {
 		})
 	}
 	r := newRig(t)
-	r.refused(exitInput, "the name of the device is empty", "line", "", "--up", "1mbit")
 	if fq.Check() != nil {
 		r.refused(exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use a kernel that has it, or give --no-queue",
 			fields("line va --up 1mbit")...)

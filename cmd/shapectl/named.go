@@ -27,13 +27,7 @@ const (
 
 // addKind adds --kind.
 func addKind(f *pflag.FlagSet, kind *string) {
-	kinds := []string{kindRule, kindPool, kindDevice}
-	f.Var(flagValue{strings.Join(kinds, "|"), "", func(s string) error {
-		if *kind = s; !slices.Contains(kinds, s) {
-			return fmt.Errorf("kind %q is unknown; use %s", s, strings.Join(kinds, " or "))
-		}
-		return nil
-	}}, "kind", "only what is there, and only of this kind")
+	f.Var(choice(kind, kindRule, kindPool, kindDevice), "kind", "only what is there, and only of this kind")
 }
 
 // A namedHook is a hook and some of its rules.
@@ -133,9 +127,6 @@ func meantName(n *loader.Namespace, hooks []*loader.Hook, written string) string
 
 // withNamed runs f on what was found for exactly this name.
 func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, of ruleName, found search) error) error {
-	if of.name == "" {
-		return inputf("%s: the name is empty; write the name of rules or a pool, or a device, a direction and a network", verb)
-	}
 	return e.with(loader.Write, verb+" "+plain.Line(of.name), func(n *loader.Namespace) error {
 		hooks, err := n.Hooks()
 		defer loader.CloseHooks(hooks)

@@ -266,7 +266,7 @@ func TestKind(t *testing.T) {
 		"set --kind pool va egress any --rate 1mbit":      "a pool has only a name",
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
 		"set --kind device alice --rate 1mbit":            "there is no device alice",
-		"set --kind roof alice --rate 1mbit":              "use rule or pool or device",
+		"set --kind roof alice --rate 1mbit":              "use one of rule, pool, device",
 		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
 	} {
@@ -449,8 +449,7 @@ func TestNamedRefused(t *testing.T) {
 		r.refused(exitInput, says, "delete", name)
 	}
 	r.refused(exitInput, "no rule or pool has that name; did you mean alice?", "delete", "alcie")
-	r.refused(exitInput, "the name is empty", "set", "", "--rate", "1mbit")
-	r.refused(exitInput, "the name is empty", "delete", "")
+	r.refused(exitInput, "argument 1 is empty", "set", "", "--rate", "1mbit")
 	r.refused(exitInput, "va egress 10.0.0.7/32: each /64", "set", "alice", "--each", "/64")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))

@@ -124,21 +124,19 @@ func TestRefusedPatterns(t *testing.T) {
 		{"v[", "malformed pattern"}, {"[a-", "malformed pattern"}, {`v*\`, "malformed pattern"},
 		{"v[!b]", "write [^ to negate"}, {"[a-c]?[!x-z]", "write [^ to negate"},
 		{"v* ", "not a valid device name"}, {"v*/", "not a valid device name"}, {"*\n", "not a valid device name"},
-		{"", "there is no device \"\""},
+		{"", "argument 1 is empty"},
 	} {
 		r.refused(exitInput, c.says, "flush", c.pattern)
 		r.refused(exitInput, c.says, "delete", c.pattern, "egress", "10.0.0.0/24")
 		if c.says == "not a valid device name" {
 			c.says = "no rule, plan or pool has such a name"
 		}
-		if c.pattern != "" {
-			r.refused(exitInput, c.says, "show", c.pattern)
-		}
+		r.refused(exitInput, c.says, "show", c.pattern)
 	}
-	r.refused(exitInput, "the first argument is empty", "show", "")
+	r.refused(exitInput, "--plan is empty", "show", "--plan=")
 	r.refused(exitInput, "there is no device v*", "set", "v*", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	r.refused(exitInput, "takes", "flush", "--all", "v*")
-	if got := r.run("__complete", "flush", "v*", ""); !strings.HasPrefix(got.out, "ingress\negress\n") {
+	if got := r.run("__complete", "flush", "v*", ""); !strings.HasPrefix(got.out, "egress\ningress\n") {
 		t.Errorf("completed are %q", got.out)
 	}
 	r.has("va egress 10.0.0.0/24 1000000")

@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -26,9 +25,6 @@ import (
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// engines are the choices of --engine.
-const engines = "kernel|model"
 
 // policyFlags select the rules of a policy file.
 type policyFlags struct {
@@ -127,13 +123,7 @@ With --summary, one object describes the whole trace.`,
 	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")
 	once(cmd.Flags(), &o.policy.direction, "direction", "and for this direction")
 	cmd.Flags().Lookup("direction").DefValue = "" // it has none
-	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
-		if !slices.Contains(strings.Split(engines, "|"), s) {
-			return fmt.Errorf("engine %.64q is unknown; use kernel or model", s)
-		}
-		o.engine = s
-		return nil
-	}}, "engine", "what computes the verdicts")
+	once(cmd.Flags(), choice(&o.engine, "model", "kernel"), "engine", "what computes the verdicts")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw plots of rates and levels into this `file` (.html)")
 	must(cmd.MarkFlagFilename("plot", "html"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")

@@ -67,12 +67,8 @@ file.
 		RunE: func(cmd *cobra.Command, given []string) error {
 			set := cmd.Flags().Changed
 			switch {
-			case given[0] == "":
-				return inputf("report: the name is empty; name rules, a pool or a device")
 			case e.json && o.html != "":
 				return inputf("report: -j and --html exclude each other; give one of them")
-			case set("html") && o.html == "" || set("history") && o.history == "":
-				return inputf("report: --html needs the name of a file, and --history that of a directory")
 			case set("committed") && o.committed == policy.Unlimited:
 				return inputf("report: --committed unlimited cannot be checked; write a rate such as 10mbit")
 			}

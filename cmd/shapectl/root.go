@@ -245,6 +245,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return checkEmpty(cmd) },
 		RunE: func(*cobra.Command, []string) error {
 			if wantsVersion {
 				return version.RunE(version, nil)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +24,6 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/leases"
 	"github.com/shapectl/shapectl/internal/live"
-	"github.com/shapectl/shapectl/internal/metrics"
 	"github.com/shapectl/shapectl/internal/netns"
 	"github.com/shapectl/shapectl/internal/observe"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -121,10 +118,6 @@ token and TLS: give --tls-cert, --tls-key and --token-file. With --listen none -
 			switch {
 			case o.file == "" && set("last-good"):
 				return inputf("serve: --last-good needs FILE; name the policy, or leave it out")
-			case set("last-good") && o.lastGood == "":
-				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
-			case set("history") && o.history == "":
-				return inputf("serve: --history needs the name of a directory; leave it out to keep the history in memory")
 			case o.historySize < leastHistory:
 				return inputf("serve: --history-size %d is too little; use at least %d", o.historySize, leastHistory)
 			case !o.listens() && first(listenerFlags) != "":
@@ -230,15 +223,8 @@ func (a *api) topHandler(shared *live.Shared) http.Handler {
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("Vary", "Accept-Encoding")
-		text, err := json.Marshal(report.NewTop(now, view))
+		must(json.NewEncoder(w).Encode(report.NewTop(now, view)))
 		now.Release()
-		must(err)
-		if metrics.AcceptsGzip(r.Header) {
-			text = compressed(text)
-			w.Header().Set("Content-Encoding", "gzip")
-		}
-		w.Write(text)
 	})
 }
 
@@ -328,15 +314,6 @@ func checkView(r *live.Reading, v live.View) error {
 		return missingf("there is no %s %s; %s", is.what, plain.Line(is.wanted), advice)
 	}
 	return nil
-}
-
-func compressed(text []byte) []byte {
-	var all bytes.Buffer
-	w, err := gzip.NewWriterLevel(&all, gzip.BestSpeed)
-	must(err)
-	w.Write(text) // to memory
-	must(w.Close())
-	return all.Bytes()
 }
 
 func (e *env) serve(o serveOptions) error {

@@ -36,7 +36,7 @@ const (
 const byDevice = "device"
 
 func showCommand(e *env) *cobra.Command {
-	var o showOptions
+	o := showOptions{sort: byDevice}
 	var plan string
 	var pools bool
 	cmd := &cobra.Command{
@@ -89,15 +89,13 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 				}
 				want, search = filterRules{pools: true, pool: want.device}, false
 			}
-			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
-				return inputf("show: --plan is empty; leave it out for all rules")
-			}
+			want.plan = plan
 			return e.show(want, search, o)
 		},
 	}
 	flags := cmd.Flags()
 	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
-	flags.StringVar(&o.sort, "sort", byDevice, "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
+	flags.Var(choice(&o.sort, live.Orders...), "sort", "`order`: "+strings.Join(live.Orders, ", ")+"; use measures over 1s unless --interval is given")
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, pools or buckets")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
 	flags.BoolVar(&pools, "pools", false, "show only pools: all, or those with this name or pattern")
@@ -107,7 +105,6 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
-	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
 	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }
@@ -126,8 +123,6 @@ func (o showOptions) check(cmd *cobra.Command, pools bool) error {
 		return inputf("show: --buckets, --names, --pools, --shadow, --sentences and --tree are screens of their own; give one of them")
 	case o.names && set("wide"):
 		return inputf("show: --names has columns of its own; leave --wide out")
-	case !slices.Contains(live.Orders, o.sort):
-		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
 	case set("top") && o.top < 1:
 		return inputf("show: --top %d shows nothing; use 1 or more", o.top)
 	}

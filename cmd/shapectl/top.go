@@ -49,7 +49,7 @@ var (
 func (o *topOptions) looks() bool { return o.rtt || slices.Contains(lookViews, o.by) }
 
 func topCommand(e *env) *cobra.Command {
-	o := topOptions{interval: usualInterval, oneIn: 1}
+	o := topOptions{interval: usualInterval, oneIn: 1, by: live.Views[0], sort: live.Orders[0]}
 	var plan string
 	cmd := &cobra.Command{
 		Use:   "top [DEV [ingress|egress [CIDR|any]] | ADDRESS|CIDR|NAME|PLAN [ingress|egress]] [flags]",
@@ -109,10 +109,6 @@ rule, its hosts are listed, too.
 			switch {
 			case o.interval < least || o.interval > maxInterval:
 				return inputf("top: --interval %v is out of range; use %v to %v", o.interval, least, maxInterval)
-			case !slices.Contains(topViews, o.by):
-				return inputf("top: --by %q is unknown; use one of %s", o.by, strings.Join(topViews, ", "))
-			case !slices.Contains(live.Orders, o.sort):
-				return inputf("top: --sort %q is unknown; use one of %s", o.sort, strings.Join(live.Orders, ", "))
 			case set("top") && o.top < 1:
 				return inputf("top: --top %d shows nothing; use 1 or more", o.top)
 			case o.rtt && (set("by") || set("sort") || set("top")):
@@ -130,23 +126,19 @@ rule, its hosts are listed, too.
 			if err != nil {
 				return err
 			}
-			if want.plan = plan; plan == "" && set("plan") {
-				return inputf("top: --plan is empty; leave it out for all rules")
-			}
+			want.plan = plan
 			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.by, "by", live.Views[0], "`view`: "+strings.Join(topViews, ", "))
-	flags.StringVar(&o.sort, "sort", live.Orders[0], "`order`: "+strings.Join(live.Orders, ", "))
+	flags.Var(choice(&o.by, topViews...), "by", "`view`: "+strings.Join(topViews, ", "))
+	flags.Var(choice(&o.sort, live.Orders...), "sort", "`order`: "+strings.Join(live.Orders, ", "))
 	flags.BoolVar(&o.rtt, "rtt", false, "measure round-trip times and retransmissions of TCP")
 	flags.Uint32Var(&o.oneIn, "one-in", o.oneIn, "follow one flow in `N` for that, a power of two; for busy devices")
 	flags.Var(duration(&o.interval), "interval", "measure over this `time` (default: 1s; 250ms with --once; 5s with --rtt)")
 	flags.BoolVar(&o.once, "once", false, "print one table and exit")
 	flags.IntVar(&o.top, "top", 0, "with --once or -j, only the first `N` rows; of a tree, in each pool")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
-	e.completes(cmd, "by", cobra.FixedCompletions(topViews, cobra.ShellCompDirectiveNoFileComp))
-	e.completes(cmd, "sort", cobra.FixedCompletions(live.Orders, cobra.ShellCompDirectiveNoFileComp))
 	e.completesValue(cmd, "plan", e.plans)
 	return cmd
 }

@@ -426,8 +426,8 @@ func TestTopAndSignals(t *testing.T) {
 func TestTopWithoutATerminal(t *testing.T) {
 	r := newTopRig(newRig(t))
 	r.refused(exitInput, "the screen needs a terminal for input and output; use --once", "top")
-	r.refused(exitInput, "--sort \"size\" is unknown", "top", "--once", "--sort", "size")
-	r.refused(exitInput, "--by \"device\" is unknown", "top", "--once", "--by", "device")
+	r.refused(exitInput, "--sort: \"size\" is unknown", "top", "--once", "--sort", "size")
+	r.refused(exitInput, "--by: \"device\" is unknown", "top", "--once", "--by", "device")
 	r.refused(exitInput, "out of range", "top", "--once", "--interval", "1ms")
 	r.refused(exitInput, "there is no device carol, and no rule", "top", "--once", "carol")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "100kb", "--each", "host") // keeps its level for a minute

@@ -122,9 +122,22 @@ func asksForJSON(args []string) (json bool) {
 	return f.Parse(args) == nil && json
 }
 
-// args checks the number of arguments, with an error that says which there are.
+// checkEmpty refuses flags with an empty value: it is more likely a variable that was never set than a way to say "none".
+func checkEmpty(cmd *cobra.Command) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Value.Type() == "string" && f.Value.String() == "" {
+			err = inputf("%s: --%s is empty; give it a value, or leave it out", verb(cmd), f.Name)
+		}
+	})
+	return err
+}
+
+// args checks arguments: none is empty, and their number, with an error that says which there are.
 func args(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
+		if at := slices.Index(given, ""); at >= 0 {
+			return inputf("%s: argument %d is empty; leave it out, or write what it takes: '%s'", verb(cmd), at+1, cmd.UseLine())
+		}
 		if len(given) < least || len(given) > most {
 			return inputf("%s: %s, but it takes '%s'", verb(cmd), plain.Count(len(given), "argument"), cmd.UseLine())
 		}
@@ -183,6 +196,16 @@ type flagValue struct {
 func (v flagValue) Set(s string) error { return v.set(s) }
 func (v flagValue) String() string     { return v.initially }
 func (v flagValue) Type() string       { return v.kind }
+
+// choice is one of some words.
+func choice(to *string, words ...string) flagValue {
+	return flagValue{strings.Join(words, "|"), *to, func(s string) error {
+		if *to = s; !slices.Contains(words, s) {
+			return fmt.Errorf("%.64q is unknown; use one of %s", s, strings.Join(words, ", "))
+		}
+		return nil
+	}}
+}
 
 // duration is a time as time.ParseDuration reads it.
 func duration(d *time.Duration) flagValue {
