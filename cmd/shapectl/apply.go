@@ -40,7 +40,6 @@ const (
 
 type applyOptions struct {
 	file       string
-	devices    []string
 	lastGood   string
 	absentOK   bool
 	allowEmpty bool
@@ -75,11 +74,6 @@ a policy changes nothing.
 If none of the devices exists, or has rules in the policy, all rules would be deleted. apply refuses that without
 --allow-empty. The policy 'devices: {}' deletes all rules.
 
-With --device, apply sets the rules that the policy has for one device, and adds the pools that these need. Everything
-else stays. A device without rules gets them also while a change is pending, so hooks of libvirt and the like can call
-it. If the change that brought this policy is pending, they revert with it. If it has reverted, the device gets the rules
-of the policy that is in force instead.
-
 With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy
 instead, with exit code 4. If there is no FILE, apply fails and changes nothing.`,
 		Example: `  shapectl apply policy.yaml
@@ -95,14 +89,6 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			case set("last-good") && o.file == "-":
 				return inputf("apply: --last-good keeps a copy of FILE; name it")
 			}
-			if cmd.Flags().Changed("device") {
-				for _, other := range []string{"confirm", "last-good", "absent-ok", "allow-empty", "max-remove"} {
-					if cmd.Flags().Changed(other) {
-						return inputf("apply: --device gives one device its rules; leave --%s out", other)
-					}
-				}
-				return e.applyToDevices(o)
-			}
 			if o.lastGood != "" {
 				if err := lastgood.Check(o.lastGood); err != nil {
 					return inputf("apply: --last-good: %w", err)
@@ -111,7 +97,6 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().StringArrayVar(&o.devices, "device", nil, "set the rules of this `device` only, and leave everything else as it is; may be repeated")
 	e.addConfirm(cmd.Flags())
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
@@ -476,7 +461,7 @@ func (e *env) apply(o applyOptions) error {
 func (e *env) policyToApply(o applyOptions) (p lastgood.Policy, err error) {
 	if o.lastGood == "" {
 		p.Path = o.file
-		if p.Text, err = e.readText(o.file); err != nil || len(o.devices) == 0 && !e.setupFQ && e.isSettled(p.Path, p.Text) {
+		if p.Text, err = e.readText(o.file); err != nil || !e.setupFQ && e.isSettled(p.Path, p.Text) {
 			return p, err
 		}
 		p.File, err = parsePolicy(o.file, p.Text)

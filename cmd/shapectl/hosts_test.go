@@ -230,7 +230,6 @@ func TestApplyToUnknownHost(t *testing.T) {
 	h := newHome(t)
 	file := h.policy(tabletLimit)
 	h.unseen(file)
-	h.unseen(file, "--device", "va")
 	h.gets("192.168.1.7/24")
 	if got := h.run("apply", file); got.code != exitDone || got.err != "" {
 		t.Errorf("with an address: %+v", got)
