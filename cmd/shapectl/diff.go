@@ -95,11 +95,18 @@ A policy file cannot name a device whose name is not UTF-8. export leaves such a
 }
 
 func (e *env) export() error {
-	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
-		if e.json {
-			rules, err := e.rulesOf(n, filterRules{})
-			return errors.Join(report.JSON(e.out, rules), err)
+	if e.json {
+		s, err := e.readRules(&filterRules{command: "export"}, false, reads{})
+		if s == nil {
+			return err
 		}
+		rules := report.Rules{}
+		for _, it := range s.found {
+			rules = append(rules, e.rule(s, it, filterRules{}, true))
+		}
+		return errors.Join(report.JSON(e.out, rules), err)
+	}
+	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err

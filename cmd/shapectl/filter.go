@@ -87,34 +87,28 @@ func (want filterRules) none() string {
 	if want.pools {
 		return "no pools"
 	}
-	network, rules, article, direction := "", "rules", "", ""
+	what := "rules"
 	switch {
 	case want.networks != nil:
-		network = want.networks.String()
+		what = "rule for " + want.networks.String()
 	case want.address.IsValid():
-		network = want.address.String()
+		what = "rule for " + want.address.String()
 	case want.network != nil:
-		network = want.network.String()
-	}
-	if network != "" {
-		rules, article = "rule for "+network, "an "
+		what = "rule for " + want.network.String()
 	}
 	if want.plan != "" {
-		rules += " with plan " + plain.Line(want.plan)
+		what += " with plan " + plain.Line(want.plan)
 	}
 	if want.direction != nil {
-		direction = want.direction.String() + " "
+		what = want.direction.String() + " " + what
 	}
-	switch device := plain.Line(want.device); {
-	case device == "":
-		return "no " + direction + rules
-	case !want.pattern:
-		return device + " " + direction + "has no " + rules
-	case direction == "":
-		return "no device that matches " + device + " has " + rules
-	default:
-		return "no device that matches " + device + " has " + article + direction + rules
+	switch {
+	case want.pattern:
+		what += " on a device that matches " + plain.Line(want.device)
+	case want.device != "":
+		what += " on " + plain.Line(want.device)
 	}
+	return "no " + what
 }
 
 // isSingle reports whether a filter is for one rule or pool rather than for many.

@@ -361,7 +361,7 @@ func (e *env) nothingNamed(verb string, of ruleName, found search) error {
 func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, limit limitFlags) (done bool, err error) {
 	isOfRule := func(o *policy.Option) bool { return o.Name == "guarantee" || o.Name == "weight" }
 	ofPool := func(o *policy.Option) bool { return isOfPool(o) && !(limit.Gives("within") && isOfRule(o)) } // in the other pool
-	flags, ofRules := limit.split(ofPool)
+	flags, ofRules := limit.written(ofPool)
 	exempts := limit.Gives("rate") && (limit.Rate == policy.Unlimited || limit.Gives("within"))
 	if of.kind != "" || flags == "" || exempts {
 		return false, nil
@@ -391,7 +391,7 @@ func (e *env) setOwnPools(n *loader.Namespace, of ruleName, rules []namedHook, l
 	shared := within > all && (of.direction != nil || len(pools) > 1 || pools[0].Label.Name != of.name)
 	var why string
 	switch {
-	case pools == nil, shared && limit.written(func(o *policy.Option) bool { return ofPool(o) && !isOfRule(o) }) == "":
+	case pools == nil, shared && !slices.ContainsFunc(limit.Given(), func(o *policy.Option) bool { return ofPool(o) && !isOfRule(o) }):
 		return false, nil
 	case ofRules != "":
 		return false, inputf("%s is an option of these rules, but%s of their pool: %s; give them in two commands; nothing was changed",

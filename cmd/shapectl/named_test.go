@@ -221,7 +221,7 @@ func TestDeleteDevice(t *testing.T) {
 		t.Errorf("delete va ingress says\n%s", said)
 	}
 	r.ok("delete", "--kind", "device", "va")
-	r.prints("nothing to delete: va has no rule for any\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
+	r.prints("nothing to delete: no rule for any on va\nva keeps 1 other rule; 'shapectl flush va' deletes all\n", "delete", "va")
 	r.refused(exitInput, "there is no device vaa; did you mean va?", "delete", "--kind", "device", "vaa")
 	r.prints("[]\n", "delete", "-j", "vb")
 }
@@ -267,7 +267,7 @@ func TestKind(t *testing.T) {
 		"set --kind rule va --rate 1mbit":                 "no rule has that name",
 		"set --kind device alice --rate 1mbit":            "there is no device alice",
 		"set --kind roof alice --rate 1mbit":              "use one of rule, pool, device",
-		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "va egress has no rule for 10.0.0.9/32; nothing was changed",
+		"set --kind rule va egress 10.0.0.9 --rate 1mbit": "no egress rule for 10.0.0.9/32 on va; nothing was changed",
 		"delete --kind pool va egress any":                "a pool has only a name",
 	} {
 		r.refused(exitInput, says, strings.Fields(args)...)
@@ -342,10 +342,9 @@ func TestSetRulesOfDeletedPool(t *testing.T) {
 	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
 	testenv.Must(t, err)
 	defer n.Close()
-	var limit limitFlags
-	testenv.Must(t, limit.Give(policy.FindOption("rate"), "1mbit"))
+	limit := limitGiven(t, "--rate 1mbit")
 	rules := []namedHook{{n.Pools(), []maps.Entry{{Rule: policy.Rule{Rate: policy.Unlimited, Within: "up"}}}}}
-	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, limit)
+	_, err = new(env).setOwnPools(n, ruleName{name: "alice"}, rules, *limit)
 	if err == nil || err.Error() != "pool up was just deleted; nothing was changed; see 'shapectl show alice'" {
 		t.Error(err)
 	}
@@ -377,6 +376,16 @@ func TestExportAfterSet(t *testing.T) {
 	}
 }
 
+// limitGiven is what flags say.
+func limitGiven(t *testing.T, flags string) *limitFlags {
+	var limit limitFlags
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	limit.add(f, "", func(*policy.Option) bool { return true })
+	testenv.Must(t, f.Parse(strings.Fields(flags)))
+	limit.mark(f)
+	return &limit
+}
+
 // Options that have no use beside the given ones are not kept. The others are.
 func TestKeptOptions(t *testing.T) {
 	for _, c := range []struct{ have, given, want string }{
@@ -389,18 +398,10 @@ func TestKeptOptions(t *testing.T) {
 		{"--algorithm leaky --penalty fill", "--algorithm gcra", "algorithm leaky -> gcra, penalty fill -> none"},
 		{"--within up --guarantee 1mbit --excess delay --queue 20ms --ecn-above never", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
 	} {
-		set := func(flags string) limitFlags {
-			var limit limitFlags
-			f := pflag.NewFlagSet("", pflag.ContinueOnError)
-			limit.add(f, "", func(*policy.Option) bool { return true })
-			testenv.Must(t, f.Parse(strings.Fields(flags)))
-			limit.mark(f)
-			return limit
-		}
-		have, err := set("--rate 10mbit --name alice " + c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
+		have, err := limitGiven(t, "--rate 10mbit --name alice "+c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"))
 		testenv.Must(t, err)
 		have = have.On(14)
-		given := set(c.given)
+		given := limitGiven(t, c.given)
 		got, err := given.over(&have, 14)
 		testenv.Must(t, err)
 		var changes []string
@@ -469,7 +470,7 @@ func TestNamedRefused(t *testing.T) {
 		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va' for the rules with that name, or 'shapectl %s va' for the rules for any of the device",
 			kind, strings.Replace(kind, kindRule, kindDevice, 1)), args...)
 	}
-	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
+	r.refused(exitInput, "write shapectl set --each host --rate 1mbit --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress any for one",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
 }
 

@@ -419,7 +419,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			w.says(maps.ErrOtherLayout.Error())
 			testenv.Must(t, w.cmd.Process.Kill())
 		}
-		if out := r.ok("flush", "vb"); out != "vb has no rules\n" {
+		if out := r.ok("flush", "vb"); out != "no rules on vb\n" {
 			t.Errorf("flush of a device without rules: %q", out)
 		}
 		if now := r.attached(); !slices.Equal(now, attached) {

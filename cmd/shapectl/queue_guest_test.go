@@ -102,7 +102,7 @@ func TestSetupFQ(t *testing.T) {
 	if after := r.qdisc(); after != before {
 		t.Errorf("was %s, is %s", before, after)
 	}
-	if out := r.ok(words("flush va")...); out != "va has no rules\n" || len(r.pins()) != 0 {
+	if out := r.ok(words("flush va")...); out != "no rules on va\n" || len(r.pins()) != 0 {
 		t.Errorf("flushed again: %s, left: %v", out, r.pins())
 	}
 }

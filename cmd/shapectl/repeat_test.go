@@ -119,7 +119,7 @@ func TestWhyNoChange(t *testing.T) {
 // What is so already is a success, and said.
 func TestVerbsCanBeRepeated(t *testing.T) {
 	r := newRig(t)
-	const nothing = "nothing to delete: va egress has no rule for 10.0.0.0/24\n"
+	const nothing = "nothing to delete: no egress rule for 10.0.0.0/24 on va\n"
 	if out := r.ok("delete", "va", "egress", "10.0.0.0/24"); out != nothing {
 		t.Errorf("delete without any rule: %q", out)
 	}

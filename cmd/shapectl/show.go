@@ -368,16 +368,3 @@ func (e *env) rule(s *seen, it *live.Item, want filterRules, sentence bool) repo
 	r.Confirm, r.MadeBy = e.suggest("confirm"), s.madeBy
 	return r
 }
-
-// rulesOf are all that pass a filter, with their sentences.
-func (e *env) rulesOf(n *loader.Namespace, want filterRules) (report.Rules, error) {
-	all, err := new(live.Reader).In(n, live.What{})
-	if all == nil {
-		return nil, err
-	}
-	rules, s := report.Rules{}, &seen{Reading: all, found: want.matches(all), madeBy: report.MadeBy(n.Pending())}
-	for _, it := range s.found {
-		rules = append(rules, e.rule(s, it, want, true))
-	}
-	return rules, err
-}

@@ -502,9 +502,9 @@ func TestTopSetsWhatIsThere(t *testing.T) {
 	}
 	r.ok("delete", "home")
 	for says, line := range map[string]string{
-		"set home: no pool has that name":                            "--kind pool -- home",
-		"set alice: no rule or pool has that name":                   "-- alice",
-		"va egress has no rule for 10.0.0.7/32; nothing was changed": "--kind rule -- va egress 10.0.0.7/32",
+		"set home: no pool has that name":                           "--kind pool -- home",
+		"set alice: no rule or pool has that name":                  "-- alice",
+		"no egress rule for 10.0.0.7/32 on va; nothing was changed": "--kind rule -- va egress 10.0.0.7/32",
 	} {
 		if said, ok := s.Run(append([]string{"set", "--rate", "1mbit"}, strings.Fields(line)...)...); ok || !strings.Contains(said, says) {
 			t.Errorf("%s: %s", says, said)

@@ -153,29 +153,34 @@ func directionError(word string, err error) error {
 	return err
 }
 
+// flagText is a flag as it was given, each value after a space.
+func flagText(f *pflag.Flag) (text string) {
+	values := []string{f.Value.String()}
+	switch v := f.Value.(type) {
+	case *onceValue:
+		values[0] = v.text
+	case pflag.SliceValue:
+		values = v.GetSlice()
+	}
+	for _, v := range values {
+		switch {
+		case f.NoOptDefVal == "":
+			text += " --" + f.Name + " " + plain.Word(v)
+		case v == f.NoOptDefVal:
+			text += " --" + f.Name
+		default:
+			text += " --" + f.Name + "=" + v
+		}
+	}
+	return text
+}
+
 // commandLine is the command line of cmd for a shell: with these arguments, and the flags that were given, but for some.
 func (e *env) commandLine(cmd *cobra.Command, given []string, but ...string) string {
 	flags := ""
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if slices.Contains(but, f.Name) || cmd.InheritedFlags().Lookup(f.Name) != nil {
-			return
-		}
-		values := []string{f.Value.String()}
-		switch v := f.Value.(type) {
-		case *onceValue:
-			values[0] = v.text
-		case pflag.SliceValue:
-			values = v.GetSlice()
-		}
-		for _, v := range values {
-			switch {
-			case f.NoOptDefVal == "":
-				flags += " --" + f.Name + " " + plain.Word(v)
-			case v == f.NoOptDefVal:
-				flags += " --" + f.Name
-			default:
-				flags += " --" + f.Name + "=" + v
-			}
+		if !slices.Contains(but, f.Name) && cmd.InheritedFlags().Lookup(f.Name) == nil {
+			flags += flagText(f)
 		}
 	})
 	if strings.HasPrefix(given[0], "-") {

@@ -191,8 +191,8 @@ func TestAny(t *testing.T) {
 		if out := r.ok("delete", "-j", "va", "egress", "any"); strings.Count(out, `"state": "deleted"`) != 1 {
 			t.Errorf("delete of the other one: %s", out)
 		}
-		r.prints("nothing to delete: va egress has no rule for any\n", "delete", "va", "egress", "any")
-		r.refused(exitInput, "va egress has no rule for any", "show", "va", "egress", "any")
+		r.prints("nothing to delete: no egress rule for any on va\n", "delete", "va", "egress", "any")
+		r.refused(exitInput, "no egress rule for any on va", "show", "va", "egress", "any")
 		// A change that is not confirmed yet keeps others from beginning.
 		r.ok("apply", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--confirm", "60s")
 		r.refused(exitInput, "'shapectl confirm' it or 'shapectl rollback' first", "set", "va", "egress", "any", "--rate", "1mbit")
