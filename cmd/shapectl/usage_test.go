@@ -225,7 +225,6 @@ func TestNetnsIsRepeated(t *testing.T) {
 		for args, says := range map[string]string{
 			"show va egress 10.9.0.0/16": "'shapectl -n " + netns + " show va' lists",
 			"rollback":                   "see 'shapectl -n " + netns + " show'",
-			"show egress va":             "did you mean 'shapectl show va egress -n " + netns + "'",
 		} {
 			r.refused(exitInput, says, append(strings.Fields(args), "-n", netns)...)
 		}
