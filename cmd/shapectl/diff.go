@@ -96,7 +96,7 @@ A policy file cannot name a device whose name is not UTF-8. export leaves such a
 
 func (e *env) export() error {
 	if e.json {
-		s, err := e.readRules(&filterRules{command: "export"}, false, reads{})
+		s, err := e.readRules(&filterRules{command: "export"}, reads{})
 		if s == nil {
 			return err
 		}

@@ -200,7 +200,7 @@ func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
 
 // explainPools explains what limits pools.
 func (e *env) explainPools(names []string, interval time.Duration) error {
-	s, err := e.readRules(&filterRules{command: "explain"}, false, reads{what: live.What{Sharers: true}, interval: interval})
+	s, err := e.readRules(&filterRules{command: "explain"}, reads{what: live.What{Sharers: true}, interval: interval})
 	if s == nil {
 		return err
 	}
@@ -244,12 +244,6 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) (questions []ex
 		case err != nil || there && pools != nil:
 			return nil, pools, err
 		case there:
-			device := filterRules{device: q.Name, direction: q.Direction}
-			hooks, err := device.hooks(n)
-			loader.CloseHooks(hooks)
-			if hooks == nil && err == nil {
-				return nil, nil, inputf("%s", device.none())
-			}
 			return nil, nil, inputf("the address is missing; give one, such as %s; %s lists what limits it", suggest("explain", q.Name, "10.0.0.7"), suggest("show", q.Name))
 		}
 	}

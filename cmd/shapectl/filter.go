@@ -20,6 +20,7 @@ import (
 type filterRules struct {
 	command   string            // for errors; "" for show
 	device    string            // "" for any
+	searches  bool              // device may be something else instead: find decides
 	pattern   bool              // device is a pattern: resolve decides
 	direction *policy.Direction // nil for both
 	networks  networks          // exactly these; nil for all
@@ -45,11 +46,11 @@ func (n networks) String() string {
 	return n[0].String()
 }
 
-// parseSearch reads the arguments of a command that takes those of show. search is whether the first one may be something
-// else than a device.
-func parseSearch(cmd string, given []string) (want filterRules, search bool, err error) {
+// parseSearch reads the arguments of a command that takes those of show.
+func parseSearch(cmd, plan string, given []string) (want filterRules, err error) {
 	want, err = parseFilter(cmd, given)
-	return want, len(given) == 1 || len(given) == 2, err
+	want.searches, want.plan = len(given) == 1 || len(given) == 2, plan
+	return want, err
 }
 
 // parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
@@ -110,6 +111,9 @@ func (want filterRules) none() string {
 	}
 	return "no " + what
 }
+
+// isSome reports whether arguments choose some of all rules.
+func (want filterRules) isSome() bool { return want.device != "" || want.plan != "" }
 
 // isSingle reports whether a filter is for one rule or pool rather than for many.
 func (want filterRules) isSingle() bool {

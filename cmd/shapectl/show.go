@@ -79,7 +79,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 			if err := o.check(cmd, pools); err != nil {
 				return err
 			}
-			want, search, err := parseSearch("show", given)
+			want, err := parseSearch("show", plan, given)
 			if err != nil {
 				return err
 			}
@@ -87,10 +87,9 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 				if len(given) > 1 {
 					return inputf("show: --pools takes the name of a pool, or a pattern; leave the other arguments out")
 				}
-				want, search = filterRules{pools: true, pool: want.device}, false
+				want = filterRules{pools: true, pool: want.device, plan: plan}
 			}
-			want.plan = plan
-			return e.show(want, search, o)
+			return e.show(want, o)
 		},
 	}
 	flags := cmd.Flags()
@@ -137,7 +136,7 @@ func checkInterval(cmd *cobra.Command, interval time.Duration) error {
 	return nil
 }
 
-func (e *env) show(want filterRules, search bool, o showOptions) error {
+func (e *env) show(want filterRules, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
@@ -145,7 +144,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		what:    live.What{Buckets: o.wide || o.buckets || want.pools, Sharers: o.wide || o.buckets || o.tree || want.pools},
 		buckets: o.buckets, affected: e.json || o.shadows, interval: o.interval,
 	}
-	seen, err := e.readRules(&want, search, read)
+	seen, err := e.readRules(&want, read)
 	if seen == nil {
 		return err
 	}
@@ -263,11 +262,11 @@ type seen struct {
 }
 
 // readRules reads what passes a filter, which is resolved. With the error comes what could be read, nil for nothing.
-func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, err error) {
+func (e *env) readRules(want *filterRules, read reads) (out *seen, err error) {
 	reader := cmp.Or(read.reader, new(live.Reader))
 	if read.interval > 0 {
 		first := *want
-		if once, err := e.readRules(&first, search, reads{reader: reader}); once == nil {
+		if once, err := e.readRules(&first, reads{reader: reader}); once == nil {
 			return nil, err
 		}
 		if err := e.wait(read.interval); err != nil {
@@ -279,7 +278,7 @@ func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, 
 		if all == nil {
 			return unread
 		}
-		if out, err = e.find(n, all, unread, want, search); out == nil {
+		if out, err = e.find(n, all, unread, want); out == nil {
 			return err
 		}
 		if want.isSingle() {
@@ -292,9 +291,9 @@ func (e *env) readRules(want *filterRules, search bool, read reads) (out *seen, 
 
 // find finds what passes a filter, which is resolved, in a reading of a namespace. unread is why some of it is missing. With the
 // error comes what was found, nil for nothing.
-func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules, search bool) (*seen, error) {
+func (e *env) find(n *loader.Namespace, all *live.Reading, unread error, want *filterRules) (*seen, error) {
 	resolve := want.resolve
-	if search {
+	if want.searches {
 		resolve = func(n *loader.Namespace) error { return want.search(n, all) }
 	}
 	if err := resolve(n); err != nil {

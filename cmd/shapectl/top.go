@@ -122,12 +122,11 @@ rule, its hosts are listed, too.
 			case o.once && !set("interval") && !o.looks():
 				o.interval = onceInterval
 			}
-			want, search, err := parseSearch("top", given)
+			want, err := parseSearch("top", plan, given)
 			if err != nil {
 				return err
 			}
-			want.plan = plan
-			return e.top(chosenRules{want, len(given) > 0 || plan != "", search}, o)
+			return e.top(want, o)
 		},
 	}
 	flags := cmd.Flags()
@@ -146,14 +145,7 @@ rule, its hosts are listed, too.
 // isOneIn reports whether one flow in n can be followed: n is a power of two up to 65536.
 func isOneIn(n uint32) bool { return bits.OnesCount32(n) == 1 && n <= 1<<16 }
 
-// chosenRules are those that arguments choose.
-type chosenRules struct {
-	want   filterRules
-	some   bool // not all
-	search bool // the first argument may be something else than a device
-}
-
-func (e *env) top(chosen chosenRules, o topOptions) error {
+func (e *env) top(chosen filterRules, o topOptions) error {
 	onScreen := !o.once && !e.json
 	if onScreen {
 		if err := e.checkScreen(); err != nil {
@@ -256,7 +248,7 @@ func hostname() string {
 type topSource struct {
 	e         *env
 	reader    *live.Reader
-	arguments chosenRules
+	arguments filterRules
 	topOptions
 	onScreen bool
 	// all is the last reading, and chosen what of it the arguments choose; nil for all.
@@ -273,7 +265,7 @@ func (s *topSource) Read() (*live.Reading, error) {
 	if r == nil {
 		return nil, fmt.Errorf("top: %w", s.e.advise(err))
 	}
-	if last := s.all.Swap(r); s.arguments.some && (last == nil || r.Scene() != last.Scene()) {
+	if last := s.all.Swap(r); s.arguments.isSome() && (last == nil || r.Scene() != last.Scene()) {
 		found, _, wrong := s.find(r)
 		if wrong != nil && last == nil {
 			return nil, wrong
@@ -289,12 +281,12 @@ func (s *topSource) Read() (*live.Reading, error) {
 
 // find finds the rules and pools that the arguments choose, and what these mean.
 func (s *topSource) find(r *live.Reading) (found []*live.Item, want filterRules, err error) {
-	if want = s.arguments.want; !s.arguments.some {
+	if want = s.arguments; !want.isSome() {
 		return r.Once(), want, nil
 	}
 	e, _ := s.e.inner()
 	err = e.with(loader.Read, "top", func(n *loader.Namespace) error {
-		seen, err := e.find(n, r, nil, &want, s.arguments.search)
+		seen, err := e.find(n, r, nil, &want)
 		if seen != nil {
 			found = seen.found
 		}

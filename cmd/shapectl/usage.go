@@ -51,6 +51,14 @@ func unknownCommand(parent *cobra.Command, word string) error {
 	return inputf("unknown command %q; '%s --help' lists the commands", word, parent.CommandPath())
 }
 
+// needsCommand is the error of a command line that ends before its command, or has another word there.
+func needsCommand(parent *cobra.Command, given []string) error {
+	if len(given) > 0 {
+		return unknownCommand(parent, given[0])
+	}
+	return inputf("%s: the command is missing; write '%s'", verb(parent), parent.UseLine())
+}
+
 // unmatched are flags of other tools for what a rule cannot match.
 var unmatched = []string{"port", "ports", "dport", "sport", "proto", "protocol", "mac"}
 
