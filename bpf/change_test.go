@@ -387,7 +387,7 @@ func TestLatePacketAfterRevert(t *testing.T) {
 				}
 				larger := limit
 				larger.Capacity = 20 * size
-				testenv.Must(t, set.Prepare([]policy.Difference{{Have: &limit, Want: &larger}}))
+				testenv.Must(t, set.Prepare([]policy.Difference{{Have: &limit, Want: &larger}}, func(int) {}))
 				set.Store.Time(from, until)
 				testenv.Must(t, set.Store.Arm())
 				send := func(now uint64, bytes int, verdicts ...uint32) {

@@ -249,7 +249,7 @@ func (p *leasedPool) change(rule policy.Rule, roll dice, now *uint64, soon func(
 	p.rig.at(*now)
 	p.advance(*now)
 	have := policy.Table{Rules: p.set.Store.Pools().Policy()}
-	testenv.Must(p, p.set.Store.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}})))
+	testenv.Must(p, p.set.Store.Pools().Prepare(have.Diff(policy.Table{Rules: []policy.Rule{rule}}), func(int) {}))
 	if roll(8) == 0 {
 		p.set.Store.Abandon()
 		return
@@ -378,7 +378,7 @@ func TestRenewalBeforeAChange(t *testing.T) {
 	testenv.Must(t, err)
 	plain := rule
 	plain.Cluster = policy.Cluster{}
-	testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &rule, Want: &plain}}))
+	testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &rule, Want: &plain}}, func(int) {}))
 	p.set.Store.Time(2e9, maps.Never)
 	testenv.Must(t, p.set.Store.Arm())
 	l := maps.Lease{Rate: 1e6, Safe: 1e6, Until: 5e9}

@@ -595,7 +595,7 @@ func TestDebtOfPools(t *testing.T) {
 	level("at a lower rate", passed-20_050_000)
 
 	set := f.set.Store.Pools()
-	testenv.Must(t, set.Prepare([]policy.Difference{{Have: &lower, Want: &up.rule}}))
+	testenv.Must(t, set.Prepare([]policy.Difference{{Have: &lower, Want: &up.rule}}, func(int) {}))
 	set.Store.Time(now+1000, now+1e9)
 	testenv.Must(t, set.Store.Arm())
 	now += 5e8

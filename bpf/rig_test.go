@@ -95,7 +95,7 @@ func (r *rig) prepare(want ...policy.Rule) {
 	r.Helper()
 	policy.SortRules(want)
 	have := policy.Table{Rules: r.set.Policy()}
-	testenv.Must(r, r.set.Prepare(have.Diff(policy.Table{Rules: want})))
+	testenv.Must(r, r.set.Prepare(have.Diff(policy.Table{Rules: want}), func(int) {}))
 }
 
 // A meta is the metadata of a packet's skb.

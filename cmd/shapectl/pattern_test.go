@@ -269,8 +269,8 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 		r.refused(exitKernel, "nothing was changed", "show", "x*") // names of rules cannot be read either
 		r.prints("no rules on a device that matches x*\n", "flush", "x*")
 		r.prints("no ingress rules on a device that matches tap*\n", "flush", "tap*", "ingress")
-		if got := r.run("flush", "tap*"); got.code != exitDone || got.err != "" || got.out != "deleted: tap0 egress: all rules, which another version of shapectl had set\n"+
-			"deleted: tap1 egress: all rules, which another version of shapectl had set\n" {
+		if got := r.run("flush", "tap*"); got.code != exitDone || got.err != "" || got.out != "deleted: tap0 egress: all rules, which this shapectl could not read\n"+
+			"deleted: tap1 egress: all rules, which this shapectl could not read\n" {
 			t.Errorf("flush: %+v", got)
 		}
 		if hooks := r.hooks(); len(hooks) != 1 {

@@ -82,6 +82,8 @@ func TestReplayRefusals(t *testing.T) {
 	radio, err := os.ReadFile(pcapTrace)
 	testenv.Must(t, err)
 	radio[20] = 127
+	link := filepath.Join(dir, "link.html")
+	testenv.Must(t, os.Symlink(write("target", ""), link))
 	for _, c := range []struct{ args, says string }{
 		{"", "takes"},
 		{"x.csv", "--rate"},
@@ -100,6 +102,7 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --plot x.png", "name the file .html"},
 		{csvTrace + " --rate 1mbit --plot=", "--plot is empty"},
 		{csvTrace + " --rate 1mbit --plot /no/such/x.html", "/no/such"},
+		{csvTrace + " --rate 1mbit --plot " + link, "is not a regular file"},
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},

@@ -16,7 +16,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"golang.org/x/term"
 
 	"github.com/shapectl/shapectl/internal/bpffs"
 	"github.com/shapectl/shapectl/internal/events"
@@ -50,8 +49,9 @@ type env struct {
 	out, err io.Writer // run escapes what is written to them
 	getenv   func(string) string
 
-	terminal *os.File // out without escaping; nil if it is no terminal
-	columns  int      // width of that terminal; 0 if there is none
+	terminal *os.File  // out without escaping; nil if it is no terminal
+	screen   io.Writer // err without escaping, for progress; nil if it is no terminal
+	columns  int       // width of that terminal; 0 if there is none
 
 	json    bool
 	netns   string // "" for that of the process
@@ -134,6 +134,9 @@ func missingf(format string, args ...any) error {
 
 // run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
+	if isTerminal(e.err) {
+		e.screen = e.err
+	}
 	if e.columns = e.columnsOf(e.out); isTerminal(e.out) {
 		e.terminal = e.out.(*os.File)
 	}
@@ -144,11 +147,6 @@ func (e *env) run(args []string) int {
 		return exitDegraded
 	}
 	return code
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 func (e *env) runPlain(args []string) int {
@@ -333,6 +331,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	if err != nil {
 		return err
 	}
+	shown := progress{to: e.screen, begun: time.Now()}
+	defer shown.clear() // where it failed
+	o.Progress = shown.at
 	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(bytes.Buffer)
 	for err = loader.ErrFaster; errors.Is(err, loader.ErrFaster); {
@@ -344,6 +345,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 				return err
 			}
 			defer n.Close()
+			if n.Restored != "" {
+				e.say("shapectl: restored limits that were not in force, as something had deleted the pin %s", n.Restored)
+			}
 			err = f(n)
 			if collected := n.Collected; err == nil && len(collected) > 0 {
 				e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
@@ -383,8 +387,8 @@ var advices = []advice{
 	{loader.ErrNoChange, true, "; see %s", []string{"show"}},
 	{loader.ErrTooLate, true, "; make the change again if it was right", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
+	{maps.PinError(""), false, "; rules may still be in force; nothing was changed: %s deletes them, then apply the policy again", []string{"flush --all"}},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
-	{loader.ErrUnpinned, false, "; nothing was changed: export all rules, then %s and apply them again", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first; if that bpffs was unmounted, remove them with 'tc filter del' or 'bpftool link detach'", nil},

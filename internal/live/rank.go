@@ -295,7 +295,7 @@ func (out *Reading) picked(v View) map[*Limit]bool {
 	some := map[*Limit]bool{}
 	for i := range out.Items {
 		l := out.Items[i].Limit
-		if v.Name != "" && (l.IsPool() || l.Label.Name != v.Name) || v.Of != "" && l.Key.String() != v.Of {
+		if v.Name != "" && (l.IsPool() || l.Who() != v.Name) || v.Of != "" && l.Key.String() != v.Of {
 			continue
 		}
 		some[l] = true
@@ -427,7 +427,7 @@ func (out *Reading) tree(all []Row, v View) (rows []Row, of int) {
 	level := func(pool *Limit, depth int, whole bool) {
 		var below []Row
 		add := func(r *Row) {
-			if r != nil && (v.By != "node" || r.IsPool() && r.owner == nil) {
+			if r != nil && (v.By != "node" || r.IsPool() && r.owner == "") {
 				below = append(below, *r)
 			}
 		}

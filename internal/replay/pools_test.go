@@ -482,7 +482,7 @@ func (c *changing) plan() string {
 	}
 	c.before, c.after = c.model.rules, after
 	for in, steps := range steps {
-		testenv.Must(c.t, in.Prepare(steps))
+		testenv.Must(c.t, in.Prepare(steps, func(int) {}))
 	}
 	c.from = min(c.now+1+c.Uint64N(1<<(10+c.IntN(20))), c.now+maps.MaxLead)
 	if c.IntN(3) > 0 {

@@ -457,7 +457,7 @@ func TestByteClocksAfterAbandonedChange(t *testing.T) {
 	h := r.openHook(Write, "va")
 	faster := full
 	faster.Rate *= 1000
-	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}))
+	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}, func(int) {}))
 	from := maps.Now() + 1e9
 	h.Set.Store.Time(from, from+1e9)
 	h.Set.Store.Abandon() // as the next command does after a command that was killed here
@@ -526,7 +526,7 @@ func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duratio
 		return n.pins.changing(func() error {
 			testenv.Must(r.t, errors.Join(orders.claim(&n.pins), orders.attach(&n.pins)))
 			for _, o := range orders {
-				testenv.Must(r.t, o.Set.Prepare(o.steps))
+				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}
 			_, err := inTime(maps.Now, maps.Never, func(moment uint64) error {
 				n.pins.store.Time(moment+uint64(later), maps.Never)

@@ -236,7 +236,7 @@ func (all orders) apply(p *pins, o ApplyOptions) (err error) {
 	case of == 1 && o.Final:
 		err = all.step()
 	case of > 0:
-		err = all.change(p, o)
+		err = all.change(p, o, of)
 	}
 	if err != nil {
 		return err
@@ -292,12 +292,17 @@ func (all orders) step() error {
 	return nil
 }
 
-// change carries out all steps at one moment.
-func (all orders) change(p *pins, o ApplyOptions) error {
+// change carries out all steps, of which there are so many, at one moment.
+func (all orders) change(p *pins, o ApplyOptions, of int) error {
+	ready := 0
 	for _, one := range all {
-		if err := one.Set.Prepare(one.steps); err != nil {
+		if err := one.Set.Prepare(one.steps, func(steps int) {
+			p.options.progress("rules ready", ready+steps, of)
+		}); err != nil {
 			return fmt.Errorf("%s: %w", tableName(one.want), err)
 		}
+		ready += len(one.steps)
+		p.options.progress("rules ready", ready, of)
 	}
 	if o.Policy != nil {
 		if err := p.keepPolicy(o.Policy, true); err != nil {
@@ -327,14 +332,18 @@ func (all orders) finish(p *pins, change bool) error {
 		}
 		have = p.store.Have(maps.Exists)
 	}
-	err := forEach(all, func(o *order) error {
-		switch {
-		case o.gone != nil || o.isPools():
-			return nil
-		case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
-			return p.trimIfb(o.Hook)
+	err := hurry.Up(len(all), func() (failed error) {
+		for i, o := range all { // even after some failed
+			switch {
+			case o.gone != nil || o.isPools():
+			case have != nil && o.Set != nil && have[o.Set.Number()]: // nil: all went with the last change
+				failed = errors.Join(failed, p.trimIfb(o.Hook))
+			default:
+				failed = errors.Join(failed, p.removeHook(o.Hook))
+			}
+			p.options.progress("programs detached", i+1, len(all))
 		}
-		return p.removeHook(o.Hook)
+		return failed
 	})
 	return errors.Join(err, p.discardForeign(), p.drop())
 }
@@ -387,13 +396,13 @@ func (all orders) claim(p *pins) error {
 // attach attaches hooks that are not attached, with programs of this build.
 func (all orders) attach(p *pins) error {
 	return hurry.Up(len(all), func() error {
-		for _, o := range all {
-			if o.gone != nil || o.isPools() {
-				continue
+		for i, o := range all {
+			if o.gone == nil && !o.isPools() {
+				if err := o.failed(o.attach(p)); err != nil {
+					return err
+				}
 			}
-			if err := o.failed(o.attach(p)); err != nil {
-				return err
-			}
+			p.options.progress("programs attached", i+1, len(all))
 		}
 		return nil
 	})

@@ -137,9 +137,10 @@ func Count(steps []policy.Difference) (d Difference) {
 	return d
 }
 
-// Prepare readies the set for steps of valid rules. Packets see nothing of them yet. The error
+// Prepare readies the set for steps of valid rules. Packets see nothing of them yet.
+// progress is called now and then with the number of steps that are ready. The error
 // wraps ErrFull where there is no room; Abandon then undoes what was done.
-func (s *Set) Prepare(steps []policy.Difference) error {
+func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
 	k := s.Store.gather()
 	if phase(s.Store.change.Phase) != phaseBefore { // of other sets, too, the last change is over
 		s.Store.Finish()
@@ -147,7 +148,7 @@ func (s *Set) Prepare(steps []policy.Difference) error {
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
 	grace.Wait(s.Store.change, s.Store.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
-	return s.do(steps, later)
+	return s.do(steps, later, progress)
 }
 
 // Abandon undoes what Prepare did, also in a process that was killed before Arm.

@@ -90,13 +90,13 @@ func (s *index) gather() *known {
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.Store.finishUnlessPending()
 	steps := stepsTo(s, []policy.Rule{rule})
-	err = s.do(steps, atOnce)
+	err = s.do(steps, atOnce, nil)
 	return len(steps) > 0 && err == nil, err
 }
 
 // Load is Put for many rules of different prefixes, each in force as soon as it is set. It
 // does not end the last change; rules that take part in that must not be among them.
-func (s *Set) Load(rules []policy.Rule) error { return s.do(stepsTo(s, rules), atOnce) }
+func (s *Set) Load(rules []policy.Rule) error { return s.do(stepsTo(s, rules), atOnce, nil) }
 
 // LoadPending is Load while a change is pending, for rules that are in force once it has reverted, and steps from these to
 // those that are in force now. No packet may see them yet.
@@ -106,7 +106,7 @@ func (s *Set) LoadPending(reverted []policy.Rule, now []policy.Difference) error
 	if err := s.Load(reverted); err != nil {
 		return err
 	}
-	if err := s.do(now, later); err != nil {
+	if err := s.do(now, later, nil); err != nil {
 		return err
 	}
 	for _, it := range k.taking[before:] {
@@ -143,9 +143,12 @@ const (
 	later  when = true // after the change that is being prepared
 )
 
-// do carries out steps, each of which must start from the rule that the set has.
-// The error wraps ErrFull or ErrNoPool.
-func (s *Set) do(steps []policy.Difference, at when) (err error) {
+// progressStep is the number of steps between two calls of progress.
+const progressStep = 1 << 12
+
+// do carries out steps, each of which must start from the rule that the set has. progress
+// may be nil. The error wraps ErrFull or ErrNoPool.
+func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
 	if l := s.Store.Lacks(Needs(steps...)); l.Rules|l.Shares|l.Leases > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.Store.room())
 	}
@@ -166,11 +169,14 @@ func (s *Set) do(steps []policy.Difference, at when) (err error) {
 			s.Store.prefixes.Trim(s.number)
 		}
 	}()
-	for _, d := range steps {
+	for i, d := range steps {
 		if d.Want == nil {
 			s.drop(d.Have.Prefix)
 		} else if err := s.set(d.Have, *d.Want, at); err != nil {
 			return err
+		}
+		if progress != nil && (i+1)%progressStep == 0 {
+			progress(i + 1)
 		}
 	}
 	return nil

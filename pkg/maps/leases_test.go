@@ -43,7 +43,7 @@ func TestRevertsOfLeases(t *testing.T) {
 				change := func(to policy.Rule, until uint64) {
 					t.Helper()
 					e, _ := pools.Find(to.Prefix)
-					testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &e.Rule, Want: &to}}))
+					testenv.Must(t, pools.Prepare([]policy.Difference{{Have: &e.Rule, Want: &to}}, nil))
 					r.Store.Time(r.now, until)
 				}
 				renew := func(rate policy.Rate) {

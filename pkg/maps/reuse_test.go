@@ -79,7 +79,7 @@ func TestParametersAreWrittenAgainAfterPackets(t *testing.T) {
 			want := rules[i]
 			steps = append(steps, policy.Difference{Have: &have, Want: &want})
 		}
-		testenv.Must(t, s.Prepare(steps))
+		testenv.Must(t, s.Prepare(steps, nil))
 		s.Store.Time(now, Never)
 		testenv.Must(t, s.Store.Arm())
 		s.Store.Commit()

@@ -89,7 +89,7 @@ func (r *rig) prepare(want ...policy.Rule) []policy.Difference {
 	r.Helper()
 	policy.SortRules(want)
 	steps := policy.Table{Rules: r.Policy()}.Diff(policy.Table{Rules: want})
-	testenv.Must(r.T, r.Prepare(steps))
+	testenv.Must(r.T, r.Prepare(steps, func(int) {}))
 	return steps
 }
 
