@@ -39,15 +39,7 @@ use 'shapectl apply --max-remove' for the policy.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
-		Args: func(cmd *cobra.Command, given []string) error {
-			if len(given) > 0 {
-				return unknownCommand(cmd, given[0])
-			}
-			return nil
-		},
-		RunE: func(*cobra.Command, []string) error {
-			return inputf("import: the tool is missing; use libreqos, tc or nft")
-		},
+		RunE: needsCommand,
 	}
 	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
 	return cmd
@@ -92,13 +84,11 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 			switch {
 			case o.Device == "":
 				return inputf("import libreqos: --device is missing; name the device that faces the subscribers")
-			case cmd.Flags().Changed("upload") && o.Upload == "":
-				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", o.Device)
 			case o.Upload == o.Device:
 				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", o.Device)
 			case o.Share.Kind == policy.ShareMember:
 				return inputf("import libreqos: --share member is for pools of several circuits; use flow, host or none")
-			case cmd.Flags().Changed("network") && (network == "" || network == given[0]):
+			case network == given[0]:
 				return inputf("import libreqos: --network needs a file of its own; name LibreQoS's network.json")
 			}
 			for _, pattern := range o.Protect {

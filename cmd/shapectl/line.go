@@ -26,7 +26,7 @@ import (
 type lineOptions struct {
 	down, up, min  policy.Rate
 	link           policy.Overhead
-	fair           policy.ShareKind
+	fair           string // "" for what the line needs
 	adapt, noQueue bool
 	reflectors     []string
 	dryRun         bool
@@ -100,7 +100,7 @@ With --dry-run, line prints the policy that it would bring into force. Keep it f
 	once(f, lineRate(&o.down), "down", "the line's rate of downloads, from a speed test")
 	once(f, lineRate(&o.up), "up", "the line's rate of uploads")
 	once(f, flagValue{"bytes", "", o.link.Set}, "link", "`bytes` that the line adds; or docsis, ethernet, pppoe-ptm")
-	once(f, flagValue{"host|flow", "", o.setFair}, "fair", "who has an equal part of a full line")
+	once(f, choice(&o.fair, "host", "flow"), "fair", "who has an equal part of a full line")
 	f.BoolVar(&o.adapt, "adapt", false, "lower the rates while the line is slow")
 	once(f, lineRate(&o.min), "min", "with --adapt: the lowest rate; a fifth of the rate by default")
 	f.StringArrayVar(&o.reflectors, "reflector", nil, "with --adapt: the `address` whose round-trip times tell that the line is slow")
@@ -120,15 +120,6 @@ func lineRate(r *policy.Rate) flagValue {
 		*r = rate
 		return err
 	}}
-}
-
-func (o *lineOptions) setFair(s string) error {
-	var share policy.Share
-	if err := share.Set(s); err != nil || share.Kind != policy.ShareHost && share.Kind != policy.ShareFlow {
-		return fmt.Errorf("%.64q is unknown; use host or flow", s)
-	}
-	o.fair = share.Kind
-	return nil
 }
 
 // line limits a line.
@@ -189,8 +180,12 @@ func (e *env) line(name string, o lineOptions) error {
 
 // lineOf is the line that the flags ask for on a device.
 func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line.Line, err error) {
+	var share policy.Share
+	if err := share.Set(o.fair); o.fair != "" && err != nil {
+		return l, err
+	}
 	l = line.Line{
-		Device: dev.Name, Link: string(o.link), Share: o.fair, Adapt: o.adapt, Reflectors: o.reflectors, Command: o.command,
+		Device: dev.Name, Link: string(o.link), Share: share.Kind, Adapt: o.adapt, Reflectors: o.reflectors, Command: o.command,
 		Up:   line.Direction{Rate: o.up, Drops: o.noQueue, Min: o.min},
 		Down: line.Direction{Rate: o.down, Drops: o.noQueue, Min: o.min},
 	}
@@ -207,7 +202,7 @@ func (e *env) lineOf(dev netinfo.Device, have line.Split, o lineOptions) (l line
 		e.say("%s: the default route leaves by %s; if that is the line, give its name instead", plain.Line(dev.Name), plain.Line(behind.Line))
 	}
 	switch {
-	case o.fair != policy.ShareNone:
+	case o.fair != "":
 	case behind.NAT.IsValid():
 		l.Share = policy.ShareFlow
 		l.Why = fmt.Sprintf("The hosts of %v on %s most likely have one address on the line (NAT), so they cannot be told apart", behind.NAT, plain.Line(behind.Via))
@@ -278,17 +273,14 @@ func planLine(have line.Split, text []byte) (want, tables []policy.Table, err er
 	if err != nil {
 		return nil, nil, err
 	}
-	devices, err := policyDevices(f)
+	made, err := goalOf(f)
 	if err != nil {
 		return nil, nil, err
 	}
-	if tables, _, err = f.Tables(devices); err != nil {
-		return nil, nil, err
-	}
-	if want, err = have.With(tables); err != nil {
+	if want, err = have.With(made.tables); err != nil {
 		return nil, nil, inputf("%w; nothing was changed", err)
 	}
-	return want, tables, nil
+	return want, made.tables, nil
 }
 
 // applyLine brings into force what planLine returned.

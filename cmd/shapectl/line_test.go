@@ -218,7 +218,7 @@ func TestLineRefused(t *testing.T) {
 		"unlimited":            {"", "line va --up unlimited", "leave the flag out for a direction without a limit"},
 		"no unit":              {"", "line va --up 1mb", "ambiguous"},
 		"a link of cells":      {"", "line va --up 1mbit --link atm", "counts ATM cells, which is not supported"},
-		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use host or flow"},
+		"fair for nobody":      {"", "line va --up 1mbit --fair member", "use one of host, flow"},
 		"a rate twice":         {"", "line va --up 1mbit --up 2mbit", "it was given already"},
 		"min without adapt":    {"", "line va --up 1mbit --min 100kbit", "give --adapt, too"},
 		"reflector, no adapt":  {"", "line va --up 1mbit --reflector 9.9.9.9", "give --adapt, too"},

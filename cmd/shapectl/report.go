@@ -207,19 +207,18 @@ func parseMoment(text string, now time.Time) (time.Time, error) {
 		}
 		return now.Add(-ago), nil
 	}
-	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", time.DateOnly} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			return t, nil
+	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", time.DateOnly, "15:04"} {
+		t, err := time.ParseInLocation(layout, text, now.Location())
+		if err != nil {
+			continue
 		}
-	}
-	for _, layout := range []string{"15:04", time.TimeOnly} {
-		if t, err := time.ParseInLocation(layout, text, now.Location()); err == nil {
-			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+		if t.Year() == 0 { // the last time that it was that time
+			t = time.Date(now.Year(), now.Month(), now.Day(), t.Hour(), t.Minute(), 0, 0, now.Location())
 			if t.After(now) {
 				t = t.AddDate(0, 0, -1)
 			}
-			return t, nil
 		}
+		return t, nil
 	}
 	return now, fmt.Errorf("%.64q is not a time; write an age such as 24h or 7d, or a time such as '2026-11-23 14:00'", text)
 }

@@ -86,9 +86,8 @@ after a change that of devices and directions without rules. Rollback is no long
 state, changed the rules of a host, given a guarantee, or removed the pool of a deleted device.
 
 With --cluster-store or SHAPECTL_STORE, serve gets leases on the rates of clusters from a store that hosts share: Redis
-(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. The
-kernel ends a lease after two seconds unless it was renewed. The pool then has its safe share. All hosts together never
-have more than the rate. Each host needs a name that no other host of its clusters has.
+(6.2 or later) or Valkey. It reaches the store from the network namespace that it was started in, also with -n. Each host
+needs a name that no other host of its clusters has.
 
 Over the Unix socket, root can do everything, and the group shapectl can read. Over 127.0.0.1, all users of this host
 can read; changes need the token in --token-file. On an address that other hosts can reach, every request needs the

@@ -66,19 +66,7 @@ the rate of packets that passed, OF RATE is USE in percent of the rate. DROPS is
 their share of all packets. LEVEL is how full the bucket is, or the fullest one of many. LAST MINUTE is USE, where a full
 cell is the rate; without a shared rate, it is the highest use.
 
-Keys:
-
-  up, down, page up, page down, home, end   select a row (also k, j, g, G)
-  enter   open the row: a pool's members, a name's rules, a rule's hosts, a host's flows
-  esc     go back; also clears the filter
-  s, S    the next or previous order
-  v, V    the next or previous view, as --by names them
-  /       show only rows that contain a text: name, plan, note, pool, device, network
-  r       change the rate: it reverts after a minute unless you press c
-  c, u    confirm a pending change, or undo it
-  e       explain what limits the row
-  p       pause
-  ?, q    help, and quit; ctrl-z suspends
+Press ? for the keys, such as enter to see a rule's hosts, and r to change a rate.
 
 --by host and --by flow measure who uses rules: OFFERED is what a host or flow sent, PASSED what left the rule again,
 LEVEL and FULL how full its bucket is, if it has one of its own. An ADDRESS stands for the rules that decide over it.
