@@ -584,23 +584,6 @@ func TestKilledApply(t *testing.T) {
 	}
 }
 
-// atOnce runs commands as processes at the same time; each must end with one of these codes.
-func (r *rig) atOnce(codes []int, lines ...string) (results []result) {
-	r.t.Helper()
-	var running []*started
-	for _, line := range lines {
-		running = append(running, r.start(strings.Fields(line)...))
-	}
-	for i, s := range running {
-		got := s.result()
-		if !slices.Contains(codes, got.code) {
-			r.t.Errorf("%s: exit %d: %s", lines[i], got.code, got.err)
-		}
-		results = append(results, got)
-	}
-	return results
-}
-
 // A started command runs as a process.
 type started struct {
 	cmd      *exec.Cmd

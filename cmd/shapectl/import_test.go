@@ -167,7 +167,7 @@ func TestImportIsAPolicy(t *testing.T) {
 func TestImportRefuses(t *testing.T) {
 	d := &desk{rig: rig{t: t}, in: subscribers}
 	for _, test := range []struct{ args, says string }{
-		{"import", "libreqos, tc or nft"},
+		{"import", "libreqos|tc|nft"},
 		{"import wondershaper", "'shapectl import --help' lists"},
 		{"import libreqos", "takes"},
 		{"import libreqos - -", "takes"},

@@ -99,7 +99,7 @@ func TestServeAnswersAllCommands(t *testing.T) {
 	s.ask(200, "set", o{"named": "home", "new": true, "rate": "100mbit"}, "100mbit")
 	s.ask(200, "show", "pools=true&named=home", "100mbit")
 	s.ask(200, "set", o{"kind": "pool", "named": "home", "rate": "200mbit"}, "200mbit")
-	s.ask(404, "set", o{"kind": "rule", "device": "va", "direction": "egress", "network": "10.0.1.0/24", "rate": "1mbit"}, "no rule for 10.0.1.0/24; nothing was changed")
+	s.ask(404, "set", o{"kind": "rule", "device": "va", "direction": "egress", "network": "10.0.1.0/24", "rate": "1mbit"}, "no egress rule for 10.0.1.0/24 on va; nothing was changed")
 	s.ask(200, "delete", o{"named": "home"}, "")
 	s.ask(200, "show", "device=va&direction=egress&network=10.0.0.0/24&sentences=true", "20mbit")
 	s.ask(200, "show", "names=true", "--alice")
