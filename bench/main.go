@@ -31,11 +31,9 @@ import (
 var (
 	suiteFlag = flag.String("suite", "", "suites to run, separated by commas (default: all)")
 	quick     = flag.Bool("quick", false, "only show that every suite runs: seconds instead of minutes; the figures mean little")
-	docs      = flag.String("o", "",
+	docs      = flag.String("o", "docs",
 		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
-	render = flag.Bool("render", false, "measure nothing: write the pages again from bench/benchmarks.json")
-	only   = flag.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
-		"only subjects with one of these name prefixes, separated by semicolons")
+	render    = flag.Bool("render", false, "measure nothing: write the pages again from bench/benchmarks.json")
 	guestFlag = flag.String("guest", "", "measure this suite in a virtual machine and print the figures "+
 		"(the suites instructions, accuracy, queue and pools use it)")
 )
@@ -84,15 +82,6 @@ func unlessQuick[T any](full, small T) T {
 	return full
 }
 
-// chosen reports whether a subject is to be measured.
-func chosen(subject string) bool {
-	return slices.ContainsFunc(strings.Split(*only, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
-}
-
-func chosenOf(list ...limiter) []limiter {
-	return slices.DeleteFunc(slices.Clone(list), func(s limiter) bool { return !chosen(s.name) })
-}
-
 func main() {
 	flag.Parse()
 	err := try(run)
@@ -116,7 +105,7 @@ func run() {
 	}
 	chosen := choose(*suiteFlag)
 	r := report{Machine: thisMachine(), Runs: map[string]measured{}}
-	if *docs != "" && *suiteFlag != "" {
+	if *suiteFlag != "" {
 		before, err := readReport(*docs)
 		if err == nil {
 			err = r.keep(before, chosen)
@@ -134,12 +123,6 @@ func run() {
 			r.measure(s)
 			r.Runs[s.name] = now
 		}
-	}
-	if *docs == "" {
-		for _, s := range r.Sections() {
-			check(pages.ExecuteTemplate(os.Stdout, "suite", s))
-		}
-		return
 	}
 	r.write(*docs)
 }
@@ -348,7 +331,7 @@ func (s suite) inGuest() {
 		call = append(call, "-M", m)
 	}
 	call = append(call, "-p", "ip", "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench",
-		"--", "/bench", "-guest", s.name, "-only", *only, "-quick="+strconv.FormatBool(*quick))
+		"--", "/bench", "-guest", s.name, "-quick="+strconv.FormatBool(*quick))
 	c := exec.CommandContext(ctx, "scripts/guest.sh", call...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // guest.sh must stop its guest
 	c.Stderr = os.Stderr

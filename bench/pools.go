@@ -20,9 +20,7 @@ func pools() { sharing("without delay", 0) }
 // guestPools measures in the guest.
 func guestPools() {
 	chains()
-	if chosen("shapectl") {
-		oracle()
-	}
+	oracle()
 	sharing("20 ms round trip", roundTrip, htbCoDel, isolatingCAKE)
 }
 
@@ -41,7 +39,7 @@ func chains() {
 				{name: "HTB", note: "a class for each pool and for the rule; at most 8 levels"},
 				{name: "shapectl, share member", lowest: memberShare, others: memberShare},
 			} {
-				if !chosen(c.name) || n == 0 && c.lowest == memberShare || n == 8 && c.name == "HTB" {
+				if n == 0 && c.lowest == memberShare || n == 8 && c.name == "HTB" {
 					continue
 				}
 				chain := &tree{rate: ample.rate}
@@ -197,9 +195,9 @@ var htbOfThree = limiter{
 
 // sharing sends the three senders through each limiter at each rate. Not every machine has the others.
 func sharing(table string, roundTrip time.Duration, others ...limiter) {
-	subjects := chosenOf(append([]limiter{
+	subjects := append([]limiter{
 		shaping("share flow", policy.Limit{Share: flowShare}), shaping("no share", policy.Limit{}), htbOfThree,
-	}, others...)...)
+	}, others...)
 	rates := []policy.Rate{20e6, 100e6, 500e6}
 	for _, rate := range unlessQuick(rates, rates[:1]) {
 		for _, s := range subjects {

@@ -324,28 +324,15 @@ func (t table) find(column, subject, unit string) Result {
 	return Result{}
 }
 
-// Markdown returns the table with a column for each case, or for each unit if there are several units.
-func (t table) Markdown() string {
-	units := t.units()
-	if len(units) == 1 {
-		return t.inUnit(units[0], Result.cell) + "\n" + t.notes()
+// Markdown returns the table: a part for each unit, with a column for each case.
+func (t table) Markdown() (text string) {
+	for _, unit := range t.units() {
+		text += t.inUnit(unit, Result.cell) + "\n"
 	}
-	text := row(append([]string{"", ""}, units...)...) + rule(2, len(units))
-	for _, column := range t.columns() {
-		for _, subject := range t.subjects() {
-			cells := []string{column, subject}
-			for _, unit := range units {
-				cells = append(cells, t.find(column, subject, unit).cell())
-			}
-			if strings.Join(cells[2:], "") != "" {
-				text += row(cells...)
-			}
-		}
-	}
-	return text + "\n" + t.notes()
+	return text + t.notes()
 }
 
-// inUnit returns the figures in a unit, with a column for each case.
+// inUnit returns the figures in a unit, with a column for each case, of those who have one.
 func (t table) inUnit(unit string, cell func(Result) string) string {
 	text := row(append([]string{unit}, t.columns()...)...) + rule(1, len(t.columns()))
 	for _, subject := range t.subjects() {
@@ -353,7 +340,9 @@ func (t table) inUnit(unit string, cell func(Result) string) string {
 		for _, column := range t.columns() {
 			cells = append(cells, cell(t.find(column, subject, unit)))
 		}
-		text += row(cells...)
+		if strings.Join(cells[1:], "") != "" {
+			text += row(cells...)
+		}
 	}
 	return text
 }

@@ -72,7 +72,7 @@ func (p *lane) turn() (nanoseconds float64) {
 // It records the time that each limiter adds to a packet.
 func race(name string, rounds int, subjects []limiter, enter func(limiter) *lane) {
 	var lanes []*lane
-	for _, s := range append([]limiter{bare}, chosenOf(subjects...)...) {
+	for _, s := range append([]limiter{bare}, subjects...) {
 		p := enter(s)
 		defer p.Close()
 		lanes = append(lanes, p)
@@ -138,10 +138,8 @@ const counted = 4000
 
 // instructions measures in the guest.
 func instructions() {
-	if *quick && *only == "" {
-		*only = "shapectl gcra, each all"
-	}
-	subjects := chosenOf(append(shapectlModes(), onClsact, police, tbf, htb, cake, nftLimit, nftSet, hashlimitAll, hashlimitHost)...)
+	subjects := unlessQuick(append(shapectlModes(), onClsact, police, tbf, htb, cake, nftLimit, nftSet, hashlimitAll, hashlimitHost),
+		[]limiter{shapectlModes()[0], onClsact})
 	countingInstructions(func() {
 		for _, to := range []netip.Addr{target, target6} {
 			family := map[bool]string{true: "IPv4", false: "IPv6"}[to.Is4()]
@@ -206,7 +204,7 @@ func guestAccuracy() {
 // compareAccuracy measures limiters at all rates. Where is a part of the tables' names.
 func compareAccuracy(where string, subjects []limiter) {
 	for _, rate := range unlessQuick([]policy.Rate{1e6, 20e6, 500e6}, []policy.Rate{20e6}) {
-		for _, s := range chosenOf(subjects...) {
+		for _, s := range subjects {
 			shares := delivered(s, rate)
 			if shares == nil {
 				continue

@@ -12,11 +12,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/importer"
 	"github.com/shapectl/shapectl/internal/netns"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -28,8 +26,9 @@ func importCommand(e *env) *cobra.Command {
 		Short: "Convert limits of another tool to a policy",
 		Long: `Print a policy that has the limits of another tool. Nothing is changed.
 
-What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what it
-is, where, why, and what to do about it. With -j, one object has the policy, its rules and everything of each kind.
+What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what
+becomes of the limit, what it was, where, and what to do about it. With -j, one object has the policy, its rules and
+all places of each kind, with the reason.
 
 Exit codes: 0 all was imported; 1 the input cannot be read, and there is no policy; 4 there is a policy, and something
 was left out or changed: read the report before you apply it.
@@ -66,17 +65,18 @@ Downloads are limited on egress of --device, which faces subscribers. Uploads ar
   Download Min Mbps    is its guarantee; the same for uploads
 
 Guarantees that add up to more than a node's rate are lowered: all within it get 3/4 of theirs, or 1/2, 3/8, 1/4 and
-so on. These steps are large, so a change of one circuit seldom changes others. The report names first who loses most.
+so on. These steps are large, so a change of one circuit seldom changes others. The report names who loses most.
 Circuits that --protect names keep their guarantee, if these fit. LibreQoS lowers all to 1 Mbps or less.
 
 Circuits are known by their ID: another circuit of the same name changes nothing. The pools of circuit 10001 are "10001
-down" and "10001 up". Rules have its name with the ID, such as "School (10001)". Device, comment, and a parent node
-without a rate become their note. The rates of a circuit with one address become a plan: down-50-10 and up-50-10 for 50
-Mbps down and 10 Mbps up.
+down" and "10001 up". All its rules have the name of its first row with the ID, such as "School (10001)". Without an ID,
+the first address stands for it. Other names, device, comment, and a parent node without a rate become the note of a
+rule. Names of more than 64 bytes and notes of more than 256 are cut. The rates of a circuit with one address become a
+plan: down-50-10 and up-50-10 for 50 Mbps down and 10 Mbps up.
 
 Rows that cannot be read are an error, which names all of them. With --skip-bad, they are left out, and listed.
 
-A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. The report lists all these addresses.
+A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. These circuits are listed first.
 Also listed, but not imported: guarantees of circuits without a node, and addresses of an earlier circuit.`,
 		Example: `  shapectl import libreqos /opt/libreqos/src/ShapedDevices.csv --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
@@ -102,7 +102,7 @@ Also listed, but not imported: guarantees of circuits without a node, and addres
 					network, found = beside, beside
 				}
 			}
-			return e.importFile("libreqos", given[0], cmd, func(devices importer.File) (importer.Imported, error) {
+			return e.importFile("libreqos", given[0], func(devices importer.File) (importer.Imported, error) {
 				imported, err := e.importLibreQoS(devices, network, o)
 				if found != "" {
 					imported.Notes = append(imported.Notes, "the tree of nodes is that of "+found)
@@ -149,15 +149,15 @@ Comments of nft rules become names.
 If packets must conform to several limits, such as one for each host and one for all, the limit of more networks
 becomes a pool, and the rules of the others are within it.
 
-Listed, but not imported: limits in packets, limits on more than an address, quotas, matches of iptables, and limits
-in chains for NAT.`,
+Listed, but not imported: limits in packets, limits on more than an address or on all but some, quotas, matches of
+iptables, limits whose excess packets jump to a chain, and limits in chains for NAT.`,
 		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("device") && device == "" {
 				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
 			}
-			return e.importFile("nft", given[0], cmd, func(ruleset importer.File) (importer.Imported, error) {
+			return e.importFile("nft", given[0], func(ruleset importer.File) (importer.Imported, error) {
 				return importer.NFT(ruleset.Name, ruleset.Text, device)
 			})
 		},
@@ -172,7 +172,7 @@ func importTCCommand(e *env) *cobra.Command {
 		Short: "Convert limits of tc to a policy",
 		Long: `Print a policy that has the limits that tc set on devices, as the kernel has them now.
 
-Policers of filters by address (u32, also with hash tables, flower, matchall, basic) on clsact, ingress and root
+Policers of filters by address (u32, also with hash tables, flower, matchall) on clsact, ingress and root
 qdiscs are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf
 delay packets; these rules drop them. So they have the burst of tc as capacity, but at least the default. With
 'excess: delay', set queue to the limit of tbf. Handles of classes become notes.
@@ -225,13 +225,13 @@ the same. tc keeps its limits: until you remove them, both limit.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}
-			return e.imported("import tc "+strings.Join(given, " "), plain.Command(e.netns, "import tc", given...), imported)
+			return e.imported("import tc "+strings.Join(given, " "), imported)
 		},
 	}
 }
 
 // importFile imports a file or standard input.
-func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(importer.File) (importer.Imported, error)) error {
+func (e *env) importFile(tool, name string, read func(importer.File) (importer.Imported, error)) error {
 	if e.netns != "" {
 		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
@@ -247,29 +247,13 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(import
 	if err != nil {
 		return inputf("import %s %s: %w", tool, inputName(name), err)
 	}
-	command := "import " + tool
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		values := []string{f.Value.String()}
-		if several, ok := f.Value.(pflag.SliceValue); ok {
-			values = several.GetSlice()
-		}
-		for _, v := range values {
-			switch {
-			case f.Name == "json":
-			case f.NoOptDefVal != "": // it needs no value
-				command += " --" + f.Name
-			default:
-				command += " --" + f.Name + " " + plain.Word(v)
-			}
-		}
-	})
-	return e.imported("import "+tool+" "+inputName(name), plain.Command("", command, name), imported)
+	return e.imported("import "+tool+" "+inputName(name), imported)
 }
 
-// imported prints what command, which is for a shell, imported.
-func (e *env) imported(doing, command string, i importer.Imported) error {
+// imported prints what was imported.
+func (e *env) imported(doing string, i importer.Imported) error {
 	// Some device names cannot be in a policy. Then nothing of it is printed.
-	policy, err := report.ImportedPolicy(command, i)
+	policy, err := report.ImportedPolicy("shapectl "+e.typed, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
 	}

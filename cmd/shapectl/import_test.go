@@ -77,7 +77,7 @@ func TestImportFindsNetwork(t *testing.T) {
 	d := &desk{rig: rig{t: t}}
 	csv := d.file("ShapedDevices.csv", strings.ReplaceAll(subscribers+leftover, ",0,\n", ",1,\n"))
 	beside := filepath.Join(filepath.Dir(csv), "network.json")
-	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitDegraded || !strings.Contains(got.err, "parent node in line 3") {
+	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitDegraded || !strings.Contains(got.err, "unknown parent node, 2 times, such as line 3") {
 		t.Errorf("without it: exit %d: %s", got.code, got.err)
 	}
 	testenv.Must(t, os.WriteFile(beside, []byte(`{"Mast": {"downloadBandwidthMbps": 20, "uploadBandwidthMbps": 10}}`), 0o600))

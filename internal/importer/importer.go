@@ -5,13 +5,13 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -26,8 +26,6 @@ type Imported struct {
 	Tables []policy.Table // sorted, the pools first; each rule is valid
 	Left   []Left         // what was not carried over: by effect, then in the order of the source
 	Notes  []string       // general differences from the other tool
-
-	origins map[place]*origin
 }
 
 // Left is something that was not carried over, or was changed.
@@ -53,29 +51,34 @@ const (
 	other
 )
 
+func (e effect) String() string {
+	return [...]string{"no limit", "higher limit or none", "less", "different"}[e]
+}
+
 // A place is where a rule is.
 type place struct {
 	tableKey
 	prefix netip.Prefix
 }
 
-// Rules returns the number of rules, and Pools that of pools.
-func (i Imported) Rules() int { return i.count(false) }
-func (i Imported) Pools() int { return i.count(true) }
-
-func (i Imported) count(pools bool) (n int) {
+// Count returns the numbers of pools and rules.
+func (i Imported) Count() (pools, rules int) {
 	for _, t := range i.Tables {
-		if t.IsPools() == pools {
-			n += len(t.Rules)
+		if t.IsPools() {
+			pools += len(t.Rules)
+		} else {
+			rules += len(t.Rules)
 		}
 	}
-	return n
+	return pools, rules
 }
 
-// Lines describes what is left, in one line for each reason: in the order of Left. If there are many places,
-// a line counts them and has one; it has all places where a network may have to be blocked.
+// mostLines is how many lines Lines returns at most.
+const mostLines = 8
+
+// Lines describes what is left, in one line for each reason, in the order of Left: how much there is, the first places, and what
+// to do.
 func (i Imported) Lines() (lines []string) {
-	const few = 3
 	var reasons []reason
 	of := map[reason][]Left{}
 	for _, l := range i.Left {
@@ -84,20 +87,22 @@ func (i Imported) Lines() (lines []string) {
 		}
 		of[l.reason] = append(of[l.reason], l)
 	}
-	for _, r := range reasons {
+	for n, r := range reasons {
+		if more := len(reasons) - n; len(lines) == mostLines-1 && more > 1 {
+			return append(lines, fmt.Sprintf("%d other kinds", more))
+		}
+		all, shown, often := of[r], 1, ""
+		if r.effect == unblocks {
+			shown = 3 // customers
+		}
+		if len(all) > shown {
+			often = fmt.Sprintf("%d times, such as ", len(all))
+		}
 		var places []string
-		for _, l := range of[r] {
+		for _, l := range all[:min(shown, len(all))] {
 			places = append(places, l.Where+" ("+l.What+")")
 		}
-		where := strings.Join(places, ", ")
-		switch n := len(places); {
-		case n <= few || r.effect == unblocks:
-		case r.effect == lowers: // first those who lose most
-			where = fmt.Sprintf("%d places, such as %s", n, strings.Join(places[:few], ", "))
-		default:
-			where = fmt.Sprintf("%d places, such as %s", n, places[0])
-		}
-		lines = append(lines, fmt.Sprintf("%s in %s: %s; %s", r.Kind, where, r.Why, r.Advice))
+		lines = append(lines, fmt.Sprintf("%v: %s, %s%s; %s", r.effect, r.Kind, often, strings.Join(places, ", "), r.Advice))
 	}
 	return lines
 }
@@ -107,8 +112,10 @@ type collector struct {
 	Imported
 	entries []entry
 	tables  map[tableKey]*policy.Table
+	origins map[place]*origin
 	left    map[Left]bool
-	err     error // why the source cannot be read
+	protect string // how guarantees are protected, as the end of an advice; "" if they cannot be
+	err     error  // why the source cannot be read
 }
 
 // An origin is where a rule or pool comes from.
@@ -124,7 +131,7 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported: Imported{origins: map[place]*origin{}}, tables: map[tableKey]*policy.Table{}, left: map[Left]bool{}}
+	return &collector{tables: map[tableKey]*policy.Table{}, origins: map[place]*origin{}, left: map[Left]bool{}}
 }
 
 // fail keeps the first reason why the source cannot be read.
@@ -135,7 +142,8 @@ func (c *collector) fail(err error) {
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	l := Left{r, where, clean(fmt.Sprintf(format, args...))}
+	const most = 400
+	l := Left{r, where, cut(oneLine(fmt.Sprintf(format, args...)), most)}
 	if !c.left[l] {
 		c.left[l] = true
 		c.Left = append(c.Left, l)
@@ -157,7 +165,6 @@ var (
 	outside = reason{loosens, "rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
 	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", byHand}
-	longText = reason{other, "long text", fmt.Sprintf("a name has at most %d bytes, a note %d", policy.MaxName, policy.MaxNote), "it was cut; shorten it"}
 	narrower = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
 		byHand}
 	inPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", byHand}
@@ -181,7 +188,8 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 		c.leave(refused, where, "%v", err)
 		return false
 	}
-	if c.taken(at, where) {
+	if first := c.origins[at]; first != nil {
+		c.leave(twice, where, "%s %s %s was in %s", at.device, at.direction, of, first.where)
 		return false
 	}
 	t := c.tables[key]
@@ -194,15 +202,6 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where strin
 	return true
 }
 
-// taken reports whether a network has a rule already, and lists it then.
-func (c *collector) taken(at place, where string) bool {
-	first, found := c.origins[at]
-	if found {
-		c.leave(twice, where, "%s %s %s was in %s", at.device, at.direction, policy.NetworkText(at.prefix), first.where)
-	}
-	return found
-}
-
 func (c *collector) imported() Imported {
 	c.balance()
 	i := c.Imported
@@ -210,17 +209,8 @@ func (c *collector) imported() Imported {
 		i.Tables = append(i.Tables, *t)
 	}
 	policy.SortTables(i.Tables)
-	sort.SliceStable(i.Left, func(a, b int) bool { return i.Left[a].effect < i.Left[b].effect })
+	slices.SortStableFunc(i.Left, func(a, b Left) int { return cmp.Compare(a.effect, b.effect) })
 	return i
-}
-
-// fit cuts a text of the source that is too long, and lists it.
-func (c *collector) fit(where, text string, most int) string {
-	text = oneLine(text)
-	if len(text) > most {
-		c.leave(longText, where, "%.60q", text)
-	}
-	return cut(text, most)
 }
 
 // cut returns the first whole characters of a text.
@@ -228,10 +218,7 @@ func cut(text string, most int) string {
 	if len(text) <= most {
 		return text
 	}
-	for !utf8.RuneStart(text[most]) {
-		most--
-	}
-	return strings.TrimRightFunc(text[:most], unicode.IsSpace)
+	return strings.TrimRightFunc(strings.ToValidUTF8(text[:most], ""), unicode.IsSpace)
 }
 
 // oneLine replaces control characters, and characters that end a line in YAML, by spaces.
@@ -241,40 +228,22 @@ func oneLine(s string) string {
 	}), " ")
 }
 
-// clean returns a text of the source in one line, cut if it is too long to read.
-func clean(s string) string {
-	s = oneLine(s)
-	const long = 200
-	if runes := []rune(s); len(runes) > long {
-		s = string(runes[:long]) + "..."
-	}
-	return s
-}
-
-// misread returns an error of type policyfile.Errors, which is about what ends at an offset of a text.
-func misread(file string, text []byte, end int64, format string, args ...any) error {
-	before := text[:max(0, min(end, int64(len(text))))]
-	start := bytes.LastIndexByte(before, '\n') + 1
-	line, column := 1+bytes.Count(before, []byte("\n")), utf8.RuneCount(before[start:])
-	return policyfile.Errors{{File: file, Line: line, Column: max(1, column), Message: fmt.Sprintf(format, args...)}}
-}
-
-// readJSON reads a text, which has one value, and returns the offset of its end. The error is of type policyfile.Errors.
-func readJSON(file string, text []byte, value any, advice string) (end int64, err error) {
+// readJSON reads a text with one value, whose numbers are json.Number. The error is of type policyfile.Errors.
+func readJSON(file string, text []byte, advice string) (value any, err error) {
+	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 	d := json.NewDecoder(bytes.NewReader(text))
-	err = d.Decode(value)
-	end = d.InputOffset()
+	d.UseNumber()
+	err = d.Decode(&value)
+	at, why := int64(len(text)), "the text ends within an object; is the file cut off?"
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
-		return end, misread(file, text, syntax.Offset, "this is not JSON: %v; %s", err, advice)
+		at, why = syntax.Offset, fmt.Sprintf("this is not JSON: %v; %s", err, advice)
+	} else if err == nil {
+		if _, err := d.Token(); err == io.EOF {
+			return value, nil
+		}
+		at, why = d.InputOffset(), "something follows the object; remove it"
 	}
-	if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return end, misread(file, text, kind.Offset, "there is a %s where none can be; %s", kind.Value, advice)
-	}
-	if err != nil {
-		return end, misread(file, text, int64(len(text)), "the text ends within an object; is the file cut off?")
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return end, misread(file, text, d.InputOffset(), "something follows the object; remove it")
-	}
-	return end, nil
+	before := text[:at]
+	line, column := 1+bytes.Count(before, []byte("\n")), utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
+	return nil, policyfile.Errors{{File: file, Line: line, Column: max(1, column), Message: why}}
 }

@@ -23,14 +23,13 @@ import (
 )
 
 var (
-	guaranteed = reason{other, "guaranteed rate", "no pool with a rate is above it, so nothing can be guaranteed",
+	guaranteed = reason{other, "guaranteed rate without a node", "no pool with a rate is above it, so nothing can be guaranteed",
 		"give its parent node in network.json a rate"}
 	highGuarantee = reason{other, "guaranteed rate above the rate", "a rule or pool never gets more than its rate",
 		"it was lowered to the rate; correct one of them"}
-	noTree = reason{loosens, "parent node", "the tree of nodes is not here, so a node's rate does not limit its subscribers together",
-		"give it with --network network.json"}
-	unknownNode = reason{loosens, "unknown parent node", "network.json has no node of that name",
-		"its subscribers are in no pool; correct the name"}
+	outOfRange  = reason{other, "guaranteed rate out of range", outside.Why, "it was left out; write one in that range"}
+	unknownNode = reason{loosens, "unknown parent node", "no network.json has a node of that name, so no node's rate limits these subscribers",
+		"correct the name, or give the tree of nodes with --network network.json"}
 	unlike = reason{other, "row unlike the first of its circuit", "a circuit has one rate and one parent node",
 		"those of its first row were used, as LibreQoS does; correct the row"}
 	zeroRate = reason{unblocks, "rate of 0", "no rule can have it, so this direction has no limit at all",
@@ -39,13 +38,7 @@ var (
 		"no rule was made, so this direction is not limited; write a rate"}
 	noAddress = reason{loosens, "row without an address", "a rule needs a network",
 		"no rule was made; write an IPv4 or IPv6 address"}
-	skipped  = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
-	hostBits = reason{other, "address with the prefix length of a network", "a rule is for a whole network",
-		"the network was used; leave out the length if only the address was meant"}
-	noSuchGuarantee = reason{other, "guaranteed rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
-		"it was left out; write another rate"}
-	noSuchRate = reason{loosens, "rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
-		"no rule was made for it; write another rate"}
+	skipped = reason{unblocks, "row that cannot be read", "--skip-bad leaves it out", "its subscriber has no limit; correct the row"}
 )
 
 // Columns of ShapedDevices.csv by headerName, and names of earlier versions for them.
@@ -55,7 +48,10 @@ const (
 	ipv4, ipv6, downloadMin, uploadMin, downloadMax, uploadMax, remark = "ipv4", "ipv6", "downloadmin", "uploadmin", "downloadmax", "uploadmax", "comment"
 )
 
-var columnNames = map[string]string{"circuitiddonotduplicate": circuitID, "hostname": deviceName, "ap": parentNode}
+var columnNames = map[string]string{"circuitiddonotduplicate": circuitID, "id": circuitID, "hostname": deviceName, "ap": parentNode}
+
+// maxID leaves room for the ending of a pool's name.
+const maxID = policy.MaxName - 8
 
 // headerName returns a column's name without case, punctuation and unit, which differ
 // between versions.
@@ -66,7 +62,8 @@ func headerName(s string) string {
 		}
 		return -1
 	}, s)
-	return strings.TrimSuffix(s, "mbps")
+	s = strings.TrimSuffix(s, "mbps")
+	return cmp.Or(columnNames[s], s)
 }
 
 // shapedDevices reads a ShapedDevices.csv.
@@ -79,41 +76,39 @@ type shapedDevices struct {
 	csv    *csv.Reader
 	at     map[string]int // the index of each column
 	header []string
-	errors policyfile.Errors // in rows that --skip-bad leaves out
-	torn   policyfile.Errors // others: rows may be missing
-	short  []string          // rows without the columns for numbers of nodes
-	rows   int
+	errors policyfile.Errors
 
 	// The current row: a device of a subscriber.
 	fields int // in the file
 	record []string
 	where  string
-	who    string // for reports
 
 	nodes     *nodes // nil if there is no network.json
 	keys      [ways]tableKey
-	circuits  map[string]*circuit
+	circuits  map[string]*circuit // by ID
 	order     []*circuit
+	owners    map[netip.Prefix]*csvRow
 	protected map[string]bool // patterns of Protect that a circuit matched
+	noIDs     []string        // rows
 }
 
-// A subscriber is the circuit of a row.
-type subscriber struct {
-	where    string
-	name     string // of its rules
-	note     string
-	networks []netip.Prefix
-}
-
-// A circuit is the rows that share a rate.
+// A circuit is the rows that share an ID, and so a name and rates.
 type circuit struct {
-	rows         []*subscriber
-	id           string                // what its pools are named after
-	has          map[netip.Prefix]bool // networks of its rows
-	name         string                // for reports
+	id, title    string
+	name         string // of its rules
+	who          string // for reports
+	rows         []*csvRow
 	protected    bool
-	rates, least [ways]speed
+	rates, least [ways]policy.Rate
+	whys         [ways]reason // why it has no rate
 	node         *node
+}
+
+// A csvRow has the addresses of a circuit that no row before has.
+type csvRow struct {
+	of          *circuit
+	where, note string
+	networks    []netip.Prefix
 }
 
 // A File is a text with the name that errors have.
@@ -132,25 +127,22 @@ type LibreQoSOptions struct {
 }
 
 // LibreQoS imports a ShapedDevices.csv, and the tree of nodes in a network.json unless its Text is
-// nil. Mistakes in the texts are an error of type policyfile.Errors.
+// nil. Mistakes in the rows are an error of type policyfile.Errors.
 func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 	s := &shapedDevices{
 		collector: newCollector(), file: devices.Name, LibreQoSOptions: o,
 		keys:     [ways]tableKey{{o.Device, policy.Egress}, {o.Device, policy.Ingress}},
-		circuits: map[string]*circuit{}, protected: map[string]bool{}, at: map[string]int{},
+		circuits: map[string]*circuit{}, owners: map[netip.Prefix]*csvRow{}, protected: map[string]bool{}, at: map[string]int{},
 	}
+	s.protect = ", or keep some by --protect"
 	if o.Upload != "" {
 		s.keys[up] = tableKey{o.Upload, policy.Egress}
 	}
 	s.note("LibreQoS queues excess packets, and these rules drop them; to mark them first, write 'defaults: {excess: ecn}' above devices")
 	var err error
 	if network.Text != nil {
-		s.nodes = &nodes{collector: s.collector, file: network.Name, named: map[string]*node{}, ids: map[string]*node{}}
-		if s.nodes.text, err = input.All(network.Text); err != nil {
+		if s.nodes, err = readNodes(s.collector, network); err != nil {
 			return Imported{}, err
-		}
-		if s.nodes.read(); s.err != nil {
-			return Imported{}, s.err
 		}
 	}
 	if s.text, err = input.All(devices.Text); err != nil {
@@ -169,9 +161,9 @@ func LibreQoS(devices, network File, o LibreQoSOptions) (Imported, error) {
 			s.note(fmt.Sprintf("no circuit has an ID, name or comment that matches %q, so no guarantee is protected by it", pattern))
 		}
 	}
-	if len(s.short) > 0 {
-		s.note(fmt.Sprintf("%s had fewer columns than the header, such as %s: read without Parent Node ID and Anchor Node ID; check one of them",
-			plain.Count(len(s.short), "row"), s.short[0]))
+	if s.noIDs != nil {
+		s.note(fmt.Sprintf("%s without a Circuit ID, in %s: the first address stands for it, also in the name; write an ID if addresses change",
+			plain.Count(len(s.noIDs), "row"), plain.List(s.noIDs)))
 	}
 	return s.imported(), nil
 }
@@ -181,7 +173,6 @@ func (s *shapedDevices) read() error {
 	if !s.readHeader() {
 		return s.errors
 	}
-	header, _ := s.csv.FieldPos(0)
 	for {
 		record, err := s.csv.Read()
 		if err == io.EOF {
@@ -193,16 +184,13 @@ func (s *shapedDevices) read() error {
 			s.row(record)
 		}
 	}
-	if s.rows == 0 && len(s.errors) == 0 {
-		s.wrong(header, 1, "no row follows the header; is the file cut off?")
-		s.torn = s.errors
+	if len(s.order) == 0 && len(s.Left) == 0 && len(s.errors) == 0 {
+		s.wrong(1, 1, "no row follows the header; is the file cut off?")
+		return s.errors
 	}
-	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
 	switch {
-	case s.SkipBad && len(s.torn) > 0:
-		return s.torn
+	case s.err != nil:
+		return s.err
 	case !s.SkipBad && len(s.errors) > 0:
 		return s.errors
 	}
@@ -223,15 +211,6 @@ const byteOrderMark = "\ufeff"
 func (s *shapedDevices) readHeader() bool {
 	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
 	s.lines = bytes.Split(s.text, []byte("\n"))
-	switch {
-	case !utf8.Valid(s.text):
-		bad := slices.IndexFunc(s.lines, func(l []byte) bool { return !utf8.Valid(l) })
-		s.wrong(1+bad, 1, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
-		return false
-	case bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")):
-		s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
-		return false
-	}
 	s.csv = csv.NewReader(bytes.NewReader(s.text))
 	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
 	header, err := s.csv.Read()
@@ -244,22 +223,17 @@ func (s *shapedDevices) readHeader() bool {
 		return false
 	}
 	s.header, s.fields = slices.Clone(header), len(header)
-	var twice []int
-	for i, h := range header {
-		c := cmp.Or(columnNames[headerName(h)], headerName(h))
-		if s.has(c) && c != "" {
-			twice = append(twice, i)
-		}
-		s.at[c] = i
+	for i, h := range s.header {
+		s.at[headerName(h)] = i
 	}
 	if !s.has(ipv6) || s.has(ipv4) {
 		s.need(ipv4, "IPv4")
 	}
 	s.need(downloadMax, "Download Max Mbps")
 	s.need(uploadMax, "Upload Max Mbps")
-	if len(s.errors) == 0 {
-		for _, i := range twice {
-			s.problem(i, "the column %.40q appears twice; remove one", header[i])
+	for i, h := range s.header {
+		if last := s.at[headerName(h)]; len(s.errors) == 0 && last != i && h != "" {
+			s.problem(last, "the column %.40q appears twice; remove one", h)
 		}
 	}
 	return len(s.errors) == 0
@@ -270,7 +244,7 @@ func (s *shapedDevices) has(column string) bool { _, found := s.at[column]; retu
 // need adds an error if a column does not exist, unless there is one already.
 func (s *shapedDevices) need(column, name string) {
 	if !s.has(column) && len(s.errors) == 0 {
-		s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
+		s.problem(0, "there is no column %s; the columns are %.100q; give a ShapedDevices.csv, with commas between columns",
 			name, strings.Join(s.header, ","))
 	}
 }
@@ -291,18 +265,14 @@ func (s *shapedDevices) wrong(line, column int, format string, args ...any) {
 // syntax adds an error of package csv, which reads from memory. If a quote took one row for several, nobody knows which are bad.
 func (s *shapedDevices) syntax(err error) {
 	bad, _ := errors.AsType[*csv.ParseError](err)
-	why := "a quote is in the middle of a cell"
-	if errors.Is(bad.Err, csv.ErrQuote) {
-		why = "a quote is not closed, or something follows it"
-	}
-	s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write a quote inside as two", why)
+	s.wrong(bad.Line, bad.Column, "a quote is not closed or is within a cell; put quotes around a whole cell, and write a quote inside as two")
 	s.tear(bad.Line != bad.StartLine)
 }
 
-// tear records whether the last error is one after which rows may be missing: also if the text ends within its row.
+// tear refuses a file if rows may be missing after the last error: also if the text ends within its row.
 func (s *shapedDevices) tear(torn bool) {
-	if torn || !s.ended() && s.csv.InputOffset() == int64(len(s.text)) {
-		s.torn = append(s.torn, s.errors[len(s.errors)-1])
+	if s.SkipBad && (torn || !s.ended() && s.csv.InputOffset() == int64(len(s.text))) {
+		s.fail(policyfile.Errors{s.errors[len(s.errors)-1]})
 	}
 }
 
@@ -313,31 +283,34 @@ func (s *shapedDevices) row(record []string) {
 	line, _ := s.csv.FieldPos(0)
 	s.record, s.where = record, fmt.Sprintf("line %d", line)
 	n := len(s.header)
-	if len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
+	notText := slices.IndexFunc(record, func(cell string) bool { return !utf8.ValidString(cell) })
+	switch {
+	case notText >= 0:
+		s.problem(notText, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
+		return
+	case len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "":
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
 		return
-	}
-	if len(record) < n {
-		// Some files have the columns for numbers of nodes only in the header.
-		for i, h := range s.header {
-			if h := headerName(h); h == nodeID || h == anchorID {
-				s.record = slices.Insert(slices.Clone(s.record), min(i, len(s.record)), "")
-			}
-		}
-		before := len(s.errors)
-		if len(s.record) == n {
-			s.device()
-		}
-		if len(s.record) == n && len(s.errors) == before {
-			s.short = append(s.short, s.where)
-			return
-		}
-		s.errors = s.errors[:before]
-		s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
-		s.tear(false)
+	case len(record) >= n:
+		s.device()
 		return
 	}
-	s.device()
+	// Some files have the columns for numbers of nodes only in the header.
+	for i, h := range s.header {
+		if h := headerName(h); h == nodeID || h == anchorID {
+			s.record = slices.Insert(slices.Clone(s.record), min(i, len(s.record)), "")
+		}
+	}
+	before := len(s.errors)
+	if len(s.record) == n {
+		if s.device(); len(s.errors) == before {
+			s.note("rows with fewer columns than the header were read without Parent Node ID and Anchor Node ID; check one of them")
+			return
+		}
+	}
+	s.errors = s.errors[:before]
+	s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
+	s.tear(false)
 }
 
 // cell returns the cell of a column, "" for none.
@@ -348,57 +321,101 @@ func (s *shapedDevices) cell(column string) string {
 	return ""
 }
 
-func words(cell string) []string {
-	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
-}
-
-// device adds a row to its circuit, which is new if no row before had the circuit ID. A row without one has its own.
+// device adds a row to its circuit, which is new if no row before has its ID.
 func (s *shapedDevices) device() {
-	id, site := s.cell(circuitID), oneLine(s.cell(parentNode))
-	if strings.EqualFold(site, "none") {
-		site = ""
-	}
-	node, before := s.nodes.find(site, s.cell(nodeID)), len(s.errors)
-	v := s.subscriber(site, node)
+	before := len(s.errors)
 	networks := append(s.networks(ipv4), s.networks(ipv6)...)
-	c := &circuit{name: s.who, id: cmp.Or(oneLine(id), v.name, s.where), node: node, has: map[netip.Prefix]bool{}}
-	for _, pattern := range s.Protect {
-		for _, text := range []string{id, s.cell(circuitName), s.cell(remark)} {
-			if matches(pattern, text) {
+	c := s.circuit(networks)
+	if len(s.errors) > before {
+		return
+	}
+	site := s.findNode(c)
+	if len(networks) == 0 {
+		s.leave(noAddress, s.where, "%s", c.who)
+		return
+	}
+	if s.cell(circuitID) == "" {
+		s.noIDs = append(s.noIDs, s.where)
+	}
+	first := s.circuits[c.id]
+	switch {
+	case first == nil:
+		first, s.circuits[c.id] = c, c
+		s.order = append(s.order, c)
+		for _, pattern := range s.Protect {
+			if matches(pattern, c.id) || matches(pattern, c.title) || matches(pattern, s.cell(remark)) {
 				c.protected, s.protected[pattern] = true, true
 			}
 		}
-	}
-	for w, columns := range [ways][2]string{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
-		c.rates[w], c.least[w] = s.speed(columns[0], noSuchRate), s.speed(columns[1], noSuchGuarantee)
-	}
-	first := s.circuits[id]
-	switch {
-	case len(s.errors) > before:
-		return
-	case node != nil || site == "" || s.nodes != nil && len(s.nodes.roots) == 0: // {} is LibreQoS's flat network
-	case s.nodes == nil:
-		s.leave(noTree, s.where, "%s is below %s", s.who, site)
-	default:
-		s.leave(unknownNode, s.where, "%s is below %s", s.who, site)
-	}
-	switch {
-	case len(networks) == 0:
-		s.leave(noAddress, s.where, "%s", s.who)
-		return
-	case first == nil || id == "":
-		first, s.circuits[id] = c, c
-		s.order = append(s.order, c)
 	case c.rates != first.rates || c.least != first.least || c.node != first.node:
-		s.leave(unlike, s.where, "%s, first in %s", s.who, first.rows[0].where)
+		s.leave(unlike, s.where, "%s, first in %s", c.who, first.rows[0].where)
 	}
-	for _, p := range networks {
-		if !first.has[p] {
-			first.has[p] = true
-			v.networks = append(v.networks, p)
+	r := &csvRow{of: first, where: s.where}
+	var notes []string
+	note := func(what, text string) {
+		if text != "" && text != first.title && !slices.Contains(notes, text) {
+			notes = append(notes, what+text)
 		}
 	}
-	first.rows = append(first.rows, v)
+	note("", c.title)
+	note("device ", oneLine(s.cell(deviceName)))
+	note("site ", site)
+	note("", oneLine(s.cell(remark)))
+	r.note = cut(strings.Join(notes, "; "), policy.MaxNote)
+	for _, p := range networks {
+		switch owner := s.owners[p]; {
+		case owner == nil:
+			s.owners[p] = r
+			r.networks = append(r.networks, p)
+		case owner.of != first:
+			s.leave(twice, s.where, "%s was in %s", policy.NetworkText(p), owner.where)
+		}
+	}
+	first.rows = append(first.rows, r)
+	for w := range ways {
+		if first.rates[w] == 0 && len(r.networks) > 0 { // each address may have to be blocked
+			s.leave(first.whys[w], s.where, "%s %v for %s", first.who, w, strings.Join(networkTexts(r.networks), ", "))
+		}
+	}
+}
+
+// circuit reads the circuit of a row. The first address stands for an ID that is missing.
+func (s *shapedDevices) circuit(networks []netip.Prefix) *circuit {
+	c := &circuit{id: oneLine(s.cell(circuitID)), title: oneLine(s.cell(circuitName))}
+	switch {
+	case len(c.id) > maxID:
+		s.problem(s.at[circuitID], "the Circuit ID has %d bytes, and at most %d fit into names; shorten it", len(c.id), maxID)
+	case c.id == "" && len(networks) > 0:
+		c.id = policy.NetworkText(networks[0])
+	}
+	if c.name = cmp.Or(c.id, c.title); c.title != "" && c.title != c.name {
+		c.name = ended(c.title, " ("+c.id+")")
+	}
+	c.who = strconv.Quote(c.name)
+	for w, columns := range [ways][2]string{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
+		c.rates[w], c.whys[w] = s.speed(columns[0])
+		least, why := s.speed(columns[1])
+		if c.least[w] = least; why == outside {
+			s.leave(outOfRange, s.where, "%v for %s", way(w), c.who)
+		}
+	}
+	return c
+}
+
+// findNode finds the parent node of a circuit, and returns its name unless its pool tells it.
+func (s *shapedDevices) findNode(c *circuit) string {
+	site := oneLine(s.cell(parentNode))
+	if strings.EqualFold(site, "none") {
+		site = ""
+	}
+	c.node = s.nodes.find(site, s.cell(nodeID))
+	switch {
+	case c.node != nil && c.node.limits:
+		return ""
+	case c.node == nil && site != "" && (s.nodes == nil || len(s.nodes.roots) > 0): // {} is LibreQoS's flat network
+		s.leave(unknownNode, s.where, "%s is below %s", c.who, site)
+	}
+	return site
 }
 
 // matches reports whether a valid pattern matches a text, in which a slash is a character like any other.
@@ -408,139 +425,79 @@ func matches(pattern, text string) bool {
 	return match
 }
 
-// subscriber describes the subscriber of a row: for reports, in the note of its rules, and in their name, which has the
-// circuit ID, so that namesakes are told apart. A circuit without a name is named by its ID, else by the device.
-func (s *shapedDevices) subscriber(site string, parent *node) *subscriber {
-	id, device := oneLine(s.cell(circuitID)), oneLine(s.cell(deviceName))
-	title, ending, notes := oneLine(s.cell(circuitName)), "", []string(nil)
-	switch {
-	case title == "" && id != "":
-		title = "circuit " + id
-	case title == "":
-		title = device
-	case id != "" && id != title:
-		ending = " (" + cut(id, policy.MaxName/2) + ")"
-	}
-	if device != "" && device != title {
-		notes = append(notes, "device "+device)
-	}
-	if site != "" && (parent == nil || !parent.limits) { // else its pool tells
-		notes = append(notes, "site "+site)
-	}
-	if s := s.cell(remark); s != "" && s != title && s != device {
-		notes = append(notes, s)
-	}
-	if len(title+ending) > policy.MaxName {
-		s.leave(longText, s.where, "%.60q", title+ending)
-	}
-	v := &subscriber{where: s.where, name: ended(title, ending)}
-	if s.who = "the row"; v.name != "" {
-		s.who = strconv.Quote(v.name)
-	}
-	v.note = s.fit(s.where, strings.Join(notes, "; "), policy.MaxNote)
-	s.rows++
-	return v
-}
-
 func (s *shapedDevices) networks(column string) (all []netip.Prefix) {
-	for _, word := range words(s.cell(column)) {
-		p, err := policy.ParsePrefix(word)
-		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
-			p, err = loose.Masked(), nil
-			s.leave(hostBits, s.where, "%s was read as %v", word, p)
-		}
-		switch {
+	separates := func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) }
+	for _, word := range strings.FieldsFunc(s.cell(column), separates) {
+		switch p, err := policy.ParsePrefix(word); {
 		case err != nil:
 			s.problem(s.at[column], "%v", err)
 		case p.Addr().Is4() != (column == ipv4):
 			s.problem(s.at[column], "%s is in the column %s; move it to the other one", word, s.header[s.at[column]])
-		case !slices.Contains(all, p):
+		default:
 			all = append(all, p)
 		}
 	}
 	return all
 }
 
+// speed reads a cell. If there is no rate, it returns the reason.
+func (s *shapedDevices) speed(column string) (policy.Rate, reason) {
+	text := s.cell(column)
+	rate, why, ok := parseMbit(text)
+	if !ok {
+		s.problem(s.at[column], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", s.header[s.at[column]], text)
+	}
+	return rate, why
+}
+
 var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 
-// A speed is the rate in a cell; 0 for none.
-type speed struct {
-	policy.Rate
-	zero bool // the cell has a 0
-	left bool // no rule can have the rate, which was reported
-}
-
-// speed reads a cell. The reason is for a rate that no rule can have.
-func (s *shapedDevices) speed(column string, r reason) speed {
-	switch text := s.cell(column); {
-	case text == "":
-		return speed{}
-	case !plainNumber.MatchString(text):
-		s.problem(s.at[column], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", s.header[s.at[column]], text)
-		return speed{}
-	default:
-		return s.collector.speed(text, s.where, r, "%s %s for %s", s.header[s.at[column]], text, s.who)
-	}
-}
-
-// speed converts a plain number. It lists one that no rule can have.
-func (c *collector) speed(text, where string, r reason, format string, args ...any) speed {
-	if strings.Trim(text, "0.") == "" {
-		return speed{zero: true}
-	}
+// parseMbit reads a number of megabits per second, which may be missing. If there is no rate, it returns the reason.
+func parseMbit(text string) (rate policy.Rate, why reason, ok bool) {
 	rate, err := policy.ParseRate(text + "mbit")
-	if err != nil {
-		c.leave(r, where, format, args...)
+	switch {
+	case text == "":
+		return 0, noRate, true
+	case !plainNumber.MatchString(text):
+		return 0, noRate, false
+	case strings.Trim(text, "0.") == "":
+		return 0, zeroRate, true
+	case err != nil:
+		return 0, outside, true
 	}
-	return speed{Rate: rate, left: err != nil}
+	return rate, reason{}, true
 }
-
-// mbit returns the rate in megabits per second.
-func (s speed) mbit() string { return strconv.FormatFloat(float64(s.Rate)/1e6, 'f', -1, 64) }
 
 // limit adds the rules of a circuit for one way, and a pool if there are several.
 func (s *shapedDevices) limit(c *circuit, w way) {
 	key, rate, where := s.keys[w], c.rates[w], c.rows[0].where
 	var rules []policy.Rule
-	var from, addresses []string
 	for _, r := range c.rows {
 		for _, p := range r.networks {
-			addresses = append(addresses, policy.NetworkText(p))
-			if rate.Rate != 0 && !s.taken(place{key, p}, r.where) {
-				rules = append(rules, policy.Rule{Prefix: p, Label: policy.Label{Name: r.name, Note: r.note}})
-				from = append(from, r.where)
-			}
+			rules = append(rules, policy.Rule{Prefix: p, Label: policy.Label{Name: c.name, Note: r.note}})
 		}
 	}
-	if rate.Rate == 0 && !rate.left {
-		why := noRate
-		if rate.zero {
-			why = zeroRate
-		}
-		// All addresses, which may have to be blocked
-		s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, strings.Join(addresses, ", "))
-	}
-	if len(rules) == 0 {
+	if rate == 0 || len(rules) == 0 {
 		return
 	}
-	terms := policy.Rule{Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Share: s.Share}
+	terms := policy.Rule{Rate: rate, Capacity: policy.DefaultCapacity(rate), Share: s.Share}
 	if c.node != nil {
 		terms.Within = c.node.pool[w]
 	}
-	switch least := c.least[w].Rate; {
+	switch least := c.least[w]; {
 	case least == 0:
 	case terms.Within == "":
-		s.leave(guaranteed, where, "%v %v for %s", least, w, c.name)
-	case least > rate.Rate:
-		s.leave(highGuarantee, where, "%v of %v %v for %s", least, rate, w, c.name)
+		s.leave(guaranteed, where, "%v %v for %s", least, w, c.who)
+	case least > rate:
+		s.leave(highGuarantee, where, "%v of %v %v for %s", least, rate, w, c.who)
 		fallthrough
 	default:
-		terms.Guarantee = policy.Guarantee(min(least, rate.Rate))
+		terms.Guarantee = policy.Guarantee(min(least, rate))
 	}
 	limited := place{key, rules[0].Prefix} // which has the guarantee
 	if len(rules) == 1 {
 		terms.Prefix, terms.Label = rules[0].Prefix, rules[0].Label
-		terms.Label.Plan = fmt.Sprintf("%v-%s-%s", w, c.rates[down].mbit(), c.rates[up].mbit())
+		terms.Label.Plan = fmt.Sprintf("%v-%s-%s", w, inMbit(c.rates[down]), inMbit(c.rates[up]))
 		rules[0] = terms
 	} else {
 		within := s.addPool(c.id, " "+w.String(), terms, where)
@@ -552,10 +509,12 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 			rules[i].Rate, rules[i].Within = policy.Unlimited, within
 		}
 	}
-	for i, r := range rules {
-		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i])
+	for _, r := range rules {
+		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, where)
 	}
 	if at := s.origins[limited]; at != nil {
-		at.who, at.kept = fmt.Sprintf("%s %v", c.name, w), c.protected
+		at.who, at.kept = fmt.Sprintf("%s %v", c.who, w), c.protected
 	}
 }
+
+func inMbit(r policy.Rate) string { return strconv.FormatFloat(float64(r)/1e6, 'f', -1, 64) }

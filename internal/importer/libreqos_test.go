@@ -146,21 +146,22 @@ func TestLibreQoSLeaves(t *testing.T) {
 		{"a rate of 0", row("10.0.0.1", "1", "0.0"), 1, []reason{zeroRate}},
 		{"a rate of 0 last", row(`"10.0.0.1,10.0.0.2"`, "1", "") + strings.Replace(row("10.0.0.3", "1", "0"), "1", "2", 1), 3,
 			[]reason{zeroRate, noRate}},
-		{"a rate of half a bit", row("10.0.0.1", "0.0000005", "1"), 1, []reason{noSuchRate}},
-		{"a rate of 1 bit", row("10.0.0.1", "0.000001", "1"), 1, []reason{noSuchRate}},
-		{"a rate of 2 tbit", row("10.0.0.1", "2000000", "1"), 1, []reason{noSuchRate}},
+		{"a rate of half a bit", row("10.0.0.1", "0.0000005", "1"), 1, []reason{outside}},
+		{"a rate of 1 bit", row("10.0.0.1", "0.000001", "1"), 1, []reason{outside}},
+		{"a rate of 2 tbit", row("10.0.0.1", "2000000", "1"), 1, []reason{outside}},
 		{"no address", row("", "1", "1"), 0, []reason{noAddress}},
-		{"host bits", row("10.0.0.7/24", "1", "1"), 2, []reason{hostBits}},
-		{"two rows", row("10.0.0.1", "1", "1") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 2, []reason{twice, twice}},
+		{"two rows", row("10.0.0.1", "1", "1") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 2, []reason{twice}},
 		{"two addresses", row(`"10.0.0.1,10.0.0.2"`, "1", "1"), 4, nil},
 		{"two rows of a circuit", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "1"), 4, nil},
 		{"two rows with one address", row("10.0.0.1", "1", "1") + row("10.0.0.1", "1", "1"), 2, nil},
 		{"two rows with other rates", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "2"), 4, []reason{unlike}},
-		{"two rows with other nodes", row("10.0.0.1", "1", "1") + "1,,1,,Tower,,10.0.0.2,,,,1,1,\n", 4, []reason{noTree}},
+		{"two rows with other nodes", row("10.0.0.1", "1", "1") + "1,,1,,Tower,,10.0.0.2,,,,1,1,\n", 4, []reason{unknownNode}},
 		{"two circuits without a number", strings.ReplaceAll(row("10.0.0.1", "1", "1")+row("10.0.0.2", "1", "1"), "1,,1", ",,1"), 4, nil},
+		{"an address of a circuit with a rate of 0", row("10.0.0.1", "0", "0") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 0,
+			[]reason{zeroRate, zeroRate, twice}},
 		{"a guaranteed rate", "1,,1,,,,10.0.0.1,,0.5,0,1,1,\n", 2, []reason{guaranteed}},
-		{"a guaranteed rate of 1 bit", "1,,1,,,,10.0.0.1,,0.000001,0,1,1,\n", 2, []reason{noSuchGuarantee}},
-		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{noTree}},
+		{"a guaranteed rate of 1 bit", "1,,1,,,,10.0.0.1,,0.000001,0,1,1,\n", 2, []reason{outOfRange}},
+		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{unknownNode}},
 		{"no node", "1,,1,,none,,10.0.0.1,,,,1,1,\n", 2, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -183,7 +184,7 @@ func TestLibreQoSLeaves(t *testing.T) {
 	}
 }
 
-// TestLibreQoSLabels cuts texts that are too long, and reports that once for a row.
+// TestLibreQoSLabels cuts texts that are too long.
 func TestLibreQoSLabels(t *testing.T) {
 	long := strings.Repeat("é", 40)
 	for _, test := range []struct {
@@ -192,15 +193,15 @@ func TestLibreQoSLabels(t *testing.T) {
 		left []reason
 	}{
 		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n",
-			policy.Label{Name: "Smith (7)", Note: "device Router; site Mast; pays late"}, []reason{noTree}},
+			policy.Label{Name: "Smith (7)", Note: "device Router; site Mast; pays late"}, []reason{unknownNode}},
 		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith (7)"}, nil},
-		{"7,,1,Router,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7", Note: "device Router"}, nil},
-		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "Router", Note: "late"}, nil},
-		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
+		{"7,,1,Router,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "7", Note: "device Router"}, nil},
+		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "10.0.0.1", Note: "device Router; late"}, nil},
+		{",Smith,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "Smith (10.0.0.1)"}, nil},
 		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b (7)"}, nil},
-		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, []reason{longText}},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:58] + " (7)"}, nil},
 		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
-			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, []reason{longText}},
+			policy.Label{Name: "Smith (7)", Note: strings.Repeat(long, 4)[:256]}, nil},
 	} {
 		i, err := fromCSV(oldHeader + test.row)
 		testenv.Must(t, err)
@@ -222,18 +223,18 @@ func TestLibreQoSLabels(t *testing.T) {
 
 // TestLibreQoSNames knows circuits by their IDs: rules have them in their names, and pools as names.
 func TestLibreQoSNames(t *testing.T) {
-	long, id := strings.Repeat("é", 32), strings.Repeat("2", 80)
+	long, id := strings.Repeat("é", 32), strings.Repeat("2", maxID)
 	for _, test := range []struct {
 		name, rows   string
 		rules, pools []string
 	}{
 		{"namesakes", "1,Smith,\"10.0.0.1,10.0.0.2\"\n2,Smith,\"10.0.0.3,10.0.0.4\"\n", []string{"Smith (1)", "Smith (1)", "Smith (2)", "Smith (2)"}, []string{"1 down", "1 up", "2 down", "2 up"}},
-		{"two rows", "1,Smith,10.0.0.1\n1,Smith's barn,10.0.0.2\n", []string{"Smith (1)", "Smith's barn (1)"}, []string{"1 down", "1 up"}},
-		{"without IDs", ",Smith,\"10.0.0.1,10.0.0.2\"\n,Smith,\"10.0.0.3,10.0.0.4\"\n", []string{"Smith", "Smith", "Smith", "Smith"},
-			[]string{"Smith #2 down", "Smith #2 up", "Smith down", "Smith up"}},
+		{"two rows", "1,Smith,10.0.0.1\n1,Smith's barn,10.0.0.2\n", []string{"Smith (1)", "Smith (1)"}, []string{"1 down", "1 up"}},
+		{"without IDs", ",Smith,\"10.0.0.1,10.0.0.2\"\n,Smith,\"10.0.0.3,10.0.0.4\"\n", []string{"Smith (10.0.0.1)", "Smith (10.0.0.1)", "Smith (10.0.0.3)", "Smith (10.0.0.3)"},
+			[]string{"10.0.0.1 down", "10.0.0.1 up", "10.0.0.3 down", "10.0.0.3 up"}},
 		{"the ID as name", "1,1,10.0.0.1\n", []string{"1"}, nil},
-		{"long", "1," + long + "," + "10.0.0.1\n" + id + ",Smith,\"10.0.0.3,10.0.0.4\"\n", []string{long[:60] + " (1)", "Smith (" + id[:32] + ")", "Smith (" + id[:32] + ")"},
-			[]string{id[:59] + " down", id[:61] + " up"}},
+		{"long", "1," + long + "," + "10.0.0.1\n" + id + ",Smith,\"10.0.0.3,10.0.0.4\"\n", []string{long[:60] + " (1)", "Smith (" + id + ")", "Smith (" + id + ")"},
+			[]string{id + " down", id + " up"}},
 	} {
 		i, err := fromCSV("Circuit ID,Circuit Name,IPv4,Download Max,Upload Max\n" + strings.ReplaceAll(test.rows, "\n", ",1,1\n"))
 		testenv.Must(t, err)
@@ -251,8 +252,8 @@ func TestLibreQoSNames(t *testing.T) {
 				t.Errorf("%s: names are %q, not %q", test.name, got, want)
 			}
 		}
-		if (len(i.Left) > 0) != (test.name == "long") {
-			t.Errorf("%s: left: %+v", test.name, i.Left)
+		if noted := strings.Contains(strings.Join(i.Notes, "\n"), "2 rows without a Circuit ID, in line 2, line 3"); len(i.Left) > 0 || noted != (test.name == "without IDs") {
+			t.Errorf("%s: left: %+v, notes: %q", test.name, i.Left, i.Notes)
 		}
 		transcript(t, i)
 	}
@@ -289,7 +290,7 @@ func TestLibreQoSProtects(t *testing.T) {
 		want, line string
 		notes      int
 	}{
-		{nil, "2mbit 4mbit 2mbit", `lowered guarantee in line 3 ("Farm (2)" down: 4mbit of 8mbit, because 16mbit are guaranteed within "Mast down", whose rate is 10mbit), line 2`, 1},
+		{nil, "2mbit 4mbit 2mbit", `less: lowered guarantee, 3 times, such as line 3 ("Farm (2)" down: 4mbit of 8mbit, because 16mbit are guaranteed within "Mast down", whose rate is 10mbit); `, 1},
 		{[]string{"*SLA*"}, "2mbit 4mbit 4mbit", "", 1},
 		{[]string{"3", "Farm", "4"}, "2mbit 4mbit 2mbit", "", 2}, // as even these do not fit
 	} {
@@ -300,7 +301,7 @@ func TestLibreQoSProtects(t *testing.T) {
 		for _, r := range i.Tables[slices.IndexFunc(i.Tables, func(t policy.Table) bool { return t.Direction == policy.Egress && !t.IsPools() })].Rules {
 			got = append(got, r.Guarantee.String())
 		}
-		if s := strings.Join(got, " "); s != test.want || len(i.Notes) != test.notes || !strings.HasPrefix(i.Lines()[0], test.line) {
+		if s := strings.Join(got, " "); s != test.want || len(i.Notes) != test.notes || !strings.HasPrefix(i.Lines()[0], test.line) || !strings.HasSuffix(i.Lines()[0], "or keep some by --protect") {
 			t.Errorf("protect %q: %s, not %s; %q, %q", test.protect, s, test.want, i.Lines(), i.Notes)
 		}
 	}
@@ -308,11 +309,11 @@ func TestLibreQoSProtects(t *testing.T) {
 
 // TestLibreQoSSkipsBad leaves out rows that cannot be read, and names each.
 func TestLibreQoSSkipsBad(t *testing.T) {
-	text := oldHeader + row("10.0.0.1", "1", "1") + row("10.0.0", "1", "1") + "2,5\" pipe\n3\n" + strings.Replace(row("10.0.0.4", "1", "1"), "1", "4", 1)
+	text := oldHeader + row("10.0.0.1", "1", "1") + row("10.0.0", "1", "1") + "2,5\" pipe\n3,M\xfcller\n" + strings.Replace(row("10.0.0.4", "1", "1"), "1", "4", 1)
 	i, err := LibreQoS(File{"f", strings.NewReader(text)}, File{}, LibreQoSOptions{Device: "eth1", SkipBad: true})
 	testenv.Must(t, err)
 	if line := i.Lines()[0]; i.Rules() != 4 || len(i.Left) != 3 ||
-		!strings.Contains(line, "line 3 (network") || !strings.Contains(line, "line 4 (a quote") || !strings.Contains(line, "line 5 (1 column") {
+		!strings.Contains(line, "line 3 (network") || !strings.Contains(line, "line 4 (a quote") || !strings.Contains(line, "line 5 (the text is not UTF-8") {
 		t.Errorf("%d rules; %s", i.Rules(), line)
 	}
 	torn := oldHeader + "1,\"Inn\n" + row("10.0.0.1", "1", "1") + "2,\"Farm\",1\n"
@@ -385,8 +386,8 @@ func TestLibreQoSRefuses(t *testing.T) {
 	}{
 		{"nothing", "", []string{"f:1:1: there is no header"}},
 		{"comments alone", "# nothing\n", []string{"f:1:1: there is no header"}},
-		{"a header alone", "# made by hand\n" + oldHeader + ",,,,,,,,,,,,\n# end\n", []string{"f:2:1: no row follows the header"}},
-		{"Latin-1", byteOrderMark + oldHeader + "1,é M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n", []string{"f:2:1: the text is not UTF-8; convert it"}},
+		{"a header alone", "# made by hand\n" + oldHeader + ",,,,,,,,,,,,\n# end\n", []string{"f:1:1: no row follows the header"}},
+		{"Latin-1", byteOrderMark + oldHeader + "1,é M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n", []string{"f:2:3: the text is not UTF-8; convert it"}},
 		{"a row that is cut off", oldHeader + row("10.0.0.1", "1", "1") + "2,,1,,,,10.0.0.2,,,,1", []string{"f:3:21: 11 columns where the header has 13"}},
 		{"a cell", oldHeader + "100\n", []string{"f:2:1: 1 column where the header has 13"}},
 		{"rows without the end", newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n", []string{"f:2:31: 14 columns where the header has 16"}},
@@ -396,10 +397,10 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"semicolons", strings.ReplaceAll(oldHeader, ",", ";"), []string{"f:1:1: there is no column IPv4"}},
 		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
 		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" appears twice`}},
-		{"network.json", "{\n\t\"Site_1\": {}\n}\n", []string{"f:1:1: this is JSON"}},
-		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is not UTF-8"}},
+		{"network.json", "{\n\t\"Site_1\": {}\n}\n", []string{"f:1:1: there is no column IPv4"}},
+		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: there is no column IPv4"}},
 		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
-		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is in the middle of a cell"}},
+		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is not closed or is within a cell"}},
 		{"too many columns", oldHeader + "1,968 Circle St., Gurnee,1,,,,10.0.0.1,,,,1,1,x\n", []string{"f:2:47: 14 columns where the header has 13"}},
 		{"no number", oldHeader + row("10.0.0.1", "fast", "1"), []string{`f:2:21: Download Max "fast" is not a number`}},
 		{"a unit", oldHeader + row("10.0.0.1", "10M", "1"), []string{`f:2:21: Download Max "10M"`}},
@@ -408,10 +409,11 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"an exponent", oldHeader + row("10.0.0.1", "1e3", "1"), []string{`"1e3" is not a number`}},
 		{"a point", oldHeader + row("10.0.0.1", ".", "1"), []string{`"." is not a number`}},
 		{"no address", oldHeader + row("10.0.0.256", "1", "1"), []string{`f:2:9: network "10.0.0.256" is not a CIDR or an address`}},
+		{"host bits", oldHeader + row("10.0.0.7/24", "1", "1"), []string{"f:2:9: network 10.0.0.7/24 has host bits set; did you mean 10.0.0.0/24 or 10.0.0.7/32?"}},
 		{"the other family", oldHeader + row("2001:db8::1", "1", "1"), []string{"f:2:9: 2001:db8::1 is in the column IPv4"}},
 		{"IPv4 as IPv6", oldHeader + "1,,1,,,,,::ffff:10.0.0.1,,,1,1,\n", []string{"did you mean 10.0.0.1/32"}},
 		{"IPv4 as IPv6, with a length", oldHeader + "1,,1,,,,,::ffff:10.0.0.1/128,,,1,1,\n", []string{"did you mean 10.0.0.1/32"}},
-		{"a later line first", "Circuit ID,Upload Max,Circuit Name,IPv4,Download Max\né,x,\"a\nb\",10.0.0,1\n", []string{`f:2:3: Upload Max "x"`, `f:3:4: network "10.0.0"`}},
+		{"a long ID", oldHeader + strings.Repeat("7", maxID+1) + row("10.0.0.1", "1", "1"), []string{"f:2:1: the Circuit ID has 58 bytes, and at most 56"}},
 		{"behind letters of two bytes", oldHeader + "1,Müller,1,,,,10.0.0.256,,,,1,1,\n", []string{"f:2:15: network"}},
 		{"in a row of two lines", oldHeader + "1,\"Müller\nHamburg\",1,,,,10.0.0.256,,,,1,1,\n", []string{"f:3:15: network"}},
 		{"more than one", oldHeader + row("10.0.0.1", "x", "y") + row("10.0.0", "1", "1"),
@@ -475,27 +477,38 @@ func TestLibreQoSLines(t *testing.T) {
 			t.Errorf("a line of %d bytes: %s", len(line), line)
 		}
 	}
-	for k, want := range []string{"parent node in 10000 places, such as line 2 (", "guaranteed rate in 20000 places, such as line 2 ("} {
+	for k, want := range []string{"higher limit or none: unknown parent node, 10000 times, such as line 2 (", "different: guaranteed rate without a node, 20000 times, such as line 2 ("} {
 		if lines := i.Lines(); len(lines) != 2 || !strings.HasPrefix(lines[k], want) {
 			t.Errorf("line %d does not begin with %q: %q", k, want, lines)
 		}
 	}
 }
 
-// TestLibreQoSNamesUnlimited checks that the report names each address that a rate of 0 leaves without a limit.
+// TestLibreQoSNamesUnlimited checks that the report counts and names what a rate of 0 leaves without a limit, and that all is left.
 func TestLibreQoSNamesUnlimited(t *testing.T) {
 	var rows strings.Builder
 	for n := range 6 {
-		fmt.Fprintf(&rows, "%d,,1,,,,\"10.%d.0.1,10.%d.0.2,10.%d.0.3,10.%d.0.4,10.%d.0.5\",,,,0,1,\n", n, n, n, n, n, n)
+		fmt.Fprintf(&rows, "%d,,1,,,,\"10.%d.0.1,10.%d.0.2\",,,,0,1,\n", n, n, n)
 	}
 	i, err := fromCSV(oldHeader + rows.String())
 	testenv.Must(t, err)
-	for n := range 6 {
-		for host := range 5 {
-			address := fmt.Sprintf("10.%d.0.%d", n, host+1)
-			if !strings.Contains(i.Lines()[0], address) {
-				t.Errorf("%s is not in %s", address, i.Lines()[0])
-			}
-		}
+	const want = `no limit: rate of 0, 6 times, such as line 2 ("0" down for 10.0.0.1, 10.0.0.2), line 3 ("1" down for 10.1.0.1, 10.1.0.2), line 4`
+	if lines := i.Lines(); len(i.Left) != 6 || len(lines) != 1 || !strings.HasPrefix(lines[0], want) {
+		t.Errorf("left: %+v, lines: %q", i.Left, lines)
+	}
+}
+
+// TestLines has one line for each kind, and at last counts the others.
+func TestLines(t *testing.T) {
+	c := newCollector()
+	for n := range mostLines {
+		c.leave(reason{other, fmt.Sprint("kind ", n), "why", "do it"}, "here", "that")
+	}
+	if lines := c.Lines(); len(lines) != mostLines || lines[mostLines-1] != "different: kind 7, here (that); do it" {
+		t.Errorf("%q", lines)
+	}
+	c.leave(reason{other, "kind", "why", "do it"}, "here", "that")
+	if lines := c.Lines(); len(lines) != mostLines || lines[mostLines-1] != "2 other kinds" {
+		t.Errorf("%q", lines)
 	}
 }

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -32,15 +33,11 @@ func (s side) String() string {
 
 // conditions are those that the packets of a filter of tc, or of a rule of nft, must meet.
 type conditions struct {
-	addresses [3]addresses // by side; those on either are the families
-	devices   [2][]string  // by which packets enter and leave, by direction; nil for any
-	partial   string       // others, which no rule can have
+	side     side
+	networks []netip.Prefix // of the address; those of all addresses if there is none
+	devices  [2][]string    // by which packets enter and leave, by direction; nil for any
+	partial  string         // others, which no rule can have
 }
-
-// addresses are a condition on the addresses of one side.
-type addresses struct{ only, except []netip.Prefix }
-
-func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
 
 var everything = policy.Everything[:]
 
@@ -55,11 +52,6 @@ func families(four, six bool) (all []netip.Prefix) {
 	return all
 }
 
-// every returns the conditions that all packets of some families meet.
-func every(families []netip.Prefix) conditions {
-	return conditions{addresses: [3]addresses{{only: families}, {only: everything}, {only: everything}}}
-}
-
 func (a *conditions) restrict(what string) { a.partial = also(a.partial, what) }
 
 func also(asks, what string) string {
@@ -69,23 +61,12 @@ func also(asks, what string) string {
 	return asks + ", " + what
 }
 
-func (a conditions) both() bool { return !a.addresses[toward].any() && !a.addresses[from].any() }
-
-func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
-	on, before := &a.addresses[s], a.both()
-	if not {
-		on.except = slices.Concat(on.except, networks)
-	} else {
-		on.only = common(on.only, networks)
+func (a conditions) with(s side, networks []netip.Prefix) conditions {
+	if s != either && a.side != either && s != a.side {
+		a.restrict(fmt.Sprintf("%v %s", s, names(networks)))
+		return a
 	}
-	// A condition on an address, also a negated one, is one on its family, too.
-	families := &a.addresses[either].only
-	*families = slices.DeleteFunc(slices.Clone(*families), func(all netip.Prefix) bool {
-		return !slices.ContainsFunc(networks, all.Overlaps)
-	})
-	if !before && a.both() {
-		a.restrict("both addresses")
-	}
+	a.side, a.networks = max(a.side, s), common(a.networks, networks)
 	return a
 }
 
@@ -98,22 +79,6 @@ func (a conditions) on(d policy.Direction, names []string) conditions {
 	}
 	a.devices[d] = names
 	return a
-}
-
-func (a conditions) impossible() bool {
-	return slices.ContainsFunc(a.addresses[:], func(on addresses) bool { return len(on.only) == 0 })
-}
-
-// networks returns the side with a condition, and its networks.
-func (a conditions) networks() (s side, only, except []netip.Prefix) {
-	switch {
-	case !a.addresses[toward].any():
-		s = toward
-	case !a.addresses[from].any():
-		s = from
-	}
-	on, families := a.addresses[s], a.addresses[either].only
-	return s, common(on.only, families), common(on.except, families)
 }
 
 func common(a, b []netip.Prefix) (both []netip.Prefix) {
@@ -134,13 +99,8 @@ func common(a, b []netip.Prefix) (both []netip.Prefix) {
 // describe returns the packets for people.
 func (a conditions) describe() string {
 	words := []string{"packets"}
-	for s, preposition := range []string{toward: "to ", from: "from "} {
-		if on := a.addresses[s]; !slices.Equal(on.only, everything) && s != int(either) {
-			words = append(words, preposition+names(on.only))
-		}
-		if on := a.addresses[s]; len(on.except) > 0 {
-			words = append(words, preposition+"any but "+names(on.except))
-		}
+	if a.side != either {
+		words = append(words, [...]string{toward: "to", from: "from"}[a.side], names(a.networks))
 	}
 	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
 		if a.devices[direction] != nil {
@@ -157,12 +117,14 @@ func (a conditions) describe() string {
 }
 
 // names lists the first networks of all.
-func names(all []netip.Prefix) string {
+func names(all []netip.Prefix) string { return plain.List(networkTexts(all)) }
+
+func networkTexts(all []netip.Prefix) []string {
 	words := make([]string, len(all))
 	for i, p := range all {
 		words[i] = policy.NetworkText(p)
 	}
-	return plain.List(words)
+	return words
 }
 
 // ranged returns the networks that contain exactly the addresses from first to last.

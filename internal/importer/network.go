@@ -1,12 +1,13 @@
 package importer
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -24,11 +25,9 @@ func (w way) String() string { return [...]string{"down", "up"}[w] }
 // A node is a site or access point in LibreQoS's network.json.
 type node struct {
 	name     string
-	where    string
-	at       int64 // in the text
-	virtual  bool  // it is for people, and limits nothing
-	rates    [ways]speed
-	least    [ways]speed
+	virtual  bool // it is for people, and limits nothing
+	rates    [ways]policy.Rate
+	whys     [ways]reason // why it has no rate
 	children []*node
 	pool     [ways]policy.Within // what its subscribers draw from: its pool, or that of a node above; "" for none
 	limits   bool                // it has a pool
@@ -37,107 +36,76 @@ type node struct {
 type nodes struct {
 	*collector
 	file  string
-	text  []byte
 	roots []*node
-	named map[string]*node // by name, and by other names where no node has it as name
+	named map[string]*node
 	ids   map[string]*node
 }
 
-// A member of a JSON object.
-type member struct {
-	name  string
-	value json.RawMessage
-	at    int64 // where the value is in the text
-}
-
-// members returns the members of a valid object.
-func (m member) members() (all []member) {
-	d := json.NewDecoder(bytes.NewReader(m.value))
-	_, _ = d.Token()
-	for d.More() {
-		key, _ := d.Token()
-		name, _ := key.(string)
-		of := member{name: name}
-		_ = d.Decode(&of.value)
-		of.at = m.at + d.InputOffset() - int64(len(of.value))
-		all = append(all, of)
+// readNodes reads a network.json, and adds the pools of its nodes.
+func readNodes(c *collector, from File) (*nodes, error) {
+	n := &nodes{collector: c, file: from.Name, named: map[string]*node{}, ids: map[string]*node{}}
+	text, err := input.All(from.Text)
+	if err != nil {
+		return nil, err
 	}
-	return all
-}
-
-// text returns a string, or the text of another value; "" for null.
-func (m member) text() (s string) {
-	if json.Unmarshal(m.value, &s) != nil {
-		s = string(m.value)
+	const advice = "give LibreQoS's network.json"
+	root, err := readJSON(n.file, text, advice)
+	if err != nil {
+		return nil, err
 	}
-	return strings.TrimSpace(s)
-}
-
-func (n *nodes) wrong(at int64, format string, args ...any) {
-	n.fail(misread(n.file, n.text, at+1, format, args...))
-}
-
-// read reads all nodes and adds their pools. Mistakes are an error of type policyfile.Errors.
-func (n *nodes) read() {
-	root := member{}
-	n.text = bytes.TrimPrefix(n.text, []byte(byteOrderMark))
-	end, err := readJSON(n.file, n.text, &root.value, "give LibreQoS's network.json")
-	switch root.at = end - int64(len(root.value)); {
-	case err != nil:
-		n.fail(err)
-	case root.value[0] != '{':
-		n.wrong(root.at, "this is not an object of nodes; give LibreQoS's network.json")
-	default:
-		n.roots = n.level(root)
-		n.addPools(n.roots, [ways]policy.Within{}, 0)
+	if _, ok := root.(map[string]any); !ok {
+		return nil, fmt.Errorf("%s is not an object of nodes; %s", n.file, advice)
 	}
+	n.roots = n.level(root)
+	n.addPools(n.roots, [ways]policy.Within{}, 0)
+	return n, n.err
+}
+
+func (n *nodes) wrong(v *node, format string, args ...any) {
+	n.fail(fmt.Errorf("%s: node %.60q %s", n.file, v.name, fmt.Sprintf(format, args...)))
 }
 
 // level reads the nodes of an object. LibreQoS ignores other values, too.
-func (n *nodes) level(of member) (all []*node) {
-	for _, m := range of.members() {
-		v := &node{name: oneLine(m.name), at: m.at, where: fmt.Sprintf("%s line %d", n.file, 1+bytes.Count(n.text[:m.at], []byte("\n")))}
-		first := n.named[v.name]
-		switch {
-		case m.value[0] == '[':
-			n.wrong(m.at, "%.60q is a list; write a node as an object with downloadBandwidthMbps and uploadBandwidthMbps", m.name)
-		case m.value[0] != '{':
-		case v.name == "":
-			n.wrong(m.at, "a node has no name; write one such as Site_1")
-		case first != nil && first.name == v.name:
-			n.wrong(m.at, "node %.60q was in %s; give each node its own name", v.name, first.where)
-		default:
-			n.named[v.name] = v
-			n.node(v, m)
-			all = append(all, v)
+func (n *nodes) level(of any) (all []*node) {
+	members, _ := of.(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		if _, ok := members[name].(map[string]any); !ok {
+			continue
 		}
+		v := &node{name: oneLine(name)}
+		switch {
+		case v.name == "":
+			n.wrong(v, "needs a name such as Site_1")
+		case n.named[v.name] != nil:
+			n.wrong(v, "appears twice; give each node its own name")
+		}
+		n.named[v.name] = v
+		n.node(v, members[name])
+		all = append(all, v)
 	}
 	return all
 }
 
-func (n *nodes) node(v *node, of member) {
-	rates := map[string]*speed{
-		"downloadBandwidthMbps": &v.rates[down], "uploadBandwidthMbps": &v.rates[up],
-		"downloadBandwidthMbpsMin": &v.least[down], "uploadBandwidthMbpsMin": &v.least[up],
-	}
-	for _, m := range of.members() {
-		switch text := m.text(); {
-		case text == "":
-		case m.name == "children" && text[0] == '{':
-			v.children = n.level(m)
-		case rates[m.name] != nil && !plainNumber.MatchString(text):
-			n.wrong(m.at, "%s of %.60q is no number of megabits per second; write one such as 25 or 2.5", m.name, v.name)
-		case rates[m.name] != nil:
-			r := map[bool]reason{true: noSuchGuarantee, false: noSuchRate}[strings.HasSuffix(m.name, "Min")]
-			*rates[m.name] = n.speed(text, v.where, r, "%s for %q", m.name, v.name)
-		case m.name == "virtual" && text == "true" || m.name == "type" && strings.EqualFold(text, "virtual"):
-			v.virtual = true
-		case m.name == "id" && n.ids[text] == nil:
-			n.ids[text] = v
-		case (m.name == "name" || m.name == "active_attachment_name") && n.named[oneLine(text)] == nil:
-			n.named[oneLine(text)] = v
+func (n *nodes) node(v *node, of any) {
+	for w, key := range [ways]string{down: "downloadBandwidthMbps", up: "uploadBandwidthMbps"} {
+		var ok bool
+		if v.rates[w], v.whys[w], ok = parseMbit(written(of, key)); !ok {
+			n.wrong(v, "has a %s of %.40q; write a number of megabits per second such as 25 or 2.5", key, written(of, key))
 		}
 	}
+	v.virtual = written(of, "virtual") == "true" || strings.EqualFold(written(of, "type"), "virtual")
+	if id := written(of, "id"); id != "" {
+		n.ids[id] = v
+	}
+	v.children = n.level(get(of, "children"))
+}
+
+// written returns a value as text; "" for none.
+func written(of any, key string) string {
+	if v := get(of, key); v != nil {
+		return strings.TrimSpace(fmt.Sprint(v))
+	}
+	return ""
 }
 
 // addPools adds the pools of nodes, below those of the nodes above.
@@ -153,8 +121,7 @@ func (n *nodes) addPools(level []*node, above [ways]policy.Within, depth int) {
 			below++
 		}
 		if below >= policy.MaxDepth { // a subscriber may have a pool of its own
-			n.wrong(v.at, "node %.60q is below %d nodes with rates, and at most %d can be above a subscriber; remove the rate of one",
-				v.name, depth, policy.MaxDepth-1)
+			n.wrong(v, "is below %d nodes with rates, and at most %d can be above a subscriber; remove the rate of one", depth, policy.MaxDepth-1)
 		}
 		n.addPools(v.children, v.pool, below)
 	}
@@ -163,19 +130,14 @@ func (n *nodes) addPools(level []*node, above [ways]policy.Within, depth int) {
 // addPool adds the pool of a node for one way, unless it has no rate.
 func (n *nodes) addPool(v *node, w way) {
 	rate, above := v.rates[w], v.pool[w]
-	if rate.Rate == 0 {
-		if rate.zero {
-			n.leave(zeroRate, v.where, "%q %v", v.name, w)
+	if rate == 0 {
+		if v.whys[w] != noRate {
+			n.leave(v.whys[w], n.file, "%q %v", v.name, w)
 		}
 		return
 	}
-	r := policy.Rule{
-		Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Within: above, Share: policy.Share{Kind: policy.ShareMember},
-	}
-	if above != "" {
-		r.Guarantee = policy.Guarantee(min(v.least[w].Rate, rate.Rate))
-	}
-	if name := n.collector.addPool(v.name, " "+w.String(), r, v.where); name != "" {
+	r := policy.Rule{Rate: rate, Capacity: policy.DefaultCapacity(rate), Within: above, Share: policy.Share{Kind: policy.ShareMember}}
+	if name := n.collector.addPool(v.name, " "+w.String(), r, n.file); name != "" {
 		v.pool[w], v.limits = name, true
 	}
 }
@@ -185,5 +147,5 @@ func (n *nodes) find(name, id string) *node {
 	if n == nil {
 		return nil
 	}
-	return cmp.Or(n.named[oneLine(name)], n.ids[id])
+	return cmp.Or(n.named[name], n.ids[id])
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -20,14 +21,9 @@ var (
 		"if they are dropped, write the rule as 'limit rate over ... drop', which is the same limit, and import that"}
 	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
-	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
-		"use --device, or add iifname or oifname to the ruleset; for a chain of a device, use a newer nft, which prints it"}
-	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device", "add iifname or oifname to the ruleset"}
-	nftPattern  = reason{loosens, "limit of devices by pattern", "rules are made for devices by name only",
-		"no rule was made; write one by hand in a section such as tap*"}
-	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftUnread  = reason{loosens, "limit that is not read", "it is of set elements or for NAT or ARP, or no rule leads there", byHand}
-	nftForeign = reason{loosens, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
+	nftNoPlace = reason{loosens, "limit without a device and direction", "a rule is for one direction of a device that the ruleset names",
+		"add iifname or oifname to the ruleset, or use --device; for devices such as tap*, write a rule by hand"}
+	nftUnread = reason{loosens, "limit that is not read", "it is a quota, of iptables, of set elements or for NAT or ARP, or no rule leads there", byHand}
 )
 
 // get returns a value within objects of JSON; nil if there is none.
@@ -91,26 +87,7 @@ type nftChain struct {
 	rules []*nftRule
 }
 
-func (c *nftChain) dropsAll() bool {
-	for _, r := range c.rules {
-		for _, s := range list(r.of, "expr") {
-			switch kind, _ := kindOf(s); kind {
-			case "drop", "reject":
-				return true
-			case "counter", "log", "comment":
-			default:
-				return false
-			}
-		}
-	}
-	return false
-}
-
-type nftRule struct {
-	of  any
-	raw json.RawMessage
-	at  int64 // offset in the text
-}
+type nftRule struct{ of any }
 
 func (r *nftRule) where() string {
 	return fmt.Sprintf("table %s %s chain %s handle %d", text(r.of, "family"), text(r.of, "table"), text(r.of, "chain"), number(r.of, "handle"))
@@ -125,8 +102,6 @@ type held struct {
 // nftWalk goes through the chains of a ruleset as packets do.
 type nftWalk struct {
 	*collector
-	file   string
-	text   []byte
 	device string      // for what names none; "" for none
 	chains []*nftChain // those of a hook are in the order in which packets traverse them
 	named  map[nftName]*nftChain
@@ -137,7 +112,6 @@ type nftWalk struct {
 	base *nftChain
 	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
-	depth              int
 	at                 *nftRule          // the current rule
 	limits             map[any]*limit    // by what has them: each has one bucket, however often rules lead there
 	read               map[*nftRule]bool // rules that packets reach
@@ -145,31 +119,37 @@ type nftWalk struct {
 }
 
 const (
-	// deepest is the number of nested jumps that nft allows.
-	deepest = 16
 	// jumpsEach and jumpsMore bound how often rules are read: a chain is read for each jump to it.
 	jumpsEach, jumpsMore = 64, 1 << 16
 )
 
 // NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
-// the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
-// for the given file.
+// the given one; "" for none.
 func NFT(file string, from io.Reader, device string) (Imported, error) {
 	all, err := input.All(from)
 	if err != nil {
 		return Imported{}, err
 	}
 	w := &nftWalk{
-		collector: newCollector(), file: file, text: all, device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
+		collector: newCollector(), device: device, named: map[nftName]*nftChain{}, sets: map[nftName]any{},
 		shared: map[nftName]any{}, limits: map[any]*limit{}, read: map[*nftRule]bool{},
 	}
-	if err := w.parse(); err != nil {
+	const advice = "use the output of 'nft -j list ruleset'"
+	document, err := readJSON(file, all, advice)
+	if err != nil {
 		return Imported{}, err
+	}
+	objects, ok := get(document, "nftables").([]any)
+	if !ok {
+		return Imported{}, errors.New("there is no list called nftables; " + advice)
+	}
+	for _, o := range objects {
+		w.object(o)
 	}
 	w.walk()
 	for _, c := range w.chains {
 		for _, r := range c.rules {
-			if !w.read[r] && bytes.Contains(r.raw, []byte(`"rate"`)) {
+			if raw, _ := json.Marshal(r.of); !w.read[r] && bytes.Contains(raw, []byte(`"rate"`)) {
 				w.leave(nftUnread, r.where(), "chain %v", get(c.of, "name"))
 			}
 		}
@@ -181,47 +161,30 @@ func NFT(file string, from io.Reader, device string) (Imported, error) {
 	return w.imported(), w.err
 }
 
-func (w *nftWalk) parse() error {
-	const advice = "use the output of 'nft -j list ruleset'"
-	var document struct{ Nftables []json.RawMessage }
-	if _, err := readJSON(w.file, w.text, &document, advice); err != nil {
-		return err
-	}
-	if document.Nftables == nil {
-		return misread(w.file, w.text, 0, "there is no list called nftables; %s", advice)
-	}
-	at := int64(0)
-	for _, raw := range document.Nftables {
-		// Find where the object begins, since raw is a copy.
-		at += int64(bytes.Index(w.text[at:], raw)) + 1
-		var object any
-		d := json.NewDecoder(bytes.NewReader(raw))
-		d.UseNumber()
-		_ = d.Decode(&object) // it is valid
-		switch kind, of := kindOf(object); kind {
-		case "chain":
-			c := &nftChain{of: of}
-			w.chains = append(w.chains, c)
-			w.named[named(of, text(of, "name"))] = c
-		case "rule":
-			c := w.named[named(of, text(of, "chain"))]
-			if c == nil {
-				return misread(w.file, w.text, at, "rule %v is in chain %v, which does not come before it; %s", get(of, "handle"), get(of, "chain"), advice)
-			}
-			c.rules = append(c.rules, &nftRule{of, raw, at})
+// object adds an object of a ruleset, which comes after those that it names.
+func (w *nftWalk) object(o any) {
+	switch kind, of := kindOf(o); kind {
+	case "chain":
+		c := &nftChain{of: of}
+		w.chains = append(w.chains, c)
+		w.named[named(of, text(of, "name"))] = c
+	case "rule":
+		r := &nftRule{of}
+		if c := w.named[named(of, text(of, "chain"))]; c != nil {
+			c.rules = append(c.rules, r)
 			w.all++
-		case "set", "map":
-			w.sets[named(of, text(of, "name"))] = of
-		case "limit":
-			w.shared[named(of, text(of, "name"))] = of
+			break
 		}
-		at += int64(len(raw)) - 1
+		w.fail(fmt.Errorf("%s: the chain does not come before the rule; use the output of 'nft -j list ruleset'", r.where()))
+	case "set", "map":
+		w.sets[named(of, text(of, "name"))] = of
+	case "limit":
+		w.shared[named(of, text(of, "name"))] = of
 	}
-	return nil
 }
 
 func (w *nftWalk) wrong(format string, args ...any) {
-	w.fail(misread(w.file, w.text, w.at.at, "%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
+	w.fail(fmt.Errorf("%s: %s", w.at.where(), fmt.Sprintf(format, args...)))
 }
 
 func (w *nftWalk) walk() {
@@ -231,7 +194,7 @@ func (w *nftWalk) walk() {
 			continue
 		}
 		w.base, w.accepted = c, nil
-		start := every(families(family != "ip6", family != "ip"))
+		start := conditions{networks: families(family != "ip6", family != "ip")}
 		if d, err := policy.ParseDirection(hook); err == nil {
 			start.devices[d] = texts(list(c.of, "dev"))
 		}
@@ -249,10 +212,6 @@ func (w *nftWalk) end(entries []int) {
 
 // chain reads a chain for the packets that reach it.
 func (w *nftWalk) chain(c *nftChain, a conditions) {
-	if w.depth == deepest {
-		return
-	}
-	w.depth++
 	outer, at := w.returned, w.at
 	w.returned = nil
 	for _, r := range c.rules {
@@ -267,7 +226,6 @@ func (w *nftWalk) chain(c *nftChain, a conditions) {
 	}
 	w.end(w.returned)
 	w.returned, w.at = outer, at
-	w.depth--
 }
 
 // unconditional lists statements after which all packets go on.
@@ -311,12 +269,9 @@ func (w *nftWalk) rule(a conditions) {
 		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
 			w.verdict(kind, text(s, "target"), a, limits)
 			return
-		case "quota":
-			w.leave(nftQuota, w.at.where(), "%s for %s", compact(s), a.describe())
-			a.restrict("a quota")
-		case "xt":
-			w.leave(nftForeign, w.at.where(), "%s", compact(s))
-			a.restrict("an extension of iptables")
+		case "quota", "xt":
+			w.leave(nftUnread, w.at.where(), "%s %s for %s", kind, compact(s), a.describe())
+			a.restrict(kind)
 		default:
 			if !slices.Contains(unconditional, kind) {
 				a.restrict(kind)
@@ -333,9 +288,6 @@ func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held) {
 	to := w.named[named(w.at.of, target)]
 	if len(limits) == 0 {
 		w.plain(verdict, to, a)
-	}
-	if to != nil && to.dropsAll() {
-		verdict = "drop"
 	}
 	for _, h := range limits {
 		switch {
@@ -381,13 +333,9 @@ func (w *nftWalk) exempt(a conditions, drops bool) []int {
 			return nil // the loopback device has no rules
 		}
 	}
-	s, only, except := a.networks()
-	if len(except) > 0 {
-		a.restrict("an address that is negated")
-	}
-	e := entry{conditions: a, side: s, drops: drops, where: w.at.where()}
-	e.label.Name = w.fit(e.where, text(w.at.of, "comment"), policy.MaxName)
-	return w.enter(e, only)
+	e := entry{conditions: a, drops: drops, where: w.at.where()}
+	e.label.Name = cut(oneLine(text(w.at.of, "comment")), policy.MaxName)
+	return w.enter(e)
 }
 
 // hold adds entries for packets whose excess is dropped.
@@ -399,54 +347,37 @@ func (w *nftWalk) hold(h held) {
 		w.leave(narrower, w.at.where(), "%v for %s", h.Rate, h.describe())
 		return
 	}
-	s, only, except := h.networks()
 	hook, comment := text(w.base.of, "hook"), text(w.at.of, "comment")
-	for _, key := range w.places(h, s) {
-		switch hook {
-		case "forward":
-			w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
-		case "input", "output":
-			w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
+	for _, key := range w.places(h) {
+		if apart[hook] {
+			w.note("limits at the hooks forward, input and output were for forwarded packets, or for those of this host; rules limit both")
 		}
-		// Negated addresses are an exception from this limit only.
-		e := entry{key: key, side: s, where: w.at.where()}
-		holes := w.enter(e, except)
-		e.limit, e.hook, e.label.Name = h.limit, hook, w.fit(e.where, comment, policy.MaxName)
+		e := entry{conditions: h.conditions, key: key, limit: h.limit, hook: hook, where: w.at.where()}
+		e.label.Name = cut(oneLine(comment), policy.MaxName)
 		if comment == "" {
 			e.label.Note = cut(oneLine(fmt.Sprintf("%v %v handle %v", get(w.at.of, "table"), get(w.at.of, "chain"), get(w.at.of, "handle"))), policy.MaxNote)
 		}
-		w.enter(e, only)
-		w.end(holes)
+		w.enter(e)
 	}
 }
 
-func (w *nftWalk) places(h held, s side) (keys []tableKey) {
-	d, hook, why := policy.Ingress, text(w.base.of, "hook"), reason{}
-	if len(h.devices[policy.Egress]) > 0 || hook == "output" || s == toward && hook != "input" {
+// places returns the devices and directions of a limit.
+func (w *nftWalk) places(h held) (keys []tableKey) {
+	d, hook := policy.Ingress, text(w.base.of, "hook")
+	if len(h.devices[policy.Ingress]) == 0 && (len(h.devices[policy.Egress]) > 0 || hook == "output" || h.side == toward && hook != "input") {
 		d = policy.Egress
 	}
-	if len(h.devices[policy.Ingress]) > 0 {
-		d = policy.Ingress
-	}
 	devices := h.devices[d]
-	if len(devices) == 0 {
+	if len(devices) == 0 && w.device != "" && (h.side != either || hook == "output" || hook == "input") && hook != "egress" && hook != "ingress" {
 		devices = []string{w.device}
-		switch {
-		case w.device == "" || hook == "egress" || hook == "ingress":
-			why = nftNoDevice
-		case s == either && hook != "output" && hook != "input":
-			why = nftBothWays
-		}
 	}
 	for _, device := range devices {
-		if strings.HasSuffix(device, "*") {
-			why = nftPattern
+		if !strings.HasSuffix(device, "*") {
+			keys = append(keys, tableKey{device, d})
 		}
-		if why != (reason{}) {
-			w.leave(why, w.at.where(), "%v for %s", h.Rate, h.describe())
-			continue
-		}
-		keys = append(keys, tableKey{device, d})
+	}
+	if len(keys) < max(1, len(devices)) {
+		w.leave(nftNoPlace, w.at.where(), "%v for %s", h.Rate, h.describe())
 	}
 	return keys
 }
@@ -528,11 +459,11 @@ func partOf(v any) (p part) {
 
 // meet adds the condition that a part of packets is, or is not, a value or an element of a set.
 func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
-	left, equal, unequal := partOf(of), op == "==" || op == "in" || op == "", op == "!="
+	left, equal := partOf(of), op == "==" || op == "in" || op == ""
 	switch {
-	case left.side != either && !left.mask.IsValid() && (equal || unequal):
+	case left.side != either && !left.mask.IsValid() && equal:
 		if networks, ok := w.networks(value); ok {
-			return a.with(left.side, networks, unequal)
+			return a.with(left.side, networks)
 		}
 	case left.device && equal:
 		names := texts(append(list(value, "set"), value))
@@ -542,13 +473,13 @@ func (w *nftWalk) meet(of any, op string, value any, a conditions) conditions {
 	case left.family && equal:
 		switch text(value) {
 		case "ip", "ipv4":
-			return a.with(either, everything[:1], false)
+			return a.with(either, everything[:1])
 		case "ip6", "ipv6":
-			return a.with(either, everything[1:], false)
+			return a.with(either, everything[1:])
 		}
 	}
-	if unequal {
-		left.text += " !="
+	if !equal {
+		left.text += " " + op
 	}
 	a.restrict(left.text + " " + compact(value))
 	return a
@@ -679,5 +610,5 @@ func (w *nftWalk) dynamic(id, of, key any, a conditions) held {
 	if left.mask.IsValid() {
 		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(subnet.Bits())}
 	}
-	return held{a.with(left.side, families(!six, six), false), l}
+	return held{a.with(left.side, families(!six, six)), l}
 }

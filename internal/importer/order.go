@@ -12,9 +12,8 @@ import (
 // An entry is what a tool does to the packets of a network. Tools apply their entries in
 // order until one is final. Rules have no order: the longest prefix decides.
 type entry struct {
-	conditions          // those besides the address matter of exceptions and bans only
+	conditions          // the devices matter of exceptions and bans only
 	key        tableKey // none for a rule of nft that does not limit
-	side       side
 	prefix     netip.Prefix
 
 	limit *limit // nil for an exception, whose packets pass
@@ -30,23 +29,14 @@ type entry struct {
 type limit struct {
 	policy.Rule // without a network
 
-	// The limit that packets must conform to, too; nil for none. Of htb, it is the class above, and make finds the others.
-	in *limit
-
-	packets bool // of nft: it counts packets, not bytes
-	over    bool // of nft: its verdict is for excess packets, not for conforming ones
+	in      *limit // packets must conform to it, too; of htb, the class above, and nest finds the others; nil for none
+	packets bool   // of nft: it counts packets, not bytes
+	over    bool   // of nft: its verdict is for excess packets, not for conforming ones
 	where   string
 
 	order int           // among limits of rules
 	users int           // the number of rules
 	pool  policy.Within // the name of its pool, once it was added
-}
-
-func (l *limit) depth() (n int) {
-	for ; l.in != nil; l = l.in {
-		n++
-	}
-	return n
 }
 
 // scoped reports whether the limit has several buckets, so that it cannot become a pool.
@@ -73,12 +63,12 @@ var (
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// enter adds an entry for each network, and returns their indices. It lists a limit that no rule can have.
-func (s *collector) enter(e entry, networks []netip.Prefix) (added []int) {
+// enter adds an entry for each network of its conditions, and returns their indices. It lists a limit that no rule can have.
+func (s *collector) enter(e entry) (added []int) {
 	if e.limit != nil && !e.limit.possible() {
-		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(networks))
+		s.leave(outside, e.limit.where, "%d bit/s for %s", uint64(e.limit.Rate), names(e.networks))
 	}
-	for _, e.prefix = range networks {
+	for _, e.prefix = range e.networks {
 		added = append(added, len(s.entries))
 		s.entries = append(s.entries, e)
 	}
@@ -146,7 +136,7 @@ func (s *collector) nest(rules []ruled) {
 	above, split := map[*limit]*limit{}, map[*limit]bool{}
 	for _, r := range rules {
 		slices.SortFunc(r.limits, func(a, b *limit) int {
-			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, b.depth()-a.depth(), a.order-b.order)
+			return cmp.Or(compare(b.scoped(), a.scoped()), a.users-b.users, a.order-b.order)
 		})
 		for i, l := range r.limits {
 			var next *limit
@@ -219,7 +209,7 @@ func (s *collector) table(key tableKey) (made []ruled) {
 			t.indices = append(t.indices, i)
 		}
 	}
-	t.match = t.side().match()
+	t.match = t.side()
 	for _, i := range t.indices {
 		t.add(i)
 	}
@@ -249,22 +239,14 @@ func (s *collector) table(key tableKey) (made []ruled) {
 	return made
 }
 
-// side returns the side that most limits match, or the far one.
-func (t *table) side() side {
-	var count [from + 1]int
+// side returns the address that the first limit matches, or that of the far side.
+func (t *table) side() policy.Match {
 	for _, i := range t.indices {
-		if t.entries[i].limit != nil {
-			count[t.entries[i].side]++
+		if e := t.entries[i]; e.limit != nil && e.side != either {
+			return e.side.match()
 		}
 	}
-	far, near := toward, from
-	if t.key.direction == policy.Ingress {
-		far, near = from, toward
-	}
-	if count[near] > count[far] {
-		return near
-	}
-	return far
+	return t.key.direction.FarSide()
 }
 
 func (t *table) add(i int) {
@@ -289,10 +271,10 @@ func (t *table) add(i int) {
 	}
 	_, found := t.holes[e.prefix]
 	switch {
-	case partial && !e.drops:
-		t.some = append(t.some, i)
-		return
 	case partial:
+		if !e.drops {
+			t.some = append(t.some, i)
+		}
 		return
 	case e.limit != nil && e.limit.possible():
 		t.limits[e.prefix] = append(t.limits[e.prefix], i)
@@ -344,8 +326,7 @@ func (t *table) rule(of entry) ruled {
 	return r
 }
 
-// excepted reports packets that skipped limits because of other conditions than the address
-// that is matched.
+// excepted reports packets that skipped limits by other conditions than the address that is matched.
 func (t *table) excepted() {
 	limits := slices.Concat(slices.Collect(maps.Values(t.limits))...)
 	for _, i := range t.some {

@@ -20,7 +20,7 @@ func TestOrder(t *testing.T) {
 	for range rulesets {
 		s := newCollector()
 		for n := range 1 + r.IntN(8) {
-			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry * r.IntN(2), where: "here"}
+			e := entry{key: key, conditions: conditions{side: toward}, prefix: smallPrefix(r), until: everyEntry * r.IntN(2), where: "here"}
 			switch r.IntN(5) {
 			case 0: // an exception
 			case 1:
@@ -180,10 +180,10 @@ func TestOrderLeaves(t *testing.T) {
 			{prefix: other, conditions: conditions{partial: "port 22"}, until: everyEntry}, {prefix: inside, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"the other side", []entry{
-			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
+			{conditions: conditions{side: toward}, prefix: narrow, limit: a}, {conditions: conditions{side: from}, prefix: inside, limit: b},
 		}, []reason{otherSide}, []policy.Rate{10_000}},
 		{"who comes from there passes", []entry{
-			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
+			{conditions: conditions{side: from}, prefix: other, until: everyEntry}, {conditions: conditions{side: toward}, prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what leaves this device passes", []entry{
 			{prefix: inside, until: everyEntry, conditions: conditions{devices: [2][]string{policy.Egress: {"eth0"}}}}, {prefix: narrow, limit: b},
@@ -245,7 +245,7 @@ func TestOrderLeaves(t *testing.T) {
 	}
 }
 
-// TestTableSide checks that a table matches the side of most limits, or the far one.
+// TestTableSide checks that a table matches the side of the first limit that has one, or the far one.
 func TestTableSide(t *testing.T) {
 	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "here"}
 	for _, test := range []struct {
@@ -253,16 +253,15 @@ func TestTableSide(t *testing.T) {
 		sides     []side
 		want      policy.Match
 	}{
-		{policy.Egress, []side{toward, from, from}, policy.MatchSrc},
-		{policy.Egress, []side{toward, from}, policy.MatchDst},
-		{policy.Ingress, []side{toward, from}, policy.MatchSrc},
-		{policy.Ingress, []side{toward, toward, either, either}, policy.MatchDst},
+		{policy.Egress, []side{from, toward}, policy.MatchSrc},
+		{policy.Egress, []side{either, toward, from}, policy.MatchDst},
+		{policy.Ingress, []side{toward, from}, policy.MatchDst},
 		{policy.Ingress, []side{either}, policy.MatchSrc},
 	} {
 		s := newCollector()
 		for i, side := range test.sides {
 			s.entries = append(s.entries, entry{
-				key: tableKey{"eth0", test.direction}, side: side, limit: l, until: everyEntry,
+				key: tableKey{"eth0", test.direction}, conditions: conditions{side: side}, limit: l, until: everyEntry,
 				prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32),
 			})
 		}

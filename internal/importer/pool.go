@@ -11,7 +11,7 @@ import (
 
 var (
 	overbooked = reason{lowers, "lowered guarantee", "a pool guarantees no more than its rate",
-		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, raise the rate, or protect some by --protect"}
+		"all within such a pool get 3/4, 1/2, 3/8 and so on of theirs; lower some in the source, or raise the rate"}
 )
 
 var pools tableKey
@@ -66,6 +66,55 @@ func fractionOf(rate, room uint64) fraction {
 	return f
 }
 
+// A ledger has what is guaranteed within pools.
+type ledger struct {
+	pools  []policy.Rule
+	at     map[policy.Within]int
+	within []promise // by pool: to all that are directly within it
+	own    map[*policy.Rule]promise
+}
+
+// enter enters what is guaranteed to a rule, or to a pool and its members.
+func (l *ledger) enter(r *policy.Rule, isKept bool, members promise) {
+	sum := min(max(uint64(r.Guarantee), members.sum()), uint64(r.Rate))
+	kept := min(members.kept, sum)
+	if isKept {
+		kept = sum
+	}
+	if r.Guarantee != 0 {
+		r.Guarantee = policy.Guarantee(sum)
+	}
+	l.own[r] = promise{kept, sum - kept}
+	if i, found := l.at[r.Within]; found {
+		l.within[i].add(l.own[r])
+	}
+}
+
+// leave returns what the pools above a rule or pool leave of what is guaranteed to it, and why that is less.
+func (l *ledger) leave(r *policy.Rule) (g policy.Guarantee, why string) {
+	own := l.own[r]
+	for name := r.Within; name != ""; {
+		p, in := &l.pools[l.at[name]], l.within[l.at[name]]
+		room := uint64(p.Rate)
+		if name = p.Within; in.sum() <= room {
+			continue
+		}
+		if why == "" {
+			why = fmt.Sprintf("%v are guaranteed within %q, whose rate is %v", policy.Rate(in.sum()), p.Label.Name, p.Rate)
+		}
+		if in.kept <= room {
+			own.other = fractionOf(in.other, room-in.kept).of(own.other)
+		} else { // not even those that are protected fit
+			f := fractionOf(in.sum(), room)
+			own = promise{f.of(own.kept), f.of(own.other)}
+		}
+	}
+	if g = policy.Guarantee(own.sum()); g < policy.Guarantee(policy.MinRate) {
+		g = 0
+	}
+	return g, why
+}
+
 // balance makes the guarantees within each pool add up to no more than its rate, and keeps those of protected circuits if
 // they fit. A pool's own guarantee is raised to that of its members, because LibreQoS and htb give them theirs, too.
 func (c *collector) balance() {
@@ -73,85 +122,44 @@ func (c *collector) balance() {
 	if t == nil {
 		return
 	}
-	at := map[policy.Within]int{}
+	l := ledger{t.Rules, map[policy.Within]int{}, make([]promise, len(t.Rules)), map[*policy.Rule]promise{}}
 	for i := range t.Rules {
-		at[policy.Within(t.Rules[i].Label.Name)] = i
+		l.at[policy.Within(t.Rules[i].Label.Name)] = i
 	}
-	within := make([]promise, len(t.Rules))
-	join := func(r *policy.Rule, g promise) {
-		if i, found := at[r.Within]; found {
-			within[i].add(g)
-		}
-	}
-	split := func(key tableKey, r *policy.Rule) promise {
-		switch {
-		case c.origins[place{key, r.Prefix}].kept:
-			return promise{kept: uint64(r.Guarantee)}
-		case key == pools:
-			kept := min(within[at[policy.Within(r.Label.Name)]].kept, uint64(r.Guarantee))
-			return promise{kept, uint64(r.Guarantee) - kept}
-		}
-		return promise{other: uint64(r.Guarantee)}
-	}
-	for key, t := range c.tables {
-		for i := range t.Rules {
-			if key != pools {
-				join(&t.Rules[i], split(key, &t.Rules[i]))
+	for key, of := range c.tables {
+		for i := range of.Rules {
+			if r := &of.Rules[i]; key != pools {
+				l.enter(r, c.origins[place{key, r.Prefix}].kept, promise{})
 			}
 		}
 	}
 	for i := range slices.Backward(t.Rules) {
-		p, all := &t.Rules[i], within[i]
-		if p.Guarantee != 0 {
-			p.Guarantee = policy.Guarantee(min(max(uint64(p.Guarantee), all.sum()), uint64(p.Rate)))
-			join(p, split(pools, p))
-			continue
-		}
-		kept := min(all.kept, uint64(p.Rate))
-		join(p, promise{kept, min(all.other, uint64(p.Rate)-kept)})
+		l.enter(&t.Rules[i], c.origins[place{pools, t.Rules[i].Prefix}].kept, l.within[i])
 	}
-	var all []reduced
+	type loss struct {
+		policy.Guarantee
+		where, what string
+	}
+	var losses []loss
 	for key, of := range c.tables {
 		for k := range of.Rules {
 			r := &of.Rules[k]
-			g, l := split(key, r), reduced{origin: c.origins[place{key, r.Prefix}], before: r.Guarantee}
-			for name := r.Within; name != "" && r.Guarantee != 0; {
-				i := at[name]
-				p, in := &t.Rules[i], within[i]
-				room := uint64(p.Rate)
-				if name = p.Within; in.sum() <= room {
-					continue
-				}
-				if l.in == nil {
-					l.in, l.sum = p, policy.Rate(in.sum())
-				}
-				if in.kept <= room {
-					g.other = fractionOf(in.other, room-in.kept).of(g.other)
-				} else { // not even those that are protected fit
-					f := fractionOf(in.sum(), room)
-					g = promise{f.of(g.kept), f.of(g.other)}
-				}
+			before, o := r.Guarantee, c.origins[place{key, r.Prefix}]
+			if before == 0 {
+				continue
 			}
-			if r.Guarantee = policy.Guarantee(g.sum()); r.Guarantee < policy.Guarantee(policy.MinRate) {
-				r.Guarantee = 0
-			}
-			if l.after = r.Guarantee; l.after < l.before {
-				all = append(all, l)
+			after, why := l.leave(r)
+			if r.Guarantee = after; after < before {
+				losses = append(losses, loss{before - after, o.where, fmt.Sprintf("%s: %v of %v, because %s", o.who, after, before, why)})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b reduced) int {
-		return cmp.Or(cmp.Compare(b.before-b.after, a.before-a.after), strings.Compare(a.who, b.who))
+	slices.SortFunc(losses, func(a, b loss) int {
+		return cmp.Or(cmp.Compare(b.Guarantee, a.Guarantee), strings.Compare(a.what, b.what))
 	})
-	for _, l := range all {
-		c.leave(overbooked, l.where, "%s: %v of %v, because %v are guaranteed within %q, whose rate is %v", l.who, l.after, l.before, l.sum, l.in.Label.Name, l.in.Rate)
+	why := overbooked
+	why.Advice += c.protect
+	for _, l := range losses {
+		c.leave(why, l.where, "%s", l.what)
 	}
-}
-
-// A reduced guarantee is one of a rule or pool that the pool in has no room for.
-type reduced struct {
-	*origin
-	before, after policy.Guarantee
-	in            *policy.Rule
-	sum           policy.Rate // what was guaranteed within that pool
 }

@@ -113,6 +113,9 @@ func TestBalanceSteps(t *testing.T) {
 	if s := strings.Join(got, " "); s != want {
 		t.Errorf("guarantees are %s, not %s", s, want)
 	}
+	if line := i.Lines()[0]; strings.Contains(line, "--") {
+		t.Errorf("a flag of another command is advised: %s", line)
+	}
 	for k, want := range []string{
 		`10.0.0.0: 37.5mbit of 100mbit, because 120mbit are guaranteed within "pool #2", whose rate is 60mbit`,
 		`10.0.0.2: 33.75mbit of 60mbit, because 60.008mbit are guaranteed within "pool #3", whose rate is 60mbit`,

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -33,15 +32,14 @@ var (
 
 // TC imports the traffic control of devices: policers of filters, classes of htb that
 // filters by address select, and tbf. Limits of an ifb device are for the devices that feed it.
-// Commands that it names are for a network namespace; "" for the current one. The error is for
-// classes or hash tables that are too many.
+// Commands that it names are for a network namespace; "" for the current one. The error is for too many hash tables.
 func TC(dumps []Dump, netns string) (Imported, error) {
 	s := newCollector()
 	all, policers := map[string]*device{}, map[uint32]*limit{}
 	for _, d := range dumps {
 		all[d.Device] = &device{
 			Dump: d, collector: s, all: all, policers: policers, inner: d.parents(), buckets: map[uint32]*limit{}, reported: map[uint32]bool{},
-			seen: map[uint32]bool{}, outer: term{conditions: every(everything)},
+			outer: term{conditions: conditions{networks: everything}},
 		}
 	}
 	for _, ifbs := range []bool{false, true} {
@@ -59,7 +57,6 @@ func TC(dumps []Dump, netns string) (Imported, error) {
 		d := all[dump.Device]
 		d.rest()
 		d.leaveCake(netns)
-		d.leaveFilters()
 	}
 	s.make()
 	return s.imported(), s.err
@@ -74,7 +71,6 @@ type device struct {
 	policers map[uint32]*limit // by index
 	buckets  map[uint32]*limit // of classes, by handle
 	reported map[uint32]bool   // classes with a rule, or reported as left
-	seen     map[uint32]bool   // places whose filters were read
 	// Of htb: its classes, also in order, the qdisc, and the default class.
 	classes  map[uint32]*class
 	order    []*class
@@ -163,10 +159,8 @@ func (d *device) enter(dir policy.Direction, t term, e entry) {
 	if d.feeder != nil {
 		e.key = tableKey{d.feeder.Device, d.fed}
 	}
-	var networks []netip.Prefix
 	e.conditions = t.conditions
-	e.side, networks, _ = t.networks()
-	d.collector.enter(e, networks)
+	d.collector.enter(e)
 }
 
 // filters adds entries for the filters of a place, for packets that meet conditions. depth is that of its class; -1 for places
@@ -235,8 +229,6 @@ func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 	return verdict{left: true}
 }
 
-func jumps(control netlink.TcAct) bool { return control>>netlink.TC_ACT_EXT_SHIFT == 2 }
-
 // verdict follows the actions of a filter for the packets that conform to its policer, if it has one.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var policer attributes
@@ -251,13 +243,11 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		control := netlink.TcAct(decode[nl.TcGen](a.attributes[nl.TCA_GACT_PARMS]).Action)
 		switch {
 		case a.kind == "police" && policer != nil:
-			return d.nothing(oddPolicer, t.where, "several: %s", rates(t.actions))
+			return d.nothing(oddPolicer, t.where, "several policers")
 		case a.kind == "police":
 			policer, next = a.attributes, netlink.TcAct(a.u32(nl.TCA_POLICE_RESULT))
-		case a.kind == "gact" && jumps(control):
-			return d.nothing(unreadable, t.where, "jump to chain %d", control&netlink.TC_ACT_EXT_VAL_MASK)
-		case a.kind == "gact" && len(a.attributes[nl.TCA_GACT_PROB]) > 0:
-			return d.nothing(unreadable, t.where, "gact by chance")
+		case a.kind == "gact" && (control>>netlink.TC_ACT_EXT_SHIFT == 2 || len(a.attributes[nl.TCA_GACT_PROB]) > 0):
+			return d.nothing(unreadable, t.where, "gact with a jump or by chance")
 		case a.kind == "gact":
 			next = control
 		case a.kind == "mirred":
@@ -290,27 +280,14 @@ func drops(control netlink.TcAct) bool {
 	return control == netlink.TC_ACT_SHOT || control == netlink.TC_ACT_RECLASSIFY
 }
 
-// Attributes of police that package nl lacks: linux/pkt_cls.h.
-const policeRate64, policePktRate64 = 8, 10
-
-func rates(actions []action) string {
-	var words []string
-	for _, a := range actions {
-		if a.kind == "police" {
-			words = append(words, bitRate(rateOf(decode[nl.TcPolice](a.attributes[nl.TCA_POLICE_TBF]).Rate, a.attributes[policeRate64]).bytes).String())
-		}
-	}
-	return plain.List(words)
-}
+const policeRate64 = 8 // package nl lacks it
 
 func (d *device) policed(t term, a attributes, dir policy.Direction, conforming netlink.TcAct) verdict {
 	p := decode[nl.TcPolice](a[nl.TCA_POLICE_TBF])
 	rate := rateOf(p.Rate, a[policeRate64])
 	switch {
-	case rate.bytes == 0 && len(a[policePktRate64]) > 0:
-		return d.nothing(inPackets, t.where, "policer %d", p.Index)
 	case rate.bytes == 0 || drops(conforming):
-		return d.nothing(oddPolicer, t.where, "policer %d without a rate that passes packets", p.Index)
+		return d.nothing(oddPolicer, t.where, "policer %d without a rate in bytes that passes packets", p.Index)
 	case !drops(netlink.TcAct(p.Action)):
 		return d.nothing(oddPolicer, t.where, "%v, whose excess packets go on", bitRate(rate.bytes))
 	}
@@ -420,17 +397,6 @@ func (d *device) readClasses() {
 		c.rate, c.ceil = rateOf(p.Rate, o.options[nl.TCA_HTB_RATE64]), rateOf(p.Ceil, o.options[nl.TCA_HTB_CEIL64])
 		d.classes[o.Handle] = c
 		d.order = append(d.order, c)
-	}
-	for _, c := range d.order {
-		levels := 1
-		for above := d.classes[c.Parent]; above != nil; above = d.classes[above.Parent] {
-			if levels++; levels > policy.MaxDepth {
-				d.fail(fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
-					d.of("class", c.object), policy.MaxDepth))
-				d.classes = map[uint32]*class{}
-				return
-			}
-		}
 	}
 	weigh(d.order)
 }

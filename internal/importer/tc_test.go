@@ -31,6 +31,9 @@ var live = []string{"htb", "tree", "borrow", "hash", "tbf", "ifb", "block"}
 // captured lists the set-ups of which testdata has a dump.
 var captured = append([]string{"police", "hosts", "unread", "cake"}, live...)
 
+func (i Imported) Rules() int { _, n := i.Count(); return n }
+func (i Imported) Pools() int { n, _ := i.Count(); return n }
+
 // A test keeps objects as messages.
 func (o object) MarshalJSON() ([]byte, error) { return json.Marshal(o.message) }
 

@@ -157,17 +157,11 @@ type action struct {
 	attributes
 }
 
-// Attributes that package nl lacks: linux/pkt_cls.h.
-const basicClass, basicEmatches, basicActions, basicPolice = 1, 2, 3, 4
-
-// filterKinds has the attributes of the kinds of filters whose actions can be read; 0 for none.
+// filterKinds has the attributes of the kinds of filters that can be read; 0 for none.
 var filterKinds = map[string]struct{ class, actions, police uint16 }{
 	"u32":      {nl.TCA_U32_CLASSID, nl.TCA_U32_ACT, nl.TCA_U32_POLICE},
 	"matchall": {nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, 0},
 	"flower":   {nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, 0},
-	"fw":       {nl.TCA_FW_CLASSID, nl.TCA_FW_ACT, nl.TCA_FW_POLICE},
-	"basic":    {basicClass, basicActions, basicPolice},
-	"bpf":      {nl.TCA_BPF_CLASSID, nl.TCA_BPF_ACT, nl.TCA_BPF_POLICE},
 }
 
 func parseObject(m []byte) (o object, err error) {
@@ -177,7 +171,7 @@ func parseObject(m []byte) (o object, err error) {
 	}
 	o.kind = o.attributes.text(nl.TCA_KIND)
 	kind, known := filterKinds[o.kind]
-	if !known && !slices.Contains([]string{"htb", "tbf", "fq", "cake"}, o.kind) {
+	if !known && !slices.Contains([]string{"htb", "tbf", "fq", "cake", "bpf"}, o.kind) {
 		return o, nil // the options of other kinds may be a structure without attributes
 	}
 	if o.options, err = parseAttributes(o.attributes[nl.TCA_OPTIONS]); err != nil {

@@ -24,7 +24,6 @@ type term struct {
 // terms returns the terms of a place, for packets that meet conditions, in the order in which packets meet them. It leaves out
 // those that none of these packets meets.
 func (d *device) terms(at uint32, outer conditions) (all []term) {
-	d.seen[at] = true
 	var before object
 	for i, o := range d.Filters[at] {
 		first := i == 0 || o.priority() != before.priority() || o.chain() != before.chain()
@@ -36,7 +35,7 @@ func (d *device) terms(at uint32, outer conditions) (all []term) {
 			all = append(all, d.plainTerm(at, o, outer))
 		}
 	}
-	return slices.DeleteFunc(all, func(t term) bool { return t.impossible() })
+	return slices.DeleteFunc(all, func(t term) bool { return len(t.networks) == 0 })
 }
 
 // own reports whether an object is one of shapectl's own filters, or the head of a list.
@@ -47,7 +46,11 @@ func own(o object) bool {
 // term returns the term of a filter without conditions of its own.
 func (d *device) term(at uint32, o object, outer conditions) term {
 	t := term{conditions: outer, class: o.options.u32(filterKinds[o.kind].class), actions: o.actions}
-	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, o.id())
+	id := fmt.Sprintf("%#x", o.Handle)
+	if o.kind == "u32" {
+		id = fmt.Sprintf("%x:%x:%x", o.Handle>>20, o.Handle>>12&0xff, o.Handle&u32Node)
+	}
+	t.where = fmt.Sprintf("%s filter %s pref %d %s %s", d.Device, handle(at), o.priority(), o.kind, id)
 	if chain := o.chain(); chain != 0 {
 		t.restrict(fmt.Sprintf("chain %d", chain))
 	}
@@ -66,31 +69,21 @@ func (d *device) plainTerm(at uint32, o object, outer conditions) term {
 		}
 	case "flower":
 		t.flower(o.options)
-	case "fw":
-		t.restrict(fmt.Sprintf("mark %#x", o.Handle))
-	case "basic":
-		conditions, err := parseAttributes(o.options[basicEmatches])
-		if err != nil || decode[uint16](conditions[1]) > 0 { // the number of them
-			t.restrict("conditions of basic")
-		}
 	default:
-		t.restrict("conditions of " + o.kind)
-		_, known := filterKinds[o.kind]
-		t.unknown = !known || o.options.u32(nl.TCA_BPF_FLAGS)&nl.TCA_BPF_FLAG_ACT_DIRECT != 0
+		t.unknown = true
 	}
 	return t
 }
 
-// ofProtocol adds a condition on the protocol of packets, and reports whether it is IP.
-func (t *term) ofProtocol(protocol uint16) bool {
+// ofProtocol adds a condition on the protocol of packets.
+func (t *term) ofProtocol(protocol uint16) {
 	every := protocol == unix.ETH_P_ALL
 	networks := families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
 	if networks == nil {
 		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
-		return false
+		return
 	}
-	t.conditions = t.with(either, networks, false)
-	return true
+	t.conditions = t.with(either, networks)
 }
 
 func (t *term) address(s side, value, mask []byte) {
@@ -98,7 +91,7 @@ func (t *term) address(s side, value, mask []byte) {
 	p, ok := masked(address, mask)
 	switch {
 	case given && ok:
-		t.conditions = t.with(s, []netip.Prefix{p}, false)
+		t.conditions = t.with(s, []netip.Prefix{p})
 	case given:
 		t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, mask))
 	}
@@ -124,21 +117,6 @@ var addressKeys = []uint16{
 	nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK,
 }
 
-// leaveFilters reports places that were not read, and whose filters may limit packets.
-func (d *device) leaveFilters() {
-	for _, at := range d.places() {
-		var actions []action
-		limits := false
-		for _, o := range d.Filters[at] {
-			_, known := filterKinds[o.kind]
-			actions, limits = append(actions, o.actions...), limits || len(o.actions) > 0 || !known && !own(o)
-		}
-		if limits && !d.seen[at] {
-			d.leave(inside, d.Device+" filters "+handle(at), "%s", rates(actions))
-		}
-	}
-}
-
 // u32Filters is the hash tables and u32 filters of a place and priority.
 type u32Filters struct {
 	*device
@@ -153,9 +131,8 @@ type u32Filters struct {
 
 const (
 	// Parts of a handle: a table, a bucket of the table, a node in the bucket.
-	u32Table  = 0xfff00000
-	u32Bucket = 0x000ff000
-	u32Node   = 0x00000fff
+	u32Table = 0xfff00000
+	u32Node  = 0x00000fff
 	// u32Root is the handle of the first table in requests.
 	u32Root = 0xfff00000
 
@@ -292,18 +269,6 @@ func (f *u32Filters) hash(table uint32, s *nl.TcU32Sel, h header, partial string
 	}
 }
 
-// id formats the handle of a filter like tc.
-func (o object) id() string {
-	if o.kind != "u32" {
-		return fmt.Sprintf("%#x", o.Handle)
-	}
-	bucket := ""
-	if b := o.Handle & u32Bucket >> 12; b != 0 {
-		bucket = fmt.Sprintf("%x", b)
-	}
-	return fmt.Sprintf("%x:%s:%x", o.Handle>>20, bucket, o.Handle&u32Node)
-}
-
 // Offsets of addresses in headers.
 const (
 	src4, dst4, end4 = 12, 16, 20
@@ -311,27 +276,17 @@ const (
 )
 
 func (t *term) header(h header, protocol uint16) {
-	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
-	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
 	asked := func(begin, end int) bool {
 		return slices.ContainsFunc(h.mask[begin:end], func(b byte) bool { return b != 0 })
 	}
-	six := protocol == unix.ETH_P_IPV6
-	if protocol == unix.ETH_P_ALL {
-		// A condition on one address is for IPv4 if it is at the offset of an IPv4 address.
-		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
-	}
-	source, destination, end, own := src4, dst4, end4, byte(0x40)
+	// With any protocol, a condition on one address is for IPv4 if it is at the offset of an IPv4 address.
+	six := protocol == unix.ETH_P_IPV6 || protocol == unix.ETH_P_ALL && (asked(src6, src4) || asked(end4, end6))
+	source, destination, end := src4, dst4, end4
 	if six {
-		source, destination, end, own = src6, dst6, end6, 0x60
+		source, destination, end = src6, dst6, end6
 	}
-	switch {
-	case !t.ofProtocol(protocol):
-		return
-	case versionMask != 0 && (versionMask != 0xf0 || version != own):
-		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
-	case versionMask != 0 || asked(0, end6):
-		t.conditions = t.with(either, families(!six, six), false)
+	if t.ofProtocol(protocol); asked(0, end6) {
+		t.conditions = t.with(either, families(!six, six))
 	}
 	if asked(destination, end) {
 		t.address(toward, h.value[destination:end], h.mask[destination:end])

@@ -69,10 +69,9 @@ type Left struct {
 // ImportedPolicy is the policy of an import, under what it lacks; command is what it was made by.
 func ImportedPolicy(command string, i importer.Imported) (string, error) {
 	var text bytes.Buffer
-	lines := i.Lines()
-	comment(&text, "", "Made by '"+command+"': "+summary(i, len(lines)))
-	for _, line := range lines {
-		comment(&text, "- ", "Not carried over: "+line)
+	comment(&text, "", "Made by '"+command+"': "+summary(i))
+	for _, line := range i.Lines() {
+		comment(&text, "- ", line)
 	}
 	for _, note := range i.Notes {
 		comment(&text, "- ", "Note: "+note)
@@ -100,16 +99,16 @@ func NewImported(policy string, i importer.Imported) Imported {
 	return r
 }
 
-// ImportedLines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
+// ImportedLines says how much there is of all, what is left, in a line for each kind, and what is otherwise.
 func ImportedLines(w io.Writer, i importer.Imported) error {
-	text, lines := bufio.NewWriter(w), i.Lines()
-	for _, line := range lines {
-		fmt.Fprintln(text, plain.Line("not carried over: "+line))
+	text := bufio.NewWriter(w)
+	fmt.Fprintln(text, summary(i))
+	for _, line := range i.Lines() {
+		fmt.Fprintln(text, plain.Line(line))
 	}
 	for _, note := range i.Notes {
 		fmt.Fprintln(text, plain.Line("note: "+note))
 	}
-	fmt.Fprintln(text, summary(i, len(lines)))
 	return text.Flush()
 }
 
@@ -139,22 +138,19 @@ func importedRule(t policy.Table, r policy.Rule) ImportedRule {
 	}
 }
 
-func summary(i importer.Imported, kinds int) string {
-	rules := plain.Count(i.Rules(), "rule")
-	if i.Rules() == 0 {
-		rules = "no rules"
+func summary(i importer.Imported) string {
+	pools, rules := i.Count()
+	text := plain.Count(rules, "rule")
+	if rules == 0 {
+		text = "no rules"
 	}
-	if n := i.Pools(); n > 0 {
-		rules = plain.Count(n, "pool") + ", " + rules
+	if pools > 0 {
+		text = plain.Count(pools, "pool") + ", " + text
 	}
-	switch things := len(i.Left); things {
-	case 0:
-		return rules + "; nothing was left out"
-	case 1:
-		return rules + "; 1 thing was not carried over"
-	default:
-		return fmt.Sprintf("%s; %d things of %s were not carried over (-j lists all)", rules, things, plain.Count(kinds, "kind"))
+	if len(i.Left) == 0 {
+		return text + "; nothing was left out"
 	}
+	return fmt.Sprintf("%s; %s left out or changed (-j lists all, and why)", text, plain.Count(len(i.Left), "thing"))
 }
 
 // comment writes one in lines that fit a screen.
